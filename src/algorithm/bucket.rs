@@ -1,0 +1,355 @@
+//! The bucket, exact: the one kernel behind the token bucket, the leaky bucket and GCRA.
+//!
+//! # The representation
+//!
+//! With `limit / period` in lowest terms as `tokens / ticks` (a tick is a microsecond), a token takes `ticks / tokens`
+//! ticks to come back. GCRA's theoretical arrival time (`tat`) is thus a fraction with the denominator `tokens`; it is
+//! kept as two integers, `tat = whole - part / tokens` with `0 <= part < tokens`, so `whole` is `tat` rounded up. To
+//! charge a cost adds a span of the same form, to compare two of them needs no multiplication, and nothing is ever
+//! rounded: there is no drift, whatever the quota. Only `remaining` divides, when it is asked for.
+//!
+//! | word | |
+//! |---|---|
+//! | 0 | `whole`: the first tick at which the bucket is full again |
+//! | 1 | `part` |
+//! | 2 | `tokens` and `ticks` of the quota that wrote the state, packed |
+//! | 3 | the time of the last charge: the newest time that the state has seen |
+//!
+//! The writer's rate travels with the state, so that after a change of quota what is owed stays owed, counted in tokens:
+//! what drained before the first use of the new quota drained at the old rate. The conversion rounds the debt up, by less
+//! than the `1 / tokens` part of a tick.
+
+use std::time::Duration;
+
+use super::Charge;
+use crate::clock::{Timestamp, whole_micros};
+use crate::decision::{Ask, Figures, Reading, Verdict};
+use crate::error::Error;
+use crate::quota::{LARGEST_LIMIT, LONGEST_MICROS, Quota};
+
+pub(crate) type Words = [u64; 4];
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Bucket {
+    quota: Quota,
+    rate: Rate,
+    burst: u64,
+    /// `ticks / tokens`: what a cost of one adds.
+    interval: Span,
+    /// The debt up to which a cost of one is allowed: `(burst - 1) * ticks / tokens`.
+    slack: Span,
+    /// From empty to full, rounded up to a tick.
+    time_to_full: u64,
+}
+
+/// The quota in lowest terms: `tokens` each `ticks`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Rate {
+    tokens: u64,
+    ticks: u64,
+}
+
+/// `whole + part / tokens` ticks, `part < tokens`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Span {
+    whole: u64,
+    part: u64,
+}
+
+/// `whole - part / tokens` ticks since the epoch, `part < tokens`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Tat {
+    whole: u64,
+    part: u64,
+}
+
+/// What can't be: see `explain`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Unfit {
+    BurstZero,
+    BurstTooLarge,
+    TooSlow,
+    TooFine,
+}
+
+impl Bucket {
+    pub(crate) const fn new(quota: Quota, burst: u64) -> Result<Self, Unfit> {
+        if burst == 0 {
+            return Err(Unfit::BurstZero);
+        }
+        if burst > LARGEST_LIMIT {
+            return Err(Unfit::BurstTooLarge);
+        }
+        let Some(rate) = Rate::of(quota.limit(), quota.period_micros()) else { return Err(Unfit::TooFine) };
+        let time_to_full = rate.span(burst).round_up();
+        if time_to_full > LONGEST_MICROS {
+            return Err(Unfit::TooSlow);
+        }
+        Ok(Self { quota, rate, burst, interval: rate.span(1), slack: rate.span(burst - 1), time_to_full })
+    }
+
+    #[track_caller]
+    pub(crate) const fn expect(result: Result<Self, Unfit>) -> Self {
+        match result {
+            Ok(bucket) => bucket,
+            Err(unfit) => panic!("{}", unfit.message()),
+        }
+    }
+
+    pub(crate) const fn quota(&self) -> Quota {
+        self.quota
+    }
+
+    pub(crate) const fn burst(&self) -> u64 {
+        self.burst
+    }
+
+    pub(crate) fn longest_reset(&self) -> Duration {
+        Duration::from_micros(self.time_to_full)
+    }
+
+    #[inline]
+    pub(crate) fn peek(&self, state: &Words, now: Timestamp, ask: Ask) -> Verdict {
+        if ask.cost > self.burst {
+            return Verdict::Never;
+        }
+        let (tat, at) = self.tat(state, now.as_micros());
+        let slack = if ask.cost == 1 { self.slack } else { self.rate.span(self.burst - ask.cost) };
+        let wait = self.wait(tat, at, slack);
+        if wait == 0 {
+            return Verdict::Allowed;
+        }
+        // What `at` lies ahead of `now` must pass as well.
+        let wait = wait + (at - now.as_micros());
+        let patience = if ask.max_delay.is_zero() { 0 } else { whole_micros(ask.max_delay) };
+        if wait <= patience {
+            Verdict::AllowedAfter(Duration::from_micros(wait))
+        } else {
+            Verdict::Denied { retry_after: Duration::from_micros(wait - patience) }
+        }
+    }
+
+    #[inline]
+    pub(crate) fn commit(&self, state: &mut Words, now: Timestamp, delay: Duration, cost: u64) {
+        if cost == 0 {
+            return;
+        }
+        let (tat, at) = self.tat(state, now.as_micros());
+        let cost = if cost == 1 { self.interval } else { self.rate.span(cost) };
+        // The turn may come after the bucket is full again, if another limit delays it.
+        let turn = now.as_micros().saturating_add(whole_micros(delay));
+        let tat = if tat.whole < turn { Tat { whole: turn, part: 0 } } else { tat };
+        self.write(state, tat.plus(cost, self.rate.tokens), at);
+    }
+
+    pub(crate) fn give_back(&self, state: &mut Words, now: Timestamp, charge: Charge, amount: u64) {
+        let (tat, at) = self.tat(state, now.as_micros());
+        if tat.whole <= at {
+            return;
+        }
+        // In first-in-first-out order a charge is what drains last before `until`: what is past has drained already, and
+        // to credit it would lend its tokens twice.
+        let left = Span { whole: charge.until.as_micros().saturating_sub(at), part: 0 };
+        let amount = self.rate.span(amount.min(charge.cost));
+        let credit = if amount.whole < left.whole { amount } else { left };
+        self.write(state, tat.minus(credit, self.rate.tokens), at);
+    }
+
+    #[inline]
+    pub(crate) fn reading(&self, state: &Words, now: Timestamp) -> Reading {
+        let (tat, at) = self.tat(state, now.as_micros());
+        let debt = tat.whole.saturating_sub(at);
+        let behind = at - now.as_micros();
+        Reading::new([debt, tat.part, self.rate.tokens, self.rate.ticks, self.burst, behind], project)
+    }
+
+    /// The state's arrival time in terms of this rate, and the moment to decide at: now, or the newest time that the
+    /// state has seen, if that is later and not further ahead than the time to full.
+    #[inline]
+    fn tat(&self, &[whole, part, rate, written_at]: &Words, now: u64) -> (Tat, u64) {
+        let at = now.max(written_at);
+        if whole <= at {
+            return (Tat { whole: at, part: 0 }, at);
+        }
+        if at - now > self.time_to_full {
+            return (Tat { whole: now, part: 0 }, now);
+        }
+        if rate != self.rate.pack() {
+            return (self.carry_over(Tat { whole, part }, Rate::unpack(rate), at), at);
+        }
+        // A part beyond its denominator is no state that was ever written.
+        (Tat { whole, part: part.min(self.rate.tokens - 1) }, at)
+    }
+
+    /// The wait from `at` until the debt is down to `slack`.
+    #[inline]
+    fn wait(&self, tat: Tat, at: u64, slack: Span) -> u64 {
+        // tat - at <= slack, with both sides' parts on the right: whole - at - slack.whole <= (part + slack.part) / tokens,
+        // and the parts add up to less than two.
+        let over = tat.whole.saturating_sub(at).saturating_sub(slack.whole);
+        let carry = tat.part + slack.part >= self.rate.tokens;
+        over.saturating_sub(u64::from(carry))
+    }
+
+    fn write(&self, state: &mut Words, tat: Tat, at: u64) {
+        // A debt beyond all bounds (a penalty of 2^64) ends after the longest time that anything is remembered.
+        let latest = at.saturating_add(LONGEST_MICROS);
+        let tat = if tat.whole > latest { Tat { whole: latest, part: 0 } } else { tat };
+        *state = [tat.whole, tat.part, self.rate.pack(), at];
+    }
+
+    /// What is owed at `at` under the rate `old`, counted in tokens, as an arrival time under this rate.
+    #[cold]
+    fn carry_over(&self, tat: Tat, old: Rate, at: u64) -> Tat {
+        if old.tokens == 0 || old.ticks == 0 {
+            return Tat { whole: at, part: 0 };
+        }
+        // Owed: (whole - at - part / old.tokens) * old.tokens / old.ticks tokens, at most 2^106 / old.ticks.
+        let owed = u128::from(tat.whole - at) * u128::from(old.tokens) - u128::from(tat.part.min(old.tokens - 1));
+        let (tokens, rest) = (owed / u128::from(old.ticks), owed % u128::from(old.ticks));
+        // In units of 1 / self.tokens tick, rounded up: tokens * ticks + rest * ticks / old.ticks.
+        let ticks = u128::from(self.rate.ticks);
+        let units = tokens.saturating_mul(ticks).saturating_add((rest * ticks).div_ceil(u128::from(old.ticks)));
+        let unit = u128::from(self.rate.tokens);
+        let whole = units.div_ceil(unit);
+        let part = whole * unit - units;
+        Tat { whole: at.saturating_add(narrow(whole)), part: narrow(part) }
+    }
+}
+
+/// `remaining` and the times, from `[debt, part, tokens, ticks, burst, behind]`.
+fn project(&[debt, part, tokens, ticks, burst, behind]: &[u64; 6]) -> Figures {
+    let rate = Rate { tokens, ticks };
+    let owed = u128::from(debt) * u128::from(tokens) - u128::from(part);
+    let owed_tokens = narrow(owed.div_ceil(u128::from(ticks)));
+    // The next token is there when a token less is owed.
+    let next = rate.span(owed_tokens.saturating_sub(1));
+    let carry = part + next.part >= tokens;
+    let more_after = debt.saturating_sub(next.whole).saturating_sub(u64::from(carry));
+    // In debt beyond the burst, nothing is to be had before the burst's last token is there.
+    let last = rate.span(burst - 1);
+    let first_after = debt.saturating_sub(last.whole).saturating_sub(u64::from(part + last.part >= tokens));
+    let passed_with_the_step = |span: u64| if span == 0 { 0 } else { span + behind };
+    Figures {
+        limit: burst,
+        window: Duration::from_micros(rate.span(burst).round_up()),
+        remaining: burst.saturating_sub(owed_tokens),
+        reset: Duration::from_micros(passed_with_the_step(debt)),
+        more_after: Duration::from_micros(passed_with_the_step(if owed_tokens > burst {
+            first_after
+        } else {
+            more_after
+        })),
+    }
+}
+
+impl Rate {
+    /// `None` where `tokens * ticks` in lowest terms is over 2^53: Redis computes in doubles, and a limit must not
+    /// change its meaning with its store.
+    const fn of(limit: u64, period: u64) -> Option<Self> {
+        let (mut a, mut b) = (limit, period);
+        while b != 0 {
+            (a, b) = (b, a % b);
+        }
+        let (tokens, ticks) = (limit / a, period / a);
+        match tokens.checked_mul(ticks) {
+            Some(product) if product <= 1 << 53 => Some(Self { tokens, ticks }),
+            _ => None,
+        }
+    }
+
+    /// How long `count` tokens take to come back.
+    #[allow(clippy::cast_possible_truncation, reason = "the remainder is below `tokens`, and the quotient is capped")]
+    const fn span(self, count: u64) -> Span {
+        let tokens = self.tokens;
+        if let Some(product) = count.checked_mul(self.ticks) {
+            return Span { whole: product / tokens, part: product % tokens };
+        }
+        let product = count as u128 * self.ticks as u128;
+        let whole = product / tokens as u128;
+        if whole > u64::MAX as u128 / 4 {
+            return Span { whole: u64::MAX / 4, part: 0 };
+        }
+        Span { whole: whole as u64, part: (product % tokens as u128) as u64 }
+    }
+
+    /// In one word: both numbers together have at most 55 bits, and 6 say where one ends.
+    const fn pack(self) -> u64 {
+        let bits = u64::BITS - self.tokens.leading_zeros();
+        (bits as u64) << 58 | self.ticks << bits | self.tokens
+    }
+
+    const fn unpack(word: u64) -> Self {
+        let bits = word >> 58;
+        let low = word & ((1 << 58) - 1);
+        Self { tokens: low & ((1 << bits) - 1), ticks: low >> bits }
+    }
+}
+
+impl Span {
+    const fn round_up(self) -> u64 {
+        self.whole + (self.part > 0) as u64
+    }
+}
+
+impl Tat {
+    #[inline]
+    fn plus(self, span: Span, tokens: u64) -> Self {
+        let whole = self.whole.saturating_add(span.whole);
+        if self.part >= span.part {
+            Self { whole, part: self.part - span.part }
+        } else {
+            Self { whole: whole.saturating_add(1), part: self.part + tokens - span.part }
+        }
+    }
+
+    fn minus(self, span: Span, tokens: u64) -> Self {
+        let part = self.part + span.part;
+        let whole = self.whole.saturating_sub(span.whole);
+        if part < tokens { Self { whole, part } } else { Self { whole: whole.saturating_sub(1), part: part - tokens } }
+    }
+}
+
+impl Unfit {
+    const fn message(self) -> &'static str {
+        match self {
+            Self::BurstZero => "a burst must be at least 1: a limiter without room for one request refuses them all",
+            Self::BurstTooLarge => "a burst must be at most 2^53 (9007199254740992)",
+            Self::TooSlow => "a bucket must fill within 200 years: choose a smaller burst or a larger quota",
+            Self::TooFine => {
+                "this quota can't be counted exactly: in lowest terms limit * period in microseconds must be at most \
+                 2^53; `try_new` names the nearest quota that fits"
+            }
+        }
+    }
+
+    /// The error, with what would be right.
+    pub(crate) fn explain(self, quota: Quota) -> Error {
+        match self {
+            Self::TooSlow => {
+                let most = u128::from(LONGEST_MICROS) * u128::from(quota.limit()) / u128::from(quota.period_micros());
+                Error::config(format!("{}: with {quota} a burst of at most {most}", self.message()))
+            }
+            Self::TooFine => Error::config(format!(
+                "{quota} can't be counted exactly: in lowest terms limit * period in microseconds must be at most 2^53; \
+                 the nearest quota that fits is {}",
+                nearest_fit(quota),
+            )),
+            Self::BurstZero | Self::BurstTooLarge => Error::config(self.message()),
+        }
+    }
+}
+
+/// The quota with the nearest limit that [`Rate::of`] takes.
+fn nearest_fit(quota: Quota) -> Quota {
+    let (limit, period) = (quota.limit(), quota.period_micros());
+    let fits = |limit: &u64| Quota::try_new(*limit, quota.period()).is_ok() && Rate::of(*limit, period).is_some();
+    // Common periods have so many divisors that a fit is near. Where none is, the largest product that fits is.
+    let near = (1..100_000).flat_map(|step| [limit.saturating_sub(step), limit.saturating_add(step)]).find(fits);
+    let limit = near.or_else(|| Some(LARGEST_LIMIT / period).filter(fits)).unwrap_or(1);
+    Quota::new(limit, quota.period())
+}
+
+fn narrow(wide: u128) -> u64 {
+    u64::try_from(wide).unwrap_or(u64::MAX)
+}

@@ -1,0 +1,138 @@
+use std::time::Duration;
+
+use super::{Algorithm, Charge};
+use crate::clock::Timestamp;
+use crate::decision::{Ask, Figures, Reading, Verdict};
+use crate::quota::Quota;
+
+/// So many in a window, then none until it ends: a counter with an expiry.
+///
+/// A window starts at a key's first hit and lasts one period. In any window of one period at most `2 limit - 1` are
+/// admitted, reached by one hit at the start of a window, `limit - 1` at its end and `limit` right after it. With
+/// [`aligned_to_clock`](Self::aligned_to_clock) it is `2 limit`, in however short a time around the boundary.
+///
+/// - **Closed form**, with `used` so far and the window's `end`: admit if `used + cost <= limit`; `retry_after = reset =
+///   end - now`.
+/// - **State**: four words (end, used, the time of the last charge, start). A refused request counts for nothing, and
+///   moves no end.
+/// - **After a change of quota** what was used stays used until the window ends: as it was started, or one period of the
+///   new quota after its start if that is sooner.
+/// - **Source**: the classic `INCR` and `EXPIRE` counter, without its races.
+/// - **Choose it** where people are told "so many per hour" and expect the count to start anew, or where an audit counts by
+///   calendar windows. Where bursts at the boundary hurt, choose [`Gcra`](super::Gcra).
+///
+/// ```
+/// use tower_ratelimit::{FixedWindow, Quota};
+///
+/// const SIGN_UPS: FixedWindow = FixedWindow::new(Quota::per_hour(3));
+/// const DAILY: FixedWindow = FixedWindow::new(Quota::per_day(1_000)).aligned_to_clock();
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FixedWindow {
+    quota: Quota,
+    aligned: bool,
+}
+
+/// What a state says at a moment.
+#[derive(Clone, Copy)]
+struct Window {
+    start: u64,
+    end: u64,
+    used: u64,
+    /// The moment to decide at: now, or the newest time that the state has seen.
+    at: u64,
+}
+
+impl FixedWindow {
+    /// `quota.limit()` in each window, which starts at the first hit and lasts `quota.period()`.
+    #[must_use]
+    pub const fn new(quota: Quota) -> Self {
+        Self { quota, aligned: false }
+    }
+
+    /// Windows for all keys start at whole multiples of the period since the Unix epoch: minutes on the minute, days at
+    /// midnight UTC.
+    #[must_use]
+    pub const fn aligned_to_clock(mut self) -> Self {
+        self.aligned = true;
+        self
+    }
+
+    /// The quota.
+    #[must_use]
+    pub const fn quota(&self) -> Quota {
+        self.quota
+    }
+
+    /// The window that is open, `None` if the next hit opens one.
+    #[inline]
+    fn open(&self, &[end, used, written_at, start]: &[u64; 4], now: u64) -> Option<Window> {
+        let period = self.quota.period_micros();
+        let at = now.max(written_at);
+        // A window of a longer, former quota ends when one of the present quota would.
+        let end = end.min(start.saturating_add(period));
+        (at < end && at - now <= period).then_some(Window { start, end, used, at })
+    }
+}
+
+impl Algorithm for FixedWindow {
+    type State = [u64; 4];
+
+    #[inline]
+    fn peek(&self, state: &[u64; 4], now: Timestamp, ask: Ask) -> Verdict {
+        let limit = self.quota.limit();
+        if ask.cost > limit {
+            return Verdict::Never;
+        }
+        match self.open(state, now.as_micros()) {
+            Some(window) if window.used > limit - ask.cost => {
+                Verdict::Denied { retry_after: Duration::from_micros(window.end - now.as_micros()) }
+            }
+            _ => Verdict::Allowed,
+        }
+    }
+
+    #[inline]
+    fn commit(&self, state: &mut [u64; 4], now: Timestamp, _delay: Duration, cost: u64) {
+        if cost == 0 {
+            return;
+        }
+        let now = now.as_micros();
+        let window = self.open(state, now).unwrap_or_else(|| {
+            let period = self.quota.period_micros();
+            let start = if self.aligned { now - now % period } else { now };
+            Window { start, end: start.saturating_add(period), used: 0, at: now }
+        });
+        *state = [window.end, window.used.saturating_add(cost), window.at, window.start];
+    }
+
+    fn give_back(&self, state: &mut [u64; 4], now: Timestamp, charge: Charge, amount: u64) {
+        let Some(window) = self.open(state, now.as_micros()) else { return };
+        // Only to the window that was charged. Its end tells, unless a change of quota has moved it.
+        let charged = charge.until.as_micros() == state[0];
+        if charged || (window.start..window.end).contains(&charge.at.as_micros()) {
+            let used = window.used.saturating_sub(amount.min(charge.cost));
+            *state = if used == 0 { [0; 4] } else { [window.end, used, window.at, window.start] };
+        }
+    }
+
+    #[inline]
+    fn reading(&self, state: &[u64; 4], now: Timestamp) -> Reading {
+        let now = now.as_micros();
+        let (used, reset) = self.open(state, now).map_or((0, 0), |window| (window.used, window.end - now));
+        Reading::new([self.quota.limit(), self.quota.period_micros(), used, reset, 0, 0], |words| {
+            let &[limit, period, used, reset, ..] = words;
+            Figures {
+                limit,
+                window: Duration::from_micros(period),
+                remaining: limit.saturating_sub(used),
+                reset: Duration::from_micros(reset),
+                more_after: Duration::from_micros(reset),
+            }
+        })
+    }
+
+    fn longest_reset(&self) -> Duration {
+        self.quota.period()
+    }
+}

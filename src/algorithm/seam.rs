@@ -1,0 +1,125 @@
+use std::fmt;
+use std::time::Duration;
+
+use super::state::State;
+use crate::clock::Timestamp;
+use crate::decision::{Ask, Reading, Verdict};
+
+/// Decides from a state, a time and a cost: pure functions, without clock, lock or I/O.
+///
+/// A store keeps one state a key and runs the algorithm on it. A state is a few words whose zeros are a key never
+/// seen, and whose first word is the moment (in microseconds since the epoch) from which on it is as good as that: a
+/// store may drop it then. The other words are the algorithm's own.
+///
+/// # The laws
+///
+/// A store leans on these, and so does everything that is promised of decisions:
+///
+/// - **Peeking is pure**: [`peek`](Self::peek) and [`reading`](Self::reading) depend on nothing but their arguments.
+/// - **As good as new**: at and after the first word's moment, every answer equals that for the zero state.
+/// - **Commit after peek**: a commit right after an allowing peek makes the state that the peek promised. A commit
+///   without one charges all the same, and may leave the key in debt.
+/// - **Retry is exact**: without other traffic the same ask succeeds at `now + retry_after`, not a tick earlier,
+///   and at every later time.
+/// - **Time may step back** by a little (threads read their clocks before they take their turn): then decide as at
+///   the newest time in the state. If it stepped back by more than [`longest_reset`](Self::longest_reset), the
+///   state is as new: a key is never locked because a clock was wrong once.
+/// - **No panics**, whatever the state's words, the time and the cost are.
+///
+/// # Example
+///
+/// A quota that renews with a cool-down after each hit: one request, then none for the given time.
+///
+/// ```
+/// use std::time::Duration;
+/// use tower_ratelimit::algorithm::{Algorithm, Charge};
+/// use tower_ratelimit::{Ask, Figures, Limiter, ManualClock, Memory, Reading, Timestamp, Verdict};
+///
+/// #[derive(Debug)]
+/// struct CoolDown(Duration);
+///
+/// impl Algorithm for CoolDown {
+///     // The moment from which on the next hit may come.
+///     type State = [u64; 1];
+///
+///     fn peek(&self, &[open_at]: &[u64; 1], now: Timestamp, ask: Ask) -> Verdict {
+///         let wait = Timestamp::from_micros(open_at).since(now);
+///         if ask.cost > 1 {
+///             Verdict::Never
+///         } else if wait.is_zero() || wait > self.0 {
+///             Verdict::Allowed
+///         } else {
+///             Verdict::Denied { retry_after: wait }
+///         }
+///     }
+///
+///     fn commit(&self, state: &mut [u64; 1], now: Timestamp, delay: Duration, cost: u64) {
+///         if cost > 0 {
+///             *state = [now.after(delay).after(self.0).as_micros()];
+///         }
+///     }
+///
+///     fn give_back(&self, state: &mut [u64; 1], _now: Timestamp, charge: Charge, amount: u64) {
+///         if amount > 0 && state[0] == charge.until.as_micros() {
+///             *state = [0];
+///         }
+///     }
+///
+///     fn reading(&self, &[open_at]: &[u64; 1], now: Timestamp) -> Reading {
+///         let wait = Timestamp::from_micros(open_at).since(now);
+///         let remaining = u64::from(wait.is_zero());
+///         Figures { limit: 1, window: self.0, remaining, reset: wait, more_after: wait }.into()
+///     }
+///
+///     fn longest_reset(&self) -> Duration {
+///         self.0
+///     }
+/// }
+///
+/// let clock = ManualClock::new();
+/// let limiter = Memory::builder(CoolDown(Duration::from_secs(3))).clock(clock.clone()).build()?;
+/// assert!(limiter.decide("alice", Ask::default()).is_allowed());
+/// clock.advance(Duration::from_secs(1));
+/// let refused = limiter.decide("alice", Ask::default());
+/// assert_eq!(refused.retry_after(), Some(Duration::from_secs(2)));
+/// # Ok::<(), tower_ratelimit::Error>(())
+/// ```
+pub trait Algorithm: fmt::Debug + Send + Sync + 'static {
+    /// What is remembered of a key: `[u64; N]`.
+    type State: State;
+
+    /// What asking would be answered. Changes nothing.
+    fn peek(&self, state: &Self::State, now: Timestamp, ask: Ask) -> Verdict;
+
+    /// Charges `cost` for a request that was decided at `now` and has its turn after `delay`.
+    fn commit(&self, state: &mut Self::State, now: Timestamp, delay: Duration, cost: u64);
+
+    /// Gives back `amount`, at most its cost, of an earlier charge: as much of it as still counts.
+    fn give_back(&self, state: &mut Self::State, now: Timestamp, charge: Charge, amount: u64);
+
+    /// The figures of a state.
+    fn reading(&self, state: &Self::State, now: Timestamp) -> Reading;
+
+    /// The longest time from a state within the limit until it is as good as new.
+    fn longest_reset(&self) -> Duration;
+
+    /// Whether [`peek`](Self::peek) may answer [`Verdict::AllowedAfter`]: whether a turn that comes later can be
+    /// promised now.
+    ///
+    /// Several limits promise a later turn only if each of them can.
+    fn promises_turns(&self) -> bool {
+        false
+    }
+}
+
+/// A charge, as its receipt remembers it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[allow(clippy::exhaustive_structs, reason = "a user's own store makes them")]
+pub struct Charge {
+    /// When it was made.
+    pub at: Timestamp,
+    /// What was charged.
+    pub cost: u64,
+    /// Until when it counts: the state's first word right after the charge.
+    pub until: Timestamp,
+}

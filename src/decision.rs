@@ -1,0 +1,445 @@
+//! What is asked of a limiter, and what it answers.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::clock::Timestamp;
+
+/// What is asked: how much, and how long the asker would wait for it.
+///
+/// The default asks for a cost of one, at once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub struct Ask {
+    /// What the request costs. A cost of zero is a question: it is allowed unless the key is in debt beyond its
+    /// burst, and charges nothing.
+    pub cost: u64,
+    /// The longest delay that the asker accepts. With the default of zero, what can't be had at once is refused.
+    ///
+    /// An algorithm that can promise a later turn answers [`Verdict::AllowedAfter`]; one that can't refuses.
+    pub max_delay: Duration,
+    /// Whether the decision is to list every limit, not just the one that decides. Costs an allocation where
+    /// there are several.
+    pub every_limit: bool,
+}
+
+impl Ask {
+    /// Asks for `cost`, at once.
+    #[must_use]
+    pub const fn cost(cost: u64) -> Self {
+        Self { cost, max_delay: Duration::ZERO, every_limit: false }
+    }
+
+    /// Accepts a delay of up to `max_delay`.
+    #[must_use]
+    pub const fn within(mut self, max_delay: Duration) -> Self {
+        self.max_delay = max_delay;
+        self
+    }
+
+    /// Asks that the decision list every limit.
+    #[must_use]
+    pub const fn every_limit(mut self) -> Self {
+        self.every_limit = true;
+        self
+    }
+}
+
+impl Default for Ask {
+    fn default() -> Self {
+        Self::cost(1)
+    }
+}
+
+/// Yes, yes but later, no until later, or never.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Verdict {
+    /// Allowed now, and charged.
+    Allowed,
+    /// Allowed and charged, for a turn that comes after this delay.
+    AllowedAfter(Duration),
+    /// Refused, and nothing was charged. If nobody else uses the key, asking the same after exactly `retry_after`
+    /// succeeds, and asking a microsecond earlier does not.
+    Denied {
+        /// How long to wait before asking again.
+        retry_after: Duration,
+    },
+    /// Refused for good: the cost is over what the limit can ever hold.
+    Never,
+}
+
+impl Verdict {
+    /// Whether the request may pass, at once or after a delay.
+    #[must_use]
+    pub const fn is_allowed(self) -> bool {
+        matches!(self, Self::Allowed | Self::AllowedAfter(_))
+    }
+
+    /// The verdict over both: the stricter one. It is exact, as every algorithm's answer only improves with time.
+    pub(crate) fn and(self, other: Self) -> Self {
+        match (self, other) {
+            (Self::Never, _) | (_, Self::Never) => Self::Never,
+            (Self::Denied { retry_after: a }, Self::Denied { retry_after: b }) => {
+                Self::Denied { retry_after: a.max(b) }
+            }
+            (denied @ Self::Denied { .. }, _) | (_, denied @ Self::Denied { .. }) => denied,
+            (Self::AllowedAfter(a), Self::AllowedAfter(b)) => Self::AllowedAfter(a.max(b)),
+            (after @ Self::AllowedAfter(_), Self::Allowed) | (Self::Allowed, after @ Self::AllowedAfter(_)) => after,
+            (Self::Allowed, Self::Allowed) => Self::Allowed,
+        }
+    }
+}
+
+/// Who made a decision.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
+#[non_exhaustive]
+pub enum Source {
+    /// The limiter's own store.
+    #[default]
+    Store,
+    /// Another limiter that stands in while the store can't answer.
+    Fallback,
+    /// A declared policy: for a store that can't answer, or that is full.
+    Policy,
+}
+
+/// The figures of one limit for one key at one moment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[allow(clippy::exhaustive_structs, reason = "a user's own algorithm makes them")]
+pub struct Figures {
+    /// The most that could be had at once: the limit of a window, the burst of a bucket.
+    pub limit: u64,
+    /// The time in which `limit` comes back: the window, or the time from empty to full.
+    pub window: Duration,
+    /// How much could be had now, rounded down.
+    pub remaining: u64,
+    /// The time until the key is as good as new, zero if it is.
+    pub reset: Duration,
+    /// The time until `remaining` grows, zero if it is at its most.
+    pub more_after: Duration,
+}
+
+/// What an algorithm read off a state: its [`Figures`], worked out when they are asked for.
+#[derive(Clone, Copy)]
+pub struct Reading {
+    words: [u64; 6],
+    project: fn(&[u64; 6]) -> Figures,
+}
+
+impl Reading {
+    /// Figures that `project` works out of `words` on demand: dividing is the dearest part of a decision, and most
+    /// decisions are never asked.
+    #[must_use]
+    pub const fn new(words: [u64; 6], project: fn(&[u64; 6]) -> Figures) -> Self {
+        Self { words, project }
+    }
+
+    /// The figures.
+    #[must_use]
+    pub fn figures(&self) -> Figures {
+        (self.project)(&self.words)
+    }
+}
+
+impl From<Figures> for Reading {
+    /// Figures that are worked out already. Fractions of a microsecond are dropped.
+    fn from(figures: Figures) -> Self {
+        let micros = crate::clock::whole_micros;
+        let words = [
+            figures.limit,
+            micros(figures.window),
+            figures.remaining,
+            micros(figures.reset),
+            micros(figures.more_after),
+            0,
+        ];
+        Self::new(words, |&[limit, window, remaining, reset, more_after, _]| Figures {
+            limit,
+            window: Duration::from_micros(window),
+            remaining,
+            reset: Duration::from_micros(reset),
+            more_after: Duration::from_micros(more_after),
+        })
+    }
+}
+
+impl fmt::Debug for Reading {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.figures().fmt(f)
+    }
+}
+
+/// A limit's name: `default` unless it is given one.
+#[derive(Clone)]
+pub(crate) enum Name {
+    Static(&'static str),
+    Shared(Arc<str>),
+}
+
+impl Name {
+    pub(crate) const DEFAULT: Self = Self::Static("default");
+
+    pub(crate) fn as_str(&self) -> &str {
+        match self {
+            Self::Static(name) => name,
+            Self::Shared(name) => name,
+        }
+    }
+}
+
+impl From<std::borrow::Cow<'static, str>> for Name {
+    fn from(name: std::borrow::Cow<'static, str>) -> Self {
+        match name {
+            std::borrow::Cow::Borrowed(name) => Self::Static(name),
+            std::borrow::Cow::Owned(name) => Self::Shared(name.into()),
+        }
+    }
+}
+
+/// How a key stands with one limit: its name, its own verdict, its figures after the decision.
+#[derive(Clone)]
+pub struct Standing {
+    name: Name,
+    verdict: Verdict,
+    reading: Reading,
+}
+
+impl Standing {
+    pub(crate) fn new(name: Name, verdict: Verdict, reading: Reading) -> Self {
+        Self { name, verdict, reading }
+    }
+
+    /// A standing for a limiter of your own: the limit's name, what it says by itself, its figures.
+    #[must_use]
+    pub fn of(name: impl Into<std::borrow::Cow<'static, str>>, verdict: Verdict, reading: impl Into<Reading>) -> Self {
+        Self::new(Name::from(name.into()), verdict, reading.into())
+    }
+
+    /// The limit's name.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        self.name.as_str()
+    }
+
+    /// What this limit says by itself, whatever the others say.
+    #[must_use]
+    pub fn verdict(&self) -> Verdict {
+        self.verdict
+    }
+
+    /// All figures at once.
+    #[must_use]
+    pub fn figures(&self) -> Figures {
+        self.reading.figures()
+    }
+
+    /// The most that could be had at once: the limit of a window, the burst of a bucket.
+    #[must_use]
+    pub fn limit(&self) -> u64 {
+        self.figures().limit
+    }
+
+    /// The time in which [`limit`](Self::limit) comes back.
+    #[must_use]
+    pub fn window(&self) -> Duration {
+        self.figures().window
+    }
+
+    /// How much could be had now, rounded down.
+    #[must_use]
+    pub fn remaining(&self) -> u64 {
+        self.figures().remaining
+    }
+
+    /// The time until the key is as good as new, zero if it is.
+    #[must_use]
+    pub fn reset(&self) -> Duration {
+        self.figures().reset
+    }
+
+    /// The time until [`remaining`](Self::remaining) grows, zero if it is at its most.
+    #[must_use]
+    pub fn more_after(&self) -> Duration {
+        self.figures().more_after
+    }
+}
+
+impl PartialEq for Standing {
+    fn eq(&self, other: &Self) -> bool {
+        self.name() == other.name() && self.verdict == other.verdict && self.figures() == other.figures()
+    }
+}
+
+impl fmt::Debug for Standing {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Standing")
+            .field("name", &self.name())
+            .field("verdict", &self.verdict)
+            .field("figures", &self.figures())
+            .finish()
+    }
+}
+
+/// What a limiter decided, and how the key stands now.
+///
+/// Where several limits decide together, [`verdict`](Self::verdict) is over all of them, and
+/// [`standing`](Self::standing) is the one that speaks: the one to wait longest for if the request is refused, else
+/// the one with the least remaining. [`standings`](Self::standings) lists them all where the [`Ask`] wanted that.
+#[derive(Clone, PartialEq)]
+pub struct Decision {
+    verdict: Verdict,
+    source: Source,
+    decided_at: Timestamp,
+    standing: Option<Standing>,
+    every: Option<Box<[Standing]>>,
+}
+
+impl Decision {
+    /// A decision of one limit.
+    #[must_use]
+    pub fn one(decided_at: Timestamp, standing: Standing) -> Self {
+        Self { verdict: standing.verdict, source: Source::Store, decided_at, standing: Some(standing), every: None }
+    }
+
+    /// A decision of several limits together, from all their standings; one without any limit is allowed.
+    #[must_use]
+    pub fn every(decided_at: Timestamp, standings: Vec<Standing>) -> Self {
+        let mut decision = Self::by_policy(decided_at, Verdict::Allowed);
+        decision.source = Source::Store;
+        for standing in &standings {
+            decision.add(standing.clone());
+        }
+        decision.every = Some(standings.into_boxed_slice());
+        decision
+    }
+
+    /// A decision that no limit made: a declared policy did, as the store could not answer.
+    #[must_use]
+    pub fn by_policy(decided_at: Timestamp, verdict: Verdict) -> Self {
+        Self { verdict, source: Source::Policy, decided_at, standing: None, every: None }
+    }
+
+    /// The same decision, made by somebody else.
+    #[must_use]
+    pub fn from_source(mut self, source: Source) -> Self {
+        self.source = source;
+        self
+    }
+
+    /// Counts in one more limit.
+    pub(crate) fn add(&mut self, standing: Standing) {
+        self.verdict = self.verdict.and(standing.verdict);
+        let speaks = match &self.standing {
+            None => true,
+            Some(speaking) => louder(&standing, speaking),
+        };
+        if speaks {
+            self.standing = Some(standing);
+        }
+    }
+
+    /// Whether the request may pass, at once or after [`delay`](Self::delay).
+    #[must_use]
+    pub fn is_allowed(&self) -> bool {
+        self.verdict.is_allowed()
+    }
+
+    /// The verdict.
+    #[must_use]
+    pub fn verdict(&self) -> Verdict {
+        self.verdict
+    }
+
+    /// How long an allowed request must wait for its turn. Zero if it need not, or is refused.
+    #[must_use]
+    pub fn delay(&self) -> Duration {
+        match self.verdict {
+            Verdict::AllowedAfter(delay) => delay,
+            _ => Duration::ZERO,
+        }
+    }
+
+    /// For a refused request the exact time after which the same request succeeds, if nobody else uses the key.
+    ///
+    /// `None` if it is allowed, and if it can never be: [`is_never`](Self::is_never) tells.
+    #[must_use]
+    pub fn retry_after(&self) -> Option<Duration> {
+        match self.verdict {
+            Verdict::Denied { retry_after } => Some(retry_after),
+            _ => None,
+        }
+    }
+
+    /// Whether the request costs more than can ever be had.
+    #[must_use]
+    pub fn is_never(&self) -> bool {
+        self.verdict == Verdict::Never
+    }
+
+    /// Who decided.
+    #[must_use]
+    pub fn source(&self) -> Source {
+        self.source
+    }
+
+    /// When it was decided, by the store's clock.
+    #[must_use]
+    pub fn decided_at(&self) -> Timestamp {
+        self.decided_at
+    }
+
+    /// The limit that speaks. `None` if no limit was consulted: a policy decided.
+    #[must_use]
+    pub fn standing(&self) -> Option<&Standing> {
+        self.standing.as_ref()
+    }
+
+    /// Every limit in its declared order, where the [`Ask`] wanted that or there is one only; else the one that
+    /// speaks.
+    #[must_use]
+    pub fn standings(&self) -> &[Standing] {
+        match &self.every {
+            Some(every) => every,
+            None => self.standing.as_slice(),
+        }
+    }
+
+    /// How much could be had now, by the limit that speaks. `None` if a policy decided.
+    #[must_use]
+    pub fn remaining(&self) -> Option<u64> {
+        self.standing().map(Standing::remaining)
+    }
+
+    /// The time until the key is as good as new, by the limit that speaks. `None` if a policy decided.
+    #[must_use]
+    pub fn reset(&self) -> Option<Duration> {
+        self.standing().map(Standing::reset)
+    }
+}
+
+/// Whether `new` speaks rather than `old`: the longer wait, or with none the smaller remainder. The first of equals.
+fn louder(new: &Standing, old: &Standing) -> bool {
+    let wait = |standing: &Standing| match standing.verdict {
+        Verdict::Allowed => (0, Duration::ZERO),
+        Verdict::AllowedAfter(delay) => (1, delay),
+        Verdict::Denied { retry_after } => (2, retry_after),
+        Verdict::Never => (3, Duration::ZERO),
+    };
+    match wait(new).cmp(&wait(old)) {
+        std::cmp::Ordering::Greater => true,
+        std::cmp::Ordering::Less => false,
+        std::cmp::Ordering::Equal => new.remaining() < old.remaining(),
+    }
+}
+
+impl fmt::Debug for Decision {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Decision")
+            .field("verdict", &self.verdict)
+            .field("source", &self.source)
+            .field("decided_at", &self.decided_at)
+            .field("standings", &self.standings())
+            .finish()
+    }
+}

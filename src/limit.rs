@@ -1,0 +1,263 @@
+//! A named limit, and what it counts by.
+
+use std::borrow::Cow;
+use std::fmt;
+use std::marker::PhantomData;
+
+use crate::algorithm::Algorithm;
+use crate::decision::Name;
+
+/// A named limit on a part of the key.
+///
+/// An algorithm by itself is a limit named `default` that counts by the whole key. Several limits in a tuple decide
+/// together, all or nothing: a request passes if every limit allows it, and only then is anything charged.
+///
+/// ```
+/// use tower_ratelimit::{Ask, FixedWindow, Gcra, Limit, Memory, Quota};
+///
+/// struct Caller {
+///     user: u64,
+///     organisation: String,
+/// }
+///
+/// let limiter = Memory::new((
+///     Limit::new("user", Gcra::new(Quota::per_second(10))).by(|caller: &Caller| caller.user),
+///     Limit::new("organisation", FixedWindow::new(Quota::per_hour(1000)))
+///         .by_ref(|caller: &Caller| caller.organisation.as_str()),
+///     Limit::new("everybody", Gcra::new(Quota::per_second(5000))).by(|_: &Caller| ()),
+/// ));
+///
+/// let caller = Caller { user: 7, organisation: "acme".to_owned() };
+/// assert!(limiter.decide(&caller, Ask::default()).is_allowed());
+/// ```
+#[derive(Clone)]
+pub struct Limit<A, P = Whole> {
+    name: Name,
+    algorithm: A,
+    part: P,
+}
+
+impl<A> Limit<A> {
+    /// A limit that counts by the whole key. `algorithm` is one for all keys, or [`per_key`].
+    ///
+    /// The name is the limit's identity: in header fields, in decisions, in a shared store.
+    pub fn new(name: impl Into<Cow<'static, str>>, algorithm: A) -> Self {
+        Self { name: name.into().into(), algorithm, part: Whole }
+    }
+
+    /// Counts by what `part` makes of the key: a number, an address, `()` for one count over all keys.
+    pub fn by<Key: ?Sized, Part, F: Fn(&Key) -> Part>(self, part: F) -> Limit<A, By<F, Part>> {
+        Limit { name: self.name, algorithm: self.algorithm, part: By(part, PhantomData) }
+    }
+
+    /// Counts by a part of the key that `part` borrows from it.
+    pub fn by_ref<Key: ?Sized, Part: ?Sized, F: Fn(&Key) -> &Part>(self, part: F) -> Limit<A, ByRef<F, Part>> {
+        Limit { name: self.name, algorithm: self.algorithm, part: ByRef(part, PhantomData) }
+    }
+}
+
+impl<A, P> Limit<A, P> {
+    /// The limit's name.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        self.name.as_str()
+    }
+
+    pub(crate) fn shared_name(&self) -> &Name {
+        &self.name
+    }
+
+    pub(crate) fn algorithm(&self) -> &A {
+        &self.algorithm
+    }
+
+    pub(crate) fn part(&self) -> &P {
+        &self.part
+    }
+}
+
+impl<A: fmt::Debug, P> fmt::Debug for Limit<A, P> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Limit").field("name", &self.name()).field("algorithm", &self.algorithm).finish_non_exhaustive()
+    }
+}
+
+/// An algorithm chosen by the key, for tiers and for limits that change while they are used.
+///
+/// `choose` is called for every decision, possibly more than once, and should do no more than look up: make the
+/// algorithms beforehand, in `const`s for instance. What a key owes stays owed when its algorithm's quota changes.
+///
+/// ```
+/// use tower_ratelimit::{Ask, FixedWindow, Limit, Memory, Quota, per_key};
+///
+/// struct Caller {
+///     user: u64,
+///     paid: bool,
+/// }
+///
+/// const FREE: FixedWindow = FixedWindow::new(Quota::per_hour(60));
+/// const PAID: FixedWindow = FixedWindow::new(Quota::per_hour(5000));
+///
+/// let tier = per_key(|caller: &Caller| if caller.paid { PAID } else { FREE });
+/// let limiter = Memory::new(Limit::new("user", tier).by(|caller: &Caller| caller.user));
+///
+/// let free = limiter.decide(&Caller { user: 1, paid: false }, Ask::cost(60));
+/// assert_eq!(free.remaining(), Some(0));
+/// let upgraded = limiter.decide(&Caller { user: 1, paid: true }, Ask::default());
+/// assert_eq!(upgraded.remaining(), Some(5000 - 61));
+/// ```
+pub fn per_key<Key: ?Sized, A: Algorithm, F: Fn(&Key) -> A>(choose: F) -> PerKey<F, A> {
+    PerKey(choose, PhantomData)
+}
+
+/// What [`per_key`] makes.
+#[derive(Clone)]
+pub struct PerKey<F, A>(F, PhantomData<fn() -> A>);
+
+impl<F, A> fmt::Debug for PerKey<F, A> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PerKey").finish_non_exhaustive()
+    }
+}
+
+/// Counts by the whole key.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Whole;
+
+/// Counts by a value made from the key: see [`Limit::by`].
+pub struct By<F, Part>(F, PhantomData<fn() -> Part>);
+
+/// Counts by a part borrowed from the key: see [`Limit::by_ref`].
+pub struct ByRef<F, Part: ?Sized>(F, PhantomData<fn() -> Box<Part>>);
+
+impl<F: Clone, Part> Clone for By<F, Part> {
+    fn clone(&self) -> Self {
+        Self(self.0.clone(), PhantomData)
+    }
+}
+
+impl<F: Clone, Part: ?Sized> Clone for ByRef<F, Part> {
+    fn clone(&self) -> Self {
+        Self(self.0.clone(), PhantomData)
+    }
+}
+
+impl<F, Part> fmt::Debug for By<F, Part> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("By").finish_non_exhaustive()
+    }
+}
+
+impl<F, Part: ?Sized> fmt::Debug for ByRef<F, Part> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ByRef").finish_non_exhaustive()
+    }
+}
+
+/// Something that holds each key to an algorithm: an algorithm itself, or [`per_key`].
+pub trait Chooser {
+    /// The type of algorithm that every key is held to.
+    type Algorithm: Algorithm;
+}
+
+/// A [`Chooser`] for keys of type `Key`.
+pub trait Choose<Key: ?Sized>: Chooser {
+    /// Runs `f` with the algorithm for `key`.
+    fn choose<R>(&self, key: &Key, f: impl FnOnce(&Self::Algorithm) -> R) -> R;
+}
+
+impl<A: Algorithm> Chooser for A {
+    type Algorithm = A;
+}
+
+impl<Key: ?Sized, A: Algorithm> Choose<Key> for A {
+    #[inline]
+    fn choose<R>(&self, _key: &Key, f: impl FnOnce(&A) -> R) -> R {
+        f(self)
+    }
+}
+
+impl<F, A: Algorithm> Chooser for PerKey<F, A> {
+    type Algorithm = A;
+}
+
+impl<Key: ?Sized, A: Algorithm, F: Fn(&Key) -> A> Choose<Key> for PerKey<F, A> {
+    #[inline]
+    fn choose<R>(&self, key: &Key, f: impl FnOnce(&A) -> R) -> R {
+        f(&(self.0)(key))
+    }
+}
+
+/// The part of a key that a limit counts by.
+pub trait PartOf<Key: ?Sized> {
+    /// The part's type.
+    type Part: ?Sized;
+
+    /// Runs `f` with the part of `key`.
+    fn with_part<R>(&self, key: &Key, f: impl FnOnce(&Self::Part) -> R) -> R;
+}
+
+impl<Key: ?Sized> PartOf<Key> for Whole {
+    type Part = Key;
+
+    #[inline]
+    fn with_part<R>(&self, key: &Key, f: impl FnOnce(&Key) -> R) -> R {
+        f(key)
+    }
+}
+
+impl<Key: ?Sized, Part, F: Fn(&Key) -> Part> PartOf<Key> for By<F, Part> {
+    type Part = Part;
+
+    #[inline]
+    fn with_part<R>(&self, key: &Key, f: impl FnOnce(&Part) -> R) -> R {
+        f(&(self.0)(key))
+    }
+}
+
+impl<Key: ?Sized, Part: ?Sized, F: Fn(&Key) -> &Part> PartOf<Key> for ByRef<F, Part> {
+    type Part = Part;
+
+    #[inline]
+    fn with_part<R>(&self, key: &Key, f: impl FnOnce(&Part) -> R) -> R {
+        f((self.0)(key))
+    }
+}
+
+/// What stands for one limit: an algorithm, [`per_key`], or a [`Limit`].
+pub trait IntoLimit {
+    /// What chooses the algorithm.
+    type Chooser: Chooser;
+    /// What it counts by.
+    type Part;
+
+    /// The limit, named `default` if it has no name yet.
+    fn into_limit(self) -> Limit<Self::Chooser, Self::Part>;
+}
+
+impl<A: Algorithm> IntoLimit for A {
+    type Chooser = A;
+    type Part = Whole;
+
+    fn into_limit(self) -> Limit<A> {
+        Limit { name: Name::DEFAULT, algorithm: self, part: Whole }
+    }
+}
+
+impl<F, A: Algorithm> IntoLimit for PerKey<F, A> {
+    type Chooser = Self;
+    type Part = Whole;
+
+    fn into_limit(self) -> Limit<Self> {
+        Limit { name: Name::DEFAULT, algorithm: self, part: Whole }
+    }
+}
+
+impl<C: Chooser, P> IntoLimit for Limit<C, P> {
+    type Chooser = C;
+    type Part = P;
+
+    fn into_limit(self) -> Self {
+        self
+    }
+}

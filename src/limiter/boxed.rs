@@ -1,0 +1,93 @@
+use std::fmt;
+use std::sync::Arc;
+
+use super::reply::{Acquire, BoxFuture, Reply};
+use super::seam::{Limiter, Outcome, Receipt};
+use crate::decision::{Ask, Decision};
+use crate::error::Error;
+
+/// A limiter of any kind, for those who choose at run time. Clones share it.
+///
+/// A decision that is ready at once stays unboxed.
+///
+/// ```
+/// use tower_ratelimit::limiter::BoxLimiter;
+/// use tower_ratelimit::{FixedWindow, Gcra, Memory, Quota};
+///
+/// let smooth = std::env::args().count() > 1;
+/// let quota = Quota::per_minute(100);
+/// let limiter: BoxLimiter<str> = if smooth {
+///     BoxLimiter::new(Memory::new(Gcra::new(quota)))
+/// } else {
+///     BoxLimiter::new(Memory::new(FixedWindow::new(quota)))
+/// };
+/// ```
+pub struct BoxLimiter<Key: ?Sized>(Arc<dyn Erased<Key>>);
+
+impl<Key: ?Sized> BoxLimiter<Key> {
+    /// Boxes a limiter.
+    pub fn new(limiter: impl Limiter<Key> + Send + Sync + 'static) -> Self {
+        Self(Arc::new(limiter))
+    }
+}
+
+impl<Key: ?Sized> Limiter<Key> for BoxLimiter<Key> {
+    type Future = BoxFuture<Result<Outcome, Error>>;
+
+    fn acquire(&self, key: &Key, ask: Ask) -> Acquire<Self::Future> {
+        self.0.acquire_boxed(key, ask)
+    }
+
+    fn peek(&self, key: &Key, ask: Ask) -> Reply<Decision> {
+        self.0.peek_boxed(key, ask)
+    }
+
+    fn settle(&self, key: &Key, receipt: Receipt, actual: u64) -> Reply<()> {
+        self.0.settle_boxed(key, receipt, actual)
+    }
+
+    fn reset(&self, key: &Key) -> Reply<()> {
+        self.0.reset_boxed(key)
+    }
+}
+
+impl<Key: ?Sized> Clone for BoxLimiter<Key> {
+    fn clone(&self) -> Self {
+        Self(Arc::clone(&self.0))
+    }
+}
+
+impl<Key: ?Sized> fmt::Debug for BoxLimiter<Key> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("BoxLimiter").finish_non_exhaustive()
+    }
+}
+
+/// [`Limiter`] without its associated type.
+trait Erased<Key: ?Sized>: Send + Sync {
+    fn acquire_boxed(&self, key: &Key, ask: Ask) -> Acquire<BoxFuture<Result<Outcome, Error>>>;
+    fn peek_boxed(&self, key: &Key, ask: Ask) -> Reply<Decision>;
+    fn settle_boxed(&self, key: &Key, receipt: Receipt, actual: u64) -> Reply<()>;
+    fn reset_boxed(&self, key: &Key) -> Reply<()>;
+}
+
+impl<Key: ?Sized, L: Limiter<Key> + Send + Sync> Erased<Key> for L {
+    fn acquire_boxed(&self, key: &Key, ask: Ask) -> Acquire<BoxFuture<Result<Outcome, Error>>> {
+        match self.acquire(key, ask) {
+            Acquire::Ready(result) => Acquire::Ready(result),
+            Acquire::Pending(future) => Acquire::Pending(Box::pin(future)),
+        }
+    }
+
+    fn peek_boxed(&self, key: &Key, ask: Ask) -> Reply<Decision> {
+        self.peek(key, ask)
+    }
+
+    fn settle_boxed(&self, key: &Key, receipt: Receipt, actual: u64) -> Reply<()> {
+        self.settle(key, receipt, actual)
+    }
+
+    fn reset_boxed(&self, key: &Key) -> Reply<()> {
+        self.reset(key)
+    }
+}

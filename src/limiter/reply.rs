@@ -1,0 +1,130 @@
+use std::fmt;
+use std::future::{Future, IntoFuture};
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
+use pin_project::pin_project;
+
+use super::seam::Outcome;
+use crate::error::Error;
+
+/// A future on the heap.
+pub type BoxFuture<T> = Pin<Box<dyn Future<Output = T> + Send + 'static>>;
+
+/// The answer to [`acquire`](super::Limiter::acquire): ready now, or on its way. It can be awaited either way.
+#[must_use = "an answer that is not looked at decides nothing"]
+#[allow(clippy::exhaustive_enums, reason = "a caller tells the two apart to save the future")]
+pub enum Acquire<F> {
+    /// Decided.
+    Ready(Result<Outcome, Error>),
+    /// Being decided elsewhere.
+    Pending(F),
+}
+
+impl<F: Future<Output = Result<Outcome, Error>>> IntoFuture for Acquire<F> {
+    type Output = Result<Outcome, Error>;
+    type IntoFuture = AcquireFuture<F>;
+
+    fn into_future(self) -> AcquireFuture<F> {
+        match self {
+            Self::Ready(result) => AcquireFuture::Ready(Some(result)),
+            Self::Pending(future) => AcquireFuture::Pending(future),
+        }
+    }
+}
+
+impl<F> fmt::Debug for Acquire<F> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Ready(result) => f.debug_tuple("Ready").field(result).finish(),
+            Self::Pending(_) => f.write_str("Pending"),
+        }
+    }
+}
+
+mod acquire_future {
+    use super::{Error, Outcome, pin_project};
+
+    /// An [`Acquire`](super::Acquire) as a future. Polling it again after it was ready panics, as with any future.
+    #[pin_project(project = Projection)]
+    #[allow(missing_debug_implementations, unreachable_pub, reason = "private, reached by its trait")]
+    pub enum AcquireFuture<F> {
+        Ready(Option<Result<Outcome, Error>>),
+        Pending(#[pin] F),
+    }
+}
+
+use self::acquire_future::{AcquireFuture, Projection};
+
+impl<F: Future<Output = Result<Outcome, Error>>> Future for AcquireFuture<F> {
+    type Output = Result<Outcome, Error>;
+
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        match self.project() {
+            Projection::Ready(result) => Poll::Ready(result.take().expect("a decision was polled after it was ready")),
+            Projection::Pending(future) => future.poll(cx),
+        }
+    }
+}
+
+/// The answer to the rarer operations of a limiter: ready now, or on its way. Await it either way.
+///
+/// # Panics
+///
+/// Polling it again after it was ready panics, as with any future.
+#[must_use = "an operation that is not awaited may not be done"]
+pub struct Reply<T>(State<T>);
+
+enum State<T> {
+    Ready(Option<Result<T, Error>>),
+    Pending(BoxFuture<Result<T, Error>>),
+}
+
+impl<T> Reply<T> {
+    /// Done.
+    pub fn ready(result: Result<T, Error>) -> Self {
+        Self(State::Ready(Some(result)))
+    }
+
+    /// Being done elsewhere.
+    pub fn pending(future: impl Future<Output = Result<T, Error>> + Send + 'static) -> Self {
+        Self(State::Pending(Box::pin(future)))
+    }
+
+    /// Not done, as the limiter does not have this operation.
+    pub fn unsupported(message: &'static str) -> Self {
+        Self::ready(Err(Error::unsupported(message)))
+    }
+
+    /// The result, if it is there already; else the reply again.
+    ///
+    /// # Errors
+    ///
+    /// The reply itself, which is then to be awaited.
+    pub fn try_ready(self) -> Result<Result<T, Error>, Self> {
+        match self.0 {
+            State::Ready(Some(result)) => Ok(result),
+            other => Err(Self(other)),
+        }
+    }
+}
+
+impl<T: Unpin> Future for Reply<T> {
+    type Output = Result<T, Error>;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        match &mut self.0 {
+            State::Ready(result) => Poll::Ready(result.take().expect("a reply was polled after it was ready")),
+            State::Pending(future) => future.as_mut().poll(cx),
+        }
+    }
+}
+
+impl<T> fmt::Debug for Reply<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self.0 {
+            State::Ready(_) => "Reply::Ready",
+            State::Pending(_) => "Reply::Pending",
+        })
+    }
+}

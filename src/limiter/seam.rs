@@ -1,0 +1,183 @@
+use std::future::Future;
+use std::sync::Arc;
+
+use super::reply::{Acquire, Reply};
+use crate::clock::Timestamp;
+use crate::decision::{Ask, Decision};
+use crate::error::Error;
+
+/// Decides whether a key may have what is asked: the one thing that the middleware knows of stores and algorithms.
+///
+/// [`Memory`](crate::Memory) is one. Only [`acquire`](Self::acquire) must be written; what a limiter of your own does
+/// not override answers with an error for which [`is_unsupported`](Error::is_unsupported) holds.
+///
+/// A decision that is ready at once costs no future and no allocation; one that has to ask elsewhere answers with a
+/// future. That future must not borrow from the limiter or the key. Dropping it abandons the decision: whether it is
+/// charged then is for the limiter to declare.
+///
+/// # Example
+///
+/// A limiter that refuses while the doors are closed.
+///
+/// ```
+/// use std::future::{Ready, ready};
+/// use std::sync::atomic::{AtomicBool, Ordering};
+/// use std::time::Duration;
+///
+/// use tower_ratelimit::limiter::{Acquire, Limiter, Outcome};
+/// use tower_ratelimit::{Ask, Clock, Decision, Error, SystemClock, Verdict};
+///
+/// struct Doors {
+///     open: AtomicBool,
+///     clock: SystemClock,
+/// }
+///
+/// impl<Key: ?Sized> Limiter<Key> for Doors {
+///     type Future = Ready<Result<Outcome, Error>>;
+///
+///     fn acquire(&self, _key: &Key, _ask: Ask) -> Acquire<Self::Future> {
+///         let verdict = if self.open.load(Ordering::Relaxed) {
+///             Verdict::Allowed
+///         } else {
+///             Verdict::Denied { retry_after: Duration::from_secs(60) }
+///         };
+///         Acquire::Ready(Ok(Decision::by_policy(self.clock.now(), verdict).into()))
+///     }
+/// }
+///
+/// let doors = Doors { open: AtomicBool::new(false), clock: SystemClock::new() };
+/// let Acquire::Ready(outcome) = doors.acquire("anybody", Ask::default()) else { unreachable!() };
+/// assert!(!outcome?.decision.is_allowed());
+/// # Ok::<(), Error>(())
+/// ```
+pub trait Limiter<Key: ?Sized> {
+    /// A decision on its way. A limiter that always answers at once names [`std::future::Ready`].
+    type Future: Future<Output = Result<Outcome, Error>> + Send + 'static;
+
+    /// Decides, and charges the key if the request is allowed. A refusal charges nothing.
+    fn acquire(&self, key: &Key, ask: Ask) -> Acquire<Self::Future>;
+
+    /// What [`acquire`](Self::acquire) would answer, without charging.
+    fn peek(&self, key: &Key, ask: Ask) -> Reply<Decision> {
+        let _ = (key, ask);
+        Reply::unsupported("this limiter can't peek")
+    }
+
+    /// Settles an earlier charge: gives back what it was over `actual`, as much of it as still counts, or charges
+    /// what `actual` is over it, allowed or not.
+    fn settle(&self, key: &Key, receipt: Receipt, actual: u64) -> Reply<()> {
+        let _ = (key, receipt, actual);
+        Reply::unsupported("this limiter can't settle or give back")
+    }
+
+    /// Gives back an earlier charge, as much of it as still counts.
+    fn give_back(&self, key: &Key, receipt: Receipt) -> Reply<()> {
+        self.settle(key, receipt, 0)
+    }
+
+    /// Forgets the key: it is as good as new.
+    fn reset(&self, key: &Key) -> Reply<()> {
+        let _ = key;
+        Reply::unsupported("this limiter can't reset a key")
+    }
+}
+
+impl<Key: ?Sized, L: Limiter<Key> + ?Sized> Limiter<Key> for Arc<L> {
+    type Future = L::Future;
+
+    fn acquire(&self, key: &Key, ask: Ask) -> Acquire<Self::Future> {
+        (**self).acquire(key, ask)
+    }
+
+    fn peek(&self, key: &Key, ask: Ask) -> Reply<Decision> {
+        (**self).peek(key, ask)
+    }
+
+    fn settle(&self, key: &Key, receipt: Receipt, actual: u64) -> Reply<()> {
+        (**self).settle(key, receipt, actual)
+    }
+
+    fn give_back(&self, key: &Key, receipt: Receipt) -> Reply<()> {
+        (**self).give_back(key, receipt)
+    }
+
+    fn reset(&self, key: &Key) -> Reply<()> {
+        (**self).reset(key)
+    }
+}
+
+/// A decision, and the receipt for what was charged.
+#[derive(Debug)]
+#[allow(clippy::exhaustive_structs, reason = "a user's own limiter makes them")]
+pub struct Outcome {
+    /// What was decided.
+    pub decision: Decision,
+    /// With which the charge can be given back. `None` if nothing was charged.
+    pub receipt: Option<Receipt>,
+}
+
+impl From<Decision> for Outcome {
+    /// An outcome that charged nothing, or nothing that could be given back.
+    fn from(decision: Decision) -> Self {
+        Self { decision, receipt: None }
+    }
+}
+
+/// Stands for one charge, to give it back or settle it once. It can't be copied, so that it can't be used twice.
+///
+/// Dropping it leaves the charge as it is.
+#[derive(Debug, PartialEq, Eq)]
+#[must_use = "dropping a receipt leaves the charge as it is"]
+pub struct Receipt {
+    charged_at: Timestamp,
+    cost: u64,
+    until: Untils,
+}
+
+/// Until when the charge counts, for each limit that was charged. Up to three need no allocation.
+#[derive(Debug, PartialEq, Eq)]
+enum Untils {
+    Few([Timestamp; 3]),
+    Many(Box<[Timestamp]>),
+}
+
+impl Receipt {
+    /// A receipt for a charge on `limits` limits.
+    pub fn new(charged_at: Timestamp, cost: u64, limits: usize) -> Self {
+        let until = if limits <= 3 {
+            Untils::Few([charged_at; 3])
+        } else {
+            Untils::Many(vec![charged_at; limits].into_boxed_slice())
+        };
+        Self { charged_at, cost, until }
+    }
+
+    /// When it was charged, by the store's clock.
+    #[must_use]
+    pub fn charged_at(&self) -> Timestamp {
+        self.charged_at
+    }
+
+    /// What was charged.
+    #[must_use]
+    pub fn cost(&self) -> u64 {
+        self.cost
+    }
+
+    /// Until when each limit counts it, in the order of the limits.
+    #[must_use]
+    pub fn until(&self) -> &[Timestamp] {
+        match &self.until {
+            Untils::Few(few) => few,
+            Untils::Many(many) => many,
+        }
+    }
+
+    /// To note until when each limit counts it.
+    pub fn until_mut(&mut self) -> &mut [Timestamp] {
+        match &mut self.until {
+            Untils::Few(few) => few,
+            Untils::Many(many) => many,
+        }
+    }
+}

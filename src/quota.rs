@@ -1,0 +1,339 @@
+//! So many per period.
+
+use std::fmt;
+use std::num::NonZeroU64;
+use std::str::FromStr;
+use std::time::Duration;
+
+use crate::error::Error;
+
+/// So many per period: `Quota::per_second(10)` is ten a second.
+///
+/// A period is a whole number of microseconds, from one microsecond to 200 years.
+///
+/// ```
+/// use std::time::Duration;
+/// use tower_ratelimit::Quota;
+///
+/// const LOGINS: Quota = Quota::new(5, Duration::from_secs(15 * 60));
+/// assert_eq!(LOGINS.to_string(), "5 per 15min");
+/// assert_eq!("5 per 15min".parse(), Ok::<_, tower_ratelimit::QuotaError>(LOGINS));
+/// assert_eq!(Quota::per_minute(100).to_string(), "100/min");
+/// ```
+///
+/// # Text form
+///
+/// `FromStr` reads `COUNT/PERIOD` or `COUNT per PERIOD`: `100/min`, `10/s`, `5 per 10s`, `1000 per 7 days`. The count
+/// may hold underscores (`10_000/h`). The period is an optional whole number and a unit: `us`, `ms`, `s`, `min` (or
+/// `m`), `h`, `d`, or `w` for a week; the English words are read too. `Display` writes the same form, and what it
+/// writes reads back as an equal quota.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Quota {
+    limit: NonZeroU64,
+    period_micros: NonZeroU64,
+}
+
+const SECOND: u64 = 1_000_000;
+const MINUTE: u64 = 60 * SECOND;
+const HOUR: u64 = 60 * MINUTE;
+const DAY: u64 = 24 * HOUR;
+const WEEK: u64 = 7 * DAY;
+
+/// The longest period, and the longest time that any state is remembered: 200 years.
+pub(crate) const LONGEST_MICROS: u64 = 73_050 * DAY;
+
+/// The largest limit, burst or cost: what a double holds exactly, since Redis counts in doubles.
+pub(crate) const LARGEST_LIMIT: u64 = 1 << 53;
+
+impl Quota {
+    /// `limit` in each second.
+    ///
+    /// # Panics
+    ///
+    /// If `limit` is zero or over 2^53. In a `const` the compiler shows the panic.
+    #[must_use]
+    #[track_caller]
+    pub const fn per_second(limit: u64) -> Self {
+        unwrap(Self::from_parts(limit, SECOND))
+    }
+
+    /// `limit` in each minute.
+    ///
+    /// # Panics
+    ///
+    /// If `limit` is zero or over 2^53. In a `const` the compiler shows the panic.
+    #[must_use]
+    #[track_caller]
+    pub const fn per_minute(limit: u64) -> Self {
+        unwrap(Self::from_parts(limit, MINUTE))
+    }
+
+    /// `limit` in each hour.
+    ///
+    /// # Panics
+    ///
+    /// If `limit` is zero or over 2^53. In a `const` the compiler shows the panic.
+    #[must_use]
+    #[track_caller]
+    pub const fn per_hour(limit: u64) -> Self {
+        unwrap(Self::from_parts(limit, HOUR))
+    }
+
+    /// `limit` in each 24 hours.
+    ///
+    /// # Panics
+    ///
+    /// If `limit` is zero or over 2^53. In a `const` the compiler shows the panic.
+    #[must_use]
+    #[track_caller]
+    pub const fn per_day(limit: u64) -> Self {
+        unwrap(Self::from_parts(limit, DAY))
+    }
+
+    /// `limit` in each `period`.
+    ///
+    /// # Panics
+    ///
+    /// If `limit` is zero or over 2^53, or the period zero, not a whole number of microseconds, or over 200 years.
+    /// In a `const` the compiler shows the panic.
+    #[must_use]
+    #[track_caller]
+    pub const fn new(limit: u64, period: Duration) -> Self {
+        unwrap(Self::try_new(limit, period))
+    }
+
+    /// As [`per_second`](Self::per_second), never panicking.
+    ///
+    /// # Errors
+    ///
+    /// If `limit` is zero or over 2^53.
+    pub const fn try_per_second(limit: u64) -> Result<Self, QuotaError> {
+        Self::from_parts(limit, SECOND)
+    }
+
+    /// As [`per_minute`](Self::per_minute), never panicking.
+    ///
+    /// # Errors
+    ///
+    /// If `limit` is zero or over 2^53.
+    pub const fn try_per_minute(limit: u64) -> Result<Self, QuotaError> {
+        Self::from_parts(limit, MINUTE)
+    }
+
+    /// As [`per_hour`](Self::per_hour), never panicking.
+    ///
+    /// # Errors
+    ///
+    /// If `limit` is zero or over 2^53.
+    pub const fn try_per_hour(limit: u64) -> Result<Self, QuotaError> {
+        Self::from_parts(limit, HOUR)
+    }
+
+    /// As [`per_day`](Self::per_day), never panicking.
+    ///
+    /// # Errors
+    ///
+    /// If `limit` is zero or over 2^53.
+    pub const fn try_per_day(limit: u64) -> Result<Self, QuotaError> {
+        Self::from_parts(limit, DAY)
+    }
+
+    /// As [`new`](Self::new), never panicking.
+    ///
+    /// # Errors
+    ///
+    /// If `limit` is zero or over 2^53, or the period zero, not a whole number of microseconds, or over 200 years.
+    pub const fn try_new(limit: u64, period: Duration) -> Result<Self, QuotaError> {
+        if period.subsec_nanos() % 1_000 != 0 {
+            return Err(QuotaError::PeriodNotWhole);
+        }
+        if period.as_secs() > LONGEST_MICROS / SECOND {
+            return Err(QuotaError::PeriodTooLong);
+        }
+        Self::from_parts(limit, period.as_secs() * SECOND + period.subsec_micros() as u64)
+    }
+
+    const fn from_parts(limit: u64, period_micros: u64) -> Result<Self, QuotaError> {
+        let Some(limit) = NonZeroU64::new(limit) else { return Err(QuotaError::LimitZero) };
+        if limit.get() > LARGEST_LIMIT {
+            return Err(QuotaError::LimitTooLarge);
+        }
+        let Some(period_micros) = NonZeroU64::new(period_micros) else { return Err(QuotaError::PeriodZero) };
+        if period_micros.get() > LONGEST_MICROS {
+            return Err(QuotaError::PeriodTooLong);
+        }
+        Ok(Self { limit, period_micros })
+    }
+
+    /// How many there are in a period.
+    #[must_use]
+    pub const fn limit(self) -> u64 {
+        self.limit.get()
+    }
+
+    /// The period.
+    #[must_use]
+    pub const fn period(self) -> Duration {
+        Duration::from_micros(self.period_micros.get())
+    }
+
+    pub(crate) const fn period_micros(self) -> u64 {
+        self.period_micros.get()
+    }
+}
+
+#[track_caller]
+const fn unwrap(result: Result<Quota, QuotaError>) -> Quota {
+    match result {
+        Ok(quota) => quota,
+        Err(error) => panic!("{}", error.message()),
+    }
+}
+
+/// Why there is no such [`Quota`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum QuotaError {
+    /// The limit is zero.
+    LimitZero,
+    /// The limit is over 2^53.
+    LimitTooLarge,
+    /// The period is zero.
+    PeriodZero,
+    /// The period is not a whole number of microseconds.
+    PeriodNotWhole,
+    /// The period is over 200 years.
+    PeriodTooLong,
+    /// The text is not of the form `COUNT/PERIOD` or `COUNT per PERIOD`.
+    Unreadable,
+    /// The text's unit of time is not one that is known.
+    UnknownUnit,
+}
+
+impl QuotaError {
+    const fn message(self) -> &'static str {
+        match self {
+            Self::LimitZero => "a quota's limit must be at least 1: to refuse everything, don't serve the route",
+            Self::LimitTooLarge => "a quota's limit must be at most 2^53 (9007199254740992)",
+            Self::PeriodZero => "a quota's period must be at least one microsecond",
+            Self::PeriodNotWhole => {
+                "a quota's period must be a whole number of microseconds: to limit faster than one in a microsecond, \
+                 give the number that fits into a whole microsecond"
+            }
+            Self::PeriodTooLong => "a quota's period must be at most 200 years (73050 days)",
+            Self::Unreadable => {
+                "a quota reads COUNT/PERIOD or COUNT per PERIOD, with whole numbers: such as 100/min or 5 per 10s"
+            }
+            Self::UnknownUnit => "a quota's period must end in us, ms, s, min, h, d or w: such as 100/min or 5 per 10s",
+        }
+    }
+}
+
+impl fmt::Display for QuotaError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.message())
+    }
+}
+
+impl std::error::Error for QuotaError {}
+
+impl From<QuotaError> for Error {
+    fn from(error: QuotaError) -> Self {
+        Self::config(error.message()).with_source(error)
+    }
+}
+
+/// The units by falling length. Days are the largest that `Display` writes: `1/w` is for reading.
+const UNITS: [(&str, u64); 6] = [("d", DAY), ("h", HOUR), ("min", MINUTE), ("s", SECOND), ("ms", 1_000), ("us", 1)];
+
+impl fmt::Display for Quota {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let period = self.period_micros();
+        let (unit, micros) = UNITS.into_iter().find(|(_, micros)| period % micros == 0).unwrap_or(("us", 1));
+        match period / micros {
+            1 => write!(f, "{}/{unit}", self.limit),
+            count => write!(f, "{} per {count}{unit}", self.limit),
+        }
+    }
+}
+
+impl fmt::Debug for Quota {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Quota({self})")
+    }
+}
+
+impl FromStr for Quota {
+    type Err = QuotaError;
+
+    fn from_str(text: &str) -> Result<Self, QuotaError> {
+        let (limit, period) =
+            text.split_once('/').or_else(|| text.split_once(" per ")).ok_or(QuotaError::Unreadable)?;
+        let limit = read_number(limit.trim())?.ok_or(QuotaError::LimitTooLarge)?;
+        let period = period.trim();
+        let digits = period.bytes().take_while(|byte| byte.is_ascii_digit() || *byte == b'_').count();
+        let (count, unit) = period.split_at(digits);
+        let count = if count.is_empty() { Some(1) } else { read_number(count)? };
+        let unit = read_unit(unit.trim_start())?;
+        let period = count.and_then(|count| count.checked_mul(unit)).ok_or(QuotaError::PeriodTooLong)?;
+        Self::from_parts(limit, period)
+    }
+}
+
+/// The number, or `None` if it is one but too large for 64 bits.
+fn read_number(text: &str) -> Result<Option<u64>, QuotaError> {
+    let plain = text.replace('_', "");
+    if !text.starts_with(|first: char| first.is_ascii_digit()) || !plain.bytes().all(|byte| byte.is_ascii_digit()) {
+        return Err(QuotaError::Unreadable);
+    }
+    Ok(plain.parse().ok())
+}
+
+fn read_unit(text: &str) -> Result<u64, QuotaError> {
+    Ok(match text {
+        "us" | "µs" | "microsecond" | "microseconds" => 1,
+        "ms" | "millisecond" | "milliseconds" => 1_000,
+        "s" | "sec" | "second" | "seconds" => SECOND,
+        "m" | "min" | "minute" | "minutes" => MINUTE,
+        "h" | "hour" | "hours" => HOUR,
+        "d" | "day" | "days" => DAY,
+        "w" | "week" | "weeks" => WEEK,
+        "" => return Err(QuotaError::Unreadable),
+        _ => return Err(QuotaError::UnknownUnit),
+    })
+}
+
+#[cfg(feature = "serde")]
+mod text {
+    use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
+
+    use super::Quota;
+
+    /// As the text form: `"100/min"`.
+    impl Serialize for Quota {
+        fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+            serializer.collect_str(self)
+        }
+    }
+
+    /// From the text form: `"100/min"`.
+    impl<'de> Deserialize<'de> for Quota {
+        fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+            struct Text;
+
+            impl de::Visitor<'_> for Text {
+                type Value = Quota;
+
+                fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                    f.write_str("a quota such as \"100/min\" or \"5 per 10s\"")
+                }
+
+                fn visit_str<E: de::Error>(self, text: &str) -> Result<Quota, E> {
+                    text.parse().map_err(|error| E::custom(format_args!("{text:?}: {error}")))
+                }
+            }
+
+            deserializer.deserialize_str(Text)
+        }
+    }
+}

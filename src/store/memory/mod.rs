@@ -1,0 +1,15 @@
+//! Limits whose states lie in this process's memory.
+
+mod builder;
+mod dynamic;
+mod hasher;
+mod limiter;
+mod limits;
+mod row;
+mod transaction;
+
+pub use self::builder::MemoryBuilder;
+pub use self::dynamic::DynLimit;
+pub use self::hasher::DefaultHashBuilder;
+pub use self::limiter::Memory;
+pub use self::limits::{Limits, LimitsFor};

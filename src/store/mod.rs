@@ -1,0 +1,5 @@
+//! Where states are remembered.
+
+mod memory;
+
+pub use self::memory::{DefaultHashBuilder, DynLimit, Limits, LimitsFor, Memory, MemoryBuilder};

@@ -1,0 +1,40 @@
+//! The atomics, as they are or as loom's, which tries every order of them.
+
+#[cfg(not(loom))]
+pub(crate) use std::sync::atomic::{AtomicU64, Ordering};
+
+#[cfg(loom)]
+pub(crate) use loom::sync::atomic::{AtomicU64, Ordering};
+
+/// Waits a little for another thread's turn to end; longer with each round.
+pub(crate) struct Backoff(u32);
+
+impl Backoff {
+    /// Rounds of spinning before the thread yields: a turn inside a set takes some tens of nanoseconds, unless the
+    /// thread that has it was descheduled, and then only yielding helps.
+    #[cfg(not(loom))]
+    const SPINS: u32 = 6;
+
+    pub(crate) const fn new() -> Self {
+        Self(0)
+    }
+
+    #[cfg(not(loom))]
+    #[cold]
+    pub(crate) fn wait(&mut self) {
+        if self.0 < Self::SPINS {
+            for _ in 0..1 << self.0 {
+                std::hint::spin_loop();
+            }
+            self.0 += 1;
+        } else {
+            std::thread::yield_now();
+        }
+    }
+
+    #[cfg(loom)]
+    pub(crate) fn wait(&mut self) {
+        self.0 += 1;
+        loom::thread::yield_now();
+    }
+}

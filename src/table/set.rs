@@ -1,0 +1,118 @@
+use crate::algorithm::Cell;
+use crate::sync::{AtomicU64, Backoff, Ordering};
+
+/// With six slots a version, the horizon and the fingerprints fill one cache line, and six cells of four words three more.
+#[cfg(not(loom))]
+pub(super) const SLOTS: usize = 6;
+/// loom tries every order of every access: fewer slots, the same code.
+#[cfg(loom)]
+pub(super) const SLOTS: usize = 1;
+
+/// A few slots under one sequence lock.
+#[repr(align(64))]
+pub(super) struct Set<C> {
+    version: AtomicU64,
+    horizon: AtomicU64,
+    fingerprints: [AtomicU64; SLOTS],
+    cells: [C; SLOTS],
+}
+
+impl<C: Cell> Set<C> {
+    pub(super) fn new() -> Self {
+        Self {
+            version: AtomicU64::new(0),
+            horizon: AtomicU64::new(0),
+            fingerprints: std::array::from_fn(|_| AtomicU64::new(0)),
+            cells: std::array::from_fn(|_| C::new()),
+        }
+    }
+
+    /// The version that a reading starts from. An odd one vouches for nothing: `is_at` and `lock` fail with it.
+    #[inline]
+    pub(super) fn version(&self) -> u64 {
+        self.version.load(Ordering::Acquire)
+    }
+
+    /// Whether what was read since `version()` returned `version` is consistent.
+    ///
+    /// Every load of a reading acquires and every store of a writer releases: a reader who saw anything of a writer sees
+    /// here at least that writer's odd version.
+    #[inline]
+    pub(super) fn is_at(&self, version: u64) -> bool {
+        version & 1 == 0 && self.version.load(Ordering::Acquire) == version
+    }
+
+    #[inline]
+    pub(super) fn lock(&self, version: u64) -> bool {
+        version & 1 == 0
+            && self.version.compare_exchange(version, version + 1, Ordering::AcqRel, Ordering::Relaxed).is_ok()
+    }
+
+    /// Waits for the lock, and returns the version to unlock with.
+    pub(super) fn lock_whenever(&self) -> u64 {
+        let mut backoff = Backoff::new();
+        loop {
+            let version = self.version();
+            if self.lock(version) {
+                return version;
+            }
+            backoff.wait();
+        }
+    }
+
+    #[inline]
+    pub(super) fn unlock(&self, version: u64) {
+        self.version.store(version + 2, Ordering::Release);
+    }
+
+    #[inline]
+    pub(super) fn unlock_unchanged(&self, version: u64) {
+        self.version.store(version, Ordering::Release);
+    }
+
+    #[inline]
+    pub(super) fn find(&self, fingerprint: u64) -> Option<usize> {
+        self.fingerprints.iter().position(|slot| slot.load(Ordering::Acquire) == fingerprint)
+    }
+
+    pub(super) fn fingerprint(&self, slot: usize) -> u64 {
+        self.fingerprints[slot].load(Ordering::Acquire)
+    }
+
+    #[inline]
+    pub(super) fn cell(&self, slot: usize) -> &C {
+        &self.cells[slot]
+    }
+
+    #[inline]
+    pub(super) fn horizon(&self) -> u64 {
+        self.horizon.load(Ordering::Acquire)
+    }
+
+    /// A slot that is empty or idle at `now`: empty ones, whose first word is zero, are idle at any time.
+    #[inline]
+    pub(super) fn free_slot(&self, now: u64) -> Option<usize> {
+        self.cells.iter().position(|cell| cell.fresh_at() <= now)
+    }
+
+    /// Under the lock: gives an idle slot to a new key, in the zero state.
+    #[inline]
+    pub(super) fn occupy(&self, slot: usize, fingerprint: u64) {
+        let dropped = self.cells[slot].fresh_at();
+        if dropped > self.horizon.load(Ordering::Relaxed) {
+            self.horizon.store(dropped, Ordering::Release);
+        }
+        self.cells[slot].clear();
+        self.fingerprints[slot].store(fingerprint, Ordering::Release);
+    }
+
+    /// Under the lock: empties a slot, with no trace in the horizon.
+    pub(super) fn vacate(&self, slot: usize) {
+        self.fingerprints[slot].store(0, Ordering::Release);
+        self.cells[slot].clear();
+    }
+
+    pub(super) fn live(&self, now: u64) -> usize {
+        self.cells.iter().filter(|cell| cell.fresh_at() > now).count()
+    }
+}
