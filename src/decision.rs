@@ -172,7 +172,8 @@ impl fmt::Debug for Reading {
 
 /// A limit's name: `default` unless it is given one.
 #[derive(Clone)]
-pub(crate) enum Name {
+#[allow(unreachable_pub, missing_docs, missing_debug_implementations, reason = "named by a hidden trait only")]
+pub enum Name {
     Static(&'static str),
     Shared(Arc<str>),
 }

@@ -289,7 +289,8 @@ impl<C> std::fmt::Debug for Table<C> {
 
 /// A slot, under the lock.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Place {
+#[allow(unreachable_pub, reason = "named by a hidden trait only")]
+pub struct Place {
     set: usize,
     slot: usize,
 }

@@ -9,6 +9,7 @@ use crate::sync::Backoff;
 use crate::table::{Place, Spot, Table};
 
 /// A limit with its table.
+#[allow(missing_debug_implementations, reason = "hidden, behind the limiter")]
 pub struct Row<C: Chooser, P> {
     limit: Limit<C, P>,
     table: Table<CellOf<C>>,
@@ -50,6 +51,7 @@ pub trait Share<Key: ?Sized, S>: Send + Sync {
 }
 
 /// What is asked in a transaction, for whom, when.
+#[allow(missing_debug_implementations, reason = "a key may be a secret")]
 pub struct Asked<'a, Key: ?Sized, S> {
     pub(super) hasher: &'a S,
     pub(super) key: &'a Key,

@@ -1,0 +1,55 @@
+use super::seam::{ExtractKey, Extracted, Missing};
+
+impl<Request, F, R> ExtractKey<Request> for F
+where
+    F: Fn(&Request) -> R,
+    R: IntoExtracted,
+{
+    type Key = R::Key;
+
+    fn extract(&self, request: &Request) -> Extracted<R::Key> {
+        self(request).into_extracted()
+    }
+}
+
+/// What a closure may return to be an extractor: `Option`, `Result` or [`Extracted`].
+#[diagnostic::on_unimplemented(
+    message = "a key extractor must return `Option<Key>`, `Result<Key, _>` or `Extracted<Key>`, not `{Self}`",
+    note = "wrap the key in `Some(..)` if every request has one"
+)]
+pub trait IntoExtracted {
+    /// The key within.
+    type Key;
+
+    /// What was found.
+    fn into_extracted(self) -> Extracted<Self::Key>;
+}
+
+impl<K> IntoExtracted for Extracted<K> {
+    type Key = K;
+
+    fn into_extracted(self) -> Self {
+        self
+    }
+}
+
+/// `None` is a missing key.
+impl<K> IntoExtracted for Option<K> {
+    type Key = K;
+
+    fn into_extracted(self) -> Extracted<K> {
+        self.map_or_else(
+            || Extracted::Missing(Missing::from_request("the request does not say whose it is")),
+            Extracted::Key,
+        )
+    }
+}
+
+/// `Err` is a missing key. The error is not sent to the client; for that return an [`Extracted::Missing`].
+impl<K, E> IntoExtracted for Result<K, E> {
+    type Key = K;
+
+    fn into_extracted(self) -> Extracted<K> {
+        self.ok().into_extracted()
+    }
+}

@@ -1,0 +1,64 @@
+use std::any::type_name;
+use std::fmt;
+use std::marker::PhantomData;
+
+use http::Request;
+
+use super::seam::{ExtractKey, Extracted, Missing};
+
+/// A value that an outer layer put into the request's extensions: the user that a login layer found, for instance.
+///
+/// The key is missing by the server's fault if the extensions hold no such value: the layer that puts it there must be
+/// outside of the limiter.
+///
+/// ```
+/// use tower_ratelimit::key::Extension;
+///
+/// #[derive(Clone, PartialEq, Eq, Hash)]
+/// struct UserId(u64);
+///
+/// let key = Extension::<UserId>::new();
+/// ```
+pub struct Extension<T>(PhantomData<fn() -> T>);
+
+impl<T> Extension<T> {
+    /// Reads the extension of type `T`.
+    #[must_use]
+    pub const fn new() -> Self {
+        Self(PhantomData)
+    }
+}
+
+impl<T: Clone + Send + Sync + 'static, B> ExtractKey<Request<B>> for Extension<T> {
+    type Key = T;
+
+    fn extract(&self, request: &Request<B>) -> Extracted<T> {
+        match request.extensions().get::<T>() {
+            Some(value) => Extracted::Key(value.clone()),
+            None => Extracted::Missing(Missing::from_server(
+                "the server is put together wrongly: the rate limiter counts by a request extension that no layer \
+                 outside of it has set",
+            )),
+        }
+    }
+}
+
+impl<T> Default for Extension<T> {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl<T> Clone for Extension<T> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<T> Copy for Extension<T> {}
+
+impl<T> fmt::Debug for Extension<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Extension<{}>", type_name::<T>())
+    }
+}

@@ -1,0 +1,13 @@
+use super::seam::{ExtractKey, Extracted};
+
+/// One key for all requests: a limit on everybody together.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Global;
+
+impl<Request> ExtractKey<Request> for Global {
+    type Key = ();
+
+    fn extract(&self, _request: &Request) -> Extracted<()> {
+        Extracted::Key(())
+    }
+}

@@ -1,0 +1,59 @@
+use http::{HeaderName, Request};
+
+use super::seam::{ExtractKey, Extracted, Missing};
+use super::text::KeyText;
+
+/// The value of one header field.
+///
+/// The key is missing if the field is, if it is empty, or if it comes more than once: which of them counts would be for the
+/// client to choose.
+///
+/// Whoever can set the field chooses the key. Use it for what an outer layer or a proxy has checked, or where a made-up
+/// value gains nothing.
+///
+/// ```
+/// use tower_ratelimit::key::Header;
+///
+/// const TENANT: Header = Header::from_static("x-tenant");
+/// ```
+#[derive(Clone, Debug)]
+pub struct Header(HeaderName);
+
+impl Header {
+    /// Reads the field with this name.
+    #[must_use]
+    pub const fn new(name: HeaderName) -> Self {
+        Self(name)
+    }
+
+    /// Reads the field with this name.
+    ///
+    /// # Panics
+    ///
+    /// If the name is not a field name in lower case. In a `const` the compiler shows the panic.
+    #[must_use]
+    pub const fn from_static(name: &'static str) -> Self {
+        Self(HeaderName::from_static(name))
+    }
+}
+
+impl<B> ExtractKey<Request<B>> for Header {
+    type Key = KeyText;
+
+    fn extract(&self, request: &Request<B>) -> Extracted<KeyText> {
+        let mut values = request.headers().get_all(&self.0).iter();
+        match (values.next(), values.next()) {
+            (Some(value), None) if !value.is_empty() => Extracted::Key(KeyText::new(value.as_bytes())),
+            (Some(_), None) => self.missing("is empty"),
+            (Some(_), Some(_)) => self.missing("comes more than once"),
+            (None, _) => self.missing("is missing"),
+        }
+    }
+}
+
+impl Header {
+    #[cold]
+    fn missing(&self, how: &str) -> Extracted<KeyText> {
+        Extracted::Missing(Missing::from_request(format!("the header field {} {how}", self.0)))
+    }
+}

@@ -1,0 +1,86 @@
+use std::fmt;
+use std::hash::{Hash, Hasher};
+
+use sha2::{Digest, Sha256};
+
+/// A key from text that a client may have chosen: bounded in length, kept without an allocation.
+///
+/// Up to [`MAX_LEN`](Self::MAX_LEN) bytes are kept as they are; of a longer text its SHA-256 stands for it.
+#[derive(Clone, Copy)]
+pub struct KeyText {
+    bytes: [u8; Self::MAX_LEN],
+    len: u8,
+}
+
+impl KeyText {
+    /// The longest text that is kept as it is, in bytes.
+    pub const MAX_LEN: usize = 63;
+
+    /// A key from any bytes.
+    #[must_use]
+    pub fn new(text: &[u8]) -> Self {
+        match Self::verbatim(text) {
+            Some(key) => key,
+            None => Self::digest(text),
+        }
+    }
+
+    #[inline]
+    fn verbatim(text: &[u8]) -> Option<Self> {
+        let mut bytes = [0; Self::MAX_LEN];
+        bytes.get_mut(..text.len())?.copy_from_slice(text);
+        // `get_mut` has seen that the length fits.
+        Some(Self { bytes, len: u8::try_from(text.len()).ok()? })
+    }
+
+    /// `sha256-` and 56 hexadecimal digits, which are 224 of the 256 bits.
+    #[cold]
+    fn digest(text: &[u8]) -> Self {
+        const DIGITS: &[u8; 16] = b"0123456789abcdef";
+        let mut key = [0; Self::MAX_LEN];
+        let (label, digits) = key.split_at_mut(7);
+        label.copy_from_slice(b"sha256-");
+        for (pair, byte) in digits.chunks_exact_mut(2).zip(Sha256::digest(text)) {
+            pair.copy_from_slice(&[DIGITS[usize::from(byte >> 4)], DIGITS[usize::from(byte & 15)]]);
+        }
+        Self { bytes: key, len: 63 }
+    }
+
+    /// The bytes that stand for the text.
+    #[must_use]
+    pub fn as_bytes(&self) -> &[u8] {
+        &self.bytes[..usize::from(self.len)]
+    }
+}
+
+impl PartialEq for KeyText {
+    fn eq(&self, other: &Self) -> bool {
+        self.as_bytes() == other.as_bytes()
+    }
+}
+
+impl Eq for KeyText {}
+
+impl Hash for KeyText {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.as_bytes().hash(state);
+    }
+}
+
+impl From<&str> for KeyText {
+    fn from(text: &str) -> Self {
+        Self::new(text.as_bytes())
+    }
+}
+
+impl fmt::Display for KeyText {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.as_bytes().escape_ascii().fmt(f)
+    }
+}
+
+impl fmt::Debug for KeyText {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "KeyText({self})")
+    }
+}

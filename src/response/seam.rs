@@ -1,0 +1,72 @@
+use super::admission::Admission;
+use super::refusal::Refusal;
+
+/// Turns decisions into responses.
+///
+/// A closure `Fn(Request, Refusal) -> Response` is a responder that leaves what is let through as it is.
+///
+/// # Example
+///
+/// A responder for a protocol of one's own, whose answers tell how much is left.
+///
+/// ```
+/// use tower_ratelimit::response::{Admission, Refusal, Respond};
+///
+/// struct Answer {
+///     text: String,
+///     left: Option<u64>,
+/// }
+///
+/// #[derive(Clone)]
+/// struct TellLeft;
+///
+/// impl<Request, E> Respond<Request, Answer, E> for TellLeft {
+///     type Response = Answer;
+///     type Error = E;
+///     /// What the answer will need to know of the decision.
+///     type Mark = Option<u64>;
+///
+///     fn admit(&self, _request: &mut Request, admission: Admission) -> Option<u64> {
+///         admission.decision()?.remaining()
+///     }
+///
+///     fn finish(left: Option<u64>, answer: Answer) -> Answer {
+///         Answer { left, ..answer }
+///     }
+///
+///     fn refuse(&self, _request: Request, refusal: Refusal) -> Result<Answer, E> {
+///         Ok(Answer { text: refusal.to_string(), left: Some(0) })
+///     }
+/// }
+/// ```
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` can't answer for a service that takes `{Request}` and returns `{Response}`",
+    note = "`Http` answers for HTTP services whose response body is made from `Bytes`; for other bodies use \
+            `.responder(Http::new().any_body())`, for services that are not HTTP `.responder(AsError)` or a closure"
+)]
+pub trait Respond<Request, Response, Error> {
+    /// What the limited service answers with.
+    type Response;
+    /// What the limited service fails with.
+    type Error: From<Error>;
+    /// What [`finish`](Self::finish) needs to know of an admission. It travels with the request's future.
+    type Mark;
+
+    /// Whether decisions should list every limit, as header fields do.
+    fn wants_every_limit(&self) -> bool {
+        false
+    }
+
+    /// A request is about to be let through.
+    fn admit(&self, request: &mut Request, admission: Admission) -> Self::Mark;
+
+    /// The service has answered a request that was let through.
+    fn finish(mark: Self::Mark, response: Response) -> Self::Response;
+
+    /// A request is not let through.
+    ///
+    /// # Errors
+    ///
+    /// Where the answer is an error.
+    fn refuse(&self, request: Request, refusal: Refusal) -> Result<Self::Response, Self::Error>;
+}
