@@ -16,7 +16,7 @@ pub mod store;
 mod sync;
 mod table;
 
-pub use crate::algorithm::{FixedWindow, Gcra, LeakyBucket, TokenBucket};
+pub use crate::algorithm::{FixedWindow, Gcra, LeakyBucket, LeakyQueue, SlidingLog, SlidingWindow, TokenBucket};
 pub use crate::clock::{Clock, ManualClock, SystemClock, Timestamp};
 pub use crate::decision::{Ask, Decision, Figures, Reading, Source, Standing, Verdict};
 pub use crate::error::Error;

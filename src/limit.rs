@@ -158,6 +158,11 @@ impl<F, Part: ?Sized> fmt::Debug for ByRef<F, Part> {
 pub trait Chooser {
     /// The type of algorithm that every key is held to.
     type Algorithm: Algorithm;
+
+    /// The algorithm, if it is the same one for all keys.
+    fn same_for_all(&self) -> Option<&Self::Algorithm> {
+        None
+    }
 }
 
 /// A [`Chooser`] for keys of type `Key`.
@@ -168,6 +173,10 @@ pub trait Choose<Key: ?Sized>: Chooser {
 
 impl<A: Algorithm> Chooser for A {
     type Algorithm = A;
+
+    fn same_for_all(&self) -> Option<&A> {
+        Some(self)
+    }
 }
 
 impl<Key: ?Sized, A: Algorithm> Choose<Key> for A {

@@ -1,8 +1,12 @@
 //! The atomics, as they are or as loom's, which tries every order of them.
 
 #[cfg(not(loom))]
+pub(crate) use std::sync::Mutex;
+#[cfg(not(loom))]
 pub(crate) use std::sync::atomic::{AtomicU64, Ordering};
 
+#[cfg(loom)]
+pub(crate) use loom::sync::Mutex;
 #[cfg(loom)]
 pub(crate) use loom::sync::atomic::{AtomicU64, Ordering};
 
@@ -32,9 +36,17 @@ impl Backoff {
         }
     }
 
+    /// loom may let two threads wait for each other's end of waiting, round after round, while the one that has its turn
+    /// never goes on. Real schedulers don't: after so many rounds the rest of a run is one fair order.
+    #[cfg(loom)]
+    const ROUNDS: u32 = 6;
+
     #[cfg(loom)]
     pub(crate) fn wait(&mut self) {
         self.0 += 1;
+        if self.0 > Self::ROUNDS {
+            loom::skip_branch();
+        }
         loom::thread::yield_now();
     }
 }

@@ -121,11 +121,34 @@ impl Bucket {
         }
         // What `at` lies ahead of `now` must pass as well.
         let wait = wait + (at - now.as_micros());
-        let patience = if ask.max_delay.is_zero() { 0 } else { whole_micros(ask.max_delay) };
+        let patience = ask.patience(0);
         if wait <= patience {
             Verdict::AllowedAfter(Duration::from_micros(wait))
         } else {
             Verdict::Denied { retry_after: Duration::from_micros(wait - patience) }
+        }
+    }
+
+    /// As a queue decides: what there is room for waits until all that was let in before it has drained.
+    #[inline]
+    pub(crate) fn peek_in_turn(&self, state: &Words, now: Timestamp, ask: Ask) -> Verdict {
+        if ask.cost > self.burst {
+            return Verdict::Never;
+        }
+        let (tat, at) = self.tat(state, now.as_micros());
+        let behind = at - now.as_micros();
+        let room_after = match self.wait(tat, at, self.rate.span(self.burst - ask.cost)) {
+            0 => 0,
+            wait => wait + behind,
+        };
+        let delay = match tat.whole - at {
+            0 => 0,
+            delay => delay + behind,
+        };
+        match room_after.max(delay.saturating_sub(ask.patience(u64::MAX))) {
+            0 if delay == 0 => Verdict::Allowed,
+            0 => Verdict::AllowedAfter(Duration::from_micros(delay)),
+            wait => Verdict::Denied { retry_after: Duration::from_micros(wait) },
         }
     }
 

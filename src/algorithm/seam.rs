@@ -85,7 +85,7 @@ use crate::decision::{Ask, Reading, Verdict};
 /// # Ok::<(), tower_ratelimit::Error>(())
 /// ```
 pub trait Algorithm: fmt::Debug + Send + Sync + 'static {
-    /// What is remembered of a key: `[u64; N]`.
+    /// What is remembered of a key: `[u64; N]`, or [`Blocks`](super::Blocks), or a [`Log`](super::Log).
     type State: State;
 
     /// What asking would be answered. Changes nothing.
@@ -102,6 +102,16 @@ pub trait Algorithm: fmt::Debug + Send + Sync + 'static {
 
     /// The longest time from a state within the limit until it is as good as new.
     fn longest_reset(&self) -> Duration;
+
+    /// How many words a state has, if it is one of [`Blocks`](super::Blocks). For other states it says nothing.
+    fn state_words(&self) -> usize {
+        super::Blocks::MAX_WORDS
+    }
+
+    /// How many bytes a key may take on the heap: those of a [`Log`](super::Log).
+    fn heap_bytes(&self) -> usize {
+        0
+    }
 
     /// Whether [`peek`](Self::peek) may answer [`Verdict::AllowedAfter`]: whether a turn that comes later can be
     /// promised now.

@@ -1,1 +1,505 @@
+//! Proves, in every order of every access that loom finds (stale loads included, with at most three preemptions), that
+//! threads decide as if they took turns: each model ends in an outcome that some turn-taking has.
+//!
+//! A set has one slot here, so that two or three keys are enough to fill a table, evict, move and forget. The code is the
+//! one of production, from [`Memory`](crate::Memory) down to the atomics. `RUSTFLAGS="--cfg loom" cargo test --lib
+//! --release loom`
 
+use std::cell::Cell;
+use std::hash::{BuildHasher, Hasher};
+use std::time::Duration;
+
+use loom::thread;
+
+use crate::algorithm::{Algorithm, Charge};
+use crate::limiter::{Outcome, Receipt};
+use crate::store::{Limits, LimitsFor};
+use crate::{Ask, Clock, Decision, Figures, Limit, Limiter, Memory, Reading, Timestamp, Verdict};
+
+/// Checks `f` in all orders with up to `preemptions` switches away from a thread that could have gone on.
+///
+/// A thread that waits for another one yields, which is no preemption.
+fn model(preemptions: usize, f: impl Fn() + Send + Sync + 'static) {
+    let mut builder = loom::model::Builder::new();
+    builder.preemption_bound = Some(preemptions);
+    // Threads that wait for each other take more steps than the default allows, never this many.
+    builder.max_branches = 10_000;
+    builder.check(f);
+}
+
+/// What a token takes to come back, in microseconds.
+const TOKEN: u64 = 50;
+
+/// GCRA in the fewest words that show a torn copy: the arrival time, and the same with its bits flipped.
+#[derive(Debug, Clone, Copy)]
+struct Burst(u64);
+
+impl Burst {
+    fn arrival(state: [u64; 2], now: Timestamp) -> u64 {
+        assert!(state == [0; 2] || state[0] == !state[1], "a torn state: {state:?}");
+        state[0].max(now.as_micros())
+    }
+
+    fn debt(state: [u64; 2], now: Timestamp) -> u64 {
+        Self::arrival(state, now) - now.as_micros()
+    }
+}
+
+impl Algorithm for Burst {
+    type State = [u64; 2];
+
+    fn peek(&self, &state: &[u64; 2], now: Timestamp, ask: Ask) -> Verdict {
+        let slack = (self.0 - ask.cost) * TOKEN;
+        match Self::debt(state, now).saturating_sub(slack) {
+            0 => Verdict::Allowed,
+            wait => Verdict::Denied { retry_after: Duration::from_micros(wait) },
+        }
+    }
+
+    fn commit(&self, state: &mut [u64; 2], now: Timestamp, _delay: Duration, cost: u64) {
+        let arrival = Self::arrival(*state, now) + cost * TOKEN;
+        *state = [arrival, !arrival];
+    }
+
+    fn give_back(&self, state: &mut [u64; 2], now: Timestamp, _charge: Charge, amount: u64) {
+        let arrival = Self::arrival(*state, now) - amount * TOKEN;
+        *state = [arrival, !arrival];
+    }
+
+    fn reading(&self, &state: &[u64; 2], now: Timestamp) -> Reading {
+        let debt = Self::debt(state, now);
+        let (window, reset) = (self.longest_reset(), Duration::from_micros(debt));
+        let remaining = self.0 - debt.div_ceil(TOKEN).min(self.0);
+        Figures { limit: self.0, window, remaining, reset, more_after: Duration::ZERO }.into()
+    }
+
+    fn longest_reset(&self) -> Duration {
+        Duration::from_micros(self.0 * TOKEN)
+    }
+}
+
+/// A key's hash is the key.
+#[derive(Clone, Copy)]
+struct Same;
+
+impl BuildHasher for Same {
+    type Hasher = Number;
+
+    fn build_hasher(&self) -> Number {
+        Number(0)
+    }
+}
+
+struct Number(u64);
+
+impl Hasher for Number {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+
+    fn write(&mut self, _bytes: &[u8]) {
+        unreachable!("keys are numbers");
+    }
+
+    fn write_u64(&mut self, number: u64) {
+        self.0 = number;
+    }
+}
+
+/// A clock that every thread has read for itself, before its turn: 100 unless it says so.
+#[derive(Debug)]
+struct OwnTime;
+
+loom::thread_local! {
+    static NOW: Cell<u64> = Cell::new(100);
+}
+
+impl Clock for OwnTime {
+    fn now(&self) -> Timestamp {
+        Timestamp::from_micros(NOW.with(Cell::get))
+    }
+}
+
+fn at(now: u64) {
+    NOW.with(|own| own.set(now));
+}
+
+type Model<L> = Memory<L, OwnTime, Same>;
+
+/// A limiter whose tables have so many sets of one slot each.
+fn sets<L: Limits<crate::store::DefaultHashBuilder> + Limits<Same>>(sets: usize, limits: L) -> Model<L> {
+    // See `Table::with_room_for`: two sets, and one more for every five keys.
+    let max_keys = [1, 5, 10][sets - 2];
+    Memory::builder(limits).max_keys(max_keys).clock(OwnTime).hasher(Same).build().expect("valid limits")
+}
+
+/// A key for a table of `sets`, that goes to `home` or else to `other`. With another `id` it is another key.
+fn key(sets: u64, [home, other]: [u64; 2], id: u64) -> u64 {
+    let middle = |of: u64, parts: u64| (2 * of + 1) * (1 << 31) / parts;
+    let step = (other + sets - home) % sets;
+    middle(home, sets) << 32 | (middle(step - 1, sets - 1) + id)
+}
+
+fn acquire<Key, L: LimitsFor<Key, Same>>(limiter: &Model<L>, key: &Key) -> Outcome {
+    limiter.acquire_now(key, Ask::default())
+}
+
+fn admits<Key, L: LimitsFor<Key, Same>>(limiter: &Model<L>, key: &Key) -> bool {
+    acquire(limiter, key).decision.is_allowed()
+}
+
+fn peek<Key, L: LimitsFor<Key, Same>>(limiter: &Model<L>, key: &Key) -> Decision {
+    let reply = limiter.peek(key, Ask::default().every_limit());
+    reply.try_ready().expect("memory answers at once").expect("memory never fails")
+}
+
+/// How long each limit still remembers what the key was charged.
+fn owed<Key, L: LimitsFor<Key, Same>>(limiter: &Model<L>, key: &Key) -> Vec<u128> {
+    peek(limiter, key).standings().iter().map(|standing| standing.reset().as_micros()).collect()
+}
+
+fn reset<Key, L: LimitsFor<Key, Same>>(limiter: &Model<L>, key: &Key) {
+    let _ = limiter.reset(key);
+}
+
+/// Runs one closure on a thread of its own and the other one here.
+fn race<M, A, B>(shared: &M, one: impl FnOnce(&M) -> A + 'static, other: impl FnOnce(&M) -> B) -> (A, B)
+where
+    M: Clone + 'static,
+    A: 'static,
+{
+    let theirs = shared.clone();
+    let thread = thread::spawn(move || one(&theirs));
+    let here = other(shared);
+    (thread.join().expect("no thread panics"), here)
+}
+
+#[test]
+fn a_new_key_is_inserted_once() {
+    model(3, || {
+        let limiter = sets(2, Burst(1));
+        let k = key(2, [0, 1], 0);
+        let (a, b) = race(&limiter, move |limiter| admits(limiter, &k), |limiter| admits(limiter, &k));
+        assert!(a ^ b, "one of {a} and {b}");
+        assert_eq!(owed(&limiter, &k), [50]);
+    });
+}
+
+#[test]
+fn three_threads_share_a_quota_of_two() {
+    model(2, || {
+        let limiter = sets(2, Burst(2));
+        let k = key(2, [1, 0], 0);
+        let (first, second) = (limiter.clone(), limiter.clone());
+        let threads = [thread::spawn(move || admits(&first, &k)), thread::spawn(move || admits(&second, &k))];
+        let here = admits(&limiter, &k);
+        let there = threads.map(|thread| thread.join().expect("no thread panics"));
+        assert_eq!(u8::from(here) + u8::from(there[0]) + u8::from(there[1]), 2);
+        assert_eq!(owed(&limiter, &k), [100]);
+    });
+}
+
+#[test]
+fn an_idle_slot_is_taken_again_once() {
+    model(3, || {
+        let limiter = sets(2, Burst(1));
+        let k = key(2, [0, 1], 0);
+        assert!(admits(&limiter, &k));
+        let later = move |limiter: &Model<Burst>| {
+            at(150);
+            admits(limiter, &k)
+        };
+        let (a, b) = race(&limiter, later, later);
+        assert!(a ^ b, "one of {a} and {b}");
+        assert_eq!(owed(&limiter, &k), [50]);
+    });
+}
+
+/// Two newcomers that both would go to the one free slot: each locks both of its sets.
+#[test]
+fn newcomers_do_not_take_the_same_slot() {
+    model(3, || {
+        let limiter = sets(3, Burst(1));
+        let (old, a, b) = (key(3, [0, 2], 0), key(3, [0, 1], 1), key(3, [1, 2], 2));
+        assert!(admits(&limiter, &old));
+        let charged = race(&limiter, move |limiter| admits(limiter, &a), |limiter| admits(limiter, &b));
+        assert_eq!(charged, (true, true));
+        assert_eq!([old, a, b].map(|key| owed(&limiter, &key)), [[50]; 3]);
+    });
+}
+
+/// The thread that was refused first made no room for the newcomer: both are remembered, and who was idle is not.
+#[test]
+fn an_eviction_and_a_commit_on_the_evicted_key_exclude_each_other() {
+    model(3, || {
+        let limiter = sets(2, Burst(4));
+        let (old, new) = (key(2, [0, 1], 0), key(2, [0, 1], 1));
+        assert!(admits(&limiter, &old) && admits(&limiter, &old));
+        // The old key is as good as new at 200, where the newcomer stands. A commit at 100 makes it owe until 250.
+        let newcomer = move |limiter: &Model<Burst>| {
+            at(200);
+            admits(limiter, &new)
+        };
+        let charged = race(&limiter, newcomer, |limiter| admits(limiter, &old));
+        assert_eq!(charged, (true, true));
+        // If the newcomer came first, the old key has lost a debt that ends at 200, and so is decided at 200.
+        at(200);
+        assert_eq!([old, new].map(|key| owed(&limiter, &key)), [[50]; 2]);
+    });
+}
+
+#[test]
+fn a_denial_is_right_while_the_key_is_evicted() {
+    model(3, || {
+        let limiter = sets(2, Burst(2));
+        let (old, new) = (key(2, [0, 1], 0), key(2, [0, 1], 1));
+        assert!(admits(&limiter, &old) && admits(&limiter, &old));
+        let newcomer = move |limiter: &Model<Burst>| {
+            at(200);
+            admits(limiter, &new)
+        };
+        let (charged, decision) = race(&limiter, newcomer, |limiter| acquire(limiter, &old).decision);
+        assert!(charged);
+        at(200);
+        assert_eq!(owed(&limiter, &new), [50]);
+        match decision.verdict() {
+            Verdict::Denied { retry_after } => assert_eq!(retry_after, Duration::from_micros(50)),
+            verdict => {
+                assert_eq!(verdict, Verdict::Allowed);
+                assert_eq!(owed(&limiter, &old), [50]);
+            }
+        }
+    });
+}
+
+#[test]
+fn a_peek_never_reads_half_of_a_commit() {
+    model(3, || {
+        let limiter = sets(2, Burst(3));
+        let k = key(2, [0, 1], 0);
+        let commits = move |limiter: &Model<Burst>| assert!(admits(limiter, &k) && admits(limiter, &k));
+        // Any tear panics in `Burst::arrival`.
+        let ((), (first, second)) = race(&limiter, commits, |limiter| (owed(limiter, &k), owed(limiter, &k)));
+        assert!(first <= second && second <= vec![100], "{first:?}, {second:?}");
+        assert_eq!(owed(&limiter, &k), [100]);
+    });
+}
+
+#[test]
+fn a_reset_and_a_commit_take_turns() {
+    model(3, || {
+        let limiter = sets(2, Burst(1));
+        let k = key(2, [0, 1], 0);
+        assert!(admits(&limiter, &k));
+        let ((), charged) = race(&limiter, move |limiter| reset(limiter, &k), |limiter| admits(limiter, &k));
+        // Refused before the reset, or charged after it.
+        assert_eq!(owed(&limiter, &k), [if charged { 50 } else { 0 }]);
+    });
+}
+
+#[test]
+fn a_reset_and_a_newcomer_take_turns() {
+    model(3, || {
+        let limiter = sets(2, Burst(1));
+        let (old, live, new) = (key(2, [0, 1], 0), key(2, [1, 0], 1), key(2, [0, 1], 2));
+        assert!(admits(&limiter, &old) && admits(&limiter, &live));
+        let later = move |limiter: &Model<Burst>| {
+            at(150);
+            // Refills the slot in which the reset may have found its key.
+            admits(limiter, &new)
+        };
+        let (charged, ()) = race(&limiter, later, |limiter| reset(limiter, &old));
+        assert!(charged);
+        at(150);
+        assert_eq!([old, new].map(|key| owed(&limiter, &key)), [[0], [50]]);
+    });
+}
+
+#[test]
+fn charges_and_what_is_given_back_add_up() {
+    model(3, || {
+        let limiter = sets(2, Burst(3));
+        let k = key(2, [0, 1], 0);
+        let receipt = acquire(&limiter, &k).receipt.expect("a receipt for a charge");
+        let give_back = move |limiter: &Model<Burst>| {
+            let _ = limiter.give_back(&k, receipt);
+        };
+        let ((), charged) = race(&limiter, give_back, |limiter| admits(limiter, &k));
+        assert!(charged);
+        assert_eq!(owed(&limiter, &k), [50]);
+    });
+}
+
+#[test]
+fn a_surcharge_and_a_charge_of_a_new_key_add_up() {
+    model(3, || {
+        let limiter = sets(2, Burst(3));
+        let k = key(2, [0, 1], 0);
+        // A receipt whose key has been forgotten since.
+        let mut receipt = Receipt::new(Timestamp::from_micros(100), 1, 1);
+        receipt.until_mut()[0] = Timestamp::from_micros(150);
+        let settle = move |limiter: &Model<Burst>| {
+            let _ = limiter.settle(&k, receipt, 2);
+        };
+        let ((), charged) = race(&limiter, settle, |limiter| admits(limiter, &k));
+        assert!(charged);
+        assert_eq!(owed(&limiter, &k), [100]);
+    });
+}
+
+/// Three keys in three slots, of which one must move for a newcomer to fit. `moving` is the way that it goes.
+fn about_to_move(burst: u64, moving: [u64; 2]) -> (Model<Burst>, [u64; 3]) {
+    let limiter = sets(3, Burst(burst));
+    let [from, to] = moving;
+    let between = 3 - from - to;
+    let (k, stays, new) = (key(3, [from, to], 0), key(3, [between, from], 1), key(3, [from, between], 2));
+    assert!(admits(&limiter, &k) && admits(&limiter, &stays));
+    (limiter, [k, stays, new])
+}
+
+/// As `about_to_move`, but the key is in its second set and moves home: a reader who looks there first sees it in neither.
+fn about_to_move_home(burst: u64) -> (Model<Burst>, [u64; 3]) {
+    let limiter = sets(3, Burst(burst));
+    let (first, k) = (key(3, [2, 0], 3), key(3, [2, 0], 0));
+    assert!(admits(&limiter, &first) && admits(&limiter, &k));
+    reset(&limiter, &first);
+    let (stays, new) = (key(3, [1, 0], 1), key(3, [0, 1], 2));
+    assert!(admits(&limiter, &stays));
+    (limiter, [k, stays, new])
+}
+
+#[test]
+fn a_reader_finds_a_key_that_is_being_moved() {
+    for start in [|| about_to_move(1, [0, 2]), || about_to_move(1, [2, 0]), || about_to_move_home(1)] {
+        model(3, move || {
+            let (limiter, [k, stays, new]) = start();
+            let (charged, seen) = race(&limiter, move |limiter| admits(limiter, &new), |limiter| owed(limiter, &k));
+            assert!(charged);
+            assert_eq!(seen, [50]);
+            assert_eq!([k, stays, new].map(|key| owed(&limiter, &key)), [[50]; 3]);
+        });
+    }
+}
+
+#[test]
+fn a_key_that_is_being_moved_is_held_to_its_quota() {
+    for start in [|| about_to_move(1, [0, 2]), || about_to_move(1, [2, 0]), || about_to_move_home(1)] {
+        model(3, move || {
+            let (limiter, [k, stays, new]) = start();
+            let charged = race(&limiter, move |limiter| admits(limiter, &new), |limiter| admits(limiter, &k));
+            assert_eq!(charged, (true, false));
+            assert_eq!([k, stays, new].map(|key| owed(&limiter, &key)), [[50]; 3]);
+        });
+    }
+}
+
+#[test]
+fn a_commit_on_a_key_that_is_being_moved_is_kept() {
+    for start in [|| about_to_move(2, [0, 2]), || about_to_move(2, [2, 0]), || about_to_move_home(2)] {
+        model(3, move || {
+            let (limiter, [k, stays, new]) = start();
+            let charged = race(&limiter, move |limiter| admits(limiter, &new), |limiter| admits(limiter, &k));
+            assert_eq!(charged, (true, true));
+            assert_eq!([k, stays, new].map(|key| owed(&limiter, &key)), [[100], [50], [50]]);
+        });
+    }
+}
+
+/// A full table and a newcomer: whom it forgets is who is as good as new first *then*, in turn with all commits.
+#[test]
+fn who_is_forgotten_is_the_first_to_be_idle() {
+    model(3, || {
+        let limiter = sets(2, Burst(4));
+        let (soon, late, new) = (key(2, [0, 1], 0), key(2, [1, 0], 1), key(2, [0, 1], 2));
+        assert!(admits(&limiter, &soon) && admits(&limiter, &late) && admits(&limiter, &late));
+        let twice = Ask::cost(2);
+        let charge = move |limiter: &Model<Burst>| limiter.decide(&soon, twice).is_allowed();
+        let charged = race(&limiter, charge, |limiter| admits(limiter, &new));
+        assert_eq!(charged, (true, true));
+        // Charged first, it outlasts `late`. Forgotten first, it comes back as a newcomer, and somebody else goes.
+        let remembered = owed(&limiter, &soon);
+        assert!(remembered == [150] || remembered == [100], "{remembered:?}");
+    });
+}
+
+/// To move is a race as well: who loses it looks again, and forgets nobody while there is room.
+#[test]
+fn nobody_is_forgotten_for_a_lost_race() {
+    model(3, || {
+        let limiter = sets(4, Burst(1));
+        let (moves, stays) = (key(4, [0, 2], 0), key(4, [1, 0], 1));
+        // The first makes room by a move to where the second may go: then the second's other set is the way out.
+        let (new, rival) = (key(4, [0, 1], 2), key(4, [2, 3], 3));
+        assert!(admits(&limiter, &moves) && admits(&limiter, &stays));
+        let charged = race(&limiter, move |limiter| admits(limiter, &new), |limiter| admits(limiter, &rival));
+        assert_eq!(charged, (true, true));
+        assert_eq!([moves, stays, new, rival].map(|key| owed(&limiter, &key)), [[50]; 4]);
+    });
+}
+
+#[test]
+fn newcomers_to_a_full_table_never_wait_for_each_other() {
+    model(2, || {
+        let limiter = sets(2, Burst(1));
+        let (first, second) = (key(2, [0, 1], 0), key(2, [1, 0], 1));
+        let (a, b) = (key(2, [0, 1], 2), key(2, [1, 0], 3));
+        assert!(admits(&limiter, &first) && admits(&limiter, &second));
+        let charged = race(&limiter, move |limiter| admits(limiter, &a), |limiter| admits(limiter, &b));
+        assert_eq!(charged, (true, true));
+    });
+}
+
+type Pair = (u64, u64);
+
+/// A limit by each of the two numbers.
+fn pair(count: usize, burst: [u64; 2]) -> Model<impl LimitsFor<Pair, Same> + Send + Sync + 'static> {
+    sets(
+        count,
+        (
+            Limit::new("a", Burst(burst[0])).by(|pair: &Pair| pair.0),
+            Limit::new("b", Burst(burst[1])).by(|pair: &Pair| pair.1),
+        ),
+    )
+}
+
+/// Each thread locks first what the other locks last, as far as that goes: within a limit, and across the two.
+#[test]
+fn limits_over_crossing_keys_never_wait_for_each_other() {
+    model(2, || {
+        let limiter = pair(2, [1, 1]);
+        let (x, y) = (key(2, [0, 1], 0), key(2, [1, 0], 1));
+        let charged = race(&limiter, move |limiter| admits(limiter, &(x, y)), |limiter| admits(limiter, &(y, x)));
+        assert_eq!(charged, (true, true));
+        assert_eq!(owed(&limiter, &(x, x)), [50, 50]);
+        assert_eq!(owed(&limiter, &(y, y)), [50, 50]);
+    });
+}
+
+#[test]
+fn who_loses_one_limit_is_not_charged_to_another() {
+    for shared in [0, 1] {
+        model(2, move || {
+            let limiter = pair(2, [1, 1]);
+            let (all, x, y) = (key(2, [0, 1], 0), key(2, [0, 1], 1), key(2, [1, 0], 2));
+            let with = move |own: u64| if shared == 0 { (all, own) } else { (own, all) };
+            let (a, b) = race(&limiter, move |limiter| admits(limiter, &with(x)), |limiter| admits(limiter, &with(y)));
+            assert!(a ^ b, "one of {a} and {b}");
+            let own = |key: u64| owed(&limiter, &with(key))[1 - shared];
+            assert_eq!((own(x), own(y)), (50 * u128::from(a), 50 * u128::from(b)));
+            assert_eq!(owed(&limiter, &with(x))[shared], 50);
+        });
+    }
+}
+
+#[test]
+fn a_peek_sees_all_of_a_charge_or_nothing_of_it() {
+    model(2, || {
+        let limiter = pair(2, [2, 2]);
+        let (x, y) = (key(2, [0, 1], 0), key(2, [1, 0], 1));
+        assert!(admits(&limiter, &(x, y)));
+        let (charged, seen) = race(&limiter, move |limiter| admits(limiter, &(x, y)), |limiter| owed(limiter, &(x, y)));
+        assert!(charged);
+        assert!(seen == [50, 50] || seen == [100, 100], "{seen:?}");
+        assert_eq!(owed(&limiter, &(x, y)), [100, 100]);
+    });
+}

@@ -49,11 +49,13 @@ enum At {
 impl<C: Cell> Table<C> {
     /// A table in which `keys` live keys have room, whatever they are.
     ///
+    /// A state whose type does not say it has `words` words.
+    ///
     /// With two candidate sets of six and room made by moving, a table fills to over 98 % before an insertion fails. The
     /// slack leaves it at 88 %; a small table, where chance weighs more, gets some sets on top.
-    pub(crate) fn with_room_for(keys: usize) -> Self {
+    pub(crate) fn with_room_for(keys: usize, words: usize) -> Self {
         let sets = (keys / 21).saturating_mul(4).saturating_add(keys % 21 / 5).saturating_add(Self::EXTRA_SETS);
-        Self { sets: (0..sets).map(|_| Set::new()).collect() }
+        Self { sets: (0..sets).map(|_| Set::new(words)).collect() }
     }
 
     #[cfg(not(loom))]
@@ -100,7 +102,7 @@ impl<C: Cell> Table<C> {
             }
             let horizon = home.horizon().max(other.horizon());
             if home.is_at(versions[0]) && other.is_at(versions[1]) {
-                let result = C::read_zero(|state| f(state, Some(horizon)));
+                let result = home.cell(0).read_zero(|state| f(state, Some(horizon)));
                 return (Spot { fingerprint, candidates, versions, at: At::Nowhere }, result);
             }
             backoff.wait();

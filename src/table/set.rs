@@ -18,12 +18,12 @@ pub(super) struct Set<C> {
 }
 
 impl<C: Cell> Set<C> {
-    pub(super) fn new() -> Self {
+    pub(super) fn new(words: usize) -> Self {
         Self {
             version: AtomicU64::new(0),
             horizon: AtomicU64::new(0),
             fingerprints: std::array::from_fn(|_| AtomicU64::new(0)),
-            cells: std::array::from_fn(|_| C::new()),
+            cells: std::array::from_fn(|_| C::new(words)),
         }
     }
 

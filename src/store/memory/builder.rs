@@ -3,6 +3,8 @@ use std::fmt;
 use super::hasher::DefaultHashBuilder;
 use super::limiter::Memory;
 use super::limits::Limits;
+use super::row::Room;
+use crate::algorithm::Gcra;
 use crate::clock::{Clock, SystemClock};
 use crate::error::Error;
 
@@ -10,7 +12,7 @@ use crate::error::Error;
 #[must_use = "a builder builds nothing by itself"]
 pub struct MemoryBuilder<L, C = SystemClock, S = DefaultHashBuilder> {
     limits: L,
-    max_keys: usize,
+    room: Room,
     clock: C,
     hasher: S,
 }
@@ -19,7 +21,10 @@ impl<L> MemoryBuilder<L> {
     pub(super) fn new(limits: L) -> Self {
         Self {
             limits,
-            max_keys: Memory::<crate::Gcra>::DEFAULT_MAX_KEYS,
+            room: Room {
+                max_keys: Memory::<Gcra>::DEFAULT_MAX_KEYS,
+                max_heap_bytes: Memory::<Gcra>::DEFAULT_MAX_HEAP_BYTES,
+            },
             clock: SystemClock::new(),
             hasher: DefaultHashBuilder::default(),
         }
@@ -33,46 +38,55 @@ impl<L, C, S> MemoryBuilder<L, C, S> {
     /// Up to so many keys that are not idle, nothing is forgotten. Beyond that the key that would be as good as new
     /// first makes room for the newcomer: one that is being refused thus stays longest.
     pub fn max_keys(mut self, max_keys: usize) -> Self {
-        self.max_keys = max_keys;
+        self.room.max_keys = max_keys;
+        self
+    }
+
+    /// Sets how many bytes each limit may take on the heap, which only a [`SlidingLog`](crate::SlidingLog) does: checked
+    /// when the limiter is built, from its limit and the number of keys. For a limit whose algorithm is chosen by the key
+    /// nothing is known beforehand, and nothing is checked.
+    pub fn max_heap_bytes(mut self, bytes: usize) -> Self {
+        self.room.max_heap_bytes = bytes;
         self
     }
 
     /// Sets the clock: a [`ManualClock`](crate::ManualClock) in tests.
     pub fn clock<D: Clock>(self, clock: D) -> MemoryBuilder<L, D, S> {
-        MemoryBuilder { limits: self.limits, max_keys: self.max_keys, clock, hasher: self.hasher }
+        MemoryBuilder { limits: self.limits, room: self.room, clock, hasher: self.hasher }
     }
 
     /// Sets the hasher of keys. It must be seeded with something that clients don't know if they can choose their keys:
     /// else they can choose keys that fall together.
     pub fn hasher<T>(self, hasher: T) -> MemoryBuilder<L, C, T> {
-        MemoryBuilder { limits: self.limits, max_keys: self.max_keys, clock: self.clock, hasher }
+        MemoryBuilder { limits: self.limits, room: self.room, clock: self.clock, hasher }
     }
 
     /// Builds the limiter.
     ///
     /// # Errors
     ///
-    /// If the cap on keys is zero or over 2^32, or a limit's name is empty or that of another one.
+    /// If the cap on keys is zero or over 2^32, a sliding log could take more than
+    /// [`max_heap_bytes`](Self::max_heap_bytes), or a limit's name is empty or that of another one.
     pub fn build(self) -> Result<Memory<L, C, S>, Error>
     where
         L: Limits<S>,
         C: Clock,
     {
         const MOST: u64 = 1 << 32;
-        if self.max_keys == 0 {
+        if self.room.max_keys == 0 {
             return Err(Error::config(
                 "`max_keys` is 0: a limiter that remembers no key limits nothing; give it at least 1",
             ));
         }
-        if self.max_keys as u64 > MOST {
-            return Err(Error::config(format!("`max_keys` is {}: it must be at most 2^32", self.max_keys)));
+        if self.room.max_keys as u64 > MOST {
+            return Err(Error::config(format!("`max_keys` is {}: it must be at most 2^32", self.room.max_keys)));
         }
-        Ok(Memory::from_parts(self.limits.bind(self.max_keys)?, self.clock, self.hasher))
+        Ok(Memory::from_parts(self.limits.bind(self.room)?, self.clock, self.hasher))
     }
 }
 
 impl<L, C, S> fmt::Debug for MemoryBuilder<L, C, S> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("MemoryBuilder").field("max_keys", &self.max_keys).finish_non_exhaustive()
+        f.debug_struct("MemoryBuilder").field("max_keys", &self.room.max_keys).finish_non_exhaustive()
     }
 }

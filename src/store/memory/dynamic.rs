@@ -2,7 +2,8 @@ use std::fmt;
 use std::hash::{BuildHasher, Hash};
 
 use super::hasher::DefaultHashBuilder;
-use super::row::{Row, Share};
+use super::row::{Room, Row, Share};
+use crate::error::Error;
 use crate::limit::{Choose, IntoLimit, Limit, PartOf};
 
 /// A limit of any kind, for those who choose limits at run time: collect them in a `Vec`.
@@ -35,8 +36,8 @@ impl<Key: ?Sized, S: BuildHasher> DynLimit<Key, S> {
         self.0.name()
     }
 
-    pub(super) fn bind(self, max_keys: usize) -> Box<dyn Share<Key, S>> {
-        self.0.bind(max_keys)
+    pub(super) fn bind(self, room: Room) -> Result<Box<dyn Share<Key, S>>, Error> {
+        self.0.bind(room)
     }
 }
 
@@ -48,7 +49,7 @@ impl<Key: ?Sized, S> fmt::Debug for DynLimit<Key, S> {
 
 trait Bind<Key: ?Sized, S>: Send + Sync {
     fn name(&self) -> &str;
-    fn bind(self: Box<Self>, max_keys: usize) -> Box<dyn Share<Key, S>>;
+    fn bind(self: Box<Self>, room: Room) -> Result<Box<dyn Share<Key, S>>, Error>;
 }
 
 impl<Key, S, C, P> Bind<Key, S> for Limit<C, P>
@@ -63,7 +64,7 @@ where
         self.name()
     }
 
-    fn bind(self: Box<Self>, max_keys: usize) -> Box<dyn Share<Key, S>> {
-        Box::new(Row::new(*self, max_keys))
+    fn bind(self: Box<Self>, room: Room) -> Result<Box<dyn Share<Key, S>>, Error> {
+        Ok(Box::new(Row::new(*self, room)?))
     }
 }

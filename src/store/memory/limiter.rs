@@ -51,11 +51,15 @@ impl<L: Limits<DefaultHashBuilder>> Memory<L> {
     /// For how many keys each limit has room unless [`max_keys`](MemoryBuilder::max_keys) says otherwise: 100 000.
     pub const DEFAULT_MAX_KEYS: usize = 100_000;
 
+    /// How many bytes each limit may take on the heap unless [`max_heap_bytes`](MemoryBuilder::max_heap_bytes) says
+    /// otherwise: one gibibyte.
+    pub const DEFAULT_MAX_HEAP_BYTES: usize = 1 << 30;
+
     /// A limiter with the default settings: see [`Limits`] for what it takes.
     ///
     /// # Panics
     ///
-    /// If two limits have the same name, or one has an empty name. [`builder`](Self::builder) never panics.
+    /// If two limits have the same name, one has an empty name, or a sliding log could take more than a gibibyte. [`builder`](Self::builder) never panics.
     #[must_use]
     #[track_caller]
     pub fn new(limits: L) -> Self {

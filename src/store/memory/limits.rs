@@ -1,7 +1,7 @@
 use std::hash::{BuildHasher, Hash};
 
 use super::dynamic::DynLimit;
-use super::row::{Asked, Look, Row, Share};
+use super::row::{Asked, Look, Room, Row, Share};
 use super::transaction;
 use crate::decision::Decision;
 use crate::error::Error;
@@ -22,7 +22,7 @@ pub trait Limits<S>: Sized {
     type Rows: Send + Sync + 'static;
 
     #[doc(hidden)]
-    fn bind(self, max_keys: usize) -> Result<Self::Rows, Error>;
+    fn bind(self, room: Room) -> Result<Self::Rows, Error>;
 }
 
 /// [`Limits`] that can hold keys of type `Key`.
@@ -47,10 +47,10 @@ where
 {
     type Rows = Row<L::Chooser, L::Part>;
 
-    fn bind(self, max_keys: usize) -> Result<Self::Rows, Error> {
+    fn bind(self, room: Room) -> Result<Self::Rows, Error> {
         let limit = self.into_limit();
         names_differ([limit.name()])?;
-        Ok(Row::new(limit, max_keys))
+        Row::new(limit, room)
     }
 }
 
@@ -89,10 +89,10 @@ macro_rules! tuple {
         {
             type Rows = ($(Row<$L::Chooser, $L::Part>,)+);
 
-            fn bind(self, max_keys: usize) -> Result<Self::Rows, Error> {
+            fn bind(self, room: Room) -> Result<Self::Rows, Error> {
                 let limits = ($(self.$index.into_limit(),)+);
                 names_differ([$(limits.$index.name()),+])?;
-                Ok(($(Row::new(limits.$index, max_keys),)+))
+                Ok(($(Row::new(limits.$index, room)?,)+))
             }
         }
 
@@ -142,9 +142,9 @@ type DynRow<Key, S> = Box<dyn Share<Key, S>>;
 impl<Key: ?Sized + 'static, S: BuildHasher + 'static> Limits<S> for Vec<DynLimit<Key, S>> {
     type Rows = Vec<DynRow<Key, S>>;
 
-    fn bind(self, max_keys: usize) -> Result<Self::Rows, Error> {
+    fn bind(self, room: Room) -> Result<Self::Rows, Error> {
         names_differ(self.iter().map(DynLimit::name))?;
-        Ok(self.into_iter().map(|limit| limit.bind(max_keys)).collect())
+        self.into_iter().map(|limit| limit.bind(room)).collect()
     }
 }
 

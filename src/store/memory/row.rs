@@ -1,9 +1,10 @@
 use std::hash::{BuildHasher, Hash};
 use std::time::Duration;
 
-use crate::algorithm::{Algorithm, Cell, Charge, State};
+use crate::algorithm::{Algorithm, Blocks, Cell, Charge, State};
 use crate::clock::Timestamp;
 use crate::decision::{Ask, Name, Reading, Verdict};
+use crate::error::Error;
 use crate::limit::{Choose, Chooser, Limit, PartOf};
 use crate::sync::Backoff;
 use crate::table::{Place, Spot, Table};
@@ -18,9 +19,33 @@ pub struct Row<C: Chooser, P> {
 type CellOf<C> = <<<C as Chooser>::Algorithm as Algorithm>::State as State>::Cell;
 
 impl<C: Chooser, P> Row<C, P> {
-    pub(super) fn new(limit: Limit<C, P>, max_keys: usize) -> Self {
-        Self { limit, table: Table::with_room_for(max_keys) }
+    /// # Errors
+    ///
+    /// If the states could take more than `room.heap_bytes` on the heap.
+    pub(super) fn new(limit: Limit<C, P>, room: Room) -> Result<Self, Error> {
+        let algorithm = limit.algorithm().same_for_all();
+        let words = algorithm.map_or(Blocks::MAX_WORDS, Algorithm::state_words);
+        let table = Table::with_room_for(room.max_keys, words);
+        let heap = algorithm.map_or(0, Algorithm::heap_bytes).saturating_mul(table.slots());
+        if heap > room.max_heap_bytes {
+            return Err(Error::config(format!(
+                "the limit {:?} may take {heap} bytes on the heap ({} keys have room), more than the {} allowed: lower \
+                 `max_keys`, raise `max_heap_bytes`, or choose a SlidingWindow",
+                limit.name(),
+                table.slots(),
+                room.max_heap_bytes,
+            )));
+        }
+        Ok(Self { limit, table })
     }
+}
+
+/// The room that each limit has.
+#[derive(Clone, Copy, Debug)]
+#[allow(unreachable_pub, reason = "named by a hidden trait only")]
+pub struct Room {
+    pub(super) max_keys: usize,
+    pub(super) max_heap_bytes: usize,
 }
 
 /// One limit's share in a transaction, whatever its algorithm and the part of the key that it counts by.

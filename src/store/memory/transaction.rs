@@ -81,11 +81,12 @@ fn look<Key: ?Sized, S: BuildHasher, R: Share<Key, S> + ?Sized>(
             verdict = verdict.and(look.verdict);
             all_promise &= look.promises_turns;
         }
-        if all_promise || asked.ask.max_delay.is_zero() {
+        let delays = rows.len() > 1 && asked.ask.max_delay != Some(Duration::ZERO);
+        if all_promise || !delays {
             return verdict;
         }
         // A later turn can be promised by all or by none: what one promises, another might not have left by then.
-        asked.ask.max_delay = Duration::ZERO;
+        asked.ask.max_delay = Some(Duration::ZERO);
     }
 }
 

@@ -1,0 +1,198 @@
+use std::time::Duration;
+
+use super::{Algorithm, Charge, Log};
+use crate::clock::Timestamp;
+use crate::decision::{Ask, Figures, Reading, Verdict};
+use crate::error::Error;
+use crate::quota::Quota;
+
+/// So many in any window, exactly: remembers the time of every hit.
+///
+/// In any window of one period at most `limit` are admitted, exactly, and no request is refused that would keep to that:
+/// five in five seconds, called once a second, never refuses.
+///
+/// - **Closed form**, with the hits of the last period and `used`, the sum of their weights: admit if `used + cost <=
+///   limit`; `retry_after` is the time until enough of the oldest hits are a period old; `reset` until the youngest is. A
+///   hit counts until exactly one period after it.
+/// - **State**: 16 bytes a hit on the heap, hits in one microsecond together; at most `limit` hits. It is the one algorithm
+///   that may allocate when it decides. [`MemoryBuilder::max_heap_bytes`](crate::MemoryBuilder::max_heap_bytes) bounds the
+///   whole.
+/// - **After a change of quota** hits count for the new period, but for no longer than the old one where they had not been
+///   counted under the new quota yet.
+/// - **Source**: the sorted set of time stamps, trimmed by score, without its colliding members.
+/// - **Choose it** where the bound must be exact and the limit is small. For large limits
+///   [`SlidingWindow`](super::SlidingWindow) keeps to the same bound in a fixed number of words.
+///
+/// ```
+/// use std::time::Duration;
+/// use tower_ratelimit::{Quota, SlidingLog};
+///
+/// const LOGINS: SlidingLog = SlidingLog::new(Quota::new(5, Duration::from_secs(15 * 60)));
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SlidingLog {
+    quota: Quota,
+}
+
+impl SlidingLog {
+    /// The largest limit: a million hits, which are 16 megabytes a key.
+    pub const MAX_LIMIT: u64 = 1_000_000;
+
+    const TOO_LARGE: &str =
+        "a sliding log remembers every hit, at most 1000000 of them: use a SlidingWindow for larger limits";
+
+    /// `quota.limit()` in any window of `quota.period()`.
+    ///
+    /// # Panics
+    ///
+    /// If the limit is over [`MAX_LIMIT`](Self::MAX_LIMIT). In a `const` the compiler shows the panic;
+    /// [`try_new`](Self::try_new) never panics.
+    #[must_use]
+    #[track_caller]
+    pub const fn new(quota: Quota) -> Self {
+        assert!(quota.limit() <= Self::MAX_LIMIT, "{}", Self::TOO_LARGE);
+        Self { quota }
+    }
+
+    /// As [`new`](Self::new), never panicking.
+    ///
+    /// # Errors
+    ///
+    /// If the limit is over [`MAX_LIMIT`](Self::MAX_LIMIT).
+    pub fn try_new(quota: Quota) -> Result<Self, Error> {
+        if quota.limit() <= Self::MAX_LIMIT { Ok(Self { quota }) } else { Err(Error::config(Self::TOO_LARGE)) }
+    }
+
+    /// The quota.
+    #[must_use]
+    pub const fn quota(&self) -> Quota {
+        self.quota
+    }
+
+    /// What counts at `now`.
+    fn window<'a>(&self, log: &'a Log, now: u64) -> Window<'a> {
+        let period = self.quota.period_micros();
+        let newest = log.hits.back().map_or(0, |&(time, _)| time);
+        let at = now.max(newest);
+        if log.fresh_at <= at || at - now > period {
+            return Window {
+                log,
+                first: log.hits.len(),
+                used: 0,
+                period,
+                at: if at - now > period { now } else { at },
+            };
+        }
+        // A hit of a former quota's period counts no longer than that, until it was counted under the present one.
+        let period = period.min(log.period);
+        let live = |&(time, _): &(u64, u64)| time.saturating_add(period) > at;
+        let first = log.hits.iter().position(live).unwrap_or(log.hits.len());
+        let used = log.hits.range(first..).fold(0_u64, |sum, &(_, weight)| sum.saturating_add(weight));
+        Window { log, first, used, period, at }
+    }
+
+    fn entries(&self) -> usize {
+        usize::try_from(self.quota.limit()).unwrap_or(usize::MAX)
+    }
+}
+
+/// The hits that count at a moment.
+struct Window<'a> {
+    log: &'a Log,
+    /// The index of the oldest one.
+    first: usize,
+    used: u64,
+    period: u64,
+    /// The moment to decide at: now, or the newest time that the state has seen.
+    at: u64,
+}
+
+impl Window<'_> {
+    /// The moment at which so much of what is used no longer counts.
+    fn freed_at(&self, amount: u64) -> u64 {
+        let mut freed = 0_u64;
+        for &(time, weight) in self.log.hits.range(self.first..) {
+            freed = freed.saturating_add(weight);
+            if freed >= amount {
+                return time.saturating_add(self.period);
+            }
+        }
+        self.at
+    }
+}
+
+impl Algorithm for SlidingLog {
+    type State = Log;
+
+    fn peek(&self, state: &Log, now: Timestamp, ask: Ask) -> Verdict {
+        let limit = self.quota.limit();
+        if ask.cost > limit {
+            return Verdict::Never;
+        }
+        let window = self.window(state, now.as_micros());
+        match window.used.saturating_add(ask.cost).checked_sub(limit) {
+            None | Some(0) => Verdict::Allowed,
+            Some(over) => Verdict::Denied {
+                retry_after: Duration::from_micros(window.freed_at(over).saturating_sub(now.as_micros())),
+            },
+        }
+    }
+
+    fn commit(&self, state: &mut Log, now: Timestamp, _delay: Duration, cost: u64) {
+        if cost == 0 {
+            return;
+        }
+        let Window { first, at, .. } = self.window(state, now.as_micros());
+        state.hits.drain(..first);
+        state.period = self.quota.period_micros();
+        state.fresh_at = at.saturating_add(state.period);
+        let full = state.hits.len() >= self.entries();
+        match state.hits.back_mut() {
+            // Beyond the bound only penalties go: they count with the hit before them, for longer.
+            Some((time, weight)) if *time == at || full => {
+                *time = at;
+                *weight = weight.saturating_add(cost);
+            }
+            _ => {
+                if state.hits.len() == state.hits.capacity() {
+                    let more = state.hits.len().max(4).min(self.entries() - state.hits.len());
+                    state.hits.reserve_exact(more);
+                }
+                state.hits.push_back((at, cost));
+            }
+        }
+    }
+
+    fn give_back(&self, state: &mut Log, _now: Timestamp, charge: Charge, amount: u64) {
+        let time = charge.until.as_micros().saturating_sub(state.period);
+        let Ok(index) = state.hits.binary_search_by_key(&time, |&(time, _)| time) else { return };
+        let weight = &mut state.hits[index].1;
+        *weight = weight.saturating_sub(amount.min(charge.cost));
+        if *weight == 0 {
+            state.hits.remove(index);
+            state.fresh_at = state.hits.back().map_or(0, |&(time, _)| time.saturating_add(state.period));
+        }
+    }
+
+    fn reading(&self, state: &Log, now: Timestamp) -> Reading {
+        let window = self.window(state, now.as_micros());
+        let until = |moment: u64| Duration::from_micros(moment.saturating_sub(now.as_micros()));
+        let used = window.used;
+        let limit = self.quota.limit();
+        let (reset, more_after) = if used == 0 {
+            (Duration::ZERO, Duration::ZERO)
+        } else {
+            let more = 1.max(used.saturating_sub(limit - 1));
+            (until(window.freed_at(used)), until(window.freed_at(more)))
+        };
+        Figures { limit, window: self.quota.period(), remaining: limit.saturating_sub(used), reset, more_after }.into()
+    }
+
+    fn longest_reset(&self) -> Duration {
+        self.quota.period()
+    }
+
+    fn heap_bytes(&self) -> usize {
+        self.entries() * size_of::<(u64, u64)>()
+    }
+}

@@ -1,0 +1,97 @@
+use std::fmt;
+use std::ops::{Deref, DerefMut};
+
+use super::{Cell, State};
+use crate::sync::{AtomicU64, Ordering};
+
+/// A state whose number of words is known when the limiter is built: see
+/// [`state_words`](super::super::Algorithm::state_words).
+///
+/// It dereferences to its words.
+#[derive(Clone)]
+pub struct Blocks {
+    words: [u64; Self::MAX_WORDS],
+    len: usize,
+}
+
+impl Blocks {
+    /// The most words that such a state can have.
+    pub const MAX_WORDS: usize = 65;
+
+    /// A state of so many zeros, at most [`MAX_WORDS`](Self::MAX_WORDS).
+    #[must_use]
+    pub fn zero(words: usize) -> Self {
+        Self { words: [0; Self::MAX_WORDS], len: words.min(Self::MAX_WORDS) }
+    }
+}
+
+impl Deref for Blocks {
+    type Target = [u64];
+
+    fn deref(&self) -> &[u64] {
+        &self.words[..self.len]
+    }
+}
+
+impl DerefMut for Blocks {
+    fn deref_mut(&mut self) -> &mut [u64] {
+        &mut self.words[..self.len]
+    }
+}
+
+impl fmt::Debug for Blocks {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self[..].fmt(f)
+    }
+}
+
+impl State for Blocks {
+    type Cell = Box<[AtomicU64]>;
+}
+
+// The orderings are those of the cell of fixed size.
+impl Cell for Box<[AtomicU64]> {
+    type State = Blocks;
+
+    fn new(words: usize) -> Self {
+        (0..words.clamp(1, Blocks::MAX_WORDS)).map(|_| AtomicU64::new(0)).collect()
+    }
+
+    fn read<R>(&self, valid: impl FnOnce() -> bool, f: impl FnOnce(&Blocks) -> R) -> Option<R> {
+        let mut copy = Blocks::zero(self.len());
+        for (word, cell) in copy.iter_mut().zip(self) {
+            *word = cell.load(Ordering::Acquire);
+        }
+        valid().then(|| f(&copy))
+    }
+
+    fn read_zero<R>(&self, f: impl FnOnce(&Blocks) -> R) -> R {
+        f(&Blocks::zero(self.len()))
+    }
+
+    fn write<R>(&self, f: impl FnOnce(&mut Blocks) -> R) -> R {
+        let mut state = Blocks::zero(self.len());
+        for (word, cell) in state.iter_mut().zip(self) {
+            *word = cell.load(Ordering::Relaxed);
+        }
+        let result = f(&mut state);
+        for (cell, word) in self.iter().zip(&*state) {
+            cell.store(*word, Ordering::Release);
+        }
+        result
+    }
+
+    fn clear(&self) {
+        self.iter().for_each(|cell| cell.store(0, Ordering::Release));
+    }
+
+    fn copy_from(&self, other: &Self) {
+        for (to, from) in self.iter().zip(other) {
+            to.store(from.load(Ordering::Relaxed), Ordering::Release);
+        }
+    }
+
+    fn fresh_at(&self) -> u64 {
+        self[0].load(Ordering::Acquire)
+    }
+}

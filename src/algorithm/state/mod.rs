@@ -1,0 +1,55 @@
+//! States, and how a slot of a shared table holds them.
+
+mod blocks;
+mod log;
+mod words;
+
+pub use self::blocks::Blocks;
+pub use self::log::Log;
+
+/// What a store remembers of a key: `[u64; N]` with `N` at least 1, or where that does not do, [`Blocks`] or a [`Log`].
+///
+/// Zeros are a key never seen. The first word is the moment from which on the state is as good as zeros.
+///
+/// The trait is sealed: a state must be made of words that many threads can read while one of them writes.
+pub trait State: Sized + Send + Sync + 'static + sealed::Sealed {
+    #[doc(hidden)]
+    type Cell: Cell<State = Self>;
+}
+
+mod sealed {
+    #[allow(unnameable_types, reason = "sealed")]
+    pub trait Sealed {}
+    impl<const N: usize> Sealed for [u64; N] {}
+    impl Sealed for super::Blocks {}
+    impl Sealed for super::Log {}
+}
+
+/// A state where many threads can reach it.
+///
+/// The cell itself keeps nothing consistent; its owner's sequence lock does.
+#[allow(unreachable_pub, reason = "the hidden half of a sealed trait")]
+pub trait Cell: Send + Sync + 'static {
+    type State;
+
+    /// A cell in the zero state, for a state of so many words where their number is not part of its type.
+    fn new(words: usize) -> Self;
+
+    /// Runs `f` on a copy, unless `valid` says after copying that the copy may be torn.
+    fn read<R>(&self, valid: impl FnOnce() -> bool, f: impl FnOnce(&Self::State) -> R) -> Option<R>;
+
+    /// Runs `f` on the zero state of a cell like this one.
+    fn read_zero<R>(&self, f: impl FnOnce(&Self::State) -> R) -> R;
+
+    /// Changes the state. Only under the owner's lock.
+    fn write<R>(&self, f: impl FnOnce(&mut Self::State) -> R) -> R;
+
+    /// Back to the zero state. Only under the owner's lock.
+    fn clear(&self);
+
+    /// Takes over another cell's state. Only under the owners' locks.
+    fn copy_from(&self, other: &Self);
+
+    /// The first word. By itself it may be stale, but is never torn.
+    fn fresh_at(&self) -> u64;
+}
