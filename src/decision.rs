@@ -298,6 +298,7 @@ impl fmt::Debug for Standing {
 pub struct Decision {
     verdict: Verdict,
     source: Source,
+    promises_turns: bool,
     decided_at: Timestamp,
     standing: Option<Standing>,
     every: Option<Box<[Standing]>>,
@@ -307,7 +308,8 @@ impl Decision {
     /// A decision of one limit.
     #[must_use]
     pub fn one(decided_at: Timestamp, standing: Standing) -> Self {
-        Self { verdict: standing.verdict, source: Source::Store, decided_at, standing: Some(standing), every: None }
+        let verdict = standing.verdict;
+        Self { standing: Some(standing), source: Source::Store, ..Self::by_policy(decided_at, verdict) }
     }
 
     /// A decision of several limits together, from all their standings; one without any limit is allowed.
@@ -325,13 +327,33 @@ impl Decision {
     /// A decision that no limit made: a declared policy did, as the store could not answer.
     #[must_use]
     pub fn by_policy(decided_at: Timestamp, verdict: Verdict) -> Self {
-        Self { verdict, source: Source::Policy, decided_at, standing: None, every: None }
+        Self { verdict, source: Source::Policy, promises_turns: false, decided_at, standing: None, every: None }
     }
 
     /// The same decision, made by somebody else.
     #[must_use]
     pub fn from_source(mut self, source: Source) -> Self {
         self.source = source;
+        self
+    }
+
+    /// Notes that whoever decided promises later turns to those who accept a delay: so that a refusal means that none
+    /// comes in time, and it is no use to wait and ask again.
+    #[must_use]
+    pub fn with_turns(mut self, promises_turns: bool) -> Self {
+        self.promises_turns = promises_turns;
+        self
+    }
+
+    /// Whether whoever decided promises later turns.
+    #[must_use]
+    pub fn promises_turns(&self) -> bool {
+        self.promises_turns
+    }
+
+    /// What was allowed after a delay, refused for that long.
+    pub(crate) fn refused_for(mut self, retry_after: Duration) -> Self {
+        self.verdict = Verdict::Denied { retry_after };
         self
     }
 

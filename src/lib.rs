@@ -15,6 +15,9 @@ mod settings;
 pub mod store;
 mod sync;
 mod table;
+pub mod tariff;
+mod timer;
+mod turn;
 
 pub use crate::algorithm::{FixedWindow, Gcra, LeakyBucket, LeakyQueue, SlidingLog, SlidingWindow, TokenBucket};
 pub use crate::clock::{Clock, ManualClock, SystemClock, Timestamp};

@@ -4,25 +4,28 @@ use std::task::{Context, Poll};
 
 use tower_service::Service;
 
+use crate::decision::{Decision, Verdict};
 use crate::future::ResponseFuture;
 use crate::key::{ExtractKey, Extracted};
-use crate::limiter::{Acquire, Limiter};
-use crate::response::{Admission, Refusal, Respond};
-use crate::settings::{Settings, WhenMissing, judge};
+use crate::limiter::{Acquire, Limiter, Receipt};
+use crate::response::{Admission, Http, Refusal, Respond};
+use crate::settings::{Judgement, Settings, WhenMissing, judge};
+use crate::tariff::{One, Tariff};
+use crate::turn::Waiting;
 
 /// The service that [`RateLimitLayer`](crate::RateLimitLayer) makes.
 ///
 /// It is ready when the inner service is. A decision that is ready at once forwards the request to the very instance that
-/// was made ready; one that is still on its way keeps that instance; a refusal drops it, and so releases what its
-/// readiness reserved.
+/// was made ready; one that is still on its way keeps that instance. A refusal drops it, and so releases what its readiness
+/// reserved. So does a request that waits for its turn: a fresh instance is made ready when the turn has come.
 #[derive(Debug)]
-pub struct RateLimit<S, K, A, R> {
+pub struct RateLimit<S, K, A, R = Http, T = One> {
     inner: S,
-    settings: Arc<Settings<K, A, R>>,
+    settings: Arc<Settings<K, A, R, T>>,
 }
 
-impl<S, K, A, R> RateLimit<S, K, A, R> {
-    pub(crate) fn new(inner: S, settings: Arc<Settings<K, A, R>>) -> Self {
+impl<S, K, A, R, T> RateLimit<S, K, A, R, T> {
+    pub(crate) fn new(inner: S, settings: Arc<Settings<K, A, R, T>>) -> Self {
         Self { inner, settings }
     }
 
@@ -42,7 +45,7 @@ impl<S, K, A, R> RateLimit<S, K, A, R> {
     }
 }
 
-impl<S: Clone, K, A, R> RateLimit<S, K, A, R> {
+impl<S: Clone, K, A, R, T> RateLimit<S, K, A, R, T> {
     /// Takes the instance that was made ready, and leaves a fresh one.
     fn take_ready(&mut self) -> S {
         let fresh = self.inner.clone();
@@ -50,68 +53,95 @@ impl<S: Clone, K, A, R> RateLimit<S, K, A, R> {
     }
 }
 
-impl<Request, S, K, A, R> Service<Request> for RateLimit<S, K, A, R>
+impl<Request, S, K, A, R, T> Service<Request> for RateLimit<S, K, A, R, T>
 where
     S: Service<Request> + Clone,
     K: ExtractKey<Request>,
     A: Limiter<K::Key>,
     R: Respond<Request, S::Response, S::Error>,
+    T: Tariff<Request, S::Response, S::Error>,
 {
     type Response = R::Response;
     type Error = R::Error;
-    type Future = ResponseFuture<Request, S, K, A, R>;
+    type Future = ResponseFuture<Request, S, K, A, R, T>;
 
     #[inline]
     fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Self::Error>> {
         self.inner.poll_ready(cx).map_err(Into::into)
     }
 
-    fn call(&mut self, request: Request) -> Self::Future {
+    fn call(&mut self, mut request: Request) -> Self::Future {
         let key = match self.settings.key.extract(&request) {
             Extracted::Key(key) => key,
             Extracted::Missing(missing) if self.settings.missing == WhenMissing::Refuse => {
                 return self.refuse(request, Refusal::MissingKey(missing));
             }
-            Extracted::Missing(_) | Extracted::Exempt => return self.forward(request, Admission::Exempt),
-        };
-        match self.settings.limiter.acquire(&key, self.settings.ask::<Request, S>()) {
-            Acquire::Ready(result) => match judge(result) {
-                Ok(admission) => self.forward(request, admission),
-                Err(refusal) => self.refuse(request, refusal),
-            },
-            Acquire::Pending(decision) => {
-                ResponseFuture::deciding(decision, self.take_ready(), request, Arc::clone(&self.settings))
+            Extracted::Missing(_) | Extracted::Exempt => {
+                let mark = self.settings.responder.admit(&mut request, Admission::Exempt);
+                return ResponseFuture::called(self.inner.call(request), mark);
             }
+        };
+        let ask = self.settings.ask::<Request, S>(&request);
+        match self.settings.limiter.acquire(&key, ask) {
+            Acquire::Pending(decision) => {
+                let waiting = Waiting::new(request, key, ask, Arc::clone(&self.settings));
+                ResponseFuture::deciding(decision, self.take_ready(), waiting)
+            }
+            Acquire::Ready(result) => match judge(result, ask.max_delay) {
+                Judgement::Pass(decision, receipt) if decision.verdict() == Verdict::Allowed => {
+                    self.forward(request, key, decision, receipt)
+                }
+                Judgement::Refuse(refusal) => self.refuse(request, refusal),
+                judgement => {
+                    drop(self.take_ready());
+                    let waiting = Waiting::new(request, key, ask, Arc::clone(&self.settings));
+                    ResponseFuture::judged(judgement, self.inner.clone(), waiting)
+                }
+            },
         }
     }
 }
 
-impl<S, K, A, R> RateLimit<S, K, A, R> {
+impl<S, K, A, R, T> RateLimit<S, K, A, R, T> {
     #[inline]
-    fn forward<Request>(&mut self, mut request: Request, admission: Admission) -> ResponseFuture<Request, S, K, A, R>
+    fn forward<Request>(
+        &mut self,
+        mut request: Request,
+        key: K::Key,
+        decision: Decision,
+        receipt: Option<Receipt>,
+    ) -> ResponseFuture<Request, S, K, A, R, T>
     where
         S: Service<Request>,
         K: ExtractKey<Request>,
         A: Limiter<K::Key>,
         R: Respond<Request, S::Response, S::Error>,
+        T: Tariff<Request, S::Response, S::Error>,
     {
-        let mark = self.settings.responder.admit(&mut request, admission);
-        ResponseFuture::called(self.inner.call(request), mark)
+        let mark = self.settings.responder.admit(&mut request, Admission::Decided(decision));
+        let response = self.inner.call(request);
+        match receipt {
+            Some(receipt) if T::SETTLES => {
+                ResponseFuture::to_settle(response, mark, Arc::clone(&self.settings), key, receipt)
+            }
+            _ => ResponseFuture::called(response, mark),
+        }
     }
 
-    fn refuse<Request>(&mut self, request: Request, refusal: Refusal) -> ResponseFuture<Request, S, K, A, R>
+    fn refuse<Request>(&mut self, request: Request, refusal: Refusal) -> ResponseFuture<Request, S, K, A, R, T>
     where
         S: Service<Request> + Clone,
         K: ExtractKey<Request>,
         A: Limiter<K::Key>,
         R: Respond<Request, S::Response, S::Error>,
+        T: Tariff<Request, S::Response, S::Error>,
     {
         drop(self.take_ready());
         ResponseFuture::refused(self.settings.responder.refuse(request, refusal))
     }
 }
 
-impl<S: Clone, K, A, R> Clone for RateLimit<S, K, A, R> {
+impl<S: Clone, K, A, R, T> Clone for RateLimit<S, K, A, R, T> {
     fn clone(&self) -> Self {
         Self { inner: self.inner.clone(), settings: Arc::clone(&self.settings) }
     }

@@ -1,20 +1,25 @@
 //! What the layer, its services and their futures share.
 
-use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
 
 use tower_service::Service;
 
-use crate::decision::Ask;
+use crate::decision::{Ask, Decision};
 use crate::error::Error;
-use crate::limiter::Outcome;
-use crate::response::{Admission, Refusal, Respond};
+use crate::limiter::{Outcome, Receipt};
+use crate::response::{Refusal, Respond};
+use crate::tariff::Tariff;
 
-#[derive(Clone)]
-pub(crate) struct Settings<K, A, R> {
+#[derive(Clone, Debug)]
+pub(crate) struct Settings<K, A, R, T> {
     pub(crate) key: K,
     pub(crate) limiter: A,
     pub(crate) responder: R,
+    pub(crate) tariff: T,
     pub(crate) missing: WhenMissing,
+    pub(crate) wait: Wait,
 }
 
 /// What becomes of a request that should have a key and has none.
@@ -28,30 +33,82 @@ pub enum WhenMissing {
     Exempt,
 }
 
-impl<K, A, R> Settings<K, A, R> {
-    pub(crate) fn ask<Request, S>(&self) -> Ask
+/// Who waits for how long.
+#[derive(Clone, Debug)]
+pub(crate) struct Wait {
+    /// `None` leaves it to the algorithm.
+    pub(crate) longest: Option<Duration>,
+    pub(crate) max_waiters: usize,
+    pub(crate) waiters: Arc<AtomicUsize>,
+}
+
+impl Wait {
+    pub(crate) const DEFAULT_MAX_WAITERS: usize = 10_000;
+
+    /// A place to wait in, if one is free.
+    pub(crate) fn seat(&self) -> Option<Seat> {
+        let taken = self.waiters.fetch_update(Ordering::AcqRel, Ordering::Acquire, |waiters| {
+            (waiters < self.max_waiters).then_some(waiters + 1)
+        });
+        taken.ok().map(|_| Seat { waiters: Arc::clone(&self.waiters) })
+    }
+}
+
+impl Default for Wait {
+    fn default() -> Self {
+        // Without a timer nobody can wait: an algorithm must not promise a later turn.
+        let longest = if cfg!(feature = "timer") { None } else { Some(Duration::ZERO) };
+        Self { longest, max_waiters: Self::DEFAULT_MAX_WAITERS, waiters: Arc::default() }
+    }
+}
+
+/// A place among those who wait, free again when dropped.
+#[derive(Debug)]
+pub(crate) struct Seat {
+    waiters: Arc<AtomicUsize>,
+}
+
+impl Drop for Seat {
+    fn drop(&mut self) {
+        self.waiters.fetch_sub(1, Ordering::AcqRel);
+    }
+}
+
+impl<K, A, R, T> Settings<K, A, R, T> {
+    pub(crate) fn ask<Request, S>(&self, request: &Request) -> Ask
     where
         S: Service<Request>,
         R: Respond<Request, S::Response, S::Error>,
+        T: Tariff<Request, S::Response, S::Error>,
     {
-        let mut ask = Ask::default();
+        let mut ask = Ask::cost(self.tariff.cost(request));
+        ask.max_delay = self.wait.longest;
         ask.every_limit = self.responder.wants_every_limit();
         ask
     }
 }
 
 /// What a limiter's answer means for a request.
-#[inline]
-pub(crate) fn judge(result: Result<Outcome, Error>) -> Result<Admission, Refusal> {
-    match result {
-        Ok(outcome) if outcome.decision.is_allowed() => Ok(Admission::Decided(outcome.decision)),
-        Ok(outcome) => Err(Refusal::Limited(outcome.decision)),
-        Err(error) => Err(Refusal::Unavailable(error)),
-    }
+pub(crate) enum Judgement {
+    /// It passes, at once or when its turn has come.
+    Pass(Decision, Option<Receipt>),
+    /// It may ask again after this time.
+    AskAgain(Duration, Decision),
+    Refuse(Refusal),
 }
 
-impl<K, A, R> fmt::Debug for Settings<K, A, R> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Settings").field("missing", &self.missing).finish_non_exhaustive()
+/// `patience` is for how long the request may still wait.
+#[inline]
+pub(crate) fn judge(result: Result<Outcome, Error>, patience: Option<Duration>) -> Judgement {
+    match result {
+        Ok(Outcome { decision, receipt }) if decision.is_allowed() => Judgement::Pass(decision, receipt),
+        Ok(Outcome { decision, .. }) => match (decision.retry_after(), patience) {
+            // One that promises turns would have promised one, if it came in time.
+            (Some(wait), Some(patience)) if wait <= patience && !decision.promises_turns() => {
+                Judgement::AskAgain(wait, decision)
+            }
+            _ => Judgement::Refuse(Refusal::Limited(decision)),
+        },
+        Err(error) => Judgement::Refuse(Refusal::Unavailable(error)),
     }
 }

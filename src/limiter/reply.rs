@@ -96,6 +96,21 @@ impl<T> Reply<T> {
         Self::ready(Err(Error::unsupported(message)))
     }
 
+    /// Lets it be done without waiting for it: for what is done when something is dropped.
+    ///
+    /// What is ready is done. What is still going on is left to the tokio runtime if there is one (feature `timer`), and
+    /// else is abandoned.
+    pub fn detach(self)
+    where
+        T: Send + 'static,
+    {
+        if let State::Pending(future) = self.0 {
+            crate::timer::spawn(async move {
+                let _ = future.await;
+            });
+        }
+    }
+
     /// The result, if it is there already; else the reply again.
     ///
     /// # Errors

@@ -21,10 +21,13 @@ pub(super) fn acquire<Key: ?Sized, S: BuildHasher, R: Share<Key, S> + ?Sized>(
 ) -> Outcome {
     let mut backoff = Backoff::new();
     loop {
-        let verdict = look(rows, looks, &mut asked, rows.len() > 1);
+        let with_reading = rows.len() > 1 || asked.ask.cost == 0;
+        let verdict = look(rows, looks, &mut asked, with_reading);
         if !verdict.is_allowed() || asked.ask.cost == 0 {
             if is_one_moment(rows, looks) {
-                return decide(rows, looks, &asked).into();
+                let decision = decide(rows, looks, &asked);
+                let receipt = verdict.is_allowed().then(|| Receipt::new(asked.now, 0, rows.len()));
+                return Outcome { decision, receipt };
             }
         } else {
             let charged = Locks::take(rows, looks).map(|mut locks| charge(&mut locks, &asked, delay(verdict)));
@@ -110,7 +113,7 @@ fn decide<Key: ?Sized, S, R: Share<Key, S> + ?Sized>(
         let reading = look.reading?;
         Some(Standing::new(row.name().clone(), look.verdict, reading))
     });
-    sum_up(rows.len(), &mut standings, asked)
+    sum_up(rows.len(), &mut standings, asked).with_turns(looks.iter().all(|look| look.promises_turns))
 }
 
 /// Under the locks: charges every row, or returns the one that has no room for its key.

@@ -1,0 +1,48 @@
+//! Waiting, and doing things aside, if there is something to do it with.
+
+pub(crate) use self::with::{Sleep, sleep, spawn};
+
+#[cfg(feature = "timer")]
+mod with {
+    use std::future::Future;
+    use std::time::Duration;
+
+    pub(crate) use tokio::time::Sleep;
+
+    /// `None` outside of a tokio runtime.
+    pub(crate) fn sleep(span: Duration) -> Option<Sleep> {
+        tokio::runtime::Handle::try_current().is_ok().then(|| tokio::time::sleep(span))
+    }
+
+    pub(crate) fn spawn(future: impl Future<Output = ()> + Send + 'static) {
+        if let Ok(runtime) = tokio::runtime::Handle::try_current() {
+            runtime.spawn(future);
+        }
+    }
+}
+
+#[cfg(not(feature = "timer"))]
+mod with {
+    use std::convert::Infallible;
+    use std::future::Future;
+    use std::pin::Pin;
+    use std::task::{Context, Poll};
+    use std::time::Duration;
+
+    /// There is none.
+    pub(crate) struct Sleep(Infallible);
+
+    impl Future for Sleep {
+        type Output = ();
+
+        fn poll(self: Pin<&mut Self>, _cx: &mut Context<'_>) -> Poll<()> {
+            match self.0 {}
+        }
+    }
+
+    pub(crate) fn sleep(_span: Duration) -> Option<Sleep> {
+        None
+    }
+
+    pub(crate) fn spawn(_future: impl Future<Output = ()> + Send + 'static) {}
+}
