@@ -167,3 +167,35 @@ impl Clock for ManualClock {
         Timestamp(self.now.load(Ordering::Acquire))
     }
 }
+
+/// Tokio's clock: as [`SystemClock`], but it stands still and is advanced as tokio's time is in tests
+/// (`tokio::time::pause`), so that waiting can be tested without waiting.
+#[cfg(feature = "timer")]
+#[derive(Clone, Copy, Debug)]
+pub struct TokioClock {
+    anchor: tokio::time::Instant,
+    anchored_at: Timestamp,
+}
+
+#[cfg(feature = "timer")]
+impl TokioClock {
+    /// Anchors a clock at the system's present time.
+    #[must_use]
+    pub fn new() -> Self {
+        Self { anchor: tokio::time::Instant::now(), anchored_at: SystemClock::new().anchored_at }
+    }
+}
+
+#[cfg(feature = "timer")]
+impl Default for TokioClock {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+#[cfg(feature = "timer")]
+impl Clock for TokioClock {
+    fn now(&self) -> Timestamp {
+        self.anchored_at.after(self.anchor.elapsed())
+    }
+}

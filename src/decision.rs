@@ -211,11 +211,24 @@ pub struct Standing {
     name: Name,
     verdict: Verdict,
     reading: Reading,
+    shadow: bool,
 }
 
 impl Standing {
     pub(crate) fn new(name: Name, verdict: Verdict, reading: Reading) -> Self {
-        Self { name, verdict, reading }
+        Self { name, verdict, reading, shadow: false }
+    }
+
+    /// The standing with a limit that never refuses: see [`Limit::shadow`](crate::Limit::shadow).
+    pub(crate) fn in_shadow(mut self, shadow: bool) -> Self {
+        self.shadow = shadow;
+        self
+    }
+
+    /// Whether the limit is a shadow, whose verdict does not count.
+    #[must_use]
+    pub fn is_shadow(&self) -> bool {
+        self.shadow
     }
 
     /// A standing for a limiter of your own: the limit's name, what it says by itself, its figures.
@@ -357,8 +370,11 @@ impl Decision {
         self
     }
 
-    /// Counts in one more limit.
+    /// Counts in one more limit, unless it is a shadow.
     pub(crate) fn add(&mut self, standing: Standing) {
+        if standing.shadow {
+            return;
+        }
         self.verdict = self.verdict.and(standing.verdict);
         let speaks = match &self.standing {
             None => true,
@@ -433,6 +449,11 @@ impl Decision {
             Some(every) => every,
             None => self.standing.as_slice(),
         }
+    }
+
+    /// The shadow limits that would have refused the request. They are known whatever the [`Ask`] wanted.
+    pub fn shadow_refusals(&self) -> impl Iterator<Item = &Standing> {
+        self.standings().iter().filter(|standing| standing.shadow && !standing.verdict.is_allowed())
     }
 
     /// How much could be had now, by the limit that speaks. `None` if a policy decided.

@@ -60,7 +60,9 @@ where
         held: Option<Held<S, Turn<Request, K::Key, K, A, R, T>>>,
     },
     /// The turn has come; the service is getting ready.
-    Readying { held: Option<Held<S, Turn<Request, K::Key, K, A, R, T>>> },
+    Readying {
+        held: Option<Held<S, Turn<Request, K::Key, K, A, R, T>>>,
+    },
     Called {
         #[pin]
         response: S::Future,
@@ -68,8 +70,13 @@ where
         bill: Option<Bill<K::Key, K, A, R, T>>,
     },
     /// Answered; a store elsewhere is still noting what it has cost.
-    Settling { reply: Reply<()>, answer: Option<Answer<R, Request, S::Response, S::Error>> },
-    Refused { answer: Option<Answer<R, Request, S::Response, S::Error>> },
+    Settling {
+        reply: Reply<()>,
+        answer: Option<Answer<R, Request, S::Response, S::Error>>,
+    },
+    Refused {
+        answer: Option<Answer<R, Request, S::Response, S::Error>>,
+    },
 }
 
 struct Held<S, W> {
@@ -125,11 +132,7 @@ where
     T: Tariff<Request, S::Response, S::Error>,
 {
     /// `service` is a fresh one.
-    pub(crate) fn judged(
-        judgement: Judgement,
-        service: S,
-        what: Waiting<Request, K::Key, K, A, R, T>,
-    ) -> Self {
+    pub(crate) fn judged(judgement: Judgement, service: S, what: Waiting<Request, K::Key, K, A, R, T>) -> Self {
         Self { state: State::judged(judgement, Held { service, is_ready: false, what }) }
     }
 }

@@ -8,6 +8,8 @@ pub mod key;
 mod layer;
 pub mod limit;
 pub mod limiter;
+#[cfg(feature = "serde")]
+pub mod policy;
 mod quota;
 pub mod response;
 mod service;
@@ -20,6 +22,8 @@ mod timer;
 mod turn;
 
 pub use crate::algorithm::{FixedWindow, Gcra, LeakyBucket, LeakyQueue, SlidingLog, SlidingWindow, TokenBucket};
+#[cfg(feature = "timer")]
+pub use crate::clock::TokioClock;
 pub use crate::clock::{Clock, ManualClock, SystemClock, Timestamp};
 pub use crate::decision::{Ask, Decision, Figures, Reading, Source, Standing, Verdict};
 pub use crate::error::Error;

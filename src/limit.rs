@@ -35,6 +35,7 @@ pub struct Limit<A, P = Whole> {
     name: Name,
     algorithm: A,
     part: P,
+    shadow: bool,
 }
 
 impl<A> Limit<A> {
@@ -42,21 +43,36 @@ impl<A> Limit<A> {
     ///
     /// The name is the limit's identity: in header fields, in decisions, in a shared store.
     pub fn new(name: impl Into<Cow<'static, str>>, algorithm: A) -> Self {
-        Self { name: name.into().into(), algorithm, part: Whole }
+        Self { name: name.into().into(), algorithm, part: Whole, shadow: false }
     }
 
     /// Counts by what `part` makes of the key: a number, an address, `()` for one count over all keys.
     pub fn by<Key: ?Sized, Part, F: Fn(&Key) -> Part>(self, part: F) -> Limit<A, By<F, Part>> {
-        Limit { name: self.name, algorithm: self.algorithm, part: By(part, PhantomData) }
+        Limit { name: self.name, algorithm: self.algorithm, part: By(part, PhantomData), shadow: self.shadow }
     }
 
     /// Counts by a part of the key that `part` borrows from it.
     pub fn by_ref<Key: ?Sized, Part: ?Sized, F: Fn(&Key) -> &Part>(self, part: F) -> Limit<A, ByRef<F, Part>> {
-        Limit { name: self.name, algorithm: self.algorithm, part: ByRef(part, PhantomData) }
+        Limit { name: self.name, algorithm: self.algorithm, part: ByRef(part, PhantomData), shadow: self.shadow }
     }
 }
 
 impl<A, P> Limit<A, P> {
+    /// Makes it a shadow: it decides, counts and tells, and never refuses. To try a limit on real traffic, beside those that
+    /// are enforced.
+    ///
+    /// What it would refuse is in [`Decision::shadow_refusals`](crate::Decision::shadow_refusals). It is charged for what it
+    /// would have let through, and only if the enforced limits let it through too. Header fields don't mention it.
+    #[must_use]
+    pub fn shadow(mut self) -> Self {
+        self.shadow = true;
+        self
+    }
+
+    pub(crate) fn is_shadow(&self) -> bool {
+        self.shadow
+    }
+
     /// The limit's name.
     #[must_use]
     pub fn name(&self) -> &str {
@@ -249,7 +265,7 @@ impl<A: Algorithm> IntoLimit for A {
     type Part = Whole;
 
     fn into_limit(self) -> Limit<A> {
-        Limit { name: Name::DEFAULT, algorithm: self, part: Whole }
+        Limit { name: Name::DEFAULT, algorithm: self, part: Whole, shadow: false }
     }
 }
 
@@ -258,7 +274,7 @@ impl<F, A: Algorithm> IntoLimit for PerKey<F, A> {
     type Part = Whole;
 
     fn into_limit(self) -> Limit<Self> {
-        Limit { name: Name::DEFAULT, algorithm: self, part: Whole }
+        Limit { name: Name::DEFAULT, algorithm: self, part: Whole, shadow: false }
     }
 }
 

@@ -85,7 +85,7 @@ impl<B> ExtractKey<Request<B>> for PeerIp {
     }
 }
 
-fn peer_address(extensions: &Extensions) -> Option<SocketAddr> {
+pub(super) fn peer_address(extensions: &Extensions) -> Option<SocketAddr> {
     axum_peer(extensions).or_else(|| extensions.get::<SocketAddr>().copied())
 }
 

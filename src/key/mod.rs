@@ -10,6 +10,7 @@
 //! | a tuple of extractors | the tuple of their keys |
 
 mod closure;
+mod exempt;
 mod extension;
 mod global;
 mod header;
@@ -19,6 +20,7 @@ mod text;
 mod tuple;
 
 pub use self::closure::IntoExtracted;
+pub use self::exempt::{ExemptIf, Paths, PeerIn, Predicate, Preflight};
 pub use self::extension::Extension;
 pub use self::global::Global;
 pub use self::header::Header;

@@ -1,5 +1,6 @@
 use std::fmt;
 use std::sync::Arc;
+use std::time::Duration;
 
 use super::reply::{Acquire, BoxFuture, Reply};
 use super::seam::{Limiter, Outcome, Receipt};
@@ -46,6 +47,14 @@ impl<Key: ?Sized> Limiter<Key> for BoxLimiter<Key> {
         self.0.settle_boxed(key, receipt, actual)
     }
 
+    fn set(&self, limit: &str, key: &Key, used: u64) -> Reply<()> {
+        self.0.set_boxed(limit, key, used)
+    }
+
+    fn block(&self, limit: &str, key: &Key, span: Duration) -> Reply<()> {
+        self.0.block_boxed(limit, key, span)
+    }
+
     fn reset(&self, key: &Key) -> Reply<()> {
         self.0.reset_boxed(key)
     }
@@ -68,6 +77,8 @@ trait Erased<Key: ?Sized>: Send + Sync {
     fn acquire_boxed(&self, key: &Key, ask: Ask) -> Acquire<BoxFuture<Result<Outcome, Error>>>;
     fn peek_boxed(&self, key: &Key, ask: Ask) -> Reply<Decision>;
     fn settle_boxed(&self, key: &Key, receipt: Receipt, actual: u64) -> Reply<()>;
+    fn set_boxed(&self, limit: &str, key: &Key, used: u64) -> Reply<()>;
+    fn block_boxed(&self, limit: &str, key: &Key, span: Duration) -> Reply<()>;
     fn reset_boxed(&self, key: &Key) -> Reply<()>;
 }
 
@@ -85,6 +96,14 @@ impl<Key: ?Sized, L: Limiter<Key> + Send + Sync> Erased<Key> for L {
 
     fn settle_boxed(&self, key: &Key, receipt: Receipt, actual: u64) -> Reply<()> {
         self.settle(key, receipt, actual)
+    }
+
+    fn set_boxed(&self, limit: &str, key: &Key, used: u64) -> Reply<()> {
+        self.set(limit, key, used)
+    }
+
+    fn block_boxed(&self, limit: &str, key: &Key, span: Duration) -> Reply<()> {
+        self.block(limit, key, span)
     }
 
     fn reset_boxed(&self, key: &Key) -> Reply<()> {

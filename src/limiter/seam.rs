@@ -1,5 +1,6 @@
 use std::future::Future;
 use std::sync::Arc;
+use std::time::Duration;
 
 use super::reply::{Acquire, Reply};
 use crate::clock::Timestamp;
@@ -75,7 +76,25 @@ pub trait Limiter<Key: ?Sized> {
         self.settle(key, receipt, 0)
     }
 
-    /// Forgets the key: it is as good as new.
+    /// Makes the key one that has just used so much of the limit with this name (a limit without a name is `default`).
+    fn set(&self, limit: &str, key: &Key, used: u64) -> Reply<()> {
+        let _ = (limit, key, used);
+        Reply::unsupported("this limiter can't set what a key has used")
+    }
+
+    /// Blocks the part of the key that the limit with this name counts by: whatever it has left, the limit refuses it for
+    /// this time. A later call replaces an earlier one; zero lifts the block, and leaves what was used as it is.
+    fn block(&self, limit: &str, key: &Key, span: Duration) -> Reply<()> {
+        let _ = (limit, key, span);
+        Reply::unsupported("this limiter can't block a key")
+    }
+
+    /// Lifts a block.
+    fn forgive(&self, limit: &str, key: &Key) -> Reply<()> {
+        self.block(limit, key, Duration::ZERO)
+    }
+
+    /// Forgets what the key has used: it is as good as new. A block stays.
     fn reset(&self, key: &Key) -> Reply<()> {
         let _ = key;
         Reply::unsupported("this limiter can't reset a key")
@@ -99,6 +118,14 @@ impl<Key: ?Sized, L: Limiter<Key> + ?Sized> Limiter<Key> for Arc<L> {
 
     fn give_back(&self, key: &Key, receipt: Receipt) -> Reply<()> {
         (**self).give_back(key, receipt)
+    }
+
+    fn set(&self, limit: &str, key: &Key, used: u64) -> Reply<()> {
+        (**self).set(limit, key, used)
+    }
+
+    fn block(&self, limit: &str, key: &Key, span: Duration) -> Reply<()> {
+        (**self).block(limit, key, span)
     }
 
     fn reset(&self, key: &Key) -> Reply<()> {
@@ -131,6 +158,8 @@ impl From<Decision> for Outcome {
 pub struct Receipt {
     charged_at: Timestamp,
     cost: u64,
+    /// Which limits it is for, where they can be replaced.
+    generation: u64,
     until: Untils,
 }
 
@@ -149,7 +178,7 @@ impl Receipt {
         } else {
             Untils::Many(vec![charged_at; limits].into_boxed_slice())
         };
-        Self { charged_at, cost, until }
+        Self { charged_at, cost, generation: 0, until }
     }
 
     /// When it was charged, by the store's clock.
@@ -162,6 +191,14 @@ impl Receipt {
     #[must_use]
     pub fn cost(&self) -> u64 {
         self.cost
+    }
+
+    pub(crate) fn generation(&self) -> u64 {
+        self.generation
+    }
+
+    pub(crate) fn set_generation(&mut self, generation: u64) {
+        self.generation = generation;
     }
 
     /// Until when each limit counts it, in the order of the limits.

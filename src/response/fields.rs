@@ -25,11 +25,8 @@ pub enum LegacyReset {
 
 /// `RateLimit` and `RateLimit-Policy`, appended to what a handler or another limiter has put there.
 pub(super) fn add_draft(headers: &mut HeaderMap, standings: &[Standing]) {
-    if standings.is_empty() {
-        return;
-    }
     let (mut policy, mut limit) = (String::with_capacity(64), String::with_capacity(64));
-    for standing in standings {
+    for standing in standings.iter().filter(|standing| !standing.is_shadow()) {
         let figures = standing.figures();
         push_item(&mut policy, standing.name());
         let window = integer(seconds(figures.window).max(1));
@@ -42,8 +39,10 @@ pub(super) fn add_draft(headers: &mut HeaderMap, standings: &[Standing]) {
             let _ = write!(limit, ";t={}", integer(more_after));
         }
     }
-    append(headers, RATELIMIT_POLICY, policy);
-    append(headers, RATELIMIT, limit);
+    if !limit.is_empty() {
+        append(headers, RATELIMIT_POLICY, policy);
+        append(headers, RATELIMIT, limit);
+    }
 }
 
 /// The time until there is more: for what was refused it is told no later than it is refused until.

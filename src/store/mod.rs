@@ -2,4 +2,6 @@
 
 mod memory;
 
-pub use self::memory::{DefaultHashBuilder, DynLimit, Limits, LimitsFor, Memory, MemoryBuilder};
+pub use self::memory::{
+    DefaultHashBuilder, DynLimit, HeavyKey, KeyId, Limits, LimitsFor, Memory, MemoryBuilder, Usage,
+};

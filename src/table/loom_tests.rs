@@ -187,7 +187,7 @@ fn a_new_key_is_inserted_once() {
 
 #[test]
 fn three_threads_share_a_quota_of_two() {
-    model(2, || {
+    model(1, || {
         let limiter = sets(2, Burst(2));
         let k = key(2, [1, 0], 0);
         let (first, second) = (limiter.clone(), limiter.clone());

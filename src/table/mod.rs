@@ -22,12 +22,16 @@
 
 mod set;
 
+use std::sync::Arc;
+
 use self::set::{SLOTS, Set};
 use crate::algorithm::Cell;
 use crate::sync::Backoff;
 
+///
+/// Clones are the same table.
 pub(crate) struct Table<C> {
-    sets: Box<[Set<C>]>,
+    sets: Arc<[Set<C>]>,
 }
 
 /// Where a key was found, or that it was not, and the versions that vouch for it.
@@ -176,6 +180,11 @@ impl<C: Cell> Table<C> {
         self.sets[place.set].cell(place.slot).fresh_at()
     }
 
+    /// Under the lock: back to the zero state.
+    pub(crate) fn clear(&self, place: Place) {
+        self.sets[place.set].cell(place.slot).clear();
+    }
+
     /// Forgets the key.
     pub(crate) fn remove(&self, hash: u64) {
         let mut backoff = Backoff::new();
@@ -267,6 +276,22 @@ impl<C: Cell> Table<C> {
         self.sets.iter().map(|set| set.live(now)).sum()
     }
 
+    /// Runs `f` on every key that is remembered and not idle at `now`, with its fingerprint and the moment at which it will
+    /// be: on each consistently, on all of them not at one moment. Reads the whole table.
+    pub(crate) fn for_each_live(&self, now: u64, mut f: impl FnMut(u64, u64, &C::State)) {
+        for set in &*self.sets {
+            for slot in 0..SLOTS {
+                let (version, fingerprint, fresh_at) =
+                    (set.version(), set.fingerprint(slot), set.cell(slot).fresh_at());
+                if fingerprint != 0 && fresh_at > now {
+                    // A slot that is being changed right now is left out.
+                    let valid = || set.is_at(version);
+                    let _ = set.cell(slot).read(valid, |state| f(fingerprint, fresh_at, state));
+                }
+            }
+        }
+    }
+
     /// The two sets of a key, never the same one: the fingerprint's upper half chooses the first, its lower half the second.
     #[inline]
     fn candidates(&self, fingerprint: u64) -> [usize; 2] {
@@ -280,6 +305,12 @@ impl<C: Cell> Table<C> {
     fn other_candidate(&self, fingerprint: u64, set: usize) -> usize {
         let [home, other] = self.candidates(fingerprint);
         if set == home { other } else { home }
+    }
+}
+
+impl<C> Clone for Table<C> {
+    fn clone(&self) -> Self {
+        Self { sets: Arc::clone(&self.sets) }
     }
 }
 
@@ -323,7 +354,7 @@ impl Spot {
 
 /// Zero marks an empty slot, so the hash 0 counts as 1.
 #[inline]
-fn fingerprint(hash: u64) -> u64 {
+pub(crate) fn fingerprint(hash: u64) -> u64 {
     hash.max(1)
 }
 

@@ -3,7 +3,7 @@ use std::fmt;
 use super::hasher::DefaultHashBuilder;
 use super::limiter::Memory;
 use super::limits::Limits;
-use super::row::Room;
+use super::share::Room;
 use crate::algorithm::Gcra;
 use crate::clock::{Clock, SystemClock};
 use crate::error::Error;

@@ -1,12 +1,25 @@
+//! Limits that are chosen, and changed, at run time.
+
+use std::any::Any;
 use std::fmt;
 use std::hash::{BuildHasher, Hash};
+use std::sync::Arc;
+
+use arc_swap::ArcSwap;
 
 use super::hasher::DefaultHashBuilder;
-use super::row::{Room, Row, Share};
+use super::limits::{Limits, LimitsFor, names_differ};
+use super::row::Row;
+use super::share::{Asked, Holding, Look, Room, Share};
+use super::transaction;
+use crate::decision::Decision;
 use crate::error::Error;
 use crate::limit::{Choose, IntoLimit, Limit, PartOf};
+use crate::limiter::{Outcome, Receipt};
 
 /// A limit of any kind, for those who choose limits at run time: collect them in a `Vec`.
+///
+/// Such limits can be [replaced](super::Memory::replace) while they are used.
 ///
 /// ```
 /// use tower_ratelimit::{Ask, DynLimit, FixedWindow, Gcra, Limit, Memory, Quota};
@@ -32,12 +45,10 @@ impl<Key: ?Sized, S: BuildHasher> DynLimit<Key, S> {
         Self(Box::new(limit.into_limit()))
     }
 
-    pub(super) fn name(&self) -> &str {
+    /// The limit's name.
+    #[must_use]
+    pub fn name(&self) -> &str {
         self.0.name()
-    }
-
-    pub(super) fn bind(self, room: Room) -> Result<Box<dyn Share<Key, S>>, Error> {
-        self.0.bind(room)
     }
 }
 
@@ -49,7 +60,7 @@ impl<Key: ?Sized, S> fmt::Debug for DynLimit<Key, S> {
 
 trait Bind<Key: ?Sized, S>: Send + Sync {
     fn name(&self) -> &str;
-    fn bind(self: Box<Self>, room: Room) -> Result<Box<dyn Share<Key, S>>, Error>;
+    fn bind(self: Box<Self>, room: Room, heir_of: Option<&dyn Any>) -> Result<DynRow<Key, S>, Error>;
 }
 
 impl<Key, S, C, P> Bind<Key, S> for Limit<C, P>
@@ -64,7 +75,115 @@ where
         self.name()
     }
 
-    fn bind(self: Box<Self>, room: Room) -> Result<Box<dyn Share<Key, S>>, Error> {
-        Ok(Box::new(Row::new(*self, room)?))
+    fn bind(self: Box<Self>, room: Room, heir_of: Option<&dyn Any>) -> Result<DynRow<Key, S>, Error> {
+        Ok(Arc::new(Row::new(*self, room, heir_of)?))
     }
+}
+
+type DynRow<Key, S> = Arc<dyn Share<Key, S>>;
+
+/// The limits as they are now.
+#[allow(missing_debug_implementations, reason = "hidden, behind the limiter")]
+pub struct DynRows<Key: ?Sized, S> {
+    now: ArcSwap<Generation<Key, S>>,
+    room: Room,
+}
+
+struct Generation<Key: ?Sized, S> {
+    number: u64,
+    rows: Vec<DynRow<Key, S>>,
+    /// Earlier generations' rows, by number: receipts of theirs may still be given back. A row of one limit through several
+    /// generations shares one table.
+    earlier: Vec<(u64, Vec<DynRow<Key, S>>)>,
+}
+
+/// For so many replacements a receipt stays good.
+const REMEMBERED_GENERATIONS: usize = 16;
+
+impl<Key: ?Sized + 'static, S: BuildHasher + 'static> DynRows<Key, S> {
+    /// Replaces the limits. A limit that has the name of a former one and is of its kind takes over what keys owe.
+    pub(super) fn replace(&self, limits: Vec<DynLimit<Key, S>>) -> Result<(), Error> {
+        let former = self.now.load_full();
+        let rows = bind(limits, self.room, &former.rows)?;
+        let mut earlier = former.earlier.clone();
+        earlier.push((former.number, former.rows.clone()));
+        if earlier.len() > REMEMBERED_GENERATIONS {
+            earlier.remove(0);
+        }
+        self.now.store(Arc::new(Generation { number: former.number + 1, rows, earlier }));
+        Ok(())
+    }
+}
+
+fn bind<Key: ?Sized, S: BuildHasher>(
+    limits: Vec<DynLimit<Key, S>>,
+    room: Room,
+    former: &[DynRow<Key, S>],
+) -> Result<Vec<DynRow<Key, S>>, Error> {
+    names_differ(limits.iter().map(DynLimit::name))?;
+    let bind = |limit: DynLimit<Key, S>| {
+        let heir_of = former.iter().find(|row| row.name().as_str() == limit.name());
+        limit.0.bind(room, heir_of.map(|row| row.as_any()))
+    };
+    limits.into_iter().map(bind).collect()
+}
+
+impl<Key: ?Sized + 'static, S: BuildHasher + 'static> Limits<S> for Vec<DynLimit<Key, S>> {
+    type Rows = DynRows<Key, S>;
+
+    fn bind(self, room: Room) -> Result<Self::Rows, Error> {
+        let generation = Generation { number: 0, rows: bind(self, room, &[])?, earlier: Vec::new() };
+        Ok(DynRows { now: ArcSwap::from_pointee(generation), room })
+    }
+
+    fn holdings(rows: &Self::Rows, f: &mut dyn FnMut(&dyn Holding)) {
+        rows.now.load().rows.iter().for_each(|row| f(&**row));
+    }
+}
+
+impl<Key: ?Sized + 'static, S: BuildHasher + 'static> LimitsFor<Key, S> for Vec<DynLimit<Key, S>> {
+    fn acquire(rows: &Self::Rows, asked: Asked<'_, Key, S>) -> Outcome {
+        let now = rows.now.load();
+        let mut outcome = with_slices(&now.rows, |rows, looks| transaction::acquire(rows, looks, asked));
+        if let Some(receipt) = &mut outcome.receipt {
+            receipt.set_generation(now.number);
+        }
+        outcome
+    }
+
+    fn peek(rows: &Self::Rows, asked: Asked<'_, Key, S>) -> Decision {
+        with_slices(&rows.now.load().rows, |rows, looks| transaction::peek(rows, looks, asked))
+    }
+
+    fn settle(rows: &Self::Rows, asked: &Asked<'_, Key, S>, receipt: &Receipt, actual: u64) {
+        let now = rows.now.load();
+        let earlier = || now.earlier.iter().find(|(number, _)| *number == receipt.generation()).map(|(_, rows)| rows);
+        let charged = if receipt.generation() == now.number { Some(&now.rows) } else { earlier() };
+        if let Some(rows) = charged {
+            with_slices(rows, |rows, _| transaction::settle(rows, asked, receipt, actual));
+        }
+    }
+
+    fn each(rows: &Self::Rows, f: &mut dyn FnMut(&dyn Share<Key, S>)) {
+        rows.now.load().rows.iter().for_each(|row| f(&**row));
+    }
+}
+
+/// So many dynamic limits are decided without an allocation.
+const USUAL: usize = 8;
+
+fn with_slices<Key: ?Sized, S, T>(
+    rows: &[DynRow<Key, S>],
+    f: impl FnOnce(&[&dyn Share<Key, S>], &mut [Look]) -> T,
+) -> T {
+    let Some(first) = rows.first() else { return f(&[], &mut []) };
+    if rows.len() > USUAL {
+        let rows: Vec<&dyn Share<Key, S>> = rows.iter().map(|row| &**row).collect();
+        return f(&rows, &mut vec![Look::BLANK; rows.len()]);
+    }
+    let mut few: [&dyn Share<Key, S>; USUAL] = [&**first; USUAL];
+    for (slot, row) in few.iter_mut().zip(rows) {
+        *slot = &**row;
+    }
+    f(&few[..rows.len()], &mut [Look::BLANK; USUAL][..rows.len()])
 }

@@ -2,11 +2,14 @@ use std::fmt;
 use std::future::Ready;
 use std::hash::BuildHasher;
 use std::sync::Arc;
+use std::time::Duration;
 
 use super::builder::MemoryBuilder;
+use super::dynamic::DynLimit;
 use super::hasher::DefaultHashBuilder;
 use super::limits::{Limits, LimitsFor};
-use super::row::Asked;
+use super::share::{Asked, Share};
+use super::usage::{HeavyKey, KeyId, Usage};
 use crate::algorithm::Algorithm;
 use crate::clock::{Clock, SystemClock};
 use crate::decision::{Ask, Decision};
@@ -105,6 +108,61 @@ impl<L: Limits<S>, C: Clock, S> Memory<L, C, S> {
         self.acquire_now(key, ask).decision
     }
 
+    /// What stands for a key in the limit with this name, in [`heaviest`](Self::heaviest).
+    ///
+    /// # Errors
+    ///
+    /// If there is no limit with this name.
+    pub fn key_id<Key: ?Sized>(&self, limit: &str, key: &Key) -> Result<KeyId, Error>
+    where
+        L: LimitsFor<Key, S>,
+        S: BuildHasher,
+    {
+        let asked = self.asked(key, Ask::default());
+        self.in_limit(limit, |row| row.key_id(&asked))
+    }
+
+    /// Runs `f` on the limit with this name.
+    fn in_limit<Key: ?Sized, T>(&self, limit: &str, f: impl FnOnce(&dyn Share<Key, S>) -> T) -> Result<T, Error>
+    where
+        L: LimitsFor<Key, S>,
+        S: BuildHasher,
+    {
+        let (mut f, mut result) = (Some(f), None);
+        L::each(&self.shared.rows, &mut |row| {
+            if row.name().as_str() == limit {
+                result = f.take().map(|f| f(row));
+            }
+        });
+        result.ok_or_else(|| no_such_limit(limit))
+    }
+
+    /// The keys that use most of the limit with this name, at most `most` of them, the heaviest first: by the share of the
+    /// limit that they use, or where the algorithm is chosen by the key, by the time until they are as good as new.
+    ///
+    /// Reads the whole table, and waits for nobody: keys that are being decided at that moment may be left out.
+    ///
+    /// # Errors
+    ///
+    /// If there is no limit with this name.
+    pub fn heaviest(&self, limit: &str, most: usize) -> Result<Vec<HeavyKey>, Error> {
+        let mut heaviest = None;
+        let now = self.shared.clock.now();
+        L::holdings(&self.shared.rows, &mut |row| {
+            if row.name().as_str() == limit {
+                heaviest = Some(row.heaviest(most, now));
+            }
+        });
+        heaviest.ok_or_else(|| no_such_limit(limit))
+    }
+
+    /// What each limit takes in memory. Reads the whole of each table.
+    pub fn usage(&self) -> Vec<Usage> {
+        let (mut usage, now) = (Vec::new(), self.shared.clock.now());
+        L::holdings(&self.shared.rows, &mut |row| usage.push(row.usage(now)));
+        usage
+    }
+
     /// As [`decide`](Self::decide), with the receipt for what was charged.
     #[inline]
     pub fn acquire_now<Key: ?Sized>(&self, key: &Key, ask: Ask) -> Outcome
@@ -114,6 +172,25 @@ impl<L: Limits<S>, C: Clock, S> Memory<L, C, S> {
     {
         L::acquire(&self.shared.rows, self.asked(key, ask))
     }
+}
+
+impl<Key: ?Sized + 'static, C, S: BuildHasher + 'static> Memory<Vec<DynLimit<Key, S>>, C, S> {
+    /// Replaces the limits, at once for every decision that begins after it.
+    ///
+    /// A limit that has the name of a former one, an algorithm of the same type and counts by the same type of part takes
+    /// over its keys: what they owe stays owed, and no more. Any other one begins anew, and a limit that is not named any
+    /// more is forgotten. Receipts from before stay good for the next sixteen replacements.
+    ///
+    /// # Errors
+    ///
+    /// As for [`MemoryBuilder::build`]; then the limits stay as they are.
+    pub fn replace(&self, limits: Vec<DynLimit<Key, S>>) -> Result<(), Error> {
+        self.shared.rows.replace(limits)
+    }
+}
+
+fn no_such_limit(limit: &str) -> Error {
+    Error::config(format!("there is no limit named {limit:?} (one that was not named is \"default\")"))
 }
 
 impl<Key, L, C, S> Limiter<Key> for Memory<L, C, S>
@@ -137,6 +214,16 @@ where
     fn settle(&self, key: &Key, receipt: Receipt, actual: u64) -> Reply<()> {
         L::settle(&self.shared.rows, &self.asked(key, Ask::default()), &receipt, actual);
         Reply::ready(Ok(()))
+    }
+
+    fn set(&self, limit: &str, key: &Key, used: u64) -> Reply<()> {
+        let asked = self.asked(key, Ask::default());
+        Reply::ready(self.in_limit(limit, |row| row.set(&asked, used)))
+    }
+
+    fn block(&self, limit: &str, key: &Key, span: Duration) -> Reply<()> {
+        let asked = self.asked(key, Ask::default());
+        Reply::ready(self.in_limit(limit, |row| row.block(&asked, asked.now.after(span))))
     }
 
     fn reset(&self, key: &Key) -> Reply<()> {

@@ -1,7 +1,7 @@
 use std::hash::{BuildHasher, Hash};
 
-use super::dynamic::DynLimit;
-use super::row::{Asked, Look, Room, Row, Share};
+use super::row::Row;
+use super::share::{Asked, Holding, Look, Room, Share};
 use super::transaction;
 use crate::decision::Decision;
 use crate::error::Error;
@@ -23,6 +23,9 @@ pub trait Limits<S>: Sized {
 
     #[doc(hidden)]
     fn bind(self, room: Room) -> Result<Self::Rows, Error>;
+
+    #[doc(hidden)]
+    fn holdings(rows: &Self::Rows, f: &mut dyn FnMut(&dyn Holding));
 }
 
 /// [`Limits`] that can hold keys of type `Key`.
@@ -43,14 +46,19 @@ pub trait LimitsFor<Key: ?Sized, S: BuildHasher>: Limits<S> {
 impl<L, S> Limits<S> for L
 where
     L: IntoLimit,
-    Row<L::Chooser, L::Part>: Send + Sync + 'static,
+    L::Chooser: Send + Sync + 'static,
+    L::Part: Send + Sync + 'static,
 {
     type Rows = Row<L::Chooser, L::Part>;
 
     fn bind(self, room: Room) -> Result<Self::Rows, Error> {
         let limit = self.into_limit();
         names_differ([limit.name()])?;
-        Row::new(limit, room)
+        Row::new(limit, room, None)
+    }
+
+    fn holdings(rows: &Self::Rows, f: &mut dyn FnMut(&dyn Holding)) {
+        f(rows);
     }
 }
 
@@ -85,14 +93,18 @@ macro_rules! tuple {
     ($count:literal: $($L:ident $index:tt),+) => {
         impl<S, $($L: IntoLimit),+> Limits<S> for ($($L,)+)
         where
-            $(Row<$L::Chooser, $L::Part>: Send + Sync + 'static,)+
+            $($L::Chooser: Send + Sync + 'static, $L::Part: Send + Sync + 'static,)+
         {
             type Rows = ($(Row<$L::Chooser, $L::Part>,)+);
 
             fn bind(self, room: Room) -> Result<Self::Rows, Error> {
                 let limits = ($(self.$index.into_limit(),)+);
                 names_differ([$(limits.$index.name()),+])?;
-                Ok(($(Row::new(limits.$index, room)?,)+))
+                Ok(($(Row::new(limits.$index, room, None)?,)+))
+            }
+
+            fn holdings(rows: &Self::Rows, f: &mut dyn FnMut(&dyn Holding)) {
+                $(f(&rows.$index);)+
             }
         }
 
@@ -137,56 +149,8 @@ tuple!(6: A 0, B 1, C 2, D 3, E 4, F 5);
 tuple!(7: A 0, B 1, C 2, D 3, E 4, F 5, G 6);
 tuple!(8: A 0, B 1, C 2, D 3, E 4, F 5, G 6, H 7);
 
-type DynRow<Key, S> = Box<dyn Share<Key, S>>;
-
-impl<Key: ?Sized + 'static, S: BuildHasher + 'static> Limits<S> for Vec<DynLimit<Key, S>> {
-    type Rows = Vec<DynRow<Key, S>>;
-
-    fn bind(self, room: Room) -> Result<Self::Rows, Error> {
-        names_differ(self.iter().map(DynLimit::name))?;
-        self.into_iter().map(|limit| limit.bind(room)).collect()
-    }
-}
-
-/// So many dynamic limits are decided without an allocation.
-const USUAL: usize = 8;
-
-impl<Key: ?Sized + 'static, S: BuildHasher + 'static> LimitsFor<Key, S> for Vec<DynLimit<Key, S>> {
-    fn acquire(rows: &Self::Rows, asked: Asked<'_, Key, S>) -> Outcome {
-        with_slices(rows, |rows, looks| transaction::acquire(rows, looks, asked))
-    }
-
-    fn peek(rows: &Self::Rows, asked: Asked<'_, Key, S>) -> Decision {
-        with_slices(rows, |rows, looks| transaction::peek(rows, looks, asked))
-    }
-
-    fn settle(rows: &Self::Rows, asked: &Asked<'_, Key, S>, receipt: &Receipt, actual: u64) {
-        with_slices(rows, |rows, _| transaction::settle(rows, asked, receipt, actual));
-    }
-
-    fn each(rows: &Self::Rows, f: &mut dyn FnMut(&dyn Share<Key, S>)) {
-        rows.iter().for_each(|row| f(&**row));
-    }
-}
-
-fn with_slices<Key: ?Sized, S, T>(
-    rows: &[DynRow<Key, S>],
-    f: impl FnOnce(&[&dyn Share<Key, S>], &mut [Look]) -> T,
-) -> T {
-    let Some(first) = rows.first() else { return f(&[], &mut []) };
-    if rows.len() > USUAL {
-        let rows: Vec<&dyn Share<Key, S>> = rows.iter().map(|row| &**row).collect();
-        return f(&rows, &mut vec![Look::BLANK; rows.len()]);
-    }
-    let mut few: [&dyn Share<Key, S>; USUAL] = [&**first; USUAL];
-    for (slot, row) in few.iter_mut().zip(rows) {
-        *slot = &**row;
-    }
-    f(&few[..rows.len()], &mut [Look::BLANK; USUAL][..rows.len()])
-}
-
 /// Refuses two limits of one name: their header fields and figures could not be told apart.
-fn names_differ<'a>(names: impl IntoIterator<Item = &'a str>) -> Result<(), Error> {
+pub(super) fn names_differ<'a>(names: impl IntoIterator<Item = &'a str>) -> Result<(), Error> {
     let mut seen = std::collections::HashSet::new();
     for name in names {
         if name.is_empty() {

@@ -6,10 +6,13 @@ mod hasher;
 mod limiter;
 mod limits;
 mod row;
+mod share;
 mod transaction;
+mod usage;
 
 pub use self::builder::MemoryBuilder;
 pub use self::dynamic::DynLimit;
 pub use self::hasher::DefaultHashBuilder;
 pub use self::limiter::Memory;
 pub use self::limits::{Limits, LimitsFor};
+pub use self::usage::{HeavyKey, KeyId, Usage};

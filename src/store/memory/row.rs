@@ -1,31 +1,48 @@
+use std::any::Any;
 use std::hash::{BuildHasher, Hash};
+use std::sync::OnceLock;
 use std::time::Duration;
 
+use super::share::{Asked, Holding, Look, Room, Share};
+use super::usage::{HeavyKey, KeyId, Usage};
 use crate::algorithm::{Algorithm, Blocks, Cell, Charge, State};
 use crate::clock::Timestamp;
-use crate::decision::{Ask, Name, Reading, Verdict};
+use crate::decision::{Name, Reading, Verdict};
 use crate::error::Error;
 use crate::limit::{Choose, Chooser, Limit, PartOf};
-use crate::sync::Backoff;
-use crate::table::{Place, Spot, Table};
+use crate::sync::{AtomicU64, Backoff};
+use crate::table::{Place, Spot, Table, fingerprint};
 
 /// A limit with its table.
 #[allow(missing_debug_implementations, reason = "hidden, behind the limiter")]
 pub struct Row<C: Chooser, P> {
     limit: Limit<C, P>,
     table: Table<CellOf<C>>,
+    /// Until when keys are blocked. Made when the first one is.
+    blocks: OnceLock<Table<[AtomicU64; 1]>>,
+    max_keys: usize,
 }
 
 type CellOf<C> = <<<C as Chooser>::Algorithm as Algorithm>::State as State>::Cell;
 
-impl<C: Chooser, P> Row<C, P> {
+/// How many words a state has, where its type does not say.
+fn words(chooser: &impl Chooser) -> usize {
+    chooser.same_for_all().map_or(Blocks::MAX_WORDS, Algorithm::state_words)
+}
+
+impl<C: Chooser + 'static, P: 'static> Row<C, P> {
+    /// A limit with a table of its own; or if it is the heir of one of its own kind, with that one's.
+    ///
     /// # Errors
     ///
     /// If the states could take more than `room.heap_bytes` on the heap.
-    pub(super) fn new(limit: Limit<C, P>, room: Room) -> Result<Self, Error> {
+    pub(super) fn new(limit: Limit<C, P>, room: Room, heir_of: Option<&dyn Any>) -> Result<Self, Error> {
         let algorithm = limit.algorithm().same_for_all();
-        let words = algorithm.map_or(Blocks::MAX_WORDS, Algorithm::state_words);
-        let table = Table::with_room_for(room.max_keys, words);
+        let words = words(limit.algorithm());
+        let former = heir_of.and_then(|former| former.downcast_ref::<Self>());
+        let former =
+            former.filter(|former| self::words(former.limit.algorithm()) == words && former.max_keys == room.max_keys);
+        let table = former.map_or_else(|| Table::with_room_for(room.max_keys, words), |former| former.table.clone());
         let heap = algorithm.map_or(0, Algorithm::heap_bytes).saturating_mul(table.slots());
         if heap > room.max_heap_bytes {
             return Err(Error::config(format!(
@@ -36,75 +53,9 @@ impl<C: Chooser, P> Row<C, P> {
                 room.max_heap_bytes,
             )));
         }
-        Ok(Self { limit, table })
+        let blocks = former.map_or_else(OnceLock::new, |former| former.blocks.clone());
+        Ok(Self { limit, table, blocks, max_keys: room.max_keys })
     }
-}
-
-/// The room that each limit has.
-#[derive(Clone, Copy, Debug)]
-#[allow(unreachable_pub, reason = "named by a hidden trait only")]
-pub struct Room {
-    pub(super) max_keys: usize,
-    pub(super) max_heap_bytes: usize,
-}
-
-/// One limit's share in a transaction, whatever its algorithm and the part of the key that it counts by.
-pub trait Share<Key: ?Sized, S>: Send + Sync {
-    fn name(&self) -> &Name;
-
-    /// Reads and peeks.
-    fn look(&self, asked: &Asked<'_, Key, S>, with_reading: bool) -> Look;
-    fn is_current(&self, look: &Look) -> bool;
-
-    fn lock(&self, look: &Look) -> bool;
-    fn unlock_unchanged(&self, look: &Look);
-    fn unlock(&self, look: &Look);
-
-    /// Under the lock: the slot for the key, an empty one for a new key. `None` if there is no room.
-    fn place(&self, look: &Look) -> Option<Place>;
-    /// Without the lock: makes room for a key that found none.
-    fn make_room(&self, look: &Look);
-    /// Under the lock: charges. Returns the figures after it, and until when the charge counts.
-    fn commit(&self, asked: &Asked<'_, Key, S>, look: &Look, place: Place, delay: Duration) -> (Reading, Timestamp);
-
-    fn settle(&self, asked: &Asked<'_, Key, S>, charge: Charge, actual: u64);
-    fn reset(&self, asked: &Asked<'_, Key, S>);
-
-    fn live(&self, now: Timestamp) -> usize;
-    fn bytes(&self) -> usize;
-    fn slots(&self) -> usize;
-}
-
-/// What is asked in a transaction, for whom, when.
-#[allow(missing_debug_implementations, reason = "a key may be a secret")]
-pub struct Asked<'a, Key: ?Sized, S> {
-    pub(super) hasher: &'a S,
-    pub(super) key: &'a Key,
-    pub(super) now: Timestamp,
-    pub(super) ask: Ask,
-}
-
-/// What one limit says by itself, and what it read that from.
-#[derive(Clone, Copy, Debug)]
-pub struct Look {
-    spot: Spot,
-    /// The time to decide at: that of the clock, or for a key that is not there the sets' horizon if that is later.
-    now: Timestamp,
-    pub(super) verdict: Verdict,
-    pub(super) reading: Option<Reading>,
-    pub(super) promises_turns: bool,
-    pub(super) place: Option<Place>,
-}
-
-impl Look {
-    pub(super) const BLANK: Self = Self {
-        spot: Spot::BLANK,
-        now: Timestamp::EPOCH,
-        verdict: Verdict::Never,
-        reading: None,
-        promises_turns: false,
-        place: None,
-    };
 }
 
 impl<C: Chooser, P> Row<C, P> {
@@ -117,12 +68,20 @@ impl<C: Chooser, P> Row<C, P> {
         self.limit.part().with_part(asked.key, |part| asked.hasher.hash_one(part))
     }
 
-    /// Changes the key's state, which is made if there is none and `insert` holds.
-    fn alter(&self, hash: u64, now: Timestamp, insert: bool, change: impl Fn(&mut StateOf<C>)) {
+    /// For how long the key is blocked, if it is.
+    #[inline]
+    fn blocked(&self, hash: u64, now: Timestamp) -> Option<Duration> {
+        let (_, until) = self.blocks.get()?.read(hash, |&[until], _| until);
+        let until = Timestamp::from_micros(until);
+        (until > now).then(|| until.since(now))
+    }
+
+    /// Changes the key's state.
+    fn alter(&self, hash: u64, now: Timestamp, how: Alter, change: impl Fn(&mut StateOf<C>)) {
         let mut backoff = Backoff::new();
         loop {
             let (spot, ()) = self.table.read(hash, |_, _| ());
-            if spot.is_nowhere() && !insert {
+            if spot.is_nowhere() && how == Alter::IfThere {
                 return;
             }
             if !self.table.lock(&spot) {
@@ -131,6 +90,9 @@ impl<C: Chooser, P> Row<C, P> {
             }
             let unlock = Unlock { table: &self.table, spot: &spot };
             if let Some(place) = self.table.place(&spot, now.as_micros()) {
+                if how == Alter::FromZero {
+                    self.table.clear(place);
+                }
                 self.table.write(place, &change);
                 return;
             }
@@ -138,6 +100,14 @@ impl<C: Chooser, P> Row<C, P> {
             self.table.make_room(&spot, now.as_micros());
         }
     }
+}
+
+/// From which state on to change it.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Alter {
+    IfThere,
+    OrInsert,
+    FromZero,
 }
 
 type StateOf<C> = <CellOf<C> as Cell>::State;
@@ -156,29 +126,37 @@ impl<C: Cell> Drop for Unlock<'_, C> {
 
 impl<Key: ?Sized, C, P, S> Share<Key, S> for Row<C, P>
 where
-    C: Choose<Key> + Send + Sync,
-    P: PartOf<Key> + Send + Sync,
+    C: Choose<Key> + Send + Sync + 'static,
+    P: PartOf<Key> + Send + Sync + 'static,
     P::Part: Hash,
     S: BuildHasher,
 {
-    fn name(&self) -> &Name {
-        self.limit.shared_name()
-    }
-
     #[inline]
     fn look(&self, asked: &Asked<'_, Key, S>, with_reading: bool) -> Look {
         let hash = self.hash(asked);
+        let blocked = self.blocked(hash, asked.now);
         self.limit.algorithm().choose(asked.key, |algorithm| {
             let (spot, (now, verdict, reading)) = self.table.read(hash, |state, horizon| {
                 let now = match horizon {
                     None => asked.now,
                     Some(horizon) => not_before(Timestamp::from_micros(horizon), asked.now, algorithm),
                 };
-                let verdict = algorithm.peek(state, now, asked.ask);
+                let mut verdict = algorithm.peek(state, now, asked.ask);
+                if let Some(retry_after) = blocked {
+                    verdict = verdict.and(Verdict::Denied { retry_after });
+                }
                 let reading = (with_reading || !verdict.is_allowed()).then(|| algorithm.reading(state, now));
                 (now, verdict, reading)
             });
-            Look { spot, now, verdict, reading, promises_turns: algorithm.promises_turns(), place: None }
+            Look {
+                spot,
+                now,
+                verdict,
+                reading,
+                promises_turns: algorithm.promises_turns(),
+                shadow: self.limit.is_shadow(),
+                place: None,
+            }
         })
     }
 
@@ -225,9 +203,11 @@ where
         self.limit.algorithm().choose(asked.key, |algorithm| match actual.checked_sub(charge.cost) {
             Some(0) => {}
             Some(more) => {
-                self.alter(hash, asked.now, true, |state| algorithm.commit(state, asked.now, Duration::ZERO, more));
+                self.alter(hash, asked.now, Alter::OrInsert, |state| {
+                    algorithm.commit(state, asked.now, Duration::ZERO, more)
+                });
             }
-            None => self.alter(hash, asked.now, false, |state| {
+            None => self.alter(hash, asked.now, Alter::IfThere, |state| {
                 algorithm.give_back(state, asked.now, charge, charge.cost - actual);
             }),
         });
@@ -237,16 +217,58 @@ where
         self.table.remove(self.hash(asked));
     }
 
-    fn live(&self, now: Timestamp) -> usize {
-        self.table.live(now.as_micros())
+    fn set(&self, asked: &Asked<'_, Key, S>, used: u64) {
+        let hash = self.hash(asked);
+        self.limit.algorithm().choose(asked.key, |algorithm| {
+            self.alter(hash, asked.now, Alter::FromZero, |state| {
+                algorithm.commit(state, asked.now, Duration::ZERO, used);
+            });
+        });
     }
 
-    fn bytes(&self) -> usize {
-        self.table.bytes()
+    fn block(&self, asked: &Asked<'_, Key, S>, until: Timestamp) {
+        if until > asked.now {
+            let blocks = self.blocks.get_or_init(|| Table::with_room_for(self.max_keys, 1));
+            put(blocks, self.hash(asked), asked.now, until);
+        } else if let Some(blocks) = self.blocks.get() {
+            blocks.remove(self.hash(asked));
+        }
     }
 
-    fn slots(&self) -> usize {
-        self.table.slots()
+    fn key_id(&self, asked: &Asked<'_, Key, S>) -> KeyId {
+        KeyId(fingerprint(self.hash(asked)))
+    }
+}
+
+impl<C: Chooser + Send + Sync + 'static, P: Send + Sync + 'static> Holding for Row<C, P> {
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+
+    fn name(&self) -> &Name {
+        self.limit.shared_name()
+    }
+
+    fn usage(&self, now: Timestamp) -> Usage {
+        Usage {
+            limit: self.limit.name().to_owned(),
+            live_keys: self.table.live(now.as_micros()),
+            room: self.table.slots(),
+            bytes: self.table.bytes(),
+        }
+    }
+
+    fn heaviest(&self, most: usize, now: Timestamp) -> Vec<HeavyKey> {
+        let algorithm = self.limit.algorithm().same_for_all();
+        let mut keys = Vec::new();
+        self.table.for_each_live(now.as_micros(), |id, fresh_at, state| {
+            let figures = algorithm.map(|algorithm| algorithm.reading(state, now).figures());
+            let reset = Timestamp::from_micros(fresh_at).since(now);
+            keys.push(HeavyKey { id: KeyId(id), reset, figures });
+        });
+        keys.sort_by(|a, b| b.weight().partial_cmp(&a.weight()).unwrap_or(std::cmp::Ordering::Equal));
+        keys.truncate(most);
+        keys
     }
 }
 
@@ -254,4 +276,25 @@ where
 #[inline]
 fn not_before(horizon: Timestamp, now: Timestamp, algorithm: &impl Algorithm) -> Timestamp {
     if horizon > now && horizon.since(now) <= algorithm.longest_reset() { horizon } else { now }
+}
+
+/// Notes a key's block.
+fn put(blocks: &Table<[AtomicU64; 1]>, hash: u64, now: Timestamp, until: Timestamp) {
+    let mut backoff = Backoff::new();
+    loop {
+        let (spot, ()) = blocks.read(hash, |_, _| ());
+        if blocks.lock(&spot) {
+            let place = blocks.place(&spot, now.as_micros());
+            if let Some(place) = place {
+                blocks.write(place, |state| *state = [until.as_micros()]);
+            }
+            blocks.unlock(&spot);
+            if place.is_some() {
+                return;
+            }
+            blocks.make_room(&spot, now.as_micros());
+        } else {
+            backoff.wait();
+        }
+    }
 }

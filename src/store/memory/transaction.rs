@@ -1,9 +1,10 @@
 use std::hash::BuildHasher;
 use std::time::Duration;
 
-use super::row::{Asked, Look, Share};
+use super::share::{Asked, Look, Share};
 use crate::algorithm::Charge;
-use crate::decision::{Decision, Standing, Verdict};
+use crate::clock::Timestamp;
+use crate::decision::{Decision, Reading, Standing, Verdict};
 use crate::limiter::{Outcome, Receipt};
 use crate::sync::Backoff;
 
@@ -57,6 +58,9 @@ pub(super) fn peek<Key: ?Sized, S: BuildHasher, R: Share<Key, S> + ?Sized>(
     }
 }
 
+/// Notes in a receipt that a shadow would have refused, and was not charged.
+const NOT_CHARGED: Timestamp = Timestamp::EPOCH;
+
 /// Settles a charge, row by row.
 pub(super) fn settle<Key: ?Sized, S: BuildHasher, R: Share<Key, S> + ?Sized>(
     rows: &[&R],
@@ -65,6 +69,9 @@ pub(super) fn settle<Key: ?Sized, S: BuildHasher, R: Share<Key, S> + ?Sized>(
     actual: u64,
 ) {
     for (row, &until) in rows.iter().zip(receipt.until()) {
+        if until == NOT_CHARGED {
+            continue;
+        }
         row.settle(asked, Charge { at: receipt.charged_at(), cost: receipt.cost(), until }, actual);
     }
 }
@@ -81,8 +88,10 @@ fn look<Key: ?Sized, S: BuildHasher, R: Share<Key, S> + ?Sized>(
         let mut all_promise = true;
         for (row, look) in rows.iter().zip(&mut *looks) {
             *look = row.look(asked, with_reading);
-            verdict = verdict.and(look.verdict);
-            all_promise &= look.promises_turns;
+            if !look.shadow {
+                verdict = verdict.and(look.verdict);
+                all_promise &= look.promises_turns;
+            }
         }
         let delays = rows.len() > 1 && asked.ask.max_delay != Some(Duration::ZERO);
         if all_promise || !delays {
@@ -109,11 +118,13 @@ fn decide<Key: ?Sized, S, R: Share<Key, S> + ?Sized>(
     looks: &[Look],
     asked: &Asked<'_, Key, S>,
 ) -> Decision {
-    let mut standings = rows.iter().zip(looks).filter_map(|(row, look)| {
-        let reading = look.reading?;
-        Some(Standing::new(row.name().clone(), look.verdict, reading))
-    });
-    sum_up(rows.len(), &mut standings, asked).with_turns(looks.iter().all(|look| look.promises_turns))
+    let standings = rows.iter().zip(looks).filter_map(|(row, look)| Some(standing(*row, look, look.reading?)));
+    sum_up(looks, standings, asked)
+}
+
+#[inline]
+fn standing<Key: ?Sized, S, R: Share<Key, S> + ?Sized>(row: &R, look: &Look, reading: Reading) -> Standing {
+    Standing::new(row.name().clone(), look.verdict, reading).in_shadow(look.shadow)
 }
 
 /// Under the locks: charges every row, or returns the one that has no room for its key.
@@ -125,33 +136,44 @@ fn charge<Key: ?Sized, S: BuildHasher, R: Share<Key, S> + ?Sized>(
 ) -> Result<Outcome, usize> {
     // A place made for nothing, as a later row has none, is an idle slot: no harm.
     for (index, (row, look)) in locks.rows.iter().zip(&mut *locks.looks).enumerate() {
-        look.place = Some(row.place(look).ok_or(index)?);
+        if look.is_charged() {
+            look.place = Some(row.place(look).ok_or(index)?);
+        }
     }
     let mut receipt = Receipt::new(asked.now, asked.ask.cost, locks.rows.len());
     let untils = receipt.until_mut();
-    let mut standings = locks.rows.iter().zip(&*locks.looks).zip(untils).filter_map(|((row, look), until)| {
+    let standings = locks.rows.iter().zip(&*locks.looks).zip(untils).filter_map(|((row, look), until)| {
+        if !look.is_charged() {
+            *until = NOT_CHARGED;
+            return Some(standing(*row, look, look.reading?));
+        }
         let (reading, charged_until) = row.commit(asked, look, look.place?, delay);
         *until = charged_until;
-        Some(Standing::new(row.name().clone(), look.verdict, reading))
+        Some(standing(*row, look, reading))
     });
-    let decision = sum_up(locks.rows.len(), &mut standings, asked);
+    let decision = sum_up(locks.looks, standings, asked);
     Ok(Outcome { decision, receipt: Some(receipt) })
 }
 
 /// One decision from the standings of all rows.
 #[inline]
 fn sum_up<Key: ?Sized, S>(
-    rows: usize,
-    standings: &mut impl Iterator<Item = Standing>,
+    looks: &[Look],
+    mut standings: impl Iterator<Item = Standing>,
     asked: &Asked<'_, Key, S>,
 ) -> Decision {
-    if rows > 1 && asked.ask.every_limit {
-        return Decision::every(asked.now, standings.collect());
-    }
-    let Some(first) = standings.next() else { return Decision::every(asked.now, Vec::new()) };
-    let mut decision = Decision::one(asked.now, first);
-    standings.for_each(|standing| decision.add(standing));
-    decision
+    let promises_turns = looks.iter().all(|look| look.promises_turns);
+    let shadows = looks.iter().any(|look| look.shadow);
+    let decision = if shadows || (looks.len() > 1 && asked.ask.every_limit) {
+        Decision::every(asked.now, standings.collect())
+    } else if let Some(first) = standings.next() {
+        let mut decision = Decision::one(asked.now, first);
+        standings.for_each(|standing| decision.add(standing));
+        decision
+    } else {
+        Decision::every(asked.now, Vec::new())
+    };
+    decision.with_turns(promises_turns)
 }
 
 /// The locks on all that the looks read, given back when dropped: also when a user's algorithm panics.

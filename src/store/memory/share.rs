@@ -1,0 +1,94 @@
+//! One limit's part in a transaction.
+
+use std::any::Any;
+use std::time::Duration;
+
+use super::usage::{HeavyKey, KeyId, Usage};
+use crate::algorithm::Charge;
+use crate::clock::Timestamp;
+use crate::decision::{Ask, Name, Reading, Verdict};
+use crate::table::{Place, Spot};
+
+/// The room that each limit has.
+#[derive(Clone, Copy, Debug)]
+#[allow(unreachable_pub, reason = "named by a hidden trait only")]
+pub struct Room {
+    pub(super) max_keys: usize,
+    pub(super) max_heap_bytes: usize,
+}
+
+/// One limit's share in a transaction, whatever its algorithm and the part of the key that it counts by.
+pub trait Share<Key: ?Sized, S>: Holding {
+    /// Reads and peeks.
+    fn look(&self, asked: &Asked<'_, Key, S>, with_reading: bool) -> Look;
+    fn is_current(&self, look: &Look) -> bool;
+
+    fn lock(&self, look: &Look) -> bool;
+    fn unlock_unchanged(&self, look: &Look);
+    fn unlock(&self, look: &Look);
+
+    /// Under the lock: the slot for the key, an empty one for a new key. `None` if there is no room.
+    fn place(&self, look: &Look) -> Option<Place>;
+    /// Without the lock: makes room for a key that found none.
+    fn make_room(&self, look: &Look);
+    /// Under the lock: charges. Returns the figures after it, and until when the charge counts.
+    fn commit(&self, asked: &Asked<'_, Key, S>, look: &Look, place: Place, delay: Duration) -> (Reading, Timestamp);
+
+    fn settle(&self, asked: &Asked<'_, Key, S>, charge: Charge, actual: u64);
+    fn reset(&self, asked: &Asked<'_, Key, S>);
+    /// Makes the state one in which so much was just charged.
+    fn set(&self, asked: &Asked<'_, Key, S>, used: u64);
+    /// Refuses the key until then; with the epoch, no longer.
+    fn block(&self, asked: &Asked<'_, Key, S>, until: Timestamp);
+    fn key_id(&self, asked: &Asked<'_, Key, S>) -> KeyId;
+}
+
+/// What can be said of a limit's table without a key.
+pub trait Holding: Send + Sync {
+    /// The row itself, for its heir.
+    fn as_any(&self) -> &dyn Any;
+    fn name(&self) -> &Name;
+    fn usage(&self, now: Timestamp) -> Usage;
+    fn heaviest(&self, most: usize, now: Timestamp) -> Vec<HeavyKey>;
+}
+
+/// What is asked in a transaction, for whom, when.
+#[allow(missing_debug_implementations, reason = "a key may be a secret")]
+pub struct Asked<'a, Key: ?Sized, S> {
+    pub(super) hasher: &'a S,
+    pub(super) key: &'a Key,
+    pub(super) now: Timestamp,
+    pub(super) ask: Ask,
+}
+
+/// What one limit says by itself, and what it read that from.
+#[derive(Clone, Copy, Debug)]
+pub struct Look {
+    pub(super) spot: Spot,
+    /// The time to decide at: that of the clock, or for a key that is not there the sets' horizon if that is later.
+    pub(super) now: Timestamp,
+    pub(super) verdict: Verdict,
+    pub(super) reading: Option<Reading>,
+    pub(super) promises_turns: bool,
+    pub(super) shadow: bool,
+    pub(super) place: Option<Place>,
+}
+
+impl Look {
+    /// Whether the row is charged if the decision is to let the request through.
+    pub(super) fn is_charged(&self) -> bool {
+        !self.shadow || self.verdict.is_allowed()
+    }
+}
+
+impl Look {
+    pub(super) const BLANK: Self = Self {
+        spot: Spot::BLANK,
+        now: Timestamp::EPOCH,
+        verdict: Verdict::Never,
+        reading: None,
+        promises_turns: false,
+        shadow: false,
+        place: None,
+    };
+}

@@ -1,0 +1,59 @@
+use std::fmt;
+use std::time::Duration;
+
+use crate::decision::Figures;
+
+/// Stands for a key in one limit of one limiter: the hash under which it is remembered.
+///
+/// Keys themselves are not stored. [`Memory::key_id`](super::Memory::key_id) tells the id of a key that you know.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct KeyId(pub(super) u64);
+
+impl fmt::Display for KeyId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:016x}", self.0)
+    }
+}
+
+impl fmt::Debug for KeyId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "KeyId({self})")
+    }
+}
+
+/// A key that uses much of a limit: see [`Memory::heaviest`](super::Memory::heaviest).
+#[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
+pub struct HeavyKey {
+    /// Which key it is.
+    pub id: KeyId,
+    /// The time until it is as good as new.
+    pub reset: Duration,
+    /// Its figures. `None` where the algorithm is chosen by the key, which is not known here.
+    pub figures: Option<Figures>,
+}
+
+impl HeavyKey {
+    /// By the share of the limit that is used, then by the time until it is as good as new.
+    pub(super) fn weight(&self) -> (f64, Duration) {
+        #[allow(clippy::cast_precision_loss, reason = "to put them in order, roughly will do")]
+        let used = self.figures.map_or(0.0, |figures| {
+            (figures.limit - figures.remaining.min(figures.limit)) as f64 / figures.limit.max(1) as f64
+        });
+        (used, self.reset)
+    }
+}
+
+/// What a limit takes in memory: see [`Memory::usage`](super::Memory::usage).
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Usage {
+    /// The limit's name.
+    pub limit: String,
+    /// Keys that are remembered and not as good as new.
+    pub live_keys: usize,
+    /// For how many keys there is room.
+    pub room: usize,
+    /// The bytes of the table, without what a sliding log takes on the heap.
+    pub bytes: usize,
+}
