@@ -298,7 +298,8 @@ impl fmt::Debug for Standing {
             .field("name", &self.name())
             .field("verdict", &self.verdict)
             .field("figures", &self.figures())
-            .finish()
+            .field("shadow", &self.shadow)
+            .finish_non_exhaustive()
     }
 }
 
@@ -489,8 +490,9 @@ impl fmt::Debug for Decision {
         f.debug_struct("Decision")
             .field("verdict", &self.verdict)
             .field("source", &self.source)
+            .field("promises_turns", &self.promises_turns)
             .field("decided_at", &self.decided_at)
             .field("standings", &self.standings())
-            .finish()
+            .finish_non_exhaustive()
     }
 }

@@ -13,7 +13,7 @@ use crate::response::{Admission, Refusal, Respond};
 use crate::settings::{Judgement, Settings, judge};
 use crate::tariff::Tariff;
 use crate::timer::{Sleep, sleep};
-use crate::turn::{Turn, Waiting};
+use crate::turn::{Let, Turn, Waiting};
 
 /// The future of a [`RateLimit`](crate::RateLimit) service's response.
 ///
@@ -45,23 +45,23 @@ where
     Deciding {
         #[pin]
         decision: A::Future,
-        held: Option<Held<S, Waiting<Request, K::Key, K, A, R, T>>>,
+        held: Option<HeldWaiting<Request, S, K, A, R, T>>,
     },
     /// Nothing is to be had yet, and no turn was promised: to ask again. The service is fresh, and reserves nothing.
     Retrying {
         #[pin]
         sleep: Sleep,
-        held: Option<Held<S, Waiting<Request, K::Key, K, A, R, T>>>,
+        held: Option<HeldWaiting<Request, S, K, A, R, T>>,
     },
     /// The turn has not come yet. The service is fresh, and reserves nothing.
     Delayed {
         #[pin]
         sleep: Sleep,
-        held: Option<Held<S, Turn<Request, K::Key, K, A, R, T>>>,
+        held: Option<HeldTurn<Request, S, K, A, R, T>>,
     },
     /// The turn has come; the service is getting ready.
     Readying {
-        held: Option<Held<S, Turn<Request, K::Key, K, A, R, T>>>,
+        held: Option<HeldTurn<Request, S, K, A, R, T>>,
     },
     Called {
         #[pin]
@@ -79,11 +79,15 @@ where
     },
 }
 
+/// A request that is not forwarded yet, with the service to forward it to.
 struct Held<S, W> {
     service: S,
     is_ready: bool,
     what: W,
 }
+
+type HeldWaiting<Request, S, K, A, R, T> = Held<S, Waiting<Request, <K as ExtractKey<Request>>::Key, K, A, R, T>>;
+type HeldTurn<Request, S, K, A, R, T> = Held<S, Turn<Request, <K as ExtractKey<Request>>::Key, K, A, R, T>>;
 
 /// What to settle when the service has answered.
 struct Bill<Key, K, A, R, T> {
@@ -145,14 +149,14 @@ where
     R: Respond<Request, S::Response, S::Error>,
     T: Tariff<Request, S::Response, S::Error>,
 {
-    fn asked(held: Held<S, Waiting<Request, K::Key, K, A, R, T>>) -> Self {
+    fn asked(held: HeldWaiting<Request, S, K, A, R, T>) -> Self {
         match held.what.acquire() {
             Acquire::Pending(decision) => Self::Deciding { decision, held: Some(held) },
             Acquire::Ready(result) => Self::judged(judge(result, held.what.patience()), held),
         }
     }
 
-    fn judged(judgement: Judgement, held: Held<S, Waiting<Request, K::Key, K, A, R, T>>) -> Self {
+    fn judged(judgement: Judgement, held: HeldWaiting<Request, S, K, A, R, T>) -> Self {
         let Held { service, is_ready, mut what } = held;
         match judgement {
             Judgement::Refuse(refusal) => {
@@ -161,13 +165,11 @@ where
             }
             Judgement::AskAgain(wait, decision) => {
                 let service = fresh(service, is_ready);
-                match (what.sit_down(), sleep(wait)) {
-                    (true, Some(sleep)) => {
-                        what.spend(wait);
-                        Self::Retrying { sleep, held: Some(Held { service, is_ready: false, what }) }
-                    }
-                    _ => Self::refused(what, Refusal::Limited(decision)),
+                if let (true, Some(sleep)) = (what.sit_down(), sleep(wait)) {
+                    what.spend(wait);
+                    return Self::Retrying { sleep, held: Some(Held { service, is_ready: false, what }) };
                 }
+                Self::refused(what, Refusal::Limited(decision))
             }
             Judgement::Pass(decision, receipt) => {
                 let delay = decision.delay();
@@ -178,13 +180,11 @@ where
                 }
                 let service = fresh(service, is_ready);
                 let mut held = Held { service, is_ready: false, what: turn };
-                match (held.what.sit_down(), sleep(delay)) {
-                    (true, Some(sleep)) => Self::Delayed { sleep, held: Some(held) },
-                    _ => {
-                        let (what, decision) = held.what.renounce();
-                        Self::refused(what, Refusal::Limited(decision.refused_for(delay)))
-                    }
+                if let (true, Some(sleep)) = (held.what.sit_down(), sleep(delay)) {
+                    return Self::Delayed { sleep, held: Some(held) };
                 }
+                let (what, decision) = held.what.renounce();
+                Self::refused(what, Refusal::Limited(decision.refused_for(delay)))
             }
         }
     }
@@ -193,9 +193,9 @@ where
         Self::Refused { answer: Some(what.settings.responder.refuse(what.request, refusal)) }
     }
 
-    fn called(held: Held<S, Turn<Request, K::Key, K, A, R, T>>) -> Self {
+    fn called(held: HeldTurn<Request, S, K, A, R, T>) -> Self {
         let Held { mut service, what, .. } = held;
-        let (Waiting { mut request, key, settings, .. }, decision, receipt) = what.take();
+        let Let { waiting: Waiting { mut request, key, settings, .. }, decision, receipt } = what.take();
         let mark = settings.responder.admit(&mut request, Admission::Decided(decision));
         let response = service.call(request);
         let bill = receipt.filter(|_| T::SETTLES).map(|receipt| Bill { settings, key, receipt });

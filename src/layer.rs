@@ -3,6 +3,7 @@ use std::sync::Arc;
 
 use tower_layer::Layer;
 
+use crate::key::ExemptIf;
 use crate::response::Http;
 use crate::service::RateLimit;
 use crate::settings::{Settings, Wait, WhenMissing};
@@ -58,6 +59,25 @@ impl<K, A, R, T> RateLimitLayer<K, A, R, T> {
     pub fn when_missing(mut self, missing: WhenMissing) -> Self {
         self.settings.missing = missing;
         self
+    }
+
+    /// Lets requests of which `exempt` holds pass under no limit: [`Preflight`](crate::key::Preflight),
+    /// [`Paths`](crate::key::Paths), [`PeerIn`](crate::key::PeerIn), or a closure `Fn(&Request) -> bool`. May be called
+    /// several times.
+    ///
+    /// ```
+    /// # use tower_ratelimit::{Gcra, Memory, PeerIp, Quota, RateLimitLayer};
+    /// # let limiter = Memory::new(Gcra::new(Quota::per_second(10)));
+    /// use tower_ratelimit::key::{Paths, Preflight};
+    ///
+    /// let layer = RateLimitLayer::new(PeerIp::new(), limiter)
+    ///     .exempt_if(Paths::new(["/health"]))
+    ///     .exempt_if(Preflight);
+    /// ```
+    pub fn exempt_if<P>(self, exempt: P) -> RateLimitLayer<ExemptIf<K, P>, A, R, T> {
+        let Settings { key, limiter, responder, tariff, missing, wait } = self.settings;
+        let key = ExemptIf::new(key, exempt);
+        RateLimitLayer { settings: Settings { key, limiter, responder, tariff, missing, wait } }
     }
 
     /// Sets what a request costs, from the request: `|request: &Request| -> u64`. A cost of zero charges nothing.

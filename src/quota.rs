@@ -144,7 +144,7 @@ impl Quota {
     ///
     /// If `limit` is zero or over 2^53, or the period zero, not a whole number of microseconds, or over 200 years.
     pub const fn try_new(limit: u64, period: Duration) -> Result<Self, QuotaError> {
-        if period.subsec_nanos() % 1_000 != 0 {
+        if !period.subsec_nanos().is_multiple_of(1_000) {
             return Err(QuotaError::PeriodNotWhole);
         }
         if period.as_secs() > LONGEST_MICROS / SECOND {
@@ -249,7 +249,7 @@ const UNITS: [(&str, u64); 6] = [("d", DAY), ("h", HOUR), ("min", MINUTE), ("s",
 impl fmt::Display for Quota {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let period = self.period_micros();
-        let (unit, micros) = UNITS.into_iter().find(|(_, micros)| period % micros == 0).unwrap_or(("us", 1));
+        let (unit, micros) = UNITS.into_iter().find(|(_, micros)| period.is_multiple_of(*micros)).unwrap_or(("us", 1));
         match period / micros {
             1 => write!(f, "{}/{unit}", self.limit),
             count => write!(f, "{} per {count}{unit}", self.limit),

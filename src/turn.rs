@@ -50,10 +50,11 @@ impl<Request, Key, K, A, R, T> Waiting<Request, Key, K, A, R, T> {
 /// A request that was let through, and has not been forwarded yet. Dropping it gives its charge back.
 pub(crate) struct Turn<Request, Key, K, A: Limiter<Key>, R, T>(Option<Let<Request, Key, K, A, R, T>>);
 
-struct Let<Request, Key, K, A, R, T> {
-    waiting: Waiting<Request, Key, K, A, R, T>,
-    decision: Decision,
-    receipt: Option<Receipt>,
+/// What was let through, on what grounds, and what it was charged.
+pub(crate) struct Let<Request, Key, K, A, R, T> {
+    pub(crate) waiting: Waiting<Request, Key, K, A, R, T>,
+    pub(crate) decision: Decision,
+    pub(crate) receipt: Option<Receipt>,
 }
 
 impl<Request, Key, K, A: Limiter<Key>, R, T> Turn<Request, Key, K, A, R, T> {
@@ -71,10 +72,10 @@ impl<Request, Key, K, A: Limiter<Key>, R, T> Turn<Request, Key, K, A, R, T> {
     }
 
     /// Takes it out to be forwarded, as charged as it is. Its place among those who wait is free.
-    pub(crate) fn take(mut self) -> (Waiting<Request, Key, K, A, R, T>, Decision, Option<Receipt>) {
-        let Let { mut waiting, decision, receipt } = self.0.take().expect("a turn is taken once");
-        waiting.seat = None;
-        (waiting, decision, receipt)
+    pub(crate) fn take(mut self) -> Let<Request, Key, K, A, R, T> {
+        let mut taken = self.0.take().expect("a turn is taken once");
+        taken.waiting.seat = None;
+        taken
     }
 
     /// Takes it out to be refused after all, and gives its charge back.

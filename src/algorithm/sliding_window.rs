@@ -50,7 +50,7 @@ impl SlidingWindow {
     #[must_use]
     pub const fn new(quota: Quota) -> Self {
         let mut blocks = 10;
-        while quota.period_micros() % blocks != 0 {
+        while !quota.period_micros().is_multiple_of(blocks) {
             blocks -= 1;
         }
         Self { quota, blocks, weighted: false }
@@ -109,7 +109,7 @@ impl SlidingWindow {
     const fn problem(&self) -> Option<&'static str> {
         if self.blocks == 0 || self.blocks > Self::MAX_BLOCKS {
             Some("a sliding window has 1 to 60 blocks")
-        } else if self.quota.period_micros() % self.blocks != 0 {
+        } else if !self.quota.period_micros().is_multiple_of(self.blocks) {
             Some(
                 "a sliding window's blocks must be a whole number of microseconds: choose a number that divides the period",
             )
@@ -179,7 +179,7 @@ impl SlidingWindow {
             let block = ends_at.saturating_sub(1).min(at) / width;
             let age = view.current - block;
             if age <= self.blocks {
-                view.counts[age as usize] = view.counts[age as usize].saturating_add(count);
+                view.add(age, count);
             }
         }
         view
@@ -194,7 +194,7 @@ impl SlidingWindow {
             let Some(block) = view.current.checked_sub(age) else { break };
             if count > 0 {
                 fresh_at = fresh_at.max(self.leaves_at(block));
-                if let Some(slot) = counts.get_mut((block % self.kept()) as usize) {
+                if let Some(slot) = counts.get_mut(index(block % self.kept())) {
                     *slot = count;
                 }
             }
@@ -214,8 +214,8 @@ impl SlidingWindow {
         for passed in 0..=self.blocks {
             let start = if passed == 0 { into } else { 0 };
             let oldest_age = self.blocks - passed;
-            let oldest = view.counts[oldest_age as usize];
-            let younger = view.counts[..oldest_age as usize].iter().fold(cost, |sum, &count| sum.saturating_add(count));
+            let oldest = view.counts[index(oldest_age)];
+            let younger = view.counts[..index(oldest_age)].iter().fold(cost, |sum, &count| sum.saturating_add(count));
             let Some(room) = limit.checked_sub(younger) else { continue };
             let from = if self.weighted {
                 self.admits_from(oldest, room).max(start)
@@ -243,8 +243,8 @@ impl SlidingWindow {
 
     fn remaining(&self, view: &View) -> u64 {
         let width = u128::from(self.width());
-        let younger: u128 = view.counts[..self.blocks as usize].iter().map(|&count| u128::from(count)).sum();
-        let oldest = u128::from(view.counts[self.blocks as usize]);
+        let younger: u128 = view.counts[..index(self.blocks)].iter().map(|&count| u128::from(count)).sum();
+        let oldest = u128::from(view.counts[index(self.blocks)]);
         let share = if self.weighted { width - u128::from(view.at % self.width()) } else { width };
         let used = (younger * width + oldest * share).div_ceil(width);
         u128::from(self.quota.limit()).saturating_sub(used).try_into().unwrap_or(u64::MAX)
@@ -254,7 +254,7 @@ impl SlidingWindow {
 /// The words before the counts: the moment from which on the state is as good as new, the newest block, the time of the last
 /// charge, the geometry.
 const HEAD: usize = 4;
-const KEPT: usize = SlidingWindow::MAX_BLOCKS as usize + 1;
+const KEPT: usize = index(SlidingWindow::MAX_BLOCKS) + 1;
 
 /// What a state says at a moment.
 struct View {
@@ -268,8 +268,21 @@ struct View {
     behind: u64,
 }
 
+impl View {
+    fn add(&mut self, age: u64, count: u64) {
+        let sum = &mut self.counts[index(age)];
+        *sum = sum.saturating_add(count);
+    }
+}
+
+/// Of what is at most the number of blocks kept.
+#[allow(clippy::cast_possible_truncation, reason = "at most 61")]
+const fn index(small: u64) -> usize {
+    small as usize
+}
+
 fn count_at(counts: &[u64], block: u64, kept: u64) -> u64 {
-    counts.get((block % kept) as usize).copied().unwrap_or(0)
+    counts.get(index(block % kept)).copied().unwrap_or(0)
 }
 
 impl Algorithm for SlidingWindow {
@@ -301,7 +314,7 @@ impl Algorithm for SlidingWindow {
         let block = (until / self.width()).saturating_sub(self.kept());
         let block = if self.leaves_at(block) == until { block } else { charge.at.as_micros() / self.width() };
         let Some(age) = view.current.checked_sub(block).filter(|&age| age <= self.blocks) else { return };
-        let count = &mut view.counts[age as usize];
+        let count = &mut view.counts[index(age)];
         *count = count.saturating_sub(amount.min(charge.cost));
         self.write(state, &view);
     }
@@ -310,7 +323,7 @@ impl Algorithm for SlidingWindow {
         let view = self.view(state, now.as_micros());
         let limit = self.quota.limit();
         let remaining = self.remaining(&view);
-        let youngest = (0..=self.blocks).find(|&age| view.counts[age as usize] > 0);
+        let youngest = (0..=self.blocks).find(|&age| view.counts[index(age)] > 0);
         let reset = youngest.map_or(0, |age| {
             self.leaves_at(view.current.saturating_sub(age)).saturating_sub(view.at).saturating_add(view.behind)
         });
@@ -330,6 +343,6 @@ impl Algorithm for SlidingWindow {
     }
 
     fn state_words(&self) -> usize {
-        HEAD + self.kept() as usize
+        HEAD + index(self.kept())
     }
 }

@@ -8,11 +8,20 @@ use super::ip::peer_address;
 use super::seam::{ExtractKey, Extracted};
 use crate::error::Error;
 
-/// An extractor that lets some requests pass under no limit: see [`ExtractKey::exempt_if`].
+/// An extractor that lets some requests pass under no limit: see
+/// [`RateLimitLayer::exempt_if`](crate::RateLimitLayer::exempt_if).
 #[derive(Clone, Copy, Debug)]
 pub struct ExemptIf<K, P> {
-    pub(super) key: K,
-    pub(super) exempt: P,
+    key: K,
+    exempt: P,
+}
+
+impl<K, P> ExemptIf<K, P> {
+    /// Exempts requests of which `exempt` holds, and asks `key` for all others.
+    #[must_use]
+    pub const fn new(key: K, exempt: P) -> Self {
+        Self { key, exempt }
+    }
 }
 
 impl<Request, K, P> ExtractKey<Request> for ExemptIf<K, P>
@@ -77,10 +86,11 @@ impl<B> Predicate<Request<B>> for Paths {
 /// Holds of requests whose peer, the socket's other end, is in one of these networks. No header counts.
 ///
 /// ```
-/// use tower_ratelimit::key::{ExtractKey, PeerIn, PeerIp};
+/// use tower_ratelimit::key::PeerIn;
+/// use tower_ratelimit::{Gcra, Memory, PeerIp, Quota, RateLimitLayer};
 ///
-/// let key = PeerIp::new().exempt_if(PeerIn::parse(["10.0.0.0/8", "::1"])?);
-/// # let _: tower_ratelimit::key::Extracted<_> = key.extract(&http::Request::new(()));
+/// let limiter = Memory::new(Gcra::new(Quota::per_second(10)));
+/// let layer = RateLimitLayer::new(PeerIp::new(), limiter).exempt_if(PeerIn::parse(["10.0.0.0/8", "::1"])?);
 /// # Ok::<(), tower_ratelimit::Error>(())
 /// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

@@ -1,8 +1,6 @@
 use std::borrow::Cow;
 use std::fmt;
 
-use super::exempt::{ExemptIf, Predicate};
-
 /// Says whose request it is.
 ///
 /// Closures are extractors: `|request: &Request| -> Option<Key>`. A `None` or an `Err` is a *missing* key, which is
@@ -48,25 +46,6 @@ pub trait ExtractKey<Request> {
 
     /// Reads the key off a request.
     fn extract(&self, request: &Request) -> Extracted<Self::Key>;
-
-    /// Lets requests of which `exempt` holds pass under no limit: [`Preflight`](super::Preflight),
-    /// [`Paths`](super::Paths), [`PeerIn`](super::PeerIn), or a closure `Fn(&Request) -> bool`.
-    ///
-    /// ```
-    /// use tower_ratelimit::key::{ExtractKey, Paths, PeerIp, Preflight};
-    ///
-    /// # fn layer<K: ExtractKey<http::Request<()>>>(_: K) {}
-    /// # layer(
-    /// PeerIp::new().exempt_if(Paths::new(["/health"])).exempt_if(Preflight)
-    /// # );
-    /// ```
-    fn exempt_if<P>(self, exempt: P) -> ExemptIf<Self, P>
-    where
-        Self: Sized,
-        P: Predicate<Request>,
-    {
-        ExemptIf { key: self, exempt }
-    }
 }
 
 /// What an extractor found.

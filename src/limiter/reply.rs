@@ -14,6 +14,7 @@ pub type BoxFuture<T> = Pin<Box<dyn Future<Output = T> + Send + 'static>>;
 /// The answer to [`acquire`](super::Limiter::acquire): ready now, or on its way. It can be awaited either way.
 #[must_use = "an answer that is not looked at decides nothing"]
 #[allow(clippy::exhaustive_enums, reason = "a caller tells the two apart to save the future")]
+#[allow(clippy::large_enum_variant, reason = "what is ready must not be boxed")]
 pub enum Acquire<F> {
     /// Decided.
     Ready(Result<Outcome, Error>),
@@ -48,6 +49,7 @@ mod acquire_future {
     /// An [`Acquire`](super::Acquire) as a future. Polling it again after it was ready panics, as with any future.
     #[pin_project(project = Projection)]
     #[allow(missing_debug_implementations, unreachable_pub, reason = "private, reached by its trait")]
+    #[allow(clippy::large_enum_variant, reason = "what is ready must not be boxed")]
     pub enum AcquireFuture<F> {
         Ready(Option<Result<Outcome, Error>>),
         Pending(#[pin] F),

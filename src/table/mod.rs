@@ -215,10 +215,9 @@ impl<C: Cell> Table<C> {
     /// of a longer chain are made when the caller comes back.
     fn make_room_by_moving(&self, roots: [usize; 2], now: u64) -> bool {
         let mut queue = roots.to_vec();
-        let mut next = 0;
-        while next < queue.len() {
-            let from = queue[next];
-            next += 1;
+        let mut looked_at = 0;
+        while let Some(&from) = queue.get(looked_at) {
+            looked_at += 1;
             for slot in 0..SLOTS {
                 let fingerprint = self.sets[from].fingerprint(slot);
                 if fingerprint == 0 {

@@ -1,1 +1,500 @@
+//! Proves that the table forgets no key before its time: what is written is found until it is removed or idle; an idle
+//! slot is used again and leaves its horizon; as many keys as were asked for have room, wherever their hashes fall; and
+//! with more keys than slots it forgets who would be idle first, and neither grows nor hangs.
+//!
+//! Here one thread runs at a time; `loom_tests` has the orders of many.
 
+use std::collections::{BTreeMap, HashMap};
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::sync::AtomicU64;
+
+/// A state is until when it is live, and whose it is.
+type Words = Table<[AtomicU64; 2]>;
+
+/// Hashes like those of a good hasher (splitmix64), the same in each run.
+struct Hashes(u64);
+
+impl Iterator for Hashes {
+    type Item = u64;
+
+    fn next(&mut self) -> Option<u64> {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mixed = (self.0 ^ self.0 >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let mixed = (mixed ^ mixed >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+        Some(mixed ^ mixed >> 31)
+    }
+}
+
+fn table_of(sets: usize) -> Words {
+    Table { sets: (0..sets).map(|_| Set::new(2)).collect() }
+}
+
+/// Hashes whose two sets are these, in this order.
+fn hashes_for(table: &Words, candidates: [usize; 2]) -> impl Iterator<Item = u64> + use<'_> {
+    Hashes(7).filter(move |&hash| table.candidates(hash) == candidates)
+}
+
+/// Makes the key live until `until`, as a limiter does that decides at `now`. False, with nothing written, if that would
+/// take to forget a key that is live.
+fn try_put(table: &Words, hash: u64, now: u64, until: u64) -> bool {
+    loop {
+        let (spot, ()) = table.read(hash, |_, _| ());
+        assert!(table.lock(&spot), "nobody else is there");
+        let place = table.place(&spot, now);
+        if let Some(place) = place {
+            table.write(place, |state| *state = [until, hash]);
+        }
+        table.unlock(&spot);
+        if place.is_some() {
+            return true;
+        }
+        if !table.make_room_by_moving(spot.candidates, now) {
+            return false;
+        }
+    }
+}
+
+/// As `try_put`, but makes room at all costs.
+fn put(table: &Words, hash: u64, now: u64, until: u64) {
+    while !try_put(table, hash, now, until) {
+        let (spot, ()) = table.read(hash, |_, _| ());
+        table.make_room(&spot, now);
+    }
+}
+
+/// Until when the key is live, or if it is nowhere the horizon.
+fn get(table: &Words, hash: u64) -> Result<u64, u64> {
+    let (spot, found) = table.read(hash, |&[until, whose], horizon| match horizon {
+        Some(horizon) => {
+            assert_eq!([until, whose], [0, 0], "who is nowhere is as good as new");
+            Err(horizon)
+        }
+        None => {
+            assert_eq!(whose, hash, "a key found another one's state");
+            Ok(until)
+        }
+    });
+    assert_eq!(spot.is_nowhere(), found.is_err());
+    found
+}
+
+/// What holds of a table in which nobody is at work.
+fn check_structure(table: &Words) {
+    let mut seen = HashMap::new();
+    for (index, set) in table.sets.iter().enumerate() {
+        assert!(set.is_at(set.version()), "a lock was not given back");
+        for slot in 0..SLOTS {
+            let fingerprint = set.fingerprint(slot);
+            if fingerprint == 0 {
+                assert_eq!(set.cell(slot).read(|| true, |&state| state), Some([0, 0]), "an empty slot has a state");
+            } else {
+                assert!(table.candidates(fingerprint).contains(&index), "a key lies where nobody looks for it");
+                assert_eq!(seen.insert(fingerprint, (index, slot)), None, "a key has two slots");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_key_is_found_until_it_is_removed() {
+    let table = Words::with_room_for(100, 2);
+    let keys: Vec<u64> = Hashes(1).take(100).collect();
+    assert!(keys.iter().all(|&key| get(&table, key) == Err(0)));
+    for (&key, until) in keys.iter().zip(1000..) {
+        put(&table, key, 1, until);
+    }
+    for (&key, until) in keys.iter().zip(1000..) {
+        assert_eq!(get(&table, key), Ok(until));
+    }
+    assert_eq!(table.live(1), 100);
+    let (gone, kept) = keys.split_at(50);
+    for &key in gone {
+        table.remove(key);
+        // To remove who is not there changes nothing.
+        table.remove(key);
+        assert_eq!(get(&table, key), Err(0), "who was removed was not idle, and leaves no horizon");
+    }
+    for (&key, until) in kept.iter().zip(1050..) {
+        assert_eq!(get(&table, key), Ok(until));
+    }
+    assert_eq!(table.live(1), 50);
+    check_structure(&table);
+}
+
+#[test]
+fn a_state_is_changed_in_its_place() {
+    let table = table_of(3);
+    put(&table, 5, 1, 10);
+    put(&table, 5, 2, 20);
+    assert_eq!(get(&table, 5), Ok(20));
+    assert_eq!(table.live(2), 1);
+    // Idle, it is still found as it is: its algorithm knows best what it is worth.
+    put(&table, 5, 30, 25);
+    assert_eq!(get(&table, 5), Ok(25));
+    assert_eq!(table.live(30), 0);
+}
+
+#[test]
+fn the_hash_zero_is_a_key_and_not_an_empty_slot() {
+    let table = table_of(2);
+    let found = table.read(0, |_, horizon| horizon.is_none()).1;
+    assert!(!found);
+    let (spot, ()) = table.read(0, |_, _| ());
+    assert!(table.lock(&spot));
+    let place = table.place(&spot, 1).expect("room");
+    table.write(place, |state| *state = [9, 9]);
+    table.unlock(&spot);
+    assert_eq!(table.read(0, |&state, horizon| (state, horizon)).1, ([9, 9], None));
+    assert_eq!(table.live(1), 1);
+    table.remove(0);
+    assert_eq!(table.live(1), 0);
+    check_structure(&table);
+}
+
+/// Two sets, full of keys that are idle at 100, 101, .. 111.
+fn full_pair() -> (Words, Vec<u64>) {
+    let table = table_of(2);
+    let keys: Vec<u64> = Hashes(3).take(2 * SLOTS).collect();
+    for (&key, until) in keys.iter().zip(100..) {
+        assert!(try_put(&table, key, 1, until));
+    }
+    (table, keys)
+}
+
+#[test]
+fn a_slot_is_free_from_the_moment_that_its_state_is_idle() {
+    let (table, keys) = full_pair();
+    assert!(!try_put(&table, 9, 99, 1000), "at 99 all are live");
+    assert!(keys.iter().all(|&key| get(&table, key).is_ok()));
+    assert!(try_put(&table, 9, 100, 1000));
+    assert_eq!(get(&table, 9), Ok(1000));
+    assert_eq!(get(&table, keys[0]), Err(100), "the first key is idle at 100, and only then was it dropped");
+    assert!(keys[1..].iter().zip(101..).all(|(&key, until)| get(&table, key) == Ok(until)));
+    check_structure(&table);
+}
+
+#[test]
+fn the_horizon_is_the_latest_moment_at_which_a_dropped_state_was_idle() {
+    let table = table_of(4);
+    let [here, other] = [0, 2];
+    let keys: Vec<u64> = hashes_for(&table, [here, other]).take(3).collect();
+    let (crossing, elsewhere) = (hashes_for(&table, [1, here]).next(), hashes_for(&table, [1, 3]).next());
+    let (crossing, elsewhere) = (crossing.expect("a hash"), elsewhere.expect("a hash"));
+    put(&table, keys[0], 1, 300);
+    put(&table, keys[1], 300, 500);
+    let horizons = || [get(&table, keys[0]), get(&table, crossing), get(&table, elsewhere)];
+    assert_eq!(horizons(), [Err(300), Err(300), Err(0)], "of either set, and of no other one");
+    put(&table, keys[2], 900, 1000);
+    assert_eq!(get(&table, keys[1]), Err(500));
+    // Somebody with an earlier state goes later: the horizon does not step back.
+    put(&table, keys[2], 900, 400);
+    put(&table, keys[0], 900, 1000);
+    assert_eq!(get(&table, keys[2]), Err(500));
+    // An empty slot drops nothing.
+    table.remove(keys[0]);
+    put(&table, keys[0], 2000, 3000);
+    assert_eq!(get(&table, keys[2]), Err(500));
+}
+
+#[test]
+fn a_key_that_moves_onto_an_idle_one_leaves_its_horizon_there() {
+    let table = table_of(3);
+    let mut from_0_to_2 = hashes_for(&table, [0, 2]);
+    let moves = from_0_to_2.next().expect("a hash");
+    put(&table, moves, 1, 1000);
+    let idle: Vec<u64> = hashes_for(&table, [2, 1]).take(SLOTS).collect();
+    idle.iter().zip(200..).for_each(|(&key, until)| put(&table, key, 1, until));
+    assert!(!table.move_key(moves, 0, 2, 199), "there is no room before 200");
+    assert!(table.move_key(moves, 0, 2, 200));
+    assert!(!table.move_key(moves, 0, 2, 200), "it is no longer there");
+    assert_eq!(get(&table, moves), Ok(1000));
+    assert_eq!(get(&table, idle[0]), Err(200));
+    assert_eq!(table.sets[0].horizon(), 0);
+    check_structure(&table);
+}
+
+#[test]
+fn a_lock_needs_all_that_was_read_to_be_as_it_was() {
+    let table = table_of(4);
+    // The two sets in either order, since they are locked by their place in the table.
+    for [home, other] in [[0, 2], [3, 1]] {
+        let mut between = hashes_for(&table, [home, other]);
+        let [at_home, new] = [between.next().expect("a hash"), between.next().expect("a hash")];
+        let at_other = hashes_for(&table, [other, home]).next().expect("a hash");
+        put(&table, at_home, 1, 1000);
+        put(&table, at_other, 1, 1000);
+        for changed in [at_home, at_other] {
+            let spots = [at_home, at_other, new].map(|key| table.read(key, |_, _| ()).0);
+            assert!(spots.iter().all(|spot| table.is_current(spot)));
+            put(&table, changed, 1, 2000);
+            let current = spots.map(|spot| table.is_current(&spot));
+            assert_eq!(current, [changed != at_home, changed != at_other, false]);
+            let locked = spots.map(|spot| table.lock(&spot));
+            assert_eq!(locked, current, "to lock is to say that it is current");
+            let held = &spots[usize::from(changed == at_home)];
+            table.unlock_unchanged(held);
+            assert!(table.is_current(held), "nothing has changed");
+        }
+        check_structure(&table);
+    }
+}
+
+#[test]
+fn who_is_nowhere_locks_both_sets() {
+    let table = table_of(4);
+    for [home, other] in [[0, 2], [3, 1]] {
+        let mut between = hashes_for(&table, [home, other]);
+        let [at_home, new] = [between.next().expect("a hash"), between.next().expect("a hash")];
+        let at_other = hashes_for(&table, [other, home]).next().expect("a hash");
+        put(&table, at_home, 1, 1000);
+        put(&table, at_other, 1, 1000);
+        let [at_home, at_other, new] = [at_home, at_other, new].map(|key| table.read(key, |_, _| ()).0);
+        assert!(table.lock(&new));
+        assert!(!table.lock(&at_home) && !table.lock(&at_other) && !table.lock(&new));
+        assert!(!table.is_current(&at_home) && !table.is_current(&at_other) && !table.is_current(&new));
+        table.unlock_unchanged(&new);
+        assert!(table.is_current(&at_home) && table.is_current(&at_other) && table.is_current(&new));
+        // If one of the two is taken, so is neither.
+        for taken in [at_home, at_other] {
+            assert!(table.lock(&taken));
+            assert!(!table.lock(&new));
+            table.unlock_unchanged(&taken);
+            assert!(table.is_current(&at_home) && table.is_current(&at_other));
+        }
+        assert!(table.lock(&new));
+        table.unlock(&new);
+        assert!(!table.is_current(&at_home) && !table.is_current(&at_other) && !table.is_current(&new));
+    }
+}
+
+#[test]
+fn a_spot_tells_of_a_place_only_what_is_under_its_lock() {
+    let table = table_of(2);
+    put(&table, 5, 1, 10);
+    let (spot, ()) = table.read(5, |_, _| ());
+    assert!(table.lock(&spot));
+    let place = table.place(&spot, 1).expect("it is there");
+    assert_eq!(table.fresh_at(place), 10);
+    assert_eq!(table.write(place, |state| std::mem::replace(state, [20, 5])), [10, 5]);
+    assert_eq!(table.fresh_at(place), 20);
+    table.unlock(&spot);
+    assert_eq!(get(&table, 5), Ok(20));
+}
+
+#[test]
+fn the_two_sets_of_a_key_differ() {
+    let edges = [1, 2, u64::MAX, u64::MAX - 1, 1 << 63, (1 << 63) - 1, 1 << 32, (1 << 32) - 1, u64::MAX << 32];
+    for sets in (2..=300).chain([1000, 65_536, 190_481]) {
+        let table = table_of(sets);
+        for hash in edges.into_iter().chain(Hashes(sets as u64).take(300)) {
+            let [home, other] = table.candidates(hash);
+            assert!(home < sets && other < sets && home != other, "{hash:#x} among {sets}: {home}, {other}");
+            assert_eq!([table.other_candidate(hash, home), table.other_candidate(hash, other)], [other, home]);
+        }
+    }
+}
+
+#[test]
+fn every_pair_of_sets_is_as_likely() {
+    const PAIRS: usize = 7 * 6;
+    let table = table_of(7);
+    let mut counts = HashMap::new();
+    for hash in Hashes(11).take(1000 * PAIRS) {
+        *counts.entry(table.candidates(hash)).or_insert(0) += 1;
+    }
+    assert_eq!(counts.len(), PAIRS);
+    // Five standard deviations.
+    assert!(counts.values().all(|count| (840..1160).contains(count)), "{counts:?}");
+}
+
+/// `keys` live keys in a table that was made for them, and nobody forgotten.
+fn check_room_for(keys: usize, seed: u64) {
+    let table = Words::with_room_for(keys, 2);
+    let hashes = || Hashes(seed << 32 | keys as u64).take(keys);
+    assert!(hashes().all(|hash| try_put(&table, hash, 1, 2)), "{keys} keys, seed {seed}");
+    assert!(hashes().all(|hash| get(&table, hash) == Ok(2)), "{keys} keys, seed {seed}");
+}
+
+#[test]
+fn a_few_keys_have_the_room_that_was_asked_for() {
+    for keys in 1..=60 {
+        (0..100).for_each(|seed| check_room_for(keys, seed));
+    }
+    for keys in 61..=300 {
+        (0..5).for_each(|seed| check_room_for(keys, seed));
+    }
+}
+
+#[test]
+fn some_keys_have_the_room_that_was_asked_for() {
+    // Every remainder of the divisions that a table's size comes from.
+    let step = if cfg!(debug_assertions) { 8 } else { 1 };
+    (301..=3000).step_by(step).for_each(|keys| check_room_for(keys, 0));
+}
+
+#[test]
+fn many_keys_have_the_room_that_was_asked_for() {
+    check_room_for(100_000, 0);
+    check_room_for(1_000_000, 0);
+}
+
+#[test]
+fn keys_that_come_and_go_have_the_room_that_was_asked_for() {
+    for keys in [1, 2, 3, 5, 8, 13, 21, 34, 55, 89, 144, 1000, 10_000] {
+        let table = Words::with_room_for(keys, 2);
+        let lifetime = keys as u64;
+        // At any moment so many are live as have room: the last ones.
+        for (now, hash) in (1..=5 * lifetime).zip(Hashes(lifetime)) {
+            assert!(try_put(&table, hash, now, now + lifetime), "{keys} keys at {now}");
+        }
+        assert_eq!(table.live(5 * lifetime), keys);
+        check_structure(&table);
+    }
+}
+
+/// The doc comment's figure for a full table: when the first newcomer finds no room without forgetting somebody.
+#[test]
+fn a_table_fills_almost_to_the_last_slot() {
+    for (sets, least) in [(50, 0.93), (1000, 0.97), (20_000, 0.975)] {
+        let table = table_of(sets);
+        let mut keys = Hashes(sets as u64);
+        let mut held = 0_u32;
+        while (held as usize) < table.slots() && keys.next().is_some_and(|hash| try_put(&table, hash, 1, 2)) {
+            held += 1;
+        }
+        let fill = f64::from(held) / f64::from(u32::try_from(table.slots()).expect("a small table"));
+        println!("{} slots: the first key is forgotten when {:.2} % are live", table.slots(), 100.0 * fill);
+        assert!(fill > least, "{sets} sets are full at {fill}");
+        assert_eq!(table.live(1), held as usize);
+    }
+}
+
+#[test]
+fn moving_loses_no_key() {
+    for sets in [2, 3, 4, 7, 20, 100] {
+        for seed in 0..20 {
+            let table = table_of(sets);
+            let mut keys = HashMap::new();
+            for (hash, until) in Hashes(seed * 1000 + sets as u64).zip(100..) {
+                let held = keys.len() < table.slots() && try_put(&table, hash, 1, until);
+                if !held {
+                    break;
+                }
+                keys.insert(hash, until);
+            }
+            assert!(keys.len() > table.slots() / 2);
+            assert!(keys.iter().all(|(&hash, &until)| get(&table, hash) == Ok(until)));
+            assert_eq!(table.live(1), keys.len());
+            check_structure(&table);
+        }
+    }
+}
+
+#[test]
+fn a_full_table_forgets_who_would_be_idle_first() {
+    // Among two sets there are no others to move to, so the table is a list of the twelve that last longest.
+    let (table, keys) = full_pair();
+    let mut model: BTreeMap<u64, u64> = (100..).zip(keys).collect();
+    for (hash, step) in Hashes(17).zip(0..3000) {
+        // Some would be idle before all others, and are forgotten for the next one.
+        let until = 1000 + (step * 7919) % 5003;
+        put(&table, hash, 1, until);
+        model.pop_first();
+        model.insert(until, hash);
+        assert!(model.iter().all(|(&until, &hash)| get(&table, hash) == Ok(until)), "at step {step}");
+        assert_eq!(table.live(1), 2 * SLOTS);
+    }
+    check_structure(&table);
+}
+
+#[test]
+fn more_keys_than_slots_push_out_nobody_who_lasts() {
+    for sets in [2, 5, 9, 50] {
+        let table = table_of(sets);
+        let bytes = table.bytes();
+        // As many as fit beside the others even if they fall together.
+        let lasting: Vec<u64> = Hashes(1).take(SLOTS).collect();
+        lasting.iter().for_each(|&hash| put(&table, hash, 1, 1_000_000));
+        for (step, hash) in Hashes(2).take(2000 * sets).enumerate() {
+            put(&table, hash, 1, 10 + step as u64 % 1000);
+            assert_eq!(get(&table, hash), Ok(10 + step as u64 % 1000), "who comes gets in");
+        }
+        assert!(lasting.iter().all(|&hash| get(&table, hash) == Ok(1_000_000)));
+        assert_eq!(table.live(1), table.slots(), "nobody goes in vain");
+        assert_eq!(table.bytes(), bytes);
+        check_structure(&table);
+    }
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Step {
+    /// Someone whose clock is so far behind charges a key for so long.
+    Charge {
+        key: usize,
+        behind: u64,
+        span: u64,
+    },
+    Remove {
+        key: usize,
+    },
+    Pass {
+        time: u64,
+    },
+}
+
+fn steps() -> impl Strategy<Value = Vec<Step>> {
+    let key = 0..60_usize;
+    let step = prop_oneof![
+        8 => (key.clone(), 0..50_u64, 1..200_u64).prop_map(|(key, behind, span)| Step::Charge { key, behind, span }),
+        1 => key.prop_map(|key| Step::Remove { key }),
+        3 => (0..100_u64).prop_map(|time| Step::Pass { time }),
+    ];
+    proptest::collection::vec(step, 1..400)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 128, ..ProptestConfig::default() })]
+
+    /// Against a map that never drops anything: whatever the table has dropped was idle at the horizon that it gives.
+    #[test]
+    fn it_is_a_map_but_for_who_is_idle_at_the_horizon(seed: u64, steps in steps()) {
+        let keys: Vec<u64> = Hashes(seed).take(60).collect();
+        let table = Words::with_room_for(keys.len(), 2);
+        let mut model: HashMap<u64, u64> = HashMap::new();
+        let (mut time, mut latest) = (1000, 0);
+        for step in steps {
+            match step {
+                Step::Pass { time: passed } => time += passed,
+                Step::Remove { key } => {
+                    table.remove(keys[key]);
+                    model.remove(&keys[key]);
+                }
+                Step::Charge { key, behind, span } => {
+                    let hash = keys[key];
+                    let now = match get(&table, hash) {
+                        Ok(until) => {
+                            prop_assert_eq!(model.get(&hash), Some(&until));
+                            time - behind
+                        }
+                        Err(horizon) => {
+                            prop_assert!(model.get(&hash).is_none_or(|&until| until <= horizon), "forgotten in debt");
+                            prop_assert!(horizon <= latest, "ahead of everybody's clock");
+                            horizon.max(time - behind)
+                        }
+                    };
+                    latest = latest.max(now);
+                    let until = now.max(model.get(&hash).copied().unwrap_or(0)) + span;
+                    prop_assert!(try_put(&table, hash, now, until), "there was room for all keys");
+                    model.insert(hash, until);
+                    prop_assert_eq!(get(&table, hash), Ok(until));
+                }
+            }
+            let live = model.values().filter(|&&until| until > time).count();
+            prop_assert_eq!(table.live(time), live);
+        }
+        check_structure(&table);
+    }
+}

@@ -157,6 +157,7 @@ impl<L: Limits<S>, C: Clock, S> Memory<L, C, S> {
     }
 
     /// What each limit takes in memory. Reads the whole of each table.
+    #[must_use]
     pub fn usage(&self) -> Vec<Usage> {
         let (mut usage, now) = (Vec::new(), self.shared.clock.now());
         L::holdings(&self.shared.rows, &mut |row| usage.push(row.usage(now)));

@@ -9,7 +9,7 @@ use crate::limit::{Choose, IntoLimit, PartOf};
 use crate::limiter::{Outcome, Receipt};
 
 /// What [`Memory`](super::Memory) can hold keys to: an algorithm, [`per_key`](crate::per_key), a
-/// [`Limit`](crate::Limit), a tuple of up to eight of these, or a `Vec` of [`DynLimit`]s.
+/// [`Limit`](crate::Limit), a tuple of up to eight of these, or a `Vec` of [`DynLimit`](crate::DynLimit)s.
 ///
 /// `S` is the type of the hasher.
 #[diagnostic::on_unimplemented(

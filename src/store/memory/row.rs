@@ -204,7 +204,7 @@ where
             Some(0) => {}
             Some(more) => {
                 self.alter(hash, asked.now, Alter::OrInsert, |state| {
-                    algorithm.commit(state, asked.now, Duration::ZERO, more)
+                    algorithm.commit(state, asked.now, Duration::ZERO, more);
                 });
             }
             None => self.alter(hash, asked.now, Alter::IfThere, |state| {
