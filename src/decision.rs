@@ -135,6 +135,15 @@ pub struct Reading {
 }
 
 impl Reading {
+    /// Of nothing.
+    pub(crate) const BLANK: Self = Self::new([0; 6], |_| Figures {
+        limit: 0,
+        window: Duration::ZERO,
+        remaining: 0,
+        reset: Duration::ZERO,
+        more_after: Duration::ZERO,
+    });
+
     /// Figures that `project` works out of `words` on demand: dividing is the dearest part of a decision, and most
     /// decisions are never asked.
     #[must_use]
@@ -322,8 +331,14 @@ impl Decision {
     /// A decision of one limit.
     #[must_use]
     pub fn one(decided_at: Timestamp, standing: Standing) -> Self {
-        let verdict = standing.verdict;
-        Self { standing: Some(standing), source: Source::Store, ..Self::by_policy(decided_at, verdict) }
+        Self {
+            verdict: standing.verdict,
+            source: Source::Store,
+            promises_turns: false,
+            decided_at,
+            standing: Some(standing),
+            every: None,
+        }
     }
 
     /// A decision of several limits together, from all their standings; one without any limit is allowed.

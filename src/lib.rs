@@ -45,6 +45,7 @@
 //! | [`store`] | where states are remembered |
 //! | [`tariff`] | what a request costs, before and after it was answered |
 //! | [`response`] | what a decision looks like from outside |
+//! | `policy` | limits from configuration (feature `serde`) |
 //!
 //! When a request is charged, and what dropping its future means, is said at
 //! [`RateLimitLayer`](RateLimitLayer#what-is-charged).
@@ -111,7 +112,7 @@
 //! None is on by default, and each only adds.
 //!
 //! - **`axum`**: [`PeerIp`] reads axum's `ConnectInfo<SocketAddr>`.
-//! - **`serde`**: a [`Quota`] is read and written as text, such as `"100/min"`.
+//! - **`serde`**: a [`Quota`] is read and written as text, such as `"100/min"`; limits from configuration, in `policy`.
 //! - **`timer`**: requests wait for their turn, by tokio's timer: `RateLimitLayer::max_wait`, and a [`LeakyQueue`] behind the
 //!   layer.
 

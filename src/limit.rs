@@ -1,6 +1,6 @@
 //! A named limit, and what it counts by.
 
-use std::borrow::Cow;
+use std::borrow::{Borrow, Cow};
 use std::fmt;
 use std::marker::PhantomData;
 
@@ -183,8 +183,13 @@ pub trait Chooser {
 
 /// A [`Chooser`] for keys of type `Key`.
 pub trait Choose<Key: ?Sized>: Chooser {
-    /// Runs `f` with the algorithm for `key`.
-    fn choose<R>(&self, key: &Key, f: impl FnOnce(&Self::Algorithm) -> R) -> R;
+    /// An algorithm, kept or made.
+    type Chosen<'a>: Borrow<Self::Algorithm>
+    where
+        Self: 'a;
+
+    /// The algorithm for `key`.
+    fn choose(&self, key: &Key) -> Self::Chosen<'_>;
 }
 
 impl<A: Algorithm> Chooser for A {
@@ -196,9 +201,11 @@ impl<A: Algorithm> Chooser for A {
 }
 
 impl<Key: ?Sized, A: Algorithm> Choose<Key> for A {
-    #[inline]
-    fn choose<R>(&self, _key: &Key, f: impl FnOnce(&A) -> R) -> R {
-        f(self)
+    type Chosen<'a> = &'a A;
+
+    #[inline(always)]
+    fn choose(&self, _key: &Key) -> &A {
+        self
     }
 }
 
@@ -207,9 +214,14 @@ impl<F, A: Algorithm> Chooser for PerKey<F, A> {
 }
 
 impl<Key: ?Sized, A: Algorithm, F: Fn(&Key) -> A> Choose<Key> for PerKey<F, A> {
-    #[inline]
-    fn choose<R>(&self, key: &Key, f: impl FnOnce(&A) -> R) -> R {
-        f(&(self.0)(key))
+    type Chosen<'a>
+        = A
+    where
+        F: 'a;
+
+    #[inline(always)]
+    fn choose(&self, key: &Key) -> A {
+        (self.0)(key)
     }
 }
 
@@ -225,7 +237,7 @@ pub trait PartOf<Key: ?Sized> {
 impl<Key: ?Sized> PartOf<Key> for Whole {
     type Part = Key;
 
-    #[inline]
+    #[inline(always)]
     fn with_part<R>(&self, key: &Key, f: impl FnOnce(&Key) -> R) -> R {
         f(key)
     }
@@ -234,7 +246,7 @@ impl<Key: ?Sized> PartOf<Key> for Whole {
 impl<Key: ?Sized, Part, F: Fn(&Key) -> Part> PartOf<Key> for By<F, Part> {
     type Part = Part;
 
-    #[inline]
+    #[inline(always)]
     fn with_part<R>(&self, key: &Key, f: impl FnOnce(&Part) -> R) -> R {
         f(&(self.0)(key))
     }
@@ -243,7 +255,7 @@ impl<Key: ?Sized, Part, F: Fn(&Key) -> Part> PartOf<Key> for By<F, Part> {
 impl<Key: ?Sized, Part: ?Sized, F: Fn(&Key) -> &Part> PartOf<Key> for ByRef<F, Part> {
     type Part = Part;
 
-    #[inline]
+    #[inline(always)]
     fn with_part<R>(&self, key: &Key, f: impl FnOnce(&Part) -> R) -> R {
         f((self.0)(key))
     }

@@ -47,6 +47,8 @@ pub(crate) struct Bucket {
 struct Rate {
     tokens: u64,
     ticks: u64,
+    /// Both in one word, as states keep them.
+    packed: u64,
 }
 
 /// `whole + part / tokens` ticks, `part < tokens`.
@@ -108,7 +110,7 @@ impl Bucket {
         Duration::from_micros(self.time_to_full)
     }
 
-    #[inline]
+    #[inline(always)]
     pub(crate) fn peek(&self, state: &Words, now: Timestamp, ask: Ask) -> Verdict {
         if ask.cost > self.burst {
             return Verdict::Never;
@@ -130,7 +132,7 @@ impl Bucket {
     }
 
     /// As a queue decides: what there is room for waits until all that was let in before it has drained.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn peek_in_turn(&self, state: &Words, now: Timestamp, ask: Ask) -> Verdict {
         if ask.cost > self.burst {
             return Verdict::Never;
@@ -152,7 +154,7 @@ impl Bucket {
         }
     }
 
-    #[inline]
+    #[inline(always)]
     pub(crate) fn commit(&self, state: &mut Words, now: Timestamp, delay: Duration, cost: u64) {
         if cost == 0 {
             return;
@@ -178,7 +180,7 @@ impl Bucket {
         self.write(state, tat.minus(credit, self.rate.tokens), at);
     }
 
-    #[inline]
+    #[inline(always)]
     pub(crate) fn reading(&self, state: &Words, now: Timestamp) -> Reading {
         let (tat, at) = self.tat(state, now.as_micros());
         let debt = tat.whole.saturating_sub(at);
@@ -188,7 +190,7 @@ impl Bucket {
 
     /// The state's arrival time in terms of this rate, and the moment to decide at: now, or the newest time that the
     /// state has seen, if that is later and not further ahead than the time to full.
-    #[inline]
+    #[inline(always)]
     fn tat(&self, &[whole, part, rate, written_at]: &Words, now: u64) -> (Tat, u64) {
         let at = now.max(written_at);
         if whole <= at {
@@ -197,7 +199,7 @@ impl Bucket {
         if at - now > self.time_to_full {
             return (Tat { whole: now, part: 0 }, now);
         }
-        if rate != self.rate.pack() {
+        if rate != self.rate.packed {
             return (self.carry_over(Tat { whole, part }, Rate::unpack(rate), at), at);
         }
         // A part beyond its denominator is no state that was ever written.
@@ -205,7 +207,7 @@ impl Bucket {
     }
 
     /// The wait from `at` until the debt is down to `slack`.
-    #[inline]
+    #[inline(always)]
     fn wait(&self, tat: Tat, at: u64, slack: Span) -> u64 {
         // tat - at <= slack, with both sides' parts on the right: whole - at - slack.whole <= (part + slack.part) / tokens,
         // and the parts add up to less than two.
@@ -218,7 +220,7 @@ impl Bucket {
         // A debt beyond all bounds (a penalty of 2^64) ends after the longest time that anything is remembered.
         let latest = at.saturating_add(LONGEST_MICROS);
         let tat = if tat.whole > latest { Tat { whole: latest, part: 0 } } else { tat };
-        *state = [tat.whole, tat.part, self.rate.pack(), at];
+        *state = [tat.whole, tat.part, self.rate.packed, at];
     }
 
     /// What is owed at `at` under the rate `old`, counted in tokens, as an arrival time under this rate.
@@ -242,9 +244,12 @@ impl Bucket {
 
 /// `remaining` and the times, from `[debt, part, tokens, ticks, burst, behind]`.
 fn project(&[debt, part, tokens, ticks, burst, behind]: &[u64; 6]) -> Figures {
-    let rate = Rate { tokens, ticks };
-    let owed = u128::from(debt) * u128::from(tokens) - u128::from(part);
-    let owed_tokens = narrow(owed.div_ceil(u128::from(ticks)));
+    let rate = Rate { tokens, ticks, packed: 0 };
+    // Nearly always it fits into 64 bits, where dividing costs a tenth.
+    let owed_tokens = match debt.checked_mul(tokens) {
+        Some(owed) => owed.saturating_sub(part).div_ceil(ticks),
+        None => narrow((u128::from(debt) * u128::from(tokens) - u128::from(part)).div_ceil(u128::from(ticks))),
+    };
     // The next token is there when a token less is owed.
     let next = rate.span(owed_tokens.saturating_sub(1));
     let carry = part + next.part >= tokens;
@@ -276,7 +281,7 @@ impl Rate {
         }
         let (tokens, ticks) = (limit / a, period / a);
         match tokens.checked_mul(ticks) {
-            Some(product) if product <= 1 << 53 => Some(Self { tokens, ticks }),
+            Some(product) if product <= 1 << 53 => Some(Self { tokens, ticks, packed: Self::pack(tokens, ticks) }),
             _ => None,
         }
     }
@@ -297,15 +302,15 @@ impl Rate {
     }
 
     /// In one word: both numbers together have at most 55 bits, and 6 say where one ends.
-    const fn pack(self) -> u64 {
-        let bits = u64::BITS - self.tokens.leading_zeros();
-        (bits as u64) << 58 | self.ticks << bits | self.tokens
+    const fn pack(tokens: u64, ticks: u64) -> u64 {
+        let bits = u64::BITS - tokens.leading_zeros();
+        (bits as u64) << 58 | ticks << bits | tokens
     }
 
     const fn unpack(word: u64) -> Self {
         let bits = word >> 58;
         let low = word & ((1 << 58) - 1);
-        Self { tokens: low & ((1 << bits) - 1), ticks: low >> bits }
+        Self { tokens: low & ((1 << bits) - 1), ticks: low >> bits, packed: word }
     }
 }
 
@@ -316,7 +321,7 @@ impl Span {
 }
 
 impl Tat {
-    #[inline]
+    #[inline(always)]
     fn plus(self, span: Span, tokens: u64) -> Self {
         let whole = self.whole.saturating_add(span.whole);
         if self.part >= span.part {

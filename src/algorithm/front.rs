@@ -78,12 +78,12 @@ macro_rules! bucket_front {
         impl Algorithm for $front {
             type State = bucket::Words;
 
-            #[inline]
+            #[inline(always)]
             fn peek(&self, state: &bucket::Words, now: Timestamp, ask: Ask) -> Verdict {
                 self.kernel.peek(state, now, ask)
             }
 
-            #[inline]
+            #[inline(always)]
             fn commit(&self, state: &mut bucket::Words, now: Timestamp, delay: Duration, cost: u64) {
                 self.kernel.commit(state, now, delay, cost);
             }
@@ -92,7 +92,7 @@ macro_rules! bucket_front {
                 self.kernel.give_back(state, now, charge, amount);
             }
 
-            #[inline]
+            #[inline(always)]
             fn reading(&self, state: &bucket::Words, now: Timestamp) -> Reading {
                 self.kernel.reading(state, now)
             }

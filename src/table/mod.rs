@@ -24,7 +24,7 @@ mod set;
 
 use std::sync::Arc;
 
-use self::set::{SLOTS, Set};
+use self::set::{SLOTS, Set, all_slots};
 use crate::algorithm::Cell;
 use crate::sync::Backoff;
 
@@ -45,8 +45,10 @@ pub(crate) struct Spot {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum At {
-    /// In this slot of the candidate with this index.
-    Slot(usize, usize),
+    /// In a slot of the first candidate.
+    Home(u8),
+    /// In a slot of the second.
+    Other(u8),
     Nowhere,
 }
 
@@ -76,41 +78,41 @@ impl<C: Cell> Table<C> {
         size_of_val(&*self.sets)
     }
 
-    /// Runs `f` on the key's state, or on the zero state with the horizon of the sets where it might have been.
-    ///
-    /// `f` runs on a consistent copy. It may run more than once, if others are writing.
-    #[inline]
-    pub(crate) fn read<R>(&self, hash: u64, f: impl Fn(&C::State, Option<u64>) -> R) -> (Spot, R) {
-        let fingerprint = fingerprint(hash);
-        let candidates = self.candidates(fingerprint);
-        let [home, other] = candidates.map(|set| &self.sets[set]);
+    /// A consistent reading of the key's state, or of the zero state if the key is nowhere. `spot` notes what it was read from.
+    #[inline(always)]
+    pub(crate) fn read(&self, hash: u64, spot: &mut Spot) -> Seen<'_, C> {
+        spot.fingerprint = fingerprint(hash);
+        spot.candidates = self.candidates(spot.fingerprint);
         let mut backoff = Backoff::new();
         loop {
-            let versions = [home.version(), 0];
-            if let Some(slot) = home.find(fingerprint) {
-                let valid = || home.is_at(versions[0]);
-                if let Some(result) = home.cell(slot).read(valid, |state| f(state, None)) {
-                    return (Spot { fingerprint, candidates, versions, at: At::Slot(0, slot) }, result);
+            let home = self.set(spot, 0);
+            spot.versions[0] = home.version();
+            if let Some(slot) = home.find(spot.fingerprint) {
+                spot.at = At::Home(slot);
+                let state = home.cell(slot).snapshot();
+                if home.is_at(spot.versions[0]) {
+                    return Seen { state, horizon: 0 };
                 }
-                backoff.wait();
-                continue;
-            }
-            let versions = [versions[0], other.version()];
-            if let Some(slot) = other.find(fingerprint) {
-                let valid = || other.is_at(versions[1]);
-                if let Some(result) = other.cell(slot).read(valid, |state| f(state, None)) {
-                    return (Spot { fingerprint, candidates, versions, at: At::Slot(1, slot) }, result);
-                }
-                backoff.wait();
-                continue;
-            }
-            let horizon = home.horizon().max(other.horizon());
-            if home.is_at(versions[0]) && other.is_at(versions[1]) {
-                let result = home.cell(0).read_zero(|state| f(state, Some(horizon)));
-                return (Spot { fingerprint, candidates, versions, at: At::Nowhere }, result);
+            } else if let Some(seen) = self.read_other(spot) {
+                return seen;
             }
             backoff.wait();
         }
+    }
+
+    /// A key is seldom in its second set, and most keys that are not in their first are in neither.
+    fn read_other(&self, spot: &mut Spot) -> Option<Seen<'_, C>> {
+        let (home, other) = (self.set(spot, 0), self.set(spot, 1));
+        spot.versions[1] = other.version();
+        if let Some(slot) = other.find(spot.fingerprint) {
+            spot.at = At::Other(slot);
+            let state = other.cell(slot).snapshot();
+            return other.is_at(spot.versions[1]).then_some(Seen { state, horizon: 0 });
+        }
+        spot.at = At::Nowhere;
+        let horizon = home.horizon().max(other.horizon());
+        let is_nowhere = home.is_at(spot.versions[0]) && other.is_at(spot.versions[1]);
+        is_nowhere.then(|| Seen { state: home.cell(0).zero(), horizon })
     }
 
     /// Whether all that the spot was read from is still as it was.
@@ -119,63 +121,75 @@ impl<C: Cell> Table<C> {
     }
 
     /// Takes the lock on all that the spot was read from, unless anything there has changed.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn lock(&self, spot: &Spot) -> bool {
         match spot.at {
-            At::Slot(which, _) => self.sets[spot.candidates[which]].lock(spot.versions[which]),
-            At::Nowhere => {
-                let [first, second] = spot.in_order();
-                let set = |which: usize| &self.sets[spot.candidates[which]];
-                if !set(first).lock(spot.versions[first]) {
-                    return false;
-                }
-                if !set(second).lock(spot.versions[second]) {
-                    set(first).unlock_unchanged(spot.versions[first]);
-                    return false;
-                }
-                true
-            }
+            At::Home(_) => self.set(spot, 0).lock(spot.versions[0]),
+            At::Other(_) => self.set(spot, 1).lock(spot.versions[1]),
+            At::Nowhere => self.lock_both(spot),
         }
+    }
+
+    fn lock_both(&self, spot: &Spot) -> bool {
+        let [first, second] = spot.in_order();
+        if !self.set(spot, first).lock(spot.versions[first]) {
+            return false;
+        }
+        let both = self.set(spot, second).lock(spot.versions[second]);
+        if !both {
+            self.set(spot, first).unlock_unchanged(spot.versions[first]);
+        }
+        both
+    }
+
+    #[inline(always)]
+    fn set(&self, spot: &Spot, which: usize) -> &Set<C> {
+        &self.sets[spot.candidates[which]]
     }
 
     /// Gives the lock back with nothing changed.
     pub(crate) fn unlock_unchanged(&self, spot: &Spot) {
         for which in spot.vouching() {
-            self.sets[spot.candidates[which]].unlock_unchanged(spot.versions[which]);
+            self.set(spot, which).unlock_unchanged(spot.versions[which]);
         }
     }
 
     /// Gives the lock back, and tells all who read meanwhile.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn unlock(&self, spot: &Spot) {
         for which in spot.vouching() {
-            self.sets[spot.candidates[which]].unlock(spot.versions[which]);
+            self.set(spot, which).unlock(spot.versions[which]);
         }
     }
 
-    /// Under the lock: gives a key that is nowhere a slot, one that is empty or idle at `now`. False if there is none.
+    /// Under the lock: gives a key that is nowhere a slot, one that is empty or idle at `now`. `None` if there is none.
     ///
     /// The spot still vouches for both sets.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn place(&self, spot: &Spot, now: u64) -> Option<Place> {
         match spot.at {
-            At::Slot(which, slot) => Some(Place { set: spot.candidates[which], slot }),
-            At::Nowhere => spot.candidates.into_iter().find_map(|set| {
-                let slot = self.sets[set].free_slot(now)?;
-                self.sets[set].occupy(slot, spot.fingerprint);
-                Some(Place { set, slot })
-            }),
+            At::Home(slot) => Some(Place { set: spot.candidates[0], slot }),
+            At::Other(slot) => Some(Place { set: spot.candidates[1], slot }),
+            At::Nowhere => self.place_new(spot, now),
         }
+    }
+
+    fn place_new(&self, spot: &Spot, now: u64) -> Option<Place> {
+        spot.candidates.into_iter().find_map(|set| {
+            let slot = self.sets[set].free_slot(now)?;
+            self.sets[set].occupy(slot, spot.fingerprint);
+            Some(Place { set, slot })
+        })
     }
 
     /// Under the lock: changes the state in a place.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn write<R>(&self, place: Place, f: impl FnOnce(&mut C::State) -> R) -> R {
         self.sets[place.set].cell(place.slot).write(f)
     }
 
     /// Under the lock: the moment from which on the state in a place is as good as new.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn fresh_at(&self, place: Place) -> u64 {
         self.sets[place.set].cell(place.slot).fresh_at()
     }
@@ -185,19 +199,31 @@ impl<C: Cell> Table<C> {
         self.sets[place.set].cell(place.slot).clear();
     }
 
-    /// Forgets the key.
-    pub(crate) fn remove(&self, hash: u64) {
+    /// Changes the key's state, or that of a new slot if it is nowhere and `insert` holds.
+    pub(crate) fn alter(&self, hash: u64, now: u64, insert: bool, change: impl Fn(&Self, Place)) {
         let mut backoff = Backoff::new();
         loop {
-            let (spot, ()) = self.read(hash, |_, _| ());
-            let At::Slot(which, slot) = spot.at else { return };
-            if self.lock(&spot) {
-                self.sets[spot.candidates[which]].vacate(slot);
-                self.unlock(&spot);
+            let mut spot = Spot::BLANK;
+            drop(self.read(hash, &mut spot));
+            if spot.is_nowhere() && !insert {
                 return;
             }
-            backoff.wait();
+            if !self.lock(&spot) {
+                backoff.wait();
+                continue;
+            }
+            let unlock = Unlock { table: self, spot: &spot };
+            if let Some(place) = self.place(&spot, now) {
+                return change(self, place);
+            }
+            drop(unlock);
+            self.make_room(&spot, now);
         }
+    }
+
+    /// Forgets the key.
+    pub(crate) fn remove(&self, hash: u64) {
+        self.alter(hash, 0, false, |table, place| table.sets[place.set].vacate(place.slot));
     }
 
     /// Makes room for a key that found none: moves some key to its other set, or in the worst case forgets the one among
@@ -218,7 +244,7 @@ impl<C: Cell> Table<C> {
         let mut looked_at = 0;
         while let Some(&from) = queue.get(looked_at) {
             looked_at += 1;
-            for slot in 0..SLOTS {
+            for slot in all_slots() {
                 let fingerprint = self.sets[from].fingerprint(slot);
                 if fingerprint == 0 {
                     return true;
@@ -261,7 +287,7 @@ impl<C: Cell> Table<C> {
 
     /// The table is full of live keys: forgets, of those in the two sets, the one that would be idle first.
     fn forget_soonest_idle(&self, sets: [usize; 2]) {
-        let slots = sets.into_iter().flat_map(|set| (0..SLOTS).map(move |slot| (set, slot)));
+        let slots = sets.into_iter().flat_map(|set| all_slots().map(move |slot| (set, slot)));
         let victim = slots.min_by_key(|&(set, slot)| self.sets[set].cell(slot).fresh_at());
         if let Some((set, slot)) = victim {
             let version = self.sets[set].lock_whenever();
@@ -279,20 +305,22 @@ impl<C: Cell> Table<C> {
     /// be: on each consistently, on all of them not at one moment. Reads the whole table.
     pub(crate) fn for_each_live(&self, now: u64, mut f: impl FnMut(u64, u64, &C::State)) {
         for set in &*self.sets {
-            for slot in 0..SLOTS {
+            for slot in all_slots() {
                 let (version, fingerprint, fresh_at) =
                     (set.version(), set.fingerprint(slot), set.cell(slot).fresh_at());
                 if fingerprint != 0 && fresh_at > now {
+                    let state = set.cell(slot).snapshot();
                     // A slot that is being changed right now is left out.
-                    let valid = || set.is_at(version);
-                    let _ = set.cell(slot).read(valid, |state| f(fingerprint, fresh_at, state));
+                    if set.is_at(version) {
+                        f(fingerprint, fresh_at, &state);
+                    }
                 }
             }
         }
     }
 
     /// The two sets of a key, never the same one: the fingerprint's upper half chooses the first, its lower half the second.
-    #[inline]
+    #[inline(always)]
     fn candidates(&self, fingerprint: u64) -> [usize; 2] {
         let sets = self.sets.len();
         let home = scale(fingerprint, sets);
@@ -319,12 +347,32 @@ impl<C> std::fmt::Debug for Table<C> {
     }
 }
 
+/// What was read of a key.
+pub(crate) struct Seen<'a, C: Cell + 'a> {
+    pub(crate) state: C::Snapshot<'a>,
+    /// For a key that is nowhere, the latest moment at which a state that was dropped where it might have been became as good
+    /// as new. Zero for a key that is there.
+    pub(crate) horizon: u64,
+}
+
 /// A slot, under the lock.
 #[derive(Clone, Copy, Debug)]
 #[allow(unreachable_pub, reason = "named by a hidden trait only")]
 pub struct Place {
     set: usize,
-    slot: usize,
+    slot: u8,
+}
+
+/// Unlocks also when a user's algorithm panics.
+struct Unlock<'a, C: Cell> {
+    table: &'a Table<C>,
+    spot: &'a Spot,
+}
+
+impl<C: Cell> Drop for Unlock<'_, C> {
+    fn drop(&mut self) {
+        self.table.unlock(self.spot);
+    }
 }
 
 impl Spot {
@@ -337,10 +385,11 @@ impl Spot {
     }
 
     /// Which of the candidates' versions vouch for the reading.
-    #[inline]
+    #[inline(always)]
     fn vouching(&self) -> std::ops::Range<usize> {
         match self.at {
-            At::Slot(which, _) => which..which + 1,
+            At::Home(_) => 0..1,
+            At::Other(_) => 1..2,
             At::Nowhere => 0..2,
         }
     }
@@ -352,13 +401,13 @@ impl Spot {
 }
 
 /// Zero marks an empty slot, so the hash 0 counts as 1.
-#[inline]
+#[inline(always)]
 pub(crate) fn fingerprint(hash: u64) -> u64 {
     hash.max(1)
 }
 
 /// A number below `bound`, by the upper bits of `hash`.
-#[inline]
+#[inline(always)]
 #[allow(clippy::cast_possible_truncation, reason = "the upper half of a product with `bound` is below it")]
 fn scale(hash: u64, bound: usize) -> usize {
     ((u128::from(hash) * bound as u128) >> 64) as usize

@@ -8,6 +8,12 @@ pub(super) const SLOTS: usize = 6;
 #[cfg(loom)]
 pub(super) const SLOTS: usize = 1;
 
+/// The slots' indices.
+#[allow(clippy::cast_possible_truncation, reason = "there are six at most")]
+pub(super) fn all_slots() -> std::ops::Range<u8> {
+    0..SLOTS as u8
+}
+
 /// A few slots under one sequence lock.
 #[repr(align(64))]
 pub(super) struct Set<C> {
@@ -28,7 +34,7 @@ impl<C: Cell> Set<C> {
     }
 
     /// The version that a reading starts from. An odd one vouches for nothing: `is_at` and `lock` fail with it.
-    #[inline]
+    #[inline(always)]
     pub(super) fn version(&self) -> u64 {
         self.version.load(Ordering::Acquire)
     }
@@ -37,12 +43,12 @@ impl<C: Cell> Set<C> {
     ///
     /// Every load of a reading acquires and every store of a writer releases: a reader who saw anything of a writer sees
     /// here at least that writer's odd version.
-    #[inline]
+    #[inline(always)]
     pub(super) fn is_at(&self, version: u64) -> bool {
         version & 1 == 0 && self.version.load(Ordering::Acquire) == version
     }
 
-    #[inline]
+    #[inline(always)]
     pub(super) fn lock(&self, version: u64) -> bool {
         version & 1 == 0
             && self.version.compare_exchange(version, version + 1, Ordering::AcqRel, Ordering::Relaxed).is_ok()
@@ -60,56 +66,57 @@ impl<C: Cell> Set<C> {
         }
     }
 
-    #[inline]
+    #[inline(always)]
     pub(super) fn unlock(&self, version: u64) {
         self.version.store(version + 2, Ordering::Release);
     }
 
-    #[inline]
+    #[inline(always)]
     pub(super) fn unlock_unchanged(&self, version: u64) {
         self.version.store(version, Ordering::Release);
     }
 
-    #[inline]
-    pub(super) fn find(&self, fingerprint: u64) -> Option<usize> {
-        self.fingerprints.iter().position(|slot| slot.load(Ordering::Acquire) == fingerprint)
+    #[inline(always)]
+    pub(super) fn find(&self, fingerprint: u64) -> Option<u8> {
+        all_slots().find(|&slot| self.fingerprint(slot) == fingerprint)
     }
 
-    pub(super) fn fingerprint(&self, slot: usize) -> u64 {
-        self.fingerprints[slot].load(Ordering::Acquire)
+    #[inline(always)]
+    pub(super) fn fingerprint(&self, slot: u8) -> u64 {
+        self.fingerprints[usize::from(slot)].load(Ordering::Acquire)
     }
 
-    #[inline]
-    pub(super) fn cell(&self, slot: usize) -> &C {
-        &self.cells[slot]
+    #[inline(always)]
+    pub(super) fn cell(&self, slot: u8) -> &C {
+        &self.cells[usize::from(slot)]
     }
 
-    #[inline]
+    #[inline(always)]
     pub(super) fn horizon(&self) -> u64 {
         self.horizon.load(Ordering::Acquire)
     }
 
     /// A slot that is empty or idle at `now`: empty ones, whose first word is zero, are idle at any time.
-    #[inline]
-    pub(super) fn free_slot(&self, now: u64) -> Option<usize> {
-        self.cells.iter().position(|cell| cell.fresh_at() <= now)
+    #[inline(always)]
+    pub(super) fn free_slot(&self, now: u64) -> Option<u8> {
+        all_slots().find(|&slot| self.cell(slot).fresh_at() <= now)
     }
 
     /// Under the lock: gives an idle slot to a new key, in the zero state.
-    #[inline]
-    pub(super) fn occupy(&self, slot: usize, fingerprint: u64) {
-        let dropped = self.cells[slot].fresh_at();
+    #[inline(always)]
+    pub(super) fn occupy(&self, slot: u8, fingerprint: u64) {
+        let dropped = self.cell(slot).fresh_at();
         if dropped > self.horizon.load(Ordering::Relaxed) {
             self.horizon.store(dropped, Ordering::Release);
         }
-        self.cells[slot].clear();
-        self.fingerprints[slot].store(fingerprint, Ordering::Release);
+        self.cell(slot).clear();
+        self.fingerprints[usize::from(slot)].store(fingerprint, Ordering::Release);
     }
 
     /// Under the lock: empties a slot, with no trace in the horizon.
-    pub(super) fn vacate(&self, slot: usize) {
-        self.fingerprints[slot].store(0, Ordering::Release);
-        self.cells[slot].clear();
+    pub(super) fn vacate(&self, slot: u8) {
+        self.fingerprints[usize::from(slot)].store(0, Ordering::Release);
+        self.cell(slot).clear();
     }
 
     pub(super) fn live(&self, now: u64) -> usize {

@@ -321,18 +321,16 @@ fn check_room_for(keys: usize, seed: u64) {
 #[test]
 fn a_few_keys_have_the_room_that_was_asked_for() {
     for keys in 1..=60 {
-        (0..100).for_each(|seed| check_room_for(keys, seed));
+        (0..200).for_each(|seed| check_room_for(keys, seed));
     }
     for keys in 61..=300 {
-        (0..5).for_each(|seed| check_room_for(keys, seed));
+        (0..10).for_each(|seed| check_room_for(keys, seed));
     }
 }
 
 #[test]
 fn some_keys_have_the_room_that_was_asked_for() {
-    // Every remainder of the divisions that a table's size comes from.
-    let step = if cfg!(debug_assertions) { 8 } else { 1 };
-    (301..=3000).step_by(step).for_each(|keys| check_room_for(keys, 0));
+    (301..=3000).for_each(|keys| check_room_for(keys, 0));
 }
 
 #[test]
@@ -375,7 +373,7 @@ fn a_table_fills_almost_to_the_last_slot() {
 #[test]
 fn moving_loses_no_key() {
     for sets in [2, 3, 4, 7, 20, 100] {
-        for seed in 0..20 {
+        for seed in 0..50 {
             let table = table_of(sets);
             let mut keys = HashMap::new();
             for (hash, until) in Hashes(seed * 1000 + sets as u64).zip(100..) {
@@ -412,13 +410,13 @@ fn a_full_table_forgets_who_would_be_idle_first() {
 
 #[test]
 fn more_keys_than_slots_push_out_nobody_who_lasts() {
-    for sets in [2, 5, 9, 50] {
+    for sets in [2, 5, 9, 30] {
         let table = table_of(sets);
         let bytes = table.bytes();
         // As many as fit beside the others even if they fall together.
         let lasting: Vec<u64> = Hashes(1).take(SLOTS).collect();
         lasting.iter().for_each(|&hash| put(&table, hash, 1, 1_000_000));
-        for (step, hash) in Hashes(2).take(2000 * sets).enumerate() {
+        for (step, hash) in Hashes(2).take(3000).enumerate() {
             put(&table, hash, 1, 10 + step as u64 % 1000);
             assert_eq!(get(&table, hash), Ok(10 + step as u64 % 1000), "who comes gets in");
         }

@@ -1,7 +1,7 @@
 use std::fmt;
 use std::ops::{Deref, DerefMut};
 
-use super::{Cell, State};
+use super::{Cell, Copied, State};
 use crate::sync::{AtomicU64, Ordering};
 
 /// A state whose number of words is known when the limiter is built: see
@@ -52,21 +52,22 @@ impl State for Blocks {
 // The orderings are those of the cell of fixed size.
 impl Cell for Box<[AtomicU64]> {
     type State = Blocks;
+    type Snapshot<'a> = Copied<Blocks>;
 
     fn new(words: usize) -> Self {
         (0..words.clamp(1, Blocks::MAX_WORDS)).map(|_| AtomicU64::new(0)).collect()
     }
 
-    fn read<R>(&self, valid: impl FnOnce() -> bool, f: impl FnOnce(&Blocks) -> R) -> Option<R> {
+    fn snapshot(&self) -> Copied<Blocks> {
         let mut copy = Blocks::zero(self.len());
         for (word, cell) in copy.iter_mut().zip(self) {
             *word = cell.load(Ordering::Acquire);
         }
-        valid().then(|| f(&copy))
+        Copied(copy)
     }
 
-    fn read_zero<R>(&self, f: impl FnOnce(&Blocks) -> R) -> R {
-        f(&Blocks::zero(self.len()))
+    fn zero(&self) -> Copied<Blocks> {
+        Copied(Blocks::zero(self.len()))
     }
 
     fn write<R>(&self, f: impl FnOnce(&mut Blocks) -> R) -> R {

@@ -1,7 +1,8 @@
 use std::collections::VecDeque;
+use std::ops::Deref;
 
 use super::{Cell, State};
-use crate::sync::{AtomicU64, Mutex, Ordering};
+use crate::sync::{AtomicU64, Mutex, MutexGuard, Ordering};
 
 /// A state of hits, each with its time and its weight, oldest first: the one state that lies on the heap.
 ///
@@ -32,47 +33,64 @@ pub struct LogCell {
 
 impl LogCell {
     /// A user's algorithm that panicked has left a log that is whole: it is used on.
-    fn with<R>(&self, f: impl FnOnce(&mut Log) -> R) -> R {
-        f(&mut self.log.lock().unwrap_or_else(std::sync::PoisonError::into_inner))
+    fn lock(&self) -> MutexGuard<'_, Log> {
+        self.log.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+    }
+}
+
+/// A log that nobody changes meanwhile.
+#[allow(unreachable_pub, missing_debug_implementations, reason = "the hidden half of a sealed trait")]
+pub enum LogSnapshot<'a> {
+    Held(MutexGuard<'a, Log>),
+    Zero(Log),
+}
+
+impl Deref for LogSnapshot<'_> {
+    type Target = Log;
+
+    fn deref(&self) -> &Log {
+        match self {
+            Self::Held(log) => log,
+            Self::Zero(log) => log,
+        }
     }
 }
 
 impl Cell for LogCell {
     type State = Log;
+    type Snapshot<'a> = LogSnapshot<'a>;
 
     fn new(_words: usize) -> Self {
         Self { fresh_at: AtomicU64::new(0), log: Mutex::new(Log::default()) }
     }
 
-    fn read<R>(&self, valid: impl FnOnce() -> bool, f: impl FnOnce(&Log) -> R) -> Option<R> {
-        self.with(|log| valid().then(|| f(log)))
+    fn snapshot(&self) -> LogSnapshot<'_> {
+        LogSnapshot::Held(self.lock())
     }
 
-    fn read_zero<R>(&self, f: impl FnOnce(&Log) -> R) -> R {
-        f(&Log::default())
+    fn zero(&self) -> LogSnapshot<'_> {
+        LogSnapshot::Zero(Log::default())
     }
 
     fn write<R>(&self, f: impl FnOnce(&mut Log) -> R) -> R {
-        self.with(|log| {
-            let result = f(log);
-            self.fresh_at.store(log.fresh_at, Ordering::Release);
-            result
-        })
+        let mut log = self.lock();
+        let result = f(&mut log);
+        self.fresh_at.store(log.fresh_at, Ordering::Release);
+        result
     }
 
     fn clear(&self) {
         self.fresh_at.store(0, Ordering::Release);
         // The room stays, for the next tenant: it is bounded like a log's.
-        self.with(|log| {
-            log.hits.clear();
-            (log.fresh_at, log.period) = (0, 0);
-        });
+        let mut log = self.lock();
+        log.hits.clear();
+        (log.fresh_at, log.period) = (0, 0);
     }
 
     fn copy_from(&self, other: &Self) {
-        let moved = other.with(std::mem::take);
+        let moved = std::mem::take(&mut *other.lock());
         self.fresh_at.store(moved.fresh_at, Ordering::Release);
-        self.with(|log| *log = moved);
+        *self.lock() = moved;
     }
 
     fn fresh_at(&self) -> u64 {

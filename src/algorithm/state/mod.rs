@@ -4,6 +4,8 @@ mod blocks;
 mod log;
 mod words;
 
+use std::ops::Deref;
+
 pub use self::blocks::Blocks;
 pub use self::log::Log;
 
@@ -35,11 +37,15 @@ pub trait Cell: Send + Sync + 'static {
     /// A cell in the zero state, for a state of so many words where their number is not part of its type.
     fn new(words: usize) -> Self;
 
-    /// Runs `f` on a copy, unless `valid` says after copying that the copy may be torn.
-    fn read<R>(&self, valid: impl FnOnce() -> bool, f: impl FnOnce(&Self::State) -> R) -> Option<R>;
+    /// A copy, or a hold on the state. It may be torn, or another key's: what is consistent, the owner's lock tells afterwards.
+    type Snapshot<'a>: Deref<Target = Self::State>
+    where
+        Self: 'a;
 
-    /// Runs `f` on the zero state of a cell like this one.
-    fn read_zero<R>(&self, f: impl FnOnce(&Self::State) -> R) -> R;
+    fn snapshot(&self) -> Self::Snapshot<'_>;
+
+    /// The zero state of a cell like this one.
+    fn zero(&self) -> Self::Snapshot<'_>;
 
     /// Changes the state. Only under the owner's lock.
     fn write<R>(&self, f: impl FnOnce(&mut Self::State) -> R) -> R;
@@ -52,4 +58,17 @@ pub trait Cell: Send + Sync + 'static {
 
     /// The first word. By itself it may be stale, but is never torn.
     fn fresh_at(&self) -> u64;
+}
+
+/// A snapshot that is a copy.
+#[allow(unreachable_pub, missing_debug_implementations, reason = "the hidden half of a sealed trait")]
+pub struct Copied<T>(T);
+
+impl<T> Deref for Copied<T> {
+    type Target = T;
+
+    #[inline]
+    fn deref(&self) -> &T {
+        &self.0
+    }
 }

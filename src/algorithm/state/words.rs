@@ -1,4 +1,4 @@
-use super::{Cell, State};
+use super::{Cell, Copied, State};
 use crate::sync::{AtomicU64, Ordering};
 
 impl<const N: usize> State for [u64; N] {
@@ -9,24 +9,24 @@ impl<const N: usize> State for [u64; N] {
 // knows its copy to be torn. On x86 both are plain moves.
 impl<const N: usize> Cell for [AtomicU64; N] {
     type State = [u64; N];
+    type Snapshot<'a> = Copied<[u64; N]>;
 
     fn new(_words: usize) -> Self {
         const { assert!(N > 0, "a state needs at least one word: the moment from which on it is as good as new") }
         std::array::from_fn(|_| AtomicU64::new(0))
     }
 
-    #[inline]
-    fn read<R>(&self, valid: impl FnOnce() -> bool, f: impl FnOnce(&[u64; N]) -> R) -> Option<R> {
-        let copy: [u64; N] = std::array::from_fn(|word| self[word].load(Ordering::Acquire));
-        valid().then(|| f(&copy))
+    #[inline(always)]
+    fn snapshot(&self) -> Copied<[u64; N]> {
+        Copied(std::array::from_fn(|word| self[word].load(Ordering::Acquire)))
     }
 
-    #[inline]
-    fn read_zero<R>(&self, f: impl FnOnce(&[u64; N]) -> R) -> R {
-        f(&[0; N])
+    #[inline(always)]
+    fn zero(&self) -> Copied<[u64; N]> {
+        Copied([0; N])
     }
 
-    #[inline]
+    #[inline(always)]
     fn write<R>(&self, f: impl FnOnce(&mut [u64; N]) -> R) -> R {
         let mut state = std::array::from_fn(|word| self[word].load(Ordering::Relaxed));
         let result = f(&mut state);
@@ -48,7 +48,7 @@ impl<const N: usize> Cell for [AtomicU64; N] {
         }
     }
 
-    #[inline]
+    #[inline(always)]
     fn fresh_at(&self) -> u64 {
         self[0].load(Ordering::Acquire)
     }

@@ -142,17 +142,24 @@ impl<Key: ?Sized + 'static, S: BuildHasher + 'static> Limits<S> for Vec<DynLimit
 }
 
 impl<Key: ?Sized + 'static, S: BuildHasher + 'static> LimitsFor<Key, S> for Vec<DynLimit<Key, S>> {
-    fn acquire(rows: &Self::Rows, asked: Asked<'_, Key, S>) -> Outcome {
+    fn acquire(rows: &Self::Rows, mut asked: Asked<'_, Key, S>) -> Outcome {
         let now = rows.now.load();
-        let mut outcome = with_slices(&now.rows, |rows, looks| transaction::acquire(rows, looks, asked));
+        let mut outcome = with_slices(&now.rows, |rows, looks| {
+            let receipt = transaction::acquire(rows, looks, &mut asked);
+            Outcome { decision: transaction::decide(rows, looks, &asked), receipt }
+        });
         if let Some(receipt) = &mut outcome.receipt {
             receipt.set_generation(now.number);
         }
         outcome
     }
 
-    fn peek(rows: &Self::Rows, asked: Asked<'_, Key, S>) -> Decision {
-        with_slices(&rows.now.load().rows, |rows, looks| transaction::peek(rows, looks, asked))
+    fn decide(rows: &Self::Rows, asked: Asked<'_, Key, S>) -> Decision {
+        Self::acquire(rows, asked).decision
+    }
+
+    fn peek(rows: &Self::Rows, mut asked: Asked<'_, Key, S>) -> Decision {
+        with_slices(&rows.now.load().rows, |rows, looks| transaction::peek(rows, looks, &mut asked))
     }
 
     fn settle(rows: &Self::Rows, asked: &Asked<'_, Key, S>, receipt: &Receipt, actual: u64) {

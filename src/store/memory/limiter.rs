@@ -105,7 +105,7 @@ impl<L: Limits<S>, C: Clock, S> Memory<L, C, S> {
         L: LimitsFor<Key, S>,
         S: BuildHasher,
     {
-        self.acquire_now(key, ask).decision
+        L::decide(&self.shared.rows, self.asked(key, ask))
     }
 
     /// What stands for a key in the limit with this name, in [`heaviest`](Self::heaviest).

@@ -34,6 +34,9 @@ pub trait LimitsFor<Key: ?Sized, S: BuildHasher>: Limits<S> {
     fn acquire(rows: &Self::Rows, asked: Asked<'_, Key, S>) -> Outcome;
 
     #[doc(hidden)]
+    fn decide(rows: &Self::Rows, asked: Asked<'_, Key, S>) -> Decision;
+
+    #[doc(hidden)]
     fn peek(rows: &Self::Rows, asked: Asked<'_, Key, S>) -> Decision;
 
     #[doc(hidden)]
@@ -72,12 +75,21 @@ where
     S: BuildHasher,
 {
     #[inline]
-    fn acquire(rows: &Self::Rows, asked: Asked<'_, Key, S>) -> Outcome {
-        transaction::acquire(&[rows], &mut [Look::BLANK], asked)
+    fn acquire(rows: &Self::Rows, mut asked: Asked<'_, Key, S>) -> Outcome {
+        let (rows, looks) = (&[rows], &mut [Look::BLANK]);
+        let receipt = transaction::acquire(rows, looks, &mut asked);
+        Outcome { decision: transaction::decide(rows, looks, &asked), receipt }
     }
 
-    fn peek(rows: &Self::Rows, asked: Asked<'_, Key, S>) -> Decision {
-        transaction::peek(&[rows], &mut [Look::BLANK], asked)
+    #[inline]
+    fn decide(rows: &Self::Rows, mut asked: Asked<'_, Key, S>) -> Decision {
+        let (rows, looks) = (&[rows], &mut [Look::BLANK]);
+        let _ = transaction::acquire(rows, looks, &mut asked);
+        transaction::decide(rows, looks, &asked)
+    }
+
+    fn peek(rows: &Self::Rows, mut asked: Asked<'_, Key, S>) -> Decision {
+        transaction::peek(&[rows], &mut [Look::BLANK], &mut asked)
     }
 
     fn settle(rows: &Self::Rows, asked: &Asked<'_, Key, S>, receipt: &Receipt, actual: u64) {
@@ -118,14 +130,20 @@ macro_rules! tuple {
                 <$L::Part as PartOf<Key>>::Part: Hash,
             )+
         {
-            fn acquire(rows: &Self::Rows, asked: Asked<'_, Key, S>) -> Outcome {
+            fn acquire(rows: &Self::Rows, mut asked: Asked<'_, Key, S>) -> Outcome {
                 let rows: [&dyn Share<Key, S>; $count] = [$(&rows.$index),+];
-                transaction::acquire(&rows, &mut [Look::BLANK; $count], asked)
+                let looks = &mut [Look::BLANK; $count];
+                let receipt = transaction::acquire(&rows, looks, &mut asked);
+                Outcome { decision: transaction::decide(&rows, looks, &asked), receipt }
             }
 
-            fn peek(rows: &Self::Rows, asked: Asked<'_, Key, S>) -> Decision {
+            fn decide(rows: &Self::Rows, asked: Asked<'_, Key, S>) -> Decision {
+                Self::acquire(rows, asked).decision
+            }
+
+            fn peek(rows: &Self::Rows, mut asked: Asked<'_, Key, S>) -> Decision {
                 let rows: [&dyn Share<Key, S>; $count] = [$(&rows.$index),+];
-                transaction::peek(&rows, &mut [Look::BLANK; $count], asked)
+                transaction::peek(&rows, &mut [Look::BLANK; $count], &mut asked)
             }
 
             fn settle(rows: &Self::Rows, asked: &Asked<'_, Key, S>, receipt: &Receipt, actual: u64) {

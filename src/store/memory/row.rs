@@ -1,16 +1,17 @@
 use std::any::Any;
+use std::borrow::Borrow;
 use std::hash::{BuildHasher, Hash};
 use std::sync::OnceLock;
 use std::time::Duration;
 
 use super::share::{Asked, Holding, Look, Room, Share};
 use super::usage::{HeavyKey, KeyId, Usage};
-use crate::algorithm::{Algorithm, Blocks, Cell, Charge, State};
+use crate::algorithm::{Algorithm, Blocks, Charge, State};
 use crate::clock::Timestamp;
-use crate::decision::{Name, Reading, Verdict};
+use crate::decision::{Name, Verdict};
 use crate::error::Error;
 use crate::limit::{Choose, Chooser, Limit, PartOf};
-use crate::sync::{AtomicU64, Backoff};
+use crate::sync::AtomicU64;
 use crate::table::{Place, Spot, Table, fingerprint};
 
 /// A limit with its table.
@@ -59,7 +60,7 @@ impl<C: Chooser + 'static, P: 'static> Row<C, P> {
 }
 
 impl<C: Chooser, P> Row<C, P> {
-    #[inline]
+    #[inline(always)]
     fn hash<Key: ?Sized, S: BuildHasher>(&self, asked: &Asked<'_, Key, S>) -> u64
     where
         P: PartOf<Key>,
@@ -69,58 +70,9 @@ impl<C: Chooser, P> Row<C, P> {
     }
 
     /// For how long the key is blocked, if it is.
-    #[inline]
+    #[inline(always)]
     fn blocked(&self, hash: u64, now: Timestamp) -> Option<Duration> {
-        let (_, until) = self.blocks.get()?.read(hash, |&[until], _| until);
-        let until = Timestamp::from_micros(until);
-        (until > now).then(|| until.since(now))
-    }
-
-    /// Changes the key's state.
-    fn alter(&self, hash: u64, now: Timestamp, how: Alter, change: impl Fn(&mut StateOf<C>)) {
-        let mut backoff = Backoff::new();
-        loop {
-            let (spot, ()) = self.table.read(hash, |_, _| ());
-            if spot.is_nowhere() && how == Alter::IfThere {
-                return;
-            }
-            if !self.table.lock(&spot) {
-                backoff.wait();
-                continue;
-            }
-            let unlock = Unlock { table: &self.table, spot: &spot };
-            if let Some(place) = self.table.place(&spot, now.as_micros()) {
-                if how == Alter::FromZero {
-                    self.table.clear(place);
-                }
-                self.table.write(place, &change);
-                return;
-            }
-            drop(unlock);
-            self.table.make_room(&spot, now.as_micros());
-        }
-    }
-}
-
-/// From which state on to change it.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Alter {
-    IfThere,
-    OrInsert,
-    FromZero,
-}
-
-type StateOf<C> = <CellOf<C> as Cell>::State;
-
-/// Unlocks also when the user's algorithm panics.
-struct Unlock<'a, C: Cell> {
-    table: &'a Table<C>,
-    spot: &'a Spot,
-}
-
-impl<C: Cell> Drop for Unlock<'_, C> {
-    fn drop(&mut self) {
-        self.table.unlock(self.spot);
+        blocked(self.blocks.get()?, hash, now)
     }
 }
 
@@ -131,40 +83,29 @@ where
     P::Part: Hash,
     S: BuildHasher,
 {
-    #[inline]
-    fn look(&self, asked: &Asked<'_, Key, S>, with_reading: bool) -> Look {
+    #[inline(always)]
+    fn look(&self, asked: &Asked<'_, Key, S>, with_reading: bool, look: &mut Look) {
         let hash = self.hash(asked);
-        let blocked = self.blocked(hash, asked.now);
-        self.limit.algorithm().choose(asked.key, |algorithm| {
-            let (spot, (now, verdict, reading)) = self.table.read(hash, |state, horizon| {
-                let now = match horizon {
-                    None => asked.now,
-                    Some(horizon) => not_before(Timestamp::from_micros(horizon), asked.now, algorithm),
-                };
-                let mut verdict = algorithm.peek(state, now, asked.ask);
-                if let Some(retry_after) = blocked {
-                    verdict = verdict.and(Verdict::Denied { retry_after });
-                }
-                let reading = (with_reading || !verdict.is_allowed()).then(|| algorithm.reading(state, now));
-                (now, verdict, reading)
-            });
-            Look {
-                spot,
-                now,
-                verdict,
-                reading,
-                promises_turns: algorithm.promises_turns(),
-                shadow: self.limit.is_shadow(),
-                place: None,
-            }
-        })
+        let chosen = self.limit.algorithm().choose(asked.key);
+        let algorithm: &C::Algorithm = chosen.borrow();
+        let seen = self.table.read(hash, &mut look.spot);
+        look.now = not_before(Timestamp::from_micros(seen.horizon), asked.now, algorithm);
+        look.verdict = algorithm.peek(&seen.state, look.now, asked.ask);
+        if let Some(retry_after) = self.blocked(hash, asked.now) {
+            look.verdict = look.verdict.and(Verdict::Denied { retry_after });
+        }
+        if with_reading || !look.verdict.is_allowed() {
+            look.reading = algorithm.reading(&seen.state, look.now);
+        }
+        look.promises_turns = algorithm.promises_turns();
+        look.shadow = self.limit.is_shadow();
     }
 
     fn is_current(&self, look: &Look) -> bool {
         self.table.is_current(&look.spot)
     }
 
-    #[inline]
+    #[inline(always)]
     fn lock(&self, look: &Look) -> bool {
         self.table.lock(&look.spot)
     }
@@ -173,12 +114,12 @@ where
         self.table.unlock_unchanged(&look.spot);
     }
 
-    #[inline]
+    #[inline(always)]
     fn unlock(&self, look: &Look) {
         self.table.unlock(&look.spot);
     }
 
-    #[inline]
+    #[inline(always)]
     fn place(&self, look: &Look) -> Option<Place> {
         self.table.place(&look.spot, look.now.as_micros())
     }
@@ -187,30 +128,31 @@ where
         self.table.make_room(&look.spot, look.now.as_micros());
     }
 
-    #[inline]
-    fn commit(&self, asked: &Asked<'_, Key, S>, look: &Look, place: Place, delay: Duration) -> (Reading, Timestamp) {
-        self.limit.algorithm().choose(asked.key, |algorithm| {
-            let reading = self.table.write(place, |state| {
-                algorithm.commit(state, look.now, delay, asked.ask.cost);
-                algorithm.reading(state, look.now)
-            });
-            (reading, Timestamp::from_micros(self.table.fresh_at(place)))
-        })
+    #[inline(always)]
+    fn commit(&self, asked: &Asked<'_, Key, S>, look: &mut Look, delay: Duration) -> Timestamp {
+        let Some(place) = look.place else { return asked.now };
+        let chosen = self.limit.algorithm().choose(asked.key);
+        let algorithm: &C::Algorithm = chosen.borrow();
+        self.table.write(place, |state| {
+            algorithm.commit(state, look.now, delay, asked.ask.cost);
+            look.reading = algorithm.reading(state, look.now);
+        });
+        Timestamp::from_micros(self.table.fresh_at(place))
     }
 
     fn settle(&self, asked: &Asked<'_, Key, S>, charge: Charge, actual: u64) {
-        let hash = self.hash(asked);
-        self.limit.algorithm().choose(asked.key, |algorithm| match actual.checked_sub(charge.cost) {
-            Some(0) => {}
-            Some(more) => {
-                self.alter(hash, asked.now, Alter::OrInsert, |state| {
-                    algorithm.commit(state, asked.now, Duration::ZERO, more);
-                });
-            }
-            None => self.alter(hash, asked.now, Alter::IfThere, |state| {
-                algorithm.give_back(state, asked.now, charge, charge.cost - actual);
-            }),
-        });
+        let (hash, now) = (self.hash(asked), asked.now);
+        let chosen = self.limit.algorithm().choose(asked.key);
+        let algorithm: &C::Algorithm = chosen.borrow();
+        if let Some(more) = actual.checked_sub(charge.cost) {
+            self.table.alter(hash, now.as_micros(), true, |table, place| {
+                table.write(place, |state| algorithm.commit(state, now, Duration::ZERO, more));
+            });
+        } else {
+            self.table.alter(hash, now.as_micros(), false, |table, place| {
+                table.write(place, |state| algorithm.give_back(state, now, charge, charge.cost - actual));
+            });
+        }
     }
 
     fn reset(&self, asked: &Asked<'_, Key, S>) {
@@ -218,20 +160,24 @@ where
     }
 
     fn set(&self, asked: &Asked<'_, Key, S>, used: u64) {
-        let hash = self.hash(asked);
-        self.limit.algorithm().choose(asked.key, |algorithm| {
-            self.alter(hash, asked.now, Alter::FromZero, |state| {
-                algorithm.commit(state, asked.now, Duration::ZERO, used);
-            });
+        let (hash, now) = (self.hash(asked), asked.now);
+        let chosen = self.limit.algorithm().choose(asked.key);
+        let algorithm: &C::Algorithm = chosen.borrow();
+        self.table.alter(hash, now.as_micros(), true, |table, place| {
+            table.clear(place);
+            table.write(place, |state| algorithm.commit(state, now, Duration::ZERO, used));
         });
     }
 
     fn block(&self, asked: &Asked<'_, Key, S>, until: Timestamp) {
+        let hash = self.hash(asked);
         if until > asked.now {
             let blocks = self.blocks.get_or_init(|| Table::with_room_for(self.max_keys, 1));
-            put(blocks, self.hash(asked), asked.now, until);
+            blocks.alter(hash, asked.now.as_micros(), true, |blocks, place| {
+                blocks.write(place, |state| *state = [until.as_micros()]);
+            });
         } else if let Some(blocks) = self.blocks.get() {
-            blocks.remove(self.hash(asked));
+            blocks.remove(hash);
         }
     }
 
@@ -273,28 +219,14 @@ impl<C: Chooser + Send + Sync + 'static, P: Send + Sync + 'static> Holding for R
 }
 
 /// `now`, or the horizon if that is later, unless it is so far ahead that the clock must have stepped back.
-#[inline]
+#[inline(always)]
 fn not_before(horizon: Timestamp, now: Timestamp, algorithm: &impl Algorithm) -> Timestamp {
     if horizon > now && horizon.since(now) <= algorithm.longest_reset() { horizon } else { now }
 }
 
-/// Notes a key's block.
-fn put(blocks: &Table<[AtomicU64; 1]>, hash: u64, now: Timestamp, until: Timestamp) {
-    let mut backoff = Backoff::new();
-    loop {
-        let (spot, ()) = blocks.read(hash, |_, _| ());
-        if blocks.lock(&spot) {
-            let place = blocks.place(&spot, now.as_micros());
-            if let Some(place) = place {
-                blocks.write(place, |state| *state = [until.as_micros()]);
-            }
-            blocks.unlock(&spot);
-            if place.is_some() {
-                return;
-            }
-            blocks.make_room(&spot, now.as_micros());
-        } else {
-            backoff.wait();
-        }
-    }
+#[cold]
+fn blocked(blocks: &Table<[AtomicU64; 1]>, hash: u64, now: Timestamp) -> Option<Duration> {
+    let [until] = *blocks.read(hash, &mut { Spot::BLANK }).state;
+    let until = Timestamp::from_micros(until);
+    (until > now).then(|| until.since(now))
 }

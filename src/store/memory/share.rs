@@ -19,8 +19,8 @@ pub struct Room {
 
 /// One limit's share in a transaction, whatever its algorithm and the part of the key that it counts by.
 pub trait Share<Key: ?Sized, S>: Holding {
-    /// Reads and peeks.
-    fn look(&self, asked: &Asked<'_, Key, S>, with_reading: bool) -> Look;
+    /// Reads and peeks. Without `with_reading` there is one only if the limit refuses.
+    fn look(&self, asked: &Asked<'_, Key, S>, with_reading: bool, look: &mut Look);
     fn is_current(&self, look: &Look) -> bool;
 
     fn lock(&self, look: &Look) -> bool;
@@ -31,8 +31,8 @@ pub trait Share<Key: ?Sized, S>: Holding {
     fn place(&self, look: &Look) -> Option<Place>;
     /// Without the lock: makes room for a key that found none.
     fn make_room(&self, look: &Look);
-    /// Under the lock: charges. Returns the figures after it, and until when the charge counts.
-    fn commit(&self, asked: &Asked<'_, Key, S>, look: &Look, place: Place, delay: Duration) -> (Reading, Timestamp);
+    /// Under the lock: charges the key in its place. Notes how it stands then, and returns until when the charge counts.
+    fn commit(&self, asked: &Asked<'_, Key, S>, look: &mut Look, delay: Duration) -> Timestamp;
 
     fn settle(&self, asked: &Asked<'_, Key, S>, charge: Charge, actual: u64);
     fn reset(&self, asked: &Asked<'_, Key, S>);
@@ -68,7 +68,7 @@ pub struct Look {
     /// The time to decide at: that of the clock, or for a key that is not there the sets' horizon if that is later.
     pub(super) now: Timestamp,
     pub(super) verdict: Verdict,
-    pub(super) reading: Option<Reading>,
+    pub(super) reading: Reading,
     pub(super) promises_turns: bool,
     pub(super) shadow: bool,
     pub(super) place: Option<Place>,
@@ -86,7 +86,7 @@ impl Look {
         spot: Spot::BLANK,
         now: Timestamp::EPOCH,
         verdict: Verdict::Never,
-        reading: None,
+        reading: Reading::BLANK,
         promises_turns: false,
         shadow: false,
         place: None,

@@ -1,11 +1,12 @@
 use std::hash::BuildHasher;
+use std::marker::PhantomData;
 use std::time::Duration;
 
 use super::share::{Asked, Look, Share};
 use crate::algorithm::Charge;
 use crate::clock::Timestamp;
-use crate::decision::{Decision, Reading, Standing, Verdict};
-use crate::limiter::{Outcome, Receipt};
+use crate::decision::{Decision, Standing, Verdict};
+use crate::limiter::Receipt;
 use crate::sync::Backoff;
 
 /// Decides over all rows as one: peeks at all, and if each allows it, commits to all.
@@ -13,28 +14,29 @@ use crate::sync::Backoff;
 /// An optimistic transaction. It reads every row without a lock; to refuse, it makes sure that all it read held at one
 /// moment; to charge, it locks exactly what it read, in the rows' order, or starts again if anything has changed.
 ///
-/// `looks` is room for one look a row.
+/// Leaves in `looks`, room for one look a row, what [`decide`] makes a decision of.
 #[inline]
 pub(super) fn acquire<Key: ?Sized, S: BuildHasher, R: Share<Key, S> + ?Sized>(
     rows: &[&R],
     looks: &mut [Look],
-    mut asked: Asked<'_, Key, S>,
-) -> Outcome {
+    asked: &mut Asked<'_, Key, S>,
+) -> Option<Receipt> {
     let mut backoff = Backoff::new();
     loop {
         let with_reading = rows.len() > 1 || asked.ask.cost == 0;
-        let verdict = look(rows, looks, &mut asked, with_reading);
+        let verdict = look(rows, looks, asked, with_reading);
         if !verdict.is_allowed() || asked.ask.cost == 0 {
             if is_one_moment(rows, looks) {
-                let decision = decide(rows, looks, &asked);
-                let receipt = verdict.is_allowed().then(|| Receipt::new(asked.now, 0, rows.len()));
-                return Outcome { decision, receipt };
+                return verdict.is_allowed().then(|| Receipt::new(asked.now, 0, rows.len()));
             }
         } else {
-            let charged = Locks::take(rows, looks).map(|mut locks| charge(&mut locks, &asked, delay(verdict)));
+            let charged = Locks::take(rows, looks).map(|mut locks| {
+                locks.place()?;
+                Ok(locks.charge(asked, delay(verdict)))
+            });
             match charged {
-                Some(Ok(outcome)) => return outcome,
-                Some(Err(row)) => rows[row].make_room(&looks[row]),
+                Some(Ok(receipt)) => return Some(receipt),
+                Some(Err(NoRoom { row })) => rows[row].make_room(&looks[row]),
                 None => {}
             }
         }
@@ -46,13 +48,13 @@ pub(super) fn acquire<Key: ?Sized, S: BuildHasher, R: Share<Key, S> + ?Sized>(
 pub(super) fn peek<Key: ?Sized, S: BuildHasher, R: Share<Key, S> + ?Sized>(
     rows: &[&R],
     looks: &mut [Look],
-    mut asked: Asked<'_, Key, S>,
+    asked: &mut Asked<'_, Key, S>,
 ) -> Decision {
     let mut backoff = Backoff::new();
     loop {
-        look(rows, looks, &mut asked, true);
+        look(rows, looks, asked, true);
         if is_one_moment(rows, looks) {
-            return decide(rows, looks, &asked);
+            return decide(rows, looks, asked);
         }
         backoff.wait();
     }
@@ -87,7 +89,7 @@ fn look<Key: ?Sized, S: BuildHasher, R: Share<Key, S> + ?Sized>(
         let mut verdict = Verdict::Allowed;
         let mut all_promise = true;
         for (row, look) in rows.iter().zip(&mut *looks) {
-            *look = row.look(asked, with_reading);
+            row.look(asked, with_reading, look);
             if !look.shadow {
                 verdict = verdict.and(look.verdict);
                 all_promise &= look.promises_turns;
@@ -113,74 +115,41 @@ fn delay(verdict: Verdict) -> Duration {
 
 /// The decision that the looks add up to.
 #[inline]
-fn decide<Key: ?Sized, S, R: Share<Key, S> + ?Sized>(
+pub(super) fn decide<Key: ?Sized, S, R: Share<Key, S> + ?Sized>(
     rows: &[&R],
     looks: &[Look],
     asked: &Asked<'_, Key, S>,
 ) -> Decision {
-    let standings = rows.iter().zip(looks).filter_map(|(row, look)| Some(standing(*row, look, look.reading?)));
-    sum_up(looks, standings, asked)
-}
-
-#[inline]
-fn standing<Key: ?Sized, S, R: Share<Key, S> + ?Sized>(row: &R, look: &Look, reading: Reading) -> Standing {
-    Standing::new(row.name().clone(), look.verdict, reading).in_shadow(look.shadow)
-}
-
-/// Under the locks: charges every row, or returns the one that has no room for its key.
-#[inline]
-fn charge<Key: ?Sized, S: BuildHasher, R: Share<Key, S> + ?Sized>(
-    locks: &mut Locks<'_, Key, S, R>,
-    asked: &Asked<'_, Key, S>,
-    delay: Duration,
-) -> Result<Outcome, usize> {
-    // A place made for nothing, as a later row has none, is an idle slot: no harm.
-    for (index, (row, look)) in locks.rows.iter().zip(&mut *locks.looks).enumerate() {
-        if look.is_charged() {
-            look.place = Some(row.place(look).ok_or(index)?);
-        }
-    }
-    let mut receipt = Receipt::new(asked.now, asked.ask.cost, locks.rows.len());
-    let untils = receipt.until_mut();
-    let standings = locks.rows.iter().zip(&*locks.looks).zip(untils).filter_map(|((row, look), until)| {
-        if !look.is_charged() {
-            *until = NOT_CHARGED;
-            return Some(standing(*row, look, look.reading?));
-        }
-        let (reading, charged_until) = row.commit(asked, look, look.place?, delay);
-        *until = charged_until;
-        Some(standing(*row, look, reading))
-    });
-    let decision = sum_up(locks.looks, standings, asked);
-    Ok(Outcome { decision, receipt: Some(receipt) })
-}
-
-/// One decision from the standings of all rows.
-#[inline]
-fn sum_up<Key: ?Sized, S>(
-    looks: &[Look],
-    mut standings: impl Iterator<Item = Standing>,
-    asked: &Asked<'_, Key, S>,
-) -> Decision {
-    let promises_turns = looks.iter().all(|look| look.promises_turns);
     let shadows = looks.iter().any(|look| look.shadow);
-    let decision = if shadows || (looks.len() > 1 && asked.ask.every_limit) {
-        Decision::every(asked.now, standings.collect())
-    } else if let Some(first) = standings.next() {
-        let mut decision = Decision::one(asked.now, first);
-        standings.for_each(|standing| decision.add(standing));
-        decision
+    let promises_turns = looks.iter().all(|look| look.promises_turns);
+    let decision = if shadows || looks.is_empty() || (looks.len() > 1 && asked.ask.every_limit) {
+        let standings = rows.iter().zip(looks).map(|(row, look)| standing(*row, look)).collect();
+        Decision::every(asked.now, standings)
     } else {
-        Decision::every(asked.now, Vec::new())
+        let mut decision = Decision::one(asked.now, standing(rows[0], &looks[0]));
+        for index in 1..looks.len() {
+            decision.add(standing(rows[index], &looks[index]));
+        }
+        decision
     };
     decision.with_turns(promises_turns)
+}
+
+#[inline]
+fn standing<Key: ?Sized, S, R: Share<Key, S> + ?Sized>(row: &R, look: &Look) -> Standing {
+    Standing::new(row.name().clone(), look.verdict, look.reading).in_shadow(look.shadow)
 }
 
 /// The locks on all that the looks read, given back when dropped: also when a user's algorithm panics.
 struct Locks<'a, Key: ?Sized, S, R: Share<Key, S> + ?Sized> {
     rows: &'a [&'a R],
     looks: &'a mut [Look],
-    key: std::marker::PhantomData<fn(&Key, &S)>,
+    key: PhantomData<fn(&Key, &S)>,
+}
+
+/// A row whose table is full.
+struct NoRoom {
+    row: usize,
 }
 
 impl<'a, Key: ?Sized, S, R: Share<Key, S> + ?Sized> Locks<'a, Key, S, R> {
@@ -195,7 +164,33 @@ impl<'a, Key: ?Sized, S, R: Share<Key, S> + ?Sized> Locks<'a, Key, S, R> {
                 return None;
             }
         }
-        Some(Self { rows, looks, key: std::marker::PhantomData })
+        Some(Self { rows, looks, key: PhantomData })
+    }
+
+    /// Finds a place for every row's key.
+    ///
+    /// A place made for nothing, as a later row has none, is an idle slot: no harm.
+    #[inline]
+    fn place(&mut self) -> Result<(), NoRoom> {
+        for (index, (row, look)) in self.rows.iter().zip(&mut *self.looks).enumerate() {
+            if look.is_charged() {
+                look.place = row.place(look);
+                if look.place.is_none() {
+                    return Err(NoRoom { row: index });
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Charges every row. Leaves in the looks how the key stands then.
+    #[inline]
+    fn charge(&mut self, asked: &Asked<'_, Key, S>, delay: Duration) -> Receipt {
+        let mut receipt = Receipt::new(asked.now, asked.ask.cost, self.rows.len());
+        for ((row, look), until) in self.rows.iter().zip(&mut *self.looks).zip(receipt.until_mut()) {
+            *until = if look.is_charged() { row.commit(asked, look, delay) } else { NOT_CHARGED };
+        }
+        receipt
     }
 }
 

@@ -1,0 +1,69 @@
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use super::{Clock, Timestamp, whole_micros};
+
+/// A clock that stands still until it is moved by hand: for testing your own limits without sleeping.
+///
+/// Clones share one time.
+///
+/// ```
+/// use std::time::Duration;
+/// use tower_ratelimit::{Ask, FixedWindow, Limiter, ManualClock, Memory, Quota};
+///
+/// let clock = ManualClock::new();
+/// let limiter = Memory::builder(FixedWindow::new(Quota::per_minute(1))).clock(clock.clone()).build()?;
+///
+/// let mut allowed = || limiter.decide("a key", Ask::default()).is_allowed();
+/// assert!(allowed());
+/// assert!(!allowed());
+/// clock.advance(Duration::from_secs(60));
+/// assert!(allowed());
+/// # Ok::<(), tower_ratelimit::Error>(())
+/// ```
+#[derive(Clone, Debug)]
+pub struct ManualClock {
+    now: Arc<AtomicU64>,
+}
+
+impl ManualClock {
+    /// Where a new manual clock stands: 2020-01-01T00:00:00Z, so that windows aligned to the clock start there.
+    pub const START: Timestamp = Timestamp(1_577_836_800_000_000);
+
+    /// A clock that stands at [`START`](Self::START).
+    #[must_use]
+    pub fn new() -> Self {
+        Self::at(Self::START)
+    }
+
+    /// A clock that stands at `now`.
+    #[must_use]
+    pub fn at(now: Timestamp) -> Self {
+        Self { now: Arc::new(AtomicU64::new(now.0)) }
+    }
+
+    /// Moves the clock forward. A fraction of a microsecond is dropped.
+    pub fn advance(&self, span: Duration) {
+        let micros = whole_micros(span);
+        // The closure always returns `Some`, so the update can't fail.
+        let _ = self.now.fetch_update(Ordering::AcqRel, Ordering::Acquire, |now| Some(now.saturating_add(micros)));
+    }
+
+    /// Sets the clock, to an earlier time too.
+    pub fn set(&self, now: Timestamp) {
+        self.now.store(now.0, Ordering::Release);
+    }
+}
+
+impl Default for ManualClock {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Clock for ManualClock {
+    fn now(&self) -> Timestamp {
+        Timestamp(self.now.load(Ordering::Acquire))
+    }
+}
