@@ -224,14 +224,9 @@ pub struct Standing {
 }
 
 impl Standing {
-    pub(crate) fn new(name: Name, verdict: Verdict, reading: Reading) -> Self {
-        Self { name, verdict, reading, shadow: false }
-    }
-
-    /// The standing with a limit that never refuses: see [`Limit::shadow`](crate::Limit::shadow).
-    pub(crate) fn in_shadow(mut self, shadow: bool) -> Self {
-        self.shadow = shadow;
-        self
+    #[inline]
+    pub(crate) fn new(name: Name, verdict: Verdict, reading: Reading, shadow: bool) -> Self {
+        Self { name, verdict, reading, shadow }
     }
 
     /// Whether the limit is a shadow, whose verdict does not count.
@@ -243,7 +238,7 @@ impl Standing {
     /// A standing for a limiter of your own: the limit's name, what it says by itself, its figures.
     #[must_use]
     pub fn of(name: impl Into<std::borrow::Cow<'static, str>>, verdict: Verdict, reading: impl Into<Reading>) -> Self {
-        Self::new(Name::from(name.into()), verdict, reading.into())
+        Self::new(Name::from(name.into()), verdict, reading.into(), false)
     }
 
     /// The limit's name.
@@ -335,6 +330,19 @@ impl Decision {
             verdict: standing.verdict,
             source: Source::Store,
             promises_turns: false,
+            decided_at,
+            standing: Some(standing),
+            every: None,
+        }
+    }
+
+    /// A decision of one limit, as a store makes it.
+    #[inline]
+    pub(crate) fn by_store(decided_at: Timestamp, promises_turns: bool, standing: Standing) -> Self {
+        Self {
+            verdict: standing.verdict,
+            source: Source::Store,
+            promises_turns,
             decided_at,
             standing: Some(standing),
             every: None,

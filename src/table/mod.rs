@@ -182,10 +182,10 @@ impl<C: Cell> Table<C> {
         })
     }
 
-    /// Under the lock: changes the state in a place.
+    /// Under the lock: the state in a place, to change it.
     #[inline(always)]
-    pub(crate) fn write<R>(&self, place: Place, f: impl FnOnce(&mut C::State) -> R) -> R {
-        self.sets[place.set].cell(place.slot).write(f)
+    pub(crate) fn edit(&self, place: Place) -> C::Edit<'_> {
+        self.sets[place.set].cell(place.slot).edit()
     }
 
     /// Under the lock: the moment from which on the state in a place is as good as new.

@@ -53,6 +53,7 @@ impl State for Blocks {
 impl Cell for Box<[AtomicU64]> {
     type State = Blocks;
     type Snapshot<'a> = Copied<Blocks>;
+    type Edit<'a> = EditBlocks<'a>;
 
     fn new(words: usize) -> Self {
         (0..words.clamp(1, Blocks::MAX_WORDS)).map(|_| AtomicU64::new(0)).collect()
@@ -70,16 +71,9 @@ impl Cell for Box<[AtomicU64]> {
         Copied(Blocks::zero(self.len()))
     }
 
-    fn write<R>(&self, f: impl FnOnce(&mut Blocks) -> R) -> R {
-        let mut state = Blocks::zero(self.len());
-        for (word, cell) in state.iter_mut().zip(self) {
-            *word = cell.load(Ordering::Relaxed);
-        }
-        let result = f(&mut state);
-        for (cell, word) in self.iter().zip(&*state) {
-            cell.store(*word, Ordering::Release);
-        }
-        result
+    fn edit(&self) -> EditBlocks<'_> {
+        let Copied(state) = self.snapshot();
+        EditBlocks { cell: self, state }
     }
 
     fn clear(&self) {
@@ -94,5 +88,33 @@ impl Cell for Box<[AtomicU64]> {
 
     fn fresh_at(&self) -> u64 {
         self[0].load(Ordering::Acquire)
+    }
+}
+
+#[allow(unreachable_pub, missing_debug_implementations, reason = "the hidden half of a sealed trait")]
+pub struct EditBlocks<'a> {
+    cell: &'a [AtomicU64],
+    state: Blocks,
+}
+
+impl Deref for EditBlocks<'_> {
+    type Target = Blocks;
+
+    fn deref(&self) -> &Blocks {
+        &self.state
+    }
+}
+
+impl DerefMut for EditBlocks<'_> {
+    fn deref_mut(&mut self) -> &mut Blocks {
+        &mut self.state
+    }
+}
+
+impl Drop for EditBlocks<'_> {
+    fn drop(&mut self) {
+        for (cell, word) in self.cell.iter().zip(&*self.state) {
+            cell.store(*word, Ordering::Release);
+        }
     }
 }

@@ -1,5 +1,5 @@
 use std::collections::VecDeque;
-use std::ops::Deref;
+use std::ops::{Deref, DerefMut};
 
 use super::{Cell, State};
 use crate::sync::{AtomicU64, Mutex, MutexGuard, Ordering};
@@ -59,6 +59,7 @@ impl Deref for LogSnapshot<'_> {
 impl Cell for LogCell {
     type State = Log;
     type Snapshot<'a> = LogSnapshot<'a>;
+    type Edit<'a> = EditLog<'a>;
 
     fn new(_words: usize) -> Self {
         Self { fresh_at: AtomicU64::new(0), log: Mutex::new(Log::default()) }
@@ -72,11 +73,8 @@ impl Cell for LogCell {
         LogSnapshot::Zero(Log::default())
     }
 
-    fn write<R>(&self, f: impl FnOnce(&mut Log) -> R) -> R {
-        let mut log = self.lock();
-        let result = f(&mut log);
-        self.fresh_at.store(log.fresh_at, Ordering::Release);
-        result
+    fn edit(&self) -> EditLog<'_> {
+        EditLog { fresh_at: &self.fresh_at, log: self.lock() }
     }
 
     fn clear(&self) {
@@ -95,5 +93,31 @@ impl Cell for LogCell {
 
     fn fresh_at(&self) -> u64 {
         self.fresh_at.load(Ordering::Acquire)
+    }
+}
+
+#[allow(unreachable_pub, missing_debug_implementations, reason = "the hidden half of a sealed trait")]
+pub struct EditLog<'a> {
+    fresh_at: &'a AtomicU64,
+    log: MutexGuard<'a, Log>,
+}
+
+impl Deref for EditLog<'_> {
+    type Target = Log;
+
+    fn deref(&self) -> &Log {
+        &self.log
+    }
+}
+
+impl DerefMut for EditLog<'_> {
+    fn deref_mut(&mut self) -> &mut Log {
+        &mut self.log
+    }
+}
+
+impl Drop for EditLog<'_> {
+    fn drop(&mut self) {
+        self.fresh_at.store(self.log.fresh_at, Ordering::Release);
     }
 }

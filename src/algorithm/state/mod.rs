@@ -4,7 +4,7 @@ mod blocks;
 mod log;
 mod words;
 
-use std::ops::Deref;
+use std::ops::{Deref, DerefMut};
 
 pub use self::blocks::Blocks;
 pub use self::log::Log;
@@ -47,8 +47,13 @@ pub trait Cell: Send + Sync + 'static {
     /// The zero state of a cell like this one.
     fn zero(&self) -> Self::Snapshot<'_>;
 
-    /// Changes the state. Only under the owner's lock.
-    fn write<R>(&self, f: impl FnOnce(&mut Self::State) -> R) -> R;
+    /// The state to change, which is stored when this is dropped.
+    type Edit<'a>: DerefMut<Target = Self::State>
+    where
+        Self: 'a;
+
+    /// The state to change. Only under the owner's lock.
+    fn edit(&self) -> Self::Edit<'_>;
 
     /// Back to the zero state. Only under the owner's lock.
     fn clear(&self);

@@ -1,3 +1,5 @@
+use std::ops::{Deref, DerefMut};
+
 use super::{Cell, Copied, State};
 use crate::sync::{AtomicU64, Ordering};
 
@@ -10,6 +12,7 @@ impl<const N: usize> State for [u64; N] {
 impl<const N: usize> Cell for [AtomicU64; N] {
     type State = [u64; N];
     type Snapshot<'a> = Copied<[u64; N]>;
+    type Edit<'a> = EditWords<'a, N>;
 
     fn new(_words: usize) -> Self {
         const { assert!(N > 0, "a state needs at least one word: the moment from which on it is as good as new") }
@@ -27,13 +30,8 @@ impl<const N: usize> Cell for [AtomicU64; N] {
     }
 
     #[inline(always)]
-    fn write<R>(&self, f: impl FnOnce(&mut [u64; N]) -> R) -> R {
-        let mut state = std::array::from_fn(|word| self[word].load(Ordering::Relaxed));
-        let result = f(&mut state);
-        for (cell, word) in self.iter().zip(state) {
-            cell.store(word, Ordering::Release);
-        }
-        result
+    fn edit(&self) -> EditWords<'_, N> {
+        EditWords { cell: self, state: std::array::from_fn(|word| self[word].load(Ordering::Relaxed)) }
     }
 
     fn clear(&self) {
@@ -51,5 +49,36 @@ impl<const N: usize> Cell for [AtomicU64; N] {
     #[inline(always)]
     fn fresh_at(&self) -> u64 {
         self[0].load(Ordering::Acquire)
+    }
+}
+
+#[allow(unreachable_pub, missing_debug_implementations, reason = "the hidden half of a sealed trait")]
+pub struct EditWords<'a, const N: usize> {
+    cell: &'a [AtomicU64; N],
+    state: [u64; N],
+}
+
+impl<const N: usize> Deref for EditWords<'_, N> {
+    type Target = [u64; N];
+
+    #[inline(always)]
+    fn deref(&self) -> &[u64; N] {
+        &self.state
+    }
+}
+
+impl<const N: usize> DerefMut for EditWords<'_, N> {
+    #[inline(always)]
+    fn deref_mut(&mut self) -> &mut [u64; N] {
+        &mut self.state
+    }
+}
+
+impl<const N: usize> Drop for EditWords<'_, N> {
+    #[inline(always)]
+    fn drop(&mut self) {
+        for (cell, word) in self.cell.iter().zip(self.state) {
+            cell.store(word, Ordering::Release);
+        }
     }
 }

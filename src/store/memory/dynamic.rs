@@ -145,7 +145,8 @@ impl<Key: ?Sized + 'static, S: BuildHasher + 'static> LimitsFor<Key, S> for Vec<
     fn acquire(rows: &Self::Rows, mut asked: Asked<'_, Key, S>) -> Outcome {
         let now = rows.now.load();
         let mut outcome = with_slices(&now.rows, |rows, looks| {
-            let receipt = transaction::acquire(rows, looks, &mut asked);
+            let mut receipt = None;
+            transaction::acquire(rows, looks, &mut asked, &mut receipt);
             Outcome { decision: transaction::decide(rows, looks, &asked), receipt }
         });
         if let Some(receipt) = &mut outcome.receipt {

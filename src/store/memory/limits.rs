@@ -77,14 +77,15 @@ where
     #[inline]
     fn acquire(rows: &Self::Rows, mut asked: Asked<'_, Key, S>) -> Outcome {
         let (rows, looks) = (&[rows], &mut [Look::BLANK]);
-        let receipt = transaction::acquire(rows, looks, &mut asked);
+        let mut receipt = None;
+        transaction::acquire(rows, looks, &mut asked, &mut receipt);
         Outcome { decision: transaction::decide(rows, looks, &asked), receipt }
     }
 
     #[inline]
     fn decide(rows: &Self::Rows, mut asked: Asked<'_, Key, S>) -> Decision {
         let (rows, looks) = (&[rows], &mut [Look::BLANK]);
-        let _ = transaction::acquire(rows, looks, &mut asked);
+        transaction::acquire(rows, looks, &mut asked, &mut ());
         transaction::decide(rows, looks, &asked)
     }
 
@@ -133,12 +134,16 @@ macro_rules! tuple {
             fn acquire(rows: &Self::Rows, mut asked: Asked<'_, Key, S>) -> Outcome {
                 let rows: [&dyn Share<Key, S>; $count] = [$(&rows.$index),+];
                 let looks = &mut [Look::BLANK; $count];
-                let receipt = transaction::acquire(&rows, looks, &mut asked);
+                let mut receipt = None;
+                transaction::acquire(&rows, looks, &mut asked, &mut receipt);
                 Outcome { decision: transaction::decide(&rows, looks, &asked), receipt }
             }
 
-            fn decide(rows: &Self::Rows, asked: Asked<'_, Key, S>) -> Decision {
-                Self::acquire(rows, asked).decision
+            fn decide(rows: &Self::Rows, mut asked: Asked<'_, Key, S>) -> Decision {
+                let rows: [&dyn Share<Key, S>; $count] = [$(&rows.$index),+];
+                let looks = &mut [Look::BLANK; $count];
+                transaction::acquire(&rows, looks, &mut asked, &mut ());
+                transaction::decide(&rows, looks, &asked)
             }
 
             fn peek(rows: &Self::Rows, mut asked: Asked<'_, Key, S>) -> Decision {

@@ -133,10 +133,11 @@ where
         let Some(place) = look.place else { return asked.now };
         let chosen = self.limit.algorithm().choose(asked.key);
         let algorithm: &C::Algorithm = chosen.borrow();
-        self.table.write(place, |state| {
+        {
+            let state = &mut *self.table.edit(place);
             algorithm.commit(state, look.now, delay, asked.ask.cost);
             look.reading = algorithm.reading(state, look.now);
-        });
+        }
         Timestamp::from_micros(self.table.fresh_at(place))
     }
 
@@ -146,11 +147,11 @@ where
         let algorithm: &C::Algorithm = chosen.borrow();
         if let Some(more) = actual.checked_sub(charge.cost) {
             self.table.alter(hash, now.as_micros(), true, |table, place| {
-                table.write(place, |state| algorithm.commit(state, now, Duration::ZERO, more));
+                algorithm.commit(&mut table.edit(place), now, Duration::ZERO, more);
             });
         } else {
             self.table.alter(hash, now.as_micros(), false, |table, place| {
-                table.write(place, |state| algorithm.give_back(state, now, charge, charge.cost - actual));
+                algorithm.give_back(&mut table.edit(place), now, charge, charge.cost - actual);
             });
         }
     }
@@ -165,7 +166,7 @@ where
         let algorithm: &C::Algorithm = chosen.borrow();
         self.table.alter(hash, now.as_micros(), true, |table, place| {
             table.clear(place);
-            table.write(place, |state| algorithm.commit(state, now, Duration::ZERO, used));
+            algorithm.commit(&mut table.edit(place), now, Duration::ZERO, used);
         });
     }
 
@@ -174,7 +175,7 @@ where
         if until > asked.now {
             let blocks = self.blocks.get_or_init(|| Table::with_room_for(self.max_keys, 1));
             blocks.alter(hash, asked.now.as_micros(), true, |blocks, place| {
-                blocks.write(place, |state| *state = [until.as_micros()]);
+                *blocks.edit(place) = [until.as_micros()];
             });
         } else if let Some(blocks) = self.blocks.get() {
             blocks.remove(hash);

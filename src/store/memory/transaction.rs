@@ -20,27 +20,60 @@ pub(super) fn acquire<Key: ?Sized, S: BuildHasher, R: Share<Key, S> + ?Sized>(
     rows: &[&R],
     looks: &mut [Look],
     asked: &mut Asked<'_, Key, S>,
-) -> Option<Receipt> {
+    receipt: &mut impl Note,
+) {
     let mut backoff = Backoff::new();
     loop {
         let with_reading = rows.len() > 1 || asked.ask.cost == 0;
         let verdict = look(rows, looks, asked, with_reading);
         if !verdict.is_allowed() || asked.ask.cost == 0 {
             if is_one_moment(rows, looks) {
-                return verdict.is_allowed().then(|| Receipt::new(asked.now, 0, rows.len()));
+                if verdict.is_allowed() {
+                    receipt.begin(asked.now, 0, rows.len());
+                }
+                return;
             }
         } else {
             let charged = Locks::take(rows, looks).map(|mut locks| {
                 locks.place()?;
-                Ok(locks.charge(asked, delay(verdict)))
+                locks.charge(asked, delay(verdict), receipt);
+                Ok(())
             });
             match charged {
-                Some(Ok(receipt)) => return Some(receipt),
+                Some(Ok(())) => return,
                 Some(Err(NoRoom { row })) => rows[row].make_room(&looks[row]),
                 None => {}
             }
         }
         backoff.wait();
+    }
+}
+
+/// Where a charge is noted: in a receipt, or nowhere if nobody wants one.
+pub(super) trait Note {
+    fn begin(&mut self, charged_at: Timestamp, cost: u64, limits: usize);
+    fn note(&mut self, limit: usize, until: Timestamp);
+}
+
+impl Note for () {
+    #[inline]
+    fn begin(&mut self, _charged_at: Timestamp, _cost: u64, _limits: usize) {}
+
+    #[inline]
+    fn note(&mut self, _limit: usize, _until: Timestamp) {}
+}
+
+impl Note for Option<Receipt> {
+    #[inline]
+    fn begin(&mut self, charged_at: Timestamp, cost: u64, limits: usize) {
+        *self = Some(Receipt::new(charged_at, cost, limits));
+    }
+
+    #[inline]
+    fn note(&mut self, limit: usize, until: Timestamp) {
+        if let Some(receipt) = self {
+            receipt.until_mut()[limit] = until;
+        }
     }
 }
 
@@ -120,24 +153,35 @@ pub(super) fn decide<Key: ?Sized, S, R: Share<Key, S> + ?Sized>(
     looks: &[Look],
     asked: &Asked<'_, Key, S>,
 ) -> Decision {
-    let shadows = looks.iter().any(|look| look.shadow);
+    match (rows, looks) {
+        ([row], [look]) if !look.shadow => Decision::by_store(asked.now, look.promises_turns, standing(*row, look)),
+        _ => decide_several(rows, looks, asked),
+    }
+}
+
+fn decide_several<Key: ?Sized, S, R: Share<Key, S> + ?Sized>(
+    rows: &[&R],
+    looks: &[Look],
+    asked: &Asked<'_, Key, S>,
+) -> Decision {
     let promises_turns = looks.iter().all(|look| look.promises_turns);
-    let decision = if shadows || looks.is_empty() || (looks.len() > 1 && asked.ask.every_limit) {
-        let standings = rows.iter().zip(looks).map(|(row, look)| standing(*row, look)).collect();
-        Decision::every(asked.now, standings)
-    } else {
-        let mut decision = Decision::one(asked.now, standing(rows[0], &looks[0]));
-        for index in 1..looks.len() {
-            decision.add(standing(rows[index], &looks[index]));
+    let mut standings = rows.iter().zip(looks).map(|(row, look)| standing(*row, look));
+    let shadows = looks.iter().any(|look| look.shadow);
+    let list_all = shadows || asked.ask.every_limit;
+    let decision = match if list_all { None } else { standings.next() } {
+        None => Decision::every(asked.now, standings.collect()),
+        Some(first) => {
+            let mut decision = Decision::one(asked.now, first);
+            standings.for_each(|standing| decision.add(standing));
+            decision
         }
-        decision
     };
     decision.with_turns(promises_turns)
 }
 
 #[inline]
 fn standing<Key: ?Sized, S, R: Share<Key, S> + ?Sized>(row: &R, look: &Look) -> Standing {
-    Standing::new(row.name().clone(), look.verdict, look.reading).in_shadow(look.shadow)
+    Standing::new(row.name().clone(), look.verdict, look.reading, look.shadow)
 }
 
 /// The locks on all that the looks read, given back when dropped: also when a user's algorithm panics.
@@ -185,12 +229,11 @@ impl<'a, Key: ?Sized, S, R: Share<Key, S> + ?Sized> Locks<'a, Key, S, R> {
 
     /// Charges every row. Leaves in the looks how the key stands then.
     #[inline]
-    fn charge(&mut self, asked: &Asked<'_, Key, S>, delay: Duration) -> Receipt {
-        let mut receipt = Receipt::new(asked.now, asked.ask.cost, self.rows.len());
-        for ((row, look), until) in self.rows.iter().zip(&mut *self.looks).zip(receipt.until_mut()) {
-            *until = if look.is_charged() { row.commit(asked, look, delay) } else { NOT_CHARGED };
+    fn charge(&mut self, asked: &Asked<'_, Key, S>, delay: Duration, receipt: &mut impl Note) {
+        receipt.begin(asked.now, asked.ask.cost, self.rows.len());
+        for (index, (row, look)) in self.rows.iter().zip(&mut *self.looks).enumerate() {
+            receipt.note(index, if look.is_charged() { row.commit(asked, look, delay) } else { NOT_CHARGED });
         }
-        receipt
     }
 }
 

@@ -1,0 +1,69 @@
+//! The floor: as little as a decision can take. A fixed table, one probe, a bare compare-and-swap on GCRA's arrival time.
+//!
+//! It forgets nothing, evicts nothing, tells nothing but yes or no, and two keys that fall together overwrite each other:
+//! it is no limiter, only a measure.
+
+use std::hash::{BuildHasher, Hash};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use tower_ratelimit::{Clock, SystemClock};
+
+pub(crate) struct Floor {
+    slots: Box<[Slot]>,
+    hasher: foldhash::quality::RandomState,
+    clock: SystemClock,
+    interval: u64,
+    tolerance: u64,
+}
+
+#[repr(align(16))]
+#[derive(Default)]
+struct Slot {
+    fingerprint: AtomicU64,
+    tat: AtomicU64,
+}
+
+impl Floor {
+    /// Room for twice the keys; intervals and tolerance in microseconds.
+    pub(crate) fn new(keys: usize, interval: u64, tolerance: u64) -> Self {
+        let slots = (keys * 2).next_power_of_two();
+        Self {
+            slots: (0..slots).map(|_| Slot::default()).collect(),
+            hasher: foldhash::quality::RandomState::default(),
+            clock: SystemClock::new(),
+            interval,
+            tolerance,
+        }
+    }
+
+    #[inline]
+    pub(crate) fn allows(&self, key: &(impl Hash + ?Sized)) -> bool {
+        let hash = self.hasher.hash_one(key);
+        let mask = self.slots.len() - 1;
+        let mut index = hash as usize & mask;
+        let slot = loop {
+            let slot = &self.slots[index];
+            let there = slot.fingerprint.load(Ordering::Relaxed);
+            if there == hash {
+                break slot;
+            }
+            if there == 0 {
+                slot.fingerprint.store(hash, Ordering::Relaxed);
+                break slot;
+            }
+            index = (index + 1) & mask;
+        };
+        let now = self.clock.now().as_micros();
+        let mut tat = slot.tat.load(Ordering::Relaxed);
+        loop {
+            let next = tat.max(now) + self.interval;
+            if next > now + self.tolerance {
+                return false;
+            }
+            match slot.tat.compare_exchange_weak(tat, next, Ordering::Relaxed, Ordering::Relaxed) {
+                Ok(_) => return true,
+                Err(there) => tat = there,
+            }
+        }
+    }
+}

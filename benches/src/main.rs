@@ -1,0 +1,28 @@
+//! Decisions a second, beside the peers and the floor, in one run.
+//!
+//! ```text
+//! cargo bench                        # all of it: some ten minutes
+//! cargo bench -- --quick             # under a minute once built
+//! cargo bench -- memory              # the scenarios whose names contain `memory`
+//! cargo bench -- --json              # one JSON object a scenario
+//! ```
+//!
+//! Contenders take turns within a scenario, round by round, and the median over the rounds is told: the machine's speed may
+//! drift, the ratios stay. Nanoseconds are those that a thread spends on one decision.
+
+mod floor;
+mod harness;
+mod insertion;
+mod memory;
+mod service;
+mod wire;
+
+use harness::Harness;
+
+fn main() {
+    let mut harness = Harness::from_args();
+    memory::run(&mut harness);
+    insertion::run(&mut harness);
+    service::run(&mut harness);
+    wire::run(&mut harness);
+}

@@ -1,0 +1,199 @@
+//! Decisions in memory: a hot key and many keys, allowed and refused, one thread and two.
+
+use std::hash::Hash;
+use std::hint::black_box;
+use std::num::NonZeroU32;
+
+use governor::{DefaultKeyedRateLimiter, RateLimiter};
+use tower_ratelimit::{
+    Ask, FixedWindow, Gcra, LeakyQueue, Limit, Memory, Quota, SlidingLog, SlidingWindow, SystemClock,
+};
+
+use crate::floor::Floor;
+use crate::harness::{Contender, Harness};
+
+type Foldhashed<K> = RateLimiter<
+    K,
+    governor::state::keyed::DashMapStateStore<K, foldhash::quality::RandomState>,
+    governor::clock::DefaultClock,
+>;
+
+/// A hot key's quota: never used up, so that every decision writes.
+const PLENTY: (u64, u32) = (1_000_000, u32::MAX);
+/// A quota that one decision uses up.
+const ONE: (u64, u32) = (1, 1);
+
+struct Field<K: Hash + Eq + Clone> {
+    ours: Memory<Gcra, SystemClock, foldhash::quality::RandomState>,
+    floor: Floor,
+    governor: DefaultKeyedRateLimiter<K>,
+    governor_foldhash: Foldhashed<K>,
+}
+
+impl<K: Hash + Eq + Clone> Field<K> {
+    /// `per` a minute for hot keys would be too little: the quota is a second's.
+    fn new(keys: usize, (limit, burst): (u64, u32), seconds: u64) -> Self {
+        let quota = Quota::new(limit, std::time::Duration::from_secs(seconds));
+        let interval = seconds * 1_000_000 / limit;
+        let replenished = governor::Quota::with_period(std::time::Duration::from_micros(interval)).expect("a period");
+        let theirs = replenished.allow_burst(NonZeroU32::new(burst).expect("a burst"));
+        Self {
+            ours: Memory::builder(Gcra::new(quota).burst(burst.into()))
+                .max_keys(keys.max(10_000))
+                .hasher(foldhash::quality::RandomState::default())
+                .build()
+                .expect("a limiter"),
+            floor: Floor::new(keys.max(10_000), interval, interval * u64::from(burst)),
+            governor: RateLimiter::keyed(theirs),
+            governor_foldhash: RateLimiter::dashmap_with_hasher(theirs, foldhash::quality::RandomState::default()),
+        }
+    }
+
+    fn compare(&self, harness: &Harness, scenario: &str, keys: &[K])
+    where
+        K: Send + Sync,
+    {
+        for threads in [1, 2] {
+            // Threads start in different places, and step so that no two keys follow each other in the table.
+            let walk = |thread: usize| Walk::new(keys.len(), thread);
+            harness.compare(
+                scenario,
+                threads,
+                &[
+                    Contender::new("ours", |thread| {
+                        let mut walk = walk(thread);
+                        move |count| {
+                            for _ in 0..count {
+                                let decision = self.ours.decide(&keys[walk.next()], Ask::default());
+                                black_box(decision.is_allowed());
+                            }
+                        }
+                    }),
+                    Contender::new("floor", |thread| {
+                        let mut walk = walk(thread);
+                        move |count| {
+                            for _ in 0..count {
+                                black_box(self.floor.allows(&keys[walk.next()]));
+                            }
+                        }
+                    }),
+                    Contender::new("governor", |thread| {
+                        let mut walk = walk(thread);
+                        move |count| {
+                            for _ in 0..count {
+                                black_box(self.governor.check_key(&keys[walk.next()]).is_ok());
+                            }
+                        }
+                    }),
+                    Contender::new("governor_foldhash", |thread| {
+                        let mut walk = walk(thread);
+                        move |count| {
+                            for _ in 0..count {
+                                black_box(self.governor_foldhash.check_key(&keys[walk.next()]).is_ok());
+                            }
+                        }
+                    }),
+                ],
+            );
+        }
+    }
+}
+
+/// Indices in an order that looks random and costs next to nothing.
+pub(crate) struct Walk {
+    len: u64,
+    state: u64,
+}
+
+impl Walk {
+    pub(crate) fn new(len: usize, thread: usize) -> Self {
+        Self { len: len as u64, state: 0x9e37_79b9_7f4a_7c15_u64.wrapping_mul(thread as u64 + 1) }
+    }
+
+    #[inline]
+    pub(crate) fn next(&mut self) -> usize {
+        self.state = self.state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        ((u128::from(self.state) * u128::from(self.len)) >> 64) as usize
+    }
+}
+
+pub(crate) fn run(harness: &mut Harness) {
+    let hot = vec!["customer-0001-abcdef".to_owned()];
+    if harness.wants("memory hot allowed") {
+        Field::new(1, PLENTY, 1).compare(harness, "memory hot allowed", &hot);
+    }
+    if harness.wants("memory hot refused") {
+        Field::new(1, ONE, 86_400).compare(harness, "memory hot refused", &hot);
+    }
+    if harness.wants("memory 1000 keys") {
+        let keys: Vec<u64> = (0..1_000).map(|key: u64| key.wrapping_mul(0x9e37_79b9_7f4a_7c15)).collect();
+        Field::new(1_000, (1_000_000, u32::MAX), 1).compare(harness, "memory 1000 keys", &keys);
+    }
+    let many = if harness.is_quick() { 200_000 } else { 1_000_000 };
+    if harness.wants("memory many keys") {
+        let keys: Vec<u64> = (0..many).map(|key: u64| key.wrapping_mul(0x9e37_79b9_7f4a_7c15)).collect();
+        Field::new(keys.len(), (1, 1_000_000), 1).compare(harness, "memory many keys", &keys);
+    }
+    if harness.wants("memory many strings") {
+        let keys: Vec<String> = (0..many).map(|key| format!("customer-{key:011}")).collect();
+        Field::new(keys.len(), (1, 1_000_000), 1).compare(harness, "memory many strings", &keys);
+    }
+    algorithms(harness);
+    several(harness);
+}
+
+fn decide<'a, L>(name: &'static str, limiter: &'a Memory<L>, keys: &'a [u64]) -> Contender<'a>
+where
+    L: tower_ratelimit::store::Limits<tower_ratelimit::store::DefaultHashBuilder>
+        + tower_ratelimit::store::LimitsFor<u64, tower_ratelimit::store::DefaultHashBuilder>,
+    L::Rows: Sync,
+{
+    Contender::new(name, move |thread| {
+        let mut walk = Walk::new(keys.len(), thread);
+        move |count| {
+            for _ in 0..count {
+                black_box(limiter.decide(&keys[walk.next()], Ask::default()).is_allowed());
+            }
+        }
+    })
+}
+
+/// All algorithms on 1000 keys, most decisions refused by those that can't have a large limit.
+fn algorithms(harness: &Harness) {
+    let keys: Vec<u64> = (0..1_000).collect();
+    let quota = Quota::per_second(1_000_000);
+    let (gcra, fixed, queue) =
+        (Memory::new(Gcra::new(quota)), Memory::new(FixedWindow::new(quota)), Memory::new(LeakyQueue::new(quota)));
+    let strict = Memory::new(SlidingWindow::new(quota));
+    let weighted = Memory::new(SlidingWindow::new(quota).blocks(1).weighted());
+    let log = Memory::builder(SlidingLog::new(Quota::per_second(100))).build().expect("a limiter");
+    harness.compare(
+        "memory algorithms",
+        1,
+        &[
+            decide("gcra", &gcra, &keys),
+            decide("fixed_window", &fixed, &keys),
+            decide("leaky_queue", &queue, &keys),
+            decide("sliding_window_strict", &strict, &keys),
+            decide("sliding_window_weighted", &weighted, &keys),
+            decide("sliding_log", &log, &keys),
+        ],
+    );
+}
+
+fn several(harness: &Harness) {
+    let keys: Vec<u64> = (0..1_000).collect();
+    let plenty = Gcra::new(Quota::per_second(1_000_000)).burst(u32::MAX.into());
+    let one = Memory::new(plenty);
+    let three = Memory::new((
+        Limit::new("user", plenty),
+        Limit::new("group", plenty).by(|key: &u64| key / 10),
+        Limit::new("region", plenty).by(|key: &u64| key / 100),
+    ));
+    let tuple_of_one = Memory::new((plenty,));
+    harness.compare(
+        "memory three limits",
+        1,
+        &[decide("three", &three, &keys), decide("one", &one, &keys), decide("tuple_of_one", &tuple_of_one, &keys)],
+    );
+}

@@ -1,0 +1,120 @@
+//! The layer around a service that does nothing: what it adds.
+
+use std::convert::Infallible;
+use std::future::{Future, Ready, ready};
+use std::hint::black_box;
+use std::net::SocketAddr;
+use std::pin::pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, Waker};
+use std::time::Duration;
+
+use axum::body::Body;
+use axum::extract::ConnectInfo;
+use http::{Request, Response};
+use tower::{Layer, Service};
+use tower_governor::GovernorLayer;
+use tower_governor::governor::GovernorConfigBuilder;
+use tower_governor::key_extractor::PeerIpKeyExtractor;
+use tower_ratelimit::{Gcra, Http, Memory, PeerIp, Quota, RateLimitLayer};
+
+use crate::harness::{Contender, Harness};
+
+#[derive(Clone)]
+struct Nothing;
+
+impl Service<Request<Body>> for Nothing {
+    type Response = Response<Body>;
+    type Error = Infallible;
+    type Future = Ready<Result<Response<Body>, Infallible>>;
+
+    fn poll_ready(&mut self, _cx: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, request: Request<Body>) -> Self::Future {
+        black_box(&request);
+        ready(Ok(Response::new(Body::empty())))
+    }
+}
+
+pub(crate) fn run(harness: &mut Harness) {
+    let plenty = Gcra::new(Quota::per_second(1_000_000)).burst(u32::MAX.into());
+    let none = Gcra::new(Quota::per_day(1));
+    let memory = |algorithm| Memory::new(algorithm);
+    harness.compare(
+        "service allowed",
+        1,
+        &[
+            contender("ours", RateLimitLayer::new(PeerIp::new(), memory(plenty)).responder(Http::bare()).layer(Nothing)),
+            contender("bare", Nothing),
+            contender("tower_governor", {
+                let config = GovernorConfigBuilder::default()
+                    .period(Duration::from_nanos(1))
+                    .burst_size(u32::MAX)
+                    .key_extractor(PeerIpKeyExtractor)
+                    .finish();
+                GovernorLayer::new(Arc::new(config.expect("a configuration"))).layer(Nothing)
+            }),
+        ],
+    );
+    harness.compare(
+        "service allowed, headers",
+        1,
+        &[
+            contender("ours", RateLimitLayer::new(PeerIp::new(), memory(plenty)).responder(Http::new().extensions(false)).layer(Nothing)),
+            contender("bare", Nothing),
+            contender("tower_governor", {
+                let config = GovernorConfigBuilder::default()
+                    .period(Duration::from_nanos(1))
+                    .burst_size(u32::MAX)
+                    .key_extractor(PeerIpKeyExtractor)
+                    .use_headers()
+                    .finish();
+                GovernorLayer::new(Arc::new(config.expect("a configuration"))).layer(Nothing)
+            }),
+            contender("ours_with_extensions", RateLimitLayer::new(PeerIp::new(), memory(plenty)).layer(Nothing)),
+        ],
+    );
+    harness.compare(
+        "service refused",
+        1,
+        &[
+            contender("ours", RateLimitLayer::new(PeerIp::new(), memory(none)).responder(Http::bare()).layer(Nothing)),
+            contender("bare", Nothing),
+            contender("tower_governor", {
+                let config = GovernorConfigBuilder::default()
+                    .period(Duration::from_secs(86_400))
+                    .burst_size(1)
+                    .key_extractor(PeerIpKeyExtractor)
+                    .finish();
+                GovernorLayer::new(Arc::new(config.expect("a configuration"))).layer(Nothing)
+            }),
+            contender("ours_with_headers", RateLimitLayer::new(PeerIp::new(), memory(none)).layer(Nothing)),
+        ],
+    );
+}
+
+fn contender<'a, S>(name: &'static str, service: S) -> Contender<'a>
+where
+    S: Service<Request<Body>> + Clone + Send + Sync + 'a,
+    S::Error: std::fmt::Debug,
+{
+    Contender::new(name, move |_| {
+        let mut service = service.clone();
+        let peer = SocketAddr::from(([203, 0, 113, 7], 4711));
+        move |count| {
+            let mut cx = Context::from_waker(Waker::noop());
+            for _ in 0..count {
+                let mut request = Request::new(Body::empty());
+                request.extensions_mut().insert(ConnectInfo(peer));
+                assert!(service.poll_ready(&mut cx).is_ready());
+                let mut response = pin!(service.call(request));
+                match response.as_mut().poll(&mut cx) {
+                    Poll::Ready(response) => black_box(response.is_ok()),
+                    Poll::Pending => panic!("nothing here waits"),
+                };
+            }
+        }
+    })
+}
