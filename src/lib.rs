@@ -117,6 +117,7 @@
 //!   layer.
 
 pub mod algorithm;
+mod bill;
 mod clock;
 mod decision;
 mod error;
@@ -125,6 +126,7 @@ pub mod key;
 mod layer;
 pub mod limit;
 pub mod limiter;
+mod patience;
 #[cfg(feature = "serde")]
 pub mod policy;
 mod quota;

@@ -4,10 +4,12 @@ use std::task::{Context, Poll};
 
 use tower_service::Service;
 
+use crate::bill::Bill;
 use crate::decision::{Decision, Verdict};
 use crate::future::ResponseFuture;
 use crate::key::{ExtractKey, Extracted};
 use crate::limiter::{Acquire, Limiter, Receipt};
+use crate::patience::{Held, Patience};
 use crate::response::{Admission, Http, Refusal, Respond};
 use crate::settings::{Judgement, Settings, WhenMissing, judge};
 use crate::tariff::{One, Tariff};
@@ -84,8 +86,9 @@ where
         let ask = self.settings.ask::<Request, S>(&request);
         match self.settings.limiter.acquire(&key, ask) {
             Acquire::Pending(decision) => {
-                let waiting = Waiting::new(request, key, ask, Arc::clone(&self.settings));
-                ResponseFuture::deciding(decision, self.take_ready(), waiting)
+                let what = Waiting::new(request, key, ask, Arc::clone(&self.settings));
+                let held = Held { service: self.take_ready(), is_ready: true, what };
+                ResponseFuture::waiting(Patience::deciding(decision, held))
             }
             Acquire::Ready(result) => match judge(result, ask.max_delay) {
                 Judgement::Pass(decision, receipt) if decision.verdict() == Verdict::Allowed => {
@@ -94,8 +97,9 @@ where
                 Judgement::Refuse(refusal) => self.refuse(request, refusal),
                 judgement => {
                     drop(self.take_ready());
-                    let waiting = Waiting::new(request, key, ask, Arc::clone(&self.settings));
-                    ResponseFuture::judged(judgement, self.inner.clone(), waiting)
+                    let what = Waiting::new(request, key, ask, Arc::clone(&self.settings));
+                    let held = Held { service: self.inner.clone(), is_ready: false, what };
+                    ResponseFuture::waiting(Patience::judged(judgement, held))
                 }
             },
         }
@@ -122,7 +126,7 @@ impl<S, K, A, R, T> RateLimit<S, K, A, R, T> {
         let response = self.inner.call(request);
         match receipt {
             Some(receipt) if T::SETTLES => {
-                ResponseFuture::to_settle(response, mark, Arc::clone(&self.settings), key, receipt)
+                ResponseFuture::to_settle(response, mark, Bill { settings: Arc::clone(&self.settings), key, receipt })
             }
             _ => ResponseFuture::called(response, mark),
         }

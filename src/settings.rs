@@ -22,6 +22,12 @@ pub(crate) struct Settings<K, A, R, T> {
     pub(crate) wait: Wait,
 }
 
+/// What a limited service answers with.
+pub(crate) type Answer<Request, S, R> = Result<
+    <R as Respond<Request, <S as Service<Request>>::Response, <S as Service<Request>>::Error>>::Response,
+    <R as Respond<Request, <S as Service<Request>>::Response, <S as Service<Request>>::Error>>::Error,
+>;
+
 /// What becomes of a request that should have a key and has none.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]

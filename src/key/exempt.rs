@@ -105,7 +105,8 @@ impl PeerIn {
     pub fn parse<'a>(networks: impl IntoIterator<Item = &'a str>) -> Result<Self, Error> {
         let parse = |text: &str| {
             let text = text.trim();
-            IpNet::from_str(text).ok().or_else(|| IpAddr::from_str(text).ok().map(IpNet::from)).ok_or_else(|| {
+            let address = || IpAddr::from_str(text).ok().map(|address| IpNet::from(address.to_canonical()));
+            IpNet::from_str(text).ok().or_else(address).ok_or_else(|| {
                 Error::config(format!("{text:?} is no network: give it as 10.0.0.0/8, 2001:db8::/32 or one address"))
             })
         };

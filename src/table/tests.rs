@@ -67,15 +67,10 @@ fn put(table: &Words, hash: u64, now: u64, until: u64) {
 
 /// Until when the key is live, or if it is nowhere the horizon.
 fn get(table: &Words, hash: u64) -> Result<u64, u64> {
-    let (spot, found) = table.read(hash, |&[until, whose], horizon| match horizon {
-        Some(horizon) => {
-            assert_eq!([until, whose], [0, 0], "who is nowhere is as good as new");
-            Err(horizon)
-        }
-        None => {
-            assert_eq!(whose, hash, "a key found another one's state");
-            Ok(until)
-        }
+    let (spot, found) = table.read(hash, |&state, horizon| horizon.map_or(Ok(state), Err));
+    let found = found.map(|[until, whose]| {
+        assert_eq!(whose, hash, "a key found another one's state");
+        until
     });
     assert_eq!(spot.is_nowhere(), found.is_err());
     found
@@ -103,6 +98,7 @@ fn a_key_is_found_until_it_is_removed() {
     let table = Words::with_room_for(100, 2);
     let keys: Vec<u64> = Hashes(1).take(100).collect();
     assert!(keys.iter().all(|&key| get(&table, key) == Err(0)));
+    assert!(keys.iter().all(|&key| table.read(key, |&state, _| state).1 == [0, 0]));
     for (&key, until) in keys.iter().zip(1000..) {
         put(&table, key, 1, until);
     }
@@ -415,7 +411,9 @@ fn more_keys_than_slots_push_out_nobody_who_lasts() {
         let bytes = table.bytes();
         // As many as fit beside the others even if they fall together.
         let lasting: Vec<u64> = Hashes(1).take(SLOTS).collect();
-        lasting.iter().for_each(|&hash| put(&table, hash, 1, 1_000_000));
+        for &hash in &lasting {
+            put(&table, hash, 1, 1_000_000);
+        }
         for (step, hash) in Hashes(2).take(3000).enumerate() {
             put(&table, hash, 1, 10 + step as u64 % 1000);
             assert_eq!(get(&table, hash), Ok(10 + step as u64 % 1000), "who comes gets in");

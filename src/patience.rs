@@ -1,0 +1,194 @@
+//! A request on its way to be let through: a decision is made elsewhere, or its turn has not come yet.
+
+use std::future::Future;
+use std::pin::Pin;
+use std::task::{Context, Poll, ready};
+
+use pin_project::pin_project;
+use tower_service::Service;
+
+use crate::bill::Bill;
+use crate::key::ExtractKey;
+use crate::limiter::{Acquire, Limiter};
+use crate::response::{Admission, Refusal, Respond};
+use crate::settings::{Answer, Judgement, judge};
+use crate::tariff::Tariff;
+use crate::timer::{Sleep, sleep};
+use crate::turn::{Let, Turn, Waiting};
+
+/// The states of a request that is not forwarded yet.
+#[pin_project(project = Projection)]
+pub(crate) enum Patience<Request, S, K, A, R, T>
+where
+    S: Service<Request>,
+    K: ExtractKey<Request>,
+    A: Limiter<K::Key>,
+    R: Respond<Request, S::Response, S::Error>,
+{
+    /// A decision is on its way. Until then the service is kept: a ready one, or if the request has waited before, a fresh one.
+    Deciding {
+        #[pin]
+        decision: A::Future,
+        held: Option<HeldWaiting<Request, S, K, A, R, T>>,
+    },
+    /// Nothing is to be had yet, and no turn was promised: to ask again. The service is fresh, and reserves nothing.
+    Retrying {
+        #[pin]
+        sleep: Sleep,
+        held: Option<HeldWaiting<Request, S, K, A, R, T>>,
+    },
+    /// The turn has not come yet. The service is fresh, and reserves nothing.
+    Delayed {
+        #[pin]
+        sleep: Sleep,
+        held: Option<HeldTurn<Request, S, K, A, R, T>>,
+    },
+    /// The turn has come; the service is getting ready.
+    Readying {
+        held: Option<HeldTurn<Request, S, K, A, R, T>>,
+    },
+    Done {
+        step: Option<Step<Request, S, K, A, R, T>>,
+    },
+}
+
+/// What it comes to.
+pub(crate) enum Step<Request, S, K, A, R, T>
+where
+    S: Service<Request>,
+    K: ExtractKey<Request>,
+    R: Respond<Request, S::Response, S::Error>,
+{
+    /// It was forwarded.
+    Call { response: S::Future, mark: R::Mark, bill: Option<Box<Bill<K::Key, K, A, R, T>>> },
+    /// It was refused, or the service has failed.
+    Answer(Answer<Request, S, R>),
+}
+
+/// A request that is not forwarded yet, with the service to forward it to.
+pub(crate) struct Held<S, W> {
+    pub(crate) service: S,
+    pub(crate) is_ready: bool,
+    pub(crate) what: W,
+}
+
+type HeldWaiting<Request, S, K, A, R, T> = Held<S, Waiting<Request, <K as ExtractKey<Request>>::Key, K, A, R, T>>;
+type HeldTurn<Request, S, K, A, R, T> = Held<S, Turn<Request, <K as ExtractKey<Request>>::Key, K, A, R, T>>;
+
+impl<Request, S, K, A, R, T> Patience<Request, S, K, A, R, T>
+where
+    S: Service<Request> + Clone,
+    K: ExtractKey<Request>,
+    A: Limiter<K::Key>,
+    R: Respond<Request, S::Response, S::Error>,
+    T: Tariff<Request, S::Response, S::Error>,
+{
+    pub(crate) fn deciding(decision: A::Future, held: HeldWaiting<Request, S, K, A, R, T>) -> Self {
+        Self::Deciding { decision, held: Some(held) }
+    }
+
+    fn asked(held: HeldWaiting<Request, S, K, A, R, T>) -> Self {
+        match held.what.acquire() {
+            Acquire::Pending(decision) => Self::deciding(decision, held),
+            Acquire::Ready(result) => Self::judged(judge(result, held.what.patience()), held),
+        }
+    }
+
+    pub(crate) fn judged(judgement: Judgement, held: HeldWaiting<Request, S, K, A, R, T>) -> Self {
+        let Held { service, is_ready, mut what } = held;
+        match judgement {
+            Judgement::Refuse(refusal) => {
+                drop(service);
+                Self::refused(what, refusal)
+            }
+            Judgement::AskAgain(wait, decision) => {
+                let service = fresh(service, is_ready);
+                if let (true, Some(sleep)) = (what.sit_down(), sleep(wait)) {
+                    what.spend(wait);
+                    return Self::Retrying { sleep, held: Some(Held { service, is_ready: false, what }) };
+                }
+                Self::refused(what, Refusal::Limited(decision))
+            }
+            Judgement::Pass(decision, receipt) => {
+                let delay = decision.delay();
+                let turn = Turn::new(what, decision, receipt);
+                if delay.is_zero() {
+                    let held = Held { service, is_ready, what: turn };
+                    return if is_ready { Self::called(held) } else { Self::Readying { held: Some(held) } };
+                }
+                let service = fresh(service, is_ready);
+                let mut held = Held { service, is_ready: false, what: turn };
+                if let (true, Some(sleep)) = (held.what.sit_down(), sleep(delay)) {
+                    return Self::Delayed { sleep, held: Some(held) };
+                }
+                let (what, decision) = held.what.renounce();
+                Self::refused(what, Refusal::Limited(decision.refused_for(delay)))
+            }
+        }
+    }
+
+    fn refused(what: Waiting<Request, K::Key, K, A, R, T>, refusal: Refusal) -> Self {
+        Self::Done { step: Some(Step::Answer(what.settings.responder.refuse(what.request, refusal))) }
+    }
+
+    fn called(held: HeldTurn<Request, S, K, A, R, T>) -> Self {
+        let Held { mut service, what, .. } = held;
+        let Let { waiting: Waiting { mut request, key, settings, .. }, decision, receipt } = what.take();
+        let mark = settings.responder.admit(&mut request, Admission::Decided(decision));
+        let response = service.call(request);
+        let receipt = receipt.filter(|_| T::SETTLES);
+        let bill = receipt.map(|receipt| Box::new(Bill { settings, key, receipt }));
+        Self::Done { step: Some(Step::Call { response, mark, bill }) }
+    }
+}
+
+/// Lets go of a ready service, and of what its readiness reserved.
+fn fresh<S: Clone>(service: S, is_ready: bool) -> S {
+    if is_ready { service.clone() } else { service }
+}
+
+impl<Request, S, K, A, R, T> Future for Patience<Request, S, K, A, R, T>
+where
+    S: Service<Request> + Clone,
+    K: ExtractKey<Request>,
+    A: Limiter<K::Key>,
+    R: Respond<Request, S::Response, S::Error>,
+    T: Tariff<Request, S::Response, S::Error>,
+{
+    type Output = Step<Request, S, K, A, R, T>;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        loop {
+            let next = match self.as_mut().project() {
+                Projection::Done { step } => return Poll::Ready(step.take().expect(POLLED_AGAIN)),
+                Projection::Deciding { decision, held } => {
+                    let result = ready!(decision.poll(cx));
+                    let held = held.take().expect(POLLED_AGAIN);
+                    Self::judged(judge(result, held.what.patience()), held)
+                }
+                Projection::Retrying { sleep, held } => {
+                    ready!(sleep.poll(cx));
+                    Self::asked(held.take().expect(POLLED_AGAIN))
+                }
+                Projection::Delayed { sleep, held } => {
+                    ready!(sleep.poll(cx));
+                    Self::Readying { held: held.take() }
+                }
+                Projection::Readying { held } => {
+                    let service = &mut held.as_mut().expect(POLLED_AGAIN).service;
+                    match ready!(service.poll_ready(cx)) {
+                        Ok(()) => Self::called(held.take().expect(POLLED_AGAIN)),
+                        Err(error) => {
+                            // The turn is given back with what is held.
+                            *held = None;
+                            Self::Done { step: Some(Step::Answer(Err(error.into()))) }
+                        }
+                    }
+                }
+            };
+            self.set(next);
+        }
+    }
+}
+
+const POLLED_AGAIN: &str = "a waiting request was polled after it was ready";
