@@ -36,7 +36,7 @@ impl Backoff {
         }
     }
 
-    /// loom may let two threads wait for each other's end of waiting, round after round, while the one that has its turn
+    /// loom may let two threads wait in turn, round after round, while the third, whose turn to end they wait for,
     /// never goes on. Real schedulers don't: after so many rounds the rest of a run is one fair order.
     #[cfg(loom)]
     const ROUNDS: u32 = 6;

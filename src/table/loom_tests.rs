@@ -1,9 +1,9 @@
 //! Proves, in every order of every access that loom finds (stale loads included, with at most three preemptions), that
 //! threads decide as if they took turns: each model ends in an outcome that some turn-taking has.
 //!
-//! A set has one slot here, so that two or three keys are enough to fill a table, evict, move and forget. The code is the
-//! one of production, from [`Memory`](crate::Memory) down to the atomics. `RUSTFLAGS="--cfg loom" cargo test --lib
-//! --release loom`
+//! A set has one slot here, so that two or three keys are enough to fill a table, evict, move and forget. The code is
+//! the one of production, from [`Memory`](crate::Memory) down to the atomics. It takes
+//! `RUSTFLAGS="--cfg loom" cargo test --lib --release loom`.
 
 use std::cell::Cell;
 use std::hash::{BuildHasher, Hasher};
@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use loom::thread;
 
-use super::Table;
+use super::{Spot, Table};
 use crate::algorithm::{Algorithm, Blocks, Charge, Log, State};
 use crate::limiter::{Outcome, Receipt, Reply};
 use crate::store::{Limits, LimitsFor};
@@ -196,7 +196,7 @@ fn peek<Key, L: LimitsFor<Key, Same>>(limiter: &Model<L>, key: &Key) -> Decision
 }
 
 fn done<T>(reply: Reply<T>) -> T {
-    reply.try_ready().ok().expect("memory answers at once").expect("memory never fails")
+    reply.try_ready().expect("memory answers at once").expect("memory never fails")
 }
 
 /// How long each limit still remembers what the key was charged.
@@ -368,11 +368,12 @@ fn a_listing_reads_no_key_with_the_state_of_another() {
     model(3, || {
         let table = Table::<[AtomicU64; 2]>::with_room_for(1, 2);
         let (old, new) = (key(2, [0, 1], 0), key(2, [0, 1], 1));
-        let put = |table: &Table<_>, now: u64, key: u64| {
-            let (spot, ()) = table.read(key, |_, _| ());
+        let put = |table: &Table<[AtomicU64; 2]>, now: u64, key: u64| {
+            let mut spot = Spot::BLANK;
+            drop(table.read(key, &mut spot));
             assert!(table.lock(&spot), "nobody else writes");
             let place = table.place(&spot, now).expect("there is room");
-            table.write(place, |state| *state = [now + 100, key]);
+            *table.edit(place) = [now + 100, key];
             table.unlock(&spot);
         };
         put(&table, 100, old);
@@ -447,9 +448,11 @@ fn a_surcharge_and_a_charge_of_a_new_key_add_up() {
     });
 }
 
+type Moving<S> = (Model<Burst<S>>, [u64; 3]);
+
 /// Three keys in three slots, one of which must move for a newcomer to fit: the one that moves, the one that stays, the
 /// newcomer. `moving` is the way that it goes.
-fn about_to_move<S: Kept>(tokens: u64, moving: [u64; 2]) -> (Model<Burst<S>>, [u64; 3]) {
+fn about_to_move<S: Kept>(tokens: u64, moving: [u64; 2]) -> Moving<S> {
     let limiter = sets(3, Burst(tokens, PhantomData));
     let [from, to] = moving;
     let between = 3 - from - to;
@@ -458,8 +461,9 @@ fn about_to_move<S: Kept>(tokens: u64, moving: [u64; 2]) -> (Model<Burst<S>>, [u
     (limiter, [k, stays, new])
 }
 
-/// As `about_to_move`, but the key is in its second set and moves home: a reader who looks there first sees it in neither.
-fn about_to_move_home<S: Kept>(tokens: u64) -> (Model<Burst<S>>, [u64; 3]) {
+/// As `about_to_move`, but the key is in its second set and moves home: a reader who looks there first can see it in
+/// neither.
+fn about_to_move_home<S: Kept>(tokens: u64) -> Moving<S> {
     let limiter = sets(3, Burst(tokens, PhantomData));
     let (first, k) = (key(3, [2, 0], 3), key(3, [2, 0], 0));
     assert!(admits(&limiter, &first) && admits(&limiter, &k));
@@ -470,7 +474,7 @@ fn about_to_move_home<S: Kept>(tokens: u64) -> (Model<Burst<S>>, [u64; 3]) {
 }
 
 /// The ways to move up and down the table, and home.
-fn moves<S: Kept>(tokens: u64) -> [Box<dyn Fn() -> (Model<Burst<S>>, [u64; 3]) + Send + Sync>; 3] {
+fn moves<S: Kept>(tokens: u64) -> [Box<dyn Fn() -> Moving<S> + Send + Sync>; 3] {
     [
         Box::new(move || about_to_move(tokens, [0, 2])),
         Box::new(move || about_to_move(tokens, [2, 0])),

@@ -32,20 +32,27 @@ fn table_of(sets: usize) -> Words {
     Table { sets: (0..sets).map(|_| Set::new(2)).collect() }
 }
 
+/// Reads the key for where it is.
+fn spot(table: &Words, hash: u64) -> Spot {
+    let mut spot = Spot::BLANK;
+    drop(table.read(hash, &mut spot));
+    spot
+}
+
 /// Hashes whose two sets are these, in this order.
 fn hashes_for(table: &Words, candidates: [usize; 2]) -> impl Iterator<Item = u64> + use<'_> {
     Hashes(7).filter(move |&hash| table.candidates(hash) == candidates)
 }
 
-/// Makes the key live until `until`, as a limiter does that decides at `now`. False, with nothing written, if that would
-/// take to forget a key that is live.
+/// Makes the key live until `until`, as a limiter does that decides at `now`. False, with nothing written, if that
+/// would take to forget a key that is live.
 fn try_put(table: &Words, hash: u64, now: u64, until: u64) -> bool {
     loop {
-        let (spot, ()) = table.read(hash, |_, _| ());
+        let spot = spot(table, hash);
         assert!(table.lock(&spot), "nobody else is there");
         let place = table.place(&spot, now);
         if let Some(place) = place {
-            table.write(place, |state| *state = [until, hash]);
+            *table.edit(place) = [until, hash];
         }
         table.unlock(&spot);
         if place.is_some() {
@@ -60,20 +67,22 @@ fn try_put(table: &Words, hash: u64, now: u64, until: u64) -> bool {
 /// As `try_put`, but makes room at all costs.
 fn put(table: &Words, hash: u64, now: u64, until: u64) {
     while !try_put(table, hash, now, until) {
-        let (spot, ()) = table.read(hash, |_, _| ());
-        table.make_room(&spot, now);
+        table.make_room(&spot(table, hash), now);
     }
 }
 
 /// Until when the key is live, or if it is nowhere the horizon.
 fn get(table: &Words, hash: u64) -> Result<u64, u64> {
-    let (spot, found) = table.read(hash, |&state, horizon| horizon.map_or(Ok(state), Err));
-    let found = found.map(|[until, whose]| {
-        assert_eq!(whose, hash, "a key found another one's state");
-        until
-    });
-    assert_eq!(spot.is_nowhere(), found.is_err());
-    found
+    let mut spot = Spot::BLANK;
+    let seen = table.read(hash, &mut spot);
+    let [until, whose] = *seen.state;
+    if spot.is_nowhere() {
+        assert_eq!([until, whose], [0, 0], "who is nowhere is as good as new");
+        Err(seen.horizon)
+    } else {
+        assert_eq!((whose, seen.horizon), (hash, 0), "a key found another one's state");
+        Ok(until)
+    }
 }
 
 /// What holds of a table in which nobody is at work.
@@ -81,10 +90,10 @@ fn check_structure(table: &Words) {
     let mut seen = HashMap::new();
     for (index, set) in table.sets.iter().enumerate() {
         assert!(set.is_at(set.version()), "a lock was not given back");
-        for slot in 0..SLOTS {
+        for slot in all_slots() {
             let fingerprint = set.fingerprint(slot);
             if fingerprint == 0 {
-                assert_eq!(set.cell(slot).read(|| true, |&state| state), Some([0, 0]), "an empty slot has a state");
+                assert_eq!(*set.cell(slot).snapshot(), [0, 0], "an empty slot has a state");
             } else {
                 assert!(table.candidates(fingerprint).contains(&index), "a key lies where nobody looks for it");
                 assert_eq!(seen.insert(fingerprint, (index, slot)), None, "a key has two slots");
@@ -98,7 +107,6 @@ fn a_key_is_found_until_it_is_removed() {
     let table = Words::with_room_for(100, 2);
     let keys: Vec<u64> = Hashes(1).take(100).collect();
     assert!(keys.iter().all(|&key| get(&table, key) == Err(0)));
-    assert!(keys.iter().all(|&key| table.read(key, |&state, _| state).1 == [0, 0]));
     for (&key, until) in keys.iter().zip(1000..) {
         put(&table, key, 1, until);
     }
@@ -136,14 +144,14 @@ fn a_state_is_changed_in_its_place() {
 #[test]
 fn the_hash_zero_is_a_key_and_not_an_empty_slot() {
     let table = table_of(2);
-    let found = table.read(0, |_, horizon| horizon.is_none()).1;
-    assert!(!found);
-    let (spot, ()) = table.read(0, |_, _| ());
-    assert!(table.lock(&spot));
-    let place = table.place(&spot, 1).expect("room");
-    table.write(place, |state| *state = [9, 9]);
-    table.unlock(&spot);
-    assert_eq!(table.read(0, |&state, horizon| (state, horizon)).1, ([9, 9], None));
+    let new = spot(&table, 0);
+    assert!(new.is_nowhere());
+    assert!(table.lock(&new));
+    let place = table.place(&new, 1).expect("room");
+    *table.edit(place) = [9, 9];
+    table.unlock(&new);
+    assert!(!spot(&table, 0).is_nowhere());
+    assert_eq!(*table.read(0, &mut { Spot::BLANK }).state, [9, 9]);
     assert_eq!(table.live(1), 1);
     table.remove(0);
     assert_eq!(table.live(1), 0);
@@ -223,7 +231,7 @@ fn a_lock_needs_all_that_was_read_to_be_as_it_was() {
         put(&table, at_home, 1, 1000);
         put(&table, at_other, 1, 1000);
         for changed in [at_home, at_other] {
-            let spots = [at_home, at_other, new].map(|key| table.read(key, |_, _| ()).0);
+            let spots = [at_home, at_other, new].map(|key| spot(&table, key));
             assert!(spots.iter().all(|spot| table.is_current(spot)));
             put(&table, changed, 1, 2000);
             let current = spots.map(|spot| table.is_current(&spot));
@@ -247,7 +255,7 @@ fn who_is_nowhere_locks_both_sets() {
         let at_other = hashes_for(&table, [other, home]).next().expect("a hash");
         put(&table, at_home, 1, 1000);
         put(&table, at_other, 1, 1000);
-        let [at_home, at_other, new] = [at_home, at_other, new].map(|key| table.read(key, |_, _| ()).0);
+        let [at_home, at_other, new] = [at_home, at_other, new].map(|key| spot(&table, key));
         assert!(table.lock(&new));
         assert!(!table.lock(&at_home) && !table.lock(&at_other) && !table.lock(&new));
         assert!(!table.is_current(&at_home) && !table.is_current(&at_other) && !table.is_current(&new));
@@ -270,11 +278,11 @@ fn who_is_nowhere_locks_both_sets() {
 fn a_spot_tells_of_a_place_only_what_is_under_its_lock() {
     let table = table_of(2);
     put(&table, 5, 1, 10);
-    let (spot, ()) = table.read(5, |_, _| ());
+    let spot = spot(&table, 5);
     assert!(table.lock(&spot));
     let place = table.place(&spot, 1).expect("it is there");
     assert_eq!(table.fresh_at(place), 10);
-    assert_eq!(table.write(place, |state| std::mem::replace(state, [20, 5])), [10, 5]);
+    assert_eq!(std::mem::replace(&mut *table.edit(place), [20, 5]), [10, 5]);
     assert_eq!(table.fresh_at(place), 20);
     table.unlock(&spot);
     assert_eq!(get(&table, 5), Ok(20));

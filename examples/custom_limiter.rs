@@ -1,0 +1,97 @@
+//! A limiter of one's own, made of another one and of a service elsewhere: bursts are decided here, credit by a bank.
+//!
+//! ```text
+//! cargo run --example custom_limiter
+//! ```
+//!
+//! Prints how requests are answered, and the `RateLimit` field with both limits: 200 while there is credit; 429 when the
+//! burst is used up, without a word to the bank; 429 when the credit is; and 503 when the bank no longer answers.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::{Request, Response};
+use tower::{BoxError, Service, ServiceBuilder, ServiceExt};
+use tower_ratelimit::key::{Header, KeyText};
+use tower_ratelimit::limiter::{Acquire, BoxFuture, Limiter, Outcome};
+use tower_ratelimit::{
+    Ask, Decision, Error, Figures, Gcra, Limit, ManualClock, Memory, Quota, RateLimitLayer, Standing, Verdict,
+};
+
+/// Accounts are paid for in advance; `burst` keeps them from spending it all at once.
+#[derive(Clone)]
+struct Prepaid {
+    burst: Memory<Limit<Gcra>, ManualClock>,
+    bank: Arc<Bank>,
+}
+
+impl Limiter<KeyText> for Prepaid {
+    type Future = BoxFuture<Result<Outcome, Error>>;
+
+    fn acquire(&self, account: &KeyText, ask: Ask) -> Acquire<Self::Future> {
+        let Outcome { decision, receipt } = self.burst.acquire_now(account, ask);
+        if !decision.is_allowed() {
+            // Ready at once, with no future, and the bank is not even asked.
+            return Acquire::Ready(Ok(decision.into()));
+        }
+        // The future must not borrow from `self`; clones share one memory. If it is dropped, the burst stays charged.
+        let (Self { burst, bank }, account) = (self.clone(), *account);
+        Acquire::Pending(Box::pin(async move {
+            let at = decision.decided_at();
+            let debited = bank.debit(account, ask.cost).await;
+            if let Ok(Some(left)) = debited {
+                let both = [decision.standings(), &[credit(Verdict::Allowed, left)]].concat();
+                return Ok(Decision::every(at, both).into());
+            }
+            // All or nothing: a refusal charges nobody.
+            if let Some(receipt) = receipt {
+                burst.give_back(&account, receipt).await?;
+            }
+            debited.map(|_| Decision::one(at, credit(Verdict::Denied { retry_after: MONTH }, 0)).into())
+        }))
+    }
+}
+
+const CREDIT: u64 = 4;
+const MONTH: Duration = Duration::from_secs(30 * 24 * 60 * 60);
+
+fn credit(verdict: Verdict, remaining: u64) -> Standing {
+    let figures = Figures { limit: CREDIT, window: MONTH, remaining, reset: MONTH, more_after: MONTH };
+    Standing::of("credit", verdict, figures)
+}
+
+/// The service elsewhere: what each account has spent.
+struct Bank(Mutex<HashMap<KeyText, u64>>);
+
+impl Bank {
+    /// What is left after that, or `None` if there is not enough.
+    async fn debit(&self, account: KeyText, amount: u64) -> Result<Option<u64>, Error> {
+        tokio::task::yield_now().await; // as if over a network
+        let mut accounts = self.0.try_lock().map_err(|_| Error::unavailable("the bank is closed"))?;
+        let spent = accounts.entry(account).or_default();
+        Ok(CREDIT.checked_sub(spent.saturating_add(amount)).inspect(|_| *spent += amount))
+    }
+}
+
+#[tokio::main(flavor = "current_thread")]
+async fn main() -> Result<(), BoxError> {
+    let clock = ManualClock::new();
+    let burst = Memory::builder(Limit::new("burst", Gcra::new(Quota::per_second(3)))).clock(clock.clone()).build()?;
+    let bank = Arc::new(Bank(Mutex::default()));
+    let mut app = ServiceBuilder::new()
+        .layer(RateLimitLayer::new(Header::from_static("x-account"), Prepaid { burst, bank: Arc::clone(&bank) }))
+        .service_fn(async |_: Request<()>| Ok::<_, BoxError>(Response::new(Bytes::new())));
+
+    for second in 1..=3 {
+        let _closed = (second == 3).then(|| bank.0.lock());
+        for _ in 0..4 {
+            let response = app.ready().await?.call(Request::get("/").header("x-account", "ada").body(())?).await?;
+            let field = response.headers().get("ratelimit").map_or(Ok("-"), |field| field.to_str())?;
+            println!("second {second}: {} {field}", response.status());
+        }
+        clock.advance(Duration::from_secs(1));
+    }
+    Ok(())
+}

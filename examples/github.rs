@@ -1,0 +1,100 @@
+//! Like GitHub's API: 5000 requests an hour with a token, 60 without, by one limiter.
+//!
+//! ```text
+//! cargo run --example github
+//! curl -i http://127.0.0.1:3000/
+//! curl -i -H 'Authorization: Bearer secret-of-alice' http://127.0.0.1:3000/
+//! curl -i -H 'Authorization: Bearer secret-of-alice' -X POST http://127.0.0.1:3000/upgrade
+//! ```
+//!
+//! The answers tell by `X-RateLimit-Limit`, `-Remaining` and `-Reset` (in seconds since 1970) what is left: of 60 for
+//! your address, of 5000 for Alice, and when she has upgraded, of 15000. What she has used stays used. `PORT` chooses
+//! another port; `PORT=0` lets the system choose a free one.
+
+use std::env;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use axum::Router;
+use axum::http::{Request, header};
+use axum::routing::{get, post};
+use tower_ratelimit::key::{ExtractKey, Extracted};
+use tower_ratelimit::response::LegacyReset;
+use tower_ratelimit::{FixedWindow, Http, Limit, Memory, PeerIp, Quota, RateLimitLayer, per_key};
+
+/// Whose request it is. The tier is in the key, so that the key chooses its quota. A token is not: who has it is
+/// enough.
+#[derive(Clone, Copy)]
+enum Caller {
+    Anonymous(IpAddr),
+    User { id: u64, enterprise: bool },
+}
+
+/// What is counted by: the same before and after an upgrade.
+#[derive(Hash)]
+enum Account {
+    Address(IpAddr),
+    User(u64),
+}
+
+impl Caller {
+    fn account(&self) -> Account {
+        match *self {
+            Self::Anonymous(address) => Account::Address(address),
+            Self::User { id, .. } => Account::User(id),
+        }
+    }
+
+    fn quota(&self) -> FixedWindow {
+        const ANONYMOUS: FixedWindow = FixedWindow::new(Quota::per_hour(60));
+        const USER: FixedWindow = FixedWindow::new(Quota::per_hour(5_000));
+        const ENTERPRISE: FixedWindow = FixedWindow::new(Quota::per_hour(15_000));
+        match self {
+            Self::Anonymous(_) => ANONYMOUS,
+            Self::User { enterprise: false, .. } => USER,
+            Self::User { enterprise: true, .. } => ENTERPRISE,
+        }
+    }
+}
+
+/// Stands for a database with one user.
+#[derive(Default)]
+struct Users {
+    alice_has_upgraded: AtomicBool,
+}
+
+impl Users {
+    fn who_has(&self, token: &str) -> Option<Caller> {
+        let enterprise = self.alice_has_upgraded.load(Ordering::Relaxed);
+        (token == "secret-of-alice").then_some(Caller::User { id: 1, enterprise })
+    }
+}
+
+#[tokio::main]
+async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    let users = Arc::new(Users::default());
+    let database = Arc::clone(&users);
+    let caller = move |request: &Request<_>| -> Extracted<Caller> {
+        let token = request.headers().get(header::AUTHORIZATION).and_then(|field| field.to_str().ok());
+        let user = token.and_then(|token| database.who_has(token.strip_prefix("Bearer ")?));
+        // A made-up token gains nothing: whoever is not known counts by address.
+        user.map_or_else(|| PeerIp::new().extract(request).map(Caller::Anonymous), Extracted::Key)
+    };
+    let limiter = Memory::new(Limit::new("core", per_key(Caller::quota)).by(Caller::account));
+    let fields = Http::new().draft_fields(false).legacy_fields(LegacyReset::EpochSeconds);
+
+    let upgrade = async move || users.alice_has_upgraded.store(true, Ordering::Relaxed);
+    let app = Router::new()
+        .route("/", get(async || "Keep it logically awesome.\n"))
+        .layer(RateLimitLayer::new(caller, limiter).responder(fields))
+        .route("/upgrade", post(upgrade));
+
+    let port: u16 = env::var("PORT").map_or(Ok(3000), |port| port.parse()).map_err(|_| "PORT must be 0 to 65535")?;
+    let listener = tokio::net::TcpListener::bind(("127.0.0.1", port))
+        .await
+        .map_err(|error| format!("can't listen on port {port} ({error}): choose another one with PORT, or PORT=0"))?;
+    println!("listening on http://{}", listener.local_addr()?);
+    axum::serve(listener, app.into_make_service_with_connect_info::<SocketAddr>()).await?;
+    Ok(())
+}

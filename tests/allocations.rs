@@ -1,0 +1,250 @@
+//! What a decision costs in allocations, counted by a global allocator from `Service::call` to the response: what is let
+//! through costs none, a refusal a few small ones, or none if the responder needs none.
+//!
+//! Counted on the calling thread only, in Rust's debug build as in the release build. The inner service allocates nothing,
+//! the request is made beforehand, and the response is dropped afterwards.
+
+use std::convert::Infallible;
+use std::future::{Future, Ready, ready};
+use std::hint::black_box;
+use std::net::{IpAddr, SocketAddr};
+use std::pin::pin;
+use std::task::{Context, Poll, Waker};
+
+use allocation_counter::{AllocationInfo, measure};
+use bytes::Bytes;
+use http::{HeaderValue, Request, Response, StatusCode};
+use http_body_util::Full;
+use tower::{Layer, Service, service_fn};
+use tower_ratelimit::key::{Global, Header, KeyText};
+use tower_ratelimit::limiter::{BoxLimiter, Limiter};
+use tower_ratelimit::response::{AsError, Http, Refusal, Respond};
+use tower_ratelimit::tariff::OnlyFailures;
+use tower_ratelimit::{
+    FixedWindow, Gcra, Limit, ManualClock, Memory, PeerIp, Quota, RateLimitLayer, SlidingWindow, TokenBucket,
+};
+
+type Page = Response<Full<Bytes>>;
+
+fn page(_: Request<()>) -> Ready<Result<Page, Infallible>> {
+    ready(Ok(Response::new(Full::default())))
+}
+
+/// Counts what is allocated from `call` to the response, which must have this status.
+fn count<S>(service: &mut S, request: Request<()>, status: StatusCode) -> AllocationInfo
+where
+    S: Service<Request<()>, Response = Page, Error = Infallible>,
+{
+    let (answer, count) = count_any(service, request);
+    let Ok(response) = answer;
+    assert_eq!(response.status(), status);
+    count
+}
+
+fn count_any<R, S: Service<R>>(service: &mut S, request: R) -> (Result<S::Response, S::Error>, AllocationInfo) {
+    let mut cx = Context::from_waker(Waker::noop());
+    assert!(matches!(service.poll_ready(&mut cx), Poll::Ready(Ok(()))));
+    let mut answer = None;
+    let count = measure(|| {
+        let mut future = pin!(service.call(request));
+        if let Poll::Ready(response) = future.as_mut().poll(&mut cx) {
+            answer = Some(response);
+        }
+    });
+    (answer.expect("an answer at once"), count)
+}
+
+/// What a thousand allowed requests of a hundred keys allocate: each is new, and then known.
+fn count_allowed<S>(service: &mut S, request: impl Fn(u8) -> Request<()>) -> u64
+where
+    S: Service<Request<()>, Response = Page, Error = Infallible>,
+{
+    let requests = (0..1000).map(|number: u32| request((number % 100) as u8));
+    requests.map(|request| count(service, request, StatusCode::OK).count_total).sum()
+}
+
+fn from(last: u8) -> Request<()> {
+    let mut request = Request::new(());
+    request.extensions_mut().insert(SocketAddr::new(IpAddr::from([192, 0, 2, last]), 4711));
+    request
+}
+
+const TENANT: Header = Header::from_static("x-tenant");
+
+fn of_tenant(number: u8) -> Request<()> {
+    let value = HeaderValue::try_from(format!("tenant number {number}")).expect("a field value");
+    Request::get("/").header("x-tenant", value).body(()).expect("a request")
+}
+
+/// Longer than is kept as it is: its digest stands for it.
+fn of_long_name(number: u8) -> Request<()> {
+    let name = format!("{number}{}", "x".repeat(KeyText::MAX_LEN));
+    Request::get("/").header("x-tenant", name).body(()).expect("a request")
+}
+
+fn bare<K: Clone, A: Clone>(key: K, limiter: A) -> tower_ratelimit::RateLimit<PageService, K, A> {
+    RateLimitLayer::new(key, limiter).responder(Http::bare()).layer(service_fn(page as PageFn))
+}
+
+type PageFn = fn(Request<()>) -> Ready<Result<Page, Infallible>>;
+type PageService = tower::util::ServiceFn<PageFn>;
+
+fn one_limit() -> Memory<Gcra> {
+    Memory::new(Gcra::new(Quota::per_second(1_000_000)))
+}
+
+fn three_limits() -> Memory<(Limit<Gcra>, Limit<FixedWindow>, Limit<TokenBucket>)> {
+    Memory::new((
+        Limit::new("smooth", Gcra::new(Quota::per_second(1_000_000))),
+        Limit::new("hourly", FixedWindow::new(Quota::per_hour(1_000_000))),
+        Limit::new("daily".to_owned(), TokenBucket::new(Quota::per_day(1_000_000))),
+    ))
+}
+
+/// The counter counts: else all that follows would prove nothing.
+#[test]
+fn allocations_are_counted() {
+    assert_eq!(measure(|| drop(black_box(Box::new(7)))).count_total, 1);
+    assert_eq!(measure(|| drop(black_box(vec![0_u8; 100]))).count_total, 1, "zeroed");
+    let mut text = String::from("a");
+    assert!(measure(|| text.push_str(black_box("and on it grows"))).count_total >= 1, "reallocated");
+
+    let mut allocating =
+        RateLimitLayer::new(Global, one_limit()).responder(Http::bare()).layer(service_fn(|_: Request<()>| {
+            ready(Ok::<_, Infallible>(Response::new(Full::from(black_box(vec![1_u8; 100])))))
+        }));
+    assert!(count(&mut allocating, from(1), StatusCode::OK).count_total >= 1, "inside of the service too");
+}
+
+#[test]
+fn what_is_let_through_allocates_nothing() {
+    assert_eq!(count_allowed(&mut bare(PeerIp::new(), one_limit()), from), 0, "by the peer's address");
+    assert_eq!(count_allowed(&mut bare(TENANT, one_limit()), of_tenant), 0, "by a header");
+    assert_eq!(count_allowed(&mut bare(TENANT, one_limit()), of_long_name), 0, "by a long header");
+    assert_eq!(count_allowed(&mut bare(Global, one_limit()), from), 0, "by nothing");
+    assert_eq!(count_allowed(&mut bare((PeerIp::new(), Global), one_limit()), from), 0, "by a tuple");
+}
+
+#[test]
+fn three_limits_allocate_nothing_either() {
+    assert_eq!(count_allowed(&mut bare(PeerIp::new(), three_limits()), from), 0, "by the peer's address");
+    assert_eq!(count_allowed(&mut bare(TENANT, three_limits()), of_tenant), 0, "by a header");
+
+    let by_parts = Memory::new((
+        Limit::new("both", Gcra::new(Quota::per_second(1_000_000))),
+        Limit::new("tenant", SlidingWindow::new(Quota::per_hour(1_000_000)))
+            .by_ref(|(tenant, _): &(KeyText, IpAddr)| tenant),
+        Limit::new("network", FixedWindow::new(Quota::per_day(1_000_000)))
+            .by(|(_, peer): &(KeyText, IpAddr)| peer.is_ipv4()),
+    ));
+    let both = |number| {
+        let mut request = of_tenant(number);
+        request.extensions_mut().extend(from(number).extensions().clone());
+        request
+    };
+    assert_eq!(count_allowed(&mut bare((TENANT, PeerIp::new()), by_parts), both), 0, "by parts of the key");
+}
+
+/// Neither do most of the options: a boxed limiter, a shared one, a cost, exemptions.
+#[test]
+fn options_allocate_nothing() {
+    let boxed: BoxLimiter<IpAddr> = BoxLimiter::new(one_limit());
+    assert_eq!(count_allowed(&mut bare(PeerIp::new(), boxed), from), 0, "boxed");
+    let shared = std::sync::Arc::new(three_limits());
+    assert_eq!(count_allowed(&mut bare(PeerIp::new(), shared), from), 0, "shared");
+
+    let layer = || RateLimitLayer::new(PeerIp::new(), one_limit()).responder(Http::bare());
+    let mut dear = layer().cost(|_: &Request<()>| 3).layer(service_fn(page as PageFn));
+    assert_eq!(count_allowed(&mut dear, from), 0, "of a cost");
+    let mut exempt = layer().exempt_if(|_: &Request<()>| true).layer(service_fn(page as PageFn));
+    assert_eq!(count_allowed(&mut exempt, from), 0, "exempt");
+}
+
+/// What is to be settled after the answer is kept until then in one box.
+#[test]
+fn what_is_settled_allocates_one_box() {
+    let layer = RateLimitLayer::new(PeerIp::new(), one_limit()).responder(Http::bare()).settle(OnlyFailures);
+    let count = count_allowed(&mut layer.layer(service_fn(page as PageFn)), from);
+    assert!(count <= 1000, "{count} for a thousand requests");
+}
+
+/// Other ways to tell of a decision: none of them allocates for what is let through, unless it has something to tell.
+#[test]
+fn other_responders_allocate_nothing_for_what_is_let_through() {
+    let mut any_body = RateLimitLayer::new(PeerIp::new(), one_limit())
+        .responder(Http::bare().any_body())
+        .layer(service_fn(page as PageFn));
+    let mut as_error =
+        RateLimitLayer::new(PeerIp::new(), one_limit()).responder(AsError).layer(service_fn(page as PageFn));
+    let mut by_closure = RateLimitLayer::new(PeerIp::new(), one_limit())
+        .responder(|_: Request<()>, _: Refusal| Page::default())
+        .layer(service_fn(page as PageFn));
+    for _ in 0..3 {
+        assert_eq!(count_any(&mut any_body, from(1)).1.count_total, 0, "any body");
+        assert_eq!(count_any(&mut as_error, from(1)).1.count_total, 0, "errors");
+        assert_eq!(count_any(&mut by_closure, from(1)).1.count_total, 0, "a closure");
+    }
+}
+
+/// A service that allows the first request of each key, with the limiter's clock standing still.
+fn once<A, R>(limiter: A, responder: R) -> impl Service<Request<()>, Response = R::Response, Error = R::Error>
+where
+    A: Limiter<IpAddr> + Clone,
+    R: Respond<Request<()>, Page, Infallible> + Clone,
+{
+    RateLimitLayer::new(PeerIp::new(), limiter).responder(responder).layer(service_fn(page as PageFn))
+}
+
+fn one_strict_limit() -> Memory<FixedWindow, ManualClock> {
+    Memory::builder(FixedWindow::new(Quota::per_hour(1))).clock(ManualClock::new()).build().expect("a limiter")
+}
+
+/// Refusing is what an attacker buys. A responder that needs nothing costs nothing: it is all the limiter's own.
+#[test]
+fn to_refuse_allocates_nothing_by_itself() {
+    fn check<A: Limiter<IpAddr> + Clone>(limiter: A, what: &str) {
+        let refuse = |_: Request<()>, _: Refusal| {
+            let mut response = Page::default();
+            *response.status_mut() = StatusCode::TOO_MANY_REQUESTS;
+            response
+        };
+        let mut service = once(limiter, refuse);
+        assert_eq!(count(&mut service, from(1), StatusCode::OK).count_total, 0);
+        for _ in 0..100 {
+            assert_eq!(count(&mut service, from(1), StatusCode::TOO_MANY_REQUESTS).count_total, 0, "{what}");
+        }
+    }
+    check(one_strict_limit(), "one limit");
+    let three = (
+        Limit::new("smooth", Gcra::new(Quota::per_hour(1))),
+        Limit::new("hourly", FixedWindow::new(Quota::per_hour(1))),
+        Limit::new("daily".to_owned(), TokenBucket::new(Quota::per_day(9))),
+    );
+    check(Memory::builder(three).clock(ManualClock::new()).build().expect("a limiter"), "three limits");
+}
+
+/// What the ready-made answers cost: 1, 10 and 17 allocations, and 10 to tell all of what is let through, when this was
+/// written. The bounds leave some room for what other crates may change in their containers.
+#[test]
+fn a_ready_made_answer_allocates_little() {
+    /// Of the first request, which is let through, and of the second, which is not.
+    fn counts<R>(responder: R) -> [AllocationInfo; 2]
+    where
+        R: Respond<Request<()>, Page, Infallible> + Clone,
+    {
+        let mut service = once(one_strict_limit(), responder);
+        [(); 2].map(|()| count_any(&mut service, from(1)).1)
+    }
+    let [allowed, telling] = counts(Http::new());
+    for (what, count, most) in [
+        ("a refusal as an error", counts(AsError)[1], 1),
+        ("a bare 429", counts(Http::bare())[1], 12),
+        ("a 429 that tells all", telling, 20),
+        ("an allowed answer that tells all", allowed, 16),
+    ] {
+        println!("{what}: {} allocations, {} bytes in all", count.count_total, count.bytes_total);
+        assert!(count.count_total >= 1, "{what}: it is made anew");
+        assert!(count.count_total <= most, "{what}: {} allocations", count.count_total);
+        assert!(count.bytes_total <= 4096, "{what}: {} bytes", count.bytes_total);
+    }
+}

@@ -1,0 +1,161 @@
+//! Each example, run as a process: what it prints is what its first lines promise, and the server serves.
+//!
+//! `cargo test` builds the examples beside this test, which runs them as they are there.
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+/// Where cargo puts examples: tests are in `target/PROFILE/deps`, examples in `target/PROFILE/examples`.
+fn executable(name: &str) -> PathBuf {
+    let test = std::env::current_exe().expect("this test's own path");
+    let profile = test.parent().and_then(Path::parent).expect("`deps` in the profile's folder");
+    let path = profile.join("examples").join(name).with_extension(std::env::consts::EXE_EXTENSION);
+    assert!(path.exists(), "{} is not there: `cargo build --examples` builds it", path.display());
+    path
+}
+
+/// A process that is ended with the test, also if that panics.
+struct Running(Child);
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        // It may have ended by itself.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+fn start(name: &str) -> Running {
+    let mut command = Command::new(executable(name));
+    // A free port, for those that listen.
+    command.env("PORT", "0").stdin(Stdio::null()).stdout(Stdio::piped());
+    Running(command.spawn().unwrap_or_else(|error| panic!("{name}: {error}")))
+}
+
+/// What an example that ends by itself prints.
+fn printed_by(name: &str) -> Vec<String> {
+    let mut running = start(name);
+    let mut printed = String::new();
+    running.0.stdout.take().expect("piped").read_to_string(&mut printed).expect("text");
+    let status = running.0.wait().expect("it ends");
+    assert!(status.success(), "{name}: {status}\n{printed}");
+    printed.lines().map(str::to_owned).collect()
+}
+
+#[test]
+fn every_example_is_short_says_how_to_run_it_and_is_tested() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let text_of = |file: &str| std::fs::read_to_string(root.join("tests").join(file)).unwrap_or_default();
+    let tests = text_of("examples.rs") + &text_of("examples_more.rs");
+    for example in std::fs::read_dir(root.join("examples")).expect("the examples") {
+        let path = example.expect("an entry").path();
+        if path.extension().is_none_or(|extension| extension != "rs") {
+            continue;
+        }
+        let name = path.file_stem().and_then(|name| name.to_str()).expect("text");
+        let text = std::fs::read_to_string(&path).expect("text");
+        assert!(text.contains(&format!("//! cargo run --example {name}")), "{name} says how it is run");
+        assert!(text.lines().count() <= 100, "{name} is short");
+        assert!(tests.contains(&format!("(\"{name}\"")), "{name} has no test");
+    }
+}
+
+#[test]
+fn custom_tower() {
+    let printed = printed_by("custom_tower");
+    let told: Vec<_> = printed.iter().map(|line| line.trim_start()).collect();
+    assert_eq!(
+        told,
+        [
+            "red: printed [spring fair]",
+            "red: printed [lost cat]",
+            "red: printed [flea market]",
+            "red: not printed: rate limit \"default\" exceeded, retry after 20s",
+            "red: printed [open day], after waiting 20s",
+            "blue: printed [jazz night]",
+            "blue: failed: the press has jammed",
+            "maintenance: printed [test page]",
+            "?: not printed: the order does not say whose it is",
+        ]
+    );
+}
+
+#[test]
+fn custom_algorithm() {
+    // 2 GB a day, 10 at most, from 10: what is left by the evening of each day.
+    assert_eq!(
+        printed_by("custom_algorithm"),
+        [
+            "day  1:  3 GB? Allowed, 7 GB left",
+            "day  2:  1 GB? Allowed, 8 GB left",
+            "day  3:  6 GB? Allowed, 4 GB left",
+            "day  4:  4 GB? Allowed, 2 GB left",
+            "day  5:  3 GB? Allowed, 1 GB left",
+            "day  9:  7 GB? Allowed, 2 GB left",
+            "day 10:  6 GB? Denied { retry_after: 21600s }, 4 GB left",
+            "day 11: 12 GB? Never, 6 GB left",
+            "day 14: 10 GB? Allowed, 0 GB left",
+        ]
+    );
+}
+
+#[test]
+fn custom_limiter() {
+    let printed = printed_by("custom_limiter");
+    let (open, closed) = printed.split_at(8);
+    assert_eq!(
+        open,
+        [
+            "second 1: 200 OK \"burst\";r=2;t=1, \"credit\";r=3;t=2592000",
+            "second 1: 200 OK \"burst\";r=1;t=1, \"credit\";r=2;t=2592000",
+            "second 1: 200 OK \"burst\";r=0;t=1, \"credit\";r=1;t=2592000",
+            "second 1: 429 Too Many Requests \"burst\";r=0;t=1",
+            "second 2: 200 OK \"burst\";r=2;t=1, \"credit\";r=0;t=2592000",
+            "second 2: 429 Too Many Requests \"credit\";r=0;t=2592000",
+            "second 2: 429 Too Many Requests \"credit\";r=0;t=2592000",
+            "second 2: 429 Too Many Requests \"credit\";r=0;t=2592000",
+        ]
+    );
+    assert_eq!(closed, ["second 3: 503 Service Unavailable -"; 4]);
+}
+
+#[test]
+fn axum() {
+    let mut server = start("axum");
+    let mut lines = BufReader::new(server.0.stdout.take().expect("piped")).lines();
+    let listening = lines.next().expect("it tells where it listens").expect("text");
+    let address = listening.strip_prefix("listening on http://").unwrap_or_else(|| panic!("{listening}"));
+    let address: SocketAddr = address.parse().expect("an address");
+
+    for _ in 0..5 {
+        let allowed = get(address, "/");
+        assert!(allowed.starts_with("HTTP/1.1 200 OK\r\n"), "{allowed}");
+        assert!(allowed.contains("\r\nratelimit-policy: \"default\";q=5;w=10\r\n"), "{allowed}");
+        assert!(allowed.ends_with("\r\n\r\nHello! You are within the limit.\n"), "{allowed}");
+    }
+    let refused = get(address, "/");
+    assert!(refused.starts_with("HTTP/1.1 429 Too Many Requests\r\n"), "{refused}");
+    assert!(refused.contains("\r\ncontent-type: application/problem+json\r\n"), "{refused}");
+    let retry_after = refused.lines().find_map(|line| line.strip_prefix("retry-after: ")).expect("a wait");
+    assert!((1..=10).contains(&retry_after.parse().expect("whole seconds")), "{retry_after}");
+
+    for _ in 0..10 {
+        let health = get(address, "/health");
+        assert!(health.starts_with("HTTP/1.1 200 OK\r\n") && health.ends_with("\r\n\r\nok\n"), "{health}");
+        assert!(!health.contains("ratelimit"), "{health}");
+    }
+}
+
+/// One request on a connection of its own.
+fn get(address: SocketAddr, path: &str) -> String {
+    let mut stream = TcpStream::connect(address).expect("it listens");
+    // Nothing takes so long: only a server that hangs.
+    stream.set_read_timeout(Some(Duration::from_secs(20))).expect("a timeout");
+    write!(stream, "GET {path} HTTP/1.1\r\nhost: {address}\r\nconnection: close\r\n\r\n").expect("sent");
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).expect("an answer");
+    answer
+}

@@ -1,0 +1,243 @@
+//! The examples with tiers, token costs and configuration, run as processes on the loopback: they print and answer what
+//! their first lines promise.
+//!
+//! `cargo test` builds the examples beside this test, which runs them as they are there.
+
+use std::fs;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::mpsc::{Receiver, channel};
+use std::thread;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+/// Nothing takes so long: only what hangs.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// An example that runs, and what it prints. It is ended with the test, also if that panics.
+struct Running {
+    child: Child,
+    lines: Receiver<String>,
+}
+
+impl Running {
+    /// Tests are in `target/PROFILE/deps`, examples in `target/PROFILE/examples`.
+    fn start(name: &str, arguments: &[&Path]) -> Self {
+        let test = std::env::current_exe().expect("this test's own path");
+        let profile = test.parent().and_then(Path::parent).expect("`deps` in the profile's folder");
+        let path = profile.join("examples").join(name).with_extension(std::env::consts::EXE_EXTENSION);
+        assert!(path.exists(), "{} is not there: `cargo build --examples` builds it", path.display());
+
+        let mut command = Command::new(path);
+        command.args(arguments).env("PORT", "0").stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut child = command.spawn().expect("it starts");
+        let (told, lines) = channel();
+        let printed: [Box<dyn Read + Send>; 2] =
+            [Box::new(child.stdout.take().expect("piped")), Box::new(child.stderr.take().expect("piped"))];
+        for printed in printed {
+            let told = told.clone();
+            thread::spawn(move || {
+                for line in BufReader::new(printed).lines().map_while(Result::ok) {
+                    // Nobody listens any more when the test is over.
+                    let _ = told.send(line);
+                }
+            });
+        }
+        Self { child, lines }
+    }
+
+    /// The next line that it prints.
+    fn line(&self) -> String {
+        self.lines.recv_timeout(PATIENCE).expect("it prints a line")
+    }
+
+    /// Where it listens.
+    fn address(&self) -> SocketAddr {
+        let line = self.line();
+        let address = line.strip_prefix("listening on http://").unwrap_or_else(|| panic!("{line}"));
+        address.parse().expect("an address")
+    }
+
+    /// Lets it end by itself. Tells whether it succeeded, and what it has printed.
+    fn ended(mut self) -> (bool, Vec<String>) {
+        let mut printed = Vec::new();
+        while let Ok(line) = self.lines.recv_timeout(PATIENCE) {
+            printed.push(line);
+        }
+        (self.child.wait().expect("it ends").success(), printed)
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        // It may have ended by itself.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// One request on a connection of its own; `fields` are lines that end in CRLF.
+fn send(address: SocketAddr, method: &str, path: &str, fields: &str) -> String {
+    let mut stream = TcpStream::connect(address).expect("it listens");
+    stream.set_read_timeout(Some(PATIENCE)).expect("a timeout");
+    write!(
+        stream,
+        "{method} {path} HTTP/1.1\r\nhost: {address}\r\nconnection: close\r\n{fields}content-length: 0\r\n\r\n"
+    )
+    .expect("sent");
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).expect("an answer");
+    answer
+}
+
+fn status(answer: &str) -> u16 {
+    answer.split(' ').nth(1).and_then(|status| status.parse().ok()).unwrap_or_else(|| panic!("{answer}"))
+}
+
+/// The value of a field, which must be there.
+fn field<'a>(answer: &'a str, name: &str) -> &'a str {
+    let value = answer.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(": "));
+    value.unwrap_or_else(|| panic!("{name} is missing in\n{answer}"))
+}
+
+const ALICE: &str = "authorization: Bearer secret-of-alice\r\n";
+
+#[test]
+fn github() {
+    let server = Running::start("github", &[]);
+    let address = server.address();
+    let limit_and_remaining = |fields: &str| {
+        let answer = send(address, "GET", "/", fields);
+        assert_eq!(status(&answer), 200, "{answer}");
+        let reset: u64 = field(&answer, "x-ratelimit-reset").parse().expect("seconds since the epoch");
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).expect("after 1970").as_secs();
+        // A window of an hour began with this server.
+        assert!((now + 3_000..now + 3_610).contains(&reset), "{reset} is not within an hour of {now}");
+        assert!(!answer.contains("\nratelimit"), "{answer}");
+        (field(&answer, "x-ratelimit-limit").to_owned(), field(&answer, "x-ratelimit-remaining").to_owned())
+    };
+    let told = |limit: &str, remaining: &str| (limit.to_owned(), remaining.to_owned());
+
+    assert_eq!(limit_and_remaining(ALICE), told("5000", "4999"));
+    assert_eq!(limit_and_remaining(ALICE), told("5000", "4998"));
+    assert_eq!(limit_and_remaining(""), told("60", "59"));
+    // Tokens that are none count by address, with those who send none.
+    assert_eq!(limit_and_remaining("authorization: Bearer made-up\r\n"), told("60", "58"));
+    assert_eq!(limit_and_remaining("authorization: secret-of-alice\r\n"), told("60", "57"));
+
+    // What she has used stays used.
+    assert_eq!(status(&send(address, "POST", "/upgrade", ALICE)), 200);
+    assert_eq!(limit_and_remaining(ALICE), told("15000", "14997"));
+
+    for remaining in (0..57).rev() {
+        assert_eq!(limit_and_remaining(""), told("60", &remaining.to_string()));
+    }
+    let refused = send(address, "GET", "/", "");
+    assert_eq!((status(&refused), field(&refused, "x-ratelimit-remaining")), (429, "0"));
+    assert!(field(&refused, "retry-after").parse::<u32>().expect("seconds") > 3_000);
+    assert_eq!(limit_and_remaining(ALICE), told("15000", "14996"));
+}
+
+#[test]
+fn llm_tokens() {
+    let (succeeded, printed) = Running::start("llm_tokens", &[]).ended();
+    assert!(succeeded, "{printed:#?}");
+    assert_eq!(
+        printed,
+        [
+            "while an answer is on its way 590 are left",
+            "read to its end after 95 words: 800 are left",
+            "cancelled after 45 words: 700 are left",
+            "longer than was thought with 145 words: 400 are left",
+            "told to have cost 120: 280 are left",
+            "400 tokens are not there: try again in 4 hours",
+        ]
+    );
+}
+
+/// A file of this test, which goes when the test is over.
+struct File(PathBuf);
+
+impl File {
+    fn with(name: &str, text: &str) -> Self {
+        let file = Self(Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("{name}-{}.toml", std::process::id())));
+        file.save(text);
+        file
+    }
+
+    /// As editors do: all at once.
+    fn save(&self, text: &str) {
+        let new = self.0.with_extension("new");
+        fs::write(&new, text).expect("written");
+        fs::rename(new, &self.0).expect("put in place");
+    }
+}
+
+impl Drop for File {
+    fn drop(&mut self) {
+        let _ = fs::remove_file(&self.0);
+    }
+}
+
+fn limit(settings: &str) -> String {
+    format!("[[limits]]\nname = \"x\"\n{settings}\nby = \"address\"\n")
+}
+
+#[test]
+fn config_is_read_again_when_it_changes() {
+    let file = File::with("config", &limit("algorithm = \"fixed-window\"\nquota = \"5/h\""));
+    let server = Running::start("config", &[&file.0]);
+    let address = server.address();
+    let get = || send(address, "GET", "/", "");
+    let tells = |answer: &str, limit: u32, remaining: u32| {
+        assert_eq!(field(answer, "ratelimit-policy"), format!("\"x\";q={limit};w=3600"));
+        assert!(field(answer, "ratelimit").starts_with(&format!("\"x\";r={remaining};")), "{answer}");
+    };
+    tells(&get(), 5, 4);
+    tells(&get(), 5, 3);
+
+    // Raised: what was used stays used.
+    file.save(&limit("algorithm = \"fixed-window\"\nquota = \"100/h\""));
+    assert_eq!(server.line(), format!("the limits are those of {}", file.0.display()));
+    tells(&get(), 100, 97);
+
+    // A mistake is told with its place, and changes nothing.
+    file.save(&limit("algorithm = \"fixed-window\"\nquota = \"100/fortnight\""));
+    let told: Vec<_> = (0..5).map(|_| server.line()).collect();
+    let start = format!("the limits stay as they were: {}: TOML parse error at line 4, column 9", file.0.display());
+    assert_eq!(told[0], start);
+    assert_eq!(told[2], "4 | quota = \"100/fortnight\"");
+    assert!(told[4].starts_with("\"100/fortnight\": a quota's period must end in "), "{told:#?}");
+    tells(&get(), 100, 96);
+
+    // Lowered to what is used up already.
+    file.save(&limit("algorithm = \"fixed-window\"\nquota = \"4/h\""));
+    // TOML's errors end in an empty line.
+    let reloaded = [server.line(), server.line()].concat();
+    assert_eq!(reloaded, format!("the limits are those of {}", file.0.display()));
+    let refused = get();
+    assert_eq!(status(&refused), 429);
+    tells(&refused, 4, 0);
+}
+
+#[test]
+fn config_that_can_not_be_read_is_told_and_nothing_is_served() {
+    let file = File::with("wrong", &limit("algorithm = \"gcra\"\nquota = \"5/h\"\nburst = 0"));
+    let (succeeded, printed) = Running::start("config", &[&file.0]).ended();
+    assert!(!succeeded);
+    assert!(printed.iter().any(|line| line.starts_with("burst: a burst must be at least 1")), "{printed:#?}");
+
+    let (succeeded, printed) = Running::start("config", &[Path::new("/no/such/file.toml")]).ended();
+    assert!(!succeeded);
+    assert!(printed[0].starts_with("/no/such/file.toml: "), "{printed:#?}");
+}
+
+/// The file that lies beside the example.
+#[test]
+fn config_by_default() {
+    let server = Running::start("config", &[]);
+    let answer = send(server.address(), "GET", "/", "");
+    assert_eq!(status(&answer), 200);
+    assert_eq!(field(&answer, "ratelimit-policy"), "\"address\";q=5;w=10, \"everybody\";q=1000;w=60");
+}

@@ -1,0 +1,107 @@
+//! The bucket answers as the exact model does, field by field, on every schedule; and its three names answer alike.
+
+use std::time::Duration;
+
+use proptest::prelude::*;
+use tower_ratelimit::{Ask, Clock, Decision, Gcra, LeakyBucket, Limiter, ManualClock, Memory, Timestamp, TokenBucket};
+use tower_ratelimit::{Quota, Verdict};
+
+use crate::cases;
+use crate::model::{Combined, LONGEST, Spec};
+use crate::schedule::{Op, bucket, one_tier_schedule, plain_schedule, resolve, schedule, start, tiers};
+use crate::span::ticks;
+use crate::subject::{Pair, Subject, ready};
+
+proptest! {
+    #![proptest_config(cases(300))]
+
+    #[test]
+    fn agrees_with_the_model(spec in bucket(), start in start(), steps in plain_schedule(60)) {
+        let mut pair = Pair::new(&[vec![spec]], start);
+        for step in steps {
+            pair.agree_on(step)?;
+        }
+    }
+
+    #[test]
+    fn agrees_when_the_clock_steps_back(spec in bucket(), start in start(), steps in one_tier_schedule(60)) {
+        let mut pair = Pair::new(&[vec![spec]], start);
+        for step in steps {
+            pair.agree_on(step)?;
+        }
+    }
+
+    #[test]
+    fn agrees_when_its_quota_changes(tiers in tiers(bucket()), start in start(), steps in schedule(60)) {
+        let mut pair = Pair::new(&[tiers], start);
+        for step in steps {
+            pair.agree_on(step)?;
+        }
+    }
+
+    #[test]
+    fn the_three_names_decide_identically(spec in bucket(), start in start(), steps in one_tier_schedule(60)) {
+        let Spec::Bucket { quota, burst } = spec else { panic!("{spec:?} is not a bucket") };
+        let clock = ManualClock::at(Timestamp::from_micros(start));
+        let named = (
+            Memory::builder(TokenBucket::new(quota).burst(burst)).clock(clock.clone()).max_keys(1).build(),
+            Memory::builder(LeakyBucket::new(quota).burst(burst)).clock(clock.clone()).max_keys(1).build(),
+            Memory::builder(Gcra::new(quota).burst(burst)).clock(clock.clone()).max_keys(1).build(),
+        );
+        let (Ok(token), Ok(leaky), Ok(gcra)) = named else { panic!("legal settings") };
+        let mut model = Combined::new([spec]);
+        for step in steps {
+            let now = clock.now().as_micros();
+            match resolve(step, &model, now) {
+                Op::Clock { now, .. } => clock.set(Timestamp::from_micros(now)),
+                Op::Acquire(ask) => {
+                    model.acquire(now, ask);
+                    let decisions: [Decision; 3] =
+                        [token.decide("key", ask), leaky.decide("key", ask), gcra.decide("key", ask)];
+                    prop_assert_eq!(&decisions[0], &decisions[1]);
+                    prop_assert_eq!(&decisions[0], &decisions[2]);
+                }
+                Op::Reset => {
+                    model.forget();
+                    ready(token.reset("key"));
+                    ready(leaky.reset("key"));
+                    ready(gcra.reset("key"));
+                }
+                Op::Settle { .. } | Op::Tier(_) => {}
+            }
+        }
+    }
+}
+
+/// Given back in full, then the clock steps back by more than the bucket remembers: the next charge still counts.
+#[test]
+fn a_charge_counts_after_the_clock_stepped_back_from_an_empty_bucket() {
+    let mut subject = Subject::new(&[vec![Spec::Bucket { quota: Quota::per_second(1), burst: 1 }]], 10_000_000);
+    subject.acquire(Ask::default());
+    subject.apply(Op::Settle { which: 0, actual: 0 });
+    subject.set_clock(8_000_000);
+    assert_eq!(subject.acquire(Ask::default()).remaining(), Some(0));
+    assert_eq!(subject.acquire(Ask::default()).retry_after(), Some(Duration::from_secs(1)));
+}
+
+/// However slow the new quota is, nothing is remembered for longer than 200 years.
+#[test]
+fn a_debt_that_a_change_of_quota_makes_endless_ends_after_200_years() {
+    let fast = Spec::Bucket { quota: Quota::per_second(1_000_000), burst: 1_000_000 };
+    let slow = Spec::Bucket { quota: Quota::per_day(1), burst: 1 };
+    let mut subject = Subject::new(&[vec![fast, slow]], 0);
+    subject.acquire(Ask::cost(1_000_000));
+    subject.apply(Op::Tier(1));
+    assert!(subject.peek(Ask::default()).reset() <= Some(ticks(LONGEST)));
+}
+
+/// What costs nothing can be settled for what it did cost in the end, in the first microsecond there is as well.
+#[test]
+fn a_free_request_is_settled_for_more() {
+    for start in [0, 1] {
+        let mut subject = Subject::new(&[vec![Spec::Bucket { quota: Quota::per_second(1), burst: 3 }]], start);
+        assert_eq!(subject.acquire(Ask::cost(0)).verdict(), Verdict::Allowed);
+        subject.apply(Op::Settle { which: 0, actual: 2 });
+        assert_eq!(subject.peek(Ask::default()).remaining(), Some(1), "started at {start}");
+    }
+}

@@ -1,0 +1,55 @@
+//! No drift: over a million requests that ask again exactly when they are told to, `floor(burst + rate * time)` have
+//! been admitted at every single refusal.
+
+use std::time::Duration;
+
+use tower_ratelimit::{Ask, Clock, Gcra, ManualClock, Memory, Quota};
+
+const REQUESTS: u64 = 1_000_000;
+
+#[test]
+fn three_a_second() {
+    admits_exactly(Quota::per_second(3), 2);
+}
+
+#[test]
+fn seven_a_minute() {
+    admits_exactly(Quota::per_minute(7), 5);
+}
+
+#[test]
+fn a_thousand_in_seven_seconds() {
+    admits_exactly(Quota::new(1_000, Duration::from_secs(7)), 1_000);
+}
+
+#[test]
+fn one_a_day() {
+    admits_exactly(Quota::per_day(1), 2);
+}
+
+#[test]
+fn a_million_a_second() {
+    admits_exactly(Quota::per_second(1_000_000), 3);
+}
+
+fn admits_exactly(quota: Quota, burst: u64) {
+    let clock = ManualClock::new();
+    let limiter = Memory::builder(Gcra::new(quota).burst(burst))
+        .max_keys(1)
+        .clock(clock.clone())
+        .build()
+        .expect("legal settings");
+    let start = clock.now();
+    let mut admitted = 0;
+    for _ in 0..REQUESTS {
+        if let Some(wait) = limiter.decide("key", Ask::default()).retry_after() {
+            let elapsed = clock.now().since(start).as_micros();
+            let back = elapsed * u128::from(quota.limit()) / quota.period().as_micros();
+            assert_eq!(admitted, u128::from(burst) + back, "{quota}, after {elapsed} us");
+            clock.advance(wait);
+        } else {
+            admitted += 1;
+        }
+    }
+    assert!(admitted >= u128::from(REQUESTS / 2), "{admitted} of {REQUESTS}");
+}

@@ -1,0 +1,171 @@
+//! The bucket: how many tokens are owed, and since when. Tokens come back at the quota's rate until none are owed.
+
+use std::time::Duration;
+
+use num_bigint::BigInt;
+use num_rational::BigRational;
+use tower_ratelimit::{Figures, Quota, Verdict};
+
+use super::{Charged, LONGEST, Model, Spec};
+use crate::span::{micros, ticks};
+
+pub(crate) struct Bucket {
+    terms: Terms,
+    /// Tokens owed at the time `at`.
+    owed: BigRational,
+    at: u64,
+    /// The rate by which they drain: that of the quota which was charged last.
+    draining: BigRational,
+}
+
+/// What the key is held to.
+struct Terms {
+    burst: u64,
+    /// Tokens a microsecond.
+    rate: BigRational,
+    time_to_full: u64,
+    /// The most that is ever owed: what comes back in the longest time that anything is remembered.
+    most: BigRational,
+}
+
+impl Terms {
+    fn new(quota: Quota, burst: u64) -> Self {
+        let rate = BigRational::new(quota.limit().into(), micros(quota.period()).into());
+        Self { burst, time_to_full: round_up(&(whole(burst) / &rate)), most: whole(LONGEST) * &rate, rate }
+    }
+}
+
+impl Bucket {
+    pub(crate) fn new(quota: Quota, burst: u64) -> Self {
+        let terms = Terms::new(quota, burst);
+        Self { draining: terms.rate.clone(), terms, owed: whole(0), at: 0 }
+    }
+
+    /// What is owed at `now`, and the time to decide at: the newest that was seen, unless it is too far ahead.
+    fn owed_at(&self, now: u64) -> (BigRational, u64) {
+        let at = now.max(self.at);
+        if at - now > self.terms.time_to_full {
+            return (whole(0), now);
+        }
+        let owed = at_least_zero(&self.owed - &self.draining * whole(at - self.at));
+        if self.draining == self.terms.rate { (owed, at) } else { (self.converted(&owed), at) }
+    }
+
+    /// A debt from a former quota: rounded up to a whole number of the smallest amounts that this quota drains, the
+    /// `1 / tokens` part of a microsecond's worth.
+    fn converted(&self, owed: &BigRational) -> BigRational {
+        let tokens = BigRational::from_integer(self.terms.rate.numer().clone());
+        let smallest = &self.terms.rate / tokens;
+        ((owed / &smallest).ceil() * smallest).min(self.terms.most.clone())
+    }
+
+    /// The whole microseconds after which no more than `target` is owed.
+    fn wait(&self, owed: &BigRational, target: u64) -> u64 {
+        round_up(&((owed - whole(target)) / &self.terms.rate))
+    }
+
+    fn write(&mut self, owed: BigRational, at: u64) {
+        self.draining = self.terms.rate.clone();
+        self.owed = owed.min(self.terms.most.clone());
+        self.at = at;
+    }
+}
+
+impl Model for Bucket {
+    fn hold_to(&mut self, spec: Spec) {
+        let Spec::Bucket { quota, burst } = spec else { panic!("a bucket stays a bucket") };
+        self.terms = Terms::new(quota, burst);
+    }
+
+    fn verdict(&self, now: u64, cost: u64, patience: u64) -> Verdict {
+        if cost > self.terms.burst {
+            return Verdict::Never;
+        }
+        let (owed, at) = self.owed_at(now);
+        match self.wait(&owed, self.terms.burst - cost) {
+            0 => Verdict::Allowed,
+            wait if at - now + wait <= patience => Verdict::AllowedAfter(ticks(at - now + wait)),
+            wait => Verdict::Denied { retry_after: ticks(at - now + wait - patience) },
+        }
+    }
+
+    fn figures(&self, now: u64) -> Figures {
+        let (owed, at) = self.owed_at(now);
+        let remaining = round_down(&(whole(self.terms.burst) - &owed));
+        let until = |target: u64| match self.wait(&owed, target) {
+            0 => Duration::ZERO,
+            wait => ticks(at - now + wait),
+        };
+        Figures {
+            limit: self.terms.burst,
+            window: ticks(self.terms.time_to_full),
+            remaining,
+            reset: until(0),
+            more_after: if remaining == self.terms.burst {
+                Duration::ZERO
+            } else {
+                until(self.terms.burst - remaining - 1)
+            },
+        }
+    }
+
+    fn charge(&mut self, now: u64, delay: u64, cost: u64) -> Charged {
+        let (mut owed, at) = self.owed_at(now);
+        // What comes back before the turn, after all is paid, is lost to a full bucket. A turn within the very
+        // microsecond in which the last debt is paid is the moment of that payment.
+        let turn = now + delay;
+        if at + self.wait(&owed, 0) < turn {
+            owed = whole(turn - at) * &self.terms.rate;
+        }
+        self.write(owed + whole(cost), at);
+        Charged { cost, until: at + self.wait(&self.owed, 0) }
+    }
+
+    fn give_back(&mut self, now: u64, charged: Charged, amount: u64) {
+        let (owed, at) = self.owed_at(now);
+        if owed == whole(0) {
+            return;
+        }
+        let not_drained_yet = whole(charged.until.saturating_sub(at)) * &self.terms.rate;
+        let credit = whole(amount).min(not_drained_yet);
+        self.write(at_least_zero(owed - credit), at);
+    }
+
+    fn forget(&mut self) {
+        (self.owed, self.at) = (whole(0), 0);
+    }
+
+    fn promises_turns(&self) -> bool {
+        true
+    }
+
+    fn newest(&self) -> u64 {
+        self.at
+    }
+
+    fn time_to_full(&self) -> u64 {
+        self.terms.time_to_full
+    }
+}
+
+fn whole(number: u64) -> BigRational {
+    BigRational::from_integer(number.into())
+}
+
+fn at_least_zero(number: BigRational) -> BigRational {
+    number.max(whole(0))
+}
+
+/// Rounded up, zero if it is less.
+fn round_up(number: &BigRational) -> u64 {
+    natural(&number.ceil().to_integer())
+}
+
+/// Rounded down, zero if it is less.
+fn round_down(number: &BigRational) -> u64 {
+    natural(&number.floor().to_integer())
+}
+
+fn natural(number: &BigInt) -> u64 {
+    u64::try_from(number.max(&BigInt::ZERO)).expect("the schedules stay within 64 bits")
+}

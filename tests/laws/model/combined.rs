@@ -1,0 +1,113 @@
+//! Several limits together: a request passes if every limit allows it, and only then is any of them charged.
+
+use std::time::Duration;
+
+use tower_ratelimit::{Ask, Figures, Verdict};
+
+use super::{Bucket, Charged, Model, Spec, Window};
+use crate::span::micros;
+
+pub(crate) struct Combined {
+    pub(crate) limits: Vec<Box<dyn Model>>,
+}
+
+/// What a decision must say.
+#[derive(Clone, Debug)]
+pub(crate) struct Expected {
+    pub(crate) verdict: Verdict,
+    pub(crate) standings: Vec<ExpectedStanding>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct ExpectedStanding {
+    pub(crate) verdict: Verdict,
+    pub(crate) figures: Figures,
+}
+
+impl Combined {
+    pub(crate) fn new(specs: impl IntoIterator<Item = Spec>) -> Self {
+        let limit = |spec| -> Box<dyn Model> {
+            match spec {
+                Spec::Bucket { quota, burst } => Box::new(Bucket::new(quota, burst)),
+                Spec::Window { quota, aligned } => Box::new(Window::new(quota, aligned)),
+            }
+        };
+        Self { limits: specs.into_iter().map(limit).collect() }
+    }
+
+    pub(crate) fn hold_to(&mut self, specs: impl IntoIterator<Item = Spec>) {
+        for (limit, spec) in self.limits.iter_mut().zip(specs) {
+            limit.hold_to(spec);
+        }
+    }
+
+    pub(crate) fn peek(&self, now: u64, ask: Ask) -> Expected {
+        // A later turn is promised by all limits or by none.
+        let all_promise = self.limits.iter().all(|limit| limit.promises_turns());
+        let patience = ask.max_delay.filter(|_| all_promise).map_or(0, micros);
+        let standings: Vec<_> = self
+            .limits
+            .iter()
+            .map(|limit| ExpectedStanding {
+                verdict: limit.verdict(now, ask.cost, patience),
+                figures: limit.figures(now),
+            })
+            .collect();
+        let verdict = standings.iter().map(|standing| standing.verdict).max_by_key(strictness);
+        Expected { verdict: verdict.unwrap_or(Verdict::Allowed), standings }
+    }
+
+    /// As [`peek`](Self::peek), and charges if the request is allowed: the figures are those after it.
+    pub(crate) fn acquire(&mut self, now: u64, ask: Ask) -> (Expected, Option<Vec<Charged>>) {
+        let mut expected = self.peek(now, ask);
+        if !expected.verdict.is_allowed() {
+            return (expected, None);
+        }
+        if ask.cost == 0 {
+            // Nothing is charged, but it can be settled for more.
+            let nothing = Charged { cost: 0, until: now };
+            return (expected, Some(vec![nothing; self.limits.len()]));
+        }
+        let delay = if let Verdict::AllowedAfter(delay) = expected.verdict { micros(delay) } else { 0 };
+        let charged = self.limits.iter_mut().map(|limit| limit.charge(now, delay, ask.cost)).collect();
+        for (limit, standing) in self.limits.iter().zip(&mut expected.standings) {
+            standing.figures = limit.figures(now);
+        }
+        (expected, Some(charged))
+    }
+
+    pub(crate) fn settle(&mut self, now: u64, charged: &[Charged], actual: u64) {
+        for (limit, &charged) in self.limits.iter_mut().zip(charged) {
+            if actual > charged.cost {
+                limit.charge(now, 0, actual - charged.cost);
+            } else if actual < charged.cost {
+                limit.give_back(now, charged, charged.cost - actual);
+            }
+        }
+    }
+
+    pub(crate) fn forget(&mut self) {
+        self.limits.iter_mut().for_each(|limit| limit.forget());
+    }
+}
+
+impl Expected {
+    /// The standing that speaks: the longest wait, then the least remaining, then the first.
+    pub(crate) fn speaking(&self) -> usize {
+        let order = |&index: &usize| {
+            let standing = &self.standings[index];
+            (strictness(&standing.verdict), std::cmp::Reverse((standing.figures.remaining, index)))
+        };
+        (0..self.standings.len()).max_by_key(order).expect("there is a limit")
+    }
+}
+
+/// Verdicts from the mildest to the strictest.
+fn strictness(verdict: &Verdict) -> (u8, Duration) {
+    match *verdict {
+        Verdict::Allowed => (0, Duration::ZERO),
+        Verdict::AllowedAfter(delay) => (1, delay),
+        Verdict::Denied { retry_after } => (2, retry_after),
+        Verdict::Never => (3, Duration::ZERO),
+    }
+}

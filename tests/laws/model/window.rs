@@ -1,0 +1,115 @@
+//! The fixed window: which window is open, and how much of it is used.
+
+use std::time::Duration;
+
+use tower_ratelimit::{Figures, Quota, Verdict};
+
+use super::{Charged, Model, Spec};
+use crate::span::{micros, ticks};
+
+pub(crate) struct Window {
+    quota: Quota,
+    aligned: bool,
+    open: Option<Open>,
+}
+
+#[derive(Clone, Copy)]
+struct Open {
+    start: u64,
+    /// As it was started.
+    end: u64,
+    used: u128,
+    newest: u64,
+}
+
+impl Window {
+    pub(crate) fn new(quota: Quota, aligned: bool) -> Self {
+        Self { quota, aligned, open: None }
+    }
+
+    /// The window that is open, and the time to decide at: the newest that was seen, unless it is too far ahead.
+    fn open_at(&self, now: u64) -> (Option<Open>, u64) {
+        let Some(open) = self.open else { return (None, now) };
+        let at = now.max(open.newest);
+        if at - now > self.time_to_full() {
+            return (None, now);
+        }
+        (Some(open).filter(|open| at < self.closes(open)), at)
+    }
+
+    /// When it ends: as it was started, or when one of the present quota would if that is sooner.
+    fn closes(&self, open: &Open) -> u64 {
+        open.end.min(open.start + micros(self.quota.period()))
+    }
+
+    fn used_at(&self, now: u64) -> u128 {
+        self.open_at(now).0.map_or(0, |open| open.used)
+    }
+
+    fn rest(&self, now: u64) -> Duration {
+        self.open_at(now).0.map_or(Duration::ZERO, |open| ticks(self.closes(&open) - now))
+    }
+}
+
+impl Model for Window {
+    fn hold_to(&mut self, spec: Spec) {
+        let Spec::Window { quota, aligned } = spec else { panic!("a window stays a window") };
+        (self.quota, self.aligned) = (quota, aligned);
+    }
+
+    fn verdict(&self, now: u64, cost: u64, _patience: u64) -> Verdict {
+        if cost > self.quota.limit() {
+            Verdict::Never
+        } else if self.used_at(now) + u128::from(cost) <= u128::from(self.quota.limit()) {
+            Verdict::Allowed
+        } else {
+            Verdict::Denied { retry_after: self.rest(now) }
+        }
+    }
+
+    fn figures(&self, now: u64) -> Figures {
+        let left = u128::from(self.quota.limit()).saturating_sub(self.used_at(now));
+        Figures {
+            limit: self.quota.limit(),
+            window: self.quota.period(),
+            remaining: u64::try_from(left).expect("at most the limit"),
+            reset: self.rest(now),
+            more_after: self.rest(now),
+        }
+    }
+
+    fn charge(&mut self, now: u64, _delay: u64, cost: u64) -> Charged {
+        let (open, at) = self.open_at(now);
+        let open = open.unwrap_or_else(|| {
+            let period = micros(self.quota.period());
+            let start = if self.aligned { at / period * period } else { at };
+            Open { start, end: start + period, used: 0, newest: at }
+        });
+        self.open = Some(Open { used: open.used + u128::from(cost), newest: at, ..open });
+        Charged { cost, until: open.end }
+    }
+
+    fn give_back(&mut self, now: u64, charged: Charged, amount: u64) {
+        let (Some(open), at) = self.open_at(now) else { return };
+        if open.end == charged.until {
+            let used = open.used.saturating_sub(u128::from(amount));
+            self.open = (used > 0).then_some(Open { used, newest: at, ..open });
+        }
+    }
+
+    fn forget(&mut self) {
+        self.open = None;
+    }
+
+    fn promises_turns(&self) -> bool {
+        false
+    }
+
+    fn newest(&self) -> u64 {
+        self.open.map_or(0, |open| open.newest)
+    }
+
+    fn time_to_full(&self) -> u64 {
+        micros(self.quota.period())
+    }
+}

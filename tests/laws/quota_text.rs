@@ -1,0 +1,107 @@
+//! A quota's text form reads back as an equal quota, by itself and through serde.
+
+use std::time::Duration;
+
+use proptest::prelude::*;
+use tower_ratelimit::Quota;
+
+use crate::cases;
+use crate::model::LONGEST;
+use crate::schedule::log_uniform;
+use crate::span::ticks;
+
+const UNITS: &[(&str, u64)] = &[
+    ("us", 1),
+    ("microseconds", 1),
+    ("ms", 1_000),
+    ("milliseconds", 1_000),
+    ("s", 1_000_000),
+    ("sec", 1_000_000),
+    ("seconds", 1_000_000),
+    ("m", 60_000_000),
+    ("min", 60_000_000),
+    ("minutes", 60_000_000),
+    ("h", 3_600_000_000),
+    ("hours", 3_600_000_000),
+    ("d", 86_400_000_000),
+    ("days", 86_400_000_000),
+    ("w", 604_800_000_000),
+    ("weeks", 604_800_000_000),
+];
+
+fn any_quota() -> impl Strategy<Value = Quota> {
+    let unit =
+        prop::sample::select(vec![1, 1_000, 1_000_000, 60_000_000, 3_600_000_000, 86_400_000_000, 604_800_000_000]);
+    let period = prop_oneof![log_uniform(LONGEST), (unit, 1u64..1_000).prop_map(|(unit, count)| unit * count)];
+    (log_uniform(1 << 53), period).prop_map(|(limit, period)| Quota::new(limit, ticks(period)))
+}
+
+proptest! {
+    #![proptest_config(cases(2_000))]
+
+    #[test]
+    fn reads_back(quota in any_quota()) {
+        let text = quota.to_string();
+        prop_assert_eq!(text.parse(), Ok(quota), "{}", text);
+    }
+
+    #[test]
+    fn reads_back_through_serde(quota in any_quota()) {
+        let json = serde_json::to_string(&quota).expect("a quota is a string");
+        prop_assert_eq!(&json, &format!("\"{quota}\""));
+        prop_assert_eq!(serde_json::from_str::<Quota>(&json).expect("what was written"), quota);
+    }
+
+    #[test]
+    fn any_text_is_read_or_refused(text in "\\PC*") {
+        let _ = text.parse::<Quota>();
+    }
+
+    /// Whatever is read means what its parts say.
+    #[test]
+    fn what_is_read_is_what_was_said(
+        limit in 1u64..=1 << 53,
+        count in 1u64..1_000,
+        (unit, micros) in prop::sample::select(UNITS),
+        form in 0usize..4,
+    ) {
+        let (text, count) = match form {
+            0 => (format!("{limit}/{unit}"), 1),
+            1 => (format!("{limit} per {unit}"), 1),
+            2 => (format!("{limit}/{count}{unit}"), count),
+            _ => (format!("{limit} per {count} {unit}"), count),
+        };
+        prop_assert_eq!(text.parse(), Ok(Quota::new(limit, ticks(count * micros))), "{}", text);
+    }
+}
+
+#[test]
+fn the_forms_that_people_write() {
+    let minute = Duration::from_secs(60);
+    for (text, quota) in [
+        ("100/min", Quota::per_minute(100)),
+        ("10/s", Quota::per_second(10)),
+        ("10_000/h", Quota::per_hour(10_000)),
+        (" 5 / 10 s ", Quota::new(5, Duration::from_secs(10))),
+        ("5 per 15min", Quota::new(5, 15 * minute)),
+        ("1000 per 7 days", Quota::new(1_000, 7 * 24 * 60 * minute)),
+        ("1/w", Quota::new(1, 7 * 24 * 60 * minute)),
+    ] {
+        assert_eq!(text.parse(), Ok(quota), "{text:?}");
+    }
+    assert_eq!(Quota::per_minute(100).to_string(), "100/min");
+    assert_eq!(Quota::new(1_000, Duration::from_secs(7)).to_string(), "1000 per 7s");
+    assert_eq!(Quota::new(60, Duration::from_millis(1_500)).to_string(), "60 per 1500ms");
+}
+
+#[test]
+fn serde_says_what_is_wrong() {
+    for (json, says) in [
+        ("\"10/fortnight\"", "\"10/fortnight\": a quota's period must end in"),
+        ("\"0/s\"", "a quota's limit must be at least 1"),
+        ("10", "a quota such as"),
+    ] {
+        let error = serde_json::from_str::<Quota>(json).expect_err("not a quota").to_string();
+        assert!(error.contains(says), "{error}");
+    }
+}

@@ -1,0 +1,305 @@
+//! Random schedules. Their steps are told by what they mean to the key at that moment ("one tick before it may retry"),
+//! so that a few steps reach the boundaries; [`resolve`] makes numbers of them.
+
+use std::time::Duration;
+
+use proptest::collection::vec;
+use proptest::prelude::*;
+use proptest::sample::select;
+use tower_ratelimit::{Ask, Figures, Gcra, ManualClock, Quota, Verdict};
+
+use crate::model::{Combined, LONGEST, Model, Spec};
+use crate::span::{micros, ticks};
+
+/// One operation, in numbers.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Op {
+    /// The clock now stands at this time. If that is so far back that the state counts as new, the receipts are thrown
+    /// away: what one from a time that never was should give back is anybody's guess.
+    Clock {
+        now: u64,
+        too_far_back: bool,
+    },
+    /// From now on each limit is held to its tier of this number.
+    Tier(usize),
+    Acquire(Ask),
+    /// Settles one of the charges that are not settled yet.
+    Settle {
+        which: usize,
+        actual: u64,
+    },
+    Reset,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Step {
+    Wait(Gap),
+    Back(Gap),
+    Acquire { cost: Cost, patience: Patience, every_limit: bool },
+    Settle { which: usize, actual: Cost },
+    GiveBack { which: usize },
+    Reset,
+    Tier(usize),
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Gap {
+    Ticks(u64),
+    /// So many 256ths of the time to full.
+    Share(u64),
+    /// Exactly until something happens, or some ticks off that.
+    Until(Event, i64),
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Event {
+    Retry(Cost),
+    Reset,
+    MoreAfter,
+    /// Backwards: the clock stands at the newest time that the state has seen.
+    Newest,
+    /// Backwards: the clock has stepped back by as much as the state just bears.
+    Oldest,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Cost {
+    Exactly(u64),
+    /// So many 256ths of the capacity.
+    Share(u64),
+    Remaining(i64),
+    Capacity(i64),
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Patience {
+    None,
+    /// As long as it takes, or some ticks off that.
+    Enough(i64),
+    Share(u64),
+    Endless,
+}
+
+/// The operation that a step means to a key that stands as `model` says.
+pub(crate) fn resolve(step: Step, model: &Combined, now: u64) -> Op {
+    match step {
+        Step::Wait(gap) => clock(now + gap_of(gap, model, now), model),
+        Step::Back(gap) => clock(now.saturating_sub(gap_of(gap, model, now)), model),
+        Step::Acquire { cost, patience, every_limit } => {
+            let mut ask = Ask::cost(cost_of(cost, model, now));
+            (ask.max_delay, ask.every_limit) = (patience_of(patience, cost, model, now), every_limit);
+            Op::Acquire(ask)
+        }
+        Step::Settle { which, actual } => Op::Settle { which, actual: cost_of(actual, model, now) },
+        Step::GiveBack { which } => Op::Settle { which, actual: 0 },
+        Step::Reset => Op::Reset,
+        Step::Tier(tier) => Op::Tier(tier),
+    }
+}
+
+fn clock(now: u64, model: &Combined) -> Op {
+    let too_far = |limit: &dyn Model| limit.newest().saturating_sub(now) > limit.time_to_full();
+    Op::Clock { now, too_far_back: model.limits.iter().any(|limit| too_far(&**limit)) }
+}
+
+fn gap_of(gap: Gap, model: &Combined, now: u64) -> u64 {
+    match gap {
+        Gap::Ticks(ticks) => ticks,
+        Gap::Share(share) => share_of(share, time_to_full(model)),
+        Gap::Until(event, off) => {
+            let longest = |figure: fn(&Figures) -> Duration| {
+                let spans = model.limits.iter().map(|limit| figure(&limit.figures(now)));
+                micros(spans.max().unwrap_or_default())
+            };
+            let newest = || model.limits.iter().map(|limit| limit.newest()).max().unwrap_or(0);
+            let span = match event {
+                Event::Retry(cost) => match model.peek(now, Ask::cost(cost_of(cost, model, now))).verdict {
+                    Verdict::Denied { retry_after } => micros(retry_after),
+                    _ => 0,
+                },
+                Event::Reset => longest(|figures| figures.reset),
+                Event::MoreAfter => longest(|figures| figures.more_after),
+                Event::Newest => now.saturating_sub(newest()),
+                Event::Oldest => (now + time_to_full(model)).saturating_sub(newest()),
+            };
+            span.saturating_add_signed(off)
+        }
+    }
+}
+
+fn cost_of(cost: Cost, model: &Combined, now: u64) -> u64 {
+    let figures = || model.limits.iter().map(|limit| limit.figures(now));
+    let capacity = || figures().map(|figures| figures.limit).min().unwrap_or(0);
+    match cost {
+        Cost::Exactly(cost) => cost,
+        Cost::Share(share) => share_of(share, capacity()),
+        Cost::Capacity(off) => capacity().saturating_add_signed(off),
+        Cost::Remaining(off) => {
+            let remaining = figures().map(|figures| figures.remaining).min().unwrap_or(0);
+            remaining.saturating_add_signed(off)
+        }
+    }
+}
+
+fn patience_of(patience: Patience, cost: Cost, model: &Combined, now: u64) -> Option<Duration> {
+    Some(match patience {
+        Patience::None => return None,
+        Patience::Enough(off) => ticks(gap_of(Gap::Until(Event::Retry(cost), off), model, now)),
+        Patience::Share(share) => ticks(share_of(share, time_to_full(model))),
+        Patience::Endless => Duration::MAX,
+    })
+}
+
+fn time_to_full(model: &Combined) -> u64 {
+    model.limits.iter().map(|limit| limit.time_to_full()).max().unwrap_or(0)
+}
+
+fn share_of(share: u64, whole: u64) -> u64 {
+    u64::try_from(u128::from(whole) * u128::from(share) / 256).expect("a small multiple of 2^53")
+}
+
+/// Up to `length` steps of every kind.
+pub(crate) fn schedule(length: usize) -> impl Strategy<Value = Vec<Step>> {
+    vec(step(), 1..length)
+}
+
+/// Up to `length` steps, none of which moves the clock back or changes a quota.
+pub(crate) fn plain_schedule(length: usize) -> impl Strategy<Value = Vec<Step>> {
+    vec(plain_step(), 1..length)
+}
+
+/// Up to `length` steps, none of which changes a quota.
+pub(crate) fn one_tier_schedule(length: usize) -> impl Strategy<Value = Vec<Step>> {
+    vec(prop_oneof![20 => plain_step(), 1 => back()], 1..length)
+}
+
+/// Up to `length` steps that just ask and wait.
+pub(crate) fn attack(length: usize) -> impl Strategy<Value = Vec<Step>> {
+    vec(prop_oneof![1 => gap().prop_map(Step::Wait), 3 => acquire()], 1..length)
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    prop_oneof![
+        20 => plain_step(),
+        1 => back(),
+        1 => (0usize..3).prop_map(Step::Tier),
+    ]
+}
+
+fn plain_step() -> impl Strategy<Value = Step> {
+    prop_oneof![
+        8 => gap().prop_map(Step::Wait),
+        10 => acquire(),
+        1 => (any::<usize>(), cost()).prop_map(|(which, actual)| Step::Settle { which, actual }),
+        2 => any::<usize>().prop_map(|which| Step::GiveBack { which }),
+        1 => Just(Step::Reset),
+    ]
+}
+
+fn acquire() -> impl Strategy<Value = Step> {
+    (cost(), patience(), any::<bool>()).prop_map(|(cost, patience, every_limit)| Step::Acquire {
+        cost,
+        patience,
+        every_limit,
+    })
+}
+
+fn back() -> impl Strategy<Value = Step> {
+    let event = select(vec![Event::Newest, Event::Oldest]);
+    prop_oneof![gap(), (event, -1i64..=1).prop_map(|(event, off)| Gap::Until(event, off))].prop_map(Step::Back)
+}
+
+fn gap() -> impl Strategy<Value = Gap> {
+    let event = prop_oneof![
+        2 => cost().prop_map(Event::Retry),
+        1 => Just(Event::Reset),
+        2 => Just(Event::MoreAfter),
+    ];
+    prop_oneof![
+        2 => (0u64..4).prop_map(Gap::Ticks),
+        3 => (0u64..256).prop_map(Gap::Share),
+        1 => (0u64..600).prop_map(Gap::Share),
+        6 => (event, -1i64..=1).prop_map(|(event, off)| Gap::Until(event, off)),
+    ]
+}
+
+fn cost() -> impl Strategy<Value = Cost> {
+    prop_oneof![
+        1 => Just(Cost::Exactly(0)),
+        6 => Just(Cost::Exactly(1)),
+        2 => (2u64..6).prop_map(Cost::Exactly),
+        2 => (0u64..=256).prop_map(Cost::Share),
+        4 => (-1i64..=1).prop_map(Cost::Remaining),
+        2 => (-1i64..=1).prop_map(Cost::Capacity),
+        1 => select(vec![u64::MAX, 1 << 53, 1 << 40]).prop_map(Cost::Exactly),
+    ]
+}
+
+fn patience() -> impl Strategy<Value = Patience> {
+    prop_oneof![
+        6 => Just(Patience::None),
+        2 => (-1i64..=1).prop_map(Patience::Enough),
+        2 => (0u64..512).prop_map(Patience::Share),
+        1 => Just(Patience::Endless),
+    ]
+}
+
+/// A time for the clock to start at: the epoch, today, the far future.
+pub(crate) fn start() -> impl Strategy<Value = u64> {
+    let today = ManualClock::START.as_micros();
+    prop_oneof![select(vec![0, 1, today, 1 << 60]), (0u64..100_000_000_000).prop_map(move |off| today + off)]
+}
+
+/// Any bucket that is legal: from one a day and slower to thousands a microsecond, bursts to a million.
+pub(crate) fn bucket() -> impl Strategy<Value = Spec> {
+    let burst = prop_oneof![
+        1 => Just(None),
+        1 => (1u64..=3).prop_map(Some),
+        1 => log_uniform(1_000_000).prop_map(Some),
+    ];
+    (quota(), burst).prop_filter_map("a quota too fine, or a burst too slow to fill", |(quota, burst)| {
+        let burst = burst.unwrap_or(quota.limit());
+        Gcra::try_new(quota).and_then(|gcra| gcra.try_burst(burst)).ok()?;
+        Some(Spec::Bucket { quota, burst })
+    })
+}
+
+/// Any fixed window of either kind.
+pub(crate) fn window() -> impl Strategy<Value = Spec> {
+    (quota(), any::<bool>()).prop_map(|(quota, aligned)| Spec::Window { quota, aligned })
+}
+
+pub(crate) fn quota() -> impl Strategy<Value = Quota> {
+    let second = Duration::from_secs(1);
+    let known = vec![
+        Quota::per_day(1),
+        Quota::per_second(3),
+        Quota::per_minute(7),
+        Quota::new(1_000, 7 * second),
+        Quota::per_second(1_000_000),
+        Quota::per_second(1_000_000_000),
+        Quota::new(1, ticks(LONGEST)),
+        Quota::new(999_983, 86_399 * second),
+        Quota::new(3, ticks(7)),
+        Quota::new(7, ticks(3)),
+    ];
+    let whole = |unit: u64| {
+        (log_uniform(1_000_000), 1u64..1_000).prop_map(move |(limit, count)| Quota::new(limit, ticks(count * unit)))
+    };
+    let any =
+        (log_uniform(1_000_000), log_uniform(LONGEST)).prop_map(|(limit, period)| Quota::new(limit, ticks(period)));
+    prop_oneof![2 => select(known), 1 => whole(1), 1 => whole(1_000_000), 2 => any]
+}
+
+/// From 1 to `most`, all orders of magnitude alike.
+pub(crate) fn log_uniform(most: u64) -> impl Strategy<Value = u64> {
+    (0..=most.ilog2(), any::<u64>()).prop_map(move |(bits, digits)| {
+        let top = 1 << bits;
+        (top | digits & (top - 1)).min(most)
+    })
+}
+
+/// Between one and three tiers of one limit.
+pub(crate) fn tiers(spec: impl Strategy<Value = Spec>) -> impl Strategy<Value = Vec<Spec>> {
+    vec(spec, 1..=3)
+}

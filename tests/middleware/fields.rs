@@ -1,0 +1,59 @@
+//! The header fields as a client reads them: parsed by a foreign implementation of structured fields.
+
+use http::HeaderMap;
+use sfv::{BareItem, List, ListEntry, Parser};
+
+/// `RateLimit-Policy`: name, quota, window in seconds.
+pub(crate) fn policies(headers: &HeaderMap) -> Vec<(String, i64, i64)> {
+    let policies = members(headers, "ratelimit-policy", ["q", "w"]).into_iter();
+    policies.map(|(name, [q, w])| (name, q.expect("a quota"), w.expect("a window"))).collect()
+}
+
+/// `RateLimit`: name, what remains, after how many seconds there is more.
+pub(crate) fn limits(headers: &HeaderMap) -> Vec<(String, i64, Option<i64>)> {
+    let limits = members(headers, "ratelimit", ["r", "t"]).into_iter();
+    limits.map(|(name, [r, t])| (name, r.expect("a remainder"), t)).collect()
+}
+
+/// The members of a List of Strings, which have these parameters and no others. Field lines are joined, as RFC 9110 says.
+fn members<const N: usize>(headers: &HeaderMap, field: &str, keys: [&str; N]) -> Vec<(String, [Option<i64>; N])> {
+    let lines: Vec<_> = headers.get_all(field).iter().map(|line| line.to_str().expect("visible ASCII")).collect();
+    let list: List = Parser::new(&lines.join(", ")).parse().unwrap_or_else(|error| panic!("{lines:?}: {error}"));
+    let member = |entry: ListEntry| {
+        let ListEntry::Item(item) = entry else { panic!("{lines:?}: an inner list") };
+        let BareItem::String(name) = item.bare_item else { panic!("{lines:?}: not a String") };
+        let mut parameters = item.params;
+        let values = keys.map(|key| {
+            let value = parameters.shift_remove(key)?;
+            Some(value.as_integer().unwrap_or_else(|| panic!("{lines:?}: {key} is no Integer")).into())
+        });
+        assert!(parameters.is_empty(), "{lines:?}: {parameters:?}");
+        (String::from(name), values)
+    };
+    list.into_iter().map(member).collect()
+}
+
+/// `X-RateLimit-Limit`, `-Remaining` and `-Reset`.
+pub(crate) fn legacy(headers: &HeaderMap) -> Option<[u64; 3]> {
+    let names = ["x-ratelimit-limit", "x-ratelimit-remaining", "x-ratelimit-reset"];
+    let values = names.map(|name| number(headers, name));
+    assert!(values.iter().all(Option::is_some) || values.iter().all(Option::is_none), "all or none: {values:?}");
+    let [Some(limit), Some(remaining), Some(reset)] = values else { return None };
+    Some([limit, remaining, reset])
+}
+
+/// `Retry-After` in seconds.
+pub(crate) fn retry_after(headers: &HeaderMap) -> Option<u64> {
+    number(headers, "retry-after")
+}
+
+/// A field of one line that holds digits and nothing else.
+fn number(headers: &HeaderMap, field: &str) -> Option<u64> {
+    let lines: Vec<_> = headers.get_all(field).iter().collect();
+    let [line] = lines[..] else {
+        assert_eq!(lines.len(), 0, "{field} comes more than once");
+        return None;
+    };
+    assert!(line.as_bytes().iter().all(u8::is_ascii_digit), "{field}: {line:?} is no number");
+    Some(line.to_str().expect("digits").parse().expect("a number"))
+}

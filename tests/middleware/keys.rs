@@ -1,0 +1,372 @@
+//! Whose a request is: every extractor, and what a missing key means.
+
+use std::convert::Infallible;
+use std::net::{IpAddr, SocketAddr};
+
+use axum::extract::connect_info::{ConnectInfo, MockConnectInfo};
+use http::{HeaderName, HeaderValue, Request};
+use tower::{Layer, ServiceExt, service_fn};
+use tower_ratelimit::key::{
+    Extension, ExtractKey, Extracted, Global, Header, KeyText, Missing, Paths, PeerIn, Preflight,
+};
+use tower_ratelimit::response::AsError;
+use tower_ratelimit::{PeerIp, RateLimitLayer};
+
+use crate::support::Says;
+
+type Get = Request<()>;
+
+fn from(address: &str) -> Get {
+    let mut request = Get::default();
+    request.extensions_mut().insert(ConnectInfo(socket(address)));
+    request
+}
+
+fn socket(address: &str) -> SocketAddr {
+    SocketAddr::new(ip(address), 4711)
+}
+
+fn ip(address: &str) -> IpAddr {
+    address.parse().expect("an address")
+}
+
+fn with(fields: &[(&'static str, &[u8])]) -> Get {
+    let mut request = Get::default();
+    for (name, value) in fields {
+        let value = HeaderValue::from_bytes(value).expect("a field value");
+        request.headers_mut().append(HeaderName::from_static(name), value);
+    }
+    request
+}
+
+/// The reason why there is no key, and whether the server is at fault.
+fn missing<K: std::fmt::Debug>(extracted: Extracted<K>) -> (String, bool) {
+    let Extracted::Missing(missing) = extracted else { panic!("{extracted:?} is not missing") };
+    assert_eq!(missing.to_string(), missing.reason());
+    (missing.reason().to_owned(), missing.is_from_server())
+}
+
+// PeerIp
+
+#[test]
+fn the_peers_address_counts_and_not_its_port() {
+    assert_eq!(PeerIp::new().extract(&from("192.0.2.1")), Extracted::Key(ip("192.0.2.1")));
+    let mut request = from("192.0.2.1");
+    request.extensions_mut().insert(ConnectInfo(SocketAddr::new(ip("192.0.2.1"), 1)));
+    assert_eq!(PeerIp::default().extract(&request), Extracted::Key(ip("192.0.2.1")));
+}
+
+#[test]
+fn no_header_counts_for_the_peers_address() {
+    let forged =
+        [("x-forwarded-for", &b"203.0.113.9"[..]), ("forwarded", b"for=203.0.113.9"), ("x-real-ip", b"203.0.113.9")];
+    let mut request = with(&forged);
+    assert!(missing(PeerIp::new().extract(&request)).1);
+    request.extensions_mut().insert(ConnectInfo(socket("192.0.2.1")));
+    assert_eq!(PeerIp::new().extract(&request), Extracted::Key(ip("192.0.2.1")));
+}
+
+#[test]
+fn the_peers_address_is_found_where_servers_put_it() {
+    let mut request = Get::default();
+    request.extensions_mut().insert(socket("192.0.2.1"));
+    assert_eq!(PeerIp::new().extract(&request), Extracted::Key(ip("192.0.2.1")), "a server of one's own");
+    request.extensions_mut().insert(MockConnectInfo(socket("192.0.2.2")));
+    assert_eq!(PeerIp::new().extract(&request), Extracted::Key(ip("192.0.2.2")), "axum's tests");
+    request.extensions_mut().insert(ConnectInfo(socket("192.0.2.3")));
+    assert_eq!(PeerIp::new().extract(&request), Extracted::Key(ip("192.0.2.3")), "axum, which knows best");
+}
+
+#[test]
+fn a_missing_peer_address_is_the_servers_fault() {
+    let (reason, by_server) = missing(PeerIp::new().extract(&Get::default()));
+    assert!(by_server);
+    assert!(reason.contains("into_make_service_with_connect_info::<SocketAddr>()"), "{reason}");
+}
+
+/// Unmapped first, then cut: the other way round, all of IPv4 would be one key.
+#[test]
+fn a_mapped_ipv4_address_is_the_ipv4_address() {
+    let mapped = PeerIp::new().extract(&from("::ffff:192.0.2.1"));
+    assert_eq!(mapped, Extracted::Key(ip("192.0.2.1")));
+    assert_ne!(mapped, PeerIp::new().extract(&from("::ffff:192.0.2.2")));
+    for bits in [1, 96, 128] {
+        assert_eq!(PeerIp::new().ipv6_prefix(bits).key_of(ip("::ffff:192.0.2.1")), ip("192.0.2.1"));
+    }
+}
+
+#[test]
+fn an_ipv6_address_counts_by_its_first_64_bits() {
+    let key = |address| PeerIp::new().key_of(ip(address));
+    assert_eq!(key("2001:db8:1:2:3:4:5:6"), ip("2001:db8:1:2::"));
+    assert_eq!(key("2001:db8:1:2:ffff::1"), key("2001:db8:1:2:3:4:5:6"));
+    assert_ne!(key("2001:db8:1:3::1"), key("2001:db8:1:2::1"));
+    assert_eq!(key("192.0.2.1"), ip("192.0.2.1"), "an IPv4 address counts whole");
+}
+
+#[test]
+fn the_prefix_can_be_chosen() {
+    let address = ip("2001:db8:ffff:ffff:ffff:ffff:ffff:ffff");
+    let cut = |bits| PeerIp::new().ipv6_prefix(bits).key_of(address);
+    assert_eq!(cut(128), address);
+    assert_eq!(cut(127), ip("2001:db8:ffff:ffff:ffff:ffff:ffff:fffe"));
+    assert_eq!(cut(56), ip("2001:db8:ffff:ff00::"));
+    assert_eq!(cut(48), ip("2001:db8:ffff::"));
+    assert_eq!(cut(1), ip("::"));
+    for bits in [0, 129, 255] {
+        let error = PeerIp::new().try_ipv6_prefix(bits).expect_err("no such prefix");
+        assert!(error.is_config() && error.to_string().contains(&bits.to_string()), "{error}");
+        assert!(std::panic::catch_unwind(|| PeerIp::new().ipv6_prefix(bits)).is_err());
+    }
+    assert_eq!(PeerIp::new().try_ipv6_prefix(56).expect("fits"), PeerIp::new().ipv6_prefix(56));
+}
+
+// Header
+
+const TENANT: Header = Header::from_static("x-tenant");
+
+#[test]
+fn a_headers_value_is_the_key() {
+    assert_eq!(TENANT.extract(&with(&[("x-tenant", b"acme")])), Extracted::Key(KeyText::from("acme")));
+    assert_eq!(
+        Header::new(TENANT_NAME).extract(&with(&[("x-tenant", b"acme")])),
+        Extracted::Key(KeyText::from("acme"))
+    );
+    let latin = TENANT.extract(&with(&[("x-tenant", b"caf\xe9")]));
+    assert_eq!(latin, Extracted::Key(KeyText::new(b"caf\xe9")), "any bytes that a field can hold");
+}
+
+const TENANT_NAME: HeaderName = HeaderName::from_static("x-tenant");
+
+#[test]
+fn a_header_must_be_there_once_and_not_be_empty() {
+    let reason = |fields: &[(&'static str, &[u8])]| {
+        let (reason, by_server) = missing(TENANT.extract(&with(fields)));
+        assert!(!by_server, "the client should have sent it");
+        reason
+    };
+    assert_eq!(reason(&[("x-other", b"acme")]), "the header field x-tenant is missing");
+    assert_eq!(reason(&[("x-tenant", b"")]), "the header field x-tenant is empty");
+    let twice = "the header field x-tenant comes more than once";
+    assert_eq!(reason(&[("x-tenant", b"acme"), ("x-tenant", b"evil")]), twice);
+    assert_eq!(reason(&[("x-tenant", b"acme"), ("x-tenant", b"acme")]), twice);
+    assert_eq!(reason(&[("x-tenant", b"acme"), ("x-tenant", b"")]), twice);
+}
+
+// KeyText
+
+#[test]
+fn a_key_of_text_is_kept_up_to_its_bound_and_is_a_digest_beyond() {
+    let longest = [b'x'; KeyText::MAX_LEN];
+    assert_eq!(KeyText::MAX_LEN, 63);
+    assert_eq!(KeyText::new(&longest).as_bytes(), longest);
+    assert_eq!(KeyText::new(b"").as_bytes(), b"");
+
+    let digest = KeyText::new(&[b'x'; KeyText::MAX_LEN + 1]);
+    // printf 'x%.0s' {1..64} | sha256sum
+    assert_eq!(digest.to_string(), "sha256-7ce100971f64e7001e8fe5a51973ecdfe1ced42befe7ee8d5fd6219506b5393c"[..63]);
+    assert_eq!(digest.as_bytes().len(), KeyText::MAX_LEN);
+    assert_ne!(digest, KeyText::new(&[b'x'; KeyText::MAX_LEN + 2]));
+
+    let huge = vec![b'x'; 1 << 20];
+    let mut other = huge.clone();
+    *other.last_mut().expect("not empty") = b'y';
+    assert_eq!(KeyText::new(&huge), KeyText::new(&huge));
+    assert_ne!(KeyText::new(&huge), KeyText::new(&other), "all of it counts, not its beginning");
+    assert!(size_of::<KeyText>() <= 64, "bounded");
+}
+
+/// The length is part of the key: it is not padded to the next one.
+#[test]
+fn keys_of_text_are_equal_if_their_bytes_are() {
+    use std::hash::BuildHasher;
+    let hasher = std::hash::RandomState::new();
+    assert_eq!(KeyText::from("acme"), KeyText::new(b"acme"));
+    assert_eq!(hasher.hash_one(KeyText::from("acme")), hasher.hash_one(KeyText::new(b"acme")));
+    assert_ne!(KeyText::new(b"acme"), KeyText::new(b"acme\0"));
+    assert_ne!(hasher.hash_one(KeyText::new(b"acme")), hasher.hash_one(KeyText::new(b"acme\0")));
+    assert_ne!(KeyText::from("acme"), KeyText::from("ACME"));
+    assert_eq!(format!("{:?}", KeyText::new(b"a\"\n")), "KeyText(a\\\"\\n)", "fit for a log");
+}
+
+// Extension, Global
+
+#[test]
+fn an_extension_is_the_key_and_its_absence_the_servers_fault() {
+    #[derive(Clone, Debug, PartialEq, Eq, Hash)]
+    struct User(u64);
+
+    let key = Extension::<User>::new();
+    let (reason, by_server) = missing(key.extract(&Get::default()));
+    assert!(by_server, "{reason}");
+    let mut request = Get::default();
+    request.extensions_mut().insert(User(7));
+    assert_eq!(key.extract(&request), Extracted::Key(User(7)));
+    assert!(format!("{key:?}").contains("User"));
+}
+
+#[test]
+fn everybody_is_one_key() {
+    assert_eq!(Global.extract(&Get::default()), Extracted::Key(()));
+    assert_eq!(Global.extract(&"a request of any kind"), Extracted::Key(()));
+}
+
+// Closures
+
+#[test]
+fn a_closure_says_a_key_nothing_or_an_error() {
+    fn extract<K>(extractor: &impl ExtractKey<u32, Key = K>, request: u32) -> Extracted<K> {
+        extractor.extract(&request)
+    }
+
+    let odd = |number: &u32| (number % 2 == 1).then_some(*number);
+    assert_eq!(extract(&odd, 7), Extracted::Key(7));
+    let (reason, by_server) = missing(extract(&odd, 8));
+    assert_eq!((reason.as_str(), by_server), ("the request does not say whose it is", false));
+
+    let small = |number: &u32| u8::try_from(*number);
+    assert_eq!(extract(&small, 7), Extracted::Key(7));
+    let (reason, _) = missing(extract(&small, 1000));
+    assert_eq!(reason, "the request does not say whose it is", "an error may hold a secret, and is not told");
+
+    let all = |number: &u32| match number {
+        0 => Extracted::Exempt,
+        1 => Extracted::Missing(Missing::from_server("one is ours")),
+        number => Extracted::Key(number.to_string()),
+    };
+    assert_eq!(extract(&all, 0), Extracted::Exempt);
+    assert_eq!(missing(extract(&all, 1)), ("one is ours".to_owned(), true));
+    assert_eq!(extract(&all, 2), Extracted::Key("2".to_owned()));
+}
+
+#[test]
+fn a_found_key_can_be_changed() {
+    assert_eq!(Extracted::Key(7).map(|key| key + 1), Extracted::Key(8));
+    assert_eq!(Extracted::<u8>::Exempt.map(|key| key + 1), Extracted::Exempt);
+    let missing = Missing::from_request("gone");
+    assert_eq!(Extracted::<u8>::Missing(missing.clone()).map(|key| key + 1), Extracted::Missing(missing));
+}
+
+// Tuples
+
+/// Every pair and triple of outcomes.
+#[test]
+fn in_a_tuple_missing_outweighs_exempt_and_exempt_outweighs_a_key() {
+    let outcomes = ["key", "exempt", "missing"];
+    let part = |position: usize| {
+        move |outcomes: &[&'static str; 3]| match outcomes[position] {
+            "key" => Extracted::Key(position),
+            "exempt" => Extracted::Exempt,
+            _ => Extracted::Missing(Missing::from_request(["first", "second", "third"][position])),
+        }
+    };
+    let tuple = (part(0), part(1), part(2));
+    for a in outcomes {
+        for b in outcomes {
+            for c in outcomes {
+                let request = [a, b, c];
+                let first_missing = request.iter().position(|outcome| *outcome == "missing");
+                let extracted = tuple.extract(&request);
+                if let Some(position) = first_missing {
+                    assert_eq!(missing(extracted).0, ["first", "second", "third"][position], "{request:?}");
+                } else if request.contains(&"exempt") {
+                    assert_eq!(extracted, Extracted::Exempt, "{request:?}");
+                } else {
+                    assert_eq!(extracted, Extracted::Key((0, 1, 2)));
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn a_tuple_is_the_tuple_of_its_keys() {
+    let mut request = with(&[("x-tenant", b"acme")]);
+    request.extensions_mut().insert(ConnectInfo(socket("2001:db8::1")));
+    let (acme, net) = (KeyText::from("acme"), ip("2001:db8::"));
+    assert_eq!((TENANT,).extract(&request), Extracted::Key((acme,)));
+    assert_eq!((TENANT, PeerIp::new()).extract(&request), Extracted::Key((acme, net)));
+    let four = (TENANT, Global, PeerIp::new(), |_: &Get| Some(4));
+    assert_eq!(four.extract(&request), Extracted::Key((acme, (), net, 4)));
+    let nested = ((TENANT, Global), (PeerIp::new(),));
+    assert_eq!(nested.extract(&request), Extracted::Key(((acme, ()), (net,))));
+}
+
+/// Leaving the header out lifts nobody's limit, even where another part would exempt the request.
+#[test]
+fn no_part_of_a_tuple_exempts_what_lacks_another() {
+    let exempt = |_: &Get| Extracted::<()>::Exempt;
+    for extracted in
+        [(exempt, TENANT).extract(&Get::default()).map(|_| ()), (TENANT, exempt).extract(&Get::default()).map(|_| ())]
+    {
+        assert_eq!(missing(extracted).0, "the header field x-tenant is missing");
+    }
+}
+
+// Exemptions
+
+/// Whether a limiter that refuses everything lets the request through.
+fn is_exempt<K: ExtractKey<Get> + Clone>(layer: &RateLimitLayer<K, Says>, request: Get) -> bool {
+    let service = layer.clone().responder(AsError).layer(service_fn(async |_: Get| Ok::<_, Infallible>(())));
+    tokio_test::block_on(service.oneshot(request)).is_ok()
+}
+
+#[test]
+fn preflights_are_exempt_by_what_makes_them_one() {
+    let layer = RateLimitLayer::new(Global, Says::no()).exempt_if(Preflight);
+    let preflight = |method: &str, fields: &[(&'static str, &[u8])]| {
+        let mut request = with(fields);
+        *request.method_mut() = method.parse().expect("a method");
+        is_exempt(&layer, request)
+    };
+    let origin = ("origin", &b"https://a.test"[..]);
+    let method = ("access-control-request-method", &b"PUT"[..]);
+    assert!(preflight("OPTIONS", &[origin, method]));
+    assert!(!preflight("OPTIONS", &[origin]));
+    assert!(!preflight("OPTIONS", &[method]));
+    assert!(!preflight("OPTIONS", &[]));
+    assert!(!preflight("GET", &[origin, method]));
+}
+
+#[test]
+fn paths_are_exempt_exactly_as_they_are_given() {
+    let layer = RateLimitLayer::new(Global, Says::no()).exempt_if(Paths::new(["/health", "/ready"]));
+    let exempt = |uri: &str| is_exempt(&layer, Request::get(uri).body(()).expect("a request"));
+    for path in ["/health", "/ready", "/health?verbose", "http://host.test/health"] {
+        assert!(exempt(path), "{path}");
+    }
+    for path in ["/", "/health/", "/healthy", "/api/health", "//health", "/HEALTH", "/%68ealth"] {
+        assert!(!exempt(path), "{path}");
+    }
+}
+
+#[test]
+fn peers_in_trusted_networks_are_exempt_and_no_header_makes_one() {
+    let inside = PeerIn::parse(["10.0.0.0/8", " 2001:db8::/32", "192.0.2.7"]).expect("networks");
+    let layer = RateLimitLayer::new(Global, Says::no()).exempt_if(inside);
+    for peer in ["10.0.0.1", "10.255.255.255", "::ffff:10.1.2.3", "2001:db8::1", "192.0.2.7", "::ffff:192.0.2.7"] {
+        assert!(is_exempt(&layer, from(peer)), "{peer}");
+    }
+    for peer in ["11.0.0.1", "192.0.2.8", "2001:db9::1", "::a00:1"] {
+        assert!(!is_exempt(&layer, from(peer)), "{peer}");
+    }
+    assert!(!is_exempt(&layer, with(&[("x-forwarded-for", b"10.0.0.1")])), "a peer that is not known is in none");
+
+    for wrong in ["10.0.0.0/33", "10.0.0", "localhost", ""] {
+        let error = PeerIn::parse(["::1", wrong]).expect_err("no network");
+        assert!(error.is_config() && error.to_string().starts_with(&format!("{wrong:?}")), "{error}");
+    }
+}
+
+#[test]
+fn several_exemptions_add_up_and_come_before_the_key() {
+    let layer = RateLimitLayer::new(TENANT, Says::no())
+        .exempt_if(|request: &Get| request.method() == "HEAD")
+        .exempt_if(Paths::new(["/health"]));
+    let exempt = |method: &str, path: &str| {
+        is_exempt(&layer, Request::builder().method(method).uri(path).body(()).expect("a request"))
+    };
+    assert!(exempt("HEAD", "/"));
+    assert!(exempt("GET", "/health"));
+    assert!(!exempt("GET", "/"));
+}

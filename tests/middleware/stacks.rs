@@ -1,0 +1,299 @@
+//! The layer in real stacks: axum's routers, tower's builder, and limiters around limiters.
+
+use std::convert::Infallible;
+use std::net::SocketAddr;
+
+use axum::Router;
+use axum::body::Body;
+use axum::extract::connect_info::MockConnectInfo;
+use axum::routing::get;
+use http::{HeaderMap, Request, Response, StatusCode};
+use tower::{BoxError, Layer, Service, ServiceBuilder, ServiceExt, service_fn};
+use tower_ratelimit::key::{Extracted, Global};
+use tower_ratelimit::response::{Admission, AsError, Http, LegacyReset, Rejected};
+use tower_ratelimit::{FixedWindow, Limit, ManualClock, Memory, PeerIp, Quota, RateLimitLayer};
+
+use crate::fields::{legacy, limits, policies};
+use crate::support::per_minute;
+
+type Named = Memory<Limit<FixedWindow>, ManualClock>;
+
+fn named(name: &'static str, limit: u64) -> Named {
+    let limit = Limit::new(name, FixedWindow::new(Quota::per_minute(limit)));
+    Memory::builder(limit).max_keys(100).clock(ManualClock::new()).build().expect("a limiter")
+}
+
+fn by_all(name: &'static str, limit: u64) -> RateLimitLayer<Global, Named> {
+    RateLimitLayer::new(Global, named(name, limit))
+}
+
+/// Sends one request through a router.
+async fn send(app: &Router, path: &str) -> Response<Body> {
+    let request = Request::get(path).body(Body::empty()).expect("a request");
+    let Ok(response) = app.clone().oneshot(request).await;
+    response
+}
+
+async fn status(app: &Router, path: &str) -> u16 {
+    send(app, path).await.status().as_u16()
+}
+
+/// The names of the limits that an answer tells of.
+fn told(headers: &HeaderMap) -> Vec<String> {
+    let (limits, policies) = (limits(headers), policies(headers));
+    let names: Vec<_> = limits.into_iter().map(|(name, ..)| name).collect();
+    assert_eq!(names, policies.into_iter().map(|(name, ..)| name).collect::<Vec<_>>());
+    names
+}
+
+/// axum makes a service of the layer for every route and method: they are under one limit.
+#[tokio::test]
+async fn all_routes_and_methods_of_a_router_share_the_limit() {
+    let app = Router::new()
+        .route("/a", get(async || "a").post(async || "posted"))
+        .route("/b", get(async || "b"))
+        .layer(by_all("app", 3));
+    assert_eq!(status(&app, "/a").await, 200);
+    assert_eq!(status(&app, "/b").await, 200);
+    let post = Request::post("/a").body(Body::empty()).expect("a request");
+    assert_eq!(app.clone().oneshot(post).await.expect("infallible").status(), StatusCode::OK);
+    assert_eq!(status(&app, "/a").await, 429);
+    assert_eq!(status(&app, "/b").await, 429);
+}
+
+#[tokio::test]
+async fn routes_that_are_added_after_the_layer_are_exempt() {
+    let app = Router::new().route("/", get(async || "hello")).layer(by_all("app", 1));
+    let app = app.route("/health", get(async || "ok"));
+    assert_eq!(status(&app, "/").await, 200);
+    assert_eq!(status(&app, "/").await, 429);
+    for _ in 0..3 {
+        let health = send(&app, "/health").await;
+        assert_eq!(health.status(), StatusCode::OK);
+        assert_eq!(told(health.headers()), [""; 0]);
+    }
+}
+
+/// What matches no route is charged by `layer`, and not by `route_layer`.
+#[tokio::test]
+async fn a_route_layer_limits_only_what_matches_a_route() {
+    let router = || Router::new().route("/", get(async || "hello"));
+
+    let app = router().route_layer(by_all("app", 1));
+    for _ in 0..3 {
+        assert_eq!(status(&app, "/nowhere").await, 404);
+    }
+    assert_eq!(status(&app, "/").await, 200);
+    assert_eq!(status(&app, "/").await, 429);
+
+    let app = router().layer(by_all("app", 1));
+    assert_eq!(status(&app, "/nowhere").await, 404);
+    assert_eq!(status(&app, "/nowhere").await, 429);
+    assert_eq!(status(&app, "/").await, 429);
+}
+
+#[tokio::test]
+async fn a_layer_on_a_method_limits_that_method() {
+    let app = Router::new().route("/", get(async || "hello").layer(by_all("get", 1)).post(async || "posted"));
+    assert_eq!(status(&app, "/").await, 200);
+    assert_eq!(status(&app, "/").await, 429);
+    let post = Request::post("/").body(Body::empty()).expect("a request");
+    assert_eq!(app.oneshot(post).await.expect("infallible").status(), StatusCode::OK);
+}
+
+/// A nested router is under its own limit and the outer one's, and both are told.
+#[tokio::test]
+async fn nested_routers_are_under_both_limits() {
+    let api = Router::new().route("/", get(async || "api")).layer(by_all("api", 2));
+    let app = Router::new().route("/", get(async || "site")).nest("/api", api).layer(by_all("app", 4));
+
+    let response = send(&app, "/api").await;
+    assert_eq!(told(response.headers()), ["api", "app"], "the inner one's first: it is added first");
+    assert_eq!(status(&app, "/api").await, 200);
+    let refused = send(&app, "/api").await;
+    assert_eq!(refused.status(), StatusCode::TOO_MANY_REQUESTS);
+    assert_eq!(told(refused.headers()), ["api", "app"], "the outer one let it through, and charged it");
+
+    let response = send(&app, "/").await;
+    assert_eq!((response.status(), told(response.headers())), (StatusCode::OK, vec!["app".to_owned()]));
+    let refused = send(&app, "/").await;
+    assert_eq!(refused.status(), StatusCode::TOO_MANY_REQUESTS);
+    assert_eq!(
+        told(send(&app, "/api").await.headers()),
+        ["app"],
+        "the outer one refuses before the inner one is asked"
+    );
+}
+
+#[tokio::test]
+async fn merged_routers_can_share_a_limit_or_not() {
+    let shared = by_all("shared", 2);
+    let one = Router::new().route("/one", get(async || "one")).layer(shared.clone());
+    let two = Router::new().route("/two", get(async || "two")).layer(shared);
+    let own = Router::new().route("/own", get(async || "own")).layer(by_all("own", 1));
+    let app = one.merge(two).merge(own);
+    assert_eq!(status(&app, "/one").await, 200);
+    assert_eq!(status(&app, "/two").await, 200);
+    assert_eq!(status(&app, "/one").await, 429);
+    assert_eq!(status(&app, "/own").await, 200);
+}
+
+/// As axum's documentation advises for tests without a socket.
+#[tokio::test]
+async fn a_mocked_peer_address_is_found() {
+    let client = |address: &str| {
+        let address: SocketAddr = address.parse().expect("an address");
+        let limited = Router::new().route("/", get(async || "hello"));
+        move |layer: RateLimitLayer<PeerIp, _>| limited.layer(layer).layer(MockConnectInfo(address))
+    };
+    let layer = RateLimitLayer::new(PeerIp::new(), named("peer", 1));
+    let one = client("192.0.2.1:1")(layer.clone());
+    let same = client("[::ffff:192.0.2.1]:2")(layer.clone());
+    let other = client("192.0.2.2:1")(layer.clone());
+    let nobody = Router::new().route("/", get(async || "hello")).layer(layer);
+    assert_eq!(status(&one, "/").await, 200);
+    assert_eq!(status(&same, "/").await, 429);
+    assert_eq!(status(&other, "/").await, 200);
+    assert_eq!(status(&nobody, "/").await, 500);
+}
+
+/// What an outer layer puts there counts: a login before the limiter.
+#[tokio::test]
+async fn a_user_that_an_outer_layer_has_found_is_a_key() {
+    #[derive(Clone, PartialEq, Eq, Hash)]
+    struct User(String);
+
+    async fn login(mut request: axum::extract::Request, next: axum::middleware::Next) -> axum::response::Response {
+        let user = request.headers().get("authorization").and_then(|value| value.to_str().ok()).map(str::to_owned);
+        if let Some(user) = user {
+            request.extensions_mut().insert(User(user));
+        }
+        next.run(request).await
+    }
+
+    let limiter = named("user", 1);
+    let app = Router::new()
+        .route("/", get(async || "hello"))
+        .layer(RateLimitLayer::new(tower_ratelimit::key::Extension::<User>::new(), limiter))
+        .layer(axum::middleware::from_fn(login));
+    let as_user = |user: &str| Request::get("/").header("authorization", user).body(Body::empty()).expect("a request");
+    for (user, expected) in [("ada", 200), ("ada", 429), ("bob", 200)] {
+        assert_eq!(app.clone().oneshot(as_user(user)).await.expect("infallible").status(), expected, "{user}");
+    }
+    assert_eq!(status(&app, "/").await, 500, "without a login nothing is let through");
+}
+
+/// The strictest answer for outer layers, the nearest for handlers.
+#[tokio::test]
+async fn stacked_limiters_tell_of_both() {
+    async fn handler(request: axum::extract::Request) -> String {
+        let admission = request.extensions().get::<Admission>().expect("a decision");
+        let standing = admission.decision().and_then(tower_ratelimit::Decision::standing).expect("a limit");
+        standing.name().to_owned()
+    }
+    let like_kong = || Http::new().legacy_fields(LegacyReset::DeltaSeconds);
+    for ((inner, outer), strictest) in [((2, 5), "inner"), ((5, 2), "outer")] {
+        let app = Router::new().route("/", get(handler)).layer(
+            ServiceBuilder::new()
+                .layer(by_all("outer", outer).responder(like_kong()))
+                .layer(by_all("inner", inner).responder(like_kong())),
+        );
+        let response = send(&app, "/").await;
+        assert_eq!(told(response.headers()), ["inner", "outer"]);
+        assert_eq!(legacy(response.headers()), Some([2, 1, 60]), "of the one with the least left");
+        let name = |response: &Response<Body>| {
+            let admission = response.extensions().get::<Admission>().expect("a decision").clone();
+            admission.decision().and_then(|decision| Some(decision.standing()?.name().to_owned())).expect("a limit")
+        };
+        assert_eq!(name(&response), strictest);
+        let body = axum::body::to_bytes(response.into_body(), 99).await.expect("a body");
+        assert_eq!(body, "inner", "the handler is told by the limiter next to it");
+
+        let _ = send(&app, "/").await;
+        let refused = send(&app, "/").await;
+        assert_eq!(refused.status(), StatusCode::TOO_MANY_REQUESTS);
+        assert_eq!(name(&refused), strictest, "a refusal is stricter than any permission");
+        assert_eq!(legacy(refused.headers()), Some([2, 0, 60]));
+        let both = ["inner".to_owned(), "outer".to_owned()];
+        assert_eq!(told(refused.headers()), if strictest == "inner" { both.to_vec() } else { both[1..].to_vec() });
+    }
+}
+
+/// An exempt request says less than a limited one, wherever it was exempt.
+#[tokio::test]
+async fn a_limit_says_more_than_an_exemption() {
+    let exempt = || RateLimitLayer::new(|_: &axum::extract::Request| Extracted::<()>::Exempt, named("exempt", 1));
+    for app in [
+        Router::new().route("/", get(async || "hello")).layer(exempt()).layer(by_all("app", 9)),
+        Router::new().route("/", get(async || "hello")).layer(by_all("app", 9)).layer(exempt()),
+    ] {
+        let response = send(&app, "/").await;
+        assert_eq!(told(response.headers()), ["app"]);
+        assert!(response.extensions().get::<Admission>().expect("an admission").decision().is_some());
+    }
+}
+
+/// With axum's body boxed around ours.
+#[tokio::test]
+async fn the_mode_for_any_body_fits_axum_as_well() {
+    let responder = Http::new().any_body();
+    let app = Router::new().route("/", get(async || "hello")).layer(by_all("app", 1).responder(responder));
+    let response = send(&app, "/").await;
+    assert_eq!(axum::body::to_bytes(response.into_body(), 99).await.expect("a body"), "hello");
+    let refused = send(&app, "/").await;
+    assert_eq!(refused.status(), StatusCode::TOO_MANY_REQUESTS);
+    let body = axum::body::to_bytes(refused.into_body(), 999).await.expect("a body");
+    assert!(body.starts_with(b"{\"type\":"));
+}
+
+/// tower's buffer, timeouts and load shedding around it, a concurrency limit below it, in one service.
+#[tokio::test]
+async fn it_fits_between_towers_own_layers() {
+    let (limiter, _clock) = per_minute(2);
+    let service = ServiceBuilder::new()
+        .load_shed()
+        .buffer(4)
+        .layer(RateLimitLayer::new(|job: &crate::support::Job| job.key, limiter).responder(AsError))
+        .concurrency_limit(1)
+        .service(service_fn(async |_: crate::support::Job| Ok::<_, Infallible>("done")));
+    let ask = || service.clone().oneshot(crate::support::Job::of("a"));
+    assert_eq!(ask().await.expect("allowed"), "done");
+    assert_eq!(ask().await.expect("allowed"), "done");
+    for _ in 0..9 {
+        let error = ask().await.expect_err("a refusal");
+        assert!(error.is::<Rejected>(), "no permit is lost on the way: {error}");
+    }
+}
+
+/// Clients have the same limiter: it holds back what they send.
+#[tokio::test]
+async fn a_boxed_service_of_any_kind_can_be_limited() {
+    let client = tower::util::BoxCloneService::new(service_fn(async |_: Request<String>| {
+        Ok::<_, BoxError>(Response::new("pong".to_owned()))
+    }));
+    let by_host = |request: &Request<String>| request.uri().host().map(str::to_owned);
+    let layer = RateLimitLayer::new(by_host, named("host", 1)).responder(AsError);
+    let mut client = layer.layer(client);
+    let to = |host: &str| Request::get(format!("http://{host}/")).body(String::new()).expect("a request");
+    for (host, passes) in [("a.test", true), ("a.test", false), ("b.test", true)] {
+        let answer = client.ready().await.expect("ready").call(to(host)).await;
+        assert_eq!(answer.is_ok(), passes, "{host}");
+    }
+}
+
+/// The types can be named, moved to threads and shared, as servers want them.
+#[test]
+fn layers_and_services_are_what_servers_ask_for() {
+    struct NotClone;
+    fn is_layer<L: Clone + Send + Sync + 'static>(_: &L) {}
+    fn is_service<R, S: Service<R, Future: Send + 'static> + Clone + Send + Sync + 'static>(_: &S) {}
+
+    let layer = RateLimitLayer::new(PeerIp::new(), named("app", 1));
+    is_layer(&layer);
+    let router: Router = Router::new();
+    is_service::<Request<Body>, _>(&layer.layer(router));
+    // Requests and responses need not be `Clone`.
+    let layer = RateLimitLayer::new(|_: &NotClone| Some("key"), per_minute(1).0).responder(AsError);
+    is_layer(&layer);
+    is_service::<NotClone, _>(&layer.layer(service_fn(async |request: NotClone| Ok::<_, Infallible>(request))));
+}

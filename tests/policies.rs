@@ -1,0 +1,753 @@
+//! Limits from configuration: every algorithm by its name, errors that point at the field, a round trip through text;
+//! and limits replaced while they are used, by which nothing that is owed is lost or granted.
+
+use std::collections::BTreeMap;
+use std::sync::Barrier;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread;
+use std::time::Duration;
+
+use serde::Deserialize;
+use tower_ratelimit::algorithm::Algorithm;
+use tower_ratelimit::limiter::Receipt;
+use tower_ratelimit::policy::{AlgorithmName, Parts, Policy};
+use tower_ratelimit::{
+    Ask, Decision, DynLimit, FixedWindow, Gcra, LeakyBucket, LeakyQueue, Limit, Limiter, ManualClock, Memory, Quota,
+    SlidingLog, SlidingWindow, Standing, TokenBucket, per_key,
+};
+
+const SECOND: Duration = Duration::from_secs(1);
+const MINUTE: Duration = Duration::from_secs(60);
+const HOUR: Duration = Duration::from_secs(3600);
+
+/// Whose request it is in these tests.
+struct Caller {
+    user: u32,
+    organisation: &'static str,
+}
+
+const ALICE: Caller = Caller { user: 1, organisation: "acme" };
+const BOB: Caller = Caller { user: 2, organisation: "acme" };
+
+fn parts() -> Parts<Caller> {
+    Parts::new()
+        .part("user", |caller: &Caller| caller.user)
+        .part("organisation", |caller: &Caller| caller.organisation)
+        .part("all", |_: &Caller| ())
+}
+
+#[derive(Debug, Deserialize)]
+struct Config {
+    limits: Vec<Policy>,
+}
+
+fn from_toml(text: &str) -> Vec<Policy> {
+    toml::from_str::<Config>(text).unwrap_or_else(|error| panic!("{error}")).limits
+}
+
+/// A policy with these settings, in TOML.
+fn policy(settings: &str) -> Result<Policy, toml::de::Error> {
+    toml::from_str(settings)
+}
+
+type Dynamic = Memory<Vec<DynLimit<Caller>>, ManualClock>;
+
+fn memory(limits: Vec<DynLimit<Caller>>, clock: &ManualClock) -> Dynamic {
+    Memory::builder(limits).max_keys(1000).clock(clock.clone()).build().unwrap()
+}
+
+fn peek(limiter: &impl Limiter<Caller>, caller: &Caller) -> Decision {
+    limiter.peek(caller, Ask::default().every_limit()).try_ready().unwrap().unwrap()
+}
+
+/// What each limit has left, by its name.
+fn left(limiter: &impl Limiter<Caller>, caller: &Caller) -> BTreeMap<String, u64> {
+    let decision = peek(limiter, caller);
+    decision.standings().iter().map(|standing| (standing.name().to_owned(), standing.remaining())).collect()
+}
+
+fn named<const N: usize>(limits: [(&str, u64); N]) -> BTreeMap<String, u64> {
+    limits.map(|(name, left)| (name.to_owned(), left)).into()
+}
+
+fn settle(limiter: &Dynamic, caller: &Caller, receipt: Receipt, actual: u64) {
+    limiter.settle(caller, receipt, actual).try_ready().unwrap().unwrap();
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Reading
+// ---------------------------------------------------------------------------------------------------------------------
+
+/// The limit of a policy decides as one that was made in code.
+fn decides_as(settings: &str, algorithm: impl Algorithm) {
+    let policies = [policy(&format!("name = 'x'\nby = 'all'\n{settings}")).unwrap()];
+    let clock = ManualClock::new();
+    let configured = memory(parts().limits(&policies).unwrap(), &clock);
+    let in_code = vec![DynLimit::new(Limit::new("x", algorithm).by(|_: &Caller| ()))];
+    let in_code = memory(in_code, &clock);
+    let mut seed = 1_u64;
+    for _ in 0..300 {
+        seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        clock.advance(Duration::from_micros(seed >> 42));
+        let ask = Ask::cost((seed >> 33) % 4).within(SECOND * u32::try_from(seed >> 62).unwrap());
+        assert_eq!(configured.decide(&ALICE, ask), in_code.decide(&ALICE, ask), "{settings}");
+    }
+}
+
+#[test]
+fn every_algorithm_has_a_name_and_its_settings() {
+    let quota: Quota = "30/min".parse().unwrap();
+    decides_as("algorithm = 'gcra'\nquota = '30/min'", Gcra::new(quota));
+    decides_as("algorithm = 'gcra'\nquota = '30/min'\nburst = 5", Gcra::new(quota).burst(5));
+    decides_as("algorithm = 'token-bucket'\nquota = '30/min'\nburst = 3", TokenBucket::new(quota).burst(3));
+    decides_as("algorithm = 'leaky-bucket'\nquota = '30/min'\nburst = 40", LeakyBucket::new(quota).burst(40));
+    decides_as("algorithm = 'leaky-queue'\nquota = '30/min'", LeakyQueue::new(quota));
+    decides_as("algorithm = 'leaky-queue'\nquota = '30/min'\nmax_waiting = 0", LeakyQueue::new(quota).max_waiting(0));
+    decides_as("algorithm = 'leaky-queue'\nquota = '30/min'\nmax_waiting = 7", LeakyQueue::new(quota).max_waiting(7));
+    decides_as("algorithm = 'fixed-window'\nquota = '30/min'", FixedWindow::new(quota));
+    decides_as("algorithm = 'fixed-window'\nquota = '30/min'\naligned_to_clock = false", FixedWindow::new(quota));
+    let aligned = FixedWindow::new(quota).aligned_to_clock();
+    decides_as("algorithm = 'fixed-window'\nquota = '30/min'\naligned_to_clock = true", aligned);
+    decides_as("algorithm = 'sliding-window'\nquota = '30/min'", SlidingWindow::new(quota));
+    decides_as("algorithm = 'sliding-window'\nquota = '30/min'\nblocks = 4", SlidingWindow::new(quota).blocks(4));
+    let weighted = SlidingWindow::new(quota).blocks(1).weighted();
+    decides_as("algorithm = 'sliding-window'\nquota = '30/min'\nblocks = 1\nweighted = true", weighted);
+    decides_as("algorithm = 'sliding-log'\nquota = '5 per 10s'", SlidingLog::new("5 per 10s".parse().unwrap()));
+}
+
+#[test]
+fn a_policy_says_what_was_written() {
+    let text = "name = 'api'\nalgorithm = 'sliding-log'\nquota = '5 per 15min'\nby = 'user'\nshadow = true";
+    let policy = policy(text).unwrap();
+    assert_eq!((policy.name(), policy.by(), policy.is_shadow()), ("api", "user", true));
+    assert_eq!(policy.algorithm(), AlgorithmName::SlidingLog);
+    assert_eq!(policy.quota(), Quota::new(5, 15 * MINUTE));
+}
+
+const ALL: &str = r#"
+    [[limits]]
+    name = "smooth"
+    algorithm = "gcra"
+    quota = "10/s"
+    burst = 20
+    by = "user"
+
+    [[limits]]
+    name = "hourly"
+    algorithm = "fixed-window"
+    quota = "1_000 per hour"
+    aligned_to_clock = true
+    by = "organisation"
+
+    [[limits]]
+    name = "spacing"
+    algorithm = "leaky-queue"
+    quota = "100/s"
+    max_waiting = 5
+    by = "all"
+
+    [[limits]]
+    name = "trial"
+    algorithm = "sliding-window"
+    quota = "3/min"
+    blocks = 6
+    weighted = true
+    by = "user"
+    shadow = true
+
+    [[limits]]
+    name = "log"
+    algorithm = "sliding-log"
+    quota = "50/min"
+    by = "user"
+"#;
+
+#[test]
+fn limits_count_by_the_parts_that_they_name() {
+    let clock = ManualClock::new();
+    let limiter = memory(parts().limits(&from_toml(ALL)).unwrap(), &clock);
+    let decision = limiter.decide(&ALICE, Ask::cost(4).within(SECOND));
+    assert_eq!(decision.shadow_refusals().map(Standing::name).collect::<Vec<_>>(), ["trial"]);
+    let expected = [("smooth", 16), ("hourly", 996), ("spacing", 2), ("trial", 3), ("log", 46)];
+    assert_eq!(left(&limiter, &ALICE), named(expected));
+    let expected = [("smooth", 20), ("hourly", 996), ("spacing", 2), ("trial", 3), ("log", 50)];
+    assert_eq!(left(&limiter, &BOB), named(expected));
+    let eve = Caller { user: 3, organisation: "other" };
+    assert_eq!(left(&limiter, &eve)["hourly"], 1000);
+}
+
+#[test]
+fn what_is_written_reads_back_as_the_same() {
+    let policies = from_toml(ALL);
+    let json = serde_json::to_string(&policies).unwrap();
+    assert_eq!(serde_json::from_str::<Vec<Policy>>(&json).unwrap(), policies);
+    for policy in &policies {
+        let written = toml::Value::try_from(policy).unwrap();
+        assert_eq!(&written.try_into::<Policy>().unwrap(), policy);
+    }
+    // What was not set is not written, and a quota is written as it is told elsewhere.
+    assert_eq!(
+        serde_json::to_value(&policies[1]).unwrap(),
+        serde_json::json!({
+            "name": "hourly",
+            "algorithm": "fixed-window",
+            "quota": "1000/h",
+            "aligned_to_clock": true,
+            "by": "organisation",
+        })
+    );
+    let json: serde_json::Value = serde_json::from_str(&json).unwrap();
+    assert_eq!(json[3]["shadow"], true);
+    assert_eq!(json[4].as_object().unwrap().len(), 4);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Errors
+// ---------------------------------------------------------------------------------------------------------------------
+
+/// Settings that can't be, in TOML from line 3 on; where the error points, and what it must say.
+const WRONG: [(&str, &str, &[&str]); 26] = [
+    ("algorithm = 'gcraa'\nquota = '1/s'", "3, column 13", &["`gcraa`", "`gcra`", "`sliding-log`"]),
+    ("algorithm = 'GCRA'\nquota = '1/s'", "3, column 13", &["`GCRA`"]),
+    ("algorithm = 7\nquota = '1/s'", "3, column 13", &[]),
+    ("algorithm = 'gcra'\nquota = 'ten'", "4, column 9", &["\"ten\"", "COUNT/PERIOD"]),
+    ("algorithm = 'gcra'\nquota = '10/fortnight'", "4, column 9", &["\"10/fortnight\"", "us, ms, s, min, h, d or w"]),
+    ("algorithm = 'gcra'\nquota = '0/s'", "4, column 9", &["\"0/s\"", "at least 1"]),
+    ("algorithm = 'gcra'\nquota = '1 per 0s'", "4, column 9", &["\"1 per 0s\""]),
+    ("algorithm = 'gcra'\nquota = 10", "4, column 9", &["\"100/min\""]),
+    ("algorithm = 'gcra'\nquota = '9007199254740991/d'", "1, column 1", &["quota: ", "can't be counted exactly"]),
+    ("algorithm = 'gcra'\nquota = '1/s'\nburst = 0", "1, column 1", &["burst: ", "at least 1"]),
+    ("algorithm = 'gcra'\nquota = '1/s'\nburst = -1", "5, column 9", &["`-1`"]),
+    ("algorithm = 'gcra'\nquota = '1/s'\nburst = '1'", "5, column 9", &["\"1\""]),
+    ("algorithm = 'token-bucket'\nquota = '1/d'\nburst = 100000", "1, column 1", &["burst: ", "200 years"]),
+    ("algorithm = 'leaky-bucket'\nquota = '1/s'\nburst = 0", "1, column 1", &["burst: ", "at least 1"]),
+    ("algorithm = 'leaky-queue'\nquota = '1/s'\nmax_waiting = 9007199254740992", "1, column 1", &["max_waiting: "]),
+    ("algorithm = 'leaky-queue'\nquota = '1/s'\nburst = 5", "1, column 1", &["burst: ", "gcra, token-bucket"]),
+    ("algorithm = 'gcra'\nquota = '1/s'\nmax_waiting = 5", "1, column 1", &["max_waiting: ", "leaky-queue"]),
+    (
+        "algorithm = 'gcra'\nquota = '1/s'\naligned_to_clock = false",
+        "1, column 1",
+        &["aligned_to_clock: ", "fixed-window"],
+    ),
+    ("algorithm = 'fixed-window'\nquota = '1/s'\nblocks = 5", "1, column 1", &["blocks: ", "sliding-window"]),
+    ("algorithm = 'sliding-log'\nquota = '1/s'\nweighted = true", "1, column 1", &["weighted: ", "sliding-window"]),
+    ("algorithm = 'sliding-log'\nquota = '2_000_000/d'", "1, column 1", &["quota: ", "SlidingWindow"]),
+    ("algorithm = 'sliding-window'\nquota = '1/min'\nblocks = 7", "1, column 1", &["blocks: ", "whole number"]),
+    ("algorithm = 'sliding-window'\nquota = '1/min'\nblocks = 61", "1, column 1", &["blocks: ", "1 to 60"]),
+    (
+        "algorithm = 'sliding-window'\nquota = '90_000_000/h'\nweighted = true",
+        "1, column 1",
+        &["weighted: ", "more blocks"],
+    ),
+    ("algorithm = 'gcra'\nquota = '1/s'\nbrust = 5", "5, column 1", &["`brust`", "`burst`"]),
+    ("algorithm = 'gcra'", "1, column 1", &["`quota`"]),
+];
+
+#[test]
+fn an_error_points_at_what_is_wrong() {
+    for (settings, place, says) in WRONG {
+        let text = format!("[[limits]]\nname = 'x'\n{settings}\nby = 'user'");
+        let error = toml::from_str::<Config>(&text).expect_err(&text).to_string();
+        assert!(error.contains(&format!("at line {place}\n")), "{text}\n{error}");
+        for words in says {
+            assert!(error.contains(words), "{text}\nsays not {words:?}:\n{error}");
+        }
+
+        // The same in JSON.
+        let value: toml::Value = toml::from_str(&text).unwrap();
+        let json = serde_json::to_string(&value).unwrap();
+        let error = serde_json::from_str::<Config>(&json).expect_err(&text).to_string();
+        for words in says {
+            assert!(error.contains(words), "{text}\nsays not {words:?}:\n{error}");
+        }
+    }
+    for (text, says) in [
+        ("name = ''\nalgorithm = 'gcra'\nquota = '1/s'\nby = 'user'", "name: "),
+        ("algorithm = 'gcra'\nquota = '1/s'\nby = 'user'", "`name`"),
+        ("name = 'x'\nquota = '1/s'\nby = 'user'", "`algorithm`"),
+        ("name = 'x'\nalgorithm = 'gcra'\nquota = '1/s'", "`by`"),
+    ] {
+        let error = policy(text).expect_err(text).to_string();
+        assert!(error.contains(says), "{text}\n{error}");
+    }
+}
+
+#[test]
+fn policies_that_do_not_go_together_are_an_error_that_says_where() {
+    let two = |first: &str, second: &str| {
+        let limit = |settings: &str| format!("[[limits]]\nalgorithm = 'gcra'\nquota = '1/s'\n{settings}\n");
+        let policies = from_toml(&format!("{}{}", limit(first), limit(second)));
+        parts().limits(&policies).map(|limits| limits.len())
+    };
+    assert_eq!(two("name = 'a'\nby = 'user'", "name = 'b'\nby = 'user'").unwrap(), 2);
+
+    let error = two("name = 'a'\nby = 'user'", "name = 'b'\nby = 'tenant'").unwrap_err();
+    assert!(error.is_config());
+    let expected = r#"limits[1] ("b"), by: "tenant" is not known; it must be one of "user", "organisation", "all""#;
+    assert_eq!(error.to_string(), expected);
+
+    let error = two("name = 'a'\nby = 'user'", "name = 'a'\nby = 'all'").unwrap_err();
+    assert!(error.is_config());
+    assert!(error.to_string().starts_with(r#"limits[1] ("a"), name: it is that of limits[0] too"#), "{error}");
+}
+
+#[test]
+fn a_part_named_again_takes_the_place_of_the_earlier_one() {
+    let clock = ManualClock::new();
+    let parts = parts().part("user", |caller: &Caller| caller.organisation);
+    let policies = [policy("name = 'x'\nalgorithm = 'gcra'\nquota = '10/min'\nby = 'user'").unwrap()];
+    let limiter = memory(parts.limits(&policies).unwrap(), &clock);
+    limiter.decide(&ALICE, Ask::cost(3));
+    assert_eq!(left(&limiter, &BOB), named([("x", 7)]));
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Replacing
+// ---------------------------------------------------------------------------------------------------------------------
+
+/// One limit on users, by each algorithm that can be configured.
+fn user_limit(algorithm: &str, quota: &str) -> Vec<DynLimit<Caller>> {
+    let text = format!("name = 'x'\nalgorithm = '{algorithm}'\nquota = '{quota}'\nby = 'user'");
+    parts().limits(&[policy(&text).unwrap()]).unwrap()
+}
+
+const ALGORITHMS: [&str; 7] =
+    ["gcra", "token-bucket", "leaky-bucket", "leaky-queue", "fixed-window", "sliding-window", "sliding-log"];
+
+/// A queue has room for as many more as wait, and one.
+fn room(algorithm: &str, quota: u64) -> u64 {
+    quota + u64::from(algorithm == "leaky-queue")
+}
+
+#[test]
+fn what_is_owed_stays_owed_when_a_quota_is_raised_or_lowered() {
+    for algorithm in ALGORITHMS {
+        let clock = ManualClock::new();
+        let limiter = memory(user_limit(algorithm, "100/h"), &clock);
+        limiter.decide(&ALICE, Ask::cost(60));
+        for (quota, has) in [("1000/h", 1000), ("80/h", 80), ("50/h", 50), ("61/h", 61), ("100/h", 100)] {
+            limiter.replace(user_limit(algorithm, quota)).unwrap();
+            let expected = room(algorithm, has).saturating_sub(60);
+            assert_eq!(left(&limiter, &ALICE), named([("x", expected)]), "{algorithm} {quota}");
+            assert_eq!(left(&limiter, &BOB), named([("x", room(algorithm, has))]), "{algorithm} {quota}");
+            assert!(!limiter.decide(&ALICE, Ask::cost(expected + 1)).is_allowed(), "{algorithm} {quota}");
+        }
+        // And it is the new quota that holds.
+        limiter.replace(user_limit(algorithm, "70/h")).unwrap();
+        assert!(limiter.decide(&ALICE, Ask::cost(room(algorithm, 70) - 60)).is_allowed());
+        assert_eq!(left(&limiter, &ALICE), named([("x", 0)]));
+    }
+}
+
+#[test]
+fn what_is_new_begins_anew_and_what_is_gone_is_forgotten() {
+    let clock = ManualClock::new();
+    let one =
+        |name: &'static str, algorithm: Gcra| DynLimit::new(Limit::new(name, algorithm).by(|key: &Caller| key.user));
+    let ten = Gcra::new(Quota::per_hour(10));
+    let limiter = memory(vec![one("a", ten), one("b", ten)], &clock);
+    limiter.decide(&ALICE, Ask::cost(4));
+
+    limiter.replace(vec![one("b", ten), one("c", ten)]).unwrap();
+    assert_eq!(left(&limiter, &ALICE), named([("b", 6), ("c", 10)]));
+    limiter.decide(&ALICE, Ask::cost(1));
+    limiter.replace(vec![one("a", ten), one("b", ten), one("c", ten)]).unwrap();
+    assert_eq!(left(&limiter, &ALICE), named([("a", 10), ("b", 5), ("c", 9)]));
+
+    // Another algorithm, and another type of part, are another limit.
+    let window = Limit::new("a", FixedWindow::new(Quota::per_hour(10))).by(|key: &Caller| key.user);
+    let by_organisation = Limit::new("c", ten).by(|key: &Caller| key.organisation);
+    limiter.decide(&ALICE, Ask::cost(1));
+    limiter.replace(vec![DynLimit::new(window), one("b", ten), DynLimit::new(by_organisation)]).unwrap();
+    assert_eq!(left(&limiter, &ALICE), named([("a", 10), ("b", 4), ("c", 10)]));
+
+    // Without limits everything passes.
+    limiter.replace(Vec::new()).unwrap();
+    assert!(limiter.decide(&ALICE, Ask::cost(u64::MAX)).is_allowed());
+}
+
+/// Another number of blocks is another setting of the same algorithm: what was used stays used.
+#[test]
+#[ignore = "fails: another number of blocks is another size of state, and begins anew"]
+fn what_is_owed_stays_owed_when_a_window_is_divided_otherwise() {
+    let clock = ManualClock::new();
+    let limits = |blocks: u64| {
+        let window = SlidingWindow::new(Quota::per_hour(10)).blocks(blocks);
+        vec![DynLimit::new(Limit::new("x", window).by(|key: &Caller| key.user))]
+    };
+    let limiter = memory(limits(10), &clock);
+    limiter.decide(&ALICE, Ask::cost(7));
+    for blocks in [6, 60, 1, 10] {
+        limiter.replace(limits(blocks)).unwrap();
+        assert_eq!(left(&limiter, &ALICE), named([("x", 3)]), "{blocks} blocks");
+    }
+}
+
+#[test]
+fn an_invalid_replacement_leaves_the_limits_as_they_were() {
+    let clock = ManualClock::new();
+    let one = |name: &'static str| {
+        DynLimit::new(Limit::new(name, Gcra::new(Quota::per_hour(10))).by(|key: &Caller| key.user))
+    };
+    let limiter = memory(vec![one("a"), one("b")], &clock);
+    let receipt = limiter.acquire_now(&ALICE, Ask::cost(4)).receipt.unwrap();
+
+    // A thousand keys of a million hits are 16 gigabytes.
+    let huge = Limit::new("huge", SlidingLog::new(Quota::per_day(1_000_000))).by(|key: &Caller| key.user);
+    let invalid = [
+        (vec![one("c"), one("c")], "two limits are named \"c\""),
+        (vec![one("a"), one("")], "empty name"),
+        (vec![one("a"), DynLimit::new(huge)], "\"huge\""),
+    ];
+    for (limits, says) in invalid {
+        let error = limiter.replace(limits).unwrap_err();
+        assert!(error.is_config() && error.to_string().contains(says), "{error}");
+        assert_eq!(left(&limiter, &ALICE), named([("a", 6), ("b", 6)]));
+    }
+    settle(&limiter, &ALICE, receipt, 1);
+    assert_eq!(left(&limiter, &ALICE), named([("a", 9), ("b", 9)]));
+}
+
+#[test]
+fn a_receipt_stays_good_for_sixteen_replacements() {
+    for algorithm in ALGORITHMS {
+        let clock = ManualClock::new();
+        let limiter = memory(user_limit(algorithm, "100/h"), &clock);
+        for (replacements, left_after) in [(1, 95), (16, 95), (17, 91)] {
+            limiter.reset(&ALICE).try_ready().unwrap().unwrap();
+            let receipt = limiter.acquire_now(&ALICE, Ask::cost(5)).receipt.unwrap();
+            limiter.decide(&ALICE, Ask::cost(4));
+            for round in 0..replacements {
+                let quota = if (replacements - round) % 2 == 0 { "1000/h" } else { "100/h" };
+                limiter.replace(user_limit(algorithm, quota)).unwrap();
+            }
+            settle(&limiter, &ALICE, receipt, 1);
+            assert_eq!(left(&limiter, &ALICE)["x"], room(algorithm, left_after), "{algorithm} after {replacements}");
+        }
+    }
+}
+
+/// Receipts know limits, not places in a list.
+#[test]
+fn a_receipt_settles_the_limits_that_it_was_for_wherever_they_stand_now() {
+    let clock = ManualClock::new();
+    let user =
+        |name: &'static str, quota| DynLimit::new(Limit::new(name, SlidingLog::new(quota)).by(|key: &Caller| key.user));
+    let (per_hour, per_minute) = (Quota::per_hour(100), Quota::per_minute(50));
+    let limiter = memory(vec![user("hour", per_hour), user("minute", per_minute)], &clock);
+    let receipt = limiter.acquire_now(&ALICE, Ask::cost(10)).receipt.unwrap();
+    let (day, all) = (Quota::per_day(1000), |_: &Caller| ());
+    let everybody = DynLimit::new(Limit::new("everybody", SlidingLog::new(day)).by(all));
+    limiter.replace(vec![everybody, user("minute", per_minute), user("hour", per_hour)]).unwrap();
+    clock.advance(SECOND);
+    limiter.decide(&ALICE, Ask::cost(2));
+    settle(&limiter, &ALICE, receipt, 3);
+    // The one that is new has never been charged for it.
+    assert_eq!(left(&limiter, &ALICE), named([("everybody", 998), ("minute", 45), ("hour", 95)]));
+}
+
+/// A request that began under a quota of a minute is settled under one of an hour: what others of the same key have
+/// used meanwhile counts for an hour all the same.
+#[test]
+#[ignore = "fails: it is settled by the former algorithm, which writes the state as its own"]
+fn settling_a_receipt_from_before_a_replacement_grants_nothing() {
+    let refund_and_penalty = [0, 3].into_iter().flat_map(|actual| ALGORITHMS.map(|algorithm| (actual, algorithm)));
+    for (actual, algorithm) in refund_and_penalty {
+        if (actual, algorithm) == (0, "sliding-window") {
+            // See `a_sliding_window_gives_back_nothing_that_had_left_either`.
+            continue;
+        }
+        let clock = ManualClock::new();
+        let limiter = memory(user_limit(algorithm, "100/min"), &clock);
+        let receipt = limiter.acquire_now(&ALICE, Ask::cost(1)).receipt.unwrap();
+        limiter.replace(user_limit(algorithm, "100/h")).unwrap();
+        clock.advance(2 * MINUTE);
+        limiter.decide(&ALICE, Ask::cost(90));
+        clock.advance(5 * MINUTE);
+        let before = left(&limiter, &ALICE)["x"];
+        settle(&limiter, &ALICE, receipt, actual);
+        // The first minute is over: nothing of that charge counts any more, and what was used beyond it counts now.
+        assert_eq!(left(&limiter, &ALICE)["x"], before - actual.saturating_sub(1), "{algorithm}");
+        clock.advance(5 * MINUTE);
+        assert!(left(&limiter, &ALICE)["x"] < 40, "{algorithm} settled at {actual}");
+    }
+}
+
+#[test]
+fn a_block_outlasts_a_replacement() {
+    let clock = ManualClock::new();
+    let limiter = memory(user_limit("gcra", "100/h"), &clock);
+    limiter.block("x", &ALICE, HOUR).try_ready().unwrap().unwrap();
+    limiter.replace(user_limit("gcra", "200/h")).unwrap();
+    assert_eq!(limiter.decide(&ALICE, Ask::default()).retry_after(), Some(HOUR));
+    limiter.block("x", &BOB, HOUR).try_ready().unwrap().unwrap();
+    limiter.replace(user_limit("gcra", "300/h")).unwrap();
+    limiter.forgive("x", &ALICE).try_ready().unwrap().unwrap();
+    assert!(limiter.decide(&ALICE, Ask::default()).is_allowed());
+    assert_eq!(limiter.decide(&BOB, Ask::default()).retry_after(), Some(HOUR));
+}
+
+/// How many replacements there are under load: for so many a receipt stays good, however late it is settled.
+const REPLACEMENTS: u64 = 16;
+
+/// Several threads ask, keep and give back, while the quota is raised and lowered. In the end what was kept is owed, no
+/// more and no less.
+fn under_load(algorithm: &str) {
+    const THREADS: u64 = 3;
+    const CALLERS: [Caller; 2] = [ALICE, BOB];
+    // Whole microseconds a token, so that a bucket has nothing to round; and never so little that anybody is refused.
+    const QUOTAS: [&str; 2] = ["1_000_000 per 1000s", "500_000 per 1000s"];
+
+    let clock = ManualClock::new();
+    // The log is large, and hardly used.
+    let limiter = Memory::builder(user_limit(algorithm, QUOTAS[0])).max_keys(1000).max_heap_bytes(usize::MAX);
+    let limiter = limiter.clock(clock).build().unwrap();
+    let (owed, rounds, done) = ([const { AtomicU64::new(0) }; 2], AtomicU64::new(0), AtomicBool::new(false));
+    let together = Barrier::new(usize::try_from(THREADS).unwrap() + 1);
+    thread::scope(|scope| {
+        for thread in 0..THREADS {
+            let (limiter, owed, rounds, done, together) = (&limiter, &owed, &rounds, &done, &together);
+            scope.spawn(move || {
+                together.wait();
+                let mut held = Vec::new();
+                for round in thread.. {
+                    let who = usize::try_from(round % 2).unwrap();
+                    let outcome = limiter.acquire_now(&CALLERS[who], Ask::cost(3));
+                    held.push((who, outcome.receipt.expect("there is enough for all")));
+                    // Some is given back at once, some much later, some is charged more.
+                    if round % 5 == 0 {
+                        for (index, (who, receipt)) in held.drain(..).enumerate() {
+                            let actual = [0, 1, 3, 4][index % 4];
+                            settle(limiter, &CALLERS[who], receipt, actual);
+                            owed[who].fetch_add(actual, Ordering::Relaxed);
+                        }
+                    }
+                    rounds.fetch_add(1, Ordering::Release);
+                    if done.load(Ordering::Acquire) {
+                        break;
+                    }
+                }
+                for (who, _kept) in held {
+                    owed[who].fetch_add(3, Ordering::Relaxed);
+                }
+            });
+        }
+        together.wait();
+        for replacement in 1..=REPLACEMENTS {
+            // Each in the midst of decisions.
+            let from = rounds.load(Ordering::Acquire);
+            while rounds.load(Ordering::Acquire) < from + 200 {
+                thread::yield_now();
+            }
+            limiter.replace(user_limit(algorithm, QUOTAS[usize::try_from(replacement % 2).unwrap()])).unwrap();
+        }
+        done.store(true, Ordering::Release);
+    });
+    for (caller, owed) in CALLERS.iter().zip(owed) {
+        let owed = owed.into_inner();
+        assert!(owed > 0);
+        assert_eq!(left(&limiter, caller)["x"], 1_000_000 - owed, "{algorithm}");
+    }
+}
+
+#[test]
+fn replacing_under_load_loses_and_grants_nothing() {
+    for algorithm in ["gcra", "token-bucket", "leaky-bucket", "fixed-window", "sliding-window", "sliding-log"] {
+        under_load(algorithm);
+    }
+}
+
+/// At the limit nobody gets more than the larger quota, whatever is replaced when.
+#[test]
+fn replacing_under_load_never_lets_through_more_than_the_larger_quota() {
+    for algorithm in ALGORITHMS {
+        let clock = ManualClock::new();
+        let limiter = memory(user_limit(algorithm, "3000/h"), &clock);
+        let (passed, done) = (AtomicU64::new(0), AtomicBool::new(false));
+        thread::scope(|scope| {
+            for _ in 0..3 {
+                scope.spawn(|| {
+                    while !done.load(Ordering::Acquire) {
+                        if limiter.decide(&ALICE, Ask::default()).is_allowed() {
+                            passed.fetch_add(1, Ordering::Relaxed);
+                        } else {
+                            thread::yield_now();
+                        }
+                    }
+                });
+            }
+            for round in 0..100 {
+                let quota = ["5000/h", "1000/h", "3000/h"][round % 3];
+                limiter.replace(user_limit(algorithm, quota)).unwrap();
+                thread::yield_now();
+            }
+            limiter.replace(user_limit(algorithm, "5000/h")).unwrap();
+            // All that is left is used up.
+            while peek(&limiter, &ALICE).is_allowed() {
+                thread::yield_now();
+            }
+            done.store(true, Ordering::Release);
+        });
+        assert_eq!(passed.into_inner(), room(algorithm, 5000), "{algorithm}");
+    }
+}
+
+/// What is charged to several limits is charged to the same ones or to none, though they come and go meanwhile.
+#[test]
+fn replacing_under_load_charges_all_limits_of_a_moment_or_none() {
+    let clock = ManualClock::new();
+    let one = |name: &'static str| {
+        DynLimit::new(Limit::new(name, FixedWindow::new(Quota::per_hour(1_000_000_000))).by(|key: &Caller| key.user))
+    };
+    let limiter = memory(vec![one("stays"), one("too")], &clock);
+    let (passed, done) = (AtomicU64::new(0), AtomicBool::new(false));
+    thread::scope(|scope| {
+        for _ in 0..2 {
+            scope.spawn(|| {
+                while !done.load(Ordering::Acquire) {
+                    assert!(limiter.decide(&ALICE, Ask::cost(2)).is_allowed());
+                    passed.fetch_add(2, Ordering::Relaxed);
+                }
+            });
+        }
+        for round in 0..501 {
+            let limits = match round % 3 {
+                0 => vec![one("too"), one("stays")],
+                1 => vec![one("comes"), one("stays"), one("too"), one("goes")],
+                _ => vec![one("stays"), one("too")],
+            };
+            limiter.replace(limits).unwrap();
+            thread::yield_now();
+        }
+        done.store(true, Ordering::Release);
+    });
+    let left_over = 1_000_000_000 - passed.into_inner();
+    assert_eq!(left(&limiter, &ALICE), named([("stays", left_over), ("too", left_over)]));
+}
+
+/// Whoever was told that a key is blocked can rely on it.
+#[test]
+#[ignore = "fails: the first block of a limit is noted where an heir made at that moment does not look"]
+fn a_block_at_the_moment_of_a_replacement_is_not_lost() {
+    for round in 0..3_000 {
+        let clock = ManualClock::new();
+        let limiter = memory(user_limit("fixed-window", "100/h"), &clock);
+        let together = Barrier::new(2);
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                together.wait();
+                limiter.block("x", &ALICE, HOUR).try_ready().unwrap().unwrap();
+            });
+            let limits = user_limit("fixed-window", "200/h");
+            together.wait();
+            limiter.replace(limits).unwrap();
+        });
+        assert!(!limiter.decide(&ALICE, Ask::default()).is_allowed(), "round {round}");
+    }
+}
+
+/// Whichever of two replacements comes first: what is charged between them stays charged in the second.
+#[test]
+#[ignore = "fails: two replacements at a time both start from the same limits, and one drops the other's"]
+fn of_two_replacements_at_a_time_the_later_takes_over_from_the_earlier() {
+    let one = |name: &'static str, limit| {
+        DynLimit::new(Limit::new(name, FixedWindow::new(Quota::per_hour(limit))).by(|key: &Caller| key.user))
+    };
+    for round in 0..3_000 {
+        let clock = ManualClock::new();
+        let limiter = memory(Vec::new(), &clock);
+        let together = Barrier::new(2);
+        let charged = thread::scope(|scope| {
+            let first = scope.spawn(|| {
+                together.wait();
+                limiter.replace(vec![one("new", 100)]).unwrap();
+                limiter.decide(&ALICE, Ask::cost(5)).is_allowed()
+            });
+            together.wait();
+            limiter.replace(vec![one("new", 200)]).unwrap();
+            first.join().unwrap()
+        });
+        let decision = peek(&limiter, &ALICE);
+        let standing = decision.standing().unwrap();
+        assert!(charged && standing.limit() - standing.remaining() == 5, "round {round}: {decision:?}");
+    }
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Tiers
+// ---------------------------------------------------------------------------------------------------------------------
+
+struct Member {
+    user: u32,
+    tier: Tier,
+}
+
+#[derive(Clone, Copy)]
+enum Tier {
+    Free,
+    Paid,
+}
+
+/// Who changes its tier keeps what it owes.
+fn tiers<A: Algorithm + Copy>(free: A, paid: A) {
+    let clock = ManualClock::new();
+    let choose = move |member: &Member| match member.tier {
+        Tier::Free => free,
+        Tier::Paid => paid,
+    };
+    let limit = Limit::new("tier", per_key(choose)).by(|member: &Member| member.user);
+    let limiter = Memory::builder(limit).max_keys(1000).clock(clock).build().unwrap();
+    let ask = |user, tier, cost| limiter.decide(&Member { user, tier }, Ask::cost(cost)).remaining().unwrap();
+
+    assert_eq!(ask(1, Tier::Free, 60), 0, "{free:?}");
+    assert_eq!(ask(1, Tier::Paid, 1), 5000 - 61, "{free:?}");
+    // Down again there is nothing to be had: more is owed than the free tier holds.
+    assert_eq!(ask(1, Tier::Free, 1), 0, "{free:?}");
+    assert_eq!(ask(1, Tier::Paid, 0), 5000 - 61, "a refusal charges nothing: {free:?}");
+    assert_eq!(ask(2, Tier::Free, 10), 50, "{free:?}");
+}
+
+#[test]
+fn who_changes_the_tier_keeps_what_is_owed() {
+    let (free, paid) = (Quota::per_hour(60), Quota::per_hour(5000));
+    tiers(FixedWindow::new(free), FixedWindow::new(paid));
+    tiers(Gcra::new(free), Gcra::new(paid));
+    tiers(TokenBucket::new(free), TokenBucket::new(paid));
+    tiers(SlidingWindow::new(free), SlidingWindow::new(paid));
+    tiers(SlidingLog::new(free), SlidingLog::new(paid));
+}
+
+/// A charge of a minute that is given back later than that, in a tier that counts by the hour: it had left before.
+fn late_refund<A: Algorithm + Copy>(free: A, paid: A) {
+    let clock = ManualClock::new();
+    let choose = move |member: &Member| match member.tier {
+        Tier::Free => free,
+        Tier::Paid => paid,
+    };
+    let limit = Limit::new("tier", per_key(choose)).by(|member: &Member| member.user);
+    let limiter = Memory::builder(limit).max_keys(1000).clock(clock.clone()).build().unwrap();
+    let receipt = limiter.acquire_now(&Member { user: 1, tier: Tier::Free }, Ask::cost(5)).receipt.unwrap();
+    clock.advance(2 * MINUTE);
+    let paid = Member { user: 1, tier: Tier::Paid };
+    let used = limiter.decide(&paid, Ask::cost(50)).remaining();
+    limiter.settle(&paid, receipt, 0).try_ready().unwrap().unwrap();
+    let decision = limiter.peek(&paid, Ask::default()).try_ready().unwrap().unwrap();
+    assert_eq!(decision.remaining(), used, "{free:?}");
+}
+
+const MINUTELY: Quota = Quota::per_minute(60);
+const HOURLY: Quota = Quota::per_hour(60);
+
+#[test]
+fn a_refund_from_before_a_change_of_tier_gives_back_nothing_that_had_left() {
+    late_refund(FixedWindow::new(MINUTELY), FixedWindow::new(HOURLY));
+    late_refund(Gcra::new(MINUTELY), Gcra::new(HOURLY));
+    late_refund(TokenBucket::new(MINUTELY), TokenBucket::new(HOURLY));
+    late_refund(SlidingLog::new(MINUTELY), SlidingLog::new(HOURLY));
+}
+
+#[test]
+#[ignore = "fails: after a change of quota it gives back to the block in which a charge was made, though that had left"]
+fn a_sliding_window_gives_back_nothing_that_had_left_either() {
+    late_refund(SlidingWindow::new(MINUTELY), SlidingWindow::new(HOURLY));
+}

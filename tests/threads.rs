@@ -1,0 +1,451 @@
+//! Proves with real threads that any number of them admits exactly what one would: on one key, on many keys under
+//! several limits (all or nothing, down to the last unit), while charges are given back, while a small table keeps
+//! forgetting, and after an algorithm has panicked in the middle of a charge.
+//!
+//! The clock stands still wherever exactness is counted, so that no result depends on how the threads were scheduled.
+
+use std::collections::{HashMap, VecDeque};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Barrier, mpsc};
+use std::time::Duration;
+
+use tower_ratelimit::algorithm::{Algorithm, Blocks, Charge, Log, State};
+use tower_ratelimit::limiter::{Acquire, Outcome};
+use tower_ratelimit::{
+    Ask, Clock, Decision, DynLimit, Figures, FixedWindow, Gcra, LeakyQueue, Limit, Limiter, ManualClock, Memory, Quota,
+    Reading, SlidingLog, SlidingWindow, SystemClock, Timestamp, Verdict,
+};
+
+/// More than there are cores, so that some are always interrupted in the middle of something.
+const THREADS: usize = 6;
+
+/// What each thread returned, all started at once.
+fn together<T: Send>(work: impl Fn(usize) -> T + Sync) -> Vec<T> {
+    let (start, work) = (Barrier::new(THREADS), &work);
+    std::thread::scope(|scope| {
+        let spawn = |thread| {
+            let start = &start;
+            scope.spawn(move || {
+                start.wait();
+                work(thread)
+            })
+        };
+        let threads: Vec<_> = (0..THREADS).map(spawn).collect();
+        threads.into_iter().map(|thread| thread.join().expect("no thread panics")).collect()
+    })
+}
+
+fn acquire<Key: ?Sized>(limiter: &impl Limiter<Key>, key: &Key, ask: Ask) -> Outcome {
+    match limiter.acquire(key, ask) {
+        Acquire::Ready(outcome) => outcome.expect("memory never fails"),
+        Acquire::Pending(_) => unreachable!("memory answers at once"),
+    }
+}
+
+fn admits<Key: ?Sized>(limiter: &impl Limiter<Key>, key: &Key, cost: u64) -> bool {
+    acquire(limiter, key, at_once(cost)).decision.is_allowed()
+}
+
+fn at_once(cost: u64) -> Ask {
+    Ask::cost(cost).within(Duration::ZERO)
+}
+
+/// Takes one after another until it is refused, and returns how many there were.
+fn take_all<Key: ?Sized>(limiter: &impl Limiter<Key>, key: &Key) -> u64 {
+    let mut taken = 0;
+    while admits(limiter, key, 1) {
+        taken += 1;
+    }
+    taken
+}
+
+/// How the key stands with every limit.
+fn peek<Key: ?Sized>(limiter: &impl Limiter<Key>, key: &Key) -> Decision {
+    let reply = limiter.peek(key, at_once(1).every_limit());
+    reply.try_ready().expect("memory answers at once").expect("memory never fails")
+}
+
+/// Numbers as good as random, the same in each run.
+fn numbers(seed: usize) -> impl Iterator<Item = usize> {
+    let mut state = seed as u64;
+    std::iter::repeat_with(move || {
+        state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mixed = (state ^ state >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        usize::try_from(mixed >> 33).expect("31 bits")
+    })
+}
+
+fn hourly(limit: u64) -> Quota {
+    Quota::per_hour(limit)
+}
+
+/// One each, from all threads, until none is left.
+fn check_one_key<A: Algorithm>(algorithm: A, limit: u64) {
+    let limiter = Memory::builder(algorithm).max_keys(50).clock(ManualClock::new()).build().expect("valid limits");
+    let one_each = |_| (0..limit).filter(|_| admits(&limiter, "key", 1)).count() as u64;
+    assert_eq!(together(one_each).into_iter().sum::<u64>(), limit);
+    assert!(!admits(&limiter, "key", 1));
+    assert_eq!(peek(&limiter, "key").remaining(), Some(0));
+}
+
+/// As `check_one_key` with costs of one to seven. Whoever is refused takes the rest in ones.
+fn check_mixed_costs<A: Algorithm>(algorithm: A, limit: u64) {
+    let limiter = Memory::builder(algorithm).max_keys(50).clock(ManualClock::new()).build().expect("valid limits");
+    let mixed = |thread| {
+        let costs = numbers(thread).map(|number| 1 + number as u64 % 7);
+        let large = costs.take_while(|&cost| admits(&limiter, "key", cost)).sum::<u64>();
+        large + take_all(&limiter, "key")
+    };
+    assert_eq!(together(mixed).into_iter().sum::<u64>(), limit);
+}
+
+#[test]
+fn one_key_has_exactly_its_quota() {
+    check_one_key(Gcra::new(hourly(7)).burst(100_000), 100_000);
+    check_one_key(FixedWindow::new(hourly(100_000)), 100_000);
+    check_one_key(SlidingWindow::new(hourly(20_000)), 20_000);
+    check_one_key(SlidingLog::new(hourly(5000)), 5000);
+}
+
+#[test]
+fn every_turn_in_a_queue_is_given_out_once() {
+    let algorithm = LeakyQueue::new(Quota::per_second(1000)).max_waiting(1999);
+    let limiter = Memory::builder(algorithm).clock(ManualClock::new()).build().expect("valid limits");
+    let delays = together(|_| {
+        let decisions = std::iter::repeat_with(|| acquire(&limiter, "key", Ask::default()).decision);
+        decisions.take_while(Decision::is_allowed).map(|decision| decision.delay()).collect::<Vec<_>>()
+    });
+    let mut delays: Vec<Duration> = delays.into_iter().flatten().collect();
+    delays.sort();
+    assert_eq!(delays, (0..2000).map(Duration::from_millis).collect::<Vec<_>>());
+}
+
+#[test]
+fn mixed_costs_add_up_to_the_quota() {
+    check_mixed_costs(Gcra::new(hourly(7)).burst(1_000_000), 1_000_000);
+    check_mixed_costs(FixedWindow::new(hourly(1_000_000)), 1_000_000);
+    check_mixed_costs(SlidingWindow::new(hourly(100_000)), 100_000);
+    check_mixed_costs(SlidingLog::new(hourly(10_000)), 10_000);
+}
+
+#[test]
+fn one_key_gets_exactly_what_comes_back() {
+    let clock = ManualClock::new();
+    let quota = Quota::per_second(3);
+    let limiter = Memory::builder(Gcra::new(quota).burst(500)).clock(clock.clone()).build().expect("valid limits");
+    let rounds = Barrier::new(THREADS);
+    let admitted = together(|_| {
+        let mut admitted = 0_u64;
+        for _ in 0..50 {
+            admitted += take_all(&limiter, "key");
+            // All are refused before the clock moves, and it has moved before anybody goes on.
+            if rounds.wait().is_leader() {
+                clock.advance(Duration::from_millis(1111));
+            }
+            rounds.wait();
+        }
+        admitted
+    });
+    // What came back after the last round nobody asked for.
+    let elapsed = 49 * 1_111_000;
+    assert_eq!(admitted.into_iter().sum::<u64>(), 500 + elapsed * 3 / 1_000_000);
+}
+
+struct Caller {
+    user: usize,
+    group: usize,
+}
+
+const USERS: usize = 60;
+const GROUPS: usize = 7;
+
+const USER_LIMIT: u64 = 50;
+const GROUP_LIMIT: u64 = 300;
+const TOTAL_LIMIT: u64 = 1500;
+
+/// After many threads have asked for many callers: no limit holds more or less than was admitted, so that nothing was
+/// charged to one limit of a request that another one refused.
+fn check_accounts(limiter: &(impl Limiter<Caller> + Sync)) {
+    let admitted = together(|thread| {
+        let mut admitted = HashMap::<(usize, usize), u64>::new();
+        for number in numbers(thread).take(3000) {
+            let caller = Caller { user: number % USERS, group: (number >> 8) % GROUPS };
+            let cost = 1 + (number >> 16) as u64 % 3;
+            if admits(limiter, &caller, cost) {
+                *admitted.entry((caller.user, caller.group)).or_default() += cost;
+            }
+        }
+        admitted
+    });
+    let sum = |counts: &dyn Fn(usize, usize) -> bool| -> u64 {
+        let all = admitted.iter().flatten();
+        all.filter(|((user, group), _)| counts(*user, *group)).map(|(_, cost)| cost).sum()
+    };
+    let total = sum(&|_, _| true);
+    for user in 0..USERS {
+        for group in 0..GROUPS {
+            let decision = peek(limiter, &Caller { user, group });
+            let remaining: Vec<u64> = decision.standings().iter().map(tower_ratelimit::Standing::remaining).collect();
+            let by_user = USER_LIMIT - sum(&|of, _| of == user);
+            let by_group = GROUP_LIMIT - sum(&|_, of| of == group);
+            assert_eq!(remaining, [by_user, by_group, TOTAL_LIMIT - total], "user {user}, group {group}");
+        }
+    }
+    assert!(total > TOTAL_LIMIT - 3, "all that was to be had was asked for, and {total} admitted");
+}
+
+#[test]
+fn several_limits_charge_all_or_nothing() {
+    let limits = (
+        Limit::new("user", Gcra::new(hourly(1)).burst(USER_LIMIT)).by(|caller: &Caller| caller.user),
+        Limit::new("group", SlidingLog::new(hourly(GROUP_LIMIT))).by(|caller: &Caller| caller.group),
+        Limit::new("total", FixedWindow::new(hourly(TOTAL_LIMIT))).by(|_: &Caller| ()),
+    );
+    check_accounts(&Memory::builder(limits).clock(ManualClock::new()).build().expect("valid limits"));
+}
+
+#[test]
+fn limits_chosen_at_run_time_charge_all_or_nothing() {
+    let by_user = Limit::new("user", SlidingWindow::new(hourly(USER_LIMIT))).by(|caller: &Caller| caller.user);
+    let by_group = Limit::new("group", FixedWindow::new(hourly(GROUP_LIMIT))).by(|caller: &Caller| caller.group);
+    let total = Limit::new("total", Gcra::new(hourly(1)).burst(TOTAL_LIMIT)).by(|_: &Caller| ());
+    let limits: Vec<DynLimit<Caller>> = vec![DynLimit::new(by_user), DynLimit::new(by_group), DynLimit::new(total)];
+    check_accounts(&Memory::builder(limits).clock(ManualClock::new()).build().expect("valid limits"));
+}
+
+#[test]
+fn what_is_given_back_is_there_again_exactly_once() {
+    const LIMIT: u64 = 1_000_000;
+    let limits = (
+        Limit::new("bucket", Gcra::new(Quota::new(LIMIT, Duration::from_secs(LIMIT)))),
+        Limit::new("window", FixedWindow::new(hourly(LIMIT))),
+    );
+    let limiter = Memory::builder(limits).clock(ManualClock::new()).build().expect("valid limits");
+    let used = together(|thread| {
+        let mut receipts = VecDeque::new();
+        let mut used = 0;
+        for number in numbers(thread).take(5000) {
+            let outcome = acquire(&limiter, "key", at_once(3));
+            receipts.extend(outcome.receipt);
+            if receipts.len() > 5 {
+                let receipt = receipts.pop_front().expect("six of them");
+                let actual = [0, 1, 3, 8][number % 4];
+                let reply = match actual {
+                    0 => limiter.give_back("key", receipt),
+                    _ => limiter.settle("key", receipt, actual),
+                };
+                reply.try_ready().expect("memory answers at once").expect("memory never fails");
+                used += actual;
+            }
+        }
+        used + 3 * receipts.len() as u64
+    });
+    let left = LIMIT - used.into_iter().sum::<u64>();
+    let decision = peek(&limiter, "key");
+    assert_eq!(decision.standings().iter().map(tower_ratelimit::Standing::remaining).collect::<Vec<_>>(), [left, left]);
+}
+
+/// Keys that have used much are not the first to be idle: a flood of newcomers can't make a small table forget them.
+#[test]
+fn a_flood_of_keys_does_not_lift_the_limit_of_who_is_known() {
+    const BURST: u64 = 3000;
+    let algorithm = Gcra::new(hourly(1000)).burst(BURST);
+    let limiter = Memory::builder(algorithm).max_keys(8).clock(ManualClock::new()).build().expect("valid limits");
+    // So few that they can't fill two sets, of six each, among themselves.
+    let heavy = [0_u64, 1, 2, 3];
+    assert!(heavy.iter().all(|key| admits(&limiter, key, BURST / 2)));
+    let admitted = together(|thread| {
+        let mut admitted = [0; 4];
+        let newcomers = (thread as u64 + 1) << 32..;
+        for (number, newcomer) in numbers(thread).zip(newcomers).take(4000) {
+            assert!(admits(&limiter, &newcomer, 1), "a newcomer has its quota");
+            admitted[number % 4] += u64::from(admits(&limiter, &heavy[number % 4], 1));
+        }
+        admitted
+    });
+    for key in heavy {
+        let index = usize::try_from(key).expect("small");
+        assert_eq!(admitted.iter().map(|admitted| admitted[index]).sum::<u64>(), BURST - BURST / 2, "of key {key}");
+    }
+}
+
+/// With the system's clock: threads that read the time and take their turn later, keys that are idle and come back, all
+/// the while in one another's slots.
+#[test]
+fn no_key_exceeds_its_rate_in_real_time() {
+    const BURST: u64 = 3;
+    const RATE: u64 = 5_000;
+    const KEYS: usize = 64;
+    let algorithm = Gcra::new(Quota::per_second(RATE)).burst(BURST);
+    let clock = SystemClock::new();
+    let limiter = Memory::builder(algorithm).max_keys(KEYS).clock(clock.clone()).build().expect("valid limits");
+    let start = clock.now();
+    let admitted = together(|thread| {
+        let mut admitted = [0_u64; KEYS];
+        for number in numbers(thread).take(40_000) {
+            let key = number % KEYS;
+            admitted[key] += u64::from(admits(&limiter, &key, 1));
+        }
+        admitted
+    });
+    let elapsed = clock.now().as_micros() - start.as_micros();
+    for key in 0..KEYS {
+        let admitted: u64 = admitted.iter().map(|admitted| admitted[key]).sum();
+        let most = BURST + RATE * elapsed / 1_000_000 + 1;
+        assert!(admitted <= most, "{admitted} of key {key} in {elapsed} us, at most {most}");
+    }
+}
+
+/// So many, ever. Panics where it should not, after it has changed its state, if it is asked for these costs.
+#[derive(Debug, Clone, Copy)]
+struct Fragile<S>(u64, std::marker::PhantomData<fn() -> S>);
+
+const PANICS_IN_PEEK: u64 = 101;
+const PANICS_IN_COMMIT: u64 = 102;
+const PANICS_IN_GIVE_BACK: u64 = 103;
+
+/// The count in a state of each kind.
+trait Count: State + std::fmt::Debug {
+    fn get(&self) -> u64;
+    fn set(&mut self, count: u64);
+}
+
+const FOREVER: u64 = u64::MAX;
+
+impl Count for [u64; 2] {
+    fn get(&self) -> u64 {
+        self[1]
+    }
+
+    fn set(&mut self, count: u64) {
+        *self = [FOREVER, count];
+    }
+}
+
+impl Count for Blocks {
+    fn get(&self) -> u64 {
+        self[1]
+    }
+
+    fn set(&mut self, count: u64) {
+        self[0] = FOREVER;
+        self[1] = count;
+    }
+}
+
+impl Count for Log {
+    fn get(&self) -> u64 {
+        self.hits.front().map_or(0, |&(_, weight)| weight)
+    }
+
+    fn set(&mut self, count: u64) {
+        self.fresh_at = FOREVER;
+        self.hits = VecDeque::from([(0, count)]);
+    }
+}
+
+impl<S: Count> Algorithm for Fragile<S> {
+    type State = S;
+
+    fn peek(&self, state: &S, _now: Timestamp, ask: Ask) -> Verdict {
+        assert_ne!(ask.cost, PANICS_IN_PEEK, "as it was asked to");
+        if state.get() < self.0 { Verdict::Allowed } else { Verdict::Never }
+    }
+
+    fn commit(&self, state: &mut S, _now: Timestamp, _delay: Duration, cost: u64) {
+        state.set(state.get() + 1);
+        assert_ne!(cost, PANICS_IN_COMMIT, "as it was asked to");
+    }
+
+    fn give_back(&self, state: &mut S, _now: Timestamp, charge: Charge, _amount: u64) {
+        state.set(state.get() - 1);
+        assert_ne!(charge.cost, PANICS_IN_GIVE_BACK, "as it was asked to");
+    }
+
+    fn reading(&self, state: &S, _now: Timestamp) -> Reading {
+        let remaining = self.0 - state.get();
+        Figures { limit: self.0, window: Duration::ZERO, remaining, reset: Duration::ZERO, more_after: Duration::ZERO }
+            .into()
+    }
+
+    fn longest_reset(&self) -> Duration {
+        Duration::MAX
+    }
+}
+
+fn fragile<S>(limit: u64) -> Fragile<S> {
+    Fragile(limit, std::marker::PhantomData)
+}
+
+/// Runs `f`, which is about to panic.
+fn panics<T>(f: impl FnOnce() -> T) {
+    assert!(catch_unwind(AssertUnwindSafe(f)).is_err(), "this was to panic");
+}
+
+/// Fails where a lock that was never given back would make `f` wait forever. No test waits so long that passes.
+fn in_finite_time<T: Send + 'static>(f: impl FnOnce() -> T + Send + 'static) -> T {
+    let (done, result) = mpsc::channel();
+    std::thread::spawn(move || done.send(f()));
+    result.recv_timeout(Duration::from_secs(60)).expect("it panicked, or hangs at a lock")
+}
+
+fn check_after_a_panic<S: Count>() {
+    let limits = (
+        Limit::new("calm", FixedWindow::new(hourly(1000))),
+        Limit::new("fragile", fragile::<S>(10)),
+        Limit::new("after", FixedWindow::new(hourly(1000))),
+    );
+    let limiter = Memory::builder(limits).max_keys(1).clock(ManualClock::new()).build().expect("valid limits");
+    for key in ["new", "known"] {
+        assert!(key == "new" || admits(&limiter, key, 1));
+        panics(|| admits(&limiter, key, PANICS_IN_PEEK));
+        panics(|| admits(&limiter, key, PANICS_IN_COMMIT));
+        let limiter = limiter.clone();
+        in_finite_time(move || {
+            assert!(admits(&limiter, key, 1));
+            assert!(admits(&limiter, "another", 0));
+            // All keys together fill every set, so that whichever is still locked is met.
+            assert!((0..200).all(|other| admits(&limiter, &*format!("{key} {other}"), 1)));
+        });
+    }
+}
+
+#[test]
+fn a_panic_in_an_algorithm_leaves_no_lock_behind() {
+    check_after_a_panic::<[u64; 2]>();
+    check_after_a_panic::<Blocks>();
+    check_after_a_panic::<Log>();
+}
+
+#[test]
+fn a_panic_while_giving_back_leaves_no_lock_behind() {
+    let limiter = Memory::builder(fragile::<[u64; 2]>(10)).clock(ManualClock::new()).build().expect("valid limits");
+    let receipt = acquire(&limiter, "key", at_once(PANICS_IN_GIVE_BACK)).receipt.expect("it was charged");
+    panics(|| limiter.give_back("key", receipt).try_ready());
+    let left = in_finite_time(move || take_all(&limiter, "key"));
+    assert!(left == 9 || left == 10, "{left}");
+}
+
+#[test]
+fn threads_that_panic_do_not_disturb_the_others() {
+    const LIMIT: u64 = 3000;
+    let limiter = Memory::builder(fragile::<[u64; 2]>(LIMIT)).clock(ManualClock::new()).build().expect("valid limits");
+    let counts = in_finite_time(move || {
+        together(|thread| {
+            let (mut admitted, mut panicked) = (0, 0);
+            for number in numbers(thread).take(1000) {
+                let cost = if number % 100 == 0 { PANICS_IN_COMMIT } else { 1 };
+                match catch_unwind(AssertUnwindSafe(|| admits(&limiter, "key", cost))) {
+                    Ok(was_admitted) => admitted += u64::from(was_admitted),
+                    Err(_) => panicked += 1,
+                }
+            }
+            (admitted, panicked)
+        })
+    });
+    let admitted: u64 = counts.iter().map(|(admitted, _)| admitted).sum();
+    let panicked: u64 = counts.iter().map(|(_, panicked)| panicked).sum();
+    assert!(panicked > 0);
+    // Whether a charge that panicked had changed the state already, is for the algorithm to know.
+    assert!((LIMIT - panicked..=LIMIT).contains(&admitted), "{admitted}, and {panicked} panicked");
+}
