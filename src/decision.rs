@@ -98,6 +98,39 @@ impl Verdict {
     }
 }
 
+/// A verdict in one word. Decisions are moved about; an enum of two durations would take three.
+///
+/// Zero is allowed, all ones never; else microseconds, with the highest bit set if it is allowed after them. Durations are
+/// whole microseconds here, at most 2^62 of them.
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct Compact(u64);
+
+impl Compact {
+    const NEVER: u64 = u64::MAX;
+    const AFTER: u64 = 1 << 63;
+    const MOST: u64 = (1 << 62) - 1;
+
+    #[inline]
+    fn pack(verdict: Verdict) -> Self {
+        match verdict {
+            Verdict::Allowed => Self(0),
+            Verdict::AllowedAfter(delay) => Self(Self::AFTER | crate::clock::whole_micros(delay).min(Self::MOST)),
+            Verdict::Denied { retry_after } => Self(crate::clock::whole_micros(retry_after).clamp(1, Self::MOST)),
+            Verdict::Never => Self(Self::NEVER),
+        }
+    }
+
+    #[inline]
+    fn unpack(self) -> Verdict {
+        match self.0 {
+            0 => Verdict::Allowed,
+            Self::NEVER => Verdict::Never,
+            after if after & Self::AFTER != 0 => Verdict::AllowedAfter(Duration::from_micros(after & Self::MOST)),
+            wait => Verdict::Denied { retry_after: Duration::from_micros(wait) },
+        }
+    }
+}
+
 /// Who made a decision.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 #[non_exhaustive]
@@ -218,7 +251,7 @@ impl From<std::borrow::Cow<'static, str>> for Name {
 #[derive(Clone)]
 pub struct Standing {
     name: Name,
-    verdict: Verdict,
+    verdict: Compact,
     reading: Reading,
     shadow: bool,
 }
@@ -226,7 +259,7 @@ pub struct Standing {
 impl Standing {
     #[inline]
     pub(crate) fn new(name: Name, verdict: Verdict, reading: Reading, shadow: bool) -> Self {
-        Self { name, verdict, reading, shadow }
+        Self { name, verdict: Compact::pack(verdict), reading, shadow }
     }
 
     /// Whether the limit is a shadow, whose verdict does not count.
@@ -250,7 +283,7 @@ impl Standing {
     /// What this limit says by itself, whatever the others say.
     #[must_use]
     pub fn verdict(&self) -> Verdict {
-        self.verdict
+        self.verdict.unpack()
     }
 
     /// All figures at once.
@@ -300,7 +333,7 @@ impl fmt::Debug for Standing {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Standing")
             .field("name", &self.name())
-            .field("verdict", &self.verdict)
+            .field("verdict", &self.verdict())
             .field("figures", &self.figures())
             .field("shadow", &self.shadow)
             .finish_non_exhaustive()
@@ -314,12 +347,12 @@ impl fmt::Debug for Standing {
 /// the one with the least remaining. [`standings`](Self::standings) lists them all where the [`Ask`] wanted that.
 #[derive(Clone, PartialEq)]
 pub struct Decision {
-    verdict: Verdict,
+    verdict: Compact,
     source: Source,
     promises_turns: bool,
     decided_at: Timestamp,
     standing: Option<Standing>,
-    every: Option<Box<[Standing]>>,
+    every: Option<Box<Vec<Standing>>>,
 }
 
 impl Decision {
@@ -357,14 +390,21 @@ impl Decision {
         for standing in &standings {
             decision.add(standing.clone());
         }
-        decision.every = Some(standings.into_boxed_slice());
+        decision.every = Some(Box::new(standings));
         decision
     }
 
     /// A decision that no limit made: a declared policy did, as the store could not answer.
     #[must_use]
     pub fn by_policy(decided_at: Timestamp, verdict: Verdict) -> Self {
-        Self { verdict, source: Source::Policy, promises_turns: false, decided_at, standing: None, every: None }
+        Self {
+            verdict: Compact::pack(verdict),
+            source: Source::Policy,
+            promises_turns: false,
+            decided_at,
+            standing: None,
+            every: None,
+        }
     }
 
     /// The same decision, made by somebody else.
@@ -390,7 +430,7 @@ impl Decision {
 
     /// What was allowed after a delay, refused for that long.
     pub(crate) fn refused_for(mut self, retry_after: Duration) -> Self {
-        self.verdict = Verdict::Denied { retry_after };
+        self.verdict = Compact::pack(Verdict::Denied { retry_after });
         self
     }
 
@@ -399,7 +439,7 @@ impl Decision {
         if standing.shadow {
             return;
         }
-        self.verdict = self.verdict.and(standing.verdict);
+        self.verdict = Compact::pack(self.verdict().and(standing.verdict()));
         let speaks = match &self.standing {
             None => true,
             Some(speaking) => louder(&standing, speaking),
@@ -412,19 +452,19 @@ impl Decision {
     /// Whether the request may pass, at once or after [`delay`](Self::delay).
     #[must_use]
     pub fn is_allowed(&self) -> bool {
-        self.verdict.is_allowed()
+        self.verdict().is_allowed()
     }
 
     /// The verdict.
     #[must_use]
     pub fn verdict(&self) -> Verdict {
-        self.verdict
+        self.verdict.unpack()
     }
 
     /// How long an allowed request must wait for its turn. Zero if it need not, or is refused.
     #[must_use]
     pub fn delay(&self) -> Duration {
-        match self.verdict {
+        match self.verdict() {
             Verdict::AllowedAfter(delay) => delay,
             _ => Duration::ZERO,
         }
@@ -435,7 +475,7 @@ impl Decision {
     /// `None` if it is allowed, and if it can never be: [`is_never`](Self::is_never) tells.
     #[must_use]
     pub fn retry_after(&self) -> Option<Duration> {
-        match self.verdict {
+        match self.verdict() {
             Verdict::Denied { retry_after } => Some(retry_after),
             _ => None,
         }
@@ -444,7 +484,7 @@ impl Decision {
     /// Whether the request costs more than can ever be had.
     #[must_use]
     pub fn is_never(&self) -> bool {
-        self.verdict == Verdict::Never
+        self.verdict() == Verdict::Never
     }
 
     /// Who decided.
@@ -477,7 +517,7 @@ impl Decision {
 
     /// The shadow limits that would have refused the request. They are known whatever the [`Ask`] wanted.
     pub fn shadow_refusals(&self) -> impl Iterator<Item = &Standing> {
-        self.standings().iter().filter(|standing| standing.shadow && !standing.verdict.is_allowed())
+        self.standings().iter().filter(|standing| standing.shadow && !standing.verdict().is_allowed())
     }
 
     /// How much could be had now, by the limit that speaks. `None` if a policy decided.
@@ -495,7 +535,7 @@ impl Decision {
 
 /// Whether `new` speaks rather than `old`: the longer wait, or with none the smaller remainder. The first of equals.
 fn louder(new: &Standing, old: &Standing) -> bool {
-    let wait = |standing: &Standing| match standing.verdict {
+    let wait = |standing: &Standing| match standing.verdict() {
         Verdict::Allowed => (0, Duration::ZERO),
         Verdict::AllowedAfter(delay) => (1, delay),
         Verdict::Denied { retry_after } => (2, retry_after),
@@ -511,7 +551,7 @@ fn louder(new: &Standing, old: &Standing) -> bool {
 impl fmt::Debug for Decision {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Decision")
-            .field("verdict", &self.verdict)
+            .field("verdict", &self.verdict())
             .field("source", &self.source)
             .field("promises_turns", &self.promises_turns)
             .field("decided_at", &self.decided_at)

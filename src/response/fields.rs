@@ -1,10 +1,10 @@
 //! The header fields: draft-ietf-httpapi-ratelimit-headers-10, `Retry-After` (RFC 9110), and the legacy `X-RateLimit-*`.
 
-use std::fmt::Write;
 use std::time::Duration;
 
 use http::{HeaderMap, HeaderName, HeaderValue, header};
 
+use super::text::push_number;
 use crate::decision::{Decision, Figures, Standing, Verdict};
 
 const RATELIMIT: HeaderName = HeaderName::from_static("ratelimit");
@@ -25,24 +25,27 @@ pub enum LegacyReset {
 
 /// `RateLimit` and `RateLimit-Policy`, appended to what a handler or another limiter has put there.
 pub(super) fn add_draft(headers: &mut HeaderMap, standings: &[Standing]) {
-    let (mut policy, mut limit) = (String::with_capacity(64), String::with_capacity(64));
-    for standing in standings.iter().filter(|standing| !standing.is_shadow()) {
+    // One buffer for both lists; each value is then copied out at its length.
+    let mut list = String::with_capacity(96);
+    let told = || standings.iter().filter(|standing| !standing.is_shadow());
+    for standing in told() {
         let figures = standing.figures();
-        push_item(&mut policy, standing.name());
-        let window = integer(seconds(figures.window).max(1));
-        // Writing to a `String` can't fail.
-        let _ = write!(policy, ";q={};w={window}", integer(figures.limit));
-        push_item(&mut limit, standing.name());
-        let _ = write!(limit, ";r={}", integer(figures.remaining));
+        push_item(&mut list, standing.name());
+        push_parameter(&mut list, ";q=", figures.limit);
+        push_parameter(&mut list, ";w=", seconds(figures.window).max(1));
+    }
+    append(headers, RATELIMIT_POLICY, &list);
+    list.clear();
+    for standing in told() {
+        let figures = standing.figures();
+        push_item(&mut list, standing.name());
+        push_parameter(&mut list, ";r=", figures.remaining);
         let more_after = seconds(more_after(standing.verdict(), &figures));
         if more_after > 0 {
-            let _ = write!(limit, ";t={}", integer(more_after));
+            push_parameter(&mut list, ";t=", more_after);
         }
     }
-    if !limit.is_empty() {
-        append(headers, RATELIMIT_POLICY, policy);
-        append(headers, RATELIMIT, limit);
-    }
+    append(headers, RATELIMIT, &list);
 }
 
 /// The time until there is more: for what was refused it is told no later than it is refused until.
@@ -86,19 +89,24 @@ fn push_item(list: &mut String, name: &str) {
         list.push_str(", ");
     }
     list.push('"');
-    for char in name.chars() {
-        match char {
-            '"' | '\\' => list.extend(['\\', char]),
-            ' '..='~' => list.push(char),
-            _ => list.push('?'),
+    if name.bytes().all(|byte| matches!(byte, b' '..=b'~') && !matches!(byte, b'"' | b'\\')) {
+        list.push_str(name);
+    } else {
+        for char in name.chars() {
+            match char {
+                '"' | '\\' => list.extend(['\\', char]),
+                ' '..='~' => list.push(char),
+                _ => list.push('?'),
+            }
         }
     }
     list.push('"');
 }
 
 /// A structured-field Integer has at most 15 digits.
-fn integer(number: u64) -> u64 {
-    number.min(999_999_999_999_999)
+fn push_parameter(list: &mut String, name: &str, number: u64) {
+    list.push_str(name);
+    push_number(list, number.min(999_999_999_999_999));
 }
 
 /// Whole seconds, rounded up.
@@ -106,9 +114,9 @@ fn seconds(span: Duration) -> u64 {
     span.as_secs().saturating_add(u64::from(span.subsec_nanos() > 0))
 }
 
-fn append(headers: &mut HeaderMap, name: HeaderName, value: String) {
+fn append(headers: &mut HeaderMap, name: HeaderName, list: &str) {
     // All characters in it are visible ASCII or spaces.
-    if let Ok(value) = HeaderValue::try_from(value) {
+    if let Some(value) = HeaderValue::from_str(list).ok().filter(|value| !value.is_empty()) {
         headers.append(name, value);
     }
 }

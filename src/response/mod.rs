@@ -17,6 +17,7 @@ mod http;
 mod problem;
 mod refusal;
 mod seam;
+mod text;
 
 pub use self::admission::Admission;
 pub use self::any_body::AnyBody;

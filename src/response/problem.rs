@@ -58,10 +58,10 @@ fn body(refusal: &Refusal, status: StatusCode) -> String {
         status => ("about:blank", status.canonical_reason().unwrap_or_default()),
     };
     let mut json = String::with_capacity(256);
-    let code = status.as_u16();
-    // Writing to a `String` can't fail.
-    let _ = write!(json, r#"{{"type":"{kind}","title":"{title}","status":{code},"detail":"#);
-    push_string(&mut json, &refusal.to_string());
+    for part in [r#"{"type":""#, kind, r#"","title":""#, title, r#"","status":"#, status.as_str(), r#","detail":"#] {
+        json.push_str(part);
+    }
+    push_string(&mut json, &refusal.to_text());
     if let Some(decision) = refusal.decision().filter(|_| refusal.is_over_limit()) {
         push_violated(&mut json, decision);
     }
@@ -85,14 +85,16 @@ fn push_violated(json: &mut String, decision: &Decision) {
 /// A JSON string (RFC 8259, section 7).
 fn push_string(json: &mut String, text: &str) {
     json.push('"');
-    for char in text.chars() {
-        match char {
-            '"' | '\\' => json.extend(['\\', char]),
-            '\0'..='\x1f' => {
-                let _ = write!(json, "\\u{:04x}", u32::from(char));
-            }
-            char => json.push(char),
+    let mut rest = text;
+    while let Some(index) = rest.bytes().position(|byte| matches!(byte, b'"' | b'\\' | 0..=0x1f)) {
+        json.push_str(&rest[..index]);
+        match rest.as_bytes()[index] {
+            escaped @ (b'"' | b'\\') => json.extend(['\\', char::from(escaped)]),
+            // Writing to a `String` can't fail.
+            control => drop(write!(json, "\\u{control:04x}")),
         }
+        rest = &rest[index + 1..];
     }
+    json.push_str(rest);
     json.push('"');
 }

@@ -1,7 +1,9 @@
+use std::borrow::Cow;
 use std::fmt;
 use std::time::Duration;
 
-use crate::decision::{Decision, Source, Standing};
+use super::text::push_number;
+use crate::decision::{Decision, Source};
 use crate::error::Error;
 use crate::key::Missing;
 
@@ -40,31 +42,54 @@ impl Refusal {
     }
 }
 
-impl fmt::Display for Refusal {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::MissingKey(missing) => missing.fmt(f),
-            Self::Unavailable(_) => f.write_str("the rate limiter can't decide at the moment"),
-            Self::Limited(decision) if decision.source() == Source::Policy => {
-                f.write_str("the rate limiter can't decide at the moment")?;
-                fmt_retry(decision, f)
-            }
-            Self::Limited(decision) => {
-                f.write_str("rate limit")?;
-                if let Some(standing) = decision.standing() {
-                    write!(f, " {:?}", standing.name())?;
+impl Refusal {
+    /// What `Display` writes.
+    pub(super) fn to_text(&self) -> Cow<'_, str> {
+        let decision = match self {
+            Self::MissingKey(missing) => return Cow::Borrowed(missing.reason()),
+            Self::Unavailable(_) => return Cow::Borrowed(UNDECIDED),
+            Self::Limited(decision) => decision,
+        };
+        let mut text = String::with_capacity(80);
+        match decision.standing().filter(|_| self.is_over_limit()) {
+            None if self.is_over_limit() => text.push_str("rate limit exceeded"),
+            None => text.push_str(UNDECIDED),
+            Some(standing) => {
+                for part in ["rate limit \"", standing.name(), "\" exceeded"] {
+                    text.push_str(part);
                 }
-                f.write_str(" exceeded")?;
-                fmt_retry(decision, f)
             }
         }
+        if let Some(retry_after) = decision.retry_after() {
+            text.push_str(", retry after ");
+            push_seconds(&mut text, retry_after);
+        } else if let Some(standing) = decision.standing() {
+            text.push_str(", the request costs more than the limit of ");
+            push_number(&mut text, standing.limit());
+            text.push_str(" can ever hold");
+        }
+        Cow::Owned(text)
     }
 }
 
-fn fmt_retry(decision: &Decision, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-    match (decision.retry_after(), decision.standing().map(Standing::limit)) {
-        (Some(wait), _) => write!(f, ", retry after {wait:?}"),
-        (None, Some(limit)) => write!(f, ", the request costs more than the limit of {limit} can ever hold"),
-        (None, None) => Ok(()),
+const UNDECIDED: &str = "the rate limiter can't decide at the moment";
+
+/// Seconds with as many of the three decimals as it takes, rounded up: `1.5 s`.
+fn push_seconds(text: &mut String, span: Duration) {
+    let millis = u64::try_from(span.as_nanos().div_ceil(1_000_000)).unwrap_or(u64::MAX);
+    push_number(text, millis / 1_000);
+    let fraction = millis % 1_000;
+    if fraction > 0 {
+        let digits = [fraction / 100, fraction / 10 % 10, fraction % 10];
+        let kept = digits.iter().rposition(|&digit| digit > 0).map_or(0, |last| last + 1);
+        text.push('.');
+        digits[..kept].iter().for_each(|&digit| push_number(text, digit));
+    }
+    text.push_str(" s");
+}
+
+impl fmt::Display for Refusal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.to_text())
     }
 }
