@@ -74,7 +74,7 @@ impl Refusal {
 
 const UNDECIDED: &str = "the rate limiter can't decide at the moment";
 
-/// Seconds with as many of the three decimals as it takes, rounded up: `1.5 s`.
+/// Seconds with as many of the three decimals as it takes, rounded up: `1.5s`.
 fn push_seconds(text: &mut String, span: Duration) {
     let millis = u64::try_from(span.as_nanos().div_ceil(1_000_000)).unwrap_or(u64::MAX);
     push_number(text, millis / 1_000);
@@ -85,7 +85,7 @@ fn push_seconds(text: &mut String, span: Duration) {
         text.push('.');
         digits[..kept].iter().for_each(|&digit| push_number(text, digit));
     }
-    text.push_str(" s");
+    text.push('s');
 }
 
 impl fmt::Display for Refusal {
