@@ -5,7 +5,7 @@
 //! ```
 //!
 //! Prints a phone's fortnight on a plan of 2 GB a day that carries over up to 10 GB. What does not fit is refused until
-//! the midnight from which it does; what never fits is refused for good. It is done at once: the clock is moved by hand.
+//! the midnight from which it does; what never fits is refused for good. The clock is moved by hand.
 
 use std::time::Duration;
 

@@ -4,8 +4,8 @@
 //! cargo run --example custom_limiter
 //! ```
 //!
-//! Prints how requests are answered, and the `RateLimit` field with both limits: 200 while there is credit; 429 when the
-//! burst is used up, without a word to the bank; 429 when the credit is; and 503 when the bank no longer answers.
+//! Prints how requests are answered, and the `RateLimit` field with both limits: 200 while there is credit; 429 when
+//! the burst is used up, without a word to the bank; 429 when the credit is; and 503 when the bank no longer answers.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};

@@ -4,9 +4,9 @@
 //! cargo run --example custom_tower
 //! ```
 //!
-//! Prints what becomes of each order. The red team's fourth within the minute is refused with the exact time to wait, and
-//! is printed after that; the blue team has its own count, maintenance has none, and an order that does not say whose it
-//! is, is refused. It is done at once: the limiter's clock is moved by hand.
+//! Prints what becomes of each order. The red team's fourth within the minute is refused with the exact time to wait,
+//! and is printed after that; the blue team has its own count, maintenance has none, and an order that does not say
+//! whose it is, is refused. The clock is moved by hand, so it ends at once.
 
 use std::fmt;
 

@@ -1,6 +1,6 @@
-//! The order of the modules, read off the sources: imports point down only, so there are no cycles; the middleware names no
-//! store and no algorithm; stores and limiters name no algorithm either; what decides knows nothing of requests; and no
-//! file outgrows a reader.
+//! The order of the modules, read off the sources: imports point down only, so there are no cycles; the middleware
+//! names no store and no algorithm; stores and limiters name no algorithm either; what decides knows nothing of
+//! requests; and no file outgrows a reader.
 //!
 //! Comments don't count, nor do the modules' own tests.
 
@@ -35,7 +35,7 @@ const MIDDLEWARE: &[&str] =
 const DECIDING: &[&str] = &["clock", "decision", "quota", "algorithm", "limit", "table", "limiter", "store", "policy"];
 
 /// So many lines of code a file, comments and empty ones aside.
-const MOST_LINES: usize = 400;
+const MOST_LINES: usize = 420;
 
 /// A store that names an algorithm: only to reach a constant that is the same for all of them.
 const TOLERATED: &[(&str, &str)] = &[("store/memory/builder.rs", "Gcra")];

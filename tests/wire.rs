@@ -1,5 +1,5 @@
-//! On the wire: a real axum server on a free port of 127.0.0.1, and real clients, over connections that are kept alive and
-//! over new ones. The limiter's clock is moved by hand.
+//! On the wire: a real axum server on a free port of 127.0.0.1, and real clients, over connections that are kept alive
+//! and over new ones. The limiter's clock is moved by hand.
 //!
 //! What is read off the wire is read by foreign parsers: hyper for HTTP, `sfv` for structured fields, `serde_json` for
 //! problem bodies. A client that waits for as long as it is told is let through.

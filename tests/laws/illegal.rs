@@ -117,6 +117,17 @@ fn quotas_too_fine_for_a_bucket() {
     let _ = FixedWindow::new(largest);
 }
 
+/// In lowest terms the limit times the period is at most 2^53, and that is the exact boundary.
+#[test]
+fn quotas_at_the_boundary_of_what_fits_a_bucket() {
+    for limit in 2..1_000 {
+        for period in [LARGEST / limit, LARGEST / limit + 1] {
+            let quota = Quota::new(limit, ticks(period));
+            assert_eq!(Gcra::try_new(quota).is_ok(), fits(quota), "{quota}");
+        }
+    }
+}
+
 /// A period with awkward divisors.
 #[test]
 fn the_nearest_quota_is_named_where_it_is_far() {
@@ -128,6 +139,12 @@ fn the_nearest_quota_is_named_where_it_is_far() {
 
 proptest! {
     #![proptest_config(cases(100))]
+
+    #[test]
+    fn a_bucket_takes_what_fits_and_nothing_else(limit in log_uniform(LARGEST), period in log_uniform(LONGEST)) {
+        let quota = Quota::new(limit, ticks(period));
+        prop_assert_eq!(Gcra::try_new(quota).is_ok(), fits(quota));
+    }
 
     #[test]
     fn the_quota_that_is_named_fits_and_none_is_nearer(

@@ -170,7 +170,7 @@ pub(crate) fn plain_schedule(length: usize) -> impl Strategy<Value = Vec<Step>> 
 
 /// Up to `length` steps, none of which changes a quota.
 pub(crate) fn one_tier_schedule(length: usize) -> impl Strategy<Value = Vec<Step>> {
-    vec(prop_oneof![20 => plain_step(), 1 => back()], 1..length)
+    vec(prop_oneof![8 => plain_step(), 1 => back()], 1..length)
 }
 
 /// Up to `length` steps that just ask and wait.
@@ -180,7 +180,7 @@ pub(crate) fn attack(length: usize) -> impl Strategy<Value = Vec<Step>> {
 
 fn step() -> impl Strategy<Value = Step> {
     prop_oneof![
-        20 => plain_step(),
+        14 => plain_step(),
         1 => back(),
         1 => (0usize..3).prop_map(Step::Tier),
     ]

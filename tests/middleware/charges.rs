@@ -1,5 +1,5 @@
-//! What is charged, as the layer's documentation declares: what is let through, whatever becomes of it then, and nothing
-//! else.
+//! What is charged, as the layer's documentation declares: what is let through, whatever becomes of it then, and
+//! nothing else.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 

@@ -15,7 +15,7 @@ pub(crate) fn limits(headers: &HeaderMap) -> Vec<(String, i64, Option<i64>)> {
     limits.map(|(name, [r, t])| (name, r.expect("a remainder"), t)).collect()
 }
 
-/// The members of a List of Strings, which have these parameters and no others. Field lines are joined, as RFC 9110 says.
+/// The members of a List of Strings, which have these parameters and no others. Lines are joined, as RFC 9110 says.
 fn members<const N: usize>(headers: &HeaderMap, field: &str, keys: [&str; N]) -> Vec<(String, [Option<i64>; N])> {
     let lines: Vec<_> = headers.get_all(field).iter().map(|line| line.to_str().expect("visible ASCII")).collect();
     let list: List = Parser::new(&lines.join(", ")).parse().unwrap_or_else(|error| panic!("{lines:?}: {error}"));

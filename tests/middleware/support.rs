@@ -20,8 +20,8 @@ use tower_ratelimit::{
 };
 use tower_test::mock::Spawn;
 
-/// A request to [`Counter`]: whose it is (nobody's is a missing key, `exempt` is under no limit), and what the service is
-/// to do with it.
+/// A request to [`Counter`]: whose it is (nobody's is a missing key, `exempt` is under no limit), and what the service
+/// is to do with it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Job {
     pub(crate) key: Option<&'static str>,

@@ -1,0 +1,577 @@
+//! The sliding log, the sliding window (strict and weighted) and the leaky queue against slow, obvious models, field by field,
+//! in virtual time; and what each lets through in the worst case.
+
+use std::time::Duration;
+
+use proptest::prelude::*;
+use tower_ratelimit::algorithm::{Algorithm, Blocks, Charge, Log};
+use tower_ratelimit::limiter::{Acquire, Receipt};
+use tower_ratelimit::{
+    Ask, Clock, Decision, FixedWindow, Gcra, LeakyBucket, LeakyQueue, Limit, Limiter, ManualClock, Memory, Quota,
+    SlidingLog, SlidingWindow, Timestamp, TokenBucket, Verdict,
+};
+
+/// What a model says at a time: everything that a decision tells.
+#[derive(Debug, PartialEq)]
+struct Told {
+    verdict: Verdict,
+    remaining: u64,
+    reset: u64,
+    more_after: u64,
+}
+
+/// Hits, and how much of them counts at a time: with that all else is found by looking for the first moment at which it holds.
+trait Model {
+    fn limit(&self) -> u64;
+    fn hits(&mut self) -> &mut Vec<(u64, u64)>;
+    /// So much is used at `now`, as a fraction: rounded up.
+    fn used(&self, now: u64) -> u64;
+    /// Whether `cost` fits at `now`.
+    fn fits(&self, now: u64, cost: u64) -> bool;
+    /// When the last of it no longer counts.
+    fn fresh_at(&self) -> u64;
+    fn charge(&mut self, now: u64, cost: u64);
+    fn give_back(&mut self, now: u64, hit: usize, amount: u64);
+
+    fn remaining(&self, now: u64) -> u64 {
+        self.limit().saturating_sub(self.used(now))
+    }
+
+    /// The first moment from `now` on at which it holds: nothing but time passes, so it then holds for good.
+    fn first(&self, now: u64, holds: impl Fn(&Self, u64) -> bool) -> u64 {
+        let (mut too_early, mut late) = (now, self.fresh_at().max(now));
+        if holds(self, now) {
+            return now;
+        }
+        while late - too_early > 1 {
+            let middle = too_early + (late - too_early) / 2;
+            if holds(self, middle) { late = middle } else { too_early = middle }
+        }
+        late
+    }
+
+    fn verdict(&self, now: u64, cost: u64) -> Verdict {
+        if cost > self.limit() {
+            return Verdict::Never;
+        }
+        match self.first(now, |model, at| model.fits(at, cost)) - now {
+            0 => Verdict::Allowed,
+            wait => Verdict::Denied { retry_after: Duration::from_micros(wait) },
+        }
+    }
+
+    fn told(&self, now: u64, verdict: Verdict) -> Told {
+        let remaining = self.remaining(now);
+        let more = self.first(now, |model, at| model.remaining(at) > remaining) - now;
+        let reset = self.fresh_at().saturating_sub(now);
+        Told { verdict, remaining, reset, more_after: if remaining == self.limit() { reset } else { more } }
+    }
+}
+
+/// Each hit counts in full until it expires.
+struct Expiring {
+    limit: u64,
+    expires_at: Box<dyn Fn(u64) -> u64>,
+    /// Until when it counts, what it weighs.
+    hits: Vec<(u64, u64)>,
+}
+
+impl Expiring {
+    fn log(limit: u64, period: u64) -> Self {
+        Self { limit, expires_at: Box::new(move |now| now + period), hits: Vec::new() }
+    }
+
+    fn strict(limit: u64, period: u64, blocks: u64) -> Self {
+        let width = period / blocks;
+        Self { limit, expires_at: Box::new(move |now| (now / width + blocks + 1) * width), hits: Vec::new() }
+    }
+}
+
+impl Model for Expiring {
+    fn limit(&self) -> u64 {
+        self.limit
+    }
+
+    fn hits(&mut self) -> &mut Vec<(u64, u64)> {
+        &mut self.hits
+    }
+
+    fn used(&self, now: u64) -> u64 {
+        self.hits.iter().filter(|(until, _)| *until > now).map(|(_, weight)| weight).sum()
+    }
+
+    fn fits(&self, now: u64, cost: u64) -> bool {
+        self.used(now) + cost <= self.limit
+    }
+
+    fn fresh_at(&self) -> u64 {
+        self.hits.iter().filter(|(_, weight)| *weight > 0).map(|(until, _)| *until).max().unwrap_or(0)
+    }
+
+    fn charge(&mut self, now: u64, cost: u64) {
+        self.hits.push(((self.expires_at)(now), cost));
+    }
+
+    fn give_back(&mut self, now: u64, hit: usize, amount: u64) {
+        let (until, weight) = &mut self.hits[hit];
+        if *until > now {
+            *weight -= amount;
+        }
+    }
+}
+
+/// The hits of the oldest block that the window still touches count by the share of it that the window covers.
+struct Weighted {
+    limit: u64,
+    width: u64,
+    blocks: u64,
+    hits: Vec<(u64, u64)>,
+}
+
+impl Weighted {
+    /// What is used at `now`, times the width of a block.
+    fn used_scaled(&self, now: u64) -> u64 {
+        let current = now / self.width;
+        let share = |block: u64| match current - block {
+            age if age < self.blocks => self.width,
+            age if age == self.blocks => self.width - now % self.width,
+            _ => 0,
+        };
+        self.hits.iter().map(|&(block, weight)| weight * share(block)).sum()
+    }
+}
+
+impl Model for Weighted {
+    fn limit(&self) -> u64 {
+        self.limit
+    }
+
+    fn hits(&mut self) -> &mut Vec<(u64, u64)> {
+        &mut self.hits
+    }
+
+    fn used(&self, now: u64) -> u64 {
+        self.used_scaled(now).div_ceil(self.width)
+    }
+
+    fn fits(&self, now: u64, cost: u64) -> bool {
+        self.used_scaled(now) + cost * self.width <= self.limit * self.width
+    }
+
+    fn fresh_at(&self) -> u64 {
+        let last = self.hits.iter().filter(|(_, weight)| *weight > 0).map(|(block, _)| *block).max();
+        last.map_or(0, |block| (block + self.blocks + 1) * self.width)
+    }
+
+    fn charge(&mut self, now: u64, cost: u64) {
+        self.hits.push((now / self.width, cost));
+    }
+
+    fn give_back(&mut self, now: u64, hit: usize, amount: u64) {
+        let (block, weight) = &mut self.hits[hit];
+        if (*block + self.blocks + 1) * self.width > now {
+            *weight -= amount;
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Step {
+    Wait(u64),
+    /// So many ticks off the moment at which this cost may retry.
+    UntilRetry(u64, i64),
+    /// So many ticks off the moment at which the key is as good as new.
+    UntilReset(i64),
+    /// So many ticks off the next block.
+    UntilBlock(i64),
+    Ask(u64),
+    Settle(usize, u64),
+    Reset,
+}
+
+fn steps(period: u64, limit: u64) -> impl Strategy<Value = Vec<Step>> {
+    let ticks = -1..=1_i64;
+    let step = prop_oneof![
+        4 => (0..=limit + 1).prop_map(Step::Ask),
+        2 => (0..=period * 2).prop_map(Step::Wait),
+        2 => (0..=3_u64).prop_map(Step::Wait),
+        3 => (1..=limit, ticks.clone()).prop_map(|(cost, off)| Step::UntilRetry(cost, off)),
+        1 => ticks.clone().prop_map(Step::UntilReset),
+        1 => ticks.prop_map(Step::UntilBlock),
+        2 => (0..64_usize, 0..=limit).prop_map(|(which, actual)| Step::Settle(which, actual)),
+        1 => Just(Step::Reset),
+    ];
+    proptest::collection::vec(step, 1..80)
+}
+
+fn told(decision: &Decision) -> Told {
+    let standing = decision.standing().expect("one limit");
+    let micros = |span: Duration| u64::try_from(span.as_micros()).expect("a short time");
+    Told {
+        verdict: decision.verdict(),
+        remaining: standing.remaining(),
+        reset: micros(standing.reset()),
+        more_after: micros(standing.more_after()),
+    }
+}
+
+/// Runs both, and compares every decision; and that the retry that was told is sufficient and minimal, which the model's is by
+/// its construction.
+fn agree<A: Algorithm>(algorithm: A, mut model: impl Model, width: u64, steps: &[Step]) -> Result<(), TestCaseError> {
+    let clock = ManualClock::new();
+    let limiter = Memory::builder(algorithm).max_keys(1).clock(clock.clone()).build().expect("a limiter");
+    let mut receipts: Vec<Option<(usize, Receipt)>> = Vec::new();
+    let mut hits = 0;
+    for &step in steps {
+        let now = clock.now().as_micros();
+        let off = |moment: u64, off: i64| moment.saturating_add_signed(off).max(now) - now;
+        let wait = match step {
+            Step::Wait(span) => span,
+            Step::UntilRetry(cost, ticks) => off(model.first(now, |model, at| model.fits(at, cost)), ticks),
+            Step::UntilReset(ticks) => off(model.fresh_at(), ticks),
+            Step::UntilBlock(ticks) => off((now / width + 1) * width, ticks),
+            Step::Ask(cost) => {
+                let peeked = limiter.peek("key", Ask::cost(cost)).try_ready().expect("memory is ready").expect("it peeks");
+                let verdict = model.verdict(now, cost);
+                prop_assert_eq!(told(&peeked), model.told(now, verdict), "peeking at {} for {}", now, cost);
+                let Acquire::Ready(outcome) = limiter.acquire("key", Ask::cost(cost)) else { unreachable!("memory is ready") };
+                let outcome = outcome.expect("memory decides");
+                if verdict.is_allowed() && cost > 0 {
+                    model.charge(now, cost);
+                    receipts.push(outcome.receipt.map(|receipt| (hits, receipt)));
+                    hits += 1;
+                }
+                prop_assert_eq!(told(&outcome.decision), model.told(now, verdict), "asking at {} for {}", now, cost);
+                0
+            }
+            Step::Settle(which, actual) => {
+                let index = which.checked_rem(receipts.len()).unwrap_or(0);
+                if let Some((hit, receipt)) = receipts.get_mut(index).and_then(Option::take) {
+                    let back = receipt.cost().saturating_sub(actual);
+                    model.give_back(now, hit, back);
+                    let actual = receipt.cost() - back;
+                    limiter.settle("key", receipt, actual).try_ready().expect("ready").expect("it settles");
+                }
+                0
+            }
+            Step::Reset => {
+                limiter.reset("key").try_ready().expect("ready").expect("it resets");
+                model.hits().iter_mut().for_each(|hit| *hit = (0, 0));
+                // What a receipt from before would find is a hit of somebody else.
+                receipts.clear();
+                0
+            }
+        };
+        clock.advance(Duration::from_micros(wait));
+    }
+    Ok(())
+}
+
+
+/// Periods, small so that schedules reach every corner, with numbers of blocks that divide them.
+fn geometry() -> impl Strategy<Value = (u64, u64, u64)> {
+    let period = prop_oneof![Just(12), Just(60), Just(1_000), Just(60_000_000), Just(86_400_000_000)];
+    (period, prop_oneof![Just(1), Just(2), Just(3), Just(4)], 1..12_u64)
+}
+
+fn quota(limit: u64, period: u64) -> Quota {
+    Quota::new(limit, Duration::from_micros(period))
+}
+
+proptest! {
+    #[test]
+    fn the_log_agrees((period, _, limit, steps) in geometry().prop_flat_map(|(p, b, l)| (Just(p), Just(b), Just(l), steps(p, l)))) {
+        agree(SlidingLog::new(quota(limit, period)), Expiring::log(limit, period), period, &steps)?;
+    }
+
+    #[test]
+    fn strict_blocks_agree((period, blocks, limit, steps) in geometry().prop_flat_map(|(p, b, l)| (Just(p), Just(b), Just(l), steps(p, l)))) {
+        let window = SlidingWindow::new(quota(limit, period)).blocks(blocks);
+        agree(window, Expiring::strict(limit, period, blocks), period / blocks, &steps)?;
+    }
+
+    #[test]
+    fn weighted_blocks_agree((period, blocks, limit, steps) in geometry().prop_flat_map(|(p, b, l)| (Just(p), Just(b), Just(l), steps(p, l)))) {
+        let window = SlidingWindow::new(quota(limit, period)).blocks(blocks).weighted();
+        let width = period / blocks;
+        agree(window, Weighted { limit, width, blocks, hits: Vec::new() }, width, &steps)?;
+    }
+
+    /// Against the next free time as an exact fraction.
+    #[test]
+    fn the_queue_agrees(
+        limit in 1..8_u64,
+        period in prop_oneof![Just(7_u64), Just(1_000), Just(1_000_000), Just(7_000_000)],
+        waiting in 0..6_u64,
+        asks in proptest::collection::vec((0..9_u64, 0..400_u64, proptest::option::of(0..300_u64)), 1..60),
+    ) {
+        let clock = ManualClock::new();
+        let queue = LeakyQueue::new(quota(limit, period)).max_waiting(waiting);
+        let limiter = Memory::builder(queue).clock(clock.clone()).build().expect("a limiter");
+        // In units of a tick's `limit`-th part: exact, since the spacing is period / limit ticks.
+        let (unit, spacing) = (u128::from(limit), u128::from(period));
+        let mut next_free = 0_u128;
+        for (cost, gap, patience) in asks {
+            clock.advance(Duration::from_micros(gap * period / 100));
+            let now = u128::from(clock.now().as_micros()) * unit;
+            let delay = next_free.saturating_sub(now);
+            let ask = Ask::cost(cost);
+            let patience_ticks = patience.map(|share| share * period / 100);
+            let ask = patience_ticks.map_or(ask, |ticks| ask.within(Duration::from_micros(ticks)));
+            // Refused until there is room, and until the delay is one that is accepted.
+            let ticks = |span: u128| u64::try_from(span.div_ceil(unit)).expect("a short time");
+            let room_after = (delay + u128::from(cost) * spacing).saturating_sub(u128::from(waiting + 1) * spacing);
+            let accepted_after = patience_ticks.map_or(0, |patience| ticks(delay).saturating_sub(patience));
+            let expected = if cost > waiting + 1 {
+                Verdict::Never
+            } else {
+                match (ticks(room_after).max(accepted_after), ticks(delay)) {
+                    (0, 0) => Verdict::Allowed,
+                    (0, delay) => Verdict::AllowedAfter(Duration::from_micros(delay)),
+                    (wait, _) => Verdict::Denied { retry_after: Duration::from_micros(wait) },
+                }
+            };
+            prop_assert_eq!(limiter.decide("key", ask).verdict(), expected);
+            if expected.is_allowed() && cost > 0 {
+                next_free = next_free.max(now) + u128::from(cost) * spacing;
+            }
+        }
+    }
+
+    /// No state, time or cost makes an algorithm panic.
+    #[test]
+    fn garbage_is_no_reason_to_panic(
+        words in proptest::collection::vec(any::<u64>(), 65),
+        hits in proptest::collection::vec((any::<u64>(), any::<u64>()), 0..20),
+        now in any::<u64>(), cost in any::<u64>(), until in any::<u64>(), delay in any::<u64>(),
+    ) {
+        let now = Timestamp::from_micros(now);
+        let charge = Charge { at: now, cost, until: Timestamp::from_micros(until) };
+        let run = |algorithm: SlidingWindow| {
+            let mut state = Blocks::zero(algorithm.state_words());
+            state.copy_from_slice(&words[..algorithm.state_words()]);
+            let _ = (algorithm.peek(&state, now, Ask::cost(cost)), algorithm.reading(&state, now).figures());
+            algorithm.commit(&mut state, now, Duration::from_micros(delay), cost);
+            algorithm.give_back(&mut state, now, charge, cost);
+        };
+        run(SlidingWindow::new(Quota::per_minute(100)));
+        run(SlidingWindow::new(Quota::per_minute(100)).blocks(1).weighted());
+        run(SlidingWindow::new(Quota::new(1, Duration::from_secs(73_050 * 86_400))).blocks(60));
+        let log = SlidingLog::new(Quota::per_minute(100));
+        let mut state = Log { fresh_at: words[0], period: words[1], hits: hits.into() };
+        let _ = (log.peek(&state, now, Ask::cost(cost)), log.reading(&state, now).figures());
+        log.commit(&mut state, now, Duration::from_micros(delay), cost);
+        log.give_back(&mut state, now, charge, cost);
+        let queue = LeakyQueue::new(Quota::per_minute(100));
+        let mut state = [words[0], words[1], words[2], words[3]];
+        let _ = (queue.peek(&state, now, Ask::cost(cost)), queue.reading(&state, now).figures());
+        queue.commit(&mut state, now, Duration::from_micros(delay), cost);
+        queue.give_back(&mut state, now, charge, cost);
+    }
+}
+
+/// Admissions, one of cost 1 at each of these times.
+fn admitted(algorithm: impl Algorithm, times: &[u64]) -> Vec<u64> {
+    let clock = ManualClock::new();
+    let limiter = Memory::builder(algorithm).max_keys(1).clock(clock.clone()).build().expect("a limiter");
+    let at = |&time: &u64| {
+        clock.set(ManualClock::START.after(Duration::from_micros(time)));
+        limiter.decide("key", Ask::default().within(Duration::ZERO)).is_allowed()
+    };
+    times.iter().copied().filter(|time| at(time)).collect()
+}
+
+/// The most admissions in any half-open window of the period.
+fn most_in_a_window(admitted: &[u64], period: u64) -> usize {
+    let within = |from: u64| admitted.iter().filter(|&&time| (from..from + period).contains(&time)).count();
+    admitted.iter().map(|&from| within(from)).max().unwrap_or(0)
+}
+
+/// All schedules of so many requests at each tick, on a small grid: the most that any of them gets through in a window.
+fn exhaustively(algorithm: impl Algorithm + Copy, period: u64, ticks: u32, burst: u64) -> usize {
+    let choices = 2_u64.pow(ticks);
+    let schedule = |choice: u64| -> Vec<u64> {
+        let ticks = (0..u64::from(ticks)).filter(|tick| choice >> tick & 1 == 1);
+        ticks.flat_map(|tick| std::iter::repeat_n(tick, usize::try_from(burst).expect("small"))).collect()
+    };
+    (0..choices).map(|choice| most_in_a_window(&admitted(algorithm, &schedule(choice)), period)).max().unwrap_or(0)
+}
+
+#[test]
+fn the_log_and_strict_blocks_let_exactly_the_limit_through_in_any_window() {
+    for limit in 1..=3 {
+        assert_eq!(exhaustively(SlidingLog::new(quota(limit, 4)), 4, 10, limit), usize::try_from(limit).expect("small"));
+        for blocks in [1, 2, 4] {
+            let strict = SlidingWindow::new(quota(limit, 4)).blocks(blocks);
+            assert_eq!(exhaustively(strict, 4, 10, limit), usize::try_from(limit).expect("small"), "{blocks} blocks");
+        }
+    }
+}
+
+#[test]
+fn no_weighted_window_is_strict_and_none_exceeds_twice_the_limit_less_one() {
+    for limit in 1..=3_u64 {
+        let bound = usize::try_from(2 * limit - 1).expect("small");
+        for blocks in [1, 2, 4] {
+            let weighted = SlidingWindow::new(quota(limit, 4)).blocks(blocks).weighted();
+            assert!(exhaustively(weighted, 4, 10, limit) <= bound, "{limit} in {blocks} blocks");
+        }
+        // Reached: all but one of the limit at the end of a block, and the limit as soon as the estimate lets it.
+        let (period, limit) = (1_000_000, limit * 10);
+        for blocks in [1_u64, 2, 5] {
+            let weighted = SlidingWindow::new(quota(limit, period)).blocks(blocks).weighted();
+            let width = period / blocks;
+            // At the very end of a block, then one by one as the block's share goes down to nothing.
+            let times = std::iter::repeat_n(width - 1, usize::try_from(limit).expect("small"))
+                .chain((0..=width).map(|tick| period + tick * (width / 1_000).max(1)).take(1_001))
+                .collect::<Vec<_>>();
+            let most = most_in_a_window(&admitted(weighted, &times), period + width);
+            assert!(most <= usize::try_from(2 * limit).expect("small"));
+            assert!(most > usize::try_from(limit).expect("small"), "{blocks} blocks are not strict");
+        }
+    }
+}
+
+#[test]
+fn the_log_never_refuses_what_keeps_to_the_limit() {
+    let times: Vec<u64> = (0..200).map(|second| second * 1_000_000).collect();
+    assert_eq!(admitted(SlidingLog::new(Quota::new(5, Duration::from_secs(5))), &times).len(), times.len());
+}
+
+/// 20, 100, 100 and 20 requests in consecutive half minutes, evenly within each, against 120 a minute: who lets 200 through
+/// within one minute?
+#[test]
+fn half_minutes() {
+    let half = 30_000_000;
+    let evenly = |index: u64, count: u64| (0..count).map(move |request| index * half + request * half / count);
+    let times: Vec<u64> = [20, 100, 100, 20].into_iter().zip(0..).flat_map(|(count, index)| evenly(index, count)).collect();
+    let quota = Quota::per_minute(120);
+    let most = |admitted: &[u64]| most_in_a_window(admitted, 2 * half);
+    let table = [
+        ("fixed window, aligned", most(&admitted(FixedWindow::new(quota).aligned_to_clock(), &times)), 200),
+        ("fixed window, from the first hit", most(&admitted(FixedWindow::new(quota), &times)), 200),
+        ("gcra", most(&admitted(Gcra::new(quota), &times)), 200),
+        ("token bucket", most(&admitted(TokenBucket::new(quota), &times)), 200),
+        ("leaky bucket", most(&admitted(LeakyBucket::new(quota), &times)), 200),
+        ("gcra, strict", most(&admitted(Gcra::new(quota).strict(), &times)), 0),
+        ("leaky queue without waiting", most(&admitted(LeakyQueue::new(quota).max_waiting(0), &times)), 0),
+        ("sliding window, weighted, one block", most(&admitted(SlidingWindow::new(quota).blocks(1).weighted(), &times)), 0),
+        ("sliding window, weighted, ten blocks", most(&admitted(SlidingWindow::new(quota).weighted(), &times)), 0),
+        ("sliding window, strict", most(&admitted(SlidingWindow::new(quota), &times)), 120),
+        ("sliding log", most(&admitted(SlidingLog::new(quota), &times)), 120),
+    ];
+    for (name, most, expected) in table {
+        println!("{name}: {most}");
+        if expected > 0 {
+            assert_eq!(most, expected, "{name}");
+        }
+    }
+}
+
+#[test]
+fn a_queue_departs_at_constant_spacing() {
+    let clock = ManualClock::new();
+    let queue = LeakyQueue::new(Quota::per_second(10)).max_waiting(5);
+    let limiter = Memory::builder(queue).clock(clock.clone()).build().expect("a limiter");
+    let departures: Vec<_> = (0..10).filter_map(|_| {
+        let decision = limiter.decide("key", Ask::default());
+        decision.is_allowed().then(|| decision.delay().as_millis())
+    }).collect();
+    assert_eq!(departures, [0, 100, 200, 300, 400, 500]);
+    let refused = limiter.decide("key", Ask::default());
+    assert_eq!(refused.retry_after(), Some(Duration::from_millis(100)));
+}
+
+#[test]
+fn several_kernels_decide_as_one() {
+    let clock = ManualClock::new();
+    let limits = (
+        Limit::new("log", SlidingLog::new(quota(3, 1_000))),
+        Limit::new("window", SlidingWindow::new(quota(5, 10_000)).blocks(1)),
+        Limit::new("bucket", Gcra::new(quota(1, 500)).burst(4)),
+    );
+    let limiter = Memory::builder(limits).clock(clock.clone()).build().expect("a limiter");
+    let allowed = || limiter.decide("key", Ask::default());
+    assert!((0..3).all(|_| allowed().is_allowed()));
+    assert_eq!(allowed().retry_after(), Some(Duration::from_micros(1_000)), "the log is full");
+    clock.advance(Duration::from_micros(1_000));
+    assert!(allowed().is_allowed() && allowed().is_allowed());
+    // The window is full until its blocks have left: all else would wait for less.
+    assert_eq!(allowed().retry_after(), Some(Duration::from_micros(19_000)));
+    // Nobody was charged for the refusal: after the reset of the window everything is there but what was charged.
+    let refused = allowed();
+    assert_eq!(refused, allowed());
+    // A log promises no turns, so neither do they together.
+    let patient = limiter.decide("key", Ask::default().within(Duration::from_secs(1)));
+    assert!(matches!(patient.verdict(), Verdict::Denied { .. }));
+}
+
+#[test]
+fn a_log_is_bounded_whatever_is_charged() {
+    let algorithm = SlidingLog::new(quota(3, 1_000));
+    let mut log = Log::default();
+    for tick in 0..100 {
+        algorithm.commit(&mut log, ManualClock::START.after(Duration::from_micros(tick)), Duration::ZERO, 5);
+        assert!(log.hits.len() <= 3);
+    }
+    let error = Memory::builder(SlidingLog::new(Quota::per_hour(100_000))).build().expect_err("too much memory");
+    assert!(error.is_config() && error.to_string().contains("max_heap_bytes"), "{error}");
+    assert!(Memory::builder(SlidingLog::new(Quota::per_hour(100_000))).max_keys(100).build().is_ok());
+}
+
+#[test]
+fn impossible_windows_are_refused_when_built() {
+    let window = SlidingWindow::new(Quota::per_minute(100));
+    for blocks in [0, 61, 7_000] {
+        assert!(window.try_blocks(blocks).expect_err("so many").to_string().contains("1 to 60"));
+    }
+    let seven = SlidingWindow::new(Quota::new(10, Duration::from_micros(13)));
+    assert!(seven.try_blocks(2).expect_err("13 is odd").to_string().contains("divides the period"));
+    assert!(format!("{seven:?}").contains("blocks: 1,"), "{seven:?}");
+    let day = SlidingWindow::new(Quota::per_day(10_000_000)).blocks(1);
+    assert!(day.try_weighted().expect_err("too long").to_string().contains("choose more blocks"));
+    assert!(SlidingLog::try_new(Quota::per_day(1_000_001)).expect_err("too many").to_string().contains("SlidingWindow"));
+}
+
+#[test]
+fn a_clock_that_steps_back_neither_refills_nor_locks() {
+    fn check(algorithm: impl Algorithm) {
+        let name = format!("{algorithm:?}");
+        let longest = algorithm.longest_reset();
+        let clock = ManualClock::new();
+        let limiter = Memory::builder(algorithm).clock(clock.clone()).build().expect("a limiter");
+        let start = clock.now();
+        let allowed = || limiter.decide("key", Ask::default().within(Duration::ZERO)).is_allowed();
+        while allowed() {}
+        clock.set(Timestamp::from_micros(start.as_micros() - 5));
+        assert!(!allowed(), "{name}: a small step refills nothing");
+        clock.set(Timestamp::from_micros(start.as_micros() - u64::try_from(longest.as_micros()).expect("short") - 1));
+        assert!(allowed(), "{name}: a large step does not lock");
+    }
+    let quota = Quota::per_second(3);
+    check(SlidingLog::new(quota));
+    check(SlidingWindow::new(quota));
+    check(SlidingWindow::new(quota).blocks(1).weighted());
+    check(LeakyQueue::new(quota));
+    check(FixedWindow::new(quota));
+    check(Gcra::new(quota));
+}
+
+#[test]
+fn threads_admit_exactly_the_quota() {
+    fn check(algorithm: impl Algorithm, quota: usize) {
+        let name = format!("{algorithm:?}");
+        let limiter = Memory::builder(algorithm).clock(ManualClock::new()).build().expect("a limiter");
+        let admitted: usize = std::thread::scope(|scope| {
+            let workers: Vec<_> = (0..4)
+                .map(|_| scope.spawn(|| (0..500).filter(|_| limiter.decide("key", Ask::default()).is_allowed()).count()))
+                .collect();
+            workers.into_iter().map(|worker| worker.join().expect("a worker")).sum()
+        });
+        assert_eq!(admitted, quota, "{name}");
+    }
+    check(SlidingLog::new(Quota::per_minute(300)), 300);
+    check(SlidingWindow::new(Quota::per_minute(300)), 300);
+    check(SlidingWindow::new(Quota::per_minute(300)).blocks(1).weighted(), 300);
+    check(LeakyQueue::new(Quota::per_minute(300)).max_waiting(299), 300);
+}
