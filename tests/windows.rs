@@ -231,10 +231,13 @@ fn agree<A: Algorithm>(algorithm: A, mut model: impl Model, width: u64, steps: &
             Step::UntilReset(ticks) => off(model.fresh_at(), ticks),
             Step::UntilBlock(ticks) => off((now / width + 1) * width, ticks),
             Step::Ask(cost) => {
-                let peeked = limiter.peek("key", Ask::cost(cost)).try_ready().expect("memory is ready").expect("it peeks");
+                let peeked =
+                    limiter.peek("key", Ask::cost(cost)).try_ready().expect("memory is ready").expect("it peeks");
                 let verdict = model.verdict(now, cost);
                 prop_assert_eq!(told(&peeked), model.told(now, verdict), "peeking at {} for {}", now, cost);
-                let Acquire::Ready(outcome) = limiter.acquire("key", Ask::cost(cost)) else { unreachable!("memory is ready") };
+                let Acquire::Ready(outcome) = limiter.acquire("key", Ask::cost(cost)) else {
+                    unreachable!("memory is ready")
+                };
                 let outcome = outcome.expect("memory decides");
                 if verdict.is_allowed() && cost > 0 {
                     model.charge(now, cost);
@@ -267,10 +270,9 @@ fn agree<A: Algorithm>(algorithm: A, mut model: impl Model, width: u64, steps: &
     Ok(())
 }
 
-
 /// Periods, small so that schedules reach every corner, with numbers of blocks that divide them.
 fn geometry() -> impl Strategy<Value = (u64, u64, u64)> {
-    let period = prop_oneof![Just(12), Just(60), Just(1_000), Just(60_000_000), Just(86_400_000_000)];
+    let period = prop_oneof![Just(12), Just(60), Just(1_200), Just(60_000_000), Just(86_400_000_000)];
     (period, prop_oneof![Just(1), Just(2), Just(3), Just(4)], 1..12_u64)
 }
 
@@ -400,7 +402,10 @@ fn exhaustively(algorithm: impl Algorithm + Copy, period: u64, ticks: u32, burst
 #[test]
 fn the_log_and_strict_blocks_let_exactly_the_limit_through_in_any_window() {
     for limit in 1..=3 {
-        assert_eq!(exhaustively(SlidingLog::new(quota(limit, 4)), 4, 10, limit), usize::try_from(limit).expect("small"));
+        assert_eq!(
+            exhaustively(SlidingLog::new(quota(limit, 4)), 4, 10, limit),
+            usize::try_from(limit).expect("small")
+        );
         for blocks in [1, 2, 4] {
             let strict = SlidingWindow::new(quota(limit, 4)).blocks(blocks);
             assert_eq!(exhaustively(strict, 4, 10, limit), usize::try_from(limit).expect("small"), "{blocks} blocks");
@@ -444,7 +449,8 @@ fn the_log_never_refuses_what_keeps_to_the_limit() {
 fn half_minutes() {
     let half = 30_000_000;
     let evenly = |index: u64, count: u64| (0..count).map(move |request| index * half + request * half / count);
-    let times: Vec<u64> = [20, 100, 100, 20].into_iter().zip(0..).flat_map(|(count, index)| evenly(index, count)).collect();
+    let times: Vec<u64> =
+        [20, 100, 100, 20].into_iter().zip(0..).flat_map(|(count, index)| evenly(index, count)).collect();
     let quota = Quota::per_minute(120);
     let most = |admitted: &[u64]| most_in_a_window(admitted, 2 * half);
     let table = [
@@ -453,18 +459,20 @@ fn half_minutes() {
         ("gcra", most(&admitted(Gcra::new(quota), &times)), 200),
         ("token bucket", most(&admitted(TokenBucket::new(quota), &times)), 200),
         ("leaky bucket", most(&admitted(LeakyBucket::new(quota), &times)), 200),
-        ("gcra, strict", most(&admitted(Gcra::new(quota).strict(), &times)), 0),
-        ("leaky queue without waiting", most(&admitted(LeakyQueue::new(quota).max_waiting(0), &times)), 0),
-        ("sliding window, weighted, one block", most(&admitted(SlidingWindow::new(quota).blocks(1).weighted(), &times)), 0),
-        ("sliding window, weighted, ten blocks", most(&admitted(SlidingWindow::new(quota).weighted(), &times)), 0),
+        // They let one through each half second, of requests that come each 300 milliseconds.
+        ("gcra, strict", most(&admitted(Gcra::new(quota).strict(), &times)), 100),
+        ("leaky queue without waiting", most(&admitted(LeakyQueue::new(quota).max_waiting(0), &times)), 100),
+        (
+            "sliding window, weighted, one block",
+            most(&admitted(SlidingWindow::new(quota).blocks(1).weighted(), &times)),
+            159,
+        ),
+        ("sliding window, weighted, ten blocks", most(&admitted(SlidingWindow::new(quota).weighted(), &times)), 120),
         ("sliding window, strict", most(&admitted(SlidingWindow::new(quota), &times)), 120),
         ("sliding log", most(&admitted(SlidingLog::new(quota), &times)), 120),
     ];
     for (name, most, expected) in table {
-        println!("{name}: {most}");
-        if expected > 0 {
-            assert_eq!(most, expected, "{name}");
-        }
+        assert_eq!(most, expected, "{name}");
     }
 }
 
@@ -473,10 +481,12 @@ fn a_queue_departs_at_constant_spacing() {
     let clock = ManualClock::new();
     let queue = LeakyQueue::new(Quota::per_second(10)).max_waiting(5);
     let limiter = Memory::builder(queue).clock(clock.clone()).build().expect("a limiter");
-    let departures: Vec<_> = (0..10).filter_map(|_| {
-        let decision = limiter.decide("key", Ask::default());
-        decision.is_allowed().then(|| decision.delay().as_millis())
-    }).collect();
+    let departures: Vec<_> = (0..10)
+        .filter_map(|_| {
+            let decision = limiter.decide("key", Ask::default());
+            decision.is_allowed().then(|| decision.delay().as_millis())
+        })
+        .collect();
     assert_eq!(departures, [0, 100, 200, 300, 400, 500]);
     let refused = limiter.decide("key", Ask::default());
     assert_eq!(refused.retry_after(), Some(Duration::from_millis(100)));
@@ -530,7 +540,9 @@ fn impossible_windows_are_refused_when_built() {
     assert!(format!("{seven:?}").contains("blocks: 1,"), "{seven:?}");
     let day = SlidingWindow::new(Quota::per_day(10_000_000)).blocks(1);
     assert!(day.try_weighted().expect_err("too long").to_string().contains("choose more blocks"));
-    assert!(SlidingLog::try_new(Quota::per_day(1_000_001)).expect_err("too many").to_string().contains("SlidingWindow"));
+    assert!(
+        SlidingLog::try_new(Quota::per_day(1_000_001)).expect_err("too many").to_string().contains("SlidingWindow")
+    );
 }
 
 #[test]
@@ -564,7 +576,9 @@ fn threads_admit_exactly_the_quota() {
         let limiter = Memory::builder(algorithm).clock(ManualClock::new()).build().expect("a limiter");
         let admitted: usize = std::thread::scope(|scope| {
             let workers: Vec<_> = (0..4)
-                .map(|_| scope.spawn(|| (0..500).filter(|_| limiter.decide("key", Ask::default()).is_allowed()).count()))
+                .map(|_| {
+                    scope.spawn(|| (0..500).filter(|_| limiter.decide("key", Ask::default()).is_allowed()).count())
+                })
                 .collect();
             workers.into_iter().map(|worker| worker.join().expect("a worker")).sum()
         });
