@@ -123,12 +123,17 @@ impl Bucket {
         }
         // What `at` lies ahead of `now` must pass as well.
         let wait = wait + (at - now.as_micros());
-        let patience = ask.patience(0);
-        if wait <= patience {
-            Verdict::AllowedAfter(Duration::from_micros(wait))
-        } else {
-            Verdict::Denied { retry_after: Duration::from_micros(wait - patience) }
+        match wait.saturating_sub(ask.patience(0)).max(self.beyond_memory(tat, at, ask.cost)) {
+            0 => Verdict::AllowedAfter(Duration::from_micros(wait)),
+            over => Verdict::Denied { retry_after: Duration::from_micros(over) },
         }
+    }
+
+    /// For how long a later turn can't be promised, as it would end after the longest time that is remembered.
+    #[cold]
+    fn beyond_memory(&self, tat: Tat, at: u64, cost: u64) -> u64 {
+        let ends_after = (tat.whole - at).saturating_add(self.rate.span(cost).round_up());
+        ends_after.saturating_sub(LONGEST_MICROS)
     }
 
     /// As a queue decides: what there is room for waits until all that was let in before it has drained.
@@ -147,7 +152,8 @@ impl Bucket {
             0 => 0,
             delay => delay + behind,
         };
-        match room_after.max(delay.saturating_sub(ask.patience(u64::MAX))) {
+        let beyond = if delay == 0 { 0 } else { self.beyond_memory(tat, at, ask.cost) };
+        match room_after.max(delay.saturating_sub(ask.patience(u64::MAX))).max(beyond) {
             0 if delay == 0 => Verdict::Allowed,
             0 => Verdict::AllowedAfter(Duration::from_micros(delay)),
             wait => Verdict::Denied { retry_after: Duration::from_micros(wait) },
@@ -180,6 +186,18 @@ impl Bucket {
         self.write(state, tat.minus(credit, self.rate.tokens), at);
     }
 
+    /// Whether another quota wrote the state, and something is still owed.
+    #[inline(always)]
+    pub(crate) fn is_foreign(&self, state: &Words, now: Timestamp) -> bool {
+        state[2] != self.rate.packed && state[0] > now.as_micros()
+    }
+
+    /// Writes what is owed in terms of this quota.
+    pub(crate) fn adopt(&self, state: &mut Words, now: Timestamp) {
+        let (tat, at) = self.tat(state, now.as_micros());
+        self.write(state, tat, at);
+    }
+
     #[inline(always)]
     pub(crate) fn reading(&self, state: &Words, now: Timestamp) -> Reading {
         let (tat, at) = self.tat(state, now.as_micros());
@@ -193,11 +211,12 @@ impl Bucket {
     #[inline(always)]
     fn tat(&self, &[whole, part, rate, written_at]: &Words, now: u64) -> (Tat, u64) {
         let at = now.max(written_at);
-        if whole <= at {
-            return (Tat { whole: at, part: 0 }, at);
-        }
+        // Even if nothing is owed: what is charged next must be charged at a time that will be believed.
         if at - now > self.time_to_full {
             return (Tat { whole: now, part: 0 }, now);
+        }
+        if whole <= at {
+            return (Tat { whole: at, part: 0 }, at);
         }
         if rate != self.rate.packed {
             return (self.carry_over(Tat { whole, part }, Rate::unpack(rate), at), at);
@@ -218,8 +237,7 @@ impl Bucket {
 
     fn write(&self, state: &mut Words, tat: Tat, at: u64) {
         // A debt beyond all bounds (a penalty of 2^64) ends after the longest time that anything is remembered.
-        let latest = at.saturating_add(LONGEST_MICROS);
-        let tat = if tat.whole > latest { Tat { whole: latest, part: 0 } } else { tat };
+        let tat = tat.until(at.saturating_add(LONGEST_MICROS));
         *state = [tat.whole, tat.part, self.rate.packed, at];
     }
 
@@ -237,8 +255,8 @@ impl Bucket {
         let units = tokens.saturating_mul(ticks).saturating_add((rest * ticks).div_ceil(u128::from(old.ticks)));
         let unit = u128::from(self.rate.tokens);
         let whole = units.div_ceil(unit);
-        let part = whole * unit - units;
-        Tat { whole: at.saturating_add(narrow(whole)), part: narrow(part) }
+        let part = whole.saturating_mul(unit).saturating_sub(units);
+        Tat { whole: at.saturating_add(narrow(whole)), part: narrow(part) }.until(at.saturating_add(LONGEST_MICROS))
     }
 }
 
@@ -321,6 +339,12 @@ impl Span {
 }
 
 impl Tat {
+    /// Not later than `latest`.
+    #[inline(always)]
+    fn until(self, latest: u64) -> Self {
+        if self.whole > latest { Self { whole: latest, part: 0 } } else { self }
+    }
+
     #[inline(always)]
     fn plus(self, span: Span, tokens: u64) -> Self {
         let whole = self.whole.saturating_add(span.whole);
@@ -373,7 +397,7 @@ fn nearest_fit(quota: Quota) -> Quota {
     let (limit, period) = (quota.limit(), quota.period_micros());
     let fits = |limit: &u64| Quota::try_new(*limit, quota.period()).is_ok() && Rate::of(*limit, period).is_some();
     // Common periods have so many divisors that a fit is near. Where none is, the largest product that fits is.
-    let near = (1..100_000).flat_map(|step| [limit.saturating_sub(step), limit.saturating_add(step)]).find(fits);
+    let near = (1..500_000).flat_map(|step| [limit.saturating_sub(step), limit.saturating_add(step)]).find(fits);
     let limit = near.or_else(|| Some(LARGEST_LIMIT / period).filter(fits)).unwrap_or(1);
     Quota::new(limit, quota.period())
 }

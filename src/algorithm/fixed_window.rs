@@ -39,7 +39,7 @@ struct Window {
     start: u64,
     end: u64,
     used: u64,
-    /// The moment to decide at: now, or the newest time that the state has seen.
+    /// The moment to decide at.
     at: u64,
 }
 
@@ -64,14 +64,21 @@ impl FixedWindow {
         self.quota
     }
 
+    /// The moment to decide at: now, or the newest time that the state has seen, unless that is over a period ahead.
+    #[inline]
+    fn moment(&self, &[_, _, written_at, _]: &[u64; 4], now: u64) -> u64 {
+        let at = now.max(written_at);
+        if at - now > self.quota.period_micros() { now } else { at }
+    }
+
     /// The window that is open, `None` if the next hit opens one.
     #[inline]
-    fn open(&self, &[end, used, written_at, start]: &[u64; 4], now: u64) -> Option<Window> {
-        let period = self.quota.period_micros();
-        let at = now.max(written_at);
+    fn open(&self, state: &[u64; 4], now: u64) -> Option<Window> {
+        let &[end, used, written_at, start] = state;
+        let at = self.moment(state, now);
         // A window of a longer, former quota ends when one of the present quota would.
-        let end = end.min(start.saturating_add(period));
-        (at < end && at - now <= period).then_some(Window { start, end, used, at })
+        let end = end.min(start.saturating_add(self.quota.period_micros()));
+        (written_at <= at && at < end).then_some(Window { start, end, used, at })
     }
 }
 
@@ -97,22 +104,23 @@ impl Algorithm for FixedWindow {
         if cost == 0 {
             return;
         }
-        let now = now.as_micros();
-        let window = self.open(state, now).unwrap_or_else(|| {
-            let period = self.quota.period_micros();
-            let start = if self.aligned { now - now % period } else { now };
-            Window { start, end: start.saturating_add(period), used: 0, at: now }
-        });
-        *state = [window.end, window.used.saturating_add(cost), window.at, window.start];
+        *state = match self.open(state, now.as_micros()) {
+            // The end stays as it was written: it names the window in its receipts.
+            Some(window) => [state[0], window.used.saturating_add(cost), window.at, window.start],
+            None => {
+                let (at, period) = (self.moment(state, now.as_micros()), self.quota.period_micros());
+                let start = if self.aligned { at - at % period } else { at };
+                [start.saturating_add(period), cost, at, start]
+            }
+        };
     }
 
     fn give_back(&self, state: &mut [u64; 4], now: Timestamp, charge: Charge, amount: u64) {
         let Some(window) = self.open(state, now.as_micros()) else { return };
-        // Only to the window that was charged. Its end tells, unless a change of quota has moved it.
-        let charged = charge.until.as_micros() == state[0];
-        if charged || (window.start..window.end).contains(&charge.at.as_micros()) {
+        // Only to the window that was charged. Two windows may end at one time after a change of quota, but do not overlap.
+        if charge.until.as_micros() == state[0] && charge.at.as_micros() >= window.start {
             let used = window.used.saturating_sub(amount.min(charge.cost));
-            *state = if used == 0 { [0; 4] } else { [window.end, used, window.at, window.start] };
+            *state = if used == 0 { [0; 4] } else { [state[0], used, window.at, window.start] };
         }
     }
 
