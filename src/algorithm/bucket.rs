@@ -15,9 +15,11 @@
 //! | 2 | `tokens` and `ticks` of the quota that wrote the state, packed |
 //! | 3 | the time of the last charge: the newest time that the state has seen |
 //!
-//! The writer's rate travels with the state, so that after a change of quota what is owed stays owed, counted in tokens:
-//! what drained before the first use of the new quota drained at the old rate. The conversion rounds the debt up, by less
-//! than the `1 / tokens` part of a tick.
+//! The writer's rate travels with the state. After a change of quota what is owed stays owed, counted in tokens, and from its
+//! last charge until its next one a key's debt drains at the faster of both rates: nobody knows when between the two the quota
+//! was changed, so a key is given the better of it. Then a refusal need not write, its retry is exact, what had drained
+//! under the old quota does not come back, and a raised quota counts at once. The conversion rounds the debt up, by less than
+//! the `1 / tokens` part of a tick.
 
 use std::time::Duration;
 
@@ -63,6 +65,27 @@ struct Span {
 struct Tat {
     whole: u64,
     part: u64,
+}
+
+/// What a state comes to at a moment.
+struct Level {
+    /// Not before `at`.
+    tat: Tat,
+    at: u64,
+    /// What `tat` is in terms of, and what is owed drains at: a former quota's where that is faster.
+    rate: Rate,
+}
+
+impl Level {
+    /// The wait until the debt is down to `slack`.
+    #[inline(always)]
+    fn wait(&self, slack: Span) -> u64 {
+        // tat - at <= slack, with both sides' parts on the right: whole - at - slack.whole <= (part + slack.part) / tokens,
+        // and the parts add up to less than two.
+        let over = (self.tat.whole - self.at).saturating_sub(slack.whole);
+        let carry = self.tat.part + slack.part >= self.rate.tokens;
+        over.saturating_sub(u64::from(carry))
+    }
 }
 
 /// What can't be: see `explain`.
@@ -115,24 +138,29 @@ impl Bucket {
         if ask.cost > self.burst {
             return Verdict::Never;
         }
-        let (tat, at) = self.tat(state, now.as_micros());
-        let slack = if ask.cost == 1 { self.slack } else { self.rate.span(self.burst - ask.cost) };
-        let wait = self.wait(tat, at, slack);
+        let level = self.level(state, now.as_micros());
+        let wait = level.wait(self.slack(&level, ask.cost));
         if wait == 0 {
             return Verdict::Allowed;
         }
         // What `at` lies ahead of `now` must pass as well.
-        let wait = wait + (at - now.as_micros());
-        match wait.saturating_sub(ask.patience(0)).max(self.beyond_memory(tat, at, ask.cost)) {
+        let wait = wait + (level.at - now.as_micros());
+        match wait.saturating_sub(ask.patience(0)).max(self.beyond_memory(&level, now, ask.cost)) {
             0 => Verdict::AllowedAfter(Duration::from_micros(wait)),
             over => Verdict::Denied { retry_after: Duration::from_micros(over) },
         }
     }
 
+    /// The debt up to which a cost is allowed, in terms of the rate that the level drains at.
+    #[inline(always)]
+    fn slack(&self, level: &Level, cost: u64) -> Span {
+        if cost == 1 && level.rate.packed == self.rate.packed { self.slack } else { level.rate.span(self.burst - cost) }
+    }
+
     /// For how long a later turn can't be promised, as it would end after the longest time that is remembered.
     #[cold]
-    fn beyond_memory(&self, tat: Tat, at: u64, cost: u64) -> u64 {
-        let ends_after = (tat.whole - at).saturating_add(self.rate.span(cost).round_up());
+    fn beyond_memory(&self, level: &Level, now: Timestamp, cost: u64) -> u64 {
+        let ends_after = (level.tat.whole - now.as_micros()).saturating_add(self.rate.span(cost).round_up());
         ends_after.saturating_sub(LONGEST_MICROS)
     }
 
@@ -142,17 +170,16 @@ impl Bucket {
         if ask.cost > self.burst {
             return Verdict::Never;
         }
-        let (tat, at) = self.tat(state, now.as_micros());
-        let behind = at - now.as_micros();
-        let room_after = match self.wait(tat, at, self.rate.span(self.burst - ask.cost)) {
+        let level = self.level(state, now.as_micros());
+        let behind = level.at - now.as_micros();
+        let room_after = match level.wait(self.slack(&level, ask.cost)) {
             0 => 0,
             wait => wait + behind,
         };
-        let delay = match tat.whole - at {
-            0 => 0,
-            delay => delay + behind,
+        let (delay, beyond) = match level.tat.whole - level.at {
+            0 => (0, 0),
+            delay => (delay + behind, self.beyond_memory(&level, now, ask.cost)),
         };
-        let beyond = if delay == 0 { 0 } else { self.beyond_memory(tat, at, ask.cost) };
         match room_after.max(delay.saturating_sub(ask.patience(u64::MAX))).max(beyond) {
             0 if delay == 0 => Verdict::Allowed,
             0 => Verdict::AllowedAfter(Duration::from_micros(delay)),
@@ -165,74 +192,77 @@ impl Bucket {
         if cost == 0 {
             return;
         }
-        let (tat, at) = self.tat(state, now.as_micros());
+        let level = self.level(state, now.as_micros());
+        let tat = self.at_own_rate(&level);
         let cost = if cost == 1 { self.interval } else { self.rate.span(cost) };
         // The turn may come after the bucket is full again, if another limit delays it.
         let turn = now.as_micros().saturating_add(whole_micros(delay));
         let tat = if tat.whole < turn { Tat { whole: turn, part: 0 } } else { tat };
-        self.write(state, tat.plus(cost, self.rate.tokens), at);
+        self.write(state, tat.plus(cost, self.rate.tokens), level.at);
     }
 
     pub(crate) fn give_back(&self, state: &mut Words, now: Timestamp, charge: Charge, amount: u64) {
-        let (tat, at) = self.tat(state, now.as_micros());
-        if tat.whole <= at {
+        let level = self.level(state, now.as_micros());
+        if level.tat.whole <= level.at {
             return;
         }
         // In first-in-first-out order a charge is what drains last before `until`: what is past has drained already, and
         // to credit it would lend its tokens twice.
-        let left = Span { whole: charge.until.as_micros().saturating_sub(at), part: 0 };
+        let left = Span { whole: charge.until.as_micros().saturating_sub(level.at), part: 0 };
         let amount = self.rate.span(amount.min(charge.cost));
         let credit = if amount.whole < left.whole { amount } else { left };
-        self.write(state, tat.minus(credit, self.rate.tokens), at);
-    }
-
-    /// Whether another quota wrote the state, and something is still owed.
-    #[inline(always)]
-    pub(crate) fn is_foreign(&self, state: &Words, now: Timestamp) -> bool {
-        state[2] != self.rate.packed && state[0] > now.as_micros()
-    }
-
-    /// Writes what is owed in terms of this quota.
-    pub(crate) fn adopt(&self, state: &mut Words, now: Timestamp) {
-        let (tat, at) = self.tat(state, now.as_micros());
-        self.write(state, tat, at);
+        self.write(state, self.at_own_rate(&level).minus(credit, self.rate.tokens), level.at);
     }
 
     #[inline(always)]
     pub(crate) fn reading(&self, state: &Words, now: Timestamp) -> Reading {
-        let (tat, at) = self.tat(state, now.as_micros());
-        let debt = tat.whole.saturating_sub(at);
-        let behind = at - now.as_micros();
-        Reading::new([debt, tat.part, self.rate.tokens, self.rate.ticks, self.burst, behind], project)
+        let Level { tat, at, rate } = self.level(state, now.as_micros());
+        let words = [tat.whole.saturating_sub(at), tat.part, rate.tokens, rate.ticks, self.burst, at - now.as_micros()];
+        if rate.packed == self.rate.packed {
+            return Reading::new(words, project);
+        }
+        // The window is the present quota's, whatever rate is drained at.
+        Figures { window: Duration::from_micros(self.time_to_full), ..project(&words) }.into()
     }
 
-    /// The state's arrival time in terms of this rate, and the moment to decide at: now, or the newest time that the
-    /// state has seen, if that is later and not further ahead than the time to full.
+    /// What is owed, and the moment to decide at: now, or the newest time that the state has seen, if that is later and not
+    /// further ahead than the time to full.
     #[inline(always)]
-    fn tat(&self, &[whole, part, rate, written_at]: &Words, now: u64) -> (Tat, u64) {
+    fn level(&self, &[whole, part, rate, written_at]: &Words, now: u64) -> Level {
         let at = now.max(written_at);
         // Even if nothing is owed: what is charged next must be charged at a time that will be believed.
         if at - now > self.time_to_full {
-            return (Tat { whole: now, part: 0 }, now);
+            return Level { tat: Tat { whole: now, part: 0 }, at: now, rate: self.rate };
         }
         if whole <= at {
-            return (Tat { whole: at, part: 0 }, at);
+            return Level { tat: Tat { whole: at, part: 0 }, at, rate: self.rate };
         }
         if rate != self.rate.packed {
-            return (self.carry_over(Tat { whole, part }, Rate::unpack(rate), at), at);
+            return self.level_of_former_quota(Tat { whole, part }, Rate::unpack(rate), written_at, at);
         }
         // A part beyond its denominator is no state that was ever written.
-        (Tat { whole, part: part.min(self.rate.tokens - 1) }, at)
+        Level { tat: Tat { whole, part: part.min(self.rate.tokens - 1) }, at, rate: self.rate }
     }
 
-    /// The wait from `at` until the debt is down to `slack`.
+    /// The faster of both rates drains: the former one from the state as it is, the present one since the last charge.
+    #[cold]
+    fn level_of_former_quota(&self, tat: Tat, former: Rate, written_at: u64, at: u64) -> Level {
+        if former.tokens == 0 || former.ticks == 0 {
+            return Level { tat: Tat { whole: at, part: 0 }, at, rate: self.rate };
+        }
+        let tat = Tat { part: tat.part.min(former.tokens - 1), ..tat };
+        if former.is_faster_than(self.rate) {
+            return Level { tat, at, rate: former };
+        }
+        let tat = self.carry_over(tat, former, written_at);
+        let tat = if tat.whole <= at { Tat { whole: at, part: 0 } } else { tat };
+        Level { tat, at, rate: self.rate }
+    }
+
+    /// The level's arrival time in terms of this rate.
     #[inline(always)]
-    fn wait(&self, tat: Tat, at: u64, slack: Span) -> u64 {
-        // tat - at <= slack, with both sides' parts on the right: whole - at - slack.whole <= (part + slack.part) / tokens,
-        // and the parts add up to less than two.
-        let over = tat.whole.saturating_sub(at).saturating_sub(slack.whole);
-        let carry = tat.part + slack.part >= self.rate.tokens;
-        over.saturating_sub(u64::from(carry))
+    fn at_own_rate(&self, level: &Level) -> Tat {
+        if level.rate.packed == self.rate.packed { level.tat } else { self.carry_over(level.tat, level.rate, level.at) }
     }
 
     fn write(&self, state: &mut Words, tat: Tat, at: u64) {
@@ -302,6 +332,10 @@ impl Rate {
             Some(product) if product <= 1 << 53 => Some(Self { tokens, ticks, packed: Self::pack(tokens, ticks) }),
             _ => None,
         }
+    }
+
+    fn is_faster_than(self, other: Self) -> bool {
+        u128::from(self.tokens) * u128::from(other.ticks) > u128::from(other.tokens) * u128::from(self.ticks)
     }
 
     /// How long `count` tokens take to come back.

@@ -110,15 +110,18 @@ impl Algorithm for FixedWindow {
             None => {
                 let (at, period) = (self.moment(state, now.as_micros()), self.quota.period_micros());
                 let start = if self.aligned { at - at % period } else { at };
-                [start.saturating_add(period), cost, at, start]
+                let end = start.saturating_add(period);
+                // The end names the window in its receipts: a window that a change of quota cut short had this one.
+                let end = if end == state[0] { end.saturating_add(1) } else { end };
+                [end, cost, at, start]
             }
         };
     }
 
     fn give_back(&self, state: &mut [u64; 4], now: Timestamp, charge: Charge, amount: u64) {
         let Some(window) = self.open(state, now.as_micros()) else { return };
-        // Only to the window that was charged. Two windows may end at one time after a change of quota, but do not overlap.
-        if charge.until.as_micros() == state[0] && charge.at.as_micros() >= window.start {
+        // Only to the window that was charged.
+        if charge.until.as_micros() == state[0] {
             let used = window.used.saturating_sub(amount.min(charge.cost));
             *state = if used == 0 { [0; 4] } else { [state[0], used, window.at, window.start] };
         }

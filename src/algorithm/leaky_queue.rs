@@ -119,14 +119,6 @@ impl Algorithm for LeakyQueue {
         self.kernel.reading(state, now)
     }
 
-    fn is_foreign(&self, state: &bucket::Words, now: Timestamp) -> bool {
-        self.kernel.is_foreign(state, now)
-    }
-
-    fn adopt(&self, state: &mut bucket::Words, now: Timestamp) {
-        self.kernel.adopt(state, now);
-    }
-
     fn longest_reset(&self) -> Duration {
         self.kernel.longest_reset()
     }

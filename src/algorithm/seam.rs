@@ -20,7 +20,7 @@ use crate::decision::{Ask, Reading, Verdict};
 /// - **Commit after peek**: a commit right after an allowing peek makes the state that the peek promised. A commit
 ///   without one charges all the same, and may leave the key in debt.
 /// - **Retry is exact**: without other traffic the same ask succeeds at `now + retry_after`, not a tick earlier,
-///   and at every later time. (A state that [is foreign](Algorithm::is_foreign) must be adopted first.)
+///   and at every later time.
 /// - **Time may step back** by a little (threads read their clocks before they take their turn): then decide as at
 ///   the newest time in the state. If it stepped back by more than [`longest_reset`](Self::longest_reset), the
 ///   state is as new: a key is never locked because a clock was wrong once.
@@ -99,18 +99,6 @@ pub trait Algorithm: fmt::Debug + Send + Sync + 'static {
 
     /// The figures of a state.
     fn reading(&self, state: &Self::State, now: Timestamp) -> Reading;
-
-    /// Whether a state was written by the algorithm of another quota, such that what it comes to depends on when it is first
-    /// asked under this one. A store then [adopts](Self::adopt) it, also when the request is refused.
-    fn is_foreign(&self, state: &Self::State, now: Timestamp) -> bool {
-        let _ = (state, now);
-        false
-    }
-
-    /// Makes a state of another quota one of this one's, as of `now`: what is owed stays owed.
-    fn adopt(&self, state: &mut Self::State, now: Timestamp) {
-        let _ = (state, now);
-    }
 
     /// The longest time from a state within the limit until it is as good as new.
     fn longest_reset(&self) -> Duration;

@@ -338,15 +338,6 @@ impl Algorithm for SlidingWindow {
         .into()
     }
 
-    fn is_foreign(&self, state: &Blocks, now: Timestamp) -> bool {
-        state.get(HEAD - 1).is_some_and(|&geometry| geometry != self.geometry() && state[0] > now.as_micros())
-    }
-
-    fn adopt(&self, state: &mut Blocks, now: Timestamp) {
-        let view = self.view(state, now.as_micros());
-        self.write(state, &view);
-    }
-
     fn longest_reset(&self) -> Duration {
         Duration::from_micros(self.quota.period_micros() + self.width())
     }

@@ -94,10 +94,8 @@ where
         if let Some(retry_after) = self.blocked(hash, asked.now) {
             look.verdict = look.verdict.and(Verdict::Denied { retry_after });
         }
-        look.foreign = false;
         if with_reading || !look.verdict.is_allowed() {
             look.reading = algorithm.reading(&seen.state, look.now);
-            look.foreign = algorithm.is_foreign(&seen.state, look.now);
         }
         look.promises_turns = algorithm.promises_turns();
         look.shadow = self.limit.is_shadow();
@@ -142,15 +140,6 @@ where
             look.reading = algorithm.reading(state, asked.now);
         }
         Timestamp::from_micros(self.table.fresh_at(place))
-    }
-
-    #[cold]
-    fn adopt(&self, asked: &Asked<'_, Key, S>, look: &Look) {
-        let chosen = self.limit.algorithm().choose(asked.key);
-        let algorithm: &C::Algorithm = chosen.borrow();
-        if let Some(place) = self.table.place(&look.spot, look.now.as_micros()) {
-            algorithm.adopt(&mut self.table.edit(place), look.now);
-        }
     }
 
     fn settle(&self, asked: &Asked<'_, Key, S>, charge: Charge, actual: u64) {

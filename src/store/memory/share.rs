@@ -34,9 +34,6 @@ pub trait Share<Key: ?Sized, S>: Holding {
     /// Under the lock: charges the key in its place. Notes how it stands then, and returns until when the charge counts.
     fn commit(&self, asked: &Asked<'_, Key, S>, look: &mut Look, delay: Duration) -> Timestamp;
 
-    /// Under the lock: makes the state of another quota one of this one's.
-    fn adopt(&self, asked: &Asked<'_, Key, S>, look: &Look);
-
     fn settle(&self, asked: &Asked<'_, Key, S>, charge: Charge, actual: u64);
     fn reset(&self, asked: &Asked<'_, Key, S>);
     /// Makes the state one in which so much was just charged.
@@ -74,8 +71,6 @@ pub struct Look {
     pub(super) reading: Reading,
     pub(super) promises_turns: bool,
     pub(super) shadow: bool,
-    /// Refused from a state of another quota: to be adopted.
-    pub(super) foreign: bool,
     pub(super) place: Option<Place>,
 }
 
@@ -94,7 +89,6 @@ impl Look {
         reading: Reading::BLANK,
         promises_turns: false,
         shadow: false,
-        foreign: false,
         place: None,
     };
 }

@@ -26,11 +26,7 @@ pub(super) fn acquire<Key: ?Sized, S: BuildHasher, R: Share<Key, S> + ?Sized>(
     loop {
         let with_reading = rows.len() > 1 || asked.ask.cost == 0;
         let verdict = look(rows, looks, asked, with_reading);
-        if looks.iter().any(|look| look.foreign) && !verdict.is_allowed() {
-            if let Some(locks) = Locks::take(rows, looks) {
-                return locks.adopt(asked);
-            }
-        } else if !verdict.is_allowed() || asked.ask.cost == 0 {
+        if !verdict.is_allowed() || asked.ask.cost == 0 {
             if is_one_moment(rows, looks) {
                 if verdict.is_allowed() {
                     receipt.begin(asked.now, 0, rows.len());
@@ -229,14 +225,6 @@ impl<'a, Key: ?Sized, S, R: Share<Key, S> + ?Sized> Locks<'a, Key, S, R> {
             }
         }
         Ok(())
-    }
-
-    /// Notes that a quota has changed, with a refusal.
-    #[cold]
-    fn adopt(self, asked: &Asked<'_, Key, S>) {
-        for (row, look) in self.rows.iter().zip(&*self.looks).filter(|(_, look)| look.foreign) {
-            row.adopt(asked, look);
-        }
     }
 
     /// Charges every row. Leaves in the looks how the key stands then.

@@ -41,14 +41,26 @@ impl Bucket {
         Self { draining: terms.rate.clone(), terms, owed: whole(0), at: 0 }
     }
 
-    /// What is owed at `now`, and the time to decide at: the newest that was seen, unless it is too far ahead.
-    fn owed_at(&self, now: u64) -> (BigRational, u64) {
+    /// What is owed at `now`, the time to decide at (the newest that was seen, unless it is too far ahead), and the rate by
+    /// which it drains on: since the last charge that is the faster one of its quota and the present one.
+    fn owed_at(&self, now: u64) -> (BigRational, u64, &BigRational) {
         let at = now.max(self.at);
         if at - now > self.terms.time_to_full {
-            return (whole(0), now);
+            return (whole(0), now, &self.terms.rate);
         }
-        let owed = at_least_zero(&self.owed - &self.draining * whole(at - self.at));
-        if self.draining == self.terms.rate { (owed, at) } else { (self.converted(&owed), at) }
+        let (owed, rate) = if self.draining >= self.terms.rate {
+            (self.owed.clone(), &self.draining)
+        } else {
+            (self.converted(&self.owed), &self.terms.rate)
+        };
+        let owed = at_least_zero(owed - rate * whole(at - self.at));
+        if owed == whole(0) { (owed, at, &self.terms.rate) } else { (owed, at, rate) }
+    }
+
+    /// The same in terms of the present quota, for who is about to change it.
+    fn owed_to_change(&self, now: u64) -> (BigRational, u64) {
+        let (owed, at, rate) = self.owed_at(now);
+        if *rate == self.terms.rate { (owed, at) } else { (self.converted(&owed), at) }
     }
 
     /// A debt from a former quota: rounded up to a whole number of the smallest amounts that this quota drains, the
@@ -57,11 +69,6 @@ impl Bucket {
         let tokens = BigRational::from_integer(self.terms.rate.numer().clone());
         let smallest = &self.terms.rate / tokens;
         ((owed / &smallest).ceil() * smallest).min(self.terms.most.clone())
-    }
-
-    /// The whole microseconds after which no more than `target` is owed.
-    fn wait(&self, owed: &BigRational, target: u64) -> u64 {
-        round_up(&((owed - whole(target)) / &self.terms.rate))
     }
 
     fn write(&mut self, owed: BigRational, at: u64) {
@@ -81,18 +88,23 @@ impl Model for Bucket {
         if cost > self.terms.burst {
             return Verdict::Never;
         }
-        let (owed, at) = self.owed_at(now);
-        match self.wait(&owed, self.terms.burst - cost) {
-            0 => Verdict::Allowed,
-            wait if at - now + wait <= patience => Verdict::AllowedAfter(ticks(at - now + wait)),
-            wait => Verdict::Denied { retry_after: ticks(at - now + wait - patience) },
+        let (owed, at, rate) = self.owed_at(now);
+        let wait = match wait(&owed, self.terms.burst - cost, rate) {
+            0 => return Verdict::Allowed,
+            wait => at - now + wait,
+        };
+        // No turn is promised whose debt would outlast the longest time that anything is remembered.
+        let paid_after = at - now + self::wait(&owed, 0, rate) + self::wait(&whole(cost), 0, &self.terms.rate);
+        match wait.saturating_sub(patience).max(paid_after.saturating_sub(LONGEST)) {
+            0 => Verdict::AllowedAfter(ticks(wait)),
+            over => Verdict::Denied { retry_after: ticks(over) },
         }
     }
 
     fn figures(&self, now: u64) -> Figures {
-        let (owed, at) = self.owed_at(now);
+        let (owed, at, rate) = self.owed_at(now);
         let remaining = round_down(&(whole(self.terms.burst) - &owed));
-        let until = |target: u64| match self.wait(&owed, target) {
+        let until = |target: u64| match wait(&owed, target, rate) {
             0 => Duration::ZERO,
             wait => ticks(at - now + wait),
         };
@@ -110,19 +122,19 @@ impl Model for Bucket {
     }
 
     fn charge(&mut self, now: u64, delay: u64, cost: u64) -> Charged {
-        let (mut owed, at) = self.owed_at(now);
+        let (mut owed, at) = self.owed_to_change(now);
         // What comes back before the turn, after all is paid, is lost to a full bucket. A turn within the very
         // microsecond in which the last debt is paid is the moment of that payment.
         let turn = now + delay;
-        if at + self.wait(&owed, 0) < turn {
+        if at + wait(&owed, 0, &self.terms.rate) < turn {
             owed = whole(turn - at) * &self.terms.rate;
         }
         self.write(owed + whole(cost), at);
-        Charged { cost, until: at + self.wait(&self.owed, 0) }
+        Charged { cost, until: at + wait(&self.owed, 0, &self.terms.rate) }
     }
 
     fn give_back(&mut self, now: u64, charged: Charged, amount: u64) {
-        let (owed, at) = self.owed_at(now);
+        let (owed, at) = self.owed_to_change(now);
         if owed == whole(0) {
             return;
         }
@@ -146,6 +158,11 @@ impl Model for Bucket {
     fn time_to_full(&self) -> u64 {
         self.terms.time_to_full
     }
+}
+
+/// The whole microseconds after which no more than `target` is owed.
+fn wait(owed: &BigRational, target: u64, rate: &BigRational) -> u64 {
+    round_up(&((owed - whole(target)) / rate))
 }
 
 fn whole(number: u64) -> BigRational {
