@@ -20,8 +20,8 @@ pub struct Ask {
     ///
     /// An algorithm that can promise a later turn answers [`Verdict::AllowedAfter`]; one that can't refuses.
     pub max_delay: Option<Duration>,
-    /// Whether the decision is to list every limit, not just the one that decides. Costs an allocation where
-    /// there are several.
+    /// Whether an allowing decision is to list every limit, as a refusing one does, not just the one that speaks. Costs an
+    /// allocation where there are several.
     pub every_limit: bool,
 }
 
@@ -505,8 +505,8 @@ impl Decision {
         self.standing.as_ref()
     }
 
-    /// Every limit in its declared order, where the [`Ask`] wanted that or there is one only; else the one that
-    /// speaks.
+    /// Every limit in its declared order, where the [`Ask`] wanted that, the request is refused, or there is one only; else
+    /// the one that speaks.
     #[must_use]
     pub fn standings(&self) -> &[Standing] {
         match &self.every {

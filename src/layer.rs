@@ -149,6 +149,7 @@ impl<K: fmt::Debug, A: fmt::Debug, R: fmt::Debug, T: fmt::Debug> fmt::Debug for 
             .field("responder", &self.settings.responder)
             .field("tariff", &self.settings.tariff)
             .field("missing", &self.settings.missing)
+            .field("wait", &self.settings.wait)
             .finish()
     }
 }

@@ -105,8 +105,8 @@ impl PeerIn {
     pub fn parse<'a>(networks: impl IntoIterator<Item = &'a str>) -> Result<Self, Error> {
         let parse = |text: &str| {
             let text = text.trim();
-            let address = || IpAddr::from_str(text).ok().map(|address| IpNet::from(address.to_canonical()));
-            IpNet::from_str(text).ok().or_else(address).ok_or_else(|| {
+            let address = || IpAddr::from_str(text).ok().map(IpNet::from);
+            IpNet::from_str(text).ok().or_else(address).map(canonical).ok_or_else(|| {
                 Error::config(format!("{text:?} is no network: give it as 10.0.0.0/8, 2001:db8::/32 or one address"))
             })
         };
@@ -116,6 +116,15 @@ impl PeerIn {
     fn contains(&self, address: IpAddr) -> bool {
         let address = address.to_canonical();
         self.0.iter().any(|network| network.contains(&address))
+    }
+}
+
+/// A network of IPv4 addresses mapped into IPv6, as one of IPv4: peers' addresses are unmapped as well.
+fn canonical(network: IpNet) -> IpNet {
+    let prefix = network.prefix_len().checked_sub(96);
+    match (network.addr().to_canonical(), prefix) {
+        (v4 @ IpAddr::V4(_), Some(prefix)) if network.addr().is_ipv6() => IpNet::new(v4, prefix).unwrap_or(network),
+        _ => network,
     }
 }
 

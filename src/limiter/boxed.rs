@@ -47,6 +47,14 @@ impl<Key: ?Sized> Limiter<Key> for BoxLimiter<Key> {
         self.0.settle_boxed(key, receipt, actual)
     }
 
+    fn give_back(&self, key: &Key, receipt: Receipt) -> Reply<()> {
+        self.0.give_back_boxed(key, receipt)
+    }
+
+    fn forgive(&self, limit: &str, key: &Key) -> Reply<()> {
+        self.0.forgive_boxed(limit, key)
+    }
+
     fn set(&self, limit: &str, key: &Key, used: u64) -> Reply<()> {
         self.0.set_boxed(limit, key, used)
     }
@@ -77,6 +85,8 @@ trait Erased<Key: ?Sized>: Send + Sync {
     fn acquire_boxed(&self, key: &Key, ask: Ask) -> Acquire<BoxFuture<Result<Outcome, Error>>>;
     fn peek_boxed(&self, key: &Key, ask: Ask) -> Reply<Decision>;
     fn settle_boxed(&self, key: &Key, receipt: Receipt, actual: u64) -> Reply<()>;
+    fn give_back_boxed(&self, key: &Key, receipt: Receipt) -> Reply<()>;
+    fn forgive_boxed(&self, limit: &str, key: &Key) -> Reply<()>;
     fn set_boxed(&self, limit: &str, key: &Key, used: u64) -> Reply<()>;
     fn block_boxed(&self, limit: &str, key: &Key, span: Duration) -> Reply<()>;
     fn reset_boxed(&self, key: &Key) -> Reply<()>;
@@ -96,6 +106,14 @@ impl<Key: ?Sized, L: Limiter<Key> + Send + Sync> Erased<Key> for L {
 
     fn settle_boxed(&self, key: &Key, receipt: Receipt, actual: u64) -> Reply<()> {
         self.settle(key, receipt, actual)
+    }
+
+    fn give_back_boxed(&self, key: &Key, receipt: Receipt) -> Reply<()> {
+        self.give_back(key, receipt)
+    }
+
+    fn forgive_boxed(&self, limit: &str, key: &Key) -> Reply<()> {
+        self.forgive(limit, key)
     }
 
     fn set_boxed(&self, limit: &str, key: &Key, used: u64) -> Reply<()> {

@@ -128,6 +128,10 @@ impl<Key: ?Sized, L: Limiter<Key> + ?Sized> Limiter<Key> for Arc<L> {
         (**self).block(limit, key, span)
     }
 
+    fn forgive(&self, limit: &str, key: &Key) -> Reply<()> {
+        (**self).forgive(limit, key)
+    }
+
     fn reset(&self, key: &Key) -> Reply<()> {
         (**self).reset(key)
     }

@@ -29,10 +29,14 @@ impl Refusal {
         }
     }
 
-    /// After what time to try again, if that is known and is ever going to help.
+    /// After what time to try again, if that is ever going to help. A second where the limiter could not decide.
     #[must_use]
     pub fn retry_after(&self) -> Option<Duration> {
-        self.decision().and_then(Decision::retry_after)
+        match self {
+            Self::Limited(decision) => decision.retry_after(),
+            Self::Unavailable(_) => Some(Duration::from_secs(1)),
+            Self::MissingKey(_) => None,
+        }
     }
 
     /// Whether the client used up its quota: 429 in HTTP. Otherwise the request or the server is at fault.

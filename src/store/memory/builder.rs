@@ -4,7 +4,6 @@ use super::hasher::DefaultHashBuilder;
 use super::limiter::Memory;
 use super::limits::Limits;
 use super::share::Room;
-use crate::algorithm::Gcra;
 use crate::clock::{Clock, SystemClock};
 use crate::error::Error;
 
@@ -19,15 +18,7 @@ pub struct MemoryBuilder<L, C = SystemClock, S = DefaultHashBuilder> {
 
 impl<L> MemoryBuilder<L> {
     pub(super) fn new(limits: L) -> Self {
-        Self {
-            limits,
-            room: Room {
-                max_keys: Memory::<Gcra>::DEFAULT_MAX_KEYS,
-                max_heap_bytes: Memory::<Gcra>::DEFAULT_MAX_HEAP_BYTES,
-            },
-            clock: SystemClock::new(),
-            hasher: DefaultHashBuilder::default(),
-        }
+        Self { limits, room: Room::DEFAULT, clock: SystemClock::new(), hasher: DefaultHashBuilder::default() }
     }
 }
 

@@ -8,7 +8,7 @@ use super::builder::MemoryBuilder;
 use super::dynamic::DynLimit;
 use super::hasher::DefaultHashBuilder;
 use super::limits::{Limits, LimitsFor};
-use super::share::{Asked, Share};
+use super::share::{Asked, Room, Share};
 use super::usage::{HeavyKey, KeyId, Usage};
 use crate::algorithm::Algorithm;
 use crate::clock::{Clock, SystemClock};
@@ -52,11 +52,11 @@ struct Shared<R, C, S> {
 
 impl<L: Limits<DefaultHashBuilder>> Memory<L> {
     /// For how many keys each limit has room unless [`max_keys`](MemoryBuilder::max_keys) says otherwise: 100 000.
-    pub const DEFAULT_MAX_KEYS: usize = 100_000;
+    pub const DEFAULT_MAX_KEYS: usize = Room::DEFAULT.max_keys;
 
     /// How many bytes each limit may take on the heap unless [`max_heap_bytes`](MemoryBuilder::max_heap_bytes) says
     /// otherwise: one gibibyte.
-    pub const DEFAULT_MAX_HEAP_BYTES: usize = 1 << 30;
+    pub const DEFAULT_MAX_HEAP_BYTES: usize = Room::DEFAULT.max_heap_bytes;
 
     /// A limiter with the default settings: see [`Limits`] for what it takes.
     ///

@@ -74,6 +74,10 @@ pub struct Look {
     pub(super) place: Option<Place>,
 }
 
+impl Room {
+    pub(super) const DEFAULT: Self = Self { max_keys: 100_000, max_heap_bytes: 1 << 30 };
+}
+
 impl Look {
     /// Whether the row is charged if the decision is to let the request through.
     pub(super) fn is_charged(&self) -> bool {
