@@ -352,6 +352,7 @@ pub struct Decision {
     promises_turns: bool,
     decided_at: Timestamp,
     standing: Option<Standing>,
+    #[allow(clippy::box_collection, reason = "a word less in every decision")]
     every: Option<Box<Vec<Standing>>>,
 }
 

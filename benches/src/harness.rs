@@ -21,10 +21,7 @@ pub(crate) struct Contender<'a> {
 
 impl<'a> Contender<'a> {
     /// `worker(thread)` makes a closure that makes so many decisions.
-    pub(crate) fn new<W: FnMut(u64) + Send + 'a>(
-        name: &'static str,
-        worker: impl Fn(usize) -> W + Sync + 'a,
-    ) -> Self {
+    pub(crate) fn new<W: FnMut(u64) + Send + 'a>(name: &'static str, worker: impl Fn(usize) -> W + Sync + 'a) -> Self {
         Self { name, worker: Box::new(move |thread| Box::new(worker(thread))) }
     }
 }
@@ -80,7 +77,8 @@ impl Harness {
             let mut object = Map::new();
             object.insert("scenario".to_owned(), json!(scenario));
             object.extend(about.as_object().cloned().unwrap_or_default());
-            let by_name: Map<_, _> = figures.iter().map(|&(name, figure)| (name.to_owned(), json!(rounded(figure)))).collect();
+            let by_name: Map<_, _> =
+                figures.iter().map(|&(name, figure)| (name.to_owned(), json!(rounded(figure)))).collect();
             object.insert(unit.to_owned(), Value::Object(by_name));
             println!("{}", Value::Object(object));
             return;

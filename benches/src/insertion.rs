@@ -12,7 +12,11 @@ use crate::harness::{Harness, median};
 
 pub(crate) fn run(harness: &mut Harness) {
     let count = if harness.is_quick() { 200_000_u64 } else { 1_000_000 };
-    insert(harness, "insertion u64", &(0..count).map(|key| key.wrapping_mul(0x9e37_79b9_7f4a_7c15)).collect::<Vec<_>>());
+    insert(
+        harness,
+        "insertion u64",
+        &(0..count).map(|key| key.wrapping_mul(0x9e37_79b9_7f4a_7c15)).collect::<Vec<_>>(),
+    );
     insert(harness, "insertion string", &(0..count).map(|key| format!("customer-{key:011}")).collect::<Vec<_>>());
 }
 

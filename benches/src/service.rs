@@ -46,7 +46,10 @@ pub(crate) fn run(harness: &mut Harness) {
         "service allowed",
         1,
         &[
-            contender("ours", RateLimitLayer::new(PeerIp::new(), memory(plenty)).responder(Http::bare()).layer(Nothing)),
+            contender(
+                "ours",
+                RateLimitLayer::new(PeerIp::new(), memory(plenty)).responder(Http::bare()).layer(Nothing),
+            ),
             contender("bare", Nothing),
             contender("tower_governor", {
                 let config = GovernorConfigBuilder::default()
@@ -62,7 +65,12 @@ pub(crate) fn run(harness: &mut Harness) {
         "service allowed, headers",
         1,
         &[
-            contender("ours", RateLimitLayer::new(PeerIp::new(), memory(plenty)).responder(Http::new().extensions(false)).layer(Nothing)),
+            contender(
+                "ours",
+                RateLimitLayer::new(PeerIp::new(), memory(plenty))
+                    .responder(Http::new().extensions(false))
+                    .layer(Nothing),
+            ),
             contender("bare", Nothing),
             contender("tower_governor", {
                 let config = GovernorConfigBuilder::default()

@@ -49,7 +49,8 @@ fn scenario(harness: &Harness, name: &str, apps: &[(&'static str, Router)]) {
     if !harness.wants(name) {
         return;
     }
-    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().expect("a runtime");
+    let runtime =
+        tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().expect("a runtime");
     let addresses: Vec<_> = apps.iter().map(|(_, app)| runtime.block_on(serve(app.clone()))).collect();
     let (rounds, seconds) = if harness.is_quick() { (1, "1s") } else { (5, "3s") };
     let mut rates = vec![Vec::new(); apps.len()];

@@ -104,18 +104,17 @@ impl Algorithm for FixedWindow {
         if cost == 0 {
             return;
         }
-        *state = match self.open(state, now.as_micros()) {
+        if let Some(window) = self.open(state, now.as_micros()) {
             // The end stays as it was written: it names the window in its receipts.
-            Some(window) => [state[0], window.used.saturating_add(cost), window.at, window.start],
-            None => {
-                let (at, period) = (self.moment(state, now.as_micros()), self.quota.period_micros());
-                let start = if self.aligned { at - at % period } else { at };
-                let end = start.saturating_add(period);
-                // The end names the window in its receipts: a window that a change of quota cut short had this one.
-                let end = if end == state[0] { end.saturating_add(1) } else { end };
-                [end, cost, at, start]
-            }
-        };
+            *state = [state[0], window.used.saturating_add(cost), window.at, window.start];
+            return;
+        }
+        let (at, period) = (self.moment(state, now.as_micros()), self.quota.period_micros());
+        let start = if self.aligned { at - at % period } else { at };
+        let end = start.saturating_add(period);
+        // A window that a change of quota cut short may have had this end, and receipts that name it.
+        let end = if end == state[0] { end.saturating_add(1) } else { end };
+        *state = [end, cost, at, start];
     }
 
     fn give_back(&self, state: &mut [u64; 4], now: Timestamp, charge: Charge, amount: u64) {
