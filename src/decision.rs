@@ -20,16 +20,17 @@ pub struct Ask {
     ///
     /// An algorithm that can promise a later turn answers [`Verdict::AllowedAfter`]; one that can't refuses.
     pub max_delay: Option<Duration>,
-    /// Whether an allowing decision is to list every limit, as a refusing one does, not just the one that speaks. Costs an
-    /// allocation where there are several.
+    /// Whether the decision is to list every limit, not just the one that speaks. Costs an allocation where there are several.
     pub every_limit: bool,
+    /// The same for a refusal only: to name all that refuse.
+    pub every_refusal: bool,
 }
 
 impl Ask {
     /// Asks for `cost`, at once.
     #[must_use]
     pub const fn cost(cost: u64) -> Self {
-        Self { cost, max_delay: None, every_limit: false }
+        Self { cost, max_delay: None, every_limit: false, every_refusal: false }
     }
 
     /// Accepts a delay of up to `max_delay`.
@@ -506,8 +507,8 @@ impl Decision {
         self.standing.as_ref()
     }
 
-    /// Every limit in its declared order, where the [`Ask`] wanted that, the request is refused, or there is one only; else
-    /// the one that speaks.
+    /// Every limit in its declared order, where the [`Ask`] wanted that or there is one only; else the one that
+    /// speaks.
     #[must_use]
     pub fn standings(&self) -> &[Standing] {
         match &self.every {

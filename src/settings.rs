@@ -90,6 +90,7 @@ impl<K, A, R, T> Settings<K, A, R, T> {
         let mut ask = Ask::cost(self.tariff.cost(request));
         ask.max_delay = self.wait.longest;
         ask.every_limit = self.responder.wants_every_limit();
+        ask.every_refusal = self.responder.wants_every_refusal();
         ask
     }
 }

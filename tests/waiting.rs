@@ -589,14 +589,19 @@ impl Service<u32> for Permits {
     }
 }
 
-/// Makes the service ready, and calls it.
+/// Makes the service ready, and calls it. It stays alive as long as the call: what it holds is not let go by dropping
+/// it.
 async fn ready_call<S>(service: &S, caller: u32) -> JoinHandle<Result<Duration, BoxError>>
 where
     S: Service<u32, Response = Duration, Error = BoxError, Future: Send> + Clone + Send + 'static,
 {
     let mut service = service.clone();
     let response = service.ready().await.unwrap().call(caller);
-    tokio::spawn(response)
+    tokio::spawn(async move {
+        let answer = response.await;
+        drop(service);
+        answer
+    })
 }
 
 #[tokio::test(start_paused = true)]

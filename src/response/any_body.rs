@@ -26,6 +26,10 @@ where
         self.0.wants_every_limit()
     }
 
+    fn wants_every_refusal(&self) -> bool {
+        true
+    }
+
     fn admit(&self, request: &mut Request<A>, admission: Admission) -> HttpMark {
         self.0.mark(request.extensions_mut(), admission)
     }

@@ -138,6 +138,10 @@ where
         self.wants_every_limit()
     }
 
+    fn wants_every_refusal(&self) -> bool {
+        true
+    }
+
     fn admit(&self, request: &mut Request<A>, admission: Admission) -> HttpMark {
         self.mark(request.extensions_mut(), admission)
     }

@@ -57,6 +57,11 @@ pub trait Respond<Request, Response, Error> {
         false
     }
 
+    /// Whether decisions should list every limit if they refuse, to name all that do.
+    fn wants_every_refusal(&self) -> bool {
+        false
+    }
+
     /// A request is about to be let through.
     fn admit(&self, request: &mut Request, admission: Admission) -> Self::Mark;
 

@@ -9,8 +9,9 @@ use tower_ratelimit::{
 
 use crate::cases;
 use crate::model::LONGEST;
-use crate::schedule::log_uniform;
+use crate::schedule::{bucket, log_uniform};
 use crate::span::ticks;
+use crate::subject::gcra;
 
 const LARGEST: u64 = 1 << 53;
 
@@ -141,12 +142,6 @@ proptest! {
     #![proptest_config(cases(100))]
 
     #[test]
-    fn a_bucket_takes_what_fits_and_nothing_else(limit in log_uniform(LARGEST), period in log_uniform(LONGEST)) {
-        let quota = Quota::new(limit, ticks(period));
-        prop_assert_eq!(Gcra::try_new(quota).is_ok(), fits(quota));
-    }
-
-    #[test]
     fn the_quota_that_is_named_fits_and_none_is_nearer(
         limit in log_uniform(LARGEST),
         unit in prop::sample::select(vec![1_000_000u64, 60_000_000, 3_600_000_000, 86_400_000_000]),
@@ -167,10 +162,8 @@ proptest! {
     }
 
     #[test]
-    fn the_burst_that_is_named_is_the_most(limit in 1u64..1_000, period in log_uniform(LONGEST)) {
-        let gcra = Gcra::try_new(Quota::new(limit, ticks(period)));
-        prop_assume!(gcra.is_ok());
-        let gcra = gcra.expect("assumed");
+    fn the_burst_that_is_named_is_the_most(spec in bucket()) {
+        let gcra = gcra(spec);
         if let Err(error) = gcra.try_burst(LARGEST) {
             let message = error.to_string();
             let most = message.rsplit(' ').next().and_then(|most| most.parse().ok()).expect("a number at the end");

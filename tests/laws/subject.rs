@@ -196,8 +196,12 @@ impl Pair {
         let context = || format!("{ask:?} at {now}:\n{decision:?}\n{expected:?}");
         prop_assert_eq!(decision.verdict(), expected.verdict, "the verdict of {}", context());
         prop_assert_eq!(decision.decided_at().as_micros(), now);
-        let every: Vec<usize> = (0..expected.standings.len()).collect();
-        let listed = if ask.every_limit { every } else { vec![expected.speaking()] };
+        // A refusal tells of every limit, asked or not.
+        let listed = if ask.every_limit || !expected.verdict.is_allowed() {
+            (0..expected.standings.len()).collect()
+        } else {
+            vec![expected.speaking()]
+        };
         prop_assert_eq!(decision.standings().len(), listed.len(), "the standings of {}", context());
         for (standing, index) in decision.standings().iter().zip(listed) {
             prop_assert!(stands_as(standing, expected, index), "limit {index} of {}", context());

@@ -167,9 +167,8 @@ fn decide_several<Key: ?Sized, S, R: Share<Key, S> + ?Sized>(
     let promises_turns = looks.iter().all(|look| look.promises_turns);
     let mut standings = rows.iter().zip(looks).map(|(row, look)| standing(*row, look));
     let shadows = looks.iter().any(|look| look.shadow);
-    // Who is refused wants to know by whom; that costs an allocation, where what is allowed must cost none.
-    let refused = looks.iter().any(|look| !look.verdict.is_allowed());
-    let list_all = shadows || refused || asked.ask.every_limit;
+    let refused = || looks.iter().any(|look| !look.verdict.is_allowed());
+    let list_all = shadows || asked.ask.every_limit || (asked.ask.every_refusal && refused());
     let decision = match if list_all { None } else { standings.next() } {
         None => Decision::every(asked.now, standings.collect()),
         Some(first) => {

@@ -83,7 +83,9 @@ impl Model for Window {
         let open = open.unwrap_or_else(|| {
             let period = micros(self.quota.period());
             let start = if self.aligned { at / period * period } else { at };
-            Open { start, end: start + period, used: 0, newest: at }
+            // The end is the window's name: it is not given to another one right after it, which a change of quota cut short.
+            let taken = self.open.is_some_and(|former| former.end == start + period);
+            Open { start, end: start + period + u64::from(taken), used: 0, newest: at }
         });
         self.open = Some(Open { used: open.used + u128::from(cost), newest: at, ..open });
         Charged { cost, until: open.end }
