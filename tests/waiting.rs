@@ -596,7 +596,8 @@ where
     S: Service<u32, Response = Duration, Error = BoxError, Future: Send> + Clone + Send + 'static,
 {
     let mut service = service.clone();
-    let response = service.ready().await.unwrap().call(caller);
+    let ready = tokio::time::timeout(60 * SECOND, service.ready()).await.expect("not starved");
+    let response = ready.unwrap().call(caller);
     tokio::spawn(async move {
         let answer = response.await;
         drop(service);

@@ -16,8 +16,11 @@ pub(crate) struct Harness {
 /// One that takes part in a scenario: a name, and what makes a worker for a thread.
 pub(crate) struct Contender<'a> {
     name: &'static str,
-    worker: Box<dyn Fn(usize) -> Box<dyn FnMut(u64) + Send + 'a> + Sync + 'a>,
+    worker: Box<dyn Fn(usize) -> Worker<'a> + Sync + 'a>,
 }
+
+/// Makes so many decisions.
+type Worker<'a> = Box<dyn FnMut(u64) + Send + 'a>;
 
 impl<'a> Contender<'a> {
     /// `worker(thread)` makes a closure that makes so many decisions.

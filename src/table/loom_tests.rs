@@ -525,6 +525,29 @@ fn a_commit_on_a_key_that_is_being_moved_is_kept() {
     move_against_commit::<Log>(2);
 }
 
+/// Of the key in whose idle slot another one lands, a thread with an earlier clock reads what it owes, or that it is gone;
+/// nothing of the other's state.
+#[test]
+fn a_reader_finds_a_key_that_another_is_moved_onto_or_not() {
+    model(3, || {
+        let limiter = sets(3, burst(4));
+        let (idle, moves) = (key(3, [2, 1], 0), key(3, [0, 2], 1));
+        let (stays, new) = (key(3, [1, 0], 2), key(3, [0, 1], 3));
+        let four = Ask::cost(4);
+        assert!([moves, stays].iter().all(|key| limiter.decide(key, four).is_allowed()));
+        assert!(admits(&limiter, &idle) && admits(&limiter, &idle));
+        let newcomer = move |limiter: &Model<Burst>| {
+            at(200);
+            admits(limiter, &new)
+        };
+        let (charged, seen) = race(&limiter, newcomer, |limiter| owed(limiter, &idle));
+        assert!(charged);
+        assert!(seen == [100] || seen == [0], "{seen:?}");
+        at(200);
+        assert_eq!([idle, moves, stays, new].map(|key| owed(&limiter, &key)), [[0], [100], [100], [50]]);
+    });
+}
+
 /// A full table and a newcomer: whom it forgets is who is as good as new first *then*, in turn with all commits.
 #[test]
 fn who_is_forgotten_is_the_first_to_be_idle() {

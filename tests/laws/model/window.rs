@@ -83,7 +83,7 @@ impl Model for Window {
         let open = open.unwrap_or_else(|| {
             let period = micros(self.quota.period());
             let start = if self.aligned { at / period * period } else { at };
-            // The end is the window's name: it is not given to another one right after it, which a change of quota cut short.
+            // The end is the window's name. After one that a change of quota cut short, it may be taken.
             let taken = self.open.is_some_and(|former| former.end == start + period);
             Open { start, end: start + period + u64::from(taken), used: 0, newest: at }
         });
