@@ -765,7 +765,6 @@ fn wrapped_limiters_pass_every_operation_on() {
 
 /// A limiter may do these otherwise than by `settle` and `block`.
 #[test]
-#[ignore = "fails: `Arc` and `BoxLimiter` have no `forgive`, `BoxLimiter` has no `give_back`"]
 fn wrapped_limiters_pass_on_what_has_a_default_too() {
     fn both<L: Limiter<str> + ?Sized>(limiter: &L) {
         now(limiter.give_back("alice", receipt())).unwrap_err();

@@ -164,6 +164,8 @@ pub struct Receipt {
     cost: u64,
     /// Which limits it is for, where they can be replaced.
     generation: u64,
+    /// The limits that were not charged, a bit each: shadows that would have refused.
+    uncharged: u64,
     until: Untils,
 }
 
@@ -182,7 +184,7 @@ impl Receipt {
         } else {
             Untils::Many(vec![charged_at; limits].into_boxed_slice())
         };
-        Self { charged_at, cost, generation: 0, until }
+        Self { charged_at, cost, generation: 0, uncharged: 0, until }
     }
 
     /// When it was charged, by the store's clock.
@@ -195,6 +197,16 @@ impl Receipt {
     #[must_use]
     pub fn cost(&self) -> u64 {
         self.cost
+    }
+
+    /// Notes that a limit was not charged.
+    pub(crate) fn skip(&mut self, limit: usize) {
+        self.uncharged |= 1_u64.checked_shl(u32::try_from(limit).unwrap_or(u32::MAX)).unwrap_or(0);
+    }
+
+    /// Whether a limit was charged.
+    pub(crate) fn is_for(&self, limit: usize) -> bool {
+        self.uncharged & 1_u64.checked_shl(u32::try_from(limit).unwrap_or(u32::MAX)).unwrap_or(0) == 0
     }
 
     pub(crate) fn generation(&self) -> u64 {

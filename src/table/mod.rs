@@ -233,7 +233,7 @@ impl<C: Cell> Table<C> {
     #[cold]
     pub(crate) fn make_room(&self, spot: &Spot, now: u64) {
         if !self.make_room_by_moving(spot.candidates, now) {
-            self.forget_soonest_idle(spot.candidates);
+            self.forget_soonest_idle(spot.candidates, now);
         }
     }
 
@@ -286,14 +286,20 @@ impl<C: Cell> Table<C> {
     }
 
     /// The table is full of live keys: forgets, of those in the two sets, the one that would be idle first.
-    fn forget_soonest_idle(&self, sets: [usize; 2]) {
-        let slots = sets.into_iter().flat_map(|set| all_slots().map(move |slot| (set, slot)));
-        let victim = slots.min_by_key(|&(set, slot)| self.sets[set].cell(slot).fresh_at());
-        if let Some((set, slot)) = victim {
-            let version = self.sets[set].lock_whenever();
-            self.sets[set].vacate(slot);
-            self.sets[set].unlock(version);
+    ///
+    /// Under both locks: if somebody else has made room meanwhile nobody is forgotten, and nobody charges a key that is.
+    fn forget_soonest_idle(&self, sets: [usize; 2], now: u64) {
+        let [low, high] = [sets[0].min(sets[1]), sets[0].max(sets[1])];
+        let versions = [self.sets[low].lock_whenever(), self.sets[high].lock_whenever()];
+        if sets.iter().all(|&set| self.sets[set].free_slot(now).is_none()) {
+            let slots = sets.into_iter().flat_map(|set| all_slots().map(move |slot| (set, slot)));
+            let victim = slots.min_by_key(|&(set, slot)| self.sets[set].cell(slot).fresh_at());
+            if let Some((set, slot)) = victim {
+                self.sets[set].vacate(slot);
+            }
         }
+        self.sets[high].unlock(versions[1]);
+        self.sets[low].unlock(versions[0]);
     }
 
     /// How many keys are remembered that are not idle at `now`: a snapshot that may be torn. Reads the whole table.

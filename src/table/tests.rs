@@ -35,7 +35,7 @@ fn table_of(sets: usize) -> Words {
 /// Reads the key for where it is.
 fn spot(table: &Words, hash: u64) -> Spot {
     let mut spot = Spot::BLANK;
-    drop(table.read(hash, &mut spot));
+    let _ = table.read(hash, &mut spot);
     spot
 }
 

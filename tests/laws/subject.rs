@@ -196,8 +196,7 @@ impl Pair {
         let context = || format!("{ask:?} at {now}:\n{decision:?}\n{expected:?}");
         prop_assert_eq!(decision.verdict(), expected.verdict, "the verdict of {}", context());
         prop_assert_eq!(decision.decided_at().as_micros(), now);
-        // A refusal tells of every limit, asked or not.
-        let listed = if ask.every_limit || !expected.verdict.is_allowed() {
+        let listed = if ask.every_limit || (ask.every_refusal && !expected.verdict.is_allowed()) {
             (0..expected.standings.len()).collect()
         } else {
             vec![expected.speaking()]

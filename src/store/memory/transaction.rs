@@ -52,7 +52,8 @@ pub(super) fn acquire<Key: ?Sized, S: BuildHasher, R: Share<Key, S> + ?Sized>(
 /// Where a charge is noted: in a receipt, or nowhere if nobody wants one.
 pub(super) trait Note {
     fn begin(&mut self, charged_at: Timestamp, cost: u64, limits: usize);
-    fn note(&mut self, limit: usize, until: Timestamp);
+    /// Until when a limit counts the charge, `None` if it was not charged.
+    fn note(&mut self, limit: usize, until: Option<Timestamp>);
 }
 
 impl Note for () {
@@ -60,7 +61,7 @@ impl Note for () {
     fn begin(&mut self, _charged_at: Timestamp, _cost: u64, _limits: usize) {}
 
     #[inline]
-    fn note(&mut self, _limit: usize, _until: Timestamp) {}
+    fn note(&mut self, _limit: usize, _until: Option<Timestamp>) {}
 }
 
 impl Note for Option<Receipt> {
@@ -70,9 +71,11 @@ impl Note for Option<Receipt> {
     }
 
     #[inline]
-    fn note(&mut self, limit: usize, until: Timestamp) {
-        if let Some(receipt) = self {
-            receipt.until_mut()[limit] = until;
+    fn note(&mut self, limit: usize, until: Option<Timestamp>) {
+        match (self, until) {
+            (Some(receipt), Some(until)) => receipt.until_mut()[limit] = until,
+            (Some(receipt), None) => receipt.skip(limit),
+            (None, _) => {}
         }
     }
 }
@@ -93,9 +96,6 @@ pub(super) fn peek<Key: ?Sized, S: BuildHasher, R: Share<Key, S> + ?Sized>(
     }
 }
 
-/// Notes in a receipt that a shadow would have refused, and was not charged.
-const NOT_CHARGED: Timestamp = Timestamp::from_micros(u64::MAX);
-
 /// Settles a charge, row by row.
 pub(super) fn settle<Key: ?Sized, S: BuildHasher, R: Share<Key, S> + ?Sized>(
     rows: &[&R],
@@ -103,10 +103,8 @@ pub(super) fn settle<Key: ?Sized, S: BuildHasher, R: Share<Key, S> + ?Sized>(
     receipt: &Receipt,
     actual: u64,
 ) {
-    for (row, &until) in rows.iter().zip(receipt.until()) {
-        if until == NOT_CHARGED {
-            continue;
-        }
+    let charged = rows.iter().zip(receipt.until()).enumerate().filter(|(index, _)| receipt.is_for(*index));
+    for (_, (row, &until)) in charged {
         row.settle(asked, Charge { at: receipt.charged_at(), cost: receipt.cost(), until }, actual);
     }
 }
@@ -233,7 +231,7 @@ impl<'a, Key: ?Sized, S, R: Share<Key, S> + ?Sized> Locks<'a, Key, S, R> {
     fn charge(&mut self, asked: &Asked<'_, Key, S>, delay: Duration, receipt: &mut impl Note) {
         receipt.begin(asked.now, asked.ask.cost, self.rows.len());
         for (index, (row, look)) in self.rows.iter().zip(&mut *self.looks).enumerate() {
-            receipt.note(index, if look.is_charged() { row.commit(asked, look, delay) } else { NOT_CHARGED });
+            receipt.note(index, look.is_charged().then(|| row.commit(asked, look, delay)));
         }
     }
 }
