@@ -199,12 +199,12 @@ impl<C: Cell> Table<C> {
         self.sets[place.set].cell(place.slot).clear();
     }
 
-    /// Changes the key's state, or that of a new slot if it is nowhere and `insert` holds.
-    pub(crate) fn alter(&self, hash: u64, now: u64, insert: bool, change: impl Fn(&Self, Place)) {
+    /// Changes the key's state, or that of a new slot if it is nowhere and `insert` holds. Tells the [horizon](Seen::horizon).
+    pub(crate) fn alter(&self, hash: u64, now: u64, insert: bool, change: impl Fn(&Self, Place, u64)) {
         let mut backoff = Backoff::new();
         loop {
             let mut spot = Spot::BLANK;
-            drop(self.read(hash, &mut spot));
+            let horizon = self.read(hash, &mut spot).horizon;
             if spot.is_nowhere() && !insert {
                 return;
             }
@@ -214,7 +214,7 @@ impl<C: Cell> Table<C> {
             }
             let unlock = Unlock { table: self, spot: &spot };
             if let Some(place) = self.place(&spot, now) {
-                return change(self, place);
+                return change(self, place, horizon);
             }
             drop(unlock);
             self.make_room(&spot, now);
@@ -223,7 +223,7 @@ impl<C: Cell> Table<C> {
 
     /// Forgets the key.
     pub(crate) fn remove(&self, hash: u64) {
-        self.alter(hash, 0, false, |table, place| table.sets[place.set].vacate(place.slot));
+        self.alter(hash, 0, false, |table, place, _| table.sets[place.set].vacate(place.slot));
     }
 
     /// Makes room for a key that found none: moves some key to its other set, or in the worst case forgets the one among
@@ -251,9 +251,9 @@ impl<C: Cell> Table<C> {
                 }
                 let to = self.other_candidate(fingerprint, from);
                 if self.sets[to].free_slot(now).is_some() {
-                    if self.move_key(fingerprint, from, to, now) {
-                        return true;
-                    }
+                    // If another thread was faster, things have changed: the caller looks again.
+                    self.move_key(fingerprint, from, to, now);
+                    return true;
                 } else if queue.len() < Self::FRONTIER && !queue.contains(&to) {
                     queue.push(to);
                 }
@@ -267,22 +267,20 @@ impl<C: Cell> Table<C> {
     const FRONTIER: usize = 96;
 
     /// Moves the key from one of its sets to the other, unless it is gone or the room is.
+    /// Says whether it was moved.
     fn move_key(&self, fingerprint: u64, from: usize, to: usize, now: u64) -> bool {
         let (low, high) = (&self.sets[from.min(to)], &self.sets[from.max(to)]);
         let versions = (low.lock_whenever(), high.lock_whenever());
         let (source, target) = (&self.sets[from], &self.sets[to]);
-        let moved = match (source.find(fingerprint), target.free_slot(now)) {
-            (Some(old), Some(new)) => {
-                target.occupy(new, fingerprint);
-                target.cell(new).copy_from(source.cell(old));
-                source.vacate(old);
-                true
-            }
-            _ => false,
-        };
+        let found = source.find(fingerprint).zip(target.free_slot(now));
+        if let Some((old, new)) = found {
+            target.occupy(new, fingerprint);
+            target.cell(new).copy_from(source.cell(old));
+            source.vacate(old);
+        }
         high.unlock(versions.1);
         low.unlock(versions.0);
-        moved
+        found.is_some()
     }
 
     /// The table is full of live keys: forgets, of those in the two sets, the one that would be idle first.

@@ -147,11 +147,12 @@ where
         let chosen = self.limit.algorithm().choose(asked.key);
         let algorithm: &C::Algorithm = chosen.borrow();
         if let Some(more) = actual.checked_sub(charge.cost) {
-            self.table.alter(hash, now.as_micros(), true, |table, place| {
+            self.table.alter(hash, now.as_micros(), true, |table, place, horizon| {
+                let now = not_before(Timestamp::from_micros(horizon), now, algorithm);
                 algorithm.commit(&mut table.edit(place), now, Duration::ZERO, more);
             });
         } else {
-            self.table.alter(hash, now.as_micros(), false, |table, place| {
+            self.table.alter(hash, now.as_micros(), false, |table, place, _| {
                 algorithm.give_back(&mut table.edit(place), now, charge, charge.cost - actual);
             });
         }
@@ -165,7 +166,7 @@ where
         let (hash, now) = (self.hash(asked), asked.now);
         let chosen = self.limit.algorithm().choose(asked.key);
         let algorithm: &C::Algorithm = chosen.borrow();
-        self.table.alter(hash, now.as_micros(), true, |table, place| {
+        self.table.alter(hash, now.as_micros(), true, |table, place, _| {
             table.clear(place);
             algorithm.commit(&mut table.edit(place), now, Duration::ZERO, used);
         });
@@ -175,7 +176,7 @@ where
         let hash = self.hash(asked);
         if until > asked.now {
             let blocks = self.blocks.get_or_init(|| Table::with_room_for(self.max_keys, 1));
-            blocks.alter(hash, asked.now.as_micros(), true, |blocks, place| {
+            blocks.alter(hash, asked.now.as_micros(), true, |blocks, place, _| {
                 *blocks.edit(place) = [until.as_micros()];
             });
         } else if let Some(blocks) = self.blocks.get() {

@@ -41,8 +41,8 @@ impl Bucket {
         Self { draining: terms.rate.clone(), terms, owed: whole(0), at: 0 }
     }
 
-    /// What is owed at `now`, the time to decide at (the newest that was seen, unless it is too far ahead), and the rate
-    /// by which it drains on: since the last charge that is the faster one of its quota and the present one.
+    /// What is owed at `now`, the time to decide at (the newest that was seen, unless it is too far ahead), and the
+    /// rate by which it drains on: since the last charge that is the faster one of its quota and the present one.
     fn owed_at(&self, now: u64) -> (BigRational, u64, &BigRational) {
         let at = now.max(self.at);
         if at - now > self.terms.time_to_full {
