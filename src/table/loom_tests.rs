@@ -525,10 +525,10 @@ fn a_commit_on_a_key_that_is_being_moved_is_kept() {
     move_against_commit::<Log>(2);
 }
 
-/// Of the key in whose idle slot another one lands, a thread with an earlier clock reads what it owes, or that it is gone;
-/// nothing of the other's state.
+/// Of a key in whose idle slot another one lands, a thread with an earlier clock reads what it owes, or that it is gone,
+/// and nothing of the other's state.
 #[test]
-fn a_reader_finds_a_key_that_another_is_moved_onto_or_not() {
+fn a_reader_finds_a_key_that_another_is_moved_onto_whole_or_gone() {
     model(3, || {
         let limiter = sets(3, burst(4));
         let (idle, moves) = (key(3, [2, 1], 0), key(3, [0, 2], 1));
