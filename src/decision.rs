@@ -396,6 +396,21 @@ impl Decision {
         decision
     }
 
+    /// A decision of all of a store's limits: lists them where that is asked for, or one of them is a shadow.
+    #[cfg(feature = "redis")]
+    pub(crate) fn of_limits(decided_at: Timestamp, ask: Ask, mut standings: Vec<Standing>) -> Self {
+        let refuses = |standing: &Standing| !standing.verdict().is_allowed();
+        let list_all = standings.iter().any(|standing| standing.shadow)
+            || (standings.len() > 1
+                && (ask.every_limit || (ask.every_refusal && standings.iter().any(refuses))));
+        if list_all || standings.is_empty() {
+            return Self::every(decided_at, standings);
+        }
+        let mut decision = Self::one(decided_at, standings.swap_remove(0));
+        standings.into_iter().for_each(|standing| decision.add(standing));
+        decision
+    }
+
     /// A decision that no limit made: a declared policy did, as the store could not answer.
     #[must_use]
     pub fn by_policy(decided_at: Timestamp, verdict: Verdict) -> Self {

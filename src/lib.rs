@@ -120,6 +120,7 @@ pub mod algorithm;
 mod bill;
 mod clock;
 mod decision;
+mod encode;
 mod error;
 mod future;
 pub mod key;
@@ -156,6 +157,8 @@ pub use crate::response::{Admission, Http, Respond};
 pub use crate::service::RateLimit;
 pub use crate::settings::WhenMissing;
 pub use crate::store::{DynLimit, Memory, MemoryBuilder};
+#[cfg(feature = "redis")]
+pub use crate::store::{Redis, RedisBuilder, RedisServer};
 
 /// The examples in README.md.
 #[cfg(doctest)]

@@ -6,6 +6,7 @@ use std::marker::PhantomData;
 
 use crate::algorithm::Algorithm;
 use crate::decision::Name;
+use crate::error::Error;
 
 /// A named limit on a part of the key.
 ///
@@ -190,6 +191,13 @@ pub trait Choose<Key: ?Sized>: Chooser {
 
     /// The algorithm for `key`.
     fn choose(&self, key: &Key) -> Self::Chosen<'_>;
+
+    /// The algorithm for `key` to be kept, if it is not the same one for all keys.
+    #[doc(hidden)]
+    fn own_choice(&self, key: &Key) -> Option<Self::Algorithm> {
+        let _ = key;
+        None
+    }
 }
 
 impl<A: Algorithm> Chooser for A {
@@ -222,6 +230,10 @@ impl<Key: ?Sized, A: Algorithm, F: Fn(&Key) -> A> Choose<Key> for PerKey<F, A> {
     #[inline(always)]
     fn choose(&self, key: &Key) -> A {
         (self.0)(key)
+    }
+
+    fn own_choice(&self, key: &Key) -> Option<A> {
+        Some((self.0)(key))
     }
 }
 
@@ -297,4 +309,18 @@ impl<C: Chooser, P> IntoLimit for Limit<C, P> {
     fn into_limit(self) -> Self {
         self
     }
+}
+
+/// Refuses two limits of one name: their header fields and figures could not be told apart.
+pub(crate) fn names_differ<'a>(names: impl IntoIterator<Item = &'a str>) -> Result<(), Error> {
+    let mut seen = std::collections::HashSet::new();
+    for name in names {
+        if name.is_empty() {
+            return Err(Error::config("a limit has an empty name: give it one that clients may see"));
+        }
+        if !seen.insert(name) {
+            return Err(Error::config(format!("two limits are named {name:?}: give each its own with `Limit::new`")));
+        }
+    }
+    Ok(())
 }

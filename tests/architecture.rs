@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 /// A new module needs a place here: as low as it can be.
 const STEPS: &[&[&str]] = &[
     &["clock", "error", "sync", "timer"],
-    &["decision", "quota"],
+    &["decision", "encode", "quota"],
     &["algorithm", "key"],
     &["limit", "response", "table"],
     &["limiter"],
@@ -32,7 +32,7 @@ const MIDDLEWARE: &[&str] =
     &["key", "response", "tariff", "settings", "bill", "turn", "patience", "future", "service", "layer"];
 
 /// What decides, and knows nothing of requests.
-const DECIDING: &[&str] = &["clock", "decision", "quota", "algorithm", "limit", "table", "limiter", "store", "policy"];
+const DECIDING: &[&str] = &["clock", "decision", "encode", "quota", "algorithm", "limit", "table", "limiter", "store", "policy"];
 
 /// So many lines of code a file, comments and empty ones aside.
 const MOST_LINES: usize = 420;

@@ -24,12 +24,17 @@
 use std::time::Duration;
 
 use super::Charge;
+#[cfg(feature = "redis")]
+use super::Kernel;
 use crate::clock::{Timestamp, whole_micros};
 use crate::decision::{Ask, Figures, Reading, Verdict};
 use crate::error::Error;
 use crate::quota::{LARGEST_LIMIT, LONGEST_MICROS, Quota};
 
 pub(crate) type Words = [u64; 4];
+
+#[cfg(feature = "redis")]
+pub(crate) const KERNEL: Kernel = Kernel::new("bucket1", 6, include_str!("bucket.lua"));
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Bucket {
@@ -199,6 +204,31 @@ impl Bucket {
         let turn = now.as_micros().saturating_add(whole_micros(delay));
         let tat = if tat.whole < turn { Tat { whole: turn, part: 0 } } else { tat };
         self.write(state, tat.plus(cost, self.rate.tokens), level.at);
+    }
+
+    /// The parameters of the twin in Lua: see `bucket.lua`.
+    #[cfg(feature = "redis")]
+    pub(crate) fn params(&self, in_turn: bool, cost: u64, params: &mut Vec<u64>) {
+        let spare = self.burst.checked_sub(cost);
+        let slack = self.rate.span(spare.unwrap_or(0));
+        let charge = self.rate.span(cost);
+        let Rate { tokens, ticks, .. } = self.rate;
+        // Below zero is what Lua takes for never; there are no negative parameters, so the spare is one more.
+        let spare = spare.map_or(0, |spare| spare + 1);
+        params.extend([tokens, ticks, slack.whole, slack.part, charge.whole, charge.part]);
+        params.extend([self.time_to_full, spare, u64::from(in_turn)]);
+    }
+
+    #[cfg(feature = "redis")]
+    pub(crate) fn state_of(numbers: &[u64]) -> Words {
+        let &[whole, part, tokens, ticks, written_at, ..] = numbers else { return [0; 4] };
+        [whole, part, if tokens == 0 { 0 } else { Rate::pack(tokens, ticks) }, written_at]
+    }
+
+    #[cfg(feature = "redis")]
+    pub(crate) fn numbers_of(&[whole, part, rate, written_at]: &Words, numbers: &mut Vec<u64>) {
+        let Rate { tokens, ticks, .. } = Rate::unpack(rate);
+        numbers.extend([whole, part, tokens, ticks, written_at, 0]);
     }
 
     pub(crate) fn give_back(&self, state: &mut Words, now: Timestamp, charge: Charge, amount: u64) {

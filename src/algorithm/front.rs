@@ -106,6 +106,23 @@ macro_rules! bucket_front {
             }
         }
 
+        #[cfg(feature = "redis")]
+        impl super::Scripted for $front {
+            const KERNEL: super::Kernel = bucket::KERNEL;
+
+            fn params(&self, cost: u64, params: &mut Vec<u64>) {
+                self.kernel.params(false, cost, params);
+            }
+
+            fn state_of(&self, numbers: &[u64]) -> bucket::Words {
+                Bucket::state_of(numbers)
+            }
+
+            fn numbers_of(&self, state: &bucket::Words, numbers: &mut Vec<u64>) {
+                Bucket::numbers_of(state, numbers);
+            }
+        }
+
         impl fmt::Debug for $front {
             fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
                 f.debug_struct(stringify!($front))

@@ -81,6 +81,8 @@ mod front;
 mod gcra;
 mod leaky_bucket;
 mod leaky_queue;
+#[cfg(feature = "redis")]
+mod scripted;
 mod seam;
 mod sliding_log;
 mod sliding_window;
@@ -91,6 +93,10 @@ pub use self::fixed_window::FixedWindow;
 pub use self::gcra::Gcra;
 pub use self::leaky_bucket::LeakyBucket;
 pub use self::leaky_queue::LeakyQueue;
+#[cfg(feature = "redis")]
+pub(crate) use self::scripted::Layout;
+#[cfg(feature = "redis")]
+pub use self::scripted::{Kernel, Scripted};
 pub use self::seam::{Algorithm, Charge};
 pub use self::sliding_log::SlidingLog;
 pub use self::sliding_window::SlidingWindow;

@@ -196,3 +196,25 @@ impl Algorithm for SlidingLog {
         self.entries() * size_of::<(u64, u64)>()
     }
 }
+
+#[cfg(feature = "redis")]
+impl super::Scripted for SlidingLog {
+    const KERNEL: super::Kernel =
+        super::Kernel::with_layout("sliding_log1", super::Layout::Head, include_str!("sliding_log.lua"));
+
+    fn params(&self, cost: u64, params: &mut Vec<u64>) {
+        params.extend([self.quota.limit(), self.quota.period_micros(), cost]);
+    }
+
+    fn reading_of(&self, [used, left_at, more_at]: [u64; 3], now: Timestamp) -> (Reading, Timestamp) {
+        let limit = self.quota.limit();
+        let figures = Figures {
+            limit,
+            window: self.quota.period(),
+            remaining: limit.saturating_sub(used),
+            reset: Timestamp::from_micros(left_at).since(now),
+            more_after: Timestamp::from_micros(more_at).since(now),
+        };
+        (figures.into(), Timestamp::from_micros(left_at))
+    }
+}

@@ -346,3 +346,33 @@ impl Algorithm for SlidingWindow {
         HEAD + index(self.kept())
     }
 }
+
+#[cfg(feature = "redis")]
+impl super::Scripted for SlidingWindow {
+    const KERNEL: super::Kernel =
+        super::Kernel::with_layout("sliding_window1", super::Layout::Varying, include_str!("sliding_window.lua"));
+
+    fn params(&self, cost: u64, params: &mut Vec<u64>) {
+        params.extend([self.quota.limit(), self.width(), self.blocks, cost, u64::from(self.weighted)]);
+    }
+
+    // In Redis the geometry is two numbers: the width, and how many blocks a hit counts in.
+    fn state_of(&self, numbers: &[u64]) -> Blocks {
+        let &[fresh_at, newest, written_at, width, kept, ref counts @ ..] = numbers else {
+            return Blocks::zero(self.state_words());
+        };
+        let mut state = Blocks::zero((HEAD + counts.len()).max(self.state_words()));
+        state[..HEAD].copy_from_slice(&[fresh_at, newest, written_at, width << 6 | kept.saturating_sub(1)]);
+        for (word, count) in state[HEAD..].iter_mut().zip(counts) {
+            *word = *count;
+        }
+        state
+    }
+
+    fn numbers_of(&self, state: &Blocks, numbers: &mut Vec<u64>) {
+        let &[fresh_at, newest, written_at, geometry, ref counts @ ..] = &**state else { return };
+        let kept = (geometry & 63) + 1;
+        numbers.extend([fresh_at, newest, written_at, geometry >> 6, kept]);
+        numbers.extend(&counts[..index(kept).min(counts.len())]);
+    }
+}

@@ -27,3 +27,4 @@ pub use self::header::Header;
 pub use self::ip::PeerIp;
 pub use self::seam::{ExtractKey, Extracted, Missing};
 pub use self::text::KeyText;
+pub use crate::encode::{EncodeKey, KeyWriter};

@@ -3,6 +3,8 @@ use std::hash::{Hash, Hasher};
 
 use sha2::{Digest, Sha256};
 
+use crate::encode::{EncodeKey, KeyWriter};
+
 /// A key from text that a client may have chosen: bounded in length, kept without an allocation.
 ///
 /// Up to [`MAX_LEN`](Self::MAX_LEN) bytes are kept as they are; of a longer text its SHA-256 stands for it.
@@ -64,6 +66,12 @@ impl Eq for KeyText {}
 impl Hash for KeyText {
     fn hash<H: Hasher>(&self, state: &mut H) {
         self.as_bytes().hash(state);
+    }
+}
+
+impl EncodeKey for KeyText {
+    fn encode(&self, key: &mut KeyWriter) {
+        key.bytes(self.as_bytes());
     }
 }
 

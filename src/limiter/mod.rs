@@ -1,11 +1,15 @@
-//! The seam between whoever asks and whatever decides.
+//! The seam between whoever asks and whatever decides, and limiters made of limiters.
 
 mod boxed;
+mod fail_open;
+mod fallback;
 mod reply;
 mod reservation;
 mod seam;
 
 pub use self::boxed::BoxLimiter;
+pub use self::fail_open::{FailOpen, FailOpenFuture};
+pub use self::fallback::{Fallback, FallbackFuture};
 pub use self::reply::{Acquire, BoxFuture, Reply};
 pub use self::reservation::Reservation;
 pub use self::seam::{Limiter, Outcome, Receipt};

@@ -98,6 +98,17 @@ impl<T> Reply<T> {
         Self::ready(Err(Error::unsupported(message)))
     }
 
+    /// Changes what comes of it.
+    pub fn map<U>(self, f: impl FnOnce(T) -> U + Send + 'static) -> Reply<U>
+    where
+        T: Send + 'static,
+    {
+        match self.0 {
+            State::Ready(result) => Reply(State::Ready(result.map(|result| result.map(f)))),
+            State::Pending(future) => Reply::pending(async move { future.await.map(f) }),
+        }
+    }
+
     /// Lets it be done without waiting for it: for what is done when something is dropped.
     ///
     /// What is ready is done. What is still going on is left to the tokio runtime if there is one (feature `timer`), and

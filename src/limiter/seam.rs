@@ -166,6 +166,8 @@ pub struct Receipt {
     generation: u64,
     /// The limits that were not charged, a bit each: shadows that would have refused.
     uncharged: u64,
+    /// Which way it went through limiters made of two, a bit each, below a leading one.
+    way: u32,
     until: Untils,
 }
 
@@ -184,7 +186,7 @@ impl Receipt {
         } else {
             Untils::Many(vec![charged_at; limits].into_boxed_slice())
         };
-        Self { charged_at, cost, generation: 0, uncharged: 0, until }
+        Self { charged_at, cost, generation: 0, uncharged: 0, way: 1, until }
     }
 
     /// When it was charged, by the store's clock.
@@ -207,6 +209,18 @@ impl Receipt {
     /// Whether a limit was charged.
     pub(crate) fn is_for(&self, limit: usize) -> bool {
         self.uncharged & 1_u64.checked_shl(u32::try_from(limit).unwrap_or(u32::MAX)).unwrap_or(0) == 0
+    }
+
+    /// Notes that it comes from the second of two limiters, or the first.
+    pub(crate) fn enter(&mut self, second: bool) {
+        self.way = self.way << 1 | u32::from(second);
+    }
+
+    /// Whether it comes from the second of two limiters.
+    pub(crate) fn leave(&mut self) -> bool {
+        let second = self.way > 1 && self.way & 1 == 1;
+        self.way = (self.way >> 1).max(1);
+        second
     }
 
     pub(crate) fn generation(&self) -> u64 {

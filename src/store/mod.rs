@@ -1,7 +1,11 @@
 //! Where states are remembered.
 
 mod memory;
+#[cfg(feature = "redis")]
+mod redis;
 
 pub use self::memory::{
     DefaultHashBuilder, DynLimit, HeavyKey, KeyId, Limits, LimitsFor, Memory, MemoryBuilder, Usage,
 };
+#[cfg(feature = "redis")]
+pub use self::redis::{IntoRedisLimits, Redis, RedisBuilder, RedisFuture, RedisLimit, RedisServer};

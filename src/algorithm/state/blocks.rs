@@ -47,6 +47,18 @@ impl fmt::Debug for Blocks {
 
 impl State for Blocks {
     type Cell = Box<[AtomicU64]>;
+
+    fn from_numbers(numbers: &[u64]) -> Self {
+        let mut blocks = Self::zero(numbers.len());
+        for (word, number) in blocks.iter_mut().zip(numbers) {
+            *word = *number;
+        }
+        blocks
+    }
+
+    fn to_numbers(&self, numbers: &mut Vec<u64>) {
+        numbers.extend(&**self);
+    }
 }
 
 // The orderings are those of the cell of fixed size.

@@ -20,6 +20,13 @@ pub struct Log {
 
 impl State for Log {
     type Cell = LogCell;
+
+    // A log is never sent as a whole.
+    fn from_numbers(_numbers: &[u64]) -> Self {
+        Self::default()
+    }
+
+    fn to_numbers(&self, _numbers: &mut Vec<u64>) {}
 }
 
 /// Readers hold the mutex only while they read. A writer also holds the set's lock, so the mutex alone keeps a reading

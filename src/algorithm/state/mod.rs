@@ -17,6 +17,12 @@ pub use self::log::Log;
 pub trait State: Sized + Send + Sync + 'static + sealed::Sealed {
     #[doc(hidden)]
     type Cell: Cell<State = Self>;
+
+    #[doc(hidden)]
+    fn from_numbers(numbers: &[u64]) -> Self;
+
+    #[doc(hidden)]
+    fn to_numbers(&self, numbers: &mut Vec<u64>);
 }
 
 mod sealed {

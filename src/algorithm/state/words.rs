@@ -5,6 +5,14 @@ use crate::sync::{AtomicU64, Ordering};
 
 impl<const N: usize> State for [u64; N] {
     type Cell = [AtomicU64; N];
+
+    fn from_numbers(numbers: &[u64]) -> Self {
+        std::array::from_fn(|word| numbers.get(word).copied().unwrap_or(0))
+    }
+
+    fn to_numbers(&self, numbers: &mut Vec<u64>) {
+        numbers.extend(self);
+    }
 }
 
 // Loads acquire and stores release, so that a reader who sees any word of a writer also sees that writer's lock, and

@@ -8,13 +8,13 @@ use std::sync::Arc;
 use arc_swap::ArcSwap;
 
 use super::hasher::DefaultHashBuilder;
-use super::limits::{Limits, LimitsFor, names_differ};
+use super::limits::{Limits, LimitsFor};
 use super::row::Row;
 use super::share::{Asked, Holding, Look, Room, Share};
 use super::transaction;
 use crate::decision::Decision;
 use crate::error::Error;
-use crate::limit::{Choose, IntoLimit, Limit, PartOf};
+use crate::limit::{Choose, IntoLimit, Limit, PartOf, names_differ};
 use crate::limiter::{Outcome, Receipt};
 
 /// A limit of any kind, for those who choose limits at run time: collect them in a `Vec`.

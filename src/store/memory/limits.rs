@@ -5,7 +5,7 @@ use super::share::{Asked, Holding, Look, Room, Share};
 use super::transaction;
 use crate::decision::Decision;
 use crate::error::Error;
-use crate::limit::{Choose, IntoLimit, PartOf};
+use crate::limit::{Choose, IntoLimit, PartOf, names_differ};
 use crate::limiter::{Outcome, Receipt};
 
 /// What [`Memory`](super::Memory) can hold keys to: an algorithm, [`per_key`](crate::per_key), a
@@ -171,17 +171,3 @@ tuple!(5: A 0, B 1, C 2, D 3, E 4);
 tuple!(6: A 0, B 1, C 2, D 3, E 4, F 5);
 tuple!(7: A 0, B 1, C 2, D 3, E 4, F 5, G 6);
 tuple!(8: A 0, B 1, C 2, D 3, E 4, F 5, G 6, H 7);
-
-/// Refuses two limits of one name: their header fields and figures could not be told apart.
-pub(super) fn names_differ<'a>(names: impl IntoIterator<Item = &'a str>) -> Result<(), Error> {
-    let mut seen = std::collections::HashSet::new();
-    for name in names {
-        if name.is_empty() {
-            return Err(Error::config("a limit has an empty name: give it one that clients may see"));
-        }
-        if !seen.insert(name) {
-            return Err(Error::config(format!("two limits are named {name:?}: give each its own with `Limit::new`")));
-        }
-    }
-    Ok(())
-}

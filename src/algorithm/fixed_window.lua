@@ -1,0 +1,68 @@
+-- The fixed window: see fixed_window.rs.
+--
+-- Words: 1 end, 2 used, 3 the time of the last charge, 4 start.
+-- Parameters: 1 limit, 2 period, 3 cost, 4 whether windows are aligned to the clock.
+
+local MOST = 2 ^ 53
+
+local fixed_window = { words = 4, params = 4, promises = false }
+
+-- The moment to decide at, and the end of the window that is open then, if there is one.
+local function open(s, now, p)
+  local at = s[3]
+  if at < now or at - now > p[2] then
+    at = now
+  end
+  local till = s[1]
+  if s[4] + p[2] < till then
+    till = s[4] + p[2]
+  end
+  if s[3] <= at and at < till then
+    return at, till
+  end
+  return at, nil
+end
+
+function fixed_window.peek(s, now, patience, p)
+  if p[3] > p[1] then
+    return -1
+  end
+  local at, till = open(s, now, p)
+  if till and s[2] > p[1] - p[3] then
+    return till - now
+  end
+  return 0
+end
+
+function fixed_window.commit(s, now, delay, p)
+  local at, till = open(s, now, p)
+  if till then
+    s[2], s[3] = math.min(s[2] + p[3], MOST), at
+    return
+  end
+  local start = at
+  if p[4] == 1 then
+    start = at - at % p[2]
+  end
+  till = start + p[2]
+  if till == s[1] then
+    till = till + 1
+  end
+  s[1], s[2], s[3], s[4] = till, p[3], at, start
+end
+
+function fixed_window.give_back(s, now, charged_at, till, p)
+  local at, open_till = open(s, now, p)
+  if not open_till or till ~= s[1] then
+    return false
+  end
+  local used = s[2] - p[3]
+  if used > 0 then
+    s[2], s[3] = used, at
+  else
+    s[1], s[2], s[3], s[4] = 0, 0, 0, 0
+  end
+  return true
+end
+
+return fixed_window

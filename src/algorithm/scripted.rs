@@ -1,0 +1,151 @@
+use super::{Algorithm, State};
+use crate::clock::Timestamp;
+use crate::decision::Reading;
+
+/// An algorithm with a twin in Lua, which decides the same inside Redis.
+///
+/// The twin is a chunk of Lua that returns a table, its *kernel*. The store calls its functions with `s`, the state's
+/// numbers; `now`, the server's time in microseconds; and `p`, what [`params`](Self::params) lists:
+///
+/// | | |
+/// |---|---|
+/// | `words` | how many numbers a state has; zeros are a key never seen, the first is when it is as good as that |
+/// | `params` | how many parameters there are |
+/// | `promises` | whether later turns can be promised, as [`promises_turns`](Algorithm::promises_turns) |
+/// | `peek(s, now, patience, p)` | 0: allowed; above 0: refused for so many microseconds; -1: never; below -1: allowed after `-1 -` it. `patience` is the longest acceptable delay, -1 where the algorithm decides |
+/// | `commit(s, now, delay, p)` | charges: changes `s` |
+/// | `give_back(s, now, charged_at, till, p)` | gives back the cost of `p`; returns whether `s` changed |
+/// | `owed(s, now, p)` | with `promises`: how long what is owed lasts |
+///
+/// The numbers are Lua's: exact integers up to 2^53. The same laws hold as for [`Algorithm`]; the figures of a decision
+/// are worked out in Rust from the numbers that the twin read, so both must do the same, to the microsecond. The text is
+/// part of a script that runs inside the server, atomically: it should be short, and call nothing there itself.
+///
+/// # Example
+///
+/// The cool-down of [`Algorithm`]'s example:
+///
+/// ```
+/// # use std::time::Duration;
+/// use tower_ratelimit::algorithm::{Kernel, Scripted};
+/// # use tower_ratelimit::algorithm::{Algorithm, Charge};
+/// # use tower_ratelimit::{Ask, Figures, Reading, Timestamp, Verdict};
+/// # #[derive(Debug)]
+/// # struct CoolDown(Duration);
+/// # impl Algorithm for CoolDown {
+/// #     type State = [u64; 1];
+/// #     fn peek(&self, &[open_at]: &[u64; 1], now: Timestamp, ask: Ask) -> Verdict {
+/// #         let wait = Timestamp::from_micros(open_at).since(now);
+/// #         if ask.cost > 1 { Verdict::Never }
+/// #         else if wait.is_zero() || wait > self.0 { Verdict::Allowed }
+/// #         else { Verdict::Denied { retry_after: wait } }
+/// #     }
+/// #     fn commit(&self, state: &mut [u64; 1], now: Timestamp, delay: Duration, cost: u64) {
+/// #         if cost > 0 { *state = [now.after(delay).after(self.0).as_micros()]; }
+/// #     }
+/// #     fn give_back(&self, state: &mut [u64; 1], _now: Timestamp, charge: Charge, amount: u64) {
+/// #         if amount > 0 && state[0] == charge.until.as_micros() { *state = [0]; }
+/// #     }
+/// #     fn reading(&self, &[open_at]: &[u64; 1], now: Timestamp) -> Reading {
+/// #         let wait = Timestamp::from_micros(open_at).since(now);
+/// #         let remaining = u64::from(wait.is_zero());
+/// #         Figures { limit: 1, window: self.0, remaining, reset: wait, more_after: wait }.into()
+/// #     }
+/// #     fn longest_reset(&self) -> Duration { self.0 }
+/// # }
+///
+/// impl Scripted for CoolDown {
+///     const KERNEL: Kernel = Kernel::new("cool_down1", 1, "
+///         local cool_down = { words = 1, params = 2, promises = false }
+///         function cool_down.peek(s, now, patience, p)
+///           if p[2] > 1 then return -1 end
+///           local wait = s[1] - now
+///           if wait <= 0 or wait > p[1] then return 0 end
+///           return wait
+///         end
+///         function cool_down.commit(s, now, delay, p) s[1] = now + delay + p[1] end
+///         function cool_down.give_back(s, now, charged_at, till, p)
+///           if s[1] ~= till then return false end
+///           s[1] = 0
+///           return true
+///         end
+///         return cool_down
+///     ");
+///
+///     fn params(&self, cost: u64, params: &mut Vec<u64>) {
+///         params.extend([u64::try_from(self.0.as_micros()).unwrap_or(u64::MAX), cost]);
+///     }
+/// }
+/// ```
+pub trait Scripted: Algorithm {
+    /// The twin.
+    const KERNEL: Kernel;
+
+    /// The parameters for a cost: as many as the kernel's `params` says. Numbers above 2^53 are taken for that.
+    fn params(&self, cost: u64, params: &mut Vec<u64>);
+
+    /// The state that such numbers in Redis stand for. Unless said otherwise, they are its words.
+    fn state_of(&self, numbers: &[u64]) -> Self::State {
+        Self::State::from_numbers(numbers)
+    }
+
+    /// The numbers in Redis that stand for a state.
+    fn numbers_of(&self, state: &Self::State, numbers: &mut Vec<u64>) {
+        state.to_numbers(numbers);
+    }
+
+    /// The figures, where they are not made from the whole state: see [`Kernel`].
+    #[doc(hidden)]
+    fn reading_of(&self, view: [u64; 3], now: Timestamp) -> (Reading, Timestamp) {
+        let _ = view;
+        (Reading::BLANK, now)
+    }
+}
+
+/// The Lua twin of an algorithm.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Kernel {
+    name: &'static str,
+    layout: Layout,
+    source: &'static str,
+}
+
+/// How a state lies in Redis.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Layout {
+    /// So many numbers.
+    Words(usize),
+    /// A number of numbers that depends on the quota.
+    Varying,
+    /// A head and a tail, of which a decision reads parts.
+    Head,
+}
+
+impl Kernel {
+    /// A kernel of states with `words` numbers. The name is part of every key: it should tell the kernel and the version of
+    /// its states' layout.
+    #[must_use]
+    pub const fn new(name: &'static str, words: usize, source: &'static str) -> Self {
+        Self { name, layout: Layout::Words(words), source }
+    }
+
+    pub(super) const fn with_layout(name: &'static str, layout: Layout, source: &'static str) -> Self {
+        Self { name, layout, source }
+    }
+
+    /// Its name in keys.
+    #[must_use]
+    pub const fn name(&self) -> &'static str {
+        self.name
+    }
+
+    /// Its text in Lua.
+    #[must_use]
+    pub const fn source(&self) -> &'static str {
+        self.source
+    }
+
+    pub(crate) const fn layout(&self) -> Layout {
+        self.layout
+    }
+}

@@ -1,0 +1,280 @@
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use redis::{Cmd, Value};
+
+use super::order::{Operation, Order, Shape, Steps, double};
+use super::row::RowInfo;
+use super::script::Script;
+use super::twin::{Brings, Twin};
+use crate::clock::Timestamp;
+use crate::decision::{Ask, Decision, Standing, Verdict};
+use crate::error::Error;
+use crate::limiter::{Outcome, Receipt};
+
+/// Orders that travel together, as one call of the script.
+pub(super) struct Batch {
+    orders: Vec<Order>,
+    /// Which of `keys` each order's keys are, limit by limit.
+    places: Vec<u16>,
+    /// All keys, each once: where it first stands, as order and limit. Those that are read whole come first.
+    keys: Vec<(usize, usize)>,
+    input: Vec<u8>,
+}
+
+/// How a key's state is followed from order to order.
+struct Followed {
+    numbers: Vec<u64>,
+}
+
+impl Batch {
+    /// The most steps in one call: enough to spread its fixed costs, few enough that the server is not held up.
+    pub(super) const MOST_STEPS: usize = 128;
+
+    /// `now` is for tests; otherwise the server's clock counts.
+    pub(super) fn of(orders: Vec<Order>, rows: &[RowInfo], now: Option<Timestamp>) -> Self {
+        let (keys, places, whole) = distinct_keys(&orders, rows);
+        let mut shapes: Vec<&Arc<Shape>> = Vec::new();
+        let mut steps = Vec::with_capacity(orders.len() * (rows.len() + 1) * 2);
+        let mut count = 0_u16;
+        for (order, places) in orders.iter().zip(places.chunks(rows.len())) {
+            for shape in order.shapes() {
+                let known = shapes.iter().rposition(|known| Arc::ptr_eq(known, shape) || known == &shape);
+                let index = known.unwrap_or_else(|| {
+                    shapes.push(shape);
+                    shapes.len() - 1
+                });
+                push_u16(index + 1, &mut steps);
+                for &place in places {
+                    push_u16(usize::from(place) + 1, &mut steps);
+                }
+                count += 1;
+            }
+        }
+        let mut input = Vec::with_capacity(14 + keys.len() * 2 + shapes.len() * 100 + steps.len());
+        push_double(now.map_or(0.0, |now| double(now.as_micros())), &mut input);
+        push_u16(whole, &mut input);
+        push_u16(shapes.len(), &mut input);
+        push_u16(usize::from(count), &mut input);
+        for &(_, limit) in &keys {
+            push_u16(limit + 1, &mut input);
+        }
+        for shape in shapes {
+            shape.write(&mut input);
+        }
+        input.extend_from_slice(&steps);
+        Self { orders, places, keys, input }
+    }
+
+    /// The call by the script's hash, or with its whole text.
+    pub(super) fn command(&self, script: &Script, by_hash: bool) -> Cmd {
+        let mut command = redis::cmd(if by_hash { "EVALSHA" } else { "EVAL" });
+        command.arg(if by_hash { script.hash() } else { script.text() }).arg(self.keys.len());
+        for &(order, limit) in &self.keys {
+            command.arg(self.orders[order].key(limit));
+        }
+        command.arg(&self.input[..]);
+        command
+    }
+
+    /// Tells everybody that there is no answer.
+    pub(super) fn fail(self, error: &Error) {
+        for order in self.orders {
+            let _ = order.reply.send(Err(error.clone()));
+        }
+    }
+
+    /// Tells everybody what came of it.
+    pub(super) fn answer(self, rows: &[RowInfo], reply: &Value) -> Result<(), Error> {
+        match self.outcomes(rows, reply) {
+            Some(outcomes) => {
+                for (order, outcome) in self.orders.into_iter().zip(outcomes) {
+                    let _ = order.reply.send(outcome);
+                }
+                Ok(())
+            }
+            None => {
+                let error = Error::unavailable("Redis answered a script with what that never returns");
+                self.fail(&error);
+                Err(error)
+            }
+        }
+    }
+
+    fn outcomes(&self, rows: &[RowInfo], reply: &Value) -> Option<Vec<Result<Option<Outcome>, Error>>> {
+        let mut reply = Reply::of(reply)?;
+        let now = Timestamp::from_micros(reply.unsigned()?);
+        let mut followed = Vec::with_capacity(self.keys.len());
+        for &(_, limit) in &self.keys {
+            let count = match rows[limit].brings {
+                Brings::Words(words) => words,
+                Brings::Counted => usize::try_from(reply.unsigned()?).ok()?,
+                Brings::View => 0,
+            };
+            let numbers = (0..count).map(|_| reply.unsigned()).collect::<Option<Vec<u64>>>()?;
+            followed.push(Followed { numbers });
+        }
+        let mut outcomes = Vec::with_capacity(self.orders.len());
+        for (order, places) in self.orders.iter().zip(self.places.chunks(rows.len())) {
+            outcomes.push(match &order.steps {
+                Steps::Operate(_) => Ok(None),
+                Steps::Decide(ask, shape) => {
+                    let charges = shape.operation == Operation::Acquire && ask.cost > 0;
+                    let told = Told::read(&mut reply, rows)?;
+                    told.outcome(now, *ask, charges, order, rows, places, &mut followed).map(Some)
+                }
+            });
+        }
+        Some(outcomes)
+    }
+}
+
+/// All keys, each once; for each order and limit, which of them; and how many are read whole, which come first.
+fn distinct_keys(orders: &[Order], rows: &[RowInfo]) -> (Vec<(usize, usize)>, Vec<u16>, usize) {
+    let mut keys: Vec<(usize, usize)> = Vec::with_capacity(orders.len() * rows.len());
+    let mut places = vec![0_u16; orders.len() * rows.len()];
+    let mut known = HashMap::with_capacity_and_hasher(orders.len() * rows.len(), foldhash::fast::RandomState::default());
+    let mut whole = 0;
+    for is_whole in [true, false] {
+        for (limit, _) in rows.iter().enumerate().filter(|(_, row)| (row.brings != Brings::View) == is_whole) {
+            for (index, order) in orders.iter().enumerate() {
+                let place = *known.entry(order.key(limit)).or_insert_with(|| {
+                    keys.push((index, limit));
+                    u16::try_from(keys.len() - 1).unwrap_or(u16::MAX)
+                });
+                places[index * rows.len() + limit] = place;
+            }
+        }
+        if is_whole {
+            whole = keys.len();
+        }
+    }
+    (keys, places, whole)
+}
+
+impl Shape {
+    fn write(&self, to: &mut Vec<u8>) {
+        push_u16(usize::from(self.operation as u16), to);
+        push_u16(usize::from(self.limit), to);
+        push_double(double(self.first), to);
+        push_double(u64::try_from(self.second).map_or(-1.0, double), to);
+        for &number in &self.params {
+            push_double(double(number), to);
+        }
+    }
+}
+
+fn push_u16(number: usize, to: &mut Vec<u8>) {
+    to.extend_from_slice(&u16::try_from(number).unwrap_or(u16::MAX).to_le_bytes());
+}
+
+fn push_double(number: f64, to: &mut Vec<u8>) {
+    to.extend_from_slice(&number.to_le_bytes());
+}
+
+/// The reply's numbers, one after the other.
+struct Reply<'a> {
+    values: std::slice::Iter<'a, Value>,
+}
+
+impl<'a> Reply<'a> {
+    fn of(value: &'a Value) -> Option<Self> {
+        if let Value::Array(values) = value { Some(Self { values: values.iter() }) } else { None }
+    }
+
+    fn signed(&mut self) -> Option<i64> {
+        if let Some(Value::Int(number)) = self.values.next() { Some(*number) } else { None }
+    }
+
+    fn unsigned(&mut self) -> Option<u64> {
+        self.signed().and_then(|number| u64::try_from(number).ok())
+    }
+}
+
+/// What the script says of one decision.
+struct Told {
+    says: Vec<i64>,
+    promises_none: bool,
+    views: Vec<[u64; 3]>,
+}
+
+impl Told {
+    const BAD: i64 = -(1 << 53);
+
+    fn read(reply: &mut Reply<'_>, rows: &[RowInfo]) -> Option<Self> {
+        let says = rows.iter().map(|_| reply.signed()).collect::<Option<Vec<i64>>>()?;
+        let several = if rows.len() > 1 { reply.signed()? } else { 0 };
+        let mut views = Vec::new();
+        if says[0] != Self::BAD {
+            for _ in rows.iter().filter(|row| row.brings == Brings::View) {
+                views.push([reply.unsigned()?, reply.unsigned()?, reply.unsigned()?]);
+            }
+        }
+        Some(Self { says, promises_none: several == 1, views })
+    }
+
+    #[allow(clippy::too_many_arguments, reason = "it joins what was sent and what came back")]
+    fn outcome(
+        &self,
+        now: Timestamp,
+        ask: Ask,
+        charges: bool,
+        order: &Order,
+        rows: &[RowInfo],
+        places: &[u16],
+        followed: &mut [Followed],
+    ) -> Result<Outcome, Error> {
+        if self.says[0] == Self::BAD {
+            let keys: Vec<_> = (0..rows.len()).map(|limit| String::from_utf8_lossy(order.key(limit))).collect();
+            return Err(Error::unavailable(format!(
+                "a key in Redis holds what is no state of this limiter: delete it ({}), or choose another prefix",
+                keys.join(", ")
+            )));
+        }
+        let verdicts: Vec<Verdict> = self.says.iter().map(|&says| verdict(says)).collect();
+        let enforced = || rows.iter().zip(&verdicts).filter(|(row, _)| !row.shadow);
+        let verdict = enforced().fold(Verdict::Allowed, |all, (_, own)| all.and(*own));
+        let delay = if let Verdict::AllowedAfter(delay) = verdict { delay } else { Duration::ZERO };
+        let mut receipt = verdict.is_allowed().then(|| Receipt::new(now, if charges { ask.cost } else { 0 }, rows.len()));
+        let mut views = self.views.iter();
+        let mut standings = Vec::with_capacity(rows.len());
+        let mut promises_turns = !self.promises_none;
+        for (limit, (row, own)) in rows.iter().zip(&verdicts).enumerate() {
+            let twin = order.twin(limit, row)?;
+            let is_charged = charges && verdict.is_allowed() && (!row.shadow || own.is_allowed());
+            let (reading, until) = if row.brings == Brings::View {
+                twin.stand_by_view(views.next().copied().unwrap_or_default(), now)
+            } else {
+                let numbers = &mut followed[usize::from(places[limit])].numbers;
+                twin.stand(numbers, now, is_charged.then_some((delay, ask.cost)))
+            };
+            if let Some(receipt) = &mut receipt {
+                receipt.until_mut()[limit] = until;
+                if !is_charged {
+                    receipt.skip(limit);
+                }
+            }
+            promises_turns &= row.shadow || twin.promises_turns();
+            standings.push(Standing::new(row.name.clone(), *own, reading, row.shadow));
+        }
+        let decision = Decision::of_limits(now, ask, standings).with_turns(promises_turns);
+        Ok(Outcome { decision, receipt })
+    }
+}
+
+fn verdict(says: i64) -> Verdict {
+    match says {
+        0 => Verdict::Allowed,
+        -1 => Verdict::Never,
+        wait if wait > 0 => Verdict::Denied { retry_after: Duration::from_micros(wait.unsigned_abs()) },
+        after => Verdict::AllowedAfter(Duration::from_micros(after.unsigned_abs() - 1)),
+    }
+}
+
+impl Order {
+    fn twin<'a>(&'a self, limit: usize, row: &'a RowInfo) -> Result<&'a dyn Twin, Error> {
+        let own = self.twins.get(limit).and_then(Option::as_ref);
+        own.or(row.fixed.as_ref()).map(|twin| &**twin).ok_or_else(|| Error::unavailable("a limit chose no algorithm"))
+    }
+}

@@ -1,0 +1,113 @@
+use std::fmt;
+use std::marker::PhantomData;
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::keys::check_secret;
+use super::limiter::Redis;
+use super::limits::{IntoRedisLimits, RedisLimit};
+use super::server::RedisServer;
+use crate::clock::Clock;
+use crate::error::Error;
+
+/// Builds a [`Redis`] with other than the default settings.
+#[must_use = "a builder builds nothing by itself"]
+pub struct RedisBuilder<Key: ?Sized> {
+    pub(super) server: RedisServer,
+    pub(super) name: String,
+    pub(super) limits: Vec<RedisLimit<Key>>,
+    pub(super) prefix: String,
+    pub(super) deadline: Duration,
+    pub(super) secret: Option<Vec<u8>>,
+    pub(super) clock: Option<Arc<dyn Clock>>,
+    key: PhantomData<fn(&Key)>,
+}
+
+impl<Key: ?Sized> RedisBuilder<Key> {
+    /// The deadline of a decision unless [`deadline`](Self::deadline) says otherwise.
+    pub const DEFAULT_DEADLINE: Duration = Duration::from_millis(50);
+
+    /// What all keys begin with unless [`prefix`](Self::prefix) says otherwise.
+    pub const DEFAULT_PREFIX: &str = "ratelimit";
+
+    pub(super) fn new(server: RedisServer, name: &str, limits: impl IntoRedisLimits<Key>) -> Self {
+        Self {
+            server,
+            name: name.to_owned(),
+            limits: limits.into_limits(),
+            prefix: Self::DEFAULT_PREFIX.to_owned(),
+            deadline: Self::DEFAULT_DEADLINE,
+            secret: None,
+            clock: None,
+            key: PhantomData,
+        }
+    }
+
+    /// What all keys begin with: to share a Redis with others. It is written as it is.
+    pub fn prefix(mut self, prefix: impl Into<String>) -> Self {
+        self.prefix = prefix.into();
+        self
+    }
+
+    /// Within what time a decision has to be made, connecting and waiting for other calls included: after it, the decision
+    /// fails. By default [`DEFAULT_DEADLINE`](Self::DEFAULT_DEADLINE).
+    pub fn deadline(mut self, deadline: Duration) -> Self {
+        self.deadline = deadline;
+        self
+    }
+
+    /// Keeps of users' keys only a hash under a secret of at least 16 bytes: where they are secrets themselves, or personal
+    /// data. All processes need the same one. [`Redis::rotate_secret`] replaces it.
+    pub fn hashed_keys(mut self, secret: impl Into<Vec<u8>>) -> Self {
+        self.secret = Some(secret.into());
+        self
+    }
+
+    /// Decides by this clock, and keeps all keys for a day: for tests only, as the clocks of two processes always differ.
+    #[doc(hidden)]
+    pub fn clock_for_tests(mut self, clock: impl Clock + 'static) -> Self {
+        self.clock = Some(Arc::new(clock));
+        self
+    }
+
+    /// The limiter. Nothing is connected yet: see [`Redis::check`].
+    ///
+    /// # Errors
+    ///
+    /// If there is no limit, two limits have the same name, a name is empty, the deadline is zero, or the secret is too
+    /// short.
+    pub fn build(self) -> Result<Redis<Key>, Error> {
+        if let Some(secret) = &self.secret {
+            check_secret(secret)?;
+        }
+        if self.name.is_empty() {
+            return Err(Error::config("a limiter in Redis needs a name: all that have the same one share their keys"));
+        }
+        if self.limits.is_empty() {
+            return Err(Error::config("a limiter in Redis needs at least one limit"));
+        }
+        if self.limits.len() > Redis::<Key>::MOST_LIMITS {
+            return Err(Error::config(format!(
+                "{} limits are too many for one decision: at most {}",
+                self.limits.len(),
+                Redis::<Key>::MOST_LIMITS
+            )));
+        }
+        if self.deadline.is_zero() {
+            return Err(Error::config("a deadline of zero refuses everything: give Redis some milliseconds"));
+        }
+        Redis::from_builder(self)
+    }
+}
+
+impl<Key: ?Sized> fmt::Debug for RedisBuilder<Key> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RedisBuilder")
+            .field("server", &self.server)
+            .field("name", &self.name)
+            .field("limits", &self.limits)
+            .field("prefix", &self.prefix)
+            .field("deadline", &self.deadline)
+            .finish_non_exhaustive()
+    }
+}

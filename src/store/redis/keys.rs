@@ -1,0 +1,92 @@
+use std::sync::Arc;
+
+use arc_swap::ArcSwapOption;
+use hmac::{Hmac, Mac};
+use sha2::{Digest, Sha256};
+
+use super::row::RowInfo;
+use crate::encode::KeyWriter;
+use crate::error::Error;
+
+/// How keys are named in Redis: `prefix:name:limit:kernel:key`.
+///
+/// All but the prefix is escaped as [`KeyWriter`] does, so that no colon and no brace comes from a user. A key of more than
+/// [`MAX_LEN`](Self::MAX_LEN) bytes is replaced by `#` and its SHA-256, or with a secret every key by `~` and its keyed
+/// hash: neither sign is ever written for other keys.
+pub(super) struct Keys {
+    /// What stands before the user's key, for each limit.
+    heads: Vec<String>,
+    secret: Secret,
+}
+
+/// Whether keys are kept only as keyed hashes.
+pub(super) struct Secret(ArcSwapOption<Vec<u8>>);
+
+impl Secret {
+    pub(super) fn new(secret: Option<Vec<u8>>) -> Self {
+        Self(ArcSwapOption::new(secret.map(Arc::new)))
+    }
+}
+
+impl Keys {
+    /// The longest user's key that is written as it is, in bytes.
+    pub(super) const MAX_LEN: usize = 128;
+
+    pub(super) fn new(prefix: &str, name: &str, rows: &[RowInfo], secret: Secret) -> Self {
+        let head = |row: &RowInfo| {
+            let part = |text: &str| {
+                let mut part = KeyWriter::new();
+                part.bytes(text.as_bytes());
+                part.as_str().to_owned()
+            };
+            format!("{prefix}:{}:{}:{}:", part(name), part(row.name.as_str()), part(row.kernel.name()))
+        };
+        Self { heads: rows.iter().map(head).collect(), secret }
+    }
+
+    /// Appends the key that `written` names in the limit with this index.
+    pub(super) fn append(&self, limit: usize, written: &str, to: &mut Vec<u8>) {
+        to.extend_from_slice(self.heads[limit].as_bytes());
+        if let Some(secret) = &*self.secret.0.load() {
+            to.push(b'~');
+            push_hex(&keyed_hash(secret, written.as_bytes())[..16], to);
+        } else if written.len() > Self::MAX_LEN {
+            to.push(b'#');
+            push_hex(&Sha256::digest(written.as_bytes()), to);
+        } else {
+            to.extend_from_slice(written.as_bytes());
+        }
+    }
+
+    /// Replaces the secret: every key is another one from then on.
+    pub(super) fn rotate(&self, secret: Vec<u8>) -> Result<(), Error> {
+        check_secret(&secret)?;
+        if self.secret.0.load().is_none() {
+            return Err(Error::config("this limiter's keys are not hashed: build it with `hashed_keys` to have a secret"));
+        }
+        self.secret.0.store(Some(Arc::new(secret)));
+        Ok(())
+    }
+}
+
+pub(super) fn check_secret(secret: &[u8]) -> Result<(), Error> {
+    if secret.len() < 16 {
+        return Err(Error::config(format!(
+            "a secret for hashed keys must have at least 16 bytes, not {}: take them from a random source",
+            secret.len()
+        )));
+    }
+    Ok(())
+}
+
+fn keyed_hash(secret: &[u8], text: &[u8]) -> [u8; 32] {
+    let hash = Hmac::<Sha256>::new_from_slice(secret).expect("a key of any length will do");
+    hash.chain_update(text).finalize().into_bytes().into()
+}
+
+fn push_hex(bytes: &[u8], to: &mut Vec<u8>) {
+    const DIGITS: &[u8; 16] = b"0123456789abcdef";
+    for byte in bytes {
+        to.extend([DIGITS[usize::from(byte >> 4)], DIGITS[usize::from(byte & 15)]]);
+    }
+}

@@ -1,0 +1,485 @@
+use std::fmt;
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use arc_swap::ArcSwapOption;
+use pin_project::pin_project;
+use tokio::runtime::{Handle, Id};
+use tokio::sync::oneshot;
+use tokio::time::{Sleep, sleep};
+
+use super::breaker::Breaker;
+use super::builder::RedisBuilder;
+use super::keys::{Keys, Secret};
+use super::limits::IntoRedisLimits;
+use super::line::{Core, Line, drive, late, probe};
+use super::order::{Answer, Operation, Order, Shape, Steps};
+use super::row::Row;
+use super::script::Script;
+use super::server::RedisServer;
+use super::twin::Twin;
+use crate::clock::whole_micros;
+use crate::decision::{Ask, Decision};
+use crate::encode::KeyWriter;
+use crate::error::Error;
+use crate::limiter::{Acquire, Limiter, Outcome, Receipt, Reply};
+
+/// A limiter whose states lie in Redis, shared by all processes that use the same name there.
+///
+/// It decides exactly as [`Memory`](crate::Memory) does: a script on the server runs the twin of each algorithm, by the
+/// server's clock, atomically, all limits of a decision or none. A decision is at most one round trip; those that come while
+/// others are on their way travel together in the next call, in the order in which they came, and are decided one after the
+/// other. Every key it writes expires when its state is as good as new.
+///
+/// # When Redis is slow, or gone
+///
+/// A decision that is not there within its [`deadline`](RedisBuilder::deadline) (50 ms unless said otherwise) fails with an
+/// error for which [`is_unavailable`](Error::is_unavailable) holds. After three calls in a row that failed, decisions fail at
+/// once, and Redis is only probed, five times a second at most, until it answers again. What a failed decision means for a
+/// request is for others to say: the layer answers 503; [`Fallback`](crate::limiter::Fallback) asks another limiter, and
+/// [`FailOpen`](crate::limiter::FailOpen) lets it pass.
+///
+/// # What may be charged
+///
+/// A decision that is dropped or fails by its deadline is not charged if it was not sent yet; if it was, it may have been
+/// charged: at most once, as nothing is ever sent twice. After a fail-over of Redis, what the new master had not been told is
+/// forgotten.
+///
+/// # Keys
+///
+/// A key is named `prefix:name:limit:kernel:key`, as in `ratelimit:api:default:bucket1:192.0.2.7`; the last part as
+/// [`EncodeKey`](crate::key::EncodeKey) writes it. A key longer than 128 bytes is replaced by `#` and its SHA-256; with
+/// [`hashed_keys`](RedisBuilder::hashed_keys) all are by `~` and a keyed hash. A value is the state's numbers as
+/// little-endian doubles; in `redis-cli`, `EVAL "return {struct.unpack('<dddddd', redis.call('GET', KEYS[1]))}" 1 KEY` reads
+/// a bucket's.
+///
+/// ```no_run
+/// use tower_ratelimit::{Ask, Gcra, Limiter, Quota, Redis, RedisServer};
+///
+/// # async fn f() -> Result<(), tower_ratelimit::Error> {
+/// let server = RedisServer::open("redis://127.0.0.1")?;
+/// let limiter = Redis::new(server, "api", Gcra::new(Quota::per_second(10)).burst(20));
+/// limiter.check().await?;
+///
+/// let decision = limiter.acquire("alice", Ask::default()).await?.decision;
+/// assert!(decision.is_allowed());
+/// # Ok(())
+/// # }
+/// ```
+pub struct Redis<Key: ?Sized> {
+    handle: Arc<Shared<Key>>,
+}
+
+struct Shared<Key: ?Sized> {
+    core: Arc<Core>,
+    rows: Vec<Box<dyn Row<Key>>>,
+    keys: Keys,
+    /// One for each runtime: what a runtime began ends with it.
+    lines: Mutex<Vec<(Id, Arc<Line>)>>,
+    /// The one that was used last.
+    recent: ArcSwapOption<(Id, Arc<Line>)>,
+    /// What was asked last: most asks are alike.
+    shape: ArcSwapOption<(Operation, u64, Option<Duration>, Arc<Shape>)>,
+}
+
+impl<Key: ?Sized> Redis<Key> {
+    /// How many limits can decide together.
+    pub const MOST_LIMITS: usize = 16;
+
+    /// A limiter with the default settings. `name` is its identity: limiters of the same name on the same Redis share their
+    /// keys, limit by limit.
+    ///
+    /// Nothing is connected yet: [`check`](Self::check) does that.
+    ///
+    /// # Panics
+    ///
+    /// If the name is empty, or two limits have the same name. [`builder`](Self::builder) never panics.
+    #[must_use]
+    #[track_caller]
+    pub fn new(server: impl Into<RedisServer>, name: &str, limits: impl IntoRedisLimits<Key>) -> Self {
+        match Self::builder(server, name, limits).build() {
+            Ok(redis) => redis,
+            Err(error) => panic!("{error}"),
+        }
+    }
+
+    /// A limiter with other than the default settings.
+    pub fn builder(
+        server: impl Into<RedisServer>,
+        name: &str,
+        limits: impl IntoRedisLimits<Key>,
+    ) -> RedisBuilder<Key> {
+        RedisBuilder::new(server.into(), name, limits)
+    }
+
+    pub(super) fn from_builder(builder: RedisBuilder<Key>) -> Result<Self, Error> {
+        let rows: Vec<_> = builder.limits.into_iter().map(|limit| limit.0).collect();
+        let infos: Vec<_> = rows.iter().map(|row| row.info()).collect();
+        crate::limit::names_differ(infos.iter().map(|info| info.name.as_str()))?;
+        let keys = Keys::new(&builder.prefix, &builder.name, &infos, Secret::new(builder.secret));
+        let core = Core {
+            server: builder.server,
+            script: Script::of(&infos),
+            rows: infos,
+            breaker: Breaker::new(),
+            deadline: builder.deadline,
+            probe_key: format!("{}:probe", builder.prefix),
+            clock: builder.clock,
+        };
+        let handle = Shared {
+            core: Arc::new(core),
+            rows,
+            keys,
+            lines: Mutex::default(),
+            recent: ArcSwapOption::empty(),
+            shape: ArcSwapOption::empty(),
+        };
+        Ok(Self { handle: Arc::new(handle) })
+    }
+
+    /// Connects, looks whether Redis takes writes, and loads the script: so that what is wrong is known before the first
+    /// request, which then finds all warm.
+    ///
+    /// # Errors
+    ///
+    /// If there is no connection within two seconds, or Redis refuses the password, the script, or to write; the error says
+    /// which. [`is_config`](Error::is_config) holds if it was called outside of a tokio runtime.
+    pub async fn check(&self) -> Result<(), Error> {
+        no_runtime_is_an_error()?;
+        let core = &self.handle.core;
+        let result = match tokio::time::timeout(RedisServer::CONNECT_WITHIN, probe(core)).await {
+            Ok(result) => result,
+            Err(_) => Err(Error::unavailable(format!(
+                "Redis ({}) did not answer within {:?}",
+                core.server.describe(),
+                RedisServer::CONNECT_WITHIN
+            ))),
+        };
+        if result.is_ok() {
+            core.breaker.success();
+        }
+        result
+    }
+
+    /// Replaces the secret of [`hashed_keys`](RedisBuilder::hashed_keys): every key begins anew from then on, and those of
+    /// the former secret expire by themselves.
+    ///
+    /// # Errors
+    ///
+    /// If keys are not hashed, or the secret has fewer than 16 bytes.
+    pub fn rotate_secret(&self, secret: impl Into<Vec<u8>>) -> Result<(), Error> {
+        self.handle.keys.rotate(secret.into())
+    }
+
+    /// What a key of a limit is named in Redis: to find it by hand.
+    ///
+    /// # Errors
+    ///
+    /// If there is no limit with this name.
+    pub fn key_in_redis(&self, limit: &str, key: &Key) -> Result<String, Error> {
+        let index = self.handle.limit(limit)?;
+        let (keys, ends) = self.handle.encode(key);
+        let start = if index == 0 { 0 } else { ends[index - 1] };
+        Ok(String::from_utf8_lossy(&keys[start..ends[index]]).into_owned())
+    }
+}
+
+impl<Key: ?Sized> Shared<Key> {
+    fn limit(&self, name: &str) -> Result<usize, Error> {
+        let found = self.core.rows.iter().position(|row| row.name.as_str() == name);
+        found.ok_or_else(|| {
+            Error::config(format!("there is no limit named {name:?} (one that was not named is \"default\")"))
+        })
+    }
+
+    fn encode(&self, key: &Key) -> (Vec<u8>, Vec<usize>) {
+        let mut keys = Vec::with_capacity(64 * self.rows.len());
+        let mut writer = KeyWriter::new();
+        let ends = self.rows.iter().enumerate().map(|(index, row)| {
+            writer.clear();
+            row.encode(key, &mut writer);
+            self.keys.append(index, writer.as_str(), &mut keys);
+            keys.len()
+        });
+        let ends = ends.collect();
+        (keys, ends)
+    }
+
+    /// For each limit the algorithm for this key; empty if each has the same one for all keys.
+    fn twins(&self, key: &Key) -> Vec<Option<Arc<dyn Twin>>> {
+        if self.core.rows.iter().all(|row| row.fixed.is_some()) {
+            return Vec::new();
+        }
+        self.rows.iter().map(|row| row.twin(key)).collect()
+    }
+
+    fn params(&self, limit: usize, twins: &[Option<Arc<dyn Twin>>], cost: u64, params: &mut Vec<u64>) {
+        let row = &self.core.rows[limit];
+        if let Some(twin) = twins.get(limit).and_then(Option::as_ref).or(row.fixed.as_ref()) {
+            twin.params(cost, params);
+        }
+        params.push(u64::from(row.shadow));
+    }
+
+    fn decision(&self, operation: Operation, twins: &[Option<Arc<dyn Twin>>], ask: Ask) -> Arc<Shape> {
+        if let Some((known, cost, max_delay, shape)) = self.shape.load().as_deref() {
+            if twins.is_empty() && *known == operation && *cost == ask.cost && *max_delay == ask.max_delay {
+                return Arc::clone(shape);
+            }
+        }
+        let mut params = Vec::new();
+        for limit in 0..self.rows.len() {
+            self.params(limit, twins, ask.cost, &mut params);
+        }
+        let second = ask.max_delay.map_or(-1, |delay| i64::try_from(whole_micros(delay)).unwrap_or(i64::MAX));
+        let shape = Arc::new(Shape { operation, limit: 0, first: ask.cost, second, params });
+        if twins.is_empty() {
+            self.shape.store(Some(Arc::new((operation, ask.cost, ask.max_delay, Arc::clone(&shape)))));
+        }
+        shape
+    }
+
+    /// An operation on one limit.
+    fn operation(
+        &self,
+        operation: Operation,
+        limit: usize,
+        twins: &[Option<Arc<dyn Twin>>],
+        cost: u64,
+        first: u64,
+        second: i64,
+    ) -> Arc<Shape> {
+        let mut params = Vec::new();
+        self.params(limit, twins, cost, &mut params);
+        Arc::new(Shape { operation, limit: index_from_one(limit), first, second, params })
+    }
+
+    /// Sends an order on its way, unless it is known that there will be no answer.
+    fn send(
+        self: &Arc<Self>,
+        key: &Key,
+        twins: Vec<Option<Arc<dyn Twin>>>,
+        steps: Steps,
+    ) -> Result<oneshot::Receiver<Answer>, Error> {
+        let (keys, key_ends) = self.encode(key);
+        let (reply, answer) = oneshot::channel();
+        let mut order = Order { steps, keys, key_ends, twins, reply };
+        // A line that dies just now is replaced.
+        loop {
+            match self.line()?.push(order) {
+                Ok(()) => return Ok(answer),
+                Err(again) => order = again,
+            }
+        }
+    }
+
+    /// The line of the runtime that this is called from.
+    fn line(&self) -> Result<Arc<Line>, Error> {
+        let runtime = Handle::try_current().map_err(|_| no_runtime())?;
+        let id = runtime.id();
+        if let Some((recent, line)) = self.recent.load().as_deref() {
+            if *recent == id && !line.is_dead() {
+                return Ok(Arc::clone(line));
+            }
+        }
+        let mut lines = self.lines.lock().unwrap_or_else(PoisonError::into_inner);
+        lines.retain(|(_, line)| !line.is_dead());
+        let line = if let Some((_, line)) = lines.iter().find(|(known, _)| *known == id) {
+            Arc::clone(line)
+        } else {
+            let line = Arc::new(Line::default());
+            runtime.spawn(drive(Arc::clone(&self.core), Arc::clone(&line)));
+            lines.push((id, Arc::clone(&line)));
+            line
+        };
+        self.recent.store(Some(Arc::new((id, Arc::clone(&line)))));
+        Ok(line)
+    }
+
+    /// Whether Redis is worth asking. Looks after it if it was not.
+    fn check_breaker(&self) -> Result<(), Error> {
+        let result = self.core.breaker.check();
+        if result.is_err() && self.core.breaker.take_probe() {
+            if let Ok(runtime) = Handle::try_current() {
+                let core = Arc::clone(&self.core);
+                runtime.spawn(async move {
+                    if let Ok(Ok(())) = tokio::time::timeout(RedisServer::CONNECT_WITHIN, probe(&core)).await {
+                        core.breaker.success();
+                    }
+                });
+            }
+        }
+        result
+    }
+
+    fn ask(self: &Arc<Self>, operation: Operation, key: &Key, ask: Ask) -> Result<RedisFuture, Error> {
+        self.check_breaker()?;
+        let twins = self.twins(key);
+        let shape = self.decision(operation, &twins, ask);
+        let answer = self.send(key, twins, Steps::Decide(ask, shape))?;
+        Ok(RedisFuture { answer, deadline: sleep(self.core.deadline), core: Arc::clone(&self.core) })
+    }
+
+    fn operate(
+        self: &Arc<Self>,
+        key: &Key,
+        twins: Vec<Option<Arc<dyn Twin>>>,
+        shapes: Vec<Arc<Shape>>,
+    ) -> Reply<()> {
+        if shapes.is_empty() {
+            return Reply::ready(Ok(()));
+        }
+        match self.check_breaker().and_then(|()| self.send(key, twins, Steps::Operate(shapes))) {
+            Err(error) => Reply::ready(Err(error)),
+            Ok(answer) => {
+                let core = Arc::clone(&self.core);
+                Reply::pending(async move {
+                    match tokio::time::timeout(core.deadline, answer).await {
+                        Ok(Ok(answer)) => answer.map(|_| ()),
+                        Ok(Err(_)) | Err(_) => Err(Error::unavailable(late(&core))),
+                    }
+                })
+            }
+        }
+    }
+}
+
+impl<Key: ?Sized> Drop for Shared<Key> {
+    fn drop(&mut self) {
+        let lines = self.lines.get_mut().unwrap_or_else(PoisonError::into_inner);
+        lines.iter().for_each(|(_, line)| line.close());
+    }
+}
+
+fn index_from_one(limit: usize) -> u16 {
+    u16::try_from(limit + 1).unwrap_or(u16::MAX)
+}
+
+fn no_runtime() -> Error {
+    Error::config("Redis is reached by tokio: use the limiter from within a tokio runtime, with its I/O and timer enabled")
+}
+
+fn no_runtime_is_an_error() -> Result<(), Error> {
+    Handle::try_current().map(|_| ()).map_err(|_| no_runtime())
+}
+
+impl<Key: ?Sized> Limiter<Key> for Redis<Key> {
+    type Future = RedisFuture;
+
+    fn acquire(&self, key: &Key, ask: Ask) -> Acquire<RedisFuture> {
+        match self.handle.ask(Operation::Acquire, key, ask) {
+            Ok(future) => Acquire::Pending(future),
+            Err(error) => Acquire::Ready(Err(error)),
+        }
+    }
+
+    fn peek(&self, key: &Key, ask: Ask) -> Reply<Decision> {
+        match self.handle.ask(Operation::Peek, key, ask) {
+            Ok(future) => Reply::pending(async move { future.await.map(|outcome| outcome.decision) }),
+            Err(error) => Reply::ready(Err(error)),
+        }
+    }
+
+    fn settle(&self, key: &Key, receipt: Receipt, actual: u64) -> Reply<()> {
+        let twins = self.handle.twins(key);
+        let (cost, charged_at) = (receipt.cost(), receipt.charged_at().as_micros());
+        let charged = receipt.until().iter().enumerate().take(self.handle.rows.len());
+        let shapes = charged.filter(|(limit, _)| receipt.is_for(*limit) && actual != cost).map(|(limit, until)| {
+            let until = i64::try_from(until.as_micros()).unwrap_or(i64::MAX);
+            match actual.checked_sub(cost) {
+                Some(more) => self.handle.operation(Operation::Charge, limit, &twins, more, more, 0),
+                None => self.handle.operation(Operation::GiveBack, limit, &twins, cost - actual, charged_at, until),
+            }
+        });
+        let shapes = shapes.collect();
+        self.handle.operate(key, twins, shapes)
+    }
+
+    fn set(&self, limit: &str, key: &Key, used: u64) -> Reply<()> {
+        let twins = self.handle.twins(key);
+        match self.handle.limit(limit) {
+            Err(error) => Reply::ready(Err(error)),
+            Ok(limit) => {
+                let shape = self.handle.operation(Operation::Set, limit, &twins, used, used, 0);
+                self.handle.operate(key, twins, vec![shape])
+            }
+        }
+    }
+
+    fn block(&self, limit: &str, key: &Key, span: Duration) -> Reply<()> {
+        let twins = self.handle.twins(key);
+        match self.handle.limit(limit) {
+            Err(error) => Reply::ready(Err(error)),
+            Ok(limit) => {
+                let span = whole_micros(span).min(crate::quota::LONGEST_MICROS);
+                let shape = self.handle.operation(Operation::Block, limit, &twins, 0, span, 0);
+                self.handle.operate(key, twins, vec![shape])
+            }
+        }
+    }
+
+    fn reset(&self, key: &Key) -> Reply<()> {
+        let twins = self.handle.twins(key);
+        let all = 0..self.handle.rows.len();
+        let shapes = all.map(|limit| self.handle.operation(Operation::Reset, limit, &twins, 0, 0, 0)).collect();
+        self.handle.operate(key, twins, shapes)
+    }
+}
+
+impl<Key: ?Sized> Clone for Redis<Key> {
+    fn clone(&self) -> Self {
+        Self { handle: Arc::clone(&self.handle) }
+    }
+}
+
+impl<Key: ?Sized> fmt::Debug for Redis<Key> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let limits: Vec<_> = self.handle.core.rows.iter().map(|row| row.name.as_str()).collect();
+        f.debug_struct("Redis")
+            .field("server", &self.handle.core.server)
+            .field("limits", &limits)
+            .field("deadline", &self.handle.core.deadline)
+            .finish_non_exhaustive()
+    }
+}
+
+/// A decision on its way from Redis.
+///
+/// Dropping it before it was sent charges nothing; after that it may have been charged.
+#[pin_project]
+#[must_use = "a decision that is not awaited may not be made"]
+pub struct RedisFuture {
+    #[pin]
+    answer: oneshot::Receiver<Answer>,
+    #[pin]
+    deadline: Sleep,
+    core: Arc<Core>,
+}
+
+impl Future for RedisFuture {
+    type Output = Result<Outcome, Error>;
+
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        let this = self.project();
+        if let Poll::Ready(answer) = this.answer.poll(cx) {
+            return Poll::Ready(match answer {
+                Ok(Ok(Some(outcome))) => Ok(outcome),
+                Ok(Ok(None)) | Err(_) => Err(Error::unavailable("the call to Redis was lost")),
+                Ok(Err(error)) => Err(error),
+            });
+        }
+        match this.deadline.poll(cx) {
+            Poll::Ready(()) => Poll::Ready(Err(Error::unavailable(late(this.core)))),
+            Poll::Pending => Poll::Pending,
+        }
+    }
+}
+
+impl fmt::Debug for RedisFuture {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RedisFuture").finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,103 @@
+use std::fmt;
+use std::sync::Arc;
+
+use super::row::{BoundLimit, Row};
+use crate::algorithm::Scripted;
+use crate::encode::EncodeKey;
+use crate::limit::{Choose, Chooser, IntoLimit, PartOf};
+
+/// A limit on keys of type `Key` in Redis, whatever its algorithm and the part that it counts by: for limits that are known
+/// only at run time, in a `Vec`.
+///
+/// ```
+/// use tower_ratelimit::store::RedisLimit;
+/// use tower_ratelimit::{FixedWindow, Gcra, Limit, Quota};
+///
+/// let limits: Vec<RedisLimit<u64>> = vec![
+///     RedisLimit::new(Limit::new("second", Gcra::new(Quota::per_second(10)))),
+///     RedisLimit::new(Limit::new("day", FixedWindow::new(Quota::per_day(1000)))),
+/// ];
+/// ```
+pub struct RedisLimit<Key: ?Sized>(pub(super) Box<dyn Row<Key>>);
+
+impl<Key: ?Sized> RedisLimit<Key> {
+    /// From an algorithm, `per_key(..)` or a `Limit`.
+    pub fn new<L>(limit: L) -> Self
+    where
+        L: IntoLimit,
+        L::Chooser: Choose<Key> + Send + Sync + 'static,
+        <L::Chooser as Chooser>::Algorithm: Scripted,
+        L::Part: PartOf<Key> + Send + Sync + 'static,
+        <L::Part as PartOf<Key>>::Part: EncodeKey,
+    {
+        Self(Box::new(BoundLimit(Arc::new(limit.into_limit()))))
+    }
+}
+
+impl<Key: ?Sized> fmt::Debug for RedisLimit<Key> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RedisLimit").field("name", &self.0.info().name.as_str()).finish_non_exhaustive()
+    }
+}
+
+/// What [`Redis`](super::Redis) can hold keys of type `Key` to: an algorithm, [`per_key`](crate::per_key), a
+/// [`Limit`](crate::Limit), a tuple of up to eight of these, or a `Vec` of [`RedisLimit`]s.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` is not a limit that `Redis` can hold keys of type `{Key}` to",
+    note = "give it an algorithm, `per_key(..)`, a `Limit`, a tuple of up to eight of these, or a `Vec<RedisLimit<Key>>`; what \
+            they count by must be `EncodeKey`, and their algorithms `Scripted`"
+)]
+pub trait IntoRedisLimits<Key: ?Sized> {
+    /// The limits, in their order.
+    fn into_limits(self) -> Vec<RedisLimit<Key>>;
+}
+
+impl<Key: ?Sized> IntoRedisLimits<Key> for Vec<RedisLimit<Key>> {
+    fn into_limits(self) -> Self {
+        self
+    }
+}
+
+impl<Key, L> IntoRedisLimits<Key> for L
+where
+    Key: ?Sized,
+    L: IntoLimit,
+    L::Chooser: Choose<Key> + Send + Sync + 'static,
+    <L::Chooser as Chooser>::Algorithm: Scripted,
+    L::Part: PartOf<Key> + Send + Sync + 'static,
+    <L::Part as PartOf<Key>>::Part: EncodeKey,
+{
+    fn into_limits(self) -> Vec<RedisLimit<Key>> {
+        vec![RedisLimit::new(self)]
+    }
+}
+
+macro_rules! tuples {
+    ($(($($L:ident $index:tt),+))+) => {$(
+        impl<Key, $($L: IntoLimit),+> IntoRedisLimits<Key> for ($($L,)+)
+        where
+            Key: ?Sized,
+            $(
+                $L::Chooser: Choose<Key> + Send + Sync + 'static,
+                <$L::Chooser as Chooser>::Algorithm: Scripted,
+                $L::Part: PartOf<Key> + Send + Sync + 'static,
+                <$L::Part as PartOf<Key>>::Part: EncodeKey,
+            )+
+        {
+            fn into_limits(self) -> Vec<RedisLimit<Key>> {
+                vec![$(RedisLimit::new(self.$index)),+]
+            }
+        }
+    )+};
+}
+
+tuples! {
+    (A 0)
+    (A 0, B 1)
+    (A 0, B 1, C 2)
+    (A 0, B 1, C 2, D 3)
+    (A 0, B 1, C 2, D 3, E 4)
+    (A 0, B 1, C 2, D 3, E 4, F 5)
+    (A 0, B 1, C 2, D 3, E 4, F 5, G 6)
+    (A 0, B 1, C 2, D 3, E 4, F 5, G 6, H 7)
+}

@@ -1,0 +1,81 @@
+use std::sync::Arc;
+
+use tokio::sync::oneshot;
+
+use super::twin::Twin;
+use crate::decision::Ask;
+use crate::error::Error;
+use crate::limiter::Outcome;
+
+/// Something to be done in Redis, on its way there.
+pub(super) struct Order {
+    pub(super) steps: Steps,
+    /// The keys of all limits in one text, and where each ends.
+    pub(super) keys: Vec<u8>,
+    pub(super) key_ends: Vec<usize>,
+    /// For each limit the algorithm for this key, where that is not the same one for all. Empty if none is.
+    pub(super) twins: Vec<Option<Arc<dyn Twin>>>,
+    pub(super) reply: oneshot::Sender<Answer>,
+}
+
+/// What comes back: for a decision its outcome.
+pub(super) type Answer = Result<Option<Outcome>, Error>;
+
+pub(super) enum Steps {
+    Decide(Ask, Arc<Shape>),
+    /// Other operations, one after the other.
+    Operate(Vec<Arc<Shape>>),
+}
+
+/// What many orders have in common: see `driver.lua`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Shape {
+    pub(super) operation: Operation,
+    /// Which limit is meant, counted from 1; 0 for all of them.
+    pub(super) limit: u16,
+    pub(super) first: u64,
+    /// -1 where nothing is said.
+    pub(super) second: i64,
+    /// For each limit, or for the one that is meant, the kernel's parameters and whether it is a shadow.
+    pub(super) params: Vec<u64>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u16)]
+pub(super) enum Operation {
+    Acquire = 0,
+    Peek = 1,
+    GiveBack = 2,
+    Charge = 3,
+    Set = 4,
+    Block = 5,
+    Reset = 6,
+}
+
+impl Order {
+    /// The key of the limit with this index.
+    pub(super) fn key(&self, limit: usize) -> &[u8] {
+        let start = if limit == 0 { 0 } else { self.key_ends[limit - 1] };
+        &self.keys[start..self.key_ends[limit]]
+    }
+
+    /// Whether nobody waits for it any more: it must not be charged then.
+    pub(super) fn is_abandoned(&self) -> bool {
+        self.reply.is_closed()
+    }
+
+    pub(super) fn shapes(&self) -> &[Arc<Shape>] {
+        match &self.steps {
+            Steps::Decide(_, shape) => std::slice::from_ref(shape),
+            Steps::Operate(shapes) => shapes,
+        }
+    }
+}
+
+/// What a double holds exactly.
+pub(super) const EXACT: u64 = 1 << 53;
+
+#[allow(clippy::cast_precision_loss, reason = "at most 2^53")]
+pub(super) fn double(number: u64) -> f64 {
+    number.min(EXACT) as f64
+}

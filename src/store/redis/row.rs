@@ -1,0 +1,111 @@
+use std::sync::Arc;
+
+use super::twin::{Brings, Twin};
+use crate::algorithm::{Kernel, Scripted};
+use crate::clock::Timestamp;
+use crate::decision::{Name, Reading};
+use crate::encode::{EncodeKey, KeyWriter};
+use crate::limit::{Choose, Chooser, Limit, PartOf};
+
+/// What a limit is, whatever its keys are.
+#[derive(Clone)]
+pub(super) struct RowInfo {
+    pub(super) name: Name,
+    pub(super) kernel: Kernel,
+    pub(super) brings: Brings,
+    pub(super) shadow: bool,
+    /// The algorithm, if it is the same one for all keys.
+    pub(super) fixed: Option<Arc<dyn Twin>>,
+}
+
+/// A limit on a part of keys of type `Key`.
+pub(super) trait Row<Key: ?Sized>: Send + Sync {
+    fn info(&self) -> RowInfo;
+
+    /// Writes the part that it counts by.
+    fn encode(&self, key: &Key, writer: &mut KeyWriter);
+
+    /// The algorithm for a key, where it is not the same one for all.
+    fn twin(&self, key: &Key) -> Option<Arc<dyn Twin>>;
+}
+
+pub(super) struct BoundLimit<C, P>(pub(super) Arc<Limit<C, P>>);
+
+/// The algorithm of a limit that has one for all keys.
+struct SameForAll<C, P>(Arc<Limit<C, P>>);
+
+impl<Key, C, P> Row<Key> for BoundLimit<C, P>
+where
+    Key: ?Sized,
+    C: Choose<Key> + Send + Sync + 'static,
+    C::Algorithm: Scripted,
+    P: PartOf<Key> + Send + Sync + 'static,
+    P::Part: EncodeKey,
+{
+    fn info(&self) -> RowInfo {
+        let kernel = <C::Algorithm as Scripted>::KERNEL;
+        let fixed =
+            self.0.algorithm().same_for_all().is_some().then(|| Arc::new(SameForAll(Arc::clone(&self.0))) as Arc<dyn Twin>);
+        RowInfo {
+            name: self.0.shared_name().clone(),
+            kernel,
+            brings: Brings::of(kernel),
+            shadow: self.0.is_shadow(),
+            fixed,
+        }
+    }
+
+    fn encode(&self, key: &Key, writer: &mut KeyWriter) {
+        self.0.part().with_part(key, |part| part.encode(writer));
+    }
+
+    fn twin(&self, key: &Key) -> Option<Arc<dyn Twin>> {
+        self.0.algorithm().own_choice(key).map(|algorithm| Arc::new(algorithm) as Arc<dyn Twin>)
+    }
+}
+
+impl<C, P> SameForAll<C, P>
+where
+    C: Chooser,
+    C::Algorithm: Scripted,
+{
+    fn algorithm(&self) -> &C::Algorithm {
+        self.0.algorithm().same_for_all().expect("it is made only for those")
+    }
+}
+
+impl<C, P> Twin for SameForAll<C, P>
+where
+    C: Chooser + Send + Sync,
+    C::Algorithm: Scripted,
+    P: Send + Sync,
+{
+    fn kernel(&self) -> Kernel {
+        self.algorithm().kernel()
+    }
+
+    fn promises_turns(&self) -> bool {
+        Twin::promises_turns(self.algorithm())
+    }
+
+    fn params(&self, cost: u64, params: &mut Vec<u64>) {
+        Twin::params(self.algorithm(), cost, params);
+    }
+
+    fn stand(
+        &self,
+        numbers: &mut Vec<u64>,
+        now: Timestamp,
+        charge: Option<(std::time::Duration, u64)>,
+    ) -> (Reading, Timestamp) {
+        self.algorithm().stand(numbers, now, charge)
+    }
+
+    fn stand_by_view(&self, view: [u64; 3], now: Timestamp) -> (Reading, Timestamp) {
+        self.algorithm().stand_by_view(view, now)
+    }
+
+    fn longest_reset(&self) -> std::time::Duration {
+        Twin::longest_reset(self.algorithm())
+    }
+}

@@ -1,0 +1,76 @@
+use std::time::Duration;
+
+use crate::algorithm::{Kernel, Layout, Scripted};
+use crate::clock::Timestamp;
+use crate::decision::Reading;
+
+/// A scripted algorithm of any type, with its states as the numbers that lie in Redis.
+pub(super) trait Twin: Send + Sync {
+    fn kernel(&self) -> Kernel;
+    fn promises_turns(&self) -> bool;
+    fn params(&self, cost: u64, params: &mut Vec<u64>);
+
+    /// How a key with this state stands, after it was charged if it was, and until when that charge counts.
+    ///
+    /// Leaves in `numbers` the state after it.
+    fn stand(&self, numbers: &mut Vec<u64>, now: Timestamp, charge: Option<(Duration, u64)>) -> (Reading, Timestamp);
+
+    /// The same, where a decision brings what its figures are made of.
+    fn stand_by_view(&self, view: [u64; 3], now: Timestamp) -> (Reading, Timestamp);
+
+    fn longest_reset(&self) -> Duration;
+}
+
+impl<A: Scripted> Twin for A {
+    fn kernel(&self) -> Kernel {
+        A::KERNEL
+    }
+
+    fn promises_turns(&self) -> bool {
+        A::promises_turns(self)
+    }
+
+    fn params(&self, cost: u64, params: &mut Vec<u64>) {
+        A::params(self, cost, params);
+    }
+
+    fn stand(&self, numbers: &mut Vec<u64>, now: Timestamp, charge: Option<(Duration, u64)>) -> (Reading, Timestamp) {
+        let mut state = self.state_of(numbers);
+        if let Some((delay, cost)) = charge {
+            self.commit(&mut state, now, delay, cost);
+            numbers.clear();
+            self.numbers_of(&state, numbers);
+        }
+        let until = Timestamp::from_micros(numbers.first().copied().unwrap_or(0));
+        (self.reading(&state, now), until)
+    }
+
+    fn stand_by_view(&self, view: [u64; 3], now: Timestamp) -> (Reading, Timestamp) {
+        self.reading_of(view, now)
+    }
+
+    fn longest_reset(&self) -> Duration {
+        A::longest_reset(self)
+    }
+}
+
+/// How many numbers the reply brings of a state.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Brings {
+    /// The whole state, of so many numbers.
+    Words(usize),
+    /// The whole state, and before it how many numbers that are.
+    Counted,
+    /// With each decision, three numbers.
+    View,
+}
+
+impl Brings {
+    pub(super) const fn of(kernel: Kernel) -> Self {
+        match kernel.layout() {
+            Layout::Words(words) => Self::Words(words),
+            Layout::Varying => Self::Counted,
+            Layout::Head => Self::View,
+        }
+    }
+}

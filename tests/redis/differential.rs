@@ -1,0 +1,1 @@
+//! The same trace through memory and through Redis: the same decisions, field by field.

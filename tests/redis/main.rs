@@ -1,0 +1,5 @@
+//! Redis, against a real one.
+
+mod basics;
+mod differential;
+mod server;

@@ -1,0 +1,127 @@
+//! A Redis of one's own: started on a free port of the loopback interface, stopped when dropped.
+
+use std::io::{Read as _, Write as _};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use tower_ratelimit::RedisServer;
+
+pub(crate) struct Server {
+    process: Child,
+    directory: PathBuf,
+    arguments: Vec<String>,
+    pub(crate) port: u16,
+}
+
+impl Server {
+    pub(crate) fn start() -> Self {
+        Self::with(&[])
+    }
+
+    pub(crate) fn with(arguments: &[&str]) -> Self {
+        // Another process may take the port between asking for it and using it: then another one is tried.
+        for _ in 0..10 {
+            let port = TcpListener::bind("127.0.0.1:0").expect("a free port").local_addr().expect("its address").port();
+            let directory = std::env::temp_dir().join(format!("tower-ratelimit-redis-{}-{port}", std::process::id()));
+            std::fs::create_dir_all(&directory).expect("a directory for the server");
+            let arguments: Vec<_> = arguments.iter().map(|&argument| argument.to_owned()).collect();
+            let process = launch(port, &directory, &arguments);
+            let mut server = Self { process, directory, arguments, port };
+            if server.is_up() {
+                return server;
+            }
+        }
+        panic!("redis-server does not start");
+    }
+
+    fn is_up(&mut self) -> bool {
+        let patience = Instant::now() + Duration::from_secs(20);
+        while Instant::now() < patience {
+            if self.process.try_wait().expect("its state").is_some() {
+                return false;
+            }
+            if TcpStream::connect(("127.0.0.1", self.port)).is_ok() && self.command(&["PING"]).contains("PONG") {
+                return true;
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        false
+    }
+
+    pub(crate) fn address(&self) -> String {
+        format!("redis://127.0.0.1:{}", self.port)
+    }
+
+    pub(crate) fn socket(&self) -> SocketAddr {
+        SocketAddr::from(([127, 0, 0, 1], self.port))
+    }
+
+    pub(crate) fn open(&self) -> RedisServer {
+        RedisServer::open(&self.address()).expect("an address")
+    }
+
+    /// Sends one command over a connection of its own, and returns the reply as it comes.
+    pub(crate) fn command(&self, parts: &[&str]) -> String {
+        let mut stream = TcpStream::connect(self.socket()).expect("a connection");
+        stream.set_read_timeout(Some(Duration::from_secs(20))).expect("a time-out");
+        let mut request = format!("*{}\r\n", parts.len());
+        for part in parts {
+            request.push_str(&format!("${}\r\n{part}\r\n", part.len()));
+        }
+        request.push_str("*1\r\n$4\r\nQUIT\r\n");
+        stream.write_all(request.as_bytes()).expect("sent");
+        let mut reply = Vec::new();
+        let _ = stream.read_to_end(&mut reply);
+        String::from_utf8_lossy(&reply).into_owned()
+    }
+
+    /// All keys.
+    pub(crate) fn keys(&self) -> Vec<String> {
+        let reply = self.command(&["KEYS", "*"]);
+        let lines: Vec<_> = reply.split("\r\n").collect();
+        lines.windows(2).filter(|pair| pair[0].starts_with('$')).map(|pair| pair[1].to_owned()).collect()
+    }
+
+    pub(crate) fn number(&self, parts: &[&str]) -> i64 {
+        let reply = self.command(parts);
+        let number = reply.strip_prefix(':').and_then(|reply| reply.split("\r\n").next());
+        number.and_then(|number| number.parse().ok()).unwrap_or_else(|| panic!("{parts:?}: {reply}"))
+    }
+
+    pub(crate) fn signal(&self, signal: &str) {
+        let done = Command::new("kill").args([signal, &self.process.id().to_string()]).status().expect("kill");
+        assert!(done.success(), "kill {signal}");
+    }
+
+    pub(crate) fn kill(&mut self) {
+        self.process.kill().expect("it was running");
+        self.process.wait().expect("it has ended");
+    }
+
+    /// After `kill`: the same server again, empty.
+    pub(crate) fn restart(&mut self) {
+        self.process = launch(self.port, &self.directory, &self.arguments);
+        assert!(self.is_up(), "redis-server does not start again");
+    }
+}
+
+fn launch(port: u16, directory: &std::path::Path, arguments: &[String]) -> Child {
+    Command::new("redis-server")
+        .args(["--port", &port.to_string(), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no", "--dir"])
+        .arg(directory)
+        .args(arguments)
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap_or_else(|error| panic!("these tests need redis-server (Debian: apt-get install -y redis-server): {error}"))
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+        let _ = std::fs::remove_dir_all(&self.directory);
+    }
+}
