@@ -401,8 +401,7 @@ impl Decision {
     pub(crate) fn of_limits(decided_at: Timestamp, ask: Ask, mut standings: Vec<Standing>) -> Self {
         let refuses = |standing: &Standing| !standing.verdict().is_allowed();
         let list_all = standings.iter().any(|standing| standing.shadow)
-            || (standings.len() > 1
-                && (ask.every_limit || (ask.every_refusal && standings.iter().any(refuses))));
+            || (standings.len() > 1 && (ask.every_limit || (ask.every_refusal && standings.iter().any(refuses))));
         if list_all || standings.is_empty() {
             return Self::every(decided_at, standings);
         }

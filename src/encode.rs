@@ -74,17 +74,7 @@ impl KeyWriter {
         }
         for &byte in bytes {
             match byte {
-                b'a'..=b'z'
-                | b'A'..=b'Z'
-                | b'0'..=b'9'
-                | b'-'
-                | b'.'
-                | b'_'
-                | b'~'
-                | b'@'
-                | b'/'
-                | b'+'
-                | b'=' => {
+                b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'-' | b'.' | b'_' | b'~' | b'@' | b'/' | b'+' | b'=' => {
                     self.text.push(char::from(byte));
                 }
                 _ => {

@@ -32,7 +32,8 @@ const MIDDLEWARE: &[&str] =
     &["key", "response", "tariff", "settings", "bill", "turn", "patience", "future", "service", "layer"];
 
 /// What decides, and knows nothing of requests.
-const DECIDING: &[&str] = &["clock", "decision", "encode", "quota", "algorithm", "limit", "table", "limiter", "store", "policy"];
+const DECIDING: &[&str] =
+    &["clock", "decision", "encode", "quota", "algorithm", "limit", "table", "limiter", "store", "policy"];
 
 /// So many lines of code a file, comments and empty ones aside.
 const MOST_LINES: usize = 420;

@@ -63,9 +63,7 @@ impl<Key: ?Sized, L: Limiter<Key>, C: Clock> Limiter<Key> for FailOpen<L, C> {
 
 fn pass(result: Result<Outcome, Error>, clock: &impl Clock) -> Result<Outcome, Error> {
     match result {
-        Err(error) if error.is_unavailable() => {
-            Ok(Decision::by_policy(clock.now(), Verdict::Allowed).into())
-        }
+        Err(error) if error.is_unavailable() => Ok(Decision::by_policy(clock.now(), Verdict::Allowed).into()),
         result => result,
     }
 }

@@ -115,7 +115,9 @@ fn launch(port: u16, directory: &std::path::Path, arguments: &[String]) -> Child
         .stdout(Stdio::null())
         .stderr(Stdio::null())
         .spawn()
-        .unwrap_or_else(|error| panic!("these tests need redis-server (Debian: apt-get install -y redis-server): {error}"))
+        .unwrap_or_else(|error| {
+            panic!("these tests need redis-server (Debian: apt-get install -y redis-server): {error}")
+        })
 }
 
 impl Drop for Server {

@@ -134,7 +134,8 @@ impl Batch {
 fn distinct_keys(orders: &[Order], rows: &[RowInfo]) -> (Vec<(usize, usize)>, Vec<u16>, usize) {
     let mut keys: Vec<(usize, usize)> = Vec::with_capacity(orders.len() * rows.len());
     let mut places = vec![0_u16; orders.len() * rows.len()];
-    let mut known = HashMap::with_capacity_and_hasher(orders.len() * rows.len(), foldhash::fast::RandomState::default());
+    let mut known =
+        HashMap::with_capacity_and_hasher(orders.len() * rows.len(), foldhash::fast::RandomState::default());
     let mut whole = 0;
     for is_whole in [true, false] {
         for (limit, _) in rows.iter().enumerate().filter(|(_, row)| (row.brings != Brings::View) == is_whole) {
@@ -236,7 +237,8 @@ impl Told {
         let enforced = || rows.iter().zip(&verdicts).filter(|(row, _)| !row.shadow);
         let verdict = enforced().fold(Verdict::Allowed, |all, (_, own)| all.and(*own));
         let delay = if let Verdict::AllowedAfter(delay) = verdict { delay } else { Duration::ZERO };
-        let mut receipt = verdict.is_allowed().then(|| Receipt::new(now, if charges { ask.cost } else { 0 }, rows.len()));
+        let mut receipt =
+            verdict.is_allowed().then(|| Receipt::new(now, if charges { ask.cost } else { 0 }, rows.len()));
         let mut views = self.views.iter();
         let mut standings = Vec::with_capacity(rows.len());
         let mut promises_turns = !self.promises_none;
@@ -249,11 +251,10 @@ impl Told {
                 let numbers = &mut followed[usize::from(places[limit])].numbers;
                 twin.stand(numbers, now, is_charged.then_some((delay, ask.cost)))
             };
-            if let Some(receipt) = &mut receipt {
-                receipt.until_mut()[limit] = until;
-                if !is_charged {
-                    receipt.skip(limit);
-                }
+            match &mut receipt {
+                Some(receipt) if is_charged => receipt.until_mut()[limit] = until,
+                Some(receipt) if charges => receipt.skip(limit),
+                _ => {}
             }
             promises_turns &= row.shadow || twin.promises_turns();
             standings.push(Standing::new(row.name.clone(), *own, reading, row.shadow));

@@ -13,6 +13,6 @@ pub(super) trait Connection: Send + Sync {
 impl<C: ConnectionLike + Clone + Send + Sync + 'static> Connection for C {
     fn call(&self, command: Arc<Cmd>) -> BoxFuture<Result<Value, RedisError>> {
         let mut connection = self.clone();
-        Box::pin(async move { connection.req_packed_command(&command).await })
+        Box::pin(async move { connection.req_packed_command(&command).await.and_then(Value::extract_error) })
     }
 }

@@ -51,9 +51,11 @@ fn explain(error: &RedisError) -> (&'static str, bool, bool) {
         ),
         ErrorKind::AuthenticationFailed => ("Redis refused the user's name or password", true, false),
         _ => match error.code() {
-            Some("OOM") => {
-                ("Redis has no memory left (`maxmemory`), and refuses to write: give it more, or let it evict", false, false)
-            }
+            Some("OOM") => (
+                "Redis has no memory left (`maxmemory`), and refuses to write: give it more, or let it evict",
+                false,
+                false,
+            ),
             Some("BUSY") => ("Redis is busy with a script of somebody's that does not end", false, false),
             Some("NOREPLICAS") => {
                 ("Redis has too few replicas in reach to write (`min-replicas-to-write`)", false, false)
@@ -61,7 +63,9 @@ fn explain(error: &RedisError) -> (&'static str, bool, bool) {
             Some("MISCONF") => ("Redis refuses to write, as it can't save its data", false, false),
             Some("NOAUTH") => ("Redis wants a password, and was given none", true, false),
             Some("WRONGPASS") => ("Redis refused the user's name or password", true, false),
-            Some("WRONGTYPE") => ("a key of the limiter is in use for something else: choose another prefix", false, true),
+            Some("WRONGTYPE") => {
+                ("a key of the limiter is in use for something else: choose another prefix", false, true)
+            }
             Some("UNKILLABLE" | "NOPROTO" | "ERR") => ("Redis refused the limiter's script", false, true),
             Some(_) => ("Redis answered with an error", false, true),
             None => ("the connection to Redis failed", true, false),

@@ -62,7 +62,9 @@ impl Keys {
     pub(super) fn rotate(&self, secret: Vec<u8>) -> Result<(), Error> {
         check_secret(&secret)?;
         if self.secret.0.load().is_none() {
-            return Err(Error::config("this limiter's keys are not hashed: build it with `hashed_keys` to have a secret"));
+            return Err(Error::config(
+                "this limiter's keys are not hashed: build it with `hashed_keys` to have a secret",
+            ));
         }
         self.secret.0.store(Some(Arc::new(secret)));
         Ok(())

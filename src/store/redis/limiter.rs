@@ -107,11 +107,7 @@ impl<Key: ?Sized> Redis<Key> {
     }
 
     /// A limiter with other than the default settings.
-    pub fn builder(
-        server: impl Into<RedisServer>,
-        name: &str,
-        limits: impl IntoRedisLimits<Key>,
-    ) -> RedisBuilder<Key> {
+    pub fn builder(server: impl Into<RedisServer>, name: &str, limits: impl IntoRedisLimits<Key>) -> RedisBuilder<Key> {
         RedisBuilder::new(server.into(), name, limits)
     }
 
@@ -323,12 +319,7 @@ impl<Key: ?Sized> Shared<Key> {
         Ok(RedisFuture { answer, deadline: sleep(self.core.deadline), core: Arc::clone(&self.core) })
     }
 
-    fn operate(
-        self: &Arc<Self>,
-        key: &Key,
-        twins: Vec<Option<Arc<dyn Twin>>>,
-        shapes: Vec<Arc<Shape>>,
-    ) -> Reply<()> {
+    fn operate(self: &Arc<Self>, key: &Key, twins: Vec<Option<Arc<dyn Twin>>>, shapes: Vec<Arc<Shape>>) -> Reply<()> {
         if shapes.is_empty() {
             return Reply::ready(Ok(()));
         }
@@ -359,7 +350,9 @@ fn index_from_one(limit: usize) -> u16 {
 }
 
 fn no_runtime() -> Error {
-    Error::config("Redis is reached by tokio: use the limiter from within a tokio runtime, with its I/O and timer enabled")
+    Error::config(
+        "Redis is reached by tokio: use the limiter from within a tokio runtime, with its I/O and timer enabled",
+    )
 }
 
 fn no_runtime_is_an_error() -> Result<(), Error> {

@@ -44,8 +44,12 @@ where
 {
     fn info(&self) -> RowInfo {
         let kernel = <C::Algorithm as Scripted>::KERNEL;
-        let fixed =
-            self.0.algorithm().same_for_all().is_some().then(|| Arc::new(SameForAll(Arc::clone(&self.0))) as Arc<dyn Twin>);
+        let fixed = self
+            .0
+            .algorithm()
+            .same_for_all()
+            .is_some()
+            .then(|| Arc::new(SameForAll(Arc::clone(&self.0))) as Arc<dyn Twin>);
         RowInfo {
             name: self.0.shared_name().clone(),
             kernel,

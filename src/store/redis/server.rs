@@ -178,10 +178,9 @@ impl Source for Opened {
 fn not_connected(error: RunError<RedisError>) -> Failure {
     match error {
         RunError::User(error) => Failure::of(error),
-        RunError::TimedOut => Failure::timed_out(format!(
-            "there was no connection to Redis within {:?}",
-            RedisServer::CONNECT_WITHIN
-        )),
+        RunError::TimedOut => {
+            Failure::timed_out(format!("there was no connection to Redis within {:?}", RedisServer::CONNECT_WITHIN))
+        }
     }
 }
 
