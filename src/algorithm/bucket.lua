@@ -7,10 +7,8 @@
 
 local LONGEST = 6311520000000000
 
-local bucket = { words = 6, params = 9, promises = true }
-
 -- What follows up to `slow` is for states of a former quota, where products pass 2^53.
-local slow
+local slow, make_slow
 
 -- The arrival time and its part, the moment to decide at, and the rate that the state drains at.
 local function level(s, now, p)
@@ -25,20 +23,20 @@ local function level(s, now, p)
     return at, 0, at, p[1], p[2]
   end
   if s[3] ~= p[1] or s[4] ~= p[2] then
-    slow = slow or bucket.slow()
+    slow = slow or make_slow()
     return slow.level(s, at, p)
   end
   return whole, s[2], at, p[1], p[2]
 end
 
 -- What is owed ends so much after now.
-function bucket.owed(s, now, p)
+local function owed(s, now, p)
   local whole = level(s, now, p)
   return whole - now
 end
 
 -- 0: allowed. Above: refused, and for how long. -1: never. Below: allowed after so much less one.
-function bucket.peek(s, now, patience, p)
+local function peek(s, now, patience, p)
   if p[8] == 0 then
     return -1
   end
@@ -82,7 +80,7 @@ function bucket.peek(s, now, patience, p)
   return -1 - delay
 end
 
-function bucket.commit(s, now, delay, p)
+local function commit(s, now, delay, p)
   local whole, part, at, tokens, ticks = level(s, now, p)
   if tokens ~= p[1] or ticks ~= p[2] then
     whole, part = slow.carry_over(whole, part, tokens, ticks, at, p)
@@ -107,7 +105,7 @@ function bucket.commit(s, now, delay, p)
   s[1], s[2], s[3], s[4], s[5], s[6] = whole, part, p[1], p[2], at, floor
 end
 
-function bucket.give_back(s, now, charged_at, till, p)
+local function give_back(s, now, charged_at, till, p)
   local whole, part, at, tokens, ticks = level(s, now, p)
   if whole <= at then
     return false
@@ -130,7 +128,7 @@ function bucket.give_back(s, now, charged_at, till, p)
 end
 
 -- Exact beyond 2^53. Made only where it is needed: most calls never do.
-function bucket.slow()
+function make_slow()
   local floor = math.floor
   local BASE = 2 ^ 24
   local EXACT = 2 ^ 53
@@ -260,4 +258,7 @@ function bucket.slow()
   return slow
 end
 
-return bucket
+return {
+  words = 6, params = 9, promises = true,
+  peek = peek, commit = commit, give_back = give_back, owed = owed,
+}

@@ -34,7 +34,7 @@ use crate::quota::{LARGEST_LIMIT, LONGEST_MICROS, Quota};
 pub(crate) type Words = [u64; 4];
 
 #[cfg(feature = "redis")]
-pub(crate) const KERNEL: Kernel = Kernel::new("bucket1", 6, include_str!("bucket.lua"));
+pub(crate) const KERNEL: Kernel = Kernel::new("bucket1", 6, include_str!("bucket.lua")).with_short_cut(include_str!("bucket_short.lua"));
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Bucket {
@@ -217,6 +217,12 @@ impl Bucket {
         let spare = spare.map_or(0, |spare| spare + 1);
         params.extend([tokens, ticks, slack.whole, slack.part, charge.whole, charge.part]);
         params.extend([self.time_to_full, spare, u64::from(in_turn)]);
+    }
+
+    /// Whether `bucket_short.lua` takes it.
+    #[cfg(feature = "redis")]
+    pub(crate) fn is_short(&self, ask: Ask) -> bool {
+        ask.cost > 0 && ask.cost <= self.burst && ask.patience(0) == 0
     }
 
     #[cfg(feature = "redis")]

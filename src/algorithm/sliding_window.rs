@@ -361,6 +361,8 @@ impl super::Scripted for SlidingWindow {
         let &[fresh_at, newest, written_at, width, kept, ref counts @ ..] = numbers else {
             return Blocks::zero(self.state_words());
         };
+        // What follows is the store's.
+        let counts = &counts[..usize::try_from(kept).map_or(0, |kept| kept.min(counts.len()))];
         let mut state = Blocks::zero((HEAD + counts.len()).max(self.state_words()));
         state[..HEAD].copy_from_slice(&[fresh_at, newest, written_at, width << 6 | kept.saturating_sub(1)]);
         for (word, count) in state[HEAD..].iter_mut().zip(counts) {

@@ -1,36 +1,25 @@
 -- Runs a batch of orders, one after the other, on the kernels of `kernels`: one for each limit of the limiter, in their order.
 --
--- KEYS are the keys of all states, each once. ARGV[1] is packed, little-endian: the time in microseconds (a double; 0 for the
--- server's own, anything else is for tests), how many of the keys are read whole, how many shapes and how many orders there
--- are (16 bits each); for each key its limit; the shapes; the orders.
+-- KEYS are the keys of all states, each once, limit by limit; those of kernels with a head come last. ARGV[1] is packed,
+-- little-endian: the time in microseconds (a double; 0 for the server's own, anything else is for tests), whether a short cut
+-- will do, how many shapes and orders there are (16 bits each); for each limit how many keys it has; the shapes; the orders.
 -- A shape is what many orders have in common: the operation and a limit (16 bits each), then doubles: two arguments, and for
--- each limit, or for the one that is meant, whether it is a shadow and its kernel's parameters.
--- An order is its shape, then for each limit the index of its key (16 bits each).
+-- each limit, or for the one that is meant, its kernel's parameters and whether it is a shadow.
+-- An order is its shape, for each limit the index of its key, and how many times in a row (16 bits each).
 --
--- The reply is flat: the time; for each key that was read whole how its state was (where their number varies, the number
--- of words first); for each decision what each limit says by itself, as `peek` returns it, and with several limits whether
--- no later turn could be promised; for kernels with a head, what their figures are made of. A key that holds what is not
--- ours answers BAD.
+-- The reply is packed as well: the time (a double), how many numbers and keys follow (16 bits each); the numbers (doubles): for
+-- each decision what each limit says by itself, as `peek` returns it, with several limits whether no later turn could be
+-- promised, and for kernels with a head what their figures are made of; for each key the length of what it held (16 bits;
+-- 0 for those of kernels with a head), then all of that. A key that holds what is not ours says BAD.
+--
+-- A value is a state's words, then when the key expires, and until when it is blocked, if it is: all doubles.
 
 local ACQUIRE, PEEK, GIVE_BACK, CHARGE, SET, BLOCK, RESET = 0, 1, 2, 3, 4, 5, 6
 local BAD = -(2 ^ 53)
-local LONG = 86400000
-
-local call = redis.call
-local unpack, pack = struct.unpack, struct.pack
-local spread = table.unpack or _G.unpack
-local max, ceil = math.max, math.ceil
+local max = math.max
 
 local limits = #kernels
-local input = ARGV[1]
-local now, whole, shape_count, order_count, pos = unpack('<dHHH', input)
-local virtual = now ~= 0
-if not virtual then
-  local time = call('TIME')
-  now = time[1] * 1000000 + time[2]
-end
-local out = { now }
-local length = 1
+local says, length = {}, 0
 
 local formats = {}
 local function format(words)
@@ -45,73 +34,72 @@ end
 -- A state from what its key holds, false if that is not ours.
 local function decode(kernel, value)
   local words = kernel.words
-  local s
   if not value or #value == 0 then
-    s = {}
+    local s = { block = 0, expires = 0, dirty = false, key = false }
     for word = 1, words do
       s[word] = 0
     end
-    s.block = 0
     return s
   end
   local count = #value / 8
-  if count < words or count % 1 ~= 0 or count > 100 then
+  if count <= words or count % 1 ~= 0 or count > 100 then
     return false
   end
-  s = { unpack(format(count), value) }
+  local s = { unpack(format(count), value) }
   s[count + 1] = nil
   if kernel.grows then
     words = words + s[words]
   end
-  s.block = 0
-  if count == words + 1 then
+  s.block, s.dirty = 0, false
+  if count == words + 2 then
     s.block, s[count] = s[count], nil
-  elseif count ~= words then
+  elseif count ~= words + 1 then
     return false
   end
+  s.expires, s[words + 1] = s[words + 1], nil
   return s
 end
 
--- The states, by their keys' index, and how those read whole were.
-local states = {}
+-- The states by their keys' index, and what those that are read whole held.
+local states, values, whole = {}, {}, 0
 do
-  local values = whole > 0 and call('MGET', spread(KEYS, 1, whole))
-  for index = 1, #KEYS do
-    local key, s = KEYS[index], nil
-    local kernel
-    kernel, pos = unpack('<H', input, pos)
-    kernel = kernels[kernel]
-    if index <= whole then
-      local value = values[index]
-      -- MGET tells a key of another type as one that is not there.
-      if value or call('EXISTS', key) == 0 then
-        s = decode(kernel, value)
-      end
-      if not s then
-        out[length + 1] = 0
-        length = length + 1
-        for _ = 2, kernel.grows and 1 or kernel.words do
-          length = length + 1
-          out[length] = 0
-        end
-      else
-        if kernel.grows then
-          length = length + 1
-          out[length] = #s
-        end
-        for word = 1, #s do
-          out[length + word] = s[word]
-        end
-        length = length + #s
-      end
-    else
-      local value = redis.pcall('GETRANGE', key, 0, kernel.head - 1)
-      s = type(value) == 'string' and decode(kernel, value)
+  local counts = {}
+  for l = 1, limits do
+    counts[l], pos = unpack('<H', input, pos)
+    if not kernels[l].head then
+      whole = whole + counts[l]
     end
-    if s then
-      s.key = key
+  end
+  if whole > 0 then
+    values = call('MGET', spread(KEYS, 1, whole))
+  end
+  local index = 0
+  for heads = 0, 1 do
+    for l = 1, limits do
+      local kernel = kernels[l]
+      if (kernel.head and 1 or 0) == heads then
+        for _ = 1, counts[l] do
+          index = index + 1
+          local key, s = KEYS[index], false
+          if heads == 0 then
+            local value = values[index]
+            -- MGET tells a key of another type as one that is not there.
+            if value or call('EXISTS', key) == 0 then
+              s = decode(kernel, value)
+            end
+            values[index] = s and value or ''
+          else
+            local value = redis.pcall('GETRANGE', key, 0, kernel.head - 1)
+            s = type(value) == 'string' and decode(kernel, value)
+            values[index] = ''
+          end
+          if s then
+            s.key = key
+          end
+          states[index] = s
+        end
+      end
     end
-    states[index] = s
   end
 end
 
@@ -130,11 +118,11 @@ for index = 1, shape_count do
   shapes[index] = shape
 end
 
-local order_words = limits + 1
+local order_words = limits + 2
 local order_format = '<' .. ('H'):rep(order_words)
 
--- What each limit says by itself, and all together: 0, above 0, -1 and below -1 as in `peek`.
-local function ask(shape, order, patience, says)
+-- What each limit says by itself, and all together: 0, above 0 and -1 as in `peek`, and the delay.
+local function ask(shape, order, patience, own_says)
   local wait, delay, never = 0, 0, false
   for l = 1, limits do
     local p, s = shape[l], states[order[l + 1]]
@@ -142,7 +130,7 @@ local function ask(shape, order, patience, says)
     if s.block > now and own ~= -1 then
       own = max(own, s.block - now)
     end
-    says[l] = own
+    own_says[l] = own
     if not p.shadow then
       if own > 0 then
         if own > wait then wait = own end
@@ -180,21 +168,21 @@ local function decide(shape, order)
     if not states[order[l + 1]] then
       for _ = 1, limits > 1 and limits + 1 or limits do
         length = length + 1
-        out[length] = BAD
+        says[length] = BAD
       end
       return
     end
   end
-  local says = {}
-  local verdict, delay = ask(shape, order, shape.second, says)
+  local own_says = {}
+  local verdict, delay = ask(shape, order, shape.second, own_says)
   local asked_again = 0
   if limits > 1 and shape.second ~= 0 and is_beyond(shape, order, delay) then
     asked_again = 1
-    verdict, delay = ask(shape, order, 0, says)
+    verdict, delay = ask(shape, order, 0, own_says)
   end
   if verdict == 0 and shape.first > 0 and shape.op == ACQUIRE then
     for l = 1, limits do
-      local own, p = says[l], shape[l]
+      local own, p = own_says[l], shape[l]
       if not p.shadow or own == 0 or own < -1 then
         local s = states[order[l + 1]]
         kernels[l].commit(s, now, delay, p)
@@ -203,17 +191,17 @@ local function decide(shape, order)
     end
   end
   for l = 1, limits do
-    out[length + l] = says[l]
+    says[length + l] = own_says[l]
   end
   length = length + limits
   if limits > 1 then
     length = length + 1
-    out[length] = asked_again
+    says[length] = asked_again
   end
   for l = 1, limits do
     local view = kernels[l].view
     if view then
-      out[length + 1], out[length + 2], out[length + 3] = view(states[order[l + 1]], now, shape[l])
+      says[length + 1], says[length + 2], says[length + 3] = view(states[order[l + 1]], now, shape[l])
       length = length + 3
     end
   end
@@ -253,36 +241,54 @@ for _ = 1, order_count do
   local order = { unpack(order_format, input, pos) }
   pos = order[order_words + 1]
   local shape = shapes[order[1]]
-  if shape.op <= PEEK then
-    decide(shape, order)
-  else
-    operate(shape, order)
+  for _ = 1, order[order_words] do
+    if shape.op <= PEEK then
+      decide(shape, order)
+    else
+      operate(shape, order)
+    end
   end
 end
 
 for index = 1, #KEYS do
   local s = states[index]
   if s and s.dirty then
-    local key = s.key
+    local key, words = s.key, #s
     local last = max(s[1], s.block)
-    -- A millisecond more: the key must not go before its state is as good as new.
-    local ttl = virtual and LONG or ceil((last - now) / 1000) + 1
+    local expires = s.expires
+    if last > expires then
+      expires = last + SPARE
+    end
+    local extends = expires ~= s.expires
+    local ttl = virtual and LONG or ceil((expires - now) / 1000) + 1
     if last <= now then
       call('DEL', key)
     elseif index > whole then
-      local words = #s
-      s[words + 1] = s.block
-      call('SETRANGE', key, 0, pack(format(words + 1), spread(s)))
-      call('PEXPIRE', key, ttl)
+      s[words + 1], s[words + 2] = expires, s.block
+      call('SETRANGE', key, 0, pack(format(words + 2), spread(s, 1, words + 2)))
+      if extends then
+        call('PEXPIRE', key, ttl)
+      end
     else
-      local words = #s
+      words = words + 1
+      s[words] = expires
       if s.block > 0 then
         words = words + 1
         s[words] = s.block
       end
-      call('PSETEX', key, ttl, pack(format(words), spread(s, 1, words)))
+      local value = pack(format(words), spread(s, 1, words))
+      if extends then
+        call('PSETEX', key, ttl, value)
+      else
+        call('SET', key, value, 'KEEPTTL')
+      end
     end
   end
 end
 
-return out
+local lengths = {}
+for index = 1, #KEYS do
+  lengths[index] = #values[index]
+end
+return pack('<dHH', now, length, #KEYS) .. pack(format(length), spread(says, 1, length))
+  .. pack('<' .. ('H'):rep(#KEYS), spread(lengths)) .. table.concat(values)

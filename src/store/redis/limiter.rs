@@ -220,6 +220,12 @@ impl<Key: ?Sized> Shared<Key> {
         params.push(u64::from(row.shadow));
     }
 
+    fn takes_short_cut(&self, twins: &[Option<Arc<dyn Twin>>], ask: Ask) -> bool {
+        let [row] = &*self.core.rows else { return false };
+        let twin = twins.first().and_then(Option::as_ref).or(row.fixed.as_ref());
+        row.kernel.short_cut().is_some() && twin.is_some_and(|twin| twin.is_short(ask))
+    }
+
     fn decision(&self, operation: Operation, twins: &[Option<Arc<dyn Twin>>], ask: Ask) -> Arc<Shape> {
         if let Some((known, cost, max_delay, shape)) = self.shape.load().as_deref() {
             if twins.is_empty() && *known == operation && *cost == ask.cost && *max_delay == ask.max_delay {
@@ -231,7 +237,8 @@ impl<Key: ?Sized> Shared<Key> {
             self.params(limit, twins, ask.cost, &mut params);
         }
         let second = ask.max_delay.map_or(-1, |delay| i64::try_from(whole_micros(delay)).unwrap_or(i64::MAX));
-        let shape = Arc::new(Shape { operation, limit: 0, first: ask.cost, second, params });
+        let is_short = operation == Operation::Acquire && self.takes_short_cut(twins, ask);
+        let shape = Arc::new(Shape { operation, limit: 0, first: ask.cost, second, params, is_short });
         if twins.is_empty() {
             self.shape.store(Some(Arc::new((operation, ask.cost, ask.max_delay, Arc::clone(&shape)))));
         }
@@ -250,7 +257,7 @@ impl<Key: ?Sized> Shared<Key> {
     ) -> Arc<Shape> {
         let mut params = Vec::new();
         self.params(limit, twins, cost, &mut params);
-        Arc::new(Shape { operation, limit: index_from_one(limit), first, second, params })
+        Arc::new(Shape { operation, limit: index_from_one(limit), first, second, params, is_short: false })
     }
 
     /// Sends an order on its way, unless it is known that there will be no answer.

@@ -38,6 +38,8 @@ pub(super) struct Shape {
     pub(super) second: i64,
     /// For each limit, or for the one that is meant, the kernel's parameters and whether it is a shadow.
     pub(super) params: Vec<u64>,
+    /// Whether the short cut of the only limit takes it.
+    pub(super) is_short: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
