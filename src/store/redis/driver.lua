@@ -19,7 +19,7 @@ local BAD = -(2 ^ 53)
 local max = math.max
 
 local limits = #kernels
-local says, length = {}, 0
+says, length = {}, 0
 
 local formats = {}
 local function format(words)
@@ -31,11 +31,20 @@ local function format(words)
   return made
 end
 
+-- The states by their keys' index, what those that are read whole held, when their keys expire, until when they are blocked,
+-- and whether they have changed.
+local states, blocks, changed = {}, {}, {}
+expiries = {}
+
 -- A state from what its key holds, false if that is not ours.
-local function decode(kernel, value)
+local function decode(index, kernel, value)
   local words = kernel.words
+  expiries[index], blocks[index] = 0, 0
   if not value or #value == 0 then
-    local s = { block = 0, expires = 0, dirty = false, key = false }
+    if words == 6 then
+      return { 0, 0, 0, 0, 0, 0 }
+    end
+    local s = {}
     for word = 1, words do
       s[word] = 0
     end
@@ -50,18 +59,16 @@ local function decode(kernel, value)
   if kernel.grows then
     words = words + s[words]
   end
-  s.block, s.dirty = 0, false
   if count == words + 2 then
-    s.block, s[count] = s[count], nil
+    blocks[index], s[count] = s[count], nil
   elseif count ~= words + 1 then
     return false
   end
-  s.expires, s[words + 1] = s[words + 1], nil
+  expiries[index], s[words + 1] = s[words + 1], nil
   return s
 end
 
--- The states by their keys' index, and what those that are read whole held.
-local states, values, whole = {}, {}, 0
+local whole = 0
 do
   local counts = {}
   for l = 1, limits do
@@ -72,6 +79,8 @@ do
   end
   if whole > 0 then
     values = call('MGET', spread(KEYS, 1, whole))
+  else
+    values = {}
   end
   local index = 0
   for heads = 0, 1 do
@@ -85,16 +94,16 @@ do
             local value = values[index]
             -- MGET tells a key of another type as one that is not there.
             if value or call('EXISTS', key) == 0 then
-              s = decode(kernel, value)
+              s = decode(index, kernel, value)
             end
             values[index] = s and value or ''
           else
             local value = redis.pcall('GETRANGE', key, 0, kernel.head - 1)
-            s = type(value) == 'string' and decode(kernel, value)
+            s = type(value) == 'string' and decode(index, kernel, value)
             values[index] = ''
-          end
-          if s then
-            s.key = key
+            if s then
+              s.key = key
+            end
           end
           states[index] = s
         end
@@ -112,7 +121,6 @@ for index = 1, shape_count do
     local params = kernels[l].params
     local p = { unpack(format(params + 1), input, pos) }
     pos = p[params + 2]
-    p.shadow = p[params + 1] == 1
     shape[l] = p
   end
   shapes[index] = shape
@@ -125,13 +133,13 @@ local order_format = '<' .. ('H'):rep(order_words)
 local function ask(shape, order, patience, own_says)
   local wait, delay, never = 0, 0, false
   for l = 1, limits do
-    local p, s = shape[l], states[order[l + 1]]
-    local own = kernels[l].peek(s, now, patience, p)
-    if s.block > now and own ~= -1 then
-      own = max(own, s.block - now)
+    local p, index = shape[l], order[l + 1]
+    local own, block = kernels[l].peek(states[index], now, patience, p), blocks[index]
+    if block > now and own ~= -1 then
+      own = max(own, block - now)
     end
     own_says[l] = own
-    if not p.shadow then
+    if p[#p - 1] == 0 then
       if own > 0 then
         if own > wait then wait = own end
       elseif own == -1 then
@@ -153,7 +161,7 @@ end
 local function is_beyond(shape, order, delay)
   for l = 1, limits do
     local p = shape[l]
-    if not p.shadow then
+    if p[#p - 1] == 0 then
       local kernel = kernels[l]
       if not kernel.promises or (delay > 0 and kernel.owed(states[order[l + 1]], now, p) < delay) then
         return true
@@ -183,10 +191,10 @@ local function decide(shape, order)
   if verdict == 0 and shape.first > 0 and shape.op == ACQUIRE then
     for l = 1, limits do
       local own, p = own_says[l], shape[l]
-      if not p.shadow or own == 0 or own < -1 then
-        local s = states[order[l + 1]]
-        kernels[l].commit(s, now, delay, p)
-        s.dirty = true
+      if p[#p - 1] == 0 or own == 0 or own < -1 then
+        local index = order[l + 1]
+        kernels[l].commit(states[index], now, delay, p)
+        changed[index] = true
       end
     end
   end
@@ -210,14 +218,15 @@ end
 -- All but decisions: on one limit.
 local function operate(shape, order)
   local l = shape.limit
-  local kernel, p, s = kernels[l], shape[l], states[order[l + 1]]
+  local kernel, p, index = kernels[l], shape[l], order[l + 1]
+  local s = states[index]
   if not s then
     return
   end
   local op = shape.op
   if op == GIVE_BACK then
     if kernel.give_back(s, now, shape.first, shape.second, p) then
-      s.dirty = true
+      changed[index] = true
     end
     return
   end
@@ -229,12 +238,12 @@ local function operate(shape, order)
       s[word] = 0
     end
   elseif op == BLOCK then
-    s.block = shape.first > 0 and now + shape.first or 0
+    blocks[index] = shape.first > 0 and now + shape.first or 0
   end
   if op == CHARGE or (op == SET and shape.first > 0) then
     kernel.commit(s, now, 0, p)
   end
-  s.dirty = true
+  changed[index] = true
 end
 
 for _ = 1, order_count do
@@ -251,20 +260,18 @@ for _ = 1, order_count do
 end
 
 for index = 1, #KEYS do
-  local s = states[index]
-  if s and s.dirty then
-    local key, words = s.key, #s
-    local last = max(s[1], s.block)
-    local expires = s.expires
+  if changed[index] then
+    local key, s, block, expires = KEYS[index], states[index], blocks[index], expiries[index]
+    local words, last = #s, max(s[1], block)
     if last > expires then
       expires = last + SPARE
     end
-    local extends = expires ~= s.expires
+    local extends = expires ~= expiries[index]
     local ttl = virtual and LONG or ceil((expires - now) / 1000) + 1
     if last <= now then
       call('DEL', key)
     elseif index > whole then
-      s[words + 1], s[words + 2] = expires, s.block
+      s[words + 1], s[words + 2] = expires, block
       call('SETRANGE', key, 0, pack(format(words + 2), spread(s, 1, words + 2)))
       if extends then
         call('PEXPIRE', key, ttl)
@@ -272,9 +279,9 @@ for index = 1, #KEYS do
     else
       words = words + 1
       s[words] = expires
-      if s.block > 0 then
+      if block > 0 then
         words = words + 1
-        s[words] = s.block
+        s[words] = block
       end
       local value = pack(format(words), spread(s, 1, words))
       if extends then
