@@ -116,7 +116,8 @@ pub trait Algorithm: fmt::Debug + Send + Sync + 'static {
     /// Whether [`peek`](Self::peek) may answer [`Verdict::AllowedAfter`]: whether a turn that comes later can be
     /// promised now.
     ///
-    /// Several limits promise a later turn only if each of them can.
+    /// Several limits promise a later turn only if each of them can, and each owes at least until then already (by its
+    /// [`reset`](crate::Figures::reset)): so that to charge it for that turn is to charge it now.
     fn promises_turns(&self) -> bool {
         false
     }
@@ -128,6 +129,8 @@ pub trait Algorithm: fmt::Debug + Send + Sync + 'static {
 pub struct Charge {
     /// When it was made.
     pub at: Timestamp,
+    /// When its turn comes: then, or if it was promised a later one, at that.
+    pub turn: Timestamp,
     /// What was charged.
     pub cost: u64,
     /// Until when it counts: the state's first word right after the charge.

@@ -309,13 +309,20 @@ impl Algorithm for SlidingWindow {
 
     fn give_back(&self, state: &mut Blocks, now: Timestamp, charge: Charge, amount: u64) {
         let mut view = self.view(state, now.as_micros());
-        let until = charge.until.as_micros();
-        // The block that leaves then was charged; after a change of quota the one that it went over into.
-        let block = (until / self.width()).saturating_sub(self.kept());
-        let block = if self.leaves_at(block) == until { block } else { charge.at.as_micros() / self.width() };
-        let Some(age) = view.current.checked_sub(block).filter(|&age| age <= self.blocks) else { return };
-        let count = &mut view.counts[index(age)];
-        *count = count.saturating_sub(amount.min(charge.cost));
+        if charge.until.as_micros() <= view.at {
+            return;
+        }
+        let block = charge.at.as_micros() / self.width();
+        let Some(oldest) = view.current.checked_sub(block) else { return };
+        // Under one geometry the block is known. After another one the charge went over into this block or a later one: the
+        // oldest hits are credited first, as they leave first.
+        let youngest = if self.leaves_at(block) == charge.until.as_micros() { oldest } else { 0 };
+        let mut amount = amount.min(charge.cost);
+        for age in (youngest..=oldest.min(self.blocks)).rev() {
+            let count = &mut view.counts[index(age)];
+            let credit = amount.min(*count);
+            (*count, amount) = (*count - credit, amount - credit);
+        }
         self.write(state, &view);
     }
 

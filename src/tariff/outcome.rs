@@ -35,5 +35,5 @@ fn has_failed<B, E>(answer: Result<&Response<B>, &E>) -> bool {
     let Ok(response) = answer else { return true };
     let status = response.status();
     let grpc = response.headers().get(GRPC_STATUS);
-    status.is_client_error() || status.is_server_error() || grpc.is_some_and(|status| status != "0")
+    status.as_u16() >= 400 || grpc.is_some_and(|status| status != "0")
 }
