@@ -26,7 +26,8 @@
 //! - a charge for a later turn makes it `max(floor, turn) + cost`; one that passes at once leaves it;
 //! - a refund takes its credit off `tat`, but not below the floor. If it was promised a turn and `turn + cost` reaches the
 //!   floor, no other turn needs it so high (with another one behind or right before it the floor would be higher): it goes
-//!   down to `turn` first, or for a part to `turn` and what the rest costs.
+//!   down to `turn` first, or for a part to `turn` and what the rest costs. (Not if a token takes less than two ticks: then
+//!   ticks are too coarse to tell.)
 //!
 //! So a place in the middle of a line of strictly spaced turns is lost, and the last one goes to whoever asks next; with a
 //! burst, a place anywhere makes up to a burst's room. As long as `tat` is no less than the sums above, a turn promised then
@@ -232,28 +233,18 @@ impl Bucket {
         }
         let Level { tat, at, floor, .. } = self.at_own_rate(level);
         let amount = amount.min(charge.cost);
-        let floor = self.floor_without(floor, charge, amount);
         // In first-in-first-out order a charge is what drains last before `until`: what is past has drained already, and
         // to credit it would lend its tokens twice.
         let left = Span { whole: charge.until.as_micros().saturating_sub(at), part: 0 };
-        let amount = self.rate.span(amount);
-        let credit = if amount.whole < left.whole { amount } else { left };
-        let credited = tat.minus(credit, self.rate.tokens);
-        let tat = if credited.whole >= floor {
-            credited
-        } else if floor < tat.whole {
-            Tat { whole: floor, part: 0 }
+        let span = self.rate.span(amount);
+        let credited = tat.minus(if span.whole < left.whole { span } else { left }, self.rate.tokens);
+        let ends = |cost| charge.turn.as_micros().saturating_add(self.rate.span(cost).round_up());
+        // Of turns less than two ticks apart, none can be told from the next in whole ticks.
+        if charge.turn > charge.at && self.interval.whole >= 2 && ends(charge.cost) >= floor {
+            self.write(state, credited, at, floor.min(ends(charge.cost - amount)));
         } else {
-            tat
-        };
-        self.write(state, tat, at, floor);
-    }
-
-    /// The floor, without so much of a charge: lower only if the charge was promised a turn that reaches it alone.
-    fn floor_without(&self, floor: u64, charge: Charge, amount: u64) -> u64 {
-        let until = |cost| charge.turn.as_micros().saturating_add(self.rate.span(cost).round_up());
-        let is_last = charge.turn > charge.at && until(charge.cost) >= floor;
-        if is_last { floor.min(until(charge.cost - amount)) } else { floor }
+            self.write(state, credited.not_before(floor, tat), at, floor);
+        }
     }
 
     #[inline(always)]
@@ -431,6 +422,17 @@ impl Tat {
     #[inline(always)]
     fn until(self, latest: u64) -> Self {
         if self.whole > latest { Self { whole: latest, part: 0 } } else { self }
+    }
+
+    /// Not earlier than `earliest`, and not later than it was `before`.
+    fn not_before(self, earliest: u64, before: Self) -> Self {
+        if self.whole > earliest || (self.whole == earliest && self.part == 0) {
+            self
+        } else if earliest < before.whole {
+            Self { whole: earliest, part: 0 }
+        } else {
+            before
+        }
     }
 
     #[inline(always)]

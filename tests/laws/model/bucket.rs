@@ -154,14 +154,15 @@ impl Model for Bucket {
         }
         let not_drained_yet = whole(charged.until.saturating_sub(at)) * &self.terms.rate;
         let credit = whole(amount).min(not_drained_yet);
+        let mut left = at_least_zero(owed.clone() - credit);
         // The turns that others were promised stay: only the last of them can be taken back as a whole.
         let ends = |cost: u64| charged.turn + wait(&whole(cost), 0, &self.terms.rate);
-        if charged.turn > charged.at && ends(charged.cost) >= floor {
+        let is_coarse = whole(1) / &self.terms.rate >= whole(2);
+        if charged.turn > charged.at && is_coarse && ends(charged.cost) >= floor {
             floor = floor.min(ends(charged.cost - amount));
-        }
-        let mut left = at_least_zero(owed.clone() - credit);
-        if at + wait(&left, 0, &self.terms.rate) < floor {
-            left = (whole(floor - at) * &self.terms.rate).min(owed);
+        } else {
+            let needed = whole(floor.saturating_sub(at)) * &self.terms.rate;
+            left = left.max(needed.min(owed));
         }
         self.write(left, at, floor);
     }
