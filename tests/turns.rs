@@ -5,17 +5,23 @@ use std::time::Duration;
 
 use proptest::prelude::*;
 use tower_ratelimit::algorithm::{Algorithm, Charge};
-use tower_ratelimit::{
-    Ask, Clock, Gcra, LeakyQueue, Limit, Limiter, ManualClock, Memory, Quota, Timestamp, Verdict,
-};
+use tower_ratelimit::{Ask, Clock, Gcra, LeakyQueue, Limit, Limiter, ManualClock, Memory, Quota, Timestamp, Verdict};
 
 #[derive(Clone, Copy, Debug)]
 enum Step {
     /// Lets some of a token's time pass, in hundredths.
-    Pass { hundredths: u64 },
-    Ask { cost: u64, patience: Option<u64> },
+    Pass {
+        hundredths: u64,
+    },
+    Ask {
+        cost: u64,
+        patience: Option<u64>,
+    },
     /// Of the charges whose turn is now or later, gives back all or a part of one.
-    GiveBack { which: usize, part: u64 },
+    GiveBack {
+        which: usize,
+        part: u64,
+    },
 }
 
 fn step(most: u64) -> impl Strategy<Value = Step> {
@@ -33,9 +39,8 @@ fn quota() -> impl Strategy<Value = (u64, u64)> {
 }
 
 fn scenario() -> impl Strategy<Value = ((u64, u64), u64, Vec<Step>)> {
-    (quota(), 1..=6_u64).prop_flat_map(|(quota, burst)| {
-        (Just(quota), Just(burst), proptest::collection::vec(step(burst), 1..60))
-    })
+    (quota(), 1..=6_u64)
+        .prop_flat_map(|(quota, burst)| (Just(quota), Just(burst), proptest::collection::vec(step(burst), 1..60)))
 }
 
 const START: u64 = 1_000_000;
@@ -139,5 +144,107 @@ proptest! {
         let departures = Line::new(queue).run(quota, &steps);
         let conforms = conform(&departures, quota, |_| 0);
         prop_assert!(conforms.is_ok(), "{}", conforms.unwrap_err());
+    }
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Several limits
+// ---------------------------------------------------------------------------------------------------------------------
+
+type Caller = u64;
+
+#[derive(Clone, Copy, Debug)]
+struct Request {
+    caller: Caller,
+    step: Step,
+}
+
+fn requests() -> impl Strategy<Value = Vec<Request>> {
+    proptest::collection::vec((0..3_u64, step(2)).prop_map(|(caller, step)| Request { caller, step }), 1..50)
+}
+
+/// A limit for each caller, one for all together, and a queue for all or for none.
+fn several(
+    (caller, all): ((u64, u64), (u64, u64)),
+    bursts: (u64, u64),
+    queued: bool,
+    requests: &[Request],
+) -> Result<(), TestCaseError> {
+    let clock = ManualClock::at(at(START));
+    let quota = |(limit, period)| Quota::new(limit, Duration::from_micros(period));
+    // Nobody else is in the queue of who does not queue.
+    let line = move |caller: &Caller| if queued { 0 } else { 1 + *caller };
+    let limiter = Memory::builder((
+        Limit::new("caller", Gcra::new(quota(caller)).burst(bursts.0)).by(|caller: &Caller| *caller),
+        Limit::new("all", Gcra::new(quota(all)).burst(bursts.1)).by(|_: &Caller| ()),
+        Limit::new("line", LeakyQueue::new(Quota::new(1, Duration::from_micros(70))).max_waiting(4)).by(line),
+    ));
+    let limiter = limiter.max_keys(10).clock(clock.clone()).build().unwrap();
+    let mut departures = Vec::new();
+    for &Request { caller, step } in requests {
+        match step {
+            Step::Pass { hundredths } => clock.advance(Duration::from_micros(hundredths)),
+            Step::Ask { cost, patience } => {
+                let mut ask = Ask::cost(cost);
+                ask.max_delay = patience.map(Duration::from_micros);
+                let peeked = limiter.peek(&caller, ask).try_ready().unwrap().unwrap();
+                let outcome = limiter.acquire_now(&caller, ask);
+                prop_assert_eq!(peeked.verdict(), outcome.decision.verdict());
+                if let Some(receipt) = outcome.receipt {
+                    let turn = receipt.turn();
+                    prop_assert_eq!(turn, receipt.charged_at().after(outcome.decision.delay()));
+                    let charge = Charge { at: receipt.charged_at(), turn, cost, until: turn };
+                    departures.push((caller, charge, receipt));
+                }
+                if let Some(retry_after) = outcome.decision.retry_after() {
+                    let now = clock.now();
+                    for (wait, allowed) in
+                        [(retry_after, true), (retry_after - Duration::from_micros(1), false), (retry_after * 2, true)]
+                    {
+                        clock.set(now.after(wait));
+                        let later = limiter.peek(&caller, ask).try_ready().unwrap().unwrap();
+                        prop_assert_eq!(later.is_allowed(), allowed, "{:?} after {:?}: {:?}", ask, wait, peeked);
+                    }
+                    clock.set(now);
+                }
+            }
+            Step::GiveBack { which, .. } => {
+                let now = clock.now();
+                let to_come: Vec<_> = (0..departures.len()).filter(|&index| departures[index].1.turn >= now).collect();
+                if let Some(which) = which.checked_rem(to_come.len()) {
+                    let (caller, _, receipt) = departures.remove(to_come[which]);
+                    limiter.give_back(&caller, receipt).try_ready().unwrap().unwrap();
+                }
+            }
+        }
+    }
+    departures.sort_by_key(|(_, charge, _)| charge.turn);
+    let of = |filter: &dyn Fn(Caller) -> bool| -> Vec<Charge> {
+        departures.iter().filter(|(caller, ..)| filter(*caller)).map(|(_, charge, _)| *charge).collect()
+    };
+    for one in 0..3 {
+        prop_assert_eq!(conform(&of(&|caller| caller == one), caller, |cost| bursts.0 - cost), Ok(()));
+        if !queued {
+            prop_assert_eq!(conform(&of(&|caller| caller == one), (1, 70), |_| 0), Ok(()));
+        }
+    }
+    prop_assert_eq!(conform(&of(&|_| true), all, |cost| bursts.1 - cost), Ok(()));
+    if queued {
+        prop_assert_eq!(conform(&of(&|_| true), (1, 70), |_| 0), Ok(()));
+    }
+    Ok(())
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(3_000))]
+
+    #[test]
+    fn departures_under_several_limits_conform_to_each(
+        quotas in (quota(), quota()),
+        bursts in (2..5_u64, 2..9_u64),
+        queued in any::<bool>(),
+        requests in requests(),
+    ) {
+        several(quotas, bursts, queued, &requests)?;
     }
 }

@@ -104,6 +104,9 @@ pub trait Algorithm: fmt::Debug + Send + Sync + 'static {
     fn longest_reset(&self) -> Duration;
 
     /// How many words a state has, if it is one of [`Blocks`](super::Blocks). For other states it says nothing.
+    ///
+    /// Where the algorithm is chosen by the key or can be replaced, a state has [`MAX_WORDS`](super::Blocks::MAX_WORDS), and
+    /// may have been written by one with other settings.
     fn state_words(&self) -> usize {
         super::Blocks::MAX_WORDS
     }

@@ -20,7 +20,8 @@ use crate::quota::Quota;
 ///   `j` plus `cost` is at most `limit`; weighted, with block `j - N` counted by the share `1 - (now mod b) / b`.
 ///   `retry_after` is exact for both; for the weighted form it may lie in a later block.
 /// - **State**: `N + 5` words. All windows are aligned to the clock.
-/// - **After a change of quota** the counts of live blocks go over into the blocks of the new quota that hold their ends.
+/// - **After a change of quota** or of the number of blocks, the counts of live blocks go over into the new blocks that hold
+///   their ends. A charge from before it is given back as far as it would still count before, and from the oldest hits first.
 /// - **Source**: the blocks are the classic ring of counters; the weighted form is how several content delivery networks
 ///   count.
 /// - **Choose it** strict where the bound must hold and the limit is too large for a [`SlidingLog`](super::SlidingLog);
