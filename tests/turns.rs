@@ -165,7 +165,7 @@ fn requests() -> impl Strategy<Value = Vec<Request>> {
 
 /// A limit for each caller, one for all together, and a queue for all or for none.
 fn several(
-    (caller, all): ((u64, u64), (u64, u64)),
+    (caller_quota, all): ((u64, u64), (u64, u64)),
     bursts: (u64, u64),
     queued: bool,
     requests: &[Request],
@@ -175,7 +175,7 @@ fn several(
     // Nobody else is in the queue of who does not queue.
     let line = move |caller: &Caller| if queued { 0 } else { 1 + *caller };
     let limiter = Memory::builder((
-        Limit::new("caller", Gcra::new(quota(caller)).burst(bursts.0)).by(|caller: &Caller| *caller),
+        Limit::new("caller", Gcra::new(quota(caller_quota)).burst(bursts.0)).by(|caller: &Caller| *caller),
         Limit::new("all", Gcra::new(quota(all)).burst(bursts.1)).by(|_: &Caller| ()),
         Limit::new("line", LeakyQueue::new(Quota::new(1, Duration::from_micros(70))).max_waiting(4)).by(line),
     ));
@@ -185,11 +185,18 @@ fn several(
         match step {
             Step::Pass { hundredths } => clock.advance(Duration::from_micros(hundredths)),
             Step::Ask { cost, patience } => {
-                let mut ask = Ask::cost(cost);
+                let mut ask = Ask::cost(cost).every_limit();
                 ask.max_delay = patience.map(Duration::from_micros);
                 let peeked = limiter.peek(&caller, ask).try_ready().unwrap().unwrap();
                 let outcome = limiter.acquire_now(&caller, ask);
                 prop_assert_eq!(peeked.verdict(), outcome.decision.verdict());
+                // No limit is charged as if the time until the turn had passed: that would keep others from it.
+                for (index, (limit, period)) in [caller_quota, all, (1, 70)].into_iter().enumerate() {
+                    let [before, after] =
+                        [&peeked, &outcome.decision].map(|decision| decision.standings()[index].reset());
+                    let costs = Duration::from_micros((cost * period).div_ceil(limit));
+                    prop_assert!(after <= before + costs, "from {:?} to {:?}", peeked, outcome.decision);
+                }
                 if let Some(receipt) = outcome.receipt {
                     let turn = receipt.turn();
                     prop_assert_eq!(turn, receipt.charged_at().after(outcome.decision.delay()));
@@ -223,7 +230,7 @@ fn several(
         departures.iter().filter(|(caller, ..)| filter(*caller)).map(|(_, charge, _)| *charge).collect()
     };
     for one in 0..3 {
-        prop_assert_eq!(conform(&of(&|caller| caller == one), caller, |cost| bursts.0 - cost), Ok(()));
+        prop_assert_eq!(conform(&of(&|caller| caller == one), caller_quota, |cost| bursts.0 - cost), Ok(()));
         if !queued {
             prop_assert_eq!(conform(&of(&|caller| caller == one), (1, 70), |_| 0), Ok(()));
         }

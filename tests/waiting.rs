@@ -375,6 +375,38 @@ async fn no_more_than_max_waiters_wait_and_one_more_is_refused_at_once() {
     assert!(told[3..].iter().all(|told| matches!(told, Refused { .. })), "{told:?}");
 }
 
+/// Nobody is charged for a turn that there is no place to wait for, not even until it is refused.
+#[tokio::test(start_paused = true)]
+async fn who_finds_no_place_is_told_how_the_key_stands() {
+    let limiter = memory(Gcra::new(TEN_A_SECOND).burst(2));
+    let mut service = layer(limiter.clone()).max_wait(SECOND).max_waiters(0).layer(desk());
+    for caller in 0..2 {
+        assert!(service.call(caller).await.is_ok());
+    }
+    let rejected = service.call(2).await.unwrap_err().downcast::<Rejected>().unwrap();
+    let told = rejected.refusal().decision().unwrap();
+    let peeked = limiter.peek(&(), Ask::default()).await.unwrap();
+    assert_eq!((told.retry_after(), told.reset()), (Some(ms(100)), Some(ms(200))));
+    assert_eq!((peeked.retry_after(), peeked.reset()), (Some(ms(100)), Some(ms(200))));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_blocked_key_is_asked_for_again_when_the_block_ends() {
+    for (longest, told) in [(500, Served(ms(500))), (499, refused(Duration::ZERO, ms(500)))] {
+        for limiter in [memory(Gcra::new(TEN_A_SECOND)), memory(LeakyQueue::new(TEN_A_SECOND))] {
+            limiter.block("default", &(), ms(500)).await.unwrap();
+            let service = layer(limiter).max_wait(ms(longest)).layer(desk());
+            assert_eq!(all(&service, 1).await, [told]);
+        }
+    }
+    // A turn that comes too late whatever the block is refused at once.
+    let limiter = memory(Gcra::new(Quota::per_second(1)).strict());
+    let service = layer(limiter.clone()).max_wait(ms(900)).layer(desk());
+    assert_eq!(all(&service, 1).await, [Served(Duration::ZERO)]);
+    limiter.block("default", &(), ms(500)).await.unwrap();
+    assert_eq!(all(&service, 1).await, [refused(Duration::ZERO, ms(500))]);
+}
+
 #[tokio::test(start_paused = true)]
 async fn those_who_ask_again_count_among_the_waiters() {
     let service =
