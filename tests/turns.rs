@@ -205,9 +205,11 @@ fn several(
                 }
                 if let Some(retry_after) = outcome.decision.retry_after() {
                     let now = clock.now();
-                    for (wait, allowed) in
-                        [(retry_after, true), (retry_after - Duration::from_micros(1), false), (retry_after * 2, true)]
-                    {
+                    for (wait, allowed) in [
+                        (retry_after, true),
+                        (retry_after.saturating_sub(Duration::from_micros(1)), false),
+                        (retry_after * 2, true),
+                    ] {
                         clock.set(now.after(wait));
                         let later = limiter.peek(&caller, ask).try_ready().unwrap().unwrap();
                         prop_assert_eq!(later.is_allowed(), allowed, "{:?} after {:?}: {:?}", ask, wait, peeked);

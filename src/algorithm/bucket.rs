@@ -91,6 +91,7 @@ struct Tat {
 }
 
 /// What a state comes to at a moment.
+#[derive(Clone, Copy)]
 struct Level {
     /// Not before `at`.
     tat: Tat,
