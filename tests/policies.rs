@@ -375,11 +375,21 @@ fn what_is_owed_stays_owed_when_a_window_is_divided_otherwise() {
         vec![DynLimit::new(Limit::new("x", window).by(|key: &Caller| key.user))]
     };
     let limiter = memory(limits(10), &clock);
-    limiter.decide(&ALICE, Ask::cost(7));
-    for blocks in [6, 60, 1, 10] {
+    let receipt = limiter.acquire_now(&ALICE, Ask::cost(7)).receipt.unwrap();
+    for blocks in [6, 60, 1, 10, 60] {
         limiter.replace(limits(blocks)).unwrap();
         assert_eq!(left(&limiter, &ALICE), named([("x", 3)]), "{blocks} blocks");
     }
+    clock.advance(10 * MINUTE);
+    limiter.decide(&ALICE, Ask::cost(1));
+    settle(&limiter, &ALICE, receipt, 2);
+    assert_eq!(left(&limiter, &ALICE), named([("x", 7)]));
+    // What stays of the first charge counts until an hour after its block of six minutes; the second for an hour, and a block
+    // of one minute.
+    clock.advance(56 * MINUTE);
+    assert_eq!(left(&limiter, &ALICE), named([("x", 9)]));
+    clock.advance(5 * MINUTE);
+    assert_eq!(left(&limiter, &ALICE), named([("x", 10)]));
 }
 
 #[test]
