@@ -49,9 +49,9 @@ local function commit(s, now, delay, p)
   s[1], s[2], s[3], s[4] = till, p[3], at, start
 end
 
-local function give_back(s, now, charged_at, till, p)
+local function give_back(s, now, charge, p)
   local at, open_till = open(s, now, p)
-  if not open_till or till ~= s[1] then
+  if not open_till or charge.till ~= s[1] then
     return false
   end
   local used = s[2] - p[3]

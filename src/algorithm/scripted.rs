@@ -14,7 +14,7 @@ use crate::decision::{Ask, Reading};
 /// | `promises` | whether later turns can be promised, as [`promises_turns`](Algorithm::promises_turns) |
 /// | `peek(s, now, patience, p)` | 0: allowed; above 0: refused for so many microseconds; -1: never; below -1: allowed after `-1 -` it. `patience` is the longest acceptable delay, -1 where the algorithm decides |
 /// | `commit(s, now, delay, p)` | charges: changes `s` |
-/// | `give_back(s, now, charged_at, till, p)` | gives back the cost of `p`; returns whether `s` changed |
+/// | `give_back(s, now, charge, p)` | gives back the cost of `p`; returns whether `s` changed. `charge` has what a [`Charge`](super::Charge) has: `at`, `turn`, `till`, and the parameters for its `cost` and for the `rest` that is kept |
 /// | `owed(s, now, p)` | with `promises`: how long what is owed lasts |
 ///
 /// The numbers are Lua's: exact integers up to 2^53. The same laws hold as for [`Algorithm`]; the figures of a decision
@@ -63,8 +63,8 @@ use crate::decision::{Ask, Reading};
 ///           return wait
 ///         end
 ///         local function commit(s, now, delay, p) s[1] = now + delay + p[1] end
-///         local function give_back(s, now, charged_at, till, p)
-///           if s[1] ~= till then return false end
+///         local function give_back(s, now, charge, p)
+///           if s[1] ~= charge.till then return false end
 ///           s[1] = 0
 ///           return true
 ///         end

@@ -134,8 +134,8 @@ local function commit(s, now, delay, p)
   s[6] = at
 end
 
-local function give_back(s, now, charged_at, till, p)
-  local time = till - s[2]
+local function give_back(s, now, charge, p)
+  local time = charge.till - s[2]
   -- The hit of that time, by halving.
   local low, high = 0, s[5] - 1
   while low <= high do

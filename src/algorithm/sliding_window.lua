@@ -102,18 +102,24 @@ local function commit(s, now, delay, p)
   write(s, counts, at, current, p)
 end
 
-local function give_back(s, now, charged_at, till, p)
-  local width, kept = p[2], p[3] + 1
+local function give_back(s, now, charge, p)
+  local width, blocks = p[2], p[3]
   local counts, at, current = view(s, now, p)
-  local block = floor(till / width) - kept
-  if block < 0 or (block + kept) * width ~= till then
-    block = floor(charged_at / width)
-  end
-  local age = current - block
-  if age < 0 or age > p[3] then
+  if charge.till <= at then
     return false
   end
-  counts[age] = math.max(counts[age] - p[4], 0)
+  local block = floor(charge.at / width)
+  local oldest = current - block
+  if oldest < 0 then
+    return false
+  end
+  -- Under one geometry the block is known; else the oldest hits are credited first.
+  local youngest = (block + blocks + 1) * width == charge.till and oldest or 0
+  local amount = p[4]
+  for age = math.min(oldest, blocks), youngest, -1 do
+    local credit = math.min(amount, counts[age])
+    counts[age], amount = counts[age] - credit, amount - credit
+  end
   write(s, counts, at, current, p)
   return true
 end

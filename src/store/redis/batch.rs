@@ -155,7 +155,8 @@ fn from_one(index: usize) -> u16 {
 fn distinct_keys(orders: &[Order], rows: &[RowInfo]) -> (Vec<(usize, usize)>, Vec<u16>) {
     let mut keys: Vec<(usize, usize)> = Vec::with_capacity(orders.len() * rows.len());
     let mut places = vec![0_u16; orders.len() * rows.len()];
-    let mut known = HashMap::with_capacity_and_hasher(orders.len() * rows.len(), foldhash::fast::RandomState::default());
+    let mut known =
+        HashMap::with_capacity_and_hasher(orders.len() * rows.len(), foldhash::fast::RandomState::default());
     for brings in [Brings::Whole, Brings::View] {
         for (limit, _) in rows.iter().enumerate().filter(|(_, row)| row.brings == brings) {
             for (index, order) in orders.iter().enumerate() {
@@ -192,6 +193,7 @@ fn push_double(number: f64, to: &mut Vec<u8>) {
 
 /// The reply's numbers, one after the other: see `driver.lua`.
 struct Reply<'a> {
+    is_short: bool,
     says: std::slice::ChunksExact<'a, u8>,
 }
 
@@ -199,10 +201,11 @@ impl<'a> Reply<'a> {
     /// The time, the numbers, and what each key held.
     fn of(value: &'a Value, keys: usize) -> Option<(Timestamp, Self, Vec<Followed>)> {
         let Value::BulkString(bytes) = value else { return None };
-        let (head, rest) = bytes.split_at_checked(12)?;
+        let (head, rest) = bytes.split_at_checked(14)?;
         let now = unsigned(read_double(head.get(..8)?)?)?;
-        let length = read_u16(head.get(8..10)?)?;
-        if read_u16(head.get(10..12)?)? != keys {
+        let is_short = read_u16(head.get(8..10)?)? == 1;
+        let length = read_u16(head.get(10..12)?)?;
+        if read_u16(head.get(12..14)?)? != keys {
             return None;
         }
         let (says, rest) = rest.split_at_checked(length * 8)?;
@@ -214,7 +217,7 @@ impl<'a> Reply<'a> {
             let numbers = value.chunks_exact(8).map(|number| read_double(number).and_then(unsigned));
             followed.push(Followed { numbers: numbers.collect::<Option<Vec<u64>>>()? });
         }
-        Some((Timestamp::from_micros(now), Self { says: says.chunks_exact(8) }, followed))
+        Some((Timestamp::from_micros(now), Self { is_short, says: says.chunks_exact(8) }, followed))
     }
 
     fn signed(&mut self) -> Option<i64> {
@@ -252,14 +255,14 @@ impl Told {
 
     fn read(reply: &mut Reply<'_>, rows: &[RowInfo]) -> Option<Self> {
         let says = rows.iter().map(|_| reply.signed()).collect::<Option<Vec<i64>>>()?;
-        let several = if rows.len() > 1 { reply.signed()? } else { 0 };
+        let promises_none = if reply.is_short { 0 } else { reply.signed()? };
         let mut views = Vec::new();
         if says[0] != Self::BAD {
             for _ in rows.iter().filter(|row| row.brings == Brings::View) {
                 views.push([reply.unsigned()?, reply.unsigned()?, reply.unsigned()?]);
             }
         }
-        Some(Self { says, promises_none: several == 1, views })
+        Some(Self { says, promises_none: promises_none == 1, views })
     }
 
     #[allow(clippy::too_many_arguments, reason = "it joins what was sent and what came back")]
@@ -284,8 +287,13 @@ impl Told {
         let enforced = || rows.iter().zip(&verdicts).filter(|(row, _)| !row.shadow);
         let verdict = enforced().fold(Verdict::Allowed, |all, (_, own)| all.and(*own));
         let delay = if let Verdict::AllowedAfter(delay) = verdict { delay } else { Duration::ZERO };
-        let mut receipt =
-            verdict.is_allowed().then(|| Receipt::new(now, if charges { ask.cost } else { 0 }, rows.len()));
+        let mut receipt = verdict.is_allowed().then(|| {
+            Receipt::new(now, if charges { ask.cost } else { 0 }, rows.len()).with_turn(now.after(if charges {
+                delay
+            } else {
+                Duration::ZERO
+            }))
+        });
         let mut views = self.views.iter();
         let mut standings = Vec::with_capacity(rows.len());
         let mut promises_turns = !self.promises_none;

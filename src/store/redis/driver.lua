@@ -4,13 +4,14 @@
 -- little-endian: the time in microseconds (a double; 0 for the server's own, anything else is for tests), whether a short cut
 -- will do, how many shapes and orders there are (16 bits each); for each limit how many keys it has; the shapes; the orders.
 -- A shape is what many orders have in common: the operation and a limit (16 bits each), then doubles: two arguments, and for
--- each limit, or for the one that is meant, its kernel's parameters and whether it is a shadow.
+-- each limit, or for the one that is meant, its kernel's parameters and whether it is a shadow. To give back, a third argument
+-- follows, and the parameters of the whole charge and of what is kept of it.
 -- An order is its shape, for each limit the index of its key, and how many times in a row (16 bits each).
 --
--- The reply is packed as well: the time (a double), how many numbers and keys follow (16 bits each); the numbers (doubles): for
--- each decision what each limit says by itself, as `peek` returns it, with several limits whether no later turn could be
--- promised, and for kernels with a head what their figures are made of; for each key the length of what it held (16 bits;
--- 0 for those of kernels with a head), then all of that. A key that holds what is not ours says BAD.
+-- The reply is packed as well: the time (a double), whether the short cut did, how many numbers and keys follow (16 bits
+-- each); the numbers (doubles): for each decision what each limit says by itself, as `peek` returns it, then, but after a short
+-- cut, 1 if no later turn could be promised, and for kernels with a head what their figures are made of; for each key the length
+-- of what it held (16 bits; 0 for those of kernels with a head), then all of that. A key that holds what is not ours says BAD.
 --
 -- A value is a state's words, then when the key expires, and until when it is blocked, if it is: all doubles.
 
@@ -122,6 +123,14 @@ for index = 1, shape_count do
     local p = { unpack(format(params + 1), input, pos) }
     pos = p[params + 2]
     shape[l] = p
+    if op == GIVE_BACK then
+      local cost, rest
+      shape.turn, pos = unpack('<d', input, pos)
+      cost = { unpack(format(params), input, pos) }
+      rest = { unpack(format(params), input, cost[params + 1]) }
+      pos = rest[params + 1]
+      shape.at, shape.till, shape.cost, shape.rest = first, second, cost, rest
+    end
   end
   shapes[index] = shape
 end
@@ -129,82 +138,80 @@ end
 local order_words = limits + 2
 local order_format = '<' .. ('H'):rep(order_words)
 
--- What each limit says by itself, and all together: 0, above 0 and -1 as in `peek`, and the delay.
-local function ask(shape, order, patience, own_says)
-  local wait, delay, never = 0, 0, false
-  for l = 1, limits do
-    local p, index = shape[l], order[l + 1]
-    local own, block = kernels[l].peek(states[index], now, patience, p), blocks[index]
-    if block > now and own ~= -1 then
-      own = max(own, block - now)
-    end
-    own_says[l] = own
-    if p[#p - 1] == 0 then
-      if own > 0 then
-        if own > wait then wait = own end
-      elseif own == -1 then
-        never = true
-      elseif -1 - own > delay then
-        delay = -1 - own
-      end
-    end
-  end
-  if never then
-    return -1, 0
-  elseif wait > 0 then
-    return wait, 0
-  end
-  return 0, delay
-end
-
--- Whether a turn after `delay` can't be promised: not all limits can, or it would shut one of them until then.
-local function is_beyond(shape, order, delay)
-  for l = 1, limits do
-    local p = shape[l]
-    if p[#p - 1] == 0 then
-      local kernel = kernels[l]
-      if not kernel.promises or (delay > 0 and kernel.owed(states[order[l + 1]], now, p) < delay) then
-        return true
-      end
-    end
-  end
-  return false
-end
-
+-- Decides. Several limits promise a later turn only if each can, and owes at least until then already; else what counts is what
+-- they say to who accepts no delay.
 local function decide(shape, order)
   for l = 1, limits do
     if not states[order[l + 1]] then
-      for _ = 1, limits > 1 and limits + 1 or limits do
+      for _ = 0, limits do
         length = length + 1
         says[length] = BAD
       end
       return
     end
   end
-  local own_says = {}
-  local verdict, delay = ask(shape, order, shape.second, own_says)
-  local asked_again = 0
-  if limits > 1 and shape.second ~= 0 and is_beyond(shape, order, delay) then
-    asked_again = 1
-    verdict, delay = ask(shape, order, 0, own_says)
+  local patience = shape.second
+  local said, at_once, promise, turn, denied = {}, {}, true, 0, false
+  for l = 1, limits do
+    local p, index, kernel = shape[l], order[l + 1], kernels[l]
+    local s, block = states[index], blocks[index]
+    local own = kernel.peek(s, now, patience, p)
+    local own_at_once, promises = own, kernel.promises
+    if limits > 1 and promises and own ~= 0 then
+      own_at_once = kernel.peek(s, now, 0, p)
+    end
+    if block > now then
+      -- No turn is promised while it lasts: if there is one in time after it, it is to be asked for then.
+      promises = promises and own ~= 0 and own >= -1
+      if own ~= -1 then own = max(own, block - now) end
+      if own_at_once ~= -1 then own_at_once = max(own_at_once, block - now) end
+    end
+    said[l], at_once[l] = own, own_at_once
+    if p[#p - 1] == 0 then
+      promise = promise and promises
+      if own_at_once > turn then
+        turn = own_at_once
+      elseif own_at_once == -1 then
+        denied = true
+      end
+    end
   end
-  if verdict == 0 and shape.first > 0 and shape.op == ACQUIRE then
+  if limits > 1 then
+    if promise and turn > 0 and not denied then
+      for l = 1, limits do
+        local p = shape[l]
+        if p[#p - 1] == 0 and kernels[l].owed(states[order[l + 1]], now, p) < turn then
+          promise = false
+        end
+      end
+    end
+    if not promise then
+      said = at_once
+    end
+  end
+  local allowed, delay = true, 0
+  for l = 1, limits do
+    local own, p = said[l], shape[l]
+    if p[#p - 1] == 0 then
+      if own > 0 or own == -1 then
+        allowed = false
+      elseif -1 - own > delay then
+        delay = -1 - own
+      end
+    end
+    says[length + l] = own
+  end
+  length = length + limits + 1
+  says[length] = promise and 0 or 1
+  if allowed and shape.first > 0 and shape.op == ACQUIRE then
     for l = 1, limits do
-      local own, p = own_says[l], shape[l]
+      local own, p = said[l], shape[l]
       if p[#p - 1] == 0 or own == 0 or own < -1 then
         local index = order[l + 1]
         kernels[l].commit(states[index], now, delay, p)
         changed[index] = true
       end
     end
-  end
-  for l = 1, limits do
-    says[length + l] = own_says[l]
-  end
-  length = length + limits
-  if limits > 1 then
-    length = length + 1
-    says[length] = asked_again
   end
   for l = 1, limits do
     local view = kernels[l].view
@@ -225,7 +232,7 @@ local function operate(shape, order)
   end
   local op = shape.op
   if op == GIVE_BACK then
-    if kernel.give_back(s, now, shape.first, shape.second, p) then
+    if kernel.give_back(s, now, shape, p) then
       changed[index] = true
     end
     return
@@ -297,5 +304,5 @@ local lengths = {}
 for index = 1, #KEYS do
   lengths[index] = #values[index]
 end
-return pack('<dHH', now, length, #KEYS) .. pack(format(length), spread(says, 1, length))
+return pack('<dHHH', now, 0, length, #KEYS) .. pack(format(length), spread(says, 1, length))
   .. pack('<' .. ('H'):rep(#KEYS), spread(lengths)) .. table.concat(values)

@@ -21,7 +21,7 @@ use super::row::Row;
 use super::script::Script;
 use super::server::RedisServer;
 use super::twin::Twin;
-use crate::clock::whole_micros;
+use crate::clock::{Timestamp, whole_micros};
 use crate::decision::{Ask, Decision};
 use crate::encode::KeyWriter;
 use crate::error::Error;
@@ -253,11 +253,38 @@ impl<Key: ?Sized> Shared<Key> {
         twins: &[Option<Arc<dyn Twin>>],
         cost: u64,
         first: u64,
-        second: i64,
     ) -> Arc<Shape> {
         let mut params = Vec::new();
         self.params(limit, twins, cost, &mut params);
-        Arc::new(Shape { operation, limit: index_from_one(limit), first, second, params, is_short: false })
+        Arc::new(Shape { operation, limit: index_from_one(limit), first, second: 0, params, is_short: false })
+    }
+
+    /// To give back what a charge was over `actual`.
+    fn give_back(
+        &self,
+        limit: usize,
+        twins: &[Option<Arc<dyn Twin>>],
+        receipt: &Receipt,
+        until: Timestamp,
+        actual: u64,
+    ) -> Arc<Shape> {
+        let mut params = Vec::new();
+        let cost = receipt.cost();
+        self.params(limit, twins, cost - actual, &mut params);
+        params.push(receipt.turn().as_micros());
+        for cost in [cost, actual] {
+            self.params(limit, twins, cost, &mut params);
+            // Not whether it is a shadow.
+            params.pop();
+        }
+        Arc::new(Shape {
+            operation: Operation::GiveBack,
+            limit: index_from_one(limit),
+            first: receipt.charged_at().as_micros(),
+            second: i64::try_from(until.as_micros()).unwrap_or(i64::MAX),
+            params,
+            is_short: false,
+        })
     }
 
     /// Sends an order on its way, unless it is known that there will be no answer.
@@ -385,13 +412,12 @@ impl<Key: ?Sized> Limiter<Key> for Redis<Key> {
 
     fn settle(&self, key: &Key, receipt: Receipt, actual: u64) -> Reply<()> {
         let twins = self.handle.twins(key);
-        let (cost, charged_at) = (receipt.cost(), receipt.charged_at().as_micros());
+        let cost = receipt.cost();
         let charged = receipt.until().iter().enumerate().take(self.handle.rows.len());
-        let shapes = charged.filter(|(limit, _)| receipt.is_for(*limit) && actual != cost).map(|(limit, until)| {
-            let until = i64::try_from(until.as_micros()).unwrap_or(i64::MAX);
+        let shapes = charged.filter(|(limit, _)| receipt.is_for(*limit) && actual != cost).map(|(limit, &until)| {
             match actual.checked_sub(cost) {
-                Some(more) => self.handle.operation(Operation::Charge, limit, &twins, more, more, 0),
-                None => self.handle.operation(Operation::GiveBack, limit, &twins, cost - actual, charged_at, until),
+                Some(more) => self.handle.operation(Operation::Charge, limit, &twins, more, more),
+                None => self.handle.give_back(limit, &twins, &receipt, until, actual),
             }
         });
         let shapes = shapes.collect();
@@ -403,7 +429,7 @@ impl<Key: ?Sized> Limiter<Key> for Redis<Key> {
         match self.handle.limit(limit) {
             Err(error) => Reply::ready(Err(error)),
             Ok(limit) => {
-                let shape = self.handle.operation(Operation::Set, limit, &twins, used, used, 0);
+                let shape = self.handle.operation(Operation::Set, limit, &twins, used, used);
                 self.handle.operate(key, twins, vec![shape])
             }
         }
@@ -415,7 +441,7 @@ impl<Key: ?Sized> Limiter<Key> for Redis<Key> {
             Err(error) => Reply::ready(Err(error)),
             Ok(limit) => {
                 let span = whole_micros(span).min(crate::quota::LONGEST_MICROS);
-                let shape = self.handle.operation(Operation::Block, limit, &twins, 0, span, 0);
+                let shape = self.handle.operation(Operation::Block, limit, &twins, 0, span);
                 self.handle.operate(key, twins, vec![shape])
             }
         }
@@ -424,7 +450,7 @@ impl<Key: ?Sized> Limiter<Key> for Redis<Key> {
     fn reset(&self, key: &Key) -> Reply<()> {
         let twins = self.handle.twins(key);
         let all = 0..self.handle.rows.len();
-        let shapes = all.map(|limit| self.handle.operation(Operation::Reset, limit, &twins, 0, 0, 0)).collect();
+        let shapes = all.map(|limit| self.handle.operation(Operation::Reset, limit, &twins, 0, 0)).collect();
         self.handle.operate(key, twins, shapes)
     }
 }

@@ -36,7 +36,8 @@ pub(super) struct Shape {
     pub(super) first: u64,
     /// -1 where nothing is said.
     pub(super) second: i64,
-    /// For each limit, or for the one that is meant, the kernel's parameters and whether it is a shadow.
+    /// For each limit, or for the one that is meant, the kernel's parameters and whether it is a shadow; and what else the
+    /// operation takes.
     pub(super) params: Vec<u64>,
     /// Whether the short cut of the only limit takes it.
     pub(super) is_short: bool,

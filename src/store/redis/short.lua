@@ -12,7 +12,7 @@ if short == 1 then
   local keys = #KEYS
   if keys == 1 and length == 1 then
     local value = values[1] or ''
-    return pack('<dHHdH', now, 1, 1, says[1], #value) .. value
+    return pack('<dHHHdH', now, 1, 1, 1, says[1], #value) .. value
   end
   local lengths = {}
   for index = 1, keys do
@@ -23,6 +23,6 @@ if short == 1 then
     end
     lengths[index] = #value
   end
-  return pack('<dHH', now, length, keys) .. pack('<' .. ('d'):rep(length), spread(says))
+  return pack('<dHHH', now, 1, length, keys) .. pack('<' .. ('d'):rep(length), spread(says))
     .. pack('<' .. ('H'):rep(keys), spread(lengths)) .. table.concat(values)
 end
