@@ -147,7 +147,7 @@ pub use crate::clock::{Clock, ManualClock, SystemClock, Timestamp};
 pub use crate::decision::{Ask, Decision, Figures, Reading, Source, Standing, Verdict};
 pub use crate::error::Error;
 pub use crate::future::ResponseFuture;
-pub use crate::key::{ExtractKey, PeerIp};
+pub use crate::key::{ClientIp, ExtractKey, PeerIp};
 pub use crate::layer::RateLimitLayer;
 pub use crate::limit::{Limit, per_key};
 pub use crate::limiter::{BoxLimiter, Limiter};

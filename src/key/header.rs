@@ -1,4 +1,4 @@
-use http::{HeaderName, Request};
+use http::{HeaderMap, HeaderName, Request};
 
 use super::seam::{ExtractKey, Extracted, Missing};
 use super::text::KeyText;
@@ -41,19 +41,25 @@ impl<B> ExtractKey<Request<B>> for Header {
     type Key = KeyText;
 
     fn extract(&self, request: &Request<B>) -> Extracted<KeyText> {
-        let mut values = request.headers().get_all(&self.0).iter();
-        match (values.next(), values.next()) {
-            (Some(value), None) if !value.is_empty() => Extracted::Key(KeyText::new(value.as_bytes())),
-            (Some(_), None) => self.missing("is empty"),
-            (Some(_), Some(_)) => self.missing("comes more than once"),
-            (None, _) => self.missing("is missing"),
+        match only_value(request.headers(), &self.0) {
+            Ok(value) => Extracted::Key(KeyText::new(value)),
+            Err(missing) => Extracted::Missing(missing),
         }
     }
 }
 
-impl Header {
-    #[cold]
-    fn missing(&self, how: &str) -> Extracted<KeyText> {
-        Extracted::Missing(Missing::from_request(format!("the header field {} {how}", self.0)))
+/// The value of a field that comes once and is not empty.
+pub(super) fn only_value<'a>(headers: &'a HeaderMap, name: &HeaderName) -> Result<&'a [u8], Missing> {
+    let mut values = headers.get_all(name).iter();
+    match (values.next(), values.next()) {
+        (Some(value), None) if !value.is_empty() => Ok(value.as_bytes()),
+        (Some(_), None) => Err(missing(name, "is empty")),
+        (Some(_), Some(_)) => Err(missing(name, "comes more than once")),
+        (None, _) => Err(missing(name, "is missing")),
     }
+}
+
+#[cold]
+fn missing(name: &HeaderName, how: &str) -> Missing {
+    Missing::from_request(format!("the header field {name} {how}"))
 }

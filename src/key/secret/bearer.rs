@@ -1,0 +1,81 @@
+use http::{HeaderValue, Request, header};
+
+use super::fingerprint::Fingerprint;
+use super::pepper::Pepper;
+use crate::key::{ExtractKey, Extracted, Missing};
+
+/// The token in `Authorization: Bearer ...`, of which only the [fingerprint](Fingerprint) is kept.
+///
+/// The key is missing if the field is, if it comes more than once, or if it holds something else.
+///
+/// # Made-up tokens
+///
+/// It is not checked that the token is good: who makes up tokens makes up keys, each with a limit of its own. Count
+/// behind what checks them, or by the address as well:
+///
+/// ```
+/// use std::net::IpAddr;
+///
+/// use tower_ratelimit::key::{Bearer, Fingerprint};
+/// use tower_ratelimit::{Gcra, Limit, Memory, PeerIp, Quota, RateLimitLayer};
+///
+/// type Caller = (Fingerprint, IpAddr);
+/// let limiter = Memory::new((
+///     Limit::new("token", Gcra::new(Quota::per_second(10))).by(|(token, _): &Caller| *token),
+///     Limit::new("address", Gcra::new(Quota::per_second(100))).by(|(_, address): &Caller| *address),
+/// ));
+/// let layer = RateLimitLayer::new((Bearer::new(), PeerIp::new()), limiter);
+/// ```
+#[derive(Clone, Debug, Default)]
+pub struct Bearer {
+    pepper: Pepper,
+}
+
+impl Bearer {
+    /// Reads the token, and makes fingerprints that only this process understands.
+    #[must_use]
+    pub const fn new() -> Self {
+        Self { pepper: Pepper::of_this_process() }
+    }
+
+    /// Sets the secret under which fingerprints are made.
+    #[must_use]
+    pub fn pepper(self, pepper: Pepper) -> Self {
+        Self { pepper }
+    }
+
+    /// What stands for a token: to ask a limiter about it, or to block it.
+    #[must_use]
+    pub fn key_of(&self, token: impl AsRef<[u8]>) -> Fingerprint {
+        self.pepper.fingerprint("authorization bearer", token.as_ref())
+    }
+}
+
+impl<B> ExtractKey<Request<B>> for Bearer {
+    type Key = Fingerprint;
+
+    fn extract(&self, request: &Request<B>) -> Extracted<Fingerprint> {
+        let mut fields = request.headers().get_all(header::AUTHORIZATION).iter();
+        match (fields.next(), fields.next()) {
+            (Some(field), None) => match token(field) {
+                Some(token) => Extracted::Key(self.key_of(token)),
+                None => missing("holds no bearer token: it should be \"Bearer\", a space, and the token"),
+            },
+            (Some(_), Some(_)) => missing("comes more than once"),
+            (None, _) => missing("is missing: it should hold a bearer token"),
+        }
+    }
+}
+
+/// The scheme's case does not matter (RFC 9110, section 11.1). A token has no white space in it.
+fn token(field: &HeaderValue) -> Option<&[u8]> {
+    let (scheme, token) = field.as_bytes().split_at_checked(b"Bearer ".len())?;
+    let token = token.trim_ascii();
+    let is_token = !token.is_empty() && !token.iter().any(u8::is_ascii_whitespace);
+    (scheme.eq_ignore_ascii_case(b"Bearer ") && is_token).then_some(token)
+}
+
+#[cold]
+fn missing(how: &str) -> Extracted<Fingerprint> {
+    Extracted::Missing(Missing::from_request(format!("the header field authorization {how}")))
+}

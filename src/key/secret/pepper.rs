@@ -1,0 +1,103 @@
+use std::fmt;
+use std::hash::{BuildHasher, RandomState};
+use std::sync::{Arc, OnceLock};
+
+use hmac::{Hmac, Mac};
+use sha2::{Digest, Sha256};
+
+use super::fingerprint::Fingerprint;
+use crate::error::Error;
+
+/// The secret under which fingerprints are made, so that nobody else can make them.
+///
+/// By default each process draws its own at random: fingerprints then mean nothing to another process, nor after a restart.
+/// Where keys must agree across processes, because the limits are kept outside of them, give each process the
+/// [same one](Self::new).
+///
+/// ```
+/// use tower_ratelimit::key::{Bearer, Pepper};
+///
+/// # let from_configuration = [7; 32];
+/// let key = Bearer::new().pepper(Pepper::new(&from_configuration)?);
+/// # Ok::<(), tower_ratelimit::Error>(())
+/// ```
+#[derive(Clone, Default)]
+pub struct Pepper(Option<Arc<Hmac<Sha256>>>);
+
+impl Pepper {
+    /// The shortest that can be given, in bytes.
+    pub const MIN_LEN: usize = 16;
+
+    /// The one that this process has drawn for itself.
+    #[must_use]
+    pub const fn of_this_process() -> Self {
+        Self(None)
+    }
+
+    /// One that several processes share: random bytes from their configuration.
+    ///
+    /// # Errors
+    ///
+    /// If there are fewer than [`MIN_LEN`](Self::MIN_LEN) bytes.
+    pub fn new(secret: &[u8]) -> Result<Self, Error> {
+        if secret.len() < Self::MIN_LEN {
+            return Err(Error::config(format!(
+                "a pepper of {} bytes can be guessed: give it at least {} random ones",
+                secret.len(),
+                Self::MIN_LEN
+            )));
+        }
+        Ok(Self(Some(Arc::new(keyed(secret)))))
+    }
+
+    /// What stands for a secret. `kind` says what it is a secret for: in two kinds, equal secrets have different
+    /// fingerprints.
+    #[must_use]
+    pub fn fingerprint(&self, kind: &str, secret: &[u8]) -> Fingerprint {
+        let mut mac = match &self.0 {
+            Some(given) => Hmac::clone(given),
+            None => drawn().clone(),
+        };
+        mac.update(kind.as_bytes());
+        // No kind has a zero byte: where it ends and the secret begins is never in doubt.
+        mac.update(&[0]);
+        mac.update(secret);
+        let mut bytes = [0; 16];
+        for (byte, from) in bytes.iter_mut().zip(mac.finalize().into_bytes()) {
+            *byte = from;
+        }
+        Fingerprint::new(bytes)
+    }
+}
+
+/// It tells only whether it was given.
+impl fmt::Debug for Pepper {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(if self.0.is_some() { "Pepper(given)" } else { "Pepper(of this process)" })
+    }
+}
+
+fn drawn() -> &'static Hmac<Sha256> {
+    static DRAWN: OnceLock<Hmac<Sha256>> = OnceLock::new();
+    DRAWN.get_or_init(|| {
+        // The standard library seeds it with 128 bits from the operating system, as many as a fingerprint has. A secret
+        // function's values are as secret.
+        let random = RandomState::new();
+        let mut secret = [0; 32];
+        for (number, bytes) in secret.chunks_exact_mut(8).enumerate() {
+            bytes.copy_from_slice(&random.hash_one(number).to_be_bytes());
+        }
+        keyed(&secret)
+    })
+}
+
+fn keyed(secret: &[u8]) -> Hmac<Sha256> {
+    // One that is longer than a block counts by its digest (RFC 2104, section 2).
+    let mut block = [0; 64];
+    if let Some(start) = block.get_mut(..secret.len()) {
+        start.copy_from_slice(secret);
+    } else {
+        block[..32].copy_from_slice(&Sha256::digest(secret));
+    }
+    Hmac::new(&block.into())
+}
