@@ -83,7 +83,7 @@ fn split_port(authority: &[u8]) -> Option<(&[u8], Option<u16>)> {
     let is_whole =
         if is_literal { name.len() == end && is_address(name) } else { name.iter().copied().all(is_in_name) };
     let name = name.strip_suffix(b".").unwrap_or(name);
-    (is_whole && !name.is_empty()).then_some((name, port))
+    (is_whole && !name.is_empty() && !name.ends_with(b".")).then_some((name, port))
 }
 
 fn port_of(digits: &[u8]) -> Option<u16> {
