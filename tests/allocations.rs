@@ -162,6 +162,8 @@ fn ready_made_keys_allocate_nothing() {
     check("an API key", ApiKey::from_static("x-api-key").pepper(given), &[("x-api-key", "key-#")]);
     check("a cookie", Cookie::new("id").expect("a name"), &[("cookie", "a=b; id=\"session-#\"; c=d")]);
     check("one or the other", ApiKey::from_static("x-api-key").or(PeerIp::new()), &[("x-api-key", "key-#")]);
+    let anyone = ApiKey::from_static("x-api-key").or(Bearer::new()).or(Cookie::new("id").expect("a name"));
+    check("the last of many", anyone.or(Host::new()), &[("host", "host-#")]);
     check("what it is for", (Host::new().with_port(), Method, Path), &[("host", "Host-#.Example.:80")]);
 }
 

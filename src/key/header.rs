@@ -1,6 +1,7 @@
 use http::{HeaderMap, HeaderName, Request};
 
-use super::seam::{ExtractKey, Extracted, Missing};
+use super::missing::Missing;
+use super::seam::{ExtractKey, Extracted};
 use super::text::KeyText;
 
 /// The value of one header field.
@@ -53,13 +54,8 @@ pub(super) fn only_value<'a>(headers: &'a HeaderMap, name: &HeaderName) -> Resul
     let mut values = headers.get_all(name).iter();
     match (values.next(), values.next()) {
         (Some(value), None) if !value.is_empty() => Ok(value.as_bytes()),
-        (Some(_), None) => Err(missing(name, "is empty")),
-        (Some(_), Some(_)) => Err(missing(name, "comes more than once")),
-        (None, _) => Err(missing(name, "is missing")),
+        (Some(_), None) => Err(Missing::field(name, "is empty")),
+        (Some(_), Some(_)) => Err(Missing::field(name, "comes more than once")),
+        (None, _) => Err(Missing::field(name, "is missing")),
     }
-}
-
-#[cold]
-fn missing(name: &HeaderName, how: &str) -> Missing {
-    Missing::from_request(format!("the header field {name} {how}"))
 }

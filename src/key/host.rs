@@ -1,7 +1,8 @@
 use http::{Request, header};
 
 use super::header::only_value;
-use super::seam::{ExtractKey, Extracted, Missing};
+use super::missing::Missing;
+use super::seam::{ExtractKey, Extracted};
 use super::text::KeyText;
 
 /// The host that the request is for: of the URI's authority if it has one (HTTP/2, proxies), else of the field `Host`.

@@ -1,6 +1,7 @@
 use http::Request;
 
-use super::seam::{ExtractKey, Extracted, Missing};
+use super::missing::Missing;
+use super::seam::{ExtractKey, Extracted};
 use super::text::KeyText;
 
 /// The route that axum has found for the request: `/users/{id}` for all users.

@@ -26,6 +26,7 @@ mod lookup;
 #[cfg(feature = "axum")]
 mod matched_path;
 mod method;
+mod missing;
 mod or;
 mod path;
 mod seam;
@@ -45,8 +46,9 @@ pub use self::lookup::{Lookup, LookupFuture, LookupLayer};
 #[cfg(feature = "axum")]
 pub use self::matched_path::MatchedPath;
 pub use self::method::Method;
+pub use self::missing::Missing;
 pub use self::or::{Either, Or};
 pub use self::path::Path;
-pub use self::seam::{ExtractKey, Extracted, Missing};
+pub use self::seam::{ExtractKey, Extracted};
 pub use self::secret::{ApiKey, Bearer, Cookie, Fingerprint, Pepper};
 pub use self::text::KeyText;

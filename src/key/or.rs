@@ -1,4 +1,4 @@
-use super::seam::{ExtractKey, Extracted, Missing};
+use super::seam::{ExtractKey, Extracted};
 
 /// One key, or else another: see [`Or`].
 ///
@@ -16,7 +16,7 @@ pub enum Either<A, B> {
 ///
 /// The ready-made extractors have a method `or`, which makes it. Only a *missing* key is looked for by the second
 /// extractor: whom the first one exempts is exempt, and the second one is not asked. If the second one's key is missing as
-/// well, so is the whole, for both reasons, and by the server's fault if the second one's is: it was to have the last word.
+/// well, so is the whole, for the second one's reason: it was to have the last word.
 ///
 /// The two kinds of key can have limits of their own:
 ///
@@ -55,21 +55,11 @@ impl<Request, A: ExtractKey<Request>, B: ExtractKey<Request>> ExtractKey<Request
     type Key = Either<A::Key, B::Key>;
 
     fn extract(&self, request: &Request) -> Extracted<Self::Key> {
-        let missing = match self.first.extract(request) {
-            Extracted::Missing(missing) => missing,
-            found => return found.map(Either::Left),
-        };
-        match self.second.extract(request) {
-            Extracted::Missing(also) => Extracted::Missing(both(&missing, &also)),
-            found => found.map(Either::Right),
+        match self.first.extract(request) {
+            Extracted::Missing(_) => self.second.extract(request).map(Either::Right),
+            found => found.map(Either::Left),
         }
     }
-}
-
-#[cold]
-fn both(first: &Missing, second: &Missing) -> Missing {
-    let reason = format!("{first}; and {second}");
-    if second.is_from_server() { Missing::from_server(reason) } else { Missing::from_request(reason) }
 }
 
 // Methods of their own, not of a trait: `ExtractKey` does not know of which request it would be, and a trait of its own

@@ -34,7 +34,7 @@ async fn listener() -> (TcpListener, SocketAddr) {
 /// The status of one request on a connection of its own, with these lines of `X-Forwarded-For`.
 async fn status(server: SocketAddr, lines: &[&str]) -> u16 {
     let mut stream = TcpStream::connect(server).await.expect("it listens");
-    let fields: String = lines.iter().map(|line| format!("X-Forwarded-For: {line}\r\n")).collect();
+    let fields = lines.iter().fold(String::new(), |fields, line| fields + "X-Forwarded-For: " + line + "\r\n");
     let request = format!("GET / HTTP/1.1\r\nHost: {server}\r\n{fields}Connection: close\r\n\r\n");
     stream.write_all(request.as_bytes()).await.expect("sent");
     let mut answer = String::new();

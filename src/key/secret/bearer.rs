@@ -59,10 +59,10 @@ impl<B> ExtractKey<Request<B>> for Bearer {
         match (fields.next(), fields.next()) {
             (Some(field), None) => match token(field) {
                 Some(token) => Extracted::Key(self.key_of(token)),
-                None => missing("holds no bearer token: it should be \"Bearer\", a space, and the token"),
+                None => no_token("holds no bearer token: it should be \"Bearer\", a space, and the token"),
             },
-            (Some(_), Some(_)) => missing("comes more than once"),
-            (None, _) => missing("is missing: it should hold a bearer token"),
+            (Some(_), Some(_)) => no_token("comes more than once"),
+            (None, _) => no_token("is missing: it should hold a bearer token"),
         }
     }
 }
@@ -75,7 +75,6 @@ fn token(field: &HeaderValue) -> Option<&[u8]> {
     (scheme.eq_ignore_ascii_case(b"Bearer ") && is_token).then_some(token)
 }
 
-#[cold]
-fn missing(how: &str) -> Extracted<Fingerprint> {
-    Extracted::Missing(Missing::from_request(format!("the header field authorization {how}")))
+fn no_token(how: &'static str) -> Extracted<Fingerprint> {
+    Extracted::Missing(Missing::field(&header::AUTHORIZATION, how))
 }

@@ -1,4 +1,4 @@
-use std::borrow::Cow;
+use std::sync::Arc;
 
 use http::{HeaderMap, Request, header};
 
@@ -19,8 +19,8 @@ use crate::key::{ExtractKey, Extracted, Missing};
 /// [puts into the extensions](crate::key::Extension).
 #[derive(Clone, Debug)]
 pub struct Cookie {
-    name: Cow<'static, str>,
-    kind: Cow<'static, str>,
+    name: Arc<str>,
+    kind: Arc<str>,
     pepper: Pepper,
 }
 
@@ -30,8 +30,8 @@ impl Cookie {
     /// # Errors
     ///
     /// If no cookie can have the name: it is empty, or has other characters than RFC 6265 allows.
-    pub fn new(name: impl Into<Cow<'static, str>>) -> Result<Self, Error> {
-        let name = name.into();
+    pub fn new(name: impl Into<Arc<str>>) -> Result<Self, Error> {
+        let name: Arc<str> = name.into();
         if !is_token(name.as_bytes()) {
             return Err(Error::config(format!(
                 "{name:?} is no name of a cookie: it has letters, digits and some of !#$%&'*+-.^_`|~"
@@ -53,9 +53,8 @@ impl Cookie {
         self.pepper.fingerprint(&self.kind, value.as_ref())
     }
 
-    #[cold]
-    fn missing(&self, how: &str) -> Extracted<Fingerprint> {
-        Extracted::Missing(Missing::from_request(format!("the cookie {} {how}", self.name)))
+    fn missing(&self, how: &'static str) -> Extracted<Fingerprint> {
+        Extracted::Missing(Missing::cookie(&self.name, how))
     }
 }
 
