@@ -11,6 +11,13 @@ use super::text::KeyText;
 /// The key is missing if there is no host, if `Host` comes more than once, or if it is no host.
 ///
 /// The client writes it: who makes up hosts makes up keys, unless your proxy or server refuses those that are not yours.
+///
+/// ```
+/// use tower_ratelimit::key::{ExtractKey, Extracted, Host, KeyText};
+///
+/// let request = http::Request::get("/").header("host", "Example.ORG:8080").body(()).unwrap();
+/// assert_eq!(Host::new().extract(&request), Extracted::Key(KeyText::from("example.org")));
+/// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Host {
     with_port: bool,

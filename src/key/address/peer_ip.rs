@@ -16,6 +16,13 @@ use crate::key::{ExtractKey, Extracted};
 /// [`SocketAddr`](std::net::SocketAddr) that your own server put there; [`peer`](Self::peer) looks elsewhere. If there is
 /// none, the key is missing by the server's fault: in axum serve the router by
 /// `into_make_service_with_connect_info::<SocketAddr>()`.
+///
+/// ```
+/// use tower_ratelimit::{Gcra, Memory, PeerIp, Quota, RateLimitLayer};
+///
+/// let limiter = Memory::new(Gcra::new(Quota::per_second(10)));
+/// let layer = RateLimitLayer::new(PeerIp::new().ipv6_prefix(56), limiter);
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PeerIp<P = FromExtensions> {
     prefixes: Prefixes,

@@ -12,6 +12,15 @@ use crate::key::{ExtractKey, Extracted, Missing};
 /// The key is missing if the cookie is, if it is empty, or if it comes more than once. Its name counts to the letter. The
 /// value counts as it is written, but for white space and quotes around it.
 ///
+/// ```
+/// use tower_ratelimit::key::{Cookie, ExtractKey, Extracted};
+///
+/// let key = Cookie::new("session")?;
+/// let request = http::Request::get("/").header("cookie", "theme=dark; session=31d4d96e").body(()).unwrap();
+/// assert_eq!(key.extract(&request), Extracted::Key(key.key_of("31d4d96e")));
+/// # Ok::<(), tower_ratelimit::Error>(())
+/// ```
+///
 /// # Made-up cookies
 ///
 /// It is not checked that the cookie is good: who makes up cookies makes up keys, each with a limit of its own; and who

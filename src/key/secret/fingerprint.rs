@@ -1,9 +1,23 @@
 use std::fmt;
 
-/// What is kept of a secret: 128 bits of its HMAC-SHA-256 under a [`Pepper`].
+/// What is kept of a secret: 128 bits of its HMAC-SHA-256 under a [`Pepper`](super::Pepper).
 ///
 /// It tells secrets apart, and whoever sees it without the pepper can neither find the secret nor try guesses. It may be
 /// logged, and written to a store.
+///
+/// ```
+/// use tower_ratelimit::key::ApiKey;
+/// use tower_ratelimit::{Ask, Gcra, Memory, Quota};
+///
+/// const KEY: ApiKey = ApiKey::from_static("x-api-key");
+///
+/// let fingerprint = KEY.key_of("31d4d96e407aad42");
+/// assert!(!format!("{fingerprint} {fingerprint:?}").contains("31d4"));
+///
+/// // What the limiter knows of a key, by the secret.
+/// let limiter = Memory::new(Gcra::new(Quota::per_second(10)));
+/// assert!(limiter.decide(&fingerprint, Ask::default()).is_allowed());
+/// ```
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Fingerprint([u8; 16]);
 
