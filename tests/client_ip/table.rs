@@ -186,6 +186,11 @@ const OF_FORWARDED: &[Row] = &[
     ("white space around the =", "10.0.0.1", &["for=203.0.113.9, for = 192.0.2.1"], "10.0.0.1"),
     ("text behind a quote", "10.0.0.1", &["for=203.0.113.9, for=\"192.0.2.1\"x"], "10.0.0.1"),
     ("an escaped quote at the end", "10.0.0.1", &["for=203.0.113.9, for=\"192.0.2.1\\\""], "10.0.0.1"),
+    ("one at the end of another value", "10.0.0.1", &["for=203.0.113.9, for=192.0.2.1;x=\"a\\\""], "10.0.0.1"),
+    ("no ; between pairs", "10.0.0.1", &["for=203.0.113.9, for=192.0.2.1 proto=https"], "10.0.0.1"),
+    ("nor behind a quote", "10.0.0.1", &["for=203.0.113.9, for=\"192.0.2.1\"proto=https"], "10.0.0.1"),
+    ("a pair without a name", "10.0.0.1", &["for=203.0.113.9, for=192.0.2.1;=https"], "10.0.0.1"),
+    ("a pair without a =", "10.0.0.1", &["for=203.0.113.9, for=192.0.2.1;https"], "10.0.0.1"),
     ("garbage in the middle", "10.0.0.1", &["for=203.0.113.9, for=oops, for=10.0.0.3, for=10.0.0.2"], "10.0.0.3"),
     ("no field", "10.0.0.1", &[], "10.0.0.1"),
     // How an element is written.

@@ -58,9 +58,9 @@ impl Pepper {
             Some(given) => Hmac::clone(given),
             None => drawn().clone(),
         };
+        // With its length, so that where it ends and the secret begins is never in doubt.
+        mac.update(&(kind.len() as u64).to_be_bytes());
         mac.update(kind.as_bytes());
-        // No kind has a zero byte: where it ends and the secret begins is never in doubt.
-        mac.update(&[0]);
         mac.update(secret);
         let mut bytes = [0; 16];
         for (byte, from) in bytes.iter_mut().zip(mac.finalize().into_bytes()) {
