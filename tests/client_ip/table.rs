@@ -1,8 +1,8 @@
 //! The spoofing table: the peer, the trusted proxies, the lines of the field, and the client.
 
 use http::HeaderName;
-use tower_ratelimit::ClientIp;
 use tower_ratelimit::key::{ExtractKey, Extracted, TrustedProxies};
+use tower_ratelimit::{ClientIp, PeerIp};
 
 use crate::support::{FORWARDED, REAL_IP, X_FORWARDED_FOR, ip, networks, readers, request};
 
@@ -319,6 +319,18 @@ fn the_peers_address_may_be_kept_anywhere() {
     assert_eq!(reader.extract(&forged), Extracted::Key(ip("198.51.100.1")));
     forged.extensions_mut().insert(Connection("10.0.0.1"));
     assert_eq!(reader.extract(&forged), Extracted::Key(ip("192.0.2.1")));
+}
+
+/// A request need not be HTTP, if it is said where the peer is.
+#[test]
+fn peers_of_a_protocol_of_ones_own_are_counted() {
+    struct Call {
+        from: Option<std::net::IpAddr>,
+    }
+
+    let key = PeerIp::new().peer(|call: &Call| call.from).ipv6_prefix(48);
+    assert_eq!(key.extract(&Call { from: Some(ip("2001:db8:1:2::3")) }), Extracted::Key(ip("2001:db8:1::")));
+    assert!(matches!(key.extract(&Call { from: None }), Extracted::Missing(_)));
 }
 
 // What stands for an address

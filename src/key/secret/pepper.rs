@@ -12,7 +12,7 @@ use crate::error::Error;
 ///
 /// By default each process draws its own at random: fingerprints then mean nothing to another process, nor after a restart.
 /// Where keys must agree across processes, because the limits are kept outside of them, give each process the
-/// [same one](Self::new).
+/// [same one](Self::new), or none knows what another has counted.
 ///
 /// ```
 /// use tower_ratelimit::key::{Bearer, Pepper};
