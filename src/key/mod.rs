@@ -50,5 +50,5 @@ pub use self::missing::Missing;
 pub use self::or::{Either, Or};
 pub use self::path::Path;
 pub use self::seam::{ExtractKey, Extracted};
-pub use self::secret::{ApiKey, Bearer, Cookie, Fingerprint, Pepper};
+pub use self::secret::{ApiKey, Bearer, Cookie, Fingerprint, MakeFingerprint, OwnPepper, Pepper};
 pub use self::text::KeyText;

@@ -80,10 +80,10 @@ macro_rules! has_or {
 }
 
 has_or! {
-    [] super::ApiKey,
-    [] super::Bearer,
+    [P] super::ApiKey<P>,
+    [P] super::Bearer<P>,
     [P] super::ClientIp<P>,
-    [] super::Cookie,
+    [P] super::Cookie<P>,
     [T] super::Extension<T>,
     [] super::Header,
     [] super::Host,

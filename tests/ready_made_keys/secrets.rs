@@ -4,7 +4,7 @@ use std::collections::HashSet;
 use std::fmt::Debug;
 
 use http::HeaderName;
-use tower_ratelimit::key::{ApiKey, Bearer, Cookie, ExtractKey, Extracted, Fingerprint, Pepper};
+use tower_ratelimit::key::{ApiKey, Bearer, Cookie, ExtractKey, Extracted, Fingerprint, OwnPepper, Pepper};
 use tower_ratelimit::{Gcra, Memory, Quota, RateLimitLayer};
 
 use crate::support::{Get, key, missing, with};
@@ -24,9 +24,9 @@ fn pepper(byte: u8, len: usize) -> Pepper {
 
 #[test]
 fn no_secret_is_in_a_key_in_its_debug_output_or_in_a_layers() {
-    fn check<K>(extractor: K, request: &Get)
+    fn check<P, K>(extractor: K, request: &Get)
     where
-        K: ExtractKey<Get, Key = Fingerprint> + Clone + Debug,
+        K: ExtractKey<Get, Key = Fingerprint<P>> + Clone + Debug,
     {
         let fingerprint = key(extractor.extract(request));
         let limiter = Memory::new(Gcra::new(Quota::per_second(1)));
@@ -45,15 +45,18 @@ fn no_secret_is_in_a_key_in_its_debug_output_or_in_a_layers() {
         }
         assert!(!fingerprint.as_bytes().windows(4).any(|bytes| SECRET.as_bytes().windows(4).any(|part| part == bytes)));
         assert_eq!(fingerprint.to_string().len(), 32);
-        assert_eq!(size_of::<Fingerprint>(), 16, "bounded");
+        assert_eq!(size_of::<Fingerprint<P>>(), 16, "bounded");
     }
 
-    for pepper in [Pepper::of_this_process(), pepper(7, 32)] {
-        let bearer = with(&[("authorization", &format!("Bearer {SECRET}"))]);
-        check(Bearer::new().pepper(pepper.clone()), &bearer);
-        check(API_KEY.pepper(pepper.clone()), &with(&[("x-api-key", SECRET)]));
-        check(cookie().pepper(pepper), &with(&[("cookie", &format!("session={SECRET}"))]));
-    }
+    let bearer = with(&[("authorization", &format!("Bearer {SECRET}"))]);
+    check(Bearer::new(), &bearer);
+    check(Bearer::new().pepper(pepper(7, 32)), &bearer);
+    let api_key = with(&[("x-api-key", SECRET)]);
+    check(API_KEY, &api_key);
+    check(API_KEY.pepper(pepper(7, 32)), &api_key);
+    let session = with(&[("cookie", &format!("session={SECRET}"))]);
+    check(cookie(), &session);
+    check(cookie().pepper(pepper(7, 32)), &session);
 }
 
 #[test]
@@ -106,10 +109,12 @@ fn fingerprints_agree_where_the_pepper_does() {
     let of = |pepper: Pepper| Bearer::new().pepper(pepper).key_of(SECRET);
     assert_eq!(of(pepper(7, 32)), of(pepper(7, 32)), "in two processes with one pepper");
     assert_ne!(of(pepper(7, 32)), of(pepper(8, 32)));
-    assert_ne!(of(pepper(7, 32)), of(Pepper::of_this_process()));
-    assert_eq!(of(Pepper::of_this_process()), of(Pepper::default()));
+    let own = Bearer::new().key_of(SECRET);
+    assert_ne!(of(pepper(7, 32)).as_bytes(), own.as_bytes());
+    assert_eq!(own, Bearer::default().key_of(SECRET));
+    assert_eq!(own, OwnPepper.fingerprint("authorization bearer", SECRET.as_bytes()));
     let elsewhere = std::thread::spawn(|| Bearer::new().key_of(SECRET)).join().expect("no panic");
-    assert_eq!(of(Pepper::of_this_process()), elsewhere, "one for all threads");
+    assert_eq!(own, elsewhere, "one for all threads");
 }
 
 /// Another process draws another pepper: this test runs itself, and compares.

@@ -1,7 +1,7 @@
 use http::{HeaderName, Request};
 
 use super::fingerprint::Fingerprint;
-use super::pepper::Pepper;
+use super::pepper::{MakeFingerprint, OwnPepper, Pepper};
 use crate::key::header::only_value;
 use crate::key::{ExtractKey, Extracted};
 
@@ -22,16 +22,16 @@ use crate::key::{ExtractKey, Extracted};
 /// It is not checked that the API key is good: who makes up API keys makes up keys, each with a limit of its own. Count
 /// behind what checks them, or by the address as well: [`Bearer`](super::Bearer) shows how.
 #[derive(Clone, Debug)]
-pub struct ApiKey {
+pub struct ApiKey<P = OwnPepper> {
     name: HeaderName,
-    pepper: Pepper,
+    pepper: P,
 }
 
 impl ApiKey {
     /// Reads the field with this name, and makes fingerprints that only this process understands.
     #[must_use]
     pub const fn new(name: HeaderName) -> Self {
-        Self { name, pepper: Pepper::of_this_process() }
+        Self { name, pepper: OwnPepper }
     }
 
     /// Reads the field with this name.
@@ -43,24 +43,26 @@ impl ApiKey {
     pub const fn from_static(name: &'static str) -> Self {
         Self::new(HeaderName::from_static(name))
     }
+}
 
-    /// Sets the secret under which fingerprints are made.
+impl<P: MakeFingerprint> ApiKey<P> {
+    /// Makes fingerprints that all who have the pepper understand.
     #[must_use]
-    pub fn pepper(self, pepper: Pepper) -> Self {
-        Self { pepper, ..self }
+    pub fn pepper(self, pepper: Pepper) -> ApiKey<Pepper> {
+        ApiKey { name: self.name, pepper }
     }
 
     /// What stands for an API key: to ask a limiter about it, or to block it.
     #[must_use]
-    pub fn key_of(&self, api_key: impl AsRef<[u8]>) -> Fingerprint {
+    pub fn key_of(&self, api_key: impl AsRef<[u8]>) -> Fingerprint<P> {
         self.pepper.fingerprint(self.name.as_str(), api_key.as_ref())
     }
 }
 
-impl<B> ExtractKey<Request<B>> for ApiKey {
-    type Key = Fingerprint;
+impl<B, P: MakeFingerprint> ExtractKey<Request<B>> for ApiKey<P> {
+    type Key = Fingerprint<P>;
 
-    fn extract(&self, request: &Request<B>) -> Extracted<Fingerprint> {
+    fn extract(&self, request: &Request<B>) -> Extracted<Fingerprint<P>> {
         match only_value(request.headers(), &self.name) {
             Ok(value) => Extracted::Key(self.key_of(value)),
             Err(missing) => Extracted::Missing(missing),

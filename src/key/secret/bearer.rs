@@ -1,7 +1,7 @@
 use http::{HeaderValue, Request, header};
 
 use super::fingerprint::Fingerprint;
-use super::pepper::Pepper;
+use super::pepper::{MakeFingerprint, OwnPepper, Pepper};
 use crate::key::{ExtractKey, Extracted, Missing};
 
 /// The token in `Authorization: Bearer ...`, of which only the [fingerprint](Fingerprint) is kept.
@@ -31,34 +31,36 @@ use crate::key::{ExtractKey, Extracted, Missing};
 /// let layer = RateLimitLayer::new((Bearer::new(), PeerIp::new()), limiter);
 /// ```
 #[derive(Clone, Debug, Default)]
-pub struct Bearer {
-    pepper: Pepper,
+pub struct Bearer<P = OwnPepper> {
+    pepper: P,
 }
 
 impl Bearer {
     /// Reads the token, and makes fingerprints that only this process understands.
     #[must_use]
     pub const fn new() -> Self {
-        Self { pepper: Pepper::of_this_process() }
+        Self { pepper: OwnPepper }
     }
+}
 
-    /// Sets the secret under which fingerprints are made.
+impl<P: MakeFingerprint> Bearer<P> {
+    /// Makes fingerprints that all who have the pepper understand.
     #[must_use]
-    pub fn pepper(self, pepper: Pepper) -> Self {
-        Self { pepper }
+    pub fn pepper(self, pepper: Pepper) -> Bearer<Pepper> {
+        Bearer { pepper }
     }
 
     /// What stands for a token: to ask a limiter about it, or to block it.
     #[must_use]
-    pub fn key_of(&self, token: impl AsRef<[u8]>) -> Fingerprint {
+    pub fn key_of(&self, token: impl AsRef<[u8]>) -> Fingerprint<P> {
         self.pepper.fingerprint("authorization bearer", token.as_ref())
     }
 }
 
-impl<B> ExtractKey<Request<B>> for Bearer {
-    type Key = Fingerprint;
+impl<B, P: MakeFingerprint> ExtractKey<Request<B>> for Bearer<P> {
+    type Key = Fingerprint<P>;
 
-    fn extract(&self, request: &Request<B>) -> Extracted<Fingerprint> {
+    fn extract(&self, request: &Request<B>) -> Extracted<Fingerprint<P>> {
         let mut fields = request.headers().get_all(header::AUTHORIZATION).iter();
         match (fields.next(), fields.next()) {
             (Some(field), None) => match token(field) {
@@ -79,6 +81,6 @@ fn token(field: &HeaderValue) -> Option<&[u8]> {
     (scheme.eq_ignore_ascii_case(b"Bearer ") && is_token).then_some(token)
 }
 
-fn no_token(how: &'static str) -> Extracted<Fingerprint> {
+fn no_token<K>(how: &'static str) -> Extracted<K> {
     Extracted::Missing(Missing::field(&header::AUTHORIZATION, how))
 }

@@ -3,7 +3,7 @@ use std::sync::Arc;
 use http::{HeaderMap, Request, header};
 
 use super::fingerprint::Fingerprint;
-use super::pepper::Pepper;
+use super::pepper::{MakeFingerprint, OwnPepper, Pepper};
 use crate::error::Error;
 use crate::key::{ExtractKey, Extracted, Missing};
 
@@ -27,10 +27,10 @@ use crate::key::{ExtractKey, Extracted, Missing};
 /// drops it gets a new one from many servers. Where a session layer knows whose session it is, count by what it
 /// [puts into the extensions](crate::key::Extension).
 #[derive(Clone, Debug)]
-pub struct Cookie {
+pub struct Cookie<P = OwnPepper> {
     name: Arc<str>,
     kind: Arc<str>,
-    pepper: Pepper,
+    pepper: P,
 }
 
 impl Cookie {
@@ -47,30 +47,32 @@ impl Cookie {
             )));
         }
         let kind = format!("cookie {name}").into();
-        Ok(Self { name, kind, pepper: Pepper::of_this_process() })
+        Ok(Self { name, kind, pepper: OwnPepper })
     }
+}
 
-    /// Sets the secret under which fingerprints are made.
+impl<P: MakeFingerprint> Cookie<P> {
+    /// Makes fingerprints that all who have the pepper understand.
     #[must_use]
-    pub fn pepper(self, pepper: Pepper) -> Self {
-        Self { pepper, ..self }
+    pub fn pepper(self, pepper: Pepper) -> Cookie<Pepper> {
+        Cookie { name: self.name, kind: self.kind, pepper }
     }
 
     /// What stands for the cookie's value: to ask a limiter about it, or to block it.
     #[must_use]
-    pub fn key_of(&self, value: impl AsRef<[u8]>) -> Fingerprint {
+    pub fn key_of(&self, value: impl AsRef<[u8]>) -> Fingerprint<P> {
         self.pepper.fingerprint(&self.kind, value.as_ref())
     }
 
-    fn missing(&self, how: &'static str) -> Extracted<Fingerprint> {
+    fn missing(&self, how: &'static str) -> Extracted<Fingerprint<P>> {
         Extracted::Missing(Missing::cookie(&self.name, how))
     }
 }
 
-impl<B> ExtractKey<Request<B>> for Cookie {
-    type Key = Fingerprint;
+impl<B, P: MakeFingerprint> ExtractKey<Request<B>> for Cookie<P> {
+    type Key = Fingerprint<P>;
 
-    fn extract(&self, request: &Request<B>) -> Extracted<Fingerprint> {
+    fn extract(&self, request: &Request<B>) -> Extracted<Fingerprint<P>> {
         let mut values = values(request.headers(), self.name.as_bytes());
         match (values.next(), values.next()) {
             (Some(value), None) if !value.is_empty() => Extracted::Key(self.key_of(value)),

@@ -1,9 +1,16 @@
 use std::fmt;
+use std::hash::{Hash, Hasher};
+use std::marker::PhantomData;
 
-/// What is kept of a secret: 128 bits of its HMAC-SHA-256 under a [`Pepper`](super::Pepper).
+use super::pepper::OwnPepper;
+
+/// What is kept of a secret: 128 bits of its HMAC-SHA-256 under a pepper.
 ///
 /// It tells secrets apart, and whoever sees it without the pepper can neither find the secret nor try guesses. It may be
 /// logged, and written to a store.
+///
+/// Its type says under whose pepper it was made. `Fingerprint` means nothing outside of this process, so it is no key for a
+/// store that several processes share. `Fingerprint<Pepper>` is one: all that have the [`Pepper`](super::Pepper) agree.
 ///
 /// ```
 /// use tower_ratelimit::key::ApiKey;
@@ -18,30 +25,56 @@ use std::fmt;
 /// let limiter = Memory::new(Gcra::new(Quota::per_second(10)));
 /// assert!(limiter.decide(&fingerprint, Ask::default()).is_allowed());
 /// ```
-#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct Fingerprint([u8; 16]);
+pub struct Fingerprint<P = OwnPepper> {
+    bytes: [u8; 16],
+    pepper: PhantomData<fn() -> P>,
+}
 
-impl Fingerprint {
+impl<P> Fingerprint<P> {
     pub(super) const fn new(bytes: [u8; 16]) -> Self {
-        Self(bytes)
+        Self { bytes, pepper: PhantomData }
     }
 
     /// Its 128 bits.
     #[must_use]
     pub const fn as_bytes(&self) -> &[u8; 16] {
-        &self.0
+        &self.bytes
     }
 }
 
 /// 32 hexadecimal digits.
-impl fmt::Display for Fingerprint {
+impl<P> fmt::Display for Fingerprint<P> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:032x}", u128::from_be_bytes(self.0))
+        write!(f, "{:032x}", u128::from_be_bytes(self.bytes))
     }
 }
 
-impl fmt::Debug for Fingerprint {
+impl<P> fmt::Debug for Fingerprint<P> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Fingerprint({self})")
+    }
+}
+
+// What a derive would ask of the pepper, none of these needs.
+
+impl<P> Clone for Fingerprint<P> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<P> Copy for Fingerprint<P> {}
+
+impl<P> PartialEq for Fingerprint<P> {
+    fn eq(&self, other: &Self) -> bool {
+        self.bytes == other.bytes
+    }
+}
+
+impl<P> Eq for Fingerprint<P> {}
+
+impl<P> Hash for Fingerprint<P> {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.bytes.hash(state);
     }
 }

@@ -8,11 +8,10 @@ use sha2::{Digest, Sha256};
 use super::fingerprint::Fingerprint;
 use crate::error::Error;
 
-/// The secret under which fingerprints are made, so that nobody else can make them.
+/// A secret under which fingerprints are made, so that nobody else can make them: one that several processes share.
 ///
-/// By default each process draws its own at random: fingerprints then mean nothing to another process, nor after a restart.
-/// Where keys must agree across processes, because the limits are kept outside of them, give each process the
-/// [same one](Self::new), or none knows what another has counted.
+/// Where limits are kept outside of the processes, keys must agree: give each of them the same pepper, from its
+/// configuration. What is counted in one process only needs none: by default each draws [its own](OwnPepper).
 ///
 /// ```
 /// use tower_ratelimit::key::{Bearer, Pepper};
@@ -21,20 +20,14 @@ use crate::error::Error;
 /// let key = Bearer::new().pepper(Pepper::new(&from_configuration)?);
 /// # Ok::<(), tower_ratelimit::Error>(())
 /// ```
-#[derive(Clone, Default)]
-pub struct Pepper(Option<Arc<Hmac<Sha256>>>);
+#[derive(Clone)]
+pub struct Pepper(Arc<Hmac<Sha256>>);
 
 impl Pepper {
     /// The shortest that can be given, in bytes.
     pub const MIN_LEN: usize = 16;
 
-    /// The one that this process has drawn for itself.
-    #[must_use]
-    pub const fn of_this_process() -> Self {
-        Self(None)
-    }
-
-    /// One that several processes share: random bytes from their configuration.
+    /// Random bytes that whoever is to agree has as well.
     ///
     /// # Errors
     ///
@@ -47,34 +40,71 @@ impl Pepper {
                 Self::MIN_LEN
             )));
         }
-        Ok(Self(Some(Arc::new(keyed(secret)))))
+        Ok(Self(Arc::new(keyed(secret))))
     }
 
     /// What stands for a secret. `kind` says what it is a secret for: in two kinds, equal secrets have different
     /// fingerprints.
     #[must_use]
-    pub fn fingerprint(&self, kind: &str, secret: &[u8]) -> Fingerprint {
-        let mut mac = match &self.0 {
-            Some(given) => Hmac::clone(given),
-            None => drawn().clone(),
-        };
-        // With its length, so that where it ends and the secret begins is never in doubt.
-        mac.update(&(kind.len() as u64).to_be_bytes());
-        mac.update(kind.as_bytes());
-        mac.update(secret);
-        let mut bytes = [0; 16];
-        for (byte, from) in bytes.iter_mut().zip(mac.finalize().into_bytes()) {
-            *byte = from;
-        }
-        Fingerprint::new(bytes)
+    pub fn fingerprint(&self, kind: &str, secret: &[u8]) -> Fingerprint<Self> {
+        finish(Hmac::clone(&self.0), kind, secret)
     }
 }
 
-/// It tells only whether it was given.
 impl fmt::Debug for Pepper {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(if self.0.is_some() { "Pepper(given)" } else { "Pepper(of this process)" })
+        f.debug_struct("Pepper").finish_non_exhaustive()
     }
+}
+
+/// The pepper that this process has drawn for itself: another process has another one, and after a restart so has this.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct OwnPepper;
+
+impl OwnPepper {
+    /// As [`Pepper::fingerprint`], for this process alone.
+    #[must_use]
+    pub fn fingerprint(&self, kind: &str, secret: &[u8]) -> Fingerprint<Self> {
+        finish(drawn().clone(), kind, secret)
+    }
+}
+
+/// A [`Pepper`], or [`OwnPepper`].
+pub trait MakeFingerprint: Sized + sealed::Sealed {
+    /// What stands for a secret of some kind.
+    fn fingerprint(&self, kind: &str, secret: &[u8]) -> Fingerprint<Self>;
+}
+
+impl MakeFingerprint for Pepper {
+    fn fingerprint(&self, kind: &str, secret: &[u8]) -> Fingerprint<Self> {
+        self.fingerprint(kind, secret)
+    }
+}
+
+impl MakeFingerprint for OwnPepper {
+    fn fingerprint(&self, kind: &str, secret: &[u8]) -> Fingerprint<Self> {
+        self.fingerprint(kind, secret)
+    }
+}
+
+mod sealed {
+    pub trait Sealed {}
+
+    impl Sealed for super::Pepper {}
+
+    impl Sealed for super::OwnPepper {}
+}
+
+fn finish<P>(mut mac: Hmac<Sha256>, kind: &str, secret: &[u8]) -> Fingerprint<P> {
+    // With its length, so that where it ends and the secret begins is never in doubt.
+    mac.update(&(kind.len() as u64).to_be_bytes());
+    mac.update(kind.as_bytes());
+    mac.update(secret);
+    let mut bytes = [0; 16];
+    for (byte, from) in bytes.iter_mut().zip(mac.finalize().into_bytes()) {
+        *byte = from;
+    }
+    Fingerprint::new(bytes)
 }
 
 fn drawn() -> &'static Hmac<Sha256> {
