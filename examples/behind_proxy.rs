@@ -7,9 +7,9 @@
 //! ```
 //!
 //! `curl` plays the proxy: the loopback is trusted, and the last address that it names is the client. Both commands are
-//! the same client's: what stands left of its address, it has written itself. After three of them the answer is 429, and
-//! another client (`192.0.2.2`) is still served. A client with an API key (`-H 'X-Api-Key: ...'`) is counted by that, and
-//! may do more, up to what its address may in all.
+//! the same client's: what stands left of its address, it has written itself. After three of them the answer is 429,
+//! and another client (`192.0.2.2`) is still served. A client with an API key (`-H 'X-Api-Key: ...'`) is counted by
+//! that, and may do more, up to what its address may in all.
 //!
 //! `TRUSTED` names the proxies: `TRUSTED=10.0.0.0/8,fd00::/8`. With that, the loopback is a client like any other, and
 //! nothing in the header counts. `PORT` chooses another port; `PORT=0` lets the system choose a free one.

@@ -6,8 +6,8 @@ use super::text::KeyText;
 
 /// The value of one header field.
 ///
-/// The key is missing if the field is, if it is empty, or if it comes more than once: which of them counts would be for the
-/// client to choose.
+/// The key is missing if the field is, if it is empty, or if it comes more than once: which of them counts would be for
+/// the client to choose.
 ///
 /// Whoever can set the field chooses the key. Use it for what an outer layer or a proxy has checked, or where a made-up
 /// value gains nothing.

@@ -10,7 +10,8 @@ use super::text::KeyText;
 /// It counts in lower case, without a dot at its end, and without the port; [`with_port`](Self::with_port) keeps that.
 /// The key is missing if there is no host, if `Host` comes more than once, or if it is no host.
 ///
-/// The client writes it: who makes up hosts makes up keys, unless your proxy or server refuses those that are not yours.
+/// The client writes it: who makes up hosts makes up keys, unless your proxy or server refuses those that are not
+/// yours.
 ///
 /// ```
 /// use tower_ratelimit::key::{ExtractKey, Extracted, Host, KeyText};

@@ -8,8 +8,8 @@ use pin_project::pin_project;
 use tower_layer::Layer;
 use tower_service::Service;
 
-/// Finds out by an async function whose a request is: which user has a token, by a database. What it finds is put into the
-/// request's extensions, where [`Extension`](super::Extension) reads the key.
+/// Finds out by an async function whose a request is: which user has a token, by a database. What it finds is put into
+/// the request's extensions, where [`Extension`](super::Extension) reads the key.
 ///
 /// An extractor answers at once, and costs nothing but its work. What has to wait goes into this layer, outside of the
 /// limiter. The function sees the request, and its future, which must not borrow it, ends in one of
@@ -53,8 +53,8 @@ use tower_service::Service;
 /// # Tower's contract
 ///
 /// It is ready when the inner service is, and the very instance that was made ready waits for the lookup and gets the
-/// request. An `Err` drops it, and so releases what its readiness reserved. Dropping the response's future while it still
-/// looks up drops the function's future: the inner service, and with it the limiter, never sees the request.
+/// request. An `Err` drops it, and so releases what its readiness reserved. Dropping the response's future while it
+/// still looks up drops the function's future: the inner service, and with it the limiter, never sees the request.
 #[derive(Clone, Copy)]
 #[must_use = "a layer does nothing until it wraps a service"]
 pub struct LookupLayer<F> {

@@ -6,8 +6,8 @@ use super::text::KeyText;
 
 /// The route that axum has found for the request: `/users/{id}` for all users.
 ///
-/// Put the layer on the router by `route_layer` or `layer`. Where there is no route (outside of the router, or for what it
-/// answers with 404) the key is missing by the server's fault. To count all that together, say
+/// Put the layer on the router by `route_layer` or `layer`. Where there is no route (outside of the router, or for what
+/// it answers with 404) the key is missing by the server's fault. To count all that together, say
 /// `MatchedPath.or(Global)`.
 ///
 /// ```
@@ -31,8 +31,8 @@ impl<B> ExtractKey<Request<B>> for MatchedPath {
         match request.extensions().get::<axum::extract::MatchedPath>() {
             Some(route) => Extracted::Key(KeyText::from(route.as_str())),
             None => Extracted::Missing(Missing::from_server(
-                "the server is put together wrongly: the rate limiter counts by the route, and the request has none (put \
-                 the layer on the router by route_layer)",
+                "the server is put together wrongly: the rate limiter counts by the route, and the request has none \
+                 (put the layer on the router by route_layer)",
             )),
         }
     }

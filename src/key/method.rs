@@ -5,7 +5,8 @@ use super::text::KeyText;
 
 /// The request's method, to the letter.
 ///
-/// A client may make methods up. Use it in a tuple, as `(ClientIp, Method)`, with a limit on the client in all beside it:
+/// A client may make methods up. Use it in a tuple, as `(ClientIp, Method)`, with a limit on the client in all beside
+/// it:
 ///
 /// ```
 /// use std::net::IpAddr;

@@ -15,8 +15,8 @@ pub enum Either<A, B> {
 /// The key that the first extractor finds, or else the second one's: "the API key, else the client's address".
 ///
 /// The ready-made extractors have a method `or`, which makes it. Only a *missing* key is looked for by the second
-/// extractor: whom the first one exempts is exempt, and the second one is not asked. If the second one's key is missing as
-/// well, so is the whole, for the second one's reason: it was to have the last word.
+/// extractor: whom the first one exempts is exempt, and the second one is not asked. If the second one's key is missing
+/// as well, so is the whole, for the second one's reason: it was to have the last word.
 ///
 /// The two kinds of key can have limits of their own:
 ///
@@ -35,8 +35,8 @@ pub enum Either<A, B> {
 ///
 /// # Whoever chooses the first key
 ///
-/// If a client can make it up, it can have a new one for each request. Let something outside of the limiter refuse API keys
-/// that do not exist, or look them up before: see [`LookupLayer`](super::LookupLayer).
+/// If a client can make it up, it can have a new one for each request. Let something outside of the limiter refuse API
+/// keys that do not exist, or look them up before: see [`LookupLayer`](super::LookupLayer).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Or<A, B> {
     first: A,

@@ -6,8 +6,8 @@ use super::text::KeyText;
 /// The path of the request's URI, without its query.
 ///
 /// It counts as the client has written it. One resource may have many paths: with and without a slash at its end, with
-/// characters encoded, with an identifier in it. Who knows more of them than you has more limits than you think: for routes
-/// use `MatchedPath`, and join what is left with an address by a tuple.
+/// characters encoded, with an identifier in it. Who knows more of them than you has more limits than you think: for
+/// routes use `MatchedPath`, and join what is left with an address by a tuple.
 ///
 /// ```
 /// use tower_ratelimit::key::{ExtractKey, Extracted, KeyText, Path};

@@ -1,5 +1,5 @@
-//! Well-formed fields, written in every way that their grammars allow, say what was written: a list of hops is walked as a
-//! slow and obvious model walks it.
+//! Well-formed fields, written in every way that their grammars allow, say what was written: a list of hops is walked
+//! as a slow and obvious model walks it.
 
 use std::net::IpAddr;
 

@@ -78,8 +78,8 @@ fn no_secret_is_in_the_reason_why_a_key_is_missing() {
     assert!(error.to_string().contains("15 bytes") && error.to_string().contains("at least 16"), "{error}");
 }
 
-/// Against `hmac.new(key, len(kind).to_bytes(8, "big") + kind + b"secret", "sha256")` of Python: keys shorter than a block, as
-/// long as one, and longer.
+/// Against `hmac.new(key, len(kind).to_bytes(8, "big") + kind + b"secret", "sha256")` of Python: keys shorter than a
+/// block, as long as one, and longer.
 #[test]
 fn a_fingerprint_is_the_first_half_of_an_hmac() {
     let hex = |len| {

@@ -32,7 +32,8 @@ use crate::key::Missing;
 /// No header field is a peer's address: whoever sends the request writes them.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` does not say where a `{Request}` came from",
-    note = "for an `http::Request` leave it to `FromExtensions`; else give a closure `|request: &{Request}| -> Option<IpAddr>`"
+    note = "for an `http::Request` leave it to `FromExtensions`; else give a closure `|request: &{Request}|` that \
+            returns `Option<IpAddr>`"
 )]
 pub trait PeerAddress<Request> {
     /// The address of the socket's other end, if there is one.

@@ -7,14 +7,14 @@ use crate::key::{ExtractKey, Extracted};
 
 /// The address of the socket's other end: the client, or the proxy in front of it.
 ///
-/// It never looks at a header: behind a proxy all clients are the proxy. There, use [`ClientIp`](crate::ClientIp). An IPv4
-/// address mapped into IPv6, or translated by a NAT64 (`64:ff9b::/96`), counts as the IPv4 address. An IPv6 address counts
-/// by its first 64 bits, as a client has at least all addresses that share them; [`ipv6_prefix`](Self::ipv6_prefix)
-/// chooses another length.
+/// It never looks at a header: behind a proxy all clients are the proxy. There, use [`ClientIp`](crate::ClientIp). An
+/// IPv4 address mapped into IPv6, or translated by a NAT64 (`64:ff9b::/96`), counts as the IPv4 address. An IPv6
+/// address counts by its first 64 bits, as a client has at least all addresses that share them;
+/// [`ipv6_prefix`](Self::ipv6_prefix) chooses another length.
 ///
 /// The address is read from the request's extensions: axum's `ConnectInfo<SocketAddr>` (feature `axum`), or a
-/// [`SocketAddr`](std::net::SocketAddr) that your own server put there; [`peer`](Self::peer) looks elsewhere. If there is
-/// none, the key is missing by the server's fault: in axum serve the router by
+/// [`SocketAddr`](std::net::SocketAddr) that your own server put there; [`peer`](Self::peer) looks elsewhere. If there
+/// is none, the key is missing by the server's fault: in axum serve the router by
 /// `into_make_service_with_connect_info::<SocketAddr>()`.
 ///
 /// ```
@@ -87,8 +87,8 @@ impl<P> PeerIp<P> {
         PeerIp { prefixes: self.prefixes, peer }
     }
 
-    /// What stands for an address: unmapped first, then cut to the prefix. (The other way round, all of IPv4 would be one
-    /// key.)
+    /// What stands for an address: unmapped first, then cut to the prefix. (The other way round, all of IPv4 would be
+    /// one key.)
     #[must_use]
     pub fn key_of(&self, address: IpAddr) -> IpAddr {
         self.prefixes.key_of(address)

@@ -11,9 +11,10 @@ use crate::key::{ExtractKey, Extracted, Missing};
 
 /// The client's address behind proxies: the rightmost one that is not a trusted proxy.
 ///
-/// The socket's other end, the peer, is the first hop. If it is no [trusted proxy](TrustedProxies), it is the client, and no
-/// header field is read. If it is, it has named whom it has the request from: that is the next hop, and so on. The first hop
-/// that is not trusted is the client; what stands left of it, anybody may have written, and is not looked at.
+/// The socket's other end, the peer, is the first hop. If it is no [trusted proxy](TrustedProxies), it is the client,
+/// and no header field is read. If it is, it has named whom it has the request from: that is the next hop, and so on.
+/// The first hop that is not trusted is the client; what stands left of it, anybody may have written, and is not looked
+/// at.
 ///
 /// ```
 /// use tower_ratelimit::key::TrustedProxies;
@@ -25,20 +26,21 @@ use crate::key::{ExtractKey, Extracted, Missing};
 /// # Ok::<(), tower_ratelimit::Error>(())
 /// ```
 ///
-/// The field must be one that your proxies *append to or overwrite* in every request. One that they hand through as it came
-/// is the client's own.
+/// The field must be one that your proxies *append to or overwrite* in every request. One that they hand through as it
+/// came is the client's own.
 ///
 /// # When a hop tells no address
 ///
-/// It may be `unknown`, a name that hides it, an empty element, anything; there may be no field at all, or a field of one
-/// address more than once. Then the request counts by the last hop whose address is known, a proxy's: such requests share a
-/// limit, and never go without one. If all hops are trusted it counts by the last of them: a request from within.
+/// It may be `unknown`, a name that hides it, an empty element, anything; there may be no field at all, or a field of
+/// one address more than once. Then the request counts by the last hop whose address is known, a proxy's: such requests
+/// share a limit, and never go without one. If all hops are trusted it counts by the last of them: a request from
+/// within.
 ///
 /// # What stands for an address
 ///
-/// An IPv4 address mapped into IPv6, or translated by a NAT64 (`64:ff9b::/96`), counts as the IPv4 address. An IPv6 address
-/// counts by its first 64 bits, as a client has at least all addresses that share them; [`ipv6_prefix`](Self::ipv6_prefix)
-/// chooses another length. Who has a /48 has 65536 of those. A second tier holds it:
+/// An IPv4 address mapped into IPv6, or translated by a NAT64 (`64:ff9b::/96`), counts as the IPv4 address. An IPv6
+/// address counts by its first 64 bits, as a client has at least all addresses that share them;
+/// [`ipv6_prefix`](Self::ipv6_prefix) chooses another length. Who has a /48 has 65536 of those. A second tier holds it:
 ///
 /// ```
 /// use std::net::IpAddr;
@@ -163,8 +165,8 @@ impl<P> ClientIp<P> {
     ///
     /// # Where it must not be said
     ///
-    /// On a server that listens on TCP and does not tell its peers' addresses. There nobody has one, and every client would
-    /// be trusted.
+    /// On a server that listens on TCP and does not tell its peers' addresses. There nobody has one, and every client
+    /// would be trusted.
     #[must_use]
     pub const fn trust_absent_peer(mut self) -> Self {
         self.trusts_absent_peer = true;
@@ -210,8 +212,8 @@ impl<P> ClientIp<P> {
     #[cold]
     fn missing_client(&self) -> Missing {
         Missing::from_server(format!(
-            "the server is put together wrongly: the rate limiter counts by the client's address, the request comes from a \
-             peer without one, and no trusted proxy names the client in the header field {}",
+            "the server is put together wrongly: the rate limiter counts by the client's address, the request comes \
+             from a peer without one, and no trusted proxy names the client in the header field {}",
             self.field.name()
         ))
     }

@@ -39,8 +39,8 @@ impl Field {
 
 /// The hops that all lines of `X-Forwarded-For` tell of, from right to left; `None` is one that tells no address.
 ///
-/// An empty element is such a hop as well: a proxy may have written nothing for an address that it did not know, and what
-/// stands left of it would be the client's own.
+/// An empty element is such a hop as well: a proxy may have written nothing for an address that it did not know, and
+/// what stands left of it would be the client's own.
 pub(super) fn x_forwarded_for(headers: &HeaderMap) -> impl Iterator<Item = Option<IpAddr>> {
     let lines = headers.get_all(X_FORWARDED_FOR).into_iter().rev();
     lines.flat_map(|line| line.as_bytes().rsplit(|byte| *byte == b',')).map(|element| node::address(unquoted(element)))

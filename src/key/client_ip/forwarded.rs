@@ -5,9 +5,9 @@ use super::node;
 /// The elements of a line of `Forwarded` (RFC 7239), from right to left: the address of each, or `None` where there is
 /// none, after which nothing follows.
 ///
-/// Read from the right, because the right end is what trusted proxies have written: a quote that a client has opened, left
-/// of it, swallows nothing. A well-formed element is read in full either way: within a quoted string a quote follows an odd
-/// number of backslashes, and the one that opens it follows a `=`.
+/// Read from the right, because the right end is what trusted proxies have written: a quote that a client has opened,
+/// left of it, swallows nothing. A well-formed element is read in full either way: within a quoted string a quote
+/// follows an odd number of backslashes, and the one that opens it follows a `=`.
 pub(super) struct Elements<'a> {
     rest: Option<&'a [u8]>,
 }
@@ -31,8 +31,8 @@ impl Iterator for Elements<'_> {
     }
 }
 
-/// The address in the last element, and what is left of the comma before it. None if the element is no element, or tells no
-/// address, or more than one.
+/// The address in the last element, and what is left of the comma before it. None if the element is no element, or
+/// tells no address, or more than one.
 fn element(line: &[u8]) -> Option<(IpAddr, Option<&[u8]>)> {
     let mut address = None;
     let mut rest = line.trim_ascii_end();
@@ -117,7 +117,8 @@ impl Value<'_> {
     }
 }
 
-/// No address needs a backslash, but each of its characters may have one. One that is longer than an address can be is none.
+/// No address needs a backslash, but each of its characters may have one. One that is longer than an address can be is
+/// none.
 #[cold]
 fn unescaped(text: &[u8]) -> Option<IpAddr> {
     let mut node = [0; 128];

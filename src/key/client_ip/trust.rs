@@ -40,8 +40,8 @@ impl TrustedProxies {
         }
         if networks.hold_all() {
             return Err(Error::config(
-                "the trusted proxies must not be all addresses there are, or clients write their own: name the proxies' \
-                 networks, or say TrustedProxies::hops(1) if nobody but a proxy can connect",
+                "the trusted proxies must not be all addresses there are, or clients write their own: name the \
+                 proxies' networks, or say TrustedProxies::hops(1) if nobody but a proxy can connect",
             ));
         }
         Ok(Self(Trust::Networks(networks)))

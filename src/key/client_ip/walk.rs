@@ -5,8 +5,8 @@ use http::HeaderMap;
 use super::field::{self, Field};
 use super::trust::TrustedProxies;
 
-/// The client, as far as trusted hops vouch for it: the first hop from the right, the peer being the rightmost, that is not
-/// trusted. If the hops end before, or one tells no address, the last one whose address is known.
+/// The client, as far as trusted hops vouch for it: the first hop from the right, the peer being the rightmost, that is
+/// not trusted. If the hops end before, or one tells no address, the last one whose address is known.
 ///
 /// None if that has no address: only the peer can lack one.
 pub(super) fn client(

@@ -6,11 +6,12 @@ use crate::key::{ExtractKey, Extracted, Missing};
 
 /// The token in `Authorization: Bearer ...`, of which only the [fingerprint](Fingerprint) is kept.
 ///
-/// The key is missing if the field is, if it comes more than once, or if it holds something else. A token that is renewed
-/// is a new key: where tokens live shortly, count by whom they are for, which [`LookupLayer`](crate::key::LookupLayer) finds.
+/// The key is missing if the field is, if it comes more than once, or if it holds something else. A token that is
+/// renewed is a new key: where tokens live shortly, count by whom they are for, which
+/// [`LookupLayer`](crate::key::LookupLayer) finds.
 ///
-/// By default only this process understands the fingerprints. For limits that several processes share, give all of them one
-/// [`Pepper`], or each has limits of its own.
+/// By default only this process understands the fingerprints. For limits that several processes share, give all of them
+/// one [`Pepper`], or each has limits of its own.
 ///
 /// # Made-up tokens
 ///

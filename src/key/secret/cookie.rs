@@ -9,8 +9,8 @@ use crate::key::{ExtractKey, Extracted, Missing};
 
 /// A cookie, of which only the [fingerprint](Fingerprint) is kept, as it may open a session.
 ///
-/// The key is missing if the cookie is, if it is empty, or if it comes more than once. Its name counts to the letter. The
-/// value counts as it is written, but for white space and quotes around it.
+/// The key is missing if the cookie is, if it is empty, or if it comes more than once. Its name counts to the letter.
+/// The value counts as it is written, but for white space and quotes around it.
 ///
 /// ```
 /// use tower_ratelimit::key::{Cookie, ExtractKey, Extracted};

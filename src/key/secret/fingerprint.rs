@@ -6,11 +6,12 @@ use super::pepper::OwnPepper;
 
 /// What is kept of a secret: 128 bits of its HMAC-SHA-256 under a pepper.
 ///
-/// It tells secrets apart, and whoever sees it without the pepper can neither find the secret nor try guesses. It may be
-/// logged, and written to a store.
+/// It tells secrets apart, and whoever sees it without the pepper can neither find the secret nor try guesses. It may
+/// be logged, and written to a store.
 ///
-/// Its type says under whose pepper it was made. `Fingerprint` means nothing outside of this process, so it is no key for a
-/// store that several processes share. `Fingerprint<Pepper>` is one: all that have the [`Pepper`](super::Pepper) agree.
+/// Its type says under whose pepper it was made. `Fingerprint` means nothing outside of this process, so it is no key
+/// for a store that several processes share. `Fingerprint<Pepper>` is one: all that have the [`Pepper`](super::Pepper)
+/// agree.
 ///
 /// ```
 /// use tower_ratelimit::key::ApiKey;
