@@ -53,6 +53,7 @@ struct Shared<C> {
 struct Refusal {
     hash: u64,
     ask: Ask,
+    asked_at: Timestamp,
     until: Timestamp,
     decision: Decision,
 }
@@ -137,7 +138,7 @@ impl<C: Clock> Shared<C> {
             && ask.max_delay == refusal.ask.max_delay
             && (refusal.ask.every_limit || !ask.every_limit)
             && (refusal.ask.every_refusal || refusal.ask.every_limit || !ask.every_refusal);
-        holds.then(|| refusal.decision.at(now, refusal.until.since(now)))
+        holds.then(|| refusal.decision.later(now.since(refusal.asked_at)))
     }
 
     /// Remembers a refusal, unless the key may have been given room since it was asked for.
@@ -147,7 +148,13 @@ impl<C: Clock> Shared<C> {
         let span = self.max_age.map_or(retry_after, |most| most.min(retry_after));
         // Counted from before it was decided, it is over no later than it should be.
         let until = asking.asked_at.after(span);
-        let refusal = Refusal { hash: asking.place.hash, ask: asking.ask, until, decision: decision.clone() };
+        let refusal = Refusal {
+            hash: asking.place.hash,
+            ask: asking.ask,
+            asked_at: asking.asked_at,
+            until,
+            decision: decision.clone(),
+        };
         let slot = &self.slots[asking.place.index];
         slot.store(Some(Arc::new(refusal)));
         // A change between these two lines finds the refusal, or is found here.

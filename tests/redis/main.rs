@@ -2,4 +2,5 @@
 
 mod basics;
 mod differential;
+mod example;
 mod server;

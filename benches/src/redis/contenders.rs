@@ -6,7 +6,8 @@ use redis::aio::MultiplexedConnection;
 use redis::{Client, Script};
 use tokio::runtime::Runtime;
 use tower_ratelimit::store::IntoRedisLimits;
-use tower_ratelimit::{Ask, FixedWindow, Gcra, Limit, Limiter, Quota, Redis, SlidingLog, SlidingWindow};
+use tower_ratelimit::limiter::DeniedCache;
+use tower_ratelimit::{Ask, FixedWindow, Gcra, Limit, Limiter, Memory, Quota, Redis, SlidingLog, SlidingWindow};
 
 use super::server::Server;
 
@@ -57,6 +58,35 @@ fn ours(name: &'static str, server: &Server, limits: impl IntoRedisLimits<u64>) 
 
 pub(super) fn gcra(server: &Server, _: &Runtime) -> Option<Contender> {
     ours("ours", server, Gcra::new(PLENTY))
+}
+
+/// All refused, and remembered.
+pub(super) fn refused(server: &Server, runtime: &Runtime) -> Option<Contender> {
+    let redis = Redis::<u64>::new(server.open(), "refused", Gcra::new(Quota::per_hour(1)));
+    let limiter = DeniedCache::with_room(redis, 65_536);
+    runtime.block_on(async {
+        for key in (0..10_000).chain(0..10_000) {
+            let _ = limiter.acquire(&key, Ask::default()).await;
+        }
+    });
+    contender("ours", move |key| refusal(&limiter, key))
+}
+
+/// The same in memory.
+pub(super) fn refused_in_memory(_: &Server, _: &Runtime) -> Option<Contender> {
+    let limiter = Memory::new(Gcra::new(Quota::per_hour(1)));
+    for key in 0..10_000_u64 {
+        limiter.decide(&key, Ask::default());
+    }
+    contender("memory", move |key| refusal(&limiter, key))
+}
+
+fn refusal<L: Limiter<u64>>(limiter: &L, key: u64) -> Asked {
+    let decided = limiter.acquire(&key, Ask::default());
+    Box::pin(async move {
+        let decision = decided.await.expect("an answer").decision;
+        assert!(!decision.is_allowed());
+    })
 }
 
 pub(super) fn fixed_window(server: &Server, _: &Runtime) -> Option<Contender> {

@@ -14,11 +14,12 @@ use tokio::time::{sleep, timeout};
 
 use super::batch::Batch;
 use super::breaker::Breaker;
+use super::connection::Connection;
 use super::failure::Failure;
 use super::order::Order;
 use super::row::RowInfo;
 use super::script::Script;
-use super::server::{Connected, RedisServer};
+use super::server::RedisServer;
 use crate::clock::Clock;
 use crate::error::Error;
 
@@ -161,9 +162,7 @@ pub(super) async fn drive(core: Arc<Core>, line: Arc<Line>) {
             calls.next().await
         };
         if breaks == Some(true) {
-            if let Some(broken) = connection.take() {
-                broken.give_up();
-            }
+            connection = None;
         }
     }
 }
@@ -179,11 +178,11 @@ impl Drop for Farewell {
 }
 
 /// A connection. Until there is one, those who wait are told within their deadline.
-async fn connect(core: &Core, line: &Line) -> Option<Arc<Connected>> {
+async fn connect(core: &Core, line: &Line) -> Option<Arc<dyn Connection>> {
     let mut connecting = core.server.connect();
     loop {
         match select(&mut connecting, pin!(sleep(core.deadline))).await {
-            Either::Left((Ok(connected), _)) => return Some(Arc::new(connected)),
+            Either::Left((Ok(connection), _)) => return Some(Arc::from(connection)),
             Either::Left((Err(failure), _)) => {
                 core.breaker.failure(&failure.error);
                 line.fail(&failure.error);
@@ -203,15 +202,15 @@ async fn connect(core: &Core, line: &Line) -> Option<Arc<Connected>> {
 }
 
 /// One call of the script: sends a batch, and answers its orders. Returns whether the connection is of no use any more.
-async fn call(core: &Core, connected: Arc<Connected>, orders: Vec<Order>) -> bool {
+async fn call(core: &Core, connection: Arc<dyn Connection>, orders: Vec<Order>) -> bool {
     let now = core.clock.as_ref().map(|clock| clock.now());
     let batch = Batch::of(orders, &core.rows, now);
     let exchange = async {
-        let reply = connected.connection.call(Arc::new(batch.command(&core.script, true))).await;
+        let reply = connection.call(Arc::new(batch.command(&core.script, true))).await;
         match reply {
             // A restart, a fail-over or SCRIPT FLUSH empties the script cache: normal operation.
             Err(error) if error.kind() == ErrorKind::Server(ServerErrorKind::NoScript) => {
-                connected.connection.call(Arc::new(batch.command(&core.script, false))).await
+                connection.call(Arc::new(batch.command(&core.script, false))).await
             }
             reply => reply,
         }
@@ -252,18 +251,14 @@ pub(super) fn late(core: &Core) -> String {
 
 /// Looks whether Redis is there and takes writes, and loads the script.
 pub(super) async fn probe(core: &Core) -> Result<(), Error> {
-    let connected = core.server.connect().await.map_err(|failure| failure.error)?;
+    let connection = core.server.connect().await.map_err(|failure| failure.error)?;
     let mut write = redis::cmd("SET");
     write.arg(&core.probe_key).arg("").arg("PX").arg(1);
     let mut load = redis::cmd("SCRIPT");
     load.arg("LOAD").arg(core.script.text());
     for command in [write, load] {
-        if let Err(error) = connected.connection.call(Arc::new(command)).await {
-            let failure = Failure::of(error);
-            if failure.breaks {
-                connected.give_up();
-            }
-            return Err(failure.error);
+        if let Err(error) = connection.call(Arc::new(command)).await {
+            return Err(Failure::of(error).error);
         }
     }
     Ok(())

@@ -1,13 +1,11 @@
 use std::fmt;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use bb8_redis::bb8::{ManageConnection, Pool, RunError};
-use redis::aio::{ConnectionLike, MultiplexedConnection};
+use redis::aio::ConnectionLike;
 use redis::io::tcp::TcpSettings;
 use redis::{AsyncConnectionConfig, Client, IntoConnectionInfo, RedisError};
-use tokio::runtime::{Handle, Id};
 
 use super::connection::Connection;
 use super::failure::Failure;
@@ -25,23 +23,8 @@ pub struct RedisServer(Arc<dyn Source>);
 
 /// What connections come from.
 trait Source: Send + Sync {
-    fn connect(&self) -> BoxFuture<Result<Connected, Failure>>;
+    fn connect(&self) -> BoxFuture<Result<Box<dyn Connection>, Failure>>;
     fn describe(&self) -> &str;
-}
-
-/// A connection, and how to tell where it comes from that it is of no use any more.
-pub(super) struct Connected {
-    pub(super) connection: Box<dyn Connection>,
-    broken: Option<Arc<AtomicBool>>,
-}
-
-impl Connected {
-    /// It is of no use any more.
-    pub(super) fn give_up(&self) {
-        if let Some(broken) = &self.broken {
-            broken.store(true, Ordering::Release);
-        }
-    }
 }
 
 impl RedisServer {
@@ -69,10 +52,10 @@ impl RedisServer {
         let place = info.addr().to_string();
         let info = info.set_tcp_settings(TcpSettings::default().set_nodelay(true));
         let client = Client::open(info).map_err(wrong)?;
-        Ok(Self(Arc::new(Opened { client, place, pools: Mutex::default() })))
+        Ok(Self(Arc::new(Opened { client, place })))
     }
 
-    pub(super) fn connect(&self) -> BoxFuture<Result<Connected, Failure>> {
+    pub(super) fn connect(&self) -> BoxFuture<Result<Box<dyn Connection>, Failure>> {
         self.0.connect()
     }
 
@@ -107,11 +90,16 @@ where
     M: ManageConnection<Error = RedisError>,
     M::Connection: ConnectionLike + Clone + Send + Sync + 'static,
 {
-    fn connect(&self) -> BoxFuture<Result<Connected, Failure>> {
+    fn connect(&self) -> BoxFuture<Result<Box<dyn Connection>, Failure>> {
         let pool = self.pool.clone();
         Box::pin(async move {
-            let connection = pool.get().await.map_err(not_connected)?;
-            Ok(Connected { connection: Box::new((*connection).clone()), broken: None })
+            match pool.get().await {
+                Ok(connection) => Ok(Box::new((*connection).clone()) as Box<dyn Connection>),
+                Err(RunError::User(error)) => Err(Failure::of(error)),
+                Err(RunError::TimedOut) => {
+                    Err(Failure::timed_out("the pool had no connection to Redis in time".to_owned()))
+                }
+            }
         })
     }
 
@@ -120,99 +108,26 @@ where
     }
 }
 
-/// An address, with a pool for each runtime: a connection is of no use where its own runtime is gone.
+/// An address. Each runtime has a connection of its own: one is of no use where its own runtime is gone.
 struct Opened {
     client: Client,
     place: String,
-    pools: Mutex<Vec<(Id, Pool<Manager>)>>,
-}
-
-impl Opened {
-    /// Pools of runtimes that are gone are forgotten when there are too many.
-    const MOST_POOLS: usize = 16;
-
-    fn pool(&self) -> Pool<Manager> {
-        let runtime = Handle::current().id();
-        let mut pools = self.pools.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some((_, pool)) = pools.iter().find(|(id, _)| *id == runtime) {
-            return pool.clone();
-        }
-        let pool = Pool::builder()
-            .max_size(4)
-            .connection_timeout(RedisServer::CONNECT_WITHIN)
-            // An error is told, not waited out; who needs a connection asks again.
-            .retry_connection(false)
-            // A connection that fails says so itself: no round trip to find out.
-            .test_on_check_out(false)
-            .idle_timeout(None)
-            .max_lifetime(None)
-            .build_unchecked(Manager { client: self.client.clone() });
-        if pools.len() == Self::MOST_POOLS {
-            pools.remove(0);
-        }
-        pools.push((runtime, pool.clone()));
-        pool
-    }
 }
 
 impl Source for Opened {
-    fn connect(&self) -> BoxFuture<Result<Connected, Failure>> {
-        let pool = self.pool();
+    fn connect(&self) -> BoxFuture<Result<Box<dyn Connection>, Failure>> {
+        let client = self.client.clone();
         Box::pin(async move {
-            loop {
-                let tracked = pool.get().await.map_err(not_connected)?;
-                // Given back broken, it is thrown away.
-                if !tracked.broken.load(Ordering::Acquire) {
-                    let Tracked { connection, broken } = (*tracked).clone();
-                    return Ok(Connected { connection: Box::new(connection), broken: Some(broken) });
-                }
-            }
+            // Each decision has its own deadline; a second one here would only cut longer operations short.
+            let config = AsyncConnectionConfig::new()
+                .set_connection_timeout(Some(RedisServer::CONNECT_WITHIN))
+                .set_response_timeout(None);
+            let connection = client.get_multiplexed_async_connection_with_config(&config).await;
+            connection.map(|connection| Box::new(connection) as Box<dyn Connection>).map_err(Failure::of)
         })
     }
 
     fn describe(&self) -> &str {
         &self.place
-    }
-}
-
-fn not_connected(error: RunError<RedisError>) -> Failure {
-    match error {
-        RunError::User(error) => Failure::of(error),
-        RunError::TimedOut => {
-            Failure::timed_out(format!("there was no connection to Redis within {:?}", RedisServer::CONNECT_WITHIN))
-        }
-    }
-}
-
-/// bb8-redis's manager can't tell a broken connection, so this one keeps a mark with each.
-struct Manager {
-    client: Client,
-}
-
-#[derive(Clone)]
-struct Tracked {
-    connection: MultiplexedConnection,
-    broken: Arc<AtomicBool>,
-}
-
-impl ManageConnection for Manager {
-    type Connection = Tracked;
-    type Error = RedisError;
-
-    async fn connect(&self) -> Result<Tracked, RedisError> {
-        // Each decision has its own deadline; a second one here would only cut longer operations short.
-        let config = AsyncConnectionConfig::new()
-            .set_connection_timeout(Some(RedisServer::CONNECT_WITHIN))
-            .set_response_timeout(None);
-        let connection = self.client.get_multiplexed_async_connection_with_config(&config).await?;
-        Ok(Tracked { connection, broken: Arc::default() })
-    }
-
-    async fn is_valid(&self, tracked: &mut Tracked) -> Result<(), RedisError> {
-        redis::cmd("PING").query_async(&mut tracked.connection).await
-    }
-
-    fn has_broken(&self, tracked: &mut Tracked) -> bool {
-        tracked.broken.load(Ordering::Acquire)
     }
 }
