@@ -27,7 +27,7 @@ use crate::error::Error;
 /// limiter are seen at once. Through another process, or on a key that shares a part with it, they are seen when the refusal is
 /// over; [`max_age`](Self::max_age) bounds how late that can be.
 ///
-/// It has room for a fixed number of keys ([`DEFAULT_ROOM`](Self::DEFAULT_ROOM)); the newest refusals stay. Clones share it.
+/// It has room for a fixed number of keys ([`DEFAULT_ROOM`](Self::DEFAULT_ROOM)); a newcomer takes the place of one that is over sooner. Clones share it.
 ///
 /// ```
 /// use tower_ratelimit::limiter::DeniedCache;
@@ -58,11 +58,11 @@ struct Refusal {
     decision: Decision,
 }
 
-/// Where a key's refusal would be remembered.
+/// Where a key's refusal would be remembered: in one slot or the other.
 #[derive(Clone, Copy)]
 struct Place {
     hash: u64,
-    index: usize,
+    slots: [usize; 2],
 }
 
 /// What is noted before asking.
@@ -121,18 +121,24 @@ impl<C: Clock> Shared<C> {
     #[allow(clippy::cast_possible_truncation, reason = "only the low bits count")]
     fn place(&self, key: &(impl Hash + ?Sized)) -> Place {
         let hash = self.hasher.hash_one(key);
-        Place { hash, index: hash as usize & (self.slots.len() - 1) }
+        let mask = self.slots.len() - 1;
+        Place { hash, slots: [hash as usize & mask, (hash >> 32) as usize & mask] }
     }
 
     fn changes(&self, place: Place) -> &AtomicU64 {
-        &self.changes[place.index & (self.changes.len() - 1)]
+        &self.changes[place.slots[0] & (self.changes.len() - 1)]
     }
 
     /// The refusal that still holds.
     fn remembered(&self, place: Place, ask: Ask, now: Timestamp) -> Option<Decision> {
-        let refusal = self.slots[place.index].load();
+        let [first, second] = place.slots;
+        self.remembered_in(first, place.hash, ask, now).or_else(|| self.remembered_in(second, place.hash, ask, now))
+    }
+
+    fn remembered_in(&self, slot: usize, hash: u64, ask: Ask, now: Timestamp) -> Option<Decision> {
+        let refusal = self.slots[slot].load();
         let refusal = refusal.as_deref()?;
-        let holds = refusal.hash == place.hash
+        let holds = refusal.hash == hash
             && refusal.until > now
             && ask.cost >= refusal.ask.cost
             && ask.max_delay == refusal.ask.max_delay
@@ -148,19 +154,26 @@ impl<C: Clock> Shared<C> {
         let span = self.max_age.map_or(retry_after, |most| most.min(retry_after));
         // Counted from before it was decided, it is over no later than it should be.
         let until = asking.asked_at.after(span);
-        let refusal = Refusal {
-            hash: asking.place.hash,
-            ask: asking.ask,
-            asked_at: asking.asked_at,
-            until,
-            decision: decision.clone(),
-        };
-        let slot = &self.slots[asking.place.index];
-        slot.store(Some(Arc::new(refusal)));
+        let Asking { place, ask, asked_at, .. } = asking;
+        // Its figures are worked out now, and not each time that it is told.
+        let decision = decision.later(Duration::ZERO);
+        let refusal = Refusal { hash: place.hash, ask, asked_at, until, decision };
+        self.slots[self.slot_for(place, asked_at)].store(Some(Arc::new(refusal)));
         // A change between these two lines finds the refusal, or is found here.
         if self.changes(asking.place).load(Ordering::SeqCst) != asking.changes {
             self.forget_at(asking.place);
         }
+    }
+
+    /// Where the key's refusal lies already, or the slot whose refusal is over sooner.
+    fn slot_for(&self, place: Place, now: Timestamp) -> usize {
+        let over_at = |slot: usize| match self.slots[slot].load().as_deref() {
+            Some(refusal) if refusal.hash == place.hash => Timestamp::EPOCH,
+            Some(refusal) => refusal.until.max(now),
+            None => now,
+        };
+        let [first, second] = place.slots;
+        if over_at(second) < over_at(first) { second } else { first }
     }
 
     fn forget(&self, key: &(impl Hash + ?Sized)) {
@@ -170,9 +183,11 @@ impl<C: Clock> Shared<C> {
     }
 
     fn forget_at(&self, place: Place) {
-        let slot = &self.slots[place.index];
-        if slot.load().as_ref().is_some_and(|refusal| refusal.hash == place.hash) {
-            slot.store(None);
+        for slot in place.slots {
+            let slot = &self.slots[slot];
+            if slot.load().as_ref().is_some_and(|refusal| refusal.hash == place.hash) {
+                slot.store(None);
+            }
         }
     }
 }

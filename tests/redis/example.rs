@@ -3,7 +3,7 @@
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::{SocketAddr, TcpStream};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use crate::server::Server;
@@ -11,6 +11,8 @@ use crate::server::Server;
 struct Example {
     process: Child,
     address: SocketAddr,
+    /// Kept open: it goes on printing.
+    _printed: BufReader<ChildStdout>,
 }
 
 fn executable(name: &str) -> PathBuf {
@@ -29,10 +31,11 @@ impl Example {
     fn start(server: &Server) -> Self {
         let mut process = command(&server.address()).stdout(Stdio::piped()).spawn().expect("the example");
         let mut line = String::new();
-        BufReader::new(process.stdout.take().expect("piped")).read_line(&mut line).expect("a line");
+        let mut printed = BufReader::new(process.stdout.take().expect("piped"));
+        printed.read_line(&mut line).expect("a line");
         let address = line.trim().strip_prefix("listening on http://").unwrap_or_else(|| panic!("{line}"));
         let address = address.parse().expect("an address");
-        Self { process, address }
+        Self { process, address, _printed: printed }
     }
 
     fn get(&self) -> String {
