@@ -1,4 +1,5 @@
-//! Exact rate limiting for any tower service: in memory, with nothing else to run and nothing to clean up.
+//! Exact rate limiting for any tower service: in memory with nothing else to run and nothing to clean up, or in Redis, where
+//! any number of processes share the limits.
 //!
 //! A [`RateLimitLayer`] asks two questions of each request: *whose* is it, and *how much* may they have? What is within the
 //! limit goes on to the service. What is not is answered at once, with the exact time after which trying again works.
@@ -114,6 +115,7 @@
 //! None is on by default, and each only adds.
 //!
 //! - **`axum`**: [`PeerIp`] and [`ClientIp`] read axum's `ConnectInfo<SocketAddr>`, and `key::MatchedPath` its routes.
+//! - **`redis`**: limits that many processes share, in `Redis`. **`redis-tls`** reaches it by TLS.
 //! - **`serde`**: a [`Quota`] is read and written as text, such as `"100/min"`; limits from configuration, in `policy`.
 //! - **`timer`**: requests wait for their turn, by tokio's timer: `RateLimitLayer::max_wait`, and a [`LeakyQueue`] behind the
 //!   layer.

@@ -42,12 +42,22 @@ fn measure(runtime: &Runtime, server: &Server, name: &str, limits: impl IntoRedi
         .build()
         .expect("limits");
     let redis = Arc::new(redis);
-    let (memory, input, output) =
-        (server.info("used_memory"), server.info("total_net_input_bytes"), server.info("total_net_output_bytes"));
+    let memory = server.info("used_memory");
+    ask_for_all(runtime, &redis);
+    let key = (server.info("used_memory") - memory) / KEYS as f64;
+    // Once more: now there is something to read.
+    let wire = || (server.info("total_net_input_bytes"), server.info("total_net_output_bytes"));
+    let before = wire();
+    ask_for_all(runtime, &redis);
+    let after = wire();
+    Sizes { key, sent: (after.0 - before.0) / KEYS as f64, received: (after.1 - before.1) / KEYS as f64 }
+}
+
+fn ask_for_all(runtime: &Runtime, redis: &Arc<Redis<u64>>) {
     runtime.block_on(async {
         let tasks: Vec<_> = (0..512)
             .map(|task| {
-                let redis = Arc::clone(&redis);
+                let redis = Arc::clone(redis);
                 tokio::spawn(async move {
                     for key in (0..KEYS).filter(|key| key % 512 == task) {
                         redis.acquire(&(1_000_000 + key), Ask::default()).await.expect("an answer");
@@ -59,10 +69,4 @@ fn measure(runtime: &Runtime, server: &Server, name: &str, limits: impl IntoRedi
             task.await.expect("a task");
         }
     });
-    let each = |before: f64, now: f64| (now - before) / KEYS as f64;
-    Sizes {
-        key: each(memory, server.info("used_memory")),
-        sent: each(input, server.info("total_net_input_bytes")),
-        received: each(output, server.info("total_net_output_bytes")),
-    }
 }
