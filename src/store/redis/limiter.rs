@@ -124,6 +124,7 @@ impl<Key: ?Sized> Redis<Key> {
             deadline: builder.deadline,
             probe_key: format!("{}:probe", builder.prefix),
             clock: builder.clock,
+            spare: Mutex::default(),
         };
         let handle = Shared {
             core: Arc::new(core),

@@ -9,6 +9,7 @@ use std::time::Duration;
 use futures_util::future::{Either, select};
 use futures_util::stream::{FuturesUnordered, StreamExt};
 use redis::{ErrorKind, ServerErrorKind};
+use tokio::runtime::{Handle, Id};
 use tokio::sync::Notify;
 use tokio::time::{sleep, timeout};
 
@@ -33,6 +34,23 @@ pub(super) struct Core {
     pub(super) probe_key: String,
     /// For tests: decides by this clock instead of the server's.
     pub(super) clock: Option<Arc<dyn Clock>>,
+    /// A connection that a probe has made and tried, and the runtime it belongs to.
+    pub(super) spare: Mutex<Option<(Id, Arc<Connected>)>>,
+}
+
+impl Core {
+    fn keep_spare(&self, connected: Connected) {
+        *self.spare() = Some((Handle::current().id(), Arc::new(connected)));
+    }
+
+    fn take_spare(&self) -> Option<Arc<Connected>> {
+        let (runtime, connected) = self.spare().take()?;
+        (runtime == Handle::current().id()).then_some(connected)
+    }
+
+    fn spare(&self) -> MutexGuard<'_, Option<(Id, Arc<Connected>)>> {
+        self.spare.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 /// The orders of one runtime, and what wakes the task that sends them.
@@ -107,6 +125,11 @@ impl Line {
         taken
     }
 
+    /// While nothing is sent, what nobody waits for any more must not pile up.
+    fn forget_abandoned(&self) {
+        self.queue().orders.retain(|order| !order.is_abandoned());
+    }
+
     /// Tells all who wait here that there will be no answer.
     fn fail(&self, error: &Error) {
         let orders = std::mem::take(&mut self.queue().orders);
@@ -161,9 +184,7 @@ pub(super) async fn drive(core: Arc<Core>, line: Arc<Line>) {
             calls.next().await
         };
         if breaks == Some(true) {
-            if let Some(broken) = connection.take() {
-                broken.give_up();
-            }
+            connection = None;
         }
     }
 }
@@ -178,26 +199,32 @@ impl Drop for Farewell {
     }
 }
 
-/// A connection. Until there is one, those who wait are told within their deadline.
+/// A connection. Those who wait for it have their own deadlines.
 async fn connect(core: &Core, line: &Line) -> Option<Arc<Connected>> {
+    if let Some(spare) = core.take_spare() {
+        return Some(spare);
+    }
     let mut connecting = core.server.connect();
     loop {
-        match select(&mut connecting, pin!(sleep(core.deadline))).await {
+        let error = match select(&mut connecting, pin!(sleep(core.deadline))).await {
             Either::Left((Ok(connected), _)) => return Some(Arc::new(connected)),
             Either::Left((Err(failure), _)) => {
                 core.breaker.failure(&failure.error);
                 line.fail(&failure.error);
                 return None;
             }
-            Either::Right(_) => {
-                let error = Error::unavailable(format!(
-                    "there was no connection to Redis ({}) within the deadline of {:?}",
-                    core.server.describe(),
-                    core.deadline
-                ));
-                core.breaker.failure(&error);
-                line.fail(&error);
-            }
+            Either::Right(_) => Error::unavailable(format!(
+                "there was no connection to Redis ({}) within the deadline of {:?}",
+                core.server.describe(),
+                core.deadline
+            )),
+        };
+        core.breaker.failure(&error);
+        line.forget_abandoned();
+        // From here on it is for the probes to find Redis again: they bring a connection that works.
+        if core.breaker.check().is_err() {
+            line.fail(&error);
+            return None;
         }
     }
 }
@@ -250,7 +277,7 @@ pub(super) fn late(core: &Core) -> String {
     )
 }
 
-/// Looks whether Redis is there and takes writes, and loads the script.
+/// Looks whether Redis is there and takes writes, and loads the script. Its connection is for the next line that needs one.
 pub(super) async fn probe(core: &Core) -> Result<(), Error> {
     let connected = core.server.connect().await.map_err(|failure| failure.error)?;
     let mut write = redis::cmd("SET");
@@ -259,12 +286,9 @@ pub(super) async fn probe(core: &Core) -> Result<(), Error> {
     load.arg("LOAD").arg(core.script.text());
     for command in [write, load] {
         if let Err(error) = connected.connection.call(Arc::new(command)).await {
-            let failure = Failure::of(error);
-            if failure.breaks {
-                connected.give_up();
-            }
-            return Err(failure.error);
+            return Err(Failure::of(error).error);
         }
     }
+    core.keep_spare(connected);
     Ok(())
 }

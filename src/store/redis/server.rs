@@ -1,25 +1,25 @@
 use std::fmt;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::future::Future;
+use std::sync::Arc;
 use std::time::Duration;
 
-use bb8_redis::bb8::{ManageConnection, Pool, RunError};
-use redis::aio::{ConnectionLike, MultiplexedConnection};
+use bb8_redis::bb8::{ManageConnection, Pool};
+use redis::aio::ConnectionLike;
 use redis::io::tcp::TcpSettings;
 use redis::{AsyncConnectionConfig, Client, IntoConnectionInfo, RedisError};
-use tokio::runtime::{Handle, Id};
+use tokio::time::timeout;
 
 use super::connection::Connection;
 use super::failure::Failure;
 use crate::error::Error;
 use crate::limiter::BoxFuture;
 
-/// Where Redis is, and how it is reached. Clones share their connections.
+/// Where Redis is, and how it is reached.
 ///
 /// From an address with [`open`](Self::open), or from a pool of your own: `bb8::Pool<M>` for any manager whose connections
-/// are shared by cloning, such as `bb8_redis::RedisConnectionManager`. Of a pool each limiter takes one connection for each
-/// tokio runtime that it is used from, and returns it at once; all its calls go through a clone, one behind the other. It
-/// takes another when that one fails: let the pool test what it hands out (bb8's default).
+/// are shared by cloning, such as `bb8_redis::RedisConnectionManager`. Each limiter keeps one connection of its own for each
+/// tokio runtime that it is used from, which all its calls share, one behind the other. It makes another when that one
+/// fails. Of a pool it uses the manager and the customizer, and none of the pooled connections.
 #[derive(Clone)]
 pub struct RedisServer(Arc<dyn Source>);
 
@@ -29,19 +29,9 @@ trait Source: Send + Sync {
     fn describe(&self) -> &str;
 }
 
-/// A connection, and how to tell where it comes from that it is of no use any more.
+/// A connection to call through.
 pub(super) struct Connected {
     pub(super) connection: Box<dyn Connection>,
-    broken: Option<Arc<AtomicBool>>,
-}
-
-impl Connected {
-    /// It is of no use any more.
-    pub(super) fn give_up(&self) {
-        if let Some(broken) = &self.broken {
-            broken.store(true, Ordering::Release);
-        }
-    }
 }
 
 impl RedisServer {
@@ -69,7 +59,7 @@ impl RedisServer {
         let place = info.addr().to_string();
         let info = info.set_tcp_settings(TcpSettings::default().set_nodelay(true));
         let client = Client::open(info).map_err(wrong)?;
-        Ok(Self(Arc::new(Opened { client, place, pools: Mutex::default() })))
+        Ok(Self(Arc::new(Opened { client, place })))
     }
 
     pub(super) fn connect(&self) -> BoxFuture<Result<Connected, Failure>> {
@@ -110,8 +100,10 @@ where
     fn connect(&self) -> BoxFuture<Result<Connected, Failure>> {
         let pool = self.pool.clone();
         Box::pin(async move {
-            let connection = pool.get().await.map_err(not_connected)?;
-            Ok(Connected { connection: Box::new((*connection).clone()), broken: None })
+            // Not `get`: bb8 tells no errors there, may hand out a connection that is long dead, and one whose other
+            // user may block it. Nor can a connection that failed be taken out of somebody's pool.
+            let connection = within(pool.dedicated_connection()).await?;
+            Ok(Connected { connection: Box::new(connection) })
         })
     }
 
@@ -120,53 +112,20 @@ where
     }
 }
 
-/// An address, with a pool for each runtime: a connection is of no use where its own runtime is gone.
+/// An address. A line keeps its connection, and shares it by cloning: there is nothing to pool.
 struct Opened {
     client: Client,
     place: String,
-    pools: Mutex<Vec<(Id, Pool<Manager>)>>,
-}
-
-impl Opened {
-    /// Pools of runtimes that are gone are forgotten when there are too many.
-    const MOST_POOLS: usize = 16;
-
-    fn pool(&self) -> Pool<Manager> {
-        let runtime = Handle::current().id();
-        let mut pools = self.pools.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some((_, pool)) = pools.iter().find(|(id, _)| *id == runtime) {
-            return pool.clone();
-        }
-        let pool = Pool::builder()
-            .max_size(4)
-            .connection_timeout(RedisServer::CONNECT_WITHIN)
-            // An error is told, not waited out; who needs a connection asks again.
-            .retry_connection(false)
-            // A connection that fails says so itself: no round trip to find out.
-            .test_on_check_out(false)
-            .idle_timeout(None)
-            .max_lifetime(None)
-            .build_unchecked(Manager { client: self.client.clone() });
-        if pools.len() == Self::MOST_POOLS {
-            pools.remove(0);
-        }
-        pools.push((runtime, pool.clone()));
-        pool
-    }
 }
 
 impl Source for Opened {
     fn connect(&self) -> BoxFuture<Result<Connected, Failure>> {
-        let pool = self.pool();
+        let client = self.client.clone();
         Box::pin(async move {
-            loop {
-                let tracked = pool.get().await.map_err(not_connected)?;
-                // Given back broken, it is thrown away.
-                if !tracked.broken.load(Ordering::Acquire) {
-                    let Tracked { connection, broken } = (*tracked).clone();
-                    return Ok(Connected { connection: Box::new(connection), broken: Some(broken) });
-                }
-            }
+            // Each decision has its own deadline; a second one here would only cut longer operations short.
+            let config = AsyncConnectionConfig::new().set_connection_timeout(None).set_response_timeout(None);
+            let connection = within(client.get_multiplexed_async_connection_with_config(&config)).await?;
+            Ok(Connected { connection: Box::new(connection) })
         })
     }
 
@@ -175,44 +134,13 @@ impl Source for Opened {
     }
 }
 
-fn not_connected(error: RunError<RedisError>) -> Failure {
-    match error {
-        RunError::User(error) => Failure::of(error),
-        RunError::TimedOut => {
-            Failure::timed_out(format!("there was no connection to Redis within {:?}", RedisServer::CONNECT_WITHIN))
-        }
-    }
-}
-
-/// bb8-redis's manager can't tell a broken connection, so this one keeps a mark with each.
-struct Manager {
-    client: Client,
-}
-
-#[derive(Clone)]
-struct Tracked {
-    connection: MultiplexedConnection,
-    broken: Arc<AtomicBool>,
-}
-
-impl ManageConnection for Manager {
-    type Connection = Tracked;
-    type Error = RedisError;
-
-    async fn connect(&self) -> Result<Tracked, RedisError> {
-        // Each decision has its own deadline; a second one here would only cut longer operations short.
-        let config = AsyncConnectionConfig::new()
-            .set_connection_timeout(Some(RedisServer::CONNECT_WITHIN))
-            .set_response_timeout(None);
-        let connection = self.client.get_multiplexed_async_connection_with_config(&config).await?;
-        Ok(Tracked { connection, broken: Arc::default() })
-    }
-
-    async fn is_valid(&self, tracked: &mut Tracked) -> Result<(), RedisError> {
-        redis::cmd("PING").query_async(&mut tracked.connection).await
-    }
-
-    fn has_broken(&self, tracked: &mut Tracked) -> bool {
-        tracked.broken.load(Ordering::Acquire)
+/// A server that accepts and then says nothing must not hold up those who wait for a connection.
+async fn within<C>(connecting: impl Future<Output = Result<C, RedisError>>) -> Result<C, Failure> {
+    match timeout(RedisServer::CONNECT_WITHIN, connecting).await {
+        Ok(connected) => connected.map_err(Failure::of),
+        Err(_) => Err(Failure::timed_out(format!(
+            "there was no connection to Redis within {:?}",
+            RedisServer::CONNECT_WITHIN
+        ))),
     }
 }
