@@ -1,6 +1,7 @@
 //! Group commit: orders that come while others are on their way wait, and travel together.
 
 use std::collections::VecDeque;
+use std::future::Future;
 use std::pin::pin;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -147,8 +148,16 @@ impl Line {
 const MOST_CALLS: usize = 2;
 
 /// Sends a line's orders until nobody uses the limiter any more.
-pub(super) async fn drive(core: Arc<Core>, line: Arc<Line>) {
-    let _farewell = Farewell(Arc::clone(&line));
+pub(super) fn drive(core: Arc<Core>, line: Arc<Line>) -> impl Future<Output = ()> + Send {
+    // Made at once: a runtime that is shutting down drops the task before it was ever polled.
+    let farewell = Farewell(Arc::clone(&line));
+    async move {
+        let _farewell = farewell;
+        send_orders(&core, &line).await;
+    }
+}
+
+async fn send_orders(core: &Core, line: &Line) {
     let mut connection = None;
     let mut calls = FuturesUnordered::new();
     loop {
@@ -158,12 +167,12 @@ pub(super) async fn drive(core: Arc<Core>, line: Arc<Line>) {
                 if !calls.is_empty() {
                     break;
                 }
-                connection = connect(&core, &line).await;
+                connection = connect(core, line).await;
                 continue;
             }
             let orders = line.take();
             if let (Some(connection), false) = (&connection, orders.is_empty()) {
-                calls.push(call(&core, Arc::clone(connection), orders));
+                calls.push(call(core, Arc::clone(connection), orders));
             }
         }
         if calls.is_empty() {
