@@ -2,7 +2,7 @@ use std::fmt;
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use arc_swap::ArcSwapOption;
@@ -457,19 +457,24 @@ impl Future for RedisFuture {
     type Output = Result<Outcome, Error>;
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        let this = self.project();
-        if let Poll::Ready(answer) = this.answer.poll(cx) {
-            return Poll::Ready(match answer {
-                Ok(Ok(Some(outcome))) => Ok(outcome),
-                Ok(Ok(None)) | Err(_) => Err(Error::unavailable("the call to Redis was lost")),
-                Ok(Err(error)) => Err(error),
-            });
+        let mut this = self.project();
+        if let Poll::Ready(answer) = this.answer.as_mut().poll(cx) {
+            return Poll::Ready(answer.map_or_else(|_| Err(lost()), decided));
         }
-        match this.deadline.poll(cx) {
-            Poll::Ready(()) => Poll::Ready(Err(Error::unavailable(late(this.core)))),
-            Poll::Pending => Poll::Pending,
-        }
+        ready!(this.deadline.poll(cx));
+        // What is not sent yet never will be, however long this future is kept: who was told that it failed is not charged.
+        this.answer.close();
+        // It may have come just now.
+        Poll::Ready(this.answer.try_recv().map_or_else(|_| Err(Error::unavailable(late(this.core))), decided))
     }
+}
+
+fn decided(answer: Answer) -> Result<Outcome, Error> {
+    answer.and_then(|outcome| outcome.ok_or_else(lost))
+}
+
+fn lost() -> Error {
+    Error::unavailable("the call to Redis was lost")
 }
 
 impl fmt::Debug for RedisFuture {
