@@ -118,7 +118,10 @@ impl Batch {
         let mut outcomes = Vec::with_capacity(self.orders.len());
         for (order, places) in self.orders.iter().zip(self.places.chunks(rows.len())) {
             outcomes.push(match &order.steps {
-                Steps::Operate(_) => Ok(None),
+                Steps::Operate(shapes) => {
+                    let says = shapes.iter().map(|_| reply.signed()).collect::<Option<Vec<i64>>>()?;
+                    if says.contains(&Told::BAD) { Err(no_state(order, rows)) } else { Ok(None) }
+                }
                 Steps::Decide(ask, shape) => {
                     let charges = shape.operation == Operation::Acquire && ask.cost > 0;
                     let told = Told::read(&mut reply, rows)?;
@@ -227,11 +230,7 @@ impl Told {
         followed: &mut [Followed],
     ) -> Result<Outcome, Error> {
         if self.says[0] == Self::BAD {
-            let keys: Vec<_> = (0..rows.len()).map(|limit| String::from_utf8_lossy(order.key(limit))).collect();
-            return Err(Error::unavailable(format!(
-                "a key in Redis holds what is no state of this limiter: delete it ({}), or choose another prefix",
-                keys.join(", ")
-            )));
+            return Err(no_state(order, rows));
         }
         let verdicts: Vec<Verdict> = self.says.iter().map(|&says| verdict(says)).collect();
         let enforced = || rows.iter().zip(&verdicts).filter(|(row, _)| !row.shadow);
@@ -262,6 +261,14 @@ impl Told {
         let decision = Decision::of_limits(now, ask, standings).with_turns(promises_turns);
         Ok(Outcome { decision, receipt })
     }
+}
+
+fn no_state(order: &Order, rows: &[RowInfo]) -> Error {
+    let keys: Vec<_> = (0..rows.len()).map(|limit| String::from_utf8_lossy(order.key(limit))).collect();
+    Error::unavailable(format!(
+        "a key in Redis holds what is no state of this limiter: delete it ({}), or choose another prefix",
+        keys.join(", ")
+    ))
 }
 
 fn verdict(says: i64) -> Verdict {

@@ -9,11 +9,12 @@
 --
 -- The reply is flat: the time; for each key that was read whole how its state was (where their number varies, the number
 -- of words first); for each decision what each limit says by itself, as `peek` returns it, and with several limits whether
--- no later turn could be promised; for kernels with a head, what their figures are made of. A key that holds what is not
--- ours answers BAD.
+-- no later turn could be promised; for kernels with a head, what their figures are made of; for each other operation 0. A
+-- key that holds what is not ours answers BAD.
 
 local ACQUIRE, PEEK, GIVE_BACK, CHARGE, SET, BLOCK, RESET = 0, 1, 2, 3, 4, 5, 6
-local BAD = -(2 ^ 53)
+local MOST = 2 ^ 53
+local BAD = -MOST
 local LONG = 86400000
 
 local call = redis.call
@@ -60,6 +61,14 @@ local function decode(kernel, value)
   end
   s = { unpack(format(count), value) }
   s[count + 1] = nil
+  -- Somebody else's bytes: an error in a kernel would fail all who travel along, or leave them half written.
+  for word = 1, count do
+    local number = s[word]
+    -- Not so for what is no number, either.
+    if not (number >= 0 and number <= MOST) then
+      return false
+    end
+  end
   if kernel.grows then
     words = words + s[words]
   end
@@ -69,7 +78,7 @@ local function decode(kernel, value)
   elseif count ~= words then
     return false
   end
-  return s
+  return (not kernel.holds or kernel.holds(s)) and s
 end
 
 -- The states, by their keys' index, and how those read whole were.
@@ -223,6 +232,8 @@ end
 local function operate(shape, order)
   local l = shape.limit
   local kernel, p, s = kernels[l], shape[l], states[order[l + 1]]
+  length = length + 1
+  out[length] = s and 0 or BAD
   if not s then
     return
   end
