@@ -2,4 +2,8 @@
 
 mod basics;
 mod differential;
+mod exactness;
+mod faults;
+mod helpers;
+mod proxy;
 mod server;
