@@ -120,7 +120,11 @@ impl Batch {
             outcomes.push(match &order.steps {
                 Steps::Operate(shapes) => {
                     let says = shapes.iter().map(|_| reply.signed()).collect::<Option<Vec<i64>>>()?;
-                    if says.contains(&Told::BAD) { Err(no_state(order, rows)) } else { Ok(None) }
+                    if says.contains(&Told::BAD) {
+                        Err(no_state(order, rows))
+                    } else {
+                        order.follow(shapes, now, rows, places, &mut followed)
+                    }
                 }
                 Steps::Decide(ask, shape) => {
                     let charges = shape.operation == Operation::Acquire && ask.cost > 0;
@@ -281,6 +285,26 @@ fn verdict(says: i64) -> Verdict {
 }
 
 impl Order {
+    /// Does in what is followed what the script has done: later decisions of the batch find it so.
+    fn follow(
+        &self,
+        shapes: &[Arc<Shape>],
+        now: Timestamp,
+        rows: &[RowInfo],
+        places: &[u16],
+        followed: &mut [Followed],
+    ) -> Result<Option<Outcome>, Error> {
+        for shape in shapes {
+            let limit = usize::from(shape.limit) - 1;
+            let row = &rows[limit];
+            if row.brings != Brings::View {
+                let numbers = &mut followed[usize::from(places[limit])].numbers;
+                self.twin(limit, row)?.operate(numbers, now, shape);
+            }
+        }
+        Ok(None)
+    }
+
     fn twin<'a>(&'a self, limit: usize, row: &'a RowInfo) -> Result<&'a dyn Twin, Error> {
         let own = self.twins.get(limit).and_then(Option::as_ref);
         own.or(row.fixed.as_ref()).map(|twin| &**twin).ok_or_else(|| Error::unavailable("a limit chose no algorithm"))

@@ -232,7 +232,7 @@ impl<Key: ?Sized> Shared<Key> {
             self.params(limit, twins, ask.cost, &mut params);
         }
         let second = ask.max_delay.map_or(-1, |delay| i64::try_from(whole_micros(delay)).unwrap_or(i64::MAX));
-        let shape = Arc::new(Shape { operation, limit: 0, first: ask.cost, second, params });
+        let shape = Arc::new(Shape { operation, limit: 0, first: ask.cost, second, cost: ask.cost, params });
         if twins.is_empty() {
             self.shape.store(Some(Arc::new((operation, ask.cost, ask.max_delay, Arc::clone(&shape)))));
         }
@@ -251,7 +251,7 @@ impl<Key: ?Sized> Shared<Key> {
     ) -> Arc<Shape> {
         let mut params = Vec::new();
         self.params(limit, twins, cost, &mut params);
-        Arc::new(Shape { operation, limit: index_from_one(limit), first, second, params })
+        Arc::new(Shape { operation, limit: index_from_one(limit), first, second, cost, params })
     }
 
     /// Sends an order on its way, unless it is known that there will be no answer.

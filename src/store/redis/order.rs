@@ -36,6 +36,8 @@ pub(super) struct Shape {
     pub(super) first: u64,
     /// -1 where nothing is said.
     pub(super) second: i64,
+    /// What the parameters are for. Not sent.
+    pub(super) cost: u64,
     /// For each limit, or for the one that is meant, the kernel's parameters and whether it is a shadow.
     pub(super) params: Vec<u64>,
 }
