@@ -1,9 +1,13 @@
 //! Redis, against a real one.
 
 mod basics;
+mod cancellation;
 mod differential;
 mod exactness;
 mod faults;
 mod helpers;
+mod keys;
+mod order;
 mod proxy;
 mod server;
+mod ttl;
