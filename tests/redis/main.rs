@@ -2,6 +2,7 @@
 
 mod basics;
 mod cancellation;
+mod conformance;
 mod differential;
 mod exactness;
 mod faults;
