@@ -57,7 +57,8 @@ where
         let limiter = build(clock.clone());
         Rig { name: format!("{name} in {store}"), limiter, clock, queues: name.contains("queue") }
     };
-    let memory = |clock: ManualClock| Memory::builder(limits.clone()).clock(clock).build().expect("limits");
+    let memory =
+        |clock: ManualClock| Memory::builder(limits.clone()).max_keys(100).clock(clock).build().expect("limits");
     let redis = |store: &str, clock: ManualClock| {
         Redis::builder(server.open(), &format!("{name} {store}"), limits.clone())
             .clock_for_tests(clock)

@@ -1,5 +1,6 @@
 //! Redis, against a real one.
 
+mod addresses;
 mod basics;
 mod cancellation;
 mod conformance;
