@@ -157,7 +157,7 @@ async fn a_server_that_stalls_fails_by_deadline() {
     let server = Server::start();
     let load = loaded(&server).await;
     server.signal("-STOP");
-    sleep(Duration::from_millis(1000)).await;
+    sleep(Duration::from_secs(1)).await;
     server.signal("-CONT");
     assert!(load.report("kill -STOP, -CONT after 1 s").await.failed() > 0);
 }
@@ -398,7 +398,7 @@ async fn any_bytes_at_a_key_fail_no_neighbour() {
                     _ => f64::from_bits(roll()),
                 };
                 // Every other round holds numbers that could be a state's.
-                let number = if round % 2 == 0 && !(number >= 0.0 && number < 1e16) { 1.0 } else { number };
+                let number = if round % 2 == 0 && !(0.0..1e16).contains(&number) { 1.0 } else { number };
                 let number = if round % 3 == 0 && word == 4 { 11.0 } else { number };
                 bytes.extend(number.to_le_bytes());
             }

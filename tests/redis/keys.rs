@@ -88,7 +88,7 @@ async fn the_name_that_is_told_is_the_name_in_redis() {
     for key in TEXTS.into_iter().chain(["{tag}:x", &long[..128], &long[..129], &long]) {
         assert!(is_allowed(&limiter, key).await);
         let told = limiter.key_in_redis("per:{user}", key).expect("there is such a limit");
-        assert_eq!(server.keys(), [told.clone()]);
+        assert_eq!(server.keys(), std::slice::from_ref(&told));
         // Nothing that came from a user or a name is a tag, or a further part.
         assert_eq!(told.split(':').count(), 5, "{told}");
         assert!(!told.contains(['{', '}']), "{told}");

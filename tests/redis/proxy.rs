@@ -85,7 +85,7 @@ impl State {
     }
 
     fn copy(&self, (mut from, mut to): (TcpStream, TcpStream), replies: bool) {
-        let mut bytes = [0; 65_536];
+        let mut bytes = [0; 16_000];
         while let Ok(count @ 1..) = from.read(&mut bytes) {
             if replies && self.cuts.swap(false, Ordering::SeqCst) {
                 let _ = to.write_all(&bytes[..count / 2]);
