@@ -33,7 +33,11 @@ use crate::tariff::{CostBy, One, SettleBy};
 ///
 /// A future that is dropped while a limiter elsewhere (in Redis) is still deciding may or may not be charged. One that is
 /// dropped while it waits for its turn gives its charge back, as far as it still counts: the turns of those behind it stay
-/// as they were promised, and the gap goes to whoever asks next.
+/// as they were promised, and what room that leaves goes to whoever asks next.
+///
+/// What the layer wraps is what it charges for. In axum, [`Router::layer`](https://docs.rs/axum/latest/axum/struct.Router.html#method.layer)
+/// wraps the fallback too, so a request for a path that does not exist is charged; `Router::route_layer` wraps the routes
+/// alone, and lets such a request go to its 404 uncharged and unlimited.
 #[derive(Clone)]
 #[must_use = "a layer limits nothing until it wraps a service"]
 pub struct RateLimitLayer<K, A, R = Http, T = One> {
@@ -114,9 +118,12 @@ impl<K, A, R, T> RateLimitLayer<K, A, R, T> {
     /// Lets a request wait for its turn for up to `longest`, instead of refusing it. What can't make it in that time is
     /// refused at once, not after waiting.
     ///
-    /// Those who wait for a bucket or a queue are served first come, first served for each key: each is told its turn when
-    /// it comes. Windows and logs promise no turns: who waits for one asks again when there should be room, and whoever
-    /// asks first then has it.
+    /// Those who wait for a bucket or a queue are served first come, first served for each key: each is promised its turn when
+    /// it asks. Windows and logs promise no turns, several limits only if [all owe until then](crate::Limit), and a blocked
+    /// key has none: who waits there asks again when there should be room, and whoever asks first then has it.
+    ///
+    /// All the time counts that has passed since the first decision, deciding included; a turn that a limiter elsewhere
+    /// promises within what was left when it was asked is waited for.
     ///
     /// Without this setting only a [`LeakyQueue`](crate::LeakyQueue) lets requests wait, as long as it must; a `longest` of
     /// zero keeps it from that. Waiting holds no readiness of the inner service, and needs a tokio runtime with its timer.
@@ -126,7 +133,7 @@ impl<K, A, R, T> RateLimitLayer<K, A, R, T> {
     }
 
     /// Sets how many requests may wait at a time, over all services of this layer: by default 10 000. One more is refused
-    /// at once.
+    /// at once, and not charged.
     pub fn max_waiters(mut self, waiters: usize) -> Self {
         self.settings.wait.max_waiters = waiters;
         self

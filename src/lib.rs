@@ -26,7 +26,7 @@
 //!
 //! | | | |
 //! |---|---|---|
-//! | whose | a [key extractor](ExtractKey) | makes a key of the request: an address, a header field, a user |
+//! | whose | a [key extractor](ExtractKey) | makes a key of the request: an [address](ClientIp), a header field, a user |
 //! | how much | a [limiter](Limiter) | an algorithm, bound to a store that remembers the keys: [`Memory`] |
 //! | | an [algorithm](algorithm::Algorithm) | a [`Quota`] and a way to count: [`Gcra`], [`SlidingWindow`], ... |
 //! | | a [`Limit`] | an algorithm with a name, and the part of the key that it counts by: for several limits at once |
@@ -62,6 +62,8 @@
 //! - **Nothing on the way**: a decision in memory is ready at once and allocates nothing (the sliding log apart).
 //! - **All or nothing**: of several limits none is charged if one refuses.
 //! - **A missing key is not an exemption**: leaving a header out does not lift a limit.
+//! - **No client is believed**: proxies are [trusted](key::TrustedProxies) explicitly, and of secrets only keyed hashes are
+//!   kept.
 //! - **tower's contract**: a request goes to the very instance that was made ready; a refusal releases what its readiness
 //!   reserved.
 //! - **No unsafe code**, and no panic at run time: what can't be is an error when it is built.
@@ -111,7 +113,7 @@
 //!
 //! None is on by default, and each only adds.
 //!
-//! - **`axum`**: [`PeerIp`] reads axum's `ConnectInfo<SocketAddr>`.
+//! - **`axum`**: [`PeerIp`] and [`ClientIp`] read axum's `ConnectInfo<SocketAddr>`, and `key::MatchedPath` its routes.
 //! - **`serde`**: a [`Quota`] is read and written as text, such as `"100/min"`; limits from configuration, in `policy`.
 //! - **`timer`**: requests wait for their turn, by tokio's timer: `RateLimitLayer::max_wait`, and a [`LeakyQueue`] behind the
 //!   layer.
@@ -148,7 +150,7 @@ pub use crate::clock::{Clock, ManualClock, SystemClock, Timestamp};
 pub use crate::decision::{Ask, Decision, Figures, Reading, Source, Standing, Verdict};
 pub use crate::error::Error;
 pub use crate::future::ResponseFuture;
-pub use crate::key::{ExtractKey, PeerIp};
+pub use crate::key::{ClientIp, ExtractKey, PeerIp};
 pub use crate::layer::RateLimitLayer;
 pub use crate::limit::{Limit, per_key};
 pub use crate::limiter::{BoxLimiter, Limiter};

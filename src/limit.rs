@@ -13,6 +13,12 @@ use crate::error::Error;
 /// An algorithm by itself is a limit named `default` that counts by the whole key. Several limits in a tuple decide
 /// together, all or nothing: a request passes if every limit allows it, and only then is anything charged.
 ///
+/// A later turn is promised to one who accepts a delay only if all of them (shadows apart) can promise turns, and each owes
+/// at least until then already. A limit that owes less has room before; charged for that turn, it would keep its room from
+/// everybody else until then. Where no turn is promised the request is refused for as long as it must wait, and may ask again.
+/// So waiting for one limit alone is first come, first served; for one among others it is so where the others owe as long,
+/// and else goes to whoever asks first.
+///
 /// ```
 /// use tower_ratelimit::{Ask, FixedWindow, Gcra, Limit, Memory, Quota};
 ///

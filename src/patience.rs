@@ -104,7 +104,6 @@ where
             Judgement::AskAgain(wait, decision) => {
                 let service = fresh(service, is_ready);
                 if let (true, Some(sleep)) = (what.sit_down(), sleep(wait)) {
-                    what.spend(wait);
                     return Self::Retrying { sleep, held: Some(Held { service, is_ready: false, what }) };
                 }
                 Self::refused(what, Refusal::Limited(decision))

@@ -51,6 +51,13 @@ pub(crate) struct Wait {
 impl Wait {
     pub(crate) const DEFAULT_MAX_WAITERS: usize = 10_000;
 
+    /// For how long a request may wait that has no place yet: not at all if there is none, so that it is refused before it is
+    /// charged.
+    fn patience(&self) -> Option<Duration> {
+        let full = self.waiters.load(Ordering::Relaxed) >= self.max_waiters;
+        if full { Some(Duration::ZERO) } else { self.longest }
+    }
+
     /// A place to wait in, if one is free.
     pub(crate) fn seat(&self) -> Option<Seat> {
         let taken = self.waiters.fetch_update(Ordering::AcqRel, Ordering::Acquire, |waiters| {
@@ -88,7 +95,7 @@ impl<K, A, R, T> Settings<K, A, R, T> {
         T: Tariff<Request, S::Response, S::Error>,
     {
         let mut ask = Ask::cost(self.tariff.cost(request));
-        ask.max_delay = self.wait.longest;
+        ask.max_delay = self.wait.patience();
         ask.every_limit = self.responder.wants_every_limit();
         ask.every_refusal = self.responder.wants_every_refusal();
         ask

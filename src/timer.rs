@@ -1,13 +1,13 @@
 //! Waiting, and doing things aside, if there is something to do it with.
 
-pub(crate) use self::with::{Sleep, sleep, spawn};
+pub(crate) use self::with::{Moment, Sleep, sleep, spawn};
 
 #[cfg(feature = "timer")]
 mod with {
     use std::future::Future;
     use std::time::Duration;
 
-    pub(crate) use tokio::time::Sleep;
+    pub(crate) use tokio::time::{Instant as Moment, Sleep};
 
     /// `None` outside of a tokio runtime.
     pub(crate) fn sleep(span: Duration) -> Option<Sleep> {
@@ -28,6 +28,8 @@ mod with {
     use std::pin::Pin;
     use std::task::{Context, Poll};
     use std::time::Duration;
+
+    pub(crate) use std::time::Instant as Moment;
 
     /// There is none.
     pub(crate) struct Sleep(Infallible);

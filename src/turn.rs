@@ -6,36 +6,35 @@ use std::time::Duration;
 use crate::decision::{Ask, Decision};
 use crate::limiter::{Acquire, Limiter, Receipt};
 use crate::settings::{Seat, Settings};
+use crate::timer::Moment;
 
 /// A request that waits for a decision, or to ask for another one.
 pub(crate) struct Waiting<Request, Key, K, A, R, T> {
     pub(crate) request: Request,
     pub(crate) key: Key,
     ask: Ask,
+    began: Moment,
     pub(crate) settings: Arc<Settings<K, A, R, T>>,
     seat: Option<Seat>,
 }
 
 impl<Request, Key, K, A, R, T> Waiting<Request, Key, K, A, R, T> {
     pub(crate) fn new(request: Request, key: Key, ask: Ask, settings: Arc<Settings<K, A, R, T>>) -> Self {
-        Self { request, key, ask, settings, seat: None }
+        Self { request, key, ask, began: Moment::now(), settings, seat: None }
     }
 
     pub(crate) fn acquire(&self) -> Acquire<A::Future>
     where
         A: Limiter<Key>,
     {
-        self.settings.limiter.acquire(&self.key, self.ask)
+        let mut ask = self.ask;
+        ask.max_delay = self.patience();
+        self.settings.limiter.acquire(&self.key, ask)
     }
 
     /// For how long it may still wait.
     pub(crate) fn patience(&self) -> Option<Duration> {
-        self.ask.max_delay
-    }
-
-    /// It is about to wait for so long.
-    pub(crate) fn spend(&mut self, wait: Duration) {
-        self.ask.max_delay = self.ask.max_delay.map(|patience| patience.saturating_sub(wait));
+        self.ask.max_delay.map(|longest| longest.saturating_sub(self.began.elapsed()))
     }
 
     /// Takes a place among those who wait, unless it has one. False if there is none.

@@ -6,6 +6,7 @@
 
 use std::convert::Infallible;
 use std::future::{Future, Ready, ready};
+use std::hash::Hash;
 use std::hint::black_box;
 use std::net::{IpAddr, SocketAddr};
 use std::pin::pin;
@@ -13,15 +14,17 @@ use std::task::{Context, Poll, Waker};
 
 use allocation_counter::{AllocationInfo, measure};
 use bytes::Bytes;
-use http::{HeaderValue, Request, Response, StatusCode};
+use http::{HeaderName, HeaderValue, Request, Response, StatusCode};
 use http_body_util::Full;
 use tower::{Layer, Service, service_fn};
-use tower_ratelimit::key::{Global, Header, KeyText};
+use tower_ratelimit::key::{
+    ApiKey, Bearer, Cookie, ExtractKey, Global, Header, Host, KeyText, Method, Path, Pepper, TrustedProxies,
+};
 use tower_ratelimit::limiter::{BoxLimiter, Limiter};
 use tower_ratelimit::response::{AsError, Http, Refusal, Respond};
 use tower_ratelimit::tariff::OnlyFailures;
 use tower_ratelimit::{
-    FixedWindow, Gcra, Limit, ManualClock, Memory, PeerIp, Quota, RateLimitLayer, SlidingWindow, TokenBucket,
+    ClientIp, FixedWindow, Gcra, Limit, ManualClock, Memory, PeerIp, Quota, RateLimitLayer, SlidingWindow, TokenBucket,
 };
 
 type Page = Response<Full<Bytes>>;
@@ -123,6 +126,45 @@ fn what_is_let_through_allocates_nothing() {
     assert_eq!(count_allowed(&mut bare(TENANT, one_limit()), of_long_name), 0, "by a long header");
     assert_eq!(count_allowed(&mut bare(Global, one_limit()), from), 0, "by nothing");
     assert_eq!(count_allowed(&mut bare((PeerIp::new(), Global), one_limit()), from), 0, "by a tuple");
+}
+
+/// Whoever the request is found to be: behind proxies, by a secret, by what it is for.
+#[test]
+fn ready_made_keys_allocate_nothing() {
+    fn check<K>(what: &str, key: K, fields: &[(&'static str, &str)])
+    where
+        K: ExtractKey<Request<()>, Key: Hash + Eq> + Clone,
+    {
+        let request = |number| {
+            let mut request = from(1);
+            for (name, value) in fields {
+                let value = value.replace('#', &format!("{number}"));
+                request.headers_mut().append(*name, HeaderValue::try_from(value).expect("a field value"));
+            }
+            request
+        };
+        assert_eq!(count_allowed(&mut bare(key, one_limit()), request), 0, "{what}");
+    }
+
+    let proxies = || TrustedProxies::parse(["192.0.2.0/24", "10.0.0.0/8"]).expect("networks");
+    check("one line", ClientIp::x_forwarded_for(proxies()), &[("x-forwarded-for", "198.51.100.#, 10.0.0.1")]);
+    let lines = [("x-forwarded-for", "garbage, \"[2001:db8:#::1]:80\""), ("x-forwarded-for", "10.0.0.#")];
+    check("several lines", ClientIp::x_forwarded_for(proxies()), &lines);
+    let forwarded = [("forwarded", "for=198.51.100.9, proto=https;for=\"\\[2001:db8:#::1]:80\", for=10.0.0.#")];
+    check("Forwarded", ClientIp::forwarded(proxies()), &forwarded);
+    let real_ip = ClientIp::header(HeaderName::from_static("x-real-ip"), proxies());
+    check("one field", real_ip, &[("x-real-ip", "198.51.100.#")]);
+
+    // The process's pepper is drawn once, which may allocate.
+    let _ = Bearer::new().key_of("any");
+    let given = Pepper::new(&[7; 32]).expect("long enough");
+    check("a token", Bearer::new(), &[("authorization", "Bearer token-#")]);
+    check("an API key", ApiKey::from_static("x-api-key").pepper(given), &[("x-api-key", "key-#")]);
+    check("a cookie", Cookie::new("id").expect("a name"), &[("cookie", "a=b; id=\"session-#\"; c=d")]);
+    check("one or the other", ApiKey::from_static("x-api-key").or(PeerIp::new()), &[("x-api-key", "key-#")]);
+    let anyone = ApiKey::from_static("x-api-key").or(Bearer::new()).or(Cookie::new("id").expect("a name"));
+    check("the last of many", anyone.or(Host::new()), &[("host", "host-#")]);
+    check("what it is for", (Host::new().with_port(), Method, Path), &[("host", "Host-#.Example.:80")]);
 }
 
 #[test]

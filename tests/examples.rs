@@ -49,7 +49,7 @@ fn printed_by(name: &str) -> Vec<String> {
 fn every_example_is_short_says_how_to_run_it_and_is_tested() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let text_of = |file: &str| std::fs::read_to_string(root.join("tests").join(file)).unwrap_or_default();
-    let tests = text_of("examples.rs") + &text_of("examples_more.rs");
+    let tests = text_of("examples.rs") + &text_of("examples_more.rs") + &text_of("redis/example.rs");
     for example in std::fs::read_dir(root.join("examples")).expect("the examples") {
         let path = example.expect("an entry").path();
         if path.extension().is_none_or(|extension| extension != "rs") {

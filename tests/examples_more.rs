@@ -104,6 +104,29 @@ fn field<'a>(answer: &'a str, name: &str) -> &'a str {
 const ALICE: &str = "authorization: Bearer secret-of-alice\r\n";
 
 #[test]
+fn behind_proxy() {
+    let server = Running::start("behind_proxy", &[]);
+    let address = server.address();
+    let get = |fields: &str| send(address, "GET", "/", fields);
+    let of = |client: &str| get(&format!("x-forwarded-for: {client}\r\n"));
+
+    assert!(of("192.0.2.1").ends_with("Hello, 192.0.2.1!\n"));
+    assert!(of("203.0.113.9, 192.0.2.1").ends_with("Hello, 192.0.2.1!\n"), "what it has written itself does not count");
+    assert_eq!(status(&get("x-forwarded-for: 203.0.113.8\r\nx-forwarded-for: 192.0.2.1\r\n")), 200);
+    for client in ["192.0.2.1", "203.0.113.7, 192.0.2.1", "\"192.0.2.1:80\"", "::ffff:192.0.2.1"] {
+        assert_eq!(status(&of(client)), 429, "{client}");
+    }
+    assert_eq!(status(&of("192.0.2.2")), 200, "another client");
+
+    // An API key of its own, for each request: as many as the address may in all.
+    let with_keys = (0..20)
+        .filter(|number| status(&get(&format!("x-forwarded-for: 192.0.2.3\r\nx-api-key: key-{number}\r\n"))) == 200);
+    assert_eq!(with_keys.count(), 12);
+    let with_one = (0..20).filter(|_| status(&get("x-forwarded-for: 192.0.2.4\r\nx-api-key: key\r\n")) == 200);
+    assert_eq!(with_one.count(), 6);
+}
+
+#[test]
 fn github() {
     let server = Running::start("github", &[]);
     let address = server.address();

@@ -359,7 +359,6 @@ fn what_counts_as_a_failure() {
 }
 
 #[test]
-#[ignore = "fails: only 400 to 599 count as failures"]
 fn a_status_that_no_standard_knows_is_a_failure_from_400_on() {
     for status in [600, 999] {
         let answer: Result<&Response<()>, &BoxError> = Ok(&answer(status, None));

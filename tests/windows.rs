@@ -348,7 +348,7 @@ proptest! {
         now in any::<u64>(), cost in any::<u64>(), until in any::<u64>(), delay in any::<u64>(),
     ) {
         let now = Timestamp::from_micros(now);
-        let charge = Charge { at: now, cost, until: Timestamp::from_micros(until) };
+        let charge = Charge { at: now, turn: now, cost, until: Timestamp::from_micros(until) };
         let run = |algorithm: SlidingWindow| {
             let mut state = Blocks::zero(algorithm.state_words());
             state.copy_from_slice(&words[..algorithm.state_words()]);
@@ -365,7 +365,7 @@ proptest! {
         log.commit(&mut state, now, Duration::from_micros(delay), cost);
         log.give_back(&mut state, now, charge, cost);
         let queue = LeakyQueue::new(Quota::per_minute(100));
-        let mut state = [words[0], words[1], words[2], words[3]];
+        let mut state = [words[0], words[1], words[2], words[3], words[4]];
         let _ = (queue.peek(&state, now, Ask::cost(cost)), queue.reading(&state, now).figures());
         queue.commit(&mut state, now, Duration::from_micros(delay), cost);
         queue.give_back(&mut state, now, charge, cost);

@@ -74,6 +74,24 @@ impl Harness {
         self.report(scenario, json!({ "threads": threads }), "ns", &medians);
     }
 
+    /// Tells two figures of each contender.
+    pub(crate) fn report_two(&self, scenario: &str, about: Value, figures: [(&str, &[(&str, f64)]); 2]) {
+        if !self.json {
+            for (unit, figures) in figures {
+                self.report(scenario, about.clone(), unit, figures);
+            }
+            return;
+        }
+        let mut object = Map::new();
+        object.insert("scenario".to_owned(), json!(scenario));
+        object.extend(about.as_object().cloned().unwrap_or_default());
+        for (unit, figures) in figures {
+            let by_name = figures.iter().map(|&(name, figure)| (name.to_owned(), json!(rounded(figure))));
+            object.insert(unit.to_owned(), Value::Object(by_name.collect()));
+        }
+        println!("{}", Value::Object(object));
+    }
+
     /// Tells figures that were measured elsewhere, the first of them also in relation to each other one.
     pub(crate) fn report(&self, scenario: &str, about: Value, unit: &str, figures: &[(&str, f64)]) {
         if self.json {

@@ -3,6 +3,7 @@
 //! ```text
 //! cargo bench                        # all of it: some ten minutes
 //! cargo bench -- --quick             # under a minute once built
+//! cargo bench -- redis               # those with Redis: starts a server of its own
 //! cargo bench -- memory              # the scenarios whose names contain `memory`
 //! cargo bench -- --json              # one JSON object a scenario
 //! ```
@@ -14,6 +15,7 @@ mod floor;
 mod harness;
 mod insertion;
 mod memory;
+mod redis;
 mod service;
 mod wire;
 
@@ -25,4 +27,5 @@ fn main() {
     insertion::run(&mut harness);
     service::run(&mut harness);
     wire::run(&mut harness);
+    redis::run(&harness);
 }

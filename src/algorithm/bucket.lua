@@ -1,44 +1,67 @@
 -- The bucket: see bucket.rs, which decides the same in integers.
 --
--- Words: 1 whole, 2 part, 3 tokens, 4 ticks, 5 the time of the last charge, 6 floor.
+-- Words: 1 whole, 2 part, 3 tokens, 4 ticks, 5 the time of the last charge, 6 the floor.
 -- Parameters: 1 tokens, 2 ticks, 3 and 4 the debt up to which the cost is allowed, 5 and 6 what the cost adds, 7 the time to
 -- full, 8 the burst less the cost plus one (0 if it can never be had), 9 whether admissions wait for their turn.
 -- Spans of time are whole ticks and a part, in units of 1 / tokens of a tick; all numbers are integers of at most 2^53.
 
 local LONGEST = 6311520000000000
 
-local bucket = { words = 6, params = 9, promises = true }
-
 -- What follows up to `slow` is for states of a former quota, where products pass 2^53.
-local slow
+local slow, make_slow
 
--- The arrival time and its part, the moment to decide at, and the rate that the state drains at.
+-- The arrival time and its part, the moment to decide at, the rate that the state drains at, and the floor.
 local function level(s, now, p)
   local at = s[5]
   if at < now then
     at = now
   elseif at - now > p[7] then
-    return now, 0, now, p[1], p[2]
+    return now, 0, now, p[1], p[2], 0
   end
   local whole = s[1]
   if whole <= at then
-    return at, 0, at, p[1], p[2]
+    return at, 0, at, p[1], p[2], 0
   end
   if s[3] ~= p[1] or s[4] ~= p[2] then
-    slow = slow or bucket.slow()
+    slow = slow or make_slow()
     return slow.level(s, at, p)
   end
-  return whole, s[2], at, p[1], p[2]
+  return whole, s[2], at, p[1], p[2], s[6]
 end
 
--- What is owed ends so much after now.
-function bucket.owed(s, now, p)
-  local whole = level(s, now, p)
+-- The same in terms of this rate.
+local function own_level(s, now, p)
+  local whole, part, at, tokens, ticks, floor = level(s, now, p)
+  if tokens ~= p[1] or ticks ~= p[2] then
+    whole, part = slow.carry_over(whole, part, tokens, ticks, at, p)
+    if floor < at then floor = at end
+    floor = slow.carry_over(floor, 0, tokens, ticks, at, p)
+  end
+  return whole, part, at, floor
+end
+
+local function write(s, whole, part, at, floor, p)
+  if whole > at + LONGEST then
+    whole, part = at + LONGEST, 0
+  end
+  if floor > whole then floor = whole end
+  s[1], s[2], s[3], s[4], s[5], s[6] = whole, part, p[1], p[2], at, floor
+end
+
+local function ceil_span(p)
+  if p[6] > 0 then return p[5] + 1 end
+  return p[5]
+end
+
+-- For how long something is owed yet.
+local function owed(s, now, p)
+  local whole, _, at = level(s, now, p)
+  if whole == at then return 0 end
   return whole - now
 end
 
 -- 0: allowed. Above: refused, and for how long. -1: never. Below: allowed after so much less one.
-function bucket.peek(s, now, patience, p)
+local function peek(s, now, patience, p)
   if p[8] == 0 then
     return -1
   end
@@ -67,8 +90,7 @@ function bucket.peek(s, now, patience, p)
     delay = delay + behind
     local over = delay - patience
     if over > wait then wait = over end
-    over = whole - now + p[5] - LONGEST
-    if p[6] > 0 then over = over + 1 end
+    over = whole - now + ceil_span(p) - LONGEST
     if over > wait then wait = over end
   else
     delay = 0
@@ -82,55 +104,56 @@ function bucket.peek(s, now, patience, p)
   return -1 - delay
 end
 
-function bucket.commit(s, now, delay, p)
-  local whole, part, at, tokens, ticks = level(s, now, p)
-  if tokens ~= p[1] or ticks ~= p[2] then
-    whole, part = slow.carry_over(whole, part, tokens, ticks, at, p)
-  end
+local function commit(s, now, delay, p)
+  local whole, part, at, floor = own_level(s, now, p)
   local turn = now + delay
   if whole < turn then
     whole, part = turn, 0
+  end
+  if delay > 0 then
+    if turn > floor then floor = turn end
+    floor = floor + ceil_span(p)
   end
   whole, part = whole + p[5], part - p[6]
   if part < 0 then
     whole, part = whole + 1, part + p[1]
   end
-  if whole > at + LONGEST then
-    whole, part = at + LONGEST, 0
-  end
-  local floor = s[6]
-  if delay > 0 then
-    turn = turn + p[5]
-    if p[6] > 0 then turn = turn + 1 end
-    if turn > floor then floor = turn end
-  end
-  s[1], s[2], s[3], s[4], s[5], s[6] = whole, part, p[1], p[2], at, floor
+  write(s, whole, part, at, floor, p)
 end
 
-function bucket.give_back(s, now, charged_at, till, p)
-  local whole, part, at, tokens, ticks = level(s, now, p)
+local function give_back(s, now, charge, p)
+  local whole, part, at = level(s, now, p)
   if whole <= at then
     return false
   end
-  if tokens ~= p[1] or ticks ~= p[2] then
-    whole, part = slow.carry_over(whole, part, tokens, ticks, at, p)
-  end
+  local floor
+  whole, part, at, floor = own_level(s, now, p)
   local credit, credit_part = p[5], p[6]
-  local left = till - at
+  local left = charge.till - at
   if left < 0 then left = 0 end
   if credit >= left then
     credit, credit_part = left, 0
   end
-  whole, part = whole - credit, part + credit_part
-  if part >= p[1] then
-    whole, part = whole - 1, part - p[1]
+  local credited, credited_part = whole - credit, part + credit_part
+  if credited_part >= p[1] then
+    credited, credited_part = credited - 1, credited_part - p[1]
   end
-  s[1], s[2], s[3], s[4], s[5] = whole, part, p[1], p[2], at
+  if charge.turn > charge.at and p[2] >= 2 * p[1] and charge.turn + ceil_span(charge.cost) >= floor then
+    local ends = charge.turn + ceil_span(charge.rest)
+    if ends < floor then floor = ends end
+  elseif credited < floor or (credited == floor and credited_part > 0) then
+    if floor < whole then
+      credited, credited_part = floor, 0
+    else
+      credited, credited_part = whole, part
+    end
+  end
+  write(s, credited, credited_part, at, floor, p)
   return true
 end
 
 -- Exact beyond 2^53. Made only where it is needed: most calls never do.
-function bucket.slow()
+function make_slow()
   local floor = math.floor
   local BASE = 2 ^ 24
   local EXACT = 2 ^ 53
@@ -222,9 +245,14 @@ function bucket.slow()
     -- Owed, in units of 1 / ticks of a token: (whole - at) * tokens - part.
     local owed, rest = scaled(whole - at, tokens, ticks)
     rest = rest - part
-    if rest < 0 then
+    if rest < 0 and owed == 0 then
+      owed, rest = 0, 0
+    elseif rest < 0 then
       local borrowed = math.ceil(-rest / ticks)
       owed, rest = owed - borrowed, rest + borrowed * ticks
+      if owed < 0 then
+        owed, rest = 0, 0
+      end
     end
     -- In ticks of this rate: owed * p.ticks / p.tokens, and the rest's share, which is below one token's.
     local units, left = scaled(rest, p[2], ticks)
@@ -245,19 +273,22 @@ function bucket.slow()
   function slow.level(s, at, p)
     local whole, part, tokens, ticks = s[1], s[2], s[3], s[4]
     if tokens == 0 or ticks == 0 then
-      return at, 0, at, p[1], p[2]
+      return at, 0, at, p[1], p[2], 0
     end
     if exceeds(tokens, ticks, p[1], p[2]) then
-      return whole, part, at, tokens, ticks
+      return whole, part, at, tokens, ticks, s[6]
     end
     whole, part = slow.carry_over(whole, part, tokens, ticks, s[5], p)
     if whole <= at then
-      whole, part = at, 0
+      return at, 0, at, p[1], p[2], 0
     end
-    return whole, part, at, p[1], p[2]
+    return whole, part, at, p[1], p[2], s[6]
   end
 
   return slow
 end
 
-return bucket
+return {
+  words = 6, params = 9, promises = true,
+  peek = peek, commit = commit, give_back = give_back, owed = owed,
+}

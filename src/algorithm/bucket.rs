@@ -14,12 +14,35 @@
 //! | 1 | `part` |
 //! | 2 | `tokens` and `ticks` of the quota that wrote the state, packed |
 //! | 3 | the time of the last charge: the newest time that the state has seen |
+//! | 4 | `floor`: the first tick that can follow the turns promised so far, never after `whole`; stale once it is past |
+//!
+//! # Turns and refunds
+//!
+//! A turn that was promised stays as promised, so it can't move up when somebody before it gives its charge back. What
+//! departs at `t_1, t_2, ..` with costs `c_1, c_2, ..` makes an arrival time of the largest `t_j + c_j + c_(j+1) + ..`: to
+//! take a charge away lessens what begins with it or before it, and nothing of what begins after it. The floor is that
+//! largest sum over the turns that were promised, costs in ticks rounded up:
+//!
+//! - a charge for a later turn makes it `max(floor, turn) + cost`; one that passes at once leaves it;
+//! - a refund takes its credit off `tat`, but not below the floor. If it was promised a turn and `turn + cost` reaches the
+//!   floor, no other turn needs it so high (with another one behind or right before it the floor would be higher): it goes
+//!   down to `turn` first, or for a part to `turn` and what the rest costs. (Not if a token takes less than two ticks: then
+//!   ticks are too coarse to tell.)
+//!
+//! So a place in the middle of a line of strictly spaced turns is lost, and the last one goes to whoever asks next; with a
+//! burst, a place anywhere makes up to a burst's room. As long as `tat` is no less than the sums above, a turn promised then
+//! conforms whether it comes before or after those that were promised earlier.
+//!
+//! # A change of quota
 //!
 //! The writer's rate travels with the state. After a change of quota what is owed stays owed, counted in tokens, and from its
 //! last charge until its next one a key's debt drains at the faster of both rates: nobody knows when between the two the quota
 //! was changed, so a key is given the better of it. Then a refusal need not write, its retry is exact, what had drained
 //! under the old quota does not come back, and a raised quota counts at once. The conversion rounds the debt up, by less than
 //! the `1 / tokens` part of a tick.
+//!
+//! Under a slower quota the floor is stretched as the debt is, as what was promised costs more. Under a faster one it stays,
+//! but no later than `whole`: a raised quota counts at once for those who ask, and not for those who wait already.
 
 use std::time::Duration;
 
@@ -31,10 +54,11 @@ use crate::decision::{Ask, Figures, Reading, Verdict};
 use crate::error::Error;
 use crate::quota::{LARGEST_LIMIT, LONGEST_MICROS, Quota};
 
-pub(crate) type Words = [u64; 4];
+pub(crate) type Words = [u64; 5];
 
 #[cfg(feature = "redis")]
-pub(crate) const KERNEL: Kernel = Kernel::new("bucket1", 6, include_str!("bucket.lua"));
+pub(crate) const KERNEL: Kernel =
+    Kernel::new("bucket1", 6, include_str!("bucket.lua")).with_short_cut(include_str!("bucket_short.lua"));
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Bucket {
@@ -73,12 +97,15 @@ struct Tat {
 }
 
 /// What a state comes to at a moment.
+#[derive(Clone, Copy)]
 struct Level {
     /// Not before `at`.
     tat: Tat,
     at: u64,
     /// What `tat` is in terms of, and what is owed drains at: a former quota's where that is faster.
     rate: Rate,
+    /// The first tick that can follow the turns promised so far, or some time past.
+    floor: u64,
 }
 
 impl Level {
@@ -197,13 +224,13 @@ impl Bucket {
         if cost == 0 {
             return;
         }
-        let level = self.level(state, now.as_micros());
-        let tat = self.at_own_rate(&level);
+        let Level { tat, at, floor, .. } = self.at_own_rate(self.level(state, now.as_micros()));
         let cost = if cost == 1 { self.interval } else { self.rate.span(cost) };
-        // The turn may come after the bucket is full again, if another limit delays it.
+        // The turn may come after the bucket is full again, if the store has other reasons to delay it.
         let turn = now.as_micros().saturating_add(whole_micros(delay));
         let tat = if tat.whole < turn { Tat { whole: turn, part: 0 } } else { tat };
-        self.write(state, tat.plus(cost, self.rate.tokens), level.at);
+        let floor = if delay.is_zero() { floor } else { floor.max(turn).saturating_add(cost.round_up()) };
+        self.write(state, tat.plus(cost, self.rate.tokens), at, floor);
     }
 
     /// The parameters of the twin in Lua: see `bucket.lua`.
@@ -219,16 +246,22 @@ impl Bucket {
         params.extend([self.time_to_full, spare, u64::from(in_turn)]);
     }
 
+    /// Whether `bucket_short.lua` takes it.
     #[cfg(feature = "redis")]
-    pub(crate) fn state_of(numbers: &[u64]) -> Words {
-        let &[whole, part, tokens, ticks, written_at, ..] = numbers else { return [0; 4] };
-        [whole, part, if tokens == 0 { 0 } else { Rate::pack(tokens, ticks) }, written_at]
+    pub(crate) fn is_short(&self, ask: Ask) -> bool {
+        ask.cost > 0 && ask.cost <= self.burst && ask.patience(0) == 0
     }
 
     #[cfg(feature = "redis")]
-    pub(crate) fn numbers_of(&[whole, part, rate, written_at]: &Words, numbers: &mut Vec<u64>) {
+    pub(crate) fn state_of(numbers: &[u64]) -> Words {
+        let &[whole, part, tokens, ticks, written_at, floor, ..] = numbers else { return [0; 5] };
+        [whole, part, if tokens == 0 { 0 } else { Rate::pack(tokens, ticks) }, written_at, floor]
+    }
+
+    #[cfg(feature = "redis")]
+    pub(crate) fn numbers_of(&[whole, part, rate, written_at, floor]: &Words, numbers: &mut Vec<u64>) {
         let Rate { tokens, ticks, .. } = Rate::unpack(rate);
-        numbers.extend([whole, part, tokens, ticks, written_at, 0]);
+        numbers.extend([whole, part, tokens, ticks, written_at, floor]);
     }
 
     pub(crate) fn give_back(&self, state: &mut Words, now: Timestamp, charge: Charge, amount: u64) {
@@ -236,17 +269,25 @@ impl Bucket {
         if level.tat.whole <= level.at {
             return;
         }
+        let Level { tat, at, floor, .. } = self.at_own_rate(level);
+        let amount = amount.min(charge.cost);
         // In first-in-first-out order a charge is what drains last before `until`: what is past has drained already, and
         // to credit it would lend its tokens twice.
-        let left = Span { whole: charge.until.as_micros().saturating_sub(level.at), part: 0 };
-        let amount = self.rate.span(amount.min(charge.cost));
-        let credit = if amount.whole < left.whole { amount } else { left };
-        self.write(state, self.at_own_rate(&level).minus(credit, self.rate.tokens), level.at);
+        let left = Span { whole: charge.until.as_micros().saturating_sub(at), part: 0 };
+        let span = self.rate.span(amount);
+        let credited = tat.minus(if span.whole < left.whole { span } else { left }, self.rate.tokens);
+        let ends = |cost| charge.turn.as_micros().saturating_add(self.rate.span(cost).round_up());
+        // Of turns less than two ticks apart, none can be told from the next in whole ticks.
+        if charge.turn > charge.at && self.interval.whole >= 2 && ends(charge.cost) >= floor {
+            self.write(state, credited, at, floor.min(ends(charge.cost - amount)));
+        } else {
+            self.write(state, credited.not_before(floor, tat), at, floor);
+        }
     }
 
     #[inline(always)]
     pub(crate) fn reading(&self, state: &Words, now: Timestamp) -> Reading {
-        let Level { tat, at, rate } = self.level(state, now.as_micros());
+        let Level { tat, at, rate, .. } = self.level(state, now.as_micros());
         let words = [tat.whole.saturating_sub(at), tat.part, rate.tokens, rate.ticks, self.burst, at - now.as_micros()];
         if rate.packed == self.rate.packed {
             return Reading::new(words, project);
@@ -258,47 +299,58 @@ impl Bucket {
     /// What is owed, and the moment to decide at: now, or the newest time that the state has seen, if that is later and not
     /// further ahead than the time to full.
     #[inline(always)]
-    fn level(&self, &[whole, part, rate, written_at]: &Words, now: u64) -> Level {
+    fn level(&self, &[whole, part, rate, written_at, floor]: &Words, now: u64) -> Level {
         let at = now.max(written_at);
         // Even if nothing is owed: what is charged next must be charged at a time that will be believed.
         if at - now > self.time_to_full {
-            return Level { tat: Tat { whole: now, part: 0 }, at: now, rate: self.rate };
+            return self.empty(now);
         }
         if whole <= at {
-            return Level { tat: Tat { whole: at, part: 0 }, at, rate: self.rate };
+            return self.empty(at);
         }
+        let level = Level { tat: Tat { whole, part }, at, rate: self.rate, floor };
         if rate != self.rate.packed {
-            return self.level_of_former_quota(Tat { whole, part }, Rate::unpack(rate), written_at, at);
+            return self.level_of_former_quota(Level { rate: Rate::unpack(rate), ..level }, written_at);
         }
         // A part beyond its denominator is no state that was ever written.
-        Level { tat: Tat { whole, part: part.min(self.rate.tokens - 1) }, at, rate: self.rate }
+        Level { tat: Tat { whole, part: part.min(self.rate.tokens - 1) }, ..level }
+    }
+
+    #[inline(always)]
+    fn empty(&self, at: u64) -> Level {
+        Level { tat: Tat { whole: at, part: 0 }, at, rate: self.rate, floor: 0 }
     }
 
     /// The faster of both rates drains: the former one from the state as it is, the present one since the last charge.
     #[cold]
-    fn level_of_former_quota(&self, tat: Tat, former: Rate, written_at: u64, at: u64) -> Level {
+    fn level_of_former_quota(&self, level: Level, written_at: u64) -> Level {
+        let (former, at) = (level.rate, level.at);
         if former.tokens == 0 || former.ticks == 0 {
-            return Level { tat: Tat { whole: at, part: 0 }, at, rate: self.rate };
+            return self.empty(at);
         }
-        let tat = Tat { part: tat.part.min(former.tokens - 1), ..tat };
+        let tat = Tat { part: level.tat.part.min(former.tokens - 1), ..level.tat };
         if former.is_faster_than(self.rate) {
-            return Level { tat, at, rate: former };
+            return Level { tat, ..level };
         }
         let tat = self.carry_over(tat, former, written_at);
-        let tat = if tat.whole <= at { Tat { whole: at, part: 0 } } else { tat };
-        Level { tat, at, rate: self.rate }
+        if tat.whole <= at { self.empty(at) } else { Level { tat, rate: self.rate, ..level } }
     }
 
-    /// The level's arrival time in terms of this rate.
+    /// The level in terms of this rate, which is no faster than the one it drained at.
     #[inline(always)]
-    fn at_own_rate(&self, level: &Level) -> Tat {
-        if level.rate.packed == self.rate.packed { level.tat } else { self.carry_over(level.tat, level.rate, level.at) }
+    fn at_own_rate(&self, level: Level) -> Level {
+        if level.rate.packed == self.rate.packed {
+            return level;
+        }
+        let carry_over = |tat| self.carry_over(tat, level.rate, level.at);
+        let floor = Tat { whole: level.floor.max(level.at), part: 0 };
+        Level { tat: carry_over(level.tat), floor: carry_over(floor).whole, rate: self.rate, ..level }
     }
 
-    fn write(&self, state: &mut Words, tat: Tat, at: u64) {
+    fn write(&self, state: &mut Words, tat: Tat, at: u64, floor: u64) {
         // A debt beyond all bounds (a penalty of 2^64) ends after the longest time that anything is remembered.
         let tat = tat.until(at.saturating_add(LONGEST_MICROS));
-        *state = [tat.whole, tat.part, self.rate.packed, at];
+        *state = [tat.whole, tat.part, self.rate.packed, at, floor.min(tat.whole)];
     }
 
     /// What is owed at `at` under the rate `old`, counted in tokens, as an arrival time under this rate.
@@ -308,7 +360,8 @@ impl Bucket {
             return Tat { whole: at, part: 0 };
         }
         // Owed: (whole - at - part / old.tokens) * old.tokens / old.ticks tokens, at most 2^106 / old.ticks.
-        let owed = u128::from(tat.whole - at) * u128::from(old.tokens) - u128::from(tat.part.min(old.tokens - 1));
+        let owed = u128::from(tat.whole - at) * u128::from(old.tokens);
+        let owed = owed.saturating_sub(u128::from(tat.part.min(old.tokens - 1)));
         let (tokens, rest) = (owed / u128::from(old.ticks), owed % u128::from(old.ticks));
         // In units of 1 / self.tokens tick, rounded up: tokens * ticks + rest * ticks / old.ticks.
         let ticks = u128::from(self.rate.ticks);
@@ -407,6 +460,17 @@ impl Tat {
     #[inline(always)]
     fn until(self, latest: u64) -> Self {
         if self.whole > latest { Self { whole: latest, part: 0 } } else { self }
+    }
+
+    /// Not earlier than `earliest`, and not later than it was `before`.
+    fn not_before(self, earliest: u64, before: Self) -> Self {
+        if self.whole > earliest || (self.whole == earliest && self.part == 0) {
+            self
+        } else if earliest < before.whole {
+            Self { whole: earliest, part: 0 }
+        } else {
+            before
+        }
     }
 
     #[inline(always)]

@@ -5,8 +5,6 @@
 
 local MOST = 2 ^ 53
 
-local fixed_window = { words = 4, params = 4, promises = false }
-
 -- The moment to decide at, and the end of the window that is open then, if there is one.
 local function open(s, now, p)
   local at = s[3]
@@ -23,7 +21,7 @@ local function open(s, now, p)
   return at, nil
 end
 
-function fixed_window.peek(s, now, patience, p)
+local function peek(s, now, patience, p)
   if p[3] > p[1] then
     return -1
   end
@@ -34,7 +32,7 @@ function fixed_window.peek(s, now, patience, p)
   return 0
 end
 
-function fixed_window.commit(s, now, delay, p)
+local function commit(s, now, delay, p)
   local at, till = open(s, now, p)
   if till then
     s[2], s[3] = math.min(s[2] + p[3], MOST), at
@@ -51,9 +49,9 @@ function fixed_window.commit(s, now, delay, p)
   s[1], s[2], s[3], s[4] = till, p[3], at, start
 end
 
-function fixed_window.give_back(s, now, charged_at, till, p)
+local function give_back(s, now, charge, p)
   local at, open_till = open(s, now, p)
-  if not open_till or till ~= s[1] then
+  if not open_till or charge.till ~= s[1] then
     return false
   end
   local used = s[2] - p[3]
@@ -65,4 +63,4 @@ function fixed_window.give_back(s, now, charged_at, till, p)
   return true
 end
 
-return fixed_window
+return { words = 4, params = 4, promises = false, peek = peek, commit = commit, give_back = give_back }

@@ -149,9 +149,14 @@ impl Algorithm for FixedWindow {
 
 #[cfg(feature = "redis")]
 impl super::Scripted for FixedWindow {
-    const KERNEL: super::Kernel = super::Kernel::new("fixed_window1", 4, include_str!("fixed_window.lua"));
+    const KERNEL: super::Kernel = super::Kernel::new("fixed_window1", 4, include_str!("fixed_window.lua"))
+        .with_short_cut(include_str!("fixed_window_short.lua"));
 
     fn params(&self, cost: u64, params: &mut Vec<u64>) {
         params.extend([self.quota.limit(), self.quota.period_micros(), cost, u64::from(self.aligned)]);
+    }
+
+    fn is_short(&self, ask: Ask) -> bool {
+        ask.cost > 0 && ask.cost <= self.quota.limit()
     }
 }

@@ -114,6 +114,10 @@ macro_rules! bucket_front {
                 self.kernel.params(false, cost, params);
             }
 
+            fn is_short(&self, ask: Ask) -> bool {
+                self.kernel.is_short(ask)
+            }
+
             fn state_of(&self, numbers: &[u64]) -> bucket::Words {
                 Bucket::state_of(numbers)
             }

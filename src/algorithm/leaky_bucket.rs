@@ -18,7 +18,7 @@ use crate::quota::Quota;
 /// - **Closed form**, with `rate = limit / period` and the burst as the capacity: `level = max(0, level - rate elapsed)`;
 ///   admit if `level + cost <= burst`, and then pour in; `retry_after = (level + cost - burst) / rate`, `reset = level /
 ///   rate`.
-/// - **State**: four words.
+/// - **State**: five words.
 /// - **Source**: J. Turner, "New Directions in Communications", IEEE Communications Magazine 24(10), 1986; ITU-T I.371 has
 ///   it as the continuous-state leaky bucket.
 /// - **Choose it** where you think of a capacity and a leak. It decides exactly as [`Gcra`](super::Gcra) and

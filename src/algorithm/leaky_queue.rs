@@ -17,9 +17,12 @@ use crate::quota::Quota;
 /// - **Closed form**, with `delay = max(0, next_free - now)` and room for `Q`: admit after `delay` if `delay + (cost - 1) T
 ///   <= Q T`, and then `next_free = max(next_free, now) + cost T`; `retry_after = delay + (cost - 1) T - Q T`, `reset =
 ///   delay`. It is the bucket with a burst of `Q + 1` whose admissions wait for their turn.
-/// - **State**: four words.
-/// - **Order**: first come, first served. Turns that were promised stay as promised when one of them is given back; the gap
-///   goes to whoever asks next.
+/// - **State**: five words.
+/// - **Order**: first come, first served. Turns that were promised stay as promised when one of them is given back. The last
+///   one in the line goes to whoever asks next; a gap before others stays empty, as nobody could fill it without being told
+///   a turn before theirs.
+/// - **Among several limits**: a turn is promised only if the others owe at least until then as well; else who accepts to wait
+///   asks again. See [`Limit`](crate::Limit).
 /// - **Source**: J. Turner, "New Directions in Communications", IEEE Communications Magazine 24(10), 1986; the leaky bucket
 ///   as a shaper.
 /// - **Choose it** before something that must not see bursts, where callers would rather wait than be refused. The layer waits

@@ -1,6 +1,6 @@
 use super::{Algorithm, State};
 use crate::clock::Timestamp;
-use crate::decision::Reading;
+use crate::decision::{Ask, Reading};
 
 /// An algorithm with a twin in Lua, which decides the same inside Redis.
 ///
@@ -14,7 +14,7 @@ use crate::decision::Reading;
 /// | `promises` | whether later turns can be promised, as [`promises_turns`](Algorithm::promises_turns) |
 /// | `peek(s, now, patience, p)` | 0: allowed; above 0: refused for so many microseconds; -1: never; below -1: allowed after `-1 -` it. `patience` is the longest acceptable delay, -1 where the algorithm decides |
 /// | `commit(s, now, delay, p)` | charges: changes `s` |
-/// | `give_back(s, now, charged_at, till, p)` | gives back the cost of `p`; returns whether `s` changed |
+/// | `give_back(s, now, charge, p)` | gives back the cost of `p`; returns whether `s` changed. `charge` has what a [`Charge`](super::Charge) has: `at`, `turn`, `till`, and the parameters for its `cost` and for the `rest` that is kept |
 /// | `owed(s, now, p)` | with `promises`: how long what is owed lasts |
 ///
 /// The numbers are Lua's: exact integers up to 2^53. The same laws hold as for [`Algorithm`]; the figures of a decision
@@ -56,20 +56,19 @@ use crate::decision::Reading;
 ///
 /// impl Scripted for CoolDown {
 ///     const KERNEL: Kernel = Kernel::new("cool_down1", 1, "
-///         local cool_down = { words = 1, params = 2, promises = false }
-///         function cool_down.peek(s, now, patience, p)
+///         local function peek(s, now, patience, p)
 ///           if p[2] > 1 then return -1 end
 ///           local wait = s[1] - now
 ///           if wait <= 0 or wait > p[1] then return 0 end
 ///           return wait
 ///         end
-///         function cool_down.commit(s, now, delay, p) s[1] = now + delay + p[1] end
-///         function cool_down.give_back(s, now, charged_at, till, p)
-///           if s[1] ~= till then return false end
+///         local function commit(s, now, delay, p) s[1] = now + delay + p[1] end
+///         local function give_back(s, now, charge, p)
+///           if s[1] ~= charge.till then return false end
 ///           s[1] = 0
 ///           return true
 ///         end
-///         return cool_down
+///         return { words = 1, params = 2, promises = false, peek = peek, commit = commit, give_back = give_back }
 ///     ");
 ///
 ///     fn params(&self, cost: u64, params: &mut Vec<u64>) {
@@ -94,6 +93,13 @@ pub trait Scripted: Algorithm {
         state.to_numbers(numbers);
     }
 
+    /// Whether the kernel's short cut takes an ask like this.
+    #[doc(hidden)]
+    fn is_short(&self, ask: Ask) -> bool {
+        let _ = ask;
+        false
+    }
+
     /// The figures, where they are not made from the whole state: see [`Kernel`].
     #[doc(hidden)]
     fn reading_of(&self, view: [u64; 3], now: Timestamp) -> (Reading, Timestamp) {
@@ -108,6 +114,7 @@ pub struct Kernel {
     name: &'static str,
     layout: Layout,
     source: &'static str,
+    short: Option<&'static str>,
 }
 
 /// How a state lies in Redis.
@@ -126,11 +133,21 @@ impl Kernel {
     /// its states' layout.
     #[must_use]
     pub const fn new(name: &'static str, words: usize, source: &'static str) -> Self {
-        Self { name, layout: Layout::Words(words), source }
+        Self { name, layout: Layout::Words(words), source, short: None }
     }
 
     pub(super) const fn with_layout(name: &'static str, layout: Layout, source: &'static str) -> Self {
-        Self { name, layout, source }
+        Self { name, layout, source, short: None }
+    }
+
+    /// Adds a short cut for the commonest decisions.
+    pub(super) const fn with_short_cut(mut self, short: &'static str) -> Self {
+        self.short = Some(short);
+        self
+    }
+
+    pub(crate) const fn short_cut(&self) -> Option<&'static str> {
+        self.short
     }
 
     /// Its name in keys.

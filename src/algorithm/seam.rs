@@ -104,6 +104,9 @@ pub trait Algorithm: fmt::Debug + Send + Sync + 'static {
     fn longest_reset(&self) -> Duration;
 
     /// How many words a state has, if it is one of [`Blocks`](super::Blocks). For other states it says nothing.
+    ///
+    /// Where the algorithm is chosen by the key or can be replaced, a state has [`MAX_WORDS`](super::Blocks::MAX_WORDS), and
+    /// may have been written by one with other settings.
     fn state_words(&self) -> usize {
         super::Blocks::MAX_WORDS
     }
@@ -116,7 +119,8 @@ pub trait Algorithm: fmt::Debug + Send + Sync + 'static {
     /// Whether [`peek`](Self::peek) may answer [`Verdict::AllowedAfter`]: whether a turn that comes later can be
     /// promised now.
     ///
-    /// Several limits promise a later turn only if each of them can.
+    /// Several limits promise a later turn only if each of them can, and each owes at least until then already (by its
+    /// [`reset`](crate::Figures::reset)): so that to charge it for that turn is to charge it now.
     fn promises_turns(&self) -> bool {
         false
     }
@@ -128,6 +132,8 @@ pub trait Algorithm: fmt::Debug + Send + Sync + 'static {
 pub struct Charge {
     /// When it was made.
     pub at: Timestamp,
+    /// When its turn comes: then, or if it was promised a later one, at that.
+    pub turn: Timestamp,
     /// What was charged.
     pub cost: u64,
     /// Until when it counts: the state's first word right after the charge.

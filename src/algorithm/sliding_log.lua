@@ -1,19 +1,18 @@
 -- The sliding log: see sliding_log.rs.
 --
--- Its hits lie in one string: a head of eight numbers, then a ring of hits, the time and the weight of each. So a decision
+-- Its hits lie in one string: a head of nine numbers, then a ring of hits, the time and the weight of each. So a decision
 -- reads the head and the oldest hits, and writes one hit, however long the log is.
 -- Head: 1 the moment from which on it is as good as new, 2 the period of the last charge, 3 used (the weights of all hits),
--- 4 the index of the oldest hit, 5 the number of hits, 6 the newest hit's time, 7 the ring's size, 8 the driver's.
+-- 4 the index of the oldest hit, 5 the number of hits, 6 the newest hit's time, 7 the ring's size, 8 and 9 the driver's.
 -- Parameters: 1 limit, 2 period, 3 cost.
 
-local sliding_log = { words = 7, params = 3, promises = false, head = 64 }
-
 local struct_pack, struct_unpack = struct.pack, struct.unpack
-local HIT = 16
+-- In bytes.
+local HEAD, HIT = 72, 16
 local MOST = 2 ^ 53
 
 -- Whether a head can be one: what is said of the ring is true of it, and it fits into a string.
-function sliding_log.holds(s)
+local function holds(s)
   return s[5] <= s[7] and s[7] <= 2 ^ 25 and (s[4] < s[7] or s[4] == 0)
 end
 
@@ -23,7 +22,7 @@ local function read(s, from, till, visit)
   while from <= till do
     local slot = (first + from) % size
     local count = math.min(till - from + 1, size - slot, 32)
-    local offset = sliding_log.head + slot * HIT
+    local offset = HEAD + slot * HIT
     local hits = redis.call('GETRANGE', s.key, offset, offset + count * HIT - 1)
     if #hits < count * HIT then
       return
@@ -40,7 +39,7 @@ end
 
 local function write_hit(s, index, time, weight)
   local slot = (s[4] + index) % s[7]
-  redis.call('SETRANGE', s.key, sliding_log.head + slot * HIT, struct_pack('<dd', time, weight))
+  redis.call('SETRANGE', s.key, HEAD + slot * HIT, struct_pack('<dd', time, weight))
 end
 
 -- What counts at `now`: the index of the oldest hit that does, how much is used, the period, the moment to decide at.
@@ -78,7 +77,7 @@ local function freed_at(s, first, amount, period, at)
   return moment
 end
 
-function sliding_log.peek(s, now, patience, p)
+local function peek(s, now, patience, p)
   if p[3] > p[1] then
     return -1
   end
@@ -95,12 +94,11 @@ local function grow(s, size)
   local first, old = s[4], s[7]
   s[7] = size
   if first > 0 then
-    local head = sliding_log.head
     local moved = math.min(first, size - old) * HIT
-    local wrapped = redis.call('GETRANGE', s.key, head, head + first * HIT - 1)
-    redis.call('SETRANGE', s.key, head + old * HIT, wrapped:sub(1, moved))
+    local wrapped = redis.call('GETRANGE', s.key, HEAD, HEAD + first * HIT - 1)
+    redis.call('SETRANGE', s.key, HEAD + old * HIT, wrapped:sub(1, moved))
     if moved < #wrapped then
-      redis.call('SETRANGE', s.key, head, wrapped:sub(moved + 1))
+      redis.call('SETRANGE', s.key, HEAD, wrapped:sub(moved + 1))
     end
   end
 end
@@ -115,10 +113,10 @@ local function compact(s)
     end
   end)
   s[4], s[5] = 0, count
-  redis.call('SETRANGE', s.key, sliding_log.head, table.concat(hits))
+  redis.call('SETRANGE', s.key, HEAD, table.concat(hits))
 end
 
-function sliding_log.commit(s, now, delay, p)
+local function commit(s, now, delay, p)
   local first, used, _, at = window(s, now, p)
   s[3], s[5] = used, s[5] - first
   if s[7] > 0 then
@@ -144,8 +142,8 @@ function sliding_log.commit(s, now, delay, p)
   s[6] = at
 end
 
-function sliding_log.give_back(s, now, charged_at, till, p)
-  local time = till - s[2]
+local function give_back(s, now, charge, p)
+  local time = charge.till - s[2]
   -- The hit of that time, by halving.
   local low, high = 0, s[5] - 1
   while low <= high do
@@ -183,7 +181,7 @@ function sliding_log.give_back(s, now, charged_at, till, p)
 end
 
 -- What the figures are made of: used, the moment at which all of it has left, that at which more is to be had.
-function sliding_log.view(s, now, p)
+local function view(s, now, p)
   local first, used, period, at = window(s, now, p)
   if used == 0 then
     return 0, now, now
@@ -192,4 +190,7 @@ function sliding_log.view(s, now, p)
   return used, freed_at(s, first, used, period, at), freed_at(s, first, more, period, at)
 end
 
-return sliding_log
+return {
+  words = 7, params = 3, promises = false, head = HEAD, holds = holds,
+  peek = peek, commit = commit, give_back = give_back, view = view,
+}

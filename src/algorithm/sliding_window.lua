@@ -4,8 +4,6 @@
 -- width, 5 how many a hit counts in, then their counts: block j in word 6 + j mod (word 5).
 -- Parameters: 1 limit, 2 the blocks' width, 3 the number of blocks, 4 cost, 5 whether it is weighted.
 
-local sliding_window = { words = 5, params = 5, promises = false, grows = true }
-
 local MOST = 2 ^ 53
 local floor = math.floor
 
@@ -60,7 +58,7 @@ local function write(s, counts, at, current, p)
   s[1], s[2], s[3], s[4], s[5] = fresh, current, at, width, kept
 end
 
-function sliding_window.peek(s, now, patience, p)
+local function peek(s, now, patience, p)
   local limit, width, blocks, cost = p[1], p[2], p[3], p[4]
   if cost > limit then
     return -1
@@ -99,26 +97,32 @@ function sliding_window.peek(s, now, patience, p)
   return (blocks + 1) * width - into + behind
 end
 
-function sliding_window.commit(s, now, delay, p)
+local function commit(s, now, delay, p)
   local counts, at, current = view(s, now, p)
   counts[0] = counts[0] + p[4]
   write(s, counts, at, current, p)
 end
 
-function sliding_window.give_back(s, now, charged_at, till, p)
-  local width, kept = p[2], p[3] + 1
+local function give_back(s, now, charge, p)
+  local width, blocks = p[2], p[3]
   local counts, at, current = view(s, now, p)
-  local block = floor(till / width) - kept
-  if block < 0 or (block + kept) * width ~= till then
-    block = floor(charged_at / width)
-  end
-  local age = current - block
-  if age < 0 or age > p[3] then
+  if charge.till <= at then
     return false
   end
-  counts[age] = math.max(counts[age] - p[4], 0)
+  local block = floor(charge.at / width)
+  local oldest = current - block
+  if oldest < 0 then
+    return false
+  end
+  -- Under one geometry the block is known; else the oldest hits are credited first.
+  local youngest = (block + blocks + 1) * width == charge.till and oldest or 0
+  local amount = p[4]
+  for age = math.min(oldest, blocks), youngest, -1 do
+    local credit = math.min(amount, counts[age])
+    counts[age], amount = counts[age] - credit, amount - credit
+  end
   write(s, counts, at, current, p)
   return true
 end
 
-return sliding_window
+return { words = 5, params = 5, promises = false, grows = true, peek = peek, commit = commit, give_back = give_back }

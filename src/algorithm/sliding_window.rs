@@ -20,7 +20,8 @@ use crate::quota::Quota;
 ///   `j` plus `cost` is at most `limit`; weighted, with block `j - N` counted by the share `1 - (now mod b) / b`.
 ///   `retry_after` is exact for both; for the weighted form it may lie in a later block.
 /// - **State**: `N + 5` words. All windows are aligned to the clock.
-/// - **After a change of quota** the counts of live blocks go over into the blocks of the new quota that hold their ends.
+/// - **After a change of quota** or of the number of blocks, the counts of live blocks go over into the new blocks that hold
+///   their ends. A charge from before it is given back as far as it would still count before, and from the oldest hits first.
 /// - **Source**: the blocks are the classic ring of counters; the weighted form is how several content delivery networks
 ///   count.
 /// - **Choose it** strict where the bound must hold and the limit is too large for a [`SlidingLog`](super::SlidingLog);
@@ -309,13 +310,20 @@ impl Algorithm for SlidingWindow {
 
     fn give_back(&self, state: &mut Blocks, now: Timestamp, charge: Charge, amount: u64) {
         let mut view = self.view(state, now.as_micros());
-        let until = charge.until.as_micros();
-        // The block that leaves then was charged; after a change of quota the one that it went over into.
-        let block = (until / self.width()).saturating_sub(self.kept());
-        let block = if self.leaves_at(block) == until { block } else { charge.at.as_micros() / self.width() };
-        let Some(age) = view.current.checked_sub(block).filter(|&age| age <= self.blocks) else { return };
-        let count = &mut view.counts[index(age)];
-        *count = count.saturating_sub(amount.min(charge.cost));
+        if charge.until.as_micros() <= view.at {
+            return;
+        }
+        let block = charge.at.as_micros() / self.width();
+        let Some(oldest) = view.current.checked_sub(block) else { return };
+        // Under one geometry the block is known. After another one the charge went over into this block or a later one: the
+        // oldest hits are credited first, as they leave first.
+        let youngest = if self.leaves_at(block) == charge.until.as_micros() { oldest } else { 0 };
+        let mut amount = amount.min(charge.cost);
+        for age in (youngest..=oldest.min(self.blocks)).rev() {
+            let count = &mut view.counts[index(age)];
+            let credit = amount.min(*count);
+            (*count, amount) = (*count - credit, amount - credit);
+        }
         self.write(state, &view);
     }
 
@@ -361,6 +369,8 @@ impl super::Scripted for SlidingWindow {
         let &[fresh_at, newest, written_at, width, kept, ref counts @ ..] = numbers else {
             return Blocks::zero(self.state_words());
         };
+        // What follows is the store's.
+        let counts = &counts[..usize::try_from(kept).map_or(0, |kept| kept.min(counts.len()))];
         let mut state = Blocks::zero((HEAD + counts.len()).max(self.state_words()));
         state[..HEAD].copy_from_slice(&[fresh_at, newest, written_at, width << 6 | kept.saturating_sub(1)]);
         for (word, count) in state[HEAD..].iter_mut().zip(counts) {

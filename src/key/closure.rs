@@ -1,4 +1,5 @@
-use super::seam::{ExtractKey, Extracted, Missing};
+use super::missing::Missing;
+use super::seam::{ExtractKey, Extracted};
 
 impl<Request, F, R> ExtractKey<Request> for F
 where

@@ -1,10 +1,8 @@
-use std::net::{IpAddr, SocketAddr};
-use std::str::FromStr;
+use std::net::IpAddr;
 
 use http::{Method, Request, header};
-use ipnet::IpNet;
 
-use super::ip::peer_address;
+use super::address::{FromExtensions, Networks, PeerAddress};
 use super::seam::{ExtractKey, Extracted};
 use crate::error::Error;
 
@@ -94,7 +92,7 @@ impl<B> Predicate<Request<B>> for Paths {
 /// # Ok::<(), tower_ratelimit::Error>(())
 /// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct PeerIn(Vec<IpNet>);
+pub struct PeerIn(Networks);
 
 impl PeerIn {
     /// Networks as `10.0.0.0/8` or `2001:db8::/32`, or single addresses.
@@ -103,33 +101,18 @@ impl PeerIn {
     ///
     /// If one of them is neither.
     pub fn parse<'a>(networks: impl IntoIterator<Item = &'a str>) -> Result<Self, Error> {
-        let parse = |text: &str| {
-            let text = text.trim();
-            let address = || IpAddr::from_str(text).ok().map(IpNet::from);
-            IpNet::from_str(text).ok().or_else(address).map(canonical).ok_or_else(|| {
-                Error::config(format!("{text:?} is no network: give it as 10.0.0.0/8, 2001:db8::/32 or one address"))
-            })
-        };
-        Ok(Self(networks.into_iter().map(parse).collect::<Result<_, _>>()?))
+        Networks::parse(networks).map(Self)
     }
 
-    fn contains(&self, address: IpAddr) -> bool {
-        let address = address.to_canonical();
-        self.0.iter().any(|network| network.contains(&address))
-    }
-}
-
-/// A network of IPv4 addresses mapped into IPv6, as one of IPv4: peers' addresses are unmapped as well.
-fn canonical(network: IpNet) -> IpNet {
-    let prefix = network.prefix_len().checked_sub(96);
-    match (network.addr().to_canonical(), prefix) {
-        (v4 @ IpAddr::V4(_), Some(prefix)) if network.addr().is_ipv6() => IpNet::new(v4, prefix).unwrap_or(network),
-        _ => network,
+    /// Whether an address is in one of them.
+    #[must_use]
+    pub fn contains(&self, address: IpAddr) -> bool {
+        self.0.contains(address)
     }
 }
 
 impl<B> Predicate<Request<B>> for PeerIn {
     fn holds(&self, request: &Request<B>) -> bool {
-        peer_address(request.extensions()).map(|peer: SocketAddr| peer.ip()).is_some_and(|peer| self.contains(peer))
+        FromExtensions.peer_address(request).is_some_and(|peer| self.contains(peer))
     }
 }

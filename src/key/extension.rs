@@ -4,7 +4,8 @@ use std::marker::PhantomData;
 
 use http::Request;
 
-use super::seam::{ExtractKey, Extracted, Missing};
+use super::missing::Missing;
+use super::seam::{ExtractKey, Extracted};
 
 /// A value that an outer layer put into the request's extensions: the user that a login layer found, for instance.
 ///

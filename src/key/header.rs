@@ -1,12 +1,13 @@
-use http::{HeaderName, Request};
+use http::{HeaderMap, HeaderName, Request};
 
-use super::seam::{ExtractKey, Extracted, Missing};
+use super::missing::Missing;
+use super::seam::{ExtractKey, Extracted};
 use super::text::KeyText;
 
 /// The value of one header field.
 ///
-/// The key is missing if the field is, if it is empty, or if it comes more than once: which of them counts would be for the
-/// client to choose.
+/// The key is missing if the field is, if it is empty, or if it comes more than once: which of them counts would be for
+/// the client to choose.
 ///
 /// Whoever can set the field chooses the key. Use it for what an outer layer or a proxy has checked, or where a made-up
 /// value gains nothing.
@@ -41,19 +42,20 @@ impl<B> ExtractKey<Request<B>> for Header {
     type Key = KeyText;
 
     fn extract(&self, request: &Request<B>) -> Extracted<KeyText> {
-        let mut values = request.headers().get_all(&self.0).iter();
-        match (values.next(), values.next()) {
-            (Some(value), None) if !value.is_empty() => Extracted::Key(KeyText::new(value.as_bytes())),
-            (Some(_), None) => self.missing("is empty"),
-            (Some(_), Some(_)) => self.missing("comes more than once"),
-            (None, _) => self.missing("is missing"),
+        match only_value(request.headers(), &self.0) {
+            Ok(value) => Extracted::Key(KeyText::new(value)),
+            Err(missing) => Extracted::Missing(missing),
         }
     }
 }
 
-impl Header {
-    #[cold]
-    fn missing(&self, how: &str) -> Extracted<KeyText> {
-        Extracted::Missing(Missing::from_request(format!("the header field {} {how}", self.0)))
+/// The value of a field that comes once and is not empty.
+pub(super) fn only_value<'a>(headers: &'a HeaderMap, name: &HeaderName) -> Result<&'a [u8], Missing> {
+    let mut values = headers.get_all(name).iter();
+    match (values.next(), values.next()) {
+        (Some(value), None) if !value.is_empty() => Ok(value.as_bytes()),
+        (Some(_), None) => Err(Missing::field(name, "is empty")),
+        (Some(_), Some(_)) => Err(Missing::field(name, "comes more than once")),
+        (None, _) => Err(Missing::field(name, "is missing")),
     }
 }

@@ -3,28 +3,53 @@
 //! | Extractor | Key |
 //! |---|---|
 //! | [`PeerIp`] | the address of the socket's other end; IPv6 by /64 |
+//! | [`ClientIp`] | the client's address behind [trusted proxies](TrustedProxies) |
+//! | [`Bearer`], [`ApiKey`], [`Cookie`] | the [fingerprint](Fingerprint) of a token, an API key, a cookie |
 //! | [`Header`] | the value of one header field |
-//! | [`Extension`] | a value that an outer layer put into the request's extensions |
+//! | [`Host`], [`Method`], [`Path`] | what the request is for |
+//! | `MatchedPath` | axum's route (feature `axum`) |
+//! | [`Extension`] | a value that an outer layer put into the request's extensions, such as [`LookupLayer`] |
 //! | [`Global`] | one key for all requests |
 //! | a closure `Fn(&Request) -> Option<Key>`, or `Result`, or [`Extracted`] | what it returns |
-//! | a tuple of extractors | the tuple of their keys |
+//! | `one.or(another)` | [one or the other](Or): "the API key, else the client's address" |
+//! | a tuple of extractors | the tuple of their keys: "the user and the route" |
 
+mod address;
+mod client_ip;
 mod closure;
 mod exempt;
 mod extension;
 mod global;
 mod header;
-mod ip;
+mod host;
+mod lookup;
+#[cfg(feature = "axum")]
+mod matched_path;
+mod method;
+mod missing;
+mod or;
+mod path;
 mod seam;
+mod secret;
 mod text;
 mod tuple;
 
+pub use self::address::{FromExtensions, PeerAddress, PeerIp};
+pub use self::client_ip::{ClientIp, TrustedProxies};
 pub use self::closure::IntoExtracted;
 pub use self::exempt::{ExemptIf, Paths, PeerIn, Predicate, Preflight};
 pub use self::extension::Extension;
 pub use self::global::Global;
 pub use self::header::Header;
-pub use self::ip::PeerIp;
-pub use self::seam::{ExtractKey, Extracted, Missing};
+pub use self::host::Host;
+pub use self::lookup::{Lookup, LookupFuture, LookupLayer};
+#[cfg(feature = "axum")]
+pub use self::matched_path::MatchedPath;
+pub use self::method::Method;
+pub use self::missing::Missing;
+pub use self::or::{Either, Or};
+pub use self::path::Path;
+pub use self::seam::{ExtractKey, Extracted};
+pub use self::secret::{ApiKey, Bearer, Cookie, Fingerprint, MakeFingerprint, OwnPepper, Pepper};
 pub use self::text::KeyText;
 pub use crate::encode::{EncodeKey, KeyWriter};

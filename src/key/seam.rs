@@ -1,5 +1,4 @@
-use std::borrow::Cow;
-use std::fmt;
+use super::missing::Missing;
 
 /// Says whose request it is.
 ///
@@ -68,46 +67,5 @@ impl<K> Extracted<K> {
             Self::Exempt => Extracted::Exempt,
             Self::Missing(missing) => Extracted::Missing(missing),
         }
-    }
-}
-
-/// Why there is no key, and whose fault it is.
-///
-/// The text is sent to clients: it must not hold a secret.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Missing {
-    reason: Cow<'static, str>,
-    by_server: bool,
-}
-
-impl Missing {
-    /// The request lacks something that the client should have sent. Answered with status 400.
-    #[must_use]
-    pub fn from_request(reason: impl Into<Cow<'static, str>>) -> Self {
-        Self { reason: reason.into(), by_server: false }
-    }
-
-    /// The server is put together such that it can't know. Answered with status 500.
-    #[must_use]
-    pub fn from_server(reason: impl Into<Cow<'static, str>>) -> Self {
-        Self { reason: reason.into(), by_server: true }
-    }
-
-    /// What is missing.
-    #[must_use]
-    pub fn reason(&self) -> &str {
-        &self.reason
-    }
-
-    /// Whether it is the server that lacks something, not the request.
-    #[must_use]
-    pub fn is_from_server(&self) -> bool {
-        self.by_server
-    }
-}
-
-impl fmt::Display for Missing {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.reason)
     }
 }

@@ -1,6 +1,7 @@
 //! The seam between whoever asks and whatever decides, and limiters made of limiters.
 
 mod boxed;
+mod denied;
 mod fail_open;
 mod fallback;
 mod reply;
@@ -8,6 +9,7 @@ mod reservation;
 mod seam;
 
 pub use self::boxed::BoxLimiter;
+pub use self::denied::{DeniedCache, DeniedCacheFuture};
 pub use self::fail_open::{FailOpen, FailOpenFuture};
 pub use self::fallback::{Fallback, FallbackFuture};
 pub use self::reply::{Acquire, BoxFuture, Reply};

@@ -66,6 +66,9 @@ pub trait Limiter<Key: ?Sized> {
 
     /// Settles an earlier charge: gives back what it was over `actual`, as much of it as still counts, or charges
     /// what `actual` is over it, allowed or not.
+    ///
+    /// A receipt does not know of a later [`reset`](Self::reset) or [`set`](Self::set): what it gives back after one is taken
+    /// off what was charged since.
     fn settle(&self, key: &Key, receipt: Receipt, actual: u64) -> Reply<()> {
         let _ = (key, receipt, actual);
         Reply::unsupported("this limiter can't settle or give back")
@@ -161,6 +164,7 @@ impl From<Decision> for Outcome {
 #[must_use = "dropping a receipt leaves the charge as it is"]
 pub struct Receipt {
     charged_at: Timestamp,
+    turn: Timestamp,
     cost: u64,
     /// Which limits it is for, where they can be replaced.
     generation: u64,
@@ -179,14 +183,26 @@ enum Untils {
 }
 
 impl Receipt {
-    /// A receipt for a charge on `limits` limits.
+    /// A receipt for a charge on `limits` limits, whose turn came at once.
     pub fn new(charged_at: Timestamp, cost: u64, limits: usize) -> Self {
         let until = if limits <= 3 {
             Untils::Few([charged_at; 3])
         } else {
             Untils::Many(vec![charged_at; limits].into_boxed_slice())
         };
-        Self { charged_at, cost, generation: 0, uncharged: 0, way: 1, until }
+        Self { charged_at, turn: charged_at, cost, generation: 0, uncharged: 0, way: 1, until }
+    }
+
+    /// Notes that it was promised a later turn.
+    pub fn with_turn(mut self, turn: Timestamp) -> Self {
+        self.turn = turn;
+        self
+    }
+
+    /// When its turn comes: when it was charged, or later.
+    #[must_use]
+    pub fn turn(&self) -> Timestamp {
+        self.turn
     }
 
     /// When it was charged, by the store's clock.

@@ -50,7 +50,7 @@ impl Refusal {
     /// What `Display` writes.
     pub(super) fn to_text(&self) -> Cow<'_, str> {
         let decision = match self {
-            Self::MissingKey(missing) => return Cow::Borrowed(missing.reason()),
+            Self::MissingKey(missing) => return missing.reason(),
             Self::Unavailable(_) => return Cow::Borrowed(UNDECIDED),
             Self::Limited(decision) => decision,
         };

@@ -339,6 +339,13 @@ impl<C: Cell> Table<C> {
     }
 }
 
+impl<C> Table<C> {
+    /// Whether both are one table.
+    pub(crate) fn is_that_of(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.sets, &other.sets)
+    }
+}
+
 impl<C> Clone for Table<C> {
     fn clone(&self) -> Self {
         Self { sets: Arc::clone(&self.sets) }

@@ -1,7 +1,8 @@
 use crate::algorithm::Cell;
 use crate::sync::{AtomicU64, Backoff, Ordering};
 
-/// With six slots a version, the horizon and the fingerprints fill one cache line, and six cells of four words three more.
+/// With six slots a version, the horizon and the fingerprints fill one cache line, six cells of four words three
+/// more, and six of five words all but two words of four.
 #[cfg(not(loom))]
 pub(super) const SLOTS: usize = 6;
 /// loom tries every order of every access: fewer slots, the same code.

@@ -4,7 +4,7 @@ use super::seam::Settles;
 
 /// Only failures stay charged; what succeeded is given back.
 ///
-/// In HTTP a failure is a status of 400 or above, in gRPC a `grpc-status` other than 0 in the response's headers, and in
+/// In HTTP a failure is a status of 400 or above (also one that no standard knows), in gRPC a `grpc-status` other than 0 in the response's headers, and in
 /// either an error of the inner service. (A gRPC call that sent messages before it failed tells so in its trailers, after
 /// the response has begun: it counts as a success.)
 ///
@@ -35,5 +35,5 @@ fn has_failed<B, E>(answer: Result<&Response<B>, &E>) -> bool {
     let Ok(response) = answer else { return true };
     let status = response.status();
     let grpc = response.headers().get(GRPC_STATUS);
-    status.is_client_error() || status.is_server_error() || grpc.is_some_and(|status| status != "0")
+    status.as_u16() >= 400 || grpc.is_some_and(|status| status != "0")
 }

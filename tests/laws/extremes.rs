@@ -39,10 +39,11 @@ proptest! {
         part in word(),
         rate in prop_oneof![word(), packed_rate()],
         written_at in word(),
+        floor in word(),
         deeds in deeds(),
     ) {
         let Spec::Bucket { quota, burst } = spec else { panic!("{spec:?} is not a bucket") };
-        let state = [whole, part, rate, written_at];
+        let state = [whole, part, rate, written_at, floor];
         survives(&gcra(spec), state, &deeds);
         survives(&TokenBucket::new(quota).burst(burst), state, &deeds);
         survives(&LeakyBucket::new(quota).burst(burst), state, &deeds);
@@ -93,16 +94,17 @@ proptest! {
     fn from_its_first_word_on_a_state_is_as_good_as_new(
         bucket in bucket(),
         window in window(),
-        state in words(4),
+        state in words(5),
         later in word(),
         cost in word(),
     ) {
-        let state: [u64; 4] = state.try_into().expect("four words");
+        let whole: [u64; 5] = state.try_into().expect("five words");
+        let [state @ .., _] = whole;
         let now = Timestamp::from_micros(state[0].saturating_add(later));
         let bucket = gcra(bucket);
         let window = fixed_window(window);
-        prop_assert_eq!(bucket.peek(&state, now, Ask::cost(cost)), bucket.peek(&[0; 4], now, Ask::cost(cost)));
-        prop_assert_eq!(bucket.reading(&state, now).figures(), bucket.reading(&[0; 4], now).figures());
+        prop_assert_eq!(bucket.peek(&whole, now, Ask::cost(cost)), bucket.peek(&[0; 5], now, Ask::cost(cost)));
+        prop_assert_eq!(bucket.reading(&whole, now).figures(), bucket.reading(&[0; 5], now).figures());
         prop_assert_eq!(window.peek(&state, now, Ask::cost(cost)), window.peek(&[0; 4], now, Ask::cost(cost)));
         prop_assert_eq!(window.reading(&state, now).figures(), window.reading(&[0; 4], now).figures());
     }
@@ -151,7 +153,7 @@ fn survives<A: Algorithm>(algorithm: &A, mut state: A::State, deeds: &[Deed]) {
 }
 
 fn deeds() -> impl Strategy<Value = Vec<Deed>> {
-    let charge = (moment(), word(), moment()).prop_map(|(at, cost, until)| Charge { at, cost, until });
+    let charge = (moment(), word(), moment()).prop_map(|(at, cost, until)| Charge { at, turn: until, cost, until });
     let deed = prop_oneof![
         (moment(), word(), patience()).prop_map(|(now, cost, patience)| Deed::Look { now, ask: ask((cost, patience)) }),
         (moment(), delay(), word()).prop_map(|(now, delay, cost)| Deed::Commit { now, delay, cost }),
@@ -250,6 +252,6 @@ fn at_the_end_of_time_nothing_breaks() {
 fn a_debt_beyond_128_bits_does_not_overflow() {
     let bucket = gcra(Spec::Bucket { quota: Quota::new(7, Duration::from_secs(60)), burst: 7 });
     let rate_of_2_to_the_56th_a_microsecond = 57 << 58 | 1 << 57 | 1 << 56;
-    let state = [u64::MAX, 0, rate_of_2_to_the_56th_a_microsecond, 0];
+    let state = [u64::MAX, 0, rate_of_2_to_the_56th_a_microsecond, 0, 0];
     survives(&bucket, state, &[Deed::Look { now: Timestamp::EPOCH, ask: Ask::default() }]);
 }

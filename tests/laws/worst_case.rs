@@ -230,15 +230,15 @@ struct Exhaustive<'a, A> {
     most: Vec<u64>,
 }
 
-impl<'a, A: Algorithm<State = [u64; 4]>> Exhaustive<'a, A> {
+impl<'a, const N: usize, A: Algorithm<State = [u64; N]>> Exhaustive<'a, A> {
     fn run(algorithm: &'a A, horizon: u64) -> Vec<u64> {
         let horizon = usize::try_from(horizon).expect("a small number");
         let mut search = Self { algorithm, admitted: Vec::new(), most: vec![0; horizon] };
-        search.next_tick([0; 4]);
+        search.next_tick([0; N]);
         search.most
     }
 
-    fn next_tick(&mut self, mut state: [u64; 4]) {
+    fn next_tick(&mut self, mut state: [u64; N]) {
         self.note();
         if self.admitted.len() == self.most.len() {
             return;

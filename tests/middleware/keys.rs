@@ -43,7 +43,7 @@ fn with(fields: &[(&'static str, &[u8])]) -> Get {
 fn missing<K: std::fmt::Debug>(extracted: Extracted<K>) -> (String, bool) {
     let Extracted::Missing(missing) = extracted else { panic!("{extracted:?} is not missing") };
     assert_eq!(missing.to_string(), missing.reason());
-    (missing.reason().to_owned(), missing.is_from_server())
+    (missing.reason().into_owned(), missing.is_from_server())
 }
 
 // PeerIp

@@ -54,7 +54,7 @@ async fn a_user_is_known_by_name_and_password() {
 async fn the_rights_that_are_documented_are_enough() {
     let server = Server::start();
     let rights =
-        ["eval", "evalsha", "mget", "psetex", "set", "del", "exists", "time", "getrange", "setrange", "pexpire"];
+        ["eval", "evalsha", "get", "mget", "psetex", "set", "del", "exists", "time", "getrange", "setrange", "pexpire"];
     let rights: Vec<_> = rights.iter().map(|right| format!("+{right}")).collect();
     let mut user = vec!["ACL", "SETUSER", "app", "on", ">secret", "~ratelimit:*"];
     user.extend(rights.iter().map(String::as_str));

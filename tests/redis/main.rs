@@ -6,6 +6,7 @@ mod cancellation;
 mod conformance;
 mod differential;
 mod exactness;
+mod example;
 mod faults;
 mod helpers;
 mod keys;

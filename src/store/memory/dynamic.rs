@@ -3,7 +3,7 @@
 use std::any::Any;
 use std::fmt;
 use std::hash::{BuildHasher, Hash};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use arc_swap::ArcSwap;
 
@@ -76,7 +76,7 @@ where
     }
 
     fn bind(self: Box<Self>, room: Room, heir_of: Option<&dyn Any>) -> Result<DynRow<Key, S>, Error> {
-        Ok(Arc::new(Row::new(*self, room, heir_of)?))
+        Ok(Arc::new(Row::heir(*self, room, heir_of)?))
     }
 }
 
@@ -86,6 +86,8 @@ type DynRow<Key, S> = Arc<dyn Share<Key, S>>;
 #[allow(missing_debug_implementations, reason = "hidden, behind the limiter")]
 pub struct DynRows<Key: ?Sized, S> {
     now: ArcSwap<Generation<Key, S>>,
+    /// One replacement at a time: each takes over from the one before.
+    replacing: Mutex<()>,
     room: Room,
 }
 
@@ -103,12 +105,19 @@ const REMEMBERED_GENERATIONS: usize = 16;
 impl<Key: ?Sized + 'static, S: BuildHasher + 'static> DynRows<Key, S> {
     /// Replaces the limits. A limit that has the name of a former one and is of its kind takes over what keys owe.
     pub(super) fn replace(&self, limits: Vec<DynLimit<Key, S>>) -> Result<(), Error> {
+        let _one = self.replacing.lock().unwrap_or_else(PoisonError::into_inner);
         let former = self.now.load_full();
         let rows = bind(limits, self.room, &former.rows)?;
         let mut earlier = former.earlier.clone();
         earlier.push((former.number, former.rows.clone()));
         if earlier.len() > REMEMBERED_GENERATIONS {
             earlier.remove(0);
+        }
+        // A receipt of theirs is settled by the heir: what they have in common is counted as the heir counts.
+        for row in earlier.iter_mut().flat_map(|(_, rows)| rows) {
+            if let Some(heir) = rows.iter().find(|heir| heir.is_heir_of(row.as_any())) {
+                *row = Arc::clone(heir);
+            }
         }
         self.now.store(Arc::new(Generation { number: former.number + 1, rows, earlier }));
         Ok(())
@@ -133,7 +142,7 @@ impl<Key: ?Sized + 'static, S: BuildHasher + 'static> Limits<S> for Vec<DynLimit
 
     fn bind(self, room: Room) -> Result<Self::Rows, Error> {
         let generation = Generation { number: 0, rows: bind(self, room, &[])?, earlier: Vec::new() };
-        Ok(DynRows { now: ArcSwap::from_pointee(generation), room })
+        Ok(DynRows { now: ArcSwap::from_pointee(generation), replacing: Mutex::default(), room })
     }
 
     fn holdings(rows: &Self::Rows, f: &mut dyn FnMut(&dyn Holding)) {

@@ -179,8 +179,13 @@ impl<Key: ?Sized + 'static, C, S: BuildHasher + 'static> Memory<Vec<DynLimit<Key
     /// Replaces the limits, at once for every decision that begins after it.
     ///
     /// A limit that has the name of a former one, an algorithm of the same type and counts by the same type of part takes
-    /// over its keys: what they owe stays owed, and no more. Any other one begins anew, and a limit that is not named any
-    /// more is forgotten. Receipts from before stay good for the next sixteen replacements.
+    /// over its keys: what they owe stays owed, and no more, and who is blocked stays blocked. For that, keys in limits that
+    /// can be replaced take the room of any setting of their algorithm: of a [`SlidingWindow`](crate::SlidingWindow) that of
+    /// 60 blocks, some 600 bytes. Any other limit begins anew, without blocks, and one that is not named any more is
+    /// forgotten. Each algorithm says what it makes of states and charges from before.
+    ///
+    /// Receipts from before stay good for the next sixteen replacements. A limit that has taken over settles them, as it
+    /// counts itself. Of two replacements at a time one comes first, and the other takes over from it.
     ///
     /// # Errors
     ///

@@ -57,7 +57,7 @@ where
     fn bind(self, room: Room) -> Result<Self::Rows, Error> {
         let limit = self.into_limit();
         names_differ([limit.name()])?;
-        Row::new(limit, room, None)
+        Row::new(limit, room)
     }
 
     fn holdings(rows: &Self::Rows, f: &mut dyn FnMut(&dyn Holding)) {
@@ -113,7 +113,7 @@ macro_rules! tuple {
             fn bind(self, room: Room) -> Result<Self::Rows, Error> {
                 let limits = ($(self.$index.into_limit(),)+);
                 names_differ([$(limits.$index.name()),+])?;
-                Ok(($(Row::new(limits.$index, room, None)?,)+))
+                Ok(($(Row::new(limits.$index, room)?,)+))
             }
 
             fn holdings(rows: &Self::Rows, f: &mut dyn FnMut(&dyn Holding)) {

@@ -1,10 +1,10 @@
 use std::any::Any;
 use std::borrow::Borrow;
 use std::hash::{BuildHasher, Hash};
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use super::share::{Asked, Holding, Look, Room, Share};
+use super::share::{Asked, Holding, Look, Needed, Room, Share};
 use super::usage::{HeavyKey, KeyId, Usage};
 use crate::algorithm::{Algorithm, Blocks, Charge, State};
 use crate::clock::Timestamp;
@@ -19,31 +19,48 @@ use crate::table::{Place, Spot, Table, fingerprint};
 pub struct Row<C: Chooser, P> {
     limit: Limit<C, P>,
     table: Table<CellOf<C>>,
-    /// Until when keys are blocked. Made when the first one is.
-    blocks: OnceLock<Table<[AtomicU64; 1]>>,
+    /// Until when keys are blocked. Made when the first one is, for the limit's heirs too.
+    blocks: Arc<OnceLock<Table<[AtomicU64; 1]>>>,
     max_keys: usize,
 }
 
 type CellOf<C> = <<<C as Chooser>::Algorithm as Algorithm>::State as State>::Cell;
 
-/// How many words a state has, where its type does not say.
-fn words(chooser: &impl Chooser) -> usize {
-    chooser.same_for_all().map_or(Blocks::MAX_WORDS, Algorithm::state_words)
-}
-
 impl<C: Chooser + 'static, P: 'static> Row<C, P> {
-    /// A limit with a table of its own; or if it is the heir of one of its own kind, with that one's.
+    /// A limit with a table of its own.
     ///
     /// # Errors
     ///
     /// If the states could take more than `room.heap_bytes` on the heap.
-    pub(super) fn new(limit: Limit<C, P>, room: Room, heir_of: Option<&dyn Any>) -> Result<Self, Error> {
+    pub(super) fn new(limit: Limit<C, P>, room: Room) -> Result<Self, Error> {
+        let words = limit.algorithm().same_for_all().map_or(Blocks::MAX_WORDS, Algorithm::state_words);
+        let table = Table::with_room_for(room.max_keys, words);
+        Self::with_tables(limit, room, table, Arc::default())
+    }
+
+    /// A limit that may have heirs: with the tables of the one that it is the heir of, if that is of its own kind.
+    ///
+    /// Its states have room for those of any heir: one kind's may differ in their number of words.
+    ///
+    /// # Errors
+    ///
+    /// As for [`new`](Self::new).
+    pub(super) fn heir(limit: Limit<C, P>, room: Room, of: Option<&dyn Any>) -> Result<Self, Error> {
+        let former = of.and_then(|former| former.downcast_ref::<Self>());
+        let (table, blocks) = match former {
+            Some(former) => (former.table.clone(), Arc::clone(&former.blocks)),
+            None => (Table::with_room_for(room.max_keys, Blocks::MAX_WORDS), Arc::default()),
+        };
+        Self::with_tables(limit, room, table, blocks)
+    }
+
+    fn with_tables(
+        limit: Limit<C, P>,
+        room: Room,
+        table: Table<CellOf<C>>,
+        blocks: Arc<OnceLock<Table<[AtomicU64; 1]>>>,
+    ) -> Result<Self, Error> {
         let algorithm = limit.algorithm().same_for_all();
-        let words = words(limit.algorithm());
-        let former = heir_of.and_then(|former| former.downcast_ref::<Self>());
-        let former =
-            former.filter(|former| self::words(former.limit.algorithm()) == words && former.max_keys == room.max_keys);
-        let table = former.map_or_else(|| Table::with_room_for(room.max_keys, words), |former| former.table.clone());
         let heap = algorithm.map_or(0, Algorithm::heap_bytes).saturating_mul(table.slots());
         if heap > room.max_heap_bytes {
             return Err(Error::config(format!(
@@ -54,7 +71,6 @@ impl<C: Chooser + 'static, P: 'static> Row<C, P> {
                 room.max_heap_bytes,
             )));
         }
-        let blocks = former.map_or_else(OnceLock::new, |former| former.blocks.clone());
         Ok(Self { limit, table, blocks, max_keys: room.max_keys })
     }
 }
@@ -84,20 +100,31 @@ where
     S: BuildHasher,
 {
     #[inline(always)]
-    fn look(&self, asked: &Asked<'_, Key, S>, with_reading: bool, look: &mut Look) {
+    fn look(&self, asked: &Asked<'_, Key, S>, needed: Needed, look: &mut Look) {
         let hash = self.hash(asked);
         let chosen = self.limit.algorithm().choose(asked.key);
         let algorithm: &C::Algorithm = chosen.borrow();
         let seen = self.table.read(hash, &mut look.spot);
         look.now = not_before(Timestamp::from_micros(seen.horizon), asked.now, algorithm);
         look.verdict = algorithm.peek(&seen.state, look.now, asked.ask);
-        if let Some(retry_after) = self.blocked(hash, asked.now) {
-            look.verdict = look.verdict.and(Verdict::Denied { retry_after });
+        look.promises_turns = algorithm.promises_turns();
+        if needed == Needed::Together {
+            look.at_once = if look.promises_turns && look.verdict != Verdict::Allowed {
+                algorithm.peek(&seen.state, look.now, asked.ask.within(Duration::ZERO))
+            } else {
+                look.verdict
+            };
         }
-        if with_reading || !look.verdict.is_allowed() {
+        if let Some(retry_after) = self.blocked(hash, asked.now) {
+            let blocked = Verdict::Denied { retry_after };
+            // No turn is promised while it lasts: if there is one in time after it, it is to be asked for then.
+            look.promises_turns &= !look.verdict.is_allowed();
+            look.verdict = look.verdict.and(blocked);
+            look.at_once = look.at_once.and(blocked);
+        }
+        if needed != Needed::Refusal || !look.verdict.is_allowed() {
             look.reading = algorithm.reading(&seen.state, look.now);
         }
-        look.promises_turns = algorithm.promises_turns();
         look.shadow = self.limit.is_shadow();
     }
 
@@ -192,6 +219,10 @@ where
 impl<C: Chooser + Send + Sync + 'static, P: Send + Sync + 'static> Holding for Row<C, P> {
     fn as_any(&self) -> &dyn Any {
         self
+    }
+
+    fn is_heir_of(&self, former: &dyn Any) -> bool {
+        former.downcast_ref::<Self>().is_some_and(|former| self.table.is_that_of(&former.table))
     }
 
     fn name(&self) -> &Name {

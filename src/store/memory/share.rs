@@ -19,8 +19,8 @@ pub struct Room {
 
 /// One limit's share in a transaction, whatever its algorithm and the part of the key that it counts by.
 pub trait Share<Key: ?Sized, S>: Holding {
-    /// Reads and peeks. Without `with_reading` there is one only if the limit refuses.
-    fn look(&self, asked: &Asked<'_, Key, S>, with_reading: bool, look: &mut Look);
+    /// Reads and peeks.
+    fn look(&self, asked: &Asked<'_, Key, S>, needed: Needed, look: &mut Look);
     fn is_current(&self, look: &Look) -> bool;
 
     fn lock(&self, look: &Look) -> bool;
@@ -47,6 +47,8 @@ pub trait Share<Key: ?Sized, S>: Holding {
 pub trait Holding: Send + Sync {
     /// The row itself, for its heir.
     fn as_any(&self) -> &dyn Any;
+    /// Whether it has taken over that row's table.
+    fn is_heir_of(&self, former: &dyn Any) -> bool;
     fn name(&self) -> &Name;
     fn usage(&self, now: Timestamp) -> Usage;
     fn heaviest(&self, most: usize, now: Timestamp) -> Vec<HeavyKey>;
@@ -61,6 +63,18 @@ pub struct Asked<'a, Key: ?Sized, S> {
     pub(super) ask: Ask,
 }
 
+/// What is needed of a look beside its verdict.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(unreachable_pub, reason = "named by a hidden trait only")]
+pub enum Needed {
+    /// A reading if the limit refuses: else the commit makes one.
+    Refusal,
+    /// A reading in any case.
+    Reading,
+    /// A reading, and the verdict [at once](Look::at_once): to decide together with other limits.
+    Together,
+}
+
 /// What one limit says by itself, and what it read that from.
 #[derive(Clone, Copy, Debug)]
 pub struct Look {
@@ -68,6 +82,8 @@ pub struct Look {
     /// The time to decide at: that of the clock, or for a key that is not there the sets' horizon if that is later.
     pub(super) now: Timestamp,
     pub(super) verdict: Verdict,
+    /// The verdict on who accepts no delay, where that was [needed](Needed::Together).
+    pub(super) at_once: Verdict,
     pub(super) reading: Reading,
     pub(super) promises_turns: bool,
     pub(super) shadow: bool,
@@ -90,6 +106,7 @@ impl Look {
         spot: Spot::BLANK,
         now: Timestamp::EPOCH,
         verdict: Verdict::Never,
+        at_once: Verdict::Never,
         reading: Reading::BLANK,
         promises_turns: false,
         shadow: false,

@@ -2,7 +2,7 @@ use std::hash::BuildHasher;
 use std::marker::PhantomData;
 use std::time::Duration;
 
-use super::share::{Asked, Look, Share};
+use super::share::{Asked, Look, Needed, Share};
 use crate::algorithm::Charge;
 use crate::clock::Timestamp;
 use crate::decision::{Decision, Standing, Verdict};
@@ -24,12 +24,12 @@ pub(super) fn acquire<Key: ?Sized, S: BuildHasher, R: Share<Key, S> + ?Sized>(
 ) {
     let mut backoff = Backoff::new();
     loop {
-        let with_reading = rows.len() > 1 || asked.ask.cost == 0;
+        let with_reading = asked.ask.cost == 0;
         let verdict = look(rows, looks, asked, with_reading);
         if !verdict.is_allowed() || asked.ask.cost == 0 {
             if is_one_moment(rows, looks) {
                 if verdict.is_allowed() {
-                    receipt.begin(asked.now, 0, rows.len());
+                    receipt.begin(asked.now, Duration::ZERO, 0, rows.len());
                 }
                 return;
             }
@@ -51,14 +51,14 @@ pub(super) fn acquire<Key: ?Sized, S: BuildHasher, R: Share<Key, S> + ?Sized>(
 
 /// Where a charge is noted: in a receipt, or nowhere if nobody wants one.
 pub(super) trait Note {
-    fn begin(&mut self, charged_at: Timestamp, cost: u64, limits: usize);
+    fn begin(&mut self, charged_at: Timestamp, delay: Duration, cost: u64, limits: usize);
     /// Until when a limit counts the charge, `None` if it was not charged.
     fn note(&mut self, limit: usize, until: Option<Timestamp>);
 }
 
 impl Note for () {
     #[inline]
-    fn begin(&mut self, _charged_at: Timestamp, _cost: u64, _limits: usize) {}
+    fn begin(&mut self, _charged_at: Timestamp, _delay: Duration, _cost: u64, _limits: usize) {}
 
     #[inline]
     fn note(&mut self, _limit: usize, _until: Option<Timestamp>) {}
@@ -66,8 +66,8 @@ impl Note for () {
 
 impl Note for Option<Receipt> {
     #[inline]
-    fn begin(&mut self, charged_at: Timestamp, cost: u64, limits: usize) {
-        *self = Some(Receipt::new(charged_at, cost, limits));
+    fn begin(&mut self, charged_at: Timestamp, delay: Duration, cost: u64, limits: usize) {
+        *self = Some(Receipt::new(charged_at, cost, limits).with_turn(charged_at.after(delay)));
     }
 
     #[inline]
@@ -105,7 +105,8 @@ pub(super) fn settle<Key: ?Sized, S: BuildHasher, R: Share<Key, S> + ?Sized>(
 ) {
     let charged = rows.iter().zip(receipt.until()).enumerate().filter(|(index, _)| receipt.is_for(*index));
     for (_, (row, &until)) in charged {
-        row.settle(asked, Charge { at: receipt.charged_at(), cost: receipt.cost(), until }, actual);
+        let charge = Charge { at: receipt.charged_at(), turn: receipt.turn(), cost: receipt.cost(), until };
+        row.settle(asked, charge, actual);
     }
 }
 
@@ -113,25 +114,41 @@ pub(super) fn settle<Key: ?Sized, S: BuildHasher, R: Share<Key, S> + ?Sized>(
 fn look<Key: ?Sized, S: BuildHasher, R: Share<Key, S> + ?Sized>(
     rows: &[&R],
     looks: &mut [Look],
-    asked: &mut Asked<'_, Key, S>,
+    asked: &Asked<'_, Key, S>,
     with_reading: bool,
 ) -> Verdict {
-    loop {
-        let mut verdict = Verdict::Allowed;
-        let mut all_promise = true;
-        for (row, look) in rows.iter().zip(&mut *looks) {
-            row.look(asked, with_reading, look);
-            if !look.shadow {
-                verdict = verdict.and(look.verdict);
-                all_promise &= look.promises_turns;
-            }
+    let needed = match (rows.len() > 1, with_reading) {
+        (true, _) => Needed::Together,
+        (false, true) => Needed::Reading,
+        (false, false) => Needed::Refusal,
+    };
+    for (row, look) in rows.iter().zip(&mut *looks) {
+        row.look(asked, needed, look);
+    }
+    if needed == Needed::Together && !promise_turns(looks) {
+        for look in &mut *looks {
+            (look.verdict, look.promises_turns) = (look.at_once, false);
         }
-        let delays = rows.len() > 1 && asked.ask.max_delay != Some(Duration::ZERO);
-        if all_promise || !delays {
-            return verdict;
+    }
+    enforced(looks).fold(Verdict::Allowed, |verdict, look| verdict.and(look.verdict))
+}
+
+fn enforced(looks: &[Look]) -> impl Iterator<Item = &Look> + Clone {
+    looks.iter().filter(|look| !look.shadow)
+}
+
+/// Whether several limits promise the turn that is the latest of theirs.
+///
+/// Each must be able to, and owe at least until then. One that owes less would have room before, and to charge it at the
+/// turn would keep that from everybody else. What is owed and the turns come nearer alike, so the answer stays the same
+/// while nobody is charged, and a refusal's time is exact under either.
+fn promise_turns(looks: &[Look]) -> bool {
+    let turn = enforced(looks).fold(Verdict::Allowed, |turn, look| turn.and(look.at_once));
+    match turn {
+        Verdict::Denied { retry_after: turn } => {
+            enforced(looks).all(|look| look.promises_turns && look.reading.figures().reset >= turn)
         }
-        // A later turn can be promised by all or by none: what one promises, another might not have left by then.
-        asked.ask.max_delay = Some(Duration::ZERO);
+        _ => enforced(looks).all(|look| look.promises_turns),
     }
 }
 
@@ -162,7 +179,7 @@ fn decide_several<Key: ?Sized, S, R: Share<Key, S> + ?Sized>(
     looks: &[Look],
     asked: &Asked<'_, Key, S>,
 ) -> Decision {
-    let promises_turns = looks.iter().all(|look| look.promises_turns);
+    let promises_turns = enforced(looks).all(|look| look.promises_turns);
     let mut standings = rows.iter().zip(looks).map(|(row, look)| standing(*row, look));
     let shadows = looks.iter().any(|look| look.shadow);
     let refused = || looks.iter().any(|look| !look.verdict.is_allowed());
@@ -229,7 +246,7 @@ impl<'a, Key: ?Sized, S, R: Share<Key, S> + ?Sized> Locks<'a, Key, S, R> {
     /// Charges every row. Leaves in the looks how the key stands then.
     #[inline]
     fn charge(&mut self, asked: &Asked<'_, Key, S>, delay: Duration, receipt: &mut impl Note) {
-        receipt.begin(asked.now, asked.ask.cost, self.rows.len());
+        receipt.begin(asked.now, delay, asked.ask.cost, self.rows.len());
         for (index, (row, look)) in self.rows.iter().zip(&mut *self.looks).enumerate() {
             receipt.note(index, look.is_charged().then(|| row.commit(asked, look, delay)));
         }

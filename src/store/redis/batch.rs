@@ -34,10 +34,9 @@ impl Batch {
 
     /// `now` is for tests; otherwise the server's clock counts.
     pub(super) fn of(orders: Vec<Order>, rows: &[RowInfo], now: Option<Timestamp>) -> Self {
-        let (keys, places, whole) = distinct_keys(&orders, rows);
+        let (keys, places) = distinct_keys(&orders, rows);
         let mut shapes: Vec<&Arc<Shape>> = Vec::new();
-        let mut steps = Vec::with_capacity(orders.len() * (rows.len() + 1) * 2);
-        let mut count = 0_u16;
+        let mut steps = Steps16::new(rows.len());
         for (order, places) in orders.iter().zip(places.chunks(rows.len())) {
             for shape in order.shapes() {
                 let known = shapes.iter().rposition(|known| Arc::ptr_eq(known, shape) || known == &shape);
@@ -45,25 +44,21 @@ impl Batch {
                     shapes.push(shape);
                     shapes.len() - 1
                 });
-                push_u16(index + 1, &mut steps);
-                for &place in places {
-                    push_u16(usize::from(place) + 1, &mut steps);
-                }
-                count += 1;
+                steps.push(index, places);
             }
         }
-        let mut input = Vec::with_capacity(14 + keys.len() * 2 + shapes.len() * 100 + steps.len());
+        let mut input = Vec::with_capacity(64 + shapes.len() * 100 + steps.packed.len());
         push_double(now.map_or(0.0, |now| double(now.as_micros())), &mut input);
-        push_u16(whole, &mut input);
+        push_u16(usize::from(shapes.iter().all(|shape| shape.is_short)), &mut input);
         push_u16(shapes.len(), &mut input);
-        push_u16(usize::from(count), &mut input);
-        for &(_, limit) in &keys {
-            push_u16(limit + 1, &mut input);
+        push_u16(steps.count, &mut input);
+        for limit in 0..rows.len() {
+            push_u16(keys.iter().filter(|key| key.1 == limit).count(), &mut input);
         }
         for shape in shapes {
             shape.write(&mut input);
         }
-        input.extend_from_slice(&steps);
+        input.extend_from_slice(&steps.packed);
         Self { orders, places, keys, input }
     }
 
@@ -103,18 +98,7 @@ impl Batch {
     }
 
     fn outcomes(&self, rows: &[RowInfo], reply: &Value) -> Option<Vec<Result<Option<Outcome>, Error>>> {
-        let mut reply = Reply::of(reply)?;
-        let now = Timestamp::from_micros(reply.unsigned()?);
-        let mut followed = Vec::with_capacity(self.keys.len());
-        for &(_, limit) in &self.keys {
-            let count = match rows[limit].brings {
-                Brings::Words(words) => words,
-                Brings::Counted => usize::try_from(reply.unsigned()?).ok()?,
-                Brings::View => 0,
-            };
-            let numbers = (0..count).map(|_| reply.unsigned()).collect::<Option<Vec<u64>>>()?;
-            followed.push(Followed { numbers });
-        }
+        let (now, mut reply, mut followed) = Reply::of(reply, self.keys.len())?;
         let mut outcomes = Vec::with_capacity(self.orders.len());
         for (order, places) in self.orders.iter().zip(self.places.chunks(rows.len())) {
             outcomes.push(match &order.steps {
@@ -137,15 +121,51 @@ impl Batch {
     }
 }
 
-/// All keys, each once; for each order and limit, which of them; and how many are read whole, which come first.
-fn distinct_keys(orders: &[Order], rows: &[RowInfo]) -> (Vec<(usize, usize)>, Vec<u16>, usize) {
+/// The steps, packed: equal ones in a row become one with their number.
+struct Steps16 {
+    packed: Vec<u8>,
+    last: Vec<u16>,
+    step: Vec<u16>,
+    count: usize,
+}
+
+impl Steps16 {
+    fn new(limits: usize) -> Self {
+        Self { packed: Vec::new(), last: Vec::new(), step: Vec::with_capacity(limits + 1), count: 0 }
+    }
+
+    fn push(&mut self, shape: usize, places: &[u16]) {
+        self.step.clear();
+        self.step.push(from_one(shape));
+        self.step.extend(places.iter().map(|place| place + 1));
+        if self.step == self.last {
+            let times = self.packed.len() - 2;
+            let count = u16::from_le_bytes([self.packed[times], self.packed[times + 1]]) + 1;
+            self.packed[times..].copy_from_slice(&count.to_le_bytes());
+            return;
+        }
+        for number in &self.step {
+            self.packed.extend_from_slice(&number.to_le_bytes());
+        }
+        self.packed.extend_from_slice(&1_u16.to_le_bytes());
+        self.count += 1;
+        self.last.clone_from(&self.step);
+    }
+}
+
+fn from_one(index: usize) -> u16 {
+    u16::try_from(index + 1).unwrap_or(u16::MAX)
+}
+
+/// All keys, each once, limit by limit, those of which a decision reads parts last; and for each order and limit, which of
+/// them.
+fn distinct_keys(orders: &[Order], rows: &[RowInfo]) -> (Vec<(usize, usize)>, Vec<u16>) {
     let mut keys: Vec<(usize, usize)> = Vec::with_capacity(orders.len() * rows.len());
     let mut places = vec![0_u16; orders.len() * rows.len()];
     let mut known =
         HashMap::with_capacity_and_hasher(orders.len() * rows.len(), foldhash::fast::RandomState::default());
-    let mut whole = 0;
-    for is_whole in [true, false] {
-        for (limit, _) in rows.iter().enumerate().filter(|(_, row)| (row.brings != Brings::View) == is_whole) {
+    for brings in [Brings::Whole, Brings::View] {
+        for (limit, _) in rows.iter().enumerate().filter(|(_, row)| row.brings == brings) {
             for (index, order) in orders.iter().enumerate() {
                 let place = *known.entry(order.key(limit)).or_insert_with(|| {
                     keys.push((index, limit));
@@ -154,11 +174,8 @@ fn distinct_keys(orders: &[Order], rows: &[RowInfo]) -> (Vec<(usize, usize)>, Ve
                 places[index * rows.len() + limit] = place;
             }
         }
-        if is_whole {
-            whole = keys.len();
-        }
     }
-    (keys, places, whole)
+    (keys, places)
 }
 
 impl Shape {
@@ -181,23 +198,53 @@ fn push_double(number: f64, to: &mut Vec<u8>) {
     to.extend_from_slice(&number.to_le_bytes());
 }
 
-/// The reply's numbers, one after the other.
+/// The reply's numbers, one after the other: see `driver.lua`.
 struct Reply<'a> {
-    values: std::slice::Iter<'a, Value>,
+    is_short: bool,
+    says: std::slice::ChunksExact<'a, u8>,
 }
 
 impl<'a> Reply<'a> {
-    fn of(value: &'a Value) -> Option<Self> {
-        if let Value::Array(values) = value { Some(Self { values: values.iter() }) } else { None }
+    /// The time, the numbers, and what each key held.
+    fn of(value: &'a Value, keys: usize) -> Option<(Timestamp, Self, Vec<Followed>)> {
+        let Value::BulkString(bytes) = value else { return None };
+        let (head, rest) = bytes.split_at_checked(14)?;
+        let now = unsigned(read_double(head.get(..8)?)?)?;
+        let is_short = read_u16(head.get(8..10)?)? == 1;
+        let length = read_u16(head.get(10..12)?)?;
+        if read_u16(head.get(12..14)?)? != keys {
+            return None;
+        }
+        let (says, rest) = rest.split_at_checked(length * 8)?;
+        let (lengths, mut values) = rest.split_at_checked(keys * 2)?;
+        let mut followed = Vec::with_capacity(keys);
+        for length in lengths.chunks_exact(2) {
+            let (value, others) = values.split_at_checked(read_u16(length)?)?;
+            values = others;
+            let numbers = value.chunks_exact(8).map(|number| read_double(number).and_then(unsigned));
+            followed.push(Followed { numbers: numbers.collect::<Option<Vec<u64>>>()? });
+        }
+        Some((Timestamp::from_micros(now), Self { is_short, says: says.chunks_exact(8) }, followed))
     }
 
+    /// The next number. What is none fails only the order it is for: see [`Told::NONE`].
     fn signed(&mut self) -> Option<i64> {
-        if let Some(Value::Int(number)) = self.values.next() { Some(*number) } else { None }
+        Some(read_double(self.says.next()?).unwrap_or(Told::NONE))
     }
+}
 
-    fn unsigned(&mut self) -> Option<u64> {
-        self.signed().and_then(|number| u64::try_from(number).ok())
-    }
+fn read_u16(bytes: &[u8]) -> Option<usize> {
+    bytes.try_into().ok().map(u16::from_le_bytes).map(usize::from)
+}
+
+#[allow(clippy::cast_possible_truncation, reason = "whole numbers of at most 2^53")]
+fn read_double(bytes: &[u8]) -> Option<i64> {
+    let double = f64::from_le_bytes(bytes.try_into().ok()?);
+    double.is_finite().then_some(double as i64)
+}
+
+fn unsigned(number: i64) -> Option<u64> {
+    u64::try_from(number).ok()
 }
 
 /// What the script says of one decision.
@@ -209,17 +256,25 @@ struct Told {
 
 impl Told {
     const BAD: i64 = -(1 << 53);
+    /// Of what is no number: a key held somebody else's bytes that looked like a state's.
+    const NONE: i64 = i64::MIN;
 
     fn read(reply: &mut Reply<'_>, rows: &[RowInfo]) -> Option<Self> {
-        let says = rows.iter().map(|_| reply.signed()).collect::<Option<Vec<i64>>>()?;
-        let several = if rows.len() > 1 { reply.signed()? } else { 0 };
+        let mut says = rows.iter().map(|_| reply.signed()).collect::<Option<Vec<i64>>>()?;
+        let promises_none = if reply.is_short { 0 } else { reply.signed()? };
         let mut views = Vec::new();
+        let mut is_bad = says.contains(&Self::NONE);
         if says[0] != Self::BAD {
             for _ in rows.iter().filter(|row| row.brings == Brings::View) {
-                views.push([reply.unsigned()?, reply.unsigned()?, reply.unsigned()?]);
+                let view = [reply.signed()?, reply.signed()?, reply.signed()?].map(unsigned);
+                is_bad |= view.contains(&None);
+                views.push(view.map(Option::unwrap_or_default));
             }
         }
-        Some(Self { says, promises_none: several == 1, views })
+        if is_bad {
+            says[0] = Self::BAD;
+        }
+        Some(Self { says, promises_none: promises_none == 1, views })
     }
 
     #[allow(clippy::too_many_arguments, reason = "it joins what was sent and what came back")]
@@ -240,8 +295,13 @@ impl Told {
         let enforced = || rows.iter().zip(&verdicts).filter(|(row, _)| !row.shadow);
         let verdict = enforced().fold(Verdict::Allowed, |all, (_, own)| all.and(*own));
         let delay = if let Verdict::AllowedAfter(delay) = verdict { delay } else { Duration::ZERO };
-        let mut receipt =
-            verdict.is_allowed().then(|| Receipt::new(now, if charges { ask.cost } else { 0 }, rows.len()));
+        let mut receipt = verdict.is_allowed().then(|| {
+            Receipt::new(now, if charges { ask.cost } else { 0 }, rows.len()).with_turn(now.after(if charges {
+                delay
+            } else {
+                Duration::ZERO
+            }))
+        });
         let mut views = self.views.iter();
         let mut standings = Vec::with_capacity(rows.len());
         let mut promises_turns = !self.promises_none;

@@ -21,7 +21,8 @@ use super::row::Row;
 use super::script::Script;
 use super::server::RedisServer;
 use super::twin::Twin;
-use crate::clock::whole_micros;
+use crate::algorithm::Charge;
+use crate::clock::{Timestamp, whole_micros};
 use crate::decision::{Ask, Decision};
 use crate::encode::KeyWriter;
 use crate::error::Error;
@@ -221,6 +222,12 @@ impl<Key: ?Sized> Shared<Key> {
         params.push(u64::from(row.shadow));
     }
 
+    fn takes_short_cut(&self, twins: &[Option<Arc<dyn Twin>>], ask: Ask) -> bool {
+        let [row] = &*self.core.rows else { return false };
+        let twin = twins.first().and_then(Option::as_ref).or(row.fixed.as_ref());
+        row.kernel.short_cut().is_some() && twin.is_some_and(|twin| twin.is_short(ask))
+    }
+
     fn decision(&self, operation: Operation, twins: &[Option<Arc<dyn Twin>>], ask: Ask) -> Arc<Shape> {
         if let Some((known, cost, max_delay, shape)) = self.shape.load().as_deref() {
             if twins.is_empty() && *known == operation && *cost == ask.cost && *max_delay == ask.max_delay {
@@ -232,7 +239,10 @@ impl<Key: ?Sized> Shared<Key> {
             self.params(limit, twins, ask.cost, &mut params);
         }
         let second = ask.max_delay.map_or(-1, |delay| i64::try_from(whole_micros(delay)).unwrap_or(i64::MAX));
-        let shape = Arc::new(Shape { operation, limit: 0, first: ask.cost, second, cost: ask.cost, params });
+        let is_short = operation == Operation::Acquire && self.takes_short_cut(twins, ask);
+        let shape =
+            Shape { operation, limit: 0, first: ask.cost, second, cost: ask.cost, charge: None, params, is_short };
+        let shape = Arc::new(shape);
         if twins.is_empty() {
             self.shape.store(Some(Arc::new((operation, ask.cost, ask.max_delay, Arc::clone(&shape)))));
         }
@@ -247,11 +257,41 @@ impl<Key: ?Sized> Shared<Key> {
         twins: &[Option<Arc<dyn Twin>>],
         cost: u64,
         first: u64,
-        second: i64,
     ) -> Arc<Shape> {
         let mut params = Vec::new();
         self.params(limit, twins, cost, &mut params);
-        Arc::new(Shape { operation, limit: index_from_one(limit), first, second, cost, params })
+        let limit = index_from_one(limit);
+        Arc::new(Shape { operation, limit, first, second: 0, cost, charge: None, params, is_short: false })
+    }
+
+    /// To give back what a charge was over `actual`.
+    fn give_back(
+        &self,
+        limit: usize,
+        twins: &[Option<Arc<dyn Twin>>],
+        receipt: &Receipt,
+        until: Timestamp,
+        actual: u64,
+    ) -> Arc<Shape> {
+        let mut params = Vec::new();
+        let cost = receipt.cost();
+        self.params(limit, twins, cost - actual, &mut params);
+        params.push(receipt.turn().as_micros());
+        for cost in [cost, actual] {
+            self.params(limit, twins, cost, &mut params);
+            // Not whether it is a shadow.
+            params.pop();
+        }
+        Arc::new(Shape {
+            operation: Operation::GiveBack,
+            limit: index_from_one(limit),
+            first: receipt.charged_at().as_micros(),
+            second: i64::try_from(until.as_micros()).unwrap_or(i64::MAX),
+            cost: cost - actual,
+            charge: Some(Charge { at: receipt.charged_at(), turn: receipt.turn(), cost, until }),
+            params,
+            is_short: false,
+        })
     }
 
     /// Sends an order on its way, unless it is known that there will be no answer.
@@ -379,13 +419,12 @@ impl<Key: ?Sized> Limiter<Key> for Redis<Key> {
 
     fn settle(&self, key: &Key, receipt: Receipt, actual: u64) -> Reply<()> {
         let twins = self.handle.twins(key);
-        let (cost, charged_at) = (receipt.cost(), receipt.charged_at().as_micros());
+        let cost = receipt.cost();
         let charged = receipt.until().iter().enumerate().take(self.handle.rows.len());
-        let shapes = charged.filter(|(limit, _)| receipt.is_for(*limit) && actual != cost).map(|(limit, until)| {
-            let until = i64::try_from(until.as_micros()).unwrap_or(i64::MAX);
+        let shapes = charged.filter(|(limit, _)| receipt.is_for(*limit) && actual != cost).map(|(limit, &until)| {
             match actual.checked_sub(cost) {
-                Some(more) => self.handle.operation(Operation::Charge, limit, &twins, more, more, 0),
-                None => self.handle.operation(Operation::GiveBack, limit, &twins, cost - actual, charged_at, until),
+                Some(more) => self.handle.operation(Operation::Charge, limit, &twins, more, more),
+                None => self.handle.give_back(limit, &twins, &receipt, until, actual),
             }
         });
         let shapes = shapes.collect();
@@ -397,7 +436,7 @@ impl<Key: ?Sized> Limiter<Key> for Redis<Key> {
         match self.handle.limit(limit) {
             Err(error) => Reply::ready(Err(error)),
             Ok(limit) => {
-                let shape = self.handle.operation(Operation::Set, limit, &twins, used, used, 0);
+                let shape = self.handle.operation(Operation::Set, limit, &twins, used, used);
                 self.handle.operate(key, twins, vec![shape])
             }
         }
@@ -409,7 +448,7 @@ impl<Key: ?Sized> Limiter<Key> for Redis<Key> {
             Err(error) => Reply::ready(Err(error)),
             Ok(limit) => {
                 let span = whole_micros(span).min(crate::quota::LONGEST_MICROS);
-                let shape = self.handle.operation(Operation::Block, limit, &twins, 0, span, 0);
+                let shape = self.handle.operation(Operation::Block, limit, &twins, 0, span);
                 self.handle.operate(key, twins, vec![shape])
             }
         }
@@ -418,7 +457,7 @@ impl<Key: ?Sized> Limiter<Key> for Redis<Key> {
     fn reset(&self, key: &Key) -> Reply<()> {
         let twins = self.handle.twins(key);
         let all = 0..self.handle.rows.len();
-        let shapes = all.map(|limit| self.handle.operation(Operation::Reset, limit, &twins, 0, 0, 0)).collect();
+        let shapes = all.map(|limit| self.handle.operation(Operation::Reset, limit, &twins, 0, 0)).collect();
         self.handle.operate(key, twins, shapes)
     }
 }

@@ -16,11 +16,12 @@ use tokio::time::{sleep, timeout};
 
 use super::batch::Batch;
 use super::breaker::Breaker;
+use super::connection::Connection;
 use super::failure::Failure;
 use super::order::Order;
 use super::row::RowInfo;
 use super::script::Script;
-use super::server::{Connected, RedisServer};
+use super::server::RedisServer;
 use crate::clock::Clock;
 use crate::error::Error;
 
@@ -36,20 +37,20 @@ pub(super) struct Core {
     /// For tests: decides by this clock instead of the server's.
     pub(super) clock: Option<Arc<dyn Clock>>,
     /// A connection that a probe has made and tried, and the runtime it belongs to.
-    pub(super) spare: Mutex<Option<(Id, Arc<Connected>)>>,
+    pub(super) spare: Mutex<Option<(Id, Arc<dyn Connection>)>>,
 }
 
 impl Core {
-    fn keep_spare(&self, connected: Connected) {
-        *self.spare() = Some((Handle::current().id(), Arc::new(connected)));
+    fn keep_spare(&self, connection: Box<dyn Connection>) {
+        *self.spare() = Some((Handle::current().id(), Arc::from(connection)));
     }
 
-    fn take_spare(&self) -> Option<Arc<Connected>> {
+    fn take_spare(&self) -> Option<Arc<dyn Connection>> {
         let (runtime, connected) = self.spare().take()?;
         (runtime == Handle::current().id()).then_some(connected)
     }
 
-    fn spare(&self) -> MutexGuard<'_, Option<(Id, Arc<Connected>)>> {
+    fn spare(&self) -> MutexGuard<'_, Option<(Id, Arc<dyn Connection>)>> {
         self.spare.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -209,14 +210,14 @@ impl Drop for Farewell {
 }
 
 /// A connection. Those who wait for it have their own deadlines.
-async fn connect(core: &Core, line: &Line) -> Option<Arc<Connected>> {
+async fn connect(core: &Core, line: &Line) -> Option<Arc<dyn Connection>> {
     if let Some(spare) = core.take_spare() {
         return Some(spare);
     }
     let mut connecting = core.server.connect();
     loop {
         let error = match select(&mut connecting, pin!(sleep(core.deadline))).await {
-            Either::Left((Ok(connected), _)) => return Some(Arc::new(connected)),
+            Either::Left((Ok(connection), _)) => return Some(Arc::from(connection)),
             Either::Left((Err(failure), _)) => {
                 core.breaker.failure(&failure.error);
                 line.fail(&failure.error);
@@ -239,15 +240,15 @@ async fn connect(core: &Core, line: &Line) -> Option<Arc<Connected>> {
 }
 
 /// One call of the script: sends a batch, and answers its orders. Returns whether the connection is of no use any more.
-async fn call(core: &Core, connected: Arc<Connected>, orders: Vec<Order>) -> bool {
+async fn call(core: &Core, connection: Arc<dyn Connection>, orders: Vec<Order>) -> bool {
     let now = core.clock.as_ref().map(|clock| clock.now());
     let batch = Batch::of(orders, &core.rows, now);
     let exchange = async {
-        let reply = connected.connection.call(Arc::new(batch.command(&core.script, true))).await;
+        let reply = connection.call(Arc::new(batch.command(&core.script, true))).await;
         match reply {
             // A restart, a fail-over or SCRIPT FLUSH empties the script cache: normal operation.
             Err(error) if error.kind() == ErrorKind::Server(ServerErrorKind::NoScript) => {
-                connected.connection.call(Arc::new(batch.command(&core.script, false))).await
+                connection.call(Arc::new(batch.command(&core.script, false))).await
             }
             reply => reply,
         }
@@ -288,16 +289,16 @@ pub(super) fn late(core: &Core) -> String {
 
 /// Looks whether Redis is there and takes writes, and loads the script. Its connection is for the next line that needs one.
 pub(super) async fn probe(core: &Core) -> Result<(), Error> {
-    let connected = core.server.connect().await.map_err(|failure| failure.error)?;
+    let connection = core.server.connect().await.map_err(|failure| failure.error)?;
     let mut write = redis::cmd("SET");
     write.arg(&core.probe_key).arg("").arg("PX").arg(1);
     let mut load = redis::cmd("SCRIPT");
     load.arg("LOAD").arg(core.script.text());
     for command in [write, load] {
-        if let Err(error) = connected.connection.call(Arc::new(command)).await {
+        if let Err(error) = connection.call(Arc::new(command)).await {
             return Err(Failure::of(error).error);
         }
     }
-    core.keep_spare(connected);
+    core.keep_spare(connection);
     Ok(())
 }

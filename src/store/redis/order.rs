@@ -3,6 +3,7 @@ use std::sync::Arc;
 use tokio::sync::oneshot;
 
 use super::twin::Twin;
+use crate::algorithm::Charge;
 use crate::decision::Ask;
 use crate::error::Error;
 use crate::limiter::Outcome;
@@ -38,8 +39,13 @@ pub(super) struct Shape {
     pub(super) second: i64,
     /// What the parameters are for. Not sent.
     pub(super) cost: u64,
-    /// For each limit, or for the one that is meant, the kernel's parameters and whether it is a shadow.
+    /// What is given back of which charge. Not sent.
+    pub(super) charge: Option<Charge>,
+    /// For each limit, or for the one that is meant, the kernel's parameters and whether it is a shadow; and what else the
+    /// operation takes.
     pub(super) params: Vec<u64>,
+    /// Whether the short cut of the only limit takes it.
+    pub(super) is_short: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

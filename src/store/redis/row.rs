@@ -4,7 +4,7 @@ use super::order::Shape;
 use super::twin::{Brings, Twin};
 use crate::algorithm::{Kernel, Scripted};
 use crate::clock::Timestamp;
-use crate::decision::{Name, Reading};
+use crate::decision::{Ask, Name, Reading};
 use crate::encode::{EncodeKey, KeyWriter};
 use crate::limit::{Choose, Chooser, Limit, PartOf};
 
@@ -85,10 +85,6 @@ where
     C::Algorithm: Scripted,
     P: Send + Sync,
 {
-    fn kernel(&self) -> Kernel {
-        self.algorithm().kernel()
-    }
-
     fn promises_turns(&self) -> bool {
         Twin::promises_turns(self.algorithm())
     }
@@ -114,7 +110,7 @@ where
         self.algorithm().stand_by_view(view, now)
     }
 
-    fn longest_reset(&self) -> std::time::Duration {
-        Twin::longest_reset(self.algorithm())
+    fn is_short(&self, ask: Ask) -> bool {
+        Twin::is_short(self.algorithm(), ask)
     }
 }

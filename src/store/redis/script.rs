@@ -12,7 +12,14 @@ pub(super) struct Script {
 impl Script {
     /// The same limits make the same text, whatever their quotas are.
     pub(super) fn of(rows: &[RowInfo]) -> Self {
-        let mut text = String::from("local kernels = {}\n");
+        let mut text = String::from(include_str!("prelude.lua"));
+        if let [row] = rows {
+            if let Some(short) = row.kernel.short_cut() {
+                text.push_str(short);
+                text.push_str(include_str!("short.lua"));
+            }
+        }
+        text.push_str("local kernels = {}\n");
         for (index, row) in rows.iter().enumerate() {
             let index = index + 1;
             match rows.iter().position(|other| other.kernel == row.kernel) {

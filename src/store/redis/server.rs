@@ -25,13 +25,8 @@ pub struct RedisServer(Arc<dyn Source>);
 
 /// What connections come from.
 trait Source: Send + Sync {
-    fn connect(&self) -> BoxFuture<Result<Connected, Failure>>;
+    fn connect(&self) -> BoxFuture<Result<Box<dyn Connection>, Failure>>;
     fn describe(&self) -> &str;
-}
-
-/// A connection to call through.
-pub(super) struct Connected {
-    pub(super) connection: Box<dyn Connection>,
 }
 
 impl RedisServer {
@@ -62,7 +57,7 @@ impl RedisServer {
         Ok(Self(Arc::new(Opened { client, place })))
     }
 
-    pub(super) fn connect(&self) -> BoxFuture<Result<Connected, Failure>> {
+    pub(super) fn connect(&self) -> BoxFuture<Result<Box<dyn Connection>, Failure>> {
         self.0.connect()
     }
 
@@ -97,13 +92,13 @@ where
     M: ManageConnection<Error = RedisError>,
     M::Connection: ConnectionLike + Clone + Send + Sync + 'static,
 {
-    fn connect(&self) -> BoxFuture<Result<Connected, Failure>> {
+    fn connect(&self) -> BoxFuture<Result<Box<dyn Connection>, Failure>> {
         let pool = self.pool.clone();
         Box::pin(async move {
             // Not `get`: bb8 tells no errors there, may hand out a connection that is long dead, and one whose other
             // user may block it. Nor can a connection that failed be taken out of somebody's pool.
             let connection = within(pool.dedicated_connection()).await?;
-            Ok(Connected { connection: Box::new(connection) })
+            Ok(Box::new(connection) as Box<dyn Connection>)
         })
     }
 
@@ -119,13 +114,13 @@ struct Opened {
 }
 
 impl Source for Opened {
-    fn connect(&self) -> BoxFuture<Result<Connected, Failure>> {
+    fn connect(&self) -> BoxFuture<Result<Box<dyn Connection>, Failure>> {
         let client = self.client.clone();
         Box::pin(async move {
             // Each decision has its own deadline; a second one here would only cut longer operations short.
             let config = AsyncConnectionConfig::new().set_connection_timeout(None).set_response_timeout(None);
             let connection = within(client.get_multiplexed_async_connection_with_config(&config)).await?;
-            Ok(Connected { connection: Box::new(connection) })
+            Ok(Box::new(connection) as Box<dyn Connection>)
         })
     }
 

@@ -1,13 +1,12 @@
 use std::time::Duration;
 
 use super::order::{Operation, Shape};
-use crate::algorithm::{Charge, Kernel, Layout, Scripted};
+use crate::algorithm::{Kernel, Layout, Scripted};
 use crate::clock::Timestamp;
-use crate::decision::Reading;
+use crate::decision::{Ask, Reading};
 
 /// A scripted algorithm of any type, with its states as the numbers that lie in Redis.
 pub(super) trait Twin: Send + Sync {
-    fn kernel(&self) -> Kernel;
     fn promises_turns(&self) -> bool;
     fn params(&self, cost: u64, params: &mut Vec<u64>);
 
@@ -22,14 +21,11 @@ pub(super) trait Twin: Send + Sync {
     /// How a key stands, where a decision brings what its figures are made of.
     fn stand_by_view(&self, view: [u64; 3], now: Timestamp) -> (Reading, Timestamp);
 
-    fn longest_reset(&self) -> Duration;
+    /// Whether the kernel's short cut takes an ask like this.
+    fn is_short(&self, ask: Ask) -> bool;
 }
 
 impl<A: Scripted> Twin for A {
-    fn kernel(&self) -> Kernel {
-        A::KERNEL
-    }
-
     fn promises_turns(&self) -> bool {
         A::promises_turns(self)
     }
@@ -54,9 +50,9 @@ impl<A: Scripted> Twin for A {
         let mut state = self.state_of(if is_new { &[] } else { numbers });
         match shape.operation {
             Operation::GiveBack => {
-                let until = Timestamp::from_micros(u64::try_from(shape.second).unwrap_or(0));
-                let charge = Charge { at: Timestamp::from_micros(shape.first), cost: shape.cost, until };
-                self.give_back(&mut state, now, charge, shape.cost);
+                if let Some(charge) = shape.charge {
+                    self.give_back(&mut state, now, charge, shape.cost);
+                }
             }
             Operation::Charge | Operation::Set if shape.cost > 0 => {
                 self.commit(&mut state, now, Duration::ZERO, shape.cost);
@@ -73,18 +69,16 @@ impl<A: Scripted> Twin for A {
         self.reading_of(view, now)
     }
 
-    fn longest_reset(&self) -> Duration {
-        A::longest_reset(self)
+    fn is_short(&self, ask: Ask) -> bool {
+        A::is_short(self, ask)
     }
 }
 
-/// How many numbers the reply brings of a state.
+/// What the reply brings of a state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Brings {
-    /// The whole state, of so many numbers.
-    Words(usize),
-    /// The whole state, and before it how many numbers that are.
-    Counted,
+    /// All of it.
+    Whole,
     /// With each decision, three numbers.
     View,
 }
@@ -92,8 +86,7 @@ pub(super) enum Brings {
 impl Brings {
     pub(super) const fn of(kernel: Kernel) -> Self {
         match kernel.layout() {
-            Layout::Words(words) => Self::Words(words),
-            Layout::Varying => Self::Counted,
+            Layout::Words(_) | Layout::Varying => Self::Whole,
             Layout::Head => Self::View,
         }
     }

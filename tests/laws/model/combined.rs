@@ -42,8 +42,14 @@ impl Combined {
     }
 
     pub(crate) fn peek(&self, now: u64, ask: Ask) -> Expected {
-        // A later turn is promised by all limits or by none.
-        let all_promise = self.limits.iter().all(|limit| limit.promises_turns());
+        // A later turn is promised by all limits or by none, and only if all owe at least until then.
+        let at_once = self.limits.iter().map(|limit| limit.verdict(now, ask.cost, 0));
+        let turn = match at_once.max_by_key(strictness) {
+            Some(Verdict::Denied { retry_after }) => retry_after,
+            _ => Duration::ZERO,
+        };
+        let promises = |limit: &dyn Model| limit.promises_turns() && limit.figures(now).reset >= turn;
+        let all_promise = self.limits.iter().all(|limit| promises(&**limit));
         let patience = ask.max_delay.filter(|_| all_promise).map_or(0, micros);
         let standings: Vec<_> = self
             .limits
@@ -65,7 +71,7 @@ impl Combined {
         }
         if ask.cost == 0 {
             // Nothing is charged, but it can be settled for more.
-            let nothing = Charged { cost: 0, until: now };
+            let nothing = Charged { cost: 0, at: now, turn: now, until: now };
             return (expected, Some(vec![nothing; self.limits.len()]));
         }
         let delay = if let Verdict::AllowedAfter(delay) = expected.verdict { micros(delay) } else { 0 };

@@ -50,6 +50,8 @@ pub(crate) trait Model {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Charged {
     pub(crate) cost: u64,
+    pub(crate) at: u64,
+    pub(crate) turn: u64,
     /// Until when it counts: it tells one window from another.
     pub(crate) until: u64,
 }

@@ -88,7 +88,7 @@ impl Model for Window {
             Open { start, end: start + period + u64::from(taken), used: 0, newest: at }
         });
         self.open = Some(Open { used: open.used + u128::from(cost), newest: at, ..open });
-        Charged { cost, until: open.end }
+        Charged { cost, at: now, turn: now, until: open.end }
     }
 
     fn give_back(&mut self, now: u64, charged: Charged, amount: u64) {

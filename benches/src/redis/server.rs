@@ -1,0 +1,72 @@
+use std::net::{TcpListener, TcpStream};
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use redis::{Client, Connection};
+use tower_ratelimit::RedisServer;
+
+/// A Redis on a free port of the loopback interface, stopped when dropped.
+pub(super) struct Server {
+    process: Child,
+    directory: PathBuf,
+    port: u16,
+    cell: bool,
+}
+
+impl Server {
+    /// With redis-cell, if `REDIS_CELL` names its library.
+    pub(super) fn start() -> Self {
+        let port = TcpListener::bind("127.0.0.1:0").expect("a free port").local_addr().expect("its address").port();
+        let directory = std::env::temp_dir().join(format!("tower-ratelimit-bench-{}", std::process::id()));
+        std::fs::create_dir_all(&directory).expect("a directory for the server");
+        let cell = std::env::var_os("REDIS_CELL");
+        let mut command = Command::new("redis-server");
+        command.args(["--port", &port.to_string(), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no", "--dir"]);
+        command.arg(&directory);
+        if let Some(library) = &cell {
+            command.arg("--loadmodule").arg(library);
+        }
+        let process = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn();
+        let process = process.expect("these scenarios need redis-server (Debian: apt-get install -y redis-server)");
+        let server = Self { process, directory, port, cell: cell.is_some() };
+        let patience = Instant::now() + Duration::from_secs(20);
+        while TcpStream::connect(("127.0.0.1", port)).is_err() {
+            assert!(Instant::now() < patience, "redis-server does not start");
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        server
+    }
+
+    pub(super) fn address(&self) -> String {
+        format!("redis://127.0.0.1:{}", self.port)
+    }
+
+    pub(super) fn open(&self) -> RedisServer {
+        RedisServer::open(&self.address()).expect("an address")
+    }
+
+    pub(super) fn has_cell(&self) -> bool {
+        self.cell
+    }
+
+    /// The seconds of processor time that the server has used.
+    pub(super) fn cpu(&self) -> f64 {
+        let client = Client::open(self.address()).expect("an address");
+        let mut connection: Connection = client.get_connection().expect("a connection");
+        let info: String = redis::cmd("INFO").arg("CPU").query(&mut connection).expect("its figures");
+        let seconds = |name: &str| -> f64 {
+            let line = info.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
+            line.and_then(|seconds| seconds.trim().parse().ok()).expect("a figure")
+        };
+        seconds("used_cpu_user") + seconds("used_cpu_sys")
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+        let _ = std::fs::remove_dir_all(&self.directory);
+    }
+}

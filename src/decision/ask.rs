@@ -1,0 +1,55 @@
+use std::time::Duration;
+
+/// What is asked: how much, and how long the asker would wait for it.
+///
+/// The default asks for a cost of one, at once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub struct Ask {
+    /// What the request costs. A cost of zero is a question: it is allowed unless the key is in debt beyond its
+    /// burst, and charges nothing.
+    pub cost: u64,
+    /// The longest delay that the asker accepts. With `None` it is for the algorithm to say: a queue delays as it must,
+    /// all others refuse what can't be had at once.
+    ///
+    /// An algorithm that can promise a later turn answers [`Verdict::AllowedAfter`]; one that can't refuses.
+    pub max_delay: Option<Duration>,
+    /// Whether the decision is to list every limit, not just the one that speaks. Costs an allocation where there are several.
+    pub every_limit: bool,
+    /// The same for a refusal only: to name all that refuse.
+    pub every_refusal: bool,
+}
+
+impl Ask {
+    /// Asks for `cost`, at once.
+    #[must_use]
+    pub const fn cost(cost: u64) -> Self {
+        Self { cost, max_delay: None, every_limit: false, every_refusal: false }
+    }
+
+    /// Accepts a delay of up to `max_delay`.
+    #[must_use]
+    pub const fn within(mut self, max_delay: Duration) -> Self {
+        self.max_delay = Some(max_delay);
+        self
+    }
+
+    /// The longest acceptable delay in whole microseconds, or `unless_said`.
+    #[inline]
+    pub(crate) fn patience(&self, unless_said: u64) -> u64 {
+        self.max_delay.map_or(unless_said, crate::clock::whole_micros)
+    }
+
+    /// Asks that the decision list every limit.
+    #[must_use]
+    pub const fn every_limit(mut self) -> Self {
+        self.every_limit = true;
+        self
+    }
+}
+
+impl Default for Ask {
+    fn default() -> Self {
+        Self::cost(1)
+    }
+}

@@ -1,0 +1,77 @@
+use std::fmt;
+use std::time::Duration;
+
+/// The figures of one limit for one key at one moment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[allow(clippy::exhaustive_structs, reason = "a user's own algorithm makes them")]
+pub struct Figures {
+    /// The most that could be had at once: the limit of a window, the burst of a bucket.
+    pub limit: u64,
+    /// The time in which `limit` comes back: the window, or the time from empty to full.
+    pub window: Duration,
+    /// How much could be had now, rounded down.
+    pub remaining: u64,
+    /// The time until the key is as good as new, zero if it is.
+    pub reset: Duration,
+    /// The time until `remaining` grows, zero if it is at its most.
+    pub more_after: Duration,
+}
+
+/// What an algorithm read off a state: its [`Figures`], worked out when they are asked for.
+#[derive(Clone, Copy)]
+pub struct Reading {
+    words: [u64; 6],
+    project: fn(&[u64; 6]) -> Figures,
+}
+
+impl Reading {
+    /// Of nothing.
+    pub(crate) const BLANK: Self = Self::new([0; 6], |_| Figures {
+        limit: 0,
+        window: Duration::ZERO,
+        remaining: 0,
+        reset: Duration::ZERO,
+        more_after: Duration::ZERO,
+    });
+
+    /// Figures that `project` works out of `words` on demand: dividing is the dearest part of a decision, and most
+    /// decisions are never asked.
+    #[must_use]
+    pub const fn new(words: [u64; 6], project: fn(&[u64; 6]) -> Figures) -> Self {
+        Self { words, project }
+    }
+
+    /// The figures.
+    #[must_use]
+    pub fn figures(&self) -> Figures {
+        (self.project)(&self.words)
+    }
+}
+
+impl From<Figures> for Reading {
+    /// Figures that are worked out already. Fractions of a microsecond are dropped.
+    fn from(figures: Figures) -> Self {
+        let micros = crate::clock::whole_micros;
+        let words = [
+            figures.limit,
+            micros(figures.window),
+            figures.remaining,
+            micros(figures.reset),
+            micros(figures.more_after),
+            0,
+        ];
+        Self::new(words, |&[limit, window, remaining, reset, more_after, _]| Figures {
+            limit,
+            window: Duration::from_micros(window),
+            remaining,
+            reset: Duration::from_micros(reset),
+            more_after: Duration::from_micros(more_after),
+        })
+    }
+}
+
+impl fmt::Debug for Reading {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.figures().fmt(f)
+    }
+}

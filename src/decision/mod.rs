@@ -1,0 +1,282 @@
+//! What is asked of a limiter, and what it answers.
+
+mod ask;
+mod figures;
+mod standing;
+mod verdict;
+
+use std::fmt;
+use std::time::Duration;
+
+pub use self::ask::Ask;
+pub use self::figures::{Figures, Reading};
+pub(crate) use self::standing::Name;
+pub use self::standing::Standing;
+use self::verdict::Compact;
+pub use self::verdict::Verdict;
+use crate::clock::Timestamp;
+
+/// Who made a decision.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
+#[non_exhaustive]
+pub enum Source {
+    /// The limiter's own store.
+    #[default]
+    Store,
+    /// The limiter's own store, earlier: a refusal that still holds was remembered.
+    Cache,
+    /// Another limiter that stands in while the store can't answer.
+    Fallback,
+    /// A declared policy: for a store that can't answer, or that is full.
+    Policy,
+}
+
+/// What a limiter decided, and how the key stands now.
+///
+/// Where several limits decide together, [`verdict`](Self::verdict) is over all of them, and
+/// [`standing`](Self::standing) is the one that speaks: the one to wait longest for if the request is refused, else
+/// the one with the least remaining. [`standings`](Self::standings) lists them all where the [`Ask`] wanted that.
+#[derive(Clone, PartialEq)]
+pub struct Decision {
+    verdict: Compact,
+    source: Source,
+    promises_turns: bool,
+    decided_at: Timestamp,
+    standing: Option<Standing>,
+    #[allow(clippy::box_collection, reason = "a word less in every decision")]
+    every: Option<Box<Vec<Standing>>>,
+}
+
+impl Decision {
+    /// A decision of one limit.
+    #[must_use]
+    pub fn one(decided_at: Timestamp, standing: Standing) -> Self {
+        Self {
+            verdict: standing.verdict,
+            source: Source::Store,
+            promises_turns: false,
+            decided_at,
+            standing: Some(standing),
+            every: None,
+        }
+    }
+
+    /// A decision of one limit, as a store makes it.
+    #[inline]
+    pub(crate) fn by_store(decided_at: Timestamp, promises_turns: bool, standing: Standing) -> Self {
+        Self {
+            verdict: standing.verdict,
+            source: Source::Store,
+            promises_turns,
+            decided_at,
+            standing: Some(standing),
+            every: None,
+        }
+    }
+
+    /// A decision of several limits together, from all their standings; one without any limit is allowed.
+    #[must_use]
+    pub fn every(decided_at: Timestamp, standings: Vec<Standing>) -> Self {
+        let mut decision = Self::by_policy(decided_at, Verdict::Allowed);
+        decision.source = Source::Store;
+        for standing in &standings {
+            decision.add(standing.clone());
+        }
+        decision.every = Some(Box::new(standings));
+        decision
+    }
+
+    /// A decision of all of a store's limits: lists them where that is asked for, or one of them is a shadow.
+    #[cfg(feature = "redis")]
+    pub(crate) fn of_limits(decided_at: Timestamp, ask: Ask, mut standings: Vec<Standing>) -> Self {
+        let refuses = |standing: &Standing| !standing.verdict().is_allowed();
+        let list_all = standings.iter().any(Standing::is_shadow)
+            || (standings.len() > 1 && (ask.every_limit || (ask.every_refusal && standings.iter().any(refuses))));
+        if list_all || standings.is_empty() {
+            return Self::every(decided_at, standings);
+        }
+        let mut decision = Self::one(decided_at, standings.swap_remove(0));
+        standings.into_iter().for_each(|standing| decision.add(standing));
+        decision
+    }
+
+    /// The same refusal, remembered for a while.
+    pub(crate) fn later(&self, elapsed: Duration) -> Self {
+        Self {
+            verdict: self.verdict.later(elapsed),
+            source: Source::Cache,
+            promises_turns: self.promises_turns,
+            decided_at: self.decided_at.after(elapsed),
+            standing: self.standing.as_ref().map(|standing| standing.later(elapsed)),
+            every: self
+                .every
+                .as_ref()
+                .map(|every| Box::new(every.iter().map(|standing| standing.later(elapsed)).collect())),
+        }
+    }
+
+    /// A decision that no limit made: a declared policy did, as the store could not answer.
+    #[must_use]
+    pub fn by_policy(decided_at: Timestamp, verdict: Verdict) -> Self {
+        Self {
+            verdict: Compact::pack(verdict),
+            source: Source::Policy,
+            promises_turns: false,
+            decided_at,
+            standing: None,
+            every: None,
+        }
+    }
+
+    /// The same decision, made by somebody else.
+    #[must_use]
+    pub fn from_source(mut self, source: Source) -> Self {
+        self.source = source;
+        self
+    }
+
+    /// Notes that whoever decided promises later turns to those who accept a delay: so that a refusal means that none
+    /// comes in time, and it is no use to wait and ask again.
+    #[must_use]
+    pub fn with_turns(mut self, promises_turns: bool) -> Self {
+        self.promises_turns = promises_turns;
+        self
+    }
+
+    /// Whether whoever decided promises later turns.
+    #[must_use]
+    pub fn promises_turns(&self) -> bool {
+        self.promises_turns
+    }
+
+    /// What was allowed after a delay, refused for that long.
+    pub(crate) fn refused_for(mut self, retry_after: Duration) -> Self {
+        self.verdict = Compact::pack(Verdict::Denied { retry_after });
+        self
+    }
+
+    /// Counts in one more limit, unless it is a shadow.
+    pub(crate) fn add(&mut self, standing: Standing) {
+        if standing.shadow {
+            return;
+        }
+        self.verdict = Compact::pack(self.verdict().and(standing.verdict()));
+        let speaks = match &self.standing {
+            None => true,
+            Some(speaking) => louder(&standing, speaking),
+        };
+        if speaks {
+            self.standing = Some(standing);
+        }
+    }
+
+    /// Whether the request may pass, at once or after [`delay`](Self::delay).
+    #[must_use]
+    pub fn is_allowed(&self) -> bool {
+        self.verdict().is_allowed()
+    }
+
+    /// The verdict.
+    #[must_use]
+    pub fn verdict(&self) -> Verdict {
+        self.verdict.unpack()
+    }
+
+    /// How long an allowed request must wait for its turn. Zero if it need not, or is refused.
+    #[must_use]
+    pub fn delay(&self) -> Duration {
+        match self.verdict() {
+            Verdict::AllowedAfter(delay) => delay,
+            _ => Duration::ZERO,
+        }
+    }
+
+    /// For a refused request the exact time after which the same request succeeds, if nobody else uses the key.
+    ///
+    /// `None` if it is allowed, and if it can never be: [`is_never`](Self::is_never) tells.
+    #[must_use]
+    pub fn retry_after(&self) -> Option<Duration> {
+        match self.verdict() {
+            Verdict::Denied { retry_after } => Some(retry_after),
+            _ => None,
+        }
+    }
+
+    /// Whether the request costs more than can ever be had.
+    #[must_use]
+    pub fn is_never(&self) -> bool {
+        self.verdict() == Verdict::Never
+    }
+
+    /// Who decided.
+    #[must_use]
+    pub fn source(&self) -> Source {
+        self.source
+    }
+
+    /// When it was decided, by the store's clock.
+    #[must_use]
+    pub fn decided_at(&self) -> Timestamp {
+        self.decided_at
+    }
+
+    /// The limit that speaks. `None` if no limit was consulted: a policy decided.
+    #[must_use]
+    pub fn standing(&self) -> Option<&Standing> {
+        self.standing.as_ref()
+    }
+
+    /// Every limit in its declared order, where the [`Ask`] wanted that or there is one only; else the one that
+    /// speaks.
+    #[must_use]
+    pub fn standings(&self) -> &[Standing] {
+        match &self.every {
+            Some(every) => every,
+            None => self.standing.as_slice(),
+        }
+    }
+
+    /// The shadow limits that would have refused the request. They are known whatever the [`Ask`] wanted.
+    pub fn shadow_refusals(&self) -> impl Iterator<Item = &Standing> {
+        self.standings().iter().filter(|standing| standing.shadow && !standing.verdict().is_allowed())
+    }
+
+    /// How much could be had now, by the limit that speaks. `None` if a policy decided.
+    #[must_use]
+    pub fn remaining(&self) -> Option<u64> {
+        self.standing().map(Standing::remaining)
+    }
+
+    /// The time until the key is as good as new, by the limit that speaks. `None` if a policy decided.
+    #[must_use]
+    pub fn reset(&self) -> Option<Duration> {
+        self.standing().map(Standing::reset)
+    }
+}
+
+/// Whether `new` speaks rather than `old`: the longer wait, or with none the smaller remainder. The first of equals.
+fn louder(new: &Standing, old: &Standing) -> bool {
+    let wait = |standing: &Standing| match standing.verdict() {
+        Verdict::Allowed => (0, Duration::ZERO),
+        Verdict::AllowedAfter(delay) => (1, delay),
+        Verdict::Denied { retry_after } => (2, retry_after),
+        Verdict::Never => (3, Duration::ZERO),
+    };
+    match wait(new).cmp(&wait(old)) {
+        std::cmp::Ordering::Greater => true,
+        std::cmp::Ordering::Less => false,
+        std::cmp::Ordering::Equal => new.remaining() < old.remaining(),
+    }
+}
+
+impl fmt::Debug for Decision {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Decision")
+            .field("verdict", &self.verdict())
+            .field("source", &self.source)
+            .field("promises_turns", &self.promises_turns)
+            .field("decided_at", &self.decided_at)
+            .field("standings", &self.standings())
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,143 @@
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::figures::{Figures, Reading};
+use super::verdict::{Compact, Verdict};
+
+/// A limit's name: `default` unless it is given one.
+#[derive(Clone)]
+#[allow(unreachable_pub, missing_docs, missing_debug_implementations, reason = "named by a hidden trait only")]
+pub enum Name {
+    Static(&'static str),
+    Shared(Arc<str>),
+}
+
+impl Name {
+    pub(crate) const DEFAULT: Self = Self::Static("default");
+
+    pub(crate) fn as_str(&self) -> &str {
+        match self {
+            Self::Static(name) => name,
+            Self::Shared(name) => name,
+        }
+    }
+}
+
+impl From<std::borrow::Cow<'static, str>> for Name {
+    fn from(name: std::borrow::Cow<'static, str>) -> Self {
+        match name {
+            std::borrow::Cow::Borrowed(name) => Self::Static(name),
+            std::borrow::Cow::Owned(name) => Self::Shared(name.into()),
+        }
+    }
+}
+
+/// How a key stands with one limit: its name, its own verdict, its figures after the decision.
+#[derive(Clone)]
+pub struct Standing {
+    name: Name,
+    pub(super) verdict: Compact,
+    reading: Reading,
+    pub(super) shadow: bool,
+}
+
+impl Standing {
+    #[inline]
+    pub(crate) fn new(name: Name, verdict: Verdict, reading: Reading, shadow: bool) -> Self {
+        Self { name, verdict: Compact::pack(verdict), reading, shadow }
+    }
+
+    /// Whether the limit is a shadow, whose verdict does not count.
+    #[must_use]
+    pub fn is_shadow(&self) -> bool {
+        self.shadow
+    }
+
+    /// The same a while later, if nobody asks meanwhile. What was left is told as it was.
+    pub(crate) fn later(&self, elapsed: Duration) -> Self {
+        let figures = self.figures();
+        let reading = Figures {
+            reset: figures.reset.saturating_sub(elapsed),
+            more_after: figures.more_after.saturating_sub(elapsed),
+            ..figures
+        };
+        Self {
+            name: self.name.clone(),
+            verdict: self.verdict.later(elapsed),
+            reading: reading.into(),
+            shadow: self.shadow,
+        }
+    }
+
+    /// A standing for a limiter of your own: the limit's name, what it says by itself, its figures.
+    #[must_use]
+    pub fn of(name: impl Into<std::borrow::Cow<'static, str>>, verdict: Verdict, reading: impl Into<Reading>) -> Self {
+        Self::new(Name::from(name.into()), verdict, reading.into(), false)
+    }
+
+    /// The limit's name.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        self.name.as_str()
+    }
+
+    /// What this limit says by itself, whatever the others say.
+    #[must_use]
+    pub fn verdict(&self) -> Verdict {
+        self.verdict.unpack()
+    }
+
+    /// All figures at once.
+    #[must_use]
+    pub fn figures(&self) -> Figures {
+        self.reading.figures()
+    }
+
+    /// The most that could be had at once: the limit of a window, the burst of a bucket.
+    #[must_use]
+    pub fn limit(&self) -> u64 {
+        self.figures().limit
+    }
+
+    /// The time in which [`limit`](Self::limit) comes back.
+    #[must_use]
+    pub fn window(&self) -> Duration {
+        self.figures().window
+    }
+
+    /// How much could be had now, rounded down.
+    #[must_use]
+    pub fn remaining(&self) -> u64 {
+        self.figures().remaining
+    }
+
+    /// The time until the key is as good as new, zero if it is.
+    #[must_use]
+    pub fn reset(&self) -> Duration {
+        self.figures().reset
+    }
+
+    /// The time until [`remaining`](Self::remaining) grows, zero if it is at its most.
+    #[must_use]
+    pub fn more_after(&self) -> Duration {
+        self.figures().more_after
+    }
+}
+
+impl PartialEq for Standing {
+    fn eq(&self, other: &Self) -> bool {
+        self.name() == other.name() && self.verdict == other.verdict && self.figures() == other.figures()
+    }
+}
+
+impl fmt::Debug for Standing {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Standing")
+            .field("name", &self.name())
+            .field("verdict", &self.verdict())
+            .field("figures", &self.figures())
+            .field("shadow", &self.shadow)
+            .finish_non_exhaustive()
+    }
+}

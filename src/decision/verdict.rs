@@ -1,0 +1,80 @@
+use std::time::Duration;
+
+/// Yes, yes but later, no until later, or never.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Verdict {
+    /// Allowed now, and charged.
+    Allowed,
+    /// Allowed and charged, for a turn that comes after this delay.
+    AllowedAfter(Duration),
+    /// Refused, and nothing was charged. If nobody else uses the key, asking the same after exactly `retry_after`
+    /// succeeds, and asking a microsecond earlier does not.
+    Denied {
+        /// How long to wait before asking again.
+        retry_after: Duration,
+    },
+    /// Refused for good: the cost is over what the limit can ever hold.
+    Never,
+}
+
+impl Verdict {
+    /// Whether the request may pass, at once or after a delay.
+    #[must_use]
+    pub const fn is_allowed(self) -> bool {
+        matches!(self, Self::Allowed | Self::AllowedAfter(_))
+    }
+
+    /// The verdict over both: the stricter one. It is exact, as every algorithm's answer only improves with time.
+    pub(crate) fn and(self, other: Self) -> Self {
+        match (self, other) {
+            (Self::Never, _) | (_, Self::Never) => Self::Never,
+            (Self::Denied { retry_after: a }, Self::Denied { retry_after: b }) => {
+                Self::Denied { retry_after: a.max(b) }
+            }
+            (denied @ Self::Denied { .. }, _) | (_, denied @ Self::Denied { .. }) => denied,
+            (Self::AllowedAfter(a), Self::AllowedAfter(b)) => Self::AllowedAfter(a.max(b)),
+            (after @ Self::AllowedAfter(_), Self::Allowed) | (Self::Allowed, after @ Self::AllowedAfter(_)) => after,
+            (Self::Allowed, Self::Allowed) => Self::Allowed,
+        }
+    }
+}
+
+/// A verdict in one word. Decisions are moved about; an enum of two durations would take three.
+///
+/// Zero is allowed, all ones never; else microseconds, with the highest bit set if it is allowed after them. Durations are
+/// whole microseconds here, at most 2^62 of them.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) struct Compact(u64);
+
+impl Compact {
+    const NEVER: u64 = u64::MAX;
+    const AFTER: u64 = 1 << 63;
+    const MOST: u64 = (1 << 62) - 1;
+
+    #[inline]
+    pub(super) fn pack(verdict: Verdict) -> Self {
+        match verdict {
+            Verdict::Allowed => Self(0),
+            Verdict::AllowedAfter(delay) => Self(Self::AFTER | crate::clock::whole_micros(delay).min(Self::MOST)),
+            Verdict::Denied { retry_after } => Self(crate::clock::whole_micros(retry_after).clamp(1, Self::MOST)),
+            Verdict::Never => Self(Self::NEVER),
+        }
+    }
+
+    #[inline]
+    pub(super) fn unpack(self) -> Verdict {
+        match self.0 {
+            0 => Verdict::Allowed,
+            Self::NEVER => Verdict::Never,
+            after if after & Self::AFTER != 0 => Verdict::AllowedAfter(Duration::from_micros(after & Self::MOST)),
+            wait => Verdict::Denied { retry_after: Duration::from_micros(wait) },
+        }
+    }
+    /// The same a while later, if nobody asks meanwhile.
+    pub(super) fn later(self, elapsed: Duration) -> Self {
+        match self.unpack() {
+            Verdict::Denied { .. } => Self(self.0.saturating_sub(crate::clock::whole_micros(elapsed))),
+            _ => self,
+        }
+    }
+}

@@ -1,0 +1,82 @@
+use std::net::{IpAddr, SocketAddr};
+
+use http::{Extensions, Request};
+
+use crate::key::Missing;
+
+/// Says where a request came from: the address of the socket's other end.
+///
+/// [`FromExtensions`] is what [`PeerIp`](crate::PeerIp) and [`ClientIp`](crate::ClientIp) use unless they are told
+/// otherwise. Closures `Fn(&Request) -> Option<IpAddr>` serve as well, for servers that keep the address elsewhere:
+///
+/// ```
+/// use std::net::IpAddr;
+///
+/// use http::Request;
+/// use tower_ratelimit::PeerIp;
+/// use tower_ratelimit::key::{ExtractKey, Extracted};
+///
+/// /// What a server of our own notes of a connection.
+/// #[derive(Clone)]
+/// struct Connection {
+///     from: IpAddr,
+/// }
+///
+/// let key = PeerIp::new().peer(|request: &Request<()>| Some(request.extensions().get::<Connection>()?.from));
+///
+/// let mut request = Request::new(());
+/// request.extensions_mut().insert(Connection { from: IpAddr::from([192, 0, 2, 1]) });
+/// assert_eq!(key.extract(&request), Extracted::Key(IpAddr::from([192, 0, 2, 1])));
+/// ```
+///
+/// No header field is a peer's address: whoever sends the request writes them.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` does not say where a `{Request}` came from",
+    note = "for an `http::Request` leave it to `FromExtensions`; else give a closure `|request: &{Request}|` that \
+            returns `Option<IpAddr>`"
+)]
+pub trait PeerAddress<Request> {
+    /// The address of the socket's other end, if there is one.
+    fn peer_address(&self, request: &Request) -> Option<IpAddr>;
+}
+
+impl<Request, F: Fn(&Request) -> Option<IpAddr>> PeerAddress<Request> for F {
+    fn peer_address(&self, request: &Request) -> Option<IpAddr> {
+        self(request)
+    }
+}
+
+/// The peer's address as servers put it into a request's extensions: axum's `ConnectInfo<SocketAddr>` (feature `axum`),
+/// or a [`SocketAddr`], which your own server inserts.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct FromExtensions;
+
+impl<B> PeerAddress<Request<B>> for FromExtensions {
+    fn peer_address(&self, request: &Request<B>) -> Option<IpAddr> {
+        let extensions = request.extensions();
+        let address = axum_peer(extensions).or_else(|| extensions.get::<SocketAddr>().copied());
+        address.map(|address| address.ip())
+    }
+}
+
+#[cfg(feature = "axum")]
+fn axum_peer(extensions: &Extensions) -> Option<SocketAddr> {
+    use axum::extract::connect_info::{ConnectInfo, MockConnectInfo};
+
+    let connected = extensions.get::<ConnectInfo<SocketAddr>>().map(|info| info.0);
+    connected.or_else(|| extensions.get::<MockConnectInfo<SocketAddr>>().map(|info| info.0))
+}
+
+#[cfg(not(feature = "axum"))]
+fn axum_peer(_: &Extensions) -> Option<SocketAddr> {
+    None
+}
+
+/// The request does not carry the peer's address.
+#[cold]
+pub(in crate::key) fn missing_peer() -> Missing {
+    Missing::from_server(
+        "the server is put together wrongly: the rate limiter counts by the peer's address, and the request does not \
+         carry it (in axum, serve the router by into_make_service_with_connect_info::<SocketAddr>())",
+    )
+}

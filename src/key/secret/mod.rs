@@ -1,0 +1,13 @@
+//! Keys from what only their owner should know. Of a secret only its fingerprint is kept.
+
+mod api_key;
+mod bearer;
+mod cookie;
+mod fingerprint;
+mod pepper;
+
+pub use self::api_key::ApiKey;
+pub use self::bearer::Bearer;
+pub use self::cookie::Cookie;
+pub use self::fingerprint::Fingerprint;
+pub use self::pepper::{MakeFingerprint, OwnPepper, Pepper};

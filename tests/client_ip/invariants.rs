@@ -1,0 +1,96 @@
+//! What must hold of the extractors, whatever bytes a client sends: for `mutations`, and for the targets in `fuzz/`.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+
+use http::{HeaderName, HeaderValue, Request, header};
+use tower_ratelimit::key::{ApiKey, Bearer, Cookie, ExtractKey, Extracted, Header, Host, TrustedProxies};
+use tower_ratelimit::{ClientIp, PeerIp};
+
+const PROXY: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 0, 0, 1));
+const STRANGER: IpAddr = IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1));
+const CLIENT: IpAddr = IpAddr::V6(Ipv6Addr::new(0x2001, 0xdb8, 1, 2, 0, 0, 0, 0));
+
+const X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
+const X_REAL_IP: HeaderName = HeaderName::from_static("x-real-ip");
+
+/// Panics if something does not hold. Each line of `sent` is a line of the field.
+pub(crate) fn check(sent: &[u8]) {
+    let lines: Vec<_> =
+        sent.split(|byte| *byte == b'\n').filter_map(|line| HeaderValue::from_bytes(line).ok()).collect();
+    addresses(&lines);
+    others(&lines);
+}
+
+fn addresses(lines: &[HeaderValue]) {
+    let networks = || TrustedProxies::parse(["10.0.0.0/8"]).expect("a network");
+    for trusted in [networks(), TrustedProxies::hops(1), TrustedProxies::hops(3)] {
+        let readers = [
+            (X_FORWARDED_FOR, ClientIp::x_forwarded_for(trusted.clone())),
+            (header::FORWARDED, ClientIp::forwarded(trusted.clone())),
+            (X_REAL_IP, ClientIp::header(X_REAL_IP, trusted.clone())),
+        ];
+        for (name, reader) in readers {
+            let sent = request(&name, lines);
+            assert!(matches!(reader.extract(&from(PROXY, &sent)), Extracted::Key(_)), "the peer is known");
+            assert!(matches!(reader.extract(&sent), Extracted::Missing(_)), "no field is a peer");
+            assert!(!matches!(reader.clone().trust_absent_peer().extract(&sent), Extracted::Exempt));
+            if trusted == networks() {
+                assert_eq!(
+                    reader.extract(&from(STRANGER, &sent)),
+                    Extracted::Key(STRANGER),
+                    "a stranger is not believed"
+                );
+            }
+        }
+    }
+    let appended = [
+        (X_FORWARDED_FOR, ClientIp::x_forwarded_for(networks()), "2001:db8:1:2::9, 10.0.0.2"),
+        (header::FORWARDED, ClientIp::forwarded(networks()), "for=\"[2001:db8:1:2::9]:80\", for=10.0.0.2"),
+    ];
+    for (name, reader, element) in appended {
+        let mut beside = lines.to_vec();
+        beside.push(HeaderValue::from_static(element));
+        assert_eq!(reader.extract(&from(PROXY, &request(&name, &beside))), Extracted::Key(CLIENT), "a line of its own");
+        let mut joined = lines.to_vec();
+        let last = joined.pop().map_or(Vec::new(), |last| last.as_bytes().to_vec());
+        joined.push(HeaderValue::from_bytes(&[&last[..], b",", element.as_bytes()].concat()).expect("a field value"));
+        assert_eq!(reader.extract(&from(PROXY, &request(&name, &joined))), Extracted::Key(CLIENT), "the same line");
+    }
+    let only_peers = from(STRANGER, &request(&X_FORWARDED_FOR, lines));
+    assert_eq!(PeerIp::new().extract(&only_peers), Extracted::Key(STRANGER));
+}
+
+fn others(lines: &[HeaderValue]) {
+    let x_key = HeaderName::from_static("x-key");
+    assert_ne!(Header::new(x_key.clone()).extract(&request(&x_key, lines)), Extracted::Exempt);
+    assert_ne!(ApiKey::new(x_key.clone()).extract(&request(&x_key, lines)), Extracted::Exempt);
+    assert_ne!(Bearer::new().extract(&request(&header::AUTHORIZATION, lines)), Extracted::Exempt);
+    let cookie = Cookie::new("session").expect("a name");
+    assert_ne!(cookie.extract(&request(&header::COOKIE, lines)), Extracted::Exempt);
+
+    for host in [Host::new(), Host::new().with_port()] {
+        let found = host.extract(&request(&header::HOST, lines));
+        assert_ne!(found, Extracted::Exempt);
+        // What is normal stays as it is; a longer one is a digest.
+        if let Extracted::Key(key) = found
+            && !key.as_bytes().starts_with(b"sha256-")
+            && let Ok(normal) = HeaderValue::from_bytes(key.as_bytes())
+        {
+            assert_eq!(host.extract(&request(&header::HOST, &[normal])), Extracted::Key(key));
+        }
+    }
+}
+
+fn request(name: &HeaderName, lines: &[HeaderValue]) -> Request<()> {
+    let mut request = Request::new(());
+    for line in lines {
+        request.headers_mut().append(name, line.clone());
+    }
+    request
+}
+
+fn from(peer: IpAddr, sent: &Request<()>) -> Request<()> {
+    let mut request = sent.clone();
+    request.extensions_mut().insert(SocketAddr::new(peer, 4711));
+    request
+}

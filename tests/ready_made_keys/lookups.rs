@@ -1,0 +1,153 @@
+//! Keys that must be looked up.
+
+use std::convert::Infallible;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+
+use http::{Request, Response, StatusCode};
+use tokio::sync::{Semaphore, oneshot};
+use tokio_test::{assert_pending, assert_ready_ok, task};
+use tower::limit::ConcurrencyLimit;
+use tower::{Layer, ServiceBuilder, ServiceExt, service_fn};
+use tower_ratelimit::key::{Extension, LookupLayer};
+use tower_ratelimit::{Gcra, ManualClock, Memory, PeerIp, Quota, RateLimitLayer};
+use tower_test::mock;
+
+use crate::support::{Get, with};
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+struct User(u64);
+
+type Answer = Response<String>;
+
+fn answer(status: StatusCode) -> Answer {
+    let mut response = Answer::default();
+    *response.status_mut() = status;
+    response
+}
+
+/// Knows Alice and Bob; of `broken` it can't tell.
+async fn user_who_has(token: Option<String>) -> Result<Option<User>, Answer> {
+    tokio::task::yield_now().await;
+    match token.as_deref() {
+        None => Ok(None),
+        Some("alice" | "alice-too") => Ok(Some(User(1))),
+        Some("bob") => Ok(Some(User(2))),
+        Some("broken") => Err(answer(StatusCode::SERVICE_UNAVAILABLE)),
+        Some(_) => Err(answer(StatusCode::UNAUTHORIZED)),
+    }
+}
+
+fn token(request: &Get) -> Option<String> {
+    request.headers().get("x-api-key").and_then(|token| token.to_str().ok()).map(str::to_owned)
+}
+
+#[tokio::test]
+async fn what_is_found_is_the_key_and_an_error_is_the_answer() {
+    let served = Arc::new(AtomicUsize::new(0));
+    let count = Arc::clone(&served);
+    let limiter = Memory::builder(Gcra::new(Quota::per_minute(1))).clock(ManualClock::new()).build().expect("settings");
+    let service = ServiceBuilder::new()
+        .layer(LookupLayer::new(|request: &Get| user_who_has(token(request))))
+        .layer(RateLimitLayer::new(Extension::<User>::new().or(PeerIp::new()), limiter).responder(
+            |_: Get, refusal: tower_ratelimit::response::Refusal| {
+                answer(if refusal.is_over_limit() { StatusCode::TOO_MANY_REQUESTS } else { StatusCode::BAD_REQUEST })
+            },
+        ))
+        .service(service_fn(move |_: Get| {
+            count.fetch_add(1, Ordering::Relaxed);
+            async { Ok::<_, Infallible>(Answer::default()) }
+        }));
+    let status = async |fields: &[(&'static str, &str)]| {
+        let Ok(response) = service.clone().oneshot(with(fields)).await;
+        response.status().as_u16()
+    };
+    assert_eq!(status(&[("x-api-key", "alice")]).await, 200);
+    assert_eq!(status(&[("x-api-key", "alice-too")]).await, 429, "two tokens, one user");
+    assert_eq!(status(&[("x-api-key", "bob")]).await, 200);
+    assert_eq!(status(&[]).await, 200, "by the address");
+    assert_eq!(status(&[]).await, 429);
+    assert_eq!(served.load(Ordering::Relaxed), 3);
+    for _ in 0..3 {
+        assert_eq!(status(&[("x-api-key", "made-up")]).await, 401);
+        assert_eq!(status(&[("x-api-key", "broken")]).await, 503);
+    }
+    assert_eq!(served.load(Ordering::Relaxed), 3, "errors go no further");
+}
+
+/// A lookup that ends when the test says so.
+type Told = Result<Option<User>, &'static str>;
+
+#[test]
+fn the_instance_that_was_made_ready_waits_and_is_called() {
+    let permits = Arc::new(Semaphore::new(1));
+    let (inner, mut handle) = mock::pair::<Get, &'static str>();
+    let (tell, told) = oneshot::channel::<Told>();
+    let told = Arc::new(Mutex::new(Some(told)));
+    let layer = LookupLayer::new(move |_: &Get| {
+        let told = told.lock().expect("not poisoned").take().expect("one lookup");
+        async { told.await.expect("the test tells") }
+    });
+    let mut service = mock::Spawn::new(layer.layer(ConcurrencyLimit::with_semaphore(inner, Arc::clone(&permits))));
+    handle.allow(1);
+    assert_ready_ok!(service.poll_ready());
+    assert_eq!(permits.available_permits(), 0, "readiness has reserved the permit");
+
+    let mut response = task::spawn(service.call(Get::default()));
+    assert_pending!(response.poll());
+    assert_pending!(task::spawn(handle.next_request()).poll());
+    assert_eq!(permits.available_permits(), 0, "and the lookup keeps it");
+    assert_pending!(service.poll_ready(), "so that the next one waits");
+
+    tell.send(Ok(Some(User(7)))).expect("awaited");
+    assert!(response.is_woken());
+    assert_pending!(response.poll());
+    let (request, reply) = tokio_test::block_on(handle.next_request()).expect("called");
+    assert_eq!(request.extensions().get(), Some(&User(7)));
+    reply.send_response("hello");
+    assert_eq!(assert_ready_ok!(response.poll()), "hello");
+    drop(response);
+    assert_eq!(permits.available_permits(), 0, "for the one that has waited");
+}
+
+#[test]
+fn an_error_and_a_dropped_future_release_what_readiness_reserved() {
+    for drops in [false, true] {
+        let permits = Arc::new(Semaphore::new(1));
+        let (inner, mut handle) = mock::pair::<Get, &'static str>();
+        let (tell, told) = oneshot::channel::<Told>();
+        let told = Arc::new(Mutex::new(Some(told)));
+        let layer = LookupLayer::new(move |_: &Get| {
+            let told = told.lock().expect("not poisoned").take().expect("one lookup");
+            async { told.await.expect("the test tells") }
+        });
+        let mut service = mock::Spawn::new(layer.layer(ConcurrencyLimit::with_semaphore(inner, Arc::clone(&permits))));
+        handle.allow(1);
+        assert_ready_ok!(service.poll_ready());
+        let mut response = task::spawn(service.call(Get::default()));
+        assert_pending!(response.poll());
+        if drops {
+            drop(response);
+            assert!(tell.is_closed(), "the lookup is dropped as well");
+        } else {
+            tell.send(Err("sorry")).expect("awaited");
+            assert_eq!(assert_ready_ok!(response.poll()), "sorry");
+            assert_eq!(permits.available_permits(), 1, "released with the answer");
+        }
+        assert_eq!(permits.available_permits(), 1);
+        assert_pending!(task::spawn(handle.next_request()).poll(), "the inner service has seen nothing");
+    }
+}
+
+/// It is as its parts are: Send, nameable, and shown without them.
+#[test]
+fn it_can_be_cloned_named_and_shown() {
+    fn check<T: Clone + Send + Sync + 'static + std::fmt::Debug>(_: &T) {}
+    let layer = LookupLayer::new(|_: &Get| user_who_has(None));
+    check(&layer);
+    let service = layer.layer(tower::util::BoxCloneSyncService::new(service_fn(async |_: Request<()>| {
+        Ok::<_, Infallible>(Answer::default())
+    })));
+    check(&service);
+    assert_eq!(format!("{layer:?}"), "LookupLayer { .. }");
+}

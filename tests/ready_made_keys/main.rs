@@ -1,0 +1,12 @@
+//! The ready-made keys. (`tests/middleware/keys.rs` has the first ones, `tests/client_ip/` the client's address.)
+//!
+//! - `secrets`: tokens, API keys and cookies, of which nothing but fingerprints is kept
+//! - `targets`: the host, the path, the route, the method
+//! - `either`: one key or else another
+//! - `lookups`: keys that must be looked up
+
+mod either;
+mod lookups;
+mod secrets;
+mod support;
+mod targets;

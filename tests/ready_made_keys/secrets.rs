@@ -1,0 +1,267 @@
+//! Tokens, API keys and cookies.
+
+use std::collections::HashSet;
+use std::fmt::Debug;
+
+use http::HeaderName;
+use tower_ratelimit::key::{ApiKey, Bearer, Cookie, ExtractKey, Extracted, Fingerprint, OwnPepper, Pepper};
+use tower_ratelimit::{Gcra, Memory, Quota, RateLimitLayer};
+
+use crate::support::{Get, key, missing, with};
+
+const SECRET: &str = "31d4d96e407aad42";
+const API_KEY: ApiKey = ApiKey::from_static("x-api-key");
+
+fn cookie() -> Cookie {
+    Cookie::new("session").expect("a name")
+}
+
+fn pepper(byte: u8, len: usize) -> Pepper {
+    Pepper::new(&vec![byte; len]).expect("long enough")
+}
+
+// What is kept
+
+#[test]
+fn no_secret_is_in_a_key_in_its_debug_output_or_in_a_layers() {
+    fn check<P, K>(extractor: K, request: &Get)
+    where
+        K: ExtractKey<Get, Key = Fingerprint<P>> + Clone + Debug,
+    {
+        let fingerprint = key(extractor.extract(request));
+        let limiter = Memory::new(Gcra::new(Quota::per_second(1)));
+        assert!(limiter.decide(&fingerprint, tower_ratelimit::Ask::default()).is_allowed());
+        let shown = [
+            format!("{fingerprint:?} {fingerprint}"),
+            format!("{fingerprint:#?} {:?}", fingerprint.as_bytes()),
+            format!("{:?}", extractor.extract(request)),
+            format!("{extractor:?} {extractor:#?}"),
+            format!("{:?}", RateLimitLayer::new(extractor, limiter)),
+        ];
+        for shown in shown {
+            assert!(!shown.contains(SECRET), "{shown}");
+            assert!(!shown.contains("[7, 7, 7"), "{shown}");
+            assert!(!shown.contains("0707"), "{shown}");
+        }
+        assert!(!fingerprint.as_bytes().windows(4).any(|bytes| SECRET.as_bytes().windows(4).any(|part| part == bytes)));
+        assert_eq!(fingerprint.to_string().len(), 32);
+        assert_eq!(size_of::<Fingerprint<P>>(), 16, "bounded");
+    }
+
+    let bearer = with(&[("authorization", &format!("Bearer {SECRET}"))]);
+    check(Bearer::new(), &bearer);
+    check(Bearer::new().pepper(pepper(7, 32)), &bearer);
+    let api_key = with(&[("x-api-key", SECRET)]);
+    check(API_KEY, &api_key);
+    check(API_KEY.pepper(pepper(7, 32)), &api_key);
+    let session = with(&[("cookie", &format!("session={SECRET}"))]);
+    check(cookie(), &session);
+    check(cookie().pepper(pepper(7, 32)), &session);
+}
+
+#[test]
+fn no_secret_is_in_the_reason_why_a_key_is_missing() {
+    let twice = |name| with(&[(name, SECRET), (name, SECRET)]);
+    let reasons = [
+        missing(Bearer::new().extract(&with(&[("authorization", SECRET)]))).0,
+        missing(Bearer::new().extract(&with(&[("authorization", &format!("Basic {SECRET}"))]))).0,
+        missing(Bearer::new().extract(&twice("authorization"))).0,
+        missing(API_KEY.extract(&twice("x-api-key"))).0,
+        missing(cookie().extract(&with(&[("cookie", &format!("session={SECRET}; session={SECRET}"))]))).0,
+        missing(cookie().extract(&with(&[("cookie", SECRET)]))).0,
+    ];
+    for reason in reasons {
+        assert!(!reason.contains(SECRET), "{reason}");
+    }
+    let error = Pepper::new(b"31d4d96e407aad4").expect_err("too short");
+    assert!(error.is_config() && !format!("{error} {error:?}").contains("31d4"), "{error}");
+    assert!(error.to_string().contains("15 bytes") && error.to_string().contains("at least 16"), "{error}");
+}
+
+/// Against `hmac.new(key, len(kind).to_bytes(8, "big") + kind + b"secret", "sha256")` of Python: keys shorter than a
+/// block, as long as one, and longer.
+#[test]
+fn a_fingerprint_is_the_first_half_of_an_hmac() {
+    let hex = |len| {
+        let pepper = pepper(7, len);
+        [
+            API_KEY.pepper(pepper.clone()).key_of("secret").to_string(),
+            Bearer::new().pepper(pepper.clone()).key_of("secret").to_string(),
+            cookie().pepper(pepper).key_of("secret").to_string(),
+        ]
+    };
+    assert_eq!(
+        hex(32),
+        ["3a840676e676a8a4e64c6254109e84a5", "9ec3de01fd7f11b4a485bd3e7d786855", "be190c6c758ab8ad9c4691bf03dee246"]
+    );
+    assert_eq!(
+        hex(64),
+        ["3417ab5dc87e2818f647907f1e8497ed", "5599e367cac19eaf0d638c14dcb09634", "d9635fee51d9494e88d000a2f49eabce"]
+    );
+    assert_eq!(
+        hex(65),
+        ["5d523a4555758db8f49c9ade4a39979d", "43801552a614f8b832d3429298549114", "96c01196a4b1ddd064b1c5570b516a7a"]
+    );
+}
+
+#[test]
+fn fingerprints_agree_where_the_pepper_does() {
+    let of = |pepper: Pepper| Bearer::new().pepper(pepper).key_of(SECRET);
+    assert_eq!(of(pepper(7, 32)), of(pepper(7, 32)), "in two processes with one pepper");
+    assert_ne!(of(pepper(7, 32)), of(pepper(8, 32)));
+    let own = Bearer::new().key_of(SECRET);
+    assert_ne!(of(pepper(7, 32)).as_bytes(), own.as_bytes());
+    assert_eq!(own, Bearer::default().key_of(SECRET));
+    assert_eq!(own, OwnPepper.fingerprint("authorization bearer", SECRET.as_bytes()));
+    let elsewhere = std::thread::spawn(|| Bearer::new().key_of(SECRET)).join().expect("no panic");
+    assert_eq!(own, elsewhere, "one for all threads");
+}
+
+/// Another process draws another pepper: this test runs itself, and compares.
+#[test]
+fn each_process_draws_its_own_pepper() {
+    const ASKED: &str = "TELL_FINGERPRINT";
+    let own = Bearer::new().key_of(SECRET).to_string();
+    if std::env::var_os(ASKED).is_some() {
+        println!("fingerprint={own}");
+        return;
+    }
+    let told = || {
+        let mut itself = std::process::Command::new(std::env::current_exe().expect("this test"));
+        itself.args(["--exact", "secrets::each_process_draws_its_own_pepper", "--nocapture"]).env(ASKED, "1");
+        let output = String::from_utf8(itself.output().expect("it runs").stdout).expect("text");
+        let start = output.find("fingerprint=").unwrap_or_else(|| panic!("{output}")) + "fingerprint=".len();
+        output[start..start + 32].to_owned()
+    };
+    let all: HashSet<_> = [own.clone(), told(), told()].into();
+    assert_eq!(all.len(), 3, "{all:?}");
+}
+
+/// Equal secrets of different kinds are different keys, and kind and secret don't run into one another.
+#[test]
+fn kinds_of_secrets_do_not_collide() {
+    let pepper = pepper(7, 32);
+    let all = [
+        API_KEY.pepper(pepper.clone()).key_of("secret"),
+        ApiKey::from_static("x-api-ke").pepper(pepper.clone()).key_of("ysecret"),
+        ApiKey::from_static("authorization").pepper(pepper.clone()).key_of("secret"),
+        ApiKey::from_static("bearer").pepper(pepper.clone()).key_of("secret"),
+        ApiKey::from_static("session").pepper(pepper.clone()).key_of("secret"),
+        Bearer::new().pepper(pepper.clone()).key_of("secret"),
+        cookie().pepper(pepper.clone()).key_of("secret"),
+        Cookie::new("bearer").expect("a name").pepper(pepper.clone()).key_of("secret"),
+        pepper.fingerprint("", b"secret"),
+        pepper.fingerprint("x-api-key\0", b"secret"),
+        pepper.fingerprint("x-api-key", b"\0secret"),
+        pepper.fingerprint("x-api-key", b""),
+        pepper.fingerprint("x-api-key", b"secre"),
+    ];
+    assert_eq!(HashSet::from(all).len(), all.len());
+}
+
+// Bearer
+
+#[test]
+fn a_bearer_token_is_found_as_the_standard_has_it() {
+    let extract = |value: &str| Bearer::new().extract(&with(&[("authorization", value)]));
+    let expected = Extracted::Key(Bearer::new().key_of("mF_9.B5f-4.1JqM=="));
+    for value in ["Bearer mF_9.B5f-4.1JqM==", "bearer mF_9.B5f-4.1JqM==", "BEARER   mF_9.B5f-4.1JqM== "] {
+        assert_eq!(extract(value), expected, "{value}");
+    }
+    assert_ne!(extract("Bearer mf_9.b5f-4.1jqm=="), expected, "a token's case counts");
+    let not_one = [
+        "",
+        "Bearer",
+        "Bearer ",
+        "Bearer  ",
+        "mF_9",
+        "Basic mF_9",
+        "BearermF_9",
+        "Bearer a b",
+        "Bearer\ta",
+        "é Bearer a",
+    ];
+    for value in not_one {
+        let (reason, by_server) = missing(extract(value));
+        assert!(
+            !by_server && reason.starts_with("the header field authorization holds no bearer token"),
+            "{value}: {reason}"
+        );
+    }
+    let (reason, _) = missing(Bearer::new().extract(&with(&[])));
+    assert_eq!(reason, "the header field authorization is missing: it should hold a bearer token");
+    let (reason, _) =
+        missing(Bearer::new().extract(&with(&[("authorization", "Bearer a"), ("authorization", "Bearer a")])));
+    assert_eq!(reason, "the header field authorization comes more than once");
+}
+
+// ApiKey
+
+#[test]
+fn an_api_key_must_be_there_once() {
+    assert_eq!(API_KEY.extract(&with(&[("x-api-key", SECRET)])), Extracted::Key(API_KEY.key_of(SECRET)));
+    let named = ApiKey::new(HeaderName::from_static("x-api-key"));
+    assert_eq!(named.extract(&with(&[("x-api-key", SECRET)])), Extracted::Key(API_KEY.key_of(SECRET)));
+    let reason = |fields: &[(&'static str, &str)]| missing(API_KEY.extract(&with(fields))).0;
+    assert_eq!(reason(&[("x-other", SECRET)]), "the header field x-api-key is missing");
+    assert_eq!(reason(&[("x-api-key", "")]), "the header field x-api-key is empty");
+    assert_eq!(reason(&[("x-api-key", "a"), ("x-api-key", "b")]), "the header field x-api-key comes more than once");
+}
+
+#[test]
+fn a_secret_of_any_length_has_a_fingerprint_of_its_own() {
+    let lengths = [1, 55, 56, 63, 64, 65, 127, 128, 10_000];
+    let keys: HashSet<_> = lengths.map(|len| key(API_KEY.extract(&with(&[("x-api-key", &"x".repeat(len))])))).into();
+    assert_eq!(keys.len(), lengths.len());
+}
+
+// Cookie
+
+#[test]
+fn a_cookie_is_found_among_others() {
+    let expected = Extracted::Key(cookie().key_of("abc"));
+    for lines in [
+        &["session=abc"][..],
+        &["a=b; session=abc; c=d"],
+        &["a=b;session=abc;c=d"],
+        &["  session = abc  "],
+        &["session=\"abc\""],
+        &["a=b", "c=d; session=abc", "e=f"],
+        &["Session=x; SESSION=y; session_=z; xsession=q; session=abc"],
+        &["session; =; ;; session=abc"],
+        &["a=\"session=x\"; session=abc"],
+    ] {
+        let fields: Vec<_> = lines.iter().map(|line| ("cookie", *line)).collect();
+        assert_eq!(cookie().extract(&with(&fields)), expected, "{lines:?}");
+    }
+    assert_eq!(cookie().extract(&with(&[("cookie", "session=a=b==")])), Extracted::Key(cookie().key_of("a=b==")));
+    assert_ne!(cookie().extract(&with(&[("cookie", "session=ABC")])), expected);
+}
+
+#[test]
+fn a_cookie_must_be_there_once_and_not_be_empty() {
+    let reason = |lines: &[&str]| {
+        let fields: Vec<_> = lines.iter().map(|line| ("cookie", *line)).collect();
+        let (reason, by_server) = missing(cookie().extract(&with(&fields)));
+        assert!(!by_server);
+        reason
+    };
+    for lines in [&[][..], &[""], &["session"], &["a=b; Session=x"], &["a=b;; =session"], &["\"session=x\""]] {
+        assert_eq!(reason(lines), "the cookie session is missing", "{lines:?}");
+    }
+    for lines in [&["session="][..], &["session=;"], &["session=\"\""], &["session=  ; a=b"]] {
+        assert_eq!(reason(lines), "the cookie session is empty", "{lines:?}");
+    }
+    for lines in [&["session=a; session=a"][..], &["session=a", "session=b"], &["session=; session=a"]] {
+        assert_eq!(reason(lines), "the cookie session comes more than once", "{lines:?}");
+    }
+}
+
+#[test]
+fn a_name_that_no_cookie_can_have_is_an_error() {
+    for name in ["", "a b", "a=b", "a;b", "a,b", "a\"", "é", "a\n"] {
+        let error = Cookie::new(name).expect_err("no name");
+        assert!(error.is_config() && error.to_string().starts_with(&format!("{name:?}")), "{error}");
+    }
+    assert!(Cookie::new("__Host-session.id".to_owned()).is_ok());
+}
