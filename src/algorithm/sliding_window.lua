@@ -42,9 +42,6 @@ end
 
 local function write(s, counts, at, current, p)
   local width, kept = p[2], p[3] + 1
-  for i = #s, 6 + kept, -1 do
-    s[i] = nil
-  end
   local fresh = 0
   for age = p[3], 0, -1 do
     local block = current - age
