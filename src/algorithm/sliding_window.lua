@@ -25,7 +25,8 @@ local function view(s, now, p)
     return counts, at, current
   end
   local newest, old_width, old_kept = s[2], s[4], s[5]
-  for block = newest - old_kept + 1, newest do
+  for back = old_kept - 1, 0, -1 do
+    local block = newest - back
     local count = s[6 + block % old_kept] or 0
     if count > 0 and (block + old_kept) * old_width > at then
       local ends = (block + 1) * old_width - 1

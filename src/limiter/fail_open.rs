@@ -41,7 +41,12 @@ impl<Key: ?Sized, L: Limiter<Key>, C: Clock> Limiter<Key> for FailOpen<L, C> {
     }
 
     fn peek(&self, key: &Key, ask: Ask) -> Reply<Decision> {
-        self.limiter.peek(key, ask)
+        // What `acquire` would answer.
+        let clock = Arc::clone(&self.clock);
+        match self.limiter.peek(key, ask).try_ready() {
+            Ok(result) => Reply::ready(pass(result, &*clock)),
+            Err(reply) => Reply::pending(async move { pass(reply.await, &*clock) }),
+        }
     }
 
     fn settle(&self, key: &Key, receipt: Receipt, actual: u64) -> Reply<()> {
@@ -61,7 +66,7 @@ impl<Key: ?Sized, L: Limiter<Key>, C: Clock> Limiter<Key> for FailOpen<L, C> {
     }
 }
 
-fn pass(result: Result<Outcome, Error>, clock: &impl Clock) -> Result<Outcome, Error> {
+fn pass<T: From<Decision>>(result: Result<T, Error>, clock: &impl Clock) -> Result<T, Error> {
     match result {
         Err(error) if error.is_unavailable() => Ok(Decision::by_policy(clock.now(), Verdict::Allowed).into()),
         result => result,

@@ -10,13 +10,14 @@
 --
 -- The reply is packed as well: the time (a double), whether the short cut did, how many numbers and keys follow (16 bits
 -- each); the numbers (doubles): for each decision what each limit says by itself, as `peek` returns it, then, but after a short
--- cut, 1 if no later turn could be promised, and for kernels with a head what their figures are made of; for each key the length
--- of what it held (16 bits; 0 for those of kernels with a head), then all of that. A key that holds what is not ours says BAD.
+-- cut, 1 if no later turn could be promised, and for kernels with a head what their figures are made of; for each other
+-- operation 0; for each key the length of what it held (16 bits; 0 for those of kernels with a head), then all of that. A key
+-- that holds what is not ours says BAD.
 --
 -- A value is a state's words, then when the key expires, and until when it is blocked, if it is: all doubles.
 
 local ACQUIRE, PEEK, GIVE_BACK, CHARGE, SET, BLOCK, RESET = 0, 1, 2, 3, 4, 5, 6
-local BAD = -(2 ^ 53)
+local BAD = -MOST
 local max = math.max
 
 local limits = #kernels
@@ -63,6 +64,14 @@ local function decode(index, kernel, value)
     return false
   end
   local s = { unpack(format(count), value) }
+  -- Somebody else's bytes: an error in a kernel would fail all who travel along, or leave them half written.
+  for word = 1, count do
+    local number = s[word]
+    -- Not so for what is no number, either.
+    if not (number >= 0 and number <= MOST) then
+      return false
+    end
+  end
   words = width(kernel, s)
   if count == words + 2 then
     blocks[index] = s[count]
@@ -70,7 +79,7 @@ local function decode(index, kernel, value)
     return false
   end
   expiries[index] = s[words + 1]
-  return s
+  return (not kernel.holds or kernel.holds(s)) and s
 end
 
 local whole = 0
@@ -233,6 +242,8 @@ local function operate(shape, order)
   local l = shape.limit
   local kernel, p, index = kernels[l], shape[l], order[l + 1]
   local s = states[index]
+  length = length + 1
+  says[length] = s and 0 or BAD
   if not s then
     return
   end

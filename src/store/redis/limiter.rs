@@ -2,7 +2,7 @@ use std::fmt;
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use arc_swap::ArcSwapOption;
@@ -21,6 +21,7 @@ use super::row::Row;
 use super::script::Script;
 use super::server::RedisServer;
 use super::twin::Twin;
+use crate::algorithm::Charge;
 use crate::clock::{Timestamp, whole_micros};
 use crate::decision::{Ask, Decision};
 use crate::encode::KeyWriter;
@@ -124,6 +125,7 @@ impl<Key: ?Sized> Redis<Key> {
             deadline: builder.deadline,
             probe_key: format!("{}:probe", builder.prefix),
             clock: builder.clock,
+            spare: Mutex::default(),
         };
         let handle = Shared {
             core: Arc::new(core),
@@ -238,7 +240,9 @@ impl<Key: ?Sized> Shared<Key> {
         }
         let second = ask.max_delay.map_or(-1, |delay| i64::try_from(whole_micros(delay)).unwrap_or(i64::MAX));
         let is_short = operation == Operation::Acquire && self.takes_short_cut(twins, ask);
-        let shape = Arc::new(Shape { operation, limit: 0, first: ask.cost, second, params, is_short });
+        let shape =
+            Shape { operation, limit: 0, first: ask.cost, second, cost: ask.cost, charge: None, params, is_short };
+        let shape = Arc::new(shape);
         if twins.is_empty() {
             self.shape.store(Some(Arc::new((operation, ask.cost, ask.max_delay, Arc::clone(&shape)))));
         }
@@ -256,7 +260,8 @@ impl<Key: ?Sized> Shared<Key> {
     ) -> Arc<Shape> {
         let mut params = Vec::new();
         self.params(limit, twins, cost, &mut params);
-        Arc::new(Shape { operation, limit: index_from_one(limit), first, second: 0, params, is_short: false })
+        let limit = index_from_one(limit);
+        Arc::new(Shape { operation, limit, first, second: 0, cost, charge: None, params, is_short: false })
     }
 
     /// To give back what a charge was over `actual`.
@@ -282,6 +287,8 @@ impl<Key: ?Sized> Shared<Key> {
             limit: index_from_one(limit),
             first: receipt.charged_at().as_micros(),
             second: i64::try_from(until.as_micros()).unwrap_or(i64::MAX),
+            cost: cost - actual,
+            charge: Some(Charge { at: receipt.charged_at(), turn: receipt.turn(), cost, until }),
             params,
             is_short: false,
         })
@@ -489,19 +496,24 @@ impl Future for RedisFuture {
     type Output = Result<Outcome, Error>;
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        let this = self.project();
-        if let Poll::Ready(answer) = this.answer.poll(cx) {
-            return Poll::Ready(match answer {
-                Ok(Ok(Some(outcome))) => Ok(outcome),
-                Ok(Ok(None)) | Err(_) => Err(Error::unavailable("the call to Redis was lost")),
-                Ok(Err(error)) => Err(error),
-            });
+        let mut this = self.project();
+        if let Poll::Ready(answer) = this.answer.as_mut().poll(cx) {
+            return Poll::Ready(answer.map_or_else(|_| Err(lost()), decided));
         }
-        match this.deadline.poll(cx) {
-            Poll::Ready(()) => Poll::Ready(Err(Error::unavailable(late(this.core)))),
-            Poll::Pending => Poll::Pending,
-        }
+        ready!(this.deadline.poll(cx));
+        // What is not sent yet never will be, however long this future is kept: who was told that it failed is not charged.
+        this.answer.close();
+        // It may have come just now.
+        Poll::Ready(this.answer.try_recv().map_or_else(|_| Err(Error::unavailable(late(this.core))), decided))
     }
+}
+
+fn decided(answer: Answer) -> Result<Outcome, Error> {
+    answer.and_then(|outcome| outcome.ok_or_else(lost))
+}
+
+fn lost() -> Error {
+    Error::unavailable("the call to Redis was lost")
 }
 
 impl fmt::Debug for RedisFuture {

@@ -1,6 +1,7 @@
 //! Group commit: orders that come while others are on their way wait, and travel together.
 
 use std::collections::VecDeque;
+use std::future::Future;
 use std::pin::pin;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -9,6 +10,7 @@ use std::time::Duration;
 use futures_util::future::{Either, select};
 use futures_util::stream::{FuturesUnordered, StreamExt};
 use redis::{ErrorKind, ServerErrorKind};
+use tokio::runtime::{Handle, Id};
 use tokio::sync::Notify;
 use tokio::time::{sleep, timeout};
 
@@ -34,6 +36,23 @@ pub(super) struct Core {
     pub(super) probe_key: String,
     /// For tests: decides by this clock instead of the server's.
     pub(super) clock: Option<Arc<dyn Clock>>,
+    /// A connection that a probe has made and tried, and the runtime it belongs to.
+    pub(super) spare: Mutex<Option<(Id, Arc<dyn Connection>)>>,
+}
+
+impl Core {
+    fn keep_spare(&self, connection: Box<dyn Connection>) {
+        *self.spare() = Some((Handle::current().id(), Arc::from(connection)));
+    }
+
+    fn take_spare(&self) -> Option<Arc<dyn Connection>> {
+        let (runtime, connected) = self.spare().take()?;
+        (runtime == Handle::current().id()).then_some(connected)
+    }
+
+    fn spare(&self) -> MutexGuard<'_, Option<(Id, Arc<dyn Connection>)>> {
+        self.spare.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 /// The orders of one runtime, and what wakes the task that sends them.
@@ -108,6 +127,11 @@ impl Line {
         taken
     }
 
+    /// While nothing is sent, what nobody waits for any more must not pile up.
+    fn forget_abandoned(&self) {
+        self.queue().orders.retain(|order| !order.is_abandoned());
+    }
+
     /// Tells all who wait here that there will be no answer.
     fn fail(&self, error: &Error) {
         let orders = std::mem::take(&mut self.queue().orders);
@@ -125,8 +149,16 @@ impl Line {
 const MOST_CALLS: usize = 2;
 
 /// Sends a line's orders until nobody uses the limiter any more.
-pub(super) async fn drive(core: Arc<Core>, line: Arc<Line>) {
-    let _farewell = Farewell(Arc::clone(&line));
+pub(super) fn drive(core: Arc<Core>, line: Arc<Line>) -> impl Future<Output = ()> + Send {
+    // Made at once: a runtime that is shutting down drops the task before it was ever polled.
+    let farewell = Farewell(Arc::clone(&line));
+    async move {
+        let _farewell = farewell;
+        send_orders(&core, &line).await;
+    }
+}
+
+async fn send_orders(core: &Core, line: &Line) {
     let mut connection = None;
     let mut calls = FuturesUnordered::new();
     loop {
@@ -136,12 +168,12 @@ pub(super) async fn drive(core: Arc<Core>, line: Arc<Line>) {
                 if !calls.is_empty() {
                     break;
                 }
-                connection = connect(&core, &line).await;
+                connection = connect(core, line).await;
                 continue;
             }
             let orders = line.take();
             if let (Some(connection), false) = (&connection, orders.is_empty()) {
-                calls.push(call(&core, Arc::clone(connection), orders));
+                calls.push(call(core, Arc::clone(connection), orders));
             }
         }
         if calls.is_empty() {
@@ -177,26 +209,32 @@ impl Drop for Farewell {
     }
 }
 
-/// A connection. Until there is one, those who wait are told within their deadline.
+/// A connection. Those who wait for it have their own deadlines.
 async fn connect(core: &Core, line: &Line) -> Option<Arc<dyn Connection>> {
+    if let Some(spare) = core.take_spare() {
+        return Some(spare);
+    }
     let mut connecting = core.server.connect();
     loop {
-        match select(&mut connecting, pin!(sleep(core.deadline))).await {
+        let error = match select(&mut connecting, pin!(sleep(core.deadline))).await {
             Either::Left((Ok(connection), _)) => return Some(Arc::from(connection)),
             Either::Left((Err(failure), _)) => {
                 core.breaker.failure(&failure.error);
                 line.fail(&failure.error);
                 return None;
             }
-            Either::Right(_) => {
-                let error = Error::unavailable(format!(
-                    "there was no connection to Redis ({}) within the deadline of {:?}",
-                    core.server.describe(),
-                    core.deadline
-                ));
-                core.breaker.failure(&error);
-                line.fail(&error);
-            }
+            Either::Right(_) => Error::unavailable(format!(
+                "there was no connection to Redis ({}) within the deadline of {:?}",
+                core.server.describe(),
+                core.deadline
+            )),
+        };
+        core.breaker.failure(&error);
+        line.forget_abandoned();
+        // From here on it is for the probes to find Redis again: they bring a connection that works.
+        if core.breaker.check().is_err() {
+            line.fail(&error);
+            return None;
         }
     }
 }
@@ -249,7 +287,7 @@ pub(super) fn late(core: &Core) -> String {
     )
 }
 
-/// Looks whether Redis is there and takes writes, and loads the script.
+/// Looks whether Redis is there and takes writes, and loads the script. Its connection is for the next line that needs one.
 pub(super) async fn probe(core: &Core) -> Result<(), Error> {
     let connection = core.server.connect().await.map_err(|failure| failure.error)?;
     let mut write = redis::cmd("SET");
@@ -261,5 +299,6 @@ pub(super) async fn probe(core: &Core) -> Result<(), Error> {
             return Err(Failure::of(error).error);
         }
     }
+    core.keep_spare(connection);
     Ok(())
 }
