@@ -186,8 +186,9 @@ local function view(s, now, p)
   if used == 0 then
     return 0, now, now
   end
+  -- The newest hit is never one that weighs nothing: all has left when it has.
   local more = math.max(1, used - p[1] + 1)
-  return used, freed_at(s, first, used, period, at), freed_at(s, first, more, period, at)
+  return used, s[6] + period, freed_at(s, first, more, period, at)
 end
 
 return {
