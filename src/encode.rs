@@ -107,7 +107,8 @@ impl KeyWriter {
         self.text.push_str(part);
     }
 
-    pub(crate) fn clear(&mut self) {
+    /// Begins anew, with the room that there is.
+    pub fn clear(&mut self) {
         self.text.clear();
         self.follows = false;
     }

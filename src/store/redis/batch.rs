@@ -82,18 +82,15 @@ impl Batch {
 
     /// Tells everybody what came of it.
     pub(super) fn answer(self, rows: &[RowInfo], reply: &Value) -> Result<(), Error> {
-        match self.outcomes(rows, reply) {
-            Some(outcomes) => {
-                for (order, outcome) in self.orders.into_iter().zip(outcomes) {
-                    let _ = order.reply.send(outcome);
-                }
-                Ok(())
+        if let Some(outcomes) = self.outcomes(rows, reply) {
+            for (order, outcome) in self.orders.into_iter().zip(outcomes) {
+                let _ = order.reply.send(outcome);
             }
-            None => {
-                let error = Error::unavailable("Redis answered a script with what that never returns");
-                self.fail(&error);
-                Err(error)
-            }
+            Ok(())
+        } else {
+            let error = Error::unavailable("Redis answered a script with what that never returns");
+            self.fail(&error);
+            Err(error)
         }
     }
 

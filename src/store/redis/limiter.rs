@@ -229,10 +229,13 @@ impl<Key: ?Sized> Shared<Key> {
     }
 
     fn decision(&self, operation: Operation, twins: &[Option<Arc<dyn Twin>>], ask: Ask) -> Arc<Shape> {
-        if let Some((known, cost, max_delay, shape)) = self.shape.load().as_deref() {
-            if twins.is_empty() && *known == operation && *cost == ask.cost && *max_delay == ask.max_delay {
-                return Arc::clone(shape);
-            }
+        if let Some((known, cost, max_delay, shape)) = self.shape.load().as_deref()
+            && twins.is_empty()
+            && *known == operation
+            && *cost == ask.cost
+            && *max_delay == ask.max_delay
+        {
+            return Arc::clone(shape);
         }
         let mut params = Vec::new();
         for limit in 0..self.rows.len() {
@@ -317,10 +320,11 @@ impl<Key: ?Sized> Shared<Key> {
     fn line(&self) -> Result<Arc<Line>, Error> {
         let runtime = Handle::try_current().map_err(|_| no_runtime())?;
         let id = runtime.id();
-        if let Some((recent, line)) = self.recent.load().as_deref() {
-            if *recent == id && !line.is_dead() {
-                return Ok(Arc::clone(line));
-            }
+        if let Some((recent, line)) = self.recent.load().as_deref()
+            && *recent == id
+            && !line.is_dead()
+        {
+            return Ok(Arc::clone(line));
         }
         let mut lines = self.lines.lock().unwrap_or_else(PoisonError::into_inner);
         lines.retain(|(_, line)| !line.is_dead());
@@ -339,15 +343,16 @@ impl<Key: ?Sized> Shared<Key> {
     /// Whether Redis is worth asking. Looks after it if it was not.
     fn check_breaker(&self) -> Result<(), Error> {
         let result = self.core.breaker.check();
-        if result.is_err() && self.core.breaker.take_probe() {
-            if let Ok(runtime) = Handle::try_current() {
-                let core = Arc::clone(&self.core);
-                runtime.spawn(async move {
-                    if let Ok(Ok(())) = tokio::time::timeout(RedisServer::CONNECT_WITHIN, probe(&core)).await {
-                        core.breaker.success();
-                    }
-                });
-            }
+        if result.is_err()
+            && self.core.breaker.take_probe()
+            && let Ok(runtime) = Handle::try_current()
+        {
+            let core = Arc::clone(&self.core);
+            runtime.spawn(async move {
+                if let Ok(Ok(())) = tokio::time::timeout(RedisServer::CONNECT_WITHIN, probe(&core)).await {
+                    core.breaker.success();
+                }
+            });
         }
         result
     }
@@ -382,7 +387,9 @@ impl<Key: ?Sized> Shared<Key> {
 impl<Key: ?Sized> Drop for Shared<Key> {
     fn drop(&mut self) {
         let lines = self.lines.get_mut().unwrap_or_else(PoisonError::into_inner);
-        lines.iter().for_each(|(_, line)| line.close());
+        for (_, line) in lines {
+            line.close();
+        }
     }
 }
 

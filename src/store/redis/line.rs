@@ -241,7 +241,7 @@ async fn connect(core: &Core, line: &Line) -> Option<Arc<dyn Connection>> {
 
 /// One call of the script: sends a batch, and answers its orders. Returns whether the connection is of no use any more.
 async fn call(core: &Core, connection: Arc<dyn Connection>, orders: Vec<Order>) -> bool {
-    let now = core.clock.as_ref().map(|clock| clock.now());
+    let now = core.clock.as_ref().map(crate::clock::Clock::now);
     let batch = Batch::of(orders, &core.rows, now);
     let exchange = async {
         let reply = connection.call(Arc::new(batch.command(&core.script, true))).await;
