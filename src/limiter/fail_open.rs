@@ -53,12 +53,20 @@ impl<Key: ?Sized, L: Limiter<Key>, C: Clock> Limiter<Key> for FailOpen<L, C> {
         self.limiter.settle(key, receipt, actual)
     }
 
+    fn give_back(&self, key: &Key, receipt: Receipt) -> Reply<()> {
+        self.limiter.give_back(key, receipt)
+    }
+
     fn set(&self, limit: &str, key: &Key, used: u64) -> Reply<()> {
         self.limiter.set(limit, key, used)
     }
 
     fn block(&self, limit: &str, key: &Key, span: Duration) -> Reply<()> {
         self.limiter.block(limit, key, span)
+    }
+
+    fn forgive(&self, limit: &str, key: &Key) -> Reply<()> {
+        self.limiter.forgive(limit, key)
     }
 
     fn reset(&self, key: &Key) -> Reply<()> {
