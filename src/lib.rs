@@ -156,6 +156,7 @@ pub use crate::response::{Admission, Http, Respond};
 pub use crate::service::RateLimit;
 pub use crate::settings::WhenMissing;
 pub use crate::store::{DynLimit, Memory, MemoryBuilder};
+pub use crate::table::WhenFull;
 
 /// The examples in README.md.
 #[cfg(doctest)]
