@@ -163,6 +163,7 @@ pub use crate::settings::WhenMissing;
 pub use crate::store::{DynLimit, Memory, MemoryBuilder};
 #[cfg(feature = "redis")]
 pub use crate::store::{Redis, RedisBuilder, RedisServer};
+pub use crate::table::WhenFull;
 
 /// The examples in README.md.
 #[cfg(doctest)]
