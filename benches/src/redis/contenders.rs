@@ -164,6 +164,37 @@ pub(super) fn plain_window(server: &Server, runtime: &Runtime) -> Option<Contend
     scripted("plain_script", server, runtime, text, &[1_000])
 }
 
+/// The very script that we run for a bucket, with what we send for one decision: one call each, nothing in between.
+pub(super) fn same_script(server: &Server, runtime: &Runtime) -> Option<Contender> {
+    let text = concat!(
+        include_str!("../../../src/store/redis/prelude.lua"),
+        include_str!("../../../src/algorithm/bucket_short.lua"),
+        include_str!("../../../src/store/redis/short.lua"),
+    );
+    let connection = connection(server, runtime);
+    let script = Script::new(text);
+    runtime.block_on(script.load_async(&mut connection.clone())).expect("a script");
+    let mut input = Vec::new();
+    // The server's time, the short cut, one shape, one order, one key.
+    input.extend(0_f64.to_le_bytes());
+    input.extend([1_u16, 1, 1, 1].iter().flat_map(|number| number.to_le_bytes()));
+    // To acquire a cost of one, without patience, of a bucket of a million that has one token each microsecond.
+    input.extend([0_u8; 4]);
+    let shape = [1.0, -1.0, 1.0, 1.0, 999_999.0, 0.0, 1.0, 0.0, 1_000_000.0, 1_000_000.0, 0.0, 0.0_f64];
+    input.extend(shape.iter().flat_map(|number| number.to_le_bytes()));
+    input.extend([1_u16, 1, 1].iter().flat_map(|number| number.to_le_bytes()));
+    let (hash, input) = (Arc::<str>::from(script.get_hash()), Arc::<[u8]>::from(input));
+    contender("same_script", move |key| {
+        let mut connection = connection.clone();
+        let mut call = redis::cmd("EVALSHA");
+        call.arg(&*hash).arg(1).arg(format!("same:{key}")).arg(&*input);
+        Box::pin(async move {
+            let reply: Vec<u8> = call.query_async(&mut connection).await.expect("an answer");
+            assert_eq!(reply[8], 1, "the short cut was not taken");
+        })
+    })
+}
+
 pub(super) fn one_line(server: &Server, runtime: &Runtime) -> Option<Contender> {
     scripted("one_line_script", server, runtime, "return 1", &[])
 }

@@ -20,7 +20,12 @@ use crate::harness::{Harness, median};
 
 pub(crate) fn run(harness: &Harness) {
     let scenarios: [(&str, usize, Keys, &[Make]); 10] = [
-        ("redis alone 1", 1, Keys::Hot, &[contenders::gcra, contenders::plain, contenders::one_line, contenders::ping]),
+        (
+            "redis alone 1",
+            1,
+            Keys::Hot,
+            &[contenders::gcra, contenders::same_script, contenders::plain, contenders::one_line, contenders::ping],
+        ),
         ("redis alone 1 three limits", 1, Keys::Hot, &[contenders::three_limits, contenders::gcra]),
         (
             "redis spread 64",
