@@ -10,6 +10,7 @@ mod example;
 mod faults;
 mod helpers;
 mod keys;
+mod lua;
 mod order;
 mod proxy;
 mod server;

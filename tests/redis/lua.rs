@@ -1,0 +1,149 @@
+//! The scripts under Lua 5.4, which Dragonfly runs: the same replies as under Redis' Lua 5.1, byte by byte.
+//!
+//! There is no Redis around that Lua: a few lines stand in for the commands that the scripts call.
+
+use std::io::Write as _;
+use std::process::{Command, Stdio};
+
+use bb8_redis::redis;
+
+use crate::server::Server;
+
+/// Redis' part: strings with `GET` and `SET`, and `struct` by `string.pack`.
+const STUB: &str = r#"
+local store = {}
+struct = {
+  pack = string.pack,
+  unpack = string.unpack,
+}
+local function range(value, from, till) return value:sub(from + 1, till + 1) end
+local commands = {
+  GET = function(key) return store[key] or false end,
+  MGET = function(...)
+    local values = {}
+    for i, key in ipairs({ ... }) do values[i] = store[key] or false end
+    return values
+  end,
+  EXISTS = function(key) return store[key] and 1 or 0 end,
+  SET = function(key, value) store[key] = value end,
+  PSETEX = function(key, ttl, value) assert(ttl >= 1 and ttl % 1 == 0) store[key] = value end,
+  PEXPIRE = function(key, ttl) assert(ttl >= 1 and ttl % 1 == 0) end,
+  DEL = function(key) store[key] = nil end,
+  GETRANGE = function(key, from, till) return range(store[key] or '', from, till) end,
+  SETRANGE = function(key, from, value)
+    local old = store[key] or ''
+    if #old < from then old = old .. ('\0'):rep(from - #old) end
+    store[key] = old:sub(1, from) .. value .. old:sub(from + #value + 1)
+  end,
+}
+local function call(name, ...) return commands[name](...) end
+redis = { call = call, pcall = call }
+local script = assert(load(io.read(tonumber(io.read('l')))))
+for line in io.lines() do
+  local keys, input = line:match('^(%d+) (%x+)$')
+  KEYS = {}
+  for i = 1, tonumber(keys) do KEYS[i] = 'key' .. i end
+  ARGV = { (input:gsub('%x%x', function(byte) return string.char(tonumber(byte, 16)) end)) }
+  print((script():gsub('.', function(char) return ('%02x'):format(char:byte()) end)))
+end
+"#;
+
+/// The text of a limiter with one limit, as the store puts it together.
+fn script(kernel: &str, short: Option<&str>) -> String {
+    let short =
+        short.map_or_else(String::new, |short| format!("{short}{}", include_str!("../../src/store/redis/short.lua")));
+    format!(
+        "{}{short}local kernels = {{}}\nkernels[1] = (function()\n{kernel}\nend)()\n{}",
+        include_str!("../../src/store/redis/prelude.lua"),
+        include_str!("../../src/store/redis/driver.lua")
+    )
+}
+
+/// One batch: decisions at `now`, each on the key with this index, of these costs, by what `params` makes of a cost.
+fn batch(now: f64, short: bool, keys: u16, orders: &[(u16, u64)], params: &dyn Fn(u64) -> Vec<f64>) -> Vec<u8> {
+    let mut input = now.to_le_bytes().to_vec();
+    let mut numbers = |numbers: &[u16], input: &mut Vec<u8>| {
+        input.extend(numbers.iter().flat_map(|number| number.to_le_bytes()));
+    };
+    let count = u16::try_from(orders.len()).expect("few");
+    numbers(&[u16::from(short), count, count, keys], &mut input);
+    for &(_, cost) in orders {
+        numbers(&[0, 0], &mut input);
+        #[allow(clippy::cast_precision_loss, reason = "small")]
+        let mut doubles = vec![cost as f64, -1.0];
+        doubles.extend(params(cost));
+        doubles.push(0.0);
+        input.extend(doubles.iter().flat_map(|double| double.to_le_bytes()));
+    }
+    for (index, &(key, _)) in (1..).zip(orders) {
+        numbers(&[index, key, 1], &mut input);
+    }
+    input
+}
+
+fn agrees(kernel: &str, short: Option<&str>, params: &dyn Fn(u64) -> Vec<f64>) {
+    let text = script(kernel, short);
+    let mut now = 1_790_000_000_000_000.0;
+    let batches: Vec<_> = (0..60_u16)
+        .map(|step| {
+            now += [0.0, 1.0, 70_000.0, 900_000.0, 4_000_000.0][usize::from(step % 5)];
+            let orders = [(1, 1), (2, 2), (1, 1), (3, 1 + u64::from(step % 3))];
+            batch(now, short.is_some() && step % 2 == 0, 3, &orders, params)
+        })
+        .collect();
+
+    let server = Server::start();
+    let client = redis::Client::open(server.address()).expect("an address");
+    let mut connection = client.get_connection().expect("a connection");
+    let under_redis: Vec<Vec<u8>> = batches
+        .iter()
+        .map(|input| {
+            let mut call = redis::cmd("EVAL");
+            call.arg(&text).arg(3).arg(&["key1", "key2", "key3"]).arg(&input[..]);
+            call.query(&mut connection).expect("a reply")
+        })
+        .collect();
+
+    let lua = Command::new("lua5.4").arg("-e").arg(STUB).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn();
+    let mut lua =
+        lua.unwrap_or_else(|error| panic!("this test needs lua5.4 (Debian: apt-get install -y lua5.4): {error}"));
+    let hex = |bytes: &[u8]| bytes.iter().map(|byte| format!("{byte:02x}")).collect::<String>();
+    let mut stdin = lua.stdin.take().expect("piped");
+    let calls: Vec<_> = batches.iter().map(|input| format!("3 {}\n", hex(input))).collect();
+    let all = format!("{}\n{text}{}", text.len(), calls.concat());
+    let writer = std::thread::spawn(move || stdin.write_all(all.as_bytes()));
+    let output = lua.wait_with_output().expect("it ends");
+    writer.join().expect("a writer").expect("written");
+    assert!(output.status.success(), "lua5.4 failed");
+    let replies = String::from_utf8(output.stdout).expect("text");
+    let replies: Vec<_> = replies.lines().collect();
+    assert_eq!(replies.len(), under_redis.len());
+    for (step, (here, there)) in replies.iter().zip(&under_redis).enumerate() {
+        assert_eq!(**here, hex(there), "batch {step}");
+    }
+}
+
+#[test]
+#[allow(clippy::cast_precision_loss, reason = "small")]
+fn a_bucket_decides_alike() {
+    // Five in three seconds: 5 tokens each 3 000 000 ticks, bursts of five.
+    let params = |cost: u64| {
+        let span = |count: u64| (count * 3_000_000 / 5) as f64;
+        vec![1.0, 600_000.0, span(5 - cost), 0.0, span(cost), 0.0, span(5), (6 - cost) as f64, 0.0]
+    };
+    let kernel = include_str!("../../src/algorithm/bucket.lua");
+    agrees(kernel, Some(include_str!("../../src/algorithm/bucket_short.lua")), &params);
+    agrees(kernel, None, &params);
+}
+
+#[test]
+#[allow(clippy::cast_precision_loss, reason = "small")]
+fn windows_and_a_log_decide_alike() {
+    let fixed = |cost: u64| vec![5.0, 3_000_000.0, cost as f64, 0.0];
+    let kernel = include_str!("../../src/algorithm/fixed_window.lua");
+    agrees(kernel, Some(include_str!("../../src/algorithm/fixed_window_short.lua")), &fixed);
+    let sliding = |cost: u64| vec![5.0, 300_000.0, 10.0, cost as f64, 1.0];
+    agrees(include_str!("../../src/algorithm/sliding_window.lua"), None, &sliding);
+    let log = |cost: u64| vec![5.0, 3_000_000.0, cost as f64];
+    agrees(include_str!("../../src/algorithm/sliding_log.lua"), None, &log);
+}
