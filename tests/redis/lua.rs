@@ -2,6 +2,7 @@
 //!
 //! There is no Redis around that Lua: a few lines stand in for the commands that the scripts call.
 
+use std::fmt::Write as _;
 use std::io::Write as _;
 use std::process::{Command, Stdio};
 
@@ -10,7 +11,7 @@ use bb8_redis::redis;
 use crate::server::Server;
 
 /// Redis' part: strings with `GET` and `SET`, and `struct` by `string.pack`.
-const STUB: &str = r#"
+const STUB: &str = r"
 local store = {}
 struct = {
   pack = string.pack,
@@ -46,7 +47,7 @@ for line in io.lines() do
   ARGV = { (input:gsub('%x%x', function(byte) return string.char(tonumber(byte, 16)) end)) }
   print((script():gsub('.', function(char) return ('%02x'):format(char:byte()) end)))
 end
-"#;
+";
 
 /// The text of a limiter with one limit, as the store puts it together.
 fn script(kernel: &str, short: Option<&str>) -> String {
@@ -62,7 +63,7 @@ fn script(kernel: &str, short: Option<&str>) -> String {
 /// One batch: decisions at `now`, each on the key with this index, of these costs, by what `params` makes of a cost.
 fn batch(now: f64, short: bool, keys: u16, orders: &[(u16, u64)], params: &dyn Fn(u64) -> Vec<f64>) -> Vec<u8> {
     let mut input = now.to_le_bytes().to_vec();
-    let mut numbers = |numbers: &[u16], input: &mut Vec<u8>| {
+    let numbers = |numbers: &[u16], input: &mut Vec<u8>| {
         input.extend(numbers.iter().flat_map(|number| number.to_le_bytes()));
     };
     let count = u16::try_from(orders.len()).expect("few");
@@ -107,7 +108,12 @@ fn agrees(kernel: &str, short: Option<&str>, params: &dyn Fn(u64) -> Vec<f64>) {
     let lua = Command::new("lua5.4").arg("-e").arg(STUB).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn();
     let mut lua =
         lua.unwrap_or_else(|error| panic!("this test needs lua5.4 (Debian: apt-get install -y lua5.4): {error}"));
-    let hex = |bytes: &[u8]| bytes.iter().map(|byte| format!("{byte:02x}")).collect::<String>();
+    let hex = |bytes: &[u8]| {
+        bytes.iter().fold(String::new(), |mut text, byte| {
+            write!(text, "{byte:02x}").expect("written");
+            text
+        })
+    };
     let mut stdin = lua.stdin.take().expect("piped");
     let calls: Vec<_> = batches.iter().map(|input| format!("3 {}\n", hex(input))).collect();
     let all = format!("{}\n{text}{}", text.len(), calls.concat());
