@@ -46,7 +46,7 @@
 
 use std::time::Duration;
 
-use super::Charge;
+use super::{AtOnce, Charge};
 use crate::clock::{Timestamp, whole_micros};
 use crate::decision::{Ask, Figures, Reading, Verdict};
 use crate::error::Error;
@@ -188,6 +188,35 @@ impl Bucket {
     fn beyond_memory(&self, level: &Level, now: Timestamp, cost: u64) -> u64 {
         let ends_after = (level.tat.whole - now.as_micros()).saturating_add(self.rate.span(cost).round_up());
         ends_after.saturating_sub(LONGEST_MICROS)
+    }
+
+    /// A cost of one on a state of this quota, for which nobody waits: peek, commit and reading as they are, with all that can't
+    /// be left out.
+    #[inline(always)]
+    pub(crate) fn try_at_once(&self, state: &Words, now: Timestamp, ask: Ask) -> AtOnce<Words> {
+        let &[whole, part, rate, written_at, floor] = state;
+        let (now, tokens) = (now.as_micros(), self.rate.tokens);
+        let at = now.max(written_at);
+        let is_common = rate == self.rate.packed && part < tokens && at - now <= self.time_to_full;
+        if !is_common || ask.cost != 1 || ask.max_delay.is_some_and(|longest| !longest.is_zero()) {
+            return AtOnce::Unsaid;
+        }
+        let is_empty = whole <= at;
+        let (whole, part, floor) = if is_empty { (at, 0, 0) } else { (whole, part, floor) };
+        let debt = whole - at;
+        let reading = |debt, part| Reading::new([debt, part, tokens, self.rate.ticks, self.burst, at - now], project);
+        let over = debt.saturating_sub(self.slack.whole);
+        let wait = over.saturating_sub(u64::from(part + self.slack.part >= tokens));
+        if wait == 0 {
+            let Tat { whole, part } = Tat { whole, part }.plus(self.interval, tokens);
+            let state = [whole, part, rate, at, floor.min(whole)];
+            return AtOnce::Charged(state, reading(whole - at, part));
+        }
+        let ends_after = debt.saturating_add(at - now).saturating_add(self.interval.whole);
+        if ends_after >= LONGEST_MICROS {
+            return AtOnce::Unsaid;
+        }
+        AtOnce::Denied(wait + (at - now), reading(debt, part))
     }
 
     /// As a queue decides: what there is room for waits until all that was let in before it has drained.

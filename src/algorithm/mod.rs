@@ -91,7 +91,7 @@ pub use self::fixed_window::FixedWindow;
 pub use self::gcra::Gcra;
 pub use self::leaky_bucket::LeakyBucket;
 pub use self::leaky_queue::LeakyQueue;
-pub use self::seam::{Algorithm, Charge};
+pub use self::seam::{Algorithm, AtOnce, Charge};
 pub use self::sliding_log::SlidingLog;
 pub use self::sliding_window::SlidingWindow;
 pub(crate) use self::state::Cell;

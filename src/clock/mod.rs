@@ -58,8 +58,10 @@ impl fmt::Debug for Timestamp {
 }
 
 /// A duration in whole microseconds, a fraction dropped, saturating.
+#[inline]
 pub(crate) fn whole_micros(span: Duration) -> u64 {
-    u64::try_from(span.as_micros()).unwrap_or(u64::MAX)
+    let seconds = span.as_secs().checked_mul(1_000_000);
+    seconds.map_or(u64::MAX, |micros| micros.saturating_add(span.subsec_micros().into()))
 }
 
 /// Where a limiter reads the time.

@@ -2,7 +2,7 @@ use std::hash::{BuildHasher, Hash};
 
 use super::row::Row;
 use super::share::{Asked, Holding, Look, Room, Share};
-use super::transaction;
+use super::{alone, transaction};
 use crate::decision::Decision;
 use crate::error::Error;
 use crate::limit::{Choose, IntoLimit, PartOf};
@@ -77,16 +77,14 @@ where
 {
     #[inline]
     fn acquire(rows: &Self::Rows, asked: Asked<'_, Key, S>) -> Outcome {
-        let (rows, looks) = (&[rows], &mut [Look::BLANK]);
         let mut receipt = None;
-        let decision = transaction::acquire(rows, looks, &asked, &mut receipt);
+        let decision = alone::acquire(rows, &asked, &mut receipt);
         Outcome { decision, receipt }
     }
 
     #[inline]
     fn decide(rows: &Self::Rows, asked: Asked<'_, Key, S>) -> Decision {
-        let (rows, looks) = (&[rows], &mut [Look::BLANK]);
-        transaction::acquire(rows, looks, &asked, &mut ())
+        alone::acquire(rows, &asked, &mut ())
     }
 
     fn peek(rows: &Self::Rows, asked: Asked<'_, Key, S>) -> Decision {
