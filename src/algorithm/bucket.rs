@@ -210,7 +210,8 @@ impl Bucket {
         if wait == 0 {
             let Tat { whole, part } = Tat { whole, part }.plus(self.interval, tokens);
             let state = [whole, part, rate, at, floor.min(whole)];
-            return AtOnce::Charged(state, reading(whole - at, part));
+            let remaining = self.burst.saturating_sub(self.rate.owed(whole - at, part));
+            return AtOnce::Charged(state, reading(whole - at, part), remaining);
         }
         let ends_after = debt.saturating_add(at - now).saturating_add(self.interval.whole);
         if ends_after >= LONGEST_MICROS {
@@ -377,11 +378,7 @@ impl Bucket {
 /// `remaining` and the times, from `[debt, part, tokens, ticks, burst, behind]`.
 fn project(&[debt, part, tokens, ticks, burst, behind]: &[u64; 6]) -> Figures {
     let rate = Rate { tokens, ticks, packed: 0 };
-    // Nearly always it fits into 64 bits, where dividing costs a tenth.
-    let owed_tokens = match debt.checked_mul(tokens) {
-        Some(owed) => owed.saturating_sub(part).div_ceil(ticks),
-        None => narrow((u128::from(debt) * u128::from(tokens) - u128::from(part)).div_ceil(u128::from(ticks))),
-    };
+    let owed_tokens = rate.owed(debt, part);
     // The next token is there when a token less is owed.
     let next = rate.span(owed_tokens.saturating_sub(1));
     let carry = part + next.part >= tokens;
@@ -435,6 +432,22 @@ impl Rate {
             return Span { whole: u64::MAX / 4, part: 0 };
         }
         Span { whole: whole as u64, part: (product % tokens as u128) as u64 }
+    }
+
+    /// A debt of so many ticks in tokens, rounded up.
+    #[inline(always)]
+    fn owed(self, debt: u64, part: u64) -> u64 {
+        // Nearly always it fits into 64 bits, where dividing costs a tenth.
+        match debt.checked_mul(self.tokens) {
+            Some(owed) => owed.saturating_sub(part).div_ceil(self.ticks),
+            None => self.owed_at_length(debt, part),
+        }
+    }
+
+    #[cold]
+    fn owed_at_length(self, debt: u64, part: u64) -> u64 {
+        let owed = u128::from(debt) * u128::from(self.tokens) - u128::from(part);
+        narrow(owed.div_ceil(u128::from(self.ticks)))
     }
 
     /// In one word: both numbers together have at most 55 bits, and 6 say where one ends.

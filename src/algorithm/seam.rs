@@ -154,8 +154,8 @@ pub trait Algorithm: fmt::Debug + Send + Sync + 'static {
 #[derive(Debug)]
 #[allow(clippy::exhaustive_enums, reason = "hidden")]
 pub enum AtOnce<S> {
-    /// Allowed at once: the state after the charge, and what it reads.
-    Charged(S, Reading),
+    /// Allowed at once: the state after the charge, what it reads, and what of that remains.
+    Charged(S, Reading, u64),
     /// Refused for so many microseconds, and what the state reads.
     Denied(u64, Reading),
     /// Not the common case.
