@@ -1,5 +1,6 @@
 //! The time: whole microseconds since the Unix epoch.
 
+mod coarse;
 mod manual;
 mod system;
 #[cfg(feature = "timer")]
@@ -9,6 +10,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
+pub use self::coarse::CoarseClock;
 pub use self::manual::ManualClock;
 pub use self::system::SystemClock;
 #[cfg(feature = "timer")]
