@@ -148,7 +148,7 @@ mod turn;
 pub use crate::algorithm::{FixedWindow, Gcra, LeakyBucket, LeakyQueue, SlidingLog, SlidingWindow, TokenBucket};
 #[cfg(feature = "timer")]
 pub use crate::clock::TokioClock;
-pub use crate::clock::{Clock, ManualClock, SystemClock, Timestamp};
+pub use crate::clock::{Clock, CoarseClock, ManualClock, SystemClock, Timestamp};
 pub use crate::decision::{Ask, Decision, Figures, Reading, Source, Standing, Verdict};
 pub use crate::error::Error;
 pub use crate::future::ResponseFuture;

@@ -46,9 +46,9 @@
 
 use std::time::Duration;
 
-use super::Charge;
 #[cfg(feature = "redis")]
 use super::Kernel;
+use super::{AtOnce, Charge};
 use crate::clock::{Timestamp, whole_micros};
 use crate::decision::{Ask, Figures, Reading, Verdict};
 use crate::error::Error;
@@ -194,6 +194,36 @@ impl Bucket {
     fn beyond_memory(&self, level: &Level, now: Timestamp, cost: u64) -> u64 {
         let ends_after = (level.tat.whole - now.as_micros()).saturating_add(self.rate.span(cost).round_up());
         ends_after.saturating_sub(LONGEST_MICROS)
+    }
+
+    /// A cost of one on a state of this quota, for which nobody waits: peek, commit and reading as they are, with all that can't
+    /// be left out.
+    #[inline(always)]
+    pub(crate) fn try_at_once(&self, state: &Words, now: Timestamp, ask: Ask) -> AtOnce<Words> {
+        let &[whole, part, rate, written_at, floor] = state;
+        let (now, tokens) = (now.as_micros(), self.rate.tokens);
+        let at = now.max(written_at);
+        let is_common = rate == self.rate.packed && part < tokens && at - now <= self.time_to_full;
+        if !is_common || ask.cost != 1 || ask.max_delay.is_some_and(|longest| !longest.is_zero()) {
+            return AtOnce::Unsaid;
+        }
+        let is_empty = whole <= at;
+        let (whole, part, floor) = if is_empty { (at, 0, 0) } else { (whole, part, floor) };
+        let debt = whole - at;
+        let reading = |debt, part| Reading::new([debt, part, tokens, self.rate.ticks, self.burst, at - now], project);
+        let over = debt.saturating_sub(self.slack.whole);
+        let wait = over.saturating_sub(u64::from(part + self.slack.part >= tokens));
+        if wait == 0 {
+            let Tat { whole, part } = Tat { whole, part }.plus(self.interval, tokens);
+            let state = [whole, part, rate, at, floor.min(whole)];
+            let remaining = self.burst.saturating_sub(self.rate.owed(whole - at, part));
+            return AtOnce::Charged(state, reading(whole - at, part), remaining);
+        }
+        let ends_after = debt.saturating_add(at - now).saturating_add(self.interval.whole);
+        if ends_after >= LONGEST_MICROS {
+            return AtOnce::Unsaid;
+        }
+        AtOnce::Denied(wait + (at - now), reading(debt, part))
     }
 
     /// As a queue decides: what there is room for waits until all that was let in before it has drained.
@@ -385,11 +415,7 @@ impl Bucket {
 /// `remaining` and the times, from `[debt, part, tokens, ticks, burst, behind]`.
 fn project(&[debt, part, tokens, ticks, burst, behind]: &[u64; 6]) -> Figures {
     let rate = Rate { tokens, ticks, packed: 0 };
-    // Nearly always it fits into 64 bits, where dividing costs a tenth.
-    let owed_tokens = match debt.checked_mul(tokens) {
-        Some(owed) => owed.saturating_sub(part).div_ceil(ticks),
-        None => narrow((u128::from(debt) * u128::from(tokens) - u128::from(part)).div_ceil(u128::from(ticks))),
-    };
+    let owed_tokens = rate.owed(debt, part);
     // The next token is there when a token less is owed.
     let next = rate.span(owed_tokens.saturating_sub(1));
     let carry = part + next.part >= tokens;
@@ -443,6 +469,22 @@ impl Rate {
             return Span { whole: u64::MAX / 4, part: 0 };
         }
         Span { whole: whole as u64, part: (product % tokens as u128) as u64 }
+    }
+
+    /// A debt of so many ticks in tokens, rounded up.
+    #[inline(always)]
+    fn owed(self, debt: u64, part: u64) -> u64 {
+        // Nearly always it fits into 64 bits, where dividing costs a tenth.
+        match debt.checked_mul(self.tokens) {
+            Some(owed) => owed.saturating_sub(part).div_ceil(self.ticks),
+            None => self.owed_at_length(debt, part),
+        }
+    }
+
+    #[cold]
+    fn owed_at_length(self, debt: u64, part: u64) -> u64 {
+        let owed = u128::from(debt) * u128::from(self.tokens) - u128::from(part);
+        narrow(owed.div_ceil(u128::from(self.ticks)))
     }
 
     /// In one word: both numbers together have at most 55 bits, and 6 say where one ends.

@@ -88,6 +88,16 @@ macro_rules! bucket_front {
                 self.kernel.commit(state, now, delay, cost);
             }
 
+            #[inline(always)]
+            fn try_at_once(
+                &self,
+                state: &bucket::Words,
+                now: Timestamp,
+                ask: Ask,
+            ) -> super::seam::AtOnce<bucket::Words> {
+                self.kernel.try_at_once(state, now, ask)
+            }
+
             fn give_back(&self, state: &mut bucket::Words, now: Timestamp, charge: Charge, amount: u64) {
                 self.kernel.give_back(state, now, charge, amount);
             }

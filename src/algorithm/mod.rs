@@ -97,7 +97,7 @@ pub use self::leaky_queue::LeakyQueue;
 pub(crate) use self::scripted::Layout;
 #[cfg(feature = "redis")]
 pub use self::scripted::{Kernel, Scripted};
-pub use self::seam::{Algorithm, Charge};
+pub use self::seam::{Algorithm, AtOnce, Charge};
 pub use self::sliding_log::SlidingLog;
 pub use self::sliding_window::SlidingWindow;
 pub(crate) use self::state::Cell;

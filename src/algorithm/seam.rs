@@ -94,6 +94,14 @@ pub trait Algorithm: fmt::Debug + Send + Sync + 'static {
     /// Charges `cost` for a request that was decided at `now` and has its turn after `delay`.
     fn commit(&self, state: &mut Self::State, now: Timestamp, delay: Duration, cost: u64);
 
+    /// What [`peek`](Self::peek), [`commit`](Self::commit) and [`reading`](Self::reading) come to one after another, in the
+    /// common case and in one go.
+    #[doc(hidden)]
+    #[inline(always)]
+    fn try_at_once(&self, _state: &Self::State, _now: Timestamp, _ask: Ask) -> AtOnce<Self::State> {
+        AtOnce::Unsaid
+    }
+
     /// Gives back `amount`, at most its cost, of an earlier charge: as much of it as still counts.
     fn give_back(&self, state: &mut Self::State, now: Timestamp, charge: Charge, amount: u64);
 
@@ -139,6 +147,19 @@ pub trait Algorithm: fmt::Debug + Send + Sync + 'static {
     fn promises_turns(&self) -> bool {
         false
     }
+}
+
+/// What [`Algorithm::try_at_once`] says.
+#[doc(hidden)]
+#[derive(Debug)]
+#[allow(clippy::exhaustive_enums, reason = "hidden")]
+pub enum AtOnce<S> {
+    /// Allowed at once: the state after the charge, what it reads, and what of that remains.
+    Charged(S, Reading, u64),
+    /// Refused for so many microseconds, and what the state reads.
+    Denied(u64, Reading),
+    /// Not the common case.
+    Unsaid,
 }
 
 /// A charge, as its receipt remembers it.

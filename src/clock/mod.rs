@@ -1,5 +1,6 @@
 //! The time: whole microseconds since the Unix epoch.
 
+mod coarse;
 mod manual;
 mod system;
 #[cfg(feature = "timer")]
@@ -9,6 +10,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
+pub use self::coarse::CoarseClock;
 pub use self::manual::ManualClock;
 pub use self::system::SystemClock;
 #[cfg(feature = "timer")]
@@ -58,8 +60,10 @@ impl fmt::Debug for Timestamp {
 }
 
 /// A duration in whole microseconds, a fraction dropped, saturating.
+#[inline]
 pub(crate) fn whole_micros(span: Duration) -> u64 {
-    u64::try_from(span.as_micros()).unwrap_or(u64::MAX)
+    let seconds = span.as_secs().checked_mul(1_000_000);
+    seconds.map_or(u64::MAX, |micros| micros.saturating_add(span.subsec_micros().into()))
 }
 
 /// Where a limiter reads the time.

@@ -1,5 +1,6 @@
 //! The header fields: draft-ietf-httpapi-ratelimit-headers-10, `Retry-After` (RFC 9110), and the legacy `X-RateLimit-*`.
 
+use std::cell::RefCell;
 use std::time::Duration;
 
 use http::{HeaderMap, HeaderName, HeaderValue, header};
@@ -25,27 +26,98 @@ pub enum LegacyReset {
 
 /// `RateLimit` and `RateLimit-Policy`, appended to what a handler or another limiter has put there.
 pub(super) fn add_draft(headers: &mut HeaderMap, standings: &[Standing]) {
-    // One buffer for both lists; each value is then copied out at its length.
-    let mut list = String::with_capacity(96);
-    let told = || standings.iter().filter(|standing| !standing.is_shadow());
-    for standing in told() {
-        let figures = standing.figures();
-        push_item(&mut list, standing.name());
-        push_parameter(&mut list, ";q=", figures.limit);
-        push_parameter(&mut list, ";w=", seconds(figures.window).max(1));
-    }
-    append(headers, RATELIMIT_POLICY, &list);
-    list.clear();
-    for standing in told() {
-        let figures = standing.figures();
-        push_item(&mut list, standing.name());
-        push_parameter(&mut list, ";r=", figures.remaining);
-        let more_after = seconds(more_after(standing.verdict(), &figures));
-        if more_after > 0 {
-            push_parameter(&mut list, ";t=", more_after);
+    with_rendered(|rendered| {
+        let told = || standings.iter().filter(|standing| !standing.is_shadow());
+        let Rendered { figures, list, .. } = rendered;
+        figures.clear();
+        figures.extend(told().map(Standing::figures));
+        list.clear();
+        for (standing, figures) in told().zip(&*figures) {
+            push_item(list, standing.name());
+            push_parameter(list, ";r=", figures.remaining);
+            let more_after = seconds(more_after(standing.verdict(), figures));
+            if more_after > 0 {
+                push_parameter(list, ";t=", more_after);
+            }
         }
+        let state = value(list);
+        if let Some(policy) = rendered.policy(&told().map(Standing::name)) {
+            headers.append(RATELIMIT_POLICY, policy);
+        }
+        if let Some(state) = state {
+            headers.append(RATELIMIT, state);
+        }
+    });
+}
+
+thread_local! {
+    /// Policies are nearly always the same few.
+    static RENDERED: RefCell<Rendered> = const { RefCell::new(Rendered::new()) };
+}
+
+/// Runs `f` on what this thread has, or where that is gone or in use, on nothing.
+fn with_rendered(mut f: impl FnMut(&mut Rendered)) {
+    let own = RENDERED.try_with(|rendered| rendered.try_borrow_mut().ok().map(|mut rendered| f(&mut rendered)));
+    if !matches!(own, Ok(Some(()))) {
+        f(&mut Rendered::new());
     }
-    append(headers, RATELIMIT, &list);
+}
+
+/// What this thread has rendered last, and room to render in.
+struct Rendered {
+    policies: Vec<Policy>,
+    /// Which of the policies gives way to the next one.
+    oldest: usize,
+    figures: Vec<Figures>,
+    list: String,
+}
+
+/// A `RateLimit-Policy`, and what it was made of.
+struct Policy {
+    limits: Vec<(String, u64, Duration)>,
+    value: HeaderValue,
+}
+
+impl Rendered {
+    const MOST: usize = 4;
+
+    const fn new() -> Self {
+        Self { policies: Vec::new(), oldest: 0, figures: Vec::new(), list: String::new() }
+    }
+
+    /// The policy of limits with these names and the figures that are noted.
+    fn policy<'a>(&mut self, names: &(impl Iterator<Item = &'a str> + Clone)) -> Option<HeaderValue> {
+        let limits = || names.clone().zip(&self.figures).map(|(name, figures)| (name, figures.limit, figures.window));
+        let is_that = |policy: &&Policy| {
+            let same = |((name, limit, window), (of, q, w)): ((&str, u64, Duration), &(String, u64, Duration))| {
+                name == of && limit == *q && window == *w
+            };
+            policy.limits.len() == self.figures.len() && limits().zip(&policy.limits).all(same)
+        };
+        if let Some(policy) = self.policies.iter().find(is_that) {
+            return Some(policy.value.clone());
+        }
+        let limits: Vec<_> = limits().map(|(name, limit, window)| (name.to_owned(), limit, window)).collect();
+        self.render(limits)
+    }
+
+    #[cold]
+    fn render(&mut self, limits: Vec<(String, u64, Duration)>) -> Option<HeaderValue> {
+        self.list.clear();
+        for (name, limit, window) in &limits {
+            push_item(&mut self.list, name);
+            push_parameter(&mut self.list, ";q=", *limit);
+            push_parameter(&mut self.list, ";w=", seconds(*window).max(1));
+        }
+        let value = value(&self.list)?;
+        let policy = Policy { limits, value: value.clone() };
+        match self.policies.get_mut(self.oldest) {
+            Some(oldest) => *oldest = policy,
+            None => self.policies.push(policy),
+        }
+        self.oldest = (self.oldest + 1) % Self::MOST;
+        Some(value)
+    }
 }
 
 /// The time until there is more: for what was refused it is told no later than it is refused until.
@@ -114,9 +186,8 @@ fn seconds(span: Duration) -> u64 {
     span.as_secs().saturating_add(u64::from(span.subsec_nanos() > 0))
 }
 
-fn append(headers: &mut HeaderMap, name: HeaderName, list: &str) {
+/// `None` for an empty list.
+fn value(list: &str) -> Option<HeaderValue> {
     // All characters in it are visible ASCII or spaces.
-    if let Some(value) = HeaderValue::from_str(list).ok().filter(|value| !value.is_empty()) {
-        headers.append(name, value);
-    }
+    HeaderValue::from_str(list).ok().filter(|value| !value.is_empty())
 }

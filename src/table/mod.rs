@@ -98,6 +98,18 @@ impl<C: Cell> Table<C> {
         size_of_val(&*self.sets) + self.crowding.estates() * size_of::<C>()
     }
 
+    /// A consistent reading of the key's state, if it is where most keys are: in its first set. Else, and if somebody is at
+    /// work there, `None` says nothing.
+    #[inline(always)]
+    pub(crate) fn read_home(&self, hash: u64) -> Option<Home<'_, C>> {
+        let fingerprint = fingerprint(hash);
+        let set = &self.sets[scale(fingerprint, self.sets.len())];
+        let version = set.version();
+        let slot = set.find(fingerprint)?;
+        let state = set.cell(slot).snapshot();
+        set.is_at(version).then_some(Home { set, version, slot, state })
+    }
+
     /// A consistent reading of the key's state, or of the zero state if the key is nowhere. `spot` notes what it was read from.
     #[inline(always)]
     pub(crate) fn read(&self, hash: u64, spot: &mut Spot) -> Seen<'_, C> {
@@ -335,6 +347,54 @@ pub(crate) struct Seen<'a, C: Cell + 'a> {
     pub(crate) horizon: u64,
 }
 
+/// A key in its first set.
+pub(crate) struct Home<'a, C: Cell> {
+    set: &'a Set<C>,
+    version: u64,
+    slot: u8,
+    pub(crate) state: C::Snapshot<'a>,
+}
+
+impl<'a, C: Cell> Home<'a, C> {
+    /// Takes the lock, unless anything in the set has changed since the reading.
+    #[inline(always)]
+    pub(crate) fn lock(self) -> Option<LockedHome<'a, C>> {
+        let Self { set, version, slot, state } = self;
+        set.lock(version).then(|| LockedHome { edit: Some(set.cell(slot).edit_from(state)), set, version, slot })
+    }
+}
+
+/// A key in its first set under the lock, which is given back when this is dropped.
+pub(crate) struct LockedHome<'a, C: Cell> {
+    edit: Option<C::Edit<'a>>,
+    set: &'a Set<C>,
+    version: u64,
+    slot: u8,
+}
+
+impl<'a, C: Cell> LockedHome<'a, C> {
+    /// The state to change.
+    #[inline(always)]
+    pub(crate) fn edit(&mut self) -> &mut C::Edit<'a> {
+        self.edit.get_or_insert_with(|| self.set.cell(self.slot).edit())
+    }
+
+    /// The moment from which on what was written is as good as new.
+    #[inline(always)]
+    pub(crate) fn fresh_at(&mut self) -> u64 {
+        self.edit = None;
+        self.set.cell(self.slot).fresh_at()
+    }
+}
+
+impl<C: Cell> Drop for LockedHome<'_, C> {
+    #[inline(always)]
+    fn drop(&mut self) {
+        self.edit = None;
+        self.set.unlock(self.version);
+    }
+}
+
 /// A slot, under the lock.
 #[derive(Clone, Copy, Debug)]
 #[allow(unreachable_pub, reason = "named by a hidden trait only")]
@@ -350,6 +410,7 @@ struct Unlock<'a, C: Cell> {
 }
 
 impl<C: Cell> Drop for Unlock<'_, C> {
+    #[inline(always)]
     fn drop(&mut self) {
         self.table.unlock(self.spot);
     }

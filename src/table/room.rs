@@ -76,7 +76,12 @@ impl<C: Cell> Table<C> {
     /// in either of its sets. The spot vouches for it.
     #[inline]
     pub(crate) fn estate(&self, spot: &Spot, tenancy: &impl Tenancy<C::State>) -> Option<C::State> {
-        if self.crowding.estates.is_empty() { None } else { self.estate_of_both(spot, tenancy) }
+        if self.has_estates() { self.estate_of_both(spot, tenancy) } else { None }
+    }
+
+    #[inline]
+    pub(crate) fn has_estates(&self) -> bool {
+        !self.crowding.estates.is_empty()
     }
 
     #[cold]

@@ -88,6 +88,10 @@ impl Cell for Box<[AtomicU64]> {
         EditBlocks { cell: self, state }
     }
 
+    fn edit_from(&self, Copied(state): Copied<Blocks>) -> EditBlocks<'_> {
+        EditBlocks { cell: self, state }
+    }
+
     fn clear(&self) {
         self.iter().for_each(|cell| cell.store(0, Ordering::Release));
     }

@@ -61,6 +61,13 @@ pub trait Cell: Send + Sync + 'static {
     /// The state to change. Only under the owner's lock.
     fn edit(&self) -> Self::Edit<'_>;
 
+    /// The state to change, which is what the snapshot says: one that was taken of this cell, or of one in the zero state if
+    /// this one is. Only under the owner's lock.
+    fn edit_from(&self, snapshot: Self::Snapshot<'_>) -> Self::Edit<'_> {
+        drop(snapshot);
+        self.edit()
+    }
+
     /// Back to the zero state. Only under the owner's lock.
     fn clear(&self);
 

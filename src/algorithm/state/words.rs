@@ -42,6 +42,11 @@ impl<const N: usize> Cell for [AtomicU64; N] {
         EditWords { cell: self, state: std::array::from_fn(|word| self[word].load(Ordering::Relaxed)) }
     }
 
+    #[inline(always)]
+    fn edit_from(&self, Copied(state): Copied<[u64; N]>) -> EditWords<'_, N> {
+        EditWords { cell: self, state }
+    }
+
     fn clear(&self) {
         for cell in self {
             cell.store(0, Ordering::Release);

@@ -1,8 +1,10 @@
 use std::hash::{BuildHasher, Hash};
+use std::time::Duration;
 
+use super::alone::{self, Passing};
 use super::row::Row;
 use super::share::{Asked, Holding, Look, Room, Share};
-use super::transaction;
+use super::transaction::{self, Note};
 use crate::decision::Decision;
 use crate::error::Error;
 use crate::limit::{Choose, IntoLimit, PartOf, names_differ};
@@ -77,16 +79,14 @@ where
 {
     #[inline]
     fn acquire(rows: &Self::Rows, asked: Asked<'_, Key, S>) -> Outcome {
-        let (rows, looks) = (&[rows], &mut [Look::BLANK]);
         let mut receipt = None;
-        let decision = transaction::acquire(rows, looks, &asked, &mut receipt);
+        let decision = alone::acquire(rows, &asked, &mut receipt);
         Outcome { decision, receipt }
     }
 
     #[inline]
     fn decide(rows: &Self::Rows, asked: Asked<'_, Key, S>) -> Decision {
-        let (rows, looks) = (&[rows], &mut [Look::BLANK]);
-        transaction::acquire(rows, looks, &asked, &mut ())
+        alone::acquire(rows, &asked, &mut ())
     }
 
     fn peek(rows: &Self::Rows, asked: Asked<'_, Key, S>) -> Decision {
@@ -102,8 +102,26 @@ where
     }
 }
 
+/// The decision if all rows let through at once: reads all, locks all, charges all. `None`, with nothing charged, says nothing.
+macro_rules! try_at_once {
+    ($rows:ident, $asked:ident, $receipt:expr, $count:literal, $($index:tt $row:ident)+) => {
+        'all: {
+            if $asked.ask.every_limit {
+                break 'all None;
+            }
+            $(let Some($row) = Passing::of(&$rows.$index, &$asked) else { break 'all None };)+
+            $(let Some($row) = $row.lock() else { break 'all None };)+
+            Note::begin($receipt, $asked.now, Duration::ZERO, $asked.ask.cost, $count);
+            // All stay locked until all are charged.
+            $(let $row = $row.charge($index, $receipt);)+
+            $(let $row = { drop($row.0); $row.1 };)+
+            alone::pass($asked.now, [$($row),+])
+        }
+    };
+}
+
 macro_rules! tuple {
-    ($count:literal: $($L:ident $index:tt),+) => {
+    ($count:literal: $($L:ident $row:ident $index:tt),+) => {
         impl<S, $($L: IntoLimit),+> Limits<S> for ($($L,)+)
         where
             $($L::Chooser: Send + Sync + 'static, $L::Part: Send + Sync + 'static,)+
@@ -132,14 +150,20 @@ macro_rules! tuple {
             )+
         {
             fn acquire(rows: &Self::Rows, asked: Asked<'_, Key, S>) -> Outcome {
+                let mut receipt = None;
+                if let Some(decision) = try_at_once!(rows, asked, &mut receipt, $count, $($index $row)+) {
+                    return Outcome { decision, receipt };
+                }
                 let rows: [&dyn Share<Key, S>; $count] = [$(&rows.$index),+];
                 let looks = &mut [Look::BLANK; $count];
-                let mut receipt = None;
                 let decision = transaction::acquire(&rows, looks, &asked, &mut receipt);
                 Outcome { decision, receipt }
             }
 
             fn decide(rows: &Self::Rows, asked: Asked<'_, Key, S>) -> Decision {
+                if let Some(decision) = try_at_once!(rows, asked, &mut (), $count, $($index $row)+) {
+                    return decision;
+                }
                 let rows: [&dyn Share<Key, S>; $count] = [$(&rows.$index),+];
                 let looks = &mut [Look::BLANK; $count];
                 transaction::acquire(&rows, looks, &asked, &mut ())
@@ -167,11 +191,11 @@ macro_rules! tuple {
     };
 }
 
-tuple!(1: A 0);
-tuple!(2: A 0, B 1);
-tuple!(3: A 0, B 1, C 2);
-tuple!(4: A 0, B 1, C 2, D 3);
-tuple!(5: A 0, B 1, C 2, D 3, E 4);
-tuple!(6: A 0, B 1, C 2, D 3, E 4, F 5);
-tuple!(7: A 0, B 1, C 2, D 3, E 4, F 5, G 6);
-tuple!(8: A 0, B 1, C 2, D 3, E 4, F 5, G 6, H 7);
+tuple!(1: A a 0);
+tuple!(2: A a 0, B b 1);
+tuple!(3: A a 0, B b 1, C c 2);
+tuple!(4: A a 0, B b 1, C c 2, D d 3);
+tuple!(5: A a 0, B b 1, C c 2, D d 3, E e 4);
+tuple!(6: A a 0, B b 1, C c 2, D d 3, E e 4, F f 5);
+tuple!(7: A a 0, B b 1, C c 2, D d 3, E e 4, F f 5, G g 6);
+tuple!(8: A a 0, B b 1, C c 2, D d 3, E e 4, F f 5, G g 6, H h 7);

@@ -1,5 +1,6 @@
 //! Limits whose states lie in this process's memory.
 
+mod alone;
 mod builder;
 mod dynamic;
 mod hasher;

@@ -17,8 +17,8 @@ use crate::table::{Full, Place, Spot, Table, Tenancy, WhenFull, fingerprint};
 /// A limit with its table.
 #[allow(missing_debug_implementations, reason = "hidden, behind the limiter")]
 pub struct Row<C: Chooser, P> {
-    limit: Limit<C, P>,
-    table: Table<CellOf<C>>,
+    pub(super) limit: Limit<C, P>,
+    pub(super) table: Table<CellOf<C>>,
     /// Until when keys are blocked. Made when the first one is, for the limit's heirs too.
     blocks: Arc<OnceLock<Table<[AtomicU64; 1]>>>,
     max_keys: usize,
@@ -108,12 +108,18 @@ impl<C: Chooser + 'static, P: 'static> Row<C, P> {
 
 impl<C: Chooser, P> Row<C, P> {
     #[inline(always)]
-    fn hash<Key: ?Sized, S: BuildHasher>(&self, asked: &Asked<'_, Key, S>) -> u64
+    pub(super) fn hash<Key: ?Sized, S: BuildHasher>(&self, asked: &Asked<'_, Key, S>) -> u64
     where
         P: PartOf<Key>,
         P::Part: Hash,
     {
         self.limit.part().with_part(asked.key, |part| asked.hasher.hash_one(part))
+    }
+
+    /// Whether it refuses by itself, and by its states alone.
+    #[inline(always)]
+    pub(super) fn is_plain(&self) -> bool {
+        !self.limit.is_shadow() && self.blocks.get().is_none()
     }
 
     /// What a key that is nowhere inherits.
@@ -326,7 +332,7 @@ fn when_full<C: Chooser, P>(limit: &Limit<C, P>, room: Room) -> WhenFull {
 
 /// `now`, or the horizon if that is later, unless it is so far ahead that the clock must have stepped back.
 #[inline(always)]
-fn not_before(horizon: Timestamp, now: Timestamp, algorithm: &impl Algorithm) -> Timestamp {
+pub(super) fn not_before(horizon: Timestamp, now: Timestamp, algorithm: &impl Algorithm) -> Timestamp {
     if horizon > now && horizon.since(now) <= algorithm.longest_reset() { horizon } else { now }
 }
 

@@ -64,8 +64,10 @@ fn refuse_for(full: Full, now: Timestamp) -> Decision {
 /// Where a charge is noted: in a receipt, or nowhere if nobody wants one.
 pub(super) trait Note {
     fn begin(&mut self, charged_at: Timestamp, delay: Duration, cost: u64, limits: usize);
-    /// Until when a limit counts the charge, `None` if it was not charged.
-    fn note(&mut self, limit: usize, until: Option<Timestamp>);
+    /// Until when a limit counts the charge.
+    fn note(&mut self, limit: usize, until: impl FnOnce() -> Timestamp);
+    /// A limit was not charged.
+    fn skip(&mut self, limit: usize);
 }
 
 impl Note for () {
@@ -73,7 +75,10 @@ impl Note for () {
     fn begin(&mut self, _charged_at: Timestamp, _delay: Duration, _cost: u64, _limits: usize) {}
 
     #[inline]
-    fn note(&mut self, _limit: usize, _until: Option<Timestamp>) {}
+    fn note(&mut self, _limit: usize, _until: impl FnOnce() -> Timestamp) {}
+
+    #[inline]
+    fn skip(&mut self, _limit: usize) {}
 }
 
 impl Note for Option<Receipt> {
@@ -83,11 +88,16 @@ impl Note for Option<Receipt> {
     }
 
     #[inline]
-    fn note(&mut self, limit: usize, until: Option<Timestamp>) {
-        match (self, until) {
-            (Some(receipt), Some(until)) => receipt.until_mut()[limit] = until,
-            (Some(receipt), None) => receipt.skip(limit),
-            (None, _) => {}
+    fn note(&mut self, limit: usize, until: impl FnOnce() -> Timestamp) {
+        if let Some(receipt) = self {
+            receipt.until_mut()[limit] = until();
+        }
+    }
+
+    #[inline]
+    fn skip(&mut self, limit: usize) {
+        if let Some(receipt) = self {
+            receipt.skip(limit);
         }
     }
 }
@@ -174,7 +184,7 @@ fn is_one_moment<Key: ?Sized, S, R: Share<Key, S> + ?Sized>(rows: &[&R], looks: 
     rows.len() == 1 || rows.iter().zip(looks).all(|(row, look)| row.is_current(look))
 }
 
-fn delay(verdict: Verdict) -> Duration {
+pub(super) fn delay(verdict: Verdict) -> Duration {
     if let Verdict::AllowedAfter(delay) = verdict { delay } else { Duration::ZERO }
 }
 
@@ -265,7 +275,12 @@ impl<'a, Key: ?Sized, S, R: Share<Key, S> + ?Sized> Locks<'a, Key, S, R> {
     fn charge(&mut self, asked: &Asked<'_, Key, S>, delay: Duration, receipt: &mut impl Note) {
         receipt.begin(asked.now, delay, asked.ask.cost, self.rows.len());
         for (index, (row, look)) in self.rows.iter().zip(&mut *self.looks).enumerate() {
-            receipt.note(index, look.is_charged().then(|| row.commit(asked, look, delay)));
+            if look.is_charged() {
+                let until = row.commit(asked, look, delay);
+                receipt.note(index, || until);
+            } else {
+                receipt.skip(index);
+            }
         }
     }
 }
