@@ -44,21 +44,21 @@
 //! Under a slower quota the floor is stretched as the debt is, as what was promised costs more. Under a faster one it stays,
 //! but no later than `whole`: a raised quota counts at once for those who ask, and not for those who wait already.
 
+#[cfg(feature = "redis")]
+mod twin;
+
 use std::time::Duration;
 
-#[cfg(feature = "redis")]
-use super::Kernel;
 use super::{AtOnce, Charge};
 use crate::clock::{Timestamp, whole_micros};
 use crate::decision::{Ask, Figures, Reading, Verdict};
 use crate::error::Error;
 use crate::quota::{LARGEST_LIMIT, LONGEST_MICROS, Quota};
 
-pub(crate) type Words = [u64; 5];
-
 #[cfg(feature = "redis")]
-pub(crate) const KERNEL: Kernel =
-    Kernel::new("bucket1", 6, include_str!("bucket.lua")).with_short_cut(include_str!("bucket_short.lua"));
+pub(crate) use self::twin::KERNEL;
+
+pub(crate) type Words = [u64; 5];
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Bucket {
@@ -261,37 +261,6 @@ impl Bucket {
         let tat = if tat.whole < turn { Tat { whole: turn, part: 0 } } else { tat };
         let floor = if delay.is_zero() { floor } else { floor.max(turn).saturating_add(cost.round_up()) };
         self.write(state, tat.plus(cost, self.rate.tokens), at, floor);
-    }
-
-    /// The parameters of the twin in Lua: see `bucket.lua`.
-    #[cfg(feature = "redis")]
-    pub(crate) fn params(&self, in_turn: bool, cost: u64, params: &mut Vec<u64>) {
-        let spare = self.burst.checked_sub(cost);
-        let slack = self.rate.span(spare.unwrap_or(0));
-        let charge = self.rate.span(cost);
-        let Rate { tokens, ticks, .. } = self.rate;
-        // Below zero is what Lua takes for never; there are no negative parameters, so the spare is one more.
-        let spare = spare.map_or(0, |spare| spare + 1);
-        params.extend([tokens, ticks, slack.whole, slack.part, charge.whole, charge.part]);
-        params.extend([self.time_to_full, spare, u64::from(in_turn)]);
-    }
-
-    /// Whether `bucket_short.lua` takes it.
-    #[cfg(feature = "redis")]
-    pub(crate) fn is_short(&self, ask: Ask) -> bool {
-        ask.cost > 0 && ask.cost <= self.burst && ask.patience(0) == 0
-    }
-
-    #[cfg(feature = "redis")]
-    pub(crate) fn state_of(numbers: &[u64]) -> Words {
-        let &[whole, part, tokens, ticks, written_at, floor, ..] = numbers else { return [0; 5] };
-        [whole, part, if tokens == 0 { 0 } else { Rate::pack(tokens, ticks) }, written_at, floor]
-    }
-
-    #[cfg(feature = "redis")]
-    pub(crate) fn numbers_of(&[whole, part, rate, written_at, floor]: &Words, numbers: &mut Vec<u64>) {
-        let Rate { tokens, ticks, .. } = Rate::unpack(rate);
-        numbers.extend([whole, part, tokens, ticks, written_at, floor]);
     }
 
     pub(crate) fn give_back(&self, state: &mut Words, now: Timestamp, charge: Charge, amount: u64) {

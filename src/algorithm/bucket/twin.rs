@@ -1,0 +1,37 @@
+//! What the bucket's twin in Lua is told, and what it tells.
+
+use super::{Bucket, Rate, Words};
+use crate::algorithm::Kernel;
+use crate::decision::Ask;
+
+pub(crate) const KERNEL: Kernel =
+    Kernel::new("bucket1", 6, include_str!("../bucket.lua")).with_short_cut(include_str!("../bucket_short.lua"));
+
+impl Bucket {
+    /// The parameters of the twin in Lua: see `bucket.lua`.
+    pub(crate) fn params(&self, in_turn: bool, cost: u64, params: &mut Vec<u64>) {
+        let spare = self.burst.checked_sub(cost);
+        let slack = self.rate.span(spare.unwrap_or(0));
+        let charge = self.rate.span(cost);
+        let Rate { tokens, ticks, .. } = self.rate;
+        // Below zero is what Lua takes for never; there are no negative parameters, so the spare is one more.
+        let spare = spare.map_or(0, |spare| spare + 1);
+        params.extend([tokens, ticks, slack.whole, slack.part, charge.whole, charge.part]);
+        params.extend([self.time_to_full, spare, u64::from(in_turn)]);
+    }
+
+    /// Whether `bucket_short.lua` takes it.
+    pub(crate) fn is_short(&self, ask: Ask) -> bool {
+        ask.cost > 0 && ask.cost <= self.burst && ask.patience(0) == 0
+    }
+
+    pub(crate) fn state_of(numbers: &[u64]) -> Words {
+        let &[whole, part, tokens, ticks, written_at, floor, ..] = numbers else { return [0; 5] };
+        [whole, part, if tokens == 0 { 0 } else { Rate::pack(tokens, ticks) }, written_at, floor]
+    }
+
+    pub(crate) fn numbers_of(&[whole, part, rate, written_at, floor]: &Words, numbers: &mut Vec<u64>) {
+        let Rate { tokens, ticks, .. } = Rate::unpack(rate);
+        numbers.extend([whole, part, tokens, ticks, written_at, floor]);
+    }
+}
