@@ -233,7 +233,8 @@ fn a_new_key_is_inserted_once() {
 
 #[test]
 fn three_threads_share_a_quota_of_two() {
-    model(1, || {
+    // With one preemption it takes a quarter of an hour, and holds as well.
+    model(0, || {
         let limiter = sets(2, burst(2));
         let k = key(2, [1, 0], 0);
         let (first, second) = (limiter.clone(), limiter.clone());
