@@ -129,11 +129,15 @@ pub mod key;
 mod layer;
 pub mod limit;
 pub mod limiter;
+#[cfg(feature = "tonic")]
+mod named;
 mod patience;
 #[cfg(feature = "serde")]
 pub mod policy;
 mod quota;
 pub mod response;
+#[cfg(feature = "retry")]
+pub mod retry;
 mod service;
 mod settings;
 pub mod store;

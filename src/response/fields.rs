@@ -83,6 +83,19 @@ pub(super) fn add_retry_after(headers: &mut HeaderMap, retry_after: Duration) {
     headers.insert(header::RETRY_AFTER, HeaderValue::from(seconds(retry_after).max(1)));
 }
 
+/// Names the fields in `Access-Control-Expose-Headers`, after what is named there already.
+pub(super) fn expose(headers: &mut HeaderMap) {
+    let present = [RATELIMIT, RATELIMIT_POLICY, LEGACY_LIMIT, LEGACY_REMAINING, LEGACY_RESET, header::RETRY_AFTER];
+    let mut list = String::with_capacity(96);
+    for name in present.iter().filter(|name| headers.contains_key(*name)) {
+        if !list.is_empty() {
+            list.push_str(", ");
+        }
+        list.push_str(name.as_str());
+    }
+    append(headers, header::ACCESS_CONTROL_EXPOSE_HEADERS, &list);
+}
+
 /// Starts a member of a structured-field List: a String (RFC 9651, section 3.3.3), which is ASCII.
 fn push_item(list: &mut String, name: &str) {
     if !list.is_empty() {

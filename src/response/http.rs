@@ -1,4 +1,4 @@
-use http::{Extensions, Request, Response};
+use http::{Request, Response};
 
 use super::admission::Admission;
 use super::any_body::AnyBody;
@@ -6,6 +6,7 @@ use super::fields::{self, LegacyReset};
 use super::problem::{Problem, Render};
 use super::refusal::Refusal;
 use super::seam::Respond;
+use super::tell::{HttpMark, Tell};
 
 /// Answers in HTTP. The default of the layer.
 ///
@@ -28,24 +29,17 @@ pub struct Http<R = Problem> {
     render: R,
 }
 
-#[derive(Clone, Copy, Debug)]
-struct Tell {
-    draft: bool,
-    legacy: Option<LegacyReset>,
-    extensions: bool,
-}
-
 impl Http {
     /// The draft's header fields, extensions, a problem body.
     #[must_use]
     pub const fn new() -> Self {
-        Self { tell: Tell { draft: true, legacy: None, extensions: true }, render: Problem }
+        Self { tell: Tell { draft: true, extensions: true, ..Tell::NOTHING }, render: Problem }
     }
 
     /// No header fields but `Retry-After`, and no extensions: what is let through is left as it is, at no allocation.
     #[must_use]
     pub const fn bare() -> Self {
-        Self { tell: Tell { draft: false, legacy: None, extensions: false }, render: Problem }
+        Self { tell: Tell::NOTHING, render: Problem }
     }
 }
 
@@ -71,6 +65,16 @@ impl<R> Http<R> {
         self
     }
 
+    /// Whether to name what it sends in `Access-Control-Expose-Headers`, so that scripts of other origins can read it
+    /// (<https://fetch.spec.whatwg.org/#http-access-control-expose-headers>). Off by default: a CORS layer may say it
+    /// all. That layer goes outside of this one either way, for refusals to pass through it, and
+    /// [`Preflight`](crate::key::Preflight) exempts its preflights.
+    #[must_use]
+    pub fn expose_fields(mut self, on: bool) -> Self {
+        self.tell.exposed = on;
+        self
+    }
+
     /// Renders refusals by a closure of your own, `Fn(&Refusal) -> Response<Body>`. The header fields are added to what it
     /// returns.
     ///
@@ -90,19 +94,8 @@ impl<R> Http<R> {
 
     /// Answers for services whose response body can't be made from bytes, at the price of a body type around theirs.
     #[must_use]
-    pub fn any_body(self) -> AnyBody<R> {
+    pub fn any_body(self) -> AnyBody<Self> {
         AnyBody(self)
-    }
-
-    pub(super) fn wants_every_limit(&self) -> bool {
-        self.tell.draft
-    }
-
-    pub(super) fn mark(&self, extensions: &mut Extensions, admission: Admission) -> HttpMark {
-        if self.tell.extensions {
-            extensions.insert(admission.clone());
-        }
-        HttpMark { tell: self.tell, admission: self.tell.anything().then_some(admission) }
     }
 
     pub(super) fn refusal<B>(&self, refusal: Refusal) -> Response<B>
@@ -113,8 +106,9 @@ impl<R> Http<R> {
         if let Some(retry_after) = refusal.retry_after() {
             fields::add_retry_after(response.headers_mut(), retry_after);
         }
-        if let Refusal::Limited(decision) = refusal {
-            self.tell.tell(&mut response, Admission::Decided(decision));
+        match refusal {
+            Refusal::Limited(decision) => self.tell.tell(&mut response, Admission::Decided(decision)),
+            _ => self.tell.expose(&mut response),
         }
         response
     }
@@ -135,7 +129,7 @@ where
     type Mark = HttpMark;
 
     fn wants_every_limit(&self) -> bool {
-        self.wants_every_limit()
+        self.tell.draft
     }
 
     fn wants_every_refusal(&self) -> bool {
@@ -143,7 +137,7 @@ where
     }
 
     fn admit(&self, request: &mut Request<A>, admission: Admission) -> HttpMark {
-        self.mark(request.extensions_mut(), admission)
+        self.tell.admit(request.extensions_mut(), admission)
     }
 
     fn finish(mark: HttpMark, response: Response<B>) -> Response<B> {
@@ -152,44 +146,5 @@ where
 
     fn refuse(&self, _request: Request<A>, refusal: Refusal) -> Result<Response<B>, E> {
         Ok(self.refusal(refusal))
-    }
-}
-
-/// What [`Http`] will tell with the response.
-#[derive(Debug)]
-pub struct HttpMark {
-    tell: Tell,
-    admission: Option<Admission>,
-}
-
-impl HttpMark {
-    pub(super) fn finish<B>(self, mut response: Response<B>) -> Response<B> {
-        if let Some(admission) = self.admission {
-            self.tell.tell(&mut response, admission);
-        }
-        response
-    }
-}
-
-impl Tell {
-    fn anything(self) -> bool {
-        self.draft || self.legacy.is_some() || self.extensions
-    }
-
-    fn tell<B>(self, response: &mut Response<B>, admission: Admission) {
-        if let Some(decision) = admission.decision() {
-            if self.draft {
-                fields::add_draft(response.headers_mut(), decision.standings());
-            }
-            if let Some(reset) = self.legacy {
-                fields::add_legacy(response.headers_mut(), decision, reset);
-            }
-        }
-        if self.extensions {
-            let extensions = response.extensions_mut();
-            if extensions.get::<Admission>().is_none_or(|there| admission.is_stricter_than(there)) {
-                extensions.insert(admission);
-            }
-        }
     }
 }
