@@ -56,7 +56,10 @@ async fn ask(requests: usize, allowed: u64) -> Result<(), Box<dyn Error + Send +
         succeeded += usize::from(answer.await??.status().is_success());
     }
     let refused = refused.load(Ordering::Relaxed);
-    println!("a provider of {allowed} a second: {succeeded} of {requests} succeeded, refused on the way: {}", refused > 0);
+    println!(
+        "a provider of {allowed} a second: {succeeded} of {requests} succeeded, refused on the way: {}",
+        refused > 0
+    );
     Ok(())
 }
 

@@ -157,7 +157,8 @@ fn axum() {
 #[test]
 fn tonic() {
     let printed = printed_by("tonic");
-    let is_refusal = |line: &&String| line.contains(": ResourceExhausted, rate limit \"default\" exceeded, retry after ");
+    let is_refusal =
+        |line: &&String| line.contains(": ResourceExhausted, rate limit \"default\" exceeded, retry after ");
     let served: Vec<_> = printed.iter().filter(|line| !is_refusal(line)).map(String::as_str).collect();
     let all: Vec<_> = (1..=8).map(|number| format!("call {number}: Serving")).collect();
     assert_eq!(served, all);
@@ -177,13 +178,12 @@ fn tonic_alone() {
 
 #[test]
 fn client() {
-    assert_eq!(
-        printed_by("client"),
-        [
-            "a provider of 10 a second: 12 of 12 succeeded, refused on the way: false",
-            "a provider of 3 a second: 6 of 6 succeeded, refused on the way: true",
-        ]
-    );
+    let printed = printed_by("client");
+    let [generous, strict] = &printed[..] else { panic!("{printed:#?}") };
+    // Whether the provider has had to refuse any depends on how evenly this machine runs; tests/retry.rs tells in virtual
+    // time.
+    assert!(generous.starts_with("a provider of 10 a second: 12 of 12 succeeded, "), "{generous}");
+    assert_eq!(strict, "a provider of 3 a second: 6 of 6 succeeded, refused on the way: true");
 }
 
 /// One request on a connection of its own.

@@ -102,7 +102,7 @@ impl Grpc {
     #[must_use]
     pub fn status(&self, refusal: &Refusal) -> Status {
         let code = code(refusal);
-        if !self.details {
+        if !self.details || matches!(refusal, Refusal::MissingKey(_)) {
             return Status::new(code, refusal.to_text());
         }
         let mut details = ErrorDetails::new();
