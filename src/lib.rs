@@ -45,6 +45,7 @@
 //! | [`store`] | where states are remembered |
 //! | [`tariff`] | what a request costs, before and after it was answered |
 //! | [`response`] | what a decision looks like from outside |
+//! | `retry` | clients that come back when they are told to (feature `retry`) |
 //! | `policy` | limits from configuration (feature `serde`) |
 //!
 //! When a request is charged, and what dropping its future means, is said at
@@ -114,9 +115,13 @@
 //! None is on by default, and each only adds.
 //!
 //! - **`axum`**: [`PeerIp`] and [`ClientIp`] read axum's `ConnectInfo<SocketAddr>`, and `key::MatchedPath` its routes.
+//! - **`retry`**: clients that come back when they are told to: `retry::RetryAfter`, a policy for tower's `Retry`.
 //! - **`serde`**: a [`Quota`] is read and written as text, such as `"100/min"`; limits from configuration, in `policy`.
 //! - **`timer`**: requests wait for their turn, by tokio's timer: `RateLimitLayer::max_wait`, and a [`LeakyQueue`] behind the
 //!   layer.
+//! - **`tonic`**: gRPC in tonic 0.14: `response::Grpc` and `response::ByContentType`, `tariff::OnlyCodes`, and the peer's
+//!   address for [`PeerIp`] and [`ClientIp`].
+//! - **`tonic-tls`**: the peer's address where a server of your own hands tonic its TLS connections.
 
 pub mod algorithm;
 mod bill;
@@ -170,3 +175,8 @@ pub use crate::store::{Redis, RedisBuilder, RedisServer};
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]
 struct Readme;
+
+/// Those of the page for who comes from another crate.
+#[cfg(doctest)]
+#[doc = include_str!("../docs/from-tower-governor.md")]
+struct FromTowerGovernor;
