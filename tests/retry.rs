@@ -236,20 +236,24 @@ async fn a_client_keeps_to_its_providers_quota() {
 }
 
 mod grpc {
-    use prost::Message;
     use tonic::metadata::MetadataMap;
     use tonic::{Code, Status};
-    use tonic_types::{ErrorDetails, RetryInfo, StatusExt, pb};
+    use tonic_types::{ErrorDetails, RetryInfo, StatusExt};
 
     use super::*;
 
     /// A status with a `RetryInfo` of any bytes.
-    fn with_info(code: Code, value: Vec<u8>) -> Status {
-        let mut any = pb::Status::default();
-        any.details.push(Default::default());
-        any.details[0].type_url = RetryInfo::TYPE_URL.to_owned();
-        any.details[0].value = value;
-        Status::with_details(code, "no", any.encode_to_vec().into())
+    fn with_info(code: Code, value: &[u8]) -> Status {
+        let any = [field(1, RetryInfo::TYPE_URL.as_bytes()), field(2, value)].concat();
+        Status::with_details(code, "no", field(3, &any).into())
+    }
+
+    /// A field of bytes in a message of protobuf.
+    fn field(number: u8, bytes: &[u8]) -> Vec<u8> {
+        let mut field = vec![number << 3 | 2];
+        prost::encoding::encode_varint(bytes.len() as u64, &mut field);
+        field.extend(bytes);
+        field
     }
 
     /// A `RetryInfo` with a `google.protobuf.Duration`, as varints.
@@ -258,10 +262,7 @@ mod grpc {
         prost::encoding::encode_varint(seconds.cast_unsigned(), &mut duration);
         duration.push(0x10);
         prost::encoding::encode_varint(i64::from(nanos).cast_unsigned(), &mut duration);
-        let mut info = vec![0x0a];
-        prost::encoding::encode_varint(duration.len() as u64, &mut info);
-        info.extend(duration);
-        info
+        field(1, &duration)
     }
 
     /// As a status, and as the header fields of an answer.
@@ -278,10 +279,10 @@ mod grpc {
         let status =
             Status::with_error_details(Code::ResourceExhausted, "no", ErrorDetails::with_retry_info(Some(wait)));
         assert_eq!(read_both(&status), Told::After(wait));
-        assert_eq!(read_both(&with_info(Code::Unavailable, delay(2, 5))), Told::After(Duration::new(2, 5)));
-        assert_eq!(read_both(&with_info(Code::Unavailable, Vec::new())), Told::Later);
+        assert_eq!(read_both(&with_info(Code::Unavailable, &delay(2, 5))), Told::After(Duration::new(2, 5)));
+        assert_eq!(read_both(&with_info(Code::Unavailable, &[])), Told::Later);
         for code in [Code::Ok, Code::Internal, Code::PermissionDenied, Code::Unauthenticated] {
-            assert_eq!(read_both(&with_info(code, delay(2, 5))), Told::Nothing, "{code:?}");
+            assert_eq!(read_both(&with_info(code, &delay(2, 5))), Told::Nothing, "{code:?}");
         }
         assert_eq!(read_both(&Status::new(Code::ResourceExhausted, "no")), Told::Nothing, "it does not say when");
         assert_eq!(ReadAnswer::read(&GrpcStatus, &(), Ok::<_, &Status>(&())), Told::Nothing);
@@ -298,11 +299,11 @@ mod grpc {
             (i64::MAX, i32::MAX, Duration::new(i64::MAX.cast_unsigned() + 2, 147_483_647)),
         ];
         for (seconds, nanos, wait) in waits {
-            let told = read_both(&with_info(Code::ResourceExhausted, delay(seconds, nanos)));
+            let told = read_both(&with_info(Code::ResourceExhausted, &delay(seconds, nanos)));
             assert_eq!(told, Told::After(wait), "{seconds} s, {nanos} ns");
         }
         for garbage in [vec![0xff; 40], vec![0x0a, 0xff, 0xff, 0xff, 0xff, 0x0f], vec![0x0a]] {
-            assert_eq!(read_both(&with_info(Code::ResourceExhausted, garbage.clone())), Told::Nothing);
+            assert_eq!(read_both(&with_info(Code::ResourceExhausted, &garbage)), Told::Nothing);
             let status = Status::with_details(Code::ResourceExhausted, "no", garbage.into());
             assert_eq!(read_both(&status), Told::Nothing);
         }
@@ -323,7 +324,7 @@ mod grpc {
         ] {
             let mut metadata = MetadataMap::new();
             metadata.insert("grpc-retry-pushback-ms", pushback.parse().expect("ASCII"));
-            let details = with_info(Code::ResourceExhausted, delay(9, 0)).details().to_vec();
+            let details = with_info(Code::ResourceExhausted, &delay(9, 0)).details().to_vec();
             let status = Status::with_details_and_metadata(Code::ResourceExhausted, "no", details.into(), metadata);
             assert_eq!(read_both(&status), told, "{pushback}");
         }

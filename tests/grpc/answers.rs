@@ -51,7 +51,7 @@ async fn ask<L: Limiter<()> + Clone>(limiter: L, responder: Grpc) -> Page {
 }
 
 /// A limit that is used up.
-async fn used_up(quota: FixedWindow) -> Memory<FixedWindow, ManualClock> {
+fn used_up(quota: FixedWindow) -> Memory<FixedWindow, ManualClock> {
     let limiter = Memory::builder(quota).clock(ManualClock::new()).build().expect("a limiter");
     while limiter.decide(&(), Ask::default()).is_allowed() {}
     limiter
@@ -63,7 +63,7 @@ fn status(headers: &HeaderMap) -> Status {
 
 #[tokio::test]
 async fn a_refusal_is_of_trailers_only() {
-    let response = ask(used_up(FixedWindow::new(Quota::per_minute(2))).await, Grpc::new()).await;
+    let response = ask(used_up(FixedWindow::new(Quota::per_minute(2))), Grpc::new()).await;
     assert_eq!(response.status(), 200);
     let headers = response.headers();
     let mut names: Vec<_> = headers.keys().map(http::HeaderName::as_str).collect();
@@ -165,7 +165,7 @@ async fn pushback_is_exact_or_later_and_fits_32_bits() {
     let pushback = |response: &Page| -> i64 {
         response.headers()["grpc-retry-pushback-ms"].to_str().expect("ASCII").parse().expect("a number")
     };
-    let minute = used_up(FixedWindow::new(Quota::per_minute(2))).await;
+    let minute = used_up(FixedWindow::new(Quota::per_minute(2)));
     assert_eq!(pushback(&ask(minute.clone(), Grpc::new().pushback(Duration::ZERO)).await), 60_000);
     let mut told = Vec::new();
     for _ in 0..200 {
@@ -174,14 +174,14 @@ async fn pushback_is_exact_or_later_and_fits_32_bits() {
     assert!(told.iter().all(|millis| (60_000..=60_500).contains(millis)), "{told:?}");
     assert!(told.iter().max() > told.iter().min(), "jitter");
 
-    let years = used_up(FixedWindow::new(Quota::new(1, Duration::from_secs(100 * 366 * 86_400)))).await;
+    let years = used_up(FixedWindow::new(Quota::new(1, Duration::from_secs(100 * 366 * 86_400))));
     let response = ask(years, Grpc::new().pushback(Duration::MAX)).await;
     assert_eq!(pushback(&response), i64::from(i32::MAX));
 }
 
 #[tokio::test]
 async fn each_part_can_be_turned_on_and_off() {
-    let limiter = used_up(FixedWindow::new(Quota::per_minute(2))).await;
+    let limiter = used_up(FixedWindow::new(Quota::per_minute(2)));
     let response = ask(limiter, Grpc::new().details(false).draft_fields(true).extensions(false)).await;
     assert!(!response.headers().contains_key("grpc-status-details-bin"));
     assert!(response.extensions().get::<Admission>().is_none());
