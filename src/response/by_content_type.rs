@@ -4,6 +4,7 @@ use super::admission::Admission;
 use super::any_body::AnyBody;
 use super::grpc::Grpc;
 use super::http::Http;
+use super::partition::Partition;
 use super::problem::{Problem, Render};
 use super::refusal::Refusal;
 use super::seam::Respond;
@@ -28,15 +29,15 @@ use super::tell::HttpMark;
 /// With axum's router it serves as it is; where the body can't be made from bytes, as tonic's, use
 /// [`any_body`](Self::any_body).
 #[derive(Clone, Copy, Debug)]
-pub struct ByContentType<R = Problem> {
+pub struct ByContentType<R = Problem, P = ()> {
     grpc: Grpc,
-    http: Http<R>,
+    http: Http<R, P>,
 }
 
-impl<R> ByContentType<R> {
+impl<R, P> ByContentType<R, P> {
     /// Answers by one or the other.
     #[must_use]
-    pub const fn new(grpc: Grpc, http: Http<R>) -> Self {
+    pub const fn new(grpc: Grpc, http: Http<R, P>) -> Self {
         Self { grpc, http }
     }
 
@@ -53,10 +54,11 @@ impl Default for ByContentType {
     }
 }
 
-impl<A, B, E, R> Respond<Request<A>, Response<B>, E> for ByContentType<R>
+impl<A, B, E, R, P> Respond<Request<A>, Response<B>, E> for ByContentType<R, P>
 where
     B: Default,
     R: Render<B>,
+    P: Partition<Request<A>>,
 {
     type Response = Response<B>;
     type Error = E;

@@ -2,8 +2,11 @@
 
 use std::time::Duration;
 
+use base64::Engine;
+use base64::prelude::BASE64_STANDARD as STANDARD;
 use http::{HeaderMap, HeaderName, HeaderValue, header};
 
+use super::partition::Hash;
 use super::text::push_number;
 use crate::decision::{Decision, Figures, Standing, Verdict};
 
@@ -24,7 +27,8 @@ pub enum LegacyReset {
 }
 
 /// `RateLimit` and `RateLimit-Policy`, appended to what a handler or another limiter has put there.
-pub(super) fn add_draft(headers: &mut HeaderMap, standings: &[Standing]) {
+pub(super) fn add_draft(headers: &mut HeaderMap, standings: &[Standing], partition: Option<Hash>) {
+    let key = partition.map(|hash| format!(";pk=:{}:", STANDARD.encode(hash))).unwrap_or_default();
     // One buffer for both lists; each value is then copied out at its length.
     let mut list = String::with_capacity(96);
     let told = || standings.iter().filter(|standing| !standing.is_shadow());
@@ -33,6 +37,7 @@ pub(super) fn add_draft(headers: &mut HeaderMap, standings: &[Standing]) {
         push_item(&mut list, standing.name());
         push_parameter(&mut list, ";q=", figures.limit);
         push_parameter(&mut list, ";w=", seconds(figures.window).max(1));
+        list.push_str(&key);
     }
     append(headers, RATELIMIT_POLICY, &list);
     list.clear();
@@ -44,6 +49,7 @@ pub(super) fn add_draft(headers: &mut HeaderMap, standings: &[Standing]) {
         if more_after > 0 {
             push_parameter(&mut list, ";t=", more_after);
         }
+        list.push_str(&key);
     }
     append(headers, RATELIMIT, &list);
 }

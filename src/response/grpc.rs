@@ -121,7 +121,7 @@ impl Grpc {
             response.headers_mut().insert(PUSHBACK, HeaderValue::from(value));
         }
         if let Refusal::Limited(decision) = refusal {
-            self.tell.tell(&mut response, Admission::Decided(decision));
+            self.tell.tell(&mut response, Admission::Decided(decision), None);
         }
         response
     }
@@ -147,7 +147,7 @@ impl<A, B: Default, E> Respond<Request<A>, Response<B>, E> for Grpc {
     }
 
     fn admit(&self, request: &mut Request<A>, admission: Admission) -> HttpMark {
-        self.tell.admit(request.extensions_mut(), admission)
+        self.tell.admit(request.extensions_mut(), admission, None)
     }
 
     fn finish(mark: HttpMark, response: Response<B>) -> Response<B> {

@@ -20,6 +20,7 @@ mod fields;
 #[cfg(feature = "tonic")]
 mod grpc;
 mod http;
+mod partition;
 mod problem;
 mod refusal;
 mod seam;
@@ -36,6 +37,7 @@ pub use self::fields::LegacyReset;
 #[cfg(feature = "tonic")]
 pub use self::grpc::Grpc;
 pub use self::http::Http;
+pub use self::partition::{Partition, PartitionBy};
 pub use self::problem::{Problem, Render};
 pub use self::refusal::Refusal;
 pub use self::seam::Respond;

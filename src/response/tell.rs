@@ -2,6 +2,7 @@ use http::{Extensions, Response};
 
 use super::admission::Admission;
 use super::fields::{self, LegacyReset};
+use super::partition::Hash;
 
 /// What a responder tells of decisions, besides the refusals themselves.
 #[derive(Clone, Copy, Debug)]
@@ -16,18 +17,18 @@ impl Tell {
     pub(super) const NOTHING: Self = Self { draft: false, legacy: None, extensions: false, exposed: false };
 
     /// Of a request that is let through.
-    pub(super) fn admit(self, extensions: &mut Extensions, admission: Admission) -> HttpMark {
+    pub(super) fn admit(self, extensions: &mut Extensions, admission: Admission, partition: Option<Hash>) -> HttpMark {
         if self.extensions {
             extensions.insert(admission.clone());
         }
         let anything = self.draft || self.legacy.is_some() || self.extensions;
-        HttpMark { tell: self, admission: anything.then_some(admission) }
+        HttpMark { tell: self, admission: anything.then_some(admission), partition }
     }
 
-    pub(super) fn tell<B>(self, response: &mut Response<B>, admission: Admission) {
+    pub(super) fn tell<B>(self, response: &mut Response<B>, admission: Admission, partition: Option<Hash>) {
         if let Some(decision) = admission.decision() {
             if self.draft {
-                fields::add_draft(response.headers_mut(), decision.standings());
+                fields::add_draft(response.headers_mut(), decision.standings(), partition);
             }
             if let Some(reset) = self.legacy {
                 fields::add_legacy(response.headers_mut(), decision, reset);
@@ -55,12 +56,13 @@ impl Tell {
 pub struct HttpMark {
     tell: Tell,
     admission: Option<Admission>,
+    partition: Option<Hash>,
 }
 
 impl HttpMark {
     pub(super) fn finish<B>(self, mut response: Response<B>) -> Response<B> {
         if let Some(admission) = self.admission {
-            self.tell.tell(&mut response, admission);
+            self.tell.tell(&mut response, admission, self.partition);
         }
         response
     }
