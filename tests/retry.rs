@@ -235,6 +235,30 @@ async fn a_client_keeps_to_its_providers_quota() {
     }
 }
 
+proptest::proptest! {
+    #![proptest_config(proptest::prelude::ProptestConfig { failure_persistence: None, ..Default::default() })]
+
+    /// Whatever bytes come: an answer is read, and no wait is beyond its bounds.
+    #[test]
+    fn any_field_can_be_read(
+        status in proptest::sample::select(vec![200_u16, 429, 503]),
+        fields in proptest::collection::vec((0..FIELDS.len(), VALUE), 0..6),
+    ) {
+        let fields: Vec<_> = fields.iter().map(|(name, value)| (FIELDS[*name], value.as_str())).collect();
+        let told = read(Method::GET, status, &fields);
+        if let Some(wait) = RetryAfter::new().next_wait(told) {
+            assert!(wait <= 61 * SECOND, "{wait:?}");
+        }
+    }
+}
+
+const FIELDS: [&str; 6] =
+    ["retry-after", "ratelimit", "date", "grpc-status", "grpc-status-details-bin", "grpc-retry-pushback-ms"];
+
+/// What may stand in a field, with much of what numbers, dates, lists and base64 are made of.
+const VALUE: &str = "([0-9]{1,25}|8|14|-[0-9]{1,12}|\"[a-z]\";r=0;t=-?[0-9]{1,16}|[A-Za-z0-9+/]{0,60}={0,2}|\\PC{0,30}|\
+                     (Mon|Sun), [0-9]{2} (Jan|Dec) [0-9]{4} [0-9]{2}:[0-9]{2}:[0-9]{2} GMT)";
+
 mod grpc {
     use tonic::metadata::MetadataMap;
     use tonic::{Code, Status};

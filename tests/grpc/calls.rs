@@ -6,9 +6,11 @@ use tonic::transport::server::TcpIncoming;
 use tonic::transport::{Certificate, ClientTlsConfig, Endpoint, Identity, Server, ServerTlsConfig};
 use tonic::{Code, Status};
 use tonic_health::pb::health_client::HealthClient;
+use tonic_health::pb::{HealthCheckRequest, HealthCheckResponse};
 use tonic_types::StatusExt;
-use tower::Layer;
+use tower::{Layer, Service, ServiceBuilder, ServiceExt, service_fn};
 use tower_ratelimit::response::Grpc;
+use tower_ratelimit::retry::{GrpcStatus, RetryAfter, Told};
 
 use crate::support::{Counting, connect, listen, of, per_minute};
 
@@ -129,6 +131,71 @@ async fn over_tls_the_peer_is_known_as_well() {
     client.check(of("")).await.expect("within the limit");
     let status = client.check(of("")).await.expect_err("over the limit");
     assert_refused(&status, Duration::from_secs(60), 1);
+}
+
+/// A server that accepts TLS itself hands tonic a stream that notes its peer in another way.
+#[tokio::test]
+async fn over_tls_of_ones_own_the_peer_is_known_as_well() {
+    use tokio_rustls::TlsAcceptor;
+    use tokio_rustls::rustls::ServerConfig;
+    use tokio_rustls::rustls::crypto::ring::default_provider;
+    use tokio_rustls::rustls::pki_types::PrivateKeyDer;
+
+    let issued = rcgen::generate_simple_self_signed(["localhost".to_owned()]).expect("a certificate");
+    let key = PrivateKeyDer::try_from(issued.signing_key.serialize_der()).expect("a key");
+    let config = ServerConfig::builder_with_provider(default_provider().into()).with_safe_default_protocol_versions();
+    let config = config.expect("TLS").with_no_client_auth();
+    let mut config = config.with_single_cert(vec![issued.cert.der().clone()], key).expect("TLS");
+    config.alpn_protocols = vec![b"h2".to_vec()];
+    let acceptor = TlsAcceptor::from(std::sync::Arc::new(config));
+
+    let (layer, _clock) = per_minute(1);
+    let (listener, address) = listen().await;
+    let incoming = futures_util::stream::unfold((listener, acceptor), |(listener, acceptor)| async {
+        let (stream, _) = listener.accept().await.ok()?;
+        Some((acceptor.accept(stream).await, (listener, acceptor)))
+    });
+    let server = Server::builder().layer(layer).add_service(Counting::default().service());
+    tokio::spawn(server.serve_with_incoming(incoming));
+
+    let trust =
+        ClientTlsConfig::new().ca_certificate(Certificate::from_pem(issued.cert.pem())).domain_name("localhost");
+    let endpoint = Endpoint::try_from(format!("https://{address}")).expect("an address");
+    let channel = endpoint.tls_config(trust).expect("TLS").connect().await.expect("the server listens");
+    let mut client = HealthClient::new(channel);
+    client.check(of("")).await.expect("within the limit");
+    let status = client.check(of("")).await.expect_err("over the limit");
+    assert_refused(&status, Duration::from_secs(60), 1);
+}
+
+/// tower's `Retry` around a call, whose messages can be cloned where its bodies can't. The wait is read, and stepped over.
+#[tokio::test]
+async fn a_client_comes_back_when_it_is_told_to() {
+    let (layer, clock) = per_minute(1);
+    let (listener, address) = listen().await;
+    let handler = Counting::default();
+    let server = Server::builder().layer(layer).add_service(handler.service());
+    tokio::spawn(server.serve_with_incoming(TcpIncoming::from(listener)));
+
+    let read = move |_: &HealthCheckRequest, answer: Result<&_, &Status>| match answer {
+        Ok::<&tonic::Response<HealthCheckResponse>, _>(_) => Told::Nothing,
+        Err(status) => {
+            assert_eq!(GrpcStatus.read(status), Told::After(Duration::from_secs(60)));
+            clock.advance(Duration::from_secs(60));
+            Told::After(Duration::ZERO)
+        }
+    };
+    let client = connect(address).await;
+    let call = service_fn(move |request: HealthCheckRequest| {
+        let mut client = client.clone();
+        async move { client.check(request).await }
+    });
+    let policy = RetryAfter::new().jitter(Duration::ZERO).reading(read);
+    let mut client = ServiceBuilder::new().retry(policy).service(call);
+    for _ in 0..3 {
+        client.ready().await.expect("ready").call(of("")).await.expect("let in at the second try");
+    }
+    assert_eq!(handler.calls(), 3);
 }
 
 /// tonic tells of no TCP peer on a pipe: refused as the server's fault, and not one bucket for all.
