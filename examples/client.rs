@@ -38,8 +38,8 @@ async fn ask(requests: usize, allowed: u64) -> Result<(), Box<dyn Error + Send +
     let refused = Arc::new(AtomicUsize::new(0));
     let url = provide(allowed, Arc::clone(&refused)).await?;
 
-    // Strict: no more than ten in any such time, be it at the start. It is a little longer than the provider's second, as
-    // requests may be closer together when they arrive than when they left.
+    // Strict: no more than ten in any such time, be it at the start. It is a little longer than the provider's second,
+    // as requests may be closer together when they arrive than when they left.
     let limiter = Memory::new(Gcra::new(Quota::new(10, Duration::from_millis(1_200))).strict());
     let client = ServiceBuilder::new()
         // The retries are outside of the limit, so that they count as well.

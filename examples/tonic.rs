@@ -6,9 +6,9 @@
 //! ```
 //!
 //! The first makes eight calls, of which five pass in each second: the sixth is refused with
-//! `RESOURCE_EXHAUSTED`, and the client reads off `google.rpc.RetryInfo` when to come back, and does. The second runs the server alone,
-//! with the standard health service (`grpc.health.v1.Health`) behind five calls in ten seconds for each peer, for any
-//! gRPC client to try. `PORT` chooses another port; `PORT=0` lets the system choose a free one.
+//! `RESOURCE_EXHAUSTED`, and the client reads off `google.rpc.RetryInfo` when to come back, and does. The second runs
+//! the server alone, with the standard health service (`grpc.health.v1.Health`) behind five calls in ten seconds for
+//! each peer, for any gRPC client to try. `PORT` chooses another port; `PORT=0` lets the system choose a free one.
 
 use std::env;
 use std::error::Error;

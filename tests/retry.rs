@@ -129,7 +129,8 @@ fn hostile_answers() -> Vec<Response<()>> {
     answers.chain(statuses.into_iter().flatten()).collect()
 }
 
-/// Whatever a server says, and however the client is set: so many requests and so long a wait, and the answer is handed on.
+/// Whatever a server says, and however the client is set: so many requests and so long a wait, and the answer is handed
+/// on.
 #[tokio::test(start_paused = true)]
 async fn no_answer_makes_a_client_wait_or_ask_beyond_its_bounds() {
     let patient = RetryAfter::new().max_retries(u32::MAX).jitter(Duration::ZERO).first_guess(Duration::MAX);

@@ -33,7 +33,8 @@ def refusal_of(error: grpc.RpcError) -> float:
     delay = detail(RetryInfo()).retry_delay.ToTimedelta().total_seconds()
     violations = detail(QuotaFailure()).violations
     check(0 < delay <= 10, delay)
-    check([(each.subject, each.description) for each in violations] == [("limit:default", "at most 5 in 10s")], violations)
+    told = [(each.subject, each.description) for each in violations]
+    check(told == [("limit:default", "at most 5 in 10s")], violations)
     print(f"refused: {error.details()}; RetryInfo {delay} s; QuotaFailure {violations[0].subject!r}")
     return delay
 

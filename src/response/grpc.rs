@@ -13,8 +13,8 @@ use crate::decision::{Decision, Standing};
 
 const PUSHBACK: HeaderName = HeaderName::from_static("grpc-retry-pushback-ms");
 
-/// Answers as gRPC servers do: a refusal is a *trailers-only* response, of HTTP status 200, whose header fields hold the
-/// gRPC status, and whose body is empty. (Clients read a plain 429 as `UNAVAILABLE`, the wrong code.)
+/// Answers as gRPC servers do: a refusal is a *trailers-only* response, of HTTP status 200, whose header fields hold
+/// the gRPC status, and whose body is empty. (Clients read a plain 429 as `UNAVAILABLE`, the wrong code.)
 ///
 /// | Refusal | Code | Details |
 /// |---|---|---|
@@ -23,8 +23,8 @@ const PUSHBACK: HeaderName = HeaderName::from_static("grpc-retry-pushback-ms");
 /// | the store could not answer, and the policy is to refuse | `UNAVAILABLE` (14) | `RetryInfo` |
 /// | the request lacks its key | `INVALID_ARGUMENT` (3), or `INTERNAL` (13) if the server is at fault | |
 ///
-/// A call is charged when it begins, a stream like any other, however many messages follow. A refused call never reaches
-/// its handler. Handlers find an [`Admission`] in the request's extensions.
+/// A call is charged when it begins, a stream like any other, however many messages follow. A refused call never
+/// reaches its handler. Handlers find an [`Admission`] in the request's extensions.
 ///
 /// It serves on a whole server and on one service alike:
 ///
@@ -70,8 +70,8 @@ impl Grpc {
 
     /// Sends `grpc-retry-pushback-ms`, which those clients obey that have a retry policy in their service config
     /// (<https://github.com/grpc/proposal/blob/master/A6-client-retries.md>): in milliseconds, rounded up, and by up to
-    /// `jitter` longer at random, so that not all that were refused together come back together. What never fits is told
-    /// -1: don't retry.
+    /// `jitter` longer at random, so that not all that were refused together come back together. What never fits is
+    /// told -1: don't retry.
     #[must_use]
     pub fn pushback(mut self, jitter: Duration) -> Self {
         self.pushback = Some(jitter);

@@ -80,8 +80,8 @@ impl<R, P> Http<R, P> {
         self
     }
 
-    /// Renders refusals by a closure of your own, `Fn(&Refusal) -> Response<Body>`. The header fields are added to what it
-    /// returns.
+    /// Renders refusals by a closure of your own, `Fn(&Refusal) -> Response<Body>`. The header fields are added to what
+    /// it returns.
     ///
     /// ```
     /// use tower_ratelimit::response::{Http, Refusal};
@@ -97,9 +97,9 @@ impl<R, P> Http<R, P> {
         Http { tell: self.tell, render, partition: self.partition }
     }
 
-    /// Tells the partition key (`pk`) in `RateLimit` and `RateLimit-Policy`: by what the quota is counted, so that a client
-    /// that is several knows which of them it was. It is sent as 128 bits of a keyed hash, never in clear: under a
-    /// [`Pepper`](crate::key::Pepper) if all servers are to send the same, else under
+    /// Tells the partition key (`pk`) in `RateLimit` and `RateLimit-Policy`: by what the quota is counted, so that a
+    /// client that is several knows which of them it was. It is sent as 128 bits of a keyed hash, never in clear: under
+    /// a [`Pepper`](crate::key::Pepper) if all servers are to send the same, else under
     /// [`OwnPepper`](crate::key::OwnPepper).
     ///
     /// `key` is the layer's, as a rule, and is extracted once more to answer. All limits are told with the same `pk`.

@@ -13,8 +13,8 @@ const DETAILS: HeaderName = HeaderName::from_static("grpc-status-details-bin");
 const PUSHBACK: &str = "grpc-retry-pushback-ms";
 
 /// Reads the statuses of gRPC calls: `RESOURCE_EXHAUSTED` and `UNAVAILABLE` are asked again if they say when, by
-/// `grpc-retry-pushback-ms` (a negative one says never, and so does one that can't be read) or by `google.rpc.RetryInfo`.
-/// All others are final.
+/// `grpc-retry-pushback-ms` (a negative one says never, and so does one that can't be read) or by
+/// `google.rpc.RetryInfo`. All others are final.
 ///
 /// A tonic client's calls have bodies that can't be cloned, but its messages can: make a service of the call.
 ///

@@ -10,8 +10,8 @@ const RATELIMIT: HeaderName = HeaderName::from_static("ratelimit");
 /// Reads HTTP answers.
 ///
 /// - A 429 says to come back after `Retry-After` (RFC 9110, section 10.2.3): in so many seconds, or at a date, which is
-///   reckoned from the answer's own `Date` if it has one, so that the clocks need not agree. If there is none that can be
-///   read, after the longest `t` of the quotas in `RateLimit` of which nothing remains
+///   reckoned from the answer's own `Date` if it has one, so that the clocks need not agree. If there is none that can
+///   be read, after the longest `t` of the quotas in `RateLimit` of which nothing remains
 ///   (draft-ietf-httpapi-ratelimit-headers-10). Else it may be asked again later.
 /// - A 503 is asked again only if it says when, and the request's method is idempotent: it may have been acted upon.
 /// - With the feature `tonic`, an answer that has a `grpc-status` is read as [`GrpcStatus`](super::GrpcStatus) does.

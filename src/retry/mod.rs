@@ -1,7 +1,7 @@
 //! Clients that come back when they are told to (feature `retry`).
 //!
-//! [`RetryAfter`] is a policy for tower's [`Retry`](tower::retry::Retry). It reads off a refusal when to come back, waits
-//! for that long and asks again:
+//! [`RetryAfter`] is a policy for tower's [`Retry`](tower::retry::Retry). It reads off a refusal when to come back,
+//! waits for that long and asks again:
 //!
 //! | Read by | From |
 //! |---|---|
@@ -9,11 +9,12 @@
 //! | `GrpcStatus` | `grpc-retry-pushback-ms`, else `google.rpc.RetryInfo` (feature `tonic`) |
 //! | a closure `Fn(&Request, Result<&Response, &Error>) -> Told` | what it looks at |
 //!
-//! No server is believed beyond what the client has said it would bear: neither in how long it waits, nor in how often it
-//! asks.
+//! No server is believed beyond what the client has said it would bear: neither in how long it waits, nor in how often
+//! it asks.
 //!
-//! A client that keeps to its own limit is refused seldom. The layer limits clients as it does servers: here by waiting,
-//! with an error for what can't have its turn in time. The retries are outside of it, so that they count as well.
+//! A client that keeps to its own limit is refused seldom. The layer limits clients as it does servers: here by
+//! waiting, with an error for what can't have its turn in time. The retries are outside of it, so that they count as
+//! well.
 //!
 //! ```
 //! use std::time::Duration;

@@ -12,9 +12,9 @@ use crate::timer::{Sleep, sleep};
 
 /// A policy for tower's [`Retry`](tower::retry::Retry): asks again when it is told to, and never sooner.
 ///
-/// For one request it asks at most three times again, waits at most a minute at a time and two minutes in all, unless it
-/// is told otherwise. An answer that says to wait for longer is final, and handed on: to come back sooner would be no use.
-/// Where it is not said when to come back, it waits for a second, and then twice as long each time.
+/// For one request it asks at most three times again, waits at most a minute at a time and two minutes in all, unless
+/// it is told otherwise. An answer that says to wait for longer is final, and handed on: to come back sooner would be
+/// no use. Where it is not said when to come back, it waits for a second, and then twice as long each time.
 ///
 /// The request must be `Clone`, its body included: `http_body_util::Full` is, a stream is not.
 #[derive(Clone, Debug)]
@@ -84,8 +84,8 @@ impl<R> RetryAfter<R> {
         self
     }
 
-    /// Sets how long it waits first where it isn't told: by default a second. The next waits are twice as long each, and
-    /// each is shorter by up to a half at random.
+    /// Sets how long it waits first where it isn't told: by default a second. The next waits are twice as long each,
+    /// and each is shorter by up to a half at random.
     pub fn first_guess(mut self, wait: Duration) -> Self {
         self.bounds.first_guess = wait;
         self

@@ -168,7 +168,8 @@ async fn over_tls_of_ones_own_the_peer_is_known_as_well() {
     assert_refused(&status, Duration::from_secs(60), 1);
 }
 
-/// tower's `Retry` around a call, whose messages can be cloned where its bodies can't. The wait is read, and stepped over.
+/// tower's `Retry` around a call, whose messages can be cloned where its bodies can't. The wait is read, and stepped
+/// over.
 #[tokio::test]
 async fn a_client_comes_back_when_it_is_told_to() {
     let (layer, clock) = per_minute(1);
