@@ -46,6 +46,7 @@
 //! | [`store`] | where states are remembered |
 //! | [`tariff`] | what a request costs, before and after it was answered |
 //! | [`response`] | what a decision looks like from outside |
+//! | `retry` | clients that come back when they are told to (feature `retry`) |
 //! | `policy` | limits from configuration (feature `serde`) |
 //!
 //! When a request is charged, and what dropping its future means, is said at
@@ -116,9 +117,13 @@
 //!
 //! - **`axum`**: [`PeerIp`] and [`ClientIp`] read axum's `ConnectInfo<SocketAddr>`, and `key::MatchedPath` its routes.
 //! - **`redis`**: limits that many processes share, in `Redis`. **`redis-tls`** reaches it by TLS.
+//! - **`retry`**: clients that come back when they are told to: `retry::RetryAfter`, a policy for tower's `Retry`.
 //! - **`serde`**: a [`Quota`] is read and written as text, such as `"100/min"`; limits from configuration, in `policy`.
 //! - **`timer`**: requests wait for their turn, by tokio's timer: `RateLimitLayer::max_wait`, and a [`LeakyQueue`] behind the
 //!   layer.
+//! - **`tonic`**: gRPC in tonic 0.14: `response::Grpc` and `response::ByContentType`, `tariff::OnlyCodes`, and the peer's
+//!   address for [`PeerIp`] and [`ClientIp`].
+//! - **`tonic-tls`**: the peer's address where a server of your own hands tonic its TLS connections.
 
 pub mod algorithm;
 mod bill;
@@ -131,11 +136,15 @@ pub mod key;
 mod layer;
 pub mod limit;
 pub mod limiter;
+#[cfg(feature = "tonic")]
+mod named;
 mod patience;
 #[cfg(feature = "serde")]
 pub mod policy;
 mod quota;
 pub mod response;
+#[cfg(feature = "retry")]
+pub mod retry;
 mod service;
 mod settings;
 pub mod store;
@@ -169,3 +178,8 @@ pub use crate::table::WhenFull;
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]
 struct Readme;
+
+/// Those of the page for who comes from another crate.
+#[cfg(doctest)]
+#[doc = include_str!("../docs/from-tower-governor.md")]
+struct FromTowerGovernor;

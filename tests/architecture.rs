@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 /// A new module needs a place here: as low as it can be.
 const STEPS: &[&[&str]] = &[
     &["clock", "error", "sync", "timer"],
-    &["decision", "encode", "quota"],
+    &["decision", "encode", "quota", "retry"],
     &["algorithm", "key"],
     &["limit", "response", "table"],
     &["limiter"],
@@ -24,7 +24,7 @@ const STEPS: &[&[&str]] = &[
     &["patience"],
     &["future"],
     &["service"],
-    &["layer"],
+    &["layer", "named"],
 ];
 
 /// What is around a request, and knows of a decision only that there is one.

@@ -29,7 +29,12 @@ impl Drop for Running {
 }
 
 fn start(name: &str) -> Running {
+    start_with(name, &[])
+}
+
+fn start_with(name: &str, arguments: &[&str]) -> Running {
     let mut command = Command::new(executable(name));
+    command.args(arguments);
     // A free port, for those that listen.
     command.env("PORT", "0").stdin(Stdio::null()).stdout(Stdio::piped());
     Running(command.spawn().unwrap_or_else(|error| panic!("{name}: {error}")))
@@ -147,6 +152,38 @@ fn axum() {
         assert!(health.starts_with("HTTP/1.1 200 OK\r\n") && health.ends_with("\r\n\r\nok\n"), "{health}");
         assert!(!health.contains("ratelimit"), "{health}");
     }
+}
+
+#[test]
+fn tonic() {
+    let printed = printed_by("tonic");
+    let is_refusal =
+        |line: &&String| line.contains(": ResourceExhausted, rate limit \"default\" exceeded, retry after ");
+    let served: Vec<_> = printed.iter().filter(|line| !is_refusal(line)).map(String::as_str).collect();
+    let all: Vec<_> = (1..=8).map(|number| format!("call {number}: Serving")).collect();
+    assert_eq!(served, all);
+    // Eight calls take a machine of any speed more than one window, or less.
+    assert!(printed.len() <= 9, "who waits for as long as it is told is let in: {printed:#?}");
+}
+
+#[test]
+fn tonic_alone() {
+    let mut server = start_with("tonic", &["serve"]);
+    let mut lines = BufReader::new(server.0.stdout.take().expect("piped")).lines();
+    let listening = lines.next().expect("it tells where it listens").expect("text");
+    let address = listening.strip_prefix("listening on http://").unwrap_or_else(|| panic!("{listening}"));
+    let stream = TcpStream::connect(address.parse::<SocketAddr>().expect("an address"));
+    stream.expect("it listens");
+}
+
+#[test]
+fn client() {
+    let printed = printed_by("client");
+    let [generous, strict] = &printed[..] else { panic!("{printed:#?}") };
+    // Whether the provider has had to refuse any depends on how evenly this machine runs; tests/retry.rs tells in virtual
+    // time.
+    assert!(generous.starts_with("a provider of 10 a second: 12 of 12 succeeded, "), "{generous}");
+    assert_eq!(strict, "a provider of 3 a second: 6 of 6 succeeded, refused on the way: true");
 }
 
 /// One request on a connection of its own.

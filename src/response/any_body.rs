@@ -3,20 +3,21 @@ use http::{Request, Response};
 
 use super::admission::Admission;
 use super::body::Body;
-use super::http::{Http, HttpMark};
-use super::problem::{Problem, Render};
+use super::http::Http;
 use super::refusal::Refusal;
 use super::seam::Respond;
+use super::tell::HttpMark;
 
-/// [`Http`] for services with any response body: the limited service's body is a [`Body`] around it.
+/// A responder for services with any response body, of one that answers in bytes: the limited service's body is a
+/// [`Body`] around it.
 ///
 /// Made by [`Http::any_body`].
-#[derive(Clone, Debug)]
-pub struct AnyBody<R = Problem>(pub(super) Http<R>);
+#[derive(Clone, Copy, Debug)]
+pub struct AnyBody<R = Http>(pub(super) R);
 
 impl<A, B, E, R> Respond<Request<A>, Response<B>, E> for AnyBody<R>
 where
-    R: Render<Bytes>,
+    R: Respond<Request<A>, Response<Bytes>, E, Response = Response<Bytes>, Error = E, Mark = HttpMark>,
 {
     type Response = Response<Body<B>>;
     type Error = E;
@@ -27,18 +28,18 @@ where
     }
 
     fn wants_every_refusal(&self) -> bool {
-        true
+        self.0.wants_every_refusal()
     }
 
     fn admit(&self, request: &mut Request<A>, admission: Admission) -> HttpMark {
-        self.0.mark(request.extensions_mut(), admission)
+        self.0.admit(request, admission)
     }
 
     fn finish(mark: HttpMark, response: Response<B>) -> Response<Body<B>> {
         mark.finish(response).map(Body::service)
     }
 
-    fn refuse(&self, _request: Request<A>, refusal: Refusal) -> Result<Response<Body<B>>, E> {
-        Ok(self.0.refusal(refusal).map(Body::refusal))
+    fn refuse(&self, request: Request<A>, refusal: Refusal) -> Result<Response<Body<B>>, E> {
+        Ok(self.0.refuse(request, refusal)?.map(Body::refusal))
     }
 }

@@ -3,8 +3,11 @@
 use std::cell::RefCell;
 use std::time::Duration;
 
+use base64::Engine;
+use base64::prelude::BASE64_STANDARD as STANDARD;
 use http::{HeaderMap, HeaderName, HeaderValue, header};
 
+use super::partition::Hash;
 use super::text::push_number;
 use crate::decision::{Decision, Figures, Standing, Verdict};
 
@@ -25,7 +28,8 @@ pub enum LegacyReset {
 }
 
 /// `RateLimit` and `RateLimit-Policy`, appended to what a handler or another limiter has put there.
-pub(super) fn add_draft(headers: &mut HeaderMap, standings: &[Standing]) {
+pub(super) fn add_draft(headers: &mut HeaderMap, standings: &[Standing], partition: Option<Hash>) {
+    let key = partition.map(|hash| format!(";pk=:{}:", STANDARD.encode(hash))).unwrap_or_default();
     with_rendered(|rendered| {
         let told = || standings.iter().filter(|standing| !standing.is_shadow());
         let Rendered { figures, list, .. } = rendered;
@@ -39,9 +43,10 @@ pub(super) fn add_draft(headers: &mut HeaderMap, standings: &[Standing]) {
             if more_after > 0 {
                 push_parameter(list, ";t=", more_after);
             }
+            list.push_str(&key);
         }
         let state = value(list);
-        if let Some(policy) = rendered.policy(&told().map(Standing::name)) {
+        if let Some(policy) = rendered.policy(&told().map(Standing::name), &key) {
             headers.append(RATELIMIT_POLICY, policy);
         }
         if let Some(state) = state {
@@ -85,9 +90,17 @@ impl Rendered {
         Self { policies: Vec::new(), oldest: 0, figures: Vec::new(), list: String::new() }
     }
 
-    /// The policy of limits with these names and the figures that are noted.
-    fn policy<'a>(&mut self, names: &(impl Iterator<Item = &'a str> + Clone)) -> Option<HeaderValue> {
+    /// The policy of limits with these names and the figures that are noted. One for a key is made anew each time.
+    fn policy<'a>(&mut self, names: &(impl Iterator<Item = &'a str> + Clone), key: &str) -> Option<HeaderValue> {
         let limits = || names.clone().zip(&self.figures).map(|(name, figures)| (name, figures.limit, figures.window));
+        if !key.is_empty() {
+            self.list.clear();
+            for (name, limit, window) in limits() {
+                push_policy(&mut self.list, name, limit, window);
+                self.list.push_str(key);
+            }
+            return value(&self.list);
+        }
         let is_that = |policy: &&Policy| {
             let same = |((name, limit, window), (of, q, w)): ((&str, u64, Duration), &(String, u64, Duration))| {
                 name == of && limit == *q && window == *w
@@ -105,9 +118,7 @@ impl Rendered {
     fn render(&mut self, limits: Vec<(String, u64, Duration)>) -> Option<HeaderValue> {
         self.list.clear();
         for (name, limit, window) in &limits {
-            push_item(&mut self.list, name);
-            push_parameter(&mut self.list, ";q=", *limit);
-            push_parameter(&mut self.list, ";w=", seconds(*window).max(1));
+            push_policy(&mut self.list, name, *limit, *window);
         }
         let value = value(&self.list)?;
         let policy = Policy { limits, value: value.clone() };
@@ -118,6 +129,12 @@ impl Rendered {
         self.oldest = (self.oldest + 1) % Self::MOST;
         Some(value)
     }
+}
+
+fn push_policy(list: &mut String, name: &str, limit: u64, window: Duration) {
+    push_item(list, name);
+    push_parameter(list, ";q=", limit);
+    push_parameter(list, ";w=", seconds(window).max(1));
 }
 
 /// The time until there is more: for what was refused it is told no later than it is refused until.
@@ -153,6 +170,21 @@ pub(super) fn add_legacy(headers: &mut HeaderMap, decision: &Decision, reset: Le
 /// `Retry-After`: whole seconds, rounded up, at least 1.
 pub(super) fn add_retry_after(headers: &mut HeaderMap, retry_after: Duration) {
     headers.insert(header::RETRY_AFTER, HeaderValue::from(seconds(retry_after).max(1)));
+}
+
+/// Names the fields in `Access-Control-Expose-Headers`, after what is named there already.
+pub(super) fn expose(headers: &mut HeaderMap) {
+    let present = [RATELIMIT, RATELIMIT_POLICY, LEGACY_LIMIT, LEGACY_REMAINING, LEGACY_RESET, header::RETRY_AFTER];
+    let mut list = String::with_capacity(96);
+    for name in present.iter().filter(|name| headers.contains_key(*name)) {
+        if !list.is_empty() {
+            list.push_str(", ");
+        }
+        list.push_str(name.as_str());
+    }
+    if let Some(names) = value(&list) {
+        headers.append(header::ACCESS_CONTROL_EXPOSE_HEADERS, names);
+    }
 }
 
 /// Starts a member of a structured-field List: a String (RFC 9651, section 3.3.3), which is ASCII.

@@ -42,7 +42,8 @@ use super::refusal::Refusal;
 #[diagnostic::on_unimplemented(
     message = "`{Self}` can't answer for a service that takes `{Request}` and returns `{Response}`",
     note = "`Http` answers for HTTP services whose response body is made from `Bytes`; for other bodies use \
-            `.responder(Http::new().any_body())`, for services that are not HTTP `.responder(AsError)` or a closure"
+            `.responder(Http::new().any_body())`, for gRPC `Grpc::new()` or `Grpc::new().any_body()` (feature `tonic`), \
+            for services that are not HTTP `.responder(AsError)` or a closure"
 )]
 pub trait Respond<Request, Response, Error> {
     /// What the limited service answers with.

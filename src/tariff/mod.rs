@@ -8,10 +8,15 @@
 //! |---|---|
 //! | [`OnlyFailures`] | it failed: failed logins, bad requests |
 //! | [`OnlySuccesses`] | it succeeded: paid calls |
+//! | `OnlyCodes` | it ended in one of these gRPC codes (feature `tonic`) |
 //! | a closure `Fn(charged, Result<&Response, &Error>) -> u64` | and at what, as the closure says |
 
+#[cfg(feature = "tonic")]
+mod grpc;
 mod outcome;
 mod seam;
 
+#[cfg(feature = "tonic")]
+pub use self::grpc::OnlyCodes;
 pub use self::outcome::{OnlyFailures, OnlySuccesses};
 pub use self::seam::{CostBy, One, SettleBy, Settles, Tariff};

@@ -47,15 +47,16 @@ impl<Request, F: Fn(&Request) -> Option<IpAddr>> PeerAddress<Request> for F {
 }
 
 /// The peer's address as servers put it into a request's extensions: axum's `ConnectInfo<SocketAddr>` (feature `axum`),
-/// or a [`SocketAddr`], which your own server inserts.
+/// tonic's `TcpConnectInfo` (feature `tonic`; over tonic's own TLS as well), `TlsConnectInfo<TcpConnectInfo>` (feature
+/// `tonic-tls`), or a [`SocketAddr`], which your own server inserts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct FromExtensions;
 
 impl<B> PeerAddress<Request<B>> for FromExtensions {
     fn peer_address(&self, request: &Request<B>) -> Option<IpAddr> {
         let extensions = request.extensions();
-        let address = axum_peer(extensions).or_else(|| extensions.get::<SocketAddr>().copied());
-        address.map(|address| address.ip())
+        let address = axum_peer(extensions).or_else(|| tonic_peer(extensions));
+        address.or_else(|| extensions.get::<SocketAddr>().copied()).map(|address| address.ip())
     }
 }
 
@@ -69,6 +70,32 @@ fn axum_peer(extensions: &Extensions) -> Option<SocketAddr> {
 
 #[cfg(not(feature = "axum"))]
 fn axum_peer(_: &Extensions) -> Option<SocketAddr> {
+    None
+}
+
+#[cfg(feature = "tonic")]
+fn tonic_peer(extensions: &Extensions) -> Option<SocketAddr> {
+    use tonic::transport::server::TcpConnectInfo;
+
+    let plain = extensions.get::<TcpConnectInfo>().and_then(TcpConnectInfo::remote_addr);
+    plain.or_else(|| tls_peer(extensions))
+}
+
+#[cfg(not(feature = "tonic"))]
+fn tonic_peer(_: &Extensions) -> Option<SocketAddr> {
+    None
+}
+
+/// tonic's own TLS notes both; a TLS stream that is handed to it, this alone.
+#[cfg(feature = "tonic-tls")]
+fn tls_peer(extensions: &Extensions) -> Option<SocketAddr> {
+    use tonic::transport::server::{TcpConnectInfo, TlsConnectInfo};
+
+    extensions.get::<TlsConnectInfo<TcpConnectInfo>>()?.get_ref().remote_addr()
+}
+
+#[cfg(all(feature = "tonic", not(feature = "tonic-tls")))]
+fn tls_peer(_: &Extensions) -> Option<SocketAddr> {
     None
 }
 

@@ -12,8 +12,9 @@ use crate::key::{ExtractKey, Extracted};
 /// address counts by its first 64 bits, as a client has at least all addresses that share them;
 /// [`ipv6_prefix`](Self::ipv6_prefix) chooses another length.
 ///
-/// The address is read from the request's extensions: axum's `ConnectInfo<SocketAddr>` (feature `axum`), or a
-/// [`SocketAddr`](std::net::SocketAddr) that your own server put there; [`peer`](Self::peer) looks elsewhere. If there
+/// The address is read from the request's extensions: axum's `ConnectInfo<SocketAddr>` (feature `axum`), tonic's
+/// `TcpConnectInfo` (feature `tonic`), or a [`SocketAddr`](std::net::SocketAddr) that your own server put there;
+/// [`peer`](Self::peer) looks elsewhere. If there
 /// is none, the key is missing by the server's fault: in axum serve the router by
 /// `into_make_service_with_connect_info::<SocketAddr>()`.
 ///

@@ -1,0 +1,30 @@
+// A structured-field parser (RFC 9651) reads what the example axum sends.
+import assert from 'node:assert/strict';
+import { parseList } from 'structured-headers';
+
+const url = `http://${process.argv[2]}/`;
+
+for (const [status, remaining] of [[200, 4], [200, 3], [200, 2], [200, 1], [200, 0], [429, 0], [429, 0]]) {
+  const response = await fetch(url);
+  assert.equal(response.status, status);
+
+  const policy = parseList(response.headers.get('ratelimit-policy'));
+  assert.deepEqual(policy, [['default', new Map([['q', 5], ['w', 10]])]]);
+
+  const [[name, parameters], ...others] = parseList(response.headers.get('ratelimit'));
+  assert.equal(name, 'default');
+  assert.deepEqual(others, []);
+  assert.equal(parameters.get('r'), remaining);
+  assert.ok(parameters.get('t') >= 1 && parameters.get('t') <= 10, 'seconds until there is more');
+
+  const retryAfter = response.headers.get('retry-after');
+  if (status === 429) {
+    assert.match(retryAfter, /^[1-9][0-9]*$/);
+    assert.ok(Number(retryAfter) >= parameters.get('t'), 'not earlier than there is more');
+    const problem = await response.json();
+    assert.deepEqual([problem.status, problem['violated-policies']], [429, ['default']]);
+  } else {
+    assert.equal(retryAfter, null);
+  }
+}
+console.log('read on 200 and on 429');

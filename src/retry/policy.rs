@@ -1,0 +1,160 @@
+use std::future::Future;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use pin_project::pin_project;
+use tower::retry::Policy;
+
+use super::http::HttpFields;
+use super::told::{ReadAnswer, Told};
+use crate::timer::{Sleep, sleep};
+
+/// A policy for tower's [`Retry`](tower::retry::Retry): asks again when it is told to, and never sooner.
+///
+/// For one request it asks at most three times again, waits at most a minute at a time and two minutes in all, unless
+/// it is told otherwise. An answer that says to wait for longer is final, and handed on: to come back sooner would be
+/// no use. Where it is not said when to come back, it waits for a second, and then twice as long each time.
+///
+/// The request must be `Clone`, its body included: `http_body_util::Full` is, a stream is not.
+#[derive(Clone, Debug)]
+#[must_use = "a policy does nothing until `Retry` has it"]
+pub struct RetryAfter<R = HttpFields> {
+    read: R,
+    bounds: Bounds,
+    /// Of this request: `Retry` clones the policy for each.
+    retries: u32,
+    waited: Duration,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Bounds {
+    retries: u32,
+    one_wait: Duration,
+    all_waits: Duration,
+    jitter: Duration,
+    first_guess: Duration,
+}
+
+/// However soon a server says: no loop without a pause.
+const SHORTEST: Duration = Duration::from_millis(10);
+
+impl RetryAfter {
+    /// Reads HTTP answers, by [`HttpFields`].
+    pub const fn new() -> Self {
+        let bounds = Bounds {
+            retries: 3,
+            one_wait: Duration::from_secs(60),
+            all_waits: Duration::from_secs(120),
+            jitter: Duration::from_millis(250),
+            first_guess: Duration::from_secs(1),
+        };
+        Self { read: HttpFields, bounds, retries: 0, waited: Duration::ZERO }
+    }
+}
+
+impl<R> RetryAfter<R> {
+    /// Sets what reads the answers: `GrpcStatus`, or a closure.
+    pub fn reading<Q>(self, read: Q) -> RetryAfter<Q> {
+        RetryAfter { read, bounds: self.bounds, retries: self.retries, waited: self.waited }
+    }
+
+    /// Sets how often it asks again: by default three times.
+    pub fn max_retries(mut self, retries: u32) -> Self {
+        self.bounds.retries = retries;
+        self
+    }
+
+    /// Sets for how long it waits at a time: by default a minute. What is told to wait for longer is not asked again.
+    pub fn max_wait(mut self, longest: Duration) -> Self {
+        self.bounds.one_wait = longest;
+        self
+    }
+
+    /// Sets for how long one request waits in all: by default two minutes.
+    pub fn max_total_wait(mut self, longest: Duration) -> Self {
+        self.bounds.all_waits = longest;
+        self
+    }
+
+    /// Sets by how much later than told it comes, at most, at random: by default a quarter of a second. So not all that
+    /// were refused together come back together. It never comes sooner.
+    pub fn jitter(mut self, latest: Duration) -> Self {
+        self.bounds.jitter = latest;
+        self
+    }
+
+    /// Sets how long it waits first where it isn't told: by default a second. The next waits are twice as long each,
+    /// and each is shorter by up to a half at random.
+    pub fn first_guess(mut self, wait: Duration) -> Self {
+        self.bounds.first_guess = wait;
+        self
+    }
+
+    /// How long to wait before the next try, if there is to be one: for loops of your own. It counts the tries.
+    pub fn next_wait(&mut self, told: Told) -> Option<Duration> {
+        let bounds = self.bounds;
+        if self.retries >= bounds.retries {
+            return None;
+        }
+        let wait = match told {
+            Told::Nothing => return None,
+            Told::After(wait) if wait > bounds.one_wait => return None,
+            Told::After(wait) => wait.max(SHORTEST).saturating_add(up_to(bounds.jitter)),
+            Told::Later => {
+                let doubled = bounds.first_guess.saturating_mul(2_u32.saturating_pow(self.retries));
+                let longest = doubled.min(bounds.one_wait);
+                longest.saturating_sub(up_to(longest / 2)).max(SHORTEST)
+            }
+        };
+        let waited = self.waited.saturating_add(wait);
+        if waited > bounds.all_waits {
+            return None;
+        }
+        (self.retries, self.waited) = (self.retries + 1, waited);
+        Some(wait)
+    }
+}
+
+impl Default for RetryAfter {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl<Request, Response, Error, R> Policy<Request, Response, Error> for RetryAfter<R>
+where
+    Request: Clone,
+    R: ReadAnswer<Request, Response, Error>,
+{
+    type Future = Wait;
+
+    fn retry(&mut self, request: &mut Request, answer: &mut Result<Response, Error>) -> Option<Wait> {
+        let told = self.read.read(request, answer.as_ref());
+        // Without a runtime there is nothing to wait with: the answer is handed on.
+        self.next_wait(told).and_then(sleep).map(Wait)
+    }
+
+    fn clone_request(&mut self, request: &Request) -> Option<Request> {
+        Some(request.clone())
+    }
+}
+
+/// The time until the next try.
+#[pin_project]
+#[derive(Debug)]
+#[must_use = "futures do nothing unless polled"]
+pub struct Wait(#[pin] Sleep);
+
+impl Future for Wait {
+    type Output = ();
+
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
+        self.project().0.poll(cx)
+    }
+}
+
+/// Anything from nothing to so much.
+fn up_to(longest: Duration) -> Duration {
+    Duration::from_nanos(fastrand::u64(0..=u64::try_from(longest.as_nanos()).unwrap_or(u64::MAX)))
+}

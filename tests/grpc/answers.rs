@@ -1,0 +1,190 @@
+//! What a refusal looks like, field by field.
+
+use std::convert::Infallible;
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::{HeaderMap, Request, Response};
+use http_body_util::{BodyExt, Full};
+use tonic::{Code, Status};
+use tonic_types::StatusExt;
+use tower::{Layer, ServiceExt, service_fn};
+use tower_ratelimit::key::{Extracted, Global, Header};
+use tower_ratelimit::limiter::{Acquire, Limiter, Outcome, Receipt, Reply};
+use tower_ratelimit::response::{Admission, Grpc};
+use tower_ratelimit::{
+    Ask, Decision, Error, FixedWindow, Gcra, Limit, ManualClock, Memory, Quota, RateLimitLayer, Source, Timestamp,
+    Verdict,
+};
+
+type Page = Response<Full<Bytes>>;
+
+async fn ok(request: Request<()>) -> Result<Page, Infallible> {
+    assert!(request.extensions().get::<Admission>().is_some(), "handlers are told");
+    Ok(Response::new(Full::from("answer")))
+}
+
+/// Always says the same.
+#[derive(Clone)]
+struct Says(Result<Verdict, Error>);
+
+impl Limiter<()> for Says {
+    type Future = std::future::Ready<Result<Outcome, Error>>;
+
+    fn acquire(&self, (): &(), _: Ask) -> Acquire<Self::Future> {
+        let decision = |verdict| Decision::by_policy(Timestamp::from_micros(0), verdict).from_source(Source::Policy);
+        Acquire::Ready(self.0.clone().map(|verdict| Outcome { decision: decision(verdict), receipt: None }))
+    }
+
+    fn give_back(&self, (): &(), _: Receipt) -> Reply<()> {
+        Reply::ready(Ok(()))
+    }
+
+    fn settle(&self, (): &(), _: Receipt, _: u64) -> Reply<()> {
+        Reply::ready(Ok(()))
+    }
+}
+
+async fn ask<L: Limiter<()> + Clone>(limiter: L, responder: Grpc) -> Page {
+    let service = RateLimitLayer::new(Global, limiter).responder(responder).layer(service_fn(ok));
+    service.oneshot(Request::new(())).await.unwrap_or_else(|never| match never {})
+}
+
+/// A limit that is used up.
+fn used_up(quota: FixedWindow) -> Memory<FixedWindow, ManualClock> {
+    let limiter = Memory::builder(quota).clock(ManualClock::new()).build().expect("a limiter");
+    while limiter.decide(&(), Ask::default()).is_allowed() {}
+    limiter
+}
+
+fn status(headers: &HeaderMap) -> Status {
+    Status::from_header_map(headers).expect("a status")
+}
+
+#[tokio::test]
+async fn a_refusal_is_of_trailers_only() {
+    let response = ask(used_up(FixedWindow::new(Quota::per_minute(2))), Grpc::new()).await;
+    assert_eq!(response.status(), 200);
+    let headers = response.headers();
+    let mut names: Vec<_> = headers.keys().map(http::HeaderName::as_str).collect();
+    names.sort_unstable();
+    assert_eq!(names, ["content-type", "grpc-message", "grpc-status", "grpc-status-details-bin"]);
+    assert_eq!(headers["content-type"], "application/grpc");
+    assert_eq!(headers["grpc-status"], "8");
+    assert_eq!(headers["grpc-message"], "rate%20limit%20%22default%22%20exceeded,%20retry%20after%2060s");
+    let details = headers["grpc-status-details-bin"].to_str().expect("ASCII");
+    assert!(!details.ends_with('='), "base64 without padding: {details}");
+    assert!(response.extensions().get::<Admission>().is_some_and(|admission| admission.decision().is_some()));
+    assert!(response.into_body().collect().await.expect("a body").to_bytes().is_empty());
+}
+
+#[tokio::test]
+async fn names_are_percent_encoded() {
+    let clock = ManualClock::new();
+    let limit = Limit::new("größe 100%\n", FixedWindow::new(Quota::per_minute(1)));
+    let limiter = Memory::builder(limit).clock(clock).build().expect("a limiter");
+    assert!(limiter.decide(&(), Ask::default()).is_allowed());
+    let response = ask(limiter, Grpc::new()).await;
+    let message = response.headers()["grpc-message"].to_str().expect("ASCII").to_owned();
+    assert!(message.contains("gr%C3%B6%C3%9Fe%20100%25%0A"), "{message}");
+    let status = status(response.headers());
+    assert!(status.message().contains("größe 100%\n"), "{status:?}");
+    let details = status.get_error_details();
+    assert_eq!(details.quota_failure().expect("QuotaFailure").violations[0].quota_id, "größe 100%\n");
+}
+
+#[tokio::test]
+async fn what_never_fits_is_not_to_be_tried_again() {
+    let limiter = Memory::new(Gcra::new(Quota::per_second(2)));
+    let layer = RateLimitLayer::new(Global, limiter).responder(Grpc::new().pushback(Duration::ZERO));
+    let service = layer.cost(|_: &Request<()>| 3).layer(service_fn(ok));
+    let Ok(response) = service.oneshot(Request::new(())).await;
+    let status = status(response.headers());
+    assert_eq!(status.code(), Code::ResourceExhausted);
+    assert!(status.get_error_details().retry_info().is_none());
+    assert!(status.get_error_details().quota_failure().is_some());
+    assert_eq!(response.headers()["grpc-retry-pushback-ms"], "-1");
+}
+
+#[tokio::test]
+async fn several_limits_that_refuse_are_all_named() {
+    let limits = (
+        Limit::new("smooth", Gcra::new(Quota::per_second(1))),
+        Limit::new("minute", FixedWindow::new(Quota::per_minute(1))),
+        Limit::new("day", FixedWindow::new(Quota::per_day(100))),
+        Limit::new("trial", FixedWindow::new(Quota::per_day(1))).shadow(),
+    );
+    let limiter = Memory::builder(limits).clock(ManualClock::new()).build().expect("a limiter");
+    assert!(limiter.decide(&(), Ask::default()).is_allowed());
+    let details = status(ask(limiter, Grpc::new()).await.headers()).get_error_details();
+    let violations = &details.quota_failure().expect("QuotaFailure").violations;
+    assert_eq!(
+        violations.iter().map(|violation| violation.quota_id.as_str()).collect::<Vec<_>>(),
+        ["smooth", "minute"]
+    );
+    assert_eq!(
+        details.retry_info().expect("RetryInfo").retry_delay,
+        Some(Duration::from_secs(60)),
+        "the combined wait"
+    );
+}
+
+#[tokio::test]
+async fn a_store_that_can_not_answer_is_unavailable() {
+    let denied = Verdict::Denied { retry_after: Duration::from_secs(3) };
+    for (says, wait) in [(Err(Error::unavailable("gone")), 1), (Ok(denied), 3)] {
+        let response = ask(Says(says), Grpc::new().pushback(Duration::ZERO)).await;
+        let status = status(response.headers());
+        assert_eq!(status.code(), Code::Unavailable);
+        assert!(!status.message().contains("gone"), "a store's failure is nobody else's business");
+        let details = status.get_error_details();
+        assert_eq!(details.retry_info().expect("RetryInfo").retry_delay, Some(Duration::from_secs(wait)));
+        assert!(details.quota_failure().is_none());
+        assert_eq!(response.headers()["grpc-retry-pushback-ms"], (wait * 1_000).to_string().as_str());
+    }
+}
+
+#[tokio::test]
+async fn a_missing_key_is_the_clients_or_the_servers_fault() {
+    let limiter = Memory::new(Gcra::new(Quota::per_second(2)));
+    let layer = RateLimitLayer::new(Header::from_static("x-tenant"), limiter.clone()).responder(Grpc::new());
+    let Ok(response) = layer.layer(service_fn(ok)).oneshot(Request::new(())).await;
+    let told = status(response.headers());
+    assert_eq!((told.code(), told.message()), (Code::InvalidArgument, "the header field x-tenant is missing"));
+    assert!(told.details().is_empty());
+
+    let missing =
+        |_: &Request<()>| Extracted::<String>::Missing(tower_ratelimit::key::Missing::from_server("no login"));
+    let layer = RateLimitLayer::new(missing, Memory::new(Gcra::new(Quota::per_second(2)))).responder(Grpc::new());
+    let Ok(response) = layer.layer(service_fn(ok)).oneshot(Request::new(())).await;
+    assert_eq!(status(response.headers()).code(), Code::Internal);
+}
+
+#[tokio::test]
+async fn pushback_is_exact_or_later_and_fits_32_bits() {
+    let pushback = |response: &Page| -> i64 {
+        response.headers()["grpc-retry-pushback-ms"].to_str().expect("ASCII").parse().expect("a number")
+    };
+    let minute = used_up(FixedWindow::new(Quota::per_minute(2)));
+    assert_eq!(pushback(&ask(minute.clone(), Grpc::new().pushback(Duration::ZERO)).await), 60_000);
+    let mut told = Vec::new();
+    for _ in 0..200 {
+        told.push(pushback(&ask(minute.clone(), Grpc::new().pushback(Duration::from_millis(500))).await));
+    }
+    assert!(told.iter().all(|millis| (60_000..=60_500).contains(millis)), "{told:?}");
+    assert!(told.iter().max() > told.iter().min(), "jitter");
+
+    let years = used_up(FixedWindow::new(Quota::new(1, Duration::from_secs(100 * 366 * 86_400))));
+    let response = ask(years, Grpc::new().pushback(Duration::MAX)).await;
+    assert_eq!(pushback(&response), i64::from(i32::MAX));
+}
+
+#[tokio::test]
+async fn each_part_can_be_turned_on_and_off() {
+    let limiter = used_up(FixedWindow::new(Quota::per_minute(2)));
+    let response = ask(limiter, Grpc::new().details(false).draft_fields(true).extensions(false)).await;
+    assert!(!response.headers().contains_key("grpc-status-details-bin"));
+    assert!(response.extensions().get::<Admission>().is_none());
+    assert_eq!(response.headers()["ratelimit"], r#""default";r=0;t=60"#);
+    assert_eq!(response.headers()["ratelimit-policy"], r#""default";q=2;w=60"#);
+}

@@ -1,0 +1,83 @@
+use std::net::SocketAddr;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use futures_util::Stream;
+use tokio::net::TcpListener;
+use tonic::transport::{Channel, Endpoint};
+use tonic::{Request, Response, Status};
+use tonic_health::pb::health_check_response::ServingStatus;
+use tonic_health::pb::health_client::HealthClient;
+use tonic_health::pb::health_server::{Health, HealthServer};
+use tonic_health::pb::{HealthCheckRequest, HealthCheckResponse};
+use tower_ratelimit::response::Grpc;
+use tower_ratelimit::{FixedWindow, ManualClock, Memory, PeerIp, Quota, RateLimitLayer};
+
+pub(crate) type Limited = RateLimitLayer<PeerIp, Memory<FixedWindow, ManualClock>, Grpc>;
+
+/// So many in a minute for each peer.
+pub(crate) fn per_minute(limit: u64) -> (Limited, ManualClock) {
+    let clock = ManualClock::new();
+    let limiter = Memory::builder(FixedWindow::new(Quota::per_minute(limit))).clock(clock.clone());
+    let layer = RateLimitLayer::new(PeerIp::new(), limiter.build().expect("a limiter"));
+    (layer.responder(Grpc::new()), clock)
+}
+
+/// The health service, which counts the calls that reach it. It fails for the service `fail`, and in a stream after its
+/// first message for the service `break`.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Counting(Arc<AtomicUsize>);
+
+impl Counting {
+    pub(crate) fn service(&self) -> HealthServer<Self> {
+        HealthServer::new(self.clone())
+    }
+
+    pub(crate) fn calls(&self) -> usize {
+        self.0.load(Ordering::SeqCst)
+    }
+}
+
+#[tonic::async_trait]
+impl Health for Counting {
+    type WatchStream = Pin<Box<dyn Stream<Item = Result<HealthCheckResponse, Status>> + Send>>;
+
+    async fn check(&self, request: Request<HealthCheckRequest>) -> Result<Response<HealthCheckResponse>, Status> {
+        self.0.fetch_add(1, Ordering::SeqCst);
+        match request.get_ref().service.as_str() {
+            "fail" => Err(Status::unauthenticated("who is it?")),
+            _ => Ok(Response::new(serving())),
+        }
+    }
+
+    async fn watch(&self, request: Request<HealthCheckRequest>) -> Result<Response<Self::WatchStream>, Status> {
+        self.0.fetch_add(1, Ordering::SeqCst);
+        let last = match request.get_ref().service.as_str() {
+            "break" => Err(Status::internal("broken off")),
+            _ => Ok(serving()),
+        };
+        Ok(Response::new(Box::pin(futures_util::stream::iter([Ok(serving()), last]))))
+    }
+}
+
+fn serving() -> HealthCheckResponse {
+    HealthCheckResponse { status: ServingStatus::Serving.into() }
+}
+
+pub(crate) fn of(service: &str) -> HealthCheckRequest {
+    HealthCheckRequest { service: service.to_owned() }
+}
+
+pub(crate) async fn listen() -> (TcpListener, SocketAddr) {
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
+    let address = listener.local_addr().expect("an address");
+    (listener, address)
+}
+
+pub(crate) async fn connect(address: SocketAddr) -> HealthClient<Channel> {
+    let endpoint =
+        Endpoint::try_from(format!("http://{address}")).expect("an address").timeout(Duration::from_secs(20));
+    HealthClient::new(endpoint.connect().await.expect("the server listens"))
+}
