@@ -129,6 +129,7 @@ pub mod key;
 mod layer;
 pub mod limit;
 pub mod limiter;
+pub mod observe;
 mod patience;
 #[cfg(feature = "serde")]
 pub mod policy;

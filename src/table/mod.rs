@@ -32,6 +32,8 @@ use crate::sync::Backoff;
 /// Clones are the same table.
 pub(crate) struct Table<C> {
     sets: Arc<[Set<C>]>,
+    /// How many live keys had to go. Only counted: no decision reads it, so it is not loom's either.
+    forgotten: Arc<std::sync::atomic::AtomicU64>,
 }
 
 /// Where a key was found, or that it was not, and the versions that vouch for it.
@@ -61,7 +63,7 @@ impl<C: Cell> Table<C> {
     /// slack leaves it at 88 %; a small table, where chance weighs more, gets some sets on top.
     pub(crate) fn with_room_for(keys: usize, words: usize) -> Self {
         let sets = (keys / 21).saturating_mul(4).saturating_add(keys % 21 / 5).saturating_add(Self::EXTRA_SETS);
-        Self { sets: (0..sets).map(|_| Set::new(words)).collect() }
+        Self { sets: (0..sets).map(|_| Set::new(words)).collect(), forgotten: Arc::default() }
     }
 
     #[cfg(not(loom))]
@@ -72,6 +74,11 @@ impl<C: Cell> Table<C> {
     /// How many keys have room: the hard cap on what is remembered.
     pub(crate) fn slots(&self) -> usize {
         self.sets.len() * SLOTS
+    }
+
+    /// How many keys were forgotten that were not idle, as there was no room.
+    pub(crate) fn forgotten(&self) -> u64 {
+        self.forgotten.load(std::sync::atomic::Ordering::Relaxed)
     }
 
     pub(crate) fn bytes(&self) -> usize {
@@ -294,6 +301,7 @@ impl<C: Cell> Table<C> {
             let victim = slots.min_by_key(|&(set, slot)| self.sets[set].cell(slot).fresh_at());
             if let Some((set, slot)) = victim {
                 self.sets[set].vacate(slot);
+                self.forgotten.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
             }
         }
         self.sets[high].unlock(versions[1]);
@@ -348,7 +356,7 @@ impl<C> Table<C> {
 
 impl<C> Clone for Table<C> {
     fn clone(&self) -> Self {
-        Self { sets: Arc::clone(&self.sets) }
+        Self { sets: Arc::clone(&self.sets), forgotten: Arc::clone(&self.forgotten) }
     }
 }
 

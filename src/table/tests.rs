@@ -29,7 +29,7 @@ impl Iterator for Hashes {
 }
 
 fn table_of(sets: usize) -> Words {
-    Table { sets: (0..sets).map(|_| Set::new(2)).collect() }
+    Table { sets: (0..sets).map(|_| Set::new(2)).collect(), forgotten: Arc::default() }
 }
 
 /// Reads the key for where it is.

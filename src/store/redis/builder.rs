@@ -9,6 +9,7 @@ use super::limits::{IntoRedisLimits, RedisLimit};
 use super::server::RedisServer;
 use crate::clock::Clock;
 use crate::error::Error;
+use crate::observe::{Observer, Observers};
 
 /// Builds a [`Redis`] with other than the default settings.
 #[must_use = "a builder builds nothing by itself"]
@@ -20,6 +21,7 @@ pub struct RedisBuilder<Key: ?Sized> {
     pub(super) deadline: Duration,
     pub(super) secret: Option<Vec<u8>>,
     pub(super) clock: Option<Arc<dyn Clock>>,
+    pub(super) observers: Observers,
     key: PhantomData<fn(&Key)>,
 }
 
@@ -39,6 +41,7 @@ impl<Key: ?Sized> RedisBuilder<Key> {
             deadline: Self::DEFAULT_DEADLINE,
             secret: None,
             clock: None,
+            observers: Observers::default(),
             key: PhantomData,
         }
     }
@@ -60,6 +63,14 @@ impl<Key: ?Sized> RedisBuilder<Key> {
     /// data. All processes need the same one. [`Redis::rotate_secret`] replaces it.
     pub fn hashed_keys(mut self, secret: impl Into<Vec<u8>>) -> Self {
         self.secret = Some(secret.into());
+        self
+    }
+
+    /// Tells `observer` of calls, of the breaker, and of limits that are at odds: see [`observe`](crate::observe). What
+    /// becomes of requests is told by the layer: an observer that is to know both is given to both. May be called several
+    /// times; each observer is told.
+    pub fn observe(mut self, observer: impl Observer + 'static) -> Self {
+        self.observers.add(observer);
         self
     }
 

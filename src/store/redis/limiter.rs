@@ -117,6 +117,7 @@ impl<Key: ?Sized> Redis<Key> {
         crate::limit::names_differ(infos.iter().map(|info| info.name.as_str()))?;
         let keys = Keys::new(&builder.prefix, &builder.name, &infos, Secret::new(builder.secret));
         let core = Core {
+            name: builder.name,
             server: builder.server,
             script: Script::of(&infos),
             rows: infos,
@@ -124,6 +125,7 @@ impl<Key: ?Sized> Redis<Key> {
             deadline: builder.deadline,
             probe_key: format!("{}:probe", builder.prefix),
             clock: builder.clock,
+            observers: builder.observers,
         };
         let handle = Shared {
             core: Arc::new(core),
@@ -155,7 +157,7 @@ impl<Key: ?Sized> Redis<Key> {
             ))),
         };
         if result.is_ok() {
-            core.breaker.success();
+            core.succeeded();
         }
         result
     }
@@ -337,7 +339,7 @@ impl<Key: ?Sized> Shared<Key> {
                 let core = Arc::clone(&self.core);
                 runtime.spawn(async move {
                     if let Ok(Ok(())) = tokio::time::timeout(RedisServer::CONNECT_WITHIN, probe(&core)).await {
-                        core.breaker.success();
+                        core.succeeded();
                     }
                 });
             }
