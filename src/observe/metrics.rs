@@ -1,5 +1,5 @@
 use std::fmt;
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Once, OnceLock};
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
@@ -32,20 +32,11 @@ struct Shared {
     limiter: Arc<str>,
     /// Those of the requests, by the limit that spoke.
     requests: ArcSwap<Vec<Arc<Requests>>>,
-    handles: OnceLock<Handles>,
-}
-
-/// What needs no look-up but for the limiter's name.
-struct Handles {
-    waiters: Gauge,
-    waited: Histogram,
-    given_back: Counter,
-    charged: Counter,
-    by_server: Counter,
-    batch_orders: Histogram,
-    batch_seconds: Histogram,
-    batch_errors: Counter,
-    warnings: Counter,
+    described: Once,
+    // Made when they are needed first, as those of the requests.
+    waits: OnceLock<(Gauge, Histogram)>,
+    settled: OnceLock<[Counter; 2]>,
+    batches: OnceLock<(Histogram, Histogram, Counter)>,
 }
 
 /// The counters of one limit.
@@ -69,7 +60,14 @@ impl Metrics {
     /// Metrics with the label `limiter` of this value, which tells several layers apart.
     #[must_use]
     pub fn new(limiter: &str) -> Self {
-        Self(Arc::new(Shared { limiter: limiter.into(), requests: ArcSwap::default(), handles: OnceLock::new() }))
+        Self(Arc::new(Shared {
+            limiter: limiter.into(),
+            requests: ArcSwap::default(),
+            described: Once::new(),
+            waits: OnceLock::new(),
+            settled: OnceLock::new(),
+            batches: OnceLock::new(),
+        }))
     }
 }
 
@@ -78,21 +76,52 @@ impl Shared {
         self.limiter.as_ref().to_owned()
     }
 
-    fn handles(&self) -> &Handles {
-        self.handles.get_or_init(|| {
-            describe();
-            Handles {
-                waiters: gauge!("ratelimit_waiters", "limiter" => self.limiter()),
-                waited: histogram!("ratelimit_wait_seconds", "limiter" => self.limiter()),
-                given_back: counter!("ratelimit_given_back_total", "limiter" => self.limiter()),
-                charged: counter!("ratelimit_charged_later_total", "limiter" => self.limiter()),
-                by_server: counter!("ratelimit_misassembled_total", "limiter" => self.limiter()),
-                batch_orders: histogram!("ratelimit_batch_orders", "limiter" => self.limiter()),
-                batch_seconds: histogram!("ratelimit_batch_seconds", "limiter" => self.limiter()),
-                batch_errors: counter!("ratelimit_batch_errors_total", "limiter" => self.limiter()),
-                warnings: counter!("ratelimit_warnings_total", "limiter" => self.limiter()),
-            }
+    fn waits(&self) -> &(Gauge, Histogram) {
+        self.waits.get_or_init(|| {
+            (
+                gauge!("ratelimit_waiters", "limiter" => self.limiter()),
+                histogram!("ratelimit_wait_seconds", "limiter" => self.limiter()),
+            )
         })
+    }
+
+    fn settled(&self, charged: u64, actual: u64) {
+        let [given_back, charged_later] = self.settled.get_or_init(|| {
+            [
+                counter!("ratelimit_given_back_total", "limiter" => self.limiter()),
+                counter!("ratelimit_charged_later_total", "limiter" => self.limiter()),
+            ]
+        });
+        given_back.increment(charged.saturating_sub(actual));
+        charged_later.increment(actual.saturating_sub(charged));
+    }
+
+    fn batch(&self, orders: usize, took: Duration, is_error: bool) {
+        let (sizes, times, errors) = self.batches.get_or_init(|| {
+            (
+                histogram!("ratelimit_batch_orders", "limiter" => self.limiter()),
+                histogram!("ratelimit_batch_seconds", "limiter" => self.limiter()),
+                counter!("ratelimit_batch_errors_total", "limiter" => self.limiter()),
+            )
+        });
+        sizes.record(f64::from(u32::try_from(orders).unwrap_or(u32::MAX)));
+        times.record(took);
+        errors.increment(u64::from(is_error));
+    }
+
+    fn breaker(&self, store: &str, is_open: bool) {
+        let labels = [("limiter", self.limiter()), ("store", store.to_owned())];
+        counter!("ratelimit_breaker_opened_total", &labels).increment(u64::from(is_open));
+        gauge!("ratelimit_breaker_open", &labels).set(f64::from(u8::from(is_open)));
+    }
+
+    #[allow(clippy::cast_precision_loss, reason = "a gauge is a double")]
+    fn usage(&self, limit: &str, live_keys: usize, room: usize, bytes: usize, forgotten: u64) {
+        let labels = [("limiter", self.limiter()), ("limit", limit.to_owned())];
+        gauge!("ratelimit_memory_keys", &labels).set(live_keys as f64);
+        gauge!("ratelimit_memory_room_keys", &labels).set(room as f64);
+        gauge!("ratelimit_memory_bytes", &labels).set(bytes as f64);
+        counter!("ratelimit_memory_forgotten_total", &labels).absolute(forgotten);
     }
 
     fn requests_of(&self, limit: &str) -> Arc<Requests> {
@@ -113,7 +142,6 @@ impl Shared {
 
     /// One request has ended.
     fn count(&self, event: &Event<'_>, kind: Kind, took: Option<Duration>) {
-        self.handles();
         let limit = event.limit().unwrap_or(NONE);
         let name = event.source().unwrap_or(NONE);
         let source = SOURCES.iter().position(|known| *known == name).unwrap_or(SOURCES.len() - 1);
@@ -178,6 +206,7 @@ impl Requests {
 impl Observer for Metrics {
     fn observe(&self, event: &Event<'_>) {
         let shared = &*self.0;
+        shared.described.call_once(describe);
         match *event {
             Event::Decided { decision, took } => {
                 if let Some(kind) = event.kind() {
@@ -189,54 +218,25 @@ impl Observer for Metrics {
             Event::Missing { by_server, forwarded, .. } => {
                 shared.count(event, if forwarded { Kind::MissingExempt } else { Kind::Missing }, None);
                 if by_server {
-                    shared.handles().by_server.increment(1);
+                    counter!("ratelimit_misassembled_total", "limiter" => shared.limiter()).increment(1);
                 }
             }
             Event::Exempt => shared.count(event, Kind::Exempt, None),
             Event::Abandoned { .. } => shared.count(event, Kind::Abandoned, None),
-            Event::WaitBegun => shared.handles().waiters.increment(1.0),
+            Event::WaitBegun => shared.waits().0.increment(1.0),
             Event::WaitEnded { waited } => {
-                shared.handles().waiters.decrement(1.0);
-                shared.handles().waited.record(waited);
+                shared.waits().0.decrement(1.0);
+                shared.waits().1.record(waited);
             }
-            Event::Settled { charged, actual } => {
-                shared.handles().given_back.increment(charged.saturating_sub(actual));
-                shared.handles().charged.increment(actual.saturating_sub(charged));
-            }
-            Event::Batch { orders, took, error, .. } => {
-                let handles = shared.handles();
-                handles.batch_orders.record(f64::from(u32::try_from(orders).unwrap_or(u32::MAX)));
-                handles.batch_seconds.record(took);
-                handles.batch_errors.increment(u64::from(error.is_some()));
-            }
-            Event::Breaker { store, open } => {
-                shared.handles();
-                let (limiter, store) = (shared.limiter(), store.to_owned());
-                let opened = counter!(
-                    "ratelimit_breaker_opened_total", "limiter" => limiter.clone(), "store" => store.clone()
-                );
-                opened.increment(u64::from(open.is_some()));
-                gauge!("ratelimit_breaker_open", "limiter" => limiter, "store" => store).set(if open.is_some() {
-                    1.0
-                } else {
-                    0.0
-                });
-            }
+            Event::Settled { charged, actual } => shared.settled(charged, actual),
+            Event::Batch { orders, took, error, .. } => shared.batch(orders, took, error.is_some()),
+            Event::Breaker { store, open } => shared.breaker(store, open.is_some()),
             Event::Usage { limit, live_keys, room, bytes, forgotten } => {
-                shared.handles();
-                for (name, amount) in [
-                    ("ratelimit_memory_keys", live_keys),
-                    ("ratelimit_memory_room_keys", room),
-                    ("ratelimit_memory_bytes", bytes),
-                ] {
-                    let labels = [("limiter", shared.limiter()), ("limit", limit.to_owned())];
-                    #[allow(clippy::cast_precision_loss, reason = "a gauge is a double")]
-                    gauge!(name, &labels).set(amount as f64);
-                }
-                let labels = [("limiter", shared.limiter()), ("limit", limit.to_owned())];
-                counter!("ratelimit_memory_forgotten_total", &labels).absolute(forgotten);
+                shared.usage(limit, live_keys, room, bytes, forgotten);
             }
-            Event::Warning { .. } => shared.handles().warnings.increment(1),
+            Event::Warning { .. } => {
+                counter!("ratelimit_warnings_total", "limiter" => shared.limiter()).increment(1);
+            }
         }
     }
 }
