@@ -87,3 +87,48 @@ fn memory_tells_how_full_it_is() {
     clock.advance(Duration::from_secs(3600));
     assert_eq!(usage(), (0, room, forgotten));
 }
+
+/// Two of one name in one process that can't both be meant: nothing has to be connected for that.
+#[test]
+fn limiters_at_odds_are_found_when_they_are_built() {
+    use tower_ratelimit::{Gcra, Limit, RedisServer};
+
+    let server = || RedisServer::open("redis://127.0.0.1:1/3").expect("an address");
+    let notes = Notes::default();
+    let build =
+        |server: RedisServer, name: &str, prefix: &str, limits: Vec<tower_ratelimit::store::RedisLimit<u64>>| {
+            Redis::builder(server, name, limits).prefix(prefix).observe(notes.clone()).build().expect("a limiter")
+        };
+    fn window(limit: &'static str, quota: u64) -> tower_ratelimit::store::RedisLimit<u64> {
+        tower_ratelimit::store::RedisLimit::new(Limit::new(limit, FixedWindow::new(Quota::per_hour(quota))))
+    }
+    let bucket = tower_ratelimit::store::RedisLimit::new(Limit::new("hour", Gcra::new(Quota::per_hour(10))));
+
+    let first = build(server(), "odds", "p", vec![window("hour", 10)]);
+    // The same again, another name, another limit, another prefix, another database, and a clone.
+    let others = [
+        build(server(), "odds", "p", vec![window("hour", 10)]),
+        build(server(), "other", "p", vec![window("hour", 20)]),
+        build(server(), "odds", "p", vec![window("day", 20)]),
+        build(server(), "odds", "q", vec![window("hour", 20)]),
+        build(RedisServer::open("redis://127.0.0.1:1/4").expect("an address"), "odds", "p", vec![window("hour", 20)]),
+        first.clone(),
+    ];
+    assert_eq!(notes.take(), [""; 0]);
+    drop(others);
+
+    let told = |limiter: Redis<u64>| {
+        drop(limiter);
+        notes.take()
+    };
+    let quota = told(build(server(), "odds", "p", vec![window("hour", 20)]));
+    assert_eq!(quota.len(), 1, "{quota:?}");
+    assert!(quota[0].contains("\"odds\"") && quota[0].contains("\"hour\"") && quota[0].contains("different quotas"));
+    let algorithm = told(build(server(), "odds", "p", vec![bucket]));
+    assert_eq!(algorithm.len(), 1, "{algorithm:?}");
+    assert!(algorithm[0].contains("different algorithms"), "{algorithm:?}");
+
+    // Who is gone is not at odds with anybody.
+    drop(first);
+    assert_eq!(told(build(server(), "odds", "p", vec![window("hour", 20)])), [""; 0]);
+}

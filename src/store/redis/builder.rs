@@ -83,6 +83,10 @@ impl<Key: ?Sized> RedisBuilder<Key> {
 
     /// The limiter. Nothing is connected yet: see [`Redis::check`].
     ///
+    /// A limit of the same name in another limiter of this process with the same name, prefix and server, that counts by
+    /// another algorithm or quota, is a [warning](crate::observe::Event::Warning) to observers: it may be on its way out, as
+    /// where limits are replaced.
+    ///
     /// # Errors
     ///
     /// If there is no limit, two limits have the same name, a name is empty, the deadline is zero, or the secret is too

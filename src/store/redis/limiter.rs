@@ -16,6 +16,7 @@ use super::builder::RedisBuilder;
 use super::keys::{Keys, Secret};
 use super::limits::IntoRedisLimits;
 use super::line::{Core, Line, drive, late, probe};
+use super::neighbours::Presence;
 use super::order::{Answer, Operation, Order, Shape, Steps};
 use super::row::Row;
 use super::script::Script;
@@ -26,6 +27,7 @@ use crate::decision::{Ask, Decision};
 use crate::encode::KeyWriter;
 use crate::error::Error;
 use crate::limiter::{Acquire, Limiter, Outcome, Receipt, Reply};
+use crate::observe::Event;
 
 /// A limiter whose states lie in Redis, shared by all processes that use the same name there.
 ///
@@ -116,6 +118,10 @@ impl<Key: ?Sized> Redis<Key> {
         let infos: Vec<_> = rows.iter().map(|row| row.info()).collect();
         crate::limit::names_differ(infos.iter().map(|info| info.name.as_str()))?;
         let keys = Keys::new(&builder.prefix, &builder.name, &infos, Secret::new(builder.secret));
+        let (presence, odds) = Presence::announce(builder.server.place(), &builder.prefix, &builder.name, &infos);
+        for message in &odds {
+            builder.observers.tell(|| Event::Warning { message });
+        }
         let core = Core {
             name: builder.name,
             server: builder.server,
@@ -126,6 +132,7 @@ impl<Key: ?Sized> Redis<Key> {
             probe_key: format!("{}:probe", builder.prefix),
             clock: builder.clock,
             observers: builder.observers,
+            _presence: presence,
         };
         let handle = Shared {
             core: Arc::new(core),

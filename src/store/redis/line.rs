@@ -16,6 +16,7 @@ use super::batch::Batch;
 use super::breaker::Breaker;
 use super::connection::Connection;
 use super::failure::Failure;
+use super::neighbours::Presence;
 use super::order::Order;
 use super::row::RowInfo;
 use super::script::Script;
@@ -37,6 +38,8 @@ pub(super) struct Core {
     /// For tests: decides by this clock instead of the server's.
     pub(super) clock: Option<Arc<dyn Clock>>,
     pub(super) observers: Observers,
+    /// Tells others of this process with the same name that it lives.
+    pub(super) _presence: Arc<Presence>,
 }
 
 impl Core {
