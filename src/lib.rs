@@ -45,6 +45,7 @@
 //! | [`store`] | where states are remembered |
 //! | [`tariff`] | what a request costs, before and after it was answered |
 //! | [`response`] | what a decision looks like from outside |
+//! | [`observe`] | what becomes of requests, and what stores live through: for metrics and logs |
 //! | `policy` | limits from configuration (feature `serde`) |
 //!
 //! When a request is charged, and what dropping its future means, is said at
@@ -114,9 +115,11 @@
 //! None is on by default, and each only adds.
 //!
 //! - **`axum`**: [`PeerIp`] and [`ClientIp`] read axum's `ConnectInfo<SocketAddr>`, and `key::MatchedPath` its routes.
+//! - **`metrics`**: `observe::Metrics` counts and measures by the `metrics` facade.
 //! - **`serde`**: a [`Quota`] is read and written as text, such as `"100/min"`; limits from configuration, in `policy`.
 //! - **`timer`**: requests wait for their turn, by tokio's timer: `RateLimitLayer::max_wait`, and a [`LeakyQueue`] behind the
 //!   layer.
+//! - **`tracing`**: `observe::Tracing` writes events by the `tracing` facade.
 
 pub mod algorithm;
 mod bill;

@@ -362,7 +362,7 @@ impl<C> Clone for Table<C> {
 
 impl<C> std::fmt::Debug for Table<C> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Table").field("slots", &(self.sets.len() * SLOTS)).finish()
+        f.debug_struct("Table").field("slots", &(self.sets.len() * SLOTS)).finish_non_exhaustive()
     }
 }
 
