@@ -18,7 +18,9 @@ use std::time::Duration;
 use axum::routing::get;
 use axum::{Extension, Router};
 use tower_ratelimit::limiter::Fallback;
-use tower_ratelimit::{Admission, FixedWindow, Memory, PeerIp, Quota, RateLimitLayer, Redis, RedisServer, Source};
+use tower_ratelimit::{
+    Admission, Decision, FixedWindow, Memory, PeerIp, Quota, RateLimitLayer, Redis, RedisServer, Source,
+};
 
 const TEN_SECONDS: Duration = Duration::from_secs(10);
 
@@ -61,18 +63,12 @@ async fn run() -> Result<(), Box<dyn std::error::Error>> {
 }
 
 async fn hello(Extension(admission): Extension<Admission>) -> &'static str {
-    match admission.decision().map(|decision| decision.source()) {
+    match admission.decision().map(Decision::source) {
         Some(Source::Fallback) => "Hello! Redis is gone: this process counts by itself.\n",
         _ => "Hello! You are within the limit.\n",
     }
 }
 
 fn with_causes(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        text.push_str(&format!(": {error}"));
-        cause = error.source();
-    }
-    text
+    std::iter::successors(Some(error), |error| error.source()).map(ToString::to_string).collect::<Vec<_>>().join(": ")
 }

@@ -42,7 +42,7 @@ pub trait EncodeKey {
 
 /// A key being written: see [`EncodeKey`].
 ///
-/// Text is written as it is where it consists of ASCII letters, digits and `-._~@/+=`; all other bytes are escaped as in
+/// Text is written as it is where it consists of ASCII letters, digits and `-._@/+=`; all other bytes are escaped as in
 /// addresses of the web (`%2C`). So what a client chooses can't look like a part of another key, and no brace of it steers a
 /// key to a slot of a cluster.
 #[derive(Clone, Debug, Default)]
@@ -74,7 +74,7 @@ impl KeyWriter {
         }
         for &byte in bytes {
             match byte {
-                b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'-' | b'.' | b'_' | b'~' | b'@' | b'/' | b'+' | b'=' => {
+                b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'-' | b'.' | b'_' | b'@' | b'/' | b'+' | b'=' => {
                     self.text.push(char::from(byte));
                 }
                 _ => {
@@ -107,7 +107,8 @@ impl KeyWriter {
         self.text.push_str(part);
     }
 
-    pub(crate) fn clear(&mut self) {
+    /// Begins anew, with the room that there is.
+    pub fn clear(&mut self) {
         self.text.clear();
         self.follows = false;
     }
@@ -197,13 +198,13 @@ impl EncodeKey for () {
     fn encode(&self, _key: &mut KeyWriter) {}
 }
 
+/// In parentheses, or `-`: so that a part that is written as nothing at all is still told from none.
 impl<T: EncodeKey> EncodeKey for Option<T> {
     fn encode(&self, key: &mut KeyWriter) {
-        key.group(|key| {
-            if let Some(some) = self {
-                some.encode(key);
-            }
-        });
+        match self {
+            Some(some) => key.group(|key| some.encode(key)),
+            None => key.plain("-"),
+        }
     }
 }
 

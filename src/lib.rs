@@ -1,4 +1,5 @@
-//! Exact rate limiting for any tower service: in memory, with nothing else to run and nothing to clean up.
+//! Exact rate limiting for any tower service: in memory with nothing else to run and nothing to clean up, or in Redis, where
+//! any number of processes share the limits.
 //!
 //! A [`RateLimitLayer`] asks two questions of each request: *whose* is it, and *how much* may they have? What is within the
 //! limit goes on to the service. What is not is answered at once, with the exact time after which trying again works.
@@ -116,6 +117,7 @@
 //!
 //! - **`axum`**: [`PeerIp`] and [`ClientIp`] read axum's `ConnectInfo<SocketAddr>`, and `key::MatchedPath` its routes.
 //! - **`metrics`**: `observe::Metrics` counts and measures by the `metrics` facade.
+//! - **`redis`**: limits that many processes share, in `Redis`. **`redis-tls`** reaches it by TLS.
 //! - **`serde`**: a [`Quota`] is read and written as text, such as `"100/min"`; limits from configuration, in `policy`.
 //! - **`timer`**: requests wait for their turn, by tokio's timer: `RateLimitLayer::max_wait`, and a [`LeakyQueue`] behind the
 //!   layer.
@@ -165,6 +167,7 @@ pub use crate::settings::WhenMissing;
 pub use crate::store::{DynLimit, Memory, MemoryBuilder};
 #[cfg(feature = "redis")]
 pub use crate::store::{Redis, RedisBuilder, RedisServer};
+pub use crate::table::WhenFull;
 
 /// The examples in README.md.
 #[cfg(doctest)]

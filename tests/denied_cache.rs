@@ -152,11 +152,11 @@ async fn a_refusal_is_remembered_no_longer_than_its_greatest_age() {
 }
 
 /// With the cache and without it: the same verdicts and times.
-fn is_exact(seed: Vec<(u64, u64, u64)>, here: impl Limiter<u64>, there: impl Limiter<u64>, clock: &ManualClock) {
+fn is_exact(seed: Vec<(u64, u64, u64)>, here: &impl Limiter<u64>, there: &impl Limiter<u64>, clock: &ManualClock) {
     tokio_test::block_on(async {
         for (pause, key, cost) in seed {
             clock.advance(Duration::from_millis(pause));
-            let (here, there) = (ask(&here, key, Ask::cost(cost)).await, ask(&there, key, Ask::cost(cost)).await);
+            let (here, there) = (ask(here, key, Ask::cost(cost)).await, ask(there, key, Ask::cost(cost)).await);
             let told = |decision: &Decision| (decision.verdict(), decision.reset(), decision.decided_at());
             assert_eq!(told(&here.decision), told(&there.decision));
         }
@@ -178,7 +178,7 @@ macro_rules! exact {
                 fn $name(trace in traces()) {
                     let clock = ManualClock::new();
                     let memory = || Memory::builder($algorithm).max_keys(64).clock(clock.clone()).build().expect("a limit");
-                    is_exact(trace, memory(), cached(memory(), &clock).0, &clock);
+                    is_exact(trace, &memory(), &cached(memory(), &clock).0, &clock);
                 }
             )+
         }

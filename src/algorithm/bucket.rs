@@ -285,6 +285,15 @@ impl Bucket {
         }
     }
 
+    /// The later of both arrival times and of both floors.
+    pub(crate) fn inherit(&self, state: &mut Words, from: &Words, now: Timestamp) {
+        let [own, other] = [&*state, from].map(|state| self.at_own_rate(self.level(state, now.as_micros())));
+        let at = own.at.max(other.at);
+        let order = |tat: Tat| (tat.whole, std::cmp::Reverse(tat.part));
+        let tat = if order(other.tat) > order(own.tat) { other.tat } else { own.tat };
+        self.write(state, tat, at, own.floor.max(other.floor));
+    }
+
     #[inline(always)]
     pub(crate) fn reading(&self, state: &Words, now: Timestamp) -> Reading {
         let Level { tat, at, rate, .. } = self.level(state, now.as_micros());

@@ -22,7 +22,10 @@ if short == 1 then
         break
       end
       whole, part, former_tokens, former_ticks, written_at, floor, expires = unpack('<ddddddd', value)
-      if written_at > now or former_tokens ~= tokens or former_ticks ~= ticks then
+      -- Asked so that what is no number fails too: somebody else's bytes are left to the driver.
+      if not (written_at >= 0 and written_at <= now and former_tokens == tokens and former_ticks == ticks
+          and whole >= 0 and whole <= MOST and part >= 0 and part <= MOST
+          and floor >= 0 and floor <= MOST and expires >= 0 and expires <= MOST) then
         short = 0
         break
       elseif whole <= now then

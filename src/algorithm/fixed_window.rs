@@ -126,6 +126,17 @@ impl Algorithm for FixedWindow {
         }
     }
 
+    /// The window that ends later, with the greater of both counts.
+    fn inherit(&self, state: &mut [u64; 4], from: &[u64; 4], now: Timestamp) {
+        let Some(other) = self.open(from, now.as_micros()) else { return };
+        let (end, window) = match self.open(state, now.as_micros()) {
+            Some(own) if own.end >= other.end => (state[0], own),
+            _ => (from[0], other),
+        };
+        let used = self.open(state, now.as_micros()).map_or(0, |own| own.used).max(other.used);
+        *state = [end, used, window.at.max(other.at), window.start];
+    }
+
     #[inline]
     fn reading(&self, state: &[u64; 4], now: Timestamp) -> Reading {
         let now = now.as_micros();

@@ -21,7 +21,8 @@ if short == 1 then
         break
       end
       written_till, used, written_at, start, expires = unpack('<ddddd', value)
-      if written_at > now then
+      if not (written_at >= 0 and written_at <= now and written_till >= 0 and written_till <= MOST
+          and used >= 0 and used <= MOST and start >= 0 and start <= MOST and expires >= 0 and expires <= MOST) then
         short = 0
         break
       end

@@ -97,6 +97,10 @@ macro_rules! bucket_front {
                 self.kernel.reading(state, now)
             }
 
+            fn inherit(&self, state: &mut bucket::Words, from: &bucket::Words, now: Timestamp) {
+                self.kernel.inherit(state, from, now);
+            }
+
             fn longest_reset(&self) -> Duration {
                 self.kernel.longest_reset()
             }

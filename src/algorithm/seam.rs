@@ -103,6 +103,21 @@ pub trait Algorithm: fmt::Debug + Send + Sync + 'static {
     /// The longest time from a state within the limit until it is as good as new.
     fn longest_reset(&self) -> Duration;
 
+    /// Makes `state` one that owes at least what `from` owes, too: for a key that
+    /// [inherits](crate::WhenFull::Inherit) from another.
+    ///
+    /// The default keeps the state that is as good as new later, and the other one where that is the fuller of two that are so
+    /// at the same time: enough where that moment says all that is owed.
+    fn inherit(&self, state: &mut Self::State, from: &Self::State, now: Timestamp) {
+        let owes = |state| {
+            let figures = self.reading(state, now).figures();
+            (figures.reset, figures.limit.saturating_sub(figures.remaining))
+        };
+        if owes(from) > owes(state) {
+            *state = from.clone();
+        }
+    }
+
     /// How many words a state has, if it is one of [`Blocks`](super::Blocks). For other states it says nothing.
     ///
     /// Where the algorithm is chosen by the key or can be replaced, a state has [`MAX_WORDS`](super::Blocks::MAX_WORDS), and

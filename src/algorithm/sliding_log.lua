@@ -11,7 +11,12 @@ local struct_pack, struct_unpack = struct.pack, struct.unpack
 local HEAD, HIT = 72, 16
 local MOST = 2 ^ 53
 
--- The hits `from` to `till` in order of age, 0 the oldest.
+-- Whether a head can be one: what is said of the ring is true of it, and it fits into a string.
+local function holds(s)
+  return s[5] <= s[7] and s[7] <= 2 ^ 25 and (s[4] < s[7] or s[4] == 0)
+end
+
+-- The hits `from` to `till` in order of age, 0 the oldest. Ends early where the string does, which only others can cut.
 local function read(s, from, till, visit)
   local first, size = s[4], s[7]
   while from <= till do
@@ -19,6 +24,9 @@ local function read(s, from, till, visit)
     local count = math.min(till - from + 1, size - slot, 32)
     local offset = HEAD + slot * HIT
     local hits = redis.call('GETRANGE', s.key, offset, offset + count * HIT - 1)
+    if #hits < count * HIT then
+      return
+    end
     for i = 0, count - 1 do
       local time, weight = struct_unpack('<dd', hits, i * HIT + 1)
       if visit(from + i, time, weight) then
@@ -142,7 +150,9 @@ local function give_back(s, now, charge, p)
     local middle = math.floor((low + high) / 2)
     local found, weight
     read(s, middle, middle, function(_, t, w) found, weight = t, w end)
-    if found == time then
+    if not found then
+      return false
+    elseif found == time then
       local back = math.min(weight, p[3])
       s[3] = s[3] - back
       write_hit(s, middle, time, weight - back)
@@ -150,6 +160,9 @@ local function give_back(s, now, charge, p)
       while s[5] > 0 do
         local newest, weighs
         read(s, s[5] - 1, s[5] - 1, function(_, t, w) newest, weighs = t, w end)
+        if not newest then
+          return false
+        end
         s[6], s[1] = newest, newest + s[2]
         if weighs > 0 then
           return true
@@ -173,11 +186,12 @@ local function view(s, now, p)
   if used == 0 then
     return 0, now, now
   end
+  -- The newest hit is never one that weighs nothing: all has left when it has.
   local more = math.max(1, used - p[1] + 1)
-  return used, freed_at(s, first, used, period, at), freed_at(s, first, more, period, at)
+  return used, s[6] + period, freed_at(s, first, more, period, at)
 end
 
 return {
-  words = 7, params = 3, promises = false, head = HEAD,
+  words = 7, params = 3, promises = false, head = HEAD, holds = holds,
   peek = peek, commit = commit, give_back = give_back, view = view,
 }

@@ -1,3 +1,4 @@
+use std::collections::VecDeque;
 use std::time::Duration;
 
 use super::{Algorithm, Charge, Log};
@@ -172,6 +173,39 @@ impl Algorithm for SlidingLog {
             state.hits.remove(index);
             state.fresh_at = state.hits.back().map_or(0, |&(time, _)| time.saturating_add(state.period));
         }
+    }
+
+    /// Hits of which, since any moment, there are as many as of either.
+    fn inherit(&self, state: &mut Log, from: &Log, now: Timestamp) {
+        let newest_first =
+            |window: Window<'_>| window.log.hits.range(window.first..).rev().copied().collect::<Vec<_>>();
+        let [own, other] = [&*state, from].map(|log| newest_first(self.window(log, now.as_micros())));
+        let (mut own, mut other) = (own.into_iter().peekable(), other.into_iter().peekable());
+        if other.peek().is_none() {
+            return;
+        }
+        let mut hits: VecDeque<(u64, u64)> = VecDeque::new();
+        let (mut of_own, mut of_other, mut counted) = (0_u64, 0_u64, 0);
+        while let Some(time) = own.peek().max(other.peek()).map(|&(time, _)| time) {
+            while let Some((_, weight)) = own.next_if(|hit| hit.0 == time) {
+                of_own = of_own.saturating_add(weight);
+            }
+            while let Some((_, weight)) = other.next_if(|hit| hit.0 == time) {
+                of_other = of_other.saturating_add(weight);
+            }
+            let more = of_own.max(of_other) - counted;
+            counted += more;
+            let is_full = hits.len() >= self.entries();
+            match hits.front_mut() {
+                // Beyond the bound only penalties go: they count with the hit after them, for longer.
+                Some((_, weight)) if is_full => *weight = weight.saturating_add(more),
+                _ if more > 0 => hits.push_front((time, more)),
+                _ => {}
+            }
+        }
+        state.period = self.quota.period_micros();
+        state.fresh_at = hits.back().map_or(0, |&(time, _)| time.saturating_add(state.period));
+        state.hits = hits;
     }
 
     fn reading(&self, state: &Log, now: Timestamp) -> Reading {

@@ -25,7 +25,8 @@ local function view(s, now, p)
     return counts, at, current
   end
   local newest, old_width, old_kept = s[2], s[4], s[5]
-  for block = newest - old_kept + 1, newest do
+  for back = old_kept - 1, 0, -1 do
+    local block = newest - back
     local count = s[6 + block % old_kept] or 0
     if count > 0 and (block + old_kept) * old_width > at then
       local ends = (block + 1) * old_width - 1
@@ -41,9 +42,6 @@ end
 
 local function write(s, counts, at, current, p)
   local width, kept = p[2], p[3] + 1
-  for i = #s, 6 + kept, -1 do
-    s[i] = nil
-  end
   local fresh = 0
   for age = p[3], 0, -1 do
     local block = current - age

@@ -327,6 +327,18 @@ impl Algorithm for SlidingWindow {
         self.write(state, &view);
     }
 
+    /// The greater of both counts, block by block.
+    fn inherit(&self, state: &mut Blocks, from: &Blocks, now: Timestamp) {
+        let (own, other) = (self.view(state, now.as_micros()), self.view(from, now.as_micros()));
+        let (mut newer, older) = if own.at >= other.at { (own, other) } else { (other, own) };
+        let apart = newer.current - older.current;
+        for age in 0..=self.blocks.saturating_sub(apart) {
+            let count = &mut newer.counts[index((age + apart).min(self.blocks))];
+            *count = (*count).max(older.counts[index(age)]);
+        }
+        self.write(state, &newer);
+    }
+
     fn reading(&self, state: &Blocks, now: Timestamp) -> Reading {
         let view = self.view(state, now.as_micros());
         let limit = self.quota.limit();

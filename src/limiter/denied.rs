@@ -240,12 +240,20 @@ where
         self.changing(key, |limiter| limiter.settle(key, receipt, actual))
     }
 
+    fn give_back(&self, key: &Key, receipt: Receipt) -> Reply<()> {
+        self.changing(key, |limiter| limiter.give_back(key, receipt))
+    }
+
     fn set(&self, limit: &str, key: &Key, used: u64) -> Reply<()> {
         self.changing(key, |limiter| limiter.set(limit, key, used))
     }
 
     fn block(&self, limit: &str, key: &Key, span: Duration) -> Reply<()> {
         self.changing(key, |limiter| limiter.block(limit, key, span))
+    }
+
+    fn forgive(&self, limit: &str, key: &Key) -> Reply<()> {
+        self.changing(key, |limiter| limiter.forgive(limit, key))
     }
 
     fn reset(&self, key: &Key) -> Reply<()> {

@@ -41,11 +41,20 @@ impl<Key: ?Sized, L: Limiter<Key>, C: Clock> Limiter<Key> for FailOpen<L, C> {
     }
 
     fn peek(&self, key: &Key, ask: Ask) -> Reply<Decision> {
-        self.limiter.peek(key, ask)
+        // What `acquire` would answer.
+        let clock = Arc::clone(&self.clock);
+        match self.limiter.peek(key, ask).try_ready() {
+            Ok(result) => Reply::ready(pass(result, &*clock)),
+            Err(reply) => Reply::pending(async move { pass(reply.await, &*clock) }),
+        }
     }
 
     fn settle(&self, key: &Key, receipt: Receipt, actual: u64) -> Reply<()> {
         self.limiter.settle(key, receipt, actual)
+    }
+
+    fn give_back(&self, key: &Key, receipt: Receipt) -> Reply<()> {
+        self.limiter.give_back(key, receipt)
     }
 
     fn set(&self, limit: &str, key: &Key, used: u64) -> Reply<()> {
@@ -56,12 +65,16 @@ impl<Key: ?Sized, L: Limiter<Key>, C: Clock> Limiter<Key> for FailOpen<L, C> {
         self.limiter.block(limit, key, span)
     }
 
+    fn forgive(&self, limit: &str, key: &Key) -> Reply<()> {
+        self.limiter.forgive(limit, key)
+    }
+
     fn reset(&self, key: &Key) -> Reply<()> {
         self.limiter.reset(key)
     }
 }
 
-fn pass(result: Result<Outcome, Error>, clock: &impl Clock) -> Result<Outcome, Error> {
+fn pass<T: From<Decision>>(result: Result<T, Error>, clock: &impl Clock) -> Result<T, Error> {
     match result {
         Err(error) if error.is_unavailable() => Ok(Decision::by_policy(clock.now(), Verdict::Allowed).into()),
         result => result,

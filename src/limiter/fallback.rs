@@ -93,6 +93,10 @@ where
         if receipt.leave() { self.second.settle(key, receipt, actual) } else { self.first.settle(key, receipt, actual) }
     }
 
+    fn give_back(&self, key: &Key, mut receipt: Receipt) -> Reply<()> {
+        if receipt.leave() { self.second.give_back(key, receipt) } else { self.first.give_back(key, receipt) }
+    }
+
     fn set(&self, limit: &str, key: &Key, used: u64) -> Reply<()> {
         self.second.set(limit, key, used).detach();
         self.first.set(limit, key, used)
@@ -101,6 +105,11 @@ where
     fn block(&self, limit: &str, key: &Key, span: Duration) -> Reply<()> {
         self.second.block(limit, key, span).detach();
         self.first.block(limit, key, span)
+    }
+
+    fn forgive(&self, limit: &str, key: &Key) -> Reply<()> {
+        self.second.forgive(limit, key).detach();
+        self.first.forgive(limit, key)
     }
 
     fn reset(&self, key: &Key) -> Reply<()> {

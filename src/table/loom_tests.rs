@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use loom::thread;
 
-use super::{Spot, Table};
+use super::{Spot, Table, Tenancy, WhenFull};
 use crate::algorithm::{Algorithm, Blocks, Charge, Log, State};
 use crate::limiter::{Outcome, Receipt, Reply};
 use crate::store::{Limits, LimitsFor};
@@ -362,17 +362,30 @@ fn a_peek_never_reads_half_of_a_commit() {
     peek_against_commits::<Log>(2);
 }
 
+/// A key owes as long as it is live.
+struct Plain;
+
+impl Tenancy<[u64; 2]> for Plain {
+    fn owes(&self, &[until, _]: &[u64; 2]) -> (u64, u64) {
+        (0, until)
+    }
+
+    fn inherit(&self, state: &mut [u64; 2], from: &[u64; 2]) {
+        state[0] = state[0].max(from[0]);
+    }
+}
+
 /// Who lists the keys reads each of them as it once was, even if its slot is given away meanwhile.
 #[test]
 fn a_listing_reads_no_key_with_the_state_of_another() {
     model(3, || {
-        let table = Table::<[AtomicU64; 2]>::with_room_for(1, 2);
+        let table = Table::<[AtomicU64; 2]>::with_room_for(1, 2, WhenFull::Forget);
         let (old, new) = (key(2, [0, 1], 0), key(2, [0, 1], 1));
         let put = |table: &Table<[AtomicU64; 2]>, now: u64, key: u64| {
             let mut spot = Spot::BLANK;
             drop(table.read(key, &mut spot));
             assert!(table.lock(&spot), "nobody else writes");
-            let place = table.place(&spot, now).expect("there is room");
+            let place = table.place(&spot, now, &Plain).expect("there is room");
             *table.edit(place) = [now + 100, key];
             table.unlock(&spot);
         };

@@ -20,20 +20,25 @@
 //! remembers the latest moment at which a state in it that was dropped became as good as new (the *horizon*), and a key
 //! that is not found is decided no earlier than that.
 
+mod full;
+mod room;
 mod set;
 
 use std::sync::Arc;
 
+pub use self::full::WhenFull;
+use self::room::Crowding;
+pub(crate) use self::room::{Full, Tenancy};
 use self::set::{SLOTS, Set, all_slots};
 use crate::algorithm::Cell;
 use crate::sync::Backoff;
 
+/// The table.
 ///
 /// Clones are the same table.
 pub(crate) struct Table<C> {
     sets: Arc<[Set<C>]>,
-    /// How many live keys had to go. Only counted: no decision reads it, so it is not loom's either.
-    forgotten: Arc<std::sync::atomic::AtomicU64>,
+    crowding: Arc<Crowding<C>>,
 }
 
 /// Where a key was found, or that it was not, and the versions that vouch for it.
@@ -61,9 +66,17 @@ impl<C: Cell> Table<C> {
     ///
     /// With two candidate sets of six and room made by moving, a table fills to over 98 % before an insertion fails. The
     /// slack leaves it at 88 %; a small table, where chance weighs more, gets some sets on top.
-    pub(crate) fn with_room_for(keys: usize, words: usize) -> Self {
-        let sets = (keys / 21).saturating_mul(4).saturating_add(keys % 21 / 5).saturating_add(Self::EXTRA_SETS);
-        Self { sets: (0..sets).map(|_| Set::new(words)).collect(), forgotten: Arc::default() }
+    pub(crate) fn with_room_for(keys: usize, words: usize, when_full: WhenFull) -> Self {
+        Self::of_sets(Self::sets_for(keys), words, when_full)
+    }
+
+    fn sets_for(keys: usize) -> usize {
+        (keys / 21).saturating_mul(4).saturating_add(keys % 21 / 5).saturating_add(Self::EXTRA_SETS)
+    }
+
+    fn of_sets(sets: usize, words: usize, when_full: WhenFull) -> Self {
+        let crowding = Crowding::new(when_full, sets, words);
+        Self { sets: (0..sets).map(|_| Set::new(words)).collect(), crowding: Arc::new(crowding) }
     }
 
     #[cfg(not(loom))]
@@ -78,11 +91,16 @@ impl<C: Cell> Table<C> {
 
     /// How many keys were forgotten that were not idle, as there was no room.
     pub(crate) fn forgotten(&self) -> u64 {
-        self.forgotten.load(std::sync::atomic::Ordering::Relaxed)
+        self.crowding.forgotten()
+    }
+
+    /// How many states it can hold: one a slot, and the estates.
+    pub(crate) fn states(&self) -> usize {
+        self.slots() + self.crowding.estates()
     }
 
     pub(crate) fn bytes(&self) -> usize {
-        size_of_val(&*self.sets)
+        size_of_val(&*self.sets) + self.crowding.estates() * size_of::<C>()
     }
 
     /// A consistent reading of the key's state, or of the zero state if the key is nowhere. `spot` notes what it was read from.
@@ -173,18 +191,21 @@ impl<C: Cell> Table<C> {
     ///
     /// The spot still vouches for both sets.
     #[inline(always)]
-    pub(crate) fn place(&self, spot: &Spot, now: u64) -> Option<Place> {
-        match spot.at {
-            At::Home(slot) => Some(Place { set: spot.candidates[0], slot }),
-            At::Other(slot) => Some(Place { set: spot.candidates[1], slot }),
-            At::Nowhere => self.place_new(spot, now),
-        }
+    pub(crate) fn place(&self, spot: &Spot, now: u64, tenancy: &impl Tenancy<C::State>) -> Option<Place> {
+        spot.place().or_else(|| self.place_new(spot, now, tenancy))
     }
 
-    fn place_new(&self, spot: &Spot, now: u64) -> Option<Place> {
+    fn place_new(&self, spot: &Spot, now: u64, tenancy: &impl Tenancy<C::State>) -> Option<Place> {
         spot.candidates.into_iter().find_map(|set| {
             let slot = self.sets[set].free_slot(now)?;
+            if self.sets[set].cell(slot).fresh_at() > 0 {
+                self.crowding.relieve();
+            }
             self.sets[set].occupy(slot, spot.fingerprint);
+            // At once, and not only when it is charged: whoever finds the key here asks for no estate.
+            if let Some(state) = self.estate(spot, tenancy) {
+                *self.sets[set].cell(slot).edit() = state;
+            }
             Some(Place { set, slot })
         })
     }
@@ -207,105 +228,50 @@ impl<C: Cell> Table<C> {
     }
 
     /// Changes the key's state, or that of a new slot if it is nowhere and `insert` holds. Tells the [horizon](Seen::horizon).
-    pub(crate) fn alter(&self, hash: u64, now: u64, insert: bool, change: impl Fn(&Self, Place, u64)) {
+    ///
+    /// # Errors
+    ///
+    /// If it found no room.
+    pub(crate) fn alter(
+        &self,
+        hash: u64,
+        now: u64,
+        insert: Option<&impl Tenancy<C::State>>,
+        change: impl Fn(&Self, Place, u64),
+    ) -> Result<(), Full> {
         let mut backoff = Backoff::new();
         loop {
             let mut spot = Spot::BLANK;
             let horizon = self.read(hash, &mut spot).horizon;
-            if spot.is_nowhere() && !insert {
-                return;
+            if spot.is_nowhere() && insert.is_none() {
+                return Ok(());
             }
             if !self.lock(&spot) {
                 backoff.wait();
                 continue;
             }
             let unlock = Unlock { table: self, spot: &spot };
-            if let Some(place) = self.place(&spot, now) {
-                return change(self, place, horizon);
+            let place = match insert {
+                Some(tenancy) => self.place(&spot, now, tenancy),
+                None => spot.place(),
+            };
+            if let Some(place) = place {
+                change(self, place, horizon);
+                return Ok(());
             }
             drop(unlock);
-            self.make_room(&spot, now);
+            if let Some(tenancy) = insert {
+                self.make_room(&spot, now, tenancy)?;
+            }
         }
     }
 
     /// Forgets the key.
     pub(crate) fn remove(&self, hash: u64) {
-        self.alter(hash, 0, false, |table, place, _| table.sets[place.set].vacate(place.slot));
-    }
-
-    /// Makes room for a key that found none: moves some key to its other set, or in the worst case forgets the one among
-    /// those in its sets that is as good as new first.
-    ///
-    /// Call it without holding a lock, and then read anew. By the time of that somebody else may have taken the room.
-    #[cold]
-    pub(crate) fn make_room(&self, spot: &Spot, now: u64) {
-        if !self.make_room_by_moving(spot.candidates, now) {
-            self.forget_soonest_idle(spot.candidates, now);
-        }
-    }
-
-    /// Looks breadth-first for a chain of moves that ends in a set with a free slot, and makes its last move. Earlier moves
-    /// of a longer chain are made when the caller comes back.
-    fn make_room_by_moving(&self, roots: [usize; 2], now: u64) -> bool {
-        let mut queue = roots.to_vec();
-        let mut looked_at = 0;
-        while let Some(&from) = queue.get(looked_at) {
-            looked_at += 1;
-            for slot in all_slots() {
-                let fingerprint = self.sets[from].fingerprint(slot);
-                if fingerprint == 0 {
-                    return true;
-                }
-                let to = self.other_candidate(fingerprint, from);
-                if self.sets[to].free_slot(now).is_some() {
-                    // If another thread was faster, things have changed: the caller looks again.
-                    self.move_key(fingerprint, from, to, now);
-                    return true;
-                } else if queue.len() < Self::FRONTIER && !queue.contains(&to) {
-                    queue.push(to);
-                }
-            }
-        }
-        false
-    }
-
-    /// How many sets a search for room looks at: the two, their 12 neighbours, and most of those' neighbours. In a table
-    /// filled to its 88 % fewer than half of the sets are full, so that all of these are has no chance to happen.
-    const FRONTIER: usize = 96;
-
-    /// Moves the key from one of its sets to the other, unless it is gone or the room is.
-    /// Says whether it was moved.
-    fn move_key(&self, fingerprint: u64, from: usize, to: usize, now: u64) -> bool {
-        let (low, high) = (&self.sets[from.min(to)], &self.sets[from.max(to)]);
-        let versions = (low.lock_whenever(), high.lock_whenever());
-        let (source, target) = (&self.sets[from], &self.sets[to]);
-        let found = source.find(fingerprint).zip(target.free_slot(now));
-        if let Some((old, new)) = found {
-            target.occupy(new, fingerprint);
-            target.cell(new).copy_from(source.cell(old));
-            source.vacate(old);
-        }
-        high.unlock(versions.1);
-        low.unlock(versions.0);
-        found.is_some()
-    }
-
-    /// The table is full of live keys: forgets, of those in the two sets, the one that would be idle first.
-    ///
-    /// Under both locks: if somebody else has made room meanwhile nobody is forgotten, and nobody charges a key that is.
-    fn forget_soonest_idle(&self, sets: [usize; 2], now: u64) {
-        let [low, high] = [sets[0].min(sets[1]), sets[0].max(sets[1])];
-        let versions = [self.sets[low].lock_whenever(), self.sets[high].lock_whenever()];
-        if sets.iter().all(|&set| self.sets[set].free_slot(now).is_none()) {
-            let slots = sets.into_iter().flat_map(|set| all_slots().map(move |slot| (set, slot)));
-            let victim = slots.min_by_key(|&(set, slot)| self.sets[set].cell(slot).fresh_at());
-            if let Some((set, slot)) = victim {
-                self.sets[set].vacate(slot);
-                self.forgotten.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
-            }
-        }
-        self.sets[high].unlock(versions[1]);
-        self.sets[low].unlock(versions[0]);
+        let vacate = |table: &Self, place: Place, _| table.sets[place.set].vacate(place.slot);
+        let removed = self.alter(hash, 0, None::<&room::Nobody>, vacate);
+        debug_assert!(removed.is_ok(), "it takes no room");
+        self.crowding.relieve();
     }
 
     /// How many keys are remembered that are not idle at `now`: a snapshot that may be torn. Reads the whole table.
@@ -356,7 +322,7 @@ impl<C> Table<C> {
 
 impl<C> Clone for Table<C> {
     fn clone(&self) -> Self {
-        Self { sets: Arc::clone(&self.sets), forgotten: Arc::clone(&self.forgotten) }
+        Self { sets: Arc::clone(&self.sets), crowding: Arc::clone(&self.crowding) }
     }
 }
 
@@ -401,6 +367,16 @@ impl Spot {
     /// Whether the key was nowhere.
     pub(crate) fn is_nowhere(&self) -> bool {
         self.at == At::Nowhere
+    }
+
+    /// Where the key was.
+    #[inline(always)]
+    fn place(&self) -> Option<Place> {
+        match self.at {
+            At::Home(slot) => Some(Place { set: self.candidates[0], slot }),
+            At::Other(slot) => Some(Place { set: self.candidates[1], slot }),
+            At::Nowhere => None,
+        }
     }
 
     /// Which of the candidates' versions vouch for the reading.

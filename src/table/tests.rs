@@ -28,8 +28,21 @@ impl Iterator for Hashes {
     }
 }
 
+/// A key owes as long as it is live.
+struct Plain;
+
+impl Tenancy<[u64; 2]> for Plain {
+    fn owes(&self, &[until, _]: &[u64; 2]) -> (u64, u64) {
+        (0, until)
+    }
+
+    fn inherit(&self, state: &mut [u64; 2], from: &[u64; 2]) {
+        state[0] = state[0].max(from[0]);
+    }
+}
+
 fn table_of(sets: usize) -> Words {
-    Table { sets: (0..sets).map(|_| Set::new(2)).collect(), forgotten: Arc::default() }
+    Table::of_sets(sets, 2, WhenFull::Forget)
 }
 
 /// Reads the key for where it is.
@@ -50,7 +63,7 @@ fn try_put(table: &Words, hash: u64, now: u64, until: u64) -> bool {
     loop {
         let spot = spot(table, hash);
         assert!(table.lock(&spot), "nobody else is there");
-        let place = table.place(&spot, now);
+        let place = table.place(&spot, now, &Plain);
         if let Some(place) = place {
             *table.edit(place) = [until, hash];
         }
@@ -67,7 +80,7 @@ fn try_put(table: &Words, hash: u64, now: u64, until: u64) -> bool {
 /// As `try_put`, but makes room at all costs.
 fn put(table: &Words, hash: u64, now: u64, until: u64) {
     while !try_put(table, hash, now, until) {
-        table.make_room(&spot(table, hash), now);
+        table.make_room(&spot(table, hash), now, &Plain).expect("a table that forgets");
     }
 }
 
@@ -104,7 +117,7 @@ fn check_structure(table: &Words) {
 
 #[test]
 fn a_key_is_found_until_it_is_removed() {
-    let table = Words::with_room_for(100, 2);
+    let table = Words::with_room_for(100, 2, WhenFull::Forget);
     let keys: Vec<u64> = Hashes(1).take(100).collect();
     assert!(keys.iter().all(|&key| get(&table, key) == Err(0)));
     for (&key, until) in keys.iter().zip(1000..) {
@@ -147,7 +160,7 @@ fn the_hash_zero_is_a_key_and_not_an_empty_slot() {
     let new = spot(&table, 0);
     assert!(new.is_nowhere());
     assert!(table.lock(&new));
-    let place = table.place(&new, 1).expect("room");
+    let place = table.place(&new, 1, &Plain).expect("room");
     *table.edit(place) = [9, 9];
     table.unlock(&new);
     assert!(!spot(&table, 0).is_nowhere());
@@ -280,7 +293,7 @@ fn a_spot_tells_of_a_place_only_what_is_under_its_lock() {
     put(&table, 5, 1, 10);
     let spot = spot(&table, 5);
     assert!(table.lock(&spot));
-    let place = table.place(&spot, 1).expect("it is there");
+    let place = table.place(&spot, 1, &Plain).expect("it is there");
     assert_eq!(table.fresh_at(place), 10);
     assert_eq!(std::mem::replace(&mut *table.edit(place), [20, 5]), [10, 5]);
     assert_eq!(table.fresh_at(place), 20);
@@ -316,7 +329,7 @@ fn every_pair_of_sets_is_as_likely() {
 
 /// `keys` live keys in a table that was made for them, and nobody forgotten.
 fn check_room_for(keys: usize, seed: u64) {
-    let table = Words::with_room_for(keys, 2);
+    let table = Words::with_room_for(keys, 2, WhenFull::Forget);
     let hashes = || Hashes(seed << 32 | keys as u64).take(keys);
     assert!(hashes().all(|hash| try_put(&table, hash, 1, 2)), "{keys} keys, seed {seed}");
     assert!(hashes().all(|hash| get(&table, hash) == Ok(2)), "{keys} keys, seed {seed}");
@@ -346,7 +359,7 @@ fn many_keys_have_the_room_that_was_asked_for() {
 #[test]
 fn keys_that_come_and_go_have_the_room_that_was_asked_for() {
     for keys in [1, 2, 3, 5, 8, 13, 21, 34, 55, 89, 144, 1000, 10_000] {
-        let table = Words::with_room_for(keys, 2);
+        let table = Words::with_room_for(keys, 2, WhenFull::Forget);
         let lifetime = keys as u64;
         // At any moment so many are live as have room: the last ones.
         for (now, hash) in (1..=5 * lifetime).zip(Hashes(lifetime)) {
@@ -354,6 +367,36 @@ fn keys_that_come_and_go_have_the_room_that_was_asked_for() {
         }
         assert_eq!(table.live(5 * lifetime), keys);
         check_structure(&table);
+    }
+}
+
+/// The chance that as many keys as were asked for have no room, moved about as they may be, is under 10^-9.
+///
+/// Keys are the edges of a random graph whose vertices are the sets. By Hall's theorem all have room unless some `v` sets are
+/// both the sets of over `6 v` keys. So the chance is at most the sum over `v` of the number of such choices of sets, times the
+/// chance that as many of the keys fall there: over what is at least the mean, `exp(-keys D(share || p))` by Chernoff's bound.
+#[test]
+#[allow(clippy::cast_precision_loss, reason = "a bound, with orders of magnitude to spare")]
+fn the_chance_that_a_key_has_no_room_below_the_cap_is_under_a_billionth() {
+    let caps = (1..3_000_u32).chain((0..60).map(|step| 3_000 + 50 * step)).chain((1..18).map(|power| 6_000 << power));
+    for keys in caps {
+        let sets = Words::sets_for(keys as usize) as f64;
+        let keys = f64::from(keys);
+        // ln(v!) between the halves of Robbins' bounds.
+        let ln_factorial = |n: f64| if n < 1.0 { 0.0 } else { n * n.ln() - n + 0.5 * (std::f64::consts::TAU * n).ln() };
+        let mut chance = 0.0;
+        let mut v = 2.0;
+        while 6.0 * v + 1.0 <= keys {
+            let choices = ln_factorial(sets) - ln_factorial(v) - ln_factorial(sets - v) + 1.0;
+            let (p, share) = (v * (v - 1.0) / (sets * (sets - 1.0)), (6.0 * v + 1.0) / keys);
+            assert!(share > p, "the bound is one on a tail");
+            let rest = if share < 1.0 { (1.0 - share) * ((1.0 - share) / (1.0 - p)).ln() } else { 0.0 };
+            let term = (choices - keys * (share * (share / p).ln() + rest)).exp();
+            chance += term;
+            // What follows is smaller still by far, or this would be too slow for a hundred million keys.
+            v += if v < 1_000.0 { 1.0 } else { (v / 500.0).floor() };
+        }
+        assert!(chance < 1e-9, "{keys} keys in {sets} sets: {chance:e}");
     }
 }
 
@@ -466,7 +509,7 @@ proptest! {
     #[test]
     fn it_is_a_map_but_for_who_is_idle_at_the_horizon(seed: u64, steps in steps()) {
         let keys: Vec<u64> = Hashes(seed).take(60).collect();
-        let table = Words::with_room_for(keys.len(), 2);
+        let table = Words::with_room_for(keys.len(), 2, WhenFull::Forget);
         let mut model: HashMap<u64, u64> = HashMap::new();
         let (mut time, mut latest) = (1000, 0);
         for step in steps {

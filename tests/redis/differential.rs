@@ -110,10 +110,9 @@ where
                     assert_eq!(here.receipt, there.receipt, "{name} {seed} {step} {caller:?} {ask:?}");
                     step += 1;
                     if let (Outcome { receipt: Some(ours), .. }, Outcome { receipt: Some(theirs), .. }) = (here, there)
+                        && receipts.len() < 40
                     {
-                        if receipts.len() < 40 {
-                            receipts.push((*caller, ours, theirs));
-                        }
+                        receipts.push((*caller, ours, theirs));
                     }
                 }
             }

@@ -64,24 +64,54 @@ impl Server {
 
     /// Sends one command over a connection of its own, and returns the reply as it comes.
     pub(crate) fn command(&self, parts: &[&str]) -> String {
+        self.commands(&[parts])
+    }
+
+    /// Several commands over one connection, and all replies.
+    pub(crate) fn commands(&self, commands: &[&[&str]]) -> String {
+        let commands: Vec<Vec<&[u8]>> =
+            commands.iter().map(|parts| parts.iter().map(|part| part.as_bytes()).collect()).collect();
+        self.send(&commands)
+    }
+
+    /// One command of any bytes.
+    pub(crate) fn bytes(&self, parts: &[&[u8]]) -> String {
+        self.send(&[parts.to_vec()])
+    }
+
+    fn send(&self, commands: &[Vec<&[u8]>]) -> String {
         let mut stream = TcpStream::connect(self.socket()).expect("a connection");
         stream.set_read_timeout(Some(Duration::from_secs(20))).expect("a time-out");
-        let mut request = format!("*{}\r\n", parts.len());
-        for part in parts {
-            request.push_str(&format!("${}\r\n{part}\r\n", part.len()));
+        let mut request = Vec::new();
+        for parts in commands.iter().chain([&vec![&b"QUIT"[..]]]) {
+            request.extend(format!("*{}\r\n", parts.len()).bytes());
+            for part in parts {
+                request.extend(format!("${}\r\n", part.len()).bytes());
+                request.extend(*part);
+                request.extend(b"\r\n");
+            }
         }
-        request.push_str("*1\r\n$4\r\nQUIT\r\n");
-        stream.write_all(request.as_bytes()).expect("sent");
+        stream.write_all(&request).expect("sent");
         let mut reply = Vec::new();
         let _ = stream.read_to_end(&mut reply);
         String::from_utf8_lossy(&reply).into_owned()
     }
 
-    /// All keys.
+    /// Holds back all commands for so long, and returns at once.
+    pub(crate) fn pause(&self, span: Duration) {
+        let mut stream = TcpStream::connect(self.socket()).expect("a connection");
+        stream.write_all(format!("CLIENT PAUSE {} ALL\r\n", span.as_millis()).as_bytes()).expect("sent");
+        let mut reply = [0; 5];
+        stream.read_exact(&mut reply).expect("a reply");
+        assert_eq!(&reply, b"+OK\r\n");
+    }
+
+    /// All keys, but for what probes leave for a millisecond.
     pub(crate) fn keys(&self) -> Vec<String> {
         let reply = self.command(&["KEYS", "*"]);
         let lines: Vec<_> = reply.split("\r\n").collect();
-        lines.windows(2).filter(|pair| pair[0].starts_with('$')).map(|pair| pair[1].to_owned()).collect()
+        let keys = lines.windows(2).filter(|pair| pair[0].starts_with('$')).map(|pair| pair[1].to_owned());
+        keys.filter(|key| !key.ends_with(":probe")).collect()
     }
 
     pub(crate) fn number(&self, parts: &[&str]) -> i64 {

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use redis::aio::MultiplexedConnection;
 use redis::{Client, Script};
 use tokio::runtime::Runtime;
-use tower_ratelimit::store::IntoRedisLimits;
 use tower_ratelimit::limiter::DeniedCache;
+use tower_ratelimit::store::IntoRedisLimits;
 use tower_ratelimit::{Ask, FixedWindow, Gcra, Limit, Limiter, Memory, Quota, Redis, SlidingLog, SlidingWindow};
 
 use super::server::Server;
@@ -116,7 +116,13 @@ fn connection(server: &Server, runtime: &Runtime) -> MultiplexedConnection {
 }
 
 /// A script on one multiplexed connection, by its hash, one call a decision.
-fn scripted(name: &'static str, server: &Server, runtime: &Runtime, text: &str, arguments: &[u64]) -> Option<Contender> {
+fn scripted(
+    name: &'static str,
+    server: &Server,
+    runtime: &Runtime,
+    text: &str,
+    arguments: &[u64],
+) -> Option<Contender> {
     let connection = connection(server, runtime);
     let script = Script::new(text);
     runtime.block_on(script.load_async(&mut connection.clone())).expect("a script");

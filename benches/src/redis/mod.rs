@@ -5,6 +5,7 @@
 
 mod contenders;
 mod server;
+mod sizes;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -21,16 +22,26 @@ pub(crate) fn run(harness: &Harness) {
     let scenarios: [(&str, usize, Keys, &[Make]); 10] = [
         ("redis alone 1", 1, Keys::Hot, &[contenders::gcra, contenders::plain, contenders::one_line, contenders::ping]),
         ("redis alone 1 three limits", 1, Keys::Hot, &[contenders::three_limits, contenders::gcra]),
-        ("redis spread 64", 64, Keys::Spread, &[contenders::gcra, contenders::plain, contenders::cell, contenders::ping]),
+        (
+            "redis spread 64",
+            64,
+            Keys::Spread,
+            &[contenders::gcra, contenders::plain, contenders::cell, contenders::ping],
+        ),
         ("redis spread 64 fixed window", 64, Keys::Spread, &[contenders::fixed_window, contenders::plain_window]),
-        ("redis spread 512", 512, Keys::Spread, &[contenders::gcra, contenders::plain, contenders::cell, contenders::ping]),
+        (
+            "redis spread 512",
+            512,
+            Keys::Spread,
+            &[contenders::gcra, contenders::plain, contenders::cell, contenders::ping],
+        ),
         ("redis hot 512", 512, Keys::Hot, &[contenders::gcra, contenders::plain, contenders::cell]),
         ("redis refused 512", 512, Keys::Spread, &[contenders::refused, contenders::refused_in_memory]),
         ("redis spread 512 three limits", 512, Keys::Spread, &[contenders::three_limits, contenders::gcra]),
         ("redis spread 512 sliding log", 512, Keys::Spread, &[contenders::sliding_log, contenders::gcra]),
         ("redis spread 512 sliding window", 512, Keys::Spread, &[contenders::sliding_window, contenders::gcra]),
     ];
-    if !scenarios.iter().any(|(scenario, ..)| harness.wants(scenario)) {
+    if !scenarios.iter().any(|(scenario, ..)| harness.wants(scenario)) && !harness.wants("redis bytes") {
         return;
     }
     let server = Server::start();
@@ -40,6 +51,7 @@ pub(crate) fn run(harness: &Harness) {
             compare(harness, &runtime, &server, scenario, tasks, keys, makers);
         }
     }
+    sizes::run(harness, &runtime, &server);
 }
 
 type Make = fn(&Server, &Runtime) -> Option<Contender>;
@@ -73,7 +85,11 @@ fn compare(
     let medians = |figures: Vec<Vec<f64>>| -> Vec<(&'static str, f64)> {
         names.iter().copied().zip(figures.into_iter().map(median)).collect()
     };
-    harness.report_two(scenario, json!({ "tasks": tasks }), [("per_second", &medians(rates)), ("redis_cpu_us", &medians(costs))]);
+    harness.report_two(
+        scenario,
+        json!({ "tasks": tasks }),
+        [("per_second", &medians(rates)), ("redis_cpu_us", &medians(costs))],
+    );
 }
 
 /// Lets all tasks ask until the time is over. Returns the decisions made, and the seconds.

@@ -52,14 +52,22 @@ impl Server {
 
     /// The seconds of processor time that the server has used.
     pub(super) fn cpu(&self) -> f64 {
-        let client = Client::open(self.address()).expect("an address");
-        let mut connection: Connection = client.get_connection().expect("a connection");
-        let info: String = redis::cmd("INFO").arg("CPU").query(&mut connection).expect("its figures");
-        let seconds = |name: &str| -> f64 {
-            let line = info.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
-            line.and_then(|seconds| seconds.trim().parse().ok()).expect("a figure")
-        };
-        seconds("used_cpu_user") + seconds("used_cpu_sys")
+        self.info("used_cpu_user") + self.info("used_cpu_sys")
+    }
+
+    /// One of the figures that the server tells of itself.
+    pub(super) fn info(&self, name: &str) -> f64 {
+        let info: String = redis::cmd("INFO").query(&mut self.connection()).expect("its figures");
+        let line = info.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
+        line.and_then(|figure| figure.trim().parse().ok()).expect("a figure")
+    }
+
+    pub(super) fn flush(&self) {
+        redis::cmd("FLUSHALL").exec(&mut self.connection()).expect("it is empty");
+    }
+
+    fn connection(&self) -> Connection {
+        Client::open(self.address()).expect("an address").get_connection().expect("a connection")
     }
 }
 

@@ -14,7 +14,7 @@ pub use self::log::Log;
 /// Zeros are a key never seen. The first word is the moment from which on the state is as good as zeros.
 ///
 /// The trait is sealed: a state must be made of words that many threads can read while one of them writes.
-pub trait State: Sized + Send + Sync + 'static + sealed::Sealed {
+pub trait State: Clone + Send + Sync + 'static + sealed::Sealed {
     #[doc(hidden)]
     type Cell: Cell<State = Self>;
 
@@ -38,7 +38,7 @@ mod sealed {
 /// The cell itself keeps nothing consistent; its owner's sequence lock does.
 #[allow(unreachable_pub, reason = "the hidden half of a sealed trait")]
 pub trait Cell: Send + Sync + 'static {
-    type State;
+    type State: Clone;
 
     /// A cell in the zero state, for a state of so many words where their number is not part of its type.
     fn new(words: usize) -> Self;

@@ -6,6 +6,7 @@ use super::limits::Limits;
 use super::share::Room;
 use crate::clock::{Clock, SystemClock};
 use crate::error::Error;
+use crate::table::WhenFull;
 
 /// Builds a [`Memory`] limiter with other than the default settings.
 #[must_use = "a builder builds nothing by itself"]
@@ -26,10 +27,26 @@ impl<L, C, S> MemoryBuilder<L, C, S> {
     /// Sets for how many keys each limit has room. The memory for them is taken when the limiter is built, some 61 bytes
     /// a key for the bucket and 49 for the fixed window, and never grows.
     ///
-    /// Up to so many keys that are not idle, nothing is forgotten. Beyond that the key that would be as good as new
-    /// first makes room for the newcomer: one that is being refused thus stays longest.
+    /// Up to so many keys that are not idle, nothing is forgotten. Beyond that [`when_full`](Self::when_full) says what
+    /// becomes of new keys.
     pub fn max_keys(mut self, max_keys: usize) -> Self {
         self.room.max_keys = max_keys;
+        self
+    }
+
+    /// Sets what becomes of a new key when there is no room for it.
+    ///
+    /// ```
+    /// use tower_ratelimit::{Gcra, Memory, Quota, WhenFull};
+    ///
+    /// let limiter = Memory::builder(Gcra::new(Quota::per_second(10)))
+    ///     .max_keys(1_000_000)
+    ///     .when_full(WhenFull::Inherit)
+    ///     .build()?;
+    /// # Ok::<(), tower_ratelimit::Error>(())
+    /// ```
+    pub fn when_full(mut self, when_full: WhenFull) -> Self {
+        self.room.when_full = when_full;
         self
     }
 

@@ -16,6 +16,7 @@ use crate::decision::Decision;
 use crate::error::Error;
 use crate::limit::{Choose, IntoLimit, Limit, PartOf, names_differ};
 use crate::limiter::{Outcome, Receipt};
+use crate::table::Full;
 
 /// A limit of any kind, for those who choose limits at run time: collect them in a `Vec`.
 ///
@@ -151,12 +152,12 @@ impl<Key: ?Sized + 'static, S: BuildHasher + 'static> Limits<S> for Vec<DynLimit
 }
 
 impl<Key: ?Sized + 'static, S: BuildHasher + 'static> LimitsFor<Key, S> for Vec<DynLimit<Key, S>> {
-    fn acquire(rows: &Self::Rows, mut asked: Asked<'_, Key, S>) -> Outcome {
+    fn acquire(rows: &Self::Rows, asked: Asked<'_, Key, S>) -> Outcome {
         let now = rows.now.load();
         let mut outcome = with_slices(&now.rows, |rows, looks| {
             let mut receipt = None;
-            transaction::acquire(rows, looks, &mut asked, &mut receipt);
-            Outcome { decision: transaction::decide(rows, looks, &asked), receipt }
+            let decision = transaction::acquire(rows, looks, &asked, &mut receipt);
+            Outcome { decision, receipt }
         });
         if let Some(receipt) = &mut outcome.receipt {
             receipt.set_generation(now.number);
@@ -168,17 +169,15 @@ impl<Key: ?Sized + 'static, S: BuildHasher + 'static> LimitsFor<Key, S> for Vec<
         Self::acquire(rows, asked).decision
     }
 
-    fn peek(rows: &Self::Rows, mut asked: Asked<'_, Key, S>) -> Decision {
-        with_slices(&rows.now.load().rows, |rows, looks| transaction::peek(rows, looks, &mut asked))
+    fn peek(rows: &Self::Rows, asked: Asked<'_, Key, S>) -> Decision {
+        with_slices(&rows.now.load().rows, |rows, looks| transaction::peek(rows, looks, &asked))
     }
 
-    fn settle(rows: &Self::Rows, asked: &Asked<'_, Key, S>, receipt: &Receipt, actual: u64) {
+    fn settle(rows: &Self::Rows, asked: &Asked<'_, Key, S>, receipt: &Receipt, actual: u64) -> Result<(), Full> {
         let now = rows.now.load();
         let earlier = || now.earlier.iter().find(|(number, _)| *number == receipt.generation()).map(|(_, rows)| rows);
         let charged = if receipt.generation() == now.number { Some(&now.rows) } else { earlier() };
-        if let Some(rows) = charged {
-            with_slices(rows, |rows, _| transaction::settle(rows, asked, receipt, actual));
-        }
+        charged.map_or(Ok(()), |rows| with_slices(rows, |rows, _| transaction::settle(rows, asked, receipt, actual)))
     }
 
     fn each(rows: &Self::Rows, f: &mut dyn FnMut(&dyn Share<Key, S>)) {

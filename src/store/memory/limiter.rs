@@ -204,6 +204,10 @@ impl<Key: ?Sized + 'static, C, S: BuildHasher + 'static> Memory<Vec<DynLimit<Key
     }
 }
 
+fn no_room() -> Error {
+    Error::unavailable("there is no room for a new key: all that have room are in use, and none is to be forgotten")
+}
+
 fn no_such_limit(limit: &str) -> Error {
     Error::config(format!("there is no limit named {limit:?} (one that was not named is \"default\")"))
 }
@@ -227,13 +231,14 @@ where
     }
 
     fn settle(&self, key: &Key, receipt: Receipt, actual: u64) -> Reply<()> {
-        L::settle(&self.shared.rows, &self.asked(key, Ask::default()), &receipt, actual);
-        Reply::ready(Ok(()))
+        let settled = L::settle(&self.shared.rows, &self.asked(key, Ask::default()), &receipt, actual);
+        Reply::ready(settled.map_err(|_| no_room()))
     }
 
     fn set(&self, limit: &str, key: &Key, used: u64) -> Reply<()> {
         let asked = self.asked(key, Ask::default());
-        Reply::ready(self.in_limit(limit, |row| row.set(&asked, used)))
+        let set = self.in_limit(limit, |row| row.set(&asked, used));
+        Reply::ready(set.and_then(|set| set.map_err(|_| no_room())))
     }
 
     fn block(&self, limit: &str, key: &Key, span: Duration) -> Reply<()> {

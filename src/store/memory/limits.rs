@@ -7,6 +7,7 @@ use crate::decision::Decision;
 use crate::error::Error;
 use crate::limit::{Choose, IntoLimit, PartOf, names_differ};
 use crate::limiter::{Outcome, Receipt};
+use crate::table::Full;
 
 /// What [`Memory`](super::Memory) can hold keys to: an algorithm, [`per_key`](crate::per_key), a
 /// [`Limit`](crate::Limit), a tuple of up to eight of these, or a `Vec` of [`DynLimit`](crate::DynLimit)s.
@@ -40,7 +41,7 @@ pub trait LimitsFor<Key: ?Sized, S: BuildHasher>: Limits<S> {
     fn peek(rows: &Self::Rows, asked: Asked<'_, Key, S>) -> Decision;
 
     #[doc(hidden)]
-    fn settle(rows: &Self::Rows, asked: &Asked<'_, Key, S>, receipt: &Receipt, actual: u64);
+    fn settle(rows: &Self::Rows, asked: &Asked<'_, Key, S>, receipt: &Receipt, actual: u64) -> Result<(), Full>;
 
     #[doc(hidden)]
     fn each(rows: &Self::Rows, f: &mut dyn FnMut(&dyn Share<Key, S>));
@@ -75,26 +76,25 @@ where
     S: BuildHasher,
 {
     #[inline]
-    fn acquire(rows: &Self::Rows, mut asked: Asked<'_, Key, S>) -> Outcome {
+    fn acquire(rows: &Self::Rows, asked: Asked<'_, Key, S>) -> Outcome {
         let (rows, looks) = (&[rows], &mut [Look::BLANK]);
         let mut receipt = None;
-        transaction::acquire(rows, looks, &mut asked, &mut receipt);
-        Outcome { decision: transaction::decide(rows, looks, &asked), receipt }
+        let decision = transaction::acquire(rows, looks, &asked, &mut receipt);
+        Outcome { decision, receipt }
     }
 
     #[inline]
-    fn decide(rows: &Self::Rows, mut asked: Asked<'_, Key, S>) -> Decision {
+    fn decide(rows: &Self::Rows, asked: Asked<'_, Key, S>) -> Decision {
         let (rows, looks) = (&[rows], &mut [Look::BLANK]);
-        transaction::acquire(rows, looks, &mut asked, &mut ());
-        transaction::decide(rows, looks, &asked)
+        transaction::acquire(rows, looks, &asked, &mut ())
     }
 
-    fn peek(rows: &Self::Rows, mut asked: Asked<'_, Key, S>) -> Decision {
-        transaction::peek(&[rows], &mut [Look::BLANK], &mut asked)
+    fn peek(rows: &Self::Rows, asked: Asked<'_, Key, S>) -> Decision {
+        transaction::peek(&[rows], &mut [Look::BLANK], &asked)
     }
 
-    fn settle(rows: &Self::Rows, asked: &Asked<'_, Key, S>, receipt: &Receipt, actual: u64) {
-        transaction::settle(&[rows], asked, receipt, actual);
+    fn settle(rows: &Self::Rows, asked: &Asked<'_, Key, S>, receipt: &Receipt, actual: u64) -> Result<(), Full> {
+        transaction::settle(&[rows], asked, receipt, actual)
     }
 
     fn each(rows: &Self::Rows, f: &mut dyn FnMut(&dyn Share<Key, S>)) {
@@ -131,29 +131,33 @@ macro_rules! tuple {
                 <$L::Part as PartOf<Key>>::Part: Hash,
             )+
         {
-            fn acquire(rows: &Self::Rows, mut asked: Asked<'_, Key, S>) -> Outcome {
+            fn acquire(rows: &Self::Rows, asked: Asked<'_, Key, S>) -> Outcome {
                 let rows: [&dyn Share<Key, S>; $count] = [$(&rows.$index),+];
                 let looks = &mut [Look::BLANK; $count];
                 let mut receipt = None;
-                transaction::acquire(&rows, looks, &mut asked, &mut receipt);
-                Outcome { decision: transaction::decide(&rows, looks, &asked), receipt }
+                let decision = transaction::acquire(&rows, looks, &asked, &mut receipt);
+                Outcome { decision, receipt }
             }
 
-            fn decide(rows: &Self::Rows, mut asked: Asked<'_, Key, S>) -> Decision {
+            fn decide(rows: &Self::Rows, asked: Asked<'_, Key, S>) -> Decision {
                 let rows: [&dyn Share<Key, S>; $count] = [$(&rows.$index),+];
                 let looks = &mut [Look::BLANK; $count];
-                transaction::acquire(&rows, looks, &mut asked, &mut ());
-                transaction::decide(&rows, looks, &asked)
+                transaction::acquire(&rows, looks, &asked, &mut ())
             }
 
-            fn peek(rows: &Self::Rows, mut asked: Asked<'_, Key, S>) -> Decision {
+            fn peek(rows: &Self::Rows, asked: Asked<'_, Key, S>) -> Decision {
                 let rows: [&dyn Share<Key, S>; $count] = [$(&rows.$index),+];
-                transaction::peek(&rows, &mut [Look::BLANK; $count], &mut asked)
+                transaction::peek(&rows, &mut [Look::BLANK; $count], &asked)
             }
 
-            fn settle(rows: &Self::Rows, asked: &Asked<'_, Key, S>, receipt: &Receipt, actual: u64) {
+            fn settle(
+                rows: &Self::Rows,
+                asked: &Asked<'_, Key, S>,
+                receipt: &Receipt,
+                actual: u64,
+            ) -> Result<(), Full> {
                 let rows: [&dyn Share<Key, S>; $count] = [$(&rows.$index),+];
-                transaction::settle(&rows, asked, receipt, actual);
+                transaction::settle(&rows, asked, receipt, actual)
             }
 
             fn each(rows: &Self::Rows, f: &mut dyn FnMut(&dyn Share<Key, S>)) {

@@ -7,12 +7,12 @@ use std::time::Duration;
 use super::share::{Asked, Holding, Look, Needed, Room, Share};
 use super::usage::{HeavyKey, KeyId, Usage};
 use crate::algorithm::{Algorithm, Blocks, Charge, State};
-use crate::clock::Timestamp;
+use crate::clock::{Timestamp, whole_micros};
 use crate::decision::{Name, Verdict};
 use crate::error::Error;
 use crate::limit::{Choose, Chooser, Limit, PartOf};
 use crate::sync::AtomicU64;
-use crate::table::{Place, Spot, Table, fingerprint};
+use crate::table::{Full, Place, Spot, Table, Tenancy, WhenFull, fingerprint};
 
 /// A limit with its table.
 #[allow(missing_debug_implementations, reason = "hidden, behind the limiter")]
@@ -24,6 +24,37 @@ pub struct Row<C: Chooser, P> {
     max_keys: usize,
 }
 
+/// Who has room in a limit's table, as an algorithm sees it.
+struct Tenant<'a, A> {
+    algorithm: &'a A,
+    now: Timestamp,
+}
+
+impl<A: Algorithm> Tenancy<A::State> for Tenant<'_, A> {
+    fn owes(&self, state: &A::State) -> (u64, u64) {
+        let figures = self.algorithm.reading(state, self.now).figures();
+        (figures.limit.saturating_sub(figures.remaining), whole_micros(figures.reset))
+    }
+
+    fn inherit(&self, state: &mut A::State, from: &A::State) {
+        self.algorithm.inherit(state, from, self.now);
+    }
+}
+
+/// A block is a moment: of two the one that ends first is forgotten.
+struct Blocked;
+
+impl Tenancy<[u64; 1]> for Blocked {
+    fn owes(&self, &[until]: &[u64; 1]) -> (u64, u64) {
+        (0, until)
+    }
+
+    fn inherit(&self, state: &mut [u64; 1], from: &[u64; 1]) {
+        state[0] = state[0].max(from[0]);
+    }
+}
+
+type StateOf<C> = <<C as Chooser>::Algorithm as Algorithm>::State;
 type CellOf<C> = <<<C as Chooser>::Algorithm as Algorithm>::State as State>::Cell;
 
 impl<C: Chooser + 'static, P: 'static> Row<C, P> {
@@ -34,7 +65,7 @@ impl<C: Chooser + 'static, P: 'static> Row<C, P> {
     /// If the states could take more than `room.heap_bytes` on the heap.
     pub(super) fn new(limit: Limit<C, P>, room: Room) -> Result<Self, Error> {
         let words = limit.algorithm().same_for_all().map_or(Blocks::MAX_WORDS, Algorithm::state_words);
-        let table = Table::with_room_for(room.max_keys, words);
+        let table = Table::with_room_for(room.max_keys, words, when_full(&limit, room));
         Self::with_tables(limit, room, table, Arc::default())
     }
 
@@ -49,7 +80,7 @@ impl<C: Chooser + 'static, P: 'static> Row<C, P> {
         let former = of.and_then(|former| former.downcast_ref::<Self>());
         let (table, blocks) = match former {
             Some(former) => (former.table.clone(), Arc::clone(&former.blocks)),
-            None => (Table::with_room_for(room.max_keys, Blocks::MAX_WORDS), Arc::default()),
+            None => (Table::with_room_for(room.max_keys, Blocks::MAX_WORDS, when_full(&limit, room)), Arc::default()),
         };
         Self::with_tables(limit, room, table, blocks)
     }
@@ -61,7 +92,7 @@ impl<C: Chooser + 'static, P: 'static> Row<C, P> {
         blocks: Arc<OnceLock<Table<[AtomicU64; 1]>>>,
     ) -> Result<Self, Error> {
         let algorithm = limit.algorithm().same_for_all();
-        let heap = algorithm.map_or(0, Algorithm::heap_bytes).saturating_mul(table.slots());
+        let heap = algorithm.map_or(0, Algorithm::heap_bytes).saturating_mul(table.states());
         if heap > room.max_heap_bytes {
             return Err(Error::config(format!(
                 "the limit {:?} may take {heap} bytes on the heap ({} keys have room), more than the {} allowed: lower \
@@ -85,6 +116,44 @@ impl<C: Chooser, P> Row<C, P> {
         self.limit.part().with_part(asked.key, |part| asked.hasher.hash_one(part))
     }
 
+    /// What a key that is nowhere inherits.
+    #[inline(always)]
+    fn estate(&self, spot: &Spot, algorithm: &C::Algorithm, now: Timestamp) -> Option<StateOf<C>> {
+        if spot.is_nowhere() { self.table.estate(spot, &Tenant { algorithm, now }) } else { None }
+    }
+
+    /// What the limit says of a state.
+    #[inline(always)]
+    fn judge<Key: ?Sized, S>(
+        &self,
+        algorithm: &C::Algorithm,
+        state: &StateOf<C>,
+        hash: u64,
+        asked: &Asked<'_, Key, S>,
+        needed: Needed,
+        look: &mut Look,
+    ) {
+        look.verdict = algorithm.peek(state, look.now, asked.ask);
+        look.promises_turns = algorithm.promises_turns();
+        if needed == Needed::Together {
+            look.at_once = if look.promises_turns && look.verdict != Verdict::Allowed {
+                algorithm.peek(state, look.now, asked.ask.within(Duration::ZERO))
+            } else {
+                look.verdict
+            };
+        }
+        if let Some(retry_after) = self.blocked(hash, asked.now) {
+            let blocked = Verdict::Denied { retry_after };
+            // No turn is promised while it lasts: if there is one in time after it, it is to be asked for then.
+            look.promises_turns &= !look.verdict.is_allowed();
+            look.verdict = look.verdict.and(blocked);
+            look.at_once = look.at_once.and(blocked);
+        }
+        if needed != Needed::Refusal || !look.verdict.is_allowed() {
+            look.reading = algorithm.reading(state, look.now);
+        }
+    }
+
     /// For how long the key is blocked, if it is.
     #[inline(always)]
     fn blocked(&self, hash: u64, now: Timestamp) -> Option<Duration> {
@@ -106,26 +175,14 @@ where
         let algorithm: &C::Algorithm = chosen.borrow();
         let seen = self.table.read(hash, &mut look.spot);
         look.now = not_before(Timestamp::from_micros(seen.horizon), asked.now, algorithm);
-        look.verdict = algorithm.peek(&seen.state, look.now, asked.ask);
-        look.promises_turns = algorithm.promises_turns();
-        if needed == Needed::Together {
-            look.at_once = if look.promises_turns && look.verdict != Verdict::Allowed {
-                algorithm.peek(&seen.state, look.now, asked.ask.within(Duration::ZERO))
-            } else {
-                look.verdict
-            };
-        }
-        if let Some(retry_after) = self.blocked(hash, asked.now) {
-            let blocked = Verdict::Denied { retry_after };
-            // No turn is promised while it lasts: if there is one in time after it, it is to be asked for then.
-            look.promises_turns &= !look.verdict.is_allowed();
-            look.verdict = look.verdict.and(blocked);
-            look.at_once = look.at_once.and(blocked);
-        }
-        if needed != Needed::Refusal || !look.verdict.is_allowed() {
-            look.reading = algorithm.reading(&seen.state, look.now);
-        }
         look.shadow = self.limit.is_shadow();
+        match self.estate(&look.spot, algorithm, look.now) {
+            None => self.judge(algorithm, &seen.state, hash, asked, needed, look),
+            Some(state) if self.table.is_current(&look.spot) => {
+                self.judge(algorithm, &state, hash, asked, needed, look);
+            }
+            Some(_) => self.look(asked, needed, look),
+        }
     }
 
     fn is_current(&self, look: &Look) -> bool {
@@ -147,12 +204,20 @@ where
     }
 
     #[inline(always)]
-    fn place(&self, look: &Look) -> Option<Place> {
-        self.table.place(&look.spot, look.now.as_micros())
+    fn place(&self, asked: &Asked<'_, Key, S>, look: &Look) -> Option<Place> {
+        let chosen = self.limit.algorithm().choose(asked.key);
+        let tenant = Tenant { algorithm: chosen.borrow(), now: look.now };
+        self.table.place(&look.spot, look.now.as_micros(), &tenant)
     }
 
-    fn make_room(&self, look: &Look) {
-        self.table.make_room(&look.spot, look.now.as_micros());
+    fn make_room(&self, asked: &Asked<'_, Key, S>, look: &Look) -> Result<(), Full> {
+        let chosen = self.limit.algorithm().choose(asked.key);
+        let tenant = Tenant { algorithm: chosen.borrow(), now: look.now };
+        self.table.make_room(&look.spot, look.now.as_micros(), &tenant)
+    }
+
+    fn is_full_for(&self, look: &Look) -> Result<(), Full> {
+        self.table.is_full_for(&look.spot, look.now.as_micros())
     }
 
     #[inline(always)]
@@ -169,19 +234,20 @@ where
         Timestamp::from_micros(self.table.fresh_at(place))
     }
 
-    fn settle(&self, asked: &Asked<'_, Key, S>, charge: Charge, actual: u64) {
+    fn settle(&self, asked: &Asked<'_, Key, S>, charge: Charge, actual: u64) -> Result<(), Full> {
         let (hash, now) = (self.hash(asked), asked.now);
         let chosen = self.limit.algorithm().choose(asked.key);
         let algorithm: &C::Algorithm = chosen.borrow();
+        let tenant = Tenant { algorithm, now };
         if let Some(more) = actual.checked_sub(charge.cost) {
-            self.table.alter(hash, now.as_micros(), true, |table, place, horizon| {
+            self.table.alter(hash, now.as_micros(), Some(&tenant), |table, place, horizon| {
                 let now = not_before(Timestamp::from_micros(horizon), now, algorithm);
                 algorithm.commit(&mut table.edit(place), now, Duration::ZERO, more);
-            });
+            })
         } else {
-            self.table.alter(hash, now.as_micros(), false, |table, place, _| {
+            self.table.alter(hash, now.as_micros(), None::<&Tenant<'_, C::Algorithm>>, |table, place, _| {
                 algorithm.give_back(&mut table.edit(place), now, charge, charge.cost - actual);
-            });
+            })
         }
     }
 
@@ -189,23 +255,24 @@ where
         self.table.remove(self.hash(asked));
     }
 
-    fn set(&self, asked: &Asked<'_, Key, S>, used: u64) {
+    fn set(&self, asked: &Asked<'_, Key, S>, used: u64) -> Result<(), Full> {
         let (hash, now) = (self.hash(asked), asked.now);
         let chosen = self.limit.algorithm().choose(asked.key);
         let algorithm: &C::Algorithm = chosen.borrow();
-        self.table.alter(hash, now.as_micros(), true, |table, place, _| {
+        self.table.alter(hash, now.as_micros(), Some(&Tenant { algorithm, now }), |table, place, _| {
             table.clear(place);
             algorithm.commit(&mut table.edit(place), now, Duration::ZERO, used);
-        });
+        })
     }
 
     fn block(&self, asked: &Asked<'_, Key, S>, until: Timestamp) {
         let hash = self.hash(asked);
         if until > asked.now {
-            let blocks = self.blocks.get_or_init(|| Table::with_room_for(self.max_keys, 1));
-            blocks.alter(hash, asked.now.as_micros(), true, |blocks, place, _| {
+            let blocks = self.blocks.get_or_init(|| Table::with_room_for(self.max_keys, 1, WhenFull::Forget));
+            let blocked = blocks.alter(hash, asked.now.as_micros(), Some(&Blocked), |blocks, place, _| {
                 *blocks.edit(place) = [until.as_micros()];
             });
+            debug_assert!(blocked.is_ok(), "a table that forgets has room");
         } else if let Some(blocks) = self.blocks.get() {
             blocks.remove(hash);
         }
@@ -251,6 +318,11 @@ impl<C: Chooser + Send + Sync + 'static, P: Send + Sync + 'static> Holding for R
         keys.truncate(most);
         keys
     }
+}
+
+/// A shadow limit never refuses, and to forget what it counted harms nobody.
+fn when_full<C: Chooser, P>(limit: &Limit<C, P>, room: Room) -> WhenFull {
+    if limit.is_shadow() { WhenFull::Forget } else { room.when_full }
 }
 
 /// `now`, or the horizon if that is later, unless it is so far ahead that the clock must have stepped back.

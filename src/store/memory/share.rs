@@ -7,7 +7,7 @@ use super::usage::{HeavyKey, KeyId, Usage};
 use crate::algorithm::Charge;
 use crate::clock::Timestamp;
 use crate::decision::{Ask, Name, Reading, Verdict};
-use crate::table::{Place, Spot};
+use crate::table::{Full, Place, Spot, WhenFull};
 
 /// The room that each limit has.
 #[derive(Clone, Copy, Debug)]
@@ -15,6 +15,7 @@ use crate::table::{Place, Spot};
 pub struct Room {
     pub(super) max_keys: usize,
     pub(super) max_heap_bytes: usize,
+    pub(super) when_full: WhenFull,
 }
 
 /// One limit's share in a transaction, whatever its algorithm and the part of the key that it counts by.
@@ -28,16 +29,18 @@ pub trait Share<Key: ?Sized, S>: Holding {
     fn unlock(&self, look: &Look);
 
     /// Under the lock: the slot for the key, an empty one for a new key. `None` if there is no room.
-    fn place(&self, look: &Look) -> Option<Place>;
-    /// Without the lock: makes room for a key that found none.
-    fn make_room(&self, look: &Look);
+    fn place(&self, asked: &Asked<'_, Key, S>, look: &Look) -> Option<Place>;
+    /// Without the lock: makes room for a key that found none, unless nobody is to be forgotten for it.
+    fn make_room(&self, asked: &Asked<'_, Key, S>, look: &Look) -> Result<(), Full>;
+    /// Whether the key would be refused for want of room.
+    fn is_full_for(&self, look: &Look) -> Result<(), Full>;
     /// Under the lock: charges the key in its place. Notes how it stands then, and returns until when the charge counts.
     fn commit(&self, asked: &Asked<'_, Key, S>, look: &mut Look, delay: Duration) -> Timestamp;
 
-    fn settle(&self, asked: &Asked<'_, Key, S>, charge: Charge, actual: u64);
+    fn settle(&self, asked: &Asked<'_, Key, S>, charge: Charge, actual: u64) -> Result<(), Full>;
     fn reset(&self, asked: &Asked<'_, Key, S>);
     /// Makes the state one in which so much was just charged.
-    fn set(&self, asked: &Asked<'_, Key, S>, used: u64);
+    fn set(&self, asked: &Asked<'_, Key, S>, used: u64) -> Result<(), Full>;
     /// Refuses the key until then; with the epoch, no longer.
     fn block(&self, asked: &Asked<'_, Key, S>, until: Timestamp);
     fn key_id(&self, asked: &Asked<'_, Key, S>) -> KeyId;
@@ -91,7 +94,7 @@ pub struct Look {
 }
 
 impl Room {
-    pub(super) const DEFAULT: Self = Self { max_keys: 100_000, max_heap_bytes: 1 << 30 };
+    pub(super) const DEFAULT: Self = Self { max_keys: 100_000, max_heap_bytes: 1 << 30, when_full: WhenFull::Forget };
 }
 
 impl Look {

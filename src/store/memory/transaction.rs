@@ -8,20 +8,21 @@ use crate::clock::Timestamp;
 use crate::decision::{Decision, Standing, Verdict};
 use crate::limiter::Receipt;
 use crate::sync::Backoff;
+use crate::table::Full;
 
 /// Decides over all rows as one: peeks at all, and if each allows it, commits to all.
 ///
 /// An optimistic transaction. It reads every row without a lock; to refuse, it makes sure that all it read held at one
 /// moment; to charge, it locks exactly what it read, in the rows' order, or starts again if anything has changed.
 ///
-/// Leaves in `looks`, room for one look a row, what [`decide`] makes a decision of.
+/// `looks` is room for one look a row.
 #[inline]
 pub(super) fn acquire<Key: ?Sized, S: BuildHasher, R: Share<Key, S> + ?Sized>(
     rows: &[&R],
     looks: &mut [Look],
-    asked: &mut Asked<'_, Key, S>,
+    asked: &Asked<'_, Key, S>,
     receipt: &mut impl Note,
-) {
+) -> Decision {
     let mut backoff = Backoff::new();
     loop {
         let with_reading = asked.ask.cost == 0;
@@ -31,22 +32,33 @@ pub(super) fn acquire<Key: ?Sized, S: BuildHasher, R: Share<Key, S> + ?Sized>(
                 if verdict.is_allowed() {
                     receipt.begin(asked.now, Duration::ZERO, 0, rows.len());
                 }
-                return;
+                return decide(rows, looks, asked);
             }
         } else {
             let charged = Locks::take(rows, looks).map(|mut locks| {
-                locks.place()?;
+                locks.place(asked)?;
                 locks.charge(asked, delay(verdict), receipt);
                 Ok(())
             });
             match charged {
-                Some(Ok(())) => return,
-                Some(Err(NoRoom { row })) => rows[row].make_room(&looks[row]),
+                Some(Ok(())) => return decide(rows, looks, asked),
+                Some(Err(NoRoom { row })) => {
+                    if let Err(full) = rows[row].make_room(asked, &looks[row]) {
+                        return refuse_for(full, asked.now);
+                    }
+                }
                 None => {}
             }
         }
         backoff.wait();
     }
+}
+
+/// Refuses a key that has no room.
+#[cold]
+fn refuse_for(full: Full, now: Timestamp) -> Decision {
+    let wait = Timestamp::from_micros(full.until).since(now).max(Duration::from_micros(1));
+    Decision::by_policy(now, Verdict::Denied { retry_after: wait })
 }
 
 /// Where a charge is noted: in a receipt, or nowhere if nobody wants one.
@@ -84,13 +96,16 @@ impl Note for Option<Receipt> {
 pub(super) fn peek<Key: ?Sized, S: BuildHasher, R: Share<Key, S> + ?Sized>(
     rows: &[&R],
     looks: &mut [Look],
-    asked: &mut Asked<'_, Key, S>,
+    asked: &Asked<'_, Key, S>,
 ) -> Decision {
     let mut backoff = Backoff::new();
     loop {
-        look(rows, looks, asked, true);
+        let verdict = look(rows, looks, asked, true);
         if is_one_moment(rows, looks) {
-            return decide(rows, looks, asked);
+            let is_charged = verdict.is_allowed() && asked.ask.cost > 0;
+            let full =
+                rows.iter().zip(&*looks).filter(|_| is_charged).find_map(|(row, look)| row.is_full_for(look).err());
+            return full.map_or_else(|| decide(rows, looks, asked), |full| refuse_for(full, asked.now));
         }
         backoff.wait();
     }
@@ -102,12 +117,14 @@ pub(super) fn settle<Key: ?Sized, S: BuildHasher, R: Share<Key, S> + ?Sized>(
     asked: &Asked<'_, Key, S>,
     receipt: &Receipt,
     actual: u64,
-) {
+) -> Result<(), Full> {
+    let mut settled = Ok(());
     let charged = rows.iter().zip(receipt.until()).enumerate().filter(|(index, _)| receipt.is_for(*index));
     for (_, (row, &until)) in charged {
         let charge = Charge { at: receipt.charged_at(), turn: receipt.turn(), cost: receipt.cost(), until };
-        row.settle(asked, charge, actual);
+        settled = settled.and(row.settle(asked, charge, actual));
     }
+    settled
 }
 
 #[inline]
@@ -163,7 +180,7 @@ fn delay(verdict: Verdict) -> Duration {
 
 /// The decision that the looks add up to.
 #[inline]
-pub(super) fn decide<Key: ?Sized, S, R: Share<Key, S> + ?Sized>(
+fn decide<Key: ?Sized, S, R: Share<Key, S> + ?Sized>(
     rows: &[&R],
     looks: &[Look],
     asked: &Asked<'_, Key, S>,
@@ -231,10 +248,10 @@ impl<'a, Key: ?Sized, S, R: Share<Key, S> + ?Sized> Locks<'a, Key, S, R> {
     ///
     /// A place made for nothing, as a later row has none, is an idle slot: no harm.
     #[inline]
-    fn place(&mut self) -> Result<(), NoRoom> {
+    fn place(&mut self, asked: &Asked<'_, Key, S>) -> Result<(), NoRoom> {
         for (index, (row, look)) in self.rows.iter().zip(&mut *self.looks).enumerate() {
             if look.is_charged() {
-                look.place = row.place(look);
+                look.place = row.place(asked, look);
                 if look.place.is_none() {
                     return Err(NoRoom { row: index });
                 }

@@ -82,18 +82,15 @@ impl Batch {
 
     /// Tells everybody what came of it.
     pub(super) fn answer(self, rows: &[RowInfo], reply: &Value) -> Result<(), Error> {
-        match self.outcomes(rows, reply) {
-            Some(outcomes) => {
-                for (order, outcome) in self.orders.into_iter().zip(outcomes) {
-                    let _ = order.reply.send(outcome);
-                }
-                Ok(())
+        if let Some(outcomes) = self.outcomes(rows, reply) {
+            for (order, outcome) in self.orders.into_iter().zip(outcomes) {
+                let _ = order.reply.send(outcome);
             }
-            None => {
-                let error = Error::unavailable("Redis answered a script with what that never returns");
-                self.fail(&error);
-                Err(error)
-            }
+            Ok(())
+        } else {
+            let error = Error::unavailable("Redis answered a script with what that never returns");
+            self.fail(&error);
+            Err(error)
         }
     }
 
@@ -102,7 +99,14 @@ impl Batch {
         let mut outcomes = Vec::with_capacity(self.orders.len());
         for (order, places) in self.orders.iter().zip(self.places.chunks(rows.len())) {
             outcomes.push(match &order.steps {
-                Steps::Operate(_) => Ok(None),
+                Steps::Operate(shapes) => {
+                    let says = shapes.iter().map(|_| reply.signed()).collect::<Option<Vec<i64>>>()?;
+                    if says.contains(&Told::BAD) {
+                        Err(no_state(order, rows))
+                    } else {
+                        order.follow(shapes, now, rows, places, &mut followed)
+                    }
+                }
                 Steps::Decide(ask, shape) => {
                     let charges = shape.operation == Operation::Acquire && ask.cost > 0;
                     let told = Told::read(&mut reply, rows)?;
@@ -220,12 +224,9 @@ impl<'a> Reply<'a> {
         Some((Timestamp::from_micros(now), Self { is_short, says: says.chunks_exact(8) }, followed))
     }
 
+    /// The next number. What is none fails only the order it is for: see [`Told::NONE`].
     fn signed(&mut self) -> Option<i64> {
-        read_double(self.says.next()?)
-    }
-
-    fn unsigned(&mut self) -> Option<u64> {
-        self.signed().and_then(unsigned)
+        Some(read_double(self.says.next()?).unwrap_or(Told::NONE))
     }
 }
 
@@ -252,15 +253,23 @@ struct Told {
 
 impl Told {
     const BAD: i64 = -(1 << 53);
+    /// Of what is no number: a key held somebody else's bytes that looked like a state's.
+    const NONE: i64 = i64::MIN;
 
     fn read(reply: &mut Reply<'_>, rows: &[RowInfo]) -> Option<Self> {
-        let says = rows.iter().map(|_| reply.signed()).collect::<Option<Vec<i64>>>()?;
+        let mut says = rows.iter().map(|_| reply.signed()).collect::<Option<Vec<i64>>>()?;
         let promises_none = if reply.is_short { 0 } else { reply.signed()? };
         let mut views = Vec::new();
+        let mut is_bad = says.contains(&Self::NONE);
         if says[0] != Self::BAD {
             for _ in rows.iter().filter(|row| row.brings == Brings::View) {
-                views.push([reply.unsigned()?, reply.unsigned()?, reply.unsigned()?]);
+                let view = [reply.signed()?, reply.signed()?, reply.signed()?].map(unsigned);
+                is_bad |= view.contains(&None);
+                views.push(view.map(Option::unwrap_or_default));
             }
+        }
+        if is_bad {
+            says[0] = Self::BAD;
         }
         Some(Self { says, promises_none: promises_none == 1, views })
     }
@@ -277,11 +286,7 @@ impl Told {
         followed: &mut [Followed],
     ) -> Result<Outcome, Error> {
         if self.says[0] == Self::BAD {
-            let keys: Vec<_> = (0..rows.len()).map(|limit| String::from_utf8_lossy(order.key(limit))).collect();
-            return Err(Error::unavailable(format!(
-                "a key in Redis holds what is no state of this limiter: delete it ({}), or choose another prefix",
-                keys.join(", ")
-            )));
+            return Err(no_state(order, rows));
         }
         let verdicts: Vec<Verdict> = self.says.iter().map(|&says| verdict(says)).collect();
         let enforced = || rows.iter().zip(&verdicts).filter(|(row, _)| !row.shadow);
@@ -319,6 +324,14 @@ impl Told {
     }
 }
 
+fn no_state(order: &Order, rows: &[RowInfo]) -> Error {
+    let keys: Vec<_> = (0..rows.len()).map(|limit| String::from_utf8_lossy(order.key(limit))).collect();
+    Error::unavailable(format!(
+        "a key in Redis holds what is no state of this limiter: delete it ({}), or choose another prefix",
+        keys.join(", ")
+    ))
+}
+
 fn verdict(says: i64) -> Verdict {
     match says {
         0 => Verdict::Allowed,
@@ -329,6 +342,26 @@ fn verdict(says: i64) -> Verdict {
 }
 
 impl Order {
+    /// Does in what is followed what the script has done: later decisions of the batch find it so.
+    fn follow(
+        &self,
+        shapes: &[Arc<Shape>],
+        now: Timestamp,
+        rows: &[RowInfo],
+        places: &[u16],
+        followed: &mut [Followed],
+    ) -> Result<Option<Outcome>, Error> {
+        for shape in shapes {
+            let limit = usize::from(shape.limit) - 1;
+            let row = &rows[limit];
+            if row.brings != Brings::View {
+                let numbers = &mut followed[usize::from(places[limit])].numbers;
+                self.twin(limit, row)?.operate(numbers, now, shape);
+            }
+        }
+        Ok(None)
+    }
+
     fn twin<'a>(&'a self, limit: usize, row: &'a RowInfo) -> Result<&'a dyn Twin, Error> {
         let own = self.twins.get(limit).and_then(Option::as_ref);
         own.or(row.fixed.as_ref()).map(|twin| &**twin).ok_or_else(|| Error::unavailable("a limit chose no algorithm"))

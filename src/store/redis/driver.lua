@@ -10,19 +10,21 @@
 --
 -- The reply is packed as well: the time (a double), whether the short cut did, how many numbers and keys follow (16 bits
 -- each); the numbers (doubles): for each decision what each limit says by itself, as `peek` returns it, then, but after a short
--- cut, 1 if no later turn could be promised, and for kernels with a head what their figures are made of; for each key the length
--- of what it held (16 bits; 0 for those of kernels with a head), then all of that. A key that holds what is not ours says BAD.
+-- cut, 1 if no later turn could be promised, and for kernels with a head what their figures are made of; for each other
+-- operation 0; for each key the length of what it held (16 bits; 0 for those of kernels with a head), then all of that. A key
+-- that holds what is not ours says BAD.
 --
 -- A value is a state's words, then when the key expires, and until when it is blocked, if it is: all doubles.
 
 local ACQUIRE, PEEK, GIVE_BACK, CHARGE, SET, BLOCK, RESET = 0, 1, 2, 3, 4, 5, 6
-local BAD = -(2 ^ 53)
+local BAD = -MOST
 local max = math.max
 
 local limits = #kernels
-says, length = {}, 0
+-- Tables are made with room for some: in Lua one that grows step by step costs more than all else here.
+says, length = { nil, nil, nil, nil, nil, nil, nil, nil }, 0
 
-local formats = {}
+local formats = { [7] = '<ddddddd', [10] = '<dddddddddd' }
 local function format(words)
   local made = formats[words]
   if not made then
@@ -33,18 +35,24 @@ local function format(words)
 end
 
 -- The states by their keys' index, what those that are read whole held, when their keys expire, until when they are blocked,
--- and whether they have changed.
-local states, blocks, changed = {}, {}, {}
-expiries = {}
+-- whether they have changed, and whose they are.
+local states, blocks, changed = { nil, nil, nil, nil }, { nil, nil, nil, nil }, { nil, nil, nil, nil }
+local holders = { nil, nil, nil, nil }
+expiries = { nil, nil, nil, nil }
+
+-- How many words a state has. Behind them there may be others, which mean nothing.
+local function width(kernel, s)
+  if kernel.grows then
+    return kernel.words + s[kernel.words]
+  end
+  return kernel.words
+end
 
 -- A state from what its key holds, false if that is not ours.
 local function decode(index, kernel, value)
   local words = kernel.words
   expiries[index], blocks[index] = 0, 0
   if not value or #value == 0 then
-    if words == 6 then
-      return { 0, 0, 0, 0, 0, 0 }
-    end
     local s = {}
     for word = 1, words do
       s[word] = 0
@@ -56,22 +64,27 @@ local function decode(index, kernel, value)
     return false
   end
   local s = { unpack(format(count), value) }
-  s[count + 1] = nil
-  if kernel.grows then
-    words = words + s[words]
+  -- Somebody else's bytes: an error in a kernel would fail all who travel along, or leave them half written.
+  for word = 1, count do
+    local number = s[word]
+    -- Not so for what is no number, either.
+    if not (number >= 0 and number <= MOST) then
+      return false
+    end
   end
+  words = width(kernel, s)
   if count == words + 2 then
-    blocks[index], s[count] = s[count], nil
+    blocks[index] = s[count]
   elseif count ~= words + 1 then
     return false
   end
-  expiries[index], s[words + 1] = s[words + 1], nil
-  return s
+  expiries[index] = s[words + 1]
+  return (not kernel.holds or kernel.holds(s)) and s
 end
 
 local whole = 0
 do
-  local counts = {}
+  local counts = { nil, nil, nil, nil }
   for l = 1, limits do
     counts[l], pos = unpack('<H', input, pos)
     if not kernels[l].head then
@@ -90,6 +103,7 @@ do
       if (kernel.head and 1 or 0) == heads then
         for _ = 1, counts[l] do
           index = index + 1
+          holders[index] = kernel
           local key, s = KEYS[index], false
           if heads == 0 then
             local value = values[index]
@@ -117,7 +131,7 @@ local shapes = {}
 for index = 1, shape_count do
   local op, limit, first, second
   op, limit, first, second, pos = unpack('<HHdd', input, pos)
-  local shape = { op = op, limit = limit, first = first, second = second }
+  local shape = { nil, nil, nil, nil, op = op, limit = limit, at = first, till = second, turn = 0, cost = false, rest = false }
   for l = limit > 0 and limit or 1, limit > 0 and limit or limits do
     local params = kernels[l].params
     local p = { unpack(format(params + 1), input, pos) }
@@ -129,7 +143,7 @@ for index = 1, shape_count do
       cost = { unpack(format(params), input, pos) }
       rest = { unpack(format(params), input, cost[params + 1]) }
       pos = rest[params + 1]
-      shape.at, shape.till, shape.cost, shape.rest = first, second, cost, rest
+      shape.cost, shape.rest = cost, rest
     end
   end
   shapes[index] = shape
@@ -150,8 +164,9 @@ local function decide(shape, order)
       return
     end
   end
-  local patience = shape.second
-  local said, at_once, promise, turn, denied = {}, {}, true, 0, false
+  local patience = shape.till
+  local said, at_once = { nil, nil, nil, nil }, { nil, nil, nil, nil }
+  local promise, turn, denied = true, 0, false
   for l = 1, limits do
     local p, index, kernel = shape[l], order[l + 1], kernels[l]
     local s, block = states[index], blocks[index]
@@ -203,7 +218,7 @@ local function decide(shape, order)
   end
   length = length + limits + 1
   says[length] = promise and 0 or 1
-  if allowed and shape.first > 0 and shape.op == ACQUIRE then
+  if allowed and shape.at > 0 and shape.op == ACQUIRE then
     for l = 1, limits do
       local own, p = said[l], shape[l]
       if p[#p - 1] == 0 or own == 0 or own < -1 then
@@ -227,6 +242,8 @@ local function operate(shape, order)
   local l = shape.limit
   local kernel, p, index = kernels[l], shape[l], order[l + 1]
   local s = states[index]
+  length = length + 1
+  says[length] = s and 0 or BAD
   if not s then
     return
   end
@@ -238,16 +255,13 @@ local function operate(shape, order)
     return
   end
   if op == SET or op == RESET then
-    for word = #s, kernel.words + 1, -1 do
-      s[word] = nil
-    end
     for word = 1, kernel.words do
       s[word] = 0
     end
   elseif op == BLOCK then
-    blocks[index] = shape.first > 0 and now + shape.first or 0
+    blocks[index] = shape.at > 0 and now + shape.at or 0
   end
-  if op == CHARGE or (op == SET and shape.first > 0) then
+  if op == CHARGE or (op == SET and shape.at > 0) then
     kernel.commit(s, now, 0, p)
   end
   changed[index] = true
@@ -269,7 +283,7 @@ end
 for index = 1, #KEYS do
   if changed[index] then
     local key, s, block, expires = KEYS[index], states[index], blocks[index], expiries[index]
-    local words, last = #s, max(s[1], block)
+    local words, last = width(holders[index], s), max(s[1], block)
     if last > expires then
       expires = last + SPARE
     end
@@ -300,7 +314,7 @@ for index = 1, #KEYS do
   end
 end
 
-local lengths = {}
+local lengths = { nil, nil, nil, nil }
 for index = 1, #KEYS do
   lengths[index] = #values[index]
 end

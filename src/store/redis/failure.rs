@@ -44,7 +44,7 @@ fn explain(error: &RedisError) -> (&'static str, bool, bool) {
             ("this Redis is a node of a cluster, and holds other keys: it must be asked as a cluster", false, false)
         }
         ErrorKind::Server(ServerErrorKind::NoPerm) => (
-            "the user of this connection may not run the limiter's script: it needs EVAL, EVALSHA and the commands MGET, \
+            "the user of this connection may not run the limiter's script: it needs EVAL, EVALSHA, SCRIPT LOAD and the commands GET, MGET, \
              PSETEX, SET, DEL, EXISTS, TIME, GETRANGE, SETRANGE, PEXPIRE on the limiter's keys",
             false,
             false,

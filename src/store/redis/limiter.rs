@@ -2,7 +2,7 @@ use std::fmt;
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use arc_swap::ArcSwapOption;
@@ -22,6 +22,7 @@ use super::row::Row;
 use super::script::Script;
 use super::server::RedisServer;
 use super::twin::Twin;
+use crate::algorithm::Charge;
 use crate::clock::{Timestamp, whole_micros};
 use crate::decision::{Ask, Decision};
 use crate::encode::KeyWriter;
@@ -133,6 +134,7 @@ impl<Key: ?Sized> Redis<Key> {
             clock: builder.clock,
             observers: builder.observers,
             _presence: presence,
+            spare: Mutex::default(),
         };
         let handle = Shared {
             core: Arc::new(core),
@@ -236,10 +238,13 @@ impl<Key: ?Sized> Shared<Key> {
     }
 
     fn decision(&self, operation: Operation, twins: &[Option<Arc<dyn Twin>>], ask: Ask) -> Arc<Shape> {
-        if let Some((known, cost, max_delay, shape)) = self.shape.load().as_deref() {
-            if twins.is_empty() && *known == operation && *cost == ask.cost && *max_delay == ask.max_delay {
-                return Arc::clone(shape);
-            }
+        if let Some((known, cost, max_delay, shape)) = self.shape.load().as_deref()
+            && twins.is_empty()
+            && *known == operation
+            && *cost == ask.cost
+            && *max_delay == ask.max_delay
+        {
+            return Arc::clone(shape);
         }
         let mut params = Vec::new();
         for limit in 0..self.rows.len() {
@@ -247,7 +252,9 @@ impl<Key: ?Sized> Shared<Key> {
         }
         let second = ask.max_delay.map_or(-1, |delay| i64::try_from(whole_micros(delay)).unwrap_or(i64::MAX));
         let is_short = operation == Operation::Acquire && self.takes_short_cut(twins, ask);
-        let shape = Arc::new(Shape { operation, limit: 0, first: ask.cost, second, params, is_short });
+        let shape =
+            Shape { operation, limit: 0, first: ask.cost, second, cost: ask.cost, charge: None, params, is_short };
+        let shape = Arc::new(shape);
         if twins.is_empty() {
             self.shape.store(Some(Arc::new((operation, ask.cost, ask.max_delay, Arc::clone(&shape)))));
         }
@@ -265,7 +272,8 @@ impl<Key: ?Sized> Shared<Key> {
     ) -> Arc<Shape> {
         let mut params = Vec::new();
         self.params(limit, twins, cost, &mut params);
-        Arc::new(Shape { operation, limit: index_from_one(limit), first, second: 0, params, is_short: false })
+        let limit = index_from_one(limit);
+        Arc::new(Shape { operation, limit, first, second: 0, cost, charge: None, params, is_short: false })
     }
 
     /// To give back what a charge was over `actual`.
@@ -291,6 +299,8 @@ impl<Key: ?Sized> Shared<Key> {
             limit: index_from_one(limit),
             first: receipt.charged_at().as_micros(),
             second: i64::try_from(until.as_micros()).unwrap_or(i64::MAX),
+            cost: cost - actual,
+            charge: Some(Charge { at: receipt.charged_at(), turn: receipt.turn(), cost, until }),
             params,
             is_short: false,
         })
@@ -319,10 +329,11 @@ impl<Key: ?Sized> Shared<Key> {
     fn line(&self) -> Result<Arc<Line>, Error> {
         let runtime = Handle::try_current().map_err(|_| no_runtime())?;
         let id = runtime.id();
-        if let Some((recent, line)) = self.recent.load().as_deref() {
-            if *recent == id && !line.is_dead() {
-                return Ok(Arc::clone(line));
-            }
+        if let Some((recent, line)) = self.recent.load().as_deref()
+            && *recent == id
+            && !line.is_dead()
+        {
+            return Ok(Arc::clone(line));
         }
         let mut lines = self.lines.lock().unwrap_or_else(PoisonError::into_inner);
         lines.retain(|(_, line)| !line.is_dead());
@@ -341,15 +352,16 @@ impl<Key: ?Sized> Shared<Key> {
     /// Whether Redis is worth asking. Looks after it if it was not.
     fn check_breaker(&self) -> Result<(), Error> {
         let result = self.core.breaker.check();
-        if result.is_err() && self.core.breaker.take_probe() {
-            if let Ok(runtime) = Handle::try_current() {
-                let core = Arc::clone(&self.core);
-                runtime.spawn(async move {
-                    if let Ok(Ok(())) = tokio::time::timeout(RedisServer::CONNECT_WITHIN, probe(&core)).await {
-                        core.succeeded();
-                    }
-                });
-            }
+        if result.is_err()
+            && self.core.breaker.take_probe()
+            && let Ok(runtime) = Handle::try_current()
+        {
+            let core = Arc::clone(&self.core);
+            runtime.spawn(async move {
+                if let Ok(Ok(())) = tokio::time::timeout(RedisServer::CONNECT_WITHIN, probe(&core)).await {
+                    core.succeeded();
+                }
+            });
         }
         result
     }
@@ -384,7 +396,9 @@ impl<Key: ?Sized> Shared<Key> {
 impl<Key: ?Sized> Drop for Shared<Key> {
     fn drop(&mut self) {
         let lines = self.lines.get_mut().unwrap_or_else(PoisonError::into_inner);
-        lines.iter().for_each(|(_, line)| line.close());
+        for (_, line) in lines {
+            line.close();
+        }
     }
 }
 
@@ -498,19 +512,24 @@ impl Future for RedisFuture {
     type Output = Result<Outcome, Error>;
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        let this = self.project();
-        if let Poll::Ready(answer) = this.answer.poll(cx) {
-            return Poll::Ready(match answer {
-                Ok(Ok(Some(outcome))) => Ok(outcome),
-                Ok(Ok(None)) | Err(_) => Err(Error::unavailable("the call to Redis was lost")),
-                Ok(Err(error)) => Err(error),
-            });
+        let mut this = self.project();
+        if let Poll::Ready(answer) = this.answer.as_mut().poll(cx) {
+            return Poll::Ready(answer.map_or_else(|_| Err(lost()), decided));
         }
-        match this.deadline.poll(cx) {
-            Poll::Ready(()) => Poll::Ready(Err(Error::unavailable(late(this.core)))),
-            Poll::Pending => Poll::Pending,
-        }
+        ready!(this.deadline.poll(cx));
+        // What is not sent yet never will be, however long this future is kept: who was told that it failed is not charged.
+        this.answer.close();
+        // It may have come just now.
+        Poll::Ready(this.answer.try_recv().map_or_else(|_| Err(Error::unavailable(late(this.core))), decided))
     }
+}
+
+fn decided(answer: Answer) -> Result<Outcome, Error> {
+    answer.and_then(|outcome| outcome.ok_or_else(lost))
+}
+
+fn lost() -> Error {
+    Error::unavailable("the call to Redis was lost")
 }
 
 impl fmt::Debug for RedisFuture {

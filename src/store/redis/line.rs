@@ -1,6 +1,7 @@
 //! Group commit: orders that come while others are on their way wait, and travel together.
 
 use std::collections::VecDeque;
+use std::future::Future;
 use std::pin::pin;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -9,6 +10,7 @@ use std::time::{Duration, Instant};
 use futures_util::future::{Either, select};
 use futures_util::stream::{FuturesUnordered, StreamExt};
 use redis::{ErrorKind, ServerErrorKind};
+use tokio::runtime::{Handle, Id};
 use tokio::sync::Notify;
 use tokio::time::{sleep, timeout};
 
@@ -40,6 +42,8 @@ pub(super) struct Core {
     pub(super) observers: Observers,
     /// Tells others of this process with the same name that it lives.
     pub(super) _presence: Arc<Presence>,
+    /// A connection that a probe has made and tried, and the runtime it belongs to.
+    pub(super) spare: Mutex<Option<(Id, Arc<dyn Connection>)>>,
 }
 
 impl Core {
@@ -62,6 +66,19 @@ impl Core {
         if let Some(began) = began {
             self.observers.tell(|| Event::Batch { store: &self.name, orders, took: began.elapsed(), error });
         }
+    }
+
+    fn keep_spare(&self, connection: Box<dyn Connection>) {
+        *self.spare() = Some((Handle::current().id(), Arc::from(connection)));
+    }
+
+    fn take_spare(&self) -> Option<Arc<dyn Connection>> {
+        let (runtime, connected) = self.spare().take()?;
+        (runtime == Handle::current().id()).then_some(connected)
+    }
+
+    fn spare(&self) -> MutexGuard<'_, Option<(Id, Arc<dyn Connection>)>> {
+        self.spare.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -137,6 +154,11 @@ impl Line {
         taken
     }
 
+    /// While nothing is sent, what nobody waits for any more must not pile up.
+    fn forget_abandoned(&self) {
+        self.queue().orders.retain(|order| !order.is_abandoned());
+    }
+
     /// Tells all who wait here that there will be no answer.
     fn fail(&self, error: &Error) {
         let orders = std::mem::take(&mut self.queue().orders);
@@ -154,8 +176,16 @@ impl Line {
 const MOST_CALLS: usize = 2;
 
 /// Sends a line's orders until nobody uses the limiter any more.
-pub(super) async fn drive(core: Arc<Core>, line: Arc<Line>) {
-    let _farewell = Farewell(Arc::clone(&line));
+pub(super) fn drive(core: Arc<Core>, line: Arc<Line>) -> impl Future<Output = ()> + Send {
+    // Made at once: a runtime that is shutting down drops the task before it was ever polled.
+    let farewell = Farewell(Arc::clone(&line));
+    async move {
+        let _farewell = farewell;
+        send_orders(&core, &line).await;
+    }
+}
+
+async fn send_orders(core: &Core, line: &Line) {
     let mut connection = None;
     let mut calls = FuturesUnordered::new();
     loop {
@@ -165,12 +195,12 @@ pub(super) async fn drive(core: Arc<Core>, line: Arc<Line>) {
                 if !calls.is_empty() {
                     break;
                 }
-                connection = connect(&core, &line).await;
+                connection = connect(core, line).await;
                 continue;
             }
             let orders = line.take();
             if let (Some(connection), false) = (&connection, orders.is_empty()) {
-                calls.push(call(&core, Arc::clone(connection), orders));
+                calls.push(call(core, Arc::clone(connection), orders));
             }
         }
         if calls.is_empty() {
@@ -206,26 +236,32 @@ impl Drop for Farewell {
     }
 }
 
-/// A connection. Until there is one, those who wait are told within their deadline.
+/// A connection. Those who wait for it have their own deadlines.
 async fn connect(core: &Core, line: &Line) -> Option<Arc<dyn Connection>> {
+    if let Some(spare) = core.take_spare() {
+        return Some(spare);
+    }
     let mut connecting = core.server.connect();
     loop {
-        match select(&mut connecting, pin!(sleep(core.deadline))).await {
+        let error = match select(&mut connecting, pin!(sleep(core.deadline))).await {
             Either::Left((Ok(connection), _)) => return Some(Arc::from(connection)),
             Either::Left((Err(failure), _)) => {
                 core.failed(&failure.error);
                 line.fail(&failure.error);
                 return None;
             }
-            Either::Right(_) => {
-                let error = Error::unavailable(format!(
-                    "there was no connection to Redis ({}) within the deadline of {:?}",
-                    core.server.describe(),
-                    core.deadline
-                ));
-                core.failed(&error);
-                line.fail(&error);
-            }
+            Either::Right(_) => Error::unavailable(format!(
+                "there was no connection to Redis ({}) within the deadline of {:?}",
+                core.server.describe(),
+                core.deadline
+            )),
+        };
+        core.failed(&error);
+        line.forget_abandoned();
+        // From here on it is for the probes to find Redis again: they bring a connection that works.
+        if core.breaker.check().is_err() {
+            line.fail(&error);
+            return None;
         }
     }
 }
@@ -233,7 +269,7 @@ async fn connect(core: &Core, line: &Line) -> Option<Arc<dyn Connection>> {
 /// One call of the script: sends a batch, and answers its orders. Returns whether the connection is of no use any more.
 async fn call(core: &Core, connection: Arc<dyn Connection>, orders: Vec<Order>) -> bool {
     let (size, began) = (orders.len(), core.observers.are_there().then(Instant::now));
-    let now = core.clock.as_ref().map(|clock| clock.now());
+    let now = core.clock.as_ref().map(crate::clock::Clock::now);
     let batch = Batch::of(orders, &core.rows, now);
     let exchange = async {
         let reply = connection.call(Arc::new(batch.command(&core.script, true))).await;
@@ -281,7 +317,7 @@ pub(super) fn late(core: &Core) -> String {
     )
 }
 
-/// Looks whether Redis is there and takes writes, and loads the script.
+/// Looks whether Redis is there and takes writes, and loads the script. Its connection is for the next line that needs one.
 pub(super) async fn probe(core: &Core) -> Result<(), Error> {
     let connection = core.server.connect().await.map_err(|failure| failure.error)?;
     let mut write = redis::cmd("SET");
@@ -293,5 +329,6 @@ pub(super) async fn probe(core: &Core) -> Result<(), Error> {
             return Err(Failure::of(error).error);
         }
     }
+    core.keep_spare(connection);
     Ok(())
 }

@@ -3,6 +3,7 @@ use std::sync::Arc;
 use tokio::sync::oneshot;
 
 use super::twin::Twin;
+use crate::algorithm::Charge;
 use crate::decision::Ask;
 use crate::error::Error;
 use crate::limiter::Outcome;
@@ -36,6 +37,10 @@ pub(super) struct Shape {
     pub(super) first: u64,
     /// -1 where nothing is said.
     pub(super) second: i64,
+    /// What the parameters are for. Not sent.
+    pub(super) cost: u64,
+    /// What is given back of which charge. Not sent.
+    pub(super) charge: Option<Charge>,
     /// For each limit, or for the one that is meant, the kernel's parameters and whether it is a shadow; and what else the
     /// operation takes.
     pub(super) params: Vec<u64>,

@@ -5,6 +5,9 @@ local unpack, pack = struct.unpack, struct.pack
 local spread = table.unpack or _G.unpack
 local ceil = math.ceil
 
+-- Up to this all integers are exact. No number of ours is above it.
+local MOST = 2 ^ 53
+
 -- For tests, which bring their own time: keys are kept for a day.
 local LONG = 86400000
 -- How much longer than need be a key is kept, in microseconds: then most writes can leave its expiry as it is, which halves
@@ -23,6 +26,14 @@ end
 -- expire that did not yet; what is said of each decision.
 local values, after, expiries, says, length
 if short == 1 then
-  values = #KEYS == 1 and { call('GET', KEYS[1]) } or call('MGET', spread(KEYS))
+  if #KEYS > 1 then
+    values = call('MGET', spread(KEYS))
+  else
+    values = { redis.pcall('GET', KEYS[1]) }
+    -- A key of another type: the driver tells.
+    if type(values[1]) == 'table' then
+      short = 0
+    end
+  end
   after, expiries, says, length = {}, {}, {}, 0
 end

@@ -1,5 +1,6 @@
 use std::sync::Arc;
 
+use super::order::Shape;
 use super::twin::{Brings, Twin};
 use crate::algorithm::{Kernel, Scripted};
 use crate::clock::Timestamp;
@@ -99,6 +100,10 @@ where
         charge: Option<(std::time::Duration, u64)>,
     ) -> (Reading, Timestamp) {
         self.algorithm().stand(numbers, now, charge)
+    }
+
+    fn operate(&self, numbers: &mut Vec<u64>, now: Timestamp, shape: &Shape) {
+        self.algorithm().operate(numbers, now, shape);
     }
 
     fn stand_by_view(&self, view: [u64; 3], now: Timestamp) -> (Reading, Timestamp) {

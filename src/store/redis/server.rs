@@ -1,23 +1,25 @@
 use std::fmt;
+use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 
-use bb8_redis::bb8::{ManageConnection, Pool, RunError};
+use bb8_redis::bb8::{ManageConnection, Pool};
 use redis::aio::ConnectionLike;
 use redis::io::tcp::TcpSettings;
 use redis::{AsyncConnectionConfig, Client, IntoConnectionInfo, RedisError};
+use tokio::time::timeout;
 
 use super::connection::Connection;
 use super::failure::Failure;
 use crate::error::Error;
 use crate::limiter::BoxFuture;
 
-/// Where Redis is, and how it is reached. Clones share their connections.
+/// Where Redis is, and how it is reached.
 ///
 /// From an address with [`open`](Self::open), or from a pool of your own: `bb8::Pool<M>` for any manager whose connections
-/// are shared by cloning, such as `bb8_redis::RedisConnectionManager`. Of a pool each limiter takes one connection for each
-/// tokio runtime that it is used from, and returns it at once; all its calls go through a clone, one behind the other. It
-/// takes another when that one fails: let the pool test what it hands out (bb8's default).
+/// are shared by cloning, such as `bb8_redis::RedisConnectionManager`. Each limiter keeps one connection of its own for each
+/// tokio runtime that it is used from, which all its calls share, one behind the other. It makes another when that one
+/// fails. Of a pool it uses the manager and the customizer, and none of the pooled connections.
 #[derive(Clone)]
 pub struct RedisServer(Arc<dyn Source>);
 
@@ -103,13 +105,10 @@ where
     fn connect(&self) -> BoxFuture<Result<Box<dyn Connection>, Failure>> {
         let pool = self.pool.clone();
         Box::pin(async move {
-            match pool.get().await {
-                Ok(connection) => Ok(Box::new((*connection).clone()) as Box<dyn Connection>),
-                Err(RunError::User(error)) => Err(Failure::of(error)),
-                Err(RunError::TimedOut) => {
-                    Err(Failure::timed_out("the pool had no connection to Redis in time".to_owned()))
-                }
-            }
+            // Not `get`: bb8 tells no errors there, may hand out a connection that is long dead, and one whose other
+            // user may block it. Nor can a connection that failed be taken out of somebody's pool.
+            let connection = within(pool.dedicated_connection()).await?;
+            Ok(Box::new(connection) as Box<dyn Connection>)
         })
     }
 
@@ -118,7 +117,7 @@ where
     }
 }
 
-/// An address. Each runtime has a connection of its own: one is of no use where its own runtime is gone.
+/// An address. A line keeps its connection, and shares it by cloning: there is nothing to pool.
 struct Opened {
     client: Client,
     place: String,
@@ -129,11 +128,9 @@ impl Source for Opened {
         let client = self.client.clone();
         Box::pin(async move {
             // Each decision has its own deadline; a second one here would only cut longer operations short.
-            let config = AsyncConnectionConfig::new()
-                .set_connection_timeout(Some(RedisServer::CONNECT_WITHIN))
-                .set_response_timeout(None);
-            let connection = client.get_multiplexed_async_connection_with_config(&config).await;
-            connection.map(|connection| Box::new(connection) as Box<dyn Connection>).map_err(Failure::of)
+            let config = AsyncConnectionConfig::new().set_connection_timeout(None).set_response_timeout(None);
+            let connection = within(client.get_multiplexed_async_connection_with_config(&config)).await?;
+            Ok(Box::new(connection) as Box<dyn Connection>)
         })
     }
 
@@ -143,5 +140,16 @@ impl Source for Opened {
 
     fn place(&self) -> Option<String> {
         Some(format!("{}/{}", self.place, self.client.get_connection_info().redis_settings().db()))
+    }
+}
+
+/// A server that accepts and then says nothing must not hold up those who wait for a connection.
+async fn within<C>(connecting: impl Future<Output = Result<C, RedisError>>) -> Result<C, Failure> {
+    match timeout(RedisServer::CONNECT_WITHIN, connecting).await {
+        Ok(connected) => connected.map_err(Failure::of),
+        Err(_) => Err(Failure::timed_out(format!(
+            "there was no connection to Redis within {:?}",
+            RedisServer::CONNECT_WITHIN
+        ))),
     }
 }

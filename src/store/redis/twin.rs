@@ -1,5 +1,6 @@
 use std::time::Duration;
 
+use super::order::{Operation, Shape};
 use crate::algorithm::{Kernel, Layout, Scripted};
 use crate::clock::Timestamp;
 use crate::decision::{Ask, Reading};
@@ -14,7 +15,10 @@ pub(super) trait Twin: Send + Sync {
     /// Leaves in `numbers` the state after it.
     fn stand(&self, numbers: &mut Vec<u64>, now: Timestamp, charge: Option<(Duration, u64)>) -> (Reading, Timestamp);
 
-    /// The same, where a decision brings what its figures are made of.
+    /// What another operation makes of the state.
+    fn operate(&self, numbers: &mut Vec<u64>, now: Timestamp, shape: &Shape);
+
+    /// How a key stands, where a decision brings what its figures are made of.
     fn stand_by_view(&self, view: [u64; 3], now: Timestamp) -> (Reading, Timestamp);
 
     /// Whether the kernel's short cut takes an ask like this.
@@ -39,6 +43,26 @@ impl<A: Scripted> Twin for A {
         }
         let until = Timestamp::from_micros(numbers.first().copied().unwrap_or(0));
         (self.reading(&state, now), until)
+    }
+
+    fn operate(&self, numbers: &mut Vec<u64>, now: Timestamp, shape: &Shape) {
+        let is_new = matches!(shape.operation, Operation::Set | Operation::Reset);
+        let mut state = self.state_of(if is_new { &[] } else { numbers });
+        match shape.operation {
+            Operation::GiveBack => {
+                if let Some(charge) = shape.charge {
+                    self.give_back(&mut state, now, charge, shape.cost);
+                }
+            }
+            Operation::Charge | Operation::Set if shape.cost > 0 => {
+                self.commit(&mut state, now, Duration::ZERO, shape.cost);
+            }
+            _ if is_new => {}
+            // It changes no figures.
+            _ => return,
+        }
+        numbers.clear();
+        self.numbers_of(&state, numbers);
     }
 
     fn stand_by_view(&self, view: [u64; 3], now: Timestamp) -> (Reading, Timestamp) {

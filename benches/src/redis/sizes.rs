@@ -1,0 +1,72 @@
+//! What a key takes in Redis, and what a decision takes on the wire.
+
+use std::sync::Arc;
+
+use serde_json::json;
+use tokio::runtime::Runtime;
+use tower_ratelimit::store::IntoRedisLimits;
+use tower_ratelimit::{Ask, FixedWindow, Gcra, Limiter, Quota, Redis, SlidingLog, SlidingWindow};
+
+use super::server::Server;
+use crate::harness::Harness;
+
+const KEYS: u64 = 20_000;
+const QUOTA: Quota = Quota::per_hour(100);
+
+pub(super) fn run(harness: &Harness, runtime: &Runtime, server: &Server) {
+    if !harness.wants("redis bytes") {
+        return;
+    }
+    let figures = [
+        ("bucket", measure(runtime, server, "b", Gcra::new(QUOTA))),
+        ("fixed_window", measure(runtime, server, "f", FixedWindow::new(QUOTA))),
+        ("sliding_window_10", measure(runtime, server, "w", SlidingWindow::new(QUOTA))),
+        ("sliding_log_1_hit", measure(runtime, server, "l", SlidingLog::new(QUOTA))),
+    ];
+    let of = |pick: fn(&Sizes) -> f64| figures.iter().map(|(name, sizes)| (*name, pick(sizes))).collect::<Vec<_>>();
+    harness.report("redis bytes a key", json!({}), "bytes", &of(|sizes| sizes.key));
+    harness.report("redis bytes a decision to", json!({ "tasks": 512 }), "bytes", &of(|sizes| sizes.sent));
+    harness.report("redis bytes a decision from", json!({ "tasks": 512 }), "bytes", &of(|sizes| sizes.received));
+}
+
+struct Sizes {
+    key: f64,
+    sent: f64,
+    received: f64,
+}
+
+fn measure(runtime: &Runtime, server: &Server, name: &str, limits: impl IntoRedisLimits<u64>) -> Sizes {
+    server.flush();
+    let redis = Redis::builder(server.open(), name, limits)
+        .deadline(std::time::Duration::from_secs(5))
+        .build()
+        .expect("limits");
+    let redis = Arc::new(redis);
+    let memory = server.info("used_memory");
+    ask_for_all(runtime, &redis);
+    let key = (server.info("used_memory") - memory) / KEYS as f64;
+    // Once more: now there is something to read.
+    let wire = || (server.info("total_net_input_bytes"), server.info("total_net_output_bytes"));
+    let before = wire();
+    ask_for_all(runtime, &redis);
+    let after = wire();
+    Sizes { key, sent: (after.0 - before.0) / KEYS as f64, received: (after.1 - before.1) / KEYS as f64 }
+}
+
+fn ask_for_all(runtime: &Runtime, redis: &Arc<Redis<u64>>) {
+    runtime.block_on(async {
+        let tasks: Vec<_> = (0..512)
+            .map(|task| {
+                let redis = Arc::clone(redis);
+                tokio::spawn(async move {
+                    for key in (0..KEYS).filter(|key| key % 512 == task) {
+                        redis.acquire(&(1_000_000 + key), Ask::default()).await.expect("an answer");
+                    }
+                })
+            })
+            .collect();
+        for task in tasks {
+            task.await.expect("a task");
+        }
+    });
+}

@@ -1,0 +1,281 @@
+//! Proves what is promised of a full memory: under a flood of new keys an offender stays refused and honest keys are hurt no
+//! more than the policy says; who inherits is never let through beyond a limit; who is refused for want of room charges nobody.
+
+use std::collections::HashMap;
+use std::hash::Hash;
+use std::time::Duration;
+
+use proptest::prelude::*;
+use tower_ratelimit::algorithm::{Algorithm, Blocks, Log};
+use tower_ratelimit::limiter::Reply;
+use tower_ratelimit::store::LimitsFor;
+use tower_ratelimit::{
+    Ask, FixedWindow, Gcra, Limit, Limiter, ManualClock, Memory, Quota, SlidingLog, SlidingWindow, Source, Timestamp,
+    Verdict, WhenFull,
+};
+
+/// A hundred new keys for each that has room.
+const CAP: u64 = if cfg!(debug_assertions) { 300 } else { 100_000 };
+const FLOOD: u64 = 100 * CAP;
+
+/// Ten at once, and none comes back while a test lasts.
+const TEN: Gcra = Gcra::new(Quota::per_day(10));
+const BURST: u64 = 10;
+
+fn memory<A: Algorithm>(algorithm: A, cap: u64, when_full: WhenFull) -> (Memory<A, ManualClock>, ManualClock) {
+    let clock = ManualClock::at(Timestamp::from_micros(1_800_000_000_000_000));
+    let keys = usize::try_from(cap).unwrap();
+    let memory = Memory::builder(algorithm).max_keys(keys).when_full(when_full).clock(clock.clone()).build();
+    (memory.unwrap(), clock)
+}
+
+fn now<T>(reply: Reply<T>) -> Result<T, tower_ratelimit::Error> {
+    reply.try_ready().expect("memory answers at once")
+}
+
+/// What a flood of keys that are asked for once each does to an offender and to ten keys that are well within their limit.
+#[derive(Debug, Default, PartialEq)]
+struct Harm {
+    offender_let_through: u64,
+    honest_refused: u64,
+    flood_let_through: u64,
+}
+
+fn flood<A: Algorithm>(algorithm: A, when_full: WhenFull, used_by_the_honest: u64) -> Harm {
+    let (limiter, clock) = memory(algorithm, CAP, when_full);
+    let allows = |key: u64| limiter.decide(&key, Ask::default()).is_allowed();
+    let (offender, honest) = (u64::MAX, u64::MAX - 10..u64::MAX);
+    (0..BURST).for_each(|_| assert!(allows(offender)));
+    // So that windows of those who come later end later.
+    clock.advance(Duration::from_secs(1));
+    for key in honest.clone() {
+        (0..used_by_the_honest).for_each(|_| assert!(allows(key)));
+    }
+    let mut harm = Harm::default();
+    for key in 0..FLOOD {
+        harm.flood_let_through += u64::from(allows(key));
+        clock.advance(Duration::from_micros(1));
+        if key % 100 == 0 {
+            harm.offender_let_through += u64::from(allows(offender));
+        }
+        // What they have left is spent over the time that the flood takes.
+        let step = FLOOD / (BURST - used_by_the_honest);
+        if key % step == step - 1 {
+            harm.honest_refused += honest.clone().map(|key| u64::from(!allows(key))).sum::<u64>();
+        }
+    }
+    harm
+}
+
+fn nobody_comes_near_the_offender<A: Algorithm + Copy>(algorithm: A) {
+    // New keys owe one of ten: whoever owes more stays.
+    let harm = flood(algorithm, WhenFull::Forget, 2);
+    assert_eq!(harm, Harm { flood_let_through: FLOOD, ..Harm::default() });
+
+    let harm = flood(algorithm, WhenFull::Refuse, 2);
+    assert_eq!((harm.offender_let_through, harm.honest_refused), (0, 0));
+    assert!(harm.flood_let_through < 2 * CAP + 100, "{harm:?}");
+
+    // Those who owe as much as the flood has inherited are not displaced by it.
+    let harm = flood(algorithm, WhenFull::Inherit, 9);
+    assert_eq!(harm.offender_let_through, 0);
+    assert!(harm.flood_let_through < 15 * CAP, "{harm:?}");
+    assert!(harm.honest_refused <= 10, "{harm:?}");
+}
+
+#[test]
+fn a_flood_launders_no_offender_by_a_bucket() {
+    nobody_comes_near_the_offender(TEN);
+}
+
+/// Where all windows end at different times, and the offender's first.
+#[test]
+fn a_flood_launders_no_offender_by_a_window() {
+    nobody_comes_near_the_offender(FixedWindow::new(Quota::per_day(10)));
+}
+
+/// Four keys for each that has room come again and again.
+fn let_through_at_most<A: Algorithm>(algorithm: A, when_full: WhenFull) -> u64 {
+    let cap = CAP.min(5_000);
+    let (limiter, clock) = memory(algorithm, cap, when_full);
+    let keys = 4 * cap;
+    let mut let_through: HashMap<u64, u64> = HashMap::new();
+    let mut random = 1_u64;
+    for _ in 0..keys * 40 {
+        random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        let key = (random >> 33) % keys;
+        clock.advance(Duration::from_micros(random >> 54));
+        *let_through.entry(key).or_default() += u64::from(limiter.decide(&key, Ask::default()).is_allowed());
+    }
+    let_through.into_values().max().unwrap_or(0)
+}
+
+#[test]
+fn who_inherits_is_never_let_through_beyond_a_limit() {
+    let quota = Quota::per_day(10);
+    assert!(let_through_at_most(TEN, WhenFull::Inherit) <= BURST);
+    assert!(let_through_at_most(FixedWindow::new(quota), WhenFull::Inherit) <= BURST);
+    assert!(let_through_at_most(SlidingWindow::new(quota).blocks(4), WhenFull::Inherit) <= BURST);
+    assert!(let_through_at_most(SlidingLog::new(quota), WhenFull::Inherit) <= BURST);
+    assert!(let_through_at_most(TEN, WhenFull::Forget) > BURST, "or the above would prove nothing");
+}
+
+#[test]
+fn who_is_refused_room_is_never_let_through_beyond_a_limit() {
+    assert_eq!(let_through_at_most(TEN, WhenFull::Refuse), BURST);
+}
+
+/// The least memory there is, full of keys that have used so much.
+fn full_of(when_full: WhenFull, used: u64) -> (Memory<Gcra, ManualClock>, ManualClock) {
+    let clock = ManualClock::at(Timestamp::from_micros(1_800_000_000_000_000));
+    let memory = Memory::builder(TEN).max_keys(1).when_full(when_full).clock(clock.clone()).build().unwrap();
+    let mut key = 1_000_000_u64;
+    while memory.usage()[0].live_keys < memory.usage()[0].room {
+        memory.decide(&key, Ask::cost(used));
+        key += 1;
+    }
+    (memory, clock)
+}
+
+#[test]
+fn two_keys_that_take_turns_in_a_full_memory_launder_each_other_only_where_they_are_forgotten() {
+    let let_through = |when_full| {
+        let (limiter, _) = full_of(when_full, BURST);
+        let mut let_through = [0_u64; 2];
+        for turn in 0..1000 {
+            let key = turn % 2;
+            let_through[key] += u64::from(limiter.decide(&(key as u64), Ask::default()).is_allowed());
+        }
+        let_through
+    };
+    assert!(let_through(WhenFull::Inherit).into_iter().all(|count| count <= BURST));
+    assert_eq!(let_through(WhenFull::Refuse), [0, 0]);
+    assert!(let_through(WhenFull::Forget).into_iter().sum::<u64>() >= BURST);
+}
+
+#[test]
+fn who_finds_no_room_is_refused_by_policy_until_somebody_is_as_good_as_new() {
+    let (limiter, clock) = full_of(WhenFull::Refuse, 1);
+    let refused = limiter.decide(&7, Ask::default());
+    let Verdict::Denied { retry_after } = refused.verdict() else { panic!("{refused:?}") };
+    assert_eq!(refused.source(), Source::Policy);
+    assert!(refused.standing().is_none());
+    assert_eq!(now(limiter.peek(&7, Ask::default())).unwrap(), refused);
+    // A question takes no room.
+    assert!(limiter.decide(&7, Ask::cost(0)).is_allowed());
+    // Those who have room go on, and what must have room and has none is an error.
+    assert!(limiter.decide(&1_000_000, Ask::default()).is_allowed());
+    assert!(now(limiter.set("default", &7, 3)).unwrap_err().is_unavailable());
+    now(limiter.set("default", &1_000_000, 3)).unwrap();
+
+    clock.advance(retry_after);
+    let allowed = limiter.decide(&7, Ask::default());
+    assert_eq!((allowed.verdict(), allowed.source()), (Verdict::Allowed, Source::Store));
+}
+
+#[test]
+fn a_surcharge_that_finds_no_room_is_an_error() {
+    let (limiter, clock) = full_of(WhenFull::Refuse, 5);
+    now(limiter.reset(&1_000_000)).unwrap();
+    let outcome = limiter.acquire_now(&1_000_000, Ask::default());
+    let receipt = outcome.receipt.expect("it was charged");
+    now(limiter.reset(&1_000_000)).unwrap();
+    // Its slot goes to somebody else.
+    assert!((0..100).any(|key: u64| limiter.decide(&key, Ask::default()).is_allowed()));
+    assert!(now(limiter.settle(&1_000_000, receipt, 5)).unwrap_err().is_unavailable());
+    clock.advance(Duration::from_secs(86_400));
+    assert!(limiter.decide(&1_000_000, Ask::default()).is_allowed());
+}
+
+/// Of several limits the one that has no room refuses for all, and none is charged.
+#[test]
+fn who_finds_no_room_in_one_limit_is_charged_to_none() {
+    for when_full in [WhenFull::Forget, WhenFull::Inherit, WhenFull::Refuse] {
+        let everybody = Gcra::new(Quota::per_day(1_000_000));
+        let limits = (Limit::new("everybody", everybody).by(|_: &u64| ()), Limit::new("each", TEN));
+        let clock = ManualClock::at(Timestamp::from_micros(1_800_000_000_000_000));
+        let limiter = Memory::builder(limits).max_keys(1).when_full(when_full).clock(clock).build().unwrap();
+        let mut let_through = 0;
+        for key in 0..5_000_u64 {
+            let decision = limiter.decide(&(key % 500), Ask::default());
+            let_through += u64::from(decision.is_allowed());
+        }
+        let left = remaining_of(&limiter, &1_000_000, "everybody");
+        assert_eq!(left, 1_000_000 - let_through, "{when_full:?}");
+        if when_full == WhenFull::Refuse {
+            assert!(let_through <= 10 * 30, "as many as there are slots: {let_through}");
+        }
+    }
+}
+
+fn remaining_of<Key: Hash, L>(limiter: &Memory<L, ManualClock>, key: &Key, limit: &str) -> u64
+where
+    L: LimitsFor<Key, tower_ratelimit::store::DefaultHashBuilder>,
+{
+    let decision = now(limiter.peek(key, Ask::cost(0).every_limit())).unwrap();
+    decision.standings().iter().find(|standing| standing.name() == limit).expect("it is listed").remaining()
+}
+
+#[test]
+fn a_shadow_limit_without_room_refuses_nobody() {
+    let clock = ManualClock::at(Timestamp::from_micros(1_800_000_000_000_000));
+    let limiter = Memory::builder(Limit::new("new", TEN).shadow()).max_keys(1).when_full(WhenFull::Refuse);
+    let limiter = limiter.clock(clock).build().unwrap();
+    assert!((0..1000_u64).all(|key| limiter.decide(&key, Ask::default()).is_allowed()));
+}
+
+/// What a key is charged, so many microseconds after one another.
+fn history() -> impl Strategy<Value = Vec<(u64, u64)>> {
+    proptest::collection::vec((0..3_000_000_u64, 1..4_u64), 0..12)
+}
+
+/// Whoever owes what two states add up to when one inherits from the other is let through by both.
+fn owes_at_least_both<A: Algorithm>(
+    algorithm: &A,
+    zero: &A::State,
+    histories: [&[(u64, u64)]; 2],
+    asks: &[(u64, u64)],
+) -> Result<(), TestCaseError> {
+    let mut latest = Timestamp::from_micros(1_800_000_000_000_000);
+    let [mut own, other] = histories.map(|history| {
+        let (mut state, mut at) = (zero.clone(), Timestamp::from_micros(1_800_000_000_000_000));
+        for &(wait, cost) in history {
+            at = at.after(Duration::from_micros(wait));
+            if algorithm.peek(&state, at, Ask::cost(cost)) == Verdict::Allowed {
+                algorithm.commit(&mut state, at, Duration::ZERO, cost);
+            }
+        }
+        latest = latest.max(at);
+        state
+    });
+    let before = own.clone();
+    algorithm.inherit(&mut own, &other, latest);
+    for &(wait, cost) in asks {
+        latest = latest.after(Duration::from_micros(wait));
+        let ask = |state: &A::State| algorithm.peek(state, latest, Ask::cost(cost)).is_allowed();
+        prop_assert!(!ask(&own) || (ask(&before) && ask(&other)), "at {latest:?} for {cost}");
+    }
+    Ok(())
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 300, ..ProptestConfig::default() })]
+
+    #[test]
+    fn who_inherits_owes_at_least_both(
+        one in history(),
+        two in history(),
+        asks in proptest::collection::vec((0..2_000_000_u64, 1..6_u64), 1..12),
+    ) {
+        let quota = Quota::new(7, Duration::from_secs(9));
+        let histories = [&*one, &*two];
+        owes_at_least_both(&Gcra::new(quota), &[0; 5], histories, &asks)?;
+        owes_at_least_both(&FixedWindow::new(quota), &[0; 4], histories, &asks)?;
+        owes_at_least_both(&FixedWindow::new(quota).aligned_to_clock(), &[0; 4], histories, &asks)?;
+        let window = SlidingWindow::new(quota).blocks(5);
+        owes_at_least_both(&window, &Blocks::zero(window.state_words()), histories, &asks)?;
+        let weighted = SlidingWindow::new(quota).blocks(3).weighted();
+        owes_at_least_both(&weighted, &Blocks::zero(weighted.state_words()), histories, &asks)?;
+        owes_at_least_both(&SlidingLog::new(quota), &Log::default(), histories, &asks)?;
+    }
+}

@@ -1,0 +1,481 @@
+//! What every limiter does, whatever its store and its algorithm: one suite for all. Time is driven by hand.
+
+use std::time::Duration;
+
+use tower_ratelimit::algorithm::Scripted;
+use tower_ratelimit::limiter::{Acquire, BoxFuture, FailOpen, Fallback, Outcome, Receipt};
+use tower_ratelimit::store::{DefaultHashBuilder, IntoRedisLimits, LimitsFor};
+use tower_ratelimit::{
+    Ask, BoxLimiter, Decision, Error, FixedWindow, Gcra, LeakyBucket, LeakyQueue, Limit, Limiter, ManualClock, Memory,
+    Quota, Redis, SlidingLog, SlidingWindow, TokenBucket, Verdict, per_key,
+};
+
+use crate::helpers::{PATIENCE, acquire};
+use crate::server::Server;
+
+/// Ten in ten seconds.
+const TEN: Quota = Quota::new(10, Duration::from_secs(10));
+const MICROSECOND: Duration = Duration::from_micros(1);
+
+/// Who asks: a user in a team, with a tier.
+type Key = (u64, u64, u64);
+const ALICE: Key = (1, 1, 0);
+const BOB: Key = (2, 1, 0);
+
+/// A limiter, its clock, and what it is called in failures.
+struct Rig {
+    name: String,
+    limiter: BoxLimiter<Key>,
+    clock: ManualClock,
+    /// A queue's later turns are taken, where others refuse.
+    queues: bool,
+}
+
+/// A store that never answers.
+struct Gone;
+
+impl Limiter<Key> for Gone {
+    type Future = BoxFuture<Result<Outcome, Error>>;
+
+    fn acquire(&self, _: &Key, _: Ask) -> Acquire<Self::Future> {
+        Acquire::Pending(Box::pin(async { Err(Error::unavailable("it is gone")) }))
+    }
+
+    fn peek(&self, _: &Key, _: Ask) -> tower_ratelimit::limiter::Reply<Decision> {
+        tower_ratelimit::limiter::Reply::ready(Err(Error::unavailable("it is gone")))
+    }
+}
+
+/// The same limits in each store.
+fn stores<L>(server: &Server, name: &str, limits: &L) -> Vec<Rig>
+where
+    L: LimitsFor<Key, DefaultHashBuilder> + IntoRedisLimits<Key> + Clone + Send + Sync + 'static,
+    Memory<L, ManualClock>: Limiter<Key> + Clone + Send + Sync + 'static,
+{
+    let rig = |store: &str, build: &dyn Fn(ManualClock) -> BoxLimiter<Key>| {
+        let clock = ManualClock::new();
+        let limiter = build(clock.clone());
+        Rig { name: format!("{name} in {store}"), limiter, clock, queues: name.contains("queue") }
+    };
+    let memory =
+        |clock: ManualClock| Memory::builder(limits.clone()).max_keys(100).clock(clock).build().expect("limits");
+    let redis = |store: &str, clock: ManualClock| {
+        Redis::builder(server.open(), &format!("{name} {store}"), limits.clone())
+            .clock_for_tests(clock)
+            .deadline(PATIENCE)
+            .build()
+            .expect("limits")
+    };
+    vec![
+        rig("memory", &|clock| BoxLimiter::new(memory(clock))),
+        rig("Redis", &|clock| BoxLimiter::new(redis("alone", clock))),
+        rig("Redis with a fallback", &|clock| {
+            BoxLimiter::new(Fallback::new(redis("first", clock.clone()), memory(clock)))
+        }),
+        rig("Redis that fails open", &|clock| BoxLimiter::new(FailOpen::new(redis("open", clock)))),
+        rig("memory behind what is gone", &|clock| BoxLimiter::new(OverGone::over(memory(clock)))),
+    ]
+}
+
+/// A fallback whose first limiter is gone: what reaches both is told by the second, so that it can be looked at.
+struct OverGone<L>(Fallback<Gone, L>, L);
+
+impl<L: Limiter<Key> + Clone> OverGone<L> {
+    fn over(second: L) -> Self {
+        Self(Fallback::new(Gone, second.clone()), second)
+    }
+}
+
+impl<L: Limiter<Key> + Clone + Send + Sync + 'static> Limiter<Key> for OverGone<L> {
+    type Future = <Fallback<Gone, L> as Limiter<Key>>::Future;
+
+    fn acquire(&self, key: &Key, ask: Ask) -> Acquire<Self::Future> {
+        self.0.acquire(key, ask)
+    }
+
+    fn peek(&self, key: &Key, ask: Ask) -> tower_ratelimit::limiter::Reply<Decision> {
+        self.0.peek(key, ask)
+    }
+
+    fn settle(&self, key: &Key, receipt: Receipt, actual: u64) -> tower_ratelimit::limiter::Reply<()> {
+        self.0.settle(key, receipt, actual)
+    }
+
+    fn set(&self, limit: &str, key: &Key, used: u64) -> tower_ratelimit::limiter::Reply<()> {
+        self.1.set(limit, key, used)
+    }
+
+    fn block(&self, limit: &str, key: &Key, span: Duration) -> tower_ratelimit::limiter::Reply<()> {
+        self.1.block(limit, key, span)
+    }
+
+    fn reset(&self, key: &Key) -> tower_ratelimit::limiter::Reply<()> {
+        self.1.reset(key)
+    }
+}
+
+fn one<A: Scripted + Clone + Send + Sync + 'static>(server: &Server, name: &str, algorithm: A) -> Vec<Rig> {
+    stores(server, name, &Limit::new("default", algorithm).by(|&(user, _, _): &Key| user))
+}
+
+/// Every algorithm, with ten to have at once, in each store.
+fn everything(server: &Server) -> Vec<Rig> {
+    let mut all = one(server, "gcra", Gcra::new(TEN));
+    all.extend(one(server, "token bucket", TokenBucket::new(TEN)));
+    all.extend(one(server, "leaky bucket", LeakyBucket::new(TEN)));
+    all.extend(one(server, "leaky queue", LeakyQueue::new(TEN).max_waiting(9)));
+    all.extend(one(server, "fixed window", FixedWindow::new(TEN)));
+    all.extend(one(server, "aligned window", FixedWindow::new(TEN).aligned_to_clock()));
+    all.extend(one(server, "sliding window", SlidingWindow::new(TEN)));
+    all.extend(one(server, "weighted window", SlidingWindow::new(TEN).blocks(1).weighted()));
+    all.extend(one(server, "sliding log", SlidingLog::new(TEN)));
+    all
+}
+
+impl Rig {
+    async fn ask(&self, key: Key, cost: u64) -> Outcome {
+        acquire(&self.limiter, &key, Ask::cost(cost)).await.unwrap_or_else(|error| panic!("{}: {error:?}", self.name))
+    }
+
+    async fn allows(&self, key: Key, cost: u64) -> bool {
+        self.ask(key, cost).await.decision.is_allowed()
+    }
+
+    async fn peek(&self, key: Key, cost: u64) -> Decision {
+        self.limiter.peek(&key, Ask::cost(cost)).await.unwrap_or_else(|error| panic!("{}: {error:?}", self.name))
+    }
+
+    async fn left(&self, key: Key) -> u64 {
+        self.peek(key, 0).await.remaining().expect("a figure")
+    }
+
+    /// Takes all that there is.
+    async fn exhaust(&self, key: Key) {
+        for _ in 0..10 {
+            assert!(self.allows(key, 1).await, "{}", self.name);
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_fresh_key_has_the_whole_quota_and_not_one_more() {
+    let server = Server::start();
+    for rig in everything(&server) {
+        for left in (0..10).rev() {
+            let outcome = rig.ask(ALICE, 1).await;
+            assert!(outcome.decision.is_allowed() && outcome.receipt.is_some(), "{}", rig.name);
+            assert_eq!(outcome.decision.remaining(), Some(left), "{}", rig.name);
+            let standing = outcome.decision.standing().expect("a limit");
+            assert_eq!(
+                (standing.name(), standing.limit(), standing.window()),
+                ("default", 10, TEN.period()),
+                "{}",
+                rig.name
+            );
+        }
+        let refused = rig.ask(ALICE, 1).await;
+        assert!(!refused.decision.is_allowed() && refused.receipt.is_none(), "{}", rig.name);
+        assert!(rig.allows(BOB, 1).await, "{}: another key is another count", rig.name);
+    }
+}
+
+#[tokio::test]
+async fn a_refusal_charges_nothing_and_its_wait_is_sufficient_and_minimal() {
+    let server = Server::start();
+    for rig in everything(&server) {
+        for cost in [1, 4, 10] {
+            rig.limiter.reset(&ALICE).await.expect("done");
+            rig.clock.advance(TEN.period() * 3);
+            rig.exhaust(ALICE).await;
+            let first = rig.peek(ALICE, cost).await;
+            for _ in 0..20 {
+                let refused = rig.ask(ALICE, cost).await.decision;
+                assert_eq!(refused.verdict(), first.verdict(), "{}", rig.name);
+                assert_eq!(refused.remaining(), Some(0), "{}", rig.name);
+            }
+            let wait = first.retry_after().unwrap_or_else(|| panic!("{}: {first:?}", rig.name));
+            rig.clock.advance(wait.checked_sub(MICROSECOND).expect("a wait"));
+            let early = rig.ask(ALICE, cost).await.decision;
+            assert_eq!(early.retry_after(), Some(MICROSECOND), "{} at {cost}", rig.name);
+            rig.clock.advance(MICROSECOND);
+            assert!(rig.allows(ALICE, cost).await, "{} at {cost}", rig.name);
+        }
+    }
+}
+
+#[tokio::test]
+async fn after_its_reset_a_key_is_as_good_as_new() {
+    let server = Server::start();
+    for rig in everything(&server) {
+        rig.exhaust(ALICE).await;
+        let reset = rig.peek(ALICE, 1).await.reset().expect("a figure");
+        rig.clock.advance(reset.checked_sub(MICROSECOND).expect("a time"));
+        assert!(rig.left(ALICE).await < 10 || rig.peek(ALICE, 0).await.reset() == Some(MICROSECOND), "{}", rig.name);
+        rig.clock.advance(MICROSECOND);
+        assert_eq!(
+            (rig.left(ALICE).await, rig.peek(ALICE, 0).await.reset()),
+            (10, Some(Duration::ZERO)),
+            "{}",
+            rig.name
+        );
+    }
+}
+
+#[tokio::test]
+async fn a_cost_counts_as_so_many_and_one_of_zero_as_none() {
+    let server = Server::start();
+    for rig in everything(&server) {
+        assert!(rig.allows(ALICE, 0).await && rig.left(ALICE).await == 10, "{}", rig.name);
+        assert!(rig.allows(ALICE, 7).await && rig.left(ALICE).await == 3, "{}", rig.name);
+        assert!(!rig.allows(ALICE, 4).await && rig.left(ALICE).await == 3, "{}", rig.name);
+        assert!(rig.allows(ALICE, 3).await && rig.left(ALICE).await == 0, "{}", rig.name);
+        assert!(rig.allows(ALICE, 0).await, "{}: what costs nothing passes at the limit too", rig.name);
+    }
+}
+
+#[tokio::test]
+async fn what_never_fits_is_refused_for_good_and_charges_nothing() {
+    let server = Server::start();
+    for rig in everything(&server) {
+        for cost in [11, 1 << 40, 1 << 53, u64::MAX] {
+            let decision = rig.ask(ALICE, cost).await.decision;
+            assert_eq!(decision.verdict(), Verdict::Never, "{} at {cost}", rig.name);
+            assert_eq!(decision.retry_after(), None, "{}", rig.name);
+        }
+        assert_eq!(rig.left(ALICE).await, 10, "{}", rig.name);
+    }
+}
+
+#[tokio::test]
+async fn what_is_given_back_can_be_had_again_once() {
+    let server = Server::start();
+    for rig in everything(&server) {
+        let receipt = rig.ask(ALICE, 4).await.receipt.expect("a receipt");
+        assert_eq!((receipt.cost(), rig.left(ALICE).await), (4, 6), "{}", rig.name);
+        rig.limiter.give_back(&ALICE, receipt).await.expect("done");
+        assert_eq!(rig.left(ALICE).await, 10, "{}", rig.name);
+        // Nor is there more than there ever was, when it comes back late.
+        let receipt = rig.ask(ALICE, 4).await.receipt.expect("a receipt");
+        rig.clock.advance(TEN.period() * 4);
+        rig.limiter.give_back(&ALICE, receipt).await.expect("done");
+        rig.exhaust(ALICE).await;
+        assert!(!rig.allows(ALICE, 1).await, "{}", rig.name);
+    }
+}
+
+#[tokio::test]
+async fn a_charge_is_settled_at_what_was_used() {
+    let server = Server::start();
+    for rig in everything(&server) {
+        let receipt = rig.ask(ALICE, 4).await.receipt.expect("a receipt");
+        rig.limiter.settle(&ALICE, receipt, 1).await.expect("done");
+        assert_eq!(rig.left(ALICE).await, 9, "{}", rig.name);
+        let receipt = rig.ask(ALICE, 2).await.receipt.expect("a receipt");
+        rig.limiter.settle(&ALICE, receipt, 2).await.expect("done");
+        assert_eq!(rig.left(ALICE).await, 7, "{}", rig.name);
+        let receipt = rig.ask(ALICE, 1).await.receipt.expect("a receipt");
+        // Above the estimate, and above what is left.
+        rig.limiter.settle(&ALICE, receipt, 12).await.expect("done");
+        assert!(!rig.allows(ALICE, 1).await && rig.left(ALICE).await == 0, "{}", rig.name);
+    }
+}
+
+#[tokio::test]
+async fn looking_changes_nothing_and_tells_what_asking_would() {
+    let server = Server::start();
+    for rig in everything(&server) {
+        for cost in [1, 3, 3, 3, 1, 20] {
+            let seen = rig.peek(ALICE, cost).await;
+            for _ in 0..3 {
+                assert_eq!(rig.peek(ALICE, cost).await, seen, "{}", rig.name);
+            }
+            assert_eq!(rig.ask(ALICE, cost).await.decision.verdict(), seen.verdict(), "{}", rig.name);
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_key_is_reset_set_blocked_and_forgiven() {
+    let server = Server::start();
+    for rig in everything(&server) {
+        rig.exhaust(ALICE).await;
+        rig.limiter.reset(&ALICE).await.expect("done");
+        assert_eq!(rig.left(ALICE).await, 10, "{}", rig.name);
+        rig.limiter.set("default", &ALICE, 7).await.expect("done");
+        assert_eq!(rig.left(ALICE).await, 3, "{}", rig.name);
+        rig.limiter.set("default", &ALICE, 0).await.expect("done");
+        assert_eq!(rig.left(ALICE).await, 10, "{}", rig.name);
+
+        rig.limiter.block("default", &ALICE, Duration::from_secs(300)).await.expect("done");
+        assert_eq!(rig.ask(ALICE, 1).await.decision.retry_after(), Some(Duration::from_secs(300)), "{}", rig.name);
+        assert!(rig.allows(BOB, 1).await, "{}", rig.name);
+        rig.limiter.reset(&ALICE).await.expect("done");
+        rig.clock.advance(Duration::from_secs(299));
+        assert!(!rig.allows(ALICE, 1).await, "{}: a reset does not lift a block", rig.name);
+        rig.limiter.forgive("default", &ALICE).await.expect("done");
+        assert!(rig.allows(ALICE, 1).await, "{}", rig.name);
+        rig.limiter.block("default", &ALICE, Duration::from_secs(5)).await.expect("done");
+        rig.clock.advance(Duration::from_secs(5));
+        assert!(rig.allows(ALICE, 1).await, "{}: a block ends", rig.name);
+    }
+}
+
+#[tokio::test]
+async fn the_largest_of_everything_is_held() {
+    let server = Server::start();
+    for rig in everything(&server) {
+        rig.limiter.set("default", &ALICE, u64::MAX).await.expect("done");
+        assert!(!rig.allows(ALICE, 1).await, "{}", rig.name);
+        rig.limiter.reset(&ALICE).await.expect("done");
+        let receipt = rig.ask(ALICE, 1).await.receipt.expect("a receipt");
+        rig.limiter.settle(&ALICE, receipt, u64::MAX).await.expect("done");
+        assert!(!rig.allows(ALICE, 1).await, "{}", rig.name);
+        rig.limiter.block("default", &BOB, Duration::MAX).await.expect("done");
+        assert!(!rig.allows(BOB, 1).await, "{}", rig.name);
+        rig.limiter.forgive("default", &BOB).await.expect("done");
+        let ask = Ask::default().within(Duration::MAX).every_limit();
+        assert!(acquire(&rig.limiter, &BOB, ask).await.expect("an answer").decision.is_allowed(), "{}", rig.name);
+    }
+}
+
+#[tokio::test]
+async fn an_unknown_limit_is_an_error_of_configuration() {
+    let server = Server::start();
+    for rig in everything(&server) {
+        assert!(rig.limiter.set("other", &ALICE, 1).await.expect_err("no such limit").is_config(), "{}", rig.name);
+        assert!(rig.limiter.block("other", &ALICE, TEN.period()).await.expect_err("no such limit").is_config());
+        assert!(rig.limiter.forgive("other", &ALICE).await.expect_err("no such limit").is_config());
+    }
+}
+
+#[tokio::test]
+async fn a_queue_gives_later_turns_to_those_who_wait() {
+    let server = Server::start();
+    for rig in everything(&server) {
+        let delays: Vec<_> = (0..3).map(|_| rig.ask(ALICE, 1)).collect();
+        let mut seen = Vec::new();
+        for delay in delays {
+            seen.push(delay.await.decision.delay());
+        }
+        let turns = if rig.queues { [0, 1, 2] } else { [0; 3] };
+        assert_eq!(seen, turns.map(Duration::from_secs), "{}", rig.name);
+    }
+}
+
+#[tokio::test]
+async fn several_limits_are_charged_all_or_none() {
+    let server = Server::start();
+    let limits = (
+        Limit::new("user", Gcra::new(Quota::per_hour(3))).by(|&(user, _, _): &Key| user),
+        Limit::new("team", SlidingLog::new(Quota::per_hour(4))).by(|&(_, team, _): &Key| team),
+        Limit::new("all", FixedWindow::new(Quota::per_day(5))).by(|_: &Key| ()),
+    );
+    for rig in stores(&server, "several", &limits) {
+        for _ in 0..3 {
+            assert!(rig.allows(ALICE, 1).await, "{}", rig.name);
+        }
+        // The user's limit refuses: the others are not charged.
+        let refused = acquire(&rig.limiter, &ALICE, Ask::default().every_limit()).await.expect("an answer").decision;
+        assert_eq!(
+            refused.standing().map(|standing| standing.name().to_owned()).as_deref(),
+            Some("user"),
+            "{}",
+            rig.name
+        );
+        let left: Vec<_> =
+            refused.standings().iter().map(|standing| (standing.name().to_owned(), standing.remaining())).collect();
+        assert_eq!(left, [("user".to_owned(), 0), ("team".to_owned(), 1), ("all".to_owned(), 2)], "{}", rig.name);
+        assert!(rig.allows(BOB, 1).await, "{}", rig.name);
+        // Now the team's does, and its wait is what it takes.
+        let refused = rig.ask(BOB, 1).await.decision;
+        assert_eq!(
+            refused.standing().map(|standing| standing.name().to_owned()).as_deref(),
+            Some("team"),
+            "{}",
+            rig.name
+        );
+        rig.clock.advance(refused.retry_after().expect("a time"));
+        let outcome = rig.ask(BOB, 1).await;
+        assert!(outcome.decision.is_allowed(), "{}", rig.name);
+        // And what is given back, all of them have again.
+        let elsewhere = (9, 9, 0);
+        assert!(!rig.allows(elsewhere, 1).await, "{}", rig.name);
+        rig.limiter.give_back(&BOB, outcome.receipt.expect("a receipt")).await.expect("done");
+        assert!(rig.allows(elsewhere, 1).await, "{}", rig.name);
+    }
+}
+
+#[tokio::test]
+async fn a_shadow_is_told_and_does_not_count() {
+    let server = Server::start();
+    let limits = (
+        Limit::new("real", Gcra::new(Quota::per_hour(5))).by(|&(user, _, _): &Key| user),
+        Limit::new("shadow", FixedWindow::new(Quota::per_hour(2))).by(|&(user, _, _): &Key| user).shadow(),
+    );
+    for rig in stores(&server, "shadow", &limits) {
+        for asked in 1..=5 {
+            let decision = rig.ask(ALICE, 1).await.decision;
+            assert!(decision.is_allowed(), "{}", rig.name);
+            assert_eq!(decision.shadow_refusals().count(), usize::from(asked > 2), "{}", rig.name);
+        }
+        assert!(!rig.allows(ALICE, 1).await, "{}", rig.name);
+    }
+}
+
+#[tokio::test]
+async fn a_key_chooses_its_tier() {
+    let server = Server::start();
+    let tiers = per_key(|&(_, _, tier): &Key| FixedWindow::new(Quota::per_hour(2 + tier * 3)));
+    let limits = Limit::new("default", tiers).by(|&(user, _, _): &Key| user);
+    for rig in stores(&server, "tiers", &limits) {
+        for (user, tier) in [(1, 0), (2, 1), (3, 2)] {
+            let key = (user, 0, tier);
+            for _ in 0..2 + tier * 3 {
+                assert!(rig.allows(key, 1).await, "{}", rig.name);
+            }
+            assert!(!rig.allows(key, 1).await, "{}", rig.name);
+        }
+        // What was used stays used in another tier.
+        assert_eq!(rig.left((1, 0, 2)).await, 6, "{}", rig.name);
+    }
+}
+
+#[tokio::test]
+async fn what_a_limiter_does_not_have_it_says() {
+    /// It decides, and nothing else.
+    struct Bare;
+    impl Limiter<Key> for Bare {
+        type Future = BoxFuture<Result<Outcome, Error>>;
+
+        fn acquire(&self, _: &Key, _: Ask) -> Acquire<Self::Future> {
+            Acquire::Ready(Err(Error::unavailable("it is gone")))
+        }
+    }
+    let memory = Memory::new(Gcra::new(TEN));
+    let (open, back) = (FailOpen::new(Bare), Fallback::new(Bare, memory));
+    assert!(open.peek(&ALICE, Ask::default()).await.expect_err("it can't").is_unsupported());
+    assert!(open.reset(&ALICE).await.expect_err("it can't").is_unsupported());
+    assert!(back.set("default", &ALICE, 1).await.expect_err("the first one can't").is_unsupported());
+    // What the second one charged goes back to the second one.
+    let receipt = acquire(&back, &ALICE, Ask::cost(3)).await.expect("an answer").receipt.expect("a receipt");
+    back.give_back(&ALICE, receipt).await.expect("done");
+}
+
+#[test]
+fn what_can_not_be_is_an_error_when_it_is_built() {
+    let server = tower_ratelimit::RedisServer::open("redis://127.0.0.1:1").expect("an address");
+    let gcra = || Gcra::new(TEN);
+    let build = |name: &str, limits: Vec<tower_ratelimit::store::RedisLimit<str>>, deadline: Duration| {
+        Redis::builder(server.clone(), name, limits).deadline(deadline).build().map(|_| ())
+    };
+    let limit = |name: &'static str| tower_ratelimit::store::RedisLimit::new(Limit::new(name, gcra()));
+    assert!(build("api", vec![limit("a"), limit("b")], PATIENCE).is_ok());
+    for wrong in [
+        build("", vec![limit("a")], PATIENCE),
+        build("api", vec![], PATIENCE),
+        build("api", vec![limit("a"), limit("a")], PATIENCE),
+        build("api", vec![limit("a")], Duration::ZERO),
+    ] {
+        assert!(wrong.expect_err("it can't be").is_config());
+    }
+}

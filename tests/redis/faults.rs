@@ -1,0 +1,485 @@
+//! A Redis that is slow, gone or not itself, under load: every decision is answered within its deadline, fails as
+//! unavailable if it fails, and service resumes by itself. Each test prints its row of a table (`--nocapture`).
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use futures_util::future::join_all;
+use tokio::task::JoinSet;
+use tokio::time::sleep;
+use tower_ratelimit::limiter::{Acquire, FailOpen, Fallback};
+use tower_ratelimit::{Ask, FixedWindow, Gcra, Limiter, ManualClock, Memory, Quota, Redis, RedisServer, Source};
+
+use crate::helpers::{PLENTY, acquire, every_algorithm, is_allowed, patient};
+use crate::proxy::Proxy;
+use crate::server::Server;
+
+const DEADLINE: Duration = Duration::from_millis(200);
+/// A machine that others use too may be slow; what hangs is slower.
+const MARGIN: u32 = 10;
+const TASKS: usize = 64;
+
+/// One decision under load.
+struct Sample {
+    began: Instant,
+    took: Duration,
+    answered: bool,
+}
+
+/// Many tasks that ask one limiter for as long as it takes.
+struct Load {
+    goes_on: Arc<AtomicBool>,
+    recovered: Arc<AtomicBool>,
+    tasks: JoinSet<Vec<Sample>>,
+}
+
+fn limiter(server: RedisServer) -> Redis<str> {
+    Redis::builder(server, "api", Gcra::new(PLENTY)).deadline(DEADLINE).build().expect("limits")
+}
+
+impl Load {
+    fn on(limiter: &Redis<str>) -> Self {
+        let goes_on = Arc::new(AtomicBool::new(true));
+        let recovered = Arc::new(AtomicBool::new(false));
+        let mut tasks = JoinSet::new();
+        for task in 0..TASKS {
+            let (limiter, goes_on, recovered) = (limiter.clone(), Arc::clone(&goes_on), Arc::clone(&recovered));
+            tasks.spawn(async move {
+                let key = format!("key {}", task % 10);
+                let mut samples = Vec::new();
+                while goes_on.load(Ordering::SeqCst) {
+                    let began = Instant::now();
+                    let result = acquire(&limiter, key.as_str(), Ask::default()).await;
+                    let took = began.elapsed();
+                    if let Err(error) = &result {
+                        assert!(error.is_unavailable(), "{error:?}");
+                    } else {
+                        recovered.store(true, Ordering::SeqCst);
+                    }
+                    samples.push(Sample { began, took, answered: result.is_ok() });
+                    sleep(Duration::from_millis(5)).await;
+                }
+                samples
+            });
+        }
+        Self { goes_on, recovered, tasks }
+    }
+
+    /// After the fault is over: waits until decisions are made again, and tells what has happened.
+    async fn report(self, fault: &str) -> Report {
+        let over = Instant::now();
+        // What was under way may still be answered: only what is asked from now on counts, so a little later.
+        sleep(DEADLINE / 4).await;
+        self.recovered.store(false, Ordering::SeqCst);
+        let patience = Instant::now() + Duration::from_secs(20);
+        while !self.recovered.load(Ordering::SeqCst) {
+            assert!(Instant::now() < patience, "{fault}: service does not resume");
+            sleep(Duration::from_millis(10)).await;
+        }
+        sleep(Duration::from_millis(50)).await;
+        self.goes_on.store(false, Ordering::SeqCst);
+        let samples: Vec<_> = self.tasks.join_all().await.into_iter().flatten().collect();
+        let resumed = samples.iter().filter(|sample| sample.answered && sample.began >= over);
+        let resumed = resumed.map(|sample| sample.began + sample.took).min().expect("service resumed");
+        let report = Report {
+            sent: samples.len(),
+            answered: samples.iter().filter(|sample| sample.answered).count(),
+            slowest: samples.iter().map(|sample| sample.took).max().expect("a load"),
+            recovered_after: resumed - over,
+        };
+        let Report { sent, answered, slowest, recovered_after } = &report;
+        println!(
+            "| {fault:<40} | sent {sent:>6} | answered {answered:>6} | failed {:>6} | slowest {slowest:>8.1?} | recovered \
+             after {recovered_after:>8.1?} |",
+            sent - answered
+        );
+        assert!(*slowest < DEADLINE * MARGIN, "{fault}: {slowest:?}");
+        assert!(*recovered_after < Duration::from_secs(10), "{fault}: {recovered_after:?}");
+        report
+    }
+}
+
+struct Report {
+    sent: usize,
+    answered: usize,
+    slowest: Duration,
+    recovered_after: Duration,
+}
+
+impl Report {
+    fn failed(&self) -> usize {
+        self.sent - self.answered
+    }
+}
+
+async fn loaded(server: &Server) -> Load {
+    let limiter = limiter(server.open());
+    limiter.check().await.expect("a working Redis");
+    let load = Load::on(&limiter);
+    sleep(Duration::from_millis(100)).await;
+    load
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_script_flush_fails_nothing() {
+    let server = Server::start();
+    let load = loaded(&server).await;
+    for _ in 0..10 {
+        server.command(&["SCRIPT", "FLUSH"]);
+        sleep(Duration::from_millis(20)).await;
+    }
+    let report = load.report("SCRIPT FLUSH, ten times").await;
+    assert_eq!(report.failed(), 0);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_restart_is_survived() {
+    let mut server = Server::start();
+    let load = loaded(&server).await;
+    server.kill();
+    server.restart();
+    load.report("restart").await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_server_that_was_killed_is_found_again() {
+    let mut server = Server::start();
+    let load = loaded(&server).await;
+    server.kill();
+    sleep(Duration::from_millis(800)).await;
+    server.restart();
+    assert!(load.report("kill -9, back after 0.8 s").await.failed() > 0);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_server_that_stalls_fails_by_deadline() {
+    let server = Server::start();
+    let load = loaded(&server).await;
+    server.signal("-STOP");
+    sleep(Duration::from_secs(1)).await;
+    server.signal("-CONT");
+    assert!(load.report("kill -STOP, -CONT after 1 s").await.failed() > 0);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_server_that_pauses_fails_by_deadline() {
+    let server = Server::start();
+    let load = loaded(&server).await;
+    server.pause(Duration::from_millis(800));
+    sleep(Duration::from_millis(800)).await;
+    assert!(load.report("CLIENT PAUSE 0.8 s").await.failed() > 0);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_server_without_memory_is_asked_again_when_it_has_some() {
+    let server = Server::start();
+    let load = loaded(&server).await;
+    server.command(&["CONFIG", "SET", "maxmemory", "1"]);
+    sleep(Duration::from_millis(500)).await;
+    server.command(&["CONFIG", "SET", "maxmemory", "0"]);
+    assert!(load.report("maxmemory reached (OOM)").await.failed() > 0);
+}
+
+fn dead_port() -> String {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a free port");
+    listener.local_addr().expect("its address").port().to_string()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_replica_is_not_taken_for_a_master() {
+    let server = Server::start();
+    let load = loaded(&server).await;
+    server.command(&["REPLICAOF", "127.0.0.1", &dead_port()]);
+    sleep(Duration::from_millis(500)).await;
+    server.command(&["REPLICAOF", "NO", "ONE"]);
+    assert!(load.report("REPLICAOF a dead port (READONLY)").await.failed() > 0);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_replica_without_its_master_is_unavailable() {
+    let server = Server::with(&["--replica-serve-stale-data", "no"]);
+    let load = loaded(&server).await;
+    server.command(&["REPLICAOF", "127.0.0.1", &dead_port()]);
+    sleep(Duration::from_millis(500)).await;
+    server.command(&["REPLICAOF", "NO", "ONE"]);
+    assert!(load.report("REPLICAOF a dead port (MASTERDOWN)").await.failed() > 0);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_password_that_was_changed_is_unavailable_until_it_is_changed_back() {
+    let server = Server::start();
+    let load = loaded(&server).await;
+    server.commands(&[&["CONFIG", "SET", "requirepass", "other"], &["CLIENT", "KILL", "TYPE", "normal"]]);
+    sleep(Duration::from_millis(500)).await;
+    server.commands(&[&["AUTH", "other"], &["CONFIG", "SET", "requirepass", ""]]);
+    assert!(load.report("wrong password (requirepass)").await.failed() > 0);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_user_that_loses_its_rights_is_unavailable_until_it_has_them_again() {
+    let server = Server::start();
+    server.command(&["ACL", "SETUSER", "app", "on", ">secret", "~*", "+@all"]);
+    let limiter = limiter(RedisServer::open(&format!("redis://app:secret@{}", server.socket())).expect("an address"));
+    limiter.check().await.expect("a working Redis");
+    let load = Load::on(&limiter);
+    sleep(Duration::from_millis(100)).await;
+    server.command(&["ACL", "SETUSER", "app", "-@scripting"]);
+    sleep(Duration::from_millis(500)).await;
+    server.command(&["ACL", "SETUSER", "app", "+@all"]);
+    assert!(load.report("ACL without scripting (NOPERM)").await.failed() > 0);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_script_of_somebody_else_that_does_not_end_is_waited_out() {
+    let server = Server::start();
+    let load = loaded(&server).await;
+    server.command(&["CONFIG", "SET", "busy-reply-threshold", "50"]);
+    std::thread::scope(|scope| {
+        scope.spawn(|| server.command(&["EVAL", "while true do end", "0"]));
+        std::thread::sleep(Duration::from_millis(600));
+        server.command(&["SCRIPT", "KILL"]);
+    });
+    assert!(load.report("a script that does not end (BUSY)").await.failed() > 0);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_server_that_loads_its_data_is_waited_for() {
+    let server = Server::with(&["--enable-debug-command", "yes", "--loading-process-events-interval-bytes", "1024"]);
+    server.command(&["DEBUG", "POPULATE", "2000", "key", "100"]);
+    let load = loaded(&server).await;
+    server.command(&["CONFIG", "SET", "key-load-delay", "300"]);
+    std::thread::scope(|scope| {
+        scope.spawn(|| server.command(&["DEBUG", "RELOAD"]));
+    });
+    load.report("loading its data (LOADING)").await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_connection_cut_in_the_middle_of_a_reply_is_replaced() {
+    let server = Server::start();
+    let proxy = Proxy::before(server.socket());
+    let limiter = limiter(RedisServer::open(&format!("redis://{}", proxy.address)).expect("an address"));
+    limiter.check().await.expect("a working Redis");
+    let load = Load::on(&limiter);
+    for _ in 0..3 {
+        sleep(Duration::from_millis(100)).await;
+        proxy.cut_next_reply();
+    }
+    sleep(Duration::from_millis(100)).await;
+    let report = load.report("cut in the middle of a reply, 3 times").await;
+    assert!(report.failed() > 0 && report.failed() < 3 * 3 * TASKS, "{}", report.failed());
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// The breaker
+// ---------------------------------------------------------------------------------------------------------------------
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_dead_server_costs_nothing_and_is_noticed_when_it_is_back() {
+    let server = Server::start();
+    let proxy = Proxy::before(server.socket());
+    let limiter = limiter(RedisServer::open(&format!("redis://{}", proxy.address)).expect("an address"));
+    limiter.check().await.expect("a working Redis");
+    let load = Load::on(&limiter);
+    sleep(Duration::from_millis(100)).await;
+    proxy.shut(true);
+    sleep(Duration::from_millis(300)).await;
+    // It is open: whoever asks has the answer at once.
+    for _ in 0..1000 {
+        assert!(
+            matches!(limiter.acquire("alice", Ask::default()), Acquire::Ready(Err(error)) if error.is_unavailable())
+        );
+    }
+    let (before, began) = (proxy.connections(), Instant::now());
+    sleep(Duration::from_secs(1)).await;
+    let (probes, most) = (proxy.connections() - before, began.elapsed().as_millis() / 200 + 2);
+    assert!(u128::try_from(probes).expect("small") <= most, "{probes} connections while Redis is gone");
+    assert!(probes > 0, "it is looked after");
+    proxy.shut(false);
+    let report = load.report("all connections refused for 1.3 s").await;
+    assert!(report.failed() > 1000);
+}
+
+#[tokio::test]
+async fn one_stalled_call_does_not_open_the_breaker() {
+    let server = Server::start();
+    let limiter = Redis::builder(server.open(), "api", Gcra::new(PLENTY))
+        .deadline(Duration::from_millis(100))
+        .build()
+        .expect("limits");
+    assert!(is_allowed(&patient(server.open(), "api", Gcra::new(PLENTY)), "warm").await);
+    limiter.check().await.expect("a working Redis");
+    for _ in 0..5 {
+        server.pause(Duration::from_millis(130));
+        let late = acquire(&limiter, "alice", Ask::default()).await.expect_err("a time-out");
+        assert!(late.is_unavailable() && late.to_string().contains("deadline"), "{late}");
+        sleep(Duration::from_millis(60)).await;
+        assert!(matches!(limiter.acquire("alice", Ask::default()), Acquire::Pending(_)), "Redis is still asked");
+        let mut answered = false;
+        for _ in 0..5 {
+            answered |= acquire(&limiter, "alice", Ask::default()).await.is_ok();
+        }
+        assert!(answered);
+    }
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Bad keys
+// ---------------------------------------------------------------------------------------------------------------------
+
+/// Decides on a key that holds something else, and on four good ones, all in one batch.
+async fn neighbours_are_well(name: &str, limiter: &impl Limiter<str>, what: &str) {
+    let asks = ["a", "b", "bad", "c", "bad", "d"].map(|key| acquire(limiter, key, Ask::default()));
+    for (index, result) in join_all(asks).await.into_iter().enumerate() {
+        match result {
+            Ok(_) => {}
+            Err(error) if index == 2 || index == 4 => {
+                assert!(error.is_unavailable() && error.to_string().contains("no state"), "{name} {what} {error:?}");
+            }
+            Err(error) => panic!("{name}, {what}: a neighbour fails: {error:?}"),
+        }
+    }
+}
+
+fn key_of(server: &Server, name: &str) -> String {
+    let escaped = name.replace(' ', "%20");
+    let of_it = |key: &String| key.starts_with(&format!("ratelimit:{escaped}:")) && key.ends_with(":bad");
+    server.keys().into_iter().find(of_it).expect("a key")
+}
+
+#[tokio::test]
+async fn a_key_of_another_type_fails_no_neighbour() {
+    let server = Server::start();
+    for (name, limiter) in every_algorithm(&server.open(), Quota::per_minute(100_000), None::<&ManualClock>) {
+        assert!(is_allowed(&limiter, "bad").await);
+        let key = key_of(&server, name);
+        for put in
+            [&["RPUSH", &key, "1"][..], &["HSET", &key, "a", "b"], &["SADD", &key, "x"], &["ZADD", &key, "1", "x"]]
+        {
+            server.commands(&[&["DEL", &key], put]);
+            neighbours_are_well(name, &limiter, put[0]).await;
+            let bad = acquire(&limiter, "bad", Ask::default()).await.expect_err("it is no state");
+            assert!(bad.to_string().contains(&key), "{bad}");
+            // Nor is anything else said to be done.
+            assert!(limiter.peek("bad", Ask::default()).await.is_err());
+            assert!(limiter.reset("bad").await.is_err());
+            assert!(limiter.set("default", "bad", 1).await.is_err());
+            assert!(limiter.block("default", "bad", DEADLINE).await.is_err());
+            assert_ne!(server.command(&["TYPE", &key]), "+none\r\n", "what is not ours is left alone");
+        }
+    }
+}
+
+#[tokio::test]
+async fn any_bytes_at_a_key_fail_no_neighbour() {
+    let server = Server::start();
+    let mut dice = 42_u64;
+    let mut roll = move || {
+        dice = dice.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (dice >> 33) ^ (dice << 31)
+    };
+    for (name, limiter) in every_algorithm(&server.open(), Quota::per_minute(100_000), None::<&ManualClock>) {
+        assert!(is_allowed(&limiter, "bad").await);
+        let key = key_of(&server, name);
+        for round in 0..150 {
+            let words = [1, 2, 4, 5, 6, 7, 8, 9, 16, 17, 66, 120][round % 12];
+            let mut bytes = Vec::new();
+            for word in 0..words {
+                let number = match roll() % 9 {
+                    0 => f64::NAN,
+                    1 => f64::INFINITY,
+                    2 => -1.0,
+                    3 => 0.5,
+                    4 => 9_007_199_254_740_992.0,
+                    5 => f64::from(u32::try_from(roll() % 12).expect("small")),
+                    6 => 1_800_000_000_000_000.0,
+                    7 => 0.0,
+                    _ => f64::from_bits(roll()),
+                };
+                // Every other round holds numbers that could be a state's.
+                let number = if round % 2 == 0 && !(0.0..1e16).contains(&number) { 1.0 } else { number };
+                let number = if round % 3 == 0 && word == 4 { 11.0 } else { number };
+                bytes.extend(number.to_le_bytes());
+            }
+            bytes.extend(std::iter::repeat_n(b'x', usize::try_from(roll() % 2).expect("small") * (round % 5)));
+            server.bytes(&[b"SET", key.as_bytes(), &bytes]);
+            neighbours_are_well(name, &limiter, &format!("{bytes:?}")).await;
+            let outcome = acquire(&limiter, "bad", Ask::cost(3)).await;
+            if let Ok(receipt) = outcome.map(|outcome| outcome.receipt) {
+                let _ = limiter.set("default", "bad", 7).await;
+                if let Some(receipt) = receipt {
+                    let _ = limiter.give_back("bad", receipt).await;
+                }
+                let _ = limiter.block("default", "bad", DEADLINE).await;
+            }
+        }
+        assert!(server.command(&["PING"]).contains("PONG"));
+    }
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// What decides instead
+// ---------------------------------------------------------------------------------------------------------------------
+
+#[tokio::test]
+async fn a_fallback_decides_while_redis_is_gone_and_says_so() {
+    let mut server = Server::start();
+    let second = Memory::new(FixedWindow::new(Quota::per_hour(2)));
+    let limiter = Fallback::new(limiter(server.open()), second);
+    assert_eq!(acquire(&limiter, "alice", Ask::default()).await.expect("an answer").decision.source(), Source::Store);
+    server.kill();
+    let mut allowed = 0;
+    for _ in 0..50 {
+        let outcome = acquire(&limiter, "alice", Ask::default()).await.expect("an answer");
+        assert_eq!(outcome.decision.source(), Source::Fallback);
+        allowed += u32::from(outcome.decision.is_allowed());
+        assert_eq!(limiter.peek("alice", Ask::default()).await.expect("an answer").source(), Source::Fallback);
+    }
+    assert_eq!(allowed, 2);
+    server.restart();
+    let patience = Instant::now() + Duration::from_secs(20);
+    while acquire(&limiter, "alice", Ask::default()).await.expect("an answer").decision.source() != Source::Store {
+        assert!(Instant::now() < patience, "Redis is asked again");
+        sleep(Duration::from_millis(10)).await;
+    }
+}
+
+#[tokio::test]
+async fn a_call_that_failed_by_its_deadline_before_it_was_sent_is_not_charged_later_though_its_future_is_kept() {
+    let server = Server::start();
+    // To choose a database takes a round trip: so there is no new connection during the pause.
+    let address = RedisServer::open(&format!("{}/1", server.address())).expect("an address");
+    let reads = patient(address.clone(), "api", FixedWindow::new(PLENTY));
+    let redis = Redis::builder(address, "api", FixedWindow::new(PLENTY)).deadline(DEADLINE).build().expect("limits");
+    assert!(is_allowed(&redis, "warm").await);
+    server.pause(Duration::from_millis(300));
+    // Two are under way: whatever comes now waits.
+    let under_way: Vec<_> = ["x", "y"].map(|key| tokio::spawn(redis.acquire(key, Ask::default()).into_future())).into();
+    sleep(Duration::from_millis(20)).await;
+    let more = tokio::spawn(redis.acquire("z", Ask::default()).into_future());
+    sleep(Duration::from_millis(20)).await;
+    let mut waiting = Box::pin(redis.acquire("alice", Ask::default()).into_future());
+    let error = (&mut waiting).await.expect_err("a time-out");
+    assert!(error.is_unavailable());
+    for call in under_way.into_iter().chain([more]) {
+        let _ = call.await.expect("no panic");
+    }
+    sleep(Duration::from_millis(300)).await;
+    assert_eq!(reads.peek("alice", Ask::default()).await.expect("an answer").remaining(), Some(PLENTY.limit()));
+    drop(waiting);
+}
+
+#[tokio::test]
+async fn fail_open_lets_pass_while_redis_is_gone_and_says_so() {
+    let mut server = Server::start();
+    let limiter = FailOpen::new(limiter(server.open()));
+    assert_eq!(acquire(&limiter, "alice", Ask::default()).await.expect("an answer").decision.source(), Source::Store);
+    server.kill();
+    for _ in 0..50 {
+        let decision = acquire(&limiter, "alice", Ask::default()).await.expect("an answer").decision;
+        assert!(decision.is_allowed() && decision.source() == Source::Policy);
+        let peeked = limiter.peek("alice", Ask::default()).await.expect("an answer");
+        assert!(peeked.is_allowed() && peeked.source() == Source::Policy);
+    }
+}

@@ -1,0 +1,211 @@
+//! Every key expires when it is as good as new, whatever wrote it; a decision is one script call, and nothing is called that
+//! is not documented.
+
+use std::collections::BTreeSet;
+use std::time::{Duration, Instant};
+
+use tokio::time::sleep;
+use tower_ratelimit::{
+    Ask, FixedWindow, Gcra, LeakyQueue, Limit, Limiter, ManualClock, Quota, Redis, SlidingLog, SlidingWindow,
+};
+
+use crate::helpers::{acquire, every_algorithm, patient};
+use crate::server::Server;
+
+/// All of the keys live, and none for longer than this and a second.
+fn each_lives_at_most(server: &Server, bound: Duration, after: &str) {
+    // Most writes leave an expiry as it is: for that it is a second longer than need be.
+    let bound = bound + Duration::from_secs(1);
+    for key in server.keys() {
+        let left = server.number(&["PTTL", &key]);
+        // It may have gone between the two questions.
+        assert_ne!(left, -1, "{after}: {key} never expires");
+        let bound = i64::try_from(bound.as_millis()).expect("a short time") + 2;
+        assert!(left <= bound, "{after}: {key} lives for {left} ms, not {bound}");
+    }
+}
+
+async fn reset_of(limiter: &impl Limiter<str>, key: &str) -> Duration {
+    limiter.peek(key, Ask::cost(0)).await.expect("an answer").reset().expect("a figure")
+}
+
+#[tokio::test]
+async fn each_key_lives_until_it_is_as_good_as_new_and_no_longer() {
+    let server = Server::start();
+    let quota = Quota::new(10, Duration::from_secs(10));
+    for (name, limiter) in every_algorithm(&server.open(), quota, None::<&ManualClock>) {
+        server.command(&["FLUSHALL"]);
+        let began = Instant::now();
+        for cost in [1, 3, 2, 9, 1] {
+            let outcome = acquire(&limiter, "alice", Ask::cost(cost)).await.expect("an answer");
+            // The figure is of the moment of the decision; Redis counts from when the script wrote, which on a busy machine is
+            // later.
+            let bound = outcome.decision.reset().expect("a figure") + began.elapsed();
+            each_lives_at_most(&server, bound, &format!("{name}, acquire {cost}"));
+            assert_eq!(server.keys().len(), 1, "{name}");
+            // And no shorter: what was left before is no less than what is needed after.
+            let left = server.number(&["PTTL", &server.keys()[0]]);
+            let needed = i64::try_from(reset_of(&limiter, "alice").await.as_millis()).expect("short");
+            assert!(left >= needed, "{name}: {left} ms left, {needed} needed");
+        }
+        let outcome = acquire(&limiter, "bob", Ask::cost(4)).await.expect("an answer");
+        let receipt = outcome.receipt.expect("a receipt");
+        limiter.settle("bob", receipt, 2).await.expect("done");
+        each_lives_at_most(&server, Duration::from_secs(20), &format!("{name}, settled for less"));
+        let receipt = acquire(&limiter, "carol", Ask::cost(1)).await.expect("an answer").receipt.expect("a receipt");
+        limiter.settle("carol", receipt, 25).await.expect("done");
+        each_lives_at_most(
+            &server,
+            reset_of(&limiter, "carol").await.max(Duration::from_secs(20)),
+            &format!("{name}, settled for more"),
+        );
+        limiter.set("default", "dave", 7).await.expect("done");
+        each_lives_at_most(&server, Duration::from_secs(25), &format!("{name}, set"));
+        // A block, alone and on top of a state.
+        server.command(&["FLUSHALL"]);
+        for span in [3, 7] {
+            let (began, span) = (Instant::now(), Duration::from_secs(span));
+            limiter.block("default", "erin", span).await.expect("done");
+            each_lives_at_most(&server, span + began.elapsed(), &format!("{name}, block"));
+        }
+        limiter.forgive("default", "erin").await.expect("done");
+        assert_eq!(server.keys(), Vec::<String>::new(), "{name}: a block that is lifted leaves nothing");
+        acquire(&limiter, "erin", Ask::default()).await.expect("an answer");
+        limiter.reset("erin").await.expect("done");
+        assert_eq!(server.keys(), Vec::<String>::new(), "{name}: what is reset leaves nothing");
+        let began = Instant::now();
+        limiter.block("default", "erin", Duration::from_secs(5)).await.expect("done");
+        limiter.reset("erin").await.expect("done");
+        each_lives_at_most(&server, Duration::from_secs(5) + began.elapsed(), &format!("{name}, reset under a block"));
+        assert_eq!(server.keys().len(), 1, "{name}: a block outlives a reset");
+    }
+}
+
+#[tokio::test]
+async fn what_writes_nothing_leaves_no_key() {
+    let server = Server::start();
+    for (name, limiter) in every_algorithm(&server.open(), Quota::per_hour(10), None::<&ManualClock>) {
+        limiter.peek("alice", Ask::default()).await.expect("an answer");
+        acquire(&limiter, "alice", Ask::cost(0)).await.expect("an answer");
+        assert!(acquire(&limiter, "alice", Ask::cost(11)).await.expect("an answer").decision.is_never());
+        limiter.reset("alice").await.expect("done");
+        limiter.forgive("default", "alice").await.expect("done");
+        limiter.set("default", "alice", 0).await.expect("done");
+        assert_eq!(server.keys(), Vec::<String>::new(), "{name}");
+    }
+}
+
+#[tokio::test]
+async fn after_idling_the_database_is_empty() {
+    let server = Server::start();
+    let quota = Quota::new(5, Duration::from_millis(50));
+    for (_, limiter) in every_algorithm(&server.open(), quota, None::<&ManualClock>) {
+        for key in ["a", "b", "c"] {
+            for _ in 0..7 {
+                acquire(&limiter, key, Ask::default()).await.expect("an answer");
+            }
+            limiter.block("default", key, Duration::from_millis(60)).await.expect("done");
+        }
+    }
+    limiters_of_all_sorts(&server).await;
+    let patience = Instant::now() + Duration::from_secs(20);
+    // What has expired is still counted until the server comes by.
+    while server.number(&["DBSIZE"]) > 0 {
+        assert!(Instant::now() < patience, "left: {:?}", server.keys());
+        sleep(Duration::from_millis(20)).await;
+    }
+}
+
+async fn limiters_of_all_sorts(server: &Server) {
+    let quota = Quota::new(3, Duration::from_millis(60));
+    let limits = (
+        Limit::new("queue", LeakyQueue::new(quota)).by(|key: &u64| *key),
+        Limit::new("log", SlidingLog::new(quota)).by(|key: &u64| key % 2),
+        Limit::new("window", SlidingWindow::new(quota)).by(|_: &u64| ()),
+        Limit::new("shadow", FixedWindow::new(quota)).by(|_: &u64| ()).shadow(),
+    );
+    let limiter = patient(server.open(), "all", limits);
+    let mut receipts = Vec::new();
+    for key in 0..12 {
+        let outcome = acquire(&limiter, &(key % 4), Ask::default()).await.expect("an answer");
+        receipts.extend(outcome.receipt.map(|receipt| (key % 4, receipt)));
+    }
+    for (index, (key, receipt)) in receipts.into_iter().enumerate() {
+        limiter.settle(&key, receipt, [0, 3][index % 2]).await.expect("done");
+    }
+    limiter.set("log", &1, 9).await.expect("done");
+    limiter.block("window", &1, Duration::from_millis(30)).await.expect("done");
+    limiter.reset(&1).await.expect("done");
+}
+
+/// How often each command was called.
+fn calls(server: &Server) -> Vec<(String, u64)> {
+    let text = server.command(&["INFO", "commandstats"]);
+    let lines = text.lines().filter_map(|line| line.strip_prefix("cmdstat_")?.split_once(":calls="));
+    let counts = lines.map(|(name, rest)| {
+        let count = rest.split(',').next().and_then(|count| count.parse().ok()).expect("a number");
+        (name.to_uppercase(), count)
+    });
+    counts.collect()
+}
+
+#[tokio::test]
+async fn nothing_is_called_that_is_not_documented() {
+    const DOCUMENTED: [&str; 12] = [
+        "GET",
+        "EVALSHA",
+        "EVAL",
+        "TIME",
+        "MGET",
+        "EXISTS",
+        "PSETEX",
+        "DEL",
+        "GETRANGE",
+        "SETRANGE",
+        "PEXPIRE",
+        "SCRIPT|LOAD",
+    ];
+    let server = Server::start();
+    // What this test itself calls, what a probe writes with, and how a client introduces itself.
+    let others = ["SET", "INFO", "CONFIG|RESETSTAT", "QUIT", "CLIENT|SETINFO", "CLIENT|SETNAME", "PING"];
+    server.command(&["CONFIG", "RESETSTAT"]);
+    for (_, limiter) in every_algorithm(&server.open(), Quota::per_hour(10), None::<&ManualClock>) {
+        for cost in [1, 2, 0, 9, 1] {
+            let outcome = acquire(&limiter, "alice", Ask::cost(cost)).await.expect("an answer");
+            if let Some(receipt) = outcome.receipt {
+                limiter.settle("alice", receipt, 1).await.expect("done");
+            }
+        }
+        limiter.peek("alice", Ask::default()).await.expect("an answer");
+        limiter.set("default", "alice", 9).await.expect("done");
+        limiter.block("default", "alice", Duration::from_secs(1)).await.expect("done");
+        limiter.reset("alice").await.expect("done");
+    }
+    limiters_of_all_sorts(&server).await;
+    patient::<str>(server.open(), "api", Gcra::new(Quota::per_hour(10))).check().await.expect("a working Redis");
+    let called: BTreeSet<_> = calls(&server).into_iter().map(|(name, _)| name).collect();
+    let unknown: Vec<_> =
+        called.iter().filter(|name| !DOCUMENTED.contains(&name.as_str()) && !others.contains(&name.as_str())).collect();
+    assert!(unknown.is_empty(), "{unknown:?}");
+}
+
+#[tokio::test]
+async fn a_decision_is_one_script_call_and_many_at_once_are_few() {
+    let server = Server::start();
+    let limiter: Redis<str> = patient(server.open(), "api", Gcra::new(Quota::per_hour(1_000_000)));
+    acquire(&limiter, "alice", Ask::default()).await.expect("an answer");
+    server.command(&["CONFIG", "RESETSTAT"]);
+    for _ in 0..50 {
+        acquire(&limiter, "alice", Ask::default()).await.expect("an answer");
+    }
+    let scripts = |server: &Server| {
+        let scripts = calls(server).into_iter().filter(|(name, _)| name.starts_with("EVAL"));
+        scripts.map(|(_, count)| count).sum::<u64>()
+    };
+    assert_eq!(scripts(&server), 50);
+    server.command(&["CONFIG", "RESETSTAT"]);
+    let asks = (0..512).map(|_| acquire(&limiter, "alice", Ask::default()));
+    futures_util::future::join_all(asks).await;
+    let together = scripts(&server);
+    assert!(together <= 10, "{together} calls for 512 decisions");
+}
