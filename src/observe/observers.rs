@@ -23,7 +23,7 @@ impl Observers {
     #[inline]
     pub(crate) fn tell<'a>(&self, event: impl FnOnce() -> Event<'a>) {
         if let Some(observer) = &self.0 {
-            observer.observe(&event());
+            tell(&**observer, event);
         }
     }
 
@@ -32,6 +32,13 @@ impl Observers {
     pub(crate) fn are_there(&self) -> bool {
         self.0.is_some()
     }
+}
+
+/// Kept apart, so that the way of those whom nobody watches stays as short as it was.
+#[cold]
+#[inline(never)]
+fn tell<'a>(observer: &dyn Observer, event: impl FnOnce() -> Event<'a>) {
+    observer.observe(&event());
 }
 
 impl fmt::Debug for Observers {

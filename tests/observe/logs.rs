@@ -201,3 +201,25 @@ async fn what_is_settled_is_written() {
         "{lines:#?}"
     );
 }
+
+/// The span around a request learns what became of it, if it has a place for that.
+#[tokio::test]
+async fn the_span_around_a_request_is_told() {
+    use tracing::field::Empty;
+    use tracing::{Instrument as _, info, info_span};
+
+    let (written, _guard) = Written::start();
+    let service = layer(PeerIp::new(), once()).layer(service_fn(async |_: Request<()>| Ok::<_, BoxError>(())));
+    for outcome in ["allowed", "denied"] {
+        let span = info_span!("request", ratelimit.outcome = Empty, ratelimit.limit = Empty);
+        let answered = async {
+            let _ = service.clone().oneshot(request("x-any", "x")).await;
+            info!(target: "tower_ratelimit", "answered");
+        };
+        answered.instrument(span).await;
+        let lines = written.take();
+        let last = lines.last().expect("a line");
+        let fields = format!("ratelimit.outcome=\"{outcome}\" ratelimit.limit=\"default\"");
+        assert!(last.ends_with("answered") && last.contains(&fields), "{last}");
+    }
+}

@@ -80,8 +80,7 @@ fn app() -> Router {
         Memory::builder(FixedWindow::new(Quota::per_hour(limit))).clock(clock.clone()).build().expect("a limiter")
     };
     let several = (
-        Limit::new("tenant", Gcra::new(Quota::per_hour(10)))
-            .by(|tenant: &tower_ratelimit::key::KeyText| tenant.clone()),
+        Limit::new("tenant", Gcra::new(Quota::per_hour(10))).by(|tenant: &tower_ratelimit::key::KeyText| *tenant),
         Limit::new("all", FixedWindow::new(Quota::per_hour(60))).by(|_: &tower_ratelimit::key::KeyText| ()),
     );
     let several = Memory::builder(several).clock(clock.clone()).build().expect("a limiter");

@@ -93,15 +93,16 @@ fn memory_tells_how_full_it_is() {
 fn limiters_at_odds_are_found_when_they_are_built() {
     use tower_ratelimit::{Gcra, Limit, RedisServer};
 
+    fn window(limit: &'static str, quota: u64) -> tower_ratelimit::store::RedisLimit<u64> {
+        tower_ratelimit::store::RedisLimit::new(Limit::new(limit, FixedWindow::new(Quota::per_hour(quota))))
+    }
+
     let server = || RedisServer::open("redis://127.0.0.1:1/3").expect("an address");
     let notes = Notes::default();
     let build =
         |server: RedisServer, name: &str, prefix: &str, limits: Vec<tower_ratelimit::store::RedisLimit<u64>>| {
             Redis::builder(server, name, limits).prefix(prefix).observe(notes.clone()).build().expect("a limiter")
         };
-    fn window(limit: &'static str, quota: u64) -> tower_ratelimit::store::RedisLimit<u64> {
-        tower_ratelimit::store::RedisLimit::new(Limit::new(limit, FixedWindow::new(Quota::per_hour(quota))))
-    }
     let bucket = tower_ratelimit::store::RedisLimit::new(Limit::new("hour", Gcra::new(Quota::per_hour(10))));
 
     let first = build(server(), "odds", "p", vec![window("hour", 10)]);
