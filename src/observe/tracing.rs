@@ -1,6 +1,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use tracing::level_filters::LevelFilter;
 use tracing::{Level, Span, debug, enabled, field, info, trace, warn};
 
 use super::event::Event;
@@ -117,6 +118,10 @@ fn is_first(said: &AtomicBool) -> bool {
 
 impl Observer for Tracing {
     fn observe(&self, event: &Event<'_>) {
+        // Where nobody listens, this is all that it costs.
+        if LevelFilter::current() == LevelFilter::OFF {
+            return;
+        }
         let limiter = &*self.limiter;
         if let Some(outcome) = event.outcome() {
             let span = Span::current();
