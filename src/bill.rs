@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use crate::limiter::{Limiter, Receipt, Reply};
+use crate::observe::Event;
 use crate::settings::Settings;
 use crate::tariff::Tariff;
 
@@ -25,6 +26,7 @@ impl<Key, K, A, R, T> Bill<Key, K, A, R, T> {
         if actual == charged {
             return None;
         }
+        self.settings.observers.tell(|| Event::Settled { charged, actual });
         // A store that can't note it now leaves the charge as it was: the response is not held up for that.
         self.settings.limiter.settle(&self.key, self.receipt, actual).try_ready().err()
     }

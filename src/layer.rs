@@ -4,6 +4,7 @@ use std::sync::Arc;
 use tower_layer::Layer;
 
 use crate::key::ExemptIf;
+use crate::observe::{Observer, Observers};
 use crate::response::Http;
 use crate::service::RateLimit;
 use crate::settings::{Settings, Wait, WhenMissing};
@@ -47,16 +48,17 @@ pub struct RateLimitLayer<K, A, R = Http, T = One> {
 impl<K, A> RateLimitLayer<K, A> {
     /// Limits by the keys that `key` extracts, as `limiter` decides, answering in HTTP. Every request costs one.
     pub fn new(key: K, limiter: A) -> Self {
-        let (responder, missing) = (Http::new(), WhenMissing::Refuse);
-        Self { settings: Settings { key, limiter, responder, tariff: One, missing, wait: Wait::default() } }
+        let (responder, missing, wait) = (Http::new(), WhenMissing::Refuse, Wait::default());
+        let observers = Observers::default();
+        Self { settings: Settings { key, limiter, responder, tariff: One, missing, wait, observers } }
     }
 }
 
 impl<K, A, R, T> RateLimitLayer<K, A, R, T> {
     /// Sets how decisions look from outside: [`Http`] with options, [`AsError`](crate::response::AsError), a closure.
     pub fn responder<U>(self, responder: U) -> RateLimitLayer<K, A, U, T> {
-        let Settings { key, limiter, tariff, missing, wait, .. } = self.settings;
-        RateLimitLayer { settings: Settings { key, limiter, responder, tariff, missing, wait } }
+        let Settings { key, limiter, tariff, missing, wait, observers, .. } = self.settings;
+        RateLimitLayer { settings: Settings { key, limiter, responder, tariff, missing, wait, observers } }
     }
 
     /// Sets what becomes of a request that lacks its key: by default it is refused.
@@ -79,9 +81,9 @@ impl<K, A, R, T> RateLimitLayer<K, A, R, T> {
     ///     .exempt_if(Preflight);
     /// ```
     pub fn exempt_if<P>(self, exempt: P) -> RateLimitLayer<ExemptIf<K, P>, A, R, T> {
-        let Settings { key, limiter, responder, tariff, missing, wait } = self.settings;
+        let Settings { key, limiter, responder, tariff, missing, wait, observers } = self.settings;
         let key = ExemptIf::new(key, exempt);
-        RateLimitLayer { settings: Settings { key, limiter, responder, tariff, missing, wait } }
+        RateLimitLayer { settings: Settings { key, limiter, responder, tariff, missing, wait, observers } }
     }
 
     /// Sets what a request costs, from the request: `|request: &Request| -> u64`. A cost of zero charges nothing.
@@ -107,9 +109,29 @@ impl<K, A, R, T> RateLimitLayer<K, A, R, T> {
         self.tariff(|rest| SettleBy { rest, settle })
     }
 
+    /// Tells `observer` what becomes of each request: see [`observe`](crate::observe). May be called several times; each
+    /// observer is told.
+    ///
+    /// ```
+    /// # use tower_ratelimit::{Gcra, Memory, PeerIp, Quota, RateLimitLayer};
+    /// # let limiter = Memory::new(Gcra::new(Quota::per_second(10)));
+    /// use tower_ratelimit::observe::Event;
+    ///
+    /// let layer = RateLimitLayer::new(PeerIp::new(), limiter).observe(|event: &Event<'_>| {
+    ///     if let Event::Failed { error, .. } = event {
+    ///         eprintln!("the limiter can't decide: {error}");
+    ///     }
+    /// });
+    /// ```
+    pub fn observe(mut self, observer: impl Observer + 'static) -> Self {
+        self.settings.observers.add(observer);
+        self
+    }
+
     fn tariff<U>(self, change: impl FnOnce(T) -> U) -> RateLimitLayer<K, A, R, U> {
-        let Settings { key, limiter, responder, tariff, missing, wait } = self.settings;
-        RateLimitLayer { settings: Settings { key, limiter, responder, tariff: change(tariff), missing, wait } }
+        let Settings { key, limiter, responder, tariff, missing, wait, observers } = self.settings;
+        let tariff = change(tariff);
+        RateLimitLayer { settings: Settings { key, limiter, responder, tariff, missing, wait, observers } }
     }
 }
 
@@ -157,6 +179,7 @@ impl<K: fmt::Debug, A: fmt::Debug, R: fmt::Debug, T: fmt::Debug> fmt::Debug for 
             .field("tariff", &self.settings.tariff)
             .field("missing", &self.settings.missing)
             .field("wait", &self.settings.wait)
+            .field("observers", &self.settings.observers)
             .finish()
     }
 }

@@ -47,6 +47,7 @@
 //! | [`tariff`] | what a request costs, before and after it was answered |
 //! | [`response`] | what a decision looks like from outside |
 //! | `retry` | clients that come back when they are told to (feature `retry`) |
+//! | [`observe`] | what becomes of requests, and what stores live through: for metrics and logs |
 //! | `policy` | limits from configuration (feature `serde`) |
 //!
 //! When a request is charged, and what dropping its future means, is said at
@@ -116,6 +117,7 @@
 //! None is on by default, and each only adds.
 //!
 //! - **`axum`**: [`PeerIp`] and [`ClientIp`] read axum's `ConnectInfo<SocketAddr>`, and `key::MatchedPath` its routes.
+//! - **`metrics`**: `observe::Metrics` counts and measures by the `metrics` facade.
 //! - **`redis`**: limits that many processes share, in `Redis`. **`redis-tls`** reaches it by TLS.
 //! - **`retry`**: clients that come back when they are told to: `retry::RetryAfter`, a policy for tower's `Retry`.
 //! - **`serde`**: a [`Quota`] is read and written as text, such as `"100/min"`; limits from configuration, in `policy`.
@@ -124,6 +126,7 @@
 //! - **`tonic`**: gRPC in tonic 0.14: `response::Grpc` and `response::ByContentType`, `tariff::OnlyCodes`, and the peer's
 //!   address for [`PeerIp`] and [`ClientIp`].
 //! - **`tonic-tls`**: the peer's address where a server of your own hands tonic its TLS connections.
+//! - **`tracing`**: `observe::Tracing` writes events by the `tracing` facade.
 
 pub mod algorithm;
 mod bill;
@@ -138,6 +141,7 @@ pub mod limit;
 pub mod limiter;
 #[cfg(feature = "tonic")]
 mod named;
+pub mod observe;
 mod patience;
 #[cfg(feature = "serde")]
 pub mod policy;

@@ -10,8 +10,9 @@ use tower_service::Service;
 use crate::bill::Bill;
 use crate::key::ExtractKey;
 use crate::limiter::{Acquire, Limiter};
+use crate::observe::Event;
 use crate::response::{Admission, Refusal, Respond};
-use crate::settings::{Answer, Judgement, judge};
+use crate::settings::{Answer, Judgement, judge, told};
 use crate::tariff::Tariff;
 use crate::timer::{Sleep, sleep};
 use crate::turn::{Let, Turn, Waiting};
@@ -87,9 +88,12 @@ where
         Self::Deciding { decision, held: Some(held) }
     }
 
-    fn asked(held: HeldWaiting<Request, S, K, A, R, T>) -> Self {
+    fn asked(mut held: HeldWaiting<Request, S, K, A, R, T>) -> Self {
         match held.what.acquire() {
-            Acquire::Pending(decision) => Self::deciding(decision, held),
+            Acquire::Pending(decision) => {
+                held.what.watch.deciding();
+                Self::deciding(decision, held)
+            }
             Acquire::Ready(result) => Self::judged(judge(result, held.what.patience()), held),
         }
     }
@@ -110,6 +114,7 @@ where
             }
             Judgement::Pass(decision, receipt) => {
                 let delay = decision.delay();
+                what.watch.waiting();
                 let turn = Turn::new(what, decision, receipt);
                 if delay.is_zero() {
                     let held = Held { service, is_ready, what: turn };
@@ -126,13 +131,16 @@ where
         }
     }
 
-    fn refused(what: Waiting<Request, K::Key, K, A, R, T>, refusal: Refusal) -> Self {
+    fn refused(mut what: Waiting<Request, K::Key, K, A, R, T>, refusal: Refusal) -> Self {
+        what.stand_up();
+        what.watch.end(|took| told(&refusal, took));
         Self::Done { step: Some(Step::Answer(what.settings.responder.refuse(what.request, refusal))) }
     }
 
     fn called(held: HeldTurn<Request, S, K, A, R, T>) -> Self {
         let Held { mut service, what, .. } = held;
-        let Let { waiting: Waiting { mut request, key, settings, .. }, decision, receipt } = what.take();
+        let Let { waiting: Waiting { mut request, key, settings, watch, .. }, decision, receipt } = what.take();
+        watch.end(|took| Event::Decided { decision: &decision, took });
         let mark = settings.responder.admit(&mut request, Admission::Decided(decision));
         let response = service.call(request);
         let receipt = receipt.filter(|_| T::SETTLES);
@@ -162,7 +170,8 @@ where
                 Projection::Done { step } => return Poll::Ready(step.take().expect(POLLED_AGAIN)),
                 Projection::Deciding { decision, held } => {
                     let result = ready!(decision.poll(cx));
-                    let held = held.take().expect(POLLED_AGAIN);
+                    let mut held = held.take().expect(POLLED_AGAIN);
+                    held.what.watch.decided();
                     Self::judged(judge(result, held.what.patience()), held)
                 }
                 Projection::Retrying { sleep, held } => {

@@ -9,9 +9,10 @@ use crate::decision::{Decision, Verdict};
 use crate::future::ResponseFuture;
 use crate::key::{ExtractKey, Extracted};
 use crate::limiter::{Acquire, Limiter, Receipt};
+use crate::observe::Event;
 use crate::patience::{Held, Patience};
 use crate::response::{Admission, Http, Refusal, Respond};
-use crate::settings::{Judgement, Settings, WhenMissing, judge};
+use crate::settings::{Judgement, Settings, WhenMissing, judge, told, told_missing};
 use crate::tariff::{One, Tariff};
 use crate::turn::Waiting;
 
@@ -78,7 +79,11 @@ where
             Extracted::Missing(missing) if self.settings.missing == WhenMissing::Refuse => {
                 return self.refuse(request, Refusal::MissingKey(missing));
             }
-            Extracted::Missing(_) | Extracted::Exempt => {
+            unlimited => {
+                self.settings.observers.tell(|| match &unlimited {
+                    Extracted::Missing(missing) => told_missing(missing, true),
+                    _ => Event::Exempt,
+                });
                 let mark = self.settings.responder.admit(&mut request, Admission::Exempt);
                 return ResponseFuture::called(self.inner.call(request), mark);
             }
@@ -86,7 +91,8 @@ where
         let ask = self.settings.ask::<Request, S>(&request);
         match self.settings.limiter.acquire(&key, ask) {
             Acquire::Pending(decision) => {
-                let what = Waiting::new(request, key, ask, Arc::clone(&self.settings));
+                let mut what = Waiting::new(request, key, ask, Arc::clone(&self.settings));
+                what.watch.deciding();
                 let held = Held { service: self.take_ready(), is_ready: true, what };
                 ResponseFuture::waiting(Patience::deciding(decision, held))
             }
@@ -122,6 +128,7 @@ impl<S, K, A, R, T> RateLimit<S, K, A, R, T> {
         R: Respond<Request, S::Response, S::Error>,
         T: Tariff<Request, S::Response, S::Error>,
     {
+        self.settings.observers.tell(|| Event::Decided { decision: &decision, took: None });
         let mark = self.settings.responder.admit(&mut request, Admission::Decided(decision));
         let response = self.inner.call(request);
         match receipt {
@@ -140,6 +147,7 @@ impl<S, K, A, R, T> RateLimit<S, K, A, R, T> {
         R: Respond<Request, S::Response, S::Error>,
         T: Tariff<Request, S::Response, S::Error>,
     {
+        self.settings.observers.tell(|| told(&refusal, None));
         drop(self.take_ready());
         ResponseFuture::refused(self.settings.responder.refuse(request, refusal))
     }

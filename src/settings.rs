@@ -8,9 +8,12 @@ use tower_service::Service;
 
 use crate::decision::{Ask, Decision};
 use crate::error::Error;
+use crate::key::Missing;
 use crate::limiter::{Outcome, Receipt};
+use crate::observe::{Event, Observers};
 use crate::response::{Refusal, Respond};
 use crate::tariff::Tariff;
+use crate::timer::Moment;
 
 #[derive(Clone, Debug)]
 pub(crate) struct Settings<K, A, R, T> {
@@ -20,6 +23,7 @@ pub(crate) struct Settings<K, A, R, T> {
     pub(crate) tariff: T,
     pub(crate) missing: WhenMissing,
     pub(crate) wait: Wait,
+    pub(crate) observers: Observers,
 }
 
 /// What a limited service answers with.
@@ -59,11 +63,15 @@ impl Wait {
     }
 
     /// A place to wait in, if one is free.
-    pub(crate) fn seat(&self) -> Option<Seat> {
+    pub(crate) fn seat(&self, observers: &Observers) -> Option<Seat> {
         let taken = self.waiters.fetch_update(Ordering::AcqRel, Ordering::Acquire, |waiters| {
             (waiters < self.max_waiters).then_some(waiters + 1)
         });
-        taken.ok().map(|_| Seat { waiters: Arc::clone(&self.waiters) })
+        taken.ok().map(|_| {
+            observers.tell(|| Event::WaitBegun);
+            let waiters = Arc::clone(&self.waiters);
+            Seat { waiters, observers: observers.clone(), since: Moment::now() }
+        })
     }
 }
 
@@ -79,11 +87,14 @@ impl Default for Wait {
 #[derive(Debug)]
 pub(crate) struct Seat {
     waiters: Arc<AtomicUsize>,
+    observers: Observers,
+    since: Moment,
 }
 
 impl Drop for Seat {
     fn drop(&mut self) {
         self.waiters.fetch_sub(1, Ordering::AcqRel);
+        self.observers.tell(|| Event::WaitEnded { waited: self.since.elapsed() });
     }
 }
 
@@ -125,4 +136,18 @@ pub(crate) fn judge(result: Result<Outcome, Error>, patience: Option<Duration>) 
         },
         Err(error) => Judgement::Refuse(Refusal::Unavailable(error)),
     }
+}
+
+/// How a refusal is told.
+pub(crate) fn told(refusal: &Refusal, took: Option<Duration>) -> Event<'_> {
+    match refusal {
+        Refusal::Limited(decision) => Event::Decided { decision, took },
+        Refusal::MissingKey(missing) => told_missing(missing, false),
+        Refusal::Unavailable(error) => Event::Failed { error, took },
+    }
+}
+
+/// How a missing key is told.
+pub(crate) fn told_missing(missing: &Missing, forwarded: bool) -> Event<'_> {
+    Event::Missing { reason: missing, by_server: missing.is_from_server(), forwarded }
 }

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use crate::decision::{Ask, Decision};
 use crate::limiter::{Acquire, Limiter, Receipt};
+use crate::observe::{Event, Watch};
 use crate::settings::{Seat, Settings};
 use crate::timer::Moment;
 
@@ -15,12 +16,15 @@ pub(crate) struct Waiting<Request, Key, K, A, R, T> {
     ask: Ask,
     began: Moment,
     pub(crate) settings: Arc<Settings<K, A, R, T>>,
+    /// Among those who wait. Dropped before the watch: who waits no longer is told first, and then what came of it.
     seat: Option<Seat>,
+    pub(crate) watch: Watch,
 }
 
 impl<Request, Key, K, A, R, T> Waiting<Request, Key, K, A, R, T> {
     pub(crate) fn new(request: Request, key: Key, ask: Ask, settings: Arc<Settings<K, A, R, T>>) -> Self {
-        Self { request, key, ask, began: Moment::now(), settings, seat: None }
+        let watch = Watch::new(&settings.observers);
+        Self { request, key, ask, began: Moment::now(), settings, seat: None, watch }
     }
 
     pub(crate) fn acquire(&self) -> Acquire<A::Future>
@@ -37,11 +41,17 @@ impl<Request, Key, K, A, R, T> Waiting<Request, Key, K, A, R, T> {
         self.ask.max_delay.map(|longest| longest.saturating_sub(self.began.elapsed()))
     }
 
+    /// Gives up its place among those who wait, if it has one.
+    pub(crate) fn stand_up(&mut self) {
+        self.seat = None;
+    }
+
     /// Takes a place among those who wait, unless it has one. False if there is none.
     pub(crate) fn sit_down(&mut self) -> bool {
         if self.seat.is_none() {
-            self.seat = self.settings.wait.seat();
+            self.seat = self.settings.wait.seat(&self.settings.observers);
         }
+        self.watch.waiting();
         self.seat.is_some()
     }
 }
@@ -73,7 +83,7 @@ impl<Request, Key, K, A: Limiter<Key>, R, T> Turn<Request, Key, K, A, R, T> {
     /// Takes it out to be forwarded, as charged as it is. Its place among those who wait is free.
     pub(crate) fn take(mut self) -> Let<Request, Key, K, A, R, T> {
         let mut taken = self.0.take().expect("a turn is taken once");
-        taken.waiting.seat = None;
+        taken.waiting.stand_up();
         taken
     }
 
@@ -98,6 +108,8 @@ fn give_back<Request, Key, K, A: Limiter<Key>, R, T>(
     receipt: Option<Receipt>,
 ) {
     if let Some(receipt) = receipt {
+        let charged = receipt.cost();
+        waiting.settings.observers.tell(|| Event::Settled { charged, actual: 0 });
         waiting.settings.limiter.give_back(&waiting.key, receipt).detach();
     }
 }

@@ -21,6 +21,7 @@ use tower_ratelimit::key::{
     ApiKey, Bearer, Cookie, ExtractKey, Global, Header, Host, KeyText, Method, Path, Pepper, TrustedProxies,
 };
 use tower_ratelimit::limiter::{BoxLimiter, Limiter};
+use tower_ratelimit::observe::Event;
 use tower_ratelimit::response::{AsError, Http, Refusal, Respond};
 use tower_ratelimit::tariff::OnlyFailures;
 use tower_ratelimit::{
@@ -200,6 +201,38 @@ fn options_allocate_nothing() {
     assert_eq!(count_allowed(&mut dear, from), 0, "of a cost");
     let mut exempt = layer().exempt_if(|_: &Request<()>| true).layer(service_fn(page as PageFn));
     assert_eq!(count_allowed(&mut exempt, from), 0, "exempt");
+}
+
+/// An observer costs what it does itself: the layer allocates nothing to tell it.
+#[test]
+fn observers_are_told_for_nothing() {
+    let layer = || RateLimitLayer::new(PeerIp::new(), one_limit()).responder(Http::bare());
+    let seen = std::sync::Arc::new(std::sync::atomic::AtomicUsize::new(0));
+    let counted = std::sync::Arc::clone(&seen);
+    let mut observed = layer()
+        .observe(move |event: &Event<'_>| {
+            counted.fetch_add(usize::from(event.outcome() == Some("allowed")), std::sync::atomic::Ordering::Relaxed);
+        })
+        .observe(|_: &Event<'_>| ())
+        .layer(service_fn(page as PageFn));
+    assert_eq!(count_allowed(&mut observed, from), 0, "by closures");
+    assert_eq!(seen.load(std::sync::atomic::Ordering::Relaxed), 1000);
+}
+
+/// The ready-made ones allocate as a series or a place in the program is seen first, and then no more.
+#[test]
+fn ready_made_observers_allocate_nothing_after_the_first_request() {
+    let layer = || RateLimitLayer::new(PeerIp::new(), one_limit()).responder(Http::bare());
+    let prometheus = metrics_exporter_prometheus::PrometheusBuilder::new().install_recorder();
+    let prometheus = prometheus.expect("the process's only recorder");
+    let metrics = tower_ratelimit::observe::Metrics::new("api");
+    let mut counted = layer().observe(metrics).layer(service_fn(page as PageFn));
+    count_allowed(&mut counted, from);
+    assert_eq!(count_allowed(&mut counted, from), 0, "metrics");
+    assert!(prometheus.render().contains("outcome=\"allowed\",source=\"store\"} 2000\n"), "they were counted");
+    let mut logged = layer().observe(tower_ratelimit::observe::Tracing::new("api")).layer(service_fn(page as PageFn));
+    count_allowed(&mut logged, from);
+    assert_eq!(count_allowed(&mut logged, from), 0, "tracing, to which nobody listens");
 }
 
 /// What is to be settled after the answer is kept until then in one box.

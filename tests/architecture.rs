@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 const STEPS: &[&[&str]] = &[
     &["clock", "error", "sync", "timer"],
     &["decision", "encode", "quota", "retry"],
-    &["algorithm", "key"],
+    &["algorithm", "key", "observe"],
     &["limit", "response", "table"],
     &["limiter"],
     &["store", "tariff"],
@@ -33,7 +33,7 @@ const MIDDLEWARE: &[&str] =
 
 /// What decides, and knows nothing of requests.
 const DECIDING: &[&str] =
-    &["clock", "decision", "encode", "quota", "algorithm", "limit", "table", "limiter", "store", "policy"];
+    &["clock", "decision", "encode", "quota", "algorithm", "observe", "limit", "table", "limiter", "store", "policy"];
 
 /// So many lines of code a file, comments and empty ones aside.
 const MOST_LINES: usize = 420;

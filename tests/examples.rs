@@ -186,6 +186,37 @@ fn client() {
     assert_eq!(strict, "a provider of 3 a second: 6 of 6 succeeded, refused on the way: true");
 }
 
+/// What its page shows in a browser is for tests/observe.
+#[test]
+fn observe() {
+    let mut server = start("observe");
+    let mut lines = BufReader::new(server.0.stdout.take().expect("piped")).lines();
+    let listening = lines.next().expect("it tells where it listens").expect("text");
+    let address = listening.strip_prefix("listening on http://").unwrap_or_else(|| panic!("{listening}"));
+    let address: SocketAddr = address.parse().expect("an address");
+
+    let answers: Vec<_> = (0..30).map(|_| get(address, "/")).collect();
+    let count =
+        |status: &str| answers.iter().filter(|answer| answer.starts_with(&format!("HTTP/1.1 {status} "))).count();
+    let (allowed, refused) = (count("200"), count("429"));
+    assert_eq!(allowed + refused, 30);
+    assert!(allowed >= 10, "a burst of ten: {allowed}");
+    assert!(get(address, "/health").ends_with("ok\n"));
+    assert!(get(address, "/queue").ends_with("Hello! It was your turn.\n"));
+
+    let metrics = get(address, "/metrics");
+    let of = |limit: &str, outcome: &str| {
+        let labels = format!("{{limiter=\"pages\",limit=\"{limit}\",outcome=\"{outcome}\",source=\"store\"}} ");
+        let line =
+            metrics.lines().find_map(|line| line.strip_prefix("ratelimit_requests_total")?.strip_prefix(&labels));
+        line.map_or(0, |count| count.parse().expect("a number"))
+    };
+    assert_eq!(of("second", "allowed") + of("minute", "allowed"), allowed);
+    assert_eq!(of("second", "denied"), refused);
+    assert!(metrics.contains("ratelimit_memory_keys{limiter=\"pages\",limit=\"minute\"} 1\n"), "{metrics}");
+    assert!(get(address, "/dashboard").contains("<title>Rate limits, live</title>"));
+}
+
 /// One request on a connection of its own.
 fn get(address: SocketAddr, path: &str) -> String {
     let mut stream = TcpStream::connect(address).expect("it listens");

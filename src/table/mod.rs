@@ -89,6 +89,11 @@ impl<C: Cell> Table<C> {
         self.sets.len() * SLOTS
     }
 
+    /// How many keys were forgotten that were not idle, as there was no room.
+    pub(crate) fn forgotten(&self) -> u64 {
+        self.crowding.forgotten()
+    }
+
     /// How many states it can hold: one a slot, and the estates.
     pub(crate) fn states(&self) -> usize {
         self.slots() + self.crowding.estates()

@@ -31,16 +31,27 @@ pub(super) struct Crowding<C> {
     estates: Box<[C]>,
     /// When a thorough search for room failed last, or zero if room was found since.
     full_at: Hint,
+    /// How many live keys had to go. No decision reads it.
+    forgotten: Hint,
 }
 
 impl<C: Cell> Crowding<C> {
     pub(super) fn new(when_full: WhenFull, sets: usize, words: usize) -> Self {
         let estates = if when_full == WhenFull::Inherit { sets } else { 0 };
-        Self { when_full, estates: (0..estates).map(|_| C::new(words)).collect(), full_at: Hint::new(0) }
+        Self {
+            when_full,
+            estates: (0..estates).map(|_| C::new(words)).collect(),
+            full_at: Hint::new(0),
+            forgotten: Hint::new(0),
+        }
     }
 
     pub(super) fn estates(&self) -> usize {
         self.estates.len()
+    }
+
+    pub(super) fn forgotten(&self) -> u64 {
+        self.forgotten.load(Relaxed)
     }
 
     /// There is some room again.
@@ -216,6 +227,7 @@ impl<C: Cell> Table<C> {
                     tenancy.inherit(&mut estate.edit(), &set.cell(slot).snapshot());
                 }
                 set.vacate(slot);
+                self.crowding.forgotten.fetch_add(1, Relaxed);
             }
         }
         drop(both);

@@ -16,6 +16,7 @@ use crate::decision::{Ask, Decision};
 use crate::error::Error;
 use crate::limit::{PerKey, per_key};
 use crate::limiter::{Acquire, Limiter, Outcome, Receipt, Reply};
+use crate::observe::{Event, Observer};
 
 /// A limiter whose states lie in this process's memory.
 ///
@@ -162,6 +163,14 @@ impl<L: Limits<S>, C: Clock, S> Memory<L, C, S> {
         let (mut usage, now) = (Vec::new(), self.shared.clock.now());
         L::holdings(&self.shared.rows, &mut |row| usage.push(row.usage(now)));
         usage
+    }
+
+    /// Tells an observer [how full each limit is](Event::Usage). Reads the whole of each table: call it when figures are
+    /// asked for, as when a page of metrics is, or every few seconds.
+    pub fn report(&self, observer: &(impl Observer + ?Sized)) {
+        for Usage { limit, live_keys, room, bytes, forgotten } in self.usage() {
+            observer.observe(&Event::Usage { limit: &limit, live_keys, room, bytes, forgotten });
+        }
     }
 
     /// As [`decide`](Self::decide), with the receipt for what was charged.

@@ -308,6 +308,7 @@ impl<C: Chooser + Send + Sync + 'static, P: Send + Sync + 'static> Holding for R
             live_keys: self.table.live(now.as_micros()),
             room: self.table.slots(),
             bytes: self.table.bytes(),
+            forgotten: self.table.forgotten(),
         }
     }
 

@@ -56,4 +56,7 @@ pub struct Usage {
     pub room: usize,
     /// The bytes of the table, without what a sliding log takes on the heap.
     pub bytes: usize,
+    /// How many keys were forgotten since it was made that were not as good as new, as there was no room for them all. If it
+    /// grows, [`max_keys`](super::MemoryBuilder::max_keys) is too small, or somebody floods it with keys.
+    pub forgotten: u64,
 }

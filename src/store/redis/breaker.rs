@@ -56,20 +56,24 @@ impl Breaker {
         true
     }
 
-    pub(super) fn success(&self) {
+    /// A call was answered. Returns whether that has closed it.
+    pub(super) fn success(&self) -> bool {
         let mut state = self.lock();
         *state = State::default();
-        self.open.store(false, Ordering::Release);
+        self.open.swap(false, Ordering::AcqRel)
     }
 
-    pub(super) fn failure(&self, error: &Error) {
+    /// A call was not answered. Returns whether that has opened it.
+    pub(super) fn failure(&self, error: &Error) -> bool {
         let mut state = self.lock();
         state.failures = state.failures.saturating_add(1);
         state.error = Some(error.clone());
-        if state.failures >= Self::FAILURES && !self.open.load(Ordering::Acquire) {
+        let opens = state.failures >= Self::FAILURES && !self.open.load(Ordering::Acquire);
+        if opens {
             state.probe_at = Some(Instant::now() + Self::PAUSE);
             self.open.store(true, Ordering::Release);
         }
+        opens
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, State> {

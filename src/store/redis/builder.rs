@@ -9,6 +9,7 @@ use super::limits::{IntoRedisLimits, RedisLimit};
 use super::server::RedisServer;
 use crate::clock::Clock;
 use crate::error::Error;
+use crate::observe::{Observer, Observers};
 
 /// Builds a [`Redis`] with other than the default settings.
 #[must_use = "a builder builds nothing by itself"]
@@ -20,6 +21,7 @@ pub struct RedisBuilder<Key: ?Sized> {
     pub(super) deadline: Duration,
     pub(super) secret: Option<Vec<u8>>,
     pub(super) clock: Option<Arc<dyn Clock>>,
+    pub(super) observers: Observers,
     key: PhantomData<fn(&Key)>,
 }
 
@@ -39,6 +41,7 @@ impl<Key: ?Sized> RedisBuilder<Key> {
             deadline: Self::DEFAULT_DEADLINE,
             secret: None,
             clock: None,
+            observers: Observers::default(),
             key: PhantomData,
         }
     }
@@ -63,6 +66,14 @@ impl<Key: ?Sized> RedisBuilder<Key> {
         self
     }
 
+    /// Tells `observer` of calls, of the breaker, and of limits that are at odds: see [`observe`](crate::observe). What
+    /// becomes of requests is told by the layer: an observer that is to know both is given to both. May be called several
+    /// times; each observer is told.
+    pub fn observe(mut self, observer: impl Observer + 'static) -> Self {
+        self.observers.add(observer);
+        self
+    }
+
     /// Decides by this clock, and keeps all keys for a day: for tests only, as the clocks of two processes always differ.
     #[doc(hidden)]
     pub fn clock_for_tests(mut self, clock: impl Clock + 'static) -> Self {
@@ -71,6 +82,10 @@ impl<Key: ?Sized> RedisBuilder<Key> {
     }
 
     /// The limiter. Nothing is connected yet: see [`Redis::check`].
+    ///
+    /// A limit of the same name in another limiter of this process with the same name, prefix and server, that counts by
+    /// another algorithm or quota, is a [warning](crate::observe::Event::Warning) to observers: it may be on its way out, as
+    /// where limits are replaced.
     ///
     /// # Errors
     ///

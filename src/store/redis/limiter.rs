@@ -16,6 +16,7 @@ use super::builder::RedisBuilder;
 use super::keys::{Keys, Secret};
 use super::limits::IntoRedisLimits;
 use super::line::{Core, Line, drive, late, probe};
+use super::neighbours::Presence;
 use super::order::{Answer, Operation, Order, Shape, Steps};
 use super::row::Row;
 use super::script::Script;
@@ -27,6 +28,7 @@ use crate::decision::{Ask, Decision};
 use crate::encode::KeyWriter;
 use crate::error::Error;
 use crate::limiter::{Acquire, Limiter, Outcome, Receipt, Reply};
+use crate::observe::Event;
 
 /// A limiter whose states lie in Redis, shared by all processes that use the same name there.
 ///
@@ -117,7 +119,12 @@ impl<Key: ?Sized> Redis<Key> {
         let infos: Vec<_> = rows.iter().map(|row| row.info()).collect();
         crate::limit::names_differ(infos.iter().map(|info| info.name.as_str()))?;
         let keys = Keys::new(&builder.prefix, &builder.name, &infos, Secret::new(builder.secret));
+        let (presence, odds) = Presence::announce(builder.server.place(), &builder.prefix, &builder.name, &infos);
+        for message in &odds {
+            builder.observers.tell(|| Event::Warning { message });
+        }
         let core = Core {
+            name: builder.name,
             server: builder.server,
             script: Script::of(&infos),
             rows: infos,
@@ -125,6 +132,8 @@ impl<Key: ?Sized> Redis<Key> {
             deadline: builder.deadline,
             probe_key: format!("{}:probe", builder.prefix),
             clock: builder.clock,
+            observers: builder.observers,
+            _presence: presence,
             spare: Mutex::default(),
         };
         let handle = Shared {
@@ -157,7 +166,7 @@ impl<Key: ?Sized> Redis<Key> {
             ))),
         };
         if result.is_ok() {
-            core.breaker.success();
+            core.succeeded();
         }
         result
     }
@@ -350,7 +359,7 @@ impl<Key: ?Sized> Shared<Key> {
             let core = Arc::clone(&self.core);
             runtime.spawn(async move {
                 if let Ok(Ok(())) = tokio::time::timeout(RedisServer::CONNECT_WITHIN, probe(&core)).await {
-                    core.breaker.success();
+                    core.succeeded();
                 }
             });
         }

@@ -5,7 +5,7 @@ use std::future::Future;
 use std::pin::pin;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use futures_util::future::{Either, select};
 use futures_util::stream::{FuturesUnordered, StreamExt};
@@ -18,15 +18,18 @@ use super::batch::Batch;
 use super::breaker::Breaker;
 use super::connection::Connection;
 use super::failure::Failure;
+use super::neighbours::Presence;
 use super::order::Order;
 use super::row::RowInfo;
 use super::script::Script;
 use super::server::RedisServer;
 use crate::clock::Clock;
 use crate::error::Error;
+use crate::observe::{Event, Observers};
 
 /// What all lines of a limiter share.
 pub(super) struct Core {
+    pub(super) name: String,
     pub(super) server: RedisServer,
     pub(super) rows: Vec<RowInfo>,
     pub(super) script: Script,
@@ -36,11 +39,35 @@ pub(super) struct Core {
     pub(super) probe_key: String,
     /// For tests: decides by this clock instead of the server's.
     pub(super) clock: Option<Arc<dyn Clock>>,
+    pub(super) observers: Observers,
+    /// Tells others of this process with the same name that it lives.
+    pub(super) _presence: Arc<Presence>,
     /// A connection that a probe has made and tried, and the runtime it belongs to.
     pub(super) spare: Mutex<Option<(Id, Arc<dyn Connection>)>>,
 }
 
 impl Core {
+    /// Redis has answered.
+    pub(super) fn succeeded(&self) {
+        if self.breaker.success() {
+            self.observers.tell(|| Event::Breaker { store: &self.name, open: None });
+        }
+    }
+
+    /// Redis has not answered.
+    pub(super) fn failed(&self, error: &Error) {
+        if self.breaker.failure(error) {
+            self.observers.tell(|| Event::Breaker { store: &self.name, open: Some(error) });
+        }
+    }
+
+    /// Tells of a call with so many orders, if anybody listens: then it was known when it began.
+    fn called(&self, orders: usize, began: Option<Instant>, error: Option<&Error>) {
+        if let Some(began) = began {
+            self.observers.tell(|| Event::Batch { store: &self.name, orders, took: began.elapsed(), error });
+        }
+    }
+
     fn keep_spare(&self, connection: Box<dyn Connection>) {
         *self.spare() = Some((Handle::current().id(), Arc::from(connection)));
     }
@@ -219,7 +246,7 @@ async fn connect(core: &Core, line: &Line) -> Option<Arc<dyn Connection>> {
         let error = match select(&mut connecting, pin!(sleep(core.deadline))).await {
             Either::Left((Ok(connection), _)) => return Some(Arc::from(connection)),
             Either::Left((Err(failure), _)) => {
-                core.breaker.failure(&failure.error);
+                core.failed(&failure.error);
                 line.fail(&failure.error);
                 return None;
             }
@@ -229,7 +256,7 @@ async fn connect(core: &Core, line: &Line) -> Option<Arc<dyn Connection>> {
                 core.deadline
             )),
         };
-        core.breaker.failure(&error);
+        core.failed(&error);
         line.forget_abandoned();
         // From here on it is for the probes to find Redis again: they bring a connection that works.
         if core.breaker.check().is_err() {
@@ -241,6 +268,7 @@ async fn connect(core: &Core, line: &Line) -> Option<Arc<dyn Connection>> {
 
 /// One call of the script: sends a batch, and answers its orders. Returns whether the connection is of no use any more.
 async fn call(core: &Core, connection: Arc<dyn Connection>, orders: Vec<Order>) -> bool {
+    let (size, began) = (orders.len(), core.observers.are_there().then(Instant::now));
     let now = core.clock.as_ref().map(crate::clock::Clock::now);
     let batch = Batch::of(orders, &core.rows, now);
     let exchange = async {
@@ -256,7 +284,8 @@ async fn call(core: &Core, connection: Arc<dyn Connection>, orders: Vec<Order>) 
     let failure = match timeout(core.deadline, exchange).await {
         Ok(Ok(reply)) => match batch.answer(&core.rows, &reply) {
             Ok(()) => {
-                core.breaker.success();
+                core.succeeded();
+                core.called(size, began, None);
                 return false;
             }
             Err(error) => Failure { error, breaks: false, answered: true },
@@ -272,8 +301,9 @@ async fn call(core: &Core, connection: Arc<dyn Connection>, orders: Vec<Order>) 
             failure
         }
     };
+    core.called(size, began, Some(&failure.error));
     if !failure.answered {
-        core.breaker.failure(&failure.error);
+        core.failed(&failure.error);
     }
     failure.breaks
 }

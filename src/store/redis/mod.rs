@@ -9,6 +9,7 @@ mod keys;
 mod limiter;
 mod limits;
 mod line;
+mod neighbours;
 mod order;
 mod row;
 mod script;

@@ -27,6 +27,11 @@ pub struct RedisServer(Arc<dyn Source>);
 trait Source: Send + Sync {
     fn connect(&self) -> BoxFuture<Result<Box<dyn Connection>, Failure>>;
     fn describe(&self) -> &str;
+
+    /// Its address and database, if they are known.
+    fn place(&self) -> Option<String> {
+        None
+    }
 }
 
 impl RedisServer {
@@ -63,6 +68,11 @@ impl RedisServer {
 
     pub(super) fn describe(&self) -> &str {
         self.0.describe()
+    }
+
+    /// What two that are the same have in common, as far as can be known: the address with the database, or the pool.
+    pub(super) fn place(&self) -> String {
+        self.0.place().unwrap_or_else(|| format!("{:p}", Arc::as_ptr(&self.0)))
     }
 }
 
@@ -126,6 +136,10 @@ impl Source for Opened {
 
     fn describe(&self) -> &str {
         &self.place
+    }
+
+    fn place(&self) -> Option<String> {
+        Some(format!("{}/{}", self.place, self.client.get_connection_info().redis_settings().db()))
     }
 }
 

@@ -1,0 +1,27 @@
+//! Seeing what happens: an [`Observer`] is told what becomes of each request, and what the stores live through.
+//!
+//! [`RateLimitLayer::observe`](crate::RateLimitLayer::observe) takes one, and so does
+//! [`RedisBuilder::observe`](crate::RedisBuilder::observe); [`Memory::report`](crate::Memory::report) tells one how full it is.
+//! Without an observer a request costs one comparison more than nothing. Two are ready-made: `Metrics` (feature `metrics`) and
+//! `Tracing` (feature `tracing`).
+//!
+//! **No event carries a key**, so none is ever logged by mistake. Who uses most of a limit is for
+//! [`Memory::heaviest`](crate::Memory::heaviest) to say.
+
+mod event;
+#[cfg(feature = "metrics")]
+mod metrics;
+mod observer;
+mod observers;
+#[cfg(feature = "tracing")]
+mod tracing;
+mod watch;
+
+pub use self::event::{Event, Stage};
+#[cfg(feature = "metrics")]
+pub use self::metrics::Metrics;
+pub use self::observer::Observer;
+pub(crate) use self::observers::Observers;
+#[cfg(feature = "tracing")]
+pub use self::tracing::Tracing;
+pub(crate) use self::watch::Watch;

@@ -1,0 +1,53 @@
+use std::sync::Arc;
+
+use super::event::Event;
+
+/// Is told what happens. A closure `Fn(&Event)` is one.
+///
+/// It is called where things happen, on the way of requests: it must neither block nor panic.
+///
+/// # Example
+///
+/// ```
+/// use std::sync::Arc;
+/// use std::sync::atomic::{AtomicU64, Ordering};
+///
+/// use tower_ratelimit::observe::{Event, Observer};
+/// use tower_ratelimit::{Gcra, Memory, PeerIp, Quota, RateLimitLayer};
+///
+/// /// Counts the requests that were refused.
+/// #[derive(Default)]
+/// struct Refused(AtomicU64);
+///
+/// impl Observer for Refused {
+///     fn observe(&self, event: &Event<'_>) {
+///         if let Event::Decided { decision, .. } = event {
+///             self.0.fetch_add(u64::from(!decision.is_allowed()), Ordering::Relaxed);
+///         }
+///     }
+/// }
+///
+/// let refused = Arc::new(Refused::default());
+/// let limiter = Memory::new(Gcra::new(Quota::per_second(10)));
+/// let layer = RateLimitLayer::new(PeerIp::new(), limiter).observe(refused.clone());
+/// ```
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` is not an observer",
+    note = "an observer is a type that implements `Observer`, an `Arc` of one, or a closure `|event: &Event<'_>|`"
+)]
+pub trait Observer: Send + Sync {
+    /// Something has happened.
+    fn observe(&self, event: &Event<'_>);
+}
+
+impl<F: Fn(&Event<'_>) + Send + Sync> Observer for F {
+    fn observe(&self, event: &Event<'_>) {
+        self(event);
+    }
+}
+
+impl<O: Observer + ?Sized> Observer for Arc<O> {
+    fn observe(&self, event: &Event<'_>) {
+        (**self).observe(event);
+    }
+}

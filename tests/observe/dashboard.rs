@@ -1,0 +1,213 @@
+//! The example's page in a real browser. `scripts/dashboard` runs it, and sees to it that there is one.
+
+use std::fs;
+use std::io::{BufRead as _, BufReader, Read as _, Write as _};
+use std::net::{SocketAddr, TcpStream};
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdout, Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+struct Running(Child);
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// A folder of its own, gone with the test.
+struct Folder(PathBuf);
+
+impl Folder {
+    fn new() -> Self {
+        let folder = std::env::temp_dir().join(format!("tower-ratelimit-dashboard-{}", std::process::id()));
+        fs::create_dir_all(&folder).expect("a folder");
+        Self(folder)
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+/// The example, and what it prints: kept open, as it goes on printing.
+fn example() -> (Running, BufReader<ChildStdout>, SocketAddr) {
+    let test = std::env::current_exe().expect("this test's own path");
+    let profile = test.parent().and_then(Path::parent).expect("`deps` in the profile's folder");
+    let mut command = Command::new(profile.join("examples").join("observe"));
+    let mut running =
+        Running(command.env("PORT", "0").stdin(Stdio::null()).stdout(Stdio::piped()).spawn().expect("the example"));
+    let mut line = String::new();
+    let mut printed = BufReader::new(running.0.stdout.take().expect("piped"));
+    printed.read_line(&mut line).expect("a line");
+    let address = line.trim().strip_prefix("listening on http://").unwrap_or_else(|| panic!("{line}"));
+    let address = address.parse().expect("an address");
+    (running, printed, address)
+}
+
+fn get(address: SocketAddr, path: &str) -> String {
+    let mut stream = TcpStream::connect(address).expect("it listens");
+    write!(stream, "GET {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n").expect("sent");
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).expect("text");
+    answer
+}
+
+/// Opens a page, lets its scripts run for some seconds of its own time, and returns what `act` is to make of it.
+fn chromium(folder: &Folder, act: &[&str], page: &str) -> Vec<u8> {
+    let name = ["chromium", "chromium-browser", "google-chrome"];
+    let browser = name.into_iter().find(|name| Command::new(name).arg("--version").output().is_ok());
+    let mut command =
+        Command::new(browser.expect("chromium (Debian: apt-get install -y chromium): see scripts/dashboard"));
+    command
+        .args(["--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--hide-scrollbars"])
+        .args([
+            "--no-first-run",
+            "--disable-background-networking",
+            "--window-size=1000,900",
+            "--virtual-time-budget=4000",
+        ])
+        .arg(format!("--user-data-dir={}", folder.0.join("profile").display()))
+        .args(act)
+        .arg(page)
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null());
+    let mut running = Running(command.spawn().expect("a browser"));
+    let mut stdout = running.0.stdout.take().expect("piped");
+    let reading = std::thread::spawn(move || {
+        let mut read = Vec::new();
+        stdout.read_to_end(&mut read).map(|_| read)
+    });
+    let patience = Instant::now() + Duration::from_secs(120);
+    while running.0.try_wait().expect("its state").is_none() {
+        assert!(Instant::now() < patience, "the browser does not end");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    reading.join().expect("read").expect("what it prints")
+}
+
+/// Requests for `/`, one after the other, until it is dropped.
+struct Traffic(Arc<AtomicBool>, Option<JoinHandle<()>>);
+
+impl Traffic {
+    fn to(address: SocketAddr) -> Self {
+        let goes_on = Arc::new(AtomicBool::new(true));
+        let asked = Arc::clone(&goes_on);
+        let sending = std::thread::spawn(move || {
+            while asked.load(Ordering::Relaxed) {
+                get(address, "/");
+                std::thread::sleep(Duration::from_millis(20));
+            }
+        });
+        Self(goes_on, Some(sending))
+    }
+}
+
+impl Drop for Traffic {
+    fn drop(&mut self) {
+        self.0.store(false, Ordering::Relaxed);
+        // If it has failed, the page shows that.
+        let _ = self.1.take().map(JoinHandle::join);
+    }
+}
+
+/// What an element with this id holds.
+fn shown<'a>(page: &'a str, id: &str) -> &'a str {
+    let start = page.find(&format!("id=\"{id}\"")).unwrap_or_else(|| panic!("no {id} in {page}"));
+    let rest = &page[start..];
+    let start = rest.find('>').expect("the tag's end") + 1;
+    rest[start..].split('<').next().expect("its text")
+}
+
+/// How many colours an image has: of a blank page there is one.
+fn colours(image: &Path) -> (u32, u32, usize) {
+    let file = BufReader::new(fs::File::open(image).expect("a screenshot"));
+    let mut reader = png::Decoder::new(file).read_info().expect("a PNG");
+    let mut pixels = vec![0; reader.output_buffer_size().expect("its size")];
+    let info = reader.next_frame(&mut pixels).expect("an image");
+    let samples = info.color_type.samples();
+    let colours: std::collections::HashSet<&[u8]> = pixels[..info.buffer_size()].chunks(samples).collect();
+    (info.width, info.height, colours.len())
+}
+
+#[test]
+#[ignore = "needs chromium: scripts/dashboard runs it"]
+fn the_dashboard_shows_what_was_decided() {
+    let (_running, _printed, address) = example();
+    let (mut allowed, mut refused) = (0, 0);
+    for _ in 0..30 {
+        match &get(address, "/")[..13] {
+            "HTTP/1.1 200 " => allowed += 1,
+            "HTTP/1.1 429 " => refused += 1,
+            other => panic!("{other}"),
+        }
+    }
+    for _ in 0..3 {
+        assert!(get(address, "/health").starts_with("HTTP/1.1 200 "));
+    }
+    // The second waits for its turn, unless the machine is slow.
+    for _ in 0..2 {
+        assert!(get(address, "/queue").starts_with("HTTP/1.1 200 "));
+        allowed += 1;
+    }
+
+    let folder = Folder::new();
+    let url = format!("http://{address}/dashboard");
+    let page = String::from_utf8(chromium(&folder, &["--dump-dom"], &url)).expect("text");
+    assert_eq!(shown(&page, "state"), "live, each second");
+    assert_eq!(shown(&page, "allowed"), allowed.to_string());
+    assert_eq!(shown(&page, "refused"), refused.to_string());
+    assert_eq!(shown(&page, "exempt"), "3");
+    assert_eq!(shown(&page, "waiting"), "0");
+    assert!(shown(&page, "allowed-rate").ends_with(" a second"), "it polls, more than once");
+    assert_eq!(shown(&page, "keys"), "1");
+    // Each line of the metrics is a row of the table.
+    let metrics = get(address, "/metrics");
+    let lines = metrics.lines().filter_map(|line| line.strip_prefix("ratelimit_requests_total{")?.split_once("} "));
+    let mut rows = 0;
+    for (labels, count) in lines {
+        let values = labels.split(',').map(|label| label.split('"').nth(1).expect("a value"));
+        let cells = values.map(|value| format!("<td>{}</td>", if value == "none" { "–" } else { value }));
+        let row = cells.collect::<String>() + &format!("<td class=\"number\">{count}</td>");
+        assert!(page.contains(&row), "{row}: {page}");
+        rows += 1;
+    }
+    assert!(rows >= 4, "{metrics}");
+    // While requests come, columns grow. And looking at it counts as nothing.
+    let traffic = Traffic::to(address);
+    let page = String::from_utf8(chromium(&folder, &["--dump-dom"], &url)).expect("text");
+    assert!(page.contains("fill=\"var(--allowed)\""), "{page}");
+    assert_eq!(shown(&page, "exempt"), "3");
+
+    let image = folder.0.join("dashboard.png");
+    chromium(&folder, &[&format!("--screenshot={}", image.display())], &url);
+    drop(traffic);
+    let (width, height, many) = colours(&image);
+    assert_eq!((width, height), (1000, 900));
+    let blank = folder.0.join("blank.png");
+    chromium(&folder, &[&format!("--screenshot={}", blank.display())], "about:blank");
+    assert_eq!(colours(&blank).2, 1, "a blank page has one colour");
+    assert!(many > 50, "{many} colours: the page is as good as blank");
+    // For whoever wants to look at it.
+    if let Ok(keep) = std::env::var("KEEP_SCREENSHOT") {
+        fs::copy(&image, &keep).expect("a copy");
+        println!("the screenshot is in {keep}");
+    }
+}
+
+/// It must work where there is no internet, and must not tell anybody what it shows.
+#[test]
+fn the_page_needs_nothing_from_elsewhere() {
+    let page = include_str!("../../examples/observe.html");
+    for line in page.lines() {
+        let strange = line.contains("://") && !line.contains("http://www.w3.org/2000/svg");
+        assert!(!strange && !line.contains("@import") && !line.contains(" src="), "{line}");
+    }
+}

@@ -1,0 +1,241 @@
+//! The metrics, scraped over HTTP from a server that many clients ask at once, and compared with the answers that they got,
+//! number by number.
+
+use std::collections::BTreeMap;
+use std::io::{Read as _, Write as _};
+use std::net::{SocketAddr, TcpStream};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use axum::Router;
+use axum::extract::{Request, State};
+use axum::response::Response;
+use axum::routing::get;
+use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusHandle};
+use tower_ratelimit::key::{Header, Paths};
+use tower_ratelimit::limiter::{DeniedCache, FailOpen, Fallback, Limiter};
+use tower_ratelimit::observe::Metrics;
+use tower_ratelimit::{
+    Admission, FixedWindow, Gcra, LeakyQueue, Limit, ManualClock, Memory, PeerIp, Quota, RateLimitLayer, Source,
+    Verdict,
+};
+
+use crate::support::{Broken, Slowly};
+
+/// The labels of `ratelimit_requests_total`: limiter, limit, outcome, source.
+type Labels = [String; 4];
+
+/// Writes into a response on what grounds it was given: the driver has nothing else to go by.
+async fn tell(mut response: Response) -> Response {
+    let grounds = match response.extensions().get::<Admission>() {
+        Some(Admission::Exempt) => "none exempt none".to_owned(),
+        Some(Admission::Decided(decision)) => {
+            let limit = decision.standing().map_or("none", |standing| standing.name());
+            let outcome = match decision.verdict() {
+                Verdict::Allowed => "allowed",
+                Verdict::AllowedAfter(_) => "delayed",
+                Verdict::Denied { .. } => "denied",
+                Verdict::Never => "never",
+            };
+            let source = match decision.source() {
+                Source::Store => "store",
+                Source::Cache => "cache",
+                Source::Fallback => "fallback",
+                _ => "policy",
+            };
+            format!("{limit} {outcome} {source}")
+        }
+        None => match response.status().as_u16() {
+            400 | 500 => "none missing none",
+            503 => "none failed none",
+            _ => return response,
+        }
+        .to_owned(),
+    };
+    response.headers_mut().insert("x-grounds", grounds.parse().expect("a field value"));
+    response
+}
+
+/// A limiter around a page, under its own path and name. The key is `x-tenant`, the cost `x-cost`.
+fn limited<L>(name: &str, limiter: L) -> Router<PrometheusHandle>
+where
+    L: Limiter<tower_ratelimit::key::KeyText> + Clone + Send + Sync + 'static,
+{
+    let layer = RateLimitLayer::new(Header::from_static("x-tenant"), limiter)
+        .exempt_if(Paths::new([format!("/{name}/exempt")]))
+        .cost(|request: &Request| {
+            request.headers().get("x-cost").and_then(|cost| cost.to_str().ok()?.parse().ok()).unwrap_or(1)
+        })
+        .max_wait(Duration::ZERO)
+        .observe(Metrics::new(name));
+    let routes = Router::new().route(&format!("/{name}"), get(async || "page"));
+    routes.route(&format!("/{name}/exempt"), get(async || "page")).layer(layer)
+}
+
+fn app() -> Router {
+    // The clock stands still, so that nothing depends on how fast the clients are.
+    let clock = ManualClock::new();
+    let window = |limit| {
+        Memory::builder(FixedWindow::new(Quota::per_hour(limit))).clock(clock.clone()).build().expect("a limiter")
+    };
+    let several = (
+        Limit::new("tenant", Gcra::new(Quota::per_hour(10))).by(|tenant: &tower_ratelimit::key::KeyText| *tenant),
+        Limit::new("all", FixedWindow::new(Quota::per_hour(60))).by(|_: &tower_ratelimit::key::KeyText| ()),
+    );
+    let several = Memory::builder(several).clock(clock.clone()).build().expect("a limiter");
+    let queue = Memory::new(LeakyQueue::new(Quota::per_second(50)).max_waiting(10));
+    let (usage, gauged) = (window(1), Metrics::new("usage"));
+    for key in 0..7_u8 {
+        usage.decide(&key, tower_ratelimit::Ask::default());
+    }
+    Router::new()
+        .merge(limited("several", several))
+        .merge(limited("slow", Slowly(window(20), 3)))
+        .merge(limited("fallback", Fallback::new(Broken, window(20))))
+        .merge(limited("cached", DeniedCache::with_clock(window(20), 1000, clock.clone())))
+        .merge(limited("open", FailOpen::new(Broken)))
+        .merge(limited("broken", Broken))
+        .merge(Router::new().route("/peer", get(async || "page")).layer(
+            // No connect info: the server is put together wrongly.
+            RateLimitLayer::new(PeerIp::new(), window(1)).observe(Metrics::new("peer")),
+        ))
+        .merge(
+            Router::new()
+                .route("/queue", get(async || "page"))
+                .layer(RateLimitLayer::new(Header::from_static("x-tenant"), queue).observe(Metrics::new("queue"))),
+        )
+        .layer(axum::middleware::map_response(tell))
+        .route(
+            "/metrics",
+            get(async move |State(prometheus): State<PrometheusHandle>| {
+                usage.report(&gauged);
+                prometheus.render()
+            }),
+        )
+        .with_state(PrometheusBuilder::new().install_recorder().expect("the process's only recorder"))
+}
+
+fn send(address: SocketAddr, path: &str, fields: &str) -> String {
+    let mut stream = TcpStream::connect(address).expect("it listens");
+    stream.set_read_timeout(Some(Duration::from_secs(30))).expect("a timeout");
+    write!(stream, "GET {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n{fields}\r\n").expect("sent");
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).expect("an answer");
+    answer
+}
+
+/// A metric's samples, by their labels as they stand there.
+fn samples(page: &str, name: &str) -> BTreeMap<String, f64> {
+    let lines = page.lines().filter_map(|line| line.strip_prefix(name)?.strip_prefix('{')?.split_once("} "));
+    lines.map(|(labels, value)| (labels.to_owned(), value.parse().expect("a number"))).collect()
+}
+
+fn label<'a>(labels: &'a str, name: &str) -> &'a str {
+    let start = labels.find(&format!("{name}=\"")).unwrap_or_else(|| panic!("{labels} has {name}")) + name.len() + 2;
+    labels[start..].split('"').next().expect("its value")
+}
+
+#[test]
+fn what_is_scraped_is_what_was_answered() {
+    const CLIENTS: usize = 8;
+    const ROUNDS: usize = 12;
+    let runtime =
+        tokio::runtime::Builder::new_multi_thread().worker_threads(4).enable_all().build().expect("a runtime");
+    let listener = runtime.block_on(tokio::net::TcpListener::bind("127.0.0.1:0")).expect("a free port");
+    let address = listener.local_addr().expect("its address");
+    let _guard = runtime.enter();
+    let serving = runtime.spawn(async { axum::serve(listener, app()).await });
+
+    let sent = Arc::new(AtomicU64::new(0));
+    let clients = (0..CLIENTS).map(|client| {
+        let sent = Arc::clone(&sent);
+        std::thread::spawn(move || {
+            let mut told = BTreeMap::<Labels, u64>::new();
+            for round in 0..ROUNDS {
+                for name in ["several", "slow", "fallback", "cached", "open", "broken", "queue", "peer"] {
+                    let tenant = format!("x-tenant: {}\r\n", (client + round) % 3);
+                    let asks: [(&str, &str); 4] = match round % 4 {
+                        0 => [("", &tenant), ("", &tenant), ("", ""), ("", &tenant)],
+                        1 => [("", &tenant), ("/exempt", ""), ("", &tenant), ("", &tenant)],
+                        _ => [("", &tenant), ("", &tenant), ("", &tenant), ("", &tenant)],
+                    };
+                    let plain = matches!(name, "queue" | "peer");
+                    for (index, (below, fields)) in asks.into_iter().enumerate() {
+                        let below = if plain { "" } else { below };
+                        let dear = if index == 3 && round % 4 == 2 && !plain { "x-cost: 1000\r\n" } else { "" };
+                        let answer = send(address, &format!("/{name}{below}"), &format!("{fields}{dear}"));
+                        sent.fetch_add(1, Ordering::Relaxed);
+                        let grounds = answer.lines().find_map(|line| line.strip_prefix("x-grounds: "));
+                        let grounds = grounds.unwrap_or_else(|| panic!("{name}: {answer}"));
+                        let [limit, outcome, source] = grounds.split(' ').collect::<Vec<_>>()[..] else {
+                            panic!("{grounds}")
+                        };
+                        *told.entry([name, limit, outcome, source].map(str::to_owned)).or_default() += 1;
+                    }
+                }
+            }
+            told
+        })
+    });
+    let mut answered = BTreeMap::<Labels, u64>::new();
+    for client in clients.collect::<Vec<_>>() {
+        for (labels, count) in client.join().expect("a client") {
+            *answered.entry(labels).or_default() += count;
+        }
+    }
+
+    let page = send(address, "/metrics", "");
+    serving.abort();
+    let mut scraped = BTreeMap::new();
+    for (labels, count) in samples(&page, "ratelimit_requests_total") {
+        let key = ["limiter", "limit", "outcome", "source"].map(|name| label(&labels, name).to_owned());
+        #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a count")]
+        let former = scraped.insert(key, count as u64);
+        assert_eq!(former, None, "{labels} twice");
+    }
+    assert_eq!(scraped, answered);
+    assert_eq!(scraped.values().sum::<u64>(), sent.load(Ordering::Relaxed));
+
+    // Everything was there that can be answered.
+    for [outcome, source] in [
+        ["allowed", "store"],
+        ["denied", "store"],
+        ["never", "store"],
+        ["denied", "cache"],
+        ["allowed", "fallback"],
+        ["denied", "fallback"],
+        ["allowed", "policy"],
+        ["delayed", "store"],
+        ["exempt", "none"],
+        ["missing", "none"],
+        ["failed", "none"],
+    ] {
+        assert!(scraped.keys().any(|labels| labels[2..] == [outcome, source]), "{outcome} by {source}: {scraped:#?}");
+    }
+    // What can be known beforehand: ten for each of three tenants, of 60 in all; twenty for each elsewhere.
+    let of = |limiter: &str, outcome: &str| -> u64 {
+        let of = scraped.iter().filter(|(labels, _)| labels[0] == limiter && labels[2] == outcome);
+        of.map(|(_, count)| count).sum()
+    };
+    assert_eq!(of("several", "allowed"), 30);
+    assert_eq!([of("slow", "allowed"), of("fallback", "allowed"), of("cached", "allowed")], [60; 3]);
+    assert_eq!(of("peer", "missing"), (CLIENTS * ROUNDS * 4) as u64);
+
+    // And what is told beside the requests.
+    let one = |name: &str, limiter: &str| -> f64 {
+        let all = samples(&page, name);
+        all.iter().filter(|(labels, _)| label(labels, "limiter") == limiter).map(|(_, value)| value).sum()
+    };
+    #[allow(clippy::cast_precision_loss, reason = "small numbers")]
+    let count = |limiter: &str, outcome: &str| of(limiter, outcome) as f64;
+    assert!((one("ratelimit_misassembled_total", "peer") - count("peer", "missing")).abs() < 0.5);
+    assert!((one("ratelimit_waiters", "queue")).abs() < 0.5, "nobody waits any more");
+    assert!((one("ratelimit_wait_seconds_count", "queue") - count("queue", "delayed")).abs() < 0.5);
+    let pended = count("slow", "allowed") + count("slow", "denied") + count("slow", "never");
+    assert!((one("ratelimit_decision_seconds_count", "slow") - pended).abs() < 0.5);
+    assert!((one("ratelimit_memory_keys", "usage") - 7.0).abs() < 0.5);
+    assert!(one("ratelimit_memory_room_keys", "usage") > 99_999.0);
+    assert!((one("ratelimit_memory_forgotten_total", "usage")).abs() < 0.5);
+    assert!(!page.contains("tenant: "), "no page names a key");
+}
