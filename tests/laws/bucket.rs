@@ -40,6 +40,16 @@ proptest! {
     }
 
     #[test]
+    fn agrees_between_a_very_slow_and_a_very_fast_quota(start in start(), steps in schedule(12)) {
+        let slow = Spec::Bucket { quota: Quota::new(1, Duration::from_micros(18_445_166_109)), burst: 7 };
+        let fast = Spec::Bucket { quota: Quota::per_second(1_000_000_000), burst: 1_000_000_000 };
+        let mut pair = Pair::new(&[vec![slow, fast]], start);
+        for step in steps {
+            pair.agree_on(step)?;
+        }
+    }
+
+    #[test]
     fn the_three_names_decide_identically(spec in bucket(), start in start(), steps in one_tier_schedule(60)) {
         let Spec::Bucket { quota, burst } = spec else { panic!("{spec:?} is not a bucket") };
         let clock = ManualClock::at(Timestamp::from_micros(start));
