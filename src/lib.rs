@@ -162,7 +162,7 @@ pub use crate::service::RateLimit;
 pub use crate::settings::WhenMissing;
 pub use crate::store::{DynLimit, Memory, MemoryBuilder};
 #[cfg(feature = "redis")]
-pub use crate::store::{Redis, RedisBuilder, RedisServer};
+pub use crate::store::{Redis, RedisBuilder, RedisCell, RedisServer};
 
 /// The examples in README.md.
 #[cfg(doctest)]

@@ -3,6 +3,7 @@
 mod addresses;
 mod basics;
 mod cancellation;
+mod cell;
 mod conformance;
 mod differential;
 mod exactness;

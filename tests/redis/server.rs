@@ -120,6 +120,13 @@ impl Server {
         number.and_then(|number| number.parse().ok()).unwrap_or_else(|| panic!("{parts:?}: {reply}"))
     }
 
+    /// A figure of `INFO`, commands' statistics included: what follows this text there.
+    pub(crate) fn number_of(&self, name: &str) -> u64 {
+        let info = self.command(&["INFO", "all"]);
+        let figure = info.split(name).nth(1).unwrap_or_default();
+        figure.chars().take_while(char::is_ascii_digit).collect::<String>().parse().unwrap_or(0)
+    }
+
     pub(crate) fn signal(&self, signal: &str) {
         let done = Command::new("kill").args([signal, &self.process.id().to_string()]).status().expect("kill");
         assert!(done.success(), "kill {signal}");

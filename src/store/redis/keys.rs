@@ -4,7 +4,6 @@ use arc_swap::ArcSwapOption;
 use hmac::{Hmac, Mac};
 use sha2::{Digest, Sha256};
 
-use super::row::RowInfo;
 use crate::encode::KeyWriter;
 use crate::error::Error;
 
@@ -20,10 +19,10 @@ pub(super) struct Keys {
 }
 
 /// Whether keys are kept only as keyed hashes.
-pub(super) struct Secret(ArcSwapOption<Vec<u8>>);
+struct Secret(ArcSwapOption<Vec<u8>>);
 
 impl Secret {
-    pub(super) fn new(secret: Option<Vec<u8>>) -> Self {
+    fn new(secret: Option<Vec<u8>>) -> Self {
         Self(ArcSwapOption::new(secret.map(Arc::new)))
     }
 }
@@ -32,16 +31,15 @@ impl Keys {
     /// The longest user's key that is written as it is, in bytes.
     pub(super) const MAX_LEN: usize = 128;
 
-    pub(super) fn new(prefix: &str, name: &str, rows: &[RowInfo], secret: Secret) -> Self {
-        let head = |row: &RowInfo| {
-            let part = |text: &str| {
-                let mut part = KeyWriter::new();
-                part.bytes(text.as_bytes());
-                part.as_str().to_owned()
-            };
-            format!("{prefix}:{}:{}:{}:", part(name), part(row.name.as_str()), part(row.kernel.name()))
-        };
-        Self { heads: rows.iter().map(head).collect(), secret }
+    /// `limits` are the limits' names and kernels.
+    pub(super) fn new<'a>(
+        prefix: &str,
+        name: &str,
+        limits: impl IntoIterator<Item = (&'a str, &'a str)>,
+        secret: Option<Vec<u8>>,
+    ) -> Self {
+        let head = |(limit, kernel)| format!("{prefix}:{}:{}:{}:", part(name), part(limit), part(kernel));
+        Self { heads: limits.into_iter().map(head).collect(), secret: Secret::new(secret) }
     }
 
     /// Appends the key that `written` names in the limit with this index.
@@ -69,6 +67,12 @@ impl Keys {
         self.secret.0.store(Some(Arc::new(secret)));
         Ok(())
     }
+}
+
+fn part(text: &str) -> String {
+    let mut part = KeyWriter::new();
+    part.bytes(text.as_bytes());
+    part.as_str().to_owned()
 }
 
 pub(super) fn check_secret(secret: &[u8]) -> Result<(), Error> {

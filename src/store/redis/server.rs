@@ -11,6 +11,7 @@ use tokio::time::timeout;
 
 use super::connection::Connection;
 use super::failure::Failure;
+use super::slot::slot;
 use crate::error::Error;
 use crate::limiter::BoxFuture;
 
@@ -23,10 +24,28 @@ use crate::limiter::BoxFuture;
 #[derive(Clone)]
 pub struct RedisServer(Arc<dyn Source>);
 
-/// What connections come from.
-trait Source: Send + Sync {
-    fn connect(&self) -> BoxFuture<Result<Box<dyn Connection>, Failure>>;
+/// What connections come from. A cluster has a lane for each node, anything else one.
+pub(super) trait Source: Send + Sync {
+    fn connect(&self, lane: usize) -> BoxFuture<Result<Box<dyn Connection>, Failure>>;
     fn describe(&self) -> &str;
+
+    fn is_cluster(&self) -> bool {
+        false
+    }
+
+    /// Finds out which lanes there are.
+    fn prepare(&self) -> BoxFuture<Result<(), Failure>> {
+        Box::pin(std::future::ready(Ok(())))
+    }
+
+    fn lanes(&self) -> usize {
+        1
+    }
+
+    /// The lane of a slot.
+    fn lane(&self, _slot: u16) -> usize {
+        0
+    }
 }
 
 impl RedisServer {
@@ -57,12 +76,41 @@ impl RedisServer {
         Ok(Self(Arc::new(Opened { client, place })))
     }
 
-    pub(super) fn connect(&self) -> BoxFuture<Result<Box<dyn Connection>, Failure>> {
-        self.0.connect()
+    pub(super) fn connect(&self, lane: usize) -> BoxFuture<Result<Box<dyn Connection>, Failure>> {
+        self.0.connect(lane)
     }
 
     pub(super) fn describe(&self) -> &str {
         self.0.describe()
+    }
+
+    pub(super) fn is_cluster(&self) -> bool {
+        self.0.is_cluster()
+    }
+
+    pub(super) fn prepare(&self) -> BoxFuture<Result<(), Failure>> {
+        self.0.prepare()
+    }
+
+    pub(super) fn lanes(&self) -> usize {
+        self.0.lanes()
+    }
+
+    pub(super) fn lane(&self, slot: u16) -> usize {
+        self.0.lane(slot)
+    }
+
+    /// A key that a probe of this lane can write, and its slot. `None` if none is found: the lane's node has no slots, or few.
+    pub(super) fn probe_key(&self, lane: usize, prefix: &str) -> Option<(String, u16)> {
+        let key = format!("{prefix}:probe");
+        if !self.is_cluster() {
+            return Some((key, 0));
+        }
+        (0..1_000).find_map(|number| {
+            let key = format!("{prefix}:{number}:probe");
+            let slot = slot(key.as_bytes());
+            (self.lane(slot) == lane).then_some((key, slot))
+        })
     }
 }
 
@@ -92,7 +140,7 @@ where
     M: ManageConnection<Error = RedisError>,
     M::Connection: ConnectionLike + Clone + Send + Sync + 'static,
 {
-    fn connect(&self) -> BoxFuture<Result<Box<dyn Connection>, Failure>> {
+    fn connect(&self, _lane: usize) -> BoxFuture<Result<Box<dyn Connection>, Failure>> {
         let pool = self.pool.clone();
         Box::pin(async move {
             // Not `get`: bb8 tells no errors there, may hand out a connection that is long dead, and one whose other
@@ -114,7 +162,7 @@ struct Opened {
 }
 
 impl Source for Opened {
-    fn connect(&self) -> BoxFuture<Result<Box<dyn Connection>, Failure>> {
+    fn connect(&self, _lane: usize) -> BoxFuture<Result<Box<dyn Connection>, Failure>> {
         let client = self.client.clone();
         Box::pin(async move {
             // Each decision has its own deadline; a second one here would only cut longer operations short.
