@@ -20,10 +20,24 @@ impl Server {
         Self::with(&[])
     }
 
+    /// A node for a cluster, which it is not in yet.
+    pub(crate) fn node() -> Self {
+        Self::with(&[
+            "--cluster-enabled",
+            "yes",
+            "--cluster-config-file",
+            "nodes.conf",
+            "--cluster-node-timeout",
+            "2000",
+            "--repl-diskless-sync-delay",
+            "0",
+        ])
+    }
+
     pub(crate) fn with(arguments: &[&str]) -> Self {
         // Another process may take the port between asking for it and using it: then another one is tried.
         for _ in 0..10 {
-            let port = TcpListener::bind("127.0.0.1:0").expect("a free port").local_addr().expect("its address").port();
+            let port = free_port(arguments.contains(&"--cluster-enabled"));
             let directory = std::env::temp_dir().join(format!("tower-ratelimit-redis-{}-{port}", std::process::id()));
             std::fs::create_dir_all(&directory).expect("a directory for the server");
             let arguments: Vec<_> = arguments.iter().map(|&argument| argument.to_owned()).collect();
@@ -141,6 +155,18 @@ impl Server {
     pub(crate) fn restart(&mut self) {
         self.process = launch(self.port, &self.directory, &self.arguments);
         assert!(self.is_up(), "redis-server does not start again");
+    }
+}
+
+fn free_port(of_cluster: bool) -> u16 {
+    loop {
+        let port = TcpListener::bind("127.0.0.1:0").expect("a free port").local_addr().expect("its address").port();
+        // Nodes talk to each other on a port that is ten thousand higher.
+        let free =
+            |port: u16| port.checked_add(10_000).is_some_and(|port| TcpListener::bind(("127.0.0.1", port)).is_ok());
+        if !of_cluster || free(port) {
+            return port;
+        }
     }
 }
 

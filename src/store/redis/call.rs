@@ -29,29 +29,24 @@ pub(super) async fn call<T: Trade>(
     if !core.server.is_cluster() {
         let batch = core.trade.batch(parcels);
         let (failure, _) = send(core, &*connection, 0, batch, until, Moving::IsAnError).await;
-        return settle(lane, failure);
+        return settle(lane, vec![failure]);
     }
     let sent = by_slot(parcels).into_iter().map(|(slot, parcels)| {
         let connection = &*connection;
-        async move { settle(lane, send_in_slot(core, connection, slot, parcels, until).await) }
+        send_in_slot(core, connection, slot, parcels, until)
     });
-    join_all(sent).await.contains(&true)
+    settle(lane, join_all(sent).await)
 }
 
 /// What the breaker makes of it. Returns whether the connection is of no use any more.
-fn settle(lane: &Lane, failure: Option<Failure>) -> bool {
-    match failure {
-        None => {
-            lane.breaker.success();
-            false
-        }
-        Some(failure) => {
-            if !failure.answered {
-                lane.breaker.failure(&failure.error);
-            }
-            failure.breaks
-        }
+fn settle(lane: &Lane, ended: Vec<Option<Failure>>) -> bool {
+    let breaks = ended.iter().flatten().any(|failure| failure.breaks);
+    if ended.iter().any(Option::is_none) {
+        lane.breaker.success();
+    } else if let Some(failure) = ended.iter().flatten().find(|failure| !failure.answered) {
+        lane.breaker.failure(&failure.error);
     }
+    breaks
 }
 
 /// The parcels of each slot, in the order in which they came.
@@ -140,15 +135,14 @@ pub(super) fn late(server: &RedisServer, deadline: Duration) -> String {
 /// Looks whether a lane's server is there and takes writes, and makes it ready. Its connection is for the next line that
 /// needs one.
 pub(super) async fn probe<T: Trade>(core: &Core<T>, lane: &Lane) -> Result<(), Error> {
+    // A node that has no slots any more is asked nothing: it may be gone.
+    let Some((key, slot)) = core.server.probe_key(lane.index, &core.prefix) else { return Ok(()) };
     let connection = core.server.connect(lane.index).await.map_err(|failure| failure.error)?;
-    // None: a node without slots is asked nothing.
-    if let Some((key, slot)) = core.server.probe_key(lane.index, &core.prefix) {
-        let mut write = redis::cmd("SET");
-        write.arg(key).arg("").arg("PX").arg(1);
-        for command in [write, core.trade.trial()] {
-            if let Err(error) = connection.call(slot, Arc::new(command)).await {
-                return Err(core.trade.explain(error).error);
-            }
+    let mut write = redis::cmd("SET");
+    write.arg(key).arg("").arg("PX").arg(1);
+    for command in [write, core.trade.trial()] {
+        if let Err(error) = connection.call(slot, Arc::new(command)).await {
+            return Err(core.trade.explain(error).error);
         }
     }
     lane.keep_spare(connection);

@@ -7,13 +7,16 @@ use sha2::{Digest, Sha256};
 use crate::encode::KeyWriter;
 use crate::error::Error;
 
-/// How keys are named in Redis: `prefix:name:limit:kernel:key`.
+/// How keys are named in Redis: `prefix:name:limit:kernel:key`, or with a tag `prefix:{tag}:name:limit:kernel:key`.
+///
+/// Those of several limits in a cluster are `prefix:{name}:limit:kernel:key`, unless they have a tag.
 ///
 /// All but the prefix is escaped as [`KeyWriter`] does, so that no colon and no brace comes from a user. A key of more than
 /// [`MAX_LEN`](Self::MAX_LEN) bytes is replaced by `#` and its SHA-256, or with a secret every key by `~` and its keyed
 /// hash: neither sign is ever written for other keys.
 pub(super) struct Keys {
-    /// What stands before the user's key, for each limit.
+    prefix: String,
+    /// What stands before the user's key, for each limit; after the tag, if there is one.
     heads: Vec<String>,
     secret: Secret,
 }
@@ -38,13 +41,34 @@ impl Keys {
         limits: impl IntoIterator<Item = (&'a str, &'a str)>,
         secret: Option<Vec<u8>>,
     ) -> Self {
-        let head = |(limit, kernel)| format!("{prefix}:{}:{}:{}:", part(name), part(limit), part(kernel));
-        Self { heads: limits.into_iter().map(head).collect(), secret: Secret::new(secret) }
+        let head = |(limit, kernel)| format!(":{}:{}:{}:", part(name), part(limit), part(kernel));
+        let heads = limits.into_iter().map(head).collect();
+        Self { prefix: prefix.to_owned(), heads, secret: Secret::new(secret) }
+    }
+
+    /// With all keys in one slot: the name is their tag.
+    pub(super) fn in_one_slot(mut self, name: &str) -> Self {
+        let name = part(name);
+        for head in &mut self.heads {
+            *head = head.replacen(&format!(":{name}:"), &format!(":{{{name}}}:"), 1);
+        }
+        self
     }
 
     /// Appends the key that `written` names in the limit with this index.
-    pub(super) fn append(&self, limit: usize, written: &str, to: &mut Vec<u8>) {
+    pub(super) fn append(&self, limit: usize, tag: Option<&str>, written: &str, to: &mut Vec<u8>) {
+        to.extend_from_slice(self.prefix.as_bytes());
+        if let Some(tag) = tag {
+            to.extend_from_slice(b":{");
+            self.append_users(tag, to);
+            to.push(b'}');
+        }
         to.extend_from_slice(self.heads[limit].as_bytes());
+        self.append_users(written, to);
+    }
+
+    /// Appends what comes from a user.
+    fn append_users(&self, written: &str, to: &mut Vec<u8>) {
         if let Some(secret) = &*self.secret.0.load() {
             to.push(b'~');
             push_hex(&keyed_hash(secret, written.as_bytes())[..16], to);

@@ -5,7 +5,7 @@ use std::time::Duration;
 use arc_swap::ArcSwapOption;
 use tokio::sync::oneshot;
 
-use super::builder::RedisBuilder;
+use super::builder::{RedisBuilder, Tag};
 use super::calls::Calls;
 use super::keys::Keys;
 use super::lane::Lanes;
@@ -54,6 +54,17 @@ use crate::limiter::{Acquire, Limiter, Receipt, Reply};
 /// little-endian doubles; in `redis-cli`, `EVAL "return {struct.unpack('<dddddd', redis.call('GET', KEYS[1]))}" 1 KEY` reads
 /// a bucket's.
 ///
+/// # In a cluster
+///
+/// (`RedisServer::cluster`, feature `redis-cluster`.) A decision's keys must be in one slot. One limit has one key, and its keys
+/// spread over all slots by themselves. The keys of **several limits** are named `prefix:{name}:limit:kernel:key`: what stands in
+/// braces chooses the slot, so all of them are in one, on one node. That is right for what one node can do, and for limits that
+/// count all keys together. Otherwise [`slot_by`](RedisBuilder::slot_by) says by which part of a key they are spread, or each
+/// limit is a limiter of its own: then what one has charged and the other refuses is to be given back.
+///
+/// Those that wait travel together slot by slot. While a slot with several limits moves, a decision on it may be told to come back
+/// later until its deadline.
+///
 /// ```no_run
 /// use tower_ratelimit::{Ask, Gcra, Limiter, Quota, Redis, RedisServer};
 ///
@@ -75,6 +86,7 @@ struct Shared<Key: ?Sized> {
     lines: Lines<Calls>,
     rows: Vec<Box<dyn Row<Key>>>,
     keys: Keys,
+    tag: Option<Tag<Key>>,
     /// What was asked last: most asks are alike.
     shape: ArcSwapOption<(Operation, u64, Option<Duration>, Arc<Shape>)>,
 }
@@ -110,7 +122,10 @@ impl<Key: ?Sized> Redis<Key> {
         let infos: Vec<_> = rows.iter().map(|row| row.info()).collect();
         crate::limit::names_differ(infos.iter().map(|info| info.name.as_str()))?;
         let limits = infos.iter().map(|info| (info.name.as_str(), info.kernel.name()));
-        let keys = Keys::new(&builder.prefix, &builder.name, limits, builder.secret);
+        let mut keys = Keys::new(&builder.prefix, &builder.name, limits, builder.secret);
+        if builder.server.is_cluster() && infos.len() > 1 && builder.tag.is_none() {
+            keys = keys.in_one_slot(&builder.name);
+        }
         let core = Core {
             server: builder.server,
             trade: Calls { script: Script::of(&infos), rows: infos, clock: builder.clock },
@@ -118,7 +133,7 @@ impl<Key: ?Sized> Redis<Key> {
             deadline: builder.deadline,
             prefix: builder.prefix,
         };
-        let handle = Shared { lines: Lines::new(core), rows, keys, shape: ArcSwapOption::empty() };
+        let handle = Shared { lines: Lines::new(core), rows, keys, tag: builder.tag, shape: ArcSwapOption::empty() };
         Ok(Self { handle: Arc::new(handle) })
     }
 
@@ -150,7 +165,7 @@ impl<Key: ?Sized> Redis<Key> {
     /// If there is no limit with this name.
     pub fn key_in_redis(&self, limit: &str, key: &Key) -> Result<String, Error> {
         let index = self.handle.limit(limit)?;
-        let (keys, ends) = self.handle.encode(key);
+        let (keys, ends) = self.handle.encode(key)?;
         let start = if index == 0 { 0 } else { ends[index - 1] };
         Ok(String::from_utf8_lossy(&keys[start..ends[index]]).into_owned())
     }
@@ -164,17 +179,32 @@ impl<Key: ?Sized> Shared<Key> {
         })
     }
 
-    fn encode(&self, key: &Key) -> (Vec<u8>, Vec<usize>) {
+    /// The keys of all limits in one text, and where each ends.
+    fn encode(&self, key: &Key) -> Result<(Vec<u8>, Vec<usize>), Error> {
         let mut keys = Vec::with_capacity(64 * self.rows.len());
         let mut writer = KeyWriter::new();
-        let ends = self.rows.iter().enumerate().map(|(index, row)| {
+        let tag = self.tag.as_ref().map(|tag| {
+            let mut writer = KeyWriter::new();
+            tag(key, &mut writer);
+            writer
+        });
+        let tag = tag.as_ref().map(KeyWriter::as_str);
+        if tag == Some("") {
+            return Err(Error::config("`slot_by` chose nothing: a tag that is empty chooses no slot"));
+        }
+        let mut ends = Vec::with_capacity(self.rows.len());
+        for (index, row) in self.rows.iter().enumerate() {
             writer.clear();
             row.encode(key, &mut writer);
-            self.keys.append(index, writer.as_str(), &mut keys);
-            keys.len()
-        });
-        let ends = ends.collect();
-        (keys, ends)
+            if tag.is_some() && writer.as_str().is_empty() {
+                return Err(Error::config(
+                    "a limit on all keys together can't be spread by `slot_by`: let it be a limiter of its own",
+                ));
+            }
+            self.keys.append(index, tag, writer.as_str(), &mut keys);
+            ends.push(keys.len());
+        }
+        Ok((keys, ends))
     }
 
     /// For each limit the algorithm for this key; empty if each has the same one for all keys.
@@ -271,16 +301,16 @@ impl<Key: ?Sized> Shared<Key> {
         twins: Vec<Option<Arc<dyn Twin>>>,
         steps: Steps,
         reply: oneshot::Sender<Answer>,
-    ) -> Order {
-        let (keys, key_ends) = self.encode(key);
-        Order { steps, keys, key_ends, twins, reply }
+    ) -> Result<Order, Error> {
+        let (keys, key_ends) = self.encode(key)?;
+        Ok(Order { steps, keys, key_ends, twins, reply })
     }
 
     fn ask(&self, operation: Operation, key: &Key, ask: Ask) -> Result<RedisFuture, Error> {
         self.lines.decide(|reply| {
             let twins = self.twins(key);
             let shape = self.decision(operation, &twins, ask);
-            Ok(self.order(key, twins, Steps::Decide(ask, shape), reply))
+            self.order(key, twins, Steps::Decide(ask, shape), reply)
         })
     }
 
@@ -288,7 +318,7 @@ impl<Key: ?Sized> Shared<Key> {
         if shapes.is_empty() {
             return Reply::ready(Ok(()));
         }
-        self.lines.operate(|reply| Ok(self.order(key, twins, Steps::Operate(shapes), reply)))
+        self.lines.operate(|reply| self.order(key, twins, Steps::Operate(shapes), reply))
     }
 
     /// What its limits are.

@@ -6,6 +6,8 @@ mod builder;
 mod call;
 mod calls;
 mod cell;
+#[cfg(feature = "redis-cluster")]
+mod cluster;
 mod connection;
 mod failure;
 mod keys;
@@ -17,6 +19,8 @@ mod lines;
 mod order;
 mod row;
 mod script;
+#[cfg(feature = "redis-sentinel")]
+mod sentinel;
 mod server;
 mod slot;
 mod trade;

@@ -114,7 +114,7 @@ impl<Key: EncodeKey + ?Sized> RedisCell<Key> {
     fn encode(&self, key: &Key) -> Vec<u8> {
         let (mut writer, mut name) = (KeyWriter::new(), Vec::with_capacity(64));
         key.encode(&mut writer);
-        self.handle.keys.append(0, writer.as_str(), &mut name);
+        self.handle.keys.append(0, None, writer.as_str(), &mut name);
         name
     }
 
