@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use futures_util::future::join_all;
@@ -11,69 +11,9 @@ use tokio::time::sleep;
 use tower_ratelimit::{Ask, FixedWindow, Gcra, Limit, Quota, Redis, RedisCell, RedisServer};
 
 use crate::helpers::{PATIENCE, PLENTY, acquire, is_allowed, patient};
+use crate::load::{DEADLINE, Load, all_answered};
 use crate::nodes::Nodes;
 use crate::server::Server;
-
-const DEADLINE: Duration = Duration::from_millis(200);
-/// A machine that others use too may be slow; what hangs is slower.
-const MARGIN: u32 = 10;
-
-/// One decision under load.
-struct Sample {
-    key: String,
-    began: Instant,
-    took: Duration,
-    answered: bool,
-}
-
-/// Tasks that each ask for a key of their own.
-struct Load {
-    goes_on: Arc<AtomicBool>,
-    tasks: JoinSet<Vec<Sample>>,
-}
-
-impl Load {
-    fn on(limiter: &Redis<str>) -> Self {
-        let goes_on = Arc::new(AtomicBool::new(true));
-        let mut tasks = JoinSet::new();
-        for task in 0..48 {
-            let (limiter, goes_on) = (limiter.clone(), Arc::clone(&goes_on));
-            tasks.spawn(async move {
-                let key = format!("key{task}");
-                let mut samples = Vec::new();
-                while goes_on.load(Ordering::SeqCst) {
-                    let began = Instant::now();
-                    let result = acquire(&limiter, key.as_str(), Ask::default()).await;
-                    if let Err(error) = &result {
-                        assert!(error.is_unavailable(), "{error:?}");
-                    }
-                    let (took, answered) = (began.elapsed(), result.is_ok());
-                    samples.push(Sample { key: key.clone(), began, took, answered });
-                    sleep(Duration::from_millis(5)).await;
-                }
-                samples
-            });
-        }
-        Self { goes_on, tasks }
-    }
-
-    /// Ends it, prints what has happened since the fault, and returns it all.
-    async fn report(self, fault: &str, began: Instant) -> Vec<Sample> {
-        self.goes_on.store(false, Ordering::SeqCst);
-        let samples: Vec<_> = self.tasks.join_all().await.into_iter().flatten().collect();
-        let failed = samples.iter().filter(|sample| !sample.answered);
-        let resumed =
-            failed.clone().map(|sample| sample.began + sample.took).max().map_or(Duration::ZERO, |at| at - began);
-        let slowest = samples.iter().map(|sample| sample.took).max().expect("a load");
-        println!(
-            "| {fault:<40} | sent {:>6} | failed {:>6} | slowest {slowest:>8.1?} | last failure after {resumed:>8.1?} |",
-            samples.len(),
-            failed.count()
-        );
-        assert!(slowest < DEADLINE * MARGIN, "{fault}: {slowest:?}");
-        samples
-    }
-}
 
 async fn loaded(cluster: &Nodes) -> (Redis<str>, Load) {
     let limiter: Redis<str> =
@@ -82,17 +22,6 @@ async fn loaded(cluster: &Nodes) -> (Redis<str>, Load) {
     let load = Load::on(&limiter);
     sleep(Duration::from_millis(300)).await;
     (limiter, load)
-}
-
-/// Until every key is answered again.
-async fn all_answered(limiter: &Redis<str>) {
-    let patience = Instant::now() + PATIENCE;
-    for task in 0..48 {
-        while acquire(limiter, format!("key{task}").as_str(), Ask::default()).await.is_err() {
-            assert!(Instant::now() < patience, "service does not resume for key{task}");
-            sleep(Duration::from_millis(10)).await;
-        }
-    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -108,7 +37,10 @@ async fn every_key_is_counted_once_wherever_it_lies() {
         assert!(node.keys().len() > 30, "{:?}", node.keys());
     }
     assert_eq!(cluster.nodes.iter().map(|node| node.keys().len()).sum::<usize>(), 200);
-    assert_eq!(limiter.key_in_redis("default", "a{b}c").expect("a limit"), "ratelimit:api:default:fixed1:a%7Bb%7Dc");
+    assert_eq!(
+        limiter.key_in_redis("default", "a{b}c").expect("a limit"),
+        "ratelimit:api:default:fixed_window1:a%7Bb%7Dc"
+    );
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -131,7 +63,7 @@ async fn several_limits_share_a_slot() {
     };
     let together = patient(cluster.open(), "together", limits());
     assert_eq!(ask(&together).await, 60);
-    assert_eq!(together.key_in_redis("team", &(7, 1)).expect("a limit"), "ratelimit:{together}:team:fixed1:7");
+    assert_eq!(together.key_in_redis("team", &(7, 1)).expect("a limit"), "ratelimit:{together}:team:fixed_window1:7");
     let filled = cluster.nodes.iter().filter(|node| !node.keys().is_empty());
     assert_eq!(filled.count(), 1);
     let spread = Redis::builder(cluster.open(), "spread", limits()).deadline(PATIENCE).slot_by(|&(team, _)| team);

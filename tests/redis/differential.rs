@@ -50,7 +50,7 @@ where
 {
     let (alone, cluster) = (Server::start(), Nodes::start());
     compare_on(alone.open(), name, limits.clone(), seed, steps).await;
-    compare_on(cluster.open(), name, limits, seed, steps / 3).await;
+    compare_on(cluster.open(), name, limits, seed, steps / 6).await;
 }
 
 async fn compare_on<L>(server: RedisServer, name: &str, limits: L, seed: u64, steps: usize)

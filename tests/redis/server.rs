@@ -94,21 +94,7 @@ impl Server {
     }
 
     fn send(&self, commands: &[Vec<&[u8]>]) -> String {
-        let mut stream = TcpStream::connect(self.socket()).expect("a connection");
-        stream.set_read_timeout(Some(Duration::from_secs(20))).expect("a time-out");
-        let mut request = Vec::new();
-        for parts in commands.iter().chain([&vec![&b"QUIT"[..]]]) {
-            request.extend(format!("*{}\r\n", parts.len()).bytes());
-            for part in parts {
-                request.extend(format!("${}\r\n", part.len()).bytes());
-                request.extend(*part);
-                request.extend(b"\r\n");
-            }
-        }
-        stream.write_all(&request).expect("sent");
-        let mut reply = Vec::new();
-        let _ = stream.read_to_end(&mut reply);
-        String::from_utf8_lossy(&reply).into_owned()
+        send(self.socket(), commands)
     }
 
     /// Holds back all commands for so long, and returns at once.
@@ -158,7 +144,25 @@ impl Server {
     }
 }
 
-fn free_port(of_cluster: bool) -> u16 {
+fn send(to: SocketAddr, commands: &[Vec<&[u8]>]) -> String {
+    let mut stream = TcpStream::connect(to).expect("a connection");
+    stream.set_read_timeout(Some(Duration::from_secs(20))).expect("a time-out");
+    let mut request = Vec::new();
+    for parts in commands.iter().chain([&vec![&b"QUIT"[..]]]) {
+        request.extend(format!("*{}\r\n", parts.len()).bytes());
+        for part in parts {
+            request.extend(format!("${}\r\n", part.len()).bytes());
+            request.extend(*part);
+            request.extend(b"\r\n");
+        }
+    }
+    stream.write_all(&request).expect("sent");
+    let mut reply = Vec::new();
+    let _ = stream.read_to_end(&mut reply);
+    String::from_utf8_lossy(&reply).into_owned()
+}
+
+pub(crate) fn free_port(of_cluster: bool) -> u16 {
     loop {
         let port = TcpListener::bind("127.0.0.1:0").expect("a free port").local_addr().expect("its address").port();
         // Nodes talk to each other on a port that is ten thousand higher.
