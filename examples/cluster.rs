@@ -64,7 +64,7 @@ async fn run() -> Result<(), Box<dyn std::error::Error>> {
 }
 
 async fn hello(Extension(admission): Extension<Admission>) -> &'static str {
-    match admission.decision().map(|decision| decision.source()) {
+    match admission.decision().map(tower_ratelimit::Decision::source) {
         Some(Source::Fallback) => "Hello! The cluster is gone: this process counts by itself.\n",
         _ => "Hello! You are within the limit.\n",
     }
@@ -74,7 +74,8 @@ fn with_causes(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut cause = error.source();
     while let Some(error) = cause {
-        text.push_str(&format!(": {error}"));
+        text.push_str(": ");
+        text.push_str(&error.to_string());
         cause = error.source();
     }
     text

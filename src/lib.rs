@@ -115,7 +115,8 @@
 //! None is on by default, and each only adds.
 //!
 //! - **`axum`**: [`PeerIp`] and [`ClientIp`] read axum's `ConnectInfo<SocketAddr>`, and `key::MatchedPath` its routes.
-//! - **`redis`**: limits that many processes share, in `Redis`. **`redis-tls`** reaches it by TLS.
+//! - **`redis`**: limits that many processes share, in `Redis`. **`redis-tls`** reaches it by TLS,
+//!   **`redis-cluster`** spreads it over a cluster, and **`redis-sentinel`** follows the master that Sentinel names.
 //! - **`serde`**: a [`Quota`] is read and written as text, such as `"100/min"`; limits from configuration, in `policy`.
 //! - **`timer`**: requests wait for their turn, by tokio's timer: `RateLimitLayer::max_wait`, and a [`LeakyQueue`] behind the
 //!   layer.

@@ -206,3 +206,44 @@ async fn a_master_that_was_killed_is_replaced_by_its_replica() {
         assert!(is_allowed(&limiter, format!("key{task}").as_str()).await);
     }
 }
+
+/// The nodes' processor time for each decision, 512 callers on 10 000 keys: for the page on sizing.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "it measures, and proves nothing"]
+async fn what_a_decision_costs() {
+    let cluster = Nodes::start();
+    let alone = Server::start();
+    let builder = |server, name| Redis::<u64>::builder(server, name, Gcra::new(PLENTY)).deadline(PATIENCE);
+    let nodes: Vec<&Server> = cluster.nodes.iter().collect();
+    for (what, nodes, limiter) in [
+        ("one Redis", vec![&alone], builder(alone.open(), "alone").build()),
+        ("three masters", nodes.clone(), builder(cluster.open(), "spread").build()),
+        ("three masters, 96 tags", nodes.clone(), builder(cluster.open(), "tags").slot_by(|key| key % 96).build()),
+        ("three masters, 12 tags", nodes, builder(cluster.open(), "few").slot_by(|key| key % 12).build()),
+    ] {
+        let limiter = limiter.expect("limits");
+        limiter.check().await.expect("a working Redis");
+        let cpu = || nodes.iter().map(|node| node.cpu()).sum::<f64>();
+        let (began, before) = (Instant::now(), cpu());
+        let decided = Arc::new(AtomicU64::new(0));
+        let mut tasks = JoinSet::new();
+        for task in 0..512_u64 {
+            let (limiter, decided) = (limiter.clone(), Arc::clone(&decided));
+            tasks.spawn(async move {
+                let mut key = task;
+                while began.elapsed() < Duration::from_secs(3) {
+                    key = key.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+                    assert!(is_allowed(&limiter, &((key >> 33) % 10_000)).await);
+                    decided.fetch_add(1, Ordering::Relaxed);
+                }
+            });
+        }
+        tasks.join_all().await;
+        let decided = u32::try_from(decided.load(Ordering::Relaxed)).expect("a number");
+        println!(
+            "| {what:<24} | {:>8.0} a second | {:>5.1} us of the nodes for each |",
+            f64::from(decided) / began.elapsed().as_secs_f64(),
+            (cpu() - before) * 1e6 / f64::from(decided)
+        );
+    }
+}

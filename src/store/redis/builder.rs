@@ -77,8 +77,9 @@ impl<Key: ?Sized> RedisBuilder<Key> {
     /// does not is counted once for each tag: a user in two organisations has the user's limit twice. A limit on all keys
     /// together, which no tag but one can hold, is an error of each decision: let that be a limiter of its own.
     ///
-    /// For one limit it is of use where calls are what Redis spends its time on: those with equal tags travel together, so
-    /// with the key's hash modulo some hundreds as a tag they do so far more often.
+    /// For one limit it is of use where calls are what the nodes spend their time on: decisions with equal tags travel together,
+    /// so with the key's hash modulo some times the number of nodes as a tag they do so far more often. The fewer tags, the
+    /// less evenly they spread.
     ///
     /// ```
     /// use tower_ratelimit::{Gcra, Limit, Quota, Redis, RedisServer};

@@ -29,17 +29,17 @@ pub(super) async fn call<T: Trade>(
     if !core.server.is_cluster() {
         let batch = core.trade.batch(parcels);
         let (failure, _) = send(core, &*connection, 0, batch, until, Moving::IsAnError).await;
-        return settle(lane, vec![failure]);
+        return settle(lane, &[failure]);
     }
     let sent = by_slot(parcels).into_iter().map(|(slot, parcels)| {
         let connection = &*connection;
         send_in_slot(core, connection, slot, parcels, until)
     });
-    settle(lane, join_all(sent).await)
+    settle(lane, &join_all(sent).await)
 }
 
 /// What the breaker makes of it. Returns whether the connection is of no use any more.
-fn settle(lane: &Lane, ended: Vec<Option<Failure>>) -> bool {
+fn settle(lane: &Lane, ended: &[Option<Failure>]) -> bool {
     let breaks = ended.iter().flatten().any(|failure| failure.breaks);
     if ended.iter().any(Option::is_none) {
         lane.breaker.success();
@@ -76,6 +76,11 @@ async fn send_in_slot<T: Trade>(
     let batch = core.trade.batch(parcels);
     let (mut failure, back) = send(core, connection, slot, batch, until, moving).await;
     for parcel in back {
+        // Who was told that it failed is not charged.
+        if parcel.is_abandoned() || Instant::now() >= until {
+            parcel.answer(Err(Error::unavailable("a slot of the Redis cluster did not get to its new node in time")));
+            continue;
+        }
         let batch = core.trade.batch(vec![parcel]);
         failure = send(core, connection, slot, batch, until, Moving::Waits).await.0.or(failure);
     }

@@ -230,10 +230,13 @@ impl<Key: ?Sized> Shared<Key> {
     }
 
     fn decision(&self, operation: Operation, twins: &[Option<Arc<dyn Twin>>], ask: Ask) -> Arc<Shape> {
-        if let Some((known, cost, max_delay, shape)) = self.shape.load().as_deref() {
-            if twins.is_empty() && *known == operation && *cost == ask.cost && *max_delay == ask.max_delay {
-                return Arc::clone(shape);
-            }
+        if let Some((known, cost, max_delay, shape)) = self.shape.load().as_deref()
+            && twins.is_empty()
+            && *known == operation
+            && *cost == ask.cost
+            && *max_delay == ask.max_delay
+        {
+            return Arc::clone(shape);
         }
         let mut params = Vec::new();
         for limit in 0..self.rows.len() {

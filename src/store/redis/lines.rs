@@ -117,10 +117,12 @@ impl<T: Trade> Lines<T> {
     fn line(&self, lane: usize) -> Result<Arc<Line<T::Parcel>>, Error> {
         let runtime = Handle::try_current().map_err(|_| no_runtime())?;
         let id = runtime.id();
-        if let Some(recent) = self.recent.load().as_deref() {
-            if recent.runtime == id && recent.lane == lane && !recent.line.is_dead() {
-                return Ok(Arc::clone(&recent.line));
-            }
+        if let Some(recent) = self.recent.load().as_deref()
+            && recent.runtime == id
+            && recent.lane == lane
+            && !recent.line.is_dead()
+        {
+            return Ok(Arc::clone(&recent.line));
         }
         let mut lines = self.known.lock().unwrap_or_else(PoisonError::into_inner);
         lines.retain(|known| !known.line.is_dead());
@@ -141,15 +143,16 @@ impl<T: Trade> Lines<T> {
     /// Whether a server is worth asking. Looks after it if it was not.
     fn check_breaker(&self, lane: &Arc<Lane>) -> Result<(), Error> {
         let result = lane.breaker.check();
-        if result.is_err() && lane.breaker.take_probe() {
-            if let Ok(runtime) = Handle::try_current() {
-                let (core, lane) = (Arc::clone(&self.core), Arc::clone(lane));
-                runtime.spawn(async move {
-                    if let Ok(Ok(())) = timeout(RedisServer::CONNECT_WITHIN, probe(&core, &lane)).await {
-                        lane.breaker.success();
-                    }
-                });
-            }
+        if result.is_err()
+            && lane.breaker.take_probe()
+            && let Ok(runtime) = Handle::try_current()
+        {
+            let (core, lane) = (Arc::clone(&self.core), Arc::clone(lane));
+            runtime.spawn(async move {
+                if let Ok(Ok(())) = timeout(RedisServer::CONNECT_WITHIN, probe(&core, &lane)).await {
+                    lane.breaker.success();
+                }
+            });
         }
         result
     }

@@ -54,7 +54,7 @@ impl Sentinels {
         let mut address = self.0.settings.addr().clone();
         match &mut address {
             ConnectionAddr::Tcp(own, at) | ConnectionAddr::TcpTls { host: own, port: at, .. } => {
-                (*own, *at) = (host, port)
+                (*own, *at) = (host, port);
             }
             _ => {}
         }
