@@ -12,7 +12,7 @@ pub struct Ask {
     /// The longest delay that the asker accepts. With `None` it is for the algorithm to say: a queue delays as it must,
     /// all others refuse what can't be had at once.
     ///
-    /// An algorithm that can promise a later turn answers [`Verdict::AllowedAfter`]; one that can't refuses.
+    /// An algorithm that can promise a later turn answers [`Verdict::AllowedAfter`](super::Verdict::AllowedAfter); one that can't refuses.
     pub max_delay: Option<Duration>,
     /// Whether the decision is to list every limit, not just the one that speaks. Costs an allocation where there are several.
     pub every_limit: bool,
