@@ -2,13 +2,13 @@ use std::fmt;
 use std::marker::PhantomData;
 use std::time::Duration;
 
-use super::super::builder::RedisBuilder;
-use super::super::keys::{Keys, check_secret};
-use super::super::server::RedisServer;
 use super::limiter::RedisCell;
 use super::rate::Rate;
 use crate::error::Error;
 use crate::quota::Quota;
+use crate::store::redis::builder::RedisBuilder;
+use crate::store::redis::keys::{Keys, check_secret};
+use crate::store::redis::server::RedisServer;
 
 /// Builds a [`RedisCell`] with other than the default settings.
 #[must_use = "a builder builds nothing by itself"]

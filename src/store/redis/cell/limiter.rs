@@ -2,20 +2,20 @@ use std::fmt;
 use std::marker::PhantomData;
 use std::sync::Arc;
 
-use super::super::keys::Keys;
-use super::super::lane::Lanes;
-use super::super::line::Core;
-use super::super::lines::{Lines, RedisFuture};
-use super::super::server::RedisServer;
 use super::builder::RedisCellBuilder;
 use super::rate::Rate;
-use super::throttle::{Request, Throttle, What};
+use super::throttle::{Errand, Throttle, What};
 use crate::clock::{Clock, SystemClock};
 use crate::decision::{Ask, Decision, Source, Verdict};
 use crate::encode::{EncodeKey, KeyWriter};
 use crate::error::Error;
 use crate::limiter::{Acquire, Limiter, Outcome, Reply};
 use crate::quota::Quota;
+use crate::store::redis::keys::Keys;
+use crate::store::redis::lane::Lanes;
+use crate::store::redis::line::Core;
+use crate::store::redis::lines::{Lines, RedisFuture};
+use crate::store::redis::server::RedisServer;
 
 /// One limit over `CL.THROTTLE`: the command of the module redis-cell, and of Dragonfly.
 ///
@@ -126,7 +126,7 @@ impl<Key: EncodeKey + ?Sized> RedisCell<Key> {
     }
 
     fn ask(&self, key: &Key, what: What) -> Result<RedisFuture, Error> {
-        self.handle.lines.decide(|reply| Ok(Request { key: self.encode(key), what, reply }))
+        self.handle.lines.decide(|reply| Ok(Errand { key: self.encode(key), what, reply }))
     }
 }
 
@@ -154,7 +154,7 @@ impl<Key: EncodeKey + ?Sized> Limiter<Key> for RedisCell<Key> {
     }
 
     fn reset(&self, key: &Key) -> Reply<()> {
-        self.handle.lines.operate(|reply| Ok(Request { key: self.encode(key), what: What::Reset, reply }))
+        self.handle.lines.operate(|reply| Ok(Errand { key: self.encode(key), what: What::Reset, reply }))
     }
 }
 

@@ -130,10 +130,10 @@ mod tests {
 
     #[test]
     fn what_it_says_of_a_peek_is_worked_out() {
-        let told = Told { limited: false, remaining: 0, retry_after: None, reset_after: Some(8) };
+        let told = Told { limited: false, remaining: 0, retry_after: None, reset_after: Some(58) };
         let wait = |seconds| Verdict::Denied { retry_after: Duration::from_secs(seconds) };
-        assert_eq!(verdict(Quota::per_minute(6), told, 1, true), wait(10));
-        assert_eq!(verdict(Quota::per_minute(6), told, 6, true), wait(9));
+        assert_eq!(verdict(Quota::per_minute(6), told, 1, true), wait(9));
+        assert_eq!(verdict(Quota::per_minute(6), told, 6, true), wait(59));
         assert_eq!(verdict(Quota::per_minute(6), told, 0, true), Verdict::Allowed);
     }
 

@@ -3,16 +3,16 @@ use std::sync::Arc;
 use redis::{Cmd, Pipeline, RedisError, Value};
 use tokio::sync::oneshot;
 
-use super::super::connection::Connection;
-use super::super::failure::Failure;
-use super::super::slot::slot;
-use super::super::trade::{Answer, Parcel, Trade};
 use super::rate::{Rate, Told};
 use crate::clock::{Clock, SystemClock};
 use crate::error::Error;
 use crate::limiter::Outcome;
+use crate::store::redis::connection::Connection;
+use crate::store::redis::failure::Failure;
+use crate::store::redis::slot::slot;
+use crate::store::redis::trade::{Answer, Parcel, Trade};
 
-/// Requests, each as a command of its own; those that travel together, as a pipeline.
+/// Errands, each as a command of its own; those that travel together, as a pipeline.
 pub(super) struct Throttle {
     pub(super) rate: Rate,
     pub(super) prefix: String,
@@ -20,7 +20,7 @@ pub(super) struct Throttle {
     pub(super) clock: SystemClock,
 }
 
-pub(super) struct Request {
+pub(super) struct Errand {
     pub(super) key: Vec<u8>,
     pub(super) what: What,
     pub(super) reply: oneshot::Sender<Answer>,
@@ -33,7 +33,7 @@ pub(super) enum What {
     Reset,
 }
 
-impl Parcel for Request {
+impl Parcel for Errand {
     fn steps(&self) -> usize {
         1
     }
@@ -52,15 +52,15 @@ impl Parcel for Request {
 }
 
 impl Trade for Throttle {
-    type Parcel = Request;
-    type Batch = Vec<Request>;
+    type Parcel = Errand;
+    type Batch = Vec<Errand>;
     type Reply = Vec<Value>;
 
-    fn batch(&self, requests: Vec<Request>) -> Vec<Request> {
-        requests
+    fn batch(&self, errands: Vec<Errand>) -> Vec<Errand> {
+        errands
     }
 
-    fn parcels(batch: Vec<Request>) -> Vec<Request> {
+    fn parcels(batch: Vec<Errand>) -> Vec<Errand> {
         batch
     }
 
@@ -68,29 +68,29 @@ impl Trade for Throttle {
         &self,
         connection: &dyn Connection,
         _slot: u16,
-        batch: &Vec<Request>,
+        batch: &Vec<Errand>,
     ) -> Result<Vec<Value>, RedisError> {
         let mut commands = Pipeline::with_capacity(batch.len());
-        for request in batch {
-            commands.add_command(self.command(request));
+        for errand in batch {
+            commands.add_command(self.command(errand));
         }
         connection.pipe(Arc::new(commands)).await
     }
 
-    fn answer(&self, batch: Vec<Request>, replies: Vec<Value>) -> Result<(), Failure> {
+    fn answer(&self, batch: Vec<Errand>, replies: Vec<Value>) -> Result<(), Failure> {
         if replies.len() != batch.len() {
             let failure = unexpected();
-            for request in batch {
-                request.answer(Err(failure.error.clone()));
+            for errand in batch {
+                errand.answer(Err(failure.error.clone()));
             }
             return Err(failure);
         }
         let mut result = Ok(());
-        for (request, reply) in batch.into_iter().zip(replies) {
-            match self.outcome(request.what, reply) {
-                Ok(outcome) => request.answer(Ok(outcome)),
+        for (errand, reply) in batch.into_iter().zip(replies) {
+            match self.outcome(errand.what, reply) {
+                Ok(outcome) => errand.answer(Ok(outcome)),
                 Err(failure) => {
-                    request.answer(Err(failure.error.clone()));
+                    errand.answer(Err(failure.error.clone()));
                     result = Err(failure);
                 }
             }
@@ -117,29 +117,29 @@ impl Trade for Throttle {
     }
 
     fn trial(&self) -> Cmd {
-        let request = Request {
+        let errand = Errand {
             key: format!("{}:cell:probe", self.prefix).into_bytes(),
             what: What::Peek(0),
             reply: oneshot::channel().0,
         };
-        self.command(&request)
+        self.command(&errand)
     }
 }
 
 impl Throttle {
-    fn command(&self, request: &Request) -> Cmd {
-        let quantity = match request.what {
+    fn command(&self, errand: &Errand) -> Cmd {
+        let quantity = match errand.what {
             What::Acquire(cost) => cost,
             What::Peek(_) => 0,
             What::Reset => {
                 let mut delete = redis::cmd("DEL");
-                delete.arg(&request.key);
+                delete.arg(&errand.key);
                 return delete;
             }
         };
         let Rate { burst, count, seconds } = self.rate;
         let mut throttle = redis::cmd("CL.THROTTLE");
-        throttle.arg(&request.key).arg(burst - 1).arg(count).arg(seconds).arg(quantity);
+        throttle.arg(&errand.key).arg(burst - 1).arg(count).arg(seconds).arg(quantity);
         throttle
     }
 

@@ -7,9 +7,9 @@ use redis::{Cmd, ErrorKind, Pipeline, RedisError, ServerErrorKind, Value};
 use tokio::sync::OnceCell;
 use tokio::time::sleep;
 
-use super::super::connection::Connection;
 use super::source::Cluster;
 use crate::limiter::BoxFuture;
+use crate::store::redis::connection::Connection;
 
 /// A connection to as many nodes as it has needed.
 ///

@@ -1,6 +1,6 @@
 use redis::Value;
 
-use super::super::slot::SLOTS;
+use crate::store::redis::slot::SLOTS;
 
 /// A node, as clients reach it: host and port.
 pub(super) type Address = (String, u16);

@@ -9,17 +9,17 @@ use redis::aio::{ConnectionLike, MultiplexedConnection};
 use redis::{Client, ConnectionAddr, ConnectionInfo, ErrorKind, RedisError, Value};
 use tokio::time::timeout;
 
-use super::super::connection::Connection;
-use super::super::failure::Failure;
-use super::super::server::{Source, connection_config, within};
 use super::connection::Routed;
 use super::map::{Address, Map, address};
 use crate::error::Error;
 use crate::limiter::BoxFuture;
+use crate::store::redis::connection::Connection;
+use crate::store::redis::failure::Failure;
+use crate::store::redis::server::{Source, connection_config, within};
 
 /// The nodes of a cluster. Lanes are nodes, by their index in the map.
 #[derive(Clone)]
-pub(in super::super) struct Cluster(Arc<Shared>);
+pub(in crate::store::redis) struct Cluster(Arc<Shared>);
 
 struct Shared {
     /// Where to ask first. The first one's user, password and TLS settings are for all nodes.
@@ -40,7 +40,7 @@ impl Cluster {
     const AT_ONCE: usize = 3;
     const ANSWER_WITHIN: Duration = Duration::from_millis(500);
 
-    pub(in super::super) fn new(infos: Vec<ConnectionInfo>) -> Result<Self, Error> {
+    pub(in crate::store::redis) fn new(infos: Vec<ConnectionInfo>) -> Result<Self, Error> {
         let mut seeds = Vec::with_capacity(infos.len());
         for info in &infos {
             match info.addr() {
