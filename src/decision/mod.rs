@@ -96,7 +96,9 @@ impl Decision {
             return Self::every(decided_at, standings);
         }
         let mut decision = Self::one(decided_at, standings.swap_remove(0));
-        standings.into_iter().for_each(|standing| decision.add(standing));
+        for standing in standings {
+            decision.add(standing);
+        }
         decision
     }
 

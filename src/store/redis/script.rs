@@ -13,24 +13,22 @@ impl Script {
     /// The same limits make the same text, whatever their quotas are.
     pub(super) fn of(rows: &[RowInfo]) -> Self {
         let mut text = String::from(include_str!("prelude.lua"));
-        if let [row] = rows {
-            if let Some(short) = row.kernel.short_cut() {
-                text.push_str(short);
-                text.push_str(include_str!("short.lua"));
-            }
+        if let [row] = rows
+            && let Some(short) = row.kernel.short_cut()
+        {
+            text.push_str(short);
+            text.push_str(include_str!("short.lua"));
         }
         text.push_str("local kernels = {}\n");
-        for (index, row) in rows.iter().enumerate() {
-            let index = index + 1;
-            match rows.iter().position(|other| other.kernel == row.kernel) {
-                Some(first) if first + 1 < index => {
-                    text.push_str(&format!("kernels[{index}] = kernels[{}]\n", first + 1));
-                }
-                _ => {
-                    text.push_str(&format!("kernels[{index}] = (function()\n{}\nend)()\n", row.kernel.source()));
-                }
+        let kernels = rows.iter().enumerate().map(|(index, row)| {
+            let kernel = index + 1;
+            // Limits of one kernel share it: to make one costs as much as a decision.
+            match rows[..index].iter().position(|other| other.kernel == row.kernel) {
+                Some(first) => format!("kernels[{kernel}] = kernels[{}]\n", first + 1),
+                None => format!("kernels[{kernel}] = (function()\n{}\nend)()\n", row.kernel.source()),
             }
-        }
+        });
+        text.extend(kernels);
         text.push_str(include_str!("driver.lua"));
         let hash = Hashed::new(&text).get_hash().to_owned();
         Self { text, hash }
