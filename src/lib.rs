@@ -118,7 +118,8 @@
 //!
 //! - **`axum`**: [`PeerIp`] and [`ClientIp`] read axum's `ConnectInfo<SocketAddr>`, and `key::MatchedPath` its routes.
 //! - **`metrics`**: `observe::Metrics` counts and measures by the `metrics` facade.
-//! - **`redis`**: limits that many processes share, in `Redis`. **`redis-tls`** reaches it by TLS.
+//! - **`redis`**: limits that many processes share, in `Redis`. **`redis-tls`** reaches it by TLS,
+//!   **`redis-cluster`** spreads it over a cluster, and **`redis-sentinel`** follows the master that Sentinel names.
 //! - **`retry`**: clients that come back when they are told to: `retry::RetryAfter`, a policy for tower's `Retry`.
 //! - **`serde`**: a [`Quota`] is read and written as text, such as `"100/min"`; limits from configuration, in `policy`.
 //! - **`timer`**: requests wait for their turn, by tokio's timer: `RateLimitLayer::max_wait`, and a [`LeakyQueue`] behind the
@@ -175,7 +176,7 @@ pub use crate::service::RateLimit;
 pub use crate::settings::WhenMissing;
 pub use crate::store::{DynLimit, Memory, MemoryBuilder};
 #[cfg(feature = "redis")]
-pub use crate::store::{Redis, RedisBuilder, RedisServer};
+pub use crate::store::{Redis, RedisBuilder, RedisCell, RedisServer};
 pub use crate::table::WhenFull;
 
 /// The examples in README.md.

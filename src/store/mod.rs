@@ -8,4 +8,6 @@ pub use self::memory::{
     DefaultHashBuilder, DynLimit, HeavyKey, KeyId, Limits, LimitsFor, Memory, MemoryBuilder, Usage,
 };
 #[cfg(feature = "redis")]
-pub use self::redis::{IntoRedisLimits, Redis, RedisBuilder, RedisFuture, RedisLimit, RedisServer};
+pub use self::redis::{
+    IntoRedisLimits, Redis, RedisBuilder, RedisCell, RedisCellBuilder, RedisFuture, RedisLimit, RedisServer,
+};

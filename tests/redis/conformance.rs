@@ -7,10 +7,11 @@ use tower_ratelimit::limiter::{Acquire, BoxFuture, FailOpen, Fallback, Outcome, 
 use tower_ratelimit::store::{DefaultHashBuilder, IntoRedisLimits, LimitsFor};
 use tower_ratelimit::{
     Ask, BoxLimiter, Decision, Error, FixedWindow, Gcra, LeakyBucket, LeakyQueue, Limit, Limiter, ManualClock, Memory,
-    Quota, Redis, SlidingLog, SlidingWindow, TokenBucket, Verdict, per_key,
+    Quota, Redis, RedisServer, SlidingLog, SlidingWindow, TokenBucket, Verdict, per_key,
 };
 
 use crate::helpers::{PATIENCE, acquire};
+use crate::nodes::Nodes;
 use crate::server::Server;
 
 /// Ten in ten seconds.
@@ -31,6 +32,18 @@ struct Rig {
     queues: bool,
 }
 
+/// What the limiters in Redis are on.
+struct Servers {
+    alone: Server,
+    cluster: Nodes,
+}
+
+impl Servers {
+    fn start() -> Self {
+        Self { alone: Server::start(), cluster: Nodes::start() }
+    }
+}
+
 /// A store that never answers.
 struct Gone;
 
@@ -47,7 +60,7 @@ impl Limiter<Key> for Gone {
 }
 
 /// The same limits in each store.
-fn stores<L>(server: &Server, name: &str, limits: &L) -> Vec<Rig>
+fn stores<L>(server: &Servers, name: &str, limits: &L) -> Vec<Rig>
 where
     L: LimitsFor<Key, DefaultHashBuilder> + IntoRedisLimits<Key> + Clone + Send + Sync + 'static,
     Memory<L, ManualClock>: Limiter<Key> + Clone + Send + Sync + 'static,
@@ -59,16 +72,18 @@ where
     };
     let memory =
         |clock: ManualClock| Memory::builder(limits.clone()).max_keys(100).clock(clock).build().expect("limits");
-    let redis = |store: &str, clock: ManualClock| {
-        Redis::builder(server.open(), &format!("{name} {store}"), limits.clone())
+    let redis_on = |server: RedisServer, store: &str, clock: ManualClock| {
+        Redis::builder(server, &format!("{name} {store}"), limits.clone())
             .clock_for_tests(clock)
             .deadline(PATIENCE)
             .build()
             .expect("limits")
     };
+    let redis = |store: &str, clock: ManualClock| redis_on(server.alone.open(), store, clock);
     vec![
         rig("memory", &|clock| BoxLimiter::new(memory(clock))),
         rig("Redis", &|clock| BoxLimiter::new(redis("alone", clock))),
+        rig("a cluster", &|clock| BoxLimiter::new(redis_on(server.cluster.open(), "cluster", clock))),
         rig("Redis with a fallback", &|clock| {
             BoxLimiter::new(Fallback::new(redis("first", clock.clone()), memory(clock)))
         }),
@@ -114,12 +129,12 @@ impl<L: Limiter<Key> + Clone + Send + Sync + 'static> Limiter<Key> for OverGone<
     }
 }
 
-fn one<A: Scripted + Clone + Send + Sync + 'static>(server: &Server, name: &str, algorithm: A) -> Vec<Rig> {
+fn one<A: Scripted + Clone + Send + Sync + 'static>(server: &Servers, name: &str, algorithm: A) -> Vec<Rig> {
     stores(server, name, &Limit::new("default", algorithm).by(|&(user, _, _): &Key| user))
 }
 
 /// Every algorithm, with ten to have at once, in each store.
-fn everything(server: &Server) -> Vec<Rig> {
+fn everything(server: &Servers) -> Vec<Rig> {
     let mut all = one(server, "gcra", Gcra::new(TEN));
     all.extend(one(server, "token bucket", TokenBucket::new(TEN)));
     all.extend(one(server, "leaky bucket", LeakyBucket::new(TEN)));
@@ -159,7 +174,7 @@ impl Rig {
 
 #[tokio::test]
 async fn a_fresh_key_has_the_whole_quota_and_not_one_more() {
-    let server = Server::start();
+    let server = Servers::start();
     for rig in everything(&server) {
         for left in (0..10).rev() {
             let outcome = rig.ask(ALICE, 1).await;
@@ -181,7 +196,7 @@ async fn a_fresh_key_has_the_whole_quota_and_not_one_more() {
 
 #[tokio::test]
 async fn a_refusal_charges_nothing_and_its_wait_is_sufficient_and_minimal() {
-    let server = Server::start();
+    let server = Servers::start();
     for rig in everything(&server) {
         for cost in [1, 4, 10] {
             rig.limiter.reset(&ALICE).await.expect("done");
@@ -205,7 +220,7 @@ async fn a_refusal_charges_nothing_and_its_wait_is_sufficient_and_minimal() {
 
 #[tokio::test]
 async fn after_its_reset_a_key_is_as_good_as_new() {
-    let server = Server::start();
+    let server = Servers::start();
     for rig in everything(&server) {
         rig.exhaust(ALICE).await;
         let reset = rig.peek(ALICE, 1).await.reset().expect("a figure");
@@ -223,7 +238,7 @@ async fn after_its_reset_a_key_is_as_good_as_new() {
 
 #[tokio::test]
 async fn a_cost_counts_as_so_many_and_one_of_zero_as_none() {
-    let server = Server::start();
+    let server = Servers::start();
     for rig in everything(&server) {
         assert!(rig.allows(ALICE, 0).await && rig.left(ALICE).await == 10, "{}", rig.name);
         assert!(rig.allows(ALICE, 7).await && rig.left(ALICE).await == 3, "{}", rig.name);
@@ -235,7 +250,7 @@ async fn a_cost_counts_as_so_many_and_one_of_zero_as_none() {
 
 #[tokio::test]
 async fn what_never_fits_is_refused_for_good_and_charges_nothing() {
-    let server = Server::start();
+    let server = Servers::start();
     for rig in everything(&server) {
         for cost in [11, 1 << 40, 1 << 53, u64::MAX] {
             let decision = rig.ask(ALICE, cost).await.decision;
@@ -248,7 +263,7 @@ async fn what_never_fits_is_refused_for_good_and_charges_nothing() {
 
 #[tokio::test]
 async fn what_is_given_back_can_be_had_again_once() {
-    let server = Server::start();
+    let server = Servers::start();
     for rig in everything(&server) {
         let receipt = rig.ask(ALICE, 4).await.receipt.expect("a receipt");
         assert_eq!((receipt.cost(), rig.left(ALICE).await), (4, 6), "{}", rig.name);
@@ -265,7 +280,7 @@ async fn what_is_given_back_can_be_had_again_once() {
 
 #[tokio::test]
 async fn a_charge_is_settled_at_what_was_used() {
-    let server = Server::start();
+    let server = Servers::start();
     for rig in everything(&server) {
         let receipt = rig.ask(ALICE, 4).await.receipt.expect("a receipt");
         rig.limiter.settle(&ALICE, receipt, 1).await.expect("done");
@@ -282,7 +297,7 @@ async fn a_charge_is_settled_at_what_was_used() {
 
 #[tokio::test]
 async fn looking_changes_nothing_and_tells_what_asking_would() {
-    let server = Server::start();
+    let server = Servers::start();
     for rig in everything(&server) {
         for cost in [1, 3, 3, 3, 1, 20] {
             let seen = rig.peek(ALICE, cost).await;
@@ -296,7 +311,7 @@ async fn looking_changes_nothing_and_tells_what_asking_would() {
 
 #[tokio::test]
 async fn a_key_is_reset_set_blocked_and_forgiven() {
-    let server = Server::start();
+    let server = Servers::start();
     for rig in everything(&server) {
         rig.exhaust(ALICE).await;
         rig.limiter.reset(&ALICE).await.expect("done");
@@ -322,7 +337,7 @@ async fn a_key_is_reset_set_blocked_and_forgiven() {
 
 #[tokio::test]
 async fn the_largest_of_everything_is_held() {
-    let server = Server::start();
+    let server = Servers::start();
     for rig in everything(&server) {
         rig.limiter.set("default", &ALICE, u64::MAX).await.expect("done");
         assert!(!rig.allows(ALICE, 1).await, "{}", rig.name);
@@ -340,7 +355,7 @@ async fn the_largest_of_everything_is_held() {
 
 #[tokio::test]
 async fn an_unknown_limit_is_an_error_of_configuration() {
-    let server = Server::start();
+    let server = Servers::start();
     for rig in everything(&server) {
         assert!(rig.limiter.set("other", &ALICE, 1).await.expect_err("no such limit").is_config(), "{}", rig.name);
         assert!(rig.limiter.block("other", &ALICE, TEN.period()).await.expect_err("no such limit").is_config());
@@ -350,7 +365,7 @@ async fn an_unknown_limit_is_an_error_of_configuration() {
 
 #[tokio::test]
 async fn a_queue_gives_later_turns_to_those_who_wait() {
-    let server = Server::start();
+    let server = Servers::start();
     for rig in everything(&server) {
         let delays: Vec<_> = (0..3).map(|_| rig.ask(ALICE, 1)).collect();
         let mut seen = Vec::new();
@@ -364,7 +379,7 @@ async fn a_queue_gives_later_turns_to_those_who_wait() {
 
 #[tokio::test]
 async fn several_limits_are_charged_all_or_none() {
-    let server = Server::start();
+    let server = Servers::start();
     let limits = (
         Limit::new("user", Gcra::new(Quota::per_hour(3))).by(|&(user, _, _): &Key| user),
         Limit::new("team", SlidingLog::new(Quota::per_hour(4))).by(|&(_, team, _): &Key| team),
@@ -407,7 +422,7 @@ async fn several_limits_are_charged_all_or_none() {
 
 #[tokio::test]
 async fn a_shadow_is_told_and_does_not_count() {
-    let server = Server::start();
+    let server = Servers::start();
     let limits = (
         Limit::new("real", Gcra::new(Quota::per_hour(5))).by(|&(user, _, _): &Key| user),
         Limit::new("shadow", FixedWindow::new(Quota::per_hour(2))).by(|&(user, _, _): &Key| user).shadow(),
@@ -424,7 +439,7 @@ async fn a_shadow_is_told_and_does_not_count() {
 
 #[tokio::test]
 async fn a_key_chooses_its_tier() {
-    let server = Server::start();
+    let server = Servers::start();
     let tiers = per_key(|&(_, _, tier): &Key| FixedWindow::new(Quota::per_hour(2 + tier * 3)));
     let limits = Limit::new("default", tiers).by(|&(user, _, _): &Key| user);
     for rig in stores(&server, "tiers", &limits) {

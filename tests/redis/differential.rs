@@ -9,10 +9,11 @@ use tower_ratelimit::algorithm::Scripted;
 use tower_ratelimit::limiter::{Outcome, Receipt};
 use tower_ratelimit::store::{IntoRedisLimits, LimitsFor};
 use tower_ratelimit::{
-    Ask, FixedWindow, Gcra, LeakyBucket, LeakyQueue, Limit, Limiter, ManualClock, Memory, Quota, Redis, SlidingLog,
-    SlidingWindow, TokenBucket, per_key,
+    Ask, FixedWindow, Gcra, LeakyBucket, LeakyQueue, Limit, Limiter, ManualClock, Memory, Quota, Redis, RedisServer,
+    SlidingLog, SlidingWindow, TokenBucket, per_key,
 };
 
+use crate::nodes::Nodes;
 use crate::server::Server;
 
 #[derive(Clone, Copy, Debug)]
@@ -42,15 +43,23 @@ impl Dice {
 
 const STEPS: usize = 6_000;
 
-/// Runs one trace.
+/// Runs one trace, through one Redis and through a cluster.
 async fn compare<L>(name: &str, limits: L, seed: u64, steps: usize)
 where
     L: LimitsFor<Caller, tower_ratelimit::store::DefaultHashBuilder> + IntoRedisLimits<Caller> + Clone,
 {
-    let server = Server::start();
+    let (alone, cluster) = (Server::start(), Nodes::start());
+    compare_on(alone.open(), name, limits.clone(), seed, steps).await;
+    compare_on(cluster.open(), name, limits, seed, steps / 6).await;
+}
+
+async fn compare_on<L>(server: RedisServer, name: &str, limits: L, seed: u64, steps: usize)
+where
+    L: LimitsFor<Caller, tower_ratelimit::store::DefaultHashBuilder> + IntoRedisLimits<Caller> + Clone,
+{
     let clock = ManualClock::new();
     let memory = Memory::builder(limits.clone()).clock(clock.clone()).build().expect("limits");
-    let redis = Redis::builder(server.open(), name, limits)
+    let redis = Redis::builder(server, name, limits)
         .clock_for_tests(clock.clone())
         .deadline(Duration::from_secs(20))
         .build()

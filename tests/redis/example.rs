@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
 
+use crate::nodes::Nodes;
 use crate::server::Server;
 
 struct Example {
@@ -22,14 +23,22 @@ fn executable(name: &str) -> PathBuf {
 }
 
 fn command(redis: &str) -> Command {
-    let mut command = Command::new(executable("redis"));
-    command.env("PORT", "0").env("REDIS_URL", redis).stdin(Stdio::null());
+    example("redis", "REDIS_URL", redis)
+}
+
+fn example(name: &str, variable: &str, redis: &str) -> Command {
+    let mut command = Command::new(executable(name));
+    command.env("PORT", "0").env(variable, redis).stdin(Stdio::null());
     command
 }
 
 impl Example {
     fn start(server: &Server) -> Self {
-        let mut process = command(&server.address()).stdout(Stdio::piped()).spawn().expect("the example");
+        Self::run(command(&server.address()))
+    }
+
+    fn run(mut command: Command) -> Self {
+        let mut process = command.stdout(Stdio::piped()).spawn().expect("the example");
         let mut line = String::new();
         let mut printed = BufReader::new(process.stdout.take().expect("piped"));
         printed.read_line(&mut line).expect("a line");
@@ -98,4 +107,30 @@ fn without_a_redis_it_says_how_to_start_one() {
     assert!(!output.status.success());
     assert!(told.starts_with("Redis can't be used: "), "{told}");
     assert!(told.contains("Start one with `redis-server`"), "{told}");
+}
+
+#[test]
+fn two_processes_share_twenty_in_a_cluster() {
+    let cluster = Nodes::start();
+    let urls = cluster.addresses().join(",");
+    let start = || Example::run(example("cluster", "REDIS_URLS", &urls));
+    let (one, other) = (start(), start());
+    for asked in 0..20 {
+        let answer = if asked % 2 == 0 { &one } else { &other }.get();
+        assert!(answer.starts_with("HTTP/1.1 200 "), "{asked}: {answer}");
+        assert!(answer.ends_with("Hello! You are within the limit.\n"), "{answer}");
+    }
+    for example in [&one, &other] {
+        let refused = example.get();
+        assert!(refused.starts_with("HTTP/1.1 429 "), "{refused}");
+    }
+    drop(cluster);
+    for asked in 0..10 {
+        let answer = one.get();
+        assert!(answer.ends_with("Hello! The cluster is gone: this process counts by itself.\n"), "{asked}: {answer}");
+    }
+
+    let output = example("cluster", "REDIS_URLS", &urls).output().expect("the example");
+    let told = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(!output.status.success() && told.starts_with("the cluster can't be used: "), "{told}");
 }

@@ -20,10 +20,24 @@ impl Server {
         Self::with(&[])
     }
 
+    /// A node for a cluster, which it is not in yet.
+    pub(crate) fn node() -> Self {
+        Self::with(&[
+            "--cluster-enabled",
+            "yes",
+            "--cluster-config-file",
+            "nodes.conf",
+            "--cluster-node-timeout",
+            "2000",
+            "--repl-diskless-sync-delay",
+            "0",
+        ])
+    }
+
     pub(crate) fn with(arguments: &[&str]) -> Self {
         // Another process may take the port between asking for it and using it: then another one is tried.
         for _ in 0..10 {
-            let port = TcpListener::bind("127.0.0.1:0").expect("a free port").local_addr().expect("its address").port();
+            let port = free_port(arguments.contains(&"--cluster-enabled"));
             let directory = std::env::temp_dir().join(format!("tower-ratelimit-redis-{}-{port}", std::process::id()));
             std::fs::create_dir_all(&directory).expect("a directory for the server");
             let arguments: Vec<_> = arguments.iter().map(|&argument| argument.to_owned()).collect();
@@ -80,21 +94,7 @@ impl Server {
     }
 
     fn send(&self, commands: &[Vec<&[u8]>]) -> String {
-        let mut stream = TcpStream::connect(self.socket()).expect("a connection");
-        stream.set_read_timeout(Some(Duration::from_secs(20))).expect("a time-out");
-        let mut request = Vec::new();
-        for parts in commands.iter().chain([&vec![&b"QUIT"[..]]]) {
-            request.extend(format!("*{}\r\n", parts.len()).bytes());
-            for part in parts {
-                request.extend(format!("${}\r\n", part.len()).bytes());
-                request.extend(*part);
-                request.extend(b"\r\n");
-            }
-        }
-        stream.write_all(&request).expect("sent");
-        let mut reply = Vec::new();
-        let _ = stream.read_to_end(&mut reply);
-        String::from_utf8_lossy(&reply).into_owned()
+        send(self.socket(), commands)
     }
 
     /// Holds back all commands for so long, and returns at once.
@@ -120,6 +120,23 @@ impl Server {
         number.and_then(|number| number.parse().ok()).unwrap_or_else(|| panic!("{parts:?}: {reply}"))
     }
 
+    /// The seconds of processor time that it has used.
+    pub(crate) fn cpu(&self) -> f64 {
+        let info = self.command(&["INFO", "cpu"]);
+        let figure = |name| {
+            let line = info.lines().find_map(|line| line.strip_prefix(name));
+            line.and_then(|figure| figure.parse::<f64>().ok()).expect("a figure")
+        };
+        figure("used_cpu_user:") + figure("used_cpu_sys:")
+    }
+
+    /// A figure of `INFO`, commands' statistics included: what follows this text there.
+    pub(crate) fn number_of(&self, name: &str) -> u64 {
+        let info = self.command(&["INFO", "all"]);
+        let figure = info.split(name).nth(1).unwrap_or_default();
+        figure.chars().take_while(char::is_ascii_digit).collect::<String>().parse().unwrap_or(0)
+    }
+
     pub(crate) fn signal(&self, signal: &str) {
         let done = Command::new("kill").args([signal, &self.process.id().to_string()]).status().expect("kill");
         assert!(done.success(), "kill {signal}");
@@ -134,6 +151,36 @@ impl Server {
     pub(crate) fn restart(&mut self) {
         self.process = launch(self.port, &self.directory, &self.arguments);
         assert!(self.is_up(), "redis-server does not start again");
+    }
+}
+
+fn send(to: SocketAddr, commands: &[Vec<&[u8]>]) -> String {
+    let mut stream = TcpStream::connect(to).expect("a connection");
+    stream.set_read_timeout(Some(Duration::from_secs(20))).expect("a time-out");
+    let mut request = Vec::new();
+    for parts in commands.iter().chain([&vec![&b"QUIT"[..]]]) {
+        request.extend(format!("*{}\r\n", parts.len()).bytes());
+        for part in parts {
+            request.extend(format!("${}\r\n", part.len()).bytes());
+            request.extend(*part);
+            request.extend(b"\r\n");
+        }
+    }
+    stream.write_all(&request).expect("sent");
+    let mut reply = Vec::new();
+    let _ = stream.read_to_end(&mut reply);
+    String::from_utf8_lossy(&reply).into_owned()
+}
+
+pub(crate) fn free_port(of_cluster: bool) -> u16 {
+    loop {
+        let port = TcpListener::bind("127.0.0.1:0").expect("a free port").local_addr().expect("its address").port();
+        // Nodes talk to each other on a port that is ten thousand higher.
+        let free =
+            |port: u16| port.checked_add(10_000).is_some_and(|port| TcpListener::bind(("127.0.0.1", port)).is_ok());
+        if !of_cluster || free(port) {
+            return port;
+        }
     }
 }
 

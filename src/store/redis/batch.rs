@@ -29,9 +29,6 @@ struct Followed {
 }
 
 impl Batch {
-    /// The most steps in one call: enough to spread its fixed costs, few enough that the server is not held up.
-    pub(super) const MOST_STEPS: usize = 128;
-
     /// `now` is for tests; otherwise the server's clock counts.
     pub(super) fn of(orders: Vec<Order>, rows: &[RowInfo], now: Option<Timestamp>) -> Self {
         let (keys, places) = distinct_keys(&orders, rows);
@@ -73,11 +70,8 @@ impl Batch {
         command
     }
 
-    /// Tells everybody that there is no answer.
-    pub(super) fn fail(self, error: &Error) {
-        for order in self.orders {
-            let _ = order.reply.send(Err(error.clone()));
-        }
+    pub(super) fn into_orders(self) -> Vec<Order> {
+        self.orders
     }
 
     /// Tells everybody what came of it.
@@ -86,12 +80,13 @@ impl Batch {
             for (order, outcome) in self.orders.into_iter().zip(outcomes) {
                 let _ = order.reply.send(outcome);
             }
-            Ok(())
-        } else {
-            let error = Error::unavailable("Redis answered a script with what that never returns");
-            self.fail(&error);
-            Err(error)
+            return Ok(());
         }
+        let error = Error::unavailable("Redis answered a script with what that never returns");
+        for order in self.orders {
+            let _ = order.reply.send(Err(error.clone()));
+        }
+        Err(error)
     }
 
     fn outcomes(&self, rows: &[RowInfo], reply: &Value) -> Option<Vec<Result<Option<Outcome>, Error>>> {

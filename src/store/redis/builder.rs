@@ -8,8 +8,12 @@ use super::limiter::Redis;
 use super::limits::{IntoRedisLimits, RedisLimit};
 use super::server::RedisServer;
 use crate::clock::Clock;
+use crate::encode::{EncodeKey, KeyWriter};
 use crate::error::Error;
 use crate::observe::{Observer, Observers};
+
+/// Writes of a key what chooses its slot.
+pub(super) type Tag<Key> = Arc<dyn Fn(&Key, &mut KeyWriter) + Send + Sync>;
 
 /// Builds a [`Redis`] with other than the default settings.
 #[must_use = "a builder builds nothing by itself"]
@@ -22,6 +26,7 @@ pub struct RedisBuilder<Key: ?Sized> {
     pub(super) secret: Option<Vec<u8>>,
     pub(super) clock: Option<Arc<dyn Clock>>,
     pub(super) observers: Observers,
+    pub(super) tag: Option<Tag<Key>>,
     key: PhantomData<fn(&Key)>,
 }
 
@@ -42,6 +47,7 @@ impl<Key: ?Sized> RedisBuilder<Key> {
             secret: None,
             clock: None,
             observers: Observers::default(),
+            tag: None,
             key: PhantomData,
         }
     }
@@ -74,6 +80,35 @@ impl<Key: ?Sized> RedisBuilder<Key> {
         self
     }
 
+    /// What chooses the slot of a cluster that a key's states are in: they are named
+    /// `prefix:{TAG}:name:limit:kernel:key` then, on any server.
+    ///
+    /// For several limits in a cluster, which without it all lie in one slot, and so on one node. Whatever a limit counts by
+    /// **must determine the tag**: with "per user and per organisation" it is the organisation, if each user is in one. What
+    /// does not is counted once for each tag: a user in two organisations has the user's limit twice. A limit on all keys
+    /// together, which no tag but one can hold, is an error of each decision: let that be a limiter of its own.
+    ///
+    /// For one limit it is of use where calls are what the nodes spend their time on: decisions with equal tags travel together,
+    /// so with the key's hash modulo some times the number of nodes as a tag they do so far more often. The fewer tags, the
+    /// less evenly they spread.
+    ///
+    /// ```
+    /// use tower_ratelimit::{Gcra, Limit, Quota, Redis, RedisServer};
+    ///
+    /// let limits = (
+    ///     Limit::new("user", Gcra::new(Quota::per_second(10))),
+    ///     Limit::new("org", Gcra::new(Quota::per_second(100))).by(|&(org, _): &(u64, u64)| org),
+    /// );
+    /// let server = RedisServer::open("redis://127.0.0.1")?;
+    /// let limiter = Redis::builder(server, "api", limits).slot_by(|&(org, _)| org).build()?;
+    /// assert_eq!(limiter.key_in_redis("org", &(7, 1))?, "ratelimit:{7}:api:org:bucket1:7");
+    /// # Ok::<(), tower_ratelimit::Error>(())
+    /// ```
+    pub fn slot_by<T: EncodeKey>(mut self, tag: impl Fn(&Key) -> T + Send + Sync + 'static) -> Self {
+        self.tag = Some(Arc::new(move |key, writer| tag(key).encode(writer)));
+        self
+    }
+
     /// Decides by this clock, and keeps all keys for a day: for tests only, as the clocks of two processes always differ.
     #[doc(hidden)]
     pub fn clock_for_tests(mut self, clock: impl Clock + 'static) -> Self {
@@ -89,8 +124,8 @@ impl<Key: ?Sized> RedisBuilder<Key> {
     ///
     /// # Errors
     ///
-    /// If there is no limit, two limits have the same name, a name is empty, the deadline is zero, or the secret is too
-    /// short.
+    /// If there is no limit, two limits have the same name, a name is empty, the deadline is zero, the secret is too
+    /// short, or the prefix has braces that keep the keys of several limits from sharing a slot.
     pub fn build(self) -> Result<Redis<Key>, Error> {
         if let Some(secret) = &self.secret {
             check_secret(secret)?;
@@ -110,6 +145,14 @@ impl<Key: ?Sized> RedisBuilder<Key> {
         }
         if self.deadline.is_zero() {
             return Err(Error::config("a deadline of zero refuses everything: give Redis some milliseconds"));
+        }
+        if self.tag.is_some() && self.prefix.contains('{') {
+            return Err(Error::config("a prefix with a brace chooses the slot by itself: leave it out, or `slot_by`"));
+        }
+        if self.server.is_cluster() && self.limits.len() > 1 && self.prefix.contains("{}") {
+            return Err(Error::config(
+                "with {} in the prefix all of a key chooses its slot, so that several limits can't share one: leave it out",
+            ));
         }
         Redis::from_builder(self)
     }

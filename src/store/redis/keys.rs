@@ -4,26 +4,28 @@ use arc_swap::ArcSwapOption;
 use hmac::{Hmac, Mac};
 use sha2::{Digest, Sha256};
 
-use super::row::RowInfo;
 use crate::encode::KeyWriter;
 use crate::error::Error;
 
-/// How keys are named in Redis: `prefix:name:limit:kernel:key`.
+/// How keys are named in Redis: `prefix:name:limit:kernel:key`, or with a tag `prefix:{tag}:name:limit:kernel:key`.
+///
+/// Those of several limits in a cluster are `prefix:{name}:limit:kernel:key`, unless they have a tag.
 ///
 /// All but the prefix is escaped as [`KeyWriter`] does, so that no colon and no brace comes from a user. A key of more than
 /// [`MAX_LEN`](Self::MAX_LEN) bytes is replaced by `#` and its SHA-256, or with a secret every key by `~` and its keyed
 /// hash: neither sign is ever written for other keys.
 pub(super) struct Keys {
-    /// What stands before the user's key, for each limit.
+    prefix: String,
+    /// What stands before the user's key, for each limit; after the tag, if there is one.
     heads: Vec<String>,
     secret: Secret,
 }
 
 /// Whether keys are kept only as keyed hashes.
-pub(super) struct Secret(ArcSwapOption<Vec<u8>>);
+struct Secret(ArcSwapOption<Vec<u8>>);
 
 impl Secret {
-    pub(super) fn new(secret: Option<Vec<u8>>) -> Self {
+    fn new(secret: Option<Vec<u8>>) -> Self {
         Self(ArcSwapOption::new(secret.map(Arc::new)))
     }
 }
@@ -32,21 +34,41 @@ impl Keys {
     /// The longest user's key that is written as it is, in bytes.
     pub(super) const MAX_LEN: usize = 128;
 
-    pub(super) fn new(prefix: &str, name: &str, rows: &[RowInfo], secret: Secret) -> Self {
-        let head = |row: &RowInfo| {
-            let part = |text: &str| {
-                let mut part = KeyWriter::new();
-                part.bytes(text.as_bytes());
-                part.as_str().to_owned()
-            };
-            format!("{prefix}:{}:{}:{}:", part(name), part(row.name.as_str()), part(row.kernel.name()))
-        };
-        Self { heads: rows.iter().map(head).collect(), secret }
+    /// `limits` are the limits' names and kernels.
+    pub(super) fn new<'a>(
+        prefix: &str,
+        name: &str,
+        limits: impl IntoIterator<Item = (&'a str, &'a str)>,
+        secret: Option<Vec<u8>>,
+    ) -> Self {
+        let head = |(limit, kernel)| format!(":{}:{}:{}:", part(name), part(limit), part(kernel));
+        let heads = limits.into_iter().map(head).collect();
+        Self { prefix: prefix.to_owned(), heads, secret: Secret::new(secret) }
+    }
+
+    /// With all keys in one slot: the name is their tag.
+    pub(super) fn in_one_slot(mut self, name: &str) -> Self {
+        let name = part(name);
+        for head in &mut self.heads {
+            *head = head.replacen(&format!(":{name}:"), &format!(":{{{name}}}:"), 1);
+        }
+        self
     }
 
     /// Appends the key that `written` names in the limit with this index.
-    pub(super) fn append(&self, limit: usize, written: &str, to: &mut Vec<u8>) {
+    pub(super) fn append(&self, limit: usize, tag: Option<&str>, written: &str, to: &mut Vec<u8>) {
+        to.extend_from_slice(self.prefix.as_bytes());
+        if let Some(tag) = tag {
+            to.extend_from_slice(b":{");
+            self.append_users(tag, to);
+            to.push(b'}');
+        }
         to.extend_from_slice(self.heads[limit].as_bytes());
+        self.append_users(written, to);
+    }
+
+    /// Appends what comes from a user.
+    fn append_users(&self, written: &str, to: &mut Vec<u8>) {
         if let Some(secret) = &*self.secret.0.load() {
             to.push(b'~');
             push_hex(&keyed_hash(secret, written.as_bytes())[..16], to);
@@ -69,6 +91,12 @@ impl Keys {
         self.secret.0.store(Some(Arc::new(secret)));
         Ok(())
     }
+}
+
+fn part(text: &str) -> String {
+    let mut part = KeyWriter::new();
+    part.bytes(text.as_bytes());
+    part.as_str().to_owned()
 }
 
 pub(super) fn check_secret(secret: &[u8]) -> Result<(), Error> {

@@ -1,33 +1,30 @@
 use std::fmt;
-use std::future::Future;
-use std::pin::Pin;
-use std::sync::{Arc, Mutex, PoisonError};
-use std::task::{Context, Poll, ready};
+use std::sync::Arc;
 use std::time::Duration;
 
 use arc_swap::ArcSwapOption;
-use pin_project::pin_project;
-use tokio::runtime::{Handle, Id};
 use tokio::sync::oneshot;
-use tokio::time::{Sleep, sleep};
 
-use super::breaker::Breaker;
-use super::builder::RedisBuilder;
-use super::keys::{Keys, Secret};
+use super::builder::{RedisBuilder, Tag};
+use super::calls::Calls;
+use super::keys::Keys;
+use super::lane::Lanes;
 use super::limits::IntoRedisLimits;
-use super::line::{Core, Line, drive, late, probe};
+use super::line::Core;
+use super::lines::{Lines, RedisFuture};
 use super::neighbours::Presence;
-use super::order::{Answer, Operation, Order, Shape, Steps};
-use super::row::Row;
+use super::order::{Operation, Order, Shape, Steps};
+use super::row::{Row, RowInfo};
 use super::script::Script;
 use super::server::RedisServer;
+use super::trade::Answer;
 use super::twin::Twin;
 use crate::algorithm::Charge;
 use crate::clock::{Timestamp, whole_micros};
 use crate::decision::{Ask, Decision};
 use crate::encode::KeyWriter;
 use crate::error::Error;
-use crate::limiter::{Acquire, Limiter, Outcome, Receipt, Reply};
+use crate::limiter::{Acquire, Limiter, Receipt, Reply};
 use crate::observe::Event;
 
 /// A limiter whose states lie in Redis, shared by all processes that use the same name there.
@@ -59,6 +56,17 @@ use crate::observe::Event;
 /// little-endian doubles; in `redis-cli`, `EVAL "return {struct.unpack('<dddddd', redis.call('GET', KEYS[1]))}" 1 KEY` reads
 /// a bucket's.
 ///
+/// # In a cluster
+///
+/// (`RedisServer::cluster`, feature `redis-cluster`.) A decision's keys must be in one slot. One limit has one key, and its keys
+/// spread over all slots by themselves. The keys of **several limits** are named `prefix:{name}:limit:kernel:key`: what stands in
+/// braces chooses the slot, so all of them are in one, on one node. That is right for what one node can do, and for limits that
+/// count all keys together. Otherwise [`slot_by`](RedisBuilder::slot_by) says by which part of a key they are spread, or each
+/// limit is a limiter of its own: then what one has charged and the other refuses is to be given back.
+///
+/// Those that wait travel together slot by slot. While a slot with several limits moves, a decision on it may be told to come back
+/// later until its deadline.
+///
 /// ```no_run
 /// use tower_ratelimit::{Ask, Gcra, Limiter, Quota, Redis, RedisServer};
 ///
@@ -77,13 +85,10 @@ pub struct Redis<Key: ?Sized> {
 }
 
 struct Shared<Key: ?Sized> {
-    core: Arc<Core>,
+    lines: Lines<Calls>,
     rows: Vec<Box<dyn Row<Key>>>,
     keys: Keys,
-    /// One for each runtime: what a runtime began ends with it.
-    lines: Mutex<Vec<(Id, Arc<Line>)>>,
-    /// The one that was used last.
-    recent: ArcSwapOption<(Id, Arc<Line>)>,
+    tag: Option<Tag<Key>>,
     /// What was asked last: most asks are alike.
     shape: ArcSwapOption<(Operation, u64, Option<Duration>, Arc<Shape>)>,
 }
@@ -118,32 +123,26 @@ impl<Key: ?Sized> Redis<Key> {
         let rows: Vec<_> = builder.limits.into_iter().map(|limit| limit.0).collect();
         let infos: Vec<_> = rows.iter().map(|row| row.info()).collect();
         crate::limit::names_differ(infos.iter().map(|info| info.name.as_str()))?;
-        let keys = Keys::new(&builder.prefix, &builder.name, &infos, Secret::new(builder.secret));
         let (presence, odds) = Presence::announce(builder.server.place(), &builder.prefix, &builder.name, &infos);
         for message in &odds {
             builder.observers.tell(|| Event::Warning { message });
         }
+        let limits = infos.iter().map(|info| (info.name.as_str(), info.kernel.name()));
+        let mut keys = Keys::new(&builder.prefix, &builder.name, limits, builder.secret);
+        if builder.server.is_cluster() && infos.len() > 1 && builder.tag.is_none() {
+            keys = keys.in_one_slot(&builder.name);
+        }
         let core = Core {
             name: builder.name,
             server: builder.server,
-            script: Script::of(&infos),
-            rows: infos,
-            breaker: Breaker::new(),
+            trade: Calls { script: Script::of(&infos), rows: infos, clock: builder.clock },
+            lanes: Lanes::new(),
             deadline: builder.deadline,
-            probe_key: format!("{}:probe", builder.prefix),
-            clock: builder.clock,
+            prefix: builder.prefix,
             observers: builder.observers,
-            _presence: presence,
-            spare: Mutex::default(),
+            _presence: Some(presence),
         };
-        let handle = Shared {
-            core: Arc::new(core),
-            rows,
-            keys,
-            lines: Mutex::default(),
-            recent: ArcSwapOption::empty(),
-            shape: ArcSwapOption::empty(),
-        };
+        let handle = Shared { lines: Lines::new(core), rows, keys, tag: builder.tag, shape: ArcSwapOption::empty() };
         Ok(Self { handle: Arc::new(handle) })
     }
 
@@ -155,20 +154,7 @@ impl<Key: ?Sized> Redis<Key> {
     /// If there is no connection within two seconds, or Redis refuses the password, the script, or to write; the error says
     /// which. [`is_config`](Error::is_config) holds if it was called outside of a tokio runtime.
     pub async fn check(&self) -> Result<(), Error> {
-        no_runtime_is_an_error()?;
-        let core = &self.handle.core;
-        let result = match tokio::time::timeout(RedisServer::CONNECT_WITHIN, probe(core)).await {
-            Ok(result) => result,
-            Err(_) => Err(Error::unavailable(format!(
-                "Redis ({}) did not answer within {:?}",
-                core.server.describe(),
-                RedisServer::CONNECT_WITHIN
-            ))),
-        };
-        if result.is_ok() {
-            core.succeeded();
-        }
-        result
+        self.handle.lines.check().await
     }
 
     /// Replaces the secret of [`hashed_keys`](RedisBuilder::hashed_keys): every key begins anew from then on, and those of
@@ -188,7 +174,7 @@ impl<Key: ?Sized> Redis<Key> {
     /// If there is no limit with this name.
     pub fn key_in_redis(&self, limit: &str, key: &Key) -> Result<String, Error> {
         let index = self.handle.limit(limit)?;
-        let (keys, ends) = self.handle.encode(key);
+        let (keys, ends) = self.handle.encode(key)?;
         let start = if index == 0 { 0 } else { ends[index - 1] };
         Ok(String::from_utf8_lossy(&keys[start..ends[index]]).into_owned())
     }
@@ -196,35 +182,50 @@ impl<Key: ?Sized> Redis<Key> {
 
 impl<Key: ?Sized> Shared<Key> {
     fn limit(&self, name: &str) -> Result<usize, Error> {
-        let found = self.core.rows.iter().position(|row| row.name.as_str() == name);
+        let found = self.infos().iter().position(|row| row.name.as_str() == name);
         found.ok_or_else(|| {
             Error::config(format!("there is no limit named {name:?} (one that was not named is \"default\")"))
         })
     }
 
-    fn encode(&self, key: &Key) -> (Vec<u8>, Vec<usize>) {
+    /// The keys of all limits in one text, and where each ends.
+    fn encode(&self, key: &Key) -> Result<(Vec<u8>, Vec<usize>), Error> {
         let mut keys = Vec::with_capacity(64 * self.rows.len());
         let mut writer = KeyWriter::new();
-        let ends = self.rows.iter().enumerate().map(|(index, row)| {
+        let tag = self.tag.as_ref().map(|tag| {
+            let mut writer = KeyWriter::new();
+            tag(key, &mut writer);
+            writer
+        });
+        let tag = tag.as_ref().map(KeyWriter::as_str);
+        if tag == Some("") {
+            return Err(Error::config("`slot_by` chose nothing: a tag that is empty chooses no slot"));
+        }
+        let mut ends = Vec::with_capacity(self.rows.len());
+        for (index, row) in self.rows.iter().enumerate() {
             writer.clear();
             row.encode(key, &mut writer);
-            self.keys.append(index, writer.as_str(), &mut keys);
-            keys.len()
-        });
-        let ends = ends.collect();
-        (keys, ends)
+            if tag.is_some() && writer.as_str().is_empty() {
+                return Err(Error::config(
+                    "a limit on all keys together can't be spread by `slot_by`: let it be a limiter of its own",
+                ));
+            }
+            self.keys.append(index, tag, writer.as_str(), &mut keys);
+            ends.push(keys.len());
+        }
+        Ok((keys, ends))
     }
 
     /// For each limit the algorithm for this key; empty if each has the same one for all keys.
     fn twins(&self, key: &Key) -> Vec<Option<Arc<dyn Twin>>> {
-        if self.core.rows.iter().all(|row| row.fixed.is_some()) {
+        if self.infos().iter().all(|row| row.fixed.is_some()) {
             return Vec::new();
         }
         self.rows.iter().map(|row| row.twin(key)).collect()
     }
 
     fn params(&self, limit: usize, twins: &[Option<Arc<dyn Twin>>], cost: u64, params: &mut Vec<u64>) {
-        let row = &self.core.rows[limit];
+        let row = &self.infos()[limit];
         if let Some(twin) = twins.get(limit).and_then(Option::as_ref).or(row.fixed.as_ref()) {
             twin.params(cost, params);
         }
@@ -232,7 +233,7 @@ impl<Key: ?Sized> Shared<Key> {
     }
 
     fn takes_short_cut(&self, twins: &[Option<Arc<dyn Twin>>], ask: Ask) -> bool {
-        let [row] = &*self.core.rows else { return false };
+        let [row] = self.infos() else { return false };
         let twin = twins.first().and_then(Option::as_ref).or(row.fixed.as_ref());
         row.kernel.short_cut().is_some() && twin.is_some_and(|twin| twin.is_short(ask))
     }
@@ -306,114 +307,40 @@ impl<Key: ?Sized> Shared<Key> {
         })
     }
 
-    /// Sends an order on its way, unless it is known that there will be no answer.
-    fn send(
-        self: &Arc<Self>,
+    fn order(
+        &self,
         key: &Key,
         twins: Vec<Option<Arc<dyn Twin>>>,
         steps: Steps,
-    ) -> Result<oneshot::Receiver<Answer>, Error> {
-        let (keys, key_ends) = self.encode(key);
-        let (reply, answer) = oneshot::channel();
-        let mut order = Order { steps, keys, key_ends, twins, reply };
-        // A line that dies just now is replaced.
-        loop {
-            match self.line()?.push(order) {
-                Ok(()) => return Ok(answer),
-                Err(again) => order = again,
-            }
-        }
+        reply: oneshot::Sender<Answer>,
+    ) -> Result<Order, Error> {
+        let (keys, key_ends) = self.encode(key)?;
+        Ok(Order { steps, keys, key_ends, twins, reply })
     }
 
-    /// The line of the runtime that this is called from.
-    fn line(&self) -> Result<Arc<Line>, Error> {
-        let runtime = Handle::try_current().map_err(|_| no_runtime())?;
-        let id = runtime.id();
-        if let Some((recent, line)) = self.recent.load().as_deref()
-            && *recent == id
-            && !line.is_dead()
-        {
-            return Ok(Arc::clone(line));
-        }
-        let mut lines = self.lines.lock().unwrap_or_else(PoisonError::into_inner);
-        lines.retain(|(_, line)| !line.is_dead());
-        let line = if let Some((_, line)) = lines.iter().find(|(known, _)| *known == id) {
-            Arc::clone(line)
-        } else {
-            let line = Arc::new(Line::default());
-            runtime.spawn(drive(Arc::clone(&self.core), Arc::clone(&line)));
-            lines.push((id, Arc::clone(&line)));
-            line
-        };
-        self.recent.store(Some(Arc::new((id, Arc::clone(&line)))));
-        Ok(line)
+    fn ask(&self, operation: Operation, key: &Key, ask: Ask) -> Result<RedisFuture, Error> {
+        self.lines.decide(|reply| {
+            let twins = self.twins(key);
+            let shape = self.decision(operation, &twins, ask);
+            self.order(key, twins, Steps::Decide(ask, shape), reply)
+        })
     }
 
-    /// Whether Redis is worth asking. Looks after it if it was not.
-    fn check_breaker(&self) -> Result<(), Error> {
-        let result = self.core.breaker.check();
-        if result.is_err()
-            && self.core.breaker.take_probe()
-            && let Ok(runtime) = Handle::try_current()
-        {
-            let core = Arc::clone(&self.core);
-            runtime.spawn(async move {
-                if let Ok(Ok(())) = tokio::time::timeout(RedisServer::CONNECT_WITHIN, probe(&core)).await {
-                    core.succeeded();
-                }
-            });
-        }
-        result
-    }
-
-    fn ask(self: &Arc<Self>, operation: Operation, key: &Key, ask: Ask) -> Result<RedisFuture, Error> {
-        self.check_breaker()?;
-        let twins = self.twins(key);
-        let shape = self.decision(operation, &twins, ask);
-        let answer = self.send(key, twins, Steps::Decide(ask, shape))?;
-        Ok(RedisFuture { answer, deadline: sleep(self.core.deadline), core: Arc::clone(&self.core) })
-    }
-
-    fn operate(self: &Arc<Self>, key: &Key, twins: Vec<Option<Arc<dyn Twin>>>, shapes: Vec<Arc<Shape>>) -> Reply<()> {
+    fn operate(&self, key: &Key, twins: Vec<Option<Arc<dyn Twin>>>, shapes: Vec<Arc<Shape>>) -> Reply<()> {
         if shapes.is_empty() {
             return Reply::ready(Ok(()));
         }
-        match self.check_breaker().and_then(|()| self.send(key, twins, Steps::Operate(shapes))) {
-            Err(error) => Reply::ready(Err(error)),
-            Ok(answer) => {
-                let core = Arc::clone(&self.core);
-                Reply::pending(async move {
-                    match tokio::time::timeout(core.deadline, answer).await {
-                        Ok(Ok(answer)) => answer.map(|_| ()),
-                        Ok(Err(_)) | Err(_) => Err(Error::unavailable(late(&core))),
-                    }
-                })
-            }
-        }
+        self.lines.operate(|reply| self.order(key, twins, Steps::Operate(shapes), reply))
     }
-}
 
-impl<Key: ?Sized> Drop for Shared<Key> {
-    fn drop(&mut self) {
-        let lines = self.lines.get_mut().unwrap_or_else(PoisonError::into_inner);
-        for (_, line) in lines {
-            line.close();
-        }
+    /// What its limits are.
+    fn infos(&self) -> &[RowInfo] {
+        &self.lines.core.trade.rows
     }
 }
 
 fn index_from_one(limit: usize) -> u16 {
     u16::try_from(limit + 1).unwrap_or(u16::MAX)
-}
-
-fn no_runtime() -> Error {
-    Error::config(
-        "Redis is reached by tokio: use the limiter from within a tokio runtime, with its I/O and timer enabled",
-    )
-}
-
-fn no_runtime_is_an_error() -> Result<(), Error> {
-    Handle::try_current().map(|_| ()).map_err(|_| no_runtime())
 }
 
 impl<Key: ?Sized> Limiter<Key> for Redis<Key> {
@@ -486,54 +413,11 @@ impl<Key: ?Sized> Clone for Redis<Key> {
 
 impl<Key: ?Sized> fmt::Debug for Redis<Key> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let limits: Vec<_> = self.handle.core.rows.iter().map(|row| row.name.as_str()).collect();
+        let limits: Vec<_> = self.handle.infos().iter().map(|row| row.name.as_str()).collect();
         f.debug_struct("Redis")
-            .field("server", &self.handle.core.server)
+            .field("server", &self.handle.lines.core.server)
             .field("limits", &limits)
-            .field("deadline", &self.handle.core.deadline)
+            .field("deadline", &self.handle.lines.core.deadline)
             .finish_non_exhaustive()
-    }
-}
-
-/// A decision on its way from Redis.
-///
-/// Dropping it before it was sent charges nothing; after that it may have been charged.
-#[pin_project]
-#[must_use = "a decision that is not awaited may not be made"]
-pub struct RedisFuture {
-    #[pin]
-    answer: oneshot::Receiver<Answer>,
-    #[pin]
-    deadline: Sleep,
-    core: Arc<Core>,
-}
-
-impl Future for RedisFuture {
-    type Output = Result<Outcome, Error>;
-
-    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        let mut this = self.project();
-        if let Poll::Ready(answer) = this.answer.as_mut().poll(cx) {
-            return Poll::Ready(answer.map_or_else(|_| Err(lost()), decided));
-        }
-        ready!(this.deadline.poll(cx));
-        // What is not sent yet never will be, however long this future is kept: who was told that it failed is not charged.
-        this.answer.close();
-        // It may have come just now.
-        Poll::Ready(this.answer.try_recv().map_or_else(|_| Err(Error::unavailable(late(this.core))), decided))
-    }
-}
-
-fn decided(answer: Answer) -> Result<Outcome, Error> {
-    answer.and_then(|outcome| outcome.ok_or_else(lost))
-}
-
-fn lost() -> Error {
-    Error::unavailable("the call to Redis was lost")
-}
-
-impl fmt::Debug for RedisFuture {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("RedisFuture").finish_non_exhaustive()
     }
 }

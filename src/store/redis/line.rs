@@ -1,4 +1,4 @@
-//! Group commit: orders that come while others are on their way wait, and travel together.
+//! Group commit: what comes while others are on their way wait, and travel together.
 
 use std::collections::VecDeque;
 use std::future::Future;
@@ -9,108 +9,90 @@ use std::time::{Duration, Instant};
 
 use futures_util::future::{Either, select};
 use futures_util::stream::{FuturesUnordered, StreamExt};
-use redis::{ErrorKind, ServerErrorKind};
-use tokio::runtime::{Handle, Id};
 use tokio::sync::Notify;
-use tokio::time::{sleep, timeout};
+use tokio::time::sleep;
 
-use super::batch::Batch;
-use super::breaker::Breaker;
+use super::call::call;
 use super::connection::Connection;
-use super::failure::Failure;
+use super::lane::{Lane, Lanes};
 use super::neighbours::Presence;
-use super::order::Order;
-use super::row::RowInfo;
-use super::script::Script;
 use super::server::RedisServer;
-use crate::clock::Clock;
+use super::trade::{Parcel, Trade};
 use crate::error::Error;
 use crate::observe::{Event, Observers};
 
 /// What all lines of a limiter share.
-pub(super) struct Core {
+pub(super) struct Core<T> {
     pub(super) name: String,
     pub(super) server: RedisServer,
-    pub(super) rows: Vec<RowInfo>,
-    pub(super) script: Script,
-    pub(super) breaker: Breaker,
+    pub(super) trade: T,
+    pub(super) lanes: Lanes,
     pub(super) deadline: Duration,
-    /// A key that probes write.
-    pub(super) probe_key: String,
-    /// For tests: decides by this clock instead of the server's.
-    pub(super) clock: Option<Arc<dyn Clock>>,
+    /// What all keys begin with.
+    pub(super) prefix: String,
     pub(super) observers: Observers,
     /// Tells others of this process with the same name that it lives.
-    pub(super) _presence: Arc<Presence>,
-    /// A connection that a probe has made and tried, and the runtime it belongs to.
-    pub(super) spare: Mutex<Option<(Id, Arc<dyn Connection>)>>,
+    pub(super) _presence: Option<Arc<Presence>>,
 }
 
-impl Core {
-    /// Redis has answered.
-    pub(super) fn succeeded(&self) {
-        if self.breaker.success() {
+impl<T> Core<T> {
+    /// A lane's server has answered.
+    pub(super) fn succeeded(&self, lane: &Lane) {
+        if lane.breaker.success() {
             self.observers.tell(|| Event::Breaker { store: &self.name, open: None });
         }
     }
 
-    /// Redis has not answered.
-    pub(super) fn failed(&self, error: &Error) {
-        if self.breaker.failure(error) {
+    /// A lane's server has not answered.
+    pub(super) fn failed(&self, lane: &Lane, error: &Error) {
+        if lane.breaker.failure(error) {
             self.observers.tell(|| Event::Breaker { store: &self.name, open: Some(error) });
         }
     }
 
     /// Tells of a call with so many orders, if anybody listens: then it was known when it began.
-    fn called(&self, orders: usize, began: Option<Instant>, error: Option<&Error>) {
+    pub(super) fn called(&self, orders: usize, began: Option<Instant>, error: Option<&Error>) {
         if let Some(began) = began {
             self.observers.tell(|| Event::Batch { store: &self.name, orders, took: began.elapsed(), error });
         }
     }
-
-    fn keep_spare(&self, connection: Box<dyn Connection>) {
-        *self.spare() = Some((Handle::current().id(), Arc::from(connection)));
-    }
-
-    fn take_spare(&self) -> Option<Arc<dyn Connection>> {
-        let (runtime, connected) = self.spare().take()?;
-        (runtime == Handle::current().id()).then_some(connected)
-    }
-
-    fn spare(&self) -> MutexGuard<'_, Option<(Id, Arc<dyn Connection>)>> {
-        self.spare.lock().unwrap_or_else(PoisonError::into_inner)
-    }
 }
 
-/// The orders of one runtime, and what wakes the task that sends them.
-#[derive(Default)]
-pub(super) struct Line {
-    queue: Mutex<Queue>,
+/// The parcels of one runtime and lane, and what wakes the task that sends them.
+pub(super) struct Line<P> {
+    queue: Mutex<Queue<P>>,
     arrived: Notify,
     /// Nobody uses the limiter any more.
     closed: AtomicBool,
 }
 
-#[derive(Default)]
-struct Queue {
-    orders: VecDeque<Order>,
+struct Queue<P> {
+    parcels: VecDeque<P>,
     /// The task is gone, with its runtime.
     is_dead: bool,
 }
 
-impl Line {
-    /// Lines an order up.
+/// The most steps in one call: enough to spread its fixed costs, few enough that the server is not held up.
+const MOST_STEPS: usize = 128;
+
+impl<P: Parcel> Line<P> {
+    pub(super) fn new() -> Self {
+        let queue = Queue { parcels: VecDeque::new(), is_dead: false };
+        Self { queue: Mutex::new(queue), arrived: Notify::new(), closed: AtomicBool::new(false) }
+    }
+
+    /// Lines a parcel up.
     ///
     /// # Errors
     ///
-    /// The order again, if nobody will send it.
-    pub(super) fn push(&self, order: Order) -> Result<(), Order> {
+    /// The parcel again, if nobody will send it.
+    pub(super) fn push(&self, parcel: P) -> Result<(), P> {
         let mut queue = self.queue();
         if queue.is_dead {
-            return Err(order);
+            return Err(parcel);
         }
-        queue.orders.push_back(order);
-        let is_first = queue.orders.len() == 1;
+        queue.parcels.push_back(parcel);
+        let is_first = queue.parcels.len() == 1;
         drop(queue);
         // Otherwise the task knows, or is about to look.
         if is_first {
@@ -133,22 +115,22 @@ impl Line {
     }
 
     fn is_empty(&self) -> bool {
-        self.queue().orders.is_empty()
+        self.queue().parcels.is_empty()
     }
 
-    /// The next orders to travel together, in the order in which they came. What nobody waits for any more is left out.
-    fn take(&self) -> Vec<Order> {
+    /// The next parcels to travel together, in the order in which they came. What nobody waits for any more is left out.
+    fn take(&self) -> Vec<P> {
         let mut queue = self.queue();
         let mut steps = 0;
-        let mut taken = Vec::with_capacity(queue.orders.len().min(Batch::MOST_STEPS));
-        while let Some(order) = queue.orders.front() {
-            steps += order.shapes().len() * order.key_ends.len();
-            if steps > Batch::MOST_STEPS && !taken.is_empty() {
+        let mut taken = Vec::with_capacity(queue.parcels.len().min(MOST_STEPS));
+        while let Some(parcel) = queue.parcels.front() {
+            steps += parcel.steps();
+            if steps > MOST_STEPS && !taken.is_empty() {
                 break;
             }
-            let order = queue.orders.pop_front().expect("it was just there");
-            if !order.is_abandoned() {
-                taken.push(order);
+            let parcel = queue.parcels.pop_front().expect("it was just there");
+            if !parcel.is_abandoned() {
+                taken.push(parcel);
             }
         }
         taken
@@ -156,18 +138,18 @@ impl Line {
 
     /// While nothing is sent, what nobody waits for any more must not pile up.
     fn forget_abandoned(&self) {
-        self.queue().orders.retain(|order| !order.is_abandoned());
+        self.queue().parcels.retain(|parcel| !parcel.is_abandoned());
     }
 
     /// Tells all who wait here that there will be no answer.
     fn fail(&self, error: &Error) {
-        let orders = std::mem::take(&mut self.queue().orders);
-        for order in orders {
-            let _ = order.reply.send(Err(error.clone()));
+        let parcels = std::mem::take(&mut self.queue().parcels);
+        for parcel in parcels {
+            parcel.answer(Err(error.clone()));
         }
     }
 
-    fn queue(&self) -> MutexGuard<'_, Queue> {
+    fn queue(&self) -> MutexGuard<'_, Queue<P>> {
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -175,17 +157,21 @@ impl Line {
 /// How many calls are under way at a time: with two, the server works on one while the other travels.
 const MOST_CALLS: usize = 2;
 
-/// Sends a line's orders until nobody uses the limiter any more.
-pub(super) fn drive(core: Arc<Core>, line: Arc<Line>) -> impl Future<Output = ()> + Send {
+/// Sends a line's parcels until nobody uses the limiter any more.
+pub(super) fn drive<T: Trade>(
+    core: Arc<Core<T>>,
+    lane: Arc<Lane>,
+    line: Arc<Line<T::Parcel>>,
+) -> impl Future<Output = ()> + Send {
     // Made at once: a runtime that is shutting down drops the task before it was ever polled.
     let farewell = Farewell(Arc::clone(&line));
     async move {
         let _farewell = farewell;
-        send_orders(&core, &line).await;
+        send_all(&core, &lane, &line).await;
     }
 }
 
-async fn send_orders(core: &Core, line: &Line) {
+async fn send_all<T: Trade>(core: &Core<T>, lane: &Lane, line: &Line<T::Parcel>) {
     let mut connection = None;
     let mut calls = FuturesUnordered::new();
     loop {
@@ -195,12 +181,12 @@ async fn send_orders(core: &Core, line: &Line) {
                 if !calls.is_empty() {
                     break;
                 }
-                connection = connect(core, line).await;
+                connection = connect(core, lane, line).await;
                 continue;
             }
-            let orders = line.take();
-            if let (Some(connection), false) = (&connection, orders.is_empty()) {
-                calls.push(call(core, Arc::clone(connection), orders));
+            let parcels = line.take();
+            if let (Some(connection), false) = (&connection, parcels.is_empty()) {
+                calls.push(call(core, lane, Arc::clone(connection), parcels));
             }
         }
         if calls.is_empty() {
@@ -227,9 +213,9 @@ async fn send_orders(core: &Core, line: &Line) {
 }
 
 /// Says that a line's task is gone: those who wait are told, and the next to come starts another.
-struct Farewell(Arc<Line>);
+struct Farewell<P: Parcel>(Arc<Line<P>>);
 
-impl Drop for Farewell {
+impl<P: Parcel> Drop for Farewell<P> {
     fn drop(&mut self) {
         self.0.queue().is_dead = true;
         self.0.fail(&Error::unavailable("the tokio runtime that carried this limiter's calls was shut down"));
@@ -237,16 +223,16 @@ impl Drop for Farewell {
 }
 
 /// A connection. Those who wait for it have their own deadlines.
-async fn connect(core: &Core, line: &Line) -> Option<Arc<dyn Connection>> {
-    if let Some(spare) = core.take_spare() {
+async fn connect<T: Trade>(core: &Core<T>, lane: &Lane, line: &Line<T::Parcel>) -> Option<Arc<dyn Connection>> {
+    if let Some(spare) = lane.take_spare() {
         return Some(spare);
     }
-    let mut connecting = core.server.connect();
+    let mut connecting = core.server.connect(lane.index);
     loop {
         let error = match select(&mut connecting, pin!(sleep(core.deadline))).await {
             Either::Left((Ok(connection), _)) => return Some(Arc::from(connection)),
             Either::Left((Err(failure), _)) => {
-                core.failed(&failure.error);
+                core.failed(lane, &failure.error);
                 line.fail(&failure.error);
                 return None;
             }
@@ -256,79 +242,12 @@ async fn connect(core: &Core, line: &Line) -> Option<Arc<dyn Connection>> {
                 core.deadline
             )),
         };
-        core.failed(&error);
+        core.failed(lane, &error);
         line.forget_abandoned();
         // From here on it is for the probes to find Redis again: they bring a connection that works.
-        if core.breaker.check().is_err() {
+        if lane.breaker.check().is_err() {
             line.fail(&error);
             return None;
         }
     }
-}
-
-/// One call of the script: sends a batch, and answers its orders. Returns whether the connection is of no use any more.
-async fn call(core: &Core, connection: Arc<dyn Connection>, orders: Vec<Order>) -> bool {
-    let (size, began) = (orders.len(), core.observers.are_there().then(Instant::now));
-    let now = core.clock.as_ref().map(crate::clock::Clock::now);
-    let batch = Batch::of(orders, &core.rows, now);
-    let exchange = async {
-        let reply = connection.call(Arc::new(batch.command(&core.script, true))).await;
-        match reply {
-            // A restart, a fail-over or SCRIPT FLUSH empties the script cache: normal operation.
-            Err(error) if error.kind() == ErrorKind::Server(ServerErrorKind::NoScript) => {
-                connection.call(Arc::new(batch.command(&core.script, false))).await
-            }
-            reply => reply,
-        }
-    };
-    let failure = match timeout(core.deadline, exchange).await {
-        Ok(Ok(reply)) => match batch.answer(&core.rows, &reply) {
-            Ok(()) => {
-                core.succeeded();
-                core.called(size, began, None);
-                return false;
-            }
-            Err(error) => Failure { error, breaks: false, answered: true },
-        },
-        Ok(Err(error)) => {
-            let failure = Failure::of(error);
-            batch.fail(&failure.error);
-            failure
-        }
-        Err(_) => {
-            let failure = Failure::timed_out(late(core));
-            batch.fail(&failure.error);
-            failure
-        }
-    };
-    core.called(size, began, Some(&failure.error));
-    if !failure.answered {
-        core.failed(&failure.error);
-    }
-    failure.breaks
-}
-
-/// What is said of a call that took too long.
-pub(super) fn late(core: &Core) -> String {
-    format!(
-        "Redis ({}) did not answer within the deadline of {:?}; what was asked may have been charged",
-        core.server.describe(),
-        core.deadline
-    )
-}
-
-/// Looks whether Redis is there and takes writes, and loads the script. Its connection is for the next line that needs one.
-pub(super) async fn probe(core: &Core) -> Result<(), Error> {
-    let connection = core.server.connect().await.map_err(|failure| failure.error)?;
-    let mut write = redis::cmd("SET");
-    write.arg(&core.probe_key).arg("").arg("PX").arg(1);
-    let mut load = redis::cmd("SCRIPT");
-    load.arg("LOAD").arg(core.script.text());
-    for command in [write, load] {
-        if let Err(error) = connection.call(Arc::new(command)).await {
-            return Err(Failure::of(error).error);
-        }
-    }
-    core.keep_spare(connection);
-    Ok(())
 }

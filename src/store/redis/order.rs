@@ -2,11 +2,10 @@ use std::sync::Arc;
 
 use tokio::sync::oneshot;
 
+use super::trade::Answer;
 use super::twin::Twin;
 use crate::algorithm::Charge;
 use crate::decision::Ask;
-use crate::error::Error;
-use crate::limiter::Outcome;
 
 /// Something to be done in Redis, on its way there.
 pub(super) struct Order {
@@ -18,9 +17,6 @@ pub(super) struct Order {
     pub(super) twins: Vec<Option<Arc<dyn Twin>>>,
     pub(super) reply: oneshot::Sender<Answer>,
 }
-
-/// What comes back: for a decision its outcome.
-pub(super) type Answer = Result<Option<Outcome>, Error>;
 
 pub(super) enum Steps {
     Decide(Ask, Arc<Shape>),
@@ -65,11 +61,6 @@ impl Order {
     pub(super) fn key(&self, limit: usize) -> &[u8] {
         let start = if limit == 0 { 0 } else { self.key_ends[limit - 1] };
         &self.keys[start..self.key_ends[limit]]
-    }
-
-    /// Whether nobody waits for it any more: it must not be charged then.
-    pub(super) fn is_abandoned(&self) -> bool {
-        self.reply.is_closed()
     }
 
     pub(super) fn shapes(&self) -> &[Arc<Shape>] {

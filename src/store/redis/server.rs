@@ -6,11 +6,12 @@ use std::time::Duration;
 use bb8_redis::bb8::{ManageConnection, Pool};
 use redis::aio::ConnectionLike;
 use redis::io::tcp::TcpSettings;
-use redis::{AsyncConnectionConfig, Client, IntoConnectionInfo, RedisError};
+use redis::{AsyncConnectionConfig, Client, ConnectionInfo, IntoConnectionInfo, RedisError};
 use tokio::time::timeout;
 
 use super::connection::Connection;
 use super::failure::Failure;
+use super::slot::slot;
 use crate::error::Error;
 use crate::limiter::BoxFuture;
 
@@ -23,14 +24,32 @@ use crate::limiter::BoxFuture;
 #[derive(Clone)]
 pub struct RedisServer(Arc<dyn Source>);
 
-/// What connections come from.
-trait Source: Send + Sync {
-    fn connect(&self) -> BoxFuture<Result<Box<dyn Connection>, Failure>>;
+/// What connections come from. A cluster has a lane for each node, anything else one.
+pub(super) trait Source: Send + Sync {
+    fn connect(&self, lane: usize) -> BoxFuture<Result<Box<dyn Connection>, Failure>>;
     fn describe(&self) -> &str;
 
     /// Its address and database, if they are known.
     fn place(&self) -> Option<String> {
         None
+    }
+
+    fn is_cluster(&self) -> bool {
+        false
+    }
+
+    /// Finds out which lanes there are.
+    fn prepare(&self) -> BoxFuture<Result<(), Failure>> {
+        Box::pin(std::future::ready(Ok(())))
+    }
+
+    fn lanes(&self) -> usize {
+        1
+    }
+
+    /// The lane of a slot.
+    fn lane(&self, _slot: u16) -> usize {
+        0
     }
 }
 
@@ -47,23 +66,64 @@ impl RedisServer {
     ///
     /// If it is no such address.
     pub fn open(address: &str) -> Result<Self, Error> {
-        // The address may hold a password: it is not repeated.
-        let wrong = |error: RedisError| {
-            Error::config(
-                "this is not the address of a Redis: it should be redis://[user:password@]host[:port][/database], rediss:// \
-                 for TLS (with the feature `redis-tls`), or unix:///path/to/socket",
-            )
-            .with_source(error)
-        };
-        let info = address.into_connection_info().map_err(wrong)?;
+        let info = information(address)?;
         let place = info.addr().to_string();
-        let info = info.set_tcp_settings(TcpSettings::default().set_nodelay(true));
         let client = Client::open(info).map_err(wrong)?;
         Ok(Self(Arc::new(Opened { client, place })))
     }
 
-    pub(super) fn connect(&self) -> BoxFuture<Result<Box<dyn Connection>, Failure>> {
-        self.0.connect()
+    /// A Redis Cluster or Valkey Cluster, by the addresses of some of its nodes, as in [`open`](Self::open): the others are
+    /// found by asking. User, password and TLS are those of the first address, for all nodes; there is no database.
+    ///
+    /// Each decision goes to the node that holds its keys. Slots that move, nodes that come, go, or are replaced by their
+    /// replicas are normal operation, and a node that is gone fails only what it holds. A command is sent again only where
+    /// a node said that it did not run it. What decisions of several limits need to share a slot is said at
+    /// [`Redis`](super::Redis#in-a-cluster).
+    ///
+    /// Nothing is connected yet: see [`Redis::check`](super::Redis::check).
+    ///
+    /// # Errors
+    ///
+    /// If there is no address, or one is not that of a node.
+    #[cfg(feature = "redis-cluster")]
+    pub fn cluster(addresses: impl IntoIterator<Item = impl AsRef<str>>) -> Result<Self, Error> {
+        let infos =
+            addresses.into_iter().map(|address| information(address.as_ref())).collect::<Result<Vec<_>, _>>()?;
+        Ok(Self(Arc::new(super::cluster::Cluster::new(infos)?)))
+    }
+
+    /// The master of this name, by the addresses of Sentinels, as in `redis://127.0.0.1:26379`: they are asked for it whenever a
+    /// connection is made. After a fail-over the old master answers READONLY or not at all, and the new one is asked.
+    ///
+    /// The master is reached without a password, or TLS: see [`sentinel_with`](Self::sentinel_with).
+    ///
+    /// # Errors
+    ///
+    /// If there is no Sentinel, or an address is none.
+    #[cfg(feature = "redis-sentinel")]
+    pub fn sentinel(addresses: impl IntoIterator<Item = impl AsRef<str>>, master: &str) -> Result<Self, Error> {
+        Self::sentinel_with(addresses, master, "redis://127.0.0.1")
+    }
+
+    /// As [`sentinel`](Self::sentinel), with settings for the master: an address as in [`open`](Self::open) whose user, password,
+    /// database and TLS are used, and whose host and port are not.
+    ///
+    /// # Errors
+    ///
+    /// If there is no Sentinel, or an address is none.
+    #[cfg(feature = "redis-sentinel")]
+    pub fn sentinel_with(
+        addresses: impl IntoIterator<Item = impl AsRef<str>>,
+        master: &str,
+        settings: &str,
+    ) -> Result<Self, Error> {
+        let sentinels =
+            addresses.into_iter().map(|address| information(address.as_ref())).collect::<Result<Vec<_>, _>>()?;
+        Ok(Self(Arc::new(super::sentinel::Sentinels::new(sentinels, master, information(settings)?)?)))
+    }
+
+    pub(super) fn connect(&self, lane: usize) -> BoxFuture<Result<Box<dyn Connection>, Failure>> {
+        self.0.connect(lane)
     }
 
     pub(super) fn describe(&self) -> &str {
@@ -74,6 +134,49 @@ impl RedisServer {
     pub(super) fn place(&self) -> String {
         self.0.place().unwrap_or_else(|| format!("{:p}", Arc::as_ptr(&self.0)))
     }
+
+    pub(super) fn is_cluster(&self) -> bool {
+        self.0.is_cluster()
+    }
+
+    pub(super) fn prepare(&self) -> BoxFuture<Result<(), Failure>> {
+        self.0.prepare()
+    }
+
+    pub(super) fn lanes(&self) -> usize {
+        self.0.lanes()
+    }
+
+    pub(super) fn lane(&self, slot: u16) -> usize {
+        self.0.lane(slot)
+    }
+
+    /// A key that a probe of this lane can write, and its slot. `None` if none is found: the lane's node has no slots, or few.
+    pub(super) fn probe_key(&self, lane: usize, prefix: &str) -> Option<(String, u16)> {
+        let key = format!("{prefix}:probe");
+        if !self.is_cluster() {
+            return Some((key, 0));
+        }
+        (0..1_000).find_map(|number| {
+            let key = format!("{prefix}:{number}:probe");
+            let slot = slot(key.as_bytes());
+            (self.lane(slot) == lane).then_some((key, slot))
+        })
+    }
+}
+
+fn information(address: &str) -> Result<ConnectionInfo, Error> {
+    let info = address.into_connection_info().map_err(wrong)?;
+    Ok(info.set_tcp_settings(TcpSettings::default().set_nodelay(true)))
+}
+
+/// The address may hold a password: it is not repeated.
+fn wrong(error: RedisError) -> Error {
+    Error::config(
+        "this is not the address of a Redis: it should be redis://[user:password@]host[:port][/database], rediss:// \
+         for TLS (with the feature `redis-tls`), or unix:///path/to/socket",
+    )
+    .with_source(error)
 }
 
 impl<M> From<Pool<M>> for RedisServer
@@ -102,7 +205,7 @@ where
     M: ManageConnection<Error = RedisError>,
     M::Connection: ConnectionLike + Clone + Send + Sync + 'static,
 {
-    fn connect(&self) -> BoxFuture<Result<Box<dyn Connection>, Failure>> {
+    fn connect(&self, _lane: usize) -> BoxFuture<Result<Box<dyn Connection>, Failure>> {
         let pool = self.pool.clone();
         Box::pin(async move {
             // Not `get`: bb8 tells no errors there, may hand out a connection that is long dead, and one whose other
@@ -124,12 +227,10 @@ struct Opened {
 }
 
 impl Source for Opened {
-    fn connect(&self) -> BoxFuture<Result<Box<dyn Connection>, Failure>> {
+    fn connect(&self, _lane: usize) -> BoxFuture<Result<Box<dyn Connection>, Failure>> {
         let client = self.client.clone();
         Box::pin(async move {
-            // Each decision has its own deadline; a second one here would only cut longer operations short.
-            let config = AsyncConnectionConfig::new().set_connection_timeout(None).set_response_timeout(None);
-            let connection = within(client.get_multiplexed_async_connection_with_config(&config)).await?;
+            let connection = within(client.get_multiplexed_async_connection_with_config(&connection_config())).await?;
             Ok(Box::new(connection) as Box<dyn Connection>)
         })
     }
@@ -143,8 +244,13 @@ impl Source for Opened {
     }
 }
 
+/// Each decision has its own deadline; a second one here would only cut longer operations short.
+pub(super) fn connection_config() -> AsyncConnectionConfig {
+    AsyncConnectionConfig::new().set_connection_timeout(None).set_response_timeout(None)
+}
+
 /// A server that accepts and then says nothing must not hold up those who wait for a connection.
-async fn within<C>(connecting: impl Future<Output = Result<C, RedisError>>) -> Result<C, Failure> {
+pub(super) async fn within<C>(connecting: impl Future<Output = Result<C, RedisError>>) -> Result<C, Failure> {
     match timeout(RedisServer::CONNECT_WITHIN, connecting).await {
         Ok(connected) => connected.map_err(Failure::of),
         Err(_) => Err(Failure::timed_out(format!(

@@ -1,0 +1,82 @@
+//! Twenty requests in ten seconds for each client address, shared by all processes that use one Redis Cluster.
+//!
+//! ```text
+//! for port in 7001 7002 7003; do redis-server --port $port --save '' --cluster-enabled yes --cluster-config-file $port.conf & done
+//! redis-cli --cluster create 127.0.0.1:7001 127.0.0.1:7002 127.0.0.1:7003 --cluster-yes
+//! export REDIS_URLS=redis://127.0.0.1:7001,redis://127.0.0.1:7002,redis://127.0.0.1:7003
+//! cargo run --example cluster
+//! PORT=3001 cargo run --example cluster        # in another terminal: the same limit
+//! curl -i 'http://127.0.0.1:3000/?[1-15]' 'http://127.0.0.1:3001/?[1-15]'
+//! ```
+//!
+//! The last ten of the thirty are answered with 429. While the node that counts a client is gone, each process lets ten through
+//! by itself: half of the limit, as there are two of them; `/` then says so. `REDIS_URLS` are some of the nodes, with commas
+//! between them, `PORT` is another port, and `PORT=0` a free one.
+
+use std::env;
+use std::net::{IpAddr, SocketAddr};
+use std::time::Duration;
+
+use axum::routing::get;
+use axum::{Extension, Router};
+use tower_ratelimit::limiter::Fallback;
+use tower_ratelimit::{Admission, FixedWindow, Memory, PeerIp, Quota, RateLimitLayer, Redis, RedisServer, Source};
+
+const TEN_SECONDS: Duration = Duration::from_secs(10);
+
+#[tokio::main]
+async fn main() {
+    if let Err(error) = run().await {
+        eprintln!("{error}");
+        std::process::exit(1);
+    }
+}
+
+async fn run() -> Result<(), Box<dyn std::error::Error>> {
+    let urls = env::var("REDIS_URLS").unwrap_or_else(|_| "redis://127.0.0.1:7001".to_owned());
+    let cluster = RedisServer::cluster(urls.split(',').map(str::trim))?;
+    let shared = Redis::<IpAddr>::new(cluster, "hello", FixedWindow::new(Quota::new(20, TEN_SECONDS)));
+    // Not needed, but so a mistake is found at start-up, and not by the first request.
+    shared.check().await.map_err(|error| {
+        format!(
+            "the cluster can't be used: {}\nStart one as the first lines of examples/cluster.rs say, and name some of its nodes, as in \
+             REDIS_URLS=redis://127.0.0.1:7001,redis://127.0.0.1:7002",
+            with_causes(&error)
+        )
+    })?;
+    let alone = Memory::new(FixedWindow::new(Quota::new(10, TEN_SECONDS)));
+
+    let app = Router::new()
+        .route("/", get(hello))
+        .layer(RateLimitLayer::new(PeerIp::new(), Fallback::new(shared, alone)))
+        .route("/health", get(async || "ok\n"));
+
+    let port: u16 = env::var("PORT").map_or(Ok(3000), |port| port.parse()).map_err(|_| "PORT must be 0 to 65535")?;
+    let listener = tokio::net::TcpListener::bind(("127.0.0.1", port))
+        .await
+        .map_err(|error| format!("can't listen on port {port} ({error}): choose another one with PORT, or PORT=0"))?;
+    let address = listener.local_addr()?;
+    println!("listening on http://{address}");
+    println!("try: curl -i 'http://{address}/?[1-21]'");
+
+    axum::serve(listener, app.into_make_service_with_connect_info::<SocketAddr>()).await?;
+    Ok(())
+}
+
+async fn hello(Extension(admission): Extension<Admission>) -> &'static str {
+    match admission.decision().map(tower_ratelimit::Decision::source) {
+        Some(Source::Fallback) => "Hello! The cluster is gone: this process counts by itself.\n",
+        _ => "Hello! You are within the limit.\n",
+    }
+}
+
+fn with_causes(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        text.push_str(": ");
+        text.push_str(&error.to_string());
+        cause = error.source();
+    }
+    text
+}

@@ -1,0 +1,65 @@
+//! What a line carries: what differs between a script's calls and the commands of a module.
+
+use std::future::Future;
+
+use redis::{Cmd, RedisError};
+use tokio::sync::oneshot;
+
+use super::connection::Connection;
+use super::failure::Failure;
+use crate::error::Error;
+use crate::limiter::Outcome;
+
+/// What comes back: for a decision its outcome.
+pub(super) type Answer = Result<Option<Outcome>, Error>;
+
+/// Something to be done in Redis, and who waits for it.
+pub(super) trait Parcel: Send + 'static {
+    /// How much of a call it takes up.
+    fn steps(&self) -> usize;
+
+    /// The slot of its keys, were they in a cluster.
+    fn slot(&self) -> u16;
+
+    fn reply(&self) -> &oneshot::Sender<Answer>;
+
+    /// Ends it.
+    fn answer(self, answer: Answer);
+
+    /// Whether nobody waits for it any more: it must not be charged then.
+    fn is_abandoned(&self) -> bool {
+        self.reply().is_closed()
+    }
+}
+
+/// How parcels are sent, and what the replies mean.
+pub(super) trait Trade: Send + Sync + 'static {
+    type Parcel: Parcel;
+    /// Parcels that travel together.
+    type Batch: Send + Sync;
+    type Reply: Send;
+
+    fn batch(&self, parcels: Vec<Self::Parcel>) -> Self::Batch;
+
+    /// The parcels again, after a reply that said that nothing was done.
+    fn parcels(batch: Self::Batch) -> Vec<Self::Parcel>;
+
+    /// Sends a batch, once; a second time only if it is certain that the first one did nothing.
+    fn exchange(
+        &self,
+        connection: &dyn Connection,
+        slot: u16,
+        batch: &Self::Batch,
+    ) -> impl Future<Output = Result<Self::Reply, RedisError>> + Send;
+
+    /// Tells everybody what came of it. The failure is for the breaker, everybody is told.
+    fn answer(&self, batch: Self::Batch, reply: Self::Reply) -> Result<(), Failure>;
+
+    /// What a failure of the whole call means.
+    fn explain(&self, error: RedisError) -> Failure {
+        Failure::of(error)
+    }
+
+    /// What a probe asks, besides whether Redis takes writes.
+    fn trial(&self) -> Cmd;
+}

@@ -1,0 +1,186 @@
+//! `CL.THROTTLE`, with the module redis-cell itself.
+
+use std::time::Duration;
+
+use futures_util::future::join_all;
+use tokio::time::{Instant, sleep};
+use tower_ratelimit::limiter::Receipt;
+use tower_ratelimit::{Ask, Clock, Limiter, Quota, RedisCell, RedisServer, SystemClock, Verdict};
+
+use crate::helpers::{PATIENCE, acquire, is_allowed};
+use crate::server::Server;
+
+fn with_module() -> Server {
+    let library = std::env::var("REDIS_CELL").unwrap_or_else(|_| {
+        panic!("these tests load redis-cell: build it with `export REDIS_CELL=$(scripts/redis-cell)`, or run `scripts/test`")
+    });
+    assert!(std::path::Path::new(&library).exists(), "REDIS_CELL names what is not there: run scripts/redis-cell");
+    Server::with(&["--loadmodule", &library])
+}
+
+fn limiter(server: &Server, quota: Quota) -> RedisCell<str> {
+    RedisCell::builder(server.open(), "api", quota).deadline(PATIENCE).build().expect("a quota")
+}
+
+#[tokio::test]
+async fn it_decides_as_the_quota_says() {
+    let server = with_module();
+    let limiter = limiter(&server, Quota::per_minute(3));
+    limiter.check().await.expect("a Redis with the module");
+    for left in [2, 1, 0] {
+        let decision = acquire(&limiter, "alice", Ask::default()).await.expect("an answer").decision;
+        assert_eq!((decision.verdict(), decision.remaining()), (Verdict::Allowed, Some(left)));
+        let standing = decision.standing().expect("the limit");
+        assert_eq!((standing.name(), standing.limit(), standing.window()), ("default", 3, Duration::from_secs(60)));
+        assert!(decision.reset() <= Some(Duration::from_secs(20 * (3 - left))), "{decision:?}");
+    }
+    let refused = acquire(&limiter, "alice", Ask::default()).await.expect("an answer");
+    assert!(!refused.decision.is_allowed() && refused.receipt.is_none());
+    let wait = refused.decision.retry_after().expect("a time");
+    assert!(wait > Duration::from_secs(18) && wait <= Duration::from_secs(20), "{wait:?}");
+    assert!(is_allowed(&limiter, "bob").await);
+    assert_eq!(limiter.key_in_redis("alice"), "ratelimit:api:default:cell:alice");
+    let mut keys = server.keys();
+    keys.sort();
+    assert_eq!(keys, ["ratelimit:api:default:cell:alice", "ratelimit:api:default:cell:bob"]);
+}
+
+#[tokio::test]
+async fn a_wait_is_enough_and_a_second_too_long_at_most() {
+    let server = with_module();
+    for quota in [Quota::per_second(10), Quota::per_second(3), Quota::per_second(1)] {
+        let limiter = limiter(&server, quota);
+        for cost in [1, quota.limit()] {
+            limiter.reset("alice").await.expect("done");
+            while is_allowed(&limiter, "alice").await {}
+            let refused = acquire(&limiter, "alice", Ask::cost(cost)).await.expect("an answer").decision;
+            let wait = refused.retry_after().unwrap_or_else(|| panic!("{refused:?}"));
+            let began = Instant::now();
+            let peeked = limiter.peek("alice", Ask::cost(cost)).await.expect("an answer").retry_after();
+            assert!(peeked.expect("a wait") <= wait + Duration::from_secs(1), "{peeked:?} {wait:?}");
+            sleep(wait).await;
+            let after = limiter.peek("alice", Ask::cost(cost)).await.expect("an answer");
+            assert!(after.is_allowed(), "{quota} at {cost}: {wait:?} {:?} {after:?}", began.elapsed());
+            assert!(wait <= quota.period() + Duration::from_secs(1), "{wait:?}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_cost_counts_as_so_many_and_a_peek_as_none() {
+    let server = with_module();
+    let limiter = RedisCell::<str>::builder(server.open(), "api", Quota::per_hour(6))
+        .burst(10)
+        .deadline(PATIENCE)
+        .build()
+        .expect("a quota");
+    let left = async || limiter.peek("alice", Ask::cost(0)).await.expect("an answer").remaining();
+    let ask = async |cost| acquire(&limiter, "alice", Ask::cost(cost)).await.expect("an answer").decision.verdict();
+    assert_eq!(left().await, Some(10));
+    assert_eq!(ask(7).await, Verdict::Allowed);
+    assert_eq!(left().await, Some(3));
+    assert!(!ask(4).await.is_allowed());
+    assert!(!limiter.peek("alice", Ask::cost(4)).await.expect("an answer").is_allowed());
+    assert!(limiter.peek("alice", Ask::cost(3)).await.expect("an answer").is_allowed());
+    assert_eq!(left().await, Some(3));
+    assert_eq!(ask(3).await, Verdict::Allowed);
+    assert_eq!(ask(0).await, Verdict::Allowed);
+    assert_eq!(left().await, Some(0));
+    limiter.reset("alice").await.expect("done");
+    assert_eq!(left().await, Some(10));
+    // The module says -1 to these as to what is allowed.
+    for cost in [11, 1 << 40, u64::MAX] {
+        assert_eq!(ask(cost).await, Verdict::Never);
+        assert!(limiter.peek("alice", Ask::cost(cost)).await.expect("an answer").is_never());
+    }
+    assert_eq!(left().await, Some(10));
+}
+
+#[tokio::test]
+async fn those_at_once_travel_together_and_get_no_more() {
+    let server = with_module();
+    let limiter = limiter(&server, Quota::per_hour(1_000));
+    limiter.check().await.expect("a Redis with the module");
+    let before = server.number_of("cmdstat_cl.throttle:calls=");
+    let asked = join_all((0..3_000).map(|_| acquire(&limiter, "alice", Ask::default()))).await;
+    let allowed = asked.into_iter().filter(|outcome| outcome.as_ref().expect("an answer").decision.is_allowed());
+    assert_eq!(allowed.count(), 1_000);
+    assert_eq!(server.number_of("cmdstat_cl.throttle:calls=") - before, 3_000);
+}
+
+#[tokio::test]
+async fn what_it_does_not_have_it_says() {
+    let server = with_module();
+    let limiter = limiter(&server, Quota::per_minute(3));
+    let receipt = Receipt::new(SystemClock::new().now(), 1, 1);
+    assert!(limiter.settle("alice", receipt, 0).await.expect_err("it can't").is_unsupported());
+    assert!(limiter.set("default", "alice", 1).await.expect_err("it can't").is_unsupported());
+    let blocked = limiter.block("default", "alice", Duration::from_secs(1)).await;
+    assert!(blocked.expect_err("it can't").is_unsupported());
+}
+
+#[tokio::test]
+async fn a_server_without_the_command_is_named() {
+    let server = Server::start();
+    let limiter = limiter(&server, Quota::per_minute(3));
+    let checked = limiter.check().await.expect_err("no module");
+    assert!(checked.is_unavailable() && checked.to_string().contains("has no CL.THROTTLE"), "{checked}");
+    for _ in 0..10 {
+        let error = acquire(&limiter, "alice", Ask::default()).await.expect_err("no module");
+        assert!(error.is_unavailable() && error.to_string().contains("has no CL.THROTTLE"), "{error}");
+    }
+}
+
+#[tokio::test]
+async fn a_key_in_use_fails_alone() {
+    let server = with_module();
+    let limiter = limiter(&server, Quota::per_minute(3));
+    server.command(&["RPUSH", &limiter.key_in_redis("bad"), "x"]);
+    let (bad, good) = tokio::join!(acquire(&limiter, "bad", Ask::default()), acquire(&limiter, "good", Ask::default()));
+    assert!(bad.expect_err("somebody else's").is_unavailable());
+    assert!(good.expect("an answer").decision.is_allowed());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_server_that_is_gone_fails_by_deadline_and_is_found_again() {
+    let mut server = with_module();
+    let limiter = RedisCell::<str>::builder(server.open(), "api", Quota::per_second(1_000_000))
+        .deadline(Duration::from_millis(200))
+        .build()
+        .expect("a quota");
+    limiter.check().await.expect("a Redis with the module");
+    server.signal("-STOP");
+    for _ in 0..10 {
+        let began = Instant::now();
+        assert!(acquire(&limiter, "alice", Ask::default()).await.expect_err("it is stopped").is_unavailable());
+        assert!(began.elapsed() < Duration::from_secs(2), "{:?}", began.elapsed());
+    }
+    server.signal("-CONT");
+    server.kill();
+    server.restart();
+    let patience = Instant::now() + PATIENCE;
+    while acquire(&limiter, "alice", Ask::default()).await.is_err() {
+        assert!(Instant::now() < patience, "it does not come back");
+        sleep(Duration::from_millis(20)).await;
+    }
+}
+
+#[test]
+fn what_can_not_be_is_an_error_when_it_is_built() {
+    let server = RedisServer::open("redis://127.0.0.1:1").expect("an address");
+    let build = |name, quota, burst, deadline| {
+        RedisCell::<str>::builder(server.clone(), name, quota).burst(burst).deadline(deadline).build().map(|_| ())
+    };
+    let minute = Quota::per_minute(1);
+    assert!(build("api", minute, 1, PATIENCE).is_ok());
+    for wrong in [
+        build("", minute, 1, PATIENCE),
+        build("api", minute, 0, PATIENCE),
+        build("api", minute, 1, Duration::ZERO),
+        build("api", Quota::new(1, Duration::from_millis(500)), 1, PATIENCE),
+        build("api", Quota::per_second(1_000_001), 1, PATIENCE),
+        build("api", Quota::per_day(1), 1 << 40, PATIENCE),
+    ] {
+        assert!(wrong.expect_err("it can't be").is_config());
+    }
+}

@@ -1,0 +1,85 @@
+//! A load of many keys, over which a cluster or Sentinel has to bring its limiter through a fault.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use tokio::task::JoinSet;
+use tokio::time::sleep;
+use tower_ratelimit::{Ask, Redis};
+
+use crate::helpers::{PATIENCE, acquire};
+
+pub(crate) const DEADLINE: Duration = Duration::from_millis(200);
+/// A machine that others use too may be slow; what hangs is slower.
+const MARGIN: u32 = 10;
+
+const KEYS: usize = 48;
+
+/// One decision under load.
+pub(crate) struct Sample {
+    pub(crate) key: String,
+    pub(crate) began: Instant,
+    pub(crate) took: Duration,
+    pub(crate) answered: bool,
+}
+
+/// Tasks that each ask for a key of their own.
+pub(crate) struct Load {
+    goes_on: Arc<AtomicBool>,
+    tasks: JoinSet<Vec<Sample>>,
+}
+
+impl Load {
+    pub(crate) fn on(limiter: &Redis<str>) -> Self {
+        let goes_on = Arc::new(AtomicBool::new(true));
+        let mut tasks = JoinSet::new();
+        for task in 0..KEYS {
+            let (limiter, goes_on) = (limiter.clone(), Arc::clone(&goes_on));
+            tasks.spawn(async move {
+                let key = format!("key{task}");
+                let mut samples = Vec::new();
+                while goes_on.load(Ordering::SeqCst) {
+                    let began = Instant::now();
+                    let result = acquire(&limiter, key.as_str(), Ask::default()).await;
+                    if let Err(error) = &result {
+                        assert!(error.is_unavailable(), "{error:?}");
+                    }
+                    let (took, answered) = (began.elapsed(), result.is_ok());
+                    samples.push(Sample { key: key.clone(), began, took, answered });
+                    sleep(Duration::from_millis(5)).await;
+                }
+                samples
+            });
+        }
+        Self { goes_on, tasks }
+    }
+
+    /// Ends it, prints what has happened since the fault, and returns it all.
+    pub(crate) async fn report(self, fault: &str, began: Instant) -> Vec<Sample> {
+        self.goes_on.store(false, Ordering::SeqCst);
+        let samples: Vec<_> = self.tasks.join_all().await.into_iter().flatten().collect();
+        let failed = samples.iter().filter(|sample| !sample.answered);
+        let resumed =
+            failed.clone().map(|sample| sample.began + sample.took).max().map_or(Duration::ZERO, |at| at - began);
+        let slowest = samples.iter().map(|sample| sample.took).max().expect("a load");
+        println!(
+            "| {fault:<40} | sent {:>6} | failed {:>6} | slowest {slowest:>8.1?} | last failure after {resumed:>8.1?} |",
+            samples.len(),
+            failed.count()
+        );
+        assert!(slowest < DEADLINE * MARGIN, "{fault}: {slowest:?}");
+        samples
+    }
+}
+
+/// Until every key is answered again.
+pub(crate) async fn all_answered(limiter: &Redis<str>) {
+    let patience = Instant::now() + PATIENCE;
+    for task in 0..KEYS {
+        while acquire(limiter, format!("key{task}").as_str(), Ask::default()).await.is_err() {
+            assert!(Instant::now() < patience, "service does not resume for key{task}");
+            sleep(Duration::from_millis(10)).await;
+        }
+    }
+}

@@ -1,0 +1,122 @@
+//! A cluster of one's own, on the loopback interface.
+
+use std::time::{Duration, Instant};
+
+use tower_ratelimit::RedisServer;
+
+use crate::server::Server;
+
+pub(crate) struct Nodes {
+    /// Masters first; the replica of the master with index `i` has the index `MASTERS + i`.
+    pub(crate) nodes: Vec<Server>,
+}
+
+const MASTERS: usize = 3;
+const SLOTS: usize = 16_384;
+
+impl Nodes {
+    /// Three masters.
+    pub(crate) fn start() -> Self {
+        let cluster = Self { nodes: (0..MASTERS).map(|_| Server::node()).collect() };
+        cluster.meet();
+        cluster
+    }
+
+    /// Three masters, and a replica of each.
+    pub(crate) fn with_replicas() -> Self {
+        let cluster = Self { nodes: (0..2 * MASTERS).map(|_| Server::node()).collect() };
+        cluster.meet();
+        for master in 0..MASTERS {
+            let id = cluster.id(master);
+            let replica = &cluster.nodes[MASTERS + master];
+            until("a replica knows its master", || replica.command(&["CLUSTER", "REPLICATE", &id]).starts_with("+OK"));
+        }
+        for replica in &cluster.nodes[MASTERS..] {
+            until("a replica is in step", || {
+                replica.command(&["INFO", "replication"]).contains("master_link_status:up")
+            });
+        }
+        // Until all know who replicates whom, nobody is elected.
+        for node in &cluster.nodes {
+            until("all know of the replicas", || {
+                node.command(&["CLUSTER", "NODES"]).matches(" slave ").count()
+                    + node.command(&["CLUSTER", "NODES"]).matches("myself,slave").count()
+                    >= MASTERS
+            });
+        }
+        cluster
+    }
+
+    fn meet(&self) {
+        for (index, node) in self.nodes.iter().enumerate() {
+            node.command(&["CLUSTER", "SET-CONFIG-EPOCH", &(index + 1).to_string()]);
+            if index < MASTERS {
+                let (first, next) = (SLOTS * index / MASTERS, SLOTS * (index + 1) / MASTERS);
+                let added = node.command(&["CLUSTER", "ADDSLOTSRANGE", &first.to_string(), &(next - 1).to_string()]);
+                assert!(added.starts_with("+OK"), "{added}");
+            }
+            node.command(&["CLUSTER", "MEET", "127.0.0.1", &self.nodes[0].port.to_string()]);
+        }
+        let all = format!("cluster_known_nodes:{}", self.nodes.len());
+        for node in &self.nodes {
+            until("the cluster is whole", || {
+                let info = node.command(&["CLUSTER", "INFO"]);
+                info.contains("cluster_state:ok") && info.contains(&all) && info.contains("cluster_size:3")
+            });
+        }
+    }
+
+    pub(crate) fn addresses(&self) -> Vec<String> {
+        self.nodes.iter().map(Server::address).collect()
+    }
+
+    pub(crate) fn open(&self) -> RedisServer {
+        RedisServer::cluster(self.addresses()).expect("addresses")
+    }
+
+    fn id(&self, node: usize) -> String {
+        let reply = self.nodes[node].command(&["CLUSTER", "MYID"]);
+        reply.split("\r\n").nth(1).expect("an id").to_owned()
+    }
+
+    pub(crate) fn slot(&self, key: &str) -> usize {
+        usize::try_from(self.nodes[0].number(&["CLUSTER", "KEYSLOT", key])).expect("a slot")
+    }
+
+    /// The master that held the slot of a key at the beginning.
+    pub(crate) fn first_master_of(&self, key: &str) -> usize {
+        let slot = self.slot(key);
+        (0..MASTERS).find(|index| slot < SLOTS * (index + 1) / MASTERS).expect("a master")
+    }
+
+    /// Moves a slot with all its keys, and takes so long between its steps.
+    pub(crate) fn migrate(&self, slot: usize, from: usize, to: usize, pause: Duration) {
+        let (text, from_id, to_id) = (slot.to_string(), self.id(from), self.id(to));
+        let set = |node: usize, how: &[&str]| {
+            let reply = self.nodes[node].command(&[&["CLUSTER", "SETSLOT", &text], how].concat());
+            assert!(reply.starts_with("+OK"), "{how:?}: {reply}");
+        };
+        set(to, &["IMPORTING", &from_id]);
+        set(from, &["MIGRATING", &to_id]);
+        std::thread::sleep(pause);
+        loop {
+            let reply = self.nodes[from].command(&["CLUSTER", "GETKEYSINSLOT", &text, "1"]);
+            let Some(key) = reply.split("\r\n").nth(2).filter(|_| !reply.starts_with("*0")) else { break };
+            let port = self.nodes[to].port.to_string();
+            let moved = self.nodes[from].command(&["MIGRATE", "127.0.0.1", &port, key, "0", "5000"]);
+            assert!(moved.starts_with("+OK") || moved.starts_with("+NOKEY"), "{moved}");
+            std::thread::sleep(pause);
+        }
+        for node in [to, from].into_iter().chain((0..MASTERS).filter(|node| *node != from && *node != to)) {
+            set(node, &["NODE", &to_id]);
+        }
+    }
+}
+
+pub(crate) fn until(what: &str, holds: impl Fn() -> bool) {
+    let patience = Instant::now() + Duration::from_secs(40);
+    while !holds() {
+        assert!(Instant::now() < patience, "{what}: not in time");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
