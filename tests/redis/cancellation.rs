@@ -13,7 +13,7 @@ use crate::server::Server;
 
 const QUOTA: Quota = Quota::per_day(100_000);
 /// How long the server holds back what is under way.
-const PAUSE: Duration = Duration::from_millis(150);
+const PAUSE: Duration = Duration::from_millis(200);
 
 type Call = JoinHandle<Result<Outcome, Error>>;
 
@@ -30,7 +30,7 @@ async fn hold_back(server: &Server, limiter: &Redis<str>) -> Vec<Call> {
     assert!(is_allowed(limiter, "warm").await);
     server.pause(PAUSE);
     let mut under_way = Vec::new();
-    for key in ["first", "second", "third"] {
+    for key in ["first", "second", "third", "fourth", "fifth"] {
         under_way.push(ask(limiter, key));
         sleep(Duration::from_millis(10)).await;
     }

@@ -154,8 +154,9 @@ impl<P: Parcel> Line<P> {
     }
 }
 
-/// How many calls are under way at a time: with two, the server works on one while the other travels.
-const MOST_CALLS: usize = 2;
+/// How many calls are under way at a time: so many that the server has always one to work on while others travel, and while
+/// their senders are told. They arrive in the order in which they were sent.
+const MOST_CALLS: usize = 4;
 
 /// Sends a line's parcels until nobody uses the limiter any more.
 pub(super) fn drive<T: Trade>(
