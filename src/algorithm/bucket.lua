@@ -122,12 +122,10 @@ local function commit(s, now, delay, p)
 end
 
 local function give_back(s, now, charge, p)
-  local whole, part, at = level(s, now, p)
+  local whole, part, at, floor = own_level(s, now, p)
   if whole <= at then
     return false
   end
-  local floor
-  whole, part, at, floor = own_level(s, now, p)
   local credit, credit_part = p[5], p[6]
   local left = charge.till - at
   if left < 0 then left = 0 end

@@ -41,22 +41,29 @@
 //! under the old quota does not come back, and a raised quota counts at once. The conversion rounds the debt up, by less than
 //! the `1 / tokens` part of a tick.
 //!
+//! What is left of a charge that is given back is counted in time, to the moment up to which it counted when it was made. After a
+//! change of quota that is in terms of another rate: a charge from before it is credited up to the ratio of both rates less if
+//! the quota was lowered, and up to its cost too much if it was raised and some of it had drained.
+//!
 //! Under a slower quota the floor is stretched as the debt is, as what was promised costs more. Under a faster one it stays,
 //! but no later than `whole`: a raised quota counts at once for those who ask, and not for those who wait already.
 
+mod rate;
 #[cfg(feature = "redis")]
 mod twin;
+mod unfit;
 
 use std::time::Duration;
 
 use super::{AtOnce, Charge};
 use crate::clock::{Timestamp, whole_micros};
 use crate::decision::{Ask, Figures, Reading, Verdict};
-use crate::error::Error;
 use crate::quota::{LARGEST_LIMIT, LONGEST_MICROS, Quota};
 
+use self::rate::{Rate, Span, Tat, narrow};
 #[cfg(feature = "redis")]
 pub(crate) use self::twin::KERNEL;
+pub(crate) use self::unfit::Unfit;
 
 pub(crate) type Words = [u64; 5];
 
@@ -71,29 +78,6 @@ pub(crate) struct Bucket {
     slack: Span,
     /// From empty to full, rounded up to a tick.
     time_to_full: u64,
-}
-
-/// The quota in lowest terms: `tokens` each `ticks`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Rate {
-    tokens: u64,
-    ticks: u64,
-    /// Both in one word, as states keep them.
-    packed: u64,
-}
-
-/// `whole + part / tokens` ticks, `part < tokens`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Span {
-    whole: u64,
-    part: u64,
-}
-
-/// `whole - part / tokens` ticks since the epoch, `part < tokens`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Tat {
-    whole: u64,
-    part: u64,
 }
 
 /// What a state comes to at a moment.
@@ -118,15 +102,6 @@ impl Level {
         let carry = self.tat.part + slack.part >= self.rate.tokens;
         over.saturating_sub(u64::from(carry))
     }
-}
-
-/// What can't be: see `explain`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Unfit {
-    BurstZero,
-    BurstTooLarge,
-    TooSlow,
-    TooFine,
 }
 
 impl Bucket {
@@ -404,152 +379,4 @@ fn project(&[debt, part, tokens, ticks, burst, behind]: &[u64; 6]) -> Figures {
             more_after
         })),
     }
-}
-
-impl Rate {
-    /// `None` where `tokens * ticks` in lowest terms is over 2^53: Redis computes in doubles, and a limit must not
-    /// change its meaning with its store.
-    const fn of(limit: u64, period: u64) -> Option<Self> {
-        let (mut a, mut b) = (limit, period);
-        while b != 0 {
-            (a, b) = (b, a % b);
-        }
-        let (tokens, ticks) = (limit / a, period / a);
-        match tokens.checked_mul(ticks) {
-            Some(product) if product <= 1 << 53 => Some(Self { tokens, ticks, packed: Self::pack(tokens, ticks) }),
-            _ => None,
-        }
-    }
-
-    fn is_faster_than(self, other: Self) -> bool {
-        u128::from(self.tokens) * u128::from(other.ticks) > u128::from(other.tokens) * u128::from(self.ticks)
-    }
-
-    /// How long `count` tokens take to come back.
-    #[allow(clippy::cast_possible_truncation, reason = "the remainder is below `tokens`, and the quotient is capped")]
-    const fn span(self, count: u64) -> Span {
-        let tokens = self.tokens;
-        if let Some(product) = count.checked_mul(self.ticks) {
-            return Span { whole: product / tokens, part: product % tokens };
-        }
-        let product = count as u128 * self.ticks as u128;
-        let whole = product / tokens as u128;
-        if whole > u64::MAX as u128 / 4 {
-            return Span { whole: u64::MAX / 4, part: 0 };
-        }
-        Span { whole: whole as u64, part: (product % tokens as u128) as u64 }
-    }
-
-    /// A debt of so many ticks in tokens, rounded up.
-    #[inline(always)]
-    fn owed(self, debt: u64, part: u64) -> u64 {
-        // Nearly always it fits into 64 bits, where dividing costs a tenth.
-        match debt.checked_mul(self.tokens) {
-            Some(owed) => owed.saturating_sub(part).div_ceil(self.ticks),
-            None => self.owed_at_length(debt, part),
-        }
-    }
-
-    #[cold]
-    fn owed_at_length(self, debt: u64, part: u64) -> u64 {
-        let owed = u128::from(debt) * u128::from(self.tokens) - u128::from(part);
-        narrow(owed.div_ceil(u128::from(self.ticks)))
-    }
-
-    /// In one word: both numbers together have at most 55 bits, and 6 say where one ends.
-    const fn pack(tokens: u64, ticks: u64) -> u64 {
-        let bits = u64::BITS - tokens.leading_zeros();
-        (bits as u64) << 58 | ticks << bits | tokens
-    }
-
-    const fn unpack(word: u64) -> Self {
-        let bits = word >> 58;
-        let low = word & ((1 << 58) - 1);
-        Self { tokens: low & ((1 << bits) - 1), ticks: low >> bits, packed: word }
-    }
-}
-
-impl Span {
-    const fn round_up(self) -> u64 {
-        self.whole + (self.part > 0) as u64
-    }
-}
-
-impl Tat {
-    /// Not later than `latest`.
-    #[inline(always)]
-    fn until(self, latest: u64) -> Self {
-        if self.whole > latest { Self { whole: latest, part: 0 } } else { self }
-    }
-
-    /// Not earlier than `earliest`, and not later than it was `before`.
-    fn not_before(self, earliest: u64, before: Self) -> Self {
-        if self.whole > earliest || (self.whole == earliest && self.part == 0) {
-            self
-        } else if earliest < before.whole {
-            Self { whole: earliest, part: 0 }
-        } else {
-            before
-        }
-    }
-
-    #[inline(always)]
-    fn plus(self, span: Span, tokens: u64) -> Self {
-        let whole = self.whole.saturating_add(span.whole);
-        if self.part >= span.part {
-            Self { whole, part: self.part - span.part }
-        } else {
-            Self { whole: whole.saturating_add(1), part: self.part + tokens - span.part }
-        }
-    }
-
-    fn minus(self, span: Span, tokens: u64) -> Self {
-        let part = self.part + span.part;
-        let whole = self.whole.saturating_sub(span.whole);
-        if part < tokens { Self { whole, part } } else { Self { whole: whole.saturating_sub(1), part: part - tokens } }
-    }
-}
-
-impl Unfit {
-    const fn message(self) -> &'static str {
-        match self {
-            Self::BurstZero => "a burst must be at least 1: a limiter without room for one request refuses them all",
-            Self::BurstTooLarge => "a burst must be at most 2^53 (9007199254740992)",
-            Self::TooSlow => "a bucket must fill within 200 years: choose a smaller burst or a larger quota",
-            Self::TooFine => {
-                "this quota can't be counted exactly: in lowest terms limit * period in microseconds must be at most \
-                 2^53; `try_new` names the nearest quota that fits"
-            }
-        }
-    }
-
-    /// The error, with what would be right.
-    pub(crate) fn explain(self, quota: Quota) -> Error {
-        match self {
-            Self::TooSlow => {
-                let most = u128::from(LONGEST_MICROS) * u128::from(quota.limit()) / u128::from(quota.period_micros());
-                Error::config(format!("{}: with {quota} a burst of at most {most}", self.message()))
-            }
-            Self::TooFine => Error::config(format!(
-                "{quota} can't be counted exactly: in lowest terms limit * period in microseconds must be at most 2^53; \
-                 the nearest quota that fits is {}",
-                nearest_fit(quota),
-            )),
-            Self::BurstZero | Self::BurstTooLarge => Error::config(self.message()),
-        }
-    }
-}
-
-/// The quota with the nearest limit that [`Rate::of`] takes.
-fn nearest_fit(quota: Quota) -> Quota {
-    let (limit, period) = (quota.limit(), quota.period_micros());
-    let fits = |limit: &u64| Quota::try_new(*limit, quota.period()).is_ok() && Rate::of(*limit, period).is_some();
-    // Common periods have so many divisors that a fit is near. Where none is, the largest product that fits is.
-    let near = (1..500_000).flat_map(|step| [limit.saturating_sub(step), limit.saturating_add(step)]).find(fits);
-    let limit = near.or_else(|| Some(LARGEST_LIMIT / period).filter(fits)).unwrap_or(1);
-    Quota::new(limit, quota.period())
-}
-
-fn narrow(wide: u128) -> u64 {
-    u64::try_from(wide).unwrap_or(u64::MAX)
 }

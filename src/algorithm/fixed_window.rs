@@ -160,7 +160,7 @@ impl Algorithm for FixedWindow {
 
 #[cfg(feature = "redis")]
 impl super::Scripted for FixedWindow {
-    const KERNEL: super::Kernel = super::Kernel::new("fixed_window1", 4, include_str!("fixed_window.lua"))
+    const KERNEL: super::Kernel = super::Kernel::new("fixed_window1", include_str!("fixed_window.lua"))
         .with_short_cut(include_str!("fixed_window_short.lua"));
 
     fn params(&self, cost: u64, params: &mut Vec<u64>) {

@@ -55,7 +55,7 @@ use crate::decision::{Ask, Reading};
 /// # }
 ///
 /// impl Scripted for CoolDown {
-///     const KERNEL: Kernel = Kernel::new("cool_down1", 1, "
+///     const KERNEL: Kernel = Kernel::new("cool_down1", "
 ///         local function peek(s, now, patience, p)
 ///           if p[2] > 1 then return -1 end
 ///           local wait = s[1] - now
@@ -117,27 +117,26 @@ pub struct Kernel {
     short: Option<&'static str>,
 }
 
-/// How a state lies in Redis.
+/// How a state lies in Redis, and what a reply brings of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Layout {
-    /// So many numbers.
-    Words(usize),
-    /// A number of numbers that depends on the quota.
-    Varying,
-    /// A head and a tail, of which a decision reads parts.
+    /// Numbers, of which a reply brings all.
+    Whole,
+    /// A head and a tail, of which a decision reads parts; a reply brings three numbers with each decision.
     Head,
 }
 
 impl Kernel {
-    /// A kernel of states with `words` numbers. The name is part of every key: it should tell the kernel and the version of
-    /// its states' layout.
+    /// The name is part of every key: it should tell the kernel and the version of its states' layout.
     #[must_use]
-    pub const fn new(name: &'static str, words: usize, source: &'static str) -> Self {
-        Self { name, layout: Layout::Words(words), source, short: None }
+    pub const fn new(name: &'static str, source: &'static str) -> Self {
+        Self { name, layout: Layout::Whole, source, short: None }
     }
 
-    pub(super) const fn with_layout(name: &'static str, layout: Layout, source: &'static str) -> Self {
-        Self { name, layout, source, short: None }
+    /// Of states with a head.
+    pub(super) const fn with_head(mut self) -> Self {
+        self.layout = Layout::Head;
+        self
     }
 
     /// Adds a short cut for the commonest decisions.

@@ -42,8 +42,8 @@ local function write_hit(s, index, time, weight)
   redis.call('SETRANGE', s.key, HEAD + slot * HIT, struct_pack('<dd', time, weight))
 end
 
--- What counts at `now`: the index of the oldest hit that does, how much is used, the period, the moment to decide at.
-local function window(s, now, p)
+-- Reads what counts at `now`: the index of the oldest hit that does, how much is used, the period, the moment to decide at.
+local function look(s, now, p)
   local period = p[2]
   local at = s[6]
   if at < now then at = now end
@@ -62,6 +62,14 @@ local function window(s, now, p)
     gone = gone + weight
   end)
   return first, used - gone, period, at
+end
+
+-- The same. A decision asks for it several times, and all of a call are made at one moment: it is read once for each change.
+local function window(s, now, p)
+  if s.seen_for ~= p[2] then
+    s.seen_for, s.first, s.live, s.period, s.at = p[2], look(s, now, p)
+  end
+  return s.first, s.live, s.period, s.at
 end
 
 -- The moment at which so much of what is used no longer counts.
@@ -140,9 +148,11 @@ local function commit(s, now, delay, p)
     s[5] = s[5] + 1
   end
   s[6] = at
+  s.seen_for, s.first, s.live, s.period, s.at = p[2], 0, s[3], p[2], at
 end
 
 local function give_back(s, now, charge, p)
+  s.seen_for = nil
   local time = charge.till - s[2]
   -- The hit of that time, by halving.
   local low, high = 0, s[5] - 1

@@ -233,8 +233,7 @@ impl Algorithm for SlidingLog {
 
 #[cfg(feature = "redis")]
 impl super::Scripted for SlidingLog {
-    const KERNEL: super::Kernel =
-        super::Kernel::with_layout("sliding_log1", super::Layout::Head, include_str!("sliding_log.lua"));
+    const KERNEL: super::Kernel = super::Kernel::new("sliding_log1", include_str!("sliding_log.lua")).with_head();
 
     fn params(&self, cost: u64, params: &mut Vec<u64>) {
         params.extend([self.quota.limit(), self.quota.period_micros(), cost]);

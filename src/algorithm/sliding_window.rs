@@ -369,8 +369,7 @@ impl Algorithm for SlidingWindow {
 
 #[cfg(feature = "redis")]
 impl super::Scripted for SlidingWindow {
-    const KERNEL: super::Kernel =
-        super::Kernel::with_layout("sliding_window1", super::Layout::Varying, include_str!("sliding_window.lua"));
+    const KERNEL: super::Kernel = super::Kernel::new("sliding_window1", include_str!("sliding_window.lua"));
 
     fn params(&self, cost: u64, params: &mut Vec<u64>) {
         params.extend([self.quota.limit(), self.width(), self.blocks, cost, u64::from(self.weighted)]);

@@ -40,6 +40,11 @@ impl Ask {
         self.max_delay.map_or(unless_said, crate::clock::whole_micros)
     }
 
+    /// Whether the decision of several limits is to list them all: where that is asked for, or one of them is a shadow.
+    pub(crate) fn lists_all(self, shadows: bool, refused: impl FnOnce() -> bool) -> bool {
+        shadows || self.every_limit || (self.every_refusal && refused())
+    }
+
     /// Asks that the decision list every limit.
     #[must_use]
     pub const fn every_limit(mut self) -> Self {

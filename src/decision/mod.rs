@@ -86,20 +86,20 @@ impl Decision {
         decision
     }
 
-    /// A decision of all of a store's limits: lists them where that is asked for, or one of them is a shadow.
-    #[cfg(feature = "redis")]
-    pub(crate) fn of_limits(decided_at: Timestamp, ask: Ask, mut standings: Vec<Standing>) -> Self {
-        let refuses = |standing: &Standing| !standing.verdict().is_allowed();
-        let list_all = standings.iter().any(Standing::is_shadow)
-            || (standings.len() > 1 && (ask.every_limit || (ask.every_refusal && standings.iter().any(refuses))));
-        if list_all || standings.is_empty() {
-            return Self::every(decided_at, standings);
+    /// A decision of all of a store's limits, in their order; with `list_all` it lists them: see [`Ask::lists_all`].
+    pub(crate) fn of_limits(
+        decided_at: Timestamp,
+        list_all: bool,
+        mut standings: impl Iterator<Item = Standing>,
+    ) -> Self {
+        match if list_all { None } else { standings.next() } {
+            None => Self::every(decided_at, standings.collect()),
+            Some(first) => {
+                let mut decision = Self::one(decided_at, first);
+                standings.for_each(|standing| decision.add(standing));
+                decision
+            }
         }
-        let mut decision = Self::one(decided_at, standings.swap_remove(0));
-        for standing in standings {
-            decision.add(standing);
-        }
-        decision
     }
 
     /// The same refusal, remembered for a while.

@@ -176,8 +176,8 @@ impl<C: Clock> Shared<C> {
         if over_at(second) < over_at(first) { second } else { first }
     }
 
-    fn forget(&self, key: &(impl Hash + ?Sized)) {
-        let place = self.place(key);
+    /// The key may have room: whatever refusal is remembered or under way holds no longer.
+    fn changed(&self, place: Place) {
         self.changes(place).fetch_add(1, Ordering::SeqCst);
         self.forget_at(place);
     }
@@ -195,13 +195,10 @@ impl<C: Clock> Shared<C> {
 impl<L, C: Clock> DeniedCache<L, C> {
     /// Does something that may give a key room, and forgets its refusal before and after it.
     fn changing<Key: Hash + ?Sized>(&self, key: &Key, change: impl FnOnce(&L) -> Reply<()>) -> Reply<()> {
-        self.shared.forget(key);
+        let place = self.shared.place(key);
+        self.shared.changed(place);
         let shared = Arc::clone(&self.shared);
-        let place = shared.place(key);
-        change(&self.limiter).map(move |()| {
-            shared.changes(place).fetch_add(1, Ordering::SeqCst);
-            shared.forget_at(place);
-        })
+        change(&self.limiter).map(move |()| shared.changed(place))
     }
 }
 

@@ -1,11 +1,12 @@
 //! What the bucket's twin in Lua is told, and what it tells.
 
-use super::{Bucket, Rate, Words};
+use super::rate::Rate;
+use super::{Bucket, Words};
 use crate::algorithm::Kernel;
 use crate::decision::Ask;
 
 pub(crate) const KERNEL: Kernel =
-    Kernel::new("bucket1", 6, include_str!("../bucket.lua")).with_short_cut(include_str!("../bucket_short.lua"));
+    Kernel::new("bucket1", include_str!("../bucket.lua")).with_short_cut(include_str!("../bucket_short.lua"));
 
 impl Bucket {
     /// The parameters of the twin in Lua: see `bucket.lua`.

@@ -9,4 +9,4 @@ pub(super) use self::network::Networks;
 pub(super) use self::peer::missing_peer;
 pub use self::peer::{FromExtensions, PeerAddress};
 pub use self::peer_ip::PeerIp;
-pub(super) use self::prefix::Prefixes;
+pub(super) use self::prefix::{Prefixes, prefix_setters};

@@ -1,7 +1,7 @@
 use std::net::IpAddr;
 
 use super::peer::{FromExtensions, PeerAddress, missing_peer};
-use super::prefix::Prefixes;
+use super::prefix::{Prefixes, prefix_setters};
 use crate::error::Error;
 use crate::key::{ExtractKey, Extracted};
 
@@ -39,49 +39,7 @@ impl PeerIp {
 }
 
 impl<P> PeerIp<P> {
-    /// Counts IPv6 addresses by their first `bits` bits.
-    ///
-    /// # Panics
-    ///
-    /// If `bits` is not in 1 to 128. In a `const` the compiler shows the panic.
-    #[must_use]
-    #[track_caller]
-    pub const fn ipv6_prefix(mut self, bits: u8) -> Self {
-        self.prefixes = self.prefixes.ipv6(bits);
-        self
-    }
-
-    /// As [`ipv6_prefix`](Self::ipv6_prefix), never panicking.
-    ///
-    /// # Errors
-    ///
-    /// If `bits` is not in 1 to 128.
-    pub fn try_ipv6_prefix(mut self, bits: u8) -> Result<Self, Error> {
-        self.prefixes = self.prefixes.try_ipv6(bits)?;
-        Ok(self)
-    }
-
-    /// Counts IPv4 addresses by their first `bits` bits, for a wider tier: by default by all 32.
-    ///
-    /// # Panics
-    ///
-    /// If `bits` is not in 1 to 32. In a `const` the compiler shows the panic.
-    #[must_use]
-    #[track_caller]
-    pub const fn ipv4_prefix(mut self, bits: u8) -> Self {
-        self.prefixes = self.prefixes.ipv4(bits);
-        self
-    }
-
-    /// As [`ipv4_prefix`](Self::ipv4_prefix), never panicking.
-    ///
-    /// # Errors
-    ///
-    /// If `bits` is not in 1 to 32.
-    pub fn try_ipv4_prefix(mut self, bits: u8) -> Result<Self, Error> {
-        self.prefixes = self.prefixes.try_ipv4(bits)?;
-        Ok(self)
-    }
+    prefix_setters!();
 
     /// Sets where the peer's address is found: see [`PeerAddress`].
     pub fn peer<Q>(self, peer: Q) -> PeerIp<Q> {

@@ -69,3 +69,54 @@ fn translated(address: IpAddr) -> IpAddr {
         IpAddr::V4(_) => address,
     }
 }
+
+/// The setters of an extractor that counts by the `prefixes` of an address.
+macro_rules! prefix_setters {
+    () => {
+        /// Counts IPv6 addresses by their first `bits` bits.
+        ///
+        /// # Panics
+        ///
+        /// If `bits` is not in 1 to 128. In a `const` the compiler shows the panic.
+        #[must_use]
+        #[track_caller]
+        pub const fn ipv6_prefix(mut self, bits: u8) -> Self {
+            self.prefixes = self.prefixes.ipv6(bits);
+            self
+        }
+
+        /// As [`ipv6_prefix`](Self::ipv6_prefix), never panicking.
+        ///
+        /// # Errors
+        ///
+        /// If `bits` is not in 1 to 128.
+        pub fn try_ipv6_prefix(mut self, bits: u8) -> Result<Self, Error> {
+            self.prefixes = self.prefixes.try_ipv6(bits)?;
+            Ok(self)
+        }
+
+        /// Counts IPv4 addresses by their first `bits` bits, for a wider tier: by default by all 32.
+        ///
+        /// # Panics
+        ///
+        /// If `bits` is not in 1 to 32. In a `const` the compiler shows the panic.
+        #[must_use]
+        #[track_caller]
+        pub const fn ipv4_prefix(mut self, bits: u8) -> Self {
+            self.prefixes = self.prefixes.ipv4(bits);
+            self
+        }
+
+        /// As [`ipv4_prefix`](Self::ipv4_prefix), never panicking.
+        ///
+        /// # Errors
+        ///
+        /// If `bits` is not in 1 to 32.
+        pub fn try_ipv4_prefix(mut self, bits: u8) -> Result<Self, Error> {
+            self.prefixes = self.prefixes.try_ipv4(bits)?;
+            Ok(self)
+        }
+    };
+}
+
+pub(in crate::key) use prefix_setters;

@@ -207,19 +207,10 @@ fn decide_several<Key: ?Sized, S, R: Share<Key, S> + ?Sized>(
     asked: &Asked<'_, Key, S>,
 ) -> Decision {
     let promises_turns = enforced(looks).all(|look| look.promises_turns);
-    let mut standings = rows.iter().zip(looks).map(|(row, look)| standing(*row, look));
+    let standings = rows.iter().zip(looks).map(|(row, look)| standing(*row, look));
     let shadows = looks.iter().any(|look| look.shadow);
-    let refused = || looks.iter().any(|look| !look.verdict.is_allowed());
-    let list_all = shadows || asked.ask.every_limit || (asked.ask.every_refusal && refused());
-    let decision = match if list_all { None } else { standings.next() } {
-        None => Decision::every(asked.now, standings.collect()),
-        Some(first) => {
-            let mut decision = Decision::one(asked.now, first);
-            standings.for_each(|standing| decision.add(standing));
-            decision
-        }
-    };
-    decision.with_turns(promises_turns)
+    let list_all = asked.ask.lists_all(shadows, || looks.iter().any(|look| !look.verdict.is_allowed()));
+    Decision::of_limits(asked.now, list_all, standings).with_turns(promises_turns)
 }
 
 #[inline]

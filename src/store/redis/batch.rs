@@ -7,7 +7,9 @@ use redis::{Cmd, Value};
 use super::order::{Operation, Order, Shape, Steps, double};
 use super::row::RowInfo;
 use super::script::Script;
-use super::twin::{Brings, Twin};
+use super::trade::Parcel;
+use super::twin::Twin;
+use crate::algorithm::Layout;
 use crate::clock::Timestamp;
 use crate::decision::{Ask, Decision, Standing, Verdict};
 use crate::error::Error;
@@ -23,10 +25,8 @@ pub(super) struct Batch {
     input: Vec<u8>,
 }
 
-/// How a key's state is followed from order to order.
-struct Followed {
-    numbers: Vec<u64>,
-}
+/// A key's state, as it is followed from order to order.
+type Followed = Vec<u64>;
 
 impl Batch {
     /// `now` is for tests; otherwise the server's clock counts.
@@ -78,13 +78,13 @@ impl Batch {
     pub(super) fn answer(self, rows: &[RowInfo], reply: &Value) -> Result<(), Error> {
         if let Some(outcomes) = self.outcomes(rows, reply) {
             for (order, outcome) in self.orders.into_iter().zip(outcomes) {
-                let _ = order.reply.send(outcome);
+                order.answer(outcome);
             }
             return Ok(());
         }
         let error = Error::unavailable("Redis answered a script with what that never returns");
         for order in self.orders {
-            let _ = order.reply.send(Err(error.clone()));
+            order.answer(Err(error.clone()));
         }
         Err(error)
     }
@@ -156,8 +156,8 @@ fn distinct_keys(orders: &[Order], rows: &[RowInfo]) -> (Vec<(usize, usize)>, Ve
     let mut places = vec![0_u16; orders.len() * rows.len()];
     let mut known =
         HashMap::with_capacity_and_hasher(orders.len() * rows.len(), foldhash::fast::RandomState::default());
-    for brings in [Brings::Whole, Brings::View] {
-        for (limit, _) in rows.iter().enumerate().filter(|(_, row)| row.brings == brings) {
+    for layout in [Layout::Whole, Layout::Head] {
+        for (limit, _) in rows.iter().enumerate().filter(|(_, row)| row.kernel.layout() == layout) {
             for (index, order) in orders.iter().enumerate() {
                 let place = *known.entry(order.key(limit)).or_insert_with(|| {
                     keys.push((index, limit));
@@ -214,7 +214,7 @@ impl<'a> Reply<'a> {
             let (value, others) = values.split_at_checked(read_u16(length)?)?;
             values = others;
             let numbers = value.chunks_exact(8).map(|number| read_double(number).and_then(unsigned));
-            followed.push(Followed { numbers: numbers.collect::<Option<Vec<u64>>>()? });
+            followed.push(numbers.collect::<Option<Followed>>()?);
         }
         Some((Timestamp::from_micros(now), Self { is_short, says: says.chunks_exact(8) }, followed))
     }
@@ -257,7 +257,7 @@ impl Told {
         let mut views = Vec::new();
         let mut is_bad = says.contains(&Self::NONE);
         if says[0] != Self::BAD {
-            for _ in rows.iter().filter(|row| row.brings == Brings::View) {
+            for _ in rows.iter().filter(|row| row.kernel.layout() == Layout::Head) {
                 let view = [reply.signed()?, reply.signed()?, reply.signed()?].map(unsigned);
                 is_bad |= view.contains(&None);
                 views.push(view.map(Option::unwrap_or_default));
@@ -287,23 +287,18 @@ impl Told {
         let enforced = || rows.iter().zip(&verdicts).filter(|(row, _)| !row.shadow);
         let verdict = enforced().fold(Verdict::Allowed, |all, (_, own)| all.and(*own));
         let delay = if let Verdict::AllowedAfter(delay) = verdict { delay } else { Duration::ZERO };
-        let mut receipt = verdict.is_allowed().then(|| {
-            Receipt::new(now, if charges { ask.cost } else { 0 }, rows.len()).with_turn(now.after(if charges {
-                delay
-            } else {
-                Duration::ZERO
-            }))
-        });
+        let (cost, turn) = if charges { (ask.cost, now.after(delay)) } else { (0, now) };
+        let mut receipt = verdict.is_allowed().then(|| Receipt::new(now, cost, rows.len()).with_turn(turn));
         let mut views = self.views.iter();
         let mut standings = Vec::with_capacity(rows.len());
         let mut promises_turns = !self.promises_none;
         for (limit, (row, own)) in rows.iter().zip(&verdicts).enumerate() {
             let twin = order.twin(limit, row)?;
             let is_charged = charges && verdict.is_allowed() && (!row.shadow || own.is_allowed());
-            let (reading, until) = if row.brings == Brings::View {
+            let (reading, until) = if row.kernel.layout() == Layout::Head {
                 twin.stand_by_view(views.next().copied().unwrap_or_default(), now)
             } else {
-                let numbers = &mut followed[usize::from(places[limit])].numbers;
+                let numbers = &mut followed[usize::from(places[limit])];
                 twin.stand(numbers, now, is_charged.then_some((delay, ask.cost)))
             };
             match &mut receipt {
@@ -314,7 +309,11 @@ impl Told {
             promises_turns &= row.shadow || twin.promises_turns();
             standings.push(Standing::new(row.name.clone(), *own, reading, row.shadow));
         }
-        let decision = Decision::of_limits(now, ask, standings).with_turns(promises_turns);
+        let shadows = rows.iter().any(|row| row.shadow);
+        let refused = || verdicts.iter().any(|own| !own.is_allowed());
+        // One limit by itself is always told: there is nothing to list.
+        let list_all = if rows.len() > 1 { ask.lists_all(shadows, refused) } else { shadows };
+        let decision = Decision::of_limits(now, list_all, standings.into_iter()).with_turns(promises_turns);
         Ok(Outcome { decision, receipt })
     }
 }
@@ -349,8 +348,8 @@ impl Order {
         for shape in shapes {
             let limit = usize::from(shape.limit) - 1;
             let row = &rows[limit];
-            if row.brings != Brings::View {
-                let numbers = &mut followed[usize::from(places[limit])].numbers;
+            if row.kernel.layout() != Layout::Head {
+                let numbers = &mut followed[usize::from(places[limit])];
                 self.twin(limit, row)?.operate(numbers, now, shape);
             }
         }

@@ -1,5 +1,4 @@
 use std::fmt;
-use std::marker::PhantomData;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -27,7 +26,6 @@ pub struct RedisBuilder<Key: ?Sized> {
     pub(super) clock: Option<Arc<dyn Clock>>,
     pub(super) observers: Observers,
     pub(super) tag: Option<Tag<Key>>,
-    key: PhantomData<fn(&Key)>,
 }
 
 impl<Key: ?Sized> RedisBuilder<Key> {
@@ -48,7 +46,6 @@ impl<Key: ?Sized> RedisBuilder<Key> {
             clock: None,
             observers: Observers::default(),
             tag: None,
-            key: PhantomData,
         }
     }
 
@@ -127,12 +124,7 @@ impl<Key: ?Sized> RedisBuilder<Key> {
     /// If there is no limit, two limits have the same name, a name is empty, the deadline is zero, the secret is too
     /// short, or the prefix has braces that keep the keys of several limits from sharing a slot.
     pub fn build(self) -> Result<Redis<Key>, Error> {
-        if let Some(secret) = &self.secret {
-            check_secret(secret)?;
-        }
-        if self.name.is_empty() {
-            return Err(Error::config("a limiter in Redis needs a name: all that have the same one share their keys"));
-        }
+        check_settings(&self.name, self.deadline, self.secret.as_deref())?;
         if self.limits.is_empty() {
             return Err(Error::config("a limiter in Redis needs at least one limit"));
         }
@@ -142,9 +134,6 @@ impl<Key: ?Sized> RedisBuilder<Key> {
                 self.limits.len(),
                 Redis::<Key>::MOST_LIMITS
             )));
-        }
-        if self.deadline.is_zero() {
-            return Err(Error::config("a deadline of zero refuses everything: give Redis some milliseconds"));
         }
         if self.tag.is_some() && self.prefix.contains('{') {
             return Err(Error::config("a prefix with a brace chooses the slot by itself: leave it out, or `slot_by`"));
@@ -156,6 +145,20 @@ impl<Key: ?Sized> RedisBuilder<Key> {
         }
         Redis::from_builder(self)
     }
+}
+
+/// What all limiters in Redis need.
+pub(super) fn check_settings(name: &str, deadline: Duration, secret: Option<&[u8]>) -> Result<(), Error> {
+    if let Some(secret) = secret {
+        check_secret(secret)?;
+    }
+    if name.is_empty() {
+        return Err(Error::config("a limiter in Redis needs a name: all that have the same one share their keys"));
+    }
+    if deadline.is_zero() {
+        return Err(Error::config("a deadline of zero refuses everything: give Redis some milliseconds"));
+    }
+    Ok(())
 }
 
 impl<Key: ?Sized> fmt::Debug for RedisBuilder<Key> {

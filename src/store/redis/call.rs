@@ -7,7 +7,7 @@ use futures_util::future::join_all;
 use redis::{ErrorKind, RedisError, ServerErrorKind};
 use tokio::time::{Instant, sleep, timeout_at};
 
-use super::connection::Connection;
+use super::connection::{Carrier, Connection};
 use super::failure::Failure;
 use super::lane::Lane;
 use super::line::Core;
@@ -22,28 +22,29 @@ const MOVING: Duration = Duration::from_millis(5);
 pub(super) async fn call<T: Trade>(
     core: &Core<T>,
     lane: &Lane,
-    connection: Arc<dyn Connection>,
+    carrier: Arc<Carrier>,
     parcels: Vec<T::Parcel>,
 ) -> bool {
     let until = Instant::now() + core.deadline;
     let (count, began) = (parcels.len(), core.observers.are_there().then(std::time::Instant::now));
     if !core.server.is_cluster() {
         let batch = core.trade.batch(parcels);
-        let (failure, _) = send(core, &*connection, 0, batch, until, Moving::IsAnError).await;
-        return settle(core, lane, count, began, &[failure]);
+        let (failure, _) = send(core, &**carrier, 0, batch, until, Moving::IsAnError).await;
+        return settle(core, lane, &carrier, count, began, &[failure]);
     }
     let sent = by_slot(parcels).into_iter().map(|(slot, parcels)| {
-        let connection = &*connection;
+        let connection = &**carrier;
         send_in_slot(core, connection, slot, parcels, until)
     });
     let ended = join_all(sent).await;
-    settle(core, lane, count, began, &ended)
+    settle(core, lane, &carrier, count, began, &ended)
 }
 
 /// What the breaker makes of it. Returns whether the connection is of no use any more.
 fn settle<T>(
     core: &Core<T>,
     lane: &Lane,
+    carrier: &Carrier,
     count: usize,
     began: Option<std::time::Instant>,
     ended: &[Option<Failure>],
@@ -53,7 +54,10 @@ fn settle<T>(
     if ended.iter().any(Option::is_none) {
         core.succeeded(lane);
     } else if let Some(failure) = ended.iter().flatten().find(|failure| !failure.answered) {
-        core.failed(lane, &failure.error);
+        // One lost connection is one mishap, however many calls were under way.
+        if !failure.lost || carrier.lose() {
+            core.failed(lane, &failure.error);
+        }
     }
     breaks
 }
@@ -154,7 +158,7 @@ pub(super) async fn probe<T: Trade>(core: &Core<T>, lane: &Lane) -> Result<(), E
     let connection = core.server.connect(lane.index).await.map_err(|failure| failure.error)?;
     let mut write = redis::cmd("SET");
     write.arg(key).arg("").arg("PX").arg(1);
-    for command in [write, core.trade.trial()] {
+    for command in [write, core.trade.trial(&core.prefix)] {
         if let Err(error) = connection.call(slot, Arc::new(command)).await {
             return Err(core.trade.explain(error).error);
         }

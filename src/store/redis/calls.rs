@@ -46,10 +46,10 @@ impl Trade for Calls {
     }
 
     fn answer(&self, batch: Batch, reply: Value) -> Result<(), Failure> {
-        batch.answer(&self.rows, &reply).map_err(|error| Failure { error, breaks: false, answered: true })
+        batch.answer(&self.rows, &reply).map_err(Failure::answered)
     }
 
-    fn trial(&self) -> Cmd {
+    fn trial(&self, _prefix: &str) -> Cmd {
         let mut load = redis::cmd("SCRIPT");
         load.arg("LOAD").arg(self.script.text());
         load

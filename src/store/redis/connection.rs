@@ -1,9 +1,36 @@
+use std::ops::Deref;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use redis::aio::ConnectionLike;
 use redis::{Cmd, Pipeline, RedisError, Value};
 
 use crate::limiter::BoxFuture;
+
+/// A connection that a line sends all its calls through.
+pub(super) struct Carrier {
+    connection: Arc<dyn Connection>,
+    is_lost: AtomicBool,
+}
+
+impl Carrier {
+    pub(super) fn new(connection: Arc<dyn Connection>) -> Self {
+        Self { connection, is_lost: AtomicBool::new(false) }
+    }
+
+    /// Notes that it was lost. Returns whether that is news: all calls under way fail by it.
+    pub(super) fn lose(&self) -> bool {
+        !self.is_lost.swap(true, Ordering::AcqRel)
+    }
+}
+
+impl Deref for Carrier {
+    type Target = dyn Connection;
+
+    fn deref(&self) -> &Self::Target {
+        &*self.connection
+    }
+}
 
 /// A connection that many calls share: clones of it send through the same pipe.
 pub(super) trait Connection: Send + Sync {

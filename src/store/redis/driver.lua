@@ -48,16 +48,21 @@ local function width(kernel, s)
   return kernel.words
 end
 
+-- The state of a key never seen.
+local function zeros(words)
+  local s = {}
+  for word = 1, words do
+    s[word] = 0
+  end
+  return s
+end
+
 -- A state from what its key holds, false if that is not ours.
 local function decode(index, kernel, value)
   local words = kernel.words
   expiries[index], blocks[index] = 0, 0
   if not value or #value == 0 then
-    local s = {}
-    for word = 1, words do
-      s[word] = 0
-    end
-    return s
+    return zeros(words)
   end
   local count = #value / 8
   if count <= words or count % 1 ~= 0 or count > 100 then
@@ -255,9 +260,10 @@ local function operate(shape, order)
     return
   end
   if op == SET or op == RESET then
-    for word = 1, kernel.words do
-      s[word] = 0
-    end
+    -- A new one: what a kernel has noted of the old one is gone with it.
+    local key = s.key
+    s = zeros(kernel.words)
+    s.key, states[index] = key, s
   elseif op == BLOCK then
     blocks[index] = shape.at > 0 and now + shape.at or 0
   end

@@ -7,6 +7,8 @@ pub(super) struct Failure {
     pub(super) error: Error,
     /// The connection is of no use any more.
     pub(super) breaks: bool,
+    /// It was lost, and with it all that was under way.
+    pub(super) lost: bool,
     /// The server itself answered, so that it is worth asking.
     pub(super) answered: bool,
 }
@@ -15,12 +17,18 @@ impl Failure {
     /// From an error of the client or of the server.
     pub(super) fn of(error: RedisError) -> Self {
         let (message, breaks, answered) = explain(&error);
-        Self { error: Error::unavailable(message).with_source(error), breaks, answered }
+        let lost = breaks && error.code().is_none();
+        Self { error: Error::unavailable(message).with_source(error), breaks, lost, answered }
+    }
+
+    /// The server answered, and not as it should.
+    pub(super) fn answered(error: Error) -> Self {
+        Self { error, breaks: false, lost: false, answered: true }
     }
 
     pub(super) fn timed_out(message: String) -> Self {
         // What comes late would be read by nobody, but a connection may be half open: a new one tells.
-        Self { error: Error::unavailable(message), breaks: true, answered: false }
+        Self { error: Error::unavailable(message), breaks: true, lost: false, answered: false }
     }
 }
 

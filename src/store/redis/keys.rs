@@ -18,16 +18,8 @@ pub(super) struct Keys {
     prefix: String,
     /// What stands before the user's key, for each limit; after the tag, if there is one.
     heads: Vec<String>,
-    secret: Secret,
-}
-
-/// Whether keys are kept only as keyed hashes.
-struct Secret(ArcSwapOption<Vec<u8>>);
-
-impl Secret {
-    fn new(secret: Option<Vec<u8>>) -> Self {
-        Self(ArcSwapOption::new(secret.map(Arc::new)))
-    }
+    /// Under which keys are hashed, if they are.
+    secret: ArcSwapOption<Hmac<Sha256>>,
 }
 
 impl Keys {
@@ -39,11 +31,15 @@ impl Keys {
         prefix: &str,
         name: &str,
         limits: impl IntoIterator<Item = (&'a str, &'a str)>,
-        secret: Option<Vec<u8>>,
+        secret: Option<&[u8]>,
     ) -> Self {
         let head = |(limit, kernel)| format!(":{}:{}:{}:", part(name), part(limit), part(kernel));
         let heads = limits.into_iter().map(head).collect();
-        Self { prefix: prefix.to_owned(), heads, secret: Secret::new(secret) }
+        Self {
+            prefix: prefix.to_owned(),
+            heads,
+            secret: ArcSwapOption::new(secret.map(|secret| Arc::new(keyed(secret)))),
+        }
     }
 
     /// With all keys in one slot: the name is their tag.
@@ -69,9 +65,10 @@ impl Keys {
 
     /// Appends what comes from a user.
     fn append_users(&self, written: &str, to: &mut Vec<u8>) {
-        if let Some(secret) = &*self.secret.0.load() {
+        if let Some(keyed) = &*self.secret.load() {
             to.push(b'~');
-            push_hex(&keyed_hash(secret, written.as_bytes())[..16], to);
+            let hash = Hmac::clone(keyed).chain_update(written).finalize().into_bytes();
+            push_hex(&hash[..16], to);
         } else if written.len() > Self::MAX_LEN {
             to.push(b'#');
             push_hex(&Sha256::digest(written.as_bytes()), to);
@@ -81,14 +78,14 @@ impl Keys {
     }
 
     /// Replaces the secret: every key is another one from then on.
-    pub(super) fn rotate(&self, secret: Vec<u8>) -> Result<(), Error> {
-        check_secret(&secret)?;
-        if self.secret.0.load().is_none() {
+    pub(super) fn rotate(&self, secret: &[u8]) -> Result<(), Error> {
+        check_secret(secret)?;
+        if self.secret.load().is_none() {
             return Err(Error::config(
                 "this limiter's keys are not hashed: build it with `hashed_keys` to have a secret",
             ));
         }
-        self.secret.0.store(Some(Arc::new(secret)));
+        self.secret.store(Some(Arc::new(keyed(secret))));
         Ok(())
     }
 }
@@ -109,9 +106,8 @@ pub(super) fn check_secret(secret: &[u8]) -> Result<(), Error> {
     Ok(())
 }
 
-fn keyed_hash(secret: &[u8], text: &[u8]) -> [u8; 32] {
-    let hash = Hmac::<Sha256>::new_from_slice(secret).expect("a key of any length will do");
-    hash.chain_update(text).finalize().into_bytes().into()
+fn keyed(secret: &[u8]) -> Hmac<Sha256> {
+    Hmac::new_from_slice(secret).expect("a key of any length will do")
 }
 
 fn push_hex(bytes: &[u8], to: &mut Vec<u8>) {

@@ -32,7 +32,7 @@ use crate::observe::Event;
 /// It decides exactly as [`Memory`](crate::Memory) does: a script on the server runs the twin of each algorithm, by the
 /// server's clock, atomically, all limits of a decision or none. A decision is at most one round trip; those that come while
 /// others are on their way travel together in the next call, in the order in which they came, and are decided one after the
-/// other. Every key it writes expires when its state is as good as new.
+/// other. Every key it writes expires at most a second after its state, and its block, could last when it was last put off.
 ///
 /// # When Redis is slow, or gone
 ///
@@ -128,7 +128,7 @@ impl<Key: ?Sized> Redis<Key> {
             builder.observers.tell(|| Event::Warning { message });
         }
         let limits = infos.iter().map(|info| (info.name.as_str(), info.kernel.name()));
-        let mut keys = Keys::new(&builder.prefix, &builder.name, limits, builder.secret);
+        let mut keys = Keys::new(&builder.prefix, &builder.name, limits, builder.secret.as_deref());
         if builder.server.is_cluster() && infos.len() > 1 && builder.tag.is_none() {
             keys = keys.in_one_slot(&builder.name);
         }
@@ -164,7 +164,7 @@ impl<Key: ?Sized> Redis<Key> {
     ///
     /// If keys are not hashed, or the secret has fewer than 16 bytes.
     pub fn rotate_secret(&self, secret: impl Into<Vec<u8>>) -> Result<(), Error> {
-        self.handle.keys.rotate(secret.into())
+        self.handle.keys.rotate(&secret.into())
     }
 
     /// What a key of a limit is named in Redis: to find it by hand.

@@ -13,7 +13,7 @@ use tokio::sync::Notify;
 use tokio::time::sleep;
 
 use super::call::call;
-use super::connection::Connection;
+use super::connection::Carrier;
 use super::lane::{Lane, Lanes};
 use super::neighbours::Presence;
 use super::server::RedisServer;
@@ -224,14 +224,14 @@ impl<P: Parcel> Drop for Farewell<P> {
 }
 
 /// A connection. Those who wait for it have their own deadlines.
-async fn connect<T: Trade>(core: &Core<T>, lane: &Lane, line: &Line<T::Parcel>) -> Option<Arc<dyn Connection>> {
+async fn connect<T: Trade>(core: &Core<T>, lane: &Lane, line: &Line<T::Parcel>) -> Option<Arc<Carrier>> {
     if let Some(spare) = lane.take_spare() {
-        return Some(spare);
+        return Some(Arc::new(Carrier::new(spare)));
     }
     let mut connecting = core.server.connect(lane.index);
     loop {
         let error = match select(&mut connecting, pin!(sleep(core.deadline))).await {
-            Either::Left((Ok(connection), _)) => return Some(Arc::from(connection)),
+            Either::Left((Ok(connection), _)) => return Some(Arc::new(Carrier::new(Arc::from(connection)))),
             Either::Left((Err(failure), _)) => {
                 core.failed(lane, &failure.error);
                 line.fail(&failure.error);

@@ -108,7 +108,10 @@ impl<T: Trade> Lines<T> {
         loop {
             match self.line(index)?.push(parcel) {
                 Ok(()) => return Ok(answer),
-                Err(again) => parcel = again,
+                Err(again) => {
+                    self.recent.store(None);
+                    parcel = again;
+                }
             }
         }
     }
@@ -120,7 +123,6 @@ impl<T: Trade> Lines<T> {
         if let Some(recent) = self.recent.load().as_deref()
             && recent.runtime == id
             && recent.lane == lane
-            && !recent.line.is_dead()
         {
             return Ok(Arc::clone(&recent.line));
         }

@@ -1,7 +1,7 @@
 use std::sync::Arc;
 
 use super::order::Shape;
-use super::twin::{Brings, Twin};
+use super::twin::Twin;
 use crate::algorithm::{Kernel, Scripted};
 use crate::clock::Timestamp;
 use crate::decision::{Ask, Name, Reading};
@@ -13,7 +13,6 @@ use crate::limit::{Choose, Chooser, Limit, PartOf};
 pub(super) struct RowInfo {
     pub(super) name: Name,
     pub(super) kernel: Kernel,
-    pub(super) brings: Brings,
     pub(super) shadow: bool,
     /// The algorithm, if it is the same one for all keys.
     pub(super) fixed: Option<Arc<dyn Twin>>,
@@ -51,13 +50,7 @@ where
             .same_for_all()
             .is_some()
             .then(|| Arc::new(SameForAll(Arc::clone(&self.0))) as Arc<dyn Twin>);
-        RowInfo {
-            name: self.0.shared_name().clone(),
-            kernel,
-            brings: Brings::of(kernel),
-            shadow: self.0.is_shadow(),
-            fixed,
-        }
+        RowInfo { name: self.0.shared_name().clone(), kernel, shadow: self.0.is_shadow(), fixed }
     }
 
     fn encode(&self, key: &Key, writer: &mut KeyWriter) {

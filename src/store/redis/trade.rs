@@ -60,6 +60,6 @@ pub(super) trait Trade: Send + Sync + 'static {
         Failure::of(error)
     }
 
-    /// What a probe asks, besides whether Redis takes writes.
-    fn trial(&self) -> Cmd;
+    /// What a probe asks, besides whether Redis takes writes; keys begin with `prefix`.
+    fn trial(&self, prefix: &str) -> Cmd;
 }

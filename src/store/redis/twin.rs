@@ -1,7 +1,7 @@
 use std::time::Duration;
 
 use super::order::{Operation, Shape};
-use crate::algorithm::{Kernel, Layout, Scripted};
+use crate::algorithm::Scripted;
 use crate::clock::Timestamp;
 use crate::decision::{Ask, Reading};
 
@@ -71,23 +71,5 @@ impl<A: Scripted> Twin for A {
 
     fn is_short(&self, ask: Ask) -> bool {
         A::is_short(self, ask)
-    }
-}
-
-/// What the reply brings of a state.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Brings {
-    /// All of it.
-    Whole,
-    /// With each decision, three numbers.
-    View,
-}
-
-impl Brings {
-    pub(super) const fn of(kernel: Kernel) -> Self {
-        match kernel.layout() {
-            Layout::Words(_) | Layout::Varying => Self::Whole,
-            Layout::Head => Self::View,
-        }
     }
 }

@@ -6,8 +6,8 @@ use super::limiter::RedisCell;
 use super::rate::Rate;
 use crate::error::Error;
 use crate::quota::Quota;
-use crate::store::redis::builder::RedisBuilder;
-use crate::store::redis::keys::{Keys, check_secret};
+use crate::store::redis::builder::{RedisBuilder, check_settings};
+use crate::store::redis::keys::Keys;
 use crate::store::redis::server::RedisServer;
 
 /// Builds a [`RedisCell`] with other than the default settings.
@@ -69,15 +69,7 @@ impl<Key: ?Sized> RedisCellBuilder<Key> {
     /// hundred years to come back, the name is empty, the deadline is zero, the secret is too short, or the server is a
     /// cluster.
     pub fn build(self) -> Result<RedisCell<Key>, Error> {
-        if let Some(secret) = &self.secret {
-            check_secret(secret)?;
-        }
-        if self.name.is_empty() {
-            return Err(Error::config("a limiter in Redis needs a name: all that have the same one share their keys"));
-        }
-        if self.deadline.is_zero() {
-            return Err(Error::config("a deadline of zero refuses everything: give Redis some milliseconds"));
-        }
+        check_settings(&self.name, self.deadline, self.secret.as_deref())?;
         if self.server.is_cluster() {
             return Err(Error::config(
                 "CL.THROTTLE can't be used in a cluster: it declares no keys, so a node that does not hold a key counts it \
@@ -85,7 +77,7 @@ impl<Key: ?Sized> RedisCellBuilder<Key> {
             ));
         }
         let rate = Rate::new(self.quota, self.burst)?;
-        let keys = Keys::new(&self.prefix, &self.name, [("default", "cell")], self.secret.clone());
+        let keys = Keys::new(&self.prefix, &self.name, [("default", "cell")], self.secret.as_deref());
         Ok(RedisCell::from_builder(self, rate, keys))
     }
 }

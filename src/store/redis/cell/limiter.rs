@@ -86,7 +86,7 @@ impl<Key: ?Sized> RedisCell<Key> {
     pub(super) fn from_builder(builder: RedisCellBuilder<Key>, rate: Rate, keys: Keys) -> Self {
         let core = Core {
             server: builder.server,
-            trade: Throttle { rate, prefix: builder.prefix.clone(), clock: SystemClock::new() },
+            trade: Throttle { rate, clock: SystemClock::new() },
             lanes: Lanes::new(),
             deadline: builder.deadline,
             prefix: builder.prefix,

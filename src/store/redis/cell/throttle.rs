@@ -15,7 +15,6 @@ use crate::store::redis::trade::{Answer, Parcel, Trade};
 /// Errands, each as a command of its own; those that travel together, as a pipeline.
 pub(super) struct Throttle {
     pub(super) rate: Rate,
-    pub(super) prefix: String,
     /// The module does not tell its time.
     pub(super) clock: SystemClock,
 }
@@ -113,12 +112,12 @@ impl Trade for Throttle {
             }
             "Redis refused CL.THROTTLE"
         };
-        Failure { error: Error::unavailable(message).with_source(error), breaks: false, answered: true }
+        Failure::answered(Error::unavailable(message).with_source(error))
     }
 
-    fn trial(&self) -> Cmd {
+    fn trial(&self, prefix: &str) -> Cmd {
         let errand = Errand {
-            key: format!("{}:cell:probe", self.prefix).into_bytes(),
+            key: format!("{prefix}:cell:probe").into_bytes(),
             what: What::Peek(0),
             reply: oneshot::channel().0,
         };
@@ -171,5 +170,5 @@ fn told(reply: &Value) -> Option<Told> {
 
 fn unexpected() -> Failure {
     let error = Error::unavailable("Redis answered CL.THROTTLE with what that never returns");
-    Failure { error, breaks: false, answered: true }
+    Failure::answered(error)
 }
