@@ -55,17 +55,15 @@ mod unfit;
 
 use std::time::Duration;
 
-use super::{AtOnce, Charge};
-use crate::clock::{Timestamp, whole_micros};
+use super::{AtOnce, BucketState, Charge};
+use crate::clock::{LONGEST_MICROS, Timestamp, whole_micros};
 use crate::decision::{Ask, Figures, Reading, Verdict};
-use crate::quota::{LARGEST_LIMIT, LONGEST_MICROS, Quota};
+use crate::quota::{LARGEST_LIMIT, Quota};
 
 use self::rate::{Rate, Span, Tat, narrow};
 #[cfg(feature = "redis")]
 pub(crate) use self::twin::KERNEL;
 pub(crate) use self::unfit::Unfit;
-
-pub(crate) type Words = [u64; 5];
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Bucket {
@@ -141,7 +139,7 @@ impl Bucket {
     }
 
     #[inline(always)]
-    pub(crate) fn peek(&self, state: &Words, now: Timestamp, ask: Ask) -> Verdict {
+    pub(crate) fn peek(&self, state: &BucketState, now: Timestamp, ask: Ask) -> Verdict {
         if ask.cost > self.burst {
             return Verdict::Never;
         }
@@ -174,8 +172,8 @@ impl Bucket {
     /// A cost of one on a state of this quota, for which nobody waits: peek, commit and reading as they are, with all that can't
     /// be left out.
     #[inline(always)]
-    pub(crate) fn try_at_once(&self, state: &Words, now: Timestamp, ask: Ask) -> AtOnce<Words> {
-        let &[whole, part, rate, written_at, floor] = state;
+    pub(crate) fn try_at_once(&self, state: &BucketState, now: Timestamp, ask: Ask) -> AtOnce<BucketState> {
+        let &BucketState { whole, part, rate, written_at, floor } = state;
         let (now, tokens) = (now.as_micros(), self.rate.tokens);
         let at = now.max(written_at);
         let is_common = rate == self.rate.packed && part < tokens && at - now <= self.time_to_full;
@@ -190,7 +188,7 @@ impl Bucket {
         let wait = over.saturating_sub(u64::from(part + self.slack.part >= tokens));
         if wait == 0 {
             let Tat { whole, part } = Tat { whole, part }.plus(self.interval, tokens);
-            let state = [whole, part, rate, at, floor.min(whole)];
+            let state = BucketState { whole, part, rate, written_at: at, floor: floor.min(whole) };
             let remaining = self.burst.saturating_sub(self.rate.owed(whole - at, part));
             return AtOnce::Charged(state, reading(whole - at, part), remaining);
         }
@@ -203,7 +201,7 @@ impl Bucket {
 
     /// As a queue decides: what there is room for waits until all that was let in before it has drained.
     #[inline(always)]
-    pub(crate) fn peek_in_turn(&self, state: &Words, now: Timestamp, ask: Ask) -> Verdict {
+    pub(crate) fn peek_in_turn(&self, state: &BucketState, now: Timestamp, ask: Ask) -> Verdict {
         if ask.cost > self.burst {
             return Verdict::Never;
         }
@@ -225,7 +223,7 @@ impl Bucket {
     }
 
     #[inline(always)]
-    pub(crate) fn commit(&self, state: &mut Words, now: Timestamp, delay: Duration, cost: u64) {
+    pub(crate) fn commit(&self, state: &mut BucketState, now: Timestamp, delay: Duration, cost: u64) {
         if cost == 0 {
             return;
         }
@@ -238,7 +236,7 @@ impl Bucket {
         self.write(state, tat.plus(cost, self.rate.tokens), at, floor);
     }
 
-    pub(crate) fn give_back(&self, state: &mut Words, now: Timestamp, charge: Charge, amount: u64) {
+    pub(crate) fn give_back(&self, state: &mut BucketState, now: Timestamp, charge: Charge, amount: u64) {
         let level = self.level(state, now.as_micros());
         if level.tat.whole <= level.at {
             return;
@@ -260,7 +258,7 @@ impl Bucket {
     }
 
     /// The later of both arrival times and of both floors.
-    pub(crate) fn inherit(&self, state: &mut Words, from: &Words, now: Timestamp) {
+    pub(crate) fn inherit(&self, state: &mut BucketState, from: &BucketState, now: Timestamp) {
         let [own, other] = [&*state, from].map(|state| self.at_own_rate(self.level(state, now.as_micros())));
         let at = own.at.max(other.at);
         let order = |tat: Tat| (tat.whole, std::cmp::Reverse(tat.part));
@@ -269,7 +267,7 @@ impl Bucket {
     }
 
     #[inline(always)]
-    pub(crate) fn reading(&self, state: &Words, now: Timestamp) -> Reading {
+    pub(crate) fn reading(&self, state: &BucketState, now: Timestamp) -> Reading {
         let Level { tat, at, rate, .. } = self.level(state, now.as_micros());
         let words = [tat.whole.saturating_sub(at), tat.part, rate.tokens, rate.ticks, self.burst, at - now.as_micros()];
         if rate.packed == self.rate.packed {
@@ -282,7 +280,7 @@ impl Bucket {
     /// What is owed, and the moment to decide at: now, or the newest time that the state has seen, if that is later and not
     /// further ahead than the time to full.
     #[inline(always)]
-    fn level(&self, &[whole, part, rate, written_at, floor]: &Words, now: u64) -> Level {
+    fn level(&self, &BucketState { whole, part, rate, written_at, floor }: &BucketState, now: u64) -> Level {
         let at = now.max(written_at);
         // Even if nothing is owed: what is charged next must be charged at a time that will be believed.
         if at - now > self.time_to_full {
@@ -330,10 +328,11 @@ impl Bucket {
         Level { tat: carry_over(level.tat), floor: carry_over(floor).whole, rate: self.rate, ..level }
     }
 
-    fn write(&self, state: &mut Words, tat: Tat, at: u64, floor: u64) {
+    fn write(&self, state: &mut BucketState, tat: Tat, at: u64, floor: u64) {
         // A debt beyond all bounds (a penalty of 2^64) ends after the longest time that anything is remembered.
         let tat = tat.until(at.saturating_add(LONGEST_MICROS));
-        *state = [tat.whole, tat.part, self.rate.packed, at, floor.min(tat.whole)];
+        let Tat { whole, part } = tat;
+        *state = BucketState { whole, part, rate: self.rate.packed, written_at: at, floor: floor.min(whole) };
     }
 
     /// What is owed at `at` under the rate `old`, counted in tokens, as an arrival time under this rate.
