@@ -9,7 +9,7 @@ macro_rules! bucket_front {
             /// # Panics
             ///
             /// If the quota can't be counted exactly: in lowest terms, the limit times the period in microseconds must
-            /// be at most 2^53, and the limit below 2^33. In a `const` the compiler shows the panic; [`try_new`](Self::try_new) never panics.
+            /// be at most 2^53, and the limit below 2^32. In a `const` the compiler shows the panic; [`try_new`](Self::try_new) never panics.
             #[must_use]
             #[track_caller]
             pub const fn new(quota: Quota) -> Self {
@@ -78,6 +78,8 @@ macro_rules! bucket_front {
         impl Algorithm for $front {
             type State = BucketState;
 
+            const DECIDES_AT_ONCE: bool = true;
+
             #[inline(always)]
             fn peek(&self, state: &BucketState, now: Timestamp, ask: Ask) -> Verdict {
                 self.kernel.peek(state, now, ask)
@@ -91,6 +93,16 @@ macro_rules! bucket_front {
             #[inline(always)]
             fn try_at_once(&self, state: &BucketState, now: Timestamp, ask: Ask) -> super::seam::AtOnce<BucketState> {
                 self.kernel.try_at_once(state, now, ask)
+            }
+
+            #[inline(always)]
+            fn reading_at_once(&self, charged: &BucketState, now: Timestamp) -> Reading {
+                self.kernel.reading_at_once(charged, now)
+            }
+
+            #[inline(always)]
+            fn remaining_at_once(&self, charged: &BucketState, _now: Timestamp) -> u64 {
+                self.kernel.remaining(charged)
             }
 
             fn give_back(&self, state: &mut BucketState, now: Timestamp, charge: Charge, amount: u64) {

@@ -49,7 +49,7 @@ impl LeakyQueue {
     /// # Panics
     ///
     /// If the quota can't be counted exactly: in lowest terms, the limit times the period in microseconds must be at most
-    /// 2^53, and the limit below 2^33. In a `const` the compiler shows the panic; [`try_new`](Self::try_new) never panics.
+    /// 2^53, and the limit below 2^32. In a `const` the compiler shows the panic; [`try_new`](Self::try_new) never panics.
     #[must_use]
     #[track_caller]
     pub const fn new(quota: Quota) -> Self {

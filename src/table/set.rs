@@ -78,9 +78,17 @@ impl<C: Cell> Set<C> {
         self.version.store(version, Ordering::Release);
     }
 
+    /// Without a branch for each slot: which one it is nobody can foretell, but that it is the first where there are few keys.
     #[inline(always)]
     pub(super) fn find(&self, fingerprint: u64) -> Option<u8> {
-        all_slots().find(|&slot| self.fingerprint(slot) == fingerprint)
+        if self.fingerprint(0) == fingerprint {
+            return Some(0);
+        }
+        let mut found = SLOTS as u8;
+        for slot in all_slots().skip(1) {
+            found = if self.fingerprint(slot) == fingerprint { slot } else { found };
+        }
+        (found < SLOTS as u8).then_some(found)
     }
 
     #[inline(always)]

@@ -204,8 +204,8 @@ fn the_slowest_and_the_fastest_buckets_work() {
     let longest = ticks(LONGEST);
     for (quota, burst) in [
         (Quota::new(1, longest), 1),
-        (Quota::new((1 << 33) - 1, tick), LARGEST),
-        (Quota::new((1 << 33) - 1, tick), 1),
+        (Quota::new((1 << 32) - 1, tick), LARGEST),
+        (Quota::new((1 << 32) - 1, tick), 1),
         (Quota::new(1, tick), LONGEST),
         (Quota::new(LONGEST, longest), LONGEST),
     ] {

@@ -30,7 +30,7 @@ impl Rate {
     pub(super) const LARGEST_TOKENS: u64 = (1 << BucketState::PART_BITS) - 1;
 
     /// `None` where in lowest terms `tokens * ticks` is over 2^53, as Redis computes in doubles, and a limit must not change its
-    /// meaning with its store; or `tokens` is 2^33 or more.
+    /// meaning with its store; or `tokens` is 2^32 or more.
     pub(super) const fn of(limit: u64, period: u64) -> Option<Self> {
         let (mut a, mut b) = (limit, period);
         while b != 0 {

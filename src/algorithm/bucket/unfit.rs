@@ -22,7 +22,7 @@ impl Unfit {
             Self::TooSlow => "a bucket must fill within 200 years: choose a smaller burst or a larger quota",
             Self::TooFine => {
                 "this quota can't be counted exactly: in lowest terms limit * period in microseconds must be at most \
-                 2^53, and the limit below 2^33; `try_new` names the nearest quota that fits"
+                 2^53, and the limit below 2^32; `try_new` names the nearest quota that fits"
             }
         }
     }
@@ -36,7 +36,7 @@ impl Unfit {
             }
             Self::TooFine => Error::config(format!(
                 "{quota} can't be counted exactly: in lowest terms limit * period in microseconds must be at most 2^53, \
-                 and the limit below 2^33; the nearest quota that fits is {}",
+                 and the limit below 2^32; the nearest quota that fits is {}",
                 nearest_fit(quota),
             )),
             Self::BurstZero | Self::BurstTooLarge => Error::config(self.message()),
