@@ -5,10 +5,10 @@ use std::task::{Context, Poll};
 use tower_service::Service;
 
 use crate::bill::Bill;
-use crate::decision::{Decision, Verdict};
+use crate::decision::Ask;
 use crate::future::ResponseFuture;
 use crate::key::{ExtractKey, Extracted};
-use crate::limiter::{Acquire, Limiter, Receipt};
+use crate::limiter::{Acquire, Limiter, Outcome};
 use crate::observe::Event;
 use crate::patience::{Held, Patience};
 use crate::response::{Admission, Http, Refusal, Respond};
@@ -89,45 +89,13 @@ where
             }
         };
         let ask = self.settings.ask::<Request, S>(&request);
-        match self.settings.limiter.acquire(&key, ask) {
-            Acquire::Pending(decision) => {
-                let mut what = Waiting::new(request, key, ask, Arc::clone(&self.settings));
-                what.watch.deciding();
-                let held = Held { service: self.take_ready(), is_ready: true, what };
-                ResponseFuture::waiting(Patience::deciding(decision, held))
-            }
-            Acquire::Ready(result) => match judge(result, ask.max_delay) {
-                Judgement::Pass(decision, receipt) if decision.verdict() == Verdict::Allowed => {
-                    self.forward(request, key, decision, receipt)
-                }
-                Judgement::Refuse(refusal) => self.refuse(request, refusal),
-                judgement => {
-                    drop(self.take_ready());
-                    let what = Waiting::new(request, key, ask, Arc::clone(&self.settings));
-                    let held = Held { service: self.inner.clone(), is_ready: false, what };
-                    ResponseFuture::waiting(Patience::judged(judgement, held))
-                }
-            },
+        let acquired = self.settings.limiter.acquire(&key, ask);
+        if !is_allowed_at_once(&acquired) {
+            return self.otherwise(request, key, ask, acquired);
         }
-    }
-}
-
-impl<S, K, A, R, T> RateLimit<S, K, A, R, T> {
-    #[inline]
-    fn forward<Request>(
-        &mut self,
-        mut request: Request,
-        key: K::Key,
-        decision: Decision,
-        receipt: Option<Receipt>,
-    ) -> ResponseFuture<Request, S, K, A, R, T>
-    where
-        S: Service<Request>,
-        K: ExtractKey<Request>,
-        A: Limiter<K::Key>,
-        R: Respond<Request, S::Response, S::Error>,
-        T: Tariff<Request, S::Response, S::Error>,
-    {
+        // All of the common case is here, and nothing of it moves needlessly: to move a request or a decision takes as long as a
+        // good part of the deciding.
+        let Acquire::Ready(Ok(Outcome { decision, receipt })) = acquired else { unreachable!("it was just looked at") };
         self.settings.observers.tell(|| Event::Decided { decision: &decision, took: None });
         let mark = self.settings.responder.admit(&mut request, Admission::Decided(decision));
         let response = self.inner.call(request);
@@ -136,6 +104,49 @@ impl<S, K, A, R, T> RateLimit<S, K, A, R, T> {
                 ResponseFuture::to_settle(response, mark, Bill { settings: Arc::clone(&self.settings), key, receipt })
             }
             _ => ResponseFuture::called(response, mark),
+        }
+    }
+}
+
+#[inline(always)]
+fn is_allowed_at_once<F>(acquired: &Acquire<F>) -> bool {
+    matches!(acquired, Acquire::Ready(Ok(outcome)) if outcome.decision.is_allowed_at_once())
+}
+
+impl<S, K, A, R, T> RateLimit<S, K, A, R, T> {
+    /// What is not decided yet, or not so that the request may pass now.
+    #[inline(never)]
+    fn otherwise<Request>(
+        &mut self,
+        request: Request,
+        key: K::Key,
+        ask: Ask,
+        acquired: Acquire<A::Future>,
+    ) -> ResponseFuture<Request, S, K, A, R, T>
+    where
+        S: Service<Request> + Clone,
+        K: ExtractKey<Request>,
+        A: Limiter<K::Key>,
+        R: Respond<Request, S::Response, S::Error>,
+        T: Tariff<Request, S::Response, S::Error>,
+    {
+        let result = match acquired {
+            Acquire::Ready(result) => result,
+            Acquire::Pending(decision) => {
+                let mut what = Waiting::new(request, key, ask, Arc::clone(&self.settings));
+                what.watch.deciding();
+                let held = Held { service: self.take_ready(), is_ready: true, what };
+                return ResponseFuture::waiting(Patience::deciding(decision, held));
+            }
+        };
+        match judge(result, ask.max_delay) {
+            Judgement::Refuse(refusal) => self.refuse(request, refusal),
+            judgement => {
+                drop(self.take_ready());
+                let what = Waiting::new(request, key, ask, Arc::clone(&self.settings));
+                let held = Held { service: self.inner.clone(), is_ready: false, what };
+                ResponseFuture::waiting(Patience::judged(judgement, held))
+            }
         }
     }
 

@@ -17,7 +17,12 @@ impl Backoff {
     /// Rounds of spinning before the thread yields: a turn inside a set takes some tens of nanoseconds, unless the
     /// thread that has it was descheduled, and then only yielding helps.
     #[cfg(not(loom))]
-    const SPINS: u32 = 6;
+    const ROUNDS: u32 = 6;
+
+    /// In each so many times: long enough for the other thread to take several turns before it loses the cache lines again, where
+    /// two that fetch them from each other for each turn take twice the time.
+    #[cfg(not(loom))]
+    const SPINS: u32 = 64;
 
     pub(crate) const fn new() -> Self {
         Self(0)
@@ -26,8 +31,8 @@ impl Backoff {
     #[cfg(not(loom))]
     #[cold]
     pub(crate) fn wait(&mut self) {
-        if self.0 < Self::SPINS {
-            for _ in 0..1 << self.0 {
+        if self.0 < Self::ROUNDS {
+            for _ in 0..Self::SPINS {
                 std::hint::spin_loop();
             }
             self.0 += 1;

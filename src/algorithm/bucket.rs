@@ -177,7 +177,8 @@ impl Bucket {
         let (now, tokens) = (now.as_micros(), self.rate.tokens);
         let at = now.max(written_at);
         let is_common = rate == self.rate.packed && at - now <= self.time_to_full;
-        if !is_common || ask.cost != 1 || ask.max_delay.is_some() {
+        let waits = ask.max_delay.is_some_and(|longest| !longest.is_zero());
+        if !is_common || ask.cost != 1 || waits {
             return AtOnce::Unsaid;
         }
         let (whole, part, floor) = if whole <= at { (at, 0, 0) } else { (whole, part, floor) };

@@ -174,8 +174,15 @@ impl Decision {
 
     /// Whether the request may pass, at once or after [`delay`](Self::delay).
     #[must_use]
+    #[inline]
     pub fn is_allowed(&self) -> bool {
-        self.verdict().is_allowed()
+        self.verdict.is_allowed()
+    }
+
+    /// Whether it may pass at once.
+    #[inline(always)]
+    pub(crate) fn is_allowed_at_once(&self) -> bool {
+        self.verdict.is_allowed_at_once()
     }
 
     /// The verdict.

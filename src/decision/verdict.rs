@@ -68,6 +68,16 @@ impl Compact {
         Self(micros)
     }
 
+    #[inline(always)]
+    pub(super) const fn is_allowed_at_once(self) -> bool {
+        self.0 == 0
+    }
+
+    #[inline(always)]
+    pub(super) const fn is_allowed(self) -> bool {
+        self.0 == 0 || (self.0 & Self::AFTER != 0 && self.0 != Self::NEVER)
+    }
+
     #[inline]
     pub(super) fn unpack(self) -> Verdict {
         match self.0 {

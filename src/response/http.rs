@@ -149,6 +149,7 @@ where
         true
     }
 
+    #[inline(always)]
     fn admit(&self, request: &mut Request<A>, admission: Admission) -> HttpMark {
         let partition = self.partition_of(request, admission.decision().is_some());
         self.tell.admit(request.extensions_mut(), admission, partition)

@@ -17,6 +17,7 @@ impl Tell {
     pub(super) const NOTHING: Self = Self { draft: false, legacy: None, extensions: false, exposed: false };
 
     /// Of a request that is let through.
+    #[inline(always)]
     pub(super) fn admit(self, extensions: &mut Extensions, admission: Admission, partition: Option<Hash>) -> HttpMark {
         if self.extensions {
             extensions.insert(admission.clone());

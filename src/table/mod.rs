@@ -103,9 +103,9 @@ impl<C: Cell> Table<C> {
         size_of_val(&*self.sets) + self.crowding.estates() * size_of::<C>()
     }
 
-    /// A consistent reading of the key's state, if it is there. Else, and if somebody is at work there, `None` says nothing.
+    /// A consistent reading of the key's state, if it is there.
     #[inline(always)]
-    pub(crate) fn read_near(&self, hash: u64) -> Option<Near<'_, C>> {
+    pub(crate) fn read_near(&self, hash: u64) -> Result<Near<'_, C>, Missed> {
         let fingerprint = fingerprint(hash);
         let home = &self.sets[scale(fingerprint, self.sets.len())];
         let version = home.version();
@@ -114,7 +114,10 @@ impl<C: Cell> Table<C> {
         }
         let other = &self.sets[self.candidates(fingerprint)[1]];
         let version = other.version();
-        other.find(fingerprint).and_then(|slot| Near::read(other, version, slot))
+        match other.find(fingerprint) {
+            Some(slot) => Near::read(other, version, slot),
+            None => Err(Missed::Absent),
+        }
     }
 
     /// A consistent reading of the key's state, or of the zero state if the key is nowhere. `spot` notes what it was read from.
@@ -354,6 +357,15 @@ pub(crate) struct Seen<'a, C: Cell + 'a> {
     pub(crate) horizon: u64,
 }
 
+/// Why there is no reading.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Missed {
+    /// Somebody is at work there: it is worth another try.
+    Busy,
+    /// The key seems to be in neither set, of which only both versions together could tell.
+    Absent,
+}
+
 /// A key where it was found.
 pub(crate) struct Near<'a, C: Cell> {
     set: &'a Set<C>,
@@ -364,26 +376,29 @@ pub(crate) struct Near<'a, C: Cell> {
 
 impl<'a, C: Cell> Near<'a, C> {
     #[inline(always)]
-    fn read(set: &'a Set<C>, version: u64, slot: u8) -> Option<Self> {
+    fn read(set: &'a Set<C>, version: u64, slot: u8) -> Result<Self, Missed> {
         let state = set.cell(slot).snapshot();
-        // Not `then_some`, which would move it all once more.
-        if set.is_at(version) { Some(Self { set, version, slot, state }) } else { None }
+        if set.is_at(version) { Ok(Self { set, version, slot, state }) } else { Err(Missed::Busy) }
     }
 
     /// Stores another state, unless anything in the set has changed since the reading. Tells the moment from which on that
     /// state is as good as new.
     #[inline(always)]
-    pub(crate) fn replace(self, state: C::State) -> Option<u64> {
+    pub(crate) fn replace(self, state: C::State) -> Result<u64, Missed> {
         let mut locked = self.lock()?;
         **locked.edit() = state;
-        Some(locked.fresh_at())
+        Ok(locked.fresh_at())
     }
 
     /// Takes the lock, unless anything in the set has changed since the reading.
     #[inline(always)]
-    pub(crate) fn lock(self) -> Option<LockedNear<'a, C>> {
+    pub(crate) fn lock(self) -> Result<LockedNear<'a, C>, Missed> {
         let Self { set, version, slot, state } = self;
-        set.lock(version).then(|| LockedNear { edit: Some(set.cell(slot).edit_from(state)), set, version, slot })
+        if set.lock(version) {
+            Ok(LockedNear { edit: Some(set.cell(slot).edit_from(state)), set, version, slot })
+        } else {
+            Err(Missed::Busy)
+        }
     }
 }
 

@@ -84,11 +84,11 @@ impl<C: Cell> Set<C> {
         if self.fingerprint(0) == fingerprint {
             return Some(0);
         }
-        let mut found = SLOTS as u8;
+        let mut found = u8::MAX;
         for slot in all_slots().skip(1) {
             found = if self.fingerprint(slot) == fingerprint { slot } else { found };
         }
-        (found < SLOTS as u8).then_some(found)
+        (found != u8::MAX).then_some(found)
     }
 
     #[inline(always)]

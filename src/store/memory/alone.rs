@@ -9,34 +9,19 @@ use super::share::{Asked, Look};
 use super::transaction::{self, Note, delay};
 use crate::algorithm::{Algorithm, AtOnce, State};
 use crate::clock::Timestamp;
-use crate::decision::{Ask, Decision, Name, Standing};
+use crate::decision::{Decision, Name, Standing};
 use crate::limit::{Choose, Chooser, PartOf};
-use crate::table::{LockedNear, Near};
+use crate::limiter::Outcome;
+use crate::sync::Backoff;
+use crate::table::{LockedNear, Missed, Near};
 
-/// Decides as [`transaction::acquire`] does over one row, to which it leaves what is out of the ordinary: a key that is in neither
-/// of its sets, a lost race, a block, a shadow.
+/// Decides as [`transaction::acquire`] does over one row, but leaves what is out of the ordinary: then `None` says nothing, and nothing
+/// was charged.
+///
+/// In one piece, without a loop and with nothing lent to a function that is not inlined: so all that is read stays in registers, and
+/// the decision is written once, where the caller wants it.
 #[inline(always)]
-pub(super) fn acquire<Key, C, P, S>(row: &Row<C, P>, asked: Asked<'_, Key, S>, receipt: &mut impl Note) -> Decision
-where
-    Key: ?Sized,
-    C: Choose<Key> + Send + Sync + 'static,
-    P: PartOf<Key> + Send + Sync + 'static,
-    P::Part: Hash,
-    S: BuildHasher,
-{
-    if C::Algorithm::DECIDES_AT_ONCE
-        && row.is_plain()
-        && let Some(decision) = acquire_at_once(row, &asked, receipt)
-    {
-        return decision;
-    }
-    let Asked { hasher, key, now, ask } = asked;
-    acquire_at_length(row, hasher, key, now, ask, receipt)
-}
-
-/// Nothing in here may be lent to a function that is not inlined: it would have to lie in memory, and not in registers.
-#[inline(always)]
-fn acquire_at_once<Key, C, P, S>(
+pub(super) fn at_once<Key, C, P, S>(
     row: &Row<C, P>,
     asked: &Asked<'_, Key, S>,
     receipt: &mut impl Note,
@@ -48,16 +33,21 @@ where
     P::Part: Hash,
     S: BuildHasher,
 {
-    let near = row.table.read_near(row.hash(asked))?;
-    let chosen = row.limit.algorithm().choose(asked.key);
+    let &Asked { hasher, key, now, ask } = asked;
+    if !C::Algorithm::DECIDES_AT_ONCE || !row.is_plain() {
+        return None;
+    }
+    let near = row.table.read_near(row.hash_of(key, hasher)).ok()?;
+    let chosen = row.limit.algorithm().choose(key);
     let algorithm: &C::Algorithm = chosen.borrow();
-    let (now, ask) = (asked.now, asked.ask);
     let (wait, reading) = match algorithm.try_at_once(&near.state, now, ask) {
         AtOnce::Charged(state) => {
             let reading = algorithm.reading_at_once(&state, now);
-            let until = near.replace(state)?;
-            receipt.begin(now, Duration::ZERO, ask.cost, 1);
-            receipt.note(0, || Timestamp::from_micros(until));
+            let until = near.replace(state).ok()?;
+            if ask.wants_receipt {
+                receipt.begin(now, Duration::ZERO, ask.cost, 1);
+                receipt.note(0, || Timestamp::from_micros(until));
+            }
             (0, reading)
         }
         AtOnce::Denied(wait) => (wait, algorithm.reading(&near.state, now)),
@@ -67,15 +57,10 @@ where
     Some(Decision::by_store(now, algorithm.promises_turns(), standing))
 }
 
+/// Decides in any case, with a receipt.
 #[inline(never)]
-fn acquire_at_length<Key, C, P, S>(
-    row: &Row<C, P>,
-    hasher: &S,
-    key: &Key,
-    now: Timestamp,
-    ask: Ask,
-    receipt: &mut impl Note,
-) -> Decision
+#[allow(clippy::needless_pass_by_value, reason = "who decides at once lends nothing: see above")]
+pub(super) fn at_length<Key, C, P, S>(row: &Row<C, P>, asked: Asked<'_, Key, S>) -> Outcome
 where
     Key: ?Sized,
     C: Choose<Key> + Send + Sync + 'static,
@@ -83,15 +68,26 @@ where
     P::Part: Hash,
     S: BuildHasher,
 {
-    let asked = Asked { hasher, key, now, ask };
-    let is_plain = row.is_plain() && asked.ask.cost > 0;
-    let decided = if is_plain { acquire_there(row, &asked, receipt) } else { None };
-    decided.unwrap_or_else(|| transaction::acquire(&[row], &mut [Look::BLANK], &asked, receipt))
+    let mut receipt = None;
+    let (mut is_plain, mut backoff) = (row.is_plain() && asked.ask.cost > 0, Backoff::new());
+    while is_plain {
+        match acquire_there(row, &asked, &mut receipt) {
+            Ok(decision) => return Outcome { decision, receipt },
+            Err(Missed::Busy) => backoff.wait(),
+            Err(Missed::Absent) => is_plain = false,
+        }
+    }
+    let decision = transaction::acquire(&[row], &mut [Look::BLANK], &asked, &mut receipt);
+    Outcome { decision, receipt }
 }
 
 /// For a key that is there, whatever is asked.
 #[inline]
-fn acquire_there<Key, C, P, S>(row: &Row<C, P>, asked: &Asked<'_, Key, S>, receipt: &mut impl Note) -> Option<Decision>
+fn acquire_there<Key, C, P, S>(
+    row: &Row<C, P>,
+    asked: &Asked<'_, Key, S>,
+    receipt: &mut impl Note,
+) -> Result<Decision, Missed>
 where
     Key: ?Sized,
     C: Choose<Key> + Send + Sync + 'static,
@@ -116,7 +112,7 @@ where
         algorithm.reading(&near.state, now)
     };
     let standing = Standing::new(row.limit.shared_name().clone(), verdict, reading, false);
-    Some(Decision::by_store(now, algorithm.promises_turns(), standing))
+    Ok(Decision::by_store(now, algorithm.promises_turns(), standing))
 }
 
 /// A limit of several that would let the request through at once.
@@ -141,7 +137,7 @@ impl<'a, Chosen: Borrow<A>, A: Algorithm> Passing<'a, Chosen, A> {
         if !row.is_plain() {
             return None;
         }
-        let near = row.table.read_near(row.hash(asked))?;
+        let near = row.table.read_near(row.hash(asked)).ok()?;
         let chosen = row.limit.algorithm().choose(asked.key);
         match chosen.borrow().try_at_once(&near.state, asked.now, asked.ask) {
             AtOnce::Charged(charged) => Some(Self { near, charged, name: row.limit.shared_name(), chosen }),
@@ -153,7 +149,7 @@ impl<'a, Chosen: Borrow<A>, A: Algorithm> Passing<'a, Chosen, A> {
     #[inline(always)]
     pub(super) fn lock(self) -> Option<Charging<'a, Chosen, A>> {
         let Self { near, charged, name, chosen } = self;
-        Some(Charging { locked: near.lock()?, said: Said { charged, name, chosen } })
+        Some(Charging { locked: near.lock().ok()?, said: Said { charged, name, chosen } })
     }
 }
 

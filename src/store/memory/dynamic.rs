@@ -11,7 +11,7 @@ use super::hasher::DefaultHashBuilder;
 use super::limits::{Limits, LimitsFor};
 use super::row::Row;
 use super::share::{Asked, Holding, Look, Room, Share};
-use super::transaction;
+use super::transaction::{self, Note};
 use crate::decision::Decision;
 use crate::error::Error;
 use crate::limit::{Choose, IntoLimit, Limit, PartOf, names_differ};
@@ -152,7 +152,12 @@ impl<Key: ?Sized + 'static, S: BuildHasher + 'static> Limits<S> for Vec<DynLimit
 }
 
 impl<Key: ?Sized + 'static, S: BuildHasher + 'static> LimitsFor<Key, S> for Vec<DynLimit<Key, S>> {
-    fn acquire(rows: &Self::Rows, asked: Asked<'_, Key, S>) -> Outcome {
+    #[inline]
+    fn at_once(_rows: &Self::Rows, _asked: &Asked<'_, Key, S>, _receipt: &mut impl Note) -> Option<Decision> {
+        None
+    }
+
+    fn at_length(rows: &Self::Rows, asked: Asked<'_, Key, S>) -> Outcome {
         let now = rows.now.load();
         let mut outcome = with_slices(&now.rows, |rows, looks| {
             let mut receipt = None;
@@ -163,10 +168,6 @@ impl<Key: ?Sized + 'static, S: BuildHasher + 'static> LimitsFor<Key, S> for Vec<
             receipt.set_generation(now.number);
         }
         outcome
-    }
-
-    fn decide(rows: &Self::Rows, asked: Asked<'_, Key, S>) -> Decision {
-        Self::acquire(rows, asked).decision
     }
 
     fn peek(rows: &Self::Rows, asked: Asked<'_, Key, S>) -> Decision {

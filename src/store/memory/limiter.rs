@@ -112,7 +112,11 @@ impl<L: Limits<S>, C: Clock, S> Memory<L, C, S> {
         L: LimitsFor<Key, S>,
         S: BuildHasher,
     {
-        L::decide(&self.shared.rows, self.asked(key, ask))
+        let asked = self.asked(key, ask);
+        match L::at_once(&self.shared.rows, &asked, &mut ()) {
+            Some(decision) => decision,
+            None => L::at_length(&self.shared.rows, asked).decision,
+        }
     }
 
     /// What stands for a key in the limit with this name, in [`heaviest`](Self::heaviest).
@@ -180,13 +184,17 @@ impl<L: Limits<S>, C: Clock, S> Memory<L, C, S> {
     }
 
     /// As [`decide`](Self::decide), with the receipt for what was charged.
-    #[inline]
+    #[inline(always)]
     pub fn acquire_now<Key: ?Sized>(&self, key: &Key, ask: Ask) -> Outcome
     where
         L: LimitsFor<Key, S>,
         S: BuildHasher,
     {
-        L::acquire(&self.shared.rows, self.asked(key, ask))
+        let (asked, mut receipt) = (self.asked(key, ask), None);
+        match L::at_once(&self.shared.rows, &asked, &mut receipt) {
+            Some(decision) => Outcome { decision, receipt },
+            None => L::at_length(&self.shared.rows, asked),
+        }
     }
 }
 
@@ -229,7 +237,12 @@ where
 
     #[inline]
     fn acquire(&self, key: &Key, ask: Ask) -> Acquire<Self::Future> {
-        Acquire::Ready(Ok(self.acquire_now(key, ask)))
+        // As `acquire_now`, but what is decided at once is written in its place.
+        let (asked, mut receipt) = (self.asked(key, ask), None);
+        if let Some(decision) = L::at_once(&self.shared.rows, &asked, &mut receipt) {
+            return Acquire::Ready(Ok(Outcome { decision, receipt }));
+        }
+        Acquire::Ready(Ok(L::at_length(&self.shared.rows, asked)))
     }
 
     fn peek(&self, key: &Key, ask: Ask) -> Reply<Decision> {

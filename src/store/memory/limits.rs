@@ -33,11 +33,13 @@ pub trait Limits<S>: Sized {
 
 /// [`Limits`] that can hold keys of type `Key`.
 pub trait LimitsFor<Key: ?Sized, S: BuildHasher>: Limits<S> {
+    /// What can be decided on the straight way. `None` says nothing.
     #[doc(hidden)]
-    fn acquire(rows: &Self::Rows, asked: Asked<'_, Key, S>) -> Outcome;
+    fn at_once(rows: &Self::Rows, asked: &Asked<'_, Key, S>, receipt: &mut impl Note) -> Option<Decision>;
 
+    /// Decides in any case.
     #[doc(hidden)]
-    fn decide(rows: &Self::Rows, asked: Asked<'_, Key, S>) -> Decision;
+    fn at_length(rows: &Self::Rows, asked: Asked<'_, Key, S>) -> Outcome;
 
     #[doc(hidden)]
     fn peek(rows: &Self::Rows, asked: Asked<'_, Key, S>) -> Decision;
@@ -77,16 +79,13 @@ where
     <L::Part as PartOf<Key>>::Part: Hash,
     S: BuildHasher,
 {
-    #[inline]
-    fn acquire(rows: &Self::Rows, asked: Asked<'_, Key, S>) -> Outcome {
-        let mut receipt = None;
-        let decision = alone::acquire(rows, asked, &mut receipt);
-        Outcome { decision, receipt }
+    #[inline(always)]
+    fn at_once(rows: &Self::Rows, asked: &Asked<'_, Key, S>, receipt: &mut impl Note) -> Option<Decision> {
+        alone::at_once(rows, asked, receipt)
     }
 
-    #[inline]
-    fn decide(rows: &Self::Rows, asked: Asked<'_, Key, S>) -> Decision {
-        alone::acquire(rows, asked, &mut ())
+    fn at_length(rows: &Self::Rows, asked: Asked<'_, Key, S>) -> Outcome {
+        alone::at_length(rows, asked)
     }
 
     fn peek(rows: &Self::Rows, asked: Asked<'_, Key, S>) -> Decision {
@@ -100,30 +99,6 @@ where
     fn each(rows: &Self::Rows, f: &mut dyn FnMut(&dyn Share<Key, S>)) {
         f(rows);
     }
-}
-
-/// The decision if all rows let through at once: reads all, locks all, charges all. `None`, with nothing charged, says nothing.
-macro_rules! try_at_once {
-    ($rows:ident, $asked:ident, $receipt:expr, $count:literal, $($index:tt $row:ident)+) => {
-        'all: {
-            if $asked.ask.every_limit {
-                break 'all None;
-            }
-            $(let Some($row) = Passing::of(&$rows.$index, &$asked) else { break 'all None };)+
-            $(let Some($row) = $row.lock() else { break 'all None };)+
-            Note::begin($receipt, $asked.now, Duration::ZERO, $asked.ask.cost, $count);
-            // All stay locked until all are charged.
-            $(let $row = $row.charge($index, $receipt);)+
-            $(let $row = { drop($row.0); $row.1 };)+
-            // The one with the least remaining speaks, the first of equals.
-            let least = [$($row.remaining($asked.now)),+].into_iter().enumerate().min_by_key(|&(_, remaining)| remaining);
-            let standing = match least.map_or(0, |(speaks, _)| speaks) {
-                $($index => $row.standing($asked.now),)+
-                _ => unreachable!("there are no more rows"),
-            };
-            Some(Decision::by_store($asked.now, true $(&& $row.promises_turns())+, standing))
-        }
-    };
 }
 
 macro_rules! tuple {
@@ -155,24 +130,35 @@ macro_rules! tuple {
                 <$L::Part as PartOf<Key>>::Part: Hash,
             )+
         {
-            fn acquire(rows: &Self::Rows, asked: Asked<'_, Key, S>) -> Outcome {
-                let mut receipt = None;
-                if let Some(decision) = try_at_once!(rows, asked, &mut receipt, $count, $($index $row)+) {
-                    return Outcome { decision, receipt };
+            /// If all rows let through at once: reads all, locks all, charges all.
+            #[inline(always)]
+            fn at_once(rows: &Self::Rows, asked: &Asked<'_, Key, S>, receipt: &mut impl Note) -> Option<Decision> {
+                let (now, ask) = (asked.now, asked.ask);
+                if ask.every_limit {
+                    return None;
                 }
-                let rows: [&dyn Share<Key, S>; $count] = [$(&rows.$index),+];
-                let looks = &mut [Look::BLANK; $count];
-                let decision = transaction::acquire(&rows, looks, &asked, &mut receipt);
-                Outcome { decision, receipt }
+                $(let $row = Passing::of(&rows.$index, asked)?;)+
+                $(let $row = $row.lock()?;)+
+                if ask.wants_receipt {
+                    receipt.begin(now, Duration::ZERO, ask.cost, $count);
+                }
+                // All stay locked until all are charged.
+                $(let $row = $row.charge($index, receipt);)+
+                $(let $row = { drop($row.0); $row.1 };)+
+                // The one with the least remaining speaks, the first of equals.
+                let least = [$($row.remaining(now)),+].into_iter().enumerate().min_by_key(|&(_, left)| left);
+                let standing = match least.map_or(0, |(speaks, _)| speaks) {
+                    $($index => $row.standing(now),)+
+                    _ => unreachable!("there are no more rows"),
+                };
+                Some(Decision::by_store(now, true $(&& $row.promises_turns())+, standing))
             }
 
-            fn decide(rows: &Self::Rows, asked: Asked<'_, Key, S>) -> Decision {
-                if let Some(decision) = try_at_once!(rows, asked, &mut (), $count, $($index $row)+) {
-                    return decision;
-                }
+            fn at_length(rows: &Self::Rows, asked: Asked<'_, Key, S>) -> Outcome {
+                let mut receipt = None;
                 let rows: [&dyn Share<Key, S>; $count] = [$(&rows.$index),+];
-                let looks = &mut [Look::BLANK; $count];
-                transaction::acquire(&rows, looks, &asked, &mut ())
+                let decision = transaction::acquire(&rows, &mut [Look::BLANK; $count], &asked, &mut receipt);
+                Outcome { decision, receipt }
             }
 
             fn peek(rows: &Self::Rows, asked: Asked<'_, Key, S>) -> Decision {

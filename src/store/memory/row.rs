@@ -113,7 +113,16 @@ impl<C: Chooser, P> Row<C, P> {
         P: PartOf<Key>,
         P::Part: Hash,
     {
-        self.limit.part().with_part(asked.key, |part| asked.hasher.hash_one(part))
+        self.hash_of(asked.key, asked.hasher)
+    }
+
+    #[inline(always)]
+    pub(super) fn hash_of<Key: ?Sized>(&self, key: &Key, hasher: &impl BuildHasher) -> u64
+    where
+        P: PartOf<Key>,
+        P::Part: Hash,
+    {
+        self.limit.part().with_part(key, |part| hasher.hash_one(part))
     }
 
     /// Whether it refuses by itself, and by its states alone.

@@ -62,7 +62,8 @@ fn refuse_for(full: Full, now: Timestamp) -> Decision {
 }
 
 /// Where a charge is noted: in a receipt, or nowhere if nobody wants one.
-pub(super) trait Note {
+#[allow(unreachable_pub, reason = "named by a hidden method only")]
+pub trait Note {
     fn begin(&mut self, charged_at: Timestamp, delay: Duration, cost: u64, limits: usize);
     /// Until when a limit counts the charge.
     fn note(&mut self, limit: usize, until: impl FnOnce() -> Timestamp);
