@@ -1,0 +1,1 @@
+//! No order of turns explains the histories of limiters that are known to fail.
