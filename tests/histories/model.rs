@@ -153,15 +153,7 @@ impl Model {
         if promise { (say(ask), true) } else { (at_once, false) }
     }
 
-    fn settle(
-        &mut self,
-        caller: &Caller,
-        limit: usize,
-        now: Timestamp,
-        charge: Charge,
-        actual: u64,
-        undo: &mut Undo,
-    ) {
+    fn settle(&mut self, caller: &Caller, limit: usize, now: Timestamp, charge: Charge, actual: u64, undo: &mut Undo) {
         let (held, kernel) = (self.held(limit, caller), &self.rules[limit].kernel);
         let settled = match actual.checked_sub(charge.cost) {
             Some(more) => kernel.commit(&held, now, Duration::ZERO, more),

@@ -132,7 +132,7 @@ impl<'a, L: Limiter<Caller>> Recorder<'a, L> {
     }
 }
 
-fn ready<T>(reply: Reply<T>) -> T {
+pub(crate) fn ready<T>(reply: Reply<T>) -> T {
     reply.try_ready().expect("memory answers at once").expect("memory never fails")
 }
 

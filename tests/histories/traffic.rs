@@ -7,7 +7,8 @@ use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
 use tower_ratelimit::algorithm::{Algorithm, AtOnce, Charge};
-use tower_ratelimit::{Ask, Clock, Limiter, Reading, Timestamp, Verdict};
+use tower_ratelimit::limiter::Receipt;
+use tower_ratelimit::{Ask, Limiter, Reading, Timestamp, Verdict};
 
 use crate::model::Caller;
 use crate::recording::{History, NotingClock, Recorder};
@@ -58,7 +59,7 @@ struct Thread<'a, L> {
     clock: &'a NotingClock,
     random: Random,
     recorder: Recorder<'a, L>,
-    receipts: VecDeque<(Caller, tower_ratelimit::limiter::Receipt)>,
+    receipts: VecDeque<(Caller, Receipt)>,
 }
 
 impl<L: Limiter<Caller>> Thread<'_, L> {
