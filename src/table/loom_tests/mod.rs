@@ -5,6 +5,9 @@
 //! the one of production, from [`Memory`](crate::Memory) down to the atomics. It takes
 //! `RUSTFLAGS="--cfg loom" cargo test --lib --release loom`.
 
+mod replaced;
+mod straight;
+
 use std::cell::Cell;
 use std::hash::{BuildHasher, Hasher};
 use std::marker::PhantomData;
