@@ -11,6 +11,8 @@ mod straight;
 use std::cell::Cell;
 use std::hash::{BuildHasher, Hasher};
 use std::marker::PhantomData;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64 as Count, Ordering::Relaxed};
 use std::time::Duration;
 
 use loom::thread;
@@ -22,15 +24,42 @@ use crate::store::{Limits, LimitsFor};
 use crate::sync::AtomicU64;
 use crate::{Ask, Clock, Decision, Figures, Limit, Limiter, Memory, Reading, Source, Timestamp, Verdict};
 
-/// Checks `f` in all orders with up to `preemptions` switches away from a thread that could have gone on.
+/// Checks `f` in all orders with up to `preemptions` switches away from a thread that could have gone on, twice: what a
+/// [`race`] is between, begins in either order.
+///
+/// Once would not do. loom goes back to another thread's last access of an atomic before a store to it, and takes the storing
+/// thread's own load in between for that access. So where a reader goes first and the writer loads all that it stores, as an
+/// optimistic transaction does, loom finds no other order to try. Where the writer goes first it finds them all.
 ///
 /// A thread that waits for another one yields, which is no preemption.
 fn model(preemptions: usize, f: impl Fn() + Send + Sync + 'static) {
-    let mut builder = loom::model::Builder::new();
-    builder.preemption_bound = Some(preemptions);
-    // Threads that wait for each other take more steps than the default allows, never this many.
-    builder.max_branches = 10_000;
-    builder.check(f);
+    let (f, orders) = (Arc::new(f), Arc::new(Count::new(0)));
+    for begins in [Begins::Here, Begins::There] {
+        BEGINS.set(begins);
+        let (f, orders) = (Arc::clone(&f), Arc::clone(&orders));
+        let mut builder = loom::model::Builder::new();
+        builder.preemption_bound = Some(preemptions);
+        // Threads that wait for each other take more steps than the default allows, never this many.
+        builder.max_branches = 10_000;
+        builder.check(move || {
+            orders.fetch_add(1, Relaxed);
+            f();
+        });
+    }
+    let orders = orders.load(Relaxed);
+    println!("{orders} orders");
+    assert!(orders > 2, "a model of one order proves nothing");
+}
+
+/// Which of the two in a race the main thread runs: it begins.
+#[derive(Clone, Copy)]
+enum Begins {
+    Here,
+    There,
+}
+
+std::thread_local! {
+    static BEGINS: Cell<Begins> = const { Cell::new(Begins::Here) };
 }
 
 /// What a token takes to come back, in microseconds.
@@ -211,15 +240,31 @@ fn reset<Key, L: LimitsFor<Key, Same>>(limiter: &Model<L>, key: &Key) {
     done(limiter.reset(key));
 }
 
-/// Runs one closure on a thread of its own and the other one here.
-fn race<M, A, B>(shared: &M, one: impl FnOnce(&M) -> A + 'static, other: impl FnOnce(&M) -> B) -> (A, B)
+/// Runs two closures at the same time, each with a clock of its own.
+fn race<M, A, B>(shared: &M, one: impl FnOnce(&M) -> A + 'static, other: impl FnOnce(&M) -> B + 'static) -> (A, B)
+where
+    M: Clone + 'static,
+    A: 'static,
+    B: 'static,
+{
+    match BEGINS.get() {
+        Begins::Here => here_and_there(shared, one, other),
+        Begins::There => {
+            let (there, here) = here_and_there(shared, other, one);
+            (here, there)
+        }
+    }
+}
+
+fn here_and_there<M, A, B>(shared: &M, there: impl FnOnce(&M) -> A + 'static, here: impl FnOnce(&M) -> B) -> (A, B)
 where
     M: Clone + 'static,
     A: 'static,
 {
-    let theirs = shared.clone();
-    let thread = thread::spawn(move || one(&theirs));
-    let here = other(shared);
+    let (theirs, now) = (shared.clone(), NOW.with(Cell::get));
+    let thread = thread::spawn(move || there(&theirs));
+    let here = here(shared);
+    at(now);
     (thread.join().expect("no thread panics"), here)
 }
 
@@ -228,7 +273,7 @@ fn a_new_key_is_inserted_once() {
     model(3, || {
         let limiter = sets(2, burst(1));
         let k = key(2, [0, 1], 0);
-        let (a, b) = race(&limiter, move |limiter| admits(limiter, &k), |limiter| admits(limiter, &k));
+        let (a, b) = race(&limiter, move |limiter| admits(limiter, &k), move |limiter| admits(limiter, &k));
         assert!(a ^ b, "one of {a} and {b}");
         assert_eq!(owed(&limiter, &k), [50]);
     });
@@ -278,6 +323,7 @@ fn an_idle_slot_is_taken_again_once() {
         };
         let (a, b) = race(&limiter, later, later);
         assert!(a ^ b, "one of {a} and {b}");
+        at(150);
         assert_eq!(owed(&limiter, &k), [50]);
     });
 }
@@ -289,7 +335,7 @@ fn newcomers_do_not_take_the_same_slot() {
         let limiter = sets(3, burst(1));
         let (old, a, b) = (key(3, [0, 2], 0), key(3, [0, 1], 1), key(3, [1, 2], 2));
         assert!(admits(&limiter, &old));
-        let charged = race(&limiter, move |limiter| admits(limiter, &a), |limiter| admits(limiter, &b));
+        let charged = race(&limiter, move |limiter| admits(limiter, &a), move |limiter| admits(limiter, &b));
         assert_eq!(charged, (true, true));
         assert_eq!([old, a, b].map(|key| owed(&limiter, &key)), [[50]; 3]);
     });
@@ -307,7 +353,7 @@ fn eviction_against_commit<S: Kept>(preemptions: usize) {
             at(200);
             admits(limiter, &new)
         };
-        let charged = race(&limiter, newcomer, |limiter| admits(limiter, &old));
+        let charged = race(&limiter, newcomer, move |limiter| admits(limiter, &old));
         assert_eq!(charged, (true, true));
         at(200);
         assert_eq!([old, new].map(|key| owed(&limiter, &key)), [[50]; 2]);
@@ -333,7 +379,7 @@ fn an_eviction_and_a_surcharge_on_the_evicted_key_exclude_each_other() {
             at(200);
             admits(limiter, &new)
         };
-        let (charged, ()) = race(&limiter, newcomer, |limiter| done(limiter.settle(&old, receipt, 2)));
+        let (charged, ()) = race(&limiter, newcomer, move |limiter| done(limiter.settle(&old, receipt, 2)));
         assert!(charged);
         at(200);
         assert_eq!([old, new].map(|key| owed(&limiter, &key)), [[50]; 2]);
@@ -350,7 +396,7 @@ fn a_denial_is_right_while_the_key_is_evicted() {
             at(200);
             admits(limiter, &new)
         };
-        let (charged, decision) = race(&limiter, newcomer, |limiter| acquire(limiter, &old).decision);
+        let (charged, decision) = race(&limiter, newcomer, move |limiter| acquire(limiter, &old).decision);
         assert!(charged);
         at(200);
         assert_eq!(owed(&limiter, &new), [50]);
@@ -370,7 +416,7 @@ fn peek_against_commits<S: Kept>(preemptions: usize) {
         let k = key(2, [0, 1], 0);
         let commits = move |limiter: &Model<Burst<S>>| assert!(admits(limiter, &k) && admits(limiter, &k));
         // A torn state panics.
-        let ((), (first, second)) = race(&limiter, commits, |limiter| (owed(limiter, &k), owed(limiter, &k)));
+        let ((), (first, second)) = race(&limiter, commits, move |limiter| (owed(limiter, &k), owed(limiter, &k)));
         assert!(first <= second && second <= vec![100], "{first:?}, {second:?}");
         assert_eq!(owed(&limiter, &k), [100]);
     });
@@ -426,7 +472,7 @@ fn a_reset_and_a_commit_take_turns() {
         let limiter = sets(2, burst(1));
         let k = key(2, [0, 1], 0);
         assert!(admits(&limiter, &k));
-        let ((), charged) = race(&limiter, move |limiter| reset(limiter, &k), |limiter| admits(limiter, &k));
+        let ((), charged) = race(&limiter, move |limiter| reset(limiter, &k), move |limiter| admits(limiter, &k));
         // Refused before the reset, or charged after it.
         assert_eq!(owed(&limiter, &k), [if charged { 50 } else { 0 }]);
     });
@@ -443,7 +489,7 @@ fn a_reset_and_a_newcomer_take_turns() {
             // Refills the slot in which the reset may have found its key.
             admits(limiter, &new)
         };
-        let (charged, ()) = race(&limiter, later, |limiter| reset(limiter, &old));
+        let (charged, ()) = race(&limiter, later, move |limiter| reset(limiter, &old));
         assert!(charged);
         at(150);
         assert_eq!([old, new].map(|key| owed(&limiter, &key)), [[0], [50]]);
@@ -459,7 +505,7 @@ fn charges_and_what_is_given_back_add_up() {
         let give_back = move |limiter: &Model<Burst>| {
             done(limiter.give_back(&k, receipt));
         };
-        let ((), charged) = race(&limiter, give_back, |limiter| admits(limiter, &k));
+        let ((), charged) = race(&limiter, give_back, move |limiter| admits(limiter, &k));
         assert!(charged);
         assert_eq!(owed(&limiter, &k), [50]);
     });
@@ -476,7 +522,7 @@ fn a_surcharge_and_a_charge_of_a_new_key_add_up() {
         let settle = move |limiter: &Model<Burst>| {
             done(limiter.settle(&k, receipt, 2));
         };
-        let ((), charged) = race(&limiter, settle, |limiter| admits(limiter, &k));
+        let ((), charged) = race(&limiter, settle, move |limiter| admits(limiter, &k));
         assert!(charged);
         assert_eq!(owed(&limiter, &k), [100]);
     });
@@ -521,7 +567,8 @@ fn a_reader_finds_a_key_that_is_being_moved() {
     for start in moves::<[u64; 2]>(1) {
         model(3, move || {
             let (limiter, [k, stays, new]) = start();
-            let (charged, seen) = race(&limiter, move |limiter| admits(limiter, &new), |limiter| owed(limiter, &k));
+            let (charged, seen) =
+                race(&limiter, move |limiter| admits(limiter, &new), move |limiter| owed(limiter, &k));
             assert!(charged);
             assert_eq!(seen, [50]);
             assert_eq!([k, stays, new].map(|key| owed(&limiter, &key)), [[50]; 3]);
@@ -534,7 +581,7 @@ fn a_key_that_is_being_moved_is_held_to_its_quota() {
     for start in moves::<[u64; 2]>(1) {
         model(3, move || {
             let (limiter, [k, stays, new]) = start();
-            let charged = race(&limiter, move |limiter| admits(limiter, &new), |limiter| admits(limiter, &k));
+            let charged = race(&limiter, move |limiter| admits(limiter, &new), move |limiter| admits(limiter, &k));
             assert_eq!(charged, (true, false));
             assert_eq!([k, stays, new].map(|key| owed(&limiter, &key)), [[50]; 3]);
         });
@@ -545,7 +592,7 @@ fn move_against_commit<S: Kept>(preemptions: usize) {
     for start in moves::<S>(2) {
         model(preemptions, move || {
             let (limiter, [k, stays, new]) = start();
-            let charged = race(&limiter, move |limiter| admits(limiter, &new), |limiter| admits(limiter, &k));
+            let charged = race(&limiter, move |limiter| admits(limiter, &new), move |limiter| admits(limiter, &k));
             assert_eq!(charged, (true, true));
             assert_eq!([k, stays, new].map(|key| owed(&limiter, &key)), [[100], [50], [50]]);
         });
@@ -574,7 +621,7 @@ fn a_reader_finds_a_key_that_another_is_moved_onto_whole_or_gone() {
             at(200);
             admits(limiter, &new)
         };
-        let (charged, seen) = race(&limiter, newcomer, |limiter| owed(limiter, &idle));
+        let (charged, seen) = race(&limiter, newcomer, move |limiter| owed(limiter, &idle));
         assert!(charged);
         assert!(seen == [100] || seen == [0], "{seen:?}");
         at(200);
@@ -591,7 +638,7 @@ fn who_is_forgotten_is_the_first_to_be_idle() {
         assert!(admits(&limiter, &soon) && admits(&limiter, &late) && admits(&limiter, &late));
         // Not even if it comes back between being forgotten and the newcomer's taking its slot.
         let charge = move |limiter: &Model<Burst>| limiter.decide(&soon, Ask::cost(3)).is_allowed();
-        let charged = race(&limiter, charge, |limiter| admits(limiter, &new));
+        let charged = race(&limiter, charge, move |limiter| admits(limiter, &new));
         assert_eq!(charged, (true, true));
         // Charged first, it outlasts `late`. Forgotten first, it comes back as a newcomer, and somebody else goes.
         let remembered = owed(&limiter, &soon);
@@ -608,7 +655,7 @@ fn who_inherits_while_the_forgotten_come_back_lends_nobody_a_second_burst() {
         let (soon, late, new) = (key(2, [0, 1], 0), key(2, [1, 0], 1), key(2, [0, 1], 2));
         assert!(admits(&limiter, &soon) && admits(&limiter, &late) && admits(&limiter, &late));
         let newcomer = move |limiter: &Model<Burst>| admits(limiter, &new);
-        let (charged, back) = race(&limiter, newcomer, |limiter| admits(limiter, &soon));
+        let (charged, back) = race(&limiter, newcomer, move |limiter| admits(limiter, &soon));
         // One charge was there already, and is inherited with the room: of the two that follow it, one is let through.
         assert!(charged || back);
         let again = admits(&limiter, &soon);
@@ -626,7 +673,7 @@ fn who_is_refused_room_changes_nothing() {
         let (one, two, new) = (key(2, [0, 1], 0), key(2, [1, 0], 1), key(2, [0, 1], 2));
         assert!(admits(&limiter, &one) && admits(&limiter, &two));
         let newcomer = move |limiter: &Model<Burst>| acquire(limiter, &new).decision;
-        let (refused, charged) = race(&limiter, newcomer, |limiter| admits(limiter, &one));
+        let (refused, charged) = race(&limiter, newcomer, move |limiter| admits(limiter, &one));
         assert!(charged && !refused.is_allowed() && refused.source() == Source::Policy);
         assert_eq!(refused.retry_after(), Some(Duration::from_micros(50)));
         assert_eq!([one, two].map(|key| owed(&limiter, &key)), [[100], [50]]);
@@ -642,7 +689,7 @@ fn nobody_is_forgotten_for_a_lost_race() {
         // The first makes room by a move to where the second may go: then the second's other set is the way out.
         let (new, rival) = (key(4, [0, 1], 2), key(4, [2, 3], 3));
         assert!(admits(&limiter, &moves) && admits(&limiter, &stays));
-        let charged = race(&limiter, move |limiter| admits(limiter, &new), |limiter| admits(limiter, &rival));
+        let charged = race(&limiter, move |limiter| admits(limiter, &new), move |limiter| admits(limiter, &rival));
         assert_eq!(charged, (true, true));
         assert_eq!([moves, stays, new, rival].map(|key| owed(&limiter, &key)), [[50]; 4]);
     });
@@ -655,7 +702,7 @@ fn a_newcomer_to_a_full_table_and_a_reset_cost_one_key_its_slot() {
         let (soon, late, new) = (key(2, [0, 1], 0), key(2, [1, 0], 1), key(2, [0, 1], 2));
         assert!(admits(&limiter, &soon) && admits(&limiter, &late) && admits(&limiter, &late));
         // Whether it is reset or forgotten, its slot is the newcomer's.
-        let (charged, ()) = race(&limiter, move |limiter| admits(limiter, &new), |limiter| reset(limiter, &soon));
+        let (charged, ()) = race(&limiter, move |limiter| admits(limiter, &new), move |limiter| reset(limiter, &soon));
         assert!(charged);
         assert_eq!([soon, late, new].map(|key| owed(&limiter, &key)), [[0], [100], [50]]);
     });
@@ -668,7 +715,7 @@ fn newcomers_to_a_full_table_never_wait_for_each_other() {
         let (first, second) = (key(2, [0, 1], 0), key(2, [1, 0], 1));
         let (a, b) = (key(2, [0, 1], 2), key(2, [1, 0], 3));
         assert!(admits(&limiter, &first) && admits(&limiter, &second));
-        let charged = race(&limiter, move |limiter| admits(limiter, &a), |limiter| admits(limiter, &b));
+        let charged = race(&limiter, move |limiter| admits(limiter, &a), move |limiter| admits(limiter, &b));
         assert_eq!(charged, (true, true));
     });
 }
@@ -692,7 +739,7 @@ fn limits_over_crossing_keys_never_wait_for_each_other() {
     model(2, || {
         let limiter = pair(2, [1, 1]);
         let (x, y) = (key(2, [0, 1], 0), key(2, [1, 0], 1));
-        let charged = race(&limiter, move |limiter| admits(limiter, &(x, y)), |limiter| admits(limiter, &(y, x)));
+        let charged = race(&limiter, move |limiter| admits(limiter, &(x, y)), move |limiter| admits(limiter, &(y, x)));
         assert_eq!(charged, (true, true));
         assert_eq!(owed(&limiter, &(x, x)), [50, 50]);
         assert_eq!(owed(&limiter, &(y, y)), [50, 50]);
@@ -706,7 +753,8 @@ fn who_loses_one_limit_is_not_charged_to_another() {
             let limiter = pair(2, [1, 1]);
             let (all, x, y) = (key(2, [0, 1], 0), key(2, [0, 1], 1), key(2, [1, 0], 2));
             let with = move |own: u64| if shared == 0 { (all, own) } else { (own, all) };
-            let (a, b) = race(&limiter, move |limiter| admits(limiter, &with(x)), |limiter| admits(limiter, &with(y)));
+            let (a, b) =
+                race(&limiter, move |limiter| admits(limiter, &with(x)), move |limiter| admits(limiter, &with(y)));
             assert!(a ^ b, "one of {a} and {b}");
             let own = |key: u64| owed(&limiter, &with(key))[1 - shared];
             assert_eq!((own(x), own(y)), (50 * u128::from(a), 50 * u128::from(b)));
@@ -721,7 +769,8 @@ fn a_peek_sees_all_of_a_charge_or_nothing_of_it() {
         let limiter = pair(2, [2, 2]);
         let (x, y) = (key(2, [0, 1], 0), key(2, [1, 0], 1));
         assert!(admits(&limiter, &(x, y)));
-        let (charged, seen) = race(&limiter, move |limiter| admits(limiter, &(x, y)), |limiter| owed(limiter, &(x, y)));
+        let (charged, seen) =
+            race(&limiter, move |limiter| admits(limiter, &(x, y)), move |limiter| owed(limiter, &(x, y)));
         assert!(charged);
         assert!(seen == [50, 50] || seen == [100, 100], "{seen:?}");
         assert_eq!(owed(&limiter, &(x, y)), [100, 100]);

@@ -44,7 +44,12 @@ fn what_is_charged_while_the_quota_changes_is_owed() {
                 second(&limiter);
                 left(&limiter, k)
             };
-            let change = move |limiter: &Limiter| replace(limiter, new, 3);
+            let change = move |limiter: &Limiter| {
+                replace(limiter, new, 3);
+                // What is replaced is no matter of loom's; to look at the key afterwards is.
+                let left = peek(limiter, &k).remaining();
+                assert!(left == Some(2) || left == Some(1), "{left:?}");
+            };
             let charge = move |limiter: &Limiter| assert!(admits(limiter, &k));
             let turns = [in_turn(&change, &charge), in_turn(&charge, &change)];
             let limiter = start();
@@ -68,7 +73,7 @@ fn nobody_is_granted_more_than_the_larger_of_two_quotas() {
                 replace(limiter, 50, new);
                 admits(limiter, &k)
             };
-            let (there, here) = race(&limiter, replace_and_charge, |limiter| admits(limiter, &k));
+            let (there, here) = race(&limiter, replace_and_charge, move |limiter| admits(limiter, &k));
             // The second token is there under either quota, the third under one of them.
             assert!(there || here);
             let charged = 1 + u64::from(there) + u64::from(here);
@@ -94,11 +99,12 @@ fn an_eviction_while_the_quota_changes_loses_no_charge() {
             replace(limiter, 100, 4);
             admits(limiter, &new)
         };
-        let (there, here) = race(&limiter, newcomer, |limiter| admits(limiter, &old));
+        let (there, here) = race(&limiter, newcomer, move |limiter| admits(limiter, &old));
         assert!(there && here);
         at(150);
-        // Of two tokens one is back by now: by the former quota, which is the faster, or as it was gone by then.
-        assert_eq!(peek(&limiter, &old).remaining(), Some(3));
+        // Of the two tokens that it owed, one is back by now if the former quota charged the second, and half of one else.
+        let left = peek(&limiter, &old).remaining();
+        assert!(left == Some(3) || left == Some(2), "{left:?}");
         assert_eq!(peek(&limiter, &new).remaining(), Some(3));
     });
 }
@@ -112,7 +118,12 @@ fn what_is_given_back_while_the_quota_changes_is_given_back() {
             assert!(admits(&limiter, &k));
             let receipt = acquire(&limiter, &k).receipt.expect("a receipt for a charge");
             let give_back = move |limiter: &Limiter| done(crate::Limiter::give_back(limiter, &k, receipt));
-            let ((), ()) = race(&limiter, give_back, |limiter| replace(limiter, new, 3));
+            let change = move |limiter: &Limiter| {
+                replace(limiter, new, 3);
+                let left = peek(limiter, &k).remaining();
+                assert!(left == Some(2) || left == Some(1), "{left:?}");
+            };
+            race(&limiter, give_back, change);
             assert_eq!(peek(&limiter, &k).remaining(), Some(2), "of three, one is charged");
         });
     }
