@@ -25,7 +25,7 @@ fn three_charge(limiter: &Model<Burst>, k: u64) -> u8 {
 #[test]
 fn three_threads_share_a_quota_of_two() {
     // With one preemption it takes a quarter of an hour, and holds as well.
-    model(0, || {
+    alike(0, || {
         let limiter = sets(2, burst(2));
         let k = key(2, [1, 0], 0);
         assert_eq!(three_charge(&limiter, k), 2);
@@ -36,7 +36,7 @@ fn three_threads_share_a_quota_of_two() {
 /// Where the key has its place already there is less to try.
 #[test]
 fn three_threads_share_what_is_left_of_a_quota() {
-    model(2, || {
+    alike(2, || {
         let limiter = sets(2, burst(2));
         let k = key(2, [1, 0], 0);
         assert!(admits(&limiter, &k));
@@ -158,7 +158,7 @@ fn peek_against_commits<S: Kept>(preemptions: usize) {
 
 #[test]
 fn a_peek_never_reads_half_of_a_commit() {
-    peek_against_commits::<[u64; 2]>(3);
+    peek_against_commits::<[u64; 2]>(2);
     peek_against_commits::<Blocks>(2);
     peek_against_commits::<Log>(2);
 }

@@ -37,8 +37,17 @@ use crate::{Ask, Clock, Decision, Figures, Limit, Limiter, Memory, Reading, Sour
 ///
 /// A thread that waits for another one yields, which is no preemption.
 fn model(preemptions: usize, f: impl Fn() + Send + Sync + 'static) {
+    check(&[Begins::Here, Begins::There], preemptions, f);
+}
+
+/// As [`model`], of threads that all do the same: whichever begins.
+fn alike(preemptions: usize, f: impl Fn() + Send + Sync + 'static) {
+    check(&[Begins::Here], preemptions, f);
+}
+
+fn check(begins: &[Begins], preemptions: usize, f: impl Fn() + Send + Sync + 'static) {
     let (f, orders) = (Arc::new(f), Arc::new(Count::new(0)));
-    for begins in [Begins::Here, Begins::There] {
+    for &begins in begins {
         BEGINS.set(begins);
         let (f, orders) = (Arc::clone(&f), Arc::clone(&orders));
         let mut builder = loom::model::Builder::new();

@@ -53,7 +53,7 @@ fn a_reader_finds_a_key_that_is_being_moved() {
 #[test]
 fn a_key_that_is_being_moved_is_held_to_its_quota() {
     for start in moves::<[u64; 2]>(1) {
-        model(3, move || {
+        model(2, move || {
             let (limiter, [k, stays, new]) = start();
             let charged = race(&limiter, move |limiter| admits(limiter, &new), move |limiter| admits(limiter, &k));
             assert_eq!(charged, (true, false));
@@ -75,9 +75,9 @@ fn move_against_commit<S: Kept>(preemptions: usize) {
 
 #[test]
 fn a_commit_on_a_key_that_is_being_moved_is_kept() {
-    move_against_commit::<[u64; 2]>(3);
-    move_against_commit::<Blocks>(2);
-    move_against_commit::<Log>(2);
+    move_against_commit::<[u64; 2]>(2);
+    move_against_commit::<Blocks>(1);
+    move_against_commit::<Log>(1);
 }
 
 /// Of a key in whose idle slot another one lands, a thread with an earlier clock reads what it owes, or that it is gone,
