@@ -10,7 +10,7 @@ use tower_ratelimit::algorithm::Algorithm;
 use tower_ratelimit::limiter::{Acquire, Outcome, Receipt, Reply};
 use tower_ratelimit::{Ask, Clock, Decision, Error, Gcra, Limit, Limiter, Memory, Quota, Standing, Timestamp};
 
-use crate::model::{Caller, Model, Rule};
+use crate::model::{Caller, Kept, Model, Rule};
 use crate::order::{Explained, Unexplained, explain};
 use crate::recording::{Event, History, NotingClock, Recorder, Step, ready};
 
@@ -68,7 +68,7 @@ enum Fault {
 
 impl InTwoSteps {
     fn of(fault: Fault, burst: u64) -> Self {
-        let (state, clock) = (Mutex::new([0; 5]), NotingClock::default());
+        let (state, clock) = (Mutex::new(Kept::zero(0)), NotingClock::default());
         Self { bucket: only(burst), fault, state, meet: Barrier::new(THREADS), clock }
     }
 
@@ -93,7 +93,7 @@ impl Limiter<Caller> for InTwoSteps {
         if verdict.is_allowed() {
             self.bucket.commit(&mut state, now, Duration::ZERO, ask.cost);
             let mut charged = Receipt::new(now, ask.cost, 1);
-            charged.until_mut()[0] = Timestamp::from_micros(state[0]);
+            charged.until_mut()[0] = Timestamp::from_micros(state.fresh_at());
             receipt = Some(charged);
         }
         let standing = Standing::of("one", verdict, self.bucket.reading(&state, now));
