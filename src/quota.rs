@@ -5,6 +5,7 @@ use std::num::NonZeroU64;
 use std::str::FromStr;
 use std::time::Duration;
 
+use crate::clock::LONGEST_MICROS;
 use crate::error::Error;
 
 /// So many per period: `Quota::per_second(10)` is ten a second.
@@ -38,9 +39,6 @@ const MINUTE: u64 = 60 * SECOND;
 const HOUR: u64 = 60 * MINUTE;
 const DAY: u64 = 24 * HOUR;
 const WEEK: u64 = 7 * DAY;
-
-/// The longest period, and the longest time that any state is remembered: 200 years.
-pub(crate) const LONGEST_MICROS: u64 = 73_050 * DAY;
 
 /// The largest limit, burst or cost: what a double holds exactly, since Redis counts in doubles.
 pub(crate) const LARGEST_LIMIT: u64 = 1 << 53;

@@ -6,7 +6,7 @@ use std::hash::Hash;
 use std::time::Duration;
 
 use proptest::prelude::*;
-use tower_ratelimit::algorithm::{Algorithm, Blocks, Log};
+use tower_ratelimit::algorithm::{Algorithm, Blocks, BucketState, Log};
 use tower_ratelimit::limiter::Reply;
 use tower_ratelimit::store::LimitsFor;
 use tower_ratelimit::{
@@ -342,7 +342,7 @@ proptest! {
     ) {
         let quota = Quota::new(7, Duration::from_secs(9));
         let histories = [&*one, &*two];
-        owes_at_least_both(&Gcra::new(quota), &[0; 5], histories, &asks)?;
+        owes_at_least_both(&Gcra::new(quota), &BucketState::default(), histories, &asks)?;
         owes_at_least_both(&FixedWindow::new(quota), &[0; 4], histories, &asks)?;
         owes_at_least_both(&FixedWindow::new(quota).aligned_to_clock(), &[0; 4], histories, &asks)?;
         let window = SlidingWindow::new(quota).blocks(5);

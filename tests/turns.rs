@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use proptest::prelude::*;
-use tower_ratelimit::algorithm::{Algorithm, Charge};
+use tower_ratelimit::algorithm::{Algorithm, BucketState, Charge};
 use tower_ratelimit::{Ask, Clock, Gcra, LeakyQueue, Limit, Limiter, ManualClock, Memory, Quota, Timestamp, Verdict};
 
 #[derive(Clone, Copy, Debug)]
@@ -49,18 +49,22 @@ fn at(time: u64) -> Timestamp {
     Timestamp::from_micros(time)
 }
 
+fn words(state: BucketState) -> [u64; 5] {
+    state.into()
+}
+
 /// One key under one algorithm, with what was charged and not given back.
 struct Line<A> {
     algorithm: A,
-    state: [u64; 5],
+    state: BucketState,
     /// The same without a memory of the turns that were promised before the state was last as good as new.
-    forgetful: [u64; 5],
+    forgetful: BucketState,
     charges: Vec<Charge>,
 }
 
-impl<A: Algorithm<State = [u64; 5]>> Line<A> {
+impl<A: Algorithm<State = BucketState>> Line<A> {
     fn new(algorithm: A) -> Self {
-        Self { algorithm, state: [0; 5], forgetful: [0; 5], charges: Vec::new() }
+        Self { algorithm, state: BucketState::default(), forgetful: BucketState::default(), charges: Vec::new() }
     }
 
     fn ask(&mut self, now: u64, cost: u64, patience: Option<u64>) {
@@ -75,7 +79,7 @@ impl<A: Algorithm<State = [u64; 5]>> Line<A> {
         };
         self.algorithm.commit(&mut self.state, at(now), delay, cost);
         self.algorithm.commit(&mut self.forgetful, at(now), delay, cost);
-        self.charges.push(Charge { at: at(now), turn: at(now).after(delay), cost, until: at(self.state[0]) });
+        self.charges.push(Charge { at: at(now), turn: at(now).after(delay), cost, until: at(words(self.state)[0]) });
     }
 
     fn give_back(&mut self, now: u64, which: usize, part: u64) {
@@ -86,7 +90,7 @@ impl<A: Algorithm<State = [u64; 5]>> Line<A> {
         let before = self.state;
         self.algorithm.give_back(&mut self.state, at(now), charge, amount);
         self.algorithm.give_back(&mut self.forgetful, at(now), charge, amount);
-        assert!(self.state[0] <= before[0], "{before:?} to {:?}", self.state);
+        assert!(words(self.state)[0] <= words(before)[0], "{before:?} to {:?}", self.state);
         if amount < charge.cost {
             // The rest departs in its turn; it is not given back again.
             self.charges.push(Charge { cost: charge.cost - amount, until: at(0), ..charge });
@@ -101,9 +105,9 @@ impl<A: Algorithm<State = [u64; 5]>> Line<A> {
                 Step::Ask { cost, patience } => self.ask(now, cost, patience),
                 Step::GiveBack { which, part } => self.give_back(now, which, part),
             }
-            assert!(self.state[4] <= self.state[0], "a floor above the end: {:?}", self.state);
-            if self.state[0] <= now {
-                self.forgetful = [0; 5];
+            assert!(words(self.state)[4] <= words(self.state)[0], "a floor above the end: {:?}", self.state);
+            if words(self.state)[0] <= now {
+                self.forgetful = BucketState::default();
             }
         }
         self.charges.sort_by_key(|charge| charge.turn);

@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use proptest::prelude::*;
-use tower_ratelimit::algorithm::{Algorithm, Blocks, Charge, Log};
+use tower_ratelimit::algorithm::{Algorithm, Blocks, BucketState, Charge, Log};
 use tower_ratelimit::limiter::{Acquire, Receipt};
 use tower_ratelimit::{
     Ask, Clock, Decision, FixedWindow, Gcra, LeakyBucket, LeakyQueue, Limit, Limiter, ManualClock, Memory, Quota,
@@ -365,7 +365,7 @@ proptest! {
         log.commit(&mut state, now, Duration::from_micros(delay), cost);
         log.give_back(&mut state, now, charge, cost);
         let queue = LeakyQueue::new(Quota::per_minute(100));
-        let mut state = [words[0], words[1], words[2], words[3], words[4]];
+        let mut state = BucketState::from([words[0], words[1], words[2], words[3], words[4]]);
         let _ = (queue.peek(&state, now, Ask::cost(cost)), queue.reading(&state, now).figures());
         queue.commit(&mut state, now, Duration::from_micros(delay), cost);
         queue.give_back(&mut state, now, charge, cost);

@@ -55,17 +55,15 @@ mod unfit;
 
 use std::time::Duration;
 
-use super::{AtOnce, Charge};
-use crate::clock::{Timestamp, whole_micros};
+use super::{AtOnce, BucketState, Charge};
+use crate::clock::{LONGEST_MICROS, Timestamp, whole_micros};
 use crate::decision::{Ask, Figures, Reading, Verdict};
-use crate::quota::{LARGEST_LIMIT, LONGEST_MICROS, Quota};
+use crate::quota::{LARGEST_LIMIT, Quota};
 
 use self::rate::{Rate, Span, Tat, narrow};
 #[cfg(feature = "redis")]
 pub(crate) use self::twin::KERNEL;
 pub(crate) use self::unfit::Unfit;
-
-pub(crate) type Words = [u64; 5];
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Bucket {
@@ -141,7 +139,7 @@ impl Bucket {
     }
 
     #[inline(always)]
-    pub(crate) fn peek(&self, state: &Words, now: Timestamp, ask: Ask) -> Verdict {
+    pub(crate) fn peek(&self, state: &BucketState, now: Timestamp, ask: Ask) -> Verdict {
         if ask.cost > self.burst {
             return Verdict::Never;
         }
@@ -171,39 +169,49 @@ impl Bucket {
         ends_after.saturating_sub(LONGEST_MICROS)
     }
 
-    /// A cost of one on a state of this quota, for which nobody waits: peek, commit and reading as they are, with all that can't
-    /// be left out.
+    /// A cost of one on a state of this quota, for which nobody waits: peek and commit as they are, with all that can't be left
+    /// out.
     #[inline(always)]
-    pub(crate) fn try_at_once(&self, state: &Words, now: Timestamp, ask: Ask) -> AtOnce<Words> {
-        let &[whole, part, rate, written_at, floor] = state;
+    pub(crate) fn try_at_once(&self, state: &BucketState, now: Timestamp, ask: Ask) -> AtOnce<BucketState> {
+        let &BucketState { whole, part, rate, written_at, floor } = state;
         let (now, tokens) = (now.as_micros(), self.rate.tokens);
         let at = now.max(written_at);
-        let is_common = rate == self.rate.packed && part < tokens && at - now <= self.time_to_full;
-        if !is_common || ask.cost != 1 || ask.max_delay.is_some_and(|longest| !longest.is_zero()) {
+        let is_common = rate == self.rate.packed && at - now <= self.time_to_full;
+        if !is_common || ask.cost != 1 || ask.max_delay.is_some() {
             return AtOnce::Unsaid;
         }
-        let is_empty = whole <= at;
-        let (whole, part, floor) = if is_empty { (at, 0, 0) } else { (whole, part, floor) };
+        let (whole, part, floor) = if whole <= at { (at, 0, 0) } else { (whole, part, floor) };
         let debt = whole - at;
-        let reading = |debt, part| Reading::new([debt, part, tokens, self.rate.ticks, self.burst, at - now], project);
-        let over = debt.saturating_sub(self.slack.whole);
-        let wait = over.saturating_sub(u64::from(part + self.slack.part >= tokens));
-        if wait == 0 {
-            let Tat { whole, part } = Tat { whole, part }.plus(self.interval, tokens);
-            let state = [whole, part, rate, at, floor.min(whole)];
-            let remaining = self.burst.saturating_sub(self.rate.owed(whole - at, part));
-            return AtOnce::Charged(state, reading(whole - at, part), remaining);
+        let carry = u64::from(part + self.slack.part >= tokens);
+        if debt <= self.slack.whole + carry {
+            // As `Tat::plus`; there is nothing to saturate.
+            let borrow = part < self.interval.part;
+            let whole = whole.wrapping_add(self.interval.whole).wrapping_add(u64::from(borrow));
+            let part = part.wrapping_sub(self.interval.part).wrapping_add(if borrow { tokens } else { 0 });
+            return AtOnce::Charged(BucketState { whole, part, rate, written_at: at, floor });
         }
-        let ends_after = debt.saturating_add(at - now).saturating_add(self.interval.whole);
-        if ends_after >= LONGEST_MICROS {
+        if debt.saturating_add(at - now).saturating_add(self.interval.whole) >= LONGEST_MICROS {
             return AtOnce::Unsaid;
         }
-        AtOnce::Denied(wait + (at - now), reading(debt, part))
+        AtOnce::Denied(debt - self.slack.whole - carry + (at - now))
+    }
+
+    /// The figures right after a charge.
+    #[inline(always)]
+    pub(crate) fn reading_at_once(&self, charged: &BucketState, now: Timestamp) -> Reading {
+        let &BucketState { whole, part, rate, written_at, .. } = charged;
+        Reading::new([whole - written_at, part, rate, self.burst, written_at - now.as_micros()], project)
+    }
+
+    /// What remains after a charge.
+    #[inline(always)]
+    pub(crate) fn remaining(&self, charged: &BucketState) -> u64 {
+        self.burst.saturating_sub(self.rate.owed(charged.whole - charged.written_at, charged.part))
     }
 
     /// As a queue decides: what there is room for waits until all that was let in before it has drained.
     #[inline(always)]
-    pub(crate) fn peek_in_turn(&self, state: &Words, now: Timestamp, ask: Ask) -> Verdict {
+    pub(crate) fn peek_in_turn(&self, state: &BucketState, now: Timestamp, ask: Ask) -> Verdict {
         if ask.cost > self.burst {
             return Verdict::Never;
         }
@@ -225,7 +233,7 @@ impl Bucket {
     }
 
     #[inline(always)]
-    pub(crate) fn commit(&self, state: &mut Words, now: Timestamp, delay: Duration, cost: u64) {
+    pub(crate) fn commit(&self, state: &mut BucketState, now: Timestamp, delay: Duration, cost: u64) {
         if cost == 0 {
             return;
         }
@@ -238,7 +246,7 @@ impl Bucket {
         self.write(state, tat.plus(cost, self.rate.tokens), at, floor);
     }
 
-    pub(crate) fn give_back(&self, state: &mut Words, now: Timestamp, charge: Charge, amount: u64) {
+    pub(crate) fn give_back(&self, state: &mut BucketState, now: Timestamp, charge: Charge, amount: u64) {
         let level = self.level(state, now.as_micros());
         if level.tat.whole <= level.at {
             return;
@@ -260,7 +268,7 @@ impl Bucket {
     }
 
     /// The later of both arrival times and of both floors.
-    pub(crate) fn inherit(&self, state: &mut Words, from: &Words, now: Timestamp) {
+    pub(crate) fn inherit(&self, state: &mut BucketState, from: &BucketState, now: Timestamp) {
         let [own, other] = [&*state, from].map(|state| self.at_own_rate(self.level(state, now.as_micros())));
         let at = own.at.max(other.at);
         let order = |tat: Tat| (tat.whole, std::cmp::Reverse(tat.part));
@@ -269,9 +277,20 @@ impl Bucket {
     }
 
     #[inline(always)]
-    pub(crate) fn reading(&self, state: &Words, now: Timestamp) -> Reading {
-        let Level { tat, at, rate, .. } = self.level(state, now.as_micros());
-        let words = [tat.whole.saturating_sub(at), tat.part, rate.tokens, rate.ticks, self.burst, at - now.as_micros()];
+    pub(crate) fn reading(&self, state: &BucketState, now: Timestamp) -> Reading {
+        let &BucketState { whole, part, rate, written_at, .. } = state;
+        let behind = written_at.saturating_sub(now.as_micros());
+        if rate == self.rate.packed && behind <= self.time_to_full {
+            let debt = whole.saturating_sub(now.as_micros() + behind);
+            return Reading::new([debt, part, rate, self.burst, behind], project);
+        }
+        self.reading_at_length(*state, now)
+    }
+
+    #[inline(never)]
+    fn reading_at_length(&self, state: BucketState, now: Timestamp) -> Reading {
+        let Level { tat, at, rate, .. } = self.level(&state, now.as_micros());
+        let words = [tat.whole.saturating_sub(at), tat.part, rate.packed, self.burst, at - now.as_micros()];
         if rate.packed == self.rate.packed {
             return Reading::new(words, project);
         }
@@ -282,7 +301,7 @@ impl Bucket {
     /// What is owed, and the moment to decide at: now, or the newest time that the state has seen, if that is later and not
     /// further ahead than the time to full.
     #[inline(always)]
-    fn level(&self, &[whole, part, rate, written_at, floor]: &Words, now: u64) -> Level {
+    fn level(&self, &BucketState { whole, part, rate, written_at, floor }: &BucketState, now: u64) -> Level {
         let at = now.max(written_at);
         // Even if nothing is owed: what is charged next must be charged at a time that will be believed.
         if at - now > self.time_to_full {
@@ -330,10 +349,11 @@ impl Bucket {
         Level { tat: carry_over(level.tat), floor: carry_over(floor).whole, rate: self.rate, ..level }
     }
 
-    fn write(&self, state: &mut Words, tat: Tat, at: u64, floor: u64) {
+    fn write(&self, state: &mut BucketState, tat: Tat, at: u64, floor: u64) {
         // A debt beyond all bounds (a penalty of 2^64) ends after the longest time that anything is remembered.
         let tat = tat.until(at.saturating_add(LONGEST_MICROS));
-        *state = [tat.whole, tat.part, self.rate.packed, at, floor.min(tat.whole)];
+        let Tat { whole, part } = tat;
+        *state = BucketState { whole, part, rate: self.rate.packed, written_at: at, floor: floor.min(whole) };
     }
 
     /// What is owed at `at` under the rate `old`, counted in tokens, as an arrival time under this rate.
@@ -356,9 +376,10 @@ impl Bucket {
     }
 }
 
-/// `remaining` and the times, from `[debt, part, tokens, ticks, burst, behind]`.
-fn project(&[debt, part, tokens, ticks, burst, behind]: &[u64; 6]) -> Figures {
-    let rate = Rate { tokens, ticks, packed: 0 };
+/// `remaining` and the times, from `[debt, part, rate, burst, behind]`.
+fn project(&[debt, part, rate, burst, behind]: &[u64; 5]) -> Figures {
+    let rate = Rate::unpack(rate);
+    let tokens = rate.tokens;
     let owed_tokens = rate.owed(debt, part);
     // The next token is there when a token less is owed.
     let next = rate.span(owed_tokens.saturating_sub(1));

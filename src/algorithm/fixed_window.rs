@@ -141,7 +141,7 @@ impl Algorithm for FixedWindow {
     fn reading(&self, state: &[u64; 4], now: Timestamp) -> Reading {
         let now = now.as_micros();
         let (used, reset) = self.open(state, now).map_or((0, 0), |window| (window.used, window.end - now));
-        Reading::new([self.quota.limit(), self.quota.period_micros(), used, reset, 0, 0], |words| {
+        Reading::new([self.quota.limit(), self.quota.period_micros(), used, reset, 0], |words| {
             let &[limit, period, used, reset, ..] = words;
             Figures {
                 limit,

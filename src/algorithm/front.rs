@@ -9,7 +9,7 @@ macro_rules! bucket_front {
             /// # Panics
             ///
             /// If the quota can't be counted exactly: in lowest terms, the limit times the period in microseconds must
-            /// be at most 2^53. In a `const` the compiler shows the panic; [`try_new`](Self::try_new) never panics.
+            /// be at most 2^53, and the limit below 2^32. In a `const` the compiler shows the panic; [`try_new`](Self::try_new) never panics.
             #[must_use]
             #[track_caller]
             pub const fn new(quota: Quota) -> Self {
@@ -76,38 +76,45 @@ macro_rules! bucket_front {
         }
 
         impl Algorithm for $front {
-            type State = bucket::Words;
+            type State = BucketState;
+
+            const DECIDES_AT_ONCE: bool = true;
 
             #[inline(always)]
-            fn peek(&self, state: &bucket::Words, now: Timestamp, ask: Ask) -> Verdict {
+            fn peek(&self, state: &BucketState, now: Timestamp, ask: Ask) -> Verdict {
                 self.kernel.peek(state, now, ask)
             }
 
             #[inline(always)]
-            fn commit(&self, state: &mut bucket::Words, now: Timestamp, delay: Duration, cost: u64) {
+            fn commit(&self, state: &mut BucketState, now: Timestamp, delay: Duration, cost: u64) {
                 self.kernel.commit(state, now, delay, cost);
             }
 
             #[inline(always)]
-            fn try_at_once(
-                &self,
-                state: &bucket::Words,
-                now: Timestamp,
-                ask: Ask,
-            ) -> super::seam::AtOnce<bucket::Words> {
+            fn try_at_once(&self, state: &BucketState, now: Timestamp, ask: Ask) -> super::seam::AtOnce<BucketState> {
                 self.kernel.try_at_once(state, now, ask)
             }
 
-            fn give_back(&self, state: &mut bucket::Words, now: Timestamp, charge: Charge, amount: u64) {
+            #[inline(always)]
+            fn reading_at_once(&self, charged: &BucketState, now: Timestamp) -> Reading {
+                self.kernel.reading_at_once(charged, now)
+            }
+
+            #[inline(always)]
+            fn remaining_at_once(&self, charged: &BucketState, _now: Timestamp) -> u64 {
+                self.kernel.remaining(charged)
+            }
+
+            fn give_back(&self, state: &mut BucketState, now: Timestamp, charge: Charge, amount: u64) {
                 self.kernel.give_back(state, now, charge, amount);
             }
 
             #[inline(always)]
-            fn reading(&self, state: &bucket::Words, now: Timestamp) -> Reading {
+            fn reading(&self, state: &BucketState, now: Timestamp) -> Reading {
                 self.kernel.reading(state, now)
             }
 
-            fn inherit(&self, state: &mut bucket::Words, from: &bucket::Words, now: Timestamp) {
+            fn inherit(&self, state: &mut BucketState, from: &BucketState, now: Timestamp) {
                 self.kernel.inherit(state, from, now);
             }
 
@@ -132,11 +139,11 @@ macro_rules! bucket_front {
                 self.kernel.is_short(ask)
             }
 
-            fn state_of(&self, numbers: &[u64]) -> bucket::Words {
+            fn state_of(&self, numbers: &[u64]) -> BucketState {
                 Bucket::state_of(numbers)
             }
 
-            fn numbers_of(&self, state: &bucket::Words, numbers: &mut Vec<u64>) {
+            fn numbers_of(&self, state: &BucketState, numbers: &mut Vec<u64>) {
                 Bucket::numbers_of(state, numbers);
             }
         }

@@ -3,13 +3,13 @@ use std::time::Duration;
 
 use super::bucket::{self, Bucket};
 use super::front::bucket_front;
-use super::{Algorithm, Charge};
+use super::{Algorithm, BucketState, Charge};
 use crate::clock::Timestamp;
 use crate::decision::{Ask, Reading, Verdict};
 use crate::error::Error;
 use crate::quota::Quota;
 
-/// The generic cell rate algorithm: smooth, with bursts, in five words a key.
+/// The generic cell rate algorithm: smooth, with bursts, in four words a key.
 ///
 /// In any window of one period at most `burst + limit - 1` are admitted (`2 limit - 1` with the default burst of `limit`),
 /// reached by one who saves up the burst and spends it together with what comes back; [`strict`](Self::strict) makes it
@@ -18,7 +18,7 @@ use crate::quota::Quota;
 /// - **Closed form**, with the emission interval `T = period / limit` and the theoretical arrival time `tat`: admit if
 ///   `max(tat, now) + cost T - now <= burst T`, and then `tat = max(tat, now) + cost T`; `retry_after = tat - now -
 ///   (burst - cost) T`, `reset = tat - now`. Computed in exact integers: no drift, whatever the quota.
-/// - **State**: five words (`tat` in two parts, the rate, the time of the last charge, what follows the turns that were promised).
+/// - **State**: four words (`tat` in two parts, the rate, the time of the last charge, what follows the turns that were promised).
 /// - **Source**: ITU-T I.371, annex A (ATM Forum, Traffic Management 4.0), the virtual scheduling algorithm.
 /// - **Choose it** where you would otherwise not know what to choose. It decides exactly as
 ///   [`TokenBucket`](super::TokenBucket) and [`LeakyBucket`](super::LeakyBucket) do.

@@ -3,7 +3,7 @@ use std::time::Duration;
 
 use super::bucket::{self, Bucket};
 use super::front::bucket_front;
-use super::{Algorithm, Charge};
+use super::{Algorithm, BucketState, Charge};
 use crate::clock::Timestamp;
 use crate::decision::{Ask, Reading, Verdict};
 use crate::error::Error;
@@ -18,7 +18,7 @@ use crate::quota::Quota;
 /// - **Closed form**, with `rate = limit / period` and the burst as the capacity: `level = max(0, level - rate elapsed)`;
 ///   admit if `level + cost <= burst`, and then pour in; `retry_after = (level + cost - burst) / rate`, `reset = level /
 ///   rate`.
-/// - **State**: five words.
+/// - **State**: four words.
 /// - **Source**: J. Turner, "New Directions in Communications", IEEE Communications Magazine 24(10), 1986; ITU-T I.371 has
 ///   it as the continuous-state leaky bucket.
 /// - **Choose it** where you think of a capacity and a leak. It decides exactly as [`Gcra`](super::Gcra) and

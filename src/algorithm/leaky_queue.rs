@@ -2,7 +2,7 @@ use std::fmt;
 use std::time::Duration;
 
 use super::bucket::{self, Bucket};
-use super::{Algorithm, Charge};
+use super::{Algorithm, BucketState, Charge};
 use crate::clock::Timestamp;
 use crate::decision::{Ask, Reading, Verdict};
 use crate::error::Error;
@@ -17,7 +17,7 @@ use crate::quota::Quota;
 /// - **Closed form**, with `delay = max(0, next_free - now)` and room for `Q`: admit after `delay` if `delay + (cost - 1) T
 ///   <= Q T`, and then `next_free = max(next_free, now) + cost T`; `retry_after = delay + (cost - 1) T - Q T`, `reset =
 ///   delay`. It is the bucket with a burst of `Q + 1` whose admissions wait for their turn.
-/// - **State**: five words.
+/// - **State**: four words.
 /// - **Order**: first come, first served. Turns that were promised stay as promised when one of them is given back. The last
 ///   one in the line goes to whoever asks next; a gap before others stays empty, as nobody could fill it without being told
 ///   a turn before theirs.
@@ -49,7 +49,7 @@ impl LeakyQueue {
     /// # Panics
     ///
     /// If the quota can't be counted exactly: in lowest terms, the limit times the period in microseconds must be at most
-    /// 2^53. In a `const` the compiler shows the panic; [`try_new`](Self::try_new) never panics.
+    /// 2^53, and the limit below 2^32. In a `const` the compiler shows the panic; [`try_new`](Self::try_new) never panics.
     #[must_use]
     #[track_caller]
     pub const fn new(quota: Quota) -> Self {
@@ -101,24 +101,24 @@ impl LeakyQueue {
 }
 
 impl Algorithm for LeakyQueue {
-    type State = bucket::Words;
+    type State = BucketState;
 
     #[inline]
-    fn peek(&self, state: &bucket::Words, now: Timestamp, ask: Ask) -> Verdict {
+    fn peek(&self, state: &BucketState, now: Timestamp, ask: Ask) -> Verdict {
         self.kernel.peek_in_turn(state, now, ask)
     }
 
     #[inline]
-    fn commit(&self, state: &mut bucket::Words, now: Timestamp, delay: Duration, cost: u64) {
+    fn commit(&self, state: &mut BucketState, now: Timestamp, delay: Duration, cost: u64) {
         self.kernel.commit(state, now, delay, cost);
     }
 
-    fn give_back(&self, state: &mut bucket::Words, now: Timestamp, charge: Charge, amount: u64) {
+    fn give_back(&self, state: &mut BucketState, now: Timestamp, charge: Charge, amount: u64) {
         self.kernel.give_back(state, now, charge, amount);
     }
 
     #[inline]
-    fn reading(&self, state: &bucket::Words, now: Timestamp) -> Reading {
+    fn reading(&self, state: &BucketState, now: Timestamp) -> Reading {
         self.kernel.reading(state, now)
     }
 
@@ -139,11 +139,11 @@ impl super::Scripted for LeakyQueue {
         self.kernel.params(true, cost, params);
     }
 
-    fn state_of(&self, numbers: &[u64]) -> bucket::Words {
+    fn state_of(&self, numbers: &[u64]) -> BucketState {
         Bucket::state_of(numbers)
     }
 
-    fn numbers_of(&self, state: &bucket::Words, numbers: &mut Vec<u64>) {
+    fn numbers_of(&self, state: &BucketState, numbers: &mut Vec<u64>) {
         Bucket::numbers_of(state, numbers);
     }
 }

@@ -6,10 +6,10 @@
 //!
 //! | Type | Most admitted in any window of one period | State, words | Choose it |
 //! |---|---|---|---|
-//! | [`Gcra`] | `B + L - 1`, so `2L - 1` unless set, `L` if strict | 5 | if in doubt: smooth, exact, cheap |
-//! | [`TokenBucket`] | the same: it is the same bucket | 5 | if you think in tokens that come back |
-//! | [`LeakyBucket`] | the same: it is the same bucket | 5 | if you think in a level that drains |
-//! | [`LeakyQueue`] | `L + 1` departures in a closed interval, evenly spaced | 5 | if callers should wait for their turn |
+//! | [`Gcra`] | `B + L - 1`, so `2L - 1` unless set, `L` if strict | 4 | if in doubt: smooth, exact, cheap |
+//! | [`TokenBucket`] | the same: it is the same bucket | 4 | if you think in tokens that come back |
+//! | [`LeakyBucket`] | the same: it is the same bucket | 4 | if you think in a level that drains |
+//! | [`LeakyQueue`] | `L + 1` departures in a closed interval, evenly spaced | 4 | if callers should wait for their turn |
 //! | [`FixedWindow`] | `2L - 1` from the first hit, `2L` aligned to the clock | 4 | if people are told when the count starts anew |
 //! | [`SlidingWindow`], strict | `L`, exactly; conservative by one block | blocks + 5 | if the bound must hold and the limit is large |
 //! | [`SlidingWindow`], weighted | `2L - 1`, with however many blocks | blocks + 5 | if a smooth estimate will do |
@@ -101,5 +101,5 @@ pub use self::seam::{Algorithm, AtOnce, Charge};
 pub use self::sliding_log::SlidingLog;
 pub use self::sliding_window::SlidingWindow;
 pub(crate) use self::state::Cell;
-pub use self::state::{Blocks, Log, State};
+pub use self::state::{Blocks, BucketState, Log, State};
 pub use self::token_bucket::TokenBucket;

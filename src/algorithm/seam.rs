@@ -94,12 +94,29 @@ pub trait Algorithm: fmt::Debug + Send + Sync + 'static {
     /// Charges `cost` for a request that was decided at `now` and has its turn after `delay`.
     fn commit(&self, state: &mut Self::State, now: Timestamp, delay: Duration, cost: u64);
 
-    /// What [`peek`](Self::peek), [`commit`](Self::commit) and [`reading`](Self::reading) come to one after another, in the
-    /// common case and in one go.
+    /// Whether [`try_at_once`](Self::try_at_once) ever says anything.
+    #[doc(hidden)]
+    const DECIDES_AT_ONCE: bool = false;
+
+    /// What [`peek`](Self::peek) and [`commit`](Self::commit) come to one after another, in the common case and in one go.
     #[doc(hidden)]
     #[inline(always)]
     fn try_at_once(&self, _state: &Self::State, _now: Timestamp, _ask: Ask) -> AtOnce<Self::State> {
         AtOnce::Unsaid
+    }
+
+    /// The figures of a state that was charged at once, at this moment.
+    #[doc(hidden)]
+    #[inline(always)]
+    fn reading_at_once(&self, charged: &Self::State, now: Timestamp) -> Reading {
+        self.reading(charged, now)
+    }
+
+    /// What remains by them.
+    #[doc(hidden)]
+    #[inline(always)]
+    fn remaining_at_once(&self, charged: &Self::State, now: Timestamp) -> u64 {
+        self.reading(charged, now).figures().remaining
     }
 
     /// Gives back `amount`, at most its cost, of an earlier charge: as much of it as still counts.
@@ -154,10 +171,10 @@ pub trait Algorithm: fmt::Debug + Send + Sync + 'static {
 #[derive(Debug)]
 #[allow(clippy::exhaustive_enums, reason = "hidden")]
 pub enum AtOnce<S> {
-    /// Allowed at once: the state after the charge, what it reads, and what of that remains.
-    Charged(S, Reading, u64),
-    /// Refused for so many microseconds, and what the state reads.
-    Denied(u64, Reading),
+    /// Allowed at once: the state after the charge.
+    Charged(S),
+    /// Refused for so many microseconds.
+    Denied(u64),
     /// Not the common case.
     Unsaid,
 }

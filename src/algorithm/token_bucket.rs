@@ -3,7 +3,7 @@ use std::time::Duration;
 
 use super::bucket::{self, Bucket};
 use super::front::bucket_front;
-use super::{Algorithm, Charge};
+use super::{Algorithm, BucketState, Charge};
 use crate::clock::Timestamp;
 use crate::decision::{Ask, Reading, Verdict};
 use crate::error::Error;
@@ -18,7 +18,7 @@ use crate::quota::Quota;
 /// - **Closed form**, with `rate = limit / period`: `tokens = min(burst, tokens + rate elapsed)`; admit if `tokens >= cost`,
 ///   and then spend them; `retry_after = (cost - tokens) / rate`, `reset = (burst - tokens) / rate`. No fraction of a token
 ///   is ever lost, however often the bucket is asked.
-/// - **State**: five words.
+/// - **State**: four words.
 /// - **Source**: J. Turner, "New Directions in Communications", IEEE Communications Magazine 24(10), 1986; RFC 2697 names
 ///   the form used here.
 /// - **Choose it** where costs differ and you think in tokens. It decides exactly as [`Gcra`](super::Gcra) and

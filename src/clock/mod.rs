@@ -16,6 +16,9 @@ pub use self::system::SystemClock;
 #[cfg(feature = "timer")]
 pub use self::tokio::TokioClock;
 
+/// The longest period, and the longest time that anything is remembered: 200 years.
+pub(crate) const LONGEST_MICROS: u64 = 73_050 * 86_400_000_000;
+
 /// A moment: whole microseconds since the Unix epoch.
 ///
 /// One microsecond is the crate's tick. Every algorithm counts in it, in memory as in Redis, so that "one tick
@@ -26,6 +29,10 @@ pub struct Timestamp(u64);
 impl Timestamp {
     /// The Unix epoch.
     pub const EPOCH: Self = Self(0);
+
+    /// The last moment that limiters in memory tell from others, in the year 2340: 200 years, the longest time that anything is
+    /// remembered for, before 2^54 microseconds. For a clock that is beyond it time stands still, and limits hold on.
+    pub const LAST: Self = Self((1 << 54) - 1 - LONGEST_MICROS);
 
     /// The moment `micros` microseconds after the Unix epoch.
     #[must_use]

@@ -20,13 +20,13 @@ pub struct Figures {
 /// What an algorithm read off a state: its [`Figures`], worked out when they are asked for.
 #[derive(Clone, Copy)]
 pub struct Reading {
-    words: [u64; 6],
-    project: fn(&[u64; 6]) -> Figures,
+    words: [u64; 5],
+    project: fn(&[u64; 5]) -> Figures,
 }
 
 impl Reading {
     /// Of nothing.
-    pub(crate) const BLANK: Self = Self::new([0; 6], |_| Figures {
+    pub(crate) const BLANK: Self = Self::new([0; 5], |_| Figures {
         limit: 0,
         window: Duration::ZERO,
         remaining: 0,
@@ -37,7 +37,8 @@ impl Reading {
     /// Figures that `project` works out of `words` on demand: dividing is the dearest part of a decision, and most
     /// decisions are never asked.
     #[must_use]
-    pub const fn new(words: [u64; 6], project: fn(&[u64; 6]) -> Figures) -> Self {
+    #[inline(always)]
+    pub const fn new(words: [u64; 5], project: fn(&[u64; 5]) -> Figures) -> Self {
         Self { words, project }
     }
 
@@ -58,9 +59,8 @@ impl From<Figures> for Reading {
             figures.remaining,
             micros(figures.reset),
             micros(figures.more_after),
-            0,
         ];
-        Self::new(words, |&[limit, window, remaining, reset, more_after, _]| Figures {
+        Self::new(words, |&[limit, window, remaining, reset, more_after]| Figures {
             limit,
             window: Duration::from_micros(window),
             remaining,

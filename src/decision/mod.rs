@@ -62,7 +62,7 @@ impl Decision {
     }
 
     /// A decision of one limit, as a store makes it.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn by_store(decided_at: Timestamp, promises_turns: bool, standing: Standing) -> Self {
         Self {
             verdict: standing.verdict,

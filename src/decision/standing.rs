@@ -10,7 +10,8 @@ use super::verdict::{Compact, Verdict};
 #[allow(unreachable_pub, missing_docs, missing_debug_implementations, reason = "named by a hidden trait only")]
 pub enum Name {
     Static(&'static str),
-    Shared(Arc<str>),
+    // A thin pointer: a name is two words, one of which tells the variants apart.
+    Shared(Arc<Box<str>>),
 }
 
 impl Name {
@@ -28,7 +29,7 @@ impl From<std::borrow::Cow<'static, str>> for Name {
     fn from(name: std::borrow::Cow<'static, str>) -> Self {
         match name {
             std::borrow::Cow::Borrowed(name) => Self::Static(name),
-            std::borrow::Cow::Owned(name) => Self::Shared(name.into()),
+            std::borrow::Cow::Owned(name) => Self::Shared(Arc::new(name.into())),
         }
     }
 }
@@ -46,6 +47,12 @@ impl Standing {
     #[inline]
     pub(crate) fn new(name: Name, verdict: Verdict, reading: Reading, shadow: bool) -> Self {
         Self { name, verdict: Compact::pack(verdict), reading, shadow }
+    }
+
+    /// Of a limit that refuses for so many microseconds, or allows if these are none.
+    #[inline(always)]
+    pub(crate) fn at_once(name: Name, wait: u64, reading: Reading) -> Self {
+        Self { name, verdict: Compact::wait(wait), reading, shadow: false }
     }
 
     /// Whether the limit is a shadow, whose verdict does not count.

@@ -61,6 +61,13 @@ impl Compact {
         }
     }
 
+    /// Refused for so long in microseconds; allowed, if that is zero.
+    #[inline(always)]
+    pub(super) const fn wait(micros: u64) -> Self {
+        debug_assert!(micros <= Self::MOST, "no limit refuses for so long");
+        Self(micros)
+    }
+
     #[inline]
     pub(super) fn unpack(self) -> Verdict {
         match self.0 {
@@ -70,6 +77,7 @@ impl Compact {
             wait => Verdict::Denied { retry_after: Duration::from_micros(wait) },
         }
     }
+
     /// The same a while later, if nobody asks meanwhile.
     pub(super) fn later(self, elapsed: Duration) -> Self {
         match self.unpack() {

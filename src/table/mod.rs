@@ -103,16 +103,18 @@ impl<C: Cell> Table<C> {
         size_of_val(&*self.sets) + self.crowding.estates() * size_of::<C>()
     }
 
-    /// A consistent reading of the key's state, if it is where most keys are: in its first set. Else, and if somebody is at
-    /// work there, `None` says nothing.
+    /// A consistent reading of the key's state, if it is there. Else, and if somebody is at work there, `None` says nothing.
     #[inline(always)]
-    pub(crate) fn read_home(&self, hash: u64) -> Option<Home<'_, C>> {
+    pub(crate) fn read_near(&self, hash: u64) -> Option<Near<'_, C>> {
         let fingerprint = fingerprint(hash);
-        let set = &self.sets[scale(fingerprint, self.sets.len())];
-        let version = set.version();
-        let slot = set.find(fingerprint)?;
-        let state = set.cell(slot).snapshot();
-        set.is_at(version).then_some(Home { set, version, slot, state })
+        let home = &self.sets[scale(fingerprint, self.sets.len())];
+        let version = home.version();
+        if let Some(slot) = home.find(fingerprint) {
+            return Near::read(home, version, slot);
+        }
+        let other = &self.sets[self.candidates(fingerprint)[1]];
+        let version = other.version();
+        other.find(fingerprint).and_then(|slot| Near::read(other, version, slot))
     }
 
     /// A consistent reading of the key's state, or of the zero state if the key is nowhere. `spot` notes what it was read from.
@@ -352,32 +354,48 @@ pub(crate) struct Seen<'a, C: Cell + 'a> {
     pub(crate) horizon: u64,
 }
 
-/// A key in its first set.
-pub(crate) struct Home<'a, C: Cell> {
+/// A key where it was found.
+pub(crate) struct Near<'a, C: Cell> {
     set: &'a Set<C>,
     version: u64,
     slot: u8,
     pub(crate) state: C::Snapshot<'a>,
 }
 
-impl<'a, C: Cell> Home<'a, C> {
+impl<'a, C: Cell> Near<'a, C> {
+    #[inline(always)]
+    fn read(set: &'a Set<C>, version: u64, slot: u8) -> Option<Self> {
+        let state = set.cell(slot).snapshot();
+        // Not `then_some`, which would move it all once more.
+        if set.is_at(version) { Some(Self { set, version, slot, state }) } else { None }
+    }
+
+    /// Stores another state, unless anything in the set has changed since the reading. Tells the moment from which on that
+    /// state is as good as new.
+    #[inline(always)]
+    pub(crate) fn replace(self, state: C::State) -> Option<u64> {
+        let mut locked = self.lock()?;
+        **locked.edit() = state;
+        Some(locked.fresh_at())
+    }
+
     /// Takes the lock, unless anything in the set has changed since the reading.
     #[inline(always)]
-    pub(crate) fn lock(self) -> Option<LockedHome<'a, C>> {
+    pub(crate) fn lock(self) -> Option<LockedNear<'a, C>> {
         let Self { set, version, slot, state } = self;
-        set.lock(version).then(|| LockedHome { edit: Some(set.cell(slot).edit_from(state)), set, version, slot })
+        set.lock(version).then(|| LockedNear { edit: Some(set.cell(slot).edit_from(state)), set, version, slot })
     }
 }
 
-/// A key in its first set under the lock, which is given back when this is dropped.
-pub(crate) struct LockedHome<'a, C: Cell> {
+/// A key where it was found, under the lock, which is given back when this is dropped.
+pub(crate) struct LockedNear<'a, C: Cell> {
     edit: Option<C::Edit<'a>>,
     set: &'a Set<C>,
     version: u64,
     slot: u8,
 }
 
-impl<'a, C: Cell> LockedHome<'a, C> {
+impl<'a, C: Cell> LockedNear<'a, C> {
     /// The state to change.
     #[inline(always)]
     pub(crate) fn edit(&mut self) -> &mut C::Edit<'a> {
@@ -392,7 +410,7 @@ impl<'a, C: Cell> LockedHome<'a, C> {
     }
 }
 
-impl<C: Cell> Drop for LockedHome<'_, C> {
+impl<C: Cell> Drop for LockedNear<'_, C> {
     #[inline(always)]
     fn drop(&mut self) {
         self.edit = None;

@@ -129,6 +129,17 @@ fn quotas_at_the_boundary_of_what_fits_a_bucket() {
     }
 }
 
+/// In lowest terms the limit is below 2^32.
+#[test]
+fn quotas_at_the_boundary_of_the_largest_limit() {
+    let quota = |limit, period| Quota::new(limit, ticks(period));
+    assert!(Gcra::try_new(quota((1 << 32) - 1, 1)).is_ok());
+    assert!(Gcra::try_new(quota(1 << 32, 1)).is_err());
+    assert!(Gcra::try_new(quota(1 << 33, 4)).is_ok());
+    assert_eq!(named_by(Gcra::try_new(quota(1 << 40, 1))), quota((1 << 32) - 1, 1));
+    assert_eq!(named_by(Gcra::try_new(quota((1 << 40) + 2, 2))), quota((1 << 33) - 2, 2));
+}
+
 /// A period with awkward divisors.
 #[test]
 fn the_nearest_quota_is_named_where_it_is_far() {
@@ -206,7 +217,7 @@ fn fits(quota: Quota) -> bool {
     while b != 0 {
         (a, b) = (b, a % b);
     }
-    product / a / a <= u128::from(LARGEST)
+    product / a / a <= u128::from(LARGEST) && u128::from(quota.limit()) / a < 1 << 32
 }
 
 fn named_by(refused: Result<Gcra, Error>) -> Quota {

@@ -29,7 +29,7 @@ proptest! {
             let key = key % keys;
             let now = clock.now().as_micros();
             match resolve(step, &models[key], now) {
-                Op::Clock { now, .. } => clock.set(Timestamp::from_micros(now)),
+                Op::Clock { now, .. } => clock.set(Timestamp::from_micros(now).min(Timestamp::LAST)),
                 Op::Acquire(ask) => {
                     let (expected, _) = models[key].acquire(now, ask);
                     let decision = limiter.decide(&key, ask);
@@ -66,7 +66,7 @@ proptest! {
                 clock.set(Timestamp::from_micros(clock.now().as_micros().saturating_sub(back)));
             }
             match resolve(step, &model, clock.now().as_micros()) {
-                Op::Clock { now, .. } => clock.set(Timestamp::from_micros(now)),
+                Op::Clock { now, .. } => clock.set(Timestamp::from_micros(now).min(Timestamp::LAST)),
                 Op::Acquire(ask) => shows_what_it_decided(&limiter, key % 50, ask)?,
                 Op::Settle { .. } | Op::Tier(_) | Op::Reset => {}
             }

@@ -38,7 +38,7 @@ impl Subject {
     }
 
     pub(crate) fn set_clock(&self, now: u64) {
-        self.clock.set(Timestamp::from_micros(now));
+        self.clock.set(Timestamp::from_micros(now).min(Timestamp::LAST));
     }
 
     pub(crate) fn peek(&self, ask: Ask) -> Decision {

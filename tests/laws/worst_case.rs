@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use proptest::prelude::*;
-use tower_ratelimit::algorithm::Algorithm;
+use tower_ratelimit::algorithm::{Algorithm, State};
 use tower_ratelimit::{Ask, Decision, FixedWindow, Gcra, Quota, Timestamp, Verdict};
 
 use crate::cases;
@@ -230,24 +230,25 @@ struct Exhaustive<'a, A> {
     most: Vec<u64>,
 }
 
-impl<'a, const N: usize, A: Algorithm<State = [u64; N]>> Exhaustive<'a, A> {
+impl<'a, A: Algorithm> Exhaustive<'a, A> {
     fn run(algorithm: &'a A, horizon: u64) -> Vec<u64> {
         let horizon = usize::try_from(horizon).expect("a small number");
         let mut search = Self { algorithm, admitted: Vec::new(), most: vec![0; horizon] };
-        search.next_tick([0; N]);
+        search.next_tick(&A::State::from_numbers(&[]));
         search.most
     }
 
-    fn next_tick(&mut self, mut state: [u64; N]) {
+    fn next_tick(&mut self, state: &A::State) {
         self.note();
         if self.admitted.len() == self.most.len() {
             return;
         }
+        let mut state = state.clone();
         // Multiples of every period on the grid, so that aligned windows start with it.
         let now = Timestamp::from_micros(1_200 + self.admitted.len() as u64);
         for requests in 0.. {
             self.admitted.push(requests);
-            self.next_tick(state);
+            self.next_tick(&state);
             self.admitted.pop();
             if self.algorithm.peek(&state, now, Ask::default()) != Verdict::Allowed {
                 return;

@@ -1,5 +1,7 @@
 //! Times as exact fractions: see the representation in the module above.
 
+use crate::algorithm::BucketState;
+
 /// The quota in lowest terms: `tokens` each `ticks`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Rate {
@@ -24,8 +26,11 @@ pub(super) struct Tat {
 }
 
 impl Rate {
-    /// `None` where `tokens * ticks` in lowest terms is over 2^53: Redis computes in doubles, and a limit must not
-    /// change its meaning with its store.
+    /// For more the packed state has no room.
+    pub(super) const LARGEST_TOKENS: u64 = (1 << BucketState::PART_BITS) - 1;
+
+    /// `None` where in lowest terms `tokens * ticks` is over 2^53, as Redis computes in doubles, and a limit must not change its
+    /// meaning with its store; or `tokens` is 2^32 or more.
     pub(super) const fn of(limit: u64, period: u64) -> Option<Self> {
         let (mut a, mut b) = (limit, period);
         while b != 0 {
@@ -33,7 +38,9 @@ impl Rate {
         }
         let (tokens, ticks) = (limit / a, period / a);
         match tokens.checked_mul(ticks) {
-            Some(product) if product <= 1 << 53 => Some(Self { tokens, ticks, packed: Self::pack(tokens, ticks) }),
+            Some(product) if product <= 1 << 53 && tokens <= Self::LARGEST_TOKENS => {
+                Some(Self { tokens, ticks, packed: Self::pack(tokens, ticks) })
+            }
             _ => None,
         }
     }
@@ -76,12 +83,13 @@ impl Rate {
     /// In one word: both numbers together have at most 55 bits, and 6 say where one ends.
     pub(super) const fn pack(tokens: u64, ticks: u64) -> u64 {
         let bits = u64::BITS - tokens.leading_zeros();
-        (bits as u64) << 58 | ticks << bits | tokens
+        (bits as u64) << 55 | ticks << bits | tokens
     }
 
     pub(super) const fn unpack(word: u64) -> Self {
-        let bits = word >> 58;
-        let low = word & ((1 << 58) - 1);
+        // No more than six bits, whatever the word is.
+        let bits = word >> 55 & 63;
+        let low = word & ((1 << 55) - 1);
         Self { tokens: low & ((1 << bits) - 1), ticks: low >> bits, packed: word }
     }
 }

@@ -1,7 +1,8 @@
 //! What the bucket's twin in Lua is told, and what it tells.
 
+use super::Bucket;
 use super::rate::Rate;
-use super::{Bucket, Words};
+use crate::algorithm::BucketState;
 use crate::algorithm::Kernel;
 use crate::decision::Ask;
 
@@ -26,12 +27,16 @@ impl Bucket {
         ask.cost > 0 && ask.cost <= self.burst && ask.patience(0) == 0
     }
 
-    pub(crate) fn state_of(numbers: &[u64]) -> Words {
-        let &[whole, part, tokens, ticks, written_at, floor, ..] = numbers else { return [0; 5] };
-        [whole, part, if tokens == 0 { 0 } else { Rate::pack(tokens, ticks) }, written_at, floor]
+    pub(crate) fn state_of(numbers: &[u64]) -> BucketState {
+        let &[whole, part, tokens, ticks, written_at, floor, ..] = numbers else { return BucketState::default() };
+        let rate = if tokens == 0 { 0 } else { Rate::pack(tokens, ticks) };
+        BucketState { whole, part, rate, written_at, floor }
     }
 
-    pub(crate) fn numbers_of(&[whole, part, rate, written_at, floor]: &Words, numbers: &mut Vec<u64>) {
+    pub(crate) fn numbers_of(
+        &BucketState { whole, part, rate, written_at, floor }: &BucketState,
+        numbers: &mut Vec<u64>,
+    ) {
         let Rate { tokens, ticks, .. } = Rate::unpack(rate);
         numbers.extend([whole, part, tokens, ticks, written_at, floor]);
     }

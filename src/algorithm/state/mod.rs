@@ -1,15 +1,17 @@
 //! States, and how a slot of a shared table holds them.
 
 mod blocks;
+mod bucket;
 mod log;
 mod words;
 
 use std::ops::{Deref, DerefMut};
 
 pub use self::blocks::Blocks;
+pub use self::bucket::BucketState;
 pub use self::log::Log;
 
-/// What a store remembers of a key: `[u64; N]` with `N` at least 1, or where that does not do, [`Blocks`] or a [`Log`].
+/// What a store remembers of a key: `[u64; N]` with `N` at least 1, or where that does not do, a [`BucketState`], [`Blocks`] or a [`Log`].
 ///
 /// Zeros are a key never seen. The first word is the moment from which on the state is as good as zeros.
 ///
@@ -30,6 +32,7 @@ mod sealed {
     pub trait Sealed {}
     impl<const N: usize> Sealed for [u64; N] {}
     impl Sealed for super::Blocks {}
+    impl Sealed for super::BucketState {}
     impl Sealed for super::Log {}
 }
 

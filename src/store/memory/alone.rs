@@ -9,44 +9,14 @@ use super::share::{Asked, Look};
 use super::transaction::{self, Note, delay};
 use crate::algorithm::{Algorithm, AtOnce, State};
 use crate::clock::Timestamp;
-use crate::decision::{Decision, Name, Reading, Standing, Verdict};
+use crate::decision::{Ask, Decision, Name, Standing};
 use crate::limit::{Choose, Chooser, PartOf};
-use crate::table::{Home, LockedHome};
+use crate::table::{LockedNear, Near};
 
-/// Decides as [`transaction::acquire`] does over one row, to which it leaves what is out of the ordinary: a key that is not in
-/// its first set, a lost race, a block, a shadow.
-#[inline]
-pub(super) fn acquire<Key, C, P, S>(row: &Row<C, P>, asked: &Asked<'_, Key, S>, receipt: &mut impl Note) -> Decision
-where
-    Key: ?Sized,
-    C: Choose<Key> + Send + Sync + 'static,
-    P: PartOf<Key> + Send + Sync + 'static,
-    P::Part: Hash,
-    S: BuildHasher,
-{
-    let is_plain = row.is_plain() && asked.ask.cost > 0;
-    let decided = if is_plain { try_acquire(row, asked, receipt) } else { None };
-    match decided {
-        Some(decision) => decision,
-        None => acquire_at_length(row, asked, receipt),
-    }
-}
-
-#[cold]
-#[inline(never)]
-fn acquire_at_length<Key, C, P, S>(row: &Row<C, P>, asked: &Asked<'_, Key, S>, receipt: &mut impl Note) -> Decision
-where
-    Key: ?Sized,
-    C: Choose<Key> + Send + Sync + 'static,
-    P: PartOf<Key> + Send + Sync + 'static,
-    P::Part: Hash,
-    S: BuildHasher,
-{
-    transaction::acquire(&[row], &mut [Look::BLANK], asked, receipt)
-}
-
+/// Decides as [`transaction::acquire`] does over one row, to which it leaves what is out of the ordinary: a key that is in neither
+/// of its sets, a lost race, a block, a shadow.
 #[inline(always)]
-fn try_acquire<Key, C, P, S>(row: &Row<C, P>, asked: &Asked<'_, Key, S>, receipt: &mut impl Note) -> Option<Decision>
+pub(super) fn acquire<Key, C, P, S>(row: &Row<C, P>, asked: Asked<'_, Key, S>, receipt: &mut impl Note) -> Decision
 where
     Key: ?Sized,
     C: Choose<Key> + Send + Sync + 'static,
@@ -54,68 +24,116 @@ where
     P::Part: Hash,
     S: BuildHasher,
 {
-    let home = row.table.read_home(row.hash(asked))?;
+    if C::Algorithm::DECIDES_AT_ONCE
+        && row.is_plain()
+        && let Some(decision) = acquire_at_once(row, &asked, receipt)
+    {
+        return decision;
+    }
+    let Asked { hasher, key, now, ask } = asked;
+    acquire_at_length(row, hasher, key, now, ask, receipt)
+}
+
+/// Nothing in here may be lent to a function that is not inlined: it would have to lie in memory, and not in registers.
+#[inline(always)]
+fn acquire_at_once<Key, C, P, S>(
+    row: &Row<C, P>,
+    asked: &Asked<'_, Key, S>,
+    receipt: &mut impl Note,
+) -> Option<Decision>
+where
+    Key: ?Sized,
+    C: Choose<Key> + Send + Sync + 'static,
+    P: PartOf<Key> + Send + Sync + 'static,
+    P::Part: Hash,
+    S: BuildHasher,
+{
+    let near = row.table.read_near(row.hash(asked))?;
     let chosen = row.limit.algorithm().choose(asked.key);
     let algorithm: &C::Algorithm = chosen.borrow();
     let (now, ask) = (asked.now, asked.ask);
-    let (verdict, reading) = match algorithm.try_at_once(&home.state, now, ask) {
-        AtOnce::Charged(state, reading, _) => {
-            let mut locked = home.lock()?;
-            **locked.edit() = state;
+    let (wait, reading) = match algorithm.try_at_once(&near.state, now, ask) {
+        AtOnce::Charged(state) => {
+            let reading = algorithm.reading_at_once(&state, now);
+            let until = near.replace(state)?;
             receipt.begin(now, Duration::ZERO, ask.cost, 1);
-            receipt.note(0, || Timestamp::from_micros(locked.fresh_at()));
-            (Verdict::Allowed, reading)
+            receipt.note(0, || Timestamp::from_micros(until));
+            (0, reading)
         }
-        AtOnce::Denied(wait, reading) => (Verdict::Denied { retry_after: Duration::from_micros(wait) }, reading),
-        AtOnce::Unsaid => peek_and_commit(algorithm, home, asked, receipt)?,
+        AtOnce::Denied(wait) => (wait, algorithm.reading(&near.state, now)),
+        AtOnce::Unsaid => return None,
+    };
+    let standing = Standing::at_once(row.limit.shared_name().clone(), wait, reading);
+    Some(Decision::by_store(now, algorithm.promises_turns(), standing))
+}
+
+#[inline(never)]
+fn acquire_at_length<Key, C, P, S>(
+    row: &Row<C, P>,
+    hasher: &S,
+    key: &Key,
+    now: Timestamp,
+    ask: Ask,
+    receipt: &mut impl Note,
+) -> Decision
+where
+    Key: ?Sized,
+    C: Choose<Key> + Send + Sync + 'static,
+    P: PartOf<Key> + Send + Sync + 'static,
+    P::Part: Hash,
+    S: BuildHasher,
+{
+    let asked = Asked { hasher, key, now, ask };
+    let is_plain = row.is_plain() && asked.ask.cost > 0;
+    let decided = if is_plain { acquire_there(row, &asked, receipt) } else { None };
+    decided.unwrap_or_else(|| transaction::acquire(&[row], &mut [Look::BLANK], &asked, receipt))
+}
+
+/// For a key that is there, whatever is asked.
+#[inline]
+fn acquire_there<Key, C, P, S>(row: &Row<C, P>, asked: &Asked<'_, Key, S>, receipt: &mut impl Note) -> Option<Decision>
+where
+    Key: ?Sized,
+    C: Choose<Key> + Send + Sync + 'static,
+    P: PartOf<Key> + Send + Sync + 'static,
+    P::Part: Hash,
+    S: BuildHasher,
+{
+    let near = row.table.read_near(row.hash(asked))?;
+    let chosen = row.limit.algorithm().choose(asked.key);
+    let algorithm: &C::Algorithm = chosen.borrow();
+    let now = asked.now;
+    let verdict = algorithm.peek(&near.state, now, asked.ask);
+    let reading = if verdict.is_allowed() {
+        let (delay, mut locked) = (delay(verdict), near.lock()?);
+        algorithm.commit(locked.edit(), now, delay, asked.ask.cost);
+        // As the next one to ask will see it.
+        let reading = algorithm.reading(locked.edit(), now);
+        receipt.begin(now, delay, asked.ask.cost, 1);
+        receipt.note(0, || Timestamp::from_micros(locked.fresh_at()));
+        reading
+    } else {
+        algorithm.reading(&near.state, now)
     };
     let standing = Standing::new(row.limit.shared_name().clone(), verdict, reading, false);
     Some(Decision::by_store(now, algorithm.promises_turns(), standing))
 }
 
-/// Out of the way of those who decide at once.
-#[inline(never)]
-fn peek_and_commit<Key, A, S>(
-    algorithm: &A,
-    home: Home<'_, <A::State as State>::Cell>,
-    asked: &Asked<'_, Key, S>,
-    receipt: &mut impl Note,
-) -> Option<(Verdict, Reading)>
-where
-    Key: ?Sized,
-    A: Algorithm,
-{
-    let now = asked.now;
-    let verdict = algorithm.peek(&home.state, now, asked.ask);
-    if !verdict.is_allowed() {
-        return Some((verdict, algorithm.reading(&home.state, now)));
-    }
-    let (delay, mut locked) = (delay(verdict), home.lock()?);
-    algorithm.commit(locked.edit(), now, delay, asked.ask.cost);
-    // As the next one to ask will see it.
-    let reading = algorithm.reading(locked.edit(), now);
-    receipt.begin(now, delay, asked.ask.cost, 1);
-    receipt.note(0, || Timestamp::from_micros(locked.fresh_at()));
-    Some((verdict, reading))
-}
-
 /// A limit of several that would let the request through at once.
-pub(super) struct Passing<'a, A: Algorithm> {
-    home: Home<'a, <A::State as State>::Cell>,
+pub(super) struct Passing<'a, Chosen, A: Algorithm> {
+    near: Near<'a, <A::State as State>::Cell>,
     charged: A::State,
     name: &'a Name,
-    reading: Reading,
-    promises_turns: bool,
-    remaining: u64,
+    chosen: Chosen,
 }
 
-impl<'a, A: Algorithm> Passing<'a, A> {
+impl<'a, Chosen: Borrow<A>, A: Algorithm> Passing<'a, Chosen, A> {
     /// `None` says nothing.
     #[inline(always)]
     pub(super) fn of<Key, C, P, S>(row: &'a Row<C, P>, asked: &Asked<'_, Key, S>) -> Option<Self>
     where
         Key: ?Sized,
-        C: Choose<Key> + Chooser<Algorithm = A> + Send + Sync + 'static,
+        C: Choose<Key, Chosen<'a> = Chosen> + Chooser<Algorithm = A> + Send + Sync + 'static,
         P: PartOf<Key> + Send + Sync + 'static,
         P::Part: Hash,
         S: BuildHasher,
@@ -123,62 +141,63 @@ impl<'a, A: Algorithm> Passing<'a, A> {
         if !row.is_plain() {
             return None;
         }
-        let home = row.table.read_home(row.hash(asked))?;
+        let near = row.table.read_near(row.hash(asked))?;
         let chosen = row.limit.algorithm().choose(asked.key);
-        let algorithm: &A = chosen.borrow();
-        match algorithm.try_at_once(&home.state, asked.now, asked.ask) {
-            AtOnce::Charged(charged, reading, remaining) => {
-                let (name, promises_turns) = (row.limit.shared_name(), algorithm.promises_turns());
-                Some(Self { home, charged, name, reading, promises_turns, remaining })
-            }
-            AtOnce::Denied(..) | AtOnce::Unsaid => None,
+        match chosen.borrow().try_at_once(&near.state, asked.now, asked.ask) {
+            AtOnce::Charged(charged) => Some(Self { near, charged, name: row.limit.shared_name(), chosen }),
+            AtOnce::Denied(_) | AtOnce::Unsaid => None,
         }
     }
 
     /// Takes the lock, unless anything has changed since.
     #[inline(always)]
-    pub(super) fn lock(self) -> Option<Charging<'a, A>> {
-        let Self { home, charged, name, reading, promises_turns, remaining } = self;
-        let said = Said { name, reading, promises_turns, remaining };
-        Some(Charging { locked: home.lock()?, charged, said })
+    pub(super) fn lock(self) -> Option<Charging<'a, Chosen, A>> {
+        let Self { near, charged, name, chosen } = self;
+        Some(Charging { locked: near.lock()?, said: Said { charged, name, chosen } })
     }
 }
 
 /// One of them, locked. Nothing is charged before all are.
-pub(super) struct Charging<'a, A: Algorithm> {
-    locked: LockedHome<'a, <A::State as State>::Cell>,
-    charged: A::State,
-    said: Said<'a>,
+pub(super) struct Charging<'a, Chosen, A: Algorithm> {
+    locked: LockedNear<'a, <A::State as State>::Cell>,
+    said: Said<'a, Chosen, A>,
 }
 
-impl<'a, A: Algorithm> Charging<'a, A> {
-    /// Charges it. It stays locked until the other half is dropped.
+impl<'a, Chosen: Borrow<A>, A: Algorithm> Charging<'a, Chosen, A> {
+    /// Charges it. It stays locked until the first half is dropped.
     #[inline(always)]
     pub(super) fn charge(
         self,
         limit: usize,
         receipt: &mut impl Note,
-    ) -> (LockedHome<'a, <A::State as State>::Cell>, Said<'a>) {
-        let Self { mut locked, charged, said } = self;
-        **locked.edit() = charged;
+    ) -> (LockedNear<'a, <A::State as State>::Cell>, Said<'a, Chosen, A>) {
+        let Self { mut locked, said } = self;
+        **locked.edit() = said.charged.clone();
         receipt.note(limit, || Timestamp::from_micros(locked.fresh_at()));
         (locked, said)
     }
 }
 
-/// What a limit says that lets through at once.
-pub(super) struct Said<'a> {
+/// What a limit says that lets through at once. Of several only the one that speaks is asked for more than what remains.
+pub(super) struct Said<'a, Chosen, A: Algorithm> {
+    charged: A::State,
     name: &'a Name,
-    reading: Reading,
-    promises_turns: bool,
-    remaining: u64,
+    chosen: Chosen,
 }
 
-/// The decision of several limits that have let through at once: the one with the least remaining speaks, the first of equals.
-#[inline(always)]
-pub(super) fn pass<const N: usize>(now: Timestamp, said: [Said<'_>; N]) -> Option<Decision> {
-    let promises_turns = said.iter().all(|said| said.promises_turns);
-    let speaks = said.into_iter().min_by_key(|said| said.remaining)?;
-    let standing = Standing::new(speaks.name.clone(), Verdict::Allowed, speaks.reading, false);
-    Some(Decision::by_store(now, promises_turns, standing))
+impl<Chosen: Borrow<A>, A: Algorithm> Said<'_, Chosen, A> {
+    #[inline(always)]
+    pub(super) fn remaining(&self, now: Timestamp) -> u64 {
+        self.chosen.borrow().remaining_at_once(&self.charged, now)
+    }
+
+    #[inline(always)]
+    pub(super) fn promises_turns(&self) -> bool {
+        self.chosen.borrow().promises_turns()
+    }
+
+    #[inline(always)]
+    pub(super) fn standing(&self, now: Timestamp) -> Standing {
+        Standing::at_once(self.name.clone(), 0, self.chosen.borrow().reading_at_once(&self.charged, now))
+    }
 }

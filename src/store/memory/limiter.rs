@@ -11,7 +11,7 @@ use super::limits::{Limits, LimitsFor};
 use super::share::{Asked, Room, Share};
 use super::usage::{HeavyKey, KeyId, Usage};
 use crate::algorithm::Algorithm;
-use crate::clock::{Clock, SystemClock};
+use crate::clock::{Clock, SystemClock, Timestamp};
 use crate::decision::{Ask, Decision};
 use crate::error::Error;
 use crate::limit::{PerKey, per_key};
@@ -95,8 +95,14 @@ impl<L: Limits<S>, C: Clock, S> Memory<L, C, S> {
         Self { shared: Arc::new(Shared { rows, clock, hasher }) }
     }
 
+    #[inline]
+    fn now(&self) -> Timestamp {
+        self.shared.clock.now().min(Timestamp::LAST)
+    }
+
+    #[inline]
     fn asked<'a, Key: ?Sized>(&'a self, key: &'a Key, ask: Ask) -> Asked<'a, Key, S> {
-        Asked { hasher: &self.shared.hasher, key, now: self.shared.clock.now(), ask }
+        Asked { hasher: &self.shared.hasher, key, now: self.now(), ask }
     }
 
     /// Decides, and charges the key if the request is allowed.
@@ -148,7 +154,7 @@ impl<L: Limits<S>, C: Clock, S> Memory<L, C, S> {
     /// If there is no limit with this name.
     pub fn heaviest(&self, limit: &str, most: usize) -> Result<Vec<HeavyKey>, Error> {
         let mut heaviest = None;
-        let now = self.shared.clock.now();
+        let now = self.now();
         L::holdings(&self.shared.rows, &mut |row| {
             if row.name().as_str() == limit {
                 heaviest = Some(row.heaviest(most, now));
@@ -160,7 +166,7 @@ impl<L: Limits<S>, C: Clock, S> Memory<L, C, S> {
     /// What each limit takes in memory. Reads the whole of each table.
     #[must_use]
     pub fn usage(&self) -> Vec<Usage> {
-        let (mut usage, now) = (Vec::new(), self.shared.clock.now());
+        let (mut usage, now) = (Vec::new(), self.now());
         L::holdings(&self.shared.rows, &mut |row| usage.push(row.usage(now)));
         usage
     }

@@ -80,13 +80,13 @@ where
     #[inline]
     fn acquire(rows: &Self::Rows, asked: Asked<'_, Key, S>) -> Outcome {
         let mut receipt = None;
-        let decision = alone::acquire(rows, &asked, &mut receipt);
+        let decision = alone::acquire(rows, asked, &mut receipt);
         Outcome { decision, receipt }
     }
 
     #[inline]
     fn decide(rows: &Self::Rows, asked: Asked<'_, Key, S>) -> Decision {
-        alone::acquire(rows, &asked, &mut ())
+        alone::acquire(rows, asked, &mut ())
     }
 
     fn peek(rows: &Self::Rows, asked: Asked<'_, Key, S>) -> Decision {
@@ -115,7 +115,13 @@ macro_rules! try_at_once {
             // All stay locked until all are charged.
             $(let $row = $row.charge($index, $receipt);)+
             $(let $row = { drop($row.0); $row.1 };)+
-            alone::pass($asked.now, [$($row),+])
+            // The one with the least remaining speaks, the first of equals.
+            let least = [$($row.remaining($asked.now)),+].into_iter().enumerate().min_by_key(|&(_, remaining)| remaining);
+            let standing = match least.map_or(0, |(speaks, _)| speaks) {
+                $($index => $row.standing($asked.now),)+
+                _ => unreachable!("there are no more rows"),
+            };
+            Some(Decision::by_store($asked.now, true $(&& $row.promises_turns())+, standing))
         }
     };
 }

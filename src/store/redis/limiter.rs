@@ -20,7 +20,7 @@ use super::server::RedisServer;
 use super::trade::Answer;
 use super::twin::Twin;
 use crate::algorithm::Charge;
-use crate::clock::{Timestamp, whole_micros};
+use crate::clock::{LONGEST_MICROS, Timestamp, whole_micros};
 use crate::decision::{Ask, Decision};
 use crate::encode::KeyWriter;
 use crate::error::Error;
@@ -390,7 +390,7 @@ impl<Key: ?Sized> Limiter<Key> for Redis<Key> {
         match self.handle.limit(limit) {
             Err(error) => Reply::ready(Err(error)),
             Ok(limit) => {
-                let span = whole_micros(span).min(crate::quota::LONGEST_MICROS);
+                let span = whole_micros(span).min(LONGEST_MICROS);
                 let shape = self.handle.operation(Operation::Block, limit, &twins, 0, span);
                 self.handle.operate(key, twins, vec![shape])
             }
