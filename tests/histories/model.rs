@@ -8,7 +8,7 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::rc::Rc;
 use std::time::Duration;
 
-use tower_ratelimit::algorithm::{Algorithm, Blocks, Charge, Log, State};
+use tower_ratelimit::algorithm::{Algorithm, Blocks, BucketState, Charge, Log, State};
 use tower_ratelimit::{Ask, Decision, Figures, Source, Timestamp, Verdict};
 
 use crate::recording::{Event, Noted, Step};
@@ -278,6 +278,16 @@ impl<const N: usize> Kept for [u64; N] {
 
     fn fresh_at(&self) -> u64 {
         self[0]
+    }
+}
+
+impl Kept for BucketState {
+    fn zero(_words: usize) -> Self {
+        Self::default()
+    }
+
+    fn fresh_at(&self) -> u64 {
+        <[u64; 5]>::from(*self)[0]
     }
 }
 

@@ -163,6 +163,8 @@ fn hesitate() {
 impl<A: Algorithm> Algorithm for Hesitant<A> {
     type State = A::State;
 
+    const DECIDES_AT_ONCE: bool = A::DECIDES_AT_ONCE;
+
     fn peek(&self, state: &A::State, now: Timestamp, ask: Ask) -> Verdict {
         hesitate();
         self.0.peek(state, now, ask)
@@ -176,6 +178,16 @@ impl<A: Algorithm> Algorithm for Hesitant<A> {
     fn try_at_once(&self, state: &A::State, now: Timestamp, ask: Ask) -> AtOnce<A::State> {
         hesitate();
         self.0.try_at_once(state, now, ask)
+    }
+
+    fn reading_at_once(&self, charged: &A::State, now: Timestamp) -> Reading {
+        hesitate();
+        self.0.reading_at_once(charged, now)
+    }
+
+    fn remaining_at_once(&self, charged: &A::State, now: Timestamp) -> u64 {
+        hesitate();
+        self.0.remaining_at_once(charged, now)
     }
 
     fn give_back(&self, state: &mut A::State, now: Timestamp, charge: Charge, amount: u64) {
