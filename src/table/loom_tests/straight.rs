@@ -102,3 +102,25 @@ fn a_peek_sees_all_of_what_was_charged_at_once_or_nothing_of_it() {
         assert_eq!(owed(&limiter, &pair), [100, 100]);
     });
 }
+
+/// To its second set, and home from there: a reader who looks at home first can see it in neither.
+#[test]
+fn a_key_that_is_being_moved_is_charged_once() {
+    for (from, to, is_at_home) in [(2, 0, true), (0, 2, false)] {
+        model(1, move || {
+            let limiter = sets(3, bucket(2));
+            let candidates = if is_at_home { [from, to] } else { [to, from] };
+            let (k, first) = (key(3, candidates, 0), key(3, candidates, 3));
+            // Somebody else had its place at home, and is gone.
+            assert!(is_at_home || admits(&limiter, &first));
+            assert!(admits(&limiter, &k));
+            reset(&limiter, &first);
+            let between = 3 - from - to;
+            let (stays, new) = (key(3, [between, from], 1), key(3, [from, between], 2));
+            assert!(admits(&limiter, &stays));
+            let charged = race(&limiter, move |limiter| admits(limiter, &new), move |limiter| admits(limiter, &k));
+            assert_eq!(charged, (true, true));
+            assert_eq!([k, stays, new].map(|key| owed(&limiter, &key)), [[100], [50], [50]]);
+        });
+    }
+}
