@@ -163,6 +163,21 @@ fn a_peek_never_reads_half_of_a_commit() {
     peek_against_commits::<Log>(2);
 }
 
+/// Whoever is refused whatever the other thread has charged by then.
+#[test]
+fn a_refusal_never_reads_half_of_a_commit() {
+    model(2, || {
+        let limiter = sets(2, burst(3));
+        let k = key(2, [0, 1], 0);
+        assert!(admits(&limiter, &k));
+        let refuse = move |limiter: &Model<Burst>| limiter.decide(&k, Ask::cost(3)).retry_after();
+        // A torn state panics.
+        let (charged, wait) = race(&limiter, move |limiter| admits(limiter, &k), refuse);
+        assert!(charged);
+        assert!([50, 100].map(|wait| Some(Duration::from_micros(wait))).contains(&wait), "{wait:?}");
+    });
+}
+
 /// A key owes as long as it is live.
 struct Plain;
 
