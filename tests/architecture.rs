@@ -61,9 +61,10 @@ fn sources() -> Vec<Source> {
     collect(&root, &mut files);
     let sources = files.into_iter().filter_map(|file| {
         let path = file.strip_prefix(&root).expect("below `src`").to_owned();
-        let name = path.file_stem()?.to_str()?;
-        let is_test =
-            name == "tests" || name.ends_with("_tests") || path.components().any(|part| part.as_os_str() == "tests");
+        let is_test = path.iter().filter_map(|part| part.to_str()).any(|part| {
+            let part = part.trim_end_matches(".rs");
+            part == "tests" || part.ends_with("_tests")
+        });
         let module = path.iter().next()?.to_str()?.trim_end_matches(".rs").to_owned();
         let code = code(&fs::read_to_string(&file).expect("a source file"));
         (!is_test).then_some(Source { path, module, code })

@@ -15,6 +15,8 @@ use tower_ratelimit::{
 };
 
 /// A hundred new keys for each that has room.
+///
+/// `cargo test --release --test crowding` is at full size: ten million keys against a hundred thousand.
 const CAP: u64 = if cfg!(debug_assertions) { 300 } else { 100_000 };
 const FLOOD: u64 = 100 * CAP;
 
@@ -92,6 +94,77 @@ fn a_flood_launders_no_offender_by_a_bucket() {
 #[test]
 fn a_flood_launders_no_offender_by_a_window() {
     nobody_comes_near_the_offender(FixedWindow::new(Quota::per_day(10)));
+}
+
+/// A user on a device. A limit counts by each.
+type Caller = [u64; 2];
+
+/// As [`flood`], under two limits by different parts, each with a table of its own, and one that counts all.
+///
+/// Every attacker is a new user on a new device, so that both tables are flooded alike. One offender has used up what a user
+/// may have, and comes with a new device each time; another one what a device may have, and comes as a new user each time.
+/// Nobody is charged to one limit for what another one refuses, and so there is no flood for free.
+fn flood_of_several(when_full: WhenFull, used_by_the_honest: u64) -> Harm {
+    const ALL: u64 = 2 * FLOOD + 2000;
+    let each = (
+        Limit::new("user", TEN).by(|&[user, _]: &Caller| user),
+        Limit::new("device", FixedWindow::new(Quota::per_day(BURST))).by(|&[_, device]: &Caller| device),
+        Limit::new("all", FixedWindow::new(Quota::per_day(ALL))).by(|_: &Caller| ()),
+    );
+    let clock = ManualClock::at(Timestamp::from_micros(1_800_000_000_000_000));
+    let keys = usize::try_from(CAP).unwrap();
+    let limiter = Memory::builder(each).max_keys(keys).when_full(when_full).clock(clock.clone()).build().unwrap();
+    let mut let_through = 0;
+    let mut allows = |caller: Caller| {
+        let is_allowed = limiter.decide(&caller, Ask::default()).is_allowed();
+        let_through += u64::from(is_allowed);
+        is_allowed
+    };
+    let (user, device, honest) = (u64::MAX, u64::MAX, u64::MAX - 10..u64::MAX);
+    // Who is new for the offenders, unlike anybody in the flood.
+    let stranger = |time: u64| FLOOD + 1 + time;
+    (0..BURST).for_each(|_| assert!(allows([user, 1 << 60])));
+    (0..BURST).for_each(|_| assert!(allows([1 << 60, device])));
+    clock.advance(Duration::from_secs(1));
+    for one in honest.clone() {
+        (0..used_by_the_honest).for_each(|_| assert!(allows([one, one])));
+    }
+    let mut harm = Harm::default();
+    for one in 0..FLOOD {
+        harm.flood_let_through += u64::from(allows([one, one]));
+        clock.advance(Duration::from_micros(1));
+        if one % 100 == 0 {
+            harm.offender_let_through += u64::from(allows([user, stranger(one)]));
+            harm.offender_let_through += u64::from(allows([stranger(one), device]));
+        }
+        let step = FLOOD / (BURST - used_by_the_honest);
+        if one % step == step - 1 {
+            harm.honest_refused += honest.clone().map(|one| u64::from(!allows([one, one]))).sum::<u64>();
+        }
+    }
+    assert_eq!(remaining_of(&limiter, &[0, 0], "all"), ALL - let_through, "as many as were let through");
+    harm
+}
+
+#[test]
+fn a_flood_launders_no_offender_by_one_of_several_limits() {
+    let harm = flood_of_several(WhenFull::Forget, 2);
+    assert_eq!(harm, Harm { flood_let_through: FLOOD, ..Harm::default() });
+}
+
+#[test]
+fn a_flood_takes_no_room_in_one_limit_for_what_another_refuses() {
+    let harm = flood_of_several(WhenFull::Refuse, 2);
+    assert_eq!((harm.offender_let_through, harm.honest_refused), (0, 0));
+    assert!(harm.flood_let_through < 2 * CAP + 100, "{harm:?}");
+}
+
+#[test]
+fn a_flood_inherits_from_each_of_several_limits() {
+    let harm = flood_of_several(WhenFull::Inherit, 9);
+    assert_eq!(harm.offender_let_through, 0);
+    assert!(harm.flood_let_through < 15 * CAP, "{harm:?}");
+    assert!(harm.honest_refused <= 10, "{harm:?}");
 }
 
 /// Four keys for each that has room come again and again.

@@ -9,9 +9,22 @@ use serde_json::{Map, Value, json};
 
 pub(crate) struct Harness {
     quick: bool,
-    json: bool,
-    filter: Option<String>,
+    form: Form,
+    filters: Vec<String>,
 }
+
+/// How figures are told.
+#[derive(Clone, Copy, PartialEq)]
+enum Form {
+    Lines,
+    /// One object a scenario.
+    Json,
+    /// Rows of a table in Markdown.
+    Table,
+}
+
+/// A unit, and the figures of each contender in it: ours is the first.
+pub(crate) type Figures<'a> = (&'a str, &'a [(&'a str, f64)]);
 
 /// One that takes part in a scenario: a name, and what makes a worker for a thread.
 pub(crate) struct Contender<'a> {
@@ -31,19 +44,25 @@ impl<'a> Contender<'a> {
 
 impl Harness {
     pub(crate) fn from_args() -> Self {
-        let mut harness = Self { quick: false, json: false, filter: None };
+        let mut harness = Self { quick: false, form: Form::Lines, filters: Vec::new() };
         for arg in std::env::args().skip(1) {
             match arg.as_str() {
                 "--quick" => harness.quick = true,
-                "--json" => harness.json = true,
+                "--json" => harness.form = Form::Json,
+                "--table" => harness.form = Form::Table,
                 // cargo passes it.
                 "--bench" => {}
-                filter if !filter.starts_with('-') => harness.filter = Some(filter.to_owned()),
+                filter if !filter.starts_with('-') => harness.filters.push(filter.to_owned()),
                 other => {
-                    eprintln!("unknown option {other}: there are --quick, --json and a part of the scenarios' names");
+                    eprintln!(
+                        "unknown option {other}: there are --quick, --json, --table and parts of the scenarios' names"
+                    );
                     std::process::exit(2);
                 }
             }
+        }
+        if harness.form == Form::Table {
+            println!("| Scenario | | Ours | Beside it |\n|---|---|---|---|");
         }
         harness
     }
@@ -53,7 +72,7 @@ impl Harness {
     }
 
     pub(crate) fn wants(&self, scenario: &str) -> bool {
-        self.filter.as_deref().is_none_or(|filter| scenario.contains(filter))
+        self.filters.is_empty() || self.filters.iter().any(|filter| scenario.contains(filter))
     }
 
     /// Runs the contenders in turn on so many threads, and tells their nanoseconds a decision.
@@ -75,45 +94,49 @@ impl Harness {
     }
 
     /// Tells two figures of each contender.
-    pub(crate) fn report_two(&self, scenario: &str, about: Value, figures: [(&str, &[(&str, f64)]); 2]) {
-        if !self.json {
-            for (unit, figures) in figures {
-                self.report(scenario, about.clone(), unit, figures);
-            }
-            return;
-        }
-        let mut object = Map::new();
-        object.insert("scenario".to_owned(), json!(scenario));
-        object.extend(about.as_object().cloned().unwrap_or_default());
-        for (unit, figures) in figures {
-            let by_name = figures.iter().map(|&(name, figure)| (name.to_owned(), json!(rounded(figure))));
-            object.insert(unit.to_owned(), Value::Object(by_name.collect()));
-        }
-        println!("{}", Value::Object(object));
+    pub(crate) fn report_two(&self, scenario: &str, about: Value, figures: [Figures<'_>; 2]) {
+        self.report_all(scenario, &about, &figures);
     }
 
-    /// Tells figures that were measured elsewhere, the first of them also in relation to each other one.
+    /// Tells figures that were measured elsewhere.
     pub(crate) fn report(&self, scenario: &str, about: Value, unit: &str, figures: &[(&str, f64)]) {
-        if self.json {
+        self.report_all(scenario, &about, &[(unit, figures)]);
+    }
+
+    /// Tells figures in several units, the first contender's also in relation to each other one's.
+    pub(crate) fn report_all(&self, scenario: &str, about: &Value, units: &[Figures<'_>]) {
+        if self.form == Form::Json {
             let mut object = Map::new();
             object.insert("scenario".to_owned(), json!(scenario));
             object.extend(about.as_object().cloned().unwrap_or_default());
-            let by_name: Map<_, _> =
-                figures.iter().map(|&(name, figure)| (name.to_owned(), json!(rounded(figure)))).collect();
-            object.insert(unit.to_owned(), Value::Object(by_name));
+            for (unit, figures) in units {
+                let by_name = figures.iter().map(|&(name, figure)| (name.to_owned(), json!(rounded(figure))));
+                object.insert((*unit).to_owned(), Value::Object(by_name.collect()));
+            }
             println!("{}", Value::Object(object));
             return;
         }
         let about: Vec<_> =
             about.as_object().into_iter().flatten().map(|(name, value)| format!("{name} {value}")).collect();
-        print!("{scenario:<34} {:<10}", about.join(", "));
-        let ours = figures.first().map_or(f64::NAN, |&(_, figure)| figure);
-        for (index, (name, figure)) in figures.iter().enumerate() {
-            let ratio = if index == 0 { String::new() } else { format!(" ({:.2}x)", ours / figure) };
-            print!("  {name} {}{ratio}", rounded(*figure));
+        for (unit, figures) in units {
+            let ours = figures.first().map_or(f64::NAN, |&(_, figure)| figure);
+            let others: Vec<_> = figures.iter().skip(1).map(|&(name, figure)| beside(name, ours, figure)).collect();
+            let name = figures.first().map_or("", |&(name, _)| name);
+            if self.form == Form::Table {
+                let about: String = about.iter().map(|about| format!(", {about}")).collect();
+                let name = if name == "ours" { String::new() } else { format!(" ({name})") };
+                println!("| {scenario}{about} | {unit} | **{}**{name} | {} |", rounded(ours), others.join(", "));
+            } else {
+                let others: String = others.iter().map(|other| format!("  {other}")).collect();
+                println!("{scenario:<34} {:<10}  {name} {}{others}  [{unit}]", about.join(", "), rounded(ours));
+            }
         }
-        println!("  [{unit}]");
     }
+}
+
+/// A contender's figure, and ours in relation to it.
+fn beside(name: &str, ours: f64, figure: f64) -> String {
+    format!("{name} {} ({:.2}x)", rounded(figure), ours / figure)
 }
 
 fn rounded(figure: f64) -> f64 {

@@ -1,100 +1,53 @@
 //! Decisions in memory: a hot key and many keys, allowed and refused, one thread and two.
 
-use std::hash::Hash;
 use std::hint::black_box;
-use std::num::NonZeroU32;
+use std::time::Duration;
 
-use governor::{DefaultKeyedRateLimiter, RateLimiter};
 use tower_ratelimit::{
     Ask, FixedWindow, Gcra, LeakyQueue, Limit, Memory, Quota, SlidingLog, SlidingWindow, SystemClock,
 };
 
 use crate::floor::Floor;
 use crate::harness::{Contender, Harness};
+use crate::peers::{Key, Peers, Terms, ask};
 
-type Foldhashed<K> = RateLimiter<
-    K,
-    governor::state::keyed::DashMapStateStore<K, foldhash::quality::RandomState>,
-    governor::clock::DefaultClock,
->;
+/// Never used up by a hot key, so that every decision writes.
+const PLENTY: Terms = Terms { limit: 1_000_000, seconds: 1, burst: u32::MAX };
+/// One decision uses it up.
+const ONE: Terms = Terms { limit: 1, seconds: 86_400, burst: 1 };
+/// Never used up where there are many keys, none of which is as good as new while they are asked for.
+const SLOW: Terms = Terms { limit: 1, seconds: 1, burst: 1_000_000 };
 
-/// A hot key's quota: never used up, so that every decision writes.
-const PLENTY: (u64, u32) = (1_000_000, u32::MAX);
-/// A quota that one decision uses up.
-const ONE: (u64, u32) = (1, 1);
-
-struct Field<K: Hash + Eq + Clone> {
+/// All contenders, held to the same terms.
+struct Field<K: Key> {
     ours: Memory<Gcra, SystemClock, foldhash::quality::RandomState>,
     floor: Floor,
-    governor: DefaultKeyedRateLimiter<K>,
-    governor_foldhash: Foldhashed<K>,
+    peers: Peers<K>,
 }
 
-impl<K: Hash + Eq + Clone> Field<K> {
-    /// `per` a minute for hot keys would be too little: the quota is a second's.
-    fn new(keys: usize, (limit, burst): (u64, u32), seconds: u64) -> Self {
-        let quota = Quota::new(limit, std::time::Duration::from_secs(seconds));
-        let interval = seconds * 1_000_000 / limit;
-        let replenished = governor::Quota::with_period(std::time::Duration::from_micros(interval)).expect("a period");
-        let theirs = replenished.allow_burst(NonZeroU32::new(burst).expect("a burst"));
+impl<K: Key> Field<K> {
+    fn new(keys: usize, terms: Terms) -> Self {
+        let quota = Quota::new(terms.limit, Duration::from_secs(terms.seconds));
+        let (interval, burst) = (terms.interval(), u64::from(terms.burst));
         Self {
-            ours: Memory::builder(Gcra::new(quota).burst(burst.into()))
+            ours: Memory::builder(Gcra::new(quota).burst(burst))
                 .max_keys(keys.max(10_000))
                 .hasher(foldhash::quality::RandomState::default())
                 .build()
                 .expect("a limiter"),
-            floor: Floor::new(keys.max(10_000), interval, interval * u64::from(burst)),
-            governor: RateLimiter::keyed(theirs),
-            governor_foldhash: RateLimiter::dashmap_with_hasher(theirs, foldhash::quality::RandomState::default()),
+            floor: Floor::new(keys.max(10_000), interval, interval * burst),
+            peers: Peers::new(keys, terms),
         }
     }
 
-    fn compare(&self, harness: &Harness, scenario: &str, keys: &[K])
-    where
-        K: Send + Sync,
-    {
+    fn compare(&self, harness: &Harness, scenario: &str, keys: &[K]) {
+        let mut contenders = vec![
+            ask(keys, "ours", |key| self.ours.decide(key, Ask::default()).is_allowed()),
+            ask(keys, "floor", |key| self.floor.allows(key)),
+        ];
+        contenders.extend(self.peers.contenders(keys));
         for threads in [1, 2] {
-            // Threads start in different places, and step so that no two keys follow each other in the table.
-            let walk = |thread: usize| Walk::new(keys.len(), thread);
-            harness.compare(
-                scenario,
-                threads,
-                &[
-                    Contender::new("ours", |thread| {
-                        let mut walk = walk(thread);
-                        move |count| {
-                            for _ in 0..count {
-                                let decision = self.ours.decide(&keys[walk.next()], Ask::default());
-                                black_box(decision.is_allowed());
-                            }
-                        }
-                    }),
-                    Contender::new("floor", |thread| {
-                        let mut walk = walk(thread);
-                        move |count| {
-                            for _ in 0..count {
-                                black_box(self.floor.allows(&keys[walk.next()]));
-                            }
-                        }
-                    }),
-                    Contender::new("governor", |thread| {
-                        let mut walk = walk(thread);
-                        move |count| {
-                            for _ in 0..count {
-                                black_box(self.governor.check_key(&keys[walk.next()]).is_ok());
-                            }
-                        }
-                    }),
-                    Contender::new("governor_foldhash", |thread| {
-                        let mut walk = walk(thread);
-                        move |count| {
-                            for _ in 0..count {
-                                black_box(self.governor_foldhash.check_key(&keys[walk.next()]).is_ok());
-                            }
-                        }
-                    }),
-                ],
-            );
+            harness.compare(scenario, threads, &contenders);
         }
     }
 }
@@ -120,23 +73,23 @@ impl Walk {
 pub(crate) fn run(harness: &mut Harness) {
     let hot = vec!["customer-0001-abcdef".to_owned()];
     if harness.wants("memory hot allowed") {
-        Field::new(1, PLENTY, 1).compare(harness, "memory hot allowed", &hot);
+        Field::new(1, PLENTY).compare(harness, "memory hot allowed", &hot);
     }
     if harness.wants("memory hot refused") {
-        Field::new(1, ONE, 86_400).compare(harness, "memory hot refused", &hot);
+        Field::new(1, ONE).compare(harness, "memory hot refused", &hot);
     }
     if harness.wants("memory 1000 keys") {
         let keys: Vec<u64> = (0..1_000).map(|key: u64| key.wrapping_mul(0x9e37_79b9_7f4a_7c15)).collect();
-        Field::new(1_000, (1_000_000, u32::MAX), 1).compare(harness, "memory 1000 keys", &keys);
+        Field::new(1_000, PLENTY).compare(harness, "memory 1000 keys", &keys);
     }
     let many = if harness.is_quick() { 200_000 } else { 1_000_000 };
     if harness.wants("memory many keys") {
         let keys: Vec<u64> = (0..many).map(|key: u64| key.wrapping_mul(0x9e37_79b9_7f4a_7c15)).collect();
-        Field::new(keys.len(), (1, 1_000_000), 1).compare(harness, "memory many keys", &keys);
+        Field::new(keys.len(), SLOW).compare(harness, "memory many keys", &keys);
     }
     if harness.wants("memory many strings") {
         let keys: Vec<String> = (0..many).map(|key| format!("customer-{key:011}")).collect();
-        Field::new(keys.len(), (1, 1_000_000), 1).compare(harness, "memory many strings", &keys);
+        Field::new(keys.len(), SLOW).compare(harness, "memory many strings", &keys);
     }
     algorithms(harness);
     several(harness);

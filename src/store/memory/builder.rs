@@ -18,7 +18,17 @@ pub struct MemoryBuilder<L, C = SystemClock, S = DefaultHashBuilder> {
 }
 
 impl<L> MemoryBuilder<L> {
-    pub(super) fn new(limits: L) -> Self {
+    /// As [`Memory::builder`]; and it takes limits for another hasher, too.
+    ///
+    /// ```
+    /// use std::hash::RandomState;
+    /// use tower_ratelimit::{DynLimit, Gcra, Limit, MemoryBuilder, Quota};
+    ///
+    /// let limits: Vec<DynLimit<str, RandomState>> = vec![DynLimit::new(Limit::new("api", Gcra::new(Quota::per_second(10))))];
+    /// let limiter = MemoryBuilder::new(limits).hasher(RandomState::new()).build()?;
+    /// # Ok::<(), tower_ratelimit::Error>(())
+    /// ```
+    pub fn new(limits: L) -> Self {
         Self { limits, room: Room::DEFAULT, clock: SystemClock::new(), hasher: DefaultHashBuilder::default() }
     }
 }

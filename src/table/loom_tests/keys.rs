@@ -1,0 +1,278 @@
+//! A key under one limit: inserted, charged, evicted, reset, settled.
+
+use super::*;
+
+#[test]
+fn a_new_key_is_inserted_once() {
+    model(3, || {
+        let limiter = sets(2, burst(1));
+        let k = key(2, [0, 1], 0);
+        let (a, b) = race(&limiter, move |limiter| admits(limiter, &k), move |limiter| admits(limiter, &k));
+        assert!(a ^ b, "one of {a} and {b}");
+        assert_eq!(owed(&limiter, &k), [50]);
+    });
+}
+
+/// Three threads that charge the key, and how many of them were let through.
+fn three_charge(limiter: &Model<Burst>, k: u64) -> u8 {
+    let (first, second) = (limiter.clone(), limiter.clone());
+    let threads = [thread::spawn(move || admits(&first, &k)), thread::spawn(move || admits(&second, &k))];
+    let here = admits(limiter, &k);
+    let there = threads.map(|thread| thread.join().expect("no thread panics"));
+    u8::from(here) + u8::from(there[0]) + u8::from(there[1])
+}
+
+#[test]
+fn three_threads_share_a_quota_of_two() {
+    // With one preemption it takes a quarter of an hour, and holds as well.
+    alike(0, || {
+        let limiter = sets(2, burst(2));
+        let k = key(2, [1, 0], 0);
+        assert_eq!(three_charge(&limiter, k), 2);
+        assert_eq!(owed(&limiter, &k), [100]);
+    });
+}
+
+/// Where the key has its place already there is less to try.
+#[test]
+fn three_threads_share_what_is_left_of_a_quota() {
+    alike(2, || {
+        let limiter = sets(2, burst(2));
+        let k = key(2, [1, 0], 0);
+        assert!(admits(&limiter, &k));
+        assert_eq!(three_charge(&limiter, k), 1);
+        assert_eq!(owed(&limiter, &k), [100]);
+    });
+}
+
+#[test]
+fn an_idle_slot_is_taken_again_once() {
+    model(3, || {
+        let limiter = sets(2, burst(1));
+        let k = key(2, [0, 1], 0);
+        assert!(admits(&limiter, &k));
+        let later = move |limiter: &Model<Burst>| {
+            at(150);
+            admits(limiter, &k)
+        };
+        let (a, b) = race(&limiter, later, later);
+        assert!(a ^ b, "one of {a} and {b}");
+        at(150);
+        assert_eq!(owed(&limiter, &k), [50]);
+    });
+}
+
+/// Two newcomers that both would go to the one free slot: each locks both of its sets.
+#[test]
+fn newcomers_do_not_take_the_same_slot() {
+    model(3, || {
+        let limiter = sets(3, burst(1));
+        let (old, a, b) = (key(3, [0, 2], 0), key(3, [0, 1], 1), key(3, [1, 2], 2));
+        assert!(admits(&limiter, &old));
+        let charged = race(&limiter, move |limiter| admits(limiter, &a), move |limiter| admits(limiter, &b));
+        assert_eq!(charged, (true, true));
+        assert_eq!([old, a, b].map(|key| owed(&limiter, &key)), [[50]; 3]);
+    });
+}
+
+/// What the newcomer evicts is idle at its time, and whoever comes back to it with an earlier one is decided as at the
+/// moment from which on it was.
+fn eviction_against_commit<S: Kept>(preemptions: usize) {
+    model(preemptions, || {
+        let limiter = sets(2, Burst::<S>(4, PhantomData));
+        let (old, new) = (key(2, [0, 1], 0), key(2, [0, 1], 1));
+        assert!(admits(&limiter, &old) && admits(&limiter, &old));
+        // The old key is idle at 200. Charged before, at 100, it owes until 250; if it is gone, it is charged at 200.
+        let newcomer = move |limiter: &Model<Burst<S>>| {
+            at(200);
+            admits(limiter, &new)
+        };
+        let charged = race(&limiter, newcomer, move |limiter| admits(limiter, &old));
+        assert_eq!(charged, (true, true));
+        at(200);
+        assert_eq!([old, new].map(|key| owed(&limiter, &key)), [[50]; 2]);
+    });
+}
+
+#[test]
+fn an_eviction_and_a_commit_on_the_evicted_key_exclude_each_other() {
+    eviction_against_commit::<[u64; 2]>(3);
+    eviction_against_commit::<Blocks>(2);
+    eviction_against_commit::<Log>(2);
+}
+
+/// As a charge, a surcharge on a key that is gone counts from when it was idle.
+#[test]
+fn an_eviction_and_a_surcharge_on_the_evicted_key_exclude_each_other() {
+    model(3, || {
+        let limiter = sets(2, burst(4));
+        let (old, new) = (key(2, [0, 1], 0), key(2, [0, 1], 1));
+        assert!(admits(&limiter, &old));
+        let receipt = acquire(&limiter, &old).receipt.expect("a receipt for a charge");
+        let newcomer = move |limiter: &Model<Burst>| {
+            at(200);
+            admits(limiter, &new)
+        };
+        let (charged, ()) = race(&limiter, newcomer, move |limiter| done(limiter.settle(&old, receipt, 2)));
+        assert!(charged);
+        at(200);
+        assert_eq!([old, new].map(|key| owed(&limiter, &key)), [[50]; 2]);
+    });
+}
+
+#[test]
+fn a_denial_is_right_while_the_key_is_evicted() {
+    model(3, || {
+        let limiter = sets(2, burst(2));
+        let (old, new) = (key(2, [0, 1], 0), key(2, [0, 1], 1));
+        assert!(admits(&limiter, &old) && admits(&limiter, &old));
+        let newcomer = move |limiter: &Model<Burst>| {
+            at(200);
+            admits(limiter, &new)
+        };
+        let (charged, decision) = race(&limiter, newcomer, move |limiter| acquire(limiter, &old).decision);
+        assert!(charged);
+        at(200);
+        assert_eq!(owed(&limiter, &new), [50]);
+        match decision.verdict() {
+            Verdict::Denied { retry_after } => assert_eq!(retry_after, Duration::from_micros(50)),
+            verdict => {
+                assert_eq!(verdict, Verdict::Allowed);
+                assert_eq!(owed(&limiter, &old), [50]);
+            }
+        }
+    });
+}
+
+fn peek_against_commits<S: Kept>(preemptions: usize) {
+    model(preemptions, || {
+        let limiter = sets(2, Burst::<S>(3, PhantomData));
+        let k = key(2, [0, 1], 0);
+        let commits = move |limiter: &Model<Burst<S>>| assert!(admits(limiter, &k) && admits(limiter, &k));
+        // A torn state panics.
+        let ((), (first, second)) = race(&limiter, commits, move |limiter| (owed(limiter, &k), owed(limiter, &k)));
+        assert!(first <= second && second <= vec![100], "{first:?}, {second:?}");
+        assert_eq!(owed(&limiter, &k), [100]);
+    });
+}
+
+#[test]
+fn a_peek_never_reads_half_of_a_commit() {
+    peek_against_commits::<[u64; 2]>(2);
+    peek_against_commits::<Blocks>(2);
+    peek_against_commits::<Log>(2);
+}
+
+/// Whoever is refused whatever the other thread has charged by then.
+#[test]
+fn a_refusal_never_reads_half_of_a_commit() {
+    model(2, || {
+        let limiter = sets(2, burst(3));
+        let k = key(2, [0, 1], 0);
+        assert!(admits(&limiter, &k));
+        let refuse = move |limiter: &Model<Burst>| limiter.decide(&k, Ask::cost(3)).retry_after();
+        // A torn state panics.
+        let (charged, wait) = race(&limiter, move |limiter| admits(limiter, &k), refuse);
+        assert!(charged);
+        assert!([50, 100].map(|wait| Some(Duration::from_micros(wait))).contains(&wait), "{wait:?}");
+    });
+}
+
+/// A key owes as long as it is live.
+struct Plain;
+
+impl Tenancy<[u64; 2]> for Plain {
+    fn owes(&self, &[until, _]: &[u64; 2]) -> (u64, u64) {
+        (0, until)
+    }
+
+    fn inherit(&self, state: &mut [u64; 2], from: &[u64; 2]) {
+        state[0] = state[0].max(from[0]);
+    }
+}
+
+/// Who lists the keys reads each of them as it once was, even if its slot is given away meanwhile.
+#[test]
+fn a_listing_reads_no_key_with_the_state_of_another() {
+    model(3, || {
+        let table = Table::<[AtomicU64; 2]>::with_room_for(1, 2, WhenFull::Forget);
+        let (old, new) = (key(2, [0, 1], 0), key(2, [0, 1], 1));
+        let put = |table: &Table<[AtomicU64; 2]>, now: u64, key: u64| {
+            let mut spot = Spot::BLANK;
+            drop(table.read(key, &mut spot));
+            assert!(table.lock(&spot), "nobody else writes");
+            let place = table.place(&spot, now, &Plain).expect("there is room");
+            *table.edit(place) = [now + 100, key];
+            table.unlock(&spot);
+        };
+        put(&table, 100, old);
+        // In the slot of the old key, which is idle by then.
+        let evict = move |table: &Table<_>| put(table, 200, new);
+        let list = |table: &Table<[AtomicU64; 2]>| {
+            table.for_each_live(150, |key, until, state| assert_eq!(*state, [until, key]));
+        };
+        race(&table, evict, list);
+    });
+}
+
+#[test]
+fn a_reset_and_a_commit_take_turns() {
+    model(3, || {
+        let limiter = sets(2, burst(1));
+        let k = key(2, [0, 1], 0);
+        assert!(admits(&limiter, &k));
+        let ((), charged) = race(&limiter, move |limiter| reset(limiter, &k), move |limiter| admits(limiter, &k));
+        // Refused before the reset, or charged after it.
+        assert_eq!(owed(&limiter, &k), [if charged { 50 } else { 0 }]);
+    });
+}
+
+#[test]
+fn a_reset_and_a_newcomer_take_turns() {
+    model(3, || {
+        let limiter = sets(2, burst(1));
+        let (old, live, new) = (key(2, [0, 1], 0), key(2, [1, 0], 1), key(2, [0, 1], 2));
+        assert!(admits(&limiter, &old) && admits(&limiter, &live));
+        let later = move |limiter: &Model<Burst>| {
+            at(150);
+            // Refills the slot in which the reset may have found its key.
+            admits(limiter, &new)
+        };
+        let (charged, ()) = race(&limiter, later, move |limiter| reset(limiter, &old));
+        assert!(charged);
+        at(150);
+        assert_eq!([old, new].map(|key| owed(&limiter, &key)), [[0], [50]]);
+    });
+}
+
+#[test]
+fn charges_and_what_is_given_back_add_up() {
+    model(3, || {
+        let limiter = sets(2, burst(3));
+        let k = key(2, [0, 1], 0);
+        let receipt = acquire(&limiter, &k).receipt.expect("a receipt for a charge");
+        let give_back = move |limiter: &Model<Burst>| {
+            done(limiter.give_back(&k, receipt));
+        };
+        let ((), charged) = race(&limiter, give_back, move |limiter| admits(limiter, &k));
+        assert!(charged);
+        assert_eq!(owed(&limiter, &k), [50]);
+    });
+}
+
+#[test]
+fn a_surcharge_and_a_charge_of_a_new_key_add_up() {
+    model(3, || {
+        let limiter = sets(2, burst(3));
+        let k = key(2, [0, 1], 0);
+        // A receipt whose key has been forgotten since.
+        let mut receipt = Receipt::new(Timestamp::from_micros(100), 1, 1);
+        receipt.until_mut()[0] = Timestamp::from_micros(150);
+        let settle = move |limiter: &Model<Burst>| {
+            done(limiter.settle(&k, receipt, 2));
+        };
+        let ((), charged) = race(&limiter, settle, move |limiter| admits(limiter, &k));
+        assert!(charged);
+        assert_eq!(owed(&limiter, &k), [100]);
+    });
+}

@@ -1,0 +1,285 @@
+//! Proves, in every order of every access that loom finds (stale loads included, with at most three preemptions), that
+//! threads decide as if they took turns: each model ends in an outcome that some turn-taking has.
+//!
+//! A set has one slot here, so that two or three keys are enough to fill a table, evict, move and forget. The code is
+//! the one of production, from [`Memory`](crate::Memory) down to the atomics. It takes
+//! `RUSTFLAGS="--cfg loom" cargo test --lib --release loom`.
+
+mod full;
+mod keys;
+mod moving;
+mod replaced;
+mod several;
+mod straight;
+
+use std::cell::Cell;
+use std::hash::{BuildHasher, Hasher};
+use std::marker::PhantomData;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64 as Count, Ordering::Relaxed};
+use std::time::Duration;
+
+use loom::thread;
+
+use super::{Spot, Table, Tenancy, WhenFull};
+use crate::algorithm::{Algorithm, Blocks, Charge, Log, State};
+use crate::limiter::{Outcome, Receipt, Reply};
+use crate::store::{Limits, LimitsFor};
+use crate::sync::AtomicU64;
+use crate::{Ask, Clock, Decision, Figures, Limit, Limiter, Memory, Reading, Source, Timestamp, Verdict};
+
+/// Checks `f` in all orders with up to `preemptions` switches away from a thread that could have gone on, twice: what a
+/// [`race`] is between, begins in either order.
+///
+/// Once would not do. loom goes back to another thread's last access of an atomic before a store to it, and takes the storing
+/// thread's own load in between for that access. So where a reader goes first and the writer loads all that it stores, as an
+/// optimistic transaction does, loom finds no other order to try. Where the writer goes first it finds them all.
+///
+/// A thread that waits for another one yields, which is no preemption.
+fn model(preemptions: usize, f: impl Fn() + Send + Sync + 'static) {
+    check(&[Begins::Here, Begins::There], preemptions, f);
+}
+
+/// As [`model`], of threads that all do the same: whichever begins.
+fn alike(preemptions: usize, f: impl Fn() + Send + Sync + 'static) {
+    check(&[Begins::Here], preemptions, f);
+}
+
+fn check(begins: &[Begins], preemptions: usize, f: impl Fn() + Send + Sync + 'static) {
+    let (f, orders) = (Arc::new(f), Arc::new(Count::new(0)));
+    for &begins in begins {
+        BEGINS.set(begins);
+        let (f, orders) = (Arc::clone(&f), Arc::clone(&orders));
+        let mut builder = loom::model::Builder::new();
+        builder.preemption_bound = Some(preemptions);
+        // Threads that wait for each other take more steps than the default allows, never this many.
+        builder.max_branches = 10_000;
+        builder.check(move || {
+            orders.fetch_add(1, Relaxed);
+            f();
+        });
+    }
+    let orders = orders.load(Relaxed);
+    println!("{orders} orders");
+    assert!(orders > 2, "a model of one order proves nothing");
+}
+
+/// Which of the two in a race the main thread runs: it begins.
+#[derive(Clone, Copy)]
+enum Begins {
+    Here,
+    There,
+}
+
+std::thread_local! {
+    static BEGINS: Cell<Begins> = const { Cell::new(Begins::Here) };
+}
+
+/// What a token takes to come back, in microseconds.
+const TOKEN: u64 = 50;
+
+/// GCRA in the fewest words that show a torn copy.
+#[derive(Debug)]
+struct Burst<S = [u64; 2]>(u64, PhantomData<fn() -> S>);
+
+/// The arrival time in a state of each kind, and the same with its bits flipped.
+trait Kept: State + std::fmt::Debug {
+    fn words(&self) -> [u64; 2];
+    fn set_words(&mut self, words: [u64; 2]);
+
+    fn arrival(&self, now: Timestamp) -> u64 {
+        let words = self.words();
+        assert!(words == [0; 2] || words[0] == !words[1], "a torn state: {self:?}");
+        words[0].max(now.as_micros())
+    }
+}
+
+impl Kept for [u64; 2] {
+    fn words(&self) -> [u64; 2] {
+        *self
+    }
+
+    fn set_words(&mut self, words: [u64; 2]) {
+        *self = words;
+    }
+}
+
+impl Kept for Blocks {
+    fn words(&self) -> [u64; 2] {
+        [self[0], self[1]]
+    }
+
+    fn set_words(&mut self, words: [u64; 2]) {
+        self.copy_from_slice(&words);
+    }
+}
+
+impl Kept for Log {
+    fn words(&self) -> [u64; 2] {
+        [self.fresh_at, self.hits.back().map_or(0, |&(time, _)| time)]
+    }
+
+    fn set_words(&mut self, words: [u64; 2]) {
+        self.fresh_at = words[0];
+        self.hits.push_back((words[1], 1));
+    }
+}
+
+impl<S: Kept> Algorithm for Burst<S> {
+    type State = S;
+
+    fn peek(&self, state: &S, now: Timestamp, ask: Ask) -> Verdict {
+        let debt = state.arrival(now) - now.as_micros();
+        match debt.saturating_sub((self.0 - ask.cost) * TOKEN) {
+            0 => Verdict::Allowed,
+            wait => Verdict::Denied { retry_after: Duration::from_micros(wait) },
+        }
+    }
+
+    fn commit(&self, state: &mut S, now: Timestamp, _delay: Duration, cost: u64) {
+        let arrival = state.arrival(now) + cost * TOKEN;
+        state.set_words([arrival, !arrival]);
+    }
+
+    fn give_back(&self, state: &mut S, now: Timestamp, _charge: Charge, amount: u64) {
+        let arrival = state.arrival(now) - amount * TOKEN;
+        state.set_words([arrival, !arrival]);
+    }
+
+    fn reading(&self, state: &S, now: Timestamp) -> Reading {
+        let debt = state.arrival(now) - now.as_micros();
+        let (window, reset) = (self.longest_reset(), Duration::from_micros(debt));
+        let remaining = self.0 - debt.div_ceil(TOKEN).min(self.0);
+        Figures { limit: self.0, window, remaining, reset, more_after: Duration::ZERO }.into()
+    }
+
+    fn longest_reset(&self) -> Duration {
+        Duration::from_micros(self.0 * TOKEN)
+    }
+
+    fn state_words(&self) -> usize {
+        2
+    }
+}
+
+fn burst(tokens: u64) -> Burst {
+    Burst(tokens, PhantomData)
+}
+
+/// A key's hash is the key.
+#[derive(Clone, Copy)]
+struct Same;
+
+impl BuildHasher for Same {
+    type Hasher = Number;
+
+    fn build_hasher(&self) -> Number {
+        Number(0)
+    }
+}
+
+struct Number(u64);
+
+impl Hasher for Number {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+
+    fn write(&mut self, _bytes: &[u8]) {
+        unreachable!("keys are numbers");
+    }
+
+    fn write_u64(&mut self, number: u64) {
+        self.0 = number;
+    }
+}
+
+/// A clock that every thread has read for itself, before its turn: 100 unless it says so.
+#[derive(Debug)]
+struct OwnTime;
+
+loom::thread_local! {
+    static NOW: Cell<u64> = Cell::new(100);
+}
+
+impl Clock for OwnTime {
+    fn now(&self) -> Timestamp {
+        Timestamp::from_micros(NOW.with(Cell::get))
+    }
+}
+
+fn at(now: u64) {
+    NOW.with(|own| own.set(now));
+}
+
+type Model<L> = Memory<L, OwnTime, Same>;
+
+/// A key of two limits, each by one of the numbers.
+type Pair = (u64, u64);
+
+/// A limiter whose tables have so many sets of one slot each.
+fn sets<L: Limits<crate::store::DefaultHashBuilder> + Limits<Same>>(sets: usize, limits: L) -> Model<L> {
+    // See `Table::with_room_for`: two sets, and one more for every five keys.
+    let max_keys = [1, 5, 10][sets - 2];
+    Memory::builder(limits).max_keys(max_keys).clock(OwnTime).hasher(Same).build().expect("valid limits")
+}
+
+/// A key for a table of `sets`, that goes to `home` or else to `other`. With another `id` it is another key.
+fn key(sets: u64, [home, other]: [u64; 2], id: u64) -> u64 {
+    let middle = |of: u64, parts: u64| (2 * of + 1) * (1 << 31) / parts;
+    let step = (other + sets - home) % sets;
+    middle(home, sets) << 32 | (middle(step - 1, sets - 1) + id)
+}
+
+fn acquire<Key, L: LimitsFor<Key, Same>>(limiter: &Model<L>, key: &Key) -> Outcome {
+    limiter.acquire_now(key, Ask::default())
+}
+
+fn admits<Key, L: LimitsFor<Key, Same>>(limiter: &Model<L>, key: &Key) -> bool {
+    acquire(limiter, key).decision.is_allowed()
+}
+
+fn peek<Key, L: LimitsFor<Key, Same>>(limiter: &Model<L>, key: &Key) -> Decision {
+    done(limiter.peek(key, Ask::default().every_limit()))
+}
+
+fn done<T>(reply: Reply<T>) -> T {
+    reply.try_ready().expect("memory answers at once").expect("memory never fails")
+}
+
+/// How long each limit still remembers what the key was charged.
+fn owed<Key, L: LimitsFor<Key, Same>>(limiter: &Model<L>, key: &Key) -> Vec<u128> {
+    peek(limiter, key).standings().iter().map(|standing| standing.reset().as_micros()).collect()
+}
+
+fn reset<Key, L: LimitsFor<Key, Same>>(limiter: &Model<L>, key: &Key) {
+    done(limiter.reset(key));
+}
+
+/// Runs two closures at the same time, each with a clock of its own.
+fn race<M, A, B>(shared: &M, one: impl FnOnce(&M) -> A + 'static, other: impl FnOnce(&M) -> B + 'static) -> (A, B)
+where
+    M: Clone + 'static,
+    A: 'static,
+    B: 'static,
+{
+    match BEGINS.get() {
+        Begins::Here => here_and_there(shared, one, other),
+        Begins::There => {
+            let (there, here) = here_and_there(shared, other, one);
+            (here, there)
+        }
+    }
+}
+
+fn here_and_there<M, A, B>(shared: &M, there: impl FnOnce(&M) -> A + 'static, here: impl FnOnce(&M) -> B) -> (A, B)
+where
+    M: Clone + 'static,
+    A: 'static,
+{
+    let (theirs, now) = (shared.clone(), NOW.with(Cell::get));
+    let thread = thread::spawn(move || there(&theirs));
+    let here = here(shared);
+    at(now);
+    (thread.join().expect("no thread panics"), here)
+}

@@ -1,0 +1,58 @@
+//! Several limits at once: all or nothing, whatever the order in which they are locked.
+
+use super::*;
+
+/// A limit by each of the two numbers.
+fn pair(count: usize, tokens: [u64; 2]) -> Model<impl LimitsFor<Pair, Same> + Send + Sync + 'static> {
+    sets(
+        count,
+        (
+            Limit::new("a", burst(tokens[0])).by(|pair: &Pair| pair.0),
+            Limit::new("b", burst(tokens[1])).by(|pair: &Pair| pair.1),
+        ),
+    )
+}
+
+/// Each thread locks first what the other locks last, as far as that goes: within a limit, and across the two.
+#[test]
+fn limits_over_crossing_keys_never_wait_for_each_other() {
+    model(2, || {
+        let limiter = pair(2, [1, 1]);
+        let (x, y) = (key(2, [0, 1], 0), key(2, [1, 0], 1));
+        let charged = race(&limiter, move |limiter| admits(limiter, &(x, y)), move |limiter| admits(limiter, &(y, x)));
+        assert_eq!(charged, (true, true));
+        assert_eq!(owed(&limiter, &(x, x)), [50, 50]);
+        assert_eq!(owed(&limiter, &(y, y)), [50, 50]);
+    });
+}
+
+#[test]
+fn who_loses_one_limit_is_not_charged_to_another() {
+    for shared in [0, 1] {
+        model(2, move || {
+            let limiter = pair(2, [1, 1]);
+            let (all, x, y) = (key(2, [0, 1], 0), key(2, [0, 1], 1), key(2, [1, 0], 2));
+            let with = move |own: u64| if shared == 0 { (all, own) } else { (own, all) };
+            let (a, b) =
+                race(&limiter, move |limiter| admits(limiter, &with(x)), move |limiter| admits(limiter, &with(y)));
+            assert!(a ^ b, "one of {a} and {b}");
+            let own = |key: u64| owed(&limiter, &with(key))[1 - shared];
+            assert_eq!((own(x), own(y)), (50 * u128::from(a), 50 * u128::from(b)));
+            assert_eq!(owed(&limiter, &with(x))[shared], 50);
+        });
+    }
+}
+
+#[test]
+fn a_peek_sees_all_of_a_charge_or_nothing_of_it() {
+    model(2, || {
+        let limiter = pair(2, [2, 2]);
+        let (x, y) = (key(2, [0, 1], 0), key(2, [1, 0], 1));
+        assert!(admits(&limiter, &(x, y)));
+        let (charged, seen) =
+            race(&limiter, move |limiter| admits(limiter, &(x, y)), move |limiter| owed(limiter, &(x, y)));
+        assert!(charged);
+        assert!(seen == [50, 50] || seen == [100, 100], "{seen:?}");
+        assert_eq!(owed(&limiter, &(x, y)), [100, 100]);
+    });
+}

@@ -1,0 +1,126 @@
+//! The straight way of the bucket, whose state is decided on and charged in one go: by itself, and of several limits.
+
+use super::*;
+use crate::{Gcra, Quota};
+
+/// A token comes back as in the other models.
+fn bucket(tokens: u64) -> Gcra {
+    Gcra::new(Quota::new(1, Duration::from_micros(TOKEN))).burst(tokens)
+}
+
+fn buckets(tokens: [u64; 2]) -> Model<impl LimitsFor<Pair, Same> + Send + Sync + 'static> {
+    sets(
+        2,
+        (
+            Limit::new("a", bucket(tokens[0])).by(|pair: &Pair| pair.0),
+            Limit::new("b", bucket(tokens[1])).by(|pair: &Pair| pair.1),
+        ),
+    )
+}
+
+#[test]
+fn the_last_token_goes_to_one() {
+    model(3, || {
+        let limiter = sets(2, bucket(2));
+        let k = key(2, [0, 1], 0);
+        assert!(admits(&limiter, &k));
+        let (a, b) = race(&limiter, move |limiter| admits(limiter, &k), move |limiter| admits(limiter, &k));
+        assert!(a ^ b, "one of {a} and {b}");
+        assert_eq!(owed(&limiter, &k), [100]);
+    });
+}
+
+#[test]
+fn who_is_evicted_meanwhile_is_charged_or_denied_as_in_turn() {
+    for (tokens, charges) in [(2, true), (1, false)] {
+        model(1, move || {
+            let limiter = sets(2, bucket(tokens));
+            let (old, new) = (key(2, [0, 1], 0), key(2, [0, 1], 1));
+            assert!(admits(&limiter, &old));
+            // By the newcomer's time the old key is as good as new, and by the other thread's it owes one.
+            let newcomer = move |limiter: &Model<Gcra>| {
+                at(150);
+                admits(limiter, &new)
+            };
+            let (charged, decision) = race(&limiter, newcomer, move |limiter| acquire(limiter, &old).decision);
+            assert!(charged);
+            at(150);
+            assert_eq!(owed(&limiter, &new), [50]);
+            if decision.is_allowed() {
+                // Charged in its place, or in a new one from when it was as good as new.
+                assert_eq!(owed(&limiter, &old), [50]);
+            } else {
+                assert!(!charges);
+                assert_eq!(decision.retry_after(), Some(Duration::from_micros(50)));
+                assert_eq!(owed(&limiter, &old), [0]);
+            }
+        });
+    }
+}
+
+#[test]
+fn two_charges_of_the_same_limits_add_up() {
+    model(2, || {
+        let limiter = buckets([3, 3]);
+        let pair = (key(2, [0, 1], 0), key(2, [1, 0], 1));
+        assert!(admits(&limiter, &pair));
+        let charged = race(&limiter, move |limiter| admits(limiter, &pair), move |limiter| admits(limiter, &pair));
+        assert_eq!(charged, (true, true));
+        assert_eq!(owed(&limiter, &pair), [150, 150]);
+    });
+}
+
+/// Of a limit that both share one has the last token, and the other one's own limit is as it was.
+#[test]
+fn who_loses_the_last_token_of_a_shared_limit_is_charged_nothing() {
+    for shared in [0, 1] {
+        model(2, move || {
+            let limiter = buckets([3, 3]);
+            let (all, x, y) = (key(2, [0, 1], 0), key(2, [0, 1], 1), key(2, [1, 0], 2));
+            let with = move |own: u64| if shared == 0 { (all, own) } else { (own, all) };
+            assert!(admits(&limiter, &with(x)) && admits(&limiter, &with(y)));
+            let (a, b) =
+                race(&limiter, move |limiter| admits(limiter, &with(x)), move |limiter| admits(limiter, &with(y)));
+            assert!(a ^ b, "one of {a} and {b}");
+            let own = |key: u64| owed(&limiter, &with(key))[1 - shared];
+            assert_eq!((own(x), own(y)), (50 + 50 * u128::from(a), 50 + 50 * u128::from(b)));
+            assert_eq!(owed(&limiter, &with(x))[shared], 150);
+        });
+    }
+}
+
+#[test]
+fn a_peek_sees_all_of_what_was_charged_at_once_or_nothing_of_it() {
+    model(2, || {
+        let limiter = buckets([3, 3]);
+        let pair = (key(2, [0, 1], 0), key(2, [1, 0], 1));
+        assert!(admits(&limiter, &pair));
+        let (charged, seen) =
+            race(&limiter, move |limiter| admits(limiter, &pair), move |limiter| owed(limiter, &pair));
+        assert!(charged);
+        assert!(seen == [50, 50] || seen == [100, 100], "{seen:?}");
+        assert_eq!(owed(&limiter, &pair), [100, 100]);
+    });
+}
+
+/// To its second set, and home from there: a reader who looks at home first can see it in neither.
+#[test]
+fn a_key_that_is_being_moved_is_charged_once() {
+    for (from, to, is_at_home) in [(2, 0, true), (0, 2, false)] {
+        model(1, move || {
+            let limiter = sets(3, bucket(2));
+            let candidates = if is_at_home { [from, to] } else { [to, from] };
+            let (k, first) = (key(3, candidates, 0), key(3, candidates, 3));
+            // Somebody else had its place at home, and is gone.
+            assert!(is_at_home || admits(&limiter, &first));
+            assert!(admits(&limiter, &k));
+            reset(&limiter, &first);
+            let between = 3 - from - to;
+            let (stays, new) = (key(3, [between, from], 1), key(3, [from, between], 2));
+            assert!(admits(&limiter, &stays));
+            let charged = race(&limiter, move |limiter| admits(limiter, &new), move |limiter| admits(limiter, &k));
+            assert_eq!(charged, (true, true));
+            assert_eq!([k, stays, new].map(|key| owed(&limiter, &key)), [[100], [50], [50]]);
+        });
+    }
+}

@@ -1,0 +1,153 @@
+//! What threads called, and what they were told.
+
+use std::cell::Cell;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use tower_ratelimit::algorithm::Charge;
+use tower_ratelimit::limiter::{Acquire, Outcome, Receipt, Reply};
+use tower_ratelimit::{Ask, Clock, Decision, Limiter, ManualClock, Timestamp};
+
+use crate::model::Caller;
+
+/// One call, or that part of one that is a turn by itself.
+#[derive(Debug)]
+pub(crate) struct Event {
+    /// By one count for all threads.
+    pub(crate) called: u64,
+    pub(crate) returned: u64,
+    /// The time that it read.
+    pub(crate) now: Timestamp,
+    pub(crate) step: Step,
+}
+
+#[derive(Debug)]
+pub(crate) enum Step {
+    Acquire {
+        caller: Caller,
+        ask: Ask,
+        decision: Decision,
+        receipt: Option<Noted>,
+    },
+    Peek {
+        caller: Caller,
+        ask: Ask,
+        decision: Decision,
+    },
+    /// In one of the limits: several are settled one after another.
+    Settle {
+        caller: Caller,
+        limit: usize,
+        charge: Charge,
+        actual: u64,
+    },
+    /// In one of the limits, too.
+    Reset {
+        caller: Caller,
+        limit: usize,
+    },
+}
+
+/// What a receipt says.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Noted {
+    pub(crate) charged_at: Timestamp,
+    pub(crate) turn: Timestamp,
+    pub(crate) cost: u64,
+    pub(crate) until: Vec<Timestamp>,
+}
+
+/// What one thread called.
+pub(crate) type History = Vec<Event>;
+
+/// Makes one thread's calls, and notes them.
+pub(crate) struct Recorder<'a, L> {
+    limiter: &'a L,
+    limits: usize,
+    count: &'a AtomicU64,
+    history: History,
+}
+
+impl<'a, L: Limiter<Caller>> Recorder<'a, L> {
+    /// For a limiter with so many limits. All threads count by the same count.
+    pub(crate) fn new(limiter: &'a L, limits: usize, count: &'a AtomicU64) -> Self {
+        Self { limiter, limits, count, history: Vec::new() }
+    }
+
+    pub(crate) fn finish(self) -> History {
+        self.history
+    }
+
+    pub(crate) fn acquire(&mut self, caller: Caller, ask: Ask) -> Option<Receipt> {
+        let called = self.tick();
+        let acquire = self.limiter.acquire(&caller, ask);
+        let returned = self.tick();
+        let Acquire::Ready(outcome) = acquire else { panic!("memory answers at once") };
+        let Outcome { decision, receipt } = outcome.expect("memory never fails");
+        let noted = receipt.as_ref().map(|receipt| Noted {
+            charged_at: receipt.charged_at(),
+            turn: receipt.turn(),
+            cost: receipt.cost(),
+            until: receipt.until()[..self.limits].to_vec(),
+        });
+        self.note(called, returned, Step::Acquire { caller, ask, decision, receipt: noted });
+        receipt
+    }
+
+    pub(crate) fn peek(&mut self, caller: Caller, ask: Ask) {
+        let called = self.tick();
+        let reply = self.limiter.peek(&caller, ask);
+        let returned = self.tick();
+        self.note(called, returned, Step::Peek { caller, ask, decision: ready(reply) });
+    }
+
+    pub(crate) fn settle(&mut self, caller: Caller, receipt: Receipt, actual: u64) {
+        let (at, turn, cost) = (receipt.charged_at(), receipt.turn(), receipt.cost());
+        let until = receipt.until().to_vec();
+        let called = self.tick();
+        let reply = self.limiter.settle(&caller, receipt, actual);
+        let returned = self.tick();
+        ready(reply);
+        for (limit, until) in until.into_iter().take(self.limits).enumerate() {
+            let charge = Charge { at, turn, cost, until };
+            self.note(called, returned, Step::Settle { caller, limit, charge, actual });
+        }
+    }
+
+    pub(crate) fn reset(&mut self, caller: Caller) {
+        let called = self.tick();
+        let reply = self.limiter.reset(&caller);
+        let returned = self.tick();
+        ready(reply);
+        for limit in 0..self.limits {
+            self.note(called, returned, Step::Reset { caller, limit });
+        }
+    }
+
+    fn tick(&self) -> u64 {
+        self.count.fetch_add(1, Ordering::SeqCst)
+    }
+
+    fn note(&mut self, called: u64, returned: u64, step: Step) {
+        self.history.push(Event { called, returned, now: LAST_READ.get(), step });
+    }
+}
+
+pub(crate) fn ready<T>(reply: Reply<T>) -> T {
+    reply.try_ready().expect("memory answers at once").expect("memory never fails")
+}
+
+/// A clock that is moved by hand, and notes what each thread read last.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct NotingClock(pub(crate) ManualClock);
+
+thread_local! {
+    static LAST_READ: Cell<Timestamp> = const { Cell::new(Timestamp::EPOCH) };
+}
+
+impl Clock for NotingClock {
+    fn now(&self) -> Timestamp {
+        let now = self.0.now();
+        LAST_READ.set(now);
+        now
+    }
+}
