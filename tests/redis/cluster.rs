@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use futures_util::future::join_all;
 use tokio::task::JoinSet;
 use tokio::time::sleep;
+use tower_ratelimit::key::{EncodeKey, KeyWriter};
 use tower_ratelimit::{Ask, FixedWindow, Gcra, Limit, Quota, Redis, RedisCell, RedisServer};
 
 use crate::helpers::{PATIENCE, PLENTY, acquire, is_allowed, patient};
@@ -72,6 +73,15 @@ async fn several_limits_share_a_slot() {
     assert!(cluster.nodes.iter().all(|node| node.keys().iter().any(|key| key.contains(":spread:"))));
 }
 
+/// A part of a key that is written as nothing at all.
+struct Quiet(u64);
+
+impl EncodeKey for Quiet {
+    fn encode(&self, _: &mut KeyWriter) {
+        assert_eq!(self.0, 0);
+    }
+}
+
 #[tokio::test]
 async fn what_can_not_share_a_slot_is_an_error() {
     let address = "redis://127.0.0.1:1";
@@ -83,8 +93,17 @@ async fn what_can_not_share_a_slot_is_an_error() {
     assert!(Redis::<u64>::builder(cluster(), "api", Gcra::new(PLENTY)).prefix("{}").build().is_ok());
     let built = Redis::<u64>::builder(cluster(), "api", two()).prefix("{x}").slot_by(|key| *key).build();
     assert!(built.expect_err("two that choose").is_config());
-    let spread = Redis::<u64>::builder(cluster(), "api", two()).slot_by(|key| *key).build().expect("limits");
-    assert!(acquire(&spread, &1, Ask::default()).await.expect_err("`all` has no slot").is_config());
+    for built in [
+        Redis::<u64>::builder(cluster(), "api", two()).slot_by(|key| *key).build(),
+        Redis::<u64>::builder(cluster(), "api", two()).prefix("{}").build(),
+    ] {
+        let error = built.expect_err("`all` has no slot with the others");
+        assert!(error.is_config() && error.to_string().contains("`limiter::TwoPhase`"), "{error}");
+    }
+    // What writes nothing of a key is found out when it is asked for.
+    let quiet = Limit::new("quiet", Gcra::new(PLENTY)).by(|_: &u64| Quiet(0));
+    let spread = Redis::<u64>::builder(cluster(), "api", quiet).slot_by(|key| *key).build().expect("limits");
+    assert!(acquire(&spread, &1, Ask::default()).await.expect_err("it has no slot").is_config());
     assert!(RedisServer::cluster(Vec::<String>::new()).expect_err("no node").is_config());
     assert!(RedisServer::cluster(["redis://127.0.0.1:1/2"]).expect_err("a database").is_config());
     assert!(RedisCell::<str>::builder(cluster(), "api", PLENTY).build().expect_err("it is silent there").is_config());

@@ -20,3 +20,4 @@ mod proxy;
 mod sentinel;
 mod server;
 mod ttl;
+mod two_phase;
