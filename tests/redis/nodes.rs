@@ -11,7 +11,7 @@ pub(crate) struct Nodes {
     pub(crate) nodes: Vec<Server>,
 }
 
-const MASTERS: usize = 3;
+pub(crate) const MASTERS: usize = 3;
 const SLOTS: usize = 16_384;
 
 impl Nodes {
