@@ -6,6 +6,7 @@ mod cancellation;
 mod cell;
 mod cluster;
 mod conformance;
+mod deployments;
 mod differential;
 mod exactness;
 mod example;
