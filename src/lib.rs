@@ -174,6 +174,8 @@ pub use crate::quota::{Quota, QuotaError};
 pub use crate::response::{Admission, Http, Respond};
 pub use crate::service::RateLimit;
 pub use crate::settings::WhenMissing;
+#[cfg(feature = "redis-tls")]
+pub use crate::store::RedisTls;
 pub use crate::store::{DynLimit, Memory, MemoryBuilder};
 #[cfg(feature = "redis")]
 pub use crate::store::{Redis, RedisBuilder, RedisCell, RedisServer};

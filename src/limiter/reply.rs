@@ -150,13 +150,13 @@ impl<T> Reply<T> {
     }
 
     /// The same, and done to its end even if it is dropped before: see [`detach`](Self::detach).
-    pub(crate) fn to_the_end(self) -> Self
+    pub(crate) fn until_done(self) -> Self
     where
         T: Unpin + Send + 'static,
     {
         match self.0 {
             State::Ready(result) => Self(State::Ready(result)),
-            pending @ State::Pending(_) => Self::pending(ToTheEnd(Some(Self(pending)))),
+            pending @ State::Pending(_) => Self::pending(UntilDone(Some(Self(pending)))),
         }
     }
 
@@ -196,9 +196,9 @@ fn done<T>(poll: Poll<T>) -> Option<T> {
 }
 
 /// A reply that goes on when it is dropped.
-struct ToTheEnd<T: Send + 'static>(Option<Reply<T>>);
+struct UntilDone<T: Send + 'static>(Option<Reply<T>>);
 
-impl<T: Unpin + Send + 'static> Future for ToTheEnd<T> {
+impl<T: Unpin + Send + 'static> Future for UntilDone<T> {
     type Output = Result<T, Error>;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
@@ -208,7 +208,7 @@ impl<T: Unpin + Send + 'static> Future for ToTheEnd<T> {
     }
 }
 
-impl<T: Send + 'static> Drop for ToTheEnd<T> {
+impl<T: Send + 'static> Drop for UntilDone<T> {
     fn drop(&mut self) {
         if let Some(reply) = self.0.take() {
             reply.detach();

@@ -162,7 +162,7 @@ impl<A, B> TwoPhase<A, B> {
         A: Limiter<Key>,
     {
         match reserved {
-            Some(receipt) => self.first.give_back(key, receipt).to_the_end(),
+            Some(receipt) => self.first.give_back(key, receipt).until_done(),
             None => Reply::ready(Ok(())),
         }
     }
