@@ -19,6 +19,7 @@ mod lua;
 mod nodes;
 mod order;
 mod proxy;
+mod secure;
 mod sentinel;
 mod server;
 mod ttl;

@@ -14,19 +14,25 @@ pub(crate) struct Sentinel {
     process: Child,
     directory: PathBuf,
     port: u16,
+    password: Option<String>,
 }
 
 impl Sentinel {
-    fn of(master: &Server) -> Self {
+    /// With what the master and its replica have as a password, and what Sentinels have, if any.
+    fn of(master: &Server, passwords: Option<[&str; 2]>) -> Self {
         let port = free_port(false);
         let directory = std::env::temp_dir().join(format!("tower-ratelimit-sentinel-{}-{port}", std::process::id()));
         std::fs::create_dir_all(&directory).expect("a directory for it");
-        let settings = format!(
+        let mut settings = format!(
             "port {port}\nbind 127.0.0.1\ndir {}\nsentinel monitor mymaster 127.0.0.1 {} 2\n\
              sentinel down-after-milliseconds mymaster 500\nsentinel failover-timeout mymaster 4000\n",
             directory.display(),
             master.port
         );
+        if let Some([theirs, own]) = passwords {
+            settings +=
+                &format!("sentinel auth-pass mymaster {theirs}\nrequirepass {own}\nsentinel sentinel-pass {own}\n");
+        }
         let file = directory.join("sentinel.conf");
         std::fs::write(&file, settings).expect("its settings");
         let process = Command::new("redis-server")
@@ -36,14 +42,15 @@ impl Sentinel {
             .stderr(Stdio::null())
             .spawn()
             .expect("a Sentinel");
-        let sentinel = Self { process, directory, port };
+        let sentinel = Self { process, directory, port, password: passwords.map(|[_, own]| own.to_owned()) };
         until("a Sentinel is up", || TcpStream::connect(("127.0.0.1", port)).is_ok());
         sentinel
     }
 
     pub(crate) fn command(&self, parts: &[&str]) -> String {
         let mut stream = TcpStream::connect(("127.0.0.1", self.port)).expect("a connection");
-        stream.write_all((parts.join(" ") + "\r\n").as_bytes()).expect("sent");
+        let password = self.password.iter().map(|password| format!("AUTH {password}\r\n")).collect::<String>();
+        stream.write_all((password + &parts.join(" ") + "\r\n").as_bytes()).expect("sent");
         // Sentinel has no QUIT.
         stream.shutdown(Shutdown::Write).expect("shut");
         let mut reply = String::new();
@@ -69,11 +76,19 @@ pub(crate) struct Watched {
 
 impl Watched {
     pub(crate) fn start() -> Self {
-        let master = Server::with(&["--repl-diskless-sync-delay", "0"]);
+        Self::with(None)
+    }
+
+    pub(crate) fn with(passwords: Option<[&str; 2]>) -> Self {
+        let mut arguments = vec!["--repl-diskless-sync-delay", "0"];
+        if let Some([theirs, _]) = passwords {
+            arguments.extend(["--requirepass", theirs, "--masterauth", theirs]);
+        }
+        let master = Server::with(&arguments);
         let port = master.port.to_string();
-        let replica = Server::with(&["--repl-diskless-sync-delay", "0", "--replicaof", "127.0.0.1", &port]);
+        let replica = Server::with(&[&arguments[..], &["--replicaof", "127.0.0.1", &port]].concat());
         until("the replica is in step", || replica.command(&["INFO", "replication"]).contains("master_link_status:up"));
-        let sentinels: Vec<_> = (0..3).map(|_| Sentinel::of(&master)).collect();
+        let sentinels: Vec<_> = (0..3).map(|_| Sentinel::of(&master, passwords)).collect();
         for sentinel in &sentinels {
             until("Sentinels know of each other, and of the replica", || {
                 sentinel.command(&["SENTINEL", "REPLICAS", "mymaster"]).contains(&replica.port.to_string())
