@@ -16,6 +16,7 @@ mod helpers;
 mod keys;
 mod load;
 mod lua;
+mod neighbours;
 mod nodes;
 mod order;
 mod proxy;

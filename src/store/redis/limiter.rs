@@ -124,7 +124,7 @@ impl<Key: ?Sized> Redis<Key> {
         let rows: Vec<_> = builder.limits.into_iter().map(|limit| limit.0).collect();
         let infos: Vec<_> = rows.iter().map(|row| row.info()).collect();
         crate::limit::names_differ(infos.iter().map(|info| info.name.as_str()))?;
-        let (presence, odds) = Presence::announce(builder.server.place(), &builder.prefix, &builder.name, &infos);
+        let (presence, odds) = Presence::announce(builder.server.places(), &builder.prefix, &builder.name, &infos);
         for message in &odds {
             builder.observers.tell(|| Event::Warning { message });
         }

@@ -101,6 +101,12 @@ impl Source for Sentinels {
         &self.0.place
     }
 
+    fn places(&self) -> Vec<String> {
+        let Shared { sentinels, name, settings, .. } = &*self.0;
+        let database = settings.redis_settings().db();
+        sentinels.iter().map(|sentinel| format!("{name:?} of {}/{database}", sentinel.addr())).collect()
+    }
+
     /// For the master, for Sentinels, or for both: for those whose addresses say so.
     #[cfg(feature = "redis-tls")]
     fn with_tls(&self, tls: &RedisTls) -> Result<Arc<dyn Source>, Error> {

@@ -33,9 +33,10 @@ pub(super) trait Source: Send + Sync {
     fn connect(&self, lane: usize) -> BoxFuture<Result<Box<dyn Connection>, Failure>>;
     fn describe(&self) -> &str;
 
-    /// Its address and database, if they are known.
-    fn place(&self) -> Option<String> {
-        None
+    /// Where it is, if that is known: its address and database, or that of each node which was named. Two that have one of
+    /// them in common are the same.
+    fn places(&self) -> Vec<String> {
+        Vec::new()
     }
 
     fn is_cluster(&self) -> bool {
@@ -151,9 +152,13 @@ impl RedisServer {
         self.0.describe()
     }
 
-    /// What two that are the same have in common, as far as can be known: the address with the database, or the pool.
-    pub(super) fn place(&self) -> String {
-        self.0.place().unwrap_or_else(|| format!("{:p}", Arc::as_ptr(&self.0)))
+    /// Two that are the same have one of these in common, as far as can be known: an address with the database, or the pool.
+    pub(super) fn places(&self) -> Vec<String> {
+        let mut places = self.0.places();
+        if places.is_empty() {
+            places.push(format!("{:p}", Arc::as_ptr(&self.0)));
+        }
+        places
     }
 
     pub(super) fn is_cluster(&self) -> bool {
@@ -272,8 +277,8 @@ impl Source for Opened {
         &self.place
     }
 
-    fn place(&self) -> Option<String> {
-        Some(format!("{}/{}", self.place, self.client.get_connection_info().redis_settings().db()))
+    fn places(&self) -> Vec<String> {
+        vec![format!("{}/{}", self.place, self.client.get_connection_info().redis_settings().db())]
     }
 
     #[cfg(feature = "redis-tls")]

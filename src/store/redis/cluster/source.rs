@@ -198,6 +198,10 @@ impl Source for Cluster {
         &self.0.place
     }
 
+    fn places(&self) -> Vec<String> {
+        self.0.seeds.iter().map(|(host, port)| format!("node {host}:{port}")).collect()
+    }
+
     fn is_cluster(&self) -> bool {
         true
     }
