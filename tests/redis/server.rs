@@ -134,16 +134,6 @@ impl Server {
         number.and_then(|number| number.parse().ok()).unwrap_or_else(|| panic!("{parts:?}: {reply}"))
     }
 
-    /// The seconds of processor time that it has used.
-    pub(crate) fn cpu(&self) -> f64 {
-        let info = self.command(&["INFO", "cpu"]);
-        let figure = |name| {
-            let line = info.lines().find_map(|line| line.strip_prefix(name));
-            line.and_then(|figure| figure.parse::<f64>().ok()).expect("a figure")
-        };
-        figure("used_cpu_user:") + figure("used_cpu_sys:")
-    }
-
     /// A figure of `INFO`, commands' statistics included: what follows this text there.
     pub(crate) fn number_of(&self, name: &str) -> u64 {
         let info = self.command(&["INFO", "all"]);
