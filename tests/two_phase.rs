@@ -53,10 +53,7 @@ async fn later(mut polls: u32) {
 }
 
 impl<L: Limiter<Key> + Clone + Send + Sync + 'static> Elsewhere<L> {
-    fn reply<T: Send + 'static>(&self, f: impl FnOnce(&L) -> Reply<T> + Send + 'static) -> Reply<T>
-    where
-        T: Unpin,
-    {
+    fn reply<T: Unpin + Send + 'static>(&self, f: impl FnOnce(&L) -> Reply<T> + Send + 'static) -> Reply<T> {
         let (limiter, polls) = (self.0.clone(), self.1);
         Reply::pending(async move {
             later(polls).await;

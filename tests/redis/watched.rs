@@ -23,16 +23,16 @@ impl Sentinel {
         let port = free_port(false);
         let directory = std::env::temp_dir().join(format!("tower-ratelimit-sentinel-{}-{port}", std::process::id()));
         std::fs::create_dir_all(&directory).expect("a directory for it");
-        let mut settings = format!(
+        let passwords_set = passwords.map(|[theirs, own]| {
+            format!("sentinel auth-pass mymaster {theirs}\nrequirepass {own}\nsentinel sentinel-pass {own}\n")
+        });
+        let settings = format!(
             "port {port}\nbind 127.0.0.1\ndir {}\nsentinel monitor mymaster 127.0.0.1 {} 2\n\
-             sentinel down-after-milliseconds mymaster 500\nsentinel failover-timeout mymaster 4000\n",
+             sentinel down-after-milliseconds mymaster 500\nsentinel failover-timeout mymaster 4000\n{}",
             directory.display(),
-            master.port
+            master.port,
+            passwords_set.unwrap_or_default()
         );
-        if let Some([theirs, own]) = passwords {
-            settings +=
-                &format!("sentinel auth-pass mymaster {theirs}\nrequirepass {own}\nsentinel sentinel-pass {own}\n");
-        }
         let file = directory.join("sentinel.conf");
         std::fs::write(&file, settings).expect("its settings");
         let process = Command::new("redis-server")
@@ -49,7 +49,7 @@ impl Sentinel {
 
     pub(crate) fn command(&self, parts: &[&str]) -> String {
         let mut stream = TcpStream::connect(("127.0.0.1", self.port)).expect("a connection");
-        let password = self.password.iter().map(|password| format!("AUTH {password}\r\n")).collect::<String>();
+        let password = self.password.as_ref().map(|password| format!("AUTH {password}\r\n")).unwrap_or_default();
         stream.write_all((password + &parts.join(" ") + "\r\n").as_bytes()).expect("sent");
         // Sentinel has no QUIT.
         stream.shutdown(Shutdown::Write).expect("shut");
