@@ -13,10 +13,12 @@ use axum::body::Body;
 use axum::http::{Request, Response};
 use tower::{Layer, Service, ServiceExt, service_fn};
 use tower_ratelimit::key::{Header, KeyText};
-use tower_ratelimit::limiter::{Acquire, BoxFuture, FailOpen, Fallback, Outcome, Receipt, Reply, TwoPhase};
+use tower_ratelimit::limiter::{
+    Acquire, BoxFuture, DeniedCache, FailOpen, Fallback, Outcome, Receipt, Reply, TwoPhase,
+};
 use tower_ratelimit::{
-    Ask, BoxLimiter, Decision, Error, FixedWindow, Gcra, LeakyQueue, Limit, Limiter, ManualClock, Memory, Quota,
-    RateLimitLayer, SlidingLog, SlidingWindow, Source, TokenBucket, Verdict,
+    Ask, BoxLimiter, Clock as _, Decision, Error, FixedWindow, Gcra, LeakyQueue, Limit, Limiter, ManualClock, Memory,
+    Quota, RateLimitLayer, SlidingLog, SlidingWindow, Source, TokenBucket, Verdict,
 };
 
 /// A user in a team.
@@ -361,6 +363,69 @@ async fn what_is_dropped_while_it_is_given_back_is_given_back() {
             tokio::task::yield_now().await;
         }
         assert_eq!(left(&user, ALICE).await, 10);
+    }
+}
+
+/// Who is refused only as somebody else's charge has not come back yet, is not refused for longer than that.
+#[tokio::test]
+async fn a_cache_around_the_first_forgets_what_it_has_refused_without_need() {
+    let clock = ManualClock::new();
+    let (user, team) = (of_user(1, &clock), of_team(5, &clock));
+    team.set("team", &ALICE, 5).await.expect("done");
+    let cached = DeniedCache::with_clock(user, 100, clock.clone());
+    let limiter = TwoPhase::new(cached, Elsewhere(team.clone(), 3));
+    let Acquire::Pending(on_its_way) = limiter.acquire(&ALICE, Ask::default()) else { panic!("it is elsewhere") };
+    let refused = ask(&limiter, ALICE, Ask::default()).await.decision;
+    assert_eq!(refused.standing().map(|standing| standing.name()), Some("user"));
+    let again = ask(&limiter, ALICE, Ask::default()).await.decision;
+    assert_eq!(again.source(), Source::Cache);
+    assert!(!on_its_way.await.expect("an answer").decision.is_allowed());
+    team.reset(&ALICE).await.expect("done");
+    assert!(ask(&limiter, ALICE, Ask::default()).await.decision.is_allowed());
+}
+
+/// That the one which allows can't be asked any more does not make it a policy's refusal.
+#[tokio::test]
+async fn who_has_refused_is_told() {
+    /// It allows, and is gone then.
+    #[derive(Clone)]
+    struct Once;
+    impl Limiter<Key> for Once {
+        type Future = BoxFuture<Result<Outcome, Error>>;
+
+        fn acquire(&self, _: &Key, _: Ask) -> Acquire<Self::Future> {
+            Acquire::Ready(Ok(Decision::every(ManualClock::new().now(), Vec::new()).into()))
+        }
+
+        fn peek(&self, _: &Key, _: Ask) -> Reply<Decision> {
+            Reply::ready(Err(Error::unavailable("it is gone")))
+        }
+    }
+    let clock = ManualClock::new();
+    for limiter in [
+        BoxLimiter::new(TwoPhase::new(Once, of_team(1, &clock))),
+        BoxLimiter::new(TwoPhase::new(FailOpen::new(Once), of_team(1, &clock))),
+    ] {
+        assert!(ask(&limiter, ALICE, Ask::default()).await.decision.is_allowed());
+        let refused = ask(&limiter, ALICE, Ask::default()).await.decision;
+        assert_eq!((refused.source(), refused.retry_after()), (Source::Store, Some(HOUR)));
+    }
+    // One without figures has the same say as one with them.
+    let shut = TwoPhase::new(of_user(5, &clock), Shut);
+    let refused = ask(&shut, ALICE, Ask::default()).await.decision;
+    assert_eq!((refused.source(), refused.retry_after()), (Source::Policy, Some(HOUR)));
+}
+
+/// It refuses everybody, without any limit.
+#[derive(Clone)]
+struct Shut;
+
+impl Limiter<Key> for Shut {
+    type Future = BoxFuture<Result<Outcome, Error>>;
+
+    fn acquire(&self, _: &Key, _: Ask) -> Acquire<Self::Future> {
+        let verdict = Verdict::Denied { retry_after: HOUR };
+        Acquire::Ready(Ok(Decision::by_policy(ManualClock::new().now(), verdict).into()))
     }
 }
 

@@ -47,8 +47,9 @@ use crate::error::Error;
 /// Among requests at the same time it differs from one limiter in this:
 ///
 /// - **What is on its way counts as used.** Between the first one's charge and its return, some two round trips, others find the
-///   first limit as if that request had passed, and may be refused where one limiter would have let them through: a limit
-///   then is less by what the decisions on their way charge, at most. **It is never more**: each limit holds as it does by itself.
+///   first limit as if that request had passed: they may be refused where one limiter would have let them through, and are
+///   told to wait as if it had. The limit then is less by what the decisions on their way charge, at most. **It is never
+///   more**: each limit holds as it does by itself.
 /// - **A fixed window** that a charge has begun, and that others have used before that charge came back, ends as that charge's
 ///   would: up to those two round trips earlier.
 /// - **No later turns.** Each limiter is asked for what can be had at once, whatever delay is acceptable: a later turn with the
@@ -56,6 +57,10 @@ use crate::error::Error;
 ///   turn has come, and who waits asks again then.
 /// - **It takes longer**: a round trip for each limiter in turn and one more after a refusal, each within its limiter's own
 ///   deadline.
+///
+/// A [`DeniedCache`](super::DeniedCache) goes around each limiter, not around both: there it sees what is given back, and
+/// forgets the refusals that were without need. What other processes give back it does not see: its
+/// [`max_age`](super::DeniedCache::max_age) says for how long.
 ///
 /// # What may stay charged
 ///
@@ -217,7 +222,9 @@ fn combined(ask: Ask, first: Option<Decision>, second: Option<Decision>) -> Deci
         // No limit has said so, but a policy.
         decision = Decision::by_policy(decided_at, verdict);
     }
-    let source = parts.iter().map(Decision::source).find(|source| *source != Source::Store);
+    // Who has refused, or who stands in for one that should have allowed.
+    let deciding = parts.iter().filter(|part| part.is_allowed() == verdict.is_allowed());
+    let source = deciding.map(Decision::source).find(|source| *source != Source::Store);
     decision.from_source(source.unwrap_or_default())
 }
 
