@@ -13,7 +13,7 @@ use tower_ratelimit::{
 
 use crate::cell;
 use crate::deployments::Deployments;
-use crate::helpers::{PATIENCE, acquire};
+use crate::helpers::{PATIENCE, PLENTY, acquire};
 use crate::server::Server;
 
 /// Ten in ten seconds.
@@ -152,7 +152,21 @@ impl<L: Limiter<Key> + Clone + Send + Sync + 'static> Limiter<Key> for OverGone<
 }
 
 fn one<A: Scripted + Clone + Send + Sync + 'static>(deployments: &Deployments, name: &str, algorithm: A) -> Vec<Rig> {
-    stores(deployments, name, &Limit::new("default", algorithm).by(|&(user, _, _): &Key| user))
+    let limit = Limit::new("default", algorithm).by(|&(user, _, _): &Key| user);
+    let mut rigs = stores(deployments, name, &limit);
+    // With another limit that never speaks. A queue promises no turns there: it is another limiter.
+    if !name.contains("queue") {
+        let plenty = Limit::new("plenty", FixedWindow::new(PLENTY)).by(|&(user, _, _): &Key| user);
+        for (deployment, server) in deployments.each() {
+            let clock = ManualClock::new();
+            let first = on(&server, &format!("{name} in two phases"), limit.clone(), &clock);
+            let second = on(&server, &format!("{name} plenty"), plenty.clone(), &clock);
+            let limiter = BoxLimiter::new(TwoPhase::new(first, second));
+            let name = format!("{name} in two phases on {deployment}");
+            rigs.push(Rig { name, limiter, clock, queues: false, has_it_all: true, quota: TEN });
+        }
+    }
+    rigs
 }
 
 /// Every algorithm, with ten to have at once, in each store.
