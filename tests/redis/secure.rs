@@ -1,16 +1,19 @@
 //! Redis over TLS, with certificates of one's own, and with passwords: one server, a cluster, Sentinel.
 
+use std::cell::RefCell;
 use std::error::Error as _;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
 
 use bb8_redis::RedisConnectionManager;
 use bb8_redis::bb8::Pool;
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, KeyPair};
-use tower_ratelimit::{Error, FixedWindow, Quota, RedisServer, RedisTls};
+use tokio::time::sleep;
+use tower_ratelimit::{Ask, Error, FixedWindow, Quota, RedisServer, RedisTls};
 
-use crate::helpers::{is_allowed, patient};
-use crate::nodes::Nodes;
+use crate::helpers::{PATIENCE, acquire, is_allowed, patient};
+use crate::nodes::{Nodes, until};
 use crate::server::{Server, free_port};
 use crate::watched::Watched;
 
@@ -195,7 +198,15 @@ async fn a_clusters_user_needs_only_what_is_documented() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn sentinels_and_their_master_have_passwords_of_their_own() {
-    let watched = Watched::with(Some(["of-the-master", "of-sentinels"]));
+    let passwords = ["--requirepass", "of-the-master", "--masterauth", "of-the-master"];
+    let watched = Watched::with(
+        |arguments| Server::with(&[arguments, &passwords].concat()),
+        || {
+            let own = "requirepass of-sentinels\nsentinel sentinel-pass of-sentinels\n";
+            format!("sentinel auth-pass mymaster of-the-master\n{own}")
+        },
+        Some("of-sentinels"),
+    );
     let addresses = |password: &str| {
         let sentinels = watched.addresses().into_iter();
         sentinels.map(|address| address.replace("redis://", &format!("redis://:{password}@"))).collect::<Vec<_>>()
@@ -207,4 +218,47 @@ async fn sentinels_and_their_master_have_passwords_of_their_own() {
     works(open("of-sentinels", "of-the-master"), 3).await;
     assert!(fails(open("of-sentinels", "wrong")).await.contains("password"));
     assert!(fails(open("wrong", "of-the-master")).await.contains("password"));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn sentinels_and_their_master_are_reached_over_tls() {
+    let certificates = Certificates::issue();
+    let ports = RefCell::new(Vec::new());
+    let mut watched = Watched::with(
+        |arguments| {
+            let tls = ["--tls-replication", "yes", "--tls-auth-clients", "no"];
+            certificates.server(false, &[arguments, &tls].concat())
+        },
+        || {
+            let port = free_port(false);
+            ports.borrow_mut().push(port);
+            let [ca, certificate, key] = ["ca.pem", "node.pem", "node.key"].map(|name| certificates.file(name));
+            format!(
+                "tls-port {port}\ntls-ca-cert-file {ca}\ntls-cert-file {certificate}\ntls-key-file {key}\n\
+                 tls-replication yes\ntls-auth-clients no\n"
+            )
+        },
+        None,
+    );
+    let open = || {
+        let addresses = ports.borrow().iter().map(|port| format!("rediss://127.0.0.1:{port}")).collect::<Vec<_>>();
+        RedisServer::sentinel_with(addresses, "mymaster", "rediss://anywhere").expect("addresses")
+    };
+    works(open().with_tls(&certificates.trusted()).expect("certificates"), 3).await;
+    assert!(fails(open()).await.contains("UnknownIssuer"));
+    // So is the one that takes over.
+    watched.master.kill();
+    until("the replica has taken over", || watched.replica.command(&["ROLE"]).contains("master"));
+    let limiter = patient::<u64>(
+        open().with_tls(&certificates.trusted()).expect("certificates"),
+        "api",
+        FixedWindow::new(Quota::per_hour(2)),
+    );
+    let patience = Instant::now() + PATIENCE;
+    while acquire(&limiter, &7, Ask::default()).await.is_err() {
+        assert!(Instant::now() < patience, "service does not resume");
+        sleep(Duration::from_millis(10)).await;
+    }
+    // What was counted is counted still.
+    assert!(!is_allowed(&limiter, &1).await);
 }

@@ -58,7 +58,7 @@ impl Server {
                 return server;
             }
         }
-        panic!("redis-server does not start");
+        panic!("redis-server does not start with {arguments:?} (for TLS it has to be built with it, as Debian's is)");
     }
 
     fn is_up(&mut self) -> bool {

@@ -18,20 +18,16 @@ pub(crate) struct Sentinel {
 }
 
 impl Sentinel {
-    /// With what the master and its replica have as a password, and what Sentinels have, if any.
-    fn of(master: &Server, passwords: Option<[&str; 2]>) -> Self {
+    /// With settings of its own beside those that all need; and what these tests say to be let in, if that is needed.
+    fn of(master: &Server, settings: &str, password: Option<&str>) -> Self {
         let port = free_port(false);
         let directory = std::env::temp_dir().join(format!("tower-ratelimit-sentinel-{}-{port}", std::process::id()));
         std::fs::create_dir_all(&directory).expect("a directory for it");
-        let passwords_set = passwords.map(|[theirs, own]| {
-            format!("sentinel auth-pass mymaster {theirs}\nrequirepass {own}\nsentinel sentinel-pass {own}\n")
-        });
         let settings = format!(
             "port {port}\nbind 127.0.0.1\ndir {}\nsentinel monitor mymaster 127.0.0.1 {} 2\n\
-             sentinel down-after-milliseconds mymaster 500\nsentinel failover-timeout mymaster 4000\n{}",
+             sentinel down-after-milliseconds mymaster 500\nsentinel failover-timeout mymaster 4000\n{settings}",
             directory.display(),
-            master.port,
-            passwords_set.unwrap_or_default()
+            replicated_at(master)
         );
         let file = directory.join("sentinel.conf");
         std::fs::write(&file, settings).expect("its settings");
@@ -42,7 +38,7 @@ impl Sentinel {
             .stderr(Stdio::null())
             .spawn()
             .expect("a Sentinel");
-        let sentinel = Self { process, directory, port, password: passwords.map(|[_, own]| own.to_owned()) };
+        let sentinel = Self { process, directory, port, password: password.map(str::to_owned) };
         until("a Sentinel is up", || TcpStream::connect(("127.0.0.1", port)).is_ok());
         sentinel
     }
@@ -76,22 +72,24 @@ pub(crate) struct Watched {
 
 impl Watched {
     pub(crate) fn start() -> Self {
-        Self::with(None)
+        Self::with(Server::with, String::new, None)
     }
 
-    pub(crate) fn with(passwords: Option<[&str; 2]>) -> Self {
-        let mut arguments = vec!["--repl-diskless-sync-delay", "0"];
-        if let Some([theirs, _]) = passwords {
-            arguments.extend(["--requirepass", theirs, "--masterauth", theirs]);
-        }
-        let master = Server::with(&arguments);
-        let port = master.port.to_string();
-        let replica = Server::with(&[&arguments[..], &["--replicaof", "127.0.0.1", &port]].concat());
+    /// Made of such servers, and of Sentinels with settings and a password of their own.
+    pub(crate) fn with(
+        server: impl Fn(&[&str]) -> Server,
+        settings: impl Fn() -> String,
+        password: Option<&str>,
+    ) -> Self {
+        let at_once = ["--repl-diskless-sync-delay", "0"];
+        let master = server(&at_once);
+        let port = replicated_at(&master).to_string();
+        let replica = server(&[&at_once[..], &["--replicaof", "127.0.0.1", &port]].concat());
         until("the replica is in step", || replica.command(&["INFO", "replication"]).contains("master_link_status:up"));
-        let sentinels: Vec<_> = (0..3).map(|_| Sentinel::of(&master, passwords)).collect();
+        let sentinels: Vec<_> = (0..3).map(|_| Sentinel::of(&master, &settings(), password)).collect();
         for sentinel in &sentinels {
             until("Sentinels know of each other, and of the replica", || {
-                sentinel.command(&["SENTINEL", "REPLICAS", "mymaster"]).contains(&replica.port.to_string())
+                sentinel.command(&["SENTINEL", "REPLICAS", "mymaster"]).contains(&replicated_at(&replica).to_string())
                     && sentinel.command(&["SENTINEL", "SENTINELS", "mymaster"]).matches("runid").count() == 2
             });
         }
@@ -105,4 +103,9 @@ impl Watched {
     pub(crate) fn open(&self) -> RedisServer {
         RedisServer::sentinel(self.addresses(), "mymaster").expect("addresses")
     }
+}
+
+/// Servers that speak TLS do so among each other as well.
+fn replicated_at(server: &Server) -> u16 {
+    server.tls_port.unwrap_or(server.port)
 }
