@@ -376,7 +376,7 @@ async fn a_cache_around_the_first_forgets_what_it_has_refused_without_need() {
     let limiter = TwoPhase::new(cached, Elsewhere(team.clone(), 3));
     let Acquire::Pending(on_its_way) = limiter.acquire(&ALICE, Ask::default()) else { panic!("it is elsewhere") };
     let refused = ask(&limiter, ALICE, Ask::default()).await.decision;
-    assert_eq!(refused.standing().map(|standing| standing.name()), Some("user"));
+    assert_eq!(refused.standing().map(tower_ratelimit::Standing::name), Some("user"));
     let again = ask(&limiter, ALICE, Ask::default()).await.decision;
     assert_eq!(again.source(), Source::Cache);
     assert!(!on_its_way.await.expect("an answer").decision.is_allowed());
