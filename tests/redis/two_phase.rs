@@ -188,7 +188,7 @@ async fn a_master_that_is_killed_holds_nobody_up_and_leaves_nothing_charged() {
         builder.deadline(DEADLINE).build().expect("limits")
     };
     let hour = FixedWindow::new(Quota::per_hour(LIMIT));
-    let users = build("users", RedisLimit::new(Limit::new("user", hour.clone())));
+    let users = build("users", RedisLimit::new(Limit::new("user", hour)));
     let all = build("everybody", RedisLimit::new(Limit::new("all", hour).by(|_: &str| ())));
     let limiter = TwoPhase::new(users.clone(), all.clone());
     for part in [&users, &all] {
