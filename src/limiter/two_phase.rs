@@ -33,8 +33,9 @@ use crate::error::Error;
 /// # }
 /// ```
 ///
-/// **The limiter that only the asker shares comes first**, and the one that all share last: so who is refused by his own limit
-/// never takes from the others', not even for a moment. More than two are put together with [`and`](Self::and), or are
+/// **The limiter that only the asker shares comes first**, and the one that all share last. Who is refused by his own limit then
+/// never takes from the others', not even for a moment; and as only that comes back which the last one refuses or can't answer,
+/// nobody is refused without need while it has room. More than two are put together with [`and`](Self::and), or are
 /// `TwoPhase`s themselves. Give their limits different names: they appear side by side in decisions and header fields.
 ///
 /// # What it decides
