@@ -118,7 +118,7 @@
 //!
 //! - **`axum`**: [`PeerIp`] and [`ClientIp`] read axum's `ConnectInfo<SocketAddr>`, and `key::MatchedPath` its routes.
 //! - **`metrics`**: `observe::Metrics` counts and measures by the `metrics` facade.
-//! - **`redis`**: limits that many processes share, in `Redis`. **`redis-tls`** reaches it by TLS,
+//! - **`redis`**: limits that many processes share, in `Redis`. **`redis-tls`** reaches it by TLS (`RedisTls`),
 //!   **`redis-cluster`** spreads it over a cluster, and **`redis-sentinel`** follows the master that Sentinel names.
 //! - **`retry`**: clients that come back when they are told to: `retry::RetryAfter`, a policy for tower's `Retry`.
 //! - **`serde`**: a [`Quota`] is read and written as text, such as `"100/min"`; limits from configuration, in `policy`.
@@ -174,6 +174,8 @@ pub use crate::quota::{Quota, QuotaError};
 pub use crate::response::{Admission, Http, Respond};
 pub use crate::service::RateLimit;
 pub use crate::settings::WhenMissing;
+#[cfg(feature = "redis-tls")]
+pub use crate::store::RedisTls;
 pub use crate::store::{DynLimit, Memory, MemoryBuilder};
 #[cfg(feature = "redis")]
 pub use crate::store::{Redis, RedisBuilder, RedisCell, RedisServer};

@@ -250,6 +250,12 @@ pub trait PartOf<Key: ?Sized> {
 
     /// Runs `f` with the part of `key`.
     fn with_part<R>(&self, key: &Key, f: impl FnOnce(&Self::Part) -> R) -> R;
+
+    /// Whether it can be told beforehand that it is the same for all keys.
+    #[doc(hidden)]
+    fn is_one_for_all(&self) -> bool {
+        false
+    }
 }
 
 impl<Key: ?Sized> PartOf<Key> for Whole {
@@ -267,6 +273,11 @@ impl<Key: ?Sized, Part, F: Fn(&Key) -> Part> PartOf<Key> for By<F, Part> {
     #[inline(always)]
     fn with_part<R>(&self, key: &Key, f: impl FnOnce(&Part) -> R) -> R {
         f(&(self.0)(key))
+    }
+
+    fn is_one_for_all(&self) -> bool {
+        // Such a type has one value at most.
+        size_of::<Part>() == 0
     }
 }
 

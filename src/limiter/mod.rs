@@ -7,6 +7,7 @@ mod fallback;
 mod reply;
 mod reservation;
 mod seam;
+mod two_phase;
 
 pub use self::boxed::BoxLimiter;
 pub use self::denied::{DeniedCache, DeniedCacheFuture};
@@ -15,3 +16,4 @@ pub use self::fallback::{Fallback, FallbackFuture};
 pub use self::reply::{Acquire, BoxFuture, Reply};
 pub use self::reservation::Reservation;
 pub use self::seam::{Limiter, Outcome, Receipt};
+pub use self::two_phase::{TwoPhase, TwoPhaseFuture};

@@ -1,7 +1,7 @@
 use std::fmt;
-use std::future::{Future, IntoFuture};
+use std::future::{Future, IntoFuture, poll_fn};
 use std::pin::Pin;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
 
 use pin_project::pin_project;
 
@@ -109,6 +109,57 @@ impl<T> Reply<T> {
         }
     }
 
+    /// This one and another, done at the same time: what comes of both, whatever it is.
+    pub(crate) fn with<U>(mut self, mut other: Reply<U>) -> Reply<(Result<T, Error>, Result<U, Error>)>
+    where
+        T: Unpin + Send + 'static,
+        U: Unpin + Send + 'static,
+    {
+        if let (State::Ready(first), State::Ready(second)) = (&mut self.0, &mut other.0)
+            && let (Some(first), Some(second)) = (first.take(), second.take())
+        {
+            return Reply::ready(Ok((first, second)));
+        }
+        let (mut first, mut second) = (None, None);
+        Reply::pending(poll_fn(move |cx| {
+            if first.is_none() {
+                first = done(Pin::new(&mut self).poll(cx));
+            }
+            if second.is_none() {
+                second = done(Pin::new(&mut other).poll(cx));
+            }
+            match (first.take(), second.take()) {
+                (Some(first), Some(second)) => Poll::Ready(Ok((first, second))),
+                (still, missing) => {
+                    (first, second) = (still, missing);
+                    Poll::Pending
+                }
+            }
+        }))
+    }
+
+    /// Goes on with what comes of it.
+    pub(crate) fn then<U>(self, f: impl FnOnce(Result<T, Error>) -> Result<U, Error> + Send + 'static) -> Reply<U>
+    where
+        T: Unpin + Send + 'static,
+    {
+        match self.try_ready() {
+            Ok(result) => Reply::ready(f(result)),
+            Err(reply) => Reply::pending(async move { f(reply.await) }),
+        }
+    }
+
+    /// The same, and done to its end even if it is dropped before: see [`detach`](Self::detach).
+    pub(crate) fn until_done(self) -> Self
+    where
+        T: Unpin + Send + 'static,
+    {
+        match self.0 {
+            State::Ready(result) => Self(State::Ready(result)),
+            pending @ State::Pending(_) => Self::pending(UntilDone(Some(Self(pending)))),
+        }
+    }
+
     /// Lets it be done without waiting for it: for what is done when something is dropped.
     ///
     /// What is ready is done. What is still going on is left to the tokio runtime if there is one (feature `timer`), and
@@ -137,12 +188,42 @@ impl<T> Reply<T> {
     }
 }
 
+fn done<T>(poll: Poll<T>) -> Option<T> {
+    match poll {
+        Poll::Ready(ready) => Some(ready),
+        Poll::Pending => None,
+    }
+}
+
+/// A reply that goes on when it is dropped.
+struct UntilDone<T: Send + 'static>(Option<Reply<T>>);
+
+impl<T: Unpin + Send + 'static> Future for UntilDone<T> {
+    type Output = Result<T, Error>;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        let result = ready!(Pin::new(self.0.as_mut().expect(POLLED_AGAIN)).poll(cx));
+        self.0 = None;
+        Poll::Ready(result)
+    }
+}
+
+impl<T: Send + 'static> Drop for UntilDone<T> {
+    fn drop(&mut self) {
+        if let Some(reply) = self.0.take() {
+            reply.detach();
+        }
+    }
+}
+
+const POLLED_AGAIN: &str = "a reply was polled after it was ready";
+
 impl<T: Unpin> Future for Reply<T> {
     type Output = Result<T, Error>;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         match &mut self.0 {
-            State::Ready(result) => Poll::Ready(result.take().expect("a reply was polled after it was ready")),
+            State::Ready(result) => Poll::Ready(result.take().expect(POLLED_AGAIN)),
             State::Pending(future) => future.as_mut().poll(cx),
         }
     }

@@ -180,6 +180,14 @@ pub struct Receipt {
 enum Untils {
     Few([Timestamp; 3]),
     Many(Box<[Timestamp]>),
+    Joint(Box<Joint>),
+}
+
+/// What two limiters charged for one decision.
+#[derive(Debug, PartialEq, Eq)]
+struct Joint {
+    parts: [Option<Receipt>; 2],
+    until: [Timestamp; 2],
 }
 
 impl Receipt {
@@ -191,6 +199,26 @@ impl Receipt {
             Untils::Many(vec![charged_at; limits].into_boxed_slice())
         };
         Self { charged_at, turn: charged_at, cost, generation: 0, uncharged: 0, way: 1, until }
+    }
+
+    /// One receipt for what two limiters charged, each for its part; `None` if neither can give back.
+    pub(crate) fn joint(parts: [Option<Self>; 2]) -> Option<Self> {
+        let charged = || parts.iter().flatten();
+        let (cost, charged_at) = (charged().map(Self::cost).max()?, charged().map(Self::charged_at).max()?);
+        let turn = charged().map(Self::turn).max()?;
+        let until = [0, 1].map(|part: usize| parts[part].as_ref().and_then(|own| own.until().iter().max().copied()));
+        let until = until.map(|until| until.unwrap_or(charged_at));
+        let until = Untils::Joint(Box::new(Joint { parts, until }));
+        Some(Self { charged_at, turn, cost, generation: 0, uncharged: 0, way: 1, until })
+    }
+
+    /// What a joint one is made of.
+    pub(crate) fn into_parts(self) -> [Option<Self>; 2] {
+        match self.until {
+            Untils::Joint(joint) => joint.parts,
+            // Somebody else's.
+            Untils::Few(_) | Untils::Many(_) => [None, None],
+        }
     }
 
     /// Notes that it was promised a later turn.
@@ -247,12 +275,14 @@ impl Receipt {
         self.generation = generation;
     }
 
-    /// Until when each limit counts it, in the order of the limits.
+    /// Until when each limit counts it, in the order of the limits. Of [`TwoPhase`](super::TwoPhase): each limiter, by the
+    /// limit that counts it longest.
     #[must_use]
     pub fn until(&self) -> &[Timestamp] {
         match &self.until {
             Untils::Few(few) => few,
             Untils::Many(many) => many,
+            Untils::Joint(joint) => &joint.until,
         }
     }
 
@@ -261,6 +291,7 @@ impl Receipt {
         match &mut self.until {
             Untils::Few(few) => few,
             Untils::Many(many) => many,
+            Untils::Joint(joint) => &mut joint.until,
         }
     }
 }

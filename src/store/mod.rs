@@ -7,6 +7,8 @@ mod redis;
 pub use self::memory::{
     DefaultHashBuilder, DynLimit, HeavyKey, KeyId, Limits, LimitsFor, Memory, MemoryBuilder, Usage,
 };
+#[cfg(feature = "redis-tls")]
+pub use self::redis::RedisTls;
 #[cfg(feature = "redis")]
 pub use self::redis::{
     IntoRedisLimits, Redis, RedisBuilder, RedisCell, RedisCellBuilder, RedisFuture, RedisLimit, RedisServer,

@@ -10,7 +10,7 @@ use tower_ratelimit::{Ask, Clock, Limiter, Quota, RedisCell, RedisServer, System
 use crate::helpers::{PATIENCE, acquire, is_allowed};
 use crate::server::Server;
 
-fn with_module() -> Server {
+pub(crate) fn with_module() -> Server {
     let library = std::env::var("REDIS_CELL").unwrap_or_else(|_| {
         panic!("these tests load redis-cell: build it with `export REDIS_CELL=$(scripts/redis-cell)`, or run `scripts/test`")
     });

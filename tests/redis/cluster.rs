@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use futures_util::future::join_all;
 use tokio::task::JoinSet;
 use tokio::time::sleep;
+use tower_ratelimit::key::{EncodeKey, KeyWriter};
 use tower_ratelimit::{Ask, FixedWindow, Gcra, Limit, Quota, Redis, RedisCell, RedisServer};
 
 use crate::helpers::{PATIENCE, PLENTY, acquire, is_allowed, patient};
@@ -72,6 +73,15 @@ async fn several_limits_share_a_slot() {
     assert!(cluster.nodes.iter().all(|node| node.keys().iter().any(|key| key.contains(":spread:"))));
 }
 
+/// A part of a key that is written as nothing at all.
+struct Quiet(u64);
+
+impl EncodeKey for Quiet {
+    fn encode(&self, _: &mut KeyWriter) {
+        assert_eq!(self.0, 0);
+    }
+}
+
 #[tokio::test]
 async fn what_can_not_share_a_slot_is_an_error() {
     let address = "redis://127.0.0.1:1";
@@ -83,8 +93,17 @@ async fn what_can_not_share_a_slot_is_an_error() {
     assert!(Redis::<u64>::builder(cluster(), "api", Gcra::new(PLENTY)).prefix("{}").build().is_ok());
     let built = Redis::<u64>::builder(cluster(), "api", two()).prefix("{x}").slot_by(|key| *key).build();
     assert!(built.expect_err("two that choose").is_config());
-    let spread = Redis::<u64>::builder(cluster(), "api", two()).slot_by(|key| *key).build().expect("limits");
-    assert!(acquire(&spread, &1, Ask::default()).await.expect_err("`all` has no slot").is_config());
+    for built in [
+        Redis::<u64>::builder(cluster(), "api", two()).slot_by(|key| *key).build(),
+        Redis::<u64>::builder(cluster(), "api", two()).prefix("{}").build(),
+    ] {
+        let error = built.expect_err("`all` has no slot with the others");
+        assert!(error.is_config() && error.to_string().contains("`limiter::TwoPhase`"), "{error}");
+    }
+    // What writes nothing of a key is found out when it is asked for.
+    let quiet = Limit::new("quiet", Gcra::new(PLENTY)).by(|_: &u64| Quiet(0));
+    let spread = Redis::<u64>::builder(cluster(), "api", quiet).slot_by(|key| *key).build().expect("limits");
+    assert!(acquire(&spread, &1, Ask::default()).await.expect_err("it has no slot").is_config());
     assert!(RedisServer::cluster(Vec::<String>::new()).expect_err("no node").is_config());
     assert!(RedisServer::cluster(["redis://127.0.0.1:1/2"]).expect_err("a database").is_config());
     assert!(RedisCell::<str>::builder(cluster(), "api", PLENTY).build().expect_err("it is silent there").is_config());
@@ -204,46 +223,5 @@ async fn a_master_that_was_killed_is_replaced_by_its_replica() {
     cluster.nodes[0].restart();
     for task in 0..48 {
         assert!(is_allowed(&limiter, format!("key{task}").as_str()).await);
-    }
-}
-
-/// The nodes' processor time for each decision, 512 callers on 10 000 keys: for the page on sizing.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-#[ignore = "it measures, and proves nothing"]
-async fn what_a_decision_costs() {
-    let cluster = Nodes::start();
-    let alone = Server::start();
-    let builder = |server, name| Redis::<u64>::builder(server, name, Gcra::new(PLENTY)).deadline(PATIENCE);
-    let nodes: Vec<&Server> = cluster.nodes.iter().collect();
-    for (what, nodes, limiter) in [
-        ("one Redis", vec![&alone], builder(alone.open(), "alone").build()),
-        ("three masters", nodes.clone(), builder(cluster.open(), "spread").build()),
-        ("three masters, 96 tags", nodes.clone(), builder(cluster.open(), "tags").slot_by(|key| key % 96).build()),
-        ("three masters, 12 tags", nodes, builder(cluster.open(), "few").slot_by(|key| key % 12).build()),
-    ] {
-        let limiter = limiter.expect("limits");
-        limiter.check().await.expect("a working Redis");
-        let cpu = || nodes.iter().map(|node| node.cpu()).sum::<f64>();
-        let (began, before) = (Instant::now(), cpu());
-        let decided = Arc::new(AtomicU64::new(0));
-        let mut tasks = JoinSet::new();
-        for task in 0..512_u64 {
-            let (limiter, decided) = (limiter.clone(), Arc::clone(&decided));
-            tasks.spawn(async move {
-                let mut key = task;
-                while began.elapsed() < Duration::from_secs(3) {
-                    key = key.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-                    assert!(is_allowed(&limiter, &((key >> 33) % 10_000)).await);
-                    decided.fetch_add(1, Ordering::Relaxed);
-                }
-            });
-        }
-        tasks.join_all().await;
-        let decided = u32::try_from(decided.load(Ordering::Relaxed)).expect("a number");
-        println!(
-            "| {what:<24} | {:>8.0} a second | {:>5.1} us of the nodes for each |",
-            f64::from(decided) / began.elapsed().as_secs_f64(),
-            (cpu() - before) * 1e6 / f64::from(decided)
-        );
     }
 }

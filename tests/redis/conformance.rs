@@ -3,15 +3,17 @@
 use std::time::Duration;
 
 use tower_ratelimit::algorithm::Scripted;
-use tower_ratelimit::limiter::{Acquire, BoxFuture, FailOpen, Fallback, Outcome, Receipt};
+use tower_ratelimit::limiter::{Acquire, BoxFuture, FailOpen, Fallback, Outcome, Receipt, TwoPhase};
 use tower_ratelimit::store::{DefaultHashBuilder, IntoRedisLimits, LimitsFor};
 use tower_ratelimit::{
-    Ask, BoxLimiter, Decision, Error, FixedWindow, Gcra, LeakyBucket, LeakyQueue, Limit, Limiter, ManualClock, Memory,
-    Quota, Redis, RedisServer, SlidingLog, SlidingWindow, TokenBucket, Verdict, per_key,
+    Ask, BoxLimiter, Clock as _, Decision, Error, FixedWindow, Gcra, LeakyBucket, LeakyQueue, Limit, Limiter,
+    ManualClock, Memory, Quota, Redis, RedisCell, RedisServer, SlidingLog, SlidingWindow, TokenBucket, Verdict,
+    per_key,
 };
 
-use crate::helpers::{PATIENCE, acquire};
-use crate::nodes::Nodes;
+use crate::cell;
+use crate::deployments::Deployments;
+use crate::helpers::{PATIENCE, PLENTY, acquire};
 use crate::server::Server;
 
 /// Ten in ten seconds.
@@ -30,17 +32,33 @@ struct Rig {
     clock: ManualClock,
     /// A queue's later turns are taken, where others refuse.
     queues: bool,
+    /// What was charged can be given back, blocked and set. Not so in the module, whose clock is its own as well.
+    has_it_all: bool,
+    quota: Quota,
 }
 
-/// What the limiters in Redis are on.
-struct Servers {
-    alone: Server,
-    cluster: Nodes,
+/// The module, with what it has: ten in a time in which nothing comes back.
+struct Module {
+    server: Server,
 }
 
-impl Servers {
+impl Module {
     fn start() -> Self {
-        Self { alone: Server::start(), cluster: Nodes::start() }
+        Self { server: cell::with_module() }
+    }
+
+    fn rig(&self) -> Rig {
+        let quota = Quota::per_day(10);
+        let limiter = RedisCell::builder(self.server.open(), "api", quota).deadline(PATIENCE).build().expect("a quota");
+        let limiter = BoxLimiter::new(limiter);
+        Rig {
+            name: "redis-cell".to_owned(),
+            limiter,
+            clock: ManualClock::new(),
+            queues: false,
+            has_it_all: false,
+            quota,
+        }
     }
 }
 
@@ -60,7 +78,7 @@ impl Limiter<Key> for Gone {
 }
 
 /// The same limits in each store.
-fn stores<L>(server: &Servers, name: &str, limits: &L) -> Vec<Rig>
+fn stores<L>(deployments: &Deployments, name: &str, limits: &L) -> Vec<Rig>
 where
     L: LimitsFor<Key, DefaultHashBuilder> + IntoRedisLimits<Key> + Clone + Send + Sync + 'static,
     Memory<L, ManualClock>: Limiter<Key> + Clone + Send + Sync + 'static,
@@ -68,28 +86,32 @@ where
     let rig = |store: &str, build: &dyn Fn(ManualClock) -> BoxLimiter<Key>| {
         let clock = ManualClock::new();
         let limiter = build(clock.clone());
-        Rig { name: format!("{name} in {store}"), limiter, clock, queues: name.contains("queue") }
+        let queues = name.contains("queue");
+        Rig { name: format!("{name} in {store}"), limiter, clock, queues, has_it_all: true, quota: TEN }
     };
     let memory =
         |clock: ManualClock| Memory::builder(limits.clone()).max_keys(100).clock(clock).build().expect("limits");
-    let redis_on = |server: RedisServer, store: &str, clock: ManualClock| {
-        Redis::builder(server, &format!("{name} {store}"), limits.clone())
-            .clock_for_tests(clock)
-            .deadline(PATIENCE)
-            .build()
-            .expect("limits")
+    let redis_on = |server: &RedisServer, store: &str, clock: ManualClock| {
+        on(server, &format!("{name} {store}"), limits.clone(), &clock)
     };
-    let redis = |store: &str, clock: ManualClock| redis_on(server.alone.open(), store, clock);
-    vec![
+    let redis = |store: &str, clock: ManualClock| redis_on(&deployments.alone(), store, clock);
+    let mut rigs = vec![
         rig("memory", &|clock| BoxLimiter::new(memory(clock))),
-        rig("Redis", &|clock| BoxLimiter::new(redis("alone", clock))),
-        rig("a cluster", &|clock| BoxLimiter::new(redis_on(server.cluster.open(), "cluster", clock))),
         rig("Redis with a fallback", &|clock| {
             BoxLimiter::new(Fallback::new(redis("first", clock.clone()), memory(clock)))
         }),
         rig("Redis that fails open", &|clock| BoxLimiter::new(FailOpen::new(redis("open", clock)))),
         rig("memory behind what is gone", &|clock| BoxLimiter::new(OverGone::over(memory(clock)))),
-    ]
+    ];
+    for (deployment, server) in deployments.each() {
+        rigs.push(rig(deployment, &|clock| BoxLimiter::new(redis_on(&server, deployment, clock))));
+    }
+    rigs
+}
+
+fn on(server: &RedisServer, name: &str, limits: impl IntoRedisLimits<Key>, clock: &ManualClock) -> Redis<Key> {
+    let builder = Redis::builder(server.clone(), name, limits).clock_for_tests(clock.clone());
+    builder.deadline(PATIENCE).build().expect("limits")
 }
 
 /// A fallback whose first limiter is gone: what reaches both is told by the second, so that it can be looked at.
@@ -129,21 +151,42 @@ impl<L: Limiter<Key> + Clone + Send + Sync + 'static> Limiter<Key> for OverGone<
     }
 }
 
-fn one<A: Scripted + Clone + Send + Sync + 'static>(server: &Servers, name: &str, algorithm: A) -> Vec<Rig> {
-    stores(server, name, &Limit::new("default", algorithm).by(|&(user, _, _): &Key| user))
+fn one<A: Scripted + Clone + Send + Sync + 'static>(deployments: &Deployments, name: &str, algorithm: A) -> Vec<Rig> {
+    let limit = Limit::new("default", algorithm).by(|&(user, _, _): &Key| user);
+    let mut rigs = stores(deployments, name, &limit);
+    // With another limit that never speaks. A queue promises no turns there: it is another limiter.
+    if !name.contains("queue") {
+        let plenty = Limit::new("plenty", FixedWindow::new(PLENTY)).by(|&(user, _, _): &Key| user);
+        for (deployment, server) in deployments.each() {
+            let clock = ManualClock::new();
+            let first = on(&server, &format!("{name} in two phases"), limit.clone(), &clock);
+            let second = on(&server, &format!("{name} plenty"), plenty.clone(), &clock);
+            let limiter = BoxLimiter::new(TwoPhase::new(first, second));
+            let name = format!("{name} in two phases on {deployment}");
+            rigs.push(Rig { name, limiter, clock, queues: false, has_it_all: true, quota: TEN });
+        }
+    }
+    rigs
 }
 
 /// Every algorithm, with ten to have at once, in each store.
-fn everything(server: &Servers) -> Vec<Rig> {
-    let mut all = one(server, "gcra", Gcra::new(TEN));
-    all.extend(one(server, "token bucket", TokenBucket::new(TEN)));
-    all.extend(one(server, "leaky bucket", LeakyBucket::new(TEN)));
-    all.extend(one(server, "leaky queue", LeakyQueue::new(TEN).max_waiting(9)));
-    all.extend(one(server, "fixed window", FixedWindow::new(TEN)));
-    all.extend(one(server, "aligned window", FixedWindow::new(TEN).aligned_to_clock()));
-    all.extend(one(server, "sliding window", SlidingWindow::new(TEN)));
-    all.extend(one(server, "weighted window", SlidingWindow::new(TEN).blocks(1).weighted()));
-    all.extend(one(server, "sliding log", SlidingLog::new(TEN)));
+fn everything(deployments: &Deployments) -> Vec<Rig> {
+    let mut all = one(deployments, "gcra", Gcra::new(TEN));
+    all.extend(one(deployments, "token bucket", TokenBucket::new(TEN)));
+    all.extend(one(deployments, "leaky bucket", LeakyBucket::new(TEN)));
+    all.extend(one(deployments, "leaky queue", LeakyQueue::new(TEN).max_waiting(9)));
+    all.extend(one(deployments, "fixed window", FixedWindow::new(TEN)));
+    all.extend(one(deployments, "aligned window", FixedWindow::new(TEN).aligned_to_clock()));
+    all.extend(one(deployments, "sliding window", SlidingWindow::new(TEN)));
+    all.extend(one(deployments, "weighted window", SlidingWindow::new(TEN).blocks(1).weighted()));
+    all.extend(one(deployments, "sliding log", SlidingLog::new(TEN)));
+    all
+}
+
+/// Everything, and the module, for what that has.
+fn everything_and(module: &Module, deployments: &Deployments) -> Vec<Rig> {
+    let mut all = everything(deployments);
+    all.push(module.rig());
     all
 }
 
@@ -174,16 +217,17 @@ impl Rig {
 
 #[tokio::test]
 async fn a_fresh_key_has_the_whole_quota_and_not_one_more() {
-    let server = Servers::start();
-    for rig in everything(&server) {
+    let (module, deployments) = (Module::start(), Deployments::start());
+    for rig in everything_and(&module, &deployments) {
         for left in (0..10).rev() {
             let outcome = rig.ask(ALICE, 1).await;
-            assert!(outcome.decision.is_allowed() && outcome.receipt.is_some(), "{}", rig.name);
+            assert!(outcome.decision.is_allowed(), "{}", rig.name);
+            assert_eq!(outcome.receipt.is_some(), rig.has_it_all, "{}", rig.name);
             assert_eq!(outcome.decision.remaining(), Some(left), "{}", rig.name);
             let standing = outcome.decision.standing().expect("a limit");
             assert_eq!(
                 (standing.name(), standing.limit(), standing.window()),
-                ("default", 10, TEN.period()),
+                ("default", 10, rig.quota.period()),
                 "{}",
                 rig.name
             );
@@ -196,8 +240,8 @@ async fn a_fresh_key_has_the_whole_quota_and_not_one_more() {
 
 #[tokio::test]
 async fn a_refusal_charges_nothing_and_its_wait_is_sufficient_and_minimal() {
-    let server = Servers::start();
-    for rig in everything(&server) {
+    let deployments = Deployments::start();
+    for rig in everything(&deployments) {
         for cost in [1, 4, 10] {
             rig.limiter.reset(&ALICE).await.expect("done");
             rig.clock.advance(TEN.period() * 3);
@@ -220,8 +264,8 @@ async fn a_refusal_charges_nothing_and_its_wait_is_sufficient_and_minimal() {
 
 #[tokio::test]
 async fn after_its_reset_a_key_is_as_good_as_new() {
-    let server = Servers::start();
-    for rig in everything(&server) {
+    let deployments = Deployments::start();
+    for rig in everything(&deployments) {
         rig.exhaust(ALICE).await;
         let reset = rig.peek(ALICE, 1).await.reset().expect("a figure");
         rig.clock.advance(reset.checked_sub(MICROSECOND).expect("a time"));
@@ -238,8 +282,8 @@ async fn after_its_reset_a_key_is_as_good_as_new() {
 
 #[tokio::test]
 async fn a_cost_counts_as_so_many_and_one_of_zero_as_none() {
-    let server = Servers::start();
-    for rig in everything(&server) {
+    let (module, deployments) = (Module::start(), Deployments::start());
+    for rig in everything_and(&module, &deployments) {
         assert!(rig.allows(ALICE, 0).await && rig.left(ALICE).await == 10, "{}", rig.name);
         assert!(rig.allows(ALICE, 7).await && rig.left(ALICE).await == 3, "{}", rig.name);
         assert!(!rig.allows(ALICE, 4).await && rig.left(ALICE).await == 3, "{}", rig.name);
@@ -250,8 +294,8 @@ async fn a_cost_counts_as_so_many_and_one_of_zero_as_none() {
 
 #[tokio::test]
 async fn what_never_fits_is_refused_for_good_and_charges_nothing() {
-    let server = Servers::start();
-    for rig in everything(&server) {
+    let (module, deployments) = (Module::start(), Deployments::start());
+    for rig in everything_and(&module, &deployments) {
         for cost in [11, 1 << 40, 1 << 53, u64::MAX] {
             let decision = rig.ask(ALICE, cost).await.decision;
             assert_eq!(decision.verdict(), Verdict::Never, "{} at {cost}", rig.name);
@@ -263,8 +307,8 @@ async fn what_never_fits_is_refused_for_good_and_charges_nothing() {
 
 #[tokio::test]
 async fn what_is_given_back_can_be_had_again_once() {
-    let server = Servers::start();
-    for rig in everything(&server) {
+    let deployments = Deployments::start();
+    for rig in everything(&deployments) {
         let receipt = rig.ask(ALICE, 4).await.receipt.expect("a receipt");
         assert_eq!((receipt.cost(), rig.left(ALICE).await), (4, 6), "{}", rig.name);
         rig.limiter.give_back(&ALICE, receipt).await.expect("done");
@@ -280,8 +324,8 @@ async fn what_is_given_back_can_be_had_again_once() {
 
 #[tokio::test]
 async fn a_charge_is_settled_at_what_was_used() {
-    let server = Servers::start();
-    for rig in everything(&server) {
+    let deployments = Deployments::start();
+    for rig in everything(&deployments) {
         let receipt = rig.ask(ALICE, 4).await.receipt.expect("a receipt");
         rig.limiter.settle(&ALICE, receipt, 1).await.expect("done");
         assert_eq!(rig.left(ALICE).await, 9, "{}", rig.name);
@@ -297,25 +341,47 @@ async fn a_charge_is_settled_at_what_was_used() {
 
 #[tokio::test]
 async fn looking_changes_nothing_and_tells_what_asking_would() {
-    let server = Servers::start();
-    for rig in everything(&server) {
+    let (module, deployments) = (Module::start(), Deployments::start());
+    for rig in everything_and(&module, &deployments) {
         for cost in [1, 3, 3, 3, 1, 20] {
             let seen = rig.peek(ALICE, cost).await;
             for _ in 0..3 {
-                assert_eq!(rig.peek(ALICE, cost).await, seen, "{}", rig.name);
+                let again = rig.peek(ALICE, cost).await;
+                assert_eq!(
+                    (again.is_allowed(), again.remaining()),
+                    (seen.is_allowed(), seen.remaining()),
+                    "{}",
+                    rig.name
+                );
+                // By a clock that stands still, all of it is the same.
+                assert!(again == seen || !rig.has_it_all, "{}: {again:?} {seen:?}", rig.name);
             }
-            assert_eq!(rig.ask(ALICE, cost).await.decision.verdict(), seen.verdict(), "{}", rig.name);
+            let decision = rig.ask(ALICE, cost).await.decision;
+            assert_eq!(
+                (decision.is_allowed(), decision.is_never()),
+                (seen.is_allowed(), seen.is_never()),
+                "{}",
+                rig.name
+            );
+            assert!(decision.verdict() == seen.verdict() || !rig.has_it_all, "{}", rig.name);
         }
     }
 }
 
 #[tokio::test]
 async fn a_key_is_reset_set_blocked_and_forgiven() {
-    let server = Servers::start();
-    for rig in everything(&server) {
+    let (module, deployments) = (Module::start(), Deployments::start());
+    for rig in everything_and(&module, &deployments) {
         rig.exhaust(ALICE).await;
         rig.limiter.reset(&ALICE).await.expect("done");
         assert_eq!(rig.left(ALICE).await, 10, "{}", rig.name);
+        if !rig.has_it_all {
+            let receipt = Receipt::new(rig.clock.now(), 1, 1);
+            assert!(rig.limiter.give_back(&ALICE, receipt).await.expect_err("it can't").is_unsupported());
+            assert!(rig.limiter.set("default", &ALICE, 7).await.expect_err("it can't").is_unsupported());
+            assert!(rig.limiter.block("default", &ALICE, TEN.period()).await.expect_err("it can't").is_unsupported());
+            continue;
+        }
         rig.limiter.set("default", &ALICE, 7).await.expect("done");
         assert_eq!(rig.left(ALICE).await, 3, "{}", rig.name);
         rig.limiter.set("default", &ALICE, 0).await.expect("done");
@@ -337,8 +403,8 @@ async fn a_key_is_reset_set_blocked_and_forgiven() {
 
 #[tokio::test]
 async fn the_largest_of_everything_is_held() {
-    let server = Servers::start();
-    for rig in everything(&server) {
+    let deployments = Deployments::start();
+    for rig in everything(&deployments) {
         rig.limiter.set("default", &ALICE, u64::MAX).await.expect("done");
         assert!(!rig.allows(ALICE, 1).await, "{}", rig.name);
         rig.limiter.reset(&ALICE).await.expect("done");
@@ -355,8 +421,8 @@ async fn the_largest_of_everything_is_held() {
 
 #[tokio::test]
 async fn an_unknown_limit_is_an_error_of_configuration() {
-    let server = Servers::start();
-    for rig in everything(&server) {
+    let deployments = Deployments::start();
+    for rig in everything(&deployments) {
         assert!(rig.limiter.set("other", &ALICE, 1).await.expect_err("no such limit").is_config(), "{}", rig.name);
         assert!(rig.limiter.block("other", &ALICE, TEN.period()).await.expect_err("no such limit").is_config());
         assert!(rig.limiter.forgive("other", &ALICE).await.expect_err("no such limit").is_config());
@@ -365,8 +431,8 @@ async fn an_unknown_limit_is_an_error_of_configuration() {
 
 #[tokio::test]
 async fn a_queue_gives_later_turns_to_those_who_wait() {
-    let server = Servers::start();
-    for rig in everything(&server) {
+    let deployments = Deployments::start();
+    for rig in everything(&deployments) {
         let delays: Vec<_> = (0..3).map(|_| rig.ask(ALICE, 1)).collect();
         let mut seen = Vec::new();
         for delay in delays {
@@ -379,13 +445,22 @@ async fn a_queue_gives_later_turns_to_those_who_wait() {
 
 #[tokio::test]
 async fn several_limits_are_charged_all_or_none() {
-    let server = Servers::start();
-    let limits = (
-        Limit::new("user", Gcra::new(Quota::per_hour(3))).by(|&(user, _, _): &Key| user),
-        Limit::new("team", SlidingLog::new(Quota::per_hour(4))).by(|&(_, team, _): &Key| team),
-        Limit::new("all", FixedWindow::new(Quota::per_day(5))).by(|_: &Key| ()),
-    );
-    for rig in stores(&server, "several", &limits) {
+    let deployments = Deployments::start();
+    let user = Limit::new("user", Gcra::new(Quota::per_hour(3))).by(|&(user, _, _): &Key| user);
+    let team = Limit::new("team", SlidingLog::new(Quota::per_hour(4))).by(|&(_, team, _): &Key| team);
+    let all = Limit::new("all", FixedWindow::new(Quota::per_day(5))).by(|_: &Key| ());
+    let mut rigs = stores(&deployments, "several", &(user.clone(), team.clone(), all.clone()));
+    // One by one, those that decide in two phases decide alike.
+    for (deployment, server) in deployments.each() {
+        let clock = ManualClock::new();
+        let limiter = TwoPhase::new(
+            on(&server, "user", user.clone(), &clock),
+            TwoPhase::new(on(&server, "team", team.clone(), &clock), on(&server, "all", all.clone(), &clock)),
+        );
+        let name = format!("in two phases on {deployment}");
+        rigs.push(Rig { name, limiter: BoxLimiter::new(limiter), clock, queues: false, has_it_all: true, quota: TEN });
+    }
+    for rig in rigs {
         for _ in 0..3 {
             assert!(rig.allows(ALICE, 1).await, "{}", rig.name);
         }
@@ -422,12 +497,12 @@ async fn several_limits_are_charged_all_or_none() {
 
 #[tokio::test]
 async fn a_shadow_is_told_and_does_not_count() {
-    let server = Servers::start();
+    let deployments = Deployments::start();
     let limits = (
         Limit::new("real", Gcra::new(Quota::per_hour(5))).by(|&(user, _, _): &Key| user),
         Limit::new("shadow", FixedWindow::new(Quota::per_hour(2))).by(|&(user, _, _): &Key| user).shadow(),
     );
-    for rig in stores(&server, "shadow", &limits) {
+    for rig in stores(&deployments, "shadow", &limits) {
         for asked in 1..=5 {
             let decision = rig.ask(ALICE, 1).await.decision;
             assert!(decision.is_allowed(), "{}", rig.name);
@@ -439,10 +514,10 @@ async fn a_shadow_is_told_and_does_not_count() {
 
 #[tokio::test]
 async fn a_key_chooses_its_tier() {
-    let server = Servers::start();
+    let deployments = Deployments::start();
     let tiers = per_key(|&(_, _, tier): &Key| FixedWindow::new(Quota::per_hour(2 + tier * 3)));
     let limits = Limit::new("default", tiers).by(|&(user, _, _): &Key| user);
-    for rig in stores(&server, "tiers", &limits) {
+    for rig in stores(&deployments, "tiers", &limits) {
         for (user, tier) in [(1, 0), (2, 1), (3, 2)] {
             let key = (user, 0, tier);
             for _ in 0..2 + tier * 3 {

@@ -2,19 +2,20 @@
 //!
 //! Time is virtual: both read it from one clock that is driven by hand.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use futures_util::future::join_all;
 use tower_ratelimit::algorithm::Scripted;
 use tower_ratelimit::limiter::{Outcome, Receipt};
 use tower_ratelimit::store::{IntoRedisLimits, LimitsFor};
 use tower_ratelimit::{
-    Ask, FixedWindow, Gcra, LeakyBucket, LeakyQueue, Limit, Limiter, ManualClock, Memory, Quota, Redis, RedisServer,
-    SlidingLog, SlidingWindow, TokenBucket, per_key,
+    Ask, FixedWindow, Gcra, LeakyBucket, LeakyQueue, Limit, Limiter, ManualClock, Memory, Quota, Redis, RedisCell,
+    RedisServer, SlidingLog, SlidingWindow, TokenBucket, per_key,
 };
 
-use crate::nodes::Nodes;
-use crate::server::Server;
+use crate::cell;
+use crate::deployments::Deployments;
+use crate::helpers::{PATIENCE, acquire};
 
 #[derive(Clone, Copy, Debug)]
 struct Caller {
@@ -43,14 +44,15 @@ impl Dice {
 
 const STEPS: usize = 6_000;
 
-/// Runs one trace, through one Redis and through a cluster.
-async fn compare<L>(name: &str, limits: L, seed: u64, steps: usize)
+/// Runs one trace through each deployment: a long one through one Redis, as the script is the same everywhere.
+async fn compare<L>(deployments: &Deployments, name: &str, limits: L, seed: u64)
 where
     L: LimitsFor<Caller, tower_ratelimit::store::DefaultHashBuilder> + IntoRedisLimits<Caller> + Clone,
 {
-    let (alone, cluster) = (Server::start(), Nodes::start());
-    compare_on(alone.open(), name, limits.clone(), seed, steps).await;
-    compare_on(cluster.open(), name, limits, seed, steps / 6).await;
+    for (index, (deployment, server)) in deployments.each().into_iter().enumerate() {
+        let steps = if index == 0 { STEPS } else { STEPS / 6 };
+        compare_on(server, &format!("{name} {seed} on {deployment}"), limits.clone(), seed, steps).await;
+    }
 }
 
 async fn compare_on<L>(server: RedisServer, name: &str, limits: L, seed: u64, steps: usize)
@@ -59,11 +61,8 @@ where
 {
     let clock = ManualClock::new();
     let memory = Memory::builder(limits.clone()).clock(clock.clone()).build().expect("limits");
-    let redis = Redis::builder(server, name, limits)
-        .clock_for_tests(clock.clone())
-        .deadline(Duration::from_secs(20))
-        .build()
-        .expect("limits");
+    let redis =
+        Redis::builder(server, name, limits).clock_for_tests(clock.clone()).deadline(PATIENCE).build().expect("limits");
     let mut dice = Dice(seed);
     let mut receipts: Vec<(Caller, Receipt, Receipt)> = Vec::new();
     let mut step = 0;
@@ -74,7 +73,7 @@ where
             0 => {
                 let ask = ask(&mut dice);
                 let there = redis.peek(&caller, ask).await.expect("an answer");
-                assert_eq!(memory.peek(&caller, ask).await.expect("an answer"), there, "{name} {seed} {step} peek");
+                assert_eq!(memory.peek(&caller, ask).await.expect("an answer"), there, "{name} {step} peek");
             }
             1 => {
                 memory.reset(&caller).await.expect("done");
@@ -115,8 +114,8 @@ where
                 for ((caller, ask), there) in asks.iter().zip(there.await) {
                     let here = memory.acquire_now(caller, *ask);
                     let there = there.expect("an answer");
-                    assert_eq!(here.decision, there.decision, "{name} {seed} {step} {caller:?} {ask:?}");
-                    assert_eq!(here.receipt, there.receipt, "{name} {seed} {step} {caller:?} {ask:?}");
+                    assert_eq!(here.decision, there.decision, "{name} {step} {caller:?} {ask:?}");
+                    assert_eq!(here.receipt, there.receipt, "{name} {step} {caller:?} {ask:?}");
                     step += 1;
                     if let (Outcome { receipt: Some(ours), .. }, Outcome { receipt: Some(theirs), .. }) = (here, there)
                         && receipts.len() < 40
@@ -167,11 +166,12 @@ async fn limit_of(memory: &impl Limiter<Caller>, dice: &mut Dice, caller: &Calle
 
 /// One algorithm, in three tiers.
 async fn alone<A: Scripted + Clone>(name: &str, tiers: [A; 3]) {
+    let deployments = Deployments::start();
     for seed in 1..=2 {
         let (first, tiers) = (tiers[0].clone(), tiers.clone());
-        compare(name, Limit::new("one", first).by(|caller: &Caller| caller.user), seed, STEPS).await;
+        compare(&deployments, name, Limit::new("one", first).by(|caller: &Caller| caller.user), seed).await;
         let chosen = per_key(move |caller: &Caller| tiers[caller.tier].clone());
-        compare(name, Limit::new("tiers", chosen).by(|caller: &Caller| caller.user), 10 + seed, STEPS).await;
+        compare(&deployments, name, Limit::new("tiers", chosen).by(|caller: &Caller| caller.user), 10 + seed).await;
     }
 }
 
@@ -241,7 +241,7 @@ async fn fine_rates() {
 
 #[tokio::test]
 async fn several_together() {
-    let [a, b, c] = quotas();
+    let ([a, b, c], deployments) = (quotas(), Deployments::start());
     for seed in 21..=26 {
         let limits = (
             Limit::new("user", Gcra::new(a)).by(|caller: &Caller| caller.user),
@@ -249,19 +249,65 @@ async fn several_together() {
             Limit::new("all", SlidingWindow::new(c)).by(|_: &Caller| ()),
             Limit::new("shadow", FixedWindow::new(a)).by(|caller: &Caller| caller.team).shadow(),
         );
-        compare("mixed", limits, seed, STEPS).await;
+        compare(&deployments, "mixed", limits, seed).await;
     }
 }
 
 #[tokio::test]
 async fn several_that_promise_turns() {
-    let [a, b, _] = quotas();
+    let ([a, b, _], deployments) = (quotas(), Deployments::start());
     for seed in 31..=36 {
         let limits = (
             Limit::new("queue", LeakyQueue::new(a)).by(|caller: &Caller| caller.user),
             Limit::new("bucket", Gcra::new(b)).by(|caller: &Caller| caller.team),
             Limit::new("shadow", LeakyQueue::new(b)).by(|caller: &Caller| caller.user).shadow(),
         );
-        compare("turns", limits, seed, STEPS).await;
+        compare(&deployments, "turns", limits, seed).await;
+    }
+}
+
+/// What the module has, on a trace during which nothing comes back: its clock is the server's.
+#[tokio::test]
+async fn the_module_agrees_with_a_bucket_but_for_its_whole_seconds() {
+    const SECOND: Duration = Duration::from_secs(1);
+    let server = cell::with_module();
+    for seed in 41..=44 {
+        let (quota, mut dice) = (Quota::per_day(2 + seed % 3), Dice(seed));
+        let memory = Memory::builder(Gcra::new(quota).burst(9)).clock(ManualClock::new()).build().expect("limits");
+        let module = RedisCell::builder(server.open(), &format!("trace {seed}"), quota).burst(9).deadline(PATIENCE);
+        let module: RedisCell<u64> = module.build().expect("a quota");
+        let began = Instant::now();
+        for step in 0..500 {
+            let user = dice.below(4);
+            let asked = Ask::cost([1, 1, 1, 2, 3, 0, 9, 10][usize::try_from(dice.below(8)).expect("small")]);
+            let (here, there) = match dice.below(10) {
+                0 => {
+                    memory.reset(&user).await.expect("done");
+                    module.reset(&user).await.expect("done");
+                    continue;
+                }
+                1 | 2 => {
+                    let here = memory.peek(&user, asked).await.expect("an answer");
+                    (here, module.peek(&user, asked).await.expect("an answer"))
+                }
+                _ => {
+                    let here = memory.acquire_now(&user, asked).decision;
+                    (here, acquire(&module, &user, asked).await.expect("an answer").decision)
+                }
+            };
+            let place = format!("{seed} {step} {user} {asked:?} {here:?} {there:?}");
+            assert_eq!((here.is_allowed(), here.is_never()), (there.is_allowed(), there.is_never()), "{place}");
+            if here.is_never() {
+                // The module need not be asked.
+                continue;
+            }
+            assert_eq!(here.remaining(), there.remaining(), "{place}");
+            // Here time stands still.
+            let within = |exact: Duration, told: Duration| told + began.elapsed() >= exact && told <= exact + SECOND;
+            match (here.retry_after(), there.retry_after()) {
+                (Some(exact), Some(told)) => assert!(within(exact, told), "{place}"),
+                (exact, told) => assert_eq!(exact, told, "{place}"),
+            }
+        }
     }
 }

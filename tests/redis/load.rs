@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use tokio::task::JoinSet;
 use tokio::time::sleep;
-use tower_ratelimit::{Ask, Redis};
+use tower_ratelimit::{Ask, Limiter};
 
 use crate::helpers::{PATIENCE, acquire};
 
@@ -22,6 +22,7 @@ pub(crate) struct Sample {
     pub(crate) began: Instant,
     pub(crate) took: Duration,
     pub(crate) answered: bool,
+    pub(crate) allowed: bool,
 }
 
 /// Tasks that each ask for a key of their own.
@@ -31,7 +32,7 @@ pub(crate) struct Load {
 }
 
 impl Load {
-    pub(crate) fn on(limiter: &Redis<str>) -> Self {
+    pub(crate) fn on(limiter: &(impl Limiter<str> + Clone + Send + Sync + 'static)) -> Self {
         let goes_on = Arc::new(AtomicBool::new(true));
         let mut tasks = JoinSet::new();
         for task in 0..KEYS {
@@ -46,7 +47,8 @@ impl Load {
                         assert!(error.is_unavailable(), "{error:?}");
                     }
                     let (took, answered) = (began.elapsed(), result.is_ok());
-                    samples.push(Sample { key: key.clone(), began, took, answered });
+                    let allowed = result.is_ok_and(|outcome| outcome.decision.is_allowed());
+                    samples.push(Sample { key: key.clone(), began, took, answered, allowed });
                     sleep(Duration::from_millis(5)).await;
                 }
                 samples
@@ -74,7 +76,7 @@ impl Load {
 }
 
 /// Until every key is answered again.
-pub(crate) async fn all_answered(limiter: &Redis<str>) {
+pub(crate) async fn all_answered(limiter: &impl Limiter<str>) {
     let patience = Instant::now() + PATIENCE;
     for task in 0..KEYS {
         while acquire(limiter, format!("key{task}").as_str(), Ask::default()).await.is_err() {

@@ -11,21 +11,26 @@ pub(crate) struct Nodes {
     pub(crate) nodes: Vec<Server>,
 }
 
-const MASTERS: usize = 3;
+pub(crate) const MASTERS: usize = 3;
 const SLOTS: usize = 16_384;
 
 impl Nodes {
     /// Three masters.
     pub(crate) fn start() -> Self {
-        let cluster = Self { nodes: (0..MASTERS).map(|_| Server::node()).collect() };
-        cluster.meet();
+        Self::masters(MASTERS, |_| Server::node_with(&[]))
+    }
+
+    /// So many masters.
+    pub(crate) fn masters(masters: usize, node: impl Fn(usize) -> Server) -> Self {
+        let cluster = Self { nodes: (0..masters).map(node).collect() };
+        cluster.meet(masters);
         cluster
     }
 
     /// Three masters, and a replica of each.
     pub(crate) fn with_replicas() -> Self {
-        let cluster = Self { nodes: (0..2 * MASTERS).map(|_| Server::node()).collect() };
-        cluster.meet();
+        let cluster = Self { nodes: (0..2 * MASTERS).map(|_| Server::node_with(&[])).collect() };
+        cluster.meet(MASTERS);
         for master in 0..MASTERS {
             let id = cluster.id(master);
             let replica = &cluster.nodes[MASTERS + master];
@@ -47,21 +52,24 @@ impl Nodes {
         cluster
     }
 
-    fn meet(&self) {
+    fn meet(&self, masters: usize) {
         for (index, node) in self.nodes.iter().enumerate() {
             node.command(&["CLUSTER", "SET-CONFIG-EPOCH", &(index + 1).to_string()]);
-            if index < MASTERS {
-                let (first, next) = (SLOTS * index / MASTERS, SLOTS * (index + 1) / MASTERS);
+            if index < masters {
+                let (first, next) = (SLOTS * index / masters, SLOTS * (index + 1) / masters);
                 let added = node.command(&["CLUSTER", "ADDSLOTSRANGE", &first.to_string(), &(next - 1).to_string()]);
                 assert!(added.starts_with("+OK"), "{added}");
             }
-            node.command(&["CLUSTER", "MEET", "127.0.0.1", &self.nodes[0].port.to_string()]);
+            // Nodes that speak TLS among each other do so beside that port.
+            let port = self.nodes[0].tls_port.unwrap_or(self.nodes[0].port);
+            node.command(&["CLUSTER", "MEET", "127.0.0.1", &port.to_string()]);
         }
-        let all = format!("cluster_known_nodes:{}", self.nodes.len());
+        let (all, masters) =
+            (format!("cluster_known_nodes:{}\r", self.nodes.len()), format!("cluster_size:{masters}\r"));
         for node in &self.nodes {
             until("the cluster is whole", || {
                 let info = node.command(&["CLUSTER", "INFO"]);
-                info.contains("cluster_state:ok") && info.contains(&all) && info.contains("cluster_size:3")
+                info.contains("cluster_state:ok") && info.contains(&all) && info.contains(&masters)
             });
         }
     }

@@ -13,6 +13,10 @@ pub(crate) struct Server {
     directory: PathBuf,
     arguments: Vec<String>,
     pub(crate) port: u16,
+    /// What these tests themselves say to be let in, if that is needed.
+    password: Option<String>,
+    /// Where it speaks TLS, if it does.
+    pub(crate) tls_port: Option<u16>,
 }
 
 impl Server {
@@ -21,8 +25,8 @@ impl Server {
     }
 
     /// A node for a cluster, which it is not in yet.
-    pub(crate) fn node() -> Self {
-        Self::with(&[
+    pub(crate) fn node_with(arguments: &[&str]) -> Self {
+        let of_cluster = [
             "--cluster-enabled",
             "yes",
             "--cluster-config-file",
@@ -31,7 +35,8 @@ impl Server {
             "2000",
             "--repl-diskless-sync-delay",
             "0",
-        ])
+        ];
+        Self::with(&[&of_cluster, arguments].concat())
     }
 
     pub(crate) fn with(arguments: &[&str]) -> Self {
@@ -42,12 +47,18 @@ impl Server {
             std::fs::create_dir_all(&directory).expect("a directory for the server");
             let arguments: Vec<_> = arguments.iter().map(|&argument| argument.to_owned()).collect();
             let process = launch(port, &directory, &arguments);
-            let mut server = Self { process, directory, arguments, port };
+            let after = |name| {
+                let place = arguments.iter().position(|argument| argument == name)?;
+                arguments.get(place + 1).cloned()
+            };
+            let password = after("--requirepass");
+            let tls_port = after("--tls-port").map(|port| port.parse().expect("a port"));
+            let mut server = Self { process, directory, arguments, port, password, tls_port };
             if server.is_up() {
                 return server;
             }
         }
-        panic!("redis-server does not start");
+        panic!("redis-server does not start with {arguments:?} (for TLS it has to be built with it, as Debian's is)");
     }
 
     fn is_up(&mut self) -> bool {
@@ -94,7 +105,10 @@ impl Server {
     }
 
     fn send(&self, commands: &[Vec<&[u8]>]) -> String {
-        send(self.socket(), commands)
+        let Some(password) = &self.password else { return send(self.socket(), commands) };
+        let authenticate = vec![&b"AUTH"[..], password.as_bytes()];
+        let reply = send(self.socket(), &[&[authenticate], commands].concat());
+        reply.strip_prefix("+OK\r\n").unwrap_or_else(|| panic!("AUTH: {reply}")).to_owned()
     }
 
     /// Holds back all commands for so long, and returns at once.
@@ -118,16 +132,6 @@ impl Server {
         let reply = self.command(parts);
         let number = reply.strip_prefix(':').and_then(|reply| reply.split("\r\n").next());
         number.and_then(|number| number.parse().ok()).unwrap_or_else(|| panic!("{parts:?}: {reply}"))
-    }
-
-    /// The seconds of processor time that it has used.
-    pub(crate) fn cpu(&self) -> f64 {
-        let info = self.command(&["INFO", "cpu"]);
-        let figure = |name| {
-            let line = info.lines().find_map(|line| line.strip_prefix(name));
-            line.and_then(|figure| figure.parse::<f64>().ok()).expect("a figure")
-        };
-        figure("used_cpu_user:") + figure("used_cpu_sys:")
     }
 
     /// A figure of `INFO`, commands' statistics included: what follows this text there.

@@ -17,7 +17,7 @@ pub(super) struct Contender {
     pub(super) ask: Arc<dyn Fn(u64) -> Asked + Send + Sync>,
 }
 
-type Asked = Pin<Box<dyn Future<Output = ()> + Send>>;
+pub(super) type Asked = Pin<Box<dyn Future<Output = ()> + Send>>;
 
 #[derive(Clone, Copy)]
 pub(super) enum Keys {
@@ -36,12 +36,12 @@ impl Keys {
     }
 }
 
-fn contender(name: &'static str, ask: impl Fn(u64) -> Asked + Send + Sync + 'static) -> Option<Contender> {
+pub(super) fn contender(name: &'static str, ask: impl Fn(u64) -> Asked + Send + Sync + 'static) -> Option<Contender> {
     Some(Contender { name, ask: Arc::new(ask) })
 }
 
 /// Nearly all are allowed: a refusal writes nothing, and would be cheaper.
-const PLENTY: Quota = Quota::per_second(1_000_000);
+pub(super) const PLENTY: Quota = Quota::per_second(1_000_000);
 
 fn ours(name: &'static str, server: &Server, limits: impl IntoRedisLimits<u64>) -> Option<Contender> {
     let redis = Redis::builder(server.open(), name, limits)

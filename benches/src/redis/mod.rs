@@ -3,6 +3,7 @@
 //! One client thread, so many tasks that each ask again as soon as they are answered. The server's processor time is what it
 //! tells itself.
 
+mod cluster;
 mod contenders;
 mod server;
 mod sizes;
@@ -46,44 +47,45 @@ pub(crate) fn run(harness: &Harness) {
         ("redis spread 512 sliding log", 512, Keys::Spread, &[contenders::sliding_log, contenders::gcra]),
         ("redis spread 512 sliding window", 512, Keys::Spread, &[contenders::sliding_window, contenders::gcra]),
     ];
-    if !scenarios.iter().any(|(scenario, ..)| harness.wants(scenario)) && !harness.wants("redis bytes") {
-        return;
-    }
-    let server = Server::start();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
-    for (scenario, tasks, keys, makers) in scenarios {
-        if harness.wants(scenario) {
-            compare(harness, &runtime, &server, scenario, tasks, keys, makers);
+    if scenarios.iter().any(|(scenario, ..)| harness.wants(scenario)) || harness.wants("redis bytes") {
+        let server = Server::start();
+        for (scenario, tasks, keys, makers) in scenarios {
+            if harness.wants(scenario) {
+                let contenders: Vec<_> = makers.iter().filter_map(|make| make(&server, &runtime)).collect();
+                compare(harness, &runtime, scenario, tasks, keys, &contenders, &|_| server.cpu());
+            }
         }
+        sizes::run(harness, &runtime, &server);
     }
-    sizes::run(harness, &runtime, &server);
+    cluster::run(harness, &runtime);
 }
 
 type Make = fn(&Server, &Runtime) -> Option<Contender>;
 
+/// Lets all ask in turn. `cpu` is the processor time that the servers of a contender have used.
 fn compare(
     harness: &Harness,
     runtime: &Runtime,
-    server: &Server,
     scenario: &str,
     tasks: usize,
     keys: Keys,
-    makers: &[Make],
+    contenders: &[Contender],
+    cpu: &dyn Fn(usize) -> f64,
 ) {
-    let contenders: Vec<_> = makers.iter().filter_map(|make| make(server, runtime)).collect();
     let rounds = if harness.is_quick() { 3 } else { 7 };
     let span = Duration::from_millis(if harness.is_quick() { 250 } else { 1_000 });
     let mut rates = vec![Vec::new(); contenders.len()];
     let mut costs = vec![Vec::new(); contenders.len()];
-    for contender in &contenders {
+    for contender in contenders {
         runtime.block_on(round(contender, tasks, keys, span / 4));
     }
     for _ in 0..rounds {
         for (index, contender) in contenders.iter().enumerate() {
-            let cpu = server.cpu();
+            let before = cpu(index);
             let (decisions, seconds) = runtime.block_on(round(contender, tasks, keys, span));
             rates[index].push(decisions / seconds);
-            costs[index].push((server.cpu() - cpu) * 1e6 / decisions);
+            costs[index].push((cpu(index) - before) * 1e6 / decisions);
         }
     }
     let names: Vec<_> = contenders.iter().map(|contender| contender.name).collect();

@@ -1,3 +1,4 @@
+use std::ffi::OsString;
 use std::net::{TcpListener, TcpStream};
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
@@ -17,13 +18,21 @@ pub(super) struct Server {
 impl Server {
     /// With redis-cell, if `REDIS_CELL` names its library.
     pub(super) fn start() -> Self {
-        let port = TcpListener::bind("127.0.0.1:0").expect("a free port").local_addr().expect("its address").port();
-        let directory = std::env::temp_dir().join(format!("tower-ratelimit-bench-{}", std::process::id()));
+        Self::with(&[], std::env::var_os("REDIS_CELL"))
+    }
+
+    /// A node for a cluster.
+    pub(super) fn node() -> Self {
+        Self::with(&["--cluster-enabled", "yes", "--cluster-config-file", "nodes.conf"], None)
+    }
+
+    fn with(arguments: &[&str], cell: Option<OsString>) -> Self {
+        let port = free_port();
+        let directory = std::env::temp_dir().join(format!("tower-ratelimit-bench-{}-{port}", std::process::id()));
         std::fs::create_dir_all(&directory).expect("a directory for the server");
-        let cell = std::env::var_os("REDIS_CELL");
         let mut command = Command::new("redis-server");
         command.args(["--port", &port.to_string(), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no", "--dir"]);
-        command.arg(&directory);
+        command.arg(&directory).args(arguments);
         if let Some(library) = &cell {
             command.arg("--loadmodule").arg(library);
         }
@@ -36,6 +45,16 @@ impl Server {
             std::thread::sleep(Duration::from_millis(10));
         }
         server
+    }
+
+    pub(super) fn command(&self, parts: &[&str]) -> String {
+        let mut command = redis::cmd(parts[0]);
+        command.arg(&parts[1..]);
+        command.query(&mut self.connection()).expect("a reply")
+    }
+
+    pub(super) fn port(&self) -> u16 {
+        self.port
     }
 
     pub(super) fn address(&self) -> String {
@@ -68,6 +87,17 @@ impl Server {
 
     fn connection(&self) -> Connection {
         Client::open(self.address()).expect("an address").get_connection().expect("a connection")
+    }
+}
+
+/// Nodes of a cluster talk to each other on a port that is ten thousand higher.
+fn free_port() -> u16 {
+    loop {
+        let port = TcpListener::bind("127.0.0.1:0").expect("a free port").local_addr().expect("its address").port();
+        let bus = port.checked_add(10_000);
+        if bus.is_some_and(|bus| TcpListener::bind(("127.0.0.1", bus)).is_ok()) {
+            return port;
+        }
     }
 }
 

@@ -83,7 +83,8 @@ impl<Key: ?Sized> RedisBuilder<Key> {
     /// For several limits in a cluster, which without it all lie in one slot, and so on one node. Whatever a limit counts by
     /// **must determine the tag**: with "per user and per organisation" it is the organisation, if each user is in one. What
     /// does not is counted once for each tag: a user in two organisations has the user's limit twice. A limit on all keys
-    /// together, which no tag but one can hold, is an error of each decision: let that be a limiter of its own.
+    /// together, which no tag but one can hold, is an error of [`build`](Self::build): let that be a limiter of its own, and put the two together
+    /// with [`TwoPhase`](crate::limiter::TwoPhase).
     ///
     /// For one limit it is of use where calls are what the nodes spend their time on: decisions with equal tags travel together,
     /// so with the key's hash modulo some times the number of nodes as a tag they do so far more often. The fewer tags, the
@@ -122,7 +123,9 @@ impl<Key: ?Sized> RedisBuilder<Key> {
     /// # Errors
     ///
     /// If there is no limit, two limits have the same name, a name is empty, the deadline is zero, the secret is too
-    /// short, or the prefix has braces that keep the keys of several limits from sharing a slot.
+    /// short; or if limits can't share a slot of a cluster: the prefix has braces that keep them from it, or
+    /// [`slot_by`](Self::slot_by) is to spread one that counts all keys together. The error then names the two-phase form,
+    /// [`TwoPhase`](crate::limiter::TwoPhase).
     pub fn build(self) -> Result<Redis<Key>, Error> {
         check_settings(&self.name, self.deadline, self.secret.as_deref())?;
         if self.limits.is_empty() {
@@ -140,8 +143,17 @@ impl<Key: ?Sized> RedisBuilder<Key> {
         }
         if self.server.is_cluster() && self.limits.len() > 1 && self.prefix.contains("{}") {
             return Err(Error::config(
-                "with {} in the prefix all of a key chooses its slot, so that several limits can't share one: leave it out",
+                "with {} in the prefix all of a key chooses its slot, so that several limits can't share one: leave it out, or let \
+                 each be a limiter of its own, and decide in two phases (reserve, give back) with `limiter::TwoPhase`",
             ));
+        }
+        let mut infos = self.limits.iter().map(|limit| limit.0.info());
+        if let Some(of_all) = infos.find(|info| self.tag.is_some() && info.of_all) {
+            return Err(Error::config(format!(
+                "the limit {:?} counts all keys together, so that `slot_by` can't give it a slot with each of them: let it be a \
+                 limiter of its own, and decide in two phases (reserve, give back) with `limiter::TwoPhase`",
+                of_all.name.as_str()
+            )));
         }
         Redis::from_builder(self)
     }

@@ -61,8 +61,9 @@ use crate::observe::Event;
 /// (`RedisServer::cluster`, feature `redis-cluster`.) A decision's keys must be in one slot. One limit has one key, and its keys
 /// spread over all slots by themselves. The keys of **several limits** are named `prefix:{name}:limit:kernel:key`: what stands in
 /// braces chooses the slot, so all of them are in one, on one node. That is right for what one node can do, and for limits that
-/// count all keys together. Otherwise [`slot_by`](RedisBuilder::slot_by) says by which part of a key they are spread, or each
-/// limit is a limiter of its own: then what one has charged and the other refuses is to be given back.
+/// count all keys together. Otherwise [`slot_by`](RedisBuilder::slot_by) says by which part of a key they are spread; and where
+/// there is no such part ("per user, and in all"), each limit is a limiter of its own, and
+/// [`TwoPhase`](crate::limiter::TwoPhase) decides over both: it reserves, and gives back what is refused.
 ///
 /// Those that wait travel together slot by slot. While a slot with several limits moves, a decision on it may be told to come back
 /// later until its deadline.
@@ -123,7 +124,7 @@ impl<Key: ?Sized> Redis<Key> {
         let rows: Vec<_> = builder.limits.into_iter().map(|limit| limit.0).collect();
         let infos: Vec<_> = rows.iter().map(|row| row.info()).collect();
         crate::limit::names_differ(infos.iter().map(|info| info.name.as_str()))?;
-        let (presence, odds) = Presence::announce(builder.server.place(), &builder.prefix, &builder.name, &infos);
+        let (presence, odds) = Presence::announce(builder.server.places(), &builder.prefix, &builder.name, &infos);
         for message in &odds {
             builder.observers.tell(|| Event::Warning { message });
         }
@@ -207,7 +208,8 @@ impl<Key: ?Sized> Shared<Key> {
             row.encode(key, &mut writer);
             if tag.is_some() && writer.as_str().is_empty() {
                 return Err(Error::config(
-                    "a limit on all keys together can't be spread by `slot_by`: let it be a limiter of its own",
+                    "a limit on all keys together can't be spread by `slot_by`: let it be a limiter of its own, and decide in two \
+                     phases with `limiter::TwoPhase`",
                 ));
             }
             self.keys.append(index, tag, writer.as_str(), &mut keys);

@@ -24,6 +24,8 @@ mod script;
 mod sentinel;
 mod server;
 mod slot;
+#[cfg(feature = "redis-tls")]
+mod tls;
 mod trade;
 mod twin;
 
@@ -33,3 +35,5 @@ pub use self::limiter::Redis;
 pub use self::limits::{IntoRedisLimits, RedisLimit};
 pub use self::lines::RedisFuture;
 pub use self::server::RedisServer;
+#[cfg(feature = "redis-tls")]
+pub use self::tls::RedisTls;

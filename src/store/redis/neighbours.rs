@@ -6,7 +6,7 @@ use super::row::RowInfo;
 
 /// What a limiter is to others: where its keys are, and what it makes of them.
 pub(super) struct Presence {
-    place: String,
+    places: Vec<String>,
     prefix: String,
     name: String,
     limits: Vec<Counts>,
@@ -24,9 +24,14 @@ static PRESENT: Mutex<Vec<Weak<Presence>>> = Mutex::new(Vec::new());
 
 impl Presence {
     /// Notes a limiter, and says with which others it is at odds.
-    pub(super) fn announce(place: String, prefix: &str, name: &str, rows: &[RowInfo]) -> (Arc<Self>, Vec<String>) {
+    pub(super) fn announce(
+        places: Vec<String>,
+        prefix: &str,
+        name: &str,
+        rows: &[RowInfo],
+    ) -> (Arc<Self>, Vec<String>) {
         let limits = rows.iter().map(Counts::of).collect();
-        let presence = Arc::new(Self { place, prefix: prefix.to_owned(), name: name.to_owned(), limits });
+        let presence = Arc::new(Self { places, prefix: prefix.to_owned(), name: name.to_owned(), limits });
         let mut present = PRESENT.lock().unwrap_or_else(PoisonError::into_inner);
         present.retain(|other| other.strong_count() > 0);
         let others: Vec<_> = present.iter().filter_map(Weak::upgrade).collect();
@@ -38,7 +43,8 @@ impl Presence {
     }
 
     fn shares_keys_with(&self, other: &Self) -> bool {
-        (&self.place, &self.prefix, &self.name) == (&other.place, &other.prefix, &other.name)
+        (&self.prefix, &self.name) == (&other.prefix, &other.name)
+            && self.places.iter().any(|place| other.places.contains(place))
     }
 
     fn odds_with(&self, other: &Self) -> Vec<String> {

@@ -14,6 +14,8 @@ pub(super) struct RowInfo {
     pub(super) name: Name,
     pub(super) kernel: Kernel,
     pub(super) shadow: bool,
+    /// It is known to count all keys together.
+    pub(super) of_all: bool,
     /// The algorithm, if it is the same one for all keys.
     pub(super) fixed: Option<Arc<dyn Twin>>,
 }
@@ -50,7 +52,8 @@ where
             .same_for_all()
             .is_some()
             .then(|| Arc::new(SameForAll(Arc::clone(&self.0))) as Arc<dyn Twin>);
-        RowInfo { name: self.0.shared_name().clone(), kernel, shadow: self.0.is_shadow(), fixed }
+        let of_all = self.0.part().is_one_for_all();
+        RowInfo { name: self.0.shared_name().clone(), kernel, shadow: self.0.is_shadow(), of_all, fixed }
     }
 
     fn encode(&self, key: &Key, writer: &mut KeyWriter) {

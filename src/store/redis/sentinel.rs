@@ -6,9 +6,11 @@ use futures_util::future::select_ok;
 use redis::aio::{ConnectionLike, MultiplexedConnection};
 use redis::{Client, ConnectionAddr, ConnectionInfo, ErrorKind, RedisError, Value};
 
+#[cfg(feature = "redis-tls")]
+use super::RedisTls;
 use super::connection::Connection;
 use super::failure::Failure;
-use super::server::{Source, connection_config, within};
+use super::server::{Source, connected, within};
 use crate::error::Error;
 use crate::limiter::BoxFuture;
 
@@ -68,7 +70,7 @@ impl Sentinels {
 }
 
 async fn connect(info: ConnectionInfo) -> Result<MultiplexedConnection, RedisError> {
-    Client::open(info)?.get_multiplexed_async_connection_with_config(&connection_config()).await
+    connected(&Client::open(info)?).await
 }
 
 async fn ask(connection: &mut MultiplexedConnection, command: &redis::Cmd) -> Result<Value, RedisError> {
@@ -97,5 +99,25 @@ impl Source for Sentinels {
 
     fn describe(&self) -> &str {
         &self.0.place
+    }
+
+    fn places(&self) -> Vec<String> {
+        let Shared { sentinels, name, settings, .. } = &*self.0;
+        let database = settings.redis_settings().db();
+        sentinels.iter().map(|sentinel| format!("{name:?} of {}/{database}", sentinel.addr())).collect()
+    }
+
+    /// For the master, for Sentinels, or for both: for those whose addresses say so.
+    #[cfg(feature = "redis-tls")]
+    fn with_tls(&self, tls: &RedisTls) -> Result<Arc<dyn Source>, Error> {
+        let is_tls = |info: &ConnectionInfo| matches!(info.addr(), ConnectionAddr::TcpTls { .. });
+        let Shared { sentinels, name, settings, .. } = &*self.0;
+        let by_tls = |info: &ConnectionInfo| if is_tls(info) { tls.applied(info.clone()) } else { Ok(info.clone()) };
+        if !sentinels.iter().chain([settings]).any(is_tls) {
+            // It says why.
+            tls.applied(settings.clone())?;
+        }
+        let sentinels = sentinels.iter().map(by_tls).collect::<Result<_, _>>()?;
+        Ok(Arc::new(Self::new(sentinels, name, by_tls(settings)?)?))
     }
 }

@@ -4,7 +4,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bb8_redis::bb8::{ManageConnection, Pool};
-use redis::aio::ConnectionLike;
+#[cfg(feature = "redis-tls")]
+use redis::ConnectionAddr;
+use redis::aio::{ConnectionLike, MultiplexedConnection};
 use redis::io::tcp::TcpSettings;
 use redis::{AsyncConnectionConfig, Client, ConnectionInfo, IntoConnectionInfo, RedisError};
 use tokio::time::timeout;
@@ -12,6 +14,8 @@ use tokio::time::timeout;
 use super::connection::Connection;
 use super::failure::Failure;
 use super::slot::slot;
+#[cfg(feature = "redis-tls")]
+use super::tls::RedisTls;
 use crate::error::Error;
 use crate::limiter::BoxFuture;
 
@@ -29,14 +33,19 @@ pub(super) trait Source: Send + Sync {
     fn connect(&self, lane: usize) -> BoxFuture<Result<Box<dyn Connection>, Failure>>;
     fn describe(&self) -> &str;
 
-    /// Its address and database, if they are known.
-    fn place(&self) -> Option<String> {
-        None
+    /// Where it is, if that is known: its address and database, or that of each node which was named. Two that have one of
+    /// them in common are the same.
+    fn places(&self) -> Vec<String> {
+        Vec::new()
     }
 
     fn is_cluster(&self) -> bool {
         false
     }
+
+    /// The same over TLS with these certificates.
+    #[cfg(feature = "redis-tls")]
+    fn with_tls(&self, tls: &RedisTls) -> Result<Arc<dyn Source>, Error>;
 
     /// Finds out which lanes there are.
     fn prepare(&self) -> BoxFuture<Result<(), Failure>> {
@@ -57,7 +66,8 @@ impl RedisServer {
     /// For how long a connection may take to be made.
     pub(super) const CONNECT_WITHIN: Duration = Duration::from_secs(2);
 
-    /// By an address: `redis://[user:password@]host[:port][/database]`, `rediss://` for TLS (feature `redis-tls`), or
+    /// By an address: `redis://[user:password@]host[:port][/database]`, `rediss://` for TLS (feature `redis-tls`; with
+    /// certificates of one's own: `with_tls`), or
     /// `unix:///path/to/socket`.
     ///
     /// Nothing is connected yet: see [`Redis::check`](super::Redis::check).
@@ -66,10 +76,7 @@ impl RedisServer {
     ///
     /// If it is no such address.
     pub fn open(address: &str) -> Result<Self, Error> {
-        let info = information(address)?;
-        let place = info.addr().to_string();
-        let client = Client::open(info).map_err(wrong)?;
-        Ok(Self(Arc::new(Opened { client, place })))
+        Ok(Self(Arc::new(Opened::new(information(address)?)?)))
     }
 
     /// A Redis Cluster or Valkey Cluster, by the addresses of some of its nodes, as in [`open`](Self::open): the others are
@@ -122,6 +129,21 @@ impl RedisServer {
         Ok(Self(Arc::new(super::sentinel::Sentinels::new(sentinels, master, information(settings)?)?)))
     }
 
+    /// The same, with certificates of one's own: whom to trust, and what to show. For what is reached by `rediss://`.
+    ///
+    /// rustls speaks it, with the cryptography that the process has chosen for it
+    /// ([`CryptoProvider::install_default`](https://docs.rs/rustls/latest/rustls/crypto/struct.CryptoProvider.html)); where it has chosen none
+    /// when the first connection is made, ring is chosen.
+    ///
+    /// # Errors
+    ///
+    /// If nothing here is reached by `rediss://`, if something is no certificate or key, and for a pool: its own client has its
+    /// certificates.
+    #[cfg(feature = "redis-tls")]
+    pub fn with_tls(&self, tls: &RedisTls) -> Result<Self, Error> {
+        Ok(Self(self.0.with_tls(tls)?))
+    }
+
     pub(super) fn connect(&self, lane: usize) -> BoxFuture<Result<Box<dyn Connection>, Failure>> {
         self.0.connect(lane)
     }
@@ -130,9 +152,13 @@ impl RedisServer {
         self.0.describe()
     }
 
-    /// What two that are the same have in common, as far as can be known: the address with the database, or the pool.
-    pub(super) fn place(&self) -> String {
-        self.0.place().unwrap_or_else(|| format!("{:p}", Arc::as_ptr(&self.0)))
+    /// Two that are the same have one of these in common, as far as can be known: an address with the database, or the pool.
+    pub(super) fn places(&self) -> Vec<String> {
+        let mut places = self.0.places();
+        if places.is_empty() {
+            places.push(format!("{:p}", Arc::as_ptr(&self.0)));
+        }
+        places
     }
 
     pub(super) fn is_cluster(&self) -> bool {
@@ -218,6 +244,11 @@ where
     fn describe(&self) -> &'static str {
         "a pool"
     }
+
+    #[cfg(feature = "redis-tls")]
+    fn with_tls(&self, _tls: &RedisTls) -> Result<Arc<dyn Source>, Error> {
+        Err(Error::config("a pool's own client has its certificates: give them to `redis::Client::build_with_tls`"))
+    }
 }
 
 /// An address. A line keeps its connection, and shares it by cloning: there is nothing to pool.
@@ -226,11 +257,18 @@ struct Opened {
     place: String,
 }
 
+impl Opened {
+    fn new(info: ConnectionInfo) -> Result<Self, Error> {
+        let place = info.addr().to_string();
+        Ok(Self { client: Client::open(info).map_err(wrong)?, place })
+    }
+}
+
 impl Source for Opened {
     fn connect(&self, _lane: usize) -> BoxFuture<Result<Box<dyn Connection>, Failure>> {
         let client = self.client.clone();
         Box::pin(async move {
-            let connection = within(client.get_multiplexed_async_connection_with_config(&connection_config())).await?;
+            let connection = within(connected(&client)).await?;
             Ok(Box::new(connection) as Box<dyn Connection>)
         })
     }
@@ -239,14 +277,25 @@ impl Source for Opened {
         &self.place
     }
 
-    fn place(&self) -> Option<String> {
-        Some(format!("{}/{}", self.place, self.client.get_connection_info().redis_settings().db()))
+    fn places(&self) -> Vec<String> {
+        vec![format!("{}/{}", self.place, self.client.get_connection_info().redis_settings().db())]
+    }
+
+    #[cfg(feature = "redis-tls")]
+    fn with_tls(&self, tls: &RedisTls) -> Result<Arc<dyn Source>, Error> {
+        Ok(Arc::new(Self::new(tls.applied(self.client.get_connection_info().clone())?)?))
     }
 }
 
-/// Each decision has its own deadline; a second one here would only cut longer operations short.
-pub(super) fn connection_config() -> AsyncConnectionConfig {
-    AsyncConnectionConfig::new().set_connection_timeout(None).set_response_timeout(None)
+/// A connection of its own.
+pub(super) async fn connected(client: &Client) -> Result<MultiplexedConnection, RedisError> {
+    #[cfg(feature = "redis-tls")]
+    if let ConnectionAddr::TcpTls { .. } = client.get_connection_info().addr() {
+        super::tls::choose_cryptography();
+    }
+    // Each decision has its own deadline; a second one here would only cut longer operations short.
+    let config = AsyncConnectionConfig::new().set_connection_timeout(None).set_response_timeout(None);
+    client.get_multiplexed_async_connection_with_config(&config).await
 }
 
 /// A server that accepts and then says nothing must not hold up those who wait for a connection.

@@ -13,9 +13,11 @@ use super::connection::Routed;
 use super::map::{Address, Map, address};
 use crate::error::Error;
 use crate::limiter::BoxFuture;
+#[cfg(feature = "redis-tls")]
+use crate::store::redis::RedisTls;
 use crate::store::redis::connection::Connection;
 use crate::store::redis::failure::Failure;
-use crate::store::redis::server::{Source, connection_config, within};
+use crate::store::redis::server::{Source, connected, within};
 
 /// The nodes of a cluster. Lanes are nodes, by their index in the map.
 #[derive(Clone)]
@@ -56,15 +58,19 @@ impl Cluster {
         let Some(template) = infos.into_iter().next() else {
             return Err(Error::config("a Redis cluster needs the address of at least one node"));
         };
+        Ok(Self::of(seeds, template))
+    }
+
+    fn of(seeds: Vec<Address>, template: ConnectionInfo) -> Self {
         let places: Vec<_> = seeds.iter().map(|(host, port)| format!("{host}:{port}")).collect();
-        Ok(Self(Arc::new(Shared {
+        Self(Arc::new(Shared {
             seeds,
             template,
             place: format!("cluster {}", places.join(", ")),
             map: ArcSwap::default(),
             asked_at: Mutex::default(),
             turn: AtomicUsize::new(0),
-        })))
+        }))
     }
 
     pub(super) fn owner(&self, slot: u16) -> usize {
@@ -114,8 +120,7 @@ impl Cluster {
             }
             _ => {}
         }
-        let client = Client::open(self.0.template.clone().set_addr(address))?;
-        client.get_multiplexed_async_connection_with_config(&connection_config()).await
+        connected(&Client::open(self.0.template.clone().set_addr(address))?).await
     }
 
     /// Asks for the map, without waiting for it, unless that was done just now.
@@ -193,8 +198,17 @@ impl Source for Cluster {
         &self.0.place
     }
 
+    fn places(&self) -> Vec<String> {
+        self.0.seeds.iter().map(|(host, port)| format!("node {host}:{port}")).collect()
+    }
+
     fn is_cluster(&self) -> bool {
         true
+    }
+
+    #[cfg(feature = "redis-tls")]
+    fn with_tls(&self, tls: &RedisTls) -> Result<Arc<dyn Source>, Error> {
+        Ok(Arc::new(Self::of(self.0.seeds.clone(), tls.applied(self.0.template.clone())?)))
     }
 
     fn prepare(&self) -> BoxFuture<Result<(), Failure>> {

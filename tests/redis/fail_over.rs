@@ -1,0 +1,175 @@
+//! What a fail-over admits too much is at most what the new master had not been told, and the nodes' own offsets say how much
+//! that was. Each test prints its row of a table (`--nocapture`).
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use tokio::task::JoinSet;
+use tokio::time::sleep;
+use tower_ratelimit::{Ask, FixedWindow, Quota, Redis, RedisServer};
+
+use crate::helpers::{PATIENCE, acquire};
+use crate::load::DEADLINE;
+use crate::nodes::{MASTERS, Nodes, until};
+use crate::server::Server;
+use crate::watched::Watched;
+
+const KEYS: usize = 16;
+/// For each key: more than is asked for until the master is killed, so that the rest is had from the one that takes over.
+const LIMIT: u64 = 1_500;
+
+/// A master that is killed, and the replica that takes over.
+struct Pair<'a> {
+    master: &'a mut Server,
+    replica: &'a Server,
+    open: RedisServer,
+    keys: Vec<String>,
+}
+
+impl Server {
+    /// How far the stream to replicas has come.
+    fn offset(&self) -> u64 {
+        self.number_of("master_repl_offset:")
+    }
+
+    /// Cuts the stream from its master, and keeps it from being taken up again: it is as far behind as a network may leave it.
+    fn fall_behind(&self) {
+        self.command(&["CONFIG", "SET", "masterauth", "a password that the master does not have"]);
+        let cut = self.command(&["CLIENT", "KILL", "TYPE", "master"]);
+        assert!(cut.starts_with(":1"), "{cut}");
+        until("the stream is cut", || self.command(&["INFO", "replication"]).contains("master_link_status:down"));
+    }
+}
+
+/// The least that a charge adds to the stream: one that travels alone, and nothing beside it. Others' commands only add to it.
+async fn least_bytes(limiter: &Redis<str>, master: &Server, key: &str) -> u64 {
+    let mut least = u64::MAX;
+    for _ in 0..20 {
+        let before = master.offset();
+        assert!(acquire(limiter, key, Ask::default()).await.expect("an answer").decision.is_allowed());
+        least = least.min(master.offset() - before);
+    }
+    assert!(least > key.len() as u64, "{least}: a charge writes its key at least");
+    least
+}
+
+async fn over_admission(what: &str, pair: Pair<'_>, held_back: bool) {
+    let Pair { master, replica, open, keys } = pair;
+    let limiter = |name| {
+        let limits = FixedWindow::new(Quota::per_day(LIMIT));
+        Redis::<str>::builder(open.clone(), name, limits).deadline(DEADLINE).build().expect("limits")
+    };
+    // Keys of the same length as those of the load.
+    let probe = limiter("lost0");
+    probe.check().await.expect("a working master");
+    let least = least_bytes(&probe, master, &keys[0]).await;
+    let limiter = limiter("lost1");
+    let read_at = Arc::new(AtomicU64::new(u64::MAX));
+    let began = Instant::now();
+    let now = move || u64::try_from(began.elapsed().as_micros()).expect("soon");
+    let goes_slowly = Arc::new(AtomicBool::new(true));
+    let mut load = JoinSet::new();
+    for key in keys {
+        // One at a time for each key: so each charge is a write of its own.
+        let (limiter, read_at, goes_slowly) = (limiter.clone(), Arc::clone(&read_at), Arc::clone(&goes_slowly));
+        load.spawn(async move {
+            let (mut allowed, mut after_reading, mut last_failure) = (0, 0, 0);
+            loop {
+                match acquire(&limiter, key.as_str(), Ask::default()).await {
+                    Ok(outcome) if outcome.decision.is_allowed() => {
+                        allowed += 1;
+                        // Until the other takes over nobody answers, and what that answers it also counts.
+                        after_reading += u64::from(now() > read_at.load(Ordering::SeqCst) && last_failure == 0);
+                    }
+                    Ok(_) => return (allowed, after_reading, last_failure),
+                    Err(error) => {
+                        assert!(error.is_unavailable(), "{error:?}");
+                        last_failure = now();
+                        assert!(last_failure < 30_000_000, "service does not resume");
+                        // One that fails at once gives nobody else a turn.
+                        sleep(Duration::from_millis(2)).await;
+                    }
+                }
+                if goes_slowly.load(Ordering::SeqCst) {
+                    sleep(Duration::from_millis(2)).await;
+                }
+            }
+        });
+    }
+    sleep(Duration::from_millis(300)).await;
+    if held_back {
+        replica.fall_behind();
+        sleep(Duration::from_millis(300)).await;
+    }
+    // What was answered before this is in the offset; what is answered from now on is counted apart.
+    read_at.store(now(), Ordering::SeqCst);
+    let at_death = master.offset();
+    master.kill();
+    let killed_at = now();
+    until("the replica has taken over", || replica.command(&["ROLE"]).contains("master"));
+    // From here on the two have nothing in common.
+    let taken_over = replica.number_of("second_repl_offset:") - 1;
+    goes_slowly.store(false, Ordering::SeqCst);
+    let done = tokio::time::timeout(PATIENCE * 2, load.join_all()).await.expect("all have had their limit");
+    let allowed: u64 = done.iter().map(|(allowed, ..)| allowed).sum();
+    let unread: u64 = done.iter().map(|(_, after_reading, _)| after_reading).sum();
+    let resumed =
+        done.iter().map(|(.., last_failure)| *last_failure).max().unwrap_or_default().saturating_sub(killed_at);
+    let quota = LIMIT * KEYS as u64;
+    let lost = at_death.saturating_sub(taken_over);
+    let bound = lost / least + unread;
+    println!(
+        "| {what:<42} | {lost:>6} bytes lost, {least} a charge at least: {:>4}, and {unread:>3} since: at most {bound:>4} too many \
+         | allowed {allowed} of {quota}: {:>4} too many | last failure after {:>7.1?} |",
+        lost / least,
+        allowed.cast_signed() - quota.cast_signed(),
+        Duration::from_micros(resumed),
+    );
+    assert!(allowed <= quota + bound, "{allowed} of {quota}, and at most {bound} more");
+    if held_back {
+        assert!(allowed > quota, "nothing was lost, so that this proves nothing");
+    }
+}
+
+async fn in_a_cluster(what: &str, held_back: bool) {
+    let mut cluster = Nodes::with_replicas();
+    let open = cluster.open();
+    let named = Redis::<str>::new(open.clone(), "lost0", FixedWindow::new(Quota::per_day(LIMIT)));
+    let other = Redis::<str>::new(open.clone(), "lost1", FixedWindow::new(Quota::per_day(LIMIT)));
+    let is_there = |limiter: &Redis<str>, key: &str| {
+        cluster.first_master_of(&limiter.key_in_redis("default", key).expect("a limit")) == 0
+    };
+    let keys = (1_000..).map(|user| format!("user{user}"));
+    let keys = keys.filter(|key| is_there(&named, key) && is_there(&other, key)).take(KEYS).collect();
+    let (masters, replicas) = cluster.nodes.split_at_mut(MASTERS);
+    over_admission(what, Pair { master: &mut masters[0], replica: &replicas[0], open, keys }, held_back).await;
+}
+
+async fn with_sentinel(what: &str, held_back: bool) {
+    let mut watched = Watched::start();
+    let open = watched.open();
+    let keys = (1_000..).map(|user| format!("user{user}")).take(KEYS).collect();
+    let pair = Pair { master: &mut watched.master, replica: &watched.replica, open, keys };
+    over_admission(what, pair, held_back).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_cluster_admits_too_much_what_was_not_replicated() {
+    in_a_cluster("a cluster, kill -9", false).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_cluster_whose_replica_fell_behind_admits_too_much_what_was_not_replicated() {
+    in_a_cluster("a cluster, the replica behind, kill -9", true).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn sentinel_admits_too_much_what_was_not_replicated() {
+    with_sentinel("Sentinel, kill -9", false).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn sentinel_whose_replica_fell_behind_admits_too_much_what_was_not_replicated() {
+    with_sentinel("Sentinel, the replica behind, kill -9", true).await;
+}
