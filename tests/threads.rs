@@ -6,7 +6,8 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Barrier, mpsc};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Barrier, mpsc};
 use std::time::Duration;
 
 use tower_ratelimit::algorithm::{Algorithm, Blocks, Charge, Log, State};
@@ -448,4 +449,55 @@ fn threads_that_panic_do_not_disturb_the_others() {
     assert!(panicked > 0);
     // Whether a charge that panicked had changed the state already, is for the algorithm to know.
     assert!((LIMIT - panicked..=LIMIT).contains(&admitted), "{admitted}, and {panicked} panicked");
+}
+
+/// A clock that is read once too early, as by a thread that is descheduled right after it has read it.
+#[derive(Clone)]
+struct Stalled {
+    clock: ManualClock,
+    early: Arc<AtomicU64>,
+}
+
+impl Clock for Stalled {
+    fn now(&self) -> Timestamp {
+        match self.early.swap(0, Ordering::SeqCst) {
+            0 => self.clock.now(),
+            early => Timestamp::from_micros(early),
+        }
+    }
+}
+
+#[test]
+fn who_was_descheduled_after_reading_the_clock_is_granted_nothing() {
+    fn refused<A: Algorithm + Clone>(algorithm: &A) {
+        let of_all = |_: &u64| ();
+        let clock = Stalled { clock: ManualClock::new(), early: Arc::default() };
+        let early = clock.now().as_micros();
+        let one = Memory::builder(algorithm.clone()).clock(clock.clone()).build().expect("valid limits");
+        let two = (Limit::new("each", algorithm.clone()), Limit::new("all", algorithm.clone()).by(of_all));
+        let two = Memory::builder(two).clock(clock.clone()).build().expect("valid limits");
+        let dynamic = Memory::builder(vec![DynLimit::new(Limit::new("each", algorithm.clone()))]);
+        let dynamic = dynamic.clock(clock.clone()).build().expect("valid limits");
+        clock.clock.advance(Duration::from_secs(10));
+        let is_stalled = |decide: &dyn Fn() -> bool| {
+            assert!(decide(), "{algorithm:?}");
+            clock.early.store(early, Ordering::SeqCst);
+            assert!(!decide(), "{algorithm:?} grants what is used up");
+            assert!(!decide(), "{algorithm:?} forgets what was charged");
+        };
+        is_stalled(&|| one.decide(&1_u64, Ask::default()).is_allowed());
+        is_stalled(&|| two.decide(&1_u64, Ask::default()).is_allowed());
+        is_stalled(&|| dynamic.decide(&1_u64, Ask::default()).is_allowed());
+        // Neither by being charged more afterwards.
+        let outcome = one.acquire_now(&2_u64, Ask::default());
+        clock.early.store(early, Ordering::SeqCst);
+        let receipt = outcome.receipt.expect("allowed");
+        one.settle(&2_u64, receipt, 2).try_ready().expect("ready").expect("settled");
+        assert!(!one.decide(&2_u64, Ask::default()).is_allowed(), "{algorithm:?}");
+    }
+    let quota = Quota::per_second(1);
+    refused(&Gcra::new(quota));
+    refused(&FixedWindow::new(quota));
+    refused(&SlidingWindow::new(quota));
+    refused(&SlidingLog::new(quota));
 }

@@ -390,6 +390,12 @@ impl<'a, C: Cell> Near<'a, C> {
         Ok(locked.fresh_at())
     }
 
+    /// The moment from which on the state is as good as new.
+    #[inline(always)]
+    pub(crate) fn fresh_at(&self) -> u64 {
+        self.set.cell(self.slot).fresh_at()
+    }
+
     /// Takes the lock, unless anything in the set has changed since the reading.
     #[inline(always)]
     pub(crate) fn lock(self) -> Result<LockedNear<'a, C>, Missed> {
@@ -465,7 +471,7 @@ impl Spot {
 
     /// Where the key was.
     #[inline(always)]
-    fn place(&self) -> Option<Place> {
+    pub(crate) fn place(&self) -> Option<Place> {
         match self.at {
             At::Home(slot) => Some(Place { set: self.candidates[0], slot }),
             At::Other(slot) => Some(Place { set: self.candidates[1], slot }),

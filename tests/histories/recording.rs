@@ -1,6 +1,6 @@
 //! What threads called, and what they were told.
 
-use std::cell::Cell;
+use std::cell::RefCell;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use tower_ratelimit::algorithm::Charge;
@@ -78,7 +78,7 @@ impl<'a, L: Limiter<Caller>> Recorder<'a, L> {
     }
 
     pub(crate) fn acquire(&mut self, caller: Caller, ask: Ask) -> Option<Receipt> {
-        let called = self.tick();
+        let called = self.begin();
         let acquire = self.limiter.acquire(&caller, ask);
         let returned = self.tick();
         let Acquire::Ready(outcome) = acquire else { panic!("memory answers at once") };
@@ -94,7 +94,7 @@ impl<'a, L: Limiter<Caller>> Recorder<'a, L> {
     }
 
     pub(crate) fn peek(&mut self, caller: Caller, ask: Ask) {
-        let called = self.tick();
+        let called = self.begin();
         let reply = self.limiter.peek(&caller, ask);
         let returned = self.tick();
         self.note(called, returned, Step::Peek { caller, ask, decision: ready(reply) });
@@ -103,7 +103,7 @@ impl<'a, L: Limiter<Caller>> Recorder<'a, L> {
     pub(crate) fn settle(&mut self, caller: Caller, receipt: Receipt, actual: u64) {
         let (at, turn, cost) = (receipt.charged_at(), receipt.turn(), receipt.cost());
         let until = receipt.until().to_vec();
-        let called = self.tick();
+        let called = self.begin();
         let reply = self.limiter.settle(&caller, receipt, actual);
         let returned = self.tick();
         ready(reply);
@@ -114,7 +114,7 @@ impl<'a, L: Limiter<Caller>> Recorder<'a, L> {
     }
 
     pub(crate) fn reset(&mut self, caller: Caller) {
-        let called = self.tick();
+        let called = self.begin();
         let reply = self.limiter.reset(&caller);
         let returned = self.tick();
         ready(reply);
@@ -123,12 +123,24 @@ impl<'a, L: Limiter<Caller>> Recorder<'a, L> {
         }
     }
 
+    fn begin(&self) -> u64 {
+        READINGS.take();
+        self.tick()
+    }
+
     fn tick(&self) -> u64 {
         self.count.fetch_add(1, Ordering::SeqCst)
     }
 
     fn note(&mut self, called: u64, returned: u64, step: Step) {
-        self.history.push(Event { called, returned, now: LAST_READ.get(), step });
+        let readings = READINGS.with_borrow(Clone::clone);
+        // A call that finds a state far ahead of its time reads the clock once more; a decision tells which time it took.
+        let now = match &step {
+            Step::Acquire { decision, .. } | Step::Peek { decision, .. } => decision.decided_at(),
+            Step::Settle { .. } | Step::Reset { .. } => readings[0],
+        };
+        assert!(readings.contains(&now), "{now:?} was never read, only {readings:?}: {step:?}");
+        self.history.push(Event { called, returned, now, step });
     }
 }
 
@@ -136,18 +148,18 @@ pub(crate) fn ready<T>(reply: Reply<T>) -> T {
     reply.try_ready().expect("memory answers at once").expect("memory never fails")
 }
 
-/// A clock that is moved by hand, and notes what each thread read last.
+/// A clock that is moved by hand, and notes what each thread has read since its call began.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct NotingClock(pub(crate) ManualClock);
 
 thread_local! {
-    static LAST_READ: Cell<Timestamp> = const { Cell::new(Timestamp::EPOCH) };
+    static READINGS: RefCell<Vec<Timestamp>> = const { RefCell::new(Vec::new()) };
 }
 
 impl Clock for NotingClock {
     fn now(&self) -> Timestamp {
         let now = self.0.now();
-        LAST_READ.set(now);
+        READINGS.with_borrow_mut(|readings| readings.push(now));
         now
     }
 }

@@ -4,7 +4,7 @@ use std::borrow::Borrow;
 use std::hash::{BuildHasher, Hash};
 use std::time::Duration;
 
-use super::row::Row;
+use super::row::{Row, is_far_ahead};
 use super::share::{Asked, Look};
 use super::transaction::{self, Note, delay};
 use crate::algorithm::{Algorithm, AtOnce, State};
@@ -33,7 +33,7 @@ where
     P::Part: Hash,
     S: BuildHasher,
 {
-    let &Asked { hasher, key, now, ask } = asked;
+    let &Asked { hasher, key, now, ask, .. } = asked;
     if !C::Algorithm::DECIDES_AT_ONCE || !row.is_plain() {
         return None;
     }
@@ -99,6 +99,9 @@ where
     let chosen = row.limit.algorithm().choose(asked.key);
     let algorithm: &C::Algorithm = chosen.borrow();
     let now = asked.now;
+    if is_far_ahead(near.fresh_at(), now, algorithm) {
+        return Err(Missed::Absent);
+    }
     let verdict = algorithm.peek(&near.state, now, asked.ask);
     let reading = if verdict.is_allowed() {
         let (delay, mut locked) = (delay(verdict), near.lock()?);

@@ -102,7 +102,7 @@ impl<L: Limits<S>, C: Clock, S> Memory<L, C, S> {
 
     #[inline]
     fn asked<'a, Key: ?Sized>(&'a self, key: &'a Key, ask: Ask) -> Asked<'a, Key, S> {
-        Asked { hasher: &self.shared.hasher, key, now: self.now(), ask }
+        Asked { hasher: &self.shared.hasher, key, now: self.now(), ask, clock: &self.shared.clock }
     }
 
     /// Decides, and charges the key if the request is allowed.

@@ -190,6 +190,9 @@ where
         let algorithm: &C::Algorithm = chosen.borrow();
         let seen = self.table.read(hash, &mut look.spot);
         look.now = not_before(Timestamp::from_micros(seen.horizon), asked.now, algorithm);
+        let fresh_at = look.spot.place().map_or(seen.horizon, |place| self.table.fresh_at(place));
+        let is_far_ahead = is_far_ahead(fresh_at, asked.now, algorithm);
+        look.ahead = if is_far_ahead { algorithm.longest_reset() } else { Duration::ZERO };
         look.shadow = self.limit.is_shadow();
         match self.estate(&look.spot, algorithm, look.now) {
             None => self.judge(algorithm, &seen.state, hash, asked, needed, look),
@@ -256,11 +259,13 @@ where
         let tenant = Tenant { algorithm, now };
         if let Some(more) = actual.checked_sub(charge.cost) {
             self.table.alter(hash, now.as_micros(), Some(&tenant), |table, place, horizon| {
+                let now = in_time(table.fresh_at(place).max(horizon), asked, algorithm);
                 let now = not_before(Timestamp::from_micros(horizon), now, algorithm);
                 algorithm.commit(&mut table.edit(place), now, Duration::ZERO, more);
             })
         } else {
             self.table.alter(hash, now.as_micros(), None::<&Tenant<'_, C::Algorithm>>, |table, place, _| {
+                let now = in_time(table.fresh_at(place), asked, algorithm);
                 algorithm.give_back(&mut table.edit(place), now, charge, charge.cost - actual);
             })
         }
@@ -338,6 +343,22 @@ impl<C: Chooser + Send + Sync + 'static, P: Send + Sync + 'static> Holding for R
 /// A shadow limit never refuses, and to forget what it counted harms nobody.
 fn when_full<C: Chooser, P>(limit: &Limit<C, P>, room: Room) -> WhenFull {
     if limit.is_shadow() { WhenFull::Forget } else { room.when_full }
+}
+
+/// Under the lock: the time that was asked at, unless that is so long ago that the state seems to be from a clock that was ahead.
+fn in_time<Key: ?Sized, S>(fresh_at: u64, asked: &Asked<'_, Key, S>, algorithm: &impl Algorithm) -> Timestamp {
+    if !is_far_ahead(fresh_at, asked.now, algorithm) {
+        return asked.now;
+    }
+    // Nobody can have charged the key later than now.
+    let now = asked.read_clock();
+    if now.since(asked.now) > algorithm.longest_reset() { now } else { asked.now }
+}
+
+/// Whether a state is so far ahead of a time that the algorithm may not believe it: as where a clock has stepped back.
+#[inline]
+pub(super) fn is_far_ahead(fresh_at: u64, now: Timestamp, algorithm: &impl Algorithm) -> bool {
+    fresh_at > now.after(algorithm.longest_reset()).as_micros()
 }
 
 /// `now`, or the horizon if that is later, unless it is so far ahead that the clock must have stepped back.

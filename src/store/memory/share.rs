@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use super::usage::{HeavyKey, KeyId, Usage};
 use crate::algorithm::Charge;
-use crate::clock::Timestamp;
+use crate::clock::{Clock, Timestamp};
 use crate::decision::{Ask, Name, Reading, Verdict};
 use crate::table::{Full, Place, Spot, WhenFull};
 
@@ -64,7 +64,23 @@ pub struct Asked<'a, Key: ?Sized, S> {
     pub(super) key: &'a Key,
     pub(super) now: Timestamp,
     pub(super) ask: Ask,
+    pub(super) clock: &'a dyn Clock,
 }
+
+impl<Key: ?Sized, S> Asked<'_, Key, S> {
+    /// The time right now, which may be long after it was [asked](Self::now) if the thread was descheduled.
+    pub(super) fn read_clock(&self) -> Timestamp {
+        self.clock.now().min(Timestamp::LAST)
+    }
+}
+
+impl<Key: ?Sized, S> Clone for Asked<'_, Key, S> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<Key: ?Sized, S> Copy for Asked<'_, Key, S> {}
 
 /// What is needed of a look beside its verdict.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -84,6 +100,9 @@ pub struct Look {
     pub(super) spot: Spot,
     /// The time to decide at: that of the clock, or for a key that is not there the sets' horizon if that is later.
     pub(super) now: Timestamp,
+    /// By how much what was read is ahead of the clock, where that is more than the limit remembers anything: then either the
+    /// clock has stepped back, or it was read too long ago. Zero else.
+    pub(super) ahead: Duration,
     pub(super) verdict: Verdict,
     /// The verdict on who accepts no delay, where that was [needed](Needed::Together).
     pub(super) at_once: Verdict,
@@ -108,6 +127,7 @@ impl Look {
     pub(super) const BLANK: Self = Self {
         spot: Spot::BLANK,
         now: Timestamp::EPOCH,
+        ahead: Duration::ZERO,
         verdict: Verdict::Never,
         at_once: Verdict::Never,
         reading: Reading::BLANK,
