@@ -65,13 +65,13 @@ impl<C: Cell> Table<C> {
     /// A state whose type does not say it has `words` words.
     ///
     /// With two candidate sets of six and room made by moving, a table fills to over 98 % before an insertion fails. The
-    /// slack leaves it at 88 %; a small table, where chance weighs more, gets some sets on top.
+    /// slack leaves it at 89 %; a small table, where chance weighs more, gets some sets on top.
     pub(crate) fn with_room_for(keys: usize, words: usize, when_full: WhenFull) -> Self {
         Self::of_sets(Self::sets_for(keys), words, when_full)
     }
 
     fn sets_for(keys: usize) -> usize {
-        (keys / 21).saturating_mul(4).saturating_add(keys % 21 / 5).saturating_add(Self::EXTRA_SETS)
+        (keys / 59).saturating_mul(11).saturating_add(keys % 59 / 5).saturating_add(Self::EXTRA_SETS)
     }
 
     fn of_sets(sets: usize, words: usize, when_full: WhenFull) -> Self {

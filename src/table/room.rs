@@ -190,8 +190,8 @@ impl<C: Cell> Table<C> {
     }
 
     /// How many sets a search for room looks at, each with those that its keys could move to: the two, their 12 neighbours,
-    /// and most of those' neighbours. In a table filled to its 88 % fewer than half of the sets are full, so that all of these
-    /// are has no chance to happen.
+    /// and most of those' neighbours, over five hundred in all. In a table filled to its 89 % two thirds of the sets are full, so
+    /// that all of these are has no chance to happen.
     const FRONTIER: usize = 96;
     /// After a search that failed: the two, and so their neighbours.
     const ROOTS: usize = 2;

@@ -34,8 +34,8 @@ impl<L> MemoryBuilder<L> {
 }
 
 impl<L, C, S> MemoryBuilder<L, C, S> {
-    /// Sets for how many keys each limit has room. The memory for them is taken when the limiter is built, some 61 bytes
-    /// a key for the bucket and 49 for the fixed window, and never grows.
+    /// Sets for how many keys each limit has room. The memory for them is taken when the limiter is built, some 48 bytes
+    /// a key for buckets and the fixed window, and never grows.
     ///
     /// Up to so many keys that are not idle, nothing is forgotten. Beyond that [`when_full`](Self::when_full) says what
     /// becomes of new keys.
