@@ -89,14 +89,18 @@ where
             }
         };
         let ask = self.settings.ask::<Request, S>(&request);
-        let acquired = self.settings.limiter.acquire(&key, ask);
-        if !is_allowed_at_once(&acquired) {
-            return self.otherwise(request, key, ask, acquired);
+        // What passes at once is with the inner service before it could be given up.
+        let limiter = &self.settings.limiter;
+        let acquired = if T::SETTLES { limiter.acquire(&key, ask) } else { limiter.acquire_without_receipt(&key, ask) };
+        match &acquired {
+            Acquire::Ready(Ok(outcome)) if outcome.decision.is_allowed_at_once() => {
+                self.settings.observers.tell(|| Event::Decided { decision: &outcome.decision, took: None });
+            }
+            _ => return self.otherwise(request, key, ask, acquired),
         }
         // All of the common case is here, and nothing of it moves needlessly: to move a request or a decision takes as long as a
         // good part of the deciding.
         let Acquire::Ready(Ok(Outcome { decision, receipt })) = acquired else { unreachable!("it was just looked at") };
-        self.settings.observers.tell(|| Event::Decided { decision: &decision, took: None });
         let mark = self.settings.responder.admit(&mut request, Admission::Decided(decision));
         let response = self.inner.call(request);
         match receipt {
@@ -106,11 +110,6 @@ where
             _ => ResponseFuture::called(response, mark),
         }
     }
-}
-
-#[inline(always)]
-fn is_allowed_at_once<F>(acquired: &Acquire<F>) -> bool {
-    matches!(acquired, Acquire::Ready(Ok(outcome)) if outcome.decision.is_allowed_at_once())
 }
 
 impl<S, K, A, R, T> RateLimit<S, K, A, R, T> {

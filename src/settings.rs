@@ -109,8 +109,6 @@ impl<K, A, R, T> Settings<K, A, R, T> {
         ask.max_delay = self.wait.patience();
         ask.every_limit = self.responder.wants_every_limit();
         ask.every_refusal = self.responder.wants_every_refusal();
-        // A request that passes at once is with the inner service before it could be given up.
-        ask.wants_receipt = T::SETTLES;
         ask
     }
 }

@@ -33,8 +33,6 @@ impl<Request, Key, K, A, R, T> Waiting<Request, Key, K, A, R, T> {
     {
         let mut ask = self.ask;
         ask.max_delay = self.patience();
-        // It may be dropped before the inner service is ready.
-        ask.wants_receipt = true;
         self.settings.limiter.acquire(&self.key, ask)
     }
 

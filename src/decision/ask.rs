@@ -18,16 +18,13 @@ pub struct Ask {
     pub every_limit: bool,
     /// The same for a refusal only: to name all that refuse.
     pub every_refusal: bool,
-    /// Whether to make out a receipt for what is allowed at once. It takes a while to write and to move about; what is allowed
-    /// for a later turn has one in any case. A limiter may make one out all the same.
-    pub wants_receipt: bool,
 }
 
 impl Ask {
     /// Asks for `cost`, at once.
     #[must_use]
     pub const fn cost(cost: u64) -> Self {
-        Self { cost, max_delay: None, every_limit: false, every_refusal: false, wants_receipt: true }
+        Self { cost, max_delay: None, every_limit: false, every_refusal: false }
     }
 
     /// Accepts a delay of up to `max_delay`.

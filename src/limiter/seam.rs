@@ -58,6 +58,15 @@ pub trait Limiter<Key: ?Sized> {
     /// Decides, and charges the key if the request is allowed. A refusal charges nothing.
     fn acquire(&self, key: &Key, ask: Ask) -> Acquire<Self::Future>;
 
+    /// As [`acquire`](Self::acquire), for one who will never settle what is allowed at once: its receipt may be left out, which
+    /// takes a while to write and to move about. What is allowed for a later turn has one.
+    ///
+    /// A limiter that is made of others and settles with them must ask them by `acquire`. The default is to do so.
+    #[inline]
+    fn acquire_without_receipt(&self, key: &Key, ask: Ask) -> Acquire<Self::Future> {
+        self.acquire(key, ask)
+    }
+
     /// What [`acquire`](Self::acquire) would answer, without charging.
     fn peek(&self, key: &Key, ask: Ask) -> Reply<Decision> {
         let _ = (key, ask);
@@ -109,6 +118,10 @@ impl<Key: ?Sized, L: Limiter<Key> + ?Sized> Limiter<Key> for Arc<L> {
 
     fn acquire(&self, key: &Key, ask: Ask) -> Acquire<Self::Future> {
         (**self).acquire(key, ask)
+    }
+
+    fn acquire_without_receipt(&self, key: &Key, ask: Ask) -> Acquire<Self::Future> {
+        (**self).acquire_without_receipt(key, ask)
     }
 
     fn peek(&self, key: &Key, ask: Ask) -> Reply<Decision> {

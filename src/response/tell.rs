@@ -19,11 +19,14 @@ impl Tell {
     /// Of a request that is let through.
     #[inline(always)]
     pub(super) fn admit(self, extensions: &mut Extensions, admission: Admission, partition: Option<Hash>) -> HttpMark {
+        let anything = self.draft || self.legacy.is_some() || self.extensions;
+        if !anything {
+            return HttpMark { tell: self, admission: None, partition };
+        }
         if self.extensions {
             extensions.insert(admission.clone());
         }
-        let anything = self.draft || self.legacy.is_some() || self.extensions;
-        HttpMark { tell: self, admission: anything.then_some(admission), partition }
+        HttpMark { tell: self, admission: Some(admission), partition }
     }
 
     pub(super) fn tell<B>(self, response: &mut Response<B>, admission: Admission, partition: Option<Hash>) {

@@ -359,7 +359,8 @@ pub(crate) struct Seen<'a, C: Cell + 'a> {
 
 /// Why there is no reading.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Missed {
+#[allow(unreachable_pub, reason = "named by a hidden method only")]
+pub enum Missed {
     /// Somebody is at work there: it is worth another try.
     Busy,
     /// The key seems to be in neither set, of which only both versions together could tell.

@@ -25,9 +25,7 @@ fn it_keeps_the_ready_instance_and_forwards_to_it() {
     assert_ne!(service.get_ref().get_ref().instance, ready, "the service goes on with another instance");
 
     let question = limiter.asked();
-    let mut asked = Ask::default();
-    asked.wants_receipt = false;
-    assert_eq!((question.key, question.ask), ("a", asked));
+    assert_eq!((question.key, question.ask), ("a", Ask::default()));
     question.answer(Says::yes());
     assert!(response.is_woken(), "by the decision");
     assert_eq!(assert_ready_ok!(response.poll()), ready);

@@ -15,8 +15,8 @@ use crate::limiter::Outcome;
 use crate::sync::Backoff;
 use crate::table::{LockedNear, Missed, Near};
 
-/// Decides as [`transaction::acquire`] does over one row, but leaves what is out of the ordinary: then `None` says nothing, and nothing
-/// was charged.
+/// Decides as [`transaction::acquire`] does over one row, but leaves what is out of the ordinary: then nothing was charged, and nothing is
+/// said but whether to look there once more.
 ///
 /// In one piece, without a loop and with nothing lent to a function that is not inlined: so all that is read stays in registers, and
 /// the decision is written once, where the caller wants it.
@@ -25,7 +25,7 @@ pub(super) fn at_once<Key, C, P, S>(
     row: &Row<C, P>,
     asked: &Asked<'_, Key, S>,
     receipt: &mut impl Note,
-) -> Option<Decision>
+) -> Result<Decision, Missed>
 where
     Key: ?Sized,
     C: Choose<Key> + Send + Sync + 'static,
@@ -35,32 +35,30 @@ where
 {
     let &Asked { hasher, key, now, ask, .. } = asked;
     if !C::Algorithm::DECIDES_AT_ONCE || !row.is_plain() {
-        return None;
+        return Err(Missed::Busy);
     }
-    let near = row.table.read_near(row.hash_of(key, hasher)).ok()?;
+    let near = row.table.read_near(row.hash_of(key, hasher))?;
     let chosen = row.limit.algorithm().choose(key);
     let algorithm: &C::Algorithm = chosen.borrow();
     let (wait, reading) = match algorithm.try_at_once(&near.state, now, ask) {
         AtOnce::Charged(state) => {
             let reading = algorithm.reading_at_once(&state, now);
-            let until = near.replace(state).ok()?;
-            if ask.wants_receipt {
-                receipt.begin(now, Duration::ZERO, ask.cost, 1);
-                receipt.note(0, || Timestamp::from_micros(until));
-            }
+            let until = near.replace(state)?;
+            receipt.begin(now, Duration::ZERO, ask.cost, 1);
+            receipt.note(0, || Timestamp::from_micros(until));
             (0, reading)
         }
         AtOnce::Denied(wait) => (wait, algorithm.reading(&near.state, now)),
-        AtOnce::Unsaid => return None,
+        AtOnce::Unsaid => return Err(Missed::Busy),
     };
     let standing = Standing::at_once(row.limit.shared_name().clone(), wait, reading);
-    Some(Decision::by_store(now, algorithm.promises_turns(), standing))
+    Ok(Decision::by_store(now, algorithm.promises_turns(), standing))
 }
 
 /// Decides in any case, with a receipt.
 #[inline(never)]
 #[allow(clippy::needless_pass_by_value, reason = "who decides at once lends nothing: see above")]
-pub(super) fn at_length<Key, C, P, S>(row: &Row<C, P>, asked: Asked<'_, Key, S>) -> Outcome
+pub(super) fn at_length<Key, C, P, S>(row: &Row<C, P>, asked: Asked<'_, Key, S>, missed: Missed) -> Outcome
 where
     Key: ?Sized,
     C: Choose<Key> + Send + Sync + 'static,
@@ -69,7 +67,7 @@ where
     S: BuildHasher,
 {
     let mut receipt = None;
-    let (mut is_plain, mut backoff) = (row.is_plain() && asked.ask.cost > 0, Backoff::new());
+    let (mut is_plain, mut backoff) = (missed == Missed::Busy && row.is_plain() && asked.ask.cost > 0, Backoff::new());
     while is_plain {
         match acquire_there(row, &asked, &mut receipt) {
             Ok(decision) => return Outcome { decision, receipt },

@@ -16,7 +16,7 @@ use crate::decision::Decision;
 use crate::error::Error;
 use crate::limit::{Choose, IntoLimit, Limit, PartOf, names_differ};
 use crate::limiter::{Outcome, Receipt};
-use crate::table::Full;
+use crate::table::{Full, Missed};
 
 /// A limit of any kind, for those who choose limits at run time: collect them in a `Vec`.
 ///
@@ -153,11 +153,11 @@ impl<Key: ?Sized + 'static, S: BuildHasher + 'static> Limits<S> for Vec<DynLimit
 
 impl<Key: ?Sized + 'static, S: BuildHasher + 'static> LimitsFor<Key, S> for Vec<DynLimit<Key, S>> {
     #[inline]
-    fn at_once(_rows: &Self::Rows, _asked: &Asked<'_, Key, S>, _receipt: &mut impl Note) -> Option<Decision> {
-        None
+    fn at_once(_rows: &Self::Rows, _asked: &Asked<'_, Key, S>, _receipt: &mut impl Note) -> Result<Decision, Missed> {
+        Err(Missed::Absent)
     }
 
-    fn at_length(rows: &Self::Rows, asked: Asked<'_, Key, S>) -> Outcome {
+    fn at_length(rows: &Self::Rows, asked: Asked<'_, Key, S>, _missed: Missed) -> Outcome {
         let now = rows.now.load();
         let mut outcome = with_slices(&now.rows, |rows, looks| {
             let mut receipt = None;

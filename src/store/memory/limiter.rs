@@ -114,8 +114,8 @@ impl<L: Limits<S>, C: Clock, S> Memory<L, C, S> {
     {
         let asked = self.asked(key, ask);
         match L::at_once(&self.shared.rows, &asked, &mut ()) {
-            Some(decision) => decision,
-            None => L::at_length(&self.shared.rows, asked).decision,
+            Ok(decision) => decision,
+            Err(missed) => L::at_length(&self.shared.rows, asked, missed).decision,
         }
     }
 
@@ -192,8 +192,8 @@ impl<L: Limits<S>, C: Clock, S> Memory<L, C, S> {
     {
         let (asked, mut receipt) = (self.asked(key, ask), None);
         match L::at_once(&self.shared.rows, &asked, &mut receipt) {
-            Some(decision) => Outcome { decision, receipt },
-            None => L::at_length(&self.shared.rows, asked),
+            Ok(decision) => Outcome { decision, receipt },
+            Err(missed) => L::at_length(&self.shared.rows, asked, missed),
         }
     }
 }
@@ -239,10 +239,19 @@ where
     fn acquire(&self, key: &Key, ask: Ask) -> Acquire<Self::Future> {
         // As `acquire_now`, but what is decided at once is written in its place.
         let (asked, mut receipt) = (self.asked(key, ask), None);
-        if let Some(decision) = L::at_once(&self.shared.rows, &asked, &mut receipt) {
-            return Acquire::Ready(Ok(Outcome { decision, receipt }));
+        match L::at_once(&self.shared.rows, &asked, &mut receipt) {
+            Ok(decision) => Acquire::Ready(Ok(Outcome { decision, receipt })),
+            Err(missed) => Acquire::Ready(Ok(L::at_length(&self.shared.rows, asked, missed))),
         }
-        Acquire::Ready(Ok(L::at_length(&self.shared.rows, asked)))
+    }
+
+    #[inline]
+    fn acquire_without_receipt(&self, key: &Key, ask: Ask) -> Acquire<Self::Future> {
+        let asked = self.asked(key, ask);
+        match L::at_once(&self.shared.rows, &asked, &mut ()) {
+            Ok(decision) => Acquire::Ready(Ok(Outcome { decision, receipt: None })),
+            Err(missed) => Acquire::Ready(Ok(L::at_length(&self.shared.rows, asked, missed))),
+        }
     }
 
     fn peek(&self, key: &Key, ask: Ask) -> Reply<Decision> {

@@ -9,7 +9,7 @@ use crate::decision::Decision;
 use crate::error::Error;
 use crate::limit::{Choose, IntoLimit, PartOf, names_differ};
 use crate::limiter::{Outcome, Receipt};
-use crate::table::Full;
+use crate::table::{Full, Missed};
 
 /// What [`Memory`](super::Memory) can hold keys to: an algorithm, [`per_key`](crate::per_key), a
 /// [`Limit`](crate::Limit), a tuple of up to eight of these, or a `Vec` of [`DynLimit`](crate::DynLimit)s.
@@ -33,13 +33,13 @@ pub trait Limits<S>: Sized {
 
 /// [`Limits`] that can hold keys of type `Key`.
 pub trait LimitsFor<Key: ?Sized, S: BuildHasher>: Limits<S> {
-    /// What can be decided on the straight way. `None` says nothing.
+    /// What can be decided on the straight way. An error says nothing but whether to look there once more.
     #[doc(hidden)]
-    fn at_once(rows: &Self::Rows, asked: &Asked<'_, Key, S>, receipt: &mut impl Note) -> Option<Decision>;
+    fn at_once(rows: &Self::Rows, asked: &Asked<'_, Key, S>, receipt: &mut impl Note) -> Result<Decision, Missed>;
 
     /// Decides in any case.
     #[doc(hidden)]
-    fn at_length(rows: &Self::Rows, asked: Asked<'_, Key, S>) -> Outcome;
+    fn at_length(rows: &Self::Rows, asked: Asked<'_, Key, S>, missed: Missed) -> Outcome;
 
     #[doc(hidden)]
     fn peek(rows: &Self::Rows, asked: Asked<'_, Key, S>) -> Decision;
@@ -80,12 +80,12 @@ where
     S: BuildHasher,
 {
     #[inline(always)]
-    fn at_once(rows: &Self::Rows, asked: &Asked<'_, Key, S>, receipt: &mut impl Note) -> Option<Decision> {
+    fn at_once(rows: &Self::Rows, asked: &Asked<'_, Key, S>, receipt: &mut impl Note) -> Result<Decision, Missed> {
         alone::at_once(rows, asked, receipt)
     }
 
-    fn at_length(rows: &Self::Rows, asked: Asked<'_, Key, S>) -> Outcome {
-        alone::at_length(rows, asked)
+    fn at_length(rows: &Self::Rows, asked: Asked<'_, Key, S>, missed: Missed) -> Outcome {
+        alone::at_length(rows, asked, missed)
     }
 
     fn peek(rows: &Self::Rows, asked: Asked<'_, Key, S>) -> Decision {
@@ -132,16 +132,14 @@ macro_rules! tuple {
         {
             /// If all rows let through at once: reads all, locks all, charges all.
             #[inline(always)]
-            fn at_once(rows: &Self::Rows, asked: &Asked<'_, Key, S>, receipt: &mut impl Note) -> Option<Decision> {
+            fn at_once(rows: &Self::Rows, asked: &Asked<'_, Key, S>, receipt: &mut impl Note) -> Result<Decision, Missed> {
                 let (now, ask) = (asked.now, asked.ask);
                 if ask.every_limit {
-                    return None;
+                    return Err(Missed::Absent);
                 }
-                $(let $row = Passing::of(&rows.$index, asked)?;)+
-                $(let $row = $row.lock()?;)+
-                if ask.wants_receipt {
-                    receipt.begin(now, Duration::ZERO, ask.cost, $count);
-                }
+                $(let $row = Passing::of(&rows.$index, asked).ok_or(Missed::Absent)?;)+
+                $(let $row = $row.lock().ok_or(Missed::Absent)?;)+
+                receipt.begin(now, Duration::ZERO, ask.cost, $count);
                 // All stay locked until all are charged.
                 $(let $row = $row.charge($index, receipt);)+
                 $(let $row = { drop($row.0); $row.1 };)+
@@ -151,10 +149,10 @@ macro_rules! tuple {
                     $($index => $row.standing(now),)+
                     _ => unreachable!("there are no more rows"),
                 };
-                Some(Decision::by_store(now, true $(&& $row.promises_turns())+, standing))
+                Ok(Decision::by_store(now, true $(&& $row.promises_turns())+, standing))
             }
 
-            fn at_length(rows: &Self::Rows, asked: Asked<'_, Key, S>) -> Outcome {
+            fn at_length(rows: &Self::Rows, asked: Asked<'_, Key, S>, _missed: Missed) -> Outcome {
                 let mut receipt = None;
                 let rows: [&dyn Share<Key, S>; $count] = [$(&rows.$index),+];
                 let decision = transaction::acquire(&rows, &mut [Look::BLANK; $count], &asked, &mut receipt);
