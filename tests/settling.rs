@@ -361,7 +361,8 @@ fn what_counts_as_a_failure() {
 #[test]
 fn a_status_that_no_standard_knows_is_a_failure_from_400_on() {
     for status in [600, 999] {
-        let answer: Result<&Response<()>, &BoxError> = Ok(&answer(status, None));
+        let answer = answer(status, None);
+        let answer: Result<&Response<()>, &BoxError> = Ok(&answer);
         assert_eq!(OnlyFailures.settle(1, answer), 1, "{status}");
     }
 }

@@ -129,7 +129,7 @@ macro_rules! bucket_front {
 
         #[cfg(feature = "redis")]
         impl super::Scripted for $front {
-            const KERNEL: super::Kernel = bucket::KERNEL;
+            const KERNEL: super::Kernel = super::bucket::KERNEL;
 
             fn params(&self, cost: u64, params: &mut Vec<u64>) {
                 self.kernel.params(false, cost, params);

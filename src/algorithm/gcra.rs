@@ -1,7 +1,7 @@
 use std::fmt;
 use std::time::Duration;
 
-use super::bucket::{self, Bucket};
+use super::bucket::Bucket;
 use super::front::bucket_front;
 use super::{Algorithm, BucketState, Charge};
 use crate::clock::Timestamp;

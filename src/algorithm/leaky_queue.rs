@@ -1,7 +1,7 @@
 use std::fmt;
 use std::time::Duration;
 
-use super::bucket::{self, Bucket};
+use super::bucket::Bucket;
 use super::{Algorithm, BucketState, Charge};
 use crate::clock::Timestamp;
 use crate::decision::{Ask, Reading, Verdict};
@@ -133,7 +133,7 @@ impl Algorithm for LeakyQueue {
 
 #[cfg(feature = "redis")]
 impl super::Scripted for LeakyQueue {
-    const KERNEL: super::Kernel = bucket::KERNEL;
+    const KERNEL: super::Kernel = super::bucket::KERNEL;
 
     fn params(&self, cost: u64, params: &mut Vec<u64>) {
         self.kernel.params(true, cost, params);
