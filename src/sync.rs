@@ -10,7 +10,7 @@ pub(crate) use loom::sync::atomic::{AtomicU64, Ordering};
 #[cfg(loom)]
 pub(crate) use loom::sync::{Mutex, MutexGuard};
 
-/// Waits a little for another thread's turn to end; longer with each round.
+/// Waits a little for another thread's turn to end.
 pub(crate) struct Backoff(u32);
 
 impl Backoff {

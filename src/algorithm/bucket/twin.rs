@@ -2,8 +2,7 @@
 
 use super::Bucket;
 use super::rate::Rate;
-use crate::algorithm::BucketState;
-use crate::algorithm::Kernel;
+use crate::algorithm::{BucketState, Kernel};
 use crate::decision::Ask;
 
 pub(crate) const KERNEL: Kernel =

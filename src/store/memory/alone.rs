@@ -57,7 +57,6 @@ where
 
 /// Decides in any case, with a receipt.
 #[inline(never)]
-#[allow(clippy::needless_pass_by_value, reason = "who decides at once lends nothing: see above")]
 pub(super) fn at_length<Key, C, P, S>(row: &Row<C, P>, asked: Asked<'_, Key, S>, missed: Missed) -> Outcome
 where
     Key: ?Sized,
@@ -98,6 +97,7 @@ where
     let algorithm: &C::Algorithm = chosen.borrow();
     let now = asked.now;
     if is_far_ahead(near.fresh_at(), now, algorithm) {
+        // The transaction reads the clock anew.
         return Err(Missed::Absent);
     }
     let verdict = algorithm.peek(&near.state, now, asked.ask);

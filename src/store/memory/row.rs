@@ -191,8 +191,7 @@ where
         let seen = self.table.read(hash, &mut look.spot);
         look.now = not_before(Timestamp::from_micros(seen.horizon), asked.now, algorithm);
         let fresh_at = look.spot.place().map_or(seen.horizon, |place| self.table.fresh_at(place));
-        let is_far_ahead = is_far_ahead(fresh_at, asked.now, algorithm);
-        look.ahead = if is_far_ahead { algorithm.longest_reset() } else { Duration::ZERO };
+        look.ahead_of = is_far_ahead(fresh_at, asked.now, algorithm).then(|| algorithm.longest_reset());
         look.shadow = self.limit.is_shadow();
         match self.estate(&look.spot, algorithm, look.now) {
             None => self.judge(algorithm, &seen.state, hash, asked, needed, look),

@@ -100,9 +100,9 @@ pub struct Look {
     pub(super) spot: Spot,
     /// The time to decide at: that of the clock, or for a key that is not there the sets' horizon if that is later.
     pub(super) now: Timestamp,
-    /// By how much what was read is ahead of the clock, where that is more than the limit remembers anything: then either the
-    /// clock has stepped back, or it was read too long ago. Zero else.
-    pub(super) ahead: Duration,
+    /// For how long the limit remembers anything, if what was read is further ahead of the clock than that: then either the clock
+    /// has stepped back, or it was read too long ago.
+    pub(super) ahead_of: Option<Duration>,
     pub(super) verdict: Verdict,
     /// The verdict on who accepts no delay, where that was [needed](Needed::Together).
     pub(super) at_once: Verdict,
@@ -127,7 +127,7 @@ impl Look {
     pub(super) const BLANK: Self = Self {
         spot: Spot::BLANK,
         now: Timestamp::EPOCH,
-        ahead: Duration::ZERO,
+        ahead_of: None,
         verdict: Verdict::Never,
         at_once: Verdict::Never,
         reading: Reading::BLANK,

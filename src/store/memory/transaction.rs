@@ -176,8 +176,7 @@ fn look_in_time<Key: ?Sized, S: BuildHasher, R: Share<Key, S> + ?Sized>(
         for (row, look) in rows.iter().zip(&mut *looks) {
             row.look(asked, needed, look);
         }
-        let far_ahead = looks.iter().map(|look| look.ahead).filter(|ahead| !ahead.is_zero()).min();
-        let Some(remembered) = far_ahead else { return };
+        let Some(remembered) = looks.iter().filter_map(|look| look.ahead_of).min() else { return };
         let now = asked.read_clock();
         if now.since(asked.now) <= remembered {
             return;
