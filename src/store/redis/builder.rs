@@ -83,8 +83,8 @@ impl<Key: ?Sized> RedisBuilder<Key> {
     /// For several limits in a cluster, which without it all lie in one slot, and so on one node. Whatever a limit counts by
     /// **must determine the tag**: with "per user and per organisation" it is the organisation, if each user is in one. What
     /// does not is counted once for each tag: a user in two organisations has the user's limit twice. A limit on all keys
-    /// together, which no tag but one can hold, is an error of [`build`](Self::build): let that be a limiter of its own, and put the two together
-    /// with [`TwoPhase`](crate::limiter::TwoPhase).
+    /// together, which no tag but one can hold, is an error of [`build`](Self::build): let that be a limiter of its own,
+    /// and put the two together with [`TwoPhase`](crate::limiter::TwoPhase).
     ///
     /// For one limit it is of use where calls are what the nodes spend their time on: decisions with equal tags travel together,
     /// so with the key's hash modulo some times the number of nodes as a tag they do so far more often. The fewer tags, the
@@ -147,8 +147,9 @@ impl<Key: ?Sized> RedisBuilder<Key> {
                  each be a limiter of its own, and decide in two phases (reserve, give back) with `limiter::TwoPhase`",
             ));
         }
-        let mut infos = self.limits.iter().map(|limit| limit.0.info());
-        if let Some(of_all) = infos.find(|info| self.tag.is_some() && info.of_all) {
+        if self.tag.is_some()
+            && let Some(of_all) = self.limits.iter().map(|limit| limit.0.info()).find(|info| info.of_all)
+        {
             return Err(Error::config(format!(
                 "the limit {:?} counts all keys together, so that `slot_by` can't give it a slot with each of them: let it be a \
                  limiter of its own, and decide in two phases (reserve, give back) with `limiter::TwoPhase`",
