@@ -252,7 +252,7 @@ fn a_flood_of_keys_does_not_lift_the_limit_of_who_is_known() {
     const BURST: u64 = 3000;
     let algorithm = Gcra::new(hourly(1000)).burst(BURST);
     let limiter = Memory::builder(algorithm).max_keys(8).clock(ManualClock::new()).build().expect("valid limits");
-    // So few that they can't fill two sets, of six each, among themselves.
+    // So few that they can't fill two sets, of three each, among themselves.
     let heavy = [0_u64, 1, 2, 3];
     assert!(heavy.iter().all(|key| admits(&limiter, key, BURST / 2)));
     let admitted = together(|thread| {

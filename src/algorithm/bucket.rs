@@ -197,11 +197,12 @@ impl Bucket {
         AtOnce::Denied(debt - self.slack.whole - carry + (at - now))
     }
 
-    /// The figures right after a charge.
+    /// The figures of a state that `try_at_once` has charged or denied.
     #[inline(always)]
-    pub(crate) fn reading_at_once(&self, charged: &BucketState, now: Timestamp) -> Reading {
-        let &BucketState { whole, part, rate, written_at, .. } = charged;
-        Reading::new([whole - written_at, part, rate, self.burst, written_at - now.as_micros()], project)
+    pub(crate) fn reading_at_once(&self, state: &BucketState, now: Timestamp) -> Reading {
+        let &BucketState { whole, part, rate, written_at, .. } = state;
+        let at = now.as_micros().max(written_at);
+        Reading::new([whole.wrapping_sub(at), part, rate, self.burst, at - now.as_micros()], project)
     }
 
     /// What remains after a charge.

@@ -1,6 +1,7 @@
 //! What is asked of a limiter, and what it answers.
 
 mod ask;
+mod every;
 mod figures;
 mod standing;
 mod verdict;
@@ -9,6 +10,7 @@ use std::fmt;
 use std::time::Duration;
 
 pub use self::ask::Ask;
+use self::every::Every;
 pub use self::figures::{Figures, Reading};
 pub(crate) use self::standing::Name;
 pub use self::standing::Standing;
@@ -43,8 +45,7 @@ pub struct Decision {
     promises_turns: bool,
     decided_at: Timestamp,
     standing: Option<Standing>,
-    #[allow(clippy::box_collection, reason = "a word less in every decision")]
-    every: Option<Box<Vec<Standing>>>,
+    every: Every,
 }
 
 impl Decision {
@@ -57,7 +58,7 @@ impl Decision {
             promises_turns: false,
             decided_at,
             standing: Some(standing),
-            every: None,
+            every: Every::NONE,
         }
     }
 
@@ -70,7 +71,7 @@ impl Decision {
             promises_turns,
             decided_at,
             standing: Some(standing),
-            every: None,
+            every: Every::NONE,
         }
     }
 
@@ -82,7 +83,7 @@ impl Decision {
         for standing in &standings {
             decision.add(standing.clone());
         }
-        decision.every = Some(Box::new(standings));
+        decision.every = Every::of(standings);
         decision
     }
 
@@ -110,10 +111,7 @@ impl Decision {
             promises_turns: self.promises_turns,
             decided_at: self.decided_at.after(elapsed),
             standing: self.standing.as_ref().map(|standing| standing.later(elapsed)),
-            every: self
-                .every
-                .as_ref()
-                .map(|every| Box::new(every.iter().map(|standing| standing.later(elapsed)).collect())),
+            every: self.every.later(elapsed),
         }
     }
 
@@ -126,7 +124,7 @@ impl Decision {
             promises_turns: false,
             decided_at,
             standing: None,
-            every: None,
+            every: Every::NONE,
         }
     }
 
@@ -239,7 +237,7 @@ impl Decision {
     /// speaks.
     #[must_use]
     pub fn standings(&self) -> &[Standing] {
-        match &self.every {
+        match self.every.get() {
             Some(every) => every,
             None => self.standing.as_slice(),
         }

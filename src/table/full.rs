@@ -16,12 +16,12 @@ pub enum WhenFull {
     /// The key among the few in its place that owes least makes room: the one with the smallest part of its limit used up,
     /// and of equals the one that is as good as new first. The default.
     ///
-    /// Of twelve keys the one that owes least goes, so whoever is being refused stays, unless all twelve are. A key that is
+    /// Of six keys the one that owes least goes, so whoever is being refused stays, unless all six are. A key that is
     /// forgotten is as good as new when it comes back, and may have its burst again: what it owed until then is let through
     /// beyond its limit, once for each time that it is forgotten. To have a key forgotten takes some new keys for each time,
     /// each of which was itself let through; they must owe as much as it does to drive out one that owes all it can.
     ///
-    /// Where the algorithm is chosen by the key, what the twelve owe is measured by the new key's algorithm.
+    /// Where the algorithm is chosen by the key, what the six owe is measured by the new key's algorithm.
     #[default]
     Forget,
     /// As with [`Forget`](Self::Forget) the key that owes least makes room, but what it owes stays owed in its place: every
@@ -33,7 +33,7 @@ pub enum WhenFull {
     /// like a new one.
     ///
     /// Exact where one algorithm holds for all keys; where it is chosen by the key, the new key's algorithm reads what was
-    /// inherited. A state is kept for every six keys more.
+    /// inherited. A state is kept for every three keys more.
     Inherit,
     /// The new key is refused, with a `retry_after` until one of the keys in its place is as good as new. The decision is
     /// [by policy](crate::Source::Policy): no limit of the key's own has refused it, and in HTTP it is a 503.

@@ -1,7 +1,7 @@
 //! The bounded concurrent table of words.
 //!
 //! A key is a 64-bit hash, which is stored whole: the *fingerprint*. It names two sets; the key's state lies in a slot of
-//! one of them, or nowhere. A set is one to a few cache lines: a version, six fingerprints, six cells.
+//! one of them, or nowhere. A set is a pair of cache lines or a few: a version, three fingerprints, three cells.
 //!
 //! # Consistency
 //!
@@ -16,17 +16,19 @@
 //! # Idle states
 //!
 //! A slot whose state is as good as new by the decision's time is free: there is no sweep. Threads read their clocks before
-//! they take their turn, so a thread may find a key gone that was still in debt by that thread's time. The set therefore
-//! remembers the latest moment at which a state in it that was dropped became as good as new (the *horizon*), and a key
-//! that is not found is decided no earlier than that.
+//! they take their turn, so a thread may find a key gone that was still in debt by that thread's time. The table therefore
+//! remembers for each few sets the latest moment at which a state in them that was dropped became as good as new (the
+//! *horizon*), and a key that is not found is decided no earlier than that.
 
 mod full;
+mod horizons;
 mod room;
 mod set;
 
 use std::sync::Arc;
 
 pub use self::full::WhenFull;
+use self::horizons::Horizons;
 use self::room::Crowding;
 pub(crate) use self::room::{Full, Tenancy};
 use self::set::{SLOTS, Set, all_slots};
@@ -38,6 +40,7 @@ use crate::sync::Backoff;
 /// Clones are the same table.
 pub(crate) struct Table<C> {
     sets: Arc<[Set<C>]>,
+    horizons: Arc<Horizons>,
     crowding: Arc<Crowding<C>>,
 }
 
@@ -64,23 +67,25 @@ impl<C: Cell> Table<C> {
     ///
     /// A state whose type does not say it has `words` words.
     ///
-    /// With two candidate sets of six and room made by moving, a table fills to over 98 % before an insertion fails. The
-    /// slack leaves it at 89 %; a small table, where chance weighs more, gets some sets on top.
+    /// With two candidate sets of three and room made by moving, a table fills to over 93 % before an insertion fails. The
+    /// slack leaves a large one at 88.7 %; a small one, where chance weighs more, has a few kilobytes on top.
     pub(crate) fn with_room_for(keys: usize, words: usize, when_full: WhenFull) -> Self {
         Self::of_sets(Self::sets_for(keys), words, when_full)
     }
 
     fn sets_for(keys: usize) -> usize {
-        (keys / 59).saturating_mul(11).saturating_add(keys % 59 / 5).saturating_add(Self::EXTRA_SETS)
+        // 0.376 sets a key.
+        (keys / 125).saturating_mul(47).saturating_add(keys % 125 * 47 / 125).saturating_add(Self::EXTRA_SETS)
     }
 
     fn of_sets(sets: usize, words: usize, when_full: WhenFull) -> Self {
         let crowding = Crowding::new(when_full, sets, words);
-        Self { sets: (0..sets).map(|_| Set::new(words)).collect(), crowding: Arc::new(crowding) }
+        let sets: Arc<[_]> = (0..sets).map(|_| Set::new(words)).collect();
+        Self { horizons: Arc::new(Horizons::new(sets.len())), sets, crowding: Arc::new(crowding) }
     }
 
     #[cfg(not(loom))]
-    const EXTRA_SETS: usize = 5;
+    const EXTRA_SETS: usize = 38;
     #[cfg(loom)]
     const EXTRA_SETS: usize = 2;
 
@@ -100,7 +105,7 @@ impl<C: Cell> Table<C> {
     }
 
     pub(crate) fn bytes(&self) -> usize {
-        size_of_val(&*self.sets) + self.crowding.estates() * size_of::<C>()
+        size_of_val(&*self.sets) + self.horizons.bytes() + self.crowding.estates() * size_of::<C>()
     }
 
     /// A consistent reading of the key's state, if it is there.
@@ -152,9 +157,9 @@ impl<C: Cell> Table<C> {
             return other.is_at(spot.versions[1]).then_some(Seen { state, horizon: 0 });
         }
         spot.at = At::Nowhere;
-        let horizon = home.horizon().max(other.horizon());
+        let [horizon, of_other] = spot.candidates.map(|set| self.horizons.of(set));
         let is_nowhere = home.is_at(spot.versions[0]) && other.is_at(spot.versions[1]);
-        is_nowhere.then(|| Seen { state: home.cell(0).zero(), horizon })
+        is_nowhere.then(|| Seen { state: home.cell(0).zero(), horizon: horizon.max(of_other) })
     }
 
     /// Whether all that the spot was read from is still as it was.
@@ -218,13 +223,20 @@ impl<C: Cell> Table<C> {
             if self.sets[set].cell(slot).fresh_at() > 0 {
                 self.crowding.relieve();
             }
-            self.sets[set].occupy(slot, spot.fingerprint);
+            self.occupy(set, slot, spot.fingerprint);
             // At once, and not only when it is charged: whoever finds the key here asks for no estate.
             if let Some(state) = self.estate(spot, tenancy) {
                 *self.sets[set].cell(slot).edit() = state;
             }
             Some(Place { set, slot })
         })
+    }
+
+    /// Under the lock: gives an idle slot to a new key, in the zero state.
+    #[inline(always)]
+    fn occupy(&self, set: usize, slot: u8, fingerprint: u64) {
+        self.horizons.raise(set, self.sets[set].cell(slot).fresh_at());
+        self.sets[set].occupy(slot, fingerprint);
     }
 
     /// Under the lock: the state in a place, to change it.
@@ -339,7 +351,11 @@ impl<C> Table<C> {
 
 impl<C> Clone for Table<C> {
     fn clone(&self) -> Self {
-        Self { sets: Arc::clone(&self.sets), crowding: Arc::clone(&self.crowding) }
+        Self {
+            sets: Arc::clone(&self.sets),
+            horizons: Arc::clone(&self.horizons),
+            crowding: Arc::clone(&self.crowding),
+        }
     }
 }
 
@@ -359,6 +375,8 @@ pub(crate) struct Seen<'a, C: Cell + 'a> {
 
 /// Why there is no reading.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+// As wide as the words that decisions are made of: in a result of either, a byte of it would have the words in pieces.
+#[repr(u64)]
 #[allow(unreachable_pub, reason = "named by a hidden method only")]
 pub enum Missed {
     /// Somebody is at work there: it is worth another try.

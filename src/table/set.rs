@@ -1,26 +1,26 @@
 use crate::algorithm::Cell;
 use crate::sync::{AtomicU64, Backoff, Ordering};
 
-/// With six slots a version, the horizon and the fingerprints fill one cache line, and six cells of four words three more.
+/// With three slots a version, the fingerprints and cells of four words fill two cache lines.
 #[cfg(not(loom))]
-pub(super) const SLOTS: usize = 6;
+pub(super) const SLOTS: usize = 3;
 /// loom tries every order of every access: fewer slots, the same code.
 #[cfg(loom)]
 pub(super) const SLOTS: usize = 1;
 
 /// The slots' indices.
-#[allow(clippy::cast_possible_truncation, reason = "there are six at most")]
+#[allow(clippy::cast_possible_truncation, reason = "there are three at most")]
 pub(super) fn all_slots() -> std::ops::Range<u8> {
     0..SLOTS as u8
 }
 
 /// A few slots under one sequence lock.
 ///
-/// In this order: what a decision reads of other keys is all in the first cache line, and a cell of four words in one other.
-#[repr(C, align(64))]
+/// In this order: what a decision reads of other keys is all in the first cache line. Two lines that are aligned to both
+/// are what many processors fetch together.
+#[repr(C, align(128))]
 pub(super) struct Set<C> {
     version: AtomicU64,
-    horizon: AtomicU64,
     fingerprints: [AtomicU64; SLOTS],
     cells: [C; SLOTS],
 }
@@ -29,7 +29,6 @@ impl<C: Cell> Set<C> {
     pub(super) fn new(words: usize) -> Self {
         Self {
             version: AtomicU64::new(0),
-            horizon: AtomicU64::new(0),
             fingerprints: std::array::from_fn(|_| AtomicU64::new(0)),
             cells: std::array::from_fn(|_| C::new(words)),
         }
@@ -78,17 +77,11 @@ impl<C: Cell> Set<C> {
         self.version.store(version, Ordering::Release);
     }
 
-    /// Without a branch for each slot: which one it is nobody can foretell, but that it is the first where there are few keys.
+    /// By branches, though which slot it is nobody can foretell: a processor that guesses right reads on while the line is still
+    /// on its way, and to select a slot without them would wait for it each time.
     #[inline(always)]
     pub(super) fn find(&self, fingerprint: u64) -> Option<u8> {
-        if self.fingerprint(0) == fingerprint {
-            return Some(0);
-        }
-        let mut found = u8::MAX;
-        for slot in all_slots().skip(1) {
-            found = if self.fingerprint(slot) == fingerprint { slot } else { found };
-        }
-        (found != u8::MAX).then_some(found)
+        all_slots().find(|&slot| self.fingerprint(slot) == fingerprint)
     }
 
     #[inline(always)]
@@ -101,11 +94,6 @@ impl<C: Cell> Set<C> {
         &self.cells[usize::from(slot)]
     }
 
-    #[inline(always)]
-    pub(super) fn horizon(&self) -> u64 {
-        self.horizon.load(Ordering::Acquire)
-    }
-
     /// A slot that is empty or idle at `now`: empty ones, whose first word is zero, are idle at any time.
     #[inline(always)]
     pub(super) fn free_slot(&self, now: u64) -> Option<u8> {
@@ -115,10 +103,6 @@ impl<C: Cell> Set<C> {
     /// Under the lock: gives an idle slot to a new key, in the zero state.
     #[inline(always)]
     pub(super) fn occupy(&self, slot: u8, fingerprint: u64) {
-        let dropped = self.cell(slot).fresh_at();
-        if dropped > self.horizon.load(Ordering::Relaxed) {
-            self.horizon.store(dropped, Ordering::Release);
-        }
         self.cell(slot).clear();
         self.fingerprints[usize::from(slot)].store(fingerprint, Ordering::Release);
     }

@@ -40,17 +40,17 @@ where
     let near = row.table.read_near(row.hash_of(key, hasher))?;
     let chosen = row.limit.algorithm().choose(key);
     let algorithm: &C::Algorithm = chosen.borrow();
-    let (wait, reading) = match algorithm.try_at_once(&near.state, now, ask) {
+    let (wait, state) = match algorithm.try_at_once(&near.state, now, ask) {
         AtOnce::Charged(state) => {
-            let reading = algorithm.reading_at_once(&state, now);
-            let until = near.replace(state)?;
+            let until = near.replace(state.clone())?;
             receipt.begin(now, Duration::ZERO, ask.cost, 1);
             receipt.note(0, || Timestamp::from_micros(until));
-            (0, reading)
+            (0, state)
         }
-        AtOnce::Denied(wait) => (wait, algorithm.reading(&near.state, now)),
+        AtOnce::Denied(wait) => (wait, near.state.clone()),
         AtOnce::Unsaid => return Err(Missed::Busy),
     };
+    let reading = algorithm.reading_at_once(&state, now);
     let standing = Standing::at_once(row.limit.shared_name().clone(), wait, reading);
     Ok(Decision::by_store(now, algorithm.promises_turns(), standing))
 }

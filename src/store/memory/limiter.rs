@@ -95,18 +95,18 @@ impl<L: Limits<S>, C: Clock, S> Memory<L, C, S> {
         Self { shared: Arc::new(Shared { rows, clock, hasher }) }
     }
 
-    #[inline]
+    #[inline(always)]
     fn now(&self) -> Timestamp {
         self.shared.clock.now().min(Timestamp::LAST)
     }
 
-    #[inline]
+    #[inline(always)]
     fn asked<'a, Key: ?Sized>(&'a self, key: &'a Key, ask: Ask) -> Asked<'a, Key, S> {
         Asked { hasher: &self.shared.hasher, key, now: self.now(), ask, clock: &self.shared.clock }
     }
 
     /// Decides, and charges the key if the request is allowed.
-    #[inline]
+    #[inline(always)]
     pub fn decide<Key: ?Sized>(&self, key: &Key, ask: Ask) -> Decision
     where
         L: LimitsFor<Key, S>,

@@ -219,8 +219,8 @@ type Pair = (u64, u64);
 
 /// A limiter whose tables have so many sets of one slot each.
 fn sets<L: Limits<crate::store::DefaultHashBuilder> + Limits<Same>>(sets: usize, limits: L) -> Model<L> {
-    // See `Table::with_room_for`: two sets, and one more for every five keys.
-    let max_keys = [1, 5, 10][sets - 2];
+    // See `Table::with_room_for`: two sets, and 0.376 for every key.
+    let max_keys = [1, 3, 6][sets - 2];
     Memory::builder(limits).max_keys(max_keys).clock(OwnTime).hasher(Same).build().expect("valid limits")
 }
 
