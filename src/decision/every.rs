@@ -34,11 +34,10 @@ impl Drop for Every {
     #[inline(always)]
     fn drop(&mut self) {
         #[cold]
-        fn drop_them(standings: Box<Vec<Standing>>) {
-            drop(standings);
-        }
+        #[inline(never)]
+        fn drop_there<T>(_: T) {}
         if let Some(standings) = self.0.take() {
-            drop_them(standings);
+            drop_there(standings);
         }
     }
 }
