@@ -197,6 +197,12 @@ impl Bucket {
         AtOnce::Denied(debt - self.slack.whole - carry + (at - now))
     }
 
+    /// As good as new, in this quota's rate.
+    #[inline(always)]
+    pub(crate) fn new_state(&self) -> BucketState {
+        BucketState { rate: self.rate.packed, ..BucketState::default() }
+    }
+
     /// The figures of a state that `try_at_once` has charged or denied.
     #[inline(always)]
     pub(crate) fn reading_at_once(&self, state: &BucketState, now: Timestamp) -> Reading {

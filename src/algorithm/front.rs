@@ -96,8 +96,13 @@ macro_rules! bucket_front {
             }
 
             #[inline(always)]
-            fn reading_at_once(&self, charged: &BucketState, now: Timestamp) -> Reading {
-                self.kernel.reading_at_once(charged, now)
+            fn new_at_once(&self) -> Option<BucketState> {
+                Some(self.kernel.new_state())
+            }
+
+            #[inline(always)]
+            fn reading_at_once(&self, state: &BucketState, now: Timestamp) -> Reading {
+                self.kernel.reading_at_once(state, now)
             }
 
             #[inline(always)]

@@ -105,14 +105,21 @@ pub trait Algorithm: fmt::Debug + Send + Sync + 'static {
         AtOnce::Unsaid
     }
 
-    /// The figures of a state that was charged at once, at this moment.
+    /// A state as good as new, of which [`try_at_once`](Self::try_at_once) has something to say.
     #[doc(hidden)]
     #[inline(always)]
-    fn reading_at_once(&self, charged: &Self::State, now: Timestamp) -> Reading {
-        self.reading(charged, now)
+    fn new_at_once(&self) -> Option<Self::State> {
+        None
     }
 
-    /// What remains by them.
+    /// The figures of a state that was charged or denied at once, at this moment.
+    #[doc(hidden)]
+    #[inline(always)]
+    fn reading_at_once(&self, state: &Self::State, now: Timestamp) -> Reading {
+        self.reading(state, now)
+    }
+
+    /// What remains of one that was charged.
     #[doc(hidden)]
     #[inline(always)]
     fn remaining_at_once(&self, charged: &Self::State, now: Timestamp) -> u64 {

@@ -22,6 +22,7 @@
 
 mod full;
 mod horizons;
+mod nowhere;
 mod room;
 mod set;
 
@@ -29,6 +30,7 @@ use std::sync::Arc;
 
 pub use self::full::WhenFull;
 use self::horizons::Horizons;
+pub(crate) use self::nowhere::NotInserted;
 use self::room::Crowding;
 pub(crate) use self::room::{Full, Tenancy};
 use self::set::{SLOTS, Set, all_slots};
@@ -218,16 +220,23 @@ impl<C: Cell> Table<C> {
     }
 
     fn place_new(&self, spot: &Spot, now: u64, tenancy: &impl Tenancy<C::State>) -> Option<Place> {
+        let place = self.take_slot(spot, now)?;
+        // At once, and not only when it is charged: whoever finds the key here asks for no estate.
+        if let Some(state) = self.estate(spot, tenancy) {
+            *self.edit(place) = state;
+        }
+        Some(place)
+    }
+
+    /// Under the lock: a slot in the zero state for a key that is nowhere.
+    #[inline(always)]
+    fn take_slot(&self, spot: &Spot, now: u64) -> Option<Place> {
         spot.candidates.into_iter().find_map(|set| {
             let slot = self.sets[set].free_slot(now)?;
             if self.sets[set].cell(slot).fresh_at() > 0 {
                 self.crowding.relieve();
             }
             self.occupy(set, slot, spot.fingerprint);
-            // At once, and not only when it is charged: whoever finds the key here asks for no estate.
-            if let Some(state) = self.estate(spot, tenancy) {
-                *self.sets[set].cell(slot).edit() = state;
-            }
             Some(Place { set, slot })
         })
     }

@@ -165,26 +165,47 @@ impl<C: Cell> Table<C> {
 
     /// Looks breadth-first for a key that can move to a set with a free slot.
     fn search(&self, roots: [usize; 2], now: u64) -> Search {
-        let most = if self.crowding.is_full(now) { Self::ROOTS } else { Self::FRONTIER };
+        // Nearly always one of those that are there can: nothing needs to be remembered for that.
+        let found =
+            roots.into_iter().map(|set| self.search_in(set, now, |_| ())).find(|found| *found != Search::Nothing);
+        match found {
+            Some(found) => found,
+            None if self.crowding.is_full(now) => Search::Nothing,
+            None => self.search_beyond(roots, now),
+        }
+    }
+
+    fn search_beyond(&self, roots: [usize; 2], now: u64) -> Search {
         let mut queue = roots.to_vec();
         let mut looked_at = 0;
         while let Some(&from) = queue.get(looked_at) {
             looked_at += 1;
-            for slot in all_slots() {
-                let fingerprint = self.sets[from].fingerprint(slot);
-                if fingerprint == 0 {
-                    return Search::Empty;
+            let found = self.search_in(from, now, |full| {
+                if queue.len() < Self::FRONTIER && !queue.contains(&full) {
+                    queue.push(full);
                 }
-                let to = self.other_candidate(fingerprint, from);
-                if self.sets[to].free_slot(now).is_some() {
-                    return Search::Move { fingerprint, from, to };
-                } else if queue.len() < most && !queue.contains(&to) {
-                    queue.push(to);
-                }
+            });
+            if found != Search::Nothing {
+                return found;
             }
         }
-        if most == Self::FRONTIER {
-            self.crowding.full_at.store(now, Relaxed);
+        self.crowding.full_at.store(now, Relaxed);
+        Search::Nothing
+    }
+
+    /// Looks for a key of one set that can move. Tells those of their other sets that are full.
+    #[inline]
+    fn search_in(&self, from: usize, now: u64, mut full: impl FnMut(usize)) -> Search {
+        for slot in all_slots() {
+            let fingerprint = self.sets[from].fingerprint(slot);
+            if fingerprint == 0 {
+                return Search::Empty;
+            }
+            let to = self.other_candidate(fingerprint, from);
+            if self.sets[to].free_slot(now).is_some() {
+                return Search::Move { fingerprint, from, to };
+            }
+            full(to);
         }
         Search::Nothing
     }
@@ -195,8 +216,6 @@ impl<C: Cell> Table<C> {
     /// find one that can move, and for each twenty more it is one in six of these: that this many are looked at in vain has no
     /// chance to happen.
     const FRONTIER: usize = 256;
-    /// After a search that failed: the two, and so their neighbours.
-    const ROOTS: usize = 2;
 
     /// Moves the key from one of its sets to the other, unless it is gone or the room is.
     /// Says whether it was moved.
@@ -236,6 +255,7 @@ impl<C: Cell> Table<C> {
     }
 }
 
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Search {
     /// One of those looked at has an empty slot.
     Empty,

@@ -13,7 +13,7 @@ use crate::decision::{Decision, Name, Standing};
 use crate::limit::{Choose, Chooser, PartOf};
 use crate::limiter::Outcome;
 use crate::sync::Backoff;
-use crate::table::{LockedNear, Missed, Near};
+use crate::table::{LockedNear, Missed, Near, NotInserted};
 
 /// Decides as [`transaction::acquire`] does over one row, but leaves what is out of the ordinary: then nothing was charged, and nothing is
 /// said but whether to look there once more.
@@ -66,6 +66,11 @@ where
     S: BuildHasher,
 {
     let mut receipt = None;
+    if missed == Missed::Absent
+        && let Some(decision) = acquire_new(row, &asked, &mut receipt)
+    {
+        return Outcome { decision, receipt };
+    }
     let (mut is_plain, mut backoff) = (missed == Missed::Busy && row.is_plain() && asked.ask.cost > 0, Backoff::new());
     while is_plain {
         match acquire_there(row, &asked, &mut receipt) {
@@ -76,6 +81,38 @@ where
     }
     let decision = transaction::acquire(&[row], &mut [Look::BLANK], &asked, &mut receipt);
     Outcome { decision, receipt }
+}
+
+/// For a new key that passes at once. `None` leaves what is out of the ordinary: then nothing was charged.
+#[inline]
+fn acquire_new<Key, C, P, S>(row: &Row<C, P>, asked: &Asked<'_, Key, S>, receipt: &mut impl Note) -> Option<Decision>
+where
+    Key: ?Sized,
+    C: Choose<Key> + Send + Sync + 'static,
+    P: PartOf<Key> + Send + Sync + 'static,
+    P::Part: Hash,
+    S: BuildHasher,
+{
+    if !C::Algorithm::DECIDES_AT_ONCE || !row.is_plain() || row.table.has_estates() {
+        return None;
+    }
+    let &Asked { now, ask, .. } = asked;
+    let chosen = row.limit.algorithm().choose(asked.key);
+    let algorithm: &C::Algorithm = chosen.borrow();
+    let AtOnce::Charged(state) = algorithm.try_at_once(&algorithm.new_at_once()?, now, ask) else { return None };
+    let hash = row.hash(asked);
+    let until = loop {
+        let nowhere = row.table.read_nowhere(hash, now.as_micros())?;
+        match nowhere.insert(&state) {
+            Ok(until) => break until,
+            Err(NotInserted::NoRoom) => row.make_room_at(&nowhere.spot, now, algorithm).ok()?,
+            Err(NotInserted::Late) => return None,
+        }
+    };
+    receipt.begin(now, Duration::ZERO, ask.cost, 1);
+    receipt.note(0, || Timestamp::from_micros(until));
+    let standing = Standing::at_once(row.limit.shared_name().clone(), 0, algorithm.reading_at_once(&state, now));
+    Some(Decision::by_store(now, algorithm.promises_turns(), standing))
 }
 
 /// For a key that is there, whatever is asked.

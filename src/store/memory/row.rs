@@ -137,6 +137,11 @@ impl<C: Chooser, P> Row<C, P> {
         if spot.is_nowhere() { self.table.estate(spot, &Tenant { algorithm, now }) } else { None }
     }
 
+    /// Without the lock: makes room for a key that found none, unless nobody is to be forgotten for it.
+    pub(super) fn make_room_at(&self, spot: &Spot, now: Timestamp, algorithm: &C::Algorithm) -> Result<(), Full> {
+        self.table.make_room(spot, now.as_micros(), &Tenant { algorithm, now })
+    }
+
     /// What the limit says of a state.
     #[inline(always)]
     fn judge<Key: ?Sized, S>(
@@ -228,9 +233,7 @@ where
     }
 
     fn make_room(&self, asked: &Asked<'_, Key, S>, look: &Look) -> Result<(), Full> {
-        let chosen = self.limit.algorithm().choose(asked.key);
-        let tenant = Tenant { algorithm: chosen.borrow(), now: look.now };
-        self.table.make_room(&look.spot, look.now.as_micros(), &tenant)
+        self.make_room_at(&look.spot, look.now, self.limit.algorithm().choose(asked.key).borrow())
     }
 
     fn is_full_for(&self, look: &Look) -> Result<(), Full> {

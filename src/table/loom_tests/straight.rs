@@ -31,6 +31,31 @@ fn the_last_token_goes_to_one() {
 }
 
 #[test]
+fn a_new_key_is_inserted_once_with_what_it_is_charged() {
+    for tokens in [1, 2] {
+        model(2, move || {
+            let limiter = sets(2, bucket(tokens));
+            let k = key(2, [0, 1], 0);
+            let (a, b) = race(&limiter, move |limiter| admits(limiter, &k), move |limiter| admits(limiter, &k));
+            assert_eq!(u64::from(a) + u64::from(b), tokens);
+            assert_eq!(owed(&limiter, &k), [50 * u128::from(tokens)]);
+        });
+    }
+}
+
+#[test]
+fn newcomers_that_are_charged_at_once_do_not_take_the_same_slot() {
+    model(2, || {
+        let limiter = sets(3, bucket(1));
+        let (old, a, b) = (key(3, [0, 2], 0), key(3, [0, 1], 1), key(3, [1, 2], 2));
+        assert!(admits(&limiter, &old));
+        let charged = race(&limiter, move |limiter| admits(limiter, &a), move |limiter| admits(limiter, &b));
+        assert_eq!(charged, (true, true));
+        assert_eq!([old, a, b].map(|key| owed(&limiter, &key)), [[50]; 3]);
+    });
+}
+
+#[test]
 fn who_is_evicted_meanwhile_is_charged_or_denied_as_in_turn() {
     for (tokens, charges) in [(2, true), (1, false)] {
         model(1, move || {
