@@ -1,6 +1,6 @@
 use std::time::Duration;
 
-use super::{Algorithm, Charge};
+use super::{Algorithm, AtOnce, Charge};
 use crate::clock::Timestamp;
 use crate::decision::{Ask, Figures, Reading, Verdict};
 use crate::quota::Quota;
@@ -65,14 +65,14 @@ impl FixedWindow {
     }
 
     /// The moment to decide at: now, or the newest time that the state has seen, unless that is over a period ahead.
-    #[inline]
+    #[inline(always)]
     fn moment(&self, &[_, _, written_at, _]: &[u64; 4], now: u64) -> u64 {
         let at = now.max(written_at);
         if at - now > self.quota.period_micros() { now } else { at }
     }
 
     /// The window that is open, `None` if the next hit opens one.
-    #[inline]
+    #[inline(always)]
     fn open(&self, state: &[u64; 4], now: u64) -> Option<Window> {
         let &[end, used, written_at, start] = state;
         let at = self.moment(state, now);
@@ -99,7 +99,7 @@ impl Algorithm for FixedWindow {
         }
     }
 
-    #[inline]
+    #[inline(always)]
     fn commit(&self, state: &mut [u64; 4], now: Timestamp, _delay: Duration, cost: u64) {
         if cost == 0 {
             return;
@@ -115,6 +115,30 @@ impl Algorithm for FixedWindow {
         // A window that a change of quota cut short may have had this end, and receipts that name it.
         let end = if end == state[0] { end.saturating_add(1) } else { end };
         *state = [end, cost, at, start];
+    }
+
+    const DECIDES_AT_ONCE: bool = true;
+
+    #[inline(always)]
+    fn try_at_once(&self, state: &[u64; 4], now: Timestamp, ask: Ask) -> AtOnce<[u64; 4]> {
+        let (&[end, _, written_at, _], limit) = (state, self.quota.limit());
+        let is_ahead = end.max(written_at).saturating_sub(now.as_micros()) > self.quota.period_micros();
+        if is_ahead || ask.cost == 0 || ask.cost > limit {
+            return AtOnce::Unsaid;
+        }
+        match self.open(state, now.as_micros()) {
+            Some(window) if window.used > limit - ask.cost => AtOnce::Denied(window.end - now.as_micros()),
+            _ => {
+                let mut charged = *state;
+                self.commit(&mut charged, now, Duration::ZERO, ask.cost);
+                AtOnce::Charged(charged)
+            }
+        }
+    }
+
+    #[inline(always)]
+    fn new_at_once(&self) -> Option<[u64; 4]> {
+        Some([0; 4])
     }
 
     fn give_back(&self, state: &mut [u64; 4], now: Timestamp, charge: Charge, amount: u64) {
@@ -137,7 +161,7 @@ impl Algorithm for FixedWindow {
         *state = [end, used, window.at.max(other.at), window.start];
     }
 
-    #[inline]
+    #[inline(always)]
     fn reading(&self, state: &[u64; 4], now: Timestamp) -> Reading {
         let now = now.as_micros();
         let (used, reset) = self.open(state, now).map_or((0, 0), |window| (window.used, window.end - now));
