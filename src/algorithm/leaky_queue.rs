@@ -2,7 +2,7 @@ use std::fmt;
 use std::time::Duration;
 
 use super::bucket::Bucket;
-use super::{Algorithm, BucketState, Charge};
+use super::{Algorithm, AtOnce, BucketState, Charge};
 use crate::clock::Timestamp;
 use crate::decision::{Ask, Reading, Verdict};
 use crate::error::Error;
@@ -111,6 +111,32 @@ impl Algorithm for LeakyQueue {
     #[inline]
     fn commit(&self, state: &mut BucketState, now: Timestamp, delay: Duration, cost: u64) {
         self.kernel.commit(state, now, delay, cost);
+    }
+
+    const DECIDES_AT_ONCE: bool = true;
+
+    /// Where nobody is before it.
+    #[inline(always)]
+    fn try_at_once(&self, state: &BucketState, now: Timestamp, ask: Ask) -> AtOnce<BucketState> {
+        if state.whole > state.written_at.max(now.as_micros()) {
+            return AtOnce::Unsaid;
+        }
+        self.kernel.try_at_once(state, now, ask)
+    }
+
+    #[inline(always)]
+    fn new_at_once(&self) -> Option<BucketState> {
+        Some(self.kernel.new_state())
+    }
+
+    #[inline(always)]
+    fn reading_at_once(&self, state: &BucketState, now: Timestamp) -> Reading {
+        self.kernel.reading_at_once(state, now)
+    }
+
+    #[inline(always)]
+    fn remaining_at_once(&self, charged: &BucketState, _now: Timestamp) -> u64 {
+        self.kernel.remaining(charged)
     }
 
     fn give_back(&self, state: &mut BucketState, now: Timestamp, charge: Charge, amount: u64) {
