@@ -53,7 +53,7 @@ impl<Request, F: Fn(&Request) -> Option<IpAddr>> PeerAddress<Request> for F {
 pub struct FromExtensions;
 
 impl<B> PeerAddress<Request<B>> for FromExtensions {
-    #[inline]
+    #[inline(always)]
     fn peer_address(&self, request: &Request<B>) -> Option<IpAddr> {
         let extensions = request.extensions();
         // What is lent is not copied whole, only to be cut down.
@@ -66,10 +66,18 @@ impl<B> PeerAddress<Request<B>> for FromExtensions {
 #[cfg(feature = "axum")]
 #[inline]
 fn axum_peer(extensions: &Extensions) -> Option<&SocketAddr> {
-    use axum::extract::connect_info::{ConnectInfo, MockConnectInfo};
+    use axum::extract::connect_info::ConnectInfo;
 
-    let connected = extensions.get::<ConnectInfo<SocketAddr>>().map(|info| &info.0);
-    connected.or_else(|| extensions.get::<MockConnectInfo<SocketAddr>>().map(|info| &info.0))
+    extensions.get::<ConnectInfo<SocketAddr>>().map(|info| &info.0).or_else(|| mocked(extensions))
+}
+
+/// In tests of the application.
+#[cfg(feature = "axum")]
+#[cold]
+fn mocked(extensions: &Extensions) -> Option<&SocketAddr> {
+    use axum::extract::connect_info::MockConnectInfo;
+
+    extensions.get::<MockConnectInfo<SocketAddr>>().map(|info| &info.0)
 }
 
 #[cfg(not(feature = "axum"))]
