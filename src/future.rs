@@ -102,6 +102,15 @@ where
         let mut state = self.project().state;
         loop {
             let next = match state.as_mut().project() {
+                Projection::Called { response, mark, bill: None } => {
+                    // The common case, apart: a result that nobody looks at is moved less often.
+                    let result = ready!(response.poll(cx));
+                    let mark = mark.take().expect(POLLED_AGAIN);
+                    return Poll::Ready(match result {
+                        Ok(response) => Ok(R::finish(mark, response)),
+                        Err(error) => Err(error.into()),
+                    });
+                }
                 Projection::Called { response, mark, bill } => {
                     let result = ready!(response.poll(cx));
                     let unsettled = match bill.take() {

@@ -1,11 +1,11 @@
 use std::mem;
 use std::sync::Arc;
 use std::task::{Context, Poll};
+use std::time::Duration;
 
 use tower_service::Service;
 
 use crate::bill::Bill;
-use crate::decision::Ask;
 use crate::future::ResponseFuture;
 use crate::key::{ExtractKey, Extracted};
 use crate::limiter::{Acquire, Limiter, Outcome};
@@ -88,20 +88,27 @@ where
                 return ResponseFuture::called(self.inner.call(request), mark);
             }
         };
-        let ask = self.settings.ask::<Request, S>(&request);
+        let (cost, patience) = (self.settings.tariff.cost(&request), self.settings.wait.patience());
+        let ask = self.settings.ask::<Request, S>(cost, patience);
         // What passes at once is with the inner service before it could be given up.
         let limiter = &self.settings.limiter;
         let acquired = if T::SETTLES { limiter.acquire(&key, ask) } else { limiter.acquire_without_receipt(&key, ask) };
-        match &acquired {
-            Acquire::Ready(Ok(outcome)) if outcome.decision.is_allowed_at_once() => {
-                self.settings.observers.tell(|| Event::Decided { decision: &outcome.decision, took: None });
+        let mark = match &acquired {
+            Acquire::Ready(Ok(Outcome { decision, .. })) if decision.is_allowed_at_once() => {
+                self.settings.observers.tell(|| Event::Decided { decision, took: None });
+                self.settings.responder.admit_ref(&request, decision)
             }
-            _ => return self.otherwise(request, key, ask, acquired),
-        }
+            _ => return self.otherwise(request, key, cost, patience, acquired),
+        };
         // All of the common case is here, and nothing of it moves needlessly: to move a request or a decision takes as long as a
-        // good part of the deciding.
+        // good part of the deciding. So does what was written in pieces and is read as a whole: the ask is lent to nobody.
+        if !T::SETTLES
+            && let Some(mark) = mark
+        {
+            return ResponseFuture::called(self.inner.call(request), mark);
+        }
         let Acquire::Ready(Ok(Outcome { decision, receipt })) = acquired else { unreachable!("it was just looked at") };
-        let mark = self.settings.responder.admit(&mut request, Admission::Decided(decision));
+        let mark = mark.unwrap_or_else(|| self.settings.responder.admit(&mut request, Admission::Decided(decision)));
         let response = self.inner.call(request);
         match receipt {
             Some(receipt) if T::SETTLES => {
@@ -119,7 +126,8 @@ impl<S, K, A, R, T> RateLimit<S, K, A, R, T> {
         &mut self,
         request: Request,
         key: K::Key,
-        ask: Ask,
+        cost: u64,
+        patience: Option<Duration>,
         acquired: Acquire<A::Future>,
     ) -> ResponseFuture<Request, S, K, A, R, T>
     where
@@ -129,6 +137,7 @@ impl<S, K, A, R, T> RateLimit<S, K, A, R, T> {
         R: Respond<Request, S::Response, S::Error>,
         T: Tariff<Request, S::Response, S::Error>,
     {
+        let ask = self.settings.ask::<Request, S>(cost, patience);
         let result = match acquired {
             Acquire::Ready(result) => result,
             Acquire::Pending(decision) => {
@@ -138,7 +147,7 @@ impl<S, K, A, R, T> RateLimit<S, K, A, R, T> {
                 return ResponseFuture::waiting(Patience::deciding(decision, held));
             }
         };
-        match judge(result, ask.max_delay) {
+        match judge(result, patience) {
             Judgement::Refuse(refusal) => self.refuse(request, refusal),
             judgement => {
                 drop(self.take_ready());

@@ -12,7 +12,6 @@ use crate::key::Missing;
 use crate::limiter::{Outcome, Receipt};
 use crate::observe::{Event, Observers};
 use crate::response::{Refusal, Respond};
-use crate::tariff::Tariff;
 use crate::timer::Moment;
 
 #[derive(Clone, Debug)]
@@ -57,7 +56,7 @@ impl Wait {
 
     /// For how long a request may wait that has no place yet: not at all if there is none, so that it is refused before it is
     /// charged.
-    fn patience(&self) -> Option<Duration> {
+    pub(crate) fn patience(&self) -> Option<Duration> {
         let full = self.waiters.load(Ordering::Relaxed) >= self.max_waiters;
         if full { Some(Duration::ZERO) } else { self.longest }
     }
@@ -99,14 +98,14 @@ impl Drop for Seat {
 }
 
 impl<K, A, R, T> Settings<K, A, R, T> {
-    pub(crate) fn ask<Request, S>(&self, request: &Request) -> Ask
+    #[inline]
+    pub(crate) fn ask<Request, S>(&self, cost: u64, patience: Option<Duration>) -> Ask
     where
         S: Service<Request>,
         R: Respond<Request, S::Response, S::Error>,
-        T: Tariff<Request, S::Response, S::Error>,
     {
-        let mut ask = Ask::cost(self.tariff.cost(request));
-        ask.max_delay = self.wait.patience();
+        let mut ask = Ask::cost(cost);
+        ask.max_delay = patience;
         ask.every_limit = self.responder.wants_every_limit();
         ask.every_refusal = self.responder.wants_every_refusal();
         ask

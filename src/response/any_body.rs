@@ -7,6 +7,7 @@ use super::http::Http;
 use super::refusal::Refusal;
 use super::seam::Respond;
 use super::tell::HttpMark;
+use crate::decision::Decision;
 
 /// A responder for services with any response body, of one that answers in bytes: the limited service's body is a
 /// [`Body`] around it.
@@ -35,6 +36,12 @@ where
         self.0.admit(request, admission)
     }
 
+    #[inline]
+    fn admit_ref(&self, request: &Request<A>, decision: &Decision) -> Option<HttpMark> {
+        self.0.admit_ref(request, decision)
+    }
+
+    #[inline]
     fn finish(mark: HttpMark, response: Response<B>) -> Response<Body<B>> {
         mark.finish(response).map(Body::service)
     }

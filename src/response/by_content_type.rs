@@ -9,6 +9,7 @@ use super::problem::{Problem, Render};
 use super::refusal::Refusal;
 use super::seam::Respond;
 use super::tell::HttpMark;
+use crate::decision::Decision;
 
 /// Answers gRPC calls by [`Grpc`] and all other requests by [`Http`], for servers that speak both on one port.
 ///
@@ -82,6 +83,15 @@ where
         }
     }
 
+    fn admit_ref(&self, request: &Request<A>, decision: &Decision) -> Option<HttpMark> {
+        if grpc_content_type(request.headers()).is_some() {
+            Respond::<_, Response<B>, E>::admit_ref(&self.grpc, request, decision)
+        } else {
+            Respond::<_, Response<B>, E>::admit_ref(&self.http, request, decision)
+        }
+    }
+
+    #[inline]
     fn finish(mark: HttpMark, response: Response<B>) -> Response<B> {
         mark.finish(response)
     }

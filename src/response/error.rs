@@ -4,6 +4,7 @@ use std::fmt;
 use super::admission::Admission;
 use super::refusal::Refusal;
 use super::seam::Respond;
+use crate::decision::Decision;
 
 /// Any error, as tower's own layers return it.
 pub type BoxError = Box<dyn StdError + Send + Sync>;
@@ -44,6 +45,11 @@ where
     type Mark = ();
 
     fn admit(&self, _request: &mut Request, _admission: Admission) {}
+
+    #[inline]
+    fn admit_ref(&self, _request: &Request, _decision: &Decision) -> Option<()> {
+        Some(())
+    }
 
     fn finish((): (), response: Response) -> Response {
         response

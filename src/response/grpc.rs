@@ -121,7 +121,7 @@ impl Grpc {
             response.headers_mut().insert(PUSHBACK, HeaderValue::from(value));
         }
         if let Refusal::Limited(decision) = refusal {
-            self.tell.tell(&mut response, Admission::Decided(decision), None);
+            self.tell.refuse(&mut response, decision, None);
         }
         response
     }
@@ -150,6 +150,12 @@ impl<A, B: Default, E> Respond<Request<A>, Response<B>, E> for Grpc {
         self.tell.admit(request.extensions_mut(), admission, None)
     }
 
+    #[inline]
+    fn admit_ref(&self, _request: &Request<A>, decision: &Decision) -> Option<HttpMark> {
+        self.tell.admit_ref(decision, || None)
+    }
+
+    #[inline]
     fn finish(mark: HttpMark, response: Response<B>) -> Response<B> {
         mark.finish(response)
     }

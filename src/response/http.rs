@@ -8,6 +8,7 @@ use super::problem::{Problem, Render};
 use super::refusal::Refusal;
 use super::seam::Respond;
 use super::tell::{HttpMark, Tell};
+use crate::decision::Decision;
 
 /// Answers in HTTP. The default of the layer.
 ///
@@ -149,12 +150,17 @@ where
         true
     }
 
-    #[inline(always)]
     fn admit(&self, request: &mut Request<A>, admission: Admission) -> HttpMark {
         let partition = self.partition_of(request, admission.decision().is_some());
         self.tell.admit(request.extensions_mut(), admission, partition)
     }
 
+    #[inline]
+    fn admit_ref(&self, request: &Request<A>, decision: &Decision) -> Option<HttpMark> {
+        self.tell.admit_ref(decision, || self.partition_of(request, true))
+    }
+
+    #[inline]
     fn finish(mark: HttpMark, response: Response<B>) -> Response<B> {
         mark.finish(response)
     }
@@ -167,7 +173,7 @@ where
         match refusal {
             Refusal::Limited(decision) => {
                 let partition = self.partition_of(&request, true);
-                self.tell.tell(&mut response, Admission::Decided(decision), partition);
+                self.tell.refuse(&mut response, decision, partition);
             }
             _ => self.tell.expose(&mut response),
         }

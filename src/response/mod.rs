@@ -15,6 +15,7 @@ mod body;
 #[cfg(feature = "tonic")]
 mod by_content_type;
 mod closure;
+mod draft;
 mod error;
 mod fields;
 #[cfg(feature = "tonic")]

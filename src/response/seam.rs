@@ -1,5 +1,6 @@
 use super::admission::Admission;
 use super::refusal::Refusal;
+use crate::decision::Decision;
 
 /// Turns decisions into responses.
 ///
@@ -65,6 +66,16 @@ pub trait Respond<Request, Response, Error> {
 
     /// A request is about to be let through.
     fn admit(&self, request: &mut Request, admission: Admission) -> Self::Mark;
+
+    /// As [`admit`](Self::admit), where the request stays as it is and a look at the decision is enough. It is asked first for
+    /// what is let through at once, and `admit` only if it answers `None`, which is the default.
+    ///
+    /// It must come to the same as `admit`. It saves moving the decision, which takes a good part of the time that deciding does.
+    #[inline]
+    fn admit_ref(&self, request: &Request, decision: &Decision) -> Option<Self::Mark> {
+        let _ = (request, decision);
+        None
+    }
 
     /// The service has answered a request that was let through.
     fn finish(mark: Self::Mark, response: Response) -> Self::Response;

@@ -1,8 +1,10 @@
 use http::{Extensions, Response};
 
 use super::admission::Admission;
+use super::draft::Draft;
 use super::fields::{self, LegacyReset};
 use super::partition::Hash;
+use crate::decision::Decision;
 
 /// What a responder tells of decisions, besides the refusals themselves.
 #[derive(Clone, Copy, Debug)]
@@ -17,34 +19,32 @@ impl Tell {
     pub(super) const NOTHING: Self = Self { draft: false, legacy: None, extensions: false, exposed: false };
 
     /// Of a request that is let through.
-    #[inline(always)]
     pub(super) fn admit(self, extensions: &mut Extensions, admission: Admission, partition: Option<Hash>) -> HttpMark {
-        let anything = self.draft || self.legacy.is_some() || self.extensions;
-        if !anything {
-            return HttpMark { tell: self, admission: None, partition };
+        if self.is_silent() {
+            return HttpMark(Mark::Nothing);
         }
         if self.extensions {
             extensions.insert(admission.clone());
         }
-        HttpMark { tell: self, admission: Some(admission), partition }
+        HttpMark(Mark::All(Box::new(Telling { tell: self, admission, partition: partition.map(Box::new) })))
     }
 
-    pub(super) fn tell<B>(self, response: &mut Response<B>, admission: Admission, partition: Option<Hash>) {
-        if let Some(decision) = admission.decision() {
-            if self.draft {
-                fields::add_draft(response.headers_mut(), decision.standings(), partition);
-            }
-            if let Some(reset) = self.legacy {
-                fields::add_legacy(response.headers_mut(), decision, reset);
-            }
+    /// The same by a look at the decision, where that is enough.
+    #[inline]
+    pub(super) fn admit_ref(self, decision: &Decision, partition: impl FnOnce() -> Option<Hash>) -> Option<HttpMark> {
+        if self.is_silent() {
+            return Some(HttpMark(Mark::Nothing));
         }
-        self.expose(response);
-        if self.extensions {
-            let extensions = response.extensions_mut();
-            if extensions.get::<Admission>().is_none_or(|there| admission.is_stricter_than(there)) {
-                extensions.insert(admission);
-            }
+        if self.legacy.is_some() || self.extensions || self.exposed {
+            return None;
         }
+        Some(HttpMark(Draft::of(decision.standings(), partition()).map_or(Mark::Nothing, Mark::Draft)))
+    }
+
+    /// Of one that is not.
+    pub(super) fn refuse<B>(self, response: &mut Response<B>, decision: Decision, partition: Option<Hash>) {
+        self.add_fields(response, Some(&decision), partition);
+        self.extend(response, Admission::Decided(decision));
     }
 
     /// Lets scripts of other origins read what is told.
@@ -53,21 +53,80 @@ impl Tell {
             fields::expose(response.headers_mut());
         }
     }
+
+    /// Whether it tells nothing of what is let through.
+    #[inline]
+    fn is_silent(self) -> bool {
+        !self.draft && self.legacy.is_none() && !self.extensions
+    }
+
+    fn add_fields<B>(self, response: &mut Response<B>, decision: Option<&Decision>, partition: Option<Hash>) {
+        if let Some(decision) = decision {
+            if self.draft
+                && let Some(draft) = Draft::of(decision.standings(), partition)
+            {
+                draft.add(response.headers_mut());
+            }
+            if let Some(reset) = self.legacy {
+                fields::add_legacy(response.headers_mut(), decision, reset);
+            }
+        }
+        self.expose(response);
+    }
+
+    /// Of several limiters, the strictest one's admission stays.
+    fn extend<B>(self, response: &mut Response<B>, admission: Admission) {
+        if self.extensions {
+            let extensions = response.extensions_mut();
+            if extensions.get::<Admission>().is_none_or(|there| admission.is_stricter_than(there)) {
+                extensions.insert(admission);
+            }
+        }
+    }
 }
 
 /// What [`Http`](super::Http), and those made of it, will tell with the response.
 #[derive(Debug)]
-pub struct HttpMark {
+pub struct HttpMark(Mark);
+
+/// It is moved about with every request, so it is small.
+#[derive(Debug)]
+enum Mark {
+    Nothing,
+    /// The draft's fields, and nothing else.
+    Draft(Draft),
+    All(Box<Telling>),
+}
+
+/// No larger than what the compiler moves by itself: to call a function that copies takes longer.
+#[derive(Debug)]
+struct Telling {
     tell: Tell,
-    admission: Option<Admission>,
-    partition: Option<Hash>,
+    admission: Admission,
+    partition: Option<Box<Hash>>,
 }
 
 impl HttpMark {
-    pub(super) fn finish<B>(self, mut response: Response<B>) -> Response<B> {
-        if let Some(admission) = self.admission {
-            self.tell.tell(&mut response, admission, self.partition);
+    #[inline]
+    pub(super) fn finish<B>(self, response: Response<B>) -> Response<B> {
+        if let Mark::Nothing = self.0 {
+            return response;
         }
+        // Only what is changed needs to be where it can be: to move it there takes a while.
+        let mut response = response;
+        self.tell(&mut response);
         response
+    }
+
+    fn tell<B>(self, response: &mut Response<B>) {
+        match self.0 {
+            Mark::Nothing => {}
+            Mark::Draft(draft) => draft.add(response.headers_mut()),
+            Mark::All(telling) => {
+                let tell = telling.tell;
+                tell.add_fields(response, telling.admission.decision(), telling.partition.as_deref().copied());
+                tell.extend(response, telling.admission);
+            }
+        }
     }
 }

@@ -6,7 +6,7 @@ use std::error::Error as _;
 use tower::{Layer, ServiceBuilder, ServiceExt, service_fn};
 use tower_ratelimit::key::Global;
 use tower_ratelimit::response::{Admission, AsError, BoxError, Refusal, Rejected, Respond};
-use tower_ratelimit::{Error, RateLimitLayer, Verdict};
+use tower_ratelimit::{Decision, Error, RateLimitLayer, Verdict};
 
 use crate::support::{Failure, Job, Says, whose};
 
@@ -106,7 +106,7 @@ async fn a_responder_of_ones_own_carries_its_mark_from_the_request_to_the_respon
 
         fn admit(&self, request: &mut String, admission: Admission) -> String {
             request.push_str(", admitted");
-            format!("{:?}", admission.decision().and_then(tower_ratelimit::Decision::remaining))
+            format!("{:?}", admission.decision().and_then(Decision::remaining))
         }
 
         fn finish(mark: String, response: String) -> String {
@@ -125,6 +125,46 @@ async fn a_responder_of_ones_own_carries_its_mark_from_the_request_to_the_respon
     assert_eq!(ask(Says::yes()).await, Ok("asked, admitted, then finished with Some(3)".to_owned()));
     assert_eq!(ask(Says::no()).await, Ok("asked, refused".to_owned()));
     assert_eq!(ask(Says::broken()).await, Err(Failure));
+}
+
+/// One that is content with a look at the decision is not given it, settled or not; nor is it if that is not enough.
+#[tokio::test]
+async fn a_responder_of_ones_own_may_be_content_with_a_look_at_the_decision() {
+    /// Content with what leaves at least so much.
+    #[derive(Clone)]
+    struct Looks(u64);
+
+    impl Respond<u32, String, Failure> for Looks {
+        type Response = String;
+        type Error = Failure;
+        type Mark = &'static str;
+
+        fn admit(&self, _request: &mut u32, _admission: Admission) -> &'static str {
+            "given"
+        }
+
+        fn admit_ref(&self, _request: &u32, decision: &Decision) -> Option<&'static str> {
+            (decision.remaining()? >= self.0).then_some("looked at")
+        }
+
+        fn finish(mark: &'static str, response: String) -> String {
+            format!("{response} {mark}")
+        }
+
+        fn refuse(&self, _request: u32, _refusal: Refusal) -> Result<String, Failure> {
+            Err(Failure)
+        }
+    }
+
+    let answer = service_fn(async |_: u32| Ok::<_, Failure>("answered,".to_owned()));
+    let layer = |least| RateLimitLayer::new(Global, Says::yes()).responder(Looks(least));
+    for (least, expected) in [(3, "answered, looked at"), (4, "answered, given")] {
+        assert_eq!(layer(least).layer(answer).oneshot(1).await.as_deref(), Ok(expected));
+        let settling = layer(least).settle(|_, _: Result<&String, &Failure>| 0);
+        assert_eq!(settling.layer(answer).oneshot(1).await.as_deref(), Ok(expected), "settled");
+    }
+    let refused = RateLimitLayer::new(Global, Says::no()).responder(Looks(0)).layer(answer);
+    assert_eq!(refused.oneshot(1).await, Err(Failure));
 }
 
 /// The inner service's error is the limited service's, wherever the responder adds none of its own.

@@ -53,23 +53,35 @@ impl<Request, F: Fn(&Request) -> Option<IpAddr>> PeerAddress<Request> for F {
 pub struct FromExtensions;
 
 impl<B> PeerAddress<Request<B>> for FromExtensions {
+    #[inline(always)]
     fn peer_address(&self, request: &Request<B>) -> Option<IpAddr> {
         let extensions = request.extensions();
-        let address = axum_peer(extensions).or_else(|| tonic_peer(extensions));
-        address.or_else(|| extensions.get::<SocketAddr>().copied()).map(|address| address.ip())
+        // What is lent is not copied whole, only to be cut down.
+        let lent = axum_peer(extensions).map(SocketAddr::ip);
+        let copied = || tonic_peer(extensions).map(|address| address.ip());
+        lent.or_else(copied).or_else(|| extensions.get::<SocketAddr>().map(SocketAddr::ip))
     }
 }
 
 #[cfg(feature = "axum")]
-fn axum_peer(extensions: &Extensions) -> Option<SocketAddr> {
-    use axum::extract::connect_info::{ConnectInfo, MockConnectInfo};
+#[inline]
+fn axum_peer(extensions: &Extensions) -> Option<&SocketAddr> {
+    use axum::extract::connect_info::ConnectInfo;
 
-    let connected = extensions.get::<ConnectInfo<SocketAddr>>().map(|info| info.0);
-    connected.or_else(|| extensions.get::<MockConnectInfo<SocketAddr>>().map(|info| info.0))
+    extensions.get::<ConnectInfo<SocketAddr>>().map(|info| &info.0).or_else(|| mocked(extensions))
+}
+
+/// In tests of the application.
+#[cfg(feature = "axum")]
+#[cold]
+fn mocked(extensions: &Extensions) -> Option<&SocketAddr> {
+    use axum::extract::connect_info::MockConnectInfo;
+
+    extensions.get::<MockConnectInfo<SocketAddr>>().map(|info| &info.0)
 }
 
 #[cfg(not(feature = "axum"))]
-fn axum_peer(_: &Extensions) -> Option<SocketAddr> {
+fn axum_peer(_: &Extensions) -> Option<&SocketAddr> {
     None
 }
 

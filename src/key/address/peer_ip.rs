@@ -63,6 +63,8 @@ impl Default for PeerIp {
 impl<Request, P: PeerAddress<Request>> ExtractKey<Request> for PeerIp<P> {
     type Key = IpAddr;
 
+    // An address that is handed over in memory is written in pieces and read as a whole, which takes as long as all of this.
+    #[inline(always)]
     fn extract(&self, request: &Request) -> Extracted<IpAddr> {
         match self.peer.peer_address(request) {
             Some(address) => Extracted::Key(self.key_of(address)),

@@ -43,6 +43,7 @@ impl Prefixes {
 
     /// What stands for an address. First it becomes the IPv4 address that it may stand for, and then it is cut: the
     /// other way round all of IPv4 would be one key.
+    #[inline]
     pub(in crate::key) fn key_of(self, address: IpAddr) -> IpAddr {
         match translated(address.to_canonical()) {
             IpAddr::V4(v4) => {
