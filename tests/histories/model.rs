@@ -11,7 +11,7 @@ use std::time::Duration;
 use tower_ratelimit::algorithm::{Algorithm, Blocks, BucketState, Charge, Log, State};
 use tower_ratelimit::{Ask, Decision, Figures, Source, Timestamp, Verdict};
 
-use crate::recording::{Event, Noted, Step};
+use crate::recording::{Noted, Step};
 
 /// Whose request it is: a user and a group, in either order a part to count by.
 pub(crate) type Caller = [u64; 2];
@@ -59,26 +59,26 @@ impl Model {
         self.digest
     }
 
-    /// Makes the call, if its answer is the one that was noted. Else changes nothing.
-    pub(crate) fn take_turn(&mut self, Event { now, step, .. }: &Event) -> Option<Undo> {
+    /// Makes the call at this time, if its answer is the one that was noted. Else changes nothing.
+    pub(crate) fn take_turn(&mut self, step: &Step, now: Timestamp) -> Option<Undo> {
         let mut undo = Undo(Vec::new());
         let is_explained = match step {
             Step::Acquire { caller, ask, decision, receipt } => {
-                let (expected, charge) = self.acquire(caller, *now, *ask, &mut undo);
-                expected.is(decision, *now, *ask) && charge == *receipt
+                let (expected, charge) = self.acquire(caller, now, *ask, &mut undo);
+                expected.is(decision, now, *ask) && charge == *receipt
             }
             Step::Peek { caller, ask, decision } => {
-                let (expected, _) = self.acquire(caller, *now, *ask, &mut undo);
+                let (expected, _) = self.acquire(caller, now, *ask, &mut undo);
                 // It says what would be, and so nothing of what a charge leaves.
                 self.undo(std::mem::replace(&mut undo, Undo(Vec::new())));
                 let figures = self.rules.iter().enumerate().map(|(limit, rule)| {
                     let held = self.held(limit, caller);
-                    rule.kernel.figures(&held, *now)
+                    rule.kernel.figures(&held, now)
                 });
-                expected.with(figures.collect()).is(decision, *now, *ask)
+                expected.with(figures.collect()).is(decision, now, *ask)
             }
             Step::Settle { caller, limit, charge, actual } => {
-                self.settle(caller, *limit, *now, *charge, *actual, &mut undo);
+                self.settle(caller, *limit, now, *charge, *actual, &mut undo);
                 true
             }
             Step::Reset { caller, limit } => {

@@ -3,6 +3,8 @@
 use std::collections::HashSet;
 use std::fmt;
 
+use tower_ratelimit::Timestamp;
+
 use crate::model::{Model, Undo};
 use crate::recording::{Event, History};
 
@@ -37,14 +39,14 @@ pub(crate) fn explain(threads: &[History], mut model: Model) -> Result<Explained
     let mut longest = (0, search.made.clone());
     let mut turns = vec![Turn { came_by: None, untried: search.candidates() }];
     while let Some(turn) = turns.last_mut() {
-        let Some(thread) = turn.untried.pop() else {
+        let Some((thread, now)) = turn.untried.pop() else {
             if let Some((thread, undo)) = turns.pop().and_then(|turn| turn.came_by) {
                 search.made[thread] -= 1;
                 model.undo(undo);
             }
             continue;
         };
-        let Some(undo) = search.next_of(thread).and_then(|event| model.take_turn(event)) else { continue };
+        let Some(undo) = search.next_of(thread).and_then(|event| model.take_turn(&event.step, now)) else { continue };
         search.made[thread] += 1;
         if !seen.insert((search.made.clone(), model.digest())) {
             search.made[thread] -= 1;
@@ -73,10 +75,10 @@ struct Search<'a> {
     made: Vec<usize>,
 }
 
-/// A place in an order: the call that led there, and what to undo for it; the threads that may be next.
+/// A place in an order: the call that led there, and what to undo for it; the threads that may be next, and at what time.
 struct Turn {
     came_by: Option<(usize, Undo)>,
-    untried: Vec<usize>,
+    untried: Vec<(usize, Timestamp)>,
 }
 
 impl<'a> Search<'a> {
@@ -86,12 +88,12 @@ impl<'a> Search<'a> {
 
     /// The threads whose next call began before any other next one had returned. The last of them is tried first: the one
     /// that returned first.
-    fn candidates(&self) -> Vec<usize> {
+    fn candidates(&self) -> Vec<(usize, Timestamp)> {
         let next = || (0..self.threads.len()).filter_map(|thread| Some((thread, self.next_of(thread)?)));
         let first_return = next().map(|(_, event)| event.returned).min().unwrap_or(u64::MAX);
         let mut candidates: Vec<_> = next().filter(|(_, event)| event.called < first_return).collect();
         candidates.sort_by_key(|(_, event)| std::cmp::Reverse(event.returned));
-        candidates.into_iter().map(|(thread, _)| thread).collect()
+        candidates.into_iter().flat_map(|(thread, event)| event.nows.iter().map(move |now| (thread, *now))).collect()
     }
 }
 

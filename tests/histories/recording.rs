@@ -15,8 +15,8 @@ pub(crate) struct Event {
     /// By one count for all threads.
     pub(crate) called: u64,
     pub(crate) returned: u64,
-    /// The time that it read.
-    pub(crate) now: Timestamp,
+    /// The times that it may have taken it for: the one that a decision tells, or what it read.
+    pub(crate) nows: Vec<Timestamp>,
     pub(crate) step: Step,
 }
 
@@ -134,13 +134,13 @@ impl<'a, L: Limiter<Caller>> Recorder<'a, L> {
 
     fn note(&mut self, called: u64, returned: u64, step: Step) {
         let readings = READINGS.with_borrow(Clone::clone);
-        // A call that finds a state far ahead of its time reads the clock once more; a decision tells which time it took.
-        let now = match &step {
-            Step::Acquire { decision, .. } | Step::Peek { decision, .. } => decision.decided_at(),
-            Step::Settle { .. } | Step::Reset { .. } => readings[0],
+        // A call that finds a state far ahead of its time reads the clock once more, and may go by that.
+        let nows = match &step {
+            Step::Acquire { decision, .. } | Step::Peek { decision, .. } => vec![decision.decided_at()],
+            Step::Settle { .. } | Step::Reset { .. } => readings.clone(),
         };
-        assert!(readings.contains(&now), "{now:?} was never read, only {readings:?}: {step:?}");
-        self.history.push(Event { called, returned, now, step });
+        assert!(readings.contains(&nows[0]), "{nows:?} was never read, only {readings:?}: {step:?}");
+        self.history.push(Event { called, returned, nows, step });
     }
 }
 

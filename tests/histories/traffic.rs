@@ -180,9 +180,13 @@ impl<A: Algorithm> Algorithm for Hesitant<A> {
         self.0.try_at_once(state, now, ask)
     }
 
-    fn reading_at_once(&self, charged: &A::State, now: Timestamp) -> Reading {
+    fn new_at_once(&self) -> Option<A::State> {
+        self.0.new_at_once()
+    }
+
+    fn reading_at_once(&self, state: &A::State, now: Timestamp) -> Reading {
         hesitate();
-        self.0.reading_at_once(charged, now)
+        self.0.reading_at_once(state, now)
     }
 
     fn remaining_at_once(&self, charged: &A::State, now: Timestamp) -> u64 {
