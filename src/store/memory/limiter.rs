@@ -106,6 +106,7 @@ impl<L: Limits<S>, C: Clock, S> Memory<L, C, S> {
     }
 
     /// Decides, and charges the key if the request is allowed.
+    // In line: what the caller does not ask of the decision is then not even put together.
     #[inline(always)]
     pub fn decide<Key: ?Sized>(&self, key: &Key, ask: Ask) -> Decision
     where
