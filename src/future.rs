@@ -113,10 +113,7 @@ where
                 }
                 Projection::Called { response, mark, bill } => {
                     let result = ready!(response.poll(cx));
-                    let unsettled = match bill.take() {
-                        Some(bill) => bill.settle::<Request, _, _>(result.as_ref()),
-                        None => None,
-                    };
+                    let unsettled = bill.take().and_then(|bill| bill.settle::<Request, _, _>(result.as_ref()));
                     let mark = mark.take().expect(POLLED_AGAIN);
                     let answer = result.map(|response| R::finish(mark, response)).map_err(Into::into);
                     match unsettled {

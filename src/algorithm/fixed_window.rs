@@ -80,6 +80,15 @@ impl FixedWindow {
         let end = end.min(start.saturating_add(self.quota.period_micros()));
         (written_at <= at && at < end).then_some(Window { start, end, used, at })
     }
+
+    /// For how many microseconds a cost within the limit must wait, zero if it need not.
+    #[inline(always)]
+    fn wait(&self, state: &[u64; 4], now: u64, cost: u64) -> u64 {
+        match self.open(state, now) {
+            Some(window) if window.used > self.quota.limit() - cost => window.end - now,
+            _ => 0,
+        }
+    }
 }
 
 impl Algorithm for FixedWindow {
@@ -87,15 +96,12 @@ impl Algorithm for FixedWindow {
 
     #[inline]
     fn peek(&self, state: &[u64; 4], now: Timestamp, ask: Ask) -> Verdict {
-        let limit = self.quota.limit();
-        if ask.cost > limit {
+        if ask.cost > self.quota.limit() {
             return Verdict::Never;
         }
-        match self.open(state, now.as_micros()) {
-            Some(window) if window.used > limit - ask.cost => {
-                Verdict::Denied { retry_after: Duration::from_micros(window.end - now.as_micros()) }
-            }
-            _ => Verdict::Allowed,
+        match self.wait(state, now.as_micros(), ask.cost) {
+            0 => Verdict::Allowed,
+            wait => Verdict::Denied { retry_after: Duration::from_micros(wait) },
         }
     }
 
@@ -121,18 +127,18 @@ impl Algorithm for FixedWindow {
 
     #[inline(always)]
     fn try_at_once(&self, state: &[u64; 4], now: Timestamp, ask: Ask) -> AtOnce<[u64; 4]> {
-        let (&[end, _, written_at, _], limit) = (state, self.quota.limit());
+        let &[end, _, written_at, _] = state;
         let is_ahead = end.max(written_at).saturating_sub(now.as_micros()) > self.quota.period_micros();
-        if is_ahead || ask.cost == 0 || ask.cost > limit {
+        if is_ahead || ask.cost == 0 || ask.cost > self.quota.limit() {
             return AtOnce::Unsaid;
         }
-        match self.open(state, now.as_micros()) {
-            Some(window) if window.used > limit - ask.cost => AtOnce::Denied(window.end - now.as_micros()),
-            _ => {
+        match self.wait(state, now.as_micros(), ask.cost) {
+            0 => {
                 let mut charged = *state;
                 self.commit(&mut charged, now, Duration::ZERO, ask.cost);
                 AtOnce::Charged(charged)
             }
+            wait => AtOnce::Denied(wait),
         }
     }
 

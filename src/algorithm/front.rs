@@ -1,4 +1,50 @@
-//! What the bucket's named fronts share: everything but their names and their documentation.
+//! What the bucket's named fronts share: everything but their names and their documentation. The queue shares half of it.
+
+/// What is the same of every [`Algorithm`](super::Algorithm) with a field of the kernel's type, in turn or not.
+macro_rules! bucket_state {
+    () => {
+        type State = BucketState;
+
+        const DECIDES_AT_ONCE: bool = true;
+
+        #[inline(always)]
+        fn commit(&self, state: &mut BucketState, now: Timestamp, delay: Duration, cost: u64) {
+            self.kernel.commit(state, now, delay, cost);
+        }
+
+        #[inline(always)]
+        fn new_at_once(&self) -> Option<BucketState> {
+            Some(self.kernel.new_state())
+        }
+
+        #[inline(always)]
+        fn reading_at_once(&self, state: &BucketState, now: Timestamp) -> Reading {
+            self.kernel.reading_at_once(state, now)
+        }
+
+        #[inline(always)]
+        fn remaining_at_once(&self, charged: &BucketState, _now: Timestamp) -> u64 {
+            self.kernel.remaining(charged)
+        }
+
+        fn give_back(&self, state: &mut BucketState, now: Timestamp, charge: Charge, amount: u64) {
+            self.kernel.give_back(state, now, charge, amount);
+        }
+
+        #[inline(always)]
+        fn reading(&self, state: &BucketState, now: Timestamp) -> Reading {
+            self.kernel.reading(state, now)
+        }
+
+        fn longest_reset(&self) -> Duration {
+            self.kernel.longest_reset()
+        }
+
+        fn promises_turns(&self) -> bool {
+            true
+        }
+    };
+}
 
 /// Implements a front: a type with a field of the kernel's type, its constructors and its [`Algorithm`](super::Algorithm).
 macro_rules! bucket_front {
@@ -76,9 +122,7 @@ macro_rules! bucket_front {
         }
 
         impl Algorithm for $front {
-            type State = BucketState;
-
-            const DECIDES_AT_ONCE: bool = true;
+            super::front::bucket_state!();
 
             #[inline(always)]
             fn peek(&self, state: &BucketState, now: Timestamp, ask: Ask) -> Verdict {
@@ -86,49 +130,12 @@ macro_rules! bucket_front {
             }
 
             #[inline(always)]
-            fn commit(&self, state: &mut BucketState, now: Timestamp, delay: Duration, cost: u64) {
-                self.kernel.commit(state, now, delay, cost);
-            }
-
-            #[inline(always)]
             fn try_at_once(&self, state: &BucketState, now: Timestamp, ask: Ask) -> super::seam::AtOnce<BucketState> {
                 self.kernel.try_at_once(state, now, ask)
             }
 
-            #[inline(always)]
-            fn new_at_once(&self) -> Option<BucketState> {
-                Some(self.kernel.new_state())
-            }
-
-            #[inline(always)]
-            fn reading_at_once(&self, state: &BucketState, now: Timestamp) -> Reading {
-                self.kernel.reading_at_once(state, now)
-            }
-
-            #[inline(always)]
-            fn remaining_at_once(&self, charged: &BucketState, _now: Timestamp) -> u64 {
-                self.kernel.remaining(charged)
-            }
-
-            fn give_back(&self, state: &mut BucketState, now: Timestamp, charge: Charge, amount: u64) {
-                self.kernel.give_back(state, now, charge, amount);
-            }
-
-            #[inline(always)]
-            fn reading(&self, state: &BucketState, now: Timestamp) -> Reading {
-                self.kernel.reading(state, now)
-            }
-
             fn inherit(&self, state: &mut BucketState, from: &BucketState, now: Timestamp) {
                 self.kernel.inherit(state, from, now);
-            }
-
-            fn longest_reset(&self) -> Duration {
-                self.kernel.longest_reset()
-            }
-
-            fn promises_turns(&self) -> bool {
-                true
             }
         }
 
@@ -165,3 +172,4 @@ macro_rules! bucket_front {
 }
 
 pub(super) use bucket_front;
+pub(super) use bucket_state;

@@ -101,19 +101,12 @@ impl LeakyQueue {
 }
 
 impl Algorithm for LeakyQueue {
-    type State = BucketState;
+    super::front::bucket_state!();
 
     #[inline]
     fn peek(&self, state: &BucketState, now: Timestamp, ask: Ask) -> Verdict {
         self.kernel.peek_in_turn(state, now, ask)
     }
-
-    #[inline]
-    fn commit(&self, state: &mut BucketState, now: Timestamp, delay: Duration, cost: u64) {
-        self.kernel.commit(state, now, delay, cost);
-    }
-
-    const DECIDES_AT_ONCE: bool = true;
 
     /// Where nobody is before it.
     #[inline(always)]
@@ -122,38 +115,6 @@ impl Algorithm for LeakyQueue {
             return AtOnce::Unsaid;
         }
         self.kernel.try_at_once(state, now, ask)
-    }
-
-    #[inline(always)]
-    fn new_at_once(&self) -> Option<BucketState> {
-        Some(self.kernel.new_state())
-    }
-
-    #[inline(always)]
-    fn reading_at_once(&self, state: &BucketState, now: Timestamp) -> Reading {
-        self.kernel.reading_at_once(state, now)
-    }
-
-    #[inline(always)]
-    fn remaining_at_once(&self, charged: &BucketState, _now: Timestamp) -> u64 {
-        self.kernel.remaining(charged)
-    }
-
-    fn give_back(&self, state: &mut BucketState, now: Timestamp, charge: Charge, amount: u64) {
-        self.kernel.give_back(state, now, charge, amount);
-    }
-
-    #[inline]
-    fn reading(&self, state: &BucketState, now: Timestamp) -> Reading {
-        self.kernel.reading(state, now)
-    }
-
-    fn longest_reset(&self) -> Duration {
-        self.kernel.longest_reset()
-    }
-
-    fn promises_turns(&self) -> bool {
-        true
     }
 }
 

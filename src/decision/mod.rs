@@ -1,7 +1,7 @@
 //! What is asked of a limiter, and what it answers.
 
+mod apart;
 mod ask;
-mod every;
 mod figures;
 mod standing;
 mod verdict;
@@ -9,8 +9,8 @@ mod verdict;
 use std::fmt;
 use std::time::Duration;
 
+use self::apart::Apart;
 pub use self::ask::Ask;
-use self::every::Every;
 pub use self::figures::{Figures, Reading};
 pub(crate) use self::standing::Name;
 pub use self::standing::Standing;
@@ -45,7 +45,8 @@ pub struct Decision {
     promises_turns: bool,
     decided_at: Timestamp,
     standing: Option<Standing>,
-    every: Every,
+    #[allow(clippy::box_collection, reason = "a word in every decision, for what few list")]
+    every: Apart<Box<Vec<Standing>>>,
 }
 
 impl Decision {
@@ -58,7 +59,7 @@ impl Decision {
             promises_turns: false,
             decided_at,
             standing: Some(standing),
-            every: Every::NONE,
+            every: Apart::NOTHING,
         }
     }
 
@@ -71,7 +72,7 @@ impl Decision {
             promises_turns,
             decided_at,
             standing: Some(standing),
-            every: Every::NONE,
+            every: Apart::NOTHING,
         }
     }
 
@@ -83,7 +84,7 @@ impl Decision {
         for standing in &standings {
             decision.add(standing.clone());
         }
-        decision.every = Every::of(standings);
+        decision.every = Apart::of(Box::new(standings));
         decision
     }
 
@@ -111,7 +112,9 @@ impl Decision {
             promises_turns: self.promises_turns,
             decided_at: self.decided_at.after(elapsed),
             standing: self.standing.as_ref().map(|standing| standing.later(elapsed)),
-            every: self.every.later(elapsed),
+            every: self.every.get().map_or(Apart::NOTHING, |every| {
+                Apart::of(Box::new(every.iter().map(|standing| standing.later(elapsed)).collect()))
+            }),
         }
     }
 
@@ -124,7 +127,7 @@ impl Decision {
             promises_turns: false,
             decided_at,
             standing: None,
-            every: Every::NONE,
+            every: Apart::NOTHING,
         }
     }
 

@@ -2,6 +2,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::apart::Apart;
 use super::figures::{Figures, Reading};
 use super::verdict::{Compact, Verdict};
 
@@ -10,26 +11,8 @@ use super::verdict::{Compact, Verdict};
 #[allow(unreachable_pub, missing_docs, missing_debug_implementations, reason = "named by a hidden trait only")]
 pub enum Name {
     Static(&'static str),
-    Shared(SharedName),
-}
-
-/// A thin pointer, so that a name is two words, one of which tells the variants apart; never `None` before it is dropped, and
-/// then taken by value, so that who drops a decision need not have it in memory.
-#[derive(Clone)]
-#[allow(unreachable_pub, missing_debug_implementations, reason = "named by a hidden trait only")]
-pub struct SharedName(Option<Arc<Box<str>>>);
-
-impl Drop for SharedName {
-    #[inline(always)]
-    fn drop(&mut self) {
-        #[inline(never)]
-        fn release(name: Arc<Box<str>>) {
-            drop(name);
-        }
-        if let Some(name) = self.0.take() {
-            release(name);
-        }
-    }
+    // A thin pointer: a name is two words, one of which tells the variants apart.
+    Shared(Apart<Arc<Box<str>>>),
 }
 
 impl Name {
@@ -38,7 +21,7 @@ impl Name {
     pub(crate) fn as_str(&self) -> &str {
         match self {
             Self::Static(name) => name,
-            Self::Shared(SharedName(name)) => name.as_deref().map_or("", |name| name),
+            Self::Shared(name) => name.get().map_or("", |name| name),
         }
     }
 }
@@ -47,7 +30,7 @@ impl From<std::borrow::Cow<'static, str>> for Name {
     fn from(name: std::borrow::Cow<'static, str>) -> Self {
         match name {
             std::borrow::Cow::Borrowed(name) => Self::Static(name),
-            std::borrow::Cow::Owned(name) => Self::Shared(SharedName(Some(Arc::new(name.into())))),
+            std::borrow::Cow::Owned(name) => Self::Shared(Apart::of(Arc::new(name.into()))),
         }
     }
 }

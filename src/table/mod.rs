@@ -22,18 +22,23 @@
 
 mod full;
 mod horizons;
+mod near;
 mod nowhere;
 mod room;
 mod set;
+mod spot;
 
 use std::sync::Arc;
 
 pub use self::full::WhenFull;
 use self::horizons::Horizons;
+pub(crate) use self::near::{LockedNear, Missed, Near};
 pub(crate) use self::nowhere::NotInserted;
 use self::room::Crowding;
 pub(crate) use self::room::{Full, Tenancy};
 use self::set::{SLOTS, Set, all_slots};
+use self::spot::At;
+pub(crate) use self::spot::{Place, Spot};
 use crate::algorithm::Cell;
 use crate::sync::Backoff;
 
@@ -44,24 +49,6 @@ pub(crate) struct Table<C> {
     sets: Arc<[Set<C>]>,
     horizons: Arc<Horizons>,
     crowding: Arc<Crowding<C>>,
-}
-
-/// Where a key was found, or that it was not, and the versions that vouch for it.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Spot {
-    fingerprint: u64,
-    candidates: [usize; 2],
-    versions: [u64; 2],
-    at: At,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum At {
-    /// In a slot of the first candidate.
-    Home(u8),
-    /// In a slot of the second.
-    Other(u8),
-    Nowhere,
 }
 
 impl<C: Cell> Table<C> {
@@ -108,23 +95,6 @@ impl<C: Cell> Table<C> {
 
     pub(crate) fn bytes(&self) -> usize {
         size_of_val(&*self.sets) + self.horizons.bytes() + self.crowding.estates() * size_of::<C>()
-    }
-
-    /// A consistent reading of the key's state, if it is there.
-    #[inline(always)]
-    pub(crate) fn read_near(&self, hash: u64) -> Result<Near<'_, C>, Missed> {
-        let fingerprint = fingerprint(hash);
-        let home = &self.sets[scale(fingerprint, self.sets.len())];
-        let version = home.version();
-        if let Some(slot) = home.find(fingerprint) {
-            return Near::read(home, version, slot);
-        }
-        let other = &self.sets[self.candidates(fingerprint)[1]];
-        let version = other.version();
-        match other.find(fingerprint) {
-            Some(slot) => Near::read(other, version, slot),
-            None => Err(Missed::Absent),
-        }
     }
 
     /// A consistent reading of the key's state, or of the zero state if the key is nowhere. `spot` notes what it was read from.
@@ -382,99 +352,6 @@ pub(crate) struct Seen<'a, C: Cell + 'a> {
     pub(crate) horizon: u64,
 }
 
-/// Why there is no reading.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-// As wide as the words that decisions are made of: in a result of either, a byte of it would have the words in pieces.
-#[repr(u64)]
-#[allow(unreachable_pub, reason = "named by a hidden method only")]
-pub enum Missed {
-    /// Somebody is at work there: it is worth another try.
-    Busy,
-    /// The key seems to be in neither set, of which only both versions together could tell.
-    Absent,
-}
-
-/// A key where it was found.
-pub(crate) struct Near<'a, C: Cell> {
-    set: &'a Set<C>,
-    version: u64,
-    slot: u8,
-    pub(crate) state: C::Snapshot<'a>,
-}
-
-impl<'a, C: Cell> Near<'a, C> {
-    #[inline(always)]
-    fn read(set: &'a Set<C>, version: u64, slot: u8) -> Result<Self, Missed> {
-        let state = set.cell(slot).snapshot();
-        if set.is_at(version) { Ok(Self { set, version, slot, state }) } else { Err(Missed::Busy) }
-    }
-
-    /// Stores another state, unless anything in the set has changed since the reading. Tells the moment from which on that
-    /// state is as good as new.
-    #[inline(always)]
-    pub(crate) fn replace(self, state: C::State) -> Result<u64, Missed> {
-        let mut locked = self.lock()?;
-        **locked.edit() = state;
-        Ok(locked.fresh_at())
-    }
-
-    /// The moment from which on the state is as good as new.
-    #[inline(always)]
-    pub(crate) fn fresh_at(&self) -> u64 {
-        self.set.cell(self.slot).fresh_at()
-    }
-
-    /// Takes the lock, unless anything in the set has changed since the reading.
-    #[inline(always)]
-    pub(crate) fn lock(self) -> Result<LockedNear<'a, C>, Missed> {
-        let Self { set, version, slot, state } = self;
-        if set.lock(version) {
-            Ok(LockedNear { edit: Some(set.cell(slot).edit_from(state)), set, version, slot })
-        } else {
-            Err(Missed::Busy)
-        }
-    }
-}
-
-/// A key where it was found, under the lock, which is given back when this is dropped.
-pub(crate) struct LockedNear<'a, C: Cell> {
-    edit: Option<C::Edit<'a>>,
-    set: &'a Set<C>,
-    version: u64,
-    slot: u8,
-}
-
-impl<'a, C: Cell> LockedNear<'a, C> {
-    /// The state to change.
-    #[inline(always)]
-    pub(crate) fn edit(&mut self) -> &mut C::Edit<'a> {
-        self.edit.get_or_insert_with(|| self.set.cell(self.slot).edit())
-    }
-
-    /// The moment from which on what was written is as good as new.
-    #[inline(always)]
-    pub(crate) fn fresh_at(&mut self) -> u64 {
-        self.edit = None;
-        self.set.cell(self.slot).fresh_at()
-    }
-}
-
-impl<C: Cell> Drop for LockedNear<'_, C> {
-    #[inline(always)]
-    fn drop(&mut self) {
-        self.edit = None;
-        self.set.unlock(self.version);
-    }
-}
-
-/// A slot, under the lock.
-#[derive(Clone, Copy, Debug)]
-#[allow(unreachable_pub, reason = "named by a hidden trait only")]
-pub struct Place {
-    set: usize,
-    slot: u8,
-}
-
 /// Unlocks also when a user's algorithm panics.
 struct Unlock<'a, C: Cell> {
     table: &'a Table<C>,
@@ -485,41 +362,6 @@ impl<C: Cell> Drop for Unlock<'_, C> {
     #[inline(always)]
     fn drop(&mut self) {
         self.table.unlock(self.spot);
-    }
-}
-
-impl Spot {
-    /// No reading at all.
-    pub(crate) const BLANK: Self = Self { fingerprint: 0, candidates: [0; 2], versions: [0; 2], at: At::Nowhere };
-
-    /// Whether the key was nowhere.
-    pub(crate) fn is_nowhere(&self) -> bool {
-        self.at == At::Nowhere
-    }
-
-    /// Where the key was.
-    #[inline(always)]
-    pub(crate) fn place(&self) -> Option<Place> {
-        match self.at {
-            At::Home(slot) => Some(Place { set: self.candidates[0], slot }),
-            At::Other(slot) => Some(Place { set: self.candidates[1], slot }),
-            At::Nowhere => None,
-        }
-    }
-
-    /// Which of the candidates' versions vouch for the reading.
-    #[inline(always)]
-    fn vouching(&self) -> std::ops::Range<usize> {
-        match self.at {
-            At::Home(_) => 0..1,
-            At::Other(_) => 1..2,
-            At::Nowhere => 0..2,
-        }
-    }
-
-    /// The candidates in the order in which every thread locks sets.
-    fn in_order(&self) -> [usize; 2] {
-        if self.candidates[0] < self.candidates[1] { [0, 1] } else { [1, 0] }
     }
 }
 

@@ -43,16 +43,32 @@ where
     let (wait, state) = match algorithm.try_at_once(&near.state, now, ask) {
         AtOnce::Charged(state) => {
             let until = near.replace(state.clone())?;
-            receipt.begin(now, Duration::ZERO, ask.cost, 1);
-            receipt.note(0, || Timestamp::from_micros(until));
+            note_at_once(receipt, asked, until);
             (0, state)
         }
         AtOnce::Denied(wait) => (wait, near.state.clone()),
         AtOnce::Unsaid => return Err(Missed::Busy),
     };
-    let reading = algorithm.reading_at_once(&state, now);
-    let standing = Standing::at_once(row.limit.shared_name().clone(), wait, reading);
-    Ok(Decision::by_store(now, algorithm.promises_turns(), standing))
+    Ok(decision_at_once(row, algorithm, &state, now, wait))
+}
+
+#[inline(always)]
+fn note_at_once<Key: ?Sized, S>(receipt: &mut impl Note, asked: &Asked<'_, Key, S>, until: u64) {
+    receipt.begin(asked.now, Duration::ZERO, asked.ask.cost, 1);
+    receipt.note(0, || Timestamp::from_micros(until));
+}
+
+/// Of a state that was charged, or that refuses for so many microseconds.
+#[inline(always)]
+fn decision_at_once<A: Algorithm, C: Chooser, P>(
+    row: &Row<C, P>,
+    algorithm: &A,
+    state: &A::State,
+    now: Timestamp,
+    wait: u64,
+) -> Decision {
+    let standing = Standing::at_once(row.limit.shared_name().clone(), wait, algorithm.reading_at_once(state, now));
+    Decision::by_store(now, algorithm.promises_turns(), standing)
 }
 
 /// Decides in any case, with a receipt.
@@ -93,7 +109,7 @@ where
     P::Part: Hash,
     S: BuildHasher,
 {
-    if !C::Algorithm::DECIDES_AT_ONCE || !row.is_plain() || row.table.has_estates() {
+    if !row.is_plain() || row.table.has_estates() {
         return None;
     }
     let &Asked { now, ask, .. } = asked;
@@ -109,10 +125,8 @@ where
             Err(NotInserted::Late) => return None,
         }
     };
-    receipt.begin(now, Duration::ZERO, ask.cost, 1);
-    receipt.note(0, || Timestamp::from_micros(until));
-    let standing = Standing::at_once(row.limit.shared_name().clone(), 0, algorithm.reading_at_once(&state, now));
-    Some(Decision::by_store(now, algorithm.promises_turns(), standing))
+    note_at_once(receipt, asked, until);
+    Some(decision_at_once(row, algorithm, &state, now, 0))
 }
 
 /// For a key that is there, whatever is asked.

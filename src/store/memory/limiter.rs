@@ -8,7 +8,7 @@ use super::builder::MemoryBuilder;
 use super::dynamic::DynLimit;
 use super::hasher::DefaultHashBuilder;
 use super::limits::{Limits, LimitsFor};
-use super::share::{Asked, Room, Share};
+use super::share::{Asked, Room, Share, read};
 use super::usage::{HeavyKey, KeyId, Usage};
 use crate::algorithm::Algorithm;
 use crate::clock::{Clock, SystemClock, Timestamp};
@@ -97,7 +97,7 @@ impl<L: Limits<S>, C: Clock, S> Memory<L, C, S> {
 
     #[inline(always)]
     fn now(&self) -> Timestamp {
-        self.shared.clock.now().min(Timestamp::LAST)
+        read(&self.shared.clock)
     }
 
     #[inline(always)]

@@ -70,8 +70,14 @@ pub struct Asked<'a, Key: ?Sized, S> {
 impl<Key: ?Sized, S> Asked<'_, Key, S> {
     /// The time right now, which may be long after it was [asked](Self::now) if the thread was descheduled.
     pub(super) fn read_clock(&self) -> Timestamp {
-        self.clock.now().min(Timestamp::LAST)
+        read(self.clock)
     }
+}
+
+/// The time, as far as limiters in memory tell it.
+#[inline(always)]
+pub(super) fn read(clock: &(impl Clock + ?Sized)) -> Timestamp {
+    clock.now().min(Timestamp::LAST)
 }
 
 impl<Key: ?Sized, S> Clone for Asked<'_, Key, S> {
