@@ -15,6 +15,7 @@ use std::time::Duration;
 
 use axum::Router;
 use axum::http::Request;
+use axum::http::request::Parts;
 use axum::routing::get;
 use bytes::Bytes;
 use http_body_util::Full;
@@ -65,7 +66,7 @@ async fn ask(requests: usize, allowed: u64) -> Result<(), Box<dyn Error + Send +
 
 /// Stands for somebody else's server. It counts what it refuses.
 async fn provide(allowed: u64, refused: Arc<AtomicUsize>) -> std::io::Result<String> {
-    let count = move |refusal: &Refusal| {
+    let count = move |_: &Parts, refusal: &Refusal| {
         refused.fetch_add(1, Ordering::Relaxed);
         axum::http::Response::builder().status(429).body(refusal.to_string().into()).expect("a response")
     };

@@ -9,7 +9,7 @@
 
 use std::time::Duration;
 
-use tower_ratelimit::algorithm::{Algorithm, Charge};
+use tower_ratelimit::algorithm::Algorithm;
 use tower_ratelimit::{Ask, Error, Figures, ManualClock, Memory, Reading, Timestamp, Verdict};
 
 const HOUR: u64 = 3_600_000_000;
@@ -64,13 +64,6 @@ impl Algorithm for Allowance {
             let (owed, at) = self.owed(state, now);
             *state = self.state(owed.saturating_add(cost), at);
         }
-    }
-
-    fn give_back(&self, state: &mut State, now: Timestamp, charge: Charge, amount: u64) {
-        let (owed, at) = self.owed(state, now);
-        // What the midnights since then have paid back, first in, first out, does not count any more.
-        let unpaid = self.daily.saturating_mul((charge.until.as_micros() / DAY).saturating_sub(at / DAY));
-        *state = self.state(owed.saturating_sub(amount.min(charge.cost).min(unpaid)), at);
     }
 
     fn reading(&self, state: &State, now: Timestamp) -> Reading {

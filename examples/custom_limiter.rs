@@ -31,24 +31,27 @@ impl Limiter<KeyText> for Prepaid {
     type Future = BoxFuture<Result<Outcome, Error>>;
 
     fn acquire(&self, account: &KeyText, ask: Ask) -> Acquire<Self::Future> {
-        let Outcome { decision, receipt } = self.burst.acquire_now(account, ask);
-        if !decision.is_allowed() {
-            // Ready at once, with no future, and the bank is not even asked.
-            return Acquire::Ready(Ok(decision.into()));
+        if ask.hold {
+            return Acquire::Ready(Err(Error::unsupported("a prepaid account can't hold costs")));
         }
-        // The future must not borrow from `self`; clones share one memory. If it is dropped, the burst stays charged.
-        let (Self { burst, bank }, account) = (self.clone(), *account);
+        let (decision, held) = match self.burst.hold(account, ask) {
+            Acquire::Ready(Ok(Outcome { decision, held: Some(held) })) => (decision, held),
+            // Denied: ready at once, with no future, and the bank is not even asked.
+            Acquire::Ready(denied) => return Acquire::Ready(denied),
+            Acquire::Pending(future) => return Acquire::Pending(Box::pin(future)),
+        };
+        // The future must not borrow from `self`. If it is dropped, the guard settles the whole cost.
+        let (bank, account) = (Arc::clone(&self.bank), *account);
         Acquire::Pending(Box::pin(async move {
             let at = decision.decided_at();
             let debited = bank.debit(account, ask.cost).await;
             if let Ok(Some(left)) = debited {
+                held.settle(ask.cost).await?;
                 let both = [decision.standings(), &[credit(Verdict::Allowed, left)]].concat();
                 return Ok(Decision::every(at, both).into());
             }
-            // All or nothing: a refusal charges nobody.
-            if let Some(receipt) = receipt {
-                burst.give_back(&account, receipt).await?;
-            }
+            // All or nothing: a denial charges nobody.
+            held.release().await?;
             debited.map(|_| Decision::one(at, credit(Verdict::Denied { retry_after: MONTH }, 0)).into())
         }))
     }

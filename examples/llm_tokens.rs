@@ -17,7 +17,7 @@ type Tokens = Memory<TokenBucket>;
 /// the server drops both.
 struct Answer {
     words_to_come: u64,
-    reservation: Reservation<&'static str, Tokens>,
+    reservation: Reservation,
 }
 
 impl Iterator for Answer {
@@ -35,7 +35,7 @@ impl Iterator for Answer {
 async fn ask(tokens: &Tokens, user: &'static str, estimate: u64, words: u64) -> Result<Option<Answer>, Error> {
     const PROMPT: u64 = 10;
 
-    let (reservation, decision) = Reservation::reserve(tokens.clone(), user, Ask::cost(PROMPT + estimate)).await?;
+    let (reservation, decision) = Reservation::reserve(tokens, user, Ask::cost(PROMPT + estimate)).await?;
     let Some(mut reservation) = reservation else {
         let hours = decision.retry_after().map_or(0, |wait| wait.as_secs().div_ceil(3600));
         println!("{estimate} tokens are not there: try again in {hours} hours");

@@ -1,33 +1,41 @@
-//! A request that is with the inner service.
+//! A request that is with the inner service, and whose actual cost the response tells.
 
 use std::sync::Arc;
 
-use crate::limiter::{Limiter, Receipt, Reply};
+use crate::limiter::{Held, Reply};
 use crate::observe::Event;
 use crate::settings::Settings;
 use crate::tariff::Tariff;
 
-/// What to settle when the service has answered.
-pub(crate) struct Bill<Key, K, A, R, T> {
-    pub(crate) settings: Arc<Settings<K, A, R, T>>,
-    pub(crate) key: Key,
-    pub(crate) receipt: Receipt,
+/// What to settle when the service has responded. Dropped before, it settles the whole held cost.
+pub(crate) struct Bill<K, A, R, T> {
+    settings: Arc<Settings<K, A, R, T>>,
+    held: Option<Held>,
 }
 
-impl<Key, K, A, R, T> Bill<Key, K, A, R, T> {
-    /// Settles, and says if that is still going on.
-    pub(crate) fn settle<Request, Response, Error>(self, answer: Result<&Response, &Error>) -> Option<Reply<()>>
+impl<K, A, R, T> Bill<K, A, R, T> {
+    pub(crate) fn new(settings: Arc<Settings<K, A, R, T>>, held: Held) -> Self {
+        Self { settings, held: Some(held) }
+    }
+
+    /// Settles, and returns the reply if the store is still recording it.
+    pub(crate) fn settle<Request, Response, Error>(mut self, answer: Result<&Response, &Error>) -> Option<Reply<()>>
     where
-        A: Limiter<Key>,
         T: Tariff<Request, Response, Error>,
     {
-        let charged = self.receipt.cost();
-        let actual = self.settings.tariff.settle(charged, answer);
-        if actual == charged {
-            return None;
+        let held = self.held.take()?;
+        let actual = self.settings.tariff.settle(held.cost(), answer);
+        self.settings.observers.tell(|| Event::Settled { held: held.cost(), actual });
+        // If the store cannot record it now, the hold expires there: the response does not wait for that.
+        held.settle(actual).try_ready().err()
+    }
+}
+
+impl<K, A, R, T> Drop for Bill<K, A, R, T> {
+    fn drop(&mut self) {
+        if let Some(held) = self.held.take() {
+            let cost = held.cost();
+            self.settings.observers.tell(|| Event::Settled { held: cost, actual: cost });
         }
-        self.settings.observers.tell(|| Event::Settled { charged, actual });
-        // A store that can't note it now leaves the charge as it was: the response is not held up for that.
-        self.settings.limiter.settle(&self.key, self.receipt, actual).try_ready().err()
     }
 }

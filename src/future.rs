@@ -43,7 +43,7 @@ where
         #[pin]
         response: S::Future,
         mark: Option<R::Mark>,
-        bill: Option<Box<Bill<K::Key, K, A, R, T>>>,
+        bill: Option<Box<Bill<K, A, R, T>>>,
     },
     Refused {
         answer: Option<Answer<Request, S, R>>,
@@ -75,7 +75,7 @@ where
         Self { state: State::Called { response, mark: Some(mark), bill: None } }
     }
 
-    pub(crate) fn to_settle(response: S::Future, mark: R::Mark, bill: Bill<K::Key, K, A, R, T>) -> Self {
+    pub(crate) fn to_settle(response: S::Future, mark: R::Mark, bill: Bill<K, A, R, T>) -> Self {
         Self { state: State::Called { response, mark: Some(mark), bill: Some(Box::new(bill)) } }
     }
 

@@ -27,18 +27,69 @@ use crate::tariff::{CostBy, One, SettleBy};
 ///
 /// # What is charged
 ///
-/// A request is charged when it is let through, before the inner service is called. It stays charged whatever becomes of
-/// it then: if the inner service fails or panics, if its response is never read, if the response's future is dropped;
-/// unless [`settle`](Self::settle) says otherwise when the service has answered. A refused request is not charged, nor one
-/// that is exempt or lacks its key.
+/// A request is charged when it is allowed, before the inner service is called. It stays charged if the inner service fails
+/// or panics, or if the response is never read. A denied request is not charged, nor one that is exempt or has no key.
 ///
-/// A future that is dropped while a limiter elsewhere (in Redis) is still deciding may or may not be charged. One that is
-/// dropped while it waits for its turn gives its charge back, as far as it still counts: the turns of those behind it stay
-/// as they were promised, and what room that leaves goes to whoever asks next.
+/// With [`settle`](Self::settle) the layer *holds* the cost instead ([`Held`](crate::limiter::Held)). When the service has
+/// responded, it charges what the response says. If the response's future is dropped before, or the service panics, it
+/// charges the whole held cost. Nothing is ever refunded.
+///
+/// # Cancellation
+///
+/// If the future is dropped while a limiter elsewhere (in Redis) decides, the request may stay charged. If it is dropped while
+/// the request waits for a scheduled start, the charge stays, and the starts of others do not change. If it is dropped while
+/// the request waits to ask again, nothing was charged.
 ///
 /// What the layer wraps is what it charges for. In axum, [`Router::layer`](https://docs.rs/axum/latest/axum/struct.Router.html#method.layer)
 /// wraps the fallback too, so a request for a path that does not exist is charged; `Router::route_layer` wraps the routes
 /// alone, and lets such a request go to its 404 uncharged and unlimited.
+///
+/// # The inner service is `Clone`
+///
+/// A request that waits keeps an instance of the inner service, and later requests need another instance. So the inner
+/// service must be `Clone`, as the services of axum, tonic, hyper and reqwest are. A service that is not `Clone` needs
+/// a [`tower::buffer::Buffer`](https://docs.rs/tower/latest/tower/buffer/index.html) around it: the buffer is `Clone`,
+/// and runs the service in a task of its own. The service's error then is a `tower::BoxError`.
+///
+/// ```
+/// use tower::{BoxError, Service, ServiceBuilder, ServiceExt};
+/// use tower_ratelimit::key::Global;
+/// use tower_ratelimit::response::AsError;
+/// use tower_ratelimit::{FixedWindow, Memory, Quota, RateLimitLayer};
+///
+/// /// Holds what must not be cloned.
+/// struct Connection(u32);
+///
+/// impl Service<u32> for Connection {
+///     type Response = u32;
+///     type Error = BoxError;
+///     type Future = std::future::Ready<Result<u32, BoxError>>;
+///
+///     fn poll_ready(&mut self, _: &mut std::task::Context<'_>) -> std::task::Poll<Result<(), BoxError>> {
+///         std::task::Poll::Ready(Ok(()))
+///     }
+///
+///     fn call(&mut self, number: u32) -> Self::Future {
+///         self.0 += number;
+///         std::future::ready(Ok(self.0))
+///     }
+/// }
+///
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), BoxError> {
+/// let limiter = Memory::new(FixedWindow::new(Quota::per_minute(2)));
+/// let mut service = ServiceBuilder::new()
+///     .layer(RateLimitLayer::new(Global, limiter).responder(AsError))
+///     // Inside of the limit, so that a rejected request takes no place in the buffer.
+///     .buffer(16)
+///     .service(Connection(0));
+///
+/// assert_eq!(service.ready().await?.call(1).await?, 1);
+/// assert_eq!(service.ready().await?.call(2).await?, 3);
+/// assert!(service.ready().await?.call(3).await.is_err(), "over the limit");
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone)]
 #[must_use = "a layer limits nothing until it wraps a service"]
 pub struct RateLimitLayer<K, A, R = Http, T = One> {
@@ -61,15 +112,17 @@ impl<K, A, R, T> RateLimitLayer<K, A, R, T> {
         RateLimitLayer { settings: Settings { key, limiter, responder, tariff, missing, wait, observers } }
     }
 
-    /// Sets what becomes of a request that lacks its key: by default it is refused.
+    /// Sets what the layer does with a request whose key is absent: by default the layer refuses the request.
+    ///
+    /// A key that is [unusable](crate::key::Missing::unusable) is always refused.
     pub fn when_missing(mut self, missing: WhenMissing) -> Self {
         self.settings.missing = missing;
         self
     }
 
     /// Lets requests of which `exempt` holds pass under no limit: [`Preflight`](crate::key::Preflight),
-    /// [`Paths`](crate::key::Paths), [`PeerIn`](crate::key::PeerIn), or a closure `Fn(&Request) -> bool`. May be called
-    /// several times.
+    /// [`Paths`](crate::key::Paths), [`ClientIn`](crate::key::ClientIn), [`PeerIn`](crate::key::PeerIn), or a closure
+    /// `Fn(&Request) -> bool`. May be called several times.
     ///
     /// ```
     /// # use tower_ratelimit::{Gcra, Memory, PeerIp, Quota, RateLimitLayer};
@@ -102,9 +155,13 @@ impl<K, A, R, T> RateLimitLayer<K, A, R, T> {
     /// [`OnlySuccesses`](crate::tariff::OnlySuccesses), or a closure `|charged: u64, answer: Result<&Response, &Error>| ->
     /// u64`.
     ///
-    /// What was charged too much is given back, as far as it still counts; what was charged too little is charged then,
-    /// allowed or not. The header fields tell how the key stood before. A future that is dropped before the service has
-    /// answered leaves the charge as it was.
+    /// The layer holds the cost at admission and charges what this says when the service has responded: see
+    /// [`Held`](crate::limiter::Held). More than the held cost is charged without asking. Header fields carry the key's numbers
+    /// at admission. A response future that is dropped before charges the whole held cost.
+    ///
+    /// A hold starts now or is denied: a request of a layer that settles is never scheduled. With `max_wait` it asks again
+    /// when there should be room. A [`LeakyQueue`](crate::LeakyQueue) holds for one request of a key at a time, as its next
+    /// start follows the settlement: use a bucket or a window where responses take long.
     pub fn settle<F>(self, settle: F) -> RateLimitLayer<K, A, R, SettleBy<T, F>> {
         self.tariff(|rest| SettleBy { rest, settle })
     }
@@ -148,7 +205,8 @@ impl<K, A, R, T> RateLimitLayer<K, A, R, T> {
     /// promises within what was left when it was asked is waited for.
     ///
     /// Without this setting only a [`LeakyQueue`](crate::LeakyQueue) lets requests wait, as long as it must; a `longest` of
-    /// zero keeps it from that. Waiting holds no readiness of the inner service, and needs a tokio runtime with its timer.
+    /// zero keeps it from that. Waiting holds no readiness of the inner service, and needs a tokio runtime with its timer:
+    /// outside of one, a request that would wait for a scheduled start is denied, although it was charged for that start.
     pub fn max_wait(mut self, longest: std::time::Duration) -> Self {
         self.settings.wait.longest = Some(longest);
         self

@@ -42,7 +42,7 @@
 //! | [`key`] | whose request it is: the extractors |
 //! | [`algorithm`] | how much a key may have: the algorithms, and what each lets through in the worst case |
 //! | [`limit`] | named limits, several of them as one, and an algorithm [chosen by the key](per_key) |
-//! | [`limiter`] | the seam between whoever asks and whatever decides; receipts to give charges back |
+//! | [`limiter`] | the trait between the middleware and the stores, limiters made of limiters, and [holds](limiter::Held) |
 //! | [`store`] | where states are remembered |
 //! | [`tariff`] | what a request costs, before and after it was answered |
 //! | [`response`] | what a decision looks like from outside |
@@ -64,7 +64,7 @@
 //!   forgotten. There is no background thread and no sweep.
 //! - **Nothing on the way**: a decision in memory is ready at once and allocates nothing (the sliding log apart).
 //! - **All or nothing**: of several limits none is charged if one refuses.
-//! - **A missing key is not an exemption**: leaving a header out does not lift a limit.
+//! - **A missing key is not an exemption**: leaving a header out, or sending it twice, does not lift a limit.
 //! - **No client is believed**: proxies are [trusted](key::TrustedProxies) explicitly, and of secrets only keyed hashes are
 //!   kept.
 //! - **tower's contract**: a request goes to the very instance that was made ready; a refusal releases what its readiness
@@ -186,7 +186,32 @@ pub use crate::table::WhenFull;
 #[doc = include_str!("../README.md")]
 struct Readme;
 
-/// Those of the page for who comes from another crate.
-#[cfg(doctest)]
-#[doc = include_str!("../docs/from-tower-governor.md")]
-struct FromTowerGovernor;
+/// The guide: pages on choosing algorithms, key extractors, responses, costs, and more.
+///
+/// The same pages are in the folder `docs` of the repository.
+#[cfg(any(doc, doctest))]
+pub mod guide {
+    #[doc = include_str!("../docs/choosing.md")]
+    pub mod choosing {}
+
+    #[doc = include_str!("../docs/costs.md")]
+    pub mod costs {}
+
+    #[doc = include_str!("../docs/from-tower-governor.md")]
+    pub mod from_tower_governor {}
+
+    #[doc = include_str!("../docs/keys.md")]
+    pub mod keys {}
+
+    #[doc = include_str!("../docs/metrics.md")]
+    pub mod metrics {}
+
+    #[doc = include_str!("../docs/performance.md")]
+    pub mod performance {}
+
+    #[doc = include_str!("../docs/redis.md")]
+    pub mod redis {}
+
+    #[doc = include_str!("../docs/responses.md")]
+    pub mod responses {}
+}

@@ -5,7 +5,7 @@ use std::fmt;
 use std::marker::PhantomData;
 
 use crate::algorithm::Algorithm;
-use crate::decision::Name;
+use crate::decision::{Name, unfit_for_name};
 use crate::error::Error;
 
 /// A named limit on a part of the key.
@@ -42,25 +42,34 @@ pub struct Limit<A, P = Whole> {
     name: Name,
     algorithm: A,
     part: P,
+    /// What the part is called, where that is its identity and not its type.
+    part_name: Option<Name>,
     shadow: bool,
 }
 
 impl<A> Limit<A> {
     /// A limit that counts by the whole key. `algorithm` is one for all keys, or [`per_key`].
     ///
-    /// The name is the limit's identity: in header fields, in decisions, in a shared store.
+    /// The name is the limit's identity: in header fields, in decisions, in a shared store. It must not be empty, and
+    /// consists of printable ASCII without `"` and `\`, which header fields and bodies carry alike: to build a limiter
+    /// of any other name is an error. Where layers are stacked, clients tell their limits apart by the names.
     pub fn new(name: impl Into<Cow<'static, str>>, algorithm: A) -> Self {
-        Self { name: name.into().into(), algorithm, part: Whole, shadow: false }
+        Self { name: name.into().into(), algorithm, part: Whole, part_name: None, shadow: false }
     }
 
     /// Counts by what `part` makes of the key: a number, an address, `()` for one count over all keys.
     pub fn by<Key: ?Sized, Part, F: Fn(&Key) -> Part>(self, part: F) -> Limit<A, By<F, Part>> {
-        Limit { name: self.name, algorithm: self.algorithm, part: By(part, PhantomData), shadow: self.shadow }
+        self.with_part(By(part, PhantomData))
     }
 
     /// Counts by a part of the key that `part` borrows from it.
     pub fn by_ref<Key: ?Sized, Part: ?Sized, F: Fn(&Key) -> &Part>(self, part: F) -> Limit<A, ByRef<F, Part>> {
-        Limit { name: self.name, algorithm: self.algorithm, part: ByRef(part, PhantomData), shadow: self.shadow }
+        self.with_part(ByRef(part, PhantomData))
+    }
+
+    fn with_part<P>(self, part: P) -> Limit<A, P> {
+        let Self { name, algorithm, shadow, .. } = self;
+        Limit { name, algorithm, part, part_name: None, shadow }
     }
 }
 
@@ -88,6 +97,18 @@ impl<A, P> Limit<A, P> {
 
     pub(crate) fn shared_name(&self) -> &Name {
         &self.name
+    }
+
+    /// Tells parts of one type apart: two function pointers, for instance.
+    #[cfg(feature = "serde")]
+    pub(crate) fn with_part_name(mut self, name: &str) -> Self {
+        self.part_name = Some(Cow::<'static, str>::Owned(name.to_owned()).into());
+        self
+    }
+
+    /// Whether both count by the same part of the key, as far as that can be known.
+    pub(crate) fn counts_as(&self, other: &Self) -> bool {
+        self.part_name.as_ref().map(Name::as_str) == other.part_name.as_ref().map(Name::as_str)
     }
 
     pub(crate) fn algorithm(&self) -> &A {
@@ -306,7 +327,7 @@ impl<A: Algorithm> IntoLimit for A {
     type Part = Whole;
 
     fn into_limit(self) -> Limit<A> {
-        Limit { name: Name::DEFAULT, algorithm: self, part: Whole, shadow: false }
+        Limit { name: Name::DEFAULT, algorithm: self, part: Whole, part_name: None, shadow: false }
     }
 }
 
@@ -315,7 +336,7 @@ impl<F, A: Algorithm> IntoLimit for PerKey<F, A> {
     type Part = Whole;
 
     fn into_limit(self) -> Limit<Self> {
-        Limit { name: Name::DEFAULT, algorithm: self, part: Whole, shadow: false }
+        Limit { name: Name::DEFAULT, algorithm: self, part: Whole, part_name: None, shadow: false }
     }
 }
 
@@ -328,16 +349,25 @@ impl<C: Chooser, P> IntoLimit for Limit<C, P> {
     }
 }
 
-/// Refuses two limits of one name: their header fields and figures could not be told apart.
+/// Returns an error if two limits have one name, which clients could not tell apart, or if a name cannot be sent as it
+/// is.
 pub(crate) fn names_differ<'a>(names: impl IntoIterator<Item = &'a str>) -> Result<(), Error> {
     let mut seen = std::collections::HashSet::new();
     for name in names {
         if name.is_empty() {
             return Err(Error::config("a limit has an empty name: give it one that clients may see"));
         }
+        if let Some(char) = unfit_for_name(name) {
+            return Err(Error::config(format!(
+                "limit name {name:?}: header fields cannot carry {char:?}; use printable ASCII other than '\"' and '\\'"
+            )));
+        }
         if !seen.insert(name) {
             return Err(Error::config(format!("two limits are named {name:?}: give each its own with `Limit::new`")));
         }
+    }
+    if seen.is_empty() {
+        return Err(Error::config("no limits: a limiter without limits would allow everything; add a limit"));
     }
     Ok(())
 }

@@ -15,7 +15,7 @@ use crate::response::{Admission, Refusal, Respond};
 use crate::settings::{Answer, Judgement, judge, told};
 use crate::tariff::Tariff;
 use crate::timer::{Sleep, sleep};
-use crate::turn::{Let, Turn, Waiting};
+use crate::turn::{NotForwarded, Turn, Waiting};
 
 /// The states of a request that is not forwarded yet.
 #[pin_project(project = Projection)]
@@ -61,7 +61,7 @@ where
     R: Respond<Request, S::Response, S::Error>,
 {
     /// It was forwarded.
-    Call { response: S::Future, mark: R::Mark, bill: Option<Box<Bill<K::Key, K, A, R, T>>> },
+    Call { response: S::Future, mark: R::Mark, bill: Option<Box<Bill<K, A, R, T>>> },
     /// It was refused, or the service has failed.
     Answer(Answer<Request, S, R>),
 }
@@ -112,21 +112,21 @@ where
                 }
                 Self::refused(what, Refusal::Limited(decision))
             }
-            Judgement::Pass(decision, receipt) => {
+            Judgement::Pass(decision, guard) => {
                 let delay = decision.delay();
                 what.watch.waiting();
-                let turn = Turn::new(what, decision, receipt);
+                let guard = NotForwarded::new(guard);
                 if delay.is_zero() {
-                    let held = Held { service, is_ready, what: turn };
+                    let held = Held { service, is_ready, what: Turn { waiting: what, decision, held: guard } };
                     return if is_ready { Self::called(held) } else { Self::Readying { held: Some(held) } };
                 }
                 let service = fresh(service, is_ready);
-                let mut held = Held { service, is_ready: false, what: turn };
-                if let (true, Some(sleep)) = (held.what.sit_down(), sleep(delay)) {
-                    return Self::Delayed { sleep, held: Some(held) };
-                }
-                let (what, decision) = held.what.renounce();
-                Self::refused(what, Refusal::Limited(decision.refused_for(delay)))
+                let Some(sleep) = sleep(delay) else {
+                    return Self::refused(what, Refusal::Limited(decision.refused_for(delay)));
+                };
+                what.wait_for_start();
+                let what = Turn { waiting: what, decision, held: guard };
+                Self::Delayed { sleep, held: Some(Held { service, is_ready: false, what }) }
             }
         }
     }
@@ -139,12 +139,16 @@ where
 
     fn called(held: HeldTurn<Request, S, K, A, R, T>) -> Self {
         let Held { mut service, what, .. } = held;
-        let Let { waiting: Waiting { mut request, key, settings, watch, .. }, decision, receipt } = what.take();
+        let Turn { mut waiting, decision, held } = what;
+        waiting.stand_up();
+        let Waiting { mut request, settings, watch, .. } = waiting;
         watch.end(|took| Event::Decided { decision: &decision, took });
-        let mark = settings.responder.admit(&mut request, Admission::Decided(decision));
+        let mut mark = settings.responder.admit(&mut request, Admission::Decided(decision));
+        settings.observe::<Request, S>(&mut mark);
+        // From here on dropping it settles the whole: also if the service panics.
+        let held = held.take();
         let response = service.call(request);
-        let receipt = receipt.filter(|_| T::SETTLES);
-        let bill = receipt.map(|receipt| Box::new(Bill { settings, key, receipt }));
+        let bill = held.map(|held| Box::new(Bill::new(settings, held)));
         Self::Done { step: Some(Step::Call { response, mark, bill }) }
     }
 }
@@ -187,7 +191,7 @@ where
                     match ready!(service.poll_ready(cx)) {
                         Ok(()) => Self::called(held.take().expect(POLLED_AGAIN)),
                         Err(error) => {
-                            // The turn is given back with what is held.
+                            // What is held is released.
                             *held = None;
                             Self::Done { step: Some(Step::Answer(Err(error.into()))) }
                         }

@@ -12,7 +12,7 @@ use crate::limiter::{Acquire, Limiter, Outcome};
 use crate::observe::Event;
 use crate::patience::{Held, Patience};
 use crate::response::{Admission, Http, Refusal, Respond};
-use crate::settings::{Judgement, Settings, WhenMissing, judge, told, told_missing};
+use crate::settings::{Judgement, Settings, judge, told, told_missing};
 use crate::tariff::{One, Tariff};
 use crate::turn::Waiting;
 
@@ -76,7 +76,7 @@ where
     fn call(&mut self, mut request: Request) -> Self::Future {
         let key = match self.settings.key.extract(&request) {
             Extracted::Key(key) => key,
-            Extracted::Missing(missing) if self.settings.missing == WhenMissing::Refuse => {
+            Extracted::Missing(missing) if self.settings.refuses(&missing) => {
                 return self.refuse(request, Refusal::MissingKey(missing));
             }
             unlimited => {
@@ -92,7 +92,7 @@ where
         let ask = self.settings.ask::<Request, S>(cost, patience);
         // What passes at once is with the inner service before it could be given up.
         let limiter = &self.settings.limiter;
-        let acquired = if T::SETTLES { limiter.acquire(&key, ask) } else { limiter.acquire_without_receipt(&key, ask) };
+        let acquired = limiter.acquire(&key, ask);
         let mark = match &acquired {
             Acquire::Ready(Ok(Outcome { decision, .. })) if decision.is_allowed_at_once() => {
                 self.settings.observers.tell(|| Event::Decided { decision, took: None });
@@ -103,18 +103,19 @@ where
         // All of the common case is here, and nothing of it moves needlessly: to move a request or a decision takes as long as a
         // good part of the deciding. So does what was written in pieces and is read as a whole: the ask is lent to nobody.
         if !T::SETTLES
-            && let Some(mark) = mark
+            && let Some(mut mark) = mark
         {
+            self.settings.observe::<Request, S>(&mut mark);
             return ResponseFuture::called(self.inner.call(request), mark);
         }
-        let Acquire::Ready(Ok(Outcome { decision, receipt })) = acquired else { unreachable!("it was just looked at") };
-        let mark = mark.unwrap_or_else(|| self.settings.responder.admit(&mut request, Admission::Decided(decision)));
+        let Acquire::Ready(Ok(Outcome { decision, held })) = acquired else { unreachable!("it was just looked at") };
+        let mut mark =
+            mark.unwrap_or_else(|| self.settings.responder.admit(&mut request, Admission::Decided(decision)));
+        self.settings.observe::<Request, S>(&mut mark);
         let response = self.inner.call(request);
-        match receipt {
-            Some(receipt) if T::SETTLES => {
-                ResponseFuture::to_settle(response, mark, Bill { settings: Arc::clone(&self.settings), key, receipt })
-            }
-            _ => ResponseFuture::called(response, mark),
+        match held {
+            Some(held) => ResponseFuture::to_settle(response, mark, Bill::new(Arc::clone(&self.settings), held)),
+            None => ResponseFuture::called(response, mark),
         }
     }
 }

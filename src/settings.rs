@@ -9,9 +9,10 @@ use tower_service::Service;
 use crate::decision::{Ask, Decision};
 use crate::error::Error;
 use crate::key::Missing;
-use crate::limiter::{Outcome, Receipt};
+use crate::limiter::{Held, Outcome};
 use crate::observe::{Event, Observers};
 use crate::response::{Refusal, Respond};
+use crate::tariff::Tariff;
 use crate::timer::Moment;
 
 #[derive(Clone, Debug)]
@@ -31,14 +32,16 @@ pub(crate) type Answer<Request, S, R> = Result<
     <R as Respond<Request, <S as Service<Request>>::Response, <S as Service<Request>>::Error>>::Error,
 >;
 
-/// What becomes of a request that should have a key and has none.
+/// What the layer does with a request whose key is absent.
+///
+/// A key that is [unusable](crate::key::Missing::unusable) (sent twice, empty, malformed) is refused in either case.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum WhenMissing {
     /// It is refused: in HTTP with status 400, or 500 where the server is at fault.
     #[default]
     Refuse,
-    /// It is let through under no limit. Whoever can leave the key out can then lift the limit.
+    /// The layer forwards the request under no limit. A client that can leave the key out can then lift the limit.
     Exempt,
 }
 
@@ -61,16 +64,25 @@ impl Wait {
         if full { Some(Duration::ZERO) } else { self.longest }
     }
 
-    /// A place to wait in, if one is free.
+    /// A permit to wait, if one is free.
     pub(crate) fn seat(&self, observers: &Observers) -> Option<Seat> {
         let taken = self.waiters.fetch_update(Ordering::AcqRel, Ordering::Acquire, |waiters| {
             (waiters < self.max_waiters).then_some(waiters + 1)
         });
-        taken.ok().map(|_| {
-            observers.tell(|| Event::WaitBegun);
-            let waiters = Arc::clone(&self.waiters);
-            Seat { waiters, observers: observers.clone(), since: Moment::now() }
-        })
+        taken.ok().map(|_| self.taken(observers))
+    }
+
+    /// A permit for a request that was charged for its scheduled start while a permit was free. Concurrent requests may
+    /// exceed `max_waiters` by their number: a charged request is not denied for that.
+    pub(crate) fn seat_of_charged(&self, observers: &Observers) -> Seat {
+        self.waiters.fetch_add(1, Ordering::AcqRel);
+        self.taken(observers)
+    }
+
+    fn taken(&self, observers: &Observers) -> Seat {
+        observers.tell(|| Event::WaitBegun);
+        let waiters = Arc::clone(&self.waiters);
+        Seat { waiters, observers: observers.clone(), since: Moment::now() }
     }
 }
 
@@ -98,35 +110,61 @@ impl Drop for Seat {
 }
 
 impl<K, A, R, T> Settings<K, A, R, T> {
+    /// A client can make its credential unusable at will, so no policy exempts that.
+    pub(crate) fn refuses(&self, missing: &Missing) -> bool {
+        missing.is_unusable() || self.missing == WhenMissing::Refuse
+    }
+
     #[inline]
     pub(crate) fn ask<Request, S>(&self, cost: u64, patience: Option<Duration>) -> Ask
     where
         S: Service<Request>,
         R: Respond<Request, S::Response, S::Error>,
+        T: Tariff<Request, S::Response, S::Error>,
     {
         let mut ask = Ask::cost(cost);
         ask.max_delay = patience;
         ask.every_limit = self.responder.wants_every_limit();
         ask.every_refusal = self.responder.wants_every_refusal();
+        ask.hold = T::SETTLES;
         ask
+    }
+
+    /// Lets the responder emit warnings when the service has answered, if anybody observes.
+    #[inline]
+    pub(crate) fn observe<Request, S>(&self, mark: &mut R::Mark)
+    where
+        S: Service<Request>,
+        R: Respond<Request, S::Response, S::Error>,
+    {
+        if self.observers.are_there() {
+            R::observe(mark, &self.observers);
+        }
     }
 }
 
 /// What a limiter's answer means for a request.
 pub(crate) enum Judgement {
     /// It passes, at once or when its turn has come.
-    Pass(Decision, Option<Receipt>),
+    Pass(Decision, Option<Held>),
     /// It may ask again after this time.
     AskAgain(Duration, Decision),
     Refuse(Refusal),
 }
 
+/// After how long a waiting request asks again that was denied because of held costs.
+const ESTIMATE_RECHECK: Duration = Duration::from_millis(100);
+
 /// `patience` is for how long the request may still wait.
 #[inline]
 pub(crate) fn judge(result: Result<Outcome, Error>, patience: Option<Duration>) -> Judgement {
     match result {
-        Ok(Outcome { decision, receipt }) if decision.is_allowed() => Judgement::Pass(decision, receipt),
+        Ok(Outcome { decision, held }) if decision.is_allowed() => Judgement::Pass(decision, held),
         Ok(Outcome { decision, .. }) => match (decision.retry_after(), patience) {
+            // Nobody knows when a held cost is settled: the request asks again soon, as long as it may wait.
+            (Some(wait), Some(patience)) if decision.is_estimate() && !patience.is_zero() => {
+                Judgement::AskAgain(wait.min(ESTIMATE_RECHECK).min(patience), decision)
+            }
             // One that promises turns would have promised one, if it came in time.
             (Some(wait), Some(patience)) if wait <= patience && !decision.promises_turns() => {
                 Judgement::AskAgain(wait, decision)

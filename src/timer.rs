@@ -5,13 +5,16 @@ pub(crate) use self::with::{Moment, Sleep, sleep, spawn};
 #[cfg(feature = "timer")]
 mod with {
     use std::future::Future;
+    use std::panic::catch_unwind;
     use std::time::Duration;
 
     pub(crate) use tokio::time::{Instant as Moment, Sleep};
 
-    /// `None` outside of a tokio runtime.
+    /// `None` outside of a tokio runtime, and in a runtime that was built without a timer.
     pub(crate) fn sleep(span: Duration) -> Option<Sleep> {
-        tokio::runtime::Handle::try_current().is_ok().then(|| tokio::time::sleep(span))
+        tokio::runtime::Handle::try_current().ok()?;
+        // tokio has no other way to find out whether a runtime has a timer.
+        catch_unwind(|| tokio::time::sleep(span)).ok()
     }
 
     pub(crate) fn spawn(future: impl Future<Output = ()> + Send + 'static) {

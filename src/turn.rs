@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::decision::{Ask, Decision};
-use crate::limiter::{Acquire, Limiter, Receipt};
-use crate::observe::{Event, Watch};
+use crate::limiter::{Acquire, Held, Limiter};
+use crate::observe::Watch;
 use crate::settings::{Seat, Settings};
 use crate::timer::Moment;
 
@@ -46,6 +46,14 @@ impl<Request, Key, K, A, R, T> Waiting<Request, Key, K, A, R, T> {
         self.seat = None;
     }
 
+    /// Takes a permit to wait for a scheduled start that was charged.
+    pub(crate) fn wait_for_start(&mut self) {
+        if self.seat.is_none() {
+            self.seat = Some(self.settings.wait.seat_of_charged(&self.settings.observers));
+        }
+        self.watch.waiting();
+    }
+
     /// Takes a place among those who wait, unless it has one. False if there is none.
     pub(crate) fn sit_down(&mut self) -> bool {
         if self.seat.is_none() {
@@ -56,60 +64,32 @@ impl<Request, Key, K, A, R, T> Waiting<Request, Key, K, A, R, T> {
     }
 }
 
-/// A request that was let through, and has not been forwarded yet. Dropping it gives its charge back.
-pub(crate) struct Turn<Request, Key, K, A: Limiter<Key>, R, T>(Option<Let<Request, Key, K, A, R, T>>);
-
-/// What was let through, on what grounds, and what it was charged.
-pub(crate) struct Let<Request, Key, K, A, R, T> {
+/// An allowed request that is not forwarded yet, with its decision and what is held for it.
+pub(crate) struct Turn<Request, Key, K, A, R, T> {
     pub(crate) waiting: Waiting<Request, Key, K, A, R, T>,
     pub(crate) decision: Decision,
-    pub(crate) receipt: Option<Receipt>,
+    /// Dropped without being forwarded, a request costs nothing that is held for it.
+    pub(crate) held: NotForwarded,
 }
 
-impl<Request, Key, K, A: Limiter<Key>, R, T> Turn<Request, Key, K, A, R, T> {
-    pub(crate) fn new(
-        waiting: Waiting<Request, Key, K, A, R, T>,
-        decision: Decision,
-        receipt: Option<Receipt>,
-    ) -> Self {
-        Self(Some(Let { waiting, decision, receipt }))
+/// Held for a request that is not forwarded yet: released when dropped.
+pub(crate) struct NotForwarded(Option<Held>);
+
+impl NotForwarded {
+    pub(crate) fn new(held: Option<Held>) -> Self {
+        Self(held)
     }
 
-    /// See [`Waiting::sit_down`].
-    pub(crate) fn sit_down(&mut self) -> bool {
-        self.0.as_mut().is_some_and(|turn| turn.waiting.sit_down())
-    }
-
-    /// Takes it out to be forwarded, as charged as it is. Its place among those who wait is free.
-    pub(crate) fn take(mut self) -> Let<Request, Key, K, A, R, T> {
-        let mut taken = self.0.take().expect("a turn is taken once");
-        taken.waiting.stand_up();
-        taken
-    }
-
-    /// Takes it out to be refused after all, and gives its charge back.
-    pub(crate) fn renounce(mut self) -> (Waiting<Request, Key, K, A, R, T>, Decision) {
-        let Let { waiting, decision, receipt } = self.0.take().expect("a turn is taken once");
-        give_back(&waiting, receipt);
-        (waiting, decision)
+    /// The request is forwarded.
+    pub(crate) fn take(mut self) -> Option<Held> {
+        self.0.take()
     }
 }
 
-impl<Request, Key, K, A: Limiter<Key>, R, T> Drop for Turn<Request, Key, K, A, R, T> {
+impl Drop for NotForwarded {
     fn drop(&mut self) {
-        if let Some(Let { waiting, receipt, .. }) = self.0.take() {
-            give_back(&waiting, receipt);
+        if let Some(held) = self.0.take() {
+            held.release().detach();
         }
-    }
-}
-
-fn give_back<Request, Key, K, A: Limiter<Key>, R, T>(
-    waiting: &Waiting<Request, Key, K, A, R, T>,
-    receipt: Option<Receipt>,
-) {
-    if let Some(receipt) = receipt {
-        let charged = receipt.cost();
-        waiting.settings.observers.tell(|| Event::Settled { charged, actual: 0 });
-        waiting.settings.limiter.give_back(&waiting.key, receipt).detach();
     }
 }

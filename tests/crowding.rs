@@ -6,8 +6,8 @@ use std::hash::Hash;
 use std::time::Duration;
 
 use proptest::prelude::*;
-use tower_ratelimit::algorithm::{Algorithm, Blocks, BucketState, Log};
-use tower_ratelimit::limiter::Reply;
+use tower_ratelimit::algorithm::{Algorithm, Blocks, Log};
+use tower_ratelimit::limiter::{Acquire, Held, Reply};
 use tower_ratelimit::store::LimitsFor;
 use tower_ratelimit::{
     Ask, FixedWindow, Gcra, Limit, Limiter, ManualClock, Memory, Quota, SlidingLog, SlidingWindow, Source, Timestamp,
@@ -94,6 +94,38 @@ fn a_flood_launders_no_offender_by_a_bucket() {
 #[test]
 fn a_flood_launders_no_offender_by_a_window() {
     nobody_comes_near_the_offender(FixedWindow::new(Quota::per_day(10)));
+}
+
+/// How many new keys, each of which uses up its whole limit, it takes until a key is let through that is being denied.
+fn exhausted_keys_until_freed<A: Algorithm>(algorithm: A, when_full: WhenFull) -> Option<u64> {
+    let (limiter, clock) = memory(algorithm, CAP, when_full);
+    let allows = |key: u64| limiter.decide(&key, Ask::default()).is_allowed();
+    (0..BURST).for_each(|_| assert!(allows(u64::MAX)));
+    clock.advance(Duration::from_secs(1));
+    (0..FLOOD).find(|&key| {
+        // What a new key inherits may leave it less.
+        while allows(key) {
+            clock.advance(Duration::from_micros(1));
+        }
+        allows(u64::MAX)
+    })
+}
+
+/// What README.md says of each policy.
+#[test]
+fn a_flood_of_exhausted_keys_frees_a_denied_one_only_where_keys_are_forgotten() {
+    let window = FixedWindow::new(Quota::per_day(BURST));
+    for freed_by in
+        [exhausted_keys_until_freed(TEN, WhenFull::Forget), exhausted_keys_until_freed(window, WhenFull::Forget)]
+    {
+        // Not before the memory is full of keys that have used as much.
+        let freed_by = freed_by.expect("of six that have used as much, the first to be idle goes");
+        assert!((CAP..10 * CAP).contains(&freed_by), "{freed_by}");
+    }
+    for when_full in [WhenFull::Refuse, WhenFull::Inherit] {
+        assert_eq!(exhausted_keys_until_freed(TEN, when_full), None, "{when_full:?}");
+        assert_eq!(exhausted_keys_until_freed(window, when_full), None, "{when_full:?}");
+    }
 }
 
 /// A user on a device. A limit counts by each.
@@ -247,18 +279,67 @@ fn who_finds_no_room_is_refused_by_policy_until_somebody_is_as_good_as_new() {
     assert_eq!((allowed.verdict(), allowed.source()), (Verdict::Allowed, Source::Store));
 }
 
+fn hold(limiter: &Memory<Gcra, ManualClock>, key: u64, cost: u64) -> Option<Held> {
+    let Acquire::Ready(outcome) = limiter.hold(&key, Ask::cost(cost)) else { panic!("memory answers at once") };
+    outcome.unwrap().held
+}
+
+/// A hold of nothing takes no slot. What is charged for it in the end needs one.
 #[test]
 fn a_surcharge_that_finds_no_room_is_an_error() {
     let (limiter, clock) = full_of(WhenFull::Refuse, 5);
-    now(limiter.reset(&1_000_000)).unwrap();
-    let outcome = limiter.acquire_now(&1_000_000, Ask::default());
-    let receipt = outcome.receipt.expect("it was charged");
-    now(limiter.reset(&1_000_000)).unwrap();
-    // Its slot goes to somebody else.
-    assert!((0..100).any(|key: u64| limiter.decide(&key, Ask::default()).is_allowed()));
-    assert!(now(limiter.settle(&1_000_000, receipt, 5)).unwrap_err().is_unavailable());
+    let held = hold(&limiter, 7, 0).expect("it costs nothing");
+    assert!(now(held.settle(5)).unwrap_err().is_unavailable());
     clock.advance(Duration::from_secs(86_400));
-    assert!(limiter.decide(&1_000_000, Ask::default()).is_allowed());
+    assert!(limiter.decide(&7, Ask::default()).is_allowed());
+}
+
+/// A key on which something is held keeps its slot, whatever the policy at capacity is, and though its state is idle.
+#[test]
+fn a_held_key_is_not_evicted() {
+    for when_full in [WhenFull::Forget, WhenFull::Inherit, WhenFull::Refuse] {
+        let (limiter, clock) = memory(TEN, 1, when_full);
+        let held = hold(&limiter, 7, BURST).expect("it is new");
+        for key in 1_000..3_000_u64 {
+            limiter.decide(&key, Ask::default());
+            clock.advance(Duration::from_micros(1));
+            assert!(!limiter.decide(&7, Ask::default()).is_allowed(), "{when_full:?}: its burst is held");
+        }
+        clock.advance(Duration::from_secs(10 * 86_400));
+        for key in 3_000..4_000_u64 {
+            limiter.decide(&key, Ask::default());
+        }
+        now(held.settle(BURST)).expect("it has a slot");
+        assert!(!limiter.decide(&7, Ask::default()).is_allowed(), "{when_full:?}: its burst is charged");
+        assert_eq!(limiter.usage()[0].held_keys, 0);
+    }
+}
+
+/// Where something is held on every key there is, nobody is evicted: a new key is denied by policy.
+#[test]
+fn a_table_of_held_keys_denies_new_ones() {
+    for when_full in [WhenFull::Forget, WhenFull::Inherit, WhenFull::Refuse] {
+        let (limiter, clock) = memory(TEN, 1, when_full);
+        let mut guards = Vec::new();
+        let denied = loop {
+            let key = guards.len() as u64;
+            match hold(&limiter, key, 1) {
+                Some(held) => guards.push(held),
+                None => break key,
+            }
+        };
+        assert!(guards.len() <= limiter.usage()[0].room && guards.len() > limiter.usage()[0].room / 2);
+        let decision = limiter.decide(&denied, Ask::default());
+        assert_eq!(decision.source(), Source::Policy, "{when_full:?}");
+        assert!(decision.retry_after().is_some_and(|wait| !wait.is_zero()), "{when_full:?}: {decision:?}");
+        assert_eq!(limiter.usage()[0].held_keys, guards.len());
+        // One slot after another is free again.
+        for held in guards {
+            now(held.release()).unwrap();
+        }
+        clock.advance(Duration::from_millis(2));
+        assert!(limiter.decide(&denied, Ask::default()).is_allowed(), "{when_full:?}");
+    }
 }
 
 /// Of several limits the one that has no room refuses for all, and none is charged.
@@ -344,7 +425,7 @@ proptest! {
     ) {
         let quota = Quota::new(7, Duration::from_secs(9));
         let histories = [&*one, &*two];
-        owes_at_least_both(&Gcra::new(quota), &BucketState::default(), histories, &asks)?;
+        owes_at_least_both(&Gcra::new(quota), &[0; 4], histories, &asks)?;
         owes_at_least_both(&FixedWindow::new(quota), &[0; 4], histories, &asks)?;
         owes_at_least_both(&FixedWindow::new(quota).aligned_to_clock(), &[0; 4], histories, &asks)?;
         let window = SlidingWindow::new(quota).blocks(5);

@@ -1,4 +1,4 @@
-//! Refusals that are remembered: exact, forgotten when something is given back, and never asked for again.
+//! Denials that are remembered: exact, dropped when the key is changed, and never asked for again while they hold.
 
 use std::future::{Ready, ready};
 use std::sync::Arc;
@@ -6,10 +6,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use proptest::prelude::*;
-use tower_ratelimit::limiter::{Acquire, DeniedCache, Limiter, Outcome, Receipt, Reply};
+use tower_ratelimit::limiter::{Acquire, DeniedCache, Limiter, Outcome, Reply, TwoPhase};
 use tower_ratelimit::{
     Ask, Clock as _, Decision, Error, FixedWindow, Gcra, LeakyQueue, ManualClock, Memory, Quota, SlidingLog,
-    SlidingWindow, Source,
+    SlidingWindow, Source, per_key,
 };
 
 /// A limiter that counts how often it is asked.
@@ -30,8 +30,9 @@ impl<L: Limiter<u64, Future = Ready<Result<Outcome, Error>>>> Limiter<u64> for C
         }
     }
 
-    fn settle(&self, key: &u64, receipt: Receipt, actual: u64) -> Reply<()> {
-        self.limiter.settle(key, receipt, actual)
+    fn peek(&self, key: &u64, ask: Ask) -> Reply<Decision> {
+        self.asked.fetch_add(1, Ordering::Relaxed);
+        self.limiter.peek(key, ask)
     }
 
     fn reset(&self, key: &u64) -> Reply<()> {
@@ -99,15 +100,43 @@ async fn other_keys_lower_costs_and_longer_patience_are_asked_for() {
     assert_eq!(asked.load(Ordering::Relaxed), 5);
 }
 
+/// Nobody knows when a hold ends: a denial due to one is asked for anew each time.
 #[tokio::test]
-async fn what_is_given_back_is_seen_at_once() {
+async fn denial_due_to_a_hold_is_not_remembered() {
+    let clock = ManualClock::new();
+    let (limiter, asked) = cached(per_second(1, &clock), &clock);
+    let held = ask(&limiter, 1, Ask::default().hold()).await.held.expect("a guard");
+    for count in 2..5 {
+        let denied = ask(&limiter, 1, Ask::default()).await.decision;
+        assert!(!denied.is_allowed() && denied.is_estimate() && !denied.is_never());
+        assert_eq!((denied.source(), asked.load(Ordering::Relaxed)), (Source::Store, count));
+    }
+    held.release().await.expect("done");
+    assert!(is_allowed(&limiter, 1).await);
+    // A denial by what was charged is remembered.
+    let denied = ask(&limiter, 1, Ask::default()).await.decision;
+    assert!(!denied.is_allowed() && !denied.is_estimate());
+    assert_eq!(ask(&limiter, 1, Ask::default()).await.decision.source(), Source::Cache);
+}
+
+/// A remembered denial by what was charged holds, whatever is held and settled meanwhile: it gives the key nothing earlier.
+#[tokio::test]
+async fn settled_hold_leaves_a_remembered_denial_exact() {
+    let clock = ManualClock::new();
+    let (limiter, _) = cached(per_second(2, &clock), &clock);
+    let held = ask(&limiter, 1, Ask::default().hold()).await.held.expect("a guard");
+    assert!(is_allowed(&limiter, 1).await);
+    held.settle(1).await.expect("done");
+    assert!(!is_allowed(&limiter, 1).await);
+    clock.advance(Duration::from_secs(1));
+    assert!(is_allowed(&limiter, 1).await);
+}
+
+#[tokio::test]
+async fn reset_is_seen_at_once() {
     let clock = ManualClock::new();
     let (limiter, _) = cached(per_second(1, &clock), &clock);
-    let receipt = ask(&limiter, 1, Ask::default()).await.receipt.expect("a receipt");
-    assert!(!is_allowed(&limiter, 1).await);
-    limiter.give_back(&1, receipt).await.expect("done");
     assert!(is_allowed(&limiter, 1).await);
-
     assert!(!is_allowed(&limiter, 1).await);
     limiter.reset(&1).await.expect("done");
     assert!(is_allowed(&limiter, 1).await);
@@ -124,12 +153,12 @@ async fn a_block_that_is_lifted_is_not_remembered() {
 }
 
 #[tokio::test]
-async fn a_refusal_that_was_under_way_while_something_was_given_back_is_not_remembered() {
+async fn denial_under_way_during_a_reset_is_not_remembered() {
     let clock = ManualClock::new();
     let (limiter, _) = cached(per_second(1, &clock), &clock);
-    let receipt = ask(&limiter, 1, Ask::default()).await.receipt.expect("a receipt");
+    assert!(is_allowed(&limiter, 1).await);
     let under_way = limiter.acquire(&1, Ask::default());
-    limiter.give_back(&1, receipt).await.expect("done");
+    limiter.reset(&1).await.expect("done");
     assert!(!under_way.await.expect("an answer").decision.is_allowed());
     assert!(is_allowed(&limiter, 1).await);
 }
@@ -149,6 +178,162 @@ async fn a_refusal_is_remembered_no_longer_than_its_greatest_age() {
     let anew = ask(&limiter, 1, Ask::default()).await.decision;
     assert_eq!(anew.retry_after(), Some(Duration::from_millis(900)));
     assert_eq!(asked.load(Ordering::Relaxed), 3);
+}
+
+#[tokio::test]
+async fn a_cost_that_exceeds_the_limit_is_not_asked_for_again() {
+    let clock = ManualClock::new();
+    let (limiter, asked) = cached(per_second(3, &clock), &clock);
+    let first = ask(&limiter, 1, Ask::cost(4)).await.decision;
+    let remembered = ask(&limiter, 1, Ask::cost(4)).await.decision;
+    assert!(first.is_never() && remembered.is_never());
+    assert_eq!((first.source(), remembered.source()), (Source::Store, Source::Cache));
+    assert!(ask(&limiter, 1, Ask::cost(5)).await.decision.is_never());
+    assert_eq!(asked.load(Ordering::Relaxed), 1);
+    // What costs less may have room.
+    assert!(ask(&limiter, 1, Ask::cost(3)).await.decision.is_allowed());
+    assert_eq!(asked.load(Ordering::Relaxed), 2);
+    // The limit may have been raised meanwhile.
+    clock.advance(DeniedCache::<()>::EXCEEDED_FOR.saturating_sub(Duration::from_micros(1)));
+    assert!(ask(&limiter, 1, Ask::cost(4)).await.decision.is_never());
+    assert_eq!(asked.load(Ordering::Relaxed), 2);
+    clock.advance(Duration::from_micros(1));
+    assert!(ask(&limiter, 1, Ask::cost(4)).await.decision.is_never());
+    assert_eq!(asked.load(Ordering::Relaxed), 3);
+}
+
+#[tokio::test]
+async fn a_cost_that_exceeds_the_limit_is_remembered_no_longer_than_the_greatest_age() {
+    let clock = ManualClock::new();
+    let asked = Arc::new(AtomicU64::new(0));
+    let counted = Counted { limiter: per_second(3, &clock), asked: Arc::clone(&asked) };
+    let limiter = DeniedCache::with_clock(counted, 64, clock.clone()).max_age(Duration::from_millis(100));
+    assert!(ask(&limiter, 1, Ask::cost(4)).await.decision.is_never());
+    clock.advance(Duration::from_millis(100));
+    assert!(ask(&limiter, 1, Ask::cost(4)).await.decision.is_never());
+    assert_eq!(asked.load(Ordering::Relaxed), 2);
+}
+
+#[tokio::test]
+async fn peek_tells_the_remembered_refusal_and_a_refusal_by_peek_is_remembered() {
+    let clock = ManualClock::new();
+    let (limiter, asked) = cached(per_second(1, &clock), &clock);
+    assert!(is_allowed(&limiter, 1).await);
+    let peeked = limiter.peek(&1, Ask::default()).await.expect("an answer");
+    assert_eq!((asked.load(Ordering::Relaxed), peeked.source()), (2, Source::Store));
+    assert!(!is_allowed(&limiter, 1).await);
+    let again = limiter.peek(&1, Ask::default()).await.expect("an answer");
+    assert_eq!((asked.load(Ordering::Relaxed), again.source()), (2, Source::Cache));
+    assert_eq!(again.retry_after(), peeked.retry_after());
+    // A question about the figures costs nothing, and is asked.
+    limiter.peek(&1, Ask::cost(0)).await.expect("an answer");
+    assert_eq!(asked.load(Ordering::Relaxed), 3);
+}
+
+#[tokio::test]
+async fn after_a_raised_quota_invalidate_and_clear_end_the_old_refusal() {
+    const KEYS: u64 = 40;
+    let limit = Arc::new(AtomicU64::new(1));
+    let of_key = {
+        let limit = Arc::clone(&limit);
+        move |_: &u64| FixedWindow::new(Quota::per_hour(limit.load(Ordering::Relaxed)))
+    };
+    let clock = ManualClock::new();
+    let memory = Memory::builder(per_key(of_key)).clock(clock.clone()).build().expect("a limit");
+    let (limiter, asked) = cached(memory, &clock);
+    for key in 0..KEYS {
+        assert!(is_allowed(&limiter, key).await && !is_allowed(&limiter, key).await);
+    }
+    limit.store(2, Ordering::Relaxed);
+    let before = asked.load(Ordering::Relaxed);
+    assert!(!is_allowed(&limiter, 1).await, "the cache can't know that the quota was raised");
+    assert_eq!(asked.load(Ordering::Relaxed), before);
+    limiter.invalidate(&1);
+    assert!(is_allowed(&limiter, 1).await);
+    limiter.clear();
+    for key in 2..KEYS {
+        assert!(is_allowed(&limiter, key).await, "{key}");
+    }
+}
+
+#[tokio::test]
+async fn a_refusal_that_is_under_way_during_clear_or_invalidate_is_not_remembered() {
+    let clock = ManualClock::new();
+    let (limiter, _) = cached(per_second(1, &clock), &clock);
+    let ends: [fn(&Cached<_>); 2] = [|limiter| limiter.invalidate(&1), |limiter| limiter.clear()];
+    for end in ends {
+        limiter.reset(&1).await.expect("done");
+        assert!(is_allowed(&limiter, 1).await);
+        let under_way = limiter.acquire(&1, Ask::default());
+        end(&limiter);
+        assert!(!under_way.await.expect("an answer").decision.is_allowed());
+        let anew = ask(&limiter, 1, Ask::default()).await.decision;
+        assert_eq!(anew.source(), Source::Store);
+    }
+}
+
+type Phase = DeniedCache<Arc<Counted<Memory<FixedWindow, ManualClock>>>, ManualClock>;
+
+/// Two phases, each with a cache in front, and the counts of calls that reach their stores.
+fn two_phases(limits: [u64; 2], clock: &ManualClock) -> (TwoPhase<Phase, Phase>, [Arc<AtomicU64>; 2]) {
+    let reached: [Arc<AtomicU64>; 2] = Default::default();
+    let phase = |index: usize, period: u64| {
+        let limit = FixedWindow::new(Quota::new(limits[index], Duration::from_secs(period)));
+        let limiter = Memory::builder(limit).clock(clock.clone()).build().expect("a limit");
+        let counted = Counted { limiter, asked: Arc::clone(&reached[index]) };
+        DeniedCache::with_clock(Arc::new(counted), 64, clock.clone())
+    };
+    (TwoPhase::new(phase(0, 10), phase(1, 20)), reached)
+}
+
+async fn nothing_reaches_the_stores_after_a_refusal(limits: [u64; 2], cost: u64) {
+    let clock = ManualClock::new();
+    let (limiter, reached) = two_phases(limits, &clock);
+    let count = || reached.each_ref().map(|reached| reached.load(Ordering::Relaxed));
+    while ask(&limiter, 1, Ask::cost(cost)).await.decision.is_allowed() {}
+    let first = ask(&limiter, 1, Ask::cost(cost)).await.decision;
+    let before = count();
+    clock.advance(Duration::from_secs(3));
+    for _ in 0..100 {
+        let again = ask(&limiter, 1, Ask::cost(cost)).await.decision;
+        assert_eq!(again.source(), Source::Cache);
+        let expected = first.retry_after().map(|wait| wait.saturating_sub(Duration::from_secs(3)));
+        assert_eq!((again.retry_after(), again.is_never()), (expected, first.is_never()), "{limits:?}");
+        assert_eq!(limiter.peek(&1, Ask::cost(cost)).await.expect("an answer").retry_after(), expected);
+    }
+    assert_eq!(count(), before, "{limits:?}");
+}
+
+#[tokio::test]
+async fn nothing_reaches_either_store_after_a_refusal_by_the_first_of_two_phases() {
+    nothing_reaches_the_stores_after_a_refusal([2, 9], 1).await;
+}
+
+#[tokio::test]
+async fn nothing_reaches_either_store_after_a_refusal_by_the_second_of_two_phases() {
+    nothing_reaches_the_stores_after_a_refusal([9, 2], 1).await;
+}
+
+/// The longer wait is that of the second: it is still told when both refusals are remembered.
+#[tokio::test]
+async fn nothing_reaches_either_store_after_a_refusal_by_both_of_two_phases() {
+    nothing_reaches_the_stores_after_a_refusal([2, 2], 1).await;
+}
+
+#[tokio::test]
+async fn nothing_reaches_either_store_for_a_cost_that_exceeds_a_limit_of_two_phases() {
+    nothing_reaches_the_stores_after_a_refusal([2, 9], 3).await;
+    nothing_reaches_the_stores_after_a_refusal([9, 2], 3).await;
+}
+
+#[tokio::test]
+async fn a_refusal_by_one_store_of_two_phases_can_be_remembered_around_both() {
+    let clock = ManualClock::new();
+    let phases = TwoPhase::new(Arc::new(per_second(1, &clock)), Arc::new(per_second(9, &clock)));
+    let limiter = DeniedCache::with_clock(phases, 64, clock.clone());
+    assert!(is_allowed(&limiter, 1).await);
+    assert_eq!(ask(&limiter, 1, Ask::default()).await.decision.source(), Source::Store);
+    assert_eq!(ask(&limiter, 1, Ask::default()).await.decision.source(), Source::Cache);
 }
 
 /// With the cache and without it: the same verdicts and times.

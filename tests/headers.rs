@@ -9,6 +9,7 @@ mod fields;
 use std::collections::BTreeSet;
 use std::io::{Read, Write};
 use std::net::SocketAddr;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use axum::Router;
@@ -24,9 +25,12 @@ use hyper_util::client::legacy::Client;
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpListener;
+use tower::ServiceExt;
 use tower_ratelimit::key::{Global, Preflight};
-use tower_ratelimit::response::{Http, LegacyReset};
-use tower_ratelimit::{FixedWindow, Limit, ManualClock, Memory, PeerIp, Quota, RateLimitLayer};
+use tower_ratelimit::limiter::TwoPhase;
+use tower_ratelimit::observe::{Event, Observer};
+use tower_ratelimit::response::{Http, LegacyReset, Refusal, Respond};
+use tower_ratelimit::{Ask, FixedWindow, Limit, ManualClock, Memory, PeerIp, Quota, RateLimitLayer};
 
 use fields::{legacy, limits, policies, retry_after};
 
@@ -100,6 +104,137 @@ async fn stacked_limiters_tell_the_whole_truth() {
         let response = browser.send(Method::GET, address, &[]).await;
         assert_eq!(limits(response.headers()), [("outer".into(), 0, Some(60))]);
         assert_eq!((legacy(response.headers()), retry_after(response.headers())), (Some([3, 0, 60]), Some(60)));
+    }
+}
+
+/// Notes the warnings of a layer's observers.
+#[derive(Clone, Default)]
+struct Warnings(Arc<Mutex<Vec<String>>>);
+
+impl Observer for Warnings {
+    fn observe(&self, event: &Event<'_>) {
+        if let Event::Warning { message, .. } = event {
+            self.0.lock().expect("no panic").push((*message).to_owned());
+        }
+    }
+}
+
+impl Warnings {
+    fn take(&self) -> Vec<String> {
+        std::mem::take(&mut self.0.lock().expect("no panic"))
+    }
+}
+
+/// Clients cannot tell two limits of one name apart: the outer layer warns of it once, whichever of its fields it
+/// sends, and however many requests and clones there are.
+#[tokio::test]
+async fn stacked_limits_of_one_name_emit_one_warning() {
+    let limited = |inner: &'static str, outer: &'static str, responder: Http| {
+        let warnings = Warnings::default();
+        let layers = tower::ServiceBuilder::new()
+            .layer(layer(Global, outer, 2, responder).observe(|_: &Event<'_>| {}).observe(warnings.clone()))
+            .layer(layer(Global, inner, 1, Http::new()));
+        (Router::new().route("/", get(async || "hello")).layer(layers), warnings)
+    };
+    let send =
+        async |app: &Router| app.clone().oneshot(Request::new(Body::empty())).await.expect("infallible").status();
+    for responder in [Http::new(), Http::new().extensions(false), Http::new().legacy_fields(LegacyReset::DeltaSeconds)]
+    {
+        let (app, warnings) = limited("default", "default", responder);
+        assert_eq!(send(&app).await, StatusCode::OK);
+        let [warning] = &warnings.take()[..] else { panic!("one warning") };
+        assert!(warning.contains("\"default\"") && warning.contains("Limit::new"), "{warning}");
+        for status in [StatusCode::TOO_MANY_REQUESTS; 2] {
+            assert_eq!(send(&app).await, status);
+        }
+        assert_eq!(warnings.take(), [""; 0]);
+
+        // Also if the inner layer denies the first request that it receives through the outer one. The comma is quoted.
+        let (warnings, inner) = (Warnings::default(), layer(Global, "a, b", 1, Http::new()));
+        let alone = Router::new().route("/", get(async || "hello")).layer(inner.clone());
+        assert_eq!(send(&alone).await, StatusCode::OK);
+        let outer = layer(Global, "a, b", 2, responder).observe(warnings.clone());
+        let app = Router::new().route("/", get(async || "hello")).layer(inner).layer(outer);
+        assert_eq!(send(&app).await, StatusCode::TOO_MANY_REQUESTS);
+        assert_eq!(warnings.take().len(), 1);
+
+        for (inner, outer) in [("default", "outer"), ("default2", "default"), ("a, b", "a"), ("a, b", "b"), ("a", "A")]
+        {
+            let (app, warnings) = limited(inner, outer, responder);
+            for _ in 0..3 {
+                let _ = send(&app).await;
+            }
+            assert_eq!(warnings.take(), [""; 0], "{inner:?} in {outer:?}");
+        }
+    }
+
+    // A layer that sends no such fields has nothing to warn of.
+    let (app, warnings) = limited("default", "default", Http::bare());
+    assert_eq!((send(&app).await, warnings.take().len()), (StatusCode::OK, 0));
+}
+
+/// The fields of a handler, such as a proxy's upstream, are read as well; so are two limits of one decision.
+#[tokio::test]
+async fn a_handlers_limit_of_the_same_name_emits_one_warning() {
+    for (field, value, is_repeated) in [
+        ("ratelimit", r#""default";r=1;t=5"#, true),
+        ("ratelimit-policy", r#""other";q=2;w=5 ,  "default" ;q=2"#, false),
+        ("ratelimit-policy", r#""other";q=2;w=5 ,  "default";q=2"#, true),
+        ("ratelimit-policy", r#""default""#, true),
+        ("ratelimit-policy", r#""other";about="default""#, false),
+        ("ratelimit-policy", "default;q=2", false),
+        ("ratelimit", "\"", false),
+        ("x-ratelimit", r#""default";r=1;t=5"#, false),
+    ] {
+        let warnings = Warnings::default();
+        let layer = layer(Global, "default", 5, Http::new()).observe(warnings.clone());
+        let app = Router::new().route("/", get(async move || ([(field, value)], "hello"))).layer(layer);
+        for _ in 0..2 {
+            let _ = app.clone().oneshot(Request::new(Body::empty())).await;
+        }
+        assert_eq!(warnings.take().len(), usize::from(is_repeated), "{field}: {value}");
+    }
+
+    let limiter = || Memory::new(FixedWindow::new(Quota::per_minute(5)));
+    let (warnings, twice) = (Warnings::default(), TwoPhase::new(limiter(), limiter()));
+    let layer = RateLimitLayer::new(Global, twice).observe(warnings.clone());
+    let app = Router::new().route("/", get(async || "hello")).layer(layer);
+    for _ in 0..2 {
+        let _ = app.clone().oneshot(Request::new(Body::empty())).await;
+    }
+    assert_eq!(warnings.take().len(), 1);
+}
+
+proptest::proptest! {
+    #![proptest_config(proptest::prelude::ProptestConfig { failure_persistence: None, ..Default::default() })]
+
+    /// Whatever a limit is named: building fails and says at which character, or the name is spelled alike everywhere.
+    #[test]
+    fn limit_names_are_rejected_or_spelled_alike(name in "[ -~]{0,12}|\\PC{0,6}|[\"\\\\a\\x00-\\x1f]{1,4}") {
+        let limit = Limit::new(name.clone(), FixedWindow::new(Quota::per_minute(1)));
+        let limiter = match Memory::builder(limit).build() {
+            Ok(limiter) => limiter,
+            Err(error) => {
+                let bad = name.chars().find(|char| !(' '..='~').contains(char) || "\"\\".contains(*char));
+                let cause = bad.map_or("empty name".to_owned(), |bad| format!("cannot carry {bad:?}"));
+                assert!(error.is_config() && error.to_string().contains(&cause), "{error}");
+                return Ok(());
+            }
+        };
+        let refusal = loop {
+            let decision = limiter.decide(&(), Ask::default());
+            if !decision.is_allowed() {
+                break Refusal::Limited(decision);
+            }
+        };
+        let response: Result<Response<Bytes>, ()> = Http::new().refuse(http::Request::new(()), refusal);
+        let response = response.expect("a response");
+        assert_eq!(policies(response.headers()), [(name.clone(), 1, 60)]);
+        assert_eq!(limits(response.headers()), [(name.clone(), 0, Some(60))]);
+        let problem: serde_json::Value = serde_json::from_slice(response.body()).expect("JSON");
+        assert_eq!(problem["violated-policies"], serde_json::json!([name]));
+        let detail = format!("rate limit \"{name}\" exceeded, retry after ");
+        assert!(problem["detail"].as_str().expect("text").starts_with(&detail), "{problem}");
     }
 }
 

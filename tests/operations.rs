@@ -1,6 +1,7 @@
 //! What an operator can do to a key (peek, reset, set, block, forgive) and see of all keys; shadow limits, which tell
 //! and never refuse; exemptions, which no header opens; and that limiters made of limiters pass every operation on.
 
+use std::collections::HashSet;
 use std::fmt::Debug;
 use std::future::{Future, Ready, ready};
 use std::net::SocketAddr;
@@ -15,12 +16,12 @@ use http_body_util::BodyExt;
 use tower::{Layer, ServiceExt, service_fn};
 use tower_ratelimit::algorithm::Algorithm;
 use tower_ratelimit::key::{Global, Header, Paths, PeerIn, Preflight};
-use tower_ratelimit::limiter::{Acquire, Outcome, Receipt, Reply};
+use tower_ratelimit::limiter::{Acquire, DeniedCache, FailOpen, Fallback, Held, Outcome, Reply};
 use tower_ratelimit::response::{BoxError, LegacyReset};
 use tower_ratelimit::{
     Admission, Ask, BoxLimiter, Decision, DynLimit, Error, FixedWindow, Gcra, Http, LeakyBucket, LeakyQueue, Limit,
     Limiter, ManualClock, Memory, PeerIp, Quota, RateLimitLayer, SlidingLog, SlidingWindow, TokenBucket, Verdict,
-    WhenMissing, per_key,
+    WhenFull, WhenMissing, per_key,
 };
 
 const MICROSECOND: Duration = Duration::from_micros(1);
@@ -57,6 +58,13 @@ fn every_algorithm(clock: &ManualClock) -> [BoxLimiter<str>; 8] {
 fn acquire(limiter: &(impl Limiter<str> + ?Sized), key: &str, ask: Ask) -> Decision {
     let Acquire::Ready(outcome) = limiter.acquire(key, ask) else { panic!("a limiter in memory answers at once") };
     outcome.unwrap().decision
+}
+
+fn hold(limiter: &(impl Limiter<str> + ?Sized), key: &str, cost: u64) -> Held {
+    let Acquire::Ready(outcome) = limiter.hold(key, Ask::cost(cost)) else {
+        panic!("a limiter in memory answers at once")
+    };
+    outcome.unwrap().held.expect("a guard")
 }
 
 fn peek(limiter: &(impl Limiter<str> + ?Sized), key: &str, ask: Ask) -> Decision {
@@ -308,6 +316,23 @@ fn as_many_keys_as_there_is_room_for_stay_blocked() {
     assert!((0..1000_u32).all(|key| limiter.decide(&key, Ask::default()).is_allowed()));
 }
 
+#[test]
+fn shadow_beside_a_blocked_limit_has_its_own_verdict() {
+    let clock = ManualClock::new();
+    let limits = (
+        Limit::new("enforced", FixedWindow::new(TEN)),
+        Limit::new("shadow", FixedWindow::new(Quota::new(1, 10 * SECOND))).shadow(),
+    );
+    let limiter = Memory::builder(limits).max_keys(100).clock(clock).build().unwrap();
+    acquire(&limiter, "alice", Ask::default());
+    now(Limiter::<str>::block(&limiter, "enforced", "alice", MINUTE)).unwrap();
+    // The caller would wait, so the enforced limit is decided as of the end of its block. The shadow is not.
+    let denied = acquire(&limiter, "alice", Ask::default().within(SECOND));
+    assert_eq!(denied.retry_after(), Some(MINUTE));
+    let shadows: Vec<_> = denied.shadow_refusals().map(|shadow| (shadow.name(), shadow.verdict())).collect();
+    assert_eq!(shadows, [("shadow", Verdict::Denied { retry_after: 10 * SECOND })]);
+}
+
 // ---------------------------------------------------------------------------------------------------------------------
 // What is seen of all keys
 // ---------------------------------------------------------------------------------------------------------------------
@@ -342,6 +367,66 @@ fn the_heaviest_keys_come_first() {
     clock.advance(MINUTE);
     assert!(limiter.heaviest("user", 10).unwrap().is_empty(), "all are as good as new");
     assert_eq!(limiter.heaviest("first", 10).unwrap().len(), 3);
+}
+
+/// Its hash of a number is that number.
+#[derive(Clone, Copy, Default)]
+struct Known(u64);
+
+impl std::hash::BuildHasher for Known {
+    type Hasher = Self;
+
+    fn build_hasher(&self) -> Self {
+        *self
+    }
+}
+
+impl std::hash::Hasher for Known {
+    fn write(&mut self, _: &[u8]) {}
+
+    fn write_u64(&mut self, number: u64) {
+        self.0 = number;
+    }
+
+    fn finish(&self) -> u64 {
+        self.0
+    }
+}
+
+#[test]
+fn a_key_id_reveals_no_bits_of_the_hash() {
+    const KEYS: u64 = 64;
+    let limiter = Memory::builder(FixedWindow::new(TEN)).hasher(Known::default()).max_keys(100).build().unwrap();
+    let hash = |key: u64| key.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    let mut agreeing = [0; 48];
+    for key in 1..=KEYS {
+        assert!(limiter.decide(&hash(key), Ask::default()).is_allowed());
+        let id = limiter.key_id("default", &hash(key)).unwrap();
+        let shown = id.to_string();
+        assert_eq!(shown.len(), 12);
+        assert_eq!(format!("{id:?}"), format!("KeyId({shown})"));
+        let shown = u64::from_str_radix(&shown, 16).unwrap();
+        // No bits in a row are those of the hash, at any place.
+        for place in 0..=16 {
+            assert_ne!(shown, hash(key) >> place & ((1 << 48) - 1));
+        }
+        for (bit, agreeing) in agreeing.iter_mut().enumerate() {
+            *agreeing += u64::from((shown ^ hash(key)) >> bit & 1 == 0);
+        }
+    }
+    // Each bit is that of the hash about half of the time: 32 of 64, give or take eight times the standard deviation.
+    assert!(agreeing.iter().all(|&agreeing| agreeing > 0 && agreeing < KEYS), "{agreeing:?}");
+    let ids: HashSet<_> = limiter.heaviest("default", 100).unwrap().iter().map(|key| key.id).collect();
+    let expected: HashSet<_> = (1..=KEYS).map(|key| limiter.key_id("default", &hash(key)).unwrap()).collect();
+    assert_eq!(ids, expected);
+}
+
+#[test]
+fn keys_can_be_hashed_by_sip_hash() {
+    let limiter = Memory::builder(FixedWindow::new(TEN)).sip_hash().build().unwrap();
+    assert!((0..10).all(|_| limiter.decide("alice", Ask::default()).is_allowed()));
+    assert!(!limiter.decide("alice", Ask::default()).is_allowed());
+    assert!(limiter.decide("bob", Ask::default()).is_allowed());
 }
 
 #[test]
@@ -381,6 +466,83 @@ fn usage_counts_the_keys_that_are_remembered() {
         assert!(usage.room >= 500);
         assert!(usage.bytes >= usage.room * size_of::<u64>());
     }
+}
+
+#[test]
+fn usage_counts_held_keys_and_held_costs() {
+    let clock = ManualClock::new();
+    let limiter = Memory::builder((
+        Limit::new("user", FixedWindow::new(TEN)),
+        Limit::new("all", Gcra::new(TEN)).by(|_: &str| ()),
+        Limit::new("trial", FixedWindow::new(Quota::per_minute(1))).shadow(),
+    ));
+    let limiter = limiter.max_keys(100).clock(clock).build().unwrap();
+    let held = || -> Vec<_> { limiter.usage().iter().map(|usage| (usage.held_keys, usage.held)).collect() };
+    assert_eq!(held(), [(0, 0); 3]);
+    let guards = [hold(&limiter, "alice", 1), hold(&limiter, "alice", 2), hold(&limiter, "bob", 4)];
+    assert_eq!(held(), [(2, 7), (1, 7), (1, 1)]);
+    let [first, second, third] = guards;
+    now(first.settle(5)).unwrap();
+    assert_eq!(held(), [(2, 6), (1, 6), (0, 0)]);
+    now(second.release()).unwrap();
+    drop(third);
+    assert_eq!(held(), [(0, 0); 3]);
+    // A hold of nothing is none.
+    let _nothing = hold(&limiter, "alice", 0);
+    assert_eq!(held(), [(0, 0); 3]);
+}
+
+#[test]
+fn usage_counts_the_bytes_of_blocks_of_windows_of_logs_and_of_blocked_keys() {
+    let bytes = |algorithm: SlidingWindow| {
+        let limiter = Memory::builder(algorithm).max_keys(1000).clock(ManualClock::new()).build().unwrap();
+        limiter.usage()[0].bytes
+    };
+    // A key takes eight bytes more for each block.
+    let (one, sixty) = (bytes(SlidingWindow::new(TEN).blocks(1)), bytes(SlidingWindow::new(TEN).blocks(60)));
+    assert!(sixty >= one + 1000 * 59 * size_of::<u64>(), "{one} and {sixty}");
+
+    let clock = ManualClock::new();
+    let limiter = Memory::builder(SlidingLog::new(Quota::per_minute(500))).max_keys(100);
+    let limiter = limiter.clock(clock.clone()).build().unwrap();
+    let bytes = || limiter.usage()[0].bytes;
+    let empty = bytes();
+    for _ in 0..500 {
+        limiter.decide("alice", Ask::default());
+        clock.advance(MICROSECOND);
+    }
+    let with_hits = bytes();
+    assert!(with_hits >= empty + 500 * 2 * size_of::<u64>(), "{empty} and {with_hits}");
+    now(Limiter::block(&limiter, "default", "bob", MINUTE)).unwrap();
+    let with_blocks = bytes();
+    assert!(with_blocks >= with_hits + 100 * 2 * size_of::<u64>(), "{with_hits} and {with_blocks}");
+    let guards: Vec<_> = (0..90).map(|key: u8| hold(&limiter, &key.to_string(), 1)).collect();
+    assert!(bytes() >= with_blocks + 90 * 2 * size_of::<u64>(), "{with_blocks} and {}", bytes());
+    drop(guards);
+}
+
+/// Sixteen bytes for each hit of each key, and no more, whatever keys carry over from each other.
+#[test]
+fn full_table_of_logs_that_carry_over_usage_keeps_to_the_documented_bytes() {
+    const LIMIT: u64 = 48;
+    let clock = ManualClock::new();
+    let log = SlidingLog::new(Quota::new(LIMIT, SECOND));
+    let limiter = Memory::builder(log).max_keys(20).when_full(WhenFull::Inherit).clock(clock.clone()).build().unwrap();
+    let usage = || limiter.usage().remove(0);
+    let empty = usage().bytes;
+    // Each key has a slot, and so has what is carried over, of which there is some for every three of them.
+    let most = (usage().room + usage().room.div_ceil(3)) * usize::try_from(LIMIT).unwrap() * 16;
+    let mut taken = 0;
+    // Hits come one after another, each at a time of its own, and leave as others come.
+    for key in 0..3_000_u64 {
+        for _ in 0..=key % 5 {
+            clock.advance(100 * MICROSECOND);
+            limiter.decide(&key, Ask::default());
+        }
+        taken = (usage().bytes - empty).max(taken);
+        assert!(taken <= most, "{taken} bytes for hits, at most {most}");
+    }
+    assert!(usage().forgotten > 100 && taken > most / 2, "{:?}: {taken} of {most}", usage());
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -439,25 +601,25 @@ fn a_shadow_beside_enforced_limits_is_charged_for_what_both_let_through() {
 }
 
 #[test]
-fn a_refund_does_not_credit_a_shadow_that_was_not_charged() {
+fn shadow_limit_that_denies_holds_and_settles_nothing() {
     let clock = ManualClock::new();
     let limiter = Memory::builder((
         Limit::new("trial", FixedWindow::new(Quota::per_minute(3))).shadow(),
         Limit::new("enforced", FixedWindow::new(TEN)),
     ));
     let limiter = limiter.max_keys(100).clock(clock).build().unwrap();
-    let charged = limiter.acquire_now("alice", Ask::cost(2)).receipt.unwrap();
-    let refused_by_shadow = limiter.acquire_now("alice", Ask::cost(2)).receipt.unwrap();
+    let held_by_both = hold(&limiter, "alice", 2);
+    let denied_by_shadow = hold(&limiter, "alice", 2);
     assert_eq!(left(&limiter, "alice"), [1, 6]);
-    now(limiter.give_back("alice", refused_by_shadow)).unwrap();
+    now(denied_by_shadow.release()).unwrap();
     assert_eq!(left(&limiter, "alice"), [1, 8]);
-    now(limiter.give_back("alice", charged)).unwrap();
+    now(held_by_both.release()).unwrap();
     assert_eq!(left(&limiter, "alice"), [3, 10]);
 
-    // A penalty goes to those that were charged, too.
+    // A surcharge goes to the limits that held, too.
     limiter.decide("alice", Ask::cost(3));
-    let refused_by_shadow = limiter.acquire_now("alice", Ask::cost(1)).receipt.unwrap();
-    now(limiter.settle("alice", refused_by_shadow, 4)).unwrap();
+    let denied_by_shadow = hold(&limiter, "alice", 1);
+    now(denied_by_shadow.settle(4)).unwrap();
     assert_eq!(left(&limiter, "alice"), [0, 3]);
 }
 
@@ -697,14 +859,6 @@ impl Limiter<str> for Noting {
         self.note(format!("peek {key} {ask:?}"))
     }
 
-    fn settle(&self, key: &str, receipt: Receipt, actual: u64) -> Reply<()> {
-        self.note(format!("settle {key} {receipt:?} {actual}"))
-    }
-
-    fn give_back(&self, key: &str, receipt: Receipt) -> Reply<()> {
-        self.note(format!("give_back {key} {receipt:?}"))
-    }
-
     fn set(&self, limit: &str, key: &str, used: u64) -> Reply<()> {
         self.note(format!("set {limit} {key} {used}"))
     }
@@ -722,17 +876,13 @@ impl Limiter<str> for Noting {
     }
 }
 
-fn receipt() -> Receipt {
-    Receipt::new(ManualClock::START, 3, 1)
-}
-
 /// Calls every method that must be there, and makes sure of each that its answer comes back.
 fn every_method<L: Limiter<str> + ?Sized>(limiter: &L) {
     let ask = Ask::cost(7).within(SECOND).every_limit();
     let answers = [
         now(std::future::IntoFuture::into_future(limiter.acquire("alice", ask))).map(drop),
         now(limiter.peek("alice", ask)).map(drop),
-        now(limiter.settle("alice", receipt(), 2)),
+        now(std::future::IntoFuture::into_future(limiter.hold("alice", ask))).map(drop),
         now(limiter.set("api", "alice", 5)),
         now(limiter.block("api", "alice", MINUTE)),
         now(limiter.reset("alice")),
@@ -763,25 +913,58 @@ fn wrapped_limiters_pass_every_operation_on() {
     assert_eq!(noting.noted(), expected);
 }
 
-/// A limiter may do these otherwise than by `settle` and `block`.
+#[test]
+fn wrapped_limiters_return_the_guard_of_the_limiter_inside() {
+    let clock = ManualClock::new();
+    let memory = memory(FixedWindow::new(TEN), &clock);
+    let unavailable = || BoxLimiter::<str>::new(Noting::default());
+    let wrapped: [BoxLimiter<str>; 6] = [
+        memory.clone(),
+        BoxLimiter::new(Arc::new(memory.clone())),
+        BoxLimiter::new(FailOpen::new(memory.clone())),
+        BoxLimiter::new(Fallback::new(memory.clone(), unavailable())),
+        BoxLimiter::new(Fallback::new(unavailable(), memory.clone())),
+        BoxLimiter::new(DeniedCache::with_clock(memory.clone(), 10, clock)),
+    ];
+    for limiter in wrapped {
+        let [settled, released, dropped] = [1, 3, 4].map(|cost| {
+            let held = now(std::future::IntoFuture::into_future(limiter.hold("alice", Ask::cost(cost))));
+            held.unwrap().held.expect("a guard")
+        });
+        assert_eq!((settled.cost(), remaining(&memory, "alice")), (1, 2));
+        now(settled.settle(3)).unwrap();
+        assert_eq!(remaining(&memory, "alice"), 0);
+        now(released.release()).unwrap();
+        assert_eq!(remaining(&memory, "alice"), 3);
+        drop(dropped);
+        assert_eq!(remaining(&memory, "alice"), 3);
+        now(memory.reset("alice")).unwrap();
+    }
+    // What is allowed without a store holds nothing.
+    let open = FailOpen::new(Noting::default());
+    let Acquire::Ready(outcome) = open.hold("alice", Ask::default()) else { panic!("it is ready") };
+    let Outcome { decision, held } = outcome.unwrap();
+    assert!(decision.is_allowed() && held.is_none());
+}
+
+/// A limiter may do this otherwise than by `block`.
 #[test]
 fn wrapped_limiters_pass_on_what_has_a_default_too() {
-    fn both<L: Limiter<str> + ?Sized>(limiter: &L) {
-        now(limiter.give_back("alice", receipt())).unwrap_err();
+    fn forgive<L: Limiter<str> + ?Sized>(limiter: &L) {
         now(limiter.forgive("api", "alice")).unwrap_err();
     }
 
     let noting = Noting::default();
-    both(&noting);
+    forgive(&noting);
     let expected = noting.noted();
-    both(&Arc::new(noting.clone()));
+    forgive(&Arc::new(noting.clone()));
     assert_eq!(noting.noted(), expected);
-    both(&BoxLimiter::new(noting.clone()));
+    forgive(&BoxLimiter::new(noting.clone()));
     assert_eq!(noting.noted(), expected);
 }
 
 #[test]
-fn without_an_override_giving_back_settles_at_zero_and_forgiving_blocks_for_no_time() {
+fn without_an_override_forgiving_blocks_for_no_time() {
     #[derive(Default)]
     struct Fewer(Noting);
 
@@ -792,19 +975,14 @@ fn without_an_override_giving_back_settles_at_zero_and_forgiving_blocks_for_no_t
             self.0.acquire(key, ask)
         }
 
-        fn settle(&self, key: &str, receipt: Receipt, actual: u64) -> Reply<()> {
-            self.0.settle(key, receipt, actual)
-        }
-
         fn block(&self, limit: &str, key: &str, span: Duration) -> Reply<()> {
             self.0.block(limit, key, span)
         }
     }
 
     let limiter = Fewer::default();
-    now(limiter.give_back("alice", receipt())).unwrap_err();
     now(limiter.forgive("api", "alice")).unwrap_err();
-    assert_eq!(limiter.0.noted(), [format!("settle alice {:?} 0", receipt()), "block api alice 0ns".to_owned()]);
+    assert_eq!(limiter.0.noted(), ["block api alice 0ns"]);
 }
 
 #[test]
@@ -823,8 +1001,6 @@ fn a_limiter_of_ones_own_answers_what_it_does_not_override_as_unsupported() {
         assert!(acquire(limiter, "alice", Ask::default()).is_allowed());
         let errors = [
             now(limiter.peek("alice", Ask::default())).map(drop).unwrap_err(),
-            now(limiter.settle("alice", receipt(), 2)).unwrap_err(),
-            now(limiter.give_back("alice", receipt())).unwrap_err(),
             now(limiter.set("default", "alice", 5)).unwrap_err(),
             now(limiter.block("default", "alice", MINUTE)).unwrap_err(),
             now(limiter.forgive("default", "alice")).unwrap_err(),

@@ -9,11 +9,11 @@ use std::time::Duration;
 
 use serde::Deserialize;
 use tower_ratelimit::algorithm::Algorithm;
-use tower_ratelimit::limiter::Receipt;
+use tower_ratelimit::limiter::{Acquire, Held};
 use tower_ratelimit::policy::{AlgorithmName, Parts, Policy};
 use tower_ratelimit::{
     Ask, Decision, DynLimit, FixedWindow, Gcra, LeakyBucket, LeakyQueue, Limit, Limiter, ManualClock, Memory, Quota,
-    SlidingLog, SlidingWindow, Standing, TokenBucket, per_key,
+    SlidingLog, SlidingWindow, Standing, TokenBucket, WhenFull, per_key,
 };
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -56,6 +56,11 @@ fn memory(limits: Vec<DynLimit<Caller>>, clock: &ManualClock) -> Dynamic {
     Memory::builder(limits).max_keys(1000).clock(clock.clone()).build().unwrap()
 }
 
+/// A limiter whose limits come later, or go.
+fn memory_without_limits(clock: &ManualClock) -> Dynamic {
+    Memory::builder(Vec::new()).max_keys(1000).allow_no_limits().clock(clock.clone()).build().unwrap()
+}
+
 fn peek(limiter: &impl Limiter<Caller>, caller: &Caller) -> Decision {
     limiter.peek(caller, Ask::default().every_limit()).try_ready().unwrap().unwrap()
 }
@@ -70,8 +75,13 @@ fn named<const N: usize>(limits: [(&str, u64); N]) -> BTreeMap<String, u64> {
     limits.map(|(name, left)| (name.to_owned(), left)).into()
 }
 
-fn settle(limiter: &Dynamic, caller: &Caller, receipt: Receipt, actual: u64) {
-    limiter.settle(caller, receipt, actual).try_ready().unwrap().unwrap();
+fn hold<Key: 'static>(limiter: &impl Limiter<Key>, key: &Key, cost: u64) -> Held {
+    let Acquire::Ready(outcome) = limiter.hold(key, Ask::cost(cost)) else { panic!("memory answers at once") };
+    outcome.unwrap().held.expect("there is enough")
+}
+
+fn settle(held: Held, actual: u64) {
+    held.settle(actual).try_ready().expect("memory answers at once").unwrap();
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -345,7 +355,8 @@ fn what_is_new_begins_anew_and_what_is_gone_is_forgotten() {
     let one =
         |name: &'static str, algorithm: Gcra| DynLimit::new(Limit::new(name, algorithm).by(|key: &Caller| key.user));
     let ten = Gcra::new(Quota::per_hour(10));
-    let limiter = memory(vec![one("a", ten), one("b", ten)], &clock);
+    let limiter = memory_without_limits(&clock);
+    limiter.replace(vec![one("a", ten), one("b", ten)]).unwrap();
     limiter.decide(&ALICE, Ask::cost(4));
 
     limiter.replace(vec![one("b", ten), one("c", ten)]).unwrap();
@@ -364,6 +375,62 @@ fn what_is_new_begins_anew_and_what_is_gone_is_forgotten() {
     // Without limits everything passes.
     limiter.replace(Vec::new()).unwrap();
     assert!(limiter.decide(&ALICE, Ask::cost(u64::MAX)).is_allowed());
+    let held = hold(&limiter, &ALICE, 7);
+    limiter.replace(vec![one("a", ten)]).unwrap();
+    settle(held, 7);
+    assert_eq!(left(&limiter, &ALICE), named([("a", 10)]));
+}
+
+#[test]
+fn empty_list_of_limits_is_a_configuration_error_unless_allowed() {
+    let clock = ManualClock::new();
+    let error = Memory::<Vec<DynLimit<Caller>>>::builder(Vec::new()).build().unwrap_err();
+    assert!(error.is_config() && error.to_string().starts_with("no limits: "), "{error}");
+    let ten = || {
+        let limit = Limit::new("a", Gcra::new(Quota::per_hour(10))).by(|key: &Caller| key.user);
+        vec![DynLimit::new(limit)]
+    };
+    let limiter = memory(ten(), &clock);
+    let error = limiter.replace(Vec::new()).unwrap_err();
+    assert!(error.is_config() && error.to_string().starts_with("no limits: "), "{error}");
+    assert!(!limiter.decide(&ALICE, Ask::cost(11)).is_allowed(), "the limits are as they were");
+
+    let limiter = memory_without_limits(&clock);
+    assert!(limiter.decide(&ALICE, Ask::cost(11)).is_allowed());
+    limiter.replace(ten()).unwrap();
+    assert!(!limiter.decide(&ALICE, Ask::cost(11)).is_allowed());
+    limiter.replace(Vec::new()).unwrap();
+    assert!(limiter.decide(&ALICE, Ask::cost(11)).is_allowed());
+}
+
+/// Two function pointers have one type: the name of the part tells them apart.
+#[test]
+fn parts_by_function_pointers_of_one_type_are_kept_apart() {
+    fn user(caller: &Caller) -> u64 {
+        caller.user.into()
+    }
+    fn org(caller: &Caller) -> u64 {
+        caller.organisation.len() as u64
+    }
+    let functions: [(&str, fn(&Caller) -> u64); 2] = [("user", user), ("org", org)];
+    let parts = functions.into_iter().fold(Parts::new(), |parts, (name, part)| parts.part(name, part));
+    let limits = |by: &str| {
+        let policy = policy(&format!("name = 'x'\nalgorithm = 'gcra'\nquota = '10/h'\nby = '{by}'")).unwrap();
+        parts.limits(&[policy]).unwrap()
+    };
+    // As many letters as the organisation has, so that both parts of this caller are one number.
+    let caller = Caller { user: 4, organisation: "acme" };
+    let clock = ManualClock::new();
+    let limiter = memory(limits("user"), &clock);
+    limiter.decide(&caller, Ask::cost(3));
+    limiter.replace(limits("user")).unwrap();
+    assert_eq!(left(&limiter, &caller), named([("x", 7)]), "the same part takes over");
+    limiter.replace(limits("org")).unwrap();
+    assert_eq!(left(&limiter, &caller), named([("x", 10)]), "another part begins anew");
+    limiter.decide(&BOB, Ask::cost(1));
+    assert_eq!(left(&limiter, &caller), named([("x", 9)]), "both are in one organisation");
+    limiter.replace(limits("user")).unwrap();
+    assert_eq!(left(&limiter, &caller), named([("x", 10)]));
 }
 
 /// Another number of blocks is another setting of the same algorithm: what was used stays used.
@@ -375,16 +442,17 @@ fn what_is_owed_stays_owed_when_a_window_is_divided_otherwise() {
         vec![DynLimit::new(Limit::new("x", window).by(|key: &Caller| key.user))]
     };
     let limiter = memory(limits(10), &clock);
-    let receipt = limiter.acquire_now(&ALICE, Ask::cost(7)).receipt.unwrap();
+    limiter.decide(&ALICE, Ask::cost(2));
+    let held = hold(&limiter, &ALICE, 5);
     for blocks in [6, 60, 1, 10, 60] {
         limiter.replace(limits(blocks)).unwrap();
         assert_eq!(left(&limiter, &ALICE), named([("x", 3)]), "{blocks} blocks");
     }
     clock.advance(10 * MINUTE);
     limiter.decide(&ALICE, Ask::cost(1));
-    settle(&limiter, &ALICE, receipt, 2);
+    settle(held, 0);
     assert_eq!(left(&limiter, &ALICE), named([("x", 7)]));
-    // What stays of the first charge counts until an hour after its block of six minutes; the second for an hour, and a block
+    // The first charge counts until an hour after its block of six minutes; the second for an hour, and a block
     // of one minute.
     clock.advance(56 * MINUTE);
     assert_eq!(left(&limiter, &ALICE), named([("x", 9)]));
@@ -399,11 +467,12 @@ fn an_invalid_replacement_leaves_the_limits_as_they_were() {
         DynLimit::new(Limit::new(name, Gcra::new(Quota::per_hour(10))).by(|key: &Caller| key.user))
     };
     let limiter = memory(vec![one("a"), one("b")], &clock);
-    let receipt = limiter.acquire_now(&ALICE, Ask::cost(4)).receipt.unwrap();
+    let held = hold(&limiter, &ALICE, 4);
 
     // A thousand keys of a million hits are 16 gigabytes.
     let huge = Limit::new("huge", SlidingLog::new(Quota::per_day(1_000_000))).by(|key: &Caller| key.user);
     let invalid = [
+        (Vec::new(), "no limits"),
         (vec![one("c"), one("c")], "two limits are named \"c\""),
         (vec![one("a"), one("")], "empty name"),
         (vec![one("a"), DynLimit::new(huge)], "\"huge\""),
@@ -413,70 +482,149 @@ fn an_invalid_replacement_leaves_the_limits_as_they_were() {
         assert!(error.is_config() && error.to_string().contains(says), "{error}");
         assert_eq!(left(&limiter, &ALICE), named([("a", 6), ("b", 6)]));
     }
-    settle(&limiter, &ALICE, receipt, 1);
+    settle(held, 1);
     assert_eq!(left(&limiter, &ALICE), named([("a", 9), ("b", 9)]));
 }
 
 #[test]
-fn a_receipt_stays_good_for_sixteen_replacements() {
+fn hold_is_settled_after_any_number_of_replacements() {
     for algorithm in ALGORITHMS {
         let clock = ManualClock::new();
         let limiter = memory(user_limit(algorithm, "100/h"), &clock);
-        for (replacements, left_after) in [(1, 95), (16, 95), (17, 91)] {
+        for replacements in [1, 2, 17, 40] {
             limiter.reset(&ALICE).try_ready().unwrap().unwrap();
-            let receipt = limiter.acquire_now(&ALICE, Ask::cost(5)).receipt.unwrap();
-            limiter.decide(&ALICE, Ask::cost(4));
+            let held = hold(&limiter, &ALICE, 5);
+            limiter.set("x", &ALICE, 4).try_ready().unwrap().unwrap();
             for round in 0..replacements {
                 let quota = if (replacements - round) % 2 == 0 { "1000/h" } else { "100/h" };
                 limiter.replace(user_limit(algorithm, quota)).unwrap();
             }
-            settle(&limiter, &ALICE, receipt, 1);
-            // Those who wait in a queue stay where they are: nobody gains by what is given back before them.
-            let left_after = if algorithm == "leaky-queue" { 91 } else { left_after };
-            assert_eq!(left(&limiter, &ALICE)["x"], room(algorithm, left_after), "{algorithm} after {replacements}");
+            assert_eq!(left(&limiter, &ALICE)["x"], room(algorithm, 91), "{algorithm} after {replacements}");
+            settle(held, 1);
+            assert_eq!(left(&limiter, &ALICE)["x"], room(algorithm, 95), "{algorithm} after {replacements}");
         }
     }
 }
 
-/// Receipts know limits, not places in a list.
+/// Guards know limits, not places in a list.
 #[test]
-fn a_receipt_settles_the_limits_that_it_was_for_wherever_they_stand_now() {
+fn hold_is_settled_on_its_limits_wherever_they_are_after_a_replacement() {
     let clock = ManualClock::new();
     let user =
         |name: &'static str, quota| DynLimit::new(Limit::new(name, SlidingLog::new(quota)).by(|key: &Caller| key.user));
     let (per_hour, per_minute) = (Quota::per_hour(100), Quota::per_minute(50));
     let limiter = memory(vec![user("hour", per_hour), user("minute", per_minute)], &clock);
-    let receipt = limiter.acquire_now(&ALICE, Ask::cost(10)).receipt.unwrap();
+    let held = hold(&limiter, &ALICE, 10);
     let (day, all) = (Quota::per_day(1000), |_: &Caller| ());
     let everybody = DynLimit::new(Limit::new("everybody", SlidingLog::new(day)).by(all));
     limiter.replace(vec![everybody, user("minute", per_minute), user("hour", per_hour)]).unwrap();
     clock.advance(SECOND);
     limiter.decide(&ALICE, Ask::cost(2));
-    settle(&limiter, &ALICE, receipt, 3);
-    // The one that is new has never been charged for it.
+    assert_eq!(left(&limiter, &ALICE), named([("everybody", 998), ("minute", 38), ("hour", 88)]));
+    settle(held, 3);
+    // The one that is new has never held it.
     assert_eq!(left(&limiter, &ALICE), named([("everybody", 998), ("minute", 45), ("hour", 95)]));
 }
 
-/// A request that began under a quota of a minute is settled under one of an hour: what others of the same key have
-/// used meanwhile counts for an hour all the same.
+/// A hold from before a replacement is charged by the quota that took over, at the time when it is settled.
 #[test]
-fn settling_a_receipt_from_before_a_replacement_grants_nothing() {
-    let refund_and_penalty = [0, 3].into_iter().flat_map(|actual| ALGORITHMS.map(|algorithm| (actual, algorithm)));
-    for (actual, algorithm) in refund_and_penalty {
+fn hold_settled_after_a_replacement_is_charged_by_the_limit_that_took_over() {
+    for (actual, algorithm) in [0, 1, 3].into_iter().flat_map(|actual| ALGORITHMS.map(|algorithm| (actual, algorithm)))
+    {
         let clock = ManualClock::new();
         let limiter = memory(user_limit(algorithm, "100/min"), &clock);
-        let receipt = limiter.acquire_now(&ALICE, Ask::cost(1)).receipt.unwrap();
+        let held = hold(&limiter, &ALICE, 1);
         limiter.replace(user_limit(algorithm, "100/h")).unwrap();
         clock.advance(2 * MINUTE);
-        limiter.decide(&ALICE, Ask::cost(90));
+        limiter.set("x", &ALICE, 90).try_ready().unwrap().unwrap();
         clock.advance(5 * MINUTE);
         let before = left(&limiter, &ALICE)["x"];
-        settle(&limiter, &ALICE, receipt, actual);
-        // The first minute is over: nothing of that charge counts any more, and what was used beyond it counts now.
-        assert_eq!(left(&limiter, &ALICE)["x"], before - actual.saturating_sub(1), "{algorithm}");
+        settle(held, actual);
+        assert_eq!(left(&limiter, &ALICE)["x"], before + 1 - actual, "{algorithm} settled at {actual}");
         clock.advance(5 * MINUTE);
         assert!(left(&limiter, &ALICE)["x"] < 40, "{algorithm} settled at {actual}");
     }
+}
+
+#[test]
+fn hold_on_a_limit_that_is_gone_charges_nothing() {
+    let clock = ManualClock::new();
+    let limiter = memory(user_limit("gcra", "100/h"), &clock);
+    let guards: Vec<_> = (0..3).map(|_| hold(&limiter, &ALICE, 10)).collect();
+    // Another algorithm under the same name is another limit.
+    limiter.replace(user_limit("fixed-window", "100/h")).unwrap();
+    assert_eq!(left(&limiter, &ALICE), named([("x", 100)]));
+    // So is one that comes again.
+    limiter.replace(user_limit("gcra", "100/h")).unwrap();
+    let mut guards = guards.into_iter();
+    settle(guards.next().unwrap(), 25);
+    settle(guards.next().unwrap(), 0);
+    drop(guards);
+    assert_eq!(left(&limiter, &ALICE), named([("x", 100)]));
+    assert_eq!((limiter.usage()[0].held_keys, limiter.usage()[0].held), (0, 0));
+}
+
+/// A table belongs to the limits that use it: what is removed takes no memory.
+#[test]
+fn tables_of_removed_limits_are_freed() {
+    let clock = ManualClock::new();
+    let limits = |number: usize| {
+        let window = SlidingWindow::new(Quota::per_hour(10));
+        let name = format!("limit {number}");
+        vec![DynLimit::new(Limit::new(name, window).by(|key: &Caller| key.user))]
+    };
+    let limiter = memory(limits(0), &clock);
+    let bytes = |limiter: &Dynamic| limiter.usage().iter().map(|usage| usage.bytes).sum::<usize>();
+    let one = bytes(&limiter);
+    let mut guards = Vec::new();
+    let kept = allocation_counter::measure(|| {
+        for number in 1..=50 {
+            guards.push(hold(&limiter, &ALICE, 1));
+            limiter.block(&format!("limit {}", number - 1), &BOB, HOUR).try_ready().unwrap().unwrap();
+            limiter.replace(limits(number)).unwrap();
+        }
+    });
+    assert_eq!(bytes(&limiter), one);
+    // A guard of a limit that is gone keeps no table.
+    let grown = usize::try_from(kept.bytes_current).unwrap_or(0);
+    assert!(grown < one / 2, "{grown} bytes more, and a table takes {one}");
+    drop(guards);
+}
+
+fn keys_with_limit(limit: Limit<Gcra>) -> Vec<DynLimit<u64>> {
+    vec![DynLimit::new(limit)]
+}
+
+/// Whether a new key is denied for want of space, in a table that is full of keys with usage.
+fn denies_when_full(limiter: &Memory<Vec<DynLimit<u64>>, ManualClock>) -> bool {
+    (0..1000_u64).any(|key| !limiter.decide(&key, Ask::default()).is_allowed())
+}
+
+/// A limit that is replaced keeps its table, and decides by what it is itself: enforced or a shadow.
+#[test]
+fn replace_keeps_capacity_policy() {
+    let clock = ManualClock::new();
+    let limit = || Limit::new("x", Gcra::new(Quota::per_hour(10)));
+    let build = |limit| {
+        let builder = Memory::builder(keys_with_limit(limit)).max_keys(10).when_full(WhenFull::Refuse);
+        builder.clock(clock.clone()).build().unwrap()
+    };
+
+    let limiter = build(limit().shadow());
+    assert!(!denies_when_full(&limiter), "a shadow limit never denies");
+    limiter.replace(keys_with_limit(limit())).unwrap();
+    assert!(denies_when_full(&limiter), "a shadow limit made enforced denies new keys");
+    let forgotten = limiter.usage()[0].forgotten;
+    assert!(denies_when_full(&limiter));
+    assert_eq!(limiter.usage()[0].forgotten, forgotten, "and forgets none");
+
+    let limiter = build(limit());
+    assert!(denies_when_full(&limiter));
+    assert_eq!(limiter.usage()[0].forgotten, 0);
+    limiter.replace(keys_with_limit(limit().shadow())).unwrap();
+    assert!(!denies_when_full(&limiter), "an enforced limit made shadow never denies");
+    limiter.replace(keys_with_limit(limit())).unwrap();
+    assert!(denies_when_full(&limiter));
 }
 
 #[test]
@@ -493,15 +641,13 @@ fn a_block_outlasts_a_replacement() {
     assert_eq!(limiter.decide(&BOB, Ask::default()).retry_after(), Some(HOUR));
 }
 
-/// How many replacements there are under load: for so many a receipt stays good, however late it is settled.
-const REPLACEMENTS: u64 = 16;
+/// How many replacements there are under load.
+const REPLACEMENTS: u64 = 24;
 
-/// Several threads ask, keep and give back, while the quota is raised and lowered. In the end what was kept is owed, no
-/// more and no less.
+/// Several threads hold and settle, while the quota is raised and lowered. In the end what was settled is owed, no more and
+/// no less.
 fn under_load(algorithm: &str) {
     const THREADS: u64 = 3;
-    // All owe enough from the start: what is charged under the larger quota and given back under the smaller one is
-    // credited for no longer than it was to count.
     const BEFOREHAND: u64 = 1000;
     const CALLERS: [Caller; 2] = [ALICE, BOB];
     // Whole microseconds a token, so that a bucket has nothing to round; and never so little that anybody is refused.
@@ -524,13 +670,12 @@ fn under_load(algorithm: &str) {
                 let mut held = Vec::new();
                 for round in thread.. {
                     let who = usize::try_from(round % 2).unwrap();
-                    let outcome = limiter.acquire_now(&CALLERS[who], Ask::cost(3));
-                    held.push((who, outcome.receipt.expect("there is enough for all")));
-                    // Some is given back at once, some much later, some is charged more.
+                    held.push((who, hold(limiter, &CALLERS[who], 3)));
+                    // Some is settled at once, some later, some at more.
                     if round % 5 == 0 {
-                        for (index, (who, receipt)) in held.drain(..).enumerate() {
+                        for (index, (who, held)) in held.drain(..).enumerate() {
                             let actual = [0, 1, 3, 4][index % 4];
-                            settle(limiter, &CALLERS[who], receipt, actual);
+                            settle(held, actual);
                             owed[who].fetch_add(actual, Ordering::Relaxed);
                         }
                     }
@@ -665,7 +810,7 @@ fn of_two_replacements_at_a_time_the_later_takes_over_from_the_earlier() {
     };
     for round in 0..3_000 {
         let clock = ManualClock::new();
-        let limiter = memory(Vec::new(), &clock);
+        let limiter = memory_without_limits(&clock);
         let together = Barrier::new(2);
         let charged = thread::scope(|scope| {
             let first = scope.spawn(|| {
@@ -727,8 +872,8 @@ fn who_changes_the_tier_keeps_what_is_owed() {
     tiers(SlidingLog::new(free), SlidingLog::new(paid));
 }
 
-/// A charge of a minute that is given back later than that, in a tier that counts by the hour: it had left before.
-fn late_refund<A: Algorithm + Copy>(free: A, paid: A) {
+/// A cost that is held in one tier and settled in another counts in both until then, and what is settled is owed.
+fn hold_across_a_change_of_tier<A: Algorithm + Copy>(free: A, paid: A) {
     let clock = ManualClock::new();
     let choose = move |member: &Member| match member.tier {
         Tier::Free => free,
@@ -736,23 +881,27 @@ fn late_refund<A: Algorithm + Copy>(free: A, paid: A) {
     };
     let limit = Limit::new("tier", per_key(choose)).by(|member: &Member| member.user);
     let limiter = Memory::builder(limit).max_keys(1000).clock(clock.clone()).build().unwrap();
-    let receipt = limiter.acquire_now(&Member { user: 1, tier: Tier::Free }, Ask::cost(5)).receipt.unwrap();
+    let held = [(); 2].map(|()| hold(&limiter, &Member { user: 1, tier: Tier::Free }, 5));
     clock.advance(2 * MINUTE);
     let paid = Member { user: 1, tier: Tier::Paid };
-    let used = limiter.decide(&paid, Ask::cost(50)).remaining();
-    limiter.settle(&paid, receipt, 0).try_ready().unwrap().unwrap();
-    let decision = limiter.peek(&paid, Ask::default()).try_ready().unwrap().unwrap();
-    assert_eq!(decision.remaining(), used, "{free:?}");
+    let left = limiter.decide(&paid, Ask::cost(40)).remaining().unwrap();
+    assert_eq!(left, 10, "{free:?}");
+    let left = || limiter.peek(&paid, Ask::default()).try_ready().unwrap().unwrap().remaining().unwrap();
+    let [released, settled] = held;
+    settle(released, 0);
+    assert_eq!(left(), 15, "{free:?}");
+    settle(settled, 4);
+    assert_eq!(left(), 16, "{free:?}");
 }
 
 const MINUTELY: Quota = Quota::per_minute(60);
 const HOURLY: Quota = Quota::per_hour(60);
 
 #[test]
-fn a_refund_from_before_a_change_of_tier_gives_back_nothing_that_had_left() {
-    late_refund(FixedWindow::new(MINUTELY), FixedWindow::new(HOURLY));
-    late_refund(Gcra::new(MINUTELY), Gcra::new(HOURLY));
-    late_refund(TokenBucket::new(MINUTELY), TokenBucket::new(HOURLY));
-    late_refund(SlidingLog::new(MINUTELY), SlidingLog::new(HOURLY));
-    late_refund(SlidingWindow::new(MINUTELY), SlidingWindow::new(HOURLY));
+fn hold_is_settled_after_a_change_of_tier() {
+    hold_across_a_change_of_tier(FixedWindow::new(MINUTELY), FixedWindow::new(HOURLY));
+    hold_across_a_change_of_tier(Gcra::new(MINUTELY), Gcra::new(HOURLY));
+    hold_across_a_change_of_tier(TokenBucket::new(MINUTELY), TokenBucket::new(HOURLY));
+    hold_across_a_change_of_tier(SlidingLog::new(MINUTELY), SlidingLog::new(HOURLY));
+    hold_across_a_change_of_tier(SlidingWindow::new(MINUTELY), SlidingWindow::new(HOURLY));
 }

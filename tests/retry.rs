@@ -392,3 +392,73 @@ async fn hyper_clients_survive_hostile_servers() {
         }
     }
 }
+
+/// A reader of the parts says what the reader of whole answers says. Without a method, a 503 is final.
+#[test]
+fn parts_are_read_as_whole_answers_are() {
+    let plain = [200, 429, 503].map(|status| answer(status, &[("retry-after", "2")]));
+    for answer in plain.into_iter().chain(hostile_answers()) {
+        for method in [Method::GET, Method::POST, Method::PUT] {
+            let request = Request::builder().method(method.clone()).body(()).expect("a request");
+            let whole = HttpFields.read(&request, Ok::<_, &Infallible>(&answer));
+            let parts = HttpFields.read_response(Some(&method), answer.status(), answer.headers());
+            assert_eq!(parts, whole, "{method}: {answer:?}");
+            let expected = if answer.status() == 503 { Told::Nothing } else { whole };
+            assert_eq!(HttpFields.read_response(None, answer.status(), answer.headers()), expected, "{answer:?}");
+        }
+    }
+}
+
+/// A service of a request that is not `Clone`: what the function clones is sent again, what the function does not clone
+/// is sent once.
+#[tokio::test(start_paused = true)]
+async fn clone_function_decides_what_is_sent_again() {
+    struct NotClone(u32);
+
+    let sent = Arc::new(AtomicUsize::new(0));
+    let counted = Arc::clone(&sent);
+    let server = service_fn(move |_: NotClone| {
+        counted.fetch_add(1, Ordering::Relaxed);
+        std::future::ready(Ok::<_, Infallible>(()))
+    });
+    let policy = RetryAfter::new()
+        .clone_with(|request: &NotClone| (request.0 > 0).then_some(NotClone(request.0)))
+        .reading(|_: &NotClone, _: Result<&(), &Infallible>| Told::Later);
+    let client = ServiceBuilder::new().retry(policy).service(server);
+    for (number, times) in [(0, 1), (1, 4)] {
+        let Ok(()) = client.clone().oneshot(NotClone(number)).await;
+        assert_eq!(sent.swap(0, Ordering::Relaxed), times, "{number}");
+    }
+}
+
+/// reqwest's client on a socket: a request with a body comes back, and its answer is the last one.
+#[tokio::test]
+async fn reqwest_client_comes_back() {
+    use axum::routing::post;
+
+    let asked = Arc::new(AtomicUsize::new(0));
+    let counted = Arc::clone(&asked);
+    let handler = async move |body: String| {
+        let refuses = counted.fetch_add(1, Ordering::Relaxed) < 2;
+        let (status, told) = if refuses { (429, "not yet".to_owned()) } else { (200, format!("got {body}")) };
+        answer(status, &[("retry-after", "0")]).map(|()| axum::body::Body::from(told))
+    };
+    let app = axum::Router::new().route("/", post(handler));
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a free port");
+    let url = format!("http://{}/", listener.local_addr().expect("an address"));
+    tokio::spawn(async move { axum::serve(listener, app).await });
+
+    let policy = RetryAfter::new()
+        .reading(|request: &reqwest::Request, answer: Result<&reqwest::Response, &reqwest::Error>| {
+            let Ok(response) = answer else { return Told::Nothing };
+            HttpFields.read_response(Some(request.method()), response.status(), response.headers())
+        })
+        .clone_with(reqwest::Request::try_clone)
+        .jitter(Duration::ZERO);
+    let client = reqwest::Client::builder().no_proxy().timeout(20 * SECOND).build().expect("a client");
+    let request = client.post(&url).body("a body").build().expect("a request");
+    let mut client = ServiceBuilder::new().retry(policy).service(client);
+    let answer = client.ready().await.expect("ready").call(request).await.expect("an answer");
+    assert_eq!((answer.status().as_u16(), asked.load(Ordering::Relaxed)), (200, 3));
+    assert_eq!(answer.text().await.expect("a body"), "got a body");
+}

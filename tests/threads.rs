@@ -1,5 +1,5 @@
 //! Proves with real threads that any number of them admits exactly what one would: on one key, on many keys under
-//! several limits (all or nothing, down to the last unit), while charges are given back, while a small table keeps
+//! several limits (all or nothing, down to the last unit), while costs are held and settled, while a small table keeps
 //! forgetting, and after an algorithm has panicked in the middle of a charge.
 //!
 //! The clock stands still wherever exactness is counted, so that no result depends on how the threads were scheduled.
@@ -10,8 +10,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Barrier, mpsc};
 use std::time::Duration;
 
-use tower_ratelimit::algorithm::{Algorithm, Blocks, Charge, Log, State};
-use tower_ratelimit::limiter::{Acquire, Outcome};
+use tower_ratelimit::algorithm::{Algorithm, Blocks, Log, State};
+use tower_ratelimit::limiter::{Acquire, Held, Outcome};
 use tower_ratelimit::{
     Ask, Clock, Decision, DynLimit, Figures, FixedWindow, Gcra, LeakyQueue, Limit, Limiter, ManualClock, Memory, Quota,
     Reading, SlidingLog, SlidingWindow, SystemClock, Timestamp, Verdict,
@@ -41,6 +41,14 @@ fn acquire<Key: ?Sized>(limiter: &impl Limiter<Key>, key: &Key, ask: Ask) -> Out
         Acquire::Ready(outcome) => outcome.expect("memory never fails"),
         Acquire::Pending(_) => unreachable!("memory answers at once"),
     }
+}
+
+fn hold<Key: ?Sized>(limiter: &impl Limiter<Key>, key: &Key, cost: u64) -> Option<Held> {
+    acquire(limiter, key, at_once(cost).hold()).held
+}
+
+fn settle(held: Held, actual: u64) {
+    held.settle(actual).try_ready().expect("memory answers at once").expect("memory never fails");
 }
 
 fn admits<Key: ?Sized>(limiter: &impl Limiter<Key>, key: &Key, cost: u64) -> bool {
@@ -215,7 +223,7 @@ fn limits_chosen_at_run_time_charge_all_or_nothing() {
 }
 
 #[test]
-fn what_is_given_back_is_there_again_exactly_once() {
+fn what_is_settled_is_charged_exactly_once() {
     const LIMIT: u64 = 1_000_000;
     let limits = (
         Limit::new("bucket", Gcra::new(Quota::new(LIMIT, Duration::from_secs(LIMIT)))),
@@ -223,27 +231,59 @@ fn what_is_given_back_is_there_again_exactly_once() {
     );
     let limiter = Memory::builder(limits).clock(ManualClock::new()).build().expect("valid limits");
     let used = together(|thread| {
-        let mut receipts = VecDeque::new();
+        let mut guards = VecDeque::new();
         let mut used = 0;
         for number in numbers(thread).take(5000) {
-            let outcome = acquire(&limiter, "key", at_once(3));
-            receipts.extend(outcome.receipt);
-            if receipts.len() > 5 {
-                let receipt = receipts.pop_front().expect("six of them");
+            guards.push_back(hold(&limiter, "key", 3).expect("there is room for all"));
+            if guards.len() > 5 {
+                let held = guards.pop_front().expect("six of them");
                 let actual = [0, 1, 3, 8][number % 4];
-                let reply = match actual {
-                    0 => limiter.give_back("key", receipt),
-                    _ => limiter.settle("key", receipt, actual),
-                };
-                reply.try_ready().expect("memory answers at once").expect("memory never fails");
+                settle(held, actual);
                 used += actual;
             }
         }
-        used + 3 * receipts.len() as u64
+        // The guards that are left charge what they held.
+        used + 3 * guards.len() as u64
     });
     let left = LIMIT - used.into_iter().sum::<u64>();
     let decision = peek(&limiter, "key");
     assert_eq!(decision.standings().iter().map(tower_ratelimit::Standing::remaining).collect::<Vec<_>>(), [left, left]);
+    assert!(limiter.usage().iter().all(|usage| (usage.held_keys, usage.held) == (0, 0)), "nothing is held any more");
+}
+
+/// Every thread holds and decides at once, for a few keys: what is admitted and what is held never exceed the limit.
+#[test]
+fn held_and_charged_costs_never_exceed_the_limit() {
+    const LIMIT: u64 = 500;
+    let limiter = Memory::builder(Gcra::new(hourly(1)).burst(LIMIT)).max_keys(8).clock(ManualClock::new());
+    let limiter = limiter.build().expect("valid limits");
+    let keys = [0_u64, 1, 2];
+    let kept = together(|thread| {
+        let (mut guards, mut kept) = (VecDeque::new(), [0; 3]);
+        for number in numbers(thread).take(4000) {
+            let (key, cost) = (number % 3, 1 + (number >> 8) as u64 % 7);
+            if number & 1 << 20 == 0 {
+                guards.extend(hold(&limiter, &keys[key], cost).map(|held| (key, held)));
+            } else if admits(&limiter, &keys[key], cost) {
+                kept[key] += cost;
+            }
+            if guards.len() > 4 {
+                let (key, held) = guards.pop_front().expect("five of them");
+                let actual = held.cost() * (number >> 16 & 1) as u64;
+                kept[key] += actual;
+                settle(held, actual);
+            }
+        }
+        for (key, held) in guards {
+            kept[key] += held.cost();
+        }
+        kept
+    });
+    for (index, key) in keys.iter().enumerate() {
+        let kept: u64 = kept.iter().map(|kept| kept[index]).sum();
+        assert_eq!(peek(&limiter, key).remaining(), Some(LIMIT - kept), "of key {key}");
+        assert_eq!(kept + take_all(&limiter, key), LIMIT, "of key {key}");
+    }
 }
 
 /// Keys that have used much are not the first to be idle: a flood of newcomers can't make a small table forget them.
@@ -303,7 +343,6 @@ struct Fragile<S>(u64, std::marker::PhantomData<fn() -> S>);
 
 const PANICS_IN_PEEK: u64 = 101;
 const PANICS_IN_COMMIT: u64 = 102;
-const PANICS_IN_GIVE_BACK: u64 = 103;
 
 /// The count in a state of each kind.
 trait Count: State + std::fmt::Debug {
@@ -356,11 +395,6 @@ impl<S: Count> Algorithm for Fragile<S> {
     fn commit(&self, state: &mut S, _now: Timestamp, _delay: Duration, cost: u64) {
         state.set(state.get() + 1);
         assert_ne!(cost, PANICS_IN_COMMIT, "as it was asked to");
-    }
-
-    fn give_back(&self, state: &mut S, _now: Timestamp, charge: Charge, _amount: u64) {
-        state.set(state.get() - 1);
-        assert_ne!(charge.cost, PANICS_IN_GIVE_BACK, "as it was asked to");
     }
 
     fn reading(&self, state: &S, _now: Timestamp) -> Reading {
@@ -419,10 +453,10 @@ fn a_panic_in_an_algorithm_leaves_no_lock_behind() {
 }
 
 #[test]
-fn a_panic_while_giving_back_leaves_no_lock_behind() {
+fn a_panic_while_settling_leaves_no_lock_behind() {
     let limiter = Memory::builder(fragile::<[u64; 2]>(10)).clock(ManualClock::new()).build().expect("valid limits");
-    let receipt = acquire(&limiter, "key", at_once(PANICS_IN_GIVE_BACK)).receipt.expect("it was charged");
-    panics(|| limiter.give_back("key", receipt).try_ready());
+    let held = hold(&limiter, "key", 1).expect("ten are available");
+    panics(|| held.settle(PANICS_IN_COMMIT).try_ready());
     let left = in_finite_time(move || take_all(&limiter, "key"));
     assert!(left == 9 || left == 10, "{left}");
 }
@@ -488,12 +522,12 @@ fn who_was_descheduled_after_reading_the_clock_is_granted_nothing() {
         is_stalled(&|| one.decide(&1_u64, Ask::default()).is_allowed());
         is_stalled(&|| two.decide(&1_u64, Ask::default()).is_allowed());
         is_stalled(&|| dynamic.decide(&1_u64, Ask::default()).is_allowed());
-        // Neither by being charged more afterwards.
-        let outcome = one.acquire_now(&2_u64, Ask::default());
+        // Neither by settling a hold on a key that was charged meanwhile.
+        let held = hold(&one, &2_u64, 0).expect("allowed");
+        assert!(one.decide(&2_u64, Ask::default()).is_allowed(), "{algorithm:?}");
         clock.early.store(early, Ordering::SeqCst);
-        let receipt = outcome.receipt.expect("allowed");
-        one.settle(&2_u64, receipt, 2).try_ready().expect("ready").expect("settled");
-        assert!(!one.decide(&2_u64, Ask::default()).is_allowed(), "{algorithm:?}");
+        settle(held, 1);
+        assert!(!one.decide(&2_u64, Ask::default()).is_allowed(), "{algorithm:?} forgets what was charged");
     }
     let quota = Quota::per_second(1);
     refused(&Gcra::new(quota));

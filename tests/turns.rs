@@ -1,10 +1,10 @@
-//! Turns that were promised, and charges that are given back: whatever is asked, cancelled and settled in whatever order,
-//! those who do depart keep to the bound, in the order in which they depart.
+//! Scheduled starts: whatever is asked, and whoever leaves before its start, those that do start keep to the bound, in the
+//! order of their starts. And a denial's time is exact: the same request is allowed then, and not a microsecond before.
 
 use std::time::Duration;
 
 use proptest::prelude::*;
-use tower_ratelimit::algorithm::{Algorithm, BucketState, Charge};
+use tower_ratelimit::algorithm::Algorithm;
 use tower_ratelimit::{Ask, Clock, Gcra, LeakyQueue, Limit, Limiter, ManualClock, Memory, Quota, Timestamp, Verdict};
 
 #[derive(Clone, Copy, Debug)]
@@ -17,10 +17,14 @@ enum Step {
         cost: u64,
         patience: Option<u64>,
     },
-    /// Of the charges whose turn is now or later, gives back all or a part of one.
-    GiveBack {
+    /// One of those whose start is now or later leaves. Its charge stays.
+    Leave {
         which: usize,
-        part: u64,
+    },
+    /// Blocks the part of the key that one of the limits counts by, for some of a token's time.
+    Block {
+        limit: usize,
+        hundredths: u64,
     },
 }
 
@@ -29,7 +33,14 @@ fn step(most: u64) -> impl Strategy<Value = Step> {
     prop_oneof![
         2 => (0..400_u64).prop_map(|hundredths| Step::Pass { hundredths }),
         5 => (1..=most, patience).prop_map(|(cost, patience)| Step::Ask { cost, patience }),
-        3 => (any::<usize>(), 0..4_u64).prop_map(|(which, part)| Step::GiveBack { which, part }),
+        3 => any::<usize>().prop_map(|which| Step::Leave { which }),
+    ]
+}
+
+fn step_or_block(most: u64) -> impl Strategy<Value = Step> {
+    prop_oneof![
+        12 => step(most),
+        1 => (0..3_usize, 0..300_u64).prop_map(|(limit, hundredths)| Step::Block { limit, hundredths }),
     ]
 }
 
@@ -49,22 +60,25 @@ fn at(time: u64) -> Timestamp {
     Timestamp::from_micros(time)
 }
 
-fn words(state: BucketState) -> [u64; 5] {
-    state.into()
+/// What was admitted and does start.
+#[derive(Clone, Copy, Debug)]
+struct Departure {
+    at: Timestamp,
+    cost: u64,
 }
 
-/// One key under one algorithm, with what was charged and not given back.
+/// One key under one algorithm, with those who have started or will.
 struct Line<A> {
     algorithm: A,
-    state: BucketState,
-    /// The same without a memory of the turns that were promised before the state was last as good as new.
-    forgetful: BucketState,
-    charges: Vec<Charge>,
+    state: [u64; 4],
+    /// The same, made new whenever it is idle.
+    forgetful: [u64; 4],
+    departures: Vec<Departure>,
 }
 
-impl<A: Algorithm<State = BucketState>> Line<A> {
+impl<A: Algorithm<State = [u64; 4]>> Line<A> {
     fn new(algorithm: A) -> Self {
-        Self { algorithm, state: BucketState::default(), forgetful: BucketState::default(), charges: Vec::new() }
+        Self { algorithm, state: [0; 4], forgetful: [0; 4], departures: Vec::new() }
     }
 
     fn ask(&mut self, now: u64, cost: u64, patience: Option<u64>) {
@@ -77,50 +91,45 @@ impl<A: Algorithm<State = BucketState>> Line<A> {
             Verdict::AllowedAfter(delay) => delay,
             _ => return,
         };
+        let last = self.departures.iter().map(|departure| departure.at).max();
         self.algorithm.commit(&mut self.state, at(now), delay, cost);
         self.algorithm.commit(&mut self.forgetful, at(now), delay, cost);
-        self.charges.push(Charge { at: at(now), turn: at(now).after(delay), cost, until: at(words(self.state)[0]) });
+        let start = at(now).after(delay);
+        assert!(last.is_none_or(|last| start >= last), "first come, first served: {start:?} after {last:?}");
+        self.departures.push(Departure { at: start, cost });
     }
 
-    fn give_back(&mut self, now: u64, which: usize, part: u64) {
-        let to_come: Vec<_> = (0..self.charges.len()).filter(|&index| self.charges[index].turn >= at(now)).collect();
-        let Some(which) = which.checked_rem(to_come.len()) else { return };
-        let charge = self.charges.remove(to_come[which]);
-        let amount = if part == 0 { charge.cost } else { charge.cost.min(part) };
-        let before = self.state;
-        self.algorithm.give_back(&mut self.state, at(now), charge, amount);
-        self.algorithm.give_back(&mut self.forgetful, at(now), charge, amount);
-        assert!(words(self.state)[0] <= words(before)[0], "{before:?} to {:?}", self.state);
-        if amount < charge.cost {
-            // The rest departs in its turn; it is not given back again.
-            self.charges.push(Charge { cost: charge.cost - amount, until: at(0), ..charge });
+    fn leave(&mut self, now: u64, which: usize) {
+        let waiting: Vec<_> =
+            (0..self.departures.len()).filter(|&index| self.departures[index].at >= at(now)).collect();
+        if let Some(which) = which.checked_rem(waiting.len()) {
+            self.departures.remove(waiting[which]);
         }
     }
 
-    fn run(mut self, quota: (u64, u64), steps: &[Step]) -> Vec<Charge> {
+    fn run(mut self, quota: (u64, u64), steps: &[Step]) -> Vec<Departure> {
         let mut now = START;
         for &step in steps {
             match step {
                 Step::Pass { hundredths } => now += hundredths * quota.1 / quota.0 / 100,
                 Step::Ask { cost, patience } => self.ask(now, cost, patience),
-                Step::GiveBack { which, part } => self.give_back(now, which, part),
+                Step::Leave { which } => self.leave(now, which),
+                Step::Block { .. } => {}
             }
-            assert!(words(self.state)[4] <= words(self.state)[0], "a floor above the end: {:?}", self.state);
-            if words(self.state)[0] <= now {
-                self.forgetful = BucketState::default();
+            if self.state[0] <= now {
+                self.forgetful = [0; 4];
             }
         }
-        self.charges.sort_by_key(|charge| charge.turn);
-        self.charges
+        self.departures
     }
 }
 
 /// What the departures would have owed at the worst of their moments, beyond what `allowed` says, in `1 / limit` parts of a
 /// microsecond. Departures are rounded up to microseconds, so less than one of them is no excess.
-fn conform(departures: &[Charge], (limit, period): (u64, u64), allowed: impl Fn(u64) -> u64) -> Result<(), String> {
+fn conform(departures: &[Departure], (limit, period): (u64, u64), allowed: impl Fn(u64) -> u64) -> Result<(), String> {
     let (mut arrival, limit, period) = (0_u128, u128::from(limit), u128::from(period));
     for departure in departures {
-        let turn = u128::from(departure.turn.as_micros()) * limit;
+        let turn = u128::from(departure.at.as_micros()) * limit;
         let owed_before = arrival.max(turn) - turn;
         let most = u128::from(allowed(departure.cost)) * period;
         if owed_before >= most + limit {
@@ -164,7 +173,7 @@ struct Request {
 }
 
 fn requests() -> impl Strategy<Value = Vec<Request>> {
-    proptest::collection::vec((0..3_u64, step(2)).prop_map(|(caller, step)| Request { caller, step }), 1..50)
+    proptest::collection::vec((0..3_u64, step_or_block(2)).prop_map(|(caller, step)| Request { caller, step }), 1..50)
 }
 
 /// A limit for each caller, one for all together, and a queue for all or for none.
@@ -192,22 +201,19 @@ fn several(
                 let mut ask = Ask::cost(cost).every_limit();
                 ask.max_delay = patience.map(Duration::from_micros);
                 let peeked = limiter.peek(&caller, ask).try_ready().unwrap().unwrap();
-                let outcome = limiter.acquire_now(&caller, ask);
-                prop_assert_eq!(peeked.verdict(), outcome.decision.verdict());
+                let decision = limiter.decide(&caller, ask);
+                prop_assert_eq!(peeked.verdict(), decision.verdict());
                 // No limit is charged as if the time until the turn had passed: that would keep others from it.
                 for (index, (limit, period)) in [caller_quota, all, (1, 70)].into_iter().enumerate() {
-                    let [before, after] =
-                        [&peeked, &outcome.decision].map(|decision| decision.standings()[index].reset());
+                    let [before, after] = [&peeked, &decision].map(|decision| decision.standings()[index].reset());
                     let costs = Duration::from_micros((cost * period).div_ceil(limit));
-                    prop_assert!(after <= before + costs, "from {:?} to {:?}", peeked, outcome.decision);
+                    prop_assert!(after <= before + costs, "from {:?} to {:?}", peeked, decision);
                 }
-                if let Some(receipt) = outcome.receipt {
-                    let turn = receipt.turn();
-                    prop_assert_eq!(turn, receipt.charged_at().after(outcome.decision.delay()));
-                    let charge = Charge { at: receipt.charged_at(), turn, cost, until: turn };
-                    departures.push((caller, charge, receipt));
+                if decision.is_allowed() {
+                    let at = decision.decided_at().after(decision.delay());
+                    departures.push((caller, Departure { at, cost }));
                 }
-                if let Some(retry_after) = outcome.decision.retry_after() {
+                if let Some(retry_after) = decision.retry_after() {
                     let now = clock.now();
                     for (wait, allowed) in [
                         (retry_after, true),
@@ -221,19 +227,22 @@ fn several(
                     clock.set(now);
                 }
             }
-            Step::GiveBack { which, .. } => {
+            Step::Leave { which } => {
                 let now = clock.now();
-                let to_come: Vec<_> = (0..departures.len()).filter(|&index| departures[index].1.turn >= now).collect();
-                if let Some(which) = which.checked_rem(to_come.len()) {
-                    let (caller, _, receipt) = departures.remove(to_come[which]);
-                    limiter.give_back(&caller, receipt).try_ready().unwrap().unwrap();
+                let waiting: Vec<_> = (0..departures.len()).filter(|&index| departures[index].1.at >= now).collect();
+                if let Some(which) = which.checked_rem(waiting.len()) {
+                    departures.remove(waiting[which]);
                 }
+            }
+            Step::Block { limit, hundredths } => {
+                let (name, span) = (["caller", "all", "line"][limit], Duration::from_micros(hundredths));
+                limiter.block(name, &caller, span).try_ready().unwrap().unwrap();
             }
         }
     }
-    departures.sort_by_key(|(_, charge, _)| charge.turn);
-    let of = |filter: &dyn Fn(Caller) -> bool| -> Vec<Charge> {
-        departures.iter().filter(|(caller, ..)| filter(*caller)).map(|(_, charge, _)| *charge).collect()
+    departures.sort_by_key(|(_, departure)| departure.at);
+    let of = |filter: &dyn Fn(Caller) -> bool| -> Vec<Departure> {
+        departures.iter().filter(|(caller, _)| filter(*caller)).map(|(_, departure)| *departure).collect()
     };
     for one in 0..3 {
         prop_assert_eq!(conform(&of(&|caller| caller == one), caller_quota, |cost| bursts.0 - cost), Ok(()));

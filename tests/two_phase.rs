@@ -1,5 +1,5 @@
-//! Two limiters as one, in two phases: request by request they decide as one limiter with all limits does, and what is not
-//! let through is not charged, whatever happens in between.
+//! Two limiters as one, in two phases: request by request they decide as one limiter with all limits does. A denied or
+//! abandoned request charges nothing and leaves nothing held.
 
 use std::convert::Infallible;
 use std::future::{Future, poll_fn, ready};
@@ -13,9 +13,7 @@ use axum::body::Body;
 use axum::http::{Request, Response};
 use tower::{Layer, Service, ServiceExt, service_fn};
 use tower_ratelimit::key::{Header, KeyText};
-use tower_ratelimit::limiter::{
-    Acquire, BoxFuture, DeniedCache, FailOpen, Fallback, Outcome, Receipt, Reply, TwoPhase,
-};
+use tower_ratelimit::limiter::{Acquire, BoxFuture, DeniedCache, FailOpen, Fallback, Held, Outcome, Reply, TwoPhase};
 use tower_ratelimit::{
     Ask, BoxLimiter, Clock as _, Decision, Error, FixedWindow, Gcra, LeakyQueue, Limit, Limiter, ManualClock, Memory,
     Quota, RateLimitLayer, SlidingLog, SlidingWindow, Source, TokenBucket, Verdict,
@@ -73,18 +71,14 @@ impl<L: Limiter<Key> + Clone + Send + Sync + 'static> Limiter<Key> for Elsewhere
         Acquire::Pending(Box::pin(async move {
             later(polls).await;
             let acquired = limiter.acquire(&key, ask);
-            acquired.await
+            let Outcome { decision, held } = acquired.await?;
+            Ok(Outcome { decision, held: held.map(|held| settled_later(held, polls)) })
         }))
     }
 
     fn peek(&self, key: &Key, ask: Ask) -> Reply<Decision> {
         let key = *key;
         self.reply(move |limiter| limiter.peek(&key, ask))
-    }
-
-    fn settle(&self, key: &Key, receipt: Receipt, actual: u64) -> Reply<()> {
-        let key = *key;
-        self.reply(move |limiter| limiter.settle(&key, receipt, actual))
     }
 
     fn set(&self, limit: &str, key: &Key, used: u64) -> Reply<()> {
@@ -101,6 +95,16 @@ impl<L: Limiter<Key> + Clone + Send + Sync + 'static> Limiter<Key> for Elsewhere
         let key = *key;
         self.reply(move |limiter| limiter.reset(&key))
     }
+}
+
+/// A guard whose settlement takes so many polls.
+fn settled_later(held: Held, polls: u32) -> Held {
+    Held::new(held.cost(), move |actual| {
+        Reply::pending(async move {
+            later(polls).await;
+            held.settle(actual).await
+        })
+    })
 }
 
 /// A store that never answers, or fails at once, and counts who asks.
@@ -124,6 +128,13 @@ impl Limiter<Key> for Gone {
 
 async fn ask(limiter: &impl Limiter<Key>, key: Key, ask: Ask) -> Outcome {
     limiter.acquire(&key, ask).await.expect("an answer")
+}
+
+/// Lets the runtime settle what was dropped.
+async fn settle_in_background() {
+    for _ in 0..10 {
+        tokio::task::yield_now().await;
+    }
 }
 
 async fn left(limiter: &impl Limiter<Key>, key: Key) -> u64 {
@@ -153,7 +164,7 @@ fn says(decision: &Decision) -> (Verdict, Option<String>, Option<u64>, Vec<Strin
 /// The same trace through one limiter with both limits, and through two of one each.
 async fn agrees(seed: u64, whole: BoxLimiter<Key>, parts: BoxLimiter<Key>, clock: &ManualClock) {
     let mut dice = Dice(seed);
-    let mut receipts = Vec::new();
+    let mut guards = Vec::new();
     for step in 0..4_000 {
         if dice.below(2) == 0 {
             clock.advance(Duration::from_micros(
@@ -178,17 +189,18 @@ async fn agrees(seed: u64, whole: BoxLimiter<Key>, parts: BoxLimiter<Key>, clock
                 whole.block(limit, &key, span).await.expect("done");
                 parts.block(limit, &key, span).await.expect("done");
             }
-            3..=8 if !receipts.is_empty() => {
-                let index = usize::try_from(dice.below(receipts.len() as u64)).unwrap();
-                let (key, ours, theirs): (Key, Receipt, Receipt) = receipts.swap_remove(index);
-                assert_eq!((ours.cost(), ours.charged_at()), (theirs.cost(), theirs.charged_at()), "{place}");
+            3..=8 if !guards.is_empty() => {
+                let index = usize::try_from(dice.below(guards.len() as u64)).unwrap();
+                let (ours, theirs): (Held, Held) = guards.swap_remove(index);
+                assert_eq!(ours.cost(), theirs.cost(), "{place}");
                 let actual = dice.below(ours.cost() + 2);
-                whole.settle(&key, ours, actual).await.expect("done");
-                parts.settle(&key, theirs, actual).await.expect("done");
+                ours.settle(actual).await.expect("done");
+                theirs.settle(actual).await.expect("done");
             }
             kind => {
                 let mut asked = Ask::cost([1, 1, 1, 2, 3, 0, 9][usize::try_from(dice.below(7)).unwrap()]);
                 asked.every_limit = dice.below(2) == 0;
+                asked.hold = dice.below(4) == 0 && guards.len() < 3;
                 let at_once = asked.within(Duration::ZERO);
                 if kind == 9 {
                     let here = whole.peek(&key, at_once).await.expect("an answer");
@@ -200,12 +212,10 @@ async fn agrees(seed: u64, whole: BoxLimiter<Key>, parts: BoxLimiter<Key>, clock
                 let (here, there) = (ask(&whole, key, at_once).await, ask(&parts, key, asked).await);
                 assert_eq!(says(&here.decision), says(&there.decision), "{place} {asked:?}");
                 assert!(!there.decision.promises_turns() && there.decision.delay().is_zero(), "{place}");
-                assert_eq!(here.receipt.is_some(), there.receipt.is_some(), "{place}");
-                if let (Some(ours), Some(theirs)) = (here.receipt, there.receipt)
-                    && receipts.len() < 20
-                {
-                    receipts.push((key, ours, theirs));
-                }
+                assert_eq!(here.decision.is_estimate(), there.decision.is_estimate(), "{place}");
+                assert_eq!(here.held.is_some(), there.held.is_some(), "{place}");
+                settle_in_background().await;
+                guards.extend(here.held.zip(there.held));
             }
         }
     }
@@ -244,7 +254,7 @@ agree! {
 }
 
 #[tokio::test]
-async fn a_refusal_by_the_second_gives_back_what_the_first_charged() {
+async fn denial_by_the_second_releases_what_the_first_holds() {
     let clock = ManualClock::new();
     let (user, team) = (of_user(10, &clock), of_team(3, &clock));
     let limiter = TwoPhase::new(user.clone(), Elsewhere(team.clone(), 3));
@@ -282,6 +292,7 @@ async fn the_wait_is_long_enough_for_both() {
     ] {
         limiter.reset(&ALICE).await.expect("done");
         assert!(ask(&limiter, ALICE, Ask::default()).await.decision.is_allowed());
+        settle_in_background().await;
         let refused = ask(&limiter, ALICE, Ask::default()).await.decision;
         assert_eq!(refused.retry_after(), Some(Duration::from_secs(60)));
         assert_eq!(refused.standing().map(|standing| standing.name().to_owned()), Some("team".to_owned()));
@@ -305,13 +316,17 @@ async fn one_that_fails_leaves_the_other_uncharged() {
     let limiter = Fallback::new(TwoPhase::new(user.clone(), gone()), of_user(1, &clock));
     let outcome = ask(&limiter, ALICE, Ask::default()).await;
     assert_eq!((outcome.decision.source(), outcome.decision.is_allowed()), (Source::Fallback, true));
-    limiter.give_back(&ALICE, outcome.receipt.expect("a receipt")).await.expect("done");
+    limiter.reset(&ALICE).await.expect_err("one is gone");
+    // A hold by the stand-in is released like any other.
+    let held = limiter.hold(&ALICE, Ask::default()).await.expect("an answer").held.expect("a guard");
+    assert!(!ask(&limiter, ALICE, Ask::default()).await.decision.is_allowed());
+    held.release().await.expect("done");
     assert!(ask(&limiter, ALICE, Ask::default()).await.decision.is_allowed());
     // And one that stands in for a part is told.
     let limiter = TwoPhase::new(user.clone(), FailOpen::new(gone()));
-    let outcome = ask(&limiter, ALICE, Ask::default()).await;
+    let outcome = ask(&limiter, ALICE, Ask::default().hold()).await;
     assert_eq!((outcome.decision.source(), outcome.decision.remaining()), (Source::Policy, Some(9)));
-    limiter.give_back(&ALICE, outcome.receipt.expect("a receipt")).await.expect("done");
+    outcome.held.expect("a guard").release().await.expect("done");
     assert_eq!(left(&user, ALICE).await, 10);
 }
 
@@ -323,7 +338,7 @@ fn abandon<F: Future>(future: F, polls: usize) -> bool {
 }
 
 #[tokio::test]
-async fn what_is_dropped_in_between_is_given_back() {
+async fn drop_between_the_phases_releases_what_the_first_holds() {
     let clock = ManualClock::new();
     let user = of_user(10, &clock);
     let gone = Gone { hangs: true, asked: Arc::default() };
@@ -341,34 +356,30 @@ async fn what_is_dropped_in_between_is_given_back() {
         let Acquire::Pending(decision) = limiter.acquire(&ALICE, Ask::cost(4)) else { panic!("it hangs") };
         assert!(!abandon(decision, polls));
         assert_eq!(gone.asked.load(Ordering::SeqCst), asked + 1, "the second one was asked");
-        // What is given back elsewhere takes its time.
-        for _ in 0..10 {
-            tokio::task::yield_now().await;
-        }
+        // What is released elsewhere takes its time.
+        settle_in_background().await;
         assert_eq!(left(&user, ALICE).await, 10);
     }
 }
 
 #[tokio::test]
-async fn what_is_dropped_while_it_is_given_back_is_given_back() {
+async fn drop_while_the_first_releases_still_releases() {
     let clock = ManualClock::new();
     let (user, team) = (of_user(10, &clock), of_team(1, &clock));
     let limiter = TwoPhase::new(Elsewhere(user.clone(), 3), team);
     assert!(ask(&limiter, BOB, Ask::default()).await.decision.is_allowed());
-    // The first one answers after the fourth poll, and has to be given back from then on.
+    // The first one answers in the fourth poll, and its hold has to be released from then on.
     for polls in 4..7 {
         let Acquire::Pending(decision) = limiter.acquire(&ALICE, Ask::default()) else { panic!("it is elsewhere") };
         assert!(!abandon(decision, polls));
-        for _ in 0..10 {
-            tokio::task::yield_now().await;
-        }
+        settle_in_background().await;
         assert_eq!(left(&user, ALICE).await, 10);
     }
 }
 
-/// Who is refused only as somebody else's charge has not come back yet, is not refused for longer than that.
+/// A denial due to another request's hold is an estimate, and no cache may remember it.
 #[tokio::test]
-async fn a_cache_around_the_first_forgets_what_it_has_refused_without_need() {
+async fn cache_around_the_first_does_not_remember_a_denial_due_to_a_hold() {
     let clock = ManualClock::new();
     let (user, team) = (of_user(1, &clock), of_team(5, &clock));
     team.set("team", &ALICE, 5).await.expect("done");
@@ -377,8 +388,9 @@ async fn a_cache_around_the_first_forgets_what_it_has_refused_without_need() {
     let Acquire::Pending(on_its_way) = limiter.acquire(&ALICE, Ask::default()) else { panic!("it is elsewhere") };
     let refused = ask(&limiter, ALICE, Ask::default()).await.decision;
     assert_eq!(refused.standing().map(tower_ratelimit::Standing::name), Some("user"));
+    assert!(refused.is_estimate());
     let again = ask(&limiter, ALICE, Ask::default()).await.decision;
-    assert_eq!(again.source(), Source::Cache);
+    assert_eq!(again.source(), Source::Store);
     assert!(!on_its_way.await.expect("an answer").decision.is_allowed());
     team.reset(&ALICE).await.expect("done");
     assert!(ask(&limiter, ALICE, Ask::default()).await.decision.is_allowed());
@@ -446,26 +458,27 @@ async fn a_later_turn_is_not_promised_but_waited_for() {
 }
 
 #[tokio::test]
-async fn three_are_charged_all_or_none_and_settled_alike() {
+async fn three_limiters_hold_all_or_none_and_are_settled_alike() {
     let clock = ManualClock::new();
     let (user, team) = (of_user(5, &clock), of_team(6, &clock));
     let all = Limit::new("all", SlidingLog::new(Quota::per_hour(7))).by(|_: &Key| ());
     let all = Memory::builder(all).clock(clock.clone()).build().expect("limits");
     let limiter = TwoPhase::new(user.clone(), Elsewhere(team.clone(), 1)).and(all.clone());
     let lefts = async || [left(&user, ALICE).await, left(&team, ALICE).await, left(&all, ALICE).await];
-    let receipt = ask(&limiter, ALICE, Ask::cost(4)).await.receipt.expect("a receipt");
-    assert_eq!((receipt.cost(), lefts().await), (4, [1, 2, 3]));
-    limiter.settle(&ALICE, receipt, 2).await.expect("done");
+    let held = ask(&limiter, ALICE, Ask::cost(4).hold()).await.held.expect("a guard");
+    assert_eq!((held.cost(), lefts().await), (4, [1, 2, 3]));
+    held.settle(2).await.expect("done");
     assert_eq!(lefts().await, [3, 4, 5]);
-    let receipt = ask(&limiter, ALICE, Ask::cost(1)).await.receipt.expect("a receipt");
-    limiter.settle(&ALICE, receipt, 3).await.expect("done");
+    let held = ask(&limiter, ALICE, Ask::cost(1).hold()).await.held.expect("a guard");
+    held.settle(3).await.expect("done");
     assert_eq!(lefts().await, [0, 1, 2]);
     // Bob's team has one left, and all two.
     assert!(!ask(&limiter, BOB, Ask::cost(2)).await.decision.is_allowed());
-    let decision = ask(&limiter, BOB, Ask::default().every_limit()).await;
-    let names = decision.decision.standings().iter().map(|standing| (standing.name(), standing.remaining()));
+    settle_in_background().await;
+    let outcome = ask(&limiter, BOB, Ask::default().every_limit().hold()).await;
+    let names = outcome.decision.standings().iter().map(|standing| (standing.name(), standing.remaining()));
     assert_eq!(names.collect::<Vec<_>>(), [("user", 4), ("team", 0), ("all", 1)]);
-    limiter.give_back(&BOB, decision.receipt.expect("a receipt")).await.expect("done");
+    outcome.held.expect("a guard").release().await.expect("done");
     assert_eq!((left(&user, BOB).await, lefts().await), (5, [0, 1, 2]));
     limiter.reset(&ALICE).await.expect("done");
     assert_eq!(lefts().await, [5, 6, 7]);
@@ -485,15 +498,79 @@ async fn operations_find_the_limiter_that_has_the_limit() {
         limiter.block("team", &ALICE, HOUR * 2).await.expect("done");
         assert_eq!(ask(&limiter, ALICE, Ask::default()).await.decision.retry_after(), Some(HOUR * 2));
         limiter.forgive("team", &ALICE).await.expect("done");
-        let receipt = ask(&limiter, ALICE, Ask::default()).await.receipt.expect("a receipt");
-        limiter.give_back(&ALICE, receipt).await.expect("done");
+        let held = ask(&limiter, ALICE, Ask::default().hold()).await.held.expect("a guard");
+        held.release().await.expect("done");
         assert!(limiter.set("other", &ALICE, 1).await.expect_err("no such limit").is_config());
         assert!(limiter.block("other", &ALICE, HOUR).await.expect_err("no such limit").is_config());
     }
-    // A receipt of somebody else's is for neither.
-    let receipt = ask(&user, ALICE, Ask::default()).await.receipt.expect("a receipt");
-    TwoPhase::new(user.clone(), team).give_back(&ALICE, receipt).await.expect("nothing to do");
-    assert_eq!(left(&user, ALICE).await, 1);
+}
+
+/// A limiter that allows, and says what it was asked to settle.
+#[derive(Clone, Default)]
+struct Noting {
+    settled: Arc<std::sync::Mutex<Vec<u64>>>,
+    holds: bool,
+}
+
+impl Limiter<Key> for Noting {
+    type Future = BoxFuture<Result<Outcome, Error>>;
+
+    fn acquire(&self, _: &Key, ask: Ask) -> Acquire<Self::Future> {
+        if ask.hold && !self.holds {
+            return Acquire::Ready(Err(Error::unsupported("this limiter can't hold costs")));
+        }
+        let settled = Arc::clone(&self.settled);
+        let held = ask.hold.then(|| {
+            Held::new(ask.cost, move |actual| {
+                settled.lock().expect("notes").push(actual);
+                Reply::ready(Ok(()))
+            })
+        });
+        Acquire::Ready(Ok(Outcome { decision: Decision::every(ManualClock::new().now(), Vec::new()), held }))
+    }
+}
+
+#[tokio::test]
+async fn allowed_by_both_is_charged_exactly_once() {
+    let clock = ManualClock::new();
+    for polls in [0, 2] {
+        let (user, team) = (of_user(10, &clock), of_team(9, &clock));
+        let limiter = TwoPhase::new(Elsewhere(user.clone(), polls), Elsewhere(team.clone(), polls));
+        let outcome = ask(&limiter, ALICE, Ask::cost(4)).await;
+        assert!(outcome.decision.is_allowed() && outcome.held.is_none());
+        settle_in_background().await;
+        assert_eq!((left(&user, ALICE).await, left(&team, ALICE).await), (6, 5));
+        // A hold is settled once on each, and dropping the guard settles it whole.
+        let held = ask(&limiter, ALICE, Ask::cost(2).hold()).await.held.expect("a guard");
+        assert_eq!((left(&user, ALICE).await, left(&team, ALICE).await), (4, 3));
+        drop(held);
+        settle_in_background().await;
+        assert_eq!((left(&user, ALICE).await, left(&team, ALICE).await), (4, 3));
+        clock.advance(HOUR);
+        assert_eq!((left(&user, ALICE).await, left(&team, ALICE).await), (10, 9), "nothing is held any more");
+    }
+    // The first limiter holds and settles the whole cost; the second decides.
+    let noting = Noting { holds: true, ..Noting::default() };
+    let limiter = TwoPhase::new(noting.clone(), of_team(5, &clock));
+    assert!(ask(&limiter, ALICE, Ask::cost(3)).await.decision.is_allowed());
+    assert!(!ask(&limiter, ALICE, Ask::cost(3)).await.decision.is_allowed());
+    assert_eq!(*noting.settled.lock().expect("notes"), [3, 0]);
+}
+
+#[tokio::test]
+async fn limiter_that_cannot_hold_is_an_error_in_the_first_place_and_works_in_the_last() {
+    let clock = ManualClock::new();
+    let team = of_team(5, &clock);
+    let first = TwoPhase::new(Noting::default(), team.clone());
+    assert!(first.acquire(&ALICE, Ask::default()).await.expect_err("it cannot hold").is_unsupported());
+    assert_eq!(left(&team, ALICE).await, 5);
+    let last = TwoPhase::new(team.clone(), Noting::default());
+    assert!(ask(&last, ALICE, Ask::default()).await.decision.is_allowed());
+    assert_eq!(left(&team, ALICE).await, 4);
+    // Both must hold what the caller wants held.
+    assert!(last.hold(&ALICE, Ask::default()).await.expect_err("it cannot hold").is_unsupported());
+    settle_in_background().await;
+    assert_eq!(left(&team, ALICE).await, 4);
 }
 
 #[tokio::test]
@@ -539,7 +616,8 @@ async fn any_number_at_once_get_no_more_than_both_allow() {
             allowed = [0, 1, 2, 3].map(|user| allowed[user] + own[user]);
         }
         assert!(allowed.iter().all(|user| *user <= 50) && allowed.iter().sum::<u64>() <= 120, "{allowed:?}");
-        // Nothing is left charged that was not let through.
+        settle_in_background().await;
+        // Nothing is charged or held that was not let through.
         assert_eq!(left(&team, ALICE).await, 120 - allowed.iter().sum::<u64>());
         for (number, allowed) in (0..4).zip(allowed) {
             assert_eq!(left(&user, (number, 1)).await, 50 - allowed);

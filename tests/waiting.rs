@@ -1,6 +1,6 @@
 //! Waiting for one's turn, in virtual time: who waits departs when it was promised, in the order of asking; who can't
-//! make it is refused at once; nobody is lost; a cancelled waiter gives its place back; and whoever waits holds nothing
-//! that others need.
+//! make it is refused at once; nobody is lost; a cancelled waiter frees its permit, and its charge stays; and whoever waits
+//! holds nothing that others need.
 //!
 //! All times are whole milliseconds, the resolution of tokio's timer, so that departures are exact. Where something is
 //! "at once", virtual time has not moved.
@@ -19,7 +19,7 @@ use tower::limit::ConcurrencyLimit;
 use tower::{Layer, Service, ServiceExt, service_fn};
 use tower_ratelimit::algorithm::Algorithm;
 use tower_ratelimit::key::Global;
-use tower_ratelimit::limiter::{Acquire, BoxFuture, Outcome, Receipt, Reply};
+use tower_ratelimit::limiter::{Acquire, BoxFuture, Held, Outcome, Reply};
 use tower_ratelimit::response::{AsError, BoxError, Rejected};
 use tower_ratelimit::{
     Ask, BoxLimiter, Decision, Error, FixedWindow, Gcra, LeakyBucket, LeakyQueue, Limit, Limiter, Memory, Quota,
@@ -367,7 +367,7 @@ async fn no_more_than_max_waiters_wait_and_one_more_is_refused_at_once() {
     expected.extend([refused(Duration::ZERO, ms(400)); 2]);
     assert_eq!(told, expected);
 
-    // Who was refused has given its turn back: the next one comes at 400 ms. And the seats are free again.
+    // A request without a permit was denied before it was charged: the next start is at 400 ms. And the permits are free again.
     let told = all(&service, 5).await;
     let mut expected: Vec<_> = (4..7).map(|turn: u32| Served(ms(100) * turn)).collect();
     expected.extend([refused(ms(300), ms(400)); 2]);
@@ -431,7 +431,7 @@ async fn without_places_nobody_waits() {
 // ---------------------------------------------------------------------------------------------------------------------
 
 #[tokio::test(start_paused = true)]
-async fn a_cancelled_waiter_gives_its_place_back_and_the_turns_behind_it_stay() {
+async fn cancelled_waiter_frees_its_permit_and_other_starts_stay() {
     let service = layer(memory(LeakyQueue::new(TEN_A_SECOND).max_waiting(4))).max_waiters(4).layer(desk());
     let opened = Instant::now();
     let mut answers: Vec<_> = (0..5).map(|caller| call(&service, caller, opened)).collect();
@@ -440,7 +440,7 @@ async fn a_cancelled_waiter_gives_its_place_back_and_the_turns_behind_it_stay() 
     assert!(matches!(call(&service, 5, opened).await.unwrap(), Refused { .. }));
     answers.remove(2).abort();
     sleep(ms(1)).await;
-    // Its seat is free, but the last turn in the line is where it was.
+    // Its permit is free, but it stays charged, and the last start is where it was.
     assert_eq!(call(&service, 6, opened).await.unwrap(), refused(ms(51), ms(49)));
     sleep(ms(49)).await;
     let newcomer = call(&service, 7, opened);
@@ -454,8 +454,9 @@ async fn a_cancelled_waiter_gives_its_place_back_and_the_turns_behind_it_stay() 
     assert_eq!(newcomer.await.unwrap(), Served(ms(500)));
 }
 
+/// Its charge stays, and so does the start that nobody takes.
 #[tokio::test(start_paused = true)]
-async fn the_last_waiters_turn_goes_to_the_next_who_asks() {
+async fn cancelled_last_waiter_stays_charged() {
     for limiter in [memory(LeakyQueue::new(TEN_A_SECOND)), memory(Gcra::new(TEN_A_SECOND).strict())] {
         let service = layer(limiter).max_wait(SECOND).layer(desk());
         let opened = Instant::now();
@@ -463,11 +464,11 @@ async fn the_last_waiters_turn_goes_to_the_next_who_asks() {
         sleep(ms(50)).await;
         answers.pop().unwrap().abort();
         sleep(ms(1)).await;
-        assert_eq!(call(&service, 4, opened).await.unwrap(), Served(ms(300)));
+        assert_eq!(call(&service, 4, opened).await.unwrap(), Served(ms(400)));
         for (turn, answer) in (0_u32..).zip(answers) {
             assert_eq!(answer.await.unwrap(), Served(ms(100) * turn));
         }
-        assert_eq!(call(&service, 5, opened).await.unwrap(), Served(ms(400)));
+        assert_eq!(call(&service, 5, opened).await.unwrap(), Served(ms(500)));
     }
 }
 
@@ -512,14 +513,17 @@ async fn who_goes_away_while_asking_again_was_never_charged() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_response_dropped_unpolled_gives_its_turn_back() {
+async fn waiting_response_dropped_unpolled_stays_charged() {
     let limiter = memory(LeakyQueue::new(TEN_A_SECOND));
     let mut service = layer(limiter.clone()).layer(desk());
     assert!(service.call(0).await.is_ok());
     let turn = service.call(1);
     assert_eq!(limiter.peek(&(), Ask::default()).await.unwrap().delay(), ms(200));
     drop(turn);
-    assert_eq!(limiter.peek(&(), Ask::default()).await.unwrap().delay(), ms(100));
+    assert_eq!(limiter.peek(&(), Ask::default()).await.unwrap().delay(), ms(200));
+    // And drains as if it had been forwarded.
+    sleep(ms(200)).await;
+    assert_eq!(limiter.peek(&(), Ask::default()).await.unwrap().delay(), Duration::ZERO);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -692,7 +696,7 @@ async fn after_the_wait_the_request_is_held_until_the_service_is_ready() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_service_that_breaks_during_the_wait_is_told_and_nothing_stays_charged() {
+async fn service_that_breaks_during_the_wait_leaves_the_charge() {
     let permits = Permits::new(1);
     let shared = Arc::clone(&permits.shared);
     let limiter = memory(LeakyQueue::new(TEN_A_SECOND));
@@ -704,12 +708,12 @@ async fn a_service_that_breaks_during_the_wait_is_told_and_nothing_stays_charged
 
     assert_eq!(waiting.await.unwrap().unwrap_err().to_string(), "broken");
     assert_eq!((shared.called.load(Ordering::SeqCst), shared.free()), (1, 1));
-    // Its turn, at 100 ms, is free for whoever comes now.
-    assert_eq!(limiter.peek(&(), Ask::default()).await.unwrap().delay(), Duration::ZERO);
+    // Its start was at 100 ms, which is now.
+    assert_eq!(limiter.peek(&(), Ask::default()).await.unwrap().delay(), ms(100));
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_goes_away_while_the_service_gets_ready_gives_its_charge_back() {
+async fn client_that_leaves_while_the_service_gets_ready_leaves_the_charge() {
     let permits = Permits::new(1);
     let shared = Arc::clone(&permits.shared);
     let limiter = memory(Gcra::new(Quota::per_second(1)).burst(2));
@@ -724,14 +728,44 @@ async fn who_goes_away_while_the_service_gets_ready_gives_its_charge_back() {
     assert_eq!(remaining().await, 0);
     waiting.abort();
     sleep(ms(1)).await;
-    assert_eq!(remaining().await, 1);
+    assert_eq!(remaining().await, 0);
+    // Three were charged: the third has drained after three seconds.
+    sleep(ms(1499)).await;
+    assert_eq!(remaining().await, 2);
+}
+
+/// A layer that settles holds from now on, or asks again: no start is scheduled.
+#[tokio::test(start_paused = true)]
+async fn layer_that_settles_asks_again_until_a_hold_ends() {
+    for limiter in [memory(FixedWindow::new(Quota::per_hour(1))), memory(Gcra::new(Quota::per_hour(1)).strict())] {
+        // Each is answered after 300 ms, and pays nothing.
+        let slow = service_fn(|_: u32| async {
+            sleep(ms(300)).await;
+            Ok::<_, BoxError>(())
+        });
+        let free = |_: u64, _: Result<&(), &BoxError>| 0;
+        let service = layer(limiter.clone()).settle(free).max_wait(2 * 3600 * SECOND).layer(slow);
+        let opened = Instant::now();
+        let mut first = pin!(service.clone().call(0));
+        assert!(tokio::time::timeout(ms(1), first.as_mut()).await.is_err(), "it is with the service");
+        let denied = limiter.peek(&(), Ask::default()).await.unwrap();
+        assert!(!denied.is_allowed() && denied.is_estimate());
+        let mut second = pin!(service.clone().call(1));
+        assert!(tokio::time::timeout(ms(1), second.as_mut()).await.is_err(), "it waits");
+        first.await.unwrap();
+        assert_eq!(opened.elapsed(), ms(300));
+        second.await.unwrap();
+        // It asked again each 100 ms, not after the estimate of an hour.
+        assert!((ms(600)..ms(701)).contains(&opened.elapsed()), "{:?}", opened.elapsed());
+        assert!(limiter.peek(&(), Ask::default()).await.unwrap().is_allowed(), "nothing was charged");
+    }
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
 // Limiters that answer later
 // ---------------------------------------------------------------------------------------------------------------------
 
-/// A limiter elsewhere, by the caller: how long it thinks, and what it says then, call by call.
+/// A limiter elsewhere, by the caller: how long it takes, and what it decides then, call by call. It holds if it is asked to.
 #[derive(Clone, Default)]
 struct Elsewhere {
     script: Arc<Mutex<HashMap<u32, Vec<Verdict>>>>,
@@ -751,21 +785,20 @@ impl Limiter<u32> for Elsewhere {
 
     fn acquire(&self, caller: &u32, ask: Ask) -> Acquire<Self::Future> {
         let verdict = self.script.lock().unwrap().get_mut(caller).expect("a caller of the script").remove(0);
+        let (settled, caller) = (Arc::clone(&self.settled), *caller);
         Acquire::Pending(Box::pin(async move {
             sleep(THINKS).await;
             let decision = Decision::by_policy(tower_ratelimit::Timestamp::EPOCH, verdict);
-            let receipt = verdict.is_allowed().then(|| Receipt::new(decision.decided_at(), ask.cost, 1));
-            Ok(Outcome { decision, receipt })
+            let settle = move |actual| {
+                Reply::pending(async move {
+                    sleep(THINKS).await;
+                    settled.lock().unwrap().push((caller, actual));
+                    Ok(())
+                })
+            };
+            let held = (ask.hold && verdict.is_allowed()).then(|| Held::new(ask.cost, settle));
+            Ok(Outcome { decision, held })
         }))
-    }
-
-    fn settle(&self, caller: &u32, _receipt: Receipt, actual: u64) -> Reply<()> {
-        let (settled, caller) = (Arc::clone(&self.settled), *caller);
-        Reply::pending(async move {
-            sleep(THINKS).await;
-            settled.lock().unwrap().push((caller, actual));
-            Ok(())
-        })
     }
 }
 
@@ -828,21 +861,60 @@ async fn the_deadline_holds_for_a_slow_limiter_too() {
     assert!(at <= ms(100) + THINKS, "it waited for {at:?}");
 }
 
+/// A layer that settles, whose service is made ready late: it holds from the decision on, and releases if it never forwards.
 #[tokio::test(start_paused = true)]
-async fn a_turn_elsewhere_is_given_back_in_the_background() {
+async fn hold_elsewhere_is_released_in_the_background_if_the_request_is_not_forwarded() {
+    let limiter = Elsewhere::default();
+    let whole = |held: u64, _: Result<&Duration, &BoxError>| held;
+    for (caller, leaves) in [(0, true), (1, false)] {
+        // Asked again it may pass, and needs the service made ready anew.
+        limiter.says(caller, [Verdict::Denied { retry_after: ms(100) }, Verdict::Allowed]);
+        let permits = Permits::new(1);
+        let shared = Arc::clone(&permits.shared);
+        let service = by_caller(limiter.clone()).settle(whole).max_wait(SECOND).layer(permits);
+        let waiting = ready_call(&service, caller).await;
+        *shared.readiness.lock().unwrap() = Readiness::NotBefore(shared.opened + 60 * SECOND);
+        sleep(ms(200)).await;
+        assert!(limiter.settled.lock().unwrap().is_empty());
+        if leaves {
+            waiting.abort();
+        } else {
+            *shared.readiness.lock().unwrap() = Readiness::Broken;
+        }
+        sleep(ms(10)).await;
+        assert_eq!(shared.called.load(Ordering::SeqCst), 0);
+        assert_eq!(std::mem::take(&mut *limiter.settled.lock().unwrap()), [(caller, 0)]);
+    }
+}
+
+/// A limiter of one's own may hold for a later start: the hold is released if the request leaves before, and else settled.
+#[tokio::test(start_paused = true)]
+async fn hold_for_a_later_start_is_released_if_the_request_leaves_before() {
+    let limiter = Elsewhere::default();
+    limiter.says(0, [Verdict::AllowedAfter(SECOND)]);
+    limiter.says(1, [Verdict::AllowedAfter(SECOND)]);
+    let whole = |held: u64, _: Result<&Duration, &BoxError>| held;
+    let service = by_caller(limiter.clone()).cost(|_: &u32| 3).settle(whole).layer(desk());
+    let opened = Instant::now();
+    let (leaving, staying) = (call(&service, 0, opened), call(&service, 1, opened));
+    sleep(ms(500)).await;
+    leaving.abort();
+    sleep(ms(10)).await;
+    assert_eq!(*limiter.settled.lock().unwrap(), [(0, 0)]);
+    assert_eq!(staying.await.unwrap(), Served(THINKS + SECOND));
+    assert_eq!(*limiter.settled.lock().unwrap(), [(0, 0), (1, 3)]);
+}
+
+/// A scheduled start is charged when it is scheduled: there is nothing to settle.
+#[tokio::test(start_paused = true)]
+async fn scheduled_start_elsewhere_is_waited_for_beyond_max_waiters() {
     let limiter = Elsewhere::default();
     limiter.says(0, [Verdict::AllowedAfter(SECOND)]);
     limiter.says(1, [Verdict::AllowedAfter(SECOND)]);
     let service = by_caller(limiter.clone()).max_waiters(1).layer(desk());
-    let opened = Instant::now();
-    let waiting = call(&service, 0, opened);
-    // The one seat is taken when the second is told its turn.
-    assert_eq!(call(&service, 1, opened).await.unwrap(), refused(THINKS, SECOND));
-    sleep(ms(10)).await;
-    assert_eq!(*limiter.settled.lock().unwrap(), [(1, 0)]);
-    waiting.abort();
-    sleep(ms(10)).await;
-    assert_eq!(*limiter.settled.lock().unwrap(), [(1, 0), (0, 0)]);
+    // Both were asked for while the permit was free.
+    assert_eq!(all(&service, 2).await, [Served(THINKS + SECOND); 2]);
+    assert!(limiter.settled.lock().unwrap().is_empty());
 }
 
 #[tokio::test(start_paused = true)]
@@ -938,7 +1010,7 @@ async fn a_shadow_that_promises_no_turns_does_not_keep_anybody_waiting() {
 // Without a timer
 // ---------------------------------------------------------------------------------------------------------------------
 
-/// Waiting needs tokio's timer. Outside of a runtime a request that would have to wait is refused, and not charged.
+/// Waiting needs tokio's timer. Outside of a runtime a request that would have to wait is denied; it was charged for its start.
 #[test]
 fn outside_of_a_runtime_nobody_waits() {
     let limiter = Memory::builder(LeakyQueue::new(Quota::per_hour(1))).max_keys(100).build().unwrap();
@@ -957,4 +1029,46 @@ fn outside_of_a_runtime_nobody_waits() {
         let retry_after = rejected.refusal().retry_after().unwrap();
         assert!(retry_after <= Duration::from_secs(3600), "nobody before it was charged: {retry_after:?}");
     }
+}
+
+/// A runtime without a timer: nobody can wait in it.
+#[test]
+fn without_a_timer_a_later_turn_is_refused() {
+    let limiter = BoxLimiter::new(Memory::new(LeakyQueue::new(TEN_A_SECOND).max_waiting(5)));
+    let runtime = tokio::runtime::Builder::new_current_thread().build().expect("a runtime");
+    runtime.block_on(async {
+        let mut service = layer(limiter).layer(service_fn(|_: u32| ready(Ok::<_, BoxError>(()))));
+        assert!(service.ready().await.expect("ready").call(1).await.is_ok());
+        let error = service.ready().await.expect("ready").call(2).await.expect_err("it would have to wait");
+        assert!(error.downcast::<Rejected>().is_ok());
+    });
+}
+
+/// The estimate is the time that the held cost would take to drain, an hour here: a waiter does not sleep for it.
+#[tokio::test(start_paused = true)]
+async fn waiter_denied_by_a_hold_starts_soon_after_it_is_settled() {
+    let opened = Instant::now();
+    let inner = service_fn(move |_: u32| async move {
+        sleep(Duration::from_millis(250)).await;
+        Ok::<_, BoxError>(opened.elapsed())
+    });
+    let limiter = memory(FixedWindow::new(Quota::per_hour(1)));
+    let nothing = |_: u64, _: Result<&Duration, &BoxError>| 0;
+    let service = layer(limiter).settle(nothing).max_wait(Duration::from_secs(5)).layer(inner);
+    let (first, second) = (call(&service, 1, opened), call(&service, 2, opened));
+    assert_eq!(first.await.unwrap(), Served(Duration::from_millis(250)));
+    let Served(at) = second.await.unwrap() else { panic!("the first one was released in time") };
+    // Denied at 0, 100 and 200 ms, and started at 300 ms.
+    assert_eq!(at, Duration::from_millis(550));
+
+    // Within its bound, and not for the estimate.
+    let brief = layer(memory(FixedWindow::new(Quota::per_hour(1)))).settle(nothing);
+    let brief = brief.max_wait(Duration::from_millis(150)).layer(service_fn(move |_: u32| async move {
+        sleep(Duration::from_secs(10)).await;
+        Ok::<_, BoxError>(opened.elapsed())
+    }));
+    let began = opened.elapsed();
+    let (_first, second) = (call(&brief, 1, opened), call(&brief, 2, opened));
+    let Refused { at, .. } = second.await.unwrap() else { panic!("the first one takes ten seconds") };
+    assert_eq!(at, began + Duration::from_millis(150));
 }

@@ -7,7 +7,7 @@
 //! cargo bench -- memory              # the scenarios whose names contain `memory`
 //! cargo bench -- memory service      # those whose names contain one of these
 //! cargo bench -- --json              # one JSON object a scenario
-//! cargo bench -- --table             # rows of a table in Markdown: `scripts/bench-table` puts them into README.md
+//! cargo bench -- --table             # rows of a table in Markdown: `scripts/bench-table` puts them into docs/performance.md
 //! ```
 //!
 //! Contenders take turns within a scenario, round by round, and the median over the rounds is told: the machine's speed may

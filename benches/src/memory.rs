@@ -1,8 +1,10 @@
 //! Decisions in memory: a hot key and many keys, allowed and refused, one thread and two.
 
+use std::hash::BuildHasher;
 use std::hint::black_box;
 use std::time::Duration;
 
+use tower_ratelimit::store::{Limits, LimitsFor};
 use tower_ratelimit::{
     Ask, FixedWindow, Gcra, LeakyQueue, Limit, Memory, Quota, SlidingLog, SlidingWindow, SystemClock,
 };
@@ -93,13 +95,15 @@ pub(crate) fn run(harness: &mut Harness) {
     }
     algorithms(harness);
     several(harness);
+    hashers(harness);
 }
 
-fn decide<'a, L>(name: &'static str, limiter: &'a Memory<L>, keys: &'a [u64]) -> Contender<'a>
+fn decide<'a, K, L, S>(name: &'static str, limiter: &'a Memory<L, SystemClock, S>, keys: &'a [K]) -> Contender<'a>
 where
-    L: tower_ratelimit::store::Limits<tower_ratelimit::store::DefaultHashBuilder>
-        + tower_ratelimit::store::LimitsFor<u64, tower_ratelimit::store::DefaultHashBuilder>,
-    L::Rows: Sync,
+    K: Sync,
+    L: Limits<S> + LimitsFor<K, S>,
+    L::Rows: Send + Sync,
+    S: BuildHasher + Send + Sync,
 {
     Contender::new(name, move |thread| {
         let mut walk = Walk::new(keys.len(), thread);
@@ -148,5 +152,23 @@ fn several(harness: &Harness) {
         "memory three limits",
         1,
         &[decide("three", &three, &keys), decide("one", &one, &keys), decide("tuple_of_one", &tuple_of_one, &keys)],
+    );
+}
+
+/// The default hasher, and that for keys that clients choose.
+fn hashers(harness: &Harness) {
+    let quota = Gcra::new(Quota::per_second(1_000_000)).burst(u32::MAX.into());
+    let (default, sip) = (Memory::new(quota), Memory::builder(quota).sip_hash().build().expect("a limiter"));
+    let numbers: Vec<u64> = (0..1_000).collect();
+    let strings: Vec<String> = (0..1_000).map(|key| format!("customer-{key:011}")).collect();
+    harness.compare(
+        "memory hashers u64",
+        1,
+        &[decide("default", &default, &numbers), decide("sip_hash", &sip, &numbers)],
+    );
+    harness.compare(
+        "memory hashers string",
+        1,
+        &[decide("default", &default, &strings), decide("sip_hash", &sip, &strings)],
     );
 }

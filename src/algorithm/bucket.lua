@@ -1,6 +1,6 @@
 -- The bucket: see bucket.rs, which decides the same in integers.
 --
--- Words: 1 whole, 2 part, 3 tokens, 4 ticks, 5 the time of the last charge, 6 the floor.
+-- Words: 1 whole, 2 part, 3 tokens, 4 ticks, 5 the time of the last charge.
 -- Parameters: 1 tokens, 2 ticks, 3 and 4 the debt up to which the cost is allowed, 5 and 6 what the cost adds, 7 the time to
 -- full, 8 the burst less the cost plus one (0 if it can never be had), 9 whether admissions wait for their turn.
 -- Spans of time are whole ticks and a part, in units of 1 / tokens of a tick; all numbers are integers of at most 2^53.
@@ -10,42 +10,42 @@ local LONGEST = 6311520000000000
 -- What follows up to `slow` is for states of a former quota, where products pass 2^53.
 local slow, make_slow
 
--- The arrival time and its part, the moment to decide at, the rate that the state drains at, and the floor.
+-- The arrival time and its part, the moment to decide at, and the rate that the state drains at.
 local function level(s, now, p)
   local at = s[5]
   if at < now then
     at = now
   elseif at - now > p[7] then
-    return now, 0, now, p[1], p[2], 0
+    return now, 0, now, p[1], p[2]
   end
   local whole = s[1]
   if whole <= at then
-    return at, 0, at, p[1], p[2], 0
+    return at, 0, at, p[1], p[2]
   end
   if s[3] ~= p[1] or s[4] ~= p[2] then
     slow = slow or make_slow()
     return slow.level(s, at, p)
   end
-  return whole, s[2], at, p[1], p[2], s[6]
+  return whole, s[2], at, p[1], p[2]
 end
 
--- The same in terms of this rate.
-local function own_level(s, now, p)
-  local whole, part, at, tokens, ticks, floor = level(s, now, p)
+-- Adds a span to the arrival time of the state.
+local function add(s, now, turn, span, span_part, p)
+  local whole, part, at, tokens, ticks = level(s, now, p)
   if tokens ~= p[1] or ticks ~= p[2] then
     whole, part = slow.carry_over(whole, part, tokens, ticks, at, p)
-    if floor < at then floor = at end
-    floor = slow.carry_over(floor, 0, tokens, ticks, at, p)
   end
-  return whole, part, at, floor
-end
-
-local function write(s, whole, part, at, floor, p)
+  if whole < turn then
+    whole, part = turn, 0
+  end
+  whole, part = whole + span, part - span_part
+  if part < 0 then
+    whole, part = whole + 1, part + p[1]
+  end
   if whole > at + LONGEST then
     whole, part = at + LONGEST, 0
   end
-  if floor > whole then floor = whole end
-  s[1], s[2], s[3], s[4], s[5], s[6] = whole, part, p[1], p[2], at, floor
+  s[1], s[2], s[3], s[4], s[5] = whole, part, p[1], p[2], at
 end
 
 local function ceil_span(p)
@@ -105,49 +105,17 @@ local function peek(s, now, patience, p)
 end
 
 local function commit(s, now, delay, p)
-  local whole, part, at, floor = own_level(s, now, p)
-  local turn = now + delay
-  if whole < turn then
-    whole, part = turn, 0
-  end
-  if delay > 0 then
-    if turn > floor then floor = turn end
-    floor = floor + ceil_span(p)
-  end
-  whole, part = whole + p[5], part - p[6]
-  if part < 0 then
-    whole, part = whole + 1, part + p[1]
-  end
-  write(s, whole, part, at, floor, p)
+  add(s, now, now + delay, p[5], p[6], p)
 end
 
-local function give_back(s, now, charge, p)
-  local whole, part, at, floor = own_level(s, now, p)
-  if whole <= at then
-    return false
-  end
-  local credit, credit_part = p[5], p[6]
-  local left = charge.till - at
-  if left < 0 then left = 0 end
-  if credit >= left then
-    credit, credit_part = left, 0
-  end
-  local credited, credited_part = whole - credit, part + credit_part
-  if credited_part >= p[1] then
-    credited, credited_part = credited - 1, credited_part - p[1]
-  end
-  if charge.turn > charge.at and p[2] >= 2 * p[1] and charge.turn + ceil_span(charge.cost) >= floor then
-    local ends = charge.turn + ceil_span(charge.rest)
-    if ends < floor then floor = ends end
-  elseif credited < floor or (credited == floor and credited_part > 0) then
-    if floor < whole then
-      credited, credited_part = floor, 0
-    else
-      credited, credited_part = whole, part
-    end
-  end
-  write(s, credited, credited_part, at, floor, p)
-  return true
+-- Charges any cost. The span is cost * ticks / tokens: no product here that counts is above 2^53, as tokens * ticks is not.
+local function charge(s, now, cost, p)
+  local tokens, ticks = p[1], p[2]
+  local whole, rounds = math.floor(ticks / tokens), math.floor(cost / tokens)
+  local rest_ticks, rest = ticks - whole * tokens, cost - rounds * tokens
+  local product = rest * rest_ticks
+  local quotient = math.floor(product / tokens)
+  add(s, now, now, cost * whole + rounds * rest_ticks + quotient, product - quotient * tokens, p)
 end
 
 -- Exact beyond 2^53. Made only where it is needed: most calls never do.
@@ -271,22 +239,22 @@ function make_slow()
   function slow.level(s, at, p)
     local whole, part, tokens, ticks = s[1], s[2], s[3], s[4]
     if tokens == 0 or ticks == 0 then
-      return at, 0, at, p[1], p[2], 0
+      return at, 0, at, p[1], p[2]
     end
     if exceeds(tokens, ticks, p[1], p[2]) then
-      return whole, part, at, tokens, ticks, s[6]
+      return whole, part, at, tokens, ticks
     end
     whole, part = slow.carry_over(whole, part, tokens, ticks, s[5], p)
     if whole <= at then
-      return at, 0, at, p[1], p[2], 0
+      return at, 0, at, p[1], p[2]
     end
-    return whole, part, at, p[1], p[2], s[6]
+    return whole, part, at, p[1], p[2]
   end
 
   return slow
 end
 
 return {
-  words = 6, params = 9, promises = true,
-  peek = peek, commit = commit, give_back = give_back, owed = owed,
+  words = 5, params = 9, promises = true,
+  peek = peek, commit = commit, charge = charge, owed = owed,
 }

@@ -14,24 +14,6 @@
 //! | 1 | `part` |
 //! | 2 | `tokens` and `ticks` of the quota that wrote the state, packed |
 //! | 3 | the time of the last charge: the newest time that the state has seen |
-//! | 4 | `floor`: the first tick that can follow the turns promised so far, never after `whole`; stale once it is past |
-//!
-//! # Turns and refunds
-//!
-//! A turn that was promised stays as promised, so it can't move up when somebody before it gives its charge back. What
-//! departs at `t_1, t_2, ..` with costs `c_1, c_2, ..` makes an arrival time of the largest `t_j + c_j + c_(j+1) + ..`: to
-//! take a charge away lessens what begins with it or before it, and nothing of what begins after it. The floor is that
-//! largest sum over the turns that were promised, costs in ticks rounded up:
-//!
-//! - a charge for a later turn makes it `max(floor, turn) + cost`; one that passes at once leaves it;
-//! - a refund takes its credit off `tat`, but not below the floor. If it was promised a turn and `turn + cost` reaches the
-//!   floor, no other turn needs it so high (with another one behind or right before it the floor would be higher): it goes
-//!   down to `turn` first, or for a part to `turn` and what the rest costs. (Not if a token takes less than two ticks: then
-//!   ticks are too coarse to tell.)
-//!
-//! So a place in the middle of a line of strictly spaced turns is lost, and the last one goes to whoever asks next; with a
-//! burst, a place anywhere makes up to a burst's room. As long as `tat` is no less than the sums above, a turn promised then
-//! conforms whether it comes before or after those that were promised earlier.
 //!
 //! # A change of quota
 //!
@@ -40,13 +22,6 @@
 //! was changed, so a key is given the better of it. Then a refusal need not write, its retry is exact, what had drained
 //! under the old quota does not come back, and a raised quota counts at once. The conversion rounds the debt up, by less than
 //! the `1 / tokens` part of a tick.
-//!
-//! What is left of a charge that is given back is counted in time, to the moment up to which it counted when it was made. After a
-//! change of quota that is in terms of another rate: a charge from before it is credited up to the ratio of both rates less if
-//! the quota was lowered, and up to its cost too much if it was raised and some of it had drained.
-//!
-//! Under a slower quota the floor is stretched as the debt is, as what was promised costs more. Under a faster one it stays,
-//! but no later than `whole`: a raised quota counts at once for those who ask, and not for those who wait already.
 
 mod rate;
 #[cfg(feature = "redis")]
@@ -55,7 +30,7 @@ mod unfit;
 
 use std::time::Duration;
 
-use super::{AtOnce, BucketState, Charge};
+use super::AtOnce;
 use crate::clock::{LONGEST_MICROS, Timestamp, whole_micros};
 use crate::decision::{Ask, Figures, Reading, Verdict};
 use crate::quota::{LARGEST_LIMIT, Quota};
@@ -86,8 +61,6 @@ struct Level {
     at: u64,
     /// What `tat` is in terms of, and what is owed drains at: a former quota's where that is faster.
     rate: Rate,
-    /// The first tick that can follow the turns promised so far, or some time past.
-    floor: u64,
 }
 
 impl Level {
@@ -139,7 +112,7 @@ impl Bucket {
     }
 
     #[inline(always)]
-    pub(crate) fn peek(&self, state: &BucketState, now: Timestamp, ask: Ask) -> Verdict {
+    pub(crate) fn peek(&self, state: &[u64; 4], now: Timestamp, ask: Ask) -> Verdict {
         if ask.cost > self.burst {
             return Verdict::Never;
         }
@@ -172,8 +145,8 @@ impl Bucket {
     /// A cost of one on a state of this quota, for which nobody waits: peek and commit as they are, with all that can't be left
     /// out.
     #[inline(always)]
-    pub(crate) fn try_at_once(&self, state: &BucketState, now: Timestamp, ask: Ask) -> AtOnce<BucketState> {
-        let &BucketState { whole, part, rate, written_at, floor } = state;
+    pub(crate) fn try_at_once(&self, state: &[u64; 4], now: Timestamp, ask: Ask) -> AtOnce<[u64; 4]> {
+        let &[whole, part, rate, written_at] = state;
         let (now, tokens) = (now.as_micros(), self.rate.tokens);
         let at = now.max(written_at);
         let is_common = rate == self.rate.packed && at - now <= self.time_to_full;
@@ -181,7 +154,7 @@ impl Bucket {
         if !is_common || ask.cost != 1 || waits {
             return AtOnce::Unsaid;
         }
-        let (whole, part, floor) = if whole <= at { (at, 0, 0) } else { (whole, part, floor) };
+        let (whole, part) = if whole <= at { (at, 0) } else { (whole, part) };
         let debt = whole - at;
         let carry = u64::from(part + self.slack.part >= tokens);
         if debt <= self.slack.whole + carry {
@@ -189,7 +162,7 @@ impl Bucket {
             let borrow = part < self.interval.part;
             let whole = whole.wrapping_add(self.interval.whole).wrapping_add(u64::from(borrow));
             let part = part.wrapping_sub(self.interval.part).wrapping_add(if borrow { tokens } else { 0 });
-            return AtOnce::Charged(BucketState { whole, part, rate, written_at: at, floor });
+            return AtOnce::Charged([whole, part, rate, at]);
         }
         if debt.saturating_add(at - now).saturating_add(self.interval.whole) >= LONGEST_MICROS {
             return AtOnce::Unsaid;
@@ -199,27 +172,27 @@ impl Bucket {
 
     /// As good as new, in this quota's rate.
     #[inline(always)]
-    pub(crate) fn new_state(&self) -> BucketState {
-        BucketState { rate: self.rate.packed, ..BucketState::default() }
+    pub(crate) fn new_state(&self) -> [u64; 4] {
+        [0, 0, self.rate.packed, 0]
     }
 
     /// The figures of a state that `try_at_once` has charged or denied.
     #[inline(always)]
-    pub(crate) fn reading_at_once(&self, state: &BucketState, now: Timestamp) -> Reading {
-        let &BucketState { whole, part, rate, written_at, .. } = state;
+    pub(crate) fn reading_at_once(&self, state: &[u64; 4], now: Timestamp) -> Reading {
+        let &[whole, part, rate, written_at] = state;
         let at = now.as_micros().max(written_at);
         Reading::new([whole.wrapping_sub(at), part, rate, self.burst, at - now.as_micros()], project)
     }
 
     /// What remains after a charge.
     #[inline(always)]
-    pub(crate) fn remaining(&self, charged: &BucketState) -> u64 {
-        self.burst.saturating_sub(self.rate.owed(charged.whole - charged.written_at, charged.part))
+    pub(crate) fn remaining(&self, &[whole, part, _, written_at]: &[u64; 4]) -> u64 {
+        self.burst.saturating_sub(self.rate.owed(whole - written_at, part))
     }
 
     /// As a queue decides: what there is room for waits until all that was let in before it has drained.
     #[inline(always)]
-    pub(crate) fn peek_in_turn(&self, state: &BucketState, now: Timestamp, ask: Ask) -> Verdict {
+    pub(crate) fn peek_in_turn(&self, state: &[u64; 4], now: Timestamp, ask: Ask) -> Verdict {
         if ask.cost > self.burst {
             return Verdict::Never;
         }
@@ -241,52 +214,30 @@ impl Bucket {
     }
 
     #[inline(always)]
-    pub(crate) fn commit(&self, state: &mut BucketState, now: Timestamp, delay: Duration, cost: u64) {
+    pub(crate) fn commit(&self, state: &mut [u64; 4], now: Timestamp, delay: Duration, cost: u64) {
         if cost == 0 {
             return;
         }
-        let Level { tat, at, floor, .. } = self.at_own_rate(self.level(state, now.as_micros()));
+        let Level { tat, at, .. } = self.at_own_rate(self.level(state, now.as_micros()));
         let cost = if cost == 1 { self.interval } else { self.rate.span(cost) };
         // The turn may come after the bucket is full again, if the store has other reasons to delay it.
         let turn = now.as_micros().saturating_add(whole_micros(delay));
         let tat = if tat.whole < turn { Tat { whole: turn, part: 0 } } else { tat };
-        let floor = if delay.is_zero() { floor } else { floor.max(turn).saturating_add(cost.round_up()) };
-        self.write(state, tat.plus(cost, self.rate.tokens), at, floor);
+        self.write(state, tat.plus(cost, self.rate.tokens), at);
     }
 
-    pub(crate) fn give_back(&self, state: &mut BucketState, now: Timestamp, charge: Charge, amount: u64) {
-        let level = self.level(state, now.as_micros());
-        if level.tat.whole <= level.at {
-            return;
-        }
-        let Level { tat, at, floor, .. } = self.at_own_rate(level);
-        let amount = amount.min(charge.cost);
-        // In first-in-first-out order a charge is what drains last before `until`: what is past has drained already, and
-        // to credit it would lend its tokens twice.
-        let left = Span { whole: charge.until.as_micros().saturating_sub(at), part: 0 };
-        let span = self.rate.span(amount);
-        let credited = tat.minus(if span.whole < left.whole { span } else { left }, self.rate.tokens);
-        let ends = |cost| charge.turn.as_micros().saturating_add(self.rate.span(cost).round_up());
-        // Of turns less than two ticks apart, none can be told from the next in whole ticks.
-        if charge.turn > charge.at && self.interval.whole >= 2 && ends(charge.cost) >= floor {
-            self.write(state, credited, at, floor.min(ends(charge.cost - amount)));
-        } else {
-            self.write(state, credited.not_before(floor, tat), at, floor);
-        }
-    }
-
-    /// The later of both arrival times and of both floors.
-    pub(crate) fn inherit(&self, state: &mut BucketState, from: &BucketState, now: Timestamp) {
+    /// The later of both arrival times.
+    pub(crate) fn inherit(&self, state: &mut [u64; 4], from: &[u64; 4], now: Timestamp) {
         let [own, other] = [&*state, from].map(|state| self.at_own_rate(self.level(state, now.as_micros())));
         let at = own.at.max(other.at);
         let order = |tat: Tat| (tat.whole, std::cmp::Reverse(tat.part));
         let tat = if order(other.tat) > order(own.tat) { other.tat } else { own.tat };
-        self.write(state, tat, at, own.floor.max(other.floor));
+        self.write(state, tat, at);
     }
 
     #[inline(always)]
-    pub(crate) fn reading(&self, state: &BucketState, now: Timestamp) -> Reading {
-        let &BucketState { whole, part, rate, written_at, .. } = state;
+    pub(crate) fn reading(&self, state: &[u64; 4], now: Timestamp) -> Reading {
+        let &[whole, part, rate, written_at] = state;
         let behind = written_at.saturating_sub(now.as_micros());
         if rate == self.rate.packed && behind <= self.time_to_full {
             let debt = whole.saturating_sub(now.as_micros() + behind);
@@ -296,7 +247,7 @@ impl Bucket {
     }
 
     #[inline(never)]
-    fn reading_at_length(&self, state: BucketState, now: Timestamp) -> Reading {
+    fn reading_at_length(&self, state: [u64; 4], now: Timestamp) -> Reading {
         let Level { tat, at, rate, .. } = self.level(&state, now.as_micros());
         let words = [tat.whole.saturating_sub(at), tat.part, rate.packed, self.burst, at - now.as_micros()];
         if rate.packed == self.rate.packed {
@@ -309,7 +260,7 @@ impl Bucket {
     /// What is owed, and the moment to decide at: now, or the newest time that the state has seen, if that is later and not
     /// further ahead than the time to full.
     #[inline(always)]
-    fn level(&self, &BucketState { whole, part, rate, written_at, floor }: &BucketState, now: u64) -> Level {
+    fn level(&self, &[whole, part, rate, written_at]: &[u64; 4], now: u64) -> Level {
         let at = now.max(written_at);
         // Even if nothing is owed: what is charged next must be charged at a time that will be believed.
         if at - now > self.time_to_full {
@@ -318,7 +269,7 @@ impl Bucket {
         if whole <= at {
             return self.empty(at);
         }
-        let level = Level { tat: Tat { whole, part }, at, rate: self.rate, floor };
+        let level = Level { tat: Tat { whole, part }, at, rate: self.rate };
         if rate != self.rate.packed {
             return self.level_of_former_quota(Level { rate: Rate::unpack(rate), ..level }, written_at);
         }
@@ -328,7 +279,7 @@ impl Bucket {
 
     #[inline(always)]
     fn empty(&self, at: u64) -> Level {
-        Level { tat: Tat { whole: at, part: 0 }, at, rate: self.rate, floor: 0 }
+        Level { tat: Tat { whole: at, part: 0 }, at, rate: self.rate }
     }
 
     /// The faster of both rates drains: the former one from the state as it is, the present one since the last charge.
@@ -352,16 +303,14 @@ impl Bucket {
         if level.rate.packed == self.rate.packed {
             return level;
         }
-        let carry_over = |tat| self.carry_over(tat, level.rate, level.at);
-        let floor = Tat { whole: level.floor.max(level.at), part: 0 };
-        Level { tat: carry_over(level.tat), floor: carry_over(floor).whole, rate: self.rate, ..level }
+        Level { tat: self.carry_over(level.tat, level.rate, level.at), rate: self.rate, ..level }
     }
 
-    fn write(&self, state: &mut BucketState, tat: Tat, at: u64, floor: u64) {
+    fn write(&self, state: &mut [u64; 4], tat: Tat, at: u64) {
         // A debt beyond all bounds (a penalty of 2^64) ends after the longest time that anything is remembered.
         let tat = tat.until(at.saturating_add(LONGEST_MICROS));
         let Tat { whole, part } = tat;
-        *state = BucketState { whole, part, rate: self.rate.packed, written_at: at, floor: floor.min(whole) };
+        *state = [whole, part, self.rate.packed, at];
     }
 
     /// What is owed at `at` under the rate `old`, counted in tokens, as an arrival time under this rate.

@@ -13,19 +13,19 @@ if short == 1 then
     shape, key, count, at = unpack('<HHH', input, at)
     local p = shapes[shape]
     local tokens, ticks = p[1], p[2]
-    local whole, part, floor, expires = now, 0, 0, 0
+    local whole, part, expires = now, 0, 0
     local value = after[key] or values[key]
     if value then
       local former_tokens, former_ticks, written_at
-      if #value ~= 56 then
+      if #value ~= 48 then
         short = 0
         break
       end
-      whole, part, former_tokens, former_ticks, written_at, floor, expires = unpack('<ddddddd', value)
+      whole, part, former_tokens, former_ticks, written_at, expires = unpack('<dddddd', value)
       -- Asked so that what is no number fails too: somebody else's bytes are left to the driver.
       if not (written_at >= 0 and written_at <= now and former_tokens == tokens and former_ticks == ticks
           and whole >= 0 and whole <= MOST and part >= 0 and part <= MOST
-          and floor >= 0 and floor <= MOST and expires >= 0 and expires <= MOST) then
+          and expires >= 0 and expires <= MOST) then
         short = 0
         break
       elseif whole <= now then
@@ -51,7 +51,7 @@ if short == 1 then
       if whole > expires then
         expires, extends = whole + SPARE, true
       end
-      after[key], expiries[key] = pack('<ddddddd', whole, part, tokens, ticks, now, floor, expires), extends and expires
+      after[key], expiries[key] = pack('<dddddd', whole, part, tokens, ticks, now, expires), extends and expires
     end
     if length < count then
       local wait = whole - latest

@@ -32,35 +32,25 @@ local function peek(s, now, patience, p)
   return 0
 end
 
-local function commit(s, now, delay, p)
-  local at, till = open(s, now, p)
-  if till then
-    s[2], s[3] = math.min(s[2] + p[3], MOST), at
-    return
-  end
+local function charge(s, now, cost, p)
+  local at, open_till = open(s, now, p)
   local start = at
   if p[4] == 1 then
     start = at - at % p[2]
   end
-  till = start + p[2]
-  if till == s[1] then
-    till = till + 1
+  local till = start + p[2]
+  if open_till then
+    s[2], s[3] = math.min(s[2] + cost, MOST), at
+    if p[4] == 1 and open_till < till then
+      s[1], s[4] = till, start
+    end
+    return
   end
-  s[1], s[2], s[3], s[4] = till, p[3], at, start
+  s[1], s[2], s[3], s[4] = till, cost, at, start
 end
 
-local function give_back(s, now, charge, p)
-  local at, open_till = open(s, now, p)
-  if not open_till or charge.till ~= s[1] then
-    return false
-  end
-  local used = s[2] - p[3]
-  if used > 0 then
-    s[2], s[3] = used, at
-  else
-    s[1], s[2], s[3], s[4] = 0, 0, 0, 0
-  end
-  return true
+local function commit(s, now, delay, p)
+  charge(s, now, p[3], p)
 end
 
-return { words = 4, params = 4, promises = false, peek = peek, commit = commit, give_back = give_back }
+return { words = 4, params = 4, promises = false, peek = peek, commit = commit, charge = charge }

@@ -1,6 +1,6 @@
 use std::time::Duration;
 
-use super::{Algorithm, AtOnce, Charge};
+use super::{Algorithm, AtOnce};
 use crate::clock::Timestamp;
 use crate::decision::{Ask, Figures, Reading, Verdict};
 use crate::quota::Quota;
@@ -16,7 +16,8 @@ use crate::quota::Quota;
 /// - **State**: four words (end, used, the time of the last charge, start). A refused request counts for nothing, and
 ///   moves no end.
 /// - **After a change of quota** what was used stays used until the window ends: as it was started, or one period of the
-///   new quota after its start if that is sooner.
+///   new quota after its start if that is sooner. With `aligned_to_clock`, a charge under the new quota prolongs that window
+///   to the end of the present calendar window, so that the bound of `2 limit` holds from the change on.
 /// - **Source**: the classic `INCR` and `EXPIRE` counter, without its races.
 /// - **Choose it** where people are told "so many per hour" and expect the count to start anew, or where an audit counts by
 ///   calendar windows. Where bursts at the boundary hurt, choose [`Gcra`](super::Gcra).
@@ -71,6 +72,15 @@ impl FixedWindow {
         if at - now > self.quota.period_micros() { now } else { at }
     }
 
+    /// The start and the end of a window that a hit at this time opens.
+    // Part of each charge: row "fixed window" of docs/performance.md.
+    #[inline(always)]
+    fn window_at(&self, at: u64) -> (u64, u64) {
+        let period = self.quota.period_micros();
+        let start = if self.aligned { at - at % period } else { at };
+        (start, start.saturating_add(period))
+    }
+
     /// The window that is open, `None` if the next hit opens one.
     #[inline(always)]
     fn open(&self, state: &[u64; 4], now: u64) -> Option<Window> {
@@ -110,16 +120,21 @@ impl Algorithm for FixedWindow {
         if cost == 0 {
             return;
         }
+        let at = self.moment(state, now.as_micros());
         if let Some(window) = self.open(state, now.as_micros()) {
-            // The end stays as it was written: it names the window in its receipts.
-            *state = [state[0], window.used.saturating_add(cost), window.at, window.start];
+            let used = window.used.saturating_add(cost);
+            if self.aligned {
+                // A window that a shorter period cut goes on in the present one.
+                let (start, end) = self.window_at(at);
+                if window.end < end {
+                    *state = [end, used, at, start];
+                    return;
+                }
+            }
+            *state = [state[0], used, at, window.start];
             return;
         }
-        let (at, period) = (self.moment(state, now.as_micros()), self.quota.period_micros());
-        let start = if self.aligned { at - at % period } else { at };
-        let end = start.saturating_add(period);
-        // A window that a change of quota cut short may have had this end, and receipts that name it.
-        let end = if end == state[0] { end.saturating_add(1) } else { end };
+        let (start, end) = self.window_at(at);
         *state = [end, cost, at, start];
     }
 
@@ -145,15 +160,6 @@ impl Algorithm for FixedWindow {
     #[inline(always)]
     fn new_at_once(&self) -> Option<[u64; 4]> {
         Some([0; 4])
-    }
-
-    fn give_back(&self, state: &mut [u64; 4], now: Timestamp, charge: Charge, amount: u64) {
-        let Some(window) = self.open(state, now.as_micros()) else { return };
-        // Only to the window that was charged.
-        if charge.until.as_micros() == state[0] {
-            let used = window.used.saturating_sub(amount.min(charge.cost));
-            *state = if used == 0 { [0; 4] } else { [state[0], used, window.at, window.start] };
-        }
     }
 
     /// The window that ends later, with the greater of both counts.
@@ -190,7 +196,7 @@ impl Algorithm for FixedWindow {
 
 #[cfg(feature = "redis")]
 impl super::Scripted for FixedWindow {
-    const KERNEL: super::Kernel = super::Kernel::new("fixed_window1", include_str!("fixed_window.lua"))
+    const KERNEL: super::Kernel = super::Kernel::new("fixed_window2", include_str!("fixed_window.lua"))
         .with_short_cut(include_str!("fixed_window_short.lua"));
 
     fn params(&self, cost: u64, params: &mut Vec<u64>) {

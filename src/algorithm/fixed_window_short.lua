@@ -32,19 +32,20 @@ if short == 1 then
       short = 0
       break
     end
+    local new_start = now
+    if p[4] == 1 then
+      new_start = now - now % period
+    end
+    local new_till = new_start + period
     if till <= now then
-      used, start = 0, now
-      if p[4] == 1 then
-        start = now - now % period
-      end
-      till = start + period
-      if till == written_till then
-        till = till + 1
-      end
+      used, start, till = 0, new_start, new_till
       written_till = till
     end
     local room = math.floor((limit - used) / cost)
     if room > count then room = count end
+    if room > 0 and p[4] == 1 and till < new_till then
+      start, till, written_till = new_start, new_till, new_till
+    end
     for _ = 1, room do
       length = length + 1
       says[length] = 0
@@ -52,7 +53,7 @@ if short == 1 then
     if room > 0 then
       used = used + room * cost
       local extends = expiries[key]
-      if written_till > expires then
+      if written_till > expires or expires - written_till > EXCESS then
         expires, extends = written_till + SPARE, true
       end
       after[key], expiries[key] = pack('<ddddd', written_till, used, now, start, expires), extends and expires

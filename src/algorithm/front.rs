@@ -3,37 +3,37 @@
 /// What is the same of every [`Algorithm`](super::Algorithm) with a field of the kernel's type, in turn or not.
 macro_rules! bucket_state {
     () => {
-        type State = BucketState;
+        type State = [u64; 4];
 
         const DECIDES_AT_ONCE: bool = true;
 
         #[inline(always)]
-        fn commit(&self, state: &mut BucketState, now: Timestamp, delay: Duration, cost: u64) {
+        fn commit(&self, state: &mut [u64; 4], now: Timestamp, delay: Duration, cost: u64) {
             self.kernel.commit(state, now, delay, cost);
         }
 
         #[inline(always)]
-        fn new_at_once(&self) -> Option<BucketState> {
+        fn new_at_once(&self) -> Option<[u64; 4]> {
             Some(self.kernel.new_state())
         }
 
         #[inline(always)]
-        fn reading_at_once(&self, state: &BucketState, now: Timestamp) -> Reading {
+        fn reading_at_once(&self, state: &[u64; 4], now: Timestamp) -> Reading {
             self.kernel.reading_at_once(state, now)
         }
 
         #[inline(always)]
-        fn remaining_at_once(&self, charged: &BucketState, _now: Timestamp) -> u64 {
+        fn remaining_at_once(&self, charged: &[u64; 4], _now: Timestamp) -> u64 {
             self.kernel.remaining(charged)
         }
 
-        fn give_back(&self, state: &mut BucketState, now: Timestamp, charge: Charge, amount: u64) {
-            self.kernel.give_back(state, now, charge, amount);
+        #[inline(always)]
+        fn reading(&self, state: &[u64; 4], now: Timestamp) -> Reading {
+            self.kernel.reading(state, now)
         }
 
-        #[inline(always)]
-        fn reading(&self, state: &BucketState, now: Timestamp) -> Reading {
-            self.kernel.reading(state, now)
+        fn inherit(&self, state: &mut [u64; 4], from: &[u64; 4], now: Timestamp) {
+            self.kernel.inherit(state, from, now);
         }
 
         fn longest_reset(&self) -> Duration {
@@ -125,17 +125,13 @@ macro_rules! bucket_front {
             super::front::bucket_state!();
 
             #[inline(always)]
-            fn peek(&self, state: &BucketState, now: Timestamp, ask: Ask) -> Verdict {
+            fn peek(&self, state: &[u64; 4], now: Timestamp, ask: Ask) -> Verdict {
                 self.kernel.peek(state, now, ask)
             }
 
             #[inline(always)]
-            fn try_at_once(&self, state: &BucketState, now: Timestamp, ask: Ask) -> super::seam::AtOnce<BucketState> {
+            fn try_at_once(&self, state: &[u64; 4], now: Timestamp, ask: Ask) -> super::seam::AtOnce<[u64; 4]> {
                 self.kernel.try_at_once(state, now, ask)
-            }
-
-            fn inherit(&self, state: &mut BucketState, from: &BucketState, now: Timestamp) {
-                self.kernel.inherit(state, from, now);
             }
         }
 
@@ -151,11 +147,11 @@ macro_rules! bucket_front {
                 self.kernel.is_short(ask)
             }
 
-            fn state_of(&self, numbers: &[u64]) -> BucketState {
+            fn state_of(&self, numbers: &[u64]) -> [u64; 4] {
                 Bucket::state_of(numbers)
             }
 
-            fn numbers_of(&self, state: &BucketState, numbers: &mut Vec<u64>) {
+            fn numbers_of(&self, state: &[u64; 4], numbers: &mut Vec<u64>) {
                 Bucket::numbers_of(state, numbers);
             }
         }

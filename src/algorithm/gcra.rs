@@ -1,9 +1,9 @@
 use std::fmt;
 use std::time::Duration;
 
+use super::Algorithm;
 use super::bucket::Bucket;
 use super::front::bucket_front;
-use super::{Algorithm, BucketState, Charge};
 use crate::clock::Timestamp;
 use crate::decision::{Ask, Reading, Verdict};
 use crate::error::Error;
@@ -18,7 +18,7 @@ use crate::quota::Quota;
 /// - **Closed form**, with the emission interval `T = period / limit` and the theoretical arrival time `tat`: admit if
 ///   `max(tat, now) + cost T - now <= burst T`, and then `tat = max(tat, now) + cost T`; `retry_after = tat - now -
 ///   (burst - cost) T`, `reset = tat - now`. Computed in exact integers: no drift, whatever the quota.
-/// - **State**: four words (`tat` in two parts, the rate, the time of the last charge, what follows the turns that were promised).
+/// - **State**: four words (`tat` in two parts, the rate, the time of the last charge).
 /// - **Source**: ITU-T I.371, annex A (ATM Forum, Traffic Management 4.0), the virtual scheduling algorithm.
 /// - **Choose it** where you would otherwise not know what to choose. It decides exactly as
 ///   [`TokenBucket`](super::TokenBucket) and [`LeakyBucket`](super::LeakyBucket) do.

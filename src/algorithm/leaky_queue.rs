@@ -2,7 +2,7 @@ use std::fmt;
 use std::time::Duration;
 
 use super::bucket::Bucket;
-use super::{Algorithm, AtOnce, BucketState, Charge};
+use super::{Algorithm, AtOnce};
 use crate::clock::Timestamp;
 use crate::decision::{Ask, Reading, Verdict};
 use crate::error::Error;
@@ -18,9 +18,9 @@ use crate::quota::Quota;
 ///   <= Q T`, and then `next_free = max(next_free, now) + cost T`; `retry_after = delay + (cost - 1) T - Q T`, `reset =
 ///   delay`. It is the bucket with a burst of `Q + 1` whose admissions wait for their turn.
 /// - **State**: four words.
-/// - **Order**: first come, first served. Turns that were promised stay as promised when one of them is given back. The last
-///   one in the line goes to whoever asks next; a gap before others stays empty, as nobody could fill it without being told
-///   a turn before theirs.
+/// - **Order**: first come, first served. A scheduled start stays as it was scheduled, also if the caller does not come.
+/// - **Holds**: a hold starts now or is denied, and the next start is one spacing after it is settled. So only one request at
+///   a time runs under a layer that settles.
 /// - **Among several limits**: a turn is promised only if the others owe at least until then as well; else who accepts to wait
 ///   asks again. See [`Limit`](crate::Limit).
 /// - **Source**: J. Turner, "New Directions in Communications", IEEE Communications Magazine 24(10), 1986; the leaky bucket
@@ -104,14 +104,15 @@ impl Algorithm for LeakyQueue {
     super::front::bucket_state!();
 
     #[inline]
-    fn peek(&self, state: &BucketState, now: Timestamp, ask: Ask) -> Verdict {
+    fn peek(&self, state: &[u64; 4], now: Timestamp, ask: Ask) -> Verdict {
         self.kernel.peek_in_turn(state, now, ask)
     }
 
     /// Where nobody is before it.
     #[inline(always)]
-    fn try_at_once(&self, state: &BucketState, now: Timestamp, ask: Ask) -> AtOnce<BucketState> {
-        if state.whole > state.written_at.max(now.as_micros()) {
+    fn try_at_once(&self, state: &[u64; 4], now: Timestamp, ask: Ask) -> AtOnce<[u64; 4]> {
+        let &[whole, .., written_at] = state;
+        if whole > written_at.max(now.as_micros()) {
             return AtOnce::Unsaid;
         }
         self.kernel.try_at_once(state, now, ask)
@@ -126,11 +127,11 @@ impl super::Scripted for LeakyQueue {
         self.kernel.params(true, cost, params);
     }
 
-    fn state_of(&self, numbers: &[u64]) -> BucketState {
+    fn state_of(&self, numbers: &[u64]) -> [u64; 4] {
         Bucket::state_of(numbers)
     }
 
-    fn numbers_of(&self, state: &BucketState, numbers: &mut Vec<u64>) {
+    fn numbers_of(&self, state: &[u64; 4], numbers: &mut Vec<u64>) {
         Bucket::numbers_of(state, numbers);
     }
 }

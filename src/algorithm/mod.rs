@@ -15,8 +15,7 @@
 //! | [`SlidingWindow`], weighted | `2L - 1`, with however many blocks | blocks + 5 | if a smooth estimate will do |
 //! | [`SlidingLog`] | `L`, exactly, and never refuses too much | 2 a hit, on the heap | if the bound must be exact and the limit is small |
 //!
-//! In Redis all of them will take one script call; by itself the fixed window is one `INCRBY` and an expiry, the bucket one
-//! `GET` and one `SET`, the sliding window a hash, the log a sorted set's trim, count and add.
+//! In Redis each of them decides by one call of a script, which implements the same transition.
 //!
 //! # What they do with the same requests
 //!
@@ -97,9 +96,9 @@ pub use self::leaky_queue::LeakyQueue;
 pub(crate) use self::scripted::Layout;
 #[cfg(feature = "redis")]
 pub use self::scripted::{Kernel, Scripted};
-pub use self::seam::{Algorithm, AtOnce, Charge};
+pub use self::seam::{Algorithm, AtOnce};
 pub use self::sliding_log::SlidingLog;
 pub use self::sliding_window::SlidingWindow;
 pub(crate) use self::state::Cell;
-pub use self::state::{Blocks, BucketState, Log, State};
+pub use self::state::{Blocks, Log, State};
 pub use self::token_bucket::TokenBucket;

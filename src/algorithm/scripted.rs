@@ -14,8 +14,12 @@ use crate::decision::{Ask, Reading};
 /// | `promises` | whether later turns can be promised, as [`promises_turns`](Algorithm::promises_turns) |
 /// | `peek(s, now, patience, p)` | 0: allowed; above 0: refused for so many microseconds; -1: never; below -1: allowed after `-1 -` it. `patience` is the longest acceptable delay, -1 where the algorithm decides |
 /// | `commit(s, now, delay, p)` | charges: changes `s` |
-/// | `give_back(s, now, charge, p)` | gives back the cost of `p`; returns whether `s` changed. `charge` has what a [`Charge`](super::Charge) has: `at`, `turn`, `till`, and the parameters for its `cost` and for the `rest` that is kept |
+/// | `charge(s, now, cost, p)` | charges a cost, whatever cost `p` is for: needed to [hold](crate::limiter::Held) costs |
 /// | `owed(s, now, p)` | with `promises`: how long what is owed lasts |
+///
+/// Without `charge` the algorithm decides, and cannot hold: to hold a cost is an error for which
+/// [`is_unsupported`](crate::Error::is_unsupported) holds. With it, a decision on a key that costs are held on is made on a copy
+/// of the state in which they are charged.
 ///
 /// The numbers are Lua's: exact integers up to 2^53. The same laws hold as for [`Algorithm`]; the figures of a decision
 /// are worked out in Rust from the numbers that the twin read, so both must do the same, to the microsecond. The text is
@@ -28,7 +32,7 @@ use crate::decision::{Ask, Reading};
 /// ```
 /// # use std::time::Duration;
 /// use tower_ratelimit::algorithm::{Kernel, Scripted};
-/// # use tower_ratelimit::algorithm::{Algorithm, Charge};
+/// # use tower_ratelimit::algorithm::Algorithm;
 /// # use tower_ratelimit::{Ask, Figures, Reading, Timestamp, Verdict};
 /// # #[derive(Debug)]
 /// # struct CoolDown(Duration);
@@ -42,9 +46,6 @@ use crate::decision::{Ask, Reading};
 /// #     }
 /// #     fn commit(&self, state: &mut [u64; 1], now: Timestamp, delay: Duration, cost: u64) {
 /// #         if cost > 0 { *state = [now.after(delay).after(self.0).as_micros()]; }
-/// #     }
-/// #     fn give_back(&self, state: &mut [u64; 1], _now: Timestamp, charge: Charge, amount: u64) {
-/// #         if amount > 0 && state[0] == charge.until.as_micros() { *state = [0]; }
 /// #     }
 /// #     fn reading(&self, &[open_at]: &[u64; 1], now: Timestamp) -> Reading {
 /// #         let wait = Timestamp::from_micros(open_at).since(now);
@@ -63,12 +64,8 @@ use crate::decision::{Ask, Reading};
 ///           return wait
 ///         end
 ///         local function commit(s, now, delay, p) s[1] = now + delay + p[1] end
-///         local function give_back(s, now, charge, p)
-///           if s[1] ~= charge.till then return false end
-///           s[1] = 0
-///           return true
-///         end
-///         return { words = 1, params = 2, promises = false, peek = peek, commit = commit, give_back = give_back }
+///         local function charge(s, now, cost, p) s[1] = now + p[1] end
+///         return { words = 1, params = 2, promises = false, peek = peek, commit = commit, charge = charge }
 ///     ");
 ///
 ///     fn params(&self, cost: u64, params: &mut Vec<u64>) {
@@ -93,6 +90,14 @@ pub trait Scripted: Algorithm {
         state.to_numbers(numbers);
     }
 
+    /// How long the script works on one decision, compared with one of a bucket: 1, unless the implementation says more.
+    ///
+    /// Redis does nothing else while the script runs. The weights of the decisions that travel in one call add up to at most
+    /// 128, which is about half a millisecond, or the call has one decision. Several limits of one decision add up, too.
+    fn weight(&self) -> u16 {
+        1
+    }
+
     /// Whether the kernel's short cut takes an ask like this.
     #[doc(hidden)]
     fn is_short(&self, ask: Ask) -> bool {
@@ -102,9 +107,9 @@ pub trait Scripted: Algorithm {
 
     /// The figures, where they are not made from the whole state: see [`Kernel`].
     #[doc(hidden)]
-    fn reading_of(&self, view: [u64; 3], now: Timestamp) -> (Reading, Timestamp) {
-        let _ = view;
-        (Reading::BLANK, now)
+    fn reading_of(&self, view: [u64; 3], now: Timestamp) -> Reading {
+        let _ = (view, now);
+        Reading::BLANK
     }
 }
 

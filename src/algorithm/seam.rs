@@ -24,6 +24,8 @@ use crate::decision::{Ask, Reading, Verdict};
 /// - **Time may step back** by a little (threads read their clocks before they take their turn): then decide as at
 ///   the newest time in the state. If it stepped back by more than [`longest_reset`](Self::longest_reset), the
 ///   state is as new: a key is never locked because a clock was wrong once.
+/// - **Charges can be split**: where there is room for a cost, charging any part of it later, in any order with the passing of
+///   time, leaves room for the rest. That is what makes [holds](crate::limiter::Held) exact.
 /// - **No panics**, whatever the state's words, the time and the cost are.
 ///
 /// # Example
@@ -32,7 +34,7 @@ use crate::decision::{Ask, Reading, Verdict};
 ///
 /// ```
 /// use std::time::Duration;
-/// use tower_ratelimit::algorithm::{Algorithm, Charge};
+/// use tower_ratelimit::algorithm::Algorithm;
 /// use tower_ratelimit::{Ask, Figures, Limiter, ManualClock, Memory, Reading, Timestamp, Verdict};
 ///
 /// #[derive(Debug)]
@@ -56,12 +58,6 @@ use crate::decision::{Ask, Reading, Verdict};
 ///     fn commit(&self, state: &mut [u64; 1], now: Timestamp, delay: Duration, cost: u64) {
 ///         if cost > 0 {
 ///             *state = [now.after(delay).after(self.0).as_micros()];
-///         }
-///     }
-///
-///     fn give_back(&self, state: &mut [u64; 1], _now: Timestamp, charge: Charge, amount: u64) {
-///         if amount > 0 && state[0] == charge.until.as_micros() {
-///             *state = [0];
 ///         }
 ///     }
 ///
@@ -126,8 +122,15 @@ pub trait Algorithm: fmt::Debug + Send + Sync + 'static {
         self.reading(charged, now).figures().remaining
     }
 
-    /// Gives back `amount`, at most its cost, of an earlier charge: as much of it as still counts.
-    fn give_back(&self, state: &mut Self::State, now: Timestamp, charge: Charge, amount: u64);
+    /// What [`peek`](Self::peek) would answer, and the figures, if `held` were charged at `now`: for a key that costs are
+    /// [held](crate::limiter::Held) on.
+    ///
+    /// The default charges a copy of the state.
+    fn peek_with_held(&self, state: &Self::State, now: Timestamp, ask: Ask, held: u64) -> (Verdict, Reading) {
+        let mut state = state.clone();
+        self.commit(&mut state, now, Duration::ZERO, held);
+        (self.peek(&state, now, ask), self.reading(&state, now))
+    }
 
     /// The figures of a state.
     fn reading(&self, state: &Self::State, now: Timestamp) -> Reading;
@@ -184,18 +187,4 @@ pub enum AtOnce<S> {
     Denied(u64),
     /// Not the common case.
     Unsaid,
-}
-
-/// A charge, as its receipt remembers it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[allow(clippy::exhaustive_structs, reason = "a user's own store makes them")]
-pub struct Charge {
-    /// When it was made.
-    pub at: Timestamp,
-    /// When its turn comes: then, or if it was promised a later one, at that.
-    pub turn: Timestamp,
-    /// What was charged.
-    pub cost: u64,
-    /// Until when it counts: the state's first word right after the charge.
-    pub until: Timestamp,
 }

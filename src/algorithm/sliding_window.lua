@@ -7,37 +7,54 @@
 local MOST = 2 ^ 53
 local floor = math.floor
 
--- The counts by age, the current block's first; the moment to decide at, and its block.
+-- The blocks that still count, oldest first: how many, the block of this window that each counts in, when it leaves, its count;
+-- then the moment to decide at.
 local function view(s, now, p)
-  local width, blocks = p[2], p[3]
-  local counts = {}
-  for age = 0, blocks do
-    counts[age] = 0
-  end
-  local at = s[3]
+  local width, kept = p[2], p[3] + 1
+  local live, blocks, leaves, counts = 0, {}, {}, {}
+  local written_at = s[3]
+  local at = written_at
   if at < now then
     at = now
-  elseif at - now > width * (blocks + 1) then
-    return counts, now, floor(now / width)
+  elseif at - now > width * kept then
+    return live, blocks, leaves, counts, now
   end
-  local current = floor(at / width)
   if s[1] <= at then
-    return counts, at, current
+    return live, blocks, leaves, counts, at
   end
   local newest, old_width, old_kept = s[2], s[4], s[5]
-  for back = old_kept - 1, 0, -1 do
-    local block = newest - back
-    local count = s[6 + block % old_kept] or 0
-    if count > 0 and (block + old_kept) * old_width > at then
-      local ends = (block + 1) * old_width - 1
-      if ends > at then ends = at end
-      local age = current - floor(ends / width)
-      if age <= blocks then
-        counts[age] = counts[age] + count
+  for written = newest - old_kept + 1, newest do
+    local count = s[6 + written % old_kept] or 0
+    if count > 0 then
+      -- No hit of the block is later than its last microsecond, nor than the last charge: neither depends on `at`. In a state
+      -- of this window it is the block itself.
+      local last = (written + 1) * old_width - 1
+      if last > written_at then last = written_at end
+      local block = floor(last / width)
+      local leaves_at, left_at = (block + kept) * width, (written + old_kept) * old_width
+      if left_at < leaves_at then leaves_at = left_at end
+      if leaves_at > at then
+        live = live + 1
+        blocks[live], leaves[live], counts[live] = block, leaves_at, count
       end
     end
   end
-  return counts, at, current
+  return live, blocks, leaves, counts, at
+end
+
+-- What still counts by age, the current block's first; the moment to decide at, and its block.
+local function by_age(s, now, p)
+  local live, blocks, _, counts, at = view(s, now, p)
+  local sums, current = {}, floor(at / p[2])
+  for age = 0, p[3] do
+    sums[age] = 0
+  end
+  for i = 1, live do
+    local age = current - blocks[i]
+    if age > p[3] then age = p[3] end
+    sums[age] = sums[age] + counts[i]
+  end
+  return sums, at, current
 end
 
 local function write(s, counts, at, current, p)
@@ -56,70 +73,49 @@ local function write(s, counts, at, current, p)
 end
 
 local function peek(s, now, patience, p)
-  local limit, width, blocks, cost = p[1], p[2], p[3], p[4]
+  local limit, width, cost = p[1], p[2], p[4]
   if cost > limit then
     return -1
   end
-  local counts, at = view(s, now, p)
-  local into = at % width
-  local behind = at - now
-  local sum = cost
-  for age = 0, blocks do
-    sum = sum + counts[age]
+  local live, blocks, leaves, counts, at = view(s, now, p)
+  local room, used = limit - cost, 0
+  for i = 1, live do
+    used = used + counts[i]
   end
-  -- After `passed` more blocks have begun, those of an age of over `blocks - passed` have left.
-  for passed = 0, blocks do
-    local oldest = counts[blocks - passed]
-    local room = limit - (sum - oldest)
-    sum = sum - oldest
-    if room >= 0 then
-      local from = passed == 0 and into or 0
-      if oldest > room then
-        if p[5] == 1 then
-          local opens = width - floor(room * width / oldest)
-          if opens > from then from = opens end
-        else
-          from = width
-        end
+  local from, i = at, 1
+  while used > room and i <= live do
+    if p[5] == 1 then
+      -- Former blocks may have gone over into the same block of this window: they count by the same share.
+      local sharing = counts[i]
+      for j = i + 1, live do
+        if blocks[j] ~= blocks[i] then break end
+        sharing = sharing + counts[j]
       end
-      if from < width then
-        local wait = passed * width + from - into
-        if wait <= 0 then
-          return 0
+      local left = room + sharing - used
+      if left >= 0 then
+        local admits_at = (blocks[i] + p[3] + 1) * width - floor(left * width / sharing)
+        if admits_at < from then admits_at = from end
+        if admits_at < leaves[i] then
+          return admits_at - now
         end
-        return wait + behind
       end
     end
+    used, from, i = used - counts[i], leaves[i], i + 1
   end
-  return (blocks + 1) * width - into + behind
+  if from <= at then
+    return 0
+  end
+  return from - now
+end
+
+local function charge(s, now, cost, p)
+  local counts, at, current = by_age(s, now, p)
+  counts[0] = counts[0] + cost
+  write(s, counts, at, current, p)
 end
 
 local function commit(s, now, delay, p)
-  local counts, at, current = view(s, now, p)
-  counts[0] = counts[0] + p[4]
-  write(s, counts, at, current, p)
+  charge(s, now, p[4], p)
 end
 
-local function give_back(s, now, charge, p)
-  local width, blocks = p[2], p[3]
-  local counts, at, current = view(s, now, p)
-  if charge.till <= at then
-    return false
-  end
-  local block = floor(charge.at / width)
-  local oldest = current - block
-  if oldest < 0 then
-    return false
-  end
-  -- Under one geometry the block is known; else the oldest hits are credited first.
-  local youngest = (block + blocks + 1) * width == charge.till and oldest or 0
-  local amount = p[4]
-  for age = math.min(oldest, blocks), youngest, -1 do
-    local credit = math.min(amount, counts[age])
-    counts[age], amount = counts[age] - credit, amount - credit
-  end
-  write(s, counts, at, current, p)
-  return true
-end
-
-return { words = 5, params = 5, promises = false, grows = true, peek = peek, commit = commit, give_back = give_back }
+return { words = 5, params = 5, promises = false, grows = true, peek = peek, commit = commit, charge = charge }

@@ -1,6 +1,6 @@
 use std::time::Duration;
 
-use super::{Algorithm, Blocks, Charge};
+use super::{Algorithm, Blocks};
 use crate::clock::Timestamp;
 use crate::decision::{Ask, Figures, Reading, Verdict};
 use crate::error::Error;
@@ -20,8 +20,9 @@ use crate::quota::Quota;
 ///   `j` plus `cost` is at most `limit`; weighted, with block `j - N` counted by the share `1 - (now mod b) / b`.
 ///   `retry_after` is exact for both; for the weighted form it may lie in a later block.
 /// - **State**: `N + 5` words. All windows are aligned to the clock.
-/// - **After a change of quota** or of the number of blocks, the counts of live blocks go over into the new blocks that hold
-///   their ends. A charge from before it is given back as far as it would still count before, and from the oldest hits first.
+/// - **After a change of quota** or of the number of blocks, a former block counts in the new block that holds its last
+///   microsecond, or the last charge if that was earlier. Until the next charge under the new quota it counts no longer than
+///   it would have counted before; after that charge it counts as long as the new block.
 /// - **Source**: the blocks are the classic ring of counters; the weighted form is how several content delivery networks
 ///   count.
 /// - **Choose it** strict where the bound must hold and the limit is too large for a [`SlidingLog`](super::SlidingLog);
@@ -156,43 +157,56 @@ impl SlidingWindow {
         self.width() << 6 | self.blocks
     }
 
-    fn view(&self, state: &Blocks, now: u64) -> View {
-        let width = self.width();
-        let mut view = View { counts: [0; KEPT], at: now, current: now / width, behind: 0 };
+    fn view<'a>(&self, state: &'a Blocks, now: u64) -> View<'a> {
+        let mut view = View { counts: &[], newest: 0, width: 0, kept: 1, written_at: 0, at: now, behind: 0 };
         let &[fresh_at, newest, written_at, geometry, ref counts @ ..] = &**state else { return view };
         let at = now.max(written_at);
-        if at - now > self.quota.period_micros() + width {
+        if at - now > self.quota.period_micros() + self.width() {
             return view;
         }
-        (view.at, view.current, view.behind) = (at, at / width, at - now);
-        if fresh_at <= at || counts.is_empty() {
-            return view;
-        }
-        let (old_width, old_kept) = (geometry >> 6, (geometry & 63) + 1);
-        for block in newest.saturating_sub(old_kept - 1)..=newest {
-            let count = count_at(counts, block, old_kept);
-            let ends_at = block.saturating_add(1).saturating_mul(old_width);
-            let leaves_at = block.saturating_add(old_kept).saturating_mul(old_width);
-            if count == 0 || leaves_at <= at {
-                continue;
-            }
-            // Under one geometry this is the block itself.
-            let block = ends_at.saturating_sub(1).min(at) / width;
-            let age = view.current - block;
-            if age <= self.blocks {
-                view.add(age, count);
-            }
+        (view.at, view.behind) = (at, at - now);
+        if fresh_at > at {
+            (view.width, view.kept) = (geometry >> 6, (geometry & 63) + 1);
+            (view.counts, view.newest, view.written_at) = (counts, newest, written_at);
         }
         view
     }
 
-    fn write(&self, state: &mut Blocks, view: &View) {
+    /// The blocks that still count at the view's time, oldest first. An older block never expires later than a newer one.
+    fn live<'a>(&'a self, view: &'a View<'_>) -> impl Iterator<Item = Live> + Clone + 'a {
+        let oldest = view.newest.saturating_sub(view.kept - 1);
+        let written = (oldest..=view.newest).zip(view.slots(oldest));
+        written.filter_map(move |(written, &count)| {
+            if count == 0 {
+                return None;
+            }
+            // No hit of the block is later than its last microsecond, nor than the last charge: neither depends on `at`. In a
+            // state of this window it is the block itself.
+            let last = written.saturating_add(1).saturating_mul(view.width).saturating_sub(1).min(view.written_at);
+            let block = last / self.width();
+            let formerly_leaves_at = written.saturating_add(view.kept).saturating_mul(view.width);
+            let leaves_at = self.leaves_at(block).min(formerly_leaves_at);
+            (leaves_at > view.at).then_some(Live { block, leaves_at, count })
+        })
+    }
+
+    /// What still counts, in blocks of this window.
+    fn counts(&self, view: &View<'_>) -> Counts {
+        let mut counts = Counts { by_age: [0; KEPT], at: view.at, current: view.at / self.width() };
+        for Live { block, count, .. } in self.live(view) {
+            let sum = &mut counts.by_age[index(counts.current.saturating_sub(block).min(self.blocks))];
+            *sum = sum.saturating_add(count);
+        }
+        counts
+    }
+
+    fn write(&self, state: &mut Blocks, new: &Counts) {
         let words = &mut **state;
         let Some((head, counts)) = words.split_at_mut_checked(HEAD) else { return };
         counts.fill(0);
         let mut fresh_at = 0;
-        for (age, &count) in (0..=self.blocks).zip(&view.counts) {
-            let Some(block) = view.current.checked_sub(age) else { break };
+        for (age, &count) in (0..=self.blocks).zip(&new.by_age) {
+            let Some(block) = new.current.checked_sub(age) else { break };
             if count > 0 {
                 fresh_at = fresh_at.max(self.leaves_at(block));
                 if let Some(slot) = counts.get_mut(index(block % self.kept())) {
@@ -200,7 +214,7 @@ impl SlidingWindow {
                 }
             }
         }
-        head.copy_from_slice(&[fresh_at, view.current, view.at, self.geometry()]);
+        head.copy_from_slice(&[fresh_at, new.current, new.at, self.geometry()]);
     }
 
     const fn leaves_at(&self, block: u64) -> u64 {
@@ -208,46 +222,45 @@ impl SlidingWindow {
     }
 
     /// The wait from `view.at` until `cost`, at most the limit, is admitted if nobody else asks.
-    fn wait(&self, view: &View, cost: u64) -> u64 {
-        let limit = self.quota.limit();
-        let into = view.at % self.width();
-        // After `passed` more blocks have begun, those of an age of over `blocks - passed` have left.
-        for passed in 0..=self.blocks {
-            let start = if passed == 0 { into } else { 0 };
-            let oldest_age = self.blocks - passed;
-            let oldest = view.counts[index(oldest_age)];
-            let younger = view.counts[..index(oldest_age)].iter().fold(cost, |sum, &count| sum.saturating_add(count));
-            let Some(room) = limit.checked_sub(younger) else { continue };
-            let from = if self.weighted {
-                self.admits_from(oldest, room).max(start)
-            } else if oldest <= room {
-                start
-            } else {
-                continue;
-            };
-            if from < self.width() {
-                return (passed * self.width() + from).saturating_sub(into);
+    fn wait(&self, view: &View<'_>, cost: u64) -> u64 {
+        let room = u128::from(self.quota.limit().saturating_sub(cost));
+        let mut used: u128 = self.live(view).map(|live| u128::from(live.count)).sum();
+        let mut from = view.at;
+        let mut blocks = self.live(view);
+        while used > room {
+            let Some(oldest) = blocks.next() else { break };
+            if self.weighted {
+                // Former blocks may have gone over into the same block of this window: they count by the same share.
+                let same = blocks.clone().take_while(|live| live.block == oldest.block);
+                let sharing = same.fold(u128::from(oldest.count), |sum, live| sum + u128::from(live.count));
+                if let Some(room) = (room + sharing).checked_sub(used) {
+                    let admits_at = self.admits_at(oldest.block, sharing, room).max(from);
+                    if admits_at < oldest.leaves_at {
+                        return admits_at - view.at;
+                    }
+                }
             }
+            used -= u128::from(oldest.count);
+            from = oldest.leaves_at;
         }
-        self.kept() * self.width() - into
+        from.saturating_sub(view.at)
     }
 
-    /// How far into a block the share that still counts of `oldest` is down to `room`.
-    fn admits_from(&self, oldest: u64, room: u64) -> u64 {
-        if oldest <= room {
-            return 0;
-        }
-        // oldest * (width - from) <= room * width; with room < oldest the quotient is below the width.
-        let left = u128::from(room) * u128::from(self.width()) / u128::from(oldest);
-        self.width() - u64::try_from(left).unwrap_or(u64::MAX).min(self.width())
+    /// From when on the share of `sharing`, all of this block, is at most `room`, which is less.
+    fn admits_at(&self, block: u64, sharing: u128, room: u128) -> u64 {
+        // sharing * (width - into) <= room * width, and the quotient is below the width.
+        let left = room * u128::from(self.width()) / sharing;
+        self.leaves_at(block).saturating_sub(u64::try_from(left).unwrap_or(u64::MAX))
     }
 
-    fn remaining(&self, view: &View) -> u64 {
-        let width = u128::from(self.width());
-        let younger: u128 = view.counts[..index(self.blocks)].iter().map(|&count| u128::from(count)).sum();
-        let oldest = u128::from(view.counts[index(self.blocks)]);
-        let share = if self.weighted { width - u128::from(view.at % self.width()) } else { width };
-        let used = (younger * width + oldest * share).div_ceil(width);
+    fn remaining(&self, view: &View<'_>) -> u64 {
+        let (width, current) = (self.width(), view.at / self.width());
+        let share = |block: u64| {
+            let is_oldest = block.saturating_add(self.blocks) <= current;
+            u128::from(if self.weighted && is_oldest { width - view.at % width } else { width })
+        };
+        let used: u128 = self.live(view).map(|live| u128::from(live.count) * share(live.block)).sum();
+        let used = used.div_ceil(u128::from(width));
         u128::from(self.quota.limit()).saturating_sub(used).try_into().unwrap_or(u64::MAX)
     }
 }
@@ -257,33 +270,50 @@ impl SlidingWindow {
 const HEAD: usize = 4;
 const KEPT: usize = index(SlidingWindow::MAX_BLOCKS) + 1;
 
-/// What a state says at a moment.
-struct View {
-    /// By age: the current block's first.
-    counts: [u64; KEPT],
+/// What a state says at a moment, in the blocks that it was written in.
+struct View<'a> {
+    /// Block `j` at `j % kept`; empty if nothing counts any more.
+    counts: &'a [u64],
+    newest: u64,
+    width: u64,
+    kept: u64,
+    /// The time of the last charge.
+    written_at: u64,
     /// The moment to decide at: now, or the newest time that the state has seen.
     at: u64,
-    /// The block of that moment.
-    current: u64,
     /// How far that moment lies ahead of now.
     behind: u64,
 }
 
-impl View {
-    fn add(&mut self, age: u64, count: u64) {
-        let sum = &mut self.counts[index(age)];
-        *sum = sum.saturating_add(count);
+impl View<'_> {
+    /// The slots of the blocks from this one on.
+    fn slots(&self, block: u64) -> impl Iterator<Item = &u64> + Clone {
+        let ring = &self.counts[..index(self.kept).min(self.counts.len())];
+        let (wrapped, first) = ring.split_at_checked(index(block % self.kept)).unwrap_or_default();
+        first.iter().chain(wrapped)
     }
+}
+
+/// A block of a state that still counts.
+struct Live {
+    /// The block of this window that it counts in.
+    block: u64,
+    leaves_at: u64,
+    count: u64,
+}
+
+/// What counts at a moment, in blocks of this window.
+struct Counts {
+    /// The current block's count first.
+    by_age: [u64; KEPT],
+    at: u64,
+    current: u64,
 }
 
 /// Of what is at most the number of blocks kept.
 #[allow(clippy::cast_possible_truncation, reason = "at most 61")]
 const fn index(small: u64) -> usize {
     small as usize
-}
-
-fn count_at(counts: &[u64], block: u64, kept: u64) -> u64 {
-    counts.get(index(block % kept)).copied().unwrap_or(0)
 }
 
 impl Algorithm for SlidingWindow {
@@ -302,39 +332,20 @@ impl Algorithm for SlidingWindow {
 
     fn commit(&self, state: &mut Blocks, now: Timestamp, _delay: Duration, cost: u64) {
         if cost > 0 {
-            let mut view = self.view(state, now.as_micros());
-            view.counts[0] = view.counts[0].saturating_add(cost);
-            self.write(state, &view);
+            let mut counts = self.counts(&self.view(state, now.as_micros()));
+            counts.by_age[0] = counts.by_age[0].saturating_add(cost);
+            self.write(state, &counts);
         }
-    }
-
-    fn give_back(&self, state: &mut Blocks, now: Timestamp, charge: Charge, amount: u64) {
-        let mut view = self.view(state, now.as_micros());
-        if charge.until.as_micros() <= view.at {
-            return;
-        }
-        let block = charge.at.as_micros() / self.width();
-        let Some(oldest) = view.current.checked_sub(block) else { return };
-        // Under one geometry the block is known. After another one the charge went over into this block or a later one: the
-        // oldest hits are credited first, as they leave first.
-        let youngest = if self.leaves_at(block) == charge.until.as_micros() { oldest } else { 0 };
-        let mut amount = amount.min(charge.cost);
-        for age in (youngest..=oldest.min(self.blocks)).rev() {
-            let count = &mut view.counts[index(age)];
-            let credit = amount.min(*count);
-            (*count, amount) = (*count - credit, amount - credit);
-        }
-        self.write(state, &view);
     }
 
     /// The greater of both counts, block by block.
     fn inherit(&self, state: &mut Blocks, from: &Blocks, now: Timestamp) {
-        let (own, other) = (self.view(state, now.as_micros()), self.view(from, now.as_micros()));
+        let [own, other] = [&*state, from].map(|state| self.counts(&self.view(state, now.as_micros())));
         let (mut newer, older) = if own.at >= other.at { (own, other) } else { (other, own) };
         let apart = newer.current - older.current;
-        for age in 0..=self.blocks.saturating_sub(apart) {
-            let count = &mut newer.counts[index((age + apart).min(self.blocks))];
-            *count = (*count).max(older.counts[index(age)]);
+        for age in apart..=self.blocks {
+            let count = &mut newer.by_age[index(age)];
+            *count = (*count).max(older.by_age[index(age - apart)]);
         }
         self.write(state, &newer);
     }
@@ -343,10 +354,7 @@ impl Algorithm for SlidingWindow {
         let view = self.view(state, now.as_micros());
         let limit = self.quota.limit();
         let remaining = self.remaining(&view);
-        let youngest = (0..=self.blocks).find(|&age| view.counts[index(age)] > 0);
-        let reset = youngest.map_or(0, |age| {
-            self.leaves_at(view.current.saturating_sub(age)).saturating_sub(view.at).saturating_add(view.behind)
-        });
+        let reset = self.live(&view).last().map_or(0, |newest| newest.leaves_at - view.at + view.behind);
         let more_after = if remaining < limit { self.wait(&view, remaining + 1) + view.behind } else { reset };
         Figures {
             limit,
@@ -369,10 +377,15 @@ impl Algorithm for SlidingWindow {
 
 #[cfg(feature = "redis")]
 impl super::Scripted for SlidingWindow {
-    const KERNEL: super::Kernel = super::Kernel::new("sliding_window1", include_str!("sliding_window.lua"));
+    const KERNEL: super::Kernel = super::Kernel::new("sliding_window2", include_str!("sliding_window.lua"));
 
     fn params(&self, cost: u64, params: &mut Vec<u64>) {
         params.extend([self.quota.limit(), self.width(), self.blocks, cost, u64::from(self.weighted)]);
+    }
+
+    // Each decision reads and writes all blocks: about 4 us, and a third of one for each block.
+    fn weight(&self) -> u16 {
+        u16::try_from(self.blocks.div_ceil(12)).map_or(u16::MAX, |blocks| blocks.saturating_add(1))
     }
 
     // In Redis the geometry is two numbers: the width, and how many blocks a hit counts in.

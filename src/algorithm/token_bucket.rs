@@ -1,9 +1,9 @@
 use std::fmt;
 use std::time::Duration;
 
+use super::Algorithm;
 use super::bucket::Bucket;
 use super::front::bucket_front;
-use super::{Algorithm, BucketState, Charge};
 use crate::clock::Timestamp;
 use crate::decision::{Ask, Reading, Verdict};
 use crate::error::Error;

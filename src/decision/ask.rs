@@ -18,19 +18,28 @@ pub struct Ask {
     pub every_limit: bool,
     /// The same for a refusal only: to name all that refuse.
     pub every_refusal: bool,
+    /// Whether the cost is to be [held](crate::limiter::Held) instead of charged. A hold starts now: `max_delay` does not count.
+    pub hold: bool,
 }
 
 impl Ask {
     /// Asks for `cost`, at once.
     #[must_use]
     pub const fn cost(cost: u64) -> Self {
-        Self { cost, max_delay: None, every_limit: false, every_refusal: false }
+        Self { cost, max_delay: None, every_limit: false, every_refusal: false, hold: false }
     }
 
     /// Accepts a delay of up to `max_delay`.
     #[must_use]
     pub const fn within(mut self, max_delay: Duration) -> Self {
         self.max_delay = Some(max_delay);
+        self
+    }
+
+    /// Asks that the cost be held instead of charged: see [`Limiter::hold`](crate::Limiter::hold).
+    #[must_use]
+    pub const fn hold(mut self) -> Self {
+        self.hold = true;
         self
     }
 

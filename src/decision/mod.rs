@@ -12,8 +12,8 @@ use std::time::Duration;
 use self::apart::Apart;
 pub use self::ask::Ask;
 pub use self::figures::{Figures, Reading};
-pub(crate) use self::standing::Name;
 pub use self::standing::Standing;
+pub(crate) use self::standing::{Name, unfit_for_name};
 use self::verdict::Compact;
 pub use self::verdict::Verdict;
 use crate::clock::Timestamp;
@@ -43,6 +43,7 @@ pub struct Decision {
     verdict: Compact,
     source: Source,
     promises_turns: bool,
+    is_estimate: bool,
     decided_at: Timestamp,
     standing: Option<Standing>,
     #[allow(clippy::box_collection, reason = "a word in every decision, for what few list")]
@@ -57,6 +58,7 @@ impl Decision {
             verdict: standing.verdict,
             source: Source::Store,
             promises_turns: false,
+            is_estimate: false,
             decided_at,
             standing: Some(standing),
             every: Apart::NOTHING,
@@ -70,6 +72,7 @@ impl Decision {
             verdict: standing.verdict,
             source: Source::Store,
             promises_turns,
+            is_estimate: false,
             decided_at,
             standing: Some(standing),
             every: Apart::NOTHING,
@@ -110,6 +113,7 @@ impl Decision {
             verdict: self.verdict.later(elapsed),
             source: Source::Cache,
             promises_turns: self.promises_turns,
+            is_estimate: self.is_estimate,
             decided_at: self.decided_at.after(elapsed),
             standing: self.standing.as_ref().map(|standing| standing.later(elapsed)),
             every: self.every.get().map_or(Apart::NOTHING, |every| {
@@ -125,6 +129,7 @@ impl Decision {
             verdict: Compact::pack(verdict),
             source: Source::Policy,
             promises_turns: false,
+            is_estimate: false,
             decided_at,
             standing: None,
             every: Apart::NOTHING,
@@ -150,6 +155,22 @@ impl Decision {
     #[must_use]
     pub fn promises_turns(&self) -> bool {
         self.promises_turns
+    }
+
+    /// Notes that [`retry_after`](Self::retry_after) is an estimate: the limiter cannot know when there will be room.
+    #[must_use]
+    pub fn with_estimate(mut self, is_estimate: bool) -> Self {
+        self.is_estimate = is_estimate;
+        self
+    }
+
+    /// Whether [`retry_after`](Self::retry_after) is an estimate.
+    ///
+    /// A denial is exact, unless costs are [held](crate::limiter::Held) on the key: the limiter cannot know when they are
+    /// settled, and for how much. The estimate is the time that the key would have to wait if they were charged now.
+    #[must_use]
+    pub fn is_estimate(&self) -> bool {
+        self.is_estimate
     }
 
     /// What was allowed after a delay, refused for that long.
@@ -285,6 +306,7 @@ impl fmt::Debug for Decision {
             .field("verdict", &self.verdict())
             .field("source", &self.source)
             .field("promises_turns", &self.promises_turns)
+            .field("is_estimate", &self.is_estimate)
             .field("decided_at", &self.decided_at)
             .field("standings", &self.standings())
             .finish_non_exhaustive()

@@ -1,3 +1,4 @@
+use std::borrow::Cow;
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
@@ -26,11 +27,22 @@ impl Name {
     }
 }
 
-impl From<std::borrow::Cow<'static, str>> for Name {
-    fn from(name: std::borrow::Cow<'static, str>) -> Self {
+/// Returns the first character of a limit's name that a header field and a body would not both carry as it is.
+///
+/// A structured-field String holds printable ASCII, and escapes `"` and `\` (RFC 9651, section 3.3.3).
+pub(crate) fn unfit_for_name(name: &str) -> Option<char> {
+    name.chars().find(|&char| !is_fit_for_name(char))
+}
+
+fn is_fit_for_name(char: char) -> bool {
+    matches!(char, ' '..='~') && !matches!(char, '"' | '\\')
+}
+
+impl From<Cow<'static, str>> for Name {
+    fn from(name: Cow<'static, str>) -> Self {
         match name {
-            std::borrow::Cow::Borrowed(name) => Self::Static(name),
-            std::borrow::Cow::Owned(name) => Self::Shared(Apart::of(Arc::new(name.into()))),
+            Cow::Borrowed(name) => Self::Static(name),
+            Cow::Owned(name) => Self::Shared(Apart::of(Arc::new(name.into()))),
         }
     }
 }
@@ -79,9 +91,15 @@ impl Standing {
     }
 
     /// A standing for a limiter of your own: the limit's name, what it says by itself, its figures.
+    ///
+    /// Characters that a name cannot hold (see [`Limit::new`](crate::Limit::new)) are replaced by `?`.
     #[must_use]
-    pub fn of(name: impl Into<std::borrow::Cow<'static, str>>, verdict: Verdict, reading: impl Into<Reading>) -> Self {
-        Self::new(Name::from(name.into()), verdict, reading.into(), false)
+    pub fn of(name: impl Into<Cow<'static, str>>, verdict: Verdict, reading: impl Into<Reading>) -> Self {
+        let name = match name.into() {
+            name if unfit_for_name(&name).is_none() => name,
+            name => name.chars().map(|char| if is_fit_for_name(char) { char } else { '?' }).collect(),
+        };
+        Self::new(Name::from(name), verdict, reading.into(), false)
     }
 
     /// The limit's name.

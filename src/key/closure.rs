@@ -34,23 +34,23 @@ impl<K> IntoExtracted for Extracted<K> {
     }
 }
 
-/// `None` is a missing key.
+/// `None` is an absent key.
 impl<K> IntoExtracted for Option<K> {
     type Key = K;
 
     fn into_extracted(self) -> Extracted<K> {
-        self.map_or_else(
-            || Extracted::Missing(Missing::from_request("the request does not say whose it is")),
-            Extracted::Key,
-        )
+        self.map_or_else(|| Extracted::Missing(Missing::from_request(NO_KEY)), Extracted::Key)
     }
 }
 
-/// `Err` is a missing key. The error is not sent to the client; for that return an [`Extracted::Missing`].
+/// `Err` is an unusable key, which is always refused. The error is not sent to the client; for that return an
+/// [`Extracted::Missing`].
 impl<K, E> IntoExtracted for Result<K, E> {
     type Key = K;
 
     fn into_extracted(self) -> Extracted<K> {
-        self.ok().into_extracted()
+        self.map_or_else(|_| Extracted::Missing(Missing::unusable(NO_KEY)), Extracted::Key)
     }
 }
+
+const NO_KEY: &str = "the request does not say whose it is";

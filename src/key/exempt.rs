@@ -3,6 +3,7 @@ use std::net::IpAddr;
 use http::{Method, Request, header};
 
 use super::address::{FromExtensions, Networks, PeerAddress};
+use super::client_ip::ClientIp;
 use super::seam::{ExtractKey, Extracted};
 use crate::error::Error;
 
@@ -34,10 +35,11 @@ where
     }
 }
 
-/// Says whether something holds of a request: [`Preflight`], [`Paths`], [`PeerIn`], or a closure `Fn(&Request) -> bool`.
+/// Says whether something holds of a request: [`Preflight`], [`Paths`], [`ClientIn`], [`PeerIn`], or a closure
+/// `Fn(&Request) -> bool`.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is no predicate on `{Request}`",
-    note = "a predicate is `Preflight`, `Paths`, `PeerIn` or a closure `|request: &{Request}| -> bool`"
+    note = "a predicate is `Preflight`, `Paths`, `ClientIn`, `PeerIn` or a closure `|request: &{Request}| -> bool`"
 )]
 pub trait Predicate<Request> {
     /// Whether it holds.
@@ -83,12 +85,17 @@ impl<B> Predicate<Request<B>> for Paths {
 
 /// Holds of requests whose peer, the socket's other end, is in one of these networks. No header counts.
 ///
+/// # Behind a proxy
+///
+/// **The peer is the proxy.** If a proxy is in one of the networks, every request through this proxy is exempt, and so
+/// are all clients. Behind proxies use [`ClientIn`].
+///
 /// ```
 /// use tower_ratelimit::key::PeerIn;
 /// use tower_ratelimit::{Gcra, Memory, PeerIp, Quota, RateLimitLayer};
 ///
 /// let limiter = Memory::new(Gcra::new(Quota::per_second(10)));
-/// let layer = RateLimitLayer::new(PeerIp::new(), limiter).exempt_if(PeerIn::parse(["10.0.0.0/8", "::1"])?);
+/// let layer = RateLimitLayer::new(PeerIp::new(), limiter).exempt_if(PeerIn::parse(["192.168.1.0/24", "::1"])?);
 /// # Ok::<(), tower_ratelimit::Error>(())
 /// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -114,5 +121,47 @@ impl PeerIn {
 impl<B> Predicate<Request<B>> for PeerIn {
     fn holds(&self, request: &Request<B>) -> bool {
         FromExtensions.peer_address(request).is_some_and(|peer| self.contains(peer))
+    }
+}
+
+/// Holds of requests whose client, as [`ClientIp`] finds it behind proxies, is in one of these networks.
+///
+/// It does not hold if the client is unknown, because the last hop that is known is a trusted proxy. So an address that
+/// is trusted as a proxy is never exempt. If callers in your own network are to be exempt, trust your proxies'
+/// addresses, not the whole network.
+///
+/// ```
+/// use tower_ratelimit::key::{ClientIn, TrustedProxies};
+/// use tower_ratelimit::{ClientIp, Gcra, Memory, Quota, RateLimitLayer};
+///
+/// let client = ClientIp::x_forwarded_for(TrustedProxies::parse(["10.0.0.0/24"])?);
+/// let inside = ClientIn::parse(client.clone(), ["10.0.0.0/8", "fd00::/8"])?;
+///
+/// let limiter = Memory::new(Gcra::new(Quota::per_second(10)));
+/// let layer = RateLimitLayer::new(client, limiter).exempt_if(inside);
+/// # Ok::<(), tower_ratelimit::Error>(())
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ClientIn<P = FromExtensions> {
+    client: ClientIp<P>,
+    networks: Networks,
+}
+
+impl<P> ClientIn<P> {
+    /// The client that `client` finds, in networks as `10.0.0.0/8` or `2001:db8::/32`, or single addresses.
+    ///
+    /// The whole address counts, not the prefix that `client` uses as a key.
+    ///
+    /// # Errors
+    ///
+    /// If one of the networks is neither.
+    pub fn parse<'a>(client: ClientIp<P>, networks: impl IntoIterator<Item = &'a str>) -> Result<Self, Error> {
+        Ok(Self { client, networks: Networks::parse(networks)? })
+    }
+}
+
+impl<B, P: PeerAddress<Request<B>>> Predicate<Request<B>> for ClientIn<P> {
+    fn holds(&self, request: &Request<B>) -> bool {
+        self.client.known_client(request).is_some_and(|client| self.networks.contains(client))
     }
 }

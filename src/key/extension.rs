@@ -37,8 +37,7 @@ impl<T: Clone + Send + Sync + 'static, B> ExtractKey<Request<B>> for Extension<T
         match request.extensions().get::<T>() {
             Some(value) => Extracted::Key(value.clone()),
             None => Extracted::Missing(Missing::from_server(
-                "the server is put together wrongly: the rate limiter counts by a request extension that no layer \
-                 outside of it has set",
+                "request extension missing: no layer outside of the rate limiter has set it; add that layer after this one",
             )),
         }
     }

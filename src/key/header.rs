@@ -6,8 +6,8 @@ use super::text::KeyText;
 
 /// The value of one header field.
 ///
-/// The key is missing if the field is, if it is empty, or if it comes more than once: which of them counts would be for
-/// the client to choose.
+/// The key is absent if the field is. The key is unusable if the field is empty or comes more than once: the client
+/// could choose which of the values counts. White space around the value does not count.
 ///
 /// Whoever can set the field chooses the key. Use it for what an outer layer or a proxy has checked, or where a made-up
 /// value gains nothing.
@@ -49,13 +49,13 @@ impl<B> ExtractKey<Request<B>> for Header {
     }
 }
 
-/// The value of a field that comes once and is not empty.
+/// The value of a field that comes once and is not empty, without the white space around it, which HTTP/2 servers keep.
 pub(super) fn only_value<'a>(headers: &'a HeaderMap, name: &HeaderName) -> Result<&'a [u8], Missing> {
     let mut values = headers.get_all(name).iter();
-    match (values.next(), values.next()) {
-        (Some(value), None) if !value.is_empty() => Ok(value.as_bytes()),
-        (Some(_), None) => Err(Missing::field(name, "is empty")),
-        (Some(_), Some(_)) => Err(Missing::field(name, "comes more than once")),
-        (None, _) => Err(Missing::field(name, "is missing")),
+    match (values.next().map(|value| value.as_bytes().trim_ascii()), values.next()) {
+        (Some([]), None) => Err(Missing::unusable_field(name, "is empty")),
+        (Some(value), None) => Ok(value),
+        (Some(_), Some(_)) => Err(Missing::unusable_field(name, "comes more than once")),
+        (None, _) => Err(Missing::absent_field(name, "is missing")),
     }
 }

@@ -1,3 +1,4 @@
+use http::uri::Scheme;
 use http::{Request, header};
 
 use super::header::only_value;
@@ -8,7 +9,10 @@ use super::text::KeyText;
 /// The host that the request is for: of the URI's authority if it has one (HTTP/2, proxies), else of the field `Host`.
 ///
 /// It counts in lower case, without a dot at its end, and without the port; [`with_port`](Self::with_port) keeps that.
-/// The key is missing if there is no host, if `Host` comes more than once, or if it is no host.
+///
+/// The key is absent if the request has neither. The key is unusable, and the request refused, if `Host` is empty, is
+/// malformed, comes more than once, or differs from the URI's authority: the application could use the other one. A
+/// written port and the scheme's own port are the same.
 ///
 /// The client writes it: who makes up hosts makes up keys, unless your proxy or server refuses those that are not
 /// yours.
@@ -37,8 +41,7 @@ impl Host {
         Self { with_port: true }
     }
 
-    fn normalised(self, authority: &[u8]) -> Option<KeyText> {
-        let (name, port) = split_port(authority)?;
+    fn normalised(self, (name, port): (&[u8], Option<u16>)) -> Option<KeyText> {
         let mut text = [0; LONGEST];
         let mut len = name.len();
         text.get_mut(..len)?.copy_from_slice(name);
@@ -61,21 +64,39 @@ impl<B> ExtractKey<Request<B>> for Host {
     type Key = KeyText;
 
     fn extract(&self, request: &Request<B>) -> Extracted<KeyText> {
-        let authority = match request.uri().authority() {
-            // A user's name and password are not the host.
-            Some(authority) => authority.as_str().rsplit('@').next().unwrap_or_default().as_bytes(),
-            None => match only_value(request.headers(), &header::HOST) {
-                Ok(host) => host,
-                Err(missing) => return Extracted::Missing(missing),
-            },
-        };
-        self.normalised(authority).map_or_else(no_host, Extracted::Key)
+        let found = host(request).and_then(|host| self.normalised(host).ok_or_else(malformed));
+        found.map_or_else(Extracted::Missing, Extracted::Key)
     }
 }
 
+/// The name and the port of the one host that the request names.
+fn host<B>(request: &Request<B>) -> Result<(&[u8], Option<u16>), Missing> {
+    let parsed = |authority| split_port(authority).ok_or_else(malformed);
+    let field = only_value(request.headers(), &header::HOST);
+    let Some(authority) = request.uri().authority() else { return parsed(field?) };
+    // A user's name and password are not the host.
+    let host = parsed(authority.as_str().rsplit('@').next().unwrap_or_default().as_bytes())?;
+    match field {
+        Ok(field) if is_same(host, parsed(field)?, request.uri().scheme()) => Ok(host),
+        Ok(_) => Err(Missing::unusable("the URI and the header field host name different hosts")),
+        Err(missing) if missing.is_unusable() => Err(missing),
+        Err(_) => Ok(host),
+    }
+}
+
+/// Without a port the scheme's own counts.
+fn is_same(one: (&[u8], Option<u16>), other: (&[u8], Option<u16>), scheme: Option<&Scheme>) -> bool {
+    let own = scheme.and_then(|scheme| match scheme.as_str() {
+        "http" => Some(80),
+        "https" => Some(443),
+        _ => None,
+    });
+    one.0.eq_ignore_ascii_case(other.0) && one.1.or(own) == other.1.or(own)
+}
+
 #[cold]
-fn no_host() -> Extracted<KeyText> {
-    Extracted::Missing(Missing::from_request("the host that the request names is no host: give it as example.org:8080"))
+fn malformed() -> Missing {
+    Missing::unusable("the host that the request names is malformed: it should be like example.org:8080")
 }
 
 /// The name, without a dot at its end, and the port.

@@ -19,6 +19,10 @@ use tower_service::Service;
 ///   [`Extension::<User>::new().or(..)`](super::Or) for what such a request counts by;
 /// - `Err(response)`: that is the answer. The request goes no further, and no limit is charged.
 ///
+/// `Ok(None)` is for requests without a credential. If the request holds one that is
+/// [unusable](super::Missing::unusable) (sent twice, malformed), return `Err`: else a client leaves the limit of its
+/// user by sending its credential twice.
+///
 /// ```
 /// use axum::{Router, extract::Request, http::StatusCode, response::IntoResponse, routing::get};
 /// use tower_ratelimit::key::{Extension, LookupLayer};
@@ -33,9 +37,13 @@ use tower_service::Service;
 /// }
 ///
 /// let lookup = LookupLayer::new(|request: &Request| {
-///     let token = request.headers().get("x-api-key").and_then(|token| token.to_str().ok()).map(str::to_owned);
+///     let tokens: Vec<_> = request.headers().get_all("x-api-key").iter().cloned().collect();
 ///     async move {
-///         let Some(token) = token else { return Ok(None) };
+///         let token = match &tokens[..] {
+///             [] => return Ok(None),
+///             [token] => token.to_str().map_err(|_| StatusCode::BAD_REQUEST.into_response())?.to_owned(),
+///             _ => return Err(StatusCode::BAD_REQUEST.into_response()),
+///         };
 ///         user_who_has(token).await.map_err(|_| StatusCode::SERVICE_UNAVAILABLE.into_response())
 ///     }
 /// });

@@ -1,14 +1,13 @@
 use http::Request;
 
-use super::missing::Missing;
 use super::seam::{ExtractKey, Extracted};
 use super::text::KeyText;
 
 /// The route that axum has found for the request: `/users/{id}` for all users.
 ///
-/// Put the layer on the router by `route_layer` or `layer`. Where there is no route (outside of the router, or for what
-/// it answers with 404) the key is missing by the server's fault. To count all that together, say
-/// `MatchedPath.or(Global)`.
+/// All requests without a route share the key `KeyText::from("no route")`: requests that the router answers with 404,
+/// requests to a `nest_service`, and every request if the layer is outside of the router. Put the layer on the router
+/// by `route_layer` or `layer`.
 ///
 /// ```
 /// use axum::{Router, routing::get};
@@ -24,16 +23,14 @@ use super::text::KeyText;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct MatchedPath;
 
+/// Routes begin with a slash: this is none.
+const NO_ROUTE: &str = "no route";
+
 impl<B> ExtractKey<Request<B>> for MatchedPath {
     type Key = KeyText;
 
     fn extract(&self, request: &Request<B>) -> Extracted<KeyText> {
-        match request.extensions().get::<axum::extract::MatchedPath>() {
-            Some(route) => Extracted::Key(KeyText::from(route.as_str())),
-            None => Extracted::Missing(Missing::from_server(
-                "the server is put together wrongly: the rate limiter counts by the route, and the request has none \
-                 (put the layer on the router by route_layer)",
-            )),
-        }
+        let route = request.extensions().get::<axum::extract::MatchedPath>();
+        Extracted::Key(KeyText::from(route.map_or(NO_ROUTE, axum::extract::MatchedPath::as_str)))
     }
 }

@@ -9,7 +9,7 @@ use crate::encode::{EncodeKey, KeyWriter};
 pub enum Either<A, B> {
     /// The first extractor has found its key.
     Left(A),
-    /// The first extractor's key is missing, and this is the second one's.
+    /// The first extractor's key is absent, and this is the second one's.
     Right(B),
 }
 
@@ -24,9 +24,10 @@ impl<A: EncodeKey, B: EncodeKey> EncodeKey for Either<A, B> {
 
 /// The key that the first extractor finds, or else the second one's: "the API key, else the client's address".
 ///
-/// The ready-made extractors have a method `or`, which makes it. Only a *missing* key is looked for by the second
-/// extractor: whom the first one exempts is exempt, and the second one is not asked. If the second one's key is missing
-/// as well, so is the whole, for the second one's reason: it was to have the last word.
+/// The ready-made extractors have a method `or`, which makes it. The second extractor is asked only if the first key is
+/// *absent* (or the server is misconfigured). The first extractor's answer stands if the request is exempt, and if the
+/// key is [unusable](super::Missing::unusable): a client that sends its API key twice does not choose to be counted by
+/// its address. If the second key is missing as well, the second extractor's reason is returned.
 ///
 /// The two kinds of key can have limits of their own:
 ///
@@ -54,7 +55,7 @@ pub struct Or<A, B> {
 }
 
 impl<A, B> Or<A, B> {
-    /// Asks `first`, and `second` where that misses its key. Closures have no method `or`: join them by this.
+    /// Asks `first`, and `second` if the first key is absent. Closures have no method `or`: join them by this.
     #[must_use]
     pub const fn new(first: A, second: B) -> Self {
         Self { first, second }
@@ -66,7 +67,7 @@ impl<Request, A: ExtractKey<Request>, B: ExtractKey<Request>> ExtractKey<Request
 
     fn extract(&self, request: &Request) -> Extracted<Self::Key> {
         match self.first.extract(request) {
-            Extracted::Missing(_) => self.second.extract(request).map(Either::Right),
+            Extracted::Missing(missing) if !missing.is_unusable() => self.second.extract(request).map(Either::Right),
             found => found.map(Either::Left),
         }
     }
@@ -75,11 +76,10 @@ impl<Request, A: ExtractKey<Request>, B: ExtractKey<Request>> ExtractKey<Request
 // Methods of their own, not of a trait: `ExtractKey` does not know of which request it would be, and a trait of its own
 // would have to be imported.
 macro_rules! has_or {
-    ($($(#[$meta:meta])* [$($parameter:ident),*] $extractor:ty,)+) => {
+    ($([$($parameter:ident),*] $extractor:ty,)+) => {
         $(
-            $(#[$meta])*
             impl<$($parameter),*> $extractor {
-                /// This key, or the other one where this is missing: see [`Or`](crate::key::Or).
+                /// This key, or the other one if this is absent: see [`Or`](crate::key::Or).
                 #[must_use]
                 pub const fn or<Other>(self, other: Other) -> Or<Self, Other> {
                     Or::new(self, other)
@@ -97,8 +97,6 @@ has_or! {
     [T] super::Extension<T>,
     [] super::Header,
     [] super::Host,
-    #[cfg(feature = "axum")]
-    [] super::MatchedPath,
     [A, B] Or<A, B>,
     [P] super::PeerIp<P>,
 }

@@ -2,9 +2,10 @@ use super::missing::Missing;
 
 /// Says whose request it is.
 ///
-/// Closures are extractors: `|request: &Request| -> Option<Key>`. A `None` or an `Err` is a *missing* key, which is
-/// refused unless the layer is told otherwise: so that nobody lifts a limit by leaving a header out. To let a request
-/// pass without a limit, say so with [`Extracted::Exempt`].
+/// Closures are extractors: `|request: &Request| -> Option<Key>`. A `None` is an *absent* key. The layer refuses the
+/// request unless [`WhenMissing::Exempt`](crate::WhenMissing::Exempt) is set, so that leaving a header out does not
+/// lift a limit. An `Err` is an *unusable* key (sent twice, empty, malformed), which the layer always refuses: see
+/// [`Missing`]. To let a request pass without a limit, return [`Extracted::Exempt`].
 ///
 /// # Example
 ///
@@ -55,7 +56,7 @@ pub enum Extracted<K> {
     Key(K),
     /// The request is under no limit.
     Exempt,
-    /// The request should have a key, and has none.
+    /// The request should have a key, and has none that can be used.
     Missing(Missing),
 }
 

@@ -3,7 +3,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::reply::{Acquire, BoxFuture, Reply};
-use super::seam::{Limiter, Outcome, Receipt};
+use super::seam::{Limiter, Outcome};
 use crate::decision::{Ask, Decision};
 use crate::error::Error;
 
@@ -43,12 +43,8 @@ impl<Key: ?Sized> Limiter<Key> for BoxLimiter<Key> {
         self.0.peek_boxed(key, ask)
     }
 
-    fn settle(&self, key: &Key, receipt: Receipt, actual: u64) -> Reply<()> {
-        self.0.settle_boxed(key, receipt, actual)
-    }
-
-    fn give_back(&self, key: &Key, receipt: Receipt) -> Reply<()> {
-        self.0.give_back_boxed(key, receipt)
+    fn remembered_denial(&self, key: &Key, ask: Ask) -> Option<Decision> {
+        self.0.remembered_denial_boxed(key, ask)
     }
 
     fn forgive(&self, limit: &str, key: &Key) -> Reply<()> {
@@ -84,8 +80,7 @@ impl<Key: ?Sized> fmt::Debug for BoxLimiter<Key> {
 trait Erased<Key: ?Sized>: Send + Sync {
     fn acquire_boxed(&self, key: &Key, ask: Ask) -> Acquire<BoxFuture<Result<Outcome, Error>>>;
     fn peek_boxed(&self, key: &Key, ask: Ask) -> Reply<Decision>;
-    fn settle_boxed(&self, key: &Key, receipt: Receipt, actual: u64) -> Reply<()>;
-    fn give_back_boxed(&self, key: &Key, receipt: Receipt) -> Reply<()>;
+    fn remembered_denial_boxed(&self, key: &Key, ask: Ask) -> Option<Decision>;
     fn forgive_boxed(&self, limit: &str, key: &Key) -> Reply<()>;
     fn set_boxed(&self, limit: &str, key: &Key, used: u64) -> Reply<()>;
     fn block_boxed(&self, limit: &str, key: &Key, span: Duration) -> Reply<()>;
@@ -104,12 +99,8 @@ impl<Key: ?Sized, L: Limiter<Key> + Send + Sync> Erased<Key> for L {
         self.peek(key, ask)
     }
 
-    fn settle_boxed(&self, key: &Key, receipt: Receipt, actual: u64) -> Reply<()> {
-        self.settle(key, receipt, actual)
-    }
-
-    fn give_back_boxed(&self, key: &Key, receipt: Receipt) -> Reply<()> {
-        self.give_back(key, receipt)
+    fn remembered_denial_boxed(&self, key: &Key, ask: Ask) -> Option<Decision> {
+        self.remembered_denial(key, ask)
     }
 
     fn forgive_boxed(&self, limit: &str, key: &Key) -> Reply<()> {

@@ -1,6 +1,6 @@
 use std::fmt;
 use std::future::Future;
-use std::hash::{BuildHasher, Hash};
+use std::hash::{BuildHasher, Hash, RandomState};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -11,7 +11,7 @@ use arc_swap::ArcSwapOption;
 use pin_project::pin_project;
 
 use super::reply::{Acquire, Reply};
-use super::seam::{Limiter, Outcome, Receipt};
+use super::seam::{Limiter, Outcome};
 use crate::clock::{Clock, SystemClock, Timestamp};
 use crate::decision::{Ask, Decision, Source, Verdict};
 use crate::error::Error;
@@ -21,13 +21,22 @@ use crate::error::Error;
 /// In front of Redis, so that a flood from clients that are refused never reaches it. A refusal is remembered until its
 /// `retry_after`, counted from when it was asked for, for the same cost and above, and for the same longest delay. It is
 /// exact: an algorithm that refused would refuse again until then, and figures count down as they would. (To a higher cost
-/// the time is told that is right for the one that was refused: that is when it is asked anew.)
+/// the time is told that is right for the one that was refused: that is when it is asked anew.) A cost that exceeds the limit
+/// has no `retry_after`: the cache remembers it for [`EXCEEDED_FOR`](Self::EXCEEDED_FOR). Both hold for
+/// [`peek`](Limiter::peek) as well. A denial whose wait is an [estimate](Decision::is_estimate) is not remembered.
 ///
-/// Only what gives a key room earlier can make it wrong: `settle`, `set`, `block`, `forgive` and `reset` of that key through this
+/// # When a remembered refusal is wrong
+///
+/// Only what gives a key room earlier can make it wrong: `set`, `block`, `forgive` and `reset` of that key through this
 /// limiter are seen at once. Through another process, or on a key that shares a part with it, they are seen when the refusal is
 /// over; [`max_age`](Self::max_age) bounds how late that can be.
 ///
+/// The cache does not see that a quota was raised: [`per_key`](crate::per_key) that chooses a higher tier for a key, or a limiter
+/// that was replaced. The key stays refused until the old `retry_after`, unless [`invalidate`](Self::invalidate) (for one key)
+/// or [`clear`](Self::clear) (for all keys) is called in each process after the change.
+///
 /// It has room for a fixed number of keys ([`DEFAULT_ROOM`](Self::DEFAULT_ROOM)); a newcomer takes the place of one that is over sooner. Clones share it.
+/// Keys themselves are not stored. A key is recognised by a 64-bit hash of them (`SipHash`, with a random seed for each cache).
 ///
 /// ```
 /// use tower_ratelimit::limiter::DeniedCache;
@@ -45,7 +54,8 @@ struct Shared<C> {
     slots: Box<[ArcSwapOption<Refusal>]>,
     /// Counts what may have given a key room, by slot: a refusal that was under way meanwhile is not remembered.
     changes: Box<[AtomicU64]>,
-    hasher: foldhash::fast::RandomState,
+    /// Two keys of one hash would share a refusal: clients must not be able to find such keys.
+    hasher: RandomState,
     clock: C,
     max_age: Option<Duration>,
 }
@@ -78,6 +88,11 @@ impl<L> DeniedCache<L> {
     /// For how many keys there is room.
     pub const DEFAULT_ROOM: usize = 16_384;
 
+    /// How long the cache remembers that a cost exceeds the limit, unless [`max_age`](Self::max_age) is shorter.
+    ///
+    /// The limit may be raised meanwhile.
+    pub const EXCEEDED_FOR: Duration = Duration::from_secs(10);
+
     /// Remembers what `limiter` refuses.
     pub fn new(limiter: L) -> Self {
         Self::with_clock(limiter, Self::DEFAULT_ROOM, SystemClock::new())
@@ -96,14 +111,14 @@ impl<L, C: Clock> DeniedCache<L, C> {
         let shared = Shared {
             slots: (0..slots).map(|_| ArcSwapOption::empty()).collect(),
             changes: (0..slots.min(1024)).map(|_| AtomicU64::new(0)).collect(),
-            hasher: foldhash::fast::RandomState::default(),
+            hasher: RandomState::new(),
             clock,
             max_age: None,
         };
         Self { limiter, shared: Arc::new(shared) }
     }
 
-    /// Remembers no refusal for longer than this: bounds for how long what another process gives back can go unseen.
+    /// Remembers no refusal for longer than this: bounds for how long what another process changes can go unseen.
     ///
     /// # Panics
     ///
@@ -114,6 +129,30 @@ impl<L, C: Clock> DeniedCache<L, C> {
         let shared = Arc::get_mut(&mut self.shared).expect("`max_age` is to be set before the limiter is cloned");
         shared.max_age = Some(max_age);
         self
+    }
+
+    /// Removes the remembered refusal of a key, if there is one: after its quota was raised, or a block was lifted elsewhere.
+    ///
+    /// The next decision for the key asks the limiter. A refusal that is on its way during the call is not remembered.
+    /// The key must be of the type for which decisions are asked, as the number 1 has another hash as `i32` than as `u64`.
+    pub fn invalidate<Key>(&self, key: &Key)
+    where
+        Key: Hash + ?Sized,
+        L: Limiter<Key>,
+    {
+        self.shared.changed(self.shared.place(key));
+    }
+
+    /// Removes all remembered refusals: after quotas were raised for many keys.
+    ///
+    /// Takes time in proportion to the room for keys. Refusals that are on their way during the call are not remembered.
+    pub fn clear(&self) {
+        for changes in &self.shared.changes {
+            changes.fetch_add(1, Ordering::SeqCst);
+        }
+        for slot in &self.shared.slots {
+            slot.store(None);
+        }
     }
 }
 
@@ -142,16 +181,24 @@ impl<C: Clock> Shared<C> {
             && refusal.until > now
             && ask.cost >= refusal.ask.cost
             && ask.max_delay == refusal.ask.max_delay
+            // A hold starts now: what it is denied may be scheduled for others, unless they accept no delay.
+            && (ask.hold == refusal.ask.hold || ask.max_delay == Some(Duration::ZERO))
             && (refusal.ask.every_limit || !ask.every_limit)
             && (refusal.ask.every_refusal || refusal.ask.every_limit || !ask.every_refusal);
         holds.then(|| refusal.decision.later(now.since(refusal.asked_at)))
     }
 
     /// Remembers a refusal, unless the key may have been given room since it was asked for.
-    fn remember(&self, asking: Asking, outcome: &Result<Outcome, Error>) {
-        let Ok(Outcome { decision, .. }) = outcome else { return };
-        let (Verdict::Denied { retry_after }, Source::Store) = (decision.verdict(), decision.source()) else { return };
-        let span = self.max_age.map_or(retry_after, |most| most.min(retry_after));
+    fn remember(&self, asking: Asking, decision: &Decision) {
+        if decision.is_estimate() {
+            return;
+        }
+        let span = match (decision.verdict(), decision.source()) {
+            (Verdict::Denied { retry_after }, Source::Store) => retry_after,
+            (Verdict::Never, Source::Store) => DeniedCache::<()>::EXCEEDED_FOR,
+            _ => return,
+        };
+        let span = self.max_age.map_or(span, |most| most.min(span));
         // Counted from before it was decided, it is over no later than it should be.
         let until = asking.asked_at.after(span);
         let Asking { place, ask, asked_at, .. } = asking;
@@ -200,6 +247,16 @@ impl<L, C: Clock> DeniedCache<L, C> {
         let shared = Arc::clone(&self.shared);
         change(&self.limiter).map(move |()| shared.changed(place))
     }
+
+    /// The refusal that still holds, or what is noted before asking.
+    fn look_up<Key: Hash + ?Sized>(&self, key: &Key, ask: Ask) -> Result<Decision, Asking> {
+        let shared = &self.shared;
+        let (place, now) = (shared.place(key), shared.clock.now());
+        shared.remembered(place, ask, now).ok_or_else(|| {
+            let changes = shared.changes(place).load(Ordering::SeqCst);
+            Asking { place, ask, asked_at: now, changes }
+        })
+    }
 }
 
 impl<Key, L, C> Limiter<Key> for DeniedCache<L, C>
@@ -211,34 +268,37 @@ where
     type Future = DeniedCacheFuture<L::Future, C>;
 
     fn acquire(&self, key: &Key, ask: Ask) -> Acquire<Self::Future> {
-        let shared = &self.shared;
-        let (place, now) = (shared.place(key), shared.clock.now());
-        if let Some(decision) = shared.remembered(place, ask, now) {
-            return Acquire::Ready(Ok(decision.into()));
-        }
-        let changes = shared.changes(place).load(Ordering::SeqCst);
-        let asking = Asking { place, ask, asked_at: now, changes };
+        let asking = match self.look_up(key, ask) {
+            Ok(decision) => return Acquire::Ready(Ok(decision.into())),
+            Err(asking) => asking,
+        };
         match self.limiter.acquire(key, ask) {
             Acquire::Ready(result) => {
-                shared.remember(asking, &result);
+                if let Ok(outcome) = &result {
+                    self.shared.remember(asking, &outcome.decision);
+                }
                 Acquire::Ready(result)
             }
             Acquire::Pending(future) => {
-                Acquire::Pending(DeniedCacheFuture { future, asking, shared: Arc::clone(shared) })
+                Acquire::Pending(DeniedCacheFuture { future, asking, shared: Arc::clone(&self.shared) })
             }
         }
     }
 
     fn peek(&self, key: &Key, ask: Ask) -> Reply<Decision> {
-        self.limiter.peek(key, ask)
+        let asking = match self.look_up(key, ask) {
+            Ok(decision) => return Reply::ready(Ok(decision)),
+            Err(asking) => asking,
+        };
+        let shared = Arc::clone(&self.shared);
+        self.limiter.peek(key, ask).map(move |decision| {
+            shared.remember(asking, &decision);
+            decision
+        })
     }
 
-    fn settle(&self, key: &Key, receipt: Receipt, actual: u64) -> Reply<()> {
-        self.changing(key, |limiter| limiter.settle(key, receipt, actual))
-    }
-
-    fn give_back(&self, key: &Key, receipt: Receipt) -> Reply<()> {
-        self.changing(key, |limiter| limiter.give_back(key, receipt))
+    fn remembered_denial(&self, key: &Key, ask: Ask) -> Option<Decision> {
+        self.look_up(key, ask).ok().or_else(|| self.limiter.remembered_denial(key, ask))
     }
 
     fn set(&self, limit: &str, key: &Key, used: u64) -> Reply<()> {
@@ -287,8 +347,8 @@ impl<F: Future<Output = Result<Outcome, Error>>, C: Clock> Future for DeniedCach
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let this = self.project();
         let polled = this.future.poll(cx);
-        if let Poll::Ready(result) = &polled {
-            this.shared.remember(*this.asking, result);
+        if let Poll::Ready(Ok(outcome)) = &polled {
+            this.shared.remember(*this.asking, &outcome.decision);
         }
         polled
     }

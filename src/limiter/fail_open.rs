@@ -7,7 +7,7 @@ use std::time::Duration;
 use pin_project::pin_project;
 
 use super::reply::{Acquire, Reply};
-use super::seam::{Limiter, Outcome, Receipt};
+use super::seam::{Limiter, Outcome};
 use crate::clock::{Clock, SystemClock};
 use crate::decision::{Ask, Decision, Verdict};
 use crate::error::Error;
@@ -49,12 +49,8 @@ impl<Key: ?Sized, L: Limiter<Key>, C: Clock> Limiter<Key> for FailOpen<L, C> {
         }
     }
 
-    fn settle(&self, key: &Key, receipt: Receipt, actual: u64) -> Reply<()> {
-        self.limiter.settle(key, receipt, actual)
-    }
-
-    fn give_back(&self, key: &Key, receipt: Receipt) -> Reply<()> {
-        self.limiter.give_back(key, receipt)
+    fn remembered_denial(&self, key: &Key, ask: Ask) -> Option<Decision> {
+        self.limiter.remembered_denial(key, ask)
     }
 
     fn set(&self, limit: &str, key: &Key, used: u64) -> Reply<()> {

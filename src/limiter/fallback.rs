@@ -7,7 +7,7 @@ use std::time::Duration;
 use pin_project::pin_project;
 
 use super::reply::{Acquire, Reply};
-use super::seam::{Limiter, Outcome, Receipt};
+use super::seam::{Limiter, Outcome};
 use crate::decision::{Ask, Decision, Source};
 use crate::error::Error;
 
@@ -64,7 +64,7 @@ where
                 Acquire::Ready(result) => Acquire::Ready(result.map(by_second)),
                 Acquire::Pending(future) => Acquire::Pending(FallbackFuture::Second { future }),
             },
-            Acquire::Ready(result) => Acquire::Ready(result.map(by_first)),
+            Acquire::Ready(result) => Acquire::Ready(result),
             Acquire::Pending(future) => {
                 let second = Some((self.second.clone(), key.to_owned(), ask));
                 Acquire::Pending(FallbackFuture::First { future, second })
@@ -89,12 +89,8 @@ where
         }
     }
 
-    fn settle(&self, key: &Key, mut receipt: Receipt, actual: u64) -> Reply<()> {
-        if receipt.leave() { self.second.settle(key, receipt, actual) } else { self.first.settle(key, receipt, actual) }
-    }
-
-    fn give_back(&self, key: &Key, mut receipt: Receipt) -> Reply<()> {
-        if receipt.leave() { self.second.give_back(key, receipt) } else { self.first.give_back(key, receipt) }
+    fn remembered_denial(&self, key: &Key, ask: Ask) -> Option<Decision> {
+        self.first.remembered_denial(key, ask)
     }
 
     fn set(&self, limit: &str, key: &Key, used: u64) -> Reply<()> {
@@ -118,19 +114,8 @@ where
     }
 }
 
-fn by_first(mut outcome: Outcome) -> Outcome {
-    if let Some(receipt) = &mut outcome.receipt {
-        receipt.enter(false);
-    }
-    outcome
-}
-
-fn by_second(mut outcome: Outcome) -> Outcome {
-    if let Some(receipt) = &mut outcome.receipt {
-        receipt.enter(true);
-    }
-    outcome.decision = from_second(outcome.decision);
-    outcome
+fn by_second(outcome: Outcome) -> Outcome {
+    Outcome { decision: from_second(outcome.decision), ..outcome }
 }
 
 fn from_second(decision: Decision) -> Decision {
@@ -176,7 +161,7 @@ where
                             Acquire::Pending(future) => self.set(Self::Second { future }),
                         }
                     }
-                    result => return Poll::Ready(result.map(by_first)),
+                    result => return Poll::Ready(result),
                 },
                 Projection::Second { future } => return future.poll(cx).map(|result| result.map(by_second)),
             }

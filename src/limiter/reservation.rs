@@ -1,16 +1,16 @@
-use std::fmt;
+use std::future::{Future, IntoFuture};
 
+use super::held::Held;
 use super::reply::Reply;
-use super::seam::{Limiter, Receipt};
+use super::seam::{Limiter, Outcome};
 use crate::decision::{Ask, Decision};
 use crate::error::Error;
 
-/// A charge made beforehand for something whose cost is known afterwards: a stream, a job, a call that is paid by tokens.
+/// A [hold](Held) for something whose cost is counted while it runs: a stream, a job, a call that is paid by tokens.
 ///
-/// [`reserve`](Self::reserve) charges an estimate. [`spend`](Self::spend) counts what is used as it is used, and
-/// [`settle`](Self::settle) ends it. **Dropping it settles at what was spent until then**: a stream that is cancelled pays
-/// what it used, one that never began pays nothing. What was reserved and not used is given back as far as it still counts;
-/// what was used beyond the reservation is charged, allowed or not.
+/// [`reserve`](Self::reserve) holds an estimate. [`spend`](Self::spend) counts what is used, and [`settle`](Self::settle)
+/// ends it. **Dropping it settles at what was spent until then**: a cancelled stream pays what it used, and one that never
+/// began pays nothing. What was spent beyond the reservation is charged without asking.
 ///
 /// ```
 /// use tower_ratelimit::limiter::Reservation;
@@ -20,8 +20,8 @@ use crate::error::Error;
 /// # async fn main() -> Result<(), tower_ratelimit::Error> {
 /// let limiter = Memory::new(TokenBucket::new(Quota::per_minute(1000)));
 ///
-/// let (reservation, _decision) = Reservation::reserve(limiter.clone(), "alice", Ask::cost(400)).await?;
-/// let mut reservation = reservation.expect("400 of 1000 are there");
+/// let (reservation, _decision) = Reservation::reserve(&limiter, "alice", Ask::cost(400)).await?;
+/// let mut reservation = reservation.expect("400 of 1000 tokens are available");
 /// reservation.spend(100);
 /// reservation.spend(50);
 /// drop(reservation);
@@ -30,20 +30,19 @@ use crate::error::Error;
 /// # Ok(())
 /// # }
 /// ```
-#[must_use = "dropping a reservation at once gives all of it back"]
-pub struct Reservation<Key, L: Limiter<Key>> {
-    limiter: L,
-    key: Key,
-    receipt: Option<Receipt>,
-    reserved: u64,
+#[derive(Debug)]
+#[must_use = "dropping a reservation at once releases all of it"]
+pub struct Reservation {
+    held: Option<Held>,
     spent: u64,
 }
 
-impl<Key, L: Limiter<Key>> Reservation<Key, L> {
-    /// Reserves what is asked, if the limiter allows it.
+impl Reservation {
+    /// Holds the cost, if the limiter allows it.
     ///
-    /// The decision comes with it, and alone if it is a refusal. An allowed reservation may have to wait for its turn: see
-    /// [`Decision::delay`].
+    /// Returns the decision with it, and alone if it is a denial. A limiter that allowed the request without holding
+    /// anything, as [`FailOpen`](super::FailOpen) does while its store is unavailable, returns a reservation that settles
+    /// nothing.
     ///
     /// # Errors
     ///
@@ -51,20 +50,24 @@ impl<Key, L: Limiter<Key>> Reservation<Key, L> {
     ///
     /// # Cancellation
     ///
-    /// If the future is dropped while the limiter is deciding, what is charged is for the limiter to say.
-    pub async fn reserve(limiter: L, key: Key, ask: Ask) -> Result<(Option<Self>, Decision), Error> {
-        let outcome = limiter.acquire(&key, ask).await?;
-        let reservation = outcome.decision.is_allowed().then(|| {
-            let reserved = outcome.receipt.as_ref().map_or(0, Receipt::cost);
-            Self { limiter, key, receipt: outcome.receipt, reserved, spent: 0 }
-        });
-        Ok((reservation, outcome.decision))
+    /// If the future is dropped while the limiter decides, the limiter says what stays charged.
+    pub fn reserve<Key: ?Sized, L: Limiter<Key>>(
+        limiter: &L,
+        key: &Key,
+        ask: Ask,
+    ) -> impl Future<Output = Result<(Option<Self>, Decision), Error>> + Send + use<Key, L> {
+        let acquired = limiter.hold(key, ask).into_future();
+        async move {
+            let Outcome { decision, held } = acquired.await?;
+            let reservation = decision.is_allowed().then_some(Self { held, spent: 0 });
+            Ok((reservation, decision))
+        }
     }
 
-    /// What was reserved.
+    /// The held cost.
     #[must_use]
     pub fn reserved(&self) -> u64 {
-        self.reserved
+        self.held.as_ref().map_or(0, Held::cost)
     }
 
     /// What was spent until now.
@@ -78,37 +81,22 @@ impl<Key, L: Limiter<Key>> Reservation<Key, L> {
         self.spent = self.spent.saturating_add(amount);
     }
 
-    /// Ends it at what it has cost, whatever was spent.
+    /// Ends it and charges `actual`, whatever was spent.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Held::settle`].
     pub fn settle(mut self, actual: u64) -> Reply<()> {
         self.end(actual)
     }
 
-    /// Ends it as it was reserved, whatever was spent.
-    pub fn keep(mut self) {
-        self.receipt = None;
-    }
-
     fn end(&mut self, actual: u64) -> Reply<()> {
-        match self.receipt.take() {
-            Some(receipt) if actual != receipt.cost() => self.limiter.settle(&self.key, receipt, actual),
-            _ => Reply::ready(Ok(())),
-        }
+        self.held.take().map_or_else(|| Reply::ready(Ok(())), |held| held.settle(actual))
     }
 }
 
-impl<Key, L: Limiter<Key>> Drop for Reservation<Key, L> {
+impl Drop for Reservation {
     fn drop(&mut self) {
-        if self.receipt.is_some() {
-            self.end(self.spent).detach();
-        }
-    }
-}
-
-impl<Key, L: Limiter<Key>> fmt::Debug for Reservation<Key, L> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Reservation")
-            .field("reserved", &self.reserved)
-            .field("spent", &self.spent)
-            .finish_non_exhaustive()
+        self.end(self.spent).detach();
     }
 }

@@ -6,13 +6,14 @@ use std::time::Duration;
 
 use pin_project::pin_project;
 
+use super::held::Held;
 use super::reply::{Acquire, Reply};
-use super::seam::{Limiter, Outcome, Receipt};
+use super::seam::{Limiter, Outcome};
 use crate::decision::{Ask, Decision, Source, Verdict};
 use crate::error::Error;
 
-/// Two limiters that decide together, though no store can hold both: each reserves in turn, and what the first has reserved
-/// is given back if the second refuses.
+/// Two limiters that decide together, though no store can hold both: the first [holds](Held) the cost, the second decides, and
+/// then what the first holds is charged or released.
 ///
 /// For limits whose keys can't share a slot of a cluster ("per user, and in all"), or that lie in different stores. Where one
 /// limiter can hold them all it should: it decides at once, and in one round trip.
@@ -33,53 +34,45 @@ use crate::error::Error;
 /// # }
 /// ```
 ///
-/// **The limiter that only the asker shares comes first**, and the one that all share last. Who is refused by his own limit then
-/// never takes from the others', not even for a moment; and as only that comes back which the last one refuses or can't answer,
-/// nobody is refused without need while it has room. More than two are put together with [`and`](Self::and), or are
-/// `TwoPhase`s themselves. Give their limits different names: they appear side by side in decisions and header fields.
+/// **The limiter that the fewest keys share comes first**, and the one that all share last. A key that its own limit denies
+/// then never takes from the others' limit, not even for a moment. More than two are put together with [`and`](Self::and), or
+/// are `TwoPhase`s themselves. Give their limits different names: they appear side by side in decisions and header fields.
 ///
 /// # What it decides
 ///
-/// Request by request it decides as one limiter with all limits would: allowed if both allow; refused with nothing charged,
-/// and with the exact wait for both. To tell that, after a refusal by one the other is [peeked](Limiter::peek) at; where that
-/// fails it is left out, and the wait is that of the one that has refused. If one can't answer, neither is charged, and the
-/// error is told.
+/// Request by request it decides as one limiter with all limits would: allowed if both allow; denied with nothing charged, and
+/// with the exact wait for both. For that, after a denial by one limiter the other is [peeked](Limiter::peek) at; if that fails
+/// it is left out, and the wait is that of the limiter that denied. If a limiter cannot answer, neither is charged, and the
+/// error is returned.
 ///
-/// Among requests at the same time it differs from one limiter in this:
+/// Concurrent requests see these differences to one limiter:
 ///
-/// - **What is on its way counts as used.** Between the first one's charge and its return, some two round trips, others find the
-///   first limit as if that request had passed: they may be refused where one limiter would have let them through, and are
-///   told to wait as if it had. The limit then is less by what the decisions on their way charge, at most. **It is never
-///   more**: each limit holds as it does by itself.
-/// - **A fixed window** that a charge has begun, and that others have used before that charge came back, ends as that charge's
-///   would: up to those two round trips earlier.
-/// - **No later turns.** Each limiter is asked for what can be had at once, whatever delay is acceptable: a later turn with the
-///   first would have to be counted by the second for that time. A [`LeakyQueue`](crate::LeakyQueue) then refuses until the
-///   turn has come, and who waits asks again then.
-/// - **It takes longer**: a round trip for each limiter in turn and one more after a refusal, each within its limiter's own
+/// - **A held cost counts.** While the second limiter decides, other requests find the first limit as if the request had
+///   passed: they may be denied where one limiter would have allowed them. The limit then is less by what is held, at most.
+///   **It is never more**: each limit holds as it does by itself.
+/// - **No scheduled starts.** Each limiter is asked for what is available now, whatever delay is acceptable. A
+///   [`LeakyQueue`](crate::LeakyQueue) then denies until the start, and a waiting request asks again then.
+/// - **It takes longer**: a round trip for each limiter in turn and one more after a denial, each within its limiter's own
 ///   deadline.
 ///
-/// A [`DeniedCache`](super::DeniedCache) goes around each limiter, not around both: there it sees what is given back, and
-/// forgets the refusals that were without need. What other processes give back it does not see: its
-/// [`max_age`](super::DeniedCache::max_age) says for how long.
+/// A [`DeniedCache`](super::DeniedCache) goes around each limiter, not around both. While either cache remembers a refusal of
+/// the key, neither limiter is asked: nothing is charged, and the decision lists the limits of those that have refused.
 ///
-/// # What may stay charged
+/// # If the process ends between the phases
 ///
-/// If the process ends between the two phases, or the first limiter can't be reached any more to give back, its charge stays
-/// until its window is over. A limiter that fails by its deadline may have charged, as it says itself. One without receipts,
-/// such as [`RedisCell`](crate::RedisCell), can give nothing back, and belongs last.
+/// In memory nothing is left. In Redis the held cost expires and is settled whole. The first limiter must be able to hold:
+/// [`RedisCell`](crate::RedisCell) cannot, and belongs last.
 ///
 /// # Cancellation
 ///
-/// If the future is dropped, what the first limiter has charged is given back, as [`Reply::detach`] does: by the tokio
-/// runtime, if there is one. What the limiter that is just deciding charges is for that one to say.
+/// If the future is dropped, what the first limiter holds is released in the background. What the limiter that is just
+/// deciding charges is for that one to say.
 ///
 /// # Operations
 ///
-/// [`settle`](Limiter::settle) and [`give_back`](Limiter::give_back) settle each limiter's charge, and
-/// [`reset`](Limiter::reset) resets both, at the same time: where one fails, the other is done, and the error is told.
-/// [`set`](Limiter::set), [`block`](Limiter::block) and [`forgive`](Limiter::forgive) go to the first of them that has a limit of
-/// that name.
+/// [`reset`](Limiter::reset) resets both at the same time: where one fails, the other is done, and the error is returned.
+/// [`set`](Limiter::set), [`block`](Limiter::block) and [`forgive`](Limiter::forgive) go to the first of them that has a limit
+/// of that name.
 #[derive(Clone, Debug)]
 pub struct TwoPhase<A, B> {
     first: A,
@@ -111,10 +104,13 @@ impl<A, B> TwoPhase<A, B> {
             Err(error) => return Acquire::Ready(Err(error)),
         };
         match self.second.acquire(key, ask) {
-            Acquire::Ready(second) => now_or_later(self.after_second(key, ask, first, second)),
+            Acquire::Ready(second) => now_or_later(self.after_second(key, ask, first.decision, first.held, second)),
             Acquire::Pending(future) => {
                 let asked = Asked { limiter: self.clone(), key: key.to_owned(), ask };
-                Acquire::Pending(TwoPhaseFuture::Second { future, reserved: Reserved(Some((asked, first))) })
+                Acquire::Pending(TwoPhaseFuture::Second {
+                    future,
+                    reserved: Some((asked, Unconfirmed(first.held), first.decision)),
+                })
             }
         }
     }
@@ -123,7 +119,8 @@ impl<A, B> TwoPhase<A, B> {
         &self,
         key: &Key,
         ask: Ask,
-        first: Outcome,
+        first: Decision,
+        held: Option<Held>,
         second: Result<Outcome, Error>,
     ) -> Reply<Outcome>
     where
@@ -131,11 +128,18 @@ impl<A, B> TwoPhase<A, B> {
     {
         match second {
             Ok(second) if second.decision.is_allowed() => {
-                let decision = combined(ask, Some(first.decision), Some(second.decision));
-                Reply::ready(Ok(Outcome { decision, receipt: Receipt::joint([first.receipt, second.receipt]) }))
+                let decision = combined(ask, Some(first), Some(second.decision));
+                let held = if ask.hold {
+                    Held::join(held, second.held)
+                } else {
+                    // Nobody waits for it: the held cost counts like the charge that replaces it.
+                    drop(held);
+                    None
+                };
+                Reply::ready(Ok(Outcome { decision, held }))
             }
-            Ok(refused) => self.refused_by_second(key, ask, first.receipt, refused.decision),
-            Err(error) => self.give_back_first(key, first.receipt).then(|_| Err(error)),
+            Ok(refused) => self.refused_by_second(key, ask, held, refused.decision),
+            Err(error) => release(held).then(|_| Err(error)),
         }
     }
 
@@ -146,31 +150,20 @@ impl<A, B> TwoPhase<A, B> {
         self.second.peek(key, ask).then(move |second| Ok(combined(ask, Some(refused), second.ok()).into()))
     }
 
-    /// The first one's figures are to be those of a key that was not charged.
+    /// The figures of the first limiter are to be those of a key that was not charged.
     fn refused_by_second<Key: ?Sized>(
         &self,
         key: &Key,
         ask: Ask,
-        reserved: Option<Receipt>,
+        held: Option<Held>,
         refused: Decision,
     ) -> Reply<Outcome>
     where
         A: Limiter<Key>,
     {
-        let returned = self.give_back_first(key, reserved);
-        let seen = returned.with(self.first.peek(key, ask));
+        let released = release(held);
+        let seen = released.with(self.first.peek(key, ask));
         seen.then(move |both| Ok(combined(ask, both?.1.ok(), Some(refused)).into()))
-    }
-
-    /// If it can't be done the charge stays, and the answer is the same.
-    fn give_back_first<Key: ?Sized>(&self, key: &Key, reserved: Option<Receipt>) -> Reply<()>
-    where
-        A: Limiter<Key>,
-    {
-        match reserved {
-            Some(receipt) => self.first.give_back(key, receipt).until_done(),
-            None => Reply::ready(Ok(())),
-        }
     }
 
     /// Lets the second one do what the first one does not have.
@@ -205,6 +198,11 @@ impl<A, B> TwoPhase<A, B> {
     }
 }
 
+/// If it cannot be released, the store lets it expire, and the answer is the same.
+fn release(held: Option<Held>) -> Reply<()> {
+    held.map_or_else(|| Reply::ready(Ok(())), Held::release)
+}
+
 /// What both say together. One that can't be asked is left out.
 fn combined(ask: Ask, first: Option<Decision>, second: Option<Decision>) -> Decision {
     let parts: Vec<Decision> = first.into_iter().chain(second).collect();
@@ -226,7 +224,8 @@ fn combined(ask: Ask, first: Option<Decision>, second: Option<Decision>) -> Deci
     // Who has refused, or who stands in for one that should have allowed.
     let deciding = parts.iter().filter(|part| part.is_allowed() == verdict.is_allowed());
     let source = deciding.map(Decision::source).find(|source| *source != Source::Store);
-    decision.from_source(source.unwrap_or_default())
+    let is_estimate = parts.iter().any(|part| part.is_estimate() && !part.is_allowed());
+    decision.from_source(source.unwrap_or_default()).with_estimate(is_estimate)
 }
 
 impl<Key, A, B> Limiter<Key> for TwoPhase<A, B>
@@ -239,8 +238,11 @@ where
     type Future = TwoPhaseFuture<Key, A, B>;
 
     fn acquire(&self, key: &Key, ask: Ask) -> Acquire<Self::Future> {
+        if let Some(denied) = self.remembered_denial(key, ask) {
+            return Acquire::Ready(Ok(denied.into()));
+        }
         let ask = ask.within(Duration::ZERO);
-        match self.first.acquire(key, ask) {
+        match self.first.hold(key, ask) {
             Acquire::Pending(future) => {
                 let asked = Asked { limiter: self.clone(), key: key.to_owned(), ask };
                 Acquire::Pending(TwoPhaseFuture::First { future, asked: Some(asked) })
@@ -250,6 +252,9 @@ where
     }
 
     fn peek(&self, key: &Key, ask: Ask) -> Reply<Decision> {
+        if let Some(denied) = self.remembered_denial(key, ask) {
+            return Reply::ready(Ok(denied));
+        }
         let ask = ask.within(Duration::ZERO);
         let both = self.first.peek(key, ask).with(self.second.peek(key, ask));
         both.then(move |both| {
@@ -258,16 +263,10 @@ where
         })
     }
 
-    fn settle(&self, key: &Key, receipt: Receipt, actual: u64) -> Reply<()> {
-        let [first, second] = receipt.into_parts();
-        let first = first.map(|part| self.first.settle(key, part, actual));
-        both_done(first, second.map(|part| self.second.settle(key, part, actual)))
-    }
-
-    fn give_back(&self, key: &Key, receipt: Receipt) -> Reply<()> {
-        let [first, second] = receipt.into_parts();
-        let first = first.map(|part| self.first.give_back(key, part));
-        both_done(first, second.map(|part| self.second.give_back(key, part)))
+    fn remembered_denial(&self, key: &Key, ask: Ask) -> Option<Decision> {
+        let ask = ask.within(Duration::ZERO);
+        let (first, second) = (self.first.remembered_denial(key, ask), self.second.remembered_denial(key, ask));
+        (first.is_some() || second.is_some()).then(|| combined(ask, first, second))
     }
 
     fn set(&self, limit: &str, key: &Key, used: u64) -> Reply<()> {
@@ -286,13 +285,12 @@ where
     }
 
     fn reset(&self, key: &Key) -> Reply<()> {
-        both_done(Some(self.first.reset(key)), Some(self.second.reset(key)))
+        both_done(self.first.reset(key), self.second.reset(key))
     }
 }
 
 /// Both are done, whatever comes of the other.
-fn both_done(first: Option<Reply<()>>, second: Option<Reply<()>>) -> Reply<()> {
-    let [first, second] = [first, second].map(|reply| reply.unwrap_or_else(|| Reply::ready(Ok(()))));
+fn both_done(first: Reply<()>, second: Reply<()>) -> Reply<()> {
     first.with(second).then(|both| {
         let (first, second) = both?;
         first.and(second)
@@ -316,12 +314,12 @@ where
         future: A::Future,
         asked: Option<Asked<Key, A, B>>,
     },
-    /// The second one decides; the first has charged.
+    /// The second one decides; the first holds.
     #[doc(hidden)]
     Second {
         #[pin]
         future: B::Future,
-        reserved: Reserved<Key, A, B>,
+        reserved: Option<(Asked<Key, A, B>, Unconfirmed, Decision)>,
     },
     /// One has refused or failed: the other is told.
     #[doc(hidden)]
@@ -347,8 +345,8 @@ where
                 }
                 Projection::Second { future, reserved } => {
                     let second = ready!(future.poll(cx));
-                    let (Asked { limiter, key, ask }, first) = reserved.0.take().expect(POLLED_AGAIN);
-                    now_or_later(limiter.after_second(key.borrow(), ask, first, second))
+                    let (Asked { limiter, key, ask }, mut held, first) = reserved.take().expect(POLLED_AGAIN);
+                    now_or_later(limiter.after_second(key.borrow(), ask, first, held.0.take(), second))
                 }
                 Projection::Concluding { reply } => return Pin::new(reply).poll(cx),
             };
@@ -369,16 +367,14 @@ pub struct Asked<Key: ToOwned + ?Sized, A, B> {
     ask: Ask,
 }
 
-/// What the first one has charged: given back when dropped.
+/// What the first limiter holds while the second decides: released when dropped.
 #[doc(hidden)]
 #[allow(missing_debug_implementations, reason = "private, reached by the future's variants")]
-pub struct Reserved<Key: ToOwned + ?Sized, A: Limiter<Key>, B>(Option<(Asked<Key, A, B>, Outcome)>);
+pub struct Unconfirmed(Option<Held>);
 
-impl<Key: ToOwned + ?Sized, A: Limiter<Key>, B> Drop for Reserved<Key, A, B> {
+impl Drop for Unconfirmed {
     fn drop(&mut self) {
-        if let Some((Asked { limiter, key, .. }, Outcome { receipt: Some(receipt), .. })) = self.0.take() {
-            limiter.first.give_back(key.borrow(), receipt).detach();
-        }
+        release(self.0.take()).detach();
     }
 }
 

@@ -30,7 +30,7 @@ pub enum Event<'a> {
     Missing {
         /// What is missing. It may repeat what a client has sent if a closure of yours says that.
         reason: &'a dyn fmt::Display,
-        /// Whether it is the server that is put together wrongly, and not the request.
+        /// Whether it is the server that is misconfigured, and not the request.
         by_server: bool,
         /// Whether it was forwarded under no limit ([`WhenMissing::Exempt`](crate::WhenMissing::Exempt)), or refused.
         forwarded: bool,
@@ -59,12 +59,12 @@ pub enum Event<'a> {
         /// For how long it has waited.
         waited: Duration,
     },
-    /// A charge was changed afterwards: settled by the response, or given back as its request was abandoned.
+    /// The layer settled a held cost: by the response, or whole as the response's future was dropped.
     #[non_exhaustive]
     Settled {
-        /// What was charged.
-        charged: u64,
-        /// What it is to be. The difference is given back as far as it still counts, or charged.
+        /// The held cost.
+        held: u64,
+        /// The charged cost. What was held beyond it is released; what it is beyond the held cost is a surcharge.
         actual: u64,
     },
 
@@ -88,6 +88,15 @@ pub enum Event<'a> {
         /// Why it is not asked. `None` if it is again.
         open: Option<&'a Error>,
     },
+    /// A store settled held costs whole, as the processes that held them did not renew them in time. The limiter whose call
+    /// found that emits it.
+    #[non_exhaustive]
+    HoldsExpired {
+        /// The limiter's name in the store.
+        store: &'a str,
+        /// How many sessions of processes on one key have expired.
+        count: usize,
+    },
     /// How full a limit's memory is: see [`Memory::report`](crate::Memory::report).
     #[non_exhaustive]
     Usage {
@@ -101,8 +110,13 @@ pub enum Event<'a> {
         bytes: usize,
         /// How many keys were forgotten since it was made that were not as good as new, as there was no room.
         forgotten: u64,
+        /// On how many keys costs are [held](crate::limiter::Held).
+        held_keys: usize,
+        /// The sum of the held costs.
+        held: u64,
     },
-    /// Something is put together such that it hardly does what is meant.
+    /// Something is put together such that it hardly does what is meant: two limits in one Redis are at odds, or a
+    /// response carries two limits of one name. Each layer emits the latter once, with the first such response.
     #[non_exhaustive]
     Warning {
         /// What, and how to mend it.
@@ -116,7 +130,8 @@ pub enum Event<'a> {
 pub enum Stage {
     /// A limiter elsewhere was deciding: it may or may not have charged.
     Deciding,
-    /// It waited for its turn, or for the inner service to be ready then. If it was charged, that was given back.
+    /// It waited for its start, or for the inner service to be ready then. What it was charged stays charged; what was held for
+    /// it is released.
     Waiting,
 }
 
@@ -217,8 +232,8 @@ impl fmt::Debug for Event<'_> {
             Self::Abandoned { stage } => f.debug_struct("Abandoned").field("stage", stage).finish(),
             Self::WaitBegun => f.write_str("WaitBegun"),
             Self::WaitEnded { waited } => f.debug_struct("WaitEnded").field("waited", waited).finish(),
-            Self::Settled { charged, actual } => {
-                f.debug_struct("Settled").field("charged", charged).field("actual", actual).finish()
+            Self::Settled { held, actual } => {
+                f.debug_struct("Settled").field("held", held).field("actual", actual).finish()
             }
             Self::Batch { store, orders, took, error } => f
                 .debug_struct("Batch")
@@ -230,13 +245,18 @@ impl fmt::Debug for Event<'_> {
             Self::Breaker { store, open } => {
                 f.debug_struct("Breaker").field("store", store).field("open", open).finish()
             }
-            Self::Usage { limit, live_keys, room, bytes, forgotten } => f
+            Self::HoldsExpired { store, count } => {
+                f.debug_struct("HoldsExpired").field("store", store).field("count", count).finish()
+            }
+            Self::Usage { limit, live_keys, room, bytes, forgotten, held_keys, held } => f
                 .debug_struct("Usage")
                 .field("limit", limit)
                 .field("live_keys", live_keys)
                 .field("room", room)
                 .field("bytes", bytes)
                 .field("forgotten", forgotten)
+                .field("held_keys", held_keys)
+                .field("held", held)
                 .finish(),
             Self::Warning { message } => f.debug_struct("Warning").field("message", message).finish(),
         }

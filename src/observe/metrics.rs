@@ -35,7 +35,7 @@ struct Shared {
     described: Once,
     // Made when they are needed first, as those of the requests.
     waits: OnceLock<(Gauge, Histogram)>,
-    settled: OnceLock<[Counter; 2]>,
+    settled: OnceLock<[Counter; 3]>,
     batches: OnceLock<(Histogram, Histogram, Counter)>,
 }
 
@@ -85,15 +85,17 @@ impl Shared {
         })
     }
 
-    fn settled(&self, charged: u64, actual: u64) {
-        let [given_back, charged_later] = self.settled.get_or_init(|| {
+    fn settled(&self, held: u64, actual: u64) {
+        let [settled, released, surcharged] = self.settled.get_or_init(|| {
             [
-                counter!("ratelimit_given_back_total", "limiter" => self.limiter()),
-                counter!("ratelimit_charged_later_total", "limiter" => self.limiter()),
+                counter!("ratelimit_settled_total", "limiter" => self.limiter()),
+                counter!("ratelimit_released_total", "limiter" => self.limiter()),
+                counter!("ratelimit_surcharged_total", "limiter" => self.limiter()),
             ]
         });
-        given_back.increment(charged.saturating_sub(actual));
-        charged_later.increment(actual.saturating_sub(charged));
+        settled.increment(held.min(actual));
+        released.increment(held.saturating_sub(actual));
+        surcharged.increment(actual.saturating_sub(held));
     }
 
     fn batch(&self, orders: usize, took: Duration, is_error: bool) {
@@ -116,11 +118,11 @@ impl Shared {
     }
 
     #[allow(clippy::cast_precision_loss, reason = "a gauge is a double")]
-    fn usage(&self, limit: &str, live_keys: usize, room: usize, bytes: usize, forgotten: u64) {
+    fn usage(&self, limit: &str, gauges: [(&'static str, u64); 5], forgotten: u64) {
         let labels = [("limiter", self.limiter()), ("limit", limit.to_owned())];
-        gauge!("ratelimit_memory_keys", &labels).set(live_keys as f64);
-        gauge!("ratelimit_memory_room_keys", &labels).set(room as f64);
-        gauge!("ratelimit_memory_bytes", &labels).set(bytes as f64);
+        for (name, value) in gauges {
+            gauge!(name, &labels).set(value as f64);
+        }
         counter!("ratelimit_memory_forgotten_total", &labels).absolute(forgotten);
     }
 
@@ -228,11 +230,22 @@ impl Observer for Metrics {
                 shared.waits().0.decrement(1.0);
                 shared.waits().1.record(waited);
             }
-            Event::Settled { charged, actual } => shared.settled(charged, actual),
+            Event::Settled { held, actual } => shared.settled(held, actual),
             Event::Batch { orders, took, error, .. } => shared.batch(orders, took, error.is_some()),
             Event::Breaker { store, open } => shared.breaker(store, open.is_some()),
-            Event::Usage { limit, live_keys, room, bytes, forgotten } => {
-                shared.usage(limit, live_keys, room, bytes, forgotten);
+            Event::HoldsExpired { count, .. } => {
+                counter!("ratelimit_holds_expired_total", "limiter" => shared.limiter())
+                    .increment(u64::try_from(count).unwrap_or(u64::MAX));
+            }
+            Event::Usage { limit, live_keys, room, bytes, forgotten, held_keys, held } => {
+                let gauges = [
+                    ("ratelimit_memory_keys", live_keys as u64),
+                    ("ratelimit_memory_room_keys", room as u64),
+                    ("ratelimit_memory_bytes", bytes as u64),
+                    ("ratelimit_memory_held_keys", held_keys as u64),
+                    ("ratelimit_memory_held", held),
+                ];
+                shared.usage(limit, gauges, forgotten);
             }
             Event::Warning { .. } => {
                 counter!("ratelimit_warnings_total", "limiter" => shared.limiter()).increment(1);
@@ -261,8 +274,22 @@ fn describe() {
     );
     describe_gauge!("ratelimit_waiters", Unit::Count, "Requests that wait for their turn");
     describe_histogram!("ratelimit_wait_seconds", Unit::Seconds, "How long requests have waited for their turn");
-    describe_counter!("ratelimit_given_back_total", Unit::Count, "Cost that was charged and given back");
-    describe_counter!("ratelimit_charged_later_total", Unit::Count, "Cost that was charged when a request was settled");
+    describe_counter!(
+        "ratelimit_settled_total",
+        Unit::Count,
+        "Held cost that was charged when its request was settled"
+    );
+    describe_counter!(
+        "ratelimit_released_total",
+        Unit::Count,
+        "Held cost that was released when its request was settled"
+    );
+    describe_counter!("ratelimit_surcharged_total", Unit::Count, "Cost that was charged beyond the held cost");
+    describe_counter!(
+        "ratelimit_holds_expired_total",
+        Unit::Count,
+        "Holds that the store settled whole, as no process renewed them"
+    );
     describe_histogram!("ratelimit_batch_orders", Unit::Count, "How many orders went to the store in one call");
     describe_histogram!("ratelimit_batch_seconds", Unit::Seconds, "How long calls of the store took");
     describe_counter!("ratelimit_batch_errors_total", Unit::Count, "Calls of the store that were not answered");
@@ -271,8 +298,10 @@ fn describe() {
     describe_gauge!("ratelimit_memory_keys", Unit::Count, "Keys that are remembered and not as good as new");
     describe_gauge!("ratelimit_memory_room_keys", Unit::Count, "For how many keys there is room");
     describe_gauge!("ratelimit_memory_bytes", Unit::Bytes, "The bytes of a limit's table");
+    describe_gauge!("ratelimit_memory_held_keys", Unit::Count, "Keys on which costs are held");
+    describe_gauge!("ratelimit_memory_held", Unit::Count, "The sum of the held costs");
     describe_counter!("ratelimit_memory_forgotten_total", Unit::Count, "Keys that were forgotten for lack of room");
-    describe_counter!("ratelimit_warnings_total", Unit::Count, "Things found to be put together wrongly");
+    describe_counter!("ratelimit_warnings_total", Unit::Count, "Misconfigurations found");
 }
 
 impl fmt::Debug for Metrics {

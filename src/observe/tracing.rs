@@ -12,7 +12,7 @@ use crate::decision::{Decision, Source};
 ///
 /// | Level | |
 /// |---|---|
-/// | `WARN` | something is put together wrongly: a request without a key by the server's fault, one that costs more than its limit can ever hold, limits that are at odds (each once); the store does not answer any more |
+/// | `WARN` | something is misconfigured: a request without a key by the server's fault, one that costs more than its limit can ever hold, limits that are at odds or share a name (each once); the store does not answer any more |
 /// | `INFO` | it answers again |
 /// | `DEBUG` | a request was refused, failed or was abandoned |
 /// | `TRACE` | a request was let through; waiting, settling, calls of the store, memory |
@@ -145,7 +145,7 @@ impl Observer for Tracing {
             Event::Abandoned { stage } => debug!(target: TARGET, limiter, ?stage, "request abandoned"),
             Event::WaitBegun => trace!(target: TARGET, limiter, "request waits for its turn"),
             Event::WaitEnded { waited } => trace!(target: TARGET, limiter, ?waited, "request waits no longer"),
-            Event::Settled { charged, actual } => trace!(target: TARGET, limiter, charged, actual, "charge settled"),
+            Event::Settled { held, actual } => trace!(target: TARGET, limiter, held, actual, "hold settled"),
             Event::Batch { store, orders, took, error } => {
                 let error = error.map(field::display);
                 trace!(target: TARGET, limiter, store, orders, ?took, error, "store called");
@@ -154,8 +154,11 @@ impl Observer for Tracing {
                 warn!(target: TARGET, limiter, store, %error, "the store does not answer, and is not asked any more");
             }
             Event::Breaker { store, open: None } => info!(target: TARGET, limiter, store, "the store answers again"),
-            Event::Usage { limit, live_keys, room, bytes, forgotten } => {
-                trace!(target: TARGET, limiter, limit, live_keys, room, bytes, forgotten, "memory");
+            Event::HoldsExpired { store, count } => {
+                warn!(target: TARGET, limiter, store, count, "held costs expired, and were settled whole");
+            }
+            Event::Usage { limit, live_keys, room, bytes, forgotten, held_keys, held } => {
+                trace!(target: TARGET, limiter, limit, live_keys, room, bytes, forgotten, held_keys, held, "memory");
             }
             Event::Warning { message } => warn!(target: TARGET, limiter, "{message}"),
         }

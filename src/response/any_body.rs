@@ -8,6 +8,7 @@ use super::refusal::Refusal;
 use super::seam::Respond;
 use super::tell::HttpMark;
 use crate::decision::Decision;
+use crate::observe::Observers;
 
 /// A responder for services with any response body, of one that answers in bytes: the limited service's body is a
 /// [`Body`] around it.
@@ -39,6 +40,10 @@ where
     #[inline]
     fn admit_ref(&self, request: &Request<A>, decision: &Decision) -> Option<HttpMark> {
         self.0.admit_ref(request, decision)
+    }
+
+    fn observe(mark: &mut HttpMark, observers: &Observers) {
+        mark.observe(observers);
     }
 
     #[inline]

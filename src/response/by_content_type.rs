@@ -1,8 +1,8 @@
-use http::{HeaderMap, HeaderValue, Request, Response, header};
+use http::{Request, Response};
 
 use super::admission::Admission;
 use super::any_body::AnyBody;
-use super::grpc::Grpc;
+use super::grpc::{Grpc, answer_type};
 use super::http::Http;
 use super::partition::Partition;
 use super::problem::{Problem, Render};
@@ -10,11 +10,13 @@ use super::refusal::Refusal;
 use super::seam::Respond;
 use super::tell::HttpMark;
 use crate::decision::Decision;
+use crate::observe::Observers;
 
 /// Answers gRPC calls by [`Grpc`] and all other requests by [`Http`], for servers that speak both on one port.
 ///
-/// A gRPC call is known by its `content-type`: `application/grpc`, with or without what may follow it. So are those of
-/// gRPC-Web (`application/grpc-web`), which are answered in their own content type.
+/// A gRPC call is a `POST` whose `content-type` is `application/grpc`, with or without what may follow that, or
+/// gRPC-Web's `application/grpc-web`, which is answered in its own content type. The answer to any other request has a
+/// status of 400 or above, whatever its `content-type`.
 ///
 /// ```
 /// use std::time::Duration;
@@ -75,8 +77,7 @@ where
     }
 
     fn admit(&self, request: &mut Request<A>, admission: Admission) -> HttpMark {
-        let is_grpc = grpc_content_type(request.headers()).is_some();
-        if is_grpc {
+        if answer_type(request).is_some() {
             Respond::<_, Response<B>, E>::admit(&self.grpc, request, admission)
         } else {
             Respond::<_, Response<B>, E>::admit(&self.http, request, admission)
@@ -84,11 +85,15 @@ where
     }
 
     fn admit_ref(&self, request: &Request<A>, decision: &Decision) -> Option<HttpMark> {
-        if grpc_content_type(request.headers()).is_some() {
+        if answer_type(request).is_some() {
             Respond::<_, Response<B>, E>::admit_ref(&self.grpc, request, decision)
         } else {
             Respond::<_, Response<B>, E>::admit_ref(&self.http, request, decision)
         }
+    }
+
+    fn observe(mark: &mut HttpMark, observers: &Observers) {
+        mark.observe(observers);
     }
 
     #[inline]
@@ -97,26 +102,10 @@ where
     }
 
     fn refuse(&self, request: Request<A>, refusal: Refusal) -> Result<Response<B>, E> {
-        match grpc_content_type(request.headers()) {
-            None => self.http.refuse(request, refusal),
-            Some(content_type) => {
-                let mut response = self.grpc.refusal(refusal);
-                response.headers_mut().insert(header::CONTENT_TYPE, content_type);
-                Ok(response)
-            }
+        if answer_type(&request).is_some() {
+            Ok(self.grpc.refusal(&request, refusal))
+        } else {
+            self.http.refuse(request, refusal)
         }
     }
-}
-
-/// The content type to answer a gRPC call in: without a suffix where nothing follows it, as refusals have no messages.
-fn grpc_content_type(headers: &HeaderMap) -> Option<HeaderValue> {
-    let content_type = headers.get(header::CONTENT_TYPE)?.to_str().ok()?;
-    // Types are case-insensitive, and parameters may follow (RFC 9110, section 8.3.1).
-    let essence = content_type.split(';').next().unwrap_or_default().trim();
-    let is = |name: &str| {
-        let (start, rest) = essence.split_at_checked(name.len()).unwrap_or_default();
-        start.eq_ignore_ascii_case(name) && (rest.is_empty() || rest.starts_with('+'))
-    };
-    let names = ["application/grpc", "application/grpc-web", "application/grpc-web-text"];
-    names.into_iter().find(|name| is(name)).map(HeaderValue::from_static)
 }

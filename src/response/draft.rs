@@ -13,6 +13,7 @@ use http::{HeaderMap, HeaderName, HeaderValue};
 use super::partition::Hash;
 use super::text::{push_number, seconds};
 use crate::decision::{Figures, Standing, Verdict};
+use crate::observe::Observers;
 
 pub(super) const RATELIMIT: HeaderName = HeaderName::from_static("ratelimit");
 pub(super) const RATELIMIT_POLICY: HeaderName = HeaderName::from_static("ratelimit-policy");
@@ -58,8 +59,10 @@ impl Draft {
         }
     }
 
-    /// Appends them to what a handler or another limiter has put there.
-    pub(super) fn add(&self, headers: &mut HeaderMap) {
+    /// Appends them to what a handler or another limiter has put there. Emits a warning if the name of a limit is
+    /// there.
+    pub(super) fn add(&self, headers: &mut HeaderMap, observers: &Observers) {
+        observers.warn_once(|| self.policy.repeated_name(headers).map(warning));
         let key = match &self.partition {
             Some(hash) => format!(";pk=:{}:", STANDARD.encode(**hash)),
             None => String::new(),
@@ -199,6 +202,15 @@ impl Policy {
         if key.is_empty() { Some(self.value.clone()) } else { value(list(&self.limits, key)) }
     }
 
+    /// Returns the first limit's name that the fields in `headers`, or two limits of this policy, carry already.
+    fn repeated_name(&self, headers: &HeaderMap) -> Option<&str> {
+        let mut limits = self.limits.iter().enumerate();
+        let is_repeated = |(index, limit): &(usize, &Limit)| {
+            limit.is_in(headers) || self.limits[..*index].iter().any(|other| other.name == limit.name)
+        };
+        limits.find(is_repeated).map(|(_, limit)| limit.name.as_str())
+    }
+
     fn is_of(&self, told: &[Told<'_>]) -> bool {
         self.limits.len() == told.len() && self.limits.iter().zip(told).all(|(limit, told)| limit.is_of(told))
     }
@@ -217,10 +229,29 @@ struct Limit {
 
 impl Limit {
     fn of(&Told { name, limit, window, .. }: &Told<'_>) -> Self {
-        let string = string(name);
+        // A structured-field String (RFC 9651, section 3.3.3) that needs no escapes.
         let (q, w) = (integer(limit), integer(seconds(window).max(1)));
-        let (policy, state) = (format!("{string};q={q};w={w}"), format!("{string};r="));
+        let (policy, state) = (format!("\"{name}\";q={q};w={w}"), format!("\"{name}\";r="));
         Self { name: name.to_owned(), quota: limit, window, policy, state }
+    }
+
+    /// Whether a field has a member of this name.
+    fn is_in(&self, headers: &HeaderMap) -> bool {
+        let mut lines = [RATELIMIT, RATELIMIT_POLICY].into_iter().flat_map(|field| headers.get_all(field));
+        lines.any(|line| {
+            let mut is_quoted = false;
+            let mut members = line.as_bytes().split(|&byte| {
+                is_quoted ^= byte == b'"';
+                byte == b',' && !is_quoted
+            });
+            members.any(|member| self.is_named_by(member))
+        })
+    }
+
+    /// Whether `member` is a String of this name, with or without parameters.
+    fn is_named_by(&self, member: &[u8]) -> bool {
+        let rest = member.trim_ascii().strip_prefix(b"\"").and_then(|rest| rest.strip_prefix(self.name.as_bytes()));
+        matches!(rest, Some([b'"'] | [b'"', b';', ..]))
     }
 
     fn is_of(&self, told: &Told<'_>) -> bool {
@@ -248,18 +279,11 @@ fn separate(list: &mut String) {
     }
 }
 
-/// A structured-field String (RFC 9651, section 3.3.3), which is ASCII.
-fn string(name: &str) -> String {
-    let mut string = String::from('"');
-    for char in name.chars() {
-        match char {
-            '"' | '\\' => string.extend(['\\', char]),
-            ' '..='~' => string.push(char),
-            _ => string.push('?'),
-        }
-    }
-    string.push('"');
-    string
+fn warning(name: &str) -> String {
+    format!(
+        "two rate limits send the name {name:?} in the fields RateLimit and RateLimit-Policy: clients cannot tell the \
+         limits apart; give each limit its own name with `Limit::new`"
+    )
 }
 
 /// A structured-field Integer has at most 15 digits.

@@ -49,6 +49,12 @@ pub(super) fn add_retry_after(headers: &mut HeaderMap, retry_after: Duration) {
     headers.insert(header::RETRY_AFTER, HeaderValue::from(seconds(retry_after).max(1)));
 }
 
+/// `Cache-Control: no-store`, in place of any other: a 429 must not be stored (RFC 6585, section 4), and no other
+/// refusal is of use to another client either.
+pub(super) fn forbid_storing(headers: &mut HeaderMap) {
+    headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
+}
+
 /// Names the fields in `Access-Control-Expose-Headers`, after what is named there already.
 pub(super) fn expose(headers: &mut HeaderMap) {
     let present = [RATELIMIT, RATELIMIT_POLICY, LEGACY_LIMIT, LEGACY_REMAINING, LEGACY_RESET, header::RETRY_AFTER];

@@ -1,15 +1,19 @@
 use std::time::Duration;
 
-use http::{HeaderName, HeaderValue, Request, Response};
+use bytes::Bytes;
+use http::{HeaderName, HeaderValue, Method, Request, Response, header};
 use tonic::{Code, Status};
 use tonic_types::{ErrorDetails, QuotaViolation, StatusExt};
 
 use super::admission::Admission;
-use super::any_body::AnyBody;
+use super::body::Body;
+use super::fields;
+use super::problem;
 use super::refusal::Refusal;
 use super::seam::Respond;
 use super::tell::{HttpMark, Tell};
 use crate::decision::{Decision, Standing};
+use crate::observe::Observers;
 
 const PUSHBACK: HeaderName = HeaderName::from_static("grpc-retry-pushback-ms");
 
@@ -26,9 +30,15 @@ const PUSHBACK: HeaderName = HeaderName::from_static("grpc-retry-pushback-ms");
 /// A call is charged when it begins, a stream like any other, however many messages follow. A refused call never
 /// reaches its handler. Handlers find an [`Admission`] in the request's extensions.
 ///
-/// It serves on a whole server and on one service alike:
+/// A refusal carries `cache-control: no-store`. A request that is no gRPC call (a `POST` whose content type is
+/// `application/grpc`, or gRPC-Web's) is refused with the HTTP status that [`Http`](super::Http) uses, so that nobody
+/// takes the refusal for a page.
+///
+/// It serves on a whole server and on one service alike, intercepted or not. The limited service's body is a [`Body`]
+/// around the service's own.
 ///
 /// ```
+/// use tonic::service::interceptor::InterceptedService;
 /// use tonic::transport::Server;
 /// use tower::Layer;
 /// use tower_ratelimit::response::Grpc;
@@ -40,7 +50,10 @@ const PUSHBACK: HeaderName = HeaderName::from_static("grpc-retry-pushback-ms");
 ///
 /// let (_, health) = tonic_health::server::health_reporter();
 /// let everything = Server::builder().layer(layer.clone()).add_service(health.clone());
-/// let one_service = Server::builder().add_service(layer.layer(health));
+/// let one_service = Server::builder().add_service(layer.layer(health.clone()));
+///
+/// let intercepted = InterceptedService::new(health, |call: tonic::Request<()>| Ok(call));
+/// let intercepted_service = Server::builder().add_service(layer.layer(intercepted));
 /// # }
 /// ```
 ///
@@ -92,12 +105,6 @@ impl Grpc {
         self
     }
 
-    /// Answers for services whose response body has no default, at the price of a body type around theirs.
-    #[must_use]
-    pub fn any_body(self) -> AnyBody<Self> {
-        AnyBody(self)
-    }
-
     /// The status that a refusal is answered with, for those who answer themselves.
     #[must_use]
     pub fn status(&self, refusal: &Refusal) -> Status {
@@ -115,8 +122,13 @@ impl Grpc {
         Status::with_error_details(code, refusal.to_text(), details)
     }
 
-    pub(super) fn refusal<B: Default>(&self, refusal: Refusal) -> Response<B> {
+    pub(super) fn refusal<A, B: Default>(&self, request: &Request<A>, refusal: Refusal) -> Response<B> {
         let mut response = self.status(&refusal).into_http();
+        match answer_type(request) {
+            Some(content_type) => drop(response.headers_mut().insert(header::CONTENT_TYPE, content_type)),
+            None => *response.status_mut() = problem::status(&refusal),
+        }
+        fields::forbid_storing(response.headers_mut());
         if let Some(value) = self.pushback.and_then(|jitter| pushback(&refusal, jitter)) {
             response.headers_mut().insert(PUSHBACK, HeaderValue::from(value));
         }
@@ -133,8 +145,8 @@ impl Default for Grpc {
     }
 }
 
-impl<A, B: Default, E> Respond<Request<A>, Response<B>, E> for Grpc {
-    type Response = Response<B>;
+impl<A, B, E> Respond<Request<A>, Response<B>, E> for Grpc {
+    type Response = Response<Body<B>>;
     type Error = E;
     type Mark = HttpMark;
 
@@ -155,14 +167,38 @@ impl<A, B: Default, E> Respond<Request<A>, Response<B>, E> for Grpc {
         self.tell.admit_ref(decision, || None)
     }
 
-    #[inline]
-    fn finish(mark: HttpMark, response: Response<B>) -> Response<B> {
-        mark.finish(response)
+    fn observe(mark: &mut HttpMark, observers: &Observers) {
+        mark.observe(observers);
     }
 
-    fn refuse(&self, _request: Request<A>, refusal: Refusal) -> Result<Response<B>, E> {
-        Ok(self.refusal(refusal))
+    #[inline]
+    fn finish(mark: HttpMark, response: Response<B>) -> Response<Body<B>> {
+        mark.finish(response).map(Body::service)
     }
+
+    fn refuse(&self, request: Request<A>, refusal: Refusal) -> Result<Response<Body<B>>, E> {
+        Ok(self.refusal(&request, refusal).map(|()| Body::refusal(Bytes::new())))
+    }
+}
+
+/// The content type to answer a gRPC call in, without a suffix, as refusals have no messages. `None` if `request` is no
+/// gRPC call.
+///
+/// gRPC and gRPC-Web know `POST` only. The answer of status 200 to any other method could be taken, and stored, for a
+/// page.
+pub(super) fn answer_type<A>(request: &Request<A>) -> Option<HeaderValue> {
+    if request.method() != Method::POST {
+        return None;
+    }
+    let content_type = request.headers().get(header::CONTENT_TYPE)?.to_str().ok()?;
+    // Types are case-insensitive, and parameters may follow (RFC 9110, section 8.3.1).
+    let essence = content_type.split(';').next().unwrap_or_default().trim();
+    let is = |name: &str| {
+        let (start, rest) = essence.split_at_checked(name.len()).unwrap_or_default();
+        start.eq_ignore_ascii_case(name) && (rest.is_empty() || rest.starts_with('+'))
+    };
+    let names = ["application/grpc", "application/grpc-web", "application/grpc-web-text"];
+    names.into_iter().find(|name| is(name)).map(HeaderValue::from_static)
 }
 
 fn code(refusal: &Refusal) -> Code {

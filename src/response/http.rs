@@ -9,14 +9,16 @@ use super::refusal::Refusal;
 use super::seam::Respond;
 use super::tell::{HttpMark, Tell};
 use crate::decision::Decision;
+use crate::observe::Observers;
 
 /// Answers in HTTP. The default of the layer.
 ///
-/// - A refusal is a 429 with `Retry-After` (whole seconds, rounded up, never 0) and a [`Problem`] body, or what
-///   [`render`](Self::render) makes of it. What never fits has no `Retry-After`.
-/// - Allowed and refused answers carry `RateLimit` and `RateLimit-Policy`
-///   (draft-ietf-httpapi-ratelimit-headers-10), with every limit listed. What a handler or another limiter has put
-///   there stays.
+/// - A refusal is a 429 with `Retry-After` (whole seconds, rounded up, never 0), `Cache-Control: no-store` and a
+///   [`Problem`] body, or what [`render`](Self::render) makes of it. What never fits has no `Retry-After`.
+/// - Allowed and refused answers carry `RateLimit` and `RateLimit-Policy` (draft-ietf-httpapi-ratelimit-headers-10),
+///   with every limit listed. What a handler or another limiter has put there stays. If that has a limit of the same
+///   name, clients cannot tell the limits apart: the layer's observers receive a
+///   [warning](crate::observe::Event::Warning), once.
 /// - Requests and responses carry an [`Admission`] in their extensions.
 ///
 /// ```
@@ -39,7 +41,8 @@ impl Http {
         Self { tell: Tell { draft: true, extensions: true, ..Tell::NOTHING }, render: Problem, partition: () }
     }
 
-    /// No header fields but `Retry-After`, and no extensions: what is let through is left as it is, at no allocation.
+    /// No header fields but those of refusals (`Retry-After`, `Cache-Control`), and no extensions: what is let through
+    /// is left as it is, at no allocation.
     #[must_use]
     pub const fn bare() -> Self {
         Self { tell: Tell::NOTHING, render: Problem, partition: () }
@@ -81,18 +84,60 @@ impl<R, P> Http<R, P> {
         self
     }
 
-    /// Renders refusals by a closure of your own, `Fn(&Refusal) -> Response<Body>`. The header fields are added to what
-    /// it returns.
+    /// Renders refusals by a closure of your own, `Fn(&Parts, &Refusal) -> Response<Body>`, where [`Parts`] are those
+    /// of the refused request. The header fields are added to the closure's response.
     ///
     /// ```
+    /// use http::request::Parts;
     /// use tower_ratelimit::response::{Http, Refusal};
     ///
-    /// let responder = Http::new().render(|refusal: &Refusal| {
+    /// let responder = Http::new().render(|_: &Parts, refusal: &Refusal| {
     ///     let mut response = http::Response::new(format!("Slow down: {refusal}"));
     ///     *response.status_mut() = http::StatusCode::TOO_MANY_REQUESTS;
     ///     response
     /// });
     /// ```
+    ///
+    /// A page for browsers, the [`Problem`] for all others. `Vary` is not needed, as refusals are not stored.
+    ///
+    /// ```
+    /// use axum::body::Body;
+    /// use axum::response::{Html, IntoResponse, Response};
+    /// use axum::{Router, routing::get};
+    /// use http::request::Parts;
+    /// use http::{Request, StatusCode, header};
+    /// use tower::ServiceExt;
+    /// use tower_ratelimit::key::Global;
+    /// use tower_ratelimit::response::{Http, Problem, Refusal, Render};
+    /// use tower_ratelimit::{FixedWindow, Memory, Quota, RateLimitLayer};
+    ///
+    /// fn negotiate(request: &Parts, refusal: &Refusal) -> Response {
+    ///     let accept = request.headers.get(header::ACCEPT).and_then(|value| value.to_str().ok());
+    ///     if refusal.is_over_limit() && accept.is_some_and(|types| types.contains("text/html")) {
+    ///         let page = Html("<h1>Too many requests</h1><p>Please try again later.</p>");
+    ///         return (StatusCode::TOO_MANY_REQUESTS, page).into_response();
+    ///     }
+    ///     Problem.render(request, refusal)
+    /// }
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() {
+    /// let limiter = Memory::new(FixedWindow::new(Quota::per_hour(1)));
+    /// let layer = RateLimitLayer::new(Global, limiter).responder(Http::new().render(negotiate));
+    /// let app = Router::new().route("/", get(async || "hello")).layer(layer);
+    ///
+    /// let content_type = async |accept: &str| {
+    ///     let request = Request::get("/").header("accept", accept).body(Body::empty()).unwrap();
+    ///     let response = app.clone().oneshot(request).await.unwrap();
+    ///     (response.status().as_u16(), response.headers()["content-type"].to_str().unwrap().to_owned())
+    /// };
+    /// assert_eq!(content_type("text/html").await.0, 200);
+    /// assert_eq!(content_type("text/html, */*;q=0.8").await, (429, "text/html; charset=utf-8".to_owned()));
+    /// assert_eq!(content_type("application/json").await, (429, "application/problem+json".to_owned()));
+    /// # }
+    /// ```
+    ///
+    /// [`Parts`]: http::request::Parts
     #[must_use]
     pub fn render<F>(self, render: F) -> Http<F, P> {
         Http { tell: self.tell, render, partition: self.partition }
@@ -160,21 +205,25 @@ where
         self.tell.admit_ref(decision, || self.partition_of(request, true))
     }
 
+    fn observe(mark: &mut HttpMark, observers: &Observers) {
+        mark.observe(observers);
+    }
+
     #[inline]
     fn finish(mark: HttpMark, response: Response<B>) -> Response<B> {
         mark.finish(response)
     }
 
     fn refuse(&self, request: Request<A>, refusal: Refusal) -> Result<Response<B>, E> {
-        let mut response = self.render.render(&refusal);
+        let partition = self.partition_of(&request, refusal.decision().is_some());
+        let (request, _body) = request.into_parts();
+        let mut response = self.render.render(&request, &refusal);
+        fields::forbid_storing(response.headers_mut());
         if let Some(retry_after) = refusal.retry_after() {
             fields::add_retry_after(response.headers_mut(), retry_after);
         }
         match refusal {
-            Refusal::Limited(decision) => {
-                let partition = self.partition_of(&request, true);
-                self.tell.refuse(&mut response, decision, partition);
-            }
+            Refusal::Limited(decision) => self.tell.refuse(&mut response, decision, partition),
             _ => self.tell.expose(&mut response),
         }
         Ok(response)

@@ -1,6 +1,7 @@
 use std::fmt::Write;
 
 use bytes::Bytes;
+use http::request::Parts;
 use http::{HeaderValue, Response, StatusCode, header};
 
 use super::refusal::Refusal;
@@ -8,15 +9,20 @@ use crate::decision::Decision;
 
 /// Renders a refusal's status and body. [`Http`](super::Http) adds the header fields.
 ///
-/// A closure `Fn(&Refusal) -> Response<Body>` renders.
+/// A closure `Fn(&Parts, &Refusal) -> Response<Body>` renders.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` can't render refusals as `Response<{B}>`",
+    note = "a renderer is a type that implements `Render<{B}>`, or a closure `|request: &http::request::Parts, \
+            refusal: &Refusal|` that returns a `Response<{B}>`"
+)]
 pub trait Render<B> {
-    /// The response to a refusal.
-    fn render(&self, refusal: &Refusal) -> Response<B>;
+    /// Returns the response to `request`, which was refused.
+    fn render(&self, request: &Parts, refusal: &Refusal) -> Response<B>;
 }
 
-impl<B, F: Fn(&Refusal) -> Response<B>> Render<B> for F {
-    fn render(&self, refusal: &Refusal) -> Response<B> {
-        self(refusal)
+impl<B, F: Fn(&Parts, &Refusal) -> Response<B>> Render<B> for F {
+    fn render(&self, request: &Parts, refusal: &Refusal) -> Response<B> {
+        self(request, refusal)
     }
 }
 
@@ -31,7 +37,7 @@ impl<B, F: Fn(&Refusal) -> Response<B>> Render<B> for F {
 pub struct Problem;
 
 impl<B: From<Bytes>> Render<B> for Problem {
-    fn render(&self, refusal: &Refusal) -> Response<B> {
+    fn render(&self, _request: &Parts, refusal: &Refusal) -> Response<B> {
         let status = status(refusal);
         let mut response = Response::new(B::from(body(refusal, status).into()));
         *response.status_mut() = status;
@@ -41,7 +47,8 @@ impl<B: From<Bytes>> Render<B> for Problem {
     }
 }
 
-fn status(refusal: &Refusal) -> StatusCode {
+/// The HTTP status of a refusal: 400 or above.
+pub(super) fn status(refusal: &Refusal) -> StatusCode {
     match refusal {
         Refusal::MissingKey(missing) if missing.is_from_server() => StatusCode::INTERNAL_SERVER_ERROR,
         Refusal::MissingKey(_) => StatusCode::BAD_REQUEST,

@@ -50,6 +50,8 @@ impl Refusal {
     /// What `Display` writes.
     pub(super) fn to_text(&self) -> Cow<'_, str> {
         let decision = match self {
+            // Details are for the log: they would tell clients about the server.
+            Self::MissingKey(missing) if missing.is_from_server() => return Cow::Borrowed(MISCONFIGURED),
             Self::MissingKey(missing) => return missing.reason(),
             Self::Unavailable(_) => return Cow::Borrowed(UNDECIDED),
             Self::Limited(decision) => decision,
@@ -77,6 +79,7 @@ impl Refusal {
 }
 
 const UNDECIDED: &str = "the rate limiter can't decide at the moment";
+const MISCONFIGURED: &str = "the server is misconfigured";
 
 /// Seconds with as many of the three decimals as it takes, rounded up: `1.5s`.
 fn push_seconds(text: &mut String, span: Duration) {

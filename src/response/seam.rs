@@ -1,6 +1,7 @@
 use super::admission::Admission;
 use super::refusal::Refusal;
 use crate::decision::Decision;
+use crate::observe::Observers;
 
 /// Turns decisions into responses.
 ///
@@ -43,8 +44,8 @@ use crate::decision::Decision;
 #[diagnostic::on_unimplemented(
     message = "`{Self}` can't answer for a service that takes `{Request}` and returns `{Response}`",
     note = "`Http` answers for HTTP services whose response body is made from `Bytes`; for other bodies use \
-            `.responder(Http::new().any_body())`, for gRPC `Grpc::new()` or `Grpc::new().any_body()` (feature `tonic`), \
-            for services that are not HTTP `.responder(AsError)` or a closure"
+            `.responder(Http::new().any_body())`, for gRPC `.responder(Grpc::new())` (feature `tonic`), for services \
+            that are not HTTP `.responder(AsError)` or a closure"
 )]
 pub trait Respond<Request, Response, Error> {
     /// What the limited service answers with.
@@ -75,6 +76,12 @@ pub trait Respond<Request, Response, Error> {
     fn admit_ref(&self, request: &Request, decision: &Decision) -> Option<Self::Mark> {
         let _ = (request, decision);
         None
+    }
+
+    /// Lets `mark` emit warnings in [`finish`](Self::finish). The layer calls this only if it has observers.
+    #[doc(hidden)]
+    fn observe(mark: &mut Self::Mark, observers: &Observers) {
+        let _ = (mark, observers);
     }
 
     /// The service has answered a request that was let through.

@@ -5,6 +5,7 @@ use super::draft::Draft;
 use super::fields::{self, LegacyReset};
 use super::partition::Hash;
 use crate::decision::Decision;
+use crate::observe::Observers;
 
 /// What a responder tells of decisions, besides the refusals themselves.
 #[derive(Clone, Copy, Debug)]
@@ -26,7 +27,8 @@ impl Tell {
         if self.extensions {
             extensions.insert(admission.clone());
         }
-        HttpMark(Mark::All(Box::new(Telling { tell: self, admission, partition: partition.map(Box::new) })))
+        let (partition, observers) = (partition.map(Box::new), Observers::default());
+        HttpMark(Mark::All(Box::new(Telling { tell: self, admission, partition, observers })))
     }
 
     /// The same by a look at the decision, where that is enough.
@@ -38,12 +40,13 @@ impl Tell {
         if self.legacy.is_some() || self.extensions || self.exposed {
             return None;
         }
-        Some(HttpMark(Draft::of(decision.standings(), partition()).map_or(Mark::Nothing, Mark::Draft)))
+        let draft = Draft::of(decision.standings(), partition());
+        Some(HttpMark(draft.map_or(Mark::Nothing, |draft| Mark::Draft(draft, Observers::default()))))
     }
 
     /// Of one that is not.
     pub(super) fn refuse<B>(self, response: &mut Response<B>, decision: Decision, partition: Option<Hash>) {
-        self.add_fields(response, Some(&decision), partition);
+        self.add_fields(response, Some(&decision), partition, &Observers::default());
         self.extend(response, Admission::Decided(decision));
     }
 
@@ -60,12 +63,18 @@ impl Tell {
         !self.draft && self.legacy.is_none() && !self.extensions
     }
 
-    fn add_fields<B>(self, response: &mut Response<B>, decision: Option<&Decision>, partition: Option<Hash>) {
+    fn add_fields<B>(
+        self,
+        response: &mut Response<B>,
+        decision: Option<&Decision>,
+        partition: Option<Hash>,
+        observers: &Observers,
+    ) {
         if let Some(decision) = decision {
             if self.draft
                 && let Some(draft) = Draft::of(decision.standings(), partition)
             {
-                draft.add(response.headers_mut());
+                draft.add(response.headers_mut(), observers);
             }
             if let Some(reset) = self.legacy {
                 fields::add_legacy(response.headers_mut(), decision, reset);
@@ -94,7 +103,7 @@ pub struct HttpMark(Mark);
 enum Mark {
     Nothing,
     /// The draft's fields, and nothing else.
-    Draft(Draft),
+    Draft(Draft, Observers),
     All(Box<Telling>),
 }
 
@@ -104,9 +113,19 @@ struct Telling {
     tell: Tell,
     admission: Admission,
     partition: Option<Box<Hash>>,
+    observers: Observers,
 }
 
 impl HttpMark {
+    /// Emits warnings to `observers`, if there is anything to add to the response.
+    pub(super) fn observe(&mut self, observers: &Observers) {
+        match &mut self.0 {
+            Mark::Nothing => {}
+            Mark::Draft(_, told) => *told = observers.clone(),
+            Mark::All(telling) => telling.observers = observers.clone(),
+        }
+    }
+
     #[inline]
     pub(super) fn finish<B>(self, response: Response<B>) -> Response<B> {
         if let Mark::Nothing = self.0 {
@@ -121,10 +140,10 @@ impl HttpMark {
     fn tell<B>(self, response: &mut Response<B>) {
         match self.0 {
             Mark::Nothing => {}
-            Mark::Draft(draft) => draft.add(response.headers_mut()),
+            Mark::Draft(draft, observers) => draft.add(response.headers_mut(), &observers),
             Mark::All(telling) => {
-                let tell = telling.tell;
-                tell.add_fields(response, telling.admission.decision(), telling.partition.as_deref().copied());
+                let (tell, partition) = (telling.tell, telling.partition.as_deref().copied());
+                tell.add_fields(response, telling.admission.decision(), partition, &telling.observers);
                 tell.extend(response, telling.admission);
             }
         }

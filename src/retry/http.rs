@@ -1,6 +1,6 @@
 use std::time::{Duration, SystemTime};
 
-use http::{HeaderMap, HeaderName, Request, Response, StatusCode, header};
+use http::{HeaderMap, HeaderName, Method, Request, Response, StatusCode, header};
 use sfv::{BareItem, List, ListEntry, Parser};
 
 use super::told::{ReadAnswer, Told};
@@ -21,19 +21,29 @@ const RATELIMIT: HeaderName = HeaderName::from_static("ratelimit");
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct HttpFields;
 
-impl<A, B, E> ReadAnswer<Request<A>, Response<B>, E> for HttpFields {
-    fn read(&self, request: &Request<A>, answer: Result<&Response<B>, &E>) -> Told {
-        let Ok(response) = answer else { return Told::Nothing };
-        let headers = response.headers();
-        match response.status() {
+impl HttpFields {
+    /// Reads a response of any type, for closures and for loops of your own: see
+    /// [`RetryAfter::clone_with`](super::RetryAfter::clone_with).
+    ///
+    /// `method` is the request's. Without a method, a 503 is final.
+    #[must_use]
+    pub fn read_response(self, method: Option<&Method>, status: StatusCode, headers: &HeaderMap) -> Told {
+        match status {
             StatusCode::TOO_MANY_REQUESTS => {
                 retry_after(headers).or_else(|| more_after(headers)).map_or(Told::Later, Told::After)
             }
-            StatusCode::SERVICE_UNAVAILABLE if request.method().is_idempotent() => {
+            StatusCode::SERVICE_UNAVAILABLE if method.is_some_and(Method::is_idempotent) => {
                 retry_after(headers).map_or(Told::Nothing, Told::After)
             }
             _ => grpc(headers),
         }
+    }
+}
+
+impl<A, B, E> ReadAnswer<Request<A>, Response<B>, E> for HttpFields {
+    fn read(&self, request: &Request<A>, answer: Result<&Response<B>, &E>) -> Told {
+        let Ok(response) = answer else { return Told::Nothing };
+        self.read_response(Some(request.method()), response.status(), response.headers())
     }
 }
 

@@ -9,6 +9,9 @@
 //! | `GrpcStatus` | `grpc-retry-pushback-ms`, else `google.rpc.RetryInfo` (feature `tonic`) |
 //! | a closure `Fn(&Request, Result<&Response, &Error>) -> Told` | what it looks at |
 //!
+//! Requests are cloned to be sent again. [`RetryAfter::clone_with`] shows a client whose requests are not `Clone`:
+//! reqwest's.
+//!
 //! No server is believed beyond what the client has said it would bear: neither in how long it waits, nor in how often
 //! it asks.
 //!
@@ -53,10 +56,12 @@
 mod grpc;
 mod http;
 mod policy;
+mod request;
 mod told;
 
 #[cfg(feature = "tonic")]
 pub use self::grpc::GrpcStatus;
 pub use self::http::HttpFields;
 pub use self::policy::{RetryAfter, Wait};
+pub use self::request::{ByClone, CloneRequest};
 pub use self::told::{ReadAnswer, Told};

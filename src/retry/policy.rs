@@ -7,6 +7,7 @@ use pin_project::pin_project;
 use tower::retry::Policy;
 
 use super::http::HttpFields;
+use super::request::{ByClone, CloneRequest};
 use super::told::{ReadAnswer, Told};
 use crate::timer::{Sleep, sleep};
 
@@ -16,11 +17,13 @@ use crate::timer::{Sleep, sleep};
 /// it is told otherwise. An answer that says to wait for longer is final, and handed on: to come back sooner would be
 /// no use. Where it is not said when to come back, it waits for a second, and then twice as long each time.
 ///
-/// The request must be `Clone`, its body included: `http_body_util::Full` is, a stream is not.
+/// The request must be `Clone`, its body included: `http_body_util::Full` is, a stream is not. For other requests,
+/// such as those of reqwest, [`clone_with`](Self::clone_with) sets a function.
 #[derive(Clone, Debug)]
 #[must_use = "a policy does nothing until `Retry` has it"]
-pub struct RetryAfter<R = HttpFields> {
+pub struct RetryAfter<R = HttpFields, C = ByClone> {
     read: R,
+    clone: C,
     bounds: Bounds,
     /// Of this request: `Retry` clones the policy for each.
     retries: u32,
@@ -49,14 +52,40 @@ impl RetryAfter {
             jitter: Duration::from_millis(250),
             first_guess: Duration::from_secs(1),
         };
-        Self { read: HttpFields, bounds, retries: 0, waited: Duration::ZERO }
+        Self { read: HttpFields, clone: ByClone, bounds, retries: 0, waited: Duration::ZERO }
     }
 }
 
-impl<R> RetryAfter<R> {
+impl<R, C> RetryAfter<R, C> {
     /// Sets what reads the answers: `GrpcStatus`, or a closure.
-    pub fn reading<Q>(self, read: Q) -> RetryAfter<Q> {
-        RetryAfter { read, bounds: self.bounds, retries: self.retries, waited: self.waited }
+    pub fn reading<Q>(self, read: Q) -> RetryAfter<Q, C> {
+        RetryAfter { read, clone: self.clone, bounds: self.bounds, retries: self.retries, waited: self.waited }
+    }
+
+    /// Sets the function that clones requests, `Fn(&Request) -> Option<Request>`, for requests that are not `Clone`.
+    ///
+    /// A request for which the function returns `None` is sent once, and not retried.
+    ///
+    /// With reqwest, whose client is a tower service:
+    ///
+    /// ```
+    /// use tower::{Service, ServiceBuilder, ServiceExt};
+    /// use tower_ratelimit::retry::{HttpFields, RetryAfter, Told};
+    ///
+    /// fn read(request: &reqwest::Request, answer: Result<&reqwest::Response, &reqwest::Error>) -> Told {
+    ///     let Ok(response) = answer else { return Told::Nothing };
+    ///     HttpFields.read_response(Some(request.method()), response.status(), response.headers())
+    /// }
+    ///
+    /// async fn get(url: &str) -> Result<reqwest::Response, reqwest::Error> {
+    ///     let policy = RetryAfter::new().reading(read).clone_with(reqwest::Request::try_clone);
+    ///     let client = reqwest::Client::new();
+    ///     let request = client.get(url).build()?;
+    ///     ServiceBuilder::new().retry(policy).service(client).ready().await?.call(request).await
+    /// }
+    /// ```
+    pub fn clone_with<F>(self, clone: F) -> RetryAfter<R, F> {
+        RetryAfter { read: self.read, clone, bounds: self.bounds, retries: self.retries, waited: self.waited }
     }
 
     /// Sets how often it asks again: by default three times.
@@ -122,10 +151,10 @@ impl Default for RetryAfter {
     }
 }
 
-impl<Request, Response, Error, R> Policy<Request, Response, Error> for RetryAfter<R>
+impl<Request, Response, Error, R, C> Policy<Request, Response, Error> for RetryAfter<R, C>
 where
-    Request: Clone,
     R: ReadAnswer<Request, Response, Error>,
+    C: CloneRequest<Request>,
 {
     type Future = Wait;
 
@@ -136,7 +165,7 @@ where
     }
 
     fn clone_request(&mut self, request: &Request) -> Option<Request> {
-        Some(request.clone())
+        self.clone.clone_request(request)
     }
 }
 

@@ -18,8 +18,14 @@ pub enum WhenFull {
     ///
     /// Of six keys the one that owes least goes, so whoever is being refused stays, unless all six are. A key that is
     /// forgotten is as good as new when it comes back, and may have its burst again: what it owed until then is let through
-    /// beyond its limit, once for each time that it is forgotten. To have a key forgotten takes some new keys for each time,
-    /// each of which was itself let through; they must owe as much as it does to drive out one that owes all it can.
+    /// beyond its limit, once for each time that it is forgotten.
+    ///
+    /// So a flood of new keys that use a part of their limit each frees no key that has used up its own. A flood of keys that
+    /// each use up their whole limit does: the other five must all have used as much, and nobody knows which keys share these
+    /// places, so about as many keys as have room must use up their limit while the key is refused. That is
+    /// [`max_keys`](crate::MemoryBuilder::max_keys) times the limit, in requests that are let through. Where clients can make
+    /// keys up (sessions, accounts, IPv6 addresses) and the limit must hold all the same, choose [`Inherit`](Self::Inherit) or
+    /// [`Refuse`](Self::Refuse).
     ///
     /// Where the algorithm is chosen by the key, what the six owe is measured by the new key's algorithm.
     #[default]

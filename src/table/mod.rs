@@ -21,6 +21,7 @@
 //! *horizon*), and a key that is not found is decided no earlier than that.
 
 mod full;
+mod holds;
 mod horizons;
 mod near;
 mod nowhere;
@@ -31,6 +32,7 @@ mod spot;
 use std::sync::Arc;
 
 pub use self::full::WhenFull;
+use self::holds::Holds;
 use self::horizons::Horizons;
 pub(crate) use self::near::{LockedNear, Missed, Near};
 pub(crate) use self::nowhere::NotInserted;
@@ -46,9 +48,11 @@ use crate::sync::Backoff;
 ///
 /// Clones are the same table.
 pub(crate) struct Table<C> {
+    id: u64,
     sets: Arc<[Set<C>]>,
     horizons: Arc<Horizons>,
     crowding: Arc<Crowding<C>>,
+    holds: Arc<Holds>,
 }
 
 impl<C: Cell> Table<C> {
@@ -68,15 +72,21 @@ impl<C: Cell> Table<C> {
     }
 
     fn of_sets(sets: usize, words: usize, when_full: WhenFull) -> Self {
-        let crowding = Crowding::new(when_full, sets, words);
+        let crowding = Crowding::new(when_full == WhenFull::Inherit, sets, words);
         let sets: Arc<[_]> = (0..sets).map(|_| Set::new(words)).collect();
-        Self { horizons: Arc::new(Horizons::new(sets.len())), sets, crowding: Arc::new(crowding) }
+        let horizons = Arc::new(Horizons::new(sets.len()));
+        Self { id: next_id(), horizons, sets, crowding: Arc::new(crowding), holds: Arc::new(Holds::new()) }
     }
 
     #[cfg(not(loom))]
     const EXTRA_SETS: usize = 38;
     #[cfg(loom)]
     const EXTRA_SETS: usize = 2;
+
+    /// Its own, and that of its clones.
+    pub(crate) fn id(&self) -> u64 {
+        self.id
+    }
 
     /// How many keys have room: the hard cap on what is remembered.
     pub(crate) fn slots(&self) -> usize {
@@ -93,8 +103,10 @@ impl<C: Cell> Table<C> {
         self.slots() + self.crowding.estates()
     }
 
+    /// All bytes that it has allocated. Reads the whole table.
     pub(crate) fn bytes(&self) -> usize {
-        size_of_val(&*self.sets) + self.horizons.bytes() + self.crowding.estates() * size_of::<C>()
+        let heap: usize = self.sets.iter().map(Set::heap_bytes).sum();
+        size_of_val(&*self.sets) + heap + self.horizons.bytes() + self.crowding.bytes() + self.holds.bytes()
     }
 
     /// A consistent reading of the key's state, or of the zero state if the key is nowhere. `spot` notes what it was read from.
@@ -108,9 +120,9 @@ impl<C: Cell> Table<C> {
             spot.versions[0] = home.version();
             if let Some(slot) = home.find(spot.fingerprint) {
                 spot.at = At::Home(slot);
-                let state = home.cell(slot).snapshot();
+                let (state, held) = (home.cell(slot).snapshot(), self.holds.of(spot.fingerprint));
                 if home.is_at(spot.versions[0]) {
-                    return Seen { state, horizon: 0 };
+                    return Seen { state, horizon: 0, held };
                 }
             } else if let Some(seen) = self.read_other(spot) {
                 return seen;
@@ -125,13 +137,13 @@ impl<C: Cell> Table<C> {
         spot.versions[1] = other.version();
         if let Some(slot) = other.find(spot.fingerprint) {
             spot.at = At::Other(slot);
-            let state = other.cell(slot).snapshot();
-            return other.is_at(spot.versions[1]).then_some(Seen { state, horizon: 0 });
+            let (state, held) = (other.cell(slot).snapshot(), self.holds.of(spot.fingerprint));
+            return other.is_at(spot.versions[1]).then_some(Seen { state, horizon: 0, held });
         }
         spot.at = At::Nowhere;
         let [horizon, of_other] = spot.candidates.map(|set| self.horizons.of(set));
         let is_nowhere = home.is_at(spot.versions[0]) && other.is_at(spot.versions[1]);
-        is_nowhere.then(|| Seen { state: home.cell(0).zero(), horizon: horizon.max(of_other) })
+        is_nowhere.then(|| Seen { state: home.cell(0).zero(), horizon: horizon.max(of_other), held: 0 })
     }
 
     /// Whether all that the spot was read from is still as it was.
@@ -202,7 +214,7 @@ impl<C: Cell> Table<C> {
     #[inline(always)]
     fn take_slot(&self, spot: &Spot, now: u64) -> Option<Place> {
         spot.candidates.into_iter().find_map(|set| {
-            let slot = self.sets[set].free_slot(now)?;
+            let slot = self.sets[set].free_slot(now, &self.holds)?;
             if self.sets[set].cell(slot).fresh_at() > 0 {
                 self.crowding.relieve();
             }
@@ -216,6 +228,26 @@ impl<C: Cell> Table<C> {
     fn occupy(&self, set: usize, slot: u8, fingerprint: u64) {
         self.horizons.raise(set, self.sets[set].cell(slot).fresh_at());
         self.sets[set].occupy(slot, fingerprint);
+    }
+
+    /// Under the lock: holds so much more on the key of a reading.
+    pub(crate) fn hold(&self, spot: &Spot, amount: u64) {
+        self.holds.add(spot.fingerprint, amount);
+    }
+
+    /// Under the lock: ends a hold of so much on the key of a hash.
+    pub(crate) fn end_hold(&self, hash: u64, amount: u64) {
+        self.holds.subtract(fingerprint(hash), amount);
+    }
+
+    /// What is held on the key of a hash: see [`Seen::held`]. Under the lock, or the caller validates what it read.
+    pub(crate) fn held(&self, hash: u64) -> u64 {
+        self.holds.of(fingerprint(hash))
+    }
+
+    /// On how many keys something is held, and how much in all.
+    pub(crate) fn holds(&self) -> (usize, u64) {
+        self.holds.totals()
     }
 
     /// Under the lock: the state in a place, to change it.
@@ -276,7 +308,10 @@ impl<C: Cell> Table<C> {
 
     /// Forgets the key.
     pub(crate) fn remove(&self, hash: u64) {
-        let vacate = |table: &Self, place: Place, _| table.sets[place.set].vacate(place.slot);
+        let vacate = |table: &Self, place: Place, _| {
+            // A hold keeps its slot.
+            if table.held(hash) == 0 { table.sets[place.set].vacate(place.slot) } else { table.clear(place) }
+        };
         let removed = self.alter(hash, 0, None::<&room::Nobody>, vacate);
         debug_assert!(removed.is_ok(), "it takes no room");
         self.crowding.relieve();
@@ -321,19 +356,14 @@ impl<C: Cell> Table<C> {
     }
 }
 
-impl<C> Table<C> {
-    /// Whether both are one table.
-    pub(crate) fn is_that_of(&self, other: &Self) -> bool {
-        Arc::ptr_eq(&self.sets, &other.sets)
-    }
-}
-
 impl<C> Clone for Table<C> {
     fn clone(&self) -> Self {
         Self {
+            id: self.id,
             sets: Arc::clone(&self.sets),
             horizons: Arc::clone(&self.horizons),
             crowding: Arc::clone(&self.crowding),
+            holds: Arc::clone(&self.holds),
         }
     }
 }
@@ -350,6 +380,8 @@ pub(crate) struct Seen<'a, C: Cell + 'a> {
     /// For a key that is nowhere, the latest moment at which a state that was dropped where it might have been became as good
     /// as new. Zero for a key that is there.
     pub(crate) horizon: u64,
+    /// What is held on the key. A key that is nowhere has nothing held, as a hold keeps its slot.
+    pub(crate) held: u64,
 }
 
 /// Unlocks also when a user's algorithm panics.
@@ -363,6 +395,12 @@ impl<C: Cell> Drop for Unlock<'_, C> {
     fn drop(&mut self) {
         self.table.unlock(self.spot);
     }
+}
+
+fn next_id() -> u64 {
+    // Not one of the model checker's: it orders nothing.
+    static NEXT: std::sync::atomic::AtomicU64 = std::sync::atomic::AtomicU64::new(0);
+    NEXT.fetch_add(1, std::sync::atomic::Ordering::Relaxed)
 }
 
 /// Zero marks an empty slot, so the hash 0 counts as 1.

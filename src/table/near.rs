@@ -10,7 +10,8 @@ use crate::algorithm::Cell;
 pub enum Missed {
     /// Somebody is at work there: it is worth another try.
     Busy,
-    /// The key seems to be in neither set, of which only both versions together could tell.
+    /// The key seems to be in neither set, of which only both versions together could tell. Or costs are held on some key of
+    /// the table.
     Absent,
 }
 
@@ -29,13 +30,11 @@ impl<'a, C: Cell> Near<'a, C> {
         if set.is_at(version) { Ok(Self { set, version, slot, state }) } else { Err(Missed::Busy) }
     }
 
-    /// Stores another state, unless anything in the set has changed since the reading. Tells the moment from which on that
-    /// state is as good as new.
+    /// Stores another state, unless anything in the set has changed since the reading.
     #[inline(always)]
-    pub(crate) fn replace(self, state: C::State) -> Result<u64, Missed> {
-        let mut locked = self.lock()?;
-        **locked.edit() = state;
-        Ok(locked.fresh_at())
+    pub(crate) fn replace(self, state: C::State) -> Result<(), Missed> {
+        **self.lock()?.edit() = state;
+        Ok(())
     }
 
     /// The moment from which on the state is as good as new.
@@ -70,13 +69,6 @@ impl<'a, C: Cell> LockedNear<'a, C> {
     pub(crate) fn edit(&mut self) -> &mut C::Edit<'a> {
         self.edit.get_or_insert_with(|| self.set.cell(self.slot).edit())
     }
-
-    /// The moment from which on what was written is as good as new.
-    #[inline(always)]
-    pub(crate) fn fresh_at(&mut self) -> u64 {
-        self.edit = None;
-        self.set.cell(self.slot).fresh_at()
-    }
 }
 
 impl<C: Cell> Drop for LockedNear<'_, C> {
@@ -94,11 +86,18 @@ impl<C: Cell> Table<C> {
         let fingerprint = fingerprint(hash);
         let home = &self.sets[scale(fingerprint, self.sets.len())];
         let version = home.version();
+        // After the version: see the protocol of `holds`.
+        if self.holds.any() {
+            return Err(Missed::Absent);
+        }
         if let Some(slot) = home.find(fingerprint) {
             return Near::read(home, version, slot);
         }
         let other = &self.sets[self.candidates(fingerprint)[1]];
         let version = other.version();
+        if self.holds.any() {
+            return Err(Missed::Absent);
+        }
         match other.find(fingerprint) {
             Some(slot) => Near::read(other, version, slot),
             None => Err(Missed::Absent),

@@ -27,9 +27,9 @@ impl<C: Cell> Table<C> {
 }
 
 impl<C: Cell> Nowhere<'_, C> {
-    /// Stores a state for it, in a table without estates. Tells the moment from which on that state is as good as new.
+    /// Stores a state for it, in a table without estates.
     #[inline(always)]
-    pub(crate) fn insert(&self, state: &C::State) -> Result<u64, NotInserted> {
+    pub(crate) fn insert(&self, state: &C::State) -> Result<(), NotInserted> {
         let Self { table, now, spot } = self;
         debug_assert!(!table.has_estates(), "what is inherited is left out");
         if !table.lock(spot) {
@@ -38,8 +38,7 @@ impl<C: Cell> Nowhere<'_, C> {
         let unlock = Unlock { table, spot };
         let place = table.take_slot(spot, *now).ok_or(NotInserted::NoRoom)?;
         table.edit(place).clone_from(state);
-        let until = table.fresh_at(place);
         drop(unlock);
-        Ok(until)
+        Ok(())
     }
 }

@@ -14,6 +14,9 @@ pub(crate) trait Tenancy<S> {
 
     /// Makes the state one that owes at least what another one does, too.
     fn inherit(&self, state: &mut S, from: &S);
+
+    /// What becomes of a new key when there is no room for it.
+    fn when_full(&self) -> WhenFull;
 }
 
 /// The table is full, and its policy is to refuse: until this moment, when one of those in the key's sets is idle.
@@ -25,7 +28,6 @@ pub struct Full {
 
 /// How a table fares that is full.
 pub(super) struct Crowding<C> {
-    when_full: WhenFull,
     /// For each set, at least what everybody owes who was forgotten there: empty unless the policy is to inherit. Under the
     /// set's lock.
     estates: Box<[C]>,
@@ -36,18 +38,17 @@ pub(super) struct Crowding<C> {
 }
 
 impl<C: Cell> Crowding<C> {
-    pub(super) fn new(when_full: WhenFull, sets: usize, words: usize) -> Self {
-        let estates = if when_full == WhenFull::Inherit { sets } else { 0 };
-        Self {
-            when_full,
-            estates: (0..estates).map(|_| C::new(words)).collect(),
-            full_at: Hint::new(0),
-            forgotten: Hint::new(0),
-        }
+    pub(super) fn new(inherits: bool, sets: usize, words: usize) -> Self {
+        let estates = if inherits { sets } else { 0 };
+        Self { estates: (0..estates).map(|_| C::new(words)).collect(), full_at: Hint::new(0), forgotten: Hint::new(0) }
     }
 
     pub(super) fn estates(&self) -> usize {
         self.estates.len()
+    }
+
+    pub(super) fn bytes(&self) -> usize {
+        size_of_val(&*self.estates) + self.estates.iter().map(Cell::heap_bytes).sum::<usize>()
     }
 
     pub(super) fn forgotten(&self) -> u64 {
@@ -78,6 +79,10 @@ impl<S> Tenancy<S> for Nobody {
     }
 
     fn inherit(&self, _state: &mut S, _from: &S) {
+        match *self {}
+    }
+
+    fn when_full(&self) -> WhenFull {
         match *self {}
     }
 }
@@ -118,27 +123,30 @@ impl<C: Cell> Table<C> {
         if self.make_room_by_moving(spot.candidates, now) {
             return Ok(());
         }
-        match self.crowding.when_full {
-            WhenFull::Refuse => Err(self.full(spot.candidates)),
-            WhenFull::Forget | WhenFull::Inherit => {
-                self.forget_who_owes_least(spot.candidates, now, tenancy);
-                Ok(())
-            }
+        match tenancy.when_full() {
+            WhenFull::Forget | WhenFull::Inherit if self.forget_who_owes_least(spot.candidates, now, tenancy) => Ok(()),
+            WhenFull::Refuse | WhenFull::Forget | WhenFull::Inherit => Err(self.full(spot.candidates)),
         }
     }
 
     /// Whether a key that is nowhere would be refused for want of room.
     #[inline]
-    pub(crate) fn is_full_for(&self, spot: &Spot, now: u64) -> Result<(), Full> {
-        if self.crowding.when_full == WhenFull::Refuse && spot.is_nowhere() {
+    pub(crate) fn is_full_for(&self, spot: &Spot, now: u64, when_full: WhenFull) -> Result<(), Full> {
+        if spot.is_nowhere() && (when_full == WhenFull::Refuse || self.all_are_held(spot.candidates.into_iter())) {
             return self.has_room(spot.candidates, now);
         }
         Ok(())
     }
 
+    /// Whether something is held on every key of these sets: then none can be evicted.
+    fn all_are_held(&self, mut sets: impl Iterator<Item = usize>) -> bool {
+        let is_held = |set: usize, slot| self.holds.of(self.sets[set].fingerprint(slot)) > 0;
+        self.holds.any() && sets.all(|set| all_slots().all(|slot| is_held(set, slot)))
+    }
+
     #[cold]
     fn has_room(&self, candidates: [usize; 2], now: u64) -> Result<(), Full> {
-        let is_free = |set: usize| self.sets[set].free_slot(now).is_some();
+        let is_free = |set: usize| self.sets[set].free_slot(now, &self.holds).is_some();
         let room = candidates.into_iter().any(is_free) || !matches!(self.search(candidates, now), Search::Nothing);
         if room { Ok(()) } else { Err(self.full(candidates)) }
     }
@@ -202,7 +210,7 @@ impl<C: Cell> Table<C> {
                 return Search::Empty;
             }
             let to = self.other_candidate(fingerprint, from);
-            if self.sets[to].free_slot(now).is_some() {
+            if self.sets[to].free_slot(now, &self.holds).is_some() {
                 return Search::Move { fingerprint, from, to };
             }
             full(to);
@@ -223,7 +231,7 @@ impl<C: Cell> Table<C> {
         let (low, high) = (&self.sets[from.min(to)], &self.sets[from.max(to)]);
         let versions = (low.lock_whenever(), high.lock_whenever());
         let (source, target) = (&self.sets[from], &self.sets[to]);
-        let found = source.find(fingerprint).zip(target.free_slot(now));
+        let found = source.find(fingerprint).zip(target.free_slot(now, &self.holds));
         if let Some((old, new)) = found {
             self.occupy(to, new, fingerprint);
             target.cell(new).copy_from(source.cell(old));
@@ -234,13 +242,17 @@ impl<C: Cell> Table<C> {
         found.is_some()
     }
 
-    /// The table is full of live keys: forgets, of those in the two sets, the one that owes least.
+    /// The table is full of live keys: forgets, of those in the two sets, the one that owes least. False if something is held
+    /// on each of them.
     ///
     /// Under both locks: if somebody else has made room meanwhile nobody is forgotten, and nobody charges a key that is.
-    fn forget_who_owes_least(&self, sets: [usize; 2], now: u64, tenancy: &impl Tenancy<C::State>) {
+    fn forget_who_owes_least(&self, sets: [usize; 2], now: u64, tenancy: &impl Tenancy<C::State>) -> bool {
         let both = LockedPair::lock(self, sets);
-        if sets.iter().all(|&set| self.sets[set].free_slot(now).is_none()) {
+        let is_full = sets.iter().all(|&set| self.sets[set].free_slot(now, &self.holds).is_none());
+        let mut has_room = !is_full;
+        if is_full {
             let slots = sets.into_iter().flat_map(|set| all_slots().map(move |slot| (set, slot)));
+            let slots = slots.filter(|&(set, slot)| self.holds.of(self.sets[set].fingerprint(slot)) == 0);
             let owes = |&(set, slot): &(usize, u8)| tenancy.owes(&self.sets[set].cell(slot).snapshot());
             if let Some((set, slot)) = slots.min_by_key(owes) {
                 let (set, estate) = (&self.sets[set], self.crowding.estates.get(set));
@@ -249,9 +261,11 @@ impl<C: Cell> Table<C> {
                 }
                 set.vacate(slot);
                 self.crowding.forgotten.fetch_add(1, Relaxed);
+                has_room = true;
             }
         }
         drop(both);
+        has_room
     }
 }
 

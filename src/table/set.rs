@@ -1,3 +1,4 @@
+use super::holds::Holds;
 use crate::algorithm::Cell;
 use crate::sync::{AtomicU64, Backoff, Ordering};
 
@@ -94,10 +95,11 @@ impl<C: Cell> Set<C> {
         &self.cells[usize::from(slot)]
     }
 
-    /// A slot that is empty or idle at `now`: empty ones, whose first word is zero, are idle at any time.
+    /// A slot that is empty or idle at `now`, and whose key has nothing held: empty ones, whose first word is zero, are idle
+    /// at any time.
     #[inline(always)]
-    pub(super) fn free_slot(&self, now: u64) -> Option<u8> {
-        all_slots().find(|&slot| self.cell(slot).fresh_at() <= now)
+    pub(super) fn free_slot(&self, now: u64, holds: &Holds) -> Option<u8> {
+        all_slots().find(|&slot| self.cell(slot).fresh_at() <= now && holds.of(self.fingerprint(slot)) == 0)
     }
 
     /// Under the lock: gives an idle slot to a new key, in the zero state.
@@ -111,6 +113,10 @@ impl<C: Cell> Set<C> {
     pub(super) fn vacate(&self, slot: u8) {
         self.fingerprints[usize::from(slot)].store(0, Ordering::Release);
         self.cell(slot).clear();
+    }
+
+    pub(super) fn heap_bytes(&self) -> usize {
+        self.cells.iter().map(Cell::heap_bytes).sum()
     }
 
     pub(super) fn live(&self, now: u64) -> usize {

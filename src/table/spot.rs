@@ -28,6 +28,11 @@ impl Spot {
     /// No reading at all.
     pub(crate) const BLANK: Self = Self { fingerprint: 0, candidates: [0; 2], versions: [0; 2], at: At::Nowhere };
 
+    /// A hash of the key that was read.
+    pub(crate) fn hash(&self) -> u64 {
+        self.fingerprint
+    }
+
     /// Whether the key was nowhere.
     pub(crate) fn is_nowhere(&self) -> bool {
         self.at == At::Nowhere

@@ -39,6 +39,10 @@ impl Tenancy<[u64; 2]> for Plain {
     fn inherit(&self, state: &mut [u64; 2], from: &[u64; 2]) {
         state[0] = state[0].max(from[0]);
     }
+
+    fn when_full(&self) -> WhenFull {
+        WhenFull::Forget
+    }
 }
 
 fn table_of(sets: usize) -> Words {
@@ -82,6 +86,40 @@ fn put(table: &Words, hash: u64, now: u64, until: u64) {
     while !try_put(table, hash, now, until) {
         table.make_room(&spot(table, hash), now, &Plain).expect("a table that forgets");
     }
+}
+
+/// Holds so much on the key, in a slot.
+fn hold(table: &Words, hash: u64, now: u64, amount: u64) {
+    loop {
+        let spot = spot(table, hash);
+        assert!(table.lock(&spot), "nobody else is there");
+        let place = table.place(&spot, now, &Plain);
+        if let Some(place) = place {
+            if spot.is_nowhere() {
+                *table.edit(place) = [0, hash];
+            }
+            table.hold(&spot, amount);
+        }
+        table.unlock(&spot);
+        if place.is_some() {
+            return;
+        }
+        assert!(table.make_room_by_moving(spot.candidates, now), "there is room");
+    }
+}
+
+/// Notes whose the zero state is.
+fn put_idle(table: &Words, hash: u64) {
+    table.alter(hash, 0, None::<&Plain>, |table, place, _| *table.edit(place) = [0, hash]).expect("it has a slot");
+}
+
+fn end_hold(table: &Words, hash: u64, amount: u64) {
+    let end = |table: &Words, _: Place, _| table.end_hold(hash, amount);
+    table.alter(hash, 0, None::<&Plain>, end).expect("it has a slot");
+}
+
+fn held(table: &Words, hash: u64) -> u64 {
+    table.read(hash, &mut { Spot::BLANK }).held
 }
 
 /// Until when the key is live, or if it is nowhere the horizon.
@@ -232,6 +270,79 @@ fn a_key_that_moves_onto_an_idle_one_leaves_its_horizon_there() {
     assert_eq!(get(&table, moves), Ok(1000));
     assert_eq!(get(&table, idle[0]), Err(200));
     assert_eq!([from, to].map(|set| table.horizons.of(set)), [0, 200]);
+    check_structure(&table);
+}
+
+#[test]
+fn a_held_key_keeps_its_slot_though_it_is_idle() {
+    let (table, keys) = full_pair();
+    hold(&table, keys[0], 1, 3);
+    hold(&table, keys[0], 1, 2);
+    assert_eq!((held(&table, keys[0]), table.holds()), (5, (1, 5)));
+    // At 101 the first two keys are idle, and one of them is held.
+    assert!(try_put(&table, 9, 101, 1000));
+    assert_eq!((get(&table, keys[0]), get(&table, keys[1])), (Ok(100), Err(101)));
+    end_hold(&table, keys[0], 3);
+    assert!(!try_put(&table, 10, 101, 1000), "something is held still");
+    end_hold(&table, keys[0], 2);
+    assert_eq!((held(&table, keys[0]), table.holds()), (0, (0, 0)));
+    assert!(try_put(&table, 10, 101, 1000));
+    assert_eq!(get(&table, keys[0]), Err(101), "it is idle, and its slot was free");
+    check_structure(&table);
+}
+
+#[test]
+fn nobody_is_evicted_on_whom_something_is_held() {
+    let (table, keys) = full_pair();
+    // Among those that would be idle first.
+    for &key in &keys[..4] {
+        hold(&table, key, 1, 1);
+    }
+    put(&table, 9, 1, 1000);
+    assert_eq!(get(&table, keys[4]), Err(0), "of the others it would be idle first");
+    put(&table, 10, 1, 2000);
+    assert_eq!(get(&table, keys[5]), Err(0));
+    for key in [9, 10] {
+        hold(&table, key, 1, 1);
+    }
+    let full = table.make_room(&spot(&table, 11), 1, &Plain);
+    assert_eq!(full, Err(Full { until: 100 }), "all are held");
+    assert_eq!(table.forgotten(), 2);
+    assert!(keys[..4].iter().zip(100..).all(|(&key, until)| get(&table, key) == Ok(until)));
+    check_structure(&table);
+}
+
+#[test]
+fn what_is_held_moves_with_its_key() {
+    let table = table_of(70);
+    let moves = hashes_for(&table, [0, 64]).next().expect("a hash");
+    hold(&table, moves, 1, 7);
+    assert!(table.move_key(moves, 0, 64, 1));
+    assert_eq!((held(&table, moves), get(&table, moves)), (7, Ok(0)));
+    // No key takes its slot there: not even one that moves.
+    let others: Vec<u64> = hashes_for(&table, [64, 1]).take(SLOTS - 1).collect();
+    for &key in &others {
+        put(&table, key, 1, 1000);
+    }
+    let late = hashes_for(&table, [2, 64]).next().expect("a hash");
+    put(&table, late, 1, 1000);
+    assert!(!table.move_key(late, 2, 64, 1), "the only idle slot is held");
+    end_hold(&table, moves, 7);
+    assert!(table.move_key(late, 2, 64, 1));
+    check_structure(&table);
+}
+
+#[test]
+fn a_key_that_is_removed_keeps_what_is_held_and_its_slot() {
+    let (table, keys) = full_pair();
+    hold(&table, keys[0], 1, 5);
+    table.remove(keys[0]);
+    let mut spot = Spot::BLANK;
+    let seen = table.read(keys[0], &mut spot);
+    assert_eq!((*seen.state, seen.held, spot.is_nowhere()), ([0, 0], 5, false));
+    assert!(!try_put(&table, 9, 1, 1000), "there is no room");
+    end_hold(&table, keys[0], 5);
+    assert!(try_put(&table, 9, 1, 1000));
     check_structure(&table);
 }
 
@@ -499,6 +610,13 @@ enum Step {
         behind: u64,
         span: u64,
     },
+    Hold {
+        key: usize,
+        amount: u64,
+    },
+    EndHold {
+        key: usize,
+    },
     Remove {
         key: usize,
     },
@@ -511,7 +629,9 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
     let key = 0..60_usize;
     let step = prop_oneof![
         8 => (key.clone(), 0..50_u64, 1..200_u64).prop_map(|(key, behind, span)| Step::Charge { key, behind, span }),
-        1 => key.prop_map(|key| Step::Remove { key }),
+        1 => key.clone().prop_map(|key| Step::Remove { key }),
+        2 => (key.clone(), 1..9_u64).prop_map(|(key, amount)| Step::Hold { key, amount }),
+        2 => key.prop_map(|key| Step::EndHold { key }),
         3 => (0..100_u64).prop_map(|time| Step::Pass { time }),
     ];
     proptest::collection::vec(step, 1..400)
@@ -526,19 +646,38 @@ proptest! {
         let keys: Vec<u64> = Hashes(seed).take(60).collect();
         let table = Words::with_room_for(keys.len(), 2, WhenFull::Forget);
         let mut model: HashMap<u64, u64> = HashMap::new();
+        let mut held_amounts: HashMap<u64, u64> = HashMap::new();
         let (mut time, mut latest) = (1000, 0);
         for step in steps {
             match step {
                 Step::Pass { time: passed } => time += passed,
+                Step::Hold { key, amount } => {
+                    if let Err(horizon) = get(&table, keys[key]) {
+                        let dropped = model.remove(&keys[key]);
+                        prop_assert!(dropped.is_none_or(|until| until <= horizon), "forgotten in debt");
+                    }
+                    latest = latest.max(time);
+                    hold(&table, keys[key], time, amount);
+                    *held_amounts.entry(keys[key]).or_default() += amount;
+                }
+                Step::EndHold { key } => {
+                    if let Some(amount) = held_amounts.remove(&keys[key]) {
+                        end_hold(&table, keys[key], amount);
+                    }
+                }
                 Step::Remove { key } => {
                     table.remove(keys[key]);
                     model.remove(&keys[key]);
+                    if held_amounts.contains_key(&keys[key]) {
+                        // Its slot is as that of a key which was only ever held.
+                        put_idle(&table, keys[key]);
+                    }
                 }
                 Step::Charge { key, behind, span } => {
                     let hash = keys[key];
                     let now = match get(&table, hash) {
                         Ok(until) => {
-                            prop_assert_eq!(model.get(&hash), Some(&until));
+                            prop_assert_eq!(model.get(&hash).copied().unwrap_or(0), until);
                             time - behind
                         }
                         Err(horizon) => {
@@ -556,6 +695,11 @@ proptest! {
             }
             let live = model.values().filter(|&&until| until > time).count();
             prop_assert_eq!(table.live(time), live);
+            prop_assert_eq!(table.holds(), (held_amounts.len(), held_amounts.values().sum()));
+            for (&hash, &amount) in &held_amounts {
+                prop_assert_eq!(held(&table, hash), amount);
+                prop_assert!(get(&table, hash).is_ok(), "a held key has lost its slot");
+            }
         }
         check_structure(&table);
     }

@@ -5,8 +5,8 @@ use super::seam::Settles;
 
 const GRPC_STATUS: HeaderName = HeaderName::from_static("grpc-status");
 
-/// Only gRPC calls that end in one of these codes stay charged; all others are given back. "At most five failed logins
-/// in fifteen minutes" is `OnlyCodes::new([Code::Unauthenticated])`.
+/// Charges gRPC calls that end in one of these codes; all others are released. "At most five failed logins in fifteen
+/// minutes" is `OnlyCodes::new([Code::Unauthenticated])`.
 ///
 /// A code is read where a call ends in its first answer, as tonic's do that return a `Status` instead of a response.
 /// What comes in the trailers of a response that has begun is not waited for: such a call counts as `OK`, and so does

@@ -2,18 +2,18 @@ use http::{HeaderName, Response};
 
 use super::seam::Settles;
 
-/// Only failures stay charged; what succeeded is given back.
+/// Charges failures; what succeeded is released.
 ///
 /// In HTTP a failure is a status of 400 or above (also one that no standard knows), in gRPC a `grpc-status` other than 0 in the response's headers, and in
 /// either an error of the inner service. (A gRPC call that sent messages before it failed tells so in its trailers, after
 /// the response has begun: it counts as a success.)
 ///
-/// "At most five failed logins in fifteen minutes" thus holds against any number of concurrent attempts: each is charged
-/// first, and given back if it succeeds.
+/// "At most five failed logins in fifteen minutes" thus holds against any number of concurrent attempts: each is held
+/// when it begins, and released if it succeeds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct OnlyFailures;
 
-/// Only successes stay charged; what failed is given back. What counts as a failure is said at [`OnlyFailures`].
+/// Charges successes; what failed is released. What counts as a failure is said at [`OnlyFailures`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct OnlySuccesses;
 

@@ -4,8 +4,10 @@
 //! - `properties`: what holds of every header field
 //! - `rendered`: whatever a well-formed field says is read
 //! - `mutations`: fuzzing, bounded; `FUZZ_ROUNDS=100000000` lasts longer, `FUZZ_SEED=7` goes another way
+//! - `exemptions`: whom an exemption by the client's address exempts
 //! - `servers`: real requests over sockets
 
+mod exemptions;
 mod invariants;
 mod mutations;
 mod properties;

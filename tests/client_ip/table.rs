@@ -292,11 +292,14 @@ fn behind_a_unix_socket_an_absent_peer_is_a_proxy_if_that_is_said() {
     assert_eq!(found(TrustedProxies::hops(1), &["203.0.113.9, 192.0.2.1"]), Ok(ip("192.0.2.1")));
     assert_eq!(found(TrustedProxies::hops(2), &["203.0.113.9, 192.0.2.1"]), Ok(ip("203.0.113.9")));
     assert_eq!(found(networks(OURS), &["203.0.113.9, garbage, 10.0.0.2"]), Ok(ip("10.0.0.2")));
-    for lines in [&[][..], &["203.0.113.9, unknown"], &[""]] {
+    let (by_server, reason) = found(networks(OURS), &[]).expect_err("nobody is known");
+    assert!(by_server && reason.contains("x-forwarded-for"), "{reason}");
+    for lines in [&["203.0.113.9, unknown"][..], &[""]] {
         let (by_server, reason) = found(networks(OURS), lines).expect_err("nobody is known");
-        assert!(by_server && reason.contains("x-forwarded-for"), "{reason}");
+        assert_eq!((by_server, &*reason), (false, "the header field x-forwarded-for holds no address"));
     }
-    assert!(found(TrustedProxies::none(), &["203.0.113.9"]).is_err(), "nobody is trusted");
+    let (by_server, _) = found(TrustedProxies::none(), &["203.0.113.9"]).expect_err("nobody is trusted");
+    assert!(by_server);
 
     // A peer that has an address is trusted as ever.
     let reader = ClientIp::x_forwarded_for(networks(OURS)).trust_absent_peer();

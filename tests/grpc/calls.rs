@@ -1,15 +1,18 @@
 //! Calls from tonic's client to tonic's server.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
+use tonic::service::interceptor::InterceptedService;
 use tonic::transport::server::TcpIncoming;
 use tonic::transport::{Certificate, ClientTlsConfig, Endpoint, Identity, Server, ServerTlsConfig};
 use tonic::{Code, Status};
 use tonic_health::pb::health_client::HealthClient;
+use tonic_health::pb::health_server::HealthServer;
 use tonic_health::pb::{HealthCheckRequest, HealthCheckResponse};
 use tonic_types::StatusExt;
 use tower::{Layer, Service, ServiceBuilder, ServiceExt, service_fn};
-use tower_ratelimit::response::Grpc;
 use tower_ratelimit::retry::{GrpcStatus, RetryAfter, Told};
 
 use crate::support::{Counting, connect, listen, of, per_minute};
@@ -72,9 +75,7 @@ async fn one_service_is_limited_and_its_neighbours_are_not() {
 
     let (layer, _clock) = per_minute(1);
     let (listener, by_interceptor) = listen().await;
-    let intercepted = tonic::service::interceptor::InterceptedService::new(handler.service(), Ok::<_, Status>);
-    // An interceptor's response body has no default.
-    let layer = layer.responder(Grpc::new().any_body());
+    let intercepted = InterceptedService::new(handler.service(), Ok::<_, Status>);
     let server = Server::builder().add_service(layer.layer(intercepted));
     tokio::spawn(server.serve_with_incoming(TcpIncoming::from(listener)));
 
@@ -84,6 +85,31 @@ async fn one_service_is_limited_and_its_neighbours_are_not() {
         assert_eq!(client.check(of("")).await.expect_err("over the limit").code(), Code::ResourceExhausted);
     }
     assert_eq!(handler.calls(), 3);
+}
+
+/// A call that an interceptor rejects was charged. A call over the limit reaches neither interceptor nor handler.
+#[tokio::test]
+async fn intercepted_service_is_limited() {
+    let (layer, _clock) = per_minute(2);
+    let (handler, intercepted) = (Counting::default(), Arc::new(AtomicUsize::new(0)));
+    let count = Arc::clone(&intercepted);
+    let interceptor = move |call: tonic::Request<()>| {
+        count.fetch_add(1, Ordering::SeqCst);
+        if call.metadata().contains_key("forbidden") { Err(Status::permission_denied("forbidden")) } else { Ok(call) }
+    };
+    let service = HealthServer::with_interceptor(handler.clone(), interceptor);
+    let (listener, address) = listen().await;
+    let server = Server::builder().add_service(layer.layer(service));
+    tokio::spawn(server.serve_with_incoming(TcpIncoming::from(listener)));
+
+    let mut client = connect(address).await;
+    client.check(of("")).await.expect("within the limit");
+    let mut forbidden = tonic::Request::new(of(""));
+    forbidden.metadata_mut().insert("forbidden", "yes".parse().expect("ASCII"));
+    assert_eq!(client.check(forbidden).await.expect_err("intercepted").code(), Code::PermissionDenied);
+    let status = client.check(of("")).await.expect_err("over the limit");
+    assert_refused(&status, Duration::from_secs(60), 2);
+    assert_eq!((handler.calls(), intercepted.load(Ordering::SeqCst)), (1, 2));
 }
 
 /// Streams are charged when they begin, whatever they bring; a refused one never begins.

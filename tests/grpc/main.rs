@@ -6,5 +6,6 @@
 mod answers;
 mod calls;
 mod ports;
+mod refusals;
 mod settling;
 mod support;

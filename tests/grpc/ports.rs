@@ -22,15 +22,15 @@ fn layer<R>(responder: R) -> RateLimitLayer<PeerIp, Memory<FixedWindow>, R> {
     RateLimitLayer::new(PeerIp::new(), limiter).responder(responder)
 }
 
-/// One request that is not gRPC, in HTTP/1.1 or HTTP/2.
-async fn ask(address: SocketAddr, version: Version, content_type: Option<&str>) -> Response<Bytes> {
+/// One request, in HTTP/1.1 or HTTP/2.
+async fn ask(address: SocketAddr, version: Version, method: Method, content_type: Option<&str>) -> Response<Bytes> {
     let mut builder = Client::builder(TokioExecutor::new());
     if version == Version::HTTP_2 {
         // With prior knowledge: h2c.
         builder.http2_only(true);
     }
     let client = builder.build_http::<Empty<Bytes>>();
-    let mut request = Request::builder().uri(format!("http://{address}/")).method(Method::GET);
+    let mut request = Request::builder().uri(format!("http://{address}/")).method(method);
     if let Some(content_type) = content_type {
         request = request.header("content-type", content_type);
     }
@@ -43,7 +43,7 @@ async fn ask(address: SocketAddr, version: Version, content_type: Option<&str>) 
 async fn both_are_answered_in_their_own_way(address: SocketAddr, handler: &Counting) {
     let mut client = connect(address).await;
     client.check(of("")).await.expect("within the limit");
-    let allowed = ask(address, Version::HTTP_2, None).await;
+    let allowed = ask(address, Version::HTTP_2, Method::GET, None).await;
     assert_eq!(allowed.headers()["ratelimit"].to_str().expect("ASCII").split(";t=").next(), Some(r#""default";r=0"#));
 
     let status = client.check(of("")).await.expect_err("one limit for both");
@@ -52,7 +52,7 @@ async fn both_are_answered_in_their_own_way(address: SocketAddr, handler: &Count
     assert_eq!(handler.calls(), 1);
 
     for version in [Version::HTTP_11, Version::HTTP_2] {
-        let refused = ask(address, version, None).await;
+        let refused = ask(address, version, Method::GET, None).await;
         assert_eq!(refused.status(), 429, "{version:?}");
         assert_eq!(refused.headers()["content-type"], "application/problem+json");
         assert!(refused.headers().contains_key("retry-after"));
@@ -91,7 +91,7 @@ async fn a_content_type_says_whether_it_is_grpc() {
     let (listener, address) = listen().await;
     let app = app.into_make_service_with_connect_info::<SocketAddr>();
     tokio::spawn(async move { axum::serve(listener, app).await });
-    while ask(address, Version::HTTP_11, None).await.status() == 200 {}
+    while ask(address, Version::HTTP_11, Method::GET, None).await.status() == 200 {}
 
     for (content_type, answer) in [
         ("application/grpc", Some("application/grpc")),
@@ -104,10 +104,31 @@ async fn a_content_type_says_whether_it_is_grpc() {
         ("application/json", None),
         ("ä", None),
     ] {
-        let response = ask(address, Version::HTTP_11, Some(content_type)).await;
+        let response = ask(address, Version::HTTP_11, Method::POST, Some(content_type)).await;
         let expected = if answer.is_some() { 200 } else { 429 };
         assert_eq!(response.status(), expected, "{content_type}");
         assert_eq!(response.headers()["content-type"], answer.unwrap_or("application/problem+json"), "{content_type}");
         assert_eq!(response.headers().contains_key("grpc-status"), answer.is_some(), "{content_type}");
     }
+}
+
+/// A `GET` that claims to be gRPC has an answer that no cache takes for the page.
+#[tokio::test]
+async fn grpc_answers_only_post() {
+    let app = Router::new().route("/", get(async || "hello")).layer(layer(ByContentType::default()));
+    let (listener, address) = listen().await;
+    let app = app.into_make_service_with_connect_info::<SocketAddr>();
+    tokio::spawn(async move { axum::serve(listener, app).await });
+    while ask(address, Version::HTTP_11, Method::GET, None).await.status() == 200 {}
+
+    for version in [Version::HTTP_11, Version::HTTP_2] {
+        let response = ask(address, version, Method::GET, Some("application/grpc")).await;
+        assert_eq!(response.status(), 429);
+        assert_eq!(response.headers()["content-type"], "application/problem+json");
+        assert_eq!(response.headers()["cache-control"], "no-store");
+        assert!(!response.headers().contains_key("grpc-status") && !response.body().is_empty());
+    }
+    let call = ask(address, Version::HTTP_2, Method::POST, Some("application/grpc")).await;
+    assert_eq!((call.status().as_u16(), &call.headers()["grpc-status"]), (200, &"8".parse().expect("ASCII")));
+    assert_eq!(call.headers()["cache-control"], "no-store");
 }

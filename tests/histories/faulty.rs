@@ -3,16 +3,16 @@
 
 use std::future::Ready;
 use std::sync::atomic::AtomicU64;
-use std::sync::{Barrier, Mutex, MutexGuard};
+use std::sync::{Arc, Barrier, Mutex, MutexGuard};
 use std::time::Duration;
 
 use tower_ratelimit::algorithm::Algorithm;
-use tower_ratelimit::limiter::{Acquire, Outcome, Receipt, Reply};
-use tower_ratelimit::{Ask, Clock, Decision, Error, Gcra, Limit, Limiter, Memory, Quota, Standing, Timestamp};
+use tower_ratelimit::limiter::{Acquire, Held, Outcome, Reply};
+use tower_ratelimit::{Ask, Clock, Decision, Error, Gcra, Limit, Limiter, Memory, Quota, Standing, Verdict};
 
 use crate::model::{Caller, Kept, Model, Rule};
 use crate::order::{Explained, Unexplained, explain};
-use crate::recording::{Event, History, NotingClock, Recorder, Step, ready};
+use crate::recording::{End, Event, History, NotingClock, Recorder, Step, ready};
 
 const THREADS: usize = 3;
 
@@ -89,18 +89,14 @@ impl Limiter<Caller> for InTwoSteps {
             *state = before;
         }
         let verdict = self.bucket.peek(&seen, now, ask);
-        let mut receipt = None;
         if verdict.is_allowed() {
             self.bucket.commit(&mut state, now, Duration::ZERO, ask.cost);
-            let mut charged = Receipt::new(now, ask.cost, 1);
-            charged.until_mut()[0] = Timestamp::from_micros(state.fresh_at());
-            receipt = Some(charged);
         }
         let standing = Standing::of("one", verdict, self.bucket.reading(&state, now));
         drop(state);
         self.meet.wait();
         let decision = Decision::one(now, standing).with_turns(self.bucket.promises_turns());
-        Acquire::Ready(Ok(Outcome { decision, receipt }))
+        Acquire::Ready(Ok(decision.into()))
     }
 }
 
@@ -126,8 +122,8 @@ fn who_overwrites_what_others_wrote_is_found_out() {
     all_at_once(Fault::Overwrites, 10).expect_err("nobody takes turns");
 }
 
-/// Two limiters as one: it charges the second after the first, and gives back what it charged for nothing. Between the two
-/// whoever peeks has a look.
+/// Two limiters as one: it holds on the first, decides on the second, and then settles or releases. Between the two whoever
+/// peeks has a look.
 struct OneAfterTheOther<L> {
     limiters: [L; 2],
     meet: Option<Barrier>,
@@ -152,29 +148,20 @@ impl<L: Limiter<Caller>> Limiter<Caller> for OneAfterTheOther<L> {
     type Future = Ready<Result<Outcome, Error>>;
 
     fn acquire(&self, caller: &Caller, ask: Ask) -> Acquire<Self::Future> {
-        let acquire = |limiter: &L| match limiter.acquire(caller, ask) {
+        let acquire = |limiter: &L, ask: Ask| match limiter.acquire(caller, ask) {
             Acquire::Ready(outcome) => outcome.expect("memory never fails"),
             Acquire::Pending(_) => panic!("memory answers at once"),
         };
         let [one, other] = &self.limiters;
-        let first = acquire(one);
+        let first = acquire(one, ask.hold());
         self.meet();
         self.meet();
-        let second = acquire(other);
-        let (mut told, mut receipt) = (first.decision, None);
-        match (first.receipt, second.receipt) {
-            (Some(first), Some(second)) => {
-                let mut both = Receipt::new(first.charged_at(), ask.cost, 2);
-                both.until_mut()[..2].copy_from_slice(&[first.until()[0], second.until()[0]]);
-                receipt = Some(both);
-            }
-            (Some(first), None) => {
-                ready(one.give_back(caller, first));
-                told = ready(one.peek(caller, ask));
-            }
-            _ => (),
+        let second = acquire(other, ask);
+        if let Some(held) = first.held {
+            ready(if second.decision.is_allowed() { held.settle(ask.cost) } else { held.release() });
         }
-        Acquire::Ready(Ok(Outcome { decision: self.both(&[told, second.decision]), receipt }))
+        let told = ready(one.peek(caller, ask));
+        Acquire::Ready(Ok(self.both(&[told, second.decision]).into()))
     }
 
     fn peek(&self, caller: &Caller, ask: Ask) -> Reply<Decision> {
@@ -214,10 +201,10 @@ fn who_shows_half_of_a_charge_is_found_out() {
 }
 
 #[test]
-fn who_charges_for_nothing_and_gives_it_back_is_found_out() {
+fn who_holds_for_nothing_and_releases_it_is_found_out() {
     // More than the group can ever have.
     seen(1, false).expect("nobody sees it");
-    seen(1, true).expect_err("the user was charged for what the group refused");
+    seen(1, true).expect_err("a peek saw what was held for a denied request");
 }
 
 /// What one thread was told, as if two had been: who called and returned when is written over.
@@ -257,8 +244,8 @@ fn but_for(change: impl FnOnce(&mut Event)) -> Result<Explained, Unexplained> {
         &limiter,
         1,
         &[&|recorder| {
-            let receipt = recorder.acquire(ALICE, Ask::cost(2)).expect("it is charged");
-            recorder.settle(ALICE, receipt, 1);
+            let held = recorder.acquire(ALICE, Ask::cost(2).hold()).expect("it is held");
+            recorder.end(ALICE, held, End::Settle(1));
             recorder.peek(ALICE, Ask::default());
         }],
     );
@@ -267,16 +254,185 @@ fn but_for(change: impl FnOnce(&mut Event)) -> Result<Explained, Unexplained> {
 }
 
 #[test]
-fn what_is_given_back_counts() {
+fn what_is_settled_counts() {
     but_for(|_| ()).expect("it is as it was");
     but_for(|event| {
         let Step::Settle { actual, .. } = &mut event.step else { panic!("{event:?}") };
         *actual = 2;
     })
-    .expect_err("the peek saw what was given back");
+    .expect_err("the peek saw what was charged");
+    but_for(|event| {
+        let Step::Settle { held, .. } = &mut event.step else { panic!("{event:?}") };
+        *held = 1;
+    })
+    .expect_err("the peek saw what is held");
     but_for(|event| {
         let Step::Settle { caller, .. } = &mut event.step else { panic!("{event:?}") };
         *caller = [2, 1];
     })
-    .expect_err("it was given back to another one");
+    .expect_err("the hold of another one was settled");
+}
+
+/// A limiter of one bucket that is in no hurry, and makes a mistake about what is held.
+struct Holding {
+    clock: NotingClock,
+    mistake: Mistake,
+    remembered: Arc<Mutex<Remembered>>,
+}
+
+#[derive(Default)]
+struct Remembered {
+    state: <Gcra as Algorithm>::State,
+    held: u64,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Mistake {
+    None,
+    /// It charges when it should hold, and no more when that is settled.
+    ChargesAtHold,
+    /// A peek knows nothing of what is held.
+    PeeksAtTheStateAlone,
+    /// As above, of decisions.
+    DecidesByTheStateAlone,
+    /// It charges what is settled twice.
+    SettlesTwice,
+    /// It charges nothing of what is settled.
+    DropsTheCharge,
+    /// It charges the held cost, whatever the actual one is.
+    SettlesWhole,
+    /// The end of one hold ends all of them.
+    ReleasesTooMuch,
+    /// What is held stays held.
+    NeverReleases,
+    /// Who drops the guard is charged nothing.
+    ForgetsWhoIsDropped,
+}
+
+impl Holding {
+    /// A token drains in a second.
+    const BUCKET: Gcra = Gcra::new(Quota::per_second(1)).burst(9);
+
+    fn decide(&self, ask: Ask, remembered: &Remembered, held: u64) -> Standing {
+        let now = self.clock.now();
+        let ask = if ask.hold { ask.within(Duration::ZERO) } else { ask };
+        let mut state = remembered.state;
+        Self::BUCKET.commit(&mut state, now, Duration::ZERO, held);
+        Standing::of("one", Self::BUCKET.peek(&state, now, ask), Self::BUCKET.reading(&state, now))
+    }
+
+    fn decision(&self, ask: Ask, held: u64, verdict: Verdict, standing: &Standing) -> Decision {
+        let standing = Standing::of("one", verdict, standing.figures());
+        let is_estimate = held > 0 && !verdict.is_allowed();
+        Decision::one(self.clock.now(), standing).with_turns(!ask.hold).with_estimate(is_estimate)
+    }
+
+    fn guard(&self, cost: u64) -> Held {
+        let (clock, mistake, remembered) = (self.clock.clone(), self.mistake, Arc::clone(&self.remembered));
+        let is_charged = move |actual: u64| match mistake {
+            Mistake::ChargesAtHold | Mistake::DropsTheCharge => 0,
+            Mistake::SettlesTwice => 2 * actual,
+            Mistake::SettlesWhole => cost,
+            Mistake::ForgetsWhoIsDropped if actual == cost => 0,
+            _ => actual,
+        };
+        Held::new(cost, move |actual| {
+            let remembered = &mut *remembered.lock().expect("no thread panics");
+            remembered.held = match mistake {
+                Mistake::ReleasesTooMuch => 0,
+                Mistake::NeverReleases => remembered.held,
+                _ => remembered.held.saturating_sub(cost),
+            };
+            Self::BUCKET.commit(&mut remembered.state, clock.now(), Duration::ZERO, is_charged(actual));
+            Reply::ready(Ok(()))
+        })
+    }
+}
+
+impl Limiter<Caller> for Holding {
+    type Future = Ready<Result<Outcome, Error>>;
+
+    fn acquire(&self, _caller: &Caller, ask: Ask) -> Acquire<Self::Future> {
+        let mut remembered = self.remembered.lock().expect("no thread panics");
+        let held = remembered.held;
+        let seen = if self.mistake == Mistake::DecidesByTheStateAlone { 0 } else { held };
+        let verdict = self.decide(ask, &remembered, seen).verdict();
+        let (now, mut guard) = (self.clock.now(), None);
+        match verdict {
+            Verdict::Allowed | Verdict::AllowedAfter(_) if ask.hold => {
+                guard = Some(self.guard(ask.cost));
+                if self.mistake == Mistake::ChargesAtHold {
+                    Self::BUCKET.commit(&mut remembered.state, now, Duration::ZERO, ask.cost);
+                } else {
+                    remembered.held += ask.cost;
+                }
+            }
+            Verdict::Allowed => Self::BUCKET.commit(&mut remembered.state, now, Duration::ZERO, ask.cost),
+            Verdict::AllowedAfter(delay) => Self::BUCKET.commit(&mut remembered.state, now, delay, ask.cost),
+            _ => {}
+        }
+        let after = self.decide(ask, &remembered, remembered.held);
+        Acquire::Ready(Ok(Outcome { decision: self.decision(ask, held, verdict, &after), held: guard }))
+    }
+
+    fn peek(&self, _caller: &Caller, ask: Ask) -> Reply<Decision> {
+        let remembered = self.remembered.lock().expect("no thread panics");
+        let seen = if self.mistake == Mistake::PeeksAtTheStateAlone { 0 } else { remembered.held };
+        let standing = self.decide(ask, &remembered, seen);
+        Reply::ready(Ok(self.decision(ask, remembered.held, standing.verdict(), &standing)))
+    }
+}
+
+/// One thread, and a call of each kind.
+fn holding(mistake: Mistake) -> Result<Explained, Unexplained> {
+    let clock = NotingClock::default();
+    let limiter = Holding { clock: clock.clone(), mistake, remembered: Arc::default() };
+    let calls = |recorder: &mut Recorder<'_, Holding>| {
+        let hold = |recorder: &mut Recorder<'_, Holding>, cost: u64| recorder.acquire(ALICE, Ask::cost(cost).hold());
+        let end = |recorder: &mut Recorder<'_, Holding>, guard: Option<Held>, end: End| {
+            if let Some(guard) = guard {
+                recorder.end(ALICE, guard, end);
+            }
+        };
+        let seconds = |count| clock.0.advance(Duration::from_secs(count));
+        let (first, second) = (hold(recorder, 3), hold(recorder, 2));
+        recorder.peek(ALICE, Ask::cost(2));
+        recorder.acquire(ALICE, Ask::cost(3));
+        seconds(2);
+        end(recorder, first, End::Settle(2));
+        // What is held did not drain meanwhile.
+        recorder.acquire(ALICE, Ask::cost(5));
+        end(recorder, second, End::Drop);
+        recorder.peek(ALICE, Ask::cost(4));
+        seconds(10);
+        let (first, second) = (hold(recorder, 4), hold(recorder, 1));
+        end(recorder, first, End::Release);
+        recorder.peek(ALICE, Ask::cost(8));
+        end(recorder, second, End::Settle(3));
+        recorder.peek(ALICE, Ask::cost(8));
+    };
+    let threads = told(&limiter, 1, &[&calls]);
+    explain(&threads, Model::new(vec![Rule::new("one", Holding::BUCKET, user)]))
+}
+
+#[test]
+fn who_holds_as_documented_is_explained() {
+    holding(Mistake::None).expect("no mistake is made");
+}
+
+#[test]
+fn who_makes_a_mistake_about_holds_is_found_out() {
+    for mistake in [
+        Mistake::ChargesAtHold,
+        Mistake::PeeksAtTheStateAlone,
+        Mistake::DecidesByTheStateAlone,
+        Mistake::SettlesTwice,
+        Mistake::DropsTheCharge,
+        Mistake::SettlesWhole,
+        Mistake::ReleasesTooMuch,
+        Mistake::NeverReleases,
+        Mistake::ForgetsWhoIsDropped,
+    ] {
+        assert!(holding(mistake).is_err(), "{mistake:?} was not found out");
+    }
 }

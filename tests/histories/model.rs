@@ -1,5 +1,8 @@
-//! The sequential run: the algorithms, which are pure functions, over a map of states that forgets nothing. No table, no
+//! The sequential run: the algorithms, which are pure functions, over a map of states that drops nothing. No table, no
 //! lock, nothing that is done at once.
+//!
+//! What is held is one number beside the state. A decision sees it as if it were charged at the time of the decision; a hold
+//! adds to it; its end takes that off again and charges the actual cost at the time of that.
 
 use std::any::Any;
 use std::collections::HashMap;
@@ -8,10 +11,10 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::rc::Rc;
 use std::time::Duration;
 
-use tower_ratelimit::algorithm::{Algorithm, Blocks, BucketState, Charge, Log, State};
+use tower_ratelimit::algorithm::{Algorithm, Blocks, Log, State};
 use tower_ratelimit::{Ask, Decision, Figures, Source, Timestamp, Verdict};
 
-use crate::recording::{Noted, Step};
+use crate::recording::Step;
 
 /// Whose request it is: a user and a group, in either order a part to count by.
 pub(crate) type Caller = [u64; 2];
@@ -35,23 +38,24 @@ impl Rule {
 /// All that is remembered, and what it says of one call after another.
 pub(crate) struct Model {
     rules: Vec<Rule>,
-    held: HashMap<(usize, u64), Held>,
+    parts: HashMap<(usize, u64), Part>,
     digest: u64,
 }
 
 /// What was remembered before a call.
-pub(crate) struct Undo(Vec<((usize, u64), Option<Held>)>);
+pub(crate) struct Undo(Vec<((usize, u64), Option<Part>)>);
 
 /// What a decision is to be.
 struct Expected {
     verdict: Verdict,
     promises_turns: bool,
+    is_estimate: bool,
     standings: Vec<(&'static str, Verdict, Figures)>,
 }
 
 impl Model {
     pub(crate) fn new(rules: Vec<Rule>) -> Self {
-        Self { rules, held: HashMap::new(), digest: 0 }
+        Self { rules, parts: HashMap::new(), digest: 0 }
     }
 
     /// Stands for all that is remembered: two models with the same digest answer alike.
@@ -63,26 +67,33 @@ impl Model {
     pub(crate) fn take_turn(&mut self, step: &Step, now: Timestamp) -> Option<Undo> {
         let mut undo = Undo(Vec::new());
         let is_explained = match step {
-            Step::Acquire { caller, ask, decision, receipt } => {
-                let (expected, charge) = self.acquire(caller, now, *ask, &mut undo);
-                expected.is(decision, now, *ask) && charge == *receipt
+            Step::Acquire { caller, ask, decision, is_held } => {
+                let expected = self.acquire(caller, now, *ask, &mut undo);
+                expected.is(decision, now, *ask) && *is_held == (ask.hold && expected.verdict.is_allowed())
             }
             Step::Peek { caller, ask, decision } => {
-                let (expected, _) = self.acquire(caller, now, *ask, &mut undo);
+                let expected = self.acquire(caller, now, *ask, &mut undo);
                 // It says what would be, and so nothing of what a charge leaves.
                 self.undo(std::mem::replace(&mut undo, Undo(Vec::new())));
                 let figures = self.rules.iter().enumerate().map(|(limit, rule)| {
-                    let held = self.held(limit, caller);
-                    rule.kernel.figures(&held, now)
+                    let part = self.part(limit, caller);
+                    rule.kernel.figures(&part, now)
                 });
                 expected.with(figures.collect()).is(decision, now, *ask)
             }
-            Step::Settle { caller, limit, charge, actual } => {
-                self.settle(caller, *limit, now, *charge, *actual, &mut undo);
+            Step::Settle { caller, limit, held, actual } => {
+                let part = self.part(*limit, caller);
+                // No more is settled than was held.
+                let rest = part.held.checked_sub(*held)?;
+                let settled = self.rules[*limit].kernel.commit(&part.with_held(rest), now, Duration::ZERO, *actual);
+                self.put(*limit, caller, settled, &mut undo);
                 true
             }
             Step::Reset { caller, limit } => {
-                self.put(*limit, caller, None, &mut undo);
+                // What is held is no part of the state.
+                let held = self.part(*limit, caller).held;
+                let reset = self.rules[*limit].kernel.zero().with_held(held);
+                self.put(*limit, caller, reset, &mut undo);
                 true
             }
         };
@@ -95,54 +106,56 @@ impl Model {
 
     /// As before the call.
     pub(crate) fn undo(&mut self, Undo(before): Undo) {
-        for (place, held) in before.into_iter().rev() {
-            self.swap(place, held);
+        for (place, part) in before.into_iter().rev() {
+            self.swap(place, part);
         }
     }
 
-    fn acquire(&mut self, caller: &Caller, now: Timestamp, ask: Ask, undo: &mut Undo) -> (Expected, Option<Noted>) {
-        let states: Vec<Held> = (0..self.rules.len()).map(|limit| self.held(limit, caller)).collect();
-        let (verdicts, promises_turns) = self.verdicts(&states, now, ask);
+    fn acquire(&mut self, caller: &Caller, now: Timestamp, ask: Ask, undo: &mut Undo) -> Expected {
+        let parts: Vec<Part> = (0..self.rules.len()).map(|limit| self.part(limit, caller)).collect();
+        let (verdicts, promises_turns) = self.verdicts(&parts, now, ask);
         let verdict = verdicts.iter().copied().fold(Verdict::Allowed, both);
+        let is_estimate = parts.iter().zip(&verdicts).any(|(part, verdict)| part.held > 0 && !verdict.is_allowed());
         let delay = match verdict {
             Verdict::Allowed => Some(Duration::ZERO),
             Verdict::AllowedAfter(delay) => Some(delay),
             Verdict::Denied { .. } | Verdict::Never => None,
         };
-        let mut receipt = delay.map(|delay| {
-            // Who asks for nothing is given no turn.
-            let turn = if ask.cost > 0 { now.after(delay) } else { now };
-            Noted { charged_at: now, turn, cost: ask.cost, until: vec![now; self.rules.len()] }
-        });
         let mut standings = Vec::new();
-        for (limit, mut held) in states.into_iter().enumerate() {
+        for (limit, mut part) in parts.into_iter().enumerate() {
             let rule = &self.rules[limit];
-            if let (Some(receipt), Some(delay), 1..) = (&mut receipt, delay, ask.cost) {
-                held = rule.kernel.commit(&held, now, delay, ask.cost);
-                receipt.until[limit] = held.until;
+            if let (Some(delay), 1..) = (delay, ask.cost) {
+                let held = part.held;
+                part = if ask.hold {
+                    part.with_held(held + ask.cost)
+                } else {
+                    rule.kernel.commit(&part, now, delay, ask.cost)
+                };
             }
-            standings.push((rule.name, verdicts[limit], rule.kernel.figures(&held, now)));
+            standings.push((rule.name, verdicts[limit], rule.kernel.figures(&part, now)));
             if delay.is_some() && ask.cost > 0 {
-                self.put(limit, caller, Some(held), undo);
+                self.put(limit, caller, part, undo);
             }
         }
-        (Expected { verdict, promises_turns, standings }, receipt)
+        Expected { verdict, promises_turns, is_estimate, standings }
     }
 
     /// What each limit says, and whether they promise turns.
     ///
     /// Several do if each can, and each owes until the turn of them all; else each is asked whether it lets through at once.
-    fn verdicts(&self, states: &[Held], now: Timestamp, ask: Ask) -> (Vec<Verdict>, bool) {
+    fn verdicts(&self, parts: &[Part], now: Timestamp, ask: Ask) -> (Vec<Verdict>, bool) {
         let say = |ask: Ask| -> Vec<Verdict> {
-            self.rules.iter().zip(states).map(|(rule, held)| rule.kernel.peek(held, now, ask)).collect()
+            self.rules.iter().zip(parts).map(|(rule, part)| rule.kernel.peek(part, now, ask)).collect()
         };
-        let can_promise = self.rules.iter().all(|rule| rule.kernel.promises_turns());
+        // A hold starts now, or not at all.
+        let ask = if ask.hold { ask.within(Duration::ZERO) } else { ask };
+        let can_promise = !ask.hold && self.rules.iter().all(|rule| rule.kernel.promises_turns());
         if self.rules.len() == 1 {
             return (say(ask), can_promise);
         }
         let at_once = say(ask.within(Duration::ZERO));
         let owe_until = |turn| {
-            let mut figures = self.rules.iter().zip(states).map(|(rule, held)| rule.kernel.figures(held, now));
+            let mut figures = self.rules.iter().zip(parts).map(|(rule, part)| rule.kernel.figures(part, now));
             figures.all(|figures| figures.reset >= turn)
         };
         let promise = can_promise
@@ -153,37 +166,26 @@ impl Model {
         if promise { (say(ask), true) } else { (at_once, false) }
     }
 
-    fn settle(&mut self, caller: &Caller, limit: usize, now: Timestamp, charge: Charge, actual: u64, undo: &mut Undo) {
-        let (held, kernel) = (self.held(limit, caller), &self.rules[limit].kernel);
-        let settled = match actual.checked_sub(charge.cost) {
-            Some(more) => kernel.commit(&held, now, Duration::ZERO, more),
-            // Of who is not remembered there is nothing to give back.
-            None if !self.held.contains_key(&self.place(limit, caller)) => return,
-            None => kernel.give_back(&held, now, charge, charge.cost - actual),
-        };
-        self.put(limit, caller, Some(settled), undo);
-    }
-
     fn place(&self, limit: usize, caller: &Caller) -> (usize, u64) {
         (limit, (self.rules[limit].part)(caller))
     }
 
-    fn held(&self, limit: usize, caller: &Caller) -> Held {
-        self.held.get(&self.place(limit, caller)).cloned().unwrap_or_else(|| self.rules[limit].kernel.zero())
+    fn part(&self, limit: usize, caller: &Caller) -> Part {
+        self.parts.get(&self.place(limit, caller)).cloned().unwrap_or_else(|| self.rules[limit].kernel.zero())
     }
 
-    fn put(&mut self, limit: usize, caller: &Caller, held: Option<Held>, undo: &mut Undo) {
+    fn put(&mut self, limit: usize, caller: &Caller, part: Part, undo: &mut Undo) {
         let place = self.place(limit, caller);
-        let before = self.swap(place, held);
+        let before = self.swap(place, Some(part));
         undo.0.push((place, before));
     }
 
-    fn swap(&mut self, place: (usize, u64), held: Option<Held>) -> Option<Held> {
-        let digest = |held: &Option<Held>| held.as_ref().map_or(0, |held| digest_of(&(place, held.digest)));
-        let after = digest(&held);
-        let before = match held {
-            Some(held) => self.held.insert(place, held),
-            None => self.held.remove(&place),
+    fn swap(&mut self, place: (usize, u64), part: Option<Part>) -> Option<Part> {
+        let digest = |part: &Option<Part>| part.as_ref().map_or(0, |part| digest_of(&(place, part.digest, part.held)));
+        let after = digest(&part);
+        let before = match part {
+            Some(part) => self.parts.insert(place, part),
+            None => self.parts.remove(&place),
         };
         self.digest ^= digest(&before) ^ after;
         before
@@ -208,6 +210,7 @@ impl Expected {
         standings_match
             && decision.verdict() == self.verdict
             && decision.promises_turns() == self.promises_turns
+            && decision.is_estimate() == self.is_estimate
             && decision.decided_at() == now
             && decision.source() == Source::Store
     }
@@ -242,16 +245,21 @@ fn both(one: Verdict, other: Verdict) -> Verdict {
 
 /// What a limit remembers of a part. Never changed: what follows it is another one.
 #[derive(Clone)]
-struct Held {
+struct Part {
     state: Rc<dyn Any>,
     digest: u64,
-    until: Timestamp,
+    /// The sum of what is held.
+    held: u64,
 }
 
-impl Held {
-    fn new<S: Kept>(state: S) -> Self {
-        let (digest, until) = (digest_of(&format!("{state:?}")), Timestamp::from_micros(state.fresh_at()));
-        Self { state: Rc::new(state), digest, until }
+impl Part {
+    fn new<S: Kept>(state: S, held: u64) -> Self {
+        let digest = digest_of(&format!("{state:?}"));
+        Self { state: Rc::new(state), digest, held }
+    }
+
+    fn with_held(self, held: u64) -> Self {
+        Self { held, ..self }
     }
 
     fn as_state<S: Kept>(&self) -> &S {
@@ -268,26 +276,11 @@ fn digest_of(of: &impl Hash) -> u64 {
 /// The states that there are.
 pub(crate) trait Kept: State + Debug {
     fn zero(words: usize) -> Self;
-    fn fresh_at(&self) -> u64;
 }
 
 impl<const N: usize> Kept for [u64; N] {
     fn zero(_words: usize) -> Self {
         [0; N]
-    }
-
-    fn fresh_at(&self) -> u64 {
-        self[0]
-    }
-}
-
-impl Kept for BucketState {
-    fn zero(_words: usize) -> Self {
-        Self::default()
-    }
-
-    fn fresh_at(&self) -> u64 {
-        <[u64; 5]>::from(*self)[0]
     }
 }
 
@@ -295,60 +288,58 @@ impl Kept for Blocks {
     fn zero(words: usize) -> Self {
         Blocks::zero(words)
     }
-
-    fn fresh_at(&self) -> u64 {
-        self[0]
-    }
 }
 
 impl Kept for Log {
     fn zero(_words: usize) -> Self {
         Log::default()
     }
-
-    fn fresh_at(&self) -> u64 {
-        self.fresh_at
-    }
 }
 
-/// An algorithm, whatever its states are.
+/// An algorithm, whatever its states are. What is held counts as if it were charged now.
 trait Kernel {
-    fn zero(&self) -> Held;
-    fn peek(&self, held: &Held, now: Timestamp, ask: Ask) -> Verdict;
-    fn figures(&self, held: &Held, now: Timestamp) -> Figures;
-    fn commit(&self, held: &Held, now: Timestamp, delay: Duration, cost: u64) -> Held;
-    fn give_back(&self, held: &Held, now: Timestamp, charge: Charge, amount: u64) -> Held;
+    fn zero(&self) -> Part;
+    fn peek(&self, part: &Part, now: Timestamp, ask: Ask) -> Verdict;
+    fn figures(&self, part: &Part, now: Timestamp) -> Figures;
+    fn commit(&self, part: &Part, now: Timestamp, delay: Duration, cost: u64) -> Part;
     fn promises_turns(&self) -> bool;
 }
 
 struct Pure<A>(A);
 
+impl<A: Algorithm> Pure<A>
+where
+    A::State: Kept,
+{
+    fn charged(&self, state: &A::State, now: Timestamp, delay: Duration, cost: u64) -> A::State {
+        let mut state = state.clone();
+        self.0.commit(&mut state, now, delay, cost);
+        state
+    }
+
+    fn with_held(&self, part: &Part, now: Timestamp) -> A::State {
+        self.charged(part.as_state(), now, Duration::ZERO, part.held)
+    }
+}
+
 impl<A: Algorithm> Kernel for Pure<A>
 where
     A::State: Kept,
 {
-    fn zero(&self) -> Held {
-        Held::new(A::State::zero(self.0.state_words()))
+    fn zero(&self) -> Part {
+        Part::new(A::State::zero(self.0.state_words()), 0)
     }
 
-    fn peek(&self, held: &Held, now: Timestamp, ask: Ask) -> Verdict {
-        self.0.peek(held.as_state(), now, ask)
+    fn peek(&self, part: &Part, now: Timestamp, ask: Ask) -> Verdict {
+        self.0.peek(&self.with_held(part, now), now, ask)
     }
 
-    fn figures(&self, held: &Held, now: Timestamp) -> Figures {
-        self.0.reading(held.as_state(), now).figures()
+    fn figures(&self, part: &Part, now: Timestamp) -> Figures {
+        self.0.reading(&self.with_held(part, now), now).figures()
     }
 
-    fn commit(&self, held: &Held, now: Timestamp, delay: Duration, cost: u64) -> Held {
-        let mut state = held.as_state::<A::State>().clone();
-        self.0.commit(&mut state, now, delay, cost);
-        Held::new(state)
-    }
-
-    fn give_back(&self, held: &Held, now: Timestamp, charge: Charge, amount: u64) -> Held {
-        let mut state = held.as_state::<A::State>().clone();
-        self.0.give_back(&mut state, now, charge, amount);
-        Held::new(state)
+    fn commit(&self, part: &Part, now: Timestamp, delay: Duration, cost: u64) -> Part {
+        Part::new(self.charged(part.as_state(), now, delay, cost), part.held)
     }
 
     fn promises_turns(&self) -> bool {

@@ -3,8 +3,7 @@
 use std::cell::RefCell;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use tower_ratelimit::algorithm::Charge;
-use tower_ratelimit::limiter::{Acquire, Outcome, Receipt, Reply};
+use tower_ratelimit::limiter::{Acquire, Held, Outcome, Reply};
 use tower_ratelimit::{Ask, Clock, Decision, Limiter, ManualClock, Timestamp};
 
 use crate::model::Caller;
@@ -22,22 +21,24 @@ pub(crate) struct Event {
 
 #[derive(Debug)]
 pub(crate) enum Step {
+    /// A decision, or with [`Ask::hold`] a hold.
     Acquire {
         caller: Caller,
         ask: Ask,
         decision: Decision,
-        receipt: Option<Noted>,
+        /// Whether there was a guard.
+        is_held: bool,
     },
     Peek {
         caller: Caller,
         ask: Ask,
         decision: Decision,
     },
-    /// In one of the limits: several are settled one after another.
+    /// The end of a hold in one of the limits: several are settled one after another.
     Settle {
         caller: Caller,
         limit: usize,
-        charge: Charge,
+        held: u64,
         actual: u64,
     },
     /// In one of the limits, too.
@@ -47,13 +48,12 @@ pub(crate) enum Step {
     },
 }
 
-/// What a receipt says.
-#[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Noted {
-    pub(crate) charged_at: Timestamp,
-    pub(crate) turn: Timestamp,
-    pub(crate) cost: u64,
-    pub(crate) until: Vec<Timestamp>,
+/// How a hold ends.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum End {
+    Settle(u64),
+    Release,
+    Drop,
 }
 
 /// What one thread called.
@@ -77,20 +77,15 @@ impl<'a, L: Limiter<Caller>> Recorder<'a, L> {
         self.history
     }
 
-    pub(crate) fn acquire(&mut self, caller: Caller, ask: Ask) -> Option<Receipt> {
+    pub(crate) fn acquire(&mut self, caller: Caller, ask: Ask) -> Option<Held> {
         let called = self.begin();
         let acquire = self.limiter.acquire(&caller, ask);
         let returned = self.tick();
         let Acquire::Ready(outcome) = acquire else { panic!("memory answers at once") };
-        let Outcome { decision, receipt } = outcome.expect("memory never fails");
-        let noted = receipt.as_ref().map(|receipt| Noted {
-            charged_at: receipt.charged_at(),
-            turn: receipt.turn(),
-            cost: receipt.cost(),
-            until: receipt.until()[..self.limits].to_vec(),
-        });
-        self.note(called, returned, Step::Acquire { caller, ask, decision, receipt: noted });
-        receipt
+        let Outcome { decision, held } = outcome.expect("memory never fails");
+        assert!(held.as_ref().is_none_or(|held| held.cost() == ask.cost));
+        self.note(called, returned, Step::Acquire { caller, ask, decision, is_held: held.is_some() });
+        held
     }
 
     pub(crate) fn peek(&mut self, caller: Caller, ask: Ask) {
@@ -100,16 +95,23 @@ impl<'a, L: Limiter<Caller>> Recorder<'a, L> {
         self.note(called, returned, Step::Peek { caller, ask, decision: ready(reply) });
     }
 
-    pub(crate) fn settle(&mut self, caller: Caller, receipt: Receipt, actual: u64) {
-        let (at, turn, cost) = (receipt.charged_at(), receipt.turn(), receipt.cost());
-        let until = receipt.until().to_vec();
+    pub(crate) fn end(&mut self, caller: Caller, guard: Held, end: End) {
+        let held = guard.cost();
         let called = self.begin();
-        let reply = self.limiter.settle(&caller, receipt, actual);
+        let (actual, reply) = match end {
+            End::Settle(actual) => (actual, Some(guard.settle(actual))),
+            End::Release => (0, Some(guard.release())),
+            End::Drop => {
+                drop(guard);
+                (held, None)
+            }
+        };
         let returned = self.tick();
-        ready(reply);
-        for (limit, until) in until.into_iter().take(self.limits).enumerate() {
-            let charge = Charge { at, turn, cost, until };
-            self.note(called, returned, Step::Settle { caller, limit, charge, actual });
+        if let Some(reply) = reply {
+            ready(reply);
+        }
+        for limit in 0..self.limits {
+            self.note(called, returned, Step::Settle { caller, limit, held, actual });
         }
     }
 

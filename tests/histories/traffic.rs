@@ -6,12 +6,12 @@ use std::sync::Barrier;
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
-use tower_ratelimit::algorithm::{Algorithm, AtOnce, Charge};
-use tower_ratelimit::limiter::Receipt;
+use tower_ratelimit::algorithm::{Algorithm, AtOnce};
+use tower_ratelimit::limiter::Held;
 use tower_ratelimit::{Ask, Limiter, Reading, Timestamp, Verdict};
 
 use crate::model::Caller;
-use crate::recording::{History, NotingClock, Recorder};
+use crate::recording::{End, History, NotingClock, Recorder};
 
 /// More than there are cores on small machines, so that some are interrupted in the middle of something.
 const THREADS: usize = 3;
@@ -45,7 +45,7 @@ impl Traffic {
                 scope.spawn(move || {
                     let mut random = Random(seed << 8 | thread as u64);
                     HESITATION.set(random.number());
-                    Thread { traffic: self, clock, random, recorder, receipts: VecDeque::new() }.run(meet)
+                    Thread { traffic: self, clock, random, recorder, guards: VecDeque::new() }.run(meet)
                 })
             };
             let threads: Vec<_> = (0..THREADS).map(spawn).collect();
@@ -59,7 +59,7 @@ struct Thread<'a, L> {
     clock: &'a NotingClock,
     random: Random,
     recorder: Recorder<'a, L>,
-    receipts: VecDeque<(Caller, Receipt)>,
+    guards: VecDeque<(Caller, Held)>,
 }
 
 impl<L: Limiter<Caller>> Thread<'_, L> {
@@ -71,6 +71,9 @@ impl<L: Limiter<Caller>> Thread<'_, L> {
             meet.wait();
             for _ in 0..self.traffic.calls {
                 self.call(phase);
+            }
+            while let Some((caller, guard)) = self.guards.pop_front() {
+                self.recorder.end(caller, guard, End::Drop);
             }
         }
         self.recorder.finish()
@@ -87,24 +90,33 @@ impl<L: Limiter<Caller>> Thread<'_, L> {
                 let caller = self.caller(phase);
                 self.recorder.reset(caller);
             }
-            22..45 if !self.receipts.is_empty() => {
-                let (caller, receipt) = self.receipts.pop_front().expect("one at least");
-                let actual = match self.random.below(3) {
-                    0 => 0,
-                    1 => receipt.cost() / 2,
-                    _ => receipt.cost() + self.random.below(2),
-                };
-                self.recorder.settle(caller, receipt, actual);
+            22..45 if !self.guards.is_empty() => self.end_a_hold(),
+            22..60 => {
+                let (caller, ask) = (self.caller(phase), self.ask().hold());
+                let guard = self.recorder.acquire(caller, ask);
+                self.guards.extend(guard.map(|guard| (caller, guard)));
+                if self.guards.len() > 3 {
+                    self.end_a_hold();
+                }
             }
             _ => {
                 let (caller, ask) = (self.caller(phase), self.ask());
-                let receipt = self.recorder.acquire(caller, ask);
-                self.receipts.extend(receipt.map(|receipt| (caller, receipt)));
-                if self.receipts.len() > 5 {
-                    self.receipts.pop_front();
-                }
+                self.recorder.acquire(caller, ask);
             }
         }
+    }
+
+    fn end_a_hold(&mut self) {
+        let which = usize::try_from(self.random.below(self.guards.len() as u64)).expect("a few");
+        let (caller, guard) = self.guards.swap_remove_back(which).expect("one at least");
+        let end = match self.random.below(5) {
+            0 => End::Release,
+            1 => End::Drop,
+            2 => End::Settle(guard.cost() / 2),
+            3 => End::Settle(guard.cost()),
+            _ => End::Settle(guard.cost() + self.random.below(2)),
+        };
+        self.recorder.end(caller, guard, end);
     }
 
     fn caller(&mut self, phase: u64) -> Caller {
@@ -194,9 +206,9 @@ impl<A: Algorithm> Algorithm for Hesitant<A> {
         self.0.remaining_at_once(charged, now)
     }
 
-    fn give_back(&self, state: &mut A::State, now: Timestamp, charge: Charge, amount: u64) {
+    fn peek_with_held(&self, state: &A::State, now: Timestamp, ask: Ask, held: u64) -> (Verdict, Reading) {
         hesitate();
-        self.0.give_back(state, now, charge, amount);
+        self.0.peek_with_held(state, now, ask, held)
     }
 
     fn reading(&self, state: &A::State, now: Timestamp) -> Reading {

@@ -2,11 +2,14 @@
 
 use proptest::collection::vec;
 use proptest::prelude::*;
-use tower_ratelimit::{Clock, Limit, ManualClock, Memory, Timestamp};
+use tower_ratelimit::limiter::{Acquire, Held};
+use tower_ratelimit::store::{DefaultHashBuilder, LimitsFor};
+use tower_ratelimit::{Ask, Clock, Limit, Limiter, ManualClock, Memory, Timestamp};
 
 use crate::cases;
-use crate::schedule::{Op, attack, bucket, one_tier_schedule, plain_schedule, schedule, start, tiers, window};
-use crate::subject::{Pair, fixed_window, gcra, name};
+use crate::model::Spec;
+use crate::schedule::{Op, Step, bucket, one_tier_schedule, plain_schedule, schedule, start, tiers, window};
+use crate::subject::{Pair, fixed_window, gcra, name, ready};
 
 proptest! {
     #![proptest_config(cases(120))]
@@ -42,20 +45,21 @@ proptest! {
         bucket in bucket(),
         window in window(),
         start in start(),
-        steps in attack(50),
+        steps in plain_schedule(50),
     ) {
-        let mut pair = Pair::new(&[vec![bucket], vec![window]], start);
-        let clock = ManualClock::at(Timestamp::from_micros(start));
         let limits = (Limit::new(name(0), gcra(bucket)), Limit::new(name(1), fixed_window(window)));
-        let tuple = Memory::builder(limits).max_keys(1).clock(clock.clone()).build().expect("legal settings");
-        for step in steps {
-            let op = pair.resolve(step);
-            let decision = pair.step(step);
-            match op {
-                Op::Acquire(ask) => prop_assert_eq!(decision, Some(tuple.decide("key", ask))),
-                _ => clock.set(pair.subject.clock.now()),
-            }
-        }
+        decides_as_a_list(&[bucket, window], limits, start, steps)?;
+    }
+
+    #[test]
+    fn a_limit_by_itself_decides_as_a_list_does(
+        bucket in bucket(),
+        window in window(),
+        start in start(),
+        steps in plain_schedule(50),
+    ) {
+        decides_as_a_list(&[bucket], Limit::new(name(0), gcra(bucket)), start, steps.clone())?;
+        decides_as_a_list(&[window], Limit::new(name(0), fixed_window(window)), start, steps)?;
     }
 
     #[test]
@@ -70,4 +74,45 @@ proptest! {
             pair.agree_on(step)?;
         }
     }
+}
+
+/// Plays the steps on a list of these limits and on the limits as they are, which share no code for the common cases.
+fn decides_as_a_list<L: LimitsFor<str, DefaultHashBuilder>>(
+    specs: &[Spec],
+    limits: L,
+    start: u64,
+    steps: Vec<Step>,
+) -> Result<(), TestCaseError> {
+    let mut pair = Pair::new(&specs.iter().map(|&spec| vec![spec]).collect::<Vec<_>>(), start);
+    let clock = ManualClock::at(Timestamp::from_micros(start));
+    let limiter = Memory::builder(limits).max_keys(1).clock(clock.clone()).build().expect("legal settings");
+    let mut guards: Vec<Held> = Vec::new();
+    for step in steps {
+        let op = pair.resolve(step);
+        let decision = pair.step(step);
+        let mut end = |which: usize, actual: &dyn Fn(u64) -> u64| {
+            if let Some(which) = which.checked_rem(guards.len()) {
+                let held = guards.swap_remove(which);
+                let actual = actual(held.cost());
+                ready(held.settle(actual));
+            }
+        };
+        match op {
+            Op::Acquire(ask) => prop_assert_eq!(decision, Some(limiter.decide("key", ask))),
+            Op::Hold(ask) => {
+                let Acquire::Ready(outcome) = limiter.hold("key", ask) else { panic!("memory decides at once") };
+                let outcome = outcome.expect("memory never fails");
+                prop_assert_eq!(decision, Some(outcome.decision));
+                guards.extend(outcome.held);
+            }
+            Op::Settle { which, actual } => end(which, &|_| actual),
+            Op::Surcharge { which, cost } => end(which, &|held| held + cost),
+            Op::Drop { which } => end(which, &|held| held),
+            Op::Reset => ready(limiter.reset("key")),
+            Op::Tier(_) | Op::Clock { .. } => clock.set(pair.subject.clock.now()),
+        }
+        let ask = Ask::default().every_limit();
+        prop_assert_eq!(pair.subject.peek(ask), ready(limiter.peek("key", ask)));
+    }
+    Ok(())
 }

@@ -7,7 +7,7 @@ use std::time::Duration;
 use proptest::collection::vec;
 use proptest::prelude::*;
 use proptest::sample::select;
-use tower_ratelimit::algorithm::{Algorithm, Blocks, BucketState, Charge, Log};
+use tower_ratelimit::algorithm::{Algorithm, Blocks, Log};
 use tower_ratelimit::{
     Ask, FixedWindow, LeakyBucket, LeakyQueue, Quota, SlidingLog, SlidingWindow, Standing, Timestamp, TokenBucket,
     Verdict,
@@ -26,7 +26,7 @@ const LARGEST: u64 = 1 << 53;
 enum Deed {
     Look { now: Timestamp, ask: Ask },
     Commit { now: Timestamp, delay: Duration, cost: u64 },
-    GiveBack { now: Timestamp, charge: Charge, amount: u64 },
+    LookWithHeld { now: Timestamp, ask: Ask, held: u64 },
 }
 
 proptest! {
@@ -39,11 +39,10 @@ proptest! {
         part in word(),
         rate in prop_oneof![word(), packed_rate()],
         written_at in word(),
-        floor in word(),
         deeds in deeds(),
     ) {
         let Spec::Bucket { quota, burst } = spec else { panic!("{spec:?} is not a bucket") };
-        let state = BucketState::from([whole, part, rate, written_at, floor]);
+        let state = [whole, part, rate, written_at];
         survives(&gcra(spec), state, &deeds);
         survives(&TokenBucket::new(quota).burst(burst), state, &deeds);
         survives(&LeakyBucket::new(quota).burst(burst), state, &deeds);
@@ -94,17 +93,16 @@ proptest! {
     fn from_its_first_word_on_a_state_is_as_good_as_new(
         bucket in bucket(),
         window in window(),
-        state in words(5),
+        state in words(4),
         later in word(),
         cost in word(),
     ) {
-        let whole: [u64; 5] = state.try_into().expect("five words");
-        let [state @ .., _] = whole;
+        let state: [u64; 4] = state.try_into().expect("four words");
         let now = Timestamp::from_micros(state[0].saturating_add(later));
         let bucket = gcra(bucket);
         let window = fixed_window(window);
-        prop_assert_eq!(bucket.peek(&BucketState::from(whole), now, Ask::cost(cost)), bucket.peek(&BucketState::default(), now, Ask::cost(cost)));
-        prop_assert_eq!(bucket.reading(&BucketState::from(whole), now).figures(), bucket.reading(&BucketState::default(), now).figures());
+        prop_assert_eq!(bucket.peek(&state, now, Ask::cost(cost)), bucket.peek(&[0; 4], now, Ask::cost(cost)));
+        prop_assert_eq!(bucket.reading(&state, now).figures(), bucket.reading(&[0; 4], now).figures());
         prop_assert_eq!(window.peek(&state, now, Ask::cost(cost)), window.peek(&[0; 4], now, Ask::cost(cost)));
         prop_assert_eq!(window.reading(&state, now).figures(), window.reading(&[0; 4], now).figures());
     }
@@ -120,12 +118,14 @@ proptest! {
         let mut subject = Subject::new(&[buckets, windows], start);
         for (kind, a, b, c) in steps {
             let which = usize::from(kind);
-            subject.apply(match kind % 8 {
+            subject.apply(match kind % 10 {
                 0..3 => Op::Acquire(ask((a, Some(Duration::new(b, 0)).filter(|_| kind > 128)))),
                 3 => Op::Settle { which, actual: c },
+                8 => Op::Hold(Ask::cost(a)),
+                9 => Op::Drop { which },
                 4 => Op::Reset,
                 5 => Op::Tier(which),
-                _ => Op::Clock { now: a, too_far_back: false },
+                _ => Op::Clock { now: a },
             });
             let decision = subject.peek(Ask::cost(c).every_limit());
             prop_assert_eq!(decision.standings().iter().map(Standing::figures).count(), 2);
@@ -142,9 +142,10 @@ fn survives<A: Algorithm>(algorithm: &A, mut state: A::State, deeds: &[Deed]) {
                 algorithm.commit(&mut state, now, delay, cost);
                 (now, Ask::cost(cost).within(delay))
             }
-            Deed::GiveBack { now, charge, amount } => {
-                algorithm.give_back(&mut state, now, charge, amount);
-                (now, Ask::cost(amount))
+            Deed::LookWithHeld { now, ask, held } => {
+                let (verdict, reading) = algorithm.peek_with_held(&state, now, ask, held);
+                black_box((verdict, reading.figures()));
+                (now, ask)
             }
         };
         // The compiler is not to skip what nobody looks at.
@@ -153,11 +154,11 @@ fn survives<A: Algorithm>(algorithm: &A, mut state: A::State, deeds: &[Deed]) {
 }
 
 fn deeds() -> impl Strategy<Value = Vec<Deed>> {
-    let charge = (moment(), word(), moment()).prop_map(|(at, cost, until)| Charge { at, turn: until, cost, until });
+    let asks = || (word(), patience()).prop_map(ask);
     let deed = prop_oneof![
-        (moment(), word(), patience()).prop_map(|(now, cost, patience)| Deed::Look { now, ask: ask((cost, patience)) }),
+        (moment(), asks()).prop_map(|(now, ask)| Deed::Look { now, ask }),
         (moment(), delay(), word()).prop_map(|(now, delay, cost)| Deed::Commit { now, delay, cost }),
-        (moment(), charge, word()).prop_map(|(now, charge, amount)| Deed::GiveBack { now, charge, amount }),
+        (moment(), asks(), word()).prop_map(|(now, ask, held)| Deed::LookWithHeld { now, ask, held }),
     ];
     vec(deed, 1..8)
 }
@@ -252,6 +253,6 @@ fn at_the_end_of_time_nothing_breaks() {
 fn a_debt_beyond_128_bits_does_not_overflow() {
     let bucket = gcra(Spec::Bucket { quota: Quota::new(7, Duration::from_secs(60)), burst: 7 });
     let rate_of_2_to_the_53rd_a_microsecond = 54 << 55 | 1 << 54 | 1 << 53;
-    let state = BucketState::from([u64::MAX, 0, rate_of_2_to_the_53rd_a_microsecond, 0, 0]);
+    let state = [u64::MAX, 0, rate_of_2_to_the_53rd_a_microsecond, 0];
     survives(&bucket, state, &[Deed::Look { now: Timestamp::EPOCH, ask: Ask::default() }]);
 }

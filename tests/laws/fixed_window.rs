@@ -8,7 +8,9 @@ use tower_ratelimit::{Ask, Quota};
 
 use crate::cases;
 use crate::model::Spec;
-use crate::schedule::{Op, one_tier_schedule, plain_schedule, schedule, start, tiers, window};
+use crate::schedule::{
+    Op, charging_schedule, one_tier_schedule, overlapping_windows, plain_schedule, schedule, start, tiers, window,
+};
 use crate::subject::{Pair, Subject};
 
 const SECOND: u64 = 1_000_000;
@@ -33,6 +35,18 @@ proptest! {
     }
 
     #[test]
+    fn agrees_when_overlapping_windows_change(
+        tiers in overlapping_windows(),
+        start in start(),
+        steps in charging_schedule(80),
+    ) {
+        let mut pair = Pair::new(&[tiers], start);
+        for step in steps {
+            pair.agree_on(step)?;
+        }
+    }
+
+    #[test]
     fn agrees_when_its_quota_changes(tiers in tiers(window()), start in start(), steps in schedule(60)) {
         let mut pair = Pair::new(&[tiers], start);
         for step in steps {
@@ -41,21 +55,33 @@ proptest! {
     }
 }
 
-/// A window that was shortened is over; what is given back of it is no credit to the next one, though that one covers
-/// the moment of the charge.
+/// What is held is charged to the window in which it is settled, and to no earlier one.
 #[test]
-fn what_is_given_back_is_no_credit_to_another_window() {
-    let long = Spec::Window { quota: Quota::new(5, Duration::from_secs(10)), aligned: false };
-    let short = Spec::Window { quota: Quota::new(5, Duration::from_secs(3)), aligned: true };
-    let mut subject = Subject::new(&[vec![long, short]], 0);
+fn a_hold_is_charged_in_the_window_in_which_it_is_settled() {
+    for aligned in [false, true] {
+        let spec = Spec::Window { quota: Quota::new(5, Duration::from_secs(10)), aligned };
+        let mut subject = Subject::new(&[vec![spec]], 0);
+        subject.acquire(Ask::cost(2));
+        subject.apply(Op::Hold(Ask::cost(3)));
+        assert_eq!(subject.peek(Ask::default()).remaining(), Some(0));
+        subject.set_clock(12 * SECOND);
+        assert_eq!(subject.peek(Ask::default()).remaining(), Some(2), "what is held stays held");
+        subject.apply(Op::Settle { which: 0, actual: 1 });
+        assert_eq!(subject.peek(Ask::default()).remaining(), Some(4));
+    }
+}
+
+/// Without this the calendar window would admit its limit once more after the former window's end.
+#[test]
+fn aligned_window_prolongs_a_former_window_that_it_charges() {
+    let former = Spec::Window { quota: Quota::new(5, Duration::from_secs(7)), aligned: false };
+    let aligned = Spec::Window { quota: Quota::new(2, Duration::from_secs(10)), aligned: true };
+    let mut subject = Subject::new(&[vec![former, aligned]], SECOND);
     subject.acquire(Ask::cost(1));
-    subject.set_clock(7 * SECOND);
-    subject.acquire(Ask::cost(4));
     subject.apply(Op::Tier(1));
-    // From 6 s to 9 s.
-    assert_eq!(subject.acquire(Ask::cost(5)).remaining(), Some(0));
-    subject.apply(Op::Settle { which: 1, actual: 0 });
-    assert_eq!(subject.peek(Ask::default()).remaining(), Some(0));
+    assert_eq!(subject.peek(Ask::cost(2)).retry_after(), Some(Duration::from_secs(7)));
+    assert_eq!(subject.acquire(Ask::cost(1)).reset(), Some(Duration::from_secs(9)));
+    assert_eq!(subject.acquire(Ask::cost(1)).retry_after(), Some(Duration::from_secs(9)));
 }
 
 /// As for every algorithm: the moment to decide at is the newest that the state has seen.

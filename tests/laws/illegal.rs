@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use proptest::prelude::*;
 use tower_ratelimit::{
-    Error, FixedWindow, Gcra, LeakyBucket, Limit, ManualClock, Memory, Quota, QuotaError, TokenBucket,
+    DynLimit, Error, FixedWindow, Gcra, LeakyBucket, Limit, ManualClock, Memory, Quota, QuotaError, TokenBucket,
 };
 
 use crate::cases;
@@ -193,6 +193,14 @@ fn limiters() {
     refused(Memory::builder((gcra, gcra)).build(), "two limits are named \"default\"");
     refused(Memory::builder((named("a"), named(""))).build(), "empty name");
     refused(Memory::builder(named("")).clock(ManualClock::new()).build(), "empty name");
+    refused(Memory::builder(named("größe")).build(), "limit name \"größe\": header fields cannot carry 'ö'");
+    refused(Memory::builder((named("a"), named("b\"c"))).build(), "header fields cannot carry '\"'");
+    refused(Memory::builder(named("b\\c")).build(), "header fields cannot carry '\\\\'");
+    refused(Memory::builder(named("b\nc")).build(), "header fields cannot carry '\\n'");
+    refused(
+        Memory::builder(vec![DynLimit::<u64>::new(named("b\u{7f}"))]).build(),
+        "header fields cannot carry '\\u{7f}'",
+    );
     #[cfg(target_pointer_width = "64")]
     refused(Memory::builder(gcra).max_keys(usize::MAX).build(), "at most 2^32");
     assert!(Memory::builder((named("a"), named("b"))).max_keys(1).build().is_ok());

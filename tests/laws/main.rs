@@ -1,18 +1,24 @@
 //! The laws: what every limit promises, held against slow and obvious models, in virtual time.
 
+mod at_once;
 mod bucket;
+mod changing_tiers;
 mod classic;
 mod combined;
 mod drift;
 mod extremes;
 mod fixed_window;
+mod holds_liveness;
 mod illegal;
+mod inherit;
+mod kept_charges;
 mod keys;
 mod model;
 mod purity;
 mod quota_text;
 mod retry;
 mod schedule;
+mod sliding;
 mod span;
 mod subject;
 mod worst_case;

@@ -6,27 +6,35 @@ use std::time::Duration;
 use proptest::collection::vec;
 use proptest::prelude::*;
 use proptest::sample::select;
-use tower_ratelimit::{Ask, Figures, Gcra, ManualClock, Quota, Verdict};
+use tower_ratelimit::{Ask, Figures, Gcra, ManualClock, Quota, SlidingWindow, Verdict};
 
-use crate::model::{Combined, LONGEST, Model, Spec};
+use crate::model::{Combined, LONGEST, Spec};
 use crate::span::{micros, ticks};
 
 /// One operation, in numbers.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Op {
-    /// The clock now stands at this time. If that is so far back that the state counts as new, the receipts are thrown
-    /// away: what one from a time that never was should give back is anybody's guess.
+    /// The clock now stands at this time.
     Clock {
         now: u64,
-        too_far_back: bool,
     },
     /// From now on each limit is held to its tier of this number.
     Tier(usize),
     Acquire(Ask),
-    /// Settles one of the charges that are not settled yet.
+    Hold(Ask),
+    /// Settles one of the holds.
     Settle {
         which: usize,
         actual: u64,
+    },
+    /// Settles one of the holds for so much more than it held.
+    Surcharge {
+        which: usize,
+        cost: u64,
+    },
+    /// Drops the guard of one of the holds.
+    Drop {
+        which: usize,
     },
     Reset,
 }
@@ -36,8 +44,11 @@ pub(crate) enum Step {
     Wait(Gap),
     Back(Gap),
     Acquire { cost: Cost, patience: Patience, every_limit: bool },
+    Hold { cost: Cost, patience: Patience, every_limit: bool },
     Settle { which: usize, actual: Cost },
-    GiveBack { which: usize },
+    Release { which: usize },
+    Surcharge { which: usize, cost: u64 },
+    Drop { which: usize },
     Reset,
     Tier(usize),
 }
@@ -83,23 +94,23 @@ pub(crate) enum Patience {
 /// The operation that a step means to a key that stands as `model` says.
 pub(crate) fn resolve(step: Step, model: &Combined, now: u64) -> Op {
     match step {
-        Step::Wait(gap) => clock(now + gap_of(gap, model, now), model),
-        Step::Back(gap) => clock(now.saturating_sub(gap_of(gap, model, now)), model),
-        Step::Acquire { cost, patience, every_limit } => {
-            let mut ask = Ask::cost(cost_of(cost, model, now));
-            (ask.max_delay, ask.every_limit) = (patience_of(patience, cost, model, now), every_limit);
-            Op::Acquire(ask)
-        }
+        Step::Wait(gap) => Op::Clock { now: now + gap_of(gap, model, now) },
+        Step::Back(gap) => Op::Clock { now: now.saturating_sub(gap_of(gap, model, now)) },
+        Step::Acquire { cost, patience, every_limit } => Op::Acquire(ask_of(cost, patience, every_limit, model, now)),
+        Step::Hold { cost, patience, every_limit } => Op::Hold(ask_of(cost, patience, every_limit, model, now).hold()),
         Step::Settle { which, actual } => Op::Settle { which, actual: cost_of(actual, model, now) },
-        Step::GiveBack { which } => Op::Settle { which, actual: 0 },
+        Step::Release { which } => Op::Settle { which, actual: 0 },
+        Step::Surcharge { which, cost } => Op::Surcharge { which, cost },
+        Step::Drop { which } => Op::Drop { which },
         Step::Reset => Op::Reset,
         Step::Tier(tier) => Op::Tier(tier),
     }
 }
 
-fn clock(now: u64, model: &Combined) -> Op {
-    let too_far = |limit: &dyn Model| limit.newest().saturating_sub(now) > limit.time_to_full();
-    Op::Clock { now, too_far_back: model.limits.iter().any(|limit| too_far(&**limit)) }
+fn ask_of(cost: Cost, patience: Patience, every_limit: bool, model: &Combined, now: u64) -> Ask {
+    let mut ask = Ask::cost(cost_of(cost, model, now));
+    (ask.max_delay, ask.every_limit) = (patience_of(patience, cost, model, now), every_limit);
+    ask
 }
 
 fn gap_of(gap: Gap, model: &Combined, now: u64) -> u64 {
@@ -108,7 +119,7 @@ fn gap_of(gap: Gap, model: &Combined, now: u64) -> u64 {
         Gap::Share(share) => share_of(share, time_to_full(model)),
         Gap::Until(event, off) => {
             let longest = |figure: fn(&Figures) -> Duration| {
-                let spans = model.limits.iter().map(|limit| figure(&limit.figures(now)));
+                let spans = model.seen(now).into_iter().map(|limit| figure(&limit.figures(now)));
                 micros(spans.max().unwrap_or_default())
             };
             let newest = || model.limits.iter().map(|limit| limit.newest()).max().unwrap_or(0);
@@ -128,7 +139,8 @@ fn gap_of(gap: Gap, model: &Combined, now: u64) -> u64 {
 }
 
 fn cost_of(cost: Cost, model: &Combined, now: u64) -> u64 {
-    let figures = || model.limits.iter().map(|limit| limit.figures(now));
+    let limits = model.seen(now);
+    let figures = || limits.iter().map(|limit| limit.figures(now));
     let capacity = || figures().map(|figures| figures.limit).min().unwrap_or(0);
     match cost {
         Cost::Exactly(cost) => cost,
@@ -173,6 +185,18 @@ pub(crate) fn one_tier_schedule(length: usize) -> impl Strategy<Value = Vec<Step
     vec(prop_oneof![8 => plain_step(), 1 => back()], 1..length)
 }
 
+/// Up to `length` steps in which quotas change often.
+pub(crate) fn charging_schedule(length: usize) -> impl Strategy<Value = Vec<Step>> {
+    let step = prop_oneof![
+        8 => gap().prop_map(Step::Wait),
+        10 => acquire(),
+        4 => hold_or_end(),
+        3 => (0usize..3).prop_map(Step::Tier),
+        1 => back(),
+    ];
+    vec(prop_oneof![40 => step, 1 => Just(Step::Reset)], 1..length)
+}
+
 /// Up to `length` steps that just ask and wait.
 pub(crate) fn attack(length: usize) -> impl Strategy<Value = Vec<Step>> {
     vec(prop_oneof![1 => gap().prop_map(Step::Wait), 3 => acquire()], 1..length)
@@ -190,9 +214,19 @@ fn plain_step() -> impl Strategy<Value = Step> {
     prop_oneof![
         8 => gap().prop_map(Step::Wait),
         10 => acquire(),
-        1 => (any::<usize>(), cost()).prop_map(|(which, actual)| Step::Settle { which, actual }),
-        2 => any::<usize>().prop_map(|which| Step::GiveBack { which }),
+        5 => hold_or_end(),
         1 => Just(Step::Reset),
+    ]
+}
+
+fn hold_or_end() -> impl Strategy<Value = Step> {
+    prop_oneof![
+        4 => (cost(), patience(), any::<bool>())
+            .prop_map(|(cost, patience, every_limit)| Step::Hold { cost, patience, every_limit }),
+        2 => (any::<usize>(), cost()).prop_map(|(which, actual)| Step::Settle { which, actual }),
+        1 => (any::<usize>(), 1u64..6).prop_map(|(which, cost)| Step::Surcharge { which, cost }),
+        2 => any::<usize>().prop_map(|which| Step::Release { which }),
+        1 => any::<usize>().prop_map(|which| Step::Drop { which }),
     ]
 }
 
@@ -270,6 +304,34 @@ pub(crate) fn bucket() -> impl Strategy<Value = Spec> {
 /// Any fixed window of either kind.
 pub(crate) fn window() -> impl Strategy<Value = Spec> {
     (quota(), any::<bool>()).prop_map(|(quota, aligned)| Spec::Window { quota, aligned })
+}
+
+/// Fixed windows of one kind of period, so that those of several tiers overlap.
+pub(crate) fn overlapping_windows() -> impl Strategy<Value = Vec<Spec>> {
+    let window = (1u64..12, 5u64..40, any::<bool>());
+    tiers(window.prop_map(|(limit, period, aligned)| Spec::Window { quota: Quota::new(limit, ticks(period)), aligned }))
+}
+
+/// Any sliding window, often one with few and short blocks.
+pub(crate) fn blocks() -> impl Strategy<Value = Spec> {
+    let period = select(vec![12, 60, 90, 1_200, 60_000_000, 86_400_000_000]);
+    let small = (1u64..12, period).prop_map(|(limit, period)| Quota::new(limit, ticks(period)));
+    let number = prop_oneof![4 => select(vec![1, 2, 3, 4, 6, 10, 12, 30]), 1 => 1u64..=60];
+    (prop_oneof![4 => small, 1 => quota()], number, any::<bool>()).prop_filter_map(
+        "blocks that are no whole number of microseconds, or weighted and too long",
+        |(quota, blocks, weighted)| {
+            let window = SlidingWindow::new(quota).try_blocks(blocks).ok()?;
+            let is_legal = !weighted || window.try_weighted().is_ok();
+            is_legal.then_some(Spec::Blocks { quota, blocks, weighted })
+        },
+    )
+}
+
+/// Any sliding log, often a short one.
+pub(crate) fn log() -> impl Strategy<Value = Spec> {
+    let small = (1u64..12, log_uniform(2_000)).prop_map(|(limit, period)| Quota::new(limit, ticks(period)));
+    let any = quota().prop_filter("too many hits", |quota| quota.limit() <= 10_000);
+    prop_oneof![4 => small, 1 => any].prop_map(|quota| Spec::Log { quota })
 }
 
 pub(crate) fn quota() -> impl Strategy<Value = Quota> {

@@ -5,32 +5,43 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use proptest::prelude::*;
 use proptest::test_runner::TestCaseError;
-use tower_ratelimit::limiter::{Acquire, Outcome, Receipt, Reply};
+use tower_ratelimit::algorithm::Algorithm;
+use tower_ratelimit::limiter::{Acquire, Held, Outcome, Reply};
 use tower_ratelimit::{
-    Ask, Clock, Decision, DynLimit, FixedWindow, Gcra, Limit, Limiter, ManualClock, Memory, Standing, Timestamp,
-    per_key,
+    Ask, Clock, Decision, DynLimit, FixedWindow, Gcra, Limit, Limiter, ManualClock, Memory, SlidingLog, SlidingWindow,
+    Standing, Timestamp, per_key,
 };
 
-use crate::model::{Charged, Combined, Expected, Spec};
+use crate::model::{Combined, Expected, Spec};
 use crate::schedule::{Op, Step, resolve};
 
-/// A limiter for one key, with the receipts of what it charged.
+/// A limiter for one key, with the guards of what it holds.
 pub(crate) struct Subject {
     limiter: Memory<Vec<DynLimit<str>>, ManualClock>,
     pub(crate) clock: ManualClock,
     tier: Arc<AtomicUsize>,
-    receipts: Vec<Receipt>,
+    guards: Vec<Held>,
 }
 
 impl Subject {
     /// A limiter of several limits, each with its tiers.
     pub(crate) fn new(limits: &[Vec<Spec>], start: u64) -> Self {
-        let clock = ManualClock::at(Timestamp::from_micros(start));
         let tier = Arc::new(AtomicUsize::new(0));
         let limits = limits.iter().enumerate().map(|(index, tiers)| dyn_limit(name(index), tiers, &tier)).collect();
+        Self::with(limits, tier, start)
+    }
+
+    /// A limiter of one limit with its tiers.
+    pub(crate) fn of_tiers<A: Algorithm + Copy>(tiers: &[A], start: u64) -> Self {
+        let tier = Arc::new(AtomicUsize::new(0));
+        Self::with(vec![tiered(name(0), tiers.to_vec(), Arc::clone(&tier))], tier, start)
+    }
+
+    fn with(limits: Vec<DynLimit<str>>, tier: Arc<AtomicUsize>, start: u64) -> Self {
+        let clock = ManualClock::at(Timestamp::from_micros(start));
         let limiter =
             Memory::builder(limits).max_keys(1).clock(clock.clone()).build().expect("the names of the limits differ");
-        Self { limiter, clock, tier, receipts: Vec::new() }
+        Self { limiter, clock, tier, guards: Vec::new() }
     }
 
     pub(crate) fn now(&self) -> u64 {
@@ -55,52 +66,69 @@ impl Subject {
 
     pub(crate) fn acquire(&mut self, ask: Ask) -> Decision {
         let Acquire::Ready(outcome) = self.limiter.acquire("key", ask) else { panic!("memory decides at once") };
-        let Outcome { decision, receipt } = outcome.expect("memory never fails");
-        self.receipts.extend(receipt);
+        let Outcome { decision, held } = outcome.expect("memory never fails");
+        self.guards.extend(held);
         decision
+    }
+
+    /// Drops every guard, which charges what it held.
+    pub(crate) fn end_holds(&mut self) {
+        self.guards.clear();
+    }
+
+    fn take(&mut self, which: usize) -> Option<Held> {
+        which.checked_rem(self.guards.len()).map(|which| self.guards.swap_remove(which))
     }
 
     /// Does what `op` says; the decision, if it asked for one.
     pub(crate) fn apply(&mut self, op: Op) -> Option<Decision> {
         match op {
-            Op::Clock { now, too_far_back } => {
-                self.set_clock(now);
-                self.receipts.retain(|_| !too_far_back);
-            }
+            Op::Clock { now } => self.set_clock(now),
             Op::Tier(tier) => self.tier.store(tier, Ordering::Relaxed),
             Op::Acquire(ask) => return Some(self.acquire(ask)),
-            Op::Settle { which, actual } => {
-                if let Some(which) = which.checked_rem(self.receipts.len()) {
-                    let receipt = self.receipts.swap_remove(which);
-                    let reply = if actual == 0 {
-                        self.limiter.give_back("key", receipt)
-                    } else {
-                        self.limiter.settle("key", receipt, actual)
-                    };
-                    ready(reply);
+            Op::Hold(ask) => return Some(self.acquire(ask.hold())),
+            Op::Settle { which, actual: 0 } => {
+                if let Some(held) = self.take(which) {
+                    ready(held.release());
                 }
             }
-            Op::Reset => {
-                ready(self.limiter.reset("key"));
-                self.receipts.clear();
+            Op::Settle { which, actual } => {
+                if let Some(held) = self.take(which) {
+                    ready(held.settle(actual));
+                }
             }
+            Op::Surcharge { which, cost } => {
+                if let Some(held) = self.take(which) {
+                    let actual = held.cost() + cost;
+                    ready(held.settle(actual));
+                }
+            }
+            Op::Drop { which } => drop(self.take(which)),
+            Op::Reset => ready(self.limiter.reset("key")),
         }
         None
     }
 }
 
 fn dyn_limit(name: String, tiers: &[Spec], tier: &Arc<AtomicUsize>) -> DynLimit<str> {
-    let tier = Arc::clone(tier);
-    match tiers[0] {
-        Spec::Bucket { .. } => {
-            let tiers: Vec<Gcra> = tiers.iter().map(|&spec| gcra(spec)).collect();
-            DynLimit::new(Limit::new(name, per_key(move |_: &str| tiers[tier.load(Ordering::Relaxed) % tiers.len()])))
-        }
-        Spec::Window { .. } => {
-            let tiers: Vec<FixedWindow> = tiers.iter().map(|&spec| fixed_window(spec)).collect();
-            DynLimit::new(Limit::new(name, per_key(move |_: &str| tiers[tier.load(Ordering::Relaxed) % tiers.len()])))
-        }
+    fn of<A: Algorithm + Copy>(
+        name: String,
+        tiers: &[Spec],
+        tier: &Arc<AtomicUsize>,
+        make: fn(Spec) -> A,
+    ) -> DynLimit<str> {
+        tiered(name, tiers.iter().map(|&spec| make(spec)).collect(), Arc::clone(tier))
     }
+    match tiers[0] {
+        Spec::Bucket { .. } => of(name, tiers, tier, gcra),
+        Spec::Window { .. } => of(name, tiers, tier, fixed_window),
+        Spec::Blocks { .. } => of(name, tiers, tier, sliding_window),
+        Spec::Log { .. } => of(name, tiers, tier, sliding_log),
+    }
+}
+
+fn tiered<A: Algorithm + Copy>(name: String, tiers: Vec<A>, tier: Arc<AtomicUsize>) -> DynLimit<str> {
+    DynLimit::new(Limit::new(name, per_key(move |_: &str| tiers[tier.load(Ordering::Relaxed) % tiers.len()])))
 }
 
 pub(crate) fn gcra(spec: Spec) -> Gcra {
@@ -112,6 +140,17 @@ pub(crate) fn fixed_window(spec: Spec) -> FixedWindow {
     let Spec::Window { quota, aligned } = spec else { panic!("{spec:?} is not a window") };
     let window = FixedWindow::new(quota);
     if aligned { window.aligned_to_clock() } else { window }
+}
+
+pub(crate) fn sliding_window(spec: Spec) -> SlidingWindow {
+    let Spec::Blocks { quota, blocks, weighted } = spec else { panic!("{spec:?} has no blocks") };
+    let window = SlidingWindow::new(quota).blocks(blocks);
+    if weighted { window.weighted() } else { window }
+}
+
+pub(crate) fn sliding_log(spec: Spec) -> SlidingLog {
+    let Spec::Log { quota } = spec else { panic!("{spec:?} is not a log") };
+    SlidingLog::new(quota)
 }
 
 pub(crate) fn ready<T>(reply: Reply<T>) -> T {
@@ -127,7 +166,9 @@ pub(crate) struct Pair {
     pub(crate) subject: Subject,
     pub(crate) model: Combined,
     limits: Vec<Vec<Spec>>,
-    charged: Vec<Vec<Charged>>,
+    /// What is held, and the tier that it was held by.
+    held: Vec<(u64, usize)>,
+    tier: usize,
 }
 
 impl Pair {
@@ -136,7 +177,8 @@ impl Pair {
             subject: Subject::new(limits, start),
             model: Combined::new(limits.iter().map(|tiers| tiers[0])),
             limits: limits.to_vec(),
-            charged: Vec::new(),
+            held: Vec::new(),
+            tier: 0,
         }
     }
 
@@ -154,38 +196,48 @@ impl Pair {
 
     fn apply_to_model(&mut self, op: Op, now: u64) -> Option<Expected> {
         match op {
-            Op::Clock { too_far_back, .. } => self.charged.retain(|_| !too_far_back),
-            Op::Tier(tier) => self.model.hold_to(self.limits.iter().map(|tiers| tiers[tier % tiers.len()])),
-            Op::Acquire(ask) => {
-                let (expected, charged) = self.model.acquire(now, ask);
-                self.charged.extend(charged);
+            Op::Clock { .. } => {}
+            Op::Tier(tier) => {
+                self.tier = tier;
+                self.model.hold_to(of_tier(&self.limits, tier));
+            }
+            Op::Acquire(ask) => return Some(self.model.acquire(now, ask)),
+            Op::Hold(ask) => {
+                let expected = self.model.acquire(now, ask.hold());
+                self.held.extend(expected.verdict.is_allowed().then_some((ask.cost, self.tier)));
                 return Some(expected);
             }
-            Op::Settle { which, actual } => {
-                if let Some(which) = which.checked_rem(self.charged.len()) {
-                    let charged = self.charged.swap_remove(which);
-                    self.model.settle(now, &charged, actual);
-                }
-            }
-            Op::Reset => {
-                self.model.forget();
-                self.charged.clear();
-            }
+            Op::Settle { which, actual } => self.settle(now, which, |_| actual),
+            Op::Surcharge { which, cost } => self.settle(now, which, |held| held + cost),
+            Op::Drop { which } => self.settle(now, which, |held| held),
+            Op::Reset => self.model.forget(),
         }
         None
+    }
+
+    fn settle(&mut self, now: u64, which: usize, actual: impl FnOnce(u64) -> u64) {
+        if let Some(which) = which.checked_rem(self.held.len()) {
+            let (held, tier) = self.held.swap_remove(which);
+            // The key is not known any more: its cost is charged by the algorithm that was chosen for it.
+            self.model.hold_to(of_tier(&self.limits, tier));
+            self.model.settle(now, held, actual(held));
+            self.model.hold_to(of_tier(&self.limits, self.tier));
+        }
     }
 
     /// Takes a step on both and compares all that they say.
     pub(crate) fn agree_on(&mut self, step: Step) -> Result<(), TestCaseError> {
         let now = self.subject.now();
         let op = self.resolve(step);
-        if let Op::Acquire(ask) = op {
+        if let Op::Acquire(ask) | Op::Hold(ask) = op {
             self.agree(&self.subject.peek(ask), &self.model.peek(now, ask), ask)?;
         }
         let expected = self.apply_to_model(op, now);
-        if let (Op::Acquire(ask), Some(decision), Some(expected)) = (op, self.subject.apply(op), expected) {
+        let decided = self.subject.apply(op);
+        if let (Op::Acquire(ask) | Op::Hold(ask), Some(decision), Some(expected)) = (op, decided, expected) {
             self.agree(&decision, &expected, ask)?;
-            return self.agree_on_receipts();
+            prop_assert!(self.subject.guards.iter().map(Held::cost).eq(self.held.iter().map(|held| held.0)));
+            return Ok(());
         }
         let ask = Ask::default().every_limit();
         self.agree(&self.subject.peek(ask), &self.model.peek(self.subject.now(), ask), ask)
@@ -195,6 +247,7 @@ impl Pair {
         let now = self.subject.now();
         let context = || format!("{ask:?} at {now}:\n{decision:?}\n{expected:?}");
         prop_assert_eq!(decision.verdict(), expected.verdict, "the verdict of {}", context());
+        prop_assert_eq!(decision.is_estimate(), expected.is_estimate, "the estimate of {}", context());
         prop_assert_eq!(decision.decided_at().as_micros(), now);
         let listed = if ask.every_limit || (ask.every_refusal && !expected.verdict.is_allowed()) {
             (0..expected.standings.len()).collect()
@@ -209,17 +262,10 @@ impl Pair {
         prop_assert!(stands_as(speaking, expected, expected.speaking()), "the speaker of {}", context());
         Ok(())
     }
+}
 
-    fn agree_on_receipts(&self) -> Result<(), TestCaseError> {
-        prop_assert_eq!(self.subject.receipts.len(), self.charged.len());
-        if let (Some(receipt), Some(charged)) = (self.subject.receipts.last(), self.charged.last()) {
-            for (until, charged) in receipt.until().iter().zip(charged) {
-                prop_assert_eq!(until.as_micros(), charged.until);
-                prop_assert_eq!(receipt.cost(), charged.cost);
-            }
-        }
-        Ok(())
-    }
+fn of_tier(limits: &[Vec<Spec>], tier: usize) -> impl Iterator<Item = Spec> + '_ {
+    limits.iter().map(move |tiers| tiers[tier % tiers.len()])
 }
 
 fn stands_as(standing: &Standing, expected: &Expected, index: usize) -> bool {

@@ -120,7 +120,7 @@ async fn a_refusals_body_is_of_known_size_and_ends() {
 
 #[tokio::test]
 async fn a_refusal_rendered_empty_has_ended_before_it_began() {
-    let render = |_: &Refusal| Response::new(Bytes::new());
+    let render = |_: &http::request::Parts, _: &Refusal| Response::new(Bytes::new());
     let layer = RateLimitLayer::new(Global, Says::no()).responder(Http::new().render(render).any_body());
     let inner = service_fn(async |_: Request<()>| Ok::<_, Infallible>(Response::new(in_frames())));
     let Ok(response) = layer.layer(inner).oneshot(Request::new(())).await;

@@ -219,13 +219,19 @@ fn a_closure_says_a_key_nothing_or_an_error() {
         extractor.extract(&request)
     }
 
+    fn is_unusable<K>(extracted: &Extracted<K>) -> bool {
+        matches!(extracted, Extracted::Missing(missing) if missing.is_unusable())
+    }
+
     let odd = |number: &u32| (number % 2 == 1).then_some(*number);
+    assert!(!is_unusable(&extract(&odd, 8)), "there is none");
     assert_eq!(extract(&odd, 7), Extracted::Key(7));
     let (reason, by_server) = missing(extract(&odd, 8));
     assert_eq!((reason.as_str(), by_server), ("the request does not say whose it is", false));
 
     let small = |number: &u32| u8::try_from(*number);
     assert_eq!(extract(&small, 7), Extracted::Key(7));
+    assert!(is_unusable(&extract(&small, 1000)), "there is one that cannot be used");
     let (reason, _) = missing(extract(&small, 1000));
     assert_eq!(reason, "the request does not say whose it is", "an error may hold a secret, and is not told");
 
@@ -251,13 +257,14 @@ fn a_found_key_can_be_changed() {
 
 /// Every pair and triple of outcomes.
 #[test]
-fn in_a_tuple_missing_outweighs_exempt_and_exempt_outweighs_a_key() {
-    let outcomes = ["key", "exempt", "missing"];
+fn in_a_tuple_unusable_outweighs_absent_which_outweighs_exempt_which_outweighs_a_key() {
+    let outcomes = ["key", "exempt", "absent", "unusable"];
     let part = |position: usize| {
         move |outcomes: &[&'static str; 3]| match outcomes[position] {
             "key" => Extracted::Key(position),
             "exempt" => Extracted::Exempt,
-            _ => Extracted::Missing(Missing::from_request(["first", "second", "third"][position])),
+            "absent" => Extracted::Missing(Missing::from_request(["first", "second", "third"][position])),
+            _ => Extracted::Missing(Missing::unusable(["first", "second", "third"][position])),
         }
     };
     let tuple = (part(0), part(1), part(2));
@@ -265,9 +272,11 @@ fn in_a_tuple_missing_outweighs_exempt_and_exempt_outweighs_a_key() {
         for b in outcomes {
             for c in outcomes {
                 let request = [a, b, c];
-                let first_missing = request.iter().position(|outcome| *outcome == "missing");
+                let first = |what| request.iter().position(|outcome| *outcome == what);
                 let extracted = tuple.extract(&request);
-                if let Some(position) = first_missing {
+                if let Some(position) = first("unusable").or_else(|| first("absent")) {
+                    let unusable = matches!(&extracted, Extracted::Missing(missing) if missing.is_unusable());
+                    assert_eq!(unusable, request.contains(&"unusable"), "{request:?}");
                     assert_eq!(missing(extracted).0, ["first", "second", "third"][position], "{request:?}");
                 } else if request.contains(&"exempt") {
                     assert_eq!(extracted, Extracted::Exempt, "{request:?}");

@@ -192,10 +192,10 @@ async fn a_memory_by_key_needs_no_more_than_the_choice() {
 
 #[tokio::test]
 async fn limits_can_be_collected_at_run_time() {
-    for count in [0, 1, 2, 9] {
+    for count in [1, 2, 9] {
         let limits = (0..count).map(|index| DynLimit::new(Limit::new(format!("limit {index}"), a_minute(9 - index))));
         let (memory, _clock) = in_memory(limits.collect::<Vec<DynLimit<Caller>>>());
-        let expected = if count == 0 { 20 } else { 10 - usize::try_from(count).expect("small") };
+        let expected = 10 - usize::try_from(count).expect("small");
         assert_eq!(admitted(&mut limited(memory), ADA, 20).await, expected, "{count} limits, and the least holds");
     }
 }

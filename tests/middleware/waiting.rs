@@ -1,5 +1,5 @@
-//! Tower's contract while requests wait for their turn: waiting holds nothing of the inner service, and whoever stops
-//! waiting pays nothing. (When each has its turn is tested in `tests/waiting.rs`.)
+//! Tower's contract while requests wait for their start: waiting holds nothing of the inner service, and a request that stops
+//! waiting leaks nothing and stays charged. (When each has its turn is tested in `tests/waiting.rs`.)
 //!
 //! The timers and the limiters run on tokio's paused clock, which each test moves by hand.
 
@@ -117,7 +117,7 @@ async fn in_its_turn_a_request_waits_for_readiness() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_inner_service_that_fails_to_get_ready_is_its_error_and_the_charge_is_given_back() {
+async fn inner_service_that_fails_to_get_ready_is_its_error_and_leaves_the_charge() {
     let limiter = one_a_second();
     let (inner, mut handle) = mock::pair::<Job, usize>();
     let mut service = mock::Spawn::new(waiting(&limiter).layer(inner));
@@ -132,12 +132,12 @@ async fn an_inner_service_that_fails_to_get_ready_is_its_error_and_the_charge_is
     handle.send_error(Failure);
     assert_eq!(assert_ready_err!(second.poll()).downcast_ref(), Some(&Failure));
     drop(second);
-    assert_eq!(next_turn(&limiter), Duration::ZERO, "it was never let through");
+    assert_eq!(next_turn(&limiter), SECOND, "its start is charged");
 }
 
-/// Dropped at each stage: what was charged is given back, and no permit is lost.
+/// Dropped at each stage: the charge stays, and no permit is lost.
 #[tokio::test(start_paused = true)]
-async fn whoever_stops_waiting_pays_nothing_and_leaks_nothing() {
+async fn waiting_request_that_is_dropped_stays_charged_and_leaks_nothing() {
     for stage in ["not polled", "waiting", "its turn", "getting ready"] {
         let (limiter, pool) = (one_a_second(), Pool::of(1));
         let mut service = mock::Spawn::new(waiting(&limiter).layer(pool.service()));
@@ -161,7 +161,7 @@ async fn whoever_stops_waiting_pays_nothing_and_leaks_nothing() {
         }
         let before = next_turn(&limiter);
         drop(response);
-        assert_eq!(before, next_turn(&limiter) + SECOND, "{stage}: what it was charged");
+        assert_eq!(before, next_turn(&limiter), "{stage}: what it was charged");
         drop(busy);
         assert_eq!(pool.free(), 1, "{stage}");
         let forwarded = pool.calls().iter().filter(|(_, job)| *job == Job::of("a")).count();
@@ -198,7 +198,7 @@ async fn only_so_many_wait_at_a_time() {
     let second = send(&mut other, Job::of("a"));
     let mut third = send(&mut service, Job::of("a"));
     assert_eq!(refused_for(&assert_ready_err!(third.poll())), 3 * SECOND, "when its turn would have been");
-    assert_eq!(next_turn(&limiter), 3 * SECOND, "what it was charged is given back");
+    assert_eq!(next_turn(&limiter), 3 * SECOND, "it was not charged");
     assert_ready_ok!(send(&mut service, Job::of("b")).poll());
 
     drop(second);
@@ -231,7 +231,7 @@ async fn whoever_waits_for_a_window_asks_again() {
     assert_eq!(pool.calls().len(), 3);
 }
 
-/// Where there is no timer, nobody waits: refused with the time that it would have taken, and not charged.
+/// Where there is no timer, nobody waits: denied with the time until its start, for which it was charged.
 #[test]
 fn outside_of_a_runtime_nobody_waits() {
     let limiter = Memory::builder(Gcra::new(Quota::per_second(1)).burst(1)).clock(ManualClock::new()).build();
@@ -239,6 +239,6 @@ fn outside_of_a_runtime_nobody_waits() {
     let mut service = mock::Spawn::new(waiting(&limiter).layer(pool.service()));
     assert_ready_ok!(send(&mut service, Job::of("a")).poll());
     assert_eq!(refused_for(&assert_ready_err!(send(&mut service, Job::of("a")).poll())), SECOND);
-    assert_eq!(next_turn(&limiter), SECOND);
+    assert_eq!(next_turn(&limiter), 2 * SECOND);
     assert_eq!(pool.free(), 1);
 }

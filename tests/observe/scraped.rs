@@ -2,6 +2,7 @@
 //! number by number.
 
 use std::collections::BTreeMap;
+use std::convert::Infallible;
 use std::io::{Read as _, Write as _};
 use std::net::{SocketAddr, TcpStream};
 use std::sync::Arc;
@@ -10,11 +11,12 @@ use std::time::Duration;
 
 use axum::Router;
 use axum::extract::{Request, State};
+use axum::http::HeaderMap;
 use axum::response::Response;
 use axum::routing::get;
 use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusHandle};
 use tower_ratelimit::key::{Header, Paths};
-use tower_ratelimit::limiter::{DeniedCache, FailOpen, Fallback, Limiter};
+use tower_ratelimit::limiter::{Acquire, DeniedCache, FailOpen, Fallback, Limiter};
 use tower_ratelimit::observe::Metrics;
 use tower_ratelimit::{
     Admission, FixedWindow, Gcra, LeakyQueue, Limit, ManualClock, Memory, PeerIp, Quota, RateLimitLayer, Source,
@@ -73,6 +75,23 @@ where
     routes.route(&format!("/{name}/exempt"), get(async || "page")).layer(layer)
 }
 
+/// A limiter that holds `x-cost`, around a page that says in `x-actual` what it has cost.
+fn settled<L>(limiter: L) -> Router<PrometheusHandle>
+where
+    L: Limiter<tower_ratelimit::key::KeyText> + Clone + Send + Sync + 'static,
+{
+    fn number(fields: &HeaderMap, name: &str) -> u64 {
+        fields.get(name).and_then(|number| number.to_str().ok()?.parse().ok()).unwrap_or(1)
+    }
+
+    let layer = RateLimitLayer::new(Header::from_static("x-tenant"), limiter)
+        .cost(|request: &Request| number(request.headers(), "x-cost"))
+        .settle(|_: u64, answer: Result<&Response, &Infallible>| number(answer.expect("a page").headers(), "x-actual"))
+        .observe(Metrics::new("settled"));
+    let page = get(async |fields: HeaderMap| [("x-actual", fields["x-actual"].clone())]);
+    Router::new().route("/settled", page).layer(layer)
+}
+
 fn app() -> Router {
     // The clock stands still, so that nothing depends on how fast the clients are.
     let clock = ManualClock::new();
@@ -89,6 +108,8 @@ fn app() -> Router {
     for key in 0..7_u8 {
         usage.decide(&key, tower_ratelimit::Ask::default());
     }
+    let Acquire::Ready(held) = usage.hold(&7_u8, tower_ratelimit::Ask::default()) else { panic!("it is ready") };
+    let held = Arc::new(held.expect("an outcome").held.expect("one is there"));
     Router::new()
         .merge(limited("several", several))
         .merge(limited("slow", Slowly(window(20), 3)))
@@ -97,7 +118,7 @@ fn app() -> Router {
         .merge(limited("open", FailOpen::new(Broken)))
         .merge(limited("broken", Broken))
         .merge(Router::new().route("/peer", get(async || "page")).layer(
-            // No connect info: the server is put together wrongly.
+            // No connect info: the server is misconfigured.
             RateLimitLayer::new(PeerIp::new(), window(1)).observe(Metrics::new("peer")),
         ))
         .merge(
@@ -105,10 +126,13 @@ fn app() -> Router {
                 .route("/queue", get(async || "page"))
                 .layer(RateLimitLayer::new(Header::from_static("x-tenant"), queue).observe(Metrics::new("queue"))),
         )
+        .merge(settled(window(100)))
         .layer(axum::middleware::map_response(tell))
         .route(
             "/metrics",
             get(async move |State(prometheus): State<PrometheusHandle>| {
+                // Held for as long as pages are served.
+                assert_eq!(held.cost(), 1);
                 usage.report(&gauged);
                 prometheus.render()
             }),
@@ -134,6 +158,16 @@ fn samples(page: &str, name: &str) -> BTreeMap<String, f64> {
 fn label<'a>(labels: &'a str, name: &str) -> &'a str {
     let start = labels.find(&format!("{name}=\"")).unwrap_or_else(|| panic!("{labels} has {name}")) + name.len() + 2;
     labels[start..].split('"').next().expect("its value")
+}
+
+/// Requests that cost less than, as much as and more than what is held for them. Returns how many.
+fn settle_some(address: SocketAddr) -> u64 {
+    let costs = [(5, 2), (5, 5), (1, 8), (20, 0)];
+    for (cost, actual) in costs {
+        let fields = format!("x-tenant: 0\r\nx-cost: {cost}\r\nx-actual: {actual}\r\n");
+        assert!(send(address, "/settled", &fields).contains("x-grounds: default allowed store"));
+    }
+    costs.len() as u64
 }
 
 #[test]
@@ -185,6 +219,10 @@ fn what_is_scraped_is_what_was_answered() {
         }
     }
 
+    let settled = settle_some(address);
+    sent.fetch_add(settled, Ordering::Relaxed);
+    answered.insert(["settled", "default", "allowed", "store"].map(str::to_owned), settled);
+
     let page = send(address, "/metrics", "");
     serving.abort();
     let mut scraped = BTreeMap::new();
@@ -234,8 +272,12 @@ fn what_is_scraped_is_what_was_answered() {
     assert!((one("ratelimit_wait_seconds_count", "queue") - count("queue", "delayed")).abs() < 0.5);
     let pended = count("slow", "allowed") + count("slow", "denied") + count("slow", "never");
     assert!((one("ratelimit_decision_seconds_count", "slow") - pended).abs() < 0.5);
-    assert!((one("ratelimit_memory_keys", "usage") - 7.0).abs() < 0.5);
+    for (name, expected) in [("settled", 8.0), ("released", 23.0), ("surcharged", 7.0)] {
+        assert!((one(&format!("ratelimit_{name}_total"), "settled") - expected).abs() < 0.5, "{name}");
+    }
     assert!(one("ratelimit_memory_room_keys", "usage") > 99_999.0);
-    assert!((one("ratelimit_memory_forgotten_total", "usage")).abs() < 0.5);
+    for (name, expected) in [("keys", 7.0), ("forgotten_total", 0.0), ("held_keys", 1.0), ("held", 1.0)] {
+        assert!((one(&format!("ratelimit_memory_{name}"), "usage") - expected).abs() < 0.5, "{name}");
+    }
     assert!(!page.contains("tenant: "), "no page names a key");
 }

@@ -20,7 +20,7 @@ impl Observer for Notes {
                 format!("{outcome} by {limit} in {}{pended}", event.source().expect("a source"))
             }
             Event::Abandoned { stage, .. } => format!("abandoned {stage:?}"),
-            Event::Settled { charged, actual, .. } => format!("settled {charged} -> {actual}"),
+            Event::Settled { held, actual, .. } => format!("settled {held} -> {actual}"),
             Event::WaitEnded { waited, .. } => format!("waited {waited:?}"),
             Event::WaitBegun => "waits".to_owned(),
             Event::Batch { orders, error, .. } => {
@@ -71,14 +71,5 @@ impl<Key: ?Sized, L: Limiter<Key>> Limiter<Key> for Slowly<L> {
                 Acquire::Pending(future) => future.await,
             }
         }))
-    }
-
-    fn settle(
-        &self,
-        key: &Key,
-        receipt: tower_ratelimit::limiter::Receipt,
-        actual: u64,
-    ) -> tower_ratelimit::limiter::Reply<()> {
-        self.0.settle(key, receipt, actual)
     }
 }

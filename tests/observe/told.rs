@@ -7,10 +7,11 @@ use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use tower::{Layer, Service, ServiceExt, service_fn};
-use tower_ratelimit::key::{Extracted, Missing};
+use tower_ratelimit::key::{Extracted, Global, Missing};
 use tower_ratelimit::limiter::Limiter;
 use tower_ratelimit::observe::Event;
-use tower_ratelimit::response::{AsError, BoxError};
+use tower_ratelimit::response::{AsError, BoxError, ByContentType, Grpc, Http};
+use tower_ratelimit::tariff::OnlySuccesses;
 use tower_ratelimit::{
     FixedWindow, Gcra, LeakyQueue, Limit, ManualClock, Memory, Quota, RateLimitLayer, TokioClock, WhenMissing,
 };
@@ -108,7 +109,7 @@ async fn what_waits() {
     second.await.expect("its turn");
     assert_eq!(notes.take(), ["waited 1s", "delayed by default in store"]);
     drop(third);
-    assert_eq!(notes.take(), ["settled 1 -> 0", "waited 1s", "abandoned Waiting"]);
+    assert_eq!(notes.take(), ["waited 1s", "abandoned Waiting"]);
 }
 
 #[tokio::test(start_paused = true)]
@@ -154,15 +155,26 @@ async fn what_finds_the_service_gone() {
     layer.layer(Once(true)).oneshot("a").await.expect("at once");
     notes.take();
     layer.layer(Once(true)).oneshot("a").await.expect_err("gone");
-    assert_eq!(notes.take(), ["waits", "settled 1 -> 0", "waited 1s", "abandoned Waiting"]);
+    assert_eq!(notes.take(), ["waits", "waited 1s", "abandoned Waiting"]);
 }
 
 #[tokio::test]
-async fn what_is_settled() {
+async fn settlement_is_observed_with_the_held_and_the_actual_cost() {
     let notes = Notes::default();
     let layer = layer(two_an_hour(), &notes).settle(|_: u64, _: Result<&(), &BoxError>| 0_u64);
     layer.layer(page()).oneshot("a").await.expect("room");
     assert_eq!(notes.take(), ["allowed by default in store", "settled 1 -> 0"]);
+}
+
+/// A response's future that is dropped before the response settles the whole cost.
+#[tokio::test]
+async fn dropped_response_is_observed_as_settled_whole() {
+    let notes = Notes::default();
+    let hangs = service_fn(|_: &'static str| std::future::pending::<Result<(), BoxError>>());
+    let layer = layer(two_an_hour(), &notes).settle(|_: u64, _: Result<&(), &BoxError>| 0_u64);
+    let mut service = layer.layer(hangs);
+    drop(service.ready().await.expect("ready").call("a"));
+    assert_eq!(notes.take(), ["allowed by default in store", "settled 1 -> 1"]);
 }
 
 #[tokio::test]
@@ -255,4 +267,46 @@ async fn nothing_is_changed_by_looking() {
         answers
     };
     assert_eq!(answers(true).await, answers(false).await);
+}
+
+/// A warning of the responder reaches the observers however the decision came about: at once, later, or to be settled.
+#[tokio::test]
+async fn a_repeated_limit_name_is_reported_on_every_path() {
+    async fn page(_: http::Request<()>) -> Result<http::Response<http_body_util::Full<bytes::Bytes>>, Infallible> {
+        let response = http::Response::builder().header("ratelimit-policy", "\"default\";q=1;w=1");
+        Ok(response.body(http_body_util::Full::default()).expect("a response"))
+    }
+    fn warnings(notes: &Notes) -> usize {
+        notes.take().iter().filter(|note| note.starts_with("warning: ") && note.contains("\"default\"")).count()
+    }
+    let request = || http::Request::new(());
+    for responder in [Http::new(), Http::new().extensions(false)] {
+        let notes = Notes::default();
+        let layer = RateLimitLayer::new(Global, two_an_hour()).responder(responder).observe(notes.clone());
+        for clone in [layer.clone(), layer] {
+            let Ok(_) = clone.layer(service_fn(page)).oneshot(request()).await;
+        }
+        assert_eq!(warnings(&notes), 1, "once for all clones of a layer");
+
+        let slowly = RateLimitLayer::new(Global, Slowly(two_an_hour(), 1)).responder(responder).observe(notes.clone());
+        let Ok(_) = slowly.layer(service_fn(page)).oneshot(request()).await;
+        assert_eq!(warnings(&notes), 1, "a decision that pended");
+
+        let settled = RateLimitLayer::new(Global, two_an_hour()).responder(responder).observe(notes.clone());
+        let Ok(_) = settled.settle(OnlySuccesses).layer(service_fn(page)).oneshot(request()).await;
+        assert_eq!(warnings(&notes), 1, "a charge that is settled");
+
+        let any_body = RateLimitLayer::new(Global, two_an_hour()).responder(responder.any_body());
+        let Ok(_) = any_body.observe(notes.clone()).layer(service_fn(page)).oneshot(request()).await;
+        assert_eq!(warnings(&notes), 1, "any body");
+
+        let grpc = RateLimitLayer::new(Global, two_an_hour()).responder(Grpc::new().draft_fields(true));
+        let Ok(_) = grpc.observe(notes.clone()).layer(service_fn(page)).oneshot(request()).await;
+        assert_eq!(warnings(&notes), 1, "gRPC");
+
+        let by_type = ByContentType::new(Grpc::new(), responder);
+        let by_type = RateLimitLayer::new(Global, two_an_hour()).responder(by_type).observe(notes.clone());
+        let Ok(_) = by_type.layer(service_fn(page)).oneshot(request()).await;
+        assert_eq!(warnings(&notes), 1, "by content type");
+    }
 }

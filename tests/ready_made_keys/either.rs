@@ -22,19 +22,20 @@ fn the_api_key_else_the_clients_address() {
     let found = key(either.extract(&with(&[("x-api-key", "abc")])));
     assert_eq!(found, Either::Left(API_KEY.key_of("abc")));
     assert_eq!(key(either.extract(&with(&[]))), Either::Right(peer()));
-    for bad in [&[("x-api-key", "")][..], &[("x-api-key", "a"), ("x-api-key", "b")]] {
-        assert_eq!(key(either.extract(&with(bad))), Either::Right(peer()), "{bad:?}");
+    for unusable in [&[("x-api-key", "")][..], &[("x-api-key", "a"), ("x-api-key", "b")]] {
+        missing(either.extract(&with(unusable)));
     }
 }
 
 /// Every pair of outcomes.
 #[test]
-fn only_a_missing_key_is_looked_for_again() {
+fn only_an_absent_key_is_looked_for_again() {
     #[derive(Clone, Copy, Debug, PartialEq)]
     enum Says {
         Key,
         Exempt,
         ByRequest,
+        Unusable,
         ByServer,
     }
     type Outcomes = (Says, Says);
@@ -42,18 +43,25 @@ fn only_a_missing_key_is_looked_for_again() {
         Says::Key => Extracted::Key(name),
         Says::Exempt => Extracted::Exempt,
         Says::ByRequest => Extracted::Missing(Missing::from_request(format!("{name} is not sent"))),
+        Says::Unusable => Extracted::Missing(Missing::unusable(format!("{name} is unusable"))),
         Says::ByServer => Extracted::Missing(Missing::from_server(format!("{name} is not set"))),
     };
     let first = |outcomes: &Outcomes| found(outcomes.0, "left");
     let second = |outcomes: &Outcomes| found(outcomes.1, "right");
     let either = Or::new(first, second);
-    let all = [Says::Key, Says::Exempt, Says::ByRequest, Says::ByServer];
+    let all = [Says::Key, Says::Exempt, Says::ByRequest, Says::Unusable, Says::ByServer];
     for left in all {
         for right in all {
             let extracted = either.extract(&(left, right));
             match (left, right) {
                 (Says::Key, _) => assert_eq!(extracted, Extracted::Key(Either::Left("left"))),
                 (Says::Exempt, _) => assert_eq!(extracted, Extracted::Exempt, "the explicit word stands"),
+                (Says::Unusable, _) => {
+                    assert_eq!(missing(extracted), ("left is unusable".to_owned(), false), "{right:?}");
+                }
+                (_, Says::Unusable) => {
+                    assert_eq!(missing(extracted), ("right is unusable".to_owned(), false), "{left:?}");
+                }
                 (_, Says::Key) => assert_eq!(extracted, Extracted::Key(Either::Right("right"))),
                 (_, Says::Exempt) => assert_eq!(extracted, Extracted::Exempt),
                 _ => {

@@ -5,7 +5,7 @@ use axum::body::Body;
 use axum::routing::get;
 use http::{Request, StatusCode};
 use tower::ServiceExt;
-use tower_ratelimit::key::{ExtractKey, Extracted, Global, Host, KeyText, MatchedPath, Method, Path};
+use tower_ratelimit::key::{ExtractKey, Extracted, Host, KeyText, MatchedPath, Method, Path};
 use tower_ratelimit::{Gcra, ManualClock, Memory, Quota, RateLimitLayer};
 
 use crate::support::{Get, missing, with};
@@ -40,14 +40,54 @@ fn a_port_counts_if_that_is_said() {
     }
 }
 
-/// RFC 9112, section 3.2.2: an authority in the request's target outweighs the field.
 #[test]
-fn the_uris_authority_outweighs_the_field() {
+fn the_uris_authority_is_the_host() {
     let mut request = at("https://user:password@Example.ORG:443/path");
     assert_eq!(Host::new().extract(&request), Extracted::Key(KeyText::from("example.org")), "and no password in it");
     assert_eq!(Host::new().with_port().extract(&request), Extracted::Key(KeyText::from("example.org:443")));
-    request.headers_mut().insert("host", "other.test".parse().expect("a value"));
-    assert_eq!(Host::new().extract(&request), Extracted::Key(KeyText::from("example.org")));
+    request.headers_mut().insert("host", "example.org".parse().expect("a value"));
+    assert_eq!(Host::new().extract(&request), Extracted::Key(KeyText::from("example.org")), "the same host twice");
+}
+
+/// Which of them the application uses is not known.
+#[test]
+fn an_authority_and_a_field_that_differ_are_unusable() {
+    let extract = |uri: &str, host: &str| {
+        let mut request = with(&[("host", host)]);
+        *request.uri_mut() = uri.parse().expect("a URI");
+        (Host::new().extract(&request), Host::new().with_port().extract(&request))
+    };
+    let same = [
+        ("http://a.test/", "a.test", "a.test"),
+        ("http://a.test/", "A.TEST.", "a.test"),
+        ("http://A.test./", "a.test:", "a.test"),
+        ("http://a.test/", "a.test:80", "a.test"),
+        ("https://a.test:443/", "a.test", "a.test:443"),
+        ("https://user@a.test:8443/", "a.test:8443", "a.test:8443"),
+        ("http://[2001:DB8::1]/", "[2001:db8::1]:80", "[2001:db8::1]"),
+        ("a.test:443", "a.test:443", "a.test:443"),
+    ];
+    for (uri, host, with_port) in same {
+        let name = with_port.trim_end_matches(":443").trim_end_matches(":8443");
+        let expected = (Extracted::Key(KeyText::from(name)), Extracted::Key(KeyText::from(with_port)));
+        assert_eq!(extract(uri, host), expected, "{uri} {host}");
+    }
+    let different = [
+        ("http://a.test/", "b.test"),
+        ("http://a.test/", "www.a.test"),
+        ("http://a.test/", "a.test:443"),
+        ("https://a.test/", "a.test:80"),
+        ("https://a.test:8443/", "a.test"),
+        ("a.test:443", "a.test"),
+        ("http://a.test/", "user@a.test"),
+        ("http://a.test/", ""),
+    ];
+    for (uri, host) in different {
+        for found in <[_; 2]>::from(extract(uri, host)) {
+            let Extracted::Missing(missing) = found else { panic!("{uri} {host}: {found:?}") };
+            assert!(missing.is_unusable(), "{uri} {host}: {missing}");
+        }
+    }
 }
 
 #[test]
@@ -82,7 +122,7 @@ fn what_is_no_host_is_missing() {
         "h\u{f6}st",
         &long,
     ] {
-        assert!(reason(&[("host", host)]).contains("is no host"), "{host}");
+        assert!(reason(&[("host", host)]).contains("is malformed"), "{host}");
     }
 }
 
@@ -124,16 +164,29 @@ async fn a_route_is_one_for_all_its_paths() {
     let nested = Router::new().nest("/api", routes()).layer(RateLimitLayer::new(MatchedPath, one_a_minute()));
     assert_eq!(status(&nested, "/api/users/1").await, 200);
     assert_eq!(status(&nested, "/api/users/2").await, 429);
-    assert_eq!(status(&nested, "/nothing").await, 500, "the layer is there, and no route");
+    assert_eq!(status(&nested, "/nothing").await, 404, "the layer is there, and no route");
+    assert_eq!(status(&nested, "/other").await, 429, "what has no route is under one limit");
+    assert_eq!(status(&nested, "/api/posts/1").await, 200);
+}
 
-    let all = routes().layer(RateLimitLayer::new(MatchedPath.or(Global), one_a_minute()));
-    assert_eq!(status(&all, "/users/1").await, 200);
-    assert_eq!(status(&all, "/nothing").await, 404);
-    assert_eq!(status(&all, "/other").await, 429, "what has no route is under one limit, if that is said");
+/// What is nested as a service has no route of the outer router: it is under one limit, and no error.
+#[tokio::test]
+async fn matched_path_of_a_nested_service_is_one_key() {
+    let inner = Router::new().route("/users/{id}", get(async || "user")).fallback(async || "nothing");
+    let app = Router::new()
+        .route("/", get(async || "home"))
+        .nest_service("/api", inner)
+        .layer(RateLimitLayer::new(MatchedPath, one_a_minute()));
+    assert_eq!(status(&app, "/api/users/1").await, 200);
+    assert_eq!(status(&app, "/api/anything").await, 429);
+    assert_eq!(status(&app, "/nothing").await, 429);
+    assert_eq!(status(&app, "/").await, 200, "a route of its own");
 }
 
 #[test]
-fn without_a_route_the_server_is_at_fault() {
-    let (reason, by_server) = missing(MatchedPath.extract(&at("/users/1")));
-    assert!(by_server && reason.contains("route_layer"), "{reason}");
+fn matched_path_without_a_route_is_one_key() {
+    for uri in ["/users/1", "/", "/no route"] {
+        let request = Request::get(uri.replace(' ', "%20")).body(()).expect("a request");
+        assert_eq!(MatchedPath.extract(&request), Extracted::Key(KeyText::from("no route")));
+    }
 }

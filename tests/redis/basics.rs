@@ -18,7 +18,7 @@ async fn it_decides() {
     assert!(!refused.is_allowed());
     let retry_after = refused.retry_after().expect("a time");
     assert!(retry_after <= Duration::from_secs(20) && retry_after > Duration::from_secs(15), "{retry_after:?}");
-    assert_eq!(server.keys(), ["ratelimit:api:default:bucket1:alice"]);
+    assert_eq!(server.keys(), ["ratelimit:api:default:bucket2:alice"]);
 }
 
 #[tokio::test]

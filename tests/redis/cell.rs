@@ -4,8 +4,7 @@ use std::time::Duration;
 
 use futures_util::future::join_all;
 use tokio::time::{Instant, sleep};
-use tower_ratelimit::limiter::Receipt;
-use tower_ratelimit::{Ask, Clock, Limiter, Quota, RedisCell, RedisServer, SystemClock, Verdict};
+use tower_ratelimit::{Ask, Limiter, Quota, RedisCell, RedisServer, Verdict};
 
 use crate::helpers::{PATIENCE, acquire, is_allowed};
 use crate::server::Server;
@@ -35,7 +34,7 @@ async fn it_decides_as_the_quota_says() {
         assert!(decision.reset() <= Some(Duration::from_secs(20 * (3 - left))), "{decision:?}");
     }
     let refused = acquire(&limiter, "alice", Ask::default()).await.expect("an answer");
-    assert!(!refused.decision.is_allowed() && refused.receipt.is_none());
+    assert!(!refused.decision.is_allowed());
     let wait = refused.decision.retry_after().expect("a time");
     assert!(wait > Duration::from_secs(18) && wait <= Duration::from_secs(20), "{wait:?}");
     assert!(is_allowed(&limiter, "bob").await);
@@ -112,8 +111,7 @@ async fn those_at_once_travel_together_and_get_no_more() {
 async fn what_it_does_not_have_it_says() {
     let server = with_module();
     let limiter = limiter(&server, Quota::per_minute(3));
-    let receipt = Receipt::new(SystemClock::new().now(), 1, 1);
-    assert!(limiter.settle("alice", receipt, 0).await.expect_err("it can't").is_unsupported());
+    assert!(acquire(&limiter, "alice", Ask::default().hold()).await.expect_err("it can't").is_unsupported());
     assert!(limiter.set("default", "alice", 1).await.expect_err("it can't").is_unsupported());
     let blocked = limiter.block("default", "alice", Duration::from_secs(1)).await;
     assert!(blocked.expect_err("it can't").is_unsupported());

@@ -40,7 +40,7 @@ async fn every_key_is_counted_once_wherever_it_lies() {
     assert_eq!(cluster.nodes.iter().map(|node| node.keys().len()).sum::<usize>(), 200);
     assert_eq!(
         limiter.key_in_redis("default", "a{b}c").expect("a limit"),
-        "ratelimit:api:default:fixed_window1:a%7Bb%7Dc"
+        "ratelimit:api:default:fixed_window2:a%7Bb%7Dc"
     );
 }
 
@@ -64,7 +64,7 @@ async fn several_limits_share_a_slot() {
     };
     let together = patient(cluster.open(), "together", limits());
     assert_eq!(ask(&together).await, 60);
-    assert_eq!(together.key_in_redis("team", &(7, 1)).expect("a limit"), "ratelimit:{together}:team:fixed_window1:7");
+    assert_eq!(together.key_in_redis("team", &(7, 1)).expect("a limit"), "ratelimit:{together}:team:fixed_window2:7");
     let filled = cluster.nodes.iter().filter(|node| !node.keys().is_empty());
     assert_eq!(filled.count(), 1);
     let spread = Redis::builder(cluster.open(), "spread", limits()).deadline(PATIENCE).slot_by(|&(team, _)| team);

@@ -3,17 +3,16 @@
 use std::time::Duration;
 
 use tower_ratelimit::algorithm::Scripted;
-use tower_ratelimit::limiter::{Acquire, BoxFuture, FailOpen, Fallback, Outcome, Receipt, TwoPhase};
+use tower_ratelimit::limiter::{Acquire, BoxFuture, FailOpen, Fallback, Outcome, TwoPhase};
 use tower_ratelimit::store::{DefaultHashBuilder, IntoRedisLimits, LimitsFor};
 use tower_ratelimit::{
-    Ask, BoxLimiter, Clock as _, Decision, Error, FixedWindow, Gcra, LeakyBucket, LeakyQueue, Limit, Limiter,
-    ManualClock, Memory, Quota, Redis, RedisCell, RedisServer, SlidingLog, SlidingWindow, TokenBucket, Verdict,
-    per_key,
+    Ask, BoxLimiter, Decision, Error, FixedWindow, Gcra, LeakyBucket, LeakyQueue, Limit, Limiter, ManualClock, Memory,
+    Quota, Redis, RedisCell, RedisServer, SlidingLog, SlidingWindow, TokenBucket, Verdict, per_key,
 };
 
 use crate::cell;
 use crate::deployments::Deployments;
-use crate::helpers::{PATIENCE, PLENTY, acquire};
+use crate::helpers::{A_DAY, PATIENCE, PLENTY, acquire, hold};
 use crate::server::Server;
 
 /// Ten in ten seconds.
@@ -111,7 +110,7 @@ where
 
 fn on(server: &RedisServer, name: &str, limits: impl IntoRedisLimits<Key>, clock: &ManualClock) -> Redis<Key> {
     let builder = Redis::builder(server.clone(), name, limits).clock_for_tests(clock.clone());
-    builder.deadline(PATIENCE).build().expect("limits")
+    builder.hold_expiry(A_DAY).deadline(PATIENCE).build().expect("limits")
 }
 
 /// A fallback whose first limiter is gone: what reaches both is told by the second, so that it can be looked at.
@@ -132,10 +131,6 @@ impl<L: Limiter<Key> + Clone + Send + Sync + 'static> Limiter<Key> for OverGone<
 
     fn peek(&self, key: &Key, ask: Ask) -> tower_ratelimit::limiter::Reply<Decision> {
         self.0.peek(key, ask)
-    }
-
-    fn settle(&self, key: &Key, receipt: Receipt, actual: u64) -> tower_ratelimit::limiter::Reply<()> {
-        self.0.settle(key, receipt, actual)
     }
 
     fn set(&self, limit: &str, key: &Key, used: u64) -> tower_ratelimit::limiter::Reply<()> {
@@ -222,7 +217,7 @@ async fn a_fresh_key_has_the_whole_quota_and_not_one_more() {
         for left in (0..10).rev() {
             let outcome = rig.ask(ALICE, 1).await;
             assert!(outcome.decision.is_allowed(), "{}", rig.name);
-            assert_eq!(outcome.receipt.is_some(), rig.has_it_all, "{}", rig.name);
+            assert!(outcome.held.is_none(), "{}", rig.name);
             assert_eq!(outcome.decision.remaining(), Some(left), "{}", rig.name);
             let standing = outcome.decision.standing().expect("a limit");
             assert_eq!(
@@ -233,7 +228,7 @@ async fn a_fresh_key_has_the_whole_quota_and_not_one_more() {
             );
         }
         let refused = rig.ask(ALICE, 1).await;
-        assert!(!refused.decision.is_allowed() && refused.receipt.is_none(), "{}", rig.name);
+        assert!(!refused.decision.is_allowed(), "{}", rig.name);
         assert!(rig.allows(BOB, 1).await, "{}: another key is another count", rig.name);
     }
 }
@@ -306,35 +301,36 @@ async fn what_never_fits_is_refused_for_good_and_charges_nothing() {
 }
 
 #[tokio::test]
-async fn what_is_given_back_can_be_had_again_once() {
+async fn a_released_hold_charges_nothing() {
     let deployments = Deployments::start();
     for rig in everything(&deployments) {
-        let receipt = rig.ask(ALICE, 4).await.receipt.expect("a receipt");
-        assert_eq!((receipt.cost(), rig.left(ALICE).await), (4, 6), "{}", rig.name);
-        rig.limiter.give_back(&ALICE, receipt).await.expect("done");
+        let held = hold(&rig.limiter, &ALICE, 4).await;
+        assert_eq!((held.cost(), rig.left(ALICE).await), (4, 6), "{}", rig.name);
+        held.release().await.expect("done");
         assert_eq!(rig.left(ALICE).await, 10, "{}", rig.name);
-        // Nor is there more than there ever was, when it comes back late.
-        let receipt = rig.ask(ALICE, 4).await.receipt.expect("a receipt");
+        // It does not drain, however long it lasts, and then there is no more than there ever was.
+        let held = hold(&rig.limiter, &ALICE, 4).await;
         rig.clock.advance(TEN.period() * 4);
-        rig.limiter.give_back(&ALICE, receipt).await.expect("done");
+        assert_eq!(rig.left(ALICE).await, 6, "{}", rig.name);
+        held.release().await.expect("done");
         rig.exhaust(ALICE).await;
         assert!(!rig.allows(ALICE, 1).await, "{}", rig.name);
     }
 }
 
 #[tokio::test]
-async fn a_charge_is_settled_at_what_was_used() {
+async fn a_hold_is_settled_at_its_actual_cost() {
     let deployments = Deployments::start();
     for rig in everything(&deployments) {
-        let receipt = rig.ask(ALICE, 4).await.receipt.expect("a receipt");
-        rig.limiter.settle(&ALICE, receipt, 1).await.expect("done");
+        hold(&rig.limiter, &ALICE, 4).await.settle(1).await.expect("done");
         assert_eq!(rig.left(ALICE).await, 9, "{}", rig.name);
-        let receipt = rig.ask(ALICE, 2).await.receipt.expect("a receipt");
-        rig.limiter.settle(&ALICE, receipt, 2).await.expect("done");
-        assert_eq!(rig.left(ALICE).await, 7, "{}", rig.name);
-        let receipt = rig.ask(ALICE, 1).await.receipt.expect("a receipt");
-        // Above the estimate, and above what is left.
-        rig.limiter.settle(&ALICE, receipt, 12).await.expect("done");
+        // A queue holds only for a request that need not wait.
+        let bob = if rig.queues { BOB } else { ALICE };
+        hold(&rig.limiter, &bob, 2).await.settle(2).await.expect("done");
+        assert_eq!(rig.left(bob).await, if rig.queues { 8 } else { 7 }, "{}", rig.name);
+        rig.limiter.set("default", &ALICE, 0).await.expect("done");
+        // Above the held cost, and above what is left.
+        hold(&rig.limiter, &ALICE, 1).await.settle(12).await.expect("done");
         assert!(!rig.allows(ALICE, 1).await && rig.left(ALICE).await == 0, "{}", rig.name);
     }
 }
@@ -376,8 +372,8 @@ async fn a_key_is_reset_set_blocked_and_forgiven() {
         rig.limiter.reset(&ALICE).await.expect("done");
         assert_eq!(rig.left(ALICE).await, 10, "{}", rig.name);
         if !rig.has_it_all {
-            let receipt = Receipt::new(rig.clock.now(), 1, 1);
-            assert!(rig.limiter.give_back(&ALICE, receipt).await.expect_err("it can't").is_unsupported());
+            let held = acquire(&rig.limiter, &ALICE, Ask::default().hold()).await;
+            assert!(held.expect_err("it can't").is_unsupported());
             assert!(rig.limiter.set("default", &ALICE, 7).await.expect_err("it can't").is_unsupported());
             assert!(rig.limiter.block("default", &ALICE, TEN.period()).await.expect_err("it can't").is_unsupported());
             continue;
@@ -408,8 +404,7 @@ async fn the_largest_of_everything_is_held() {
         rig.limiter.set("default", &ALICE, u64::MAX).await.expect("done");
         assert!(!rig.allows(ALICE, 1).await, "{}", rig.name);
         rig.limiter.reset(&ALICE).await.expect("done");
-        let receipt = rig.ask(ALICE, 1).await.receipt.expect("a receipt");
-        rig.limiter.settle(&ALICE, receipt, u64::MAX).await.expect("done");
+        hold(&rig.limiter, &ALICE, 1).await.settle(u64::MAX).await.expect("done");
         assert!(!rig.allows(ALICE, 1).await, "{}", rig.name);
         rig.limiter.block("default", &BOB, Duration::MAX).await.expect("done");
         assert!(!rig.allows(BOB, 1).await, "{}", rig.name);
@@ -485,12 +480,11 @@ async fn several_limits_are_charged_all_or_none() {
             rig.name
         );
         rig.clock.advance(refused.retry_after().expect("a time"));
-        let outcome = rig.ask(BOB, 1).await;
-        assert!(outcome.decision.is_allowed(), "{}", rig.name);
-        // And what is given back, all of them have again.
+        let held = hold(&rig.limiter, &BOB, 1).await;
+        // And what is released, all of them have again.
         let elsewhere = (9, 9, 0);
         assert!(!rig.allows(elsewhere, 1).await, "{}", rig.name);
-        rig.limiter.give_back(&BOB, outcome.receipt.expect("a receipt")).await.expect("done");
+        held.release().await.expect("done");
         assert!(rig.allows(elsewhere, 1).await, "{}", rig.name);
     }
 }
@@ -546,9 +540,8 @@ async fn what_a_limiter_does_not_have_it_says() {
     assert!(open.peek(&ALICE, Ask::default()).await.expect_err("it can't").is_unsupported());
     assert!(open.reset(&ALICE).await.expect_err("it can't").is_unsupported());
     assert!(back.set("default", &ALICE, 1).await.expect_err("the first one can't").is_unsupported());
-    // What the second one charged goes back to the second one.
-    let receipt = acquire(&back, &ALICE, Ask::cost(3)).await.expect("an answer").receipt.expect("a receipt");
-    back.give_back(&ALICE, receipt).await.expect("done");
+    // What the second one holds is released there.
+    hold(&back, &ALICE, 3).await.release().await.expect("done");
 }
 
 #[test]

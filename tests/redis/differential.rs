@@ -1,4 +1,4 @@
-//! The same trace through memory and through Redis: the same decisions, field by field, and the same receipts.
+//! The same trace through memory and through Redis: the same decisions, field by field.
 //!
 //! Time is virtual: both read it from one clock that is driven by hand.
 
@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use futures_util::future::join_all;
 use tower_ratelimit::algorithm::Scripted;
-use tower_ratelimit::limiter::{Outcome, Receipt};
+use tower_ratelimit::limiter::Held;
 use tower_ratelimit::store::{IntoRedisLimits, LimitsFor};
 use tower_ratelimit::{
     Ask, FixedWindow, Gcra, LeakyBucket, LeakyQueue, Limit, Limiter, ManualClock, Memory, Quota, Redis, RedisCell,
@@ -15,7 +15,7 @@ use tower_ratelimit::{
 
 use crate::cell;
 use crate::deployments::Deployments;
-use crate::helpers::{PATIENCE, acquire};
+use crate::helpers::{A_DAY, PATIENCE, acquire};
 
 #[derive(Clone, Copy, Debug)]
 struct Caller {
@@ -45,26 +45,27 @@ impl Dice {
 const STEPS: usize = 6_000;
 
 /// Runs one trace through each deployment: a long one through one Redis, as the script is the same everywhere.
-async fn compare<L>(deployments: &Deployments, name: &str, limits: L, seed: u64)
+async fn compare<L>(deployments: &Deployments, name: &str, limits: L, seed: u64, holds: bool)
 where
     L: LimitsFor<Caller, tower_ratelimit::store::DefaultHashBuilder> + IntoRedisLimits<Caller> + Clone,
 {
     for (index, (deployment, server)) in deployments.each().into_iter().enumerate() {
         let steps = if index == 0 { STEPS } else { STEPS / 6 };
-        compare_on(server, &format!("{name} {seed} on {deployment}"), limits.clone(), seed, steps).await;
+        compare_on(server, &format!("{name} {seed} on {deployment}"), limits.clone(), seed, steps, holds).await;
     }
 }
 
-async fn compare_on<L>(server: RedisServer, name: &str, limits: L, seed: u64, steps: usize)
+async fn compare_on<L>(server: RedisServer, name: &str, limits: L, seed: u64, steps: usize, holds: bool)
 where
     L: LimitsFor<Caller, tower_ratelimit::store::DefaultHashBuilder> + IntoRedisLimits<Caller> + Clone,
 {
     let clock = ManualClock::new();
     let memory = Memory::builder(limits.clone()).clock(clock.clone()).build().expect("limits");
     let redis =
-        Redis::builder(server, name, limits).clock_for_tests(clock.clone()).deadline(PATIENCE).build().expect("limits");
+        Redis::builder(server, name, limits).clock_for_tests(clock.clone()).hold_expiry(A_DAY).deadline(PATIENCE);
+    let redis = redis.build().expect("limits");
     let mut dice = Dice(seed);
-    let mut receipts: Vec<(Caller, Receipt, Receipt)> = Vec::new();
+    let mut held: Vec<(Held, Held)> = Vec::new();
     let mut step = 0;
     while step < steps {
         advance(&clock, &mut dice);
@@ -91,14 +92,18 @@ where
                 memory.set(&limit, &caller, used).await.expect("done");
                 redis.set(&limit, &caller, used).await.expect("done");
             }
-            4..=11 if !receipts.is_empty() => {
-                let index = usize::try_from(dice.below(receipts.len() as u64)).expect("small");
-                let (caller, ours, theirs) = receipts.swap_remove(index);
-                // Some are settled under another tier than they were charged in.
-                let caller = Caller { tier: if dice.one_in(3) { 2 } else { caller.tier }, ..caller };
-                let actual = dice.below(ours.cost() + 3);
-                memory.settle(&caller, ours, actual).await.expect("done");
-                redis.settle(&caller, theirs, actual).await.expect("done");
+            4..=11 if holds && !held.is_empty() => {
+                let index = usize::try_from(dice.below(held.len() as u64)).expect("small");
+                let (ours, theirs) = held.swap_remove(index);
+                if dice.one_in(4) {
+                    ours.release().await.expect("done");
+                    theirs.release().await.expect("done");
+                } else {
+                    // Below, at and above what is held.
+                    let actual = dice.below(ours.cost() + 3);
+                    ours.settle(actual).await.expect("done");
+                    theirs.settle(actual).await.expect("done");
+                }
             }
             _ => {
                 // Several at one moment: they travel together.
@@ -106,26 +111,38 @@ where
                 let asks: Vec<_> = (0..count)
                     .map(|_| {
                         let caller = if dice.one_in(2) { caller } else { self::caller(&mut dice) };
-                        (caller, ask(&mut dice))
+                        let ask = ask(&mut dice);
+                        (caller, if holds && dice.one_in(3) { ask.hold() } else { ask })
                     })
                     .collect();
                 let there =
                     join_all(asks.iter().map(|(caller, ask)| IntoFuture::into_future(redis.acquire(caller, *ask))));
                 for ((caller, ask), there) in asks.iter().zip(there.await) {
-                    let here = memory.acquire_now(caller, *ask);
+                    let here = memory.acquire(caller, *ask).await.expect("an answer");
                     let there = there.expect("an answer");
                     assert_eq!(here.decision, there.decision, "{name} {step} {caller:?} {ask:?}");
-                    assert_eq!(here.receipt, there.receipt, "{name} {step} {caller:?} {ask:?}");
+                    assert_eq!(
+                        here.decision.is_estimate(),
+                        there.decision.is_estimate(),
+                        "{name} {step} {caller:?} {ask:?}"
+                    );
                     step += 1;
-                    if let (Outcome { receipt: Some(ours), .. }, Outcome { receipt: Some(theirs), .. }) = (here, there)
-                        && receipts.len() < 40
-                    {
-                        receipts.push((*caller, ours, theirs));
+                    match (here.held, there.held) {
+                        (Some(ours), Some(theirs)) if held.len() < 40 => held.push((ours, theirs)),
+                        (Some(ours), Some(theirs)) => {
+                            ours.release().await.expect("done");
+                            theirs.release().await.expect("done");
+                        }
+                        (ours, theirs) => {
+                            assert_eq!(ours.is_some(), theirs.is_some(), "{name} {step} {caller:?} {ask:?}");
+                        }
                     }
                 }
             }
         }
     }
+    // Guards that are dropped settle whole: in Redis some time later.
+    drop(held);
 }
 
 /// From no time at all to one after which everything is new.
@@ -165,13 +182,15 @@ async fn limit_of(memory: &impl Limiter<Caller>, dice: &mut Dice, caller: &Calle
 }
 
 /// One algorithm, in three tiers.
-async fn alone<A: Scripted + Clone>(name: &str, tiers: [A; 3]) {
+async fn alone<A: Scripted + Clone>(holds: bool, name: &str, tiers: [A; 3]) {
     let deployments = Deployments::start();
     for seed in 1..=2 {
         let (first, tiers) = (tiers[0].clone(), tiers.clone());
-        compare(&deployments, name, Limit::new("one", first).by(|caller: &Caller| caller.user), seed).await;
+        let one = Limit::new("one", first).by(|caller: &Caller| caller.user);
+        compare(&deployments, name, one, seed, holds).await;
         let chosen = per_key(move |caller: &Caller| tiers[caller.tier].clone());
-        compare(&deployments, name, Limit::new("tiers", chosen).by(|caller: &Caller| caller.user), 10 + seed).await;
+        let tiers = Limit::new("tiers", chosen).by(|caller: &Caller| caller.user);
+        compare(&deployments, name, tiers, 10 + seed, holds).await;
     }
 }
 
@@ -179,91 +198,144 @@ fn quotas() -> [Quota; 3] {
     [Quota::new(5, Duration::from_secs(3)), Quota::new(7, Duration::from_millis(1001)), Quota::per_minute(4)]
 }
 
-#[tokio::test]
-async fn gcra() {
-    let [a, b, c] = quotas();
-    alone("gcra", [Gcra::new(a), Gcra::new(b).burst(3), Gcra::new(c).burst(9)]).await;
-}
+/// Each trace, without holds and with them.
+mod traces {
+    use super::*;
 
-#[tokio::test]
-async fn token_bucket() {
-    let [a, b, c] = quotas();
-    alone("token", [TokenBucket::new(a).burst(9), TokenBucket::new(b), TokenBucket::new(c)]).await;
-}
+    pub(super) async fn gcra(holds: bool) {
+        let [a, b, c] = quotas();
+        alone(holds, "gcra", [Gcra::new(a), Gcra::new(b).burst(3), Gcra::new(c).burst(9)]).await;
+    }
 
-#[tokio::test]
-async fn leaky_bucket() {
-    let [a, b, c] = quotas();
-    alone("leaky", [LeakyBucket::new(a).strict(), LeakyBucket::new(b), LeakyBucket::new(c)]).await;
-}
+    pub(super) async fn token_bucket(holds: bool) {
+        let [a, b, c] = quotas();
+        alone(holds, "token", [TokenBucket::new(a).burst(9), TokenBucket::new(b), TokenBucket::new(c)]).await;
+    }
 
-#[tokio::test]
-async fn leaky_queue() {
-    let [a, b, c] = quotas();
-    alone("queue", [LeakyQueue::new(a), LeakyQueue::new(b).max_waiting(2), LeakyQueue::new(c).max_waiting(0)]).await;
-}
+    pub(super) async fn leaky_bucket(holds: bool) {
+        let [a, b, c] = quotas();
+        alone(holds, "leaky", [LeakyBucket::new(a).strict(), LeakyBucket::new(b), LeakyBucket::new(c)]).await;
+    }
 
-#[tokio::test]
-async fn fixed_window() {
-    let [a, b, c] = quotas();
-    alone("fixed", [FixedWindow::new(a), FixedWindow::new(b).aligned_to_clock(), FixedWindow::new(c)]).await;
-}
+    pub(super) async fn leaky_queue(holds: bool) {
+        let [a, b, c] = quotas();
+        alone(
+            holds,
+            "queue",
+            [LeakyQueue::new(a), LeakyQueue::new(b).max_waiting(2), LeakyQueue::new(c).max_waiting(0)],
+        )
+        .await;
+    }
 
-#[tokio::test]
-async fn sliding_window() {
-    let [a, b, c] = quotas();
-    alone("strict", [SlidingWindow::new(a), SlidingWindow::new(b).blocks(7), SlidingWindow::new(c).blocks(3)]).await;
-}
+    pub(super) async fn fixed_window(holds: bool) {
+        let [a, b, c] = quotas();
+        alone(holds, "fixed", [FixedWindow::new(a), FixedWindow::new(b).aligned_to_clock(), FixedWindow::new(c)]).await;
+    }
 
-#[tokio::test]
-async fn weighted_window() {
-    let [a, b, c] = quotas();
-    let weighted = |quota| SlidingWindow::new(quota).blocks(1).weighted();
-    alone("weighted", [weighted(a), weighted(b), SlidingWindow::new(c).blocks(6).weighted()]).await;
-}
+    pub(super) async fn sliding_window(holds: bool) {
+        let [a, b, c] = quotas();
+        alone(
+            holds,
+            "strict",
+            [SlidingWindow::new(a), SlidingWindow::new(b).blocks(7), SlidingWindow::new(c).blocks(3)],
+        )
+        .await;
+    }
 
-#[tokio::test]
-async fn sliding_log() {
-    let [a, b, c] = quotas();
-    alone("log", [SlidingLog::new(a), SlidingLog::new(b), SlidingLog::new(c)]).await;
-}
+    pub(super) async fn weighted_window(holds: bool) {
+        let [a, b, c] = quotas();
+        let weighted = |quota| SlidingWindow::new(quota).blocks(1).weighted();
+        alone(holds, "weighted", [weighted(a), weighted(b), SlidingWindow::new(c).blocks(6).weighted()]).await;
+    }
 
-/// Rates whose products pass 2^53, where Lua has to count in digits.
-#[tokio::test]
-async fn fine_rates() {
-    let fine = [
-        Quota::new(999_983, Duration::from_micros(999_999_937)),
-        Quota::new(999_999_937, Duration::from_micros(999_983)),
-        Quota::new(67_108_859, Duration::from_micros(67_108_863)),
-    ];
-    alone("fine", fine.map(|quota| Gcra::new(quota).burst(5))).await;
-}
+    /// Tiers whose blocks differ in width and number, and of which some are weighted.
+    pub(super) async fn windows_of_both_forms(holds: bool) {
+        let [a, b, c] = quotas();
+        let weighted = SlidingWindow::new(b).blocks(1).weighted();
+        alone(holds, "forms", [SlidingWindow::new(a).blocks(60), weighted, SlidingWindow::new(c).weighted()]).await;
+    }
 
-#[tokio::test]
-async fn several_together() {
-    let ([a, b, c], deployments) = (quotas(), Deployments::start());
-    for seed in 21..=26 {
-        let limits = (
-            Limit::new("user", Gcra::new(a)).by(|caller: &Caller| caller.user),
-            Limit::new("log", SlidingLog::new(b)).by(|caller: &Caller| caller.team),
-            Limit::new("all", SlidingWindow::new(c)).by(|_: &Caller| ()),
-            Limit::new("shadow", FixedWindow::new(a)).by(|caller: &Caller| caller.team).shadow(),
-        );
-        compare(&deployments, "mixed", limits, seed).await;
+    pub(super) async fn aligned_windows(holds: bool) {
+        let [a, b, c] = quotas();
+        let aligned = |quota| FixedWindow::new(quota).aligned_to_clock();
+        alone(holds, "aligned", [aligned(a), FixedWindow::new(b), aligned(c)]).await;
+    }
+
+    pub(super) async fn sliding_log(holds: bool) {
+        let [a, b, c] = quotas();
+        alone(holds, "log", [SlidingLog::new(a), SlidingLog::new(b), SlidingLog::new(c)]).await;
+    }
+
+    /// Rates whose products pass 2^53, where Lua has to count in digits.
+    pub(super) async fn fine_rates(holds: bool) {
+        let fine = [
+            Quota::new(999_983, Duration::from_micros(999_999_937)),
+            Quota::new(999_999_937, Duration::from_micros(999_983)),
+            Quota::new(67_108_859, Duration::from_micros(67_108_863)),
+        ];
+        alone(holds, "fine", fine.map(|quota| Gcra::new(quota).burst(5))).await;
+    }
+
+    pub(super) async fn several_together(holds: bool) {
+        let ([a, b, c], deployments) = (quotas(), Deployments::start());
+        for seed in 21..=23 {
+            let limits = (
+                Limit::new("user", Gcra::new(a)).by(|caller: &Caller| caller.user),
+                Limit::new("log", SlidingLog::new(b)).by(|caller: &Caller| caller.team),
+                Limit::new("all", SlidingWindow::new(c)).by(|_: &Caller| ()),
+                Limit::new("shadow", FixedWindow::new(a)).by(|caller: &Caller| caller.team).shadow(),
+            );
+            compare(&deployments, "mixed", limits, seed, holds).await;
+        }
+    }
+
+    pub(super) async fn several_that_promise_turns(holds: bool) {
+        let ([a, b, _], deployments) = (quotas(), Deployments::start());
+        for seed in 31..=33 {
+            let limits = (
+                Limit::new("queue", LeakyQueue::new(a)).by(|caller: &Caller| caller.user),
+                Limit::new("bucket", Gcra::new(b)).by(|caller: &Caller| caller.team),
+                Limit::new("shadow", LeakyQueue::new(b)).by(|caller: &Caller| caller.user).shadow(),
+            );
+            compare(&deployments, "turns", limits, seed, holds).await;
+        }
     }
 }
 
-#[tokio::test]
-async fn several_that_promise_turns() {
-    let ([a, b, _], deployments) = (quotas(), Deployments::start());
-    for seed in 31..=36 {
-        let limits = (
-            Limit::new("queue", LeakyQueue::new(a)).by(|caller: &Caller| caller.user),
-            Limit::new("bucket", Gcra::new(b)).by(|caller: &Caller| caller.team),
-            Limit::new("shadow", LeakyQueue::new(b)).by(|caller: &Caller| caller.user).shadow(),
-        );
-        compare(&deployments, "turns", limits, seed).await;
-    }
+macro_rules! agree {
+    ($($name:ident),+ $(,)?) => {
+        $(
+            #[tokio::test]
+            async fn $name() {
+                traces::$name(false).await;
+            }
+        )+
+
+        mod memory_and_redis_agree_on_holds {
+            $(
+                #[tokio::test]
+                async fn $name() {
+                    super::traces::$name(true).await;
+                }
+            )+
+        }
+    };
+}
+
+agree! {
+    gcra,
+    token_bucket,
+    leaky_bucket,
+    leaky_queue,
+    fixed_window,
+    sliding_window,
+    weighted_window,
+    windows_of_both_forms,
+    aligned_windows,
+    sliding_log,
+    fine_rates,
+    several_together,
+    several_that_promise_turns,
 }
 
 /// What the module has, on a trace during which nothing comes back: its clock is the server's.
@@ -291,7 +363,7 @@ async fn the_module_agrees_with_a_bucket_but_for_its_whole_seconds() {
                     (here, module.peek(&user, asked).await.expect("an answer"))
                 }
                 _ => {
-                    let here = memory.acquire_now(&user, asked).decision;
+                    let here = memory.decide(&user, asked);
                     (here, acquire(&module, &user, asked).await.expect("an answer").decision)
                 }
             };

@@ -406,10 +406,11 @@ async fn any_bytes_at_a_key_fail_no_neighbour() {
             server.bytes(&[b"SET", key.as_bytes(), &bytes]);
             neighbours_are_well(name, &limiter, &format!("{bytes:?}")).await;
             let outcome = acquire(&limiter, "bad", Ask::cost(3)).await;
-            if let Ok(receipt) = outcome.map(|outcome| outcome.receipt) {
+            let held = acquire(&limiter, "bad", Ask::cost(1).hold()).await;
+            if outcome.is_ok() {
                 let _ = limiter.set("default", "bad", 7).await;
-                if let Some(receipt) = receipt {
-                    let _ = limiter.give_back("bad", receipt).await;
+                if let Ok(Some(held)) = held.map(|outcome| outcome.held) {
+                    let _ = held.settle(2).await;
                 }
                 let _ = limiter.block("default", "bad", DEADLINE).await;
             }
@@ -453,19 +454,23 @@ async fn a_call_that_failed_by_its_deadline_before_it_was_sent_is_not_charged_la
     let reads = patient(address.clone(), "api", FixedWindow::new(PLENTY));
     let redis = Redis::builder(address, "api", FixedWindow::new(PLENTY)).deadline(DEADLINE).build().expect("limits");
     assert!(is_allowed(&redis, "warm").await);
-    server.pause(Duration::from_millis(300));
-    // Two are under way: whatever comes now waits.
-    let under_way: Vec<_> = ["x", "y"].map(|key| tokio::spawn(redis.acquire(key, Ask::default()).into_future())).into();
-    sleep(Duration::from_millis(20)).await;
-    let more = tokio::spawn(redis.acquire("z", Ask::default()).into_future());
-    sleep(Duration::from_millis(20)).await;
+    server.pause(Duration::from_millis(600));
+    // As many as can be under way, each sent by itself: whatever comes now waits.
+    let mut under_way = Vec::new();
+    for key in ["a", "b", "c", "d"] {
+        under_way.push(tokio::spawn(redis.acquire(key, Ask::default()).into_future()));
+        sleep(Duration::from_millis(20)).await;
+    }
     let mut waiting = Box::pin(redis.acquire("alice", Ask::default()).into_future());
     let error = (&mut waiting).await.expect_err("a time-out");
     assert!(error.is_unavailable());
-    for call in under_way.into_iter().chain([more]) {
+    for call in under_way {
         let _ = call.await.expect("no panic");
     }
-    sleep(Duration::from_millis(300)).await;
+    // Answered after all that waited before.
+    while acquire(&redis, "warm", Ask::default()).await.is_err() {
+        sleep(Duration::from_millis(10)).await;
+    }
     assert_eq!(reads.peek("alice", Ask::default()).await.expect("an answer").remaining(), Some(PLENTY.limit()));
     drop(waiting);
 }

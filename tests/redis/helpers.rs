@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use tower_ratelimit::limiter::Outcome;
+use tower_ratelimit::limiter::{Held, Outcome};
 use tower_ratelimit::store::IntoRedisLimits;
 use tower_ratelimit::{
     Ask, BoxLimiter, Clock, Error, FixedWindow, Gcra, LeakyBucket, LeakyQueue, Limiter, Quota, Redis, RedisServer,
@@ -15,6 +15,9 @@ pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
 /// Enough for any test's load.
 pub(crate) const PLENTY: Quota = Quota::per_hour(1_000_000_000);
 
+/// Where time is virtual, nobody renews holds in time.
+pub(crate) const A_DAY: Duration = Duration::from_secs(24 * 60 * 60);
+
 pub(crate) fn patient<Key: ?Sized>(server: RedisServer, name: &str, limits: impl IntoRedisLimits<Key>) -> Redis<Key> {
     Redis::builder(server, name, limits).deadline(PATIENCE).build().expect("limits")
 }
@@ -22,6 +25,11 @@ pub(crate) fn patient<Key: ?Sized>(server: RedisServer, name: &str, limits: impl
 /// Decides; whoever waits for longer than anything takes, hangs.
 pub(crate) async fn acquire<Key: ?Sized>(limiter: &impl Limiter<Key>, key: &Key, ask: Ask) -> Result<Outcome, Error> {
     tokio::time::timeout(PATIENCE * 2, limiter.acquire(key, ask).into_future()).await.expect("no decision hangs")
+}
+
+/// Holds a cost that there is room for.
+pub(crate) async fn hold<Key: ?Sized>(limiter: &impl Limiter<Key>, key: &Key, cost: u64) -> Held {
+    acquire(limiter, key, Ask::cost(cost).hold()).await.expect("an answer").held.expect("room for it")
 }
 
 pub(crate) async fn is_allowed<Key: ?Sized>(limiter: &impl Limiter<Key>, key: &Key) -> bool {
@@ -42,7 +50,7 @@ pub(crate) fn every_algorithm(
     ) -> (&'static str, BoxLimiter<str>) {
         let mut builder = Redis::builder(server.clone(), name, limits).deadline(PATIENCE);
         if let Some(clock) = clock {
-            builder = builder.clock_for_tests(clock.clone());
+            builder = builder.clock_for_tests(clock.clone()).hold_expiry(A_DAY);
         }
         (name, BoxLimiter::new(builder.build().expect("limits")))
     }

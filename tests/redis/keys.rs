@@ -157,5 +157,5 @@ async fn limits_that_count_by_other_parts_have_keys_of_their_own() {
     limiter.acquire(&(7, 7), Ask::default()).await.expect("an answer");
     let mut keys = server.keys();
     keys.sort();
-    assert_eq!(keys, ["mine:api:all:bucket1:", "mine:api:team:bucket1:7", "mine:api:user:bucket1:7"]);
+    assert_eq!(keys, ["mine:api:all:bucket2:", "mine:api:team:bucket2:7", "mine:api:user:bucket2:7"]);
 }

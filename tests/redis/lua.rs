@@ -56,7 +56,11 @@ fn script(kernel: &str, short: Option<&str>) -> String {
     format!(
         "{}{short}local kernels = {{}}\nkernels[1] = (function()\n{kernel}\nend)()\n{}",
         include_str!("../../src/store/redis/prelude.lua"),
-        include_str!("../../src/store/redis/driver.lua")
+        concat!(
+            include_str!("../../src/store/redis/read.lua"),
+            include_str!("../../src/store/redis/holds.lua"),
+            include_str!("../../src/store/redis/driver.lua"),
+        )
     )
 }
 

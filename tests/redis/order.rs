@@ -6,7 +6,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use futures_util::future::join_all;
 use tokio::runtime::Builder;
 use tokio::task::JoinSet;
-use tower_ratelimit::limiter::Receipt;
+use tower_ratelimit::limiter::Held;
 use tower_ratelimit::{Ask, BoxLimiter, FixedWindow, Gcra, Limiter, ManualClock, Quota, SlidingLog, Timestamp};
 
 use crate::exactness::{orders, processes};
@@ -42,8 +42,8 @@ async fn what_travels_together_is_decided_as_if_it_had_travelled_alone() {
             clock.advance(Duration::from_millis(round * 731 % 9_000));
             let cost = round % 4;
             let earlier = [
-                acquire(&together, "together", Ask::cost(2)).await.expect("an answer").receipt,
-                acquire(&alone, "alone", Ask::cost(2)).await.expect("an answer").receipt,
+                acquire(&together, "together", Ask::cost(2).hold()).await.expect("an answer").held,
+                acquire(&alone, "alone", Ask::cost(2).hold()).await.expect("an answer").held,
             ];
             let [ours, theirs] = earlier;
             let set = |limiter: &BoxLimiter<str>, key: &str| match round % 5 {
@@ -53,8 +53,8 @@ async fn what_travels_together_is_decided_as_if_it_had_travelled_alone() {
                 3 => limiter.forgive("default", key),
                 _ => limiter.set("default", key, 0),
             };
-            let settle = |limiter: &BoxLimiter<str>, key: &str, receipt: Option<Receipt>| match receipt {
-                Some(receipt) => limiter.settle(key, receipt, cost),
+            let settle = |limiter: &BoxLimiter<str>, key: &str, held: Option<Held>| match held {
+                Some(held) => held.settle(cost),
                 None => limiter.forgive("default", key),
             };
             let asked: Vec<_> = {

@@ -3,7 +3,7 @@
 use std::io::{Read as _, Write as _};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
 
 pub(crate) struct Proxy {
@@ -18,6 +18,9 @@ struct State {
     is_shut: AtomicBool,
     /// The next reply is cut in its middle.
     cuts: AtomicBool,
+    /// Replies are kept back.
+    holds: Mutex<bool>,
+    released: Condvar,
     ended: AtomicBool,
     open: Mutex<Vec<TcpStream>>,
 }
@@ -31,6 +34,8 @@ impl Proxy {
             connections: AtomicUsize::new(0),
             is_shut: AtomicBool::new(false),
             cuts: AtomicBool::new(false),
+            holds: Mutex::default(),
+            released: Condvar::new(),
             ended: AtomicBool::new(false),
             open: Mutex::default(),
         });
@@ -61,6 +66,12 @@ impl Proxy {
         }
     }
 
+    /// Keeps all replies back, until told otherwise.
+    pub(crate) fn hold(&self, hold: bool) {
+        *self.state.holds.lock().expect("no panic") = hold;
+        self.state.released.notify_all();
+    }
+
     /// Lets through a part of the next reply only, and closes its connection.
     pub(crate) fn cut_next_reply(&self) {
         self.state.cuts.store(true, Ordering::SeqCst);
@@ -87,6 +98,10 @@ impl State {
     fn copy(&self, (mut from, mut to): (TcpStream, TcpStream), replies: bool) {
         let mut bytes = [0; 16_000];
         while let Ok(count @ 1..) = from.read(&mut bytes) {
+            if replies {
+                let holds = self.holds.lock().expect("no panic");
+                drop(self.released.wait_while(holds, |holds| *holds).expect("no panic"));
+            }
             if replies && self.cuts.swap(false, Ordering::SeqCst) {
                 let _ = to.write_all(&bytes[..count / 2]);
                 break;

@@ -188,8 +188,13 @@ pub(crate) fn free_port(of_cluster: bool) -> u16 {
     }
 }
 
+/// The server's program: `redis-server`, unless the environment variable `REDIS_SERVER` names another one.
+pub(crate) fn program() -> std::ffi::OsString {
+    std::env::var_os("REDIS_SERVER").unwrap_or_else(|| "redis-server".into())
+}
+
 fn launch(port: u16, directory: &std::path::Path, arguments: &[String]) -> Child {
-    Command::new("redis-server")
+    Command::new(program())
         .args(["--port", &port.to_string(), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no", "--dir"])
         .arg(directory)
         .args(arguments)

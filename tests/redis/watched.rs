@@ -8,7 +8,7 @@ use std::process::{Child, Command, Stdio};
 use tower_ratelimit::RedisServer;
 
 use crate::nodes::until;
-use crate::server::{Server, free_port};
+use crate::server::{Server, free_port, program};
 
 pub(crate) struct Sentinel {
     process: Child,
@@ -31,7 +31,7 @@ impl Sentinel {
         );
         let file = directory.join("sentinel.conf");
         std::fs::write(&file, settings).expect("its settings");
-        let process = Command::new("redis-server")
+        let process = Command::new(program())
             .arg(&file)
             .arg("--sentinel")
             .stdout(Stdio::null())

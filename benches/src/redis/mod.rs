@@ -3,6 +3,7 @@
 //! One client thread, so many tasks that each ask again as soon as they are answered. The server's processor time is what it
 //! tells itself.
 
+mod calls;
 mod cluster;
 mod contenders;
 mod server;
@@ -48,7 +49,10 @@ pub(crate) fn run(harness: &Harness) {
         ("redis spread 512 sliding window", 512, Keys::Spread, &[contenders::sliding_window, contenders::gcra]),
     ];
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
-    if scenarios.iter().any(|(scenario, ..)| harness.wants(scenario)) || harness.wants("redis bytes") {
+    if scenarios.iter().any(|(scenario, ..)| harness.wants(scenario))
+        || harness.wants("redis bytes")
+        || harness.wants("redis call")
+    {
         let server = Server::start();
         for (scenario, tasks, keys, makers) in scenarios {
             if harness.wants(scenario) {
@@ -57,6 +61,7 @@ pub(crate) fn run(harness: &Harness) {
             }
         }
         sizes::run(harness, &runtime, &server);
+        calls::run(harness, &runtime, &server);
     }
     cluster::run(harness, &runtime);
 }

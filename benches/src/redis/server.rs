@@ -81,6 +81,15 @@ impl Server {
         line.and_then(|figure| figure.trim().parse().ok()).expect("a figure")
     }
 
+    /// The commands that were noted in the slow log.
+    pub(super) fn slow_log(&self) -> Vec<redis::Value> {
+        redis::cmd("SLOWLOG").arg("GET").arg(100_000).query(&mut self.connection()).expect("its slow log")
+    }
+
+    pub(super) fn slow_log_reset(&self) {
+        redis::cmd("SLOWLOG").arg("RESET").exec(&mut self.connection()).expect("it is empty");
+    }
+
     pub(super) fn flush(&self) {
         redis::cmd("FLUSHALL").exec(&mut self.connection()).expect("it is empty");
     }

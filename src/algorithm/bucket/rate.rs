@@ -1,7 +1,5 @@
 //! Times as exact fractions: see the representation in the module above.
 
-use crate::algorithm::BucketState;
-
 /// The quota in lowest terms: `tokens` each `ticks`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Rate {
@@ -26,8 +24,8 @@ pub(super) struct Tat {
 }
 
 impl Rate {
-    /// For more the packed state has no room.
-    pub(super) const LARGEST_TOKENS: u64 = (1 << BucketState::PART_BITS) - 1;
+    /// Sums of two parts stay exact in the doubles of Lua.
+    pub(super) const LARGEST_TOKENS: u64 = (1 << 32) - 1;
 
     /// `None` where in lowest terms `tokens * ticks` is over 2^53, as Redis computes in doubles, and a limit must not change its
     /// meaning with its store; or `tokens` is 2^32 or more.
@@ -107,17 +105,6 @@ impl Tat {
         if self.whole > latest { Self { whole: latest, part: 0 } } else { self }
     }
 
-    /// Not earlier than `earliest`, and not later than it was `before`.
-    pub(super) fn not_before(self, earliest: u64, before: Self) -> Self {
-        if self.whole > earliest || (self.whole == earliest && self.part == 0) {
-            self
-        } else if earliest < before.whole {
-            Self { whole: earliest, part: 0 }
-        } else {
-            before
-        }
-    }
-
     #[inline(always)]
     pub(super) fn plus(self, span: Span, tokens: u64) -> Self {
         let whole = self.whole.saturating_add(span.whole);
@@ -126,12 +113,6 @@ impl Tat {
         } else {
             Self { whole: whole.saturating_add(1), part: self.part + tokens - span.part }
         }
-    }
-
-    pub(super) fn minus(self, span: Span, tokens: u64) -> Self {
-        let part = self.part + span.part;
-        let whole = self.whole.saturating_sub(span.whole);
-        if part < tokens { Self { whole, part } } else { Self { whole: whole.saturating_sub(1), part: part - tokens } }
     }
 }
 

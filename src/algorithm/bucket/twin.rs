@@ -2,11 +2,11 @@
 
 use super::Bucket;
 use super::rate::Rate;
-use crate::algorithm::{BucketState, Kernel};
+use crate::algorithm::Kernel;
 use crate::decision::Ask;
 
 pub(crate) const KERNEL: Kernel =
-    Kernel::new("bucket1", include_str!("../bucket.lua")).with_short_cut(include_str!("../bucket_short.lua"));
+    Kernel::new("bucket2", include_str!("../bucket.lua")).with_short_cut(include_str!("../bucket_short.lua"));
 
 impl Bucket {
     /// The parameters of the twin in Lua: see `bucket.lua`.
@@ -26,17 +26,14 @@ impl Bucket {
         ask.cost > 0 && ask.cost <= self.burst && ask.patience(0) == 0
     }
 
-    pub(crate) fn state_of(numbers: &[u64]) -> BucketState {
-        let &[whole, part, tokens, ticks, written_at, floor, ..] = numbers else { return BucketState::default() };
+    pub(crate) fn state_of(numbers: &[u64]) -> [u64; 4] {
+        let &[whole, part, tokens, ticks, written_at, ..] = numbers else { return [0; 4] };
         let rate = if tokens == 0 { 0 } else { Rate::pack(tokens, ticks) };
-        BucketState { whole, part, rate, written_at, floor }
+        [whole, part, rate, written_at]
     }
 
-    pub(crate) fn numbers_of(
-        &BucketState { whole, part, rate, written_at, floor }: &BucketState,
-        numbers: &mut Vec<u64>,
-    ) {
+    pub(crate) fn numbers_of(&[whole, part, rate, written_at]: &[u64; 4], numbers: &mut Vec<u64>) {
         let Rate { tokens, ticks, .. } = Rate::unpack(rate);
-        numbers.extend([whole, part, tokens, ticks, written_at, floor]);
+        numbers.extend([whole, part, tokens, ticks, written_at]);
     }
 }

@@ -105,6 +105,10 @@ impl Cell for Box<[AtomicU64]> {
     fn fresh_at(&self) -> u64 {
         self[0].load(Ordering::Acquire)
     }
+
+    fn heap_bytes(&self) -> usize {
+        size_of_val(&**self)
+    }
 }
 
 #[allow(unreachable_pub, missing_debug_implementations, reason = "the hidden half of a sealed trait")]

@@ -101,6 +101,10 @@ impl Cell for LogCell {
     fn fresh_at(&self) -> u64 {
         self.fresh_at.load(Ordering::Acquire)
     }
+
+    fn heap_bytes(&self) -> usize {
+        self.lock().hits.capacity() * size_of::<(u64, u64)>()
+    }
 }
 
 #[allow(unreachable_pub, missing_debug_implementations, reason = "the hidden half of a sealed trait")]

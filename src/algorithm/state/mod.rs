@@ -1,17 +1,15 @@
 //! States, and how a slot of a shared table holds them.
 
 mod blocks;
-mod bucket;
 mod log;
 mod words;
 
 use std::ops::{Deref, DerefMut};
 
 pub use self::blocks::Blocks;
-pub use self::bucket::BucketState;
 pub use self::log::Log;
 
-/// What a store remembers of a key: `[u64; N]` with `N` at least 1, or where that does not do, a [`BucketState`], [`Blocks`] or a [`Log`].
+/// What a store remembers of a key: `[u64; N]` with `N` at least 1, or where that does not do, [`Blocks`] or a [`Log`].
 ///
 /// Zeros are a key never seen. The first word is the moment from which on the state is as good as zeros.
 ///
@@ -32,7 +30,6 @@ mod sealed {
     pub trait Sealed {}
     impl<const N: usize> Sealed for [u64; N] {}
     impl Sealed for super::Blocks {}
-    impl Sealed for super::BucketState {}
     impl Sealed for super::Log {}
 }
 
@@ -79,6 +76,11 @@ pub trait Cell: Send + Sync + 'static {
 
     /// The first word. By itself it may be stale, but is never torn.
     fn fresh_at(&self) -> u64;
+
+    /// The bytes that it takes on the heap.
+    fn heap_bytes(&self) -> usize {
+        0
+    }
 }
 
 /// A snapshot that is a copy.

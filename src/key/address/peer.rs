@@ -115,7 +115,7 @@ fn tls_peer(_: &Extensions) -> Option<SocketAddr> {
 #[cold]
 pub(in crate::key) fn missing_peer() -> Missing {
     Missing::from_server(
-        "the server is put together wrongly: the rate limiter counts by the peer's address, and the request does not \
-         carry it (in axum, serve the router by into_make_service_with_connect_info::<SocketAddr>())",
+        "peer address missing: the request does not carry it; in axum, serve the router by \
+         into_make_service_with_connect_info::<SocketAddr>()",
     )
 }

@@ -1,10 +1,10 @@
 use std::net::IpAddr;
 
-use http::{HeaderName, Request};
+use http::{HeaderMap, HeaderName, Request};
 
 use super::field::Field;
 use super::trust::TrustedProxies;
-use super::walk;
+use super::walk::{self, Hop};
 use crate::error::Error;
 use crate::key::address::{FromExtensions, PeerAddress, Prefixes, missing_peer, prefix_setters};
 use crate::key::{ExtractKey, Extracted, Missing};
@@ -119,7 +119,8 @@ impl<P> ClientIp<P> {
 
     /// Trusts a peer that has no address: for a server on a Unix socket, to which only proxies can connect.
     ///
-    /// If the proxy names nobody, there is no address to count by, and the key is missing.
+    /// Without the header field there is no address to count by, and the key is missing by the server's fault. If the
+    /// field holds no address, the key is unusable, and the request refused.
     ///
     /// # Where it must not be said
     ///
@@ -137,19 +138,19 @@ impl<P> ClientIp<P> {
         self.prefixes.key_of(address)
     }
 
-    /// The client's whole address: for a log, or for an exemption.
+    /// The client's whole address, for a log: a proxy's address if the client is unknown. For an exemption use
+    /// [`ClientIn`](crate::key::ClientIn), which never exempts a proxy's address.
     ///
     /// ```
     /// use http::Request;
-    /// use tower_ratelimit::key::{PeerIn, TrustedProxies};
-    /// use tower_ratelimit::{ClientIp, Gcra, Memory, Quota, RateLimitLayer};
+    /// use tower_ratelimit::ClientIp;
+    /// use tower_ratelimit::key::TrustedProxies;
     ///
     /// let client = ClientIp::x_forwarded_for(TrustedProxies::parse(["10.0.0.0/8"])?);
-    /// let office = PeerIn::parse(["192.0.2.0/24"])?;
-    ///
-    /// let limiter = Memory::new(Gcra::new(Quota::per_second(10)));
-    /// let layer = RateLimitLayer::new(client.clone(), limiter)
-    ///     .exempt_if(move |request: &Request<String>| client.client_of(request).is_ok_and(|ip| office.contains(ip)));
+    /// let log = move |request: &Request<String>| match client.client_of(request) {
+    ///     Ok(address) => println!("request from {address}"),
+    ///     Err(missing) => println!("request from an unknown client: {missing}"),
+    /// };
     /// # Ok::<(), tower_ratelimit::Error>(())
     /// ```
     ///
@@ -160,18 +161,37 @@ impl<P> ClientIp<P> {
     where
         P: PeerAddress<Request<B>>,
     {
+        let hop = self.hop(request)?;
+        hop.address.ok_or_else(|| self.missing_client(hop, request.headers()))
+    }
+
+    /// The client's whole address, unless the last hop that is known is a trusted proxy.
+    pub(in crate::key) fn known_client<B>(&self, request: &Request<B>) -> Option<IpAddr>
+    where
+        P: PeerAddress<Request<B>>,
+    {
+        self.hop(request).ok().filter(|hop| !hop.is_trusted)?.address
+    }
+
+    fn hop<B>(&self, request: &Request<B>) -> Result<Hop, Missing>
+    where
+        P: PeerAddress<Request<B>>,
+    {
         let peer = self.peer.peer_address(request);
         if peer.is_none() && !self.trusts_absent_peer {
             return Err(missing_peer());
         }
-        walk::client(&self.trusted, &self.field, peer, request.headers()).ok_or_else(|| self.missing_client())
+        Ok(walk::client(&self.trusted, &self.field, peer, request.headers()))
     }
 
     #[cold]
-    fn missing_client(&self) -> Missing {
+    fn missing_client(&self, hop: Hop, headers: &HeaderMap) -> Missing {
+        if hop.is_trusted && headers.contains_key(self.field.name()) {
+            return Missing::unusable(format!("the header field {} holds no address", self.field.name()));
+        }
         Missing::from_server(format!(
-            "the server is put together wrongly: the rate limiter counts by the client's address, the request comes \
-             from a peer without one, and no trusted proxy names the client in the header field {}",
+            "client address missing: the peer has no address, and no trusted proxy names the client in the header field \
+             {}; trust the proxy, or let it send the field",
             self.field.name()
         ))
     }

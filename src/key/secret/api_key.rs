@@ -7,7 +7,8 @@ use crate::key::{ExtractKey, Extracted};
 
 /// An API key in a header field of its own, of which only the [fingerprint](Fingerprint) is kept.
 ///
-/// The key is missing if the field is, if it is empty, or if it comes more than once.
+/// The key is absent if the field is. The key is unusable, and the request refused, if the field is empty or comes more
+/// than once. White space around the value does not count.
 ///
 /// ```
 /// use tower_ratelimit::PeerIp;

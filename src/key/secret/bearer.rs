@@ -1,13 +1,17 @@
-use http::{HeaderValue, Request, header};
+use http::{Request, header};
 
+use super::cookie::is_token;
 use super::fingerprint::Fingerprint;
 use super::pepper::{MakeFingerprint, OwnPepper, Pepper};
 use crate::key::{ExtractKey, Extracted, Missing};
 
 /// The token in `Authorization: Bearer ...`, of which only the [fingerprint](Fingerprint) is kept.
 ///
-/// The key is missing if the field is, if it comes more than once, or if it holds something else. A token that is
-/// renewed is a new key: where tokens live shortly, count by whom they are for, which
+/// The key is absent if there is no field `Authorization`, or if the field holds credentials of another scheme
+/// (`Basic`). The key is unusable, and the request refused, if the field is empty, is malformed (`Bearer` without a token,
+/// a token with white space in it, a token without a scheme), or comes more than once.
+///
+/// A token that is renewed is a new key. If tokens live for a short time only, count by their user, which
 /// [`LookupLayer`](crate::key::LookupLayer) finds.
 ///
 /// By default only this process understands the fingerprints. For limits that several processes share, give all of them
@@ -64,24 +68,40 @@ impl<B, P: MakeFingerprint> ExtractKey<Request<B>> for Bearer<P> {
     fn extract(&self, request: &Request<B>) -> Extracted<Fingerprint<P>> {
         let mut fields = request.headers().get_all(header::AUTHORIZATION).iter();
         match (fields.next(), fields.next()) {
-            (Some(field), None) => match token(field) {
-                Some(token) => Extracted::Key(self.key_of(token)),
-                None => no_token("holds no bearer token: it should be \"Bearer\", a space, and the token"),
+            (Some(field), None) => match token(field.as_bytes().trim_ascii()) {
+                Ok(token) => Extracted::Key(self.key_of(token)),
+                Err(missing) => Extracted::Missing(missing),
             },
-            (Some(_), Some(_)) => no_token("comes more than once"),
-            (None, _) => no_token("is missing: it should hold a bearer token"),
+            (Some(_), Some(_)) => Extracted::Missing(unusable("comes more than once")),
+            (None, _) => Extracted::Missing(absent("is missing: it should hold a bearer token")),
         }
     }
 }
 
-/// The scheme's case does not matter (RFC 9110, section 11.1). A token has no white space in it.
-fn token(field: &HeaderValue) -> Option<&[u8]> {
-    let (scheme, token) = field.as_bytes().split_at_checked(b"Bearer ".len())?;
-    let token = token.trim_ascii();
-    let is_token = !token.is_empty() && !token.iter().any(u8::is_ascii_whitespace);
-    (scheme.eq_ignore_ascii_case(b"Bearer ") && is_token).then_some(token)
+/// The token of a field's value that has no white space around it.
+///
+/// The scheme's case does not matter (RFC 9110, section 11.1). A field that is not a scheme, a space and credentials is
+/// malformed: an application may still find a token in it.
+fn token(field: &[u8]) -> Result<&[u8], Missing> {
+    let Some(space) = field.iter().position(|byte| *byte == b' ') else {
+        return Err(unusable(if field.is_empty() { "is empty" } else { MALFORMED }));
+    };
+    let (scheme, token) = (&field[..space], field[space..].trim_ascii());
+    if scheme.eq_ignore_ascii_case(b"Bearer") {
+        if token.iter().any(u8::is_ascii_whitespace) { Err(unusable(MALFORMED)) } else { Ok(token) }
+    } else if is_token(scheme) {
+        Err(absent("holds no bearer token"))
+    } else {
+        Err(unusable(MALFORMED))
+    }
 }
 
-fn no_token<K>(how: &'static str) -> Extracted<K> {
-    Extracted::Missing(Missing::field(&header::AUTHORIZATION, how))
+const MALFORMED: &str = "is malformed: it should be \"Bearer\", a space, and the token";
+
+fn absent(how: &'static str) -> Missing {
+    Missing::absent_field(&header::AUTHORIZATION, how)
+}
+
+fn unusable(how: &'static str) -> Missing {
+    Missing::unusable_field(&header::AUTHORIZATION, how)
 }

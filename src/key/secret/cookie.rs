@@ -1,6 +1,8 @@
+use std::borrow::Cow;
 use std::sync::Arc;
 
 use http::{HeaderMap, Request, header};
+use percent_encoding::percent_decode;
 
 use super::fingerprint::Fingerprint;
 use super::pepper::{MakeFingerprint, OwnPepper, Pepper};
@@ -9,8 +11,13 @@ use crate::key::{ExtractKey, Extracted, Missing};
 
 /// A cookie, of which only the [fingerprint](Fingerprint) is kept, as it may open a session.
 ///
-/// The key is missing if the cookie is, if it is empty, or if it comes more than once. Its name counts to the letter.
-/// The value counts as it is written, but for white space and quotes around it.
+/// Names and values are read as the crate `cookie` reads them, and with it axum-extra's `CookieJar` and
+/// `tower-cookies`: without the white space around them, then percent-decoded. The case of names counts. Two quotes
+/// around a decoded value do not count. So all spellings of a session have one key.
+///
+/// The key is absent if the request has no cookie of this name. The key is unusable, and the request refused, if the
+/// cookie is empty, if its decoded value is not UTF-8, or if the cookie comes more than once: applications differ in
+/// which one they use.
 ///
 /// ```
 /// use tower_ratelimit::key::{Cookie, ExtractKey, Extracted};
@@ -58,14 +65,20 @@ impl<P: MakeFingerprint> Cookie<P> {
         Cookie { name: self.name, kind: self.kind, pepper }
     }
 
-    /// What stands for the cookie's value: to ask a limiter about it, or to block it.
+    /// The key of a decoded value without quotes around it: to ask a limiter about it, or to block it.
     #[must_use]
     pub fn key_of(&self, value: impl AsRef<[u8]>) -> Fingerprint<P> {
         self.pepper.fingerprint(&self.kind, value.as_ref())
     }
 
-    fn missing(&self, how: &'static str) -> Extracted<Fingerprint<P>> {
-        Extracted::Missing(Missing::cookie(&self.name, how))
+    fn value_key(&self, raw: &[u8]) -> Result<Fingerprint<P>, Missing> {
+        let decoded: Cow<'_, [u8]> = percent_decode(raw).into();
+        let unusable = |how| Err(Missing::unusable_cookie(&self.name, how));
+        match unquoted(&decoded) {
+            [] => unusable("is empty"),
+            value if str::from_utf8(value).is_err() => unusable("is malformed"),
+            value => Ok(self.key_of(value)),
+        }
     }
 }
 
@@ -74,28 +87,40 @@ impl<B, P: MakeFingerprint> ExtractKey<Request<B>> for Cookie<P> {
 
     fn extract(&self, request: &Request<B>) -> Extracted<Fingerprint<P>> {
         let mut values = values(request.headers(), self.name.as_bytes());
-        match (values.next(), values.next()) {
-            (Some(value), None) if !value.is_empty() => Extracted::Key(self.key_of(value)),
-            (Some(_), None) => self.missing("is empty"),
-            (Some(_), Some(_)) => self.missing("comes more than once"),
-            (None, _) => self.missing("is missing"),
-        }
+        let found = match (values.next(), values.next()) {
+            (Some(value), None) => self.value_key(value),
+            (Some(_), Some(_)) => Err(Missing::unusable_cookie(&self.name, "comes more than once")),
+            (None, _) => Err(Missing::absent_cookie(&self.name)),
+        };
+        found.map_or_else(Extracted::Missing, Extracted::Key)
     }
 }
 
-/// HTTP/2 may split the field into several lines (RFC 9113, section 8.2.3).
+/// The values of all cookies of this name, still encoded. HTTP/2 may split the field into several lines (RFC 9113,
+/// section 8.2.3).
 fn values<'a>(headers: &'a HeaderMap, name: &'a [u8]) -> impl Iterator<Item = &'a [u8]> {
     let pairs =
         headers.get_all(header::COOKIE).into_iter().flat_map(|line| line.as_bytes().split(|byte| *byte == b';'));
     pairs.filter_map(move |pair| {
         let (found, value) = pair.split_at(pair.iter().position(|byte| *byte == b'=')?);
-        let value = value[1..].trim_ascii();
-        let unquoted = value.strip_prefix(b"\"").and_then(|value| value.strip_suffix(b"\""));
-        (found.trim_ascii() == name).then_some(unquoted.unwrap_or(value))
+        let found = trimmed(found);
+        // Not all applications decode names: one with a percent sign in it counts in both spellings.
+        let is_named = found == name || percent_decode(found).eq(name.iter().copied());
+        is_named.then_some(trimmed(&value[1..]))
     })
 }
 
-fn is_token(name: &[u8]) -> bool {
+/// Without the white space around it, of which Unicode has more than ASCII.
+fn trimmed(text: &[u8]) -> &[u8] {
+    str::from_utf8(text).map_or(text.trim_ascii(), |text| text.trim().as_bytes())
+}
+
+fn unquoted(value: &[u8]) -> &[u8] {
+    value.strip_prefix(b"\"").and_then(|value| value.strip_suffix(b"\"")).unwrap_or(value)
+}
+
+/// `token` of RFC 9110.
+pub(super) fn is_token(text: &[u8]) -> bool {
     let is_char = |byte: &u8| byte.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(byte);
-    !name.is_empty() && name.iter().all(is_char)
+    !text.is_empty() && text.iter().all(is_char)
 }

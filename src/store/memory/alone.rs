@@ -2,16 +2,14 @@
 
 use std::borrow::Borrow;
 use std::hash::{BuildHasher, Hash};
-use std::time::Duration;
 
 use super::row::{Row, is_far_ahead};
-use super::share::{Asked, Look};
-use super::transaction::{self, Note, delay};
+use super::share::{Asked, HeldLimit, Look};
+use super::transaction::{self, delay};
 use crate::algorithm::{Algorithm, AtOnce, State};
 use crate::clock::Timestamp;
 use crate::decision::{Decision, Name, Standing};
 use crate::limit::{Choose, Chooser, PartOf};
-use crate::limiter::Outcome;
 use crate::sync::Backoff;
 use crate::table::{LockedNear, Missed, Near, NotInserted};
 
@@ -21,11 +19,7 @@ use crate::table::{LockedNear, Missed, Near, NotInserted};
 /// In one piece, without a loop and with nothing lent to a function that is not inlined: so all that is read stays in registers, and
 /// the decision is written once, where the caller wants it.
 #[inline(always)]
-pub(super) fn at_once<Key, C, P, S>(
-    row: &Row<C, P>,
-    asked: &Asked<'_, Key, S>,
-    receipt: &mut impl Note,
-) -> Result<Decision, Missed>
+pub(super) fn at_once<Key, C, P, S>(row: &Row<C, P>, asked: &Asked<'_, Key, S>) -> Result<Decision, Missed>
 where
     Key: ?Sized,
     C: Choose<Key> + Send + Sync + 'static,
@@ -34,7 +28,7 @@ where
     S: BuildHasher,
 {
     let &Asked { hasher, key, now, ask, .. } = asked;
-    if !C::Algorithm::DECIDES_AT_ONCE || !row.is_plain() {
+    if !C::Algorithm::DECIDES_AT_ONCE || !row.is_plain(asked.now) || ask.hold {
         return Err(Missed::Busy);
     }
     let near = row.table.read_near(row.hash_of(key, hasher))?;
@@ -42,20 +36,13 @@ where
     let algorithm: &C::Algorithm = chosen.borrow();
     let (wait, state) = match algorithm.try_at_once(&near.state, now, ask) {
         AtOnce::Charged(state) => {
-            let until = near.replace(state.clone())?;
-            note_at_once(receipt, asked, until);
+            near.replace(state.clone())?;
             (0, state)
         }
         AtOnce::Denied(wait) => (wait, near.state.clone()),
         AtOnce::Unsaid => return Err(Missed::Busy),
     };
     Ok(decision_at_once(row, algorithm, &state, now, wait))
-}
-
-#[inline(always)]
-fn note_at_once<Key: ?Sized, S>(receipt: &mut impl Note, asked: &Asked<'_, Key, S>, until: u64) {
-    receipt.begin(asked.now, Duration::ZERO, asked.ask.cost, 1);
-    receipt.note(0, || Timestamp::from_micros(until));
 }
 
 /// Of a state that was charged, or that refuses for so many microseconds.
@@ -71,9 +58,13 @@ fn decision_at_once<A: Algorithm, C: Chooser, P>(
     Decision::by_store(now, algorithm.promises_turns(), standing)
 }
 
-/// Decides in any case, with a receipt.
+/// Decides in any case.
 #[inline(never)]
-pub(super) fn at_length<Key, C, P, S>(row: &Row<C, P>, asked: Asked<'_, Key, S>, missed: Missed) -> Outcome
+pub(super) fn at_length<Key, C, P, S>(
+    row: &Row<C, P>,
+    asked: Asked<'_, Key, S>,
+    missed: Missed,
+) -> (Decision, Vec<HeldLimit>)
 where
     Key: ?Sized,
     C: Choose<Key> + Send + Sync + 'static,
@@ -81,27 +72,30 @@ where
     P::Part: Hash,
     S: BuildHasher,
 {
-    let mut receipt = None;
-    if missed == Missed::Absent
-        && let Some(decision) = acquire_new(row, &asked, &mut receipt)
-    {
-        return Outcome { decision, receipt };
+    if asked.ask.hold {
+        // The other ways charge: only the transaction holds.
+        return transaction::acquire(&[row], &mut [Look::BLANK], &asked);
     }
-    let (mut is_plain, mut backoff) = (missed == Missed::Busy && row.is_plain() && asked.ask.cost > 0, Backoff::new());
+    if missed == Missed::Absent
+        && let Some(decision) = acquire_new(row, &asked)
+    {
+        return (decision, Vec::new());
+    }
+    let charges = asked.ask.cost > 0;
+    let (mut is_plain, mut backoff) = (missed == Missed::Busy && charges && row.is_plain(asked.now), Backoff::new());
     while is_plain {
-        match acquire_there(row, &asked, &mut receipt) {
-            Ok(decision) => return Outcome { decision, receipt },
+        match acquire_there(row, &asked) {
+            Ok(decision) => return (decision, Vec::new()),
             Err(Missed::Busy) => backoff.wait(),
             Err(Missed::Absent) => is_plain = false,
         }
     }
-    let decision = transaction::acquire(&[row], &mut [Look::BLANK], &asked, &mut receipt);
-    Outcome { decision, receipt }
+    transaction::acquire(&[row], &mut [Look::BLANK], &asked)
 }
 
 /// For a new key that passes at once. `None` leaves what is out of the ordinary: then nothing was charged.
 #[inline]
-fn acquire_new<Key, C, P, S>(row: &Row<C, P>, asked: &Asked<'_, Key, S>, receipt: &mut impl Note) -> Option<Decision>
+fn acquire_new<Key, C, P, S>(row: &Row<C, P>, asked: &Asked<'_, Key, S>) -> Option<Decision>
 where
     Key: ?Sized,
     C: Choose<Key> + Send + Sync + 'static,
@@ -109,7 +103,7 @@ where
     P::Part: Hash,
     S: BuildHasher,
 {
-    if !row.is_plain() || row.table.has_estates() {
+    if !row.is_plain(asked.now) || row.table.has_estates() {
         return None;
     }
     let &Asked { now, ask, .. } = asked;
@@ -117,25 +111,20 @@ where
     let algorithm: &C::Algorithm = chosen.borrow();
     let AtOnce::Charged(state) = algorithm.try_at_once(&algorithm.new_at_once()?, now, ask) else { return None };
     let hash = row.hash(asked);
-    let until = loop {
+    loop {
         let nowhere = row.table.read_nowhere(hash, now.as_micros())?;
         match nowhere.insert(&state) {
-            Ok(until) => break until,
+            Ok(()) => break,
             Err(NotInserted::NoRoom) => row.make_room_at(&nowhere.spot, now, algorithm).ok()?,
             Err(NotInserted::Late) => return None,
         }
-    };
-    note_at_once(receipt, asked, until);
+    }
     Some(decision_at_once(row, algorithm, &state, now, 0))
 }
 
 /// For a key that is there, whatever is asked.
 #[inline]
-fn acquire_there<Key, C, P, S>(
-    row: &Row<C, P>,
-    asked: &Asked<'_, Key, S>,
-    receipt: &mut impl Note,
-) -> Result<Decision, Missed>
+fn acquire_there<Key, C, P, S>(row: &Row<C, P>, asked: &Asked<'_, Key, S>) -> Result<Decision, Missed>
 where
     Key: ?Sized,
     C: Choose<Key> + Send + Sync + 'static,
@@ -156,10 +145,7 @@ where
         let (delay, mut locked) = (delay(verdict), near.lock()?);
         algorithm.commit(locked.edit(), now, delay, asked.ask.cost);
         // As the next one to ask will see it.
-        let reading = algorithm.reading(locked.edit(), now);
-        receipt.begin(now, delay, asked.ask.cost, 1);
-        receipt.note(0, || Timestamp::from_micros(locked.fresh_at()));
-        reading
+        algorithm.reading(locked.edit(), now)
     } else {
         algorithm.reading(&near.state, now)
     };
@@ -186,7 +172,7 @@ impl<'a, Chosen: Borrow<A>, A: Algorithm> Passing<'a, Chosen, A> {
         P::Part: Hash,
         S: BuildHasher,
     {
-        if !row.is_plain() {
+        if !row.is_plain(asked.now) {
             return None;
         }
         let near = row.table.read_near(row.hash(asked)).ok()?;
@@ -214,14 +200,9 @@ pub(super) struct Charging<'a, Chosen, A: Algorithm> {
 impl<'a, Chosen: Borrow<A>, A: Algorithm> Charging<'a, Chosen, A> {
     /// Charges it. It stays locked until the first half is dropped.
     #[inline(always)]
-    pub(super) fn charge(
-        self,
-        limit: usize,
-        receipt: &mut impl Note,
-    ) -> (LockedNear<'a, <A::State as State>::Cell>, Said<'a, Chosen, A>) {
+    pub(super) fn charge(self) -> (LockedNear<'a, <A::State as State>::Cell>, Said<'a, Chosen, A>) {
         let Self { mut locked, said } = self;
         **locked.edit() = said.charged.clone();
-        receipt.note(limit, || Timestamp::from_micros(locked.fresh_at()));
         (locked, said)
     }
 }

@@ -1,4 +1,5 @@
 use std::fmt;
+use std::hash::RandomState;
 
 use super::hasher::DefaultHashBuilder;
 use super::limiter::Memory;
@@ -68,13 +69,36 @@ impl<L, C, S> MemoryBuilder<L, C, S> {
         self
     }
 
+    /// Allows an empty list of limits, which is a configuration error otherwise: for limits that are added later by
+    /// [`replace`](Memory::replace). A limiter without limits allows everything.
+    pub fn allow_no_limits(mut self) -> Self {
+        self.room.allow_no_limits = true;
+        self
+    }
+
     /// Sets the clock: a [`ManualClock`](crate::ManualClock) in tests.
     pub fn clock<D: Clock>(self, clock: D) -> MemoryBuilder<L, D, S> {
         MemoryBuilder { limits: self.limits, room: self.room, clock, hasher: self.hasher }
     }
 
+    /// Hashes keys by SipHash-1-3 with a random seed for each limiter ([`RandomState`] of the standard library), which is designed
+    /// to resist clients that choose their keys (user names, API keys, paths) in order to make them collide.
+    ///
+    /// The default, [`DefaultHashBuilder`], is faster, and has no such guarantee: with `SipHash` a
+    /// decision takes 1.2 to 1.4 times as long, 12 to 16 ns more (`cd benches && cargo bench -- "memory hashers"`).
+    ///
+    /// ```
+    /// use tower_ratelimit::{Gcra, Memory, Quota};
+    ///
+    /// let limiter = Memory::builder(Gcra::new(Quota::per_second(10))).sip_hash().build()?;
+    /// # Ok::<(), tower_ratelimit::Error>(())
+    /// ```
+    pub fn sip_hash(self) -> MemoryBuilder<L, C, RandomState> {
+        self.hasher(RandomState::new())
+    }
+
     /// Sets the hasher of keys. It must be seeded with something that clients don't know if they can choose their keys:
-    /// else they can choose keys that fall together.
+    /// else they can choose keys that fall together. [`sip_hash`](Self::sip_hash) is one for such keys.
     pub fn hasher<T>(self, hasher: T) -> MemoryBuilder<L, C, T> {
         MemoryBuilder { limits: self.limits, room: self.room, clock: self.clock, hasher }
     }

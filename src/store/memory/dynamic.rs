@@ -10,17 +10,17 @@ use arc_swap::ArcSwap;
 use super::hasher::DefaultHashBuilder;
 use super::limits::{Limits, LimitsFor};
 use super::row::Row;
-use super::share::{Asked, Holding, Look, Room, Share};
-use super::transaction::{self, Note};
+use super::share::{Asked, HeldLimit, Holding, Look, Room, Share};
+use super::transaction;
 use crate::decision::Decision;
 use crate::error::Error;
 use crate::limit::{Choose, IntoLimit, Limit, PartOf, names_differ};
-use crate::limiter::{Outcome, Receipt};
-use crate::table::{Full, Missed};
+use crate::table::Missed;
 
 /// A limit of any kind, for those who choose limits at run time: collect them in a `Vec`.
 ///
-/// Such limits can be [replaced](super::Memory::replace) while they are used.
+/// Such limits can be [replaced](super::Memory::replace) while they are used. A decision over up to eight of them allocates
+/// nothing.
 ///
 /// ```
 /// use tower_ratelimit::{Ask, DynLimit, FixedWindow, Gcra, Limit, Memory, Quota};
@@ -86,41 +86,18 @@ type DynRow<Key, S> = Arc<dyn Share<Key, S>>;
 /// The limits as they are now.
 #[allow(missing_debug_implementations, reason = "hidden, behind the limiter")]
 pub struct DynRows<Key: ?Sized, S> {
-    now: ArcSwap<Generation<Key, S>>,
+    now: ArcSwap<Vec<DynRow<Key, S>>>,
     /// One replacement at a time: each takes over from the one before.
     replacing: Mutex<()>,
     room: Room,
 }
 
-struct Generation<Key: ?Sized, S> {
-    number: u64,
-    rows: Vec<DynRow<Key, S>>,
-    /// Earlier generations' rows, by number: receipts of theirs may still be given back. A row of one limit through several
-    /// generations shares one table.
-    earlier: Vec<(u64, Vec<DynRow<Key, S>>)>,
-}
-
-/// For so many replacements a receipt stays good.
-const REMEMBERED_GENERATIONS: usize = 16;
-
 impl<Key: ?Sized + 'static, S: BuildHasher + 'static> DynRows<Key, S> {
     /// Replaces the limits. A limit that has the name of a former one and is of its kind takes over what keys owe.
     pub(super) fn replace(&self, limits: Vec<DynLimit<Key, S>>) -> Result<(), Error> {
         let _one = self.replacing.lock().unwrap_or_else(PoisonError::into_inner);
-        let former = self.now.load_full();
-        let rows = bind(limits, self.room, &former.rows)?;
-        let mut earlier = former.earlier.clone();
-        earlier.push((former.number, former.rows.clone()));
-        if earlier.len() > REMEMBERED_GENERATIONS {
-            earlier.remove(0);
-        }
-        // A receipt of theirs is settled by the heir: what they have in common is counted as the heir counts.
-        for row in earlier.iter_mut().flat_map(|(_, rows)| rows) {
-            if let Some(heir) = rows.iter().find(|heir| heir.is_heir_of(row.as_any())) {
-                *row = Arc::clone(heir);
-            }
-        }
-        self.now.store(Arc::new(Generation { number: former.number + 1, rows, earlier }));
+        let rows = bind(limits, self.room, &self.now.load_full())?;
+        self.now.store(Arc::new(rows));
         Ok(())
     }
 }
@@ -130,7 +107,9 @@ fn bind<Key: ?Sized, S: BuildHasher>(
     room: Room,
     former: &[DynRow<Key, S>],
 ) -> Result<Vec<DynRow<Key, S>>, Error> {
-    names_differ(limits.iter().map(DynLimit::name))?;
+    if !(limits.is_empty() && room.allow_no_limits) {
+        names_differ(limits.iter().map(DynLimit::name))?;
+    }
     let bind = |limit: DynLimit<Key, S>| {
         let heir_of = former.iter().find(|row| row.name().as_str() == limit.name());
         limit.0.bind(room, heir_of.map(|row| row.as_any()))
@@ -142,47 +121,30 @@ impl<Key: ?Sized + 'static, S: BuildHasher + 'static> Limits<S> for Vec<DynLimit
     type Rows = DynRows<Key, S>;
 
     fn bind(self, room: Room) -> Result<Self::Rows, Error> {
-        let generation = Generation { number: 0, rows: bind(self, room, &[])?, earlier: Vec::new() };
-        Ok(DynRows { now: ArcSwap::from_pointee(generation), replacing: Mutex::default(), room })
+        Ok(DynRows { now: ArcSwap::from_pointee(bind(self, room, &[])?), replacing: Mutex::default(), room })
     }
 
     fn holdings(rows: &Self::Rows, f: &mut dyn FnMut(&dyn Holding)) {
-        rows.now.load().rows.iter().for_each(|row| f(&**row));
+        rows.now.load().iter().for_each(|row| f(&**row));
     }
 }
 
 impl<Key: ?Sized + 'static, S: BuildHasher + 'static> LimitsFor<Key, S> for Vec<DynLimit<Key, S>> {
     #[inline]
-    fn at_once(_rows: &Self::Rows, _asked: &Asked<'_, Key, S>, _receipt: &mut impl Note) -> Result<Decision, Missed> {
+    fn at_once(_rows: &Self::Rows, _asked: &Asked<'_, Key, S>) -> Result<Decision, Missed> {
         Err(Missed::Absent)
     }
 
-    fn at_length(rows: &Self::Rows, asked: Asked<'_, Key, S>, _missed: Missed) -> Outcome {
-        let now = rows.now.load();
-        let mut outcome = with_slices(&now.rows, |rows, looks| {
-            let mut receipt = None;
-            let decision = transaction::acquire(rows, looks, &asked, &mut receipt);
-            Outcome { decision, receipt }
-        });
-        if let Some(receipt) = &mut outcome.receipt {
-            receipt.set_generation(now.number);
-        }
-        outcome
+    fn at_length(rows: &Self::Rows, asked: Asked<'_, Key, S>, _missed: Missed) -> (Decision, Vec<HeldLimit>) {
+        with_slices(&rows.now.load(), |rows, looks| transaction::acquire(rows, looks, &asked))
     }
 
     fn peek(rows: &Self::Rows, asked: Asked<'_, Key, S>) -> Decision {
-        with_slices(&rows.now.load().rows, |rows, looks| transaction::peek(rows, looks, &asked))
-    }
-
-    fn settle(rows: &Self::Rows, asked: &Asked<'_, Key, S>, receipt: &Receipt, actual: u64) -> Result<(), Full> {
-        let now = rows.now.load();
-        let earlier = || now.earlier.iter().find(|(number, _)| *number == receipt.generation()).map(|(_, rows)| rows);
-        let charged = if receipt.generation() == now.number { Some(&now.rows) } else { earlier() };
-        charged.map_or(Ok(()), |rows| with_slices(rows, |rows, _| transaction::settle(rows, asked, receipt, actual)))
+        with_slices(&rows.now.load(), |rows, looks| transaction::peek(rows, looks, &asked))
     }
 
     fn each(rows: &Self::Rows, f: &mut dyn FnMut(&dyn Share<Key, S>)) {
-        rows.now.load().rows.iter().for_each(|row| f(&**row));
+        rows.now.load().iter().for_each(|row| f(&**row));
     }
 }
 

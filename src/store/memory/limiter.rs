@@ -8,15 +8,16 @@ use super::builder::MemoryBuilder;
 use super::dynamic::DynLimit;
 use super::hasher::DefaultHashBuilder;
 use super::limits::{Limits, LimitsFor};
-use super::share::{Asked, Room, Share, read};
+use super::share::{Asked, HeldLimit, Room, Share, read};
 use super::usage::{HeavyKey, KeyId, Usage};
 use crate::algorithm::Algorithm;
 use crate::clock::{Clock, SystemClock, Timestamp};
 use crate::decision::{Ask, Decision};
 use crate::error::Error;
 use crate::limit::{PerKey, per_key};
-use crate::limiter::{Acquire, Limiter, Outcome, Receipt, Reply};
+use crate::limiter::{Acquire, Held, Limiter, Outcome, Reply};
 use crate::observe::{Event, Observer};
+use crate::table::Missed;
 
 /// A limiter whose states lie in this process's memory.
 ///
@@ -105,7 +106,8 @@ impl<L: Limits<S>, C: Clock, S> Memory<L, C, S> {
         Asked { hasher: &self.shared.hasher, key, now: self.now(), ask, clock: &self.shared.clock }
     }
 
-    /// Decides, and charges the key if the request is allowed.
+    /// Decides, and charges the key if the request is allowed. [`Ask::hold`] does not count here: to hold a cost, call
+    /// [`hold`](Limiter::hold).
     // In line: what the caller does not ask of the decision is then not even put together.
     #[inline(always)]
     pub fn decide<Key: ?Sized>(&self, key: &Key, ask: Ask) -> Decision
@@ -113,10 +115,11 @@ impl<L: Limits<S>, C: Clock, S> Memory<L, C, S> {
         L: LimitsFor<Key, S>,
         S: BuildHasher,
     {
-        let asked = self.asked(key, ask);
-        match L::at_once(&self.shared.rows, &asked, &mut ()) {
+        let asked = self.asked(key, Ask { hold: false, ..ask });
+        match L::at_once(&self.shared.rows, &asked) {
             Ok(decision) => decision,
-            Err(missed) => L::at_length(&self.shared.rows, asked, missed).decision,
+            // Moved out of what it comes with: written in place, also the decision of the fast path would lie in memory.
+            Err(missed) => L::at_length(&self.shared.rows, asked, missed).0,
         }
     }
 
@@ -179,23 +182,38 @@ impl<L: Limits<S>, C: Clock, S> Memory<L, C, S> {
     /// Tells an observer [how full each limit is](Event::Usage). Reads the whole of each table: call it when figures are
     /// asked for, as when a page of metrics is, or every few seconds.
     pub fn report(&self, observer: &(impl Observer + ?Sized)) {
-        for Usage { limit, live_keys, room, bytes, forgotten } in self.usage() {
-            observer.observe(&Event::Usage { limit: &limit, live_keys, room, bytes, forgotten });
+        for Usage { limit, live_keys, room, bytes, forgotten, held_keys, held } in self.usage() {
+            let limit = &limit;
+            observer.observe(&Event::Usage { limit, live_keys, room, bytes, forgotten, held_keys, held });
         }
     }
 
-    /// As [`decide`](Self::decide), with the receipt for what was charged.
-    #[inline(always)]
-    pub fn acquire_now<Key: ?Sized>(&self, key: &Key, ask: Ask) -> Outcome
+    /// What the fast path leaves: everything that is held, for instance.
+    #[inline(never)]
+    fn acquire_slow<Key: ?Sized>(&self, key: &Key, ask: Ask, missed: Missed) -> Outcome
     where
         L: LimitsFor<Key, S>,
-        S: BuildHasher,
+        S: BuildHasher + Send + Sync + 'static,
     {
-        let (asked, mut receipt) = (self.asked(key, ask), None);
-        match L::at_once(&self.shared.rows, &asked, &mut receipt) {
-            Ok(decision) => Outcome { decision, receipt },
-            Err(missed) => L::at_length(&self.shared.rows, asked, missed),
-        }
+        let (decision, limits) = L::at_length(&self.shared.rows, self.asked(key, ask), missed);
+        let held = (ask.hold && decision.is_allowed()).then(|| {
+            let shared = Arc::clone(&self.shared);
+            Held::new(ask.cost, move |actual| Reply::ready(shared.settle::<L>(&limits, ask.cost, actual)))
+        });
+        Outcome { decision, held }
+    }
+}
+
+impl<R, C: Clock, S> Shared<R, C, S> {
+    /// Ends a hold on each limit that is still there: also on one that was replaced and has taken over its keys.
+    fn settle<L: Limits<S, Rows = R>>(&self, limits: &[HeldLimit], held: u64, actual: u64) -> Result<(), Error> {
+        let mut settled = Ok(());
+        L::holdings(&self.rows, &mut |row| {
+            for limit in limits.iter().filter(|limit| limit.table == row.table_id()) {
+                settled = settled.and(row.settle(limit, held, actual, &self.clock));
+            }
+        });
+        settled.map_err(|_| table_full())
     }
 }
 
@@ -208,8 +226,8 @@ impl<Key: ?Sized + 'static, C, S: BuildHasher + 'static> Memory<Vec<DynLimit<Key
     /// 60 blocks, some 600 bytes. Any other limit begins anew, without blocks, and one that is not named any more is
     /// forgotten. Each algorithm says what it makes of states and charges from before.
     ///
-    /// Receipts from before stay good for the next sixteen replacements. A limit that has taken over settles them, as it
-    /// counts itself. Of two replacements at a time one comes first, and the other takes over from it.
+    /// A cost that is [held](crate::limiter::Held) meanwhile is settled by the limit that has taken over. Of two replacements at
+    /// a time one comes first, and the other takes over from it.
     ///
     /// # Errors
     ///
@@ -219,8 +237,8 @@ impl<Key: ?Sized + 'static, C, S: BuildHasher + 'static> Memory<Vec<DynLimit<Key
     }
 }
 
-fn no_room() -> Error {
-    Error::unavailable("there is no room for a new key: all that have room are in use, and none is to be forgotten")
+fn table_full() -> Error {
+    Error::unavailable("key table full: eviction is disabled (`WhenFull::Refuse`); raise `max_keys`")
 }
 
 fn no_such_limit(limit: &str) -> Error {
@@ -232,26 +250,16 @@ where
     Key: ?Sized,
     L: LimitsFor<Key, S>,
     C: Clock,
-    S: BuildHasher,
+    S: BuildHasher + Send + Sync + 'static,
 {
     type Future = Ready<Result<Outcome, Error>>;
 
     #[inline]
     fn acquire(&self, key: &Key, ask: Ask) -> Acquire<Self::Future> {
-        // As `acquire_now`, but what is decided at once is written in its place.
-        let (asked, mut receipt) = (self.asked(key, ask), None);
-        match L::at_once(&self.shared.rows, &asked, &mut receipt) {
-            Ok(decision) => Acquire::Ready(Ok(Outcome { decision, receipt })),
-            Err(missed) => Acquire::Ready(Ok(L::at_length(&self.shared.rows, asked, missed))),
-        }
-    }
-
-    #[inline]
-    fn acquire_without_receipt(&self, key: &Key, ask: Ask) -> Acquire<Self::Future> {
         let asked = self.asked(key, ask);
-        match L::at_once(&self.shared.rows, &asked, &mut ()) {
-            Ok(decision) => Acquire::Ready(Ok(Outcome { decision, receipt: None })),
-            Err(missed) => Acquire::Ready(Ok(L::at_length(&self.shared.rows, asked, missed))),
+        match L::at_once(&self.shared.rows, &asked) {
+            Ok(decision) => Acquire::Ready(Ok(Outcome { decision, held: None })),
+            Err(missed) => Acquire::Ready(Ok(self.acquire_slow(key, ask, missed))),
         }
     }
 
@@ -259,15 +267,10 @@ where
         Reply::ready(Ok(L::peek(&self.shared.rows, self.asked(key, ask))))
     }
 
-    fn settle(&self, key: &Key, receipt: Receipt, actual: u64) -> Reply<()> {
-        let settled = L::settle(&self.shared.rows, &self.asked(key, Ask::default()), &receipt, actual);
-        Reply::ready(settled.map_err(|_| no_room()))
-    }
-
     fn set(&self, limit: &str, key: &Key, used: u64) -> Reply<()> {
         let asked = self.asked(key, Ask::default());
         let set = self.in_limit(limit, |row| row.set(&asked, used));
-        Reply::ready(set.and_then(|set| set.map_err(|_| no_room())))
+        Reply::ready(set.and_then(|set| set.map_err(|_| table_full())))
     }
 
     fn block(&self, limit: &str, key: &Key, span: Duration) -> Reply<()> {

@@ -1,15 +1,13 @@
 use std::hash::{BuildHasher, Hash};
-use std::time::Duration;
 
 use super::alone::{self, Passing};
 use super::row::Row;
-use super::share::{Asked, Holding, Look, Room, Share};
-use super::transaction::{self, Note};
+use super::share::{Asked, HeldLimit, Holding, Look, Room, Share};
+use super::transaction;
 use crate::decision::Decision;
 use crate::error::Error;
 use crate::limit::{Choose, IntoLimit, PartOf, names_differ};
-use crate::limiter::{Outcome, Receipt};
-use crate::table::{Full, Missed};
+use crate::table::Missed;
 
 /// What [`Memory`](super::Memory) can hold keys to: an algorithm, [`per_key`](crate::per_key), a
 /// [`Limit`](crate::Limit), a tuple of up to eight of these, or a `Vec` of [`DynLimit`](crate::DynLimit)s.
@@ -35,17 +33,16 @@ pub trait Limits<S>: Sized {
 pub trait LimitsFor<Key: ?Sized, S: BuildHasher>: Limits<S> {
     /// What can be decided on the straight way. An error says nothing but whether to look there once more.
     #[doc(hidden)]
-    fn at_once(rows: &Self::Rows, asked: &Asked<'_, Key, S>, receipt: &mut impl Note) -> Result<Decision, Missed>;
+    fn at_once(rows: &Self::Rows, asked: &Asked<'_, Key, S>) -> Result<Decision, Missed>;
 
-    /// Decides in any case.
+    /// Decides in any case. Returns the limits too on which the cost of an allowed request is held.
+    ///
+    /// `asked` goes by value: lent to a function that is not in line, it would have to lie in memory.
     #[doc(hidden)]
-    fn at_length(rows: &Self::Rows, asked: Asked<'_, Key, S>, missed: Missed) -> Outcome;
+    fn at_length(rows: &Self::Rows, asked: Asked<'_, Key, S>, missed: Missed) -> (Decision, Vec<HeldLimit>);
 
     #[doc(hidden)]
     fn peek(rows: &Self::Rows, asked: Asked<'_, Key, S>) -> Decision;
-
-    #[doc(hidden)]
-    fn settle(rows: &Self::Rows, asked: &Asked<'_, Key, S>, receipt: &Receipt, actual: u64) -> Result<(), Full>;
 
     #[doc(hidden)]
     fn each(rows: &Self::Rows, f: &mut dyn FnMut(&dyn Share<Key, S>));
@@ -80,20 +77,16 @@ where
     S: BuildHasher,
 {
     #[inline(always)]
-    fn at_once(rows: &Self::Rows, asked: &Asked<'_, Key, S>, receipt: &mut impl Note) -> Result<Decision, Missed> {
-        alone::at_once(rows, asked, receipt)
+    fn at_once(rows: &Self::Rows, asked: &Asked<'_, Key, S>) -> Result<Decision, Missed> {
+        alone::at_once(rows, asked)
     }
 
-    fn at_length(rows: &Self::Rows, asked: Asked<'_, Key, S>, missed: Missed) -> Outcome {
+    fn at_length(rows: &Self::Rows, asked: Asked<'_, Key, S>, missed: Missed) -> (Decision, Vec<HeldLimit>) {
         alone::at_length(rows, asked, missed)
     }
 
     fn peek(rows: &Self::Rows, asked: Asked<'_, Key, S>) -> Decision {
         transaction::peek(&[rows], &mut [Look::BLANK], &asked)
-    }
-
-    fn settle(rows: &Self::Rows, asked: &Asked<'_, Key, S>, receipt: &Receipt, actual: u64) -> Result<(), Full> {
-        transaction::settle(&[rows], asked, receipt, actual)
     }
 
     fn each(rows: &Self::Rows, f: &mut dyn FnMut(&dyn Share<Key, S>)) {
@@ -132,16 +125,15 @@ macro_rules! tuple {
         {
             /// If all rows let through at once: reads all, locks all, charges all.
             #[inline(always)]
-            fn at_once(rows: &Self::Rows, asked: &Asked<'_, Key, S>, receipt: &mut impl Note) -> Result<Decision, Missed> {
+            fn at_once(rows: &Self::Rows, asked: &Asked<'_, Key, S>) -> Result<Decision, Missed> {
                 let (now, ask) = (asked.now, asked.ask);
-                if ask.every_limit {
+                if ask.every_limit || ask.hold {
                     return Err(Missed::Absent);
                 }
                 $(let $row = Passing::of(&rows.$index, asked).ok_or(Missed::Absent)?;)+
                 $(let $row = $row.lock().ok_or(Missed::Absent)?;)+
-                receipt.begin(now, Duration::ZERO, ask.cost, $count);
                 // All stay locked until all are charged.
-                $(let $row = $row.charge($index, receipt);)+
+                $(let $row = $row.charge();)+
                 $(let $row = { drop($row.0); $row.1 };)+
                 // The one with the least remaining speaks, the first of equals.
                 let least = [$($row.remaining(now)),+].into_iter().enumerate().min_by_key(|&(_, left)| left);
@@ -152,26 +144,18 @@ macro_rules! tuple {
                 Ok(Decision::by_store(now, true $(&& $row.promises_turns())+, standing))
             }
 
-            fn at_length(rows: &Self::Rows, asked: Asked<'_, Key, S>, _missed: Missed) -> Outcome {
-                let mut receipt = None;
+            fn at_length(
+                rows: &Self::Rows,
+                asked: Asked<'_, Key, S>,
+                _missed: Missed,
+            ) -> (Decision, Vec<HeldLimit>) {
                 let rows: [&dyn Share<Key, S>; $count] = [$(&rows.$index),+];
-                let decision = transaction::acquire(&rows, &mut [Look::BLANK; $count], &asked, &mut receipt);
-                Outcome { decision, receipt }
+                transaction::acquire(&rows, &mut [Look::BLANK; $count], &asked)
             }
 
             fn peek(rows: &Self::Rows, asked: Asked<'_, Key, S>) -> Decision {
                 let rows: [&dyn Share<Key, S>; $count] = [$(&rows.$index),+];
                 transaction::peek(&rows, &mut [Look::BLANK; $count], &asked)
-            }
-
-            fn settle(
-                rows: &Self::Rows,
-                asked: &Asked<'_, Key, S>,
-                receipt: &Receipt,
-                actual: u64,
-            ) -> Result<(), Full> {
-                let rows: [&dyn Share<Key, S>; $count] = [$(&rows.$index),+];
-                transaction::settle(&rows, asked, receipt, actual)
             }
 
             fn each(rows: &Self::Rows, f: &mut dyn FnMut(&dyn Share<Key, S>)) {

@@ -1,6 +1,7 @@
 //! Limits whose states lie in this process's memory.
 
 mod alone;
+mod blocks;
 mod builder;
 mod dynamic;
 mod hasher;

@@ -1,17 +1,17 @@
 use std::any::Any;
 use std::borrow::Borrow;
 use std::hash::{BuildHasher, Hash};
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 use std::time::Duration;
 
-use super::share::{Asked, Holding, Look, Needed, Room, Share};
+use super::blocks::Blocks;
+use super::share::{Asked, HeldLimit, Holding, Look, Needed, Room, Share, read};
 use super::usage::{HeavyKey, KeyId, Usage};
-use crate::algorithm::{Algorithm, Blocks, Charge, State};
-use crate::clock::{Timestamp, whole_micros};
+use crate::algorithm::{Algorithm, State};
+use crate::clock::{Clock, Timestamp, whole_micros};
 use crate::decision::{Name, Verdict};
 use crate::error::Error;
 use crate::limit::{Choose, Chooser, Limit, PartOf};
-use crate::sync::AtomicU64;
 use crate::table::{Full, Place, Spot, Table, Tenancy, WhenFull, fingerprint};
 
 /// A limit with its table.
@@ -19,15 +19,16 @@ use crate::table::{Full, Place, Spot, Table, Tenancy, WhenFull, fingerprint};
 pub struct Row<C: Chooser, P> {
     pub(super) limit: Limit<C, P>,
     pub(super) table: Table<CellOf<C>>,
-    /// Until when keys are blocked. Made when the first one is, for the limit's heirs too.
-    blocks: Arc<OnceLock<Table<[AtomicU64; 1]>>>,
-    max_keys: usize,
+    /// For the limit's heirs too.
+    blocks: Arc<Blocks>,
+    room: Room,
 }
 
 /// Who has room in a limit's table, as an algorithm sees it.
 struct Tenant<'a, A> {
     algorithm: &'a A,
     now: Timestamp,
+    when_full: WhenFull,
 }
 
 impl<A: Algorithm> Tenancy<A::State> for Tenant<'_, A> {
@@ -39,18 +40,9 @@ impl<A: Algorithm> Tenancy<A::State> for Tenant<'_, A> {
     fn inherit(&self, state: &mut A::State, from: &A::State) {
         self.algorithm.inherit(state, from, self.now);
     }
-}
 
-/// A block is a moment: of two the one that ends first is forgotten.
-struct Blocked;
-
-impl Tenancy<[u64; 1]> for Blocked {
-    fn owes(&self, &[until]: &[u64; 1]) -> (u64, u64) {
-        (0, until)
-    }
-
-    fn inherit(&self, state: &mut [u64; 1], from: &[u64; 1]) {
-        state[0] = state[0].max(from[0]);
+    fn when_full(&self) -> WhenFull {
+        self.when_full
     }
 }
 
@@ -64,8 +56,9 @@ impl<C: Chooser + 'static, P: 'static> Row<C, P> {
     ///
     /// If the states could take more than `room.heap_bytes` on the heap.
     pub(super) fn new(limit: Limit<C, P>, room: Room) -> Result<Self, Error> {
-        let words = limit.algorithm().same_for_all().map_or(Blocks::MAX_WORDS, Algorithm::state_words);
-        let table = Table::with_room_for(room.max_keys, words, when_full(&limit, room));
+        let words =
+            limit.algorithm().same_for_all().map_or(crate::algorithm::Blocks::MAX_WORDS, Algorithm::state_words);
+        let table = Table::with_room_for(room.max_keys, words, room.when_full);
         Self::with_tables(limit, room, table, Arc::default())
     }
 
@@ -77,10 +70,14 @@ impl<C: Chooser + 'static, P: 'static> Row<C, P> {
     ///
     /// As for [`new`](Self::new).
     pub(super) fn heir(limit: Limit<C, P>, room: Room, of: Option<&dyn Any>) -> Result<Self, Error> {
-        let former = of.and_then(|former| former.downcast_ref::<Self>());
+        let former =
+            of.and_then(|former| former.downcast_ref::<Self>()).filter(|former| limit.counts_as(&former.limit));
         let (table, blocks) = match former {
             Some(former) => (former.table.clone(), Arc::clone(&former.blocks)),
-            None => (Table::with_room_for(room.max_keys, Blocks::MAX_WORDS, when_full(&limit, room)), Arc::default()),
+            None => (
+                Table::with_room_for(room.max_keys, crate::algorithm::Blocks::MAX_WORDS, room.when_full),
+                Arc::default(),
+            ),
         };
         Self::with_tables(limit, room, table, blocks)
     }
@@ -89,7 +86,7 @@ impl<C: Chooser + 'static, P: 'static> Row<C, P> {
         limit: Limit<C, P>,
         room: Room,
         table: Table<CellOf<C>>,
-        blocks: Arc<OnceLock<Table<[AtomicU64; 1]>>>,
+        blocks: Arc<Blocks>,
     ) -> Result<Self, Error> {
         let algorithm = limit.algorithm().same_for_all();
         let heap = algorithm.map_or(0, Algorithm::heap_bytes).saturating_mul(table.states());
@@ -102,7 +99,7 @@ impl<C: Chooser + 'static, P: 'static> Row<C, P> {
                 room.max_heap_bytes,
             )));
         }
-        Ok(Self { limit, table, blocks, max_keys: room.max_keys })
+        Ok(Self { limit, table, blocks, room })
     }
 }
 
@@ -127,19 +124,31 @@ impl<C: Chooser, P> Row<C, P> {
 
     /// Whether it refuses by itself, and by its states alone.
     #[inline(always)]
-    pub(super) fn is_plain(&self) -> bool {
-        !self.limit.is_shadow() && self.blocks.get().is_none()
+    pub(super) fn is_plain(&self, now: Timestamp) -> bool {
+        !self.limit.is_shadow() && !self.blocks.any(now)
+    }
+
+    fn tenant<'a>(&self, algorithm: &'a C::Algorithm, now: Timestamp) -> Tenant<'a, C::Algorithm> {
+        Tenant { algorithm, now, when_full: self.when_full() }
+    }
+
+    /// A shadow limit never denies, and to evict what it counted harms nobody.
+    fn when_full(&self) -> WhenFull {
+        match self.room.when_full {
+            WhenFull::Refuse if self.limit.is_shadow() => WhenFull::Forget,
+            when_full => when_full,
+        }
     }
 
     /// What a key that is nowhere inherits.
     #[inline(always)]
     fn estate(&self, spot: &Spot, algorithm: &C::Algorithm, now: Timestamp) -> Option<StateOf<C>> {
-        if spot.is_nowhere() { self.table.estate(spot, &Tenant { algorithm, now }) } else { None }
+        if spot.is_nowhere() { self.table.estate(spot, &self.tenant(algorithm, now)) } else { None }
     }
 
     /// Without the lock: makes room for a key that found none, unless nobody is to be forgotten for it.
     pub(super) fn make_room_at(&self, spot: &Spot, now: Timestamp, algorithm: &C::Algorithm) -> Result<(), Full> {
-        self.table.make_room(spot, now.as_micros(), &Tenant { algorithm, now })
+        self.table.make_room(spot, now.as_micros(), &self.tenant(algorithm, now))
     }
 
     /// What the limit says of a state.
@@ -153,31 +162,44 @@ impl<C: Chooser, P> Row<C, P> {
         needed: Needed,
         look: &mut Look,
     ) {
-        look.verdict = algorithm.peek(state, look.now, asked.ask);
         look.promises_turns = algorithm.promises_turns();
+        if look.held > 0 || asked.ask.hold {
+            Self::judge_with_held(algorithm, state, asked, look);
+        } else {
+            look.verdict = algorithm.peek(state, look.now, asked.ask);
+        }
         if needed == Needed::Together {
             look.at_once = if look.promises_turns && look.verdict != Verdict::Allowed {
-                algorithm.peek(state, look.now, asked.ask.within(Duration::ZERO))
+                algorithm.peek_with_held(state, look.now, asked.ask.within(Duration::ZERO), look.held).0
             } else {
                 look.verdict
             };
         }
-        if let Some(retry_after) = self.blocked(hash, asked.now) {
-            let blocked = Verdict::Denied { retry_after };
-            // No turn is promised while it lasts: if there is one in time after it, it is to be asked for then.
+        look.blocked = self.blocks.remaining(hash, asked.now).unwrap_or_default();
+        if !look.blocked.is_zero() {
+            let blocked = Verdict::Denied { retry_after: look.blocked };
+            // No start is scheduled while it lasts. If there is one in time after it, the caller asks for it then.
             look.promises_turns &= !look.verdict.is_allowed();
             look.verdict = look.verdict.and(blocked);
             look.at_once = look.at_once.and(blocked);
         }
-        if needed != Needed::Refusal || !look.verdict.is_allowed() {
+        if look.held == 0 && (needed != Needed::Refusal || !look.verdict.is_allowed()) {
             look.reading = algorithm.reading(state, look.now);
         }
     }
 
-    /// For how long the key is blocked, if it is.
-    #[inline(always)]
-    fn blocked(&self, hash: u64, now: Timestamp) -> Option<Duration> {
-        blocked(self.blocks.get()?, hash, now)
+    /// What is held counts as if it were charged. A hold starts now or not at all, as it changes no state that a later start
+    /// could be scheduled in.
+    #[cold]
+    fn judge_with_held<Key: ?Sized, S>(
+        algorithm: &C::Algorithm,
+        state: &StateOf<C>,
+        asked: &Asked<'_, Key, S>,
+        look: &mut Look,
+    ) {
+        let ask = if asked.ask.hold { asked.ask.within(Duration::ZERO) } else { asked.ask };
+        look.promises_turns &= !asked.ask.hold;
+        (look.verdict, look.reading) = algorithm.peek_with_held(state, look.now, ask, look.held);
     }
 }
 
@@ -198,6 +220,7 @@ where
         let fresh_at = look.spot.place().map_or(seen.horizon, |place| self.table.fresh_at(place));
         look.ahead_of = is_far_ahead(fresh_at, asked.now, algorithm).then(|| algorithm.longest_reset());
         look.shadow = self.limit.is_shadow();
+        look.held = seen.held;
         match self.estate(&look.spot, algorithm, look.now) {
             None => self.judge(algorithm, &seen.state, hash, asked, needed, look),
             Some(state) if self.table.is_current(&look.spot) => {
@@ -228,7 +251,7 @@ where
     #[inline(always)]
     fn place(&self, asked: &Asked<'_, Key, S>, look: &Look) -> Option<Place> {
         let chosen = self.limit.algorithm().choose(asked.key);
-        let tenant = Tenant { algorithm: chosen.borrow(), now: look.now };
+        let tenant = self.tenant(chosen.borrow(), look.now);
         self.table.place(&look.spot, look.now.as_micros(), &tenant)
     }
 
@@ -237,40 +260,38 @@ where
     }
 
     fn is_full_for(&self, look: &Look) -> Result<(), Full> {
-        self.table.is_full_for(&look.spot, look.now.as_micros())
+        self.table.is_full_for(&look.spot, look.now.as_micros(), self.when_full())
     }
 
     #[inline(always)]
-    fn commit(&self, asked: &Asked<'_, Key, S>, look: &mut Look, delay: Duration) -> Timestamp {
-        let Some(place) = look.place else { return asked.now };
+    fn commit(&self, asked: &Asked<'_, Key, S>, look: &mut Look, delay: Duration) {
+        let Some(place) = look.place else { return };
         let chosen = self.limit.algorithm().choose(asked.key);
         let algorithm: &C::Algorithm = chosen.borrow();
-        {
-            let state = &mut *self.table.edit(place);
-            algorithm.commit(state, look.now, delay, asked.ask.cost);
-            // As the next one to ask will see it.
-            look.reading = algorithm.reading(state, asked.now);
-        }
-        Timestamp::from_micros(self.table.fresh_at(place))
+        let state = &mut *self.table.edit(place);
+        algorithm.commit(state, look.now, delay, asked.ask.cost);
+        // As the next one to ask will see it.
+        look.reading = if look.held == 0 {
+            algorithm.reading(state, asked.now)
+        } else {
+            algorithm.peek_with_held(state, asked.now, asked.ask, look.held).1
+        };
     }
 
-    fn settle(&self, asked: &Asked<'_, Key, S>, charge: Charge, actual: u64) -> Result<(), Full> {
-        let (hash, now) = (self.hash(asked), asked.now);
+    fn hold(&self, asked: &Asked<'_, Key, S>, look: &mut Look) {
+        let Some(place) = look.place else { return };
+        self.table.hold(&look.spot, asked.ask.cost);
         let chosen = self.limit.algorithm().choose(asked.key);
         let algorithm: &C::Algorithm = chosen.borrow();
-        let tenant = Tenant { algorithm, now };
-        if let Some(more) = actual.checked_sub(charge.cost) {
-            self.table.alter(hash, now.as_micros(), Some(&tenant), |table, place, horizon| {
-                let now = in_time(table.fresh_at(place).max(horizon), asked, algorithm);
-                let now = not_before(Timestamp::from_micros(horizon), now, algorithm);
-                algorithm.commit(&mut table.edit(place), now, Duration::ZERO, more);
-            })
-        } else {
-            self.table.alter(hash, now.as_micros(), None::<&Tenant<'_, C::Algorithm>>, |table, place, _| {
-                let now = in_time(table.fresh_at(place), asked, algorithm);
-                algorithm.give_back(&mut table.edit(place), now, charge, charge.cost - actual);
-            })
-        }
+        let held = look.held.saturating_add(asked.ask.cost);
+        let state = &*self.table.edit(place);
+        look.reading = algorithm.peek_with_held(state, look.now, asked.ask, held).1;
+    }
+
+    fn held_limit(&self, asked: &Asked<'_, Key, S>, look: &Look) -> HeldLimit {
+        let own = self.limit.algorithm().own_choice(asked.key);
+        let algorithm = own.map(|own| Box::new(own) as Box<dyn Any + Send + Sync>);
+        HeldLimit { table: self.table.id(), hash: look.spot.hash(), algorithm }
     }
 
     fn reset(&self, asked: &Asked<'_, Key, S>) {
@@ -281,27 +302,18 @@ where
         let (hash, now) = (self.hash(asked), asked.now);
         let chosen = self.limit.algorithm().choose(asked.key);
         let algorithm: &C::Algorithm = chosen.borrow();
-        self.table.alter(hash, now.as_micros(), Some(&Tenant { algorithm, now }), |table, place, _| {
+        self.table.alter(hash, now.as_micros(), Some(&self.tenant(algorithm, now)), |table, place, _| {
             table.clear(place);
             algorithm.commit(&mut table.edit(place), now, Duration::ZERO, used);
         })
     }
 
     fn block(&self, asked: &Asked<'_, Key, S>, until: Timestamp) {
-        let hash = self.hash(asked);
-        if until > asked.now {
-            let blocks = self.blocks.get_or_init(|| Table::with_room_for(self.max_keys, 1, WhenFull::Forget));
-            let blocked = blocks.alter(hash, asked.now.as_micros(), Some(&Blocked), |blocks, place, _| {
-                *blocks.edit(place) = [until.as_micros()];
-            });
-            debug_assert!(blocked.is_ok(), "a table that forgets has room");
-        } else if let Some(blocks) = self.blocks.get() {
-            blocks.remove(hash);
-        }
+        self.blocks.set(self.hash(asked), asked.now, until, self.room.max_keys);
     }
 
     fn key_id(&self, asked: &Asked<'_, Key, S>) -> KeyId {
-        KeyId(fingerprint(self.hash(asked)))
+        KeyId::of(fingerprint(self.hash(asked)))
     }
 }
 
@@ -310,21 +322,43 @@ impl<C: Chooser + Send + Sync + 'static, P: Send + Sync + 'static> Holding for R
         self
     }
 
-    fn is_heir_of(&self, former: &dyn Any) -> bool {
-        former.downcast_ref::<Self>().is_some_and(|former| self.table.is_that_of(&former.table))
+    fn table_id(&self) -> u64 {
+        self.table.id()
     }
 
     fn name(&self) -> &Name {
         self.limit.shared_name()
     }
 
+    fn settle(&self, limit: &HeldLimit, held: u64, actual: u64, clock: &dyn Clock) -> Result<(), Full> {
+        let own = limit.algorithm.as_ref().and_then(|own| own.downcast_ref::<C::Algorithm>());
+        let now = read(clock);
+        let Some(algorithm) = own.or_else(|| self.limit.algorithm().same_for_all()) else { return Ok(()) };
+        let end = |table: &Table<CellOf<C>>, place: Place, horizon: u64| {
+            table.end_hold(limit.hash, held);
+            if actual > 0 {
+                let now = in_time(table.fresh_at(place).max(horizon), now, clock, algorithm);
+                let now = not_before(Timestamp::from_micros(horizon), now, algorithm);
+                algorithm.commit(&mut table.edit(place), now, Duration::ZERO, actual);
+            }
+        };
+        if actual > 0 {
+            self.table.alter(limit.hash, now.as_micros(), Some(&self.tenant(algorithm, now)), end)
+        } else {
+            self.table.alter(limit.hash, now.as_micros(), None::<&Tenant<'_, C::Algorithm>>, end)
+        }
+    }
+
     fn usage(&self, now: Timestamp) -> Usage {
+        let (held_keys, held) = self.table.holds();
         Usage {
             limit: self.limit.name().to_owned(),
             live_keys: self.table.live(now.as_micros()),
             room: self.table.slots(),
-            bytes: self.table.bytes(),
+            bytes: self.table.bytes() + self.blocks.bytes(),
             forgotten: self.table.forgotten(),
+            held_keys,
+            held,
         }
     }
 
@@ -334,7 +368,7 @@ impl<C: Chooser + Send + Sync + 'static, P: Send + Sync + 'static> Holding for R
         self.table.for_each_live(now.as_micros(), |id, fresh_at, state| {
             let figures = algorithm.map(|algorithm| algorithm.reading(state, now).figures());
             let reset = Timestamp::from_micros(fresh_at).since(now);
-            keys.push(HeavyKey { id: KeyId(id), reset, figures });
+            keys.push(HeavyKey { id: KeyId::of(id), reset, figures });
         });
         keys.sort_by(|a, b| b.weight().partial_cmp(&a.weight()).unwrap_or(std::cmp::Ordering::Equal));
         keys.truncate(most);
@@ -342,19 +376,15 @@ impl<C: Chooser + Send + Sync + 'static, P: Send + Sync + 'static> Holding for R
     }
 }
 
-/// A shadow limit never refuses, and to forget what it counted harms nobody.
-fn when_full<C: Chooser, P>(limit: &Limit<C, P>, room: Room) -> WhenFull {
-    if limit.is_shadow() { WhenFull::Forget } else { room.when_full }
-}
-
-/// Under the lock: the time that was asked at, unless that is so long ago that the state seems to be from a clock that was ahead.
-fn in_time<Key: ?Sized, S>(fresh_at: u64, asked: &Asked<'_, Key, S>, algorithm: &impl Algorithm) -> Timestamp {
-    if !is_far_ahead(fresh_at, asked.now, algorithm) {
-        return asked.now;
+/// Under the lock: the time that was read before it, unless that is so long ago that the state seems to be from a clock that was
+/// ahead.
+fn in_time(fresh_at: u64, before: Timestamp, clock: &dyn Clock, algorithm: &impl Algorithm) -> Timestamp {
+    if !is_far_ahead(fresh_at, before, algorithm) {
+        return before;
     }
     // Nobody can have charged the key later than now.
-    let now = asked.read_clock();
-    if now.since(asked.now) > algorithm.longest_reset() { now } else { asked.now }
+    let now = read(clock);
+    if now.since(before) > algorithm.longest_reset() { now } else { before }
 }
 
 /// Whether a state is so far ahead of a time that the algorithm may not believe it: as where a clock has stepped back.
@@ -367,11 +397,4 @@ pub(super) fn is_far_ahead(fresh_at: u64, now: Timestamp, algorithm: &impl Algor
 #[inline(always)]
 pub(super) fn not_before(horizon: Timestamp, now: Timestamp, algorithm: &impl Algorithm) -> Timestamp {
     if horizon > now && horizon.since(now) <= algorithm.longest_reset() { horizon } else { now }
-}
-
-#[cold]
-fn blocked(blocks: &Table<[AtomicU64; 1]>, hash: u64, now: Timestamp) -> Option<Duration> {
-    let [until] = *blocks.read(hash, &mut { Spot::BLANK }).state;
-    let until = Timestamp::from_micros(until);
-    (until > now).then(|| until.since(now))
 }

@@ -4,7 +4,6 @@ use std::any::Any;
 use std::time::Duration;
 
 use super::usage::{HeavyKey, KeyId, Usage};
-use crate::algorithm::Charge;
 use crate::clock::{Clock, Timestamp};
 use crate::decision::{Ask, Name, Reading, Verdict};
 use crate::table::{Full, Place, Spot, WhenFull};
@@ -16,6 +15,7 @@ pub struct Room {
     pub(super) max_keys: usize,
     pub(super) max_heap_bytes: usize,
     pub(super) when_full: WhenFull,
+    pub(super) allow_no_limits: bool,
 }
 
 /// One limit's share in a transaction, whatever its algorithm and the part of the key that it counts by.
@@ -34,10 +34,12 @@ pub trait Share<Key: ?Sized, S>: Holding {
     fn make_room(&self, asked: &Asked<'_, Key, S>, look: &Look) -> Result<(), Full>;
     /// Whether the key would be refused for want of room.
     fn is_full_for(&self, look: &Look) -> Result<(), Full>;
-    /// Under the lock: charges the key in its place. Notes how it stands then, and returns until when the charge counts.
-    fn commit(&self, asked: &Asked<'_, Key, S>, look: &mut Look, delay: Duration) -> Timestamp;
-
-    fn settle(&self, asked: &Asked<'_, Key, S>, charge: Charge, actual: u64) -> Result<(), Full>;
+    /// Under the lock: charges the key in its place. Notes how it stands then.
+    fn commit(&self, asked: &Asked<'_, Key, S>, look: &mut Look, delay: Duration);
+    /// Under the lock: holds the cost on the key in its place. Notes how it stands then.
+    fn hold(&self, asked: &Asked<'_, Key, S>, look: &mut Look);
+    /// What is needed to settle the hold that was just made.
+    fn held_limit(&self, asked: &Asked<'_, Key, S>, look: &Look) -> HeldLimit;
     fn reset(&self, asked: &Asked<'_, Key, S>);
     /// Makes the state one in which so much was just charged.
     fn set(&self, asked: &Asked<'_, Key, S>, used: u64) -> Result<(), Full>;
@@ -50,11 +52,22 @@ pub trait Share<Key: ?Sized, S>: Holding {
 pub trait Holding: Send + Sync {
     /// The row itself, for its heir.
     fn as_any(&self) -> &dyn Any;
-    /// Whether it has taken over that row's table.
-    fn is_heir_of(&self, former: &dyn Any) -> bool;
+    /// Which table it has: that of the row that it is the heir of, or one of its own.
+    fn table_id(&self) -> u64;
     fn name(&self) -> &Name;
+    /// Ends a hold of `held`, and charges `actual`.
+    fn settle(&self, limit: &HeldLimit, held: u64, actual: u64, clock: &dyn Clock) -> Result<(), Full>;
     fn usage(&self, now: Timestamp) -> Usage;
     fn heaviest(&self, most: usize, now: Timestamp) -> Vec<HeavyKey>;
+}
+
+/// A limit on which a cost is held: what must be known to settle it without the key.
+#[allow(missing_debug_implementations, reason = "the algorithm is of any type")]
+pub struct HeldLimit {
+    pub(super) table: u64,
+    pub(super) hash: u64,
+    /// The key's algorithm, where it is chosen by the key.
+    pub(super) algorithm: Option<Box<dyn Any + Send + Sync>>,
 }
 
 /// What is asked in a transaction, for whom, when.
@@ -113,13 +126,18 @@ pub struct Look {
     /// The verdict on who accepts no delay, where that was [needed](Needed::Together).
     pub(super) at_once: Verdict,
     pub(super) reading: Reading,
+    /// What is held on the key.
+    pub(super) held: u64,
+    /// For how long the limit has blocked the key, zero if it has not.
+    pub(super) blocked: Duration,
     pub(super) promises_turns: bool,
     pub(super) shadow: bool,
     pub(super) place: Option<Place>,
 }
 
 impl Room {
-    pub(super) const DEFAULT: Self = Self { max_keys: 100_000, max_heap_bytes: 1 << 30, when_full: WhenFull::Forget };
+    pub(super) const DEFAULT: Self =
+        Self { max_keys: 100_000, max_heap_bytes: 1 << 30, when_full: WhenFull::Forget, allow_no_limits: false };
 }
 
 impl Look {
@@ -137,6 +155,8 @@ impl Look {
         verdict: Verdict::Never,
         at_once: Verdict::Never,
         reading: Reading::BLANK,
+        held: 0,
+        blocked: Duration::ZERO,
         promises_turns: false,
         shadow: false,
         place: None,

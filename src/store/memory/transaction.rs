@@ -2,26 +2,38 @@ use std::hash::BuildHasher;
 use std::marker::PhantomData;
 use std::time::Duration;
 
-use super::share::{Asked, Look, Needed, Share};
-use crate::algorithm::Charge;
+use super::share::{Asked, HeldLimit, Look, Needed, Share};
 use crate::clock::Timestamp;
 use crate::decision::{Decision, Standing, Verdict};
-use crate::limiter::Receipt;
 use crate::sync::Backoff;
 use crate::table::Full;
 
-/// Decides over all rows as one: peeks at all, and if each allows it, commits to all.
+/// Decides over all rows as one: peeks at all, and if each allows it, commits to all, or holds the cost on all.
 ///
 /// An optimistic transaction. It reads every row without a lock; to refuse, it makes sure that all it read held at one
 /// moment; to charge, it locks exactly what it read, in the rows' order, or starts again if anything has changed.
 ///
-/// `looks` is room for one look a row.
+/// `looks` is room for one look a row. Returns the limits too on which the cost of an allowed request is held.
 #[inline]
 pub(super) fn acquire<Key: ?Sized, S: BuildHasher, R: Share<Key, S> + ?Sized>(
     rows: &[&R],
     looks: &mut [Look],
     asked: &Asked<'_, Key, S>,
-    receipt: &mut impl Note,
+) -> (Decision, Vec<HeldLimit>) {
+    let decision = charge(rows, looks, asked);
+    let mut held = Vec::new();
+    if asked.ask.hold && decision.is_allowed() {
+        let charged = rows.iter().zip(looks).filter(|(_, look)| look.is_charged());
+        held.extend(charged.map(|(row, look)| row.held_limit(asked, look)));
+    }
+    (decision, held)
+}
+
+#[inline]
+fn charge<Key: ?Sized, S: BuildHasher, R: Share<Key, S> + ?Sized>(
+    rows: &[&R],
+    looks: &mut [Look],
+    asked: &Asked<'_, Key, S>,
 ) -> Decision {
     let (mut asked, mut backoff) = (*asked, Backoff::new());
     loop {
@@ -30,15 +42,12 @@ pub(super) fn acquire<Key: ?Sized, S: BuildHasher, R: Share<Key, S> + ?Sized>(
         let asked = &asked;
         if !verdict.is_allowed() || asked.ask.cost == 0 {
             if is_one_moment(rows, looks) {
-                if verdict.is_allowed() {
-                    receipt.begin(asked.now, Duration::ZERO, 0, rows.len());
-                }
                 return decide(rows, looks, asked);
             }
         } else {
             let charged = Locks::take(rows, looks).map(|mut locks| {
                 locks.place(asked)?;
-                locks.charge(asked, delay(verdict), receipt);
+                locks.charge(asked, delay(verdict));
                 Ok(())
             });
             match charged {
@@ -58,50 +67,10 @@ pub(super) fn acquire<Key: ?Sized, S: BuildHasher, R: Share<Key, S> + ?Sized>(
 /// Refuses a key that has no room.
 #[cold]
 fn refuse_for(full: Full, now: Timestamp) -> Decision {
-    let wait = Timestamp::from_micros(full.until).since(now).max(Duration::from_micros(1));
+    let wait = Timestamp::from_micros(full.until).since(now);
+    // Costs are held on the keys in its place: nobody knows for how long.
+    let wait = if wait.is_zero() { Duration::from_secs(1) } else { wait };
     Decision::by_policy(now, Verdict::Denied { retry_after: wait })
-}
-
-/// Where a charge is noted: in a receipt, or nowhere if nobody wants one.
-#[allow(unreachable_pub, reason = "named by a hidden method only")]
-pub trait Note {
-    fn begin(&mut self, charged_at: Timestamp, delay: Duration, cost: u64, limits: usize);
-    /// Until when a limit counts the charge.
-    fn note(&mut self, limit: usize, until: impl FnOnce() -> Timestamp);
-    /// A limit was not charged.
-    fn skip(&mut self, limit: usize);
-}
-
-impl Note for () {
-    #[inline]
-    fn begin(&mut self, _charged_at: Timestamp, _delay: Duration, _cost: u64, _limits: usize) {}
-
-    #[inline]
-    fn note(&mut self, _limit: usize, _until: impl FnOnce() -> Timestamp) {}
-
-    #[inline]
-    fn skip(&mut self, _limit: usize) {}
-}
-
-impl Note for Option<Receipt> {
-    #[inline]
-    fn begin(&mut self, charged_at: Timestamp, delay: Duration, cost: u64, limits: usize) {
-        *self = Some(Receipt::new(charged_at, cost, limits).with_turn(charged_at.after(delay)));
-    }
-
-    #[inline]
-    fn note(&mut self, limit: usize, until: impl FnOnce() -> Timestamp) {
-        if let Some(receipt) = self {
-            receipt.until_mut()[limit] = until();
-        }
-    }
-
-    #[inline]
-    fn skip(&mut self, limit: usize) {
-        if let Some(receipt) = self {
-            receipt.skip(limit);
-        }
-    }
 }
 
 /// What [`acquire`] would decide, charging nothing.
@@ -124,22 +93,6 @@ pub(super) fn peek<Key: ?Sized, S: BuildHasher, R: Share<Key, S> + ?Sized>(
     }
 }
 
-/// Settles a charge, row by row.
-pub(super) fn settle<Key: ?Sized, S: BuildHasher, R: Share<Key, S> + ?Sized>(
-    rows: &[&R],
-    asked: &Asked<'_, Key, S>,
-    receipt: &Receipt,
-    actual: u64,
-) -> Result<(), Full> {
-    let mut settled = Ok(());
-    let charged = rows.iter().zip(receipt.until()).enumerate().filter(|(index, _)| receipt.is_for(*index));
-    for (_, (row, &until)) in charged {
-        let charge = Charge { at: receipt.charged_at(), turn: receipt.turn(), cost: receipt.cost(), until };
-        settled = settled.and(row.settle(asked, charge, actual));
-    }
-    settled
-}
-
 #[inline]
 fn look<Key: ?Sized, S: BuildHasher, R: Share<Key, S> + ?Sized>(
     rows: &[&R],
@@ -153,10 +106,52 @@ fn look<Key: ?Sized, S: BuildHasher, R: Share<Key, S> + ?Sized>(
         (false, false) => Needed::Refusal,
     };
     look_in_time(rows, looks, asked, needed);
+    if needed == Needed::Together
+        && !asked.ask.hold
+        && asked.ask.max_delay.is_none_or(|most| !most.is_zero())
+        && let Some(blocked) = enforced(looks).map(|look| look.blocked).max().filter(|blocked| !blocked.is_zero())
+    {
+        return look_beyond_blocks(rows, looks, asked, blocked);
+    }
     if needed == Needed::Together && !promise_turns(looks) {
         for look in &mut *looks {
             (look.verdict, look.promises_turns) = (look.at_once, false);
         }
+    }
+    enforced(looks).fold(Verdict::Allowed, |verdict, look| verdict.and(look.verdict))
+}
+
+/// Decides for a caller who would wait, on a key that is blocked for so long: as of the end of the block.
+///
+/// Before that nothing is allowed. From then on starts may be scheduled again, so that what each limit says now to a caller
+/// who would not wait can be too long.
+#[cold]
+fn look_beyond_blocks<Key: ?Sized, S: BuildHasher, R: Share<Key, S> + ?Sized>(
+    rows: &[&R],
+    looks: &mut [Look],
+    asked: &Asked<'_, Key, S>,
+    blocked: Duration,
+) -> Verdict {
+    let later = Asked { now: asked.now.after(blocked), ..*asked };
+    let mut beyond = vec![Look::BLANK; rows.len()];
+    for (row, look) in rows.iter().zip(&mut beyond) {
+        row.look(&later, Needed::Together, look);
+    }
+    let promises = promise_turns(&beyond);
+    for (look, beyond) in looks.iter_mut().zip(beyond) {
+        let verdict = if promises { beyond.verdict } else { beyond.at_once };
+        let verdict = match verdict {
+            Verdict::Denied { retry_after } => Verdict::Denied { retry_after: retry_after + blocked },
+            Verdict::Never => Verdict::Never,
+            _ if look.blocked.is_zero() => Verdict::Allowed,
+            _ => Verdict::Denied { retry_after: look.blocked },
+        };
+        if !look.shadow {
+            look.verdict = verdict;
+        }
+        // What is validated is what was read last.
+        look.spot = beyond.spot;
+        look.promises_turns = false;
     }
     enforced(looks).fold(Verdict::Allowed, |verdict, look| verdict.and(look.verdict))
 }
@@ -220,10 +215,12 @@ fn decide<Key: ?Sized, S, R: Share<Key, S> + ?Sized>(
     looks: &[Look],
     asked: &Asked<'_, Key, S>,
 ) -> Decision {
-    match (rows, looks) {
+    let decision = match (rows, looks) {
         ([row], [look]) if !look.shadow => Decision::by_store(asked.now, look.promises_turns, standing(*row, look)),
         _ => decide_several(rows, looks, asked),
-    }
+    };
+    let is_estimate = enforced(looks).any(|look| look.held > 0 && !look.verdict.is_allowed());
+    decision.with_estimate(is_estimate)
 }
 
 fn decide_several<Key: ?Sized, S, R: Share<Key, S> + ?Sized>(
@@ -286,16 +283,14 @@ impl<'a, Key: ?Sized, S, R: Share<Key, S> + ?Sized> Locks<'a, Key, S, R> {
         Ok(())
     }
 
-    /// Charges every row. Leaves in the looks how the key stands then.
+    /// Charges every row, or holds the cost on it. Leaves in the looks how the key stands then.
     #[inline]
-    fn charge(&mut self, asked: &Asked<'_, Key, S>, delay: Duration, receipt: &mut impl Note) {
-        receipt.begin(asked.now, delay, asked.ask.cost, self.rows.len());
-        for (index, (row, look)) in self.rows.iter().zip(&mut *self.looks).enumerate() {
-            if look.is_charged() {
-                let until = row.commit(asked, look, delay);
-                receipt.note(index, || until);
+    fn charge(&mut self, asked: &Asked<'_, Key, S>, delay: Duration) {
+        for (row, look) in self.rows.iter().zip(&mut *self.looks).filter(|(_, look)| look.is_charged()) {
+            if asked.ask.hold {
+                row.hold(asked, look);
             } else {
-                receipt.skip(index);
+                row.commit(asked, look, delay);
             }
         }
     }

@@ -22,6 +22,7 @@ pub struct RedisBuilder<Key: ?Sized> {
     pub(super) limits: Vec<RedisLimit<Key>>,
     pub(super) prefix: String,
     pub(super) deadline: Duration,
+    pub(super) hold_expiry: Duration,
     pub(super) secret: Option<Vec<u8>>,
     pub(super) clock: Option<Arc<dyn Clock>>,
     pub(super) observers: Observers,
@@ -31,6 +32,12 @@ pub struct RedisBuilder<Key: ?Sized> {
 impl<Key: ?Sized> RedisBuilder<Key> {
     /// The deadline of a decision unless [`deadline`](Self::deadline) says otherwise.
     pub const DEFAULT_DEADLINE: Duration = Duration::from_millis(50);
+
+    /// When a hold that nobody renews expires unless [`hold_expiry`](Self::hold_expiry) says otherwise: after ten seconds.
+    pub const DEFAULT_HOLD_EXPIRY: Duration = Duration::from_secs(10);
+
+    const SHORTEST_HOLD_EXPIRY: Duration = Duration::from_millis(100);
+    const LONGEST_HOLD_EXPIRY: Duration = Duration::from_secs(24 * 60 * 60);
 
     /// What all keys begin with unless [`prefix`](Self::prefix) says otherwise.
     pub const DEFAULT_PREFIX: &str = "ratelimit";
@@ -42,6 +49,7 @@ impl<Key: ?Sized> RedisBuilder<Key> {
             limits: limits.into_limits(),
             prefix: Self::DEFAULT_PREFIX.to_owned(),
             deadline: Self::DEFAULT_DEADLINE,
+            hold_expiry: Self::DEFAULT_HOLD_EXPIRY,
             secret: None,
             clock: None,
             observers: Observers::default(),
@@ -59,6 +67,17 @@ impl<Key: ?Sized> RedisBuilder<Key> {
     /// fails. By default [`DEFAULT_DEADLINE`](Self::DEFAULT_DEADLINE).
     pub fn deadline(mut self, deadline: Duration) -> Self {
         self.deadline = deadline;
+        self
+    }
+
+    /// Sets the time after which Redis settles a [held](crate::limiter::Held) cost whole if the process does not renew it, as
+    /// when the process has died. By default [`DEFAULT_HOLD_EXPIRY`](Self::DEFAULT_HOLD_EXPIRY).
+    ///
+    /// A process renews what it holds three times in that time, in the background: a hold may last as long as it likes. A process
+    /// that Redis does not hear of for so long loses its holds: they are charged as they were held. All limiters with one name
+    /// should have the same setting.
+    pub fn hold_expiry(mut self, expiry: Duration) -> Self {
+        self.hold_expiry = expiry;
         self
     }
 
@@ -99,7 +118,7 @@ impl<Key: ?Sized> RedisBuilder<Key> {
     /// );
     /// let server = RedisServer::open("redis://127.0.0.1")?;
     /// let limiter = Redis::builder(server, "api", limits).slot_by(|&(org, _)| org).build()?;
-    /// assert_eq!(limiter.key_in_redis("org", &(7, 1))?, "ratelimit:{7}:api:org:bucket1:7");
+    /// assert_eq!(limiter.key_in_redis("org", &(7, 1))?, "ratelimit:{7}:api:org:bucket2:7");
     /// # Ok::<(), tower_ratelimit::Error>(())
     /// ```
     pub fn slot_by<T: EncodeKey>(mut self, tag: impl Fn(&Key) -> T + Send + Sync + 'static) -> Self {
@@ -122,12 +141,18 @@ impl<Key: ?Sized> RedisBuilder<Key> {
     ///
     /// # Errors
     ///
-    /// If there is no limit, two limits have the same name, a name is empty, the deadline is zero, the secret is too
-    /// short; or if limits can't share a slot of a cluster: the prefix has braces that keep them from it, or
+    /// If there is no limit, two limits have the same name, a name is empty, the deadline is zero, `hold_expiry` is below 100 ms
+    /// or above 24 hours, the secret is too short; or if limits can't share a slot of a cluster: the prefix has braces that keep them from it, or
     /// [`slot_by`](Self::slot_by) is to spread one that counts all keys together. The error then names the two-phase form,
     /// [`TwoPhase`](crate::limiter::TwoPhase).
     pub fn build(self) -> Result<Redis<Key>, Error> {
         check_settings(&self.name, self.deadline, self.secret.as_deref())?;
+        if self.hold_expiry < Self::SHORTEST_HOLD_EXPIRY || self.hold_expiry > Self::LONGEST_HOLD_EXPIRY {
+            return Err(Error::config(format!(
+                "`hold_expiry` is {:?}: it must be at least 100 ms and at most 24 hours",
+                self.hold_expiry
+            )));
+        }
         if self.limits.is_empty() {
             return Err(Error::config("a limiter in Redis needs at least one limit"));
         }
@@ -144,7 +169,7 @@ impl<Key: ?Sized> RedisBuilder<Key> {
         if self.server.is_cluster() && self.limits.len() > 1 && self.prefix.contains("{}") {
             return Err(Error::config(
                 "with {} in the prefix all of a key chooses its slot, so that several limits can't share one: leave it out, or let \
-                 each be a limiter of its own, and decide in two phases (reserve, give back) with `limiter::TwoPhase`",
+                 each be a limiter of its own, and decide in two phases with `limiter::TwoPhase`",
             ));
         }
         if self.tag.is_some()
@@ -152,7 +177,7 @@ impl<Key: ?Sized> RedisBuilder<Key> {
         {
             return Err(Error::config(format!(
                 "the limit {:?} counts all keys together, so that `slot_by` can't give it a slot with each of them: let it be a \
-                 limiter of its own, and decide in two phases (reserve, give back) with `limiter::TwoPhase`",
+                 limiter of its own, and decide in two phases with `limiter::TwoPhase`",
                 of_all.name.as_str()
             )));
         }

@@ -7,10 +7,10 @@ use futures_util::future::join_all;
 use redis::{ErrorKind, RedisError, ServerErrorKind};
 use tokio::time::{Instant, sleep, timeout_at};
 
-use super::connection::{Carrier, Connection};
+use super::connection::Connection;
+use super::core::Core;
 use super::failure::Failure;
 use super::lane::Lane;
-use super::line::Core;
 use super::server::RedisServer;
 use super::trade::{Parcel, Trade};
 use crate::error::Error;
@@ -20,46 +20,28 @@ const MOVING: Duration = Duration::from_millis(5);
 
 /// Sends parcels, and answers them. Returns whether the connection is of no use any more.
 pub(super) async fn call<T: Trade>(
-    core: &Core<T>,
-    lane: &Lane,
-    carrier: Arc<Carrier>,
+    core: &Arc<Core<T>>,
+    lane: &Arc<Lane>,
+    connection: Arc<dyn Connection>,
     parcels: Vec<T::Parcel>,
 ) -> bool {
-    let until = Instant::now() + core.deadline;
-    let (count, began) = (parcels.len(), core.observers.are_there().then(std::time::Instant::now));
-    if !core.server.is_cluster() {
+    let began = Instant::now();
+    let until = began + core.deadline;
+    let (count, measured) = (parcels.len(), core.observers.are_there().then(std::time::Instant::now));
+    let ended = if core.server.is_cluster() {
+        let slots = by_slot(parcels).into_iter();
+        join_all(slots.map(|(slot, parcels)| send_in_slot(core, &*connection, slot, parcels, until))).await
+    } else {
         let batch = core.trade.batch(parcels);
-        let (failure, _) = send(core, &**carrier, 0, batch, until, Moving::IsAnError).await;
-        return settle(core, lane, &carrier, count, began, &[failure]);
-    }
-    let sent = by_slot(parcels).into_iter().map(|(slot, parcels)| {
-        let connection = &**carrier;
-        send_in_slot(core, connection, slot, parcels, until)
-    });
-    let ended = join_all(sent).await;
-    settle(core, lane, &carrier, count, began, &ended)
-}
-
-/// What the breaker makes of it. Returns whether the connection is of no use any more.
-fn settle<T>(
-    core: &Core<T>,
-    lane: &Lane,
-    carrier: &Carrier,
-    count: usize,
-    began: Option<std::time::Instant>,
-    ended: &[Option<Failure>],
-) -> bool {
-    core.called(count, began, ended.iter().flatten().next().map(|failure| &failure.error));
-    let breaks = ended.iter().flatten().any(|failure| failure.breaks);
+        vec![send(core, &*connection, 0, batch, until, Moving::IsAnError).await.0]
+    };
+    core.called(count, measured, ended.iter().flatten().next().map(|failure| &failure.error));
     if ended.iter().any(Option::is_none) {
         core.succeeded(lane);
     } else if let Some(failure) = ended.iter().flatten().find(|failure| !failure.answered) {
-        // One lost connection is one mishap, however many calls were under way.
-        if !failure.lost || carrier.lose() {
-            core.failed(lane, &failure.error);
-        }
+        core.failed(lane, began, &failure.error);
     }
-    breaks
+    ended.iter().flatten().any(|failure| failure.breaks)
 }
 
 /// The parcels of each slot, in the order in which they came.
@@ -148,21 +130,4 @@ pub(super) fn late(server: &RedisServer, deadline: Duration) -> String {
         "Redis ({}) did not answer within the deadline of {deadline:?}; what was asked may have been charged",
         server.describe()
     )
-}
-
-/// Looks whether a lane's server is there and takes writes, and makes it ready. Its connection is for the next line that
-/// needs one.
-pub(super) async fn probe<T: Trade>(core: &Core<T>, lane: &Lane) -> Result<(), Error> {
-    // A node that has no slots any more is asked nothing: it may be gone.
-    let Some((key, slot)) = core.server.probe_key(lane.index, &core.prefix) else { return Ok(()) };
-    let connection = core.server.connect(lane.index).await.map_err(|failure| failure.error)?;
-    let mut write = redis::cmd("SET");
-    write.arg(key).arg("").arg("PX").arg(1);
-    for command in [write, core.trade.trial(&core.prefix)] {
-        if let Err(error) = connection.call(slot, Arc::new(command)).await {
-            return Err(core.trade.explain(error).error);
-        }
-    }
-    lane.keep_spare(connection);
-    Ok(())
 }

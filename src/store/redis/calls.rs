@@ -6,17 +6,20 @@ use tokio::sync::oneshot;
 use super::batch::Batch;
 use super::connection::Connection;
 use super::failure::Failure;
-use super::order::Order;
+use super::holds::Holds;
+use super::order::{Order, Steps};
 use super::row::RowInfo;
 use super::script::Script;
 use super::slot::slot;
 use super::trade::{Answer, Parcel, Trade};
 use crate::clock::Clock;
+use crate::error::Error;
 
 /// Orders, as calls of a script.
 pub(super) struct Calls {
     pub(super) rows: Vec<RowInfo>,
     pub(super) script: Script,
+    pub(super) holds: Arc<Holds>,
     /// For tests: decides by this clock instead of the server's.
     pub(super) clock: Option<Arc<dyn Clock>>,
 }
@@ -27,7 +30,7 @@ impl Trade for Calls {
     type Reply = Value;
 
     fn batch(&self, orders: Vec<Order>) -> Batch {
-        Batch::of(orders, &self.rows, self.clock.as_ref().map(Clock::now))
+        Batch::of(orders, &self.rows, &self.holds, self.clock.as_ref().map(Clock::now))
     }
 
     fn parcels(batch: Batch) -> Vec<Order> {
@@ -46,7 +49,9 @@ impl Trade for Calls {
     }
 
     fn answer(&self, batch: Batch, reply: Value) -> Result<(), Failure> {
-        batch.answer(&self.rows, &reply).map_err(Failure::answered)
+        let expired = batch.answer(&self.rows, &reply).map_err(Failure::answered)?;
+        self.holds.expired(expired);
+        Ok(())
     }
 
     fn trial(&self, _prefix: &str) -> Cmd {
@@ -56,13 +61,19 @@ impl Trade for Calls {
     }
 }
 
+/// What is said of a hold whose call failed.
+fn not_held(error: Error) -> Error {
+    let message = "hold failed: Redis did not answer; the cost may stay held until the hold expires";
+    Error::unavailable(message).with_source(error)
+}
+
 impl Parcel for Order {
-    fn steps(&self) -> usize {
-        self.shapes().len() * self.key_ends.len()
+    fn weight(&self) -> usize {
+        self.steps() * self.weight
     }
 
     fn slot(&self) -> u16 {
-        slot(self.key(0))
+        slot(self.any_key())
     }
 
     fn reply(&self) -> &oneshot::Sender<Answer> {
@@ -70,6 +81,13 @@ impl Parcel for Order {
     }
 
     fn answer(self, answer: Answer) {
+        let may_be_held = matches!(self.steps, Steps::Hold(_, _, Some(_)));
+        let answer = answer.map_err(|error| if may_be_held { not_held(error) } else { error });
         let _ = self.reply.send(answer);
+    }
+
+    fn is_abandoned(&self) -> bool {
+        // What was settled is told to the server whoever waits for it.
+        self.reply.is_closed() && !matches!(self.steps, Steps::Update(_))
     }
 }

@@ -1,184 +1,31 @@
 -- Runs a batch of orders, one after the other, on the kernels of `kernels`: one for each limit of the limiter, in their order.
 --
--- KEYS are the keys of all states, each once, limit by limit; those of kernels with a head come last. ARGV[1] is packed,
--- little-endian: the time in microseconds (a double; 0 for the server's own, anything else is for tests), whether a short cut
--- will do, how many shapes and orders there are (16 bits each); for each limit how many keys it has; the shapes; the orders.
--- A shape is what many orders have in common: the operation and a limit (16 bits each), then doubles: two arguments, and for
--- each limit, or for the one that is meant, its kernel's parameters and whether it is a shadow. To give back, a third argument
--- follows, and the parameters of the whole charge and of what is kept of it.
--- An order is its shape, for each limit the index of its key, and how many times in a row (16 bits each).
---
--- The reply is packed as well: the time (a double), whether the short cut did, how many numbers and keys follow (16 bits
--- each); the numbers (doubles): for each decision what each limit says by itself, as `peek` returns it, then, but after a short
--- cut, 1 if no later turn could be promised, and for kernels with a head what their figures are made of; for each other
--- operation 0; for each key the length of what it held (16 bits; 0 for those of kernels with a head), then all of that. A key
--- that holds what is not ours says BAD.
---
--- A value is a state's words, then when the key expires, and until when it is blocked, if it is: all doubles.
+-- The reply is packed: the time (a double); 1 after a short cut, else twice the number of holds that have expired; how many
+-- numbers and keys follow (16 bits each); the numbers (doubles): for each decision what each limit says by itself, as `peek`
+-- returns it, then, but after a short cut, 1 if no later turn could be promised, and for kernels with a head what their figures
+-- are made of; for each update what it has released and charged; for each other operation 0; for each key the length of what it
+-- held (16 bits), then all of that: nothing of kernels with a head; where costs are held on it, the sum of them, the state, and
+-- one byte more. A key that holds what is not ours says BAD, a hold that fails EXPIRED, FULL or UNSUPPORTED, and nothing follows.
 
-local ACQUIRE, PEEK, GIVE_BACK, CHARGE, SET, BLOCK, RESET = 0, 1, 2, 3, 4, 5, 6
-local BAD = -MOST
-local max = math.max
+-- What holds.lua makes, once it is needed.
+local keeper = next(holds) and make_holds()
 
-local limits = #kernels
--- Tables are made with room for some: in Lua one that grows step by step costs more than all else here.
-says, length = { nil, nil, nil, nil, nil, nil, nil, nil }, 0
-
-local formats = { [7] = '<ddddddd', [10] = '<dddddddddd' }
-local function format(words)
-  local made = formats[words]
-  if not made then
-    made = '<' .. ('d'):rep(words)
-    formats[words] = made
-  end
-  return made
-end
-
--- The states by their keys' index, what those that are read whole held, when their keys expire, until when they are blocked,
--- whether they have changed, and whose they are.
-local states, blocks, changed = { nil, nil, nil, nil }, { nil, nil, nil, nil }, { nil, nil, nil, nil }
-local holders = { nil, nil, nil, nil }
-expiries = { nil, nil, nil, nil }
-
--- How many words a state has. Behind them there may be others, which mean nothing.
-local function width(kernel, s)
-  if kernel.grows then
-    return kernel.words + s[kernel.words]
-  end
-  return kernel.words
-end
-
--- The state of a key never seen.
-local function zeros(words)
-  local s = {}
-  for word = 1, words do
-    s[word] = 0
-  end
-  return s
-end
-
--- A state from what its key holds, false if that is not ours.
-local function decode(index, kernel, value)
-  local words = kernel.words
-  expiries[index], blocks[index] = 0, 0
-  if not value or #value == 0 then
-    return zeros(words)
-  end
-  local count = #value / 8
-  if count <= words or count % 1 ~= 0 or count > 100 then
-    return false
-  end
-  local s = { unpack(format(count), value) }
-  -- Somebody else's bytes: an error in a kernel would fail all who travel along, or leave them half written.
-  for word = 1, count do
-    local number = s[word]
-    -- Not so for what is no number, either.
-    if not (number >= 0 and number <= MOST) then
-      return false
-    end
-  end
-  words = width(kernel, s)
-  if count == words + 2 then
-    blocks[index] = s[count]
-  elseif count ~= words + 1 then
-    return false
-  end
-  expiries[index] = s[words + 1]
-  return (not kernel.holds or kernel.holds(s)) and s
-end
-
-local whole = 0
-do
-  local counts = { nil, nil, nil, nil }
-  for l = 1, limits do
-    counts[l], pos = unpack('<H', input, pos)
-    if not kernels[l].head then
-      whole = whole + counts[l]
-    end
-  end
-  if whole > 0 then
-    values = call('MGET', spread(KEYS, 1, whole))
-  else
-    values = {}
-  end
-  local index = 0
-  for heads = 0, 1 do
-    for l = 1, limits do
-      local kernel = kernels[l]
-      if (kernel.head and 1 or 0) == heads then
-        for _ = 1, counts[l] do
-          index = index + 1
-          holders[index] = kernel
-          local key, s = KEYS[index], false
-          if heads == 0 then
-            local value = values[index]
-            -- MGET tells a key of another type as one that is not there.
-            if value or call('EXISTS', key) == 0 then
-              s = decode(index, kernel, value)
-            end
-            values[index] = s and value or ''
-          else
-            local value = redis.pcall('GETRANGE', key, 0, kernel.head - 1)
-            s = type(value) == 'string' and decode(index, kernel, value)
-            values[index] = ''
-            if s then
-              s.key = key
-            end
-          end
-          states[index] = s
-        end
-      end
-    end
-  end
-end
-
-local shapes = {}
-for index = 1, shape_count do
-  local op, limit, first, second
-  op, limit, first, second, pos = unpack('<HHdd', input, pos)
-  local shape = { nil, nil, nil, nil, op = op, limit = limit, at = first, till = second, turn = 0, cost = false, rest = false }
-  for l = limit > 0 and limit or 1, limit > 0 and limit or limits do
-    local params = kernels[l].params
-    local p = { unpack(format(params + 1), input, pos) }
-    pos = p[params + 2]
-    shape[l] = p
-    if op == GIVE_BACK then
-      local cost, rest
-      shape.turn, pos = unpack('<d', input, pos)
-      cost = { unpack(format(params), input, pos) }
-      rest = { unpack(format(params), input, cost[params + 1]) }
-      pos = rest[params + 1]
-      shape.cost, shape.rest = cost, rest
-    end
-  end
-  shapes[index] = shape
-end
-
-local order_words = limits + 2
-local order_format = '<' .. ('H'):rep(order_words)
-
--- Decides. Several limits promise a later turn only if each can, and owes at least until then already; else what counts is what
--- they say to who accepts no delay.
-local function decide(shape, order)
-  for l = 1, limits do
-    if not states[order[l + 1]] then
-      for _ = 0, limits do
-        length = length + 1
-        says[length] = BAD
-      end
-      return
-    end
-  end
-  local patience = shape.till
-  local said, at_once = { nil, nil, nil, nil }, { nil, nil, nil, nil }
-  local promise, turn, denied = true, 0, false
+-- What each limit says by itself at a moment, and to who accepts no delay, if it is asked together with others; and whether
+-- they can promise the turn that is the latest of theirs: if each can, and owes at least until then already.
+local function look(shape, order, at, patience, with_blocks)
+  local said, at_once, charged = { nil, nil, nil, nil }, { nil, nil, nil, nil }, { nil, nil, nil, nil }
+  local promise, turn, denied = shape.op ~= HOLD, 0, false
   for l = 1, limits do
     local p, index, kernel = shape[l], order[l + 1], kernels[l]
-    local s, block = states[index], blocks[index]
-    local own = kernel.peek(s, now, patience, p)
+    local s, block = states[index], with_blocks and blocks[index] or 0
+    if holds[index] then
+      s = keeper.charged(index, at, p)
+    end
+    charged[l] = s
+    local own = kernel.peek(s, at, patience, p)
     local own_at_once, promises = own, kernel.promises
     if limits > 1 and promises and own ~= 0 then
-      own_at_once = kernel.peek(s, now, 0, p)
+      own_at_once = kernel.peek(s, at, 0, p)
     end
     if block > now then
       -- No turn is promised while it lasts: if there is one in time after it, it is to be asked for then.
@@ -196,18 +43,81 @@ local function decide(shape, order)
       end
     end
   end
-  if limits > 1 then
-    if promise and turn > 0 and not denied then
-      for l = 1, limits do
-        local p = shape[l]
-        if p[#p - 1] == 0 and kernels[l].owed(states[order[l + 1]], now, p) < turn then
-          promise = false
-        end
+  if limits > 1 and promise and turn > 0 and not denied then
+    for l = 1, limits do
+      local p = shape[l]
+      if p[#p - 1] == 0 and kernels[l].owed(charged[l], at, p) < turn then
+        promise = false
       end
     end
-    if not promise then
-      said = at_once
+  end
+  return said, at_once, promise
+end
+
+-- For how long an enforced limit blocks who would wait for several of them.
+local function blocked_for(shape, order)
+  local longest = 0
+  if limits > 1 and shape.till ~= 0 and shape.op ~= HOLD then
+    for l = 1, limits do
+      local p = shape[l]
+      if p[#p - 1] == 0 then
+        longest = max(longest, blocks[order[l + 1]] - now)
+      end
     end
+  end
+  return longest
+end
+
+-- What the enforced limits say as of the end of a block. Before that nothing is allowed; from then on turns may be promised.
+local function look_beyond(shape, order, said, blocked)
+  local later, at_once, promise = look(shape, order, now + blocked, shape.till, false)
+  if not promise then
+    later = at_once
+  end
+  for l = 1, limits do
+    local p = shape[l]
+    if p[#p - 1] == 0 then
+      local own = later[l]
+      if own > 0 then
+        own = own + blocked
+      elseif own ~= -1 then
+        own = max(0, blocks[order[l + 1]] - now)
+      end
+      said[l] = own
+    end
+  end
+end
+
+local function fail(with)
+  for _ = 0, limits do
+    length = length + 1
+    says[length] = with
+  end
+end
+
+-- Decides. What several limits say where they can't promise a turn is what they say to who accepts no delay.
+local function decide(shape, order)
+  for l = 1, limits do
+    if not states[order[l + 1]] then
+      return fail(BAD)
+    end
+  end
+  local holding = shape.op == HOLD
+  if holding and not keeper then
+    keeper = make_holds()
+  end
+  if keeper then
+    for l = 1, limits do
+      keeper.touch(order[l + 1], shape[l])
+    end
+  end
+  local said, at_once, promise = look(shape, order, now, holding and 0 or shape.till, true)
+  local blocked = blocked_for(shape, order)
+  if blocked > 0 then
+    look_beyond(shape, order, said, blocked)
+    promise = false
+  elseif limits > 1 and not promise then
+    said = at_once
   end
   local allowed, delay = true, 0
   for l = 1, limits do
@@ -219,24 +129,49 @@ local function decide(shape, order)
         delay = -1 - own
       end
     end
-    says[length + l] = own
   end
-  length = length + limits + 1
-  says[length] = promise and 0 or 1
-  if allowed and shape.at > 0 and shape.op == ACQUIRE then
+  if allowed and shape.at > 0 and shape.op ~= PEEK then
+    local takes = { nil, nil, nil, nil }
     for l = 1, limits do
       local own, p = said[l], shape[l]
-      if p[#p - 1] == 0 or own == 0 or own < -1 then
-        local index = order[l + 1]
-        kernels[l].commit(states[index], now, delay, p)
-        changed[index] = true
+      takes[l] = p[#p - 1] == 0 or own == 0 or own < -1
+    end
+    if holding then
+      local problems = keeper.hold(shape, order, takes)
+      if problems then
+        for l = 1, limits do
+          says[length + l] = problems[l] or 0
+        end
+        length = length + limits + 1
+        says[length] = 0
+        return
+      end
+    else
+      for l = 1, limits do
+        if takes[l] then
+          local index = order[l + 1]
+          kernels[l].commit(states[index], now, delay, shape[l])
+          changed[index] = true
+          if holds[index] then
+            keeper.cover(index, shape[l])
+          end
+        end
       end
     end
   end
   for l = 1, limits do
+    says[length + l] = said[l]
+  end
+  length = length + limits + 1
+  says[length] = promise and 0 or 1
+  for l = 1, limits do
     local view = kernels[l].view
     if view then
-      says[length + 1], says[length + 2], says[length + 3] = view(states[order[l + 1]], now, shape[l])
+      local index = order[l + 1]
+      if holds[index] then
+        keeper.charged(index, now, shape[l])
+      end
+      says[length + 1], says[length + 2], says[length + 3] = view(states[index], now, shape[l])
       length = length + 3
     end
   end
@@ -244,26 +179,34 @@ end
 
 -- All but decisions: on one limit.
 local function operate(shape, order)
-  local l = shape.limit
+  local l, op = shape.limit, shape.op
   local kernel, p, index = kernels[l], shape[l], order[l + 1]
   local s = states[index]
   length = length + 1
   says[length] = s and 0 or BAD
+  if op == UPDATE then
+    length = length + 1
+    says[length] = 0
+  end
   if not s then
     return
   end
-  local op = shape.op
-  if op == GIVE_BACK then
-    if kernel.give_back(s, now, shape, p) then
-      changed[index] = true
-    end
+  if keeper then
+    keeper.touch(index, p)
+  end
+  if op == UPDATE then
+    keeper = keeper or make_holds()
+    says[length - 1], says[length] = keeper.update(shape, index, p)
     return
   end
   if op == SET or op == RESET then
     -- A new one: what a kernel has noted of the old one is gone with it.
-    local key = s.key
+    local former = s
     s = zeros(kernel.words)
-    s.key, states[index] = key, s
+    s.key, s.is_cleared, states[index] = former.key, former.is_cleared, s
+    if kernel.head then
+      s[kernel.room] = former[kernel.room]
+    end
   elseif op == BLOCK then
     blocks[index] = shape.at > 0 and now + shape.at or 0
   end
@@ -271,14 +214,19 @@ local function operate(shape, order)
     kernel.commit(s, now, 0, p)
   end
   changed[index] = true
+  if holds[index] then
+    keeper.cover(index, p)
+  end
 end
 
+local order_words = limits + 2
+local order_format = '<' .. ('H'):rep(order_words)
 for _ = 1, order_count do
   local order = { unpack(order_format, input, pos) }
   pos = order[order_words + 1]
   local shape = shapes[order[1]]
   for _ = 1, order[order_words] do
-    if shape.op <= PEEK then
+    if shape.op <= HOLD then
       decide(shape, order)
     else
       operate(shape, order)
@@ -288,9 +236,12 @@ end
 
 for index = 1, #KEYS do
   if changed[index] then
-    local key, s, block, expires = KEYS[index], states[index], blocks[index], expiries[index]
+    local key, s, block, expires, h = KEYS[index], states[index], blocks[index], expiries[index], holds[index]
     local words, last = width(holders[index], s), max(s[1], block)
-    if last > expires then
+    if h then
+      last = max(last, h.lasts_until)
+    end
+    if last > expires or expires - last > EXCESS then
       expires = last + SPARE
     end
     local extends = expires ~= expiries[index]
@@ -300,17 +251,25 @@ for index = 1, #KEYS do
     elseif index > whole then
       s[words + 1], s[words + 2] = expires, block
       call('SETRANGE', key, 0, pack(format(words + 2), spread(s, 1, words + 2)))
+      if h then
+        call('SETRANGE', key, holders[index].head, keeper.pack(index))
+      elseif s.is_cleared then
+        call('SETRANGE', key, holders[index].head, pack('<ddddd', 0, 0, 0, 0, 0))
+      end
       if extends then
         call('PEXPIRE', key, ttl)
       end
     else
       words = words + 1
       s[words] = expires
-      if block > 0 then
+      if block > 0 or h then
         words = words + 1
         s[words] = block
       end
       local value = pack(format(words), spread(s, 1, words))
+      if h then
+        value = value .. keeper.pack(index)
+      end
       if extends then
         call('PSETEX', key, ttl, value)
       else
@@ -324,5 +283,5 @@ local lengths = { nil, nil, nil, nil }
 for index = 1, #KEYS do
   lengths[index] = #values[index]
 end
-return pack('<dHHH', now, 0, length, #KEYS) .. pack(format(length), spread(says, 1, length))
+return pack('<dHHH', now, expired * 2, length, #KEYS) .. pack(format(length), spread(says, 1, length))
   .. pack('<' .. ('H'):rep(#KEYS), spread(lengths)) .. table.concat(values)

@@ -7,8 +7,6 @@ pub(super) struct Failure {
     pub(super) error: Error,
     /// The connection is of no use any more.
     pub(super) breaks: bool,
-    /// It was lost, and with it all that was under way.
-    pub(super) lost: bool,
     /// The server itself answered, so that it is worth asking.
     pub(super) answered: bool,
 }
@@ -17,23 +15,30 @@ impl Failure {
     /// From an error of the client or of the server.
     pub(super) fn of(error: RedisError) -> Self {
         let (message, breaks, answered) = explain(&error);
-        let lost = breaks && error.code().is_none();
-        Self { error: Error::unavailable(message).with_source(error), breaks, lost, answered }
+        Self { error: Error::unavailable(message).with_source(error), breaks, answered }
     }
 
     /// The server answered, and not as it should.
     pub(super) fn answered(error: Error) -> Self {
-        Self { error, breaks: false, lost: false, answered: true }
+        Self { error, breaks: false, answered: true }
+    }
+
+    /// Nothing was sent: there is no way to.
+    pub(super) fn unusable(error: Error) -> Self {
+        Self { error, breaks: true, answered: false }
     }
 
     pub(super) fn timed_out(message: String) -> Self {
         // What comes late would be read by nobody, but a connection may be half open: a new one tells.
-        Self { error: Error::unavailable(message), breaks: true, lost: false, answered: false }
+        Self { error: Error::unavailable(message), breaks: true, answered: false }
     }
 }
 
 /// What it was and how to mend it, whether a new connection is needed, whether the server could decide if asked again.
 fn explain(error: &RedisError) -> (&'static str, bool, bool) {
+    if let Some(message) = lacks_permission(error) {
+        return (message, false, false);
+    }
     match error.kind() {
         ErrorKind::Server(ServerErrorKind::ReadOnly) => {
             ("this Redis is a read-only replica: its master must be asked", true, false)
@@ -51,12 +56,6 @@ fn explain(error: &RedisError) -> (&'static str, bool, bool) {
         ErrorKind::Server(ServerErrorKind::Moved | ServerErrorKind::Ask | ServerErrorKind::TryAgain) => {
             ("this Redis is a node of a cluster, and holds other keys: it must be asked as a cluster", false, false)
         }
-        ErrorKind::Server(ServerErrorKind::NoPerm) => (
-            "the user of this connection may not run the limiter's script: it needs EVAL, EVALSHA, SCRIPT LOAD and the commands GET, MGET, \
-             PSETEX, SET, DEL, EXISTS, TIME, GETRANGE, SETRANGE, PEXPIRE on the limiter's keys",
-            false,
-            false,
-        ),
         ErrorKind::AuthenticationFailed => ("Redis refused the user's name or password", true, false),
         _ => match error.code() {
             Some("OOM") => (
@@ -79,4 +78,33 @@ fn explain(error: &RedisError) -> (&'static str, bool, bool) {
             None => ("the connection to Redis failed", true, false),
         },
     }
+}
+
+/// What the user of the connection (ACL) must be granted, if that is the cause: NOPERM, or an error from within the script.
+fn lacks_permission(error: &RedisError) -> Option<&'static str> {
+    // A client tells of SELECT when it connects, and then by no code of the server's.
+    if error.to_string().contains("refused to switch database") {
+        return Some(if error.detail().is_some_and(|detail| detail.contains("permission")) {
+            "Redis did not select the database of the address: its user (ACL) may not run SELECT; grant SELECT, or use \
+             database 0"
+        } else {
+            "Redis did not select the database of the address: there is none of this number; raise `databases` in the \
+             server's configuration, or use another number"
+        });
+    }
+    let detail = error.detail().unwrap_or_default();
+    // Redis 6 and 7.0, then later ones and Valkey.
+    let in_script = ["The user executing the script can't", "ACL failure in script"];
+    let is_refused = error.kind() == ErrorKind::Server(ServerErrorKind::NoPerm)
+        || in_script.iter().any(|words| detail.contains(words));
+    is_refused.then(|| {
+        if detail.contains("access") && detail.contains("key") {
+            "Redis refused a key: its user (ACL) may not use it; grant all keys that begin with the limiter's prefix, as in \
+             `~ratelimit:*`"
+        } else {
+            "Redis refused a command: its user (ACL) may not run it; grant EVAL, EVALSHA, SCRIPT LOAD, TIME, GET, MGET, \
+             EXISTS, SET, PSETEX, DEL, GETRANGE, SETRANGE and PEXPIRE, in a cluster CLUSTER SLOTS and ASKING, too, with \
+             Sentinel ROLE"
+        }
+    })
 }

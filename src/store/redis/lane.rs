@@ -1,8 +1,10 @@
 //! What goes one way: to one server, or to one node of a cluster. One that is gone holds up no other.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+use std::time::Duration;
 
 use tokio::runtime::{Handle, Id};
+use tokio::time::Instant;
 
 use super::breaker::Breaker;
 use super::connection::Connection;
@@ -10,25 +12,38 @@ use super::connection::Connection;
 pub(super) struct Lane {
     pub(super) index: usize,
     pub(super) breaker: Breaker,
-    /// A connection that a probe has made and tried, and the runtime it belongs to.
-    spare: Mutex<Option<(Id, Arc<dyn Connection>)>>,
+    spare: Mutex<Option<Spare>>,
+}
+
+/// A connection that a probe has made and tried.
+struct Spare {
+    connection: Arc<dyn Connection>,
+    /// The runtime of the task that reads from the connection.
+    runtime: Id,
+    made_at: Instant,
 }
 
 impl Lane {
+    /// The age at which a spare is dropped. A connection through a proxy or a NAT may be dead without an end of file.
+    const SPARE_AGE: Duration = Duration::from_secs(30);
+
     fn new(index: usize) -> Self {
         Self { index, breaker: Breaker::new(), spare: Mutex::default() }
     }
 
     pub(super) fn keep_spare(&self, connection: Box<dyn Connection>) {
-        *self.spare() = Some((Handle::current().id(), Arc::from(connection)));
+        let (connection, runtime) = (Arc::from(connection), Handle::current().id());
+        *self.spare() = Some(Spare { connection, runtime, made_at: Instant::now() });
     }
 
+    /// The spare, if it is young enough and belongs to the runtime that this is called from.
     pub(super) fn take_spare(&self) -> Option<Arc<dyn Connection>> {
-        let (runtime, connected) = self.spare().take()?;
-        (runtime == Handle::current().id()).then_some(connected)
+        let mut spare = self.spare();
+        spare.take_if(|spare| spare.made_at.elapsed() >= Self::SPARE_AGE);
+        spare.take_if(|spare| spare.runtime == Handle::current().id()).map(|spare| spare.connection)
     }
 
-    fn spare(&self) -> MutexGuard<'_, Option<(Id, Arc<dyn Connection>)>> {
+    fn spare(&self) -> MutexGuard<'_, Option<Spare>> {
         self.spare.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -55,5 +70,53 @@ impl Lanes {
             others.push(lane);
         }
         Arc::clone(&others[other])
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use redis::{Cmd, Pipeline, RedisError, Value};
+    use tokio::runtime::Builder;
+    use tokio::time::advance;
+
+    use super::{Connection, Lane};
+    use crate::limiter::BoxFuture;
+
+    struct Dummy;
+
+    impl Connection for Dummy {
+        fn call(&self, _slot: u16, _command: Arc<Cmd>) -> BoxFuture<Result<Value, RedisError>> {
+            Box::pin(std::future::ready(Ok(Value::Nil)))
+        }
+
+        fn pipe(&self, _commands: Arc<Pipeline>) -> BoxFuture<Result<Vec<Value>, RedisError>> {
+            Box::pin(std::future::ready(Ok(Vec::new())))
+        }
+
+        fn is_open(&self) -> BoxFuture<bool> {
+            Box::pin(std::future::ready(true))
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn spares_age() {
+        let lane = Lane::new(0);
+        lane.keep_spare(Box::new(Dummy));
+        advance(Lane::SPARE_AGE / 2).await;
+        assert!(lane.take_spare().is_some() && lane.take_spare().is_none());
+        lane.keep_spare(Box::new(Dummy));
+        advance(Lane::SPARE_AGE).await;
+        assert!(lane.take_spare().is_none());
+    }
+
+    #[test]
+    fn spares_stay_with_their_runtime() {
+        let (lane, runtime) = (Lane::new(0), || Builder::new_current_thread().build().expect("a runtime"));
+        let owner = runtime();
+        owner.block_on(async { lane.keep_spare(Box::new(Dummy)) });
+        assert!(runtime().block_on(async { lane.take_spare().is_none() }));
+        assert!(owner.block_on(async { lane.take_spare().is_some() }));
     }
 }

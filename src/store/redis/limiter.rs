@@ -1,44 +1,48 @@
 use std::fmt;
-use std::sync::Arc;
+use std::pin::pin;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use arc_swap::ArcSwapOption;
+use futures_util::future::{Either, select};
 use tokio::sync::oneshot;
 
 use super::builder::{RedisBuilder, Tag};
 use super::calls::Calls;
+use super::core::Core;
+use super::holds::{Holds, operation, outcome};
 use super::keys::Keys;
 use super::lane::Lanes;
 use super::limits::IntoRedisLimits;
-use super::line::Core;
-use super::lines::{Lines, RedisFuture};
+use super::lines::{Lines, RedisFuture, lost};
 use super::neighbours::Presence;
 use super::order::{Operation, Order, Shape, Steps};
 use super::row::{Row, RowInfo};
 use super::script::Script;
-use super::server::RedisServer;
-use super::trade::Answer;
+use super::server::{RedisServer, no_runtime};
+use super::trade::{Answer, Done};
 use super::twin::Twin;
-use crate::algorithm::Charge;
-use crate::clock::{LONGEST_MICROS, Timestamp, whole_micros};
+use crate::clock::{LONGEST_MICROS, whole_micros};
 use crate::decision::{Ask, Decision};
 use crate::encode::KeyWriter;
 use crate::error::Error;
-use crate::limiter::{Acquire, Limiter, Receipt, Reply};
+use crate::limiter::{Acquire, Limiter, Reply};
 use crate::observe::Event;
+use crate::timer::sleep;
 
 /// A limiter whose states lie in Redis, shared by all processes that use the same name there.
 ///
 /// It decides exactly as [`Memory`](crate::Memory) does: a script on the server runs the twin of each algorithm, by the
 /// server's clock, atomically, all limits of a decision or none. A decision is at most one round trip; those that come while
 /// others are on their way travel together in the next call, in the order in which they came, and are decided one after the
-/// other. Every key it writes expires at most a second after its state, and its block, could last when it was last put off.
+/// other. Every key it writes expires within two seconds after its state, and its block, have ended.
 ///
 /// # When Redis is slow, or gone
 ///
 /// A decision that is not there within its [`deadline`](RedisBuilder::deadline) (50 ms unless said otherwise) fails with an
-/// error for which [`is_unavailable`](Error::is_unavailable) holds. After three calls in a row that failed, decisions fail at
-/// once, and Redis is only probed, five times a second at most, until it answers again. What a failed decision means for a
+/// error for which [`is_unavailable`](Error::is_unavailable) holds. After three failures in a row
+/// (calls that were under way together are one failure), decisions fail at once until a probe of Redis succeeds. A task probes at
+/// once and then every 200 ms, with or without traffic. What a failed decision means for a
 /// request is for others to say: the layer answers 503; [`Fallback`](crate::limiter::Fallback) asks another limiter, and
 /// [`FailOpen`](crate::limiter::FailOpen) lets it pass.
 ///
@@ -48,9 +52,26 @@ use crate::observe::Event;
 /// charged: at most once, as nothing is ever sent twice. After a fail-over of Redis, what the new master had not been told is
 /// forgotten.
 ///
+/// # Holds
+///
+/// A cost that this process [holds](crate::limiter::Held) lies in Redis beside the state. The process renews what it holds in the
+/// background, three times in the [expiry](RedisBuilder::hold_expiry) (10 s unless set otherwise), so a hold lasts as long as its
+/// guard. If the process dies, or Redis does not hear of it for the expiry, Redis settles the hold whole, as of its expiry.
+///
+/// - **Settling is exactly once in effect.** Settlements are sent again until Redis acknowledges them: also if the caller has left,
+///   the deadline has passed, or Redis is not reachable for a while. If the hold expires before, Redis has settled it whole, and
+///   only a surcharge (an actual cost above the held one) is charged then, at most once. The actual cost of a hold of 0 is charged
+///   at most once.
+/// - **A hold whose reply is lost or late** fails. It is released as soon as the process knows more; at the latest it expires, and
+///   is settled whole. A hold that is dropped before it is answered is released.
+/// - **Without a runtime** (a guard that is dropped outside of tokio, or with the last runtime) nothing can be sent: another
+///   runtime of the limiter settles it, or it expires.
+/// - **At most 64 sessions** hold on one key: one for each process and limiter, for a moment a few more. A further hold is an
+///   error for which [`is_unavailable`](Error::is_unavailable) holds; decisions go on.
+///
 /// # Keys
 ///
-/// A key is named `prefix:name:limit:kernel:key`, as in `ratelimit:api:default:bucket1:192.0.2.7`; the last part as
+/// A key is named `prefix:name:limit:kernel:key`, as in `ratelimit:api:default:bucket2:192.0.2.7`; the last part as
 /// [`EncodeKey`](crate::key::EncodeKey) writes it. A key longer than 128 bytes is replaced by `#` and its SHA-256; with
 /// [`hashed_keys`](RedisBuilder::hashed_keys) all are by `~` and a keyed hash. A value is the state's numbers as
 /// little-endian doubles; in `redis-cli`, `EVAL "return {struct.unpack('<dddddd', redis.call('GET', KEYS[1]))}" 1 KEY` reads
@@ -63,7 +84,7 @@ use crate::observe::Event;
 /// braces chooses the slot, so all of them are in one, on one node. That is right for what one node can do, and for limits that
 /// count all keys together. Otherwise [`slot_by`](RedisBuilder::slot_by) says by which part of a key they are spread; and where
 /// there is no such part ("per user, and in all"), each limit is a limiter of its own, and
-/// [`TwoPhase`](crate::limiter::TwoPhase) decides over both: it reserves, and gives back what is refused.
+/// [`TwoPhase`](crate::limiter::TwoPhase) decides over both: the first limiter holds the cost until the second has decided.
 ///
 /// Those that wait travel together slot by slot. While a slot with several limits moves, a decision on it may be told to come back
 /// later until its deadline.
@@ -86,7 +107,7 @@ pub struct Redis<Key: ?Sized> {
 }
 
 struct Shared<Key: ?Sized> {
-    lines: Lines<Calls>,
+    lines: Arc<Lines<Calls>>,
     rows: Vec<Box<dyn Row<Key>>>,
     keys: Keys,
     tag: Option<Tag<Key>>,
@@ -133,17 +154,20 @@ impl<Key: ?Sized> Redis<Key> {
         if builder.server.is_cluster() && infos.len() > 1 && builder.tag.is_none() {
             keys = keys.in_one_slot(&builder.name);
         }
-        let core = Core {
-            name: builder.name,
-            server: builder.server,
-            trade: Calls { script: Script::of(&infos), rows: infos, clock: builder.clock },
-            lanes: Lanes::new(),
-            deadline: builder.deadline,
-            prefix: builder.prefix,
-            observers: builder.observers,
-            _presence: Some(presence),
-        };
-        let handle = Shared { lines: Lines::new(core), rows, keys, tag: builder.tag, shape: ArcSwapOption::empty() };
+        let lines = Arc::new_cyclic(|lines| {
+            let holds = Holds::new(builder.hold_expiry, &builder.name, &builder.observers, Weak::clone(lines));
+            Lines::new(Core {
+                name: builder.name,
+                server: builder.server,
+                trade: Calls { script: Script::of(&infos), rows: infos, holds: Arc::new(holds), clock: builder.clock },
+                lanes: Lanes::new(),
+                deadline: builder.deadline,
+                prefix: builder.prefix,
+                observers: builder.observers,
+                _presence: Some(presence),
+            })
+        });
+        let handle = Shared { lines, rows, keys, tag: builder.tag, shape: ArcSwapOption::empty() };
         Ok(Self { handle: Arc::new(handle) })
     }
 
@@ -153,7 +177,7 @@ impl<Key: ?Sized> Redis<Key> {
     /// # Errors
     ///
     /// If there is no connection within two seconds, or Redis refuses the password, the script, or to write; the error says
-    /// which. [`is_config`](Error::is_config) holds if it was called outside of a tokio runtime.
+    /// which. [`is_config`](Error::is_config) holds outside of a tokio runtime, and in one without timer or I/O.
     pub async fn check(&self) -> Result<(), Error> {
         self.handle.lines.check().await
     }
@@ -226,9 +250,18 @@ impl<Key: ?Sized> Shared<Key> {
         self.rows.iter().map(|row| row.twin(key)).collect()
     }
 
+    /// How long the script works on one step for all limits.
+    fn weight(&self, twins: &[Option<Arc<dyn Twin>>]) -> usize {
+        let weight = |(limit, row): (usize, &RowInfo)| {
+            let twin = row.twin(twins.get(limit).and_then(Option::as_ref));
+            twin.map_or(1, |twin| usize::from(twin.weight()).max(1))
+        };
+        self.infos().iter().enumerate().map(weight).sum()
+    }
+
     fn params(&self, limit: usize, twins: &[Option<Arc<dyn Twin>>], cost: u64, params: &mut Vec<u64>) {
         let row = &self.infos()[limit];
-        if let Some(twin) = twins.get(limit).and_then(Option::as_ref).or(row.fixed.as_ref()) {
+        if let Some(twin) = row.twin(twins.get(limit).and_then(Option::as_ref)) {
             twin.params(cost, params);
         }
         params.push(u64::from(row.shadow));
@@ -236,7 +269,7 @@ impl<Key: ?Sized> Shared<Key> {
 
     fn takes_short_cut(&self, twins: &[Option<Arc<dyn Twin>>], ask: Ask) -> bool {
         let [row] = self.infos() else { return false };
-        let twin = twins.first().and_then(Option::as_ref).or(row.fixed.as_ref());
+        let twin = row.twin(twins.first().and_then(Option::as_ref));
         row.kernel.short_cut().is_some() && twin.is_some_and(|twin| twin.is_short(ask))
     }
 
@@ -253,10 +286,13 @@ impl<Key: ?Sized> Shared<Key> {
         for limit in 0..self.rows.len() {
             self.params(limit, twins, ask.cost, &mut params);
         }
-        let second = ask.max_delay.map_or(-1, |delay| i64::try_from(whole_micros(delay)).unwrap_or(i64::MAX));
+        let second = match operation {
+            Operation::Hold => Some(self.lines.core.trade.holds.expiry),
+            _ => ask.max_delay,
+        };
+        let second = second.map_or(-1, |second| i64::try_from(whole_micros(second)).unwrap_or(i64::MAX));
         let is_short = operation == Operation::Acquire && self.takes_short_cut(twins, ask);
-        let shape =
-            Shape { operation, limit: 0, first: ask.cost, second, cost: ask.cost, charge: None, params, is_short };
+        let shape = Shape { operation, limit: 0, first: ask.cost, second, cost: ask.cost, params, is_short };
         let shape = Arc::new(shape);
         if twins.is_empty() {
             self.shape.store(Some(Arc::new((operation, ask.cost, ask.max_delay, Arc::clone(&shape)))));
@@ -267,46 +303,15 @@ impl<Key: ?Sized> Shared<Key> {
     /// An operation on one limit.
     fn operation(
         &self,
-        operation: Operation,
+        what: Operation,
         limit: usize,
         twins: &[Option<Arc<dyn Twin>>],
         cost: u64,
         first: u64,
-    ) -> Arc<Shape> {
-        let mut params = Vec::new();
-        self.params(limit, twins, cost, &mut params);
-        let limit = index_from_one(limit);
-        Arc::new(Shape { operation, limit, first, second: 0, cost, charge: None, params, is_short: false })
-    }
-
-    /// To give back what a charge was over `actual`.
-    fn give_back(
-        &self,
-        limit: usize,
-        twins: &[Option<Arc<dyn Twin>>],
-        receipt: &Receipt,
-        until: Timestamp,
-        actual: u64,
-    ) -> Arc<Shape> {
-        let mut params = Vec::new();
-        let cost = receipt.cost();
-        self.params(limit, twins, cost - actual, &mut params);
-        params.push(receipt.turn().as_micros());
-        for cost in [cost, actual] {
-            self.params(limit, twins, cost, &mut params);
-            // Not whether it is a shadow.
-            params.pop();
-        }
-        Arc::new(Shape {
-            operation: Operation::GiveBack,
-            limit: index_from_one(limit),
-            first: receipt.charged_at().as_micros(),
-            second: i64::try_from(until.as_micros()).unwrap_or(i64::MAX),
-            cost: cost - actual,
-            charge: Some(Charge { at: receipt.charged_at(), turn: receipt.turn(), cost, until }),
-            params,
-            is_short: false,
-        })
+    ) -> Option<Arc<Shape>> {
+        let row = &self.infos()[limit];
+        let twin = row.twin(twins.get(limit).and_then(Option::as_ref))?;
+        Some(Arc::new(operation(what, limit, row, twin, cost, first)))
     }
 
     fn order(
@@ -317,15 +322,55 @@ impl<Key: ?Sized> Shared<Key> {
         reply: oneshot::Sender<Answer>,
     ) -> Result<Order, Error> {
         let (keys, key_ends) = self.encode(key)?;
-        Ok(Order { steps, keys, key_ends, twins, reply })
+        let weight = self.weight(&twins);
+        Ok(Order { steps, keys, key_ends, twins, weight, reply })
     }
 
-    fn ask(&self, operation: Operation, key: &Key, ask: Ask) -> Result<RedisFuture, Error> {
+    fn ask(&self, operation: Operation, key: &Key, mut ask: Ask) -> Result<RedisFuture, Error> {
+        if ask.hold {
+            ask.max_delay = Some(Duration::ZERO);
+        }
         self.lines.decide(|reply| {
             let twins = self.twins(key);
             let shape = self.decision(operation, &twins, ask);
             self.order(key, twins, Steps::Decide(ask, shape), reply)
         })
+    }
+
+    fn hold(&self, key: &Key, ask: Ask) -> Result<RedisFuture, Error> {
+        let lines = Arc::clone(&self.lines);
+        let twins = self.twins(key);
+        let shape = self.decision(Operation::Hold, &twins, ask);
+        let (keys, key_ends) = self.encode(key)?;
+        let weight = self.weight(&twins);
+        let timer = sleep(self.lines.core.deadline).ok_or_else(no_runtime)?;
+        let send = move || {
+            lines.push(|reply| {
+                let steps = Steps::Hold(ask, Arc::clone(&shape), None);
+                let (keys, key_ends) = (keys.clone(), key_ends.clone());
+                Ok(Order { steps, keys, key_ends, twins: twins.clone(), weight, reply })
+            })
+        };
+        let (first, lines) = (send()?, Arc::clone(&self.lines));
+        let deadline = lines.core.deadline;
+        let held = async move {
+            match first.await.map_err(|_| lost())?? {
+                // Nothing is held: what the process had held before has expired.
+                Done::SessionExpired => outcome(&lines, send()?.await.map_err(|_| lost())??),
+                done => outcome(&lines, done),
+            }
+        };
+        let server = self.lines.core.server.clone();
+        Ok(RedisFuture::hold(async move {
+            match select(pin!(held), pin!(timer)).await {
+                Either::Left((held, _)) => held,
+                // Dropped now, what was not sent never will be, and what is held is released when that is known.
+                Either::Right(_) => Err(Error::unavailable(format!(
+                    "hold failed: Redis ({}) did not answer within the deadline of {deadline:?}; the cost may stay held until the                      hold expires",
+                    server.describe()
+                ))),
+            }
+        }))
     }
 
     fn operate(&self, key: &Key, twins: Vec<Option<Arc<dyn Twin>>>, shapes: Vec<Arc<Shape>>) -> Reply<()> {
@@ -341,15 +386,12 @@ impl<Key: ?Sized> Shared<Key> {
     }
 }
 
-fn index_from_one(limit: usize) -> u16 {
-    u16::try_from(limit + 1).unwrap_or(u16::MAX)
-}
-
 impl<Key: ?Sized> Limiter<Key> for Redis<Key> {
     type Future = RedisFuture;
 
     fn acquire(&self, key: &Key, ask: Ask) -> Acquire<RedisFuture> {
-        match self.handle.ask(Operation::Acquire, key, ask) {
+        let asked = if ask.hold { self.handle.hold(key, ask) } else { self.handle.ask(Operation::Acquire, key, ask) };
+        match asked {
             Ok(future) => Acquire::Pending(future),
             Err(error) => Acquire::Ready(Err(error)),
         }
@@ -362,27 +404,13 @@ impl<Key: ?Sized> Limiter<Key> for Redis<Key> {
         }
     }
 
-    fn settle(&self, key: &Key, receipt: Receipt, actual: u64) -> Reply<()> {
-        let twins = self.handle.twins(key);
-        let cost = receipt.cost();
-        let charged = receipt.until().iter().enumerate().take(self.handle.rows.len());
-        let shapes = charged.filter(|(limit, _)| receipt.is_for(*limit) && actual != cost).map(|(limit, &until)| {
-            match actual.checked_sub(cost) {
-                Some(more) => self.handle.operation(Operation::Charge, limit, &twins, more, more),
-                None => self.handle.give_back(limit, &twins, &receipt, until, actual),
-            }
-        });
-        let shapes = shapes.collect();
-        self.handle.operate(key, twins, shapes)
-    }
-
     fn set(&self, limit: &str, key: &Key, used: u64) -> Reply<()> {
         let twins = self.handle.twins(key);
         match self.handle.limit(limit) {
             Err(error) => Reply::ready(Err(error)),
             Ok(limit) => {
                 let shape = self.handle.operation(Operation::Set, limit, &twins, used, used);
-                self.handle.operate(key, twins, vec![shape])
+                self.handle.operate(key, twins, shape.into_iter().collect())
             }
         }
     }
@@ -394,7 +422,7 @@ impl<Key: ?Sized> Limiter<Key> for Redis<Key> {
             Ok(limit) => {
                 let span = whole_micros(span).min(LONGEST_MICROS);
                 let shape = self.handle.operation(Operation::Block, limit, &twins, 0, span);
-                self.handle.operate(key, twins, vec![shape])
+                self.handle.operate(key, twins, shape.into_iter().collect())
             }
         }
     }
@@ -402,7 +430,7 @@ impl<Key: ?Sized> Limiter<Key> for Redis<Key> {
     fn reset(&self, key: &Key) -> Reply<()> {
         let twins = self.handle.twins(key);
         let all = 0..self.handle.rows.len();
-        let shapes = all.map(|limit| self.handle.operation(Operation::Reset, limit, &twins, 0, 0)).collect();
+        let shapes = all.filter_map(|limit| self.handle.operation(Operation::Reset, limit, &twins, 0, 0)).collect();
         self.handle.operate(key, twins, shapes)
     }
 }

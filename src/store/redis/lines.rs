@@ -1,22 +1,26 @@
 use std::future::Future;
-use std::pin::Pin;
+use std::pin::{Pin, pin};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use arc_swap::ArcSwapOption;
+use futures_util::future::{Either, select};
 use pin_project::pin_project;
 use tokio::runtime::{Handle, Id};
 use tokio::sync::oneshot;
-use tokio::time::{Sleep, sleep, timeout};
 
-use super::call::{late, probe};
+use super::call::late;
+use super::core::Core;
+use super::drive::drive;
 use super::lane::Lane;
-use super::line::{Core, Line, drive};
-use super::server::RedisServer;
-use super::trade::{Answer, Parcel, Trade};
+use super::line::Line;
+use super::probe::{self, probe};
+use super::server::{RedisServer, no_runtime};
+use super::trade::{Answer, Done, Parcel, Trade};
 use crate::error::Error;
-use crate::limiter::{Outcome, Reply};
+use crate::limiter::{BoxFuture, Outcome, Reply};
+use crate::timer::{Sleep, sleep};
 
 /// The ways from a limiter to its server.
 pub(super) struct Lines<T: Trade> {
@@ -34,13 +38,17 @@ struct Known<T: Trade> {
 }
 
 impl<T: Trade> Lines<T> {
+    /// How many lines a parcel is pushed to: the known one may have died. If a new one has died as well, its runtime is shutting
+    /// down, and drops each task that is spawned.
+    const TRIES: usize = 2;
+
     pub(super) fn new(core: Core<T>) -> Self {
         Self { core: Arc::new(core), known: Mutex::default(), recent: ArcSwapOption::empty() }
     }
 
     /// See [`Redis::check`](super::Redis::check).
     pub(super) async fn check(&self) -> Result<(), Error> {
-        Handle::try_current().map_err(|_| no_runtime())?;
+        let timer = sleep(RedisServer::CONNECT_WITHIN).ok_or_else(no_runtime)?;
         let core = &self.core;
         let checked = async {
             core.server.prepare().await.map_err(|failure| failure.error)?;
@@ -51,13 +59,14 @@ impl<T: Trade> Lines<T> {
             }
             Ok(())
         };
-        timeout(RedisServer::CONNECT_WITHIN, checked).await.unwrap_or_else(|_| {
-            Err(Error::unavailable(format!(
+        match select(pin!(checked), pin!(timer)).await {
+            Either::Left((result, _)) => result,
+            Either::Right(_) => Err(Error::unavailable(format!(
                 "Redis ({}) did not answer within {:?}",
                 core.server.describe(),
                 RedisServer::CONNECT_WITHIN
-            )))
-        })
+            ))),
+        }
     }
 
     /// Sends a decision on its way, unless it is known that there will be no answer.
@@ -65,9 +74,7 @@ impl<T: Trade> Lines<T> {
         &self,
         parcel: impl FnOnce(oneshot::Sender<Answer>) -> Result<T::Parcel, Error>,
     ) -> Result<RedisFuture, Error> {
-        let answer = self.send(parcel)?;
-        let Core { server, deadline, .. } = &*self.core;
-        Ok(RedisFuture { answer, timer: sleep(*deadline), deadline: *deadline, server: server.clone() })
+        self.send(parcel).map(|sent| RedisFuture { kind: Kind::Decision(sent) })
     }
 
     /// Another operation.
@@ -77,35 +84,35 @@ impl<T: Trade> Lines<T> {
     ) -> Reply<()> {
         match self.send(parcel) {
             Err(error) => Reply::ready(Err(error)),
-            Ok(answer) => {
-                let core = Arc::clone(&self.core);
-                Reply::pending(async move {
-                    match timeout(core.deadline, answer).await {
-                        Ok(Ok(answer)) => answer.map(|_| ()),
-                        Ok(Err(_)) | Err(_) => Err(Error::unavailable(late(&core.server, core.deadline))),
-                    }
-                })
-            }
+            Ok(sent) => Reply::pending(async move { sent.await.map(|_| ()) }),
         }
     }
 
-    fn send(
+    fn send(&self, parcel: impl FnOnce(oneshot::Sender<Answer>) -> Result<T::Parcel, Error>) -> Result<Sent, Error> {
+        let Core { server, deadline, .. } = &*self.core;
+        let timer = sleep(*deadline).ok_or_else(no_runtime)?;
+        let answer = self.push(parcel)?;
+        Ok(Sent { answer, timer, deadline: *deadline, server: server.clone() })
+    }
+
+    /// Sends a parcel on its way, unless it is known that there will be no answer. Nothing waits for the answer.
+    pub(super) fn push(
         &self,
         parcel: impl FnOnce(oneshot::Sender<Answer>) -> Result<T::Parcel, Error>,
     ) -> Result<oneshot::Receiver<Answer>, Error> {
-        if !self.core.server.is_cluster() {
+        let server = &self.core.server;
+        if !server.is_cluster() {
             // What is not asked is not even written.
             self.check_breaker(&self.core.lanes.get(0))?;
         }
         let (reply, answer) = oneshot::channel();
         let mut parcel = parcel(reply)?;
         let mut index = 0;
-        if self.core.server.is_cluster() {
-            index = self.core.server.lane(parcel.slot());
+        if server.is_cluster() {
+            index = server.lane(parcel.slot());
             self.check_breaker(&self.core.lanes.get(index))?;
         }
-        // A line that dies just now is replaced.
-        loop {
+        for _ in 0..Self::TRIES {
             match self.line(index)?.push(parcel) {
                 Ok(()) => return Ok(answer),
                 Err(again) => {
@@ -114,6 +121,9 @@ impl<T: Trade> Lines<T> {
                 }
             }
         }
+        Err(Error::unavailable(
+            "the call to Redis was not sent: the runtime is shutting down; end all requests before their tokio runtime",
+        ))
     }
 
     /// The line of the runtime that this is called from.
@@ -142,19 +152,12 @@ impl<T: Trade> Lines<T> {
         Ok(line)
     }
 
-    /// Whether a server is worth asking. Looks after it if it was not.
+    /// Whether a server is worth asking. If not, it is probed.
     fn check_breaker(&self, lane: &Arc<Lane>) -> Result<(), Error> {
         let result = lane.breaker.check();
-        if result.is_err()
-            && lane.breaker.take_probe()
-            && let Ok(runtime) = Handle::try_current()
-        {
-            let (core, lane) = (Arc::clone(&self.core), Arc::clone(lane));
-            runtime.spawn(async move {
-                if let Ok(Ok(())) = timeout(RedisServer::CONNECT_WITHIN, probe(&core, &lane)).await {
-                    core.succeeded(&lane);
-                }
-            });
+        if result.is_err() {
+            // The runtime of the task that probed it may be gone.
+            probe::start(&self.core, lane);
         }
         result
     }
@@ -168,10 +171,33 @@ impl<T: Trade> Drop for Lines<T> {
     }
 }
 
-fn no_runtime() -> Error {
-    Error::config(
-        "Redis is reached by tokio: use the limiter from within a tokio runtime, with its I/O and timer enabled",
-    )
+/// A parcel that was pushed, on its way back.
+#[pin_project]
+struct Sent {
+    #[pin]
+    answer: oneshot::Receiver<Answer>,
+    #[pin]
+    timer: Sleep,
+    deadline: Duration,
+    server: RedisServer,
+}
+
+impl Future for Sent {
+    type Output = Answer;
+
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Answer> {
+        let mut this = self.project();
+        if let Poll::Ready(answer) = this.answer.as_mut().poll(cx) {
+            return Poll::Ready(answer.unwrap_or_else(|_| Err(lost())));
+        }
+        ready!(this.timer.poll(cx));
+        // What is not sent yet never will be, however long this future is kept: who was told that it failed is not charged.
+        this.answer.close();
+        // It may have come just now.
+        Poll::Ready(
+            this.answer.try_recv().unwrap_or_else(|_| Err(Error::unavailable(late(this.server, *this.deadline)))),
+        )
+    }
 }
 
 /// A decision on its way from Redis.
@@ -181,36 +207,39 @@ fn no_runtime() -> Error {
 #[must_use = "a decision that is not awaited may not be made"]
 pub struct RedisFuture {
     #[pin]
-    answer: oneshot::Receiver<Answer>,
-    #[pin]
-    timer: Sleep,
-    deadline: Duration,
-    server: RedisServer,
+    kind: Kind,
+}
+
+#[pin_project(project = Projected)]
+#[allow(clippy::large_enum_variant, reason = "a decision that holds nothing must not be boxed")]
+enum Kind {
+    Decision(#[pin] Sent),
+    Hold(BoxFuture<Result<Outcome, Error>>),
+}
+
+impl RedisFuture {
+    pub(super) fn hold(future: impl Future<Output = Result<Outcome, Error>> + Send + 'static) -> Self {
+        Self { kind: Kind::Hold(Box::pin(future)) }
+    }
 }
 
 impl Future for RedisFuture {
     type Output = Result<Outcome, Error>;
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        let mut this = self.project();
-        if let Poll::Ready(answer) = this.answer.as_mut().poll(cx) {
-            return Poll::Ready(answer.map_or_else(|_| Err(lost()), decided));
+        match self.project().kind.project() {
+            Projected::Hold(future) => future.as_mut().poll(cx),
+            Projected::Decision(sent) => Poll::Ready(match ready!(sent.poll(cx)) {
+                Ok(Done::Decided(decision, _)) => Ok(decision.into()),
+                Ok(Done::SessionExpired | Done::Operated) => Err(lost()),
+                Err(error) => Err(error),
+            }),
         }
-        ready!(this.timer.poll(cx));
-        // What is not sent yet never will be, however long this future is kept: who was told that it failed is not charged.
-        this.answer.close();
-        // It may have come just now.
-        let late = || Err(Error::unavailable(late(this.server, *this.deadline)));
-        Poll::Ready(this.answer.try_recv().map_or_else(|_| late(), decided))
     }
 }
 
-fn decided(answer: Answer) -> Result<Outcome, Error> {
-    answer.and_then(|outcome| outcome.ok_or_else(lost))
-}
-
-fn lost() -> Error {
-    Error::unavailable("the call to Redis was lost")
+pub(super) fn lost() -> Error {
+    Error::unavailable("the call to Redis was lost: its task ended; what was asked may have been charged")
 }
 
 impl std::fmt::Debug for RedisFuture {

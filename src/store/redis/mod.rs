@@ -9,20 +9,27 @@ mod cell;
 #[cfg(feature = "redis-cluster")]
 mod cluster;
 mod connection;
+mod core;
+mod drive;
 mod failure;
+mod holds;
 mod keys;
 mod lane;
 mod limiter;
 mod limits;
 mod line;
 mod lines;
+mod link;
 mod neighbours;
 mod order;
+mod probe;
+mod reply;
 mod row;
 mod script;
 #[cfg(feature = "redis-sentinel")]
 mod sentinel;
 mod server;
+mod session;
 mod slot;
 #[cfg(feature = "redis-tls")]
 mod tls;

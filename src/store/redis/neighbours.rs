@@ -56,7 +56,7 @@ impl Presence {
 
 impl Counts {
     fn of(row: &RowInfo) -> Self {
-        let params = row.fixed.as_ref().map(|twin| {
+        let params = row.twin(None).map(|twin| {
             let mut params = Vec::new();
             twin.params(1, &mut params);
             params

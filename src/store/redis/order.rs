@@ -2,24 +2,31 @@ use std::sync::Arc;
 
 use tokio::sync::oneshot;
 
+use super::row::RowInfo;
+use super::session::{Bound, Session, Update};
 use super::trade::Answer;
 use super::twin::Twin;
-use crate::algorithm::Charge;
 use crate::decision::Ask;
 
 /// Something to be done in Redis, on its way there.
 pub(super) struct Order {
     pub(super) steps: Steps,
-    /// The keys of all limits in one text, and where each ends.
+    /// The keys of all limits in one text, and where each ends. A limit that the steps do not concern has an empty one.
     pub(super) keys: Vec<u8>,
     pub(super) key_ends: Vec<usize>,
     /// For each limit the algorithm for this key, where that is not the same one for all. Empty if none is.
     pub(super) twins: Vec<Option<Arc<dyn Twin>>>,
+    /// How long the script works on one of its steps: the weights of all limits.
+    pub(super) weight: usize,
     pub(super) reply: oneshot::Sender<Answer>,
 }
 
 pub(super) enum Steps {
     Decide(Ask, Arc<Shape>),
+    /// A decision that holds the cost, in sessions that are chosen when the order is sent.
+    Hold(Ask, Arc<Shape>, Option<Bound>),
+    /// Brings sessions up to date.
+    Update(Vec<Update>),
     /// Other operations, one after the other.
     Operate(Vec<Arc<Shape>>),
 }
@@ -35,8 +42,6 @@ pub(super) struct Shape {
     pub(super) second: i64,
     /// What the parameters are for. Not sent.
     pub(super) cost: u64,
-    /// What is given back of which charge. Not sent.
-    pub(super) charge: Option<Charge>,
     /// For each limit, or for the one that is meant, the kernel's parameters and whether it is a shadow; and what else the
     /// operation takes.
     pub(super) params: Vec<u64>,
@@ -49,11 +54,12 @@ pub(super) struct Shape {
 pub(super) enum Operation {
     Acquire = 0,
     Peek = 1,
-    GiveBack = 2,
+    Hold = 2,
     Charge = 3,
     Set = 4,
     Block = 5,
     Reset = 6,
+    Update = 7,
 }
 
 impl Order {
@@ -63,11 +69,42 @@ impl Order {
         &self.keys[start..self.key_ends[limit]]
     }
 
-    pub(super) fn shapes(&self) -> &[Arc<Shape>] {
+    /// Which key chooses the slot: all of an order are in one.
+    pub(super) fn any_key(&self) -> &[u8] {
+        (0..self.key_ends.len()).map(|limit| self.key(limit)).find(|key| !key.is_empty()).unwrap_or_default()
+    }
+
+    /// How many steps it has at most.
+    pub(super) fn steps(&self) -> usize {
         match &self.steps {
-            Steps::Decide(_, shape) => std::slice::from_ref(shape),
-            Steps::Operate(shapes) => shapes,
+            Steps::Decide(..) | Steps::Hold(..) => 1,
+            Steps::Update(updates) => updates.len(),
+            Steps::Operate(shapes) => shapes.len(),
         }
+    }
+
+    /// An order on the keys of some sessions, each of another limit, in the limits' order.
+    pub(super) fn on_sessions<'a>(
+        sessions: impl Iterator<Item = &'a Arc<Session>>,
+        rows: &[RowInfo],
+        steps: Steps,
+        reply: oneshot::Sender<Answer>,
+    ) -> Self {
+        let limits = rows.len();
+        let (mut keys, mut key_ends, mut twins, mut weight) = (Vec::new(), Vec::with_capacity(limits), Vec::new(), 1);
+        for session in sessions {
+            // Its shape is not sent for each limit, so the longest counts.
+            weight = weight.max(session.weight);
+            key_ends.resize(session.limit, keys.len());
+            keys.extend_from_slice(&session.key);
+            key_ends.push(keys.len());
+            if session.twin.is_some() {
+                twins.resize(session.limit, None);
+                twins.push(session.twin.clone());
+            }
+        }
+        key_ends.resize(limits, keys.len());
+        Self { steps, keys, key_ends, twins, weight, reply }
     }
 }
 

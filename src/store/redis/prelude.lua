@@ -13,6 +13,9 @@ local LONG = 86400000
 -- How much longer than need be a key is kept, in microseconds: then most writes can leave its expiry as it is, which halves
 -- what they cost.
 local SPARE = 1000000
+-- A former expiry that lies further than this behind the state is not kept: the server's clock has stepped back, the period has
+-- become shorter, or a hold has ended.
+local EXCESS = 2 * SPARE
 
 local input = ARGV[1]
 local now, short, shape_count, order_count, pos = unpack('<dHHH', input)

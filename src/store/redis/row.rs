@@ -1,10 +1,8 @@
 use std::sync::Arc;
 
-use super::order::Shape;
 use super::twin::Twin;
 use crate::algorithm::{Kernel, Scripted};
-use crate::clock::Timestamp;
-use crate::decision::{Ask, Name, Reading};
+use crate::decision::Name;
 use crate::encode::{EncodeKey, KeyWriter};
 use crate::limit::{Choose, Chooser, Limit, PartOf};
 
@@ -17,7 +15,19 @@ pub(super) struct RowInfo {
     /// It is known to count all keys together.
     pub(super) of_all: bool,
     /// The algorithm, if it is the same one for all keys.
-    pub(super) fixed: Option<Arc<dyn Twin>>,
+    pub(super) fixed: Option<Arc<dyn Fixed>>,
+}
+
+impl RowInfo {
+    /// The algorithm for a key: its own, or the one for all keys.
+    pub(super) fn twin<'a>(&'a self, own: Option<&'a Arc<dyn Twin>>) -> Option<&'a dyn Twin> {
+        own.map(|own| &**own).or_else(|| self.fixed.as_deref().map(Fixed::twin))
+    }
+}
+
+/// Has one algorithm for all keys.
+pub(super) trait Fixed: Send + Sync {
+    fn twin(&self) -> &dyn Twin;
 }
 
 /// A limit on a part of keys of type `Key`.
@@ -51,7 +61,7 @@ where
             .algorithm()
             .same_for_all()
             .is_some()
-            .then(|| Arc::new(SameForAll(Arc::clone(&self.0))) as Arc<dyn Twin>);
+            .then(|| Arc::new(SameForAll(Arc::clone(&self.0))) as Arc<dyn Fixed>);
         let of_all = self.0.part().is_one_for_all();
         RowInfo { name: self.0.shared_name().clone(), kernel, shadow: self.0.is_shadow(), of_all, fixed }
     }
@@ -65,48 +75,13 @@ where
     }
 }
 
-impl<C, P> SameForAll<C, P>
-where
-    C: Chooser,
-    C::Algorithm: Scripted,
-{
-    fn algorithm(&self) -> &C::Algorithm {
-        self.0.algorithm().same_for_all().expect("it is made only for those")
-    }
-}
-
-impl<C, P> Twin for SameForAll<C, P>
+impl<C, P> Fixed for SameForAll<C, P>
 where
     C: Chooser + Send + Sync,
     C::Algorithm: Scripted,
     P: Send + Sync,
 {
-    fn promises_turns(&self) -> bool {
-        Twin::promises_turns(self.algorithm())
-    }
-
-    fn params(&self, cost: u64, params: &mut Vec<u64>) {
-        Twin::params(self.algorithm(), cost, params);
-    }
-
-    fn stand(
-        &self,
-        numbers: &mut Vec<u64>,
-        now: Timestamp,
-        charge: Option<(std::time::Duration, u64)>,
-    ) -> (Reading, Timestamp) {
-        self.algorithm().stand(numbers, now, charge)
-    }
-
-    fn operate(&self, numbers: &mut Vec<u64>, now: Timestamp, shape: &Shape) {
-        self.algorithm().operate(numbers, now, shape);
-    }
-
-    fn stand_by_view(&self, view: [u64; 3], now: Timestamp) -> (Reading, Timestamp) {
-        self.algorithm().stand_by_view(view, now)
-    }
-
-    fn is_short(&self, ask: Ask) -> bool {
-        Twin::is_short(self.algorithm(), ask)
+    fn twin(&self) -> &dyn Twin {
+        self.0.algorithm().same_for_all().expect("it is made only for those")
     }
 }

@@ -29,7 +29,9 @@ impl Script {
             }
         });
         text.extend(kernels);
-        text.push_str(include_str!("driver.lua"));
+        for part in [include_str!("read.lua"), include_str!("holds.lua"), include_str!("driver.lua")] {
+            text.push_str(part);
+        }
         let hash = Hashed::new(&text).get_hash().to_owned();
         Self { text, hash }
     }

@@ -3,14 +3,14 @@
 use std::sync::Arc;
 
 use futures_util::future::select_ok;
-use redis::aio::{ConnectionLike, MultiplexedConnection};
 use redis::{Client, ConnectionAddr, ConnectionInfo, ErrorKind, RedisError, Value};
 
 #[cfg(feature = "redis-tls")]
 use super::RedisTls;
 use super::connection::Connection;
 use super::failure::Failure;
-use super::server::{Source, connected, within};
+use super::link::Link;
+use super::server::{Source, within};
 use crate::error::Error;
 use crate::limiter::BoxFuture;
 
@@ -42,15 +42,15 @@ impl Sentinels {
     }
 
     /// A connection to the master that any Sentinel names and that says so itself: the first one to be found.
-    async fn master(&self) -> Result<MultiplexedConnection, RedisError> {
+    async fn master(&self) -> Result<Link, RedisError> {
         let asked = self.0.sentinels.iter().map(|sentinel| Box::pin(self.master_by(sentinel)));
         Ok(select_ok(asked).await?.0)
     }
 
-    async fn master_by(&self, sentinel: &ConnectionInfo) -> Result<MultiplexedConnection, RedisError> {
+    async fn master_by(&self, sentinel: &ConnectionInfo) -> Result<Link, RedisError> {
         let mut command = redis::cmd("SENTINEL");
         command.arg("GET-MASTER-ADDR-BY-NAME").arg(&self.0.name);
-        let reply = ask(&mut connect(sentinel.clone()).await?, &command).await?;
+        let reply = connect(sentinel.clone()).await?.send(&command).await?;
         let (host, port) =
             named(&reply).ok_or((ErrorKind::MasterNameNotFoundBySentinel, "Sentinel knows no such master"))?;
         let mut address = self.0.settings.addr().clone();
@@ -60,21 +60,17 @@ impl Sentinels {
             }
             _ => {}
         }
-        let mut master = connect(self.0.settings.clone().set_addr(address)).await?;
+        let master = connect(self.0.settings.clone().set_addr(address)).await?;
         // What a Sentinel says of a fail-over that goes on may be old.
-        match ask(&mut master, &redis::cmd("ROLE")).await? {
+        match master.send(&redis::cmd("ROLE")).await? {
             Value::Array(role) if role.first().and_then(text).as_deref() == Some("master") => Ok(master),
             _ => Err((ErrorKind::Io, "what Sentinel named is no master (any more)").into()),
         }
     }
 }
 
-async fn connect(info: ConnectionInfo) -> Result<MultiplexedConnection, RedisError> {
-    connected(&Client::open(info)?).await
-}
-
-async fn ask(connection: &mut MultiplexedConnection, command: &redis::Cmd) -> Result<Value, RedisError> {
-    connection.req_packed_command(command).await.and_then(Value::extract_error)
+async fn connect(info: ConnectionInfo) -> Result<Link, RedisError> {
+    Link::connect(&Client::open(info)?).await
 }
 
 fn named(reply: &Value) -> Option<(String, u16)> {

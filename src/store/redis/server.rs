@@ -1,30 +1,34 @@
 use std::fmt;
 use std::future::Future;
+use std::panic::AssertUnwindSafe;
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
 use bb8_redis::bb8::{ManageConnection, Pool};
-#[cfg(feature = "redis-tls")]
-use redis::ConnectionAddr;
-use redis::aio::{ConnectionLike, MultiplexedConnection};
+use futures_util::FutureExt;
+use futures_util::future::{Either, select};
+use redis::aio::ConnectionLike;
 use redis::io::tcp::TcpSettings;
-use redis::{AsyncConnectionConfig, Client, ConnectionInfo, IntoConnectionInfo, RedisError};
-use tokio::time::timeout;
+use redis::io::tcp::socket2::TcpKeepalive;
+use redis::{Client, ConnectionInfo, IntoConnectionInfo, RedisError};
 
 use super::connection::Connection;
 use super::failure::Failure;
+use super::link::Link;
 use super::slot::slot;
 #[cfg(feature = "redis-tls")]
 use super::tls::RedisTls;
 use crate::error::Error;
 use crate::limiter::BoxFuture;
+use crate::timer::sleep;
 
 /// Where Redis is, and how it is reached.
 ///
 /// From an address with [`open`](Self::open), or from a pool of your own: `bb8::Pool<M>` for any manager whose connections
 /// are shared by cloning, such as `bb8_redis::RedisConnectionManager`. Each limiter keeps one connection of its own for each
 /// tokio runtime that it is used from, which all its calls share, one behind the other. It makes another when that one
-/// fails. Of a pool it uses the manager and the customizer, and none of the pooled connections.
+/// fails, or was closed while it was idle. Of a pool it uses the manager and the customizer, and none of the pooled connections.
 #[derive(Clone)]
 pub struct RedisServer(Arc<dyn Source>);
 
@@ -193,8 +197,22 @@ impl RedisServer {
 
 fn information(address: &str) -> Result<ConnectionInfo, Error> {
     let info = address.into_connection_info().map_err(wrong)?;
-    Ok(info.set_tcp_settings(TcpSettings::default().set_nodelay(true)))
+    // A NAT or a load balancer may drop an idle connection without closing it.
+    let keepalive = TcpKeepalive::new().with_time(KEEPALIVE);
+    #[cfg(any(
+        target_os = "android",
+        target_os = "freebsd",
+        target_os = "ios",
+        target_os = "linux",
+        target_os = "macos",
+        target_os = "windows"
+    ))]
+    let keepalive = keepalive.with_interval(KEEPALIVE);
+    Ok(info.set_tcp_settings(TcpSettings::default().set_nodelay(true).set_keepalive(keepalive)))
 }
+
+/// How long a connection is idle before TCP asks whether the other end is still there, and the time between two such probes.
+const KEEPALIVE: Duration = Duration::from_secs(15);
 
 /// The address may hold a password: it is not repeated.
 fn wrong(error: RedisError) -> Error {
@@ -237,7 +255,7 @@ where
             // Not `get`: bb8 tells no errors there, may hand out a connection that is long dead, and one whose other
             // user may block it. Nor can a connection that failed be taken out of somebody's pool.
             let connection = within(pool.dedicated_connection()).await?;
-            Ok(Box::new(connection) as Box<dyn Connection>)
+            Ok(Box::new(Link::of(connection)) as Box<dyn Connection>)
         })
     }
 
@@ -268,7 +286,7 @@ impl Source for Opened {
     fn connect(&self, _lane: usize) -> BoxFuture<Result<Box<dyn Connection>, Failure>> {
         let client = self.client.clone();
         Box::pin(async move {
-            let connection = within(connected(&client)).await?;
+            let connection = within(Link::connect(&client)).await?;
             Ok(Box::new(connection) as Box<dyn Connection>)
         })
     }
@@ -287,24 +305,27 @@ impl Source for Opened {
     }
 }
 
-/// A connection of its own.
-pub(super) async fn connected(client: &Client) -> Result<MultiplexedConnection, RedisError> {
-    #[cfg(feature = "redis-tls")]
-    if let ConnectionAddr::TcpTls { .. } = client.get_connection_info().addr() {
-        super::tls::choose_cryptography();
-    }
-    // Each decision has its own deadline; a second one here would only cut longer operations short.
-    let config = AsyncConnectionConfig::new().set_connection_timeout(None).set_response_timeout(None);
-    client.get_multiplexed_async_connection_with_config(&config).await
-}
-
-/// A server that accepts and then says nothing must not hold up those who wait for a connection.
+/// Makes a connection within [`RedisServer::CONNECT_WITHIN`]: a server may accept connections and not respond.
+///
+/// A panic is an error: a runtime without I/O panics, and a pool may run the user's code.
 pub(super) async fn within<C>(connecting: impl Future<Output = Result<C, RedisError>>) -> Result<C, Failure> {
-    match timeout(RedisServer::CONNECT_WITHIN, connecting).await {
-        Ok(connected) => connected.map_err(Failure::of),
-        Err(_) => Err(Failure::timed_out(format!(
+    let Some(timer) = sleep(RedisServer::CONNECT_WITHIN) else { return Err(Failure::unusable(no_runtime())) };
+    match select(pin!(AssertUnwindSafe(connecting).catch_unwind()), pin!(timer)).await {
+        Either::Left((Ok(connected), _)) => connected.map_err(Failure::of),
+        Either::Left((Err(_), _)) => Err(Failure::unusable(Error::config(
+            "connecting to Redis panicked: the tokio runtime may have no I/O; build the runtime with `enable_all`, and else see \
+             the panic's message",
+        ))),
+        Either::Right(_) => Err(Failure::timed_out(format!(
             "there was no connection to Redis within {:?}",
             RedisServer::CONNECT_WITHIN
         ))),
     }
+}
+
+pub(super) fn no_runtime() -> Error {
+    Error::config(
+        "Redis was not asked: there is no tokio runtime with a timer here; build the runtime with `enable_all`, and use the \
+         limiter from within it",
+    )
 }

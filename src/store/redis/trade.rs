@@ -7,16 +7,27 @@ use tokio::sync::oneshot;
 
 use super::connection::Connection;
 use super::failure::Failure;
+use super::session::Grant;
+use crate::decision::Decision;
 use crate::error::Error;
-use crate::limiter::Outcome;
 
-/// What comes back: for a decision its outcome.
-pub(super) type Answer = Result<Option<Outcome>, Error>;
+/// What comes back.
+pub(super) type Answer = Result<Done, Error>;
+
+/// What was done.
+pub(super) enum Done {
+    /// A decision, and what is held for it.
+    Decided(Decision, Option<Grant>),
+    /// A session had expired: nothing is held. Another try begins a new one.
+    SessionExpired,
+    /// Another operation.
+    Operated,
+}
 
 /// Something to be done in Redis, and who waits for it.
 pub(super) trait Parcel: Send + 'static {
-    /// How much of a call it takes up.
-    fn steps(&self) -> usize;
+    /// How much of a call it takes up: 1 for a decision of one bucket.
+    fn weight(&self) -> usize;
 
     /// The slot of its keys, were they in a cluster.
     fn slot(&self) -> u16;

@@ -10,16 +10,29 @@ pub(super) trait Twin: Send + Sync {
     fn promises_turns(&self) -> bool;
     fn params(&self, cost: u64, params: &mut Vec<u64>);
 
-    /// How a key with this state stands, after it was charged if it was, and until when that charge counts.
+    /// How a key with this state stands with these costs held on it, after it was charged if it was.
     ///
     /// Leaves in `numbers` the state after it.
-    fn stand(&self, numbers: &mut Vec<u64>, now: Timestamp, charge: Option<(Duration, u64)>) -> (Reading, Timestamp);
+    fn stand(
+        &self,
+        numbers: &mut Vec<u64>,
+        now: Timestamp,
+        ask: Ask,
+        charged_after: Option<Duration>,
+        held: u64,
+    ) -> Reading;
+
+    /// Charges a cost.
+    fn charge(&self, numbers: &mut Vec<u64>, now: Timestamp, cost: u64);
 
     /// What another operation makes of the state.
     fn operate(&self, numbers: &mut Vec<u64>, now: Timestamp, shape: &Shape);
 
     /// How a key stands, where a decision brings what its figures are made of.
-    fn stand_by_view(&self, view: [u64; 3], now: Timestamp) -> (Reading, Timestamp);
+    fn stand_by_view(&self, view: [u64; 3], now: Timestamp) -> Reading;
+
+    /// How long the script works on one decision: see [`Scripted::weight`].
+    fn weight(&self) -> u16;
 
     /// Whether the kernel's short cut takes an ask like this.
     fn is_short(&self, ask: Ask) -> bool;
@@ -34,26 +47,34 @@ impl<A: Scripted> Twin for A {
         A::params(self, cost, params);
     }
 
-    fn stand(&self, numbers: &mut Vec<u64>, now: Timestamp, charge: Option<(Duration, u64)>) -> (Reading, Timestamp) {
+    fn stand(
+        &self,
+        numbers: &mut Vec<u64>,
+        now: Timestamp,
+        ask: Ask,
+        charged_after: Option<Duration>,
+        held: u64,
+    ) -> Reading {
         let mut state = self.state_of(numbers);
-        if let Some((delay, cost)) = charge {
-            self.commit(&mut state, now, delay, cost);
+        if let Some(delay) = charged_after {
+            self.commit(&mut state, now, delay, ask.cost);
             numbers.clear();
             self.numbers_of(&state, numbers);
         }
-        let until = Timestamp::from_micros(numbers.first().copied().unwrap_or(0));
-        (self.reading(&state, now), until)
+        if held > 0 { self.peek_with_held(&state, now, ask, held).1 } else { self.reading(&state, now) }
+    }
+
+    fn charge(&self, numbers: &mut Vec<u64>, now: Timestamp, cost: u64) {
+        let mut state = self.state_of(numbers);
+        self.commit(&mut state, now, Duration::ZERO, cost);
+        numbers.clear();
+        self.numbers_of(&state, numbers);
     }
 
     fn operate(&self, numbers: &mut Vec<u64>, now: Timestamp, shape: &Shape) {
         let is_new = matches!(shape.operation, Operation::Set | Operation::Reset);
         let mut state = self.state_of(if is_new { &[] } else { numbers });
         match shape.operation {
-            Operation::GiveBack => {
-                if let Some(charge) = shape.charge {
-                    self.give_back(&mut state, now, charge, shape.cost);
-                }
-            }
             Operation::Charge | Operation::Set if shape.cost > 0 => {
                 self.commit(&mut state, now, Duration::ZERO, shape.cost);
             }
@@ -65,8 +86,12 @@ impl<A: Scripted> Twin for A {
         self.numbers_of(&state, numbers);
     }
 
-    fn stand_by_view(&self, view: [u64; 3], now: Timestamp) -> (Reading, Timestamp) {
+    fn stand_by_view(&self, view: [u64; 3], now: Timestamp) -> Reading {
         self.reading_of(view, now)
+    }
+
+    fn weight(&self) -> u16 {
+        A::weight(self)
     }
 
     fn is_short(&self, ask: Ask) -> bool {

@@ -45,7 +45,7 @@ fn who_is_refused_room_changes_nothing() {
         let limiter = limiter.build().expect("valid limits");
         let (one, two, new) = (key(2, [0, 1], 0), key(2, [1, 0], 1), key(2, [0, 1], 2));
         assert!(admits(&limiter, &one) && admits(&limiter, &two));
-        let newcomer = move |limiter: &Model<Burst>| acquire(limiter, &new).decision;
+        let newcomer = move |limiter: &Model<Burst>| decide(limiter, &new);
         let (refused, charged) = race(&limiter, newcomer, move |limiter| admits(limiter, &one));
         assert!(charged && !refused.is_allowed() && refused.source() == Source::Policy);
         assert_eq!(refused.retry_after(), Some(Duration::from_micros(50)));

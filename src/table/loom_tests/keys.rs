@@ -1,4 +1,4 @@
-//! A key under one limit: inserted, charged, evicted, reset, settled.
+//! A key under one limit: inserted, charged, evicted, reset.
 
 use super::*;
 
@@ -101,25 +101,6 @@ fn an_eviction_and_a_commit_on_the_evicted_key_exclude_each_other() {
     eviction_against_commit::<Log>(2);
 }
 
-/// As a charge, a surcharge on a key that is gone counts from when it was idle.
-#[test]
-fn an_eviction_and_a_surcharge_on_the_evicted_key_exclude_each_other() {
-    model(3, || {
-        let limiter = sets(2, burst(4));
-        let (old, new) = (key(2, [0, 1], 0), key(2, [0, 1], 1));
-        assert!(admits(&limiter, &old));
-        let receipt = acquire(&limiter, &old).receipt.expect("a receipt for a charge");
-        let newcomer = move |limiter: &Model<Burst>| {
-            at(200);
-            admits(limiter, &new)
-        };
-        let (charged, ()) = race(&limiter, newcomer, move |limiter| done(limiter.settle(&old, receipt, 2)));
-        assert!(charged);
-        at(200);
-        assert_eq!([old, new].map(|key| owed(&limiter, &key)), [[50]; 2]);
-    });
-}
-
 #[test]
 fn a_denial_is_right_while_the_key_is_evicted() {
     model(3, || {
@@ -130,7 +111,7 @@ fn a_denial_is_right_while_the_key_is_evicted() {
             at(200);
             admits(limiter, &new)
         };
-        let (charged, decision) = race(&limiter, newcomer, move |limiter| acquire(limiter, &old).decision);
+        let (charged, decision) = race(&limiter, newcomer, move |limiter| decide(limiter, &old));
         assert!(charged);
         at(200);
         assert_eq!(owed(&limiter, &new), [50]);
@@ -178,33 +159,12 @@ fn a_refusal_never_reads_half_of_a_commit() {
     });
 }
 
-/// A key owes as long as it is live.
-struct Plain;
-
-impl Tenancy<[u64; 2]> for Plain {
-    fn owes(&self, &[until, _]: &[u64; 2]) -> (u64, u64) {
-        (0, until)
-    }
-
-    fn inherit(&self, state: &mut [u64; 2], from: &[u64; 2]) {
-        state[0] = state[0].max(from[0]);
-    }
-}
-
 /// Who lists the keys reads each of them as it once was, even if its slot is given away meanwhile.
 #[test]
 fn a_listing_reads_no_key_with_the_state_of_another() {
     model(3, || {
         let table = Table::<[AtomicU64; 2]>::with_room_for(1, 2, WhenFull::Forget);
         let (old, new) = (key(2, [0, 1], 0), key(2, [0, 1], 1));
-        let put = |table: &Table<[AtomicU64; 2]>, now: u64, key: u64| {
-            let mut spot = Spot::BLANK;
-            drop(table.read(key, &mut spot));
-            assert!(table.lock(&spot), "nobody else writes");
-            let place = table.place(&spot, now, &Plain).expect("there is room");
-            *table.edit(place) = [now + 100, key];
-            table.unlock(&spot);
-        };
         put(&table, 100, old);
         // In the slot of the old key, which is idle by then.
         let evict = move |table: &Table<_>| put(table, 200, new);
@@ -242,37 +202,5 @@ fn a_reset_and_a_newcomer_take_turns() {
         assert!(charged);
         at(150);
         assert_eq!([old, new].map(|key| owed(&limiter, &key)), [[0], [50]]);
-    });
-}
-
-#[test]
-fn charges_and_what_is_given_back_add_up() {
-    model(3, || {
-        let limiter = sets(2, burst(3));
-        let k = key(2, [0, 1], 0);
-        let receipt = acquire(&limiter, &k).receipt.expect("a receipt for a charge");
-        let give_back = move |limiter: &Model<Burst>| {
-            done(limiter.give_back(&k, receipt));
-        };
-        let ((), charged) = race(&limiter, give_back, move |limiter| admits(limiter, &k));
-        assert!(charged);
-        assert_eq!(owed(&limiter, &k), [50]);
-    });
-}
-
-#[test]
-fn a_surcharge_and_a_charge_of_a_new_key_add_up() {
-    model(3, || {
-        let limiter = sets(2, burst(3));
-        let k = key(2, [0, 1], 0);
-        // A receipt whose key has been forgotten since.
-        let mut receipt = Receipt::new(Timestamp::from_micros(100), 1, 1);
-        receipt.until_mut()[0] = Timestamp::from_micros(150);
-        let settle = move |limiter: &Model<Burst>| {
-            done(limiter.settle(&k, receipt, 2));
-        };
-        let ((), charged) = race(&limiter, settle, move |limiter| admits(limiter, &k));
-        assert!(charged);
-        assert_eq!(owed(&limiter, &k), [100]);
     });
 }

@@ -5,7 +5,9 @@
 //! the one of production, from [`Memory`](crate::Memory) down to the atomics. It takes
 //! `RUSTFLAGS="--cfg loom" cargo test --lib --release loom`.
 
+mod absent;
 mod full;
+mod holds;
 mod keys;
 mod moving;
 mod replaced;
@@ -22,8 +24,8 @@ use std::time::Duration;
 use loom::thread;
 
 use super::{Spot, Table, Tenancy, WhenFull};
-use crate::algorithm::{Algorithm, Blocks, Charge, Log, State};
-use crate::limiter::{Outcome, Receipt, Reply};
+use crate::algorithm::{Algorithm, Blocks, Log, State};
+use crate::limiter::{Acquire, Held, Reply};
 use crate::store::{Limits, LimitsFor};
 use crate::sync::AtomicU64;
 use crate::{Ask, Clock, Decision, Figures, Limit, Limiter, Memory, Reading, Source, Timestamp, Verdict};
@@ -141,11 +143,6 @@ impl<S: Kept> Algorithm for Burst<S> {
         state.set_words([arrival, !arrival]);
     }
 
-    fn give_back(&self, state: &mut S, now: Timestamp, _charge: Charge, amount: u64) {
-        let arrival = state.arrival(now) - amount * TOKEN;
-        state.set_words([arrival, !arrival]);
-    }
-
     fn reading(&self, state: &S, now: Timestamp) -> Reading {
         let debt = state.arrival(now) - now.as_micros();
         let (window, reset) = (self.longest_reset(), Duration::from_micros(debt));
@@ -231,12 +228,24 @@ fn key(sets: u64, [home, other]: [u64; 2], id: u64) -> u64 {
     middle(home, sets) << 32 | (middle(step - 1, sets - 1) + id)
 }
 
-fn acquire<Key, L: LimitsFor<Key, Same>>(limiter: &Model<L>, key: &Key) -> Outcome {
-    limiter.acquire_now(key, Ask::default())
+fn decide<Key, L: LimitsFor<Key, Same>>(limiter: &Model<L>, key: &Key) -> Decision {
+    limiter.decide(key, Ask::default())
 }
 
 fn admits<Key, L: LimitsFor<Key, Same>>(limiter: &Model<L>, key: &Key) -> bool {
-    acquire(limiter, key).decision.is_allowed()
+    decide(limiter, key).is_allowed()
+}
+
+/// Holds a cost. `None` if that is denied.
+fn hold<Key, L: LimitsFor<Key, Same>>(limiter: &Model<L>, key: &Key, cost: u64) -> Option<Held> {
+    let Acquire::Ready(outcome) = Limiter::hold(limiter, key, Ask::cost(cost)) else {
+        unreachable!("memory answers at once");
+    };
+    outcome.expect("memory never fails").held
+}
+
+fn settle(held: Held, actual: u64) {
+    done(held.settle(actual));
 }
 
 fn peek<Key, L: LimitsFor<Key, Same>>(limiter: &Model<L>, key: &Key) -> Decision {
@@ -254,6 +263,33 @@ fn owed<Key, L: LimitsFor<Key, Same>>(limiter: &Model<L>, key: &Key) -> Vec<u128
 
 fn reset<Key, L: LimitsFor<Key, Same>>(limiter: &Model<L>, key: &Key) {
     done(limiter.reset(key));
+}
+
+/// A key owes as long as it is live.
+struct Plain;
+
+impl Tenancy<[u64; 2]> for Plain {
+    fn owes(&self, &[until, _]: &[u64; 2]) -> (u64, u64) {
+        (0, until)
+    }
+
+    fn inherit(&self, state: &mut [u64; 2], from: &[u64; 2]) {
+        state[0] = state[0].max(from[0]);
+    }
+
+    fn when_full(&self) -> WhenFull {
+        WhenFull::Forget
+    }
+}
+
+/// Gives the key a slot in which it is live for 100 microseconds.
+fn put(table: &Table<[AtomicU64; 2]>, now: u64, key: u64) {
+    let mut spot = Spot::BLANK;
+    drop(table.read(key, &mut spot));
+    assert!(table.lock(&spot), "nobody else writes");
+    let place = table.place(&spot, now, &Plain).expect("there is room");
+    *table.edit(place) = [now + 100, key];
+    table.unlock(&spot);
 }
 
 /// Runs two closures at the same time, each with a clock of its own.

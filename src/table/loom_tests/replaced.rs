@@ -1,4 +1,4 @@
-//! Limits that are replaced while a thread charges, gives back, or evicts: whoever has begun before may decide by the former
+//! Limits that are replaced while a thread charges, settles, or evicts: whoever has begun before may decide by the former
 //! quota, and what it charges stays charged.
 
 use super::*;
@@ -109,22 +109,22 @@ fn an_eviction_while_the_quota_changes_loses_no_charge() {
     });
 }
 
+/// Settled by either quota, a held cost is charged once.
 #[test]
-fn what_is_given_back_while_the_quota_changes_is_given_back() {
+fn a_hold_that_is_settled_while_the_quota_changes_is_charged_once() {
     for (former, new) in [(50, 100), (100, 50)] {
         model(3, move || {
             let limiter = limiter(former, 3);
             let k = key(2, [0, 1], 0);
             assert!(admits(&limiter, &k));
-            let receipt = acquire(&limiter, &k).receipt.expect("a receipt for a charge");
-            let give_back = move |limiter: &Limiter| done(crate::Limiter::give_back(limiter, &k, receipt));
+            let held = hold(&limiter, &k, 2).expect("two of three are left");
             let change = move |limiter: &Limiter| {
                 replace(limiter, new, 3);
                 let left = peek(limiter, &k).remaining();
-                assert!(left == Some(2) || left == Some(1), "{left:?}");
+                assert!(left == Some(0) || left == Some(1), "{left:?}");
             };
-            race(&limiter, give_back, change);
-            assert_eq!(peek(&limiter, &k).remaining(), Some(2), "of three, one is charged");
+            race(&limiter, move |_: &Limiter| settle(held, 1), change);
+            assert_eq!(peek(&limiter, &k).remaining(), Some(1), "of three, two are charged");
         });
     }
 }

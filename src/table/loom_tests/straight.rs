@@ -67,7 +67,7 @@ fn who_is_evicted_meanwhile_is_charged_or_denied_as_in_turn() {
                 at(150);
                 admits(limiter, &new)
             };
-            let (charged, decision) = race(&limiter, newcomer, move |limiter| acquire(limiter, &old).decision);
+            let (charged, decision) = race(&limiter, newcomer, move |limiter| decide(limiter, &old));
             assert!(charged);
             at(150);
             assert_eq!(owed(&limiter, &new), [50]);

@@ -6,21 +6,21 @@ use num_bigint::BigInt;
 use num_rational::BigRational;
 use tower_ratelimit::{Figures, Quota, Verdict};
 
-use super::{Charged, LONGEST, Model, Spec};
+use super::{LONGEST, Model, Spec};
 use crate::span::{micros, ticks};
 
+#[derive(Clone)]
 pub(crate) struct Bucket {
     terms: Terms,
     /// Tokens owed at the time `at`.
     owed: BigRational,
     at: u64,
-    /// The earliest time that can follow the turns promised so far.
-    floor: u64,
     /// The rate by which they drain: that of the quota which was charged last.
     draining: BigRational,
 }
 
 /// What the key is held to.
+#[derive(Clone)]
 struct Terms {
     burst: u64,
     /// Tokens a microsecond.
@@ -40,7 +40,7 @@ impl Terms {
 impl Bucket {
     pub(crate) fn new(quota: Quota, burst: u64) -> Self {
         let terms = Terms::new(quota, burst);
-        Self { draining: terms.rate.clone(), terms, owed: whole(0), at: 0, floor: 0 }
+        Self { draining: terms.rate.clone(), terms, owed: whole(0), at: 0 }
     }
 
     /// What is owed at `now`, the time to decide at (the newest that was seen, unless it is too far ahead), and the
@@ -60,17 +60,10 @@ impl Bucket {
     }
 
     /// The same in terms of the present quota, for who is about to change it.
-    fn owed_to_change(&self, now: u64) -> (BigRational, u64, u64) {
+    fn owed_to_change(&self, now: u64) -> (BigRational, u64) {
         let (owed, at, rate) = self.owed_at(now);
-        if owed == whole(0) {
-            (owed, at, 0)
-        } else if *rate == self.terms.rate {
-            (owed, at, self.floor)
-        } else {
-            // What was promised costs more.
-            let floor = self.converted(&(whole(self.floor.saturating_sub(at)) * rate));
-            (self.converted(&owed), at, at + wait(&floor, 0, &self.terms.rate))
-        }
+        let owed = if *rate == self.terms.rate { owed } else { self.converted(&owed) };
+        (owed, at)
     }
 
     /// A debt from a former quota: rounded up to a whole number of the smallest amounts that this quota drains, the
@@ -79,13 +72,6 @@ impl Bucket {
         let tokens = BigRational::from_integer(self.terms.rate.numer().clone());
         let smallest = &self.terms.rate / tokens;
         ((owed / &smallest).ceil() * smallest).min(self.terms.most.clone())
-    }
-
-    fn write(&mut self, owed: BigRational, at: u64, floor: u64) {
-        self.draining = self.terms.rate.clone();
-        self.owed = owed.min(self.terms.most.clone());
-        self.at = at;
-        self.floor = floor.min(at + wait(&self.owed, 0, &self.terms.rate));
     }
 }
 
@@ -132,39 +118,26 @@ impl Model for Bucket {
         }
     }
 
-    fn charge(&mut self, now: u64, delay: u64, cost: u64) -> Charged {
-        let (mut owed, at, mut floor) = self.owed_to_change(now);
+    fn charge(&mut self, now: u64, delay: u64, cost: u64) {
+        if cost == 0 {
+            return;
+        }
+        let (mut owed, at) = self.owed_to_change(now);
         // What comes back before the turn, after all is paid, is lost to a full bucket. A turn within the very
         // microsecond in which the last debt is paid is the moment of that payment.
         let turn = now + delay;
         if at + wait(&owed, 0, &self.terms.rate) < turn {
             owed = whole(turn - at) * &self.terms.rate;
         }
-        if delay > 0 {
-            floor = floor.max(turn) + wait(&whole(cost), 0, &self.terms.rate);
-        }
-        self.write(owed + whole(cost), at, floor);
-        Charged { cost, at: now, turn, until: at + wait(&self.owed, 0, &self.terms.rate) }
+        self.draining = self.terms.rate.clone();
+        self.owed = (owed + whole(cost)).min(self.terms.most.clone());
+        self.at = at;
     }
 
-    fn give_back(&mut self, now: u64, charged: Charged, amount: u64) {
-        let (owed, at, mut floor) = self.owed_to_change(now);
-        if owed == whole(0) {
-            return;
-        }
-        let not_drained_yet = whole(charged.until.saturating_sub(at)) * &self.terms.rate;
-        let credit = whole(amount).min(not_drained_yet);
-        let mut left = at_least_zero(owed.clone() - credit);
-        // The turns that others were promised stay: only the last of them can be taken back as a whole.
-        let ends = |cost: u64| charged.turn + wait(&whole(cost), 0, &self.terms.rate);
-        let is_coarse = whole(1) / &self.terms.rate >= whole(2);
-        if charged.turn > charged.at && is_coarse && ends(charged.cost) >= floor {
-            floor = floor.min(ends(charged.cost - amount));
-        } else {
-            let needed = whole(floor.saturating_sub(at)) * &self.terms.rate;
-            left = left.max(needed.min(owed));
-        }
-        self.write(left, at, floor);
+    fn with_held(&self, now: u64, held: u64) -> Box<dyn Model> {
+        let mut charged = self.clone();
+        charged.charge(now, 0, held);
+        Box::new(charged)
     }
 
     fn forget(&mut self) {

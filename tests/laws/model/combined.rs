@@ -4,17 +4,21 @@ use std::time::Duration;
 
 use tower_ratelimit::{Ask, Figures, Verdict};
 
-use super::{Bucket, Charged, Model, Spec, Window};
+use super::{Bucket, Hits, Model, Spec, Window};
 use crate::span::micros;
 
 pub(crate) struct Combined {
     pub(crate) limits: Vec<Box<dyn Model>>,
+    /// The sum of what is held, on each limit.
+    held: u64,
 }
 
 /// What a decision must say.
 #[derive(Clone, Debug)]
 pub(crate) struct Expected {
     pub(crate) verdict: Verdict,
+    /// Whether something is held on a limit that denies.
+    pub(crate) is_estimate: bool,
     pub(crate) standings: Vec<ExpectedStanding>,
 }
 
@@ -30,9 +34,10 @@ impl Combined {
             match spec {
                 Spec::Bucket { quota, burst } => Box::new(Bucket::new(quota, burst)),
                 Spec::Window { quota, aligned } => Box::new(Window::new(quota, aligned)),
+                Spec::Blocks { .. } | Spec::Log { .. } => Box::new(Hits::new(spec)),
             }
         };
-        Self { limits: specs.into_iter().map(limit).collect() }
+        Self { limits: specs.into_iter().map(limit).collect(), held: 0 }
     }
 
     pub(crate) fn hold_to(&mut self, specs: impl IntoIterator<Item = Spec>) {
@@ -41,18 +46,24 @@ impl Combined {
         }
     }
 
+    /// The limits as a decision sees them: what is held counts as if it were charged now.
+    pub(crate) fn seen(&self, now: u64) -> Vec<Box<dyn Model>> {
+        self.limits.iter().map(|limit| limit.with_held(now, self.held)).collect()
+    }
+
     pub(crate) fn peek(&self, now: u64, ask: Ask) -> Expected {
+        let limits = self.seen(now);
         // A later turn is promised by all limits or by none, and only if all owe at least until then.
-        let at_once = self.limits.iter().map(|limit| limit.verdict(now, ask.cost, 0));
+        let at_once = limits.iter().map(|limit| limit.verdict(now, ask.cost, 0));
         let turn = match at_once.max_by_key(strictness) {
             Some(Verdict::Denied { retry_after }) => retry_after,
             _ => Duration::ZERO,
         };
         let promises = |limit: &dyn Model| limit.promises_turns() && limit.figures(now).reset >= turn;
-        let all_promise = self.limits.iter().all(|limit| promises(&**limit));
+        // A hold starts now, or not at all.
+        let all_promise = !ask.hold && limits.iter().all(|limit| promises(&**limit));
         let patience = ask.max_delay.filter(|_| all_promise).map_or(0, micros);
-        let standings: Vec<_> = self
-            .limits
+        let standings: Vec<_> = limits
             .iter()
             .map(|limit| ExpectedStanding {
                 verdict: limit.verdict(now, ask.cost, patience),
@@ -60,38 +71,34 @@ impl Combined {
             })
             .collect();
         let verdict = standings.iter().map(|standing| standing.verdict).max_by_key(strictness);
-        Expected { verdict: verdict.unwrap_or(Verdict::Allowed), standings }
+        let verdict = verdict.unwrap_or(Verdict::Allowed);
+        Expected { verdict, is_estimate: self.held > 0 && !verdict.is_allowed(), standings }
     }
 
-    /// As [`peek`](Self::peek), and charges if the request is allowed: the figures are those after it.
-    pub(crate) fn acquire(&mut self, now: u64, ask: Ask) -> (Expected, Option<Vec<Charged>>) {
+    /// As [`peek`](Self::peek), and charges or holds if the request is allowed: the figures are those after it.
+    pub(crate) fn acquire(&mut self, now: u64, ask: Ask) -> Expected {
         let mut expected = self.peek(now, ask);
         if !expected.verdict.is_allowed() {
-            return (expected, None);
+            return expected;
         }
-        if ask.cost == 0 {
-            // Nothing is charged, but it can be settled for more.
-            let nothing = Charged { cost: 0, at: now, turn: now, until: now };
-            return (expected, Some(vec![nothing; self.limits.len()]));
+        if ask.hold {
+            self.held += ask.cost;
+        } else {
+            let delay = if let Verdict::AllowedAfter(delay) = expected.verdict { micros(delay) } else { 0 };
+            self.limits.iter_mut().for_each(|limit| limit.charge(now, delay, ask.cost));
         }
-        let delay = if let Verdict::AllowedAfter(delay) = expected.verdict { micros(delay) } else { 0 };
-        let charged = self.limits.iter_mut().map(|limit| limit.charge(now, delay, ask.cost)).collect();
-        for (limit, standing) in self.limits.iter().zip(&mut expected.standings) {
+        for (limit, standing) in self.seen(now).iter().zip(&mut expected.standings) {
             standing.figures = limit.figures(now);
         }
-        (expected, Some(charged))
+        expected
     }
 
-    pub(crate) fn settle(&mut self, now: u64, charged: &[Charged], actual: u64) {
-        for (limit, &charged) in self.limits.iter_mut().zip(charged) {
-            if actual > charged.cost {
-                limit.charge(now, 0, actual - charged.cost);
-            } else if actual < charged.cost {
-                limit.give_back(now, charged, charged.cost - actual);
-            }
-        }
+    pub(crate) fn settle(&mut self, now: u64, held: u64, actual: u64) {
+        self.held -= held;
+        self.limits.iter_mut().for_each(|limit| limit.charge(now, 0, actual));
     }
 
+    /// What is held stays held.
     pub(crate) fn forget(&mut self) {
         self.limits.iter_mut().for_each(|limit| limit.forget());
     }

@@ -2,12 +2,14 @@
 
 mod bucket;
 mod combined;
+mod hits;
 mod window;
 
 use tower_ratelimit::{Figures, Quota, Verdict};
 
 pub(crate) use self::bucket::Bucket;
 pub(crate) use self::combined::{Combined, Expected};
+pub(crate) use self::hits::Hits;
 pub(crate) use self::window::Window;
 
 /// The longest time that anything is remembered: 200 years.
@@ -18,6 +20,8 @@ pub(crate) const LONGEST: u64 = 73_050 * 24 * 60 * 60 * 1_000_000;
 pub(crate) enum Spec {
     Bucket { quota: Quota, burst: u64 },
     Window { quota: Quota, aligned: bool },
+    Blocks { quota: Quota, blocks: u64, weighted: bool },
+    Log { quota: Quota },
 }
 
 /// One limit for one key. Times are microseconds since the epoch.
@@ -31,9 +35,10 @@ pub(crate) trait Model {
     fn figures(&self, now: u64) -> Figures;
 
     /// Charges a request that was decided at `now` for a turn after `delay`, allowed or not.
-    fn charge(&mut self, now: u64, delay: u64, cost: u64) -> Charged;
+    fn charge(&mut self, now: u64, delay: u64, cost: u64);
 
-    fn give_back(&mut self, now: u64, charged: Charged, amount: u64);
+    /// The same limit if `held` were charged now.
+    fn with_held(&self, now: u64, held: u64) -> Box<dyn Model>;
 
     fn forget(&mut self);
 
@@ -44,14 +49,4 @@ pub(crate) trait Model {
 
     /// By how much the clock may step back before the state counts as new.
     fn time_to_full(&self) -> u64;
-}
-
-/// What is known of a charge later.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Charged {
-    pub(crate) cost: u64,
-    pub(crate) at: u64,
-    pub(crate) turn: u64,
-    /// Until when it counts: it tells one window from another.
-    pub(crate) until: u64,
 }

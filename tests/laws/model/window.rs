@@ -4,9 +4,10 @@ use std::time::Duration;
 
 use tower_ratelimit::{Figures, Quota, Verdict};
 
-use super::{Charged, Model, Spec};
+use super::{Model, Spec};
 use crate::span::{micros, ticks};
 
+#[derive(Clone)]
 pub(crate) struct Window {
     quota: Quota,
     aligned: bool,
@@ -78,25 +79,28 @@ impl Model for Window {
         }
     }
 
-    fn charge(&mut self, now: u64, _delay: u64, cost: u64) -> Charged {
+    fn charge(&mut self, now: u64, _delay: u64, cost: u64) {
+        if cost == 0 {
+            return;
+        }
         let (open, at) = self.open_at(now);
-        let open = open.unwrap_or_else(|| {
-            let period = micros(self.quota.period());
-            let start = if self.aligned { at / period * period } else { at };
-            // The end is the window's name. After one that a change of quota cut short, it may be taken.
-            let taken = self.open.is_some_and(|former| former.end == start + period);
-            Open { start, end: start + period + u64::from(taken), used: 0, newest: at }
-        });
+        let period = micros(self.quota.period());
+        let start = if self.aligned { at / period * period } else { at };
+        // A charge counts until its calendar window ends, whatever quota started the window.
+        let open = match open {
+            Some(open) if self.aligned && self.closes(&open) < start + period => {
+                Open { start, end: start + period, ..open }
+            }
+            Some(open) => open,
+            None => Open { start, end: start + period, used: 0, newest: at },
+        };
         self.open = Some(Open { used: open.used + u128::from(cost), newest: at, ..open });
-        Charged { cost, at: now, turn: now, until: open.end }
     }
 
-    fn give_back(&mut self, now: u64, charged: Charged, amount: u64) {
-        let (Some(open), at) = self.open_at(now) else { return };
-        if open.end == charged.until {
-            let used = open.used.saturating_sub(u128::from(amount));
-            self.open = (used > 0).then_some(Open { used, newest: at, ..open });
-        }
+    fn with_held(&self, now: u64, held: u64) -> Box<dyn Model> {
+        let mut charged = self.clone();
+        charged.charge(now, 0, held);
+        Box::new(charged)
     }
 
     fn forget(&mut self) {

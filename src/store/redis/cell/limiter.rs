@@ -12,9 +12,9 @@ use crate::error::Error;
 use crate::limiter::{Acquire, Limiter, Outcome, Reply};
 use crate::observe::Observers;
 use crate::quota::Quota;
+use crate::store::redis::core::Core;
 use crate::store::redis::keys::Keys;
 use crate::store::redis::lane::Lanes;
-use crate::store::redis::line::Core;
 use crate::store::redis::lines::{Lines, RedisFuture};
 use crate::store::redis::server::RedisServer;
 
@@ -31,8 +31,8 @@ use crate::store::redis::server::RedisServer;
 ///   `retry_after` and `reset` are never too short, and too long by at most a second or the time of one, whichever is less (a
 ///   second more on a server that rounds up; where the time of one is no whole number of microseconds, a second).
 /// - **One limit**: no several limits together, none by key, no delay, no shadow.
-/// - **Nothing is given back**: [`settle`](Limiter::settle), [`set`](Limiter::set) and [`block`](Limiter::block) answer with an
-///   error for which [`is_unsupported`](Error::is_unsupported) holds, and there are no receipts.
+/// - **Nothing can be held**: [`hold`](Limiter::hold), [`set`](Limiter::set) and [`block`](Limiter::block) return an error for
+///   which [`is_unsupported`](Error::is_unsupported) holds.
 ///   [`reset`](Limiter::reset) deletes the key. A peek asks for a quantity of zero.
 /// - **No cluster.** The command declares no keys, so that no node of a cluster ever answers MOVED: each counts what it is
 ///   asked, and a limit would be had once for each node. A limiter with a cluster is an error when it is built.
@@ -102,7 +102,7 @@ impl<Key: ?Sized> RedisCell<Key> {
     /// # Errors
     ///
     /// If there is no connection within two seconds, or Redis refuses the password or to write, or has no `CL.THROTTLE`; the
-    /// error says which. [`is_config`](Error::is_config) holds if it was called outside of a tokio runtime.
+    /// error says which. [`is_config`](Error::is_config) holds outside of a tokio runtime, and in one without timer or I/O.
     pub async fn check(&self) -> Result<(), Error> {
         self.handle.lines.check().await
     }
@@ -138,6 +138,11 @@ impl<Key: EncodeKey + ?Sized> Limiter<Key> for RedisCell<Key> {
     type Future = RedisFuture;
 
     fn acquire(&self, key: &Key, ask: Ask) -> Acquire<RedisFuture> {
+        if ask.hold {
+            return Acquire::Ready(Err(Error::unsupported(
+                "hold failed: redis-cell cannot hold a cost; use `Redis` instead of `RedisCell`",
+            )));
+        }
         if let Some(never) = self.never(ask) {
             return Acquire::Ready(Ok(Outcome::from(never)));
         }

@@ -6,11 +6,10 @@ use tokio::sync::oneshot;
 use super::rate::{Rate, Told};
 use crate::clock::{Clock, SystemClock};
 use crate::error::Error;
-use crate::limiter::Outcome;
 use crate::store::redis::connection::Connection;
 use crate::store::redis::failure::Failure;
 use crate::store::redis::slot::slot;
-use crate::store::redis::trade::{Answer, Parcel, Trade};
+use crate::store::redis::trade::{Answer, Done, Parcel, Trade};
 
 /// Errands, each as a command of its own; those that travel together, as a pipeline.
 pub(super) struct Throttle {
@@ -33,7 +32,7 @@ pub(super) enum What {
 }
 
 impl Parcel for Errand {
-    fn steps(&self) -> usize {
+    fn weight(&self) -> usize {
         1
     }
 
@@ -142,15 +141,15 @@ impl Throttle {
         throttle
     }
 
-    fn outcome(&self, what: What, reply: Value) -> Result<Option<Outcome>, Failure> {
+    fn outcome(&self, what: What, reply: Value) -> Result<Done, Failure> {
         let reply = reply.extract_error().map_err(|error| self.explain(error))?;
         let (cost, is_peek) = match what {
             What::Acquire(cost) => (cost, false),
             What::Peek(cost) => (cost, true),
-            What::Reset => return Ok(None),
+            What::Reset => return Ok(Done::Operated),
         };
         let told = told(&reply).ok_or_else(unexpected)?;
-        Ok(Some(self.rate.decision(self.clock.now(), told, cost, is_peek).into()))
+        Ok(Done::Decided(self.rate.decision(self.clock.now(), told, cost, is_peek), None))
     }
 }
 

@@ -2,7 +2,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use redis::aio::{ConnectionLike, MultiplexedConnection};
+use futures_util::future::join_all;
 use redis::{Cmd, ErrorKind, Pipeline, RedisError, ServerErrorKind, Value};
 use tokio::sync::OnceCell;
 use tokio::time::sleep;
@@ -10,6 +10,7 @@ use tokio::time::sleep;
 use super::source::Cluster;
 use crate::limiter::BoxFuture;
 use crate::store::redis::connection::Connection;
+use crate::store::redis::link::Link;
 
 /// A connection to as many nodes as it has needed.
 ///
@@ -17,7 +18,7 @@ use crate::store::redis::connection::Connection;
 #[derive(Clone)]
 pub(super) struct Routed {
     cluster: Cluster,
-    nodes: Arc<Mutex<HashMap<usize, Arc<OnceCell<MultiplexedConnection>>>>>,
+    nodes: Arc<Mutex<HashMap<usize, Arc<OnceCell<Link>>>>>,
 }
 
 impl Routed {
@@ -32,7 +33,7 @@ impl Routed {
     }
 
     /// The connection to a node, made if need be: by one, whoever else waits for it.
-    pub(super) async fn node(&self, node: usize) -> Result<MultiplexedConnection, RedisError> {
+    pub(super) async fn node(&self, node: usize) -> Result<Link, RedisError> {
         let cell = {
             let mut nodes = self.nodes.lock().unwrap_or_else(PoisonError::into_inner);
             Arc::clone(nodes.entry(node).or_default())
@@ -79,15 +80,15 @@ impl Routed {
     }
 }
 
-async fn send(mut connection: MultiplexedConnection, asking: bool, command: &Cmd) -> Result<Value, RedisError> {
+async fn send(connection: Link, asking: bool, command: &Cmd) -> Result<Value, RedisError> {
     if !asking {
-        return connection.req_packed_command(command).await.and_then(Value::extract_error);
+        return connection.send(command).await;
     }
     // To a node that is about to get the slot: only right behind ASKING does it answer.
     let mut both = Pipeline::with_capacity(2);
     both.cmd("ASKING");
     both.add_command(command.clone());
-    let mut replies = connection.req_packed_commands(&both, 0, 2).await?;
+    let mut replies = connection.send_all(&both).await?;
     replies.pop().unwrap_or(Value::Nil).extract_error()
 }
 
@@ -100,5 +101,11 @@ impl Connection for Routed {
     fn pipe(&self, _commands: Arc<Pipeline>) -> BoxFuture<Result<Vec<Value>, RedisError>> {
         let error = (ErrorKind::InvalidClientConfig, "commands without a slot can't be sent to a cluster");
         Box::pin(std::future::ready(Err(error.into())))
+    }
+
+    fn is_open(&self) -> BoxFuture<bool> {
+        let nodes = self.nodes.lock().unwrap_or_else(PoisonError::into_inner);
+        let nodes = join_all(nodes.values().filter_map(|node| node.get()).map(Connection::is_open));
+        Box::pin(async move { nodes.await.into_iter().all(|is_open| is_open) })
     }
 }

@@ -5,7 +5,6 @@ use std::time::{Duration, Instant};
 
 use arc_swap::ArcSwap;
 use futures_util::future::select_ok;
-use redis::aio::{ConnectionLike, MultiplexedConnection};
 use redis::{Client, ConnectionAddr, ConnectionInfo, ErrorKind, RedisError, Value};
 use tokio::time::timeout;
 
@@ -17,7 +16,8 @@ use crate::limiter::BoxFuture;
 use crate::store::redis::RedisTls;
 use crate::store::redis::connection::Connection;
 use crate::store::redis::failure::Failure;
-use crate::store::redis::server::{Source, connected, within};
+use crate::store::redis::link::Link;
+use crate::store::redis::server::{Source, within};
 
 /// The nodes of a cluster. Lanes are nodes, by their index in the map.
 #[derive(Clone)]
@@ -103,7 +103,7 @@ impl Cluster {
         }
     }
 
-    pub(super) async fn connect_to(&self, node: usize) -> Result<MultiplexedConnection, RedisError> {
+    pub(super) async fn connect_to(&self, node: usize) -> Result<Link, RedisError> {
         let address = self.0.map.load().nodes().get(node).cloned();
         match address {
             Some(address) => self.connect_at(&address).await,
@@ -111,7 +111,7 @@ impl Cluster {
         }
     }
 
-    async fn connect_at(&self, (host, port): &Address) -> Result<MultiplexedConnection, RedisError> {
+    async fn connect_at(&self, (host, port): &Address) -> Result<Link, RedisError> {
         let mut address = self.0.template.addr().clone();
         match &mut address {
             ConnectionAddr::Tcp(own, at) | ConnectionAddr::TcpTls { host: own, port: at, .. } => {
@@ -120,7 +120,7 @@ impl Cluster {
             }
             _ => {}
         }
-        connected(&Client::open(self.0.template.clone().set_addr(address))?).await
+        Link::connect(&Client::open(self.0.template.clone().set_addr(address))?).await
     }
 
     /// Asks for the map, without waiting for it, unless that was done just now.
@@ -162,10 +162,9 @@ impl Cluster {
     /// What a node says of all slots.
     async fn ask(&self, node: &Address) -> Result<(Value, String), RedisError> {
         let asked = timeout(Self::ANSWER_WITHIN, async {
-            let mut connection = self.connect_at(node).await?;
             let mut command = redis::cmd("CLUSTER");
             command.arg("SLOTS");
-            connection.req_packed_command(&command).await.and_then(Value::extract_error)
+            self.connect_at(node).await?.send(&command).await
         });
         let reply = match asked.await {
             Ok(reply) => reply?,

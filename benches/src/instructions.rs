@@ -1,0 +1,102 @@
+//! One case of a decision, repeated: for counting instructions (see `scripts/instructions`).
+//!
+//! It uses only what every revision of the crate has, so that two revisions can be compared.
+
+use std::convert::Infallible;
+use std::future::{Future, Ready, ready};
+use std::hint::black_box;
+use std::net::SocketAddr;
+use std::pin::pin;
+use std::task::{Context, Poll, Waker};
+
+use axum::body::Body;
+use axum::extract::ConnectInfo;
+use http::{Request, Response};
+use tower::{Layer, Service};
+use tower_ratelimit::{
+    Ask, DynLimit, FixedWindow, Gcra, Limit, ManualClock, Memory, PeerIp, Quota, RateLimitLayer, SlidingWindow,
+};
+
+/// Never used up.
+const PLENTY: Gcra = Gcra::new(Quota::per_second(1_000_000)).burst(1 << 32);
+
+fn main() {
+    let arguments: Vec<String> = std::env::args().collect();
+    let [_, case, count, ..] = &arguments[..] else { panic!("usage: instructions CASE COUNT") };
+    // Run by `cargo bench`, it has nothing to measure.
+    let Ok(count) = count.parse::<u64>() else { return };
+    match case.as_str() {
+        "hot" => repeat(count, decide(PLENTY, |_| 7)),
+        "denied" => repeat(count, decide(Gcra::new(Quota::per_day(1)), |_| 7)),
+        "thousand-keys" => repeat(count, decide(PLENTY, |index| index.wrapping_mul(0x9E37_79B9) % 1000)),
+        "fixed-window" => repeat(count, decide(FixedWindow::new(Quota::per_day(1 << 40)), |_| 7)),
+        "sliding-window" => repeat(count, decide(SlidingWindow::new(Quota::per_day(1 << 40)), |_| 7)),
+        "insertion" => repeat(count, decide(PLENTY, |index| index)),
+        "three-limits" => {
+            let limits = (
+                Limit::new("a", PLENTY),
+                Limit::new("b", PLENTY).by(|key: &u64| key % 3),
+                Limit::new("c", PLENTY).by(|_: &u64| ()),
+            );
+            let limiter = Memory::builder(limits).clock(ManualClock::new()).build().expect("limits");
+            repeat(count, |_| black_box(&limiter).decide(black_box(&7), Ask::default()).is_allowed());
+        }
+        "three-limits-dynamic" => {
+            let limits: Vec<DynLimit<u64>> = vec![
+                DynLimit::new(Limit::new("a", PLENTY)),
+                DynLimit::new(Limit::new("b", PLENTY).by(|key: &u64| key % 3)),
+                DynLimit::new(Limit::new("c", PLENTY).by(|_: &u64| ())),
+            ];
+            let limiter = Memory::builder(limits).clock(ManualClock::new()).build().expect("limits");
+            repeat(count, |_| black_box(&limiter).decide(black_box(&7), Ask::default()).is_allowed());
+        }
+        "service" => service(count),
+        other => panic!("no case named {other}"),
+    }
+}
+
+/// Counting begins and ends here. What is built before, such as a clock that is calibrated, does not count.
+#[inline(never)]
+fn repeat(count: u64, mut decide: impl FnMut(u64) -> bool) {
+    let mut allowed = 0_u64;
+    for index in 0..count {
+        allowed += u64::from(decide(index));
+    }
+    black_box(allowed);
+}
+
+fn decide<A: tower_ratelimit::algorithm::Algorithm>(algorithm: A, key: impl Fn(u64) -> u64) -> impl Fn(u64) -> bool {
+    let limiter = Memory::builder(algorithm).max_keys(200_000).clock(ManualClock::new()).build().expect("a limit");
+    move |index| limiter.decide(black_box(&key(index)), Ask::default()).is_allowed()
+}
+
+#[derive(Clone)]
+struct Nothing;
+
+impl Service<Request<Body>> for Nothing {
+    type Response = Response<Body>;
+    type Error = Infallible;
+    type Future = Ready<Result<Response<Body>, Infallible>>;
+
+    fn poll_ready(&mut self, _cx: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, request: Request<Body>) -> Self::Future {
+        black_box(&request);
+        ready(Ok(Response::new(Body::empty())))
+    }
+}
+
+fn service(count: u64) {
+    let limiter = Memory::builder(PLENTY).clock(ManualClock::new()).build().expect("a limit");
+    let mut service = RateLimitLayer::new(PeerIp::new(), limiter).layer(Nothing);
+    let (peer, mut cx) = (SocketAddr::from(([203, 0, 113, 7], 4711)), Context::from_waker(Waker::noop()));
+    repeat(count, |_| {
+        let mut request = Request::new(Body::empty());
+        request.extensions_mut().insert(ConnectInfo(peer));
+        assert!(service.poll_ready(&mut cx).is_ready());
+        let mut response = pin!(service.call(request));
+        black_box(response.as_mut().poll(&mut cx)).is_ready()
+    });
+}

@@ -1,0 +1,90 @@
+//! How long the server works on a call of the script that carries as many decisions as there may be.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use redis::Value;
+use serde_json::json;
+use tokio::runtime::Runtime;
+use tower_ratelimit::store::IntoRedisLimits;
+use tower_ratelimit::{
+    Ask, FixedWindow, Gcra, LeakyQueue, Limit, Limiter, ManualClock, Quota, Redis, SlidingLog, SlidingWindow,
+};
+
+use super::server::Server;
+use crate::harness::{Harness, median};
+
+const KEYS: u64 = 1024;
+const QUOTA: Quota = Quota::per_minute(1_000_000);
+
+pub(super) fn run(harness: &Harness, runtime: &Runtime, server: &Server) {
+    if !harness.wants("redis call") {
+        return;
+    }
+    let window = |blocks| SlidingWindow::new(QUOTA).blocks(blocks);
+    let (bucket, log) = (Gcra::new(QUOTA), SlidingLog::new(QUOTA));
+    let three = (Limit::new("a", bucket), Limit::new("b", window(10)), Limit::new("c", log));
+    let figures = [
+        ("bucket", measure(runtime, server, "b", bucket)),
+        ("leaky_queue", measure(runtime, server, "q", LeakyQueue::new(QUOTA))),
+        ("fixed_window", measure(runtime, server, "f", FixedWindow::new(QUOTA))),
+        ("sliding_window_1", measure(runtime, server, "w1", window(1))),
+        ("sliding_window_10", measure(runtime, server, "w10", window(10))),
+        ("sliding_window_60", measure(runtime, server, "w60", window(60))),
+        ("sliding_log", measure(runtime, server, "l", log)),
+        ("bucket_window_10_log", measure(runtime, server, "t", three)),
+    ];
+    let of = |pick: fn(&Call) -> f64| figures.iter().map(|(name, call)| (*name, pick(call))).collect::<Vec<_>>();
+    harness.report("redis call", json!({ "keys": KEYS }), "us", &of(|call| call.micros));
+    harness.report("redis call", json!({ "keys": KEYS }), "decisions", &of(|call| call.decisions));
+}
+
+struct Call {
+    micros: f64,
+    decisions: f64,
+}
+
+fn measure(runtime: &Runtime, server: &Server, name: &str, limits: impl IntoRedisLimits<u64>) -> Call {
+    const ROUNDS: u64 = 10;
+    server.flush();
+    let clock = ManualClock::new();
+    let limiter = Redis::builder(server.open(), name, limits)
+        .deadline(Duration::from_secs(5))
+        .clock_for_tests(clock.clone())
+        .build()
+        .expect("limits");
+    let limiter = Arc::new(limiter);
+    let round = || {
+        clock.advance(Duration::from_secs(1));
+        runtime.block_on(all_at_once(&limiter));
+    };
+    // So that every block of a window has hits.
+    (0..61).for_each(|_| round());
+    server.command(&["CONFIG", "SET", "slowlog-max-len", "100000"]);
+    server.command(&["CONFIG", "SET", "slowlog-log-slower-than", "0"]);
+    server.slow_log_reset();
+    (0..ROUNDS).for_each(|_| round());
+    server.command(&["CONFIG", "SET", "slowlog-log-slower-than", "-1"]);
+    let micros: Vec<f64> = server.slow_log().into_iter().filter_map(script_micros).collect();
+    Call { decisions: (ROUNDS * KEYS) as f64 / micros.len() as f64, micros: median(micros) }
+}
+
+async fn all_at_once(limiter: &Arc<Redis<u64>>) {
+    let tasks: Vec<_> = (0..KEYS)
+        .map(|key| {
+            let limiter = Arc::clone(limiter);
+            tokio::spawn(async move { limiter.acquire(&key, Ask::default()).await.expect("an answer") })
+        })
+        .collect();
+    for task in tasks {
+        drop(task.await.expect("a task"));
+    }
+}
+
+/// Of an entry of the slow log: its time, if it is a script's.
+fn script_micros(entry: Value) -> Option<f64> {
+    let Value::Array(entry) = entry else { return None };
+    let (Value::Int(micros), Value::Array(command)) = (entry.get(2)?, entry.get(3)?) else { return None };
+    let Value::BulkString(name) = command.first()? else { return None };
+    name.starts_with(b"EVAL").then_some(*micros as f64)
+}

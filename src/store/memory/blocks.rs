@@ -1,0 +1,144 @@
+//! Until when keys are blocked.
+
+use std::sync::atomic::{AtomicU64 as Until, Ordering};
+use std::sync::{Mutex, OnceLock, PoisonError};
+use std::time::Duration;
+
+use crate::clock::Timestamp;
+use crate::sync::AtomicU64;
+use crate::table::{Spot, Table, Tenancy, WhenFull};
+
+/// The blocks of a limit.
+#[derive(Default)]
+pub(super) struct Blocks {
+    /// By key, made when the first one is blocked.
+    table: OnceLock<Table<[AtomicU64; 1]>>,
+    /// The latest end of a block: after it no decision looks for blocks.
+    until: Until,
+    /// One change at a time, so that `until` is right.
+    changing: Mutex<()>,
+}
+
+impl Blocks {
+    /// Whether any key is blocked.
+    // Part of each decision: rows "hot key" and "1000 keys" of docs/performance.md.
+    #[inline(always)]
+    pub(super) fn any(&self, now: Timestamp) -> bool {
+        self.until.load(Ordering::Relaxed) > now.as_micros()
+    }
+
+    /// For how long a key is blocked, if it is.
+    #[inline]
+    pub(super) fn remaining(&self, hash: u64, now: Timestamp) -> Option<Duration> {
+        if self.any(now) { self.look_up(hash, now) } else { None }
+    }
+
+    #[cold]
+    fn look_up(&self, hash: u64, now: Timestamp) -> Option<Duration> {
+        let [until] = *self.table.get()?.read(hash, &mut { Spot::BLANK }).state;
+        let until = Timestamp::from_micros(until);
+        (until > now).then(|| until.since(now))
+    }
+
+    /// Blocks a key until then; a time that is not in the future lifts its block.
+    pub(super) fn set(&self, hash: u64, now: Timestamp, until: Timestamp, max_keys: usize) {
+        let _one = self.changing.lock().unwrap_or_else(PoisonError::into_inner);
+        if until > now {
+            let table = self.table.get_or_init(|| Table::with_room_for(max_keys, 1, WhenFull::Forget));
+            let former = self.look_up(hash, now).map(|remaining| now.after(remaining).as_micros());
+            let blocked = table.alter(hash, now.as_micros(), Some(&ByEnd), |table, place, _| {
+                *table.edit(place) = [until.as_micros()];
+            });
+            debug_assert!(blocked.is_ok(), "a table that evicts has space");
+            self.until.fetch_max(until.as_micros(), Ordering::Relaxed);
+            if former > Some(until.as_micros()) {
+                self.find_latest(table, now);
+            }
+        } else if let Some(table) = self.table.get() {
+            table.remove(hash);
+            self.find_latest(table, now);
+        }
+    }
+
+    /// After a block was lifted or shortened.
+    fn find_latest(&self, table: &Table<[AtomicU64; 1]>, now: Timestamp) {
+        let mut latest = 0;
+        table.for_each_live(now.as_micros(), |_, until, _| latest = latest.max(until));
+        self.until.store(latest, Ordering::Relaxed);
+    }
+
+    pub(super) fn bytes(&self) -> usize {
+        self.table.get().map_or(0, Table::bytes)
+    }
+}
+
+/// A block is a moment: of two, the one that ends first is evicted.
+struct ByEnd;
+
+impl Tenancy<[u64; 1]> for ByEnd {
+    fn owes(&self, &[until]: &[u64; 1]) -> (u64, u64) {
+        (0, until)
+    }
+
+    fn inherit(&self, state: &mut [u64; 1], from: &[u64; 1]) {
+        state[0] = state[0].max(from[0]);
+    }
+
+    fn when_full(&self) -> WhenFull {
+        WhenFull::Forget
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    const START: Timestamp = Timestamp::from_micros(1_000_000);
+
+    fn after(seconds: u64) -> Timestamp {
+        START.after(Duration::from_secs(seconds))
+    }
+
+    /// While none is blocked, decisions take the fast path.
+    #[test]
+    fn no_key_is_blocked_after_the_last_block_has_ended() {
+        let blocks = Blocks::default();
+        assert!(!blocks.any(START));
+        blocks.set(1, START, after(60), 100);
+        blocks.set(2, START, after(30), 100);
+        assert!(blocks.any(START));
+        assert_eq!(blocks.remaining(2, after(29)), Some(Duration::from_secs(1)));
+        assert_eq!(blocks.remaining(2, after(30)), None);
+        assert!(blocks.any(after(59)));
+        assert!(!blocks.any(after(60)));
+    }
+
+    #[test]
+    fn no_key_is_blocked_after_the_last_block_was_lifted() {
+        let blocks = Blocks::default();
+        blocks.set(1, START, after(60), 100);
+        blocks.set(2, START, after(30), 100);
+        blocks.set(1, START, START, 100);
+        assert!(blocks.any(after(29)));
+        assert!(!blocks.any(after(30)), "the other block ends earlier");
+        assert_eq!(blocks.remaining(2, START), Some(Duration::from_secs(30)));
+        blocks.set(2, START, START, 100);
+        assert!(!blocks.any(START));
+        // Nobody was blocked.
+        blocks.set(3, START, START, 100);
+        assert!(!blocks.any(START));
+    }
+
+    #[test]
+    fn shortened_block_ends_with_its_new_end() {
+        let blocks = Blocks::default();
+        blocks.set(1, START, after(3600), 100);
+        blocks.set(2, START, after(20), 100);
+        blocks.set(1, START, after(10), 100);
+        assert_eq!(blocks.remaining(1, START), Some(Duration::from_secs(10)));
+        assert!(blocks.any(after(19)));
+        assert!(!blocks.any(after(20)));
+        blocks.set(1, START, after(40), 100);
+        assert!(blocks.any(after(39)));
+    }
+}

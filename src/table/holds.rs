@@ -1,0 +1,123 @@
+//! What is held on keys, beside their states.
+//!
+//! Amounts lie in a map of their own, as few keys have any: so states and sets do not grow, and a decision on a key without
+//! holds pays for one load of a counter that is zero.
+//!
+//! # Protocol
+//!
+//! An amount changes only under the lock of the set that its key lies in. A reader loads the set's version, then the counter
+//! and the amount, and then validates the version, as for a state. So state and amount belong together: a change between the
+//! two loads changes the version, and a reader that loads the version after the change sees it, as unlocking releases what
+//! the version's load acquires.
+//!
+//! A key on which something is held keeps its slot: [`Set::free_slot`](super::set::Set::free_slot) and the eviction pass over
+//! it, so that its actual cost can be charged.
+
+use std::collections::HashMap;
+use std::hash::BuildHasherDefault;
+use std::sync::PoisonError;
+
+use crate::sync::{AtomicU64, Mutex, MutexGuard, Ordering};
+
+/// The amounts held, by fingerprint.
+pub(super) struct Holds {
+    /// How many keys have one.
+    keys: AtomicU64,
+    shards: [Mutex<Amounts>; SHARDS],
+}
+
+/// Fingerprints are hashes already.
+type Amounts = HashMap<u64, u64, BuildHasherDefault<Fingerprints>>;
+
+#[cfg(not(loom))]
+const SHARDS: usize = 16;
+#[cfg(loom)]
+const SHARDS: usize = 1;
+
+impl Holds {
+    pub(super) fn new() -> Self {
+        Self { keys: AtomicU64::new(0), shards: std::array::from_fn(|_| Mutex::new(Amounts::default())) }
+    }
+
+    /// Whether anything is held on any key.
+    // Part of each decision: rows "hot key" and "1000 keys" of docs/performance.md.
+    #[inline(always)]
+    pub(super) fn any(&self) -> bool {
+        self.keys.load(Ordering::Acquire) != 0
+    }
+
+    /// What is held on a key.
+    #[inline]
+    pub(super) fn of(&self, fingerprint: u64) -> u64 {
+        if self.any() { self.look_up(fingerprint) } else { 0 }
+    }
+
+    #[cold]
+    fn look_up(&self, fingerprint: u64) -> u64 {
+        self.shard(fingerprint).get(&fingerprint).copied().unwrap_or(0)
+    }
+
+    /// Under the lock of the key's set: holds so much more.
+    pub(super) fn add(&self, fingerprint: u64, amount: u64) {
+        if amount == 0 {
+            return;
+        }
+        let mut shard = self.shard(fingerprint);
+        let held = shard.entry(fingerprint).or_insert_with(|| {
+            self.keys.fetch_add(1, Ordering::AcqRel);
+            0
+        });
+        *held = held.saturating_add(amount);
+    }
+
+    /// Under the lock of the key's set: holds so much less.
+    pub(super) fn subtract(&self, fingerprint: u64, amount: u64) {
+        let mut shard = self.shard(fingerprint);
+        let Some(held) = shard.get_mut(&fingerprint) else { return };
+        *held = held.saturating_sub(amount);
+        if *held == 0 {
+            shard.remove(&fingerprint);
+            self.keys.fetch_sub(1, Ordering::AcqRel);
+        }
+    }
+
+    /// On how many keys something is held, and how much in all.
+    pub(super) fn totals(&self) -> (usize, u64) {
+        let totals = self.shards.iter().map(|shard| {
+            let shard = shard.lock().unwrap_or_else(PoisonError::into_inner);
+            (shard.len(), shard.values().fold(0, |sum: u64, held| sum.saturating_add(*held)))
+        });
+        totals.fold((0, 0), |(keys, amount), (more, held)| (keys + more, amount.saturating_add(held)))
+    }
+
+    pub(super) fn bytes(&self) -> usize {
+        let of = |shard: &Mutex<Amounts>| shard.lock().unwrap_or_else(PoisonError::into_inner).capacity();
+        // A map allocates an eighth more than its capacity, and a byte of its own for each entry.
+        self.shards.iter().map(of).sum::<usize>() * 8 / 7 * (size_of::<(u64, u64)>() + 1) + size_of::<Self>()
+    }
+
+    #[allow(clippy::cast_possible_truncation, reason = "only the low bits count")]
+    fn shard(&self, fingerprint: u64) -> MutexGuard<'_, Amounts> {
+        self.shards[fingerprint as usize % SHARDS].lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Takes a fingerprint as it is.
+#[derive(Default)]
+struct Fingerprints(u64);
+
+impl std::hash::Hasher for Fingerprints {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        for &byte in bytes {
+            self.0 = self.0.rotate_left(8) ^ u64::from(byte);
+        }
+    }
+
+    fn write_u64(&mut self, fingerprint: u64) {
+        self.0 = fingerprint;
+    }
+}

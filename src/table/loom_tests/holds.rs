@@ -1,0 +1,246 @@
+//! Costs that are held while others decide, settle, evict, move and reset: what is held counts like what is charged.
+
+use super::*;
+use crate::{Gcra, Quota};
+
+/// The production bucket. A token drains as in the other models.
+fn bucket(tokens: u64) -> Gcra {
+    Gcra::new(Quota::new(1, Duration::from_micros(TOKEN))).burst(tokens)
+}
+
+/// Of the last token, a decision or a hold has it, whether the key has a slot before or not.
+fn decision_against_hold<L>(charged_before: u64, build: impl Fn(u64) -> Model<L> + Send + Sync + 'static)
+where
+    L: LimitsFor<u64, Same> + Limits<Same> + 'static,
+    L::Rows: Send + Sync,
+{
+    model(3, move || {
+        let limiter = build(charged_before + 1);
+        let k = key(2, [0, 1], 0);
+        (0..charged_before).for_each(|_| assert!(admits(&limiter, &k)));
+        let (held, admitted) = race(&limiter, move |limiter| hold(limiter, &k, 1), move |limiter| admits(limiter, &k));
+        assert!(held.is_some() ^ admitted, "{} held, {admitted} admitted", held.is_some());
+        assert!(!admits(&limiter, &k) && hold(&limiter, &k, 1).is_none());
+        // Dropping the guard charges what it held.
+        drop(held);
+        assert_eq!(owed(&limiter, &k), [50 * u128::from(charged_before + 1)]);
+    });
+}
+
+#[test]
+fn a_decision_and_a_hold_on_a_new_key_take_turns() {
+    decision_against_hold(0, |tokens| sets(2, burst(tokens)));
+    decision_against_hold(0, |tokens| sets(2, bucket(tokens)));
+}
+
+#[test]
+fn a_decision_and_a_hold_on_a_known_key_take_turns() {
+    decision_against_hold(1, |tokens| sets(2, burst(tokens)));
+    decision_against_hold(1, |tokens| sets(2, bucket(tokens)));
+}
+
+#[test]
+fn two_holds_share_what_is_left() {
+    for charged_before in [0, 1] {
+        alike(3, move || {
+            let limiter = sets(2, bucket(charged_before + 1));
+            let k = key(2, [0, 1], 0);
+            (0..charged_before).for_each(|_| assert!(admits(&limiter, &k)));
+            let (a, b) = race(&limiter, move |limiter| hold(limiter, &k, 1), move |limiter| hold(limiter, &k, 1));
+            assert!(a.is_some() ^ b.is_some());
+            let held = a.or(b).expect("one of them");
+            settle(held, 0);
+            assert_eq!(owed(&limiter, &k), [50 * u128::from(charged_before)]);
+        });
+    }
+}
+
+/// Of three tokens two are held. A decision sees the hold or what was settled, and never neither or both.
+#[test]
+fn a_settlement_and_a_decision_take_turns() {
+    for (actual, cost) in [(0, 3), (1, 2), (2, 1), (2, 2), (3, 1)] {
+        model(3, move || {
+            let limiter = sets(2, bucket(3));
+            let k = key(2, [0, 1], 0);
+            let held = hold(&limiter, &k, 2).expect("three tokens are available");
+            let decide = move |limiter: &Model<Gcra>| limiter.decide(&k, Ask::cost(cost)).is_allowed();
+            let ((), admitted) = race(&limiter, move |_: &Model<Gcra>| settle(held, actual), decide);
+            let in_turn = [actual + cost <= 3, 2 + cost <= 3];
+            assert!(in_turn.contains(&admitted), "{admitted}, and in turn {in_turn:?}");
+            let charged = actual + if admitted { cost } else { 0 };
+            assert_eq!(owed(&limiter, &k), [50 * u128::from(charged)]);
+        });
+    }
+}
+
+#[test]
+fn what_is_settled_and_what_is_charged_add_up() {
+    for actual in [0, 1, 3] {
+        model(3, move || {
+            let limiter = sets(2, burst(5));
+            let k = key(2, [0, 1], 0);
+            let held = hold(&limiter, &k, 1).expect("five tokens are available");
+            let settle = move |_: &Model<Burst>| settle(held, actual);
+            let ((), charged) = race(&limiter, settle, move |limiter| admits(limiter, &k));
+            assert!(charged);
+            assert_eq!(owed(&limiter, &k), [50 * u128::from(actual + 1)]);
+        });
+    }
+}
+
+/// The amounts of both keys lie in one map, with one counter of keys: the end of one hold hides no other one.
+#[test]
+fn the_end_of_a_hold_on_another_key_hides_no_hold() {
+    model(3, || {
+        let limiter = sets(2, bucket(1));
+        let (k, other) = (key(2, [0, 1], 0), key(2, [1, 0], 1));
+        let held = hold(&limiter, &k, 1).expect("a token is available");
+        let ends = hold(&limiter, &other, 1).expect("a token is available");
+        let ((), admitted) = race(&limiter, move |_: &Model<Gcra>| settle(ends, 0), move |limiter| admits(limiter, &k));
+        assert!(!admitted);
+        settle(held, 0);
+        assert!(admits(&limiter, &k));
+    });
+}
+
+/// The held key is idle, by any clock, and keeps its slot: the newcomer has that of another key.
+#[test]
+fn a_hold_keeps_its_slot_in_a_full_table() {
+    model(2, || {
+        let limiter = sets(2, burst(2));
+        let (k, late, new) = (key(2, [0, 1], 0), key(2, [1, 0], 1), key(2, [0, 1], 2));
+        assert!(admits(&limiter, &k) && admits(&limiter, &late));
+        let newcomer = move |limiter: &Model<Burst>| {
+            at(150);
+            admits(limiter, &new)
+        };
+        let in_debt = move |limiter: &Model<Burst>| hold(limiter, &k, 1);
+        let (charged, held) = race(&limiter, newcomer, in_debt);
+        assert!(charged);
+        at(150);
+        // The newcomer took an idle slot: that of the key before it was held, or the other one.
+        assert_eq!(owed(&limiter, &new), [50]);
+        // A second newcomer finds one slot at most: that of `new` or an idle one, and not the held one.
+        assert!(admits(&limiter, &key(2, [0, 1], 3)));
+        let held = held.expect("a token is available");
+        assert_eq!(peek(&limiter, &k).remaining(), Some(1), "one of two is held");
+        settle(held, 2);
+        assert_eq!(owed(&limiter, &k), [100], "what was held is charged in its slot");
+        assert!(!admits(&limiter, &k));
+    });
+}
+
+/// A newcomer looks for somebody to evict while the only key that owes nothing becomes a held one.
+#[test]
+fn a_key_is_held_or_evicted_and_never_both() {
+    model(2, || {
+        let limiter = sets(2, burst(2));
+        let (k, late, new) = (key(2, [0, 1], 0), key(2, [1, 0], 1), key(2, [0, 1], 2));
+        assert!(admits(&limiter, &k) && admits(&limiter, &late) && admits(&limiter, &late));
+        let newcomer = move |limiter: &Model<Burst>| admits(limiter, &new);
+        let (charged, held) = race(&limiter, newcomer, move |limiter| hold(limiter, &k, 1));
+        assert!(charged);
+        let held = held.expect("a token is available");
+        // Held first, it stays with what it was charged, and `late` goes. Evicted first, it comes back with nothing.
+        let left = peek(&limiter, &k).remaining();
+        assert!(left == Some(0) || left == Some(1), "{left:?}");
+        let charged_before = 1 - left.unwrap_or(0);
+        settle(held, 1);
+        assert_eq!(owed(&limiter, &k), [50 * u128::from(charged_before + 1)]);
+    });
+}
+
+#[test]
+fn a_full_table_of_held_keys_denies_a_newcomer() {
+    model(2, || {
+        let limiter = sets(2, burst(1));
+        let (one, two, new) = (key(2, [0, 1], 0), key(2, [1, 0], 1), key(2, [0, 1], 2));
+        let [first, second] = [one, two].map(|key| hold(&limiter, &key, 1).expect("a token is available"));
+        let newcomer = move |limiter: &Model<Burst>| admits(limiter, &new);
+        let (admitted, ()) = race(&limiter, newcomer, move |_: &Model<Burst>| settle(first, 0));
+        assert!(!admits(&limiter, &two), "whoever is held stays");
+        settle(second, 1);
+        assert_eq!(owed(&limiter, &two), [50]);
+        assert_eq!(owed(&limiter, &new), [50 * u128::from(admitted)]);
+    });
+}
+
+/// A key whose cost is held moves to its other set while somebody decides on it, settles it, or reads it.
+#[test]
+fn a_held_key_that_is_being_moved_is_held_still() {
+    for (from, to) in [(0, 2), (2, 0)] {
+        let start = move || {
+            let limiter = sets(3, burst(2));
+            let between = 3 - from - to;
+            let (k, stays, new) = (key(3, [from, to], 0), key(3, [between, from], 1), key(3, [from, between], 2));
+            let held = hold(&limiter, &k, 2).expect("two tokens are available");
+            assert!(admits(&limiter, &stays));
+            (limiter, [k, new], held)
+        };
+        model(2, move || {
+            let (limiter, [k, new], held) = start();
+            let (charged, admitted) =
+                race(&limiter, move |limiter| admits(limiter, &new), move |limiter| admits(limiter, &k));
+            assert_eq!((charged, admitted), (true, false));
+            settle(held, 1);
+            assert_eq!([k, new].map(|key| owed(&limiter, &key)), [[50]; 2]);
+        });
+        model(2, move || {
+            let (limiter, [k, new], held) = start();
+            let (charged, ()) =
+                race(&limiter, move |limiter| admits(limiter, &new), move |_: &Model<Burst>| settle(held, 1));
+            assert!(charged);
+            assert_eq!([k, new].map(|key| owed(&limiter, &key)), [[50]; 2]);
+        });
+    }
+}
+
+/// A reset changes the state and leaves what is held.
+#[test]
+fn a_reset_leaves_what_is_held() {
+    model(3, || {
+        let limiter = sets(2, burst(2));
+        let k = key(2, [0, 1], 0);
+        assert!(admits(&limiter, &k));
+        let ((), held) = race(&limiter, move |limiter| reset(limiter, &k), move |limiter| hold(limiter, &k, 1));
+        let held = held.expect("a token is available before and after");
+        assert_eq!(peek(&limiter, &k).remaining(), Some(1));
+        settle(held, 1);
+        assert_eq!(owed(&limiter, &k), [50]);
+    });
+}
+
+#[test]
+fn a_reset_and_a_settlement_take_turns() {
+    model(3, || {
+        let limiter = sets(2, burst(2));
+        let k = key(2, [0, 1], 0);
+        let held = hold(&limiter, &k, 2).expect("two tokens are available");
+        race(&limiter, move |limiter| reset(limiter, &k), move |_: &Model<Burst>| settle(held, 1));
+        let owed = owed(&limiter, &k);
+        assert!(owed == [0] || owed == [50], "{owed:?}");
+        assert!(hold(&limiter, &k, 1).is_some(), "nothing is held any more");
+    });
+}
+
+/// A hold over two limits is made on both or on none.
+#[test]
+fn a_hold_over_several_limits_is_made_on_all_or_none() {
+    for shared in [0, 1] {
+        model(2, move || {
+            let limits = (
+                Limit::new("a", bucket(1)).by(|pair: &Pair| pair.0),
+                Limit::new("b", bucket(1)).by(|pair: &Pair| pair.1),
+            );
+            let limiter = sets(2, limits);
+            let (all, x, y) = (key(2, [0, 1], 0), key(2, [0, 1], 1), key(2, [1, 0], 2));
+            let with = move |own: u64| if shared == 0 { (all, own) } else { (own, all) };
+            let (held, charged) =
+                race(&limiter, move |limiter| hold(limiter, &with(x), 1), move |limiter| admits(limiter, &with(y)));
+            assert!(held.is_some() ^ charged, "{} held, {charged} charged", held.is_some());
+            let own = |key: u64| peek(&limiter, &with(key)).standings()[1 - shared].remaining();
+            assert_eq!([own(x), own(y)], [u64::from(held.is_none()), u64::from(!charged)]);
+            assert_eq!(peek(&limiter, &with(x)).standings()[shared].remaining(), 0);
+        });
+    }
+}

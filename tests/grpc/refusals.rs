@@ -1,0 +1,96 @@
+//! What holds for every refusal, whatever the request, the responder and the reason.
+
+use std::convert::Infallible;
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::request::Parts;
+use http::{Method, Request, Response, StatusCode};
+use http_body_util::Full;
+use tower_ratelimit::key::Missing;
+use tower_ratelimit::response::{ByContentType, Grpc, Http, Refusal, Respond};
+use tower_ratelimit::{Decision, Error, Figures, Source, Standing, Timestamp, Verdict};
+
+const METHODS: [&str; 12] =
+    ["GET", "HEAD", "POST", "PUT", "DELETE", "PATCH", "OPTIONS", "TRACE", "CONNECT", "PURGE", "post", "QUERY"];
+
+/// Content types, and whether a `POST` with this type is a gRPC call.
+const CONTENT_TYPES: [(&str, bool); 16] = [
+    ("application/grpc", true),
+    ("application/grpc+proto", true),
+    ("application/grpc;charset=utf-8", true),
+    ("Application/gRPC ; charset=utf-8", true),
+    ("application/grpc-web", true),
+    ("application/grpc-web-text+proto", true),
+    ("application/grpcx", false),
+    ("application/grpc-webby", false),
+    ("application/grpc, text/html", false),
+    ("application/grpc/x", false),
+    ("text/html; a=application/grpc", false),
+    ("application/json", false),
+    ("text/html", false),
+    ("grpc", false),
+    ("", false),
+    ("\u{e4}", false),
+];
+
+fn refusals() -> Vec<Refusal> {
+    let now = Timestamp::from_micros(0);
+    let wait = Duration::from_secs(3);
+    let figures = Figures { limit: 5, window: wait, remaining: 0, reset: wait, more_after: wait };
+    let decided = |verdict| Decision::one(now, Standing::of("default", verdict, figures));
+    let denied = Verdict::Denied { retry_after: Duration::from_secs(3) };
+    vec![
+        Refusal::Limited(decided(denied)),
+        Refusal::Limited(decided(Verdict::Never)),
+        Refusal::Limited(Decision::by_policy(now, denied).from_source(Source::Policy)),
+        Refusal::MissingKey(Missing::from_request("no tenant")),
+        Refusal::MissingKey(Missing::from_server("no login")),
+        Refusal::Unavailable(Error::unavailable("gone")),
+    ]
+}
+
+fn check<R, B>(what: &str, responder: &R)
+where
+    R: Respond<Request<()>, Response<Full<Bytes>>, Infallible, Response = Response<B>, Error = Infallible>,
+{
+    let types = CONTENT_TYPES.iter().map(|&(text, is_grpc)| (Some(text), is_grpc)).chain([(None, false)]);
+    for (content_type, is_grpc_type) in types {
+        for method in METHODS {
+            for refusal in refusals() {
+                let method = Method::from_bytes(method.as_bytes()).expect("a method");
+                let is_call = is_grpc_type && method == Method::POST;
+                let case = format!("{what}: {method}, {content_type:?}, {refusal}");
+                let mut request = Request::builder().method(method);
+                if let Some(content_type) = content_type {
+                    request = request.header("content-type", content_type.as_bytes());
+                }
+                let Ok(response) = responder.refuse(request.body(()).expect("a request"), refusal);
+                let status = response.status().as_u16();
+                if status < 400 {
+                    assert!(is_call && status == 200 && response.headers().contains_key("grpc-status"), "{case}");
+                }
+                let stored: Vec<_> = response.headers().get_all("cache-control").iter().collect();
+                assert_eq!(stored, ["no-store"], "{case}");
+            }
+        }
+    }
+}
+
+#[test]
+fn every_refusal_is_an_error_and_is_not_stored() {
+    let cacheable = |_: &Parts, _: &Refusal| {
+        let response = Response::builder().status(StatusCode::TOO_MANY_REQUESTS);
+        let response = response.header("cache-control", "max-age=60").header("cache-control", "public");
+        response.body(Full::<Bytes>::default()).expect("a response")
+    };
+    check("HTTP", &Http::new());
+    check("bare HTTP", &Http::bare());
+    check("rendered", &Http::new().render(cacheable));
+    check("any body", &Http::new().any_body());
+    check("gRPC", &Grpc::new());
+    check("gRPC with details off", &Grpc::new().details(false).pushback(Duration::ZERO));
+    check("by content type", &ByContentType::default());
+    check("by content type, rendered", &ByContentType::new(Grpc::new(), Http::bare().render(cacheable)));
+    check("by content type, any body", &ByContentType::default().any_body());
+}

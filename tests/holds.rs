@@ -1,0 +1,468 @@
+//! Costs that are held: what a hold does to its key, and that its guard ends it exactly once, wherever it is dropped.
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex};
+use std::thread;
+use std::time::Duration;
+
+use futures_util::{Stream, StreamExt, stream};
+use tower_ratelimit::algorithm::Algorithm;
+use tower_ratelimit::limiter::{Acquire, Held, Limiter, Outcome};
+use tower_ratelimit::{
+    Ask, BoxLimiter, Decision, FixedWindow, Gcra, LeakyBucket, LeakyQueue, Limit, ManualClock, Memory, Quota,
+    SlidingLog, SlidingWindow, Source, Standing, TokenBucket, Verdict, WhenFull,
+};
+
+const SECOND: Duration = Duration::from_secs(1);
+const MINUTE: Duration = Duration::from_secs(60);
+const TEN: Quota = Quota::per_minute(10);
+
+fn memory(algorithm: impl Algorithm, clock: &ManualClock) -> BoxLimiter<str> {
+    BoxLimiter::new(Memory::builder(algorithm).max_keys(100).clock(clock.clone()).build().unwrap())
+}
+
+/// Every algorithm, each with ten to have at once.
+fn every_algorithm(clock: &ManualClock) -> [BoxLimiter<str>; 9] {
+    [
+        memory(Gcra::new(TEN), clock),
+        memory(TokenBucket::new(TEN), clock),
+        memory(LeakyBucket::new(TEN), clock),
+        memory(LeakyQueue::new(TEN).max_waiting(9), clock),
+        memory(FixedWindow::new(TEN), clock),
+        memory(FixedWindow::new(TEN).aligned_to_clock(), clock),
+        memory(SlidingWindow::new(TEN), clock),
+        memory(SlidingWindow::new(TEN).weighted(), clock),
+        memory(SlidingLog::new(TEN), clock),
+    ]
+}
+
+/// Those that can admit several at one moment.
+fn with_bursts(clock: &ManualClock) -> impl Iterator<Item = BoxLimiter<str>> + use<> {
+    let queue = 3;
+    every_algorithm(clock)
+        .into_iter()
+        .enumerate()
+        .filter_map(move |(index, limiter)| (index != queue).then_some(limiter))
+}
+
+fn outcome<Key: ?Sized>(limiter: &impl Limiter<Key>, key: &Key, ask: Ask) -> Outcome {
+    let Acquire::Ready(outcome) = limiter.acquire(key, ask) else { panic!("a limiter in memory decides at once") };
+    outcome.unwrap()
+}
+
+fn hold<Key: ?Sized>(limiter: &impl Limiter<Key>, key: &Key, cost: u64) -> Held {
+    let Acquire::Ready(outcome) = limiter.hold(key, Ask::cost(cost)) else { panic!("it decides at once") };
+    outcome.unwrap().held.expect("there is enough")
+}
+
+fn settle(held: Held, actual: u64) {
+    held.settle(actual).try_ready().expect("memory answers at once").unwrap();
+}
+
+fn peek<Key: ?Sized>(limiter: &impl Limiter<Key>, key: &Key, ask: Ask) -> Decision {
+    limiter.peek(key, ask).try_ready().expect("memory answers at once").unwrap()
+}
+
+fn left<Key: ?Sized>(limiter: &impl Limiter<Key>, key: &Key) -> u64 {
+    peek(limiter, key, Ask::default()).remaining().unwrap()
+}
+
+#[test]
+fn hold_settled_below_at_and_above_the_held_cost_charges_the_actual_cost() {
+    let clock = ManualClock::new();
+    for limiter in every_algorithm(&clock) {
+        for (cost, actual) in [(4, 0), (4, 1), (4, 4), (4, 5), (4, 10), (10, 10), (10, 3), (0, 0), (0, 6), (1, 1)] {
+            let held = hold(&limiter, "alice", cost);
+            assert_eq!((held.cost(), left(&limiter, "alice")), (cost, 10 - cost), "{limiter:?}");
+            settle(held, actual);
+            assert_eq!(left(&limiter, "alice"), 10 - actual, "{cost} settled at {actual}");
+            assert_eq!(left(&limiter, "bob"), 10);
+            limiter.reset("alice").try_ready().unwrap().unwrap();
+        }
+    }
+}
+
+#[test]
+fn dropped_guard_settles_the_whole_cost_and_released_guard_charges_nothing() {
+    let clock = ManualClock::new();
+    for limiter in every_algorithm(&clock) {
+        drop(hold(&limiter, "alice", 3));
+        assert_eq!(left(&limiter, "alice"), 7);
+        hold(&limiter, "bob", 3).release().try_ready().unwrap().unwrap();
+        assert_eq!(left(&limiter, "bob"), 10);
+        // It is charged then, not when it was held.
+        let held = hold(&limiter, "carol", 3);
+        clock.advance(10 * MINUTE);
+        drop(held);
+        assert_eq!(left(&limiter, "carol"), 7);
+    }
+}
+
+/// Two overlapping requests that pay nothing, settled in either order.
+#[test]
+fn overlapping_settlements_leave_the_limit_full() {
+    let clock = ManualClock::new();
+    for limiter in with_bursts(&clock) {
+        for order in [[0, 1], [1, 0]] {
+            let mut guards = [Some(hold(&limiter, "alice", 5)), None];
+            clock.advance(SECOND);
+            guards[1] = Some(hold(&limiter, "alice", 5));
+            for index in order {
+                clock.advance(SECOND);
+                settle(guards[index].take().unwrap(), 0);
+            }
+            assert_eq!(left(&limiter, "alice"), 10);
+            assert_eq!(peek(&limiter, "alice", Ask::default()).reset(), Some(Duration::ZERO));
+        }
+    }
+}
+
+#[test]
+fn held_cost_counts_in_decisions_and_holds() {
+    let clock = ManualClock::new();
+    for limiter in with_bursts(&clock) {
+        let first = hold(&limiter, "alice", 6);
+        assert!(!outcome(&limiter, "alice", Ask::cost(5).within(Duration::ZERO)).decision.is_allowed());
+        let denied = outcome(&limiter, "alice", Ask::cost(5).hold());
+        assert!(!denied.decision.is_allowed() && denied.held.is_none());
+        assert_eq!(left(&limiter, "alice"), 4, "a denial holds nothing");
+        let second = hold(&limiter, "alice", 4);
+        assert_eq!(left(&limiter, "alice"), 0);
+        // However long it takes: nobody knows when a hold ends.
+        clock.advance(20 * MINUTE);
+        assert!(!outcome(&limiter, "alice", Ask::cost(1).within(Duration::ZERO)).decision.is_allowed());
+        settle(second, 0);
+        assert_eq!(left(&limiter, "alice"), 4);
+        settle(first, 0);
+        assert_eq!(left(&limiter, "alice"), 10);
+    }
+}
+
+/// A queue spaces its starts out, and a hold starts now: the next one starts when the hold was settled and has drained.
+#[test]
+fn queue_holds_for_one_request_at_a_time() {
+    let clock = ManualClock::new();
+    let limiter = memory(LeakyQueue::new(TEN).max_waiting(9), &clock);
+    let held = hold(&limiter, "alice", 1);
+    clock.advance(MINUTE);
+    let Outcome { decision, held: none } = outcome(&limiter, "alice", Ask::cost(1).hold());
+    assert!(!decision.is_allowed() && decision.is_estimate() && none.is_none());
+    settle(held, 1);
+    assert_eq!(outcome(&limiter, "alice", Ask::cost(1).hold()).decision.retry_after(), Some(6 * SECOND));
+    clock.advance(6 * SECOND);
+    settle(hold(&limiter, "alice", 1), 0);
+    settle(hold(&limiter, "alice", 1), 0);
+}
+
+#[test]
+fn denial_due_to_a_hold_is_an_estimate_and_never_permanent() {
+    let clock = ManualClock::new();
+    for limiter in every_algorithm(&clock) {
+        let at_once = |cost| Ask::cost(cost).within(Duration::ZERO);
+        let held = hold(&limiter, "alice", 10);
+        for denied in [
+            outcome(&limiter, "alice", at_once(1)).decision,
+            outcome(&limiter, "alice", at_once(10)).decision,
+            outcome(&limiter, "alice", Ask::cost(1).hold()).decision,
+            peek(&limiter, "alice", at_once(1)),
+        ] {
+            assert!(
+                matches!(denied.verdict(), Verdict::Denied { retry_after } if !retry_after.is_zero()),
+                "{denied:?}"
+            );
+            assert!(denied.is_estimate() && denied.source() == Source::Store, "{denied:?}");
+        }
+        // A cost over the limit is denied for good, whatever is held.
+        assert!(outcome(&limiter, "alice", at_once(11)).decision.is_never());
+        settle(held, 10);
+        let denied = outcome(&limiter, "alice", at_once(1)).decision;
+        assert!(!denied.is_allowed() && !denied.is_estimate(), "{denied:?}");
+        assert!(!outcome(&limiter, "bob", at_once(1)).decision.is_estimate());
+    }
+}
+
+/// A hold starts now, or is denied: whatever delay the caller would accept.
+#[test]
+fn hold_is_never_scheduled_for_later() {
+    let clock = ManualClock::new();
+    for limiter in every_algorithm(&clock) {
+        limiter.set("default", "alice", 10).try_ready().unwrap().unwrap();
+        for ask in [Ask::cost(1).hold(), Ask::cost(1).within(MINUTE).hold()] {
+            let Outcome { decision, held } = outcome(&limiter, "alice", ask);
+            assert!(matches!(decision.verdict(), Verdict::Denied { .. }) && held.is_none(), "{decision:?}");
+            assert!(!decision.promises_turns());
+        }
+    }
+}
+
+#[test]
+fn blocked_key_holds_nothing_and_a_block_leaves_what_is_held() {
+    let clock = ManualClock::new();
+    for limiter in every_algorithm(&clock) {
+        let held = hold(&limiter, "alice", 2);
+        limiter.block("default", "alice", MINUTE).try_ready().unwrap().unwrap();
+        let Outcome { decision, held: none } = outcome(&limiter, "alice", Ask::cost(1).hold());
+        assert_eq!((decision.retry_after(), none.is_none()), (Some(MINUTE), true));
+        settle(held, 3);
+        limiter.forgive("default", "alice").try_ready().unwrap().unwrap();
+        assert_eq!(left(&limiter, "alice"), 7, "it is charged although the key was blocked");
+    }
+}
+
+#[test]
+fn several_limits_hold_all_or_nothing_and_are_settled_alike() {
+    let clock = ManualClock::new();
+    let limits = (
+        Limit::new("smooth", Gcra::new(TEN)),
+        Limit::new("window", FixedWindow::new(Quota::per_hour(100))),
+        Limit::new("log", SlidingLog::new(Quota::per_hour(8))),
+        Limit::new("all", SlidingWindow::new(Quota::per_hour(20))).by(|_: &str| ()),
+    );
+    let limiter = Memory::builder(limits).max_keys(100).clock(clock).build().unwrap();
+    let left = |key: &str| -> Vec<u64> {
+        let decision = peek(&limiter, key, Ask::default().every_limit());
+        decision.standings().iter().map(Standing::remaining).collect()
+    };
+    let alice = hold(&limiter, "alice", 6);
+    assert_eq!((left("alice"), left("bob")), (vec![4, 94, 2, 14], vec![10, 100, 8, 14]));
+    // The log denies: nothing is held on any.
+    let denied = outcome(&limiter, "alice", Ask::cost(3).hold().every_limit()).decision;
+    assert_eq!(denied.standing().unwrap().name(), "log");
+    assert!(denied.is_estimate());
+    assert_eq!(left("alice"), [4, 94, 2, 14]);
+    let bob = hold(&limiter, "bob", 8);
+    assert_eq!(left("bob"), [2, 92, 0, 6]);
+    settle(alice, 8);
+    assert_eq!((left("alice"), left("bob")), (vec![2, 92, 0, 4], vec![2, 92, 0, 4]));
+    settle(bob, 0);
+    assert_eq!(left("bob"), [10, 100, 8, 12]);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Where a guard can go
+// ---------------------------------------------------------------------------------------------------------------------
+
+#[test]
+fn guard_can_be_sent_and_shared_between_threads() {
+    fn check<T: Send + Sync + Unpin + 'static>() {}
+    check::<Held>();
+}
+
+#[test]
+fn guard_ends_in_another_thread_outside_of_a_runtime() {
+    let clock = ManualClock::new();
+    let limiter = memory(FixedWindow::new(TEN), &clock);
+    let guards = [(); 3].map(|()| hold(&limiter, "alice", 3));
+    thread::spawn(move || {
+        let [dropped, settled, released] = guards;
+        drop(dropped);
+        settle(settled, 1);
+        settle(released, 0);
+    })
+    .join()
+    .unwrap();
+    assert_eq!(left(&limiter, "alice"), 6);
+}
+
+#[test]
+fn guard_of_a_thread_that_panics_settles_whole() {
+    let clock = ManualClock::new();
+    let limiter = memory(FixedWindow::new(TEN), &clock);
+    let held = hold(&limiter, "alice", 3);
+    let panicked = thread::spawn(move || {
+        let _held = held;
+        panic!("on purpose");
+    });
+    assert!(panicked.join().is_err());
+    assert_eq!(left(&limiter, "alice"), 7);
+}
+
+#[test]
+fn guard_outlives_its_limiter_and_its_runtime() {
+    let clock = ManualClock::new();
+    let limiter = memory(FixedWindow::new(TEN), &clock);
+    let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+    let (first, second) = runtime.block_on(async { (hold(&limiter, "alice", 3), hold(&limiter, "alice", 2)) });
+    drop(runtime);
+    drop(first);
+    assert_eq!(left(&limiter, "alice"), 5);
+    drop(limiter);
+    settle(second, 1);
+}
+
+#[tokio::test]
+async fn guard_in_a_spawned_task_ends_with_it() {
+    let clock = ManualClock::new();
+    let limiter = memory(FixedWindow::new(TEN), &clock);
+    let held = hold(&limiter, "alice", 4);
+    tokio::spawn(async move { held.settle(1).await }).await.unwrap().unwrap();
+    assert_eq!(left(&limiter, "alice"), 9);
+    // An aborted task settles whole.
+    let held = hold(&limiter, "alice", 4);
+    let task = tokio::spawn(async move {
+        std::future::pending::<()>().await;
+        drop(held);
+    });
+    tokio::task::yield_now().await;
+    assert_eq!(left(&limiter, "alice"), 5);
+    task.abort();
+    assert!(task.await.unwrap_err().is_cancelled());
+    assert_eq!(left(&limiter, "alice"), 5);
+    clock.advance(MINUTE);
+    assert_eq!(left(&limiter, "alice"), 10, "it was charged, and is held no more");
+}
+
+/// So many pieces, of which each costs one: settled when the last was read, whole if the stream is dropped before.
+fn metered(pieces: u64, held: Held) -> impl Stream<Item = u64> {
+    let ends = stream::once(async move {
+        held.settle(pieces).await.unwrap();
+        None
+    });
+    stream::iter(0..pieces).map(Some).chain(ends).filter_map(std::future::ready)
+}
+
+#[tokio::test]
+async fn guard_in_a_stream_ends_with_it() {
+    let clock = ManualClock::new();
+    let limiter = memory(TokenBucket::new(TEN), &clock);
+    assert_eq!(metered(3, hold(&limiter, "alice", 8)).count().await, 3);
+    assert_eq!(left(&limiter, "alice"), 7);
+    let mut read = Box::pin(metered(3, hold(&limiter, "alice", 6)));
+    assert_eq!(read.next().await, Some(0));
+    assert_eq!(left(&limiter, "alice"), 1);
+    drop(read);
+    assert_eq!(left(&limiter, "alice"), 1, "the whole cost");
+    clock.advance(MINUTE);
+    assert_eq!(left(&limiter, "alice"), 10);
+}
+
+/// Extensions must be cloned with their request: a guard is shared there, and ends with its last clone.
+#[test]
+fn guard_in_request_extensions_is_settled_by_the_handler_or_with_the_request() {
+    type Shared = Arc<Mutex<Option<Held>>>;
+    let clock = ManualClock::new();
+    let limiter = memory(FixedWindow::new(TEN), &clock);
+    let request = |held: Held| {
+        let mut request = http::Request::new(());
+        request.extensions_mut().insert(Shared::new(Mutex::new(Some(held))));
+        request
+    };
+    let handled = request(hold(&limiter, "alice", 5));
+    let held = handled.extensions().get::<Shared>().unwrap().lock().unwrap().take().unwrap();
+    settle(held, 1);
+    drop(handled);
+    assert_eq!(left(&limiter, "alice"), 9);
+
+    let dropped = request(hold(&limiter, "alice", 5));
+    let clone = dropped.clone();
+    drop(dropped);
+    clock.advance(MINUTE);
+    assert_eq!(left(&limiter, "alice"), 5, "still held");
+    drop(clone);
+    clock.advance(MINUTE);
+    assert_eq!(left(&limiter, "alice"), 10, "charged a minute ago");
+}
+
+#[test]
+fn guard_of_a_limiter_of_ones_own_settles_exactly_once() {
+    let calls = Arc::new(Mutex::new(Vec::new()));
+    let held = || {
+        let calls = Arc::clone(&calls);
+        Held::new(7, move |actual| {
+            calls.lock().unwrap().push(actual);
+            tower_ratelimit::limiter::Reply::ready(Ok(()))
+        })
+    };
+    assert_eq!(format!("{:?}", held()), "Held { cost: 7, .. }");
+    settle(held(), 9);
+    held().release().try_ready().unwrap().unwrap();
+    drop(held());
+    assert_eq!(*calls.lock().unwrap(), [7, 9, 0, 7]);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// A full table
+// ---------------------------------------------------------------------------------------------------------------------
+
+/// Room for as few keys as can be.
+fn small(when_full: WhenFull, clock: &ManualClock) -> Memory<Gcra, ManualClock> {
+    let builder = Memory::builder(Gcra::new(Quota::per_hour(10))).max_keys(1).when_full(when_full);
+    builder.clock(clock.clone()).build().unwrap()
+}
+
+/// A key on which something is held is neither dropped when it is idle nor evicted, and its settlement is charged.
+#[test]
+fn held_key_is_not_evicted_and_its_settlement_is_charged() {
+    for when_full in [WhenFull::Forget, WhenFull::Inherit, WhenFull::Refuse] {
+        let clock = ManualClock::new();
+        let limiter = small(when_full, &clock);
+        // It has used nothing: of all keys it is the first to be evicted.
+        let held = hold(&limiter, &0_u64, 4);
+        for key in 1..1000_u64 {
+            limiter.decide(&key, Ask::cost(9));
+        }
+        assert_eq!(left(&limiter, &0), 6, "{when_full:?}");
+        settle(held, 3);
+        assert_eq!(left(&limiter, &0), 7, "{when_full:?}");
+        let usage = &limiter.usage()[0];
+        assert_eq!((usage.held_keys, usage.held), (0, 0));
+        // Charged, it is a key as any other, and none has room for ever.
+        for key in 1000..1100_u64 {
+            limiter.decide(&key, Ask::cost(9));
+        }
+        assert_eq!(left(&limiter, &0) > 7, when_full == WhenFull::Forget, "{when_full:?}");
+    }
+}
+
+/// If something is held on all keys that could make way for a new one, that is denied for a while, under every policy.
+#[test]
+fn new_key_is_denied_while_its_slots_are_held() {
+    for when_full in [WhenFull::Forget, WhenFull::Inherit, WhenFull::Refuse] {
+        let clock = ManualClock::new();
+        let limiter = small(when_full, &clock);
+        let mut guards = VecDeque::new();
+        let denied = (0..1000_u64).find_map(|key| {
+            let Outcome { decision, held } = outcome(&limiter, &key, Ask::cost(1).hold());
+            guards.extend(held);
+            (!decision.is_allowed()).then_some((key, decision))
+        });
+        let (key, decision) = denied.expect("the table is small");
+        // Nearly every slot: not every key can lie in each.
+        let usage = &limiter.usage()[0];
+        assert_eq!(usage.held_keys, guards.len());
+        assert!(guards.len() * 10 > usage.room * 8, "{} of {}", guards.len(), usage.room);
+        let second = Verdict::Denied { retry_after: SECOND };
+        assert_eq!((decision.verdict(), decision.source()), (second, Source::Policy), "{when_full:?}");
+        assert_eq!(peek(&limiter, &key, Ask::default()).verdict(), second, "{when_full:?}");
+        assert_eq!(limiter.decide(&key, Ask::default()).verdict(), second, "{when_full:?}");
+        assert_eq!(limiter.usage()[0].forgotten, 0);
+        // A key that has a slot is decided.
+        assert!(limiter.decide(&0, Ask::default()).is_allowed());
+        guards.drain(..).for_each(|held| settle(held, 0));
+        assert!(peek(&limiter, &key, Ask::default()).is_allowed(), "{when_full:?}");
+        assert!(limiter.decide(&key, Ask::default()).is_allowed(), "{when_full:?}");
+    }
+}
+
+/// A surcharge on a key whose state was dropped by a thread with a later clock is charged no earlier than that state was idle.
+#[test]
+fn settlement_of_a_dropped_key_is_charged_no_earlier_than_its_state_was_idle() {
+    let clock = ManualClock::new();
+    let builder = Memory::builder(Gcra::new(Quota::per_second(1)).burst(10)).max_keys(1).when_full(WhenFull::Refuse);
+    let limiter = builder.clock(clock.clone()).build().unwrap();
+    // A hold of nothing keeps no slot. The key's state is idle after five seconds.
+    let held = hold(&limiter, "alice", 0);
+    assert!(limiter.decide("alice", Ask::cost(5)).is_allowed());
+    let early = ManualClock::START;
+    // Another thread has read the clock six seconds later, and its keys take every slot.
+    clock.advance(6 * SECOND);
+    let others: Vec<_> = (0..1000).map(|key: u32| key.to_string()).collect();
+    let full = others.iter().position(|key| !limiter.decide(key.as_str(), Ask::cost(10)).is_allowed()).unwrap();
+    for key in &others[..full] {
+        limiter.reset(key.as_str()).try_ready().unwrap().unwrap();
+    }
+    clock.set(early);
+    settle(held, 3);
+    // Five seconds of the dropped state, and three of the surcharge.
+    assert_eq!(peek(&limiter, "alice", Ask::cost(0)).reset(), Some(8 * SECOND));
+}

@@ -1,0 +1,317 @@
+//! An absent key may be replaced or be exempt, an unusable one never: every extractor under every policy.
+
+use std::convert::Infallible;
+
+use http::{HeaderName, HeaderValue, Response, StatusCode};
+use http_body_util::{BodyExt, Full};
+use proptest::collection::vec;
+use proptest::prelude::*;
+use tower::{Layer, ServiceBuilder, ServiceExt, service_fn};
+use tower_ratelimit::key::{
+    ApiKey, Bearer, Cookie, Extension, ExtractKey, Extracted, Global, Header, Host, LookupLayer, Missing, Or, PeerIn,
+    TrustedProxies,
+};
+use tower_ratelimit::{Ask, ClientIp, FixedWindow, ManualClock, Memory, Quota, RateLimitLayer, WhenMissing};
+
+use crate::support::{Get, with};
+
+type Body = Full<bytes::Bytes>;
+
+/// The fields of a request.
+type Fields = &'static [(&'static str, &'static str)];
+
+/// Has nothing left: what it counts is refused.
+fn exhausted() -> Memory<FixedWindow, ManualClock> {
+    let builder = Memory::builder(FixedWindow::new(Quota::per_hour(1))).clock(ManualClock::new()).max_keys(1);
+    let limiter = builder.build().expect("settings");
+    assert!(limiter.decide(&(), Ask::default()).is_allowed());
+    limiter
+}
+
+/// The status and the body that a request is answered with: 200 under no limit, 429 if a limit has counted it.
+fn answer<K>(key: &K, policy: WhenMissing, request: Get) -> (u16, String)
+where
+    K: ExtractKey<Get>,
+{
+    let count_all = |request: &Get| key.extract(request).map(drop);
+    let layer = RateLimitLayer::new(&count_all, exhausted()).when_missing(policy);
+    let service = layer.layer(service_fn(async |_: Get| Ok::<_, Infallible>(Response::new(Body::default()))));
+    tokio_test::block_on(async {
+        let Ok(response) = service.oneshot(request).await;
+        let status = response.status().as_u16();
+        let Ok(body) = response.into_body().collect().await;
+        (status, String::from_utf8(body.to_bytes().to_vec()).expect("text"))
+    })
+}
+
+/// All ways to say what a request without a key counts by.
+fn check<K>(what: &str, key: &K, absent: &[Get], unusable: &[Get], usable: &Get)
+where
+    K: ExtractKey<Get, Key: std::fmt::Debug>,
+{
+    let key = |request: &Get| key.extract(request);
+    let exempt = |_: &Get| Extracted::<()>::Exempt;
+    let nothing = |_: &Get| None::<()>;
+    let status = |key: &dyn Fn(&Get) -> Extracted<()>, policy, request| answer(&key, policy, request).0;
+    assert!(matches!(key(usable), Extracted::Key(_)), "{what}");
+
+    for request in absent {
+        let told = format!("{what}, absent: {:?} {:?}", request.uri(), request.headers());
+        let Extracted::Missing(missing) = key(request) else { panic!("{told}") };
+        assert!(!missing.is_unusable(), "{told}");
+        let refused = if missing.is_from_server() { 500 } else { 400 };
+        assert_eq!(status(&|r| key(r).map(drop), WhenMissing::Refuse, request.clone()), refused, "{told}");
+        assert_eq!(status(&|r| key(r).map(drop), WhenMissing::Exempt, request.clone()), 200, "{told}");
+        assert_eq!(
+            status(&|r| Or::new(key, Global).extract(r).map(drop), WhenMissing::Refuse, request.clone()),
+            429,
+            "{told}"
+        );
+    }
+    for request in unusable {
+        let told = format!("{what}, unusable: {:?} {:?}", request.uri(), request.headers());
+        let Extracted::Missing(missing) = key(request) else { panic!("{told}") };
+        assert!(missing.is_unusable() && !missing.is_from_server(), "{told}");
+        for policy in [WhenMissing::Refuse, WhenMissing::Exempt] {
+            let (status, body) = answer(&key, policy, request.clone());
+            assert_eq!(status, 400, "{told}");
+            let problem: serde_json::Value = serde_json::from_str(&body).expect("a problem");
+            let detail = problem["detail"].as_str().expect("text");
+            for advice in ["server", "layer", "axum", "limit", "::", "(", "`"] {
+                assert!(!detail.contains(advice), "{detail}: that is not for clients");
+            }
+            let under: [&dyn Fn(&Get) -> Extracted<()>; 9] = [
+                &|r| Or::new(key, Global).extract(r).map(drop),
+                &|r| Or::new(key, exempt).extract(r).map(drop),
+                &|r| Or::new(nothing, key).extract(r).map(drop),
+                &|r| Or::new(Or::new(nothing, key), exempt).extract(r).map(drop),
+                &|r| (key, Global).extract(r).map(drop),
+                &|r| (key, nothing).extract(r).map(drop),
+                &|r| (nothing, key).extract(r).map(drop),
+                &|r| (exempt, nothing, key, nothing).extract(r).map(drop),
+                &|r| Or::new((nothing, key), exempt).extract(r).map(drop),
+            ];
+            for (number, key) in under.into_iter().enumerate() {
+                assert_eq!(answer(&key, policy, request.clone()).0, 400, "{told}, {policy:?}, combination {number}");
+            }
+        }
+    }
+    for policy in [WhenMissing::Refuse, WhenMissing::Exempt] {
+        assert_eq!(answer(&key, policy, usable.clone()).0, 429, "{what}");
+    }
+}
+
+fn all(requests: &[Fields]) -> Vec<Get> {
+    requests.iter().map(|fields| with(fields)).collect()
+}
+
+#[test]
+fn duplicate_credential_of_a_field() {
+    let absent: &[Fields] = &[&[], &[("x-other", "a")]];
+    let unusable: &[Fields] = &[
+        &[("x-api-key", "")],
+        &[("x-api-key", " \t ")],
+        &[("x-api-key", "a"), ("x-api-key", "b")],
+        &[("x-api-key", "a"), ("x-api-key", "a")],
+        &[("x-api-key", "a"), ("x-api-key", "")],
+        &[("x-api-key", ""), ("x-api-key", "a")],
+    ];
+    let usable = with(&[("x-api-key", "a")]);
+    check("ApiKey", &ApiKey::from_static("x-api-key"), &all(absent), &all(unusable), &usable);
+    check("Header", &Header::from_static("x-api-key"), &all(absent), &all(unusable), &usable);
+}
+
+#[test]
+fn duplicate_credential_of_authorization() {
+    let absent: &[Fields] = &[
+        &[],
+        &[("x-other", "Bearer a")],
+        &[("authorization", "Basic YTpi")],
+        &[("authorization", "Digest username=\"a\", realm=\"b\"")],
+        &[("authorization", "Bearerx a")],
+    ];
+    let unusable: &[Fields] = &[
+        &[("authorization", "")],
+        &[("authorization", " ")],
+        &[("authorization", "Bearer")],
+        &[("authorization", "bearer ")],
+        &[("authorization", "Bearer\ta")],
+        &[("authorization", "Bearer a b")],
+        &[("authorization", "Bearer a, Bearer b")],
+        &[("authorization", "Bearer: a")],
+        &[("authorization", "BearermF_9")],
+        &[("authorization", "mF_9")],
+        &[("authorization", "\u{e9} Bearer a")],
+        &[("authorization", "Bearer a"), ("authorization", "Bearer a")],
+        &[("authorization", "Basic YTpi"), ("authorization", "Bearer a")],
+        &[("authorization", "Bearer a"), ("authorization", "Basic YTpi")],
+        &[("authorization", ""), ("authorization", "Bearer a")],
+    ];
+    let usable = with(&[("authorization", "Bearer a")]);
+    check("Bearer", &Bearer::new(), &all(absent), &all(unusable), &usable);
+}
+
+#[test]
+fn duplicate_credential_of_a_cookie() {
+    let absent: &[Fields] = &[
+        &[],
+        &[("cookie", "")],
+        &[("cookie", "session")],
+        &[("cookie", "Session=a; x=session=a")],
+        &[("cookie", "x=a"), ("cookie", "y=b")],
+    ];
+    let unusable: &[Fields] = &[
+        &[("cookie", "session=")],
+        &[("cookie", "session=\"\"")],
+        &[("cookie", "session=%ff")],
+        &[("cookie", "session=a; session=b")],
+        &[("cookie", "session=a; session=a")],
+        &[("cookie", "session=a; %73ession=a")],
+        &[("cookie", "session=a"), ("cookie", "x=y; session=b")],
+    ];
+    let usable = with(&[("cookie", "x=y; session=a")]);
+    check("Cookie", &Cookie::new("session").expect("a name"), &all(absent), &all(unusable), &usable);
+}
+
+/// A request for this URI, with these lines of `Host`.
+fn target(uri: &str, hosts: &[&str]) -> Get {
+    let hosts: Vec<_> = hosts.iter().map(|host| ("host", *host)).collect();
+    let mut request = with(&hosts);
+    *request.uri_mut() = uri.parse().expect("a URI");
+    request
+}
+
+#[test]
+fn duplicate_credential_of_a_host() {
+    let unusable = [
+        target("/", &[""]),
+        target("/", &["a.test", "a.test"]),
+        target("/", &["user@a.test"]),
+        target("http://a.test/", &["b.test"]),
+        target("http://a.test/", &[""]),
+        target("http://a.test/", &["a.test", "a.test"]),
+        target("http://a.test/", &["a.test:81"]),
+        target("http://a.test/", &["a..test.."]),
+        target("http://a.test:port/", &[]),
+    ];
+    for host in [Host::new(), Host::new().with_port()] {
+        check("Host", &host, &[target("/", &[])], &unusable, &target("/", &["a.test"]));
+    }
+}
+
+#[test]
+fn duplicate_credential_of_addresses() {
+    let from = |lines: &[&str]| {
+        let fields: Vec<_> = lines.iter().map(|line| ("x-real-ip", *line)).collect();
+        let mut request = with(&fields);
+        request.extensions_mut().clear();
+        request
+    };
+    let socket = ClientIp::header(HeaderName::from_static("x-real-ip"), TrustedProxies::hops(1)).trust_absent_peer();
+    let unusable = [from(&["192.0.2.1", "192.0.2.2"]), from(&[""]), from(&["unknown"])];
+    check("ClientIp", &socket, &[from(&[])], &unusable, &from(&["192.0.2.1"]));
+    let client = ClientIp::x_forwarded_for(TrustedProxies::hops(1));
+    check("ClientIp", &client, &[from(&[])], &[], &with(&[]));
+}
+
+#[test]
+fn duplicate_credential_of_closures_and_extensions() {
+    let number = |request: &Get| request.headers().get("x-number").map(|value| value.to_str().unwrap_or("x").parse());
+    let usable = with(&[("x-number", "7")]);
+    let absent = [with(&[])];
+    let unusable = [with(&[("x-number", "seven")]), with(&[("x-number", "\u{e9}")])];
+    let extracted = |request: &Get| match number(request) {
+        None => Extracted::Missing(Missing::from_request("no number")),
+        Some(Ok(number)) => Extracted::<u8>::Key(number),
+        Some(Err(_)) => Extracted::Missing(Missing::unusable("that is no number")),
+    };
+    check("Extracted", &extracted, &absent, &unusable, &usable);
+    let option = |request: &Get| number(request).and_then(Result::<u8, _>::ok);
+    check("Option", &option, &absent, &[], &usable);
+    let result = |request: &Get| number(request).unwrap_or_else(|| "0".parse::<u8>());
+    check("Result", &result, &[], &unusable, &usable);
+
+    let mut known = with(&[]);
+    known.extensions_mut().insert(7_u8);
+    check("Extension", &Extension::<u8>::new(), &absent, &[], &known);
+}
+
+/// A lookup answers for what its function cannot use; what it does not find may fall back.
+#[tokio::test]
+async fn duplicate_credential_of_a_lookup() {
+    let bad_request = || {
+        let mut response = Response::new(Body::default());
+        *response.status_mut() = StatusCode::BAD_REQUEST;
+        response
+    };
+    let lookup = LookupLayer::new(move |request: &Get| {
+        let tokens: Vec<_> = request.headers().get_all("x-api-key").iter().cloned().collect();
+        async move {
+            match &tokens[..] {
+                [] => Ok(None),
+                [token] => Ok((token == "alice").then_some(())),
+                _ => Err(bad_request()),
+            }
+        }
+    });
+    let exempt = |_: &Get| Extracted::<()>::Exempt;
+    let key = move |request: &Get| Or::new(Extension::<()>::new(), exempt).extract(request).map(drop);
+    let service = ServiceBuilder::new()
+        .layer(lookup)
+        .layer(RateLimitLayer::new(key, exhausted()))
+        .service(service_fn(async |_: Get| Ok::<_, Infallible>(Response::new(Body::default()))));
+    let status = async |fields: Fields| {
+        let Ok(response) = service.clone().oneshot(with(fields)).await;
+        response.status().as_u16()
+    };
+    assert_eq!(status(&[("x-api-key", "alice")]).await, 429);
+    assert_eq!(status(&[]).await, 200);
+    assert_eq!(status(&[("x-api-key", "made-up")]).await, 200);
+    assert_eq!(status(&[("x-api-key", "alice"), ("x-api-key", "alice")]).await, 400);
+}
+
+/// What is exempt by something else than its key stays exempt.
+#[test]
+fn duplicate_credential_of_an_exempt_request_is_not_read() {
+    let layer = RateLimitLayer::new(Bearer::new(), Memory::new(FixedWindow::new(Quota::per_hour(1))))
+        .exempt_if(PeerIn::parse(["192.0.2.1"]).expect("an address"));
+    let service = layer.layer(service_fn(async |_: Get| Ok::<_, Infallible>(Response::new(Body::default()))));
+    let Ok(response) =
+        tokio_test::block_on(service.oneshot(with(&[("authorization", "Bearer a"), ("authorization", "Bearer b")])));
+    assert_eq!(response.status(), 200);
+}
+
+fn is_unusable<K>(key: &impl ExtractKey<Get, Key = K>, request: &Get) -> bool {
+    matches!(key.extract(request), Extracted::Missing(missing) if missing.is_unusable())
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 500, failure_persistence: None, ..ProptestConfig::default() })]
+
+    /// Whoever has a key can't lose it by more lines of the field: not to another key, and to no policy.
+    #[test]
+    fn duplicate_credential_of_any_more_lines(
+        more in vec(vec(any::<u8>().prop_filter("no field holds it", |byte| *byte >= 32 && *byte != 127), 0..8), 1..3),
+        first in any::<bool>(),
+    ) {
+        let with_more = |name: &'static str, value: &str| {
+            let mut request = with(&[]);
+            let mut lines: Vec<_> = more.clone();
+            lines.insert(if first { 0 } else { lines.len() }, value.as_bytes().to_vec());
+            for line in lines {
+                request.headers_mut().append(name, HeaderValue::from_bytes(&line).expect("a field value"));
+            }
+            request
+        };
+        prop_assert!(is_unusable(&ApiKey::from_static("x-api-key"), &with_more("x-api-key", "a")));
+        prop_assert!(is_unusable(&Header::from_static("x-api-key"), &with_more("x-api-key", "a")));
+        prop_assert!(is_unusable(&Bearer::new(), &with_more("authorization", "Bearer a")));
+        prop_assert!(is_unusable(&Host::new(), &with_more("host", "a.test")));
+        let cookie = Cookie::new("session").expect("a name");
+        match cookie.extract(&with_more("cookie", "session=a")) {
+            Extracted::Key(key) => prop_assert_eq!(key, cookie.key_of("a")),
+            Extracted::Missing(missing) => prop_assert!(missing.is_unusable()),
+            Extracted::Exempt => prop_assert!(false),
+        }
+    }
+}

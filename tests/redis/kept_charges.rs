@@ -1,0 +1,115 @@
+//! The theorem of holds, in Redis: with each request placed at its start, what is kept of its cost stays within the bound of
+//! the algorithm, in every window. The bounds are those of the documentation; nothing here knows how a hold works.
+
+use std::time::Duration;
+
+use tower_ratelimit::limiter::{Held, Outcome};
+use tower_ratelimit::store::IntoRedisLimits;
+use tower_ratelimit::{
+    Ask, FixedWindow, Gcra, LeakyQueue, Limiter, ManualClock, Quota, Redis, SlidingLog, SlidingWindow, TokenBucket,
+};
+
+use crate::helpers::{A_DAY, PATIENCE};
+use crate::server::Server;
+
+const PERIOD: Duration = Duration::from_secs(3);
+const FIVE: Quota = Quota::new(5, PERIOD);
+
+/// What was kept of a request that started then.
+#[derive(Clone, Copy, Debug)]
+struct Kept {
+    start: u64,
+    cost: u64,
+}
+
+/// Numbers that look random, and are the same in every run.
+struct Dice(u64);
+
+impl Dice {
+    fn below(&mut self, bound: u64) -> u64 {
+        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (self.0 >> 33) % bound
+    }
+}
+
+/// Random decisions and holds, ended below and at what they hold, or released.
+async fn trace(limiter: &Redis<str>, clock: &ManualClock, seed: u64) -> Vec<Kept> {
+    let (mut dice, mut kept, mut held): (_, Vec<Kept>, Vec<(u64, Held)>) = (Dice(seed), Vec::new(), Vec::new());
+    let mut now = 0;
+    for _ in 0..1_500 {
+        let pause = [0, 1, 70_000, 600_000][usize::try_from(dice.below(4)).unwrap()];
+        clock.advance(Duration::from_micros(pause));
+        now += pause;
+        match dice.below(4) {
+            0 => {
+                let cost = 1 + dice.below(3);
+                let ask = Ask::cost(cost).within(Duration::ZERO);
+                let outcome = limiter.acquire("key", ask).await.expect("an answer");
+                if outcome.decision.is_allowed() {
+                    kept.push(Kept { start: now, cost });
+                }
+            }
+            1 | 2 => {
+                let ask = Ask::cost(1 + dice.below(3));
+                let Outcome { held: guard, .. } = limiter.hold("key", ask).await.expect("an answer");
+                held.extend(guard.map(|guard| (now, guard)));
+            }
+            _ if !held.is_empty() => {
+                let (start, guard) = held.swap_remove(usize::try_from(dice.below(held.len() as u64)).unwrap());
+                let cost = dice.below(guard.cost() + 1);
+                kept.push(Kept { start, cost });
+                guard.settle(cost).await.expect("settled");
+            }
+            _ => {}
+        }
+    }
+    for (start, guard) in held {
+        let cost = guard.cost();
+        kept.push(Kept { start, cost });
+        guard.settle(cost).await.expect("settled");
+    }
+    kept.sort_by_key(|kept| kept.start);
+    kept
+}
+
+/// Checks every window that begins and ends with a request; `bound` is the most in a closed window of so many microseconds.
+fn conforms(name: &str, kept: &[Kept], bound: impl Fn(u64) -> u64) {
+    let mut most = 0;
+    for (index, first) in kept.iter().enumerate() {
+        let mut sum = 0;
+        for last in &kept[index..] {
+            sum += last.cost;
+            let span = last.start - first.start;
+            assert!(sum <= bound(span), "{name}: {sum} in {span} us from {}, at most {}", first.start, bound(span));
+            most = most.max(sum);
+        }
+    }
+    assert!(most > 20, "{name}: too little was admitted to say anything");
+}
+
+async fn check(server: &Server, name: &str, limits: impl IntoRedisLimits<str> + Clone, bound: impl Fn(u64) -> u64) {
+    for seed in 1..=2 {
+        let clock = ManualClock::new();
+        let limiter = Redis::builder(server.open(), &format!("{name}{seed}"), limits.clone());
+        let limiter = limiter.clock_for_tests(clock.clone()).hold_expiry(A_DAY).deadline(PATIENCE);
+        let kept = trace(&limiter.build().expect("limits"), &clock, seed).await;
+        conforms(name, &kept, &bound);
+    }
+}
+
+#[tokio::test]
+async fn kept_charges_conform_in_redis() {
+    let (server, period) = (Server::start(), u64::try_from(PERIOD.as_micros()).unwrap());
+    // Burst and rate; a start may be a microsecond early or late.
+    let bucket = |burst: u64| move |span: u64| burst + (span + 1) * 5 / period;
+    check(&server, "gcra", Gcra::new(FIVE).burst(7), bucket(7)).await;
+    check(&server, "token", TokenBucket::new(FIVE), bucket(5)).await;
+    check(&server, "queue", LeakyQueue::new(FIVE).max_waiting(4), bucket(5)).await;
+    // At most so many in any half-open window of one period.
+    let windows = |most: u64| move |span: u64| most * (span / period + 1);
+    check(&server, "strict", SlidingWindow::new(FIVE).blocks(3), windows(5)).await;
+    check(&server, "log", SlidingLog::new(FIVE), windows(5)).await;
+    check(&server, "fixed", FixedWindow::new(FIVE), windows(2 * 5 - 1)).await;
+    check(&server, "aligned", FixedWindow::new(FIVE).aligned_to_clock(), windows(2 * 5)).await;
+    check(&server, "weighted", SlidingWindow::new(FIVE).blocks(1).weighted(), windows(2 * 5 - 1)).await;
+}

@@ -1,0 +1,181 @@
+//! Code of the user that panics, and runtimes that lack something: an error for whom it concerns, and nothing for all others.
+
+use std::time::Duration;
+
+use futures_util::future::join_all;
+use tokio::runtime::Builder;
+use tower_ratelimit::algorithm::{Algorithm, Kernel, Scripted};
+use tower_ratelimit::observe::Event;
+use tower_ratelimit::{Ask, Figures, Gcra, Limiter, Reading, Redis, RedisServer, Timestamp, Verdict, per_key};
+
+use crate::helpers::{PATIENCE, PLENTY, acquire, is_allowed, patient};
+use crate::proxy::Proxy;
+use crate::server::Server;
+
+/// Lets everything pass, and counts it; panics where it is told to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Counter {
+    Works,
+    PanicsInReading,
+    PanicsInCommit,
+    PanicsInParams,
+}
+
+impl Counter {
+    fn of(key: &str) -> Self {
+        match key {
+            "reading" => Self::PanicsInReading,
+            "commit" => Self::PanicsInCommit,
+            "params" => Self::PanicsInParams,
+            _ => Self::Works,
+        }
+    }
+
+    fn panic_if(self, panics: Self) {
+        assert!(self != panics, "this algorithm panics");
+    }
+}
+
+impl Algorithm for Counter {
+    type State = [u64; 2];
+
+    fn peek(&self, _: &[u64; 2], _: Timestamp, _: Ask) -> Verdict {
+        Verdict::Allowed
+    }
+
+    fn commit(&self, state: &mut [u64; 2], now: Timestamp, _: Duration, cost: u64) {
+        self.panic_if(Self::PanicsInCommit);
+        *state = [now.after(self.longest_reset()).as_micros(), state[1] + cost];
+    }
+
+    fn reading(&self, state: &[u64; 2], _: Timestamp) -> Reading {
+        self.panic_if(Self::PanicsInReading);
+        let window = self.longest_reset();
+        Figures { limit: 1000, window, remaining: 1000 - state[1], reset: window, more_after: window }.into()
+    }
+
+    fn longest_reset(&self) -> Duration {
+        Duration::from_secs(3600)
+    }
+}
+
+impl Scripted for Counter {
+    const KERNEL: Kernel = Kernel::new(
+        "panicking1",
+        "
+        local function peek(s, now, patience, p) return 0 end
+        local function commit(s, now, delay, p)
+          s[1] = now + 3600000000
+          s[2] = s[2] + p[1]
+        end
+        local function charge(s, now, cost, p)
+          s[1] = now + 3600000000
+          s[2] = s[2] + cost
+        end
+        return { words = 2, params = 1, promises = false, peek = peek, commit = commit, charge = charge }
+        ",
+    );
+
+    fn params(&self, cost: u64, params: &mut Vec<u64>) {
+        self.panic_if(Self::PanicsInParams);
+        params.push(cost);
+    }
+}
+
+fn behind(proxy: &Proxy) -> RedisServer {
+    RedisServer::open(&format!("redis://{}", proxy.address)).expect("an address")
+}
+
+#[tokio::test]
+async fn a_panicking_algorithm_fails_its_own_decisions_only() {
+    let server = Server::start();
+    let proxy = Proxy::before(server.socket());
+    let limiter = patient::<str>(behind(&proxy), "api", per_key(|key: &str| Counter::of(key)));
+    assert!(is_allowed(&limiter, "warm").await);
+    let connections = proxy.connections();
+    for round in 1..=3 {
+        // All in one batch.
+        let keys = ["a", "reading", "b", "commit", "c", "reading", "d", "a"];
+        let asked = join_all(keys.map(|key| acquire(&limiter, key, Ask::default()))).await;
+        for (key, result) in keys.iter().zip(asked) {
+            if Counter::of(key) == Counter::Works {
+                assert!(result.expect("an answer").decision.is_allowed(), "round {round}: {key}");
+                continue;
+            }
+            let error = result.expect_err("it panics");
+            assert!(error.is_unavailable() && error.to_string().contains("panicked"), "{error}");
+        }
+        // A hold whose figures can't be worked out is not granted, and its session ends.
+        let held = ["commit", "a"].map(|key| acquire(&limiter, key, Ask::default().hold()));
+        let [panicked, held] = join_all(held).await.try_into().expect("two");
+        assert!(panicked.expect_err("it panics").to_string().contains("panicked"));
+        held.expect("an answer").held.expect("room for it").release().await.expect("done");
+        let used = 1000 - limiter.peek("a", Ask::cost(0)).await.expect("an answer").remaining().expect("a figure");
+        assert_eq!(used, round * 2);
+        assert!(limiter.set("default", "commit", 3).await.is_err());
+    }
+    // Parameters are the caller's own affair: it panics where it asks.
+    let asks = limiter.clone();
+    let caller = tokio::spawn(async move { acquire(&asks, "params", Ask::default()).await.map(drop) });
+    assert!(caller.await.expect_err("a panic").is_panic());
+    assert!(is_allowed(&limiter, "a").await);
+    assert_eq!(proxy.connections(), connections, "the task that sends calls goes on");
+}
+
+#[tokio::test]
+async fn a_panicking_observer_fails_no_decision() {
+    let server = Server::start();
+    let proxy = Proxy::before(server.socket());
+    let builder = Redis::builder(behind(&proxy), "api", Gcra::new(PLENTY)).deadline(PATIENCE);
+    let limiter: Redis<str> = builder.observe(|event: &Event<'_>| panic!("{event:?}")).build().expect("limits");
+    assert!(is_allowed(&limiter, "warm").await);
+    let connections = proxy.connections();
+    for _ in 0..5 {
+        for result in join_all((0..20).map(|_| acquire(&limiter, "alice", Ask::default()))).await {
+            assert!(result.expect("an answer").decision.is_allowed());
+        }
+    }
+    assert_eq!(proxy.connections(), connections, "the task that sends calls goes on");
+    // Nor do the events of the breaker end anything.
+    proxy.shut(true);
+    for _ in 0..5 {
+        assert!(acquire(&limiter, "alice", Ask::default()).await.is_err());
+    }
+    proxy.shut(false);
+    let resumes = async {
+        while acquire(&limiter, "alice", Ask::default()).await.is_err() {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    };
+    tokio::time::timeout(PATIENCE, resumes).await.expect("service resumes");
+}
+
+#[test]
+fn a_runtime_without_timer_or_io_is_an_error() {
+    let server = Server::start();
+    let limiter = patient::<str>(server.open(), "api", Gcra::new(PLENTY));
+    let runtimes = [
+        Builder::new_current_thread().build(),
+        Builder::new_current_thread().enable_io().build(),
+        Builder::new_current_thread().enable_time().build(),
+        Builder::new_multi_thread().worker_threads(1).enable_time().build(),
+    ];
+    for (index, runtime) in runtimes.into_iter().enumerate() {
+        runtime.expect("a runtime").block_on(async {
+            let errors = [
+                limiter.acquire("alice", Ask::default()).await.map(drop),
+                limiter.peek("alice", Ask::default()).await.map(drop),
+                limiter.reset("alice").await,
+                limiter.check().await,
+            ];
+            for (asked, result) in errors.into_iter().enumerate() {
+                let error = result.expect_err("nothing to reach Redis with");
+                assert!(error.is_config() && error.to_string().contains("`enable_all`"), "{index}, {asked}: {error}");
+            }
+        });
+    }
+    Builder::new_current_thread().enable_all().build().expect("a runtime").block_on(async {
+        limiter.check().await.expect("a working Redis");
+        assert!(is_allowed(&limiter, "alice").await);
+    });
+}

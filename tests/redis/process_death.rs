@@ -1,0 +1,152 @@
+//! Four processes hold on one key; one is killed and one is stopped while they do.
+
+use std::io::{BufRead as _, BufReader, Write as _};
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use tokio::runtime::Builder;
+use tokio::task::JoinSet;
+use tokio::time::sleep;
+use tower_ratelimit::{Ask, FixedWindow, Limiter as _, Quota, Redis, RedisServer};
+
+use crate::exactness::{ADDRESS, WORK, orders};
+use crate::helpers::{PATIENCE, acquire, hold};
+use crate::server::Server;
+
+const LIMIT: u64 = 2_000;
+const EXPIRY: Duration = Duration::from_secs(2);
+/// What each process holds in the end, and what it settles of that.
+const HELD: u64 = 10;
+const ACTUAL: u64 = 4;
+
+fn limiter(server: RedisServer) -> Redis<str> {
+    let limiter = Redis::builder(server, "api", FixedWindow::new(Quota::per_day(LIMIT)));
+    limiter.hold_expiry(EXPIRY).deadline(PATIENCE).build().expect("limits")
+}
+
+/// A process of this program, which is told when to go on.
+struct Holder {
+    process: Child,
+    to: ChildStdin,
+    from: BufReader<ChildStdout>,
+}
+
+impl Holder {
+    fn start(server: &Server) -> Self {
+        let mut process = Command::new(std::env::current_exe().expect("this program"))
+            .args(["--exact", "process_death::process", "--ignored", "--nocapture", "--test-threads", "1"])
+            .env(WORK, "hold")
+            .env(ADDRESS, server.address())
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("a process");
+        let to = process.stdin.take().expect("piped");
+        let from = BufReader::new(process.stdout.take().expect("piped"));
+        Self { process, to, from }
+    }
+
+    /// What it tells next.
+    fn tells(&mut self) -> u64 {
+        loop {
+            let mut line = String::new();
+            assert!(self.from.read_line(&mut line).expect("a line") > 0, "it has ended");
+            if let Some((_, told)) = line.trim().split_once("told: ") {
+                return told.parse().expect("a number");
+            }
+        }
+    }
+
+    fn go_on(&mut self) {
+        self.to.write_all(b"go on\n").expect("it listens");
+    }
+
+    fn signal(&self, signal: &str) {
+        let done = Command::new("kill").args([signal, &self.process.id().to_string()]).status().expect("kill");
+        assert!(done.success(), "kill {signal}");
+    }
+}
+
+impl Drop for Holder {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+/// Not a test: what each process does.
+#[test]
+#[ignore = "it is a part of another test"]
+fn process() {
+    let Some((_, server)) = orders() else { return };
+    let runtime = Builder::new_multi_thread().worker_threads(2).enable_all().build().expect("a runtime");
+    let held = runtime.block_on(async {
+        let limiter = limiter(server);
+        let mut tasks = JoinSet::new();
+        for task in 0..10_u64 {
+            let limiter = limiter.clone();
+            tasks.spawn(async move {
+                let mut settled = 0;
+                for round in 0..20 {
+                    let held = hold(&limiter, "alice", 3).await;
+                    sleep(Duration::from_millis(task % 3)).await;
+                    let actual = (task + round) % 5;
+                    held.settle(actual).await.expect("done");
+                    settled += actual;
+                }
+                settled
+            });
+        }
+        let settled: u64 = tasks.join_all().await.into_iter().sum();
+        let held = hold(&limiter, "alice", HELD).await;
+        println!("told: {settled}");
+        held
+    });
+    std::io::stdin().read_line(&mut String::new()).expect("a line");
+    runtime.block_on(async {
+        held.settle(ACTUAL).await.expect("an answer");
+        println!("told: {ACTUAL}");
+    });
+}
+
+async fn used(limiter: &Redis<str>) -> u64 {
+    LIMIT - limiter.peek("alice", Ask::cost(0)).await.expect("an answer").remaining().expect("a figure")
+}
+
+#[tokio::test]
+async fn holds_survive_process_death() {
+    let server = Server::start();
+    let limiter = limiter(server.open());
+    let mut holders: Vec<_> = (0..4).map(|_| Holder::start(&server)).collect();
+    let settled: u64 = holders.iter_mut().map(Holder::tells).sum();
+    assert_eq!(used(&limiter).await, settled + 4 * HELD, "each settlement counts once");
+    // All that is left goes: from here on nothing is to be had, and nothing comes back by itself.
+    let rest = LIMIT - used(&limiter).await;
+    assert!(acquire(&limiter, "alice", Ask::cost(rest)).await.expect("an answer").decision.is_allowed());
+    let mut running = holders.split_off(2);
+    let [killed, stopped] = &mut holders[..] else { unreachable!() };
+    killed.signal("-KILL");
+    stopped.signal("-STOP");
+    let began = Instant::now();
+    while began.elapsed() < EXPIRY + Duration::from_secs(1) {
+        let asked = acquire(&limiter, "alice", Ask::default()).await.expect("an answer").decision;
+        assert!(!asked.is_allowed(), "after {:?}: {asked:?}", began.elapsed());
+        sleep(Duration::from_millis(20)).await;
+    }
+    // The others hold on, and get back what they don't use.
+    for holder in &mut running {
+        holder.go_on();
+        assert_eq!(holder.tells(), ACTUAL);
+    }
+    let unused = 2 * (HELD - ACTUAL);
+    assert_eq!(used(&limiter).await, LIMIT - unused, "what the dead hold is settled whole");
+    let length = server.number(&["STRLEN", &server.keys()[0]]);
+    assert_eq!(length, 40, "nothing is held any more");
+    // The one that comes back has nothing left to settle.
+    stopped.signal("-CONT");
+    stopped.go_on();
+    assert_eq!(stopped.tells(), ACTUAL);
+    assert_eq!(used(&limiter).await, LIMIT - unused);
+    assert!(acquire(&limiter, "alice", Ask::cost(unused)).await.expect("an answer").decision.is_allowed());
+    assert!(!acquire(&limiter, "alice", Ask::default()).await.expect("an answer").decision.is_allowed());
+}

@@ -1,0 +1,106 @@
+//! What the circuit breaker makes of stalls and outages.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use futures_util::future::join_all;
+use tokio::sync::Notify;
+use tokio::time::{sleep, timeout};
+use tower_ratelimit::limiter::Acquire;
+use tower_ratelimit::observe::Event;
+use tower_ratelimit::{Ask, Gcra, Limiter, Redis, RedisServer};
+
+use crate::helpers::{PATIENCE, PLENTY, acquire};
+use crate::proxy::Proxy;
+use crate::server::Server;
+
+/// Only what is held back misses it.
+const DEADLINE: Duration = Duration::from_secs(1);
+
+/// What a breaker did.
+#[derive(Default)]
+struct Breaker {
+    opened: AtomicUsize,
+    closed: Notify,
+}
+
+fn observed(proxy: &Proxy) -> (Redis<str>, Arc<Breaker>) {
+    let breaker = Arc::<Breaker>::default();
+    let seen = Arc::clone(&breaker);
+    let server = RedisServer::open(&format!("redis://{}", proxy.address)).expect("an address");
+    let builder = Redis::builder(server, "api", Gcra::new(PLENTY)).deadline(DEADLINE);
+    let builder = builder.observe(move |event: &Event<'_>| match event {
+        Event::Breaker { open: Some(_), .. } => drop(seen.opened.fetch_add(1, Ordering::SeqCst)),
+        Event::Breaker { .. } => seen.closed.notify_one(),
+        _ => {}
+    });
+    (builder.build().expect("limits"), breaker)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn one_stall_is_one_failure() {
+    let server = Server::start();
+    let proxy = Proxy::before(server.socket());
+    let (limiter, breaker) = observed(&proxy);
+    limiter.check().await.expect("a working Redis");
+    for round in 0..3 {
+        assert!(acquire(&limiter, "alice", Ask::default()).await.is_ok(), "round {round}");
+        proxy.hold(true);
+        // As many calls as can be under way, each sent by itself, and some that wait for them.
+        let mut under_way = Vec::new();
+        for _ in 0..6 {
+            under_way.push(tokio::spawn(limiter.acquire("alice", Ask::default()).into_future()));
+            sleep(Duration::from_millis(5)).await;
+        }
+        for call in join_all(under_way).await {
+            assert!(call.expect("no panic").expect_err("a stall").is_unavailable());
+        }
+        proxy.hold(false);
+        assert!(
+            matches!(limiter.acquire("alice", Ask::default()), Acquire::Pending(_)),
+            "round {round}: Redis is still asked"
+        );
+        assert!(acquire(&limiter, "alice", Ask::default()).await.is_ok(), "round {round}");
+    }
+    assert_eq!(breaker.opened.load(Ordering::SeqCst), 0);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn after_an_outage_without_traffic_no_decision_fails() {
+    let server = Server::start();
+    let proxy = Proxy::before(server.socket());
+    let (limiter, breaker) = observed(&proxy);
+    for round in 0..3 {
+        assert!(acquire(&limiter, "alice", Ask::default()).await.is_ok(), "round {round}");
+        proxy.shut(true);
+        while breaker.opened.load(Ordering::SeqCst) == round {
+            assert!(acquire(&limiter, "alice", Ask::default()).await.is_err(), "round {round}");
+        }
+        proxy.shut(false);
+        // Nobody asks in the meantime.
+        timeout(PATIENCE, breaker.closed.notified()).await.expect("it is probed without traffic");
+    }
+    assert!(acquire(&limiter, "alice", Ask::default()).await.is_ok());
+}
+
+/// The task that probes ends with its runtime: then another one probes.
+#[test]
+fn a_breaker_that_one_runtime_has_opened_is_closed_by_another() {
+    let server = Server::start();
+    let proxy = Proxy::before(server.socket());
+    let (limiter, breaker) = observed(&proxy);
+    let runtime = || tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+    proxy.shut(true);
+    runtime().block_on(async {
+        while breaker.opened.load(Ordering::SeqCst) == 0 {
+            assert!(acquire(&limiter, "alice", Ask::default()).await.is_err());
+        }
+    });
+    proxy.shut(false);
+    runtime().block_on(async {
+        let _ = acquire(&limiter, "alice", Ask::default()).await;
+        timeout(PATIENCE, breaker.closed.notified()).await.expect("it is probed again");
+        assert!(acquire(&limiter, "alice", Ask::default()).await.is_ok());
+    });
+}
