@@ -62,7 +62,7 @@ impl Certificates {
 
     /// A server that speaks TLS beside what these tests ask it by themselves.
     fn server(&self, of_cluster: bool, arguments: &[&str]) -> Server {
-        let port = free_port(of_cluster).to_string();
+        let port = free_port().to_string();
         let [ca, certificate, key] = ["ca.pem", "node.pem", "node.key"].map(|name| self.file(name));
         let tls =
             ["--tls-port", &port, "--tls-ca-cert-file", &ca, "--tls-cert-file", &certificate, "--tls-key-file", &key];
@@ -240,7 +240,7 @@ async fn sentinels_and_their_master_are_reached_over_tls() {
             certificates.server(false, &[arguments, &tls].concat())
         },
         || {
-            let port = free_port(false);
+            let port = free_port();
             ports.borrow_mut().push(port);
             let [ca, certificate, key] = ["ca.pem", "node.pem", "node.key"].map(|name| certificates.file(name));
             format!(

@@ -4,6 +4,7 @@ use std::io::{Read as _, Write as _};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use tower_ratelimit::RedisServer;
@@ -42,7 +43,7 @@ impl Server {
     pub(crate) fn with(arguments: &[&str]) -> Self {
         // Another process may take the port between asking for it and using it: then another one is tried.
         for _ in 0..10 {
-            let port = free_port(arguments.contains(&"--cluster-enabled"));
+            let port = free_port();
             let directory = std::env::temp_dir().join(format!("tower-ratelimit-redis-{}-{port}", std::process::id()));
             std::fs::create_dir_all(&directory).expect("a directory for the server");
             let arguments: Vec<_> = arguments.iter().map(|&argument| argument.to_owned()).collect();
@@ -67,7 +68,9 @@ impl Server {
             if self.process.try_wait().expect("its state").is_some() {
                 return false;
             }
-            if TcpStream::connect(("127.0.0.1", self.port)).is_ok() && self.command(&["PING"]).contains("PONG") {
+            // Another process's server may have taken the port: then this one ends, as it can not bind it.
+            let process = format!("process_id:{}\r\n", self.process.id());
+            if self.try_send(&[vec![b"INFO", b"server"]]).is_ok_and(|reply| reply.contains(&process)) {
                 return true;
             }
             std::thread::sleep(Duration::from_millis(10));
@@ -105,10 +108,14 @@ impl Server {
     }
 
     fn send(&self, commands: &[Vec<&[u8]>]) -> String {
-        let Some(password) = &self.password else { return send(self.socket(), commands) };
+        self.try_send(commands).expect("a connection")
+    }
+
+    fn try_send(&self, commands: &[Vec<&[u8]>]) -> std::io::Result<String> {
+        let Some(password) = &self.password else { return try_send(self.socket(), commands) };
         let authenticate = vec![&b"AUTH"[..], password.as_bytes()];
-        let reply = send(self.socket(), &[&[authenticate], commands].concat());
-        reply.strip_prefix("+OK\r\n").unwrap_or_else(|| panic!("AUTH: {reply}")).to_owned()
+        let reply = try_send(self.socket(), &[&[authenticate], commands].concat())?;
+        Ok(reply.strip_prefix("+OK\r\n").unwrap_or_else(|| panic!("AUTH: {reply}")).to_owned())
     }
 
     /// Holds back all commands for so long, and returns at once.
@@ -158,9 +165,9 @@ impl Server {
     }
 }
 
-fn send(to: SocketAddr, commands: &[Vec<&[u8]>]) -> String {
-    let mut stream = TcpStream::connect(to).expect("a connection");
-    stream.set_read_timeout(Some(Duration::from_secs(20))).expect("a time-out");
+fn try_send(to: SocketAddr, commands: &[Vec<&[u8]>]) -> std::io::Result<String> {
+    let mut stream = TcpStream::connect(to)?;
+    stream.set_read_timeout(Some(Duration::from_secs(20)))?;
     let mut request = Vec::new();
     for parts in commands.iter().chain([&vec![&b"QUIT"[..]]]) {
         request.extend(format!("*{}\r\n", parts.len()).bytes());
@@ -170,19 +177,24 @@ fn send(to: SocketAddr, commands: &[Vec<&[u8]>]) -> String {
             request.extend(b"\r\n");
         }
     }
-    stream.write_all(&request).expect("sent");
+    stream.write_all(&request)?;
     let mut reply = Vec::new();
     let _ = stream.read_to_end(&mut reply);
-    String::from_utf8_lossy(&reply).into_owned()
+    Ok(String::from_utf8_lossy(&reply).into_owned())
 }
 
-pub(crate) fn free_port(of_cluster: bool) -> u16 {
+/// Returns a port that is free, and whose cluster bus port (10,000 higher) is free.
+///
+/// No call of this process returns the same port again, and outgoing connections never take it: it lies below the
+/// range of ports that Linux gives to them.
+pub(crate) fn free_port() -> u16 {
+    static CALLS: AtomicU32 = AtomicU32::new(0);
+    // Test processes that run at the same time begin at different ports.
+    let start = std::process::id().wrapping_mul(997);
     loop {
-        let port = TcpListener::bind("127.0.0.1:0").expect("a free port").local_addr().expect("its address").port();
-        // Nodes talk to each other on a port that is ten thousand higher.
-        let free =
-            |port: u16| port.checked_add(10_000).is_some_and(|port| TcpListener::bind(("127.0.0.1", port)).is_ok());
-        if !of_cluster || free(port) {
+        let offset = start.wrapping_add(CALLS.fetch_add(1, Ordering::Relaxed)) % 10_000;
+        let port = 10_000 + u16::try_from(offset).expect("less than 10,000");
+        if [port, port + 10_000].into_iter().all(|port| TcpListener::bind(("127.0.0.1", port)).is_ok()) {
             return port;
         }
     }

@@ -20,7 +20,7 @@ pub(crate) struct Sentinel {
 impl Sentinel {
     /// With settings of its own beside those that all need; and what these tests say to be let in, if that is needed.
     fn of(master: &Server, settings: &str, password: Option<&str>) -> Self {
-        let port = free_port(false);
+        let port = free_port();
         let directory = std::env::temp_dir().join(format!("tower-ratelimit-sentinel-{}-{port}", std::process::id()));
         std::fs::create_dir_all(&directory).expect("a directory for it");
         let settings = format!(
