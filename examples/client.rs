@@ -24,7 +24,7 @@ use hyper_util::rt::TokioExecutor;
 use tokio::net::TcpListener;
 use tower::{Service, ServiceBuilder, ServiceExt};
 use tower_ratelimit::key::Global;
-use tower_ratelimit::response::{AsError, Http, Refusal};
+use tower_ratelimit::response::{Http, RejectWithError, Rejection};
 use tower_ratelimit::retry::RetryAfter;
 use tower_ratelimit::{Gcra, Memory, Quota, RateLimitLayer, SlidingLog};
 
@@ -45,7 +45,7 @@ async fn ask(requests: usize, allowed: u64) -> Result<(), Box<dyn Error + Send +
     let client = ServiceBuilder::new()
         // The retries are outside of the limit, so that they count as well.
         .retry(RetryAfter::new().max_retries(5))
-        .layer(RateLimitLayer::new(Global, limiter).max_wait(Duration::from_secs(30)).responder(AsError))
+        .layer(RateLimitLayer::new(Global, limiter).max_wait(Duration::from_secs(30)).responder(RejectWithError))
         .service(Client::builder(TokioExecutor::new()).build_http::<Full<Bytes>>());
 
     let answers = (0..requests).map(|_| {
@@ -66,7 +66,7 @@ async fn ask(requests: usize, allowed: u64) -> Result<(), Box<dyn Error + Send +
 
 /// Stands for somebody else's server. It counts what it refuses.
 async fn provide(allowed: u64, refused: Arc<AtomicUsize>) -> std::io::Result<String> {
-    let count = move |_: &Parts, refusal: &Refusal| {
+    let count = move |_: &Parts, refusal: &Rejection| {
         refused.fetch_add(1, Ordering::Relaxed);
         axum::http::Response::builder().status(429).body(refusal.to_string().into()).expect("a response")
     };

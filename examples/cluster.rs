@@ -20,7 +20,9 @@ use std::time::Duration;
 use axum::routing::get;
 use axum::{Extension, Router};
 use tower_ratelimit::limiter::Fallback;
-use tower_ratelimit::{Admission, FixedWindow, Memory, PeerIp, Quota, RateLimitLayer, Redis, RedisServer, Source};
+use tower_ratelimit::{
+    DecisionSource, FixedWindow, Memory, PeerIp, Quota, RateLimitInfo, RateLimitLayer, Redis, RedisServer,
+};
 
 const TEN_SECONDS: Duration = Duration::from_secs(10);
 
@@ -63,9 +65,9 @@ async fn run() -> Result<(), Box<dyn std::error::Error>> {
     Ok(())
 }
 
-async fn hello(Extension(admission): Extension<Admission>) -> &'static str {
+async fn hello(Extension(admission): Extension<RateLimitInfo>) -> &'static str {
     match admission.decision().map(tower_ratelimit::Decision::source) {
-        Some(Source::Fallback) => "Hello! The cluster is gone: this process counts by itself.\n",
+        Some(DecisionSource::Fallback) => "Hello! The cluster is gone: this process counts by itself.\n",
         _ => "Hello! You are within the limit.\n",
     }
 }

@@ -10,7 +10,7 @@
 use std::time::Duration;
 
 use tower_ratelimit::algorithm::Algorithm;
-use tower_ratelimit::{Ask, Error, Figures, ManualClock, Memory, Reading, Timestamp, Verdict};
+use tower_ratelimit::{AcquireOptions, Error, LazySnapshot, LimitSnapshot, ManualClock, Memory, Timestamp, Verdict};
 
 const HOUR: u64 = 3_600_000_000;
 const DAY: u64 = 24 * HOUR;
@@ -31,7 +31,7 @@ impl Allowance {
         let now = now.as_micros();
         let at = now.max(written_at);
         // Such a large step back in time is a clock that was wrong once: the state is as new.
-        if full_at <= at || Duration::from_micros(at - now) > self.longest_reset() {
+        if full_at <= at || Duration::from_micros(at - now) > self.max_reset() {
             return (0, now);
         }
         (owed.saturating_sub(self.daily.saturating_mul(at / DAY - written_at / DAY)), at)
@@ -50,10 +50,10 @@ impl Allowance {
 impl Algorithm for Allowance {
     type State = State;
 
-    fn peek(&self, state: &State, now: Timestamp, ask: Ask) -> Verdict {
+    fn peek(&self, state: &State, now: Timestamp, ask: AcquireOptions) -> Verdict {
         let (owed, at) = self.owed(state, now);
         match self.most.checked_sub(ask.cost) {
-            None => Verdict::Never,
+            None => Verdict::ExceedsLimit,
             Some(room) if owed <= room => Verdict::Allowed,
             Some(room) => Verdict::Denied { retry_after: self.paid_at(owed - room, at).since(now) },
         }
@@ -66,15 +66,15 @@ impl Algorithm for Allowance {
         }
     }
 
-    fn reading(&self, state: &State, now: Timestamp) -> Reading {
+    fn reading(&self, state: &State, now: Timestamp) -> LazySnapshot {
         let (owed, at) = self.owed(state, now);
-        let [reset, more_after] = [owed, owed.saturating_sub(self.most - 1).max(owed.min(1))]
+        let [reset, next_token_after] = [owed, owed.saturating_sub(self.most - 1).max(owed.min(1))]
             .map(|amount| if amount == 0 { Duration::ZERO } else { self.paid_at(amount, at).since(now) });
         let remaining = self.most.saturating_sub(owed);
-        Figures { limit: self.most, window: self.longest_reset(), remaining, reset, more_after }.into()
+        LimitSnapshot { limit: self.most, window: self.max_reset(), remaining, reset, next_token_after }.into()
     }
 
-    fn longest_reset(&self) -> Duration {
+    fn max_reset(&self) -> Duration {
         Duration::from_micros(DAY.saturating_mul(self.most.div_ceil(self.daily)))
     }
 }
@@ -84,7 +84,7 @@ fn main() -> Result<(), Error> {
     let plan = Memory::builder(Allowance { daily: 2, most: 10 }).clock(clock.clone()).build()?;
     for (day, gigabytes) in [(1, 3), (2, 1), (3, 6), (4, 4), (5, 3), (9, 7), (10, 6), (11, 12), (14, 10)] {
         clock.set(ManualClock::START.after(Duration::from_micros((day - 1) * DAY + 18 * HOUR)));
-        let decision = plan.decide("+49 170 555 01", Ask::cost(gigabytes));
+        let decision = plan.decide("+49 170 555 01", AcquireOptions::cost(gigabytes));
         let left = decision.remaining().unwrap_or_default();
         println!("day {day:>2}: {gigabytes:>2} GB? {:?}, {left} GB left", decision.verdict());
     }

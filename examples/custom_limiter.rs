@@ -15,9 +15,10 @@ use bytes::Bytes;
 use http::{Request, Response};
 use tower::{BoxError, Service, ServiceBuilder, ServiceExt};
 use tower_ratelimit::key::{Header, KeyText};
-use tower_ratelimit::limiter::{Acquire, BoxFuture, Limiter, Outcome};
+use tower_ratelimit::limiter::{Acquisition, BoxFuture, Limiter, Outcome};
 use tower_ratelimit::{
-    Ask, Decision, Error, Figures, Gcra, Limit, ManualClock, Memory, Quota, RateLimitLayer, Standing, Verdict,
+    AcquireOptions, Decision, Error, Gcra, Limit, LimitSnapshot, LimitStatus, ManualClock, Memory, Quota,
+    RateLimitLayer, Verdict,
 };
 
 /// Accounts are paid for in advance; `burst` keeps them from spending it all at once.
@@ -30,19 +31,19 @@ struct Prepaid {
 impl Limiter<KeyText> for Prepaid {
     type Future = BoxFuture<Result<Outcome, Error>>;
 
-    fn acquire(&self, account: &KeyText, ask: Ask) -> Acquire<Self::Future> {
+    fn acquire(&self, account: &KeyText, ask: AcquireOptions) -> Acquisition<Self::Future> {
         if ask.hold {
-            return Acquire::Ready(Err(Error::unsupported("a prepaid account can't hold costs")));
+            return Acquisition::Ready(Err(Error::unsupported("a prepaid account can't hold costs")));
         }
         let (decision, held) = match self.burst.hold(account, ask) {
-            Acquire::Ready(Ok(Outcome { decision, held: Some(held) })) => (decision, held),
+            Acquisition::Ready(Ok(Outcome { decision, held: Some(held) })) => (decision, held),
             // Denied: ready at once, with no future, and the bank is not even asked.
-            Acquire::Ready(denied) => return Acquire::Ready(denied),
-            Acquire::Pending(future) => return Acquire::Pending(Box::pin(future)),
+            Acquisition::Ready(denied) => return Acquisition::Ready(denied),
+            Acquisition::Pending(future) => return Acquisition::Pending(Box::pin(future)),
         };
         // The future must not borrow from `self`. If it is dropped, the guard settles the whole cost.
         let (bank, account) = (Arc::clone(&self.bank), *account);
-        Acquire::Pending(Box::pin(async move {
+        Acquisition::Pending(Box::pin(async move {
             let at = decision.decided_at();
             let debited = bank.debit(account, ask.cost).await;
             if let Ok(Some(left)) = debited {
@@ -60,9 +61,9 @@ impl Limiter<KeyText> for Prepaid {
 const CREDIT: u64 = 4;
 const MONTH: Duration = Duration::from_secs(30 * 24 * 60 * 60);
 
-fn credit(verdict: Verdict, remaining: u64) -> Standing {
-    let figures = Figures { limit: CREDIT, window: MONTH, remaining, reset: MONTH, more_after: MONTH };
-    Standing::of("credit", verdict, figures)
+fn credit(verdict: Verdict, remaining: u64) -> LimitStatus {
+    let figures = LimitSnapshot { limit: CREDIT, window: MONTH, remaining, reset: MONTH, next_token_after: MONTH };
+    LimitStatus::of("credit", verdict, figures)
 }
 
 /// The service elsewhere: what each account has spent.

@@ -12,7 +12,7 @@ use std::fmt;
 
 use tower::{Service, ServiceBuilder, ServiceExt};
 use tower_ratelimit::key::{Extracted, Missing};
-use tower_ratelimit::response::{AsError, BoxError, Rejected};
+use tower_ratelimit::response::{BoxError, RejectWithError, Rejected};
 use tower_ratelimit::{Gcra, ManualClock, Memory, Quota, RateLimitLayer};
 
 /// A request of a protocol of our own.
@@ -53,7 +53,7 @@ async fn main() -> Result<(), BoxError> {
     let limiter = Memory::builder(Gcra::new(Quota::per_minute(3))).clock(clock.clone()).build()?;
     let mut press = ServiceBuilder::new()
         // Without HTTP there is no status to refuse with: a refusal is an error.
-        .layer(RateLimitLayer::new(whose, limiter).responder(AsError))
+        .layer(RateLimitLayer::new(whose, limiter).responder(RejectWithError))
         .service_fn(print);
 
     let red = ["spring fair", "lost cat", "flea market", "open day"].map(|poster| (Some("red"), poster));

@@ -20,7 +20,7 @@ use axum::Router;
 use axum::http::{Request, header};
 use axum::routing::{get, post};
 use tower_ratelimit::key::{ExtractKey, Extracted};
-use tower_ratelimit::response::LegacyReset;
+use tower_ratelimit::response::ResetFormat;
 use tower_ratelimit::{FixedWindow, Http, Limit, Memory, PeerIp, Quota, RateLimitLayer, per_key};
 
 /// Whose request it is. The tier is in the key, so that the key chooses its quota. A token is not: who has it is
@@ -82,7 +82,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
         user.map_or_else(|| PeerIp::new().extract(request).map(Caller::Anonymous), Extracted::Key)
     };
     let limiter = Memory::new(Limit::new("core", per_key(Caller::quota)).by(Caller::account));
-    let fields = Http::new().draft_fields(false).legacy_fields(LegacyReset::EpochSeconds);
+    let fields = Http::new().rate_limit_headers(false).legacy_headers(ResetFormat::EpochSeconds);
 
     let upgrade = async move || users.alice_has_upgraded.store(true, Ordering::Relaxed);
     let app = Router::new()

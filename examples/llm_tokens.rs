@@ -9,7 +9,7 @@
 //! end. The last one is refused, and told when to try again.
 
 use tower_ratelimit::limiter::{Limiter, Reservation};
-use tower_ratelimit::{Ask, Error, Memory, Quota, TokenBucket};
+use tower_ratelimit::{AcquireOptions, Error, Memory, Quota, TokenBucket};
 
 type Tokens = Memory<TokenBucket>;
 
@@ -35,7 +35,7 @@ impl Iterator for Answer {
 async fn ask(tokens: &Tokens, user: &'static str, estimate: u64, words: u64) -> Result<Option<Answer>, Error> {
     const PROMPT: u64 = 10;
 
-    let (reservation, decision) = Reservation::reserve(tokens, user, Ask::cost(PROMPT + estimate)).await?;
+    let (reservation, decision) = Reservation::reserve(tokens, user, AcquireOptions::cost(PROMPT + estimate)).await?;
     let Some(mut reservation) = reservation else {
         let hours = decision.retry_after().map_or(0, |wait| wait.as_secs().div_ceil(3600));
         println!("{estimate} tokens are not there: try again in {hours} hours");
@@ -46,7 +46,7 @@ async fn ask(tokens: &Tokens, user: &'static str, estimate: u64, words: u64) -> 
 }
 
 async fn left(tokens: &Tokens, user: &'static str) -> Result<u64, Error> {
-    Ok(tokens.peek(user, Ask::default()).await?.remaining().unwrap_or(0))
+    Ok(tokens.peek(user, AcquireOptions::default()).await?.remaining().unwrap_or(0))
 }
 
 #[tokio::main]

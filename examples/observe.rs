@@ -17,7 +17,7 @@ use axum::http::header::CONTENT_TYPE;
 use axum::response::Html;
 use axum::routing::get;
 use metrics_exporter_prometheus::PrometheusBuilder;
-use tower_ratelimit::key::Paths;
+use tower_ratelimit::key::ExactPaths;
 use tower_ratelimit::observe::Metrics;
 use tower_ratelimit::{FixedWindow, Gcra, LeakyQueue, Limit, Memory, PeerIp, Quota, RateLimitLayer};
 
@@ -33,8 +33,9 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
         Limit::new("minute", FixedWindow::new(Quota::per_minute(100))),
     ));
     let pages = Metrics::new("pages");
-    let limited =
-        RateLimitLayer::new(PeerIp::new(), limiter.clone()).exempt_if(Paths::new(["/health"])).observe(pages.clone());
+    let limited = RateLimitLayer::new(PeerIp::new(), limiter.clone())
+        .exempt_if(ExactPaths::new(["/health"]))
+        .observe(pages.clone());
 
     let queue = Memory::new(LeakyQueue::new(Quota::per_second(2)).max_waiting(8));
     let queued = RateLimitLayer::new(PeerIp::new(), queue).observe(Metrics::new("queue"));

@@ -19,7 +19,7 @@ use axum::routing::get;
 use axum::{Extension, Router};
 use tower_ratelimit::limiter::Fallback;
 use tower_ratelimit::{
-    Admission, Decision, FixedWindow, Memory, PeerIp, Quota, RateLimitLayer, Redis, RedisServer, Source,
+    Decision, DecisionSource, FixedWindow, Memory, PeerIp, Quota, RateLimitInfo, RateLimitLayer, Redis, RedisServer,
 };
 
 const TEN_SECONDS: Duration = Duration::from_secs(10);
@@ -62,9 +62,9 @@ async fn run() -> Result<(), Box<dyn std::error::Error>> {
     Ok(())
 }
 
-async fn hello(Extension(admission): Extension<Admission>) -> &'static str {
+async fn hello(Extension(admission): Extension<RateLimitInfo>) -> &'static str {
     match admission.decision().map(Decision::source) {
-        Some(Source::Fallback) => "Hello! Redis is gone: this process counts by itself.\n",
+        Some(DecisionSource::Fallback) => "Hello! Redis is gone: this process counts by itself.\n",
         _ => "Hello! You are within the limit.\n",
     }
 }

@@ -21,7 +21,7 @@ use tonic::transport::{Endpoint, Server};
 use tonic_health::pb::HealthCheckRequest;
 use tonic_health::pb::health_client::HealthClient;
 use tower_ratelimit::response::Grpc;
-use tower_ratelimit::retry::{GrpcStatus, RetryAfter};
+use tower_ratelimit::retry::{GrpcHint, RetryAfter};
 use tower_ratelimit::{FixedWindow, Memory, PeerIp, Quota, RateLimitLayer};
 
 #[tokio::main]
@@ -57,7 +57,7 @@ async fn call(address: SocketAddr) -> Result<(), Box<dyn Error>> {
     let mut client = HealthClient::new(Endpoint::try_from(format!("http://{address}"))?.connect().await?);
     for number in 1..=8 {
         // Bounds how often and for how long one call is tried, whatever the server says.
-        let mut policy = RetryAfter::new().reading(GrpcStatus).max_retries(5);
+        let mut policy = RetryAfter::new().reading(GrpcHint).max_retries(5);
         loop {
             let status = match client.check(HealthCheckRequest::default()).await {
                 Ok(answer) => {
@@ -67,7 +67,7 @@ async fn call(address: SocketAddr) -> Result<(), Box<dyn Error>> {
                 Err(status) => status,
             };
             println!("call {number}: {:?}, {}", status.code(), status.message());
-            let Some(wait) = policy.next_wait(GrpcStatus.read(&status)) else { return Err(status.into()) };
+            let Some(wait) = policy.next_delay(GrpcHint.read(&status)) else { return Err(status.into()) };
             tokio::time::sleep(wait).await;
         }
     }

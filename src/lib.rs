@@ -58,7 +58,7 @@
 //! - **Exact**: integers and whole microseconds. No algorithm admits more than its documentation says, in any window, and no
 //!   quota drifts. A refused request changes nothing.
 //! - **`retry_after` is sufficient and minimal**: if nobody else uses the key, the same request succeeds after exactly that
-//!   time and not a microsecond earlier. What can never succeed is told [`Never`](Verdict::Never).
+//!   time and not a microsecond earlier. What can never succeed is told [`Never`](Verdict::ExceedsLimit).
 //! - **Any number of threads** on one key admit exactly what one would.
 //! - **Bounded memory, no janitor**: a hard cap on keys ([`max_keys`](MemoryBuilder::max_keys)), below which nothing is
 //!   forgotten. There is no background thread and no sweep.
@@ -124,56 +124,44 @@
 //! - **`serde`**: a [`Quota`] is read and written as text, such as `"100/min"`; limits from configuration, in `policy`.
 //! - **`timer`**: requests wait for their turn, by tokio's timer: `RateLimitLayer::max_wait`, and a [`LeakyQueue`] behind the
 //!   layer.
-//! - **`tonic`**: gRPC in tonic 0.14: `response::Grpc` and `response::ByContentType`, `tariff::OnlyCodes`, and the peer's
+//! - **`tonic`**: gRPC in tonic 0.14: `response::Grpc` and `response::ByContentType`, `cost::OnlyGrpcCodes`, and the peer's
 //!   address for [`PeerIp`] and [`ClientIp`].
 //! - **`tonic-tls`**: the peer's address where a server of your own hands tonic its TLS connections.
 //! - **`tracing`**: `observe::Tracing` writes events by the `tracing` facade.
 
 pub mod algorithm;
-mod bill;
 mod clock;
+#[cfg(feature = "serde")]
+pub mod config;
 mod decision;
 mod encode;
 mod error;
-mod future;
 pub mod key;
-mod layer;
 pub mod limit;
 pub mod limiter;
-#[cfg(feature = "tonic")]
-mod named;
+mod middleware;
 pub mod observe;
-mod patience;
-#[cfg(feature = "serde")]
-pub mod policy;
 mod quota;
 pub mod response;
 #[cfg(feature = "retry")]
 pub mod retry;
-mod service;
-mod settings;
+mod runtime;
 pub mod store;
 mod sync;
 mod table;
-pub mod tariff;
-mod timer;
-mod turn;
 
 pub use crate::algorithm::{FixedWindow, Gcra, LeakyBucket, LeakyQueue, SlidingLog, SlidingWindow, TokenBucket};
 #[cfg(feature = "timer")]
 pub use crate::clock::TokioClock;
 pub use crate::clock::{Clock, CoarseClock, ManualClock, SystemClock, Timestamp};
-pub use crate::decision::{Ask, Decision, Figures, Reading, Source, Standing, Verdict};
+pub use crate::decision::{AcquireOptions, Decision, LimitSnapshot, LazySnapshot, DecisionSource, LimitStatus, Verdict};
 pub use crate::error::Error;
-pub use crate::future::ResponseFuture;
 pub use crate::key::{ClientIp, ExtractKey, PeerIp};
-pub use crate::layer::RateLimitLayer;
 pub use crate::limit::{Limit, per_key};
 pub use crate::limiter::{BoxLimiter, Limiter};
+pub use crate::middleware::{RateLimit, RateLimitLayer, ResponseFuture, MissingKeyPolicy, cost};
 pub use crate::quota::{Quota, QuotaError};
-pub use crate::response::{Admission, Http, Respond};
-pub use crate::service::RateLimit;
-pub use crate::settings::WhenMissing;
+pub use crate::response::{RateLimitInfo, Http, Respond};
 #[cfg(feature = "redis-tls")]
 pub use crate::store::RedisTls;
 pub use crate::store::{DynLimit, Memory, MemoryBuilder};

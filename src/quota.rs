@@ -5,7 +5,7 @@ use std::num::NonZeroU64;
 use std::str::FromStr;
 use std::time::Duration;
 
-use crate::clock::LONGEST_MICROS;
+use crate::clock::MAX_PERIOD_MICROS;
 use crate::error::Error;
 
 /// So many per period: `Quota::per_second(10)` is ten a second.
@@ -41,7 +41,7 @@ const DAY: u64 = 24 * HOUR;
 const WEEK: u64 = 7 * DAY;
 
 /// The largest limit, burst or cost: what a double holds exactly, since Redis counts in doubles.
-pub(crate) const LARGEST_LIMIT: u64 = 1 << 53;
+pub(crate) const MAX_LIMIT: u64 = 1 << 53;
 
 impl Quota {
     /// `limit` in each second.
@@ -143,9 +143,9 @@ impl Quota {
     /// If `limit` is zero or over 2^53, or the period zero, not a whole number of microseconds, or over 200 years.
     pub const fn try_new(limit: u64, period: Duration) -> Result<Self, QuotaError> {
         if !period.subsec_nanos().is_multiple_of(1_000) {
-            return Err(QuotaError::PeriodNotWhole);
+            return Err(QuotaError::FractionalMicros);
         }
-        if period.as_secs() > LONGEST_MICROS / SECOND {
+        if period.as_secs() > MAX_PERIOD_MICROS / SECOND {
             return Err(QuotaError::PeriodTooLong);
         }
         Self::from_parts(limit, period.as_secs() * SECOND + period.subsec_micros() as u64)
@@ -153,11 +153,11 @@ impl Quota {
 
     const fn from_parts(limit: u64, period_micros: u64) -> Result<Self, QuotaError> {
         let Some(limit) = NonZeroU64::new(limit) else { return Err(QuotaError::LimitZero) };
-        if limit.get() > LARGEST_LIMIT {
+        if limit.get() > MAX_LIMIT {
             return Err(QuotaError::LimitTooLarge);
         }
         let Some(period_micros) = NonZeroU64::new(period_micros) else { return Err(QuotaError::PeriodZero) };
-        if period_micros.get() > LONGEST_MICROS {
+        if period_micros.get() > MAX_PERIOD_MICROS {
             return Err(QuotaError::PeriodTooLong);
         }
         Ok(Self { limit, period_micros })
@@ -199,11 +199,11 @@ pub enum QuotaError {
     /// The period is zero.
     PeriodZero,
     /// The period is not a whole number of microseconds.
-    PeriodNotWhole,
+    FractionalMicros,
     /// The period is over 200 years.
     PeriodTooLong,
     /// The text is not of the form `COUNT/PERIOD` or `COUNT per PERIOD`.
-    Unreadable,
+    InvalidFormat,
     /// The text's unit of time is not one that is known.
     UnknownUnit,
 }
@@ -214,12 +214,12 @@ impl QuotaError {
             Self::LimitZero => "a quota's limit must be at least 1: to refuse everything, don't serve the route",
             Self::LimitTooLarge => "a quota's limit must be at most 2^53 (9007199254740992)",
             Self::PeriodZero => "a quota's period must be at least one microsecond",
-            Self::PeriodNotWhole => {
+            Self::FractionalMicros => {
                 "a quota's period must be a whole number of microseconds: to limit faster than one in a microsecond, \
                  give the number that fits into a whole microsecond"
             }
             Self::PeriodTooLong => "a quota's period must be at most 200 years (73050 days)",
-            Self::Unreadable => {
+            Self::InvalidFormat => {
                 "a quota reads COUNT/PERIOD or COUNT per PERIOD, with whole numbers: such as 100/min or 5 per 10s"
             }
             Self::UnknownUnit => "a quota's period must end in us, ms, s, min, h, d or w: such as 100/min or 5 per 10s",
@@ -266,7 +266,7 @@ impl FromStr for Quota {
 
     fn from_str(text: &str) -> Result<Self, QuotaError> {
         let (limit, period) =
-            text.split_once('/').or_else(|| text.split_once(" per ")).ok_or(QuotaError::Unreadable)?;
+            text.split_once('/').or_else(|| text.split_once(" per ")).ok_or(QuotaError::InvalidFormat)?;
         let limit = read_number(limit.trim())?.ok_or(QuotaError::LimitTooLarge)?;
         let period = period.trim();
         let digits = period.bytes().take_while(|byte| byte.is_ascii_digit() || *byte == b'_').count();
@@ -282,7 +282,7 @@ impl FromStr for Quota {
 fn read_number(text: &str) -> Result<Option<u64>, QuotaError> {
     let plain = text.replace('_', "");
     if !text.starts_with(|first: char| first.is_ascii_digit()) || !plain.bytes().all(|byte| byte.is_ascii_digit()) {
-        return Err(QuotaError::Unreadable);
+        return Err(QuotaError::InvalidFormat);
     }
     Ok(plain.parse().ok())
 }
@@ -296,7 +296,7 @@ fn read_unit(text: &str) -> Result<u64, QuotaError> {
         "h" | "hour" | "hours" => HOUR,
         "d" | "day" | "days" => DAY,
         "w" | "week" | "weeks" => WEEK,
-        "" => return Err(QuotaError::Unreadable),
+        "" => return Err(QuotaError::InvalidFormat),
         _ => return Err(QuotaError::UnknownUnit),
     })
 }

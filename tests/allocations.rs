@@ -17,16 +17,16 @@ use bytes::Bytes;
 use http::{HeaderName, HeaderValue, Request, Response, StatusCode};
 use http_body_util::Full;
 use tower::{Layer, Service, service_fn};
+use tower_ratelimit::cost::OnlyFailures;
 use tower_ratelimit::key::{
     ApiKey, Bearer, Cookie, ExtractKey, Global, Header, Host, KeyText, Method, Path, Pepper, TrustedProxies,
 };
 use tower_ratelimit::limiter::{BoxLimiter, Limiter};
 use tower_ratelimit::observe::Event;
-use tower_ratelimit::response::{AsError, Http, Refusal, Respond};
+use tower_ratelimit::response::{Http, RejectWithError, Rejection, Respond};
 use tower_ratelimit::store::{DefaultHashBuilder, LimitsFor};
-use tower_ratelimit::tariff::OnlyFailures;
 use tower_ratelimit::{
-    Ask, ClientIp, DynLimit, FixedWindow, Gcra, Limit, ManualClock, Memory, PeerIp, Quota, RateLimitLayer,
+    AcquireOptions, ClientIp, DynLimit, FixedWindow, Gcra, Limit, ManualClock, Memory, PeerIp, Quota, RateLimitLayer,
     SlidingWindow, TokenBucket,
 };
 
@@ -182,10 +182,10 @@ fn decisions_of_four_to_eight_limits_allocate_nothing() {
         assert_eq!(count_allowed(&mut bare(PeerIp::new(), enough), from), 0, "{what}, allowed");
         let strict = Memory::builder(limits(1)).clock(clock()).build().expect("a limiter");
         let key = IpAddr::from([192, 0, 2, 1]);
-        assert!(strict.decide(&key, Ask::default()).is_allowed());
-        let denied = measure(|| assert!(!strict.decide(&key, Ask::default()).is_allowed()));
+        assert!(strict.decide(&key, AcquireOptions::default()).is_allowed());
+        let denied = measure(|| assert!(!strict.decide(&key, AcquireOptions::default()).is_allowed()));
         assert_eq!(denied.count_total, 0, "{what}, denied");
-        let peeked = measure(|| assert!(strict.peek(&key, Ask::default()).try_ready().is_ok()));
+        let peeked = measure(|| assert!(strict.peek(&key, AcquireOptions::default()).try_ready().is_ok()));
         assert_eq!(peeked.count_total, 0, "{what}, peeked at");
     }
     fn bucket(name: &'static str, limit: u64) -> Limit<Gcra> {
@@ -301,16 +301,16 @@ fn request_that_is_settled_allocates_three_times() {
 /// Other ways to tell of a decision: none of them allocates for what is let through, unless it has something to tell.
 #[test]
 fn other_responders_allocate_nothing_for_what_is_let_through() {
-    let mut any_body = RateLimitLayer::new(PeerIp::new(), one_limit())
-        .responder(Http::bare().any_body())
+    let mut map_body = RateLimitLayer::new(PeerIp::new(), one_limit())
+        .responder(Http::bare().map_body())
         .layer(service_fn(page as PageFn));
     let mut as_error =
-        RateLimitLayer::new(PeerIp::new(), one_limit()).responder(AsError).layer(service_fn(page as PageFn));
+        RateLimitLayer::new(PeerIp::new(), one_limit()).responder(RejectWithError).layer(service_fn(page as PageFn));
     let mut by_closure = RateLimitLayer::new(PeerIp::new(), one_limit())
-        .responder(|_: Request<()>, _: Refusal| Page::default())
+        .responder(|_: Request<()>, _: Rejection| Page::default())
         .layer(service_fn(page as PageFn));
     for _ in 0..3 {
-        assert_eq!(count_any(&mut any_body, from(1)).1.count_total, 0, "any body");
+        assert_eq!(count_any(&mut map_body, from(1)).1.count_total, 0, "any body");
         assert_eq!(count_any(&mut as_error, from(1)).1.count_total, 0, "errors");
         assert_eq!(count_any(&mut by_closure, from(1)).1.count_total, 0, "a closure");
     }
@@ -333,7 +333,7 @@ fn one_strict_limit() -> Memory<FixedWindow, ManualClock> {
 #[test]
 fn to_refuse_allocates_nothing_by_itself() {
     fn check<A: Limiter<IpAddr> + Clone>(limiter: A, what: &str) {
-        let refuse = |_: Request<()>, _: Refusal| {
+        let refuse = |_: Request<()>, _: Rejection| {
             let mut response = Page::default();
             *response.status_mut() = StatusCode::TOO_MANY_REQUESTS;
             response
@@ -369,7 +369,7 @@ fn a_ready_made_answer_allocates_little() {
     let _ = counts(Http::new());
     let [allowed, telling] = counts(Http::new());
     for (what, count, most) in [
-        ("a refusal as an error", counts(AsError)[1], 1),
+        ("a refusal as an error", counts(RejectWithError)[1], 1),
         ("a bare 429", counts(Http::bare())[1], 9),
         ("a 429 that tells all", telling, 16),
         ("an allowed answer that tells all", allowed, 12),

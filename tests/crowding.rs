@@ -6,12 +6,12 @@ use std::hash::Hash;
 use std::time::Duration;
 
 use proptest::prelude::*;
-use tower_ratelimit::algorithm::{Algorithm, Blocks, Log};
-use tower_ratelimit::limiter::{Acquire, Held, Reply};
+use tower_ratelimit::algorithm::{Algorithm, Counters, HitLog};
+use tower_ratelimit::limiter::{Acquisition, Held, LimiterFuture};
 use tower_ratelimit::store::LimitsFor;
 use tower_ratelimit::{
-    Ask, FixedWindow, Gcra, Limit, Limiter, ManualClock, Memory, Quota, SlidingLog, SlidingWindow, Source, Timestamp,
-    Verdict, WhenFull,
+    AcquireOptions, DecisionSource, FixedWindow, Gcra, Limit, Limiter, ManualClock, Memory, Quota, SlidingLog,
+    SlidingWindow, Timestamp, Verdict, WhenFull,
 };
 
 /// A hundred new keys for each that has room.
@@ -31,7 +31,7 @@ fn memory<A: Algorithm>(algorithm: A, cap: u64, when_full: WhenFull) -> (Memory<
     (memory.unwrap(), clock)
 }
 
-fn now<T>(reply: Reply<T>) -> Result<T, tower_ratelimit::Error> {
+fn now<T>(reply: LimiterFuture<T>) -> Result<T, tower_ratelimit::Error> {
     reply.try_ready().expect("memory answers at once")
 }
 
@@ -45,7 +45,7 @@ struct Harm {
 
 fn flood<A: Algorithm>(algorithm: A, when_full: WhenFull, used_by_the_honest: u64) -> Harm {
     let (limiter, clock) = memory(algorithm, CAP, when_full);
-    let allows = |key: u64| limiter.decide(&key, Ask::default()).is_allowed();
+    let allows = |key: u64| limiter.decide(&key, AcquireOptions::default()).is_allowed();
     let (offender, honest) = (u64::MAX, u64::MAX - 10..u64::MAX);
     (0..BURST).for_each(|_| assert!(allows(offender)));
     // So that windows of those who come later end later.
@@ -71,15 +71,15 @@ fn flood<A: Algorithm>(algorithm: A, when_full: WhenFull, used_by_the_honest: u6
 
 fn nobody_comes_near_the_offender<A: Algorithm + Copy>(algorithm: A) {
     // New keys owe one of ten: whoever owes more stays.
-    let harm = flood(algorithm, WhenFull::Forget, 2);
+    let harm = flood(algorithm, WhenFull::Evict, 2);
     assert_eq!(harm, Harm { flood_let_through: FLOOD, ..Harm::default() });
 
-    let harm = flood(algorithm, WhenFull::Refuse, 2);
+    let harm = flood(algorithm, WhenFull::Deny, 2);
     assert_eq!((harm.offender_let_through, harm.honest_refused), (0, 0));
     assert!(harm.flood_let_through < 2 * CAP + 100, "{harm:?}");
 
     // Those who owe as much as the flood has inherited are not displaced by it.
-    let harm = flood(algorithm, WhenFull::Inherit, 9);
+    let harm = flood(algorithm, WhenFull::CarryOver, 9);
     assert_eq!(harm.offender_let_through, 0);
     assert!(harm.flood_let_through < 15 * CAP, "{harm:?}");
     assert!(harm.honest_refused <= 10, "{harm:?}");
@@ -99,7 +99,7 @@ fn a_flood_launders_no_offender_by_a_window() {
 /// How many new keys, each of which uses up its whole limit, it takes until a key is let through that is being denied.
 fn exhausted_keys_until_freed<A: Algorithm>(algorithm: A, when_full: WhenFull) -> Option<u64> {
     let (limiter, clock) = memory(algorithm, CAP, when_full);
-    let allows = |key: u64| limiter.decide(&key, Ask::default()).is_allowed();
+    let allows = |key: u64| limiter.decide(&key, AcquireOptions::default()).is_allowed();
     (0..BURST).for_each(|_| assert!(allows(u64::MAX)));
     clock.advance(Duration::from_secs(1));
     (0..FLOOD).find(|&key| {
@@ -116,13 +116,13 @@ fn exhausted_keys_until_freed<A: Algorithm>(algorithm: A, when_full: WhenFull) -
 fn a_flood_of_exhausted_keys_frees_a_denied_one_only_where_keys_are_forgotten() {
     let window = FixedWindow::new(Quota::per_day(BURST));
     for freed_by in
-        [exhausted_keys_until_freed(TEN, WhenFull::Forget), exhausted_keys_until_freed(window, WhenFull::Forget)]
+        [exhausted_keys_until_freed(TEN, WhenFull::Evict), exhausted_keys_until_freed(window, WhenFull::Evict)]
     {
         // Not before the memory is full of keys that have used as much.
         let freed_by = freed_by.expect("of six that have used as much, the first to be idle goes");
         assert!((CAP..10 * CAP).contains(&freed_by), "{freed_by}");
     }
-    for when_full in [WhenFull::Refuse, WhenFull::Inherit] {
+    for when_full in [WhenFull::Deny, WhenFull::CarryOver] {
         assert_eq!(exhausted_keys_until_freed(TEN, when_full), None, "{when_full:?}");
         assert_eq!(exhausted_keys_until_freed(window, when_full), None, "{when_full:?}");
     }
@@ -148,7 +148,7 @@ fn flood_of_several(when_full: WhenFull, used_by_the_honest: u64) -> Harm {
     let limiter = Memory::builder(each).max_keys(keys).when_full(when_full).clock(clock.clone()).build().unwrap();
     let mut let_through = 0;
     let mut allows = |caller: Caller| {
-        let is_allowed = limiter.decide(&caller, Ask::default()).is_allowed();
+        let is_allowed = limiter.decide(&caller, AcquireOptions::default()).is_allowed();
         let_through += u64::from(is_allowed);
         is_allowed
     };
@@ -180,20 +180,20 @@ fn flood_of_several(when_full: WhenFull, used_by_the_honest: u64) -> Harm {
 
 #[test]
 fn a_flood_launders_no_offender_by_one_of_several_limits() {
-    let harm = flood_of_several(WhenFull::Forget, 2);
+    let harm = flood_of_several(WhenFull::Evict, 2);
     assert_eq!(harm, Harm { flood_let_through: FLOOD, ..Harm::default() });
 }
 
 #[test]
 fn a_flood_takes_no_room_in_one_limit_for_what_another_refuses() {
-    let harm = flood_of_several(WhenFull::Refuse, 2);
+    let harm = flood_of_several(WhenFull::Deny, 2);
     assert_eq!((harm.offender_let_through, harm.honest_refused), (0, 0));
     assert!(harm.flood_let_through < 2 * CAP + 100, "{harm:?}");
 }
 
 #[test]
 fn a_flood_inherits_from_each_of_several_limits() {
-    let harm = flood_of_several(WhenFull::Inherit, 9);
+    let harm = flood_of_several(WhenFull::CarryOver, 9);
     assert_eq!(harm.offender_let_through, 0);
     assert!(harm.flood_let_through < 15 * CAP, "{harm:?}");
     assert!(harm.honest_refused <= 10, "{harm:?}");
@@ -210,7 +210,7 @@ fn let_through_at_most<A: Algorithm>(algorithm: A, when_full: WhenFull) -> u64 {
         random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         let key = (random >> 33) % keys;
         clock.advance(Duration::from_micros(random >> 54));
-        *let_through.entry(key).or_default() += u64::from(limiter.decide(&key, Ask::default()).is_allowed());
+        *let_through.entry(key).or_default() += u64::from(limiter.decide(&key, AcquireOptions::default()).is_allowed());
     }
     let_through.into_values().max().unwrap_or(0)
 }
@@ -218,16 +218,16 @@ fn let_through_at_most<A: Algorithm>(algorithm: A, when_full: WhenFull) -> u64 {
 #[test]
 fn who_inherits_is_never_let_through_beyond_a_limit() {
     let quota = Quota::per_day(10);
-    assert!(let_through_at_most(TEN, WhenFull::Inherit) <= BURST);
-    assert!(let_through_at_most(FixedWindow::new(quota), WhenFull::Inherit) <= BURST);
-    assert!(let_through_at_most(SlidingWindow::new(quota).blocks(4), WhenFull::Inherit) <= BURST);
-    assert!(let_through_at_most(SlidingLog::new(quota), WhenFull::Inherit) <= BURST);
-    assert!(let_through_at_most(TEN, WhenFull::Forget) > BURST, "or the above would prove nothing");
+    assert!(let_through_at_most(TEN, WhenFull::CarryOver) <= BURST);
+    assert!(let_through_at_most(FixedWindow::new(quota), WhenFull::CarryOver) <= BURST);
+    assert!(let_through_at_most(SlidingWindow::new(quota).blocks(4), WhenFull::CarryOver) <= BURST);
+    assert!(let_through_at_most(SlidingLog::new(quota), WhenFull::CarryOver) <= BURST);
+    assert!(let_through_at_most(TEN, WhenFull::Evict) > BURST, "or the above would prove nothing");
 }
 
 #[test]
 fn who_is_refused_room_is_never_let_through_beyond_a_limit() {
-    assert_eq!(let_through_at_most(TEN, WhenFull::Refuse), BURST);
+    assert_eq!(let_through_at_most(TEN, WhenFull::Deny), BURST);
 }
 
 /// The least memory there is, full of keys that have used so much.
@@ -250,67 +250,69 @@ fn two_keys_that_take_turns_in_a_full_memory_launder_each_other_only_where_they_
         let mut let_through = [0_u64; 2];
         for turn in 0..1000 {
             let key = turn % 2;
-            let_through[key] += u64::from(limiter.decide(&(key as u64), Ask::default()).is_allowed());
+            let_through[key] += u64::from(limiter.decide(&(key as u64), AcquireOptions::default()).is_allowed());
         }
         let_through
     };
-    assert!(let_through(WhenFull::Inherit).into_iter().all(|count| count <= BURST));
-    assert_eq!(let_through(WhenFull::Refuse), [0, 0]);
-    assert!(let_through(WhenFull::Forget).into_iter().sum::<u64>() >= BURST);
+    assert!(let_through(WhenFull::CarryOver).into_iter().all(|count| count <= BURST));
+    assert_eq!(let_through(WhenFull::Deny), [0, 0]);
+    assert!(let_through(WhenFull::Evict).into_iter().sum::<u64>() >= BURST);
 }
 
 #[test]
 fn who_finds_no_room_is_refused_by_policy_until_somebody_is_as_good_as_new() {
-    let (limiter, clock) = full_of(WhenFull::Refuse, 1);
-    let refused = limiter.decide(&7, Ask::default());
+    let (limiter, clock) = full_of(WhenFull::Deny, 1);
+    let refused = limiter.decide(&7, AcquireOptions::default());
     let Verdict::Denied { retry_after } = refused.verdict() else { panic!("{refused:?}") };
-    assert_eq!(refused.source(), Source::Policy);
+    assert_eq!(refused.source(), DecisionSource::Policy);
     assert!(refused.standing().is_none());
-    assert_eq!(now(limiter.peek(&7, Ask::default())).unwrap(), refused);
+    assert_eq!(now(limiter.peek(&7, AcquireOptions::default())).unwrap(), refused);
     // A question takes no room.
-    assert!(limiter.decide(&7, Ask::cost(0)).is_allowed());
+    assert!(limiter.decide(&7, AcquireOptions::cost(0)).is_allowed());
     // Those who have room go on, and what must have room and has none is an error.
-    assert!(limiter.decide(&1_000_000, Ask::default()).is_allowed());
+    assert!(limiter.decide(&1_000_000, AcquireOptions::default()).is_allowed());
     assert!(now(limiter.set("default", &7, 3)).unwrap_err().is_unavailable());
     now(limiter.set("default", &1_000_000, 3)).unwrap();
 
     clock.advance(retry_after);
-    let allowed = limiter.decide(&7, Ask::default());
-    assert_eq!((allowed.verdict(), allowed.source()), (Verdict::Allowed, Source::Store));
+    let allowed = limiter.decide(&7, AcquireOptions::default());
+    assert_eq!((allowed.verdict(), allowed.source()), (Verdict::Allowed, DecisionSource::Store));
 }
 
 fn hold(limiter: &Memory<Gcra, ManualClock>, key: u64, cost: u64) -> Option<Held> {
-    let Acquire::Ready(outcome) = limiter.hold(&key, Ask::cost(cost)) else { panic!("memory answers at once") };
+    let Acquisition::Ready(outcome) = limiter.hold(&key, AcquireOptions::cost(cost)) else {
+        panic!("memory answers at once")
+    };
     outcome.unwrap().held
 }
 
 /// A hold of nothing takes no slot. What is charged for it in the end needs one.
 #[test]
 fn a_surcharge_that_finds_no_room_is_an_error() {
-    let (limiter, clock) = full_of(WhenFull::Refuse, 5);
+    let (limiter, clock) = full_of(WhenFull::Deny, 5);
     let held = hold(&limiter, 7, 0).expect("it costs nothing");
     assert!(now(held.settle(5)).unwrap_err().is_unavailable());
     clock.advance(Duration::from_secs(86_400));
-    assert!(limiter.decide(&7, Ask::default()).is_allowed());
+    assert!(limiter.decide(&7, AcquireOptions::default()).is_allowed());
 }
 
 /// A key on which something is held keeps its slot, whatever the policy at capacity is, and though its state is idle.
 #[test]
 fn a_held_key_is_not_evicted() {
-    for when_full in [WhenFull::Forget, WhenFull::Inherit, WhenFull::Refuse] {
+    for when_full in [WhenFull::Evict, WhenFull::CarryOver, WhenFull::Deny] {
         let (limiter, clock) = memory(TEN, 1, when_full);
         let held = hold(&limiter, 7, BURST).expect("it is new");
         for key in 1_000..3_000_u64 {
-            limiter.decide(&key, Ask::default());
+            limiter.decide(&key, AcquireOptions::default());
             clock.advance(Duration::from_micros(1));
-            assert!(!limiter.decide(&7, Ask::default()).is_allowed(), "{when_full:?}: its burst is held");
+            assert!(!limiter.decide(&7, AcquireOptions::default()).is_allowed(), "{when_full:?}: its burst is held");
         }
         clock.advance(Duration::from_secs(10 * 86_400));
         for key in 3_000..4_000_u64 {
-            limiter.decide(&key, Ask::default());
+            limiter.decide(&key, AcquireOptions::default());
         }
         now(held.settle(BURST)).expect("it has a slot");
-        assert!(!limiter.decide(&7, Ask::default()).is_allowed(), "{when_full:?}: its burst is charged");
+        assert!(!limiter.decide(&7, AcquireOptions::default()).is_allowed(), "{when_full:?}: its burst is charged");
         assert_eq!(limiter.usage()[0].held_keys, 0);
     }
 }
@@ -318,7 +320,7 @@ fn a_held_key_is_not_evicted() {
 /// Where something is held on every key there is, nobody is evicted: a new key is denied by policy.
 #[test]
 fn a_table_of_held_keys_denies_new_ones() {
-    for when_full in [WhenFull::Forget, WhenFull::Inherit, WhenFull::Refuse] {
+    for when_full in [WhenFull::Evict, WhenFull::CarryOver, WhenFull::Deny] {
         let (limiter, clock) = memory(TEN, 1, when_full);
         let mut guards = Vec::new();
         let denied = loop {
@@ -329,8 +331,8 @@ fn a_table_of_held_keys_denies_new_ones() {
             }
         };
         assert!(guards.len() <= limiter.usage()[0].room && guards.len() > limiter.usage()[0].room / 2);
-        let decision = limiter.decide(&denied, Ask::default());
-        assert_eq!(decision.source(), Source::Policy, "{when_full:?}");
+        let decision = limiter.decide(&denied, AcquireOptions::default());
+        assert_eq!(decision.source(), DecisionSource::Policy, "{when_full:?}");
         assert!(decision.retry_after().is_some_and(|wait| !wait.is_zero()), "{when_full:?}: {decision:?}");
         assert_eq!(limiter.usage()[0].held_keys, guards.len());
         // One slot after another is free again.
@@ -338,26 +340,26 @@ fn a_table_of_held_keys_denies_new_ones() {
             now(held.release()).unwrap();
         }
         clock.advance(Duration::from_millis(2));
-        assert!(limiter.decide(&denied, Ask::default()).is_allowed(), "{when_full:?}");
+        assert!(limiter.decide(&denied, AcquireOptions::default()).is_allowed(), "{when_full:?}");
     }
 }
 
 /// Of several limits the one that has no room refuses for all, and none is charged.
 #[test]
 fn who_finds_no_room_in_one_limit_is_charged_to_none() {
-    for when_full in [WhenFull::Forget, WhenFull::Inherit, WhenFull::Refuse] {
+    for when_full in [WhenFull::Evict, WhenFull::CarryOver, WhenFull::Deny] {
         let everybody = Gcra::new(Quota::per_day(1_000_000));
         let limits = (Limit::new("everybody", everybody).by(|_: &u64| ()), Limit::new("each", TEN));
         let clock = ManualClock::at(Timestamp::from_micros(1_800_000_000_000_000));
         let limiter = Memory::builder(limits).max_keys(1).when_full(when_full).clock(clock).build().unwrap();
         let mut let_through = 0;
         for key in 0..5_000_u64 {
-            let decision = limiter.decide(&(key % 500), Ask::default());
+            let decision = limiter.decide(&(key % 500), AcquireOptions::default());
             let_through += u64::from(decision.is_allowed());
         }
         let left = remaining_of(&limiter, &1_000_000, "everybody");
         assert_eq!(left, 1_000_000 - let_through, "{when_full:?}");
-        if when_full == WhenFull::Refuse {
+        if when_full == WhenFull::Deny {
             let room = limiter.usage().iter().find(|usage| usage.limit == "each").unwrap().room as u64;
             assert!(let_through <= 10 * room, "as many as there are slots: {let_through}");
         }
@@ -368,16 +370,16 @@ fn remaining_of<Key: Hash, L>(limiter: &Memory<L, ManualClock>, key: &Key, limit
 where
     L: LimitsFor<Key, tower_ratelimit::store::DefaultHashBuilder>,
 {
-    let decision = now(limiter.peek(key, Ask::cost(0).every_limit())).unwrap();
+    let decision = now(limiter.peek(key, AcquireOptions::cost(0).all_limits())).unwrap();
     decision.standings().iter().find(|standing| standing.name() == limit).expect("it is listed").remaining()
 }
 
 #[test]
 fn a_shadow_limit_without_room_refuses_nobody() {
     let clock = ManualClock::at(Timestamp::from_micros(1_800_000_000_000_000));
-    let limiter = Memory::builder(Limit::new("new", TEN).shadow()).max_keys(1).when_full(WhenFull::Refuse);
+    let limiter = Memory::builder(Limit::new("new", TEN).shadow()).max_keys(1).when_full(WhenFull::Deny);
     let limiter = limiter.clock(clock).build().unwrap();
-    assert!((0..1000_u64).all(|key| limiter.decide(&key, Ask::default()).is_allowed()));
+    assert!((0..1000_u64).all(|key| limiter.decide(&key, AcquireOptions::default()).is_allowed()));
 }
 
 /// What a key is charged, so many microseconds after one another.
@@ -397,7 +399,7 @@ fn owes_at_least_both<A: Algorithm>(
         let (mut state, mut at) = (zero.clone(), Timestamp::from_micros(1_800_000_000_000_000));
         for &(wait, cost) in history {
             at = at.after(Duration::from_micros(wait));
-            if algorithm.peek(&state, at, Ask::cost(cost)) == Verdict::Allowed {
+            if algorithm.peek(&state, at, AcquireOptions::cost(cost)) == Verdict::Allowed {
                 algorithm.commit(&mut state, at, Duration::ZERO, cost);
             }
         }
@@ -408,7 +410,7 @@ fn owes_at_least_both<A: Algorithm>(
     algorithm.inherit(&mut own, &other, latest);
     for &(wait, cost) in asks {
         latest = latest.after(Duration::from_micros(wait));
-        let ask = |state: &A::State| algorithm.peek(state, latest, Ask::cost(cost)).is_allowed();
+        let ask = |state: &A::State| algorithm.peek(state, latest, AcquireOptions::cost(cost)).is_allowed();
         prop_assert!(!ask(&own) || (ask(&before) && ask(&other)), "at {latest:?} for {cost}");
     }
     Ok(())
@@ -429,9 +431,9 @@ proptest! {
         owes_at_least_both(&FixedWindow::new(quota), &[0; 4], histories, &asks)?;
         owes_at_least_both(&FixedWindow::new(quota).aligned_to_clock(), &[0; 4], histories, &asks)?;
         let window = SlidingWindow::new(quota).blocks(5);
-        owes_at_least_both(&window, &Blocks::zero(window.state_words()), histories, &asks)?;
+        owes_at_least_both(&window, &Counters::zero(window.counter_words()), histories, &asks)?;
         let weighted = SlidingWindow::new(quota).blocks(3).weighted();
-        owes_at_least_both(&weighted, &Blocks::zero(weighted.state_words()), histories, &asks)?;
-        owes_at_least_both(&SlidingLog::new(quota), &Log::default(), histories, &asks)?;
+        owes_at_least_both(&weighted, &Counters::zero(weighted.counter_words()), histories, &asks)?;
+        owes_at_least_both(&SlidingLog::new(quota), &HitLog::default(), histories, &asks)?;
     }
 }

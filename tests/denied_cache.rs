@@ -6,10 +6,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use proptest::prelude::*;
-use tower_ratelimit::limiter::{Acquire, DeniedCache, Limiter, Outcome, Reply, TwoPhase};
+use tower_ratelimit::limiter::{Acquisition, Chained, DeniedCache, Limiter, LimiterFuture, Outcome};
 use tower_ratelimit::{
-    Ask, Clock as _, Decision, Error, FixedWindow, Gcra, LeakyQueue, ManualClock, Memory, Quota, SlidingLog,
-    SlidingWindow, Source, per_key,
+    AcquireOptions, Clock as _, Decision, DecisionSource, Error, FixedWindow, Gcra, LeakyQueue, ManualClock, Memory,
+    Quota, SlidingLog, SlidingWindow, per_key,
 };
 
 /// A limiter that counts how often it is asked.
@@ -21,25 +21,25 @@ struct Counted<L> {
 impl<L: Limiter<u64, Future = Ready<Result<Outcome, Error>>>> Limiter<u64> for Counted<L> {
     type Future = L::Future;
 
-    fn acquire(&self, key: &u64, ask: Ask) -> Acquire<Self::Future> {
+    fn acquire(&self, key: &u64, ask: AcquireOptions) -> Acquisition<Self::Future> {
         self.asked.fetch_add(1, Ordering::Relaxed);
         // As a store elsewhere answers.
         match self.limiter.acquire(key, ask) {
-            Acquire::Ready(result) => Acquire::Pending(ready(result)),
-            pending @ Acquire::Pending(_) => pending,
+            Acquisition::Ready(result) => Acquisition::Pending(ready(result)),
+            pending @ Acquisition::Pending(_) => pending,
         }
     }
 
-    fn peek(&self, key: &u64, ask: Ask) -> Reply<Decision> {
+    fn peek(&self, key: &u64, ask: AcquireOptions) -> LimiterFuture<Decision> {
         self.asked.fetch_add(1, Ordering::Relaxed);
         self.limiter.peek(key, ask)
     }
 
-    fn reset(&self, key: &u64) -> Reply<()> {
+    fn reset(&self, key: &u64) -> LimiterFuture<()> {
         self.limiter.reset(key)
     }
 
-    fn block(&self, limit: &str, key: &u64, span: Duration) -> Reply<()> {
+    fn block(&self, limit: &str, key: &u64, span: Duration) -> LimiterFuture<()> {
         self.limiter.block(limit, key, span)
     }
 }
@@ -56,12 +56,12 @@ fn per_second(limit: u64, clock: &ManualClock) -> Memory<FixedWindow, ManualCloc
     Memory::builder(FixedWindow::new(Quota::per_second(limit))).clock(clock.clone()).build().expect("a limit")
 }
 
-async fn ask(limiter: &impl Limiter<u64>, key: u64, ask: Ask) -> Outcome {
+async fn ask(limiter: &impl Limiter<u64>, key: u64, ask: AcquireOptions) -> Outcome {
     limiter.acquire(&key, ask).await.expect("an answer")
 }
 
 async fn is_allowed(limiter: &impl Limiter<u64>, key: u64) -> bool {
-    ask(limiter, key, Ask::default()).await.decision.is_allowed()
+    ask(limiter, key, AcquireOptions::default()).await.decision.is_allowed()
 }
 
 #[tokio::test]
@@ -69,13 +69,13 @@ async fn a_refused_key_is_not_asked_for_again_until_it_has_a_chance() {
     let clock = ManualClock::new();
     let (limiter, asked) = cached(per_second(1, &clock), &clock);
     assert!(is_allowed(&limiter, 1).await);
-    let first = ask(&limiter, 1, Ask::default()).await.decision;
+    let first = ask(&limiter, 1, AcquireOptions::default()).await.decision;
     assert_eq!(asked.load(Ordering::Relaxed), 2);
 
     clock.advance(Duration::from_millis(400));
-    let remembered = ask(&limiter, 1, Ask::default()).await.decision;
+    let remembered = ask(&limiter, 1, AcquireOptions::default()).await.decision;
     assert_eq!(asked.load(Ordering::Relaxed), 2, "it was asked for");
-    assert_eq!((first.source(), remembered.source()), (Source::Store, Source::Cache));
+    assert_eq!((first.source(), remembered.source()), (DecisionSource::Store, DecisionSource::Cache));
     assert_eq!(remembered.retry_after(), Some(Duration::from_millis(600)));
     assert_eq!(remembered.reset(), Some(Duration::from_millis(600)));
     assert_eq!(remembered.decided_at(), clock.now());
@@ -90,12 +90,12 @@ async fn other_keys_lower_costs_and_longer_patience_are_asked_for() {
     let clock = ManualClock::new();
     let (limiter, asked) = cached(per_second(3, &clock), &clock);
     assert!(is_allowed(&limiter, 1).await);
-    assert!(!ask(&limiter, 1, Ask::cost(3)).await.decision.is_allowed());
-    assert!(!ask(&limiter, 1, Ask::cost(3)).await.decision.is_allowed());
+    assert!(!ask(&limiter, 1, AcquireOptions::cost(3)).await.decision.is_allowed());
+    assert!(!ask(&limiter, 1, AcquireOptions::cost(3)).await.decision.is_allowed());
     assert_eq!(asked.load(Ordering::Relaxed), 2);
-    assert!(ask(&limiter, 1, Ask::cost(2)).await.decision.is_allowed());
+    assert!(ask(&limiter, 1, AcquireOptions::cost(2)).await.decision.is_allowed());
     assert!(is_allowed(&limiter, 2).await);
-    let patient = Ask::cost(3).within(Duration::from_secs(9));
+    let patient = AcquireOptions::cost(3).within(Duration::from_secs(9));
     assert!(!ask(&limiter, 1, patient).await.decision.is_allowed());
     assert_eq!(asked.load(Ordering::Relaxed), 5);
 }
@@ -105,18 +105,18 @@ async fn other_keys_lower_costs_and_longer_patience_are_asked_for() {
 async fn denial_due_to_a_hold_is_not_remembered() {
     let clock = ManualClock::new();
     let (limiter, asked) = cached(per_second(1, &clock), &clock);
-    let held = ask(&limiter, 1, Ask::default().hold()).await.held.expect("a guard");
+    let held = ask(&limiter, 1, AcquireOptions::default().hold()).await.held.expect("a guard");
     for count in 2..5 {
-        let denied = ask(&limiter, 1, Ask::default()).await.decision;
-        assert!(!denied.is_allowed() && denied.is_estimate() && !denied.is_never());
-        assert_eq!((denied.source(), asked.load(Ordering::Relaxed)), (Source::Store, count));
+        let denied = ask(&limiter, 1, AcquireOptions::default()).await.decision;
+        assert!(!denied.is_allowed() && denied.is_estimate() && !denied.exceeds_limit());
+        assert_eq!((denied.source(), asked.load(Ordering::Relaxed)), (DecisionSource::Store, count));
     }
     held.release().await.expect("done");
     assert!(is_allowed(&limiter, 1).await);
     // A denial by what was charged is remembered.
-    let denied = ask(&limiter, 1, Ask::default()).await.decision;
+    let denied = ask(&limiter, 1, AcquireOptions::default()).await.decision;
     assert!(!denied.is_allowed() && !denied.is_estimate());
-    assert_eq!(ask(&limiter, 1, Ask::default()).await.decision.source(), Source::Cache);
+    assert_eq!(ask(&limiter, 1, AcquireOptions::default()).await.decision.source(), DecisionSource::Cache);
 }
 
 /// A remembered denial by what was charged holds, whatever is held and settled meanwhile: it gives the key nothing earlier.
@@ -124,7 +124,7 @@ async fn denial_due_to_a_hold_is_not_remembered() {
 async fn settled_hold_leaves_a_remembered_denial_exact() {
     let clock = ManualClock::new();
     let (limiter, _) = cached(per_second(2, &clock), &clock);
-    let held = ask(&limiter, 1, Ask::default().hold()).await.held.expect("a guard");
+    let held = ask(&limiter, 1, AcquireOptions::default().hold()).await.held.expect("a guard");
     assert!(is_allowed(&limiter, 1).await);
     held.settle(1).await.expect("done");
     assert!(!is_allowed(&limiter, 1).await);
@@ -157,7 +157,7 @@ async fn denial_under_way_during_a_reset_is_not_remembered() {
     let clock = ManualClock::new();
     let (limiter, _) = cached(per_second(1, &clock), &clock);
     assert!(is_allowed(&limiter, 1).await);
-    let under_way = limiter.acquire(&1, Ask::default());
+    let under_way = limiter.acquire(&1, AcquireOptions::default());
     limiter.reset(&1).await.expect("done");
     assert!(!under_way.await.expect("an answer").decision.is_allowed());
     assert!(is_allowed(&limiter, 1).await);
@@ -175,7 +175,7 @@ async fn a_refusal_is_remembered_no_longer_than_its_greatest_age() {
     assert!(!is_allowed(&limiter, 1).await);
     assert_eq!(asked.load(Ordering::Relaxed), 2);
     clock.advance(Duration::from_millis(1));
-    let anew = ask(&limiter, 1, Ask::default()).await.decision;
+    let anew = ask(&limiter, 1, AcquireOptions::default()).await.decision;
     assert_eq!(anew.retry_after(), Some(Duration::from_millis(900)));
     assert_eq!(asked.load(Ordering::Relaxed), 3);
 }
@@ -184,21 +184,21 @@ async fn a_refusal_is_remembered_no_longer_than_its_greatest_age() {
 async fn a_cost_that_exceeds_the_limit_is_not_asked_for_again() {
     let clock = ManualClock::new();
     let (limiter, asked) = cached(per_second(3, &clock), &clock);
-    let first = ask(&limiter, 1, Ask::cost(4)).await.decision;
-    let remembered = ask(&limiter, 1, Ask::cost(4)).await.decision;
-    assert!(first.is_never() && remembered.is_never());
-    assert_eq!((first.source(), remembered.source()), (Source::Store, Source::Cache));
-    assert!(ask(&limiter, 1, Ask::cost(5)).await.decision.is_never());
+    let first = ask(&limiter, 1, AcquireOptions::cost(4)).await.decision;
+    let remembered = ask(&limiter, 1, AcquireOptions::cost(4)).await.decision;
+    assert!(first.exceeds_limit() && remembered.exceeds_limit());
+    assert_eq!((first.source(), remembered.source()), (DecisionSource::Store, DecisionSource::Cache));
+    assert!(ask(&limiter, 1, AcquireOptions::cost(5)).await.decision.exceeds_limit());
     assert_eq!(asked.load(Ordering::Relaxed), 1);
     // What costs less may have room.
-    assert!(ask(&limiter, 1, Ask::cost(3)).await.decision.is_allowed());
+    assert!(ask(&limiter, 1, AcquireOptions::cost(3)).await.decision.is_allowed());
     assert_eq!(asked.load(Ordering::Relaxed), 2);
     // The limit may have been raised meanwhile.
     clock.advance(DeniedCache::<()>::EXCEEDED_FOR.saturating_sub(Duration::from_micros(1)));
-    assert!(ask(&limiter, 1, Ask::cost(4)).await.decision.is_never());
+    assert!(ask(&limiter, 1, AcquireOptions::cost(4)).await.decision.exceeds_limit());
     assert_eq!(asked.load(Ordering::Relaxed), 2);
     clock.advance(Duration::from_micros(1));
-    assert!(ask(&limiter, 1, Ask::cost(4)).await.decision.is_never());
+    assert!(ask(&limiter, 1, AcquireOptions::cost(4)).await.decision.exceeds_limit());
     assert_eq!(asked.load(Ordering::Relaxed), 3);
 }
 
@@ -208,9 +208,9 @@ async fn a_cost_that_exceeds_the_limit_is_remembered_no_longer_than_the_greatest
     let asked = Arc::new(AtomicU64::new(0));
     let counted = Counted { limiter: per_second(3, &clock), asked: Arc::clone(&asked) };
     let limiter = DeniedCache::with_clock(counted, 64, clock.clone()).max_age(Duration::from_millis(100));
-    assert!(ask(&limiter, 1, Ask::cost(4)).await.decision.is_never());
+    assert!(ask(&limiter, 1, AcquireOptions::cost(4)).await.decision.exceeds_limit());
     clock.advance(Duration::from_millis(100));
-    assert!(ask(&limiter, 1, Ask::cost(4)).await.decision.is_never());
+    assert!(ask(&limiter, 1, AcquireOptions::cost(4)).await.decision.exceeds_limit());
     assert_eq!(asked.load(Ordering::Relaxed), 2);
 }
 
@@ -219,14 +219,14 @@ async fn peek_tells_the_remembered_refusal_and_a_refusal_by_peek_is_remembered()
     let clock = ManualClock::new();
     let (limiter, asked) = cached(per_second(1, &clock), &clock);
     assert!(is_allowed(&limiter, 1).await);
-    let peeked = limiter.peek(&1, Ask::default()).await.expect("an answer");
-    assert_eq!((asked.load(Ordering::Relaxed), peeked.source()), (2, Source::Store));
+    let peeked = limiter.peek(&1, AcquireOptions::default()).await.expect("an answer");
+    assert_eq!((asked.load(Ordering::Relaxed), peeked.source()), (2, DecisionSource::Store));
     assert!(!is_allowed(&limiter, 1).await);
-    let again = limiter.peek(&1, Ask::default()).await.expect("an answer");
-    assert_eq!((asked.load(Ordering::Relaxed), again.source()), (2, Source::Cache));
+    let again = limiter.peek(&1, AcquireOptions::default()).await.expect("an answer");
+    assert_eq!((asked.load(Ordering::Relaxed), again.source()), (2, DecisionSource::Cache));
     assert_eq!(again.retry_after(), peeked.retry_after());
     // A question about the figures costs nothing, and is asked.
-    limiter.peek(&1, Ask::cost(0)).await.expect("an answer");
+    limiter.peek(&1, AcquireOptions::cost(0)).await.expect("an answer");
     assert_eq!(asked.load(Ordering::Relaxed), 3);
 }
 
@@ -264,18 +264,18 @@ async fn a_refusal_that_is_under_way_during_clear_or_invalidate_is_not_remembere
     for end in ends {
         limiter.reset(&1).await.expect("done");
         assert!(is_allowed(&limiter, 1).await);
-        let under_way = limiter.acquire(&1, Ask::default());
+        let under_way = limiter.acquire(&1, AcquireOptions::default());
         end(&limiter);
         assert!(!under_way.await.expect("an answer").decision.is_allowed());
-        let anew = ask(&limiter, 1, Ask::default()).await.decision;
-        assert_eq!(anew.source(), Source::Store);
+        let anew = ask(&limiter, 1, AcquireOptions::default()).await.decision;
+        assert_eq!(anew.source(), DecisionSource::Store);
     }
 }
 
 type Phase = DeniedCache<Arc<Counted<Memory<FixedWindow, ManualClock>>>, ManualClock>;
 
 /// Two phases, each with a cache in front, and the counts of calls that reach their stores.
-fn two_phases(limits: [u64; 2], clock: &ManualClock) -> (TwoPhase<Phase, Phase>, [Arc<AtomicU64>; 2]) {
+fn two_phases(limits: [u64; 2], clock: &ManualClock) -> (Chained<Phase, Phase>, [Arc<AtomicU64>; 2]) {
     let reached: [Arc<AtomicU64>; 2] = Default::default();
     let phase = |index: usize, period: u64| {
         let limit = FixedWindow::new(Quota::new(limits[index], Duration::from_secs(period)));
@@ -283,23 +283,23 @@ fn two_phases(limits: [u64; 2], clock: &ManualClock) -> (TwoPhase<Phase, Phase>,
         let counted = Counted { limiter, asked: Arc::clone(&reached[index]) };
         DeniedCache::with_clock(Arc::new(counted), 64, clock.clone())
     };
-    (TwoPhase::new(phase(0, 10), phase(1, 20)), reached)
+    (Chained::new(phase(0, 10), phase(1, 20)), reached)
 }
 
 async fn nothing_reaches_the_stores_after_a_refusal(limits: [u64; 2], cost: u64) {
     let clock = ManualClock::new();
     let (limiter, reached) = two_phases(limits, &clock);
     let count = || reached.each_ref().map(|reached| reached.load(Ordering::Relaxed));
-    while ask(&limiter, 1, Ask::cost(cost)).await.decision.is_allowed() {}
-    let first = ask(&limiter, 1, Ask::cost(cost)).await.decision;
+    while ask(&limiter, 1, AcquireOptions::cost(cost)).await.decision.is_allowed() {}
+    let first = ask(&limiter, 1, AcquireOptions::cost(cost)).await.decision;
     let before = count();
     clock.advance(Duration::from_secs(3));
     for _ in 0..100 {
-        let again = ask(&limiter, 1, Ask::cost(cost)).await.decision;
-        assert_eq!(again.source(), Source::Cache);
+        let again = ask(&limiter, 1, AcquireOptions::cost(cost)).await.decision;
+        assert_eq!(again.source(), DecisionSource::Cache);
         let expected = first.retry_after().map(|wait| wait.saturating_sub(Duration::from_secs(3)));
-        assert_eq!((again.retry_after(), again.is_never()), (expected, first.is_never()), "{limits:?}");
-        assert_eq!(limiter.peek(&1, Ask::cost(cost)).await.expect("an answer").retry_after(), expected);
+        assert_eq!((again.retry_after(), again.exceeds_limit()), (expected, first.exceeds_limit()), "{limits:?}");
+        assert_eq!(limiter.peek(&1, AcquireOptions::cost(cost)).await.expect("an answer").retry_after(), expected);
     }
     assert_eq!(count(), before, "{limits:?}");
 }
@@ -329,11 +329,11 @@ async fn nothing_reaches_either_store_for_a_cost_that_exceeds_a_limit_of_two_pha
 #[tokio::test]
 async fn a_refusal_by_one_store_of_two_phases_can_be_remembered_around_both() {
     let clock = ManualClock::new();
-    let phases = TwoPhase::new(Arc::new(per_second(1, &clock)), Arc::new(per_second(9, &clock)));
+    let phases = Chained::new(Arc::new(per_second(1, &clock)), Arc::new(per_second(9, &clock)));
     let limiter = DeniedCache::with_clock(phases, 64, clock.clone());
     assert!(is_allowed(&limiter, 1).await);
-    assert_eq!(ask(&limiter, 1, Ask::default()).await.decision.source(), Source::Store);
-    assert_eq!(ask(&limiter, 1, Ask::default()).await.decision.source(), Source::Cache);
+    assert_eq!(ask(&limiter, 1, AcquireOptions::default()).await.decision.source(), DecisionSource::Store);
+    assert_eq!(ask(&limiter, 1, AcquireOptions::default()).await.decision.source(), DecisionSource::Cache);
 }
 
 /// With the cache and without it: the same verdicts and times.
@@ -341,7 +341,8 @@ fn is_exact(seed: Vec<(u64, u64, u64)>, here: &impl Limiter<u64>, there: &impl L
     tokio_test::block_on(async {
         for (pause, key, cost) in seed {
             clock.advance(Duration::from_millis(pause));
-            let (here, there) = (ask(here, key, Ask::cost(cost)).await, ask(there, key, Ask::cost(cost)).await);
+            let (here, there) =
+                (ask(here, key, AcquireOptions::cost(cost)).await, ask(there, key, AcquireOptions::cost(cost)).await);
             let told = |decision: &Decision| (decision.verdict(), decision.reset(), decision.decided_at());
             assert_eq!(told(&here.decision), told(&there.decision));
         }

@@ -27,10 +27,10 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpListener;
 use tower::ServiceExt;
 use tower_ratelimit::key::{Global, Preflight};
-use tower_ratelimit::limiter::TwoPhase;
+use tower_ratelimit::limiter::Chained;
 use tower_ratelimit::observe::{Event, Observer};
-use tower_ratelimit::response::{Http, LegacyReset, Refusal, Respond};
-use tower_ratelimit::{Ask, FixedWindow, Limit, ManualClock, Memory, PeerIp, Quota, RateLimitLayer};
+use tower_ratelimit::response::{Http, Rejection, ResetFormat, Respond};
+use tower_ratelimit::{AcquireOptions, FixedWindow, Limit, ManualClock, Memory, PeerIp, Quota, RateLimitLayer};
 
 use fields::{legacy, limits, policies, retry_after};
 
@@ -81,7 +81,7 @@ fn exposed(headers: &HeaderMap) -> BTreeSet<String> {
 #[tokio::test]
 async fn stacked_limiters_tell_the_whole_truth() {
     for version in VERSIONS {
-        let fields = Http::new().legacy_fields(LegacyReset::DeltaSeconds);
+        let fields = Http::new().legacy_headers(ResetFormat::DeltaSeconds);
         let app = Router::new()
             .route("/", get(async || "hello"))
             .layer(layer(PeerIp::new(), "inner", 2, fields))
@@ -138,7 +138,7 @@ async fn stacked_limits_of_one_name_emit_one_warning() {
     };
     let send =
         async |app: &Router| app.clone().oneshot(Request::new(Body::empty())).await.expect("infallible").status();
-    for responder in [Http::new(), Http::new().extensions(false), Http::new().legacy_fields(LegacyReset::DeltaSeconds)]
+    for responder in [Http::new(), Http::new().extensions(false), Http::new().legacy_headers(ResetFormat::DeltaSeconds)]
     {
         let (app, warnings) = limited("default", "default", responder);
         assert_eq!(send(&app).await, StatusCode::OK);
@@ -196,7 +196,7 @@ async fn a_handlers_limit_of_the_same_name_emits_one_warning() {
     }
 
     let limiter = || Memory::new(FixedWindow::new(Quota::per_minute(5)));
-    let (warnings, twice) = (Warnings::default(), TwoPhase::new(limiter(), limiter()));
+    let (warnings, twice) = (Warnings::default(), Chained::new(limiter(), limiter()));
     let layer = RateLimitLayer::new(Global, twice).observe(warnings.clone());
     let app = Router::new().route("/", get(async || "hello")).layer(layer);
     for _ in 0..2 {
@@ -222,9 +222,9 @@ proptest::proptest! {
             }
         };
         let refusal = loop {
-            let decision = limiter.decide(&(), Ask::default());
+            let decision = limiter.decide(&(), AcquireOptions::default());
             if !decision.is_allowed() {
-                break Refusal::Limited(decision);
+                break Rejection::OverLimit(decision);
             }
         };
         let response: Result<Response<Bytes>, ()> = Http::new().refuse(http::Request::new(()), refusal);
@@ -241,7 +241,7 @@ proptest::proptest! {
 /// What is sent is exposed, and no more than that; what others have exposed stays.
 #[tokio::test]
 async fn scripts_of_other_origins_may_read_the_fields() {
-    let fields = Http::new().expose_fields(true);
+    let fields = Http::new().expose_headers(true);
     let app = Router::new()
         .route("/", get(async || ([("access-control-expose-headers", "x-mine")], "hello")))
         .layer(layer(Global, "default", 1, fields));
@@ -255,7 +255,7 @@ async fn scripts_of_other_origins_may_read_the_fields() {
     let names = ["ratelimit", "ratelimit-policy", "retry-after"];
     assert_eq!(exposed(refused.headers()), BTreeSet::from(names.map(String::from)));
 
-    let legacy = Http::new().draft_fields(false).legacy_fields(LegacyReset::EpochSeconds).expose_fields(true);
+    let legacy = Http::new().rate_limit_headers(false).legacy_headers(ResetFormat::EpochSeconds).expose_headers(true);
     let app = Router::new().route("/", get(async || "hello")).layer(layer(Global, "default", 1, legacy));
     let allowed = browser.send(Method::GET, serve(app).await, &[]).await;
     let names = ["x-ratelimit-limit", "x-ratelimit-remaining", "x-ratelimit-reset"];
@@ -299,7 +299,7 @@ async fn refusals_pass_through_what_is_outside() {
     }
     let app = Router::new()
         .route("/", get(async || "hello"))
-        .layer(layer(Global, "default", 1, Http::new().expose_fields(true)))
+        .layer(layer(Global, "default", 1, Http::new().expose_headers(true)))
         .layer(from_fn(cors));
     let (address, browser) = (serve(app).await, Browser::of(Version::HTTP_11));
     for status in [200, 429] {
@@ -406,7 +406,7 @@ async fn streams_of_one_connection_share_the_limit() {
 #[tokio::test]
 async fn a_partition_key_is_told_as_a_hash() {
     use sfv::{BareItem, List, ListEntry, Parser};
-    use tower_ratelimit::key::{Header, OwnPepper, Pepper};
+    use tower_ratelimit::key::{Header, Pepper, ProcessPepper};
 
     fn hashes(headers: &HeaderMap) -> Vec<Vec<u8>> {
         let lines = ["ratelimit", "ratelimit-policy"].map(|name| headers[name].to_str().expect("ASCII"));
@@ -426,7 +426,7 @@ async fn a_partition_key_is_told_as_a_hash() {
         serve(tenants(layer(TENANT, "default", 2, Http::new()).responder(Http::new().partition_key(TENANT, shared()))))
             .await,
         serve(tenants(
-            layer(TENANT, "default", 2, Http::new()).responder(Http::new().partition_key(TENANT, OwnPepper)),
+            layer(TENANT, "default", 2, Http::new()).responder(Http::new().partition_key(TENANT, ProcessPepper)),
         ))
         .await,
     );

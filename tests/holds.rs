@@ -7,10 +7,10 @@ use std::time::Duration;
 
 use futures_util::{Stream, StreamExt, stream};
 use tower_ratelimit::algorithm::Algorithm;
-use tower_ratelimit::limiter::{Acquire, Held, Limiter, Outcome};
+use tower_ratelimit::limiter::{Acquisition, Held, Limiter, Outcome};
 use tower_ratelimit::{
-    Ask, BoxLimiter, Decision, FixedWindow, Gcra, LeakyBucket, LeakyQueue, Limit, ManualClock, Memory, Quota,
-    SlidingLog, SlidingWindow, Source, Standing, TokenBucket, Verdict, WhenFull,
+    AcquireOptions, BoxLimiter, Decision, DecisionSource, FixedWindow, Gcra, LeakyBucket, LeakyQueue, Limit,
+    LimitStatus, ManualClock, Memory, Quota, SlidingLog, SlidingWindow, TokenBucket, Verdict, WhenFull,
 };
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -45,13 +45,15 @@ fn with_bursts(clock: &ManualClock) -> impl Iterator<Item = BoxLimiter<str>> + u
         .filter_map(move |(index, limiter)| (index != queue).then_some(limiter))
 }
 
-fn outcome<Key: ?Sized>(limiter: &impl Limiter<Key>, key: &Key, ask: Ask) -> Outcome {
-    let Acquire::Ready(outcome) = limiter.acquire(key, ask) else { panic!("a limiter in memory decides at once") };
+fn outcome<Key: ?Sized>(limiter: &impl Limiter<Key>, key: &Key, ask: AcquireOptions) -> Outcome {
+    let Acquisition::Ready(outcome) = limiter.acquire(key, ask) else { panic!("a limiter in memory decides at once") };
     outcome.unwrap()
 }
 
 fn hold<Key: ?Sized>(limiter: &impl Limiter<Key>, key: &Key, cost: u64) -> Held {
-    let Acquire::Ready(outcome) = limiter.hold(key, Ask::cost(cost)) else { panic!("it decides at once") };
+    let Acquisition::Ready(outcome) = limiter.hold(key, AcquireOptions::cost(cost)) else {
+        panic!("it decides at once")
+    };
     outcome.unwrap().held.expect("there is enough")
 }
 
@@ -59,12 +61,12 @@ fn settle(held: Held, actual: u64) {
     held.settle(actual).try_ready().expect("memory answers at once").unwrap();
 }
 
-fn peek<Key: ?Sized>(limiter: &impl Limiter<Key>, key: &Key, ask: Ask) -> Decision {
+fn peek<Key: ?Sized>(limiter: &impl Limiter<Key>, key: &Key, ask: AcquireOptions) -> Decision {
     limiter.peek(key, ask).try_ready().expect("memory answers at once").unwrap()
 }
 
 fn left<Key: ?Sized>(limiter: &impl Limiter<Key>, key: &Key) -> u64 {
-    peek(limiter, key, Ask::default()).remaining().unwrap()
+    peek(limiter, key, AcquireOptions::default()).remaining().unwrap()
 }
 
 #[test]
@@ -112,7 +114,7 @@ fn overlapping_settlements_leave_the_limit_full() {
                 settle(guards[index].take().unwrap(), 0);
             }
             assert_eq!(left(&limiter, "alice"), 10);
-            assert_eq!(peek(&limiter, "alice", Ask::default()).reset(), Some(Duration::ZERO));
+            assert_eq!(peek(&limiter, "alice", AcquireOptions::default()).reset(), Some(Duration::ZERO));
         }
     }
 }
@@ -122,15 +124,15 @@ fn held_cost_counts_in_decisions_and_holds() {
     let clock = ManualClock::new();
     for limiter in with_bursts(&clock) {
         let first = hold(&limiter, "alice", 6);
-        assert!(!outcome(&limiter, "alice", Ask::cost(5).within(Duration::ZERO)).decision.is_allowed());
-        let denied = outcome(&limiter, "alice", Ask::cost(5).hold());
+        assert!(!outcome(&limiter, "alice", AcquireOptions::cost(5).within(Duration::ZERO)).decision.is_allowed());
+        let denied = outcome(&limiter, "alice", AcquireOptions::cost(5).hold());
         assert!(!denied.decision.is_allowed() && denied.held.is_none());
         assert_eq!(left(&limiter, "alice"), 4, "a denial holds nothing");
         let second = hold(&limiter, "alice", 4);
         assert_eq!(left(&limiter, "alice"), 0);
         // However long it takes: nobody knows when a hold ends.
         clock.advance(20 * MINUTE);
-        assert!(!outcome(&limiter, "alice", Ask::cost(1).within(Duration::ZERO)).decision.is_allowed());
+        assert!(!outcome(&limiter, "alice", AcquireOptions::cost(1).within(Duration::ZERO)).decision.is_allowed());
         settle(second, 0);
         assert_eq!(left(&limiter, "alice"), 4);
         settle(first, 0);
@@ -145,10 +147,10 @@ fn queue_holds_for_one_request_at_a_time() {
     let limiter = memory(LeakyQueue::new(TEN).max_waiting(9), &clock);
     let held = hold(&limiter, "alice", 1);
     clock.advance(MINUTE);
-    let Outcome { decision, held: none } = outcome(&limiter, "alice", Ask::cost(1).hold());
+    let Outcome { decision, held: none } = outcome(&limiter, "alice", AcquireOptions::cost(1).hold());
     assert!(!decision.is_allowed() && decision.is_estimate() && none.is_none());
     settle(held, 1);
-    assert_eq!(outcome(&limiter, "alice", Ask::cost(1).hold()).decision.retry_after(), Some(6 * SECOND));
+    assert_eq!(outcome(&limiter, "alice", AcquireOptions::cost(1).hold()).decision.retry_after(), Some(6 * SECOND));
     clock.advance(6 * SECOND);
     settle(hold(&limiter, "alice", 1), 0);
     settle(hold(&limiter, "alice", 1), 0);
@@ -158,22 +160,22 @@ fn queue_holds_for_one_request_at_a_time() {
 fn denial_due_to_a_hold_is_an_estimate_and_never_permanent() {
     let clock = ManualClock::new();
     for limiter in every_algorithm(&clock) {
-        let at_once = |cost| Ask::cost(cost).within(Duration::ZERO);
+        let at_once = |cost| AcquireOptions::cost(cost).within(Duration::ZERO);
         let held = hold(&limiter, "alice", 10);
         for denied in [
             outcome(&limiter, "alice", at_once(1)).decision,
             outcome(&limiter, "alice", at_once(10)).decision,
-            outcome(&limiter, "alice", Ask::cost(1).hold()).decision,
+            outcome(&limiter, "alice", AcquireOptions::cost(1).hold()).decision,
             peek(&limiter, "alice", at_once(1)),
         ] {
             assert!(
                 matches!(denied.verdict(), Verdict::Denied { retry_after } if !retry_after.is_zero()),
                 "{denied:?}"
             );
-            assert!(denied.is_estimate() && denied.source() == Source::Store, "{denied:?}");
+            assert!(denied.is_estimate() && denied.source() == DecisionSource::Store, "{denied:?}");
         }
         // A cost over the limit is denied for good, whatever is held.
-        assert!(outcome(&limiter, "alice", at_once(11)).decision.is_never());
+        assert!(outcome(&limiter, "alice", at_once(11)).decision.exceeds_limit());
         settle(held, 10);
         let denied = outcome(&limiter, "alice", at_once(1)).decision;
         assert!(!denied.is_allowed() && !denied.is_estimate(), "{denied:?}");
@@ -187,10 +189,10 @@ fn hold_is_never_scheduled_for_later() {
     let clock = ManualClock::new();
     for limiter in every_algorithm(&clock) {
         limiter.set("default", "alice", 10).try_ready().unwrap().unwrap();
-        for ask in [Ask::cost(1).hold(), Ask::cost(1).within(MINUTE).hold()] {
+        for ask in [AcquireOptions::cost(1).hold(), AcquireOptions::cost(1).within(MINUTE).hold()] {
             let Outcome { decision, held } = outcome(&limiter, "alice", ask);
             assert!(matches!(decision.verdict(), Verdict::Denied { .. }) && held.is_none(), "{decision:?}");
-            assert!(!decision.promises_turns());
+            assert!(!decision.supports_scheduling());
         }
     }
 }
@@ -201,7 +203,7 @@ fn blocked_key_holds_nothing_and_a_block_leaves_what_is_held() {
     for limiter in every_algorithm(&clock) {
         let held = hold(&limiter, "alice", 2);
         limiter.block("default", "alice", MINUTE).try_ready().unwrap().unwrap();
-        let Outcome { decision, held: none } = outcome(&limiter, "alice", Ask::cost(1).hold());
+        let Outcome { decision, held: none } = outcome(&limiter, "alice", AcquireOptions::cost(1).hold());
         assert_eq!((decision.retry_after(), none.is_none()), (Some(MINUTE), true));
         settle(held, 3);
         limiter.forgive("default", "alice").try_ready().unwrap().unwrap();
@@ -220,13 +222,13 @@ fn several_limits_hold_all_or_nothing_and_are_settled_alike() {
     );
     let limiter = Memory::builder(limits).max_keys(100).clock(clock).build().unwrap();
     let left = |key: &str| -> Vec<u64> {
-        let decision = peek(&limiter, key, Ask::default().every_limit());
-        decision.standings().iter().map(Standing::remaining).collect()
+        let decision = peek(&limiter, key, AcquireOptions::default().all_limits());
+        decision.standings().iter().map(LimitStatus::remaining).collect()
     };
     let alice = hold(&limiter, "alice", 6);
     assert_eq!((left("alice"), left("bob")), (vec![4, 94, 2, 14], vec![10, 100, 8, 14]));
     // The log denies: nothing is held on any.
-    let denied = outcome(&limiter, "alice", Ask::cost(3).hold().every_limit()).decision;
+    let denied = outcome(&limiter, "alice", AcquireOptions::cost(3).hold().all_limits()).decision;
     assert_eq!(denied.standing().unwrap().name(), "log");
     assert!(denied.is_estimate());
     assert_eq!(left("alice"), [4, 94, 2, 14]);
@@ -370,7 +372,7 @@ fn guard_of_a_limiter_of_ones_own_settles_exactly_once() {
         let calls = Arc::clone(&calls);
         Held::new(7, move |actual| {
             calls.lock().unwrap().push(actual);
-            tower_ratelimit::limiter::Reply::ready(Ok(()))
+            tower_ratelimit::limiter::LimiterFuture::ready(Ok(()))
         })
     };
     assert_eq!(format!("{:?}", held()), "Held { cost: 7, .. }");
@@ -393,13 +395,13 @@ fn small(when_full: WhenFull, clock: &ManualClock) -> Memory<Gcra, ManualClock> 
 /// A key on which something is held is neither dropped when it is idle nor evicted, and its settlement is charged.
 #[test]
 fn held_key_is_not_evicted_and_its_settlement_is_charged() {
-    for when_full in [WhenFull::Forget, WhenFull::Inherit, WhenFull::Refuse] {
+    for when_full in [WhenFull::Evict, WhenFull::CarryOver, WhenFull::Deny] {
         let clock = ManualClock::new();
         let limiter = small(when_full, &clock);
         // It has used nothing: of all keys it is the first to be evicted.
         let held = hold(&limiter, &0_u64, 4);
         for key in 1..1000_u64 {
-            limiter.decide(&key, Ask::cost(9));
+            limiter.decide(&key, AcquireOptions::cost(9));
         }
         assert_eq!(left(&limiter, &0), 6, "{when_full:?}");
         settle(held, 3);
@@ -408,21 +410,21 @@ fn held_key_is_not_evicted_and_its_settlement_is_charged() {
         assert_eq!((usage.held_keys, usage.held), (0, 0));
         // Charged, it is a key as any other, and none has room for ever.
         for key in 1000..1100_u64 {
-            limiter.decide(&key, Ask::cost(9));
+            limiter.decide(&key, AcquireOptions::cost(9));
         }
-        assert_eq!(left(&limiter, &0) > 7, when_full == WhenFull::Forget, "{when_full:?}");
+        assert_eq!(left(&limiter, &0) > 7, when_full == WhenFull::Evict, "{when_full:?}");
     }
 }
 
 /// If something is held on all keys that could make way for a new one, that is denied for a while, under every policy.
 #[test]
 fn new_key_is_denied_while_its_slots_are_held() {
-    for when_full in [WhenFull::Forget, WhenFull::Inherit, WhenFull::Refuse] {
+    for when_full in [WhenFull::Evict, WhenFull::CarryOver, WhenFull::Deny] {
         let clock = ManualClock::new();
         let limiter = small(when_full, &clock);
         let mut guards = VecDeque::new();
         let denied = (0..1000_u64).find_map(|key| {
-            let Outcome { decision, held } = outcome(&limiter, &key, Ask::cost(1).hold());
+            let Outcome { decision, held } = outcome(&limiter, &key, AcquireOptions::cost(1).hold());
             guards.extend(held);
             (!decision.is_allowed()).then_some((key, decision))
         });
@@ -432,15 +434,15 @@ fn new_key_is_denied_while_its_slots_are_held() {
         assert_eq!(usage.held_keys, guards.len());
         assert!(guards.len() * 10 > usage.room * 8, "{} of {}", guards.len(), usage.room);
         let second = Verdict::Denied { retry_after: SECOND };
-        assert_eq!((decision.verdict(), decision.source()), (second, Source::Policy), "{when_full:?}");
-        assert_eq!(peek(&limiter, &key, Ask::default()).verdict(), second, "{when_full:?}");
-        assert_eq!(limiter.decide(&key, Ask::default()).verdict(), second, "{when_full:?}");
+        assert_eq!((decision.verdict(), decision.source()), (second, DecisionSource::Policy), "{when_full:?}");
+        assert_eq!(peek(&limiter, &key, AcquireOptions::default()).verdict(), second, "{when_full:?}");
+        assert_eq!(limiter.decide(&key, AcquireOptions::default()).verdict(), second, "{when_full:?}");
         assert_eq!(limiter.usage()[0].forgotten, 0);
         // A key that has a slot is decided.
-        assert!(limiter.decide(&0, Ask::default()).is_allowed());
+        assert!(limiter.decide(&0, AcquireOptions::default()).is_allowed());
         guards.drain(..).for_each(|held| settle(held, 0));
-        assert!(peek(&limiter, &key, Ask::default()).is_allowed(), "{when_full:?}");
-        assert!(limiter.decide(&key, Ask::default()).is_allowed(), "{when_full:?}");
+        assert!(peek(&limiter, &key, AcquireOptions::default()).is_allowed(), "{when_full:?}");
+        assert!(limiter.decide(&key, AcquireOptions::default()).is_allowed(), "{when_full:?}");
     }
 }
 
@@ -448,21 +450,22 @@ fn new_key_is_denied_while_its_slots_are_held() {
 #[test]
 fn settlement_of_a_dropped_key_is_charged_no_earlier_than_its_state_was_idle() {
     let clock = ManualClock::new();
-    let builder = Memory::builder(Gcra::new(Quota::per_second(1)).burst(10)).max_keys(1).when_full(WhenFull::Refuse);
+    let builder = Memory::builder(Gcra::new(Quota::per_second(1)).burst(10)).max_keys(1).when_full(WhenFull::Deny);
     let limiter = builder.clock(clock.clone()).build().unwrap();
     // A hold of nothing keeps no slot. The key's state is idle after five seconds.
     let held = hold(&limiter, "alice", 0);
-    assert!(limiter.decide("alice", Ask::cost(5)).is_allowed());
+    assert!(limiter.decide("alice", AcquireOptions::cost(5)).is_allowed());
     let early = ManualClock::START;
     // Another thread has read the clock six seconds later, and its keys take every slot.
     clock.advance(6 * SECOND);
     let others: Vec<_> = (0..1000).map(|key: u32| key.to_string()).collect();
-    let full = others.iter().position(|key| !limiter.decide(key.as_str(), Ask::cost(10)).is_allowed()).unwrap();
+    let full =
+        others.iter().position(|key| !limiter.decide(key.as_str(), AcquireOptions::cost(10)).is_allowed()).unwrap();
     for key in &others[..full] {
         limiter.reset(key.as_str()).try_ready().unwrap().unwrap();
     }
     clock.set(early);
     settle(held, 3);
     // Five seconds of the dropped state, and three of the surcharge.
-    assert_eq!(peek(&limiter, "alice", Ask::cost(0)).reset(), Some(8 * SECOND));
+    assert_eq!(peek(&limiter, "alice", AcquireOptions::cost(0)).reset(), Some(8 * SECOND));
 }

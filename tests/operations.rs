@@ -15,13 +15,13 @@ use axum::http::{HeaderMap, Method, Request, Response, StatusCode};
 use http_body_util::BodyExt;
 use tower::{Layer, ServiceExt, service_fn};
 use tower_ratelimit::algorithm::Algorithm;
-use tower_ratelimit::key::{Global, Header, Paths, PeerIn, Preflight};
-use tower_ratelimit::limiter::{Acquire, DeniedCache, FailOpen, Fallback, Held, Outcome, Reply};
-use tower_ratelimit::response::{BoxError, LegacyReset};
+use tower_ratelimit::key::{ExactPaths, Global, Header, PeerNetworks, Preflight};
+use tower_ratelimit::limiter::{Acquisition, DeniedCache, FailOpen, Fallback, Held, LimiterFuture, Outcome};
+use tower_ratelimit::response::{BoxError, ResetFormat};
 use tower_ratelimit::{
-    Admission, Ask, BoxLimiter, Decision, DynLimit, Error, FixedWindow, Gcra, Http, LeakyBucket, LeakyQueue, Limit,
-    Limiter, ManualClock, Memory, PeerIp, Quota, RateLimitLayer, SlidingLog, SlidingWindow, TokenBucket, Verdict,
-    WhenFull, WhenMissing, per_key,
+    AcquireOptions, BoxLimiter, Decision, DynLimit, Error, FixedWindow, Gcra, Http, LeakyBucket, LeakyQueue, Limit,
+    Limiter, ManualClock, Memory, MissingKeyPolicy, PeerIp, Quota, RateLimitInfo, RateLimitLayer, SlidingLog,
+    SlidingWindow, TokenBucket, Verdict, WhenFull, per_key,
 };
 
 const MICROSECOND: Duration = Duration::from_micros(1);
@@ -55,24 +55,24 @@ fn every_algorithm(clock: &ManualClock) -> [BoxLimiter<str>; 8] {
     ]
 }
 
-fn acquire(limiter: &(impl Limiter<str> + ?Sized), key: &str, ask: Ask) -> Decision {
-    let Acquire::Ready(outcome) = limiter.acquire(key, ask) else { panic!("a limiter in memory answers at once") };
+fn acquire(limiter: &(impl Limiter<str> + ?Sized), key: &str, ask: AcquireOptions) -> Decision {
+    let Acquisition::Ready(outcome) = limiter.acquire(key, ask) else { panic!("a limiter in memory answers at once") };
     outcome.unwrap().decision
 }
 
 fn hold(limiter: &(impl Limiter<str> + ?Sized), key: &str, cost: u64) -> Held {
-    let Acquire::Ready(outcome) = limiter.hold(key, Ask::cost(cost)) else {
+    let Acquisition::Ready(outcome) = limiter.hold(key, AcquireOptions::cost(cost)) else {
         panic!("a limiter in memory answers at once")
     };
     outcome.unwrap().held.expect("a guard")
 }
 
-fn peek(limiter: &(impl Limiter<str> + ?Sized), key: &str, ask: Ask) -> Decision {
+fn peek(limiter: &(impl Limiter<str> + ?Sized), key: &str, ask: AcquireOptions) -> Decision {
     now(limiter.peek(key, ask)).unwrap()
 }
 
 fn remaining(limiter: &(impl Limiter<str> + ?Sized), key: &str) -> u64 {
-    peek(limiter, key, Ask::default()).remaining().unwrap()
+    peek(limiter, key, AcquireOptions::default()).remaining().unwrap()
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -88,17 +88,17 @@ fn peeking_says_what_asking_would_and_changes_nothing() {
         for _ in 0..500 {
             seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
             clock.advance(Duration::from_millis(seed >> 51));
-            let mut ask = Ask::cost((seed >> 33) % 12);
+            let mut ask = AcquireOptions::cost((seed >> 33) % 12);
             if seed & 1 << 32 != 0 {
                 ask = ask.within(Duration::from_secs((seed >> 40) % 30));
             }
             let told = peek(&limiter, "alice", ask);
             assert_eq!(peek(&limiter, "alice", ask), told);
-            let before = peek(&limiter, "alice", Ask::cost(0)).standing().cloned();
+            let before = peek(&limiter, "alice", AcquireOptions::cost(0)).standing().cloned();
             let asked = acquire(&limiter, "alice", ask);
             assert_eq!(asked.verdict(), told.verdict(), "{ask:?}");
             if !asked.is_allowed() {
-                assert_eq!(peek(&limiter, "alice", Ask::cost(0)).standing(), before.as_ref(), "{ask:?}");
+                assert_eq!(peek(&limiter, "alice", AcquireOptions::cost(0)).standing(), before.as_ref(), "{ask:?}");
             }
         }
     }
@@ -108,11 +108,11 @@ fn peeking_says_what_asking_would_and_changes_nothing() {
 fn a_reset_makes_a_key_as_good_as_new_and_no_other() {
     let clock = ManualClock::new();
     for limiter in every_algorithm(&clock) {
-        acquire(&limiter, "alice", Ask::cost(10));
-        acquire(&limiter, "bob", Ask::cost(4));
+        acquire(&limiter, "alice", AcquireOptions::cost(10));
+        acquire(&limiter, "bob", AcquireOptions::cost(4));
         now(limiter.reset("alice")).unwrap();
         assert_eq!((remaining(&limiter, "alice"), remaining(&limiter, "bob")), (10, 6));
-        assert_eq!(peek(&limiter, "alice", Ask::default()).reset(), Some(Duration::ZERO));
+        assert_eq!(peek(&limiter, "alice", AcquireOptions::default()).reset(), Some(Duration::ZERO));
         // One that is not known is as new already.
         now(limiter.reset("carol")).unwrap();
         assert_eq!(remaining(&limiter, "carol"), 10);
@@ -134,17 +134,17 @@ fn three_limits(clock: &ManualClock) -> impl Limiter<str, Future = Ready<Result<
 }
 
 fn left(limiter: &impl Limiter<str>, key: &str) -> Vec<u64> {
-    let decision = peek(limiter, key, Ask::default().every_limit());
-    decision.standings().iter().map(tower_ratelimit::Standing::remaining).collect()
+    let decision = peek(limiter, key, AcquireOptions::default().all_limits());
+    decision.standings().iter().map(tower_ratelimit::LimitStatus::remaining).collect()
 }
 
 #[test]
 fn a_reset_is_for_every_limit_that_counts_the_key() {
     let clock = ManualClock::new();
     let limiter = three_limits(&clock);
-    acquire(&limiter, "alice@acme", Ask::cost(7));
-    acquire(&limiter, "bob@acme", Ask::cost(2));
-    acquire(&limiter, "carol@home", Ask::cost(1));
+    acquire(&limiter, "alice@acme", AcquireOptions::cost(7));
+    acquire(&limiter, "bob@acme", AcquireOptions::cost(2));
+    acquire(&limiter, "carol@home", AcquireOptions::cost(1));
     assert_eq!(left(&limiter, "alice@acme"), [3, 11, 20]);
     now(limiter.reset("alice@acme")).unwrap();
     // What others have used of a shared part is forgotten with it.
@@ -165,8 +165,8 @@ fn set_makes_a_key_one_that_has_just_used_so_much() {
         }
         now(limiter.set("default", "alice", 10)).unwrap();
         // As right after as many requests.
-        let twin = acquire(&limiter, "twin", Ask::cost(10));
-        let set = peek(&limiter, "alice", Ask::default());
+        let twin = acquire(&limiter, "twin", AcquireOptions::cost(10));
+        let set = peek(&limiter, "alice", AcquireOptions::default());
         assert_eq!(set.standing().unwrap().figures(), twin.standing().unwrap().figures());
     }
 }
@@ -190,7 +190,7 @@ fn a_limit_that_is_not_there_is_an_error_that_says_so() {
         now(memory.set("default", "alice", 1)).unwrap_err(),
         now(memory.block("default", "alice", MINUTE)).unwrap_err(),
         now(memory.forgive("default", "alice")).unwrap_err(),
-        memory.heaviest("default", 1).unwrap_err(),
+        memory.top_keys("default", 1).unwrap_err(),
         memory.key_id("default", "alice").unwrap_err(),
     ];
     for error in errors {
@@ -201,29 +201,29 @@ fn a_limit_that_is_not_there_is_an_error_that_says_so() {
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// Blocks
+// Counters
 // ---------------------------------------------------------------------------------------------------------------------
 
 #[test]
 fn a_block_refuses_whatever_is_left_and_ends_exactly() {
     let clock = ManualClock::new();
     for limiter in every_algorithm(&clock) {
-        acquire(&limiter, "alice", Ask::cost(2));
+        acquire(&limiter, "alice", AcquireOptions::cost(2));
         now(limiter.block("default", "alice", MINUTE)).unwrap();
-        let refused = acquire(&limiter, "alice", Ask::default());
+        let refused = acquire(&limiter, "alice", AcquireOptions::default());
         assert_eq!(refused.verdict(), Verdict::Denied { retry_after: MINUTE });
         assert_eq!(refused.remaining(), Some(8), "the refusal charges nothing");
         // However long one would wait: a block is no queue.
-        let patient = acquire(&limiter, "alice", Ask::default().within(MINUTE * 10));
+        let patient = acquire(&limiter, "alice", AcquireOptions::default().within(MINUTE * 10));
         assert_eq!(patient.verdict(), Verdict::Denied { retry_after: MINUTE });
         // Not even a question passes.
-        assert!(!acquire(&limiter, "alice", Ask::cost(0)).is_allowed());
-        assert!(acquire(&limiter, "bob", Ask::default()).is_allowed());
+        assert!(!acquire(&limiter, "alice", AcquireOptions::cost(0)).is_allowed());
+        assert!(acquire(&limiter, "bob", AcquireOptions::default()).is_allowed());
 
         clock.advance(Duration::from_micros(59_999_999));
-        assert_eq!(acquire(&limiter, "alice", Ask::default()).retry_after(), Some(MICROSECOND));
+        assert_eq!(acquire(&limiter, "alice", AcquireOptions::default()).retry_after(), Some(MICROSECOND));
         clock.advance(MICROSECOND);
-        assert!(acquire(&limiter, "alice", Ask::default()).is_allowed());
+        assert!(acquire(&limiter, "alice", AcquireOptions::default()).is_allowed());
         clock.advance(10 * MINUTE);
     }
 }
@@ -232,12 +232,12 @@ fn a_block_refuses_whatever_is_left_and_ends_exactly() {
 fn what_is_refused_both_ways_is_refused_for_the_longer_time() {
     let clock = ManualClock::new();
     let limiter = memory(FixedWindow::new(TEN), &clock);
-    acquire(&limiter, "alice", Ask::cost(10));
+    acquire(&limiter, "alice", AcquireOptions::cost(10));
     now(limiter.block("default", "alice", 10 * SECOND)).unwrap();
-    assert_eq!(acquire(&limiter, "alice", Ask::default()).retry_after(), Some(MINUTE));
+    assert_eq!(acquire(&limiter, "alice", AcquireOptions::default()).retry_after(), Some(MINUTE));
     now(limiter.block("default", "alice", 90 * SECOND)).unwrap();
-    assert_eq!(acquire(&limiter, "alice", Ask::default()).retry_after(), Some(90 * SECOND));
-    assert!(acquire(&limiter, "alice", Ask::cost(11)).is_never());
+    assert_eq!(acquire(&limiter, "alice", AcquireOptions::default()).retry_after(), Some(90 * SECOND));
+    assert!(acquire(&limiter, "alice", AcquireOptions::cost(11)).exceeds_limit());
 }
 
 #[test]
@@ -251,22 +251,22 @@ fn a_later_block_takes_the_place_of_an_earlier_one() {
         (Duration::ZERO, None),
     ] {
         now(limiter.block("default", "alice", span)).unwrap();
-        assert_eq!(acquire(&limiter, "alice", Ask::default()).retry_after(), told);
+        assert_eq!(acquire(&limiter, "alice", AcquireOptions::default()).retry_after(), told);
     }
     // For ever, as far as can be told.
     now(limiter.block("default", "alice", Duration::MAX)).unwrap();
     clock.advance(Duration::from_secs(1 << 40));
-    assert!(!acquire(&limiter, "alice", Ask::default()).is_allowed());
+    assert!(!acquire(&limiter, "alice", AcquireOptions::default()).is_allowed());
 }
 
 #[test]
 fn to_forgive_lifts_the_block_and_leaves_what_was_used() {
     let clock = ManualClock::new();
     for limiter in every_algorithm(&clock) {
-        acquire(&limiter, "alice", Ask::cost(6));
+        acquire(&limiter, "alice", AcquireOptions::cost(6));
         now(limiter.block("default", "alice", MINUTE)).unwrap();
         now(limiter.forgive("default", "alice")).unwrap();
-        assert_eq!(acquire(&limiter, "alice", Ask::default()).remaining(), Some(3));
+        assert_eq!(acquire(&limiter, "alice", AcquireOptions::default()).remaining(), Some(3));
         // Who was not blocked is forgiven as well.
         now(limiter.forgive("default", "bob")).unwrap();
         assert_eq!(remaining(&limiter, "bob"), 10);
@@ -277,14 +277,14 @@ fn to_forgive_lifts_the_block_and_leaves_what_was_used() {
 fn a_block_survives_a_reset_and_a_set() {
     let clock = ManualClock::new();
     for limiter in every_algorithm(&clock) {
-        acquire(&limiter, "alice", Ask::cost(10));
+        acquire(&limiter, "alice", AcquireOptions::cost(10));
         now(limiter.block("default", "alice", 2 * MINUTE)).unwrap();
         now(limiter.reset("alice")).unwrap();
-        assert_eq!(acquire(&limiter, "alice", Ask::default()).retry_after(), Some(2 * MINUTE));
+        assert_eq!(acquire(&limiter, "alice", AcquireOptions::default()).retry_after(), Some(2 * MINUTE));
         now(limiter.set("default", "alice", 1)).unwrap();
-        assert_eq!(acquire(&limiter, "alice", Ask::default()).retry_after(), Some(2 * MINUTE));
+        assert_eq!(acquire(&limiter, "alice", AcquireOptions::default()).retry_after(), Some(2 * MINUTE));
         now(limiter.forgive("default", "alice")).unwrap();
-        assert_eq!(acquire(&limiter, "alice", Ask::default()).remaining(), Some(8));
+        assert_eq!(acquire(&limiter, "alice", AcquireOptions::default()).remaining(), Some(8));
     }
 }
 
@@ -294,14 +294,14 @@ fn a_block_is_for_the_part_that_its_limit_counts_by_and_charges_none_of_the_othe
     let limiter = three_limits(&clock);
     now(limiter.block("organisation", "alice@acme", MINUTE)).unwrap();
     for blocked in ["alice@acme", "bob@acme", "acme"] {
-        let refused = acquire(&limiter, blocked, Ask::default().every_limit());
+        let refused = acquire(&limiter, blocked, AcquireOptions::default().all_limits());
         assert_eq!(refused.retry_after(), Some(MINUTE));
         assert_eq!(refused.standing().unwrap().name(), "organisation");
         assert_eq!(left(&limiter, blocked), [10, 20, 30]);
     }
-    assert!(acquire(&limiter, "carol@home", Ask::default()).is_allowed());
+    assert!(acquire(&limiter, "carol@home", AcquireOptions::default()).is_allowed());
     now(limiter.forgive("organisation", "bob@acme")).unwrap();
-    assert!(acquire(&limiter, "alice@acme", Ask::default()).is_allowed());
+    assert!(acquire(&limiter, "alice@acme", AcquireOptions::default()).is_allowed());
 }
 
 #[test]
@@ -311,9 +311,9 @@ fn as_many_keys_as_there_is_room_for_stay_blocked() {
     for key in 0..1000_u32 {
         now(Limiter::block(&limiter, "default", &key, MINUTE)).unwrap();
     }
-    assert!((0..1000_u32).all(|key| !limiter.decide(&key, Ask::default()).is_allowed()));
+    assert!((0..1000_u32).all(|key| !limiter.decide(&key, AcquireOptions::default()).is_allowed()));
     clock.advance(MINUTE);
-    assert!((0..1000_u32).all(|key| limiter.decide(&key, Ask::default()).is_allowed()));
+    assert!((0..1000_u32).all(|key| limiter.decide(&key, AcquireOptions::default()).is_allowed()));
 }
 
 #[test]
@@ -324,10 +324,10 @@ fn shadow_beside_a_blocked_limit_has_its_own_verdict() {
         Limit::new("shadow", FixedWindow::new(Quota::new(1, 10 * SECOND))).shadow(),
     );
     let limiter = Memory::builder(limits).max_keys(100).clock(clock).build().unwrap();
-    acquire(&limiter, "alice", Ask::default());
+    acquire(&limiter, "alice", AcquireOptions::default());
     now(Limiter::<str>::block(&limiter, "enforced", "alice", MINUTE)).unwrap();
     // The caller would wait, so the enforced limit is decided as of the end of its block. The shadow is not.
-    let denied = acquire(&limiter, "alice", Ask::default().within(SECOND));
+    let denied = acquire(&limiter, "alice", AcquireOptions::default().within(SECOND));
     assert_eq!(denied.retry_after(), Some(MINUTE));
     let shadows: Vec<_> = denied.shadow_refusals().map(|shadow| (shadow.name(), shadow.verdict())).collect();
     assert_eq!(shadows, [("shadow", Verdict::Denied { retry_after: 10 * SECOND })]);
@@ -346,27 +346,27 @@ fn the_heaviest_keys_come_first() {
     ));
     let limiter = limiter.max_keys(100).clock(clock.clone()).build().unwrap();
     for (key, cost) in [("bert", 3), ("anna", 10), ("carl", 1), ("clara", 8), ("bea", 4)] {
-        acquire(&limiter, key, Ask::cost(cost));
+        acquire(&limiter, key, AcquireOptions::cost(cost));
         clock.advance(SECOND);
     }
     let id = |limit: &str, key: &str| limiter.key_id(limit, key).unwrap();
 
-    let heaviest = limiter.heaviest("user", 3).unwrap();
-    let ids: Vec<_> = heaviest.iter().map(|key| key.id).collect();
+    let top_keys = limiter.top_keys("user", 3).unwrap();
+    let ids: Vec<_> = top_keys.iter().map(|key| key.id).collect();
     assert_eq!(ids, ["anna", "clara", "bea"].map(|key| id("user", key)));
-    let figures = heaviest[0].figures.unwrap();
+    let figures = top_keys[0].figures.unwrap();
     assert_eq!((figures.limit, figures.remaining, figures.reset), (10, 0, 56 * SECOND));
-    assert_eq!(heaviest[0].reset, 56 * SECOND);
+    assert_eq!(top_keys[0].reset, 56 * SECOND);
 
-    let by_first: Vec<_> = limiter.heaviest("first", 100).unwrap();
+    let by_first: Vec<_> = limiter.top_keys("first", 100).unwrap();
     let ids: Vec<_> = by_first.iter().map(|key| (key.id, key.figures.unwrap().remaining)).collect();
     // An id stands for the part: all who share it have the same.
     assert_eq!(ids, [(id("first", "axel"), 90), (id("first", "c"), 91), (id("first", "bea"), 93)]);
 
-    assert!(limiter.heaviest("user", 0).unwrap().is_empty());
+    assert!(limiter.top_keys("user", 0).unwrap().is_empty());
     clock.advance(MINUTE);
-    assert!(limiter.heaviest("user", 10).unwrap().is_empty(), "all are as good as new");
-    assert_eq!(limiter.heaviest("first", 10).unwrap().len(), 3);
+    assert!(limiter.top_keys("user", 10).unwrap().is_empty(), "all are as good as new");
+    assert_eq!(limiter.top_keys("first", 10).unwrap().len(), 3);
 }
 
 /// Its hash of a number is that number.
@@ -400,7 +400,7 @@ fn a_key_id_reveals_no_bits_of_the_hash() {
     let hash = |key: u64| key.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
     let mut agreeing = [0; 48];
     for key in 1..=KEYS {
-        assert!(limiter.decide(&hash(key), Ask::default()).is_allowed());
+        assert!(limiter.decide(&hash(key), AcquireOptions::default()).is_allowed());
         let id = limiter.key_id("default", &hash(key)).unwrap();
         let shown = id.to_string();
         assert_eq!(shown.len(), 12);
@@ -416,7 +416,7 @@ fn a_key_id_reveals_no_bits_of_the_hash() {
     }
     // Each bit is that of the hash about half of the time: 32 of 64, give or take eight times the standard deviation.
     assert!(agreeing.iter().all(|&agreeing| agreeing > 0 && agreeing < KEYS), "{agreeing:?}");
-    let ids: HashSet<_> = limiter.heaviest("default", 100).unwrap().iter().map(|key| key.id).collect();
+    let ids: HashSet<_> = limiter.top_keys("default", 100).unwrap().iter().map(|key| key.id).collect();
     let expected: HashSet<_> = (1..=KEYS).map(|key| limiter.key_id("default", &hash(key)).unwrap()).collect();
     assert_eq!(ids, expected);
 }
@@ -424,9 +424,9 @@ fn a_key_id_reveals_no_bits_of_the_hash() {
 #[test]
 fn keys_can_be_hashed_by_sip_hash() {
     let limiter = Memory::builder(FixedWindow::new(TEN)).sip_hash().build().unwrap();
-    assert!((0..10).all(|_| limiter.decide("alice", Ask::default()).is_allowed()));
-    assert!(!limiter.decide("alice", Ask::default()).is_allowed());
-    assert!(limiter.decide("bob", Ask::default()).is_allowed());
+    assert!((0..10).all(|_| limiter.decide("alice", AcquireOptions::default()).is_allowed()));
+    assert!(!limiter.decide("alice", AcquireOptions::default()).is_allowed());
+    assert!(limiter.decide("bob", AcquireOptions::default()).is_allowed());
 }
 
 #[test]
@@ -434,10 +434,10 @@ fn where_the_key_chooses_the_algorithm_the_heaviest_are_those_who_must_wait_long
     let clock = ManualClock::new();
     let choose = |key: &str| FixedWindow::new(if key == "slow" { Quota::per_hour(10) } else { TEN });
     let limiter = Memory::builder(per_key(choose)).max_keys(100).clock(clock).build().unwrap();
-    acquire(&limiter, "fast", Ask::cost(10));
-    acquire(&limiter, "slow", Ask::cost(1));
-    let heaviest = limiter.heaviest("default", 10).unwrap();
-    let ids: Vec<_> = heaviest.iter().map(|key| (key.id, key.reset, key.figures)).collect();
+    acquire(&limiter, "fast", AcquireOptions::cost(10));
+    acquire(&limiter, "slow", AcquireOptions::cost(1));
+    let top_keys = limiter.top_keys("default", 10).unwrap();
+    let ids: Vec<_> = top_keys.iter().map(|key| (key.id, key.reset, key.figures)).collect();
     let id = |key: &str| limiter.key_id("default", key).unwrap();
     assert_eq!(ids, [(id("slow"), 60 * MINUTE, None), (id("fast"), MINUTE, None)]);
 }
@@ -453,9 +453,9 @@ fn usage_counts_the_keys_that_are_remembered() {
     let live = || -> Vec<_> { limiter.usage().into_iter().map(|usage| (usage.limit, usage.live_keys)).collect() };
     let named = |smooth, all| [("smooth".to_owned(), smooth), ("all".to_owned(), all)];
     assert_eq!(live(), named(0, 0));
-    acquire(&limiter, "alice", Ask::default());
-    acquire(&limiter, "bob", Ask::cost(2));
-    acquire(&limiter, "carol", Ask::cost(0));
+    acquire(&limiter, "alice", AcquireOptions::default());
+    acquire(&limiter, "bob", AcquireOptions::cost(2));
+    acquire(&limiter, "carol", AcquireOptions::cost(0));
     assert_eq!(live(), named(2, 1));
     // Alice has drained, Bob has not.
     clock.advance(7 * SECOND);
@@ -508,7 +508,7 @@ fn usage_counts_the_bytes_of_blocks_of_windows_of_logs_and_of_blocked_keys() {
     let bytes = || limiter.usage()[0].bytes;
     let empty = bytes();
     for _ in 0..500 {
-        limiter.decide("alice", Ask::default());
+        limiter.decide("alice", AcquireOptions::default());
         clock.advance(MICROSECOND);
     }
     let with_hits = bytes();
@@ -527,7 +527,8 @@ fn full_table_of_logs_that_carry_over_usage_keeps_to_the_documented_bytes() {
     const LIMIT: u64 = 48;
     let clock = ManualClock::new();
     let log = SlidingLog::new(Quota::new(LIMIT, SECOND));
-    let limiter = Memory::builder(log).max_keys(20).when_full(WhenFull::Inherit).clock(clock.clone()).build().unwrap();
+    let limiter =
+        Memory::builder(log).max_keys(20).when_full(WhenFull::CarryOver).clock(clock.clone()).build().unwrap();
     let usage = || limiter.usage().remove(0);
     let empty = usage().bytes;
     // Each key has a slot, and so has what is carried over, of which there is some for every three of them.
@@ -537,7 +538,7 @@ fn full_table_of_logs_that_carry_over_usage_keeps_to_the_documented_bytes() {
     for key in 0..3_000_u64 {
         for _ in 0..=key % 5 {
             clock.advance(100 * MICROSECOND);
-            limiter.decide(&key, Ask::default());
+            limiter.decide(&key, AcquireOptions::default());
         }
         taken = (usage().bytes - empty).max(taken);
         assert!(taken <= most, "{taken} bytes for hits, at most {most}");
@@ -550,7 +551,7 @@ fn full_table_of_logs_that_carry_over_usage_keeps_to_the_documented_bytes() {
 // ---------------------------------------------------------------------------------------------------------------------
 
 fn shadow_refusals(decision: &Decision) -> Vec<&str> {
-    decision.shadow_refusals().map(tower_ratelimit::Standing::name).collect()
+    decision.shadow_refusals().map(tower_ratelimit::LimitStatus::name).collect()
 }
 
 #[test]
@@ -560,7 +561,7 @@ fn a_shadow_alone_decides_counts_and_tells_and_never_refuses() {
     let limiter = limiter.max_keys(100).clock(clock.clone()).build().unwrap();
     for (cost, left, refuses) in [(1, 2, false), (2, 0, false), (1, 0, true), (1, 0, true), (4, 0, true), (0, 0, false)]
     {
-        let decision = limiter.decide("alice", Ask::cost(cost));
+        let decision = limiter.decide("alice", AcquireOptions::cost(cost));
         assert_eq!(decision.verdict(), Verdict::Allowed);
         // Of the enforced limits, of which there are none, none speaks.
         assert!(decision.standing().is_none() && decision.remaining().is_none());
@@ -570,7 +571,7 @@ fn a_shadow_alone_decides_counts_and_tells_and_never_refuses() {
         assert_eq!(shadow_refusals(&decision), if refuses { vec!["trial"] } else { vec![] });
     }
     clock.advance(MINUTE);
-    assert_eq!(limiter.decide("alice", Ask::default()).standings()[0].remaining(), 2);
+    assert_eq!(limiter.decide("alice", AcquireOptions::default()).standings()[0].remaining(), 2);
 }
 
 #[test]
@@ -592,11 +593,11 @@ fn a_shadow_beside_enforced_limits_is_charged_for_what_both_let_through() {
     ];
     for (cost, passes, refuses, left) in steps {
         // Whoever asks for one limit only is told of shadows too.
-        let decision = limiter.decide("alice", Ask::cost(cost));
+        let decision = limiter.decide("alice", AcquireOptions::cost(cost));
         assert_eq!(decision.is_allowed(), passes);
         assert_eq!(shadow_refusals(&decision), refuses);
         assert_eq!(decision.standing().unwrap().name(), "enforced");
-        assert_eq!(decision.standings().iter().map(tower_ratelimit::Standing::remaining).collect::<Vec<_>>(), left);
+        assert_eq!(decision.standings().iter().map(tower_ratelimit::LimitStatus::remaining).collect::<Vec<_>>(), left);
     }
 }
 
@@ -617,7 +618,7 @@ fn shadow_limit_that_denies_holds_and_settles_nothing() {
     assert_eq!(left(&limiter, "alice"), [3, 10]);
 
     // A surcharge goes to the limits that held, too.
-    limiter.decide("alice", Ask::cost(3));
+    limiter.decide("alice", AcquireOptions::cost(3));
     let denied_by_shadow = hold(&limiter, "alice", 1);
     now(denied_by_shadow.settle(4)).unwrap();
     assert_eq!(left(&limiter, "alice"), [0, 3]);
@@ -632,7 +633,7 @@ fn operations_reach_a_shadow_and_a_blocked_shadow_only_tells() {
     now(limiter.set("trial", "alice", 4)).unwrap();
     assert_eq!(left(&limiter, "alice"), [6, 10]);
     now(limiter.block("trial", "alice", MINUTE)).unwrap();
-    let decision = limiter.decide("alice", Ask::default());
+    let decision = limiter.decide("alice", AcquireOptions::default());
     assert!(decision.is_allowed());
     assert_eq!(shadow_refusals(&decision), ["trial"]);
     assert_eq!(left(&limiter, "alice"), [6, 9]);
@@ -641,9 +642,9 @@ fn operations_reach_a_shadow_and_a_blocked_shadow_only_tells() {
 fn inner() -> impl tower::Service<Request<Body>, Response = Response<Body>, Error = BoxError, Future: Send> + Clone {
     service_fn(|request: Request<Body>| {
         // To look at what handlers see.
-        let admission = request.extensions().get::<Admission>().cloned();
+        let admission = request.extensions().get::<RateLimitInfo>().cloned();
         let mut response = Response::new(Body::empty());
-        response.headers_mut().insert("exempt", i32::from(admission == Some(Admission::Exempt)).into());
+        response.headers_mut().insert("exempt", i32::from(admission == Some(RateLimitInfo::Exempt)).into());
         ready(Ok(response))
     })
 }
@@ -663,7 +664,7 @@ async fn no_header_field_and_no_body_mentions_a_shadow() {
         Limit::new("enforced", FixedWindow::new(Quota::per_minute(2))),
     ));
     let limiter = limiter.max_keys(100).clock(clock).build().unwrap();
-    let responder = Http::new().legacy_fields(LegacyReset::DeltaSeconds);
+    let responder = Http::new().legacy_headers(ResetFormat::DeltaSeconds);
     let service = RateLimitLayer::new(Global, limiter).responder(responder).layer(inner());
     let text = |headers: &HeaderMap, name: &str| headers[name].to_str().unwrap().to_owned();
     for (status, left) in [(200, 1), (200, 0), (429, 0)] {
@@ -675,7 +676,7 @@ async fn no_header_field_and_no_body_mentions_a_shadow() {
         assert_eq!(text(headers, "x-ratelimit-limit"), "2");
         assert_eq!(text(headers, "x-ratelimit-remaining"), left.to_string());
         // Outer layers and handlers of one's own see it.
-        let Some(Admission::Decided(decision)) = response.extensions().get() else { panic!("{response:?}") };
+        let Some(RateLimitInfo::Decided(decision)) = response.extensions().get() else { panic!("{response:?}") };
         assert_eq!(decision.standings().len(), 2);
         if status == 429 {
             let body = response.into_body().collect().await.unwrap().to_bytes();
@@ -688,7 +689,7 @@ async fn no_header_field_and_no_body_mentions_a_shadow() {
 #[tokio::test]
 async fn a_shadow_alone_leaves_no_header_field() {
     let limiter = Memory::new(Limit::new("trial", FixedWindow::new(Quota::per_minute(1))).shadow());
-    let responder = Http::new().legacy_fields(LegacyReset::EpochSeconds);
+    let responder = Http::new().legacy_headers(ResetFormat::EpochSeconds);
     let service = RateLimitLayer::new(Global, limiter).responder(responder).layer(inner());
     for _ in 0..3 {
         let response = get(&service).await;
@@ -763,10 +764,11 @@ async fn what_is_exempt_is_under_no_limit_and_nothing_else_is() {
     ];
     limited.extend(spoofs.map(|field| from(STRANGER, Method::GET, "/", &[field])));
 
-    let office = PeerIn::parse(["10.0.0.0/8", " 2001:db8:1::/48", "198.51.100.7", "fd00::7", "::ffff:203.0.113.9"]);
+    let office =
+        PeerNetworks::parse(["10.0.0.0/8", " 2001:db8:1::/48", "198.51.100.7", "fd00::7", "::ffff:203.0.113.9"]);
     let limiter = Memory::new(FixedWindow::new(Quota::per_hour(1_000)));
     let service = RateLimitLayer::new(PeerIp::new(), limiter.clone())
-        .exempt_if(Paths::new(["/health", "/ready"]))
+        .exempt_if(ExactPaths::new(["/health", "/ready"]))
         .exempt_if(Preflight)
         .exempt_if(office.unwrap())
         .exempt_if(|request: &Request<Body>| request.headers().get("x-internal").is_some_and(|value| value == "yes"))
@@ -798,7 +800,7 @@ where
 async fn neither_a_missing_nor_an_extra_header_lifts_a_limit() {
     let limiter = || Memory::new(FixedWindow::new(Quota::per_hour(1)));
     let key = Header::from_static("tenant");
-    let layer = RateLimitLayer::new(key, limiter()).exempt_if(Paths::new(["/health"]));
+    let layer = RateLimitLayer::new(key, limiter()).exempt_if(ExactPaths::new(["/health"]));
     let service = layer.clone().layer(inner());
     assert_eq!(send(&service, "/", &[]).await, StatusCode::BAD_REQUEST);
     assert_eq!(send(&service, "/", &[("tenant", "")]).await, StatusCode::BAD_REQUEST);
@@ -809,7 +811,7 @@ async fn neither_a_missing_nor_an_extra_header_lifts_a_limit() {
     assert_eq!(send(&service, "/health", &[]).await, StatusCode::OK);
 
     // Only the explicit word lifts it.
-    let service = layer.when_missing(WhenMissing::Exempt).layer(inner());
+    let service = layer.missing_key(MissingKeyPolicy::Exempt).layer(inner());
     for _ in 0..3 {
         assert_eq!(send(&service, "/", &[]).await, StatusCode::OK);
     }
@@ -818,11 +820,11 @@ async fn neither_a_missing_nor_an_extra_header_lifts_a_limit() {
 #[test]
 fn networks_that_are_none_are_refused_when_they_are_read() {
     for text in ["", "10.0.0.0/33", "10.0.0", "example.com", "10.0.0.1:80", "::/129", "10.0.0.0 /8"] {
-        let error = PeerIn::parse([text]).unwrap_err();
+        let error = PeerNetworks::parse([text]).unwrap_err();
         assert!(error.is_config());
         assert!(error.to_string().contains(&format!("{text:?}")), "{error}");
     }
-    assert!(PeerIn::parse(["0.0.0.0/0", "::/0", "10.0.0.1/32"]).is_ok());
+    assert!(PeerNetworks::parse(["0.0.0.0/0", "::/0", "10.0.0.1/32"]).is_ok());
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -834,9 +836,9 @@ fn networks_that_are_none_are_refused_when_they_are_read() {
 struct Noting(Arc<Mutex<Vec<String>>>);
 
 impl Noting {
-    fn note<T>(&self, called: String) -> Reply<T> {
+    fn note<T>(&self, called: String) -> LimiterFuture<T> {
         self.0.lock().unwrap().push(called);
-        Reply::ready(Err(Error::unavailable("as it was made")))
+        LimiterFuture::ready(Err(Error::unavailable("as it was made")))
     }
 
     fn noted(&self) -> Vec<String> {
@@ -847,38 +849,38 @@ impl Noting {
 impl Limiter<str> for Noting {
     type Future = Ready<Result<Outcome, Error>>;
 
-    fn acquire(&self, key: &str, ask: Ask) -> Acquire<Self::Future> {
+    fn acquire(&self, key: &str, ask: AcquireOptions) -> Acquisition<Self::Future> {
         let note = self.note(format!("acquire {key} {ask:?}"));
         if ask.cost == 2 {
-            return Acquire::Pending(ready(Err(Error::unavailable("later"))));
+            return Acquisition::Pending(ready(Err(Error::unavailable("later"))));
         }
-        Acquire::Ready(now(note))
+        Acquisition::Ready(now(note))
     }
 
-    fn peek(&self, key: &str, ask: Ask) -> Reply<Decision> {
+    fn peek(&self, key: &str, ask: AcquireOptions) -> LimiterFuture<Decision> {
         self.note(format!("peek {key} {ask:?}"))
     }
 
-    fn set(&self, limit: &str, key: &str, used: u64) -> Reply<()> {
+    fn set(&self, limit: &str, key: &str, used: u64) -> LimiterFuture<()> {
         self.note(format!("set {limit} {key} {used}"))
     }
 
-    fn block(&self, limit: &str, key: &str, span: Duration) -> Reply<()> {
+    fn block(&self, limit: &str, key: &str, span: Duration) -> LimiterFuture<()> {
         self.note(format!("block {limit} {key} {span:?}"))
     }
 
-    fn forgive(&self, limit: &str, key: &str) -> Reply<()> {
+    fn forgive(&self, limit: &str, key: &str) -> LimiterFuture<()> {
         self.note(format!("forgive {limit} {key}"))
     }
 
-    fn reset(&self, key: &str) -> Reply<()> {
+    fn reset(&self, key: &str) -> LimiterFuture<()> {
         self.note(format!("reset {key}"))
     }
 }
 
 /// Calls every method that must be there, and makes sure of each that its answer comes back.
 fn every_method<L: Limiter<str> + ?Sized>(limiter: &L) {
-    let ask = Ask::cost(7).within(SECOND).every_limit();
+    let ask = AcquireOptions::cost(7).within(SECOND).all_limits();
     let answers = [
         now(std::future::IntoFuture::into_future(limiter.acquire("alice", ask))).map(drop),
         now(limiter.peek("alice", ask)).map(drop),
@@ -890,8 +892,8 @@ fn every_method<L: Limiter<str> + ?Sized>(limiter: &L) {
     for answer in answers {
         assert_eq!(answer.unwrap_err().to_string(), "as it was made");
     }
-    let later = limiter.acquire("alice", Ask::cost(2));
-    assert!(matches!(later, Acquire::Pending(_)), "what is decided later is not made ready");
+    let later = limiter.acquire("alice", AcquireOptions::cost(2));
+    assert!(matches!(later, Acquisition::Pending(_)), "what is decided later is not made ready");
     assert_eq!(now(std::future::IntoFuture::into_future(later)).unwrap_err().to_string(), "later");
 }
 
@@ -928,7 +930,7 @@ fn wrapped_limiters_return_the_guard_of_the_limiter_inside() {
     ];
     for limiter in wrapped {
         let [settled, released, dropped] = [1, 3, 4].map(|cost| {
-            let held = now(std::future::IntoFuture::into_future(limiter.hold("alice", Ask::cost(cost))));
+            let held = now(std::future::IntoFuture::into_future(limiter.hold("alice", AcquireOptions::cost(cost))));
             held.unwrap().held.expect("a guard")
         });
         assert_eq!((settled.cost(), remaining(&memory, "alice")), (1, 2));
@@ -942,7 +944,7 @@ fn wrapped_limiters_return_the_guard_of_the_limiter_inside() {
     }
     // What is allowed without a store holds nothing.
     let open = FailOpen::new(Noting::default());
-    let Acquire::Ready(outcome) = open.hold("alice", Ask::default()) else { panic!("it is ready") };
+    let Acquisition::Ready(outcome) = open.hold("alice", AcquireOptions::default()) else { panic!("it is ready") };
     let Outcome { decision, held } = outcome.unwrap();
     assert!(decision.is_allowed() && held.is_none());
 }
@@ -971,11 +973,11 @@ fn without_an_override_forgiving_blocks_for_no_time() {
     impl Limiter<str> for Fewer {
         type Future = Ready<Result<Outcome, Error>>;
 
-        fn acquire(&self, key: &str, ask: Ask) -> Acquire<Self::Future> {
+        fn acquire(&self, key: &str, ask: AcquireOptions) -> Acquisition<Self::Future> {
             self.0.acquire(key, ask)
         }
 
-        fn block(&self, limit: &str, key: &str, span: Duration) -> Reply<()> {
+        fn block(&self, limit: &str, key: &str, span: Duration) -> LimiterFuture<()> {
             self.0.block(limit, key, span)
         }
     }
@@ -992,15 +994,15 @@ fn a_limiter_of_ones_own_answers_what_it_does_not_override_as_unsupported() {
     impl Limiter<str> for Plain {
         type Future = Ready<Result<Outcome, Error>>;
 
-        fn acquire(&self, _key: &str, _ask: Ask) -> Acquire<Self::Future> {
-            Acquire::Ready(Ok(Decision::by_policy(ManualClock::START, Verdict::Allowed).into()))
+        fn acquire(&self, _key: &str, _ask: AcquireOptions) -> Acquisition<Self::Future> {
+            Acquisition::Ready(Ok(Decision::by_policy(ManualClock::START, Verdict::Allowed).into()))
         }
     }
 
     fn check(limiter: &impl Limiter<str>) {
-        assert!(acquire(limiter, "alice", Ask::default()).is_allowed());
+        assert!(acquire(limiter, "alice", AcquireOptions::default()).is_allowed());
         let errors = [
-            now(limiter.peek("alice", Ask::default())).map(drop).unwrap_err(),
+            now(limiter.peek("alice", AcquireOptions::default())).map(drop).unwrap_err(),
             now(limiter.set("default", "alice", 5)).unwrap_err(),
             now(limiter.block("default", "alice", MINUTE)).unwrap_err(),
             now(limiter.forgive("default", "alice")).unwrap_err(),

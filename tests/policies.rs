@@ -9,11 +9,11 @@ use std::time::Duration;
 
 use serde::Deserialize;
 use tower_ratelimit::algorithm::Algorithm;
-use tower_ratelimit::limiter::{Acquire, Held};
-use tower_ratelimit::policy::{AlgorithmName, Parts, Policy};
+use tower_ratelimit::config::{AlgorithmName, Parts, Policy};
+use tower_ratelimit::limiter::{Acquisition, Held};
 use tower_ratelimit::{
-    Ask, Decision, DynLimit, FixedWindow, Gcra, LeakyBucket, LeakyQueue, Limit, Limiter, ManualClock, Memory, Quota,
-    SlidingLog, SlidingWindow, Standing, TokenBucket, WhenFull, per_key,
+    AcquireOptions, Decision, DynLimit, FixedWindow, Gcra, LeakyBucket, LeakyQueue, Limit, LimitStatus, Limiter,
+    ManualClock, Memory, Quota, SlidingLog, SlidingWindow, TokenBucket, WhenFull, per_key,
 };
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -62,7 +62,7 @@ fn memory_without_limits(clock: &ManualClock) -> Dynamic {
 }
 
 fn peek(limiter: &impl Limiter<Caller>, caller: &Caller) -> Decision {
-    limiter.peek(caller, Ask::default().every_limit()).try_ready().unwrap().unwrap()
+    limiter.peek(caller, AcquireOptions::default().all_limits()).try_ready().unwrap().unwrap()
 }
 
 /// What each limit has left, by its name.
@@ -76,7 +76,9 @@ fn named<const N: usize>(limits: [(&str, u64); N]) -> BTreeMap<String, u64> {
 }
 
 fn hold<Key: 'static>(limiter: &impl Limiter<Key>, key: &Key, cost: u64) -> Held {
-    let Acquire::Ready(outcome) = limiter.hold(key, Ask::cost(cost)) else { panic!("memory answers at once") };
+    let Acquisition::Ready(outcome) = limiter.hold(key, AcquireOptions::cost(cost)) else {
+        panic!("memory answers at once")
+    };
     outcome.unwrap().held.expect("there is enough")
 }
 
@@ -85,7 +87,7 @@ fn settle(held: Held, actual: u64) {
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// Reading
+// LazySnapshot
 // ---------------------------------------------------------------------------------------------------------------------
 
 /// The limit of a policy decides as one that was made in code.
@@ -99,7 +101,7 @@ fn decides_as(settings: &str, algorithm: impl Algorithm) {
     for _ in 0..300 {
         seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         clock.advance(Duration::from_micros(seed >> 42));
-        let ask = Ask::cost((seed >> 33) % 4).within(SECOND * u32::try_from(seed >> 62).unwrap());
+        let ask = AcquireOptions::cost((seed >> 33) % 4).within(SECOND * u32::try_from(seed >> 62).unwrap());
         assert_eq!(configured.decide(&ALICE, ask), in_code.decide(&ALICE, ask), "{settings}");
     }
 }
@@ -176,8 +178,8 @@ const ALL: &str = r#"
 fn limits_count_by_the_parts_that_they_name() {
     let clock = ManualClock::new();
     let limiter = memory(parts().limits(&from_toml(ALL)).unwrap(), &clock);
-    let decision = limiter.decide(&ALICE, Ask::cost(4).within(SECOND));
-    assert_eq!(decision.shadow_refusals().map(Standing::name).collect::<Vec<_>>(), ["trial"]);
+    let decision = limiter.decide(&ALICE, AcquireOptions::cost(4).within(SECOND));
+    assert_eq!(decision.shadow_refusals().map(LimitStatus::name).collect::<Vec<_>>(), ["trial"]);
     let expected = [("smooth", 16), ("hourly", 996), ("spacing", 2), ("trial", 3), ("log", 46)];
     assert_eq!(left(&limiter, &ALICE), named(expected));
     let expected = [("smooth", 20), ("hourly", 996), ("spacing", 2), ("trial", 3), ("log", 50)];
@@ -307,7 +309,7 @@ fn a_part_named_again_takes_the_place_of_the_earlier_one() {
     let parts = parts().part("user", |caller: &Caller| caller.organisation);
     let policies = [policy("name = 'x'\nalgorithm = 'gcra'\nquota = '10/min'\nby = 'user'").unwrap()];
     let limiter = memory(parts.limits(&policies).unwrap(), &clock);
-    limiter.decide(&ALICE, Ask::cost(3));
+    limiter.decide(&ALICE, AcquireOptions::cost(3));
     assert_eq!(left(&limiter, &BOB), named([("x", 7)]));
 }
 
@@ -334,17 +336,17 @@ fn what_is_owed_stays_owed_when_a_quota_is_raised_or_lowered() {
     for algorithm in ALGORITHMS {
         let clock = ManualClock::new();
         let limiter = memory(user_limit(algorithm, "100/h"), &clock);
-        limiter.decide(&ALICE, Ask::cost(60));
+        limiter.decide(&ALICE, AcquireOptions::cost(60));
         for (quota, has) in [("1000/h", 1000), ("80/h", 80), ("50/h", 50), ("61/h", 61), ("100/h", 100)] {
             limiter.replace(user_limit(algorithm, quota)).unwrap();
             let expected = room(algorithm, has).saturating_sub(60);
             assert_eq!(left(&limiter, &ALICE), named([("x", expected)]), "{algorithm} {quota}");
             assert_eq!(left(&limiter, &BOB), named([("x", room(algorithm, has))]), "{algorithm} {quota}");
-            assert!(!limiter.decide(&ALICE, Ask::cost(expected + 1)).is_allowed(), "{algorithm} {quota}");
+            assert!(!limiter.decide(&ALICE, AcquireOptions::cost(expected + 1)).is_allowed(), "{algorithm} {quota}");
         }
         // And it is the new quota that holds.
         limiter.replace(user_limit(algorithm, "70/h")).unwrap();
-        assert!(limiter.decide(&ALICE, Ask::cost(room(algorithm, 70) - 60)).is_allowed());
+        assert!(limiter.decide(&ALICE, AcquireOptions::cost(room(algorithm, 70) - 60)).is_allowed());
         assert_eq!(left(&limiter, &ALICE), named([("x", 0)]));
     }
 }
@@ -357,24 +359,24 @@ fn what_is_new_begins_anew_and_what_is_gone_is_forgotten() {
     let ten = Gcra::new(Quota::per_hour(10));
     let limiter = memory_without_limits(&clock);
     limiter.replace(vec![one("a", ten), one("b", ten)]).unwrap();
-    limiter.decide(&ALICE, Ask::cost(4));
+    limiter.decide(&ALICE, AcquireOptions::cost(4));
 
     limiter.replace(vec![one("b", ten), one("c", ten)]).unwrap();
     assert_eq!(left(&limiter, &ALICE), named([("b", 6), ("c", 10)]));
-    limiter.decide(&ALICE, Ask::cost(1));
+    limiter.decide(&ALICE, AcquireOptions::cost(1));
     limiter.replace(vec![one("a", ten), one("b", ten), one("c", ten)]).unwrap();
     assert_eq!(left(&limiter, &ALICE), named([("a", 10), ("b", 5), ("c", 9)]));
 
     // Another algorithm, and another type of part, are another limit.
     let window = Limit::new("a", FixedWindow::new(Quota::per_hour(10))).by(|key: &Caller| key.user);
     let by_organisation = Limit::new("c", ten).by(|key: &Caller| key.organisation);
-    limiter.decide(&ALICE, Ask::cost(1));
+    limiter.decide(&ALICE, AcquireOptions::cost(1));
     limiter.replace(vec![DynLimit::new(window), one("b", ten), DynLimit::new(by_organisation)]).unwrap();
     assert_eq!(left(&limiter, &ALICE), named([("a", 10), ("b", 4), ("c", 10)]));
 
     // Without limits everything passes.
     limiter.replace(Vec::new()).unwrap();
-    assert!(limiter.decide(&ALICE, Ask::cost(u64::MAX)).is_allowed());
+    assert!(limiter.decide(&ALICE, AcquireOptions::cost(u64::MAX)).is_allowed());
     let held = hold(&limiter, &ALICE, 7);
     limiter.replace(vec![one("a", ten)]).unwrap();
     settle(held, 7);
@@ -393,14 +395,14 @@ fn empty_list_of_limits_is_a_configuration_error_unless_allowed() {
     let limiter = memory(ten(), &clock);
     let error = limiter.replace(Vec::new()).unwrap_err();
     assert!(error.is_config() && error.to_string().starts_with("no limits: "), "{error}");
-    assert!(!limiter.decide(&ALICE, Ask::cost(11)).is_allowed(), "the limits are as they were");
+    assert!(!limiter.decide(&ALICE, AcquireOptions::cost(11)).is_allowed(), "the limits are as they were");
 
     let limiter = memory_without_limits(&clock);
-    assert!(limiter.decide(&ALICE, Ask::cost(11)).is_allowed());
+    assert!(limiter.decide(&ALICE, AcquireOptions::cost(11)).is_allowed());
     limiter.replace(ten()).unwrap();
-    assert!(!limiter.decide(&ALICE, Ask::cost(11)).is_allowed());
+    assert!(!limiter.decide(&ALICE, AcquireOptions::cost(11)).is_allowed());
     limiter.replace(Vec::new()).unwrap();
-    assert!(limiter.decide(&ALICE, Ask::cost(11)).is_allowed());
+    assert!(limiter.decide(&ALICE, AcquireOptions::cost(11)).is_allowed());
 }
 
 /// Two function pointers have one type: the name of the part tells them apart.
@@ -422,12 +424,12 @@ fn parts_by_function_pointers_of_one_type_are_kept_apart() {
     let caller = Caller { user: 4, organisation: "acme" };
     let clock = ManualClock::new();
     let limiter = memory(limits("user"), &clock);
-    limiter.decide(&caller, Ask::cost(3));
+    limiter.decide(&caller, AcquireOptions::cost(3));
     limiter.replace(limits("user")).unwrap();
     assert_eq!(left(&limiter, &caller), named([("x", 7)]), "the same part takes over");
     limiter.replace(limits("org")).unwrap();
     assert_eq!(left(&limiter, &caller), named([("x", 10)]), "another part begins anew");
-    limiter.decide(&BOB, Ask::cost(1));
+    limiter.decide(&BOB, AcquireOptions::cost(1));
     assert_eq!(left(&limiter, &caller), named([("x", 9)]), "both are in one organisation");
     limiter.replace(limits("user")).unwrap();
     assert_eq!(left(&limiter, &caller), named([("x", 10)]));
@@ -442,14 +444,14 @@ fn what_is_owed_stays_owed_when_a_window_is_divided_otherwise() {
         vec![DynLimit::new(Limit::new("x", window).by(|key: &Caller| key.user))]
     };
     let limiter = memory(limits(10), &clock);
-    limiter.decide(&ALICE, Ask::cost(2));
+    limiter.decide(&ALICE, AcquireOptions::cost(2));
     let held = hold(&limiter, &ALICE, 5);
     for blocks in [6, 60, 1, 10, 60] {
         limiter.replace(limits(blocks)).unwrap();
         assert_eq!(left(&limiter, &ALICE), named([("x", 3)]), "{blocks} blocks");
     }
     clock.advance(10 * MINUTE);
-    limiter.decide(&ALICE, Ask::cost(1));
+    limiter.decide(&ALICE, AcquireOptions::cost(1));
     settle(held, 0);
     assert_eq!(left(&limiter, &ALICE), named([("x", 7)]));
     // The first charge counts until an hour after its block of six minutes; the second for an hour, and a block
@@ -519,7 +521,7 @@ fn hold_is_settled_on_its_limits_wherever_they_are_after_a_replacement() {
     let everybody = DynLimit::new(Limit::new("everybody", SlidingLog::new(day)).by(all));
     limiter.replace(vec![everybody, user("minute", per_minute), user("hour", per_hour)]).unwrap();
     clock.advance(SECOND);
-    limiter.decide(&ALICE, Ask::cost(2));
+    limiter.decide(&ALICE, AcquireOptions::cost(2));
     assert_eq!(left(&limiter, &ALICE), named([("everybody", 998), ("minute", 38), ("hour", 88)]));
     settle(held, 3);
     // The one that is new has never held it.
@@ -597,7 +599,7 @@ fn keys_with_limit(limit: Limit<Gcra>) -> Vec<DynLimit<u64>> {
 
 /// Whether a new key is denied for want of space, in a table that is full of keys with usage.
 fn denies_when_full(limiter: &Memory<Vec<DynLimit<u64>>, ManualClock>) -> bool {
-    (0..1000_u64).any(|key| !limiter.decide(&key, Ask::default()).is_allowed())
+    (0..1000_u64).any(|key| !limiter.decide(&key, AcquireOptions::default()).is_allowed())
 }
 
 /// A limit that is replaced keeps its table, and decides by what it is itself: enforced or a shadow.
@@ -606,7 +608,7 @@ fn replace_keeps_capacity_policy() {
     let clock = ManualClock::new();
     let limit = || Limit::new("x", Gcra::new(Quota::per_hour(10)));
     let build = |limit| {
-        let builder = Memory::builder(keys_with_limit(limit)).max_keys(10).when_full(WhenFull::Refuse);
+        let builder = Memory::builder(keys_with_limit(limit)).max_keys(10).when_full(WhenFull::Deny);
         builder.clock(clock.clone()).build().unwrap()
     };
 
@@ -633,12 +635,12 @@ fn a_block_outlasts_a_replacement() {
     let limiter = memory(user_limit("gcra", "100/h"), &clock);
     limiter.block("x", &ALICE, HOUR).try_ready().unwrap().unwrap();
     limiter.replace(user_limit("gcra", "200/h")).unwrap();
-    assert_eq!(limiter.decide(&ALICE, Ask::default()).retry_after(), Some(HOUR));
+    assert_eq!(limiter.decide(&ALICE, AcquireOptions::default()).retry_after(), Some(HOUR));
     limiter.block("x", &BOB, HOUR).try_ready().unwrap().unwrap();
     limiter.replace(user_limit("gcra", "300/h")).unwrap();
     limiter.forgive("x", &ALICE).try_ready().unwrap().unwrap();
-    assert!(limiter.decide(&ALICE, Ask::default()).is_allowed());
-    assert_eq!(limiter.decide(&BOB, Ask::default()).retry_after(), Some(HOUR));
+    assert!(limiter.decide(&ALICE, AcquireOptions::default()).is_allowed());
+    assert_eq!(limiter.decide(&BOB, AcquireOptions::default()).retry_after(), Some(HOUR));
 }
 
 /// How many replacements there are under load.
@@ -650,7 +652,7 @@ fn under_load(algorithm: &str) {
     const THREADS: u64 = 3;
     const BEFOREHAND: u64 = 1000;
     const CALLERS: [Caller; 2] = [ALICE, BOB];
-    // Whole microseconds a token, so that a bucket has nothing to round; and never so little that anybody is refused.
+    // WholeKey microseconds a token, so that a bucket has nothing to round; and never so little that anybody is refused.
     const QUOTAS: [&str; 2] = ["1_000_000 per 1000s", "500_000 per 1000s"];
 
     let clock = ManualClock::new();
@@ -658,7 +660,7 @@ fn under_load(algorithm: &str) {
     let limiter = Memory::builder(user_limit(algorithm, QUOTAS[0])).max_keys(1000).max_heap_bytes(usize::MAX);
     let limiter = limiter.clock(clock).build().unwrap();
     for caller in &CALLERS {
-        assert!(limiter.decide(caller, Ask::cost(BEFOREHAND)).is_allowed());
+        assert!(limiter.decide(caller, AcquireOptions::cost(BEFOREHAND)).is_allowed());
     }
     let (owed, rounds, done) = ([const { AtomicU64::new(0) }; 2], AtomicU64::new(0), AtomicBool::new(false));
     let together = Barrier::new(usize::try_from(THREADS).unwrap() + 1);
@@ -725,7 +727,7 @@ fn replacing_under_load_never_lets_through_more_than_the_larger_quota() {
             for _ in 0..3 {
                 scope.spawn(|| {
                     while !done.load(Ordering::Acquire) {
-                        if limiter.decide(&ALICE, Ask::default()).is_allowed() {
+                        if limiter.decide(&ALICE, AcquireOptions::default()).is_allowed() {
                             passed.fetch_add(1, Ordering::Relaxed);
                         } else {
                             thread::yield_now();
@@ -762,7 +764,7 @@ fn replacing_under_load_charges_all_limits_of_a_moment_or_none() {
         for _ in 0..2 {
             scope.spawn(|| {
                 while !done.load(Ordering::Acquire) {
-                    assert!(limiter.decide(&ALICE, Ask::cost(2)).is_allowed());
+                    assert!(limiter.decide(&ALICE, AcquireOptions::cost(2)).is_allowed());
                     passed.fetch_add(2, Ordering::Relaxed);
                 }
             });
@@ -798,7 +800,7 @@ fn a_block_at_the_moment_of_a_replacement_is_not_lost() {
             together.wait();
             limiter.replace(limits).unwrap();
         });
-        assert!(!limiter.decide(&ALICE, Ask::default()).is_allowed(), "round {round}");
+        assert!(!limiter.decide(&ALICE, AcquireOptions::default()).is_allowed(), "round {round}");
     }
 }
 
@@ -816,7 +818,7 @@ fn of_two_replacements_at_a_time_the_later_takes_over_from_the_earlier() {
             let first = scope.spawn(|| {
                 together.wait();
                 limiter.replace(vec![one("new", 100)]).unwrap();
-                limiter.decide(&ALICE, Ask::cost(5)).is_allowed()
+                limiter.decide(&ALICE, AcquireOptions::cost(5)).is_allowed()
             });
             together.wait();
             limiter.replace(vec![one("new", 200)]).unwrap();
@@ -852,7 +854,8 @@ fn tiers<A: Algorithm + Copy>(free: A, paid: A) {
     };
     let limit = Limit::new("tier", per_key(choose)).by(|member: &Member| member.user);
     let limiter = Memory::builder(limit).max_keys(1000).clock(clock).build().unwrap();
-    let ask = |user, tier, cost| limiter.decide(&Member { user, tier }, Ask::cost(cost)).remaining().unwrap();
+    let ask =
+        |user, tier, cost| limiter.decide(&Member { user, tier }, AcquireOptions::cost(cost)).remaining().unwrap();
 
     assert_eq!(ask(1, Tier::Free, 60), 0, "{free:?}");
     assert_eq!(ask(1, Tier::Paid, 1), 5000 - 61, "{free:?}");
@@ -884,9 +887,9 @@ fn hold_across_a_change_of_tier<A: Algorithm + Copy>(free: A, paid: A) {
     let held = [(); 2].map(|()| hold(&limiter, &Member { user: 1, tier: Tier::Free }, 5));
     clock.advance(2 * MINUTE);
     let paid = Member { user: 1, tier: Tier::Paid };
-    let left = limiter.decide(&paid, Ask::cost(40)).remaining().unwrap();
+    let left = limiter.decide(&paid, AcquireOptions::cost(40)).remaining().unwrap();
     assert_eq!(left, 10, "{free:?}");
-    let left = || limiter.peek(&paid, Ask::default()).try_ready().unwrap().unwrap().remaining().unwrap();
+    let left = || limiter.peek(&paid, AcquireOptions::default()).try_ready().unwrap().unwrap().remaining().unwrap();
     let [released, settled] = held;
     settle(released, 0);
     assert_eq!(left(), 15, "{free:?}");

@@ -14,15 +14,15 @@ use http_body_util::Full;
 use tokio::time::Instant;
 use tower::{Service, ServiceBuilder, ServiceExt, service_fn};
 use tower_ratelimit::key::Global;
-use tower_ratelimit::response::{AsError, BoxError};
-use tower_ratelimit::retry::{GrpcStatus, HttpFields, ReadAnswer, RetryAfter, Told};
-use tower_ratelimit::{Ask, Gcra, Memory, Quota, RateLimitLayer, SlidingLog, TokioClock};
+use tower_ratelimit::response::{BoxError, RejectWithError};
+use tower_ratelimit::retry::{GrpcHint, HttpHint, ReadRetryHint, RetryAfter, RetryHint};
+use tower_ratelimit::{AcquireOptions, Gcra, Memory, Quota, RateLimitLayer, SlidingLog, TokioClock};
 
 const SECOND: Duration = Duration::from_secs(1);
 
-fn read(method: Method, status: u16, fields: &[(&str, &str)]) -> Told {
+fn read(method: Method, status: u16, fields: &[(&str, &str)]) -> RetryHint {
     let request = Request::builder().method(method).body(()).expect("a request");
-    HttpFields.read(&request, Ok::<_, &Infallible>(&answer(status, fields)))
+    HttpHint.read(&request, Ok::<_, &Infallible>(&answer(status, fields)))
 }
 
 fn answer(status: u16, fields: &[(&str, &str)]) -> Response<()> {
@@ -41,47 +41,47 @@ fn date(from_now: i64) -> String {
 #[test]
 fn retry_after_is_read_in_both_forms() {
     let told = |value: &str| read(Method::GET, 429, &[("retry-after", value)]);
-    assert_eq!(told("120"), Told::After(120 * SECOND));
-    assert_eq!(told("0"), Told::After(Duration::ZERO));
-    let Told::After(wait) = told(&date(100)) else { panic!("a date") };
+    assert_eq!(told("120"), RetryHint::After(120 * SECOND));
+    assert_eq!(told("0"), RetryHint::After(Duration::ZERO));
+    let RetryHint::After(wait) = told(&date(100)) else { panic!("a date") };
     assert!((98 * SECOND..=100 * SECOND).contains(&wait), "{wait:?}");
-    assert_eq!(told(&date(-100)), Told::After(Duration::ZERO), "the past is over");
+    assert_eq!(told(&date(-100)), RetryHint::After(Duration::ZERO), "the past is over");
     // All three forms of a date (RFC 9110, section 5.6.7).
     for form in ["Sun, 06 Nov 1994 08:49:37 GMT", "Sunday, 06-Nov-94 08:49:37 GMT", "Sun Nov  6 08:49:37 1994"] {
-        assert_eq!(told(form), Told::After(Duration::ZERO), "{form}");
+        assert_eq!(told(form), RetryHint::After(Duration::ZERO), "{form}");
         let fields = [("retry-after", form), ("date", "Sun, 06 Nov 1994 08:49:07 GMT")];
-        assert_eq!(read(Method::GET, 429, &fields), Told::After(30 * SECOND), "by the server's own clock");
+        assert_eq!(read(Method::GET, 429, &fields), RetryHint::After(30 * SECOND), "by the server's own clock");
     }
 }
 
 #[test]
 fn rate_limit_is_read_where_nothing_remains() {
     let told = |value: &str| read(Method::GET, 429, &[("ratelimit", value)]);
-    assert_eq!(told(r#""default";r=0;t=30"#), Told::After(30 * SECOND));
-    assert_eq!(told(r#""a";r=0;t=3, "b";r=5;t=70, c;r=0;t=9;pk=:YQ==:"#), Told::After(9 * SECOND));
-    assert_eq!(told(r#""default";r=0"#), Told::Later);
-    assert_eq!(told(r#""default";r=7;t=30"#), Told::Later);
+    assert_eq!(told(r#""default";r=0;t=30"#), RetryHint::After(30 * SECOND));
+    assert_eq!(told(r#""a";r=0;t=3, "b";r=5;t=70, c;r=0;t=9;pk=:YQ==:"#), RetryHint::After(9 * SECOND));
+    assert_eq!(told(r#""default";r=0"#), RetryHint::Backoff);
+    assert_eq!(told(r#""default";r=7;t=30"#), RetryHint::Backoff);
     let lines = [("ratelimit", r#""a";r=0;t=3"#), ("ratelimit", r#""b";r=0;t=8"#)];
-    assert_eq!(read(Method::GET, 429, &lines), Told::After(8 * SECOND), "several lines are one list");
+    assert_eq!(read(Method::GET, 429, &lines), RetryHint::After(8 * SECOND), "several lines are one list");
     let both = [("ratelimit", r#""a";r=0;t=3"#), ("retry-after", "4")];
-    assert_eq!(read(Method::GET, 429, &both), Told::After(4 * SECOND), "`Retry-After` takes precedence");
+    assert_eq!(read(Method::GET, 429, &both), RetryHint::After(4 * SECOND), "`Retry-After` takes precedence");
     let broken = [("ratelimit", r#""a";r=0;t=3"#), ("retry-after", "soon")];
-    assert_eq!(read(Method::GET, 429, &broken), Told::After(3 * SECOND), "unless it can't be read");
+    assert_eq!(read(Method::GET, 429, &broken), RetryHint::After(3 * SECOND), "unless it can't be read");
 }
 
 #[test]
 fn only_what_may_be_asked_again_is() {
-    assert_eq!(read(Method::POST, 429, &[]), Told::Later, "a refused request has not been acted upon");
+    assert_eq!(read(Method::POST, 429, &[]), RetryHint::Backoff, "a refused request has not been acted upon");
     for method in [Method::GET, Method::PUT, Method::DELETE] {
-        assert_eq!(read(method.clone(), 503, &[("retry-after", "2")]), Told::After(2 * SECOND));
-        assert_eq!(read(method, 503, &[]), Told::Nothing, "it does not say when");
+        assert_eq!(read(method.clone(), 503, &[("retry-after", "2")]), RetryHint::After(2 * SECOND));
+        assert_eq!(read(method, 503, &[]), RetryHint::None, "it does not say when");
     }
-    assert_eq!(read(Method::POST, 503, &[("retry-after", "2")]), Told::Nothing, "it may have been acted upon");
+    assert_eq!(read(Method::POST, 503, &[("retry-after", "2")]), RetryHint::None, "it may have been acted upon");
     for status in [200, 301, 400, 500, 502, 504] {
-        assert_eq!(read(Method::GET, status, &[("retry-after", "2")]), Told::Nothing, "{status}");
+        assert_eq!(read(Method::GET, status, &[("retry-after", "2")]), RetryHint::None, "{status}");
     }
     let request = Request::new(());
-    assert_eq!(HttpFields.read(&request, Err::<&Response<()>, _>(&"broken")), Told::Nothing);
+    assert_eq!(HttpHint.read(&request, Err::<&Response<()>, _>(&"broken")), RetryHint::None);
 }
 
 /// What a hostile or a broken server may send.
@@ -133,7 +133,7 @@ fn hostile_answers() -> Vec<Response<()>> {
 /// on.
 #[tokio::test(start_paused = true)]
 async fn no_answer_makes_a_client_wait_or_ask_beyond_its_bounds() {
-    let patient = RetryAfter::new().max_retries(u32::MAX).jitter(Duration::ZERO).first_guess(Duration::MAX);
+    let patient = RetryAfter::new().max_retries(u32::MAX).jitter(Duration::ZERO).initial_backoff(Duration::MAX);
     let endless = RetryAfter::new().max_wait(Duration::MAX).max_total_wait(Duration::MAX).jitter(Duration::MAX);
     for answer in hostile_answers() {
         let (asked, spent) = ask_for(RetryAfter::new(), &answer).await;
@@ -143,10 +143,10 @@ async fn no_answer_makes_a_client_wait_or_ask_beyond_its_bounds() {
         // Whoever sets no bounds has none but the number of tries; nothing overflows.
         let mut policy = endless.clone();
         for _ in 0..5 {
-            let told = HttpFields.read(&Request::new(()), Ok::<_, &Infallible>(&answer));
-            let _ = policy.next_wait(told);
+            let told = HttpHint.read(&Request::new(()), Ok::<_, &Infallible>(&answer));
+            let _ = policy.next_delay(told);
         }
-        assert_eq!(policy.next_wait(Told::After(Duration::MAX)).filter(|wait| *wait < Duration::MAX), None);
+        assert_eq!(policy.next_delay(RetryHint::After(Duration::MAX)).filter(|wait| *wait < Duration::MAX), None);
     }
 }
 
@@ -191,12 +191,12 @@ fn where_it_is_not_told_it_waits_twice_as_long_each_time() {
     for _ in 0..100 {
         let mut policy = RetryAfter::new().max_retries(u32::MAX).max_total_wait(Duration::MAX).max_wait(20 * SECOND);
         for longest in [1, 2, 4, 8, 16, 20, 20, 20] {
-            let wait = policy.next_wait(Told::Later).expect("a wait");
+            let wait = policy.next_delay(RetryHint::Backoff).expect("a wait");
             assert!((longest * SECOND / 2..=longest * SECOND).contains(&wait), "{wait:?} of {longest}");
         }
     }
     let mut policy = RetryAfter::new();
-    assert_eq!(policy.next_wait(Told::Nothing), None);
+    assert_eq!(policy.next_delay(RetryHint::None), None);
 }
 
 /// `Retry` clones the policy for each request: one's tries are not another's.
@@ -224,12 +224,12 @@ async fn a_client_keeps_to_its_providers_quota() {
     let provider = Memory::builder(SlidingLog::new(Quota::per_second(10))).clock(TokioClock::new()).build();
     let provider = provider.expect("a limiter");
     let server = service_fn(move |_: Request<()>| {
-        let status = if provider.decide(&(), Ask::default()).is_allowed() { 200 } else { 429 };
+        let status = if provider.decide(&(), AcquireOptions::default()).is_allowed() { 200 } else { 429 };
         std::future::ready(Ok::<_, BoxError>(answer(status, &[])))
     });
     let limiter = Memory::builder(Gcra::new(Quota::per_second(10)).strict()).clock(TokioClock::new()).build();
     let layer = RateLimitLayer::new(Global, limiter.expect("a limiter"));
-    let client = ServiceBuilder::new().layer(layer.max_wait(60 * SECOND).responder(AsError)).service(server);
+    let client = ServiceBuilder::new().layer(layer.max_wait(60 * SECOND).responder(RejectWithError)).service(server);
     let asked = (0..100).map(|_| tokio::spawn(client.clone().oneshot(Request::new(()))));
     for answer in asked.collect::<Vec<_>>() {
         assert_eq!(answer.await.expect("a task").expect("its turn").status(), 200);
@@ -247,7 +247,7 @@ proptest::proptest! {
     ) {
         let fields: Vec<_> = fields.iter().map(|(name, value)| (FIELDS[*name], value.as_str())).collect();
         let told = read(Method::GET, status, &fields);
-        if let Some(wait) = RetryAfter::new().next_wait(told) {
+        if let Some(wait) = RetryAfter::new().next_delay(told) {
             assert!(wait <= 61 * SECOND, "{wait:?}");
         }
     }
@@ -291,10 +291,10 @@ mod grpc {
     }
 
     /// As a status, and as the header fields of an answer.
-    fn read_both(status: &Status) -> Told {
-        let told = GrpcStatus.read(status);
+    fn read_both(status: &Status) -> RetryHint {
+        let told = GrpcHint.read(status);
         let response: Response<()> = status.clone().into_http();
-        assert_eq!(HttpFields.read(&Request::new(()), Ok::<_, &Infallible>(&response)), told, "{status:?}");
+        assert_eq!(HttpHint.read(&Request::new(()), Ok::<_, &Infallible>(&response)), told, "{status:?}");
         told
     }
 
@@ -303,14 +303,14 @@ mod grpc {
         let wait = Duration::new(3, 250_000_000);
         let status =
             Status::with_error_details(Code::ResourceExhausted, "no", ErrorDetails::with_retry_info(Some(wait)));
-        assert_eq!(read_both(&status), Told::After(wait));
-        assert_eq!(read_both(&with_info(Code::Unavailable, &delay(2, 5))), Told::After(Duration::new(2, 5)));
-        assert_eq!(read_both(&with_info(Code::Unavailable, &[])), Told::Later);
+        assert_eq!(read_both(&status), RetryHint::After(wait));
+        assert_eq!(read_both(&with_info(Code::Unavailable, &delay(2, 5))), RetryHint::After(Duration::new(2, 5)));
+        assert_eq!(read_both(&with_info(Code::Unavailable, &[])), RetryHint::Backoff);
         for code in [Code::Ok, Code::Internal, Code::PermissionDenied, Code::Unauthenticated] {
-            assert_eq!(read_both(&with_info(code, &delay(2, 5))), Told::Nothing, "{code:?}");
+            assert_eq!(read_both(&with_info(code, &delay(2, 5))), RetryHint::None, "{code:?}");
         }
-        assert_eq!(read_both(&Status::new(Code::ResourceExhausted, "no")), Told::Nothing, "it does not say when");
-        assert_eq!(ReadAnswer::read(&GrpcStatus, &(), Ok::<_, &Status>(&())), Told::Nothing);
+        assert_eq!(read_both(&Status::new(Code::ResourceExhausted, "no")), RetryHint::None, "it does not say when");
+        assert_eq!(ReadRetryHint::read(&GrpcHint, &(), Ok::<_, &Status>(&())), RetryHint::None);
     }
 
     #[test]
@@ -325,27 +325,27 @@ mod grpc {
         ];
         for (seconds, nanos, wait) in waits {
             let told = read_both(&with_info(Code::ResourceExhausted, &delay(seconds, nanos)));
-            assert_eq!(told, Told::After(wait), "{seconds} s, {nanos} ns");
+            assert_eq!(told, RetryHint::After(wait), "{seconds} s, {nanos} ns");
         }
         for garbage in [vec![0xff; 40], vec![0x0a, 0xff, 0xff, 0xff, 0xff, 0x0f], vec![0x0a]] {
-            assert_eq!(read_both(&with_info(Code::ResourceExhausted, &garbage)), Told::Nothing);
+            assert_eq!(read_both(&with_info(Code::ResourceExhausted, &garbage)), RetryHint::None);
             let status = Status::with_details(Code::ResourceExhausted, "no", garbage.into());
-            assert_eq!(read_both(&status), Told::Nothing);
+            assert_eq!(read_both(&status), RetryHint::None);
         }
         for broken in ["!", "a", "====", "\u{e4}"] {
             let response = answer(200, &[("grpc-status", "8"), ("grpc-status-details-bin", broken)]);
-            assert_eq!(HttpFields.read(&Request::new(()), Ok::<_, &Infallible>(&response)), Told::Nothing, "{broken}");
+            assert_eq!(HttpHint.read(&Request::new(()), Ok::<_, &Infallible>(&response)), RetryHint::None, "{broken}");
         }
     }
 
     #[test]
     fn pushback_takes_precedence_and_may_say_never() {
         for (pushback, told) in [
-            ("1500", Told::After(Duration::from_millis(1_500))),
-            ("0", Told::After(Duration::ZERO)),
-            ("-1", Told::Nothing),
-            ("2147483648", Told::Nothing),
-            ("soon", Told::Nothing),
+            ("1500", RetryHint::After(Duration::from_millis(1_500))),
+            ("0", RetryHint::After(Duration::ZERO)),
+            ("-1", RetryHint::None),
+            ("2147483648", RetryHint::None),
+            ("soon", RetryHint::None),
         ] {
             let mut metadata = MetadataMap::new();
             metadata.insert("grpc-retry-pushback-ms", pushback.parse().expect("ASCII"));
@@ -380,7 +380,7 @@ async fn hyper_clients_survive_hostile_servers() {
     let numbers: Vec<_> = sendable.map(|(number, _)| number).collect();
     for http2 in [false, true] {
         let client = Client::builder(TokioExecutor::new()).http2_only(http2).build_http::<Full<Bytes>>();
-        let policy = RetryAfter::new().max_wait(SECOND).jitter(SECOND / 100).first_guess(SECOND / 100);
+        let policy = RetryAfter::new().max_wait(SECOND).jitter(SECOND / 100).initial_backoff(SECOND / 100);
         let client = ServiceBuilder::new().retry(policy).service(client);
         for &number in &numbers {
             let request = Request::get(format!("http://{address}/{number}")).body(Full::default()).expect("a request");
@@ -400,11 +400,11 @@ fn parts_are_read_as_whole_answers_are() {
     for answer in plain.into_iter().chain(hostile_answers()) {
         for method in [Method::GET, Method::POST, Method::PUT] {
             let request = Request::builder().method(method.clone()).body(()).expect("a request");
-            let whole = HttpFields.read(&request, Ok::<_, &Infallible>(&answer));
-            let parts = HttpFields.read_response(Some(&method), answer.status(), answer.headers());
+            let whole = HttpHint.read(&request, Ok::<_, &Infallible>(&answer));
+            let parts = HttpHint.read_response(Some(&method), answer.status(), answer.headers());
             assert_eq!(parts, whole, "{method}: {answer:?}");
-            let expected = if answer.status() == 503 { Told::Nothing } else { whole };
-            assert_eq!(HttpFields.read_response(None, answer.status(), answer.headers()), expected, "{answer:?}");
+            let expected = if answer.status() == 503 { RetryHint::None } else { whole };
+            assert_eq!(HttpHint.read_response(None, answer.status(), answer.headers()), expected, "{answer:?}");
         }
     }
 }
@@ -423,7 +423,7 @@ async fn clone_function_decides_what_is_sent_again() {
     });
     let policy = RetryAfter::new()
         .clone_with(|request: &NotClone| (request.0 > 0).then_some(NotClone(request.0)))
-        .reading(|_: &NotClone, _: Result<&(), &Infallible>| Told::Later);
+        .reading(|_: &NotClone, _: Result<&(), &Infallible>| RetryHint::Backoff);
     let client = ServiceBuilder::new().retry(policy).service(server);
     for (number, times) in [(0, 1), (1, 4)] {
         let Ok(()) = client.clone().oneshot(NotClone(number)).await;
@@ -450,8 +450,8 @@ async fn reqwest_client_comes_back() {
 
     let policy = RetryAfter::new()
         .reading(|request: &reqwest::Request, answer: Result<&reqwest::Response, &reqwest::Error>| {
-            let Ok(response) = answer else { return Told::Nothing };
-            HttpFields.read_response(Some(request.method()), response.status(), response.headers())
+            let Ok(response) = answer else { return RetryHint::None };
+            HttpHint.read_response(Some(request.method()), response.status(), response.headers())
         })
         .clone_with(reqwest::Request::try_clone)
         .jitter(Duration::ZERO);

@@ -18,13 +18,13 @@ use tokio::sync::{Notify, Semaphore};
 use tokio::task::JoinSet;
 use tower::{Layer, Service, ServiceExt, service_fn};
 use tower_ratelimit::algorithm::Algorithm;
+use tower_ratelimit::cost::{OnlyFailures, OnlySuccesses, Settle};
 use tower_ratelimit::key::{Global, Header};
-use tower_ratelimit::limiter::{Acquire, Held, Outcome, Reply, Reservation};
-use tower_ratelimit::response::{AsError, BoxError, Refusal, Rejected};
-use tower_ratelimit::tariff::{OnlyFailures, OnlySuccesses, Settles};
+use tower_ratelimit::limiter::{Acquisition, Held, LimiterFuture, Outcome, Reservation};
+use tower_ratelimit::response::{BoxError, RejectWithError, Rejected, Rejection};
 use tower_ratelimit::{
-    Ask, BoxLimiter, Decision, Error, FixedWindow, Gcra, LeakyBucket, LeakyQueue, Limit, Limiter, ManualClock, Memory,
-    Quota, RateLimitLayer, SlidingLog, SlidingWindow, TokenBucket, Verdict,
+    AcquireOptions, BoxLimiter, Decision, Error, FixedWindow, Gcra, LeakyBucket, LeakyQueue, Limit, Limiter,
+    ManualClock, Memory, Quota, RateLimitLayer, SlidingLog, SlidingWindow, TokenBucket, Verdict,
 };
 
 const MINUTE: Duration = Duration::from_secs(60);
@@ -48,15 +48,15 @@ fn every_algorithm(clock: &ManualClock) -> [BoxLimiter<()>; 7] {
 }
 
 async fn remaining(limiter: &impl Limiter<()>) -> u64 {
-    limiter.peek(&(), Ask::default()).await.unwrap().remaining().unwrap()
+    limiter.peek(&(), AcquireOptions::default()).await.unwrap().remaining().unwrap()
 }
 
 async fn acquire(limiter: &impl Limiter<()>, cost: u64) -> Outcome {
-    limiter.acquire(&(), Ask::cost(cost)).await.unwrap()
+    limiter.acquire(&(), AcquireOptions::cost(cost)).await.unwrap()
 }
 
 async fn hold(limiter: &impl Limiter<()>, cost: u64) -> Held {
-    limiter.hold(&(), Ask::cost(cost)).await.unwrap().held.expect("there is enough")
+    limiter.hold(&(), AcquireOptions::cost(cost)).await.unwrap().held.expect("there is enough")
 }
 
 /// Calls a service that is always ready.
@@ -83,7 +83,8 @@ async fn a_request_costs_what_it_says() {
         })
     };
     let by_itself = |cost: &u64| *cost;
-    let mut service = RateLimitLayer::new(Global, limiter.clone()).cost(by_itself).responder(AsError).layer(inner);
+    let mut service =
+        RateLimitLayer::new(Global, limiter.clone()).cost(by_itself).responder(RejectWithError).layer(inner);
 
     // What was asked, whether it passed, what was left.
     let steps = [
@@ -105,7 +106,7 @@ async fn a_request_costs_what_it_says() {
         assert_eq!((answer.is_ok(), remaining(&limiter).await), (passes, left), "at a cost of {cost}");
         if let Err(error) = answer {
             let rejected = error.downcast::<Rejected>().unwrap();
-            let never = rejected.refusal().decision().unwrap().is_never();
+            let never = rejected.refusal().decision().unwrap().exceeds_limit();
             assert_eq!((never, rejected.refusal().retry_after().is_none()), (cost > 10, cost > 10));
         }
     }
@@ -153,7 +154,7 @@ async fn settle_charges_the_actual_cost_in_every_algorithm() {
     {
         let clock = ManualClock::new();
         for limiter in every_algorithm(&clock) {
-            let layer = RateLimitLayer::new(Global, limiter.clone()).responder(AsError);
+            let layer = RateLimitLayer::new(Global, limiter.clone()).responder(RejectWithError);
             let mut service = layer.cost(estimate).settle(actual).layer(answering());
             assert_eq!(call(&mut service, (estimated, actually)).await.unwrap(), actually);
             assert_eq!(remaining(&limiter).await, left, "{estimated} settled at {actually}");
@@ -165,7 +166,7 @@ async fn settle_charges_the_actual_cost_in_every_algorithm() {
 async fn it_does_not_matter_whether_cost_or_settle_is_said_first() {
     let clock = ManualClock::new();
     let limiter = memory(Gcra::new(TEN), &clock);
-    let layer = RateLimitLayer::new(Global, limiter.clone()).responder(AsError);
+    let layer = RateLimitLayer::new(Global, limiter.clone()).responder(RejectWithError);
     let mut service = layer.settle(actual).cost(estimate).layer(answering());
     call(&mut service, (5, 2)).await.unwrap();
     assert_eq!(remaining(&limiter).await, 8);
@@ -183,7 +184,7 @@ async fn a_penalty_is_charged_allowed_or_not() {
         (memory(FixedWindow::new(TEN), &clock), 10),
         (memory(SlidingLog::new(TEN), &clock), 10),
     ] {
-        let layer = RateLimitLayer::new(Global, limiter.clone()).responder(AsError);
+        let layer = RateLimitLayer::new(Global, limiter.clone()).responder(RejectWithError);
         let mut service = layer.cost(estimate).settle(actual).layer(answering());
         call(&mut service, (10, 15)).await.unwrap();
         assert_eq!(remaining(&limiter).await, 0);
@@ -204,7 +205,7 @@ async fn settling_is_told_what_was_charged_and_what_was_answered() {
         charged
     };
     let inner = service_fn(|cost: u64| ready(if cost == 3 { Err(BoxError::from("three")) } else { Ok(cost * 100) }));
-    let layer = RateLimitLayer::new(Global, limiter.clone()).responder(AsError).cost(|cost: &u64| *cost);
+    let layer = RateLimitLayer::new(Global, limiter.clone()).responder(RejectWithError).cost(|cost: &u64| *cost);
     // Requests of no limit, and refused ones, have nothing to settle.
     let layer = layer.settle(&settle).exempt_if(|cost: &u64| *cost == 7);
     let mut service = layer.layer(inner);
@@ -237,11 +238,11 @@ async fn of_several_limits_each_is_settled() {
         Limit::new("blocks", SlidingWindow::new(Quota::per_hour(60))),
     ));
     let limiter = limiter.max_keys(100).clock(clock.clone()).build().unwrap();
-    let layer = RateLimitLayer::new(Global, limiter.clone()).responder(AsError);
+    let layer = RateLimitLayer::new(Global, limiter.clone()).responder(RejectWithError);
     let mut service = layer.cost(estimate).settle(actual).layer(answering());
     let left = async || -> Vec<u64> {
-        let decision = limiter.peek(&(), Ask::default().every_limit()).await.unwrap();
-        decision.standings().iter().map(tower_ratelimit::Standing::remaining).collect()
+        let decision = limiter.peek(&(), AcquireOptions::default().all_limits()).await.unwrap();
+        decision.standings().iter().map(tower_ratelimit::LimitStatus::remaining).collect()
     };
     call(&mut service, (5, 2)).await.unwrap();
     assert_eq!(left().await, [8, 98, 48, 58]);
@@ -326,14 +327,16 @@ fn holds_settled_by_many_threads_charge_exactly_what_was_settled() {
             for _ in 0..THREADS {
                 scope.spawn(|| {
                     for _ in 0..ROUNDS {
-                        let Acquire::Ready(Ok(outcome)) = limiter.hold(&(), Ask::cost(2)) else { unreachable!() };
+                        let Acquisition::Ready(Ok(outcome)) = limiter.hold(&(), AcquireOptions::cost(2)) else {
+                            unreachable!()
+                        };
                         let settled = outcome.held.unwrap().settle(kept).try_ready();
                         settled.expect("memory answers at once").unwrap();
                     }
                 });
             }
         });
-        let decision = limiter.peek(&(), Ask::default()).try_ready().unwrap().unwrap();
+        let decision = limiter.peek(&(), AcquireOptions::default()).try_ready().unwrap().unwrap();
         assert_eq!(decision.remaining(), Some(1_000_000 - kept * THREADS * ROUNDS));
     }
 }
@@ -396,7 +399,7 @@ async fn only_failures_or_only_successes_stay_charged() {
     };
     let clock = ManualClock::new();
     let (failures, successes) = (memory(FixedWindow::new(TEN), &clock), memory(FixedWindow::new(TEN), &clock));
-    let layer = |limiter: &BoxLimiter<()>| RateLimitLayer::new(Global, limiter.clone()).responder(AsError);
+    let layer = |limiter: &BoxLimiter<()>| RateLimitLayer::new(Global, limiter.clone()).responder(RejectWithError);
     let mut only_failures = layer(&failures).settle(OnlyFailures).layer(inner());
     let mut only_successes = layer(&successes).settle(OnlySuccesses).layer(inner());
     for (path, failed, succeeded) in
@@ -485,7 +488,7 @@ async fn a_response_dropped_before_the_answer_leaves_the_charge() {
     let limiter = memory(FixedWindow::new(TEN), &clock);
     let inner = service_fn(|_: u64| pending::<Result<u64, BoxError>>());
     let nothing = |_: u64, _: Result<&u64, &BoxError>| 0;
-    let layer = RateLimitLayer::new(Global, limiter.clone()).responder(AsError).settle(nothing);
+    let layer = RateLimitLayer::new(Global, limiter.clone()).responder(RejectWithError).settle(nothing);
     let mut service = layer.layer(inner);
     let response = service.call(1);
     drop(response);
@@ -505,7 +508,7 @@ async fn a_service_that_panics_leaves_the_charge() {
         Ok::<_, BoxError>(request)
     });
     let nothing = |_: u64, _: Result<&u64, &BoxError>| 0;
-    let layer = RateLimitLayer::new(Global, limiter.clone()).responder(AsError).settle(nothing);
+    let layer = RateLimitLayer::new(Global, limiter.clone()).responder(RejectWithError).settle(nothing);
     let mut service = layer.layer(inner);
     assert!(tokio::spawn(service.call(0)).await.unwrap_err().is_panic());
     assert_eq!(remaining(&limiter).await, 9);
@@ -523,25 +526,25 @@ struct Elsewhere {
 impl<Key: ?Sized> Limiter<Key> for Elsewhere {
     type Future = Ready<Result<Outcome, Error>>;
 
-    fn acquire(&self, _key: &Key, ask: Ask) -> Acquire<Self::Future> {
+    fn acquire(&self, _key: &Key, ask: AcquireOptions) -> Acquisition<Self::Future> {
         let decision = Decision::by_policy(ManualClock::START, Verdict::Allowed);
         let (this, cost) = (self.clone(), ask.cost);
         let held = ask.hold.then(|| Held::new(cost, move |actual| this.settle(cost, actual)));
-        Acquire::Ready(Ok(Outcome { decision, held }))
+        Acquisition::Ready(Ok(Outcome { decision, held }))
     }
 }
 
 impl Elsewhere {
-    fn settle(self, held: u64, actual: u64) -> Reply<()> {
+    fn settle(self, held: u64, actual: u64) -> LimiterFuture<()> {
         let (at_once, noted) = (self.at_once, Arc::clone(&self.noted));
         let note = move || {
             self.settled.lock().unwrap().push((held, actual));
             if self.breaks { Err(Error::unavailable("gone")) } else { Ok(()) }
         };
         if at_once {
-            return Reply::ready(note());
+            return LimiterFuture::ready(note());
         }
-        Reply::pending(async move {
+        LimiterFuture::pending(async move {
             noted.notified().await;
             note()
         })
@@ -552,7 +555,7 @@ impl Elsewhere {
 async fn the_response_is_held_until_its_cost_is_noted() {
     for breaks in [false, true] {
         let limiter = Elsewhere { breaks, ..Elsewhere::default() };
-        let layer = RateLimitLayer::new(Global, limiter.clone()).responder(AsError);
+        let layer = RateLimitLayer::new(Global, limiter.clone()).responder(RejectWithError);
         let mut service = layer.cost(estimate).settle(actual).layer(answering());
 
         let response = tokio::spawn(service.call((4, 1)));
@@ -575,7 +578,7 @@ async fn the_response_is_held_until_its_cost_is_noted() {
 #[tokio::test]
 async fn failed_settlement_loses_no_response() {
     let broken = Elsewhere { breaks: true, at_once: true, ..Elsewhere::default() };
-    let layer = RateLimitLayer::new(Global, broken.clone()).responder(AsError);
+    let layer = RateLimitLayer::new(Global, broken.clone()).responder(RejectWithError);
     let mut service = layer.cost(estimate).settle(actual).layer(answering());
     assert_eq!(call(&mut service, (4, 1)).await.unwrap(), 1);
     assert_eq!(*broken.settled.lock().unwrap(), [(4, 1)]);
@@ -590,25 +593,25 @@ struct Plain {
 impl<Key: ?Sized> Limiter<Key> for Plain {
     type Future = Ready<Result<Outcome, Error>>;
 
-    fn acquire(&self, _key: &Key, ask: Ask) -> Acquire<Self::Future> {
+    fn acquire(&self, _key: &Key, ask: AcquireOptions) -> Acquisition<Self::Future> {
         if ask.hold && self.says_so {
-            return Acquire::Ready(Err(Error::unsupported("this limiter can't hold costs")));
+            return Acquisition::Ready(Err(Error::unsupported("this limiter can't hold costs")));
         }
-        Acquire::Ready(Ok(Decision::by_policy(ManualClock::START, Verdict::Allowed).into()))
+        Acquisition::Ready(Ok(Decision::by_policy(ManualClock::START, Verdict::Allowed).into()))
     }
 }
 
 #[tokio::test]
 async fn layer_that_settles_rejects_when_the_limiter_cannot_hold() {
-    let layer = RateLimitLayer::new(Global, Plain { says_so: true }).responder(AsError);
+    let layer = RateLimitLayer::new(Global, Plain { says_so: true }).responder(RejectWithError);
     let rejected = call(&mut layer.clone().settle(actual).layer(answering()), (4, 1)).await.unwrap_err();
-    let Refusal::Unavailable(error) = rejected.downcast_ref::<Rejected>().unwrap().refusal() else { panic!() };
+    let Rejection::Unavailable(error) = rejected.downcast_ref::<Rejected>().unwrap().refusal() else { panic!() };
     assert!(error.is_unsupported());
     // A layer that does not settle asks for no hold.
     assert_eq!(call(&mut layer.layer(answering()), (4, 1)).await.unwrap(), 1);
 
     // One that allows without a guard, as a policy does, has nothing to settle.
-    let layer = RateLimitLayer::new(Global, Plain { says_so: false }).responder(AsError);
+    let layer = RateLimitLayer::new(Global, Plain { says_so: false }).responder(RejectWithError);
     assert_eq!(call(&mut layer.settle(actual).layer(answering()), (4, 1)).await.unwrap(), 1);
 }
 
@@ -616,7 +619,7 @@ async fn layer_that_settles_rejects_when_the_limiter_cannot_hold() {
 async fn the_services_own_error_is_held_and_told_too() {
     let limiter = Elsewhere::default();
     let inner = service_fn(|_: u64| ready(Err::<u64, _>(BoxError::from("the service's own"))));
-    let layer = RateLimitLayer::new(Global, limiter.clone()).responder(AsError);
+    let layer = RateLimitLayer::new(Global, limiter.clone()).responder(RejectWithError);
     let mut service = layer.settle(|_: u64, answer: Result<&u64, &BoxError>| u64::from(answer.is_ok())).layer(inner);
     let response = tokio::spawn(service.call(1));
     tokio::task::yield_now().await;
@@ -630,7 +633,7 @@ async fn the_services_own_error_is_held_and_told_too() {
 // ---------------------------------------------------------------------------------------------------------------------
 
 async fn reserve(limiter: &BoxLimiter<()>, amount: u64) -> Reservation {
-    Reservation::reserve(limiter, &(), Ask::cost(amount)).await.unwrap().0.expect("there is enough")
+    Reservation::reserve(limiter, &(), AcquireOptions::cost(amount)).await.unwrap().0.expect("there is enough")
 }
 
 #[tokio::test]
@@ -686,7 +689,7 @@ async fn a_refused_reservation_is_none_and_charges_nothing() {
     acquire(&limiter, 3).await;
     let _held = reserve(&limiter, 4).await;
     for (amount, retry_after) in [(4, Some(MINUTE)), (11, None)] {
-        let (reservation, decision) = Reservation::reserve(&limiter, &(), Ask::cost(amount)).await.unwrap();
+        let (reservation, decision) = Reservation::reserve(&limiter, &(), AcquireOptions::cost(amount)).await.unwrap();
         assert!(reservation.is_none());
         assert_eq!(decision.retry_after(), retry_after);
         assert_eq!(remaining(&limiter).await, 3);
@@ -760,7 +763,7 @@ async fn reservation_settled_in_a_later_window_is_charged_there() {
 #[tokio::test]
 async fn a_reservation_dropped_with_a_limiter_elsewhere_is_settled_in_the_background() {
     let limiter = Elsewhere::default();
-    let (reservation, decision) = Reservation::reserve(&limiter, "stream", Ask::cost(9)).await.unwrap();
+    let (reservation, decision) = Reservation::reserve(&limiter, "stream", AcquireOptions::cost(9)).await.unwrap();
     assert!(decision.is_allowed());
     let mut reservation = reservation.unwrap();
     reservation.spend(2);
@@ -772,7 +775,7 @@ async fn a_reservation_dropped_with_a_limiter_elsewhere_is_settled_in_the_backgr
     }
     assert_eq!(*limiter.settled.lock().unwrap(), [(9, 2)]);
 
-    let (reservation, _) = Reservation::reserve(&limiter, "stream", Ask::cost(9)).await.unwrap();
+    let (reservation, _) = Reservation::reserve(&limiter, "stream", AcquireOptions::cost(9)).await.unwrap();
     limiter.noted.notify_one();
     reservation.unwrap().settle(9).await.unwrap();
     assert_eq!(*limiter.settled.lock().unwrap(), [(9, 2), (9, 9)]);
@@ -785,18 +788,19 @@ async fn a_limiter_that_can_not_decide_reserves_nothing() {
     impl Limiter<()> for Gone {
         type Future = Ready<Result<Outcome, Error>>;
 
-        fn acquire(&self, (): &(), _ask: Ask) -> Acquire<Self::Future> {
-            Acquire::Pending(ready(Err(Error::unavailable("gone"))))
+        fn acquire(&self, (): &(), _ask: AcquireOptions) -> Acquisition<Self::Future> {
+            Acquisition::Pending(ready(Err(Error::unavailable("gone"))))
         }
     }
 
-    assert!(Reservation::reserve(&Gone, &(), Ask::cost(9)).await.unwrap_err().is_unavailable());
+    assert!(Reservation::reserve(&Gone, &(), AcquireOptions::cost(9)).await.unwrap_err().is_unavailable());
 }
 
 /// A reservation whose limiter allowed the request without holding anything settles nothing.
 #[tokio::test]
 async fn reservation_without_a_hold_settles_nothing() {
-    let (reservation, decision) = Reservation::reserve(&Plain { says_so: false }, &(), Ask::cost(9)).await.unwrap();
+    let (reservation, decision) =
+        Reservation::reserve(&Plain { says_so: false }, &(), AcquireOptions::cost(9)).await.unwrap();
     let reservation = reservation.unwrap();
     assert_eq!((decision.is_allowed(), reservation.reserved()), (true, 0));
     reservation.settle(4).await.unwrap();

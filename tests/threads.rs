@@ -10,11 +10,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Barrier, mpsc};
 use std::time::Duration;
 
-use tower_ratelimit::algorithm::{Algorithm, Blocks, Log, State};
-use tower_ratelimit::limiter::{Acquire, Held, Outcome};
+use tower_ratelimit::algorithm::{Algorithm, Counters, HitLog, State};
+use tower_ratelimit::limiter::{Acquisition, Held, Outcome};
 use tower_ratelimit::{
-    Ask, Clock, Decision, DynLimit, Figures, FixedWindow, Gcra, LeakyQueue, Limit, Limiter, ManualClock, Memory, Quota,
-    Reading, SlidingLog, SlidingWindow, SystemClock, Timestamp, Verdict,
+    AcquireOptions, Clock, Decision, DynLimit, FixedWindow, Gcra, LazySnapshot, LeakyQueue, Limit, LimitSnapshot,
+    Limiter, ManualClock, Memory, Quota, SlidingLog, SlidingWindow, SystemClock, Timestamp, Verdict,
 };
 
 /// More than there are cores, so that some are always interrupted in the middle of something.
@@ -36,10 +36,10 @@ fn together<T: Send>(work: impl Fn(usize) -> T + Sync) -> Vec<T> {
     })
 }
 
-fn acquire<Key: ?Sized>(limiter: &impl Limiter<Key>, key: &Key, ask: Ask) -> Outcome {
+fn acquire<Key: ?Sized>(limiter: &impl Limiter<Key>, key: &Key, ask: AcquireOptions) -> Outcome {
     match limiter.acquire(key, ask) {
-        Acquire::Ready(outcome) => outcome.expect("memory never fails"),
-        Acquire::Pending(_) => unreachable!("memory answers at once"),
+        Acquisition::Ready(outcome) => outcome.expect("memory never fails"),
+        Acquisition::Pending(_) => unreachable!("memory answers at once"),
     }
 }
 
@@ -55,8 +55,8 @@ fn admits<Key: ?Sized>(limiter: &impl Limiter<Key>, key: &Key, cost: u64) -> boo
     acquire(limiter, key, at_once(cost)).decision.is_allowed()
 }
 
-fn at_once(cost: u64) -> Ask {
-    Ask::cost(cost).within(Duration::ZERO)
+fn at_once(cost: u64) -> AcquireOptions {
+    AcquireOptions::cost(cost).within(Duration::ZERO)
 }
 
 /// Takes one after another until it is refused, and returns how many there were.
@@ -70,7 +70,7 @@ fn take_all<Key: ?Sized>(limiter: &impl Limiter<Key>, key: &Key) -> u64 {
 
 /// How the key stands with every limit.
 fn peek<Key: ?Sized>(limiter: &impl Limiter<Key>, key: &Key) -> Decision {
-    let reply = limiter.peek(key, at_once(1).every_limit());
+    let reply = limiter.peek(key, at_once(1).all_limits());
     reply.try_ready().expect("memory answers at once").expect("memory never fails")
 }
 
@@ -121,7 +121,7 @@ fn every_turn_in_a_queue_is_given_out_once() {
     let algorithm = LeakyQueue::new(Quota::per_second(1000)).max_waiting(1999);
     let limiter = Memory::builder(algorithm).clock(ManualClock::new()).build().expect("valid limits");
     let delays = together(|_| {
-        let decisions = std::iter::repeat_with(|| acquire(&limiter, "key", Ask::default()).decision);
+        let decisions = std::iter::repeat_with(|| acquire(&limiter, "key", AcquireOptions::default()).decision);
         decisions.take_while(Decision::is_allowed).map(|decision| decision.delay()).collect::<Vec<_>>()
     });
     let mut delays: Vec<Duration> = delays.into_iter().flatten().collect();
@@ -194,7 +194,8 @@ fn check_accounts(limiter: &(impl Limiter<Caller> + Sync)) {
     for user in 0..USERS {
         for group in 0..GROUPS {
             let decision = peek(limiter, &Caller { user, group });
-            let remaining: Vec<u64> = decision.standings().iter().map(tower_ratelimit::Standing::remaining).collect();
+            let remaining: Vec<u64> =
+                decision.standings().iter().map(tower_ratelimit::LimitStatus::remaining).collect();
             let by_user = USER_LIMIT - sum(&|of, _| of == user);
             let by_group = GROUP_LIMIT - sum(&|_, of| of == group);
             assert_eq!(remaining, [by_user, by_group, TOTAL_LIMIT - total], "user {user}, group {group}");
@@ -247,7 +248,10 @@ fn what_is_settled_is_charged_exactly_once() {
     });
     let left = LIMIT - used.into_iter().sum::<u64>();
     let decision = peek(&limiter, "key");
-    assert_eq!(decision.standings().iter().map(tower_ratelimit::Standing::remaining).collect::<Vec<_>>(), [left, left]);
+    assert_eq!(
+        decision.standings().iter().map(tower_ratelimit::LimitStatus::remaining).collect::<Vec<_>>(),
+        [left, left]
+    );
     assert!(limiter.usage().iter().all(|usage| (usage.held_keys, usage.held) == (0, 0)), "nothing is held any more");
 }
 
@@ -362,7 +366,7 @@ impl Count for [u64; 2] {
     }
 }
 
-impl Count for Blocks {
+impl Count for Counters {
     fn get(&self) -> u64 {
         self[1]
     }
@@ -373,7 +377,7 @@ impl Count for Blocks {
     }
 }
 
-impl Count for Log {
+impl Count for HitLog {
     fn get(&self) -> u64 {
         self.hits.front().map_or(0, |&(_, weight)| weight)
     }
@@ -387,9 +391,9 @@ impl Count for Log {
 impl<S: Count> Algorithm for Fragile<S> {
     type State = S;
 
-    fn peek(&self, state: &S, _now: Timestamp, ask: Ask) -> Verdict {
+    fn peek(&self, state: &S, _now: Timestamp, ask: AcquireOptions) -> Verdict {
         assert_ne!(ask.cost, PANICS_IN_PEEK, "as it was asked to");
-        if state.get() < self.0 { Verdict::Allowed } else { Verdict::Never }
+        if state.get() < self.0 { Verdict::Allowed } else { Verdict::ExceedsLimit }
     }
 
     fn commit(&self, state: &mut S, _now: Timestamp, _delay: Duration, cost: u64) {
@@ -397,13 +401,19 @@ impl<S: Count> Algorithm for Fragile<S> {
         assert_ne!(cost, PANICS_IN_COMMIT, "as it was asked to");
     }
 
-    fn reading(&self, state: &S, _now: Timestamp) -> Reading {
+    fn reading(&self, state: &S, _now: Timestamp) -> LazySnapshot {
         let remaining = self.0 - state.get();
-        Figures { limit: self.0, window: Duration::ZERO, remaining, reset: Duration::ZERO, more_after: Duration::ZERO }
-            .into()
+        LimitSnapshot {
+            limit: self.0,
+            window: Duration::ZERO,
+            remaining,
+            reset: Duration::ZERO,
+            next_token_after: Duration::ZERO,
+        }
+        .into()
     }
 
-    fn longest_reset(&self) -> Duration {
+    fn max_reset(&self) -> Duration {
         Duration::MAX
     }
 }
@@ -448,8 +458,8 @@ fn check_after_a_panic<S: Count>() {
 #[test]
 fn a_panic_in_an_algorithm_leaves_no_lock_behind() {
     check_after_a_panic::<[u64; 2]>();
-    check_after_a_panic::<Blocks>();
-    check_after_a_panic::<Log>();
+    check_after_a_panic::<Counters>();
+    check_after_a_panic::<HitLog>();
 }
 
 #[test]
@@ -519,15 +529,15 @@ fn who_was_descheduled_after_reading_the_clock_is_granted_nothing() {
             assert!(!decide(), "{algorithm:?} grants what is used up");
             assert!(!decide(), "{algorithm:?} forgets what was charged");
         };
-        is_stalled(&|| one.decide(&1_u64, Ask::default()).is_allowed());
-        is_stalled(&|| two.decide(&1_u64, Ask::default()).is_allowed());
-        is_stalled(&|| dynamic.decide(&1_u64, Ask::default()).is_allowed());
+        is_stalled(&|| one.decide(&1_u64, AcquireOptions::default()).is_allowed());
+        is_stalled(&|| two.decide(&1_u64, AcquireOptions::default()).is_allowed());
+        is_stalled(&|| dynamic.decide(&1_u64, AcquireOptions::default()).is_allowed());
         // Neither by settling a hold on a key that was charged meanwhile.
         let held = hold(&one, &2_u64, 0).expect("allowed");
-        assert!(one.decide(&2_u64, Ask::default()).is_allowed(), "{algorithm:?}");
+        assert!(one.decide(&2_u64, AcquireOptions::default()).is_allowed(), "{algorithm:?}");
         clock.early.store(early, Ordering::SeqCst);
         settle(held, 1);
-        assert!(!one.decide(&2_u64, Ask::default()).is_allowed(), "{algorithm:?} forgets what was charged");
+        assert!(!one.decide(&2_u64, AcquireOptions::default()).is_allowed(), "{algorithm:?} forgets what was charged");
     }
     let quota = Quota::per_second(1);
     refused(&Gcra::new(quota));

@@ -5,7 +5,9 @@ use std::time::Duration;
 
 use proptest::prelude::*;
 use tower_ratelimit::algorithm::Algorithm;
-use tower_ratelimit::{Ask, Clock, Gcra, LeakyQueue, Limit, Limiter, ManualClock, Memory, Quota, Timestamp, Verdict};
+use tower_ratelimit::{
+    AcquireOptions, Clock, Gcra, LeakyQueue, Limit, Limiter, ManualClock, Memory, Quota, Timestamp, Verdict,
+};
 
 #[derive(Clone, Copy, Debug)]
 enum Step {
@@ -13,7 +15,7 @@ enum Step {
     Pass {
         hundredths: u64,
     },
-    Ask {
+    AcquireOptions {
         cost: u64,
         patience: Option<u64>,
     },
@@ -21,7 +23,7 @@ enum Step {
     Leave {
         which: usize,
     },
-    /// Blocks the part of the key that one of the limits counts by, for some of a token's time.
+    /// Counters the part of the key that one of the limits counts by, for some of a token's time.
     Block {
         limit: usize,
         hundredths: u64,
@@ -32,7 +34,7 @@ fn step(most: u64) -> impl Strategy<Value = Step> {
     let patience = prop_oneof![Just(None), (0..2_000_u64).prop_map(Some), Just(Some(1_000_000))];
     prop_oneof![
         2 => (0..400_u64).prop_map(|hundredths| Step::Pass { hundredths }),
-        5 => (1..=most, patience).prop_map(|(cost, patience)| Step::Ask { cost, patience }),
+        5 => (1..=most, patience).prop_map(|(cost, patience)| Step::AcquireOptions { cost, patience }),
         3 => any::<usize>().prop_map(|which| Step::Leave { which }),
     ]
 }
@@ -82,7 +84,7 @@ impl<A: Algorithm<State = [u64; 4]>> Line<A> {
     }
 
     fn ask(&mut self, now: u64, cost: u64, patience: Option<u64>) {
-        let mut ask = Ask::cost(cost);
+        let mut ask = AcquireOptions::cost(cost);
         ask.max_delay = patience.map(Duration::from_micros);
         let verdict = self.algorithm.peek(&self.state, at(now), ask);
         assert_eq!(verdict, self.algorithm.peek(&self.forgetful, at(now), ask));
@@ -112,7 +114,7 @@ impl<A: Algorithm<State = [u64; 4]>> Line<A> {
         for &step in steps {
             match step {
                 Step::Pass { hundredths } => now += hundredths * quota.1 / quota.0 / 100,
-                Step::Ask { cost, patience } => self.ask(now, cost, patience),
+                Step::AcquireOptions { cost, patience } => self.ask(now, cost, patience),
                 Step::Leave { which } => self.leave(now, which),
                 Step::Block { .. } => {}
             }
@@ -197,8 +199,8 @@ fn several(
     for &Request { caller, step } in requests {
         match step {
             Step::Pass { hundredths } => clock.advance(Duration::from_micros(hundredths)),
-            Step::Ask { cost, patience } => {
-                let mut ask = Ask::cost(cost).every_limit();
+            Step::AcquireOptions { cost, patience } => {
+                let mut ask = AcquireOptions::cost(cost).all_limits();
                 ask.max_delay = patience.map(Duration::from_micros);
                 let peeked = limiter.peek(&caller, ask).try_ready().unwrap().unwrap();
                 let decision = limiter.decide(&caller, ask);

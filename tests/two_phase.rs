@@ -13,10 +13,12 @@ use axum::body::Body;
 use axum::http::{Request, Response};
 use tower::{Layer, Service, ServiceExt, service_fn};
 use tower_ratelimit::key::{Header, KeyText};
-use tower_ratelimit::limiter::{Acquire, BoxFuture, DeniedCache, FailOpen, Fallback, Held, Outcome, Reply, TwoPhase};
+use tower_ratelimit::limiter::{
+    Acquisition, BoxFuture, Chained, DeniedCache, FailOpen, Fallback, Held, LimiterFuture, Outcome,
+};
 use tower_ratelimit::{
-    Ask, BoxLimiter, Clock as _, Decision, Error, FixedWindow, Gcra, LeakyQueue, Limit, Limiter, ManualClock, Memory,
-    Quota, RateLimitLayer, SlidingLog, SlidingWindow, Source, TokenBucket, Verdict,
+    AcquireOptions, BoxLimiter, Clock as _, Decision, DecisionSource, Error, FixedWindow, Gcra, LeakyQueue, Limit,
+    Limiter, ManualClock, Memory, Quota, RateLimitLayer, SlidingLog, SlidingWindow, TokenBucket, Verdict,
 };
 
 /// A user in a team.
@@ -53,9 +55,12 @@ async fn later(mut polls: u32) {
 }
 
 impl<L: Limiter<Key> + Clone + Send + Sync + 'static> Elsewhere<L> {
-    fn reply<T: Unpin + Send + 'static>(&self, f: impl FnOnce(&L) -> Reply<T> + Send + 'static) -> Reply<T> {
+    fn reply<T: Unpin + Send + 'static>(
+        &self,
+        f: impl FnOnce(&L) -> LimiterFuture<T> + Send + 'static,
+    ) -> LimiterFuture<T> {
         let (limiter, polls) = (self.0.clone(), self.1);
-        Reply::pending(async move {
+        LimiterFuture::pending(async move {
             later(polls).await;
             let reply = f(&limiter);
             reply.await
@@ -66,9 +71,9 @@ impl<L: Limiter<Key> + Clone + Send + Sync + 'static> Elsewhere<L> {
 impl<L: Limiter<Key> + Clone + Send + Sync + 'static> Limiter<Key> for Elsewhere<L> {
     type Future = BoxFuture<Result<Outcome, Error>>;
 
-    fn acquire(&self, key: &Key, ask: Ask) -> Acquire<Self::Future> {
+    fn acquire(&self, key: &Key, ask: AcquireOptions) -> Acquisition<Self::Future> {
         let (limiter, key, polls) = (self.0.clone(), *key, self.1);
-        Acquire::Pending(Box::pin(async move {
+        Acquisition::Pending(Box::pin(async move {
             later(polls).await;
             let acquired = limiter.acquire(&key, ask);
             let Outcome { decision, held } = acquired.await?;
@@ -76,22 +81,22 @@ impl<L: Limiter<Key> + Clone + Send + Sync + 'static> Limiter<Key> for Elsewhere
         }))
     }
 
-    fn peek(&self, key: &Key, ask: Ask) -> Reply<Decision> {
+    fn peek(&self, key: &Key, ask: AcquireOptions) -> LimiterFuture<Decision> {
         let key = *key;
         self.reply(move |limiter| limiter.peek(&key, ask))
     }
 
-    fn set(&self, limit: &str, key: &Key, used: u64) -> Reply<()> {
+    fn set(&self, limit: &str, key: &Key, used: u64) -> LimiterFuture<()> {
         let (limit, key) = (limit.to_owned(), *key);
         self.reply(move |limiter| limiter.set(&limit, &key, used))
     }
 
-    fn block(&self, limit: &str, key: &Key, span: Duration) -> Reply<()> {
+    fn block(&self, limit: &str, key: &Key, span: Duration) -> LimiterFuture<()> {
         let (limit, key) = (limit.to_owned(), *key);
         self.reply(move |limiter| limiter.block(&limit, &key, span))
     }
 
-    fn reset(&self, key: &Key) -> Reply<()> {
+    fn reset(&self, key: &Key) -> LimiterFuture<()> {
         let key = *key;
         self.reply(move |limiter| limiter.reset(&key))
     }
@@ -100,7 +105,7 @@ impl<L: Limiter<Key> + Clone + Send + Sync + 'static> Limiter<Key> for Elsewhere
 /// A guard whose settlement takes so many polls.
 fn settled_later(held: Held, polls: u32) -> Held {
     Held::new(held.cost(), move |actual| {
-        Reply::pending(async move {
+        LimiterFuture::pending(async move {
             later(polls).await;
             held.settle(actual).await
         })
@@ -117,16 +122,16 @@ struct Gone {
 impl Limiter<Key> for Gone {
     type Future = BoxFuture<Result<Outcome, Error>>;
 
-    fn acquire(&self, _: &Key, _: Ask) -> Acquire<Self::Future> {
+    fn acquire(&self, _: &Key, _: AcquireOptions) -> Acquisition<Self::Future> {
         self.asked.fetch_add(1, Ordering::SeqCst);
         if self.hangs {
-            return Acquire::Pending(Box::pin(std::future::pending()));
+            return Acquisition::Pending(Box::pin(std::future::pending()));
         }
-        Acquire::Ready(Err(Error::unavailable("it is gone")))
+        Acquisition::Ready(Err(Error::unavailable("it is gone")))
     }
 }
 
-async fn ask(limiter: &impl Limiter<Key>, key: Key, ask: Ask) -> Outcome {
+async fn ask(limiter: &impl Limiter<Key>, key: Key, ask: AcquireOptions) -> Outcome {
     limiter.acquire(&key, ask).await.expect("an answer")
 }
 
@@ -138,7 +143,7 @@ async fn settle_in_background() {
 }
 
 async fn left(limiter: &impl Limiter<Key>, key: Key) -> u64 {
-    limiter.peek(&key, Ask::cost(0)).await.expect("an answer").remaining().expect("a figure")
+    limiter.peek(&key, AcquireOptions::cost(0)).await.expect("an answer").remaining().expect("a figure")
 }
 
 /// Numbers that look random, and are the same in every run.
@@ -198,8 +203,8 @@ async fn agrees(seed: u64, whole: BoxLimiter<Key>, parts: BoxLimiter<Key>, clock
                 theirs.settle(actual).await.expect("done");
             }
             kind => {
-                let mut asked = Ask::cost([1, 1, 1, 2, 3, 0, 9][usize::try_from(dice.below(7)).unwrap()]);
-                asked.every_limit = dice.below(2) == 0;
+                let mut asked = AcquireOptions::cost([1, 1, 1, 2, 3, 0, 9][usize::try_from(dice.below(7)).unwrap()]);
+                asked.all_limits = dice.below(2) == 0;
                 asked.hold = dice.below(4) == 0 && guards.len() < 3;
                 let at_once = asked.within(Duration::ZERO);
                 if kind == 9 {
@@ -211,7 +216,7 @@ async fn agrees(seed: u64, whole: BoxLimiter<Key>, parts: BoxLimiter<Key>, clock
                 // Whatever delay they would accept.
                 let (here, there) = (ask(&whole, key, at_once).await, ask(&parts, key, asked).await);
                 assert_eq!(says(&here.decision), says(&there.decision), "{place} {asked:?}");
-                assert!(!there.decision.promises_turns() && there.decision.delay().is_zero(), "{place}");
+                assert!(!there.decision.supports_scheduling() && there.decision.delay().is_zero(), "{place}");
                 assert_eq!(here.decision.is_estimate(), there.decision.is_estimate(), "{place}");
                 assert_eq!(here.held.is_some(), there.held.is_some(), "{place}");
                 settle_in_background().await;
@@ -233,9 +238,9 @@ macro_rules! agree {
                 let first = Memory::builder(user()).clock(clock.clone()).build().expect("limits");
                 let second = Memory::builder(team()).clock(clock.clone()).build().expect("limits");
                 let parts = if seed % 2 == 0 {
-                    BoxLimiter::new(TwoPhase::new(first, second))
+                    BoxLimiter::new(Chained::new(first, second))
                 } else {
-                    BoxLimiter::new(TwoPhase::new(Elsewhere(first, 2), Elsewhere(second, 1)))
+                    BoxLimiter::new(Chained::new(Elsewhere(first, 2), Elsewhere(second, 1)))
                 };
                 agrees(seed, BoxLimiter::new(whole), parts, &clock).await;
             }
@@ -257,9 +262,9 @@ agree! {
 async fn denial_by_the_second_releases_what_the_first_holds() {
     let clock = ManualClock::new();
     let (user, team) = (of_user(10, &clock), of_team(3, &clock));
-    let limiter = TwoPhase::new(user.clone(), Elsewhere(team.clone(), 3));
+    let limiter = Chained::new(user.clone(), Elsewhere(team.clone(), 3));
     for expected in [Verdict::Allowed, Verdict::Denied { retry_after: HOUR }, Verdict::Denied { retry_after: HOUR }] {
-        let outcome = ask(&limiter, ALICE, Ask::cost(2).every_limit()).await;
+        let outcome = ask(&limiter, ALICE, AcquireOptions::cost(2).all_limits()).await;
         assert_eq!(outcome.decision.verdict(), expected);
         // Its figures are those of a key that was not charged.
         let figures = outcome.decision.standings().iter().map(|standing| (standing.name(), standing.remaining()));
@@ -273,9 +278,9 @@ async fn who_is_refused_by_the_first_takes_nothing_from_the_second() {
     let clock = ManualClock::new();
     let asked = Arc::new(AtomicU64::new(0));
     let second = Gone { hangs: false, asked: Arc::clone(&asked) };
-    let limiter = TwoPhase::new(of_user(1, &clock), FailOpen::new(second));
-    assert!(ask(&limiter, ALICE, Ask::default()).await.decision.is_allowed());
-    assert!(!ask(&limiter, ALICE, Ask::default()).await.decision.is_allowed());
+    let limiter = Chained::new(of_user(1, &clock), FailOpen::new(second));
+    assert!(ask(&limiter, ALICE, AcquireOptions::default()).await.decision.is_allowed());
+    assert!(!ask(&limiter, ALICE, AcquireOptions::default()).await.decision.is_allowed());
     assert_eq!(asked.load(Ordering::SeqCst), 1);
 }
 
@@ -287,13 +292,13 @@ async fn the_wait_is_long_enough_for_both() {
     let team =
         Memory::builder(Limit::new("team", Gcra::new(Quota::per_minute(1)))).clock(clock.clone()).build().unwrap();
     for limiter in [
-        BoxLimiter::<Key>::new(TwoPhase::new(user.clone(), team.clone())),
-        BoxLimiter::new(TwoPhase::new(Elsewhere(team, 1), Elsewhere(user, 1))),
+        BoxLimiter::<Key>::new(Chained::new(user.clone(), team.clone())),
+        BoxLimiter::new(Chained::new(Elsewhere(team, 1), Elsewhere(user, 1))),
     ] {
         limiter.reset(&ALICE).await.expect("done");
-        assert!(ask(&limiter, ALICE, Ask::default()).await.decision.is_allowed());
+        assert!(ask(&limiter, ALICE, AcquireOptions::default()).await.decision.is_allowed());
         settle_in_background().await;
-        let refused = ask(&limiter, ALICE, Ask::default()).await.decision;
+        let refused = ask(&limiter, ALICE, AcquireOptions::default()).await.decision;
         assert_eq!(refused.retry_after(), Some(Duration::from_secs(60)));
         assert_eq!(refused.standing().map(|standing| standing.name().to_owned()), Some("team".to_owned()));
     }
@@ -305,27 +310,27 @@ async fn one_that_fails_leaves_the_other_uncharged() {
     let user = of_user(10, &clock);
     let gone = Gone::default;
     for limiter in [
-        BoxLimiter::new(TwoPhase::new(user.clone(), gone())),
-        BoxLimiter::new(TwoPhase::new(Elsewhere(user.clone(), 2), gone())),
-        BoxLimiter::new(TwoPhase::new(gone(), user.clone())),
+        BoxLimiter::new(Chained::new(user.clone(), gone())),
+        BoxLimiter::new(Chained::new(Elsewhere(user.clone(), 2), gone())),
+        BoxLimiter::new(Chained::new(gone(), user.clone())),
     ] {
-        assert!(limiter.acquire(&ALICE, Ask::default()).await.expect_err("one is gone").is_unavailable());
+        assert!(limiter.acquire(&ALICE, AcquireOptions::default()).await.expect_err("one is gone").is_unavailable());
         assert_eq!(left(&user, ALICE).await, 10);
     }
     // A limiter behind them then decides by itself.
-    let limiter = Fallback::new(TwoPhase::new(user.clone(), gone()), of_user(1, &clock));
-    let outcome = ask(&limiter, ALICE, Ask::default()).await;
-    assert_eq!((outcome.decision.source(), outcome.decision.is_allowed()), (Source::Fallback, true));
+    let limiter = Fallback::new(Chained::new(user.clone(), gone()), of_user(1, &clock));
+    let outcome = ask(&limiter, ALICE, AcquireOptions::default()).await;
+    assert_eq!((outcome.decision.source(), outcome.decision.is_allowed()), (DecisionSource::Fallback, true));
     limiter.reset(&ALICE).await.expect_err("one is gone");
     // A hold by the stand-in is released like any other.
-    let held = limiter.hold(&ALICE, Ask::default()).await.expect("an answer").held.expect("a guard");
-    assert!(!ask(&limiter, ALICE, Ask::default()).await.decision.is_allowed());
+    let held = limiter.hold(&ALICE, AcquireOptions::default()).await.expect("an answer").held.expect("a guard");
+    assert!(!ask(&limiter, ALICE, AcquireOptions::default()).await.decision.is_allowed());
     held.release().await.expect("done");
-    assert!(ask(&limiter, ALICE, Ask::default()).await.decision.is_allowed());
+    assert!(ask(&limiter, ALICE, AcquireOptions::default()).await.decision.is_allowed());
     // And one that stands in for a part is told.
-    let limiter = TwoPhase::new(user.clone(), FailOpen::new(gone()));
-    let outcome = ask(&limiter, ALICE, Ask::default().hold()).await;
-    assert_eq!((outcome.decision.source(), outcome.decision.remaining()), (Source::Policy, Some(9)));
+    let limiter = Chained::new(user.clone(), FailOpen::new(gone()));
+    let outcome = ask(&limiter, ALICE, AcquireOptions::default().hold()).await;
+    assert_eq!((outcome.decision.source(), outcome.decision.remaining()), (DecisionSource::Policy, Some(9)));
     outcome.held.expect("a guard").release().await.expect("done");
     assert_eq!(left(&user, ALICE).await, 10);
 }
@@ -343,17 +348,16 @@ async fn drop_between_the_phases_releases_what_the_first_holds() {
     let user = of_user(10, &clock);
     let gone = Gone { hangs: true, asked: Arc::default() };
     for (polls, limiter) in [
-        (0, BoxLimiter::new(TwoPhase::new(user.clone(), gone.clone()))),
-        (1, BoxLimiter::new(TwoPhase::new(user.clone(), gone.clone()))),
-        (5, BoxLimiter::new(TwoPhase::new(Elsewhere(user.clone(), 2), gone.clone()))),
-        (5, BoxLimiter::new(TwoPhase::new(user.clone(), of_team(9, &clock)).and(gone.clone()))),
-        (
-            9,
-            BoxLimiter::new(TwoPhase::new(user.clone(), TwoPhase::new(Elsewhere(of_team(9, &clock), 2), gone.clone()))),
-        ),
+        (0, BoxLimiter::new(Chained::new(user.clone(), gone.clone()))),
+        (1, BoxLimiter::new(Chained::new(user.clone(), gone.clone()))),
+        (5, BoxLimiter::new(Chained::new(Elsewhere(user.clone(), 2), gone.clone()))),
+        (5, BoxLimiter::new(Chained::new(user.clone(), of_team(9, &clock)).and(gone.clone()))),
+        (9, BoxLimiter::new(Chained::new(user.clone(), Chained::new(Elsewhere(of_team(9, &clock), 2), gone.clone())))),
     ] {
         let asked = gone.asked.load(Ordering::SeqCst);
-        let Acquire::Pending(decision) = limiter.acquire(&ALICE, Ask::cost(4)) else { panic!("it hangs") };
+        let Acquisition::Pending(decision) = limiter.acquire(&ALICE, AcquireOptions::cost(4)) else {
+            panic!("it hangs")
+        };
         assert!(!abandon(decision, polls));
         assert_eq!(gone.asked.load(Ordering::SeqCst), asked + 1, "the second one was asked");
         // What is released elsewhere takes its time.
@@ -366,11 +370,13 @@ async fn drop_between_the_phases_releases_what_the_first_holds() {
 async fn drop_while_the_first_releases_still_releases() {
     let clock = ManualClock::new();
     let (user, team) = (of_user(10, &clock), of_team(1, &clock));
-    let limiter = TwoPhase::new(Elsewhere(user.clone(), 3), team);
-    assert!(ask(&limiter, BOB, Ask::default()).await.decision.is_allowed());
+    let limiter = Chained::new(Elsewhere(user.clone(), 3), team);
+    assert!(ask(&limiter, BOB, AcquireOptions::default()).await.decision.is_allowed());
     // The first one answers in the fourth poll, and its hold has to be released from then on.
     for polls in 4..7 {
-        let Acquire::Pending(decision) = limiter.acquire(&ALICE, Ask::default()) else { panic!("it is elsewhere") };
+        let Acquisition::Pending(decision) = limiter.acquire(&ALICE, AcquireOptions::default()) else {
+            panic!("it is elsewhere")
+        };
         assert!(!abandon(decision, polls));
         settle_in_background().await;
         assert_eq!(left(&user, ALICE).await, 10);
@@ -384,16 +390,18 @@ async fn cache_around_the_first_does_not_remember_a_denial_due_to_a_hold() {
     let (user, team) = (of_user(1, &clock), of_team(5, &clock));
     team.set("team", &ALICE, 5).await.expect("done");
     let cached = DeniedCache::with_clock(user, 100, clock.clone());
-    let limiter = TwoPhase::new(cached, Elsewhere(team.clone(), 3));
-    let Acquire::Pending(on_its_way) = limiter.acquire(&ALICE, Ask::default()) else { panic!("it is elsewhere") };
-    let refused = ask(&limiter, ALICE, Ask::default()).await.decision;
-    assert_eq!(refused.standing().map(tower_ratelimit::Standing::name), Some("user"));
+    let limiter = Chained::new(cached, Elsewhere(team.clone(), 3));
+    let Acquisition::Pending(on_its_way) = limiter.acquire(&ALICE, AcquireOptions::default()) else {
+        panic!("it is elsewhere")
+    };
+    let refused = ask(&limiter, ALICE, AcquireOptions::default()).await.decision;
+    assert_eq!(refused.standing().map(tower_ratelimit::LimitStatus::name), Some("user"));
     assert!(refused.is_estimate());
-    let again = ask(&limiter, ALICE, Ask::default()).await.decision;
-    assert_eq!(again.source(), Source::Store);
+    let again = ask(&limiter, ALICE, AcquireOptions::default()).await.decision;
+    assert_eq!(again.source(), DecisionSource::Store);
     assert!(!on_its_way.await.expect("an answer").decision.is_allowed());
     team.reset(&ALICE).await.expect("done");
-    assert!(ask(&limiter, ALICE, Ask::default()).await.decision.is_allowed());
+    assert!(ask(&limiter, ALICE, AcquireOptions::default()).await.decision.is_allowed());
 }
 
 /// That the one which allows can't be asked any more does not make it a policy's refusal.
@@ -405,27 +413,27 @@ async fn who_has_refused_is_told() {
     impl Limiter<Key> for Once {
         type Future = BoxFuture<Result<Outcome, Error>>;
 
-        fn acquire(&self, _: &Key, _: Ask) -> Acquire<Self::Future> {
-            Acquire::Ready(Ok(Decision::every(ManualClock::new().now(), Vec::new()).into()))
+        fn acquire(&self, _: &Key, _: AcquireOptions) -> Acquisition<Self::Future> {
+            Acquisition::Ready(Ok(Decision::every(ManualClock::new().now(), Vec::new()).into()))
         }
 
-        fn peek(&self, _: &Key, _: Ask) -> Reply<Decision> {
-            Reply::ready(Err(Error::unavailable("it is gone")))
+        fn peek(&self, _: &Key, _: AcquireOptions) -> LimiterFuture<Decision> {
+            LimiterFuture::ready(Err(Error::unavailable("it is gone")))
         }
     }
     let clock = ManualClock::new();
     for limiter in [
-        BoxLimiter::new(TwoPhase::new(Once, of_team(1, &clock))),
-        BoxLimiter::new(TwoPhase::new(FailOpen::new(Once), of_team(1, &clock))),
+        BoxLimiter::new(Chained::new(Once, of_team(1, &clock))),
+        BoxLimiter::new(Chained::new(FailOpen::new(Once), of_team(1, &clock))),
     ] {
-        assert!(ask(&limiter, ALICE, Ask::default()).await.decision.is_allowed());
-        let refused = ask(&limiter, ALICE, Ask::default()).await.decision;
-        assert_eq!((refused.source(), refused.retry_after()), (Source::Store, Some(HOUR)));
+        assert!(ask(&limiter, ALICE, AcquireOptions::default()).await.decision.is_allowed());
+        let refused = ask(&limiter, ALICE, AcquireOptions::default()).await.decision;
+        assert_eq!((refused.source(), refused.retry_after()), (DecisionSource::Store, Some(HOUR)));
     }
     // One without figures has the same say as one with them.
-    let shut = TwoPhase::new(of_user(5, &clock), Shut);
-    let refused = ask(&shut, ALICE, Ask::default()).await.decision;
-    assert_eq!((refused.source(), refused.retry_after()), (Source::Policy, Some(HOUR)));
+    let shut = Chained::new(of_user(5, &clock), Shut);
+    let refused = ask(&shut, ALICE, AcquireOptions::default()).await.decision;
+    assert_eq!((refused.source(), refused.retry_after()), (DecisionSource::Policy, Some(HOUR)));
 }
 
 /// It refuses everybody, without any limit.
@@ -435,9 +443,9 @@ struct Shut;
 impl Limiter<Key> for Shut {
     type Future = BoxFuture<Result<Outcome, Error>>;
 
-    fn acquire(&self, _: &Key, _: Ask) -> Acquire<Self::Future> {
+    fn acquire(&self, _: &Key, _: AcquireOptions) -> Acquisition<Self::Future> {
         let verdict = Verdict::Denied { retry_after: HOUR };
-        Acquire::Ready(Ok(Decision::by_policy(ManualClock::new().now(), verdict).into()))
+        Acquisition::Ready(Ok(Decision::by_policy(ManualClock::new().now(), verdict).into()))
     }
 }
 
@@ -446,13 +454,13 @@ async fn a_later_turn_is_not_promised_but_waited_for() {
     let clock = ManualClock::new();
     let queue = Limit::new("queue", LeakyQueue::new(Quota::per_second(1)));
     let queue = Memory::builder(queue).clock(clock.clone()).build().expect("limits");
-    let limiter = TwoPhase::new(queue, of_team(2, &clock));
-    let patient = Ask::default().within(Duration::from_secs(5));
+    let limiter = Chained::new(queue, of_team(2, &clock));
+    let patient = AcquireOptions::default().within(Duration::from_secs(5));
     assert!(ask(&limiter, ALICE, patient).await.decision.is_allowed());
     // Its turn would be counted by the other limit for now.
     let refused = ask(&limiter, ALICE, patient).await.decision;
     assert_eq!(refused.retry_after(), Some(Duration::from_secs(1)));
-    assert!(!refused.promises_turns());
+    assert!(!refused.supports_scheduling());
     clock.advance(Duration::from_secs(1));
     assert!(ask(&limiter, ALICE, patient).await.decision.is_allowed());
 }
@@ -463,19 +471,19 @@ async fn three_limiters_hold_all_or_none_and_are_settled_alike() {
     let (user, team) = (of_user(5, &clock), of_team(6, &clock));
     let all = Limit::new("all", SlidingLog::new(Quota::per_hour(7))).by(|_: &Key| ());
     let all = Memory::builder(all).clock(clock.clone()).build().expect("limits");
-    let limiter = TwoPhase::new(user.clone(), Elsewhere(team.clone(), 1)).and(all.clone());
+    let limiter = Chained::new(user.clone(), Elsewhere(team.clone(), 1)).and(all.clone());
     let lefts = async || [left(&user, ALICE).await, left(&team, ALICE).await, left(&all, ALICE).await];
-    let held = ask(&limiter, ALICE, Ask::cost(4).hold()).await.held.expect("a guard");
+    let held = ask(&limiter, ALICE, AcquireOptions::cost(4).hold()).await.held.expect("a guard");
     assert_eq!((held.cost(), lefts().await), (4, [1, 2, 3]));
     held.settle(2).await.expect("done");
     assert_eq!(lefts().await, [3, 4, 5]);
-    let held = ask(&limiter, ALICE, Ask::cost(1).hold()).await.held.expect("a guard");
+    let held = ask(&limiter, ALICE, AcquireOptions::cost(1).hold()).await.held.expect("a guard");
     held.settle(3).await.expect("done");
     assert_eq!(lefts().await, [0, 1, 2]);
     // Bob's team has one left, and all two.
-    assert!(!ask(&limiter, BOB, Ask::cost(2)).await.decision.is_allowed());
+    assert!(!ask(&limiter, BOB, AcquireOptions::cost(2)).await.decision.is_allowed());
     settle_in_background().await;
-    let outcome = ask(&limiter, BOB, Ask::default().every_limit().hold()).await;
+    let outcome = ask(&limiter, BOB, AcquireOptions::default().all_limits().hold()).await;
     let names = outcome.decision.standings().iter().map(|standing| (standing.name(), standing.remaining()));
     assert_eq!(names.collect::<Vec<_>>(), [("user", 4), ("team", 0), ("all", 1)]);
     outcome.held.expect("a guard").release().await.expect("done");
@@ -489,16 +497,16 @@ async fn operations_find_the_limiter_that_has_the_limit() {
     let clock = ManualClock::new();
     let (user, team) = (of_user(5, &clock), of_team(6, &clock));
     for limiter in [
-        BoxLimiter::new(TwoPhase::new(user.clone(), team.clone())),
-        BoxLimiter::new(TwoPhase::new(Elsewhere(user.clone(), 1), Elsewhere(team.clone(), 1))),
+        BoxLimiter::new(Chained::new(user.clone(), team.clone())),
+        BoxLimiter::new(Chained::new(Elsewhere(user.clone(), 1), Elsewhere(team.clone(), 1))),
     ] {
         limiter.set("user", &ALICE, 3).await.expect("done");
         limiter.set("team", &ALICE, 2).await.expect("done");
         assert_eq!((left(&user, ALICE).await, left(&team, ALICE).await), (2, 4));
         limiter.block("team", &ALICE, HOUR * 2).await.expect("done");
-        assert_eq!(ask(&limiter, ALICE, Ask::default()).await.decision.retry_after(), Some(HOUR * 2));
+        assert_eq!(ask(&limiter, ALICE, AcquireOptions::default()).await.decision.retry_after(), Some(HOUR * 2));
         limiter.forgive("team", &ALICE).await.expect("done");
-        let held = ask(&limiter, ALICE, Ask::default().hold()).await.held.expect("a guard");
+        let held = ask(&limiter, ALICE, AcquireOptions::default().hold()).await.held.expect("a guard");
         held.release().await.expect("done");
         assert!(limiter.set("other", &ALICE, 1).await.expect_err("no such limit").is_config());
         assert!(limiter.block("other", &ALICE, HOUR).await.expect_err("no such limit").is_config());
@@ -515,18 +523,18 @@ struct Noting {
 impl Limiter<Key> for Noting {
     type Future = BoxFuture<Result<Outcome, Error>>;
 
-    fn acquire(&self, _: &Key, ask: Ask) -> Acquire<Self::Future> {
+    fn acquire(&self, _: &Key, ask: AcquireOptions) -> Acquisition<Self::Future> {
         if ask.hold && !self.holds {
-            return Acquire::Ready(Err(Error::unsupported("this limiter can't hold costs")));
+            return Acquisition::Ready(Err(Error::unsupported("this limiter can't hold costs")));
         }
         let settled = Arc::clone(&self.settled);
         let held = ask.hold.then(|| {
             Held::new(ask.cost, move |actual| {
                 settled.lock().expect("notes").push(actual);
-                Reply::ready(Ok(()))
+                LimiterFuture::ready(Ok(()))
             })
         });
-        Acquire::Ready(Ok(Outcome { decision: Decision::every(ManualClock::new().now(), Vec::new()), held }))
+        Acquisition::Ready(Ok(Outcome { decision: Decision::every(ManualClock::new().now(), Vec::new()), held }))
     }
 }
 
@@ -535,13 +543,13 @@ async fn allowed_by_both_is_charged_exactly_once() {
     let clock = ManualClock::new();
     for polls in [0, 2] {
         let (user, team) = (of_user(10, &clock), of_team(9, &clock));
-        let limiter = TwoPhase::new(Elsewhere(user.clone(), polls), Elsewhere(team.clone(), polls));
-        let outcome = ask(&limiter, ALICE, Ask::cost(4)).await;
+        let limiter = Chained::new(Elsewhere(user.clone(), polls), Elsewhere(team.clone(), polls));
+        let outcome = ask(&limiter, ALICE, AcquireOptions::cost(4)).await;
         assert!(outcome.decision.is_allowed() && outcome.held.is_none());
         settle_in_background().await;
         assert_eq!((left(&user, ALICE).await, left(&team, ALICE).await), (6, 5));
         // A hold is settled once on each, and dropping the guard settles it whole.
-        let held = ask(&limiter, ALICE, Ask::cost(2).hold()).await.held.expect("a guard");
+        let held = ask(&limiter, ALICE, AcquireOptions::cost(2).hold()).await.held.expect("a guard");
         assert_eq!((left(&user, ALICE).await, left(&team, ALICE).await), (4, 3));
         drop(held);
         settle_in_background().await;
@@ -551,9 +559,9 @@ async fn allowed_by_both_is_charged_exactly_once() {
     }
     // The first limiter holds and settles the whole cost; the second decides.
     let noting = Noting { holds: true, ..Noting::default() };
-    let limiter = TwoPhase::new(noting.clone(), of_team(5, &clock));
-    assert!(ask(&limiter, ALICE, Ask::cost(3)).await.decision.is_allowed());
-    assert!(!ask(&limiter, ALICE, Ask::cost(3)).await.decision.is_allowed());
+    let limiter = Chained::new(noting.clone(), of_team(5, &clock));
+    assert!(ask(&limiter, ALICE, AcquireOptions::cost(3)).await.decision.is_allowed());
+    assert!(!ask(&limiter, ALICE, AcquireOptions::cost(3)).await.decision.is_allowed());
     assert_eq!(*noting.settled.lock().expect("notes"), [3, 0]);
 }
 
@@ -561,14 +569,14 @@ async fn allowed_by_both_is_charged_exactly_once() {
 async fn limiter_that_cannot_hold_is_an_error_in_the_first_place_and_works_in_the_last() {
     let clock = ManualClock::new();
     let team = of_team(5, &clock);
-    let first = TwoPhase::new(Noting::default(), team.clone());
-    assert!(first.acquire(&ALICE, Ask::default()).await.expect_err("it cannot hold").is_unsupported());
+    let first = Chained::new(Noting::default(), team.clone());
+    assert!(first.acquire(&ALICE, AcquireOptions::default()).await.expect_err("it cannot hold").is_unsupported());
     assert_eq!(left(&team, ALICE).await, 5);
-    let last = TwoPhase::new(team.clone(), Noting::default());
-    assert!(ask(&last, ALICE, Ask::default()).await.decision.is_allowed());
+    let last = Chained::new(team.clone(), Noting::default());
+    assert!(ask(&last, ALICE, AcquireOptions::default()).await.decision.is_allowed());
     assert_eq!(left(&team, ALICE).await, 4);
     // Both must hold what the caller wants held.
-    assert!(last.hold(&ALICE, Ask::default()).await.expect_err("it cannot hold").is_unsupported());
+    assert!(last.hold(&ALICE, AcquireOptions::default()).await.expect_err("it cannot hold").is_unsupported());
     settle_in_background().await;
     assert_eq!(left(&team, ALICE).await, 4);
 }
@@ -580,7 +588,7 @@ async fn behind_the_layer_it_is_a_limiter_as_any() {
     let user = Memory::builder(limit("user", 2)).clock(clock.clone()).build().expect("limits");
     let all = limit("all", 3).by(|_: &KeyText| ());
     let all = Memory::builder(all).clock(clock.clone()).build().expect("limits");
-    let layer = RateLimitLayer::new(Header::from_static("user"), TwoPhase::new(user, all));
+    let layer = RateLimitLayer::new(Header::from_static("user"), Chained::new(user, all));
     let inner = service_fn(|_: Request<Body>| ready(Ok::<_, Infallible>(Response::new(Body::empty()))));
     let mut service = layer.layer(inner);
     let mut statuses = Vec::new();
@@ -597,14 +605,14 @@ async fn any_number_at_once_get_no_more_than_both_allow() {
     let clock = ManualClock::new();
     for polls in [0, 1] {
         let (user, team) = (of_user(50, &clock), of_team(120, &clock));
-        let limiter = TwoPhase::new(Elsewhere(user.clone(), polls), Elsewhere(team.clone(), polls));
+        let limiter = Chained::new(Elsewhere(user.clone(), polls), Elsewhere(team.clone(), polls));
         let mut tasks = tokio::task::JoinSet::new();
         for task in 0..16 {
             let limiter = limiter.clone();
             tasks.spawn(async move {
                 let mut allowed = [0; 4];
                 for _ in 0..100 {
-                    let outcome = ask(&limiter, (task % 4, 1), Ask::default()).await;
+                    let outcome = ask(&limiter, (task % 4, 1), AcquireOptions::default()).await;
                     allowed[usize::try_from(task % 4).unwrap()] += u64::from(outcome.decision.is_allowed());
                 }
                 allowed

@@ -19,11 +19,11 @@ use tower::limit::ConcurrencyLimit;
 use tower::{Layer, Service, ServiceExt, service_fn};
 use tower_ratelimit::algorithm::Algorithm;
 use tower_ratelimit::key::Global;
-use tower_ratelimit::limiter::{Acquire, BoxFuture, Held, Outcome, Reply};
-use tower_ratelimit::response::{AsError, BoxError, Rejected};
+use tower_ratelimit::limiter::{Acquisition, BoxFuture, Held, LimiterFuture, Outcome};
+use tower_ratelimit::response::{BoxError, RejectWithError, Rejected};
 use tower_ratelimit::{
-    Ask, BoxLimiter, Decision, Error, FixedWindow, Gcra, LeakyBucket, LeakyQueue, Limit, Limiter, Memory, Quota,
-    RateLimitLayer, SlidingLog, SlidingWindow, TokenBucket, TokioClock, Verdict,
+    AcquireOptions, BoxLimiter, Decision, Error, FixedWindow, Gcra, LeakyBucket, LeakyQueue, Limit, Limiter, Memory,
+    Quota, RateLimitLayer, SlidingLog, SlidingWindow, TokenBucket, TokioClock, Verdict,
 };
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -39,8 +39,8 @@ fn memory(algorithm: impl Algorithm) -> BoxLimiter<()> {
     BoxLimiter::new(Memory::builder(algorithm).max_keys(100).clock(TokioClock::new()).build().unwrap())
 }
 
-fn layer<A>(limiter: A) -> RateLimitLayer<Global, A, AsError> {
-    RateLimitLayer::new(Global, limiter).responder(AsError)
+fn layer<A>(limiter: A) -> RateLimitLayer<Global, A, RejectWithError> {
+    RateLimitLayer::new(Global, limiter).responder(RejectWithError)
 }
 
 /// A service that answers with the virtual time at which it was called.
@@ -51,19 +51,19 @@ fn desk() -> impl Service<u32, Response = Duration, Error = BoxError, Future: Se
 
 /// What became of a caller: when it was served, or when it was refused and until when.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Told {
+enum RetryHint {
     Served(Duration),
     Refused { at: Duration, retry_after: Option<Duration> },
 }
 
-use Told::{Refused, Served};
+use RetryHint::{Refused, Served};
 
-fn refused(at: Duration, retry_after: Duration) -> Told {
+fn refused(at: Duration, retry_after: Duration) -> RetryHint {
     Refused { at, retry_after: Some(retry_after) }
 }
 
 /// Calls the service now, and lets somebody else wait for the answer.
-fn call<S>(service: &S, caller: u32, opened: Instant) -> JoinHandle<Told>
+fn call<S>(service: &S, caller: u32, opened: Instant) -> JoinHandle<RetryHint>
 where
     S: Service<u32, Response = Duration, Error = BoxError, Future: Send> + Clone + Send + 'static,
 {
@@ -80,7 +80,7 @@ where
 }
 
 /// So many callers ask at one moment, one after another. The desk is always ready.
-async fn all<S>(service: &S, callers: u32) -> Vec<Told>
+async fn all<S>(service: &S, callers: u32) -> Vec<RetryHint>
 where
     S: Service<u32, Response = Duration, Error = BoxError, Future: Send> + Clone + Send + 'static,
 {
@@ -93,7 +93,7 @@ where
     told
 }
 
-fn served_each(spacing: Duration, callers: u32) -> Vec<Told> {
+fn served_each(spacing: Duration, callers: u32) -> Vec<RetryHint> {
     (0..callers).map(|caller| Served(spacing * caller)).collect()
 }
 
@@ -301,11 +301,11 @@ async fn patience_is_not_stretched_by_asking_often() {
     impl Limiter<()> for Soon {
         type Future = Ready<Result<Outcome, Error>>;
 
-        fn acquire(&self, (): &(), _ask: Ask) -> Acquire<Self::Future> {
+        fn acquire(&self, (): &(), _ask: AcquireOptions) -> Acquisition<Self::Future> {
             use tower_ratelimit::Clock;
 
             let verdict = Verdict::Denied { retry_after: Duration::from_micros(100) };
-            Acquire::Ready(Ok(Decision::by_policy(self.0.now(), verdict).into()))
+            Acquisition::Ready(Ok(Decision::by_policy(self.0.now(), verdict).into()))
         }
     }
 
@@ -333,7 +333,7 @@ async fn a_thousand_of_ten_keys_wait_each_in_its_own_line() {
     let memory = Memory::builder(LeakyQueue::new(TEN_A_SECOND).max_waiting(1000)).max_keys(100);
     let limiter = memory.clock(TokioClock::new()).build().unwrap();
     let by_last_digit = |caller: &u32| Some(*caller % 10);
-    let service = RateLimitLayer::new(by_last_digit, limiter).responder(AsError).layer(desk());
+    let service = RateLimitLayer::new(by_last_digit, limiter).responder(RejectWithError).layer(desk());
     let expected: Vec<_> = (0..1000_u32).map(|caller| Served(ms(100) * (caller / 10))).collect();
     assert_eq!(all(&service, 1000).await, expected);
 }
@@ -385,7 +385,7 @@ async fn who_finds_no_place_is_told_how_the_key_stands() {
     }
     let rejected = service.call(2).await.unwrap_err().downcast::<Rejected>().unwrap();
     let told = rejected.refusal().decision().unwrap();
-    let peeked = limiter.peek(&(), Ask::default()).await.unwrap();
+    let peeked = limiter.peek(&(), AcquireOptions::default()).await.unwrap();
     assert_eq!((told.retry_after(), told.reset()), (Some(ms(100)), Some(ms(200))));
     assert_eq!((peeked.retry_after(), peeked.reset()), (Some(ms(100)), Some(ms(200))));
 }
@@ -504,7 +504,7 @@ async fn who_goes_away_while_asking_again_was_never_charged() {
     sleep(ms(500)).await;
     answers[2].abort();
     sleep(ms(600)).await;
-    assert_eq!(limiter.peek(&(), Ask::default()).await.unwrap().remaining(), Some(2));
+    assert_eq!(limiter.peek(&(), AcquireOptions::default()).await.unwrap().remaining(), Some(2));
     // Its seat is free.
     let answers: Vec<_> = (3..6).map(|caller| call(&service, caller, opened)).collect();
     for (answer, at) in answers.into_iter().zip([1100, 1100, 2100]) {
@@ -518,12 +518,12 @@ async fn waiting_response_dropped_unpolled_stays_charged() {
     let mut service = layer(limiter.clone()).layer(desk());
     assert!(service.call(0).await.is_ok());
     let turn = service.call(1);
-    assert_eq!(limiter.peek(&(), Ask::default()).await.unwrap().delay(), ms(200));
+    assert_eq!(limiter.peek(&(), AcquireOptions::default()).await.unwrap().delay(), ms(200));
     drop(turn);
-    assert_eq!(limiter.peek(&(), Ask::default()).await.unwrap().delay(), ms(200));
+    assert_eq!(limiter.peek(&(), AcquireOptions::default()).await.unwrap().delay(), ms(200));
     // And drains as if it had been forwarded.
     sleep(ms(200)).await;
-    assert_eq!(limiter.peek(&(), Ask::default()).await.unwrap().delay(), Duration::ZERO);
+    assert_eq!(limiter.peek(&(), AcquireOptions::default()).await.unwrap().delay(), Duration::ZERO);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -672,7 +672,8 @@ async fn who_waits_holds_no_permit() {
 async fn who_waits_starves_nobody_behind_a_concurrency_limit() {
     let limiter = Memory::builder(Gcra::new(Quota::per_minute(1))).max_keys(100).clock(TokioClock::new());
     let by_caller = |caller: &u32| Some(*caller);
-    let limit = RateLimitLayer::new(by_caller, limiter.build().unwrap()).responder(AsError).max_wait(60 * SECOND);
+    let limit =
+        RateLimitLayer::new(by_caller, limiter.build().unwrap()).responder(RejectWithError).max_wait(60 * SECOND);
     let service = limit.layer(ConcurrencyLimit::new(desk(), 1));
 
     assert_eq!(ready_call(&service, 7).await.await.unwrap().unwrap(), Duration::ZERO);
@@ -703,13 +704,13 @@ async fn service_that_breaks_during_the_wait_leaves_the_charge() {
     let service = layer(limiter.clone()).layer(permits);
     ready_call(&service, 0).await.await.unwrap().unwrap();
     let waiting = ready_call(&service, 1).await;
-    assert_eq!(limiter.peek(&(), Ask::default()).await.unwrap().delay(), ms(200));
+    assert_eq!(limiter.peek(&(), AcquireOptions::default()).await.unwrap().delay(), ms(200));
     *shared.readiness.lock().unwrap() = Readiness::Broken;
 
     assert_eq!(waiting.await.unwrap().unwrap_err().to_string(), "broken");
     assert_eq!((shared.called.load(Ordering::SeqCst), shared.free()), (1, 1));
     // Its start was at 100 ms, which is now.
-    assert_eq!(limiter.peek(&(), Ask::default()).await.unwrap().delay(), ms(100));
+    assert_eq!(limiter.peek(&(), AcquireOptions::default()).await.unwrap().delay(), ms(100));
 }
 
 #[tokio::test(start_paused = true)]
@@ -724,7 +725,7 @@ async fn client_that_leaves_while_the_service_gets_ready_leaves_the_charge() {
     let waiting = ready_call(&service, 2).await;
     *shared.readiness.lock().unwrap() = Readiness::NotBefore(shared.opened + 60 * SECOND);
     sleep(ms(1500)).await;
-    let remaining = async || limiter.peek(&(), Ask::default()).await.unwrap().remaining().unwrap();
+    let remaining = async || limiter.peek(&(), AcquireOptions::default()).await.unwrap().remaining().unwrap();
     assert_eq!(remaining().await, 0);
     waiting.abort();
     sleep(ms(1)).await;
@@ -748,7 +749,7 @@ async fn layer_that_settles_asks_again_until_a_hold_ends() {
         let opened = Instant::now();
         let mut first = pin!(service.clone().call(0));
         assert!(tokio::time::timeout(ms(1), first.as_mut()).await.is_err(), "it is with the service");
-        let denied = limiter.peek(&(), Ask::default()).await.unwrap();
+        let denied = limiter.peek(&(), AcquireOptions::default()).await.unwrap();
         assert!(!denied.is_allowed() && denied.is_estimate());
         let mut second = pin!(service.clone().call(1));
         assert!(tokio::time::timeout(ms(1), second.as_mut()).await.is_err(), "it waits");
@@ -757,7 +758,7 @@ async fn layer_that_settles_asks_again_until_a_hold_ends() {
         second.await.unwrap();
         // It asked again each 100 ms, not after the estimate of an hour.
         assert!((ms(600)..ms(701)).contains(&opened.elapsed()), "{:?}", opened.elapsed());
-        assert!(limiter.peek(&(), Ask::default()).await.unwrap().is_allowed(), "nothing was charged");
+        assert!(limiter.peek(&(), AcquireOptions::default()).await.unwrap().is_allowed(), "nothing was charged");
     }
 }
 
@@ -783,14 +784,14 @@ impl Elsewhere {
 impl Limiter<u32> for Elsewhere {
     type Future = BoxFuture<Result<Outcome, Error>>;
 
-    fn acquire(&self, caller: &u32, ask: Ask) -> Acquire<Self::Future> {
+    fn acquire(&self, caller: &u32, ask: AcquireOptions) -> Acquisition<Self::Future> {
         let verdict = self.script.lock().unwrap().get_mut(caller).expect("a caller of the script").remove(0);
         let (settled, caller) = (Arc::clone(&self.settled), *caller);
-        Acquire::Pending(Box::pin(async move {
+        Acquisition::Pending(Box::pin(async move {
             sleep(THINKS).await;
             let decision = Decision::by_policy(tower_ratelimit::Timestamp::EPOCH, verdict);
             let settle = move |actual| {
-                Reply::pending(async move {
+                LimiterFuture::pending(async move {
                     sleep(THINKS).await;
                     settled.lock().unwrap().push((caller, actual));
                     Ok(())
@@ -802,8 +803,8 @@ impl Limiter<u32> for Elsewhere {
     }
 }
 
-fn by_caller<A>(limiter: A) -> RateLimitLayer<impl Fn(&u32) -> Option<u32> + Clone, A, AsError> {
-    RateLimitLayer::new(|caller: &u32| Some(*caller), limiter).responder(AsError)
+fn by_caller<A>(limiter: A) -> RateLimitLayer<impl Fn(&u32) -> Option<u32> + Clone, A, RejectWithError> {
+    RateLimitLayer::new(|caller: &u32| Some(*caller), limiter).responder(RejectWithError)
 }
 
 #[tokio::test(start_paused = true)]
@@ -837,7 +838,7 @@ async fn a_limiter_elsewhere_is_asked_again_when_there_should_be_room() {
     limiter.says(0, [in_100_ms, in_100_ms, Verdict::Allowed]);
     // Asked again it promises a turn.
     limiter.says(1, [in_100_ms, Verdict::AllowedAfter(ms(50))]);
-    limiter.says(2, [in_100_ms, Verdict::Never]);
+    limiter.says(2, [in_100_ms, Verdict::ExceedsLimit]);
     limiter.says(3, [Verdict::Denied { retry_after: ms(301) }]);
     let service = by_caller(limiter).max_wait(ms(300)).layer(desk());
     let at = |waited: u64, thought: u32| ms(waited) + THINKS * thought;
@@ -950,7 +951,7 @@ async fn several_limits_promise_a_turn_that_all_owe_until_already() {
         Limit::new("minute", Gcra::new(Quota::per_second(1)).burst(5)),
     ));
     let service = layer(limiter).max_wait(2 * SECOND).layer(desk());
-    // By 400 ms the spacing has nothing against anybody: who then waits for the other one asks again.
+    // KeyedBy 400 ms the spacing has nothing against anybody: who then waits for the other one asks again.
     let mut told = all(&service, 8).await;
     told[5..].sort();
     let mut expected: Vec<_> = [0, 100, 200, 300, 400, 1000, 2000].map(|at| Served(ms(at))).into();

@@ -5,20 +5,20 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use proptest::prelude::*;
-use tower_ratelimit::algorithm::{Algorithm, Blocks, Log};
-use tower_ratelimit::limiter::{Acquire, Held};
+use tower_ratelimit::algorithm::{Algorithm, Counters, HitLog};
+use tower_ratelimit::limiter::{Acquisition, Held};
 use tower_ratelimit::{
-    Ask, Clock, Decision, FixedWindow, Gcra, LeakyBucket, LeakyQueue, Limit, Limiter, ManualClock, Memory, Quota,
-    SlidingLog, SlidingWindow, Timestamp, TokenBucket, Verdict,
+    AcquireOptions, Clock, Decision, FixedWindow, Gcra, LeakyBucket, LeakyQueue, Limit, Limiter, ManualClock, Memory,
+    Quota, SlidingLog, SlidingWindow, Timestamp, TokenBucket, Verdict,
 };
 
 /// What a model says at a time: everything that a decision tells.
 #[derive(Debug, PartialEq)]
-struct Told {
+struct RetryHint {
     verdict: Verdict,
     remaining: u64,
     reset: u64,
-    more_after: u64,
+    next_token_after: u64,
 }
 
 /// Hits, and how much of them counts at a time: with that all else is found by looking for the first moment at which it holds.
@@ -61,7 +61,7 @@ trait Model: Clone {
 
     fn verdict(&self, now: u64, cost: u64) -> Verdict {
         if cost > self.limit() {
-            return Verdict::Never;
+            return Verdict::ExceedsLimit;
         }
         match self.first(now, |model, at| model.fits(at, cost)) - now {
             0 => Verdict::Allowed,
@@ -69,11 +69,11 @@ trait Model: Clone {
         }
     }
 
-    fn told(&self, now: u64, verdict: Verdict) -> Told {
+    fn told(&self, now: u64, verdict: Verdict) -> RetryHint {
         let remaining = self.remaining(now);
         let more = self.first(now, |model, at| model.remaining(at) > remaining) - now;
         let reset = self.fresh_at().saturating_sub(now);
-        Told { verdict, remaining, reset, more_after: if remaining == self.limit() { reset } else { more } }
+        RetryHint { verdict, remaining, reset, next_token_after: if remaining == self.limit() { reset } else { more } }
     }
 }
 
@@ -181,7 +181,7 @@ enum Step {
     UntilReset(i64),
     /// So many ticks off the next block.
     UntilBlock(i64),
-    Ask(u64),
+    AcquireOptions(u64),
     Hold(u64),
     Settle(usize, u64),
     Reset,
@@ -190,7 +190,7 @@ enum Step {
 fn steps(period: u64, limit: u64) -> impl Strategy<Value = Vec<Step>> {
     let ticks = -1..=1_i64;
     let step = prop_oneof![
-        4 => (0..=limit + 1).prop_map(Step::Ask),
+        4 => (0..=limit + 1).prop_map(Step::AcquireOptions),
         1 => (0..=limit + 1).prop_map(Step::Hold),
         2 => (0..=period * 2).prop_map(Step::Wait),
         2 => (0..=3_u64).prop_map(Step::Wait),
@@ -203,14 +203,14 @@ fn steps(period: u64, limit: u64) -> impl Strategy<Value = Vec<Step>> {
     proptest::collection::vec(step, 1..80)
 }
 
-fn told(decision: &Decision) -> Told {
+fn told(decision: &Decision) -> RetryHint {
     let standing = decision.standing().expect("one limit");
     let micros = |span: Duration| u64::try_from(span.as_micros()).expect("a short time");
-    Told {
+    RetryHint {
         verdict: decision.verdict(),
         remaining: standing.remaining(),
         reset: micros(standing.reset()),
-        more_after: micros(standing.more_after()),
+        next_token_after: micros(standing.next_token_after()),
     }
 }
 
@@ -228,15 +228,22 @@ fn agree<A: Algorithm>(algorithm: A, mut model: impl Model, width: u64, steps: &
             Step::UntilRetry(cost, ticks) => off(model.first(now, |model, at| model.fits(at, cost)), ticks),
             Step::UntilReset(ticks) => off(model.fresh_at(), ticks),
             Step::UntilBlock(ticks) => off((now / width + 1) * width, ticks),
-            Step::Ask(cost) | Step::Hold(cost) => {
-                let peeked =
-                    limiter.peek("key", Ask::cost(cost)).try_ready().expect("memory is ready").expect("it peeks");
+            Step::AcquireOptions(cost) | Step::Hold(cost) => {
+                let peeked = limiter
+                    .peek("key", AcquireOptions::cost(cost))
+                    .try_ready()
+                    .expect("memory is ready")
+                    .expect("it peeks");
                 let counted = model.with_held(now, held);
                 let verdict = counted.verdict(now, cost);
                 prop_assert_eq!(told(&peeked), counted.told(now, verdict), "peeking at {} for {}", now, cost);
                 prop_assert_eq!(peeked.is_estimate(), held > 0 && !verdict.is_allowed());
-                let ask = if matches!(step, Step::Hold(_)) { Ask::cost(cost).hold() } else { Ask::cost(cost) };
-                let Acquire::Ready(outcome) = limiter.acquire("key", ask) else { unreachable!("memory is ready") };
+                let ask = if matches!(step, Step::Hold(_)) {
+                    AcquireOptions::cost(cost).hold()
+                } else {
+                    AcquireOptions::cost(cost)
+                };
+                let Acquisition::Ready(outcome) = limiter.acquire("key", ask) else { unreachable!("memory is ready") };
                 let outcome = outcome.expect("memory decides");
                 prop_assert_eq!(outcome.held.is_some(), ask.hold && verdict.is_allowed());
                 if let Some(guard) = outcome.held {
@@ -318,7 +325,7 @@ proptest! {
             clock.advance(Duration::from_micros(gap * period / 100));
             let now = u128::from(clock.now().as_micros()) * unit;
             let delay = next_free.saturating_sub(now);
-            let ask = Ask::cost(cost);
+            let ask = AcquireOptions::cost(cost);
             let patience_ticks = patience.map(|share| share * period / 100);
             let ask = patience_ticks.map_or(ask, |ticks| ask.within(Duration::from_micros(ticks)));
             // Refused until there is room, and until the delay is one that is accepted.
@@ -326,7 +333,7 @@ proptest! {
             let room_after = (delay + u128::from(cost) * spacing).saturating_sub(u128::from(waiting + 1) * spacing);
             let accepted_after = patience_ticks.map_or(0, |patience| ticks(delay).saturating_sub(patience));
             let expected = if cost > waiting + 1 {
-                Verdict::Never
+                Verdict::ExceedsLimit
             } else {
                 match (ticks(room_after).max(accepted_after), ticks(delay)) {
                     (0, 0) => Verdict::Allowed,
@@ -350,25 +357,25 @@ proptest! {
     ) {
         let now = Timestamp::from_micros(now);
         let run = |algorithm: SlidingWindow| {
-            let mut state = Blocks::zero(algorithm.state_words());
-            state.copy_from_slice(&words[..algorithm.state_words()]);
-            let _ = (algorithm.peek(&state, now, Ask::cost(cost)), algorithm.reading(&state, now).figures());
+            let mut state = Counters::zero(algorithm.counter_words());
+            state.copy_from_slice(&words[..algorithm.counter_words()]);
+            let _ = (algorithm.peek(&state, now, AcquireOptions::cost(cost)), algorithm.reading(&state, now).figures());
             algorithm.commit(&mut state, now, Duration::from_micros(delay), cost);
-            let _ = algorithm.peek_with_held(&state, now, Ask::cost(cost), held);
+            let _ = algorithm.peek_with_held(&state, now, AcquireOptions::cost(cost), held);
         };
         run(SlidingWindow::new(Quota::per_minute(100)));
         run(SlidingWindow::new(Quota::per_minute(100)).blocks(1).weighted());
         run(SlidingWindow::new(Quota::new(1, Duration::from_secs(73_050 * 86_400))).blocks(60));
         let log = SlidingLog::new(Quota::per_minute(100));
-        let mut state = Log { fresh_at: words[0], period: words[1], hits: hits.into() };
-        let _ = (log.peek(&state, now, Ask::cost(cost)), log.reading(&state, now).figures());
+        let mut state = HitLog { fresh_at: words[0], period: words[1], hits: hits.into() };
+        let _ = (log.peek(&state, now, AcquireOptions::cost(cost)), log.reading(&state, now).figures());
         log.commit(&mut state, now, Duration::from_micros(delay), cost);
-        let _ = log.peek_with_held(&state, now, Ask::cost(cost), held);
+        let _ = log.peek_with_held(&state, now, AcquireOptions::cost(cost), held);
         let queue = LeakyQueue::new(Quota::per_minute(100));
         let mut state = [words[0], words[1], words[2], words[3]];
-        let _ = (queue.peek(&state, now, Ask::cost(cost)), queue.reading(&state, now).figures());
+        let _ = (queue.peek(&state, now, AcquireOptions::cost(cost)), queue.reading(&state, now).figures());
         queue.commit(&mut state, now, Duration::from_micros(delay), cost);
-        let _ = queue.peek_with_held(&state, now, Ask::cost(cost), held);
+        let _ = queue.peek_with_held(&state, now, AcquireOptions::cost(cost), held);
     }
 }
 
@@ -378,7 +385,7 @@ fn admitted(algorithm: impl Algorithm, times: &[u64]) -> Vec<u64> {
     let limiter = Memory::builder(algorithm).max_keys(1).clock(clock.clone()).build().expect("a limiter");
     let at = |&time: &u64| {
         clock.set(ManualClock::START.after(Duration::from_micros(time)));
-        limiter.decide("key", Ask::default().within(Duration::ZERO)).is_allowed()
+        limiter.decide("key", AcquireOptions::default().within(Duration::ZERO)).is_allowed()
     };
     times.iter().copied().filter(|time| at(time)).collect()
 }
@@ -483,12 +490,12 @@ fn a_queue_departs_at_constant_spacing() {
     let limiter = Memory::builder(queue).clock(clock.clone()).build().expect("a limiter");
     let departures: Vec<_> = (0..10)
         .filter_map(|_| {
-            let decision = limiter.decide("key", Ask::default());
+            let decision = limiter.decide("key", AcquireOptions::default());
             decision.is_allowed().then(|| decision.delay().as_millis())
         })
         .collect();
     assert_eq!(departures, [0, 100, 200, 300, 400, 500]);
-    let refused = limiter.decide("key", Ask::default());
+    let refused = limiter.decide("key", AcquireOptions::default());
     assert_eq!(refused.retry_after(), Some(Duration::from_millis(100)));
 }
 
@@ -501,7 +508,7 @@ fn several_kernels_decide_as_one() {
         Limit::new("bucket", Gcra::new(quota(1, 500)).burst(4)),
     );
     let limiter = Memory::builder(limits).clock(clock.clone()).build().expect("a limiter");
-    let allowed = || limiter.decide("key", Ask::default());
+    let allowed = || limiter.decide("key", AcquireOptions::default());
     assert!((0..3).all(|_| allowed().is_allowed()));
     assert_eq!(allowed().retry_after(), Some(Duration::from_millis(1)), "the log is full");
     clock.advance(Duration::from_millis(1));
@@ -512,14 +519,14 @@ fn several_kernels_decide_as_one() {
     let refused = allowed();
     assert_eq!(refused, allowed());
     // A log promises no turns, so neither do they together.
-    let patient = limiter.decide("key", Ask::default().within(Duration::from_secs(1)));
+    let patient = limiter.decide("key", AcquireOptions::default().within(Duration::from_secs(1)));
     assert!(matches!(patient.verdict(), Verdict::Denied { .. }));
 }
 
 #[test]
 fn a_log_is_bounded_whatever_is_charged() {
     let algorithm = SlidingLog::new(quota(3, 1_000));
-    let mut log = Log::default();
+    let mut log = HitLog::default();
     for tick in 0..100 {
         algorithm.commit(&mut log, ManualClock::START.after(Duration::from_micros(tick)), Duration::ZERO, 5);
         assert!(log.hits.len() <= 3);
@@ -535,7 +542,7 @@ fn log_reserves_no_more_than_its_limit() {
     let at = |tick| ManualClock::START.after(Duration::from_micros(tick));
     for limit in [1, 3, 5, 6, 7, 100] {
         let algorithm = SlidingLog::new(quota(limit, 1_000));
-        let (mut log, mut other) = (Log::default(), Log::default());
+        let (mut log, mut other) = (HitLog::default(), HitLog::default());
         for tick in 0..limit {
             algorithm.commit(&mut log, at(tick), Duration::ZERO, 1);
             algorithm.commit(&mut other, at(tick + tick % 2), Duration::ZERO, 1 + tick % 2);
@@ -549,7 +556,7 @@ fn log_reserves_no_more_than_its_limit() {
     }
     // Penalties, so that both logs count at every tick: in all more hits than there is room for.
     let algorithm = SlidingLog::new(quota(3, 1_000));
-    let (mut log, mut other) = (Log::default(), Log::default());
+    let (mut log, mut other) = (HitLog::default(), HitLog::default());
     for tick in [0, 2, 4] {
         algorithm.commit(&mut log, at(tick), Duration::ZERO, 2);
         algorithm.commit(&mut other, at(tick + 1), Duration::ZERO, if tick == 4 { 1 } else { 2 });
@@ -581,11 +588,11 @@ fn impossible_windows_are_refused_when_built() {
 fn a_clock_that_steps_back_neither_refills_nor_locks() {
     fn check(algorithm: impl Algorithm) {
         let name = format!("{algorithm:?}");
-        let longest = algorithm.longest_reset();
+        let longest = algorithm.max_reset();
         let clock = ManualClock::new();
         let limiter = Memory::builder(algorithm).clock(clock.clone()).build().expect("a limiter");
         let start = clock.now();
-        let allowed = || limiter.decide("key", Ask::default().within(Duration::ZERO)).is_allowed();
+        let allowed = || limiter.decide("key", AcquireOptions::default().within(Duration::ZERO)).is_allowed();
         while allowed() {}
         clock.set(Timestamp::from_micros(start.as_micros() - 5));
         assert!(!allowed(), "{name}: a small step refills nothing");
@@ -609,7 +616,9 @@ fn threads_admit_exactly_the_quota() {
         let admitted: usize = std::thread::scope(|scope| {
             let workers: Vec<_> = (0..4)
                 .map(|_| {
-                    scope.spawn(|| (0..500).filter(|_| limiter.decide("key", Ask::default()).is_allowed()).count())
+                    scope.spawn(|| {
+                        (0..500).filter(|_| limiter.decide("key", AcquireOptions::default()).is_allowed()).count()
+                    })
                 })
                 .collect();
             workers.into_iter().map(|worker| worker.join().expect("a worker")).sum()

@@ -25,7 +25,7 @@ use serde_json::{Value, json};
 use tokio::net::{TcpListener, TcpStream};
 use tower_ratelimit::key::Header;
 use tower_ratelimit::limiter::Limiter;
-use tower_ratelimit::response::{Http, LegacyReset};
+use tower_ratelimit::response::{Http, ResetFormat};
 use tower_ratelimit::{FixedWindow, Gcra, Limit, ManualClock, Memory, PeerIp, Quota, RateLimitLayer, SlidingLog};
 
 use fields::{legacy, limits, policies, retry_after};
@@ -236,15 +236,15 @@ async fn several_limits_with_any_names_can_be_read() {
 
 #[tokio::test]
 async fn the_legacy_fields_come_in_both_dialects() {
-    for dialect in [LegacyReset::DeltaSeconds, LegacyReset::EpochSeconds] {
+    for dialect in [ResetFormat::DeltaSeconds, ResetFormat::EpochSeconds] {
         let (limiter, clock) = memory(FixedWindow::new(Quota::per_minute(2)));
-        let address = serve(site(limiter, Http::new().legacy_fields(dialect))).await;
+        let address = serve(site(limiter, Http::new().legacy_headers(dialect))).await;
         let mut client = Connection::open(address).await;
         let epoch = ManualClock::START.as_micros() / 1_000_000;
         for (status, remaining, passed) in [(200, 1, 0), (200, 0, 20), (429, 0, 40)] {
             let response = client.get("/").await;
             assert_eq!(response.status(), status);
-            let reset = if dialect == LegacyReset::DeltaSeconds { 60 - passed } else { epoch + 60 };
+            let reset = if dialect == ResetFormat::DeltaSeconds { 60 - passed } else { epoch + 60 };
             assert_eq!(legacy(response.headers()), Some([2, remaining, reset]), "{dialect:?}");
             clock.advance(20 * SECOND);
         }
@@ -265,7 +265,7 @@ async fn what_a_handler_has_set_is_not_clobbered() {
         ("cache-control", "no-store"),
     ];
     let (limiter, _clock) = memory(FixedWindow::new(Quota::per_minute(9)));
-    let responder = Http::new().legacy_fields(LegacyReset::DeltaSeconds);
+    let responder = Http::new().legacy_headers(ResetFormat::DeltaSeconds);
     let app = Router::new()
         .route("/", get(async move || (StatusCode::SERVICE_UNAVAILABLE, AppendHeaders(set_by_handler), "busy")))
         .layer(RateLimitLayer::new(PeerIp::new(), limiter).responder(responder));
@@ -351,7 +351,7 @@ async fn a_missing_key_is_the_clients_or_the_servers_fault() {
 #[tokio::test]
 async fn bodies_around_others_keep_their_length() {
     let (limiter, _clock) = memory(FixedWindow::new(Quota::per_minute(1)));
-    let layer = RateLimitLayer::new(PeerIp::new(), limiter).responder(Http::new().any_body());
+    let layer = RateLimitLayer::new(PeerIp::new(), limiter).responder(Http::new().map_body());
     let app = Router::new().route("/", get(async || "hello")).layer(layer);
     let mut client = Connection::open(serve(app).await).await;
     let response = client.get("/").await;

@@ -24,7 +24,7 @@ enum Form {
 }
 
 /// A unit, and the figures of each contender in it: ours is the first.
-pub(crate) type Figures<'a> = (&'a str, &'a [(&'a str, f64)]);
+pub(crate) type LimitSnapshot<'a> = (&'a str, &'a [(&'a str, f64)]);
 
 /// One that takes part in a scenario: a name, and what makes a worker for a thread.
 pub(crate) struct Contender<'a> {
@@ -94,7 +94,7 @@ impl Harness {
     }
 
     /// Tells two figures of each contender.
-    pub(crate) fn report_two(&self, scenario: &str, about: Value, figures: [Figures<'_>; 2]) {
+    pub(crate) fn report_two(&self, scenario: &str, about: Value, figures: [LimitSnapshot<'_>; 2]) {
         self.report_all(scenario, &about, &figures);
     }
 
@@ -104,7 +104,7 @@ impl Harness {
     }
 
     /// Tells figures in several units, the first contender's also in relation to each other one's.
-    pub(crate) fn report_all(&self, scenario: &str, about: &Value, units: &[Figures<'_>]) {
+    pub(crate) fn report_all(&self, scenario: &str, about: &Value, units: &[LimitSnapshot<'_>]) {
         if self.form == Form::Json {
             let mut object = Map::new();
             object.insert("scenario".to_owned(), json!(scenario));

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use governor::RateLimiter;
 use serde_json::{Value, json};
-use tower_ratelimit::{Ask, Gcra, Memory, Quota};
+use tower_ratelimit::{AcquireOptions, Gcra, Memory, Quota};
 
 use crate::harness::{Harness, median};
 use crate::peers::{Key, Terms, governor_quota, now};
@@ -71,7 +71,7 @@ fn insert<K: Key>(name: &str, keys: &[K]) -> Value {
         "ours" => measure(keys, || {
             let limit = Quota::new(TERMS.limit, Duration::from_secs(TERMS.seconds));
             let limiter = Memory::builder(Gcra::new(limit)).max_keys(keys.len()).build().expect("a limiter");
-            move |key: &K| limiter.decide(key, Ask::default()).is_allowed()
+            move |key: &K| limiter.decide(key, AcquireOptions::default()).is_allowed()
         }),
         "governor" => measure(keys, || {
             let limiter = RateLimiter::keyed(governor_quota(TERMS));

@@ -14,7 +14,7 @@ use axum::extract::ConnectInfo;
 use http::{Request, Response};
 use tower::{Layer, Service};
 use tower_ratelimit::{
-    Ask, DynLimit, FixedWindow, Gcra, Limit, ManualClock, Memory, PeerIp, Quota, RateLimitLayer, SlidingWindow,
+    AcquireOptions, DynLimit, FixedWindow, Gcra, Limit, ManualClock, Memory, PeerIp, Quota, RateLimitLayer, SlidingWindow,
 };
 
 /// Never used up.
@@ -39,7 +39,7 @@ fn main() {
                 Limit::new("c", PLENTY).by(|_: &u64| ()),
             );
             let limiter = Memory::builder(limits).clock(ManualClock::new()).build().expect("limits");
-            repeat(count, |_| black_box(&limiter).decide(black_box(&7), Ask::default()).is_allowed());
+            repeat(count, |_| black_box(&limiter).decide(black_box(&7), AcquireOptions::default()).is_allowed());
         }
         "three-limits-dynamic" => {
             let limits: Vec<DynLimit<u64>> = vec![
@@ -48,7 +48,7 @@ fn main() {
                 DynLimit::new(Limit::new("c", PLENTY).by(|_: &u64| ())),
             ];
             let limiter = Memory::builder(limits).clock(ManualClock::new()).build().expect("limits");
-            repeat(count, |_| black_box(&limiter).decide(black_box(&7), Ask::default()).is_allowed());
+            repeat(count, |_| black_box(&limiter).decide(black_box(&7), AcquireOptions::default()).is_allowed());
         }
         "service" => service(count),
         other => panic!("no case named {other}"),
@@ -67,7 +67,7 @@ fn repeat(count: u64, mut decide: impl FnMut(u64) -> bool) {
 
 fn decide<A: tower_ratelimit::algorithm::Algorithm>(algorithm: A, key: impl Fn(u64) -> u64) -> impl Fn(u64) -> bool {
     let limiter = Memory::builder(algorithm).max_keys(200_000).clock(ManualClock::new()).build().expect("a limit");
-    move |index| limiter.decide(black_box(&key(index)), Ask::default()).is_allowed()
+    move |index| limiter.decide(black_box(&key(index)), AcquireOptions::default()).is_allowed()
 }
 
 #[derive(Clone)]

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use tower_ratelimit::store::{Limits, LimitsFor};
 use tower_ratelimit::{
-    Ask, FixedWindow, Gcra, LeakyQueue, Limit, Memory, Quota, SlidingLog, SlidingWindow, SystemClock,
+    AcquireOptions, FixedWindow, Gcra, LeakyQueue, Limit, Memory, Quota, SlidingLog, SlidingWindow, SystemClock,
 };
 
 use crate::floor::Floor;
@@ -44,7 +44,7 @@ impl<K: Key> Field<K> {
 
     fn compare(&self, harness: &Harness, scenario: &str, keys: &[K]) {
         let mut contenders = vec![
-            ask(keys, "ours", |key| self.ours.decide(key, Ask::default()).is_allowed()),
+            ask(keys, "ours", |key| self.ours.decide(key, AcquireOptions::default()).is_allowed()),
             ask(keys, "floor", |key| self.floor.allows(key)),
         ];
         contenders.extend(self.peers.contenders(keys));
@@ -109,7 +109,7 @@ where
         let mut walk = Walk::new(keys.len(), thread);
         move |count| {
             for _ in 0..count {
-                black_box(limiter.decide(&keys[walk.next()], Ask::default()).is_allowed());
+                black_box(limiter.decide(&keys[walk.next()], AcquireOptions::default()).is_allowed());
             }
         }
     })

@@ -46,7 +46,7 @@ def main(address: str) -> None:
         patience = 20
 
         # A stream is charged when it begins, before anything of it is read.
-        watch = health.Watch(request, timeout=60)
+        watch = health.OutcomeGuard(request, timeout=60)
         for _ in range(4):
             check(health.Check(request, timeout=patience).status == HealthCheckResponse.SERVING, "a unary call")
         check(next(watch).status == HealthCheckResponse.SERVING, "a stream")
@@ -56,7 +56,7 @@ def main(address: str) -> None:
         except grpc.RpcError as error:
             refusal_of(error)
         try:
-            check(False, next(health.Watch(request, timeout=patience)))
+            check(False, next(health.OutcomeGuard(request, timeout=patience)))
         except grpc.RpcError as error:
             delay = refusal_of(error)
         try:
@@ -67,7 +67,7 @@ def main(address: str) -> None:
 
         time.sleep(delay)
         check(health.Check(request, timeout=patience).status == HealthCheckResponse.SERVING, "a unary call")
-        check(next(health.Watch(request, timeout=patience)).status == HealthCheckResponse.SERVING, "a stream")
+        check(next(health.OutcomeGuard(request, timeout=patience)).status == HealthCheckResponse.SERVING, "a stream")
         watch.cancel()
         print("served again after exactly that time")
 

@@ -2,7 +2,7 @@ use std::time::Duration;
 
 use super::{Algorithm, AtOnce};
 use crate::clock::Timestamp;
-use crate::decision::{Ask, Figures, Reading, Verdict};
+use crate::decision::{AcquireOptions, LimitSnapshot, LazySnapshot, Verdict};
 use crate::quota::Quota;
 
 /// So many in a window, then none until it ends: a counter with an expiry.
@@ -105,9 +105,9 @@ impl Algorithm for FixedWindow {
     type State = [u64; 4];
 
     #[inline]
-    fn peek(&self, state: &[u64; 4], now: Timestamp, ask: Ask) -> Verdict {
+    fn peek(&self, state: &[u64; 4], now: Timestamp, ask: AcquireOptions) -> Verdict {
         if ask.cost > self.quota.limit() {
-            return Verdict::Never;
+            return Verdict::ExceedsLimit;
         }
         match self.wait(state, now.as_micros(), ask.cost) {
             0 => Verdict::Allowed,
@@ -141,7 +141,7 @@ impl Algorithm for FixedWindow {
     const DECIDES_AT_ONCE: bool = true;
 
     #[inline(always)]
-    fn try_at_once(&self, state: &[u64; 4], now: Timestamp, ask: Ask) -> AtOnce<[u64; 4]> {
+    fn try_at_once(&self, state: &[u64; 4], now: Timestamp, ask: AcquireOptions) -> AtOnce<[u64; 4]> {
         let &[end, _, written_at, _] = state;
         let is_ahead = end.max(written_at).saturating_sub(now.as_micros()) > self.quota.period_micros();
         if is_ahead || ask.cost == 0 || ask.cost > self.quota.limit() {
@@ -174,36 +174,36 @@ impl Algorithm for FixedWindow {
     }
 
     #[inline(always)]
-    fn reading(&self, state: &[u64; 4], now: Timestamp) -> Reading {
+    fn reading(&self, state: &[u64; 4], now: Timestamp) -> LazySnapshot {
         let now = now.as_micros();
         let (used, reset) = self.open(state, now).map_or((0, 0), |window| (window.used, window.end - now));
-        Reading::new([self.quota.limit(), self.quota.period_micros(), used, reset, 0], |words| {
+        LazySnapshot::new([self.quota.limit(), self.quota.period_micros(), used, reset, 0], |words| {
             let &[limit, period, used, reset, ..] = words;
-            Figures {
+            LimitSnapshot {
                 limit,
                 window: Duration::from_micros(period),
                 remaining: limit.saturating_sub(used),
                 reset: Duration::from_micros(reset),
-                more_after: Duration::from_micros(reset),
+                next_token_after: Duration::from_micros(reset),
             }
         })
     }
 
-    fn longest_reset(&self) -> Duration {
+    fn max_reset(&self) -> Duration {
         self.quota.period()
     }
 }
 
 #[cfg(feature = "redis")]
-impl super::Scripted for FixedWindow {
-    const KERNEL: super::Kernel = super::Kernel::new("fixed_window2", include_str!("fixed_window.lua"))
-        .with_short_cut(include_str!("fixed_window_short.lua"));
+impl super::LuaAlgorithm for FixedWindow {
+    const SCRIPT: super::LuaScript = super::LuaScript::new("fixed_window2", include_str!("fixed_window.lua"))
+        .with_fast_path(include_str!("fixed_window_fast.lua"));
 
     fn params(&self, cost: u64, params: &mut Vec<u64>) {
         params.extend([self.quota.limit(), self.quota.period_micros(), cost, u64::from(self.aligned)]);
     }
 
-    fn is_short(&self, ask: Ask) -> bool {
+    fn uses_fast_path(&self, ask: AcquireOptions) -> bool {
         ask.cost > 0 && ask.cost <= self.quota.limit()
     }
 }

@@ -4,7 +4,7 @@ use std::time::Duration;
 use super::bucket::Bucket;
 use super::{Algorithm, AtOnce};
 use crate::clock::Timestamp;
-use crate::decision::{Ask, Reading, Verdict};
+use crate::decision::{AcquireOptions, LazySnapshot, Verdict};
 use crate::error::Error;
 use crate::quota::Quota;
 
@@ -30,12 +30,12 @@ use crate::quota::Quota;
 ///
 /// ```
 /// use std::time::Duration;
-/// use tower_ratelimit::{Ask, LeakyQueue, Memory, Quota};
+/// use tower_ratelimit::{AcquireOptions, LeakyQueue, Memory, Quota};
 ///
 /// // One each 100 ms, and up to five that wait.
 /// let limiter = Memory::new(LeakyQueue::new(Quota::per_second(10)).max_waiting(5));
-/// assert_eq!(limiter.decide("printer", Ask::default()).delay(), Duration::ZERO);
-/// let second = limiter.decide("printer", Ask::default());
+/// assert_eq!(limiter.decide("printer", AcquireOptions::default()).delay(), Duration::ZERO);
+/// let second = limiter.decide("printer", AcquireOptions::default());
 /// assert!(second.is_allowed() && second.delay() > Duration::from_millis(90));
 /// ```
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -101,16 +101,16 @@ impl LeakyQueue {
 }
 
 impl Algorithm for LeakyQueue {
-    super::front::bucket_state!();
+    super::bucket::types::bucket_state!();
 
     #[inline]
-    fn peek(&self, state: &[u64; 4], now: Timestamp, ask: Ask) -> Verdict {
+    fn peek(&self, state: &[u64; 4], now: Timestamp, ask: AcquireOptions) -> Verdict {
         self.kernel.peek_in_turn(state, now, ask)
     }
 
     /// Where nobody is before it.
     #[inline(always)]
-    fn try_at_once(&self, state: &[u64; 4], now: Timestamp, ask: Ask) -> AtOnce<[u64; 4]> {
+    fn try_at_once(&self, state: &[u64; 4], now: Timestamp, ask: AcquireOptions) -> AtOnce<[u64; 4]> {
         let &[whole, .., written_at] = state;
         if whole > written_at.max(now.as_micros()) {
             return AtOnce::Unsaid;
@@ -120,19 +120,19 @@ impl Algorithm for LeakyQueue {
 }
 
 #[cfg(feature = "redis")]
-impl super::Scripted for LeakyQueue {
-    const KERNEL: super::Kernel = super::bucket::KERNEL;
+impl super::LuaAlgorithm for LeakyQueue {
+    const SCRIPT: super::LuaScript = super::bucket::SCRIPT;
 
     fn params(&self, cost: u64, params: &mut Vec<u64>) {
         self.kernel.params(true, cost, params);
     }
 
-    fn state_of(&self, numbers: &[u64]) -> [u64; 4] {
-        Bucket::state_of(numbers)
+    fn decode_state(&self, numbers: &[u64]) -> [u64; 4] {
+        Bucket::decode_state(numbers)
     }
 
-    fn numbers_of(&self, state: &[u64; 4], numbers: &mut Vec<u64>) {
-        Bucket::numbers_of(state, numbers);
+    fn encode_state(&self, state: &[u64; 4], numbers: &mut Vec<u64>) {
+        Bucket::encode_state(state, numbers);
     }
 }
 

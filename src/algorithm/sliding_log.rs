@@ -1,9 +1,9 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use super::{Algorithm, Log};
+use super::{Algorithm, HitLog};
 use crate::clock::Timestamp;
-use crate::decision::{Ask, Figures, Reading, Verdict};
+use crate::decision::{AcquireOptions, LimitSnapshot, LazySnapshot, Verdict};
 use crate::error::Error;
 use crate::quota::Quota;
 
@@ -71,7 +71,7 @@ impl SlidingLog {
     }
 
     /// What counts at `now`.
-    fn window<'a>(&self, log: &'a Log, now: u64) -> Window<'a> {
+    fn window<'a>(&self, log: &'a HitLog, now: u64) -> Window<'a> {
         let own_period = self.quota.period_micros();
         let newest = log.hits.back().map_or(0, |&(time, _)| time);
         let at = now.max(newest);
@@ -100,7 +100,7 @@ impl SlidingLog {
 
 /// The hits that count at a moment.
 struct Window<'a> {
-    log: &'a Log,
+    log: &'a HitLog,
     /// The index of the oldest one.
     first: usize,
     used: u64,
@@ -138,13 +138,13 @@ impl Window<'_> {
 }
 
 impl Algorithm for SlidingLog {
-    type State = Log;
+    type State = HitLog;
 
-    fn peek(&self, state: &Log, now: Timestamp, ask: Ask) -> Verdict {
+    fn peek(&self, state: &HitLog, now: Timestamp, ask: AcquireOptions) -> Verdict {
         self.decide(&self.window(state, now.as_micros()), now, ask.cost)
     }
 
-    fn commit(&self, state: &mut Log, now: Timestamp, _delay: Duration, cost: u64) {
+    fn commit(&self, state: &mut HitLog, now: Timestamp, _delay: Duration, cost: u64) {
         if cost == 0 {
             return;
         }
@@ -170,7 +170,7 @@ impl Algorithm for SlidingLog {
     }
 
     /// Hits of which, since any moment, there are as many as of either.
-    fn inherit(&self, state: &mut Log, from: &Log, now: Timestamp) {
+    fn inherit(&self, state: &mut HitLog, from: &HitLog, now: Timestamp) {
         let newest_first =
             |window: Window<'_>| window.log.hits.range(window.first..).rev().copied().collect::<Vec<_>>();
         let [own, other] = [&*state, from].map(|log| newest_first(self.window(log, now.as_micros())));
@@ -205,7 +205,7 @@ impl Algorithm for SlidingLog {
     }
 
     /// Without the copy of the log that the default makes.
-    fn peek_with_held(&self, state: &Log, now: Timestamp, ask: Ask, held: u64) -> (Verdict, Reading) {
+    fn peek_with_held(&self, state: &HitLog, now: Timestamp, ask: AcquireOptions, held: u64) -> (Verdict, LazySnapshot) {
         let mut window = self.window(state, now.as_micros());
         if held > 0 {
             // A charge counts all hits under the present period.
@@ -214,11 +214,11 @@ impl Algorithm for SlidingLog {
         (self.decide(&window, now, ask.cost), self.figures(&window, now).into())
     }
 
-    fn reading(&self, state: &Log, now: Timestamp) -> Reading {
+    fn reading(&self, state: &HitLog, now: Timestamp) -> LazySnapshot {
         self.figures(&self.window(state, now.as_micros()), now).into()
     }
 
-    fn longest_reset(&self) -> Duration {
+    fn max_reset(&self) -> Duration {
         self.quota.period()
     }
 
@@ -231,7 +231,7 @@ impl SlidingLog {
     fn decide(&self, window: &Window<'_>, now: Timestamp, cost: u64) -> Verdict {
         let limit = self.quota.limit();
         if cost > limit {
-            return Verdict::Never;
+            return Verdict::ExceedsLimit;
         }
         match window.used().saturating_add(cost).checked_sub(limit) {
             None | Some(0) => Verdict::Allowed,
@@ -241,23 +241,23 @@ impl SlidingLog {
         }
     }
 
-    fn figures(&self, window: &Window<'_>, now: Timestamp) -> Figures {
+    fn figures(&self, window: &Window<'_>, now: Timestamp) -> LimitSnapshot {
         let until = |moment: u64| Duration::from_micros(moment.saturating_sub(now.as_micros()));
         let used = window.used();
         let limit = self.quota.limit();
-        let (reset, more_after) = if used == 0 {
+        let (reset, next_token_after) = if used == 0 {
             (Duration::ZERO, Duration::ZERO)
         } else {
             let more = 1.max(used.saturating_sub(limit - 1));
             (until(window.all_freed_at()), until(window.freed_at(more)))
         };
-        Figures { limit, window: self.quota.period(), remaining: limit.saturating_sub(used), reset, more_after }
+        LimitSnapshot { limit, window: self.quota.period(), remaining: limit.saturating_sub(used), reset, next_token_after }
     }
 }
 
 #[cfg(feature = "redis")]
-impl super::Scripted for SlidingLog {
-    const KERNEL: super::Kernel = super::Kernel::new("sliding_log2", include_str!("sliding_log.lua")).with_head();
+impl super::LuaAlgorithm for SlidingLog {
+    const SCRIPT: super::LuaScript = super::LuaScript::new("sliding_log2", include_str!("sliding_log.lua")).with_header();
 
     fn params(&self, cost: u64, params: &mut Vec<u64>) {
         params.extend([self.quota.limit(), self.quota.period_micros(), cost]);
@@ -268,14 +268,14 @@ impl super::Scripted for SlidingLog {
         4
     }
 
-    fn reading_of(&self, [used, left_at, more_at]: [u64; 3], now: Timestamp) -> Reading {
+    fn snapshot_from_view(&self, [used, left_at, more_at]: [u64; 3], now: Timestamp) -> LazySnapshot {
         let limit = self.quota.limit();
-        let figures = Figures {
+        let figures = LimitSnapshot {
             limit,
             window: self.quota.period(),
             remaining: limit.saturating_sub(used),
             reset: Timestamp::from_micros(left_at).since(now),
-            more_after: Timestamp::from_micros(more_at).since(now),
+            next_token_after: Timestamp::from_micros(more_at).since(now),
         };
         figures.into()
     }

@@ -1,8 +1,8 @@
 use std::time::Duration;
 
-use super::{Algorithm, Blocks};
+use super::{Algorithm, Counters};
 use crate::clock::Timestamp;
-use crate::decision::{Ask, Figures, Reading, Verdict};
+use crate::decision::{AcquireOptions, LimitSnapshot, LazySnapshot, Verdict};
 use crate::error::Error;
 use crate::quota::Quota;
 
@@ -157,7 +157,7 @@ impl SlidingWindow {
         self.width() << 6 | self.blocks
     }
 
-    fn view<'a>(&self, state: &'a Blocks, now: u64) -> View<'a> {
+    fn view<'a>(&self, state: &'a Counters, now: u64) -> View<'a> {
         let mut view = View { counts: &[], newest: 0, width: 0, kept: 1, written_at: 0, at: now, behind: 0 };
         let &[fresh_at, newest, written_at, geometry, ref counts @ ..] = &**state else { return view };
         let at = now.max(written_at);
@@ -200,7 +200,7 @@ impl SlidingWindow {
         counts
     }
 
-    fn write(&self, state: &mut Blocks, new: &Counts) {
+    fn write(&self, state: &mut Counters, new: &Counts) {
         let words = &mut **state;
         let Some((head, counts)) = words.split_at_mut_checked(HEAD) else { return };
         counts.fill(0);
@@ -317,11 +317,11 @@ const fn index(small: u64) -> usize {
 }
 
 impl Algorithm for SlidingWindow {
-    type State = Blocks;
+    type State = Counters;
 
-    fn peek(&self, state: &Blocks, now: Timestamp, ask: Ask) -> Verdict {
+    fn peek(&self, state: &Counters, now: Timestamp, ask: AcquireOptions) -> Verdict {
         if ask.cost > self.quota.limit() {
-            return Verdict::Never;
+            return Verdict::ExceedsLimit;
         }
         let view = self.view(state, now.as_micros());
         match self.wait(&view, ask.cost) {
@@ -330,7 +330,7 @@ impl Algorithm for SlidingWindow {
         }
     }
 
-    fn commit(&self, state: &mut Blocks, now: Timestamp, _delay: Duration, cost: u64) {
+    fn commit(&self, state: &mut Counters, now: Timestamp, _delay: Duration, cost: u64) {
         if cost > 0 {
             let mut counts = self.counts(&self.view(state, now.as_micros()));
             counts.by_age[0] = counts.by_age[0].saturating_add(cost);
@@ -339,7 +339,7 @@ impl Algorithm for SlidingWindow {
     }
 
     /// The greater of both counts, block by block.
-    fn inherit(&self, state: &mut Blocks, from: &Blocks, now: Timestamp) {
+    fn inherit(&self, state: &mut Counters, from: &Counters, now: Timestamp) {
         let [own, other] = [&*state, from].map(|state| self.counts(&self.view(state, now.as_micros())));
         let (mut newer, older) = if own.at >= other.at { (own, other) } else { (other, own) };
         let apart = newer.current - older.current;
@@ -350,34 +350,34 @@ impl Algorithm for SlidingWindow {
         self.write(state, &newer);
     }
 
-    fn reading(&self, state: &Blocks, now: Timestamp) -> Reading {
+    fn reading(&self, state: &Counters, now: Timestamp) -> LazySnapshot {
         let view = self.view(state, now.as_micros());
         let limit = self.quota.limit();
         let remaining = self.remaining(&view);
         let reset = self.live(&view).last().map_or(0, |newest| newest.leaves_at - view.at + view.behind);
-        let more_after = if remaining < limit { self.wait(&view, remaining + 1) + view.behind } else { reset };
-        Figures {
+        let next_token_after = if remaining < limit { self.wait(&view, remaining + 1) + view.behind } else { reset };
+        LimitSnapshot {
             limit,
             window: self.quota.period(),
             remaining,
             reset: Duration::from_micros(reset),
-            more_after: Duration::from_micros(more_after),
+            next_token_after: Duration::from_micros(next_token_after),
         }
         .into()
     }
 
-    fn longest_reset(&self) -> Duration {
+    fn max_reset(&self) -> Duration {
         Duration::from_micros(self.quota.period_micros() + self.width())
     }
 
-    fn state_words(&self) -> usize {
+    fn counter_words(&self) -> usize {
         HEAD + index(self.kept())
     }
 }
 
 #[cfg(feature = "redis")]
-impl super::Scripted for SlidingWindow {
-    const KERNEL: super::Kernel = super::Kernel::new("sliding_window2", include_str!("sliding_window.lua"));
+impl super::LuaAlgorithm for SlidingWindow {
+    const SCRIPT: super::LuaScript = super::LuaScript::new("sliding_window2", include_str!("sliding_window.lua"));
 
     fn params(&self, cost: u64, params: &mut Vec<u64>) {
         params.extend([self.quota.limit(), self.width(), self.blocks, cost, u64::from(self.weighted)]);
@@ -389,13 +389,13 @@ impl super::Scripted for SlidingWindow {
     }
 
     // In Redis the geometry is two numbers: the width, and how many blocks a hit counts in.
-    fn state_of(&self, numbers: &[u64]) -> Blocks {
+    fn decode_state(&self, numbers: &[u64]) -> Counters {
         let &[fresh_at, newest, written_at, width, kept, ref counts @ ..] = numbers else {
-            return Blocks::zero(self.state_words());
+            return Counters::zero(self.counter_words());
         };
         // What follows is the store's.
         let counts = &counts[..usize::try_from(kept).map_or(0, |kept| kept.min(counts.len()))];
-        let mut state = Blocks::zero((HEAD + counts.len()).max(self.state_words()));
+        let mut state = Counters::zero((HEAD + counts.len()).max(self.counter_words()));
         state[..HEAD].copy_from_slice(&[fresh_at, newest, written_at, width << 6 | kept.saturating_sub(1)]);
         for (word, count) in state[HEAD..].iter_mut().zip(counts) {
             *word = *count;
@@ -403,7 +403,7 @@ impl super::Scripted for SlidingWindow {
         state
     }
 
-    fn numbers_of(&self, state: &Blocks, numbers: &mut Vec<u64>) {
+    fn encode_state(&self, state: &Counters, numbers: &mut Vec<u64>) {
         let &[fresh_at, newest, written_at, geometry, ref counts @ ..] = &**state else { return };
         let kept = (geometry & 63) + 1;
         numbers.extend([fresh_at, newest, written_at, geometry >> 6, kept]);

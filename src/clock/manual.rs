@@ -2,7 +2,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use super::{Clock, Timestamp, whole_micros};
+use super::{Clock, Timestamp, micros_floor};
 
 /// A clock that stands still until it is moved by hand: for testing your own limits without sleeping.
 ///
@@ -10,12 +10,12 @@ use super::{Clock, Timestamp, whole_micros};
 ///
 /// ```
 /// use std::time::Duration;
-/// use tower_ratelimit::{Ask, FixedWindow, Limiter, ManualClock, Memory, Quota};
+/// use tower_ratelimit::{AcquireOptions, FixedWindow, Limiter, ManualClock, Memory, Quota};
 ///
 /// let clock = ManualClock::new();
 /// let limiter = Memory::builder(FixedWindow::new(Quota::per_minute(1))).clock(clock.clone()).build()?;
 ///
-/// let mut allowed = || limiter.decide("a key", Ask::default()).is_allowed();
+/// let mut allowed = || limiter.decide("a key", AcquireOptions::default()).is_allowed();
 /// assert!(allowed());
 /// assert!(!allowed());
 /// clock.advance(Duration::from_secs(60));
@@ -45,7 +45,7 @@ impl ManualClock {
 
     /// Moves the clock forward. A fraction of a microsecond is dropped.
     pub fn advance(&self, span: Duration) {
-        let micros = whole_micros(span);
+        let micros = micros_floor(span);
         // The closure always returns `Some`, so the update can't fail.
         let _ = self.now.fetch_update(Ordering::AcqRel, Ordering::Acquire, |now| Some(now.saturating_add(micros)));
     }

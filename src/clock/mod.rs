@@ -17,7 +17,7 @@ pub use self::system::SystemClock;
 pub use self::tokio::TokioClock;
 
 /// The longest period, and the longest time that anything is remembered: 200 years.
-pub(crate) const LONGEST_MICROS: u64 = 73_050 * 86_400_000_000;
+pub(crate) const MAX_PERIOD_MICROS: u64 = 73_050 * 86_400_000_000;
 
 /// A moment: whole microseconds since the Unix epoch.
 ///
@@ -32,7 +32,7 @@ impl Timestamp {
 
     /// The last moment that limiters in memory tell from others, in the year 2340: 200 years, the longest time that anything is
     /// remembered for, before 2^54 microseconds. For a clock that is beyond it time stands still, and limits hold on.
-    pub const LAST: Self = Self((1 << 54) - 1 - LONGEST_MICROS);
+    pub const LAST: Self = Self((1 << 54) - 1 - MAX_PERIOD_MICROS);
 
     /// The moment `micros` microseconds after the Unix epoch.
     #[must_use]
@@ -50,7 +50,7 @@ impl Timestamp {
     /// moment there is.
     #[must_use]
     pub fn after(self, span: Duration) -> Self {
-        Self(self.0.saturating_add(whole_micros(span)))
+        Self(self.0.saturating_add(micros_floor(span)))
     }
 
     /// The time from `earlier` to `self`, zero if `earlier` is the later one.
@@ -68,7 +68,7 @@ impl fmt::Debug for Timestamp {
 
 /// A duration in whole microseconds, a fraction dropped, saturating.
 #[inline]
-pub(crate) fn whole_micros(span: Duration) -> u64 {
+pub(crate) fn micros_floor(span: Duration) -> u64 {
     let seconds = span.as_secs().checked_mul(1_000_000);
     seconds.map_or(u64::MAX, |micros| micros.saturating_add(span.subsec_micros().into()))
 }

@@ -3,7 +3,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
-use super::{Clock, Timestamp, whole_micros};
+use super::{Clock, Timestamp, micros_floor};
 
 /// The system's clock: Unix time, read once when the clock is made, and from then on the monotonic clock.
 ///
@@ -39,7 +39,7 @@ impl SystemClock {
     pub fn new() -> Self {
         let counter = quanta::Clock::new();
         let unix = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        let started_at = Timestamp::from_micros(whole_micros(unix));
+        let started_at = Timestamp::from_micros(micros_floor(unix));
         let shared = Shared {
             version: AtomicU64::new(0),
             counted: AtomicU64::new(counter.raw()),

@@ -1,27 +1,27 @@
 //! What is asked of a limiter, and what it answers.
 
-mod apart;
-mod ask;
-mod figures;
-mod standing;
+mod cold_drop;
+mod options;
+mod snapshot;
+mod status;
 mod verdict;
 
 use std::fmt;
 use std::time::Duration;
 
-use self::apart::Apart;
-pub use self::ask::Ask;
-pub use self::figures::{Figures, Reading};
-pub use self::standing::Standing;
-pub(crate) use self::standing::{Name, unfit_for_name};
-use self::verdict::Compact;
+use self::cold_drop::ColdDrop;
+pub use self::options::AcquireOptions;
+pub use self::snapshot::{LimitSnapshot, LazySnapshot};
+pub use self::status::LimitStatus;
+pub(crate) use self::status::{Name, unfit_for_name};
+use self::verdict::PackedVerdict;
 pub use self::verdict::Verdict;
 use crate::clock::Timestamp;
 
 /// Who made a decision.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 #[non_exhaustive]
-pub enum Source {
+pub enum DecisionSource {
     /// The limiter's own store.
     #[default]
     Store,
@@ -37,65 +37,65 @@ pub enum Source {
 ///
 /// Where several limits decide together, [`verdict`](Self::verdict) is over all of them, and
 /// [`standing`](Self::standing) is the one that speaks: the one to wait longest for if the request is refused, else
-/// the one with the least remaining. [`standings`](Self::standings) lists them all where the [`Ask`] wanted that.
+/// the one with the least remaining. [`standings`](Self::standings) lists them all where the [`AcquireOptions`] wanted that.
 #[derive(Clone, PartialEq)]
 pub struct Decision {
-    verdict: Compact,
-    source: Source,
-    promises_turns: bool,
+    verdict: PackedVerdict,
+    source: DecisionSource,
+    supports_scheduling: bool,
     is_estimate: bool,
     decided_at: Timestamp,
-    standing: Option<Standing>,
+    standing: Option<LimitStatus>,
     #[allow(clippy::box_collection, reason = "a word in every decision, for what few list")]
-    every: Apart<Box<Vec<Standing>>>,
+    every: ColdDrop<Box<Vec<LimitStatus>>>,
 }
 
 impl Decision {
     /// A decision of one limit.
     #[must_use]
-    pub fn one(decided_at: Timestamp, standing: Standing) -> Self {
+    pub fn one(decided_at: Timestamp, standing: LimitStatus) -> Self {
         Self {
             verdict: standing.verdict,
-            source: Source::Store,
-            promises_turns: false,
+            source: DecisionSource::Store,
+            supports_scheduling: false,
             is_estimate: false,
             decided_at,
             standing: Some(standing),
-            every: Apart::NOTHING,
+            every: ColdDrop::NOTHING,
         }
     }
 
     /// A decision of one limit, as a store makes it.
     #[inline(always)]
-    pub(crate) fn by_store(decided_at: Timestamp, promises_turns: bool, standing: Standing) -> Self {
+    pub(crate) fn by_store(decided_at: Timestamp, supports_scheduling: bool, standing: LimitStatus) -> Self {
         Self {
             verdict: standing.verdict,
-            source: Source::Store,
-            promises_turns,
+            source: DecisionSource::Store,
+            supports_scheduling,
             is_estimate: false,
             decided_at,
             standing: Some(standing),
-            every: Apart::NOTHING,
+            every: ColdDrop::NOTHING,
         }
     }
 
     /// A decision of several limits together, from all their standings; one without any limit is allowed.
     #[must_use]
-    pub fn every(decided_at: Timestamp, standings: Vec<Standing>) -> Self {
+    pub fn every(decided_at: Timestamp, standings: Vec<LimitStatus>) -> Self {
         let mut decision = Self::by_policy(decided_at, Verdict::Allowed);
-        decision.source = Source::Store;
+        decision.source = DecisionSource::Store;
         for standing in &standings {
             decision.add(standing.clone());
         }
-        decision.every = Apart::of(Box::new(standings));
+        decision.every = ColdDrop::of(Box::new(standings));
         decision
     }
 
-    /// A decision of all of a store's limits, in their order; with `list_all` it lists them: see [`Ask::lists_all`].
+    /// A decision of all of a store's limits, in their order; with `list_all` it lists them: see [`AcquireOptions::lists_all`].
     pub(crate) fn of_limits(
         decided_at: Timestamp,
         list_all: bool,
-        mut standings: impl Iterator<Item = Standing>,
+        mut standings: impl Iterator<Item = LimitStatus>,
     ) -> Self {
         match if list_all { None } else { standings.next() } {
             None => Self::every(decided_at, standings.collect()),
@@ -111,13 +111,13 @@ impl Decision {
     pub(crate) fn later(&self, elapsed: Duration) -> Self {
         Self {
             verdict: self.verdict.later(elapsed),
-            source: Source::Cache,
-            promises_turns: self.promises_turns,
+            source: DecisionSource::Cache,
+            supports_scheduling: self.supports_scheduling,
             is_estimate: self.is_estimate,
             decided_at: self.decided_at.after(elapsed),
             standing: self.standing.as_ref().map(|standing| standing.later(elapsed)),
-            every: self.every.get().map_or(Apart::NOTHING, |every| {
-                Apart::of(Box::new(every.iter().map(|standing| standing.later(elapsed)).collect()))
+            every: self.every.get().map_or(ColdDrop::NOTHING, |every| {
+                ColdDrop::of(Box::new(every.iter().map(|standing| standing.later(elapsed)).collect()))
             }),
         }
     }
@@ -126,19 +126,19 @@ impl Decision {
     #[must_use]
     pub fn by_policy(decided_at: Timestamp, verdict: Verdict) -> Self {
         Self {
-            verdict: Compact::pack(verdict),
-            source: Source::Policy,
-            promises_turns: false,
+            verdict: PackedVerdict::pack(verdict),
+            source: DecisionSource::Policy,
+            supports_scheduling: false,
             is_estimate: false,
             decided_at,
             standing: None,
-            every: Apart::NOTHING,
+            every: ColdDrop::NOTHING,
         }
     }
 
     /// The same decision, made by somebody else.
     #[must_use]
-    pub fn from_source(mut self, source: Source) -> Self {
+    pub fn from_source(mut self, source: DecisionSource) -> Self {
         self.source = source;
         self
     }
@@ -146,15 +146,15 @@ impl Decision {
     /// Notes that whoever decided promises later turns to those who accept a delay: so that a refusal means that none
     /// comes in time, and it is no use to wait and ask again.
     #[must_use]
-    pub fn with_turns(mut self, promises_turns: bool) -> Self {
-        self.promises_turns = promises_turns;
+    pub fn with_scheduling(mut self, supports_scheduling: bool) -> Self {
+        self.supports_scheduling = supports_scheduling;
         self
     }
 
     /// Whether whoever decided promises later turns.
     #[must_use]
-    pub fn promises_turns(&self) -> bool {
-        self.promises_turns
+    pub fn supports_scheduling(&self) -> bool {
+        self.supports_scheduling
     }
 
     /// Notes that [`retry_after`](Self::retry_after) is an estimate: the limiter cannot know when there will be room.
@@ -175,16 +175,16 @@ impl Decision {
 
     /// What was allowed after a delay, refused for that long.
     pub(crate) fn refused_for(mut self, retry_after: Duration) -> Self {
-        self.verdict = Compact::pack(Verdict::Denied { retry_after });
+        self.verdict = PackedVerdict::pack(Verdict::Denied { retry_after });
         self
     }
 
     /// Counts in one more limit, unless it is a shadow.
-    pub(crate) fn add(&mut self, standing: Standing) {
+    pub(crate) fn add(&mut self, standing: LimitStatus) {
         if standing.shadow {
             return;
         }
-        self.verdict = Compact::pack(self.verdict().and(standing.verdict()));
+        self.verdict = PackedVerdict::pack(self.verdict().and(standing.verdict()));
         let speaks = match &self.standing {
             None => true,
             Some(speaking) => louder(&standing, speaking),
@@ -224,7 +224,7 @@ impl Decision {
 
     /// For a refused request the exact time after which the same request succeeds, if nobody else uses the key.
     ///
-    /// `None` if it is allowed, and if it can never be: [`is_never`](Self::is_never) tells.
+    /// `None` if it is allowed, and if it can never be: [`exceeds_limit`](Self::exceeds_limit) tells.
     #[must_use]
     pub fn retry_after(&self) -> Option<Duration> {
         match self.verdict() {
@@ -235,13 +235,13 @@ impl Decision {
 
     /// Whether the request costs more than can ever be had.
     #[must_use]
-    pub fn is_never(&self) -> bool {
-        self.verdict() == Verdict::Never
+    pub fn exceeds_limit(&self) -> bool {
+        self.verdict() == Verdict::ExceedsLimit
     }
 
     /// Who decided.
     #[must_use]
-    pub fn source(&self) -> Source {
+    pub fn source(&self) -> DecisionSource {
         self.source
     }
 
@@ -253,45 +253,45 @@ impl Decision {
 
     /// The limit that speaks. `None` if no limit was consulted: a policy decided.
     #[must_use]
-    pub fn standing(&self) -> Option<&Standing> {
+    pub fn standing(&self) -> Option<&LimitStatus> {
         self.standing.as_ref()
     }
 
-    /// Every limit in its declared order, where the [`Ask`] wanted that or there is one only; else the one that
+    /// Every limit in its declared order, where the [`AcquireOptions`] wanted that or there is one only; else the one that
     /// speaks.
     #[must_use]
-    pub fn standings(&self) -> &[Standing] {
+    pub fn standings(&self) -> &[LimitStatus] {
         match self.every.get() {
             Some(every) => every,
             None => self.standing.as_slice(),
         }
     }
 
-    /// The shadow limits that would have refused the request. They are known whatever the [`Ask`] wanted.
-    pub fn shadow_refusals(&self) -> impl Iterator<Item = &Standing> {
+    /// The shadow limits that would have refused the request. They are known whatever the [`AcquireOptions`] wanted.
+    pub fn shadow_refusals(&self) -> impl Iterator<Item = &LimitStatus> {
         self.standings().iter().filter(|standing| standing.shadow && !standing.verdict().is_allowed())
     }
 
     /// How much could be had now, by the limit that speaks. `None` if a policy decided.
     #[must_use]
     pub fn remaining(&self) -> Option<u64> {
-        self.standing().map(Standing::remaining)
+        self.standing().map(LimitStatus::remaining)
     }
 
     /// The time until the key is as good as new, by the limit that speaks. `None` if a policy decided.
     #[must_use]
     pub fn reset(&self) -> Option<Duration> {
-        self.standing().map(Standing::reset)
+        self.standing().map(LimitStatus::reset)
     }
 }
 
 /// Whether `new` speaks rather than `old`: the longer wait, or with none the smaller remainder. The first of equals.
-fn louder(new: &Standing, old: &Standing) -> bool {
-    let wait = |standing: &Standing| match standing.verdict() {
+fn louder(new: &LimitStatus, old: &LimitStatus) -> bool {
+    let wait = |standing: &LimitStatus| match standing.verdict() {
         Verdict::Allowed => (0, Duration::ZERO),
         Verdict::AllowedAfter(delay) => (1, delay),
         Verdict::Denied { retry_after } => (2, retry_after),
-        Verdict::Never => (3, Duration::ZERO),
+        Verdict::ExceedsLimit => (3, Duration::ZERO),
     };
     match wait(new).cmp(&wait(old)) {
         std::cmp::Ordering::Greater => true,
@@ -305,7 +305,7 @@ impl fmt::Debug for Decision {
         f.debug_struct("Decision")
             .field("verdict", &self.verdict())
             .field("source", &self.source)
-            .field("promises_turns", &self.promises_turns)
+            .field("supports_scheduling", &self.supports_scheduling)
             .field("is_estimate", &self.is_estimate)
             .field("decided_at", &self.decided_at)
             .field("standings", &self.standings())

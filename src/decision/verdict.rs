@@ -14,7 +14,7 @@ pub enum Verdict {
         retry_after: Duration,
     },
     /// Refused for good: the cost is over what the limit can ever hold.
-    Never,
+    ExceedsLimit,
 }
 
 impl Verdict {
@@ -27,7 +27,7 @@ impl Verdict {
     /// The verdict over both: the stricter one. It is exact, as every algorithm's answer only improves with time.
     pub(crate) fn and(self, other: Self) -> Self {
         match (self, other) {
-            (Self::Never, _) | (_, Self::Never) => Self::Never,
+            (Self::ExceedsLimit, _) | (_, Self::ExceedsLimit) => Self::ExceedsLimit,
             (Self::Denied { retry_after: a }, Self::Denied { retry_after: b }) => {
                 Self::Denied { retry_after: a.max(b) }
             }
@@ -44,9 +44,9 @@ impl Verdict {
 /// Zero is allowed, all ones never; else microseconds, with the highest bit set if it is allowed after them. Durations are
 /// whole microseconds here, at most 2^62 of them.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) struct Compact(u64);
+pub(super) struct PackedVerdict(u64);
 
-impl Compact {
+impl PackedVerdict {
     const NEVER: u64 = u64::MAX;
     const AFTER: u64 = 1 << 63;
     const MOST: u64 = (1 << 62) - 1;
@@ -55,9 +55,9 @@ impl Compact {
     pub(super) fn pack(verdict: Verdict) -> Self {
         match verdict {
             Verdict::Allowed => Self(0),
-            Verdict::AllowedAfter(delay) => Self(Self::AFTER | crate::clock::whole_micros(delay).min(Self::MOST)),
-            Verdict::Denied { retry_after } => Self(crate::clock::whole_micros(retry_after).clamp(1, Self::MOST)),
-            Verdict::Never => Self(Self::NEVER),
+            Verdict::AllowedAfter(delay) => Self(Self::AFTER | crate::clock::micros_floor(delay).min(Self::MOST)),
+            Verdict::Denied { retry_after } => Self(crate::clock::micros_floor(retry_after).clamp(1, Self::MOST)),
+            Verdict::ExceedsLimit => Self(Self::NEVER),
         }
     }
 
@@ -82,7 +82,7 @@ impl Compact {
     pub(super) fn unpack(self) -> Verdict {
         match self.0 {
             0 => Verdict::Allowed,
-            Self::NEVER => Verdict::Never,
+            Self::NEVER => Verdict::ExceedsLimit,
             after if after & Self::AFTER != 0 => Verdict::AllowedAfter(Duration::from_micros(after & Self::MOST)),
             wait => Verdict::Denied { retry_after: Duration::from_micros(wait) },
         }
@@ -91,7 +91,7 @@ impl Compact {
     /// The same a while later, if nobody asks meanwhile.
     pub(super) fn later(self, elapsed: Duration) -> Self {
         match self.unpack() {
-            Verdict::Denied { .. } => Self(self.0.saturating_sub(crate::clock::whole_micros(elapsed))),
+            Verdict::Denied { .. } => Self(self.0.saturating_sub(crate::clock::micros_floor(elapsed))),
             _ => self,
         }
     }

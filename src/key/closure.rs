@@ -1,5 +1,5 @@
 use super::missing::Missing;
-use super::seam::{ExtractKey, Extracted};
+use super::{ExtractKey, Extracted};
 
 impl<Request, F, R> ExtractKey<Request> for F
 where

@@ -2,9 +2,9 @@ use std::net::IpAddr;
 
 use http::{Method, Request, header};
 
-use super::address::{FromExtensions, Networks, PeerAddress};
-use super::client_ip::ClientIp;
-use super::seam::{ExtractKey, Extracted};
+use super::ip::{FromExtensions, Networks, PeerAddress};
+use super::ip::ClientIp;
+use super::{ExtractKey, Extracted};
 use crate::error::Error;
 
 /// An extractor that lets some requests pass under no limit: see
@@ -35,11 +35,11 @@ where
     }
 }
 
-/// Says whether something holds of a request: [`Preflight`], [`Paths`], [`ClientIn`], [`PeerIn`], or a closure
+/// Says whether something holds of a request: [`Preflight`], [`ExactPaths`], [`ClientNetworks`], [`PeerNetworks`], or a closure
 /// `Fn(&Request) -> bool`.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is no predicate on `{Request}`",
-    note = "a predicate is `Preflight`, `Paths`, `ClientIn`, `PeerIn` or a closure `|request: &{Request}| -> bool`"
+    note = "a predicate is `Preflight`, `ExactPaths`, `ClientNetworks`, `PeerNetworks` or a closure `|request: &{Request}| -> bool`"
 )]
 pub trait Predicate<Request> {
     /// Whether it holds.
@@ -68,16 +68,16 @@ impl<B> Predicate<Request<B>> for Preflight {
 
 /// Holds of requests for one of these paths, exactly: health checks, for instance.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Paths(Vec<String>);
+pub struct ExactPaths(Vec<String>);
 
-impl Paths {
+impl ExactPaths {
     /// These paths, each with its leading slash.
     pub fn new(paths: impl IntoIterator<Item = impl Into<String>>) -> Self {
         Self(paths.into_iter().map(Into::into).collect())
     }
 }
 
-impl<B> Predicate<Request<B>> for Paths {
+impl<B> Predicate<Request<B>> for ExactPaths {
     fn holds(&self, request: &Request<B>) -> bool {
         self.0.iter().any(|path| path == request.uri().path())
     }
@@ -88,20 +88,20 @@ impl<B> Predicate<Request<B>> for Paths {
 /// # Behind a proxy
 ///
 /// **The peer is the proxy.** If a proxy is in one of the networks, every request through this proxy is exempt, and so
-/// are all clients. Behind proxies use [`ClientIn`].
+/// are all clients. Behind proxies use [`ClientNetworks`].
 ///
 /// ```
-/// use tower_ratelimit::key::PeerIn;
+/// use tower_ratelimit::key::PeerNetworks;
 /// use tower_ratelimit::{Gcra, Memory, PeerIp, Quota, RateLimitLayer};
 ///
 /// let limiter = Memory::new(Gcra::new(Quota::per_second(10)));
-/// let layer = RateLimitLayer::new(PeerIp::new(), limiter).exempt_if(PeerIn::parse(["192.168.1.0/24", "::1"])?);
+/// let layer = RateLimitLayer::new(PeerIp::new(), limiter).exempt_if(PeerNetworks::parse(["192.168.1.0/24", "::1"])?);
 /// # Ok::<(), tower_ratelimit::Error>(())
 /// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct PeerIn(Networks);
+pub struct PeerNetworks(Networks);
 
-impl PeerIn {
+impl PeerNetworks {
     /// Networks as `10.0.0.0/8` or `2001:db8::/32`, or single addresses.
     ///
     /// # Errors
@@ -118,7 +118,7 @@ impl PeerIn {
     }
 }
 
-impl<B> Predicate<Request<B>> for PeerIn {
+impl<B> Predicate<Request<B>> for PeerNetworks {
     fn holds(&self, request: &Request<B>) -> bool {
         FromExtensions.peer_address(request).is_some_and(|peer| self.contains(peer))
     }
@@ -131,23 +131,23 @@ impl<B> Predicate<Request<B>> for PeerIn {
 /// addresses, not the whole network.
 ///
 /// ```
-/// use tower_ratelimit::key::{ClientIn, TrustedProxies};
+/// use tower_ratelimit::key::{ClientNetworks, TrustedProxies};
 /// use tower_ratelimit::{ClientIp, Gcra, Memory, Quota, RateLimitLayer};
 ///
 /// let client = ClientIp::x_forwarded_for(TrustedProxies::parse(["10.0.0.0/24"])?);
-/// let inside = ClientIn::parse(client.clone(), ["10.0.0.0/8", "fd00::/8"])?;
+/// let inside = ClientNetworks::parse(client.clone(), ["10.0.0.0/8", "fd00::/8"])?;
 ///
 /// let limiter = Memory::new(Gcra::new(Quota::per_second(10)));
 /// let layer = RateLimitLayer::new(client, limiter).exempt_if(inside);
 /// # Ok::<(), tower_ratelimit::Error>(())
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ClientIn<P = FromExtensions> {
+pub struct ClientNetworks<P = FromExtensions> {
     client: ClientIp<P>,
     networks: Networks,
 }
 
-impl<P> ClientIn<P> {
+impl<P> ClientNetworks<P> {
     /// The client that `client` finds, in networks as `10.0.0.0/8` or `2001:db8::/32`, or single addresses.
     ///
     /// The whole address counts, not the prefix that `client` uses as a key.
@@ -160,7 +160,7 @@ impl<P> ClientIn<P> {
     }
 }
 
-impl<B, P: PeerAddress<Request<B>>> Predicate<Request<B>> for ClientIn<P> {
+impl<B, P: PeerAddress<Request<B>>> Predicate<Request<B>> for ClientNetworks<P> {
     fn holds(&self, request: &Request<B>) -> bool {
         self.client.known_client(request).is_some_and(|client| self.networks.contains(client))
     }

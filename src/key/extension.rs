@@ -5,7 +5,7 @@ use std::marker::PhantomData;
 use http::Request;
 
 use super::missing::Missing;
-use super::seam::{ExtractKey, Extracted};
+use super::{ExtractKey, Extracted};
 
 /// A value that an outer layer put into the request's extensions: the user that a login layer found, for instance.
 ///

@@ -1,4 +1,4 @@
-use super::seam::{ExtractKey, Extracted};
+use super::{ExtractKey, Extracted};
 
 /// One key for all requests: a limit on everybody together.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -6,7 +6,7 @@ use http::HeaderName;
 
 /// Why there is no key: the request has none, has one that is unusable, or the server is misconfigured.
 ///
-/// | Kind | Made by | `.or(..)` | [`WhenMissing::Exempt`](crate::WhenMissing::Exempt) | Status |
+/// | Kind | Made by | `.or(..)` | [`MissingKeyPolicy::Exempt`](crate::MissingKeyPolicy::Exempt) | Status |
 /// |---|---|---|---|---|
 /// | absent | [`from_request`](Self::from_request) | asks the other extractor | forwards the request | 400 |
 /// | unusable | [`unusable`](Self::unusable) | refuses the request | refuses the request | 400 |
@@ -42,7 +42,7 @@ impl Missing {
     /// The key is absent: the request holds nothing that the extractor reads. Answered with status 400.
     ///
     /// Another extractor may find a key ([`Or`](super::Or)), and the layer may forward the request under no limit
-    /// ([`WhenMissing::Exempt`](crate::WhenMissing::Exempt)).
+    /// ([`MissingKeyPolicy::Exempt`](crate::MissingKeyPolicy::Exempt)).
     #[must_use]
     pub fn from_request(reason: impl Into<Cow<'static, str>>) -> Self {
         Self { reason: Reason::Text(reason.into()), kind: Kind::Absent }
@@ -92,7 +92,7 @@ impl Missing {
 
     /// Whether it is the server that lacks something, not the request.
     #[must_use]
-    pub fn is_from_server(&self) -> bool {
+    pub fn is_server_error(&self) -> bool {
         self.kind == Kind::Misconfigured
     }
 

@@ -17,7 +17,7 @@
 //! # Absent and unusable keys
 //!
 //! A request without a key is refused. An *absent* key can be replaced by another one ([`Or`]), and the layer can let
-//! the request pass ([`WhenMissing::Exempt`](crate::WhenMissing::Exempt)). An *unusable* key is always refused, with
+//! the request pass ([`MissingKeyPolicy::Exempt`](crate::MissingKeyPolicy::Exempt)). An *unusable* key is always refused, with
 //! status 400: an application may accept the credential that the extractor cannot use. See [`Missing`].
 //!
 //! | Extractor | Absent | Unusable |
@@ -33,42 +33,102 @@
 //! | a tuple of extractors | one key is absent, none is unusable | one key is unusable |
 //! | [`Method`], [`Path`], `MatchedPath`, [`Global`] | never | never |
 
-mod address;
-mod client_ip;
+mod ip;
 mod closure;
 mod exempt;
 mod extension;
 mod global;
-mod header;
-mod host;
 mod lookup;
-#[cfg(feature = "axum")]
-mod matched_path;
-mod method;
 mod missing;
 mod or;
-mod path;
-mod seam;
+mod request;
 mod secret;
 mod text;
 mod tuple;
 
-pub use self::address::{FromExtensions, PeerAddress, PeerIp};
-pub use self::client_ip::{ClientIp, TrustedProxies};
+pub use self::ip::{ClientIp, FromExtensions, PeerAddress, PeerIp, TrustedProxies};
 pub use self::closure::IntoExtracted;
-pub use self::exempt::{ClientIn, ExemptIf, Paths, PeerIn, Predicate, Preflight};
+pub use self::exempt::{ClientNetworks, ExemptIf, ExactPaths, PeerNetworks, Predicate, Preflight};
 pub use self::extension::Extension;
 pub use self::global::Global;
-pub use self::header::Header;
-pub use self::host::Host;
 pub use self::lookup::{Lookup, LookupFuture, LookupLayer};
 #[cfg(feature = "axum")]
-pub use self::matched_path::MatchedPath;
-pub use self::method::Method;
+pub use self::request::MatchedPath;
+pub use self::request::{Header, Host, Method, Path};
 pub use self::missing::Missing;
 pub use self::or::{Either, Or};
-pub use self::path::Path;
-pub use self::seam::{ExtractKey, Extracted};
-pub use self::secret::{ApiKey, Bearer, Cookie, Fingerprint, MakeFingerprint, OwnPepper, Pepper};
+pub use self::secret::{ApiKey, Bearer, Cookie, Fingerprint, Fingerprinter, ProcessPepper, Pepper};
 pub use self::text::KeyText;
 pub use crate::encode::{EncodeKey, KeyWriter};
+
+
+/// Says whose request it is.
+///
+/// Closures are extractors: `|request: &Request| -> Option<Key>`. A `None` is an *absent* key. The layer refuses the
+/// request unless [`MissingKeyPolicy::Exempt`](crate::MissingKeyPolicy::Exempt) is set, so that leaving a header out does not
+/// lift a limit. An `Err` is an *unusable* key (sent twice, empty, malformed), which the layer always refuses: see
+/// [`Missing`]. To let a request pass without a limit, return [`Extracted::Exempt`].
+///
+/// # Example
+///
+/// ```
+/// use tower_ratelimit::key::{ExtractKey, Extracted, Missing};
+///
+/// /// A request of a protocol of our own.
+/// struct Call {
+///     tenant: Option<u32>,
+///     is_ping: bool,
+/// }
+///
+/// #[derive(Clone)]
+/// struct Tenant;
+///
+/// impl ExtractKey<Call> for Tenant {
+///     type Key = u32;
+///
+///     fn extract(&self, call: &Call) -> Extracted<u32> {
+///         match call.tenant {
+///             _ if call.is_ping => Extracted::Exempt,
+///             Some(tenant) => Extracted::Key(tenant),
+///             None => Extracted::Missing(Missing::from_request("the call names no tenant")),
+///         }
+///     }
+/// }
+///
+/// assert_eq!(Tenant.extract(&Call { tenant: Some(7), is_ping: false }), Extracted::Key(7));
+/// ```
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` does not extract a key from `{Request}`",
+    note = "an extractor is a type that implements `ExtractKey<{Request}>`, or a closure `|request: &{Request}|` that \
+            returns `Option<Key>`, `Result<Key, _>` or `Extracted<Key>`"
+)]
+pub trait ExtractKey<Request> {
+    /// What tells one caller from another.
+    type Key;
+
+    /// Reads the key off a request.
+    fn extract(&self, request: &Request) -> Extracted<Self::Key>;
+}
+
+/// What an extractor found.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[allow(clippy::exhaustive_enums, reason = "there is no fourth thing that a request can be")]
+pub enum Extracted<K> {
+    /// The request is this key's.
+    Key(K),
+    /// The request is under no limit.
+    Exempt,
+    /// The request should have a key, and has none that can be used.
+    Missing(Missing),
+}
+
+impl<K> Extracted<K> {
+    /// Changes the key, if there is one.
+    pub fn map<T>(self, f: impl FnOnce(K) -> T) -> Extracted<T> {
+        match self {
+            Self::Key(key) => Extracted::Key(f(key)),
+            Self::Exempt => Extracted::Exempt,
+            Self::Missing(missing) => Extracted::Missing(missing),
+        }
+    }
+}

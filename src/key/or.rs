@@ -1,4 +1,4 @@
-use super::seam::{ExtractKey, Extracted};
+use super::{ExtractKey, Extracted};
 use crate::encode::{EncodeKey, KeyWriter};
 
 /// One key, or else another: see [`Or`].

@@ -1,4 +1,4 @@
-use super::seam::{ExtractKey, Extracted};
+use super::{ExtractKey, Extracted};
 
 // A missing part outweighs an exempt one: dropping a header must not lift a limit, whatever else the request says. An
 // unusable part outweighs an absent one, which may be exempt or be replaced.

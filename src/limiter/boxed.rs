@@ -2,9 +2,9 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::reply::{Acquire, BoxFuture, Reply};
-use super::seam::{Limiter, Outcome};
-use crate::decision::{Ask, Decision};
+use super::future::{Acquisition, BoxFuture, LimiterFuture};
+use super::{Limiter, Outcome};
+use crate::decision::{AcquireOptions, Decision};
 use crate::error::Error;
 
 /// A limiter of any kind, for those who choose at run time. Clones share it.
@@ -23,7 +23,7 @@ use crate::error::Error;
 ///     BoxLimiter::new(Memory::new(FixedWindow::new(quota)))
 /// };
 /// ```
-pub struct BoxLimiter<Key: ?Sized>(Arc<dyn Erased<Key>>);
+pub struct BoxLimiter<Key: ?Sized>(Arc<dyn ErasedLimiter<Key>>);
 
 impl<Key: ?Sized> BoxLimiter<Key> {
     /// Boxes a limiter.
@@ -35,31 +35,31 @@ impl<Key: ?Sized> BoxLimiter<Key> {
 impl<Key: ?Sized> Limiter<Key> for BoxLimiter<Key> {
     type Future = BoxFuture<Result<Outcome, Error>>;
 
-    fn acquire(&self, key: &Key, ask: Ask) -> Acquire<Self::Future> {
+    fn acquire(&self, key: &Key, ask: AcquireOptions) -> Acquisition<Self::Future> {
         self.0.acquire_boxed(key, ask)
     }
 
-    fn peek(&self, key: &Key, ask: Ask) -> Reply<Decision> {
+    fn peek(&self, key: &Key, ask: AcquireOptions) -> LimiterFuture<Decision> {
         self.0.peek_boxed(key, ask)
     }
 
-    fn remembered_denial(&self, key: &Key, ask: Ask) -> Option<Decision> {
+    fn cached_denial(&self, key: &Key, ask: AcquireOptions) -> Option<Decision> {
         self.0.remembered_denial_boxed(key, ask)
     }
 
-    fn forgive(&self, limit: &str, key: &Key) -> Reply<()> {
+    fn forgive(&self, limit: &str, key: &Key) -> LimiterFuture<()> {
         self.0.forgive_boxed(limit, key)
     }
 
-    fn set(&self, limit: &str, key: &Key, used: u64) -> Reply<()> {
+    fn set(&self, limit: &str, key: &Key, used: u64) -> LimiterFuture<()> {
         self.0.set_boxed(limit, key, used)
     }
 
-    fn block(&self, limit: &str, key: &Key, span: Duration) -> Reply<()> {
+    fn block(&self, limit: &str, key: &Key, span: Duration) -> LimiterFuture<()> {
         self.0.block_boxed(limit, key, span)
     }
 
-    fn reset(&self, key: &Key) -> Reply<()> {
+    fn reset(&self, key: &Key) -> LimiterFuture<()> {
         self.0.reset_boxed(key)
     }
 }
@@ -77,45 +77,45 @@ impl<Key: ?Sized> fmt::Debug for BoxLimiter<Key> {
 }
 
 /// [`Limiter`] without its associated type.
-trait Erased<Key: ?Sized>: Send + Sync {
-    fn acquire_boxed(&self, key: &Key, ask: Ask) -> Acquire<BoxFuture<Result<Outcome, Error>>>;
-    fn peek_boxed(&self, key: &Key, ask: Ask) -> Reply<Decision>;
-    fn remembered_denial_boxed(&self, key: &Key, ask: Ask) -> Option<Decision>;
-    fn forgive_boxed(&self, limit: &str, key: &Key) -> Reply<()>;
-    fn set_boxed(&self, limit: &str, key: &Key, used: u64) -> Reply<()>;
-    fn block_boxed(&self, limit: &str, key: &Key, span: Duration) -> Reply<()>;
-    fn reset_boxed(&self, key: &Key) -> Reply<()>;
+trait ErasedLimiter<Key: ?Sized>: Send + Sync {
+    fn acquire_boxed(&self, key: &Key, ask: AcquireOptions) -> Acquisition<BoxFuture<Result<Outcome, Error>>>;
+    fn peek_boxed(&self, key: &Key, ask: AcquireOptions) -> LimiterFuture<Decision>;
+    fn remembered_denial_boxed(&self, key: &Key, ask: AcquireOptions) -> Option<Decision>;
+    fn forgive_boxed(&self, limit: &str, key: &Key) -> LimiterFuture<()>;
+    fn set_boxed(&self, limit: &str, key: &Key, used: u64) -> LimiterFuture<()>;
+    fn block_boxed(&self, limit: &str, key: &Key, span: Duration) -> LimiterFuture<()>;
+    fn reset_boxed(&self, key: &Key) -> LimiterFuture<()>;
 }
 
-impl<Key: ?Sized, L: Limiter<Key> + Send + Sync> Erased<Key> for L {
-    fn acquire_boxed(&self, key: &Key, ask: Ask) -> Acquire<BoxFuture<Result<Outcome, Error>>> {
+impl<Key: ?Sized, L: Limiter<Key> + Send + Sync> ErasedLimiter<Key> for L {
+    fn acquire_boxed(&self, key: &Key, ask: AcquireOptions) -> Acquisition<BoxFuture<Result<Outcome, Error>>> {
         match self.acquire(key, ask) {
-            Acquire::Ready(result) => Acquire::Ready(result),
-            Acquire::Pending(future) => Acquire::Pending(Box::pin(future)),
+            Acquisition::Ready(result) => Acquisition::Ready(result),
+            Acquisition::Pending(future) => Acquisition::Pending(Box::pin(future)),
         }
     }
 
-    fn peek_boxed(&self, key: &Key, ask: Ask) -> Reply<Decision> {
+    fn peek_boxed(&self, key: &Key, ask: AcquireOptions) -> LimiterFuture<Decision> {
         self.peek(key, ask)
     }
 
-    fn remembered_denial_boxed(&self, key: &Key, ask: Ask) -> Option<Decision> {
-        self.remembered_denial(key, ask)
+    fn remembered_denial_boxed(&self, key: &Key, ask: AcquireOptions) -> Option<Decision> {
+        self.cached_denial(key, ask)
     }
 
-    fn forgive_boxed(&self, limit: &str, key: &Key) -> Reply<()> {
+    fn forgive_boxed(&self, limit: &str, key: &Key) -> LimiterFuture<()> {
         self.forgive(limit, key)
     }
 
-    fn set_boxed(&self, limit: &str, key: &Key, used: u64) -> Reply<()> {
+    fn set_boxed(&self, limit: &str, key: &Key, used: u64) -> LimiterFuture<()> {
         self.set(limit, key, used)
     }
 
-    fn block_boxed(&self, limit: &str, key: &Key, span: Duration) -> Reply<()> {
+    fn block_boxed(&self, limit: &str, key: &Key, span: Duration) -> LimiterFuture<()> {
         self.block(limit, key, span)
     }
 
-    fn reset_boxed(&self, key: &Key) -> Reply<()> {
+    fn reset_boxed(&self, key: &Key) -> LimiterFuture<()> {
         self.reset(key)
     }
 }

@@ -6,15 +6,15 @@ use std::time::Duration;
 
 use pin_project::pin_project;
 
-use super::reply::{Acquire, Reply};
-use super::seam::{Limiter, Outcome};
+use super::future::{Acquisition, LimiterFuture};
+use super::{Limiter, Outcome};
 use crate::clock::{Clock, SystemClock};
-use crate::decision::{Ask, Decision, Verdict};
+use crate::decision::{AcquireOptions, Decision, Verdict};
 use crate::error::Error;
 
 /// A limiter that lets requests pass while its store can't answer.
 ///
-/// Such a decision names no limit, and says where it comes from: [`Source::Policy`](crate::Source::Policy). It is the choice
+/// Such a decision names no limit, and says where it comes from: [`DecisionSource::Policy`](crate::DecisionSource::Policy). It is the choice
 /// where being up matters more than the limit; where the limit protects something that would go down without it, choose a
 /// [`Fallback`](super::Fallback).
 #[derive(Clone, Debug)]
@@ -33,39 +33,39 @@ impl<L> FailOpen<L> {
 impl<Key: ?Sized, L: Limiter<Key>, C: Clock> Limiter<Key> for FailOpen<L, C> {
     type Future = FailOpenFuture<L::Future, C>;
 
-    fn acquire(&self, key: &Key, ask: Ask) -> Acquire<Self::Future> {
+    fn acquire(&self, key: &Key, ask: AcquireOptions) -> Acquisition<Self::Future> {
         match self.limiter.acquire(key, ask) {
-            Acquire::Ready(result) => Acquire::Ready(pass(result, &*self.clock)),
-            Acquire::Pending(future) => Acquire::Pending(FailOpenFuture { future, clock: Arc::clone(&self.clock) }),
+            Acquisition::Ready(result) => Acquisition::Ready(pass(result, &*self.clock)),
+            Acquisition::Pending(future) => Acquisition::Pending(FailOpenFuture { future, clock: Arc::clone(&self.clock) }),
         }
     }
 
-    fn peek(&self, key: &Key, ask: Ask) -> Reply<Decision> {
+    fn peek(&self, key: &Key, ask: AcquireOptions) -> LimiterFuture<Decision> {
         // What `acquire` would answer.
         let clock = Arc::clone(&self.clock);
         match self.limiter.peek(key, ask).try_ready() {
-            Ok(result) => Reply::ready(pass(result, &*clock)),
-            Err(reply) => Reply::pending(async move { pass(reply.await, &*clock) }),
+            Ok(result) => LimiterFuture::ready(pass(result, &*clock)),
+            Err(reply) => LimiterFuture::pending(async move { pass(reply.await, &*clock) }),
         }
     }
 
-    fn remembered_denial(&self, key: &Key, ask: Ask) -> Option<Decision> {
-        self.limiter.remembered_denial(key, ask)
+    fn cached_denial(&self, key: &Key, ask: AcquireOptions) -> Option<Decision> {
+        self.limiter.cached_denial(key, ask)
     }
 
-    fn set(&self, limit: &str, key: &Key, used: u64) -> Reply<()> {
+    fn set(&self, limit: &str, key: &Key, used: u64) -> LimiterFuture<()> {
         self.limiter.set(limit, key, used)
     }
 
-    fn block(&self, limit: &str, key: &Key, span: Duration) -> Reply<()> {
+    fn block(&self, limit: &str, key: &Key, span: Duration) -> LimiterFuture<()> {
         self.limiter.block(limit, key, span)
     }
 
-    fn forgive(&self, limit: &str, key: &Key) -> Reply<()> {
+    fn forgive(&self, limit: &str, key: &Key) -> LimiterFuture<()> {
         self.limiter.forgive(limit, key)
     }
 
-    fn reset(&self, key: &Key) -> Reply<()> {
+    fn reset(&self, key: &Key) -> LimiterFuture<()> {
         self.limiter.reset(key)
     }
 }

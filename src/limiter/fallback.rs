@@ -6,9 +6,9 @@ use std::time::Duration;
 
 use pin_project::pin_project;
 
-use super::reply::{Acquire, Reply};
-use super::seam::{Limiter, Outcome};
-use crate::decision::{Ask, Decision, Source};
+use super::future::{Acquisition, LimiterFuture};
+use super::{Limiter, Outcome};
+use crate::decision::{AcquireOptions, Decision, DecisionSource};
 use crate::error::Error;
 
 /// A limiter that asks another one while its own store can't answer.
@@ -16,7 +16,7 @@ use crate::error::Error;
 /// Typically Redis with [`Memory`](crate::Memory) behind it, whose quota is the shared one divided by the number of
 /// processes: so that together they let through what they should, and a single one not more than its share. While the first
 /// limiter can't answer (an error for which [`is_unavailable`](Error::is_unavailable) holds), the second one decides, and its
-/// decisions say so: [`Source::Fallback`](crate::Source::Fallback). What each of them counted, the other does not know: after an
+/// decisions say so: [`DecisionSource::Fallback`](crate::DecisionSource::Fallback). What each of them counted, the other does not know: after an
 /// outage a key may have up to what both let through.
 ///
 /// `set`, `block`, `forgive` and `reset` go to both. What they answer is the first one's answer.
@@ -58,26 +58,26 @@ where
 {
     type Future = FallbackFuture<Key, P, F>;
 
-    fn acquire(&self, key: &Key, ask: Ask) -> Acquire<Self::Future> {
+    fn acquire(&self, key: &Key, ask: AcquireOptions) -> Acquisition<Self::Future> {
         match self.first.acquire(key, ask) {
-            Acquire::Ready(Err(error)) if error.is_unavailable() => match self.second.acquire(key, ask) {
-                Acquire::Ready(result) => Acquire::Ready(result.map(by_second)),
-                Acquire::Pending(future) => Acquire::Pending(FallbackFuture::Second { future }),
+            Acquisition::Ready(Err(error)) if error.is_unavailable() => match self.second.acquire(key, ask) {
+                Acquisition::Ready(result) => Acquisition::Ready(result.map(by_second)),
+                Acquisition::Pending(future) => Acquisition::Pending(FallbackFuture::Second { future }),
             },
-            Acquire::Ready(result) => Acquire::Ready(result),
-            Acquire::Pending(future) => {
+            Acquisition::Ready(result) => Acquisition::Ready(result),
+            Acquisition::Pending(future) => {
                 let second = Some((self.second.clone(), key.to_owned(), ask));
-                Acquire::Pending(FallbackFuture::First { future, second })
+                Acquisition::Pending(FallbackFuture::First { future, second })
             }
         }
     }
 
-    fn peek(&self, key: &Key, ask: Ask) -> Reply<Decision> {
+    fn peek(&self, key: &Key, ask: AcquireOptions) -> LimiterFuture<Decision> {
         let (first, second, key) = (self.first.peek(key, ask), self.second.clone(), key.to_owned());
         match first.try_ready() {
             Ok(Err(error)) if error.is_unavailable() => second.peek(key.borrow(), ask).map(from_second),
-            Ok(result) => Reply::ready(result),
-            Err(first) => Reply::pending(async move {
+            Ok(result) => LimiterFuture::ready(result),
+            Err(first) => LimiterFuture::pending(async move {
                 match first.await {
                     Err(error) if error.is_unavailable() => {
                         let peeked = second.peek(key.borrow(), ask);
@@ -89,26 +89,26 @@ where
         }
     }
 
-    fn remembered_denial(&self, key: &Key, ask: Ask) -> Option<Decision> {
-        self.first.remembered_denial(key, ask)
+    fn cached_denial(&self, key: &Key, ask: AcquireOptions) -> Option<Decision> {
+        self.first.cached_denial(key, ask)
     }
 
-    fn set(&self, limit: &str, key: &Key, used: u64) -> Reply<()> {
+    fn set(&self, limit: &str, key: &Key, used: u64) -> LimiterFuture<()> {
         self.second.set(limit, key, used).detach();
         self.first.set(limit, key, used)
     }
 
-    fn block(&self, limit: &str, key: &Key, span: Duration) -> Reply<()> {
+    fn block(&self, limit: &str, key: &Key, span: Duration) -> LimiterFuture<()> {
         self.second.block(limit, key, span).detach();
         self.first.block(limit, key, span)
     }
 
-    fn forgive(&self, limit: &str, key: &Key) -> Reply<()> {
+    fn forgive(&self, limit: &str, key: &Key) -> LimiterFuture<()> {
         self.second.forgive(limit, key).detach();
         self.first.forgive(limit, key)
     }
 
-    fn reset(&self, key: &Key) -> Reply<()> {
+    fn reset(&self, key: &Key) -> LimiterFuture<()> {
         self.second.reset(key).detach();
         self.first.reset(key)
     }
@@ -119,7 +119,7 @@ fn by_second(outcome: Outcome) -> Outcome {
 }
 
 fn from_second(decision: Decision) -> Decision {
-    decision.from_source(Source::Fallback)
+    decision.from_source(DecisionSource::Fallback)
 }
 
 /// A decision on its way, from the one limiter or the other.
@@ -132,7 +132,7 @@ pub enum FallbackFuture<Key: ToOwned + ?Sized, P: Limiter<Key>, F: Limiter<Key>>
     First {
         #[pin]
         future: P::Future,
-        second: Option<(F, Key::Owned, Ask)>,
+        second: Option<(F, Key::Owned, AcquireOptions)>,
     },
     /// The second one's.
     #[doc(hidden)]
@@ -157,8 +157,8 @@ where
                     Err(error) if error.is_unavailable() => {
                         let Some((limiter, key, ask)) = second.take() else { return Poll::Ready(Err(error)) };
                         match limiter.acquire(key.borrow(), ask) {
-                            Acquire::Ready(result) => return Poll::Ready(result.map(by_second)),
-                            Acquire::Pending(future) => self.set(Self::Second { future }),
+                            Acquisition::Ready(result) => return Poll::Ready(result.map(by_second)),
+                            Acquisition::Pending(future) => self.set(Self::Second { future }),
                         }
                     }
                     result => return Poll::Ready(result),

@@ -1,6 +1,6 @@
 use std::fmt;
 
-use super::reply::Reply;
+use super::future::LimiterFuture;
 
 /// A cost that a limiter holds for a request whose actual cost is known later.
 ///
@@ -17,17 +17,17 @@ use super::reply::Reply;
 /// Held tokens do not drain: with long holds, keep `burst >= rate * duration * estimate / actual`.
 ///
 /// ```
-/// use tower_ratelimit::{Ask, Limiter, Memory, Quota, TokenBucket};
+/// use tower_ratelimit::{AcquireOptions, Limiter, Memory, Quota, TokenBucket};
 ///
 /// # #[tokio::main(flavor = "current_thread")]
 /// # async fn main() -> Result<(), tower_ratelimit::Error> {
 /// let limiter = Memory::new(TokenBucket::new(Quota::per_minute(1000)));
 ///
-/// let outcome = limiter.hold("alice", Ask::cost(400)).await?;
+/// let outcome = limiter.hold("alice", AcquireOptions::cost(400)).await?;
 /// assert_eq!(outcome.decision.remaining(), Some(600));
 /// let held = outcome.held.expect("400 of 1000 tokens are available");
 /// held.settle(150).await?;
-/// assert_eq!(limiter.peek("alice", Ask::default()).await?.remaining(), Some(850));
+/// assert_eq!(limiter.peek("alice", AcquireOptions::default()).await?.remaining(), Some(850));
 /// # Ok(())
 /// # }
 /// ```
@@ -50,12 +50,12 @@ use super::reply::Reply;
 #[must_use = "dropping the guard settles the whole held cost"]
 pub struct Held {
     cost: u64,
-    settle: Option<Box<dyn FnOnce(u64) -> Reply<()> + Send + Sync>>,
+    settle: Option<Box<dyn FnOnce(u64) -> LimiterFuture<()> + Send + Sync>>,
 }
 
 impl Held {
     /// A guard for a limiter of your own: it calls `settle` once, with the actual cost.
-    pub fn new(cost: u64, settle: impl FnOnce(u64) -> Reply<()> + Send + Sync + 'static) -> Self {
+    pub fn new(cost: u64, settle: impl FnOnce(u64) -> LimiterFuture<()> + Send + Sync + 'static) -> Self {
         Self { cost, settle: Some(Box::new(settle)) }
     }
 
@@ -69,8 +69,8 @@ impl Held {
     ///
     /// # Errors
     ///
-    /// If the store cannot record it: a full table ([`WhenFull::Refuse`](crate::WhenFull::Refuse)), or Redis is unavailable.
-    pub fn settle(mut self, actual: u64) -> Reply<()> {
+    /// If the store cannot record it: a full table ([`WhenFull::Deny`](crate::WhenFull::Deny)), or Redis is unavailable.
+    pub fn settle(mut self, actual: u64) -> LimiterFuture<()> {
         self.end(actual)
     }
 
@@ -79,7 +79,7 @@ impl Held {
     /// # Errors
     ///
     /// As for [`settle`](Self::settle).
-    pub fn release(self) -> Reply<()> {
+    pub fn release(self) -> LimiterFuture<()> {
         self.settle(0)
     }
 
@@ -99,8 +99,8 @@ impl Held {
         }
     }
 
-    fn end(&mut self, actual: u64) -> Reply<()> {
-        self.settle.take().map_or_else(|| Reply::ready(Ok(())), |settle| settle(actual).until_done())
+    fn end(&mut self, actual: u64) -> LimiterFuture<()> {
+        self.settle.take().map_or_else(|| LimiterFuture::ready(Ok(())), |settle| settle(actual).complete_on_drop())
     }
 }
 

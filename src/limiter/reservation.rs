@@ -1,9 +1,9 @@
 use std::future::{Future, IntoFuture};
 
 use super::held::Held;
-use super::reply::Reply;
-use super::seam::{Limiter, Outcome};
-use crate::decision::{Ask, Decision};
+use super::future::LimiterFuture;
+use super::{Limiter, Outcome};
+use crate::decision::{AcquireOptions, Decision};
 use crate::error::Error;
 
 /// A [hold](Held) for something whose cost is counted while it runs: a stream, a job, a call that is paid by tokens.
@@ -14,19 +14,19 @@ use crate::error::Error;
 ///
 /// ```
 /// use tower_ratelimit::limiter::Reservation;
-/// use tower_ratelimit::{Ask, Limiter, Memory, Quota, TokenBucket};
+/// use tower_ratelimit::{AcquireOptions, Limiter, Memory, Quota, TokenBucket};
 ///
 /// # #[tokio::main(flavor = "current_thread")]
 /// # async fn main() -> Result<(), tower_ratelimit::Error> {
 /// let limiter = Memory::new(TokenBucket::new(Quota::per_minute(1000)));
 ///
-/// let (reservation, _decision) = Reservation::reserve(&limiter, "alice", Ask::cost(400)).await?;
+/// let (reservation, _decision) = Reservation::reserve(&limiter, "alice", AcquireOptions::cost(400)).await?;
 /// let mut reservation = reservation.expect("400 of 1000 tokens are available");
 /// reservation.spend(100);
 /// reservation.spend(50);
 /// drop(reservation);
 ///
-/// assert_eq!(limiter.peek("alice", Ask::default()).await?.remaining(), Some(850));
+/// assert_eq!(limiter.peek("alice", AcquireOptions::default()).await?.remaining(), Some(850));
 /// # Ok(())
 /// # }
 /// ```
@@ -54,7 +54,7 @@ impl Reservation {
     pub fn reserve<Key: ?Sized, L: Limiter<Key>>(
         limiter: &L,
         key: &Key,
-        ask: Ask,
+        ask: AcquireOptions,
     ) -> impl Future<Output = Result<(Option<Self>, Decision), Error>> + Send + use<Key, L> {
         let acquired = limiter.hold(key, ask).into_future();
         async move {
@@ -86,12 +86,12 @@ impl Reservation {
     /// # Errors
     ///
     /// As for [`Held::settle`].
-    pub fn settle(mut self, actual: u64) -> Reply<()> {
+    pub fn settle(mut self, actual: u64) -> LimiterFuture<()> {
         self.end(actual)
     }
 
-    fn end(&mut self, actual: u64) -> Reply<()> {
-        self.held.take().map_or_else(|| Reply::ready(Ok(())), |held| held.settle(actual))
+    fn end(&mut self, actual: u64) -> LimiterFuture<()> {
+        self.held.take().map_or_else(|| LimiterFuture::ready(Ok(())), |held| held.settle(actual))
     }
 }
 

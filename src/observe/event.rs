@@ -1,13 +1,13 @@
 use std::fmt;
 use std::time::Duration;
 
-use crate::decision::{Decision, Source, Verdict};
+use crate::decision::{Decision, DecisionSource, Verdict};
 use crate::error::Error;
 
 /// What an [`Observer`](super::Observer) is told.
 ///
 /// Of each request that a layer's service is called with, exactly one of [`Decided`](Self::Decided), [`Exempt`](Self::Exempt),
-/// [`Missing`](Self::Missing), [`Failed`](Self::Failed) and [`Abandoned`](Self::Abandoned) is told, when it is forwarded or
+/// [`Missing`](Self::MissingKey), [`Failed`](Self::Failed) and [`Abandoned`](Self::Abandoned) is told, when it is forwarded or
 /// answered, or when its future is dropped before that. [`outcome`](Self::outcome) names which. All other events come beside
 /// these.
 ///
@@ -27,12 +27,12 @@ pub enum Event<'a> {
     Exempt,
     /// The request lacks its key.
     #[non_exhaustive]
-    Missing {
+    MissingKey {
         /// What is missing. It may repeat what a client has sent if a closure of yours says that.
         reason: &'a dyn fmt::Display,
         /// Whether it is the server that is misconfigured, and not the request.
         by_server: bool,
-        /// Whether it was forwarded under no limit ([`WhenMissing::Exempt`](crate::WhenMissing::Exempt)), or refused.
+        /// Whether it was forwarded under no limit ([`MissingKeyPolicy::Exempt`](crate::MissingKeyPolicy::Exempt)), or refused.
         forwarded: bool,
     },
     /// The limiter could not decide, and the request was refused.
@@ -52,7 +52,7 @@ pub enum Event<'a> {
     },
 
     /// A request waits for its turn from now on, or to ask again.
-    WaitBegun,
+    WaitStarted,
     /// A request that has waited waits no longer: it is forwarded, refused or abandoned.
     #[non_exhaustive]
     WaitEnded {
@@ -149,7 +149,7 @@ impl Event<'_> {
     #[must_use]
     pub fn limit(&self) -> Option<&str> {
         match self {
-            Self::Decided { decision, .. } => decision.standing().map(crate::decision::Standing::name),
+            Self::Decided { decision, .. } => decision.standing().map(crate::decision::LimitStatus::name),
             Self::Usage { limit, .. } => Some(limit),
             _ => None,
         }
@@ -160,10 +160,10 @@ impl Event<'_> {
     pub fn source(&self) -> Option<&'static str> {
         let Self::Decided { decision, .. } = self else { return None };
         Some(match decision.source() {
-            Source::Store => "store",
-            Source::Cache => "cache",
-            Source::Fallback => "fallback",
-            Source::Policy => "policy",
+            DecisionSource::Store => "store",
+            DecisionSource::Cache => "cache",
+            DecisionSource::Fallback => "fallback",
+            DecisionSource::Policy => "policy",
         })
     }
 
@@ -173,11 +173,11 @@ impl Event<'_> {
                 Verdict::Allowed => Kind::Allowed,
                 Verdict::AllowedAfter(_) => Kind::Delayed,
                 Verdict::Denied { .. } => Kind::Denied,
-                Verdict::Never => Kind::Never,
+                Verdict::ExceedsLimit => Kind::Never,
             },
             Self::Exempt => Kind::Exempt,
-            Self::Missing { forwarded: false, .. } => Kind::Missing,
-            Self::Missing { forwarded: true, .. } => Kind::MissingExempt,
+            Self::MissingKey { forwarded: false, .. } => Kind::Missing,
+            Self::MissingKey { forwarded: true, .. } => Kind::MissingExempt,
             Self::Failed { .. } => Kind::Failed,
             Self::Abandoned { .. } => Kind::Abandoned,
             _ => return None,
@@ -223,14 +223,14 @@ impl fmt::Debug for Event<'_> {
             }
             Self::Exempt => f.write_str("Exempt"),
             // Not the reason: it may repeat what a client has sent.
-            Self::Missing { by_server, forwarded, .. } => f
+            Self::MissingKey { by_server, forwarded, .. } => f
                 .debug_struct("Missing")
                 .field("by_server", by_server)
                 .field("forwarded", forwarded)
                 .finish_non_exhaustive(),
             Self::Failed { error, took } => f.debug_struct("Failed").field("error", error).field("took", took).finish(),
             Self::Abandoned { stage } => f.debug_struct("Abandoned").field("stage", stage).finish(),
-            Self::WaitBegun => f.write_str("WaitBegun"),
+            Self::WaitStarted => f.write_str("WaitStarted"),
             Self::WaitEnded { waited } => f.debug_struct("WaitEnded").field("waited", waited).finish(),
             Self::Settled { held, actual } => {
                 f.debug_struct("Settled").field("held", held).field("actual", actual).finish()

@@ -14,7 +14,7 @@ use super::observer::Observer;
 ///
 /// All names, units and labels are in [docs/metrics.md](https://docs.rs/crate/tower-ratelimit/latest/source/docs/metrics.md).
 /// Their labels are what programs say, never what clients send; of names of limits at most
-/// [`MOST_LIMITS`](Self::MOST_LIMITS) are told apart.
+/// [`MAX_LIMITS`](Self::MAX_LIMITS) are told apart.
 ///
 /// Install the recorder before the first request: what is counted earlier goes nowhere, and later too.
 ///
@@ -55,7 +55,7 @@ const SOURCES: [&str; 5] = ["store", "cache", "fallback", "policy", NONE];
 
 impl Metrics {
     /// How many names of limits are told apart. Further ones are all counted as `other`.
-    pub const MOST_LIMITS: usize = 100;
+    pub const MAX_LIMITS: usize = 100;
 
     /// Metrics with the label `limiter` of this value, which tells several layers apart.
     #[must_use]
@@ -133,7 +133,7 @@ impl Shared {
         self.requests.rcu(|known| {
             let mut all = Vec::clone(known);
             if find(&all, limit).is_none() {
-                let limit = if all.len() < Metrics::MOST_LIMITS { limit } else { OTHER };
+                let limit = if all.len() < Metrics::MAX_LIMITS { limit } else { OTHER };
                 all.push(Arc::new(Requests::of(limit)));
             }
             all
@@ -191,7 +191,7 @@ const OTHER: &str = "other";
 
 fn find<'a>(known: &'a [Arc<Requests>], limit: &str) -> Option<&'a Arc<Requests>> {
     let exact = known.iter().find(|requests| requests.limit == limit);
-    exact.or_else(|| known.get(Metrics::MOST_LIMITS))
+    exact.or_else(|| known.get(Metrics::MAX_LIMITS))
 }
 
 impl Requests {
@@ -217,7 +217,7 @@ impl Observer for Metrics {
                 decision.shadow_refusals().for_each(|standing| shared.shadow_refusal(standing.name()));
             }
             Event::Failed { took, .. } => shared.count(event, Kind::Failed, took),
-            Event::Missing { by_server, forwarded, .. } => {
+            Event::MissingKey { by_server, forwarded, .. } => {
                 shared.count(event, if forwarded { Kind::MissingExempt } else { Kind::Missing }, None);
                 if by_server {
                     counter!("ratelimit_misassembled_total", "limiter" => shared.limiter()).increment(1);
@@ -225,7 +225,7 @@ impl Observer for Metrics {
             }
             Event::Exempt => shared.count(event, Kind::Exempt, None),
             Event::Abandoned { .. } => shared.count(event, Kind::Abandoned, None),
-            Event::WaitBegun => shared.waits().0.increment(1.0),
+            Event::WaitStarted => shared.waits().0.increment(1.0),
             Event::WaitEnded { waited } => {
                 shared.waits().0.decrement(1.0);
                 shared.waits().1.record(waited);

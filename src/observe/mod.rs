@@ -6,7 +6,7 @@
 //! `Tracing` (feature `tracing`).
 //!
 //! **No event carries a key**, so none is ever logged by mistake. Who uses most of a limit is for
-//! [`Memory::heaviest`](crate::Memory::heaviest) to say.
+//! [`Memory::top_keys`](crate::Memory::top_keys) to say.
 
 mod event;
 #[cfg(feature = "metrics")]
@@ -15,7 +15,7 @@ mod observer;
 mod observers;
 #[cfg(feature = "tracing")]
 mod tracing;
-mod watch;
+mod outcome_guard;
 
 pub use self::event::{Event, Stage};
 #[cfg(feature = "metrics")]
@@ -24,4 +24,4 @@ pub use self::observer::Observer;
 pub(crate) use self::observers::Observers;
 #[cfg(feature = "tracing")]
 pub use self::tracing::Tracing;
-pub(crate) use self::watch::Watch;
+pub(crate) use self::outcome_guard::OutcomeGuard;

@@ -6,7 +6,7 @@ use tracing::{Level, Span, debug, enabled, field, info, trace, warn};
 
 use super::event::Event;
 use super::observer::Observer;
-use crate::decision::{Decision, Source};
+use crate::decision::{Decision, DecisionSource};
 
 /// Writes events by the [`tracing`](::tracing) facade (feature `tracing`), to the target `tower_ratelimit`.
 ///
@@ -65,7 +65,7 @@ impl Tracing {
         let limiter = &*self.limiter;
         let (limit, source) = (event.limit(), event.source());
         let outcome = event.outcome();
-        if decision.is_never() && is_first(&self.said.never) {
+        if decision.exceeds_limit() && is_first(&self.said.never) {
             warn!(
                 target: TARGET, limiter, limit,
                 "a request costs more than its limit can ever hold, and is refused for good: raise the limit's burst, or lower \
@@ -73,10 +73,10 @@ impl Tracing {
             );
         }
         match decision.source() {
-            Source::Fallback | Source::Policy if is_first(&self.said.degraded) => {
+            DecisionSource::Fallback | DecisionSource::Policy if is_first(&self.said.degraded) => {
                 warn!(target: TARGET, limiter, source, "the store can't decide: something else does in its place");
             }
-            Source::Store if self.said.degraded.load(Ordering::Relaxed) => self.recovered(),
+            DecisionSource::Store if self.said.degraded.load(Ordering::Relaxed) => self.recovered(),
             _ => {}
         }
         if decision.is_allowed() {
@@ -133,7 +133,7 @@ impl Observer for Tracing {
         match *event {
             Event::Decided { decision, took } => self.decided(event, decision, took),
             Event::Exempt => trace!(target: TARGET, limiter, "request exempt"),
-            Event::Missing { reason, by_server, forwarded } => self.missing(reason, by_server, forwarded),
+            Event::MissingKey { reason, by_server, forwarded } => self.missing(reason, by_server, forwarded),
             Event::Failed { error, took } => {
                 let took = took.map(field::debug);
                 if is_first(&self.said.degraded) {
@@ -143,7 +143,7 @@ impl Observer for Tracing {
                 }
             }
             Event::Abandoned { stage } => debug!(target: TARGET, limiter, ?stage, "request abandoned"),
-            Event::WaitBegun => trace!(target: TARGET, limiter, "request waits for its turn"),
+            Event::WaitStarted => trace!(target: TARGET, limiter, "request waits for its turn"),
             Event::WaitEnded { waited } => trace!(target: TARGET, limiter, ?waited, "request waits no longer"),
             Event::Settled { held, actual } => trace!(target: TARGET, limiter, held, actual, "hold settled"),
             Event::Batch { store, orders, took, error } => {

@@ -5,7 +5,7 @@ use bytes::Bytes;
 use http_body::{Frame, SizeHint};
 use pin_project::pin_project;
 
-/// The inner service's body, or that of a refusal: see [`AnyBody`](super::AnyBody).
+/// The inner service's body, or that of a refusal: see [`MapBody`](super::MapBody).
 #[pin_project]
 #[derive(Debug)]
 pub struct Body<B>(#[pin] State<B>);
@@ -14,7 +14,7 @@ pub struct Body<B>(#[pin] State<B>);
 #[derive(Debug)]
 enum State<B> {
     Service(#[pin] B),
-    Refusal(Option<Bytes>),
+    Rejection(Option<Bytes>),
 }
 
 impl<B> Body<B> {
@@ -23,7 +23,7 @@ impl<B> Body<B> {
     }
 
     pub(super) fn refusal(bytes: Bytes) -> Self {
-        Self(State::Refusal(Some(bytes).filter(|bytes| !bytes.is_empty())))
+        Self(State::Rejection(Some(bytes).filter(|bytes| !bytes.is_empty())))
     }
 }
 
@@ -34,21 +34,21 @@ impl<B: http_body::Body<Data = Bytes>> http_body::Body for Body<B> {
     fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, B::Error>>> {
         match self.project().0.project() {
             Projection::Service(body) => body.poll_frame(cx),
-            Projection::Refusal(bytes) => Poll::Ready(bytes.take().map(|bytes| Ok(Frame::data(bytes)))),
+            Projection::Rejection(bytes) => Poll::Ready(bytes.take().map(|bytes| Ok(Frame::data(bytes)))),
         }
     }
 
     fn is_end_stream(&self) -> bool {
         match &self.0 {
             State::Service(body) => body.is_end_stream(),
-            State::Refusal(bytes) => bytes.is_none(),
+            State::Rejection(bytes) => bytes.is_none(),
         }
     }
 
     fn size_hint(&self) -> SizeHint {
         match &self.0 {
             State::Service(body) => body.size_hint(),
-            State::Refusal(bytes) => SizeHint::with_exact(bytes.as_ref().map_or(0, |bytes| bytes.len() as u64)),
+            State::Rejection(bytes) => SizeHint::with_exact(bytes.as_ref().map_or(0, |bytes| bytes.len() as u64)),
         }
     }
 }

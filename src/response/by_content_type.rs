@@ -1,14 +1,14 @@
 use http::{Request, Response};
 
-use super::admission::Admission;
-use super::any_body::AnyBody;
+use super::info::RateLimitInfo;
+use super::map_body::MapBody;
 use super::grpc::{Grpc, answer_type};
 use super::http::Http;
 use super::partition::Partition;
 use super::problem::{Problem, Render};
-use super::refusal::Refusal;
-use super::seam::Respond;
-use super::tell::HttpMark;
+use super::rejection::Rejection;
+use super::Respond;
+use super::headers::HttpContext;
 use crate::decision::Decision;
 use crate::observe::Observers;
 
@@ -30,7 +30,7 @@ use crate::observe::Observers;
 /// ```
 ///
 /// With axum's router it serves as it is; where the body can't be made from bytes, as tonic's, use
-/// [`any_body`](Self::any_body).
+/// [`map_body`](Self::map_body).
 #[derive(Clone, Copy, Debug)]
 pub struct ByContentType<R = Problem, P = ()> {
     grpc: Grpc,
@@ -46,8 +46,8 @@ impl<R, P> ByContentType<R, P> {
 
     /// Answers for services with any response body, at the price of a body type around theirs.
     #[must_use]
-    pub fn any_body(self) -> AnyBody<Self> {
-        AnyBody(self)
+    pub fn map_body(self) -> MapBody<Self> {
+        MapBody(self)
     }
 }
 
@@ -65,18 +65,18 @@ where
 {
     type Response = Response<B>;
     type Error = E;
-    type Mark = HttpMark;
+    type Context = HttpContext;
 
-    fn wants_every_limit(&self) -> bool {
-        Respond::<Request<A>, Response<B>, E>::wants_every_limit(&self.grpc)
-            || Respond::<Request<A>, Response<B>, E>::wants_every_limit(&self.http)
+    fn wants_all_limits(&self) -> bool {
+        Respond::<Request<A>, Response<B>, E>::wants_all_limits(&self.grpc)
+            || Respond::<Request<A>, Response<B>, E>::wants_all_limits(&self.http)
     }
 
-    fn wants_every_refusal(&self) -> bool {
+    fn wants_all_denials(&self) -> bool {
         true
     }
 
-    fn admit(&self, request: &mut Request<A>, admission: Admission) -> HttpMark {
+    fn admit(&self, request: &mut Request<A>, admission: RateLimitInfo) -> HttpContext {
         if answer_type(request).is_some() {
             Respond::<_, Response<B>, E>::admit(&self.grpc, request, admission)
         } else {
@@ -84,7 +84,7 @@ where
         }
     }
 
-    fn admit_ref(&self, request: &Request<A>, decision: &Decision) -> Option<HttpMark> {
+    fn admit_ref(&self, request: &Request<A>, decision: &Decision) -> Option<HttpContext> {
         if answer_type(request).is_some() {
             Respond::<_, Response<B>, E>::admit_ref(&self.grpc, request, decision)
         } else {
@@ -92,16 +92,16 @@ where
         }
     }
 
-    fn observe(mark: &mut HttpMark, observers: &Observers) {
+    fn observe(mark: &mut HttpContext, observers: &Observers) {
         mark.observe(observers);
     }
 
     #[inline]
-    fn finish(mark: HttpMark, response: Response<B>) -> Response<B> {
+    fn finish(mark: HttpContext, response: Response<B>) -> Response<B> {
         mark.finish(response)
     }
 
-    fn refuse(&self, request: Request<A>, refusal: Refusal) -> Result<Response<B>, E> {
+    fn refuse(&self, request: Request<A>, refusal: Rejection) -> Result<Response<B>, E> {
         if answer_type(&request).is_some() {
             Ok(self.grpc.refusal(&request, refusal))
         } else {

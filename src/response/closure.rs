@@ -1,17 +1,17 @@
-use super::admission::Admission;
-use super::refusal::Refusal;
-use super::seam::Respond;
+use super::info::RateLimitInfo;
+use super::rejection::Rejection;
+use super::Respond;
 use crate::decision::Decision;
 
 impl<Request, Response, Error, F> Respond<Request, Response, Error> for F
 where
-    F: Fn(Request, Refusal) -> Response,
+    F: Fn(Request, Rejection) -> Response,
 {
     type Response = Response;
     type Error = Error;
-    type Mark = ();
+    type Context = ();
 
-    fn admit(&self, _request: &mut Request, _admission: Admission) {}
+    fn admit(&self, _request: &mut Request, _admission: RateLimitInfo) {}
 
     #[inline]
     fn admit_ref(&self, _request: &Request, _decision: &Decision) -> Option<()> {
@@ -22,7 +22,7 @@ where
         response
     }
 
-    fn refuse(&self, request: Request, refusal: Refusal) -> Result<Response, Error> {
+    fn refuse(&self, request: Request, refusal: Rejection) -> Result<Response, Error> {
         Ok(self(request, refusal))
     }
 }

@@ -5,14 +5,14 @@ use http::{HeaderName, HeaderValue, Method, Request, Response, header};
 use tonic::{Code, Status};
 use tonic_types::{ErrorDetails, QuotaViolation, StatusExt};
 
-use super::admission::Admission;
+use super::info::RateLimitInfo;
 use super::body::Body;
-use super::fields;
+use super::headers::legacy as fields;
 use super::problem;
-use super::refusal::Refusal;
-use super::seam::Respond;
-use super::tell::{HttpMark, Tell};
-use crate::decision::{Decision, Standing};
+use super::rejection::Rejection;
+use super::Respond;
+use super::headers::{HttpContext, Tell};
+use crate::decision::{Decision, LimitStatus};
 use crate::observe::Observers;
 
 const PUSHBACK: HeaderName = HeaderName::from_static("grpc-retry-pushback-ms");
@@ -20,7 +20,7 @@ const PUSHBACK: HeaderName = HeaderName::from_static("grpc-retry-pushback-ms");
 /// Answers as gRPC servers do: a refusal is a *trailers-only* response, of HTTP status 200, whose header fields hold
 /// the gRPC status, and whose body is empty. (Clients read a plain 429 as `UNAVAILABLE`, the wrong code.)
 ///
-/// | Refusal | Code | Details |
+/// | Rejection | Code | Details |
 /// |---|---|---|
 /// | over a limit | `RESOURCE_EXHAUSTED` (8) | `RetryInfo` with the exact wait, `QuotaFailure` with the limits that refused |
 /// | it costs more than the limit can ever hold | the same | `QuotaFailure` alone: without `RetryInfo` clients don't try again |
@@ -28,7 +28,7 @@ const PUSHBACK: HeaderName = HeaderName::from_static("grpc-retry-pushback-ms");
 /// | the request lacks its key | `INVALID_ARGUMENT` (3), or `INTERNAL` (13) if the server is at fault | |
 ///
 /// A call is charged when it begins, a stream like any other, however many messages follow. A refused call never
-/// reaches its handler. Handlers find an [`Admission`] in the request's extensions.
+/// reaches its handler. Handlers find an [`RateLimitInfo`] in the request's extensions.
 ///
 /// A refusal carries `cache-control: no-store`. A request that is no gRPC call (a `POST` whose content type is
 /// `application/grpc`, or gRPC-Web's) is refused with the HTTP status that [`Http`](super::Http) uses, so that nobody
@@ -93,12 +93,12 @@ impl Grpc {
 
     /// Whether to send `RateLimit` and `RateLimit-Policy` as metadata, as [`Http`](super::Http) does. Off by default.
     #[must_use]
-    pub fn draft_fields(mut self, on: bool) -> Self {
+    pub fn rate_limit_headers(mut self, on: bool) -> Self {
         self.tell.draft = on;
         self
     }
 
-    /// Whether to put an [`Admission`] into the extensions of requests and responses.
+    /// Whether to put an [`RateLimitInfo`] into the extensions of requests and responses.
     #[must_use]
     pub fn extensions(mut self, on: bool) -> Self {
         self.tell.extensions = on;
@@ -107,9 +107,9 @@ impl Grpc {
 
     /// The status that a refusal is answered with, for those who answer themselves.
     #[must_use]
-    pub fn status(&self, refusal: &Refusal) -> Status {
+    pub fn status(&self, refusal: &Rejection) -> Status {
         let code = code(refusal);
-        if !self.details || matches!(refusal, Refusal::MissingKey(_)) {
+        if !self.details || matches!(refusal, Rejection::MissingKey(_)) {
             return Status::new(code, refusal.to_text());
         }
         let mut details = ErrorDetails::new();
@@ -122,7 +122,7 @@ impl Grpc {
         Status::with_error_details(code, refusal.to_text(), details)
     }
 
-    pub(super) fn refusal<A, B: Default>(&self, request: &Request<A>, refusal: Refusal) -> Response<B> {
+    pub(super) fn refusal<A, B: Default>(&self, request: &Request<A>, refusal: Rejection) -> Response<B> {
         let mut response = self.status(&refusal).into_http();
         match answer_type(request) {
             Some(content_type) => drop(response.headers_mut().insert(header::CONTENT_TYPE, content_type)),
@@ -132,7 +132,7 @@ impl Grpc {
         if let Some(value) = self.pushback.and_then(|jitter| pushback(&refusal, jitter)) {
             response.headers_mut().insert(PUSHBACK, HeaderValue::from(value));
         }
-        if let Refusal::Limited(decision) = refusal {
+        if let Rejection::OverLimit(decision) = refusal {
             self.tell.refuse(&mut response, decision, None);
         }
         response
@@ -148,35 +148,35 @@ impl Default for Grpc {
 impl<A, B, E> Respond<Request<A>, Response<B>, E> for Grpc {
     type Response = Response<Body<B>>;
     type Error = E;
-    type Mark = HttpMark;
+    type Context = HttpContext;
 
-    fn wants_every_limit(&self) -> bool {
+    fn wants_all_limits(&self) -> bool {
         self.tell.draft
     }
 
-    fn wants_every_refusal(&self) -> bool {
+    fn wants_all_denials(&self) -> bool {
         true
     }
 
-    fn admit(&self, request: &mut Request<A>, admission: Admission) -> HttpMark {
+    fn admit(&self, request: &mut Request<A>, admission: RateLimitInfo) -> HttpContext {
         self.tell.admit(request.extensions_mut(), admission, None)
     }
 
     #[inline]
-    fn admit_ref(&self, _request: &Request<A>, decision: &Decision) -> Option<HttpMark> {
+    fn admit_ref(&self, _request: &Request<A>, decision: &Decision) -> Option<HttpContext> {
         self.tell.admit_ref(decision, || None)
     }
 
-    fn observe(mark: &mut HttpMark, observers: &Observers) {
+    fn observe(mark: &mut HttpContext, observers: &Observers) {
         mark.observe(observers);
     }
 
     #[inline]
-    fn finish(mark: HttpMark, response: Response<B>) -> Response<Body<B>> {
+    fn finish(mark: HttpContext, response: Response<B>) -> Response<Body<B>> {
         mark.finish(response).map(Body::service)
     }
 
-    fn refuse(&self, request: Request<A>, refusal: Refusal) -> Result<Response<Body<B>>, E> {
+    fn refuse(&self, request: Request<A>, refusal: Rejection) -> Result<Response<Body<B>>, E> {
         Ok(self.refusal(&request, refusal).map(|()| Body::refusal(Bytes::new())))
     }
 }
@@ -201,10 +201,10 @@ pub(super) fn answer_type<A>(request: &Request<A>) -> Option<HeaderValue> {
     names.into_iter().find(|name| is(name)).map(HeaderValue::from_static)
 }
 
-fn code(refusal: &Refusal) -> Code {
+fn code(refusal: &Rejection) -> Code {
     match refusal {
-        Refusal::MissingKey(missing) if missing.is_from_server() => Code::Internal,
-        Refusal::MissingKey(_) => Code::InvalidArgument,
+        Rejection::MissingKey(missing) if missing.is_server_error() => Code::Internal,
+        Rejection::MissingKey(_) => Code::InvalidArgument,
         _ if refusal.is_over_limit() => Code::ResourceExhausted,
         _ => Code::Unavailable,
     }
@@ -212,8 +212,8 @@ fn code(refusal: &Refusal) -> Code {
 
 /// The limits that refused. The key is not told: it may be a secret, or somebody's address.
 fn violations(decision: &Decision) -> Vec<QuotaViolation> {
-    let violated = |standing: &&Standing| !standing.is_shadow() && !standing.verdict().is_allowed();
-    let violation = |standing: &Standing| {
+    let violated = |standing: &&LimitStatus| !standing.is_shadow() && !standing.verdict().is_allowed();
+    let violation = |standing: &LimitStatus| {
         let figures = standing.figures();
         let description = format!("at most {} in {:?}", figures.limit, figures.window);
         let mut violation = QuotaViolation::new(format!("limit:{}", standing.name()), description);
@@ -225,7 +225,7 @@ fn violations(decision: &Decision) -> Vec<QuotaViolation> {
 }
 
 /// A signed number of 32 bits; a negative one means never.
-fn pushback(refusal: &Refusal, jitter: Duration) -> Option<i32> {
+fn pushback(refusal: &Rejection, jitter: Duration) -> Option<i32> {
     match refusal.retry_after() {
         None => refusal.is_over_limit().then_some(-1),
         Some(retry_after) => {

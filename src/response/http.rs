@@ -1,13 +1,13 @@
 use http::{Request, Response};
 
-use super::admission::Admission;
-use super::any_body::AnyBody;
-use super::fields::{self, LegacyReset};
+use super::info::RateLimitInfo;
+use super::map_body::MapBody;
+use super::headers::{ResetFormat, legacy as fields};
 use super::partition::{Hash, Partition, PartitionBy};
 use super::problem::{Problem, Render};
-use super::refusal::Refusal;
-use super::seam::Respond;
-use super::tell::{HttpMark, Tell};
+use super::rejection::Rejection;
+use super::Respond;
+use super::headers::{HttpContext, Tell};
 use crate::decision::Decision;
 use crate::observe::Observers;
 
@@ -19,12 +19,12 @@ use crate::observe::Observers;
 ///   with every limit listed. What a handler or another limiter has put there stays. If that has a limit of the same
 ///   name, clients cannot tell the limits apart: the layer's observers receive a
 ///   [warning](crate::observe::Event::Warning), once.
-/// - Requests and responses carry an [`Admission`] in their extensions.
+/// - Requests and responses carry an [`RateLimitInfo`] in their extensions.
 ///
 /// ```
-/// use tower_ratelimit::response::{Http, LegacyReset};
+/// use tower_ratelimit::response::{Http, ResetFormat};
 ///
-/// let like_github = Http::new().legacy_fields(LegacyReset::EpochSeconds);
+/// let like_github = Http::new().legacy_headers(ResetFormat::EpochSeconds);
 /// let silent = Http::bare();
 /// ```
 #[derive(Clone, Copy, Debug)]
@@ -52,7 +52,7 @@ impl Http {
 impl<R, P> Http<R, P> {
     /// Whether to send `RateLimit` and `RateLimit-Policy`.
     #[must_use]
-    pub fn draft_fields(mut self, on: bool) -> Self {
+    pub fn rate_limit_headers(mut self, on: bool) -> Self {
         self.tell.draft = on;
         self
     }
@@ -60,14 +60,14 @@ impl<R, P> Http<R, P> {
     /// Sends `X-RateLimit-Limit`, `X-RateLimit-Remaining` and `X-RateLimit-Reset`, of the limit that speaks.
     ///
     /// Clients that know an older draft's `RateLimit` (`limit=10, remaining=..`) take that field for it where both are
-    /// sent: for them, turn [`draft_fields`](Self::draft_fields) off.
+    /// sent: for them, turn [`rate_limit_headers`](Self::rate_limit_headers) off.
     #[must_use]
-    pub fn legacy_fields(mut self, reset: LegacyReset) -> Self {
+    pub fn legacy_headers(mut self, reset: ResetFormat) -> Self {
         self.tell.legacy = Some(reset);
         self
     }
 
-    /// Whether to put an [`Admission`] into the extensions of requests and responses.
+    /// Whether to put an [`RateLimitInfo`] into the extensions of requests and responses.
     #[must_use]
     pub fn extensions(mut self, on: bool) -> Self {
         self.tell.extensions = on;
@@ -79,19 +79,19 @@ impl<R, P> Http<R, P> {
     /// all. That layer goes outside of this one either way, for refusals to pass through it, and
     /// [`Preflight`](crate::key::Preflight) exempts its preflights.
     #[must_use]
-    pub fn expose_fields(mut self, on: bool) -> Self {
+    pub fn expose_headers(mut self, on: bool) -> Self {
         self.tell.exposed = on;
         self
     }
 
-    /// Renders refusals by a closure of your own, `Fn(&Parts, &Refusal) -> Response<Body>`, where [`Parts`] are those
+    /// Renders refusals by a closure of your own, `Fn(&Parts, &Rejection) -> Response<Body>`, where [`Parts`] are those
     /// of the refused request. The header fields are added to the closure's response.
     ///
     /// ```
     /// use http::request::Parts;
-    /// use tower_ratelimit::response::{Http, Refusal};
+    /// use tower_ratelimit::response::{Http, Rejection};
     ///
-    /// let responder = Http::new().render(|_: &Parts, refusal: &Refusal| {
+    /// let responder = Http::new().render(|_: &Parts, refusal: &Rejection| {
     ///     let mut response = http::Response::new(format!("Slow down: {refusal}"));
     ///     *response.status_mut() = http::StatusCode::TOO_MANY_REQUESTS;
     ///     response
@@ -108,10 +108,10 @@ impl<R, P> Http<R, P> {
     /// use http::{Request, StatusCode, header};
     /// use tower::ServiceExt;
     /// use tower_ratelimit::key::Global;
-    /// use tower_ratelimit::response::{Http, Problem, Refusal, Render};
+    /// use tower_ratelimit::response::{Http, Problem, Rejection, Render};
     /// use tower_ratelimit::{FixedWindow, Memory, Quota, RateLimitLayer};
     ///
-    /// fn negotiate(request: &Parts, refusal: &Refusal) -> Response {
+    /// fn negotiate(request: &Parts, refusal: &Rejection) -> Response {
     ///     let accept = request.headers.get(header::ACCEPT).and_then(|value| value.to_str().ok());
     ///     if refusal.is_over_limit() && accept.is_some_and(|types| types.contains("text/html")) {
     ///         let page = Html("<h1>Too many requests</h1><p>Please try again later.</p>");
@@ -146,19 +146,19 @@ impl<R, P> Http<R, P> {
     /// Tells the partition key (`pk`) in `RateLimit` and `RateLimit-Policy`: by what the quota is counted, so that a
     /// client that is several knows which of them it was. It is sent as 128 bits of a keyed hash, never in clear: under
     /// a [`Pepper`](crate::key::Pepper) if all servers are to send the same, else under
-    /// [`OwnPepper`](crate::key::OwnPepper).
+    /// [`ProcessPepper`](crate::key::ProcessPepper).
     ///
     /// `key` is the layer's, as a rule, and is extracted once more to answer. All limits are told with the same `pk`.
     ///
     /// ```
-    /// use tower_ratelimit::key::{Header, OwnPepper};
+    /// use tower_ratelimit::key::{Header, ProcessPepper};
     /// use tower_ratelimit::response::Http;
     /// use tower_ratelimit::{Gcra, Memory, Quota, RateLimitLayer};
     ///
     /// const TENANT: Header = Header::from_static("x-tenant");
     ///
     /// let limiter = Memory::new(Gcra::new(Quota::per_second(10)));
-    /// let layer = RateLimitLayer::new(TENANT, limiter).responder(Http::new().partition_key(TENANT, OwnPepper));
+    /// let layer = RateLimitLayer::new(TENANT, limiter).responder(Http::new().partition_key(TENANT, ProcessPepper));
     /// ```
     #[must_use]
     pub fn partition_key<K, Q>(self, key: K, pepper: Q) -> Http<R, PartitionBy<K, Q>> {
@@ -167,8 +167,8 @@ impl<R, P> Http<R, P> {
 
     /// Answers for services whose response body can't be made from bytes, at the price of a body type around theirs.
     #[must_use]
-    pub fn any_body(self) -> AnyBody<Self> {
-        AnyBody(self)
+    pub fn map_body(self) -> MapBody<Self> {
+        MapBody(self)
     }
 }
 
@@ -185,36 +185,36 @@ where
 {
     type Response = Response<B>;
     type Error = E;
-    type Mark = HttpMark;
+    type Context = HttpContext;
 
-    fn wants_every_limit(&self) -> bool {
+    fn wants_all_limits(&self) -> bool {
         self.tell.draft
     }
 
-    fn wants_every_refusal(&self) -> bool {
+    fn wants_all_denials(&self) -> bool {
         true
     }
 
-    fn admit(&self, request: &mut Request<A>, admission: Admission) -> HttpMark {
+    fn admit(&self, request: &mut Request<A>, admission: RateLimitInfo) -> HttpContext {
         let partition = self.partition_of(request, admission.decision().is_some());
         self.tell.admit(request.extensions_mut(), admission, partition)
     }
 
     #[inline]
-    fn admit_ref(&self, request: &Request<A>, decision: &Decision) -> Option<HttpMark> {
+    fn admit_ref(&self, request: &Request<A>, decision: &Decision) -> Option<HttpContext> {
         self.tell.admit_ref(decision, || self.partition_of(request, true))
     }
 
-    fn observe(mark: &mut HttpMark, observers: &Observers) {
+    fn observe(mark: &mut HttpContext, observers: &Observers) {
         mark.observe(observers);
     }
 
     #[inline]
-    fn finish(mark: HttpMark, response: Response<B>) -> Response<B> {
+    fn finish(mark: HttpContext, response: Response<B>) -> Response<B> {
         mark.finish(response)
     }
 
-    fn refuse(&self, request: Request<A>, refusal: Refusal) -> Result<Response<B>, E> {
+    fn refuse(&self, request: Request<A>, refusal: Rejection) -> Result<Response<B>, E> {
         let partition = self.partition_of(&request, refusal.decision().is_some());
         let (request, _body) = request.into_parts();
         let mut response = self.render.render(&request, &refusal);
@@ -223,7 +223,7 @@ where
             fields::add_retry_after(response.headers_mut(), retry_after);
         }
         match refusal {
-            Refusal::Limited(decision) => self.tell.refuse(&mut response, decision, partition),
+            Rejection::OverLimit(decision) => self.tell.refuse(&mut response, decision, partition),
             _ => self.tell.expose(&mut response),
         }
         Ok(response)

@@ -1,5 +1,5 @@
 use crate::encode::{EncodeKey, KeyWriter};
-use crate::key::{ExtractKey, Extracted, MakeFingerprint};
+use crate::key::{ExtractKey, Extracted, Fingerprinter};
 
 /// What stands for a key where clients see it.
 pub(super) type Hash = [u8; 16];
@@ -34,7 +34,7 @@ impl<Request, K, P> Partition<Request> for PartitionBy<K, P>
 where
     K: ExtractKey<Request>,
     K::Key: EncodeKey,
-    P: MakeFingerprint,
+    P: Fingerprinter,
 {
     fn of(&self, request: &Request) -> Option<Hash> {
         let Extracted::Key(key) = self.key.extract(request) else { return None };

@@ -4,31 +4,31 @@ use bytes::Bytes;
 use http::request::Parts;
 use http::{HeaderValue, Response, StatusCode, header};
 
-use super::refusal::Refusal;
+use super::rejection::Rejection;
 use crate::decision::Decision;
 
 /// Renders a refusal's status and body. [`Http`](super::Http) adds the header fields.
 ///
-/// A closure `Fn(&Parts, &Refusal) -> Response<Body>` renders.
+/// A closure `Fn(&Parts, &Rejection) -> Response<Body>` renders.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` can't render refusals as `Response<{B}>`",
     note = "a renderer is a type that implements `Render<{B}>`, or a closure `|request: &http::request::Parts, \
-            refusal: &Refusal|` that returns a `Response<{B}>`"
+            refusal: &Rejection|` that returns a `Response<{B}>`"
 )]
 pub trait Render<B> {
     /// Returns the response to `request`, which was refused.
-    fn render(&self, request: &Parts, refusal: &Refusal) -> Response<B>;
+    fn render(&self, request: &Parts, refusal: &Rejection) -> Response<B>;
 }
 
-impl<B, F: Fn(&Parts, &Refusal) -> Response<B>> Render<B> for F {
-    fn render(&self, request: &Parts, refusal: &Refusal) -> Response<B> {
+impl<B, F: Fn(&Parts, &Rejection) -> Response<B>> Render<B> for F {
+    fn render(&self, request: &Parts, refusal: &Rejection) -> Response<B> {
         self(request, refusal)
     }
 }
 
 /// A problem body (RFC 9457): `application/problem+json`.
 ///
-/// | Refusal | Status |
+/// | Rejection | Status |
 /// |---|---|
 /// | over a limit | 429, type `quota-exceeded`, with the names of the limits that refused in `violated-policies` |
 /// | the store could not answer, and the policy is to refuse | 503 |
@@ -37,7 +37,7 @@ impl<B, F: Fn(&Parts, &Refusal) -> Response<B>> Render<B> for F {
 pub struct Problem;
 
 impl<B: From<Bytes>> Render<B> for Problem {
-    fn render(&self, _request: &Parts, refusal: &Refusal) -> Response<B> {
+    fn render(&self, _request: &Parts, refusal: &Rejection) -> Response<B> {
         let status = status(refusal);
         let mut response = Response::new(B::from(body(refusal, status).into()));
         *response.status_mut() = status;
@@ -48,16 +48,16 @@ impl<B: From<Bytes>> Render<B> for Problem {
 }
 
 /// The HTTP status of a refusal: 400 or above.
-pub(super) fn status(refusal: &Refusal) -> StatusCode {
+pub(super) fn status(refusal: &Rejection) -> StatusCode {
     match refusal {
-        Refusal::MissingKey(missing) if missing.is_from_server() => StatusCode::INTERNAL_SERVER_ERROR,
-        Refusal::MissingKey(_) => StatusCode::BAD_REQUEST,
+        Rejection::MissingKey(missing) if missing.is_server_error() => StatusCode::INTERNAL_SERVER_ERROR,
+        Rejection::MissingKey(_) => StatusCode::BAD_REQUEST,
         _ if refusal.is_over_limit() => StatusCode::TOO_MANY_REQUESTS,
         _ => StatusCode::SERVICE_UNAVAILABLE,
     }
 }
 
-fn body(refusal: &Refusal, status: StatusCode) -> String {
+fn body(refusal: &Rejection, status: StatusCode) -> String {
     let (kind, title) = match status {
         StatusCode::TOO_MANY_REQUESTS => {
             ("https://iana.org/assignments/http-problem-types#quota-exceeded", "Request quota exceeded")

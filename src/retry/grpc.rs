@@ -6,7 +6,7 @@ use tonic::metadata::{MetadataMap, MetadataValue};
 use tonic::{Code, Status};
 use tonic_types::{RetryInfo, pb};
 
-use super::told::{ReadAnswer, Told};
+use super::hint::{ReadRetryHint, RetryHint};
 
 const STATUS: HeaderName = HeaderName::from_static("grpc-status");
 const DETAILS: HeaderName = HeaderName::from_static("grpc-status-details-bin");
@@ -23,10 +23,10 @@ const PUSHBACK: &str = "grpc-retry-pushback-ms";
 /// use tonic_health::pb::HealthCheckRequest;
 /// use tonic_health::pb::health_client::HealthClient;
 /// use tower::{Service, ServiceBuilder, ServiceExt, service_fn};
-/// use tower_ratelimit::retry::{GrpcStatus, RetryAfter};
+/// use tower_ratelimit::retry::{GrpcHint, RetryAfter};
 ///
 /// async fn ask(client: HealthClient<Channel>) -> Result<(), tonic::Status> {
-///     let mut check = ServiceBuilder::new().retry(RetryAfter::new().reading(GrpcStatus)).service(service_fn(
+///     let mut check = ServiceBuilder::new().retry(RetryAfter::new().reading(GrpcHint)).service(service_fn(
 ///         move |request: HealthCheckRequest| {
 ///             let mut client = client.clone();
 ///             async move { client.check(request).await }
@@ -37,27 +37,27 @@ const PUSHBACK: &str = "grpc-retry-pushback-ms";
 /// }
 /// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct GrpcStatus;
+pub struct GrpcHint;
 
-impl GrpcStatus {
+impl GrpcHint {
     /// What a status says about asking again, for loops of your own: see
-    /// [`RetryAfter::next_wait`](super::RetryAfter::next_wait).
+    /// [`RetryAfter::next_delay`](super::RetryAfter::next_delay).
     #[must_use]
-    pub fn read(self, status: &Status) -> Told {
+    pub fn read(self, status: &Status) -> RetryHint {
         let pushback = status.metadata().get(PUSHBACK).map(MetadataValue::as_bytes);
         told(status.code(), pushback, || status.details().to_vec())
     }
 }
 
-impl<Request, Response> ReadAnswer<Request, Response, Status> for GrpcStatus {
-    fn read(&self, _request: &Request, answer: Result<&Response, &Status>) -> Told {
-        answer.err().map_or(Told::Nothing, |status| GrpcStatus::read(*self, status))
+impl<Request, Response> ReadRetryHint<Request, Response, Status> for GrpcHint {
+    fn read(&self, _request: &Request, answer: Result<&Response, &Status>) -> RetryHint {
+        answer.err().map_or(RetryHint::None, |status| GrpcHint::read(*self, status))
     }
 }
 
 /// What the header fields of a trailers-only answer say.
-pub(super) fn told_by(headers: &HeaderMap) -> Told {
-    let Some(status) = headers.get(STATUS) else { return Told::Nothing };
+pub(super) fn hint_from_headers(headers: &HeaderMap) -> RetryHint {
+    let Some(status) = headers.get(STATUS) else { return RetryHint::None };
     let pushback = headers.get(PUSHBACK).map(HeaderValue::as_bytes);
     told(Code::from_bytes(status.as_bytes()), pushback, || details(headers))
 }
@@ -70,34 +70,34 @@ fn details(headers: &HeaderMap) -> Vec<u8> {
     details.map(Vec::from).unwrap_or_default()
 }
 
-fn told(code: Code, pushback: Option<&[u8]>, details: impl FnOnce() -> Vec<u8>) -> Told {
+fn told(code: Code, pushback: Option<&[u8]>, details: impl FnOnce() -> Vec<u8>) -> RetryHint {
     if !matches!(code, Code::ResourceExhausted | Code::Unavailable) {
-        return Told::Nothing;
+        return RetryHint::None;
     }
     match pushback {
         Some(pushback) => {
             let millis = std::str::from_utf8(pushback).ok().and_then(|text| text.parse::<i32>().ok());
             let wait = millis.and_then(|millis| u64::try_from(millis).ok());
-            wait.map_or(Told::Nothing, |millis| Told::After(Duration::from_millis(millis)))
+            wait.map_or(RetryHint::None, |millis| RetryHint::After(Duration::from_millis(millis)))
         }
         None => retry_info(&details()),
     }
 }
 
 /// From `google.rpc.Status`, decoded by hand: converting a `Duration` overflows for the least number of seconds.
-fn retry_info(details: &[u8]) -> Told {
-    let Ok(status) = pb::Status::decode(details) else { return Told::Nothing };
+fn retry_info(details: &[u8]) -> RetryHint {
+    let Ok(status) = pb::Status::decode(details) else { return RetryHint::None };
     let info = status.details.iter().find(|any| any.type_url == RetryInfo::TYPE_URL);
-    let Some(Ok(info)) = info.map(|any| pb::RetryInfo::decode(any.value.as_slice())) else { return Told::Nothing };
+    let Some(Ok(info)) = info.map(|any| pb::RetryInfo::decode(any.value.as_slice())) else { return RetryHint::None };
     match info.retry_delay {
-        None => Told::Later,
+        None => RetryHint::Backoff,
         // A negative delay is over.
         Some(delay) => {
             let nanos = i128::from(delay.seconds) * 1_000_000_000 + i128::from(delay.nanos);
             let nanos = u128::try_from(nanos).unwrap_or(0);
             let seconds = u64::try_from(nanos / 1_000_000_000).unwrap_or(u64::MAX);
             let rest = u32::try_from(nanos % 1_000_000_000).unwrap_or(0);
-            Told::After(Duration::new(seconds, rest))
+            RetryHint::After(Duration::new(seconds, rest))
         }
     }
 }

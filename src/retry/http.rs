@@ -3,7 +3,7 @@ use std::time::{Duration, SystemTime};
 use http::{HeaderMap, HeaderName, Method, Request, Response, StatusCode, header};
 use sfv::{BareItem, List, ListEntry, Parser};
 
-use super::told::{ReadAnswer, Told};
+use super::hint::{ReadRetryHint, RetryHint};
 
 const RATELIMIT: HeaderName = HeaderName::from_static("ratelimit");
 
@@ -14,47 +14,47 @@ const RATELIMIT: HeaderName = HeaderName::from_static("ratelimit");
 ///   be read, after the longest `t` of the quotas in `RateLimit` of which nothing remains
 ///   (draft-ietf-httpapi-ratelimit-headers-10). Else it may be asked again later.
 /// - A 503 is asked again only if it says when, and the request's method is idempotent: it may have been acted upon.
-/// - With the feature `tonic`, an answer that has a `grpc-status` is read as [`GrpcStatus`](super::GrpcStatus) does.
+/// - With the feature `tonic`, an answer that has a `grpc-status` is read as [`GrpcHint`](super::GrpcHint) does.
 /// - All other answers are final, and so are errors.
 ///
 /// What can't be read is as if it weren't there.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct HttpFields;
+pub struct HttpHint;
 
-impl HttpFields {
+impl HttpHint {
     /// Reads a response of any type, for closures and for loops of your own: see
     /// [`RetryAfter::clone_with`](super::RetryAfter::clone_with).
     ///
     /// `method` is the request's. Without a method, a 503 is final.
     #[must_use]
-    pub fn read_response(self, method: Option<&Method>, status: StatusCode, headers: &HeaderMap) -> Told {
+    pub fn read_response(self, method: Option<&Method>, status: StatusCode, headers: &HeaderMap) -> RetryHint {
         match status {
             StatusCode::TOO_MANY_REQUESTS => {
-                retry_after(headers).or_else(|| more_after(headers)).map_or(Told::Later, Told::After)
+                retry_after(headers).or_else(|| next_token_after(headers)).map_or(RetryHint::Backoff, RetryHint::After)
             }
             StatusCode::SERVICE_UNAVAILABLE if method.is_some_and(Method::is_idempotent) => {
-                retry_after(headers).map_or(Told::Nothing, Told::After)
+                retry_after(headers).map_or(RetryHint::None, RetryHint::After)
             }
             _ => grpc(headers),
         }
     }
 }
 
-impl<A, B, E> ReadAnswer<Request<A>, Response<B>, E> for HttpFields {
-    fn read(&self, request: &Request<A>, answer: Result<&Response<B>, &E>) -> Told {
-        let Ok(response) = answer else { return Told::Nothing };
+impl<A, B, E> ReadRetryHint<Request<A>, Response<B>, E> for HttpHint {
+    fn read(&self, request: &Request<A>, answer: Result<&Response<B>, &E>) -> RetryHint {
+        let Ok(response) = answer else { return RetryHint::None };
         self.read_response(Some(request.method()), response.status(), response.headers())
     }
 }
 
 #[cfg(feature = "tonic")]
-fn grpc(headers: &HeaderMap) -> Told {
-    super::grpc::told_by(headers)
+fn grpc(headers: &HeaderMap) -> RetryHint {
+    super::grpc::hint_from_headers(headers)
 }
 
 #[cfg(not(feature = "tonic"))]
-fn grpc(_: &HeaderMap) -> Told {
-    Told::Nothing
+fn grpc(_: &HeaderMap) -> RetryHint {
+    RetryHint::None
 }
 
 /// Of several lines, which there should not be, the longest.
@@ -78,7 +78,7 @@ fn until(text: &str, headers: &HeaderMap) -> Option<Duration> {
 }
 
 /// The longest time until there is more of what is used up.
-fn more_after(headers: &HeaderMap) -> Option<Duration> {
+fn next_token_after(headers: &HeaderMap) -> Option<Duration> {
     let lines = headers.get_all(RATELIMIT).iter().map(|line| line.to_str().ok());
     let text = lines.collect::<Option<Vec<_>>>()?.join(", ");
     let list: List = Parser::new(&text).parse().ok()?;

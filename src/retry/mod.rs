@@ -5,9 +5,9 @@
 //!
 //! | Read by | From |
 //! |---|---|
-//! | [`HttpFields`] | `Retry-After` (seconds or a date), else `RateLimit` (`t` of what has `r=0`); of a gRPC answer its status |
-//! | `GrpcStatus` | `grpc-retry-pushback-ms`, else `google.rpc.RetryInfo` (feature `tonic`) |
-//! | a closure `Fn(&Request, Result<&Response, &Error>) -> Told` | what it looks at |
+//! | [`HttpHint`] | `Retry-After` (seconds or a date), else `RateLimit` (`t` of what has `r=0`); of a gRPC answer its status |
+//! | `GrpcHint` | `grpc-retry-pushback-ms`, else `google.rpc.RetryInfo` (feature `tonic`) |
+//! | a closure `Fn(&Request, Result<&Response, &Error>) -> RetryHint` | what it looks at |
 //!
 //! Requests are cloned to be sent again. [`RetryAfter::clone_with`] shows a client whose requests are not `Clone`:
 //! reqwest's.
@@ -25,7 +25,7 @@
 //! use http::{Request, Response};
 //! use tower::{Service, ServiceBuilder, ServiceExt, service_fn};
 //! use tower_ratelimit::key::Global;
-//! use tower_ratelimit::response::{AsError, BoxError};
+//! use tower_ratelimit::response::{RejectWithError, BoxError};
 //! use tower_ratelimit::retry::RetryAfter;
 //! use tower_ratelimit::{Gcra, Memory, Quota, RateLimitLayer};
 //!
@@ -43,7 +43,7 @@
 //! let limiter = Memory::new(Gcra::new(Quota::per_second(10)).strict());
 //! let mut client = ServiceBuilder::new()
 //!     .retry(RetryAfter::new().max_retries(5))
-//!     .layer(RateLimitLayer::new(Global, limiter).max_wait(Duration::from_secs(30)).responder(AsError))
+//!     .layer(RateLimitLayer::new(Global, limiter).max_wait(Duration::from_secs(30)).responder(RejectWithError))
 //!     .service(http);
 //!
 //! let answer = client.ready().await?.call(Request::new(())).await?;
@@ -57,11 +57,11 @@ mod grpc;
 mod http;
 mod policy;
 mod request;
-mod told;
+mod hint;
 
 #[cfg(feature = "tonic")]
-pub use self::grpc::GrpcStatus;
-pub use self::http::HttpFields;
-pub use self::policy::{RetryAfter, Wait};
+pub use self::grpc::GrpcHint;
+pub use self::http::HttpHint;
+pub use self::policy::{RetryAfter, RetryDelay};
 pub use self::request::{ByClone, CloneRequest};
-pub use self::told::{ReadAnswer, Told};
+pub use self::hint::{ReadRetryHint, RetryHint};

@@ -6,10 +6,10 @@ use std::time::Duration;
 use pin_project::pin_project;
 use tower::retry::Policy;
 
-use super::http::HttpFields;
+use super::http::HttpHint;
 use super::request::{ByClone, CloneRequest};
-use super::told::{ReadAnswer, Told};
-use crate::timer::{Sleep, sleep};
+use super::hint::{ReadRetryHint, RetryHint};
+use crate::runtime::{Sleep, sleep};
 
 /// A policy for tower's [`Retry`](tower::retry::Retry): asks again when it is told to, and never sooner.
 ///
@@ -21,43 +21,43 @@ use crate::timer::{Sleep, sleep};
 /// such as those of reqwest, [`clone_with`](Self::clone_with) sets a function.
 #[derive(Clone, Debug)]
 #[must_use = "a policy does nothing until `Retry` has it"]
-pub struct RetryAfter<R = HttpFields, C = ByClone> {
+pub struct RetryAfter<R = HttpHint, C = ByClone> {
     read: R,
     clone: C,
-    bounds: Bounds,
+    bounds: RetryBounds,
     /// Of this request: `Retry` clones the policy for each.
     retries: u32,
     waited: Duration,
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Bounds {
+struct RetryBounds {
     retries: u32,
     one_wait: Duration,
     all_waits: Duration,
     jitter: Duration,
-    first_guess: Duration,
+    initial_backoff: Duration,
 }
 
 /// However soon a server says: no loop without a pause.
 const SHORTEST: Duration = Duration::from_millis(10);
 
 impl RetryAfter {
-    /// Reads HTTP answers, by [`HttpFields`].
+    /// Reads HTTP answers, by [`HttpHint`].
     pub const fn new() -> Self {
-        let bounds = Bounds {
+        let bounds = RetryBounds {
             retries: 3,
             one_wait: Duration::from_secs(60),
             all_waits: Duration::from_secs(120),
             jitter: Duration::from_millis(250),
-            first_guess: Duration::from_secs(1),
+            initial_backoff: Duration::from_secs(1),
         };
-        Self { read: HttpFields, clone: ByClone, bounds, retries: 0, waited: Duration::ZERO }
+        Self { read: HttpHint, clone: ByClone, bounds, retries: 0, waited: Duration::ZERO }
     }
 }
 
 impl<R, C> RetryAfter<R, C> {
-    /// Sets what reads the answers: `GrpcStatus`, or a closure.
+    /// Sets what reads the answers: `GrpcHint`, or a closure.
     pub fn reading<Q>(self, read: Q) -> RetryAfter<Q, C> {
         RetryAfter { read, clone: self.clone, bounds: self.bounds, retries: self.retries, waited: self.waited }
     }
@@ -70,11 +70,11 @@ impl<R, C> RetryAfter<R, C> {
     ///
     /// ```
     /// use tower::{Service, ServiceBuilder, ServiceExt};
-    /// use tower_ratelimit::retry::{HttpFields, RetryAfter, Told};
+    /// use tower_ratelimit::retry::{HttpHint, RetryAfter, RetryHint};
     ///
-    /// fn read(request: &reqwest::Request, answer: Result<&reqwest::Response, &reqwest::Error>) -> Told {
-    ///     let Ok(response) = answer else { return Told::Nothing };
-    ///     HttpFields.read_response(Some(request.method()), response.status(), response.headers())
+    /// fn read(request: &reqwest::Request, answer: Result<&reqwest::Response, &reqwest::Error>) -> RetryHint {
+    ///     let Ok(response) = answer else { return RetryHint::None };
+    ///     HttpHint.read_response(Some(request.method()), response.status(), response.headers())
     /// }
     ///
     /// async fn get(url: &str) -> Result<reqwest::Response, reqwest::Error> {
@@ -115,23 +115,23 @@ impl<R, C> RetryAfter<R, C> {
 
     /// Sets how long it waits first where it isn't told: by default a second. The next waits are twice as long each,
     /// and each is shorter by up to a half at random.
-    pub fn first_guess(mut self, wait: Duration) -> Self {
-        self.bounds.first_guess = wait;
+    pub fn initial_backoff(mut self, wait: Duration) -> Self {
+        self.bounds.initial_backoff = wait;
         self
     }
 
     /// How long to wait before the next try, if there is to be one: for loops of your own. It counts the tries.
-    pub fn next_wait(&mut self, told: Told) -> Option<Duration> {
+    pub fn next_delay(&mut self, told: RetryHint) -> Option<Duration> {
         let bounds = self.bounds;
         if self.retries >= bounds.retries {
             return None;
         }
         let wait = match told {
-            Told::Nothing => return None,
-            Told::After(wait) if wait > bounds.one_wait => return None,
-            Told::After(wait) => wait.max(SHORTEST).saturating_add(up_to(bounds.jitter)),
-            Told::Later => {
-                let doubled = bounds.first_guess.saturating_mul(2_u32.saturating_pow(self.retries));
+            RetryHint::None => return None,
+            RetryHint::After(wait) if wait > bounds.one_wait => return None,
+            RetryHint::After(wait) => wait.max(SHORTEST).saturating_add(up_to(bounds.jitter)),
+            RetryHint::Backoff => {
+                let doubled = bounds.initial_backoff.saturating_mul(2_u32.saturating_pow(self.retries));
                 let longest = doubled.min(bounds.one_wait);
                 longest.saturating_sub(up_to(longest / 2)).max(SHORTEST)
             }
@@ -153,15 +153,15 @@ impl Default for RetryAfter {
 
 impl<Request, Response, Error, R, C> Policy<Request, Response, Error> for RetryAfter<R, C>
 where
-    R: ReadAnswer<Request, Response, Error>,
+    R: ReadRetryHint<Request, Response, Error>,
     C: CloneRequest<Request>,
 {
-    type Future = Wait;
+    type Future = RetryDelay;
 
-    fn retry(&mut self, request: &mut Request, answer: &mut Result<Response, Error>) -> Option<Wait> {
+    fn retry(&mut self, request: &mut Request, answer: &mut Result<Response, Error>) -> Option<RetryDelay> {
         let told = self.read.read(request, answer.as_ref());
         // Without a runtime there is nothing to wait with: the answer is handed on.
-        self.next_wait(told).and_then(sleep).map(Wait)
+        self.next_delay(told).and_then(sleep).map(RetryDelay)
     }
 
     fn clone_request(&mut self, request: &Request) -> Option<Request> {
@@ -173,9 +173,9 @@ where
 #[pin_project]
 #[derive(Debug)]
 #[must_use = "futures do nothing unless polled"]
-pub struct Wait(#[pin] Sleep);
+pub struct RetryDelay(#[pin] Sleep);
 
-impl Future for Wait {
+impl Future for RetryDelay {
     type Output = ();
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {

@@ -5,7 +5,7 @@ mod memory;
 mod redis;
 
 pub use self::memory::{
-    DefaultHashBuilder, DynLimit, HeavyKey, KeyId, Limits, LimitsFor, Memory, MemoryBuilder, Usage,
+    DefaultHashBuilder, DynLimit, TopKey, KeyId, Limits, LimitsFor, Memory, MemoryBuilder, Usage,
 };
 #[cfg(feature = "redis-tls")]
 pub use self::redis::RedisTls;

@@ -20,28 +20,28 @@
 //! remembers for each few sets the latest moment at which a state in them that was dropped became as good as new (the
 //! *horizon*), and a key that is not found is decided no earlier than that.
 
-mod full;
+mod when_full;
 mod holds;
 mod horizons;
 mod near;
 mod nowhere;
-mod room;
+mod eviction;
 mod set;
-mod spot;
+mod location;
 
 use std::sync::Arc;
 
-pub use self::full::WhenFull;
+pub use self::when_full::WhenFull;
 use self::holds::Holds;
 use self::horizons::Horizons;
 pub(crate) use self::near::{LockedNear, Missed, Near};
 pub(crate) use self::nowhere::NotInserted;
-use self::room::Crowding;
-pub(crate) use self::room::{Full, Tenancy};
+use self::eviction::Crowding;
+pub(crate) use self::eviction::{Full, Tenancy};
 use self::set::{SLOTS, Set, all_slots};
-use self::spot::At;
-pub(crate) use self::spot::{Place, Spot};
-use crate::algorithm::Cell;
+use self::location::At;
+pub(crate) use self::location::{Place, Spot};
+use crate::algorithm::AtomicState;
 use crate::sync::Backoff;
 
 /// The table.
@@ -55,7 +55,7 @@ pub(crate) struct Table<C> {
     holds: Arc<Holds>,
 }
 
-impl<C: Cell> Table<C> {
+impl<C: AtomicState> Table<C> {
     /// A table in which `keys` live keys have room, whatever they are.
     ///
     /// A state whose type does not say it has `words` words.
@@ -72,7 +72,7 @@ impl<C: Cell> Table<C> {
     }
 
     fn of_sets(sets: usize, words: usize, when_full: WhenFull) -> Self {
-        let crowding = Crowding::new(when_full == WhenFull::Inherit, sets, words);
+        let crowding = Crowding::new(when_full == WhenFull::CarryOver, sets, words);
         let sets: Arc<[_]> = (0..sets).map(|_| Set::new(words)).collect();
         let horizons = Arc::new(Horizons::new(sets.len()));
         Self { id: next_id(), horizons, sets, crowding: Arc::new(crowding), holds: Arc::new(Holds::new()) }
@@ -312,7 +312,7 @@ impl<C: Cell> Table<C> {
             // A hold keeps its slot.
             if table.held(hash) == 0 { table.sets[place.set].vacate(place.slot) } else { table.clear(place) }
         };
-        let removed = self.alter(hash, 0, None::<&room::Nobody>, vacate);
+        let removed = self.alter(hash, 0, None::<&eviction::Nobody>, vacate);
         debug_assert!(removed.is_ok(), "it takes no room");
         self.crowding.relieve();
     }
@@ -375,7 +375,7 @@ impl<C> std::fmt::Debug for Table<C> {
 }
 
 /// What was read of a key.
-pub(crate) struct Seen<'a, C: Cell + 'a> {
+pub(crate) struct Seen<'a, C: AtomicState + 'a> {
     pub(crate) state: C::Snapshot<'a>,
     /// For a key that is nowhere, the latest moment at which a state that was dropped where it might have been became as good
     /// as new. Zero for a key that is there.
@@ -385,12 +385,12 @@ pub(crate) struct Seen<'a, C: Cell + 'a> {
 }
 
 /// Unlocks also when a user's algorithm panics.
-struct Unlock<'a, C: Cell> {
+struct Unlock<'a, C: AtomicState> {
     table: &'a Table<C>,
     spot: &'a Spot,
 }
 
-impl<C: Cell> Drop for Unlock<'_, C> {
+impl<C: AtomicState> Drop for Unlock<'_, C> {
     #[inline(always)]
     fn drop(&mut self) {
         self.table.unlock(self.spot);

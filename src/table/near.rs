@@ -1,6 +1,6 @@
 use super::set::Set;
 use super::{Table, fingerprint, scale};
-use crate::algorithm::Cell;
+use crate::algorithm::AtomicState;
 
 /// Why there is no reading.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -16,14 +16,14 @@ pub enum Missed {
 }
 
 /// A key where it was found.
-pub(crate) struct Near<'a, C: Cell> {
+pub(crate) struct Near<'a, C: AtomicState> {
     set: &'a Set<C>,
     version: u64,
     slot: u8,
     pub(crate) state: C::Snapshot<'a>,
 }
 
-impl<'a, C: Cell> Near<'a, C> {
+impl<'a, C: AtomicState> Near<'a, C> {
     #[inline(always)]
     fn read(set: &'a Set<C>, version: u64, slot: u8) -> Result<Self, Missed> {
         let state = set.cell(slot).snapshot();
@@ -56,14 +56,14 @@ impl<'a, C: Cell> Near<'a, C> {
 }
 
 /// A key where it was found, under the lock, which is given back when this is dropped.
-pub(crate) struct LockedNear<'a, C: Cell> {
+pub(crate) struct LockedNear<'a, C: AtomicState> {
     edit: Option<C::Edit<'a>>,
     set: &'a Set<C>,
     version: u64,
     slot: u8,
 }
 
-impl<'a, C: Cell> LockedNear<'a, C> {
+impl<'a, C: AtomicState> LockedNear<'a, C> {
     /// The state to change.
     #[inline(always)]
     pub(crate) fn edit(&mut self) -> &mut C::Edit<'a> {
@@ -71,7 +71,7 @@ impl<'a, C: Cell> LockedNear<'a, C> {
     }
 }
 
-impl<C: Cell> Drop for LockedNear<'_, C> {
+impl<C: AtomicState> Drop for LockedNear<'_, C> {
     #[inline(always)]
     fn drop(&mut self) {
         self.edit = None;
@@ -79,7 +79,7 @@ impl<C: Cell> Drop for LockedNear<'_, C> {
     }
 }
 
-impl<C: Cell> Table<C> {
+impl<C: AtomicState> Table<C> {
     /// A consistent reading of the key's state, if it is there.
     #[inline(always)]
     pub(crate) fn read_near(&self, hash: u64) -> Result<Near<'_, C>, Missed> {

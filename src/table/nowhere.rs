@@ -1,8 +1,8 @@
 use super::{Spot, Table, Unlock};
-use crate::algorithm::Cell;
+use crate::algorithm::AtomicState;
 
 /// A key that was in neither of its sets, and is as good as new.
-pub(crate) struct Nowhere<'a, C: Cell> {
+pub(crate) struct Nowhere<'a, C: AtomicState> {
     table: &'a Table<C>,
     now: u64,
     pub(crate) spot: Spot,
@@ -16,7 +16,7 @@ pub(crate) enum NotInserted {
     NoRoom,
 }
 
-impl<C: Cell> Table<C> {
+impl<C: AtomicState> Table<C> {
     /// A consistent reading of a key that is nowhere. `None` if it is somewhere, or must be decided later than `now`.
     #[inline(always)]
     pub(crate) fn read_nowhere(&self, hash: u64, now: u64) -> Option<Nowhere<'_, C>> {
@@ -26,7 +26,7 @@ impl<C: Cell> Table<C> {
     }
 }
 
-impl<C: Cell> Nowhere<'_, C> {
+impl<C: AtomicState> Nowhere<'_, C> {
     /// Stores a state for it, in a table without estates.
     #[inline(always)]
     pub(crate) fn insert(&self, state: &C::State) -> Result<(), NotInserted> {

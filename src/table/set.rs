@@ -1,5 +1,5 @@
 use super::holds::Holds;
-use crate::algorithm::Cell;
+use crate::algorithm::AtomicState;
 use crate::sync::{AtomicU64, Backoff, Ordering};
 
 /// With three slots a version, the fingerprints and cells of four words fill two cache lines.
@@ -26,7 +26,7 @@ pub(super) struct Set<C> {
     cells: [C; SLOTS],
 }
 
-impl<C: Cell> Set<C> {
+impl<C: AtomicState> Set<C> {
     pub(super) fn new(words: usize) -> Self {
         Self {
             version: AtomicU64::new(0),
@@ -116,7 +116,7 @@ impl<C: Cell> Set<C> {
     }
 
     pub(super) fn heap_bytes(&self) -> usize {
-        self.cells.iter().map(Cell::heap_bytes).sum()
+        self.cells.iter().map(AtomicState::heap_bytes).sum()
     }
 
     pub(super) fn live(&self, now: u64) -> usize {

@@ -41,12 +41,12 @@ impl Tenancy<[u64; 2]> for Plain {
     }
 
     fn when_full(&self) -> WhenFull {
-        WhenFull::Forget
+        WhenFull::Evict
     }
 }
 
 fn table_of(sets: usize) -> Words {
-    Table::of_sets(sets, 2, WhenFull::Forget)
+    Table::of_sets(sets, 2, WhenFull::Evict)
 }
 
 /// Reads the key for where it is.
@@ -155,7 +155,7 @@ fn check_structure(table: &Words) {
 
 #[test]
 fn a_key_is_found_until_it_is_removed() {
-    let table = Words::with_room_for(100, 2, WhenFull::Forget);
+    let table = Words::with_room_for(100, 2, WhenFull::Evict);
     let keys: Vec<u64> = Hashes(1).take(100).collect();
     assert!(keys.iter().all(|&key| get(&table, key) == Err(0)));
     for (&key, until) in keys.iter().zip(1000..) {
@@ -442,7 +442,7 @@ fn every_pair_of_sets_is_as_likely() {
 
 /// `keys` live keys in a table that was made for them, and nobody forgotten.
 fn check_room_for(keys: usize, seed: u64) {
-    let table = Words::with_room_for(keys, 2, WhenFull::Forget);
+    let table = Words::with_room_for(keys, 2, WhenFull::Evict);
     let hashes = || Hashes(seed << 32 | keys as u64).take(keys);
     assert!(hashes().all(|hash| try_put(&table, hash, 1, 2)), "{keys} keys, seed {seed}");
     assert!(hashes().all(|hash| get(&table, hash) == Ok(2)), "{keys} keys, seed {seed}");
@@ -472,7 +472,7 @@ fn many_keys_have_the_room_that_was_asked_for() {
 #[test]
 fn keys_that_come_and_go_have_the_room_that_was_asked_for() {
     for keys in [1, 2, 3, 5, 8, 13, 21, 34, 55, 89, 144, 1000, 10_000] {
-        let table = Words::with_room_for(keys, 2, WhenFull::Forget);
+        let table = Words::with_room_for(keys, 2, WhenFull::Evict);
         let lifetime = keys as u64;
         // At any moment so many are live as have room: the last ones.
         for (now, hash) in (1..=5 * lifetime).zip(Hashes(lifetime)) {
@@ -644,7 +644,7 @@ proptest! {
     #[test]
     fn it_is_a_map_but_for_who_is_idle_at_the_horizon(seed: u64, steps in steps()) {
         let keys: Vec<u64> = Hashes(seed).take(60).collect();
-        let table = Words::with_room_for(keys.len(), 2, WhenFull::Forget);
+        let table = Words::with_room_for(keys.len(), 2, WhenFull::Evict);
         let mut model: HashMap<u64, u64> = HashMap::new();
         let mut held_amounts: HashMap<u64, u64> = HashMap::new();
         let (mut time, mut latest) = (1000, 0);

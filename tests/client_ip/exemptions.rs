@@ -7,9 +7,9 @@ use http::{HeaderName, Request};
 use proptest::collection::vec;
 use proptest::prelude::*;
 use tower::{Layer, ServiceExt, service_fn};
-use tower_ratelimit::key::{ClientIn, Global, PeerIn, Predicate, TrustedProxies};
-use tower_ratelimit::response::AsError;
-use tower_ratelimit::{Ask, ClientIp, FixedWindow, ManualClock, Memory, Quota, RateLimitLayer};
+use tower_ratelimit::key::{ClientNetworks, Global, PeerNetworks, Predicate, TrustedProxies};
+use tower_ratelimit::response::RejectWithError;
+use tower_ratelimit::{AcquireOptions, ClientIp, FixedWindow, ManualClock, Memory, Quota, RateLimitLayer};
 
 use crate::support::{FORWARDED, REAL_IP, X_FORWARDED_FOR, ip, networks, readers, request};
 
@@ -21,16 +21,16 @@ const PROXIES: &[&str] = &["10.0.0.0/24", "fd00::/64"];
 
 const PROXY: &str = "10.0.0.1";
 
-fn inside(client: ClientIp) -> ClientIn {
-    ClientIn::parse(client, INSIDE.iter().copied()).expect("networks")
+fn inside(client: ClientIp) -> ClientNetworks {
+    ClientNetworks::parse(client, INSIDE.iter().copied()).expect("networks")
 }
 
 /// Whether a request passes through a layer of which the limit has nothing left.
 fn is_exempt(predicate: impl Predicate<Request<()>> + Clone, request: Request<()>) -> bool {
     let builder = Memory::builder(FixedWindow::new(Quota::per_hour(1))).clock(ManualClock::new()).max_keys(1);
     let limiter = builder.build().expect("settings");
-    assert!(limiter.decide(&(), Ask::default()).is_allowed());
-    let layer = RateLimitLayer::new(Global, limiter).exempt_if(predicate).responder(AsError);
+    assert!(limiter.decide(&(), AcquireOptions::default()).is_allowed());
+    let layer = RateLimitLayer::new(Global, limiter).exempt_if(predicate).responder(RejectWithError);
     let service = layer.layer(service_fn(async |_: Request<()>| Ok::<_, Infallible>(())));
     tokio_test::block_on(service.oneshot(request)).is_ok()
 }
@@ -43,7 +43,7 @@ fn through_proxy(field: &HeaderName, line: &str) -> Request<()> {
 #[test]
 fn client_behind_a_proxy_in_the_exempt_network_is_limited() {
     let client = ClientIp::x_forwarded_for(networks(PROXIES));
-    let peer = PeerIn::parse(INSIDE.iter().copied()).expect("networks");
+    let peer = PeerNetworks::parse(INSIDE.iter().copied()).expect("networks");
     for line in ["192.0.2.1", "10.9.9.9, 192.0.2.1", "192.0.2.1, 10.0.0.2", "10.9.9.9, 2001:db8::1"] {
         let request = through_proxy(&X_FORWARDED_FOR, line);
         assert!(is_exempt(peer.clone(), request.clone()), "{line}: every peer is a proxy");
@@ -97,7 +97,7 @@ fn client_of_counted_hops_is_exempt_only_behind_all_of_them() {
 #[test]
 fn networks_that_are_none_are_an_error() {
     let client = ClientIp::x_forwarded_for(TrustedProxies::hops(1));
-    let error = ClientIn::parse(client, ["10.0.0.0/8", "10.0.0.0/33"]).expect_err("no network");
+    let error = ClientNetworks::parse(client, ["10.0.0.0/8", "10.0.0.0/33"]).expect_err("no network");
     assert!(error.is_config() && error.to_string().contains("\"10.0.0.0/33\""), "{error}");
 }
 
@@ -124,5 +124,5 @@ proptest! {
 
 fn inside_holds(client: IpAddr) -> bool {
     let request = request(Some(client), &X_FORWARDED_FOR, [""; 0]);
-    PeerIn::parse(INSIDE.iter().copied()).expect("networks").holds(&request)
+    PeerNetworks::parse(INSIDE.iter().copied()).expect("networks").holds(&request)
 }

@@ -4,7 +4,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use http::{HeaderName, HeaderValue, Request, header};
 use tower_ratelimit::key::{
-    ApiKey, Bearer, ClientIn, Cookie, ExtractKey, Extracted, Header, Host, Predicate, TrustedProxies,
+    ApiKey, Bearer, ClientNetworks, Cookie, ExtractKey, Extracted, Header, Host, Predicate, TrustedProxies,
 };
 use tower_ratelimit::{ClientIp, PeerIp};
 
@@ -37,7 +37,7 @@ fn addresses(lines: &[HeaderValue]) {
             assert!(matches!(reader.extract(&sent), Extracted::Missing(_)), "no field is a peer");
             assert!(!matches!(reader.clone().trust_absent_peer().extract(&sent), Extracted::Exempt));
             if trusted == networks() {
-                let exempt = ClientIn::parse(reader.clone(), ["10.0.0.0/8"]).expect("a network");
+                let exempt = ClientNetworks::parse(reader.clone(), ["10.0.0.0/8"]).expect("a network");
                 assert!(!exempt.holds(&from(PROXY, &sent)), "an address of a proxy is never exempt");
                 assert_eq!(
                     reader.extract(&from(STRANGER, &sent)),

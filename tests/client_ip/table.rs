@@ -270,7 +270,7 @@ fn without_a_peers_address_the_key_is_missing_whatever_the_fields_say() {
                 let Extracted::Missing(missing) = reader.extract(&request(None, &name, lines)) else {
                     panic!("{name} {lines:?} is believed")
                 };
-                assert!(missing.is_from_server(), "{missing}");
+                assert!(missing.is_server_error(), "{missing}");
                 assert!(missing.reason().contains("into_make_service_with_connect_info"), "{missing}");
             }
         }
@@ -283,7 +283,7 @@ fn behind_a_unix_socket_an_absent_peer_is_a_proxy_if_that_is_said() {
         let reader = ClientIp::x_forwarded_for(trusted).trust_absent_peer();
         match reader.extract(&request(None, &X_FORWARDED_FOR, lines)) {
             Extracted::Key(key) => Ok(key),
-            Extracted::Missing(missing) => Err((missing.is_from_server(), missing.to_string())),
+            Extracted::Missing(missing) => Err((missing.is_server_error(), missing.to_string())),
             Extracted::Exempt => panic!("exempt"),
         }
     };

@@ -10,17 +10,17 @@ use tonic::{Code, Status};
 use tonic_types::StatusExt;
 use tower::{Layer, ServiceExt, service_fn};
 use tower_ratelimit::key::{Extracted, Global, Header};
-use tower_ratelimit::limiter::{Acquire, Limiter, Outcome};
-use tower_ratelimit::response::{Admission, Body, Grpc};
+use tower_ratelimit::limiter::{Acquisition, Limiter, Outcome};
+use tower_ratelimit::response::{Body, Grpc, RateLimitInfo};
 use tower_ratelimit::{
-    Ask, Decision, Error, FixedWindow, Gcra, Limit, ManualClock, Memory, Quota, RateLimitLayer, Source, Timestamp,
-    Verdict,
+    AcquireOptions, Decision, DecisionSource, Error, FixedWindow, Gcra, Limit, ManualClock, Memory, Quota,
+    RateLimitLayer, Timestamp, Verdict,
 };
 
 type Page = Response<Body<Full<Bytes>>>;
 
 async fn ok(request: Request<()>) -> Result<Response<Full<Bytes>>, Infallible> {
-    assert!(request.extensions().get::<Admission>().is_some(), "handlers are told");
+    assert!(request.extensions().get::<RateLimitInfo>().is_some(), "handlers are told");
     Ok(Response::new(Full::from("answer")))
 }
 
@@ -31,9 +31,10 @@ struct Says(Result<Verdict, Error>);
 impl Limiter<()> for Says {
     type Future = std::future::Ready<Result<Outcome, Error>>;
 
-    fn acquire(&self, (): &(), _: Ask) -> Acquire<Self::Future> {
-        let decision = |verdict| Decision::by_policy(Timestamp::from_micros(0), verdict).from_source(Source::Policy);
-        Acquire::Ready(self.0.clone().map(|verdict| Outcome::from(decision(verdict))))
+    fn acquire(&self, (): &(), _: AcquireOptions) -> Acquisition<Self::Future> {
+        let decision =
+            |verdict| Decision::by_policy(Timestamp::from_micros(0), verdict).from_source(DecisionSource::Policy);
+        Acquisition::Ready(self.0.clone().map(|verdict| Outcome::from(decision(verdict))))
     }
 }
 
@@ -49,7 +50,7 @@ fn call() -> Request<()> {
 /// A limit that is used up.
 fn used_up(quota: FixedWindow) -> Memory<FixedWindow, ManualClock> {
     let limiter = Memory::builder(quota).clock(ManualClock::new()).build().expect("a limiter");
-    while limiter.decide(&(), Ask::default()).is_allowed() {}
+    while limiter.decide(&(), AcquireOptions::default()).is_allowed() {}
     limiter
 }
 
@@ -71,7 +72,7 @@ async fn a_refusal_is_of_trailers_only() {
     assert_eq!(headers["grpc-message"], "rate%20limit%20%22default%22%20exceeded,%20retry%20after%2060s");
     let details = headers["grpc-status-details-bin"].to_str().expect("ASCII");
     assert!(!details.ends_with('='), "base64 without padding: {details}");
-    assert!(response.extensions().get::<Admission>().is_some_and(|admission| admission.decision().is_some()));
+    assert!(response.extensions().get::<RateLimitInfo>().is_some_and(|admission| admission.decision().is_some()));
     assert!(response.into_body().collect().await.expect("a body").to_bytes().is_empty());
 }
 
@@ -79,7 +80,7 @@ async fn a_refusal_is_of_trailers_only() {
 async fn names_are_percent_encoded() {
     let limit = Limit::new("size 100%", FixedWindow::new(Quota::per_minute(1)));
     let limiter = Memory::builder(limit).clock(ManualClock::new()).build().expect("a limiter");
-    assert!(limiter.decide(&(), Ask::default()).is_allowed());
+    assert!(limiter.decide(&(), AcquireOptions::default()).is_allowed());
     let response = ask(limiter, Grpc::new()).await;
     let message = response.headers()["grpc-message"].to_str().expect("ASCII").to_owned();
     assert!(message.contains("size%20100%25"), "{message}");
@@ -111,7 +112,7 @@ async fn several_limits_that_refuse_are_all_named() {
         Limit::new("trial", FixedWindow::new(Quota::per_day(1))).shadow(),
     );
     let limiter = Memory::builder(limits).clock(ManualClock::new()).build().expect("a limiter");
-    assert!(limiter.decide(&(), Ask::default()).is_allowed());
+    assert!(limiter.decide(&(), AcquireOptions::default()).is_allowed());
     let details = status(ask(limiter, Grpc::new()).await.headers()).get_error_details();
     let violations = &details.quota_failure().expect("QuotaFailure").violations;
     assert_eq!(
@@ -178,9 +179,9 @@ async fn pushback_is_exact_or_later_and_fits_32_bits() {
 #[tokio::test]
 async fn each_part_can_be_turned_on_and_off() {
     let limiter = used_up(FixedWindow::new(Quota::per_minute(2)));
-    let response = ask(limiter, Grpc::new().details(false).draft_fields(true).extensions(false)).await;
+    let response = ask(limiter, Grpc::new().details(false).rate_limit_headers(true).extensions(false)).await;
     assert!(!response.headers().contains_key("grpc-status-details-bin"));
-    assert!(response.extensions().get::<Admission>().is_none());
+    assert!(response.extensions().get::<RateLimitInfo>().is_none());
     assert_eq!(response.headers()["ratelimit"], r#""default";r=0;t=60"#);
     assert_eq!(response.headers()["ratelimit-policy"], r#""default";q=2;w=60"#);
 }

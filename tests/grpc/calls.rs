@@ -13,7 +13,7 @@ use tonic_health::pb::health_server::HealthServer;
 use tonic_health::pb::{HealthCheckRequest, HealthCheckResponse};
 use tonic_types::StatusExt;
 use tower::{Layer, Service, ServiceBuilder, ServiceExt, service_fn};
-use tower_ratelimit::retry::{GrpcStatus, RetryAfter, Told};
+use tower_ratelimit::retry::{GrpcHint, RetryAfter, RetryHint};
 
 use crate::support::{Counting, connect, listen, of, per_minute};
 
@@ -205,11 +205,11 @@ async fn a_client_comes_back_when_it_is_told_to() {
     tokio::spawn(server.serve_with_incoming(TcpIncoming::from(listener)));
 
     let read = move |_: &HealthCheckRequest, answer: Result<&_, &Status>| match answer {
-        Ok::<&tonic::Response<HealthCheckResponse>, _>(_) => Told::Nothing,
+        Ok::<&tonic::Response<HealthCheckResponse>, _>(_) => RetryHint::None,
         Err(status) => {
-            assert_eq!(GrpcStatus.read(status), Told::After(Duration::from_secs(60)));
+            assert_eq!(GrpcHint.read(status), RetryHint::After(Duration::from_secs(60)));
             clock.advance(Duration::from_secs(60));
-            Told::After(Duration::ZERO)
+            RetryHint::After(Duration::ZERO)
         }
     };
     let client = connect(address).await;

@@ -79,7 +79,7 @@ async fn in_axum() {
 async fn in_tonic() {
     let handler = Counting::default();
     let (listener, address) = listen().await;
-    let mut server = Server::builder().accept_http1(true).layer(layer(ByContentType::default().any_body()));
+    let mut server = Server::builder().accept_http1(true).layer(layer(ByContentType::default().map_body()));
     let server = server.add_service(handler.service());
     tokio::spawn(server.serve_with_incoming(TcpIncoming::from(listener)));
     both_are_answered_in_their_own_way(address, &handler).await;

@@ -8,8 +8,8 @@ use http::request::Parts;
 use http::{Method, Request, Response, StatusCode};
 use http_body_util::Full;
 use tower_ratelimit::key::Missing;
-use tower_ratelimit::response::{ByContentType, Grpc, Http, Refusal, Respond};
-use tower_ratelimit::{Decision, Error, Figures, Source, Standing, Timestamp, Verdict};
+use tower_ratelimit::response::{ByContentType, Grpc, Http, Rejection, Respond};
+use tower_ratelimit::{Decision, DecisionSource, Error, LimitSnapshot, LimitStatus, Timestamp, Verdict};
 
 const METHODS: [&str; 12] =
     ["GET", "HEAD", "POST", "PUT", "DELETE", "PATCH", "OPTIONS", "TRACE", "CONNECT", "PURGE", "post", "QUERY"];
@@ -34,19 +34,19 @@ const CONTENT_TYPES: [(&str, bool); 16] = [
     ("\u{e4}", false),
 ];
 
-fn refusals() -> Vec<Refusal> {
+fn refusals() -> Vec<Rejection> {
     let now = Timestamp::from_micros(0);
     let wait = Duration::from_secs(3);
-    let figures = Figures { limit: 5, window: wait, remaining: 0, reset: wait, more_after: wait };
-    let decided = |verdict| Decision::one(now, Standing::of("default", verdict, figures));
+    let figures = LimitSnapshot { limit: 5, window: wait, remaining: 0, reset: wait, next_token_after: wait };
+    let decided = |verdict| Decision::one(now, LimitStatus::of("default", verdict, figures));
     let denied = Verdict::Denied { retry_after: Duration::from_secs(3) };
     vec![
-        Refusal::Limited(decided(denied)),
-        Refusal::Limited(decided(Verdict::Never)),
-        Refusal::Limited(Decision::by_policy(now, denied).from_source(Source::Policy)),
-        Refusal::MissingKey(Missing::from_request("no tenant")),
-        Refusal::MissingKey(Missing::from_server("no login")),
-        Refusal::Unavailable(Error::unavailable("gone")),
+        Rejection::OverLimit(decided(denied)),
+        Rejection::OverLimit(decided(Verdict::ExceedsLimit)),
+        Rejection::OverLimit(Decision::by_policy(now, denied).from_source(DecisionSource::Policy)),
+        Rejection::MissingKey(Missing::from_request("no tenant")),
+        Rejection::MissingKey(Missing::from_server("no login")),
+        Rejection::Unavailable(Error::unavailable("gone")),
     ]
 }
 
@@ -79,7 +79,7 @@ where
 
 #[test]
 fn every_refusal_is_an_error_and_is_not_stored() {
-    let cacheable = |_: &Parts, _: &Refusal| {
+    let cacheable = |_: &Parts, _: &Rejection| {
         let response = Response::builder().status(StatusCode::TOO_MANY_REQUESTS);
         let response = response.header("cache-control", "max-age=60").header("cache-control", "public");
         response.body(Full::<Bytes>::default()).expect("a response")
@@ -87,10 +87,10 @@ fn every_refusal_is_an_error_and_is_not_stored() {
     check("HTTP", &Http::new());
     check("bare HTTP", &Http::bare());
     check("rendered", &Http::new().render(cacheable));
-    check("any body", &Http::new().any_body());
+    check("any body", &Http::new().map_body());
     check("gRPC", &Grpc::new());
     check("gRPC with details off", &Grpc::new().details(false).pushback(Duration::ZERO));
     check("by content type", &ByContentType::default());
     check("by content type, rendered", &ByContentType::new(Grpc::new(), Http::bare().render(cacheable)));
-    check("by content type, any body", &ByContentType::default().any_body());
+    check("by content type, any body", &ByContentType::default().map_body());
 }

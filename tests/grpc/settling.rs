@@ -3,7 +3,7 @@
 use tonic::Code;
 use tonic::transport::Server;
 use tonic::transport::server::TcpIncoming;
-use tower_ratelimit::tariff::{OnlyCodes, OnlyFailures, OnlySuccesses};
+use tower_ratelimit::cost::{OnlyFailures, OnlyGrpcCodes, OnlySuccesses};
 
 use crate::support::{Counting, connect, listen, of, per_minute};
 
@@ -38,15 +38,15 @@ async fn by_whether_it_failed() {
 #[tokio::test]
 async fn by_its_code() {
     let (layer, _clock) = per_minute(1);
-    let refused = refused!(layer.settle(OnlyCodes::new([Code::Unauthenticated])), ["", "fail", ""]);
+    let refused = refused!(layer.settle(OnlyGrpcCodes::new([Code::Unauthenticated])), ["", "fail", ""]);
     assert_eq!(refused, [false, false, true]);
 
     let (layer, _clock) = per_minute(1);
-    let refused = refused!(layer.settle(OnlyCodes::new([Code::NotFound, Code::Internal])), ["", "fail", ""]);
+    let refused = refused!(layer.settle(OnlyGrpcCodes::new([Code::NotFound, Code::Internal])), ["", "fail", ""]);
     assert_eq!(refused, [false; 3]);
 
     let (layer, _clock) = per_minute(1);
-    let refused = refused!(layer.settle(OnlyCodes::new([Code::Ok])), ["fail", "", ""]);
+    let refused = refused!(layer.settle(OnlyGrpcCodes::new([Code::Ok])), ["fail", "", ""]);
     assert_eq!(refused, [false, false, true]);
 }
 

@@ -7,8 +7,10 @@ use std::sync::{Arc, Barrier, Mutex, MutexGuard};
 use std::time::Duration;
 
 use tower_ratelimit::algorithm::Algorithm;
-use tower_ratelimit::limiter::{Acquire, Held, Outcome, Reply};
-use tower_ratelimit::{Ask, Clock, Decision, Error, Gcra, Limit, Limiter, Memory, Quota, Standing, Verdict};
+use tower_ratelimit::limiter::{Acquisition, Held, LimiterFuture, Outcome};
+use tower_ratelimit::{
+    AcquireOptions, Clock, Decision, Error, Gcra, Limit, LimitStatus, Limiter, Memory, Quota, Verdict,
+};
 
 use crate::model::{Caller, Kept, Model, Rule};
 use crate::order::{Explained, Unexplained, explain};
@@ -80,7 +82,7 @@ impl InTwoSteps {
 impl Limiter<Caller> for InTwoSteps {
     type Future = Ready<Result<Outcome, Error>>;
 
-    fn acquire(&self, _caller: &Caller, ask: Ask) -> Acquire<Self::Future> {
+    fn acquire(&self, _caller: &Caller, ask: AcquireOptions) -> Acquisition<Self::Future> {
         let (now, before) = (self.clock.now(), *self.lock());
         self.meet.wait();
         let mut state = self.lock();
@@ -92,17 +94,17 @@ impl Limiter<Caller> for InTwoSteps {
         if verdict.is_allowed() {
             self.bucket.commit(&mut state, now, Duration::ZERO, ask.cost);
         }
-        let standing = Standing::of("one", verdict, self.bucket.reading(&state, now));
+        let standing = LimitStatus::of("one", verdict, self.bucket.reading(&state, now));
         drop(state);
         self.meet.wait();
-        let decision = Decision::one(now, standing).with_turns(self.bucket.promises_turns());
-        Acquire::Ready(Ok(decision.into()))
+        let decision = Decision::one(now, standing).with_scheduling(self.bucket.supports_scheduling());
+        Acquisition::Ready(Ok(decision.into()))
     }
 }
 
 fn all_at_once(fault: Fault, burst: u64) -> Result<Explained, Unexplained> {
     let limiter = InTwoSteps::of(fault, burst);
-    let one: &Calls<'_, InTwoSteps> = &|recorder| drop(recorder.acquire(ALICE, Ask::default()));
+    let one: &Calls<'_, InTwoSteps> = &|recorder| drop(recorder.acquire(ALICE, AcquireOptions::default()));
     let threads = told(&limiter, 1, &[one; THREADS]);
     explain(&threads, Model::new(vec![Rule::new("one", only(burst), user)]))
 }
@@ -139,18 +141,18 @@ impl<L> OneAfterTheOther<L> {
 
     fn both(&self, decisions: &[Decision; 2]) -> Decision {
         let standings = decisions.iter().flat_map(Decision::standings).cloned().collect();
-        let promise = decisions.iter().all(Decision::promises_turns);
-        Decision::every(self.clock.now(), standings).with_turns(promise)
+        let promise = decisions.iter().all(Decision::supports_scheduling);
+        Decision::every(self.clock.now(), standings).with_scheduling(promise)
     }
 }
 
 impl<L: Limiter<Caller>> Limiter<Caller> for OneAfterTheOther<L> {
     type Future = Ready<Result<Outcome, Error>>;
 
-    fn acquire(&self, caller: &Caller, ask: Ask) -> Acquire<Self::Future> {
-        let acquire = |limiter: &L, ask: Ask| match limiter.acquire(caller, ask) {
-            Acquire::Ready(outcome) => outcome.expect("memory never fails"),
-            Acquire::Pending(_) => panic!("memory answers at once"),
+    fn acquire(&self, caller: &Caller, ask: AcquireOptions) -> Acquisition<Self::Future> {
+        let acquire = |limiter: &L, ask: AcquireOptions| match limiter.acquire(caller, ask) {
+            Acquisition::Ready(outcome) => outcome.expect("memory never fails"),
+            Acquisition::Pending(_) => panic!("memory answers at once"),
         };
         let [one, other] = &self.limiters;
         let first = acquire(one, ask.hold());
@@ -161,14 +163,14 @@ impl<L: Limiter<Caller>> Limiter<Caller> for OneAfterTheOther<L> {
             ready(if second.decision.is_allowed() { held.settle(ask.cost) } else { held.release() });
         }
         let told = ready(one.peek(caller, ask));
-        Acquire::Ready(Ok(self.both(&[told, second.decision]).into()))
+        Acquisition::Ready(Ok(self.both(&[told, second.decision]).into()))
     }
 
-    fn peek(&self, caller: &Caller, ask: Ask) -> Reply<Decision> {
+    fn peek(&self, caller: &Caller, ask: AcquireOptions) -> LimiterFuture<Decision> {
         self.meet();
         let decisions = [&self.limiters[0], &self.limiters[1]].map(|limiter| ready(limiter.peek(caller, ask)));
         self.meet();
-        Reply::ready(Ok(self.both(&decisions)))
+        LimiterFuture::ready(Ok(self.both(&decisions)))
     }
 }
 
@@ -182,7 +184,7 @@ fn seen(group_burst: u64, in_the_middle: bool) -> Result<Explained, Unexplained>
     let limiters = [memory("user", 5, user), memory("group", group_burst, group)];
     let meet = in_the_middle.then(|| Barrier::new(2));
     let limiter = OneAfterTheOther { limiters, meet, clock };
-    let ask = Ask::cost(2).every_limit();
+    let ask = AcquireOptions::cost(2).all_limits();
     let acquire = |recorder: &mut Recorder<'_, _>| drop(recorder.acquire(ALICE, ask));
     let peek = |recorder: &mut Recorder<'_, _>| recorder.peek(ALICE, ask);
     let threads = if in_the_middle {
@@ -215,8 +217,8 @@ fn as_if(times: [[u64; 2]; 2]) -> Result<Explained, Unexplained> {
         &limiter,
         1,
         &[&|recorder| {
-            recorder.peek(ALICE, Ask::default());
-            drop(recorder.acquire(ALICE, Ask::default()));
+            recorder.peek(ALICE, AcquireOptions::default());
+            drop(recorder.acquire(ALICE, AcquireOptions::default()));
         }],
     );
     let acquired = threads[0].pop().expect("two calls");
@@ -244,9 +246,9 @@ fn but_for(change: impl FnOnce(&mut Event)) -> Result<Explained, Unexplained> {
         &limiter,
         1,
         &[&|recorder| {
-            let held = recorder.acquire(ALICE, Ask::cost(2).hold()).expect("it is held");
+            let held = recorder.acquire(ALICE, AcquireOptions::cost(2).hold()).expect("it is held");
             recorder.end(ALICE, held, End::Settle(1));
-            recorder.peek(ALICE, Ask::default());
+            recorder.peek(ALICE, AcquireOptions::default());
         }],
     );
     change(&mut threads[0][1]);
@@ -313,18 +315,18 @@ impl Holding {
     /// A token drains in a second.
     const BUCKET: Gcra = Gcra::new(Quota::per_second(1)).burst(9);
 
-    fn decide(&self, ask: Ask, remembered: &Remembered, held: u64) -> Standing {
+    fn decide(&self, ask: AcquireOptions, remembered: &Remembered, held: u64) -> LimitStatus {
         let now = self.clock.now();
         let ask = if ask.hold { ask.within(Duration::ZERO) } else { ask };
         let mut state = remembered.state;
         Self::BUCKET.commit(&mut state, now, Duration::ZERO, held);
-        Standing::of("one", Self::BUCKET.peek(&state, now, ask), Self::BUCKET.reading(&state, now))
+        LimitStatus::of("one", Self::BUCKET.peek(&state, now, ask), Self::BUCKET.reading(&state, now))
     }
 
-    fn decision(&self, ask: Ask, held: u64, verdict: Verdict, standing: &Standing) -> Decision {
-        let standing = Standing::of("one", verdict, standing.figures());
+    fn decision(&self, ask: AcquireOptions, held: u64, verdict: Verdict, standing: &LimitStatus) -> Decision {
+        let standing = LimitStatus::of("one", verdict, standing.figures());
         let is_estimate = held > 0 && !verdict.is_allowed();
-        Decision::one(self.clock.now(), standing).with_turns(!ask.hold).with_estimate(is_estimate)
+        Decision::one(self.clock.now(), standing).with_scheduling(!ask.hold).with_estimate(is_estimate)
     }
 
     fn guard(&self, cost: u64) -> Held {
@@ -344,7 +346,7 @@ impl Holding {
                 _ => remembered.held.saturating_sub(cost),
             };
             Self::BUCKET.commit(&mut remembered.state, clock.now(), Duration::ZERO, is_charged(actual));
-            Reply::ready(Ok(()))
+            LimiterFuture::ready(Ok(()))
         })
     }
 }
@@ -352,7 +354,7 @@ impl Holding {
 impl Limiter<Caller> for Holding {
     type Future = Ready<Result<Outcome, Error>>;
 
-    fn acquire(&self, _caller: &Caller, ask: Ask) -> Acquire<Self::Future> {
+    fn acquire(&self, _caller: &Caller, ask: AcquireOptions) -> Acquisition<Self::Future> {
         let mut remembered = self.remembered.lock().expect("no thread panics");
         let held = remembered.held;
         let seen = if self.mistake == Mistake::DecidesByTheStateAlone { 0 } else { held };
@@ -372,14 +374,14 @@ impl Limiter<Caller> for Holding {
             _ => {}
         }
         let after = self.decide(ask, &remembered, remembered.held);
-        Acquire::Ready(Ok(Outcome { decision: self.decision(ask, held, verdict, &after), held: guard }))
+        Acquisition::Ready(Ok(Outcome { decision: self.decision(ask, held, verdict, &after), held: guard }))
     }
 
-    fn peek(&self, _caller: &Caller, ask: Ask) -> Reply<Decision> {
+    fn peek(&self, _caller: &Caller, ask: AcquireOptions) -> LimiterFuture<Decision> {
         let remembered = self.remembered.lock().expect("no thread panics");
         let seen = if self.mistake == Mistake::PeeksAtTheStateAlone { 0 } else { remembered.held };
         let standing = self.decide(ask, &remembered, seen);
-        Reply::ready(Ok(self.decision(ask, remembered.held, standing.verdict(), &standing)))
+        LimiterFuture::ready(Ok(self.decision(ask, remembered.held, standing.verdict(), &standing)))
     }
 }
 
@@ -388,7 +390,9 @@ fn holding(mistake: Mistake) -> Result<Explained, Unexplained> {
     let clock = NotingClock::default();
     let limiter = Holding { clock: clock.clone(), mistake, remembered: Arc::default() };
     let calls = |recorder: &mut Recorder<'_, Holding>| {
-        let hold = |recorder: &mut Recorder<'_, Holding>, cost: u64| recorder.acquire(ALICE, Ask::cost(cost).hold());
+        let hold = |recorder: &mut Recorder<'_, Holding>, cost: u64| {
+            recorder.acquire(ALICE, AcquireOptions::cost(cost).hold())
+        };
         let end = |recorder: &mut Recorder<'_, Holding>, guard: Option<Held>, end: End| {
             if let Some(guard) = guard {
                 recorder.end(ALICE, guard, end);
@@ -396,20 +400,20 @@ fn holding(mistake: Mistake) -> Result<Explained, Unexplained> {
         };
         let seconds = |count| clock.0.advance(Duration::from_secs(count));
         let (first, second) = (hold(recorder, 3), hold(recorder, 2));
-        recorder.peek(ALICE, Ask::cost(2));
-        recorder.acquire(ALICE, Ask::cost(3));
+        recorder.peek(ALICE, AcquireOptions::cost(2));
+        recorder.acquire(ALICE, AcquireOptions::cost(3));
         seconds(2);
         end(recorder, first, End::Settle(2));
         // What is held did not drain meanwhile.
-        recorder.acquire(ALICE, Ask::cost(5));
+        recorder.acquire(ALICE, AcquireOptions::cost(5));
         end(recorder, second, End::Drop);
-        recorder.peek(ALICE, Ask::cost(4));
+        recorder.peek(ALICE, AcquireOptions::cost(4));
         seconds(10);
         let (first, second) = (hold(recorder, 4), hold(recorder, 1));
         end(recorder, first, End::Release);
-        recorder.peek(ALICE, Ask::cost(8));
+        recorder.peek(ALICE, AcquireOptions::cost(8));
         end(recorder, second, End::Settle(3));
-        recorder.peek(ALICE, Ask::cost(8));
+        recorder.peek(ALICE, AcquireOptions::cost(8));
     };
     let threads = told(&limiter, 1, &[&calls]);
     explain(&threads, Model::new(vec![Rule::new("one", Holding::BUCKET, user)]))

@@ -11,8 +11,8 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::rc::Rc;
 use std::time::Duration;
 
-use tower_ratelimit::algorithm::{Algorithm, Blocks, Log, State};
-use tower_ratelimit::{Ask, Decision, Figures, Source, Timestamp, Verdict};
+use tower_ratelimit::algorithm::{Algorithm, Counters, HitLog, State};
+use tower_ratelimit::{AcquireOptions, Decision, DecisionSource, LimitSnapshot, Timestamp, Verdict};
 
 use crate::recording::Step;
 
@@ -23,7 +23,7 @@ pub(crate) type Caller = [u64; 2];
 pub(crate) struct Rule {
     name: &'static str,
     part: fn(&Caller) -> u64,
-    kernel: Box<dyn Kernel>,
+    kernel: Box<dyn LuaScript>,
 }
 
 impl Rule {
@@ -48,9 +48,9 @@ pub(crate) struct Undo(Vec<((usize, u64), Option<Part>)>);
 /// What a decision is to be.
 struct Expected {
     verdict: Verdict,
-    promises_turns: bool,
+    supports_scheduling: bool,
     is_estimate: bool,
-    standings: Vec<(&'static str, Verdict, Figures)>,
+    standings: Vec<(&'static str, Verdict, LimitSnapshot)>,
 }
 
 impl Model {
@@ -67,7 +67,7 @@ impl Model {
     pub(crate) fn take_turn(&mut self, step: &Step, now: Timestamp) -> Option<Undo> {
         let mut undo = Undo(Vec::new());
         let is_explained = match step {
-            Step::Acquire { caller, ask, decision, is_held } => {
+            Step::Acquisition { caller, ask, decision, is_held } => {
                 let expected = self.acquire(caller, now, *ask, &mut undo);
                 expected.is(decision, now, *ask) && *is_held == (ask.hold && expected.verdict.is_allowed())
             }
@@ -111,15 +111,15 @@ impl Model {
         }
     }
 
-    fn acquire(&mut self, caller: &Caller, now: Timestamp, ask: Ask, undo: &mut Undo) -> Expected {
+    fn acquire(&mut self, caller: &Caller, now: Timestamp, ask: AcquireOptions, undo: &mut Undo) -> Expected {
         let parts: Vec<Part> = (0..self.rules.len()).map(|limit| self.part(limit, caller)).collect();
-        let (verdicts, promises_turns) = self.verdicts(&parts, now, ask);
+        let (verdicts, supports_scheduling) = self.verdicts(&parts, now, ask);
         let verdict = verdicts.iter().copied().fold(Verdict::Allowed, both);
         let is_estimate = parts.iter().zip(&verdicts).any(|(part, verdict)| part.held > 0 && !verdict.is_allowed());
         let delay = match verdict {
             Verdict::Allowed => Some(Duration::ZERO),
             Verdict::AllowedAfter(delay) => Some(delay),
-            Verdict::Denied { .. } | Verdict::Never => None,
+            Verdict::Denied { .. } | Verdict::ExceedsLimit => None,
         };
         let mut standings = Vec::new();
         for (limit, mut part) in parts.into_iter().enumerate() {
@@ -137,19 +137,19 @@ impl Model {
                 self.put(limit, caller, part, undo);
             }
         }
-        Expected { verdict, promises_turns, is_estimate, standings }
+        Expected { verdict, supports_scheduling, is_estimate, standings }
     }
 
     /// What each limit says, and whether they promise turns.
     ///
     /// Several do if each can, and each owes until the turn of them all; else each is asked whether it lets through at once.
-    fn verdicts(&self, parts: &[Part], now: Timestamp, ask: Ask) -> (Vec<Verdict>, bool) {
-        let say = |ask: Ask| -> Vec<Verdict> {
+    fn verdicts(&self, parts: &[Part], now: Timestamp, ask: AcquireOptions) -> (Vec<Verdict>, bool) {
+        let say = |ask: AcquireOptions| -> Vec<Verdict> {
             self.rules.iter().zip(parts).map(|(rule, part)| rule.kernel.peek(part, now, ask)).collect()
         };
         // A hold starts now, or not at all.
         let ask = if ask.hold { ask.within(Duration::ZERO) } else { ask };
-        let can_promise = !ask.hold && self.rules.iter().all(|rule| rule.kernel.promises_turns());
+        let can_promise = !ask.hold && self.rules.iter().all(|rule| rule.kernel.supports_scheduling());
         if self.rules.len() == 1 {
             return (say(ask), can_promise);
         }
@@ -193,37 +193,38 @@ impl Model {
 }
 
 impl Expected {
-    fn with(mut self, figures: Vec<Figures>) -> Self {
+    fn with(mut self, figures: Vec<LimitSnapshot>) -> Self {
         for (standing, figures) in self.standings.iter_mut().zip(figures) {
             standing.2 = figures;
         }
         self
     }
 
-    fn is(&self, decision: &Decision, now: Timestamp, ask: Ask) -> bool {
+    fn is(&self, decision: &Decision, now: Timestamp, ask: AcquireOptions) -> bool {
         let told = decision.standings().iter().map(|told| (told.name(), told.verdict(), told.figures()));
-        let standings_match = if ask.every_limit || self.standings.len() == 1 {
+        let standings_match = if ask.all_limits || self.standings.len() == 1 {
             told.eq(self.standings.iter().copied())
         } else {
             told.eq(self.loudest())
         };
         standings_match
             && decision.verdict() == self.verdict
-            && decision.promises_turns() == self.promises_turns
+            && decision.supports_scheduling() == self.supports_scheduling
             && decision.is_estimate() == self.is_estimate
             && decision.decided_at() == now
-            && decision.source() == Source::Store
+            && decision.source() == DecisionSource::Store
     }
 
     /// Who speaks for all: the longest wait, or with none the least remaining; the first of equals.
-    fn loudest(&self) -> Option<(&'static str, Verdict, Figures)> {
+    fn loudest(&self) -> Option<(&'static str, Verdict, LimitSnapshot)> {
         let wait = |verdict| match verdict {
             Verdict::Allowed => (0, Duration::ZERO),
             Verdict::AllowedAfter(delay) => (1, delay),
             Verdict::Denied { retry_after } => (2, retry_after),
-            Verdict::Never => (3, Duration::ZERO),
+            Verdict::ExceedsLimit => (3, Duration::ZERO),
         };
-        let loudness = |&(_, verdict, figures): &(_, Verdict, Figures)| (wait(verdict), u64::MAX - figures.remaining);
+        let loudness =
+            |&(_, verdict, figures): &(_, Verdict, LimitSnapshot)| (wait(verdict), u64::MAX - figures.remaining);
         // `max_by_key` returns the last of equals.
         self.standings.iter().rev().copied().max_by_key(loudness)
     }
@@ -232,7 +233,7 @@ impl Expected {
 /// Both must let through.
 fn both(one: Verdict, other: Verdict) -> Verdict {
     match (one, other) {
-        (Verdict::Never, _) | (_, Verdict::Never) => Verdict::Never,
+        (Verdict::ExceedsLimit, _) | (_, Verdict::ExceedsLimit) => Verdict::ExceedsLimit,
         (Verdict::Denied { retry_after: one }, Verdict::Denied { retry_after: other }) => {
             Verdict::Denied { retry_after: one.max(other) }
         }
@@ -284,25 +285,25 @@ impl<const N: usize> Kept for [u64; N] {
     }
 }
 
-impl Kept for Blocks {
+impl Kept for Counters {
     fn zero(words: usize) -> Self {
-        Blocks::zero(words)
+        Counters::zero(words)
     }
 }
 
-impl Kept for Log {
+impl Kept for HitLog {
     fn zero(_words: usize) -> Self {
-        Log::default()
+        HitLog::default()
     }
 }
 
 /// An algorithm, whatever its states are. What is held counts as if it were charged now.
-trait Kernel {
+trait LuaScript {
     fn zero(&self) -> Part;
-    fn peek(&self, part: &Part, now: Timestamp, ask: Ask) -> Verdict;
-    fn figures(&self, part: &Part, now: Timestamp) -> Figures;
+    fn peek(&self, part: &Part, now: Timestamp, ask: AcquireOptions) -> Verdict;
+    fn figures(&self, part: &Part, now: Timestamp) -> LimitSnapshot;
     fn commit(&self, part: &Part, now: Timestamp, delay: Duration, cost: u64) -> Part;
-    fn promises_turns(&self) -> bool;
+    fn supports_scheduling(&self) -> bool;
 }
 
 struct Pure<A>(A);
@@ -322,19 +323,19 @@ where
     }
 }
 
-impl<A: Algorithm> Kernel for Pure<A>
+impl<A: Algorithm> LuaScript for Pure<A>
 where
     A::State: Kept,
 {
     fn zero(&self) -> Part {
-        Part::new(A::State::zero(self.0.state_words()), 0)
+        Part::new(A::State::zero(self.0.counter_words()), 0)
     }
 
-    fn peek(&self, part: &Part, now: Timestamp, ask: Ask) -> Verdict {
+    fn peek(&self, part: &Part, now: Timestamp, ask: AcquireOptions) -> Verdict {
         self.0.peek(&self.with_held(part, now), now, ask)
     }
 
-    fn figures(&self, part: &Part, now: Timestamp) -> Figures {
+    fn figures(&self, part: &Part, now: Timestamp) -> LimitSnapshot {
         self.0.reading(&self.with_held(part, now), now).figures()
     }
 
@@ -342,7 +343,7 @@ where
         Part::new(self.charged(part.as_state(), now, delay, cost), part.held)
     }
 
-    fn promises_turns(&self) -> bool {
-        self.0.promises_turns()
+    fn supports_scheduling(&self) -> bool {
+        self.0.supports_scheduling()
     }
 }

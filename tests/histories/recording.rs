@@ -3,15 +3,15 @@
 use std::cell::RefCell;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use tower_ratelimit::limiter::{Acquire, Held, Outcome, Reply};
-use tower_ratelimit::{Ask, Clock, Decision, Limiter, ManualClock, Timestamp};
+use tower_ratelimit::limiter::{Acquisition, Held, LimiterFuture, Outcome};
+use tower_ratelimit::{AcquireOptions, Clock, Decision, Limiter, ManualClock, Timestamp};
 
 use crate::model::Caller;
 
 /// One call, or that part of one that is a turn by itself.
 #[derive(Debug)]
 pub(crate) struct Event {
-    /// By one count for all threads.
+    /// KeyedBy one count for all threads.
     pub(crate) called: u64,
     pub(crate) returned: u64,
     /// The times that it may have taken it for: the one that a decision tells, or what it read.
@@ -21,17 +21,17 @@ pub(crate) struct Event {
 
 #[derive(Debug)]
 pub(crate) enum Step {
-    /// A decision, or with [`Ask::hold`] a hold.
-    Acquire {
+    /// A decision, or with [`AcquireOptions::hold`] a hold.
+    Acquisition {
         caller: Caller,
-        ask: Ask,
+        ask: AcquireOptions,
         decision: Decision,
         /// Whether there was a guard.
         is_held: bool,
     },
     Peek {
         caller: Caller,
-        ask: Ask,
+        ask: AcquireOptions,
         decision: Decision,
     },
     /// The end of a hold in one of the limits: several are settled one after another.
@@ -77,18 +77,18 @@ impl<'a, L: Limiter<Caller>> Recorder<'a, L> {
         self.history
     }
 
-    pub(crate) fn acquire(&mut self, caller: Caller, ask: Ask) -> Option<Held> {
+    pub(crate) fn acquire(&mut self, caller: Caller, ask: AcquireOptions) -> Option<Held> {
         let called = self.begin();
         let acquire = self.limiter.acquire(&caller, ask);
         let returned = self.tick();
-        let Acquire::Ready(outcome) = acquire else { panic!("memory answers at once") };
+        let Acquisition::Ready(outcome) = acquire else { panic!("memory answers at once") };
         let Outcome { decision, held } = outcome.expect("memory never fails");
         assert!(held.as_ref().is_none_or(|held| held.cost() == ask.cost));
-        self.note(called, returned, Step::Acquire { caller, ask, decision, is_held: held.is_some() });
+        self.note(called, returned, Step::Acquisition { caller, ask, decision, is_held: held.is_some() });
         held
     }
 
-    pub(crate) fn peek(&mut self, caller: Caller, ask: Ask) {
+    pub(crate) fn peek(&mut self, caller: Caller, ask: AcquireOptions) {
         let called = self.begin();
         let reply = self.limiter.peek(&caller, ask);
         let returned = self.tick();
@@ -138,7 +138,7 @@ impl<'a, L: Limiter<Caller>> Recorder<'a, L> {
         let readings = READINGS.with_borrow(Clone::clone);
         // A call that finds a state far ahead of its time reads the clock once more, and may go by that.
         let nows = match &step {
-            Step::Acquire { decision, .. } | Step::Peek { decision, .. } => vec![decision.decided_at()],
+            Step::Acquisition { decision, .. } | Step::Peek { decision, .. } => vec![decision.decided_at()],
             Step::Settle { .. } | Step::Reset { .. } => readings.clone(),
         };
         assert!(readings.contains(&nows[0]), "{nows:?} was never read, only {readings:?}: {step:?}");
@@ -146,7 +146,7 @@ impl<'a, L: Limiter<Caller>> Recorder<'a, L> {
     }
 }
 
-pub(crate) fn ready<T>(reply: Reply<T>) -> T {
+pub(crate) fn ready<T>(reply: LimiterFuture<T>) -> T {
     reply.try_ready().expect("memory answers at once").expect("memory never fails")
 }
 

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use tower_ratelimit::algorithm::{Algorithm, AtOnce};
 use tower_ratelimit::limiter::Held;
-use tower_ratelimit::{Ask, Limiter, Reading, Timestamp, Verdict};
+use tower_ratelimit::{AcquireOptions, LazySnapshot, Limiter, Timestamp, Verdict};
 
 use crate::model::Caller;
 use crate::recording::{End, History, NotingClock, Recorder};
@@ -24,13 +24,13 @@ pub(crate) struct Traffic {
     pub(crate) callers: Caller,
     /// The largest cost.
     pub(crate) most: u64,
-    /// By how much a thread moves the clock at most when it does, while others read it.
+    /// KeyedBy how much a thread moves the clock at most when it does, while others read it.
     pub(crate) step: Duration,
     /// How many calls a thread makes, in each phase.
     pub(crate) calls: usize,
     /// A phase begins when everybody has ended the one before. Half of its users are new.
     pub(crate) phases: u64,
-    /// By how much the clock moves between two phases.
+    /// KeyedBy how much the clock moves between two phases.
     pub(crate) pause: Duration,
 }
 
@@ -123,14 +123,14 @@ impl<L: Limiter<Caller>> Thread<'_, L> {
         self.traffic.callers.map(|count| phase * count.div_ceil(2) + self.random.below(count))
     }
 
-    fn ask(&mut self) -> Ask {
+    fn ask(&mut self) -> AcquireOptions {
         let cost = if self.random.below(20) == 0 { 0 } else { 1 + self.random.below(self.traffic.most) };
         let ask = match self.random.below(4) {
-            0 => Ask::cost(cost).within(Duration::ZERO),
-            1 => Ask::cost(cost).within(Duration::from_millis(self.random.below(400))),
-            _ => Ask::cost(cost),
+            0 => AcquireOptions::cost(cost).within(Duration::ZERO),
+            1 => AcquireOptions::cost(cost).within(Duration::from_millis(self.random.below(400))),
+            _ => AcquireOptions::cost(cost),
         };
-        if self.random.below(3) == 0 { ask.every_limit() } else { ask }
+        if self.random.below(3) == 0 { ask.all_limits() } else { ask }
     }
 }
 
@@ -177,7 +177,7 @@ impl<A: Algorithm> Algorithm for Hesitant<A> {
 
     const DECIDES_AT_ONCE: bool = A::DECIDES_AT_ONCE;
 
-    fn peek(&self, state: &A::State, now: Timestamp, ask: Ask) -> Verdict {
+    fn peek(&self, state: &A::State, now: Timestamp, ask: AcquireOptions) -> Verdict {
         hesitate();
         self.0.peek(state, now, ask)
     }
@@ -187,7 +187,7 @@ impl<A: Algorithm> Algorithm for Hesitant<A> {
         self.0.commit(state, now, delay, cost);
     }
 
-    fn try_at_once(&self, state: &A::State, now: Timestamp, ask: Ask) -> AtOnce<A::State> {
+    fn try_at_once(&self, state: &A::State, now: Timestamp, ask: AcquireOptions) -> AtOnce<A::State> {
         hesitate();
         self.0.try_at_once(state, now, ask)
     }
@@ -196,7 +196,7 @@ impl<A: Algorithm> Algorithm for Hesitant<A> {
         self.0.new_at_once()
     }
 
-    fn reading_at_once(&self, state: &A::State, now: Timestamp) -> Reading {
+    fn reading_at_once(&self, state: &A::State, now: Timestamp) -> LazySnapshot {
         hesitate();
         self.0.reading_at_once(state, now)
     }
@@ -206,33 +206,39 @@ impl<A: Algorithm> Algorithm for Hesitant<A> {
         self.0.remaining_at_once(charged, now)
     }
 
-    fn peek_with_held(&self, state: &A::State, now: Timestamp, ask: Ask, held: u64) -> (Verdict, Reading) {
+    fn peek_with_held(
+        &self,
+        state: &A::State,
+        now: Timestamp,
+        ask: AcquireOptions,
+        held: u64,
+    ) -> (Verdict, LazySnapshot) {
         hesitate();
         self.0.peek_with_held(state, now, ask, held)
     }
 
-    fn reading(&self, state: &A::State, now: Timestamp) -> Reading {
+    fn reading(&self, state: &A::State, now: Timestamp) -> LazySnapshot {
         hesitate();
         self.0.reading(state, now)
     }
 
-    fn longest_reset(&self) -> Duration {
-        self.0.longest_reset()
+    fn max_reset(&self) -> Duration {
+        self.0.max_reset()
     }
 
     fn inherit(&self, state: &mut A::State, from: &A::State, now: Timestamp) {
         self.0.inherit(state, from, now);
     }
 
-    fn state_words(&self) -> usize {
-        self.0.state_words()
+    fn counter_words(&self) -> usize {
+        self.0.counter_words()
     }
 
     fn heap_bytes(&self) -> usize {
         self.0.heap_bytes()
     }
 
-    fn promises_turns(&self) -> bool {
-        self.0.promises_turns()
+    fn supports_scheduling(&self) -> bool {
+        self.0.supports_scheduling()
     }
 }

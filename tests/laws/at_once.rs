@@ -6,7 +6,7 @@ use std::time::Duration;
 use proptest::collection::vec;
 use proptest::prelude::*;
 use tower_ratelimit::algorithm::{Algorithm, AtOnce};
-use tower_ratelimit::{Ask, FixedWindow, Gcra, LeakyQueue, Quota, Timestamp, Verdict};
+use tower_ratelimit::{AcquireOptions, FixedWindow, Gcra, LeakyQueue, Quota, Timestamp, Verdict};
 
 use crate::cases;
 use crate::span::{micros, ticks};
@@ -58,14 +58,14 @@ where
     for tier in tiers {
         let new = tier.new_at_once().expect("a new state");
         let now = Timestamp::from_micros(1_000_000);
-        prop_assert!(matches!(tier.try_at_once(&new, now, Ask::default()), AtOnce::Charged(_)));
+        prop_assert!(matches!(tier.try_at_once(&new, now, AcquireOptions::default()), AtOnce::Charged(_)));
         prop_assert_eq!(tier.reading(&new, now).figures(), tier.reading(&zero, now).figures());
     }
     let (mut state, mut now) = (zero, 1_000_000_u64);
     for &(tier, share, cost, patience) in steps {
         let tier = &tiers[tier % tiers.len()];
         now = now.saturating_add_signed(micros(quota.period()).cast_signed() * share / 256);
-        let (time, mut ask) = (Timestamp::from_micros(now), Ask::cost(cost));
+        let (time, mut ask) = (Timestamp::from_micros(now), AcquireOptions::cost(cost));
         ask.max_delay = patience.map(ticks);
         let verdict = tier.peek(&state, time, ask);
         let delay = if let Verdict::AllowedAfter(delay) = verdict { delay } else { Duration::ZERO };

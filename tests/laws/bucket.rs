@@ -3,7 +3,9 @@
 use std::time::Duration;
 
 use proptest::prelude::*;
-use tower_ratelimit::{Ask, Clock, Decision, Gcra, LeakyBucket, Limiter, ManualClock, Memory, Timestamp, TokenBucket};
+use tower_ratelimit::{
+    AcquireOptions, Clock, Decision, Gcra, LeakyBucket, Limiter, ManualClock, Memory, Timestamp, TokenBucket,
+};
 use tower_ratelimit::{Quota, Verdict};
 
 use crate::cases;
@@ -64,7 +66,7 @@ proptest! {
             let now = clock.now().as_micros();
             match resolve(step, &model, now) {
                 Op::Clock { now } => clock.set(Timestamp::from_micros(now)),
-                Op::Acquire(ask) => {
+                Op::Acquisition(ask) => {
                     model.acquire(now, ask);
                     let decisions: [Decision; 3] =
                         [token.decide("key", ask), leaky.decide("key", ask), gcra.decide("key", ask)];
@@ -87,11 +89,11 @@ proptest! {
 #[test]
 fn a_charge_counts_after_the_clock_stepped_back_from_an_empty_bucket() {
     let mut subject = Subject::new(&[vec![Spec::Bucket { quota: Quota::per_second(1), burst: 1 }]], 10_000_000);
-    subject.apply(Op::Hold(Ask::default()));
+    subject.apply(Op::Hold(AcquireOptions::default()));
     subject.apply(Op::Settle { which: 0, actual: 0 });
     subject.set_clock(8_000_000);
-    assert_eq!(subject.acquire(Ask::default()).remaining(), Some(0));
-    assert_eq!(subject.acquire(Ask::default()).retry_after(), Some(Duration::from_secs(1)));
+    assert_eq!(subject.acquire(AcquireOptions::default()).remaining(), Some(0));
+    assert_eq!(subject.acquire(AcquireOptions::default()).retry_after(), Some(Duration::from_secs(1)));
 }
 
 /// However slow the new quota is, nothing is remembered for longer than 200 years.
@@ -100,9 +102,9 @@ fn a_debt_that_a_change_of_quota_makes_endless_ends_after_200_years() {
     let fast = Spec::Bucket { quota: Quota::per_second(1_000_000), burst: 1_000_000 };
     let slow = Spec::Bucket { quota: Quota::per_day(1), burst: 1 };
     let mut subject = Subject::new(&[vec![fast, slow]], 0);
-    subject.acquire(Ask::cost(1_000_000));
+    subject.acquire(AcquireOptions::cost(1_000_000));
     subject.apply(Op::Tier(1));
-    assert!(subject.peek(Ask::default()).reset() <= Some(ticks(LONGEST)));
+    assert!(subject.peek(AcquireOptions::default()).reset() <= Some(ticks(LONGEST)));
 }
 
 /// What costs nothing can be settled for what it did cost in the end, in the first microsecond there is as well.
@@ -110,9 +112,9 @@ fn a_debt_that_a_change_of_quota_makes_endless_ends_after_200_years() {
 fn a_free_request_is_settled_for_more() {
     for start in [0, 1] {
         let mut subject = Subject::new(&[vec![Spec::Bucket { quota: Quota::per_second(1), burst: 3 }]], start);
-        assert_eq!(subject.acquire(Ask::cost(0).hold()).verdict(), Verdict::Allowed);
+        assert_eq!(subject.acquire(AcquireOptions::cost(0).hold()).verdict(), Verdict::Allowed);
         subject.apply(Op::Settle { which: 0, actual: 2 });
-        assert_eq!(subject.peek(Ask::default()).remaining(), Some(1), "started at {start}");
+        assert_eq!(subject.peek(AcquireOptions::default()).remaining(), Some(1), "started at {start}");
     }
 }
 
@@ -122,9 +124,9 @@ fn remaining_is_exact_of_a_debt_beyond_64_bits() {
     let quota = Quota::new(9_973, Duration::from_micros(900_000_000_001));
     let burst = 69_000_000;
     let mut subject = Subject::new(&[vec![Spec::Bucket { quota, burst }]], 0);
-    assert_eq!(subject.acquire(Ask::cost(burst - 5)).remaining(), Some(5));
-    assert_eq!(subject.acquire(Ask::cost(5)).remaining(), Some(0));
+    assert_eq!(subject.acquire(AcquireOptions::cost(burst - 5)).remaining(), Some(5));
+    assert_eq!(subject.acquire(AcquireOptions::cost(5)).remaining(), Some(0));
     subject.set_clock(900_000_000_001);
-    assert_eq!(subject.peek(Ask::cost(9_973)).verdict(), Verdict::Allowed);
-    assert_eq!(subject.peek(Ask::default()).remaining(), Some(9_973));
+    assert_eq!(subject.peek(AcquireOptions::cost(9_973)).verdict(), Verdict::Allowed);
+    assert_eq!(subject.peek(AcquireOptions::default()).remaining(), Some(9_973));
 }

@@ -8,7 +8,8 @@ use proptest::prelude::*;
 use proptest::sample::select;
 use tower_ratelimit::algorithm::Algorithm;
 use tower_ratelimit::{
-    Ask, Figures, FixedWindow, Gcra, LeakyBucket, LeakyQueue, Quota, SlidingLog, Timestamp, TokenBucket, Verdict,
+    AcquireOptions, FixedWindow, Gcra, LeakyBucket, LeakyQueue, LimitSnapshot, Quota, SlidingLog, Timestamp,
+    TokenBucket, Verdict,
 };
 
 use crate::cases;
@@ -104,7 +105,7 @@ proptest! {
     fn bound_holds_after_the_last_change_of_tier_sliding_window(
         tiers in vec(blocks(), 2..=3), start in start(), moves in moves(), attack in attack(),
     ) {
-        let Some(&Spec::Blocks { quota, weighted, .. }) = tiers.last() else { panic!("there is a tier") };
+        let Some(&Spec::Counters { quota, weighted, .. }) = tiers.last() else { panic!("there is a tier") };
         let most = if weighted { 2 * quota.limit() - 1 } else { quota.limit() };
         let tiers: Vec<_> = tiers.into_iter().map(sliding_window).collect();
         is_bounded(&tiers, (quota, most), start, &moves, &attack)?;
@@ -124,7 +125,7 @@ proptest! {
 enum Move {
     Tier(usize),
     /// So many 256ths of the limit, but at least one.
-    Acquire {
+    Acquisition {
         share: u64,
         patient: bool,
     },
@@ -145,7 +146,7 @@ fn moves() -> impl Strategy<Value = Vec<Move>> {
     let share = || prop_oneof![2 => Just(0), 1 => 0u64..=256];
     let next = prop_oneof![
         4 => (0usize..3).prop_map(Move::Tier),
-        8 => (share(), any::<bool>()).prop_map(|(share, patient)| Move::Acquire { share, patient }),
+        8 => (share(), any::<bool>()).prop_map(|(share, patient)| Move::Acquisition { share, patient }),
         3 => (0u64..300).prop_map(Move::Wait),
         2 => (share(), -1i64..=1).prop_map(|(share, off)| Move::UntilRetry { share, off }),
         1 => (-1i64..=1).prop_map(Move::UntilMore),
@@ -191,8 +192,8 @@ fn is_exact<A: Algorithm + Copy>(tiers: &[A], start: u64, moves: &[Move]) -> Res
                 return Ok(());
             }
             for cost in [1, 2, cost, figures(&subject).limit, figures(&subject).limit + 1] {
-                is_exact_for(&subject, Ask::cost(cost))?;
-                is_exact_for(&subject, Ask::cost(cost).within(ticks(0)))?;
+                is_exact_for(&subject, AcquireOptions::cost(cost))?;
+                is_exact_for(&subject, AcquireOptions::cost(cost).within(ticks(0)))?;
             }
             figures_are_exact(&subject)?;
         }
@@ -207,9 +208,9 @@ fn ends_in_time(subject: &Subject) -> bool {
     Timestamp::from_micros(subject.now()).after(figures(subject).reset + ticks(1 << 41)) < Timestamp::LAST
 }
 
-fn is_exact_for(subject: &Subject, ask: Ask) -> Result<(), TestCaseError> {
+fn is_exact_for(subject: &Subject, ask: AcquireOptions) -> Result<(), TestCaseError> {
     let now = subject.now();
-    let allowed_at = |time: u64, ask: Ask| subject.peek_at(time, ask).is_allowed();
+    let allowed_at = |time: u64, ask: AcquireOptions| subject.peek_at(time, ask).is_allowed();
     match subject.peek(ask).verdict() {
         Verdict::Denied { retry_after } => {
             let at = now + micros(retry_after);
@@ -222,36 +223,44 @@ fn is_exact_for(subject: &Subject, ask: Ask) -> Result<(), TestCaseError> {
             }
         }
         Verdict::AllowedAfter(delay) => {
-            let (at, at_once) = (now + micros(delay), Ask::cost(ask.cost).within(ticks(0)));
+            let (at, at_once) = (now + micros(delay), AcquireOptions::cost(ask.cost).within(ticks(0)));
             prop_assert!(allowed_at(at, at_once), "{ask:?} at {now}: delayed beyond {at}");
             prop_assert!(!allowed_at(at - 1, at_once), "{ask:?} at {now}: allowed before {at}");
         }
-        Verdict::Never => prop_assert!(ask.cost > figures(subject).limit),
-        Verdict::Allowed => prop_assert!(allowed_at(now, Ask::cost(1)), "{ask:?} at {now}: allowed, but not one"),
+        Verdict::ExceedsLimit => prop_assert!(ask.cost > figures(subject).limit),
+        Verdict::Allowed => {
+            prop_assert!(allowed_at(now, AcquireOptions::cost(1)), "{ask:?} at {now}: allowed, but not one")
+        }
     }
     Ok(())
 }
 
-/// At `reset`, and no earlier, all is as for a key never seen; at `more_after`, and no earlier, more remains.
+/// At `reset`, and no earlier, all is as for a key never seen; at `next_token_after`, and no earlier, more remains.
 fn figures_are_exact(subject: &Subject) -> Result<(), TestCaseError> {
     let (now, then) = (subject.now(), figures(subject));
-    let at = |span: u64| subject.peek_at(now + span, Ask::cost(then.limit).every_limit());
-    let (reset, more_after) = (micros(then.reset), micros(then.more_after));
-    let unused = Figures { remaining: then.limit, reset: ticks(0), more_after: ticks(0), ..then };
+    let at = |span: u64| subject.peek_at(now + span, AcquireOptions::cost(then.limit).all_limits());
+    let (reset, next_token_after) = (micros(then.reset), micros(then.next_token_after));
+    let unused = LimitSnapshot { remaining: then.limit, reset: ticks(0), next_token_after: ticks(0), ..then };
     prop_assert_eq!(reset == 0, then.remaining == then.limit, "{:?}", then);
     prop_assert_eq!(at(reset).standings()[0].figures(), unused, "after the reset of {:?}", then);
     prop_assert_eq!(at(reset).verdict(), Verdict::Allowed, "after the reset of {:?}", then);
-    let more = at(more_after).standings()[0].remaining();
+    let more = at(next_token_after).standings()[0].remaining();
     prop_assert!(more > then.remaining || reset == 0, "no more at {now} after {then:?}");
     if reset > 0 {
         prop_assert_eq!(micros(at(reset - 1).standings()[0].reset()), 1, "before the reset of {:?} at {}", then, now);
-        prop_assert_eq!(at(more_after - 1).standings()[0].remaining(), then.remaining, "before {:?} at {}", then, now);
+        prop_assert_eq!(
+            at(next_token_after - 1).standings()[0].remaining(),
+            then.remaining,
+            "before {:?} at {}",
+            then,
+            now
+        );
     }
     Ok(())
 }
 
-fn figures(subject: &Subject) -> Figures {
-    subject.peek(Ask::default().every_limit()).standings()[0].figures()
+fn figures(subject: &Subject) -> LimitSnapshot {
+    subject.peek(AcquireOptions::default().all_limits()).standings()[0].figures()
 }
 
 /// Random moves under all tiers, then an attack under the last one: in no period more is admitted than its bound says.
@@ -270,10 +279,10 @@ fn is_bounded<A: Algorithm + Copy>(
     let period = micros(quota.period());
     let mut admitted = Vec::new();
     for wait in attack {
-        let mut refused = subject.acquire(Ask::default());
+        let mut refused = subject.acquire(AcquireOptions::default());
         while refused.is_allowed() && admitted.len() < 500 {
             admitted.push(subject.now() + micros(refused.delay()));
-            refused = subject.acquire(Ask::default());
+            refused = subject.acquire(AcquireOptions::default());
         }
         let span = wait.map_or(refused.retry_after().map_or(0, micros), |share| share * period / 256);
         subject.set_clock(subject.now() + span);
@@ -292,19 +301,19 @@ fn take(subject: &mut Subject, step: Move) {
     let off = |span: u64, off: i64| now + span.saturating_add_signed(off);
     match step {
         Move::Tier(tier) => drop(subject.apply(Op::Tier(tier))),
-        Move::Acquire { share, patient } => {
-            let ask = Ask::cost(cost(share));
+        Move::Acquisition { share, patient } => {
+            let ask = AcquireOptions::cost(cost(share));
             subject.acquire(if patient { ask } else { ask.within(ticks(0)) });
         }
         Move::Wait(share) => subject.set_clock(now + micros(then.window) / 256 * share + share % 3),
         Move::UntilRetry { share, off: ticks } => {
-            let wait = subject.peek(Ask::cost(cost(share))).retry_after().map_or(0, micros);
+            let wait = subject.peek(AcquireOptions::cost(cost(share))).retry_after().map_or(0, micros);
             subject.set_clock(off(wait, ticks));
         }
-        Move::UntilMore(ticks) => subject.set_clock(off(micros(then.more_after), ticks)),
+        Move::UntilMore(ticks) => subject.set_clock(off(micros(then.next_token_after), ticks)),
         Move::UntilReset(ticks) => subject.set_clock(off(micros(then.reset), ticks)),
         Move::Surcharge { cost } => {
-            subject.apply(Op::Hold(Ask::cost(0)));
+            subject.apply(Op::Hold(AcquireOptions::cost(0)));
             subject.apply(Op::Surcharge { which: 0, cost });
         }
     }

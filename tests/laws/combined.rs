@@ -2,9 +2,9 @@
 
 use proptest::collection::vec;
 use proptest::prelude::*;
-use tower_ratelimit::limiter::{Acquire, Held};
+use tower_ratelimit::limiter::{Acquisition, Held};
 use tower_ratelimit::store::{DefaultHashBuilder, LimitsFor};
-use tower_ratelimit::{Ask, Clock, Limit, Limiter, ManualClock, Memory, Timestamp};
+use tower_ratelimit::{AcquireOptions, Clock, Limit, Limiter, ManualClock, Memory, Timestamp};
 
 use crate::cases;
 use crate::model::Spec;
@@ -98,9 +98,9 @@ fn decides_as_a_list<L: LimitsFor<str, DefaultHashBuilder>>(
             }
         };
         match op {
-            Op::Acquire(ask) => prop_assert_eq!(decision, Some(limiter.decide("key", ask))),
+            Op::Acquisition(ask) => prop_assert_eq!(decision, Some(limiter.decide("key", ask))),
             Op::Hold(ask) => {
-                let Acquire::Ready(outcome) = limiter.hold("key", ask) else { panic!("memory decides at once") };
+                let Acquisition::Ready(outcome) = limiter.hold("key", ask) else { panic!("memory decides at once") };
                 let outcome = outcome.expect("memory never fails");
                 prop_assert_eq!(decision, Some(outcome.decision));
                 guards.extend(outcome.held);
@@ -111,7 +111,7 @@ fn decides_as_a_list<L: LimitsFor<str, DefaultHashBuilder>>(
             Op::Reset => ready(limiter.reset("key")),
             Op::Tier(_) | Op::Clock { .. } => clock.set(pair.subject.clock.now()),
         }
-        let ask = Ask::default().every_limit();
+        let ask = AcquireOptions::default().all_limits();
         prop_assert_eq!(pair.subject.peek(ask), ready(limiter.peek("key", ask)));
     }
     Ok(())

@@ -7,10 +7,10 @@ use std::time::Duration;
 use proptest::collection::vec;
 use proptest::prelude::*;
 use proptest::sample::select;
-use tower_ratelimit::algorithm::{Algorithm, Blocks, Log};
+use tower_ratelimit::algorithm::{Algorithm, Counters, HitLog};
 use tower_ratelimit::{
-    Ask, FixedWindow, LeakyBucket, LeakyQueue, Quota, SlidingLog, SlidingWindow, Standing, Timestamp, TokenBucket,
-    Verdict,
+    AcquireOptions, FixedWindow, LeakyBucket, LeakyQueue, LimitStatus, Quota, SlidingLog, SlidingWindow, Timestamp,
+    TokenBucket, Verdict,
 };
 
 use crate::cases;
@@ -24,9 +24,9 @@ const LARGEST: u64 = 1 << 53;
 /// Something to do to a state, with any arguments.
 #[derive(Clone, Copy, Debug)]
 enum Deed {
-    Look { now: Timestamp, ask: Ask },
+    Look { now: Timestamp, ask: AcquireOptions },
     Commit { now: Timestamp, delay: Duration, cost: u64 },
-    LookWithHeld { now: Timestamp, ask: Ask, held: u64 },
+    LookWithHeld { now: Timestamp, ask: AcquireOptions, held: u64 },
 }
 
 proptest! {
@@ -67,7 +67,7 @@ proptest! {
         deeds in deeds(),
     ) {
         if let Ok(algorithm) = SlidingLog::try_new(quota) {
-            survives(&algorithm, Log { fresh_at, period, hits: hits.into() }, &deeds);
+            survives(&algorithm, HitLog { fresh_at, period, hits: hits.into() }, &deeds);
         }
     }
 
@@ -75,13 +75,13 @@ proptest! {
     fn a_sliding_window_survives_any_state(
         quota in quota(),
         blocks in 1u64..=60,
-        state in words(Blocks::MAX_WORDS),
+        state in words(Counters::MAX_WORDS),
         deeds in deeds(),
     ) {
         let one_block = SlidingWindow::new(quota).blocks(1);
         let forms = [Ok(one_block), one_block.try_blocks(blocks), one_block.try_weighted()];
         for window in forms.into_iter().flatten() {
-            let mut words = Blocks::zero(window.state_words());
+            let mut words = Counters::zero(window.counter_words());
             let len = words.len();
             words.copy_from_slice(&state[..len]);
             survives(&window, words, &deeds);
@@ -101,9 +101,9 @@ proptest! {
         let now = Timestamp::from_micros(state[0].saturating_add(later));
         let bucket = gcra(bucket);
         let window = fixed_window(window);
-        prop_assert_eq!(bucket.peek(&state, now, Ask::cost(cost)), bucket.peek(&[0; 4], now, Ask::cost(cost)));
+        prop_assert_eq!(bucket.peek(&state, now, AcquireOptions::cost(cost)), bucket.peek(&[0; 4], now, AcquireOptions::cost(cost)));
         prop_assert_eq!(bucket.reading(&state, now).figures(), bucket.reading(&[0; 4], now).figures());
-        prop_assert_eq!(window.peek(&state, now, Ask::cost(cost)), window.peek(&[0; 4], now, Ask::cost(cost)));
+        prop_assert_eq!(window.peek(&state, now, AcquireOptions::cost(cost)), window.peek(&[0; 4], now, AcquireOptions::cost(cost)));
         prop_assert_eq!(window.reading(&state, now).figures(), window.reading(&[0; 4], now).figures());
     }
 
@@ -119,16 +119,16 @@ proptest! {
         for (kind, a, b, c) in steps {
             let which = usize::from(kind);
             subject.apply(match kind % 10 {
-                0..3 => Op::Acquire(ask((a, Some(Duration::new(b, 0)).filter(|_| kind > 128)))),
+                0..3 => Op::Acquisition(ask((a, Some(Duration::new(b, 0)).filter(|_| kind > 128)))),
                 3 => Op::Settle { which, actual: c },
-                8 => Op::Hold(Ask::cost(a)),
+                8 => Op::Hold(AcquireOptions::cost(a)),
                 9 => Op::Drop { which },
                 4 => Op::Reset,
                 5 => Op::Tier(which),
                 _ => Op::Clock { now: a },
             });
-            let decision = subject.peek(Ask::cost(c).every_limit());
-            prop_assert_eq!(decision.standings().iter().map(Standing::figures).count(), 2);
+            let decision = subject.peek(AcquireOptions::cost(c).all_limits());
+            prop_assert_eq!(decision.standings().iter().map(LimitStatus::figures).count(), 2);
         }
     }
 }
@@ -140,7 +140,7 @@ fn survives<A: Algorithm>(algorithm: &A, mut state: A::State, deeds: &[Deed]) {
             Deed::Look { now, ask } => (now, ask),
             Deed::Commit { now, delay, cost } => {
                 algorithm.commit(&mut state, now, delay, cost);
-                (now, Ask::cost(cost).within(delay))
+                (now, AcquireOptions::cost(cost).within(delay))
             }
             Deed::LookWithHeld { now, ask, held } => {
                 let (verdict, reading) = algorithm.peek_with_held(&state, now, ask, held);
@@ -163,8 +163,8 @@ fn deeds() -> impl Strategy<Value = Vec<Deed>> {
     vec(deed, 1..8)
 }
 
-fn ask((cost, max_delay): (u64, Option<Duration>)) -> Ask {
-    let mut ask = Ask::cost(cost);
+fn ask((cost, max_delay): (u64, Option<Duration>)) -> AcquireOptions {
+    let mut ask = AcquireOptions::cost(cost);
     ask.max_delay = max_delay;
     ask
 }
@@ -212,13 +212,25 @@ fn the_slowest_and_the_fastest_buckets_work() {
     ] {
         for start in [0, 1, 1 << 52] {
             let mut subject = Subject::new(&[vec![Spec::Bucket { quota, burst }]], start);
-            assert_eq!(subject.acquire(Ask::cost(burst)).verdict(), Verdict::Allowed, "{quota}, burst {burst}");
-            let refused = subject.acquire(Ask::cost(burst));
+            assert_eq!(
+                subject.acquire(AcquireOptions::cost(burst)).verdict(),
+                Verdict::Allowed,
+                "{quota}, burst {burst}"
+            );
+            let refused = subject.acquire(AcquireOptions::cost(burst));
             let wait = refused.retry_after().expect("all is spent");
             assert_eq!(Some(wait), refused.reset(), "{quota}, burst {burst}");
             subject.set_clock(start + micros(wait));
-            assert_eq!(subject.acquire(Ask::cost(burst)).verdict(), Verdict::Allowed, "{quota}, burst {burst}");
-            assert_eq!(subject.acquire(Ask::cost(u64::MAX)).verdict(), Verdict::Never, "{quota}, burst {burst}");
+            assert_eq!(
+                subject.acquire(AcquireOptions::cost(burst)).verdict(),
+                Verdict::Allowed,
+                "{quota}, burst {burst}"
+            );
+            assert_eq!(
+                subject.acquire(AcquireOptions::cost(u64::MAX)).verdict(),
+                Verdict::ExceedsLimit,
+                "{quota}, burst {burst}"
+            );
         }
     }
 }
@@ -228,9 +240,9 @@ fn the_largest_fixed_window_works() {
     let quota = Quota::new(LARGEST, ticks(LONGEST));
     for aligned in [false, true] {
         let mut subject = Subject::new(&[vec![Spec::Window { quota, aligned }]], LONGEST);
-        assert_eq!(subject.acquire(Ask::cost(LARGEST)).verdict(), Verdict::Allowed);
-        assert_eq!(subject.acquire(Ask::cost(1)).retry_after(), Some(quota.period()));
-        assert_eq!(subject.acquire(Ask::cost(LARGEST + 1)).verdict(), Verdict::Never);
+        assert_eq!(subject.acquire(AcquireOptions::cost(LARGEST)).verdict(), Verdict::Allowed);
+        assert_eq!(subject.acquire(AcquireOptions::cost(1)).retry_after(), Some(quota.period()));
+        assert_eq!(subject.acquire(AcquireOptions::cost(LARGEST + 1)).verdict(), Verdict::ExceedsLimit);
     }
 }
 
@@ -240,11 +252,11 @@ fn at_the_end_of_time_nothing_breaks() {
     let quota = Quota::per_second(1);
     for spec in [Spec::Bucket { quota, burst: 3 }, Spec::Window { quota, aligned: false }] {
         let mut subject = Subject::new(&[vec![spec]], u64::MAX - 10);
-        assert!(subject.acquire(Ask::default()).is_allowed(), "{spec:?}");
+        assert!(subject.acquire(AcquireOptions::default()).is_allowed(), "{spec:?}");
         for now in [u64::MAX - 1, u64::MAX, 0, u64::MAX] {
             subject.set_clock(now);
-            subject.acquire(Ask::default().within(Duration::MAX));
-            subject.acquire(Ask::cost(u64::MAX).within(Duration::MAX));
+            subject.acquire(AcquireOptions::default().within(Duration::MAX));
+            subject.acquire(AcquireOptions::cost(u64::MAX).within(Duration::MAX));
         }
     }
 }
@@ -254,5 +266,5 @@ fn a_debt_beyond_128_bits_does_not_overflow() {
     let bucket = gcra(Spec::Bucket { quota: Quota::new(7, Duration::from_secs(60)), burst: 7 });
     let rate_of_2_to_the_53rd_a_microsecond = 54 << 55 | 1 << 54 | 1 << 53;
     let state = [u64::MAX, 0, rate_of_2_to_the_53rd_a_microsecond, 0];
-    survives(&bucket, state, &[Deed::Look { now: Timestamp::EPOCH, ask: Ask::default() }]);
+    survives(&bucket, state, &[Deed::Look { now: Timestamp::EPOCH, ask: AcquireOptions::default() }]);
 }

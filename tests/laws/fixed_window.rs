@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use proptest::prelude::*;
-use tower_ratelimit::{Ask, Quota};
+use tower_ratelimit::{AcquireOptions, Quota};
 
 use crate::cases;
 use crate::model::Spec;
@@ -61,13 +61,13 @@ fn a_hold_is_charged_in_the_window_in_which_it_is_settled() {
     for aligned in [false, true] {
         let spec = Spec::Window { quota: Quota::new(5, Duration::from_secs(10)), aligned };
         let mut subject = Subject::new(&[vec![spec]], 0);
-        subject.acquire(Ask::cost(2));
-        subject.apply(Op::Hold(Ask::cost(3)));
-        assert_eq!(subject.peek(Ask::default()).remaining(), Some(0));
+        subject.acquire(AcquireOptions::cost(2));
+        subject.apply(Op::Hold(AcquireOptions::cost(3)));
+        assert_eq!(subject.peek(AcquireOptions::default()).remaining(), Some(0));
         subject.set_clock(12 * SECOND);
-        assert_eq!(subject.peek(Ask::default()).remaining(), Some(2), "what is held stays held");
+        assert_eq!(subject.peek(AcquireOptions::default()).remaining(), Some(2), "what is held stays held");
         subject.apply(Op::Settle { which: 0, actual: 1 });
-        assert_eq!(subject.peek(Ask::default()).remaining(), Some(4));
+        assert_eq!(subject.peek(AcquireOptions::default()).remaining(), Some(4));
     }
 }
 
@@ -77,11 +77,11 @@ fn aligned_window_prolongs_a_former_window_that_it_charges() {
     let former = Spec::Window { quota: Quota::new(5, Duration::from_secs(7)), aligned: false };
     let aligned = Spec::Window { quota: Quota::new(2, Duration::from_secs(10)), aligned: true };
     let mut subject = Subject::new(&[vec![former, aligned]], SECOND);
-    subject.acquire(Ask::cost(1));
+    subject.acquire(AcquireOptions::cost(1));
     subject.apply(Op::Tier(1));
-    assert_eq!(subject.peek(Ask::cost(2)).retry_after(), Some(Duration::from_secs(7)));
-    assert_eq!(subject.acquire(Ask::cost(1)).reset(), Some(Duration::from_secs(9)));
-    assert_eq!(subject.acquire(Ask::cost(1)).retry_after(), Some(Duration::from_secs(9)));
+    assert_eq!(subject.peek(AcquireOptions::cost(2)).retry_after(), Some(Duration::from_secs(7)));
+    assert_eq!(subject.acquire(AcquireOptions::cost(1)).reset(), Some(Duration::from_secs(9)));
+    assert_eq!(subject.acquire(AcquireOptions::cost(1)).retry_after(), Some(Duration::from_secs(9)));
 }
 
 /// As for every algorithm: the moment to decide at is the newest that the state has seen.
@@ -89,11 +89,11 @@ fn aligned_window_prolongs_a_former_window_that_it_charges() {
 fn a_window_never_opens_before_the_newest_time_of_its_state() {
     let window = |seconds| Spec::Window { quota: Quota::new(5, Duration::from_secs(seconds)), aligned: false };
     let mut subject = Subject::new(&[vec![window(10), window(3)]], 0);
-    subject.acquire(Ask::default());
+    subject.acquire(AcquireOptions::default());
     subject.set_clock(9 * SECOND);
-    subject.acquire(Ask::default());
+    subject.acquire(AcquireOptions::default());
     subject.apply(Op::Tier(1));
     subject.set_clock(8 * SECOND);
-    let decision = subject.acquire(Ask::default());
+    let decision = subject.acquire(AcquireOptions::default());
     assert_eq!((decision.remaining(), decision.reset()), (Some(4), Some(Duration::from_secs(4))));
 }

@@ -6,9 +6,9 @@ use std::collections::BinaryHeap;
 use std::time::Duration;
 
 use tower_ratelimit::algorithm::Algorithm;
-use tower_ratelimit::limiter::{Acquire, Held};
+use tower_ratelimit::limiter::{Acquisition, Held};
 use tower_ratelimit::{
-    Ask, Clock, FixedWindow, Gcra, LeakyBucket, LeakyQueue, Limiter, ManualClock, Memory, Quota, SlidingLog,
+    AcquireOptions, Clock, FixedWindow, Gcra, LeakyBucket, LeakyQueue, Limiter, ManualClock, Memory, Quota, SlidingLog,
     SlidingWindow, TokenBucket,
 };
 
@@ -38,7 +38,7 @@ impl<A: Algorithm> Traffic<A> {
     }
 
     fn hold(&self, cost: u64) -> Option<Held> {
-        let Acquire::Ready(outcome) = self.limiter.hold("key", Ask::cost(cost)) else {
+        let Acquisition::Ready(outcome) = self.limiter.hold("key", AcquireOptions::cost(cost)) else {
             panic!("memory answers at once")
         };
         outcome.expect("memory never fails").held
@@ -68,7 +68,7 @@ impl<A: Algorithm> Traffic<A> {
     }
 
     fn remaining(&self) -> Option<u64> {
-        ready(self.limiter.peek("key", Ask::default())).remaining()
+        ready(self.limiter.peek("key", AcquireOptions::default())).remaining()
     }
 }
 
@@ -170,7 +170,7 @@ fn a_queue_holds_for_one_at_a_time() {
     let traffic = Traffic::new(LeakyQueue::new(Quota::per_second(10)).max_waiting(9), 0);
     let held = traffic.hold(1).expect("nobody is before it");
     assert!(traffic.hold(1).is_none());
-    assert_eq!(traffic.limiter.decide("key", Ask::default()).delay(), Duration::from_millis(100));
+    assert_eq!(traffic.limiter.decide("key", AcquireOptions::default()).delay(), Duration::from_millis(100));
     ready(held.release());
     assert!(traffic.hold(1).is_none(), "somebody waits for a turn that was promised");
     traffic.clock.advance(Duration::from_millis(200));

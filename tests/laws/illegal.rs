@@ -27,9 +27,9 @@ fn quotas() {
         (Quota::try_new(LARGEST + 1, second), QuotaError::LimitTooLarge, "2^53"),
         (Quota::try_new(u64::MAX, second), QuotaError::LimitTooLarge, "2^53"),
         (Quota::try_new(1, Duration::ZERO), QuotaError::PeriodZero, "at least one microsecond"),
-        (Quota::try_new(1, Duration::from_nanos(1)), QuotaError::PeriodNotWhole, "whole number of microseconds"),
-        (Quota::try_new(1, second + Duration::from_nanos(500)), QuotaError::PeriodNotWhole, "whole number"),
-        (Quota::try_new(1, second / 3), QuotaError::PeriodNotWhole, "whole number of microseconds"),
+        (Quota::try_new(1, Duration::from_nanos(1)), QuotaError::FractionalMicros, "whole number of microseconds"),
+        (Quota::try_new(1, second + Duration::from_nanos(500)), QuotaError::FractionalMicros, "whole number"),
+        (Quota::try_new(1, second / 3), QuotaError::FractionalMicros, "whole number of microseconds"),
         (Quota::try_new(1, ticks(LONGEST + 1)), QuotaError::PeriodTooLong, "200 years"),
         (Quota::try_new(1, Duration::from_secs(u64::MAX)), QuotaError::PeriodTooLong, "200 years"),
     ];
@@ -44,19 +44,19 @@ fn quotas() {
 #[test]
 fn texts() {
     let cases = [
-        ("", QuotaError::Unreadable),
-        ("10", QuotaError::Unreadable),
-        ("10/", QuotaError::Unreadable),
-        ("/s", QuotaError::Unreadable),
-        ("ten/min", QuotaError::Unreadable),
-        ("-1/s", QuotaError::Unreadable),
-        ("+1/s", QuotaError::Unreadable),
-        ("1.5/s", QuotaError::Unreadable),
-        ("1e3/s", QuotaError::Unreadable),
-        ("_1/s", QuotaError::Unreadable),
-        ("10 20/s", QuotaError::Unreadable),
-        ("10 per", QuotaError::Unreadable),
-        ("10/5", QuotaError::Unreadable),
+        ("", QuotaError::InvalidFormat),
+        ("10", QuotaError::InvalidFormat),
+        ("10/", QuotaError::InvalidFormat),
+        ("/s", QuotaError::InvalidFormat),
+        ("ten/min", QuotaError::InvalidFormat),
+        ("-1/s", QuotaError::InvalidFormat),
+        ("+1/s", QuotaError::InvalidFormat),
+        ("1.5/s", QuotaError::InvalidFormat),
+        ("1e3/s", QuotaError::InvalidFormat),
+        ("_1/s", QuotaError::InvalidFormat),
+        ("10 20/s", QuotaError::InvalidFormat),
+        ("10 per", QuotaError::InvalidFormat),
+        ("10/5", QuotaError::InvalidFormat),
         ("10/fortnight", QuotaError::UnknownUnit),
         ("10/1.5s", QuotaError::UnknownUnit),
         ("10/-1s", QuotaError::UnknownUnit),
@@ -74,7 +74,7 @@ fn texts() {
         assert_eq!(text.parse::<Quota>(), Err(expected), "{text:?}");
         assert!(!expected.to_string().is_empty());
     }
-    assert!(QuotaError::Unreadable.to_string().contains("100/min"));
+    assert!(QuotaError::InvalidFormat.to_string().contains("100/min"));
     assert!(QuotaError::UnknownUnit.to_string().contains("us, ms, s, min, h, d or w"));
 }
 

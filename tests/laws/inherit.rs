@@ -4,8 +4,10 @@ use std::time::Duration;
 
 use proptest::collection::vec;
 use proptest::prelude::*;
-use tower_ratelimit::algorithm::{Algorithm, Blocks, Log};
-use tower_ratelimit::{Ask, FixedWindow, Gcra, LeakyQueue, Quota, Reading, SlidingLog, Timestamp, Verdict};
+use tower_ratelimit::algorithm::{Algorithm, Counters, HitLog};
+use tower_ratelimit::{
+    AcquireOptions, FixedWindow, Gcra, LazySnapshot, LeakyQueue, Quota, SlidingLog, Timestamp, Verdict,
+};
 
 use crate::cases;
 use crate::schedule::{blocks, quota};
@@ -35,7 +37,7 @@ proptest! {
         let both = Both::after(WithDefaults(Gcra::new(quota)), [0; 4], quota, &charges);
         both.owe_no_less()?;
         both.owe_exactly_for_good()?;
-        prop_assert_eq!(both.algorithm.state_words(), Blocks::MAX_WORDS);
+        prop_assert_eq!(both.algorithm.counter_words(), Counters::MAX_WORDS);
     }
 
     #[test]
@@ -47,7 +49,7 @@ proptest! {
 
     #[test]
     fn inherit_of_a_sliding_log_is_exact(quota in small_quota(), charges in charges()) {
-        let both = Both::after(SlidingLog::new(quota), Log::default(), quota, &charges);
+        let both = Both::after(SlidingLog::new(quota), HitLog::default(), quota, &charges);
         both.owe_no_less()?;
         if both.kept_to_the_limit {
             both.owe_exactly_for_good()?;
@@ -66,7 +68,7 @@ proptest! {
     #[test]
     fn inherit_of_a_sliding_window_owes_no_more_than_both(spec in blocks(), charges in charges()) {
         let window = sliding_window(spec);
-        let both = Both::after(window, Blocks::zero(Blocks::MAX_WORDS), window.quota(), &charges);
+        let both = Both::after(window, Counters::zero(Counters::MAX_WORDS), window.quota(), &charges);
         both.owe_no_less()?;
         for time in both.times() {
             let first_word = Timestamp::from_micros(both.merged[0]);
@@ -82,11 +84,11 @@ proptest! {
         logs in (small_quota(), small_quota()),
         charges in charges(),
     ) {
-        let zero = Blocks::zero(Blocks::MAX_WORDS);
+        let zero = Counters::zero(Counters::MAX_WORDS);
         let (own, former) = (sliding_window(tiers.0), sliding_window(tiers.1));
         Both::after_tiers(own, former, zero, own.quota(), &charges).owe_no_less()?;
         let (own, former) = (SlidingLog::new(logs.0), SlidingLog::new(logs.1));
-        Both::after_tiers(own, former, Log::default(), logs.0, &charges).owe_no_less()?;
+        Both::after_tiers(own, former, HitLog::default(), logs.0, &charges).owe_no_less()?;
         let (own, former) = (FixedWindow::new(logs.0), FixedWindow::new(logs.1).aligned_to_clock());
         Both::after_tiers(own, former, [0; 4], logs.0, &charges).owe_no_less()?;
     }
@@ -95,10 +97,10 @@ proptest! {
     #[test]
     fn inherit_from_a_never_seen_key_changes_nothing(spec in blocks(), quota in quota(), charges in charges()) {
         let window = sliding_window(spec);
-        Both::after(window, Blocks::zero(Blocks::MAX_WORDS), window.quota(), &charges).ignore_the_unseen()?;
+        Both::after(window, Counters::zero(Counters::MAX_WORDS), window.quota(), &charges).ignore_the_unseen()?;
         Both::after(FixedWindow::new(quota), [0; 4], quota, &charges).ignore_the_unseen()?;
         if let Ok(log) = SlidingLog::try_new(quota) {
-            Both::after(log, Log::default(), quota, &charges).ignore_the_unseen()?;
+            Both::after(log, HitLog::default(), quota, &charges).ignore_the_unseen()?;
         }
         if let Ok(bucket) = Gcra::try_new(quota) {
             Both::after(bucket, [0; 4], quota, &charges).ignore_the_unseen()?;
@@ -113,7 +115,7 @@ struct WithDefaults(Gcra);
 impl Algorithm for WithDefaults {
     type State = [u64; 4];
 
-    fn peek(&self, state: &[u64; 4], now: Timestamp, ask: Ask) -> Verdict {
+    fn peek(&self, state: &[u64; 4], now: Timestamp, ask: AcquireOptions) -> Verdict {
         self.0.peek(state, now, ask)
     }
 
@@ -121,12 +123,12 @@ impl Algorithm for WithDefaults {
         self.0.commit(state, now, delay, cost);
     }
 
-    fn reading(&self, state: &[u64; 4], now: Timestamp) -> Reading {
+    fn reading(&self, state: &[u64; 4], now: Timestamp) -> LazySnapshot {
         self.0.reading(state, now)
     }
 
-    fn longest_reset(&self) -> Duration {
-        self.0.longest_reset()
+    fn max_reset(&self) -> Duration {
+        self.0.max_reset()
     }
 }
 
@@ -164,7 +166,7 @@ impl<A: Algorithm + Copy> Both<A> {
         for &(is_own, share, cost) in charges {
             now += period / 256 * share + share % 5;
             let (tier, state) = if is_own { (algorithm, &mut own) } else { (former, &mut other) };
-            let verdict = tier.peek(state, Timestamp::from_micros(now), Ask::cost(cost));
+            let verdict = tier.peek(state, Timestamp::from_micros(now), AcquireOptions::cost(cost));
             kept_to_the_limit &= verdict == Verdict::Allowed;
             tier.commit(state, Timestamp::from_micros(now), Duration::ZERO, cost);
         }

@@ -14,10 +14,10 @@ use proptest::collection::vec;
 use proptest::prelude::*;
 use proptest::test_runner::{TestCaseError, TestError, TestRunner};
 use tower_ratelimit::algorithm::Algorithm;
-use tower_ratelimit::limiter::{Acquire, Held, Outcome, Reply};
+use tower_ratelimit::limiter::{Acquisition, Held, LimiterFuture, Outcome};
 use tower_ratelimit::{
-    Ask, Clock, Decision, DynLimit, Error, FixedWindow, Gcra, LeakyBucket, LeakyQueue, Limit, Limiter, ManualClock,
-    Memory, Quota, SlidingLog, SlidingWindow, Standing, Timestamp, TokenBucket, Verdict, WhenFull,
+    AcquireOptions, Clock, Decision, DynLimit, Error, FixedWindow, Gcra, LeakyBucket, LeakyQueue, Limit, LimitStatus,
+    Limiter, ManualClock, Memory, Quota, SlidingLog, SlidingWindow, Timestamp, TokenBucket, Verdict, WhenFull,
 };
 
 use crate::cases;
@@ -156,10 +156,10 @@ impl<L: Limiter<Caller>> Run<'_, L> {
         let cost = |share: u64| (limit * share / 256).max(1);
         match next {
             Move::Decide { who, share, is_patient } => {
-                let ask = Ask::cost(cost(share));
+                let ask = AcquireOptions::cost(cost(share));
                 self.acquire(CALLERS[who], if is_patient { ask.within(ticks(period)) } else { ask });
             }
-            Move::Hold { who, share } => self.acquire(CALLERS[who], Ask::cost(cost(share)).hold()),
+            Move::Hold { who, share } => self.acquire(CALLERS[who], AcquireOptions::cost(cost(share)).hold()),
             Move::Settle { which, share } => {
                 self.end(which, |held| (held.cost() * share / 256, |held, kept| ready(held.settle(kept))));
             }
@@ -173,7 +173,7 @@ impl<L: Limiter<Caller>> Run<'_, L> {
             Move::Drop { which } => self.end(which, |held| (held.cost(), |held, _| drop(held))),
             Move::Wait(share) => self.clock.advance(ticks(period * share / 256)),
             Move::UntilRetry { who, share, off } => {
-                let decision = ready(self.limiter.peek(&CALLERS[who], Ask::cost(cost(share))));
+                let decision = ready(self.limiter.peek(&CALLERS[who], AcquireOptions::cost(cost(share))));
                 let wait = decision.retry_after().map_or(0, micros).saturating_add_signed(off);
                 self.clock.advance(ticks(wait.min(3 * period)));
             }
@@ -181,15 +181,15 @@ impl<L: Limiter<Caller>> Run<'_, L> {
                 for _ in 0..count {
                     self.strangers += 1;
                     let stranger = [self.strangers; 2];
-                    self.acquire(stranger, Ask::default());
+                    self.acquire(stranger, AcquireOptions::default());
                 }
             }
         }
     }
 
-    fn acquire(&mut self, caller: Caller, ask: Ask) {
+    fn acquire(&mut self, caller: Caller, ask: AcquireOptions) {
         let now = self.clock.now().as_micros();
-        let Acquire::Ready(outcome) = self.limiter.acquire(&caller, ask) else { panic!("memory answers at once") };
+        let Acquisition::Ready(outcome) = self.limiter.acquire(&caller, ask) else { panic!("memory answers at once") };
         let Outcome { decision, held } = outcome.expect("memory never fails");
         assert_eq!(held.is_some(), decision.is_allowed() && ask.hold);
         if decision.is_allowed() {
@@ -276,14 +276,14 @@ fn clock() -> ManualClock {
     ManualClock::at(Timestamp::from_micros(START))
 }
 
-/// By itself, counting by user: with room for all, and in a full table under the two policies that admit no more.
+/// KeyedBy itself, counting by user: with room for all, and in a full table under the two policies that admit no more.
 fn alone<A: Algorithm + Copy>(algorithm: A, quota: Quota, bound: Bound, moves: &[Move]) -> Result<(), TestCaseError> {
     let rules = [Rule { part: user, quota, bound }];
     let limit = || Limit::new("user", algorithm).by(user);
     let time = clock();
     let limiter = Memory::builder(limit()).clock(time.clone()).build().expect("a valid limit");
     conforms(&limiter, &time, &rules, moves)?;
-    for when_full in [WhenFull::Inherit, WhenFull::Refuse] {
+    for when_full in [WhenFull::CarryOver, WhenFull::Deny] {
         let time = clock();
         let builder = Memory::builder(limit()).max_keys(1).when_full(when_full);
         let limiter = builder.clock(time.clone()).hasher(Crowded::default()).build().expect("a valid limit");
@@ -358,7 +358,7 @@ proptest! {
             Rule { part: group, quota: second, bound: bounds[1] },
             Rule { part: |_| 0, quota: third, bound: Bound::InAnyPeriod(third.limit()) },
         ];
-        for when_full in [None, Some(WhenFull::Inherit), Some(WhenFull::Refuse)] {
+        for when_full in [None, Some(WhenFull::CarryOver), Some(WhenFull::Deny)] {
             let limits = || (
                 Limit::new("user", Gcra::new(first)).by(user),
                 Limit::new("group", FixedWindow::new(second)).by(group),
@@ -439,14 +439,14 @@ impl Faulty {
                     // The first word is the moment at which all is paid.
                     let unused = cost.saturating_sub(actual) * 1_000;
                     user.state[0] = user.state[0].saturating_sub(unused).max(user.state[3]);
-                    return Reply::ready(Ok(()));
+                    return LimiterFuture::ready(Ok(()));
                 }
                 Mistake::SettlesTwice => user.held = user.held.saturating_sub(2 * cost),
                 _ => user.held = user.held.saturating_sub(cost),
             }
             let charged = if mistake == Mistake::DropsTheCharge { 0 } else { actual };
             Self::BUCKET.commit(&mut user.state, clock.now(), Duration::ZERO, charged);
-            Reply::ready(Ok(()))
+            LimiterFuture::ready(Ok(()))
         })
     }
 }
@@ -454,10 +454,10 @@ impl Faulty {
 impl Limiter<Caller> for Faulty {
     type Future = Ready<Result<Outcome, Error>>;
 
-    fn acquire(&self, caller: &Caller, ask: Ask) -> Acquire<Self::Future> {
+    fn acquire(&self, caller: &Caller, ask: AcquireOptions) -> Acquisition<Self::Future> {
         let decision = ready(self.peek(caller, ask));
         if !decision.is_allowed() {
-            return Acquire::Ready(Ok(decision.into()));
+            return Acquisition::Ready(Ok(decision.into()));
         }
         let mut users = self.users.lock().expect("no thread panics");
         if self.mistake == Mistake::EvictsHeldKeys {
@@ -470,10 +470,10 @@ impl Limiter<Caller> for Faulty {
             Self::BUCKET.commit(&mut user.state, self.clock.now(), decision.delay(), ask.cost);
         }
         let held = ask.hold.then(|| self.guard(caller[0], ask.cost));
-        Acquire::Ready(Ok(Outcome { decision, held }))
+        Acquisition::Ready(Ok(Outcome { decision, held }))
     }
 
-    fn peek(&self, caller: &Caller, ask: Ask) -> Reply<Decision> {
+    fn peek(&self, caller: &Caller, ask: AcquireOptions) -> LimiterFuture<Decision> {
         let users = self.users.lock().expect("no thread panics");
         let (mut state, held) = users.get(&caller[0]).map_or_else(Default::default, |user| (user.state, user.held));
         let (now, ask) = (self.clock.now(), if ask.hold { ask.within(Duration::ZERO) } else { ask });
@@ -481,8 +481,8 @@ impl Limiter<Caller> for Faulty {
             Self::BUCKET.commit(&mut state, now, Duration::ZERO, held);
         }
         let verdict: Verdict = Self::BUCKET.peek(&state, now, ask);
-        let standing = Standing::of("user", verdict, Self::BUCKET.reading(&state, now));
-        Reply::ready(Ok(Decision::one(now, standing)))
+        let standing = LimitStatus::of("user", verdict, Self::BUCKET.reading(&state, now));
+        LimiterFuture::ready(Ok(Decision::one(now, standing)))
     }
 }
 

@@ -4,7 +4,9 @@
 use proptest::collection::vec;
 use proptest::prelude::*;
 use proptest::test_runner::TestCaseError;
-use tower_ratelimit::{Ask, Clock, Decision, Figures, Gcra, Limiter, ManualClock, Memory, Quota, Timestamp};
+use tower_ratelimit::{
+    AcquireOptions, Clock, Decision, Gcra, LimitSnapshot, Limiter, ManualClock, Memory, Quota, Timestamp,
+};
 
 use crate::cases;
 use crate::model::Combined;
@@ -30,7 +32,7 @@ proptest! {
             let now = clock.now().as_micros();
             match resolve(step, &models[key], now) {
                 Op::Clock { now } => clock.set(Timestamp::from_micros(now).min(Timestamp::LAST)),
-                Op::Acquire(ask) => {
+                Op::Acquisition(ask) => {
                     let expected = models[key].acquire(now, ask);
                     let decision = limiter.decide(&key, ask);
                     prop_assert_eq!(decision.verdict(), expected.verdict);
@@ -45,8 +47,8 @@ proptest! {
         }
         let now = clock.now().as_micros();
         for (key, model) in models.iter().enumerate() {
-            let expected = model.peek(now, Ask::default());
-            let decision = ready(limiter.peek(&key, Ask::default()));
+            let expected = model.peek(now, AcquireOptions::default());
+            let decision = ready(limiter.peek(&key, AcquireOptions::default()));
             prop_assert_eq!(figures(&decision), expected.standings[0].figures);
         }
     }
@@ -67,14 +69,18 @@ proptest! {
             }
             match resolve(step, &model, clock.now().as_micros()) {
                 Op::Clock { now } => clock.set(Timestamp::from_micros(now).min(Timestamp::LAST)),
-                Op::Acquire(ask) => shows_what_it_decided(&limiter, key % 50, ask)?,
+                Op::Acquisition(ask) => shows_what_it_decided(&limiter, key % 50, ask)?,
                 _ => {}
             }
         }
     }
 }
 
-fn shows_what_it_decided(limiter: &Memory<Gcra, ManualClock>, key: usize, ask: Ask) -> Result<(), TestCaseError> {
+fn shows_what_it_decided(
+    limiter: &Memory<Gcra, ManualClock>,
+    key: usize,
+    ask: AcquireOptions,
+) -> Result<(), TestCaseError> {
     let decision = limiter.decide(&key, ask);
     let peeked = ready(limiter.peek(&key, ask));
     prop_assert_eq!(figures(&decision), figures(&peeked));
@@ -92,8 +98,8 @@ fn a_newcomer_after_the_clock_stepped_back() {
         .expect("legal settings");
     let charge = |keys: std::ops::Range<u32>| {
         keys.map(|key| {
-            let decision = limiter.decide(&key, Ask::default());
-            (figures(&decision), figures(&ready(limiter.peek(&key, Ask::default()))))
+            let decision = limiter.decide(&key, AcquireOptions::default());
+            (figures(&decision), figures(&ready(limiter.peek(&key, AcquireOptions::default()))))
         })
     };
     assert!(charge(0..20).all(|(decided, peeked)| decided == peeked));
@@ -105,6 +111,6 @@ fn a_newcomer_after_the_clock_stepped_back() {
     }
 }
 
-fn figures(decision: &Decision) -> Figures {
+fn figures(decision: &Decision) -> LimitSnapshot {
     decision.standing().expect("a limit was consulted").figures()
 }

@@ -2,7 +2,7 @@
 
 use proptest::collection::vec;
 use proptest::prelude::*;
-use tower_ratelimit::Ask;
+use tower_ratelimit::AcquireOptions;
 
 use crate::cases;
 use crate::schedule::{Op, bucket, schedule, start, tiers, window};
@@ -28,10 +28,10 @@ proptest! {
                 Some(_) => {}
                 None => prop_assert_eq!(twin.apply(op), None),
             }
-            let ask = Ask::default().every_limit();
+            let ask = AcquireOptions::default().all_limits();
             prop_assert_eq!(pair.subject.peek(ask), pair.subject.peek(ask));
         }
-        let ask = Ask::default().every_limit();
+        let ask = AcquireOptions::default().all_limits();
         prop_assert_eq!(pair.subject.peek(ask), twin.peek(ask));
     }
 
@@ -43,7 +43,7 @@ proptest! {
     ) {
         let mut pair = Pair::new(&limits, start);
         for step in steps {
-            let Op::Acquire(ask) = pair.resolve(step) else {
+            let Op::Acquisition(ask) = pair.resolve(step) else {
                 pair.step(step);
                 continue;
             };

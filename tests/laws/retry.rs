@@ -4,7 +4,7 @@
 use proptest::collection::vec;
 use proptest::prelude::*;
 use proptest::test_runner::TestCaseError;
-use tower_ratelimit::{Ask, Quota, Standing, Timestamp, Verdict};
+use tower_ratelimit::{AcquireOptions, LimitStatus, Quota, Timestamp, Verdict};
 
 use crate::cases;
 use crate::model::Spec;
@@ -70,17 +70,22 @@ proptest! {
 }
 
 /// Costs and what is waited for them, both in all orders of magnitude.
-fn asks() -> impl Strategy<Value = Vec<Ask>> {
+fn asks() -> impl Strategy<Value = Vec<AcquireOptions>> {
     let cost = prop_oneof![2 => Just(1), 1 => Just(0), 3 => log_uniform(1 << 20)];
     let patience = prop_oneof![Just(None), log_uniform(1 << 50).prop_map(Some), Just(Some(u64::MAX))];
     let ask = (cost, patience).prop_map(|(cost, patience)| match patience {
-        None => Ask::cost(cost),
-        Some(patience) => Ask::cost(cost).within(ticks(patience)),
+        None => AcquireOptions::cost(cost),
+        Some(patience) => AcquireOptions::cost(cost).within(ticks(patience)),
     });
     vec(ask, 6)
 }
 
-fn all_keep_their_word(limits: &[Vec<Spec>], start: u64, steps: Vec<Step>, asks: &[Ask]) -> Result<(), TestCaseError> {
+fn all_keep_their_word(
+    limits: &[Vec<Spec>],
+    start: u64,
+    steps: Vec<Step>,
+    asks: &[AcquireOptions],
+) -> Result<(), TestCaseError> {
     let mut pair = Pair::new(limits, start);
     for step in steps {
         pair.step(step);
@@ -98,14 +103,14 @@ fn all_keep_their_word(limits: &[Vec<Spec>], start: u64, steps: Vec<Step>, asks:
 
 /// Whether the clock still runs when all that is owed has been paid.
 fn ends_in_time(subject: &Subject) -> bool {
-    let decision = subject.peek(Ask::default().every_limit());
-    let longest = decision.standings().iter().map(Standing::reset).max().unwrap_or_default();
+    let decision = subject.peek(AcquireOptions::default().all_limits());
+    let longest = decision.standings().iter().map(LimitStatus::reset).max().unwrap_or_default();
     Timestamp::from_micros(subject.now()).after(longest + ticks(1 << 41)) < Timestamp::LAST
 }
 
-fn keeps_its_word(subject: &Subject, ask: Ask) -> Result<(), TestCaseError> {
+fn keeps_its_word(subject: &Subject, ask: AcquireOptions) -> Result<(), TestCaseError> {
     let now = subject.now();
-    let allowed_at = |time: u64, ask: Ask| subject.peek_at(time, ask).is_allowed();
+    let allowed_at = |time: u64, ask: AcquireOptions| subject.peek_at(time, ask).is_allowed();
     match subject.peek(ask).verdict() {
         Verdict::Denied { retry_after } => {
             let retry_at = now + micros(retry_after);
@@ -118,12 +123,12 @@ fn keeps_its_word(subject: &Subject, ask: Ask) -> Result<(), TestCaseError> {
         }
         Verdict::AllowedAfter(delay) => {
             let turn = now + micros(delay);
-            let at_once = Ask::cost(ask.cost);
+            let at_once = AcquireOptions::cost(ask.cost);
             prop_assert!(ask.max_delay.is_some_and(|patience| delay <= patience), "{delay:?} for {ask:?}");
             prop_assert!(allowed_at(turn, at_once), "{ask:?} at {now}: can't be had at its turn, {turn}");
             prop_assert!(!allowed_at(turn - 1, at_once), "{ask:?} at {now}: could be had before its turn, {turn}");
         }
-        Verdict::Never => prop_assert!(!allowed_at(now + (1 << 60), ask), "{ask:?} at {now} was not for ever"),
+        Verdict::ExceedsLimit => prop_assert!(!allowed_at(now + (1 << 60), ask), "{ask:?} at {now} was not for ever"),
         Verdict::Allowed => {}
     }
     Ok(())
@@ -131,18 +136,18 @@ fn keeps_its_word(subject: &Subject, ask: Ask) -> Result<(), TestCaseError> {
 
 fn figures_keep_their_word(subject: &Subject) -> Result<(), TestCaseError> {
     let now = subject.now();
-    let ask = Ask::default().every_limit();
+    let ask = AcquireOptions::default().all_limits();
     for (index, standing) in subject.peek(ask).standings().iter().enumerate() {
         let figures = standing.figures();
         let then = |time: u64| subject.peek_at(time, ask).standings()[index].figures();
-        let (reset, more_after) = (micros(figures.reset), micros(figures.more_after));
+        let (reset, next_token_after) = (micros(figures.reset), micros(figures.next_token_after));
         prop_assert_eq!(reset == 0, figures.remaining == figures.limit, "{:?}", figures);
-        prop_assert_eq!(more_after == 0, figures.remaining == figures.limit, "{:?}", figures);
+        prop_assert_eq!(next_token_after == 0, figures.remaining == figures.limit, "{:?}", figures);
         if reset > 0 {
             prop_assert_eq!(then(now + reset).remaining, figures.limit, "after the reset of {:?}", figures);
             prop_assert_eq!(micros(then(now + reset - 1).reset), 1, "just before the reset of {:?}", figures);
-            prop_assert!(then(now + more_after).remaining > figures.remaining, "no more after {figures:?}");
-            prop_assert_eq!(then(now + more_after - 1).remaining, figures.remaining, "more before {:?}", figures);
+            prop_assert!(then(now + next_token_after).remaining > figures.remaining, "no more after {figures:?}");
+            prop_assert_eq!(then(now + next_token_after - 1).remaining, figures.remaining, "more before {:?}", figures);
         }
     }
     Ok(())
@@ -154,10 +159,10 @@ fn of_an_exhausted_bucket_whose_quota_is_raised() {
     let a_day = Spec::Bucket { quota: Quota::per_day(1), burst: 1 };
     let a_second = Spec::Bucket { quota: Quota::per_second(1), burst: 1 };
     let mut subject = Subject::new(&[vec![a_day, a_second]], 0);
-    subject.acquire(Ask::default());
+    subject.acquire(AcquireOptions::default());
     subject.apply(Op::Tier(1));
-    if let Some(wait) = subject.acquire(Ask::default()).retry_after() {
+    if let Some(wait) = subject.acquire(AcquireOptions::default()).retry_after() {
         subject.set_clock(micros(wait));
-        assert_eq!(subject.acquire(Ask::default()).verdict(), Verdict::Allowed, "asked after {wait:?}");
+        assert_eq!(subject.acquire(AcquireOptions::default()).verdict(), Verdict::Allowed, "asked after {wait:?}");
     }
 }

@@ -6,7 +6,7 @@ use std::time::Duration;
 use proptest::collection::vec;
 use proptest::prelude::*;
 use proptest::sample::select;
-use tower_ratelimit::{Ask, Figures, Gcra, ManualClock, Quota, SlidingWindow, Verdict};
+use tower_ratelimit::{AcquireOptions, Gcra, LimitSnapshot, ManualClock, Quota, SlidingWindow, Verdict};
 
 use crate::model::{Combined, LONGEST, Spec};
 use crate::span::{micros, ticks};
@@ -20,14 +20,14 @@ pub(crate) enum Op {
     },
     /// From now on each limit is held to its tier of this number.
     Tier(usize),
-    Acquire(Ask),
-    Hold(Ask),
-    /// Settles one of the holds.
+    Acquisition(AcquireOptions),
+    Hold(AcquireOptions),
+    /// Settle one of the holds.
     Settle {
         which: usize,
         actual: u64,
     },
-    /// Settles one of the holds for so much more than it held.
+    /// Settle one of the holds for so much more than it held.
     Surcharge {
         which: usize,
         cost: u64,
@@ -43,8 +43,8 @@ pub(crate) enum Op {
 pub(crate) enum Step {
     Wait(Gap),
     Back(Gap),
-    Acquire { cost: Cost, patience: Patience, every_limit: bool },
-    Hold { cost: Cost, patience: Patience, every_limit: bool },
+    Acquisition { cost: Cost, patience: Patience, all_limits: bool },
+    Hold { cost: Cost, patience: Patience, all_limits: bool },
     Settle { which: usize, actual: Cost },
     Release { which: usize },
     Surcharge { which: usize, cost: u64 },
@@ -96,8 +96,10 @@ pub(crate) fn resolve(step: Step, model: &Combined, now: u64) -> Op {
     match step {
         Step::Wait(gap) => Op::Clock { now: now + gap_of(gap, model, now) },
         Step::Back(gap) => Op::Clock { now: now.saturating_sub(gap_of(gap, model, now)) },
-        Step::Acquire { cost, patience, every_limit } => Op::Acquire(ask_of(cost, patience, every_limit, model, now)),
-        Step::Hold { cost, patience, every_limit } => Op::Hold(ask_of(cost, patience, every_limit, model, now).hold()),
+        Step::Acquisition { cost, patience, all_limits } => {
+            Op::Acquisition(ask_of(cost, patience, all_limits, model, now))
+        }
+        Step::Hold { cost, patience, all_limits } => Op::Hold(ask_of(cost, patience, all_limits, model, now).hold()),
         Step::Settle { which, actual } => Op::Settle { which, actual: cost_of(actual, model, now) },
         Step::Release { which } => Op::Settle { which, actual: 0 },
         Step::Surcharge { which, cost } => Op::Surcharge { which, cost },
@@ -107,9 +109,9 @@ pub(crate) fn resolve(step: Step, model: &Combined, now: u64) -> Op {
     }
 }
 
-fn ask_of(cost: Cost, patience: Patience, every_limit: bool, model: &Combined, now: u64) -> Ask {
-    let mut ask = Ask::cost(cost_of(cost, model, now));
-    (ask.max_delay, ask.every_limit) = (patience_of(patience, cost, model, now), every_limit);
+fn ask_of(cost: Cost, patience: Patience, all_limits: bool, model: &Combined, now: u64) -> AcquireOptions {
+    let mut ask = AcquireOptions::cost(cost_of(cost, model, now));
+    (ask.max_delay, ask.all_limits) = (patience_of(patience, cost, model, now), all_limits);
     ask
 }
 
@@ -118,18 +120,18 @@ fn gap_of(gap: Gap, model: &Combined, now: u64) -> u64 {
         Gap::Ticks(ticks) => ticks,
         Gap::Share(share) => share_of(share, time_to_full(model)),
         Gap::Until(event, off) => {
-            let longest = |figure: fn(&Figures) -> Duration| {
+            let longest = |figure: fn(&LimitSnapshot) -> Duration| {
                 let spans = model.seen(now).into_iter().map(|limit| figure(&limit.figures(now)));
                 micros(spans.max().unwrap_or_default())
             };
             let newest = || model.limits.iter().map(|limit| limit.newest()).max().unwrap_or(0);
             let span = match event {
-                Event::Retry(cost) => match model.peek(now, Ask::cost(cost_of(cost, model, now))).verdict {
+                Event::Retry(cost) => match model.peek(now, AcquireOptions::cost(cost_of(cost, model, now))).verdict {
                     Verdict::Denied { retry_after } => micros(retry_after),
                     _ => 0,
                 },
                 Event::Reset => longest(|figures| figures.reset),
-                Event::MoreAfter => longest(|figures| figures.more_after),
+                Event::MoreAfter => longest(|figures| figures.next_token_after),
                 Event::Newest => now.saturating_sub(newest()),
                 Event::Oldest => (now + time_to_full(model)).saturating_sub(newest()),
             };
@@ -222,7 +224,7 @@ fn plain_step() -> impl Strategy<Value = Step> {
 fn hold_or_end() -> impl Strategy<Value = Step> {
     prop_oneof![
         4 => (cost(), patience(), any::<bool>())
-            .prop_map(|(cost, patience, every_limit)| Step::Hold { cost, patience, every_limit }),
+            .prop_map(|(cost, patience, all_limits)| Step::Hold { cost, patience, all_limits }),
         2 => (any::<usize>(), cost()).prop_map(|(which, actual)| Step::Settle { which, actual }),
         1 => (any::<usize>(), 1u64..6).prop_map(|(which, cost)| Step::Surcharge { which, cost }),
         2 => any::<usize>().prop_map(|which| Step::Release { which }),
@@ -231,10 +233,10 @@ fn hold_or_end() -> impl Strategy<Value = Step> {
 }
 
 fn acquire() -> impl Strategy<Value = Step> {
-    (cost(), patience(), any::<bool>()).prop_map(|(cost, patience, every_limit)| Step::Acquire {
+    (cost(), patience(), any::<bool>()).prop_map(|(cost, patience, all_limits)| Step::Acquisition {
         cost,
         patience,
-        every_limit,
+        all_limits,
     })
 }
 
@@ -322,7 +324,7 @@ pub(crate) fn blocks() -> impl Strategy<Value = Spec> {
         |(quota, blocks, weighted)| {
             let window = SlidingWindow::new(quota).try_blocks(blocks).ok()?;
             let is_legal = !weighted || window.try_weighted().is_ok();
-            is_legal.then_some(Spec::Blocks { quota, blocks, weighted })
+            is_legal.then_some(Spec::Counters { quota, blocks, weighted })
         },
     )
 }
@@ -331,7 +333,7 @@ pub(crate) fn blocks() -> impl Strategy<Value = Spec> {
 pub(crate) fn log() -> impl Strategy<Value = Spec> {
     let small = (1u64..12, log_uniform(2_000)).prop_map(|(limit, period)| Quota::new(limit, ticks(period)));
     let any = quota().prop_filter("too many hits", |quota| quota.limit() <= 10_000);
-    prop_oneof![4 => small, 1 => any].prop_map(|quota| Spec::Log { quota })
+    prop_oneof![4 => small, 1 => any].prop_map(|quota| Spec::HitLog { quota })
 }
 
 pub(crate) fn quota() -> impl Strategy<Value = Quota> {

@@ -2,7 +2,7 @@
 //! blocks and forms that change.
 
 use proptest::prelude::*;
-use tower_ratelimit::{Ask, Quota};
+use tower_ratelimit::{AcquireOptions, Quota};
 
 use crate::cases;
 use crate::model::Spec;
@@ -53,10 +53,10 @@ fn agrees(tiers: Vec<Spec>, start: u64, steps: Vec<Step>) -> Result<(), TestCase
 /// A surcharge beyond all sums leaves before what is still held.
 #[test]
 fn sliding_log_resets_after_what_is_held() {
-    let mut subject = Subject::new(&[vec![Spec::Log { quota: Quota::new(3, ticks(10)) }]], 0);
-    subject.acquire(Ask::cost(0).hold());
-    subject.acquire(Ask::cost(1).hold());
+    let mut subject = Subject::new(&[vec![Spec::HitLog { quota: Quota::new(3, ticks(10)) }]], 0);
+    subject.acquire(AcquireOptions::cost(0).hold());
+    subject.acquire(AcquireOptions::cost(1).hold());
     subject.apply(Op::Settle { which: 0, actual: u64::MAX });
     subject.set_clock(4);
-    assert_eq!(subject.peek(Ask::default()).reset(), Some(ticks(10)));
+    assert_eq!(subject.peek(AcquireOptions::default()).reset(), Some(ticks(10)));
 }

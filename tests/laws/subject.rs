@@ -6,10 +6,10 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use proptest::prelude::*;
 use proptest::test_runner::TestCaseError;
 use tower_ratelimit::algorithm::Algorithm;
-use tower_ratelimit::limiter::{Acquire, Held, Outcome, Reply};
+use tower_ratelimit::limiter::{Acquisition, Held, LimiterFuture, Outcome};
 use tower_ratelimit::{
-    Ask, Clock, Decision, DynLimit, FixedWindow, Gcra, Limit, Limiter, ManualClock, Memory, SlidingLog, SlidingWindow,
-    Standing, Timestamp, per_key,
+    AcquireOptions, Clock, Decision, DynLimit, FixedWindow, Gcra, Limit, LimitStatus, Limiter, ManualClock, Memory,
+    SlidingLog, SlidingWindow, Timestamp, per_key,
 };
 
 use crate::model::{Combined, Expected, Spec};
@@ -52,11 +52,11 @@ impl Subject {
         self.clock.set(Timestamp::from_micros(now).min(Timestamp::LAST));
     }
 
-    pub(crate) fn peek(&self, ask: Ask) -> Decision {
+    pub(crate) fn peek(&self, ask: AcquireOptions) -> Decision {
         ready(self.limiter.peek("key", ask))
     }
 
-    pub(crate) fn peek_at(&self, now: u64, ask: Ask) -> Decision {
+    pub(crate) fn peek_at(&self, now: u64, ask: AcquireOptions) -> Decision {
         let before = self.now();
         self.set_clock(now);
         let decision = self.peek(ask);
@@ -64,8 +64,8 @@ impl Subject {
         decision
     }
 
-    pub(crate) fn acquire(&mut self, ask: Ask) -> Decision {
-        let Acquire::Ready(outcome) = self.limiter.acquire("key", ask) else { panic!("memory decides at once") };
+    pub(crate) fn acquire(&mut self, ask: AcquireOptions) -> Decision {
+        let Acquisition::Ready(outcome) = self.limiter.acquire("key", ask) else { panic!("memory decides at once") };
         let Outcome { decision, held } = outcome.expect("memory never fails");
         self.guards.extend(held);
         decision
@@ -85,7 +85,7 @@ impl Subject {
         match op {
             Op::Clock { now } => self.set_clock(now),
             Op::Tier(tier) => self.tier.store(tier, Ordering::Relaxed),
-            Op::Acquire(ask) => return Some(self.acquire(ask)),
+            Op::Acquisition(ask) => return Some(self.acquire(ask)),
             Op::Hold(ask) => return Some(self.acquire(ask.hold())),
             Op::Settle { which, actual: 0 } => {
                 if let Some(held) = self.take(which) {
@@ -122,8 +122,8 @@ fn dyn_limit(name: String, tiers: &[Spec], tier: &Arc<AtomicUsize>) -> DynLimit<
     match tiers[0] {
         Spec::Bucket { .. } => of(name, tiers, tier, gcra),
         Spec::Window { .. } => of(name, tiers, tier, fixed_window),
-        Spec::Blocks { .. } => of(name, tiers, tier, sliding_window),
-        Spec::Log { .. } => of(name, tiers, tier, sliding_log),
+        Spec::Counters { .. } => of(name, tiers, tier, sliding_window),
+        Spec::HitLog { .. } => of(name, tiers, tier, sliding_log),
     }
 }
 
@@ -143,17 +143,17 @@ pub(crate) fn fixed_window(spec: Spec) -> FixedWindow {
 }
 
 pub(crate) fn sliding_window(spec: Spec) -> SlidingWindow {
-    let Spec::Blocks { quota, blocks, weighted } = spec else { panic!("{spec:?} has no blocks") };
+    let Spec::Counters { quota, blocks, weighted } = spec else { panic!("{spec:?} has no blocks") };
     let window = SlidingWindow::new(quota).blocks(blocks);
     if weighted { window.weighted() } else { window }
 }
 
 pub(crate) fn sliding_log(spec: Spec) -> SlidingLog {
-    let Spec::Log { quota } = spec else { panic!("{spec:?} is not a log") };
+    let Spec::HitLog { quota } = spec else { panic!("{spec:?} is not a log") };
     SlidingLog::new(quota)
 }
 
-pub(crate) fn ready<T>(reply: Reply<T>) -> T {
+pub(crate) fn ready<T>(reply: LimiterFuture<T>) -> T {
     reply.try_ready().expect("memory is ready at once").expect("memory never fails")
 }
 
@@ -201,7 +201,7 @@ impl Pair {
                 self.tier = tier;
                 self.model.hold_to(of_tier(&self.limits, tier));
             }
-            Op::Acquire(ask) => return Some(self.model.acquire(now, ask)),
+            Op::Acquisition(ask) => return Some(self.model.acquire(now, ask)),
             Op::Hold(ask) => {
                 let expected = self.model.acquire(now, ask.hold());
                 self.held.extend(expected.verdict.is_allowed().then_some((ask.cost, self.tier)));
@@ -229,27 +229,27 @@ impl Pair {
     pub(crate) fn agree_on(&mut self, step: Step) -> Result<(), TestCaseError> {
         let now = self.subject.now();
         let op = self.resolve(step);
-        if let Op::Acquire(ask) | Op::Hold(ask) = op {
+        if let Op::Acquisition(ask) | Op::Hold(ask) = op {
             self.agree(&self.subject.peek(ask), &self.model.peek(now, ask), ask)?;
         }
         let expected = self.apply_to_model(op, now);
         let decided = self.subject.apply(op);
-        if let (Op::Acquire(ask) | Op::Hold(ask), Some(decision), Some(expected)) = (op, decided, expected) {
+        if let (Op::Acquisition(ask) | Op::Hold(ask), Some(decision), Some(expected)) = (op, decided, expected) {
             self.agree(&decision, &expected, ask)?;
             prop_assert!(self.subject.guards.iter().map(Held::cost).eq(self.held.iter().map(|held| held.0)));
             return Ok(());
         }
-        let ask = Ask::default().every_limit();
+        let ask = AcquireOptions::default().all_limits();
         self.agree(&self.subject.peek(ask), &self.model.peek(self.subject.now(), ask), ask)
     }
 
-    fn agree(&self, decision: &Decision, expected: &Expected, ask: Ask) -> Result<(), TestCaseError> {
+    fn agree(&self, decision: &Decision, expected: &Expected, ask: AcquireOptions) -> Result<(), TestCaseError> {
         let now = self.subject.now();
         let context = || format!("{ask:?} at {now}:\n{decision:?}\n{expected:?}");
         prop_assert_eq!(decision.verdict(), expected.verdict, "the verdict of {}", context());
         prop_assert_eq!(decision.is_estimate(), expected.is_estimate, "the estimate of {}", context());
         prop_assert_eq!(decision.decided_at().as_micros(), now);
-        let listed = if ask.every_limit || (ask.every_refusal && !expected.verdict.is_allowed()) {
+        let listed = if ask.all_limits || (ask.all_denials && !expected.verdict.is_allowed()) {
             (0..expected.standings.len()).collect()
         } else {
             vec![expected.speaking()]
@@ -268,7 +268,7 @@ fn of_tier(limits: &[Vec<Spec>], tier: usize) -> impl Iterator<Item = Spec> + '_
     limits.iter().map(move |tiers| tiers[tier % tiers.len()])
 }
 
-fn stands_as(standing: &Standing, expected: &Expected, index: usize) -> bool {
+fn stands_as(standing: &LimitStatus, expected: &Expected, index: usize) -> bool {
     let expected = expected.standings[index];
     standing.name() == name(index) && standing.verdict() == expected.verdict && standing.figures() == expected.figures
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use proptest::prelude::*;
 use tower_ratelimit::algorithm::{Algorithm, State};
-use tower_ratelimit::{Ask, Decision, FixedWindow, Gcra, Quota, Timestamp, Verdict};
+use tower_ratelimit::{AcquireOptions, Decision, FixedWindow, Gcra, Quota, Timestamp, Verdict};
 
 use crate::cases;
 use crate::model::Spec;
@@ -65,7 +65,7 @@ proptest! {
         let mut subject = Subject::new(&[vec![Spec::Bucket { quota, burst }]], start);
         let mut admitted = 0;
         while subject.now() < start + window && admitted < 1_000 {
-            match subject.acquire(Ask::default()).retry_after() {
+            match subject.acquire(AcquireOptions::default()).retry_after() {
                 None => admitted += 1,
                 Some(wait) => subject.set_clock(subject.now() + micros(wait)),
             }
@@ -94,7 +94,7 @@ proptest! {
         let mut admitted = 0;
         for request in 0..limit {
             subject.set_clock(start + request * interval);
-            admitted += u64::from(subject.acquire(Ask::default()).is_allowed());
+            admitted += u64::from(subject.acquire(AcquireOptions::default()).is_allowed());
         }
         prop_assert!(subject.now() < start + micros(quota.period()));
         prop_assert_eq!(admitted, limit);
@@ -106,7 +106,7 @@ proptest! {
         let mut subject = Subject::new(&[vec![Spec::Window { quota, aligned: false }]], start);
         let mut admitted = vec![];
         let mut ask = |subject: &mut Subject, cost: u64| {
-            prop_assert!(subject.acquire(Ask::cost(cost)).is_allowed());
+            prop_assert!(subject.acquire(AcquireOptions::cost(cost)).is_allowed());
             admitted.push((subject.now(), cost));
             Ok(())
         };
@@ -123,9 +123,9 @@ proptest! {
     fn the_bound_of_an_aligned_window_is_reached(quota in small_quota(), number in 1u64..1_000) {
         let boundary = micros(quota.period()) * number;
         let mut subject = Subject::new(&[vec![Spec::Window { quota, aligned: true }]], boundary - 1);
-        prop_assert!(subject.acquire(Ask::cost(quota.limit())).is_allowed());
+        prop_assert!(subject.acquire(AcquireOptions::cost(quota.limit())).is_allowed());
         subject.set_clock(boundary);
-        prop_assert!(subject.acquire(Ask::cost(quota.limit())).is_allowed());
+        prop_assert!(subject.acquire(AcquireOptions::cost(quota.limit())).is_allowed());
     }
 }
 
@@ -163,7 +163,7 @@ fn no_turn_is_promised_twice() {
     let centuries = Duration::from_secs(200 * 365 * 24 * 60 * 60);
     let mut subject = Subject::new(&[vec![Spec::Bucket { quota: Quota::new(1, centuries), burst: 1 }]], 0);
     let turns: Vec<Duration> = (0..4)
-        .map(|_| subject.acquire(Ask::default().within(Duration::MAX)))
+        .map(|_| subject.acquire(AcquireOptions::default().within(Duration::MAX)))
         .filter(Decision::is_allowed)
         .map(|decision| decision.delay())
         .collect();
@@ -201,7 +201,7 @@ fn admitted(spec: Spec, start: u64, steps: Vec<Step>) -> Vec<(u64, u64)> {
     let mut pair = Pair::new(&[vec![spec]], start);
     let mut admitted = Vec::new();
     for step in steps {
-        let Op::Acquire(ask) = pair.resolve(step) else {
+        let Op::Acquisition(ask) = pair.resolve(step) else {
             pair.step(step);
             continue;
         };
@@ -226,7 +226,7 @@ fn most_in_any(window: u64, admitted: &[(u64, u64)]) -> u64 {
 struct Exhaustive<'a, A> {
     algorithm: &'a A,
     admitted: Vec<u64>,
-    /// By the length of the window, from one tick on.
+    /// KeyedBy the length of the window, from one tick on.
     most: Vec<u64>,
 }
 
@@ -250,7 +250,7 @@ impl<'a, A: Algorithm> Exhaustive<'a, A> {
             self.admitted.push(requests);
             self.next_tick(&state);
             self.admitted.pop();
-            if self.algorithm.peek(&state, now, Ask::default()) != Verdict::Allowed {
+            if self.algorithm.peek(&state, now, AcquireOptions::default()) != Verdict::Allowed {
                 return;
             }
             assert!(requests < 100, "{:?} never refuses", self.algorithm);

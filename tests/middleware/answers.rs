@@ -5,14 +5,14 @@ use std::error::Error as _;
 
 use tower::{Layer, ServiceBuilder, ServiceExt, service_fn};
 use tower_ratelimit::key::Global;
-use tower_ratelimit::response::{Admission, AsError, BoxError, Refusal, Rejected, Respond};
+use tower_ratelimit::response::{BoxError, RateLimitInfo, RejectWithError, Rejected, Rejection, Respond};
 use tower_ratelimit::{Decision, Error, RateLimitLayer, Verdict};
 
 use crate::support::{Failure, Job, Says, whose};
 
 /// What a service of numbers answers to `job`, in the error mode.
 async fn ask(limiter: Says, job: Job) -> Result<u32, BoxError> {
-    let layer = RateLimitLayer::new(whose, limiter).responder(AsError);
+    let layer = RateLimitLayer::new(whose, limiter).responder(RejectWithError);
     layer.layer(service_fn(async |_: Job| Ok::<_, Infallible>(7))).oneshot(job).await
 }
 
@@ -32,11 +32,11 @@ async fn as_an_error_a_refusal_says_why() {
     assert!(limited.source().is_none());
 
     let never = rejected(Says::never(), Job::of("a")).await;
-    assert!(never.refusal().decision().expect("a decision").is_never());
+    assert!(never.refusal().decision().expect("a decision").exceeds_limit());
     assert_eq!(never.refusal().retry_after(), None, "waiting does not help");
 
     let missing = rejected(Says::yes(), Job::NOBODYS).await;
-    assert!(matches!(missing.refusal(), Refusal::MissingKey(missing) if !missing.is_from_server()));
+    assert!(matches!(missing.refusal(), Rejection::MissingKey(missing) if !missing.is_server_error()));
     assert!(!missing.refusal().is_over_limit());
     assert_eq!(missing.to_string(), "nobody's");
 }
@@ -44,20 +44,20 @@ async fn as_an_error_a_refusal_says_why() {
 #[tokio::test]
 async fn as_an_error_a_broken_limiter_keeps_its_cause() {
     let broken = rejected(Says::broken(), Job::of("a")).await;
-    assert!(matches!(broken.refusal(), Refusal::Unavailable(_)));
+    assert!(matches!(broken.refusal(), Rejection::Unavailable(_)));
     assert!(!broken.refusal().is_over_limit());
     let cause = broken.source().and_then(|cause| cause.downcast_ref::<Error>()).expect("the limiter's error");
     assert!(cause.is_unavailable());
     assert_eq!(cause.to_string(), "the wire is cut");
 
-    let policy = rejected(Says::by_policy(Verdict::Never), Job::of("a")).await;
+    let policy = rejected(Says::by_policy(Verdict::ExceedsLimit), Job::of("a")).await;
     assert!(!policy.refusal().is_over_limit(), "the quota is not used up");
 }
 
 /// Both kinds of error come out of one service, and can be told apart.
 #[tokio::test]
 async fn as_an_error_the_services_own_stay_what_they_are() {
-    let layer = RateLimitLayer::new(whose, Says::yes()).responder(AsError);
+    let layer = RateLimitLayer::new(whose, Says::yes()).responder(RejectWithError);
     let failing = layer.layer(service_fn(async |_: Job| Err::<u32, _>(Failure)));
     let error = failing.oneshot(Job::of("a")).await.expect_err("a failure");
     assert!(error.downcast_ref::<Rejected>().is_none());
@@ -70,7 +70,7 @@ async fn as_an_error_it_passes_through_towers_layers() {
     let service = ServiceBuilder::new()
         .load_shed()
         .concurrency_limit(5)
-        .layer(RateLimitLayer::new(whose, Says::no()).responder(AsError))
+        .layer(RateLimitLayer::new(whose, Says::no()).responder(RejectWithError))
         .service_fn(async |_: Job| Ok::<u32, Infallible>(7));
     let error = service.oneshot(Job::of("a")).await.expect_err("a refusal");
     assert!(error.is::<Rejected>());
@@ -78,7 +78,7 @@ async fn as_an_error_it_passes_through_towers_layers() {
 
 #[tokio::test]
 async fn a_closure_makes_the_answer_from_the_request_and_the_refusal() {
-    let responder = |job: Job, refusal: Refusal| format!("{:?}: {refusal}", job.key);
+    let responder = |job: Job, refusal: Rejection| format!("{:?}: {refusal}", job.key);
     let layer = RateLimitLayer::new(whose, Says::no()).responder(responder);
     let service = layer.layer(service_fn(async |_: Job| Ok::<_, Failure>("hello".to_owned())));
 
@@ -98,13 +98,13 @@ async fn a_responder_of_ones_own_carries_its_mark_from_the_request_to_the_respon
     impl Respond<String, String, Failure> for Diary {
         type Response = String;
         type Error = Failure;
-        type Mark = String;
+        type Context = String;
 
-        fn wants_every_limit(&self) -> bool {
+        fn wants_all_limits(&self) -> bool {
             true
         }
 
-        fn admit(&self, request: &mut String, admission: Admission) -> String {
+        fn admit(&self, request: &mut String, admission: RateLimitInfo) -> String {
             request.push_str(", admitted");
             format!("{:?}", admission.decision().and_then(Decision::remaining))
         }
@@ -113,7 +113,7 @@ async fn a_responder_of_ones_own_carries_its_mark_from_the_request_to_the_respon
             format!("{response}, then finished with {mark}")
         }
 
-        fn refuse(&self, request: String, refusal: Refusal) -> Result<String, Failure> {
+        fn refuse(&self, request: String, refusal: Rejection) -> Result<String, Failure> {
             if refusal.is_over_limit() { Ok(format!("{request}, refused")) } else { Err(Failure) }
         }
     }
@@ -137,9 +137,9 @@ async fn a_responder_of_ones_own_may_be_content_with_a_look_at_the_decision() {
     impl Respond<u32, String, Failure> for Looks {
         type Response = String;
         type Error = Failure;
-        type Mark = &'static str;
+        type Context = &'static str;
 
-        fn admit(&self, _request: &mut u32, _admission: Admission) -> &'static str {
+        fn admit(&self, _request: &mut u32, _admission: RateLimitInfo) -> &'static str {
             "given"
         }
 
@@ -151,7 +151,7 @@ async fn a_responder_of_ones_own_may_be_content_with_a_look_at_the_decision() {
             format!("{response} {mark}")
         }
 
-        fn refuse(&self, _request: u32, _refusal: Refusal) -> Result<String, Failure> {
+        fn refuse(&self, _request: u32, _refusal: Rejection) -> Result<String, Failure> {
             Err(Failure)
         }
     }
@@ -170,7 +170,7 @@ async fn a_responder_of_ones_own_may_be_content_with_a_look_at_the_decision() {
 /// The inner service's error is the limited service's, wherever the responder adds none of its own.
 #[tokio::test]
 async fn what_fails_inside_is_not_finished() {
-    let layer = RateLimitLayer::new(Global, Says::yes()).responder(|_: u32, _: Refusal| 0);
+    let layer = RateLimitLayer::new(Global, Says::yes()).responder(|_: u32, _: Rejection| 0);
     let service = layer.layer(service_fn(async |_: u32| Err::<u32, _>(Failure)));
     assert_eq!(service.oneshot(1).await, Err(Failure));
 }

@@ -1,4 +1,4 @@
-//! Services whose response body can't be made from bytes: `Http::any_body`.
+//! Services whose response body can't be made from bytes: `Http::map_body`.
 
 use std::convert::Infallible;
 use std::pin::pin;
@@ -11,7 +11,7 @@ use http_body_util::{BodyExt, Empty, Full, StreamBody};
 use tokio_test::{assert_ready, task};
 use tower::{Layer, ServiceExt, service_fn};
 use tower_ratelimit::key::Global;
-use tower_ratelimit::response::{Admission, Body, Http, Refusal};
+use tower_ratelimit::response::{Body, Http, RateLimitInfo, Rejection};
 use tower_ratelimit::{RateLimitLayer, limiter::Limiter};
 
 use crate::fields::{limits, retry_after};
@@ -22,7 +22,7 @@ type Opaque = BoxBody<Bytes, Infallible>;
 
 /// What the service answers with.
 async fn page(body: Opaque, limiter: impl Limiter<()> + Clone) -> Response<Body<Opaque>> {
-    let layer = RateLimitLayer::new(Global, limiter).responder(Http::new().any_body());
+    let layer = RateLimitLayer::new(Global, limiter).responder(Http::new().map_body());
     let body = std::sync::Mutex::new(Some(body));
     let service = layer.layer(service_fn(|_: Request<()>| {
         let body = body.lock().expect("not poisoned").take().expect("called once");
@@ -64,7 +64,7 @@ async fn data_and_trailers_pass_through() {
     let response = page(in_frames(), Says::yes()).await;
     assert_eq!(response.status(), StatusCode::OK);
     assert_eq!(limits(response.headers()).len(), 1);
-    assert!(response.extensions().get::<Admission>().is_some());
+    assert!(response.extensions().get::<RateLimitInfo>().is_some());
     let collected = response.into_body().collect().await.expect("a body");
     assert_eq!(collected.trailers(), Some(&trailers()));
     assert_eq!(collected.to_bytes(), "one two");
@@ -120,8 +120,8 @@ async fn a_refusals_body_is_of_known_size_and_ends() {
 
 #[tokio::test]
 async fn a_refusal_rendered_empty_has_ended_before_it_began() {
-    let render = |_: &http::request::Parts, _: &Refusal| Response::new(Bytes::new());
-    let layer = RateLimitLayer::new(Global, Says::no()).responder(Http::new().render(render).any_body());
+    let render = |_: &http::request::Parts, _: &Rejection| Response::new(Bytes::new());
+    let layer = RateLimitLayer::new(Global, Says::no()).responder(Http::new().render(render).map_body());
     let inner = service_fn(async |_: Request<()>| Ok::<_, Infallible>(Response::new(in_frames())));
     let Ok(response) = layer.layer(inner).oneshot(Request::new(())).await;
     assert_eq!(retry_after(response.headers()), Some(2), "the fields are added to what was rendered");

@@ -4,7 +4,7 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use tokio_test::{assert_pending, assert_ready_err, assert_ready_ok, task};
-use tower_ratelimit::{Ask, FixedWindow, Limiter, ManualClock, Memory, WhenMissing};
+use tower_ratelimit::{AcquireOptions, FixedWindow, Limiter, ManualClock, Memory, MissingKeyPolicy};
 
 use crate::support::{Act, Elsewhere, Job, Pool, Says, limited, per_minute, whose};
 
@@ -12,7 +12,7 @@ type PerMinute = Memory<FixedWindow, ManualClock>;
 
 /// What is left of `key`'s 5 a minute.
 fn left(limiter: &PerMinute, key: &'static str) -> u64 {
-    let peeked = limiter.peek(&key, Ask::default()).try_ready().expect("memory answers at once");
+    let peeked = limiter.peek(&key, AcquireOptions::default()).try_ready().expect("memory answers at once");
     peeked.expect("memory can peek").remaining().expect("a limit was consulted")
 }
 
@@ -59,11 +59,11 @@ fn a_refused_request_is_not_charged() {
         tokio_test::assert_ready!(task::spawn(service.call(Job::of(key))).poll())
     };
     assert!(send("a").is_ok());
-    let before = limiter.peek(&"a", Ask::default()).try_ready().expect("ready").expect("a decision");
+    let before = limiter.peek(&"a", AcquireOptions::default()).try_ready().expect("ready").expect("a decision");
     for _ in 0..10 {
         assert!(send("a").is_err());
     }
-    let after = limiter.peek(&"a", Ask::default()).try_ready().expect("ready").expect("a decision");
+    let after = limiter.peek(&"a", AcquireOptions::default()).try_ready().expect("ready").expect("a decision");
     assert_eq!(before, after, "ten refusals change nothing");
     clock.advance(before.retry_after().expect("a wait"));
     assert!(send("a").is_ok(), "and lengthen no wait");
@@ -96,8 +96,8 @@ fn asking_for_readiness_charges_nothing() {
 fn a_missing_key_that_is_let_through_is_not_charged() {
     let (limiter, _clock) = per_minute(5);
     let layer = tower_ratelimit::RateLimitLayer::new(whose, limiter.clone())
-        .responder(tower_ratelimit::response::AsError)
-        .when_missing(WhenMissing::Exempt);
+        .responder(tower_ratelimit::response::RejectWithError)
+        .missing_key(MissingKeyPolicy::Exempt);
     let mut service = tower_test::mock::Spawn::new(tower::Layer::layer(&layer, Pool::of(1).service()));
     for _ in 0..10 {
         assert_ready_ok!(service.poll_ready());

@@ -7,9 +7,9 @@ use axum::extract::connect_info::{ConnectInfo, MockConnectInfo};
 use http::{HeaderName, HeaderValue, Request};
 use tower::{Layer, ServiceExt, service_fn};
 use tower_ratelimit::key::{
-    Extension, ExtractKey, Extracted, Global, Header, KeyText, Missing, Paths, PeerIn, Preflight,
+    ExactPaths, Extension, ExtractKey, Extracted, Global, Header, KeyText, Missing, PeerNetworks, Preflight,
 };
-use tower_ratelimit::response::AsError;
+use tower_ratelimit::response::RejectWithError;
 use tower_ratelimit::{PeerIp, RateLimitLayer};
 
 use crate::support::Says;
@@ -43,7 +43,7 @@ fn with(fields: &[(&'static str, &[u8])]) -> Get {
 fn missing<K: std::fmt::Debug>(extracted: Extracted<K>) -> (String, bool) {
     let Extracted::Missing(missing) = extracted else { panic!("{extracted:?} is not missing") };
     assert_eq!(missing.to_string(), missing.reason());
-    (missing.reason().into_owned(), missing.is_from_server())
+    (missing.reason().into_owned(), missing.is_server_error())
 }
 
 // PeerIp
@@ -316,7 +316,7 @@ fn no_part_of_a_tuple_exempts_what_lacks_another() {
 
 /// Whether a limiter that refuses everything lets the request through.
 fn is_exempt<K: ExtractKey<Get> + Clone>(layer: &RateLimitLayer<K, Says>, request: Get) -> bool {
-    let service = layer.clone().responder(AsError).layer(service_fn(async |_: Get| Ok::<_, Infallible>(())));
+    let service = layer.clone().responder(RejectWithError).layer(service_fn(async |_: Get| Ok::<_, Infallible>(())));
     tokio_test::block_on(service.oneshot(request)).is_ok()
 }
 
@@ -339,7 +339,7 @@ fn preflights_are_exempt_by_what_makes_them_one() {
 
 #[test]
 fn paths_are_exempt_exactly_as_they_are_given() {
-    let layer = RateLimitLayer::new(Global, Says::no()).exempt_if(Paths::new(["/health", "/ready"]));
+    let layer = RateLimitLayer::new(Global, Says::no()).exempt_if(ExactPaths::new(["/health", "/ready"]));
     let exempt = |uri: &str| is_exempt(&layer, Request::get(uri).body(()).expect("a request"));
     for path in ["/health", "/ready", "/health?verbose", "http://host.test/health"] {
         assert!(exempt(path), "{path}");
@@ -351,7 +351,7 @@ fn paths_are_exempt_exactly_as_they_are_given() {
 
 #[test]
 fn peers_in_trusted_networks_are_exempt_and_no_header_makes_one() {
-    let inside = PeerIn::parse(["10.0.0.0/8", " 2001:db8::/32", "192.0.2.7"]).expect("networks");
+    let inside = PeerNetworks::parse(["10.0.0.0/8", " 2001:db8::/32", "192.0.2.7"]).expect("networks");
     let layer = RateLimitLayer::new(Global, Says::no()).exempt_if(inside);
     for peer in ["10.0.0.1", "10.255.255.255", "::ffff:10.1.2.3", "2001:db8::1", "192.0.2.7", "::ffff:192.0.2.7"] {
         assert!(is_exempt(&layer, from(peer)), "{peer}");
@@ -362,7 +362,7 @@ fn peers_in_trusted_networks_are_exempt_and_no_header_makes_one() {
     assert!(!is_exempt(&layer, with(&[("x-forwarded-for", b"10.0.0.1")])), "a peer that is not known is in none");
 
     for wrong in ["10.0.0.0/33", "10.0.0", "localhost", ""] {
-        let error = PeerIn::parse(["::1", wrong]).expect_err("no network");
+        let error = PeerNetworks::parse(["::1", wrong]).expect_err("no network");
         assert!(error.is_config() && error.to_string().starts_with(&format!("{wrong:?}")), "{error}");
     }
 }
@@ -371,7 +371,7 @@ fn peers_in_trusted_networks_are_exempt_and_no_header_makes_one() {
 fn several_exemptions_add_up_and_come_before_the_key() {
     let layer = RateLimitLayer::new(TENANT, Says::no())
         .exempt_if(|request: &Get| request.method() == "HEAD")
-        .exempt_if(Paths::new(["/health"]));
+        .exempt_if(ExactPaths::new(["/health"]));
     let exempt = |method: &str, path: &str| {
         is_exempt(&layer, Request::builder().method(method).uri(path).body(()).expect("a request"))
     };

@@ -7,10 +7,10 @@ use std::time::Duration;
 
 use tower::{Layer, Service, ServiceExt, service_fn};
 use tower_ratelimit::key::Global;
-use tower_ratelimit::limiter::{Acquire, BoxLimiter, Limiter, Outcome};
-use tower_ratelimit::response::{AsError, BoxError, Rejected};
+use tower_ratelimit::limiter::{Acquisition, BoxLimiter, Limiter, Outcome};
+use tower_ratelimit::response::{BoxError, RejectWithError, Rejected};
 use tower_ratelimit::{
-    Ask, DynLimit, Error, FixedWindow, Gcra, Limit, ManualClock, Memory, Quota, RateLimitLayer, per_key,
+    AcquireOptions, DynLimit, Error, FixedWindow, Gcra, Limit, ManualClock, Memory, Quota, RateLimitLayer, per_key,
 };
 
 /// Whose a request is.
@@ -30,7 +30,7 @@ fn limited<A>(limiter: A) -> impl Service<Caller, Response = (), Error = BoxErro
 where
     A: Limiter<Caller> + Clone + Send + Sync + 'static,
 {
-    let layer = RateLimitLayer::new(|caller: &Caller| Some(*caller), limiter).responder(AsError);
+    let layer = RateLimitLayer::new(|caller: &Caller| Some(*caller), limiter).responder(RejectWithError);
     layer.layer(service_fn(async |_: Caller| Ok::<_, Infallible>(())))
 }
 
@@ -63,15 +63,15 @@ async fn a_boxed_limiter_decides_as_the_one_inside() {
     assert_eq!(admitted(&mut service, ADA, 3).await, 2);
     assert_eq!(admitted(&mut service, EVE, 3).await, 2);
     assert_eq!(admitted(&mut limited(boxed), ADA, 3).await, 0, "clones share it");
-    assert_eq!(memory.peek(&ADA, Ask::default()).await.expect("a decision").remaining(), Some(0));
+    assert_eq!(memory.peek(&ADA, AcquireOptions::default()).await.expect("a decision").remaining(), Some(0));
 }
 
 /// A decision that is ready at once stays so.
 #[tokio::test]
 async fn a_boxed_limiter_boxes_no_decision_that_is_ready() {
     let boxed: BoxLimiter<Caller> = BoxLimiter::new(in_memory(a_minute(1)).0);
-    assert!(matches!(boxed.acquire(&ADA, Ask::default()), Acquire::Ready(Ok(_))));
-    assert!(matches!(boxed.acquire(&ADA, Ask::default()), Acquire::Ready(Ok(_))));
+    assert!(matches!(boxed.acquire(&ADA, AcquireOptions::default()), Acquisition::Ready(Ok(_))));
+    assert!(matches!(boxed.acquire(&ADA, AcquireOptions::default()), Acquisition::Ready(Ok(_))));
 }
 
 #[tokio::test]
@@ -101,10 +101,10 @@ struct Later<L>(L);
 impl<L: Limiter<Caller>> Limiter<Caller> for Later<L> {
     type Future = std::pin::Pin<Box<dyn Future<Output = Result<Outcome, Error>> + Send>>;
 
-    fn acquire(&self, caller: &Caller, ask: Ask) -> Acquire<Self::Future> {
+    fn acquire(&self, caller: &Caller, ask: AcquireOptions) -> Acquisition<Self::Future> {
         let decided = self.0.acquire(caller, ask);
-        let Acquire::Ready(decided) = decided else { unreachable!("memory answers at once") };
-        Acquire::Pending(Box::pin(async move {
+        let Acquisition::Ready(decided) = decided else { unreachable!("memory answers at once") };
+        Acquisition::Pending(Box::pin(async move {
             tokio::task::yield_now().await;
             decided
         }))
@@ -140,9 +140,9 @@ async fn several_limits_decide_together_all_or_nothing() {
             .map(|standing| (standing.name().to_owned(), standing.remaining()))
             .collect::<Vec<_>>()
     };
-    let bob = memory.peek(&BOB, Ask::default().every_limit()).await.expect("a decision");
+    let bob = memory.peek(&BOB, AcquireOptions::default().all_limits()).await.expect("a decision");
     assert_eq!(left(&bob), [("user".into(), 1), ("organisation".into(), 0), ("everybody".into(), 0)]);
-    let eve = memory.peek(&EVE, Ask::default().every_limit()).await.expect("a decision");
+    let eve = memory.peek(&EVE, AcquireOptions::default().all_limits()).await.expect("a decision");
     assert_eq!(left(&eve), [("user".into(), 1), ("organisation".into(), 2), ("everybody".into(), 0)]);
 
     clock.advance(Duration::from_secs(60));
@@ -203,7 +203,7 @@ async fn limits_can_be_collected_at_run_time() {
 #[tokio::test]
 async fn one_key_for_all_is_one_limit_for_all() {
     let (memory, _clock) = in_memory(a_minute(2));
-    let layer = RateLimitLayer::new(Global, memory).responder(AsError);
+    let layer = RateLimitLayer::new(Global, memory).responder(RejectWithError);
     let mut service = layer.layer(service_fn(async |_: Caller| Ok::<_, Infallible>(())));
     assert_eq!(admitted(&mut service, ADA, 1).await, 1);
     assert_eq!(admitted(&mut service, EVE, 5).await, 1);

@@ -10,12 +10,12 @@ use http::{HeaderMap, HeaderValue, Request, Response, StatusCode};
 use http_body_util::{BodyExt, Full};
 use serde_json::{Value, json};
 use tower::{Layer, ServiceExt, service_fn};
-use tower_ratelimit::key::{Extracted, Global, Header, OwnPepper, PeerIp};
+use tower_ratelimit::key::{Extracted, Global, Header, PeerIp, ProcessPepper};
 use tower_ratelimit::limiter::Limiter;
-use tower_ratelimit::response::{Admission, Http, LegacyReset, Refusal, Respond};
+use tower_ratelimit::response::{Http, RateLimitInfo, Rejection, ResetFormat, Respond};
 use tower_ratelimit::{
-    Decision, FixedWindow, Gcra, Limit, ManualClock, Memory, Quota, RateLimitLayer, Source, Standing, Verdict,
-    WhenMissing,
+    Decision, DecisionSource, FixedWindow, Gcra, Limit, LimitStatus, ManualClock, Memory, MissingKeyPolicy, Quota,
+    RateLimitLayer, Verdict,
 };
 
 use crate::fields::{legacy, limits, policies, retry_after};
@@ -29,10 +29,10 @@ fn request() -> Request<()> {
 
 /// Answers 200, and tells in a field of its own what the limiter has told it.
 async fn hello(request: Request<()>) -> Result<Page, Infallible> {
-    let told = match request.extensions().get::<Admission>() {
+    let told = match request.extensions().get::<RateLimitInfo>() {
         None => "nothing".to_owned(),
-        Some(Admission::Exempt) => "exempt".to_owned(),
-        Some(Admission::Decided(decision)) => format!("{:?} left", decision.remaining()),
+        Some(RateLimitInfo::Exempt) => "exempt".to_owned(),
+        Some(RateLimitInfo::Decided(decision)) => format!("{:?} left", decision.remaining()),
     };
     let mut response = Response::new(Full::from("hello"));
     response.headers_mut().insert("told", told.parse().expect("a field value"));
@@ -75,7 +75,7 @@ async fn an_allowed_answer_tells_how_the_key_stands() {
     assert_eq!(retry_after(response.headers()), None);
     assert_eq!(legacy(response.headers()), None, "only if asked for");
     assert_eq!(response.headers()["told"], "Some(3) left", "the handler is told as well");
-    let admission = response.extensions().get::<Admission>().expect("for outer layers");
+    let admission = response.extensions().get::<RateLimitInfo>().expect("for outer layers");
     assert_eq!(admission.decision().and_then(tower_ratelimit::Decision::remaining), Some(3));
 }
 
@@ -86,7 +86,7 @@ async fn a_refusal_is_429_with_the_time_to_wait_and_a_problem() {
     assert_eq!(retry_after(response.headers()), Some(2), "1.5 seconds, rounded up");
     assert_eq!(policies(response.headers()), [("told".into(), 5, 60)]);
     assert_eq!(limits(response.headers()), [("told".into(), 3, Some(2))], "no later than `Retry-After`");
-    let admission = response.extensions().get::<Admission>().expect("for outer layers");
+    let admission = response.extensions().get::<RateLimitInfo>().expect("for outer layers");
     assert!(!admission.decision().expect("a decision").is_allowed());
     assert_eq!(
         problem(response).await,
@@ -166,7 +166,7 @@ async fn a_policy_in_a_stores_place_is_503_or_lets_through_without_fields() {
     assert_eq!(retry_after(response.headers()), Some(7));
     assert_eq!(limits(response.headers()), []);
 
-    let response = ask(Says::by_policy(Verdict::Allowed), Http::new().legacy_fields(LegacyReset::DeltaSeconds)).await;
+    let response = ask(Says::by_policy(Verdict::Allowed), Http::new().legacy_headers(ResetFormat::DeltaSeconds)).await;
     assert_eq!(response.status(), StatusCode::OK);
     assert!(!has_fields(response.headers()));
 }
@@ -174,7 +174,8 @@ async fn a_policy_in_a_stores_place_is_503_or_lets_through_without_fields() {
 #[tokio::test]
 async fn a_fallbacks_refusal_is_the_clients_as_well() {
     let response =
-        ask(Says::by(Source::Fallback, Verdict::Denied { retry_after: Duration::from_secs(2) }), Http::new()).await;
+        ask(Says::by(DecisionSource::Fallback, Verdict::Denied { retry_after: Duration::from_secs(2) }), Http::new())
+            .await;
     assert_eq!(response.status(), StatusCode::TOO_MANY_REQUESTS);
     assert_eq!(limits(response.headers()).len(), 1);
 }
@@ -198,7 +199,7 @@ async fn a_missing_key_is_400_or_where_the_server_is_at_fault_500() {
 
 #[tokio::test]
 async fn a_missing_key_can_be_let_through_under_no_limit() {
-    let layer = RateLimitLayer::new(Header::from_static("x-tenant"), Says::no()).when_missing(WhenMissing::Exempt);
+    let layer = RateLimitLayer::new(Header::from_static("x-tenant"), Says::no()).missing_key(MissingKeyPolicy::Exempt);
     let response = answer(layer.layer(service_fn(hello)).oneshot(request())).await;
     assert_eq!(response.status(), StatusCode::OK);
     assert!(!has_fields(response.headers()));
@@ -217,7 +218,7 @@ async fn the_exempt_pass_without_fields() {
     assert_eq!(response.status(), StatusCode::OK);
     assert!(!has_fields(response.headers()));
     assert_eq!(response.headers()["told"], "exempt");
-    assert_eq!(response.extensions().get(), Some(&Admission::Exempt));
+    assert_eq!(response.extensions().get(), Some(&RateLimitInfo::Exempt));
 }
 
 #[tokio::test]
@@ -237,23 +238,23 @@ async fn bare_leaves_what_is_let_through_as_it_is() {
 
 #[tokio::test]
 async fn each_part_can_be_turned_on_and_off() {
-    let response = ask(Says::yes(), Http::new().draft_fields(false)).await;
+    let response = ask(Says::yes(), Http::new().rate_limit_headers(false)).await;
     assert!(!has_fields(response.headers()));
-    assert!(response.extensions().get::<Admission>().is_some());
+    assert!(response.extensions().get::<RateLimitInfo>().is_some());
 
     let response = ask(Says::yes(), Http::new().extensions(false)).await;
     assert_eq!(limits(response.headers()).len(), 1);
     assert!(response.extensions().is_empty());
     assert_eq!(response.headers()["told"], "nothing");
 
-    let response = ask(Says::yes(), Http::bare().draft_fields(true)).await;
+    let response = ask(Says::yes(), Http::bare().rate_limit_headers(true)).await;
     assert_eq!(limits(response.headers()).len(), 1);
 }
 
 #[tokio::test]
 async fn the_legacy_fields_come_in_both_dialects() {
-    let like_kong = Http::new().legacy_fields(LegacyReset::DeltaSeconds);
-    let like_github = Http::bare().legacy_fields(LegacyReset::EpochSeconds);
+    let like_kong = Http::new().legacy_headers(ResetFormat::DeltaSeconds);
+    let like_github = Http::bare().legacy_headers(ResetFormat::EpochSeconds);
     let start = ManualClock::START.as_micros() / 1_000_000;
     for says in [Says::yes(), Says::no()] {
         let response = ask(says.clone(), like_kong).await;
@@ -274,21 +275,21 @@ async fn the_legacy_reset_is_rounded_up() {
     let _ = ask(limiter.clone(), Http::new()).await;
     clock.advance(Duration::from_micros(1));
     let start = ManualClock::START.as_micros() / 1_000_000;
-    let response = ask(limiter.clone(), Http::bare().legacy_fields(LegacyReset::EpochSeconds)).await;
+    let response = ask(limiter.clone(), Http::bare().legacy_headers(ResetFormat::EpochSeconds)).await;
     assert_eq!(legacy(response.headers()), Some([5, 3, start + 61]));
-    let response = ask(limiter, Http::bare().legacy_fields(LegacyReset::DeltaSeconds)).await;
+    let response = ask(limiter, Http::bare().legacy_headers(ResetFormat::DeltaSeconds)).await;
     assert_eq!(legacy(response.headers()), Some([5, 2, 60]));
 }
 
 #[tokio::test]
 async fn a_rendered_refusal_keeps_the_header_fields() {
-    let render = |_: &Parts, refusal: &Refusal| {
+    let render = |_: &Parts, refusal: &Rejection| {
         let mut response = Response::new(Full::from(format!("slow down: {refusal}")));
         *response.status_mut() = StatusCode::IM_A_TEAPOT;
         response.headers_mut().insert("content-type", HeaderValue::from_static("text/plain"));
         response
     };
-    let responder = Http::new().legacy_fields(LegacyReset::DeltaSeconds).render(render);
+    let responder = Http::new().legacy_headers(ResetFormat::DeltaSeconds).render(render);
     let response = ask(Says::no(), responder).await;
     assert_eq!(response.status(), StatusCode::IM_A_TEAPOT);
     assert_eq!(response.headers()["content-type"], "text/plain");
@@ -312,7 +313,7 @@ async fn several_limits_are_listed_and_those_that_refuse_are_named() {
         Limit::new("daily", FixedWindow::new(Quota::per_day(3))),
     ));
     let limiter = limiter.clock(clock.clone()).build().expect("a limiter");
-    let responder = Http::new().legacy_fields(LegacyReset::DeltaSeconds);
+    let responder = Http::new().legacy_headers(ResetFormat::DeltaSeconds);
 
     let response = ask(limiter.clone(), responder).await;
     let policy = [("smooth".into(), 2, 1), ("hourly".into(), 3, 3600), ("daily".into(), 3, 86400)];
@@ -350,15 +351,15 @@ async fn a_shadow_is_not_told() {
         Limit::new("new", FixedWindow::new(Quota::per_minute(1))).shadow(),
     ));
     let limiter = limiter.clock(ManualClock::new()).build().expect("a limiter");
-    let responder = Http::new().legacy_fields(LegacyReset::DeltaSeconds);
+    let responder = Http::new().legacy_headers(ResetFormat::DeltaSeconds);
     for left in [2, 1, 0] {
         let response = ask(limiter.clone(), responder).await;
         assert_eq!(response.status(), StatusCode::OK);
         assert_eq!(policies(response.headers()), [("old".into(), 3, 60)]);
         assert_eq!(limits(response.headers()), [("old".into(), left, Some(60))]);
         assert_eq!(legacy(response.headers()).expect("fields")[1].cast_signed(), left);
-        let admission = response.extensions().get::<Admission>().expect("a decision");
-        let shadows = admission.decision().expect("a decision").shadow_refusals().map(Standing::name);
+        let admission = response.extensions().get::<RateLimitInfo>().expect("a decision");
+        let shadows = admission.decision().expect("a decision").shadow_refusals().map(LimitStatus::name);
         assert_eq!(shadows.collect::<Vec<_>>(), if left == 2 { vec![] } else { vec!["new"] });
     }
     let response = ask(limiter, responder).await;
@@ -373,7 +374,7 @@ async fn custom_limit_names_are_spelled_alike_in_fields_and_body() {
     let name = "a \"b\\c\" d\u{e9}\u{1f600}\t\r\n\u{7f};q=1, \"x\"";
     let ascii = "a ?b?c? d??????;q=1, ?x?";
     let decision = Says::no().0.expect("a decision");
-    let denied = Standing::of(name, decision.verdict(), decision.standing().expect("a limit").figures());
+    let denied = LimitStatus::of(name, decision.verdict(), decision.standing().expect("a limit").figures());
     let response = ask(Says(Ok(Decision::one(ManualClock::START, denied))), Http::new()).await;
     assert_eq!(response.status(), StatusCode::TOO_MANY_REQUESTS);
     assert_eq!(policies(response.headers()), [(ascii.into(), 5, 60)]);
@@ -386,7 +387,7 @@ async fn custom_limit_names_are_spelled_alike_in_fields_and_body() {
 /// The renderer sees the refused request: its method, its URI, its header fields, its extensions.
 #[tokio::test]
 async fn render_sees_request_parts() {
-    let render = |request: &Parts, refusal: &Refusal| {
+    let render = |request: &Parts, refusal: &Rejection| {
         let accept = request.headers.get("accept").and_then(|value| value.to_str().ok()).unwrap_or("*/*");
         let told = request.extensions.get::<&str>().copied().unwrap_or("nothing");
         let text = format!("{} {} {accept} {told}: {}", request.method, request.uri, refusal.is_over_limit());
@@ -400,7 +401,7 @@ async fn render_sees_request_parts() {
     assert_eq!(body, "PUT /a/b?c=d text/html by an outer layer: true");
 
     // A partition key is extracted from the same request.
-    let responder = Http::new().render(render).partition_key(Header::from_static("accept"), OwnPepper);
+    let responder = Http::new().render(render).partition_key(Header::from_static("accept"), ProcessPepper);
     let layer = RateLimitLayer::new(Global, Says::no()).responder(responder);
     let request = Request::get("/").header("accept", "text/html").body(()).expect("a request");
     let response = answer(layer.layer(service_fn(hello)).oneshot(request)).await;
@@ -442,7 +443,7 @@ async fn what_the_handler_has_set_stays() {
         Ok(response)
     }
     let layer =
-        RateLimitLayer::new(Global, Says::yes()).responder(Http::new().legacy_fields(LegacyReset::DeltaSeconds));
+        RateLimitLayer::new(Global, Says::yes()).responder(Http::new().legacy_headers(ResetFormat::DeltaSeconds));
     let service = layer.layer(service_fn(handler));
     let remaining = |remaining: &str| {
         let fields = ["x-ratelimit-limit", "x-ratelimit-remaining", "x-ratelimit-reset"];

@@ -4,8 +4,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
 
 use tokio_test::{assert_pending, assert_ready_err, assert_ready_ok, task};
-use tower_ratelimit::Ask;
-use tower_ratelimit::response::{Refusal, Rejected};
+use tower_ratelimit::AcquireOptions;
+use tower_ratelimit::response::{Rejected, Rejection};
 
 use crate::support::{Act, Elsewhere, Job, Pool, Says, limited, per_minute};
 
@@ -25,7 +25,7 @@ fn it_keeps_the_ready_instance_and_forwards_to_it() {
     assert_ne!(service.get_ref().get_ref().instance, ready, "the service goes on with another instance");
 
     let question = limiter.asked();
-    assert_eq!((question.key, question.ask), ("a", Ask::default()));
+    assert_eq!((question.key, question.ask), ("a", AcquireOptions::default()));
     question.answer(Says::yes());
     assert!(response.is_woken(), "by the decision");
     assert_eq!(assert_ready_ok!(response.poll()), ready);
@@ -62,8 +62,8 @@ fn a_refusal_releases_what_readiness_reserved() {
         limiter.asked().answer(says);
         let error = assert_ready_err!(response.poll());
         let refusal = error.downcast_ref::<Rejected>().expect("the limiter's error").refusal();
-        assert_eq!(matches!(refusal, Refusal::Limited(_)), limited_by);
-        assert_eq!(matches!(refusal, Refusal::Unavailable(_)), !limited_by);
+        assert_eq!(matches!(refusal, Rejection::OverLimit(_)), limited_by);
+        assert_eq!(matches!(refusal, Rejection::Unavailable(_)), !limited_by);
         // The future itself is still there: it keeps nothing.
         assert_eq!(pool.free(), 1);
         assert!(neighbour.is_woken());

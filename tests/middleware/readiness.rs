@@ -9,8 +9,8 @@ use tokio_test::{assert_pending, assert_ready, assert_ready_err, assert_ready_ok
 use tower::Layer;
 use tower::limit::ConcurrencyLimit;
 use tower_ratelimit::limiter::Limiter;
-use tower_ratelimit::response::{AsError, Rejected};
-use tower_ratelimit::{RateLimitLayer, WhenMissing};
+use tower_ratelimit::response::{RejectWithError, Rejected};
+use tower_ratelimit::{MissingKeyPolicy, RateLimitLayer};
 use tower_test::mock::{self, Mock, Spawn};
 
 use crate::support::{Failure, Job, Limited, Pool, Says, limited, per_minute, whose};
@@ -42,7 +42,7 @@ fn an_exempt_request_goes_to_the_very_instance_that_was_made_ready() {
 #[test]
 fn a_request_without_a_key_that_is_let_through_goes_to_the_instance_that_was_made_ready() {
     let pool = Pool::of(1);
-    let layer = RateLimitLayer::new(whose, Says::no()).responder(AsError).when_missing(WhenMissing::Exempt);
+    let layer = RateLimitLayer::new(whose, Says::no()).responder(RejectWithError).missing_key(MissingKeyPolicy::Exempt);
     let mut service = Spawn::new(layer.layer(pool.service()));
     assert_ready_ok!(service.poll_ready());
 
@@ -184,7 +184,7 @@ fn clones_share_the_limiter_but_not_readiness() {
 #[test]
 fn services_of_one_layer_share_the_limiter() {
     let pool = Pool::of(9);
-    let layer = RateLimitLayer::new(whose, per_minute(1).0).responder(AsError);
+    let layer = RateLimitLayer::new(whose, per_minute(1).0).responder(RejectWithError);
     let mut services = [layer.layer(pool.service()), layer.clone().layer(pool.service())].map(Spawn::new);
     let mut admitted = 0;
     for service in &mut services {
@@ -197,7 +197,7 @@ fn services_of_one_layer_share_the_limiter() {
 #[test]
 fn the_inner_service_can_be_reached() {
     let pool = Pool::of(1);
-    let mut service = RateLimitLayer::new(whose, Says::yes()).responder(AsError).layer(pool.service());
+    let mut service = RateLimitLayer::new(whose, Says::yes()).responder(RejectWithError).layer(pool.service());
     assert_eq!(service.get_ref().instance, 1);
     service.get_mut().instance = 7;
     assert_eq!(service.into_inner().instance, 7);

@@ -10,7 +10,7 @@ use axum::routing::get;
 use http::{HeaderMap, Request, Response, StatusCode};
 use tower::{BoxError, Layer, Service, ServiceBuilder, ServiceExt, service_fn};
 use tower_ratelimit::key::{Extracted, Global};
-use tower_ratelimit::response::{Admission, AsError, Http, LegacyReset, Rejected};
+use tower_ratelimit::response::{Http, RateLimitInfo, RejectWithError, Rejected, ResetFormat};
 use tower_ratelimit::{FixedWindow, Limit, ManualClock, Memory, PeerIp, Quota, RateLimitLayer};
 
 use crate::fields::{legacy, limits, policies};
@@ -187,11 +187,11 @@ async fn a_user_that_an_outer_layer_has_found_is_a_key() {
 #[tokio::test]
 async fn stacked_limiters_tell_of_both() {
     async fn handler(request: axum::extract::Request) -> String {
-        let admission = request.extensions().get::<Admission>().expect("a decision");
+        let admission = request.extensions().get::<RateLimitInfo>().expect("a decision");
         let standing = admission.decision().and_then(tower_ratelimit::Decision::standing).expect("a limit");
         standing.name().to_owned()
     }
-    let like_kong = || Http::new().legacy_fields(LegacyReset::DeltaSeconds);
+    let like_kong = || Http::new().legacy_headers(ResetFormat::DeltaSeconds);
     for ((inner, outer), strictest) in [((2, 5), "inner"), ((5, 2), "outer")] {
         let app = Router::new().route("/", get(handler)).layer(
             ServiceBuilder::new()
@@ -202,7 +202,7 @@ async fn stacked_limiters_tell_of_both() {
         assert_eq!(told(response.headers()), ["inner", "outer"]);
         assert_eq!(legacy(response.headers()), Some([2, 1, 60]), "of the one with the least left");
         let name = |response: &Response<Body>| {
-            let admission = response.extensions().get::<Admission>().expect("a decision").clone();
+            let admission = response.extensions().get::<RateLimitInfo>().expect("a decision").clone();
             admission.decision().and_then(|decision| Some(decision.standing()?.name().to_owned())).expect("a limit")
         };
         assert_eq!(name(&response), strictest);
@@ -229,14 +229,14 @@ async fn a_limit_says_more_than_an_exemption() {
     ] {
         let response = send(&app, "/").await;
         assert_eq!(told(response.headers()), ["app"]);
-        assert!(response.extensions().get::<Admission>().expect("an admission").decision().is_some());
+        assert!(response.extensions().get::<RateLimitInfo>().expect("an admission").decision().is_some());
     }
 }
 
 /// With axum's body boxed around ours.
 #[tokio::test]
 async fn the_mode_for_any_body_fits_axum_as_well() {
-    let responder = Http::new().any_body();
+    let responder = Http::new().map_body();
     let app = Router::new().route("/", get(async || "hello")).layer(by_all("app", 1).responder(responder));
     let response = send(&app, "/").await;
     assert_eq!(axum::body::to_bytes(response.into_body(), 99).await.expect("a body"), "hello");
@@ -253,7 +253,7 @@ async fn it_fits_between_towers_own_layers() {
     let service = ServiceBuilder::new()
         .load_shed()
         .buffer(4)
-        .layer(RateLimitLayer::new(|job: &crate::support::Job| job.key, limiter).responder(AsError))
+        .layer(RateLimitLayer::new(|job: &crate::support::Job| job.key, limiter).responder(RejectWithError))
         .concurrency_limit(1)
         .service(service_fn(async |_: crate::support::Job| Ok::<_, Infallible>("done")));
     let ask = || service.clone().oneshot(crate::support::Job::of("a"));
@@ -272,7 +272,7 @@ async fn a_boxed_service_of_any_kind_can_be_limited() {
         Ok::<_, BoxError>(Response::new("pong".to_owned()))
     }));
     let by_host = |request: &Request<String>| request.uri().host().map(str::to_owned);
-    let layer = RateLimitLayer::new(by_host, named("host", 1)).responder(AsError);
+    let layer = RateLimitLayer::new(by_host, named("host", 1)).responder(RejectWithError);
     let mut client = layer.layer(client);
     let to = |host: &str| Request::get(format!("http://{host}/")).body(String::new()).expect("a request");
     for (host, passes) in [("a.test", true), ("a.test", false), ("b.test", true)] {
@@ -293,7 +293,7 @@ fn layers_and_services_are_what_servers_ask_for() {
     let router: Router = Router::new();
     is_service::<Request<Body>, _>(&layer.layer(router));
     // Requests and responses need not be `Clone`.
-    let layer = RateLimitLayer::new(|_: &NotClone| Some("key"), per_minute(1).0).responder(AsError);
+    let layer = RateLimitLayer::new(|_: &NotClone| Some("key"), per_minute(1).0).responder(RejectWithError);
     is_layer(&layer);
     is_service::<NotClone, _>(&layer.layer(service_fn(async |request: NotClone| Ok::<_, Infallible>(request))));
 }

@@ -12,11 +12,11 @@ use std::time::Duration;
 use tokio::sync::oneshot;
 use tower::{Layer, Service};
 use tower_ratelimit::key::{Extracted, Missing};
-use tower_ratelimit::limiter::{Acquire, BoxFuture, Limiter, Outcome};
-use tower_ratelimit::response::AsError;
+use tower_ratelimit::limiter::{Acquisition, BoxFuture, Limiter, Outcome};
+use tower_ratelimit::response::RejectWithError;
 use tower_ratelimit::{
-    Ask, Decision, Error, Figures, FixedWindow, ManualClock, Memory, Quota, RateLimit, RateLimitLayer, Source,
-    Standing, Timestamp, Verdict,
+    AcquireOptions, Decision, DecisionSource, Error, FixedWindow, LimitSnapshot, LimitStatus, ManualClock, Memory,
+    Quota, RateLimit, RateLimitLayer, Timestamp, Verdict,
 };
 use tower_test::mock::Spawn;
 
@@ -62,10 +62,10 @@ pub(crate) fn whose(job: &Job) -> Extracted<&'static str> {
 pub(crate) type Whose = fn(&Job) -> Extracted<&'static str>;
 
 /// The limiter around a service, answering with errors.
-pub(crate) type Limited<S, A> = Spawn<RateLimit<S, Whose, A, AsError>>;
+pub(crate) type Limited<S, A> = Spawn<RateLimit<S, Whose, A, RejectWithError>>;
 
 pub(crate) fn limited<S, A: Clone>(inner: S, limiter: A) -> Limited<S, A> {
-    Spawn::new(RateLimitLayer::new(whose as Whose, limiter).responder(AsError).layer(inner))
+    Spawn::new(RateLimitLayer::new(whose as Whose, limiter).responder(RejectWithError).layer(inner))
 }
 
 /// A service whose readiness reserves one of a counted number of permits, and which panics if it is called without.
@@ -221,8 +221,8 @@ pub(crate) struct Says(pub(crate) Result<Decision, Error>);
 impl<Key: ?Sized> Limiter<Key> for Says {
     type Future = std::future::Ready<Result<Outcome, Error>>;
 
-    fn acquire(&self, _key: &Key, _ask: Ask) -> Acquire<Self::Future> {
-        Acquire::Ready(self.0.clone().map(Outcome::from))
+    fn acquire(&self, _key: &Key, _ask: AcquireOptions) -> Acquisition<Self::Future> {
+        Acquisition::Ready(self.0.clone().map(Outcome::from))
     }
 }
 
@@ -236,7 +236,7 @@ impl Says {
     }
 
     pub(crate) fn never() -> Self {
-        Self(Ok(decision(Verdict::Never)))
+        Self(Ok(decision(Verdict::ExceedsLimit)))
     }
 
     pub(crate) fn broken() -> Self {
@@ -248,21 +248,21 @@ impl Says {
         Self(Ok(Decision::by_policy(Timestamp::EPOCH, verdict)))
     }
 
-    pub(crate) fn by(source: Source, verdict: Verdict) -> Self {
+    pub(crate) fn by(source: DecisionSource, verdict: Verdict) -> Self {
         Self(Ok(decision(verdict).from_source(source)))
     }
 }
 
 /// A decision of the one limit `told`: 3 of 5 a minute are left.
 pub(crate) fn decision(verdict: Verdict) -> Decision {
-    let figures = Figures {
+    let figures = LimitSnapshot {
         limit: 5,
         window: Duration::from_secs(60),
         remaining: 3,
         reset: Duration::from_secs(40),
-        more_after: Duration::from_secs(12),
+        next_token_after: Duration::from_secs(12),
     };
-    Decision::one(ManualClock::START, Standing::of("told", verdict, figures))
+    Decision::one(ManualClock::START, LimitStatus::of("told", verdict, figures))
 }
 
 /// A limiter that leaves every decision to the test.
@@ -272,7 +272,7 @@ pub(crate) struct Elsewhere(Arc<Mutex<VecDeque<Question>>>);
 /// What was asked of [`Elsewhere`], to be answered.
 pub(crate) struct Question {
     pub(crate) key: &'static str,
-    pub(crate) ask: Ask,
+    pub(crate) ask: AcquireOptions,
     answer: oneshot::Sender<Result<Decision, Error>>,
 }
 
@@ -297,10 +297,10 @@ impl Question {
 impl Limiter<&'static str> for Elsewhere {
     type Future = BoxFuture<Result<Outcome, Error>>;
 
-    fn acquire(&self, &key: &&'static str, ask: Ask) -> Acquire<Self::Future> {
+    fn acquire(&self, &key: &&'static str, ask: AcquireOptions) -> Acquisition<Self::Future> {
         let (answer, reply) = oneshot::channel();
         self.0.lock().unwrap().push_back(Question { key, ask, answer });
-        Acquire::Pending(Box::pin(async {
+        Acquisition::Pending(Box::pin(async {
             let answered = reply.await.map_err(|_| Error::unavailable("the store hung up"))?;
             answered.map(Outcome::from)
         }))

@@ -11,8 +11,10 @@ use tokio_test::{assert_pending, assert_ready_err, assert_ready_ok, task};
 use tower::Layer;
 use tower_ratelimit::algorithm::Algorithm;
 use tower_ratelimit::limiter::Limiter;
-use tower_ratelimit::response::{AsError, BoxError, Rejected};
-use tower_ratelimit::{Ask, Clock, FixedWindow, Gcra, ManualClock, Memory, Quota, RateLimitLayer, TokioClock, Verdict};
+use tower_ratelimit::response::{BoxError, RejectWithError, Rejected};
+use tower_ratelimit::{
+    AcquireOptions, Clock, FixedWindow, Gcra, ManualClock, Memory, Quota, RateLimitLayer, TokioClock, Verdict,
+};
 use tower_test::mock;
 
 use crate::support::{Act, Counter, Elsewhere, Failure, Job, Limited, Pool, Says, Whose, decision, limited, whose};
@@ -35,13 +37,13 @@ fn one_a_second() -> Paced<Gcra> {
 }
 
 /// Requests wait for up to ten seconds.
-fn waiting<A: Algorithm, C: Clock>(limiter: &Memory<A, C>) -> RateLimitLayer<Whose, Memory<A, C>, AsError> {
-    RateLimitLayer::new(whose as Whose, limiter.clone()).responder(AsError).max_wait(10 * SECOND)
+fn waiting<A: Algorithm, C: Clock>(limiter: &Memory<A, C>) -> RateLimitLayer<Whose, Memory<A, C>, RejectWithError> {
+    RateLimitLayer::new(whose as Whose, limiter.clone()).responder(RejectWithError).max_wait(10 * SECOND)
 }
 
 /// How long one more request would have to wait.
 fn next_turn<C: Clock>(limiter: &Memory<Gcra, C>) -> Duration {
-    let peeked = limiter.peek(&"a", Ask::default().within(100 * SECOND)).try_ready().expect("memory");
+    let peeked = limiter.peek(&"a", AcquireOptions::default().within(100 * SECOND)).try_ready().expect("memory");
     peeked.expect("a decision").delay()
 }
 

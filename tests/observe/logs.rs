@@ -6,10 +6,10 @@ use std::sync::{Arc, Mutex};
 
 use http::Request;
 use tower::{Layer, ServiceExt, service_fn};
+use tower_ratelimit::cost::OnlyFailures;
 use tower_ratelimit::key::{Bearer, Cookie, Extracted, Header, Missing};
 use tower_ratelimit::observe::Tracing;
-use tower_ratelimit::response::{AsError, BoxError};
-use tower_ratelimit::tariff::OnlyFailures;
+use tower_ratelimit::response::{BoxError, RejectWithError};
 use tower_ratelimit::{
     FixedWindow, LeakyQueue, Limiter, ManualClock, Memory, PeerIp, Quota, RateLimitLayer, Redis, RedisServer,
     TokioClock,
@@ -61,7 +61,7 @@ fn request(name: &str, value: &str) -> Request<()> {
     request
 }
 
-async fn send<K, A>(layer: &RateLimitLayer<K, A, AsError>, request: Request<()>)
+async fn send<K, A>(layer: &RateLimitLayer<K, A, RejectWithError>, request: Request<()>)
 where
     K: tower_ratelimit::ExtractKey<Request<()>> + Clone,
     A: Limiter<K::Key> + Clone,
@@ -74,8 +74,8 @@ fn once() -> Memory<FixedWindow, ManualClock> {
     Memory::builder(FixedWindow::new(Quota::per_hour(1))).clock(ManualClock::new()).build().expect("a limiter")
 }
 
-fn layer<K, A>(key: K, limiter: A) -> RateLimitLayer<K, A, AsError> {
-    RateLimitLayer::new(key, limiter).responder(AsError).observe(Tracing::new("api"))
+fn layer<K, A>(key: K, limiter: A) -> RateLimitLayer<K, A, RejectWithError> {
+    RateLimitLayer::new(key, limiter).responder(RejectWithError).observe(Tracing::new("api"))
 }
 
 fn level(line: &str) -> &str {
@@ -141,7 +141,8 @@ async fn no_secret_and_no_key_is_written() {
     }
 
     // Unless it is asked for.
-    let asked = RateLimitLayer::new(telling, once()).responder(AsError).observe(Tracing::new("api").reasons(true));
+    let asked =
+        RateLimitLayer::new(telling, once()).responder(RejectWithError).observe(Tracing::new("api").reasons(true));
     send(&asked, request("x-user", "alice")).await;
     assert!(written.take()[0].contains("there is no user alice"));
 }
@@ -158,7 +159,7 @@ async fn warnings_are_said_once() {
     assert_eq!(lines.iter().map(|line| level(line)).collect::<Vec<_>>(), ["WARN", "DEBUG", "DEBUG"]);
     assert!(lines[0].contains("into_make_service_with_connect_info"), "{}", lines[0]);
 
-    let dear = RateLimitLayer::new(PeerIp::new(), once()).cost(|_: &Request<()>| 2).responder(AsError);
+    let dear = RateLimitLayer::new(PeerIp::new(), once()).cost(|_: &Request<()>| 2).responder(RejectWithError);
     let dear = dear.observe(Tracing::new("api"));
     for _ in 0..3 {
         let service = dear.layer(service_fn(async |_: Request<()>| Ok::<_, BoxError>(())));
@@ -175,8 +176,8 @@ async fn warnings_are_said_once() {
 async fn an_outage_is_said_at_its_beginning_and_its_end() {
     let (written, _guard) = Written::start();
     let tracing = Tracing::new("api");
-    let broken = RateLimitLayer::new(PeerIp::new(), Broken).responder(AsError).observe(tracing.clone());
-    let mended = RateLimitLayer::new(PeerIp::new(), once()).responder(AsError).observe(tracing);
+    let broken = RateLimitLayer::new(PeerIp::new(), Broken).responder(RejectWithError).observe(tracing.clone());
+    let mended = RateLimitLayer::new(PeerIp::new(), once()).responder(RejectWithError).observe(tracing);
     for _ in 0..2 {
         for _ in 0..5 {
             send(&broken, request("x-any", "x")).await;
@@ -191,7 +192,7 @@ async fn an_outage_is_said_at_its_beginning_and_its_end() {
 #[tokio::test]
 async fn what_is_settled_is_written() {
     let (written, _guard) = Written::start();
-    let layer = RateLimitLayer::new(PeerIp::new(), once()).responder(AsError).settle(OnlyFailures);
+    let layer = RateLimitLayer::new(PeerIp::new(), once()).responder(RejectWithError).settle(OnlyFailures);
     let service = layer.observe(Tracing::new("api"));
     let service = service.layer(service_fn(async |_: Request<()>| Ok::<_, BoxError>(http::Response::new(()))));
     let _ = service.oneshot(request("x-any", "x")).await;

@@ -15,12 +15,12 @@ use axum::http::HeaderMap;
 use axum::response::Response;
 use axum::routing::get;
 use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusHandle};
-use tower_ratelimit::key::{Header, Paths};
-use tower_ratelimit::limiter::{Acquire, DeniedCache, FailOpen, Fallback, Limiter};
+use tower_ratelimit::key::{ExactPaths, Header};
+use tower_ratelimit::limiter::{Acquisition, DeniedCache, FailOpen, Fallback, Limiter};
 use tower_ratelimit::observe::Metrics;
 use tower_ratelimit::{
-    Admission, FixedWindow, Gcra, LeakyQueue, Limit, ManualClock, Memory, PeerIp, Quota, RateLimitLayer, Source,
-    Verdict,
+    DecisionSource, FixedWindow, Gcra, LeakyQueue, Limit, ManualClock, Memory, PeerIp, Quota, RateLimitInfo,
+    RateLimitLayer, Verdict,
 };
 
 use crate::support::{Broken, Slowly};
@@ -30,20 +30,20 @@ type Labels = [String; 4];
 
 /// Writes into a response on what grounds it was given: the driver has nothing else to go by.
 async fn tell(mut response: Response) -> Response {
-    let grounds = match response.extensions().get::<Admission>() {
-        Some(Admission::Exempt) => "none exempt none".to_owned(),
-        Some(Admission::Decided(decision)) => {
+    let grounds = match response.extensions().get::<RateLimitInfo>() {
+        Some(RateLimitInfo::Exempt) => "none exempt none".to_owned(),
+        Some(RateLimitInfo::Decided(decision)) => {
             let limit = decision.standing().map_or("none", |standing| standing.name());
             let outcome = match decision.verdict() {
                 Verdict::Allowed => "allowed",
                 Verdict::AllowedAfter(_) => "delayed",
                 Verdict::Denied { .. } => "denied",
-                Verdict::Never => "never",
+                Verdict::ExceedsLimit => "never",
             };
             let source = match decision.source() {
-                Source::Store => "store",
-                Source::Cache => "cache",
-                Source::Fallback => "fallback",
+                DecisionSource::Store => "store",
+                DecisionSource::Cache => "cache",
+                DecisionSource::Fallback => "fallback",
                 _ => "policy",
             };
             format!("{limit} {outcome} {source}")
@@ -65,7 +65,7 @@ where
     L: Limiter<tower_ratelimit::key::KeyText> + Clone + Send + Sync + 'static,
 {
     let layer = RateLimitLayer::new(Header::from_static("x-tenant"), limiter)
-        .exempt_if(Paths::new([format!("/{name}/exempt")]))
+        .exempt_if(ExactPaths::new([format!("/{name}/exempt")]))
         .cost(|request: &Request| {
             request.headers().get("x-cost").and_then(|cost| cost.to_str().ok()?.parse().ok()).unwrap_or(1)
         })
@@ -106,9 +106,11 @@ fn app() -> Router {
     let queue = Memory::new(LeakyQueue::new(Quota::per_second(50)).max_waiting(10));
     let (usage, gauged) = (window(1), Metrics::new("usage"));
     for key in 0..7_u8 {
-        usage.decide(&key, tower_ratelimit::Ask::default());
+        usage.decide(&key, tower_ratelimit::AcquireOptions::default());
     }
-    let Acquire::Ready(held) = usage.hold(&7_u8, tower_ratelimit::Ask::default()) else { panic!("it is ready") };
+    let Acquisition::Ready(held) = usage.hold(&7_u8, tower_ratelimit::AcquireOptions::default()) else {
+        panic!("it is ready")
+    };
     let held = Arc::new(held.expect("an outcome").held.expect("one is there"));
     Router::new()
         .merge(limited("several", several))

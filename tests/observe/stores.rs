@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use tower_ratelimit::observe::Event;
-use tower_ratelimit::{Ask, FixedWindow, Limiter as _, ManualClock, Memory, Quota, Redis};
+use tower_ratelimit::{AcquireOptions, FixedWindow, Limiter as _, ManualClock, Memory, Quota, Redis};
 
 use crate::server::Server;
 use crate::support::Notes;
@@ -21,7 +21,7 @@ async fn redis_tells_of_calls_and_outages() {
 
     let asks = (0..200).map(|key| {
         let limiter = limiter.clone();
-        tokio::spawn(async move { limiter.acquire(&key, Ask::default()).await })
+        tokio::spawn(async move { limiter.acquire(&key, AcquireOptions::default()).await })
     });
     for ask in asks.collect::<Vec<_>>() {
         ask.await.expect("it ends").expect("a decision");
@@ -36,14 +36,14 @@ async fn redis_tells_of_calls_and_outages() {
 
     server.kill();
     for _ in 0..10 {
-        limiter.acquire(&1, Ask::default()).await.expect_err("it is gone");
+        limiter.acquire(&1, AcquireOptions::default()).await.expect_err("it is gone");
     }
     let told = notes.take();
     assert_eq!(told.iter().filter(|note| *note == "api open").count(), 1, "{told:?}");
 
     server.restart();
     let patience = Instant::now() + Duration::from_secs(20);
-    while limiter.acquire(&1, Ask::default()).await.is_err() {
+    while limiter.acquire(&1, AcquireOptions::default()).await.is_err() {
         assert!(Instant::now() < patience, "it does not come back");
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
@@ -72,13 +72,13 @@ fn memory_tells_how_full_it_is() {
     let (live, room, forgotten) = usage();
     assert_eq!((live, forgotten), (0, 0));
     for key in 0..100 {
-        limiter.decide(&key, Ask::default());
+        limiter.decide(&key, AcquireOptions::default());
     }
     assert_eq!(usage(), (100, room, 0));
 
     // Some 900 too many. Who is forgotten makes room for one other.
     for key in 100..1000 {
-        limiter.decide(&key, Ask::default());
+        limiter.decide(&key, AcquireOptions::default());
     }
     let (live, _, forgotten) = usage();
     assert!(live <= room);

@@ -3,9 +3,9 @@
 use std::future::{Future, Ready, ready};
 use std::sync::{Arc, Mutex};
 
-use tower_ratelimit::limiter::{Acquire, Limiter, Outcome};
+use tower_ratelimit::limiter::{Acquisition, Limiter, Outcome};
 use tower_ratelimit::observe::{Event, Observer};
-use tower_ratelimit::{Ask, Error};
+use tower_ratelimit::{AcquireOptions, Error};
 
 /// Notes every event, as a line.
 #[derive(Clone, Debug, Default)]
@@ -22,7 +22,7 @@ impl Observer for Notes {
             Event::Abandoned { stage, .. } => format!("abandoned {stage:?}"),
             Event::Settled { held, actual, .. } => format!("settled {held} -> {actual}"),
             Event::WaitEnded { waited, .. } => format!("waited {waited:?}"),
-            Event::WaitBegun => "waits".to_owned(),
+            Event::WaitStarted => "waits".to_owned(),
             Event::Batch { orders, error, .. } => {
                 format!("batch {orders} {}", if error.is_some() { "failed" } else { "ok" })
             }
@@ -48,8 +48,8 @@ pub(crate) struct Broken;
 impl<Key: ?Sized> Limiter<Key> for Broken {
     type Future = Ready<Result<Outcome, Error>>;
 
-    fn acquire(&self, _key: &Key, _ask: Ask) -> Acquire<Self::Future> {
-        Acquire::Pending(ready(Err(Error::unavailable("there is no store"))))
+    fn acquire(&self, _key: &Key, _ask: AcquireOptions) -> Acquisition<Self::Future> {
+        Acquisition::Pending(ready(Err(Error::unavailable("there is no store"))))
     }
 }
 
@@ -60,15 +60,15 @@ pub(crate) struct Slowly<L>(pub(crate) L, pub(crate) usize);
 impl<Key: ?Sized, L: Limiter<Key>> Limiter<Key> for Slowly<L> {
     type Future = std::pin::Pin<Box<dyn Future<Output = Result<Outcome, Error>> + Send>>;
 
-    fn acquire(&self, key: &Key, ask: Ask) -> Acquire<Self::Future> {
+    fn acquire(&self, key: &Key, ask: AcquireOptions) -> Acquisition<Self::Future> {
         let (acquire, polls) = (self.0.acquire(key, ask), self.1);
-        Acquire::Pending(Box::pin(async move {
+        Acquisition::Pending(Box::pin(async move {
             for _ in 0..polls {
                 tokio::task::yield_now().await;
             }
             match acquire {
-                Acquire::Ready(result) => result,
-                Acquire::Pending(future) => future.await,
+                Acquisition::Ready(result) => result,
+                Acquisition::Pending(future) => future.await,
             }
         }))
     }

@@ -7,13 +7,13 @@ use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use tower::{Layer, Service, ServiceExt, service_fn};
+use tower_ratelimit::cost::OnlySuccesses;
 use tower_ratelimit::key::{Extracted, Global, Missing};
 use tower_ratelimit::limiter::Limiter;
 use tower_ratelimit::observe::Event;
-use tower_ratelimit::response::{AsError, BoxError, ByContentType, Grpc, Http};
-use tower_ratelimit::tariff::OnlySuccesses;
+use tower_ratelimit::response::{BoxError, ByContentType, Grpc, Http, RejectWithError};
 use tower_ratelimit::{
-    FixedWindow, Gcra, LeakyQueue, Limit, ManualClock, Memory, Quota, RateLimitLayer, TokioClock, WhenMissing,
+    FixedWindow, Gcra, LeakyQueue, Limit, ManualClock, Memory, MissingKeyPolicy, Quota, RateLimitLayer, TokioClock,
 };
 
 use crate::support::{Broken, Notes, Slowly};
@@ -31,8 +31,8 @@ fn whose(request: &&'static str) -> Extracted<&'static str> {
 type Whose = fn(&&'static str) -> Extracted<&'static str>;
 type Page = fn(&'static str) -> Ready<Result<(), BoxError>>;
 
-fn layer<A>(limiter: A, notes: &Notes) -> RateLimitLayer<Whose, A, AsError> {
-    RateLimitLayer::new(whose as Whose, limiter).responder(AsError).observe(notes.clone())
+fn layer<A>(limiter: A, notes: &Notes) -> RateLimitLayer<Whose, A, RejectWithError> {
+    RateLimitLayer::new(whose as Whose, limiter).responder(RejectWithError).observe(notes.clone())
 }
 
 fn page() -> tower::util::ServiceFn<Page> {
@@ -61,7 +61,7 @@ async fn what_is_decided_at_once() {
         assert_eq!(notes.take(), [told], "{request}");
     }
 
-    let lenient = layer(two_an_hour(), &notes).when_missing(WhenMissing::Exempt).layer(page());
+    let lenient = layer(two_an_hour(), &notes).missing_key(MissingKeyPolicy::Exempt).layer(page());
     lenient.oneshot("missing").await.expect("let through");
     assert_eq!(notes.take(), ["missing_exempt"]);
 }
@@ -256,7 +256,7 @@ async fn one_end_each_whatever_happens() {
 async fn nothing_is_changed_by_looking() {
     let answers = |observed: bool| async move {
         let notes = Notes::default();
-        let unobserved = RateLimitLayer::new(whose as Whose, two_an_hour()).responder(AsError);
+        let unobserved = RateLimitLayer::new(whose as Whose, two_an_hour()).responder(RejectWithError);
         let layer = if observed { unobserved.observe(notes) } else { unobserved };
         let service = layer.layer(service_fn(|request: &'static str| ready(Ok::<_, Infallible>(request))));
         let mut answers = Vec::new();
@@ -296,11 +296,11 @@ async fn a_repeated_limit_name_is_reported_on_every_path() {
         let Ok(_) = settled.settle(OnlySuccesses).layer(service_fn(page)).oneshot(request()).await;
         assert_eq!(warnings(&notes), 1, "a charge that is settled");
 
-        let any_body = RateLimitLayer::new(Global, two_an_hour()).responder(responder.any_body());
-        let Ok(_) = any_body.observe(notes.clone()).layer(service_fn(page)).oneshot(request()).await;
+        let map_body = RateLimitLayer::new(Global, two_an_hour()).responder(responder.map_body());
+        let Ok(_) = map_body.observe(notes.clone()).layer(service_fn(page)).oneshot(request()).await;
         assert_eq!(warnings(&notes), 1, "any body");
 
-        let grpc = RateLimitLayer::new(Global, two_an_hour()).responder(Grpc::new().draft_fields(true));
+        let grpc = RateLimitLayer::new(Global, two_an_hour()).responder(Grpc::new().rate_limit_headers(true));
         let Ok(_) = grpc.observe(notes.clone()).layer(service_fn(page)).oneshot(request()).await;
         assert_eq!(warnings(&notes), 1, "gRPC");
 

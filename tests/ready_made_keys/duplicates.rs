@@ -8,10 +8,12 @@ use proptest::collection::vec;
 use proptest::prelude::*;
 use tower::{Layer, ServiceBuilder, ServiceExt, service_fn};
 use tower_ratelimit::key::{
-    ApiKey, Bearer, Cookie, Extension, ExtractKey, Extracted, Global, Header, Host, LookupLayer, Missing, Or, PeerIn,
-    TrustedProxies,
+    ApiKey, Bearer, Cookie, Extension, ExtractKey, Extracted, Global, Header, Host, LookupLayer, Missing, Or,
+    PeerNetworks, TrustedProxies,
 };
-use tower_ratelimit::{Ask, ClientIp, FixedWindow, ManualClock, Memory, Quota, RateLimitLayer, WhenMissing};
+use tower_ratelimit::{
+    AcquireOptions, ClientIp, FixedWindow, ManualClock, Memory, MissingKeyPolicy, Quota, RateLimitLayer,
+};
 
 use crate::support::{Get, with};
 
@@ -24,17 +26,17 @@ type Fields = &'static [(&'static str, &'static str)];
 fn exhausted() -> Memory<FixedWindow, ManualClock> {
     let builder = Memory::builder(FixedWindow::new(Quota::per_hour(1))).clock(ManualClock::new()).max_keys(1);
     let limiter = builder.build().expect("settings");
-    assert!(limiter.decide(&(), Ask::default()).is_allowed());
+    assert!(limiter.decide(&(), AcquireOptions::default()).is_allowed());
     limiter
 }
 
 /// The status and the body that a request is answered with: 200 under no limit, 429 if a limit has counted it.
-fn answer<K>(key: &K, policy: WhenMissing, request: Get) -> (u16, String)
+fn answer<K>(key: &K, policy: MissingKeyPolicy, request: Get) -> (u16, String)
 where
     K: ExtractKey<Get>,
 {
     let count_all = |request: &Get| key.extract(request).map(drop);
-    let layer = RateLimitLayer::new(&count_all, exhausted()).when_missing(policy);
+    let layer = RateLimitLayer::new(&count_all, exhausted()).missing_key(policy);
     let service = layer.layer(service_fn(async |_: Get| Ok::<_, Infallible>(Response::new(Body::default()))));
     tokio_test::block_on(async {
         let Ok(response) = service.oneshot(request).await;
@@ -59,11 +61,11 @@ where
         let told = format!("{what}, absent: {:?} {:?}", request.uri(), request.headers());
         let Extracted::Missing(missing) = key(request) else { panic!("{told}") };
         assert!(!missing.is_unusable(), "{told}");
-        let refused = if missing.is_from_server() { 500 } else { 400 };
-        assert_eq!(status(&|r| key(r).map(drop), WhenMissing::Refuse, request.clone()), refused, "{told}");
-        assert_eq!(status(&|r| key(r).map(drop), WhenMissing::Exempt, request.clone()), 200, "{told}");
+        let refused = if missing.is_server_error() { 500 } else { 400 };
+        assert_eq!(status(&|r| key(r).map(drop), MissingKeyPolicy::Refuse, request.clone()), refused, "{told}");
+        assert_eq!(status(&|r| key(r).map(drop), MissingKeyPolicy::Exempt, request.clone()), 200, "{told}");
         assert_eq!(
-            status(&|r| Or::new(key, Global).extract(r).map(drop), WhenMissing::Refuse, request.clone()),
+            status(&|r| Or::new(key, Global).extract(r).map(drop), MissingKeyPolicy::Refuse, request.clone()),
             429,
             "{told}"
         );
@@ -71,8 +73,8 @@ where
     for request in unusable {
         let told = format!("{what}, unusable: {:?} {:?}", request.uri(), request.headers());
         let Extracted::Missing(missing) = key(request) else { panic!("{told}") };
-        assert!(missing.is_unusable() && !missing.is_from_server(), "{told}");
-        for policy in [WhenMissing::Refuse, WhenMissing::Exempt] {
+        assert!(missing.is_unusable() && !missing.is_server_error(), "{told}");
+        for policy in [MissingKeyPolicy::Refuse, MissingKeyPolicy::Exempt] {
             let (status, body) = answer(&key, policy, request.clone());
             assert_eq!(status, 400, "{told}");
             let problem: serde_json::Value = serde_json::from_str(&body).expect("a problem");
@@ -96,7 +98,7 @@ where
             }
         }
     }
-    for policy in [WhenMissing::Refuse, WhenMissing::Exempt] {
+    for policy in [MissingKeyPolicy::Refuse, MissingKeyPolicy::Exempt] {
         assert_eq!(answer(&key, policy, usable.clone()).0, 429, "{what}");
     }
 }
@@ -274,7 +276,7 @@ async fn duplicate_credential_of_a_lookup() {
 #[test]
 fn duplicate_credential_of_an_exempt_request_is_not_read() {
     let layer = RateLimitLayer::new(Bearer::new(), Memory::new(FixedWindow::new(Quota::per_hour(1))))
-        .exempt_if(PeerIn::parse(["192.0.2.1"]).expect("an address"));
+        .exempt_if(PeerNetworks::parse(["192.0.2.1"]).expect("an address"));
     let service = layer.layer(service_fn(async |_: Get| Ok::<_, Infallible>(Response::new(Body::default()))));
     let Ok(response) =
         tokio_test::block_on(service.oneshot(with(&[("authorization", "Bearer a"), ("authorization", "Bearer b")])));

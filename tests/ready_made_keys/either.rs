@@ -6,7 +6,7 @@ use std::net::IpAddr;
 use tower_ratelimit::key::{
     ApiKey, Bearer, Either, ExtractKey, Extracted, Fingerprint, Global, Header, KeyText, Missing, Or, TrustedProxies,
 };
-use tower_ratelimit::{Ask, ClientIp, Gcra, Memory, PeerIp, Quota};
+use tower_ratelimit::{AcquireOptions, ClientIp, Gcra, Memory, PeerIp, Quota};
 
 use crate::support::{Get, key, missing, with};
 
@@ -93,8 +93,8 @@ fn both_sides_are_different_keys_though_they_hold_the_same() {
 
     let limiter = Memory::new(Gcra::new(Quota::per_hour(1)));
     for key in [left, right] {
-        assert!(limiter.decide(&key, Ask::default()).is_allowed(), "each has its own");
-        assert!(!limiter.decide(&key, Ask::default()).is_allowed());
+        assert!(limiter.decide(&key, AcquireOptions::default()).is_allowed(), "each has its own");
+        assert!(!limiter.decide(&key, AcquireOptions::default()).is_allowed());
     }
 }
 
@@ -124,7 +124,7 @@ fn each_side_may_have_its_own_quota() {
     let either = API_KEY.or(PeerIp::new());
     let allowed = |fields: &[(&'static str, &str)]| {
         let caller = key(either.extract(&with(fields)));
-        (0..5).filter(|_| limiter.decide(&caller, Ask::default()).is_allowed()).count()
+        (0..5).filter(|_| limiter.decide(&caller, AcquireOptions::default()).is_allowed()).count()
     };
     assert_eq!(allowed(&[("x-api-key", "abc")]), 3);
     assert_eq!(allowed(&[]), 1);

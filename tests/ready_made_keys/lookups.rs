@@ -50,7 +50,7 @@ async fn what_is_found_is_the_key_and_an_error_is_the_answer() {
     let service = ServiceBuilder::new()
         .layer(LookupLayer::new(|request: &Get| user_who_has(token(request))))
         .layer(RateLimitLayer::new(Extension::<User>::new().or(PeerIp::new()), limiter).responder(
-            |_: Get, refusal: tower_ratelimit::response::Refusal| {
+            |_: Get, refusal: tower_ratelimit::response::Rejection| {
                 answer(if refusal.is_over_limit() { StatusCode::TOO_MANY_REQUESTS } else { StatusCode::BAD_REQUEST })
             },
         ))

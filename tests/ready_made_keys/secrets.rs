@@ -4,7 +4,7 @@ use std::collections::HashSet;
 use std::fmt::Debug;
 
 use http::HeaderName;
-use tower_ratelimit::key::{ApiKey, Bearer, Cookie, ExtractKey, Extracted, Fingerprint, OwnPepper, Pepper};
+use tower_ratelimit::key::{ApiKey, Bearer, Cookie, ExtractKey, Extracted, Fingerprint, Pepper, ProcessPepper};
 use tower_ratelimit::{Gcra, Memory, Quota, RateLimitLayer};
 
 use crate::support::{Get, key, missing, with};
@@ -30,7 +30,7 @@ fn no_secret_is_in_a_key_in_its_debug_output_or_in_a_layers() {
     {
         let fingerprint = key(extractor.extract(request));
         let limiter = Memory::new(Gcra::new(Quota::per_second(1)));
-        assert!(limiter.decide(&fingerprint, tower_ratelimit::Ask::default()).is_allowed());
+        assert!(limiter.decide(&fingerprint, tower_ratelimit::AcquireOptions::default()).is_allowed());
         let shown = [
             format!("{fingerprint:?} {fingerprint}"),
             format!("{fingerprint:#?} {:?}", fingerprint.as_bytes()),
@@ -112,7 +112,7 @@ fn fingerprints_agree_where_the_pepper_does() {
     let own = Bearer::new().key_of(SECRET);
     assert_ne!(of(pepper(7, 32)).as_bytes(), own.as_bytes());
     assert_eq!(own, Bearer::default().key_of(SECRET));
-    assert_eq!(own, OwnPepper.fingerprint("authorization bearer", SECRET.as_bytes()));
+    assert_eq!(own, ProcessPepper.fingerprint("authorization bearer", SECRET.as_bytes()));
     let elsewhere = std::thread::spawn(|| Bearer::new().key_of(SECRET)).join().expect("no panic");
     assert_eq!(own, elsewhere, "one for all threads");
 }

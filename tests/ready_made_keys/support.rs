@@ -27,5 +27,5 @@ pub(crate) fn key<K: Debug>(extracted: Extracted<K>) -> K {
 /// The reason why there is no key, and whether the server is at fault.
 pub(crate) fn missing<K: Debug>(extracted: Extracted<K>) -> (String, bool) {
     let Extracted::Missing(missing) = extracted else { panic!("{extracted:?} is not missing") };
-    (missing.reason().into_owned(), missing.is_from_server())
+    (missing.reason().into_owned(), missing.is_server_error())
 }

@@ -96,7 +96,7 @@ async fn everything(server: &RedisServer, flush: impl Fn()) -> Result<(), Error>
 }
 
 async fn acquire_owned(limiter: &Redis<u64>, key: u64) -> Result<(), Error> {
-    crate::helpers::acquire(limiter, &key, tower_ratelimit::Ask::default()).await.map(|_| ())
+    crate::helpers::acquire(limiter, &key, tower_ratelimit::AcquireOptions::default()).await.map(|_| ())
 }
 
 #[tokio::test]
@@ -196,7 +196,8 @@ async fn no_server_is_told_at_once() {
     says(&error, "connection to Redis failed");
     assert!(error.source().expect("a cause").to_string().contains("refused"), "{error:?}");
     // So it is to whoever asks.
-    let error = crate::helpers::acquire(&limiter, "alice", tower_ratelimit::Ask::default()).await.expect_err("none");
+    let error =
+        crate::helpers::acquire(&limiter, "alice", tower_ratelimit::AcquireOptions::default()).await.expect_err("none");
     assert!(error.is_unavailable() && error.source().expect("a cause").to_string().contains("refused"), "{error:?}");
 }
 
@@ -244,9 +245,9 @@ fn no_runtime_is_told() {
     let limiter = at("redis://127.0.0.1:1");
     for error in [
         futures_util::FutureExt::now_or_never(limiter.check()).expect("at once").expect_err("no runtime"),
-        match tower_ratelimit::Limiter::acquire(&limiter, "alice", tower_ratelimit::Ask::default()) {
-            tower_ratelimit::limiter::Acquire::Ready(result) => result.expect_err("no runtime"),
-            tower_ratelimit::limiter::Acquire::Pending(_) => panic!("nobody would send it"),
+        match tower_ratelimit::Limiter::acquire(&limiter, "alice", tower_ratelimit::AcquireOptions::default()) {
+            tower_ratelimit::limiter::Acquisition::Ready(result) => result.expect_err("no runtime"),
+            tower_ratelimit::limiter::Acquisition::Pending(_) => panic!("nobody would send it"),
         },
     ] {
         assert!(error.is_config());

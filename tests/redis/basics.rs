@@ -1,6 +1,6 @@
 use std::time::Duration;
 
-use tower_ratelimit::{Ask, FixedWindow, Gcra, Limit, Limiter, Quota, Redis, SlidingLog, SlidingWindow};
+use tower_ratelimit::{AcquireOptions, FixedWindow, Gcra, Limit, Limiter, Quota, Redis, SlidingLog, SlidingWindow};
 
 use crate::server::Server;
 
@@ -10,11 +10,11 @@ async fn it_decides() {
     let limiter = Redis::<str>::new(server.open(), "api", Gcra::new(Quota::per_minute(3)));
     limiter.check().await.expect("a working Redis");
     for left in [2, 1, 0] {
-        let decision = limiter.acquire("alice", Ask::default()).await.expect("an answer").decision;
+        let decision = limiter.acquire("alice", AcquireOptions::default()).await.expect("an answer").decision;
         assert!(decision.is_allowed());
         assert_eq!(decision.remaining(), Some(left));
     }
-    let refused = limiter.acquire("alice", Ask::default()).await.expect("an answer").decision;
+    let refused = limiter.acquire("alice", AcquireOptions::default()).await.expect("an answer").decision;
     assert!(!refused.is_allowed());
     let retry_after = refused.retry_after().expect("a time");
     assert!(retry_after <= Duration::from_secs(20) && retry_after > Duration::from_secs(15), "{retry_after:?}");
@@ -32,7 +32,7 @@ async fn several_limits_decide_together() {
     let limiter = Redis::new(server.open(), "api", limits);
     let mut allowed = 0;
     for user in [1, 1, 1, 2, 2, 3] {
-        let decision = limiter.acquire(&(user, 7), Ask::default()).await.expect("an answer").decision;
+        let decision = limiter.acquire(&(user, 7), AcquireOptions::default()).await.expect("an answer").decision;
         allowed += u32::from(decision.is_allowed());
     }
     assert_eq!(allowed, 4);

@@ -6,7 +6,7 @@ use futures_util::future::join_all;
 use tokio::task::JoinHandle;
 use tokio::time::sleep;
 use tower_ratelimit::limiter::Outcome;
-use tower_ratelimit::{Ask, Error, FixedWindow, Limiter, Quota, Redis};
+use tower_ratelimit::{AcquireOptions, Error, FixedWindow, Limiter, Quota, Redis};
 
 use crate::helpers::{hold, is_allowed, patient};
 use crate::server::Server;
@@ -22,7 +22,7 @@ fn limiter(server: &Server) -> Redis<str> {
 }
 
 fn ask(limiter: &Redis<str>, key: &str) -> Call {
-    tokio::spawn(limiter.acquire(key, Ask::default()).into_future())
+    tokio::spawn(limiter.acquire(key, AcquireOptions::default()).into_future())
 }
 
 /// Holds the server back, with as many calls under way as there can be: whatever is asked next is not sent yet.
@@ -38,7 +38,7 @@ async fn hold_back(server: &Server, limiter: &Redis<str>) -> Vec<Call> {
 }
 
 async fn used(limiter: &Redis<str>, key: &str) -> u64 {
-    let decision = limiter.peek(key, Ask::cost(0)).await.expect("an answer");
+    let decision = limiter.peek(key, AcquireOptions::cost(0)).await.expect("an answer");
     QUOTA.limit() - decision.remaining().expect("a figure")
 }
 
@@ -61,7 +61,7 @@ async fn dropped_before_it_is_sent_it_charges_nothing() {
     let under_way = hold_back(&server, &limiter).await;
     let (stays, goes) = (ask(&limiter, "stays"), ask(&limiter, "goes"));
     // One is never even polled.
-    drop(limiter.acquire("goes", Ask::default()));
+    drop(limiter.acquire("goes", AcquireOptions::default()));
     sleep(Duration::from_millis(10)).await;
     cancel(goes).await;
     all_answered(under_way.into_iter().chain([stays])).await;
@@ -145,7 +145,7 @@ async fn an_operation_that_is_dropped_fails_nobody() {
     let under_way = hold_back(&server, &limiter).await;
     drop(limiter.set("default", "alice", 7));
     drop(limiter.reset("alice"));
-    drop(limiter.peek("alice", Ask::default()));
+    drop(limiter.peek("alice", AcquireOptions::default()));
     let stays = ask(&limiter, "alice");
     all_answered(under_way.into_iter().chain([stays])).await;
     assert_eq!(used(&limiter, "alice").await, 1, "none of them was sent");

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use futures_util::future::join_all;
 use tokio::time::{Instant, sleep};
-use tower_ratelimit::{Ask, Limiter, Quota, RedisCell, RedisServer, Verdict};
+use tower_ratelimit::{AcquireOptions, Limiter, Quota, RedisCell, RedisServer, Verdict};
 
 use crate::helpers::{PATIENCE, acquire, is_allowed};
 use crate::server::Server;
@@ -27,18 +27,18 @@ async fn it_decides_as_the_quota_says() {
     let limiter = limiter(&server, Quota::per_minute(3));
     limiter.check().await.expect("a Redis with the module");
     for left in [2, 1, 0] {
-        let decision = acquire(&limiter, "alice", Ask::default()).await.expect("an answer").decision;
+        let decision = acquire(&limiter, "alice", AcquireOptions::default()).await.expect("an answer").decision;
         assert_eq!((decision.verdict(), decision.remaining()), (Verdict::Allowed, Some(left)));
         let standing = decision.standing().expect("the limit");
         assert_eq!((standing.name(), standing.limit(), standing.window()), ("default", 3, Duration::from_secs(60)));
         assert!(decision.reset() <= Some(Duration::from_secs(20 * (3 - left))), "{decision:?}");
     }
-    let refused = acquire(&limiter, "alice", Ask::default()).await.expect("an answer");
+    let refused = acquire(&limiter, "alice", AcquireOptions::default()).await.expect("an answer");
     assert!(!refused.decision.is_allowed());
     let wait = refused.decision.retry_after().expect("a time");
     assert!(wait > Duration::from_secs(18) && wait <= Duration::from_secs(20), "{wait:?}");
     assert!(is_allowed(&limiter, "bob").await);
-    assert_eq!(limiter.key_in_redis("alice"), "ratelimit:api:default:cell:alice");
+    assert_eq!(limiter.redis_key("alice"), "ratelimit:api:default:cell:alice");
     let mut keys = server.keys();
     keys.sort();
     assert_eq!(keys, ["ratelimit:api:default:cell:alice", "ratelimit:api:default:cell:bob"]);
@@ -52,13 +52,13 @@ async fn a_wait_is_enough_and_a_second_too_long_at_most() {
         for cost in [1, quota.limit()] {
             limiter.reset("alice").await.expect("done");
             while is_allowed(&limiter, "alice").await {}
-            let refused = acquire(&limiter, "alice", Ask::cost(cost)).await.expect("an answer").decision;
+            let refused = acquire(&limiter, "alice", AcquireOptions::cost(cost)).await.expect("an answer").decision;
             let wait = refused.retry_after().unwrap_or_else(|| panic!("{refused:?}"));
             let began = Instant::now();
-            let peeked = limiter.peek("alice", Ask::cost(cost)).await.expect("an answer").retry_after();
+            let peeked = limiter.peek("alice", AcquireOptions::cost(cost)).await.expect("an answer").retry_after();
             assert!(peeked.expect("a wait") <= wait + Duration::from_secs(1), "{peeked:?} {wait:?}");
             sleep(wait).await;
-            let after = limiter.peek("alice", Ask::cost(cost)).await.expect("an answer");
+            let after = limiter.peek("alice", AcquireOptions::cost(cost)).await.expect("an answer");
             assert!(after.is_allowed(), "{quota} at {cost}: {wait:?} {:?} {after:?}", began.elapsed());
             assert!(wait <= quota.period() + Duration::from_secs(1), "{wait:?}");
         }
@@ -73,14 +73,16 @@ async fn a_cost_counts_as_so_many_and_a_peek_as_none() {
         .deadline(PATIENCE)
         .build()
         .expect("a quota");
-    let left = async || limiter.peek("alice", Ask::cost(0)).await.expect("an answer").remaining();
-    let ask = async |cost| acquire(&limiter, "alice", Ask::cost(cost)).await.expect("an answer").decision.verdict();
+    let left = async || limiter.peek("alice", AcquireOptions::cost(0)).await.expect("an answer").remaining();
+    let ask = async |cost| {
+        acquire(&limiter, "alice", AcquireOptions::cost(cost)).await.expect("an answer").decision.verdict()
+    };
     assert_eq!(left().await, Some(10));
     assert_eq!(ask(7).await, Verdict::Allowed);
     assert_eq!(left().await, Some(3));
     assert!(!ask(4).await.is_allowed());
-    assert!(!limiter.peek("alice", Ask::cost(4)).await.expect("an answer").is_allowed());
-    assert!(limiter.peek("alice", Ask::cost(3)).await.expect("an answer").is_allowed());
+    assert!(!limiter.peek("alice", AcquireOptions::cost(4)).await.expect("an answer").is_allowed());
+    assert!(limiter.peek("alice", AcquireOptions::cost(3)).await.expect("an answer").is_allowed());
     assert_eq!(left().await, Some(3));
     assert_eq!(ask(3).await, Verdict::Allowed);
     assert_eq!(ask(0).await, Verdict::Allowed);
@@ -89,8 +91,8 @@ async fn a_cost_counts_as_so_many_and_a_peek_as_none() {
     assert_eq!(left().await, Some(10));
     // The module says -1 to these as to what is allowed.
     for cost in [11, 1 << 40, u64::MAX] {
-        assert_eq!(ask(cost).await, Verdict::Never);
-        assert!(limiter.peek("alice", Ask::cost(cost)).await.expect("an answer").is_never());
+        assert_eq!(ask(cost).await, Verdict::ExceedsLimit);
+        assert!(limiter.peek("alice", AcquireOptions::cost(cost)).await.expect("an answer").exceeds_limit());
     }
     assert_eq!(left().await, Some(10));
 }
@@ -101,7 +103,7 @@ async fn those_at_once_travel_together_and_get_no_more() {
     let limiter = limiter(&server, Quota::per_hour(1_000));
     limiter.check().await.expect("a Redis with the module");
     let before = server.number_of("cmdstat_cl.throttle:calls=");
-    let asked = join_all((0..3_000).map(|_| acquire(&limiter, "alice", Ask::default()))).await;
+    let asked = join_all((0..3_000).map(|_| acquire(&limiter, "alice", AcquireOptions::default()))).await;
     let allowed = asked.into_iter().filter(|outcome| outcome.as_ref().expect("an answer").decision.is_allowed());
     assert_eq!(allowed.count(), 1_000);
     assert_eq!(server.number_of("cmdstat_cl.throttle:calls=") - before, 3_000);
@@ -111,7 +113,7 @@ async fn those_at_once_travel_together_and_get_no_more() {
 async fn what_it_does_not_have_it_says() {
     let server = with_module();
     let limiter = limiter(&server, Quota::per_minute(3));
-    assert!(acquire(&limiter, "alice", Ask::default().hold()).await.expect_err("it can't").is_unsupported());
+    assert!(acquire(&limiter, "alice", AcquireOptions::default().hold()).await.expect_err("it can't").is_unsupported());
     assert!(limiter.set("default", "alice", 1).await.expect_err("it can't").is_unsupported());
     let blocked = limiter.block("default", "alice", Duration::from_secs(1)).await;
     assert!(blocked.expect_err("it can't").is_unsupported());
@@ -124,7 +126,7 @@ async fn a_server_without_the_command_is_named() {
     let checked = limiter.check().await.expect_err("no module");
     assert!(checked.is_unavailable() && checked.to_string().contains("has no CL.THROTTLE"), "{checked}");
     for _ in 0..10 {
-        let error = acquire(&limiter, "alice", Ask::default()).await.expect_err("no module");
+        let error = acquire(&limiter, "alice", AcquireOptions::default()).await.expect_err("no module");
         assert!(error.is_unavailable() && error.to_string().contains("has no CL.THROTTLE"), "{error}");
     }
 }
@@ -133,8 +135,11 @@ async fn a_server_without_the_command_is_named() {
 async fn a_key_in_use_fails_alone() {
     let server = with_module();
     let limiter = limiter(&server, Quota::per_minute(3));
-    server.command(&["RPUSH", &limiter.key_in_redis("bad"), "x"]);
-    let (bad, good) = tokio::join!(acquire(&limiter, "bad", Ask::default()), acquire(&limiter, "good", Ask::default()));
+    server.command(&["RPUSH", &limiter.redis_key("bad"), "x"]);
+    let (bad, good) = tokio::join!(
+        acquire(&limiter, "bad", AcquireOptions::default()),
+        acquire(&limiter, "good", AcquireOptions::default())
+    );
     assert!(bad.expect_err("somebody else's").is_unavailable());
     assert!(good.expect("an answer").decision.is_allowed());
 }
@@ -150,14 +155,16 @@ async fn a_server_that_is_gone_fails_by_deadline_and_is_found_again() {
     server.signal("-STOP");
     for _ in 0..10 {
         let began = Instant::now();
-        assert!(acquire(&limiter, "alice", Ask::default()).await.expect_err("it is stopped").is_unavailable());
+        assert!(
+            acquire(&limiter, "alice", AcquireOptions::default()).await.expect_err("it is stopped").is_unavailable()
+        );
         assert!(began.elapsed() < Duration::from_secs(2), "{:?}", began.elapsed());
     }
     server.signal("-CONT");
     server.kill();
     server.restart();
     let patience = Instant::now() + PATIENCE;
-    while acquire(&limiter, "alice", Ask::default()).await.is_err() {
+    while acquire(&limiter, "alice", AcquireOptions::default()).await.is_err() {
         assert!(Instant::now() < patience, "it does not come back");
         sleep(Duration::from_millis(20)).await;
     }

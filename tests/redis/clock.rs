@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use tower_ratelimit::{Ask, BoxLimiter, Clock as _, Limiter as _, ManualClock, Quota, Timestamp};
+use tower_ratelimit::{AcquireOptions, BoxLimiter, Clock as _, Limiter as _, ManualClock, Quota, Timestamp};
 
 use crate::helpers::{acquire, every_algorithm};
 use crate::server::Server;
@@ -14,7 +14,7 @@ const QUOTA: Quota = Quota::per_minute(LIMIT);
 async fn exhaust(limiter: &BoxLimiter<str>) -> (u64, Duration) {
     let mut allowed = 0;
     loop {
-        let ask = Ask::default().within(Duration::ZERO);
+        let ask = AcquireOptions::default().within(Duration::ZERO);
         match acquire(limiter, "alice", ask).await.expect("an answer").decision.retry_after() {
             None => allowed += 1,
             Some(wait) => return (allowed, wait),

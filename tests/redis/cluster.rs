@@ -9,7 +9,7 @@ use futures_util::future::join_all;
 use tokio::task::JoinSet;
 use tokio::time::sleep;
 use tower_ratelimit::key::{EncodeKey, KeyWriter};
-use tower_ratelimit::{Ask, FixedWindow, Gcra, Limit, Quota, Redis, RedisCell, RedisServer};
+use tower_ratelimit::{AcquireOptions, FixedWindow, Gcra, Limit, Quota, Redis, RedisCell, RedisServer};
 
 use crate::helpers::{PATIENCE, PLENTY, acquire, is_allowed, patient};
 use crate::load::{DEADLINE, Load, all_answered};
@@ -39,7 +39,7 @@ async fn every_key_is_counted_once_wherever_it_lies() {
     }
     assert_eq!(cluster.nodes.iter().map(|node| node.keys().len()).sum::<usize>(), 200);
     assert_eq!(
-        limiter.key_in_redis("default", "a{b}c").expect("a limit"),
+        limiter.redis_key("default", "a{b}c").expect("a limit"),
         "ratelimit:api:default:fixed_window2:a%7Bb%7Dc"
     );
 }
@@ -64,7 +64,7 @@ async fn several_limits_share_a_slot() {
     };
     let together = patient(cluster.open(), "together", limits());
     assert_eq!(ask(&together).await, 60);
-    assert_eq!(together.key_in_redis("team", &(7, 1)).expect("a limit"), "ratelimit:{together}:team:fixed_window2:7");
+    assert_eq!(together.redis_key("team", &(7, 1)).expect("a limit"), "ratelimit:{together}:team:fixed_window2:7");
     let filled = cluster.nodes.iter().filter(|node| !node.keys().is_empty());
     assert_eq!(filled.count(), 1);
     let spread = Redis::builder(cluster.open(), "spread", limits()).deadline(PATIENCE).slot_by(|&(team, _)| team);
@@ -98,12 +98,12 @@ async fn what_can_not_share_a_slot_is_an_error() {
         Redis::<u64>::builder(cluster(), "api", two()).prefix("{}").build(),
     ] {
         let error = built.expect_err("`all` has no slot with the others");
-        assert!(error.is_config() && error.to_string().contains("`limiter::TwoPhase`"), "{error}");
+        assert!(error.is_config() && error.to_string().contains("`limiter::Chained`"), "{error}");
     }
     // What writes nothing of a key is found out when it is asked for.
     let quiet = Limit::new("quiet", Gcra::new(PLENTY)).by(|_: &u64| Quiet(0));
     let spread = Redis::<u64>::builder(cluster(), "api", quiet).slot_by(|key| *key).build().expect("limits");
-    assert!(acquire(&spread, &1, Ask::default()).await.expect_err("it has no slot").is_config());
+    assert!(acquire(&spread, &1, AcquireOptions::default()).await.expect_err("it has no slot").is_config());
     assert!(RedisServer::cluster(Vec::<String>::new()).expect_err("no node").is_config());
     assert!(RedisServer::cluster(["redis://127.0.0.1:1/2"]).expect_err("a database").is_config());
     assert!(RedisCell::<str>::builder(cluster(), "api", PLENTY).build().expect_err("it is silent there").is_config());
@@ -120,8 +120,8 @@ async fn a_single_server_is_no_cluster() {
 }
 
 /// Asks for one key until it is refused while its slot goes round: nothing is lost on the way, and nothing charged twice.
-async fn moves_round(limiter: Redis<str>, cluster: Nodes, key_in_redis: &str, limit: u64) {
-    let (slot, start) = (cluster.slot(key_in_redis), cluster.first_master_of(key_in_redis));
+async fn moves_round(limiter: Redis<str>, cluster: Nodes, redis_key: &str, limit: u64) {
+    let (slot, start) = (cluster.slot(redis_key), cluster.first_master_of(redis_key));
     let allowed = Arc::new(AtomicU64::new(0));
     let mut tasks = JoinSet::new();
     for _ in 0..16 {
@@ -157,7 +157,7 @@ async fn a_slot_that_moves_loses_nothing() {
     let cluster = Nodes::start();
     let limiter = patient::<str>(cluster.open(), "api", FixedWindow::new(Quota::per_hour(6_000)));
     limiter.check().await.expect("a working cluster");
-    let key = limiter.key_in_redis("default", "hot").expect("a limit");
+    let key = limiter.redis_key("default", "hot").expect("a limit");
     moves_round(limiter, cluster, &key, 6_000).await;
 }
 
@@ -167,7 +167,7 @@ async fn a_slot_of_several_limits_that_moves_loses_nothing() {
     let limits = (Limit::new("user", FixedWindow::new(Quota::per_hour(4_000))), Limit::new("burst", Gcra::new(PLENTY)));
     let limiter = patient::<str>(cluster.open(), "api", limits);
     limiter.check().await.expect("a working cluster");
-    let key = limiter.key_in_redis("user", "hot").expect("a limit");
+    let key = limiter.redis_key("user", "hot").expect("a limit");
     moves_round(limiter, cluster, &key, 4_000).await;
 }
 
@@ -200,12 +200,12 @@ async fn a_node_that_stalls_fails_only_what_it_holds() {
     let mut failed_here = 0;
     for sample in samples.iter().filter(|sample| sample.began >= began && sample.began < over) {
         *answered.entry(&sample.key).or_default() += usize::from(sample.answered);
-        let holder = cluster.first_master_of(&limiter.key_in_redis("default", &sample.key).expect("a limit"));
+        let holder = cluster.first_master_of(&limiter.redis_key("default", &sample.key).expect("a limit"));
         failed_here += usize::from(!sample.answered && holder == 0);
     }
     assert!(failed_here > 0);
     for (key, answered) in answered {
-        let holder = cluster.first_master_of(&limiter.key_in_redis("default", key).expect("a limit"));
+        let holder = cluster.first_master_of(&limiter.redis_key("default", key).expect("a limit"));
         assert!(holder == 0 || answered >= 10, "{key}: {answered}");
     }
 }

@@ -2,12 +2,13 @@
 
 use std::time::Duration;
 
-use tower_ratelimit::algorithm::Scripted;
-use tower_ratelimit::limiter::{Acquire, BoxFuture, FailOpen, Fallback, Outcome, TwoPhase};
+use tower_ratelimit::algorithm::LuaAlgorithm;
+use tower_ratelimit::limiter::{Acquisition, BoxFuture, Chained, FailOpen, Fallback, Outcome};
 use tower_ratelimit::store::{DefaultHashBuilder, IntoRedisLimits, LimitsFor};
 use tower_ratelimit::{
-    Ask, BoxLimiter, Decision, Error, FixedWindow, Gcra, LeakyBucket, LeakyQueue, Limit, Limiter, ManualClock, Memory,
-    Quota, Redis, RedisCell, RedisServer, SlidingLog, SlidingWindow, TokenBucket, Verdict, per_key,
+    AcquireOptions, BoxLimiter, Decision, Error, FixedWindow, Gcra, LeakyBucket, LeakyQueue, Limit, Limiter,
+    ManualClock, Memory, Quota, Redis, RedisCell, RedisServer, SlidingLog, SlidingWindow, TokenBucket, Verdict,
+    per_key,
 };
 
 use crate::cell;
@@ -67,12 +68,12 @@ struct Gone;
 impl Limiter<Key> for Gone {
     type Future = BoxFuture<Result<Outcome, Error>>;
 
-    fn acquire(&self, _: &Key, _: Ask) -> Acquire<Self::Future> {
-        Acquire::Pending(Box::pin(async { Err(Error::unavailable("it is gone")) }))
+    fn acquire(&self, _: &Key, _: AcquireOptions) -> Acquisition<Self::Future> {
+        Acquisition::Pending(Box::pin(async { Err(Error::unavailable("it is gone")) }))
     }
 
-    fn peek(&self, _: &Key, _: Ask) -> tower_ratelimit::limiter::Reply<Decision> {
-        tower_ratelimit::limiter::Reply::ready(Err(Error::unavailable("it is gone")))
+    fn peek(&self, _: &Key, _: AcquireOptions) -> tower_ratelimit::limiter::LimiterFuture<Decision> {
+        tower_ratelimit::limiter::LimiterFuture::ready(Err(Error::unavailable("it is gone")))
     }
 }
 
@@ -125,28 +126,32 @@ impl<L: Limiter<Key> + Clone> OverGone<L> {
 impl<L: Limiter<Key> + Clone + Send + Sync + 'static> Limiter<Key> for OverGone<L> {
     type Future = <Fallback<Gone, L> as Limiter<Key>>::Future;
 
-    fn acquire(&self, key: &Key, ask: Ask) -> Acquire<Self::Future> {
+    fn acquire(&self, key: &Key, ask: AcquireOptions) -> Acquisition<Self::Future> {
         self.0.acquire(key, ask)
     }
 
-    fn peek(&self, key: &Key, ask: Ask) -> tower_ratelimit::limiter::Reply<Decision> {
+    fn peek(&self, key: &Key, ask: AcquireOptions) -> tower_ratelimit::limiter::LimiterFuture<Decision> {
         self.0.peek(key, ask)
     }
 
-    fn set(&self, limit: &str, key: &Key, used: u64) -> tower_ratelimit::limiter::Reply<()> {
+    fn set(&self, limit: &str, key: &Key, used: u64) -> tower_ratelimit::limiter::LimiterFuture<()> {
         self.1.set(limit, key, used)
     }
 
-    fn block(&self, limit: &str, key: &Key, span: Duration) -> tower_ratelimit::limiter::Reply<()> {
+    fn block(&self, limit: &str, key: &Key, span: Duration) -> tower_ratelimit::limiter::LimiterFuture<()> {
         self.1.block(limit, key, span)
     }
 
-    fn reset(&self, key: &Key) -> tower_ratelimit::limiter::Reply<()> {
+    fn reset(&self, key: &Key) -> tower_ratelimit::limiter::LimiterFuture<()> {
         self.1.reset(key)
     }
 }
 
-fn one<A: Scripted + Clone + Send + Sync + 'static>(deployments: &Deployments, name: &str, algorithm: A) -> Vec<Rig> {
+fn one<A: LuaAlgorithm + Clone + Send + Sync + 'static>(
+    deployments: &Deployments,
+    name: &str,
+    algorithm: A,
+) -> Vec<Rig> {
     let limit = Limit::new("default", algorithm).by(|&(user, _, _): &Key| user);
     let mut rigs = stores(deployments, name, &limit);
     // With another limit that never speaks. A queue promises no turns there: it is another limiter.
@@ -156,7 +161,7 @@ fn one<A: Scripted + Clone + Send + Sync + 'static>(deployments: &Deployments, n
             let clock = ManualClock::new();
             let first = on(&server, &format!("{name} in two phases"), limit.clone(), &clock);
             let second = on(&server, &format!("{name} plenty"), plenty.clone(), &clock);
-            let limiter = BoxLimiter::new(TwoPhase::new(first, second));
+            let limiter = BoxLimiter::new(Chained::new(first, second));
             let name = format!("{name} in two phases on {deployment}");
             rigs.push(Rig { name, limiter, clock, queues: false, has_it_all: true, quota: TEN });
         }
@@ -187,7 +192,9 @@ fn everything_and(module: &Module, deployments: &Deployments) -> Vec<Rig> {
 
 impl Rig {
     async fn ask(&self, key: Key, cost: u64) -> Outcome {
-        acquire(&self.limiter, &key, Ask::cost(cost)).await.unwrap_or_else(|error| panic!("{}: {error:?}", self.name))
+        acquire(&self.limiter, &key, AcquireOptions::cost(cost))
+            .await
+            .unwrap_or_else(|error| panic!("{}: {error:?}", self.name))
     }
 
     async fn allows(&self, key: Key, cost: u64) -> bool {
@@ -195,7 +202,10 @@ impl Rig {
     }
 
     async fn peek(&self, key: Key, cost: u64) -> Decision {
-        self.limiter.peek(&key, Ask::cost(cost)).await.unwrap_or_else(|error| panic!("{}: {error:?}", self.name))
+        self.limiter
+            .peek(&key, AcquireOptions::cost(cost))
+            .await
+            .unwrap_or_else(|error| panic!("{}: {error:?}", self.name))
     }
 
     async fn left(&self, key: Key) -> u64 {
@@ -293,7 +303,7 @@ async fn what_never_fits_is_refused_for_good_and_charges_nothing() {
     for rig in everything_and(&module, &deployments) {
         for cost in [11, 1 << 40, 1 << 53, u64::MAX] {
             let decision = rig.ask(ALICE, cost).await.decision;
-            assert_eq!(decision.verdict(), Verdict::Never, "{} at {cost}", rig.name);
+            assert_eq!(decision.verdict(), Verdict::ExceedsLimit, "{} at {cost}", rig.name);
             assert_eq!(decision.retry_after(), None, "{}", rig.name);
         }
         assert_eq!(rig.left(ALICE).await, 10, "{}", rig.name);
@@ -349,13 +359,13 @@ async fn looking_changes_nothing_and_tells_what_asking_would() {
                     "{}",
                     rig.name
                 );
-                // By a clock that stands still, all of it is the same.
+                // KeyedBy a clock that stands still, all of it is the same.
                 assert!(again == seen || !rig.has_it_all, "{}: {again:?} {seen:?}", rig.name);
             }
             let decision = rig.ask(ALICE, cost).await.decision;
             assert_eq!(
-                (decision.is_allowed(), decision.is_never()),
-                (seen.is_allowed(), seen.is_never()),
+                (decision.is_allowed(), decision.exceeds_limit()),
+                (seen.is_allowed(), seen.exceeds_limit()),
                 "{}",
                 rig.name
             );
@@ -372,7 +382,7 @@ async fn a_key_is_reset_set_blocked_and_forgiven() {
         rig.limiter.reset(&ALICE).await.expect("done");
         assert_eq!(rig.left(ALICE).await, 10, "{}", rig.name);
         if !rig.has_it_all {
-            let held = acquire(&rig.limiter, &ALICE, Ask::default().hold()).await;
+            let held = acquire(&rig.limiter, &ALICE, AcquireOptions::default().hold()).await;
             assert!(held.expect_err("it can't").is_unsupported());
             assert!(rig.limiter.set("default", &ALICE, 7).await.expect_err("it can't").is_unsupported());
             assert!(rig.limiter.block("default", &ALICE, TEN.period()).await.expect_err("it can't").is_unsupported());
@@ -409,7 +419,7 @@ async fn the_largest_of_everything_is_held() {
         rig.limiter.block("default", &BOB, Duration::MAX).await.expect("done");
         assert!(!rig.allows(BOB, 1).await, "{}", rig.name);
         rig.limiter.forgive("default", &BOB).await.expect("done");
-        let ask = Ask::default().within(Duration::MAX).every_limit();
+        let ask = AcquireOptions::default().within(Duration::MAX).all_limits();
         assert!(acquire(&rig.limiter, &BOB, ask).await.expect("an answer").decision.is_allowed(), "{}", rig.name);
     }
 }
@@ -448,9 +458,9 @@ async fn several_limits_are_charged_all_or_none() {
     // One by one, those that decide in two phases decide alike.
     for (deployment, server) in deployments.each() {
         let clock = ManualClock::new();
-        let limiter = TwoPhase::new(
+        let limiter = Chained::new(
             on(&server, "user", user.clone(), &clock),
-            TwoPhase::new(on(&server, "team", team.clone(), &clock), on(&server, "all", all.clone(), &clock)),
+            Chained::new(on(&server, "team", team.clone(), &clock), on(&server, "all", all.clone(), &clock)),
         );
         let name = format!("in two phases on {deployment}");
         rigs.push(Rig { name, limiter: BoxLimiter::new(limiter), clock, queues: false, has_it_all: true, quota: TEN });
@@ -460,7 +470,8 @@ async fn several_limits_are_charged_all_or_none() {
             assert!(rig.allows(ALICE, 1).await, "{}", rig.name);
         }
         // The user's limit refuses: the others are not charged.
-        let refused = acquire(&rig.limiter, &ALICE, Ask::default().every_limit()).await.expect("an answer").decision;
+        let refused =
+            acquire(&rig.limiter, &ALICE, AcquireOptions::default().all_limits()).await.expect("an answer").decision;
         assert_eq!(
             refused.standing().map(|standing| standing.name().to_owned()).as_deref(),
             Some("user"),
@@ -531,13 +542,13 @@ async fn what_a_limiter_does_not_have_it_says() {
     impl Limiter<Key> for Bare {
         type Future = BoxFuture<Result<Outcome, Error>>;
 
-        fn acquire(&self, _: &Key, _: Ask) -> Acquire<Self::Future> {
-            Acquire::Ready(Err(Error::unavailable("it is gone")))
+        fn acquire(&self, _: &Key, _: AcquireOptions) -> Acquisition<Self::Future> {
+            Acquisition::Ready(Err(Error::unavailable("it is gone")))
         }
     }
     let memory = Memory::new(Gcra::new(TEN));
     let (open, back) = (FailOpen::new(Bare), Fallback::new(Bare, memory));
-    assert!(open.peek(&ALICE, Ask::default()).await.expect_err("it can't").is_unsupported());
+    assert!(open.peek(&ALICE, AcquireOptions::default()).await.expect_err("it can't").is_unsupported());
     assert!(open.reset(&ALICE).await.expect_err("it can't").is_unsupported());
     assert!(back.set("default", &ALICE, 1).await.expect_err("the first one can't").is_unsupported());
     // What the second one holds is released there.

@@ -5,12 +5,12 @@
 use std::time::{Duration, Instant};
 
 use futures_util::future::join_all;
-use tower_ratelimit::algorithm::Scripted;
+use tower_ratelimit::algorithm::LuaAlgorithm;
 use tower_ratelimit::limiter::Held;
 use tower_ratelimit::store::{IntoRedisLimits, LimitsFor};
 use tower_ratelimit::{
-    Ask, FixedWindow, Gcra, LeakyBucket, LeakyQueue, Limit, Limiter, ManualClock, Memory, Quota, Redis, RedisCell,
-    RedisServer, SlidingLog, SlidingWindow, TokenBucket, per_key,
+    AcquireOptions, FixedWindow, Gcra, LeakyBucket, LeakyQueue, Limit, Limiter, ManualClock, Memory, Quota, Redis,
+    RedisCell, RedisServer, SlidingLog, SlidingWindow, TokenBucket, per_key,
 };
 
 use crate::cell;
@@ -162,27 +162,27 @@ fn caller(dice: &mut Dice) -> Caller {
     Caller { user: dice.below(3), team: dice.below(2), tier }
 }
 
-fn ask(dice: &mut Dice) -> Ask {
-    let mut ask = Ask::cost([1, 1, 1, 1, 2, 3, 0, 7][usize::try_from(dice.below(8)).expect("small")]);
+fn ask(dice: &mut Dice) -> AcquireOptions {
+    let mut ask = AcquireOptions::cost([1, 1, 1, 1, 2, 3, 0, 7][usize::try_from(dice.below(8)).expect("small")]);
     ask.max_delay = match dice.below(6) {
         0 => Some(Duration::ZERO),
         1 => Some(Duration::from_micros(dice.below(3_000_000))),
         _ => None,
     };
-    ask.every_limit = dice.one_in(3);
-    ask.every_refusal = dice.one_in(3);
+    ask.all_limits = dice.one_in(3);
+    ask.all_denials = dice.one_in(3);
     ask
 }
 
 /// The name of one of the limits.
 async fn limit_of(memory: &impl Limiter<Caller>, dice: &mut Dice, caller: &Caller) -> String {
-    let decision = memory.peek(caller, Ask::default().every_limit()).await.expect("an answer");
+    let decision = memory.peek(caller, AcquireOptions::default().all_limits()).await.expect("an answer");
     let names: Vec<_> = decision.standings().iter().map(|standing| standing.name().to_owned()).collect();
     names[usize::try_from(dice.below(names.len() as u64)).expect("small")].clone()
 }
 
 /// One algorithm, in three tiers.
-async fn alone<A: Scripted + Clone>(holds: bool, name: &str, tiers: [A; 3]) {
+async fn alone<A: LuaAlgorithm + Clone>(holds: bool, name: &str, tiers: [A; 3]) {
     let deployments = Deployments::start();
     for seed in 1..=2 {
         let (first, tiers) = (tiers[0].clone(), tiers.clone());
@@ -351,7 +351,7 @@ async fn the_module_agrees_with_a_bucket_but_for_its_whole_seconds() {
         let began = Instant::now();
         for step in 0..500 {
             let user = dice.below(4);
-            let asked = Ask::cost([1, 1, 1, 2, 3, 0, 9, 10][usize::try_from(dice.below(8)).expect("small")]);
+            let asked = AcquireOptions::cost([1, 1, 1, 2, 3, 0, 9, 10][usize::try_from(dice.below(8)).expect("small")]);
             let (here, there) = match dice.below(10) {
                 0 => {
                     memory.reset(&user).await.expect("done");
@@ -368,8 +368,12 @@ async fn the_module_agrees_with_a_bucket_but_for_its_whole_seconds() {
                 }
             };
             let place = format!("{seed} {step} {user} {asked:?} {here:?} {there:?}");
-            assert_eq!((here.is_allowed(), here.is_never()), (there.is_allowed(), there.is_never()), "{place}");
-            if here.is_never() {
+            assert_eq!(
+                (here.is_allowed(), here.exceeds_limit()),
+                (there.is_allowed(), there.exceeds_limit()),
+                "{place}"
+            );
+            if here.exceeds_limit() {
                 // The module need not be asked.
                 continue;
             }

@@ -9,7 +9,8 @@ use futures_util::future::join_all;
 use tokio::runtime::{Builder, Runtime};
 use tokio::task::JoinSet;
 use tower_ratelimit::{
-    Ask, FixedWindow, Gcra, Limit, Limiter, ManualClock, Quota, Redis, RedisServer, SlidingLog, SlidingWindow,
+    AcquireOptions, FixedWindow, Gcra, Limit, Limiter, ManualClock, Quota, Redis, RedisServer, SlidingLog,
+    SlidingWindow,
 };
 
 use crate::helpers::{PATIENCE, acquire, every_algorithm, is_allowed, patient};
@@ -158,8 +159,8 @@ fn several_processes_admit_what_overlapping_limits_have_together() {
         for (user, allowed) in users.into_iter().enumerate() {
             for (team, &in_team) in teams.iter().enumerate() {
                 let key = (user as u64, team as u64);
-                let decision = limiter.peek(&key, Ask::default().every_limit()).await.expect("an answer");
-                let left: Vec<_> = decision.standings().iter().map(tower_ratelimit::Standing::remaining).collect();
+                let decision = limiter.peek(&key, AcquireOptions::default().all_limits()).await.expect("an answer");
+                let left: Vec<_> = decision.standings().iter().map(tower_ratelimit::LimitStatus::remaining).collect();
                 assert_eq!(left, [100 - allowed as u64, 150 - in_team as u64, 0]);
             }
         }
@@ -239,7 +240,7 @@ fn those_who_wait_for_a_runtime_that_is_shut_down_are_told() {
     // Some are under way, some wait in line; all are waited for elsewhere.
     let waiting: Vec<_> = {
         let _there = there.enter();
-        (0..100).map(|_| limiter.acquire("alice", Ask::default()).into_future()).collect()
+        (0..100).map(|_| limiter.acquire("alice", AcquireOptions::default()).into_future()).collect()
     };
     std::thread::sleep(Duration::from_millis(50));
     let waiting = here.spawn(join_all(waiting));
@@ -259,7 +260,7 @@ fn a_runtime_that_was_shut_down_before_it_ever_ran_is_survived() {
     let never_run = Builder::new_current_thread().enable_all().build().expect("a runtime");
     let waiting: Vec<_> = {
         let _there = never_run.enter();
-        (0..3).map(|_| limiter.acquire("alice", Ask::default()).into_future()).collect()
+        (0..3).map(|_| limiter.acquire("alice", AcquireOptions::default()).into_future()).collect()
     };
     drop(never_run);
     let here = Runtime::new().expect("a runtime");
@@ -278,7 +279,7 @@ fn a_runtime_that_is_no_longer_driven_holds_nobody_up() {
     // One more is in line there, and nobody drives it.
     let left = {
         let _there = idle.enter();
-        limiter.acquire("alice", Ask::default()).into_future()
+        limiter.acquire("alice", AcquireOptions::default()).into_future()
     };
     let driven = Builder::new_current_thread().enable_all().build().expect("a runtime");
     for _ in 0..10 {
@@ -292,7 +293,7 @@ fn a_runtime_that_is_no_longer_driven_holds_nobody_up() {
 async fn a_limiter_that_is_dropped_answers_what_was_asked_and_ends() {
     let server = Server::start();
     let limiter = Arc::new(patient::<str>(server.open(), "api", Gcra::new(a_day(1_000))));
-    let asks: Vec<_> = (0..300).map(|_| limiter.acquire("alice", Ask::default()).into_future()).collect();
+    let asks: Vec<_> = (0..300).map(|_| limiter.acquire("alice", AcquireOptions::default()).into_future()).collect();
     drop(limiter);
     for result in join_all(asks).await {
         assert!(result.expect("an answer").decision.is_allowed());
@@ -311,10 +312,10 @@ async fn a_limiter_that_is_dropped_answers_what_was_asked_and_ends() {
 async fn what_a_task_got_is_what_is_gone() {
     let server = Server::start();
     let limiter = patient::<str>(server.open(), "api", FixedWindow::new(a_day(300)));
-    let asks = (0..200).map(|index| acquire(&limiter, "alice", Ask::cost(index % 4)));
+    let asks = (0..200).map(|index| acquire(&limiter, "alice", AcquireOptions::cost(index % 4)));
     let outcomes = (0..200).map(|index| index % 4).zip(join_all(asks).await);
     let allowed = outcomes.filter(|(_, outcome)| outcome.as_ref().expect("an answer").decision.is_allowed());
     let charged: u64 = allowed.map(|(cost, _)| cost).sum();
-    let left = limiter.peek("alice", Ask::cost(0)).await.expect("an answer").remaining();
+    let left = limiter.peek("alice", AcquireOptions::cost(0)).await.expect("an answer").remaining();
     assert_eq!(left, Some(300 - charged));
 }

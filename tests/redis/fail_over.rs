@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use tokio::task::JoinSet;
 use tokio::time::sleep;
-use tower_ratelimit::{Ask, FixedWindow, Quota, Redis, RedisServer};
+use tower_ratelimit::{AcquireOptions, FixedWindow, Quota, Redis, RedisServer};
 
 use crate::helpers::{PATIENCE, acquire};
 use crate::load::DEADLINE;
@@ -47,7 +47,7 @@ async fn least_bytes(limiter: &Redis<str>, master: &Server, key: &str) -> u64 {
     let mut least = u64::MAX;
     for _ in 0..20 {
         let before = master.offset();
-        assert!(acquire(limiter, key, Ask::default()).await.expect("an answer").decision.is_allowed());
+        assert!(acquire(limiter, key, AcquireOptions::default()).await.expect("an answer").decision.is_allowed());
         least = least.min(master.offset() - before);
     }
     assert!(least > key.len() as u64, "{least}: a charge writes its key at least");
@@ -76,7 +76,7 @@ async fn over_admission(what: &str, pair: Pair<'_>, held_back: bool) {
         load.spawn(async move {
             let (mut allowed, mut after_reading, mut last_failure) = (0, 0, 0);
             loop {
-                match acquire(&limiter, key.as_str(), Ask::default()).await {
+                match acquire(&limiter, key.as_str(), AcquireOptions::default()).await {
                     Ok(outcome) if outcome.decision.is_allowed() => {
                         allowed += 1;
                         // Until the other takes over nobody answers, and what that answers it also counts.
@@ -138,7 +138,7 @@ async fn in_a_cluster(what: &str, held_back: bool) {
     let named = Redis::<str>::new(open.clone(), "lost0", FixedWindow::new(Quota::per_day(LIMIT)));
     let other = Redis::<str>::new(open.clone(), "lost1", FixedWindow::new(Quota::per_day(LIMIT)));
     let is_there = |limiter: &Redis<str>, key: &str| {
-        cluster.first_master_of(&limiter.key_in_redis("default", key).expect("a limit")) == 0
+        cluster.first_master_of(&limiter.redis_key("default", key).expect("a limit")) == 0
     };
     let keys = (1_000..).map(|user| format!("user{user}"));
     let keys = keys.filter(|key| is_there(&named, key) && is_there(&other, key)).take(KEYS).collect();

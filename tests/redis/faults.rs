@@ -8,8 +8,10 @@ use std::time::{Duration, Instant};
 use futures_util::future::join_all;
 use tokio::task::JoinSet;
 use tokio::time::sleep;
-use tower_ratelimit::limiter::{Acquire, FailOpen, Fallback};
-use tower_ratelimit::{Ask, FixedWindow, Gcra, Limiter, ManualClock, Memory, Quota, Redis, RedisServer, Source};
+use tower_ratelimit::limiter::{Acquisition, FailOpen, Fallback};
+use tower_ratelimit::{
+    AcquireOptions, DecisionSource, FixedWindow, Gcra, Limiter, ManualClock, Memory, Quota, Redis, RedisServer,
+};
 
 use crate::helpers::{PLENTY, acquire, every_algorithm, is_allowed, patient};
 use crate::proxy::Proxy;
@@ -50,7 +52,7 @@ impl Load {
                 let mut samples = Vec::new();
                 while goes_on.load(Ordering::SeqCst) {
                     let began = Instant::now();
-                    let result = acquire(&limiter, key.as_str(), Ask::default()).await;
+                    let result = acquire(&limiter, key.as_str(), AcquireOptions::default()).await;
                     let took = began.elapsed();
                     if let Err(error) = &result {
                         assert!(error.is_unavailable(), "{error:?}");
@@ -288,7 +290,7 @@ async fn a_dead_server_costs_nothing_and_is_noticed_when_it_is_back() {
     // It is open: whoever asks has the answer at once.
     for _ in 0..1000 {
         assert!(
-            matches!(limiter.acquire("alice", Ask::default()), Acquire::Ready(Err(error)) if error.is_unavailable())
+            matches!(limiter.acquire("alice", AcquireOptions::default()), Acquisition::Ready(Err(error)) if error.is_unavailable())
         );
     }
     let (before, began) = (proxy.connections(), Instant::now());
@@ -312,13 +314,16 @@ async fn one_stalled_call_does_not_open_the_breaker() {
     limiter.check().await.expect("a working Redis");
     for _ in 0..5 {
         server.pause(Duration::from_millis(130));
-        let late = acquire(&limiter, "alice", Ask::default()).await.expect_err("a time-out");
+        let late = acquire(&limiter, "alice", AcquireOptions::default()).await.expect_err("a time-out");
         assert!(late.is_unavailable() && late.to_string().contains("deadline"), "{late}");
         sleep(Duration::from_millis(60)).await;
-        assert!(matches!(limiter.acquire("alice", Ask::default()), Acquire::Pending(_)), "Redis is still asked");
+        assert!(
+            matches!(limiter.acquire("alice", AcquireOptions::default()), Acquisition::Pending(_)),
+            "Redis is still asked"
+        );
         let mut answered = false;
         for _ in 0..5 {
-            answered |= acquire(&limiter, "alice", Ask::default()).await.is_ok();
+            answered |= acquire(&limiter, "alice", AcquireOptions::default()).await.is_ok();
         }
         assert!(answered);
     }
@@ -330,7 +335,7 @@ async fn one_stalled_call_does_not_open_the_breaker() {
 
 /// Decides on a key that holds something else, and on four good ones, all in one batch.
 async fn neighbours_are_well(name: &str, limiter: &impl Limiter<str>, what: &str) {
-    let asks = ["a", "b", "bad", "c", "bad", "d"].map(|key| acquire(limiter, key, Ask::default()));
+    let asks = ["a", "b", "bad", "c", "bad", "d"].map(|key| acquire(limiter, key, AcquireOptions::default()));
     for (index, result) in join_all(asks).await.into_iter().enumerate() {
         match result {
             Ok(_) => {}
@@ -359,10 +364,10 @@ async fn a_key_of_another_type_fails_no_neighbour() {
         {
             server.commands(&[&["DEL", &key], put]);
             neighbours_are_well(name, &limiter, put[0]).await;
-            let bad = acquire(&limiter, "bad", Ask::default()).await.expect_err("it is no state");
+            let bad = acquire(&limiter, "bad", AcquireOptions::default()).await.expect_err("it is no state");
             assert!(bad.to_string().contains(&key), "{bad}");
             // Nor is anything else said to be done.
-            assert!(limiter.peek("bad", Ask::default()).await.is_err());
+            assert!(limiter.peek("bad", AcquireOptions::default()).await.is_err());
             assert!(limiter.reset("bad").await.is_err());
             assert!(limiter.set("default", "bad", 1).await.is_err());
             assert!(limiter.block("default", "bad", DEADLINE).await.is_err());
@@ -405,8 +410,8 @@ async fn any_bytes_at_a_key_fail_no_neighbour() {
             bytes.extend(std::iter::repeat_n(b'x', usize::try_from(roll() % 2).expect("small") * (round % 5)));
             server.bytes(&[b"SET", key.as_bytes(), &bytes]);
             neighbours_are_well(name, &limiter, &format!("{bytes:?}")).await;
-            let outcome = acquire(&limiter, "bad", Ask::cost(3)).await;
-            let held = acquire(&limiter, "bad", Ask::cost(1).hold()).await;
+            let outcome = acquire(&limiter, "bad", AcquireOptions::cost(3)).await;
+            let held = acquire(&limiter, "bad", AcquireOptions::cost(1).hold()).await;
             if outcome.is_ok() {
                 let _ = limiter.set("default", "bad", 7).await;
                 if let Ok(Some(held)) = held.map(|outcome| outcome.held) {
@@ -428,19 +433,27 @@ async fn a_fallback_decides_while_redis_is_gone_and_says_so() {
     let mut server = Server::start();
     let second = Memory::new(FixedWindow::new(Quota::per_hour(2)));
     let limiter = Fallback::new(limiter(server.open()), second);
-    assert_eq!(acquire(&limiter, "alice", Ask::default()).await.expect("an answer").decision.source(), Source::Store);
+    assert_eq!(
+        acquire(&limiter, "alice", AcquireOptions::default()).await.expect("an answer").decision.source(),
+        DecisionSource::Store
+    );
     server.kill();
     let mut allowed = 0;
     for _ in 0..50 {
-        let outcome = acquire(&limiter, "alice", Ask::default()).await.expect("an answer");
-        assert_eq!(outcome.decision.source(), Source::Fallback);
+        let outcome = acquire(&limiter, "alice", AcquireOptions::default()).await.expect("an answer");
+        assert_eq!(outcome.decision.source(), DecisionSource::Fallback);
         allowed += u32::from(outcome.decision.is_allowed());
-        assert_eq!(limiter.peek("alice", Ask::default()).await.expect("an answer").source(), Source::Fallback);
+        assert_eq!(
+            limiter.peek("alice", AcquireOptions::default()).await.expect("an answer").source(),
+            DecisionSource::Fallback
+        );
     }
     assert_eq!(allowed, 2);
     server.restart();
     let patience = Instant::now() + Duration::from_secs(20);
-    while acquire(&limiter, "alice", Ask::default()).await.expect("an answer").decision.source() != Source::Store {
+    while acquire(&limiter, "alice", AcquireOptions::default()).await.expect("an answer").decision.source()
+        != DecisionSource::Store
+    {
         assert!(Instant::now() < patience, "Redis is asked again");
         sleep(Duration::from_millis(10)).await;
     }
@@ -458,20 +471,23 @@ async fn a_call_that_failed_by_its_deadline_before_it_was_sent_is_not_charged_la
     // As many as can be under way, each sent by itself: whatever comes now waits.
     let mut under_way = Vec::new();
     for key in ["a", "b", "c", "d"] {
-        under_way.push(tokio::spawn(redis.acquire(key, Ask::default()).into_future()));
+        under_way.push(tokio::spawn(redis.acquire(key, AcquireOptions::default()).into_future()));
         sleep(Duration::from_millis(20)).await;
     }
-    let mut waiting = Box::pin(redis.acquire("alice", Ask::default()).into_future());
+    let mut waiting = Box::pin(redis.acquire("alice", AcquireOptions::default()).into_future());
     let error = (&mut waiting).await.expect_err("a time-out");
     assert!(error.is_unavailable());
     for call in under_way {
         let _ = call.await.expect("no panic");
     }
     // Answered after all that waited before.
-    while acquire(&redis, "warm", Ask::default()).await.is_err() {
+    while acquire(&redis, "warm", AcquireOptions::default()).await.is_err() {
         sleep(Duration::from_millis(10)).await;
     }
-    assert_eq!(reads.peek("alice", Ask::default()).await.expect("an answer").remaining(), Some(PLENTY.limit()));
+    assert_eq!(
+        reads.peek("alice", AcquireOptions::default()).await.expect("an answer").remaining(),
+        Some(PLENTY.limit())
+    );
     drop(waiting);
 }
 
@@ -479,12 +495,15 @@ async fn a_call_that_failed_by_its_deadline_before_it_was_sent_is_not_charged_la
 async fn fail_open_lets_pass_while_redis_is_gone_and_says_so() {
     let mut server = Server::start();
     let limiter = FailOpen::new(limiter(server.open()));
-    assert_eq!(acquire(&limiter, "alice", Ask::default()).await.expect("an answer").decision.source(), Source::Store);
+    assert_eq!(
+        acquire(&limiter, "alice", AcquireOptions::default()).await.expect("an answer").decision.source(),
+        DecisionSource::Store
+    );
     server.kill();
     for _ in 0..50 {
-        let decision = acquire(&limiter, "alice", Ask::default()).await.expect("an answer").decision;
-        assert!(decision.is_allowed() && decision.source() == Source::Policy);
-        let peeked = limiter.peek("alice", Ask::default()).await.expect("an answer");
-        assert!(peeked.is_allowed() && peeked.source() == Source::Policy);
+        let decision = acquire(&limiter, "alice", AcquireOptions::default()).await.expect("an answer").decision;
+        assert!(decision.is_allowed() && decision.source() == DecisionSource::Policy);
+        let peeked = limiter.peek("alice", AcquireOptions::default()).await.expect("an answer");
+        assert!(peeked.is_allowed() && peeked.source() == DecisionSource::Policy);
     }
 }

@@ -5,8 +5,8 @@ use std::time::Duration;
 use tower_ratelimit::limiter::{Held, Outcome};
 use tower_ratelimit::store::IntoRedisLimits;
 use tower_ratelimit::{
-    Ask, BoxLimiter, Clock, Error, FixedWindow, Gcra, LeakyBucket, LeakyQueue, Limiter, Quota, Redis, RedisServer,
-    SlidingLog, SlidingWindow, TokenBucket,
+    AcquireOptions, BoxLimiter, Clock, Error, FixedWindow, Gcra, LeakyBucket, LeakyQueue, Limiter, Quota, Redis,
+    RedisServer, SlidingLog, SlidingWindow, TokenBucket,
 };
 
 /// A deadline that only what hangs misses, where deadlines are not the subject.
@@ -23,17 +23,21 @@ pub(crate) fn patient<Key: ?Sized>(server: RedisServer, name: &str, limits: impl
 }
 
 /// Decides; whoever waits for longer than anything takes, hangs.
-pub(crate) async fn acquire<Key: ?Sized>(limiter: &impl Limiter<Key>, key: &Key, ask: Ask) -> Result<Outcome, Error> {
+pub(crate) async fn acquire<Key: ?Sized>(
+    limiter: &impl Limiter<Key>,
+    key: &Key,
+    ask: AcquireOptions,
+) -> Result<Outcome, Error> {
     tokio::time::timeout(PATIENCE * 2, limiter.acquire(key, ask).into_future()).await.expect("no decision hangs")
 }
 
 /// Holds a cost that there is room for.
 pub(crate) async fn hold<Key: ?Sized>(limiter: &impl Limiter<Key>, key: &Key, cost: u64) -> Held {
-    acquire(limiter, key, Ask::cost(cost).hold()).await.expect("an answer").held.expect("room for it")
+    acquire(limiter, key, AcquireOptions::cost(cost).hold()).await.expect("an answer").held.expect("room for it")
 }
 
 pub(crate) async fn is_allowed<Key: ?Sized>(limiter: &impl Limiter<Key>, key: &Key) -> bool {
-    acquire(limiter, key, Ask::default()).await.expect("an answer").decision.is_allowed()
+    acquire(limiter, key, AcquireOptions::default()).await.expect("an answer").decision.is_allowed()
 }
 
 /// Every algorithm, each with as many to have at once as the quota's limit.

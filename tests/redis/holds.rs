@@ -6,13 +6,13 @@ use std::time::{Duration, Instant};
 use futures_util::future::join_all;
 use tokio::runtime::{Builder, Runtime};
 use tokio::time::sleep;
-use tower_ratelimit::algorithm::{Algorithm, Kernel, Scripted};
+use tower_ratelimit::algorithm::{Algorithm, LuaAlgorithm, LuaScript};
 use tower_ratelimit::limiter::Held;
 use tower_ratelimit::observe::Event;
 use tower_ratelimit::store::IntoRedisLimits;
 use tower_ratelimit::{
-    Ask, FixedWindow, Gcra, Limit, Limiter, ManualClock, Quota, Reading, Redis, RedisServer, SlidingLog, SlidingWindow,
-    Timestamp, Verdict,
+    AcquireOptions, FixedWindow, Gcra, LazySnapshot, Limit, Limiter, ManualClock, Quota, Redis, RedisServer,
+    SlidingLog, SlidingWindow, Timestamp, Verdict,
 };
 
 use crate::helpers::{PATIENCE, acquire, every_algorithm, hold, is_allowed};
@@ -37,7 +37,7 @@ fn limiter(server: &Server, expiry: Duration) -> Redis<str> {
 }
 
 async fn used<Key: ?Sized>(limiter: &impl Limiter<Key>, key: &Key) -> u64 {
-    let decision = limiter.peek(key, Ask::cost(0)).await.expect("an answer");
+    let decision = limiter.peek(key, AcquireOptions::cost(0)).await.expect("an answer");
     HUNDRED.limit() - decision.remaining().expect("a figure")
 }
 
@@ -90,7 +90,7 @@ async fn a_hold_that_nobody_renews_expires_and_is_settled_whole() {
     let held = tokio::task::spawn_blocking(move || elsewhere(async move { hold(&there, "alice", 40).await }));
     let held = held.await.expect("no panic");
     assert_eq!(used(&here, "alice").await, 40);
-    let room = acquire(&here, "alice", Ask::cost(61)).await.expect("an answer").decision;
+    let room = acquire(&here, "alice", AcquireOptions::cost(61)).await.expect("an answer").decision;
     assert!(!room.is_allowed() && room.is_estimate());
     here.reset("alice").await.expect("done");
     assert_eq!(used(&here, "alice").await, 40, "a reset leaves what is held");
@@ -156,7 +156,7 @@ async fn a_key_lives_until_its_holds_have_expired_and_drained() {
     server.command(&["FLUSHALL"]);
     let limiter = limiter_on::<str>(server.open(), Duration::from_secs(1), PATIENCE, Gcra::new(quota));
     let held = hold(&limiter, "alice", 5).await;
-    acquire(&limiter, "alice", Ask::cost(5)).await.expect("an answer");
+    acquire(&limiter, "alice", AcquireOptions::cost(5)).await.expect("an answer");
     let ttl = server.number(&["PTTL", &server.keys()[0]]);
     assert!(ttl > 19_000, "{ttl}");
     drop(held);
@@ -171,7 +171,7 @@ async fn the_sixty_fifth_holder_is_told() {
         held.push(hold(&limiter(&server, long), "alice", 1).await);
     }
     let one_more = limiter(&server, long);
-    let full = acquire(&one_more, "alice", Ask::default().hold()).await.expect_err("no room");
+    let full = acquire(&one_more, "alice", AcquireOptions::default().hold()).await.expect_err("no room");
     assert!(full.is_unavailable() && full.to_string().contains("64 sessions"), "{full}");
     assert!(is_allowed(&one_more, "alice").await, "it may decide");
     assert_eq!(used(&one_more, "alice").await, 65);
@@ -222,7 +222,7 @@ async fn many_first_holds_at_once_share_few_entries() {
         assert!(Instant::now() < until, "{} bytes", length(&server));
         sleep(Duration::from_millis(10)).await;
     }
-    let left = limiter.peek("alice", Ask::cost(0)).await.expect("an answer").remaining();
+    let left = limiter.peek("alice", AcquireOptions::cost(0)).await.expect("an answer").remaining();
     assert_eq!(left, Some(700), "dropped guards settle whole, each once");
 }
 
@@ -270,7 +270,7 @@ async fn a_settlement_waits_for_a_server_that_does_not_answer() {
     assert!(first.settle(2).await.expect_err("nobody answers").is_unavailable());
     // The breaker opens, and a guard is dropped.
     for _ in 0..4 {
-        assert!(acquire(&limiter, "alice", Ask::default()).await.is_err());
+        assert!(acquire(&limiter, "alice", AcquireOptions::default()).await.is_err());
     }
     assert!(second.release().await.expect_err("nobody answers").is_unavailable());
     drop(third);
@@ -281,7 +281,7 @@ async fn a_settlement_waits_for_a_server_that_does_not_answer() {
     let until = Instant::now() + PATIENCE;
     while server.keys().iter().any(|key| server.number(&["STRLEN", key]) > 40) {
         // Probes of the breaker come with decisions.
-        let _ = limiter.peek("alice", Ask::default()).await;
+        let _ = limiter.peek("alice", AcquireOptions::default()).await;
         assert!(Instant::now() < until, "something is held still");
         sleep(Duration::from_millis(20)).await;
     }
@@ -296,12 +296,12 @@ async fn a_hold_that_nobody_waits_for_is_released() {
     assert!(is_allowed(&limiter, "warm").await);
     for wait in [0, 1, 2, 5, 10, 20, 50] {
         // Dropped before it is sent, while it travels, when it is answered.
-        let asked = limiter.hold("alice", Ask::cost(9));
+        let asked = limiter.hold("alice", AcquireOptions::cost(9));
         sleep(Duration::from_micros(wait * 100)).await;
         drop(asked);
         comes_to(&direct, "alice", 0).await;
     }
-    // By the deadline, while the server stands still.
+    // KeyedBy the deadline, while the server stands still.
     let hasty = limiter_on::<str>(
         server.open(),
         Duration::from_secs(60),
@@ -309,11 +309,11 @@ async fn a_hold_that_nobody_waits_for_is_released() {
         FixedWindow::new(HUNDRED),
     );
     let until = Instant::now() + PATIENCE;
-    while acquire(&hasty, "warm", Ask::default()).await.is_err() {
+    while acquire(&hasty, "warm", AcquireOptions::default()).await.is_err() {
         assert!(Instant::now() < until, "Redis does not answer");
     }
     server.pause(Duration::from_millis(500));
-    let late = acquire(&hasty, "alice", Ask::cost(9).hold()).await.expect_err("a time-out");
+    let late = acquire(&hasty, "alice", AcquireOptions::cost(9).hold()).await.expect_err("a time-out");
     assert!(late.is_unavailable() && late.to_string().contains("may stay held"), "{late}");
     sleep(Duration::from_millis(300)).await;
     comes_to(&direct, "alice", 0).await;
@@ -331,7 +331,9 @@ async fn a_hold_whose_reply_is_lost_ends_with_its_session() {
     for others in [0, 3] {
         let held = join_all((0..others).map(|_| hold(&limiter, "alice", 1))).await;
         proxy.cut_next_reply();
-        assert!(acquire(&limiter, "alice", Ask::cost(9).hold()).await.expect_err("it is lost").is_unavailable());
+        assert!(
+            acquire(&limiter, "alice", AcquireOptions::cost(9).hold()).await.expect_err("it is lost").is_unavailable()
+        );
         // What comes next is not held in a session that is to end.
         let next = hold(&limiter, "alice", 2).await;
         join_all(held.into_iter().map(Held::release)).await.into_iter().for_each(|done| done.expect("done"));
@@ -378,16 +380,16 @@ async fn several_limits_hold_together_or_not_at_all() {
     );
     let limiter = limiter_on(server.open(), Duration::from_secs(60), PATIENCE, limits);
     let left = async |key: (u64, u64)| {
-        let decision = limiter.peek(&key, Ask::cost(0).every_limit()).await.expect("an answer");
-        decision.standings().iter().map(tower_ratelimit::Standing::remaining).collect::<Vec<_>>()
+        let decision = limiter.peek(&key, AcquireOptions::cost(0).all_limits()).await.expect("an answer");
+        decision.standings().iter().map(tower_ratelimit::LimitStatus::remaining).collect::<Vec<_>>()
     };
     let first = hold(&limiter, &(1, 1), 4).await;
     assert_eq!(left((1, 1)).await, [6, 16, 1]);
     let second = hold(&limiter, &(1, 1), 6).await;
     assert_eq!(left((1, 1)).await, [0, 10, 1], "the shadow does not hold what it denies");
-    assert!(acquire(&limiter, &(1, 1), Ask::default().hold()).await.expect("an answer").held.is_none());
+    assert!(acquire(&limiter, &(1, 1), AcquireOptions::default().hold()).await.expect("an answer").held.is_none());
     let third = hold(&limiter, &(2, 1), 10).await;
-    assert!(acquire(&limiter, &(3, 1), Ask::default().hold()).await.expect("an answer").held.is_none());
+    assert!(acquire(&limiter, &(3, 1), AcquireOptions::default().hold()).await.expect("an answer").held.is_none());
     assert_eq!(left((3, 1)).await, [10, 0, 1], "what one limit denies no limit holds");
     second.settle(7).await.expect("done");
     assert_eq!(left((1, 1)).await, [0, 0, 1], "a surcharge");
@@ -409,12 +411,12 @@ async fn holds_of_many_keys_take_one_entry_on_the_key_they_share() {
     for user in 0..200 {
         held.push(hold(&limiter, &user, 3).await);
     }
-    let left = limiter.peek(&0, Ask::cost(0).every_limit()).await.expect("an answer");
+    let left = limiter.peek(&0, AcquireOptions::cost(0).all_limits()).await.expect("an answer");
     assert_eq!(left.standings()[1].remaining(), 400);
     for held in held {
         held.settle(1).await.expect("done");
     }
-    let left = limiter.peek(&0, Ask::cost(0).every_limit()).await.expect("an answer");
+    let left = limiter.peek(&0, AcquireOptions::cost(0).all_limits()).await.expect("an answer");
     assert_eq!((left.standings()[0].remaining(), left.standings()[1].remaining()), (9, 800));
 }
 
@@ -425,28 +427,28 @@ struct Plain;
 impl Algorithm for Plain {
     type State = [u64; 1];
 
-    fn peek(&self, &[used]: &[u64; 1], _: Timestamp, _: Ask) -> Verdict {
-        if used == 0 { Verdict::Allowed } else { Verdict::Never }
+    fn peek(&self, &[used]: &[u64; 1], _: Timestamp, _: AcquireOptions) -> Verdict {
+        if used == 0 { Verdict::Allowed } else { Verdict::ExceedsLimit }
     }
 
     fn commit(&self, state: &mut [u64; 1], now: Timestamp, _: Duration, _: u64) {
         *state = [now.after(Duration::from_secs(60)).as_micros()];
     }
 
-    fn reading(&self, &[used]: &[u64; 1], _: Timestamp) -> Reading {
+    fn reading(&self, &[used]: &[u64; 1], _: Timestamp) -> LazySnapshot {
         let remaining = u64::from(used == 0);
         let minute = Duration::from_secs(60);
         let reset = if used == 0 { Duration::ZERO } else { minute };
-        tower_ratelimit::Figures { limit: 1, window: minute, remaining, reset, more_after: reset }.into()
+        tower_ratelimit::LimitSnapshot { limit: 1, window: minute, remaining, reset, next_token_after: reset }.into()
     }
 
-    fn longest_reset(&self) -> Duration {
+    fn max_reset(&self) -> Duration {
         Duration::from_secs(60)
     }
 }
 
-impl Scripted for Plain {
-    const KERNEL: Kernel = Kernel::new(
+impl LuaAlgorithm for Plain {
+    const SCRIPT: LuaScript = LuaScript::new(
         "plain1",
         "return {
            words = 1, params = 1, promises = false,
@@ -464,7 +466,7 @@ impl Scripted for Plain {
 async fn an_algorithm_without_charge_decides_and_can_not_hold() {
     let server = Server::start();
     let limiter = limiter_on::<str>(server.open(), SOON, PATIENCE, Plain);
-    let error = acquire(&limiter, "alice", Ask::default().hold()).await.expect_err("it can't");
+    let error = acquire(&limiter, "alice", AcquireOptions::default().hold()).await.expect_err("it can't");
     assert!(error.is_unsupported() && error.to_string().contains("`charge`"), "{error}");
     assert!(is_allowed(&limiter, "alice").await);
     assert!(!is_allowed(&limiter, "alice").await);
@@ -499,7 +501,7 @@ async fn after_a_step_back_of_the_clock_a_hold_expires_in_time() {
     assert_eq!(used(&after_step, "alice").await, 40);
     earlier.advance(Duration::from_secs(3601));
     // Charged as of its expiry.
-    let decision = after_step.peek("alice", Ask::cost(0)).await.expect("an answer");
+    let decision = after_step.peek("alice", AcquireOptions::cost(0)).await.expect("an answer");
     assert_eq!(decision.remaining(), Some(60));
     assert_eq!(decision.reset(), Some(HUNDRED.period().checked_sub(Duration::from_secs(1)).expect("positive")));
     drop(held);
@@ -512,7 +514,7 @@ struct OtherVersion(FixedWindow);
 impl Algorithm for OtherVersion {
     type State = <FixedWindow as Algorithm>::State;
 
-    fn peek(&self, state: &Self::State, now: Timestamp, ask: Ask) -> Verdict {
+    fn peek(&self, state: &Self::State, now: Timestamp, ask: AcquireOptions) -> Verdict {
         self.0.peek(state, now, ask)
     }
 
@@ -520,17 +522,17 @@ impl Algorithm for OtherVersion {
         self.0.commit(state, now, delay, cost);
     }
 
-    fn reading(&self, state: &Self::State, now: Timestamp) -> Reading {
+    fn reading(&self, state: &Self::State, now: Timestamp) -> LazySnapshot {
         self.0.reading(state, now)
     }
 
-    fn longest_reset(&self) -> Duration {
-        self.0.longest_reset()
+    fn max_reset(&self) -> Duration {
+        self.0.max_reset()
     }
 }
 
-impl Scripted for OtherVersion {
-    const KERNEL: Kernel = Kernel::new("fixed_window1", include_str!("../../src/algorithm/fixed_window.lua"));
+impl LuaAlgorithm for OtherVersion {
+    const SCRIPT: LuaScript = LuaScript::new("fixed_window1", include_str!("../../src/algorithm/fixed_window.lua"));
 
     fn params(&self, cost: u64, params: &mut Vec<u64>) {
         self.0.params(cost, params);
@@ -545,7 +547,7 @@ async fn two_versions_side_by_side_admit_at_most_twice_the_limit() {
         limiter_on::<str>(server.open(), Duration::from_secs(60), PATIENCE, OtherVersion(FixedWindow::new(HUNDRED)));
     let mut admitted = 0;
     for round in 0..300 {
-        let (ours, theirs) = (Ask::cost(1 + round % 3), Ask::cost(1 + round % 2));
+        let (ours, theirs) = (AcquireOptions::cost(1 + round % 3), AcquireOptions::cost(1 + round % 2));
         for (limiter, ask) in [(&new, ours), (&old, theirs)] {
             let ask = if round % 5 == 0 { ask.hold() } else { ask };
             let outcome = acquire(limiter, "alice", ask).await.expect("an answer");

@@ -2,7 +2,7 @@
 
 use bb8_redis::RedisConnectionManager;
 use bb8_redis::bb8::Pool;
-use tower_ratelimit::{Ask, FixedWindow, Limiter, Quota, Redis, RedisServer};
+use tower_ratelimit::{AcquireOptions, FixedWindow, Limiter, Quota, Redis, RedisServer};
 
 use crate::helpers::{acquire, is_allowed, patient};
 use crate::nodes::{Nodes, until};
@@ -62,7 +62,7 @@ fn limiter(server: RedisServer) -> Redis<str> {
 }
 
 async fn used(limiter: &Redis<str>, key: &str) -> u64 {
-    let decision = limiter.peek(key, Ask::cost(0)).await.expect("an answer");
+    let decision = limiter.peek(key, AcquireOptions::cost(0)).await.expect("an answer");
     QUOTA.limit() - decision.remaining().expect("a figure")
 }
 
@@ -71,7 +71,7 @@ async fn decides_between(limiter: &Redis<str>, rounds: u64, close: impl Fn()) {
     assert!(is_allowed(limiter, "alice").await);
     for round in 0..rounds {
         close();
-        let outcome = acquire(limiter, "alice", Ask::default()).await;
+        let outcome = acquire(limiter, "alice", AcquireOptions::default()).await;
         assert!(outcome.is_ok(), "round {round}: {outcome:?}");
     }
     assert_eq!(used(limiter, "alice").await, rounds + 1, "each is charged once");
@@ -111,7 +111,7 @@ async fn idle_connection_closed_by_a_restart() {
     let mut server = Server::start();
     let limiter = limiter(server.open());
     for round in 0..5 {
-        let outcome = acquire(&limiter, "alice", Ask::default()).await;
+        let outcome = acquire(&limiter, "alice", AcquireOptions::default()).await;
         assert!(outcome.is_ok(), "round {round}: {outcome:?}");
         server.kill();
         server.restart();
@@ -125,7 +125,7 @@ async fn idle_connection_closed_before_the_first_decision() {
     // What it leaves is there for the first decision.
     limiter.check().await.expect("a working Redis");
     kill_all(&server);
-    assert!(acquire(&limiter, "alice", Ask::default()).await.is_ok());
+    assert!(acquire(&limiter, "alice", AcquireOptions::default()).await.is_ok());
 }
 
 #[tokio::test]
@@ -149,7 +149,7 @@ async fn idle_connection_closed_in_a_cluster() {
 
 async fn decides_between_on(cluster: &Nodes, limiter: &Redis<str>, key: &str) {
     assert!(is_allowed(limiter, key).await);
-    kill_limiters(&cluster.nodes[cluster.first_master_of(&limiter.key_in_redis("default", key).expect("a limit"))]);
+    kill_limiters(&cluster.nodes[cluster.first_master_of(&limiter.redis_key("default", key).expect("a limit"))]);
     assert!(is_allowed(limiter, key).await);
     assert_eq!(used(limiter, key).await, 2);
 }
@@ -170,7 +170,7 @@ async fn a_decision_on_the_wire_is_never_sent_twice() {
     for _ in 0..10 {
         assert!(is_allowed(&limiter, "alice").await);
         proxy.cut_next_reply();
-        assert!(acquire(&limiter, "alice", Ask::default()).await.expect_err("it is cut").is_unavailable());
+        assert!(acquire(&limiter, "alice", AcquireOptions::default()).await.expect_err("it is cut").is_unavailable());
     }
     assert!(is_allowed(&limiter, "alice").await);
     assert_eq!(used(&limiter, "alice").await, 21, "each is charged once, whether it was answered or not");

@@ -6,7 +6,8 @@ use std::time::Duration;
 use tower_ratelimit::limiter::{Held, Outcome};
 use tower_ratelimit::store::IntoRedisLimits;
 use tower_ratelimit::{
-    Ask, FixedWindow, Gcra, LeakyQueue, Limiter, ManualClock, Quota, Redis, SlidingLog, SlidingWindow, TokenBucket,
+    AcquireOptions, FixedWindow, Gcra, LeakyQueue, Limiter, ManualClock, Quota, Redis, SlidingLog, SlidingWindow,
+    TokenBucket,
 };
 
 use crate::helpers::{A_DAY, PATIENCE};
@@ -43,14 +44,14 @@ async fn trace(limiter: &Redis<str>, clock: &ManualClock, seed: u64) -> Vec<Kept
         match dice.below(4) {
             0 => {
                 let cost = 1 + dice.below(3);
-                let ask = Ask::cost(cost).within(Duration::ZERO);
+                let ask = AcquireOptions::cost(cost).within(Duration::ZERO);
                 let outcome = limiter.acquire("key", ask).await.expect("an answer");
                 if outcome.decision.is_allowed() {
                     kept.push(Kept { start: now, cost });
                 }
             }
             1 | 2 => {
-                let ask = Ask::cost(1 + dice.below(3));
+                let ask = AcquireOptions::cost(1 + dice.below(3));
                 let Outcome { held: guard, .. } = limiter.hold("key", ask).await.expect("an answer");
                 held.extend(guard.map(|guard| (now, guard)));
             }

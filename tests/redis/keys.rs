@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use tower_ratelimit::key::{EncodeKey, KeyWriter};
 use tower_ratelimit::store::IntoRedisLimits;
-use tower_ratelimit::{Ask, Gcra, Limit, Limiter, Quota, Redis};
+use tower_ratelimit::{AcquireOptions, Gcra, Limit, Limiter, Quota, Redis};
 
 use crate::helpers::{is_allowed, patient};
 use crate::server::Server;
@@ -87,7 +87,7 @@ async fn the_name_that_is_told_is_the_name_in_redis() {
     let long = "x".repeat(100_000);
     for key in TEXTS.into_iter().chain(["{tag}:x", &long[..128], &long[..129], &long]) {
         assert!(is_allowed(&limiter, key).await);
-        let told = limiter.key_in_redis("per:{user}", key).expect("there is such a limit");
+        let told = limiter.redis_key("per:{user}", key).expect("there is such a limit");
         assert_eq!(server.keys(), std::slice::from_ref(&told));
         // Nothing that came from a user or a name is a tag, or a further part.
         assert_eq!(told.split(':').count(), 5, "{told}");
@@ -95,7 +95,7 @@ async fn the_name_that_is_told_is_the_name_in_redis() {
         assert!(told.len() < 256, "{}", told.len());
         server.command(&["FLUSHALL"]);
     }
-    assert!(limiter.key_in_redis("user", "x").expect_err("no such limit").is_config());
+    assert!(limiter.redis_key("user", "x").expect_err("no such limit").is_config());
 }
 
 #[tokio::test]
@@ -109,10 +109,10 @@ async fn long_keys_are_still_told_apart() {
     }
     assert_eq!(server.keys().len(), 3);
     // Nor can a text be made to look like one that was hashed.
-    let hashed = limiter.key_in_redis("default", &long).expect("a name");
+    let hashed = limiter.redis_key("default", &long).expect("a name");
     let end = hashed.rsplit(':').next().expect("a part").to_owned();
     assert!(end.starts_with('#'));
-    assert_ne!(limiter.key_in_redis("default", &end).expect("a name"), hashed);
+    assert_ne!(limiter.redis_key("default", &end).expect("a name"), hashed);
 }
 
 #[tokio::test]
@@ -120,7 +120,7 @@ async fn hashed_keys_hold_no_text_of_their_users() {
     let server = Server::start();
     let secret = b"0123456789abcdef".to_vec();
     let build = |secret: Vec<u8>| {
-        Redis::<str>::builder(server.open(), "api", Gcra::new(Quota::per_hour(1))).hashed_keys(secret).build()
+        Redis::<str>::builder(server.open(), "api", Gcra::new(Quota::per_hour(1))).hash_keys(secret).build()
     };
     let (here, there) = (build(secret.clone()).expect("limits"), build(secret.clone()).expect("limits"));
     assert!(is_allowed(&here, "alice@example.com").await);
@@ -129,12 +129,12 @@ async fn hashed_keys_hold_no_text_of_their_users() {
     let keys = server.keys();
     assert_eq!(keys.len(), 2);
     assert!(keys.iter().all(|key| !key.contains("alice") && !key.contains("bob") && key.contains(":~")), "{keys:?}");
-    assert!(keys.contains(&here.key_in_redis("default", "bob").expect("a name")));
+    assert!(keys.contains(&here.redis_key("default", "bob").expect("a name")));
     // Who has no secret can't name a key that is hashed.
     let plain = Redis::<str>::new(server.open(), "api", Gcra::new(QUOTA));
     for key in &keys {
         let end = key.rsplit(':').next().expect("a part");
-        assert!(!keys.contains(&plain.key_in_redis("default", end).expect("a name")));
+        assert!(!keys.contains(&plain.redis_key("default", end).expect("a name")));
     }
 
     here.rotate_secret(b"another secret, 16+".to_vec()).expect("a good secret");
@@ -154,7 +154,7 @@ async fn limits_that_count_by_other_parts_have_keys_of_their_own() {
         Limit::new("all", Gcra::new(QUOTA)).by(|_: &(u64, u64)| ()),
     );
     let limiter = Redis::builder(server.open(), "api", limits).prefix("mine").build().expect("limits");
-    limiter.acquire(&(7, 7), Ask::default()).await.expect("an answer");
+    limiter.acquire(&(7, 7), AcquireOptions::default()).await.expect("an answer");
     let mut keys = server.keys();
     keys.sort();
     assert_eq!(keys, ["mine:api:all:bucket2:", "mine:api:team:bucket2:7", "mine:api:user:bucket2:7"]);

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use tokio::task::JoinSet;
 use tokio::time::sleep;
-use tower_ratelimit::{Ask, Limiter};
+use tower_ratelimit::{AcquireOptions, Limiter};
 
 use crate::helpers::{PATIENCE, acquire};
 
@@ -42,7 +42,7 @@ impl Load {
                 let mut samples = Vec::new();
                 while goes_on.load(Ordering::SeqCst) {
                     let began = Instant::now();
-                    let result = acquire(&limiter, key.as_str(), Ask::default()).await;
+                    let result = acquire(&limiter, key.as_str(), AcquireOptions::default()).await;
                     if let Err(error) = &result {
                         assert!(error.is_unavailable(), "{error:?}");
                     }
@@ -79,7 +79,7 @@ impl Load {
 pub(crate) async fn all_answered(limiter: &impl Limiter<str>) {
     let patience = Instant::now() + PATIENCE;
     for task in 0..KEYS {
-        while acquire(limiter, format!("key{task}").as_str(), Ask::default()).await.is_err() {
+        while acquire(limiter, format!("key{task}").as_str(), AcquireOptions::default()).await.is_err() {
             assert!(Instant::now() < patience, "service does not resume for key{task}");
             sleep(Duration::from_millis(10)).await;
         }

@@ -141,8 +141,8 @@ fn a_bucket_decides_alike() {
         let span = |count: u64| (count * 3_000_000 / 5) as f64;
         vec![1.0, 600_000.0, span(5 - cost), 0.0, span(cost), 0.0, span(5), (6 - cost) as f64, 0.0]
     };
-    let kernel = include_str!("../../src/algorithm/bucket.lua");
-    agrees(kernel, Some(include_str!("../../src/algorithm/bucket_short.lua")), &params);
+    let kernel = include_str!("../../src/algorithm/bucket/bucket.lua");
+    agrees(kernel, Some(include_str!("../../src/algorithm/bucket/bucket_fast.lua")), &params);
     agrees(kernel, None, &params);
 }
 
@@ -151,7 +151,7 @@ fn a_bucket_decides_alike() {
 fn windows_and_a_log_decide_alike() {
     let fixed = |cost: u64| vec![5.0, 3_000_000.0, cost as f64, 0.0];
     let kernel = include_str!("../../src/algorithm/fixed_window.lua");
-    agrees(kernel, Some(include_str!("../../src/algorithm/fixed_window_short.lua")), &fixed);
+    agrees(kernel, Some(include_str!("../../src/algorithm/fixed_window_fast.lua")), &fixed);
     let sliding = |cost: u64| vec![5.0, 300_000.0, 10.0, cost as f64, 1.0];
     agrees(include_str!("../../src/algorithm/sliding_window.lua"), None, &sliding);
     let log = |cost: u64| vec![5.0, 3_000_000.0, cost as f64];

@@ -7,7 +7,9 @@ use futures_util::future::join_all;
 use tokio::runtime::Builder;
 use tokio::task::JoinSet;
 use tower_ratelimit::limiter::Held;
-use tower_ratelimit::{Ask, BoxLimiter, FixedWindow, Gcra, Limiter, ManualClock, Quota, SlidingLog, Timestamp};
+use tower_ratelimit::{
+    AcquireOptions, BoxLimiter, FixedWindow, Gcra, Limiter, ManualClock, Quota, SlidingLog, Timestamp,
+};
 
 use crate::exactness::{orders, processes};
 use crate::helpers::{acquire, every_algorithm, patient};
@@ -21,7 +23,8 @@ async fn orders_on_one_key_are_decided_as_they_came() {
     // Some come while nothing is under way, some while two calls are, some more than fit into one.
     for count in [1, 1, 2, 3, 500, 7, 64, 129, 1, 300] {
         // Asked in this order, awaited in any.
-        let asks: Vec<_> = (0..count).map(|_| limiter.acquire("alice", Ask::default()).into_future()).collect();
+        let asks: Vec<_> =
+            (0..count).map(|_| limiter.acquire("alice", AcquireOptions::default()).into_future()).collect();
         for outcome in join_all(asks).await {
             left -= 1;
             assert_eq!(outcome.expect("an answer").decision.remaining(), Some(left));
@@ -42,8 +45,8 @@ async fn what_travels_together_is_decided_as_if_it_had_travelled_alone() {
             clock.advance(Duration::from_millis(round * 731 % 9_000));
             let cost = round % 4;
             let earlier = [
-                acquire(&together, "together", Ask::cost(2).hold()).await.expect("an answer").held,
-                acquire(&alone, "alone", Ask::cost(2).hold()).await.expect("an answer").held,
+                acquire(&together, "together", AcquireOptions::cost(2).hold()).await.expect("an answer").held,
+                acquire(&alone, "alone", AcquireOptions::cost(2).hold()).await.expect("an answer").held,
             ];
             let [ours, theirs] = earlier;
             let set = |limiter: &BoxLimiter<str>, key: &str| match round % 5 {
@@ -58,21 +61,21 @@ async fn what_travels_together_is_decided_as_if_it_had_travelled_alone() {
                 None => limiter.forgive("default", key),
             };
             let asked: Vec<_> = {
-                let first = together.acquire("together", Ask::default()).into_future();
+                let first = together.acquire("together", AcquireOptions::default()).into_future();
                 let settled = settle(&together, "together", ours);
-                let second = together.acquire("together", Ask::cost(3)).into_future();
+                let second = together.acquire("together", AcquireOptions::cost(3)).into_future();
                 let done = set(&together, "together");
-                let third = together.acquire("together", Ask::cost(cost)).into_future();
+                let third = together.acquire("together", AcquireOptions::cost(cost)).into_future();
                 let (settled, done, decided) = tokio::join!(settled, done, join_all([first, second, third]));
                 settled.expect("done");
                 done.expect("done");
                 decided.into_iter().map(|outcome| outcome.expect("an answer").decision).collect()
             };
-            let first = acquire(&alone, "alone", Ask::default()).await.expect("an answer").decision;
+            let first = acquire(&alone, "alone", AcquireOptions::default()).await.expect("an answer").decision;
             settle(&alone, "alone", theirs).await.expect("done");
-            let second = acquire(&alone, "alone", Ask::cost(3)).await.expect("an answer").decision;
+            let second = acquire(&alone, "alone", AcquireOptions::cost(3)).await.expect("an answer").decision;
             set(&alone, "alone").await.expect("done");
-            let third = acquire(&alone, "alone", Ask::cost(cost)).await.expect("an answer").decision;
+            let third = acquire(&alone, "alone", AcquireOptions::cost(cost)).await.expect("an answer").decision;
             assert_eq!(asked, [first, second, third], "{name}, round {round}");
         }
     }
@@ -118,7 +121,8 @@ fn process() {
                 let mut seen = Vec::new();
                 for _ in 0..20 {
                     let asked = now();
-                    let decision = acquire(&limiter, "alice", Ask::default()).await.expect("an answer").decision;
+                    let decision =
+                        acquire(&limiter, "alice", AcquireOptions::default()).await.expect("an answer").decision;
                     assert!(decision.is_allowed());
                     let (remaining, decided_at) =
                         (decision.remaining().expect("one"), decision.decided_at().as_micros());

@@ -4,9 +4,11 @@ use std::time::Duration;
 
 use futures_util::future::join_all;
 use tokio::runtime::Builder;
-use tower_ratelimit::algorithm::{Algorithm, Kernel, Scripted};
+use tower_ratelimit::algorithm::{Algorithm, LuaAlgorithm, LuaScript};
 use tower_ratelimit::observe::Event;
-use tower_ratelimit::{Ask, Figures, Gcra, Limiter, Reading, Redis, RedisServer, Timestamp, Verdict, per_key};
+use tower_ratelimit::{
+    AcquireOptions, Gcra, LazySnapshot, LimitSnapshot, Limiter, Redis, RedisServer, Timestamp, Verdict, per_key,
+};
 
 use crate::helpers::{PATIENCE, PLENTY, acquire, is_allowed, patient};
 use crate::proxy::Proxy;
@@ -39,28 +41,29 @@ impl Counter {
 impl Algorithm for Counter {
     type State = [u64; 2];
 
-    fn peek(&self, _: &[u64; 2], _: Timestamp, _: Ask) -> Verdict {
+    fn peek(&self, _: &[u64; 2], _: Timestamp, _: AcquireOptions) -> Verdict {
         Verdict::Allowed
     }
 
     fn commit(&self, state: &mut [u64; 2], now: Timestamp, _: Duration, cost: u64) {
         self.panic_if(Self::PanicsInCommit);
-        *state = [now.after(self.longest_reset()).as_micros(), state[1] + cost];
+        *state = [now.after(self.max_reset()).as_micros(), state[1] + cost];
     }
 
-    fn reading(&self, state: &[u64; 2], _: Timestamp) -> Reading {
+    fn reading(&self, state: &[u64; 2], _: Timestamp) -> LazySnapshot {
         self.panic_if(Self::PanicsInReading);
-        let window = self.longest_reset();
-        Figures { limit: 1000, window, remaining: 1000 - state[1], reset: window, more_after: window }.into()
+        let window = self.max_reset();
+        LimitSnapshot { limit: 1000, window, remaining: 1000 - state[1], reset: window, next_token_after: window }
+            .into()
     }
 
-    fn longest_reset(&self) -> Duration {
+    fn max_reset(&self) -> Duration {
         Duration::from_secs(3600)
     }
 }
 
-impl Scripted for Counter {
-    const KERNEL: Kernel = Kernel::new(
+impl LuaAlgorithm for Counter {
+    const SCRIPT: LuaScript = LuaScript::new(
         "panicking1",
         "
         local function peek(s, now, patience, p) return 0 end
@@ -96,7 +99,7 @@ async fn a_panicking_algorithm_fails_its_own_decisions_only() {
     for round in 1..=3 {
         // All in one batch.
         let keys = ["a", "reading", "b", "commit", "c", "reading", "d", "a"];
-        let asked = join_all(keys.map(|key| acquire(&limiter, key, Ask::default()))).await;
+        let asked = join_all(keys.map(|key| acquire(&limiter, key, AcquireOptions::default()))).await;
         for (key, result) in keys.iter().zip(asked) {
             if Counter::of(key) == Counter::Works {
                 assert!(result.expect("an answer").decision.is_allowed(), "round {round}: {key}");
@@ -106,17 +109,18 @@ async fn a_panicking_algorithm_fails_its_own_decisions_only() {
             assert!(error.is_unavailable() && error.to_string().contains("panicked"), "{error}");
         }
         // A hold whose figures can't be worked out is not granted, and its session ends.
-        let held = ["commit", "a"].map(|key| acquire(&limiter, key, Ask::default().hold()));
+        let held = ["commit", "a"].map(|key| acquire(&limiter, key, AcquireOptions::default().hold()));
         let [panicked, held] = join_all(held).await.try_into().expect("two");
         assert!(panicked.expect_err("it panics").to_string().contains("panicked"));
         held.expect("an answer").held.expect("room for it").release().await.expect("done");
-        let used = 1000 - limiter.peek("a", Ask::cost(0)).await.expect("an answer").remaining().expect("a figure");
+        let used =
+            1000 - limiter.peek("a", AcquireOptions::cost(0)).await.expect("an answer").remaining().expect("a figure");
         assert_eq!(used, round * 2);
         assert!(limiter.set("default", "commit", 3).await.is_err());
     }
     // Parameters are the caller's own affair: it panics where it asks.
     let asks = limiter.clone();
-    let caller = tokio::spawn(async move { acquire(&asks, "params", Ask::default()).await.map(drop) });
+    let caller = tokio::spawn(async move { acquire(&asks, "params", AcquireOptions::default()).await.map(drop) });
     assert!(caller.await.expect_err("a panic").is_panic());
     assert!(is_allowed(&limiter, "a").await);
     assert_eq!(proxy.connections(), connections, "the task that sends calls goes on");
@@ -131,7 +135,7 @@ async fn a_panicking_observer_fails_no_decision() {
     assert!(is_allowed(&limiter, "warm").await);
     let connections = proxy.connections();
     for _ in 0..5 {
-        for result in join_all((0..20).map(|_| acquire(&limiter, "alice", Ask::default()))).await {
+        for result in join_all((0..20).map(|_| acquire(&limiter, "alice", AcquireOptions::default()))).await {
             assert!(result.expect("an answer").decision.is_allowed());
         }
     }
@@ -139,11 +143,11 @@ async fn a_panicking_observer_fails_no_decision() {
     // Nor do the events of the breaker end anything.
     proxy.shut(true);
     for _ in 0..5 {
-        assert!(acquire(&limiter, "alice", Ask::default()).await.is_err());
+        assert!(acquire(&limiter, "alice", AcquireOptions::default()).await.is_err());
     }
     proxy.shut(false);
     let resumes = async {
-        while acquire(&limiter, "alice", Ask::default()).await.is_err() {
+        while acquire(&limiter, "alice", AcquireOptions::default()).await.is_err() {
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
     };
@@ -163,8 +167,8 @@ fn a_runtime_without_timer_or_io_is_an_error() {
     for (index, runtime) in runtimes.into_iter().enumerate() {
         runtime.expect("a runtime").block_on(async {
             let errors = [
-                limiter.acquire("alice", Ask::default()).await.map(drop),
-                limiter.peek("alice", Ask::default()).await.map(drop),
+                limiter.acquire("alice", AcquireOptions::default()).await.map(drop),
+                limiter.peek("alice", AcquireOptions::default()).await.map(drop),
                 limiter.reset("alice").await,
                 limiter.check().await,
             ];

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use tokio::runtime::Builder;
 use tokio::task::JoinSet;
 use tokio::time::sleep;
-use tower_ratelimit::{Ask, FixedWindow, Limiter as _, Quota, Redis, RedisServer};
+use tower_ratelimit::{AcquireOptions, FixedWindow, Limiter as _, Quota, Redis, RedisServer};
 
 use crate::exactness::{ADDRESS, WORK, orders};
 use crate::helpers::{PATIENCE, acquire, hold};
@@ -110,7 +110,7 @@ fn process() {
 }
 
 async fn used(limiter: &Redis<str>) -> u64 {
-    LIMIT - limiter.peek("alice", Ask::cost(0)).await.expect("an answer").remaining().expect("a figure")
+    LIMIT - limiter.peek("alice", AcquireOptions::cost(0)).await.expect("an answer").remaining().expect("a figure")
 }
 
 #[tokio::test]
@@ -122,14 +122,14 @@ async fn holds_survive_process_death() {
     assert_eq!(used(&limiter).await, settled + 4 * HELD, "each settlement counts once");
     // All that is left goes: from here on nothing is to be had, and nothing comes back by itself.
     let rest = LIMIT - used(&limiter).await;
-    assert!(acquire(&limiter, "alice", Ask::cost(rest)).await.expect("an answer").decision.is_allowed());
+    assert!(acquire(&limiter, "alice", AcquireOptions::cost(rest)).await.expect("an answer").decision.is_allowed());
     let mut running = holders.split_off(2);
     let [killed, stopped] = &mut holders[..] else { unreachable!() };
     killed.signal("-KILL");
     stopped.signal("-STOP");
     let began = Instant::now();
     while began.elapsed() < EXPIRY + Duration::from_secs(1) {
-        let asked = acquire(&limiter, "alice", Ask::default()).await.expect("an answer").decision;
+        let asked = acquire(&limiter, "alice", AcquireOptions::default()).await.expect("an answer").decision;
         assert!(!asked.is_allowed(), "after {:?}: {asked:?}", began.elapsed());
         sleep(Duration::from_millis(20)).await;
     }
@@ -147,6 +147,6 @@ async fn holds_survive_process_death() {
     stopped.go_on();
     assert_eq!(stopped.tells(), ACTUAL);
     assert_eq!(used(&limiter).await, LIMIT - unused);
-    assert!(acquire(&limiter, "alice", Ask::cost(unused)).await.expect("an answer").decision.is_allowed());
-    assert!(!acquire(&limiter, "alice", Ask::default()).await.expect("an answer").decision.is_allowed());
+    assert!(acquire(&limiter, "alice", AcquireOptions::cost(unused)).await.expect("an answer").decision.is_allowed());
+    assert!(!acquire(&limiter, "alice", AcquireOptions::default()).await.expect("an answer").decision.is_allowed());
 }

@@ -10,7 +10,7 @@ use bb8_redis::RedisConnectionManager;
 use bb8_redis::bb8::Pool;
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, KeyPair};
 use tokio::time::sleep;
-use tower_ratelimit::{Ask, Error, FixedWindow, Quota, RedisServer, RedisTls};
+use tower_ratelimit::{AcquireOptions, Error, FixedWindow, Quota, RedisServer, RedisTls};
 
 use crate::helpers::{PATIENCE, acquire, is_allowed, patient};
 use crate::idle::kill_all;
@@ -265,7 +265,7 @@ async fn sentinels_and_their_master_are_reached_over_tls() {
         FixedWindow::new(Quota::per_hour(2)),
     );
     let patience = Instant::now() + PATIENCE;
-    while acquire(&limiter, &7, Ask::default()).await.is_err() {
+    while acquire(&limiter, &7, AcquireOptions::default()).await.is_err() {
         assert!(Instant::now() < patience, "service does not resume");
         sleep(Duration::from_millis(10)).await;
     }

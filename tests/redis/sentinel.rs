@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use tokio::time::sleep;
-use tower_ratelimit::{Ask, FixedWindow, Gcra, Quota, Redis, RedisServer};
+use tower_ratelimit::{AcquireOptions, FixedWindow, Gcra, Quota, Redis, RedisServer};
 
 use crate::helpers::{PLENTY, acquire, is_allowed, patient};
 use crate::load::{DEADLINE, Load, all_answered};
@@ -45,7 +45,7 @@ async fn a_master_that_was_killed_is_replaced() {
     assert!(samples.iter().any(|sample| !sample.answered));
     assert!(watched.replica.command(&["ROLE"]).contains("master"));
     // The connection that was idle finds out by failing.
-    while acquire(&limit, "alice", Ask::default()).await.is_err() {}
+    while acquire(&limit, "alice", AcquireOptions::default()).await.is_err() {}
     assert!(!is_allowed(&limit, "alice").await);
 }
 

@@ -8,11 +8,11 @@ use futures_util::FutureExt as _;
 use tokio::runtime::{Builder, Runtime};
 use tower::{ServiceExt as _, service_fn};
 use tower_ratelimit::key::Global;
-use tower_ratelimit::limiter::{Reservation, TwoPhase};
-use tower_ratelimit::response::AsError;
+use tower_ratelimit::limiter::{Chained, Reservation};
+use tower_ratelimit::response::RejectWithError;
 use tower_ratelimit::store::IntoRedisLimits;
 use tower_ratelimit::{
-    Ask, FixedWindow, LeakyQueue, Limit, Limiter, Quota, RateLimitLayer, Redis, RedisCell, RedisServer,
+    AcquireOptions, FixedWindow, LeakyQueue, Limit, Limiter, Quota, RateLimitLayer, Redis, RedisCell, RedisServer,
 };
 
 use crate::helpers::patient;
@@ -78,7 +78,7 @@ fn a_request_waits_in_the_layer(redis: &str) {
     let runtime = two_threads();
     let request = runtime.block_on(async {
         limiter.check().await.expect("a working Redis");
-        let layer = RateLimitLayer::new(Global, limiter).responder(AsError);
+        let layer = RateLimitLayer::new(Global, limiter).responder(RejectWithError);
         let service = tower::Layer::layer(&layer, service_fn(async |()| Ok::<_, tower::BoxError>(())));
         service.clone().oneshot(()).await.expect("the first has its turn at once");
         // One waits inside the runtime, and one outlives it.
@@ -105,14 +105,15 @@ fn reserves_and_drops(redis: &str, runtime: Runtime) {
     let limiter: Redis<u64> = limiter(redis, FixedWindow::new(Quota::per_hour(1000)));
     let outside = runtime.block_on(async {
         for key in 0..3 {
-            let (reservation, _) = Reservation::reserve(&limiter, &key, Ask::cost(3)).await.expect("an answer");
+            let (reservation, _) =
+                Reservation::reserve(&limiter, &key, AcquireOptions::cost(3)).await.expect("an answer");
             let reservation = reservation.expect("it is allowed");
             tokio::spawn(async move {
                 std::future::pending::<()>().await;
                 drop(reservation);
             });
         }
-        Reservation::reserve(&limiter, &4, Ask::cost(3)).await.expect("an answer").0
+        Reservation::reserve(&limiter, &4, AcquireOptions::cost(3)).await.expect("an answer").0
     });
     let context = runtime.handle().clone();
     drop(runtime);
@@ -136,12 +137,12 @@ fn asks_after_the_shutdown<L: Limiter<u64> + Clone + Send + 'static>(limiter: L)
     let runtime = two_threads();
     let ((is_down, goes_on), (told, hears)) = (mpsc::channel(), mpsc::channel());
     runtime.spawn_blocking(move || {
-        let under_way = limiter.acquire(&1, Ask::default());
+        let under_way = limiter.acquire(&1, AcquireOptions::default());
         goes_on.recv().expect("the shutdown");
         let _ = told.send((
-            limiter.acquire(&1, Ask::default()).into_future().now_or_never(),
+            limiter.acquire(&1, AcquireOptions::default()).into_future().now_or_never(),
             limiter.reset(&1).now_or_never(),
-            limiter.acquire(&2, Ask::default()).into_future().now_or_never(),
+            limiter.acquire(&2, AcquireOptions::default()).into_future().now_or_never(),
         ));
         drop(under_way);
     });
@@ -163,9 +164,9 @@ fn a_two_phase_decision_is_under_way(redis: &str) {
     let runtime = two_threads();
     runtime.block_on(async {
         first.check().await.expect("a working Redis");
-        let limiter = TwoPhase::new(first, second);
+        let limiter = Chained::new(first, second);
         let decisions: Vec<_> =
-            (0..3).map(|_| tokio::spawn(limiter.acquire(&1, Ask::default()).into_future())).collect();
+            (0..3).map(|_| tokio::spawn(limiter.acquire(&1, AcquireOptions::default()).into_future())).collect();
         tokio::time::sleep(Duration::from_millis(200)).await;
         assert!(decisions.iter().all(|decision| !decision.is_finished()), "the second is still asked");
     });

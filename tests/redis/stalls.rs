@@ -7,9 +7,9 @@ use std::time::Duration;
 use futures_util::future::join_all;
 use tokio::sync::Notify;
 use tokio::time::{sleep, timeout};
-use tower_ratelimit::limiter::Acquire;
+use tower_ratelimit::limiter::Acquisition;
 use tower_ratelimit::observe::Event;
-use tower_ratelimit::{Ask, Gcra, Limiter, Redis, RedisServer};
+use tower_ratelimit::{AcquireOptions, Gcra, Limiter, Redis, RedisServer};
 
 use crate::helpers::{PATIENCE, PLENTY, acquire};
 use crate::proxy::Proxy;
@@ -45,12 +45,12 @@ async fn one_stall_is_one_failure() {
     let (limiter, breaker) = observed(&proxy);
     limiter.check().await.expect("a working Redis");
     for round in 0..3 {
-        assert!(acquire(&limiter, "alice", Ask::default()).await.is_ok(), "round {round}");
+        assert!(acquire(&limiter, "alice", AcquireOptions::default()).await.is_ok(), "round {round}");
         proxy.hold(true);
         // As many calls as can be under way, each sent by itself, and some that wait for them.
         let mut under_way = Vec::new();
         for _ in 0..6 {
-            under_way.push(tokio::spawn(limiter.acquire("alice", Ask::default()).into_future()));
+            under_way.push(tokio::spawn(limiter.acquire("alice", AcquireOptions::default()).into_future()));
             sleep(Duration::from_millis(5)).await;
         }
         for call in join_all(under_way).await {
@@ -58,10 +58,10 @@ async fn one_stall_is_one_failure() {
         }
         proxy.hold(false);
         assert!(
-            matches!(limiter.acquire("alice", Ask::default()), Acquire::Pending(_)),
+            matches!(limiter.acquire("alice", AcquireOptions::default()), Acquisition::Pending(_)),
             "round {round}: Redis is still asked"
         );
-        assert!(acquire(&limiter, "alice", Ask::default()).await.is_ok(), "round {round}");
+        assert!(acquire(&limiter, "alice", AcquireOptions::default()).await.is_ok(), "round {round}");
     }
     assert_eq!(breaker.opened.load(Ordering::SeqCst), 0);
 }
@@ -72,16 +72,16 @@ async fn after_an_outage_without_traffic_no_decision_fails() {
     let proxy = Proxy::before(server.socket());
     let (limiter, breaker) = observed(&proxy);
     for round in 0..3 {
-        assert!(acquire(&limiter, "alice", Ask::default()).await.is_ok(), "round {round}");
+        assert!(acquire(&limiter, "alice", AcquireOptions::default()).await.is_ok(), "round {round}");
         proxy.shut(true);
         while breaker.opened.load(Ordering::SeqCst) == round {
-            assert!(acquire(&limiter, "alice", Ask::default()).await.is_err(), "round {round}");
+            assert!(acquire(&limiter, "alice", AcquireOptions::default()).await.is_err(), "round {round}");
         }
         proxy.shut(false);
         // Nobody asks in the meantime.
         timeout(PATIENCE, breaker.closed.notified()).await.expect("it is probed without traffic");
     }
-    assert!(acquire(&limiter, "alice", Ask::default()).await.is_ok());
+    assert!(acquire(&limiter, "alice", AcquireOptions::default()).await.is_ok());
 }
 
 /// The task that probes ends with its runtime: then another one probes.
@@ -94,13 +94,13 @@ fn a_breaker_that_one_runtime_has_opened_is_closed_by_another() {
     proxy.shut(true);
     runtime().block_on(async {
         while breaker.opened.load(Ordering::SeqCst) == 0 {
-            assert!(acquire(&limiter, "alice", Ask::default()).await.is_err());
+            assert!(acquire(&limiter, "alice", AcquireOptions::default()).await.is_err());
         }
     });
     proxy.shut(false);
     runtime().block_on(async {
-        let _ = acquire(&limiter, "alice", Ask::default()).await;
+        let _ = acquire(&limiter, "alice", AcquireOptions::default()).await;
         timeout(PATIENCE, breaker.closed.notified()).await.expect("it is probed again");
-        assert!(acquire(&limiter, "alice", Ask::default()).await.is_ok());
+        assert!(acquire(&limiter, "alice", AcquireOptions::default()).await.is_ok());
     });
 }

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use tokio::time::sleep;
 use tower_ratelimit::store::IntoRedisLimits;
 use tower_ratelimit::{
-    Ask, Clock as _, FixedWindow, Gcra, LeakyQueue, Limit, Limiter, ManualClock, Quota, Redis, SlidingLog,
+    AcquireOptions, Clock as _, FixedWindow, Gcra, LeakyQueue, Limit, Limiter, ManualClock, Quota, Redis, SlidingLog,
     SlidingWindow, SystemClock, Timestamp, per_key,
 };
 
@@ -28,7 +28,7 @@ fn each_lives_at_most(server: &Server, bound: Duration, after: &str) {
 }
 
 async fn reset_of(limiter: &impl Limiter<str>, key: &str) -> Duration {
-    limiter.peek(key, Ask::cost(0)).await.expect("an answer").reset().expect("a figure")
+    limiter.peek(key, AcquireOptions::cost(0)).await.expect("an answer").reset().expect("a figure")
 }
 
 #[tokio::test]
@@ -39,7 +39,7 @@ async fn each_key_lives_until_it_is_as_good_as_new_and_no_longer() {
         server.command(&["FLUSHALL"]);
         let began = Instant::now();
         for cost in [1, 3, 2, 9, 1] {
-            let outcome = acquire(&limiter, "alice", Ask::cost(cost)).await.expect("an answer");
+            let outcome = acquire(&limiter, "alice", AcquireOptions::cost(cost)).await.expect("an answer");
             // The figure is of the moment of the decision; Redis counts from when the script wrote, which on a busy machine is
             // later.
             let bound = outcome.decision.reset().expect("a figure") + began.elapsed();
@@ -70,7 +70,7 @@ async fn each_key_lives_until_it_is_as_good_as_new_and_no_longer() {
         }
         limiter.forgive("default", "erin").await.expect("done");
         assert_eq!(server.keys(), Vec::<String>::new(), "{name}: a block that is lifted leaves nothing");
-        acquire(&limiter, "erin", Ask::default()).await.expect("an answer");
+        acquire(&limiter, "erin", AcquireOptions::default()).await.expect("an answer");
         limiter.reset("erin").await.expect("done");
         assert_eq!(server.keys(), Vec::<String>::new(), "{name}: what is reset leaves nothing");
         let began = Instant::now();
@@ -92,14 +92,16 @@ async fn no_key_outlives_its_state(first_at: Timestamp, first_quota: Quota) {
     for ((name, first), (_, second)) in first.into_iter().zip(second) {
         server.command(&["FLUSHALL"]);
         for cost in [1, 2, 1] {
-            assert!(acquire(&first, "alice", Ask::cost(cost)).await.expect("an answer").decision.is_allowed());
+            assert!(
+                acquire(&first, "alice", AcquireOptions::cost(cost)).await.expect("an answer").decision.is_allowed()
+            );
         }
         let [key] = &*server.keys() else { panic!("{name}: one key") };
         // With a time of the tests' own, keys are kept for a day.
         assert!(server.number(&["PTTL", key]) > 80_000_000, "{name}");
         for _ in 0..3 {
             let began = Instant::now();
-            let decision = acquire(&second, "alice", Ask::default()).await.expect("an answer").decision;
+            let decision = acquire(&second, "alice", AcquireOptions::default()).await.expect("an answer").decision;
             assert!(decision.is_allowed(), "{name}");
             let left = server.number(&["PTTL", key]);
             let bound = decision.reset().expect("a figure") + began.elapsed() + Duration::from_secs(2);
@@ -126,9 +128,11 @@ async fn after_a_shorter_period_no_key_outlives_its_state() {
 async fn what_writes_nothing_leaves_no_key() {
     let server = Server::start();
     for (name, limiter) in every_algorithm(&server.open(), Quota::per_hour(10), None::<&ManualClock>) {
-        limiter.peek("alice", Ask::default()).await.expect("an answer");
-        acquire(&limiter, "alice", Ask::cost(0)).await.expect("an answer");
-        assert!(acquire(&limiter, "alice", Ask::cost(11)).await.expect("an answer").decision.is_never());
+        limiter.peek("alice", AcquireOptions::default()).await.expect("an answer");
+        acquire(&limiter, "alice", AcquireOptions::cost(0)).await.expect("an answer");
+        assert!(
+            acquire(&limiter, "alice", AcquireOptions::cost(11)).await.expect("an answer").decision.exceeds_limit()
+        );
         limiter.reset("alice").await.expect("done");
         limiter.forgive("default", "alice").await.expect("done");
         limiter.set("default", "alice", 0).await.expect("done");
@@ -143,7 +147,7 @@ async fn after_idling_the_database_is_empty() {
     for (_, limiter) in every_algorithm(&server.open(), quota, None::<&ManualClock>) {
         for key in ["a", "b", "c"] {
             for _ in 0..7 {
-                acquire(&limiter, key, Ask::default()).await.expect("an answer");
+                acquire(&limiter, key, AcquireOptions::default()).await.expect("an answer");
             }
             limiter.block("default", key, Duration::from_millis(60)).await.expect("done");
         }
@@ -168,7 +172,7 @@ async fn limiters_of_all_sorts(server: &Server) {
     let limiter = patient(server.open(), "all", limits);
     let mut held = Vec::new();
     for key in 0..12 {
-        let outcome = acquire(&limiter, &(key % 4), Ask::default().hold()).await.expect("an answer");
+        let outcome = acquire(&limiter, &(key % 4), AcquireOptions::default().hold()).await.expect("an answer");
         held.extend(outcome.held);
     }
     for (index, held) in held.into_iter().enumerate() {
@@ -215,13 +219,13 @@ async fn nothing_is_called_that_is_not_documented() {
     server.command(&["CONFIG", "RESETSTAT"]);
     for (_, limiter) in every_algorithm(&server.open(), Quota::per_hour(10), None::<&ManualClock>) {
         for cost in [1, 2, 0, 9, 1] {
-            acquire(&limiter, "alice", Ask::cost(cost)).await.expect("an answer");
-            let outcome = acquire(&limiter, "alice", Ask::cost(cost / 2).hold()).await.expect("an answer");
+            acquire(&limiter, "alice", AcquireOptions::cost(cost)).await.expect("an answer");
+            let outcome = acquire(&limiter, "alice", AcquireOptions::cost(cost / 2).hold()).await.expect("an answer");
             if let Some(held) = outcome.held {
                 held.settle(1).await.expect("done");
             }
         }
-        limiter.peek("alice", Ask::default()).await.expect("an answer");
+        limiter.peek("alice", AcquireOptions::default()).await.expect("an answer");
         limiter.set("default", "alice", 9).await.expect("done");
         limiter.block("default", "alice", Duration::from_secs(1)).await.expect("done");
         limiter.reset("alice").await.expect("done");
@@ -242,14 +246,14 @@ fn scripts(server: &Server) -> u64 {
 async fn a_decision_is_one_script_call_and_many_at_once_are_few() {
     let server = Server::start();
     let limiter: Redis<str> = patient(server.open(), "api", Gcra::new(Quota::per_hour(1_000_000)));
-    acquire(&limiter, "alice", Ask::default()).await.expect("an answer");
+    acquire(&limiter, "alice", AcquireOptions::default()).await.expect("an answer");
     server.command(&["CONFIG", "RESETSTAT"]);
     for _ in 0..50 {
-        acquire(&limiter, "alice", Ask::default()).await.expect("an answer");
+        acquire(&limiter, "alice", AcquireOptions::default()).await.expect("an answer");
     }
     assert_eq!(scripts(&server), 50);
     server.command(&["CONFIG", "RESETSTAT"]);
-    let asks = (0..512).map(|_| acquire(&limiter, "alice", Ask::default()));
+    let asks = (0..512).map(|_| acquire(&limiter, "alice", AcquireOptions::default()));
     futures_util::future::join_all(asks).await;
     let together = scripts(&server);
     assert!(together <= 10, "{together} calls for 512 decisions");
@@ -264,7 +268,7 @@ async fn a_call_has_fewer_decisions_if_each_takes_longer() {
         limiter.check().await.expect("a working Redis");
         server.command(&["CONFIG", "RESETSTAT"]);
         let (limiter, key) = (&limiter, &7);
-        futures_util::future::join_all((0..512).map(|_| acquire(limiter, key, Ask::default()))).await;
+        futures_util::future::join_all((0..512).map(|_| acquire(limiter, key, AcquireOptions::default()))).await;
         scripts(&server)
     }
     let quota = Quota::per_hour(1_000_000);

@@ -9,9 +9,9 @@ use std::time::{Duration, Instant};
 use tokio::sync::Notify;
 use tokio::task::JoinSet;
 use tokio::time::sleep;
-use tower_ratelimit::limiter::{Acquire, BoxFuture, Outcome, TwoPhase};
+use tower_ratelimit::limiter::{Acquisition, BoxFuture, Chained, Outcome};
 use tower_ratelimit::store::RedisLimit;
-use tower_ratelimit::{Ask, Error, FixedWindow, Limit, Limiter, Quota, Redis, RedisServer, Verdict};
+use tower_ratelimit::{AcquireOptions, Error, FixedWindow, Limit, Limiter, Quota, Redis, RedisServer, Verdict};
 
 use crate::helpers::{PATIENCE, acquire, hold, is_allowed, patient};
 use crate::load::{DEADLINE, Load, all_answered};
@@ -28,7 +28,7 @@ fn of_all(server: RedisServer, limit: u64) -> Redis<u64> {
 }
 
 async fn left(limiter: &impl Limiter<u64>, key: u64) -> u64 {
-    limiter.peek(&key, Ask::cost(0)).await.expect("an answer").remaining().expect("a figure")
+    limiter.peek(&key, AcquireOptions::cost(0)).await.expect("an answer").remaining().expect("a figure")
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -39,15 +39,17 @@ async fn no_more_is_let_through_than_both_allow_and_nothing_else_stays_charged()
     // Two processes of 96 requests at once.
     let mut tasks = JoinSet::new();
     for _ in 0..2 {
-        let limiter = TwoPhase::new(of_user(cluster.open(), 20), of_all(cluster.open(), 300));
+        let limiter = Chained::new(of_user(cluster.open(), 20), of_all(cluster.open(), 300));
         for task in 0..USERS * 4 {
             let (limiter, user) = (limiter.clone(), task % USERS);
             tasks.spawn(async move {
                 // Of those that the user's limit refused: how many, and how many where the other had room.
                 let (mut allowed, mut refused) = (0, [0; 2]);
                 for _ in 0..20 {
-                    let decision =
-                        acquire(&limiter, &user, Ask::default().every_limit()).await.expect("an answer").decision;
+                    let decision = acquire(&limiter, &user, AcquireOptions::default().all_limits())
+                        .await
+                        .expect("an answer")
+                        .decision;
                     allowed += u64::from(decision.is_allowed());
                     let [user, all] = decision.standings() else { panic!("{decision:?}") };
                     if !user.verdict().is_allowed() {
@@ -123,7 +125,7 @@ async fn what_is_refused_without_need_is_at_most_what_is_on_its_way() {
     };
     // Room for the flooder's one and the hundred, in the wrong order.
     let (server, cluster) = servers();
-    let limiter = TwoPhase::new(of_all(server.clone(), 101), of_user(server, 1));
+    let limiter = Chained::new(of_all(server.clone(), 101), of_user(server, 1));
     let (refused, asked) = flooded(limiter, AT_ONCE, 100 - AT_ONCE).await;
     println!(
         "| all first, no room to spare | {asked} flooded, {AT_ONCE} at once | {refused} of 100 refused without need |"
@@ -132,14 +134,14 @@ async fn what_is_refused_without_need_is_at_most_what_is_on_its_way() {
     assert_eq!(left(&of_all(cluster.open(), 101), 0).await, refused);
     // Room for what is on its way.
     let (server, _cluster) = servers();
-    let limiter = TwoPhase::new(of_all(server.clone(), 101 + AT_ONCE), of_user(server, 1));
+    let limiter = Chained::new(of_all(server.clone(), 101 + AT_ONCE), of_user(server, 1));
     let (refused, asked) = flooded(limiter, AT_ONCE, 100).await;
     println!(
         "| all first, room for {AT_ONCE} more | {asked} flooded, {AT_ONCE} at once | {refused} of 100 refused without need |"
     );
     // The right order: who is refused by his own limit takes nothing from all.
     let (server, _cluster) = servers();
-    let limiter = TwoPhase::new(of_user(server.clone(), 1), of_all(server, 101));
+    let limiter = Chained::new(of_user(server.clone(), 1), of_all(server, 101));
     let (refused, asked) = flooded(limiter, AT_ONCE, 100).await;
     println!(
         "| user first, no room to spare | {asked} flooded, {AT_ONCE} at once | {refused} of 100 refused without need |"
@@ -152,17 +154,17 @@ async fn a_node_that_stalls_leaves_nothing_charged_on_the_others() {
     let all = Limit::new("all", FixedWindow::new(Quota::per_hour(1_000))).by(|_: &u64| ());
     let all = Redis::builder(cluster.open(), "everybody", all).deadline(DEADLINE).build().expect("limits");
     let users = of_user(cluster.open(), 5);
-    let limiter = TwoPhase::new(users.clone(), all.clone());
+    let limiter = Chained::new(users.clone(), all.clone());
     limiter_is_warm(&limiter).await;
-    let node = cluster.first_master_of(&all.key_in_redis("all", &0).expect("a limit"));
+    let node = cluster.first_master_of(&all.redis_key("all", &0).expect("a limit"));
     let elsewhere: Vec<_> = (1..200)
-        .filter(|user| cluster.first_master_of(&users.key_in_redis("user", user).expect("a limit")) != node)
+        .filter(|user| cluster.first_master_of(&users.redis_key("user", user).expect("a limit")) != node)
         .take(20)
         .collect();
     cluster.nodes[node].signal("-STOP");
     for user in &elsewhere {
         let began = Instant::now();
-        let failed = acquire(&limiter, user, Ask::cost(3)).await;
+        let failed = acquire(&limiter, user, AcquireOptions::cost(3)).await;
         assert!(failed.expect_err("one node is stopped").is_unavailable());
         // A machine that others use too may be slow; what hangs is slower.
         assert!(began.elapsed() < DEADLINE * 10, "{:?}", began.elapsed());
@@ -171,7 +173,7 @@ async fn a_node_that_stalls_leaves_nothing_charged_on_the_others() {
     cluster.nodes[node].signal("-CONT");
     let patience = Instant::now() + PATIENCE;
     for user in &elsewhere {
-        while acquire(&limiter, user, Ask::cost(3)).await.is_err() {
+        while acquire(&limiter, user, AcquireOptions::cost(3)).await.is_err() {
             assert!(Instant::now() < patience, "service does not resume");
             sleep(Duration::from_millis(10)).await;
         }
@@ -197,11 +199,11 @@ async fn a_master_that_is_killed_holds_nobody_up_and_leaves_nothing_charged() {
     let hour = FixedWindow::new(Quota::per_hour(LIMIT));
     let users = build("users", RedisLimit::new(Limit::new("user", hour)));
     let all = build("everybody", RedisLimit::new(Limit::new("all", hour).by(|_: &str| ())));
-    let limiter = TwoPhase::new(users.clone(), all.clone());
+    let limiter = Chained::new(users.clone(), all.clone());
     for part in [&users, &all] {
         part.check().await.expect("a working cluster");
     }
-    let node = cluster.first_master_of(&all.key_in_redis("all", "").expect("a limit"));
+    let node = cluster.first_master_of(&all.redis_key("all", "").expect("a limit"));
     let load = Load::on(&limiter);
     sleep(Duration::from_millis(300)).await;
     let began = Instant::now();
@@ -218,10 +220,10 @@ async fn a_master_that_is_killed_holds_nobody_up_and_leaves_nothing_charged() {
     assert!(sums.values().any(|(_, failed)| *failed > 0));
     let (mut stayed, mut failures) = (0, 0);
     for (key, (allowed, failed)) in sums {
-        if cluster.first_master_of(&users.key_in_redis("user", key).expect("a limit")) == node {
+        if cluster.first_master_of(&users.redis_key("user", key).expect("a limit")) == node {
             continue;
         }
-        let peeked = users.peek(key, Ask::cost(0)).await.expect("an answer");
+        let peeked = users.peek(key, AcquireOptions::cost(0)).await.expect("an answer");
         let used = LIMIT - peeked.remaining().expect("a figure");
         assert!(used >= allowed, "{key}: {used} used, {allowed} let through");
         stayed += used - allowed;
@@ -239,9 +241,9 @@ struct Hangs(Arc<Notify>);
 impl Limiter<u64> for Hangs {
     type Future = BoxFuture<Result<Outcome, Error>>;
 
-    fn acquire(&self, _: &u64, _: Ask) -> Acquire<Self::Future> {
+    fn acquire(&self, _: &u64, _: AcquireOptions) -> Acquisition<Self::Future> {
         self.0.notify_one();
-        Acquire::Pending(Box::pin(std::future::pending()))
+        Acquisition::Pending(Box::pin(std::future::pending()))
     }
 }
 
@@ -249,10 +251,10 @@ impl Limiter<u64> for Hangs {
 async fn what_is_dropped_between_the_phases_comes_back() {
     let cluster = Nodes::start();
     let (users, hangs) = (of_user(cluster.open(), 3), Hangs::default());
-    let limiter = TwoPhase::new(users.clone(), hangs.clone());
+    let limiter = Chained::new(users.clone(), hangs.clone());
     for user in 0..20 {
         tokio::select! {
-            _ = acquire(&limiter, &user, Ask::cost(3)) => panic!("it hangs"),
+            _ = acquire(&limiter, &user, AcquireOptions::cost(3)) => panic!("it hangs"),
             () = hangs.0.notified() => {}
         }
         // The charge goes back by a task of its own.
@@ -269,14 +271,14 @@ async fn what_is_dropped_between_the_phases_comes_back() {
 async fn the_wait_is_for_both_and_figures_are_of_what_is_not_charged() {
     let cluster = Nodes::start();
     let hour = Duration::from_secs(3600);
-    let limiter = TwoPhase::new(of_user(cluster.open(), 5), of_all(cluster.open(), 7));
-    assert!(acquire(&limiter, &1, Ask::cost(4)).await.expect("an answer").decision.is_allowed());
-    let outcome = acquire(&limiter, &2, Ask::cost(4).every_limit()).await.expect("an answer");
+    let limiter = Chained::new(of_user(cluster.open(), 5), of_all(cluster.open(), 7));
+    assert!(acquire(&limiter, &1, AcquireOptions::cost(4)).await.expect("an answer").decision.is_allowed());
+    let outcome = acquire(&limiter, &2, AcquireOptions::cost(4).all_limits()).await.expect("an answer");
     let Verdict::Denied { retry_after } = outcome.decision.verdict() else { panic!("{outcome:?}") };
     assert!(retry_after + PATIENCE * 3 > hour && retry_after <= hour, "{retry_after:?}");
     let figures = outcome.decision.standings().iter().map(|standing| (standing.name(), standing.remaining()));
     assert_eq!(figures.collect::<Vec<_>>(), [("user", 5), ("all", 3)]);
-    let outcome = acquire(&limiter, &2, Ask::cost(3).every_limit()).await.expect("an answer");
+    let outcome = acquire(&limiter, &2, AcquireOptions::cost(3).all_limits()).await.expect("an answer");
     let figures = outcome.decision.standings().iter().map(|standing| (standing.name(), standing.remaining()));
     assert_eq!(figures.collect::<Vec<_>>(), [("user", 2), ("all", 0)]);
     assert_eq!((left(&of_user(cluster.open(), 5), 2).await, left(&of_all(cluster.open(), 7), 2).await), (2, 0));

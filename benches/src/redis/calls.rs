@@ -8,7 +8,7 @@ use serde_json::json;
 use tokio::runtime::Runtime;
 use tower_ratelimit::store::IntoRedisLimits;
 use tower_ratelimit::{
-    Ask, FixedWindow, Gcra, LeakyQueue, Limit, Limiter, ManualClock, Quota, Redis, SlidingLog, SlidingWindow,
+    AcquireOptions, FixedWindow, Gcra, LeakyQueue, Limit, Limiter, ManualClock, Quota, Redis, SlidingLog, SlidingWindow,
 };
 
 use super::server::Server;
@@ -73,7 +73,7 @@ async fn all_at_once(limiter: &Arc<Redis<u64>>) {
     let tasks: Vec<_> = (0..KEYS)
         .map(|key| {
             let limiter = Arc::clone(limiter);
-            tokio::spawn(async move { limiter.acquire(&key, Ask::default()).await.expect("an answer") })
+            tokio::spawn(async move { limiter.acquire(&key, AcquireOptions::default()).await.expect("an answer") })
         })
         .collect();
     for task in tasks {

@@ -4,8 +4,8 @@
 use std::time::{Duration, Instant};
 
 use tokio::runtime::Runtime;
-use tower_ratelimit::limiter::TwoPhase;
-use tower_ratelimit::{Ask, Gcra, Limit, Limiter, Redis, RedisServer};
+use tower_ratelimit::limiter::Chained;
+use tower_ratelimit::{AcquireOptions, Gcra, Limit, Limiter, Redis, RedisServer};
 
 use super::contenders::{Contender, Keys, PLENTY, contender};
 use super::server::Server;
@@ -96,7 +96,7 @@ impl Nodes {
         let user = Redis::<u64>::builder(self.open(), "user", user).deadline(PATIENCE).build().expect("limits");
         let all = Limit::new("all", Gcra::new(PLENTY)).by(|_: &u64| ());
         let all = Redis::builder(self.open(), "all", all).deadline(PATIENCE).build().expect("limits");
-        asked("two_phases", TwoPhase::new(user, all))
+        asked("two_phases", Chained::new(user, all))
     }
 
     fn in_one_slot(&self) -> Contender {
@@ -112,7 +112,7 @@ where
     L: Limiter<u64> + Send + Sync + 'static,
 {
     let contender = contender(name, move |key| {
-        let decided = limiter.acquire(&key, Ask::default());
+        let decided = limiter.acquire(&key, AcquireOptions::default());
         Box::pin(async move {
             decided.await.expect("an answer");
         })

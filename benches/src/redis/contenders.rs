@@ -7,7 +7,7 @@ use redis::{Client, Script};
 use tokio::runtime::Runtime;
 use tower_ratelimit::limiter::DeniedCache;
 use tower_ratelimit::store::IntoRedisLimits;
-use tower_ratelimit::{Ask, FixedWindow, Gcra, Limit, Limiter, Memory, Quota, Redis, SlidingLog, SlidingWindow};
+use tower_ratelimit::{AcquireOptions, FixedWindow, Gcra, Limit, Limiter, Memory, Quota, Redis, SlidingLog, SlidingWindow};
 
 use super::server::Server;
 
@@ -49,7 +49,7 @@ fn ours(name: &'static str, server: &Server, limits: impl IntoRedisLimits<u64>) 
         .build()
         .expect("limits");
     contender(name, move |key| {
-        let decided = redis.acquire(&key, Ask::default());
+        let decided = redis.acquire(&key, AcquireOptions::default());
         Box::pin(async move {
             decided.await.expect("an answer");
         })
@@ -66,7 +66,7 @@ pub(super) fn refused(server: &Server, runtime: &Runtime) -> Option<Contender> {
     let limiter = DeniedCache::with_room(redis, 65_536);
     runtime.block_on(async {
         for key in (0..10_000).chain(0..10_000) {
-            let _ = limiter.acquire(&key, Ask::default()).await;
+            let _ = limiter.acquire(&key, AcquireOptions::default()).await;
         }
     });
     contender("ours", move |key| refusal(&limiter, key))
@@ -76,13 +76,13 @@ pub(super) fn refused(server: &Server, runtime: &Runtime) -> Option<Contender> {
 pub(super) fn refused_in_memory(_: &Server, _: &Runtime) -> Option<Contender> {
     let limiter = Memory::new(Gcra::new(Quota::per_hour(1)));
     for key in 0..10_000_u64 {
-        limiter.decide(&key, Ask::default());
+        limiter.decide(&key, AcquireOptions::default());
     }
     contender("memory", move |key| refusal(&limiter, key))
 }
 
 fn refusal<L: Limiter<u64>>(limiter: &L, key: u64) -> Asked {
-    let decided = limiter.acquire(&key, Ask::default());
+    let decided = limiter.acquire(&key, AcquireOptions::default());
     Box::pin(async move {
         let decision = decided.await.expect("an answer").decision;
         assert!(!decision.is_allowed());

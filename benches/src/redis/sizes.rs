@@ -5,7 +5,7 @@ use std::sync::Arc;
 use serde_json::json;
 use tokio::runtime::Runtime;
 use tower_ratelimit::store::IntoRedisLimits;
-use tower_ratelimit::{Ask, FixedWindow, Gcra, Limiter, Quota, Redis, SlidingLog, SlidingWindow};
+use tower_ratelimit::{AcquireOptions, FixedWindow, Gcra, Limiter, Quota, Redis, SlidingLog, SlidingWindow};
 
 use super::server::Server;
 use crate::harness::Harness;
@@ -60,7 +60,7 @@ fn ask_for_all(runtime: &Runtime, redis: &Arc<Redis<u64>>) {
                 let redis = Arc::clone(redis);
                 tokio::spawn(async move {
                     for key in (0..KEYS).filter(|key| key % 512 == task) {
-                        redis.acquire(&(1_000_000 + key), Ask::default()).await.expect("an answer");
+                        redis.acquire(&(1_000_000 + key), AcquireOptions::default()).await.expect("an answer");
                     }
                 })
             })

@@ -1,20 +1,20 @@
 use std::fmt;
 use std::ops::{Deref, DerefMut};
 
-use super::{Cell, Copied, State};
+use super::{AtomicState, StateCopy, State};
 use crate::sync::{AtomicU64, Ordering};
 
 /// A state whose number of words is known when the limiter is built: see
-/// [`state_words`](super::super::Algorithm::state_words).
+/// [`counter_words`](super::super::Algorithm::counter_words).
 ///
 /// It dereferences to its words.
 #[derive(Clone)]
-pub struct Blocks {
+pub struct Counters {
     words: [u64; Self::MAX_WORDS],
     len: usize,
 }
 
-impl Blocks {
+impl Counters {
     /// The most words that such a state can have.
     pub const MAX_WORDS: usize = 65;
 
@@ -25,7 +25,7 @@ impl Blocks {
     }
 }
 
-impl Deref for Blocks {
+impl Deref for Counters {
     type Target = [u64];
 
     fn deref(&self) -> &[u64] {
@@ -33,20 +33,20 @@ impl Deref for Blocks {
     }
 }
 
-impl DerefMut for Blocks {
+impl DerefMut for Counters {
     fn deref_mut(&mut self) -> &mut [u64] {
         &mut self.words[..self.len]
     }
 }
 
-impl fmt::Debug for Blocks {
+impl fmt::Debug for Counters {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self[..].fmt(f)
     }
 }
 
-impl State for Blocks {
-    type Cell = Box<[AtomicU64]>;
+impl State for Counters {
+    type AtomicState = Box<[AtomicU64]>;
 
     fn from_numbers(numbers: &[u64]) -> Self {
         let mut blocks = Self::zero(numbers.len());
@@ -62,34 +62,34 @@ impl State for Blocks {
 }
 
 // The orderings are those of the cell of fixed size.
-impl Cell for Box<[AtomicU64]> {
-    type State = Blocks;
-    type Snapshot<'a> = Copied<Blocks>;
-    type Edit<'a> = EditBlocks<'a>;
+impl AtomicState for Box<[AtomicU64]> {
+    type State = Counters;
+    type Snapshot<'a> = StateCopy<Counters>;
+    type Edit<'a> = CountersGuard<'a>;
 
     fn new(words: usize) -> Self {
-        (0..words.clamp(1, Blocks::MAX_WORDS)).map(|_| AtomicU64::new(0)).collect()
+        (0..words.clamp(1, Counters::MAX_WORDS)).map(|_| AtomicU64::new(0)).collect()
     }
 
-    fn snapshot(&self) -> Copied<Blocks> {
-        let mut copy = Blocks::zero(self.len());
+    fn snapshot(&self) -> StateCopy<Counters> {
+        let mut copy = Counters::zero(self.len());
         for (word, cell) in copy.iter_mut().zip(self) {
             *word = cell.load(Ordering::Acquire);
         }
-        Copied(copy)
+        StateCopy(copy)
     }
 
-    fn zero(&self) -> Copied<Blocks> {
-        Copied(Blocks::zero(self.len()))
+    fn zero(&self) -> StateCopy<Counters> {
+        StateCopy(Counters::zero(self.len()))
     }
 
-    fn edit(&self) -> EditBlocks<'_> {
-        let Copied(state) = self.snapshot();
-        EditBlocks { cell: self, state }
+    fn edit(&self) -> CountersGuard<'_> {
+        let StateCopy(state) = self.snapshot();
+        CountersGuard { cell: self, state }
     }
 
-    fn edit_from(&self, Copied(state): Copied<Blocks>) -> EditBlocks<'_> {
-        EditBlocks { cell: self, state }
+    fn edit_from(&self, StateCopy(state): StateCopy<Counters>) -> CountersGuard<'_> {
+        CountersGuard { cell: self, state }
     }
 
     fn clear(&self) {
@@ -112,26 +112,26 @@ impl Cell for Box<[AtomicU64]> {
 }
 
 #[allow(unreachable_pub, missing_debug_implementations, reason = "the hidden half of a sealed trait")]
-pub struct EditBlocks<'a> {
+pub struct CountersGuard<'a> {
     cell: &'a [AtomicU64],
-    state: Blocks,
+    state: Counters,
 }
 
-impl Deref for EditBlocks<'_> {
-    type Target = Blocks;
+impl Deref for CountersGuard<'_> {
+    type Target = Counters;
 
-    fn deref(&self) -> &Blocks {
+    fn deref(&self) -> &Counters {
         &self.state
     }
 }
 
-impl DerefMut for EditBlocks<'_> {
-    fn deref_mut(&mut self) -> &mut Blocks {
+impl DerefMut for CountersGuard<'_> {
+    fn deref_mut(&mut self) -> &mut Counters {
         &mut self.state
     }
 }
 
-impl Drop for EditBlocks<'_> {
+impl Drop for CountersGuard<'_> {
     fn drop(&mut self) {
         for (cell, word) in self.cell.iter().zip(&*self.state) {
             cell.store(*word, Ordering::Release);

@@ -1,15 +1,15 @@
 use std::collections::VecDeque;
 use std::ops::{Deref, DerefMut};
 
-use super::{Cell, State};
+use super::{AtomicState, State};
 use crate::sync::{AtomicU64, Mutex, MutexGuard, Ordering};
 
 /// A state of hits, each with its time and its weight, oldest first: the one state that lies on the heap.
 ///
-/// `Log::default()` is the zero state.
+/// `HitLog::default()` is the zero state.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[allow(clippy::exhaustive_structs, reason = "a user's own algorithm may keep a log")]
-pub struct Log {
+pub struct HitLog {
     /// The moment from which on the state is as good as new, in microseconds since the epoch.
     pub fresh_at: u64,
     /// For how long a hit counts, in microseconds: the period that the last charge was made under.
@@ -18,8 +18,8 @@ pub struct Log {
     pub hits: VecDeque<(u64, u64)>,
 }
 
-impl State for Log {
-    type Cell = LogCell;
+impl State for HitLog {
+    type AtomicState = AtomicHitLog;
 
     // A log is never sent as a whole.
     fn from_numbers(_numbers: &[u64]) -> Self {
@@ -33,29 +33,29 @@ impl State for Log {
 /// whole, and the set's version tells whose log it was.
 #[derive(Debug)]
 #[allow(unreachable_pub, reason = "the hidden half of a sealed trait")]
-pub struct LogCell {
+pub struct AtomicHitLog {
     fresh_at: AtomicU64,
-    log: Mutex<Log>,
+    log: Mutex<HitLog>,
 }
 
-impl LogCell {
+impl AtomicHitLog {
     /// A user's algorithm that panicked has left a log that is whole: it is used on.
-    fn lock(&self) -> MutexGuard<'_, Log> {
+    fn lock(&self) -> MutexGuard<'_, HitLog> {
         self.log.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
     }
 }
 
 /// A log that nobody changes meanwhile.
 #[allow(unreachable_pub, missing_debug_implementations, reason = "the hidden half of a sealed trait")]
-pub enum LogSnapshot<'a> {
-    Held(MutexGuard<'a, Log>),
-    Zero(Log),
+pub enum HitLogSnapshot<'a> {
+    Held(MutexGuard<'a, HitLog>),
+    Zero(HitLog),
 }
 
-impl Deref for LogSnapshot<'_> {
-    type Target = Log;
+impl Deref for HitLogSnapshot<'_> {
+    type Target = HitLog;
 
-    fn deref(&self) -> &Log {
+    fn deref(&self) -> &HitLog {
         match self {
             Self::Held(log) => log,
             Self::Zero(log) => log,
@@ -63,25 +63,25 @@ impl Deref for LogSnapshot<'_> {
     }
 }
 
-impl Cell for LogCell {
-    type State = Log;
-    type Snapshot<'a> = LogSnapshot<'a>;
-    type Edit<'a> = EditLog<'a>;
+impl AtomicState for AtomicHitLog {
+    type State = HitLog;
+    type Snapshot<'a> = HitLogSnapshot<'a>;
+    type Edit<'a> = HitLogGuard<'a>;
 
     fn new(_words: usize) -> Self {
-        Self { fresh_at: AtomicU64::new(0), log: Mutex::new(Log::default()) }
+        Self { fresh_at: AtomicU64::new(0), log: Mutex::new(HitLog::default()) }
     }
 
-    fn snapshot(&self) -> LogSnapshot<'_> {
-        LogSnapshot::Held(self.lock())
+    fn snapshot(&self) -> HitLogSnapshot<'_> {
+        HitLogSnapshot::Held(self.lock())
     }
 
-    fn zero(&self) -> LogSnapshot<'_> {
-        LogSnapshot::Zero(Log::default())
+    fn zero(&self) -> HitLogSnapshot<'_> {
+        HitLogSnapshot::Zero(HitLog::default())
     }
 
-    fn edit(&self) -> EditLog<'_> {
-        EditLog { fresh_at: &self.fresh_at, log: self.lock() }
+    fn edit(&self) -> HitLogGuard<'_> {
+        HitLogGuard { fresh_at: &self.fresh_at, log: self.lock() }
     }
 
     fn clear(&self) {
@@ -108,26 +108,26 @@ impl Cell for LogCell {
 }
 
 #[allow(unreachable_pub, missing_debug_implementations, reason = "the hidden half of a sealed trait")]
-pub struct EditLog<'a> {
+pub struct HitLogGuard<'a> {
     fresh_at: &'a AtomicU64,
-    log: MutexGuard<'a, Log>,
+    log: MutexGuard<'a, HitLog>,
 }
 
-impl Deref for EditLog<'_> {
-    type Target = Log;
+impl Deref for HitLogGuard<'_> {
+    type Target = HitLog;
 
-    fn deref(&self) -> &Log {
+    fn deref(&self) -> &HitLog {
         &self.log
     }
 }
 
-impl DerefMut for EditLog<'_> {
-    fn deref_mut(&mut self) -> &mut Log {
+impl DerefMut for HitLogGuard<'_> {
+    fn deref_mut(&mut self) -> &mut HitLog {
         &mut self.log
     }
 }
 
-impl Drop for EditLog<'_> {
+impl Drop for HitLogGuard<'_> {
     fn drop(&mut self) {
         self.fresh_at.store(self.log.fresh_at, Ordering::Release);
     }

@@ -6,17 +6,17 @@ mod words;
 
 use std::ops::{Deref, DerefMut};
 
-pub use self::blocks::Blocks;
-pub use self::log::Log;
+pub use self::blocks::Counters;
+pub use self::log::HitLog;
 
-/// What a store remembers of a key: `[u64; N]` with `N` at least 1, or where that does not do, [`Blocks`] or a [`Log`].
+/// What a store remembers of a key: `[u64; N]` with `N` at least 1, or where that does not do, [`Counters`] or a [`HitLog`].
 ///
 /// Zeros are a key never seen. The first word is the moment from which on the state is as good as zeros.
 ///
 /// The trait is sealed: a state must be made of words that many threads can read while one of them writes.
 pub trait State: Clone + Send + Sync + 'static + sealed::Sealed {
     #[doc(hidden)]
-    type Cell: Cell<State = Self>;
+    type AtomicState: AtomicState<State = Self>;
 
     #[doc(hidden)]
     fn from_numbers(numbers: &[u64]) -> Self;
@@ -29,15 +29,15 @@ mod sealed {
     #[allow(unnameable_types, reason = "sealed")]
     pub trait Sealed {}
     impl<const N: usize> Sealed for [u64; N] {}
-    impl Sealed for super::Blocks {}
-    impl Sealed for super::Log {}
+    impl Sealed for super::Counters {}
+    impl Sealed for super::HitLog {}
 }
 
 /// A state where many threads can reach it.
 ///
 /// The cell itself keeps nothing consistent; its owner's sequence lock does.
 #[allow(unreachable_pub, reason = "the hidden half of a sealed trait")]
-pub trait Cell: Send + Sync + 'static {
+pub trait AtomicState: Send + Sync + 'static {
     type State: Clone;
 
     /// A cell in the zero state, for a state of so many words where their number is not part of its type.
@@ -85,9 +85,9 @@ pub trait Cell: Send + Sync + 'static {
 
 /// A snapshot that is a copy.
 #[allow(unreachable_pub, missing_debug_implementations, reason = "the hidden half of a sealed trait")]
-pub struct Copied<T>(T);
+pub struct StateCopy<T>(T);
 
-impl<T> Deref for Copied<T> {
+impl<T> Deref for StateCopy<T> {
     type Target = T;
 
     #[inline]

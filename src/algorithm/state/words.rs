@@ -1,10 +1,10 @@
 use std::ops::{Deref, DerefMut};
 
-use super::{Cell, Copied, State};
+use super::{AtomicState, StateCopy, State};
 use crate::sync::{AtomicU64, Ordering};
 
 impl<const N: usize> State for [u64; N] {
-    type Cell = [AtomicU64; N];
+    type AtomicState = [AtomicU64; N];
 
     fn from_numbers(numbers: &[u64]) -> Self {
         std::array::from_fn(|word| numbers.get(word).copied().unwrap_or(0))
@@ -17,10 +17,10 @@ impl<const N: usize> State for [u64; N] {
 
 // Loads acquire and stores release, so that a reader who sees any word of a writer also sees that writer's lock, and
 // knows its copy to be torn. On x86 both are plain moves.
-impl<const N: usize> Cell for [AtomicU64; N] {
+impl<const N: usize> AtomicState for [AtomicU64; N] {
     type State = [u64; N];
-    type Snapshot<'a> = Copied<[u64; N]>;
-    type Edit<'a> = EditWords<'a, N>;
+    type Snapshot<'a> = StateCopy<[u64; N]>;
+    type Edit<'a> = WordsGuard<'a, N>;
 
     fn new(_words: usize) -> Self {
         const { assert!(N > 0, "a state needs at least one word: the moment from which on it is as good as new") }
@@ -28,23 +28,23 @@ impl<const N: usize> Cell for [AtomicU64; N] {
     }
 
     #[inline(always)]
-    fn snapshot(&self) -> Copied<[u64; N]> {
-        Copied(std::array::from_fn(|word| self[word].load(Ordering::Acquire)))
+    fn snapshot(&self) -> StateCopy<[u64; N]> {
+        StateCopy(std::array::from_fn(|word| self[word].load(Ordering::Acquire)))
     }
 
     #[inline(always)]
-    fn zero(&self) -> Copied<[u64; N]> {
-        Copied([0; N])
+    fn zero(&self) -> StateCopy<[u64; N]> {
+        StateCopy([0; N])
     }
 
     #[inline(always)]
-    fn edit(&self) -> EditWords<'_, N> {
-        EditWords { cell: self, state: std::array::from_fn(|word| self[word].load(Ordering::Relaxed)) }
+    fn edit(&self) -> WordsGuard<'_, N> {
+        WordsGuard { cell: self, state: std::array::from_fn(|word| self[word].load(Ordering::Relaxed)) }
     }
 
     #[inline(always)]
-    fn edit_from(&self, Copied(state): Copied<[u64; N]>) -> EditWords<'_, N> {
-        EditWords { cell: self, state }
+    fn edit_from(&self, StateCopy(state): StateCopy<[u64; N]>) -> WordsGuard<'_, N> {
+        WordsGuard { cell: self, state }
     }
 
     fn clear(&self) {
@@ -66,12 +66,12 @@ impl<const N: usize> Cell for [AtomicU64; N] {
 }
 
 #[allow(unreachable_pub, missing_debug_implementations, reason = "the hidden half of a sealed trait")]
-pub struct EditWords<'a, const N: usize> {
+pub struct WordsGuard<'a, const N: usize> {
     cell: &'a [AtomicU64; N],
     state: [u64; N],
 }
 
-impl<const N: usize> Deref for EditWords<'_, N> {
+impl<const N: usize> Deref for WordsGuard<'_, N> {
     type Target = [u64; N];
 
     #[inline(always)]
@@ -80,14 +80,14 @@ impl<const N: usize> Deref for EditWords<'_, N> {
     }
 }
 
-impl<const N: usize> DerefMut for EditWords<'_, N> {
+impl<const N: usize> DerefMut for WordsGuard<'_, N> {
     #[inline(always)]
     fn deref_mut(&mut self) -> &mut [u64; N] {
         &mut self.state
     }
 }
 
-impl<const N: usize> Drop for EditWords<'_, N> {
+impl<const N: usize> Drop for WordsGuard<'_, N> {
     #[inline(always)]
     fn drop(&mut self) {
         for (cell, word) in self.cell.iter().zip(self.state) {

@@ -1,8 +1,8 @@
 use http::{HeaderName, Request};
 
 use super::fingerprint::Fingerprint;
-use super::pepper::{MakeFingerprint, OwnPepper, Pepper};
-use crate::key::header::only_value;
+use super::pepper::{Fingerprinter, ProcessPepper, Pepper};
+use crate::key::request::only_value;
 use crate::key::{ExtractKey, Extracted};
 
 /// An API key in a header field of its own, of which only the [fingerprint](Fingerprint) is kept.
@@ -23,7 +23,7 @@ use crate::key::{ExtractKey, Extracted};
 /// It is not checked that the API key is good: who makes up API keys makes up keys, each with a limit of its own. Count
 /// behind what checks them, or by the address as well: [`Bearer`](super::Bearer) shows how.
 #[derive(Clone, Debug)]
-pub struct ApiKey<P = OwnPepper> {
+pub struct ApiKey<P = ProcessPepper> {
     name: HeaderName,
     pepper: P,
 }
@@ -32,7 +32,7 @@ impl ApiKey {
     /// Reads the field with this name, and makes fingerprints that only this process understands.
     #[must_use]
     pub const fn new(name: HeaderName) -> Self {
-        Self { name, pepper: OwnPepper }
+        Self { name, pepper: ProcessPepper }
     }
 
     /// Reads the field with this name.
@@ -46,7 +46,7 @@ impl ApiKey {
     }
 }
 
-impl<P: MakeFingerprint> ApiKey<P> {
+impl<P: Fingerprinter> ApiKey<P> {
     /// Makes fingerprints that all who have the pepper understand.
     #[must_use]
     pub fn pepper(self, pepper: Pepper) -> ApiKey<Pepper> {
@@ -60,7 +60,7 @@ impl<P: MakeFingerprint> ApiKey<P> {
     }
 }
 
-impl<B, P: MakeFingerprint> ExtractKey<Request<B>> for ApiKey<P> {
+impl<B, P: Fingerprinter> ExtractKey<Request<B>> for ApiKey<P> {
     type Key = Fingerprint<P>;
 
     fn extract(&self, request: &Request<B>) -> Extracted<Fingerprint<P>> {

@@ -2,7 +2,7 @@ use http::{Request, header};
 
 use super::cookie::is_token;
 use super::fingerprint::Fingerprint;
-use super::pepper::{MakeFingerprint, OwnPepper, Pepper};
+use super::pepper::{Fingerprinter, ProcessPepper, Pepper};
 use crate::key::{ExtractKey, Extracted, Missing};
 
 /// The token in `Authorization: Bearer ...`, of which only the [fingerprint](Fingerprint) is kept.
@@ -36,7 +36,7 @@ use crate::key::{ExtractKey, Extracted, Missing};
 /// let layer = RateLimitLayer::new((Bearer::new(), PeerIp::new()), limiter);
 /// ```
 #[derive(Clone, Debug, Default)]
-pub struct Bearer<P = OwnPepper> {
+pub struct Bearer<P = ProcessPepper> {
     pepper: P,
 }
 
@@ -44,11 +44,11 @@ impl Bearer {
     /// Reads the token, and makes fingerprints that only this process understands.
     #[must_use]
     pub const fn new() -> Self {
-        Self { pepper: OwnPepper }
+        Self { pepper: ProcessPepper }
     }
 }
 
-impl<P: MakeFingerprint> Bearer<P> {
+impl<P: Fingerprinter> Bearer<P> {
     /// Makes fingerprints that all who have the pepper understand.
     #[must_use]
     pub fn pepper(self, pepper: Pepper) -> Bearer<Pepper> {
@@ -62,7 +62,7 @@ impl<P: MakeFingerprint> Bearer<P> {
     }
 }
 
-impl<B, P: MakeFingerprint> ExtractKey<Request<B>> for Bearer<P> {
+impl<B, P: Fingerprinter> ExtractKey<Request<B>> for Bearer<P> {
     type Key = Fingerprint<P>;
 
     fn extract(&self, request: &Request<B>) -> Extracted<Fingerprint<P>> {

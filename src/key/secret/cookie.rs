@@ -5,7 +5,7 @@ use http::{HeaderMap, Request, header};
 use percent_encoding::percent_decode;
 
 use super::fingerprint::Fingerprint;
-use super::pepper::{MakeFingerprint, OwnPepper, Pepper};
+use super::pepper::{Fingerprinter, ProcessPepper, Pepper};
 use crate::error::Error;
 use crate::key::{ExtractKey, Extracted, Missing};
 
@@ -34,7 +34,7 @@ use crate::key::{ExtractKey, Extracted, Missing};
 /// drops it gets a new one from many servers. Where a session layer knows whose session it is, count by what it
 /// [puts into the extensions](crate::key::Extension).
 #[derive(Clone, Debug)]
-pub struct Cookie<P = OwnPepper> {
+pub struct Cookie<P = ProcessPepper> {
     name: Arc<str>,
     kind: Arc<str>,
     pepper: P,
@@ -54,11 +54,11 @@ impl Cookie {
             )));
         }
         let kind = format!("cookie {name}").into();
-        Ok(Self { name, kind, pepper: OwnPepper })
+        Ok(Self { name, kind, pepper: ProcessPepper })
     }
 }
 
-impl<P: MakeFingerprint> Cookie<P> {
+impl<P: Fingerprinter> Cookie<P> {
     /// Makes fingerprints that all who have the pepper understand.
     #[must_use]
     pub fn pepper(self, pepper: Pepper) -> Cookie<Pepper> {
@@ -82,7 +82,7 @@ impl<P: MakeFingerprint> Cookie<P> {
     }
 }
 
-impl<B, P: MakeFingerprint> ExtractKey<Request<B>> for Cookie<P> {
+impl<B, P: Fingerprinter> ExtractKey<Request<B>> for Cookie<P> {
     type Key = Fingerprint<P>;
 
     fn extract(&self, request: &Request<B>) -> Extracted<Fingerprint<P>> {

@@ -2,7 +2,7 @@ use std::fmt;
 use std::hash::{Hash, Hasher};
 use std::marker::PhantomData;
 
-use super::pepper::{OwnPepper, Pepper};
+use super::pepper::{ProcessPepper, Pepper};
 use crate::encode::{EncodeKey, KeyWriter};
 
 /// What is kept of a secret: 128 bits of its HMAC-SHA-256 under a pepper.
@@ -16,7 +16,7 @@ use crate::encode::{EncodeKey, KeyWriter};
 ///
 /// ```
 /// use tower_ratelimit::key::ApiKey;
-/// use tower_ratelimit::{Ask, Gcra, Memory, Quota};
+/// use tower_ratelimit::{AcquireOptions, Gcra, Memory, Quota};
 ///
 /// const KEY: ApiKey = ApiKey::from_static("x-api-key");
 ///
@@ -25,9 +25,9 @@ use crate::encode::{EncodeKey, KeyWriter};
 ///
 /// // What the limiter knows of a key, by the secret.
 /// let limiter = Memory::new(Gcra::new(Quota::per_second(10)));
-/// assert!(limiter.decide(&fingerprint, Ask::default()).is_allowed());
+/// assert!(limiter.decide(&fingerprint, AcquireOptions::default()).is_allowed());
 /// ```
-pub struct Fingerprint<P = OwnPepper> {
+pub struct Fingerprint<P = ProcessPepper> {
     bytes: [u8; 16],
     pepper: PhantomData<fn() -> P>,
 }

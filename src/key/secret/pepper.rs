@@ -11,7 +11,7 @@ use crate::error::Error;
 /// A secret under which fingerprints are made, so that nobody else can make them: one that several processes share.
 ///
 /// Where limits are kept outside of the processes, keys must agree: give each of them the same pepper, from its
-/// configuration. What is counted in one process only needs none: by default each draws [its own](OwnPepper).
+/// configuration. What is counted in one process only needs none: by default each draws [its own](ProcessPepper).
 ///
 /// ```
 /// use tower_ratelimit::key::{Bearer, Pepper};
@@ -59,9 +59,9 @@ impl fmt::Debug for Pepper {
 
 /// The pepper that this process has drawn for itself: another process has another one, and after a restart so has this.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct OwnPepper;
+pub struct ProcessPepper;
 
-impl OwnPepper {
+impl ProcessPepper {
     /// As [`Pepper::fingerprint`], for this process alone.
     #[must_use]
     pub fn fingerprint(&self, kind: &str, secret: &[u8]) -> Fingerprint<Self> {
@@ -69,19 +69,19 @@ impl OwnPepper {
     }
 }
 
-/// A [`Pepper`], or [`OwnPepper`].
-pub trait MakeFingerprint: Sized + sealed::Sealed {
+/// A [`Pepper`], or [`ProcessPepper`].
+pub trait Fingerprinter: Sized + sealed::Sealed {
     /// What stands for a secret of some kind.
     fn fingerprint(&self, kind: &str, secret: &[u8]) -> Fingerprint<Self>;
 }
 
-impl MakeFingerprint for Pepper {
+impl Fingerprinter for Pepper {
     fn fingerprint(&self, kind: &str, secret: &[u8]) -> Fingerprint<Self> {
         self.fingerprint(kind, secret)
     }
 }
 
-impl MakeFingerprint for OwnPepper {
+impl Fingerprinter for ProcessPepper {
     fn fingerprint(&self, kind: &str, secret: &[u8]) -> Fingerprint<Self> {
         self.fingerprint(kind, secret)
     }
@@ -92,7 +92,7 @@ mod sealed {
 
     impl Sealed for super::Pepper {}
 
-    impl Sealed for super::OwnPepper {}
+    impl Sealed for super::ProcessPepper {}
 }
 
 fn finish<P>(mut mac: Hmac<Sha256>, kind: &str, secret: &[u8]) -> Fingerprint<P> {

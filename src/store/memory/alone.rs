@@ -8,8 +8,8 @@ use super::share::{Asked, HeldLimit, Look};
 use super::transaction::{self, delay};
 use crate::algorithm::{Algorithm, AtOnce, State};
 use crate::clock::Timestamp;
-use crate::decision::{Decision, Name, Standing};
-use crate::limit::{Choose, Chooser, PartOf};
+use crate::decision::{Decision, Name, LimitStatus};
+use crate::limit::{Choose, Chooser, SubKeyOf};
 use crate::sync::Backoff;
 use crate::table::{LockedNear, Missed, Near, NotInserted};
 
@@ -23,7 +23,7 @@ pub(super) fn at_once<Key, C, P, S>(row: &Row<C, P>, asked: &Asked<'_, Key, S>) 
 where
     Key: ?Sized,
     C: Choose<Key> + Send + Sync + 'static,
-    P: PartOf<Key> + Send + Sync + 'static,
+    P: SubKeyOf<Key> + Send + Sync + 'static,
     P::Part: Hash,
     S: BuildHasher,
 {
@@ -54,8 +54,8 @@ fn decision_at_once<A: Algorithm, C: Chooser, P>(
     now: Timestamp,
     wait: u64,
 ) -> Decision {
-    let standing = Standing::at_once(row.limit.shared_name().clone(), wait, algorithm.reading_at_once(state, now));
-    Decision::by_store(now, algorithm.promises_turns(), standing)
+    let standing = LimitStatus::at_once(row.limit.name_handle().clone(), wait, algorithm.reading_at_once(state, now));
+    Decision::by_store(now, algorithm.supports_scheduling(), standing)
 }
 
 /// Decides in any case.
@@ -68,7 +68,7 @@ pub(super) fn at_length<Key, C, P, S>(
 where
     Key: ?Sized,
     C: Choose<Key> + Send + Sync + 'static,
-    P: PartOf<Key> + Send + Sync + 'static,
+    P: SubKeyOf<Key> + Send + Sync + 'static,
     P::Part: Hash,
     S: BuildHasher,
 {
@@ -99,7 +99,7 @@ fn acquire_new<Key, C, P, S>(row: &Row<C, P>, asked: &Asked<'_, Key, S>) -> Opti
 where
     Key: ?Sized,
     C: Choose<Key> + Send + Sync + 'static,
-    P: PartOf<Key> + Send + Sync + 'static,
+    P: SubKeyOf<Key> + Send + Sync + 'static,
     P::Part: Hash,
     S: BuildHasher,
 {
@@ -128,7 +128,7 @@ fn acquire_there<Key, C, P, S>(row: &Row<C, P>, asked: &Asked<'_, Key, S>) -> Re
 where
     Key: ?Sized,
     C: Choose<Key> + Send + Sync + 'static,
-    P: PartOf<Key> + Send + Sync + 'static,
+    P: SubKeyOf<Key> + Send + Sync + 'static,
     P::Part: Hash,
     S: BuildHasher,
 {
@@ -149,13 +149,13 @@ where
     } else {
         algorithm.reading(&near.state, now)
     };
-    let standing = Standing::new(row.limit.shared_name().clone(), verdict, reading, false);
-    Ok(Decision::by_store(now, algorithm.promises_turns(), standing))
+    let standing = LimitStatus::new(row.limit.name_handle().clone(), verdict, reading, false);
+    Ok(Decision::by_store(now, algorithm.supports_scheduling(), standing))
 }
 
 /// A limit of several that would let the request through at once.
 pub(super) struct Passing<'a, Chosen, A: Algorithm> {
-    near: Near<'a, <A::State as State>::Cell>,
+    near: Near<'a, <A::State as State>::AtomicState>,
     charged: A::State,
     name: &'a Name,
     chosen: Chosen,
@@ -168,7 +168,7 @@ impl<'a, Chosen: Borrow<A>, A: Algorithm> Passing<'a, Chosen, A> {
     where
         Key: ?Sized,
         C: Choose<Key, Chosen<'a> = Chosen> + Chooser<Algorithm = A> + Send + Sync + 'static,
-        P: PartOf<Key> + Send + Sync + 'static,
+        P: SubKeyOf<Key> + Send + Sync + 'static,
         P::Part: Hash,
         S: BuildHasher,
     {
@@ -178,7 +178,7 @@ impl<'a, Chosen: Borrow<A>, A: Algorithm> Passing<'a, Chosen, A> {
         let near = row.table.read_near(row.hash(asked)).ok()?;
         let chosen = row.limit.algorithm().choose(asked.key);
         match chosen.borrow().try_at_once(&near.state, asked.now, asked.ask) {
-            AtOnce::Charged(charged) => Some(Self { near, charged, name: row.limit.shared_name(), chosen }),
+            AtOnce::Charged(charged) => Some(Self { near, charged, name: row.limit.name_handle(), chosen }),
             AtOnce::Denied(_) | AtOnce::Unsaid => None,
         }
     }
@@ -193,14 +193,14 @@ impl<'a, Chosen: Borrow<A>, A: Algorithm> Passing<'a, Chosen, A> {
 
 /// One of them, locked. Nothing is charged before all are.
 pub(super) struct Charging<'a, Chosen, A: Algorithm> {
-    locked: LockedNear<'a, <A::State as State>::Cell>,
+    locked: LockedNear<'a, <A::State as State>::AtomicState>,
     said: Said<'a, Chosen, A>,
 }
 
 impl<'a, Chosen: Borrow<A>, A: Algorithm> Charging<'a, Chosen, A> {
     /// Charges it. It stays locked until the first half is dropped.
     #[inline(always)]
-    pub(super) fn charge(self) -> (LockedNear<'a, <A::State as State>::Cell>, Said<'a, Chosen, A>) {
+    pub(super) fn charge(self) -> (LockedNear<'a, <A::State as State>::AtomicState>, Said<'a, Chosen, A>) {
         let Self { mut locked, said } = self;
         **locked.edit() = said.charged.clone();
         (locked, said)
@@ -221,12 +221,12 @@ impl<Chosen: Borrow<A>, A: Algorithm> Said<'_, Chosen, A> {
     }
 
     #[inline(always)]
-    pub(super) fn promises_turns(&self) -> bool {
-        self.chosen.borrow().promises_turns()
+    pub(super) fn supports_scheduling(&self) -> bool {
+        self.chosen.borrow().supports_scheduling()
     }
 
     #[inline(always)]
-    pub(super) fn standing(&self, now: Timestamp) -> Standing {
-        Standing::at_once(self.name.clone(), 0, self.chosen.borrow().reading_at_once(&self.charged, now))
+    pub(super) fn standing(&self, now: Timestamp) -> LimitStatus {
+        LimitStatus::at_once(self.name.clone(), 0, self.chosen.borrow().reading_at_once(&self.charged, now))
     }
 }

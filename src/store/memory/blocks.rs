@@ -11,7 +11,7 @@ use crate::table::{Spot, Table, Tenancy, WhenFull};
 /// The blocks of a limit.
 #[derive(Default)]
 pub(super) struct Blocks {
-    /// By key, made when the first one is blocked.
+    /// KeyedBy key, made when the first one is blocked.
     table: OnceLock<Table<[AtomicU64; 1]>>,
     /// The latest end of a block: after it no decision looks for blocks.
     until: Until,
@@ -44,7 +44,7 @@ impl Blocks {
     pub(super) fn set(&self, hash: u64, now: Timestamp, until: Timestamp, max_keys: usize) {
         let _one = self.changing.lock().unwrap_or_else(PoisonError::into_inner);
         if until > now {
-            let table = self.table.get_or_init(|| Table::with_room_for(max_keys, 1, WhenFull::Forget));
+            let table = self.table.get_or_init(|| Table::with_room_for(max_keys, 1, WhenFull::Evict));
             let former = self.look_up(hash, now).map(|remaining| now.after(remaining).as_micros());
             let blocked = table.alter(hash, now.as_micros(), Some(&ByEnd), |table, place, _| {
                 *table.edit(place) = [until.as_micros()];
@@ -85,7 +85,7 @@ impl Tenancy<[u64; 1]> for ByEnd {
     }
 
     fn when_full(&self) -> WhenFull {
-        WhenFull::Forget
+        WhenFull::Evict
     }
 }
 

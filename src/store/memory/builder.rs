@@ -52,7 +52,7 @@ impl<L, C, S> MemoryBuilder<L, C, S> {
     ///
     /// let limiter = Memory::builder(Gcra::new(Quota::per_second(10)))
     ///     .max_keys(1_000_000)
-    ///     .when_full(WhenFull::Inherit)
+    ///     .when_full(WhenFull::CarryOver)
     ///     .build()?;
     /// # Ok::<(), tower_ratelimit::Error>(())
     /// ```

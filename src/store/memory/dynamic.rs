@@ -14,7 +14,7 @@ use super::share::{Asked, HeldLimit, Holding, Look, Room, Share};
 use super::transaction;
 use crate::decision::Decision;
 use crate::error::Error;
-use crate::limit::{Choose, IntoLimit, Limit, PartOf, names_differ};
+use crate::limit::{Choose, IntoLimit, Limit, SubKeyOf, check_unique_names};
 use crate::table::Missed;
 
 /// A limit of any kind, for those who choose limits at run time: collect them in a `Vec`.
@@ -23,14 +23,14 @@ use crate::table::Missed;
 /// nothing.
 ///
 /// ```
-/// use tower_ratelimit::{Ask, DynLimit, FixedWindow, Gcra, Limit, Memory, Quota};
+/// use tower_ratelimit::{AcquireOptions, DynLimit, FixedWindow, Gcra, Limit, Memory, Quota};
 ///
 /// let mut limits: Vec<DynLimit<str>> = vec![DynLimit::new(Limit::new("smooth", Gcra::new(Quota::per_second(10))))];
 /// if std::env::args().count() > 5 {
 ///     limits.push(DynLimit::new(Limit::new("daily", FixedWindow::new(Quota::per_day(10_000)))));
 /// }
 /// let limiter = Memory::new(limits);
-/// assert!(limiter.decide("alice", Ask::default()).is_allowed());
+/// assert!(limiter.decide("alice", AcquireOptions::default()).is_allowed());
 /// ```
 pub struct DynLimit<Key: ?Sized, S = DefaultHashBuilder>(Box<dyn Bind<Key, S>>);
 
@@ -40,8 +40,8 @@ impl<Key: ?Sized, S: BuildHasher> DynLimit<Key, S> {
     where
         L: IntoLimit,
         L::Chooser: Choose<Key> + Send + Sync + 'static,
-        L::Part: PartOf<Key> + Send + Sync + 'static,
-        <L::Part as PartOf<Key>>::Part: Hash,
+        L::Part: SubKeyOf<Key> + Send + Sync + 'static,
+        <L::Part as SubKeyOf<Key>>::Part: Hash,
     {
         Self(Box::new(limit.into_limit()))
     }
@@ -68,7 +68,7 @@ impl<Key, S, C, P> Bind<Key, S> for Limit<C, P>
 where
     Key: ?Sized,
     C: Choose<Key> + Send + Sync + 'static,
-    P: PartOf<Key> + Send + Sync + 'static,
+    P: SubKeyOf<Key> + Send + Sync + 'static,
     P::Part: Hash,
     S: BuildHasher,
 {
@@ -108,7 +108,7 @@ fn bind<Key: ?Sized, S: BuildHasher>(
     former: &[DynRow<Key, S>],
 ) -> Result<Vec<DynRow<Key, S>>, Error> {
     if !(limits.is_empty() && room.allow_no_limits) {
-        names_differ(limits.iter().map(DynLimit::name))?;
+        check_unique_names(limits.iter().map(DynLimit::name))?;
     }
     let bind = |limit: DynLimit<Key, S>| {
         let heir_of = former.iter().find(|row| row.name().as_str() == limit.name());

@@ -9,13 +9,13 @@ use super::dynamic::DynLimit;
 use super::hasher::DefaultHashBuilder;
 use super::limits::{Limits, LimitsFor};
 use super::share::{Asked, HeldLimit, Room, Share, read};
-use super::usage::{HeavyKey, KeyId, Usage};
+use super::usage::{TopKey, KeyId, Usage};
 use crate::algorithm::Algorithm;
 use crate::clock::{Clock, SystemClock, Timestamp};
-use crate::decision::{Ask, Decision};
+use crate::decision::{AcquireOptions, Decision};
 use crate::error::Error;
 use crate::limit::{PerKey, per_key};
-use crate::limiter::{Acquire, Held, Limiter, Outcome, Reply};
+use crate::limiter::{Acquisition, Held, Limiter, Outcome, LimiterFuture};
 use crate::observe::{Event, Observer};
 use crate::table::Missed;
 
@@ -33,12 +33,12 @@ use crate::table::Missed;
 /// There is nothing to clean up, and no background thread.
 ///
 /// ```
-/// use tower_ratelimit::{Ask, Gcra, Memory, Quota};
+/// use tower_ratelimit::{AcquireOptions, Gcra, Memory, Quota};
 ///
 /// // Ten a second for each key, bursts of twenty.
 /// let limiter = Memory::new(Gcra::new(Quota::per_second(10)).burst(20));
 ///
-/// let decision = limiter.decide("alice", Ask::default());
+/// let decision = limiter.decide("alice", AcquireOptions::default());
 /// assert!(decision.is_allowed());
 /// assert_eq!(decision.remaining(), Some(19));
 /// ```
@@ -102,20 +102,20 @@ impl<L: Limits<S>, C: Clock, S> Memory<L, C, S> {
     }
 
     #[inline(always)]
-    fn asked<'a, Key: ?Sized>(&'a self, key: &'a Key, ask: Ask) -> Asked<'a, Key, S> {
+    fn asked<'a, Key: ?Sized>(&'a self, key: &'a Key, ask: AcquireOptions) -> Asked<'a, Key, S> {
         Asked { hasher: &self.shared.hasher, key, now: self.now(), ask, clock: &self.shared.clock }
     }
 
-    /// Decides, and charges the key if the request is allowed. [`Ask::hold`] does not count here: to hold a cost, call
+    /// Decides, and charges the key if the request is allowed. [`AcquireOptions::hold`] does not count here: to hold a cost, call
     /// [`hold`](Limiter::hold).
     // In line: what the caller does not ask of the decision is then not even put together.
     #[inline(always)]
-    pub fn decide<Key: ?Sized>(&self, key: &Key, ask: Ask) -> Decision
+    pub fn decide<Key: ?Sized>(&self, key: &Key, ask: AcquireOptions) -> Decision
     where
         L: LimitsFor<Key, S>,
         S: BuildHasher,
     {
-        let asked = self.asked(key, Ask { hold: false, ..ask });
+        let asked = self.asked(key, AcquireOptions { hold: false, ..ask });
         match L::at_once(&self.shared.rows, &asked) {
             Ok(decision) => decision,
             // Moved out of what it comes with: written in place, also the decision of the fast path would lie in memory.
@@ -123,7 +123,7 @@ impl<L: Limits<S>, C: Clock, S> Memory<L, C, S> {
         }
     }
 
-    /// What stands for a key in the limit with this name, in [`heaviest`](Self::heaviest).
+    /// What stands for a key in the limit with this name, in [`top_keys`](Self::top_keys).
     ///
     /// # Errors
     ///
@@ -133,7 +133,7 @@ impl<L: Limits<S>, C: Clock, S> Memory<L, C, S> {
         L: LimitsFor<Key, S>,
         S: BuildHasher,
     {
-        let asked = self.asked(key, Ask::default());
+        let asked = self.asked(key, AcquireOptions::default());
         self.in_limit(limit, |row| row.key_id(&asked))
     }
 
@@ -152,7 +152,7 @@ impl<L: Limits<S>, C: Clock, S> Memory<L, C, S> {
         result.ok_or_else(|| no_such_limit(limit))
     }
 
-    /// The keys that use most of the limit with this name, at most `most` of them, the heaviest first: by the share of the
+    /// The keys that use most of the limit with this name, at most `most` of them, the top_keys first: by the share of the
     /// limit that they use, or where the algorithm is chosen by the key, by the time until they are as good as new.
     ///
     /// Reads the whole table, and waits for nobody: keys that are being decided at that moment may be left out.
@@ -160,15 +160,15 @@ impl<L: Limits<S>, C: Clock, S> Memory<L, C, S> {
     /// # Errors
     ///
     /// If there is no limit with this name.
-    pub fn heaviest(&self, limit: &str, most: usize) -> Result<Vec<HeavyKey>, Error> {
-        let mut heaviest = None;
+    pub fn top_keys(&self, limit: &str, most: usize) -> Result<Vec<TopKey>, Error> {
+        let mut top_keys = None;
         let now = self.now();
         L::holdings(&self.shared.rows, &mut |row| {
             if row.name().as_str() == limit {
-                heaviest = Some(row.heaviest(most, now));
+                top_keys = Some(row.top_keys(most, now));
             }
         });
-        heaviest.ok_or_else(|| no_such_limit(limit))
+        top_keys.ok_or_else(|| no_such_limit(limit))
     }
 
     /// What each limit takes in memory. Reads the whole of each table.
@@ -190,7 +190,7 @@ impl<L: Limits<S>, C: Clock, S> Memory<L, C, S> {
 
     /// What the fast path leaves: everything that is held, for instance.
     #[inline(never)]
-    fn acquire_slow<Key: ?Sized>(&self, key: &Key, ask: Ask, missed: Missed) -> Outcome
+    fn acquire_slow<Key: ?Sized>(&self, key: &Key, ask: AcquireOptions, missed: Missed) -> Outcome
     where
         L: LimitsFor<Key, S>,
         S: BuildHasher + Send + Sync + 'static,
@@ -198,7 +198,7 @@ impl<L: Limits<S>, C: Clock, S> Memory<L, C, S> {
         let (decision, limits) = L::at_length(&self.shared.rows, self.asked(key, ask), missed);
         let held = (ask.hold && decision.is_allowed()).then(|| {
             let shared = Arc::clone(&self.shared);
-            Held::new(ask.cost, move |actual| Reply::ready(shared.settle::<L>(&limits, ask.cost, actual)))
+            Held::new(ask.cost, move |actual| LimiterFuture::ready(shared.settle::<L>(&limits, ask.cost, actual)))
         });
         Outcome { decision, held }
     }
@@ -238,7 +238,7 @@ impl<Key: ?Sized + 'static, C, S: BuildHasher + 'static> Memory<Vec<DynLimit<Key
 }
 
 fn table_full() -> Error {
-    Error::unavailable("key table full: eviction is disabled (`WhenFull::Refuse`); raise `max_keys`")
+    Error::unavailable("key table full: eviction is disabled (`WhenFull::Deny`); raise `max_keys`")
 }
 
 fn no_such_limit(limit: &str) -> Error {
@@ -255,33 +255,33 @@ where
     type Future = Ready<Result<Outcome, Error>>;
 
     #[inline]
-    fn acquire(&self, key: &Key, ask: Ask) -> Acquire<Self::Future> {
+    fn acquire(&self, key: &Key, ask: AcquireOptions) -> Acquisition<Self::Future> {
         let asked = self.asked(key, ask);
         match L::at_once(&self.shared.rows, &asked) {
-            Ok(decision) => Acquire::Ready(Ok(Outcome { decision, held: None })),
-            Err(missed) => Acquire::Ready(Ok(self.acquire_slow(key, ask, missed))),
+            Ok(decision) => Acquisition::Ready(Ok(Outcome { decision, held: None })),
+            Err(missed) => Acquisition::Ready(Ok(self.acquire_slow(key, ask, missed))),
         }
     }
 
-    fn peek(&self, key: &Key, ask: Ask) -> Reply<Decision> {
-        Reply::ready(Ok(L::peek(&self.shared.rows, self.asked(key, ask))))
+    fn peek(&self, key: &Key, ask: AcquireOptions) -> LimiterFuture<Decision> {
+        LimiterFuture::ready(Ok(L::peek(&self.shared.rows, self.asked(key, ask))))
     }
 
-    fn set(&self, limit: &str, key: &Key, used: u64) -> Reply<()> {
-        let asked = self.asked(key, Ask::default());
+    fn set(&self, limit: &str, key: &Key, used: u64) -> LimiterFuture<()> {
+        let asked = self.asked(key, AcquireOptions::default());
         let set = self.in_limit(limit, |row| row.set(&asked, used));
-        Reply::ready(set.and_then(|set| set.map_err(|_| table_full())))
+        LimiterFuture::ready(set.and_then(|set| set.map_err(|_| table_full())))
     }
 
-    fn block(&self, limit: &str, key: &Key, span: Duration) -> Reply<()> {
-        let asked = self.asked(key, Ask::default());
-        Reply::ready(self.in_limit(limit, |row| row.block(&asked, asked.now.after(span))))
+    fn block(&self, limit: &str, key: &Key, span: Duration) -> LimiterFuture<()> {
+        let asked = self.asked(key, AcquireOptions::default());
+        LimiterFuture::ready(self.in_limit(limit, |row| row.block(&asked, asked.now.after(span))))
     }
 
-    fn reset(&self, key: &Key) -> Reply<()> {
-        let asked = self.asked(key, Ask::default());
+    fn reset(&self, key: &Key) -> LimiterFuture<()> {
+        let asked = self.asked(key, AcquireOptions::default());
         L::each(&self.shared.rows, &mut |row| row.reset(&asked));
-        Reply::ready(Ok(()))
+        LimiterFuture::ready(Ok(()))
     }
 }
 

@@ -6,7 +6,7 @@ use super::share::{Asked, HeldLimit, Holding, Look, Room, Share};
 use super::transaction;
 use crate::decision::Decision;
 use crate::error::Error;
-use crate::limit::{Choose, IntoLimit, PartOf, names_differ};
+use crate::limit::{Choose, IntoLimit, SubKeyOf, check_unique_names};
 use crate::table::Missed;
 
 /// What [`Memory`](super::Memory) can hold keys to: an algorithm, [`per_key`](crate::per_key), a
@@ -58,7 +58,7 @@ where
 
     fn bind(self, room: Room) -> Result<Self::Rows, Error> {
         let limit = self.into_limit();
-        names_differ([limit.name()])?;
+        check_unique_names([limit.name()])?;
         Row::new(limit, room)
     }
 
@@ -72,8 +72,8 @@ where
     Key: ?Sized,
     L: IntoLimit,
     L::Chooser: Choose<Key> + Send + Sync + 'static,
-    L::Part: PartOf<Key> + Send + Sync + 'static,
-    <L::Part as PartOf<Key>>::Part: Hash,
+    L::Part: SubKeyOf<Key> + Send + Sync + 'static,
+    <L::Part as SubKeyOf<Key>>::Part: Hash,
     S: BuildHasher,
 {
     #[inline(always)]
@@ -104,7 +104,7 @@ macro_rules! tuple {
 
             fn bind(self, room: Room) -> Result<Self::Rows, Error> {
                 let limits = ($(self.$index.into_limit(),)+);
-                names_differ([$(limits.$index.name()),+])?;
+                check_unique_names([$(limits.$index.name()),+])?;
                 Ok(($(Row::new(limits.$index, room)?,)+))
             }
 
@@ -119,15 +119,15 @@ macro_rules! tuple {
             S: BuildHasher,
             $(
                 $L::Chooser: Choose<Key> + Send + Sync + 'static,
-                $L::Part: PartOf<Key> + Send + Sync + 'static,
-                <$L::Part as PartOf<Key>>::Part: Hash,
+                $L::Part: SubKeyOf<Key> + Send + Sync + 'static,
+                <$L::Part as SubKeyOf<Key>>::Part: Hash,
             )+
         {
             /// If all rows let through at once: reads all, locks all, charges all.
             #[inline(always)]
             fn at_once(rows: &Self::Rows, asked: &Asked<'_, Key, S>) -> Result<Decision, Missed> {
                 let (now, ask) = (asked.now, asked.ask);
-                if ask.every_limit || ask.hold {
+                if ask.all_limits || ask.hold {
                     return Err(Missed::Absent);
                 }
                 $(let $row = Passing::of(&rows.$index, asked).ok_or(Missed::Absent)?;)+
@@ -141,7 +141,7 @@ macro_rules! tuple {
                     $($index => $row.standing(now),)+
                     _ => unreachable!("there are no more rows"),
                 };
-                Ok(Decision::by_store(now, true $(&& $row.promises_turns())+, standing))
+                Ok(Decision::by_store(now, true $(&& $row.supports_scheduling())+, standing))
             }
 
             fn at_length(

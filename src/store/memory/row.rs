@@ -6,12 +6,12 @@ use std::time::Duration;
 
 use super::blocks::Blocks;
 use super::share::{Asked, HeldLimit, Holding, Look, Needed, Room, Share, read};
-use super::usage::{HeavyKey, KeyId, Usage};
+use super::usage::{TopKey, KeyId, Usage};
 use crate::algorithm::{Algorithm, State};
-use crate::clock::{Clock, Timestamp, whole_micros};
+use crate::clock::{Clock, Timestamp, micros_floor};
 use crate::decision::{Name, Verdict};
 use crate::error::Error;
-use crate::limit::{Choose, Chooser, Limit, PartOf};
+use crate::limit::{Choose, Chooser, Limit, SubKeyOf};
 use crate::table::{Full, Place, Spot, Table, Tenancy, WhenFull, fingerprint};
 
 /// A limit with its table.
@@ -34,7 +34,7 @@ struct Tenant<'a, A> {
 impl<A: Algorithm> Tenancy<A::State> for Tenant<'_, A> {
     fn owes(&self, state: &A::State) -> (u64, u64) {
         let figures = self.algorithm.reading(state, self.now).figures();
-        (figures.limit.saturating_sub(figures.remaining), whole_micros(figures.reset))
+        (figures.limit.saturating_sub(figures.remaining), micros_floor(figures.reset))
     }
 
     fn inherit(&self, state: &mut A::State, from: &A::State) {
@@ -47,7 +47,7 @@ impl<A: Algorithm> Tenancy<A::State> for Tenant<'_, A> {
 }
 
 type StateOf<C> = <<C as Chooser>::Algorithm as Algorithm>::State;
-type CellOf<C> = <<<C as Chooser>::Algorithm as Algorithm>::State as State>::Cell;
+type CellOf<C> = <<<C as Chooser>::Algorithm as Algorithm>::State as State>::AtomicState;
 
 impl<C: Chooser + 'static, P: 'static> Row<C, P> {
     /// A limit with a table of its own.
@@ -57,7 +57,7 @@ impl<C: Chooser + 'static, P: 'static> Row<C, P> {
     /// If the states could take more than `room.heap_bytes` on the heap.
     pub(super) fn new(limit: Limit<C, P>, room: Room) -> Result<Self, Error> {
         let words =
-            limit.algorithm().same_for_all().map_or(crate::algorithm::Blocks::MAX_WORDS, Algorithm::state_words);
+            limit.algorithm().fixed().map_or(crate::algorithm::Counters::MAX_WORDS, Algorithm::counter_words);
         let table = Table::with_room_for(room.max_keys, words, room.when_full);
         Self::with_tables(limit, room, table, Arc::default())
     }
@@ -75,7 +75,7 @@ impl<C: Chooser + 'static, P: 'static> Row<C, P> {
         let (table, blocks) = match former {
             Some(former) => (former.table.clone(), Arc::clone(&former.blocks)),
             None => (
-                Table::with_room_for(room.max_keys, crate::algorithm::Blocks::MAX_WORDS, room.when_full),
+                Table::with_room_for(room.max_keys, crate::algorithm::Counters::MAX_WORDS, room.when_full),
                 Arc::default(),
             ),
         };
@@ -88,7 +88,7 @@ impl<C: Chooser + 'static, P: 'static> Row<C, P> {
         table: Table<CellOf<C>>,
         blocks: Arc<Blocks>,
     ) -> Result<Self, Error> {
-        let algorithm = limit.algorithm().same_for_all();
+        let algorithm = limit.algorithm().fixed();
         let heap = algorithm.map_or(0, Algorithm::heap_bytes).saturating_mul(table.states());
         if heap > room.max_heap_bytes {
             return Err(Error::config(format!(
@@ -107,7 +107,7 @@ impl<C: Chooser, P> Row<C, P> {
     #[inline(always)]
     pub(super) fn hash<Key: ?Sized, S: BuildHasher>(&self, asked: &Asked<'_, Key, S>) -> u64
     where
-        P: PartOf<Key>,
+        P: SubKeyOf<Key>,
         P::Part: Hash,
     {
         self.hash_of(asked.key, asked.hasher)
@@ -116,10 +116,10 @@ impl<C: Chooser, P> Row<C, P> {
     #[inline(always)]
     pub(super) fn hash_of<Key: ?Sized>(&self, key: &Key, hasher: &impl BuildHasher) -> u64
     where
-        P: PartOf<Key>,
+        P: SubKeyOf<Key>,
         P::Part: Hash,
     {
-        self.limit.part().with_part(key, |part| hasher.hash_one(part))
+        self.limit.part().with_sub_key(key, |part| hasher.hash_one(part))
     }
 
     /// Whether it refuses by itself, and by its states alone.
@@ -135,7 +135,7 @@ impl<C: Chooser, P> Row<C, P> {
     /// A shadow limit never denies, and to evict what it counted harms nobody.
     fn when_full(&self) -> WhenFull {
         match self.room.when_full {
-            WhenFull::Refuse if self.limit.is_shadow() => WhenFull::Forget,
+            WhenFull::Deny if self.limit.is_shadow() => WhenFull::Evict,
             when_full => when_full,
         }
     }
@@ -162,14 +162,14 @@ impl<C: Chooser, P> Row<C, P> {
         needed: Needed,
         look: &mut Look,
     ) {
-        look.promises_turns = algorithm.promises_turns();
+        look.supports_scheduling = algorithm.supports_scheduling();
         if look.held > 0 || asked.ask.hold {
             Self::judge_with_held(algorithm, state, asked, look);
         } else {
             look.verdict = algorithm.peek(state, look.now, asked.ask);
         }
         if needed == Needed::Together {
-            look.at_once = if look.promises_turns && look.verdict != Verdict::Allowed {
+            look.at_once = if look.supports_scheduling && look.verdict != Verdict::Allowed {
                 algorithm.peek_with_held(state, look.now, asked.ask.within(Duration::ZERO), look.held).0
             } else {
                 look.verdict
@@ -179,11 +179,11 @@ impl<C: Chooser, P> Row<C, P> {
         if !look.blocked.is_zero() {
             let blocked = Verdict::Denied { retry_after: look.blocked };
             // No start is scheduled while it lasts. If there is one in time after it, the caller asks for it then.
-            look.promises_turns &= !look.verdict.is_allowed();
+            look.supports_scheduling &= !look.verdict.is_allowed();
             look.verdict = look.verdict.and(blocked);
             look.at_once = look.at_once.and(blocked);
         }
-        if look.held == 0 && (needed != Needed::Refusal || !look.verdict.is_allowed()) {
+        if look.held == 0 && (needed != Needed::Rejection || !look.verdict.is_allowed()) {
             look.reading = algorithm.reading(state, look.now);
         }
     }
@@ -198,7 +198,7 @@ impl<C: Chooser, P> Row<C, P> {
         look: &mut Look,
     ) {
         let ask = if asked.ask.hold { asked.ask.within(Duration::ZERO) } else { asked.ask };
-        look.promises_turns &= !asked.ask.hold;
+        look.supports_scheduling &= !asked.ask.hold;
         (look.verdict, look.reading) = algorithm.peek_with_held(state, look.now, ask, look.held);
     }
 }
@@ -206,7 +206,7 @@ impl<C: Chooser, P> Row<C, P> {
 impl<Key: ?Sized, C, P, S> Share<Key, S> for Row<C, P>
 where
     C: Choose<Key> + Send + Sync + 'static,
-    P: PartOf<Key> + Send + Sync + 'static,
+    P: SubKeyOf<Key> + Send + Sync + 'static,
     P::Part: Hash,
     S: BuildHasher,
 {
@@ -218,7 +218,7 @@ where
         let seen = self.table.read(hash, &mut look.spot);
         look.now = not_before(Timestamp::from_micros(seen.horizon), asked.now, algorithm);
         let fresh_at = look.spot.place().map_or(seen.horizon, |place| self.table.fresh_at(place));
-        look.ahead_of = is_far_ahead(fresh_at, asked.now, algorithm).then(|| algorithm.longest_reset());
+        look.ahead_of = is_far_ahead(fresh_at, asked.now, algorithm).then(|| algorithm.max_reset());
         look.shadow = self.limit.is_shadow();
         look.held = seen.held;
         match self.estate(&look.spot, algorithm, look.now) {
@@ -289,7 +289,7 @@ where
     }
 
     fn held_limit(&self, asked: &Asked<'_, Key, S>, look: &Look) -> HeldLimit {
-        let own = self.limit.algorithm().own_choice(asked.key);
+        let own = self.limit.algorithm().select_owned(asked.key);
         let algorithm = own.map(|own| Box::new(own) as Box<dyn Any + Send + Sync>);
         HeldLimit { table: self.table.id(), hash: look.spot.hash(), algorithm }
     }
@@ -327,13 +327,13 @@ impl<C: Chooser + Send + Sync + 'static, P: Send + Sync + 'static> Holding for R
     }
 
     fn name(&self) -> &Name {
-        self.limit.shared_name()
+        self.limit.name_handle()
     }
 
     fn settle(&self, limit: &HeldLimit, held: u64, actual: u64, clock: &dyn Clock) -> Result<(), Full> {
         let own = limit.algorithm.as_ref().and_then(|own| own.downcast_ref::<C::Algorithm>());
         let now = read(clock);
-        let Some(algorithm) = own.or_else(|| self.limit.algorithm().same_for_all()) else { return Ok(()) };
+        let Some(algorithm) = own.or_else(|| self.limit.algorithm().fixed()) else { return Ok(()) };
         let end = |table: &Table<CellOf<C>>, place: Place, horizon: u64| {
             table.end_hold(limit.hash, held);
             if actual > 0 {
@@ -362,13 +362,13 @@ impl<C: Chooser + Send + Sync + 'static, P: Send + Sync + 'static> Holding for R
         }
     }
 
-    fn heaviest(&self, most: usize, now: Timestamp) -> Vec<HeavyKey> {
-        let algorithm = self.limit.algorithm().same_for_all();
+    fn top_keys(&self, most: usize, now: Timestamp) -> Vec<TopKey> {
+        let algorithm = self.limit.algorithm().fixed();
         let mut keys = Vec::new();
         self.table.for_each_live(now.as_micros(), |id, fresh_at, state| {
             let figures = algorithm.map(|algorithm| algorithm.reading(state, now).figures());
             let reset = Timestamp::from_micros(fresh_at).since(now);
-            keys.push(HeavyKey { id: KeyId::of(id), reset, figures });
+            keys.push(TopKey { id: KeyId::of(id), reset, figures });
         });
         keys.sort_by(|a, b| b.weight().partial_cmp(&a.weight()).unwrap_or(std::cmp::Ordering::Equal));
         keys.truncate(most);
@@ -384,17 +384,17 @@ fn in_time(fresh_at: u64, before: Timestamp, clock: &dyn Clock, algorithm: &impl
     }
     // Nobody can have charged the key later than now.
     let now = read(clock);
-    if now.since(before) > algorithm.longest_reset() { now } else { before }
+    if now.since(before) > algorithm.max_reset() { now } else { before }
 }
 
 /// Whether a state is so far ahead of a time that the algorithm may not believe it: as where a clock has stepped back.
 #[inline]
 pub(super) fn is_far_ahead(fresh_at: u64, now: Timestamp, algorithm: &impl Algorithm) -> bool {
-    fresh_at > now.after(algorithm.longest_reset()).as_micros()
+    fresh_at > now.after(algorithm.max_reset()).as_micros()
 }
 
 /// `now`, or the horizon if that is later, unless it is so far ahead that the clock must have stepped back.
 #[inline(always)]
 pub(super) fn not_before(horizon: Timestamp, now: Timestamp, algorithm: &impl Algorithm) -> Timestamp {
-    if horizon > now && horizon.since(now) <= algorithm.longest_reset() { horizon } else { now }
+    if horizon > now && horizon.since(now) <= algorithm.max_reset() { horizon } else { now }
 }

@@ -3,9 +3,9 @@
 use std::any::Any;
 use std::time::Duration;
 
-use super::usage::{HeavyKey, KeyId, Usage};
+use super::usage::{TopKey, KeyId, Usage};
 use crate::clock::{Clock, Timestamp};
-use crate::decision::{Ask, Name, Reading, Verdict};
+use crate::decision::{AcquireOptions, Name, LazySnapshot, Verdict};
 use crate::table::{Full, Place, Spot, WhenFull};
 
 /// The room that each limit has.
@@ -58,7 +58,7 @@ pub trait Holding: Send + Sync {
     /// Ends a hold of `held`, and charges `actual`.
     fn settle(&self, limit: &HeldLimit, held: u64, actual: u64, clock: &dyn Clock) -> Result<(), Full>;
     fn usage(&self, now: Timestamp) -> Usage;
-    fn heaviest(&self, most: usize, now: Timestamp) -> Vec<HeavyKey>;
+    fn top_keys(&self, most: usize, now: Timestamp) -> Vec<TopKey>;
 }
 
 /// A limit on which a cost is held: what must be known to settle it without the key.
@@ -76,7 +76,7 @@ pub struct Asked<'a, Key: ?Sized, S> {
     pub(super) hasher: &'a S,
     pub(super) key: &'a Key,
     pub(super) now: Timestamp,
-    pub(super) ask: Ask,
+    pub(super) ask: AcquireOptions,
     pub(super) clock: &'a dyn Clock,
 }
 
@@ -106,9 +106,9 @@ impl<Key: ?Sized, S> Copy for Asked<'_, Key, S> {}
 #[allow(unreachable_pub, reason = "named by a hidden trait only")]
 pub enum Needed {
     /// A reading if the limit refuses: else the commit makes one.
-    Refusal,
+    Rejection,
     /// A reading in any case.
-    Reading,
+    LazySnapshot,
     /// A reading, and the verdict [at once](Look::at_once): to decide together with other limits.
     Together,
 }
@@ -125,19 +125,19 @@ pub struct Look {
     pub(super) verdict: Verdict,
     /// The verdict on who accepts no delay, where that was [needed](Needed::Together).
     pub(super) at_once: Verdict,
-    pub(super) reading: Reading,
+    pub(super) reading: LazySnapshot,
     /// What is held on the key.
     pub(super) held: u64,
     /// For how long the limit has blocked the key, zero if it has not.
     pub(super) blocked: Duration,
-    pub(super) promises_turns: bool,
+    pub(super) supports_scheduling: bool,
     pub(super) shadow: bool,
     pub(super) place: Option<Place>,
 }
 
 impl Room {
     pub(super) const DEFAULT: Self =
-        Self { max_keys: 100_000, max_heap_bytes: 1 << 30, when_full: WhenFull::Forget, allow_no_limits: false };
+        Self { max_keys: 100_000, max_heap_bytes: 1 << 30, when_full: WhenFull::Evict, allow_no_limits: false };
 }
 
 impl Look {
@@ -152,12 +152,12 @@ impl Look {
         spot: Spot::BLANK,
         now: Timestamp::EPOCH,
         ahead_of: None,
-        verdict: Verdict::Never,
-        at_once: Verdict::Never,
-        reading: Reading::BLANK,
+        verdict: Verdict::ExceedsLimit,
+        at_once: Verdict::ExceedsLimit,
+        reading: LazySnapshot::BLANK,
         held: 0,
         blocked: Duration::ZERO,
-        promises_turns: false,
+        supports_scheduling: false,
         shadow: false,
         place: None,
     };

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::share::{Asked, HeldLimit, Look, Needed, Share};
 use crate::clock::Timestamp;
-use crate::decision::{Decision, Standing, Verdict};
+use crate::decision::{Decision, LimitStatus, Verdict};
 use crate::sync::Backoff;
 use crate::table::Full;
 
@@ -102,8 +102,8 @@ fn look<Key: ?Sized, S: BuildHasher, R: Share<Key, S> + ?Sized>(
 ) -> Verdict {
     let needed = match (rows.len() > 1, with_reading) {
         (true, _) => Needed::Together,
-        (false, true) => Needed::Reading,
-        (false, false) => Needed::Refusal,
+        (false, true) => Needed::LazySnapshot,
+        (false, false) => Needed::Rejection,
     };
     look_in_time(rows, looks, asked, needed);
     if needed == Needed::Together
@@ -115,7 +115,7 @@ fn look<Key: ?Sized, S: BuildHasher, R: Share<Key, S> + ?Sized>(
     }
     if needed == Needed::Together && !promise_turns(looks) {
         for look in &mut *looks {
-            (look.verdict, look.promises_turns) = (look.at_once, false);
+            (look.verdict, look.supports_scheduling) = (look.at_once, false);
         }
     }
     enforced(looks).fold(Verdict::Allowed, |verdict, look| verdict.and(look.verdict))
@@ -142,7 +142,7 @@ fn look_beyond_blocks<Key: ?Sized, S: BuildHasher, R: Share<Key, S> + ?Sized>(
         let verdict = if promises { beyond.verdict } else { beyond.at_once };
         let verdict = match verdict {
             Verdict::Denied { retry_after } => Verdict::Denied { retry_after: retry_after + blocked },
-            Verdict::Never => Verdict::Never,
+            Verdict::ExceedsLimit => Verdict::ExceedsLimit,
             _ if look.blocked.is_zero() => Verdict::Allowed,
             _ => Verdict::Denied { retry_after: look.blocked },
         };
@@ -151,7 +151,7 @@ fn look_beyond_blocks<Key: ?Sized, S: BuildHasher, R: Share<Key, S> + ?Sized>(
         }
         // What is validated is what was read last.
         look.spot = beyond.spot;
-        look.promises_turns = false;
+        look.supports_scheduling = false;
     }
     enforced(looks).fold(Verdict::Allowed, |verdict, look| verdict.and(look.verdict))
 }
@@ -166,8 +166,8 @@ fn look_in_time<Key: ?Sized, S: BuildHasher, R: Share<Key, S> + ?Sized>(
     needed: Needed,
 ) {
     // Where a limit remembers for microseconds only, no look may be fast enough.
-    const MOST_TRIES: u32 = 100;
-    for _ in 0..MOST_TRIES {
+    const MAX_TRIES: u32 = 100;
+    for _ in 0..MAX_TRIES {
         for (row, look) in rows.iter().zip(&mut *looks) {
             row.look(asked, needed, look);
         }
@@ -193,9 +193,9 @@ fn promise_turns(looks: &[Look]) -> bool {
     let turn = enforced(looks).fold(Verdict::Allowed, |turn, look| turn.and(look.at_once));
     match turn {
         Verdict::Denied { retry_after: turn } => {
-            enforced(looks).all(|look| look.promises_turns && look.reading.figures().reset >= turn)
+            enforced(looks).all(|look| look.supports_scheduling && look.reading.figures().reset >= turn)
         }
-        _ => enforced(looks).all(|look| look.promises_turns),
+        _ => enforced(looks).all(|look| look.supports_scheduling),
     }
 }
 
@@ -216,7 +216,7 @@ fn decide<Key: ?Sized, S, R: Share<Key, S> + ?Sized>(
     asked: &Asked<'_, Key, S>,
 ) -> Decision {
     let decision = match (rows, looks) {
-        ([row], [look]) if !look.shadow => Decision::by_store(asked.now, look.promises_turns, standing(*row, look)),
+        ([row], [look]) if !look.shadow => Decision::by_store(asked.now, look.supports_scheduling, standing(*row, look)),
         _ => decide_several(rows, looks, asked),
     };
     let is_estimate = enforced(looks).any(|look| look.held > 0 && !look.verdict.is_allowed());
@@ -228,16 +228,16 @@ fn decide_several<Key: ?Sized, S, R: Share<Key, S> + ?Sized>(
     looks: &[Look],
     asked: &Asked<'_, Key, S>,
 ) -> Decision {
-    let promises_turns = enforced(looks).all(|look| look.promises_turns);
+    let supports_scheduling = enforced(looks).all(|look| look.supports_scheduling);
     let standings = rows.iter().zip(looks).map(|(row, look)| standing(*row, look));
     let shadows = looks.iter().any(|look| look.shadow);
     let list_all = asked.ask.lists_all(shadows, || looks.iter().any(|look| !look.verdict.is_allowed()));
-    Decision::of_limits(asked.now, list_all, standings).with_turns(promises_turns)
+    Decision::of_limits(asked.now, list_all, standings).with_scheduling(supports_scheduling)
 }
 
 #[inline]
-fn standing<Key: ?Sized, S, R: Share<Key, S> + ?Sized>(row: &R, look: &Look) -> Standing {
-    Standing::new(row.name().clone(), look.verdict, look.reading, look.shadow)
+fn standing<Key: ?Sized, S, R: Share<Key, S> + ?Sized>(row: &R, look: &Look) -> LimitStatus {
+    LimitStatus::new(row.name().clone(), look.verdict, look.reading, look.shadow)
 }
 
 /// The locks on all that the looks read, given back when dropped: also when a user's algorithm panics.

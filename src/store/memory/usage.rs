@@ -3,7 +3,7 @@ use std::hash::{BuildHasher, RandomState};
 use std::sync::LazyLock;
 use std::time::Duration;
 
-use crate::decision::Figures;
+use crate::decision::LimitSnapshot;
 
 /// Stands for a key in one limit of one limiter: 48 bits, shown as 12 hexadecimal digits.
 ///
@@ -36,20 +36,20 @@ impl fmt::Debug for KeyId {
     }
 }
 
-/// A key that uses much of a limit: see [`Memory::heaviest`](super::Memory::heaviest).
+/// A key that uses much of a limit: see [`Memory::top_keys`](super::Memory::top_keys).
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
-pub struct HeavyKey {
+pub struct TopKey {
     /// Which key it is.
     pub id: KeyId,
     /// The time until it is as good as new.
     pub reset: Duration,
     /// Its figures. `None` where the algorithm is chosen by the key, which is not known here.
-    pub figures: Option<Figures>,
+    pub figures: Option<LimitSnapshot>,
 }
 
-impl HeavyKey {
-    /// By the share of the limit that is used, then by the time until it is as good as new.
+impl TopKey {
+    /// KeyedBy the share of the limit that is used, then by the time until it is as good as new.
     pub(super) fn weight(&self) -> (f64, Duration) {
         #[allow(clippy::cast_precision_loss, reason = "to put them in order, roughly will do")]
         let used = self.figures.map_or(0.0, |figures| {

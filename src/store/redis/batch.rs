@@ -9,7 +9,7 @@ use super::reply::{Reply, replayed};
 use super::row::RowInfo;
 use super::script::Script;
 use super::trade::Parcel;
-use crate::algorithm::Layout;
+use crate::algorithm::StateEncoding;
 use crate::clock::Timestamp;
 use crate::error::Error;
 
@@ -57,8 +57,8 @@ impl Batch {
         }
         let mut input = Vec::with_capacity(64 + shapes.len() * 100 + steps.packed.len());
         push_double(now.map_or(0.0, |now| double(now.as_micros())), &mut input);
-        let is_short = !shapes.is_empty() && shapes.iter().all(|shape| shape.0.is_short);
-        push_u16(usize::from(is_short), &mut input);
+        let uses_fast_path = !shapes.is_empty() && shapes.iter().all(|shape| shape.0.uses_fast_path);
+        push_u16(usize::from(uses_fast_path), &mut input);
         push_u16(shapes.len(), &mut input);
         push_u16(steps.count, &mut input);
         for limit in 0..rows.len() {
@@ -116,7 +116,7 @@ fn unexpected(orders: Vec<Order>) -> Error {
     error
 }
 
-/// Settles what is known only now: in which sessions is held, and what updates carry.
+/// Settle what is known only now: in which sessions is held, and what updates carry.
 fn load(orders: &mut [Order], rows: &[RowInfo], holds: &Arc<Holds>) {
     let (mut new, mut updated) = (NewSessions::default(), HashSet::new());
     for order in orders {
@@ -186,7 +186,7 @@ fn distinct_keys(orders: &[Order], rows: &[RowInfo]) -> (Vec<(usize, usize)>, Ve
     let mut places = vec![NO_PLACE; orders.len() * rows.len()];
     let mut known =
         HashMap::with_capacity_and_hasher(orders.len() * rows.len(), foldhash::fast::RandomState::default());
-    for layout in [Layout::Whole, Layout::Head] {
+    for layout in [StateEncoding::Full, StateEncoding::Header] {
         for (limit, _) in rows.iter().enumerate().filter(|(_, row)| row.kernel.layout() == layout) {
             for (index, order) in orders.iter().enumerate().filter(|(_, order)| !order.key(limit).is_empty()) {
                 let place = *known.entry(order.key(limit)).or_insert_with(|| {

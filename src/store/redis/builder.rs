@@ -64,14 +64,14 @@ impl<Key: ?Sized> RedisBuilder<Key> {
     }
 
     /// Within what time a decision has to be made, connecting and waiting for other calls included: after it, the decision
-    /// fails. By default [`DEFAULT_DEADLINE`](Self::DEFAULT_DEADLINE).
+    /// fails. KeyedBy default [`DEFAULT_DEADLINE`](Self::DEFAULT_DEADLINE).
     pub fn deadline(mut self, deadline: Duration) -> Self {
         self.deadline = deadline;
         self
     }
 
     /// Sets the time after which Redis settles a [held](crate::limiter::Held) cost whole if the process does not renew it, as
-    /// when the process has died. By default [`DEFAULT_HOLD_EXPIRY`](Self::DEFAULT_HOLD_EXPIRY).
+    /// when the process has died. KeyedBy default [`DEFAULT_HOLD_EXPIRY`](Self::DEFAULT_HOLD_EXPIRY).
     ///
     /// A process renews what it holds three times in that time, in the background: a hold may last as long as it likes. A process
     /// that Redis does not hear of for so long loses its holds: they are charged as they were held. All limiters with one name
@@ -83,7 +83,7 @@ impl<Key: ?Sized> RedisBuilder<Key> {
 
     /// Keeps of users' keys only a hash under a secret of at least 16 bytes: where they are secrets themselves, or personal
     /// data. All processes need the same one. [`Redis::rotate_secret`] replaces it.
-    pub fn hashed_keys(mut self, secret: impl Into<Vec<u8>>) -> Self {
+    pub fn hash_keys(mut self, secret: impl Into<Vec<u8>>) -> Self {
         self.secret = Some(secret.into());
         self
     }
@@ -103,7 +103,7 @@ impl<Key: ?Sized> RedisBuilder<Key> {
     /// **must determine the tag**: with "per user and per organisation" it is the organisation, if each user is in one. What
     /// does not is counted once for each tag: a user in two organisations has the user's limit twice. A limit on all keys
     /// together, which no tag but one can hold, is an error of [`build`](Self::build): let that be a limiter of its own,
-    /// and put the two together with [`TwoPhase`](crate::limiter::TwoPhase).
+    /// and put the two together with [`Chained`](crate::limiter::Chained).
     ///
     /// For one limit it is of use where calls are what the nodes spend their time on: decisions with equal tags travel together,
     /// so with the key's hash modulo some times the number of nodes as a tag they do so far more often. The fewer tags, the
@@ -118,7 +118,7 @@ impl<Key: ?Sized> RedisBuilder<Key> {
     /// );
     /// let server = RedisServer::open("redis://127.0.0.1")?;
     /// let limiter = Redis::builder(server, "api", limits).slot_by(|&(org, _)| org).build()?;
-    /// assert_eq!(limiter.key_in_redis("org", &(7, 1))?, "ratelimit:{7}:api:org:bucket2:7");
+    /// assert_eq!(limiter.redis_key("org", &(7, 1))?, "ratelimit:{7}:api:org:bucket2:7");
     /// # Ok::<(), tower_ratelimit::Error>(())
     /// ```
     pub fn slot_by<T: EncodeKey>(mut self, tag: impl Fn(&Key) -> T + Send + Sync + 'static) -> Self {
@@ -144,7 +144,7 @@ impl<Key: ?Sized> RedisBuilder<Key> {
     /// If there is no limit, two limits have the same name, a name is empty, the deadline is zero, `hold_expiry` is below 100 ms
     /// or above 24 hours, the secret is too short; or if limits can't share a slot of a cluster: the prefix has braces that keep them from it, or
     /// [`slot_by`](Self::slot_by) is to spread one that counts all keys together. The error then names the two-phase form,
-    /// [`TwoPhase`](crate::limiter::TwoPhase).
+    /// [`Chained`](crate::limiter::Chained).
     pub fn build(self) -> Result<Redis<Key>, Error> {
         check_settings(&self.name, self.deadline, self.secret.as_deref())?;
         if self.hold_expiry < Self::SHORTEST_HOLD_EXPIRY || self.hold_expiry > Self::LONGEST_HOLD_EXPIRY {
@@ -156,11 +156,11 @@ impl<Key: ?Sized> RedisBuilder<Key> {
         if self.limits.is_empty() {
             return Err(Error::config("a limiter in Redis needs at least one limit"));
         }
-        if self.limits.len() > Redis::<Key>::MOST_LIMITS {
+        if self.limits.len() > Redis::<Key>::MAX_LIMITS {
             return Err(Error::config(format!(
                 "{} limits are too many for one decision: at most {}",
                 self.limits.len(),
-                Redis::<Key>::MOST_LIMITS
+                Redis::<Key>::MAX_LIMITS
             )));
         }
         if self.tag.is_some() && self.prefix.contains('{') {
@@ -169,7 +169,7 @@ impl<Key: ?Sized> RedisBuilder<Key> {
         if self.server.is_cluster() && self.limits.len() > 1 && self.prefix.contains("{}") {
             return Err(Error::config(
                 "with {} in the prefix all of a key chooses its slot, so that several limits can't share one: leave it out, or let \
-                 each be a limiter of its own, and decide in two phases with `limiter::TwoPhase`",
+                 each be a limiter of its own, and decide in two phases with `limiter::Chained`",
             ));
         }
         if self.tag.is_some()
@@ -177,7 +177,7 @@ impl<Key: ?Sized> RedisBuilder<Key> {
         {
             return Err(Error::config(format!(
                 "the limit {:?} counts all keys together, so that `slot_by` can't give it a slot with each of them: let it be a \
-                 limiter of its own, and decide in two phases with `limiter::TwoPhase`",
+                 limiter of its own, and decide in two phases with `limiter::Chained`",
                 of_all.name.as_str()
             )));
         }

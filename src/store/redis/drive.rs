@@ -18,7 +18,7 @@ use crate::error::Error;
 
 /// How many calls are under way at a time: so many that the server has always one to work on while others travel, and while
 /// their senders are told. They arrive in the order in which they were sent.
-const MOST_CALLS: usize = 4;
+const MAX_CALLS: usize = 4;
 
 /// Sends a line's parcels until nobody uses the limiter any more.
 pub(super) fn drive<T: Trade>(
@@ -38,7 +38,7 @@ async fn send_all<T: Trade>(core: &Arc<Core<T>>, lane: &Arc<Lane>, line: &Line<T
     let mut connection = None;
     let mut calls = FuturesUnordered::new();
     loop {
-        while calls.len() < MOST_CALLS && !line.is_empty() {
+        while calls.len() < MAX_CALLS && !line.is_empty() {
             if calls.is_empty() {
                 connection = usable(connection, core, lane, line).await;
             }
@@ -56,7 +56,7 @@ async fn send_all<T: Trade>(core: &Arc<Core<T>>, lane: &Arc<Lane>, line: &Line<T
             line.arrived().await;
             continue;
         }
-        let wants_more = calls.len() < MOST_CALLS && connection.is_some();
+        let wants_more = calls.len() < MAX_CALLS && connection.is_some();
         let breaks = if wants_more {
             match select(calls.next(), pin!(line.arrived())).await {
                 Either::Left((ended, _)) => ended,

@@ -87,7 +87,7 @@ local function make_holds()
     end
   end
 
-  -- Settles whole what has expired, each as of then.
+  -- Settle whole what has expired, each as of then.
   local function expire(index, p)
     local kernel, s, h = holders[index], states[index], holds[index]
     local entries, latest, kept = entries_of(index, h), now + h.span, {}

@@ -19,11 +19,11 @@ use super::server::no_runtime;
 use super::session::{Bound, Due, Grant, Session, Update};
 use super::trade::{Answer, Done};
 use super::twin::Twin;
-use crate::clock::whole_micros;
+use crate::clock::micros_floor;
 use crate::error::Error;
-use crate::limiter::{Held, Reply};
+use crate::limiter::{Held, LimiterFuture};
 use crate::observe::{Event, Observers};
-use crate::timer;
+use crate::runtime;
 
 /// The sessions of a limiter.
 pub(super) struct Holds {
@@ -37,7 +37,7 @@ pub(super) struct Holds {
 
 #[derive(Default)]
 struct Sessions {
-    /// By key, and where the algorithm is chosen by the key, by its parameters: those that take more holds.
+    /// KeyedBy key, and where the algorithm is chosen by the key, by its parameters: those that take more holds.
     open: HashMap<SessionKey, Arc<Session>>,
     /// All that something is or may be to be done for.
     listed: Vec<Arc<Session>>,
@@ -92,7 +92,7 @@ impl Holds {
     }
 
     fn update_shape(&self, limit: usize, row: &RowInfo, twin: &dyn Twin) -> Shape {
-        let first = whole_micros(self.expiry);
+        let first = micros_floor(self.expiry);
         operation(Operation::Update, limit, row, twin, 0, first)
     }
 
@@ -114,7 +114,7 @@ impl Holds {
         if session.list() {
             sessions.listed.push(Arc::clone(session));
         }
-        let (Ok(runtime), Some(_)) = (Handle::try_current(), timer::sleep(Duration::ZERO)) else { return };
+        let (Ok(runtime), Some(_)) = (Handle::try_current(), runtime::sleep(Duration::ZERO)) else { return };
         let Some(lines) = self.lines.upgrade() else { return };
         if sessions.keepers.contains(&runtime.id()) {
             return;
@@ -204,7 +204,7 @@ pub(super) fn operation(
     twin.params(cost, &mut params);
     params.push(u64::from(row.shadow));
     let limit = u16::try_from(limit + 1).unwrap_or(u16::MAX);
-    Shape { operation, limit, first, second: 0, cost, params, is_short: false }
+    Shape { operation, limit, first, second: 0, cost, params, uses_fast_path: false }
 }
 
 /// The guard of what was granted.
@@ -214,7 +214,7 @@ pub(super) fn guard(lines: &Arc<Lines<Calls>>, grant: Grant) -> Held {
     let sessions = grant.take();
     Held::new(cost, move |actual| {
         if cost == 0 && actual == 0 {
-            return Reply::ready(Ok(()));
+            return LimiterFuture::ready(Ok(()));
         }
         let sent = if cost == 0 {
             Holds::charge(&lines, &sessions, actual)
@@ -226,14 +226,14 @@ pub(super) fn guard(lines: &Arc<Lines<Calls>>, grant: Grant) -> Held {
             holds.send_update(&lines, &sessions)
         };
         match sent {
-            Err(error) => Reply::ready(Err(not_settled(error))),
-            Ok(answer) => Reply::pending(async move { settled(&lines.core, answer).await }),
+            Err(error) => LimiterFuture::ready(Err(not_settled(error))),
+            Ok(answer) => LimiterFuture::pending(async move { settled(&lines.core, answer).await }),
         }
     })
 }
 
 async fn settled(core: &Core<Calls>, answer: oneshot::Receiver<Answer>) -> Result<(), Error> {
-    let Some(timer) = timer::sleep(core.deadline) else { return Err(not_settled(no_runtime())) };
+    let Some(timer) = runtime::sleep(core.deadline) else { return Err(not_settled(no_runtime())) };
     match select(answer, pin!(timer)).await {
         Either::Left((Ok(Ok(_)), _)) => Ok(()),
         Either::Left((Ok(Err(error)), _)) => Err(not_settled(error)),

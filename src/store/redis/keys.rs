@@ -82,7 +82,7 @@ impl Keys {
         check_secret(secret)?;
         if self.secret.load().is_none() {
             return Err(Error::config(
-                "this limiter's keys are not hashed: build it with `hashed_keys` to have a secret",
+                "this limiter's keys are not hashed: build it with `hash_keys` to have a secret",
             ));
         }
         self.secret.store(Some(Arc::new(keyed(secret))));

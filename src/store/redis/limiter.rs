@@ -22,13 +22,13 @@ use super::script::Script;
 use super::server::{RedisServer, no_runtime};
 use super::trade::{Answer, Done};
 use super::twin::Twin;
-use crate::clock::{LONGEST_MICROS, whole_micros};
-use crate::decision::{Ask, Decision};
+use crate::clock::{MAX_PERIOD_MICROS, micros_floor};
+use crate::decision::{AcquireOptions, Decision};
 use crate::encode::KeyWriter;
 use crate::error::Error;
-use crate::limiter::{Acquire, Limiter, Reply};
+use crate::limiter::{Acquisition, Limiter, LimiterFuture};
 use crate::observe::Event;
-use crate::timer::sleep;
+use crate::runtime::sleep;
 
 /// A limiter whose states lie in Redis, shared by all processes that use the same name there.
 ///
@@ -73,7 +73,7 @@ use crate::timer::sleep;
 ///
 /// A key is named `prefix:name:limit:kernel:key`, as in `ratelimit:api:default:bucket2:192.0.2.7`; the last part as
 /// [`EncodeKey`](crate::key::EncodeKey) writes it. A key longer than 128 bytes is replaced by `#` and its SHA-256; with
-/// [`hashed_keys`](RedisBuilder::hashed_keys) all are by `~` and a keyed hash. A value is the state's numbers as
+/// [`hash_keys`](RedisBuilder::hash_keys) all are by `~` and a keyed hash. A value is the state's numbers as
 /// little-endian doubles; in `redis-cli`, `EVAL "return {struct.unpack('<dddddd', redis.call('GET', KEYS[1]))}" 1 KEY` reads
 /// a bucket's.
 ///
@@ -84,20 +84,20 @@ use crate::timer::sleep;
 /// braces chooses the slot, so all of them are in one, on one node. That is right for what one node can do, and for limits that
 /// count all keys together. Otherwise [`slot_by`](RedisBuilder::slot_by) says by which part of a key they are spread; and where
 /// there is no such part ("per user, and in all"), each limit is a limiter of its own, and
-/// [`TwoPhase`](crate::limiter::TwoPhase) decides over both: the first limiter holds the cost until the second has decided.
+/// [`Chained`](crate::limiter::Chained) decides over both: the first limiter holds the cost until the second has decided.
 ///
 /// Those that wait travel together slot by slot. While a slot with several limits moves, a decision on it may be told to come back
 /// later until its deadline.
 ///
 /// ```no_run
-/// use tower_ratelimit::{Ask, Gcra, Limiter, Quota, Redis, RedisServer};
+/// use tower_ratelimit::{AcquireOptions, Gcra, Limiter, Quota, Redis, RedisServer};
 ///
 /// # async fn f() -> Result<(), tower_ratelimit::Error> {
 /// let server = RedisServer::open("redis://127.0.0.1")?;
 /// let limiter = Redis::new(server, "api", Gcra::new(Quota::per_second(10)).burst(20));
 /// limiter.check().await?;
 ///
-/// let decision = limiter.acquire("alice", Ask::default()).await?.decision;
+/// let decision = limiter.acquire("alice", AcquireOptions::default()).await?.decision;
 /// assert!(decision.is_allowed());
 /// # Ok(())
 /// # }
@@ -117,7 +117,7 @@ struct Shared<Key: ?Sized> {
 
 impl<Key: ?Sized> Redis<Key> {
     /// How many limits can decide together.
-    pub const MOST_LIMITS: usize = 16;
+    pub const MAX_LIMITS: usize = 16;
 
     /// A limiter with the default settings. `name` is its identity: limiters of the same name on the same Redis share their
     /// keys, limit by limit.
@@ -144,7 +144,7 @@ impl<Key: ?Sized> Redis<Key> {
     pub(super) fn from_builder(builder: RedisBuilder<Key>) -> Result<Self, Error> {
         let rows: Vec<_> = builder.limits.into_iter().map(|limit| limit.0).collect();
         let infos: Vec<_> = rows.iter().map(|row| row.info()).collect();
-        crate::limit::names_differ(infos.iter().map(|info| info.name.as_str()))?;
+        crate::limit::check_unique_names(infos.iter().map(|info| info.name.as_str()))?;
         let (presence, odds) = Presence::announce(builder.server.places(), &builder.prefix, &builder.name, &infos);
         for message in &odds {
             builder.observers.tell(|| Event::Warning { message });
@@ -182,7 +182,7 @@ impl<Key: ?Sized> Redis<Key> {
         self.handle.lines.check().await
     }
 
-    /// Replaces the secret of [`hashed_keys`](RedisBuilder::hashed_keys): every key begins anew from then on, and those of
+    /// Replaces the secret of [`hash_keys`](RedisBuilder::hash_keys): every key begins anew from then on, and those of
     /// the former secret expire by themselves.
     ///
     /// # Errors
@@ -197,7 +197,7 @@ impl<Key: ?Sized> Redis<Key> {
     /// # Errors
     ///
     /// If there is no limit with this name.
-    pub fn key_in_redis(&self, limit: &str, key: &Key) -> Result<String, Error> {
+    pub fn redis_key(&self, limit: &str, key: &Key) -> Result<String, Error> {
         let index = self.handle.limit(limit)?;
         let (keys, ends) = self.handle.encode(key)?;
         let start = if index == 0 { 0 } else { ends[index - 1] };
@@ -233,7 +233,7 @@ impl<Key: ?Sized> Shared<Key> {
             if tag.is_some() && writer.as_str().is_empty() {
                 return Err(Error::config(
                     "a limit on all keys together can't be spread by `slot_by`: let it be a limiter of its own, and decide in two \
-                     phases with `limiter::TwoPhase`",
+                     phases with `limiter::Chained`",
                 ));
             }
             self.keys.append(index, tag, writer.as_str(), &mut keys);
@@ -267,13 +267,13 @@ impl<Key: ?Sized> Shared<Key> {
         params.push(u64::from(row.shadow));
     }
 
-    fn takes_short_cut(&self, twins: &[Option<Arc<dyn Twin>>], ask: Ask) -> bool {
+    fn takes_short_cut(&self, twins: &[Option<Arc<dyn Twin>>], ask: AcquireOptions) -> bool {
         let [row] = self.infos() else { return false };
         let twin = row.twin(twins.first().and_then(Option::as_ref));
-        row.kernel.short_cut().is_some() && twin.is_some_and(|twin| twin.is_short(ask))
+        row.kernel.fast_path().is_some() && twin.is_some_and(|twin| twin.uses_fast_path(ask))
     }
 
-    fn decision(&self, operation: Operation, twins: &[Option<Arc<dyn Twin>>], ask: Ask) -> Arc<Shape> {
+    fn decision(&self, operation: Operation, twins: &[Option<Arc<dyn Twin>>], ask: AcquireOptions) -> Arc<Shape> {
         if let Some((known, cost, max_delay, shape)) = self.shape.load().as_deref()
             && twins.is_empty()
             && *known == operation
@@ -290,9 +290,9 @@ impl<Key: ?Sized> Shared<Key> {
             Operation::Hold => Some(self.lines.core.trade.holds.expiry),
             _ => ask.max_delay,
         };
-        let second = second.map_or(-1, |second| i64::try_from(whole_micros(second)).unwrap_or(i64::MAX));
-        let is_short = operation == Operation::Acquire && self.takes_short_cut(twins, ask);
-        let shape = Shape { operation, limit: 0, first: ask.cost, second, cost: ask.cost, params, is_short };
+        let second = second.map_or(-1, |second| i64::try_from(micros_floor(second)).unwrap_or(i64::MAX));
+        let uses_fast_path = operation == Operation::Acquisition && self.takes_short_cut(twins, ask);
+        let shape = Shape { operation, limit: 0, first: ask.cost, second, cost: ask.cost, params, uses_fast_path };
         let shape = Arc::new(shape);
         if twins.is_empty() {
             self.shape.store(Some(Arc::new((operation, ask.cost, ask.max_delay, Arc::clone(&shape)))));
@@ -326,7 +326,7 @@ impl<Key: ?Sized> Shared<Key> {
         Ok(Order { steps, keys, key_ends, twins, weight, reply })
     }
 
-    fn ask(&self, operation: Operation, key: &Key, mut ask: Ask) -> Result<RedisFuture, Error> {
+    fn ask(&self, operation: Operation, key: &Key, mut ask: AcquireOptions) -> Result<RedisFuture, Error> {
         if ask.hold {
             ask.max_delay = Some(Duration::ZERO);
         }
@@ -337,7 +337,7 @@ impl<Key: ?Sized> Shared<Key> {
         })
     }
 
-    fn hold(&self, key: &Key, ask: Ask) -> Result<RedisFuture, Error> {
+    fn hold(&self, key: &Key, ask: AcquireOptions) -> Result<RedisFuture, Error> {
         let lines = Arc::clone(&self.lines);
         let twins = self.twins(key);
         let shape = self.decision(Operation::Hold, &twins, ask);
@@ -373,9 +373,9 @@ impl<Key: ?Sized> Shared<Key> {
         }))
     }
 
-    fn operate(&self, key: &Key, twins: Vec<Option<Arc<dyn Twin>>>, shapes: Vec<Arc<Shape>>) -> Reply<()> {
+    fn operate(&self, key: &Key, twins: Vec<Option<Arc<dyn Twin>>>, shapes: Vec<Arc<Shape>>) -> LimiterFuture<()> {
         if shapes.is_empty() {
-            return Reply::ready(Ok(()));
+            return LimiterFuture::ready(Ok(()));
         }
         self.lines.operate(|reply| self.order(key, twins, Steps::Operate(shapes), reply))
     }
@@ -389,25 +389,25 @@ impl<Key: ?Sized> Shared<Key> {
 impl<Key: ?Sized> Limiter<Key> for Redis<Key> {
     type Future = RedisFuture;
 
-    fn acquire(&self, key: &Key, ask: Ask) -> Acquire<RedisFuture> {
-        let asked = if ask.hold { self.handle.hold(key, ask) } else { self.handle.ask(Operation::Acquire, key, ask) };
+    fn acquire(&self, key: &Key, ask: AcquireOptions) -> Acquisition<RedisFuture> {
+        let asked = if ask.hold { self.handle.hold(key, ask) } else { self.handle.ask(Operation::Acquisition, key, ask) };
         match asked {
-            Ok(future) => Acquire::Pending(future),
-            Err(error) => Acquire::Ready(Err(error)),
+            Ok(future) => Acquisition::Pending(future),
+            Err(error) => Acquisition::Ready(Err(error)),
         }
     }
 
-    fn peek(&self, key: &Key, ask: Ask) -> Reply<Decision> {
+    fn peek(&self, key: &Key, ask: AcquireOptions) -> LimiterFuture<Decision> {
         match self.handle.ask(Operation::Peek, key, ask) {
-            Ok(future) => Reply::pending(async move { future.await.map(|outcome| outcome.decision) }),
-            Err(error) => Reply::ready(Err(error)),
+            Ok(future) => LimiterFuture::pending(async move { future.await.map(|outcome| outcome.decision) }),
+            Err(error) => LimiterFuture::ready(Err(error)),
         }
     }
 
-    fn set(&self, limit: &str, key: &Key, used: u64) -> Reply<()> {
+    fn set(&self, limit: &str, key: &Key, used: u64) -> LimiterFuture<()> {
         let twins = self.handle.twins(key);
         match self.handle.limit(limit) {
-            Err(error) => Reply::ready(Err(error)),
+            Err(error) => LimiterFuture::ready(Err(error)),
             Ok(limit) => {
                 let shape = self.handle.operation(Operation::Set, limit, &twins, used, used);
                 self.handle.operate(key, twins, shape.into_iter().collect())
@@ -415,19 +415,19 @@ impl<Key: ?Sized> Limiter<Key> for Redis<Key> {
         }
     }
 
-    fn block(&self, limit: &str, key: &Key, span: Duration) -> Reply<()> {
+    fn block(&self, limit: &str, key: &Key, span: Duration) -> LimiterFuture<()> {
         let twins = self.handle.twins(key);
         match self.handle.limit(limit) {
-            Err(error) => Reply::ready(Err(error)),
+            Err(error) => LimiterFuture::ready(Err(error)),
             Ok(limit) => {
-                let span = whole_micros(span).min(LONGEST_MICROS);
+                let span = micros_floor(span).min(MAX_PERIOD_MICROS);
                 let shape = self.handle.operation(Operation::Block, limit, &twins, 0, span);
                 self.handle.operate(key, twins, shape.into_iter().collect())
             }
         }
     }
 
-    fn reset(&self, key: &Key) -> Reply<()> {
+    fn reset(&self, key: &Key) -> LimiterFuture<()> {
         let twins = self.handle.twins(key);
         let all = 0..self.handle.rows.len();
         let shapes = all.filter_map(|limit| self.handle.operation(Operation::Reset, limit, &twins, 0, 0)).collect();

@@ -2,9 +2,9 @@ use std::fmt;
 use std::sync::Arc;
 
 use super::row::{BoundLimit, Row};
-use crate::algorithm::Scripted;
+use crate::algorithm::LuaAlgorithm;
 use crate::encode::EncodeKey;
-use crate::limit::{Choose, Chooser, IntoLimit, PartOf};
+use crate::limit::{Choose, Chooser, IntoLimit, SubKeyOf};
 
 /// A limit on keys of type `Key` in Redis, whatever its algorithm and the part that it counts by: for limits that are known
 /// only at run time, in a `Vec`.
@@ -26,9 +26,9 @@ impl<Key: ?Sized> RedisLimit<Key> {
     where
         L: IntoLimit,
         L::Chooser: Choose<Key> + Send + Sync + 'static,
-        <L::Chooser as Chooser>::Algorithm: Scripted,
-        L::Part: PartOf<Key> + Send + Sync + 'static,
-        <L::Part as PartOf<Key>>::Part: EncodeKey,
+        <L::Chooser as Chooser>::Algorithm: LuaAlgorithm,
+        L::Part: SubKeyOf<Key> + Send + Sync + 'static,
+        <L::Part as SubKeyOf<Key>>::Part: EncodeKey,
     {
         Self(Box::new(BoundLimit(Arc::new(limit.into_limit()))))
     }
@@ -45,7 +45,7 @@ impl<Key: ?Sized> fmt::Debug for RedisLimit<Key> {
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is not a limit that `Redis` can hold keys of type `{Key}` to",
     note = "give it an algorithm, `per_key(..)`, a `Limit`, a tuple of up to eight of these, or a `Vec<RedisLimit<Key>>`; what \
-            they count by must be `EncodeKey`, and their algorithms `Scripted`"
+            they count by must be `EncodeKey`, and their algorithms `LuaAlgorithm`"
 )]
 pub trait IntoRedisLimits<Key: ?Sized> {
     /// The limits, in their order.
@@ -63,9 +63,9 @@ where
     Key: ?Sized,
     L: IntoLimit,
     L::Chooser: Choose<Key> + Send + Sync + 'static,
-    <L::Chooser as Chooser>::Algorithm: Scripted,
-    L::Part: PartOf<Key> + Send + Sync + 'static,
-    <L::Part as PartOf<Key>>::Part: EncodeKey,
+    <L::Chooser as Chooser>::Algorithm: LuaAlgorithm,
+    L::Part: SubKeyOf<Key> + Send + Sync + 'static,
+    <L::Part as SubKeyOf<Key>>::Part: EncodeKey,
 {
     fn into_limits(self) -> Vec<RedisLimit<Key>> {
         vec![RedisLimit::new(self)]
@@ -79,9 +79,9 @@ macro_rules! tuples {
             Key: ?Sized,
             $(
                 $L::Chooser: Choose<Key> + Send + Sync + 'static,
-                <$L::Chooser as Chooser>::Algorithm: Scripted,
-                $L::Part: PartOf<Key> + Send + Sync + 'static,
-                <$L::Part as PartOf<Key>>::Part: EncodeKey,
+                <$L::Chooser as Chooser>::Algorithm: LuaAlgorithm,
+                $L::Part: SubKeyOf<Key> + Send + Sync + 'static,
+                <$L::Part as SubKeyOf<Key>>::Part: EncodeKey,
             )+
         {
             fn into_limits(self) -> Vec<RedisLimit<Key>> {

@@ -19,8 +19,8 @@ use super::probe::{self, probe};
 use super::server::{RedisServer, no_runtime};
 use super::trade::{Answer, Done, Parcel, Trade};
 use crate::error::Error;
-use crate::limiter::{BoxFuture, Outcome, Reply};
-use crate::timer::{Sleep, sleep};
+use crate::limiter::{BoxFuture, Outcome, LimiterFuture};
+use crate::runtime::{Sleep, sleep};
 
 /// The ways from a limiter to its server.
 pub(super) struct Lines<T: Trade> {
@@ -81,10 +81,10 @@ impl<T: Trade> Lines<T> {
     pub(super) fn operate(
         &self,
         parcel: impl FnOnce(oneshot::Sender<Answer>) -> Result<T::Parcel, Error>,
-    ) -> Reply<()> {
+    ) -> LimiterFuture<()> {
         match self.send(parcel) {
-            Err(error) => Reply::ready(Err(error)),
-            Ok(sent) => Reply::pending(async move { sent.await.map(|_| ()) }),
+            Err(error) => LimiterFuture::ready(Err(error)),
+            Ok(sent) => LimiterFuture::pending(async move { sent.await.map(|_| ()) }),
         }
     }
 

@@ -6,7 +6,7 @@ use super::row::RowInfo;
 use super::session::{Bound, Session, Update};
 use super::trade::Answer;
 use super::twin::Twin;
-use crate::decision::Ask;
+use crate::decision::AcquireOptions;
 
 /// Something to be done in Redis, on its way there.
 pub(super) struct Order {
@@ -22,9 +22,9 @@ pub(super) struct Order {
 }
 
 pub(super) enum Steps {
-    Decide(Ask, Arc<Shape>),
+    Decide(AcquireOptions, Arc<Shape>),
     /// A decision that holds the cost, in sessions that are chosen when the order is sent.
-    Hold(Ask, Arc<Shape>, Option<Bound>),
+    Hold(AcquireOptions, Arc<Shape>, Option<Bound>),
     /// Brings sessions up to date.
     Update(Vec<Update>),
     /// Other operations, one after the other.
@@ -46,13 +46,13 @@ pub(super) struct Shape {
     /// operation takes.
     pub(super) params: Vec<u64>,
     /// Whether the short cut of the only limit takes it.
-    pub(super) is_short: bool,
+    pub(super) uses_fast_path: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u16)]
 pub(super) enum Operation {
-    Acquire = 0,
+    Acquisition = 0,
     Peek = 1,
     Hold = 2,
     Charge = 3,

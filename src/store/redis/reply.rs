@@ -10,9 +10,9 @@ use super::order::{Operation, Order, Shape, Steps};
 use super::row::RowInfo;
 use super::trade::{Answer, Done};
 use super::twin::Twin;
-use crate::algorithm::Layout;
+use crate::algorithm::StateEncoding;
 use crate::clock::Timestamp;
-use crate::decision::{Ask, Decision, Standing, Verdict};
+use crate::decision::{AcquireOptions, Decision, LimitStatus, Verdict};
 use crate::error::Error;
 
 /// A key's state, as it is followed from order to order.
@@ -24,7 +24,7 @@ pub(super) struct Followed {
 
 /// The reply's numbers, one after the other: see `driver.lua`.
 pub(super) struct Reply<'a> {
-    is_short: bool,
+    uses_fast_path: bool,
     /// How many holds have expired.
     pub(super) expired: usize,
     says: std::slice::ChunksExact<'a, u8>,
@@ -53,7 +53,7 @@ impl<'a> Reply<'a> {
             let held = if length % 8 == 1 { numbers.next()?? } else { 0 };
             followed.push(Followed { held, numbers: Some(numbers.collect::<Option<Vec<u64>>>()?) });
         }
-        let reply = Self { is_short: kind == 1, expired: kind / 2, says: says.chunks_exact(8) };
+        let reply = Self { uses_fast_path: kind == 1, expired: kind / 2, says: says.chunks_exact(8) };
         Some((Timestamp::from_micros(now), reply, followed))
     }
 
@@ -97,11 +97,11 @@ impl Told {
 
     fn read(reply: &mut Reply<'_>, rows: &[RowInfo]) -> Option<Self> {
         let mut says = rows.iter().map(|_| reply.signed()).collect::<Option<Vec<i64>>>()?;
-        let promises_none = if reply.is_short { 0 } else { reply.signed()? };
+        let promises_none = if reply.uses_fast_path { 0 } else { reply.signed()? };
         let mut views = Vec::new();
         let mut is_bad = says.contains(&Self::NONE);
         if !says.iter().any(|says| (Self::BAD..=Self::UNSUPPORTED).contains(says)) {
-            for _ in rows.iter().filter(|row| row.kernel.layout() == Layout::Head) {
+            for _ in rows.iter().filter(|row| row.kernel.layout() == StateEncoding::Header) {
                 let view = [reply.signed()?, reply.signed()?, reply.signed()?].map(unsigned);
                 is_bad |= view.contains(&None);
                 views.push(view.map(Option::unwrap_or_default));
@@ -121,7 +121,7 @@ impl Told {
         }
         if has(Self::UNSUPPORTED) {
             return Err(Error::unsupported(
-                "hold failed: the Lua script of an algorithm has no function `charge`; add one (see `Scripted`)",
+                "hold failed: the Lua script of an algorithm has no function `charge`; add one (see `LuaAlgorithm`)",
             ));
         }
         if has(Self::FULL) {
@@ -137,7 +137,7 @@ impl Told {
     fn decision(
         &self,
         now: Timestamp,
-        ask: Ask,
+        ask: AcquireOptions,
         charges: bool,
         order: &Order,
         rows: &[RowInfo],
@@ -151,7 +151,7 @@ impl Told {
         let mut views = self.views.iter();
         let mut standings = Vec::with_capacity(rows.len());
         let mut takes = Vec::with_capacity(if ask.hold { rows.len() } else { 0 });
-        let mut promises_turns = !self.promises_none && !ask.hold;
+        let mut supports_scheduling = !self.promises_none && !ask.hold;
         let mut is_estimate = false;
         for (limit, (row, own)) in rows.iter().zip(&verdicts).enumerate() {
             let twin = order.twin(limit, row)?;
@@ -162,7 +162,7 @@ impl Told {
                 takes.push(is_taken);
                 key.held = key.held.saturating_add(if is_taken { ask.cost } else { 0 });
             }
-            let reading = if row.kernel.layout() == Layout::Head {
+            let reading = if row.kernel.layout() == StateEncoding::Header {
                 twin.stand_by_view(views.next().copied().unwrap_or_default(), now)
             } else {
                 let charged_after = (is_taken && !ask.hold && ask.cost > 0).then_some(delay);
@@ -172,14 +172,14 @@ impl Told {
                 key.numbers = Some(numbers);
                 stand
             };
-            promises_turns &= row.shadow || twin.promises_turns();
-            standings.push(Standing::new(row.name.clone(), *own, reading, row.shadow));
+            supports_scheduling &= row.shadow || twin.supports_scheduling();
+            standings.push(LimitStatus::new(row.name.clone(), *own, reading, row.shadow));
         }
         let shadows = rows.iter().any(|row| row.shadow);
         let refused = || verdicts.iter().any(|own| !own.is_allowed());
         // One limit by itself is always told: there is nothing to list.
         let list_all = if rows.len() > 1 { ask.lists_all(shadows, refused) } else { shadows };
-        let decision = Decision::of_limits(now, list_all, standings.into_iter()).with_turns(promises_turns);
+        let decision = Decision::of_limits(now, list_all, standings.into_iter()).with_scheduling(supports_scheduling);
         Ok((decision.with_estimate(is_estimate), takes))
     }
 }
@@ -207,7 +207,7 @@ fn no_state(order: &Order, rows: &[RowInfo]) -> Error {
 fn verdict(says: i64) -> Verdict {
     match says {
         0 => Verdict::Allowed,
-        -1 => Verdict::Never,
+        -1 => Verdict::ExceedsLimit,
         wait if wait > 0 => Verdict::Denied { retry_after: Duration::from_micros(wait.unsigned_abs()) },
         after => Verdict::AllowedAfter(Duration::from_micros(after.unsigned_abs() - 1)),
     }
@@ -226,7 +226,7 @@ impl Order {
         match std::mem::replace(&mut self.steps, Steps::Operate(Vec::new())) {
             Steps::Decide(ask, shape) => {
                 let told = Told::read(reply, rows)?;
-                let charges = shape.operation == Operation::Acquire;
+                let charges = shape.operation == Operation::Acquisition;
                 let decided = told.problem(self, rows);
                 let decided =
                     decided.and_then(|()| replayed(|| told.decision(now, ask, charges, self, rows, places, followed)));
@@ -268,7 +268,7 @@ impl Order {
                         let key = &mut followed[usize::from(places[limit])];
                         key.held = key.held.saturating_sub(unsigned(released).unwrap_or(0));
                         let twin = row.twin(update.session.twin.as_ref());
-                        if let (Some(twin), 1.., Layout::Whole) = (twin, charged, row.kernel.layout()) {
+                        if let (Some(twin), 1.., StateEncoding::Full) = (twin, charged, row.kernel.layout()) {
                             let numbers = key.numbers.take();
                             let charge = |mut numbers: Vec<u64>| {
                                 twin.charge(&mut numbers, now, charged.unsigned_abs());
@@ -305,7 +305,7 @@ impl Order {
         for shape in shapes {
             let limit = usize::from(shape.limit) - 1;
             let row = &rows[limit];
-            if row.kernel.layout() != Layout::Head {
+            if row.kernel.layout() != StateEncoding::Header {
                 let followed = &mut followed[usize::from(places[limit])].numbers;
                 // Put back once the algorithm returns.
                 let mut numbers = followed.take().ok_or_else(panicked)?;

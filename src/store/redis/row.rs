@@ -1,16 +1,16 @@
 use std::sync::Arc;
 
 use super::twin::Twin;
-use crate::algorithm::{Kernel, Scripted};
+use crate::algorithm::{LuaScript, LuaAlgorithm};
 use crate::decision::Name;
 use crate::encode::{EncodeKey, KeyWriter};
-use crate::limit::{Choose, Chooser, Limit, PartOf};
+use crate::limit::{Choose, Chooser, Limit, SubKeyOf};
 
 /// What a limit is, whatever its keys are.
 #[derive(Clone)]
 pub(super) struct RowInfo {
     pub(super) name: Name,
-    pub(super) kernel: Kernel,
+    pub(super) kernel: LuaScript,
     pub(super) shadow: bool,
     /// It is known to count all keys together.
     pub(super) of_all: bool,
@@ -50,38 +50,38 @@ impl<Key, C, P> Row<Key> for BoundLimit<C, P>
 where
     Key: ?Sized,
     C: Choose<Key> + Send + Sync + 'static,
-    C::Algorithm: Scripted,
-    P: PartOf<Key> + Send + Sync + 'static,
+    C::Algorithm: LuaAlgorithm,
+    P: SubKeyOf<Key> + Send + Sync + 'static,
     P::Part: EncodeKey,
 {
     fn info(&self) -> RowInfo {
-        let kernel = <C::Algorithm as Scripted>::KERNEL;
+        let kernel = <C::Algorithm as LuaAlgorithm>::SCRIPT;
         let fixed = self
             .0
             .algorithm()
-            .same_for_all()
+            .fixed()
             .is_some()
             .then(|| Arc::new(SameForAll(Arc::clone(&self.0))) as Arc<dyn Fixed>);
-        let of_all = self.0.part().is_one_for_all();
-        RowInfo { name: self.0.shared_name().clone(), kernel, shadow: self.0.is_shadow(), of_all, fixed }
+        let of_all = self.0.part().is_constant();
+        RowInfo { name: self.0.name_handle().clone(), kernel, shadow: self.0.is_shadow(), of_all, fixed }
     }
 
     fn encode(&self, key: &Key, writer: &mut KeyWriter) {
-        self.0.part().with_part(key, |part| part.encode(writer));
+        self.0.part().with_sub_key(key, |part| part.encode(writer));
     }
 
     fn twin(&self, key: &Key) -> Option<Arc<dyn Twin>> {
-        self.0.algorithm().own_choice(key).map(|algorithm| Arc::new(algorithm) as Arc<dyn Twin>)
+        self.0.algorithm().select_owned(key).map(|algorithm| Arc::new(algorithm) as Arc<dyn Twin>)
     }
 }
 
 impl<C, P> Fixed for SameForAll<C, P>
 where
     C: Chooser + Send + Sync,
-    C::Algorithm: Scripted,
+    C::Algorithm: LuaAlgorithm,
     P: Send + Sync,
 {
     fn twin(&self) -> &dyn Twin {
-        self.0.algorithm().same_for_all().expect("it is made only for those")
+        self.0.algorithm().fixed().expect("it is made only for those")
     }
 }

@@ -14,7 +14,7 @@ impl Script {
     pub(super) fn of(rows: &[RowInfo]) -> Self {
         let mut text = String::from(include_str!("prelude.lua"));
         if let [row] = rows
-            && let Some(short) = row.kernel.short_cut()
+            && let Some(short) = row.kernel.fast_path()
         {
             text.push_str(short);
             text.push_str(include_str!("short.lua"));

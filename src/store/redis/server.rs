@@ -21,7 +21,7 @@ use super::slot::slot;
 use super::tls::RedisTls;
 use crate::error::Error;
 use crate::limiter::BoxFuture;
-use crate::timer::sleep;
+use crate::runtime::sleep;
 
 /// Where Redis is, and how it is reached.
 ///
@@ -70,7 +70,7 @@ impl RedisServer {
     /// For how long a connection may take to be made.
     pub(super) const CONNECT_WITHIN: Duration = Duration::from_secs(2);
 
-    /// By an address: `redis://[user:password@]host[:port][/database]`, `rediss://` for TLS (feature `redis-tls`; with
+    /// KeyedBy an address: `redis://[user:password@]host[:port][/database]`, `rediss://` for TLS (feature `redis-tls`; with
     /// certificates of one's own: `with_tls`), or
     /// `unix:///path/to/socket`.
     ///

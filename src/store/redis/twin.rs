@@ -1,13 +1,13 @@
 use std::time::Duration;
 
 use super::order::{Operation, Shape};
-use crate::algorithm::Scripted;
+use crate::algorithm::LuaAlgorithm;
 use crate::clock::Timestamp;
-use crate::decision::{Ask, Reading};
+use crate::decision::{AcquireOptions, LazySnapshot};
 
 /// A scripted algorithm of any type, with its states as the numbers that lie in Redis.
 pub(super) trait Twin: Send + Sync {
-    fn promises_turns(&self) -> bool;
+    fn supports_scheduling(&self) -> bool;
     fn params(&self, cost: u64, params: &mut Vec<u64>);
 
     /// How a key with this state stands with these costs held on it, after it was charged if it was.
@@ -17,10 +17,10 @@ pub(super) trait Twin: Send + Sync {
         &self,
         numbers: &mut Vec<u64>,
         now: Timestamp,
-        ask: Ask,
+        ask: AcquireOptions,
         charged_after: Option<Duration>,
         held: u64,
-    ) -> Reading;
+    ) -> LazySnapshot;
 
     /// Charges a cost.
     fn charge(&self, numbers: &mut Vec<u64>, now: Timestamp, cost: u64);
@@ -29,18 +29,18 @@ pub(super) trait Twin: Send + Sync {
     fn operate(&self, numbers: &mut Vec<u64>, now: Timestamp, shape: &Shape);
 
     /// How a key stands, where a decision brings what its figures are made of.
-    fn stand_by_view(&self, view: [u64; 3], now: Timestamp) -> Reading;
+    fn stand_by_view(&self, view: [u64; 3], now: Timestamp) -> LazySnapshot;
 
-    /// How long the script works on one decision: see [`Scripted::weight`].
+    /// How long the script works on one decision: see [`LuaAlgorithm::weight`].
     fn weight(&self) -> u16;
 
     /// Whether the kernel's short cut takes an ask like this.
-    fn is_short(&self, ask: Ask) -> bool;
+    fn uses_fast_path(&self, ask: AcquireOptions) -> bool;
 }
 
-impl<A: Scripted> Twin for A {
-    fn promises_turns(&self) -> bool {
-        A::promises_turns(self)
+impl<A: LuaAlgorithm> Twin for A {
+    fn supports_scheduling(&self) -> bool {
+        A::supports_scheduling(self)
     }
 
     fn params(&self, cost: u64, params: &mut Vec<u64>) {
@@ -51,29 +51,29 @@ impl<A: Scripted> Twin for A {
         &self,
         numbers: &mut Vec<u64>,
         now: Timestamp,
-        ask: Ask,
+        ask: AcquireOptions,
         charged_after: Option<Duration>,
         held: u64,
-    ) -> Reading {
-        let mut state = self.state_of(numbers);
+    ) -> LazySnapshot {
+        let mut state = self.decode_state(numbers);
         if let Some(delay) = charged_after {
             self.commit(&mut state, now, delay, ask.cost);
             numbers.clear();
-            self.numbers_of(&state, numbers);
+            self.encode_state(&state, numbers);
         }
         if held > 0 { self.peek_with_held(&state, now, ask, held).1 } else { self.reading(&state, now) }
     }
 
     fn charge(&self, numbers: &mut Vec<u64>, now: Timestamp, cost: u64) {
-        let mut state = self.state_of(numbers);
+        let mut state = self.decode_state(numbers);
         self.commit(&mut state, now, Duration::ZERO, cost);
         numbers.clear();
-        self.numbers_of(&state, numbers);
+        self.encode_state(&state, numbers);
     }
 
     fn operate(&self, numbers: &mut Vec<u64>, now: Timestamp, shape: &Shape) {
         let is_new = matches!(shape.operation, Operation::Set | Operation::Reset);
-        let mut state = self.state_of(if is_new { &[] } else { numbers });
+        let mut state = self.decode_state(if is_new { &[] } else { numbers });
         match shape.operation {
             Operation::Charge | Operation::Set if shape.cost > 0 => {
                 self.commit(&mut state, now, Duration::ZERO, shape.cost);
@@ -83,18 +83,18 @@ impl<A: Scripted> Twin for A {
             _ => return,
         }
         numbers.clear();
-        self.numbers_of(&state, numbers);
+        self.encode_state(&state, numbers);
     }
 
-    fn stand_by_view(&self, view: [u64; 3], now: Timestamp) -> Reading {
-        self.reading_of(view, now)
+    fn stand_by_view(&self, view: [u64; 3], now: Timestamp) -> LazySnapshot {
+        self.snapshot_from_view(view, now)
     }
 
     fn weight(&self) -> u16 {
         A::weight(self)
     }
 
-    fn is_short(&self, ask: Ask) -> bool {
-        A::is_short(self, ask)
+    fn uses_fast_path(&self, ask: AcquireOptions) -> bool {
+        A::uses_fast_path(self, ask)
     }
 }

@@ -7,7 +7,7 @@ type Words = Table<[AtomicU64; 2]>;
 /// A table in which the key lies in its second set, and its first one is empty.
 fn in_second_set(sets: u64, [home, other]: [u64; 2]) -> (Words, u64) {
     let max_keys = [1, 3][usize::try_from(sets - 2).expect("two or three")];
-    let table = Words::with_room_for(max_keys, 2, WhenFull::Forget);
+    let table = Words::with_room_for(max_keys, 2, WhenFull::Evict);
     let (first, k) = (key(sets, [home, other], 1), key(sets, [home, other], 0));
     put(&table, 100, first);
     put(&table, 100, k);
@@ -43,7 +43,7 @@ fn a_key_that_moves_home_is_never_absent() {
 fn a_key_that_leaves_home_is_never_absent() {
     for between in [[0, 1], [1, 0]] {
         model(3, move || {
-            let table = Words::with_room_for(1, 2, WhenFull::Forget);
+            let table = Words::with_room_for(1, 2, WhenFull::Evict);
             let k = key(2, between, 0);
             put(&table, 100, k);
             let [home, other] = between.map(|set| usize::try_from(set).expect("a few sets"));

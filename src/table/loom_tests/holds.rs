@@ -63,7 +63,7 @@ fn a_settlement_and_a_decision_take_turns() {
             let limiter = sets(2, bucket(3));
             let k = key(2, [0, 1], 0);
             let held = hold(&limiter, &k, 2).expect("three tokens are available");
-            let decide = move |limiter: &Model<Gcra>| limiter.decide(&k, Ask::cost(cost)).is_allowed();
+            let decide = move |limiter: &Model<Gcra>| limiter.decide(&k, AcquireOptions::cost(cost)).is_allowed();
             let ((), admitted) = race(&limiter, move |_: &Model<Gcra>| settle(held, actual), decide);
             let in_turn = [actual + cost <= 3, 2 + cost <= 3];
             assert!(in_turn.contains(&admitted), "{admitted}, and in turn {in_turn:?}");

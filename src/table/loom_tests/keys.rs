@@ -97,8 +97,8 @@ fn eviction_against_commit<S: Kept>(preemptions: usize) {
 #[test]
 fn an_eviction_and_a_commit_on_the_evicted_key_exclude_each_other() {
     eviction_against_commit::<[u64; 2]>(3);
-    eviction_against_commit::<Blocks>(2);
-    eviction_against_commit::<Log>(2);
+    eviction_against_commit::<Counters>(2);
+    eviction_against_commit::<HitLog>(2);
 }
 
 #[test]
@@ -140,8 +140,8 @@ fn peek_against_commits<S: Kept>(preemptions: usize) {
 #[test]
 fn a_peek_never_reads_half_of_a_commit() {
     peek_against_commits::<[u64; 2]>(2);
-    peek_against_commits::<Blocks>(2);
-    peek_against_commits::<Log>(2);
+    peek_against_commits::<Counters>(2);
+    peek_against_commits::<HitLog>(2);
 }
 
 /// Whoever is refused whatever the other thread has charged by then.
@@ -151,7 +151,7 @@ fn a_refusal_never_reads_half_of_a_commit() {
         let limiter = sets(2, burst(3));
         let k = key(2, [0, 1], 0);
         assert!(admits(&limiter, &k));
-        let refuse = move |limiter: &Model<Burst>| limiter.decide(&k, Ask::cost(3)).retry_after();
+        let refuse = move |limiter: &Model<Burst>| limiter.decide(&k, AcquireOptions::cost(3)).retry_after();
         // A torn state panics.
         let (charged, wait) = race(&limiter, move |limiter| admits(limiter, &k), refuse);
         assert!(charged);
@@ -163,7 +163,7 @@ fn a_refusal_never_reads_half_of_a_commit() {
 #[test]
 fn a_listing_reads_no_key_with_the_state_of_another() {
     model(3, || {
-        let table = Table::<[AtomicU64; 2]>::with_room_for(1, 2, WhenFull::Forget);
+        let table = Table::<[AtomicU64; 2]>::with_room_for(1, 2, WhenFull::Evict);
         let (old, new) = (key(2, [0, 1], 0), key(2, [0, 1], 1));
         put(&table, 100, old);
         // In the slot of the old key, which is idle by then.

@@ -6,13 +6,13 @@
 //! `RUSTFLAGS="--cfg loom" cargo test --lib --release loom`.
 
 mod absent;
-mod full;
+mod when_full;
 mod holds;
 mod keys;
-mod moving;
-mod replaced;
-mod several;
-mod straight;
+mod relocation;
+mod quota_change;
+mod multi_limit;
+mod fast_path;
 
 use std::cell::Cell;
 use std::hash::{BuildHasher, Hasher};
@@ -24,11 +24,11 @@ use std::time::Duration;
 use loom::thread;
 
 use super::{Spot, Table, Tenancy, WhenFull};
-use crate::algorithm::{Algorithm, Blocks, Log, State};
-use crate::limiter::{Acquire, Held, Reply};
+use crate::algorithm::{Algorithm, Counters, HitLog, State};
+use crate::limiter::{Acquisition, Held, LimiterFuture};
 use crate::store::{Limits, LimitsFor};
 use crate::sync::AtomicU64;
-use crate::{Ask, Clock, Decision, Figures, Limit, Limiter, Memory, Reading, Source, Timestamp, Verdict};
+use crate::{AcquireOptions, Clock, Decision, LimitSnapshot, Limit, Limiter, Memory, LazySnapshot, DecisionSource, Timestamp, Verdict};
 
 /// Checks `f` in all orders with up to `preemptions` switches away from a thread that could have gone on, twice: what a
 /// [`race`] is between, begins in either order.
@@ -74,7 +74,7 @@ enum Begins {
 }
 
 std::thread_local! {
-    static BEGINS: Cell<Begins> = const { Cell::new(Begins::Here) };
+    static BEGINS: AtomicState<Begins> = const { AtomicState::new(Begins::Here) };
 }
 
 /// What a token takes to come back, in microseconds.
@@ -106,7 +106,7 @@ impl Kept for [u64; 2] {
     }
 }
 
-impl Kept for Blocks {
+impl Kept for Counters {
     fn words(&self) -> [u64; 2] {
         [self[0], self[1]]
     }
@@ -116,7 +116,7 @@ impl Kept for Blocks {
     }
 }
 
-impl Kept for Log {
+impl Kept for HitLog {
     fn words(&self) -> [u64; 2] {
         [self.fresh_at, self.hits.back().map_or(0, |&(time, _)| time)]
     }
@@ -130,7 +130,7 @@ impl Kept for Log {
 impl<S: Kept> Algorithm for Burst<S> {
     type State = S;
 
-    fn peek(&self, state: &S, now: Timestamp, ask: Ask) -> Verdict {
+    fn peek(&self, state: &S, now: Timestamp, ask: AcquireOptions) -> Verdict {
         let debt = state.arrival(now) - now.as_micros();
         match debt.saturating_sub((self.0 - ask.cost) * TOKEN) {
             0 => Verdict::Allowed,
@@ -143,18 +143,18 @@ impl<S: Kept> Algorithm for Burst<S> {
         state.set_words([arrival, !arrival]);
     }
 
-    fn reading(&self, state: &S, now: Timestamp) -> Reading {
+    fn reading(&self, state: &S, now: Timestamp) -> LazySnapshot {
         let debt = state.arrival(now) - now.as_micros();
-        let (window, reset) = (self.longest_reset(), Duration::from_micros(debt));
+        let (window, reset) = (self.max_reset(), Duration::from_micros(debt));
         let remaining = self.0 - debt.div_ceil(TOKEN).min(self.0);
-        Figures { limit: self.0, window, remaining, reset, more_after: Duration::ZERO }.into()
+        LimitSnapshot { limit: self.0, window, remaining, reset, next_token_after: Duration::ZERO }.into()
     }
 
-    fn longest_reset(&self) -> Duration {
+    fn max_reset(&self) -> Duration {
         Duration::from_micros(self.0 * TOKEN)
     }
 
-    fn state_words(&self) -> usize {
+    fn counter_words(&self) -> usize {
         2
     }
 }
@@ -196,12 +196,12 @@ impl Hasher for Number {
 struct OwnTime;
 
 loom::thread_local! {
-    static NOW: Cell<u64> = Cell::new(100);
+    static NOW: AtomicState<u64> = AtomicState::new(100);
 }
 
 impl Clock for OwnTime {
     fn now(&self) -> Timestamp {
-        Timestamp::from_micros(NOW.with(Cell::get))
+        Timestamp::from_micros(NOW.with(AtomicState::get))
     }
 }
 
@@ -229,7 +229,7 @@ fn key(sets: u64, [home, other]: [u64; 2], id: u64) -> u64 {
 }
 
 fn decide<Key, L: LimitsFor<Key, Same>>(limiter: &Model<L>, key: &Key) -> Decision {
-    limiter.decide(key, Ask::default())
+    limiter.decide(key, AcquireOptions::default())
 }
 
 fn admits<Key, L: LimitsFor<Key, Same>>(limiter: &Model<L>, key: &Key) -> bool {
@@ -238,7 +238,7 @@ fn admits<Key, L: LimitsFor<Key, Same>>(limiter: &Model<L>, key: &Key) -> bool {
 
 /// Holds a cost. `None` if that is denied.
 fn hold<Key, L: LimitsFor<Key, Same>>(limiter: &Model<L>, key: &Key, cost: u64) -> Option<Held> {
-    let Acquire::Ready(outcome) = Limiter::hold(limiter, key, Ask::cost(cost)) else {
+    let Acquisition::Ready(outcome) = Limiter::hold(limiter, key, AcquireOptions::cost(cost)) else {
         unreachable!("memory answers at once");
     };
     outcome.expect("memory never fails").held
@@ -249,10 +249,10 @@ fn settle(held: Held, actual: u64) {
 }
 
 fn peek<Key, L: LimitsFor<Key, Same>>(limiter: &Model<L>, key: &Key) -> Decision {
-    done(limiter.peek(key, Ask::default().every_limit()))
+    done(limiter.peek(key, AcquireOptions::default().all_limits()))
 }
 
-fn done<T>(reply: Reply<T>) -> T {
+fn done<T>(reply: LimiterFuture<T>) -> T {
     reply.try_ready().expect("memory answers at once").expect("memory never fails")
 }
 
@@ -278,7 +278,7 @@ impl Tenancy<[u64; 2]> for Plain {
     }
 
     fn when_full(&self) -> WhenFull {
-        WhenFull::Forget
+        WhenFull::Evict
     }
 }
 
@@ -313,7 +313,7 @@ where
     M: Clone + 'static,
     A: 'static,
 {
-    let (theirs, now) = (shared.clone(), NOW.with(Cell::get));
+    let (theirs, now) = (shared.clone(), NOW.with(AtomicState::get));
     let thread = thread::spawn(move || there(&theirs));
     let here = here(shared);
     at(now);

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use num_bigint::BigInt;
 use num_rational::BigRational;
-use tower_ratelimit::{Figures, Quota, Verdict};
+use tower_ratelimit::{LimitSnapshot, Quota, Verdict};
 
 use super::{LONGEST, Model, Spec};
 use crate::span::{micros, ticks};
@@ -83,7 +83,7 @@ impl Model for Bucket {
 
     fn verdict(&self, now: u64, cost: u64, patience: u64) -> Verdict {
         if cost > self.terms.burst {
-            return Verdict::Never;
+            return Verdict::ExceedsLimit;
         }
         let (owed, at, rate) = self.owed_at(now);
         let wait = match wait(&owed, self.terms.burst - cost, rate) {
@@ -98,19 +98,19 @@ impl Model for Bucket {
         }
     }
 
-    fn figures(&self, now: u64) -> Figures {
+    fn figures(&self, now: u64) -> LimitSnapshot {
         let (owed, at, rate) = self.owed_at(now);
         let remaining = round_down(&(whole(self.terms.burst) - &owed));
         let until = |target: u64| match wait(&owed, target, rate) {
             0 => Duration::ZERO,
             wait => ticks(at - now + wait),
         };
-        Figures {
+        LimitSnapshot {
             limit: self.terms.burst,
             window: ticks(self.terms.time_to_full),
             remaining,
             reset: until(0),
-            more_after: if remaining == self.terms.burst {
+            next_token_after: if remaining == self.terms.burst {
                 Duration::ZERO
             } else {
                 until(self.terms.burst - remaining - 1)
@@ -144,7 +144,7 @@ impl Model for Bucket {
         (self.owed, self.at) = (whole(0), 0);
     }
 
-    fn promises_turns(&self) -> bool {
+    fn supports_scheduling(&self) -> bool {
         true
     }
 

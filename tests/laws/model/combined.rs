@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use tower_ratelimit::{Ask, Figures, Verdict};
+use tower_ratelimit::{AcquireOptions, LimitSnapshot, Verdict};
 
 use super::{Bucket, Hits, Model, Spec, Window};
 use crate::span::micros;
@@ -25,7 +25,7 @@ pub(crate) struct Expected {
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct ExpectedStanding {
     pub(crate) verdict: Verdict,
-    pub(crate) figures: Figures,
+    pub(crate) figures: LimitSnapshot,
 }
 
 impl Combined {
@@ -34,7 +34,7 @@ impl Combined {
             match spec {
                 Spec::Bucket { quota, burst } => Box::new(Bucket::new(quota, burst)),
                 Spec::Window { quota, aligned } => Box::new(Window::new(quota, aligned)),
-                Spec::Blocks { .. } | Spec::Log { .. } => Box::new(Hits::new(spec)),
+                Spec::Counters { .. } | Spec::HitLog { .. } => Box::new(Hits::new(spec)),
             }
         };
         Self { limits: specs.into_iter().map(limit).collect(), held: 0 }
@@ -51,7 +51,7 @@ impl Combined {
         self.limits.iter().map(|limit| limit.with_held(now, self.held)).collect()
     }
 
-    pub(crate) fn peek(&self, now: u64, ask: Ask) -> Expected {
+    pub(crate) fn peek(&self, now: u64, ask: AcquireOptions) -> Expected {
         let limits = self.seen(now);
         // A later turn is promised by all limits or by none, and only if all owe at least until then.
         let at_once = limits.iter().map(|limit| limit.verdict(now, ask.cost, 0));
@@ -59,7 +59,7 @@ impl Combined {
             Some(Verdict::Denied { retry_after }) => retry_after,
             _ => Duration::ZERO,
         };
-        let promises = |limit: &dyn Model| limit.promises_turns() && limit.figures(now).reset >= turn;
+        let promises = |limit: &dyn Model| limit.supports_scheduling() && limit.figures(now).reset >= turn;
         // A hold starts now, or not at all.
         let all_promise = !ask.hold && limits.iter().all(|limit| promises(&**limit));
         let patience = ask.max_delay.filter(|_| all_promise).map_or(0, micros);
@@ -76,7 +76,7 @@ impl Combined {
     }
 
     /// As [`peek`](Self::peek), and charges or holds if the request is allowed: the figures are those after it.
-    pub(crate) fn acquire(&mut self, now: u64, ask: Ask) -> Expected {
+    pub(crate) fn acquire(&mut self, now: u64, ask: AcquireOptions) -> Expected {
         let mut expected = self.peek(now, ask);
         if !expected.verdict.is_allowed() {
             return expected;
@@ -121,6 +121,6 @@ fn strictness(verdict: &Verdict) -> (u8, Duration) {
         Verdict::Allowed => (0, Duration::ZERO),
         Verdict::AllowedAfter(delay) => (1, delay),
         Verdict::Denied { retry_after } => (2, retry_after),
-        Verdict::Never => (3, Duration::ZERO),
+        Verdict::ExceedsLimit => (3, Duration::ZERO),
     }
 }

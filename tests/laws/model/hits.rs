@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use tower_ratelimit::{Figures, Quota, Verdict};
+use tower_ratelimit::{LimitSnapshot, Quota, Verdict};
 
 use super::{Model, Spec};
 use crate::span::{micros, ticks};
@@ -21,8 +21,8 @@ pub(crate) struct Hits {
 /// How hits count.
 #[derive(Clone, Copy, PartialEq)]
 enum Terms {
-    Log { quota: Quota },
-    Blocks { quota: Quota, width: u64, blocks: u64, weighted: bool },
+    HitLog { quota: Quota },
+    Counters { quota: Quota, width: u64, blocks: u64, weighted: bool },
 }
 
 #[derive(Clone, Copy)]
@@ -35,31 +35,31 @@ struct Hit {
 impl Terms {
     fn new(spec: Spec) -> Self {
         match spec {
-            Spec::Log { quota } => Self::Log { quota },
-            Spec::Blocks { quota, blocks, weighted } => {
-                Self::Blocks { quota, width: micros(quota.period()) / blocks, blocks, weighted }
+            Spec::HitLog { quota } => Self::HitLog { quota },
+            Spec::Counters { quota, blocks, weighted } => {
+                Self::Counters { quota, width: micros(quota.period()) / blocks, blocks, weighted }
             }
             _ => panic!("{spec:?} has no hits"),
         }
     }
 
     fn quota(self) -> Quota {
-        let (Self::Log { quota } | Self::Blocks { quota, .. }) = self;
+        let (Self::HitLog { quota } | Self::Counters { quota, .. }) = self;
         quota
     }
 
     /// Until when a hit counts at all.
     fn counts_until(self, time: u64) -> u64 {
         match self {
-            Self::Log { quota } => time + micros(quota.period()),
-            Self::Blocks { width, blocks, .. } => (time / width + blocks + 1) * width,
+            Self::HitLog { quota } => time + micros(quota.period()),
+            Self::Counters { width, blocks, .. } => (time / width + blocks + 1) * width,
         }
     }
 
     /// The share of a hit that counts at `now`, before it has expired: so many of `whole()`.
     fn share(self, time: u64, now: u64) -> u64 {
         match self {
-            Self::Blocks { width, blocks, weighted: true, .. } if now / width - time / width >= blocks => {
+            Self::Counters { width, blocks, weighted: true, .. } if now / width - time / width >= blocks => {
                 width - now % width
             }
             _ => self.whole(),
@@ -68,15 +68,17 @@ impl Terms {
 
     fn whole(self) -> u64 {
         match self {
-            Self::Log { .. } => 1,
-            Self::Blocks { width, .. } => width,
+            Self::HitLog { .. } => 1,
+            Self::Counters { width, .. } => width,
         }
     }
 
-    /// Blocks of equal width and number are equal, whatever they limit.
+    /// Counters of equal width and number are equal, whatever they limit.
     fn counts_as(self, other: Self) -> bool {
         match (self, other) {
-            (Self::Blocks { width, blocks, .. }, Self::Blocks { width: w, blocks: b, .. }) => (width, blocks) == (w, b),
+            (Self::Counters { width, blocks, .. }, Self::Counters { width: w, blocks: b, .. }) => {
+                (width, blocks) == (w, b)
+            }
             _ => self.quota().period() == other.quota().period(),
         }
     }
@@ -84,8 +86,8 @@ impl Terms {
     /// The longest that a hit counts.
     fn longest(self) -> u64 {
         match self {
-            Self::Log { quota } => micros(quota.period()),
-            Self::Blocks { width, blocks, .. } => width * (blocks + 1),
+            Self::HitLog { quota } => micros(quota.period()),
+            Self::Counters { width, blocks, .. } => width * (blocks + 1),
         }
     }
 }
@@ -105,7 +107,7 @@ impl Hits {
     /// The latest time of a hit, for the present terms.
     fn time(&self, hit: Hit) -> u64 {
         match self.counted {
-            Terms::Blocks { width, .. } if !self.terms.counts_as(self.counted) => {
+            Terms::Counters { width, .. } if !self.terms.counts_as(self.counted) => {
                 ((hit.time / width + 1) * width - 1).min(self.newest)
             }
             _ => hit.time,
@@ -170,7 +172,7 @@ impl Model for Hits {
 
     fn verdict(&self, now: u64, cost: u64, _patience: u64) -> Verdict {
         if cost > self.terms.quota().limit() {
-            return Verdict::Never;
+            return Verdict::ExceedsLimit;
         }
         match self.free_after(now, cost) {
             0 => Verdict::Allowed,
@@ -178,18 +180,19 @@ impl Model for Hits {
         }
     }
 
-    fn figures(&self, now: u64) -> Figures {
+    fn figures(&self, now: u64) -> LimitSnapshot {
         let (limit, (at, hits)) = (self.terms.quota().limit(), self.at(now));
         let used = self.used(hits, at).div_ceil(u128::from(self.terms.whole()));
         let remaining = u64::try_from(u128::from(limit).saturating_sub(used)).expect("at most the limit");
         let reset = if used == 0 { Duration::ZERO } else { ticks(self.fresh_at(hits) - now) };
-        let more_after = if remaining < limit { ticks(self.free_after(now, remaining + 1)) } else { Duration::ZERO };
-        Figures { limit, window: self.terms.quota().period(), remaining, reset, more_after }
+        let next_token_after =
+            if remaining < limit { ticks(self.free_after(now, remaining + 1)) } else { Duration::ZERO };
+        LimitSnapshot { limit, window: self.terms.quota().period(), remaining, reset, next_token_after }
     }
 
     fn charge(&mut self, now: u64, _delay: u64, cost: u64) {
         // A log has no room for more hits than its limit: a surcharge counts with the newest one.
-        let most = if let Terms::Log { quota } = self.terms { quota.limit() } else { u64::MAX };
+        let most = if let Terms::HitLog { quota } = self.terms { quota.limit() } else { u64::MAX };
         self.count(now, cost, most);
     }
 
@@ -203,7 +206,7 @@ impl Model for Hits {
         (self.remembered, self.newest) = (Vec::new(), 0);
     }
 
-    fn promises_turns(&self) -> bool {
+    fn supports_scheduling(&self) -> bool {
         false
     }
 

@@ -5,7 +5,7 @@ mod combined;
 mod hits;
 mod window;
 
-use tower_ratelimit::{Figures, Quota, Verdict};
+use tower_ratelimit::{LimitSnapshot, Quota, Verdict};
 
 pub(crate) use self::bucket::Bucket;
 pub(crate) use self::combined::{Combined, Expected};
@@ -20,8 +20,8 @@ pub(crate) const LONGEST: u64 = 73_050 * 24 * 60 * 60 * 1_000_000;
 pub(crate) enum Spec {
     Bucket { quota: Quota, burst: u64 },
     Window { quota: Quota, aligned: bool },
-    Blocks { quota: Quota, blocks: u64, weighted: bool },
-    Log { quota: Quota },
+    Counters { quota: Quota, blocks: u64, weighted: bool },
+    HitLog { quota: Quota },
 }
 
 /// One limit for one key. Times are microseconds since the epoch.
@@ -32,7 +32,7 @@ pub(crate) trait Model {
     /// The verdict on `cost` for one who would wait for up to `patience`.
     fn verdict(&self, now: u64, cost: u64, patience: u64) -> Verdict;
 
-    fn figures(&self, now: u64) -> Figures;
+    fn figures(&self, now: u64) -> LimitSnapshot;
 
     /// Charges a request that was decided at `now` for a turn after `delay`, allowed or not.
     fn charge(&mut self, now: u64, delay: u64, cost: u64);
@@ -42,11 +42,11 @@ pub(crate) trait Model {
 
     fn forget(&mut self);
 
-    fn promises_turns(&self) -> bool;
+    fn supports_scheduling(&self) -> bool;
 
     /// The newest time that the state has seen: zero for a key never seen.
     fn newest(&self) -> u64;
 
-    /// By how much the clock may step back before the state counts as new.
+    /// KeyedBy how much the clock may step back before the state counts as new.
     fn time_to_full(&self) -> u64;
 }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use tower_ratelimit::{Figures, Quota, Verdict};
+use tower_ratelimit::{LimitSnapshot, Quota, Verdict};
 
 use super::{Model, Spec};
 use crate::span::{micros, ticks};
@@ -60,7 +60,7 @@ impl Model for Window {
 
     fn verdict(&self, now: u64, cost: u64, _patience: u64) -> Verdict {
         if cost > self.quota.limit() {
-            Verdict::Never
+            Verdict::ExceedsLimit
         } else if self.used_at(now) + u128::from(cost) <= u128::from(self.quota.limit()) {
             Verdict::Allowed
         } else {
@@ -68,14 +68,14 @@ impl Model for Window {
         }
     }
 
-    fn figures(&self, now: u64) -> Figures {
+    fn figures(&self, now: u64) -> LimitSnapshot {
         let left = u128::from(self.quota.limit()).saturating_sub(self.used_at(now));
-        Figures {
+        LimitSnapshot {
             limit: self.quota.limit(),
             window: self.quota.period(),
             remaining: u64::try_from(left).expect("at most the limit"),
             reset: self.rest(now),
-            more_after: self.rest(now),
+            next_token_after: self.rest(now),
         }
     }
 
@@ -107,7 +107,7 @@ impl Model for Window {
         self.open = None;
     }
 
-    fn promises_turns(&self) -> bool {
+    fn supports_scheduling(&self) -> bool {
         false
     }
 

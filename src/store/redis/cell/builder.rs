@@ -55,8 +55,8 @@ impl<Key: ?Sized> RedisCellBuilder<Key> {
         self
     }
 
-    /// As [`RedisBuilder::hashed_keys`].
-    pub fn hashed_keys(mut self, secret: impl Into<Vec<u8>>) -> Self {
+    /// As [`RedisBuilder::hash_keys`].
+    pub fn hash_keys(mut self, secret: impl Into<Vec<u8>>) -> Self {
         self.secret = Some(secret.into());
         self
     }

@@ -6,10 +6,10 @@ use super::builder::RedisCellBuilder;
 use super::rate::Rate;
 use super::throttle::{Errand, Throttle, What};
 use crate::clock::{Clock, SystemClock};
-use crate::decision::{Ask, Decision, Source, Verdict};
+use crate::decision::{AcquireOptions, Decision, DecisionSource, Verdict};
 use crate::encode::{EncodeKey, KeyWriter};
 use crate::error::Error;
-use crate::limiter::{Acquire, Limiter, Outcome, Reply};
+use crate::limiter::{Acquisition, Limiter, Outcome, LimiterFuture};
 use crate::observe::Observers;
 use crate::quota::Quota;
 use crate::store::redis::core::Core;
@@ -26,7 +26,7 @@ use crate::store::redis::server::RedisServer;
 ///
 /// # What it can't do
 ///
-/// - **Whole seconds.** A period must be whole seconds. The command tells waits in whole seconds, in its older versions
+/// - **WholeKey seconds.** A period must be whole seconds. The command tells waits in whole seconds, in its older versions
 ///   rounded down. So what is told here is the next second, or less where what is left shows that less is enough:
 ///   `retry_after` and `reset` are never too short, and too long by at most a second or the time of one, whichever is less (a
 ///   second more on a server that rounds up; where the time of one is no whole number of microseconds, a second).
@@ -37,18 +37,18 @@ use crate::store::redis::server::RedisServer;
 /// - **No cluster.** The command declares no keys, so that no node of a cluster ever answers MOVED: each counts what it is
 ///   asked, and a limit would be had once for each node. A limiter with a cluster is an error when it is built.
 ///
-/// A cost of more than the burst is [`Never`](Verdict::Never), without asking: the command says `-1` to that as to what is
+/// A cost of more than the burst is [`Never`](Verdict::ExceedsLimit), without asking: the command says `-1` to that as to what is
 /// allowed. Such a decision has no figures.
 ///
 /// ```no_run
-/// use tower_ratelimit::{Ask, Limiter, Quota, RedisCell, RedisServer};
+/// use tower_ratelimit::{AcquireOptions, Limiter, Quota, RedisCell, RedisServer};
 ///
 /// # async fn f() -> Result<(), tower_ratelimit::Error> {
 /// let server = RedisServer::open("redis://127.0.0.1")?;
 /// let limiter = RedisCell::builder(server, "api", Quota::per_second(10)).burst(20).build()?;
 /// limiter.check().await?;
 ///
-/// assert!(limiter.acquire("alice", Ask::default()).await?.decision.is_allowed());
+/// assert!(limiter.acquire("alice", AcquireOptions::default()).await?.decision.is_allowed());
 /// # Ok(())
 /// # }
 /// ```
@@ -111,7 +111,7 @@ impl<Key: ?Sized> RedisCell<Key> {
 impl<Key: EncodeKey + ?Sized> RedisCell<Key> {
     /// What a key is named in Redis: to find it by hand.
     #[must_use]
-    pub fn key_in_redis(&self, key: &Key) -> String {
+    pub fn redis_key(&self, key: &Key) -> String {
         String::from_utf8_lossy(&self.encode(key)).into_owned()
     }
 
@@ -123,9 +123,9 @@ impl<Key: EncodeKey + ?Sized> RedisCell<Key> {
     }
 
     /// Refuses for good what could never be had.
-    fn never(&self, ask: Ask) -> Option<Decision> {
+    fn never(&self, ask: AcquireOptions) -> Option<Decision> {
         let Throttle { rate, clock, .. } = &self.handle.lines.core.trade;
-        let never = || Decision::by_policy(clock.now(), Verdict::Never).from_source(Source::Store);
+        let never = || Decision::by_policy(clock.now(), Verdict::ExceedsLimit).from_source(DecisionSource::Store);
         (!rate.fits(ask.cost)).then(never)
     }
 
@@ -137,32 +137,32 @@ impl<Key: EncodeKey + ?Sized> RedisCell<Key> {
 impl<Key: EncodeKey + ?Sized> Limiter<Key> for RedisCell<Key> {
     type Future = RedisFuture;
 
-    fn acquire(&self, key: &Key, ask: Ask) -> Acquire<RedisFuture> {
+    fn acquire(&self, key: &Key, ask: AcquireOptions) -> Acquisition<RedisFuture> {
         if ask.hold {
-            return Acquire::Ready(Err(Error::unsupported(
+            return Acquisition::Ready(Err(Error::unsupported(
                 "hold failed: redis-cell cannot hold a cost; use `Redis` instead of `RedisCell`",
             )));
         }
         if let Some(never) = self.never(ask) {
-            return Acquire::Ready(Ok(Outcome::from(never)));
+            return Acquisition::Ready(Ok(Outcome::from(never)));
         }
-        match self.ask(key, What::Acquire(ask.cost)) {
-            Ok(future) => Acquire::Pending(future),
-            Err(error) => Acquire::Ready(Err(error)),
+        match self.ask(key, What::Acquisition(ask.cost)) {
+            Ok(future) => Acquisition::Pending(future),
+            Err(error) => Acquisition::Ready(Err(error)),
         }
     }
 
-    fn peek(&self, key: &Key, ask: Ask) -> Reply<Decision> {
+    fn peek(&self, key: &Key, ask: AcquireOptions) -> LimiterFuture<Decision> {
         if let Some(never) = self.never(ask) {
-            return Reply::ready(Ok(never));
+            return LimiterFuture::ready(Ok(never));
         }
         match self.ask(key, What::Peek(ask.cost)) {
-            Ok(future) => Reply::pending(async move { future.await.map(|outcome| outcome.decision) }),
-            Err(error) => Reply::ready(Err(error)),
+            Ok(future) => LimiterFuture::pending(async move { future.await.map(|outcome| outcome.decision) }),
+            Err(error) => LimiterFuture::ready(Err(error)),
         }
     }
 
-    fn reset(&self, key: &Key) -> Reply<()> {
+    fn reset(&self, key: &Key) -> LimiterFuture<()> {
         self.handle.lines.operate(|reply| Ok(Errand { key: self.encode(key), what: What::Reset, reply }))
     }
 }

@@ -1,7 +1,7 @@
 use std::time::Duration;
 
 use crate::clock::Timestamp;
-use crate::decision::{Decision, Figures, Standing, Verdict};
+use crate::decision::{Decision, LimitSnapshot, LimitStatus, Verdict};
 use crate::error::Error;
 use crate::quota::Quota;
 
@@ -77,16 +77,16 @@ impl Rate {
             Verdict::Denied { retry_after: wait.max(Duration::from_micros(1)) }
         } else if told.limited {
             match told.retry_after {
-                None => Verdict::Never,
+                None => Verdict::ExceedsLimit,
                 Some(_) if remaining >= cost => Verdict::Denied { retry_after: self.at_most(cost, told.retry_after) },
                 Some(_) => Verdict::Denied { retry_after: self.at_most(cost - remaining, told.retry_after) },
             }
         } else {
             Verdict::Allowed
         };
-        let more_after = if used == 0 { Duration::ZERO } else { self.time_of(1).min(reset) };
-        let figures = Figures { limit: self.burst, window: self.time_of(self.burst), remaining, reset, more_after };
-        Decision::one(now, Standing::of("default", verdict, figures))
+        let next_token_after = if used == 0 { Duration::ZERO } else { self.time_of(1).min(reset) };
+        let figures = LimitSnapshot { limit: self.burst, window: self.time_of(self.burst), remaining, reset, next_token_after };
+        Decision::one(now, LimitStatus::of("default", verdict, figures))
     }
 
     /// The least that is surely enough: whole seconds may have been rounded down, so it is one more; what is left was rounded

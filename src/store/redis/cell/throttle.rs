@@ -26,7 +26,7 @@ pub(super) struct Errand {
 
 #[derive(Clone, Copy)]
 pub(super) enum What {
-    Acquire(u64),
+    Acquisition(u64),
     Peek(u64),
     Reset,
 }
@@ -127,7 +127,7 @@ impl Trade for Throttle {
 impl Throttle {
     fn command(&self, errand: &Errand) -> Cmd {
         let quantity = match errand.what {
-            What::Acquire(cost) => cost,
+            What::Acquisition(cost) => cost,
             What::Peek(_) => 0,
             What::Reset => {
                 let mut delete = redis::cmd("DEL");
@@ -144,7 +144,7 @@ impl Throttle {
     fn outcome(&self, what: What, reply: Value) -> Result<Done, Failure> {
         let reply = reply.extract_error().map_err(|error| self.explain(error))?;
         let (cost, is_peek) = match what {
-            What::Acquire(cost) => (cost, false),
+            What::Acquisition(cost) => (cost, false),
             What::Peek(cost) => (cost, true),
             What::Reset => return Ok(Done::Operated),
         };

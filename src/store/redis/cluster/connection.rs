@@ -23,9 +23,9 @@ pub(super) struct Routed {
 
 impl Routed {
     /// So many times at most a command is sent on: a cluster that sends it in circles is not followed for long.
-    const MOST_HOPS: usize = 8;
+    const MAX_HOPS: usize = 8;
     /// So many times at most a node is asked again that is not ready, and how long after.
-    const MOST_WAITS: usize = 3;
+    const MAX_WAITS: usize = 3;
     const WAIT: Duration = Duration::from_millis(10);
 
     pub(super) fn new(cluster: Cluster) -> Self {
@@ -56,7 +56,7 @@ impl Routed {
                 return Err(error);
             };
             match kind {
-                ServerErrorKind::Moved | ServerErrorKind::Ask if hops < Self::MOST_HOPS => {
+                ServerErrorKind::Moved | ServerErrorKind::Ask if hops < Self::MAX_HOPS => {
                     hops += 1;
                     let Some((address, _)) = error.redirect_node() else { return Err(error) };
                     let Some(target) = self.cluster.node_named(address, node) else { return Err(error) };
@@ -68,7 +68,7 @@ impl Routed {
                     }
                 }
                 ServerErrorKind::ClusterDown | ServerErrorKind::BusyLoading | ServerErrorKind::MasterDown
-                    if waits < Self::MOST_WAITS =>
+                    if waits < Self::MAX_WAITS =>
                 {
                     waits += 1;
                     self.cluster.refresh_soon();

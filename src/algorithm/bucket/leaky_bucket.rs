@@ -1,0 +1,39 @@
+use std::fmt;
+use std::time::Duration;
+
+use crate::algorithm::Algorithm;
+use super::Bucket;
+use super::types::bucket_front;
+use crate::clock::Timestamp;
+use crate::decision::{AcquireOptions, LazySnapshot, Verdict};
+use crate::error::Error;
+use crate::quota::Quota;
+
+/// The leaky bucket as a meter (the funnel): requests pour in, the level drains at a steady rate, overflow is refused.
+///
+/// In any window of one period at most `burst + limit - 1` are admitted (`2 limit - 1` with the default burst of `limit`),
+/// reached by one who fills an empty bucket together with what drains; [`strict`](Self::strict) makes it `limit`. In a
+/// window of any length `t`: at most `ceil(burst + rate t) - 1`.
+///
+/// - **Closed form**, with `rate = limit / period` and the burst as the capacity: `level = max(0, level - rate elapsed)`;
+///   admit if `level + cost <= burst`, and then pour in; `retry_after = (level + cost - burst) / rate`, `reset = level /
+///   rate`.
+/// - **State**: four words.
+/// - **Source**: J. Turner, "New Directions in Communications", IEEE Communications Magazine 24(10), 1986; ITU-T I.371 has
+///   it as the continuous-state leaky bucket.
+/// - **Choose it** where you think of a capacity and a leak. It decides exactly as [`Gcra`](super::Gcra) and
+///   [`TokenBucket`](super::TokenBucket) do; nothing waits in it.
+///
+/// ```
+/// use std::time::Duration;
+/// use tower_ratelimit::{LeakyBucket, Quota};
+///
+/// // Room for fifteen; one leaks out every two seconds.
+/// const REPLIES: LeakyBucket = LeakyBucket::new(Quota::new(1, Duration::from_secs(2))).burst(15);
+/// ```
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct LeakyBucket {
+    kernel: Bucket,
+}
+
+bucket_front!(LeakyBucket);

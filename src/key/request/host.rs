@@ -1,0 +1,133 @@
+use http::uri::Scheme;
+use http::{Request, header};
+
+use super::header::only_value;
+use crate::key::Missing;
+use crate::key::{ExtractKey, Extracted};
+use crate::key::KeyText;
+
+/// The host that the request is for: of the URI's authority if it has one (HTTP/2, proxies), else of the field `Host`.
+///
+/// It counts in lower case, without a dot at its end, and without the port; [`with_port`](Self::with_port) keeps that.
+///
+/// The key is absent if the request has neither. The key is unusable, and the request refused, if `Host` is empty, is
+/// malformed, comes more than once, or differs from the URI's authority: the application could use the other one. A
+/// written port and the scheme's own port are the same.
+///
+/// The client writes it: who makes up hosts makes up keys, unless your proxy or server refuses those that are not
+/// yours.
+///
+/// ```
+/// use tower_ratelimit::key::{ExtractKey, Extracted, Host, KeyText};
+///
+/// let request = http::Request::get("/").header("host", "Example.ORG:8080").body(()).unwrap();
+/// assert_eq!(Host::new().extract(&request), Extracted::Key(KeyText::from("example.org")));
+/// ```
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Host {
+    with_port: bool,
+}
+
+impl Host {
+    /// Counts by the host's name.
+    #[must_use]
+    pub const fn new() -> Self {
+        Self { with_port: false }
+    }
+
+    /// Counts by the port as well, where one is written.
+    #[must_use]
+    pub const fn with_port(self) -> Self {
+        Self { with_port: true }
+    }
+
+    fn normalised(self, (name, port): (&[u8], Option<u16>)) -> Option<KeyText> {
+        let mut text = [0; LONGEST];
+        let mut len = name.len();
+        text.get_mut(..len)?.copy_from_slice(name);
+        text[..len].make_ascii_lowercase();
+        if let Some(port) = port.filter(|_| self.with_port) {
+            let mut digits = itoa::Buffer::new();
+            for byte in [b':'].iter().chain(digits.format(port).as_bytes()) {
+                *text.get_mut(len)? = *byte;
+                len += 1;
+            }
+        }
+        Some(KeyText::new(&text[..len]))
+    }
+}
+
+/// Longer than any name that can be resolved.
+const LONGEST: usize = 300;
+
+impl<B> ExtractKey<Request<B>> for Host {
+    type Key = KeyText;
+
+    fn extract(&self, request: &Request<B>) -> Extracted<KeyText> {
+        let found = host(request).and_then(|host| self.normalised(host).ok_or_else(malformed));
+        found.map_or_else(Extracted::Missing, Extracted::Key)
+    }
+}
+
+/// The name and the port of the one host that the request names.
+fn host<B>(request: &Request<B>) -> Result<(&[u8], Option<u16>), Missing> {
+    let parsed = |authority| split_port(authority).ok_or_else(malformed);
+    let field = only_value(request.headers(), &header::HOST);
+    let Some(authority) = request.uri().authority() else { return parsed(field?) };
+    // A user's name and password are not the host.
+    let host = parsed(authority.as_str().rsplit('@').next().unwrap_or_default().as_bytes())?;
+    match field {
+        Ok(field) if is_same(host, parsed(field)?, request.uri().scheme()) => Ok(host),
+        Ok(_) => Err(Missing::unusable("the URI and the header field host name different hosts")),
+        Err(missing) if missing.is_unusable() => Err(missing),
+        Err(_) => Ok(host),
+    }
+}
+
+/// Without a port the scheme's own counts.
+fn is_same(one: (&[u8], Option<u16>), other: (&[u8], Option<u16>), scheme: Option<&Scheme>) -> bool {
+    let own = scheme.and_then(|scheme| match scheme.as_str() {
+        "http" => Some(80),
+        "https" => Some(443),
+        _ => None,
+    });
+    one.0.eq_ignore_ascii_case(other.0) && one.1.or(own) == other.1.or(own)
+}
+
+#[cold]
+fn malformed() -> Missing {
+    Missing::unusable("the host that the request names is malformed: it should be like example.org:8080")
+}
+
+/// The name, without a dot at its end, and the port.
+fn split_port(authority: &[u8]) -> Option<(&[u8], Option<u16>)> {
+    let is_literal = authority.starts_with(b"[");
+    let end = if is_literal { authority.iter().position(|byte| *byte == b']')? + 1 } else { 0 };
+    let colon = authority[end..].iter().position(|byte| *byte == b':').map(|position| end + position);
+    let (name, port) = authority.split_at(colon.unwrap_or(authority.len()));
+    // A colon with nothing behind it is allowed (RFC 3986, section 3.2.3).
+    let port = match port {
+        [] | [b':'] => None,
+        [_, digits @ ..] => Some(port_of(digits)?),
+    };
+    let is_whole =
+        if is_literal { name.len() == end && is_address(name) } else { name.iter().copied().all(is_in_name) };
+    let name = name.strip_suffix(b".").unwrap_or(name);
+    (is_whole && !name.is_empty() && !name.ends_with(b".")).then_some((name, port))
+}
+
+fn port_of(digits: &[u8]) -> Option<u16> {
+    let digits = str::from_utf8(digits).ok().filter(|digits| digits.bytes().all(|byte| byte.is_ascii_digit()))?;
+    digits.parse().ok()
+}
+
+/// What stands in brackets: an IPv6 address, or one of a version to come.
+fn is_address(literal: &[u8]) -> bool {
+    let inside = &literal[1..literal.len() - 1];
+    !inside.is_empty() && inside.iter().all(|byte| *byte == b':' || is_in_name(*byte))
+}
+
+/// `reg-name` of RFC 3986.
+fn is_in_name(byte: u8) -> bool {
+    byte.is_ascii_alphanumeric() || b"-._~%!$&'()*+,;=".contains(&byte)
+}
