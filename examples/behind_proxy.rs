@@ -49,9 +49,9 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
         Either::Right(_) => in_ten_seconds(3),
     };
     let limiter = Memory::new((
-        Limit::new("caller", per_key(quota)).by(|caller: &Caller| caller.0),
+        Limit::new("caller", per_key(quota)).keyed_by(|caller: &Caller| caller.0),
         // Nobody checks the API keys here: who makes them up is held by this.
-        Limit::new("address", in_ten_seconds(12)).by(|caller: &Caller| caller.1),
+        Limit::new("address", in_ten_seconds(12)).keyed_by(|caller: &Caller| caller.1),
     ));
     let app = Router::new().route("/", get(hello)).layer(RateLimitLayer::new(key, limiter)).with_state(client);
 

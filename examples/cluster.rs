@@ -39,7 +39,7 @@ async fn run() -> Result<(), Box<dyn std::error::Error>> {
     let cluster = RedisServer::cluster(urls.split(',').map(str::trim))?;
     let shared = Redis::<IpAddr>::new(cluster, "hello", FixedWindow::new(Quota::new(20, TEN_SECONDS)));
     // Not needed, but so a mistake is found at start-up, and not by the first request.
-    shared.check().await.map_err(|error| {
+    shared.health_check().await.map_err(|error| {
         format!(
             "the cluster can't be used: {}\nStart one as the first lines of examples/cluster.rs say, and name some of its nodes, as in \
              REDIS_URLS=redis://127.0.0.1:7001,redis://127.0.0.1:7002",

@@ -48,12 +48,12 @@ impl Limiter<KeyText> for Prepaid {
             let debited = bank.debit(account, ask.cost).await;
             if let Ok(Some(left)) = debited {
                 held.settle(ask.cost).await?;
-                let both = [decision.standings(), &[credit(Verdict::Allowed, left)]].concat();
-                return Ok(Decision::every(at, both).into());
+                let both = [decision.limits(), &[credit(Verdict::Allowed, left)]].concat();
+                return Ok(Decision::from_limits(at, both).into());
             }
             // All or nothing: a denial charges nobody.
             held.release().await?;
-            debited.map(|_| Decision::one(at, credit(Verdict::Denied { retry_after: MONTH }, 0)).into())
+            debited.map(|_| Decision::from_limit(at, credit(Verdict::Denied { retry_after: MONTH }, 0)).into())
         }))
     }
 }
@@ -63,7 +63,7 @@ const MONTH: Duration = Duration::from_secs(30 * 24 * 60 * 60);
 
 fn credit(verdict: Verdict, remaining: u64) -> LimitStatus {
     let figures = LimitSnapshot { limit: CREDIT, window: MONTH, remaining, reset: MONTH, next_token_after: MONTH };
-    LimitStatus::of("credit", verdict, figures)
+    LimitStatus::new("credit", verdict, figures)
 }
 
 /// The service elsewhere: what each account has spent.

@@ -81,7 +81,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
         // A made-up token gains nothing: whoever is not known counts by address.
         user.map_or_else(|| PeerIp::new().extract(request).map(Caller::Anonymous), Extracted::Key)
     };
-    let limiter = Memory::new(Limit::new("core", per_key(Caller::quota)).by(Caller::account));
+    let limiter = Memory::new(Limit::new("core", per_key(Caller::quota)).keyed_by(Caller::account));
     let fields = Http::new().rate_limit_headers(false).legacy_headers(ResetFormat::EpochSeconds);
 
     let upgrade = async move || users.alice_has_upgraded.store(true, Ordering::Relaxed);

@@ -36,7 +36,7 @@ async fn run() -> Result<(), Box<dyn std::error::Error>> {
     let url = env::var("REDIS_URL").unwrap_or_else(|_| "redis://127.0.0.1:6379".to_owned());
     let shared = Redis::<IpAddr>::new(RedisServer::open(&url)?, "hello", FixedWindow::new(Quota::new(20, TEN_SECONDS)));
     // Not needed, but so a mistake is found at start-up, and not by the first request.
-    shared.check().await.map_err(|error| {
+    shared.health_check().await.map_err(|error| {
         format!(
             "Redis can't be used: {}\nStart one with `redis-server` (Debian: apt-get install -y redis-server), or say with \
              REDIS_URL where it is, as in REDIS_URL=redis://127.0.0.1:6379",

@@ -33,7 +33,7 @@ use std::sync::Arc;
 /// ```
 #[diagnostic::on_unimplemented(
     message = "`{Self}` can't be written as a key of a shared store",
-    note = "implement `tower_ratelimit::key::EncodeKey` for it, or count by a part of it with `Limit::by`"
+    note = "implement `tower_ratelimit::key::EncodeKey` for it, or count by a part of it with `Limit::keyed_by`"
 )]
 pub trait EncodeKey {
     /// Writes it.

@@ -34,7 +34,7 @@
 //! | the answer | a [`Decision`] | yes, yes but later, no until later, or never; what remains, and when there is more |
 //! | | a [responder](Respond) | what a refusal looks like: [`Http`], an error, a closure |
 //!
-//! A limiter needs no middleware: [`Memory::decide`] answers anybody. Each of the four seams (extractor, limiter, algorithm,
+//! A limiter needs no middleware: [`Memory::check`] answers anybody. Each of the four seams (extractor, limiter, algorithm,
 //! responder) is a small trait for parts of your own, with a complete example in its documentation.
 //!
 //! | Module | |
@@ -154,14 +154,16 @@ pub use crate::algorithm::{FixedWindow, Gcra, LeakyBucket, LeakyQueue, SlidingLo
 #[cfg(feature = "timer")]
 pub use crate::clock::TokioClock;
 pub use crate::clock::{Clock, CoarseClock, ManualClock, SystemClock, Timestamp};
-pub use crate::decision::{AcquireOptions, Decision, LimitSnapshot, LazySnapshot, DecisionSource, LimitStatus, Verdict};
+pub use crate::decision::{
+    AcquireOptions, Decision, DecisionSource, LazySnapshot, LimitSnapshot, LimitStatus, Verdict,
+};
 pub use crate::error::Error;
 pub use crate::key::{ClientIp, ExtractKey, PeerIp};
 pub use crate::limit::{Limit, per_key};
 pub use crate::limiter::{BoxLimiter, Limiter};
-pub use crate::middleware::{RateLimit, RateLimitLayer, ResponseFuture, MissingKeyPolicy, cost};
+pub use crate::middleware::{MissingKeyPolicy, RateLimit, RateLimitLayer, ResponseFuture, cost};
 pub use crate::quota::{Quota, QuotaError};
-pub use crate::response::{RateLimitInfo, Http, Respond};
+pub use crate::response::{Http, RateLimitInfo, Respond};
 #[cfg(feature = "redis-tls")]
 pub use crate::store::RedisTls;
 pub use crate::store::{DynLimit, Memory, MemoryBuilder};

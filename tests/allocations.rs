@@ -89,7 +89,7 @@ fn of_long_name(number: u8) -> Request<()> {
 }
 
 fn bare<K: Clone, A: Clone>(key: K, limiter: A) -> tower_ratelimit::RateLimit<PageService, K, A> {
-    RateLimitLayer::new(key, limiter).responder(Http::bare()).layer(service_fn(page as PageFn))
+    RateLimitLayer::new(key, limiter).responder(Http::minimal()).layer(service_fn(page as PageFn))
 }
 
 type PageFn = fn(Request<()>) -> Ready<Result<Page, Infallible>>;
@@ -116,7 +116,7 @@ fn allocations_are_counted() {
     assert!(measure(|| text.push_str(black_box("and on it grows"))).count_total >= 1, "reallocated");
 
     let mut allocating =
-        RateLimitLayer::new(Global, one_limit()).responder(Http::bare()).layer(service_fn(|_: Request<()>| {
+        RateLimitLayer::new(Global, one_limit()).responder(Http::minimal()).layer(service_fn(|_: Request<()>| {
             ready(Ok::<_, Infallible>(Response::new(Full::from(black_box(vec![1_u8; 100])))))
         }));
     assert!(count(&mut allocating, from(1), StatusCode::OK).count_total >= 1, "inside of the service too");
@@ -182,8 +182,8 @@ fn decisions_of_four_to_eight_limits_allocate_nothing() {
         assert_eq!(count_allowed(&mut bare(PeerIp::new(), enough), from), 0, "{what}, allowed");
         let strict = Memory::builder(limits(1)).clock(clock()).build().expect("a limiter");
         let key = IpAddr::from([192, 0, 2, 1]);
-        assert!(strict.decide(&key, AcquireOptions::default()).is_allowed());
-        let denied = measure(|| assert!(!strict.decide(&key, AcquireOptions::default()).is_allowed()));
+        assert!(strict.check(&key, AcquireOptions::default()).is_allowed());
+        let denied = measure(|| assert!(!strict.check(&key, AcquireOptions::default()).is_allowed()));
         assert_eq!(denied.count_total, 0, "{what}, denied");
         let peeked = measure(|| assert!(strict.peek(&key, AcquireOptions::default()).try_ready().is_ok()));
         assert_eq!(peeked.count_total, 0, "{what}, peeked at");
@@ -227,9 +227,9 @@ fn three_limits_allocate_nothing_either() {
     let by_parts = Memory::new((
         Limit::new("both", Gcra::new(Quota::per_second(1_000_000))),
         Limit::new("tenant", SlidingWindow::new(Quota::per_hour(1_000_000)))
-            .by_ref(|(tenant, _): &(KeyText, IpAddr)| tenant),
+            .keyed_by_ref(|(tenant, _): &(KeyText, IpAddr)| tenant),
         Limit::new("network", FixedWindow::new(Quota::per_day(1_000_000)))
-            .by(|(_, peer): &(KeyText, IpAddr)| peer.is_ipv4()),
+            .keyed_by(|(_, peer): &(KeyText, IpAddr)| peer.is_ipv4()),
     ));
     let both = |number| {
         let mut request = of_tenant(number);
@@ -247,7 +247,7 @@ fn options_allocate_nothing() {
     let shared = std::sync::Arc::new(three_limits());
     assert_eq!(count_allowed(&mut bare(PeerIp::new(), shared), from), 0, "shared");
 
-    let layer = || RateLimitLayer::new(PeerIp::new(), one_limit()).responder(Http::bare());
+    let layer = || RateLimitLayer::new(PeerIp::new(), one_limit()).responder(Http::minimal());
     let mut dear = layer().cost(|_: &Request<()>| 3).layer(service_fn(page as PageFn));
     assert_eq!(count_allowed(&mut dear, from), 0, "of a cost");
     let mut exempt = layer().exempt_if(|_: &Request<()>| true).layer(service_fn(page as PageFn));
@@ -257,7 +257,7 @@ fn options_allocate_nothing() {
 /// An observer costs what it does itself: the layer allocates nothing to tell it.
 #[test]
 fn observers_are_told_for_nothing() {
-    let layer = || RateLimitLayer::new(PeerIp::new(), one_limit()).responder(Http::bare());
+    let layer = || RateLimitLayer::new(PeerIp::new(), one_limit()).responder(Http::minimal());
     let seen = std::sync::Arc::new(std::sync::atomic::AtomicUsize::new(0));
     let counted = std::sync::Arc::clone(&seen);
     let mut observed = layer()
@@ -273,7 +273,7 @@ fn observers_are_told_for_nothing() {
 /// The ready-made ones allocate as a series or a place in the program is seen first, and then no more.
 #[test]
 fn ready_made_observers_allocate_nothing_after_the_first_request() {
-    let layer = || RateLimitLayer::new(PeerIp::new(), one_limit()).responder(Http::bare());
+    let layer = || RateLimitLayer::new(PeerIp::new(), one_limit()).responder(Http::minimal());
     let prometheus = metrics_exporter_prometheus::PrometheusBuilder::new().install_recorder();
     let prometheus = prometheus.expect("the process's only recorder");
     let metrics = tower_ratelimit::observe::Metrics::new("api");
@@ -290,7 +290,7 @@ fn ready_made_observers_allocate_nothing_after_the_first_request() {
 /// layer keeps of both.
 #[test]
 fn request_that_is_settled_allocates_three_times() {
-    let layer = RateLimitLayer::new(PeerIp::new(), one_limit()).responder(Http::bare()).settle(OnlyFailures);
+    let layer = RateLimitLayer::new(PeerIp::new(), one_limit()).responder(Http::minimal()).settle(OnlyFailures);
     let mut service = layer.layer(service_fn(page as PageFn));
     // The map of held keys allocates as it grows.
     count_allowed(&mut service, from);
@@ -302,7 +302,7 @@ fn request_that_is_settled_allocates_three_times() {
 #[test]
 fn other_responders_allocate_nothing_for_what_is_let_through() {
     let mut map_body = RateLimitLayer::new(PeerIp::new(), one_limit())
-        .responder(Http::bare().map_body())
+        .responder(Http::minimal().map_body())
         .layer(service_fn(page as PageFn));
     let mut as_error =
         RateLimitLayer::new(PeerIp::new(), one_limit()).responder(RejectWithError).layer(service_fn(page as PageFn));
@@ -370,7 +370,7 @@ fn a_ready_made_answer_allocates_little() {
     let [allowed, telling] = counts(Http::new());
     for (what, count, most) in [
         ("a refusal as an error", counts(RejectWithError)[1], 1),
-        ("a bare 429", counts(Http::bare())[1], 9),
+        ("a bare 429", counts(Http::minimal())[1], 9),
         ("a 429 that tells all", telling, 16),
         ("an allowed answer that tells all", allowed, 12),
     ] {

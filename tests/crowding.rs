@@ -45,7 +45,7 @@ struct Harm {
 
 fn flood<A: Algorithm>(algorithm: A, when_full: WhenFull, used_by_the_honest: u64) -> Harm {
     let (limiter, clock) = memory(algorithm, CAP, when_full);
-    let allows = |key: u64| limiter.decide(&key, AcquireOptions::default()).is_allowed();
+    let allows = |key: u64| limiter.check(&key, AcquireOptions::default()).is_allowed();
     let (offender, honest) = (u64::MAX, u64::MAX - 10..u64::MAX);
     (0..BURST).for_each(|_| assert!(allows(offender)));
     // So that windows of those who come later end later.
@@ -99,7 +99,7 @@ fn a_flood_launders_no_offender_by_a_window() {
 /// How many new keys, each of which uses up its whole limit, it takes until a key is let through that is being denied.
 fn exhausted_keys_until_freed<A: Algorithm>(algorithm: A, when_full: WhenFull) -> Option<u64> {
     let (limiter, clock) = memory(algorithm, CAP, when_full);
-    let allows = |key: u64| limiter.decide(&key, AcquireOptions::default()).is_allowed();
+    let allows = |key: u64| limiter.check(&key, AcquireOptions::default()).is_allowed();
     (0..BURST).for_each(|_| assert!(allows(u64::MAX)));
     clock.advance(Duration::from_secs(1));
     (0..FLOOD).find(|&key| {
@@ -139,16 +139,16 @@ type Caller = [u64; 2];
 fn flood_of_several(when_full: WhenFull, used_by_the_honest: u64) -> Harm {
     const ALL: u64 = 2 * FLOOD + 2000;
     let each = (
-        Limit::new("user", TEN).by(|&[user, _]: &Caller| user),
-        Limit::new("device", FixedWindow::new(Quota::per_day(BURST))).by(|&[_, device]: &Caller| device),
-        Limit::new("all", FixedWindow::new(Quota::per_day(ALL))).by(|_: &Caller| ()),
+        Limit::new("user", TEN).keyed_by(|&[user, _]: &Caller| user),
+        Limit::new("device", FixedWindow::new(Quota::per_day(BURST))).keyed_by(|&[_, device]: &Caller| device),
+        Limit::new("all", FixedWindow::new(Quota::per_day(ALL))).keyed_by(|_: &Caller| ()),
     );
     let clock = ManualClock::at(Timestamp::from_micros(1_800_000_000_000_000));
     let keys = usize::try_from(CAP).unwrap();
     let limiter = Memory::builder(each).max_keys(keys).when_full(when_full).clock(clock.clone()).build().unwrap();
     let mut let_through = 0;
     let mut allows = |caller: Caller| {
-        let is_allowed = limiter.decide(&caller, AcquireOptions::default()).is_allowed();
+        let is_allowed = limiter.check(&caller, AcquireOptions::default()).is_allowed();
         let_through += u64::from(is_allowed);
         is_allowed
     };
@@ -210,7 +210,7 @@ fn let_through_at_most<A: Algorithm>(algorithm: A, when_full: WhenFull) -> u64 {
         random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         let key = (random >> 33) % keys;
         clock.advance(Duration::from_micros(random >> 54));
-        *let_through.entry(key).or_default() += u64::from(limiter.decide(&key, AcquireOptions::default()).is_allowed());
+        *let_through.entry(key).or_default() += u64::from(limiter.check(&key, AcquireOptions::default()).is_allowed());
     }
     let_through.into_values().max().unwrap_or(0)
 }
@@ -250,7 +250,7 @@ fn two_keys_that_take_turns_in_a_full_memory_launder_each_other_only_where_they_
         let mut let_through = [0_u64; 2];
         for turn in 0..1000 {
             let key = turn % 2;
-            let_through[key] += u64::from(limiter.decide(&(key as u64), AcquireOptions::default()).is_allowed());
+            let_through[key] += u64::from(limiter.check(&(key as u64), AcquireOptions::default()).is_allowed());
         }
         let_through
     };
@@ -262,20 +262,20 @@ fn two_keys_that_take_turns_in_a_full_memory_launder_each_other_only_where_they_
 #[test]
 fn who_finds_no_room_is_refused_by_policy_until_somebody_is_as_good_as_new() {
     let (limiter, clock) = full_of(WhenFull::Deny, 1);
-    let refused = limiter.decide(&7, AcquireOptions::default());
+    let refused = limiter.check(&7, AcquireOptions::default());
     let Verdict::Denied { retry_after } = refused.verdict() else { panic!("{refused:?}") };
     assert_eq!(refused.source(), DecisionSource::Policy);
-    assert!(refused.standing().is_none());
+    assert!(refused.most_restrictive().is_none());
     assert_eq!(now(limiter.peek(&7, AcquireOptions::default())).unwrap(), refused);
     // A question takes no room.
-    assert!(limiter.decide(&7, AcquireOptions::cost(0)).is_allowed());
+    assert!(limiter.check(&7, AcquireOptions::cost(0)).is_allowed());
     // Those who have room go on, and what must have room and has none is an error.
-    assert!(limiter.decide(&1_000_000, AcquireOptions::default()).is_allowed());
+    assert!(limiter.check(&1_000_000, AcquireOptions::default()).is_allowed());
     assert!(now(limiter.set("default", &7, 3)).unwrap_err().is_unavailable());
     now(limiter.set("default", &1_000_000, 3)).unwrap();
 
     clock.advance(retry_after);
-    let allowed = limiter.decide(&7, AcquireOptions::default());
+    let allowed = limiter.check(&7, AcquireOptions::default());
     assert_eq!((allowed.verdict(), allowed.source()), (Verdict::Allowed, DecisionSource::Store));
 }
 
@@ -293,7 +293,7 @@ fn a_surcharge_that_finds_no_room_is_an_error() {
     let held = hold(&limiter, 7, 0).expect("it costs nothing");
     assert!(now(held.settle(5)).unwrap_err().is_unavailable());
     clock.advance(Duration::from_secs(86_400));
-    assert!(limiter.decide(&7, AcquireOptions::default()).is_allowed());
+    assert!(limiter.check(&7, AcquireOptions::default()).is_allowed());
 }
 
 /// A key on which something is held keeps its slot, whatever the policy at capacity is, and though its state is idle.
@@ -303,16 +303,16 @@ fn a_held_key_is_not_evicted() {
         let (limiter, clock) = memory(TEN, 1, when_full);
         let held = hold(&limiter, 7, BURST).expect("it is new");
         for key in 1_000..3_000_u64 {
-            limiter.decide(&key, AcquireOptions::default());
+            limiter.check(&key, AcquireOptions::default());
             clock.advance(Duration::from_micros(1));
-            assert!(!limiter.decide(&7, AcquireOptions::default()).is_allowed(), "{when_full:?}: its burst is held");
+            assert!(!limiter.check(&7, AcquireOptions::default()).is_allowed(), "{when_full:?}: its burst is held");
         }
         clock.advance(Duration::from_secs(10 * 86_400));
         for key in 3_000..4_000_u64 {
-            limiter.decide(&key, AcquireOptions::default());
+            limiter.check(&key, AcquireOptions::default());
         }
         now(held.settle(BURST)).expect("it has a slot");
-        assert!(!limiter.decide(&7, AcquireOptions::default()).is_allowed(), "{when_full:?}: its burst is charged");
+        assert!(!limiter.check(&7, AcquireOptions::default()).is_allowed(), "{when_full:?}: its burst is charged");
         assert_eq!(limiter.usage()[0].held_keys, 0);
     }
 }
@@ -331,7 +331,7 @@ fn a_table_of_held_keys_denies_new_ones() {
             }
         };
         assert!(guards.len() <= limiter.usage()[0].room && guards.len() > limiter.usage()[0].room / 2);
-        let decision = limiter.decide(&denied, AcquireOptions::default());
+        let decision = limiter.check(&denied, AcquireOptions::default());
         assert_eq!(decision.source(), DecisionSource::Policy, "{when_full:?}");
         assert!(decision.retry_after().is_some_and(|wait| !wait.is_zero()), "{when_full:?}: {decision:?}");
         assert_eq!(limiter.usage()[0].held_keys, guards.len());
@@ -340,7 +340,7 @@ fn a_table_of_held_keys_denies_new_ones() {
             now(held.release()).unwrap();
         }
         clock.advance(Duration::from_millis(2));
-        assert!(limiter.decide(&denied, AcquireOptions::default()).is_allowed(), "{when_full:?}");
+        assert!(limiter.check(&denied, AcquireOptions::default()).is_allowed(), "{when_full:?}");
     }
 }
 
@@ -349,12 +349,12 @@ fn a_table_of_held_keys_denies_new_ones() {
 fn who_finds_no_room_in_one_limit_is_charged_to_none() {
     for when_full in [WhenFull::Evict, WhenFull::CarryOver, WhenFull::Deny] {
         let everybody = Gcra::new(Quota::per_day(1_000_000));
-        let limits = (Limit::new("everybody", everybody).by(|_: &u64| ()), Limit::new("each", TEN));
+        let limits = (Limit::new("everybody", everybody).keyed_by(|_: &u64| ()), Limit::new("each", TEN));
         let clock = ManualClock::at(Timestamp::from_micros(1_800_000_000_000_000));
         let limiter = Memory::builder(limits).max_keys(1).when_full(when_full).clock(clock).build().unwrap();
         let mut let_through = 0;
         for key in 0..5_000_u64 {
-            let decision = limiter.decide(&(key % 500), AcquireOptions::default());
+            let decision = limiter.check(&(key % 500), AcquireOptions::default());
             let_through += u64::from(decision.is_allowed());
         }
         let left = remaining_of(&limiter, &1_000_000, "everybody");
@@ -371,7 +371,7 @@ where
     L: LimitsFor<Key, tower_ratelimit::store::DefaultHashBuilder>,
 {
     let decision = now(limiter.peek(key, AcquireOptions::cost(0).all_limits())).unwrap();
-    decision.standings().iter().find(|standing| standing.name() == limit).expect("it is listed").remaining()
+    decision.limits().iter().find(|standing| standing.name() == limit).expect("it is listed").remaining()
 }
 
 #[test]
@@ -379,7 +379,7 @@ fn a_shadow_limit_without_room_refuses_nobody() {
     let clock = ManualClock::at(Timestamp::from_micros(1_800_000_000_000_000));
     let limiter = Memory::builder(Limit::new("new", TEN).shadow()).max_keys(1).when_full(WhenFull::Deny);
     let limiter = limiter.clock(clock).build().unwrap();
-    assert!((0..1000_u64).all(|key| limiter.decide(&key, AcquireOptions::default()).is_allowed()));
+    assert!((0..1000_u64).all(|key| limiter.check(&key, AcquireOptions::default()).is_allowed()));
 }
 
 /// What a key is charged, so many microseconds after one another.

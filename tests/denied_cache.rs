@@ -95,7 +95,7 @@ async fn other_keys_lower_costs_and_longer_patience_are_asked_for() {
     assert_eq!(asked.load(Ordering::Relaxed), 2);
     assert!(ask(&limiter, 1, AcquireOptions::cost(2)).await.decision.is_allowed());
     assert!(is_allowed(&limiter, 2).await);
-    let patient = AcquireOptions::cost(3).within(Duration::from_secs(9));
+    let patient = AcquireOptions::cost(3).max_delay(Duration::from_secs(9));
     assert!(!ask(&limiter, 1, patient).await.decision.is_allowed());
     assert_eq!(asked.load(Ordering::Relaxed), 5);
 }
@@ -148,7 +148,7 @@ async fn a_block_that_is_lifted_is_not_remembered() {
     let (limiter, _) = cached(per_second(5, &clock), &clock);
     limiter.block("default", &1, Duration::from_secs(60)).await.expect("done");
     assert!(!is_allowed(&limiter, 1).await);
-    limiter.forgive("default", &1).await.expect("done");
+    limiter.unblock("default", &1).await.expect("done");
     assert!(is_allowed(&limiter, 1).await);
 }
 

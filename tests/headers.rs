@@ -169,7 +169,7 @@ async fn stacked_limits_of_one_name_emit_one_warning() {
     }
 
     // A layer that sends no such fields has nothing to warn of.
-    let (app, warnings) = limited("default", "default", Http::bare());
+    let (app, warnings) = limited("default", "default", Http::minimal());
     assert_eq!((send(&app).await, warnings.take().len()), (StatusCode::OK, 0));
 }
 
@@ -222,7 +222,7 @@ proptest::proptest! {
             }
         };
         let refusal = loop {
-            let decision = limiter.decide(&(), AcquireOptions::default());
+            let decision = limiter.check(&(), AcquireOptions::default());
             if !decision.is_allowed() {
                 break Rejection::OverLimit(decision);
             }

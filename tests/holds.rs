@@ -124,7 +124,7 @@ fn held_cost_counts_in_decisions_and_holds() {
     let clock = ManualClock::new();
     for limiter in with_bursts(&clock) {
         let first = hold(&limiter, "alice", 6);
-        assert!(!outcome(&limiter, "alice", AcquireOptions::cost(5).within(Duration::ZERO)).decision.is_allowed());
+        assert!(!outcome(&limiter, "alice", AcquireOptions::cost(5).max_delay(Duration::ZERO)).decision.is_allowed());
         let denied = outcome(&limiter, "alice", AcquireOptions::cost(5).hold());
         assert!(!denied.decision.is_allowed() && denied.held.is_none());
         assert_eq!(left(&limiter, "alice"), 4, "a denial holds nothing");
@@ -132,7 +132,7 @@ fn held_cost_counts_in_decisions_and_holds() {
         assert_eq!(left(&limiter, "alice"), 0);
         // However long it takes: nobody knows when a hold ends.
         clock.advance(20 * MINUTE);
-        assert!(!outcome(&limiter, "alice", AcquireOptions::cost(1).within(Duration::ZERO)).decision.is_allowed());
+        assert!(!outcome(&limiter, "alice", AcquireOptions::cost(1).max_delay(Duration::ZERO)).decision.is_allowed());
         settle(second, 0);
         assert_eq!(left(&limiter, "alice"), 4);
         settle(first, 0);
@@ -160,7 +160,7 @@ fn queue_holds_for_one_request_at_a_time() {
 fn denial_due_to_a_hold_is_an_estimate_and_never_permanent() {
     let clock = ManualClock::new();
     for limiter in every_algorithm(&clock) {
-        let at_once = |cost| AcquireOptions::cost(cost).within(Duration::ZERO);
+        let at_once = |cost| AcquireOptions::cost(cost).max_delay(Duration::ZERO);
         let held = hold(&limiter, "alice", 10);
         for denied in [
             outcome(&limiter, "alice", at_once(1)).decision,
@@ -189,7 +189,7 @@ fn hold_is_never_scheduled_for_later() {
     let clock = ManualClock::new();
     for limiter in every_algorithm(&clock) {
         limiter.set("default", "alice", 10).try_ready().unwrap().unwrap();
-        for ask in [AcquireOptions::cost(1).hold(), AcquireOptions::cost(1).within(MINUTE).hold()] {
+        for ask in [AcquireOptions::cost(1).hold(), AcquireOptions::cost(1).max_delay(MINUTE).hold()] {
             let Outcome { decision, held } = outcome(&limiter, "alice", ask);
             assert!(matches!(decision.verdict(), Verdict::Denied { .. }) && held.is_none(), "{decision:?}");
             assert!(!decision.supports_scheduling());
@@ -206,7 +206,7 @@ fn blocked_key_holds_nothing_and_a_block_leaves_what_is_held() {
         let Outcome { decision, held: none } = outcome(&limiter, "alice", AcquireOptions::cost(1).hold());
         assert_eq!((decision.retry_after(), none.is_none()), (Some(MINUTE), true));
         settle(held, 3);
-        limiter.forgive("default", "alice").try_ready().unwrap().unwrap();
+        limiter.unblock("default", "alice").try_ready().unwrap().unwrap();
         assert_eq!(left(&limiter, "alice"), 7, "it is charged although the key was blocked");
     }
 }
@@ -218,18 +218,18 @@ fn several_limits_hold_all_or_nothing_and_are_settled_alike() {
         Limit::new("smooth", Gcra::new(TEN)),
         Limit::new("window", FixedWindow::new(Quota::per_hour(100))),
         Limit::new("log", SlidingLog::new(Quota::per_hour(8))),
-        Limit::new("all", SlidingWindow::new(Quota::per_hour(20))).by(|_: &str| ()),
+        Limit::new("all", SlidingWindow::new(Quota::per_hour(20))).keyed_by(|_: &str| ()),
     );
     let limiter = Memory::builder(limits).max_keys(100).clock(clock).build().unwrap();
     let left = |key: &str| -> Vec<u64> {
         let decision = peek(&limiter, key, AcquireOptions::default().all_limits());
-        decision.standings().iter().map(LimitStatus::remaining).collect()
+        decision.limits().iter().map(LimitStatus::remaining).collect()
     };
     let alice = hold(&limiter, "alice", 6);
     assert_eq!((left("alice"), left("bob")), (vec![4, 94, 2, 14], vec![10, 100, 8, 14]));
     // The log denies: nothing is held on any.
     let denied = outcome(&limiter, "alice", AcquireOptions::cost(3).hold().all_limits()).decision;
-    assert_eq!(denied.standing().unwrap().name(), "log");
+    assert_eq!(denied.most_restrictive().unwrap().name(), "log");
     assert!(denied.is_estimate());
     assert_eq!(left("alice"), [4, 94, 2, 14]);
     let bob = hold(&limiter, "bob", 8);
@@ -401,7 +401,7 @@ fn held_key_is_not_evicted_and_its_settlement_is_charged() {
         // It has used nothing: of all keys it is the first to be evicted.
         let held = hold(&limiter, &0_u64, 4);
         for key in 1..1000_u64 {
-            limiter.decide(&key, AcquireOptions::cost(9));
+            limiter.check(&key, AcquireOptions::cost(9));
         }
         assert_eq!(left(&limiter, &0), 6, "{when_full:?}");
         settle(held, 3);
@@ -410,7 +410,7 @@ fn held_key_is_not_evicted_and_its_settlement_is_charged() {
         assert_eq!((usage.held_keys, usage.held), (0, 0));
         // Charged, it is a key as any other, and none has room for ever.
         for key in 1000..1100_u64 {
-            limiter.decide(&key, AcquireOptions::cost(9));
+            limiter.check(&key, AcquireOptions::cost(9));
         }
         assert_eq!(left(&limiter, &0) > 7, when_full == WhenFull::Evict, "{when_full:?}");
     }
@@ -436,13 +436,13 @@ fn new_key_is_denied_while_its_slots_are_held() {
         let second = Verdict::Denied { retry_after: SECOND };
         assert_eq!((decision.verdict(), decision.source()), (second, DecisionSource::Policy), "{when_full:?}");
         assert_eq!(peek(&limiter, &key, AcquireOptions::default()).verdict(), second, "{when_full:?}");
-        assert_eq!(limiter.decide(&key, AcquireOptions::default()).verdict(), second, "{when_full:?}");
+        assert_eq!(limiter.check(&key, AcquireOptions::default()).verdict(), second, "{when_full:?}");
         assert_eq!(limiter.usage()[0].forgotten, 0);
         // A key that has a slot is decided.
-        assert!(limiter.decide(&0, AcquireOptions::default()).is_allowed());
+        assert!(limiter.check(&0, AcquireOptions::default()).is_allowed());
         guards.drain(..).for_each(|held| settle(held, 0));
         assert!(peek(&limiter, &key, AcquireOptions::default()).is_allowed(), "{when_full:?}");
-        assert!(limiter.decide(&key, AcquireOptions::default()).is_allowed(), "{when_full:?}");
+        assert!(limiter.check(&key, AcquireOptions::default()).is_allowed(), "{when_full:?}");
     }
 }
 
@@ -454,13 +454,13 @@ fn settlement_of_a_dropped_key_is_charged_no_earlier_than_its_state_was_idle() {
     let limiter = builder.clock(clock.clone()).build().unwrap();
     // A hold of nothing keeps no slot. The key's state is idle after five seconds.
     let held = hold(&limiter, "alice", 0);
-    assert!(limiter.decide("alice", AcquireOptions::cost(5)).is_allowed());
+    assert!(limiter.check("alice", AcquireOptions::cost(5)).is_allowed());
     let early = ManualClock::START;
     // Another thread has read the clock six seconds later, and its keys take every slot.
     clock.advance(6 * SECOND);
     let others: Vec<_> = (0..1000).map(|key: u32| key.to_string()).collect();
     let full =
-        others.iter().position(|key| !limiter.decide(key.as_str(), AcquireOptions::cost(10)).is_allowed()).unwrap();
+        others.iter().position(|key| !limiter.check(key.as_str(), AcquireOptions::cost(10)).is_allowed()).unwrap();
     for key in &others[..full] {
         limiter.reset(key.as_str()).try_ready().unwrap().unwrap();
     }

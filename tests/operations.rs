@@ -90,15 +90,19 @@ fn peeking_says_what_asking_would_and_changes_nothing() {
             clock.advance(Duration::from_millis(seed >> 51));
             let mut ask = AcquireOptions::cost((seed >> 33) % 12);
             if seed & 1 << 32 != 0 {
-                ask = ask.within(Duration::from_secs((seed >> 40) % 30));
+                ask = ask.max_delay(Duration::from_secs((seed >> 40) % 30));
             }
             let told = peek(&limiter, "alice", ask);
             assert_eq!(peek(&limiter, "alice", ask), told);
-            let before = peek(&limiter, "alice", AcquireOptions::cost(0)).standing().cloned();
+            let before = peek(&limiter, "alice", AcquireOptions::cost(0)).most_restrictive().cloned();
             let asked = acquire(&limiter, "alice", ask);
             assert_eq!(asked.verdict(), told.verdict(), "{ask:?}");
             if !asked.is_allowed() {
-                assert_eq!(peek(&limiter, "alice", AcquireOptions::cost(0)).standing(), before.as_ref(), "{ask:?}");
+                assert_eq!(
+                    peek(&limiter, "alice", AcquireOptions::cost(0)).most_restrictive(),
+                    before.as_ref(),
+                    "{ask:?}"
+                );
             }
         }
     }
@@ -127,15 +131,15 @@ fn three_limits(clock: &ManualClock) -> impl Limiter<str, Future = Ready<Result<
 
     let limits = (
         Limit::new("user", Gcra::new(TEN)),
-        Limit::new("organisation", FixedWindow::new(Quota::per_minute(20))).by_ref(organisation),
-        Limit::new("all", SlidingLog::new(Quota::per_minute(30))).by(|_: &str| ()),
+        Limit::new("organisation", FixedWindow::new(Quota::per_minute(20))).keyed_by_ref(organisation),
+        Limit::new("all", SlidingLog::new(Quota::per_minute(30))).keyed_by(|_: &str| ()),
     );
     Memory::builder(limits).max_keys(100).clock(clock.clone()).build().unwrap()
 }
 
 fn left(limiter: &impl Limiter<str>, key: &str) -> Vec<u64> {
     let decision = peek(limiter, key, AcquireOptions::default().all_limits());
-    decision.standings().iter().map(tower_ratelimit::LimitStatus::remaining).collect()
+    decision.limits().iter().map(tower_ratelimit::LimitStatus::remaining).collect()
 }
 
 #[test]
@@ -167,7 +171,7 @@ fn set_makes_a_key_one_that_has_just_used_so_much() {
         // As right after as many requests.
         let twin = acquire(&limiter, "twin", AcquireOptions::cost(10));
         let set = peek(&limiter, "alice", AcquireOptions::default());
-        assert_eq!(set.standing().unwrap().figures(), twin.standing().unwrap().figures());
+        assert_eq!(set.most_restrictive().unwrap().figures(), twin.most_restrictive().unwrap().figures());
     }
 }
 
@@ -189,7 +193,7 @@ fn a_limit_that_is_not_there_is_an_error_that_says_so() {
     let errors = [
         now(memory.set("default", "alice", 1)).unwrap_err(),
         now(memory.block("default", "alice", MINUTE)).unwrap_err(),
-        now(memory.forgive("default", "alice")).unwrap_err(),
+        now(memory.unblock("default", "alice")).unwrap_err(),
         memory.top_keys("default", 1).unwrap_err(),
         memory.key_id("default", "alice").unwrap_err(),
     ];
@@ -214,7 +218,7 @@ fn a_block_refuses_whatever_is_left_and_ends_exactly() {
         assert_eq!(refused.verdict(), Verdict::Denied { retry_after: MINUTE });
         assert_eq!(refused.remaining(), Some(8), "the refusal charges nothing");
         // However long one would wait: a block is no queue.
-        let patient = acquire(&limiter, "alice", AcquireOptions::default().within(MINUTE * 10));
+        let patient = acquire(&limiter, "alice", AcquireOptions::default().max_delay(MINUTE * 10));
         assert_eq!(patient.verdict(), Verdict::Denied { retry_after: MINUTE });
         // Not even a question passes.
         assert!(!acquire(&limiter, "alice", AcquireOptions::cost(0)).is_allowed());
@@ -265,10 +269,10 @@ fn to_forgive_lifts_the_block_and_leaves_what_was_used() {
     for limiter in every_algorithm(&clock) {
         acquire(&limiter, "alice", AcquireOptions::cost(6));
         now(limiter.block("default", "alice", MINUTE)).unwrap();
-        now(limiter.forgive("default", "alice")).unwrap();
+        now(limiter.unblock("default", "alice")).unwrap();
         assert_eq!(acquire(&limiter, "alice", AcquireOptions::default()).remaining(), Some(3));
         // Who was not blocked is forgiven as well.
-        now(limiter.forgive("default", "bob")).unwrap();
+        now(limiter.unblock("default", "bob")).unwrap();
         assert_eq!(remaining(&limiter, "bob"), 10);
     }
 }
@@ -283,7 +287,7 @@ fn a_block_survives_a_reset_and_a_set() {
         assert_eq!(acquire(&limiter, "alice", AcquireOptions::default()).retry_after(), Some(2 * MINUTE));
         now(limiter.set("default", "alice", 1)).unwrap();
         assert_eq!(acquire(&limiter, "alice", AcquireOptions::default()).retry_after(), Some(2 * MINUTE));
-        now(limiter.forgive("default", "alice")).unwrap();
+        now(limiter.unblock("default", "alice")).unwrap();
         assert_eq!(acquire(&limiter, "alice", AcquireOptions::default()).remaining(), Some(8));
     }
 }
@@ -296,11 +300,11 @@ fn a_block_is_for_the_part_that_its_limit_counts_by_and_charges_none_of_the_othe
     for blocked in ["alice@acme", "bob@acme", "acme"] {
         let refused = acquire(&limiter, blocked, AcquireOptions::default().all_limits());
         assert_eq!(refused.retry_after(), Some(MINUTE));
-        assert_eq!(refused.standing().unwrap().name(), "organisation");
+        assert_eq!(refused.most_restrictive().unwrap().name(), "organisation");
         assert_eq!(left(&limiter, blocked), [10, 20, 30]);
     }
     assert!(acquire(&limiter, "carol@home", AcquireOptions::default()).is_allowed());
-    now(limiter.forgive("organisation", "bob@acme")).unwrap();
+    now(limiter.unblock("organisation", "bob@acme")).unwrap();
     assert!(acquire(&limiter, "alice@acme", AcquireOptions::default()).is_allowed());
 }
 
@@ -311,9 +315,9 @@ fn as_many_keys_as_there_is_room_for_stay_blocked() {
     for key in 0..1000_u32 {
         now(Limiter::block(&limiter, "default", &key, MINUTE)).unwrap();
     }
-    assert!((0..1000_u32).all(|key| !limiter.decide(&key, AcquireOptions::default()).is_allowed()));
+    assert!((0..1000_u32).all(|key| !limiter.check(&key, AcquireOptions::default()).is_allowed()));
     clock.advance(MINUTE);
-    assert!((0..1000_u32).all(|key| limiter.decide(&key, AcquireOptions::default()).is_allowed()));
+    assert!((0..1000_u32).all(|key| limiter.check(&key, AcquireOptions::default()).is_allowed()));
 }
 
 #[test]
@@ -327,7 +331,7 @@ fn shadow_beside_a_blocked_limit_has_its_own_verdict() {
     acquire(&limiter, "alice", AcquireOptions::default());
     now(Limiter::<str>::block(&limiter, "enforced", "alice", MINUTE)).unwrap();
     // The caller would wait, so the enforced limit is decided as of the end of its block. The shadow is not.
-    let denied = acquire(&limiter, "alice", AcquireOptions::default().within(SECOND));
+    let denied = acquire(&limiter, "alice", AcquireOptions::default().max_delay(SECOND));
     assert_eq!(denied.retry_after(), Some(MINUTE));
     let shadows: Vec<_> = denied.shadow_refusals().map(|shadow| (shadow.name(), shadow.verdict())).collect();
     assert_eq!(shadows, [("shadow", Verdict::Denied { retry_after: 10 * SECOND })]);
@@ -342,7 +346,7 @@ fn the_heaviest_keys_come_first() {
     let clock = ManualClock::new();
     let limiter = Memory::builder((
         Limit::new("user", FixedWindow::new(TEN)),
-        Limit::new("first", FixedWindow::new(Quota::per_hour(100))).by(|key: &str| key.chars().next()),
+        Limit::new("first", FixedWindow::new(Quota::per_hour(100))).keyed_by(|key: &str| key.chars().next()),
     ));
     let limiter = limiter.max_keys(100).clock(clock.clone()).build().unwrap();
     for (key, cost) in [("bert", 3), ("anna", 10), ("carl", 1), ("clara", 8), ("bea", 4)] {
@@ -400,7 +404,7 @@ fn a_key_id_reveals_no_bits_of_the_hash() {
     let hash = |key: u64| key.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
     let mut agreeing = [0; 48];
     for key in 1..=KEYS {
-        assert!(limiter.decide(&hash(key), AcquireOptions::default()).is_allowed());
+        assert!(limiter.check(&hash(key), AcquireOptions::default()).is_allowed());
         let id = limiter.key_id("default", &hash(key)).unwrap();
         let shown = id.to_string();
         assert_eq!(shown.len(), 12);
@@ -424,9 +428,9 @@ fn a_key_id_reveals_no_bits_of_the_hash() {
 #[test]
 fn keys_can_be_hashed_by_sip_hash() {
     let limiter = Memory::builder(FixedWindow::new(TEN)).sip_hash().build().unwrap();
-    assert!((0..10).all(|_| limiter.decide("alice", AcquireOptions::default()).is_allowed()));
-    assert!(!limiter.decide("alice", AcquireOptions::default()).is_allowed());
-    assert!(limiter.decide("bob", AcquireOptions::default()).is_allowed());
+    assert!((0..10).all(|_| limiter.check("alice", AcquireOptions::default()).is_allowed()));
+    assert!(!limiter.check("alice", AcquireOptions::default()).is_allowed());
+    assert!(limiter.check("bob", AcquireOptions::default()).is_allowed());
 }
 
 #[test]
@@ -447,7 +451,7 @@ fn usage_counts_the_keys_that_are_remembered() {
     let clock = ManualClock::new();
     let limiter = Memory::builder((
         Limit::new("smooth", Gcra::new(TEN)),
-        Limit::new("all", SlidingWindow::new(TEN)).by(|_: &str| ()),
+        Limit::new("all", SlidingWindow::new(TEN)).keyed_by(|_: &str| ()),
     ));
     let limiter = limiter.max_keys(500).clock(clock.clone()).build().unwrap();
     let live = || -> Vec<_> { limiter.usage().into_iter().map(|usage| (usage.limit, usage.live_keys)).collect() };
@@ -473,7 +477,7 @@ fn usage_counts_held_keys_and_held_costs() {
     let clock = ManualClock::new();
     let limiter = Memory::builder((
         Limit::new("user", FixedWindow::new(TEN)),
-        Limit::new("all", Gcra::new(TEN)).by(|_: &str| ()),
+        Limit::new("all", Gcra::new(TEN)).keyed_by(|_: &str| ()),
         Limit::new("trial", FixedWindow::new(Quota::per_minute(1))).shadow(),
     ));
     let limiter = limiter.max_keys(100).clock(clock).build().unwrap();
@@ -508,7 +512,7 @@ fn usage_counts_the_bytes_of_blocks_of_windows_of_logs_and_of_blocked_keys() {
     let bytes = || limiter.usage()[0].bytes;
     let empty = bytes();
     for _ in 0..500 {
-        limiter.decide("alice", AcquireOptions::default());
+        limiter.check("alice", AcquireOptions::default());
         clock.advance(MICROSECOND);
     }
     let with_hits = bytes();
@@ -538,7 +542,7 @@ fn full_table_of_logs_that_carry_over_usage_keeps_to_the_documented_bytes() {
     for key in 0..3_000_u64 {
         for _ in 0..=key % 5 {
             clock.advance(100 * MICROSECOND);
-            limiter.decide(&key, AcquireOptions::default());
+            limiter.check(&key, AcquireOptions::default());
         }
         taken = (usage().bytes - empty).max(taken);
         assert!(taken <= most, "{taken} bytes for hits, at most {most}");
@@ -561,17 +565,17 @@ fn a_shadow_alone_decides_counts_and_tells_and_never_refuses() {
     let limiter = limiter.max_keys(100).clock(clock.clone()).build().unwrap();
     for (cost, left, refuses) in [(1, 2, false), (2, 0, false), (1, 0, true), (1, 0, true), (4, 0, true), (0, 0, false)]
     {
-        let decision = limiter.decide("alice", AcquireOptions::cost(cost));
+        let decision = limiter.check("alice", AcquireOptions::cost(cost));
         assert_eq!(decision.verdict(), Verdict::Allowed);
         // Of the enforced limits, of which there are none, none speaks.
-        assert!(decision.standing().is_none() && decision.remaining().is_none());
-        let [standing] = decision.standings() else { panic!("{decision:?}") };
+        assert!(decision.most_restrictive().is_none() && decision.remaining().is_none());
+        let [standing] = decision.limits() else { panic!("{decision:?}") };
         assert!(standing.is_shadow());
         assert_eq!(standing.remaining(), left);
         assert_eq!(shadow_refusals(&decision), if refuses { vec!["trial"] } else { vec![] });
     }
     clock.advance(MINUTE);
-    assert_eq!(limiter.decide("alice", AcquireOptions::default()).standings()[0].remaining(), 2);
+    assert_eq!(limiter.check("alice", AcquireOptions::default()).limits()[0].remaining(), 2);
 }
 
 #[test]
@@ -593,11 +597,11 @@ fn a_shadow_beside_enforced_limits_is_charged_for_what_both_let_through() {
     ];
     for (cost, passes, refuses, left) in steps {
         // Whoever asks for one limit only is told of shadows too.
-        let decision = limiter.decide("alice", AcquireOptions::cost(cost));
+        let decision = limiter.check("alice", AcquireOptions::cost(cost));
         assert_eq!(decision.is_allowed(), passes);
         assert_eq!(shadow_refusals(&decision), refuses);
-        assert_eq!(decision.standing().unwrap().name(), "enforced");
-        assert_eq!(decision.standings().iter().map(tower_ratelimit::LimitStatus::remaining).collect::<Vec<_>>(), left);
+        assert_eq!(decision.most_restrictive().unwrap().name(), "enforced");
+        assert_eq!(decision.limits().iter().map(tower_ratelimit::LimitStatus::remaining).collect::<Vec<_>>(), left);
     }
 }
 
@@ -618,7 +622,7 @@ fn shadow_limit_that_denies_holds_and_settles_nothing() {
     assert_eq!(left(&limiter, "alice"), [3, 10]);
 
     // A surcharge goes to the limits that held, too.
-    limiter.decide("alice", AcquireOptions::cost(3));
+    limiter.check("alice", AcquireOptions::cost(3));
     let denied_by_shadow = hold(&limiter, "alice", 1);
     now(denied_by_shadow.settle(4)).unwrap();
     assert_eq!(left(&limiter, "alice"), [0, 3]);
@@ -633,7 +637,7 @@ fn operations_reach_a_shadow_and_a_blocked_shadow_only_tells() {
     now(limiter.set("trial", "alice", 4)).unwrap();
     assert_eq!(left(&limiter, "alice"), [6, 10]);
     now(limiter.block("trial", "alice", MINUTE)).unwrap();
-    let decision = limiter.decide("alice", AcquireOptions::default());
+    let decision = limiter.check("alice", AcquireOptions::default());
     assert!(decision.is_allowed());
     assert_eq!(shadow_refusals(&decision), ["trial"]);
     assert_eq!(left(&limiter, "alice"), [6, 9]);
@@ -677,7 +681,7 @@ async fn no_header_field_and_no_body_mentions_a_shadow() {
         assert_eq!(text(headers, "x-ratelimit-remaining"), left.to_string());
         // Outer layers and handlers of one's own see it.
         let Some(RateLimitInfo::Decided(decision)) = response.extensions().get() else { panic!("{response:?}") };
-        assert_eq!(decision.standings().len(), 2);
+        assert_eq!(decision.limits().len(), 2);
         if status == 429 {
             let body = response.into_body().collect().await.unwrap().to_bytes();
             let problem: serde_json::Value = serde_json::from_slice(&body).unwrap();
@@ -869,7 +873,7 @@ impl Limiter<str> for Noting {
         self.note(format!("block {limit} {key} {span:?}"))
     }
 
-    fn forgive(&self, limit: &str, key: &str) -> LimiterFuture<()> {
+    fn unblock(&self, limit: &str, key: &str) -> LimiterFuture<()> {
         self.note(format!("forgive {limit} {key}"))
     }
 
@@ -880,7 +884,7 @@ impl Limiter<str> for Noting {
 
 /// Calls every method that must be there, and makes sure of each that its answer comes back.
 fn every_method<L: Limiter<str> + ?Sized>(limiter: &L) {
-    let ask = AcquireOptions::cost(7).within(SECOND).all_limits();
+    let ask = AcquireOptions::cost(7).max_delay(SECOND).all_limits();
     let answers = [
         now(std::future::IntoFuture::into_future(limiter.acquire("alice", ask))).map(drop),
         now(limiter.peek("alice", ask)).map(drop),
@@ -953,7 +957,7 @@ fn wrapped_limiters_return_the_guard_of_the_limiter_inside() {
 #[test]
 fn wrapped_limiters_pass_on_what_has_a_default_too() {
     fn forgive<L: Limiter<str> + ?Sized>(limiter: &L) {
-        now(limiter.forgive("api", "alice")).unwrap_err();
+        now(limiter.unblock("api", "alice")).unwrap_err();
     }
 
     let noting = Noting::default();
@@ -983,7 +987,7 @@ fn without_an_override_forgiving_blocks_for_no_time() {
     }
 
     let limiter = Fewer::default();
-    now(limiter.forgive("api", "alice")).unwrap_err();
+    now(limiter.unblock("api", "alice")).unwrap_err();
     assert_eq!(limiter.0.noted(), ["block api alice 0ns"]);
 }
 
@@ -1005,7 +1009,7 @@ fn a_limiter_of_ones_own_answers_what_it_does_not_override_as_unsupported() {
             now(limiter.peek("alice", AcquireOptions::default())).map(drop).unwrap_err(),
             now(limiter.set("default", "alice", 5)).unwrap_err(),
             now(limiter.block("default", "alice", MINUTE)).unwrap_err(),
-            now(limiter.forgive("default", "alice")).unwrap_err(),
+            now(limiter.unblock("default", "alice")).unwrap_err(),
             now(limiter.reset("alice")).unwrap_err(),
         ];
         for error in errors {

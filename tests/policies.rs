@@ -68,7 +68,7 @@ fn peek(limiter: &impl Limiter<Caller>, caller: &Caller) -> Decision {
 /// What each limit has left, by its name.
 fn left(limiter: &impl Limiter<Caller>, caller: &Caller) -> BTreeMap<String, u64> {
     let decision = peek(limiter, caller);
-    decision.standings().iter().map(|standing| (standing.name().to_owned(), standing.remaining())).collect()
+    decision.limits().iter().map(|standing| (standing.name().to_owned(), standing.remaining())).collect()
 }
 
 fn named<const N: usize>(limits: [(&str, u64); N]) -> BTreeMap<String, u64> {
@@ -95,14 +95,14 @@ fn decides_as(settings: &str, algorithm: impl Algorithm) {
     let policies = [policy(&format!("name = 'x'\nby = 'all'\n{settings}")).unwrap()];
     let clock = ManualClock::new();
     let configured = memory(parts().limits(&policies).unwrap(), &clock);
-    let in_code = vec![DynLimit::new(Limit::new("x", algorithm).by(|_: &Caller| ()))];
+    let in_code = vec![DynLimit::new(Limit::new("x", algorithm).keyed_by(|_: &Caller| ()))];
     let in_code = memory(in_code, &clock);
     let mut seed = 1_u64;
     for _ in 0..300 {
         seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         clock.advance(Duration::from_micros(seed >> 42));
-        let ask = AcquireOptions::cost((seed >> 33) % 4).within(SECOND * u32::try_from(seed >> 62).unwrap());
-        assert_eq!(configured.decide(&ALICE, ask), in_code.decide(&ALICE, ask), "{settings}");
+        let ask = AcquireOptions::cost((seed >> 33) % 4).max_delay(SECOND * u32::try_from(seed >> 62).unwrap());
+        assert_eq!(configured.check(&ALICE, ask), in_code.check(&ALICE, ask), "{settings}");
     }
 }
 
@@ -178,7 +178,7 @@ const ALL: &str = r#"
 fn limits_count_by_the_parts_that_they_name() {
     let clock = ManualClock::new();
     let limiter = memory(parts().limits(&from_toml(ALL)).unwrap(), &clock);
-    let decision = limiter.decide(&ALICE, AcquireOptions::cost(4).within(SECOND));
+    let decision = limiter.check(&ALICE, AcquireOptions::cost(4).max_delay(SECOND));
     assert_eq!(decision.shadow_refusals().map(LimitStatus::name).collect::<Vec<_>>(), ["trial"]);
     let expected = [("smooth", 16), ("hourly", 996), ("spacing", 2), ("trial", 3), ("log", 46)];
     assert_eq!(left(&limiter, &ALICE), named(expected));
@@ -309,7 +309,7 @@ fn a_part_named_again_takes_the_place_of_the_earlier_one() {
     let parts = parts().part("user", |caller: &Caller| caller.organisation);
     let policies = [policy("name = 'x'\nalgorithm = 'gcra'\nquota = '10/min'\nby = 'user'").unwrap()];
     let limiter = memory(parts.limits(&policies).unwrap(), &clock);
-    limiter.decide(&ALICE, AcquireOptions::cost(3));
+    limiter.check(&ALICE, AcquireOptions::cost(3));
     assert_eq!(left(&limiter, &BOB), named([("x", 7)]));
 }
 
@@ -336,17 +336,17 @@ fn what_is_owed_stays_owed_when_a_quota_is_raised_or_lowered() {
     for algorithm in ALGORITHMS {
         let clock = ManualClock::new();
         let limiter = memory(user_limit(algorithm, "100/h"), &clock);
-        limiter.decide(&ALICE, AcquireOptions::cost(60));
+        limiter.check(&ALICE, AcquireOptions::cost(60));
         for (quota, has) in [("1000/h", 1000), ("80/h", 80), ("50/h", 50), ("61/h", 61), ("100/h", 100)] {
             limiter.replace(user_limit(algorithm, quota)).unwrap();
             let expected = room(algorithm, has).saturating_sub(60);
             assert_eq!(left(&limiter, &ALICE), named([("x", expected)]), "{algorithm} {quota}");
             assert_eq!(left(&limiter, &BOB), named([("x", room(algorithm, has))]), "{algorithm} {quota}");
-            assert!(!limiter.decide(&ALICE, AcquireOptions::cost(expected + 1)).is_allowed(), "{algorithm} {quota}");
+            assert!(!limiter.check(&ALICE, AcquireOptions::cost(expected + 1)).is_allowed(), "{algorithm} {quota}");
         }
         // And it is the new quota that holds.
         limiter.replace(user_limit(algorithm, "70/h")).unwrap();
-        assert!(limiter.decide(&ALICE, AcquireOptions::cost(room(algorithm, 70) - 60)).is_allowed());
+        assert!(limiter.check(&ALICE, AcquireOptions::cost(room(algorithm, 70) - 60)).is_allowed());
         assert_eq!(left(&limiter, &ALICE), named([("x", 0)]));
     }
 }
@@ -354,29 +354,30 @@ fn what_is_owed_stays_owed_when_a_quota_is_raised_or_lowered() {
 #[test]
 fn what_is_new_begins_anew_and_what_is_gone_is_forgotten() {
     let clock = ManualClock::new();
-    let one =
-        |name: &'static str, algorithm: Gcra| DynLimit::new(Limit::new(name, algorithm).by(|key: &Caller| key.user));
+    let one = |name: &'static str, algorithm: Gcra| {
+        DynLimit::new(Limit::new(name, algorithm).keyed_by(|key: &Caller| key.user))
+    };
     let ten = Gcra::new(Quota::per_hour(10));
     let limiter = memory_without_limits(&clock);
     limiter.replace(vec![one("a", ten), one("b", ten)]).unwrap();
-    limiter.decide(&ALICE, AcquireOptions::cost(4));
+    limiter.check(&ALICE, AcquireOptions::cost(4));
 
     limiter.replace(vec![one("b", ten), one("c", ten)]).unwrap();
     assert_eq!(left(&limiter, &ALICE), named([("b", 6), ("c", 10)]));
-    limiter.decide(&ALICE, AcquireOptions::cost(1));
+    limiter.check(&ALICE, AcquireOptions::cost(1));
     limiter.replace(vec![one("a", ten), one("b", ten), one("c", ten)]).unwrap();
     assert_eq!(left(&limiter, &ALICE), named([("a", 10), ("b", 5), ("c", 9)]));
 
     // Another algorithm, and another type of part, are another limit.
-    let window = Limit::new("a", FixedWindow::new(Quota::per_hour(10))).by(|key: &Caller| key.user);
-    let by_organisation = Limit::new("c", ten).by(|key: &Caller| key.organisation);
-    limiter.decide(&ALICE, AcquireOptions::cost(1));
+    let window = Limit::new("a", FixedWindow::new(Quota::per_hour(10))).keyed_by(|key: &Caller| key.user);
+    let by_organisation = Limit::new("c", ten).keyed_by(|key: &Caller| key.organisation);
+    limiter.check(&ALICE, AcquireOptions::cost(1));
     limiter.replace(vec![DynLimit::new(window), one("b", ten), DynLimit::new(by_organisation)]).unwrap();
     assert_eq!(left(&limiter, &ALICE), named([("a", 10), ("b", 4), ("c", 10)]));
 
     // Without limits everything passes.
     limiter.replace(Vec::new()).unwrap();
-    assert!(limiter.decide(&ALICE, AcquireOptions::cost(u64::MAX)).is_allowed());
+    assert!(limiter.check(&ALICE, AcquireOptions::cost(u64::MAX)).is_allowed());
     let held = hold(&limiter, &ALICE, 7);
     limiter.replace(vec![one("a", ten)]).unwrap();
     settle(held, 7);
@@ -389,20 +390,20 @@ fn empty_list_of_limits_is_a_configuration_error_unless_allowed() {
     let error = Memory::<Vec<DynLimit<Caller>>>::builder(Vec::new()).build().unwrap_err();
     assert!(error.is_config() && error.to_string().starts_with("no limits: "), "{error}");
     let ten = || {
-        let limit = Limit::new("a", Gcra::new(Quota::per_hour(10))).by(|key: &Caller| key.user);
+        let limit = Limit::new("a", Gcra::new(Quota::per_hour(10))).keyed_by(|key: &Caller| key.user);
         vec![DynLimit::new(limit)]
     };
     let limiter = memory(ten(), &clock);
     let error = limiter.replace(Vec::new()).unwrap_err();
     assert!(error.is_config() && error.to_string().starts_with("no limits: "), "{error}");
-    assert!(!limiter.decide(&ALICE, AcquireOptions::cost(11)).is_allowed(), "the limits are as they were");
+    assert!(!limiter.check(&ALICE, AcquireOptions::cost(11)).is_allowed(), "the limits are as they were");
 
     let limiter = memory_without_limits(&clock);
-    assert!(limiter.decide(&ALICE, AcquireOptions::cost(11)).is_allowed());
+    assert!(limiter.check(&ALICE, AcquireOptions::cost(11)).is_allowed());
     limiter.replace(ten()).unwrap();
-    assert!(!limiter.decide(&ALICE, AcquireOptions::cost(11)).is_allowed());
+    assert!(!limiter.check(&ALICE, AcquireOptions::cost(11)).is_allowed());
     limiter.replace(Vec::new()).unwrap();
-    assert!(limiter.decide(&ALICE, AcquireOptions::cost(11)).is_allowed());
+    assert!(limiter.check(&ALICE, AcquireOptions::cost(11)).is_allowed());
 }
 
 /// Two function pointers have one type: the name of the part tells them apart.
@@ -424,12 +425,12 @@ fn parts_by_function_pointers_of_one_type_are_kept_apart() {
     let caller = Caller { user: 4, organisation: "acme" };
     let clock = ManualClock::new();
     let limiter = memory(limits("user"), &clock);
-    limiter.decide(&caller, AcquireOptions::cost(3));
+    limiter.check(&caller, AcquireOptions::cost(3));
     limiter.replace(limits("user")).unwrap();
     assert_eq!(left(&limiter, &caller), named([("x", 7)]), "the same part takes over");
     limiter.replace(limits("org")).unwrap();
     assert_eq!(left(&limiter, &caller), named([("x", 10)]), "another part begins anew");
-    limiter.decide(&BOB, AcquireOptions::cost(1));
+    limiter.check(&BOB, AcquireOptions::cost(1));
     assert_eq!(left(&limiter, &caller), named([("x", 9)]), "both are in one organisation");
     limiter.replace(limits("user")).unwrap();
     assert_eq!(left(&limiter, &caller), named([("x", 10)]));
@@ -441,17 +442,17 @@ fn what_is_owed_stays_owed_when_a_window_is_divided_otherwise() {
     let clock = ManualClock::new();
     let limits = |blocks: u64| {
         let window = SlidingWindow::new(Quota::per_hour(10)).blocks(blocks);
-        vec![DynLimit::new(Limit::new("x", window).by(|key: &Caller| key.user))]
+        vec![DynLimit::new(Limit::new("x", window).keyed_by(|key: &Caller| key.user))]
     };
     let limiter = memory(limits(10), &clock);
-    limiter.decide(&ALICE, AcquireOptions::cost(2));
+    limiter.check(&ALICE, AcquireOptions::cost(2));
     let held = hold(&limiter, &ALICE, 5);
     for blocks in [6, 60, 1, 10, 60] {
         limiter.replace(limits(blocks)).unwrap();
         assert_eq!(left(&limiter, &ALICE), named([("x", 3)]), "{blocks} blocks");
     }
     clock.advance(10 * MINUTE);
-    limiter.decide(&ALICE, AcquireOptions::cost(1));
+    limiter.check(&ALICE, AcquireOptions::cost(1));
     settle(held, 0);
     assert_eq!(left(&limiter, &ALICE), named([("x", 7)]));
     // The first charge counts until an hour after its block of six minutes; the second for an hour, and a block
@@ -466,13 +467,13 @@ fn what_is_owed_stays_owed_when_a_window_is_divided_otherwise() {
 fn an_invalid_replacement_leaves_the_limits_as_they_were() {
     let clock = ManualClock::new();
     let one = |name: &'static str| {
-        DynLimit::new(Limit::new(name, Gcra::new(Quota::per_hour(10))).by(|key: &Caller| key.user))
+        DynLimit::new(Limit::new(name, Gcra::new(Quota::per_hour(10))).keyed_by(|key: &Caller| key.user))
     };
     let limiter = memory(vec![one("a"), one("b")], &clock);
     let held = hold(&limiter, &ALICE, 4);
 
     // A thousand keys of a million hits are 16 gigabytes.
-    let huge = Limit::new("huge", SlidingLog::new(Quota::per_day(1_000_000))).by(|key: &Caller| key.user);
+    let huge = Limit::new("huge", SlidingLog::new(Quota::per_day(1_000_000))).keyed_by(|key: &Caller| key.user);
     let invalid = [
         (Vec::new(), "no limits"),
         (vec![one("c"), one("c")], "two limits are named \"c\""),
@@ -512,16 +513,17 @@ fn hold_is_settled_after_any_number_of_replacements() {
 #[test]
 fn hold_is_settled_on_its_limits_wherever_they_are_after_a_replacement() {
     let clock = ManualClock::new();
-    let user =
-        |name: &'static str, quota| DynLimit::new(Limit::new(name, SlidingLog::new(quota)).by(|key: &Caller| key.user));
+    let user = |name: &'static str, quota| {
+        DynLimit::new(Limit::new(name, SlidingLog::new(quota)).keyed_by(|key: &Caller| key.user))
+    };
     let (per_hour, per_minute) = (Quota::per_hour(100), Quota::per_minute(50));
     let limiter = memory(vec![user("hour", per_hour), user("minute", per_minute)], &clock);
     let held = hold(&limiter, &ALICE, 10);
     let (day, all) = (Quota::per_day(1000), |_: &Caller| ());
-    let everybody = DynLimit::new(Limit::new("everybody", SlidingLog::new(day)).by(all));
+    let everybody = DynLimit::new(Limit::new("everybody", SlidingLog::new(day)).keyed_by(all));
     limiter.replace(vec![everybody, user("minute", per_minute), user("hour", per_hour)]).unwrap();
     clock.advance(SECOND);
-    limiter.decide(&ALICE, AcquireOptions::cost(2));
+    limiter.check(&ALICE, AcquireOptions::cost(2));
     assert_eq!(left(&limiter, &ALICE), named([("everybody", 998), ("minute", 38), ("hour", 88)]));
     settle(held, 3);
     // The one that is new has never held it.
@@ -573,7 +575,7 @@ fn tables_of_removed_limits_are_freed() {
     let limits = |number: usize| {
         let window = SlidingWindow::new(Quota::per_hour(10));
         let name = format!("limit {number}");
-        vec![DynLimit::new(Limit::new(name, window).by(|key: &Caller| key.user))]
+        vec![DynLimit::new(Limit::new(name, window).keyed_by(|key: &Caller| key.user))]
     };
     let limiter = memory(limits(0), &clock);
     let bytes = |limiter: &Dynamic| limiter.usage().iter().map(|usage| usage.bytes).sum::<usize>();
@@ -599,7 +601,7 @@ fn keys_with_limit(limit: Limit<Gcra>) -> Vec<DynLimit<u64>> {
 
 /// Whether a new key is denied for want of space, in a table that is full of keys with usage.
 fn denies_when_full(limiter: &Memory<Vec<DynLimit<u64>>, ManualClock>) -> bool {
-    (0..1000_u64).any(|key| !limiter.decide(&key, AcquireOptions::default()).is_allowed())
+    (0..1000_u64).any(|key| !limiter.check(&key, AcquireOptions::default()).is_allowed())
 }
 
 /// A limit that is replaced keeps its table, and decides by what it is itself: enforced or a shadow.
@@ -635,12 +637,12 @@ fn a_block_outlasts_a_replacement() {
     let limiter = memory(user_limit("gcra", "100/h"), &clock);
     limiter.block("x", &ALICE, HOUR).try_ready().unwrap().unwrap();
     limiter.replace(user_limit("gcra", "200/h")).unwrap();
-    assert_eq!(limiter.decide(&ALICE, AcquireOptions::default()).retry_after(), Some(HOUR));
+    assert_eq!(limiter.check(&ALICE, AcquireOptions::default()).retry_after(), Some(HOUR));
     limiter.block("x", &BOB, HOUR).try_ready().unwrap().unwrap();
     limiter.replace(user_limit("gcra", "300/h")).unwrap();
-    limiter.forgive("x", &ALICE).try_ready().unwrap().unwrap();
-    assert!(limiter.decide(&ALICE, AcquireOptions::default()).is_allowed());
-    assert_eq!(limiter.decide(&BOB, AcquireOptions::default()).retry_after(), Some(HOUR));
+    limiter.unblock("x", &ALICE).try_ready().unwrap().unwrap();
+    assert!(limiter.check(&ALICE, AcquireOptions::default()).is_allowed());
+    assert_eq!(limiter.check(&BOB, AcquireOptions::default()).retry_after(), Some(HOUR));
 }
 
 /// How many replacements there are under load.
@@ -660,7 +662,7 @@ fn under_load(algorithm: &str) {
     let limiter = Memory::builder(user_limit(algorithm, QUOTAS[0])).max_keys(1000).max_heap_bytes(usize::MAX);
     let limiter = limiter.clock(clock).build().unwrap();
     for caller in &CALLERS {
-        assert!(limiter.decide(caller, AcquireOptions::cost(BEFOREHAND)).is_allowed());
+        assert!(limiter.check(caller, AcquireOptions::cost(BEFOREHAND)).is_allowed());
     }
     let (owed, rounds, done) = ([const { AtomicU64::new(0) }; 2], AtomicU64::new(0), AtomicBool::new(false));
     let together = Barrier::new(usize::try_from(THREADS).unwrap() + 1);
@@ -727,7 +729,7 @@ fn replacing_under_load_never_lets_through_more_than_the_larger_quota() {
             for _ in 0..3 {
                 scope.spawn(|| {
                     while !done.load(Ordering::Acquire) {
-                        if limiter.decide(&ALICE, AcquireOptions::default()).is_allowed() {
+                        if limiter.check(&ALICE, AcquireOptions::default()).is_allowed() {
                             passed.fetch_add(1, Ordering::Relaxed);
                         } else {
                             thread::yield_now();
@@ -756,7 +758,9 @@ fn replacing_under_load_never_lets_through_more_than_the_larger_quota() {
 fn replacing_under_load_charges_all_limits_of_a_moment_or_none() {
     let clock = ManualClock::new();
     let one = |name: &'static str| {
-        DynLimit::new(Limit::new(name, FixedWindow::new(Quota::per_hour(1_000_000_000))).by(|key: &Caller| key.user))
+        DynLimit::new(
+            Limit::new(name, FixedWindow::new(Quota::per_hour(1_000_000_000))).keyed_by(|key: &Caller| key.user),
+        )
     };
     let limiter = memory(vec![one("stays"), one("too")], &clock);
     let (passed, done) = (AtomicU64::new(0), AtomicBool::new(false));
@@ -764,7 +768,7 @@ fn replacing_under_load_charges_all_limits_of_a_moment_or_none() {
         for _ in 0..2 {
             scope.spawn(|| {
                 while !done.load(Ordering::Acquire) {
-                    assert!(limiter.decide(&ALICE, AcquireOptions::cost(2)).is_allowed());
+                    assert!(limiter.check(&ALICE, AcquireOptions::cost(2)).is_allowed());
                     passed.fetch_add(2, Ordering::Relaxed);
                 }
             });
@@ -800,7 +804,7 @@ fn a_block_at_the_moment_of_a_replacement_is_not_lost() {
             together.wait();
             limiter.replace(limits).unwrap();
         });
-        assert!(!limiter.decide(&ALICE, AcquireOptions::default()).is_allowed(), "round {round}");
+        assert!(!limiter.check(&ALICE, AcquireOptions::default()).is_allowed(), "round {round}");
     }
 }
 
@@ -808,7 +812,7 @@ fn a_block_at_the_moment_of_a_replacement_is_not_lost() {
 #[test]
 fn of_two_replacements_at_a_time_the_later_takes_over_from_the_earlier() {
     let one = |name: &'static str, limit| {
-        DynLimit::new(Limit::new(name, FixedWindow::new(Quota::per_hour(limit))).by(|key: &Caller| key.user))
+        DynLimit::new(Limit::new(name, FixedWindow::new(Quota::per_hour(limit))).keyed_by(|key: &Caller| key.user))
     };
     for round in 0..3_000 {
         let clock = ManualClock::new();
@@ -818,14 +822,14 @@ fn of_two_replacements_at_a_time_the_later_takes_over_from_the_earlier() {
             let first = scope.spawn(|| {
                 together.wait();
                 limiter.replace(vec![one("new", 100)]).unwrap();
-                limiter.decide(&ALICE, AcquireOptions::cost(5)).is_allowed()
+                limiter.check(&ALICE, AcquireOptions::cost(5)).is_allowed()
             });
             together.wait();
             limiter.replace(vec![one("new", 200)]).unwrap();
             first.join().unwrap()
         });
         let decision = peek(&limiter, &ALICE);
-        let standing = decision.standing().unwrap();
+        let standing = decision.most_restrictive().unwrap();
         assert!(charged && standing.limit() - standing.remaining() == 5, "round {round}: {decision:?}");
     }
 }
@@ -852,10 +856,9 @@ fn tiers<A: Algorithm + Copy>(free: A, paid: A) {
         Tier::Free => free,
         Tier::Paid => paid,
     };
-    let limit = Limit::new("tier", per_key(choose)).by(|member: &Member| member.user);
+    let limit = Limit::new("tier", per_key(choose)).keyed_by(|member: &Member| member.user);
     let limiter = Memory::builder(limit).max_keys(1000).clock(clock).build().unwrap();
-    let ask =
-        |user, tier, cost| limiter.decide(&Member { user, tier }, AcquireOptions::cost(cost)).remaining().unwrap();
+    let ask = |user, tier, cost| limiter.check(&Member { user, tier }, AcquireOptions::cost(cost)).remaining().unwrap();
 
     assert_eq!(ask(1, Tier::Free, 60), 0, "{free:?}");
     assert_eq!(ask(1, Tier::Paid, 1), 5000 - 61, "{free:?}");
@@ -882,12 +885,12 @@ fn hold_across_a_change_of_tier<A: Algorithm + Copy>(free: A, paid: A) {
         Tier::Free => free,
         Tier::Paid => paid,
     };
-    let limit = Limit::new("tier", per_key(choose)).by(|member: &Member| member.user);
+    let limit = Limit::new("tier", per_key(choose)).keyed_by(|member: &Member| member.user);
     let limiter = Memory::builder(limit).max_keys(1000).clock(clock.clone()).build().unwrap();
     let held = [(); 2].map(|()| hold(&limiter, &Member { user: 1, tier: Tier::Free }, 5));
     clock.advance(2 * MINUTE);
     let paid = Member { user: 1, tier: Tier::Paid };
-    let left = limiter.decide(&paid, AcquireOptions::cost(40)).remaining().unwrap();
+    let left = limiter.check(&paid, AcquireOptions::cost(40)).remaining().unwrap();
     assert_eq!(left, 10, "{free:?}");
     let left = || limiter.peek(&paid, AcquireOptions::default()).try_ready().unwrap().unwrap().remaining().unwrap();
     let [released, settled] = held;

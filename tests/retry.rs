@@ -224,7 +224,7 @@ async fn a_client_keeps_to_its_providers_quota() {
     let provider = Memory::builder(SlidingLog::new(Quota::per_second(10))).clock(TokioClock::new()).build();
     let provider = provider.expect("a limiter");
     let server = service_fn(move |_: Request<()>| {
-        let status = if provider.decide(&(), AcquireOptions::default()).is_allowed() { 200 } else { 429 };
+        let status = if provider.check(&(), AcquireOptions::default()).is_allowed() { 200 } else { 429 };
         std::future::ready(Ok::<_, BoxError>(answer(status, &[])))
     });
     let limiter = Memory::builder(Gcra::new(Quota::per_second(10)).strict()).clock(TokioClock::new()).build();

@@ -242,7 +242,7 @@ async fn of_several_limits_each_is_settled() {
     let mut service = layer.cost(estimate).settle(actual).layer(answering());
     let left = async || -> Vec<u64> {
         let decision = limiter.peek(&(), AcquireOptions::default().all_limits()).await.unwrap();
-        decision.standings().iter().map(tower_ratelimit::LimitStatus::remaining).collect()
+        decision.limits().iter().map(tower_ratelimit::LimitStatus::remaining).collect()
     };
     call(&mut service, (5, 2)).await.unwrap();
     assert_eq!(left().await, [8, 98, 48, 58]);
@@ -295,7 +295,7 @@ async fn reset_and_set_and_block_leave_what_is_held() {
         assert_eq!(remaining(&limiter).await, 1, "set");
         limiter.block("default", &(), MINUTE).await.unwrap();
         assert_eq!(remaining(&limiter).await, 1, "block");
-        limiter.forgive("default", &()).await.unwrap();
+        limiter.unblock("default", &()).await.unwrap();
         limiter.reset(&()).await.unwrap();
         held.settle(1).await.unwrap();
         assert_eq!(remaining(&limiter).await, 9);

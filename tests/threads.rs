@@ -56,7 +56,7 @@ fn admits<Key: ?Sized>(limiter: &impl Limiter<Key>, key: &Key, cost: u64) -> boo
 }
 
 fn at_once(cost: u64) -> AcquireOptions {
-    AcquireOptions::cost(cost).within(Duration::ZERO)
+    AcquireOptions::cost(cost).max_delay(Duration::ZERO)
 }
 
 /// Takes one after another until it is refused, and returns how many there were.
@@ -194,8 +194,7 @@ fn check_accounts(limiter: &(impl Limiter<Caller> + Sync)) {
     for user in 0..USERS {
         for group in 0..GROUPS {
             let decision = peek(limiter, &Caller { user, group });
-            let remaining: Vec<u64> =
-                decision.standings().iter().map(tower_ratelimit::LimitStatus::remaining).collect();
+            let remaining: Vec<u64> = decision.limits().iter().map(tower_ratelimit::LimitStatus::remaining).collect();
             let by_user = USER_LIMIT - sum(&|of, _| of == user);
             let by_group = GROUP_LIMIT - sum(&|_, of| of == group);
             assert_eq!(remaining, [by_user, by_group, TOTAL_LIMIT - total], "user {user}, group {group}");
@@ -207,18 +206,18 @@ fn check_accounts(limiter: &(impl Limiter<Caller> + Sync)) {
 #[test]
 fn several_limits_charge_all_or_nothing() {
     let limits = (
-        Limit::new("user", Gcra::new(hourly(1)).burst(USER_LIMIT)).by(|caller: &Caller| caller.user),
-        Limit::new("group", SlidingLog::new(hourly(GROUP_LIMIT))).by(|caller: &Caller| caller.group),
-        Limit::new("total", FixedWindow::new(hourly(TOTAL_LIMIT))).by(|_: &Caller| ()),
+        Limit::new("user", Gcra::new(hourly(1)).burst(USER_LIMIT)).keyed_by(|caller: &Caller| caller.user),
+        Limit::new("group", SlidingLog::new(hourly(GROUP_LIMIT))).keyed_by(|caller: &Caller| caller.group),
+        Limit::new("total", FixedWindow::new(hourly(TOTAL_LIMIT))).keyed_by(|_: &Caller| ()),
     );
     check_accounts(&Memory::builder(limits).clock(ManualClock::new()).build().expect("valid limits"));
 }
 
 #[test]
 fn limits_chosen_at_run_time_charge_all_or_nothing() {
-    let by_user = Limit::new("user", SlidingWindow::new(hourly(USER_LIMIT))).by(|caller: &Caller| caller.user);
-    let by_group = Limit::new("group", FixedWindow::new(hourly(GROUP_LIMIT))).by(|caller: &Caller| caller.group);
-    let total = Limit::new("total", Gcra::new(hourly(1)).burst(TOTAL_LIMIT)).by(|_: &Caller| ());
+    let by_user = Limit::new("user", SlidingWindow::new(hourly(USER_LIMIT))).keyed_by(|caller: &Caller| caller.user);
+    let by_group = Limit::new("group", FixedWindow::new(hourly(GROUP_LIMIT))).keyed_by(|caller: &Caller| caller.group);
+    let total = Limit::new("total", Gcra::new(hourly(1)).burst(TOTAL_LIMIT)).keyed_by(|_: &Caller| ());
     let limits: Vec<DynLimit<Caller>> = vec![DynLimit::new(by_user), DynLimit::new(by_group), DynLimit::new(total)];
     check_accounts(&Memory::builder(limits).clock(ManualClock::new()).build().expect("valid limits"));
 }
@@ -248,10 +247,7 @@ fn what_is_settled_is_charged_exactly_once() {
     });
     let left = LIMIT - used.into_iter().sum::<u64>();
     let decision = peek(&limiter, "key");
-    assert_eq!(
-        decision.standings().iter().map(tower_ratelimit::LimitStatus::remaining).collect::<Vec<_>>(),
-        [left, left]
-    );
+    assert_eq!(decision.limits().iter().map(tower_ratelimit::LimitStatus::remaining).collect::<Vec<_>>(), [left, left]);
     assert!(limiter.usage().iter().all(|usage| (usage.held_keys, usage.held) == (0, 0)), "nothing is held any more");
 }
 
@@ -518,7 +514,7 @@ fn who_was_descheduled_after_reading_the_clock_is_granted_nothing() {
         let clock = Stalled { clock: ManualClock::new(), early: Arc::default() };
         let early = clock.now().as_micros();
         let one = Memory::builder(algorithm.clone()).clock(clock.clone()).build().expect("valid limits");
-        let two = (Limit::new("each", algorithm.clone()), Limit::new("all", algorithm.clone()).by(of_all));
+        let two = (Limit::new("each", algorithm.clone()), Limit::new("all", algorithm.clone()).keyed_by(of_all));
         let two = Memory::builder(two).clock(clock.clone()).build().expect("valid limits");
         let dynamic = Memory::builder(vec![DynLimit::new(Limit::new("each", algorithm.clone()))]);
         let dynamic = dynamic.clock(clock.clone()).build().expect("valid limits");
@@ -529,15 +525,15 @@ fn who_was_descheduled_after_reading_the_clock_is_granted_nothing() {
             assert!(!decide(), "{algorithm:?} grants what is used up");
             assert!(!decide(), "{algorithm:?} forgets what was charged");
         };
-        is_stalled(&|| one.decide(&1_u64, AcquireOptions::default()).is_allowed());
-        is_stalled(&|| two.decide(&1_u64, AcquireOptions::default()).is_allowed());
-        is_stalled(&|| dynamic.decide(&1_u64, AcquireOptions::default()).is_allowed());
+        is_stalled(&|| one.check(&1_u64, AcquireOptions::default()).is_allowed());
+        is_stalled(&|| two.check(&1_u64, AcquireOptions::default()).is_allowed());
+        is_stalled(&|| dynamic.check(&1_u64, AcquireOptions::default()).is_allowed());
         // Neither by settling a hold on a key that was charged meanwhile.
         let held = hold(&one, &2_u64, 0).expect("allowed");
-        assert!(one.decide(&2_u64, AcquireOptions::default()).is_allowed(), "{algorithm:?}");
+        assert!(one.check(&2_u64, AcquireOptions::default()).is_allowed(), "{algorithm:?}");
         clock.early.store(early, Ordering::SeqCst);
         settle(held, 1);
-        assert!(!one.decide(&2_u64, AcquireOptions::default()).is_allowed(), "{algorithm:?} forgets what was charged");
+        assert!(!one.check(&2_u64, AcquireOptions::default()).is_allowed(), "{algorithm:?} forgets what was charged");
     }
     let quota = Quota::per_second(1);
     refused(&Gcra::new(quota));

@@ -190,9 +190,9 @@ fn several(
     // Nobody else is in the queue of who does not queue.
     let line = move |caller: &Caller| if queued { 0 } else { 1 + *caller };
     let limiter = Memory::builder((
-        Limit::new("caller", Gcra::new(quota(caller_quota)).burst(bursts.0)).by(|caller: &Caller| *caller),
-        Limit::new("all", Gcra::new(quota(all)).burst(bursts.1)).by(|_: &Caller| ()),
-        Limit::new("line", LeakyQueue::new(Quota::new(1, Duration::from_micros(70))).max_waiting(4)).by(line),
+        Limit::new("caller", Gcra::new(quota(caller_quota)).burst(bursts.0)).keyed_by(|caller: &Caller| *caller),
+        Limit::new("all", Gcra::new(quota(all)).burst(bursts.1)).keyed_by(|_: &Caller| ()),
+        Limit::new("line", LeakyQueue::new(Quota::new(1, Duration::from_micros(70))).max_waiting(4)).keyed_by(line),
     ));
     let limiter = limiter.max_keys(10).clock(clock.clone()).build().unwrap();
     let mut departures = Vec::new();
@@ -203,11 +203,11 @@ fn several(
                 let mut ask = AcquireOptions::cost(cost).all_limits();
                 ask.max_delay = patience.map(Duration::from_micros);
                 let peeked = limiter.peek(&caller, ask).try_ready().unwrap().unwrap();
-                let decision = limiter.decide(&caller, ask);
+                let decision = limiter.check(&caller, ask);
                 prop_assert_eq!(peeked.verdict(), decision.verdict());
                 // No limit is charged as if the time until the turn had passed: that would keep others from it.
                 for (index, (limit, period)) in [caller_quota, all, (1, 70)].into_iter().enumerate() {
-                    let [before, after] = [&peeked, &decision].map(|decision| decision.standings()[index].reset());
+                    let [before, after] = [&peeked, &decision].map(|decision| decision.limits()[index].reset());
                     let costs = Duration::from_micros((cost * period).div_ceil(limit));
                     prop_assert!(after <= before + costs, "from {:?} to {:?}", peeked, decision);
                 }

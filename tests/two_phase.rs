@@ -29,12 +29,12 @@ const BOB: Key = (2, 1);
 const HOUR: Duration = Duration::from_secs(3600);
 
 fn of_user(limit: u64, clock: &ManualClock) -> impl Limiter<Key> + Clone + Send + Sync + 'static {
-    let limit = Limit::new("user", FixedWindow::new(Quota::new(limit, HOUR))).by(|&(user, _): &Key| user);
+    let limit = Limit::new("user", FixedWindow::new(Quota::new(limit, HOUR))).keyed_by(|&(user, _): &Key| user);
     Memory::builder(limit).clock(clock.clone()).build().expect("limits")
 }
 
 fn of_team(limit: u64, clock: &ManualClock) -> impl Limiter<Key> + Clone + Send + Sync + 'static {
-    let limit = Limit::new("team", FixedWindow::new(Quota::new(limit, HOUR))).by(|&(_, team): &Key| team);
+    let limit = Limit::new("team", FixedWindow::new(Quota::new(limit, HOUR))).keyed_by(|&(_, team): &Key| team);
     Memory::builder(limit).clock(clock.clone()).build().expect("limits")
 }
 
@@ -162,8 +162,13 @@ impl Dice {
 
 /// What a decision says, but for whether turns are promised: in two phases none are.
 fn says(decision: &Decision) -> (Verdict, Option<String>, Option<u64>, Vec<String>) {
-    let every = decision.standings().iter().map(|standing| format!("{standing:?}")).collect();
-    (decision.verdict(), decision.standing().map(|standing| standing.name().to_owned()), decision.remaining(), every)
+    let every = decision.limits().iter().map(|standing| format!("{standing:?}")).collect();
+    (
+        decision.verdict(),
+        decision.most_restrictive().map(|standing| standing.name().to_owned()),
+        decision.remaining(),
+        every,
+    )
 }
 
 /// The same trace through one limiter with both limits, and through two of one each.
@@ -206,7 +211,7 @@ async fn agrees(seed: u64, whole: BoxLimiter<Key>, parts: BoxLimiter<Key>, clock
                 let mut asked = AcquireOptions::cost([1, 1, 1, 2, 3, 0, 9][usize::try_from(dice.below(7)).unwrap()]);
                 asked.all_limits = dice.below(2) == 0;
                 asked.hold = dice.below(4) == 0 && guards.len() < 3;
-                let at_once = asked.within(Duration::ZERO);
+                let at_once = asked.max_delay(Duration::ZERO);
                 if kind == 9 {
                     let here = whole.peek(&key, at_once).await.expect("an answer");
                     let there = parts.peek(&key, asked).await.expect("an answer");
@@ -232,8 +237,8 @@ macro_rules! agree {
         async fn $name() {
             for seed in 1..=4 {
                 let clock = ManualClock::new();
-                let user = || Limit::new("user", $user).by(|&(user, _): &Key| user);
-                let team = || Limit::new("team", $team).by(|&(_, team): &Key| team);
+                let user = || Limit::new("user", $user).keyed_by(|&(user, _): &Key| user);
+                let team = || Limit::new("team", $team).keyed_by(|&(_, team): &Key| team);
                 let whole = Memory::builder((user(), team())).clock(clock.clone()).build().expect("limits");
                 let first = Memory::builder(user()).clock(clock.clone()).build().expect("limits");
                 let second = Memory::builder(team()).clock(clock.clone()).build().expect("limits");
@@ -267,7 +272,7 @@ async fn denial_by_the_second_releases_what_the_first_holds() {
         let outcome = ask(&limiter, ALICE, AcquireOptions::cost(2).all_limits()).await;
         assert_eq!(outcome.decision.verdict(), expected);
         // Its figures are those of a key that was not charged.
-        let figures = outcome.decision.standings().iter().map(|standing| (standing.name(), standing.remaining()));
+        let figures = outcome.decision.limits().iter().map(|standing| (standing.name(), standing.remaining()));
         assert_eq!(figures.collect::<Vec<_>>(), [("user", 8), ("team", 1)]);
         assert_eq!((left(&user, ALICE).await, left(&team, ALICE).await), (8, 1));
     }
@@ -300,7 +305,7 @@ async fn the_wait_is_long_enough_for_both() {
         settle_in_background().await;
         let refused = ask(&limiter, ALICE, AcquireOptions::default()).await.decision;
         assert_eq!(refused.retry_after(), Some(Duration::from_secs(60)));
-        assert_eq!(refused.standing().map(|standing| standing.name().to_owned()), Some("team".to_owned()));
+        assert_eq!(refused.most_restrictive().map(|standing| standing.name().to_owned()), Some("team".to_owned()));
     }
 }
 
@@ -395,7 +400,7 @@ async fn cache_around_the_first_does_not_remember_a_denial_due_to_a_hold() {
         panic!("it is elsewhere")
     };
     let refused = ask(&limiter, ALICE, AcquireOptions::default()).await.decision;
-    assert_eq!(refused.standing().map(tower_ratelimit::LimitStatus::name), Some("user"));
+    assert_eq!(refused.most_restrictive().map(tower_ratelimit::LimitStatus::name), Some("user"));
     assert!(refused.is_estimate());
     let again = ask(&limiter, ALICE, AcquireOptions::default()).await.decision;
     assert_eq!(again.source(), DecisionSource::Store);
@@ -414,7 +419,7 @@ async fn who_has_refused_is_told() {
         type Future = BoxFuture<Result<Outcome, Error>>;
 
         fn acquire(&self, _: &Key, _: AcquireOptions) -> Acquisition<Self::Future> {
-            Acquisition::Ready(Ok(Decision::every(ManualClock::new().now(), Vec::new()).into()))
+            Acquisition::Ready(Ok(Decision::from_limits(ManualClock::new().now(), Vec::new()).into()))
         }
 
         fn peek(&self, _: &Key, _: AcquireOptions) -> LimiterFuture<Decision> {
@@ -455,7 +460,7 @@ async fn a_later_turn_is_not_promised_but_waited_for() {
     let queue = Limit::new("queue", LeakyQueue::new(Quota::per_second(1)));
     let queue = Memory::builder(queue).clock(clock.clone()).build().expect("limits");
     let limiter = Chained::new(queue, of_team(2, &clock));
-    let patient = AcquireOptions::default().within(Duration::from_secs(5));
+    let patient = AcquireOptions::default().max_delay(Duration::from_secs(5));
     assert!(ask(&limiter, ALICE, patient).await.decision.is_allowed());
     // Its turn would be counted by the other limit for now.
     let refused = ask(&limiter, ALICE, patient).await.decision;
@@ -469,7 +474,7 @@ async fn a_later_turn_is_not_promised_but_waited_for() {
 async fn three_limiters_hold_all_or_none_and_are_settled_alike() {
     let clock = ManualClock::new();
     let (user, team) = (of_user(5, &clock), of_team(6, &clock));
-    let all = Limit::new("all", SlidingLog::new(Quota::per_hour(7))).by(|_: &Key| ());
+    let all = Limit::new("all", SlidingLog::new(Quota::per_hour(7))).keyed_by(|_: &Key| ());
     let all = Memory::builder(all).clock(clock.clone()).build().expect("limits");
     let limiter = Chained::new(user.clone(), Elsewhere(team.clone(), 1)).and(all.clone());
     let lefts = async || [left(&user, ALICE).await, left(&team, ALICE).await, left(&all, ALICE).await];
@@ -484,7 +489,7 @@ async fn three_limiters_hold_all_or_none_and_are_settled_alike() {
     assert!(!ask(&limiter, BOB, AcquireOptions::cost(2)).await.decision.is_allowed());
     settle_in_background().await;
     let outcome = ask(&limiter, BOB, AcquireOptions::default().all_limits().hold()).await;
-    let names = outcome.decision.standings().iter().map(|standing| (standing.name(), standing.remaining()));
+    let names = outcome.decision.limits().iter().map(|standing| (standing.name(), standing.remaining()));
     assert_eq!(names.collect::<Vec<_>>(), [("user", 4), ("team", 0), ("all", 1)]);
     outcome.held.expect("a guard").release().await.expect("done");
     assert_eq!((left(&user, BOB).await, lefts().await), (5, [0, 1, 2]));
@@ -505,7 +510,7 @@ async fn operations_find_the_limiter_that_has_the_limit() {
         assert_eq!((left(&user, ALICE).await, left(&team, ALICE).await), (2, 4));
         limiter.block("team", &ALICE, HOUR * 2).await.expect("done");
         assert_eq!(ask(&limiter, ALICE, AcquireOptions::default()).await.decision.retry_after(), Some(HOUR * 2));
-        limiter.forgive("team", &ALICE).await.expect("done");
+        limiter.unblock("team", &ALICE).await.expect("done");
         let held = ask(&limiter, ALICE, AcquireOptions::default().hold()).await.held.expect("a guard");
         held.release().await.expect("done");
         assert!(limiter.set("other", &ALICE, 1).await.expect_err("no such limit").is_config());
@@ -534,7 +539,7 @@ impl Limiter<Key> for Noting {
                 LimiterFuture::ready(Ok(()))
             })
         });
-        Acquisition::Ready(Ok(Outcome { decision: Decision::every(ManualClock::new().now(), Vec::new()), held }))
+        Acquisition::Ready(Ok(Outcome { decision: Decision::from_limits(ManualClock::new().now(), Vec::new()), held }))
     }
 }
 
@@ -586,7 +591,7 @@ async fn behind_the_layer_it_is_a_limiter_as_any() {
     let clock = ManualClock::new();
     let limit = |name: &'static str, limit| Limit::new(name, FixedWindow::new(Quota::new(limit, HOUR)));
     let user = Memory::builder(limit("user", 2)).clock(clock.clone()).build().expect("limits");
-    let all = limit("all", 3).by(|_: &KeyText| ());
+    let all = limit("all", 3).keyed_by(|_: &KeyText| ());
     let all = Memory::builder(all).clock(clock.clone()).build().expect("limits");
     let layer = RateLimitLayer::new(Header::from_static("user"), Chained::new(user, all));
     let inner = service_fn(|_: Request<Body>| ready(Ok::<_, Infallible>(Response::new(Body::empty()))));

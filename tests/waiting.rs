@@ -984,8 +984,8 @@ async fn a_queue_beside_a_window_promises_nothing() {
 #[tokio::test(start_paused = true)]
 async fn who_waits_for_its_own_limit_does_not_close_a_shared_one() {
     let limiter = several((
-        Limit::new("caller", Gcra::new(Quota::per_minute(1))).by(|caller: &u32| *caller),
-        Limit::new("all", Gcra::new(Quota::per_second(100))).by(|_: &u32| ()),
+        Limit::new("caller", Gcra::new(Quota::per_minute(1))).keyed_by(|caller: &u32| *caller),
+        Limit::new("all", Gcra::new(Quota::per_second(100))).keyed_by(|_: &u32| ()),
     ));
     let service = by_caller(limiter).max_wait(60 * SECOND).layer(desk());
     let opened = Instant::now();

@@ -204,7 +204,7 @@ fn steps(period: u64, limit: u64) -> impl Strategy<Value = Vec<Step>> {
 }
 
 fn told(decision: &Decision) -> RetryHint {
-    let standing = decision.standing().expect("one limit");
+    let standing = decision.most_restrictive().expect("one limit");
     let micros = |span: Duration| u64::try_from(span.as_micros()).expect("a short time");
     RetryHint {
         verdict: decision.verdict(),
@@ -327,7 +327,7 @@ proptest! {
             let delay = next_free.saturating_sub(now);
             let ask = AcquireOptions::cost(cost);
             let patience_ticks = patience.map(|share| share * period / 100);
-            let ask = patience_ticks.map_or(ask, |ticks| ask.within(Duration::from_micros(ticks)));
+            let ask = patience_ticks.map_or(ask, |ticks| ask.max_delay(Duration::from_micros(ticks)));
             // Refused until there is room, and until the delay is one that is accepted.
             let ticks = |span: u128| u64::try_from(span.div_ceil(unit)).expect("a short time");
             let room_after = (delay + u128::from(cost) * spacing).saturating_sub(u128::from(waiting + 1) * spacing);
@@ -341,7 +341,7 @@ proptest! {
                     (wait, _) => Verdict::Denied { retry_after: Duration::from_micros(wait) },
                 }
             };
-            prop_assert_eq!(limiter.decide("key", ask).verdict(), expected);
+            prop_assert_eq!(limiter.check("key", ask).verdict(), expected);
             if expected.is_allowed() && cost > 0 {
                 next_free = next_free.max(now) + u128::from(cost) * spacing;
             }
@@ -385,7 +385,7 @@ fn admitted(algorithm: impl Algorithm, times: &[u64]) -> Vec<u64> {
     let limiter = Memory::builder(algorithm).max_keys(1).clock(clock.clone()).build().expect("a limiter");
     let at = |&time: &u64| {
         clock.set(ManualClock::START.after(Duration::from_micros(time)));
-        limiter.decide("key", AcquireOptions::default().within(Duration::ZERO)).is_allowed()
+        limiter.check("key", AcquireOptions::default().max_delay(Duration::ZERO)).is_allowed()
     };
     times.iter().copied().filter(|time| at(time)).collect()
 }
@@ -490,12 +490,12 @@ fn a_queue_departs_at_constant_spacing() {
     let limiter = Memory::builder(queue).clock(clock.clone()).build().expect("a limiter");
     let departures: Vec<_> = (0..10)
         .filter_map(|_| {
-            let decision = limiter.decide("key", AcquireOptions::default());
+            let decision = limiter.check("key", AcquireOptions::default());
             decision.is_allowed().then(|| decision.delay().as_millis())
         })
         .collect();
     assert_eq!(departures, [0, 100, 200, 300, 400, 500]);
-    let refused = limiter.decide("key", AcquireOptions::default());
+    let refused = limiter.check("key", AcquireOptions::default());
     assert_eq!(refused.retry_after(), Some(Duration::from_millis(100)));
 }
 
@@ -508,7 +508,7 @@ fn several_kernels_decide_as_one() {
         Limit::new("bucket", Gcra::new(quota(1, 500)).burst(4)),
     );
     let limiter = Memory::builder(limits).clock(clock.clone()).build().expect("a limiter");
-    let allowed = || limiter.decide("key", AcquireOptions::default());
+    let allowed = || limiter.check("key", AcquireOptions::default());
     assert!((0..3).all(|_| allowed().is_allowed()));
     assert_eq!(allowed().retry_after(), Some(Duration::from_millis(1)), "the log is full");
     clock.advance(Duration::from_millis(1));
@@ -519,7 +519,7 @@ fn several_kernels_decide_as_one() {
     let refused = allowed();
     assert_eq!(refused, allowed());
     // A log promises no turns, so neither do they together.
-    let patient = limiter.decide("key", AcquireOptions::default().within(Duration::from_secs(1)));
+    let patient = limiter.check("key", AcquireOptions::default().max_delay(Duration::from_secs(1)));
     assert!(matches!(patient.verdict(), Verdict::Denied { .. }));
 }
 
@@ -592,7 +592,7 @@ fn a_clock_that_steps_back_neither_refills_nor_locks() {
         let clock = ManualClock::new();
         let limiter = Memory::builder(algorithm).clock(clock.clone()).build().expect("a limiter");
         let start = clock.now();
-        let allowed = || limiter.decide("key", AcquireOptions::default().within(Duration::ZERO)).is_allowed();
+        let allowed = || limiter.check("key", AcquireOptions::default().max_delay(Duration::ZERO)).is_allowed();
         while allowed() {}
         clock.set(Timestamp::from_micros(start.as_micros() - 5));
         assert!(!allowed(), "{name}: a small step refills nothing");
@@ -617,7 +617,7 @@ fn threads_admit_exactly_the_quota() {
             let workers: Vec<_> = (0..4)
                 .map(|_| {
                     scope.spawn(|| {
-                        (0..500).filter(|_| limiter.decide("key", AcquireOptions::default()).is_allowed()).count()
+                        (0..500).filter(|_| limiter.check("key", AcquireOptions::default()).is_allowed()).count()
                     })
                 })
                 .collect();

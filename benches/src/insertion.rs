@@ -71,7 +71,7 @@ fn insert<K: Key>(name: &str, keys: &[K]) -> Value {
         "ours" => measure(keys, || {
             let limit = Quota::new(TERMS.limit, Duration::from_secs(TERMS.seconds));
             let limiter = Memory::builder(Gcra::new(limit)).max_keys(keys.len()).build().expect("a limiter");
-            move |key: &K| limiter.decide(key, AcquireOptions::default()).is_allowed()
+            move |key: &K| limiter.check(key, AcquireOptions::default()).is_allowed()
         }),
         "governor" => measure(keys, || {
             let limiter = RateLimiter::keyed(governor_quota(TERMS));

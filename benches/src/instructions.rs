@@ -14,7 +14,8 @@ use axum::extract::ConnectInfo;
 use http::{Request, Response};
 use tower::{Layer, Service};
 use tower_ratelimit::{
-    AcquireOptions, DynLimit, FixedWindow, Gcra, Limit, ManualClock, Memory, PeerIp, Quota, RateLimitLayer, SlidingWindow,
+    AcquireOptions, DynLimit, FixedWindow, Gcra, Limit, ManualClock, Memory, PeerIp, Quota, RateLimitLayer,
+    SlidingWindow,
 };
 
 /// Never used up.
@@ -35,20 +36,20 @@ fn main() {
         "three-limits" => {
             let limits = (
                 Limit::new("a", PLENTY),
-                Limit::new("b", PLENTY).by(|key: &u64| key % 3),
-                Limit::new("c", PLENTY).by(|_: &u64| ()),
+                Limit::new("b", PLENTY).keyed_by(|key: &u64| key % 3),
+                Limit::new("c", PLENTY).keyed_by(|_: &u64| ()),
             );
             let limiter = Memory::builder(limits).clock(ManualClock::new()).build().expect("limits");
-            repeat(count, |_| black_box(&limiter).decide(black_box(&7), AcquireOptions::default()).is_allowed());
+            repeat(count, |_| black_box(&limiter).check(black_box(&7), AcquireOptions::default()).is_allowed());
         }
         "three-limits-dynamic" => {
             let limits: Vec<DynLimit<u64>> = vec![
                 DynLimit::new(Limit::new("a", PLENTY)),
-                DynLimit::new(Limit::new("b", PLENTY).by(|key: &u64| key % 3)),
-                DynLimit::new(Limit::new("c", PLENTY).by(|_: &u64| ())),
+                DynLimit::new(Limit::new("b", PLENTY).keyed_by(|key: &u64| key % 3)),
+                DynLimit::new(Limit::new("c", PLENTY).keyed_by(|_: &u64| ())),
             ];
             let limiter = Memory::builder(limits).clock(ManualClock::new()).build().expect("limits");
-            repeat(count, |_| black_box(&limiter).decide(black_box(&7), AcquireOptions::default()).is_allowed());
+            repeat(count, |_| black_box(&limiter).check(black_box(&7), AcquireOptions::default()).is_allowed());
         }
         "service" => service(count),
         other => panic!("no case named {other}"),
@@ -67,7 +68,7 @@ fn repeat(count: u64, mut decide: impl FnMut(u64) -> bool) {
 
 fn decide<A: tower_ratelimit::algorithm::Algorithm>(algorithm: A, key: impl Fn(u64) -> u64) -> impl Fn(u64) -> bool {
     let limiter = Memory::builder(algorithm).max_keys(200_000).clock(ManualClock::new()).build().expect("a limit");
-    move |index| limiter.decide(black_box(&key(index)), AcquireOptions::default()).is_allowed()
+    move |index| limiter.check(black_box(&key(index)), AcquireOptions::default()).is_allowed()
 }
 
 #[derive(Clone)]

@@ -44,7 +44,7 @@ impl<K: Key> Field<K> {
 
     fn compare(&self, harness: &Harness, scenario: &str, keys: &[K]) {
         let mut contenders = vec![
-            ask(keys, "ours", |key| self.ours.decide(key, AcquireOptions::default()).is_allowed()),
+            ask(keys, "ours", |key| self.ours.check(key, AcquireOptions::default()).is_allowed()),
             ask(keys, "floor", |key| self.floor.allows(key)),
         ];
         contenders.extend(self.peers.contenders(keys));
@@ -109,7 +109,7 @@ where
         let mut walk = Walk::new(keys.len(), thread);
         move |count| {
             for _ in 0..count {
-                black_box(limiter.decide(&keys[walk.next()], AcquireOptions::default()).is_allowed());
+                black_box(limiter.check(&keys[walk.next()], AcquireOptions::default()).is_allowed());
             }
         }
     })
@@ -144,8 +144,8 @@ fn several(harness: &Harness) {
     let one = Memory::new(plenty);
     let three = Memory::new((
         Limit::new("user", plenty),
-        Limit::new("group", plenty).by(|key: &u64| key / 10),
-        Limit::new("region", plenty).by(|key: &u64| key / 100),
+        Limit::new("group", plenty).keyed_by(|key: &u64| key / 10),
+        Limit::new("region", plenty).keyed_by(|key: &u64| key / 100),
     ));
     let tuple_of_one = Memory::new((plenty,));
     harness.compare(

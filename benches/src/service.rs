@@ -48,7 +48,7 @@ pub(crate) fn run(harness: &mut Harness) {
         &[
             contender(
                 "ours",
-                RateLimitLayer::new(PeerIp::new(), memory(plenty)).responder(Http::bare()).layer(Nothing),
+                RateLimitLayer::new(PeerIp::new(), memory(plenty)).responder(Http::minimal()).layer(Nothing),
             ),
             contender("bare", Nothing),
             contender("tower_governor", {
@@ -88,7 +88,10 @@ pub(crate) fn run(harness: &mut Harness) {
         "service refused",
         1,
         &[
-            contender("ours", RateLimitLayer::new(PeerIp::new(), memory(none)).responder(Http::bare()).layer(Nothing)),
+            contender(
+                "ours",
+                RateLimitLayer::new(PeerIp::new(), memory(none)).responder(Http::minimal()).layer(Nothing),
+            ),
             contender("bare", Nothing),
             contender("tower_governor", {
                 let config = GovernorConfigBuilder::default()

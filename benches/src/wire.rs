@@ -43,7 +43,7 @@ fn measure(harness: &Harness, scenario: &str, refused: bool) {
     let algorithm = if refused { ONE } else { PLENTY };
     let (period, burst) = if refused { (Duration::from_secs(86_400), 1) } else { (Duration::from_nanos(1), u32::MAX) };
     let hello = || Router::new().route("/", get(async || "hello"));
-    let bare = RateLimitLayer::new(PeerIp::new(), Memory::new(algorithm)).responder(Http::bare());
+    let bare = RateLimitLayer::new(PeerIp::new(), Memory::new(algorithm)).responder(Http::minimal());
     let config = GovernorConfigBuilder::default().period(period).burst_size(burst).finish();
     let servers = [
         // As it is by default: with header fields, extensions, and a problem body.

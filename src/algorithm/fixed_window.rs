@@ -2,7 +2,7 @@ use std::time::Duration;
 
 use super::{Algorithm, AtOnce};
 use crate::clock::Timestamp;
-use crate::decision::{AcquireOptions, LimitSnapshot, LazySnapshot, Verdict};
+use crate::decision::{AcquireOptions, LazySnapshot, LimitSnapshot, Verdict};
 use crate::quota::Quota;
 
 /// So many in a window, then none until it ends: a counter with an expiry.

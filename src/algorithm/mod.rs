@@ -89,15 +89,15 @@ pub use self::leaky_queue::LeakyQueue;
 #[cfg(feature = "redis")]
 pub(crate) use self::lua::StateEncoding;
 #[cfg(feature = "redis")]
-pub use self::lua::{LuaScript, LuaAlgorithm};
+pub use self::lua::{LuaAlgorithm, LuaScript};
 pub use self::sliding_log::SlidingLog;
 pub use self::sliding_window::SlidingWindow;
 pub(crate) use self::state::AtomicState;
 pub use self::state::{Counters, HitLog, State};
-use std::fmt;
-use std::time::Duration;
 use crate::clock::Timestamp;
 use crate::decision::{AcquireOptions, LazySnapshot, Verdict};
+use std::fmt;
+use std::time::Duration;
 
 /// Decides from a state, a time and a cost: pure functions, without clock, lock or I/O.
 ///
@@ -220,7 +220,13 @@ pub trait Algorithm: fmt::Debug + Send + Sync + 'static {
     /// [held](crate::limiter::Held) on.
     ///
     /// The default charges a copy of the state.
-    fn peek_with_held(&self, state: &Self::State, now: Timestamp, ask: AcquireOptions, held: u64) -> (Verdict, LazySnapshot) {
+    fn peek_with_held(
+        &self,
+        state: &Self::State,
+        now: Timestamp,
+        ask: AcquireOptions,
+        held: u64,
+    ) -> (Verdict, LazySnapshot) {
         let mut state = state.clone();
         self.commit(&mut state, now, Duration::ZERO, held);
         (self.peek(&state, now, ask), self.reading(&state, now))

@@ -3,7 +3,7 @@ use std::time::Duration;
 
 use super::{Algorithm, HitLog};
 use crate::clock::Timestamp;
-use crate::decision::{AcquireOptions, LimitSnapshot, LazySnapshot, Verdict};
+use crate::decision::{AcquireOptions, LazySnapshot, LimitSnapshot, Verdict};
 use crate::error::Error;
 use crate::quota::Quota;
 
@@ -205,7 +205,13 @@ impl Algorithm for SlidingLog {
     }
 
     /// Without the copy of the log that the default makes.
-    fn peek_with_held(&self, state: &HitLog, now: Timestamp, ask: AcquireOptions, held: u64) -> (Verdict, LazySnapshot) {
+    fn peek_with_held(
+        &self,
+        state: &HitLog,
+        now: Timestamp,
+        ask: AcquireOptions,
+        held: u64,
+    ) -> (Verdict, LazySnapshot) {
         let mut window = self.window(state, now.as_micros());
         if held > 0 {
             // A charge counts all hits under the present period.
@@ -251,13 +257,20 @@ impl SlidingLog {
             let more = 1.max(used.saturating_sub(limit - 1));
             (until(window.all_freed_at()), until(window.freed_at(more)))
         };
-        LimitSnapshot { limit, window: self.quota.period(), remaining: limit.saturating_sub(used), reset, next_token_after }
+        LimitSnapshot {
+            limit,
+            window: self.quota.period(),
+            remaining: limit.saturating_sub(used),
+            reset,
+            next_token_after,
+        }
     }
 }
 
 #[cfg(feature = "redis")]
 impl super::LuaAlgorithm for SlidingLog {
-    const SCRIPT: super::LuaScript = super::LuaScript::new("sliding_log2", include_str!("sliding_log.lua")).with_header();
+    const SCRIPT: super::LuaScript =
+        super::LuaScript::new("sliding_log2", include_str!("sliding_log.lua")).with_header();
 
     fn params(&self, cost: u64, params: &mut Vec<u64>) {
         params.extend([self.quota.limit(), self.quota.period_micros(), cost]);

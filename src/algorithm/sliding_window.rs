@@ -2,7 +2,7 @@ use std::time::Duration;
 
 use super::{Algorithm, Counters};
 use crate::clock::Timestamp;
-use crate::decision::{AcquireOptions, LimitSnapshot, LazySnapshot, Verdict};
+use crate::decision::{AcquireOptions, LazySnapshot, LimitSnapshot, Verdict};
 use crate::error::Error;
 use crate::quota::Quota;
 

@@ -32,10 +32,10 @@
 mod parts;
 
 pub use self::parts::Parts;
-use serde::{Deserialize, Serialize};
 use crate::algorithm::{FixedWindow, Gcra, LeakyBucket, LeakyQueue, SlidingLog, SlidingWindow, TokenBucket};
 use crate::error::Error;
 use crate::quota::Quota;
+use serde::{Deserialize, Serialize};
 
 /// A limit as configuration says it.
 ///

@@ -88,7 +88,7 @@ where
     Part: Hash + 'static,
     F: Fn(&Key) -> Part + Send + Sync + 'static,
 {
-    let limit = Limit::new(policy.name().to_owned(), algorithm).by(part).with_sub_key_name(policy.by());
+    let limit = Limit::new(policy.name().to_owned(), algorithm).keyed_by(part).with_sub_key_name(policy.by());
     DynLimit::new(if policy.is_shadow() { limit.shadow() } else { limit }.into_limit())
 }
 

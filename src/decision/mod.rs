@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use self::cold_drop::ColdDrop;
 pub use self::options::AcquireOptions;
-pub use self::snapshot::{LimitSnapshot, LazySnapshot};
+pub use self::snapshot::{LazySnapshot, LimitSnapshot};
 pub use self::status::LimitStatus;
 pub(crate) use self::status::{Name, unfit_for_name};
 use self::verdict::PackedVerdict;
@@ -53,7 +53,7 @@ pub struct Decision {
 impl Decision {
     /// A decision of one limit.
     #[must_use]
-    pub fn one(decided_at: Timestamp, standing: LimitStatus) -> Self {
+    pub fn from_limit(decided_at: Timestamp, standing: LimitStatus) -> Self {
         Self {
             verdict: standing.verdict,
             source: DecisionSource::Store,
@@ -67,7 +67,7 @@ impl Decision {
 
     /// A decision of one limit, as a store makes it.
     #[inline(always)]
-    pub(crate) fn by_store(decided_at: Timestamp, supports_scheduling: bool, standing: LimitStatus) -> Self {
+    pub(crate) fn from_store(decided_at: Timestamp, supports_scheduling: bool, standing: LimitStatus) -> Self {
         Self {
             verdict: standing.verdict,
             source: DecisionSource::Store,
@@ -81,43 +81,43 @@ impl Decision {
 
     /// A decision of several limits together, from all their standings; one without any limit is allowed.
     #[must_use]
-    pub fn every(decided_at: Timestamp, standings: Vec<LimitStatus>) -> Self {
+    pub fn from_limits(decided_at: Timestamp, standings: Vec<LimitStatus>) -> Self {
         let mut decision = Self::by_policy(decided_at, Verdict::Allowed);
         decision.source = DecisionSource::Store;
         for standing in &standings {
-            decision.add(standing.clone());
+            decision.merge(standing.clone());
         }
         decision.every = ColdDrop::of(Box::new(standings));
         decision
     }
 
     /// A decision of all of a store's limits, in their order; with `list_all` it lists them: see [`AcquireOptions::lists_all`].
-    pub(crate) fn of_limits(
+    pub(crate) fn combine(
         decided_at: Timestamp,
         list_all: bool,
         mut standings: impl Iterator<Item = LimitStatus>,
     ) -> Self {
         match if list_all { None } else { standings.next() } {
-            None => Self::every(decided_at, standings.collect()),
+            None => Self::from_limits(decided_at, standings.collect()),
             Some(first) => {
-                let mut decision = Self::one(decided_at, first);
-                standings.for_each(|standing| decision.add(standing));
+                let mut decision = Self::from_limit(decided_at, first);
+                standings.for_each(|standing| decision.merge(standing));
                 decision
             }
         }
     }
 
     /// The same refusal, remembered for a while.
-    pub(crate) fn later(&self, elapsed: Duration) -> Self {
+    pub(crate) fn aged_by(&self, elapsed: Duration) -> Self {
         Self {
-            verdict: self.verdict.later(elapsed),
+            verdict: self.verdict.aged_by(elapsed),
             source: DecisionSource::Cache,
             supports_scheduling: self.supports_scheduling,
             is_estimate: self.is_estimate,
             decided_at: self.decided_at.after(elapsed),
-            standing: self.standing.as_ref().map(|standing| standing.later(elapsed)),
+            standing: self.standing.as_ref().map(|standing| standing.aged_by(elapsed)),
             every: self.every.get().map_or(ColdDrop::NOTHING, |every| {
-                ColdDrop::of(Box::new(every.iter().map(|standing| standing.later(elapsed)).collect()))
+                ColdDrop::of(Box::new(every.iter().map(|standing| standing.aged_by(elapsed)).collect()))
             }),
         }
     }
@@ -174,13 +174,13 @@ impl Decision {
     }
 
     /// What was allowed after a delay, refused for that long.
-    pub(crate) fn refused_for(mut self, retry_after: Duration) -> Self {
+    pub(crate) fn into_denied(mut self, retry_after: Duration) -> Self {
         self.verdict = PackedVerdict::pack(Verdict::Denied { retry_after });
         self
     }
 
     /// Counts in one more limit, unless it is a shadow.
-    pub(crate) fn add(&mut self, standing: LimitStatus) {
+    pub(crate) fn merge(&mut self, standing: LimitStatus) {
         if standing.shadow {
             return;
         }
@@ -253,14 +253,14 @@ impl Decision {
 
     /// The limit that speaks. `None` if no limit was consulted: a policy decided.
     #[must_use]
-    pub fn standing(&self) -> Option<&LimitStatus> {
+    pub fn most_restrictive(&self) -> Option<&LimitStatus> {
         self.standing.as_ref()
     }
 
     /// Every limit in its declared order, where the [`AcquireOptions`] wanted that or there is one only; else the one that
     /// speaks.
     #[must_use]
-    pub fn standings(&self) -> &[LimitStatus] {
+    pub fn limits(&self) -> &[LimitStatus] {
         match self.every.get() {
             Some(every) => every,
             None => self.standing.as_slice(),
@@ -269,19 +269,19 @@ impl Decision {
 
     /// The shadow limits that would have refused the request. They are known whatever the [`AcquireOptions`] wanted.
     pub fn shadow_refusals(&self) -> impl Iterator<Item = &LimitStatus> {
-        self.standings().iter().filter(|standing| standing.shadow && !standing.verdict().is_allowed())
+        self.limits().iter().filter(|standing| standing.shadow && !standing.verdict().is_allowed())
     }
 
     /// How much could be had now, by the limit that speaks. `None` if a policy decided.
     #[must_use]
     pub fn remaining(&self) -> Option<u64> {
-        self.standing().map(LimitStatus::remaining)
+        self.most_restrictive().map(LimitStatus::remaining)
     }
 
     /// The time until the key is as good as new, by the limit that speaks. `None` if a policy decided.
     #[must_use]
     pub fn reset(&self) -> Option<Duration> {
-        self.standing().map(LimitStatus::reset)
+        self.most_restrictive().map(LimitStatus::reset)
     }
 }
 
@@ -308,7 +308,7 @@ impl fmt::Debug for Decision {
             .field("supports_scheduling", &self.supports_scheduling)
             .field("is_estimate", &self.is_estimate)
             .field("decided_at", &self.decided_at)
-            .field("standings", &self.standings())
+            .field("standings", &self.limits())
             .finish_non_exhaustive()
     }
 }

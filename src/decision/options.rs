@@ -31,7 +31,7 @@ impl AcquireOptions {
 
     /// Accepts a delay of up to `max_delay`.
     #[must_use]
-    pub const fn within(mut self, max_delay: Duration) -> Self {
+    pub const fn max_delay(mut self, max_delay: Duration) -> Self {
         self.max_delay = Some(max_delay);
         self
     }

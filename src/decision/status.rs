@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::cold_drop::ColdDrop;
-use super::snapshot::{LimitSnapshot, LazySnapshot};
+use super::snapshot::{LazySnapshot, LimitSnapshot};
 use super::verdict::{PackedVerdict, Verdict};
 
 /// A limit's name: `default` unless it is given one.
@@ -58,13 +58,13 @@ pub struct LimitStatus {
 
 impl LimitStatus {
     #[inline]
-    pub(crate) fn new(name: Name, verdict: Verdict, reading: LazySnapshot, shadow: bool) -> Self {
+    pub(crate) fn of_limit(name: Name, verdict: Verdict, reading: LazySnapshot, shadow: bool) -> Self {
         Self { name, verdict: PackedVerdict::pack(verdict), reading, shadow }
     }
 
     /// Of a limit that refuses for so many microseconds, or allows if these are none.
     #[inline(always)]
-    pub(crate) fn at_once(name: Name, wait: u64, reading: LazySnapshot) -> Self {
+    pub(crate) fn from_wait(name: Name, wait: u64, reading: LazySnapshot) -> Self {
         Self { name, verdict: PackedVerdict::wait(wait), reading, shadow: false }
     }
 
@@ -75,7 +75,7 @@ impl LimitStatus {
     }
 
     /// The same a while later, if nobody asks meanwhile. What was left is told as it was.
-    pub(crate) fn later(&self, elapsed: Duration) -> Self {
+    pub(crate) fn aged_by(&self, elapsed: Duration) -> Self {
         let figures = self.figures();
         let reading = LimitSnapshot {
             reset: figures.reset.saturating_sub(elapsed),
@@ -84,7 +84,7 @@ impl LimitStatus {
         };
         Self {
             name: self.name.clone(),
-            verdict: self.verdict.later(elapsed),
+            verdict: self.verdict.aged_by(elapsed),
             reading: reading.into(),
             shadow: self.shadow,
         }
@@ -94,12 +94,12 @@ impl LimitStatus {
     ///
     /// Characters that a name cannot hold (see [`Limit::new`](crate::Limit::new)) are replaced by `?`.
     #[must_use]
-    pub fn of(name: impl Into<Cow<'static, str>>, verdict: Verdict, reading: impl Into<LazySnapshot>) -> Self {
+    pub fn new(name: impl Into<Cow<'static, str>>, verdict: Verdict, reading: impl Into<LazySnapshot>) -> Self {
         let name = match name.into() {
             name if unfit_for_name(&name).is_none() => name,
             name => name.chars().map(|char| if is_fit_for_name(char) { char } else { '?' }).collect(),
         };
-        Self::new(Name::from(name), verdict, reading.into(), false)
+        Self::of_limit(Name::from(name), verdict, reading.into(), false)
     }
 
     /// The limit's name.

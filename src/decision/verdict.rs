@@ -89,7 +89,7 @@ impl PackedVerdict {
     }
 
     /// The same a while later, if nobody asks meanwhile.
-    pub(super) fn later(self, elapsed: Duration) -> Self {
+    pub(super) fn aged_by(self, elapsed: Duration) -> Self {
         match self.unpack() {
             Verdict::Denied { .. } => Self(self.0.saturating_sub(crate::clock::micros_floor(elapsed))),
             _ => self,

@@ -2,8 +2,8 @@ use std::net::IpAddr;
 
 use http::{Method, Request, header};
 
-use super::ip::{FromExtensions, Networks, PeerAddress};
 use super::ip::ClientIp;
+use super::ip::{FromExtensions, Networks, PeerAddress};
 use super::{ExtractKey, Extracted};
 use crate::error::Error;
 

@@ -33,11 +33,11 @@
 //! | a tuple of extractors | one key is absent, none is unusable | one key is unusable |
 //! | [`Method`], [`Path`], `MatchedPath`, [`Global`] | never | never |
 
-mod ip;
 mod closure;
 mod exempt;
 mod extension;
 mod global;
+mod ip;
 mod lookup;
 mod missing;
 mod or;
@@ -46,21 +46,20 @@ mod secret;
 mod text;
 mod tuple;
 
-pub use self::ip::{ClientIp, FromExtensions, PeerAddress, PeerIp, TrustedProxies};
 pub use self::closure::IntoExtracted;
-pub use self::exempt::{ClientNetworks, ExemptIf, ExactPaths, PeerNetworks, Predicate, Preflight};
+pub use self::exempt::{ClientNetworks, ExactPaths, ExemptIf, PeerNetworks, Predicate, Preflight};
 pub use self::extension::Extension;
 pub use self::global::Global;
+pub use self::ip::{ClientIp, FromExtensions, PeerAddress, PeerIp, TrustedProxies};
 pub use self::lookup::{Lookup, LookupFuture, LookupLayer};
+pub use self::missing::Missing;
+pub use self::or::{Either, Or};
 #[cfg(feature = "axum")]
 pub use self::request::MatchedPath;
 pub use self::request::{Header, Host, Method, Path};
-pub use self::missing::Missing;
-pub use self::or::{Either, Or};
-pub use self::secret::{ApiKey, Bearer, Cookie, Fingerprint, Fingerprinter, ProcessPepper, Pepper};
+pub use self::secret::{ApiKey, Bearer, Cookie, Fingerprint, Fingerprinter, Pepper, ProcessPepper};
 pub use self::text::KeyText;
 pub use crate::encode::{EncodeKey, KeyWriter};
-
 
 /// Says whose request it is.
 ///

@@ -28,10 +28,10 @@ use crate::error::Error;
 /// }
 ///
 /// let limiter = Memory::new((
-///     Limit::new("user", Gcra::new(Quota::per_second(10))).by(|caller: &Caller| caller.user),
+///     Limit::new("user", Gcra::new(Quota::per_second(10))).keyed_by(|caller: &Caller| caller.user),
 ///     Limit::new("organisation", FixedWindow::new(Quota::per_hour(1000)))
-///         .by_ref(|caller: &Caller| caller.organisation.as_str()),
-///     Limit::new("everybody", Gcra::new(Quota::per_second(5000))).by(|_: &Caller| ()),
+///         .keyed_by_ref(|caller: &Caller| caller.organisation.as_str()),
+///     Limit::new("everybody", Gcra::new(Quota::per_second(5000))).keyed_by(|_: &Caller| ()),
 /// ));
 ///
 /// let caller = Caller { user: 7, organisation: "acme".to_owned() };
@@ -58,12 +58,15 @@ impl<A> Limit<A> {
     }
 
     /// Counts by what `part` makes of the key: a number, an address, `()` for one count over all keys.
-    pub fn by<Key: ?Sized, Part, F: Fn(&Key) -> Part>(self, part: F) -> Limit<A, KeyedBy<F, Part>> {
+    pub fn keyed_by<Key: ?Sized, Part, F: Fn(&Key) -> Part>(self, part: F) -> Limit<A, KeyedBy<F, Part>> {
         self.with_sub_key(KeyedBy(part, PhantomData))
     }
 
     /// Counts by a part of the key that `part` borrows from it.
-    pub fn by_ref<Key: ?Sized, Part: ?Sized, F: Fn(&Key) -> &Part>(self, part: F) -> Limit<A, KeyedByRef<F, Part>> {
+    pub fn keyed_by_ref<Key: ?Sized, Part: ?Sized, F: Fn(&Key) -> &Part>(
+        self,
+        part: F,
+    ) -> Limit<A, KeyedByRef<F, Part>> {
         self.with_sub_key(KeyedByRef(part, PhantomData))
     }
 
@@ -143,7 +146,7 @@ impl<A: fmt::Debug, P> fmt::Debug for Limit<A, P> {
 /// const PAID: FixedWindow = FixedWindow::new(Quota::per_hour(5000));
 ///
 /// let tier = per_key(|caller: &Caller| if caller.paid { PAID } else { FREE });
-/// let limiter = Memory::new(Limit::new("user", tier).by(|caller: &Caller| caller.user));
+/// let limiter = Memory::new(Limit::new("user", tier).keyed_by(|caller: &Caller| caller.user));
 ///
 /// let free = limiter.decide(&Caller { user: 1, paid: false }, AcquireOptions::cost(60));
 /// assert_eq!(free.remaining(), Some(0));
@@ -168,10 +171,10 @@ impl<F, A> fmt::Debug for PerKey<F, A> {
 #[derive(Clone, Copy, Debug, Default)]
 pub struct WholeKey;
 
-/// Counts by a value made from the key: see [`Limit::by`].
+/// Counts by a value made from the key: see [`Limit::keyed_by`].
 pub struct KeyedBy<F, Part>(F, PhantomData<fn() -> Part>);
 
-/// Counts by a part borrowed from the key: see [`Limit::by_ref`].
+/// Counts by a part borrowed from the key: see [`Limit::keyed_by_ref`].
 pub struct KeyedByRef<F, Part: ?Sized>(F, PhantomData<fn() -> Box<Part>>);
 
 impl<F: Clone, Part> Clone for KeyedBy<F, Part> {

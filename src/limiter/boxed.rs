@@ -47,8 +47,8 @@ impl<Key: ?Sized> Limiter<Key> for BoxLimiter<Key> {
         self.0.remembered_denial_boxed(key, ask)
     }
 
-    fn forgive(&self, limit: &str, key: &Key) -> LimiterFuture<()> {
-        self.0.forgive_boxed(limit, key)
+    fn unblock(&self, limit: &str, key: &Key) -> LimiterFuture<()> {
+        self.0.unblock_boxed(limit, key)
     }
 
     fn set(&self, limit: &str, key: &Key, used: u64) -> LimiterFuture<()> {
@@ -81,7 +81,7 @@ trait ErasedLimiter<Key: ?Sized>: Send + Sync {
     fn acquire_boxed(&self, key: &Key, ask: AcquireOptions) -> Acquisition<BoxFuture<Result<Outcome, Error>>>;
     fn peek_boxed(&self, key: &Key, ask: AcquireOptions) -> LimiterFuture<Decision>;
     fn remembered_denial_boxed(&self, key: &Key, ask: AcquireOptions) -> Option<Decision>;
-    fn forgive_boxed(&self, limit: &str, key: &Key) -> LimiterFuture<()>;
+    fn unblock_boxed(&self, limit: &str, key: &Key) -> LimiterFuture<()>;
     fn set_boxed(&self, limit: &str, key: &Key, used: u64) -> LimiterFuture<()>;
     fn block_boxed(&self, limit: &str, key: &Key, span: Duration) -> LimiterFuture<()>;
     fn reset_boxed(&self, key: &Key) -> LimiterFuture<()>;
@@ -103,8 +103,8 @@ impl<Key: ?Sized, L: Limiter<Key> + Send + Sync> ErasedLimiter<Key> for L {
         self.cached_denial(key, ask)
     }
 
-    fn forgive_boxed(&self, limit: &str, key: &Key) -> LimiterFuture<()> {
-        self.forgive(limit, key)
+    fn unblock_boxed(&self, limit: &str, key: &Key) -> LimiterFuture<()> {
+        self.unblock(limit, key)
     }
 
     fn set_boxed(&self, limit: &str, key: &Key, used: u64) -> LimiterFuture<()> {

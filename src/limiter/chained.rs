@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use pin_project::pin_project;
 
-use super::held::Held;
 use super::future::{Acquisition, LimiterFuture};
+use super::held::Held;
 use super::{Limiter, Outcome};
 use crate::decision::{AcquireOptions, Decision, DecisionSource, Verdict};
 use crate::error::Error;
@@ -28,7 +28,7 @@ use crate::error::Error;
 /// // Spread over all nodes, each user's key by itself.
 /// let user = Redis::<u64>::new(cluster.clone(), "user", Limit::new("user", Gcra::new(Quota::per_second(10))));
 /// // One key, on one node.
-/// let all = Limit::new("all", Gcra::new(Quota::per_second(5000))).by(|_: &u64| ());
+/// let all = Limit::new("all", Gcra::new(Quota::per_second(5000))).keyed_by(|_: &u64| ());
 /// let limiter = Chained::new(user, Redis::new(cluster, "all", all));
 /// # Ok(())
 /// # }
@@ -71,7 +71,7 @@ use crate::error::Error;
 /// # Operations
 ///
 /// [`reset`](Limiter::reset) resets both at the same time: where one fails, the other is done, and the error is returned.
-/// [`set`](Limiter::set), [`block`](Limiter::block) and [`forgive`](Limiter::forgive) go to the first of them that has a limit
+/// [`set`](Limiter::set), [`block`](Limiter::block) and [`forgive`](Limiter::unblock) go to the first of them that has a limit
 /// of that name.
 #[derive(Clone, Debug)]
 pub struct Chained<A, B> {
@@ -92,7 +92,12 @@ impl<A, B> Chained<A, B> {
 }
 
 impl<A, B> Chained<A, B> {
-    fn after_first<Key>(&self, key: &Key, ask: AcquireOptions, first: Result<Outcome, Error>) -> Acquisition<ChainedFuture<Key, A, B>>
+    fn after_first<Key>(
+        &self,
+        key: &Key,
+        ask: AcquireOptions,
+        first: Result<Outcome, Error>,
+    ) -> Acquisition<ChainedFuture<Key, A, B>>
     where
         Key: ToOwned + ?Sized,
         A: Limiter<Key> + Clone,
@@ -208,14 +213,14 @@ fn combined(ask: AcquireOptions, first: Option<Decision>, second: Option<Decisio
     let parts: Vec<Decision> = first.into_iter().chain(second).collect();
     let verdict = parts.iter().map(Decision::verdict).fold(Verdict::Allowed, Verdict::and);
     let decided_at = parts.iter().map(Decision::decided_at).max().unwrap_or_default();
-    let standings = || parts.iter().flat_map(|part| part.standings().iter().cloned());
+    let standings = || parts.iter().flat_map(|part| part.limits().iter().cloned());
     let refused = || !verdict.is_allowed();
     let list_all = ask.lists_all(standings().any(|standing| standing.is_shadow()), refused);
-    let spoken = parts.iter().filter_map(|part| part.standing().cloned());
+    let spoken = parts.iter().filter_map(|part| part.most_restrictive().cloned());
     let mut decision = if list_all {
-        Decision::of_limits(decided_at, true, standings())
+        Decision::combine(decided_at, true, standings())
     } else {
-        Decision::of_limits(decided_at, false, spoken)
+        Decision::combine(decided_at, false, spoken)
     };
     if decision.verdict() != verdict {
         // No limit has said so, but a policy.
@@ -241,7 +246,7 @@ where
         if let Some(denied) = self.cached_denial(key, ask) {
             return Acquisition::Ready(Ok(denied.into()));
         }
-        let ask = ask.within(Duration::ZERO);
+        let ask = ask.max_delay(Duration::ZERO);
         match self.first.hold(key, ask) {
             Acquisition::Pending(future) => {
                 let asked = Asked { limiter: self.clone(), key: key.to_owned(), ask };
@@ -255,7 +260,7 @@ where
         if let Some(denied) = self.cached_denial(key, ask) {
             return LimiterFuture::ready(Ok(denied));
         }
-        let ask = ask.within(Duration::ZERO);
+        let ask = ask.max_delay(Duration::ZERO);
         let both = self.first.peek(key, ask).with(self.second.peek(key, ask));
         both.then(move |both| {
             let (first, second) = both?;
@@ -264,7 +269,7 @@ where
     }
 
     fn cached_denial(&self, key: &Key, ask: AcquireOptions) -> Option<Decision> {
-        let ask = ask.within(Duration::ZERO);
+        let ask = ask.max_delay(Duration::ZERO);
         let (first, second) = (self.first.cached_denial(key, ask), self.second.cached_denial(key, ask));
         (first.is_some() || second.is_some()).then(|| combined(ask, first, second))
     }
@@ -279,9 +284,9 @@ where
         self.or_second(key, self.first.block(limit, key, span), move |second, key| second.block(&name, key, span))
     }
 
-    fn forgive(&self, limit: &str, key: &Key) -> LimiterFuture<()> {
+    fn unblock(&self, limit: &str, key: &Key) -> LimiterFuture<()> {
         let name = limit.to_owned();
-        self.or_second(key, self.first.forgive(limit, key), move |second, key| second.forgive(&name, key))
+        self.or_second(key, self.first.unblock(limit, key), move |second, key| second.unblock(&name, key))
     }
 
     fn reset(&self, key: &Key) -> LimiterFuture<()> {

@@ -99,7 +99,7 @@ impl<L> DeniedCache<L> {
     }
 
     /// With room for about so many keys.
-    pub fn with_room(limiter: L, keys: usize) -> Self {
+    pub fn with_capacity(limiter: L, keys: usize) -> Self {
         Self::with_clock(limiter, keys, SystemClock::new())
     }
 }
@@ -185,7 +185,7 @@ impl<C: Clock> Shared<C> {
             && (ask.hold == refusal.ask.hold || ask.max_delay == Some(Duration::ZERO))
             && (refusal.ask.all_limits || !ask.all_limits)
             && (refusal.ask.all_denials || refusal.ask.all_limits || !ask.all_denials);
-        holds.then(|| refusal.decision.later(now.since(refusal.asked_at)))
+        holds.then(|| refusal.decision.aged_by(now.since(refusal.asked_at)))
     }
 
     /// Remembers a refusal, unless the key may have been given room since it was asked for.
@@ -203,7 +203,7 @@ impl<C: Clock> Shared<C> {
         let until = asking.asked_at.after(span);
         let Asking { place, ask, asked_at, .. } = asking;
         // Its figures are worked out now, and not each time that it is told.
-        let decision = decision.later(Duration::ZERO);
+        let decision = decision.aged_by(Duration::ZERO);
         let refusal = CachedDenial { hash: place.hash, ask, asked_at, until, decision };
         self.slots[self.slot_for(place, asked_at)].store(Some(Arc::new(refusal)));
         // A change between these two lines finds the refusal, or is found here.
@@ -241,7 +241,11 @@ impl<C: Clock> Shared<C> {
 
 impl<L, C: Clock> DeniedCache<L, C> {
     /// Does something that may give a key room, and forgets its refusal before and after it.
-    fn changing<Key: Hash + ?Sized>(&self, key: &Key, change: impl FnOnce(&L) -> LimiterFuture<()>) -> LimiterFuture<()> {
+    fn changing<Key: Hash + ?Sized>(
+        &self,
+        key: &Key,
+        change: impl FnOnce(&L) -> LimiterFuture<()>,
+    ) -> LimiterFuture<()> {
         let place = self.shared.place(key);
         self.shared.changed(place);
         let shared = Arc::clone(&self.shared);
@@ -309,8 +313,8 @@ where
         self.changing(key, |limiter| limiter.block(limit, key, span))
     }
 
-    fn forgive(&self, limit: &str, key: &Key) -> LimiterFuture<()> {
-        self.changing(key, |limiter| limiter.forgive(limit, key))
+    fn unblock(&self, limit: &str, key: &Key) -> LimiterFuture<()> {
+        self.changing(key, |limiter| limiter.unblock(limit, key))
     }
 
     fn reset(&self, key: &Key) -> LimiterFuture<()> {

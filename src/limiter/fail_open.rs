@@ -36,7 +36,9 @@ impl<Key: ?Sized, L: Limiter<Key>, C: Clock> Limiter<Key> for FailOpen<L, C> {
     fn acquire(&self, key: &Key, ask: AcquireOptions) -> Acquisition<Self::Future> {
         match self.limiter.acquire(key, ask) {
             Acquisition::Ready(result) => Acquisition::Ready(pass(result, &*self.clock)),
-            Acquisition::Pending(future) => Acquisition::Pending(FailOpenFuture { future, clock: Arc::clone(&self.clock) }),
+            Acquisition::Pending(future) => {
+                Acquisition::Pending(FailOpenFuture { future, clock: Arc::clone(&self.clock) })
+            }
         }
     }
 
@@ -61,8 +63,8 @@ impl<Key: ?Sized, L: Limiter<Key>, C: Clock> Limiter<Key> for FailOpen<L, C> {
         self.limiter.block(limit, key, span)
     }
 
-    fn forgive(&self, limit: &str, key: &Key) -> LimiterFuture<()> {
-        self.limiter.forgive(limit, key)
+    fn unblock(&self, limit: &str, key: &Key) -> LimiterFuture<()> {
+        self.limiter.unblock(limit, key)
     }
 
     fn reset(&self, key: &Key) -> LimiterFuture<()> {

@@ -103,9 +103,9 @@ where
         self.first.block(limit, key, span)
     }
 
-    fn forgive(&self, limit: &str, key: &Key) -> LimiterFuture<()> {
-        self.second.forgive(limit, key).detach();
-        self.first.forgive(limit, key)
+    fn unblock(&self, limit: &str, key: &Key) -> LimiterFuture<()> {
+        self.second.unblock(limit, key).detach();
+        self.first.unblock(limit, key)
     }
 
     fn reset(&self, key: &Key) -> LimiterFuture<()> {

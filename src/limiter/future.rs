@@ -139,7 +139,10 @@ impl<T> LimiterFuture<T> {
     }
 
     /// Goes on with what comes of it.
-    pub(crate) fn then<U>(self, f: impl FnOnce(Result<T, Error>) -> Result<U, Error> + Send + 'static) -> LimiterFuture<U>
+    pub(crate) fn then<U>(
+        self,
+        f: impl FnOnce(Result<T, Error>) -> Result<U, Error> + Send + 'static,
+    ) -> LimiterFuture<U>
     where
         T: Unpin + Send + 'static,
     {

@@ -1,27 +1,27 @@
 //! The seam between whoever asks and whatever decides, and limiters made of limiters.
 
 mod boxed;
+mod chained;
 mod denied_cache;
 mod fail_open;
 mod fallback;
-mod held;
 mod future;
+mod held;
 mod reservation;
-mod chained;
 
 pub use self::boxed::BoxLimiter;
+pub use self::chained::{Chained, ChainedFuture};
 pub use self::denied_cache::{DeniedCache, DeniedCacheFuture};
 pub use self::fail_open::{FailOpen, FailOpenFuture};
 pub use self::fallback::{Fallback, FallbackFuture};
-pub use self::held::Held;
 pub use self::future::{Acquisition, BoxFuture, LimiterFuture};
+pub use self::held::Held;
 pub use self::reservation::Reservation;
-pub use self::chained::{Chained, ChainedFuture};
+use crate::decision::{AcquireOptions, Decision};
+use crate::error::Error;
 use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
-use crate::decision::{AcquireOptions, Decision};
-use crate::error::Error;
 
 /// Decides whether a key may have what is asked: the one thing that the middleware knows of stores and algorithms.
 ///
@@ -113,7 +113,7 @@ pub trait Limiter<Key: ?Sized> {
     }
 
     /// Lifts a block.
-    fn forgive(&self, limit: &str, key: &Key) -> LimiterFuture<()> {
+    fn unblock(&self, limit: &str, key: &Key) -> LimiterFuture<()> {
         self.block(limit, key, Duration::ZERO)
     }
 
@@ -147,8 +147,8 @@ impl<Key: ?Sized, L: Limiter<Key> + ?Sized> Limiter<Key> for Arc<L> {
         (**self).block(limit, key, span)
     }
 
-    fn forgive(&self, limit: &str, key: &Key) -> LimiterFuture<()> {
-        (**self).forgive(limit, key)
+    fn unblock(&self, limit: &str, key: &Key) -> LimiterFuture<()> {
+        (**self).unblock(limit, key)
     }
 
     fn reset(&self, key: &Key) -> LimiterFuture<()> {

@@ -1,7 +1,7 @@
 use std::future::{Future, IntoFuture};
 
-use super::held::Held;
 use super::future::LimiterFuture;
+use super::held::Held;
 use super::{Limiter, Outcome};
 use crate::decision::{AcquireOptions, Decision};
 use crate::error::Error;

@@ -6,13 +6,13 @@ use std::time::Duration;
 
 use tower_service::Service;
 
+use super::cost::CostPolicy;
 use crate::decision::{AcquireOptions, Decision};
 use crate::error::Error;
 use crate::key::Missing;
 use crate::limiter::{Held, Outcome};
 use crate::observe::{Event, Observers};
 use crate::response::{Rejection, Respond};
-use super::cost::CostPolicy;
 use crate::runtime::Moment;
 
 #[derive(Clone, Debug)]

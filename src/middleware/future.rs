@@ -6,13 +6,13 @@ use std::task::{Context, Poll, ready};
 use pin_project::pin_project;
 use tower_service::Service;
 
+use super::config::Answer;
+use super::cost::CostPolicy;
+use super::pending::{Patience, Step};
 use super::settlement::Bill;
 use crate::key::ExtractKey;
 use crate::limiter::{Limiter, LimiterFuture};
-use super::pending::{Patience, Step};
 use crate::response::Respond;
-use super::config::Answer;
-use super::cost::CostPolicy;
 
 /// The future of a [`RateLimit`](crate::RateLimit) service's response.
 ///

@@ -3,12 +3,12 @@ use std::sync::Arc;
 
 use tower_layer::Layer;
 
+use super::config::{MissingKeyPolicy, Settings, Wait};
+use super::cost::{CostFn, SettleFn, UnitCost};
+use super::service::RateLimit;
 use crate::key::ExemptIf;
 use crate::observe::{Observer, Observers};
 use crate::response::Http;
-use super::service::RateLimit;
-use super::config::{Settings, Wait, MissingKeyPolicy};
-use super::cost::{CostFn, UnitCost, SettleFn};
 
 /// Limits the requests of the service that it wraps: `K` says whose a request is, `A` how much they may have, `R` how a
 /// decision looks from outside, `T` what a request costs.

@@ -7,15 +7,15 @@ use std::task::{Context, Poll, ready};
 use pin_project::pin_project;
 use tower_service::Service;
 
+use super::config::{Answer, Judgement, judge, told};
+use super::cost::CostPolicy;
+use super::scheduled::{NotForwarded, Turn, Waiting};
 use super::settlement::Bill;
 use crate::key::ExtractKey;
 use crate::limiter::{Acquisition, Limiter};
 use crate::observe::Event;
 use crate::response::{RateLimitInfo, Rejection, Respond};
-use super::config::{Answer, Judgement, judge, told};
-use super::cost::CostPolicy;
 use crate::runtime::{Sleep, sleep};
-use super::scheduled::{NotForwarded, Turn, Waiting};
 
 /// The states of a request that is not forwarded yet.
 #[pin_project(project = Projection)]
@@ -122,7 +122,7 @@ where
                 }
                 let service = fresh(service, is_ready);
                 let Some(sleep) = sleep(delay) else {
-                    return Self::refused(what, Rejection::OverLimit(decision.refused_for(delay)));
+                    return Self::refused(what, Rejection::OverLimit(decision.into_denied(delay)));
                 };
                 what.wait_for_start();
                 let what = Turn { waiting: what, decision, held: guard };

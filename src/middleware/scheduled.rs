@@ -3,10 +3,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::config::{Seat, Settings};
 use crate::decision::{AcquireOptions, Decision};
 use crate::limiter::{Acquisition, Held, Limiter};
 use crate::observe::OutcomeGuard;
-use super::config::{Seat, Settings};
 use crate::runtime::Moment;
 
 /// A request that waits for a decision, or to ask for another one.

@@ -5,16 +5,16 @@ use std::time::Duration;
 
 use tower_service::Service;
 
-use super::settlement::Bill;
+use super::config::{Judgement, Settings, judge, told, told_missing};
+use super::cost::{CostPolicy, UnitCost};
 use super::future::ResponseFuture;
+use super::pending::{Held, Patience};
+use super::scheduled::Waiting;
+use super::settlement::Bill;
 use crate::key::{ExtractKey, Extracted};
 use crate::limiter::{Acquisition, Limiter, Outcome};
 use crate::observe::Event;
-use super::pending::{Held, Patience};
-use crate::response::{RateLimitInfo, Http, Rejection, Respond};
-use super::config::{Judgement, Settings, judge, told, told_missing};
-use super::cost::{UnitCost, CostPolicy};
-use super::scheduled::Waiting;
+use crate::response::{Http, RateLimitInfo, Rejection, Respond};
 
 /// The service that [`RateLimitLayer`](crate::RateLimitLayer) makes.
 ///
@@ -108,7 +108,9 @@ where
             self.settings.observe::<Request, S>(&mut mark);
             return ResponseFuture::called(self.inner.call(request), mark);
         }
-        let Acquisition::Ready(Ok(Outcome { decision, held })) = acquired else { unreachable!("it was just looked at") };
+        let Acquisition::Ready(Ok(Outcome { decision, held })) = acquired else {
+            unreachable!("it was just looked at")
+        };
         let mut mark =
             mark.unwrap_or_else(|| self.settings.responder.admit(&mut request, RateLimitInfo::Decided(decision)));
         self.settings.observe::<Request, S>(&mut mark);

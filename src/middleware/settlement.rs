@@ -2,10 +2,10 @@
 
 use std::sync::Arc;
 
-use crate::limiter::{Held, LimiterFuture};
-use crate::observe::Event;
 use super::config::Settings;
 use super::cost::CostPolicy;
+use crate::limiter::{Held, LimiterFuture};
+use crate::observe::Event;
 
 /// What to settle when the service has responded. Dropped before, it settles the whole held cost.
 pub(crate) struct Bill<K, A, R, T> {
@@ -19,7 +19,10 @@ impl<K, A, R, T> Bill<K, A, R, T> {
     }
 
     /// Settle, and returns the reply if the store is still recording it.
-    pub(crate) fn settle<Request, Response, Error>(mut self, answer: Result<&Response, &Error>) -> Option<LimiterFuture<()>>
+    pub(crate) fn settle<Request, Response, Error>(
+        mut self,
+        answer: Result<&Response, &Error>,
+    ) -> Option<LimiterFuture<()>>
     where
         T: CostPolicy<Request, Response, Error>,
     {

@@ -149,7 +149,7 @@ impl Event<'_> {
     #[must_use]
     pub fn limit(&self) -> Option<&str> {
         match self {
-            Self::Decided { decision, .. } => decision.standing().map(crate::decision::LimitStatus::name),
+            Self::Decided { decision, .. } => decision.most_restrictive().map(crate::decision::LimitStatus::name),
             Self::Usage { limit, .. } => Some(limit),
             _ => None,
         }

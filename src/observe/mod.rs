@@ -13,15 +13,15 @@ mod event;
 mod metrics;
 mod observer;
 mod observers;
+mod outcome_guard;
 #[cfg(feature = "tracing")]
 mod tracing;
-mod outcome_guard;
 
 pub use self::event::{Event, Stage};
 #[cfg(feature = "metrics")]
 pub use self::metrics::Metrics;
 pub use self::observer::Observer;
 pub(crate) use self::observers::Observers;
+pub(crate) use self::outcome_guard::OutcomeGuard;
 #[cfg(feature = "tracing")]
 pub use self::tracing::Tracing;
-pub(crate) use self::outcome_guard::OutcomeGuard;

@@ -1,14 +1,14 @@
 use http::{Request, Response};
 
+use super::Respond;
+use super::grpc::{Grpc, answer_type};
+use super::headers::HttpContext;
+use super::http::Http;
 use super::info::RateLimitInfo;
 use super::map_body::MapBody;
-use super::grpc::{Grpc, answer_type};
-use super::http::Http;
 use super::partition::Partition;
 use super::problem::{Problem, Render};
 use super::rejection::Rejection;
-use super::Respond;
-use super::headers::HttpContext;
 use crate::decision::Decision;
 use crate::observe::Observers;
 

@@ -1,6 +1,6 @@
+use super::Respond;
 use super::info::RateLimitInfo;
 use super::rejection::Rejection;
-use super::Respond;
 use crate::decision::Decision;
 
 impl<Request, Response, Error, F> Respond<Request, Response, Error> for F

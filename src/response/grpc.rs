@@ -5,13 +5,13 @@ use http::{HeaderName, HeaderValue, Method, Request, Response, header};
 use tonic::{Code, Status};
 use tonic_types::{ErrorDetails, QuotaViolation, StatusExt};
 
-use super::info::RateLimitInfo;
+use super::Respond;
 use super::body::Body;
 use super::headers::legacy as fields;
+use super::headers::{HttpContext, Tell};
+use super::info::RateLimitInfo;
 use super::problem;
 use super::rejection::Rejection;
-use super::Respond;
-use super::headers::{HttpContext, Tell};
 use crate::decision::{Decision, LimitStatus};
 use crate::observe::Observers;
 
@@ -221,7 +221,7 @@ fn violations(decision: &Decision) -> Vec<QuotaViolation> {
         violation.quota_value = i64::try_from(figures.limit).unwrap_or(i64::MAX);
         violation
     };
-    decision.standings().iter().filter(violated).map(violation).collect()
+    decision.limits().iter().filter(violated).map(violation).collect()
 }
 
 /// A signed number of 32 bits; a negative one means never.

@@ -1,13 +1,13 @@
 use http::{Request, Response};
 
+use super::Respond;
+use super::headers::{HttpContext, Tell};
+use super::headers::{ResetFormat, legacy as fields};
 use super::info::RateLimitInfo;
 use super::map_body::MapBody;
-use super::headers::{ResetFormat, legacy as fields};
 use super::partition::{Hash, Partition, PartitionBy};
 use super::problem::{Problem, Render};
 use super::rejection::Rejection;
-use super::Respond;
-use super::headers::{HttpContext, Tell};
 use crate::decision::Decision;
 use crate::observe::Observers;
 
@@ -25,7 +25,7 @@ use crate::observe::Observers;
 /// use tower_ratelimit::response::{Http, ResetFormat};
 ///
 /// let like_github = Http::new().legacy_headers(ResetFormat::EpochSeconds);
-/// let silent = Http::bare();
+/// let silent = Http::minimal();
 /// ```
 #[derive(Clone, Copy, Debug)]
 pub struct Http<R = Problem, P = ()> {
@@ -44,7 +44,7 @@ impl Http {
     /// No header fields but those of refusals (`Retry-After`, `Cache-Control`), and no extensions: what is let through
     /// is left as it is, at no allocation.
     #[must_use]
-    pub const fn bare() -> Self {
+    pub const fn minimal() -> Self {
         Self { tell: Tell::NOTHING, render: Problem, partition: () }
     }
 }

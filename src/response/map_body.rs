@@ -1,12 +1,12 @@
 use bytes::Bytes;
 use http::{Request, Response};
 
-use super::info::RateLimitInfo;
-use super::body::Body;
-use super::http::Http;
-use super::rejection::Rejection;
 use super::Respond;
+use super::body::Body;
 use super::headers::HttpContext;
+use super::http::Http;
+use super::info::RateLimitInfo;
+use super::rejection::Rejection;
 use crate::decision::Decision;
 use crate::observe::Observers;
 

@@ -9,33 +9,33 @@
 //! | [`RejectWithError`] | a [`Rejected`] error | clients, services that are not HTTP |
 //! | a closure `Fn(Request, Rejection) -> Response` | what it returns | all else |
 
-mod info;
-mod map_body;
 mod body;
 #[cfg(feature = "tonic")]
 mod by_content_type;
 mod closure;
-mod reject_with_error;
 #[cfg(feature = "tonic")]
 mod grpc;
 mod headers;
 mod http;
+mod info;
+mod map_body;
 mod partition;
 mod problem;
+mod reject_with_error;
 mod rejection;
 
-pub use self::info::RateLimitInfo;
-pub use self::map_body::MapBody;
 pub use self::body::Body;
 #[cfg(feature = "tonic")]
 pub use self::by_content_type::ByContentType;
-pub use self::reject_with_error::{RejectWithError, BoxError, Rejected};
-pub use self::headers::{HttpContext, ResetFormat};
 #[cfg(feature = "tonic")]
 pub use self::grpc::Grpc;
+pub use self::headers::{HttpContext, ResetFormat};
 pub use self::http::Http;
+pub use self::info::RateLimitInfo;
+pub use self::map_body::MapBody;
 pub use self::partition::{Partition, PartitionBy};
 pub use self::problem::{Problem, Render};
+pub use self::reject_with_error::{BoxError, RejectWithError, Rejected};
 pub use self::rejection::Rejection;
 use crate::decision::Decision;
 use crate::observe::Observers;

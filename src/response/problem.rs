@@ -79,7 +79,7 @@ fn body(refusal: &Rejection, status: StatusCode) -> String {
 fn push_violated(json: &mut String, decision: &Decision) {
     json.push_str(r#","violated-policies":["#);
     let violated =
-        decision.standings().iter().filter(|standing| !standing.is_shadow() && !standing.verdict().is_allowed());
+        decision.limits().iter().filter(|standing| !standing.is_shadow() && !standing.verdict().is_allowed());
     for (index, standing) in violated.enumerate() {
         if index > 0 {
             json.push(',');

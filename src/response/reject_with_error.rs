@@ -1,9 +1,9 @@
 use std::error::Error as StdError;
 use std::fmt;
 
+use super::Respond;
 use super::info::RateLimitInfo;
 use super::rejection::Rejection;
-use super::Respond;
 use crate::decision::Decision;
 
 /// Any error, as tower's own layers return it.

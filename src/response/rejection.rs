@@ -57,7 +57,7 @@ impl Rejection {
             Self::OverLimit(decision) => decision,
         };
         let mut text = String::with_capacity(80);
-        match decision.standing().filter(|_| self.is_over_limit()) {
+        match decision.most_restrictive().filter(|_| self.is_over_limit()) {
             None if self.is_over_limit() => text.push_str("rate limit exceeded"),
             None => text.push_str(UNDECIDED),
             Some(standing) => {
@@ -69,7 +69,7 @@ impl Rejection {
         if let Some(retry_after) = decision.retry_after() {
             text.push_str(", retry after ");
             push_seconds(&mut text, retry_after);
-        } else if let Some(standing) = decision.standing() {
+        } else if let Some(standing) = decision.most_restrictive() {
             text.push_str(", the request costs more than the limit of ");
             push_number(&mut text, standing.limit());
             text.push_str(" can ever hold");

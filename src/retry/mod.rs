@@ -54,14 +54,14 @@
 
 #[cfg(feature = "tonic")]
 mod grpc;
+mod hint;
 mod http;
 mod policy;
 mod request;
-mod hint;
 
 #[cfg(feature = "tonic")]
 pub use self::grpc::GrpcHint;
+pub use self::hint::{ReadRetryHint, RetryHint};
 pub use self::http::HttpHint;
 pub use self::policy::{RetryAfter, RetryDelay};
 pub use self::request::{ByClone, CloneRequest};
-pub use self::hint::{ReadRetryHint, RetryHint};

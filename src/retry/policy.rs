@@ -6,9 +6,9 @@ use std::time::Duration;
 use pin_project::pin_project;
 use tower::retry::Policy;
 
+use super::hint::{ReadRetryHint, RetryHint};
 use super::http::HttpHint;
 use super::request::{ByClone, CloneRequest};
-use super::hint::{ReadRetryHint, RetryHint};
 use crate::runtime::{Sleep, sleep};
 
 /// A policy for tower's [`Retry`](tower::retry::Retry): asks again when it is told to, and never sooner.

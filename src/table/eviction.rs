@@ -2,8 +2,8 @@
 
 use std::sync::atomic::{AtomicU64 as Hint, Ordering::Relaxed};
 
-use super::when_full::WhenFull;
 use super::set::{Set, all_slots};
+use super::when_full::WhenFull;
 use super::{Spot, Table};
 use crate::algorithm::AtomicState;
 
@@ -124,7 +124,9 @@ impl<C: AtomicState> Table<C> {
             return Ok(());
         }
         match tenancy.when_full() {
-            WhenFull::Evict | WhenFull::CarryOver if self.forget_who_owes_least(spot.candidates, now, tenancy) => Ok(()),
+            WhenFull::Evict | WhenFull::CarryOver if self.forget_who_owes_least(spot.candidates, now, tenancy) => {
+                Ok(())
+            }
             WhenFull::Deny | WhenFull::Evict | WhenFull::CarryOver => Err(self.full(spot.candidates)),
         }
     }

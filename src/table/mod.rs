@@ -20,27 +20,27 @@
 //! remembers for each few sets the latest moment at which a state in them that was dropped became as good as new (the
 //! *horizon*), and a key that is not found is decided no earlier than that.
 
-mod when_full;
+mod eviction;
 mod holds;
 mod horizons;
+mod location;
 mod near;
 mod nowhere;
-mod eviction;
 mod set;
-mod location;
+mod when_full;
 
 use std::sync::Arc;
 
-pub use self::when_full::WhenFull;
-use self::holds::Holds;
-use self::horizons::Horizons;
-pub(crate) use self::near::{LockedNear, Missed, Near};
-pub(crate) use self::nowhere::NotInserted;
 use self::eviction::Crowding;
 pub(crate) use self::eviction::{Full, Tenancy};
-use self::set::{SLOTS, Set, all_slots};
+use self::holds::Holds;
+use self::horizons::Horizons;
 use self::location::At;
 pub(crate) use self::location::{Place, Spot};
+pub(crate) use self::near::{LockedNear, Missed, Near};
+pub(crate) use self::nowhere::NotInserted;
+use self::set::{SLOTS, Set, all_slots};
+pub use self::when_full::WhenFull;
 use crate::algorithm::AtomicState;
 use crate::sync::Backoff;
 

@@ -29,7 +29,7 @@ fn inside(client: ClientIp) -> ClientNetworks {
 fn is_exempt(predicate: impl Predicate<Request<()>> + Clone, request: Request<()>) -> bool {
     let builder = Memory::builder(FixedWindow::new(Quota::per_hour(1))).clock(ManualClock::new()).max_keys(1);
     let limiter = builder.build().expect("settings");
-    assert!(limiter.decide(&(), AcquireOptions::default()).is_allowed());
+    assert!(limiter.check(&(), AcquireOptions::default()).is_allowed());
     let layer = RateLimitLayer::new(Global, limiter).exempt_if(predicate).responder(RejectWithError);
     let service = layer.layer(service_fn(async |_: Request<()>| Ok::<_, Infallible>(())));
     tokio_test::block_on(service.oneshot(request)).is_ok()

@@ -50,7 +50,7 @@ fn call() -> Request<()> {
 /// A limit that is used up.
 fn used_up(quota: FixedWindow) -> Memory<FixedWindow, ManualClock> {
     let limiter = Memory::builder(quota).clock(ManualClock::new()).build().expect("a limiter");
-    while limiter.decide(&(), AcquireOptions::default()).is_allowed() {}
+    while limiter.check(&(), AcquireOptions::default()).is_allowed() {}
     limiter
 }
 
@@ -80,7 +80,7 @@ async fn a_refusal_is_of_trailers_only() {
 async fn names_are_percent_encoded() {
     let limit = Limit::new("size 100%", FixedWindow::new(Quota::per_minute(1)));
     let limiter = Memory::builder(limit).clock(ManualClock::new()).build().expect("a limiter");
-    assert!(limiter.decide(&(), AcquireOptions::default()).is_allowed());
+    assert!(limiter.check(&(), AcquireOptions::default()).is_allowed());
     let response = ask(limiter, Grpc::new()).await;
     let message = response.headers()["grpc-message"].to_str().expect("ASCII").to_owned();
     assert!(message.contains("size%20100%25"), "{message}");
@@ -112,7 +112,7 @@ async fn several_limits_that_refuse_are_all_named() {
         Limit::new("trial", FixedWindow::new(Quota::per_day(1))).shadow(),
     );
     let limiter = Memory::builder(limits).clock(ManualClock::new()).build().expect("a limiter");
-    assert!(limiter.decide(&(), AcquireOptions::default()).is_allowed());
+    assert!(limiter.check(&(), AcquireOptions::default()).is_allowed());
     let details = status(ask(limiter, Grpc::new()).await.headers()).get_error_details();
     let violations = &details.quota_failure().expect("QuotaFailure").violations;
     assert_eq!(

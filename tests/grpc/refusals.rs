@@ -38,7 +38,7 @@ fn refusals() -> Vec<Rejection> {
     let now = Timestamp::from_micros(0);
     let wait = Duration::from_secs(3);
     let figures = LimitSnapshot { limit: 5, window: wait, remaining: 0, reset: wait, next_token_after: wait };
-    let decided = |verdict| Decision::one(now, LimitStatus::of("default", verdict, figures));
+    let decided = |verdict| Decision::from_limit(now, LimitStatus::new("default", verdict, figures));
     let denied = Verdict::Denied { retry_after: Duration::from_secs(3) };
     vec![
         Rejection::OverLimit(decided(denied)),
@@ -85,12 +85,12 @@ fn every_refusal_is_an_error_and_is_not_stored() {
         response.body(Full::<Bytes>::default()).expect("a response")
     };
     check("HTTP", &Http::new());
-    check("bare HTTP", &Http::bare());
+    check("bare HTTP", &Http::minimal());
     check("rendered", &Http::new().render(cacheable));
     check("any body", &Http::new().map_body());
     check("gRPC", &Grpc::new());
     check("gRPC with details off", &Grpc::new().details(false).pushback(Duration::ZERO));
     check("by content type", &ByContentType::default());
-    check("by content type, rendered", &ByContentType::new(Grpc::new(), Http::bare().render(cacheable)));
+    check("by content type, rendered", &ByContentType::new(Grpc::new(), Http::minimal().render(cacheable)));
     check("by content type, any body", &ByContentType::default().map_body());
 }

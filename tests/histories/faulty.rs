@@ -94,10 +94,10 @@ impl Limiter<Caller> for InTwoSteps {
         if verdict.is_allowed() {
             self.bucket.commit(&mut state, now, Duration::ZERO, ask.cost);
         }
-        let standing = LimitStatus::of("one", verdict, self.bucket.reading(&state, now));
+        let standing = LimitStatus::new("one", verdict, self.bucket.reading(&state, now));
         drop(state);
         self.meet.wait();
-        let decision = Decision::one(now, standing).with_scheduling(self.bucket.supports_scheduling());
+        let decision = Decision::from_limit(now, standing).with_scheduling(self.bucket.supports_scheduling());
         Acquisition::Ready(Ok(decision.into()))
     }
 }
@@ -140,9 +140,9 @@ impl<L> OneAfterTheOther<L> {
     }
 
     fn both(&self, decisions: &[Decision; 2]) -> Decision {
-        let standings = decisions.iter().flat_map(Decision::standings).cloned().collect();
+        let standings = decisions.iter().flat_map(Decision::limits).cloned().collect();
         let promise = decisions.iter().all(Decision::supports_scheduling);
-        Decision::every(self.clock.now(), standings).with_scheduling(promise)
+        Decision::from_limits(self.clock.now(), standings).with_scheduling(promise)
     }
 }
 
@@ -178,7 +178,7 @@ impl<L: Limiter<Caller>> Limiter<Caller> for OneAfterTheOther<L> {
 fn seen(group_burst: u64, in_the_middle: bool) -> Result<Explained, Unexplained> {
     let clock = NotingClock::default();
     let memory = |name, burst, part: fn(&Caller) -> u64| {
-        let limit = Limit::new(name, only(burst)).by(part);
+        let limit = Limit::new(name, only(burst)).keyed_by(part);
         Memory::builder(limit).clock(clock.clone()).build().expect("a valid limit")
     };
     let limiters = [memory("user", 5, user), memory("group", group_burst, group)];
@@ -212,7 +212,8 @@ fn who_holds_for_nothing_and_releases_it_is_found_out() {
 /// What one thread was told, as if two had been: who called and returned when is written over.
 fn as_if(times: [[u64; 2]; 2]) -> Result<Explained, Unexplained> {
     let clock = NotingClock::default();
-    let limiter = Memory::builder(Limit::new("one", only(5)).by(user)).clock(clock).build().expect("a valid limit");
+    let limiter =
+        Memory::builder(Limit::new("one", only(5)).keyed_by(user)).clock(clock).build().expect("a valid limit");
     let mut threads = told(
         &limiter,
         1,
@@ -241,7 +242,8 @@ fn who_had_returned_before_another_called_comes_first() {
 /// A history of which one thing is not as it was.
 fn but_for(change: impl FnOnce(&mut Event)) -> Result<Explained, Unexplained> {
     let clock = NotingClock::default();
-    let limiter = Memory::builder(Limit::new("one", only(5)).by(user)).clock(clock).build().expect("a valid limit");
+    let limiter =
+        Memory::builder(Limit::new("one", only(5)).keyed_by(user)).clock(clock).build().expect("a valid limit");
     let mut threads = told(
         &limiter,
         1,
@@ -317,16 +319,16 @@ impl Holding {
 
     fn decide(&self, ask: AcquireOptions, remembered: &Remembered, held: u64) -> LimitStatus {
         let now = self.clock.now();
-        let ask = if ask.hold { ask.within(Duration::ZERO) } else { ask };
+        let ask = if ask.hold { ask.max_delay(Duration::ZERO) } else { ask };
         let mut state = remembered.state;
         Self::BUCKET.commit(&mut state, now, Duration::ZERO, held);
-        LimitStatus::of("one", Self::BUCKET.peek(&state, now, ask), Self::BUCKET.reading(&state, now))
+        LimitStatus::new("one", Self::BUCKET.peek(&state, now, ask), Self::BUCKET.reading(&state, now))
     }
 
     fn decision(&self, ask: AcquireOptions, held: u64, verdict: Verdict, standing: &LimitStatus) -> Decision {
-        let standing = LimitStatus::of("one", verdict, standing.figures());
+        let standing = LimitStatus::new("one", verdict, standing.figures());
         let is_estimate = held > 0 && !verdict.is_allowed();
-        Decision::one(self.clock.now(), standing).with_scheduling(!ask.hold).with_estimate(is_estimate)
+        Decision::from_limit(self.clock.now(), standing).with_scheduling(!ask.hold).with_estimate(is_estimate)
     }
 
     fn guard(&self, cost: u64) -> Held {

@@ -148,12 +148,12 @@ impl Model {
             self.rules.iter().zip(parts).map(|(rule, part)| rule.kernel.peek(part, now, ask)).collect()
         };
         // A hold starts now, or not at all.
-        let ask = if ask.hold { ask.within(Duration::ZERO) } else { ask };
+        let ask = if ask.hold { ask.max_delay(Duration::ZERO) } else { ask };
         let can_promise = !ask.hold && self.rules.iter().all(|rule| rule.kernel.supports_scheduling());
         if self.rules.len() == 1 {
             return (say(ask), can_promise);
         }
-        let at_once = say(ask.within(Duration::ZERO));
+        let at_once = say(ask.max_delay(Duration::ZERO));
         let owe_until = |turn| {
             let mut figures = self.rules.iter().zip(parts).map(|(rule, part)| rule.kernel.figures(part, now));
             figures.all(|figures| figures.reset >= turn)
@@ -201,7 +201,7 @@ impl Expected {
     }
 
     fn is(&self, decision: &Decision, now: Timestamp, ask: AcquireOptions) -> bool {
-        let told = decision.standings().iter().map(|told| (told.name(), told.verdict(), told.figures()));
+        let told = decision.limits().iter().map(|told| (told.name(), told.verdict(), told.figures()));
         let standings_match = if ask.all_limits || self.standings.len() == 1 {
             told.eq(self.standings.iter().copied())
         } else {

@@ -87,7 +87,7 @@ fn check_alone<A: Algorithm + Copy>(kind: &str, algorithm: A)
 where
     A::State: Kept,
 {
-    let limit = || Limit::new("one", Hesitant(algorithm)).by(user);
+    let limit = || Limit::new("one", Hesitant(algorithm)).keyed_by(user);
     let build = |max_keys, clock| {
         let builder = Memory::builder(limit()).max_keys(max_keys).clock(clock).hasher(Placed::default());
         builder.build().expect("valid limits")
@@ -132,7 +132,7 @@ macro_rules! several {
         let rules = || vec![$(Rule::new($name, $algorithm, $part)),+];
         for traffic in $traffics {
             let build = |max_keys, clock| {
-                let limits = ($(Limit::new($name, Hesitant($algorithm)).by($part)),+);
+                let limits = ($(Limit::new($name, Hesitant($algorithm)).keyed_by($part)),+);
                 let builder = Memory::builder(limits).max_keys(max_keys).clock(clock).hasher(Placed::default());
                 builder.build().expect("valid limits")
             };
@@ -141,7 +141,7 @@ macro_rules! several {
         for traffic in $traffics {
             let build = |max_keys, clock| {
                 let limits: Vec<DynLimit<Caller>> =
-                    vec![$(DynLimit::new(Limit::new($name, Hesitant($algorithm)).by($part))),+];
+                    vec![$(DynLimit::new(Limit::new($name, Hesitant($algorithm)).keyed_by($part))),+];
                 Memory::builder(limits).max_keys(max_keys).clock(clock).build().expect("valid limits")
             };
             // Their hasher is seeded at random, so that any two keys may fall together: where one of them goes that is

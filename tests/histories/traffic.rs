@@ -126,8 +126,8 @@ impl<L: Limiter<Caller>> Thread<'_, L> {
     fn ask(&mut self) -> AcquireOptions {
         let cost = if self.random.below(20) == 0 { 0 } else { 1 + self.random.below(self.traffic.most) };
         let ask = match self.random.below(4) {
-            0 => AcquireOptions::cost(cost).within(Duration::ZERO),
-            1 => AcquireOptions::cost(cost).within(Duration::from_millis(self.random.below(400))),
+            0 => AcquireOptions::cost(cost).max_delay(Duration::ZERO),
+            1 => AcquireOptions::cost(cost).max_delay(Duration::from_millis(self.random.below(400))),
             _ => AcquireOptions::cost(cost),
         };
         if self.random.below(3) == 0 { ask.all_limits() } else { ask }

@@ -69,7 +69,7 @@ proptest! {
                 Op::Acquisition(ask) => {
                     model.acquire(now, ask);
                     let decisions: [Decision; 3] =
-                        [token.decide("key", ask), leaky.decide("key", ask), gcra.decide("key", ask)];
+                        [token.check("key", ask), leaky.check("key", ask), gcra.check("key", ask)];
                     prop_assert_eq!(&decisions[0], &decisions[1]);
                     prop_assert_eq!(&decisions[0], &decisions[2]);
                 }

@@ -193,7 +193,7 @@ fn is_exact<A: Algorithm + Copy>(tiers: &[A], start: u64, moves: &[Move]) -> Res
             }
             for cost in [1, 2, cost, figures(&subject).limit, figures(&subject).limit + 1] {
                 is_exact_for(&subject, AcquireOptions::cost(cost))?;
-                is_exact_for(&subject, AcquireOptions::cost(cost).within(ticks(0)))?;
+                is_exact_for(&subject, AcquireOptions::cost(cost).max_delay(ticks(0)))?;
             }
             figures_are_exact(&subject)?;
         }
@@ -223,7 +223,7 @@ fn is_exact_for(subject: &Subject, ask: AcquireOptions) -> Result<(), TestCaseEr
             }
         }
         Verdict::AllowedAfter(delay) => {
-            let (at, at_once) = (now + micros(delay), AcquireOptions::cost(ask.cost).within(ticks(0)));
+            let (at, at_once) = (now + micros(delay), AcquireOptions::cost(ask.cost).max_delay(ticks(0)));
             prop_assert!(allowed_at(at, at_once), "{ask:?} at {now}: delayed beyond {at}");
             prop_assert!(!allowed_at(at - 1, at_once), "{ask:?} at {now}: allowed before {at}");
         }
@@ -242,14 +242,14 @@ fn figures_are_exact(subject: &Subject) -> Result<(), TestCaseError> {
     let (reset, next_token_after) = (micros(then.reset), micros(then.next_token_after));
     let unused = LimitSnapshot { remaining: then.limit, reset: ticks(0), next_token_after: ticks(0), ..then };
     prop_assert_eq!(reset == 0, then.remaining == then.limit, "{:?}", then);
-    prop_assert_eq!(at(reset).standings()[0].figures(), unused, "after the reset of {:?}", then);
+    prop_assert_eq!(at(reset).limits()[0].figures(), unused, "after the reset of {:?}", then);
     prop_assert_eq!(at(reset).verdict(), Verdict::Allowed, "after the reset of {:?}", then);
-    let more = at(next_token_after).standings()[0].remaining();
+    let more = at(next_token_after).limits()[0].remaining();
     prop_assert!(more > then.remaining || reset == 0, "no more at {now} after {then:?}");
     if reset > 0 {
-        prop_assert_eq!(micros(at(reset - 1).standings()[0].reset()), 1, "before the reset of {:?} at {}", then, now);
+        prop_assert_eq!(micros(at(reset - 1).limits()[0].reset()), 1, "before the reset of {:?} at {}", then, now);
         prop_assert_eq!(
-            at(next_token_after - 1).standings()[0].remaining(),
+            at(next_token_after - 1).limits()[0].remaining(),
             then.remaining,
             "before {:?} at {}",
             then,
@@ -260,7 +260,7 @@ fn figures_are_exact(subject: &Subject) -> Result<(), TestCaseError> {
 }
 
 fn figures(subject: &Subject) -> LimitSnapshot {
-    subject.peek(AcquireOptions::default().all_limits()).standings()[0].figures()
+    subject.peek(AcquireOptions::default().all_limits()).limits()[0].figures()
 }
 
 /// Random moves under all tiers, then an attack under the last one: in no period more is admitted than its bound says.
@@ -303,7 +303,7 @@ fn take(subject: &mut Subject, step: Move) {
         Move::Tier(tier) => drop(subject.apply(Op::Tier(tier))),
         Move::Acquisition { share, patient } => {
             let ask = AcquireOptions::cost(cost(share));
-            subject.acquire(if patient { ask } else { ask.within(ticks(0)) });
+            subject.acquire(if patient { ask } else { ask.max_delay(ticks(0)) });
         }
         Move::Wait(share) => subject.set_clock(now + micros(then.window) / 256 * share + share % 3),
         Move::UntilRetry { share, off: ticks } => {

@@ -10,9 +10,9 @@ fn a_funnel_of_fifteen_called_twenty_times_at_once() {
         .clock(ManualClock::new())
         .build()
         .expect("legal settings");
-    let passed: Vec<bool> = (0..20).map(|_| limiter.decide("key", AcquireOptions::default()).is_allowed()).collect();
+    let passed: Vec<bool> = (0..20).map(|_| limiter.check("key", AcquireOptions::default()).is_allowed()).collect();
     assert_eq!(passed, [[true; 5], [true; 5], [true; 5], [false; 5]].concat());
-    let refused = limiter.decide("key", AcquireOptions::default());
+    let refused = limiter.check("key", AcquireOptions::default());
     assert_eq!(refused.retry_after(), Some(Duration::from_secs(2)));
     assert_eq!(refused.reset(), Some(Duration::from_secs(30)));
 }
@@ -27,7 +27,7 @@ fn a_token_a_second_for_requests_of_three_tokens_each_half_second() {
         .expect("legal settings");
     let mut passed = Vec::new();
     for request in 1..=60 {
-        if limiter.decide("key", AcquireOptions::cost(3)).is_allowed() {
+        if limiter.check("key", AcquireOptions::cost(3)).is_allowed() {
             passed.push(request);
         }
         clock.advance(Duration::from_millis(500));
@@ -44,7 +44,7 @@ fn a_token_a_second_asked_each_millisecond() {
         Memory::builder(Gcra::new(Quota::per_second(1))).clock(clock.clone()).build().expect("legal settings");
     let mut passed = Vec::new();
     for millisecond in 0..=3_000 {
-        if limiter.decide("key", AcquireOptions::default()).is_allowed() {
+        if limiter.check("key", AcquireOptions::default()).is_allowed() {
             passed.push(millisecond);
         }
         clock.advance(Duration::from_millis(1));
@@ -61,7 +61,7 @@ fn a_fixed_window_that_is_asked_all_the_time() {
     let mut passed = Vec::new();
     clock.advance(Duration::from_millis(300));
     for millisecond in 0..2_500 {
-        if limiter.decide("key", AcquireOptions::default()).is_allowed() {
+        if limiter.check("key", AcquireOptions::default()).is_allowed() {
             passed.push(millisecond);
         }
         clock.advance(Duration::from_millis(1));
@@ -79,7 +79,7 @@ fn a_window_aligned_to_the_clock_ends_with_the_clock() {
     let mut passed = Vec::new();
     clock.advance(Duration::from_millis(300));
     for millisecond in 0..2_500 {
-        if limiter.decide("key", AcquireOptions::default()).is_allowed() {
+        if limiter.check("key", AcquireOptions::default()).is_allowed() {
             passed.push(millisecond);
         }
         clock.advance(Duration::from_millis(1));

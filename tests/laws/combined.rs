@@ -98,7 +98,7 @@ fn decides_as_a_list<L: LimitsFor<str, DefaultHashBuilder>>(
             }
         };
         match op {
-            Op::Acquisition(ask) => prop_assert_eq!(decision, Some(limiter.decide("key", ask))),
+            Op::Acquisition(ask) => prop_assert_eq!(decision, Some(limiter.check("key", ask))),
             Op::Hold(ask) => {
                 let Acquisition::Ready(outcome) = limiter.hold("key", ask) else { panic!("memory decides at once") };
                 let outcome = outcome.expect("memory never fails");

@@ -128,7 +128,7 @@ proptest! {
                 _ => Op::Clock { now: a },
             });
             let decision = subject.peek(AcquireOptions::cost(c).all_limits());
-            prop_assert_eq!(decision.standings().iter().map(LimitStatus::figures).count(), 2);
+            prop_assert_eq!(decision.limits().iter().map(LimitStatus::figures).count(), 2);
         }
     }
 }
@@ -140,7 +140,7 @@ fn survives<A: Algorithm>(algorithm: &A, mut state: A::State, deeds: &[Deed]) {
             Deed::Look { now, ask } => (now, ask),
             Deed::Commit { now, delay, cost } => {
                 algorithm.commit(&mut state, now, delay, cost);
-                (now, AcquireOptions::cost(cost).within(delay))
+                (now, AcquireOptions::cost(cost).max_delay(delay))
             }
             Deed::LookWithHeld { now, ask, held } => {
                 let (verdict, reading) = algorithm.peek_with_held(&state, now, ask, held);
@@ -255,8 +255,8 @@ fn at_the_end_of_time_nothing_breaks() {
         assert!(subject.acquire(AcquireOptions::default()).is_allowed(), "{spec:?}");
         for now in [u64::MAX - 1, u64::MAX, 0, u64::MAX] {
             subject.set_clock(now);
-            subject.acquire(AcquireOptions::default().within(Duration::MAX));
-            subject.acquire(AcquireOptions::cost(u64::MAX).within(Duration::MAX));
+            subject.acquire(AcquireOptions::default().max_delay(Duration::MAX));
+            subject.acquire(AcquireOptions::cost(u64::MAX).max_delay(Duration::MAX));
         }
     }
 }

@@ -170,7 +170,7 @@ fn a_queue_holds_for_one_at_a_time() {
     let traffic = Traffic::new(LeakyQueue::new(Quota::per_second(10)).max_waiting(9), 0);
     let held = traffic.hold(1).expect("nobody is before it");
     assert!(traffic.hold(1).is_none());
-    assert_eq!(traffic.limiter.decide("key", AcquireOptions::default()).delay(), Duration::from_millis(100));
+    assert_eq!(traffic.limiter.check("key", AcquireOptions::default()).delay(), Duration::from_millis(100));
     ready(held.release());
     assert!(traffic.hold(1).is_none(), "somebody waits for a turn that was promised");
     traffic.clock.advance(Duration::from_millis(200));

@@ -157,7 +157,7 @@ impl<L: Limiter<Caller>> Run<'_, L> {
         match next {
             Move::Decide { who, share, is_patient } => {
                 let ask = AcquireOptions::cost(cost(share));
-                self.acquire(CALLERS[who], if is_patient { ask.within(ticks(period)) } else { ask });
+                self.acquire(CALLERS[who], if is_patient { ask.max_delay(ticks(period)) } else { ask });
             }
             Move::Hold { who, share } => self.acquire(CALLERS[who], AcquireOptions::cost(cost(share)).hold()),
             Move::Settle { which, share } => {
@@ -279,7 +279,7 @@ fn clock() -> ManualClock {
 /// KeyedBy itself, counting by user: with room for all, and in a full table under the two policies that admit no more.
 fn alone<A: Algorithm + Copy>(algorithm: A, quota: Quota, bound: Bound, moves: &[Move]) -> Result<(), TestCaseError> {
     let rules = [Rule { part: user, quota, bound }];
-    let limit = || Limit::new("user", algorithm).by(user);
+    let limit = || Limit::new("user", algorithm).keyed_by(user);
     let time = clock();
     let limiter = Memory::builder(limit()).clock(time.clone()).build().expect("a valid limit");
     conforms(&limiter, &time, &rules, moves)?;
@@ -360,9 +360,9 @@ proptest! {
         ];
         for when_full in [None, Some(WhenFull::CarryOver), Some(WhenFull::Deny)] {
             let limits = || (
-                Limit::new("user", Gcra::new(first)).by(user),
-                Limit::new("group", FixedWindow::new(second)).by(group),
-                Limit::new("all", SlidingLog::new(third)).by(|_: &Caller| 0_u64),
+                Limit::new("user", Gcra::new(first)).keyed_by(user),
+                Limit::new("group", FixedWindow::new(second)).keyed_by(group),
+                Limit::new("all", SlidingLog::new(third)).keyed_by(|_: &Caller| 0_u64),
             );
             let time = clock();
             let builder = Memory::builder(limits()).clock(time.clone());
@@ -388,8 +388,8 @@ proptest! {
         ];
         let time = clock();
         let limits = (
-            Limit::new("group", LeakyBucket::new(first)).by(group),
-            Limit::new("user", TokenBucket::new(second)).by(user),
+            Limit::new("group", LeakyBucket::new(first)).keyed_by(group),
+            Limit::new("user", TokenBucket::new(second)).keyed_by(user),
         );
         let limiter = Memory::builder(limits).clock(time.clone()).build().expect("valid limits");
         conforms(&limiter, &time, &rules, &moves)?;
@@ -476,13 +476,13 @@ impl Limiter<Caller> for Faulty {
     fn peek(&self, caller: &Caller, ask: AcquireOptions) -> LimiterFuture<Decision> {
         let users = self.users.lock().expect("no thread panics");
         let (mut state, held) = users.get(&caller[0]).map_or_else(Default::default, |user| (user.state, user.held));
-        let (now, ask) = (self.clock.now(), if ask.hold { ask.within(Duration::ZERO) } else { ask });
+        let (now, ask) = (self.clock.now(), if ask.hold { ask.max_delay(Duration::ZERO) } else { ask });
         if self.mistake != Mistake::IgnoresWhatIsHeld {
             Self::BUCKET.commit(&mut state, now, Duration::ZERO, held);
         }
         let verdict: Verdict = Self::BUCKET.peek(&state, now, ask);
-        let standing = LimitStatus::of("user", verdict, Self::BUCKET.reading(&state, now));
-        LimiterFuture::ready(Ok(Decision::one(now, standing)))
+        let standing = LimitStatus::new("user", verdict, Self::BUCKET.reading(&state, now));
+        LimiterFuture::ready(Ok(Decision::from_limit(now, standing)))
     }
 }
 

@@ -34,7 +34,7 @@ proptest! {
                 Op::Clock { now } => clock.set(Timestamp::from_micros(now).min(Timestamp::LAST)),
                 Op::Acquisition(ask) => {
                     let expected = models[key].acquire(now, ask);
-                    let decision = limiter.decide(&key, ask);
+                    let decision = limiter.check(&key, ask);
                     prop_assert_eq!(decision.verdict(), expected.verdict);
                     prop_assert_eq!(figures(&decision), expected.standings[0].figures);
                 }
@@ -81,7 +81,7 @@ fn shows_what_it_decided(
     key: usize,
     ask: AcquireOptions,
 ) -> Result<(), TestCaseError> {
-    let decision = limiter.decide(&key, ask);
+    let decision = limiter.check(&key, ask);
     let peeked = ready(limiter.peek(&key, ask));
     prop_assert_eq!(figures(&decision), figures(&peeked));
     Ok(())
@@ -98,7 +98,7 @@ fn a_newcomer_after_the_clock_stepped_back() {
         .expect("legal settings");
     let charge = |keys: std::ops::Range<u32>| {
         keys.map(|key| {
-            let decision = limiter.decide(&key, AcquireOptions::default());
+            let decision = limiter.check(&key, AcquireOptions::default());
             (figures(&decision), figures(&ready(limiter.peek(&key, AcquireOptions::default()))))
         })
     };
@@ -112,5 +112,5 @@ fn a_newcomer_after_the_clock_stepped_back() {
 }
 
 fn figures(decision: &Decision) -> LimitSnapshot {
-    decision.standing().expect("a limit was consulted").figures()
+    decision.most_restrictive().expect("a limit was consulted").figures()
 }

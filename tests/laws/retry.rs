@@ -75,7 +75,7 @@ fn asks() -> impl Strategy<Value = Vec<AcquireOptions>> {
     let patience = prop_oneof![Just(None), log_uniform(1 << 50).prop_map(Some), Just(Some(u64::MAX))];
     let ask = (cost, patience).prop_map(|(cost, patience)| match patience {
         None => AcquireOptions::cost(cost),
-        Some(patience) => AcquireOptions::cost(cost).within(ticks(patience)),
+        Some(patience) => AcquireOptions::cost(cost).max_delay(ticks(patience)),
     });
     vec(ask, 6)
 }
@@ -104,7 +104,7 @@ fn all_keep_their_word(
 /// Whether the clock still runs when all that is owed has been paid.
 fn ends_in_time(subject: &Subject) -> bool {
     let decision = subject.peek(AcquireOptions::default().all_limits());
-    let longest = decision.standings().iter().map(LimitStatus::reset).max().unwrap_or_default();
+    let longest = decision.limits().iter().map(LimitStatus::reset).max().unwrap_or_default();
     Timestamp::from_micros(subject.now()).after(longest + ticks(1 << 41)) < Timestamp::LAST
 }
 
@@ -137,9 +137,9 @@ fn keeps_its_word(subject: &Subject, ask: AcquireOptions) -> Result<(), TestCase
 fn figures_keep_their_word(subject: &Subject) -> Result<(), TestCaseError> {
     let now = subject.now();
     let ask = AcquireOptions::default().all_limits();
-    for (index, standing) in subject.peek(ask).standings().iter().enumerate() {
+    for (index, standing) in subject.peek(ask).limits().iter().enumerate() {
         let figures = standing.figures();
-        let then = |time: u64| subject.peek_at(time, ask).standings()[index].figures();
+        let then = |time: u64| subject.peek_at(time, ask).limits()[index].figures();
         let (reset, next_token_after) = (micros(figures.reset), micros(figures.next_token_after));
         prop_assert_eq!(reset == 0, figures.remaining == figures.limit, "{:?}", figures);
         prop_assert_eq!(next_token_after == 0, figures.remaining == figures.limit, "{:?}", figures);

@@ -254,11 +254,11 @@ impl Pair {
         } else {
             vec![expected.speaking()]
         };
-        prop_assert_eq!(decision.standings().len(), listed.len(), "the standings of {}", context());
-        for (standing, index) in decision.standings().iter().zip(listed) {
+        prop_assert_eq!(decision.limits().len(), listed.len(), "the standings of {}", context());
+        for (standing, index) in decision.limits().iter().zip(listed) {
             prop_assert!(stands_as(standing, expected, index), "limit {index} of {}", context());
         }
-        let speaking = decision.standing().expect("a limit was consulted");
+        let speaking = decision.most_restrictive().expect("a limit was consulted");
         prop_assert!(stands_as(speaking, expected, expected.speaking()), "the speaker of {}", context());
         Ok(())
     }

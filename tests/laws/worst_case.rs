@@ -163,7 +163,7 @@ fn no_turn_is_promised_twice() {
     let centuries = Duration::from_secs(200 * 365 * 24 * 60 * 60);
     let mut subject = Subject::new(&[vec![Spec::Bucket { quota: Quota::new(1, centuries), burst: 1 }]], 0);
     let turns: Vec<Duration> = (0..4)
-        .map(|_| subject.acquire(AcquireOptions::default().within(Duration::MAX)))
+        .map(|_| subject.acquire(AcquireOptions::default().max_delay(Duration::MAX)))
         .filter(Decision::is_allowed)
         .map(|decision| decision.delay())
         .collect();

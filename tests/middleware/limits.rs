@@ -124,9 +124,9 @@ async fn a_limiter_that_answers_later_limits_as_well() {
 #[tokio::test]
 async fn several_limits_decide_together_all_or_nothing() {
     let (memory, clock) = in_memory((
-        Limit::new("user", a_minute(2)).by(|caller: &Caller| caller.user),
-        Limit::new("organisation", a_minute(3)).by(|caller: &Caller| caller.organisation),
-        Limit::new("everybody", a_minute(4)).by(|_: &Caller| ()),
+        Limit::new("user", a_minute(2)).keyed_by(|caller: &Caller| caller.user),
+        Limit::new("organisation", a_minute(3)).keyed_by(|caller: &Caller| caller.organisation),
+        Limit::new("everybody", a_minute(4)).keyed_by(|_: &Caller| ()),
     ));
     let mut service = limited(memory.clone());
     assert_eq!(admitted(&mut service, ADA, 9).await, 2, "by the user's limit");
@@ -134,11 +134,7 @@ async fn several_limits_decide_together_all_or_nothing() {
     assert_eq!(admitted(&mut service, EVE, 9).await, 1, "by everybody's");
 
     let left = |decision: &tower_ratelimit::Decision| {
-        decision
-            .standings()
-            .iter()
-            .map(|standing| (standing.name().to_owned(), standing.remaining()))
-            .collect::<Vec<_>>()
+        decision.limits().iter().map(|standing| (standing.name().to_owned(), standing.remaining())).collect::<Vec<_>>()
     };
     let bob = memory.peek(&BOB, AcquireOptions::default().all_limits()).await.expect("a decision");
     assert_eq!(left(&bob), [("user".into(), 1), ("organisation".into(), 0), ("everybody".into(), 0)]);
@@ -158,7 +154,7 @@ async fn a_refusal_says_which_limit_spoke() {
     let error = service.ready().await.expect("ready").call(ADA).await.expect_err("a refusal");
     let rejected = error.downcast_ref::<Rejected>().expect("the limiter's error");
     let decision = rejected.refusal().decision().expect("a decision");
-    assert_eq!(decision.standing().expect("a limit").name(), "minute", "the one to wait longest for");
+    assert_eq!(decision.most_restrictive().expect("a limit").name(), "minute", "the one to wait longest for");
     assert_eq!(decision.retry_after(), Some(Duration::from_secs(60)));
 }
 
@@ -168,7 +164,7 @@ async fn tiers_are_chosen_by_the_key() {
     const PAID: FixedWindow = FixedWindow::new(Quota::per_minute(5));
     let tier = |caller: &Caller| if caller.paid { PAID } else { FREE };
     let clock = ManualClock::new();
-    let limits = Limit::new("tier", per_key(tier)).by(|caller: &Caller| caller.user);
+    let limits = Limit::new("tier", per_key(tier)).keyed_by(|caller: &Caller| caller.user);
     let memory = Memory::builder(limits).max_keys(100).clock(clock.clone()).build().expect("a limiter");
     let mut service = limited(memory);
 
@@ -213,8 +209,8 @@ async fn one_key_for_all_is_one_limit_for_all() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn many_tasks_admit_what_one_would() {
     let (memory, _clock) = in_memory((
-        Limit::new("user", a_minute(100)).by(|caller: &Caller| caller.user),
-        Limit::new("everybody", a_minute(250)).by(|_: &Caller| ()),
+        Limit::new("user", a_minute(100)).keyed_by(|caller: &Caller| caller.user),
+        Limit::new("everybody", a_minute(250)).keyed_by(|_: &Caller| ()),
     ));
     let service = limited(memory);
     let tasks: Vec<_> = [ADA, BOB, EVE]

@@ -223,12 +223,12 @@ async fn the_exempt_pass_without_fields() {
 
 #[tokio::test]
 async fn bare_leaves_what_is_let_through_as_it_is() {
-    let response = ask(Says::yes(), Http::bare()).await;
+    let response = ask(Says::yes(), Http::minimal()).await;
     assert!(!has_fields(response.headers()));
     assert!(response.extensions().is_empty());
     assert_eq!(response.headers()["told"], "nothing");
 
-    let response = ask(Says::no(), Http::bare()).await;
+    let response = ask(Says::no(), Http::minimal()).await;
     assert_eq!(response.status(), StatusCode::TOO_MANY_REQUESTS);
     assert_eq!(retry_after(response.headers()), Some(2));
     assert_eq!((limits(response.headers()), policies(response.headers())), (vec![], vec![]));
@@ -247,14 +247,14 @@ async fn each_part_can_be_turned_on_and_off() {
     assert!(response.extensions().is_empty());
     assert_eq!(response.headers()["told"], "nothing");
 
-    let response = ask(Says::yes(), Http::bare().rate_limit_headers(true)).await;
+    let response = ask(Says::yes(), Http::minimal().rate_limit_headers(true)).await;
     assert_eq!(limits(response.headers()).len(), 1);
 }
 
 #[tokio::test]
 async fn the_legacy_fields_come_in_both_dialects() {
     let like_kong = Http::new().legacy_headers(ResetFormat::DeltaSeconds);
-    let like_github = Http::bare().legacy_headers(ResetFormat::EpochSeconds);
+    let like_github = Http::minimal().legacy_headers(ResetFormat::EpochSeconds);
     let start = ManualClock::START.as_micros() / 1_000_000;
     for says in [Says::yes(), Says::no()] {
         let response = ask(says.clone(), like_kong).await;
@@ -275,9 +275,9 @@ async fn the_legacy_reset_is_rounded_up() {
     let _ = ask(limiter.clone(), Http::new()).await;
     clock.advance(Duration::from_micros(1));
     let start = ManualClock::START.as_micros() / 1_000_000;
-    let response = ask(limiter.clone(), Http::bare().legacy_headers(ResetFormat::EpochSeconds)).await;
+    let response = ask(limiter.clone(), Http::minimal().legacy_headers(ResetFormat::EpochSeconds)).await;
     assert_eq!(legacy(response.headers()), Some([5, 3, start + 61]));
-    let response = ask(limiter, Http::bare().legacy_headers(ResetFormat::DeltaSeconds)).await;
+    let response = ask(limiter, Http::minimal().legacy_headers(ResetFormat::DeltaSeconds)).await;
     assert_eq!(legacy(response.headers()), Some([5, 2, 60]));
 }
 
@@ -374,8 +374,8 @@ async fn custom_limit_names_are_spelled_alike_in_fields_and_body() {
     let name = "a \"b\\c\" d\u{e9}\u{1f600}\t\r\n\u{7f};q=1, \"x\"";
     let ascii = "a ?b?c? d??????;q=1, ?x?";
     let decision = Says::no().0.expect("a decision");
-    let denied = LimitStatus::of(name, decision.verdict(), decision.standing().expect("a limit").figures());
-    let response = ask(Says(Ok(Decision::one(ManualClock::START, denied))), Http::new()).await;
+    let denied = LimitStatus::new(name, decision.verdict(), decision.most_restrictive().expect("a limit").figures());
+    let response = ask(Says(Ok(Decision::from_limit(ManualClock::START, denied))), Http::new()).await;
     assert_eq!(response.status(), StatusCode::TOO_MANY_REQUESTS);
     assert_eq!(policies(response.headers()), [(ascii.into(), 5, 60)]);
     assert_eq!(limits(response.headers()), [(ascii.into(), 3, Some(2))]);

@@ -188,7 +188,7 @@ async fn a_user_that_an_outer_layer_has_found_is_a_key() {
 async fn stacked_limiters_tell_of_both() {
     async fn handler(request: axum::extract::Request) -> String {
         let admission = request.extensions().get::<RateLimitInfo>().expect("a decision");
-        let standing = admission.decision().and_then(tower_ratelimit::Decision::standing).expect("a limit");
+        let standing = admission.decision().and_then(tower_ratelimit::Decision::most_restrictive).expect("a limit");
         standing.name().to_owned()
     }
     let like_kong = || Http::new().legacy_headers(ResetFormat::DeltaSeconds);
@@ -203,7 +203,10 @@ async fn stacked_limiters_tell_of_both() {
         assert_eq!(legacy(response.headers()), Some([2, 1, 60]), "of the one with the least left");
         let name = |response: &Response<Body>| {
             let admission = response.extensions().get::<RateLimitInfo>().expect("a decision").clone();
-            admission.decision().and_then(|decision| Some(decision.standing()?.name().to_owned())).expect("a limit")
+            admission
+                .decision()
+                .and_then(|decision| Some(decision.most_restrictive()?.name().to_owned()))
+                .expect("a limit")
         };
         assert_eq!(name(&response), strictest);
         let body = axum::body::to_bytes(response.into_body(), 99).await.expect("a body");

@@ -262,7 +262,7 @@ pub(crate) fn decision(verdict: Verdict) -> Decision {
         reset: Duration::from_secs(40),
         next_token_after: Duration::from_secs(12),
     };
-    Decision::one(ManualClock::START, LimitStatus::of("told", verdict, figures))
+    Decision::from_limit(ManualClock::START, LimitStatus::new("told", verdict, figures))
 }
 
 /// A limiter that leaves every decision to the test.

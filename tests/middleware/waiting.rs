@@ -43,7 +43,7 @@ fn waiting<A: Algorithm, C: Clock>(limiter: &Memory<A, C>) -> RateLimitLayer<Who
 
 /// How long one more request would have to wait.
 fn next_turn<C: Clock>(limiter: &Memory<Gcra, C>) -> Duration {
-    let peeked = limiter.peek(&"a", AcquireOptions::default().within(100 * SECOND)).try_ready().expect("memory");
+    let peeked = limiter.peek(&"a", AcquireOptions::default().max_delay(100 * SECOND)).try_ready().expect("memory");
     peeked.expect("a decision").delay()
 }
 

@@ -33,7 +33,7 @@ async fn tell(mut response: Response) -> Response {
     let grounds = match response.extensions().get::<RateLimitInfo>() {
         Some(RateLimitInfo::Exempt) => "none exempt none".to_owned(),
         Some(RateLimitInfo::Decided(decision)) => {
-            let limit = decision.standing().map_or("none", |standing| standing.name());
+            let limit = decision.most_restrictive().map_or("none", |standing| standing.name());
             let outcome = match decision.verdict() {
                 Verdict::Allowed => "allowed",
                 Verdict::AllowedAfter(_) => "delayed",
@@ -99,14 +99,14 @@ fn app() -> Router {
         Memory::builder(FixedWindow::new(Quota::per_hour(limit))).clock(clock.clone()).build().expect("a limiter")
     };
     let several = (
-        Limit::new("tenant", Gcra::new(Quota::per_hour(10))).by(|tenant: &tower_ratelimit::key::KeyText| *tenant),
-        Limit::new("all", FixedWindow::new(Quota::per_hour(60))).by(|_: &tower_ratelimit::key::KeyText| ()),
+        Limit::new("tenant", Gcra::new(Quota::per_hour(10))).keyed_by(|tenant: &tower_ratelimit::key::KeyText| *tenant),
+        Limit::new("all", FixedWindow::new(Quota::per_hour(60))).keyed_by(|_: &tower_ratelimit::key::KeyText| ()),
     );
     let several = Memory::builder(several).clock(clock.clone()).build().expect("a limiter");
     let queue = Memory::new(LeakyQueue::new(Quota::per_second(50)).max_waiting(10));
     let (usage, gauged) = (window(1), Metrics::new("usage"));
     for key in 0..7_u8 {
-        usage.decide(&key, tower_ratelimit::AcquireOptions::default());
+        usage.check(&key, tower_ratelimit::AcquireOptions::default());
     }
     let Acquisition::Ready(held) = usage.hold(&7_u8, tower_ratelimit::AcquireOptions::default()) else {
         panic!("it is ready")

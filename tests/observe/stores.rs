@@ -17,7 +17,7 @@ async fn redis_tells_of_calls_and_outages() {
         .observe(notes.clone())
         .build()
         .expect("a limiter");
-    limiter.check().await.expect("a Redis");
+    limiter.health_check().await.expect("a Redis");
 
     let asks = (0..200).map(|key| {
         let limiter = limiter.clone();
@@ -72,13 +72,13 @@ fn memory_tells_how_full_it_is() {
     let (live, room, forgotten) = usage();
     assert_eq!((live, forgotten), (0, 0));
     for key in 0..100 {
-        limiter.decide(&key, AcquireOptions::default());
+        limiter.check(&key, AcquireOptions::default());
     }
     assert_eq!(usage(), (100, room, 0));
 
     // Some 900 too many. Who is forgotten makes room for one other.
     for key in 100..1000 {
-        limiter.decide(&key, AcquireOptions::default());
+        limiter.check(&key, AcquireOptions::default());
     }
     let (live, _, forgotten) = usage();
     assert!(live <= room);

@@ -26,7 +26,7 @@ type Fields = &'static [(&'static str, &'static str)];
 fn exhausted() -> Memory<FixedWindow, ManualClock> {
     let builder = Memory::builder(FixedWindow::new(Quota::per_hour(1))).clock(ManualClock::new()).max_keys(1);
     let limiter = builder.build().expect("settings");
-    assert!(limiter.decide(&(), AcquireOptions::default()).is_allowed());
+    assert!(limiter.check(&(), AcquireOptions::default()).is_allowed());
     limiter
 }
 

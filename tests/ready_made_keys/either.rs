@@ -93,8 +93,8 @@ fn both_sides_are_different_keys_though_they_hold_the_same() {
 
     let limiter = Memory::new(Gcra::new(Quota::per_hour(1)));
     for key in [left, right] {
-        assert!(limiter.decide(&key, AcquireOptions::default()).is_allowed(), "each has its own");
-        assert!(!limiter.decide(&key, AcquireOptions::default()).is_allowed());
+        assert!(limiter.check(&key, AcquireOptions::default()).is_allowed(), "each has its own");
+        assert!(!limiter.check(&key, AcquireOptions::default()).is_allowed());
     }
 }
 
@@ -124,7 +124,7 @@ fn each_side_may_have_its_own_quota() {
     let either = API_KEY.or(PeerIp::new());
     let allowed = |fields: &[(&'static str, &str)]| {
         let caller = key(either.extract(&with(fields)));
-        (0..5).filter(|_| limiter.decide(&caller, AcquireOptions::default()).is_allowed()).count()
+        (0..5).filter(|_| limiter.check(&caller, AcquireOptions::default()).is_allowed()).count()
     };
     assert_eq!(allowed(&[("x-api-key", "abc")]), 3);
     assert_eq!(allowed(&[]), 1);

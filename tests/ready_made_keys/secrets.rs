@@ -30,7 +30,7 @@ fn no_secret_is_in_a_key_in_its_debug_output_or_in_a_layers() {
     {
         let fingerprint = key(extractor.extract(request));
         let limiter = Memory::new(Gcra::new(Quota::per_second(1)));
-        assert!(limiter.decide(&fingerprint, tower_ratelimit::AcquireOptions::default()).is_allowed());
+        assert!(limiter.check(&fingerprint, tower_ratelimit::AcquireOptions::default()).is_allowed());
         let shown = [
             format!("{fingerprint:?} {fingerprint}"),
             format!("{fingerprint:#?} {:?}", fingerprint.as_bytes()),

@@ -18,7 +18,7 @@ fn at(address: &str) -> Redis<str> {
 
 async fn works(address: &str) {
     let limiter = at(address);
-    limiter.check().await.unwrap_or_else(|error| panic!("{address}: {error:?}"));
+    limiter.health_check().await.unwrap_or_else(|error| panic!("{address}: {error:?}"));
     assert!(is_allowed(&limiter, "alice").await, "{address}");
 }
 
@@ -82,7 +82,7 @@ fn user_without(server: &Server, lacks: &str, keys: &str) -> RedisServer {
 async fn everything(server: &RedisServer, flush: impl Fn()) -> Result<(), Error> {
     let bucket = patient::<u64>(server.clone(), "api", Gcra::new(QUOTA));
     let log = patient::<u64>(server.clone(), "log", tower_ratelimit::SlidingLog::new(QUOTA));
-    bucket.check().await?;
+    bucket.health_check().await?;
     flush();
     let asks = (0..3).map(|key| acquire_owned(&bucket, key));
     futures_util::future::try_join_all(asks).await?;
@@ -91,7 +91,7 @@ async fn everything(server: &RedisServer, flush: impl Fn()) -> Result<(), Error>
         acquire_owned(&log, key).await?;
     }
     bucket.block("default", &0, std::time::Duration::from_secs(9)).await?;
-    bucket.forgive("default", &0).await?;
+    bucket.unblock("default", &0).await?;
     bucket.reset(&0).await
 }
 
@@ -129,7 +129,7 @@ async fn the_permission_that_a_user_lacks_is_named() {
     let error = everything(&user_without(&server, "none", "~other:*"), || ()).await.expect_err("no keys");
     says(&error, "grant all keys that begin with the limiter's prefix");
     let beyond = format!("redis://127.0.0.1:{}/99", server.port);
-    says(&at(&beyond).check().await.expect_err("no such database"), "there is none of this number");
+    says(&at(&beyond).health_check().await.expect_err("no such database"), "there is none of this number");
 }
 
 #[tokio::test]
@@ -148,7 +148,7 @@ async fn a_pool_of_ones_own_will_do_and_what_is_dead_in_it_is_no_matter() {
         let pool =
             Pool::builder().max_size(2).min_idle(2).test_on_check_out(tests).build(manager).await.expect("a pool");
         let limiter = patient::<str>(pool.clone().into(), "api", Gcra::new(QUOTA));
-        limiter.check().await.expect("a working Redis");
+        limiter.health_check().await.expect("a working Redis");
         assert!(is_allowed(&limiter, "alice").await);
         // Somebody else may use up the pool.
         let (first, second) = (pool.get().await.expect("one"), pool.get().await.expect("another"));
@@ -190,7 +190,7 @@ fn what_is_no_address_is_told_and_its_password_is_not() {
 async fn no_server_is_told_at_once() {
     let port = std::net::TcpListener::bind("127.0.0.1:0").expect("a port").local_addr().expect("its address").port();
     let limiter = at(&format!("redis://127.0.0.1:{port}"));
-    let check = tokio::time::timeout(Duration::from_secs(1), limiter.check());
+    let check = tokio::time::timeout(Duration::from_secs(1), limiter.health_check());
     let error = check.await.expect("a refused connection is known at once").expect_err("there is none");
     assert!(error.is_unavailable());
     says(&error, "connection to Redis failed");
@@ -209,12 +209,12 @@ async fn a_wrong_password_is_told() {
         if user == ":wrong@" {
             server.command(&["CONFIG", "SET", "requirepass", "other"]);
         }
-        let error = at(&format!("redis://{user}127.0.0.1:{}", server.port)).check().await.expect_err("wrong");
+        let error = at(&format!("redis://{user}127.0.0.1:{}", server.port)).health_check().await.expect_err("wrong");
         assert!(error.is_unavailable());
         says(&error, "refused the user's name or password");
         assert!(!format!("{error:?}").contains("wrong@"));
     }
-    let error = at(&server.address()).check().await.expect_err("none given");
+    let error = at(&server.address()).health_check().await.expect_err("none given");
     says(&error, "password");
 }
 
@@ -222,20 +222,21 @@ async fn a_wrong_password_is_told() {
 async fn a_server_that_refuses_scripts_or_writes_is_told() {
     let server = Server::start();
     server.command(&["ACL", "SETUSER", "app", "on", ">secret", "~*", "+@all", "-@scripting"]);
-    let error = at(&format!("redis://app:secret@127.0.0.1:{}", server.port)).check().await.expect_err("no scripts");
+    let error =
+        at(&format!("redis://app:secret@127.0.0.1:{}", server.port)).health_check().await.expect_err("no scripts");
     says(&error, "EVALSHA");
     server.command(&["REPLICAOF", "127.0.0.1", "1"]);
-    says(&at(&server.address()).check().await.expect_err("no writes"), "replica");
+    says(&at(&server.address()).health_check().await.expect_err("no writes"), "replica");
     server.command(&["REPLICAOF", "NO", "ONE"]);
     server.command(&["CONFIG", "SET", "maxmemory", "1"]);
-    says(&at(&server.address()).check().await.expect_err("no writes"), "maxmemory");
+    says(&at(&server.address()).health_check().await.expect_err("no writes"), "maxmemory");
 }
 
 #[tokio::test]
 async fn a_server_that_says_nothing_is_told_within_its_time() {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
     let address = listener.local_addr().expect("its address");
-    let error = at(&format!("redis://{address}")).check().await.expect_err("it says nothing");
+    let error = at(&format!("redis://{address}")).health_check().await.expect_err("it says nothing");
     assert!(error.is_unavailable());
     says(&error, "within 2s");
 }
@@ -244,7 +245,7 @@ async fn a_server_that_says_nothing_is_told_within_its_time() {
 fn no_runtime_is_told() {
     let limiter = at("redis://127.0.0.1:1");
     for error in [
-        futures_util::FutureExt::now_or_never(limiter.check()).expect("at once").expect_err("no runtime"),
+        futures_util::FutureExt::now_or_never(limiter.health_check()).expect("at once").expect_err("no runtime"),
         match tower_ratelimit::Limiter::acquire(&limiter, "alice", tower_ratelimit::AcquireOptions::default()) {
             tower_ratelimit::limiter::Acquisition::Ready(result) => result.expect_err("no runtime"),
             tower_ratelimit::limiter::Acquisition::Pending(_) => panic!("nobody would send it"),
@@ -259,7 +260,7 @@ fn no_runtime_is_told() {
 async fn a_check_makes_all_ready() {
     let server = Server::start();
     let limiter = at(&server.address());
-    limiter.check().await.expect("a working Redis");
+    limiter.health_check().await.expect("a working Redis");
     let before = server.command(&["INFO", "stats"]);
     assert!(is_allowed(&limiter, "alice").await);
     let (after, stats) = (server.command(&["INFO", "stats"]), server.command(&["INFO", "commandstats"]));

@@ -8,7 +8,7 @@ use crate::server::Server;
 async fn it_decides() {
     let server = Server::start();
     let limiter = Redis::<str>::new(server.open(), "api", Gcra::new(Quota::per_minute(3)));
-    limiter.check().await.expect("a working Redis");
+    limiter.health_check().await.expect("a working Redis");
     for left in [2, 1, 0] {
         let decision = limiter.acquire("alice", AcquireOptions::default()).await.expect("an answer").decision;
         assert!(decision.is_allowed());
@@ -25,9 +25,9 @@ async fn it_decides() {
 async fn several_limits_decide_together() {
     let server = Server::start();
     let limits = (
-        Limit::new("user", FixedWindow::new(Quota::per_minute(2))).by(|&(user, _): &(u64, u64)| user),
-        Limit::new("log", SlidingLog::new(Quota::per_minute(5))).by(|&(_, team): &(u64, u64)| team),
-        Limit::new("all", SlidingWindow::new(Quota::per_minute(4))).by(|_: &(u64, u64)| ()),
+        Limit::new("user", FixedWindow::new(Quota::per_minute(2))).keyed_by(|&(user, _): &(u64, u64)| user),
+        Limit::new("log", SlidingLog::new(Quota::per_minute(5))).keyed_by(|&(_, team): &(u64, u64)| team),
+        Limit::new("all", SlidingWindow::new(Quota::per_minute(4))).keyed_by(|_: &(u64, u64)| ()),
     );
     let limiter = Redis::new(server.open(), "api", limits);
     let mut allowed = 0;

@@ -25,11 +25,11 @@ fn limiter(server: &Server, quota: Quota) -> RedisCell<str> {
 async fn it_decides_as_the_quota_says() {
     let server = with_module();
     let limiter = limiter(&server, Quota::per_minute(3));
-    limiter.check().await.expect("a Redis with the module");
+    limiter.health_check().await.expect("a Redis with the module");
     for left in [2, 1, 0] {
         let decision = acquire(&limiter, "alice", AcquireOptions::default()).await.expect("an answer").decision;
         assert_eq!((decision.verdict(), decision.remaining()), (Verdict::Allowed, Some(left)));
-        let standing = decision.standing().expect("the limit");
+        let standing = decision.most_restrictive().expect("the limit");
         assert_eq!((standing.name(), standing.limit(), standing.window()), ("default", 3, Duration::from_secs(60)));
         assert!(decision.reset() <= Some(Duration::from_secs(20 * (3 - left))), "{decision:?}");
     }
@@ -101,7 +101,7 @@ async fn a_cost_counts_as_so_many_and_a_peek_as_none() {
 async fn those_at_once_travel_together_and_get_no_more() {
     let server = with_module();
     let limiter = limiter(&server, Quota::per_hour(1_000));
-    limiter.check().await.expect("a Redis with the module");
+    limiter.health_check().await.expect("a Redis with the module");
     let before = server.number_of("cmdstat_cl.throttle:calls=");
     let asked = join_all((0..3_000).map(|_| acquire(&limiter, "alice", AcquireOptions::default()))).await;
     let allowed = asked.into_iter().filter(|outcome| outcome.as_ref().expect("an answer").decision.is_allowed());
@@ -123,7 +123,7 @@ async fn what_it_does_not_have_it_says() {
 async fn a_server_without_the_command_is_named() {
     let server = Server::start();
     let limiter = limiter(&server, Quota::per_minute(3));
-    let checked = limiter.check().await.expect_err("no module");
+    let checked = limiter.health_check().await.expect_err("no module");
     assert!(checked.is_unavailable() && checked.to_string().contains("has no CL.THROTTLE"), "{checked}");
     for _ in 0..10 {
         let error = acquire(&limiter, "alice", AcquireOptions::default()).await.expect_err("no module");
@@ -151,7 +151,7 @@ async fn a_server_that_is_gone_fails_by_deadline_and_is_found_again() {
         .deadline(Duration::from_millis(200))
         .build()
         .expect("a quota");
-    limiter.check().await.expect("a Redis with the module");
+    limiter.health_check().await.expect("a Redis with the module");
     server.signal("-STOP");
     for _ in 0..10 {
         let began = Instant::now();

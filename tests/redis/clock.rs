@@ -14,7 +14,7 @@ const QUOTA: Quota = Quota::per_minute(LIMIT);
 async fn exhaust(limiter: &BoxLimiter<str>) -> (u64, Duration) {
     let mut allowed = 0;
     loop {
-        let ask = AcquireOptions::default().within(Duration::ZERO);
+        let ask = AcquireOptions::default().max_delay(Duration::ZERO);
         match acquire(limiter, "alice", ask).await.expect("an answer").decision.retry_after() {
             None => allowed += 1,
             Some(wait) => return (allowed, wait),

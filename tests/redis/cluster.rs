@@ -19,7 +19,7 @@ use crate::server::Server;
 async fn loaded(cluster: &Nodes) -> (Redis<str>, Load) {
     let limiter: Redis<str> =
         Redis::builder(cluster.open(), "api", Gcra::new(PLENTY)).deadline(DEADLINE).build().expect("limits");
-    limiter.check().await.expect("a working cluster");
+    limiter.health_check().await.expect("a working cluster");
     let load = Load::on(&limiter);
     sleep(Duration::from_millis(300)).await;
     (limiter, load)
@@ -50,7 +50,7 @@ async fn several_limits_share_a_slot() {
     let limits = || {
         (
             Limit::new("user", FixedWindow::new(Quota::per_hour(2))),
-            Limit::new("team", FixedWindow::new(Quota::per_hour(3))).by(|&(team, _): &(u64, u64)| team),
+            Limit::new("team", FixedWindow::new(Quota::per_hour(3))).keyed_by(|&(team, _): &(u64, u64)| team),
         )
     };
     let ask = async |limiter: &Redis<(u64, u64)>| {
@@ -86,7 +86,7 @@ impl EncodeKey for Quiet {
 async fn what_can_not_share_a_slot_is_an_error() {
     let address = "redis://127.0.0.1:1";
     let cluster = || RedisServer::cluster([address]).expect("an address");
-    let two = || (Limit::new("user", Gcra::new(PLENTY)), Limit::new("all", Gcra::new(PLENTY)).by(|_: &u64| ()));
+    let two = || (Limit::new("user", Gcra::new(PLENTY)), Limit::new("all", Gcra::new(PLENTY)).keyed_by(|_: &u64| ()));
     let built = Redis::<u64>::builder(cluster(), "api", two()).prefix("{}").build();
     assert!(built.expect_err("no slot for both").is_config());
     assert!(Redis::<u64>::builder(cluster(), "api", two()).prefix("{x}").build().is_ok());
@@ -101,14 +101,14 @@ async fn what_can_not_share_a_slot_is_an_error() {
         assert!(error.is_config() && error.to_string().contains("`limiter::Chained`"), "{error}");
     }
     // What writes nothing of a key is found out when it is asked for.
-    let quiet = Limit::new("quiet", Gcra::new(PLENTY)).by(|_: &u64| Quiet(0));
+    let quiet = Limit::new("quiet", Gcra::new(PLENTY)).keyed_by(|_: &u64| Quiet(0));
     let spread = Redis::<u64>::builder(cluster(), "api", quiet).slot_by(|key| *key).build().expect("limits");
     assert!(acquire(&spread, &1, AcquireOptions::default()).await.expect_err("it has no slot").is_config());
     assert!(RedisServer::cluster(Vec::<String>::new()).expect_err("no node").is_config());
     assert!(RedisServer::cluster(["redis://127.0.0.1:1/2"]).expect_err("a database").is_config());
     assert!(RedisCell::<str>::builder(cluster(), "api", PLENTY).build().expect_err("it is silent there").is_config());
     let gone = patient::<u64>(cluster(), "api", Gcra::new(PLENTY));
-    assert!(gone.check().await.expect_err("nobody there").is_unavailable());
+    assert!(gone.health_check().await.expect_err("nobody there").is_unavailable());
 }
 
 #[tokio::test]
@@ -116,7 +116,7 @@ async fn a_single_server_is_no_cluster() {
     let server = Server::start();
     let limiter =
         patient::<str>(RedisServer::cluster([server.address()]).expect("an address"), "api", Gcra::new(PLENTY));
-    assert!(limiter.check().await.expect_err("no slots").is_unavailable());
+    assert!(limiter.health_check().await.expect_err("no slots").is_unavailable());
 }
 
 /// Asks for one key until it is refused while its slot goes round: nothing is lost on the way, and nothing charged twice.
@@ -156,7 +156,7 @@ async fn moves_round(limiter: Redis<str>, cluster: Nodes, redis_key: &str, limit
 async fn a_slot_that_moves_loses_nothing() {
     let cluster = Nodes::start();
     let limiter = patient::<str>(cluster.open(), "api", FixedWindow::new(Quota::per_hour(6_000)));
-    limiter.check().await.expect("a working cluster");
+    limiter.health_check().await.expect("a working cluster");
     let key = limiter.redis_key("default", "hot").expect("a limit");
     moves_round(limiter, cluster, &key, 6_000).await;
 }
@@ -166,7 +166,7 @@ async fn a_slot_of_several_limits_that_moves_loses_nothing() {
     let cluster = Nodes::start();
     let limits = (Limit::new("user", FixedWindow::new(Quota::per_hour(4_000))), Limit::new("burst", Gcra::new(PLENTY)));
     let limiter = patient::<str>(cluster.open(), "api", limits);
-    limiter.check().await.expect("a working cluster");
+    limiter.health_check().await.expect("a working cluster");
     let key = limiter.redis_key("user", "hot").expect("a limit");
     moves_round(limiter, cluster, &key, 4_000).await;
 }

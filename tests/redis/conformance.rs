@@ -152,11 +152,11 @@ fn one<A: LuaAlgorithm + Clone + Send + Sync + 'static>(
     name: &str,
     algorithm: A,
 ) -> Vec<Rig> {
-    let limit = Limit::new("default", algorithm).by(|&(user, _, _): &Key| user);
+    let limit = Limit::new("default", algorithm).keyed_by(|&(user, _, _): &Key| user);
     let mut rigs = stores(deployments, name, &limit);
     // With another limit that never speaks. A queue promises no turns there: it is another limiter.
     if !name.contains("queue") {
-        let plenty = Limit::new("plenty", FixedWindow::new(PLENTY)).by(|&(user, _, _): &Key| user);
+        let plenty = Limit::new("plenty", FixedWindow::new(PLENTY)).keyed_by(|&(user, _, _): &Key| user);
         for (deployment, server) in deployments.each() {
             let clock = ManualClock::new();
             let first = on(&server, &format!("{name} in two phases"), limit.clone(), &clock);
@@ -229,7 +229,7 @@ async fn a_fresh_key_has_the_whole_quota_and_not_one_more() {
             assert!(outcome.decision.is_allowed(), "{}", rig.name);
             assert!(outcome.held.is_none(), "{}", rig.name);
             assert_eq!(outcome.decision.remaining(), Some(left), "{}", rig.name);
-            let standing = outcome.decision.standing().expect("a limit");
+            let standing = outcome.decision.most_restrictive().expect("a limit");
             assert_eq!(
                 (standing.name(), standing.limit(), standing.window()),
                 ("default", 10, rig.quota.period()),
@@ -399,7 +399,7 @@ async fn a_key_is_reset_set_blocked_and_forgiven() {
         rig.limiter.reset(&ALICE).await.expect("done");
         rig.clock.advance(Duration::from_secs(299));
         assert!(!rig.allows(ALICE, 1).await, "{}: a reset does not lift a block", rig.name);
-        rig.limiter.forgive("default", &ALICE).await.expect("done");
+        rig.limiter.unblock("default", &ALICE).await.expect("done");
         assert!(rig.allows(ALICE, 1).await, "{}", rig.name);
         rig.limiter.block("default", &ALICE, Duration::from_secs(5)).await.expect("done");
         rig.clock.advance(Duration::from_secs(5));
@@ -418,8 +418,8 @@ async fn the_largest_of_everything_is_held() {
         assert!(!rig.allows(ALICE, 1).await, "{}", rig.name);
         rig.limiter.block("default", &BOB, Duration::MAX).await.expect("done");
         assert!(!rig.allows(BOB, 1).await, "{}", rig.name);
-        rig.limiter.forgive("default", &BOB).await.expect("done");
-        let ask = AcquireOptions::default().within(Duration::MAX).all_limits();
+        rig.limiter.unblock("default", &BOB).await.expect("done");
+        let ask = AcquireOptions::default().max_delay(Duration::MAX).all_limits();
         assert!(acquire(&rig.limiter, &BOB, ask).await.expect("an answer").decision.is_allowed(), "{}", rig.name);
     }
 }
@@ -430,7 +430,7 @@ async fn an_unknown_limit_is_an_error_of_configuration() {
     for rig in everything(&deployments) {
         assert!(rig.limiter.set("other", &ALICE, 1).await.expect_err("no such limit").is_config(), "{}", rig.name);
         assert!(rig.limiter.block("other", &ALICE, TEN.period()).await.expect_err("no such limit").is_config());
-        assert!(rig.limiter.forgive("other", &ALICE).await.expect_err("no such limit").is_config());
+        assert!(rig.limiter.unblock("other", &ALICE).await.expect_err("no such limit").is_config());
     }
 }
 
@@ -451,9 +451,9 @@ async fn a_queue_gives_later_turns_to_those_who_wait() {
 #[tokio::test]
 async fn several_limits_are_charged_all_or_none() {
     let deployments = Deployments::start();
-    let user = Limit::new("user", Gcra::new(Quota::per_hour(3))).by(|&(user, _, _): &Key| user);
-    let team = Limit::new("team", SlidingLog::new(Quota::per_hour(4))).by(|&(_, team, _): &Key| team);
-    let all = Limit::new("all", FixedWindow::new(Quota::per_day(5))).by(|_: &Key| ());
+    let user = Limit::new("user", Gcra::new(Quota::per_hour(3))).keyed_by(|&(user, _, _): &Key| user);
+    let team = Limit::new("team", SlidingLog::new(Quota::per_hour(4))).keyed_by(|&(_, team, _): &Key| team);
+    let all = Limit::new("all", FixedWindow::new(Quota::per_day(5))).keyed_by(|_: &Key| ());
     let mut rigs = stores(&deployments, "several", &(user.clone(), team.clone(), all.clone()));
     // One by one, those that decide in two phases decide alike.
     for (deployment, server) in deployments.each() {
@@ -473,19 +473,19 @@ async fn several_limits_are_charged_all_or_none() {
         let refused =
             acquire(&rig.limiter, &ALICE, AcquireOptions::default().all_limits()).await.expect("an answer").decision;
         assert_eq!(
-            refused.standing().map(|standing| standing.name().to_owned()).as_deref(),
+            refused.most_restrictive().map(|standing| standing.name().to_owned()).as_deref(),
             Some("user"),
             "{}",
             rig.name
         );
         let left: Vec<_> =
-            refused.standings().iter().map(|standing| (standing.name().to_owned(), standing.remaining())).collect();
+            refused.limits().iter().map(|standing| (standing.name().to_owned(), standing.remaining())).collect();
         assert_eq!(left, [("user".to_owned(), 0), ("team".to_owned(), 1), ("all".to_owned(), 2)], "{}", rig.name);
         assert!(rig.allows(BOB, 1).await, "{}", rig.name);
         // Now the team's does, and its wait is what it takes.
         let refused = rig.ask(BOB, 1).await.decision;
         assert_eq!(
-            refused.standing().map(|standing| standing.name().to_owned()).as_deref(),
+            refused.most_restrictive().map(|standing| standing.name().to_owned()).as_deref(),
             Some("team"),
             "{}",
             rig.name
@@ -504,8 +504,8 @@ async fn several_limits_are_charged_all_or_none() {
 async fn a_shadow_is_told_and_does_not_count() {
     let deployments = Deployments::start();
     let limits = (
-        Limit::new("real", Gcra::new(Quota::per_hour(5))).by(|&(user, _, _): &Key| user),
-        Limit::new("shadow", FixedWindow::new(Quota::per_hour(2))).by(|&(user, _, _): &Key| user).shadow(),
+        Limit::new("real", Gcra::new(Quota::per_hour(5))).keyed_by(|&(user, _, _): &Key| user),
+        Limit::new("shadow", FixedWindow::new(Quota::per_hour(2))).keyed_by(|&(user, _, _): &Key| user).shadow(),
     );
     for rig in stores(&deployments, "shadow", &limits) {
         for asked in 1..=5 {
@@ -521,7 +521,7 @@ async fn a_shadow_is_told_and_does_not_count() {
 async fn a_key_chooses_its_tier() {
     let deployments = Deployments::start();
     let tiers = per_key(|&(_, _, tier): &Key| FixedWindow::new(Quota::per_hour(2 + tier * 3)));
-    let limits = Limit::new("default", tiers).by(|&(user, _, _): &Key| user);
+    let limits = Limit::new("default", tiers).keyed_by(|&(user, _, _): &Key| user);
     for rig in stores(&deployments, "tiers", &limits) {
         for (user, tier) in [(1, 0), (2, 1), (3, 2)] {
             let key = (user, 0, tier);

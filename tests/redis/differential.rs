@@ -177,7 +177,7 @@ fn ask(dice: &mut Dice) -> AcquireOptions {
 /// The name of one of the limits.
 async fn limit_of(memory: &impl Limiter<Caller>, dice: &mut Dice, caller: &Caller) -> String {
     let decision = memory.peek(caller, AcquireOptions::default().all_limits()).await.expect("an answer");
-    let names: Vec<_> = decision.standings().iter().map(|standing| standing.name().to_owned()).collect();
+    let names: Vec<_> = decision.limits().iter().map(|standing| standing.name().to_owned()).collect();
     names[usize::try_from(dice.below(names.len() as u64)).expect("small")].clone()
 }
 
@@ -186,10 +186,10 @@ async fn alone<A: LuaAlgorithm + Clone>(holds: bool, name: &str, tiers: [A; 3]) 
     let deployments = Deployments::start();
     for seed in 1..=2 {
         let (first, tiers) = (tiers[0].clone(), tiers.clone());
-        let one = Limit::new("one", first).by(|caller: &Caller| caller.user);
+        let one = Limit::new("one", first).keyed_by(|caller: &Caller| caller.user);
         compare(&deployments, name, one, seed, holds).await;
         let chosen = per_key(move |caller: &Caller| tiers[caller.tier].clone());
-        let tiers = Limit::new("tiers", chosen).by(|caller: &Caller| caller.user);
+        let tiers = Limit::new("tiers", chosen).keyed_by(|caller: &Caller| caller.user);
         compare(&deployments, name, tiers, 10 + seed, holds).await;
     }
 }
@@ -280,10 +280,10 @@ mod traces {
         let ([a, b, c], deployments) = (quotas(), Deployments::start());
         for seed in 21..=23 {
             let limits = (
-                Limit::new("user", Gcra::new(a)).by(|caller: &Caller| caller.user),
-                Limit::new("log", SlidingLog::new(b)).by(|caller: &Caller| caller.team),
-                Limit::new("all", SlidingWindow::new(c)).by(|_: &Caller| ()),
-                Limit::new("shadow", FixedWindow::new(a)).by(|caller: &Caller| caller.team).shadow(),
+                Limit::new("user", Gcra::new(a)).keyed_by(|caller: &Caller| caller.user),
+                Limit::new("log", SlidingLog::new(b)).keyed_by(|caller: &Caller| caller.team),
+                Limit::new("all", SlidingWindow::new(c)).keyed_by(|_: &Caller| ()),
+                Limit::new("shadow", FixedWindow::new(a)).keyed_by(|caller: &Caller| caller.team).shadow(),
             );
             compare(&deployments, "mixed", limits, seed, holds).await;
         }
@@ -293,9 +293,9 @@ mod traces {
         let ([a, b, _], deployments) = (quotas(), Deployments::start());
         for seed in 31..=33 {
             let limits = (
-                Limit::new("queue", LeakyQueue::new(a)).by(|caller: &Caller| caller.user),
-                Limit::new("bucket", Gcra::new(b)).by(|caller: &Caller| caller.team),
-                Limit::new("shadow", LeakyQueue::new(b)).by(|caller: &Caller| caller.user).shadow(),
+                Limit::new("queue", LeakyQueue::new(a)).keyed_by(|caller: &Caller| caller.user),
+                Limit::new("bucket", Gcra::new(b)).keyed_by(|caller: &Caller| caller.team),
+                Limit::new("shadow", LeakyQueue::new(b)).keyed_by(|caller: &Caller| caller.user).shadow(),
             );
             compare(&deployments, "turns", limits, seed, holds).await;
         }
@@ -363,7 +363,7 @@ async fn the_module_agrees_with_a_bucket_but_for_its_whole_seconds() {
                     (here, module.peek(&user, asked).await.expect("an answer"))
                 }
                 _ => {
-                    let here = memory.decide(&user, asked);
+                    let here = memory.check(&user, asked);
                     (here, acquire(&module, &user, asked).await.expect("an answer").decision)
                 }
             };

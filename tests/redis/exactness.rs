@@ -61,9 +61,9 @@ pub(crate) fn orders() -> Option<(String, RedisServer)> {
 
 fn overlapping(server: RedisServer) -> Redis<(u64, u64)> {
     let limits = (
-        Limit::new("user", Gcra::new(a_day(100))).by(|&(user, _): &(u64, u64)| user),
-        Limit::new("team", SlidingLog::new(a_day(150))).by(|&(_, team): &(u64, u64)| team),
-        Limit::new("all", SlidingWindow::new(a_day(260))).by(|_: &(u64, u64)| ()),
+        Limit::new("user", Gcra::new(a_day(100))).keyed_by(|&(user, _): &(u64, u64)| user),
+        Limit::new("team", SlidingLog::new(a_day(150))).keyed_by(|&(_, team): &(u64, u64)| team),
+        Limit::new("all", SlidingWindow::new(a_day(260))).keyed_by(|_: &(u64, u64)| ()),
     );
     patient(server, "overlapping", limits)
 }
@@ -160,7 +160,7 @@ fn several_processes_admit_what_overlapping_limits_have_together() {
             for (team, &in_team) in teams.iter().enumerate() {
                 let key = (user as u64, team as u64);
                 let decision = limiter.peek(&key, AcquireOptions::default().all_limits()).await.expect("an answer");
-                let left: Vec<_> = decision.standings().iter().map(tower_ratelimit::LimitStatus::remaining).collect();
+                let left: Vec<_> = decision.limits().iter().map(tower_ratelimit::LimitStatus::remaining).collect();
                 assert_eq!(left, [100 - allowed as u64, 150 - in_team as u64, 0]);
             }
         }

@@ -62,7 +62,7 @@ async fn over_admission(what: &str, pair: Pair<'_>, held_back: bool) {
     };
     // Keys of the same length as those of the load.
     let probe = limiter("lost0");
-    probe.check().await.expect("a working master");
+    probe.health_check().await.expect("a working master");
     let least = least_bytes(&probe, master, &keys[0]).await;
     let limiter = limiter("lost1");
     let read_at = Arc::new(AtomicU64::new(u64::MAX));

@@ -117,7 +117,7 @@ impl Report {
 
 async fn loaded(server: &Server) -> Load {
     let limiter = limiter(server.open());
-    limiter.check().await.expect("a working Redis");
+    limiter.health_check().await.expect("a working Redis");
     let load = Load::on(&limiter);
     sleep(Duration::from_millis(100)).await;
     load
@@ -223,7 +223,7 @@ async fn a_user_that_loses_its_rights_is_unavailable_until_it_has_them_again() {
     let server = Server::start();
     server.command(&["ACL", "SETUSER", "app", "on", ">secret", "~*", "+@all"]);
     let limiter = limiter(RedisServer::open(&format!("redis://app:secret@{}", server.socket())).expect("an address"));
-    limiter.check().await.expect("a working Redis");
+    limiter.health_check().await.expect("a working Redis");
     let load = Load::on(&limiter);
     sleep(Duration::from_millis(100)).await;
     server.command(&["ACL", "SETUSER", "app", "-@scripting"]);
@@ -262,7 +262,7 @@ async fn a_connection_cut_in_the_middle_of_a_reply_is_replaced() {
     let server = Server::start();
     let proxy = Proxy::before(server.socket());
     let limiter = limiter(RedisServer::open(&format!("redis://{}", proxy.address)).expect("an address"));
-    limiter.check().await.expect("a working Redis");
+    limiter.health_check().await.expect("a working Redis");
     let load = Load::on(&limiter);
     for _ in 0..3 {
         sleep(Duration::from_millis(100)).await;
@@ -282,7 +282,7 @@ async fn a_dead_server_costs_nothing_and_is_noticed_when_it_is_back() {
     let server = Server::start();
     let proxy = Proxy::before(server.socket());
     let limiter = limiter(RedisServer::open(&format!("redis://{}", proxy.address)).expect("an address"));
-    limiter.check().await.expect("a working Redis");
+    limiter.health_check().await.expect("a working Redis");
     let load = Load::on(&limiter);
     sleep(Duration::from_millis(100)).await;
     proxy.shut(true);
@@ -311,7 +311,7 @@ async fn one_stalled_call_does_not_open_the_breaker() {
         .build()
         .expect("limits");
     assert!(is_allowed(&patient(server.open(), "api", Gcra::new(PLENTY)), "warm").await);
-    limiter.check().await.expect("a working Redis");
+    limiter.health_check().await.expect("a working Redis");
     for _ in 0..5 {
         server.pause(Duration::from_millis(130));
         let late = acquire(&limiter, "alice", AcquireOptions::default()).await.expect_err("a time-out");

@@ -374,14 +374,14 @@ fn guards_work_in_other_runtimes_and_at_shutdown() {
 async fn several_limits_hold_together_or_not_at_all() {
     let server = Server::start();
     let limits = (
-        Limit::new("user", Gcra::new(Quota::per_day(10))).by(|&(user, _): &(u64, u64)| user),
-        Limit::new("log", SlidingLog::new(Quota::per_day(20))).by(|&(_, team): &(u64, u64)| team),
-        Limit::new("shadow", FixedWindow::new(Quota::per_day(5))).by(|_: &(u64, u64)| ()).shadow(),
+        Limit::new("user", Gcra::new(Quota::per_day(10))).keyed_by(|&(user, _): &(u64, u64)| user),
+        Limit::new("log", SlidingLog::new(Quota::per_day(20))).keyed_by(|&(_, team): &(u64, u64)| team),
+        Limit::new("shadow", FixedWindow::new(Quota::per_day(5))).keyed_by(|_: &(u64, u64)| ()).shadow(),
     );
     let limiter = limiter_on(server.open(), Duration::from_secs(60), PATIENCE, limits);
     let left = async |key: (u64, u64)| {
         let decision = limiter.peek(&key, AcquireOptions::cost(0).all_limits()).await.expect("an answer");
-        decision.standings().iter().map(tower_ratelimit::LimitStatus::remaining).collect::<Vec<_>>()
+        decision.limits().iter().map(tower_ratelimit::LimitStatus::remaining).collect::<Vec<_>>()
     };
     let first = hold(&limiter, &(1, 1), 4).await;
     assert_eq!(left((1, 1)).await, [6, 16, 1]);
@@ -403,8 +403,8 @@ async fn several_limits_hold_together_or_not_at_all() {
 async fn holds_of_many_keys_take_one_entry_on_the_key_they_share() {
     let server = Server::start();
     let limits = (
-        Limit::new("user", FixedWindow::new(Quota::per_day(10))).by(|user: &u64| *user),
-        Limit::new("all", FixedWindow::new(Quota::per_day(1000))).by(|_: &u64| ()),
+        Limit::new("user", FixedWindow::new(Quota::per_day(10))).keyed_by(|user: &u64| *user),
+        Limit::new("all", FixedWindow::new(Quota::per_day(1000))).keyed_by(|_: &u64| ()),
     );
     let limiter = limiter_on(server.open(), Duration::from_secs(60), PATIENCE, limits);
     let mut held = Vec::new();
@@ -412,12 +412,12 @@ async fn holds_of_many_keys_take_one_entry_on_the_key_they_share() {
         held.push(hold(&limiter, &user, 3).await);
     }
     let left = limiter.peek(&0, AcquireOptions::cost(0).all_limits()).await.expect("an answer");
-    assert_eq!(left.standings()[1].remaining(), 400);
+    assert_eq!(left.limits()[1].remaining(), 400);
     for held in held {
         held.settle(1).await.expect("done");
     }
     let left = limiter.peek(&0, AcquireOptions::cost(0).all_limits()).await.expect("an answer");
-    assert_eq!((left.standings()[0].remaining(), left.standings()[1].remaining()), (9, 800));
+    assert_eq!((left.limits()[0].remaining(), left.limits()[1].remaining()), (9, 800));
 }
 
 /// One for each, whose script can't charge any cost.

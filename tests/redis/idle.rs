@@ -80,7 +80,7 @@ async fn decides_between(limiter: &Redis<str>, rounds: u64, close: impl Fn()) {
 async fn killed_by_the_server() {
     let server = Server::start();
     decides_between(&limiter(server.open()), 20, || kill_all(&server)).await;
-    assert!(limiter(server.open()).check().await.is_ok());
+    assert!(limiter(server.open()).health_check().await.is_ok());
 }
 
 #[tokio::test]
@@ -123,7 +123,7 @@ async fn idle_connection_closed_before_the_first_decision() {
     let server = Server::start();
     let limiter = limiter(server.open());
     // What it leaves is there for the first decision.
-    limiter.check().await.expect("a working Redis");
+    limiter.health_check().await.expect("a working Redis");
     kill_all(&server);
     assert!(acquire(&limiter, "alice", AcquireOptions::default()).await.is_ok());
 }
@@ -140,7 +140,7 @@ async fn idle_connection_closed_that_a_pool_has_made() {
 async fn idle_connection_closed_in_a_cluster() {
     let cluster = Nodes::start();
     let limiter = limiter(cluster.open());
-    limiter.check().await.expect("a working cluster");
+    limiter.health_check().await.expect("a working cluster");
     decides_between(&limiter, 10, || cluster.nodes.iter().for_each(kill_limiters)).await;
     for key in ["a", "b", "c", "d", "e", "f"] {
         decides_between_on(&cluster, &limiter, key).await;

@@ -44,7 +44,7 @@ async fn trace(limiter: &Redis<str>, clock: &ManualClock, seed: u64) -> Vec<Kept
         match dice.below(4) {
             0 => {
                 let cost = 1 + dice.below(3);
-                let ask = AcquireOptions::cost(cost).within(Duration::ZERO);
+                let ask = AcquireOptions::cost(cost).max_delay(Duration::ZERO);
                 let outcome = limiter.acquire("key", ask).await.expect("an answer");
                 if outcome.decision.is_allowed() {
                     kept.push(Kept { start: now, cost });

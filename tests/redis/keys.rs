@@ -149,9 +149,9 @@ async fn hashed_keys_hold_no_text_of_their_users() {
 async fn limits_that_count_by_other_parts_have_keys_of_their_own() {
     let server = Server::start();
     let limits = (
-        Limit::new("user", Gcra::new(QUOTA)).by(|&(user, _): &(u64, u64)| user),
-        Limit::new("team", Gcra::new(QUOTA)).by(|&(_, team): &(u64, u64)| team),
-        Limit::new("all", Gcra::new(QUOTA)).by(|_: &(u64, u64)| ()),
+        Limit::new("user", Gcra::new(QUOTA)).keyed_by(|&(user, _): &(u64, u64)| user),
+        Limit::new("team", Gcra::new(QUOTA)).keyed_by(|&(_, team): &(u64, u64)| team),
+        Limit::new("all", Gcra::new(QUOTA)).keyed_by(|_: &(u64, u64)| ()),
     );
     let limiter = Redis::builder(server.open(), "api", limits).prefix("mine").build().expect("limits");
     limiter.acquire(&(7, 7), AcquireOptions::default()).await.expect("an answer");

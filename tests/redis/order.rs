@@ -53,12 +53,12 @@ async fn what_travels_together_is_decided_as_if_it_had_travelled_alone() {
                 0 => limiter.reset(key),
                 1 => limiter.set("default", key, 3 + cost),
                 2 => limiter.block("default", key, Duration::from_millis(200)),
-                3 => limiter.forgive("default", key),
+                3 => limiter.unblock("default", key),
                 _ => limiter.set("default", key, 0),
             };
             let settle = |limiter: &BoxLimiter<str>, key: &str, held: Option<Held>| match held {
                 Some(held) => held.settle(cost),
-                None => limiter.forgive("default", key),
+                None => limiter.unblock("default", key),
             };
             let asked: Vec<_> = {
                 let first = together.acquire("together", AcquireOptions::default()).into_future();

@@ -170,7 +170,7 @@ fn a_runtime_without_timer_or_io_is_an_error() {
                 limiter.acquire("alice", AcquireOptions::default()).await.map(drop),
                 limiter.peek("alice", AcquireOptions::default()).await.map(drop),
                 limiter.reset("alice").await,
-                limiter.check().await,
+                limiter.health_check().await,
             ];
             for (asked, result) in errors.into_iter().enumerate() {
                 let error = result.expect_err("nothing to reach Redis with");
@@ -179,7 +179,7 @@ fn a_runtime_without_timer_or_io_is_an_error() {
         });
     }
     Builder::new_current_thread().enable_all().build().expect("a runtime").block_on(async {
-        limiter.check().await.expect("a working Redis");
+        limiter.health_check().await.expect("a working Redis");
         assert!(is_allowed(&limiter, "alice").await);
     });
 }

@@ -53,7 +53,7 @@ impl Certificates {
     }
 
     fn trusted(&self) -> RedisTls {
-        RedisTls::new().trusting(self.authority.as_str())
+        RedisTls::new().root_certificates(self.authority.as_str())
     }
 
     fn file(&self, name: &str) -> String {
@@ -80,7 +80,7 @@ impl Drop for Certificates {
 /// Allows two of three on each of these keys.
 async fn works(server: RedisServer, keys: u64) {
     let limiter = patient::<u64>(server, "api", FixedWindow::new(Quota::per_hour(2)));
-    limiter.check().await.unwrap_or_else(|error| panic!("{error:?}"));
+    limiter.health_check().await.unwrap_or_else(|error| panic!("{error:?}"));
     for key in 0..keys {
         let allowed =
             [is_allowed(&limiter, &key).await, is_allowed(&limiter, &key).await, is_allowed(&limiter, &key).await];
@@ -91,7 +91,7 @@ async fn works(server: RedisServer, keys: u64) {
 /// What is said, and why.
 async fn fails(server: RedisServer) -> String {
     let limiter = patient::<u64>(server, "api", FixedWindow::new(Quota::per_hour(2)));
-    let error = limiter.check().await.expect_err("it can't be reached");
+    let error = limiter.health_check().await.expect_err("it can't be reached");
     assert!(error.is_unavailable(), "{error:?}");
     format!("{error}: {}", error.source().map(ToString::to_string).unwrap_or_default())
 }
@@ -137,7 +137,7 @@ async fn a_server_that_wants_to_know_clients_is_shown_a_certificate() {
     let certificates = Certificates::issue();
     let server = certificates.server(false, &["--tls-auth-clients", "yes", "--requirepass", "secret"]);
     let [certificate, key] = &certificates.client;
-    let known = certificates.trusted().shown(certificate.as_str(), key.as_str());
+    let known = certificates.trusted().client_certificate(certificate.as_str(), key.as_str());
     works(by_tls(&server, ":secret@").with_tls(&known).expect("certificates"), 3).await;
     fails(by_tls(&server, ":secret@").with_tls(&certificates.trusted()).expect("certificates")).await;
     let wrong = fails(by_tls(&server, ":wrong@").with_tls(&known).expect("certificates")).await;
@@ -151,10 +151,12 @@ async fn what_can_not_be_certificates_is_an_error() {
     let open = |address| RedisServer::open(address).expect("an address");
     let is_config = |result: Result<RedisServer, Error>| assert!(result.expect_err("it can't be").is_config());
     for nonsense in ["", "nonsense", "-----BEGIN CERTIFICATE-----\n???\n-----END CERTIFICATE-----\n"] {
-        is_config(open("rediss://127.0.0.1").with_tls(&RedisTls::new().trusting(nonsense)));
+        is_config(open("rediss://127.0.0.1").with_tls(&RedisTls::new().root_certificates(nonsense)));
         let [certificate, key] = &certificates.client;
-        is_config(open("rediss://127.0.0.1").with_tls(&RedisTls::new().shown(nonsense, key.as_str())));
-        is_config(open("rediss://127.0.0.1").with_tls(&RedisTls::new().shown(certificate.as_str(), nonsense)));
+        is_config(open("rediss://127.0.0.1").with_tls(&RedisTls::new().client_certificate(nonsense, key.as_str())));
+        is_config(
+            open("rediss://127.0.0.1").with_tls(&RedisTls::new().client_certificate(certificate.as_str(), nonsense)),
+        );
     }
     is_config(open("redis://127.0.0.1").with_tls(&certificates.trusted()));
     is_config(RedisServer::cluster(["redis://127.0.0.1"]).expect("an address").with_tls(&certificates.trusted()));

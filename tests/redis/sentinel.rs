@@ -12,7 +12,7 @@ use crate::watched::Watched;
 
 async fn loaded(watched: &Watched) -> (Redis<str>, Load) {
     let limiter = Redis::builder(watched.open(), "api", Gcra::new(PLENTY)).deadline(DEADLINE).build().expect("limits");
-    limiter.check().await.expect("a working master");
+    limiter.health_check().await.expect("a working master");
     let load = Load::on(&limiter);
     sleep(Duration::from_millis(300)).await;
     (limiter, load)
@@ -22,7 +22,7 @@ async fn loaded(watched: &Watched) -> (Redis<str>, Load) {
 async fn the_master_is_asked_and_a_replica_is_not() {
     let watched = Watched::start();
     let limiter = patient::<str>(watched.open(), "api", FixedWindow::new(Quota::per_hour(2)));
-    limiter.check().await.expect("a working master");
+    limiter.health_check().await.expect("a working master");
     let mut allowed = 0;
     for _ in 0..4 {
         allowed += u32::from(is_allowed(&limiter, "alice").await);
@@ -70,7 +70,7 @@ async fn what_is_no_master_is_an_error() {
     let addresses = || watched.addresses();
     let server = RedisServer::sentinel(addresses(), "nobody").expect("addresses");
     let limiter = patient::<str>(server, "api", Gcra::new(PLENTY));
-    assert!(limiter.check().await.expect_err("no such master").is_unavailable());
+    assert!(limiter.health_check().await.expect_err("no such master").is_unavailable());
     assert!(RedisServer::sentinel(addresses(), "").expect_err("no name").is_config());
     assert!(RedisServer::sentinel(Vec::<String>::new(), "mymaster").expect_err("no Sentinel").is_config());
     assert!(RedisServer::sentinel_with(addresses(), "mymaster", "unix:///x").expect_err("a socket").is_config());

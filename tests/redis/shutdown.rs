@@ -77,7 +77,7 @@ fn a_request_waits_in_the_layer(redis: &str) {
     let limiter: Redis<()> = limiter(redis, LeakyQueue::new(Quota::per_hour(1)).max_waiting(5));
     let runtime = two_threads();
     let request = runtime.block_on(async {
-        limiter.check().await.expect("a working Redis");
+        limiter.health_check().await.expect("a working Redis");
         let layer = RateLimitLayer::new(Global, limiter).responder(RejectWithError);
         let service = tower::Layer::layer(&layer, service_fn(async |()| Ok::<_, tower::BoxError>(())));
         service.clone().oneshot(()).await.expect("the first has its turn at once");
@@ -163,7 +163,7 @@ fn a_two_phase_decision_is_under_way(redis: &str) {
     let second: Redis<u64> = limiter(&silent, Limit::new("all", FixedWindow::new(Quota::per_hour(1000))));
     let runtime = two_threads();
     runtime.block_on(async {
-        first.check().await.expect("a working Redis");
+        first.health_check().await.expect("a working Redis");
         let limiter = Chained::new(first, second);
         let decisions: Vec<_> =
             (0..3).map(|_| tokio::spawn(limiter.acquire(&1, AcquireOptions::default()).into_future())).collect();

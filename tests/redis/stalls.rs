@@ -43,7 +43,7 @@ async fn one_stall_is_one_failure() {
     let server = Server::start();
     let proxy = Proxy::before(server.socket());
     let (limiter, breaker) = observed(&proxy);
-    limiter.check().await.expect("a working Redis");
+    limiter.health_check().await.expect("a working Redis");
     for round in 0..3 {
         assert!(acquire(&limiter, "alice", AcquireOptions::default()).await.is_ok(), "round {round}");
         proxy.hold(true);

@@ -68,7 +68,7 @@ async fn each_key_lives_until_it_is_as_good_as_new_and_no_longer() {
             limiter.block("default", "erin", span).await.expect("done");
             each_lives_at_most(&server, span + began.elapsed(), &format!("{name}, block"));
         }
-        limiter.forgive("default", "erin").await.expect("done");
+        limiter.unblock("default", "erin").await.expect("done");
         assert_eq!(server.keys(), Vec::<String>::new(), "{name}: a block that is lifted leaves nothing");
         acquire(&limiter, "erin", AcquireOptions::default()).await.expect("an answer");
         limiter.reset("erin").await.expect("done");
@@ -134,7 +134,7 @@ async fn what_writes_nothing_leaves_no_key() {
             acquire(&limiter, "alice", AcquireOptions::cost(11)).await.expect("an answer").decision.exceeds_limit()
         );
         limiter.reset("alice").await.expect("done");
-        limiter.forgive("default", "alice").await.expect("done");
+        limiter.unblock("default", "alice").await.expect("done");
         limiter.set("default", "alice", 0).await.expect("done");
         assert_eq!(server.keys(), Vec::<String>::new(), "{name}");
     }
@@ -164,10 +164,10 @@ async fn after_idling_the_database_is_empty() {
 async fn limiters_of_all_sorts(server: &Server) {
     let quota = Quota::new(3, Duration::from_millis(60));
     let limits = (
-        Limit::new("queue", LeakyQueue::new(quota)).by(|key: &u64| *key),
-        Limit::new("log", SlidingLog::new(quota)).by(|key: &u64| key % 2),
-        Limit::new("window", SlidingWindow::new(quota)).by(|_: &u64| ()),
-        Limit::new("shadow", FixedWindow::new(quota)).by(|_: &u64| ()).shadow(),
+        Limit::new("queue", LeakyQueue::new(quota)).keyed_by(|key: &u64| *key),
+        Limit::new("log", SlidingLog::new(quota)).keyed_by(|key: &u64| key % 2),
+        Limit::new("window", SlidingWindow::new(quota)).keyed_by(|_: &u64| ()),
+        Limit::new("shadow", FixedWindow::new(quota)).keyed_by(|_: &u64| ()).shadow(),
     );
     let limiter = patient(server.open(), "all", limits);
     let mut held = Vec::new();
@@ -231,7 +231,7 @@ async fn nothing_is_called_that_is_not_documented() {
         limiter.reset("alice").await.expect("done");
     }
     limiters_of_all_sorts(&server).await;
-    patient::<str>(server.open(), "api", Gcra::new(Quota::per_hour(10))).check().await.expect("a working Redis");
+    patient::<str>(server.open(), "api", Gcra::new(Quota::per_hour(10))).health_check().await.expect("a working Redis");
     let called: BTreeSet<_> = calls(&server).into_iter().map(|(name, _)| name).collect();
     let unknown: Vec<_> =
         called.iter().filter(|name| !DOCUMENTED.contains(&name.as_str()) && !others.contains(&name.as_str())).collect();
@@ -265,7 +265,7 @@ async fn a_call_has_fewer_decisions_if_each_takes_longer() {
     async fn calls_for_512(limits: impl IntoRedisLimits<u64>) -> u64 {
         let server = Server::start();
         let limiter = patient::<u64>(server.open(), "api", limits);
-        limiter.check().await.expect("a working Redis");
+        limiter.health_check().await.expect("a working Redis");
         server.command(&["CONFIG", "RESETSTAT"]);
         let (limiter, key) = (&limiter, &7);
         futures_util::future::join_all((0..512).map(|_| acquire(limiter, key, AcquireOptions::default()))).await;

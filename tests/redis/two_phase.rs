@@ -24,7 +24,7 @@ fn of_user(server: RedisServer, limit: u64) -> Redis<u64> {
 
 /// In all: one key, on one node.
 fn of_all(server: RedisServer, limit: u64) -> Redis<u64> {
-    patient(server, "everybody", Limit::new("all", FixedWindow::new(Quota::per_hour(limit))).by(|_: &u64| ()))
+    patient(server, "everybody", Limit::new("all", FixedWindow::new(Quota::per_hour(limit))).keyed_by(|_: &u64| ()))
 }
 
 async fn left(limiter: &impl Limiter<u64>, key: u64) -> u64 {
@@ -51,7 +51,7 @@ async fn no_more_is_let_through_than_both_allow_and_nothing_else_stays_charged()
                         .expect("an answer")
                         .decision;
                     allowed += u64::from(decision.is_allowed());
-                    let [user, all] = decision.standings() else { panic!("{decision:?}") };
+                    let [user, all] = decision.limits() else { panic!("{decision:?}") };
                     if !user.verdict().is_allowed() {
                         refused = [refused[0] + 1, refused[1] + u64::from(all.remaining() > 0)];
                     }
@@ -151,7 +151,7 @@ async fn what_is_refused_without_need_is_at_most_what_is_on_its_way() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_node_that_stalls_leaves_nothing_charged_on_the_others() {
     let cluster = Nodes::start();
-    let all = Limit::new("all", FixedWindow::new(Quota::per_hour(1_000))).by(|_: &u64| ());
+    let all = Limit::new("all", FixedWindow::new(Quota::per_hour(1_000))).keyed_by(|_: &u64| ());
     let all = Redis::builder(cluster.open(), "everybody", all).deadline(DEADLINE).build().expect("limits");
     let users = of_user(cluster.open(), 5);
     let limiter = Chained::new(users.clone(), all.clone());
@@ -198,10 +198,10 @@ async fn a_master_that_is_killed_holds_nobody_up_and_leaves_nothing_charged() {
     };
     let hour = FixedWindow::new(Quota::per_hour(LIMIT));
     let users = build("users", RedisLimit::new(Limit::new("user", hour)));
-    let all = build("everybody", RedisLimit::new(Limit::new("all", hour).by(|_: &str| ())));
+    let all = build("everybody", RedisLimit::new(Limit::new("all", hour).keyed_by(|_: &str| ())));
     let limiter = Chained::new(users.clone(), all.clone());
     for part in [&users, &all] {
-        part.check().await.expect("a working cluster");
+        part.health_check().await.expect("a working cluster");
     }
     let node = cluster.first_master_of(&all.redis_key("all", "").expect("a limit"));
     let load = Load::on(&limiter);
@@ -276,10 +276,10 @@ async fn the_wait_is_for_both_and_figures_are_of_what_is_not_charged() {
     let outcome = acquire(&limiter, &2, AcquireOptions::cost(4).all_limits()).await.expect("an answer");
     let Verdict::Denied { retry_after } = outcome.decision.verdict() else { panic!("{outcome:?}") };
     assert!(retry_after + PATIENCE * 3 > hour && retry_after <= hour, "{retry_after:?}");
-    let figures = outcome.decision.standings().iter().map(|standing| (standing.name(), standing.remaining()));
+    let figures = outcome.decision.limits().iter().map(|standing| (standing.name(), standing.remaining()));
     assert_eq!(figures.collect::<Vec<_>>(), [("user", 5), ("all", 3)]);
     let outcome = acquire(&limiter, &2, AcquireOptions::cost(3).all_limits()).await.expect("an answer");
-    let figures = outcome.decision.standings().iter().map(|standing| (standing.name(), standing.remaining()));
+    let figures = outcome.decision.limits().iter().map(|standing| (standing.name(), standing.remaining()));
     assert_eq!(figures.collect::<Vec<_>>(), [("user", 2), ("all", 0)]);
     assert_eq!((left(&of_user(cluster.open(), 5), 2).await, left(&of_all(cluster.open(), 7), 2).await), (2, 0));
     let held = hold(&limiter, &3, 0).await;

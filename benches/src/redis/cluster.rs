@@ -94,13 +94,14 @@ impl Nodes {
     fn in_two_phases(&self) -> Contender {
         let user = Limit::new("user", Gcra::new(PLENTY));
         let user = Redis::<u64>::builder(self.open(), "user", user).deadline(PATIENCE).build().expect("limits");
-        let all = Limit::new("all", Gcra::new(PLENTY)).by(|_: &u64| ());
+        let all = Limit::new("all", Gcra::new(PLENTY)).keyed_by(|_: &u64| ());
         let all = Redis::builder(self.open(), "all", all).deadline(PATIENCE).build().expect("limits");
         asked("two_phases", Chained::new(user, all))
     }
 
     fn in_one_slot(&self) -> Contender {
-        let limits = (Limit::new("user", Gcra::new(PLENTY)), Limit::new("all", Gcra::new(PLENTY)).by(|_: &u64| ()));
+        let limits =
+            (Limit::new("user", Gcra::new(PLENTY)), Limit::new("all", Gcra::new(PLENTY)).keyed_by(|_: &u64| ()));
         asked("one_slot", Redis::builder(self.open(), "both", limits).deadline(PATIENCE).build().expect("limits"))
     }
 }

@@ -7,7 +7,9 @@ use redis::{Client, Script};
 use tokio::runtime::Runtime;
 use tower_ratelimit::limiter::DeniedCache;
 use tower_ratelimit::store::IntoRedisLimits;
-use tower_ratelimit::{AcquireOptions, FixedWindow, Gcra, Limit, Limiter, Memory, Quota, Redis, SlidingLog, SlidingWindow};
+use tower_ratelimit::{
+    AcquireOptions, FixedWindow, Gcra, Limit, Limiter, Memory, Quota, Redis, SlidingLog, SlidingWindow,
+};
 
 use super::server::Server;
 
@@ -63,7 +65,7 @@ pub(super) fn gcra(server: &Server, _: &Runtime) -> Option<Contender> {
 /// All refused, and remembered.
 pub(super) fn refused(server: &Server, runtime: &Runtime) -> Option<Contender> {
     let redis = Redis::<u64>::new(server.open(), "refused", Gcra::new(Quota::per_hour(1)));
-    let limiter = DeniedCache::with_room(redis, 65_536);
+    let limiter = DeniedCache::with_capacity(redis, 65_536);
     runtime.block_on(async {
         for key in (0..10_000).chain(0..10_000) {
             let _ = limiter.acquire(&key, AcquireOptions::default()).await;
@@ -76,7 +78,7 @@ pub(super) fn refused(server: &Server, runtime: &Runtime) -> Option<Contender> {
 pub(super) fn refused_in_memory(_: &Server, _: &Runtime) -> Option<Contender> {
     let limiter = Memory::new(Gcra::new(Quota::per_hour(1)));
     for key in 0..10_000_u64 {
-        limiter.decide(&key, AcquireOptions::default());
+        limiter.check(&key, AcquireOptions::default());
     }
     contender("memory", move |key| refusal(&limiter, key))
 }
@@ -104,8 +106,8 @@ pub(super) fn sliding_log(server: &Server, _: &Runtime) -> Option<Contender> {
 pub(super) fn three_limits(server: &Server, _: &Runtime) -> Option<Contender> {
     let limits = (
         Limit::new("key", Gcra::new(PLENTY)),
-        Limit::new("group", Gcra::new(PLENTY)).by(|key: &u64| key % 100),
-        Limit::new("all", Gcra::new(PLENTY)).by(|_: &u64| ()),
+        Limit::new("group", Gcra::new(PLENTY)).keyed_by(|key: &u64| key % 100),
+        Limit::new("all", Gcra::new(PLENTY)).keyed_by(|_: &u64| ()),
     );
     ours("three_limits", server, limits)
 }
@@ -168,7 +170,7 @@ pub(super) fn plain_window(server: &Server, runtime: &Runtime) -> Option<Contend
 pub(super) fn same_script(server: &Server, runtime: &Runtime) -> Option<Contender> {
     let text = concat!(
         include_str!("../../../src/store/redis/prelude.lua"),
-        include_str!("../../../src/algorithm/bucket_short.lua"),
+        include_str!("../../../src/algorithm/bucket/bucket_fast.lua"),
         include_str!("../../../src/store/redis/short.lua"),
     );
     let connection = connection(server, runtime);

@@ -31,7 +31,8 @@ impl Unfit {
     pub(crate) fn explain(self, quota: Quota) -> Error {
         match self {
             Self::TooSlow => {
-                let most = u128::from(MAX_PERIOD_MICROS) * u128::from(quota.limit()) / u128::from(quota.period_micros());
+                let most =
+                    u128::from(MAX_PERIOD_MICROS) * u128::from(quota.limit()) / u128::from(quota.period_micros());
                 Error::config(format!("{}: with {quota} a burst of at most {most}", self.message()))
             }
             Self::TooFine => Error::config(format!(

@@ -1,9 +1,9 @@
 use std::fmt;
 use std::time::Duration;
 
-use crate::algorithm::Algorithm;
 use super::Bucket;
 use super::types::bucket_front;
+use crate::algorithm::Algorithm;
 use crate::clock::Timestamp;
 use crate::decision::{AcquireOptions, LazySnapshot, Verdict};
 use crate::error::Error;

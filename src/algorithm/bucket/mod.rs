@@ -36,15 +36,15 @@ use std::time::Duration;
 
 use super::AtOnce;
 use crate::clock::{MAX_PERIOD_MICROS, Timestamp, micros_floor};
-use crate::decision::{AcquireOptions, LimitSnapshot, LazySnapshot, Verdict};
+use crate::decision::{AcquireOptions, LazySnapshot, LimitSnapshot, Verdict};
 use crate::quota::{MAX_LIMIT, Quota};
 
-use self::rate::{Rate, Span, Tat, narrow};
-#[cfg(feature = "redis")]
-pub(crate) use self::lua::SCRIPT;
 pub(crate) use self::error::Unfit;
 pub use self::gcra::Gcra;
 pub use self::leaky_bucket::LeakyBucket;
+#[cfg(feature = "redis")]
+pub(crate) use self::lua::SCRIPT;
+use self::rate::{Rate, Span, Tat, narrow};
 pub use self::token_bucket::TokenBucket;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -130,7 +130,12 @@ macro_rules! bucket_front {
             }
 
             #[inline(always)]
-            fn try_at_once(&self, state: &[u64; 4], now: Timestamp, ask: AcquireOptions) -> crate::algorithm::AtOnce<[u64; 4]> {
+            fn try_at_once(
+                &self,
+                state: &[u64; 4],
+                now: Timestamp,
+                ask: AcquireOptions,
+            ) -> crate::algorithm::AtOnce<[u64; 4]> {
                 self.kernel.try_at_once(state, now, ask)
             }
         }

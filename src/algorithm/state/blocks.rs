@@ -1,7 +1,7 @@
 use std::fmt;
 use std::ops::{Deref, DerefMut};
 
-use super::{AtomicState, StateCopy, State};
+use super::{AtomicState, State, StateCopy};
 use crate::sync::{AtomicU64, Ordering};
 
 /// A state whose number of words is known when the limiter is built: see

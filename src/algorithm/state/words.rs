@@ -1,6 +1,6 @@
 use std::ops::{Deref, DerefMut};
 
-use super::{AtomicState, StateCopy, State};
+use super::{AtomicState, State, StateCopy};
 use crate::sync::{AtomicU64, Ordering};
 
 impl<const N: usize> State for [u64; N] {

@@ -3,11 +3,11 @@ use std::net::IpAddr;
 use http::{HeaderMap, HeaderName, Request};
 
 use super::field::Field;
-use super::trusted_proxies::TrustedProxies;
-use super::resolve::{self, Hop};
-use crate::error::Error;
 use super::peer::{FromExtensions, PeerAddress, missing_peer};
 use super::prefix::{Prefixes, prefix_setters};
+use super::resolve::{self, Hop};
+use super::trusted_proxies::TrustedProxies;
+use crate::error::Error;
 use crate::key::{ExtractKey, Extracted, Missing};
 
 /// The client's address behind proxies: the rightmost one that is not a trusted proxy.
@@ -54,8 +54,8 @@ use crate::key::{ExtractKey, Extracted, Missing};
 ///
 /// type Addresses = (IpAddr, IpAddr);
 /// let limiter = Memory::new((
-///     Limit::new("client", Gcra::new(Quota::per_second(10))).by(|(client, _): &Addresses| *client),
-///     Limit::new("network", Gcra::new(Quota::per_second(200))).by(|(_, network): &Addresses| *network),
+///     Limit::new("client", Gcra::new(Quota::per_second(10))).keyed_by(|(client, _): &Addresses| *client),
+///     Limit::new("network", Gcra::new(Quota::per_second(200))).keyed_by(|(_, network): &Addresses| *network),
 /// ));
 /// let layer = RateLimitLayer::new((CLIENT, NETWORK), limiter);
 /// ```

@@ -1,7 +1,7 @@
 use std::net::IpAddr;
 
-use crate::error::Error;
 use super::network::Networks;
+use crate::error::Error;
 
 /// Which hops between the server and its clients are proxies that [`ClientIp`](crate::ClientIp) believes.
 ///

@@ -1,8 +1,8 @@
 use http::{HeaderMap, HeaderName, Request};
 
+use crate::key::KeyText;
 use crate::key::Missing;
 use crate::key::{ExtractKey, Extracted};
-use crate::key::KeyText;
 
 /// The value of one header field.
 ///

@@ -2,9 +2,9 @@ use http::uri::Scheme;
 use http::{Request, header};
 
 use super::header::only_value;
+use crate::key::KeyText;
 use crate::key::Missing;
 use crate::key::{ExtractKey, Extracted};
-use crate::key::KeyText;
 
 /// The host that the request is for: of the URI's authority if it has one (HTTP/2, proxies), else of the field `Host`.
 ///

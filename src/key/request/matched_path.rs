@@ -1,7 +1,7 @@
 use http::Request;
 
-use crate::key::{ExtractKey, Extracted};
 use crate::key::KeyText;
+use crate::key::{ExtractKey, Extracted};
 
 /// The route that axum has found for the request: `/users/{id}` for all users.
 ///

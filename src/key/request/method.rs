@@ -1,7 +1,7 @@
 use http::Request;
 
-use crate::key::{ExtractKey, Extracted};
 use crate::key::KeyText;
+use crate::key::{ExtractKey, Extracted};
 
 /// The request's method, to the letter.
 ///
@@ -17,7 +17,7 @@ use crate::key::KeyText;
 /// type Caller = (IpAddr, KeyText);
 /// let limiter = Memory::new((
 ///     Limit::new("method", Gcra::new(Quota::per_second(10))),
-///     Limit::new("client", Gcra::new(Quota::per_second(30))).by(|(client, _): &Caller| *client),
+///     Limit::new("client", Gcra::new(Quota::per_second(30))).keyed_by(|(client, _): &Caller| *client),
 /// ));
 /// let layer = RateLimitLayer::new((PeerIp::new(), Method), limiter);
 /// ```

@@ -1,7 +1,7 @@
 use http::Request;
 
-use crate::key::{ExtractKey, Extracted};
 use crate::key::KeyText;
+use crate::key::{ExtractKey, Extracted};
 
 /// The path of the request's URI, without its query.
 ///

@@ -1,7 +1,7 @@
 use http::{HeaderName, Request};
 
 use super::fingerprint::Fingerprint;
-use super::pepper::{Fingerprinter, ProcessPepper, Pepper};
+use super::pepper::{Fingerprinter, Pepper, ProcessPepper};
 use crate::key::request::only_value;
 use crate::key::{ExtractKey, Extracted};
 

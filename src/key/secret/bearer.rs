@@ -2,7 +2,7 @@ use http::{Request, header};
 
 use super::cookie::is_token;
 use super::fingerprint::Fingerprint;
-use super::pepper::{Fingerprinter, ProcessPepper, Pepper};
+use super::pepper::{Fingerprinter, Pepper, ProcessPepper};
 use crate::key::{ExtractKey, Extracted, Missing};
 
 /// The token in `Authorization: Bearer ...`, of which only the [fingerprint](Fingerprint) is kept.
@@ -30,8 +30,8 @@ use crate::key::{ExtractKey, Extracted, Missing};
 ///
 /// type Caller = (Fingerprint, IpAddr);
 /// let limiter = Memory::new((
-///     Limit::new("token", Gcra::new(Quota::per_second(10))).by(|(token, _): &Caller| *token),
-///     Limit::new("address", Gcra::new(Quota::per_second(100))).by(|(_, address): &Caller| *address),
+///     Limit::new("token", Gcra::new(Quota::per_second(10))).keyed_by(|(token, _): &Caller| *token),
+///     Limit::new("address", Gcra::new(Quota::per_second(100))).keyed_by(|(_, address): &Caller| *address),
 /// ));
 /// let layer = RateLimitLayer::new((Bearer::new(), PeerIp::new()), limiter);
 /// ```

@@ -5,7 +5,7 @@ use http::{HeaderMap, Request, header};
 use percent_encoding::percent_decode;
 
 use super::fingerprint::Fingerprint;
-use super::pepper::{Fingerprinter, ProcessPepper, Pepper};
+use super::pepper::{Fingerprinter, Pepper, ProcessPepper};
 use crate::error::Error;
 use crate::key::{ExtractKey, Extracted, Missing};
 

@@ -2,7 +2,7 @@ use std::fmt;
 use std::hash::{Hash, Hasher};
 use std::marker::PhantomData;
 
-use super::pepper::{ProcessPepper, Pepper};
+use super::pepper::{Pepper, ProcessPepper};
 use crate::encode::{EncodeKey, KeyWriter};
 
 /// What is kept of a secret: 128 bits of its HMAC-SHA-256 under a pepper.

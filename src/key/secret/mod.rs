@@ -10,4 +10,4 @@ pub use self::api_key::ApiKey;
 pub use self::bearer::Bearer;
 pub use self::cookie::Cookie;
 pub use self::fingerprint::Fingerprint;
-pub use self::pepper::{Fingerprinter, ProcessPepper, Pepper};
+pub use self::pepper::{Fingerprinter, Pepper, ProcessPepper};

@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use http::{HeaderMap, HeaderName, HeaderValue, header};
 
-use super::rate_limit::{RATELIMIT, RATELIMIT_POLICY};
 use super::fmt::seconds;
+use super::rate_limit::{RATELIMIT, RATELIMIT_POLICY};
 use crate::decision::Decision;
 
 const LEGACY_LIMIT: HeaderName = HeaderName::from_static("x-ratelimit-limit");
@@ -24,7 +24,7 @@ pub enum ResetFormat {
 
 /// `X-RateLimit-*`: of several limits, and of what is there already, the most restrictive.
 pub(in crate::response) fn add_legacy(headers: &mut HeaderMap, decision: &Decision, reset: ResetFormat) {
-    let Some(standing) = decision.standing() else { return };
+    let Some(standing) = decision.most_restrictive() else { return };
     let figures = standing.figures();
     let there = headers.get(&LEGACY_REMAINING).and_then(|value| value.to_str().ok()?.trim().parse::<u64>().ok());
     if there.is_some_and(|remaining| remaining <= figures.remaining) {

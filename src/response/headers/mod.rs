@@ -6,12 +6,12 @@ pub(super) use self::fmt::push_number;
 pub use self::legacy::ResetFormat;
 use http::{Extensions, Response};
 
-use crate::response::info::RateLimitInfo;
-use self::rate_limit::Draft;
 use self::legacy as fields;
-use crate::response::partition::Hash;
+use self::rate_limit::Draft;
 use crate::decision::Decision;
 use crate::observe::Observers;
+use crate::response::info::RateLimitInfo;
+use crate::response::partition::Hash;
 
 /// What a responder tells of decisions, besides the refusals themselves.
 #[derive(Clone, Copy, Debug)]
@@ -26,7 +26,12 @@ impl Tell {
     pub(super) const NOTHING: Self = Self { draft: false, legacy: None, extensions: false, exposed: false };
 
     /// Of a request that is let through.
-    pub(super) fn admit(self, extensions: &mut Extensions, admission: RateLimitInfo, partition: Option<Hash>) -> HttpContext {
+    pub(super) fn admit(
+        self,
+        extensions: &mut Extensions,
+        admission: RateLimitInfo,
+        partition: Option<Hash>,
+    ) -> HttpContext {
         if self.is_silent() {
             return HttpContext(Mark::Nothing);
         }
@@ -39,14 +44,18 @@ impl Tell {
 
     /// The same by a look at the decision, where that is enough.
     #[inline]
-    pub(super) fn admit_ref(self, decision: &Decision, partition: impl FnOnce() -> Option<Hash>) -> Option<HttpContext> {
+    pub(super) fn admit_ref(
+        self,
+        decision: &Decision,
+        partition: impl FnOnce() -> Option<Hash>,
+    ) -> Option<HttpContext> {
         if self.is_silent() {
             return Some(HttpContext(Mark::Nothing));
         }
         if self.legacy.is_some() || self.extensions || self.exposed {
             return None;
         }
-        let draft = Draft::of(decision.standings(), partition());
+        let draft = Draft::of(decision.limits(), partition());
         Some(HttpContext(draft.map_or(Mark::Nothing, |draft| Mark::Draft(draft, Observers::default()))))
     }
 
@@ -78,7 +87,7 @@ impl Tell {
     ) {
         if let Some(decision) = decision {
             if self.draft
-                && let Some(draft) = Draft::of(decision.standings(), partition)
+                && let Some(draft) = Draft::of(decision.limits(), partition)
             {
                 draft.add(response.headers_mut(), observers);
             }

@@ -10,10 +10,10 @@ use base64::prelude::BASE64_STANDARD as STANDARD;
 use bytes::Bytes;
 use http::{HeaderMap, HeaderName, HeaderValue};
 
-use crate::response::partition::Hash;
 use super::fmt::{push_number, seconds};
 use crate::decision::{LimitSnapshot, LimitStatus, Verdict};
 use crate::observe::Observers;
+use crate::response::partition::Hash;
 
 pub(super) const RATELIMIT: HeaderName = HeaderName::from_static("ratelimit");
 pub(super) const RATELIMIT_POLICY: HeaderName = HeaderName::from_static("ratelimit-policy");

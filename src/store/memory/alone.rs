@@ -8,7 +8,7 @@ use super::share::{Asked, HeldLimit, Look};
 use super::transaction::{self, delay};
 use crate::algorithm::{Algorithm, AtOnce, State};
 use crate::clock::Timestamp;
-use crate::decision::{Decision, Name, LimitStatus};
+use crate::decision::{Decision, LimitStatus, Name};
 use crate::limit::{Choose, Chooser, SubKeyOf};
 use crate::sync::Backoff;
 use crate::table::{LockedNear, Missed, Near, NotInserted};
@@ -54,8 +54,8 @@ fn decision_at_once<A: Algorithm, C: Chooser, P>(
     now: Timestamp,
     wait: u64,
 ) -> Decision {
-    let standing = LimitStatus::at_once(row.limit.name_handle().clone(), wait, algorithm.reading_at_once(state, now));
-    Decision::by_store(now, algorithm.supports_scheduling(), standing)
+    let standing = LimitStatus::from_wait(row.limit.name_handle().clone(), wait, algorithm.reading_at_once(state, now));
+    Decision::from_store(now, algorithm.supports_scheduling(), standing)
 }
 
 /// Decides in any case.
@@ -149,8 +149,8 @@ where
     } else {
         algorithm.reading(&near.state, now)
     };
-    let standing = LimitStatus::new(row.limit.name_handle().clone(), verdict, reading, false);
-    Ok(Decision::by_store(now, algorithm.supports_scheduling(), standing))
+    let standing = LimitStatus::of_limit(row.limit.name_handle().clone(), verdict, reading, false);
+    Ok(Decision::from_store(now, algorithm.supports_scheduling(), standing))
 }
 
 /// A limit of several that would let the request through at once.
@@ -227,6 +227,6 @@ impl<Chosen: Borrow<A>, A: Algorithm> Said<'_, Chosen, A> {
 
     #[inline(always)]
     pub(super) fn standing(&self, now: Timestamp) -> LimitStatus {
-        LimitStatus::at_once(self.name.clone(), 0, self.chosen.borrow().reading_at_once(&self.charged, now))
+        LimitStatus::from_wait(self.name.clone(), 0, self.chosen.borrow().reading_at_once(&self.charged, now))
     }
 }

@@ -30,7 +30,7 @@ use crate::table::Missed;
 ///     limits.push(DynLimit::new(Limit::new("daily", FixedWindow::new(Quota::per_day(10_000)))));
 /// }
 /// let limiter = Memory::new(limits);
-/// assert!(limiter.decide("alice", AcquireOptions::default()).is_allowed());
+/// assert!(limiter.check("alice", AcquireOptions::default()).is_allowed());
 /// ```
 pub struct DynLimit<Key: ?Sized, S = DefaultHashBuilder>(Box<dyn Bind<Key, S>>);
 

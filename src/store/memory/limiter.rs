@@ -9,13 +9,13 @@ use super::dynamic::DynLimit;
 use super::hasher::DefaultHashBuilder;
 use super::limits::{Limits, LimitsFor};
 use super::share::{Asked, HeldLimit, Room, Share, read};
-use super::usage::{TopKey, KeyId, Usage};
+use super::usage::{KeyId, TopKey, Usage};
 use crate::algorithm::Algorithm;
 use crate::clock::{Clock, SystemClock, Timestamp};
 use crate::decision::{AcquireOptions, Decision};
 use crate::error::Error;
 use crate::limit::{PerKey, per_key};
-use crate::limiter::{Acquisition, Held, Limiter, Outcome, LimiterFuture};
+use crate::limiter::{Acquisition, Held, Limiter, LimiterFuture, Outcome};
 use crate::observe::{Event, Observer};
 use crate::table::Missed;
 
@@ -38,7 +38,7 @@ use crate::table::Missed;
 /// // Ten a second for each key, bursts of twenty.
 /// let limiter = Memory::new(Gcra::new(Quota::per_second(10)).burst(20));
 ///
-/// let decision = limiter.decide("alice", AcquireOptions::default());
+/// let decision = limiter.check("alice", AcquireOptions::default());
 /// assert!(decision.is_allowed());
 /// assert_eq!(decision.remaining(), Some(19));
 /// ```
@@ -110,7 +110,7 @@ impl<L: Limits<S>, C: Clock, S> Memory<L, C, S> {
     /// [`hold`](Limiter::hold).
     // In line: what the caller does not ask of the decision is then not even put together.
     #[inline(always)]
-    pub fn decide<Key: ?Sized>(&self, key: &Key, ask: AcquireOptions) -> Decision
+    pub fn check<Key: ?Sized>(&self, key: &Key, ask: AcquireOptions) -> Decision
     where
         L: LimitsFor<Key, S>,
         S: BuildHasher,

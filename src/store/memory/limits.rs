@@ -141,7 +141,7 @@ macro_rules! tuple {
                     $($index => $row.standing(now),)+
                     _ => unreachable!("there are no more rows"),
                 };
-                Ok(Decision::by_store(now, true $(&& $row.supports_scheduling())+, standing))
+                Ok(Decision::from_store(now, true $(&& $row.supports_scheduling())+, standing))
             }
 
             fn at_length(

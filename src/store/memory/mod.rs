@@ -17,4 +17,4 @@ pub use self::dynamic::DynLimit;
 pub use self::hasher::DefaultHashBuilder;
 pub use self::limiter::Memory;
 pub use self::limits::{Limits, LimitsFor};
-pub use self::usage::{TopKey, KeyId, Usage};
+pub use self::usage::{KeyId, TopKey, Usage};

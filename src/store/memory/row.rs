@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use super::blocks::Blocks;
 use super::share::{Asked, HeldLimit, Holding, Look, Needed, Room, Share, read};
-use super::usage::{TopKey, KeyId, Usage};
+use super::usage::{KeyId, TopKey, Usage};
 use crate::algorithm::{Algorithm, State};
 use crate::clock::{Clock, Timestamp, micros_floor};
 use crate::decision::{Name, Verdict};
@@ -56,8 +56,7 @@ impl<C: Chooser + 'static, P: 'static> Row<C, P> {
     ///
     /// If the states could take more than `room.heap_bytes` on the heap.
     pub(super) fn new(limit: Limit<C, P>, room: Room) -> Result<Self, Error> {
-        let words =
-            limit.algorithm().fixed().map_or(crate::algorithm::Counters::MAX_WORDS, Algorithm::counter_words);
+        let words = limit.algorithm().fixed().map_or(crate::algorithm::Counters::MAX_WORDS, Algorithm::counter_words);
         let table = Table::with_room_for(room.max_keys, words, room.when_full);
         Self::with_tables(limit, room, table, Arc::default())
     }
@@ -170,7 +169,7 @@ impl<C: Chooser, P> Row<C, P> {
         }
         if needed == Needed::Together {
             look.at_once = if look.supports_scheduling && look.verdict != Verdict::Allowed {
-                algorithm.peek_with_held(state, look.now, asked.ask.within(Duration::ZERO), look.held).0
+                algorithm.peek_with_held(state, look.now, asked.ask.max_delay(Duration::ZERO), look.held).0
             } else {
                 look.verdict
             };
@@ -197,7 +196,7 @@ impl<C: Chooser, P> Row<C, P> {
         asked: &Asked<'_, Key, S>,
         look: &mut Look,
     ) {
-        let ask = if asked.ask.hold { asked.ask.within(Duration::ZERO) } else { asked.ask };
+        let ask = if asked.ask.hold { asked.ask.max_delay(Duration::ZERO) } else { asked.ask };
         look.supports_scheduling &= !asked.ask.hold;
         (look.verdict, look.reading) = algorithm.peek_with_held(state, look.now, ask, look.held);
     }

@@ -3,9 +3,9 @@
 use std::any::Any;
 use std::time::Duration;
 
-use super::usage::{TopKey, KeyId, Usage};
+use super::usage::{KeyId, TopKey, Usage};
 use crate::clock::{Clock, Timestamp};
-use crate::decision::{AcquireOptions, Name, LazySnapshot, Verdict};
+use crate::decision::{AcquireOptions, LazySnapshot, Name, Verdict};
 use crate::table::{Full, Place, Spot, WhenFull};
 
 /// The room that each limit has.

@@ -216,7 +216,9 @@ fn decide<Key: ?Sized, S, R: Share<Key, S> + ?Sized>(
     asked: &Asked<'_, Key, S>,
 ) -> Decision {
     let decision = match (rows, looks) {
-        ([row], [look]) if !look.shadow => Decision::by_store(asked.now, look.supports_scheduling, standing(*row, look)),
+        ([row], [look]) if !look.shadow => {
+            Decision::from_store(asked.now, look.supports_scheduling, standing(*row, look))
+        }
         _ => decide_several(rows, looks, asked),
     };
     let is_estimate = enforced(looks).any(|look| look.held > 0 && !look.verdict.is_allowed());
@@ -232,12 +234,12 @@ fn decide_several<Key: ?Sized, S, R: Share<Key, S> + ?Sized>(
     let standings = rows.iter().zip(looks).map(|(row, look)| standing(*row, look));
     let shadows = looks.iter().any(|look| look.shadow);
     let list_all = asked.ask.lists_all(shadows, || looks.iter().any(|look| !look.verdict.is_allowed()));
-    Decision::of_limits(asked.now, list_all, standings).with_scheduling(supports_scheduling)
+    Decision::combine(asked.now, list_all, standings).with_scheduling(supports_scheduling)
 }
 
 #[inline]
 fn standing<Key: ?Sized, S, R: Share<Key, S> + ?Sized>(row: &R, look: &Look) -> LimitStatus {
-    LimitStatus::new(row.name().clone(), look.verdict, look.reading, look.shadow)
+    LimitStatus::of_limit(row.name().clone(), look.verdict, look.reading, look.shadow)
 }
 
 /// The locks on all that the looks read, given back when dropped: also when a user's algorithm panics.

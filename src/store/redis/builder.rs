@@ -114,7 +114,7 @@ impl<Key: ?Sized> RedisBuilder<Key> {
     ///
     /// let limits = (
     ///     Limit::new("user", Gcra::new(Quota::per_second(10))),
-    ///     Limit::new("org", Gcra::new(Quota::per_second(100))).by(|&(org, _): &(u64, u64)| org),
+    ///     Limit::new("org", Gcra::new(Quota::per_second(100))).keyed_by(|&(org, _): &(u64, u64)| org),
     /// );
     /// let server = RedisServer::open("redis://127.0.0.1")?;
     /// let limiter = Redis::builder(server, "api", limits).slot_by(|&(org, _)| org).build()?;
@@ -133,7 +133,7 @@ impl<Key: ?Sized> RedisBuilder<Key> {
         self
     }
 
-    /// The limiter. Nothing is connected yet: see [`Redis::check`].
+    /// The limiter. Nothing is connected yet: see [`Redis::health_check`].
     ///
     /// A limit of the same name in another limiter of this process with the same name, prefix and server, that counts by
     /// another algorithm or quota, is a [warning](crate::observe::Event::Warning) to observers: it may be on its way out, as

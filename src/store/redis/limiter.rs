@@ -95,7 +95,7 @@ use crate::runtime::sleep;
 /// # async fn f() -> Result<(), tower_ratelimit::Error> {
 /// let server = RedisServer::open("redis://127.0.0.1")?;
 /// let limiter = Redis::new(server, "api", Gcra::new(Quota::per_second(10)).burst(20));
-/// limiter.check().await?;
+/// limiter.health_check().await?;
 ///
 /// let decision = limiter.acquire("alice", AcquireOptions::default()).await?.decision;
 /// assert!(decision.is_allowed());
@@ -178,7 +178,7 @@ impl<Key: ?Sized> Redis<Key> {
     ///
     /// If there is no connection within two seconds, or Redis refuses the password, the script, or to write; the error says
     /// which. [`is_config`](Error::is_config) holds outside of a tokio runtime, and in one without timer or I/O.
-    pub async fn check(&self) -> Result<(), Error> {
+    pub async fn health_check(&self) -> Result<(), Error> {
         self.handle.lines.check().await
     }
 
@@ -390,7 +390,8 @@ impl<Key: ?Sized> Limiter<Key> for Redis<Key> {
     type Future = RedisFuture;
 
     fn acquire(&self, key: &Key, ask: AcquireOptions) -> Acquisition<RedisFuture> {
-        let asked = if ask.hold { self.handle.hold(key, ask) } else { self.handle.ask(Operation::Acquisition, key, ask) };
+        let asked =
+            if ask.hold { self.handle.hold(key, ask) } else { self.handle.ask(Operation::Acquisition, key, ask) };
         match asked {
             Ok(future) => Acquisition::Pending(future),
             Err(error) => Acquisition::Ready(Err(error)),

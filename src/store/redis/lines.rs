@@ -19,7 +19,7 @@ use super::probe::{self, probe};
 use super::server::{RedisServer, no_runtime};
 use super::trade::{Answer, Done, Parcel, Trade};
 use crate::error::Error;
-use crate::limiter::{BoxFuture, Outcome, LimiterFuture};
+use crate::limiter::{BoxFuture, LimiterFuture, Outcome};
 use crate::runtime::{Sleep, sleep};
 
 /// The ways from a limiter to its server.
@@ -46,7 +46,7 @@ impl<T: Trade> Lines<T> {
         Self { core: Arc::new(core), known: Mutex::default(), recent: ArcSwapOption::empty() }
     }
 
-    /// See [`Redis::check`](super::Redis::check).
+    /// See [`Redis::health_check`](super::Redis::health_check).
     pub(super) async fn check(&self) -> Result<(), Error> {
         let timer = sleep(RedisServer::CONNECT_WITHIN).ok_or_else(no_runtime)?;
         let core = &self.core;

@@ -173,13 +173,13 @@ impl Told {
                 stand
             };
             supports_scheduling &= row.shadow || twin.supports_scheduling();
-            standings.push(LimitStatus::new(row.name.clone(), *own, reading, row.shadow));
+            standings.push(LimitStatus::of_limit(row.name.clone(), *own, reading, row.shadow));
         }
         let shadows = rows.iter().any(|row| row.shadow);
         let refused = || verdicts.iter().any(|own| !own.is_allowed());
         // One limit by itself is always told: there is nothing to list.
         let list_all = if rows.len() > 1 { ask.lists_all(shadows, refused) } else { shadows };
-        let decision = Decision::of_limits(now, list_all, standings.into_iter()).with_scheduling(supports_scheduling);
+        let decision = Decision::combine(now, list_all, standings.into_iter()).with_scheduling(supports_scheduling);
         Ok((decision.with_estimate(is_estimate), takes))
     }
 }

@@ -1,7 +1,7 @@
 use std::sync::Arc;
 
 use super::twin::Twin;
-use crate::algorithm::{LuaScript, LuaAlgorithm};
+use crate::algorithm::{LuaAlgorithm, LuaScript};
 use crate::decision::Name;
 use crate::encode::{EncodeKey, KeyWriter};
 use crate::limit::{Choose, Chooser, Limit, SubKeyOf};
@@ -56,12 +56,8 @@ where
 {
     fn info(&self) -> RowInfo {
         let kernel = <C::Algorithm as LuaAlgorithm>::SCRIPT;
-        let fixed = self
-            .0
-            .algorithm()
-            .fixed()
-            .is_some()
-            .then(|| Arc::new(SameForAll(Arc::clone(&self.0))) as Arc<dyn Fixed>);
+        let fixed =
+            self.0.algorithm().fixed().is_some().then(|| Arc::new(SameForAll(Arc::clone(&self.0))) as Arc<dyn Fixed>);
         let of_all = self.0.part().is_constant();
         RowInfo { name: self.0.name_handle().clone(), kernel, shadow: self.0.is_shadow(), of_all, fixed }
     }

@@ -74,7 +74,7 @@ impl RedisServer {
     /// certificates of one's own: `with_tls`), or
     /// `unix:///path/to/socket`.
     ///
-    /// Nothing is connected yet: see [`Redis::check`](super::Redis::check).
+    /// Nothing is connected yet: see [`Redis::health_check`](super::Redis::health_check).
     ///
     /// # Errors
     ///
@@ -91,7 +91,7 @@ impl RedisServer {
     /// a node said that it did not run it. What decisions of several limits need to share a slot is said at
     /// [`Redis`](super::Redis#in-a-cluster).
     ///
-    /// Nothing is connected yet: see [`Redis::check`](super::Redis::check).
+    /// Nothing is connected yet: see [`Redis::health_check`](super::Redis::health_check).
     ///
     /// # Errors
     ///

@@ -16,8 +16,8 @@ use crate::error::Error;
 ///
 /// # fn f() -> Result<(), Box<dyn std::error::Error>> {
 /// let tls = RedisTls::new()
-///     .trusting(std::fs::read("ca.pem")?)
-///     .shown(std::fs::read("client.pem")?, std::fs::read("client.key")?);
+///     .root_certificates(std::fs::read("ca.pem")?)
+///     .client_certificate(std::fs::read("client.pem")?, std::fs::read("client.key")?);
 /// let server = RedisServer::open("rediss://user:password@redis.internal:6380")?.with_tls(&tls)?;
 /// # Ok(())
 /// # }
@@ -33,14 +33,14 @@ impl RedisTls {
     }
 
     /// Trusts servers whose certificates are signed by one of these, in PEM, and no others: not those that the system trusts.
-    pub fn trusting(mut self, certificates: impl Into<Vec<u8>>) -> Self {
+    pub fn root_certificates(mut self, certificates: impl Into<Vec<u8>>) -> Self {
         self.0.root_cert = Some(certificates.into());
         self
     }
 
     /// Shows this certificate (with those that it is signed by, if need be) and proves with this key that it is one's own,
     /// both in PEM: to servers that want to know (`tls-auth-clients`).
-    pub fn shown(mut self, certificate: impl Into<Vec<u8>>, key: impl Into<Vec<u8>>) -> Self {
+    pub fn client_certificate(mut self, certificate: impl Into<Vec<u8>>, key: impl Into<Vec<u8>>) -> Self {
         self.0.client_tls = Some(ClientTlsConfig { client_cert: certificate.into(), client_key: key.into() });
         self
     }

@@ -10,7 +10,7 @@ fn who_is_forgotten_is_the_first_to_be_idle() {
         let (soon, late, new) = (key(2, [0, 1], 0), key(2, [1, 0], 1), key(2, [0, 1], 2));
         assert!(admits(&limiter, &soon) && admits(&limiter, &late) && admits(&limiter, &late));
         // Not even if it comes back between being forgotten and the newcomer's taking its slot.
-        let charge = move |limiter: &Model<Burst>| limiter.decide(&soon, AcquireOptions::cost(3)).is_allowed();
+        let charge = move |limiter: &Model<Burst>| limiter.check(&soon, AcquireOptions::cost(3)).is_allowed();
         let charged = race(&limiter, charge, move |limiter| admits(limiter, &new));
         assert_eq!(charged, (true, true));
         // Charged first, it outlasts `late`. Forgotten first, it comes back as a newcomer, and somebody else goes.

@@ -12,8 +12,8 @@ fn buckets(tokens: [u64; 2]) -> Model<impl LimitsFor<Pair, Same> + Send + Sync +
     sets(
         2,
         (
-            Limit::new("a", bucket(tokens[0])).by(|pair: &Pair| pair.0),
-            Limit::new("b", bucket(tokens[1])).by(|pair: &Pair| pair.1),
+            Limit::new("a", bucket(tokens[0])).keyed_by(|pair: &Pair| pair.0),
+            Limit::new("b", bucket(tokens[1])).keyed_by(|pair: &Pair| pair.1),
         ),
     )
 }

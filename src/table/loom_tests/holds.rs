@@ -63,7 +63,7 @@ fn a_settlement_and_a_decision_take_turns() {
             let limiter = sets(2, bucket(3));
             let k = key(2, [0, 1], 0);
             let held = hold(&limiter, &k, 2).expect("three tokens are available");
-            let decide = move |limiter: &Model<Gcra>| limiter.decide(&k, AcquireOptions::cost(cost)).is_allowed();
+            let decide = move |limiter: &Model<Gcra>| limiter.check(&k, AcquireOptions::cost(cost)).is_allowed();
             let ((), admitted) = race(&limiter, move |_: &Model<Gcra>| settle(held, actual), decide);
             let in_turn = [actual + cost <= 3, 2 + cost <= 3];
             assert!(in_turn.contains(&admitted), "{admitted}, and in turn {in_turn:?}");
@@ -229,8 +229,8 @@ fn a_hold_over_several_limits_is_made_on_all_or_none() {
     for shared in [0, 1] {
         model(2, move || {
             let limits = (
-                Limit::new("a", bucket(1)).by(|pair: &Pair| pair.0),
-                Limit::new("b", bucket(1)).by(|pair: &Pair| pair.1),
+                Limit::new("a", bucket(1)).keyed_by(|pair: &Pair| pair.0),
+                Limit::new("b", bucket(1)).keyed_by(|pair: &Pair| pair.1),
             );
             let limiter = sets(2, limits);
             let (all, x, y) = (key(2, [0, 1], 0), key(2, [0, 1], 1), key(2, [1, 0], 2));
@@ -238,9 +238,9 @@ fn a_hold_over_several_limits_is_made_on_all_or_none() {
             let (held, charged) =
                 race(&limiter, move |limiter| hold(limiter, &with(x), 1), move |limiter| admits(limiter, &with(y)));
             assert!(held.is_some() ^ charged, "{} held, {charged} charged", held.is_some());
-            let own = |key: u64| peek(&limiter, &with(key)).standings()[1 - shared].remaining();
+            let own = |key: u64| peek(&limiter, &with(key)).limits()[1 - shared].remaining();
             assert_eq!([own(x), own(y)], [u64::from(held.is_none()), u64::from(!charged)]);
-            assert_eq!(peek(&limiter, &with(x)).standings()[shared].remaining(), 0);
+            assert_eq!(peek(&limiter, &with(x)).limits()[shared].remaining(), 0);
         });
     }
 }

@@ -151,7 +151,7 @@ fn a_refusal_never_reads_half_of_a_commit() {
         let limiter = sets(2, burst(3));
         let k = key(2, [0, 1], 0);
         assert!(admits(&limiter, &k));
-        let refuse = move |limiter: &Model<Burst>| limiter.decide(&k, AcquireOptions::cost(3)).retry_after();
+        let refuse = move |limiter: &Model<Burst>| limiter.check(&k, AcquireOptions::cost(3)).retry_after();
         // A torn state panics.
         let (charged, wait) = race(&limiter, move |limiter| admits(limiter, &k), refuse);
         assert!(charged);

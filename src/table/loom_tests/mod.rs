@@ -6,13 +6,13 @@
 //! `RUSTFLAGS="--cfg loom" cargo test --lib --release loom`.
 
 mod absent;
-mod when_full;
+mod eviction;
+mod fast_path;
 mod holds;
 mod keys;
-mod relocation;
-mod quota_change;
 mod multi_limit;
-mod fast_path;
+mod quota_change;
+mod relocation;
 
 use std::cell::Cell;
 use std::hash::{BuildHasher, Hasher};
@@ -28,7 +28,10 @@ use crate::algorithm::{Algorithm, Counters, HitLog, State};
 use crate::limiter::{Acquisition, Held, LimiterFuture};
 use crate::store::{Limits, LimitsFor};
 use crate::sync::AtomicU64;
-use crate::{AcquireOptions, Clock, Decision, LimitSnapshot, Limit, Limiter, Memory, LazySnapshot, DecisionSource, Timestamp, Verdict};
+use crate::{
+    AcquireOptions, Clock, Decision, DecisionSource, LazySnapshot, Limit, LimitSnapshot, Limiter, Memory, Timestamp,
+    Verdict,
+};
 
 /// Checks `f` in all orders with up to `preemptions` switches away from a thread that could have gone on, twice: what a
 /// [`race`] is between, begins in either order.
@@ -229,7 +232,7 @@ fn key(sets: u64, [home, other]: [u64; 2], id: u64) -> u64 {
 }
 
 fn decide<Key, L: LimitsFor<Key, Same>>(limiter: &Model<L>, key: &Key) -> Decision {
-    limiter.decide(key, AcquireOptions::default())
+    limiter.check(key, AcquireOptions::default())
 }
 
 fn admits<Key, L: LimitsFor<Key, Same>>(limiter: &Model<L>, key: &Key) -> bool {
@@ -258,7 +261,7 @@ fn done<T>(reply: LimiterFuture<T>) -> T {
 
 /// How long each limit still remembers what the key was charged.
 fn owed<Key, L: LimitsFor<Key, Same>>(limiter: &Model<L>, key: &Key) -> Vec<u128> {
-    peek(limiter, key).standings().iter().map(|standing| standing.reset().as_micros()).collect()
+    peek(limiter, key).limits().iter().map(|standing| standing.reset().as_micros()).collect()
 }
 
 fn reset<Key, L: LimitsFor<Key, Same>>(limiter: &Model<L>, key: &Key) {

@@ -7,8 +7,8 @@ fn pair(count: usize, tokens: [u64; 2]) -> Model<impl LimitsFor<Pair, Same> + Se
     sets(
         count,
         (
-            Limit::new("a", burst(tokens[0])).by(|pair: &Pair| pair.0),
-            Limit::new("b", burst(tokens[1])).by(|pair: &Pair| pair.1),
+            Limit::new("a", burst(tokens[0])).keyed_by(|pair: &Pair| pair.0),
+            Limit::new("b", burst(tokens[1])).keyed_by(|pair: &Pair| pair.1),
         ),
     )
 }

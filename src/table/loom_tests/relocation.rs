@@ -89,7 +89,7 @@ fn a_reader_finds_a_key_that_another_is_moved_onto_whole_or_gone() {
         let (idle, moves) = (key(3, [2, 1], 0), key(3, [0, 2], 1));
         let (stays, new) = (key(3, [1, 0], 2), key(3, [0, 1], 3));
         let four = AcquireOptions::cost(4);
-        assert!([moves, stays].iter().all(|key| limiter.decide(key, four).is_allowed()));
+        assert!([moves, stays].iter().all(|key| limiter.check(key, four).is_allowed()));
         assert!(admits(&limiter, &idle) && admits(&limiter, &idle));
         let newcomer = move |limiter: &Model<Burst>| {
             at(200);

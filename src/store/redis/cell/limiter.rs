@@ -9,7 +9,7 @@ use crate::clock::{Clock, SystemClock};
 use crate::decision::{AcquireOptions, Decision, DecisionSource, Verdict};
 use crate::encode::{EncodeKey, KeyWriter};
 use crate::error::Error;
-use crate::limiter::{Acquisition, Limiter, Outcome, LimiterFuture};
+use crate::limiter::{Acquisition, Limiter, LimiterFuture, Outcome};
 use crate::observe::Observers;
 use crate::quota::Quota;
 use crate::store::redis::core::Core;
@@ -46,7 +46,7 @@ use crate::store::redis::server::RedisServer;
 /// # async fn f() -> Result<(), tower_ratelimit::Error> {
 /// let server = RedisServer::open("redis://127.0.0.1")?;
 /// let limiter = RedisCell::builder(server, "api", Quota::per_second(10)).burst(20).build()?;
-/// limiter.check().await?;
+/// limiter.health_check().await?;
 ///
 /// assert!(limiter.acquire("alice", AcquireOptions::default()).await?.decision.is_allowed());
 /// # Ok(())
@@ -103,7 +103,7 @@ impl<Key: ?Sized> RedisCell<Key> {
     ///
     /// If there is no connection within two seconds, or Redis refuses the password or to write, or has no `CL.THROTTLE`; the
     /// error says which. [`is_config`](Error::is_config) holds outside of a tokio runtime, and in one without timer or I/O.
-    pub async fn check(&self) -> Result<(), Error> {
+    pub async fn health_check(&self) -> Result<(), Error> {
         self.handle.lines.check().await
     }
 }

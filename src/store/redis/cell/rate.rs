@@ -85,8 +85,9 @@ impl Rate {
             Verdict::Allowed
         };
         let next_token_after = if used == 0 { Duration::ZERO } else { self.time_of(1).min(reset) };
-        let figures = LimitSnapshot { limit: self.burst, window: self.time_of(self.burst), remaining, reset, next_token_after };
-        Decision::one(now, LimitStatus::of("default", verdict, figures))
+        let figures =
+            LimitSnapshot { limit: self.burst, window: self.time_of(self.burst), remaining, reset, next_token_after };
+        Decision::from_limit(now, LimitStatus::new("default", verdict, figures))
     }
 
     /// The least that is surely enough: whole seconds may have been rounded down, so it is one more; what is left was rounded
