@@ -11,9 +11,9 @@ use tokio::time::sleep;
 use tower_ratelimit::key::{EncodeKey, KeyWriter};
 use tower_ratelimit::{AcquireOptions, FixedWindow, Gcra, Limit, Quota, Redis, RedisCell, RedisServer};
 
+use crate::cluster_server::Nodes;
 use crate::helpers::{PATIENCE, PLENTY, acquire, is_allowed, patient};
 use crate::load::{DEADLINE, Load, all_answered};
-use crate::nodes::Nodes;
 use crate::server::Server;
 
 async fn loaded(cluster: &Nodes) -> (Redis<str>, Load) {

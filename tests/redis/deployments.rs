@@ -4,9 +4,9 @@ use std::thread;
 
 use tower_ratelimit::RedisServer;
 
-use crate::nodes::Nodes;
+use crate::cluster_server::Nodes;
+use crate::sentinel_server::Watched;
 use crate::server::Server;
-use crate::watched::Watched;
 
 /// One Redis, three masters, and a master that Sentinels name.
 pub(crate) struct Deployments {

@@ -9,11 +9,11 @@ use tokio::task::JoinSet;
 use tokio::time::sleep;
 use tower_ratelimit::{AcquireOptions, FixedWindow, Quota, Redis, RedisServer};
 
+use crate::cluster_server::{MASTERS, Nodes, until};
 use crate::helpers::{PATIENCE, acquire};
 use crate::load::DEADLINE;
-use crate::nodes::{MASTERS, Nodes, until};
+use crate::sentinel_server::Watched;
 use crate::server::Server;
-use crate::watched::Watched;
 
 const KEYS: usize = 16;
 /// For each key: more than is asked for until the master is killed, so that the rest is had from the one that takes over.

@@ -12,11 +12,11 @@ use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, 
 use tokio::time::sleep;
 use tower_ratelimit::{AcquireOptions, Error, FixedWindow, Quota, RedisServer, RedisTls};
 
+use crate::cluster_server::{Nodes, until};
 use crate::helpers::{PATIENCE, acquire, is_allowed, patient};
-use crate::idle::kill_all;
-use crate::nodes::{Nodes, until};
+use crate::idle_connections::kill_all;
+use crate::sentinel_server::Watched;
 use crate::server::{Server, free_port};
-use crate::watched::Watched;
 
 /// An authority, a certificate for this machine's nodes, and one for a client; in PEM.
 struct Certificates {

@@ -5,10 +5,10 @@ use std::time::{Duration, Instant};
 use tokio::time::sleep;
 use tower_ratelimit::{AcquireOptions, FixedWindow, Gcra, Quota, Redis, RedisServer};
 
+use crate::cluster_server::until;
 use crate::helpers::{PLENTY, acquire, is_allowed, patient};
 use crate::load::{DEADLINE, Load, all_answered};
-use crate::nodes::until;
-use crate::watched::Watched;
+use crate::sentinel_server::Watched;
 
 async fn loaded(watched: &Watched) -> (Redis<str>, Load) {
     let limiter = Redis::builder(watched.open(), "api", Gcra::new(PLENTY)).deadline(DEADLINE).build().expect("limits");

@@ -1,0 +1,320 @@
+//! Every algorithm keeps its word while the tier of a key changes at random and the clock only moves forward: times in a decision
+//! are exact under every tier, and after the last change the bound of the tier in force holds.
+//!
+//! No model: each test only compares what a limiter says with what it does later.
+
+use proptest::collection::vec;
+use proptest::prelude::*;
+use proptest::sample::select;
+use tower_ratelimit::algorithm::Algorithm;
+use tower_ratelimit::{
+    AcquireOptions, FixedWindow, Gcra, LeakyBucket, LeakyQueue, LimitSnapshot, Quota, SlidingLog, Timestamp,
+    TokenBucket, Verdict,
+};
+
+use crate::cases;
+use crate::harness::{Subject, sliding_window};
+use crate::model::Spec;
+use crate::schedule::{Op, blocks, log_uniform, start};
+use crate::span::{micros, ticks};
+
+proptest! {
+    #![proptest_config(cases(300))]
+
+    #[test]
+    fn retry_after_is_exact_with_changing_tiers_gcra(
+        tiers in vec((quota(), 1u64..20), 2..=3), start in start(), moves in moves(),
+    ) {
+        is_exact(&tiers.into_iter().map(|(quota, burst)| Gcra::new(quota).burst(burst)).collect::<Vec<_>>(), start, &moves)?;
+    }
+
+    #[test]
+    fn retry_after_is_exact_with_changing_tiers_token_bucket(
+        tiers in vec((quota(), 1u64..20), 2..=3), start in start(), moves in moves(),
+    ) {
+        let tiers: Vec<_> = tiers.into_iter().map(|(quota, burst)| TokenBucket::new(quota).burst(burst)).collect();
+        is_exact(&tiers, start, &moves)?;
+    }
+
+    #[test]
+    fn retry_after_is_exact_with_changing_tiers_leaky_bucket(
+        tiers in vec((quota(), 1u64..20), 2..=3), start in start(), moves in moves(),
+    ) {
+        let tiers: Vec<_> = tiers.into_iter().map(|(quota, burst)| LeakyBucket::new(quota).burst(burst)).collect();
+        is_exact(&tiers, start, &moves)?;
+    }
+
+    #[test]
+    fn retry_after_is_exact_with_changing_tiers_leaky_queue(
+        tiers in vec((quota(), 0u64..20), 2..=3), start in start(), moves in moves(),
+    ) {
+        let tiers: Vec<_> = tiers.into_iter().map(|(quota, most)| LeakyQueue::new(quota).max_waiting(most)).collect();
+        is_exact(&tiers, start, &moves)?;
+    }
+
+    #[test]
+    fn retry_after_is_exact_with_changing_tiers_fixed_window(
+        tiers in vec(fixed_window(), 2..=3), start in start(), moves in moves(),
+    ) {
+        is_exact(&tiers, start, &moves)?;
+    }
+
+    #[test]
+    fn retry_after_is_exact_with_changing_tiers_sliding_window(
+        tiers in vec(blocks(), 2..=3), start in start(), moves in moves(),
+    ) {
+        is_exact(&tiers.into_iter().map(sliding_window).collect::<Vec<_>>(), start, &moves)?;
+    }
+
+    #[test]
+    fn retry_after_is_exact_with_changing_tiers_sliding_log(
+        tiers in vec(quota(), 2..=3), start in start(), moves in moves(),
+    ) {
+        is_exact(&tiers.into_iter().map(SlidingLog::new).collect::<Vec<_>>(), start, &moves)?;
+    }
+
+    #[test]
+    fn bound_holds_after_the_last_change_of_tier_gcra(
+        tiers in vec((quota(), 1u64..20), 2..=3), start in start(), moves in moves(), attack in attack(),
+    ) {
+        let bucket = tiers.last().map(|&(quota, burst)| (quota, burst + quota.limit() - 1));
+        let tiers: Vec<_> = tiers.into_iter().map(|(quota, burst)| Gcra::new(quota).burst(burst)).collect();
+        is_bounded(&tiers, bucket.expect("a tier"), start, &moves, &attack)?;
+    }
+
+    #[test]
+    fn bound_holds_after_the_last_change_of_tier_leaky_queue(
+        tiers in vec((quota(), 0u64..20), 2..=3), start in start(), moves in moves(), attack in attack(),
+    ) {
+        let queue = tiers.last().map(|&(quota, _)| (quota, quota.limit() + 1)).expect("a tier");
+        let tiers: Vec<_> = tiers.into_iter().map(|(quota, most)| LeakyQueue::new(quota).max_waiting(most)).collect();
+        is_bounded(&tiers, queue, start, &moves, &attack)?;
+    }
+
+    #[test]
+    fn bound_holds_after_the_last_change_of_tier_fixed_window(
+        tiers in vec(fixed_window(), 2..=3), start in start(), moves in moves(), attack in attack(),
+    ) {
+        let window = tiers.last().expect("a tier");
+        let is_aligned = *window == FixedWindow::new(window.quota()).aligned_to_clock();
+        let most = 2 * window.quota().limit() - u64::from(!is_aligned);
+        is_bounded(&tiers, (window.quota(), most), start, &moves, &attack)?;
+    }
+
+    #[test]
+    fn bound_holds_after_the_last_change_of_tier_sliding_window(
+        tiers in vec(blocks(), 2..=3), start in start(), moves in moves(), attack in attack(),
+    ) {
+        let Some(&Spec::Counters { quota, weighted, .. }) = tiers.last() else { panic!("there is a tier") };
+        let most = if weighted { 2 * quota.limit() - 1 } else { quota.limit() };
+        let tiers: Vec<_> = tiers.into_iter().map(sliding_window).collect();
+        is_bounded(&tiers, (quota, most), start, &moves, &attack)?;
+    }
+
+    #[test]
+    fn bound_holds_after_the_last_change_of_tier_sliding_log(
+        tiers in vec(quota(), 2..=3), start in start(), moves in moves(), attack in attack(),
+    ) {
+        let quota = *tiers.last().expect("a tier");
+        let tiers: Vec<_> = tiers.into_iter().map(SlidingLog::new).collect();
+        is_bounded(&tiers, (quota, quota.limit()), start, &moves, &attack)?;
+    }
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Move {
+    Tier(usize),
+    /// So many 256ths of the limit, but at least one.
+    Acquisition {
+        share: u64,
+        patient: bool,
+    },
+    /// So many 256ths of the quota's period.
+    Wait(u64),
+    UntilRetry {
+        share: u64,
+        off: i64,
+    },
+    UntilMore(i64),
+    UntilReset(i64),
+    Surcharge {
+        cost: u64,
+    },
+}
+
+fn moves() -> impl Strategy<Value = Vec<Move>> {
+    let share = || prop_oneof![2 => Just(0), 1 => 0u64..=256];
+    let next = prop_oneof![
+        4 => (0usize..3).prop_map(Move::Tier),
+        8 => (share(), any::<bool>()).prop_map(|(share, patient)| Move::Acquisition { share, patient }),
+        3 => (0u64..300).prop_map(Move::Wait),
+        2 => (share(), -1i64..=1).prop_map(|(share, off)| Move::UntilRetry { share, off }),
+        1 => (-1i64..=1).prop_map(Move::UntilMore),
+        1 => (-1i64..=1).prop_map(Move::UntilReset),
+        1 => (1u64..6).prop_map(|cost| Move::Surcharge { cost }),
+    ];
+    vec(next, 1..30)
+}
+
+/// Waits, in 256ths of the period; `None` waits until a cost of one is allowed.
+fn attack() -> impl Strategy<Value = Vec<Option<u64>>> {
+    vec(prop_oneof![2 => Just(None), 1 => (0u64..100).prop_map(Some)], 1..20)
+}
+
+/// Small limits, and periods that are alike and those that are not.
+fn quota() -> impl Strategy<Value = Quota> {
+    let period = prop_oneof![
+        select(vec![7, 12, 60, 61, 1_200, 1_000_000, 60_000_000, 86_400_000_000]),
+        log_uniform(100_000_000),
+    ];
+    (1u64..20, period).prop_map(|(limit, period)| Quota::new(limit, ticks(period)))
+}
+
+fn fixed_window() -> impl Strategy<Value = FixedWindow> {
+    (quota(), any::<bool>()).prop_map(|(quota, aligned)| {
+        let window = FixedWindow::new(quota);
+        if aligned { window.aligned_to_clock() } else { window }
+    })
+}
+
+fn is_exact<A: Algorithm + Copy>(tiers: &[A], start: u64, moves: &[Move]) -> Result<(), TestCaseError> {
+    let mut subject = Subject::of_tiers(tiers, start);
+    let (mut tier, mut former) = (0, figures(&subject));
+    for &step in moves {
+        take(&mut subject, step);
+        if let Move::Tier(next) = step {
+            tier = next;
+        }
+        let cost = former.limit / 2 + 1;
+        for tier in 0..tiers.len() {
+            subject.apply(Op::Tier(tier));
+            if !ends_in_time(&subject) {
+                return Ok(());
+            }
+            for cost in [1, 2, cost, figures(&subject).limit, figures(&subject).limit + 1] {
+                is_exact_for(&subject, AcquireOptions::cost(cost))?;
+                is_exact_for(&subject, AcquireOptions::cost(cost).max_delay(ticks(0)))?;
+            }
+            figures_are_exact(&subject)?;
+        }
+        subject.apply(Op::Tier(tier));
+        former = figures(&subject);
+    }
+    Ok(())
+}
+
+/// Whether the clock still runs when nothing counts any more.
+fn ends_in_time(subject: &Subject) -> bool {
+    Timestamp::from_micros(subject.now()).after(figures(subject).reset + ticks(1 << 41)) < Timestamp::LAST
+}
+
+fn is_exact_for(subject: &Subject, ask: AcquireOptions) -> Result<(), TestCaseError> {
+    let now = subject.now();
+    let allowed_at = |time: u64, ask: AcquireOptions| subject.peek_at(time, ask).is_allowed();
+    match subject.peek(ask).verdict() {
+        Verdict::Denied { retry_after } => {
+            let at = now + micros(retry_after);
+            prop_assert!(at > now, "{ask:?} at {now}: may be repeated at once");
+            prop_assert!(allowed_at(at, ask), "{ask:?} at {now}: denied at {at} too");
+            prop_assert!(!allowed_at(at - 1, ask), "{ask:?} at {now}: allowed one microsecond before {at}");
+            prop_assert!(!allowed_at(now + micros(retry_after) / 2, ask), "{ask:?} at {now}: allowed long before {at}");
+            for later in [1, 100, 10_000, 1 << 40] {
+                prop_assert!(allowed_at(at + later, ask), "{ask:?} at {now}: denied {later} after {at}");
+            }
+        }
+        Verdict::AllowedAfter(delay) => {
+            let (at, at_once) = (now + micros(delay), AcquireOptions::cost(ask.cost).max_delay(ticks(0)));
+            prop_assert!(allowed_at(at, at_once), "{ask:?} at {now}: delayed beyond {at}");
+            prop_assert!(!allowed_at(at - 1, at_once), "{ask:?} at {now}: allowed before {at}");
+        }
+        Verdict::ExceedsLimit => prop_assert!(ask.cost > figures(subject).limit),
+        Verdict::Allowed => {
+            prop_assert!(allowed_at(now, AcquireOptions::cost(1)), "{ask:?} at {now}: allowed, but not one")
+        }
+    }
+    Ok(())
+}
+
+/// At `reset`, and no earlier, all is as for a key never seen; at `next_token_after`, and no earlier, more remains.
+fn figures_are_exact(subject: &Subject) -> Result<(), TestCaseError> {
+    let (now, then) = (subject.now(), figures(subject));
+    let at = |span: u64| subject.peek_at(now + span, AcquireOptions::cost(then.limit).all_limits());
+    let (reset, next_token_after) = (micros(then.reset), micros(then.next_token_after));
+    let unused = LimitSnapshot { remaining: then.limit, reset: ticks(0), next_token_after: ticks(0), ..then };
+    prop_assert_eq!(reset == 0, then.remaining == then.limit, "{:?}", then);
+    prop_assert_eq!(at(reset).limits()[0].figures(), unused, "after the reset of {:?}", then);
+    prop_assert_eq!(at(reset).verdict(), Verdict::Allowed, "after the reset of {:?}", then);
+    let more = at(next_token_after).limits()[0].remaining();
+    prop_assert!(more > then.remaining || reset == 0, "no more at {now} after {then:?}");
+    if reset > 0 {
+        prop_assert_eq!(micros(at(reset - 1).limits()[0].reset()), 1, "before the reset of {:?} at {}", then, now);
+        prop_assert_eq!(
+            at(next_token_after - 1).limits()[0].remaining(),
+            then.remaining,
+            "before {:?} at {}",
+            then,
+            now
+        );
+    }
+    Ok(())
+}
+
+fn figures(subject: &Subject) -> LimitSnapshot {
+    subject.peek(AcquireOptions::default().all_limits()).limits()[0].figures()
+}
+
+/// Random moves under all tiers, then an attack under the last one: in no period more is admitted than its bound says.
+fn is_bounded<A: Algorithm + Copy>(
+    tiers: &[A],
+    (quota, bound): (Quota, u64),
+    start: u64,
+    moves: &[Move],
+    attack: &[Option<u64>],
+) -> Result<(), TestCaseError> {
+    let mut subject = Subject::of_tiers(tiers, start);
+    for &step in moves {
+        take(&mut subject, step);
+    }
+    subject.apply(Op::Tier(tiers.len() - 1));
+    let period = micros(quota.period());
+    let mut admitted = Vec::new();
+    for wait in attack {
+        let mut refused = subject.acquire(AcquireOptions::default());
+        while refused.is_allowed() && admitted.len() < 500 {
+            admitted.push(subject.now() + micros(refused.delay()));
+            refused = subject.acquire(AcquireOptions::default());
+        }
+        let span = wait.map_or(refused.retry_after().map_or(0, micros), |share| share * period / 256);
+        subject.set_clock(subject.now() + span);
+    }
+    for (first, &from) in admitted.iter().enumerate() {
+        let most = admitted[first..].iter().take_while(|&&time| time < from + period).count() as u64;
+        prop_assert!(most <= bound, "{most} of {bound} from {from}: {admitted:?}");
+    }
+    Ok(())
+}
+
+fn take(subject: &mut Subject, step: Move) {
+    let then = figures(subject);
+    let cost = |share: u64| (then.limit * share / 256).max(1);
+    let now = subject.now();
+    let off = |span: u64, off: i64| now + span.saturating_add_signed(off);
+    match step {
+        Move::Tier(tier) => drop(subject.apply(Op::Tier(tier))),
+        Move::Acquisition { share, patient } => {
+            let ask = AcquireOptions::cost(cost(share));
+            subject.acquire(if patient { ask } else { ask.max_delay(ticks(0)) });
+        }
+        Move::Wait(share) => subject.set_clock(now + micros(then.window) / 256 * share + share % 3),
+        Move::UntilRetry { share, off: ticks } => {
+            let wait = subject.peek(AcquireOptions::cost(cost(share))).retry_after().map_or(0, micros);
+            subject.set_clock(off(wait, ticks));
+        }
+        Move::UntilMore(ticks) => subject.set_clock(off(micros(then.next_token_after), ticks)),
+        Move::UntilReset(ticks) => subject.set_clock(off(micros(then.reset), ticks)),
+        Move::Surcharge { cost } => {
+            subject.apply(Op::Hold(AcquireOptions::cost(0)));
+            subject.apply(Op::Surcharge { which: 0, cost });
+        }
+    }
+}

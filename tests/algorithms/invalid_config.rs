@@ -1,0 +1,239 @@
+//! What can't be is refused when it is built, with a message that says what would be right.
+
+use std::time::Duration;
+
+use proptest::prelude::*;
+use tower_ratelimit::{
+    DynLimit, Error, FixedWindow, Gcra, LeakyBucket, Limit, ManualClock, Memory, Quota, QuotaError, TokenBucket,
+};
+
+use crate::cases;
+use crate::harness::gcra;
+use crate::model::LONGEST;
+use crate::schedule::{bucket, log_uniform};
+use crate::span::ticks;
+
+const LARGEST: u64 = 1 << 53;
+
+#[test]
+fn quotas() {
+    let second = Duration::from_secs(1);
+    let cases = [
+        (Quota::try_new(0, second), QuotaError::LimitZero, "at least 1"),
+        (Quota::try_per_second(0), QuotaError::LimitZero, "at least 1"),
+        (Quota::try_per_minute(0), QuotaError::LimitZero, "at least 1"),
+        (Quota::try_per_hour(0), QuotaError::LimitZero, "at least 1"),
+        (Quota::try_per_day(0), QuotaError::LimitZero, "at least 1"),
+        (Quota::try_new(LARGEST + 1, second), QuotaError::LimitTooLarge, "2^53"),
+        (Quota::try_new(u64::MAX, second), QuotaError::LimitTooLarge, "2^53"),
+        (Quota::try_new(1, Duration::ZERO), QuotaError::PeriodZero, "at least one microsecond"),
+        (Quota::try_new(1, Duration::from_nanos(1)), QuotaError::FractionalMicros, "whole number of microseconds"),
+        (Quota::try_new(1, second + Duration::from_nanos(500)), QuotaError::FractionalMicros, "whole number"),
+        (Quota::try_new(1, second / 3), QuotaError::FractionalMicros, "whole number of microseconds"),
+        (Quota::try_new(1, ticks(LONGEST + 1)), QuotaError::PeriodTooLong, "200 years"),
+        (Quota::try_new(1, Duration::from_secs(u64::MAX)), QuotaError::PeriodTooLong, "200 years"),
+    ];
+    for (built, expected, says) in cases {
+        assert_eq!(built, Err(expected));
+        assert!(expected.to_string().contains(says), "{expected}");
+    }
+    assert!(Quota::try_new(LARGEST, ticks(LONGEST)).is_ok());
+    assert!(Quota::try_new(1, ticks(1)).is_ok());
+}
+
+#[test]
+fn texts() {
+    let cases = [
+        ("", QuotaError::InvalidFormat),
+        ("10", QuotaError::InvalidFormat),
+        ("10/", QuotaError::InvalidFormat),
+        ("/s", QuotaError::InvalidFormat),
+        ("ten/min", QuotaError::InvalidFormat),
+        ("-1/s", QuotaError::InvalidFormat),
+        ("+1/s", QuotaError::InvalidFormat),
+        ("1.5/s", QuotaError::InvalidFormat),
+        ("1e3/s", QuotaError::InvalidFormat),
+        ("_1/s", QuotaError::InvalidFormat),
+        ("10 20/s", QuotaError::InvalidFormat),
+        ("10 per", QuotaError::InvalidFormat),
+        ("10/5", QuotaError::InvalidFormat),
+        ("10/fortnight", QuotaError::UnknownUnit),
+        ("10/1.5s", QuotaError::UnknownUnit),
+        ("10/-1s", QuotaError::UnknownUnit),
+        ("10/s/s", QuotaError::UnknownUnit),
+        ("10/0s", QuotaError::PeriodZero),
+        ("0/s", QuotaError::LimitZero),
+        ("9007199254740993/s", QuotaError::LimitTooLarge),
+        ("18446744073709551615/s", QuotaError::LimitTooLarge),
+        ("18446744073709551616/s", QuotaError::LimitTooLarge),
+        ("1/18446744073709551616us", QuotaError::PeriodTooLong),
+        ("1 per 18446744073709551615w", QuotaError::PeriodTooLong),
+        ("1 per 73051d", QuotaError::PeriodTooLong),
+    ];
+    for (text, expected) in cases {
+        assert_eq!(text.parse::<Quota>(), Err(expected), "{text:?}");
+        assert!(!expected.to_string().is_empty());
+    }
+    assert!(QuotaError::InvalidFormat.to_string().contains("100/min"));
+    assert!(QuotaError::UnknownUnit.to_string().contains("us, ms, s, min, h, d or w"));
+}
+
+#[test]
+#[should_panic(expected = "a quota's limit must be at least 1")]
+fn a_quota_of_zero_panics_where_it_can_t_be_returned() {
+    let _ = Quota::per_second(0);
+}
+
+#[test]
+#[should_panic(expected = "a burst must be at least 1")]
+fn a_burst_of_zero_panics_where_it_can_t_be_returned() {
+    let _ = Gcra::new(Quota::per_second(1)).burst(0);
+}
+
+#[test]
+#[should_panic(expected = "this quota can't be counted exactly")]
+fn a_quota_too_fine_panics_where_it_can_t_be_returned() {
+    let _ = Gcra::new(Quota::per_day(999_999_937));
+}
+
+#[test]
+fn bursts() {
+    let daily = Gcra::new(Quota::per_day(1));
+    refused(daily.try_burst(0), "at least 1");
+    refused(daily.try_burst(LARGEST + 1), "2^53");
+    refused(daily.try_burst(u64::MAX), "2^53");
+    refused(daily.try_burst(73_051), "a burst of at most 73050");
+    assert!(daily.try_burst(73_050).is_ok());
+    refused(TokenBucket::new(Quota::per_day(1)).try_burst(0), "at least 1");
+    refused(LeakyBucket::new(Quota::per_day(1)).try_burst(0), "at least 1");
+}
+
+#[test]
+fn quotas_too_fine_for_a_bucket() {
+    refused(Gcra::try_new(Quota::per_day(999_999_937)), "999999937/d can't be counted exactly");
+    refused(TokenBucket::try_new(Quota::per_day(999_999_937)), "the nearest quota that fits is");
+    refused(LeakyBucket::try_new(Quota::per_day(999_999_937)), "2^53");
+    let largest = Quota::new(LARGEST, ticks(LONGEST));
+    refused(Gcra::try_new(largest), "the nearest quota that fits is");
+    let _ = FixedWindow::new(largest);
+}
+
+/// In lowest terms the limit times the period is at most 2^53, and that is the exact boundary.
+#[test]
+fn quotas_at_the_boundary_of_what_fits_a_bucket() {
+    for limit in 2..1_000 {
+        for period in [LARGEST / limit, LARGEST / limit + 1] {
+            let quota = Quota::new(limit, ticks(period));
+            assert_eq!(Gcra::try_new(quota).is_ok(), fits(quota), "{quota}");
+        }
+    }
+}
+
+/// In lowest terms the limit is below 2^32.
+#[test]
+fn quotas_at_the_boundary_of_the_largest_limit() {
+    let quota = |limit, period| Quota::new(limit, ticks(period));
+    assert!(Gcra::try_new(quota((1 << 32) - 1, 1)).is_ok());
+    assert!(Gcra::try_new(quota(1 << 32, 1)).is_err());
+    assert!(Gcra::try_new(quota(1 << 33, 4)).is_ok());
+    assert_eq!(named_by(Gcra::try_new(quota(1 << 40, 1))), quota((1 << 32) - 1, 1));
+    assert_eq!(named_by(Gcra::try_new(quota((1 << 40) + 2, 2))), quota((1 << 33) - 2, 2));
+}
+
+/// A period with awkward divisors.
+#[test]
+fn the_nearest_quota_is_named_where_it_is_far() {
+    let period = 1_000_003 * 1_000_033;
+    let limit = 500 * 1_000_003 + 300_000;
+    let named = named_by(Gcra::try_new(Quota::new(limit, ticks(period))));
+    assert_eq!(named, Quota::new(500 * 1_000_033, ticks(period)), "a multiple of a divisor is 285000 off");
+}
+
+proptest! {
+    #![proptest_config(cases(100))]
+
+    #[test]
+    fn the_quota_that_is_named_fits_and_none_is_nearer(
+        limit in log_uniform(LARGEST),
+        unit in prop::sample::select(vec![1_000_000u64, 60_000_000, 3_600_000_000, 86_400_000_000]),
+        count in 1u64..1_000,
+    ) {
+        let quota = Quota::new(limit, ticks(unit * count));
+        if let Err(error) = Gcra::try_new(quota) {
+            let named = named_in(&error);
+            prop_assert!(Gcra::try_new(named).is_ok(), "{error}");
+            prop_assert_eq!(named.period(), quota.period());
+            for off in 1..named.limit().abs_diff(limit).min(3_000) {
+                for nearer in [limit.saturating_sub(off), limit + off] {
+                    let nearer = Quota::try_new(nearer, quota.period());
+                    prop_assert!(nearer.is_err() || !fits(nearer.expect("checked")), "{off} is nearer: {error}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn the_burst_that_is_named_is_the_most(spec in bucket()) {
+        let gcra = gcra(spec);
+        if let Err(error) = gcra.try_burst(LARGEST) {
+            let message = error.to_string();
+            let most = message.rsplit(' ').next().and_then(|most| most.parse().ok()).expect("a number at the end");
+            prop_assert!(gcra.try_burst(most).is_ok(), "{}", message);
+            prop_assert!(gcra.try_burst(most + 1).is_err(), "{}", message);
+        }
+    }
+}
+
+#[test]
+fn limiters() {
+    let gcra = Gcra::new(Quota::per_second(1));
+    let named = |name: &'static str| Limit::new(name, gcra);
+    refused(Memory::builder(gcra).max_keys(0).build(), "`max_keys` is 0");
+    refused(Memory::builder((named("a"), named("b"), named("a"))).build(), "two limits are named \"a\"");
+    refused(Memory::builder((gcra, gcra)).build(), "two limits are named \"default\"");
+    refused(Memory::builder((named("a"), named(""))).build(), "empty name");
+    refused(Memory::builder(named("")).clock(ManualClock::new()).build(), "empty name");
+    refused(Memory::builder(named("größe")).build(), "limit name \"größe\": header fields cannot carry 'ö'");
+    refused(Memory::builder((named("a"), named("b\"c"))).build(), "header fields cannot carry '\"'");
+    refused(Memory::builder(named("b\\c")).build(), "header fields cannot carry '\\\\'");
+    refused(Memory::builder(named("b\nc")).build(), "header fields cannot carry '\\n'");
+    refused(
+        Memory::builder(vec![DynLimit::<u64>::new(named("b\u{7f}"))]).build(),
+        "header fields cannot carry '\\u{7f}'",
+    );
+    #[cfg(target_pointer_width = "64")]
+    refused(Memory::builder(gcra).max_keys(usize::MAX).build(), "at most 2^32");
+    assert!(Memory::builder((named("a"), named("b"))).max_keys(1).build().is_ok());
+}
+
+#[test]
+#[should_panic(expected = "two limits are named \"default\"")]
+fn limits_of_one_name_panic_where_they_can_t_be_returned() {
+    let gcra = Gcra::new(Quota::per_second(1));
+    let _ = Memory::new((gcra, gcra));
+}
+
+fn refused<T: std::fmt::Debug>(built: Result<T, Error>, says: &str) {
+    let error = built.expect_err("this can't be");
+    assert!(error.is_config(), "{error:?}");
+    assert!(error.to_string().contains(says), "{error} does not say {says:?}");
+}
+
+fn fits(quota: Quota) -> bool {
+    let (mut a, mut b) = (u128::from(quota.limit()), quota.period().as_micros());
+    let product = a * b;
+    while b != 0 {
+        (a, b) = (b, a % b);
+    }
+    product / a / a <= u128::from(LARGEST) && u128::from(quota.limit()) / a < 1 << 32
+}
+
+fn named_by(refused: Result<Gcra, Error>) -> Quota {
+    named_in(&refused.expect_err("too fine"))
+}
+
+fn named_in(error: &Error) -> Quota {
+    let message = error.to_string();
+    let (_, quota) = message.split_once("the nearest quota that fits is ").expect("it names a quota");
+    quota.parse().expect("it names it in the text form")
+}

@@ -1,0 +1,517 @@
+//! The theorem of holds: with each request placed at its start, what requests are charged in the end stays within the bound of
+//! the algorithm in every window of time. Surcharges are counted apart.
+//!
+//! The model is the theorem: a list of starts and kept charges, and the bound. It knows nothing of states, of what is held, or
+//! of how a limiter decides. Limiters that make mistakes show that the law can fail.
+
+use std::collections::HashMap;
+use std::future::Ready;
+use std::hash::{BuildHasher, Hasher};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use proptest::collection::vec;
+use proptest::prelude::*;
+use proptest::test_runner::{TestCaseError, TestError, TestRunner};
+use tower_ratelimit::algorithm::Algorithm;
+use tower_ratelimit::limiter::{Acquisition, Held, LimiterFuture, Outcome};
+use tower_ratelimit::{
+    AcquireOptions, Clock, Decision, DynLimit, Error, FixedWindow, Gcra, LeakyBucket, LeakyQueue, Limit, LimitStatus,
+    Limiter, ManualClock, Memory, Quota, SlidingLog, SlidingWindow, Timestamp, TokenBucket, Verdict, WhenFull,
+};
+
+use crate::cases;
+use crate::harness::ready;
+use crate::span::{micros, ticks};
+
+/// A user, and the group of that user.
+type Caller = [u64; 2];
+
+fn user(caller: &Caller) -> u64 {
+    caller[0]
+}
+
+fn group(caller: &Caller) -> u64 {
+    caller[1]
+}
+
+/// What a limit promises of a part of the caller.
+#[derive(Clone, Copy)]
+struct Rule {
+    part: fn(&Caller) -> u64,
+    quota: Quota,
+    bound: Bound,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Bound {
+    /// At most `burst + rate * (b - a)` in every `[a, b]`.
+    Bucket { burst: u64 },
+    /// As a bucket: each request starts when all before it have drained.
+    Queue,
+    /// At most so much in any half-open window of one period.
+    InAnyPeriod(u64),
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Move {
+    /// A cost of so many 256ths of the limit, at least one.
+    Decide {
+        who: usize,
+        share: u64,
+        is_patient: bool,
+    },
+    Hold {
+        who: usize,
+        share: u64,
+    },
+    /// For so many 256ths of what is held.
+    Settle {
+        which: usize,
+        share: u64,
+    },
+    /// For so much more than what is held.
+    Surcharge {
+        which: usize,
+        more: u64,
+    },
+    Release {
+        which: usize,
+    },
+    Drop {
+        which: usize,
+    },
+    /// So many 256ths of the period.
+    Wait(u64),
+    UntilRetry {
+        who: usize,
+        share: u64,
+        off: i64,
+    },
+    /// So many keys that were never seen.
+    Strangers(u64),
+}
+
+fn moves() -> impl Strategy<Value = Vec<Move>> {
+    let (who, which) = (0..CALLERS.len(), any::<usize>());
+    let share = || prop_oneof![3 => Just(0), 3 => 0u64..=256, 1 => Just(256)];
+    let next = prop_oneof![
+        6 => (who.clone(), share(), any::<bool>())
+            .prop_map(|(who, share, is_patient)| Move::Decide { who, share, is_patient }),
+        8 => (who.clone(), share()).prop_map(|(who, share)| Move::Hold { who, share }),
+        3 => (which, 0u64..=256).prop_map(|(which, share)| Move::Settle { which, share }),
+        1 => (which, 1u64..6).prop_map(|(which, more)| Move::Surcharge { which, more }),
+        1 => which.prop_map(|which| Move::Release { which }),
+        2 => which.prop_map(|which| Move::Drop { which }),
+        4 => (0u64..300).prop_map(Move::Wait),
+        2 => (who, share(), -1i64..=1).prop_map(|(who, share, off)| Move::UntilRetry { who, share, off }),
+        2 => (1u64..9).prop_map(Move::Strangers),
+    ];
+    vec(next, 1..70)
+}
+
+const CALLERS: [Caller; 3] = [[1, 1], [2, 1], [3, 2]];
+
+/// A request that was admitted.
+struct Request {
+    caller: Caller,
+    start: u64,
+    kept: u64,
+}
+
+/// What was held for one of them.
+struct Pending {
+    request: usize,
+    guard: Held,
+}
+
+/// Plays the moves, and checks the theorem for every rule.
+fn conforms<L: Limiter<Caller>>(
+    limiter: &L,
+    clock: &ManualClock,
+    rules: &[Rule],
+    moves: &[Move],
+) -> Result<(), TestCaseError> {
+    let mut run = Run { limiter, clock, requests: Vec::new(), pending: Vec::new(), strangers: 1_000 };
+    let limit = rules.iter().map(|rule| rule.quota.limit()).min().expect("a rule");
+    let period = micros(rules[0].quota.period());
+    for &next in moves {
+        run.take(next, limit, period);
+    }
+    // Whoever is pending keeps all that is held.
+    run.pending.clear();
+    rules.iter().try_for_each(|rule| is_bounded(rule, &run.requests))
+}
+
+struct Run<'a, L> {
+    limiter: &'a L,
+    clock: &'a ManualClock,
+    requests: Vec<Request>,
+    pending: Vec<Pending>,
+    strangers: u64,
+}
+
+impl<L: Limiter<Caller>> Run<'_, L> {
+    fn take(&mut self, next: Move, limit: u64, period: u64) {
+        let cost = |share: u64| (limit * share / 256).max(1);
+        match next {
+            Move::Decide { who, share, is_patient } => {
+                let ask = AcquireOptions::cost(cost(share));
+                self.acquire(CALLERS[who], if is_patient { ask.max_delay(ticks(period)) } else { ask });
+            }
+            Move::Hold { who, share } => self.acquire(CALLERS[who], AcquireOptions::cost(cost(share)).hold()),
+            Move::Settle { which, share } => {
+                self.end(which, |held| (held.cost() * share / 256, |held, kept| ready(held.settle(kept))));
+            }
+            Move::Surcharge { which, more } => {
+                if let Some(Pending { guard, .. }) = self.pick(which) {
+                    let actual = guard.cost() + more;
+                    ready(guard.settle(actual));
+                }
+            }
+            Move::Release { which } => self.end(which, |_| (0, |held, _| ready(held.release()))),
+            Move::Drop { which } => self.end(which, |held| (held.cost(), |held, _| drop(held))),
+            Move::Wait(share) => self.clock.advance(ticks(period * share / 256)),
+            Move::UntilRetry { who, share, off } => {
+                let decision = ready(self.limiter.peek(&CALLERS[who], AcquireOptions::cost(cost(share))));
+                let wait = decision.retry_after().map_or(0, micros).saturating_add_signed(off);
+                self.clock.advance(ticks(wait.min(3 * period)));
+            }
+            Move::Strangers(count) => {
+                for _ in 0..count {
+                    self.strangers += 1;
+                    let stranger = [self.strangers; 2];
+                    self.acquire(stranger, AcquireOptions::default());
+                }
+            }
+        }
+    }
+
+    fn acquire(&mut self, caller: Caller, ask: AcquireOptions) {
+        let now = self.clock.now().as_micros();
+        let Acquisition::Ready(outcome) = self.limiter.acquire(&caller, ask) else { panic!("memory answers at once") };
+        let Outcome { decision, held } = outcome.expect("memory never fails");
+        assert_eq!(held.is_some(), decision.is_allowed() && ask.hold);
+        if decision.is_allowed() {
+            let request = self.requests.len();
+            self.requests.push(Request { caller, start: now + micros(decision.delay()), kept: ask.cost });
+            self.pending.extend(held.map(|guard| Pending { request, guard }));
+        }
+    }
+
+    fn pick(&mut self, which: usize) -> Option<Pending> {
+        which.checked_rem(self.pending.len()).map(|which| self.pending.swap_remove(which))
+    }
+
+    /// Ends a hold, of which so much is kept.
+    fn end(&mut self, which: usize, how: impl FnOnce(&Held) -> (u64, fn(Held, u64))) {
+        if let Some(Pending { request, guard }) = self.pick(which) {
+            let (kept, end) = how(&guard);
+            self.requests[request].kept = kept;
+            end(guard, kept);
+        }
+    }
+}
+
+fn is_bounded(rule: &Rule, requests: &[Request]) -> Result<(), TestCaseError> {
+    let mut by_part: HashMap<u64, Vec<(u64, u64)>> = HashMap::new();
+    for request in requests {
+        by_part.entry((rule.part)(&request.caller)).or_default().push((request.start, request.kept));
+    }
+    let (limit, period) = (u128::from(rule.quota.limit()), u128::from(micros(rule.quota.period())));
+    for (part, mut kept) in by_part {
+        kept.sort_unstable();
+        let largest = kept.iter().map(|request| request.1).max().unwrap_or(0);
+        for (first, &(from, _)) in kept.iter().enumerate() {
+            let mut sum = 0;
+            for &(until, cost) in &kept[first..] {
+                sum += cost;
+                let span = u128::from(until - from);
+                let bucket = |burst: u64| {
+                    // A delayed start is told in whole microseconds, rounded up.
+                    let over = u128::from(sum.saturating_sub(burst));
+                    over == 0 || over * period < limit * (span + 1)
+                };
+                let is_within = match rule.bound {
+                    Bound::Bucket { burst } => bucket(burst),
+                    Bound::Queue => bucket(largest),
+                    Bound::InAnyPeriod(most) => span >= period || sum <= most,
+                };
+                prop_assert!(is_within, "{sum} from {from} to {until} of part {part}, {:?}: {kept:?}", rule.bound);
+            }
+        }
+    }
+    Ok(())
+}
+
+/// All keys lie in the same two sets: six have a slot, and any other one needs one of these.
+#[derive(Clone, Copy, Default)]
+struct Crowded(u64);
+
+impl BuildHasher for Crowded {
+    type Hasher = Self;
+
+    fn build_hasher(&self) -> Self {
+        Self(0)
+    }
+}
+
+impl Hasher for Crowded {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+
+    fn write(&mut self, _bytes: &[u8]) {
+        unreachable!("parts are numbers");
+    }
+
+    fn write_u64(&mut self, part: u64) {
+        self.0 = part;
+    }
+}
+
+const START: u64 = 1_700_000_000_123_456;
+
+fn clock() -> ManualClock {
+    ManualClock::at(Timestamp::from_micros(START))
+}
+
+/// KeyedBy itself, counting by user: with room for all, and in a full table under the two policies that admit no more.
+fn alone<A: Algorithm + Copy>(algorithm: A, quota: Quota, bound: Bound, moves: &[Move]) -> Result<(), TestCaseError> {
+    let rules = [Rule { part: user, quota, bound }];
+    let limit = || Limit::new("user", algorithm).keyed_by(user);
+    let time = clock();
+    let limiter = Memory::builder(limit()).clock(time.clone()).build().expect("a valid limit");
+    conforms(&limiter, &time, &rules, moves)?;
+    for when_full in [WhenFull::CarryOver, WhenFull::Deny] {
+        let time = clock();
+        let builder = Memory::builder(limit()).max_keys(1).when_full(when_full);
+        let limiter = builder.clock(time.clone()).hasher(Crowded::default()).build().expect("a valid limit");
+        conforms(&limiter, &time, &rules, moves)?;
+    }
+    Ok(())
+}
+
+/// Small limits, and periods that are alike and those that are not.
+fn quota() -> impl Strategy<Value = Quota> {
+    let period = prop_oneof![Just(12), Just(60), Just(1_200), Just(60_000_000), 1u64..100_000];
+    (1u64..20, period).prop_map(|(limit, period)| Quota::new(limit, ticks(period)))
+}
+
+proptest! {
+    #![proptest_config(cases(200))]
+
+    #[test]
+    fn kept_charges_conform_gcra(quota in quota(), burst in 1u64..20, moves in moves()) {
+        alone(Gcra::new(quota).burst(burst), quota, Bound::Bucket { burst }, &moves)?;
+    }
+
+    #[test]
+    fn kept_charges_conform_strict_gcra(quota in quota(), moves in moves()) {
+        let strict = Gcra::new(quota).strict();
+        alone(strict, quota, Bound::Bucket { burst: strict.max_burst() }, &moves)?;
+        alone(strict, quota, Bound::InAnyPeriod(quota.limit()), &moves)?;
+    }
+
+    #[test]
+    fn kept_charges_conform_token_bucket(quota in quota(), burst in 1u64..20, moves in moves()) {
+        alone(TokenBucket::new(quota).burst(burst), quota, Bound::Bucket { burst }, &moves)?;
+    }
+
+    #[test]
+    fn kept_charges_conform_leaky_bucket(quota in quota(), burst in 1u64..20, moves in moves()) {
+        alone(LeakyBucket::new(quota).burst(burst), quota, Bound::Bucket { burst }, &moves)?;
+    }
+
+    #[test]
+    fn kept_charges_conform_leaky_queue(quota in quota(), waiting in 0u64..20, moves in moves()) {
+        alone(LeakyQueue::new(quota).max_waiting(waiting), quota, Bound::Queue, &moves)?;
+    }
+
+    #[test]
+    fn kept_charges_conform_fixed_window(quota in quota(), moves in moves()) {
+        let limit = quota.limit();
+        alone(FixedWindow::new(quota), quota, Bound::InAnyPeriod(2 * limit - 1), &moves)?;
+        alone(FixedWindow::new(quota).aligned_to_clock(), quota, Bound::InAnyPeriod(2 * limit), &moves)?;
+    }
+
+    #[test]
+    fn kept_charges_conform_sliding_window(quota in quota(), blocks in 1u64..=12, moves in moves()) {
+        let limit = quota.limit();
+        if let Ok(strict) = SlidingWindow::new(quota).try_blocks(blocks) {
+            alone(strict, quota, Bound::InAnyPeriod(limit), &moves)?;
+            alone(strict.weighted(), quota, Bound::InAnyPeriod(2 * limit - 1), &moves)?;
+        }
+    }
+
+    #[test]
+    fn kept_charges_conform_sliding_log(quota in quota(), moves in moves()) {
+        alone(SlidingLog::new(quota), quota, Bound::InAnyPeriod(quota.limit()), &moves)?;
+    }
+
+    /// Each limit keeps its bound, whatever the others deny: as a tuple and as a list, and in full tables.
+    #[test]
+    fn kept_charges_conform_several_limits(first in quota(), second in quota(), third in quota(), moves in moves()) {
+        let bounds = [Bound::Bucket { burst: first.limit() }, Bound::InAnyPeriod(2 * second.limit() - 1)];
+        let rules = [
+            Rule { part: user, quota: first, bound: bounds[0] },
+            Rule { part: group, quota: second, bound: bounds[1] },
+            Rule { part: |_| 0, quota: third, bound: Bound::InAnyPeriod(third.limit()) },
+        ];
+        for when_full in [None, Some(WhenFull::CarryOver), Some(WhenFull::Deny)] {
+            let limits = || (
+                Limit::new("user", Gcra::new(first)).keyed_by(user),
+                Limit::new("group", FixedWindow::new(second)).keyed_by(group),
+                Limit::new("all", SlidingLog::new(third)).keyed_by(|_: &Caller| 0_u64),
+            );
+            let time = clock();
+            let builder = Memory::builder(limits()).clock(time.clone());
+            if let Some(when_full) = when_full {
+                let builder = builder.max_keys(1).when_full(when_full).hasher(Crowded::default());
+                conforms(&builder.build().expect("valid limits"), &time, &rules, &moves)?;
+                continue;
+            }
+            conforms(&builder.build().expect("valid limits"), &time, &rules, &moves)?;
+            let time = clock();
+            let (a, b, c) = limits();
+            let list: Vec<DynLimit<Caller>> = vec![DynLimit::new(a), DynLimit::new(b), DynLimit::new(c)];
+            let limiter = Memory::builder(list).clock(time.clone()).build().expect("valid limits");
+            conforms(&limiter, &time, &rules, &moves)?;
+        }
+    }
+
+    #[test]
+    fn kept_charges_conform_several_buckets(first in quota(), second in quota(), moves in moves()) {
+        let rules = [
+            Rule { part: group, quota: first, bound: Bound::Bucket { burst: first.limit() } },
+            Rule { part: user, quota: second, bound: Bound::Bucket { burst: second.limit() } },
+        ];
+        let time = clock();
+        let limits = (
+            Limit::new("group", LeakyBucket::new(first)).keyed_by(group),
+            Limit::new("user", TokenBucket::new(second)).keyed_by(user),
+        );
+        let limiter = Memory::builder(limits).clock(time.clone()).build().expect("valid limits");
+        conforms(&limiter, &time, &rules, &moves)?;
+    }
+}
+
+/// A limiter of one bucket by user that makes a mistake about what is held.
+struct Faulty {
+    clock: ManualClock,
+    mistake: Mistake,
+    users: Arc<Mutex<HashMap<u64, User>>>,
+}
+
+#[derive(Default)]
+struct User {
+    state: <Gcra as Algorithm>::State,
+    held: u64,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Mistake {
+    None,
+    /// It charges when it should hold, and gives back what was not needed.
+    ChargesAtHold,
+    /// A decision sees what is charged and not what is held.
+    IgnoresWhatIsHeld,
+    /// The end of one hold ends another one of the same cost, too.
+    SettlesTwice,
+    /// It charges nothing of what is settled.
+    DropsTheCharge,
+    /// What is held on a key is forgotten when another key comes.
+    EvictsHeldKeys,
+}
+
+impl Faulty {
+    /// A token takes a millisecond to come back.
+    const QUOTA: Quota = Quota::new(10, Duration::from_millis(10));
+    const BUCKET: Gcra = Gcra::new(Self::QUOTA);
+
+    fn guard(&self, user: u64, cost: u64) -> Held {
+        let (clock, mistake, users) = (self.clock.clone(), self.mistake, Arc::clone(&self.users));
+        Held::new(cost, move |actual| {
+            let mut users = users.lock().expect("no thread panics");
+            let user = users.entry(user).or_default();
+            match mistake {
+                Mistake::ChargesAtHold => {
+                    // The first word is the moment at which all is paid.
+                    let unused = cost.saturating_sub(actual) * 1_000;
+                    user.state[0] = user.state[0].saturating_sub(unused).max(user.state[3]);
+                    return LimiterFuture::ready(Ok(()));
+                }
+                Mistake::SettlesTwice => user.held = user.held.saturating_sub(2 * cost),
+                _ => user.held = user.held.saturating_sub(cost),
+            }
+            let charged = if mistake == Mistake::DropsTheCharge { 0 } else { actual };
+            Self::BUCKET.commit(&mut user.state, clock.now(), Duration::ZERO, charged);
+            LimiterFuture::ready(Ok(()))
+        })
+    }
+}
+
+impl Limiter<Caller> for Faulty {
+    type Future = Ready<Result<Outcome, Error>>;
+
+    fn acquire(&self, caller: &Caller, ask: AcquireOptions) -> Acquisition<Self::Future> {
+        let decision = ready(self.peek(caller, ask));
+        if !decision.is_allowed() {
+            return Acquisition::Ready(Ok(decision.into()));
+        }
+        let mut users = self.users.lock().expect("no thread panics");
+        if self.mistake == Mistake::EvictsHeldKeys {
+            users.iter_mut().filter(|(user, _)| **user != caller[0]).for_each(|(_, user)| user.held = 0);
+        }
+        let user = users.entry(caller[0]).or_default();
+        if ask.hold && self.mistake != Mistake::ChargesAtHold {
+            user.held += ask.cost;
+        } else {
+            Self::BUCKET.commit(&mut user.state, self.clock.now(), decision.delay(), ask.cost);
+        }
+        let held = ask.hold.then(|| self.guard(caller[0], ask.cost));
+        Acquisition::Ready(Ok(Outcome { decision, held }))
+    }
+
+    fn peek(&self, caller: &Caller, ask: AcquireOptions) -> LimiterFuture<Decision> {
+        let users = self.users.lock().expect("no thread panics");
+        let (mut state, held) = users.get(&caller[0]).map_or_else(Default::default, |user| (user.state, user.held));
+        let (now, ask) = (self.clock.now(), if ask.hold { ask.max_delay(Duration::ZERO) } else { ask });
+        if self.mistake != Mistake::IgnoresWhatIsHeld {
+            Self::BUCKET.commit(&mut state, now, Duration::ZERO, held);
+        }
+        let verdict: Verdict = Self::BUCKET.peek(&state, now, ask);
+        let standing = LimitStatus::new("user", verdict, Self::BUCKET.reading(&state, now));
+        LimiterFuture::ready(Ok(Decision::from_limit(now, standing)))
+    }
+}
+
+/// What the law says of a limiter with a mistake: the same cases in every run.
+fn law_of(mistake: Mistake) -> Result<(), TestError<Vec<Move>>> {
+    let mut runner = TestRunner::new_with_rng(cases(300), TestRunner::deterministic().new_rng());
+    runner.run(&moves(), |moves| {
+        let clock = clock();
+        let limiter = Faulty { clock: clock.clone(), mistake, users: Arc::default() };
+        let rule = Rule { part: user, quota: Faulty::QUOTA, bound: Bound::Bucket { burst: 10 } };
+        conforms(&limiter, &clock, &[rule], &moves)
+    })
+}
+
+#[test]
+fn kept_charges_conform_without_a_mistake() {
+    law_of(Mistake::None).expect("it keeps the law");
+}
+
+#[test]
+fn kept_charges_of_limiters_with_mistakes_do_not_conform() {
+    for mistake in [
+        Mistake::ChargesAtHold,
+        Mistake::IgnoresWhatIsHeld,
+        Mistake::SettlesTwice,
+        Mistake::DropsTheCharge,
+        Mistake::EvictsHeldKeys,
+    ] {
+        let found = law_of(mistake).expect_err("a mistake that no law finds");
+        println!("{mistake:?}: {found}");
+    }
+}

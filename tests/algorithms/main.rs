@@ -1,0 +1,33 @@
+//! The laws: what every limit promises, held against slow and obvious models, in virtual time.
+
+mod bucket;
+mod carry_over;
+mod changing_tiers;
+mod classic;
+mod combined;
+mod drift;
+mod extremes;
+mod fast_path;
+mod fixed_window;
+mod harness;
+mod holds_liveness;
+mod invalid_config;
+mod kept_charges;
+mod keys;
+mod model;
+mod purity;
+mod quota_text;
+mod retry;
+mod schedule;
+mod sliding;
+mod span;
+mod windows;
+mod worst_case;
+
+use proptest::test_runner::Config;
+
+/// A number of cases, unless `PROPTEST_CASES` asks for another. What fails is to become a test of its own.
+fn cases(cases: u32) -> Config {
+    let cases = if std::env::var_os("PROPTEST_CASES").is_some() { Config::default().cases } else { cases };
+    Config { cases, failure_persistence: None, max_shrink_iters: 20_000, ..Config::default() }
+}

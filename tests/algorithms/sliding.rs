@@ -1,0 +1,62 @@
+//! The sliding window and the sliding log answer as the model does, field by field, on every schedule, with quotas, numbers of
+//! blocks and forms that change.
+
+use proptest::prelude::*;
+use tower_ratelimit::{AcquireOptions, Quota};
+
+use crate::cases;
+use crate::harness::{Pair, Subject};
+use crate::model::Spec;
+use crate::schedule::{Op, Step, blocks, charging_schedule, log, start, tiers};
+use crate::span::ticks;
+
+proptest! {
+    #![proptest_config(cases(400))]
+
+    #[test]
+    fn sliding_window_agrees_with_the_model(spec in blocks(), start in start(), steps in charging_schedule(60)) {
+        agrees(vec![spec], start, steps)?;
+    }
+
+    #[test]
+    fn sliding_window_agrees_when_its_tier_changes(
+        tiers in tiers(blocks()),
+        start in start(),
+        steps in charging_schedule(60),
+    ) {
+        agrees(tiers, start, steps)?;
+    }
+
+    #[test]
+    fn sliding_log_agrees_with_the_model(spec in log(), start in start(), steps in charging_schedule(60)) {
+        agrees(vec![spec], start, steps)?;
+    }
+
+    #[test]
+    fn sliding_log_agrees_when_its_tier_changes(
+        tiers in tiers(log()),
+        start in start(),
+        steps in charging_schedule(60),
+    ) {
+        agrees(tiers, start, steps)?;
+    }
+}
+
+fn agrees(tiers: Vec<Spec>, start: u64, steps: Vec<Step>) -> Result<(), TestCaseError> {
+    let mut pair = Pair::new(&[tiers], start);
+    for step in steps {
+        pair.agree_on(step)?;
+    }
+    Ok(())
+}
+
+/// A surcharge beyond all sums leaves before what is still held.
+#[test]
+fn sliding_log_resets_after_what_is_held() {
+    let mut subject = Subject::new(&[vec![Spec::HitLog { quota: Quota::new(3, ticks(10)) }]], 0);
+    subject.acquire(AcquireOptions::cost(0).hold());
+    subject.acquire(AcquireOptions::cost(1).hold());
+    subject.apply(Op::Settle { which: 0, actual: u64::MAX });
+    subject.set_clock(4);
+    assert_eq!(subject.peek(AcquireOptions::default()).reset(), Some(ticks(10)));
+}

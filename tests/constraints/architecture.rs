@@ -1,0 +1,322 @@
+//! The order of the modules, read off the sources: imports point down only, so there are no cycles; the middleware
+//! names no store and no algorithm; stores and limiters name no algorithm either; what decides knows nothing of
+//! requests; and no file outgrows a reader.
+//!
+//! Comments don't count, nor do the modules' own tests.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// From the bottom up. A module may use what is on a lower step, and nothing on its own or a higher one.
+///
+/// A new module needs a place here: as low as it can be.
+const STEPS: &[&[&str]] = &[
+    &["clock", "error", "runtime", "sync"],
+    &["decision", "encode", "quota", "retry"],
+    &["algorithm", "key", "observe"],
+    &["limit", "response", "table"],
+    &["limiter"],
+    &["store"],
+    &["config"],
+    &["middleware"],
+];
+
+/// What is around a request, and knows of a decision only that there is one.
+const MIDDLEWARE: &[&str] = &["key", "response", "middleware"];
+
+/// What decides, and knows nothing of requests.
+const DECIDING: &[&str] =
+    &["clock", "decision", "encode", "quota", "algorithm", "observe", "limit", "table", "limiter", "store", "config"];
+
+/// So many lines of code a file, comments and empty ones aside.
+const MAX_LINES: usize = 420;
+
+/// A source file.
+struct Source {
+    path: PathBuf,
+    /// Its top-level module: the first part of its path in `src`.
+    module: String,
+    code: String,
+}
+
+fn sources() -> Vec<Source> {
+    fn collect(directory: &Path, files: &mut Vec<PathBuf>) {
+        for entry in fs::read_dir(directory).expect("a directory").map(|entry| entry.expect("an entry").path()) {
+            if entry.is_dir() {
+                collect(&entry, files);
+            } else if entry.extension().is_some_and(|extension| extension == "rs") {
+                files.push(entry);
+            }
+        }
+    }
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
+    let mut files = Vec::new();
+    collect(&root, &mut files);
+    let sources = files.into_iter().filter_map(|file| {
+        let path = file.strip_prefix(&root).expect("below `src`").to_owned();
+        let is_test = path.iter().filter_map(|part| part.to_str()).any(|part| {
+            let part = part.trim_end_matches(".rs");
+            part == "tests" || part.ends_with("_tests")
+        });
+        let module = path.iter().next()?.to_str()?.trim_end_matches(".rs").to_owned();
+        let code = code(&fs::read_to_string(&file).expect("a source file"));
+        (!is_test).then_some(Source { path, module, code })
+    });
+    let sources: Vec<_> = sources.collect();
+    assert!(sources.len() > 40, "too few sources: this test would prove nothing");
+    sources
+}
+
+/// The text up to its unit tests, without comments, empty lines and what stands in quotes.
+fn code(text: &str) -> String {
+    let code = unquoted(text);
+    let lines: Vec<_> = code.lines().map(str::trim_end).filter(|line| !line.is_empty()).collect();
+    let starts_tests = |pair: &[&str]| {
+        pair[0].starts_with("#[cfg(")
+            && pair[0].contains("test")
+            && pair[1].starts_with("mod ")
+            && pair[1].ends_with('{')
+    };
+    let end = lines.windows(2).position(starts_tests).unwrap_or(lines.len());
+    lines[..end].join("\n")
+}
+
+fn unquoted(text: &str) -> String {
+    let mut code = String::new();
+    let mut rest = text;
+    while let Some(char) = rest.chars().next() {
+        let skipped = if rest.starts_with("//") {
+            rest.find('\n').unwrap_or(rest.len())
+        } else if rest.starts_with("r\"") || rest.starts_with("r#\"") {
+            let end = if rest.starts_with("r#") { "\"#" } else { "\"" };
+            3 + rest[3..].find(end).expect("a raw string ends") + end.len()
+        } else if char == '"' {
+            let mut escaped = true;
+            let ends = |char: char| {
+                let is_end = char == '"' && !escaped;
+                escaped = char == '\\' && !escaped;
+                is_end
+            };
+            rest.find(ends).expect("a string ends") + 1
+        } else if rest.starts_with("'\\") {
+            3 + rest[3..].find('\'').expect("a character ends") + 1
+        } else if char == '\'' && rest.chars().nth(2) == Some('\'') {
+            2 + rest.chars().nth(1).map_or(0, char::len_utf8)
+        } else {
+            code.push(char);
+            char.len_utf8()
+        };
+        rest = &rest[skipped..];
+    }
+    code
+}
+
+/// The names that follow `crate::` anywhere: the first of a path, or of each path in braces.
+fn named_in_crate(code: &str) -> BTreeSet<&str> {
+    let mut names = BTreeSet::new();
+    for (position, _) in code.match_indices("crate::") {
+        let path = &code[position + "crate::".len()..];
+        let Some(group) = path.strip_prefix('{') else {
+            names.insert(leading_word(path));
+            continue;
+        };
+        let mut depth = 1;
+        let mut starts = true;
+        for (position, char) in group.char_indices() {
+            match char {
+                '{' => depth += 1,
+                '}' => depth -= 1,
+                ',' if depth == 1 => starts = true,
+                char if starts && !char.is_whitespace() => {
+                    names.insert(leading_word(&group[position..]));
+                    starts = false;
+                }
+                _ => {}
+            }
+            if depth == 0 {
+                break;
+            }
+        }
+    }
+    names
+}
+
+fn leading_word(text: &str) -> &str {
+    let end = text.find(|char: char| !char.is_alphanumeric() && char != '_').unwrap_or(text.len());
+    &text[..end]
+}
+
+fn words(code: &str) -> impl Iterator<Item = &str> {
+    code.split(|char: char| !char.is_alphanumeric() && char != '_').filter(|word| !word.is_empty())
+}
+
+/// What `lib.rs` makes public of each module: `crate::Gcra` is in `algorithm`.
+fn reexports(sources: &[Source]) -> BTreeMap<String, String> {
+    let lib = sources.iter().find(|source| source.module == "lib").expect("lib.rs");
+    let mut names = BTreeMap::new();
+    for item in lib.code.split(';').filter_map(|item| item.split("pub use crate::").nth(1)) {
+        let (module, list) = item.split_once("::").expect("a path");
+        for name in words(list) {
+            names.insert(name.to_owned(), module.to_owned());
+        }
+    }
+    assert!(names.len() > 20, "lib.rs makes more than {names:?} public");
+    names
+}
+
+/// The modules that each module uses, with the files where.
+fn uses(sources: &[Source]) -> BTreeMap<(String, String), Vec<&Path>> {
+    let reexports = reexports(sources);
+    let mut uses: BTreeMap<_, Vec<_>> = BTreeMap::new();
+    for source in sources.iter().filter(|source| source.module != "lib") {
+        for name in named_in_crate(&source.code) {
+            let module = reexports.get(name).map_or(name, String::as_str);
+            if module != source.module {
+                uses.entry((source.module.clone(), module.to_owned())).or_default().push(source.path.as_path());
+            }
+        }
+    }
+    uses
+}
+
+fn step(module: &str) -> usize {
+    STEPS.iter().position(|step| step.contains(&module)).unwrap_or_else(|| {
+        panic!("the module `{module}` has no place in the order: give it one in tests/constraints/architecture.rs")
+    })
+}
+
+/// The concrete types that `lib.rs` makes public of a module, traits and functions aside.
+fn types_of(module: &str, sources: &[Source]) -> BTreeSet<String> {
+    let reexports = reexports(sources).into_iter().filter(|(_, of)| of == module).map(|(name, _)| name);
+    reexports.filter(|name| name.starts_with(char::is_uppercase)).collect()
+}
+
+#[test]
+fn every_module_has_its_place() {
+    let sources = sources();
+    let there: BTreeSet<_> =
+        sources.iter().map(|source| source.module.as_str()).filter(|name| *name != "lib").collect();
+    let placed: Vec<_> = STEPS.concat();
+    assert_eq!(placed.len(), placed.iter().collect::<BTreeSet<_>>().len(), "one has two places");
+    for module in &there {
+        assert!(step(module) < STEPS.len());
+    }
+    assert!(placed.iter().all(|module| there.contains(module)), "a module is gone: take it out of the order");
+    assert!(MIDDLEWARE.iter().chain(DECIDING).all(|module| there.contains(module)));
+}
+
+/// As each step uses lower ones only, there are no cycles.
+#[test]
+fn imports_point_down() {
+    let sources = sources();
+    let uses = uses(&sources);
+    assert!(uses.len() > 40, "too few imports were found: {:?}", uses.keys());
+    for ((user, used), files) in &uses {
+        assert!(step(used) < step(user), "`{user}` must not use `{used}`: {files:?}");
+    }
+}
+
+/// No path goes up by `super` to where it should have said `crate`.
+#[test]
+fn paths_out_of_a_module_begin_with_crate() {
+    for source in sources() {
+        assert!(!source.code.contains("super::super"), "{:?} reaches two modules up", source.path);
+        if source.path.components().count() == 1 {
+            let up = source.code.lines().find(|line| line.starts_with("use super::"));
+            assert_eq!(up, None, "{:?} is at the top", source.path);
+        }
+    }
+}
+
+#[test]
+fn the_middleware_names_no_store_and_no_algorithm() {
+    let sources = sources();
+    let types = &types_of("store", &sources) | &types_of("algorithm", &sources);
+    for name in ["Memory", "Gcra", "FixedWindow"] {
+        assert!(types.contains(name), "{types:?} lacks {name}");
+    }
+    for source in sources.iter().filter(|source| MIDDLEWARE.contains(&source.module.as_str())) {
+        for module in ["algorithm", "limit", "table", "store", "config"] {
+            assert!(!named_in_crate(&source.code).contains(module), "{:?} uses `{module}`", source.path);
+        }
+        let named = words(&source.code).find(|word| types.contains(*word));
+        assert_eq!(named, None, "{:?} names one", source.path);
+    }
+}
+
+#[test]
+fn limiters_name_no_store_and_stores_name_no_algorithm() {
+    let sources = sources();
+    let (stores, algorithms) = (types_of("store", &sources), types_of("algorithm", &sources));
+    for source in &sources {
+        let of_module = |module| source.module == module;
+        if of_module("limiter") || of_module("limit") || of_module("table") {
+            let named = words(&source.code).find(|word| stores.contains(*word));
+            assert_eq!(named, None, "{:?} names a store", source.path);
+        }
+        if of_module("limiter") || of_module("limit") || of_module("table") || of_module("store") {
+            let named = words(&source.code).find(|word| algorithms.contains(*word));
+            assert_eq!(named, None, "{:?} names an algorithm", source.path);
+        }
+    }
+}
+
+#[test]
+fn what_decides_knows_nothing_of_requests() {
+    for source in sources().iter().filter(|source| DECIDING.contains(&source.module.as_str())) {
+        for name in ["http", "Request", "tower_service", "tower_layer"] {
+            assert!(!words(&source.code).any(|word| word == name), "{:?} names `{name}`", source.path);
+        }
+        for module in ["key", "response", "middleware"] {
+            assert!(!named_in_crate(&source.code).contains(module), "{:?} uses `{module}`", source.path);
+        }
+    }
+}
+
+/// An algorithm is a function of a state, a time and a cost. (How a table holds states is another matter.)
+#[test]
+fn algorithms_read_no_clock_and_take_no_lock() {
+    let sources = sources();
+    for source in
+        sources.iter().filter(|source| source.module == "algorithm" && !source.path.starts_with("algorithm/state"))
+    {
+        for name in ["Clock", "Instant", "SystemTime", "SystemClock", "Mutex", "RwLock", "async", "await", "thread"] {
+            assert!(!words(&source.code).any(|word| word == name), "{:?} names `{name}`", source.path);
+        }
+    }
+}
+
+#[test]
+fn files_are_of_a_size_that_can_be_read() {
+    for source in sources() {
+        let lines = source.code.lines().count();
+        assert!(lines <= MAX_LINES, "{:?} has {lines} lines of code: split it", source.path);
+    }
+}
+
+/// What the tests above rest on.
+#[test]
+fn imports_are_found_where_they_are_and_nowhere_else() {
+    let text = r##"//! crate::comment
+use crate::one::Thing; // crate::aside
+use crate::{
+    three::{Deep, four},
+    Root, five,
+};
+fn f<'a>(_: &'a str) -> crate::six::T<$crate::seven::U> {
+    let quoted = ["crate::string \" crate::still", r#"crate::raw "#, "\\"];
+    let chars = ['"', '\'', '\\', 'ß'];
+}
+/// [`x`](crate::eight)
+use crate::last;
+#[cfg(test)]
+mod tests {
+    use crate::nine;
+}
+"##;
+    let code = code(text);
+    let named: Vec<_> = named_in_crate(&code).into_iter().collect();
+    assert_eq!(named, ["Root", "five", "last", "one", "seven", "six", "three"]);
+    assert_eq!(code.lines().count(), 10);
+}

@@ -1,0 +1,152 @@
+//! Real requests, over sockets: axum, and hyper by itself.
+
+use std::convert::Infallible;
+use std::net::{Ipv4Addr, SocketAddr};
+
+use axum::Router;
+use axum::routing::get;
+use bytes::Bytes;
+use http::{Request, Response};
+use http_body_util::{BodyExt, Full};
+use hyper::body::Incoming;
+use hyper_util::rt::TokioIo;
+use hyper_util::service::TowerToHyperService;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
+use tower::{Layer, service_fn};
+use tower_ratelimit::key::TrustedProxies;
+use tower_ratelimit::{ClientIp, Gcra, ManualClock, Memory, Quota, RateLimitLayer};
+
+use super::support::networks;
+
+/// One request for each client, and no time goes by.
+fn layer(trusted: TrustedProxies) -> RateLimitLayer<ClientIp, Memory<Gcra, ManualClock>> {
+    let limiter = Memory::builder(Gcra::new(Quota::per_minute(1))).clock(ManualClock::new()).build().expect("settings");
+    RateLimitLayer::new(ClientIp::x_forwarded_for(trusted), limiter)
+}
+
+async fn listener() -> (TcpListener, SocketAddr) {
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.expect("a port");
+    let address = listener.local_addr().expect("an address");
+    (listener, address)
+}
+
+/// The status of one request on a connection of its own, with these lines of `X-Forwarded-For`.
+async fn status(server: SocketAddr, lines: &[&str]) -> u16 {
+    let mut stream = TcpStream::connect(server).await.expect("it listens");
+    let fields = lines.iter().fold(String::new(), |fields, line| fields + "X-Forwarded-For: " + line + "\r\n");
+    let request = format!("GET / HTTP/1.1\r\nHost: {server}\r\n{fields}Connection: close\r\n\r\n");
+    stream.write_all(request.as_bytes()).await.expect("sent");
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).await.expect("an answer");
+    answer.split(' ').nth(1).and_then(|status| status.parse().ok()).unwrap_or_else(|| panic!("{answer}"))
+}
+
+/// The loopback is a proxy: clients are told apart, and don't choose.
+async fn clients_are_told_apart(server: SocketAddr) {
+    assert_eq!(status(server, &["192.0.2.1"]).await, 200);
+    assert_eq!(status(server, &["192.0.2.1"]).await, 429);
+    assert_eq!(status(server, &["203.0.113.9, 192.0.2.1"]).await, 429, "it is the proxy who knows");
+    assert_eq!(status(server, &["203.0.113.8", "192.0.2.1"]).await, 429, "whatever lines there are");
+    assert_eq!(status(server, &["192.0.2.2"]).await, 200, "another client");
+    assert_eq!(status(server, &["2001:db8::1"]).await, 200);
+    assert_eq!(status(server, &["\"[2001:db8::ffff]:80\""]).await, 429, "of the same /64");
+    assert_eq!(status(server, &[]).await, 200, "the proxy itself");
+    assert_eq!(status(server, &["203.0.113.7, unknown"]).await, 429, "what it does not know is its own");
+}
+
+/// The loopback is a client: nothing that it writes gives it one request more.
+async fn clients_choose_nothing(server: SocketAddr) {
+    assert_eq!(status(server, &["192.0.2.1"]).await, 200);
+    for lines in [&["192.0.2.2"][..], &[], &["127.0.0.1"], &["10.0.0.1"], &["x"], &["192.0.2.3", "10.0.0.1"]] {
+        assert_eq!(status(server, lines).await, 429, "{lines:?}");
+    }
+}
+
+async fn with_axum(trusted: TrustedProxies) -> SocketAddr {
+    let app = Router::new().route("/", get(async || "hello")).layer(layer(trusted));
+    let (listener, address) = listener().await;
+    let service = app.into_make_service_with_connect_info::<SocketAddr>();
+    tokio::spawn(async { axum::serve(listener, service).await });
+    address
+}
+
+#[tokio::test]
+async fn axum_behind_a_proxy() {
+    clients_are_told_apart(with_axum(networks(&["127.0.0.0/8"])).await).await;
+}
+
+#[tokio::test]
+async fn axum_without_one() {
+    clients_choose_nothing(with_axum(networks(&["10.0.0.0/8"])).await).await;
+}
+
+/// A server without connect info believes nobody, and says so.
+#[tokio::test]
+async fn axum_without_connect_info() {
+    let app: Router = Router::new().route("/", get(async || "hello")).layer(layer(TrustedProxies::hops(1)));
+    let (listener, address) = listener().await;
+    tokio::spawn(async { axum::serve(listener, app).await });
+    assert_eq!(status(address, &["192.0.2.1"]).await, 500);
+}
+
+async fn with_hyper(trusted: TrustedProxies) -> SocketAddr {
+    let service = layer(trusted).layer(service_fn(async |request: Request<Incoming>| {
+        let _ = request.into_body().collect().await;
+        Ok::<_, Infallible>(Response::new(Full::new(Bytes::from_static(b"hello"))))
+    }));
+    let (listener, address) = listener().await;
+    tokio::spawn(async move {
+        while let Ok((stream, peer)) = listener.accept().await {
+            let service = service.clone();
+            // The server's own: it puts the peer's address into every request of the connection.
+            let service = tower::util::MapRequest::new(service, move |mut request: Request<Incoming>| {
+                request.extensions_mut().insert(peer);
+                request
+            });
+            let connection = hyper::server::conn::http1::Builder::new()
+                .serve_connection(TokioIo::new(stream), TowerToHyperService::new(service));
+            tokio::spawn(connection);
+        }
+    });
+    address
+}
+
+#[tokio::test]
+async fn hyper_behind_a_proxy() {
+    clients_are_told_apart(with_hyper(networks(&["127.0.0.1"])).await).await;
+}
+
+#[tokio::test]
+async fn hyper_without_one() {
+    clients_choose_nothing(with_hyper(networks(&["10.0.0.0/8"])).await).await;
+}
+
+/// On a Unix socket nobody has an address: the proxy's word is all there is, if that is said.
+#[cfg(unix)]
+#[tokio::test]
+async fn axum_on_a_unix_socket() {
+    use tokio::net::{UnixListener, UnixStream};
+
+    let reader = ClientIp::x_forwarded_for(networks(&["10.0.0.0/8"])).trust_absent_peer();
+    let limiter = Memory::builder(Gcra::new(Quota::per_minute(1))).clock(ManualClock::new()).build().expect("settings");
+    let app = Router::new().route("/", get(async || "hello")).layer(RateLimitLayer::new(reader, limiter));
+    let path = std::env::temp_dir().join(format!("tower-ratelimit-{}.sock", std::process::id()));
+    let _ = std::fs::remove_file(&path);
+    let listener = UnixListener::bind(&path).expect("a socket");
+    tokio::spawn(async { axum::serve(listener, app).await });
+
+    let status = async |fields: &str| {
+        let mut stream = UnixStream::connect(&path).await.expect("it listens");
+        let request = format!("GET / HTTP/1.1\r\nHost: a.test\r\n{fields}Connection: close\r\n\r\n");
+        stream.write_all(request.as_bytes()).await.expect("sent");
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).await.expect("an answer");
+        answer[9..12].parse::<u16>().expect("a status")
+    };
+    assert_eq!(status("X-Forwarded-For: 192.0.2.1\r\n").await, 200);
+    assert_eq!(status("X-Forwarded-For: 203.0.113.9, 192.0.2.1\r\n").await, 429);
+    assert_eq!(status("X-Forwarded-For: 192.0.2.2\r\n").await, 200);
+    assert_eq!(status("").await, 500, "nobody to count by, and no way around the limit");
+    let _ = std::fs::remove_file(&path);
+}

@@ -1,0 +1,134 @@
+//! Servers that speak gRPC and HTTP on one port.
+
+use std::net::SocketAddr;
+
+use axum::Router;
+use axum::routing::get;
+use bytes::Bytes;
+use http::{Method, Request, Response, Version};
+use http_body_util::{BodyExt, Empty};
+use hyper_util::client::legacy::Client;
+use hyper_util::rt::TokioExecutor;
+use tonic::transport::Server;
+use tonic::transport::server::TcpIncoming;
+use tonic_types::StatusExt;
+use tower_ratelimit::response::ByContentType;
+use tower_ratelimit::{FixedWindow, Memory, PeerIp, Quota, RateLimitLayer};
+
+use super::support::{Counting, connect, listen, of};
+
+fn layer<R>(responder: R) -> RateLimitLayer<PeerIp, Memory<FixedWindow>, R> {
+    let limiter = Memory::new(FixedWindow::new(Quota::per_hour(2)));
+    RateLimitLayer::new(PeerIp::new(), limiter).responder(responder)
+}
+
+/// One request, in HTTP/1.1 or HTTP/2.
+async fn ask(address: SocketAddr, version: Version, method: Method, content_type: Option<&str>) -> Response<Bytes> {
+    let mut builder = Client::builder(TokioExecutor::new());
+    if version == Version::HTTP_2 {
+        // With prior knowledge: h2c.
+        builder.http2_only(true);
+    }
+    let client = builder.build_http::<Empty<Bytes>>();
+    let mut request = Request::builder().uri(format!("http://{address}/")).method(method);
+    if let Some(content_type) = content_type {
+        request = request.header("content-type", content_type);
+    }
+    let (head, body) =
+        client.request(request.body(Empty::new()).expect("a request")).await.expect("an answer").into_parts();
+    assert_eq!(head.version, version);
+    Response::from_parts(head, body.collect().await.expect("a body").to_bytes())
+}
+
+async fn both_are_answered_in_their_own_way(address: SocketAddr, handler: &Counting) {
+    let mut client = connect(address).await;
+    client.check(of("")).await.expect("within the limit");
+    let allowed = ask(address, Version::HTTP_2, Method::GET, None).await;
+    assert_eq!(allowed.headers()["ratelimit"].to_str().expect("ASCII").split(";t=").next(), Some(r#""default";r=0"#));
+
+    let status = client.check(of("")).await.expect_err("one limit for both");
+    assert_eq!(status.code(), tonic::Code::ResourceExhausted);
+    assert!(status.get_error_details().retry_info().is_some());
+    assert_eq!(handler.calls(), 1);
+
+    for version in [Version::HTTP_11, Version::HTTP_2] {
+        let refused = ask(address, version, Method::GET, None).await;
+        assert_eq!(refused.status(), 429, "{version:?}");
+        assert_eq!(refused.headers()["content-type"], "application/problem+json");
+        assert!(refused.headers().contains_key("retry-after"));
+        let problem: serde_json::Value = serde_json::from_slice(refused.body()).expect("JSON");
+        assert_eq!(problem["status"], 429);
+    }
+}
+
+/// axum's router, with a gRPC service among its routes.
+#[tokio::test]
+async fn in_axum() {
+    let handler = Counting::default();
+    let routes = tonic::service::Routes::new(handler.service()).into_axum_router();
+    let app = Router::new().route("/", get(async || "hello")).merge(routes.reset_fallback());
+    let app = app.layer(layer(ByContentType::default()));
+    let (listener, address) = listen().await;
+    let app = app.into_make_service_with_connect_info::<SocketAddr>();
+    tokio::spawn(async move { axum::serve(listener, app).await });
+    both_are_answered_in_their_own_way(address, &handler).await;
+}
+
+/// tonic's server, whose bodies can't be made from bytes.
+#[tokio::test]
+async fn in_tonic() {
+    let handler = Counting::default();
+    let (listener, address) = listen().await;
+    let mut server = Server::builder().accept_http1(true).layer(layer(ByContentType::default().map_body()));
+    let server = server.add_service(handler.service());
+    tokio::spawn(server.serve_with_incoming(TcpIncoming::from(listener)));
+    both_are_answered_in_their_own_way(address, &handler).await;
+}
+
+#[tokio::test]
+async fn a_content_type_says_whether_it_is_grpc() {
+    let app = Router::new().route("/", get(async || "hello")).layer(layer(ByContentType::default()));
+    let (listener, address) = listen().await;
+    let app = app.into_make_service_with_connect_info::<SocketAddr>();
+    tokio::spawn(async move { axum::serve(listener, app).await });
+    while ask(address, Version::HTTP_11, Method::GET, None).await.status() == 200 {}
+
+    for (content_type, answer) in [
+        ("application/grpc", Some("application/grpc")),
+        ("application/grpc+proto", Some("application/grpc")),
+        ("Application/gRPC ; charset=utf-8", Some("application/grpc")),
+        ("application/grpc-web", Some("application/grpc-web")),
+        ("application/grpc-web-text+proto", Some("application/grpc-web-text")),
+        ("application/grpcx", None),
+        ("application/grpc-webby", None),
+        ("application/json", None),
+        ("ä", None),
+    ] {
+        let response = ask(address, Version::HTTP_11, Method::POST, Some(content_type)).await;
+        let expected = if answer.is_some() { 200 } else { 429 };
+        assert_eq!(response.status(), expected, "{content_type}");
+        assert_eq!(response.headers()["content-type"], answer.unwrap_or("application/problem+json"), "{content_type}");
+        assert_eq!(response.headers().contains_key("grpc-status"), answer.is_some(), "{content_type}");
+    }
+}
+
+/// A `GET` that claims to be gRPC has an answer that no cache takes for the page.
+#[tokio::test]
+async fn grpc_answers_only_post() {
+    let app = Router::new().route("/", get(async || "hello")).layer(layer(ByContentType::default()));
+    let (listener, address) = listen().await;
+    let app = app.into_make_service_with_connect_info::<SocketAddr>();
+    tokio::spawn(async move { axum::serve(listener, app).await });
+    while ask(address, Version::HTTP_11, Method::GET, None).await.status() == 200 {}
+
+    for version in [Version::HTTP_11, Version::HTTP_2] {
+        let response = ask(address, version, Method::GET, Some("application/grpc")).await;
+        assert_eq!(response.status(), 429);
+        assert_eq!(response.headers()["content-type"], "application/problem+json");
+        assert_eq!(response.headers()["cache-control"], "no-store");
+        assert!(!response.headers().contains_key("grpc-status") && !response.body().is_empty());
+    }
+    let call = ask(address, Version::HTTP_2, Method::POST, Some("application/grpc")).await;
+    assert_eq!((call.status().as_u16(), &call.headers()["grpc-status"]), (200, &"8".parse().expect("ASCII")));
+    assert_eq!(call.headers()["cache-control"], "no-store");
+}

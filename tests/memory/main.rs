@@ -1,0 +1,10 @@
+//! The in-memory store and the limiters that are built from other limiters.
+
+mod admin;
+mod chained;
+mod denied_cache;
+mod eviction;
+mod holds;
+mod linearizability;
+mod scheduling;
+mod threads;

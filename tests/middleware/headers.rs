@@ -1,0 +1,462 @@
+//! The header fields where servers are stacked, scripts come from other origins, connections are upgraded, and HTTP is
+//! spoken in versions 1.1 and 2.
+//!
+//! On real sockets, read by foreign parsers. The limiter's clock is moved by hand.
+
+use std::collections::BTreeSet;
+use std::io::{Read, Write};
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use axum::Router;
+use axum::body::Body;
+use axum::extract::Request;
+use axum::middleware::{Next, from_fn};
+use axum::response::IntoResponse;
+use axum::routing::{any, get};
+use bytes::Bytes;
+use http::{HeaderMap, Method, Response, StatusCode, Version};
+use http_body_util::{BodyExt, Full};
+use hyper_util::client::legacy::Client;
+use hyper_util::rt::{TokioExecutor, TokioIo};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpListener;
+use tower::ServiceExt;
+use tower_ratelimit::key::{Global, Preflight};
+use tower_ratelimit::limiter::Chained;
+use tower_ratelimit::observe::{Event, Observer};
+use tower_ratelimit::response::{Http, Rejection, ResetFormat, Respond};
+use tower_ratelimit::{AcquireOptions, FixedWindow, Limit, ManualClock, Memory, PeerIp, Quota, RateLimitLayer};
+
+use crate::fields::{legacy, limits, policies, retry_after};
+
+type Layer<K, R = Http> = RateLimitLayer<K, Memory<Limit<FixedWindow>, ManualClock>, R>;
+
+fn layer<K>(key: K, name: &'static str, limit: u64, responder: Http) -> Layer<K> {
+    let limit = Limit::new(name, FixedWindow::new(Quota::per_minute(limit)));
+    let limiter = Memory::builder(limit).clock(ManualClock::new()).build().expect("a limiter");
+    RateLimitLayer::new(key, limiter).responder(responder)
+}
+
+async fn serve(app: Router) -> SocketAddr {
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
+    let address = listener.local_addr().expect("an address");
+    let app = app.into_make_service_with_connect_info::<SocketAddr>();
+    tokio::spawn(async move { axum::serve(listener, app).await });
+    address
+}
+
+/// A client of one version of HTTP: of the second without TLS, by prior knowledge.
+struct Browser(Client<hyper_util::client::legacy::connect::HttpConnector, Full<Bytes>>, Version);
+
+impl Browser {
+    fn of(version: Version) -> Self {
+        let http2 = version == Version::HTTP_2;
+        Self(Client::builder(TokioExecutor::new()).http2_only(http2).build_http(), version)
+    }
+
+    async fn send(&self, method: Method, address: SocketAddr, fields: &[(&str, &str)]) -> Response<Bytes> {
+        let request = http::Request::builder().method(method).uri(format!("http://{address}/"));
+        let request = fields.iter().fold(request, |request, (name, value)| request.header(*name, *value));
+        let answer = self.0.request(request.body(Full::default()).expect("a request")).await.expect("an answer");
+        let (head, body) = answer.into_parts();
+        assert_eq!(head.version, self.1);
+        Response::from_parts(head, body.collect().await.expect("a body").to_bytes())
+    }
+}
+
+const VERSIONS: [Version; 2] = [Version::HTTP_11, Version::HTTP_2];
+
+fn exposed(headers: &HeaderMap) -> BTreeSet<String> {
+    let lines = headers.get_all("access-control-expose-headers").iter();
+    let names = lines.flat_map(|line| line.to_str().expect("ASCII").split(',')).map(|name| name.trim().to_lowercase());
+    names.collect()
+}
+
+/// Both are told of, the legacy fields are the stricter ones, whichever limiter refuses, in both versions.
+#[tokio::test]
+async fn stacked_limiters_tell_the_whole_truth() {
+    for version in VERSIONS {
+        let fields = Http::new().legacy_headers(ResetFormat::DeltaSeconds);
+        let app = Router::new()
+            .route("/", get(async || "hello"))
+            .layer(layer(PeerIp::new(), "inner", 2, fields))
+            .layer(layer(Global, "outer", 3, fields));
+        let (address, browser) = (serve(app).await, Browser::of(version));
+        for left in [1, 0] {
+            let response = browser.send(Method::GET, address, &[]).await;
+            assert_eq!(response.status(), 200);
+            let read = [("inner".into(), left, Some(60)), ("outer".into(), left + 1, Some(60))];
+            assert_eq!(limits(response.headers()), read);
+            assert_eq!(policies(response.headers()), [("inner".into(), 2, 60), ("outer".into(), 3, 60)]);
+            assert_eq!(legacy(response.headers()), Some([2, left.unsigned_abs(), 60]), "the more restrictive");
+        }
+        // Refused by the inner one, which the outer one has charged for.
+        let response = browser.send(Method::GET, address, &[]).await;
+        assert_eq!(response.status(), 429);
+        assert_eq!(limits(response.headers()), [("inner".into(), 0, Some(60)), ("outer".into(), 0, Some(60))]);
+        assert_eq!((legacy(response.headers()), retry_after(response.headers())), (Some([2, 0, 60]), Some(60)));
+        // Refused by the outer one: nobody has asked the inner one.
+        let response = browser.send(Method::GET, address, &[]).await;
+        assert_eq!(limits(response.headers()), [("outer".into(), 0, Some(60))]);
+        assert_eq!((legacy(response.headers()), retry_after(response.headers())), (Some([3, 0, 60]), Some(60)));
+    }
+}
+
+/// Notes the warnings of a layer's observers.
+#[derive(Clone, Default)]
+struct Warnings(Arc<Mutex<Vec<String>>>);
+
+impl Observer for Warnings {
+    fn observe(&self, event: &Event<'_>) {
+        if let Event::Warning { message, .. } = event {
+            self.0.lock().expect("no panic").push((*message).to_owned());
+        }
+    }
+}
+
+impl Warnings {
+    fn take(&self) -> Vec<String> {
+        std::mem::take(&mut self.0.lock().expect("no panic"))
+    }
+}
+
+/// Clients cannot tell two limits of one name apart: the outer layer warns of it once, whichever of its fields it
+/// sends, and however many requests and clones there are.
+#[tokio::test]
+async fn stacked_limits_of_one_name_emit_one_warning() {
+    let limited = |inner: &'static str, outer: &'static str, responder: Http| {
+        let warnings = Warnings::default();
+        let layers = tower::ServiceBuilder::new()
+            .layer(layer(Global, outer, 2, responder).observe(|_: &Event<'_>| {}).observe(warnings.clone()))
+            .layer(layer(Global, inner, 1, Http::new()));
+        (Router::new().route("/", get(async || "hello")).layer(layers), warnings)
+    };
+    let send =
+        async |app: &Router| app.clone().oneshot(Request::new(Body::empty())).await.expect("infallible").status();
+    for responder in [Http::new(), Http::new().extensions(false), Http::new().legacy_headers(ResetFormat::DeltaSeconds)]
+    {
+        let (app, warnings) = limited("default", "default", responder);
+        assert_eq!(send(&app).await, StatusCode::OK);
+        let [warning] = &warnings.take()[..] else { panic!("one warning") };
+        assert!(warning.contains("\"default\"") && warning.contains("Limit::new"), "{warning}");
+        for status in [StatusCode::TOO_MANY_REQUESTS; 2] {
+            assert_eq!(send(&app).await, status);
+        }
+        assert_eq!(warnings.take(), [""; 0]);
+
+        // Also if the inner layer denies the first request that it receives through the outer one. The comma is quoted.
+        let (warnings, inner) = (Warnings::default(), layer(Global, "a, b", 1, Http::new()));
+        let alone = Router::new().route("/", get(async || "hello")).layer(inner.clone());
+        assert_eq!(send(&alone).await, StatusCode::OK);
+        let outer = layer(Global, "a, b", 2, responder).observe(warnings.clone());
+        let app = Router::new().route("/", get(async || "hello")).layer(inner).layer(outer);
+        assert_eq!(send(&app).await, StatusCode::TOO_MANY_REQUESTS);
+        assert_eq!(warnings.take().len(), 1);
+
+        for (inner, outer) in [("default", "outer"), ("default2", "default"), ("a, b", "a"), ("a, b", "b"), ("a", "A")]
+        {
+            let (app, warnings) = limited(inner, outer, responder);
+            for _ in 0..3 {
+                let _ = send(&app).await;
+            }
+            assert_eq!(warnings.take(), [""; 0], "{inner:?} in {outer:?}");
+        }
+    }
+
+    // A layer that sends no such fields has nothing to warn of.
+    let (app, warnings) = limited("default", "default", Http::minimal());
+    assert_eq!((send(&app).await, warnings.take().len()), (StatusCode::OK, 0));
+}
+
+/// The fields of a handler, such as a proxy's upstream, are read as well; so are two limits of one decision.
+#[tokio::test]
+async fn a_handlers_limit_of_the_same_name_emits_one_warning() {
+    for (field, value, is_repeated) in [
+        ("ratelimit", r#""default";r=1;t=5"#, true),
+        ("ratelimit-policy", r#""other";q=2;w=5 ,  "default" ;q=2"#, false),
+        ("ratelimit-policy", r#""other";q=2;w=5 ,  "default";q=2"#, true),
+        ("ratelimit-policy", r#""default""#, true),
+        ("ratelimit-policy", r#""other";about="default""#, false),
+        ("ratelimit-policy", "default;q=2", false),
+        ("ratelimit", "\"", false),
+        ("x-ratelimit", r#""default";r=1;t=5"#, false),
+    ] {
+        let warnings = Warnings::default();
+        let layer = layer(Global, "default", 5, Http::new()).observe(warnings.clone());
+        let app = Router::new().route("/", get(async move || ([(field, value)], "hello"))).layer(layer);
+        for _ in 0..2 {
+            let _ = app.clone().oneshot(Request::new(Body::empty())).await;
+        }
+        assert_eq!(warnings.take().len(), usize::from(is_repeated), "{field}: {value}");
+    }
+
+    let limiter = || Memory::new(FixedWindow::new(Quota::per_minute(5)));
+    let (warnings, twice) = (Warnings::default(), Chained::new(limiter(), limiter()));
+    let layer = RateLimitLayer::new(Global, twice).observe(warnings.clone());
+    let app = Router::new().route("/", get(async || "hello")).layer(layer);
+    for _ in 0..2 {
+        let _ = app.clone().oneshot(Request::new(Body::empty())).await;
+    }
+    assert_eq!(warnings.take().len(), 1);
+}
+
+proptest::proptest! {
+    #![proptest_config(proptest::prelude::ProptestConfig { failure_persistence: None, ..Default::default() })]
+
+    /// Whatever a limit is named: building fails and says at which character, or the name is spelled alike everywhere.
+    #[test]
+    fn limit_names_are_rejected_or_spelled_alike(name in "[ -~]{0,12}|\\PC{0,6}|[\"\\\\a\\x00-\\x1f]{1,4}") {
+        let limit = Limit::new(name.clone(), FixedWindow::new(Quota::per_minute(1)));
+        let limiter = match Memory::builder(limit).build() {
+            Ok(limiter) => limiter,
+            Err(error) => {
+                let bad = name.chars().find(|char| !(' '..='~').contains(char) || "\"\\".contains(*char));
+                let cause = bad.map_or("empty name".to_owned(), |bad| format!("cannot carry {bad:?}"));
+                assert!(error.is_config() && error.to_string().contains(&cause), "{error}");
+                return Ok(());
+            }
+        };
+        let refusal = loop {
+            let decision = limiter.check(&(), AcquireOptions::default());
+            if !decision.is_allowed() {
+                break Rejection::OverLimit(decision);
+            }
+        };
+        let response: Result<Response<Bytes>, ()> = Http::new().refuse(http::Request::new(()), refusal);
+        let response = response.expect("a response");
+        assert_eq!(policies(response.headers()), [(name.clone(), 1, 60)]);
+        assert_eq!(limits(response.headers()), [(name.clone(), 0, Some(60))]);
+        let problem: serde_json::Value = serde_json::from_slice(response.body()).expect("JSON");
+        assert_eq!(problem["violated-policies"], serde_json::json!([name]));
+        let detail = format!("rate limit \"{name}\" exceeded, retry after ");
+        assert!(problem["detail"].as_str().expect("text").starts_with(&detail), "{problem}");
+    }
+}
+
+/// What is sent is exposed, and no more than that; what others have exposed stays.
+#[tokio::test]
+async fn scripts_of_other_origins_may_read_the_fields() {
+    let fields = Http::new().expose_headers(true);
+    let app = Router::new()
+        .route("/", get(async || ([("access-control-expose-headers", "x-mine")], "hello")))
+        .layer(layer(Global, "default", 1, fields));
+    let (address, browser) = (serve(app).await, Browser::of(Version::HTTP_11));
+    let allowed = browser.send(Method::GET, address, &[]).await;
+    assert_eq!(
+        exposed(allowed.headers()),
+        BTreeSet::from(["ratelimit", "ratelimit-policy", "x-mine"].map(String::from))
+    );
+    let refused = browser.send(Method::GET, address, &[]).await;
+    let names = ["ratelimit", "ratelimit-policy", "retry-after"];
+    assert_eq!(exposed(refused.headers()), BTreeSet::from(names.map(String::from)));
+
+    let legacy = Http::new().rate_limit_headers(false).legacy_headers(ResetFormat::EpochSeconds).expose_headers(true);
+    let app = Router::new().route("/", get(async || "hello")).layer(layer(Global, "default", 1, legacy));
+    let allowed = browser.send(Method::GET, serve(app).await, &[]).await;
+    let names = ["x-ratelimit-limit", "x-ratelimit-remaining", "x-ratelimit-reset"];
+    assert_eq!(exposed(allowed.headers()), BTreeSet::from(names.map(String::from)));
+
+    let app = Router::new().route("/", get(async || "hello")).layer(layer(Global, "default", 1, Http::new()));
+    let allowed = browser.send(Method::GET, serve(app).await, &[]).await;
+    assert!(exposed(allowed.headers()).is_empty(), "off unless it is wanted");
+}
+
+/// Preflights pass where they are exempt; any other `OPTIONS` is a request like any other.
+#[tokio::test]
+async fn preflights_are_exempt_by_option_and_other_options_are_not() {
+    for version in VERSIONS {
+        let app = Router::new()
+            .route("/", any(async || "hello"))
+            .layer(layer(Global, "default", 2, Http::new()).exempt_if(Preflight));
+        let (address, browser) = (serve(app).await, Browser::of(version));
+        let preflight = [("origin", "https://example.net"), ("access-control-request-method", "PUT")];
+        for _ in 0..5 {
+            let response = browser.send(Method::OPTIONS, address, &preflight).await;
+            assert_eq!(response.status(), 200);
+            assert!(!response.headers().contains_key("ratelimit"));
+        }
+        for (status, left) in [(200, 1), (200, 0), (429, 0)] {
+            let response = browser.send(Method::OPTIONS, address, &[]).await;
+            assert_eq!(response.status(), status);
+            assert_eq!(limits(response.headers()), [("default".into(), left, Some(60))]);
+        }
+        assert_eq!(browser.send(Method::OPTIONS, address, &preflight).await.status(), 200, "though all is used up");
+    }
+}
+
+/// A CORS layer goes outside, and so sees refusals too.
+#[tokio::test]
+async fn refusals_pass_through_what_is_outside() {
+    async fn cors(request: Request, next: Next) -> Response<Body> {
+        let mut response = next.run(request).await;
+        response.headers_mut().insert("access-control-allow-origin", http::HeaderValue::from_static("*"));
+        response
+    }
+    let app = Router::new()
+        .route("/", get(async || "hello"))
+        .layer(layer(Global, "default", 1, Http::new().expose_headers(true)))
+        .layer(from_fn(cors));
+    let (address, browser) = (serve(app).await, Browser::of(Version::HTTP_11));
+    for status in [200, 429] {
+        let response = browser.send(Method::GET, address, &[]).await;
+        assert_eq!(
+            (response.status().as_u16(), &response.headers()["access-control-allow-origin"]),
+            (status, &"*".parse().unwrap())
+        );
+    }
+}
+
+/// A refused `HEAD` in HTTP/2: the fields of a refused `GET`, no body, and the connection goes on.
+#[tokio::test]
+async fn head_in_both_versions() {
+    for version in VERSIONS {
+        let app = Router::new().route("/", get(async || "hello")).layer(layer(Global, "default", 2, Http::new()));
+        let (address, browser) = (serve(app).await, Browser::of(version));
+        let allowed = browser.send(Method::HEAD, address, &[]).await;
+        assert_eq!(
+            (allowed.status(), limits(allowed.headers())),
+            (StatusCode::OK, vec![("default".into(), 1, Some(60))])
+        );
+        assert!(allowed.body().is_empty());
+        assert_eq!(browser.send(Method::GET, address, &[]).await.body(), "hello");
+        let refused = browser.send(Method::HEAD, address, &[]).await;
+        assert_eq!((refused.status(), retry_after(refused.headers())), (StatusCode::TOO_MANY_REQUESTS, Some(60)));
+        assert!(refused.body().is_empty());
+        let get = browser.send(Method::GET, address, &[]).await;
+        assert_eq!(get.status(), 429);
+        assert_eq!(get.headers()["content-length"], get.body().len().to_string().as_str());
+    }
+}
+
+/// An upgrade is one request: charged when it is asked for, refused before it. What is exchanged then is free.
+#[tokio::test]
+async fn an_upgrade_is_charged_once_and_refused_before_it() {
+    async fn echo(mut request: Request) -> impl IntoResponse {
+        let upgrade = hyper::upgrade::on(&mut request);
+        tokio::spawn(async move {
+            let mut stream = TokioIo::new(upgrade.await.expect("an upgrade"));
+            let mut bytes = [0; 4];
+            while stream.read_exact(&mut bytes).await.is_ok() {
+                stream.write_all(&bytes).await.expect("sent");
+            }
+        });
+        (StatusCode::SWITCHING_PROTOCOLS, [("connection", "upgrade"), ("upgrade", "echo")])
+    }
+    let app = Router::new().route("/", get(echo)).layer(layer(PeerIp::new(), "default", 1, Http::new()));
+    let address = serve(app).await;
+    let exchange = move || {
+        let open = || {
+            let mut stream = std::net::TcpStream::connect(address).expect("the server listens");
+            stream.set_read_timeout(Some(Duration::from_secs(20))).expect("a timeout");
+            stream
+                .write_all(b"GET / HTTP/1.1\r\nhost: a\r\nconnection: upgrade\r\nupgrade: echo\r\n\r\n")
+                .expect("sent");
+            let mut head = Vec::new();
+            let mut byte = [0];
+            while !head.ends_with(b"\r\n\r\n") {
+                stream.read_exact(&mut byte).expect("a head");
+                head.push(byte[0]);
+            }
+            (stream, String::from_utf8(head).expect("text"))
+        };
+        let (mut stream, head) = open();
+        assert!(head.starts_with("HTTP/1.1 101 Switching Protocols\r\n"), "{head}");
+        assert!(head.contains("\r\nratelimit: \"default\";r=0;t=60\r\n"), "{head}");
+        for message in [b"ping", b"pong", b"more"] {
+            stream.write_all(message).expect("sent");
+            let mut echoed = [0; 4];
+            stream.read_exact(&mut echoed).expect("an echo");
+            assert_eq!(&echoed, message);
+        }
+        let (_, head) = open();
+        assert!(head.starts_with("HTTP/1.1 429 Too Many Requests\r\n"), "{head}");
+        assert!(!head.contains("101") && !head.contains("\r\nupgrade:"), "{head}");
+    };
+    tokio::task::spawn_blocking(exchange).await.expect("an exchange");
+}
+
+/// Many streams on one connection of HTTP/2 are as many requests.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn streams_of_one_connection_share_the_limit() {
+    let app = Router::new().route("/", get(async || "hello")).layer(layer(PeerIp::new(), "default", 7, Http::new()));
+    let address = serve(app).await;
+    let browser = std::sync::Arc::new(Browser::of(Version::HTTP_2));
+    let asked = (0..30).map(|_| {
+        let browser = std::sync::Arc::clone(&browser);
+        tokio::spawn(async move { browser.send(Method::GET, address, &[]).await })
+    });
+    let (mut left, mut refused) = (BTreeSet::new(), 0);
+    for answer in asked.collect::<Vec<_>>() {
+        let answer = answer.await.expect("a request");
+        if answer.status() == StatusCode::OK {
+            left.insert(limits(answer.headers())[0].1);
+        } else {
+            refused += 1;
+        }
+    }
+    assert_eq!((left, refused), ((0..7).collect(), 23), "each is told another remainder");
+}
+
+/// The partition key: equal for equal keys, different for others, and never the key itself.
+#[tokio::test]
+async fn a_partition_key_is_told_as_a_hash() {
+    use sfv::{BareItem, List, ListEntry, Parser};
+    use tower_ratelimit::key::{Header, Pepper, ProcessPepper};
+
+    fn hashes(headers: &HeaderMap) -> Vec<Vec<u8>> {
+        let lines = ["ratelimit", "ratelimit-policy"].map(|name| headers[name].to_str().expect("ASCII"));
+        let hash = |line: &str| {
+            let list: List = Parser::new(line).parse().expect("a structured field");
+            let [ListEntry::Item(item)] = &list[..] else { panic!("one item: {line}") };
+            let Some(BareItem::ByteSequence(hash)) = item.params.get("pk") else { panic!("a `pk`: {line}") };
+            hash.clone()
+        };
+        lines.map(hash).into()
+    }
+    const TENANT: Header = Header::from_static("x-tenant");
+    let shared = || Pepper::new(&[7; 32]).expect("a pepper");
+    let (address, other, own) = (
+        serve(tenants(layer(TENANT, "default", 2, Http::new()).responder(Http::new().partition_key(TENANT, shared()))))
+            .await,
+        serve(tenants(layer(TENANT, "default", 2, Http::new()).responder(Http::new().partition_key(TENANT, shared()))))
+            .await,
+        serve(tenants(
+            layer(TENANT, "default", 2, Http::new()).responder(Http::new().partition_key(TENANT, ProcessPepper)),
+        ))
+        .await,
+    );
+    let browser = Browser::of(Version::HTTP_11);
+    let of = async |address, tenant| {
+        let mut told = BTreeSet::new();
+        for status in [200, 200, 429] {
+            let response = browser.send(Method::GET, address, &[("x-tenant", tenant)]).await;
+            assert_eq!(response.status(), status);
+            told.extend(hashes(response.headers()));
+        }
+        let told: Vec<_> = told.into_iter().collect();
+        let [hash] = &told[..] else { panic!("the same in both fields of all answers: {told:?}") };
+        assert_eq!(hash.len(), 16);
+        assert!(!hash.windows(4).any(|part| part == &tenant.as_bytes()[..4]));
+        hash.clone()
+    };
+    let acme = of(address, "acme").await;
+    assert_ne!(of(address, "apex").await, acme);
+    assert_eq!(of(other, "acme").await, acme, "servers that share a pepper agree");
+    assert_ne!(of(own, "acme").await, acme);
+    let nobody = browser.send(Method::GET, address, &[]).await;
+    assert_eq!((nobody.status(), nobody.headers().contains_key("ratelimit")), (StatusCode::BAD_REQUEST, false));
+}
+
+fn tenants<L>(layer: L) -> Router
+where
+    L: tower::Layer<axum::routing::Route> + Clone + Send + Sync + 'static,
+    L::Service: tower::Service<Request, Response: IntoResponse, Error: Into<std::convert::Infallible>, Future: Send>
+        + Clone
+        + Send
+        + Sync
+        + 'static,
+{
+    Router::new().route("/", get(async || "hello")).layer(layer)
+}

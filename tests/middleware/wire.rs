@@ -1,0 +1,361 @@
+//! On the wire: a real axum server on a free port of 127.0.0.1, and real clients, over connections that are kept alive
+//! and over new ones. The limiter's clock is moved by hand.
+//!
+//! What is read off the wire is read by foreign parsers: hyper for HTTP, `sfv` for structured fields, `serde_json` for
+//! problem bodies. A client that waits for as long as it is told is let through.
+
+use std::collections::BTreeSet;
+use std::io::{Read, Write};
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use axum::Router;
+use axum::http::HeaderMap;
+use axum::response::AppendHeaders;
+use axum::routing::get;
+use bytes::Bytes;
+use http::{Request, Response, StatusCode};
+use http_body_util::{BodyExt, Full};
+use hyper::client::conn::http1::{SendRequest, handshake};
+use hyper_util::rt::TokioIo;
+use serde_json::{Value, json};
+use tokio::net::{TcpListener, TcpStream};
+use tower_ratelimit::key::Header;
+use tower_ratelimit::limiter::Limiter;
+use tower_ratelimit::response::{Http, ResetFormat};
+use tower_ratelimit::{FixedWindow, Gcra, Limit, ManualClock, Memory, PeerIp, Quota, RateLimitLayer, SlidingLog};
+
+use crate::fields::{legacy, limits, policies, retry_after};
+
+const SECOND: Duration = Duration::from_secs(1);
+
+/// Serves it until the test's runtime ends.
+async fn serve(app: Router) -> SocketAddr {
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
+    let address = listener.local_addr().expect("an address");
+    let app = app.into_make_service_with_connect_info::<SocketAddr>();
+    tokio::spawn(async move { axum::serve(listener, app).await });
+    address
+}
+
+/// A page that is limited by its client's address, and one that is not.
+fn site<A>(limiter: A, responder: Http) -> Router
+where
+    A: Limiter<std::net::IpAddr, Future: Send> + Clone + Send + Sync + 'static,
+{
+    Router::new()
+        .route("/", get(async || "hello").post(async |body: Bytes| body))
+        .layer(RateLimitLayer::new(PeerIp::new(), limiter).responder(responder))
+        .route("/health", get(async || "ok"))
+}
+
+fn memory<L>(limits: L) -> (Memory<L, ManualClock>, ManualClock)
+where
+    L: tower_ratelimit::store::Limits<tower_ratelimit::store::DefaultHashBuilder>,
+{
+    let clock = ManualClock::new();
+    (Memory::builder(limits).max_keys(100).clock(clock.clone()).build().expect("a limiter"), clock)
+}
+
+/// A connection that is kept alive.
+struct Connection(SendRequest<Full<Bytes>>);
+
+impl Connection {
+    async fn open(address: SocketAddr) -> Self {
+        let stream = TcpStream::connect(address).await.expect("the server listens");
+        let (sender, connection) = handshake(TokioIo::new(stream)).await.expect("HTTP");
+        tokio::spawn(connection);
+        Self(sender)
+    }
+
+    async fn send(&mut self, request: http::request::Builder, body: &'static str) -> Response<Bytes> {
+        self.0.ready().await.expect("the connection is kept alive");
+        let request = request.header("host", "127.0.0.1").body(Full::from(body)).expect("a request");
+        let (head, body) = self.0.send_request(request).await.expect("an answer").into_parts();
+        Response::from_parts(head, body.collect().await.expect("the whole body").to_bytes())
+    }
+
+    async fn get(&mut self, path: &str) -> Response<Bytes> {
+        self.send(Request::get(path), "").await
+    }
+}
+
+fn problem(response: &Response<Bytes>) -> Value {
+    assert_eq!(response.headers()["content-type"], "application/problem+json");
+    assert_eq!(response.headers()["content-length"], response.body().len().to_string().as_str());
+    serde_json::from_slice(response.body()).expect("JSON")
+}
+
+fn has_fields(headers: &HeaderMap) -> bool {
+    headers.keys().any(|name| name.as_str().contains("ratelimit") || name == "retry-after")
+}
+
+#[tokio::test]
+async fn a_client_is_told_when_to_come_back_and_let_in_then() {
+    let (limiter, clock) = memory(FixedWindow::new(Quota::new(3, 10 * SECOND)));
+    let address = serve(site(limiter, Http::new())).await;
+    let mut client = Connection::open(address).await;
+
+    for remaining in [2, 1, 0] {
+        let response = client.get("/").await;
+        assert_eq!((response.status(), &response.body()[..]), (StatusCode::OK, &b"hello"[..]));
+        assert_eq!(policies(response.headers()), [("default".into(), 3, 10)]);
+        assert_eq!(limits(response.headers()), [("default".into(), remaining, Some(10))]);
+        assert_eq!(retry_after(response.headers()), None);
+    }
+    for (passed, told) in [(0, 10), (100, 10), (8_400, 2), (500, 1), (999, 1)] {
+        clock.advance(Duration::from_millis(passed));
+        let response = client.get("/").await;
+        assert_eq!(response.status(), StatusCode::TOO_MANY_REQUESTS);
+        assert_eq!(retry_after(response.headers()), Some(told), "rounded up, and never 0");
+        assert_eq!(limits(response.headers()), [("default".into(), 0, Some(told.cast_signed()))]);
+        assert_eq!(problem(&response)["status"], 429);
+    }
+    clock.advance(Duration::from_millis(1));
+    assert_eq!(client.get("/").await.status(), StatusCode::OK, "on the same connection");
+}
+
+/// Whoever waits for as many seconds as it is told is let in, whatever the quota.
+#[tokio::test]
+async fn waiting_for_as_long_as_told_always_helps() {
+    async fn check(
+        limiter: impl Limiter<std::net::IpAddr, Future: Send> + Clone + Send + Sync + 'static,
+        clock: ManualClock,
+    ) {
+        let mut client = Connection::open(serve(site(limiter, Http::new())).await).await;
+        let mut refusals = 0;
+        while refusals < 5 {
+            let response = client.get("/").await;
+            if response.status() == StatusCode::OK {
+                continue;
+            }
+            refusals += 1;
+            clock.advance(Duration::from_secs(retry_after(response.headers()).expect("a wait")));
+            assert_eq!(client.get("/").await.status(), StatusCode::OK);
+            // So that no wait is a whole number of seconds.
+            clock.advance(Duration::from_micros(123_457));
+        }
+    }
+    let (limiter, clock) = memory(Gcra::new(Quota::per_second(3)).burst(4));
+    check(limiter, clock).await;
+    let (limiter, clock) = memory(Gcra::new(Quota::per_minute(7)).burst(2));
+    check(limiter, clock).await;
+    let (limiter, clock) = memory((
+        Limit::new("smooth", Gcra::new(Quota::per_second(2)).burst(3)),
+        Limit::new("minute", FixedWindow::new(Quota::per_minute(5))),
+    ));
+    check(limiter, clock).await;
+    let (limiter, clock) = memory(SlidingLog::new(Quota::new(4, 7 * SECOND)));
+    check(limiter, clock).await;
+}
+
+/// The address counts, not the connection.
+#[tokio::test]
+async fn connections_of_one_client_share_the_limit() {
+    let (limiter, _clock) = memory(FixedWindow::new(Quota::per_minute(3)));
+    let address = serve(site(limiter, Http::new())).await;
+    let mut kept = Connection::open(address).await;
+    for expected in [200, 200, 200, 429, 429] {
+        let status = if expected == 200 {
+            Connection::open(address).await.get("/").await.status()
+        } else {
+            kept.get("/").await.status()
+        };
+        assert_eq!(status, expected);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn connections_at_the_same_time_share_the_limit() {
+    let (limiter, _clock) = memory(FixedWindow::new(Quota::per_minute(7)));
+    let address = serve(site(limiter, Http::new())).await;
+    let clients = (0..8).map(|_| {
+        tokio::spawn(async move {
+            let mut client = Connection::open(address).await;
+            let mut told = Vec::new();
+            for _ in 0..4 {
+                let response = client.get("/").await;
+                if response.status() == StatusCode::OK {
+                    told.push(limits(response.headers())[0].1);
+                }
+            }
+            told
+        })
+    });
+    let mut told = Vec::new();
+    for client in clients.collect::<Vec<_>>() {
+        told.extend(client.await.expect("a client"));
+    }
+    assert_eq!(told.len(), 7);
+    assert_eq!(told.into_iter().collect::<BTreeSet<_>>(), (0..7).collect(), "each is told another remainder");
+}
+
+#[tokio::test]
+async fn an_exempt_route_is_never_refused_and_tells_nothing() {
+    let (limiter, _clock) = memory(FixedWindow::new(Quota::per_minute(1)));
+    let mut client = Connection::open(serve(site(limiter, Http::new())).await).await;
+    assert_eq!(client.get("/").await.status(), StatusCode::OK);
+    assert_eq!(client.get("/").await.status(), StatusCode::TOO_MANY_REQUESTS);
+    for _ in 0..3 {
+        let response = client.get("/health").await;
+        assert_eq!(response.status(), StatusCode::OK);
+        assert!(!has_fields(response.headers()), "{:?}", response.headers());
+    }
+}
+
+/// Names are the user's; every client can read them.
+#[tokio::test]
+async fn several_limits_with_any_names_can_be_read() {
+    let (spaced, comma) = (" a 'name' 100% ", "x;r=999, y");
+    let (limiter, _clock) = memory((
+        Limit::new(spaced, Gcra::new(Quota::per_second(2))),
+        Limit::new("size", FixedWindow::new(Quota::per_hour(2))),
+        Limit::new(comma, FixedWindow::new(Quota::per_day(9))),
+    ));
+    let mut client = Connection::open(serve(site(limiter, Http::new())).await).await;
+    let names = [spaced, "size", comma].map(str::to_owned);
+    for remaining in [[1, 1, 8], [0, 0, 7]] {
+        let response = client.get("/").await;
+        assert_eq!(response.status(), StatusCode::OK);
+        let policy: Vec<_> = names.iter().cloned().zip([(2, 1), (2, 3600), (9, 86400)]).collect();
+        let read: Vec<_> = policies(response.headers()).into_iter().map(|(name, q, w)| (name, (q, w))).collect();
+        assert_eq!(read, policy);
+        let read: Vec<_> = limits(response.headers()).into_iter().map(|(name, r, _)| (name, r)).collect();
+        assert_eq!(read, names.iter().cloned().zip(remaining).collect::<Vec<_>>());
+    }
+    let response = client.get("/").await;
+    assert_eq!(response.status(), StatusCode::TOO_MANY_REQUESTS);
+    let problem = problem(&response);
+    assert_eq!(problem["type"], "https://iana.org/assignments/http-problem-types#quota-exceeded");
+    assert_eq!(problem["violated-policies"], json!([spaced, "size"]), "those that refused");
+    assert_eq!(retry_after(response.headers()), Some(3600));
+}
+
+#[tokio::test]
+async fn the_legacy_fields_come_in_both_dialects() {
+    for dialect in [ResetFormat::DeltaSeconds, ResetFormat::EpochSeconds] {
+        let (limiter, clock) = memory(FixedWindow::new(Quota::per_minute(2)));
+        let address = serve(site(limiter, Http::new().legacy_headers(dialect))).await;
+        let mut client = Connection::open(address).await;
+        let epoch = ManualClock::START.as_micros() / 1_000_000;
+        for (status, remaining, passed) in [(200, 1, 0), (200, 0, 20), (429, 0, 40)] {
+            let response = client.get("/").await;
+            assert_eq!(response.status(), status);
+            let reset = if dialect == ResetFormat::DeltaSeconds { 60 - passed } else { epoch + 60 };
+            assert_eq!(legacy(response.headers()), Some([2, remaining, reset]), "{dialect:?}");
+            clock.advance(20 * SECOND);
+        }
+    }
+}
+
+/// Of what a handler has set nothing is lost: lists grow, the more restrictive legacy fields stay.
+#[tokio::test]
+async fn what_a_handler_has_set_is_not_clobbered() {
+    let set_by_handler = [
+        ("ratelimit", r#""upstream";r=1;t=5"#),
+        ("ratelimit-policy", r#""upstream";q=2;w=5"#),
+        ("ratelimit-policy", r#""other";q=7;w=8"#),
+        ("retry-after", "5"),
+        ("x-ratelimit-limit", "2"),
+        ("x-ratelimit-remaining", "1"),
+        ("x-ratelimit-reset", "5"),
+        ("cache-control", "no-store"),
+    ];
+    let (limiter, _clock) = memory(FixedWindow::new(Quota::per_minute(9)));
+    let responder = Http::new().legacy_headers(ResetFormat::DeltaSeconds);
+    let app = Router::new()
+        .route("/", get(async move || (StatusCode::SERVICE_UNAVAILABLE, AppendHeaders(set_by_handler), "busy")))
+        .layer(RateLimitLayer::new(PeerIp::new(), limiter).responder(responder));
+    let response = Connection::open(serve(app).await).await.get("/").await;
+    assert_eq!((response.status(), &response.body()[..]), (StatusCode::SERVICE_UNAVAILABLE, &b"busy"[..]));
+    assert_eq!(limits(response.headers()), [("upstream".into(), 1, Some(5)), ("default".into(), 8, Some(60))]);
+    let policy = [("upstream".into(), 2, 5), ("other".into(), 7, 8), ("default".into(), 9, 60)];
+    assert_eq!(policies(response.headers()), policy);
+    assert_eq!(retry_after(response.headers()), Some(5));
+    assert_eq!(legacy(response.headers()), Some([2, 1, 5]));
+    assert_eq!(response.headers()["cache-control"], "no-store");
+}
+
+/// A refused `HEAD` has the fields of a refused `GET` and no body, and the connection goes on.
+#[tokio::test]
+async fn a_refused_head_has_no_body() {
+    let (limiter, _clock) = memory(FixedWindow::new(Quota::per_minute(1)));
+    let address = serve(site(limiter, Http::new())).await;
+    // As bytes: a client's library would not show a body that must not be there.
+    let exchange = move || {
+        let mut stream = std::net::TcpStream::connect(address).expect("the server listens");
+        for request in ["GET / HTTP/1.1\r\nhost: a\r\n\r\n", "HEAD / HTTP/1.1\r\nhost: a\r\n\r\n"] {
+            stream.write_all(request.as_bytes()).expect("sent");
+        }
+        stream.write_all(b"GET /health HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n").expect("sent");
+        let mut answers = String::new();
+        stream.read_to_string(&mut answers).expect("text");
+        answers
+    };
+    let answers = tokio::task::spawn_blocking(exchange).await.expect("an exchange");
+    let heads: Vec<_> = answers.split("HTTP/1.1 ").skip(1).collect();
+    let [allowed, refused, health] = heads[..] else { panic!("three answers, not:\n{answers}") };
+    assert!(allowed.starts_with("200 OK\r\n") && allowed.ends_with("\r\n\r\nhello"), "{allowed}");
+    assert!(refused.starts_with("429 Too Many Requests\r\n"), "{refused}");
+    assert!(refused.contains("\r\nretry-after: 60\r\n"), "{refused}");
+    assert!(refused.contains("\r\nratelimit: \"default\";r=0;t=60\r\n"), "{refused}");
+    assert!(refused.ends_with("\r\n\r\n") && refused.matches("\r\n\r\n").count() == 1, "no body: {refused}");
+    assert!(health.starts_with("200 OK\r\n") && health.ends_with("\r\n\r\nok"), "{health}");
+}
+
+/// A refusal does not read what the client sends with its request; the connection goes on.
+#[tokio::test]
+async fn a_refused_post_leaves_the_connection_usable() {
+    let (limiter, clock) = memory(FixedWindow::new(Quota::per_minute(1)));
+    let mut client = Connection::open(serve(site(limiter, Http::new())).await).await;
+    assert_eq!(client.send(Request::post("/"), "first").await.body(), "first");
+    let refused = client.send(Request::post("/"), "second").await;
+    assert_eq!(refused.status(), StatusCode::TOO_MANY_REQUESTS);
+    assert_eq!(problem(&refused)["title"], "Request quota exceeded");
+    clock.advance(60 * SECOND);
+    assert_eq!(client.send(Request::post("/"), "third").await.body(), "third");
+}
+
+#[tokio::test]
+async fn a_missing_key_is_the_clients_or_the_servers_fault() {
+    let (limiter, _clock) = memory(FixedWindow::new(Quota::per_minute(1)));
+    let app = Router::new()
+        .route("/", get(async || "hello"))
+        .layer(RateLimitLayer::new(Header::from_static("x-tenant"), limiter));
+    let address = serve(app).await;
+    let mut client = Connection::open(address).await;
+    let response = client.get("/").await;
+    assert_eq!(response.status(), StatusCode::BAD_REQUEST);
+    assert_eq!(problem(&response)["detail"], "the header field x-tenant is missing");
+    assert!(!has_fields(response.headers()));
+    for (tenant, expected) in [("acme", 200), ("acme", 429), ("apex", 200)] {
+        assert_eq!(client.send(Request::get("/").header("x-tenant", tenant), "").await.status(), expected);
+    }
+    let both = Request::get("/").header("x-tenant", "new").header("x-tenant", "newer");
+    assert_eq!(client.send(both, "").await.status(), StatusCode::BAD_REQUEST, "two values are none");
+
+    // Served without connect info.
+    let (limiter, _clock) = memory(FixedWindow::new(Quota::per_minute(1)));
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
+    let address = listener.local_addr().expect("an address");
+    tokio::spawn(async move { axum::serve(listener, site(limiter, Http::new())).await });
+    let response = Connection::open(address).await.get("/").await;
+    assert_eq!(response.status(), StatusCode::INTERNAL_SERVER_ERROR);
+    assert_eq!(problem(&response)["status"], 500);
+}
+
+/// The mode for bodies of any kind: sizes are known to the server, so that nothing is sent in chunks.
+#[tokio::test]
+async fn bodies_around_others_keep_their_length() {
+    let (limiter, _clock) = memory(FixedWindow::new(Quota::per_minute(1)));
+    let layer = RateLimitLayer::new(PeerIp::new(), limiter).responder(Http::new().map_body());
+    let app = Router::new().route("/", get(async || "hello")).layer(layer);
+    let mut client = Connection::open(serve(app).await).await;
+    let response = client.get("/").await;
+    assert_eq!((response.status(), &response.body()[..]), (StatusCode::OK, &b"hello"[..]));
+    assert_eq!(response.headers()["content-length"], "5");
+    let response = client.get("/").await;
+    assert_eq!(response.status(), StatusCode::TOO_MANY_REQUESTS);
+    assert_eq!(problem(&response)["violated-policies"], json!(["default"]));
+    assert_eq!(client.get("/").await.status(), StatusCode::TOO_MANY_REQUESTS, "and the connection goes on");
+}
