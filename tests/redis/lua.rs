@@ -51,15 +51,16 @@ end
 
 /// The text of a limiter with one limit, as the store puts it together.
 fn script(kernel: &str, short: Option<&str>) -> String {
-    let short =
-        short.map_or_else(String::new, |short| format!("{short}{}", include_str!("../../src/store/redis/short.lua")));
+    let short = short.map_or_else(String::new, |short| {
+        format!("{short}{}", include_str!("../../src/store/redis/script/fast_reply.lua"))
+    });
     format!(
         "{}{short}local kernels = {{}}\nkernels[1] = (function()\n{kernel}\nend)()\n{}",
-        include_str!("../../src/store/redis/prelude.lua"),
+        include_str!("../../src/store/redis/script/prelude.lua"),
         concat!(
-            include_str!("../../src/store/redis/read.lua"),
-            include_str!("../../src/store/redis/holds.lua"),
-            include_str!("../../src/store/redis/driver.lua"),
+            include_str!("../../src/store/redis/script/read.lua"),
+            include_str!("../../src/store/redis/script/holds.lua"),
+            include_str!("../../src/store/redis/script/driver.lua"),
         )
     )
 }

@@ -169,9 +169,9 @@ pub(super) fn plain_window(server: &Server, runtime: &Runtime) -> Option<Contend
 /// The very script that we run for a bucket, with what we send for one decision: one call each, nothing in between.
 pub(super) fn same_script(server: &Server, runtime: &Runtime) -> Option<Contender> {
     let text = concat!(
-        include_str!("../../../src/store/redis/prelude.lua"),
+        include_str!("../../../src/store/redis/script/prelude.lua"),
         include_str!("../../../src/algorithm/bucket/bucket_fast.lua"),
-        include_str!("../../../src/store/redis/short.lua"),
+        include_str!("../../../src/store/redis/script/fast_reply.lua"),
     );
     let connection = connection(server, runtime);
     let script = Script::new(text);

@@ -2,7 +2,6 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::keys::check_secret;
 use super::limiter::Redis;
 use super::limits::{IntoRedisLimits, RedisLimit};
 use super::server::RedisServer;
@@ -10,23 +9,24 @@ use crate::clock::Clock;
 use crate::encode::{EncodeKey, KeyWriter};
 use crate::error::Error;
 use crate::observe::{Observer, Observers};
+use crate::store::redis::key_format::check_secret;
 
 /// Writes of a key what chooses its slot.
-pub(super) type Tag<Key> = Arc<dyn Fn(&Key, &mut KeyWriter) + Send + Sync>;
+pub(crate) type Tag<Key> = Arc<dyn Fn(&Key, &mut KeyWriter) + Send + Sync>;
 
 /// Builds a [`Redis`] with other than the default settings.
 #[must_use = "a builder builds nothing by itself"]
 pub struct RedisBuilder<Key: ?Sized> {
-    pub(super) server: RedisServer,
-    pub(super) name: String,
-    pub(super) limits: Vec<RedisLimit<Key>>,
-    pub(super) prefix: String,
-    pub(super) deadline: Duration,
-    pub(super) hold_expiry: Duration,
-    pub(super) secret: Option<Vec<u8>>,
-    pub(super) clock: Option<Arc<dyn Clock>>,
-    pub(super) observers: Observers,
-    pub(super) tag: Option<Tag<Key>>,
+    pub(crate) server: RedisServer,
+    pub(crate) name: String,
+    pub(crate) limits: Vec<RedisLimit<Key>>,
+    pub(crate) prefix: String,
+    pub(crate) deadline: Duration,
+    pub(crate) hold_expiry: Duration,
+    pub(crate) secret: Option<Vec<u8>>,
+    pub(crate) clock: Option<Arc<dyn Clock>>,
+    pub(crate) observers: Observers,
+    pub(crate) tag: Option<Tag<Key>>,
 }
 
 impl<Key: ?Sized> RedisBuilder<Key> {
@@ -42,7 +42,7 @@ impl<Key: ?Sized> RedisBuilder<Key> {
     /// What all keys begin with unless [`prefix`](Self::prefix) says otherwise.
     pub const DEFAULT_PREFIX: &str = "ratelimit";
 
-    pub(super) fn new(server: RedisServer, name: &str, limits: impl IntoRedisLimits<Key>) -> Self {
+    pub(crate) fn new(server: RedisServer, name: &str, limits: impl IntoRedisLimits<Key>) -> Self {
         Self {
             server,
             name: name.to_owned(),
@@ -186,7 +186,7 @@ impl<Key: ?Sized> RedisBuilder<Key> {
 }
 
 /// What all limiters in Redis need.
-pub(super) fn check_settings(name: &str, deadline: Duration, secret: Option<&[u8]>) -> Result<(), Error> {
+pub(crate) fn check_settings(name: &str, deadline: Duration, secret: Option<&[u8]>) -> Result<(), Error> {
     if let Some(secret) = secret {
         check_secret(secret)?;
     }

@@ -8,20 +8,8 @@ use futures_util::future::{Either, select};
 use tokio::sync::oneshot;
 
 use super::builder::{RedisBuilder, Tag};
-use super::calls::Calls;
-use super::core::Core;
-use super::holds::{Holds, operation, outcome};
-use super::keys::Keys;
-use super::lane::Lanes;
 use super::limits::IntoRedisLimits;
-use super::lines::{Lines, RedisFuture, lost};
-use super::neighbours::Presence;
-use super::order::{Operation, Order, Shape, Steps};
-use super::row::{Row, RowInfo};
-use super::script::Script;
 use super::server::{RedisServer, no_runtime};
-use super::trade::{Answer, Done};
-use super::twin::Twin;
 use crate::clock::{MAX_PERIOD_MICROS, micros_floor};
 use crate::decision::{AcquireOptions, Decision};
 use crate::encode::KeyWriter;
@@ -29,6 +17,18 @@ use crate::error::Error;
 use crate::limiter::{Acquisition, Limiter, LimiterFuture};
 use crate::observe::Event;
 use crate::runtime::sleep;
+use crate::store::redis::bound_limit::{Row, RowInfo};
+use crate::store::redis::client::config::Core;
+use crate::store::redis::client::operation::{Operation, Order, Shape, Steps};
+use crate::store::redis::client::protocol::Calls;
+use crate::store::redis::client::trade::{Answer, Done};
+use crate::store::redis::client::{Lines, RedisFuture, lost};
+use crate::store::redis::conflicts::Presence;
+use crate::store::redis::health::node::Lanes;
+use crate::store::redis::holds::registry::{Holds, operation, outcome};
+use crate::store::redis::key_format::Keys;
+use crate::store::redis::script::replay::Twin;
+use crate::store::redis::script::source::Script;
 
 /// A limiter whose states lie in Redis, shared by all processes that use the same name there.
 ///
@@ -141,7 +141,7 @@ impl<Key: ?Sized> Redis<Key> {
         RedisBuilder::new(server.into(), name, limits)
     }
 
-    pub(super) fn from_builder(builder: RedisBuilder<Key>) -> Result<Self, Error> {
+    pub(crate) fn from_builder(builder: RedisBuilder<Key>) -> Result<Self, Error> {
         let rows: Vec<_> = builder.limits.into_iter().map(|limit| limit.0).collect();
         let infos: Vec<_> = rows.iter().map(|row| row.info()).collect();
         crate::limit::check_unique_names(infos.iter().map(|info| info.name.as_str()))?;

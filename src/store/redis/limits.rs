@@ -1,10 +1,10 @@
 use std::fmt;
 use std::sync::Arc;
 
-use super::row::{BoundLimit, Row};
 use crate::algorithm::LuaAlgorithm;
 use crate::encode::EncodeKey;
 use crate::limit::{Choose, Chooser, IntoLimit, SubKeyOf};
+use crate::store::redis::bound_limit::{BoundLimit, Row};
 
 /// A limit on keys of type `Key` in Redis, whatever its algorithm and the part that it counts by: for limits that are known
 /// only at run time, in a `Vec`.
@@ -18,7 +18,7 @@ use crate::limit::{Choose, Chooser, IntoLimit, SubKeyOf};
 ///     RedisLimit::new(Limit::new("day", FixedWindow::new(Quota::per_day(1000)))),
 /// ];
 /// ```
-pub struct RedisLimit<Key: ?Sized>(pub(super) Box<dyn Row<Key>>);
+pub struct RedisLimit<Key: ?Sized>(pub(crate) Box<dyn Row<Key>>);
 
 impl<Key: ?Sized> RedisLimit<Key> {
     /// From an algorithm, `per_key(..)` or a `Limit`.

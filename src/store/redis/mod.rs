@@ -1,46 +1,25 @@
 //! Limits that many processes share, in Redis.
 
-mod batch;
-mod breaker;
+mod bound_limit;
 mod builder;
-mod call;
-mod calls;
 mod cell;
-#[cfg(feature = "redis-cluster")]
+mod client;
 mod cluster;
-mod connection;
-mod core;
-mod drive;
-mod failure;
+mod conflicts;
+mod connect;
+mod health;
 mod holds;
-mod keys;
-mod lane;
+mod key_format;
 mod limiter;
 mod limits;
-mod line;
-mod lines;
-mod link;
-mod neighbours;
-mod order;
-mod probe;
-mod reply;
-mod row;
 mod script;
-#[cfg(feature = "redis-sentinel")]
-mod sentinel;
 mod server;
-mod session;
-mod slot;
-#[cfg(feature = "redis-tls")]
-mod tls;
-mod trade;
-mod twin;
 
 pub use self::builder::RedisBuilder;
 pub use self::cell::{RedisCell, RedisCellBuilder};
+pub use self::client::RedisFuture;
+#[cfg(feature = "redis-tls")]
+pub use self::connect::tls::RedisTls;
 pub use self::limiter::Redis;
 pub use self::limits::{IntoRedisLimits, RedisLimit};
-pub use self::lines::RedisFuture;
 pub use self::server::RedisServer;
-#[cfg(feature = "redis-tls")]
-pub use self::tls::RedisTls;

@@ -13,15 +13,15 @@ use redis::io::tcp::TcpSettings;
 use redis::io::tcp::socket2::TcpKeepalive;
 use redis::{Client, ConnectionInfo, IntoConnectionInfo, RedisError};
 
-use super::connection::Connection;
-use super::failure::Failure;
-use super::link::Link;
-use super::slot::slot;
-#[cfg(feature = "redis-tls")]
-use super::tls::RedisTls;
 use crate::error::Error;
 use crate::limiter::BoxFuture;
 use crate::runtime::sleep;
+use crate::store::redis::cluster::slot::slot;
+use crate::store::redis::connect::connection::Connection;
+use crate::store::redis::connect::failure::Failure;
+use crate::store::redis::connect::shared_connection::Link;
+#[cfg(feature = "redis-tls")]
+use crate::store::redis::connect::tls::RedisTls;
 
 /// Where Redis is, and how it is reached.
 ///
@@ -33,7 +33,7 @@ use crate::runtime::sleep;
 pub struct RedisServer(Arc<dyn Source>);
 
 /// What connections come from. A cluster has a lane for each node, anything else one.
-pub(super) trait Source: Send + Sync {
+pub(crate) trait Source: Send + Sync {
     fn connect(&self, lane: usize) -> BoxFuture<Result<Box<dyn Connection>, Failure>>;
     fn describe(&self) -> &str;
 
@@ -68,7 +68,7 @@ pub(super) trait Source: Send + Sync {
 
 impl RedisServer {
     /// For how long a connection may take to be made.
-    pub(super) const CONNECT_WITHIN: Duration = Duration::from_secs(2);
+    pub(crate) const CONNECT_WITHIN: Duration = Duration::from_secs(2);
 
     /// KeyedBy an address: `redis://[user:password@]host[:port][/database]`, `rediss://` for TLS (feature `redis-tls`; with
     /// certificates of one's own: `with_tls`), or
@@ -130,7 +130,11 @@ impl RedisServer {
     ) -> Result<Self, Error> {
         let sentinels =
             addresses.into_iter().map(|address| information(address.as_ref())).collect::<Result<Vec<_>, _>>()?;
-        Ok(Self(Arc::new(super::sentinel::Sentinels::new(sentinels, master, information(settings)?)?)))
+        Ok(Self(Arc::new(crate::store::redis::connect::sentinel::Sentinels::new(
+            sentinels,
+            master,
+            information(settings)?,
+        )?)))
     }
 
     /// The same, with certificates of one's own: whom to trust, and what to show. For what is reached by `rediss://`.
@@ -148,16 +152,16 @@ impl RedisServer {
         Ok(Self(self.0.with_tls(tls)?))
     }
 
-    pub(super) fn connect(&self, lane: usize) -> BoxFuture<Result<Box<dyn Connection>, Failure>> {
+    pub(crate) fn connect(&self, lane: usize) -> BoxFuture<Result<Box<dyn Connection>, Failure>> {
         self.0.connect(lane)
     }
 
-    pub(super) fn describe(&self) -> &str {
+    pub(crate) fn describe(&self) -> &str {
         self.0.describe()
     }
 
     /// Two that are the same have one of these in common, as far as can be known: an address with the database, or the pool.
-    pub(super) fn places(&self) -> Vec<String> {
+    pub(crate) fn places(&self) -> Vec<String> {
         let mut places = self.0.places();
         if places.is_empty() {
             places.push(format!("{:p}", Arc::as_ptr(&self.0)));
@@ -165,24 +169,24 @@ impl RedisServer {
         places
     }
 
-    pub(super) fn is_cluster(&self) -> bool {
+    pub(crate) fn is_cluster(&self) -> bool {
         self.0.is_cluster()
     }
 
-    pub(super) fn prepare(&self) -> BoxFuture<Result<(), Failure>> {
+    pub(crate) fn prepare(&self) -> BoxFuture<Result<(), Failure>> {
         self.0.prepare()
     }
 
-    pub(super) fn lanes(&self) -> usize {
+    pub(crate) fn lanes(&self) -> usize {
         self.0.lanes()
     }
 
-    pub(super) fn lane(&self, slot: u16) -> usize {
+    pub(crate) fn lane(&self, slot: u16) -> usize {
         self.0.lane(slot)
     }
 
     /// A key that a probe of this lane can write, and its slot. `None` if none is found: the lane's node has no slots, or few.
-    pub(super) fn probe_key(&self, lane: usize, prefix: &str) -> Option<(String, u16)> {
+    pub(crate) fn probe_key(&self, lane: usize, prefix: &str) -> Option<(String, u16)> {
         let key = format!("{prefix}:probe");
         if !self.is_cluster() {
             return Some((key, 0));
@@ -308,7 +312,7 @@ impl Source for Opened {
 /// Makes a connection within [`RedisServer::CONNECT_WITHIN`]: a server may accept connections and not respond.
 ///
 /// A panic is an error: a runtime without I/O panics, and a pool may run the user's code.
-pub(super) async fn within<C>(connecting: impl Future<Output = Result<C, RedisError>>) -> Result<C, Failure> {
+pub(crate) async fn within<C>(connecting: impl Future<Output = Result<C, RedisError>>) -> Result<C, Failure> {
     let Some(timer) = sleep(RedisServer::CONNECT_WITHIN) else { return Err(Failure::unusable(no_runtime())) };
     match select(pin!(AssertUnwindSafe(connecting).catch_unwind()), pin!(timer)).await {
         Either::Left((Ok(connected), _)) => connected.map_err(Failure::of),
@@ -323,7 +327,7 @@ pub(super) async fn within<C>(connecting: impl Future<Output = Result<C, RedisEr
     }
 }
 
-pub(super) fn no_runtime() -> Error {
+pub(crate) fn no_runtime() -> Error {
     Error::config(
         "Redis was not asked: there is no tokio runtime with a timer here; build the runtime with `enable_all`, and use the \
          limiter from within it",

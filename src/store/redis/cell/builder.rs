@@ -7,24 +7,24 @@ use super::rate::Rate;
 use crate::error::Error;
 use crate::quota::Quota;
 use crate::store::redis::builder::{RedisBuilder, check_settings};
-use crate::store::redis::keys::Keys;
+use crate::store::redis::key_format::Keys;
 use crate::store::redis::server::RedisServer;
 
 /// Builds a [`RedisCell`] with other than the default settings.
 #[must_use = "a builder builds nothing by itself"]
 pub struct RedisCellBuilder<Key: ?Sized> {
-    pub(super) server: RedisServer,
-    pub(super) name: String,
+    pub(crate) server: RedisServer,
+    pub(crate) name: String,
     quota: Quota,
     burst: u64,
-    pub(super) prefix: String,
-    pub(super) deadline: Duration,
+    pub(crate) prefix: String,
+    pub(crate) deadline: Duration,
     secret: Option<Vec<u8>>,
     key: PhantomData<fn(&Key)>,
 }
 
 impl<Key: ?Sized> RedisCellBuilder<Key> {
-    pub(super) fn new(server: RedisServer, name: &str, quota: Quota) -> Self {
+    pub(crate) fn new(server: RedisServer, name: &str, quota: Quota) -> Self {
         Self {
             server,
             name: name.to_owned(),

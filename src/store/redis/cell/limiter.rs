@@ -12,10 +12,10 @@ use crate::error::Error;
 use crate::limiter::{Acquisition, Limiter, LimiterFuture, Outcome};
 use crate::observe::Observers;
 use crate::quota::Quota;
-use crate::store::redis::core::Core;
-use crate::store::redis::keys::Keys;
-use crate::store::redis::lane::Lanes;
-use crate::store::redis::lines::{Lines, RedisFuture};
+use crate::store::redis::client::config::Core;
+use crate::store::redis::client::{Lines, RedisFuture};
+use crate::store::redis::health::node::Lanes;
+use crate::store::redis::key_format::Keys;
 use crate::store::redis::server::RedisServer;
 
 /// One limit over `CL.THROTTLE`: the command of the module redis-cell, and of Dragonfly.
@@ -83,7 +83,7 @@ impl<Key: ?Sized> RedisCell<Key> {
         RedisCellBuilder::new(server.into(), name, quota)
     }
 
-    pub(super) fn from_builder(builder: RedisCellBuilder<Key>, rate: Rate, keys: Keys) -> Self {
+    pub(crate) fn from_builder(builder: RedisCellBuilder<Key>, rate: Rate, keys: Keys) -> Self {
         let core = Core {
             server: builder.server,
             trade: Throttle { rate, clock: SystemClock::new() },

@@ -7,19 +7,19 @@ use crate::quota::Quota;
 
 /// What `CL.THROTTLE` is told, and what its replies come to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Rate {
-    pub(super) burst: u64,
-    pub(super) count: u64,
-    pub(super) seconds: u64,
+pub(crate) struct Rate {
+    pub(crate) burst: u64,
+    pub(crate) count: u64,
+    pub(crate) seconds: u64,
 }
 
 /// A reply: whether it is refused, what is left, and whole seconds, -1 where nothing is said.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Told {
-    pub(super) limited: bool,
-    pub(super) remaining: u64,
-    pub(super) retry_after: Option<u64>,
-    pub(super) reset_after: Option<u64>,
+pub(crate) struct Told {
+    pub(crate) limited: bool,
+    pub(crate) remaining: u64,
+    pub(crate) retry_after: Option<u64>,
+    pub(crate) reset_after: Option<u64>,
 }
 
 impl Rate {
@@ -27,7 +27,7 @@ impl Rate {
     /// From empty to full, at most: the module counts nanoseconds since the epoch, in 64 bits.
     const LONGEST_YEARS: u64 = 100;
 
-    pub(super) fn new(quota: Quota, burst: u64) -> Result<Self, Error> {
+    pub(crate) fn new(quota: Quota, burst: u64) -> Result<Self, Error> {
         let period = quota.period();
         if period.subsec_nanos() != 0 || period.is_zero() {
             return Err(Error::config(format!(
@@ -59,12 +59,12 @@ impl Rate {
     }
 
     /// What would never fit is known without asking: to that, too, the module says -1.
-    pub(super) fn fits(self, cost: u64) -> bool {
+    pub(crate) fn fits(self, cost: u64) -> bool {
         cost <= self.burst
     }
 
     /// What a reply to so much means.
-    pub(super) fn decision(self, now: Timestamp, told: Told, cost: u64, is_peek: bool) -> Decision {
+    pub(crate) fn decision(self, now: Timestamp, told: Told, cost: u64, is_peek: bool) -> Decision {
         let remaining = told.remaining.min(self.burst);
         let used = self.burst - remaining;
         let reset = if used == 0 { Duration::ZERO } else { self.at_most(used, told.reset_after) };

@@ -6,26 +6,26 @@ use tokio::sync::oneshot;
 use super::rate::{Rate, Told};
 use crate::clock::{Clock, SystemClock};
 use crate::error::Error;
-use crate::store::redis::connection::Connection;
-use crate::store::redis::failure::Failure;
-use crate::store::redis::slot::slot;
-use crate::store::redis::trade::{Answer, Done, Parcel, Trade};
+use crate::store::redis::client::trade::{Answer, Done, Parcel, Trade};
+use crate::store::redis::cluster::slot::slot;
+use crate::store::redis::connect::connection::Connection;
+use crate::store::redis::connect::failure::Failure;
 
 /// Errands, each as a command of its own; those that travel together, as a pipeline.
-pub(super) struct Throttle {
-    pub(super) rate: Rate,
+pub(crate) struct Throttle {
+    pub(crate) rate: Rate,
     /// The module does not tell its time.
-    pub(super) clock: SystemClock,
+    pub(crate) clock: SystemClock,
 }
 
-pub(super) struct Errand {
-    pub(super) key: Vec<u8>,
-    pub(super) what: What,
-    pub(super) reply: oneshot::Sender<Answer>,
+pub(crate) struct Errand {
+    pub(crate) key: Vec<u8>,
+    pub(crate) what: What,
+    pub(crate) reply: oneshot::Sender<Answer>,
 }
 
 #[derive(Clone, Copy)]
-pub(super) enum What {
+pub(crate) enum What {
     Acquisition(u64),
     Peek(u64),
     Reset,

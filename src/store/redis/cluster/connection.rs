@@ -7,16 +7,16 @@ use redis::{Cmd, ErrorKind, Pipeline, RedisError, ServerErrorKind, Value};
 use tokio::sync::OnceCell;
 use tokio::time::sleep;
 
-use super::source::Cluster;
+use super::connector::Cluster;
 use crate::limiter::BoxFuture;
-use crate::store::redis::connection::Connection;
-use crate::store::redis::link::Link;
+use crate::store::redis::connect::connection::Connection;
+use crate::store::redis::connect::shared_connection::Link;
 
 /// A connection to as many nodes as it has needed.
 ///
 /// A command is sent again only where a node said that it did not run it; never because no answer came.
 #[derive(Clone)]
-pub(super) struct Routed {
+pub(crate) struct Routed {
     cluster: Cluster,
     nodes: Arc<Mutex<HashMap<usize, Arc<OnceCell<Link>>>>>,
 }
@@ -28,12 +28,12 @@ impl Routed {
     const MAX_WAITS: usize = 3;
     const WAIT: Duration = Duration::from_millis(10);
 
-    pub(super) fn new(cluster: Cluster) -> Self {
+    pub(crate) fn new(cluster: Cluster) -> Self {
         Self { cluster, nodes: Arc::default() }
     }
 
     /// The connection to a node, made if need be: by one, whoever else waits for it.
-    pub(super) async fn node(&self, node: usize) -> Result<Link, RedisError> {
+    pub(crate) async fn node(&self, node: usize) -> Result<Link, RedisError> {
         let cell = {
             let mut nodes = self.nodes.lock().unwrap_or_else(PoisonError::into_inner);
             Arc::clone(nodes.entry(node).or_default())

@@ -1,7 +1,12 @@
-//! A cluster: which node holds which slot, and connections that find their way.
+//! Redis Cluster: the cluster slot of a key, the map of slots to nodes, and connections that follow redirections.
 
+#[cfg(feature = "redis-cluster")]
 mod connection;
-mod map;
-mod source;
+#[cfg(feature = "redis-cluster")]
+mod connector;
+pub(crate) mod slot;
+#[cfg(feature = "redis-cluster")]
+mod slot_map;
 
-pub(super) use self::source::Cluster;
+#[cfg(feature = "redis-cluster")]
+pub(crate) use self::connector::Cluster;

@@ -1,0 +1,4 @@
+//! Holds.
+
+pub(crate) mod registry;
+pub(crate) mod session;
