@@ -1,7 +1,7 @@
-//! What reads a client's header fields, under coverage-guided fuzzing: `cargo fuzz run -s none headers`, with cargo-fuzz.
-//! Nightly Rust is not needed for that; a C++ compiler is.
+//! Coverage-guided fuzzing of the parsers of client header fields: `cargo fuzz run -s none headers`.
 //!
-//! Each run of the tests fuzzes the same for a moment, without any of these: see `tests/extractors/client_ip/fuzz.rs`.
+//! Needs cargo-fuzz and a C++ compiler, but not nightly Rust. The tests run the same checks on random input:
+//! `tests/extractors/client_ip/fuzz.rs`.
 
 #![no_main]
 

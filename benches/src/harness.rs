@@ -1,4 +1,4 @@
-//! Rounds in turn, medians, ratios.
+//! Runs contestants in alternating rounds, and prints medians and ratios.
 
 use std::hint::black_box;
 use std::sync::Barrier;
@@ -9,34 +9,34 @@ use serde_json::{Map, Value, json};
 
 pub(crate) struct Harness {
     quick: bool,
-    form: Form,
+    format: Format,
     filters: Vec<String>,
 }
 
-/// How figures are told.
+/// The output format.
 #[derive(Clone, Copy, PartialEq)]
-enum Form {
+enum Format {
     Lines,
-    /// One object a scenario.
+    /// One JSON object per scenario.
     Json,
-    /// Rows of a table in Markdown.
+    /// Rows of a Markdown table.
     Table,
 }
 
-/// A unit, and the figures of each contender in it: ours is the first.
-pub(crate) type LimitSnapshot<'a> = (&'a str, &'a [(&'a str, f64)]);
+/// A unit, and the value of each contestant in this unit. The first contestant is this crate.
+pub(crate) type Measurements<'a> = (&'a str, &'a [(&'a str, f64)]);
 
-/// One that takes part in a scenario: a name, and what makes a worker for a thread.
-pub(crate) struct Contender<'a> {
+/// A participant of a scenario: a name, and a function that creates a worker for a thread.
+pub(crate) struct Contestant<'a> {
     name: &'static str,
     worker: Box<dyn Fn(usize) -> Worker<'a> + Sync + 'a>,
 }
 
-/// Makes so many decisions.
+/// Makes the given number of decisions.
 type Worker<'a> = Box<dyn FnMut(u64) + Send + 'a>;
 
-impl<'a> Contender<'a> {
-    /// `worker(thread)` makes a closure that makes so many decisions.
+impl<'a> Contestant<'a> {
+    /// Creates a contestant. `worker(thread)` returns a closure that makes the given number of decisions.
     pub(crate) fn new<W: FnMut(u64) + Send + 'a>(name: &'static str, worker: impl Fn(usize) -> W + Sync + 'a) -> Self {
         Self { name, worker: Box::new(move |thread| Box::new(worker(thread))) }
     }
@@ -44,25 +44,23 @@ impl<'a> Contender<'a> {
 
 impl Harness {
     pub(crate) fn from_args() -> Self {
-        let mut harness = Self { quick: false, form: Form::Lines, filters: Vec::new() };
+        let mut harness = Self { quick: false, format: Format::Lines, filters: Vec::new() };
         for arg in std::env::args().skip(1) {
             match arg.as_str() {
                 "--quick" => harness.quick = true,
-                "--json" => harness.form = Form::Json,
-                "--table" => harness.form = Form::Table,
-                // cargo passes it.
+                "--json" => harness.format = Format::Json,
+                "--table" => harness.format = Format::Table,
+                // cargo passes this argument.
                 "--bench" => {}
                 filter if !filter.starts_with('-') => harness.filters.push(filter.to_owned()),
                 other => {
-                    eprintln!(
-                        "unknown option {other}: there are --quick, --json, --table and parts of the scenarios' names"
-                    );
+                    eprintln!("unknown option {other}: pass --quick, --json, --table, or parts of scenario names");
                     std::process::exit(2);
                 }
             }
         }
-        if harness.form == Form::Table {
-            println!("| Scenario | | Ours | Beside it |\n|---|---|---|---|");
+        if harness.format == Format::Table {
+            println!("| Scenario | Unit | This crate | Others (ratio) |\n|---|---|---|---|");
         }
         harness
     }
@@ -75,42 +73,42 @@ impl Harness {
         self.filters.is_empty() || self.filters.iter().any(|filter| scenario.contains(filter))
     }
 
-    /// Runs the contenders in turn on so many threads, and tells their nanoseconds a decision.
-    pub(crate) fn compare(&self, scenario: &str, threads: usize, contenders: &[Contender<'_>]) {
+    /// Runs the contestants in alternating rounds on `threads` threads, and prints their nanoseconds per decision.
+    pub(crate) fn compare(&self, scenario: &str, threads: usize, contestants: &[Contestant<'_>]) {
         if !self.wants(scenario) {
             return;
         }
         let rounds = if self.quick { 5 } else { 15 };
         let span = Duration::from_millis(if self.quick { 20 } else { 150 });
-        let batches: Vec<u64> = contenders.iter().map(|contender| batch_for(contender, span)).collect();
-        let mut times = vec![Vec::with_capacity(rounds); contenders.len()];
+        let batches: Vec<u64> = contestants.iter().map(|contestant| batch_for(contestant, span)).collect();
+        let mut times = vec![Vec::with_capacity(rounds); contestants.len()];
         for _ in 0..rounds {
-            for ((contender, &batch), times) in contenders.iter().zip(&batches).zip(&mut times) {
-                times.push(round(contender, threads, batch));
+            for ((contestant, &batch), times) in contestants.iter().zip(&batches).zip(&mut times) {
+                times.push(round(contestant, threads, batch));
             }
         }
-        let medians: Vec<_> = contenders.iter().map(|c| c.name).zip(times.into_iter().map(median)).collect();
+        let medians: Vec<_> = contestants.iter().map(|c| c.name).zip(times.into_iter().map(median)).collect();
         self.report(scenario, json!({ "threads": threads }), "ns", &medians);
     }
 
-    /// Tells two figures of each contender.
-    pub(crate) fn report_two(&self, scenario: &str, about: Value, figures: [LimitSnapshot<'_>; 2]) {
-        self.report_all(scenario, &about, &figures);
+    /// Prints two values of each contestant.
+    pub(crate) fn report_two(&self, scenario: &str, about: Value, values: [Measurements<'_>; 2]) {
+        self.report_all(scenario, &about, &values);
     }
 
-    /// Tells figures that were measured elsewhere.
-    pub(crate) fn report(&self, scenario: &str, about: Value, unit: &str, figures: &[(&str, f64)]) {
-        self.report_all(scenario, &about, &[(unit, figures)]);
+    /// Prints values that the caller measured.
+    pub(crate) fn report(&self, scenario: &str, about: Value, unit: &str, values: &[(&str, f64)]) {
+        self.report_all(scenario, &about, &[(unit, values)]);
     }
 
-    /// Tells figures in several units, the first contender's also in relation to each other one's.
-    pub(crate) fn report_all(&self, scenario: &str, about: &Value, units: &[LimitSnapshot<'_>]) {
-        if self.form == Form::Json {
+    /// Prints values in several units, with the ratio of the first contestant's value to each other value.
+    pub(crate) fn report_all(&self, scenario: &str, about: &Value, units: &[Measurements<'_>]) {
+        if self.format == Format::Json {
             let mut object = Map::new();
             object.insert("scenario".to_owned(), json!(scenario));
             object.extend(about.as_object().cloned().unwrap_or_default());
-            for (unit, figures) in units {
-                let by_name = figures.iter().map(|&(name, figure)| (name.to_owned(), json!(rounded(figure))));
+            for (unit, values) in units {
+                let by_name = values.iter().map(|&(name, value)| (name.to_owned(), json!(rounded(value))));
                 object.insert((*unit).to_owned(), Value::Object(by_name.collect()));
             }
             println!("{}", Value::Object(object));
@@ -118,11 +116,11 @@ impl Harness {
         }
         let about: Vec<_> =
             about.as_object().into_iter().flatten().map(|(name, value)| format!("{name} {value}")).collect();
-        for (unit, figures) in units {
-            let ours = figures.first().map_or(f64::NAN, |&(_, figure)| figure);
-            let others: Vec<_> = figures.iter().skip(1).map(|&(name, figure)| beside(name, ours, figure)).collect();
-            let name = figures.first().map_or("", |&(name, _)| name);
-            if self.form == Form::Table {
+        for (unit, values) in units {
+            let ours = values.first().map_or(f64::NAN, |&(_, value)| value);
+            let others: Vec<_> = values.iter().skip(1).map(|&(name, value)| with_ratio(name, ours, value)).collect();
+            let name = values.first().map_or("", |&(name, _)| name);
+            if self.format == Format::Table {
                 let about: String = about.iter().map(|about| format!(", {about}")).collect();
                 let name = if name == "ours" { String::new() } else { format!(" ({name})") };
                 println!("| {scenario}{about} | {unit} | **{}**{name} | {} |", rounded(ours), others.join(", "));
@@ -134,18 +132,18 @@ impl Harness {
     }
 }
 
-/// A contender's figure, and ours in relation to it.
-fn beside(name: &str, ours: f64, figure: f64) -> String {
-    format!("{name} {} ({:.2}x)", rounded(figure), ours / figure)
+/// Formats a contestant's value, and the ratio of our value to it.
+fn with_ratio(name: &str, ours: f64, value: f64) -> String {
+    format!("{name} {} ({:.2}x)", rounded(value), ours / value)
 }
 
-fn rounded(figure: f64) -> f64 {
-    if figure.abs() < 10.0 { (figure * 100.0).round() / 100.0 } else { (figure * 10.0).round() / 10.0 }
+fn rounded(value: f64) -> f64 {
+    if value.abs() < 10.0 { (value * 100.0).round() / 100.0 } else { (value * 10.0).round() / 10.0 }
 }
 
-/// How many decisions of this contender take about so long on one thread.
-fn batch_for(contender: &Contender<'_>, span: Duration) -> u64 {
-    let mut worker = (contender.worker)(0);
+/// Returns the number of decisions of this contestant that take about `span` on one thread.
+fn batch_for(contestant: &Contestant<'_>, span: Duration) -> u64 {
+    let mut worker = (contestant.worker)(0);
     worker(1_000);
     let started = Instant::now();
     worker(10_000);
@@ -153,11 +151,11 @@ fn batch_for(contender: &Contender<'_>, span: Duration) -> u64 {
     ((span.as_secs_f64() / each) as u64).max(1_000)
 }
 
-/// Nanoseconds that a thread spends on a decision.
-fn round(contender: &Contender<'_>, threads: usize, batch: u64) -> f64 {
+/// Runs one round, and returns the mean nanoseconds that a thread spends on a decision.
+fn round(contestant: &Contestant<'_>, threads: usize, batch: u64) -> f64 {
     let barrier = Barrier::new(threads);
     let timed = |thread: usize| {
-        let mut worker = (contender.worker)(thread);
+        let mut worker = (contestant.worker)(thread);
         barrier.wait();
         let started = Instant::now();
         worker(black_box(batch));
@@ -172,7 +170,7 @@ fn round(contender: &Contender<'_>, threads: usize, batch: u64) -> f64 {
     })
 }
 
-pub(crate) fn median(mut figures: Vec<f64>) -> f64 {
-    figures.sort_by(f64::total_cmp);
-    figures[figures.len() / 2]
+pub(crate) fn median(mut values: Vec<f64>) -> f64 {
+    values.sort_by(f64::total_cmp);
+    values[values.len() / 2]
 }

@@ -1,7 +1,6 @@
-//! A million new keys: the time for each, the worst of them, and the memory that they take.
+//! Insertion of a million new keys: the mean time, the longest time, and the memory per key.
 //!
-//! Each measurement is one of a process of its own: so that its memory is what it had to take, and not what another one
-//! had left behind.
+//! Each measurement runs in its own process, so that memory which an earlier measurement freed does not count.
 
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -11,14 +10,14 @@ use serde_json::{Value, json};
 use tower_ratelimit::{AcquireOptions, Gcra, Memory, Quota};
 
 use crate::harness::{Harness, median};
-use crate::peers::{Key, Terms, governor_quota, now};
+use crate::peers::{BenchQuota, Key, governor_quota, now};
 
-/// A thousand an hour.
-const TERMS: Terms = Terms { limit: 1_000, seconds: 3_600, burst: 1_000 };
+/// 1000 per hour.
+const QUOTA: BenchQuota = BenchQuota { limit: 1_000, seconds: 3_600, burst: 1_000 };
 
-const ORDER: &str = "TOWER_RATELIMIT_BENCH_INSERT";
+const TASK_VARIABLE: &str = "TOWER_RATELIMIT_BENCH_INSERT";
 
-const CONTENDERS: [&str; 3] = ["ours", "governor", "gcra"];
+const CONTESTANTS: [&str; 3] = ["ours", "governor", "gcra"];
 
 pub(crate) fn run(harness: &mut Harness) {
     let (count, rounds) = if harness.is_quick() { (200_000_u64, 1) } else { (1_000_000, 5) };
@@ -27,35 +26,35 @@ pub(crate) fn run(harness: &mut Harness) {
         if !harness.wants(&scenario) {
             continue;
         }
-        let mut measured = CONTENDERS.map(|_| Vec::new());
+        let mut measured = CONTESTANTS.map(|_| Vec::new());
         for _ in 0..rounds {
-            for (name, measured) in CONTENDERS.iter().zip(&mut measured) {
-                measured.push(elsewhere(name, keys, count));
+            for (name, measured) in CONTESTANTS.iter().zip(&mut measured) {
+                measured.push(measure_in_child(name, keys, count));
             }
         }
-        let figures = |unit: &str| -> Vec<(&str, f64)> {
+        let values = |unit: &str| -> Vec<(&str, f64)> {
             let of =
                 |costs: &Vec<Value>| median(costs.iter().map(|cost| cost[unit].as_f64().unwrap_or(f64::NAN)).collect());
-            CONTENDERS.into_iter().zip(measured.iter().map(of)).collect()
+            CONTESTANTS.into_iter().zip(measured.iter().map(of)).collect()
         };
-        let units = ["ns", "worst_us", "bytes_a_key"].map(|unit| (unit, figures(unit)));
-        let units: Vec<_> = units.iter().map(|(unit, figures)| (*unit, &**figures)).collect();
+        let units = ["ns", "worst_us", "bytes_per_key"].map(|unit| (unit, values(unit)));
+        let units: Vec<_> = units.iter().map(|(unit, values)| (*unit, &**values)).collect();
         harness.report_all(&scenario, &json!({ "threads": 1 }), &units);
     }
 }
 
-/// What it costs in another process.
-fn elsewhere(name: &str, keys: &str, count: u64) -> Value {
+/// Measures one contestant in a child process.
+fn measure_in_child(name: &str, keys: &str, count: u64) -> Value {
     let this = std::env::current_exe().expect("this program");
-    let output = Command::new(this).env(ORDER, format!("{name} {keys} {count}")).output().expect("a process");
-    serde_json::from_slice(&output.stdout).expect("what it measured")
+    let output = Command::new(this).env(TASK_VARIABLE, format!("{name} {keys} {count}")).output().expect("a process");
+    serde_json::from_slice(&output.stdout).expect("the measurements")
 }
 
-/// Measures, if this is a process that was started for that.
-pub(crate) fn is_asked_of_this_process() -> bool {
-    let Ok(order) = std::env::var(ORDER) else { return false };
-    let order: Vec<_> = order.split(' ').collect();
-    let &[name, keys, count] = &*order else { panic!("a contender, a kind of keys, a number") };
+/// Measures if this process is such a child process. Returns whether it is.
+pub(crate) fn run_as_child() -> bool {
+    let Ok(task) = std::env::var(TASK_VARIABLE) else { return false };
+    let task: Vec<_> = task.split(' ').collect();
+    let &[name, keys, count] = &*task else { panic!("{TASK_VARIABLE}: expected CONTESTANT KEYS COUNT") };
     let count = count.parse().expect("a number");
     let cost = if keys == "u64" {
         insert(name, &(0..count).map(|key: u64| key.wrapping_mul(0x9e37_79b9_7f4a_7c15)).collect::<Vec<_>>())
@@ -69,21 +68,21 @@ pub(crate) fn is_asked_of_this_process() -> bool {
 fn insert<K: Key>(name: &str, keys: &[K]) -> Value {
     match name {
         "ours" => measure(keys, || {
-            let limit = Quota::new(TERMS.limit, Duration::from_secs(TERMS.seconds));
+            let limit = Quota::new(QUOTA.limit, Duration::from_secs(QUOTA.seconds));
             let limiter = Memory::builder(Gcra::new(limit)).max_keys(keys.len()).build().expect("a limiter");
             move |key: &K| limiter.check(key, AcquireOptions::default()).is_allowed()
         }),
         "governor" => measure(keys, || {
-            let limiter = RateLimiter::keyed(governor_quota(TERMS));
+            let limiter = RateLimiter::keyed(governor_quota(QUOTA));
             move |key: &K| limiter.check_key(key).is_ok()
         }),
         "gcra" => measure(keys, || {
-            let limit = gcra::RateLimit::new(TERMS.burst, Duration::from_secs(TERMS.seconds));
-            // Without room made beforehand, as it can't know how many there will be.
+            let limit = gcra::RateLimit::new(QUOTA.burst, Duration::from_secs(QUOTA.seconds));
+            // No reserved capacity: a server does not know its number of keys in advance.
             let limiter = gcra::RateLimiter::new(0);
             move |key: &K| now(limiter.check(key.clone(), &limit, 1)).is_ok()
         }),
-        other => panic!("there is no {other}"),
+        other => panic!("unknown contestant {other}"),
     }
 }
 
@@ -103,11 +102,11 @@ fn measure<K, I: FnMut(&K) -> bool>(keys: &[K], limiter: impl FnOnce() -> I) -> 
     json!({
         "ns": last.duration_since(started).as_secs_f64() * 1e9 / count,
         "worst_us": worst.as_secs_f64() * 1e6,
-        "bytes_a_key": (resident_bytes() - before) / count,
+        "bytes_per_key": (resident_bytes() - before) / count,
     })
 }
 
-/// What this process has in memory. Zero where the system does not tell as Linux does.
+/// Returns the resident memory of this process, or zero on systems without `/proc/self/statm`.
 fn resident_bytes() -> f64 {
     let status = std::fs::read_to_string("/proc/self/statm").unwrap_or_default();
     let pages = status.split(' ').nth(1).and_then(|pages| pages.parse::<f64>().ok()).unwrap_or(0.0);

@@ -1,6 +1,6 @@
-//! One case of a decision, repeated: for counting instructions (see `scripts/instructions`).
+//! Repeats one kind of decision, so that `scripts/instructions` can count its instructions.
 //!
-//! It uses only what every revision of the crate has, so that two revisions can be compared.
+//! Uses only items that all compared revisions of the crate have.
 
 use std::convert::Infallible;
 use std::future::{Future, Ready, ready};
@@ -18,13 +18,13 @@ use tower_ratelimit::{
     SlidingWindow,
 };
 
-/// Never used up.
+/// Allows every request of a run.
 const PLENTY: Gcra = Gcra::new(Quota::per_second(1_000_000)).burst(1 << 32);
 
 fn main() {
     let arguments: Vec<String> = std::env::args().collect();
     let [_, case, count, ..] = &arguments[..] else { panic!("usage: instructions CASE COUNT") };
-    // Run by `cargo bench`, it has nothing to measure.
+    // `cargo bench` without arguments measures nothing here.
     let Ok(count) = count.parse::<u64>() else { return };
     match case.as_str() {
         "hot" => repeat(count, decide(PLENTY, |_| 7)),
@@ -56,7 +56,7 @@ fn main() {
     }
 }
 
-/// Counting begins and ends here. What is built before, such as a clock that is calibrated, does not count.
+/// The function whose instructions are counted. The set-up before it, such as calibrating a clock, is not counted.
 #[inline(never)]
 fn repeat(count: u64, mut decide: impl FnMut(u64) -> bool) {
     let mut allowed = 0_u64;
@@ -72,9 +72,9 @@ fn decide<A: tower_ratelimit::algorithm::Algorithm>(algorithm: A, key: impl Fn(u
 }
 
 #[derive(Clone)]
-struct Nothing;
+struct EmptyService;
 
-impl Service<Request<Body>> for Nothing {
+impl Service<Request<Body>> for EmptyService {
     type Response = Response<Body>;
     type Error = Infallible;
     type Future = Ready<Result<Response<Body>, Infallible>>;
@@ -91,7 +91,7 @@ impl Service<Request<Body>> for Nothing {
 
 fn service(count: u64) {
     let limiter = Memory::builder(PLENTY).clock(ManualClock::new()).build().expect("a limit");
-    let mut service = RateLimitLayer::new(PeerIp::new(), limiter).layer(Nothing);
+    let mut service = RateLimitLayer::new(PeerIp::new(), limiter).layer(EmptyService);
     let (peer, mut cx) = (SocketAddr::from(([203, 0, 113, 7], 4711)), Context::from_waker(Waker::noop()));
     repeat(count, |_| {
         let mut request = Request::new(Body::empty());

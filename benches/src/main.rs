@@ -1,19 +1,20 @@
-//! Decisions a second, beside the peers and the floor, in one run.
+//! Measures decisions of this crate, of other limiters and of the baseline in one run.
 //!
 //! ```text
-//! cargo bench                        # all of it: some ten minutes
-//! cargo bench -- --quick             # under a minute once built
-//! cargo bench -- redis               # those with Redis: starts a server of its own
+//! cargo bench                        # all scenarios: about ten minutes
+//! cargo bench -- --quick             # less than a minute after the build
+//! cargo bench -- redis               # the scenarios with Redis: starts its own server
 //! cargo bench -- memory              # the scenarios whose names contain `memory`
-//! cargo bench -- memory service      # those whose names contain one of these
-//! cargo bench -- --json              # one JSON object a scenario
-//! cargo bench -- --table             # rows of a table in Markdown: `scripts/bench-table` puts them into docs/performance.md
+//! cargo bench -- memory service      # the scenarios whose names contain `memory` or `service`
+//! cargo bench -- --json              # one JSON object per scenario
+//! cargo bench -- --table             # rows of a Markdown table: `scripts/bench-table` writes them to docs/performance.md
 //! ```
 //!
-//! Contenders take turns within a scenario, round by round, and the median over the rounds is told: the machine's speed may
-//! drift, the ratios stay. Nanoseconds are those that a thread spends on one decision. A ratio is ours to theirs.
+//! The contestants of a scenario run in alternating rounds, and the output is the median of the rounds. The machine's speed
+//! may drift during a run; the ratios hardly change. `ns` is the time that one thread spends on one decision. A ratio is
+//! the value of this crate divided by the value of the other contestant.
 
-mod floor;
+mod baseline;
 mod harness;
 mod insertion;
 mod memory;
@@ -25,7 +26,7 @@ mod wire;
 use harness::Harness;
 
 fn main() {
-    if insertion::is_asked_of_this_process() {
+    if insertion::run_as_child() {
         return;
     }
     let mut harness = Harness::from_args();

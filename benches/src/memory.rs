@@ -1,4 +1,4 @@
-//! Decisions in memory: a hot key and many keys, allowed and refused, one thread and two.
+//! Decisions in memory: one hot key and many keys, allowed and denied, on one thread and on two.
 
 use std::hash::BuildHasher;
 use std::hint::black_box;
@@ -9,58 +9,58 @@ use tower_ratelimit::{
     AcquireOptions, FixedWindow, Gcra, LeakyQueue, Limit, Memory, Quota, SlidingLog, SlidingWindow, SystemClock,
 };
 
-use crate::floor::Floor;
-use crate::harness::{Contender, Harness};
-use crate::peers::{Key, Peers, Terms, ask};
+use crate::baseline::Baseline;
+use crate::harness::{Contestant, Harness};
+use crate::peers::{BenchQuota, Key, Peers, contestant};
 
-/// Never used up by a hot key, so that every decision writes.
-const PLENTY: Terms = Terms { limit: 1_000_000, seconds: 1, burst: u32::MAX };
-/// One decision uses it up.
-const ONE: Terms = Terms { limit: 1, seconds: 86_400, burst: 1 };
-/// Never used up where there are many keys, none of which is as good as new while they are asked for.
-const SLOW: Terms = Terms { limit: 1, seconds: 1, burst: 1_000_000 };
+/// Allows every request, even on one hot key, so that every decision writes.
+const PLENTY: BenchQuota = BenchQuota { limit: 1_000_000, seconds: 1, burst: u32::MAX };
+/// Denies every request but the first.
+const ONE: BenchQuota = BenchQuota { limit: 1, seconds: 86_400, burst: 1 };
+/// Allows every request on many keys, and no key becomes idle during the run.
+const SLOW: BenchQuota = BenchQuota { limit: 1, seconds: 1, burst: 1_000_000 };
 
-/// All contenders, held to the same terms.
-struct Field<K: Key> {
+/// All contestants, with the same quota.
+struct Contestants<K: Key> {
     ours: Memory<Gcra, SystemClock, foldhash::quality::RandomState>,
-    floor: Floor,
+    baseline: Baseline,
     peers: Peers<K>,
 }
 
-impl<K: Key> Field<K> {
-    fn new(keys: usize, terms: Terms) -> Self {
-        let quota = Quota::new(terms.limit, Duration::from_secs(terms.seconds));
-        let (interval, burst) = (terms.interval(), u64::from(terms.burst));
+impl<K: Key> Contestants<K> {
+    fn new(keys: usize, quota: BenchQuota) -> Self {
+        let (interval, burst) = (quota.interval(), u64::from(quota.burst));
+        let rate = Quota::new(quota.limit, Duration::from_secs(quota.seconds));
         Self {
-            ours: Memory::builder(Gcra::new(quota).burst(burst))
+            ours: Memory::builder(Gcra::new(rate).burst(burst))
                 .max_keys(keys.max(10_000))
                 .hasher(foldhash::quality::RandomState::default())
                 .build()
                 .expect("a limiter"),
-            floor: Floor::new(keys.max(10_000), interval, interval * burst),
-            peers: Peers::new(keys, terms),
+            baseline: Baseline::new(keys.max(10_000), interval, interval * burst),
+            peers: Peers::new(keys, quota),
         }
     }
 
     fn compare(&self, harness: &Harness, scenario: &str, keys: &[K]) {
-        let mut contenders = vec![
-            ask(keys, "ours", |key| self.ours.check(key, AcquireOptions::default()).is_allowed()),
-            ask(keys, "floor", |key| self.floor.allows(key)),
+        let mut contestants = vec![
+            contestant(keys, "ours", |key| self.ours.check(key, AcquireOptions::default()).is_allowed()),
+            contestant(keys, "baseline", |key| self.baseline.allows(key)),
         ];
-        contenders.extend(self.peers.contenders(keys));
+        contestants.extend(self.peers.contestants(keys));
         for threads in [1, 2] {
-            harness.compare(scenario, threads, &contenders);
+            harness.compare(scenario, threads, &contestants);
         }
     }
 }
 
-/// Indices in an order that looks random and costs next to nothing.
-pub(crate) struct Walk {
+/// Pseudo-random key indices, at the cost of two multiplications each.
+pub(crate) struct KeySequence {
     len: u64,
     state: u64,
 }
 
-impl Walk {
+impl KeySequence {
     pub(crate) fn new(len: usize, thread: usize) -> Self {
         Self { len: len as u64, state: 0x9e37_79b9_7f4a_7c15_u64.wrapping_mul(thread as u64 + 1) }
     }
@@ -75,47 +75,47 @@ impl Walk {
 pub(crate) fn run(harness: &mut Harness) {
     let hot = vec!["customer-0001-abcdef".to_owned()];
     if harness.wants("memory hot allowed") {
-        Field::new(1, PLENTY).compare(harness, "memory hot allowed", &hot);
+        Contestants::new(1, PLENTY).compare(harness, "memory hot allowed", &hot);
     }
-    if harness.wants("memory hot refused") {
-        Field::new(1, ONE).compare(harness, "memory hot refused", &hot);
+    if harness.wants("memory hot denied") {
+        Contestants::new(1, ONE).compare(harness, "memory hot denied", &hot);
     }
     if harness.wants("memory 1000 keys") {
         let keys: Vec<u64> = (0..1_000).map(|key: u64| key.wrapping_mul(0x9e37_79b9_7f4a_7c15)).collect();
-        Field::new(1_000, PLENTY).compare(harness, "memory 1000 keys", &keys);
+        Contestants::new(1_000, PLENTY).compare(harness, "memory 1000 keys", &keys);
     }
     let many = if harness.is_quick() { 200_000 } else { 1_000_000 };
     if harness.wants("memory many keys") {
         let keys: Vec<u64> = (0..many).map(|key: u64| key.wrapping_mul(0x9e37_79b9_7f4a_7c15)).collect();
-        Field::new(keys.len(), SLOW).compare(harness, "memory many keys", &keys);
+        Contestants::new(keys.len(), SLOW).compare(harness, "memory many keys", &keys);
     }
     if harness.wants("memory many strings") {
         let keys: Vec<String> = (0..many).map(|key| format!("customer-{key:011}")).collect();
-        Field::new(keys.len(), SLOW).compare(harness, "memory many strings", &keys);
+        Contestants::new(keys.len(), SLOW).compare(harness, "memory many strings", &keys);
     }
     algorithms(harness);
-    several(harness);
+    three_limits(harness);
     hashers(harness);
 }
 
-fn decide<'a, K, L, S>(name: &'static str, limiter: &'a Memory<L, SystemClock, S>, keys: &'a [K]) -> Contender<'a>
+fn decide<'a, K, L, S>(name: &'static str, limiter: &'a Memory<L, SystemClock, S>, keys: &'a [K]) -> Contestant<'a>
 where
     K: Sync,
     L: Limits<S> + LimitsFor<K, S>,
     L::Rows: Send + Sync,
     S: BuildHasher + Send + Sync,
 {
-    Contender::new(name, move |thread| {
-        let mut walk = Walk::new(keys.len(), thread);
+    Contestant::new(name, move |thread| {
+        let mut sequence = KeySequence::new(keys.len(), thread);
         move |count| {
             for _ in 0..count {
-                black_box(limiter.check(&keys[walk.next()], AcquireOptions::default()).is_allowed());
+                black_box(limiter.check(&keys[sequence.next()], AcquireOptions::default()).is_allowed());
             }
         }
     })
 }
 
-/// All algorithms on 1000 keys, most decisions refused by those that can't have a large limit.
+/// All algorithms on 1000 keys. The sliding log, whose limit must be small, denies most requests.
 fn algorithms(harness: &Harness) {
     let keys: Vec<u64> = (0..1_000).collect();
     let quota = Quota::per_second(1_000_000);
@@ -138,7 +138,7 @@ fn algorithms(harness: &Harness) {
     );
 }
 
-fn several(harness: &Harness) {
+fn three_limits(harness: &Harness) {
     let keys: Vec<u64> = (0..1_000).collect();
     let plenty = Gcra::new(Quota::per_second(1_000_000)).burst(u32::MAX.into());
     let one = Memory::new(plenty);
@@ -155,7 +155,7 @@ fn several(harness: &Harness) {
     );
 }
 
-/// The default hasher, and that for keys that clients choose.
+/// The default hasher, and the hasher for keys that clients choose.
 fn hashers(harness: &Harness) {
     let quota = Gcra::new(Quota::per_second(1_000_000)).burst(u32::MAX.into());
     let (default, sip) = (Memory::new(quota), Memory::builder(quota).sip_hash().build().expect("a limiter"));

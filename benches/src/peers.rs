@@ -1,13 +1,13 @@
-//! Limiters of others that keep exact accounts by key in memory, each asked as its documentation does.
+//! Other limiters with exact counts per key in memory, each called as its documentation shows.
 //!
-//! | | state by key | keys | a refusal takes |
+//! | Crate | State per key | Keys | A denial takes |
 //! |---|---|---|---|
-//! | `governor` 0.10 | a map of 4 shards a core, SipHash (or foldhash), behind read-write locks | any | a read lock |
+//! | `governor` 0.10 | a map of 4 shards per core, SipHash (or foldhash), behind read-write locks | any | a read lock |
 //! | `gcra` 0.6 | the same map, FxHash: not for keys that clients choose | any; cloned for each decision | a write lock |
-//! | `throttlecrab` 0.4 | a map that one thread at a time may use: here behind a mutex | text | the mutex |
+//! | `throttlecrab` 0.4 | a map for one thread at a time: here behind a mutex | text | the mutex |
 //! | `subms-rate-limiter` 0.10 | 16 maps, SipHash, each behind a mutex | text | a mutex |
 //!
-//! None of them bounds its memory by itself.
+//! None of these limiters bounds its memory.
 
 use std::fmt::Display;
 use std::hash::Hash;
@@ -21,27 +21,27 @@ use std::time::{Duration, SystemTime};
 use governor::{DefaultKeyedRateLimiter, RateLimiter};
 use throttlecrab::AdaptiveStore;
 
-use crate::harness::Contender;
-use crate::memory::Walk;
+use crate::harness::Contestant;
+use crate::memory::KeySequence;
 
-/// What every contender's keys are held to: so many in so many seconds, and a burst.
+/// The quota of all contestants: `limit` in `seconds`, and a burst.
 #[derive(Clone, Copy)]
-pub(crate) struct Terms {
+pub(crate) struct BenchQuota {
     pub(crate) limit: u64,
     pub(crate) seconds: u64,
     pub(crate) burst: u32,
 }
 
-impl Terms {
-    /// Microseconds from one to the next.
+impl BenchQuota {
+    /// Returns the emission interval in microseconds.
     pub(crate) fn interval(self) -> u64 {
         self.seconds * 1_000_000 / self.limit
     }
 }
 
-/// A key as the scenarios have them.
+/// A key type of the scenarios.
 pub(crate) trait Key: Hash + Eq + Clone + Display + Send + Sync + 'static {
-    /// As text, if it is: some limiters take no other.
+    /// Returns the key as text if it is text. Some limiters accept no other keys.
     fn text(&self) -> Option<&str>;
 }
 
@@ -64,7 +64,7 @@ type Foldhashed<K> = RateLimiter<
 >;
 
 pub(crate) struct Peers<K: Key> {
-    terms: Terms,
+    quota: BenchQuota,
     governor: DefaultKeyedRateLimiter<K>,
     governor_foldhash: Foldhashed<K>,
     gcra: (gcra::RateLimiter<K>, gcra::RateLimit),
@@ -73,32 +73,35 @@ pub(crate) struct Peers<K: Key> {
 }
 
 impl<K: Key> Peers<K> {
-    pub(crate) fn new(keys: usize, terms: Terms) -> Self {
-        let quota = governor_quota(terms);
-        // It has no burst beside the limit: the period is that of a whole burst.
-        let period = Duration::from_micros(terms.interval() * u64::from(terms.burst));
+    pub(crate) fn new(keys: usize, quota: BenchQuota) -> Self {
+        let for_governor = governor_quota(quota);
+        // `gcra` has no burst apart from the limit: its period is the time of a whole burst.
+        let period = Duration::from_micros(quota.interval() * u64::from(quota.burst));
         Self {
-            terms,
-            governor: RateLimiter::keyed(quota),
-            governor_foldhash: RateLimiter::dashmap_with_hasher(quota, foldhash::quality::RandomState::default()),
-            gcra: (gcra::RateLimiter::new(keys), gcra::RateLimit::new(terms.burst, period)),
+            quota,
+            governor: RateLimiter::keyed(for_governor),
+            governor_foldhash: RateLimiter::dashmap_with_hasher(
+                for_governor,
+                foldhash::quality::RandomState::default(),
+            ),
+            gcra: (gcra::RateLimiter::new(keys), gcra::RateLimit::new(quota.burst, period)),
             throttlecrab: Mutex::new(throttlecrab::RateLimiter::new(AdaptiveStore::with_capacity(keys))),
-            subms: subms_rate_limiter::KeyedRateLimiter::new(1e6 / terms.interval() as f64, terms.burst.into()),
+            subms: subms_rate_limiter::KeyedRateLimiter::new(1e6 / quota.interval() as f64, quota.burst.into()),
         }
     }
 
-    /// Those that take such keys. The first two are those that the targets name.
-    pub(crate) fn contenders<'a>(&'a self, keys: &'a [K]) -> Vec<Contender<'a>> {
-        let mut contenders = vec![
-            ask(keys, "governor", |key| self.governor.check_key(key).is_ok()),
-            ask(keys, "governor_foldhash", |key| self.governor_foldhash.check_key(key).is_ok()),
-            ask(keys, "gcra", |key| self.gcra_allows(key)),
+    /// Returns the contestants that accept such keys.
+    pub(crate) fn contestants<'a>(&'a self, keys: &'a [K]) -> Vec<Contestant<'a>> {
+        let mut contestants = vec![
+            contestant(keys, "governor", |key| self.governor.check_key(key).is_ok()),
+            contestant(keys, "governor_foldhash", |key| self.governor_foldhash.check_key(key).is_ok()),
+            contestant(keys, "gcra", |key| self.gcra_allows(key)),
         ];
         if keys.first().is_some_and(|key| key.text().is_some()) {
-            contenders.push(ask(keys, "throttlecrab", |key| self.throttlecrab_allows(key)));
-            contenders.push(ask(keys, "subms", |key| self.subms.try_acquire(key.text().unwrap_or_default())));
+            contestants.push(contestant(keys, "throttlecrab", |key| self.throttlecrab_allows(key)));
+            contestants.push(contestant(keys, "subms", |key| self.subms.try_acquire(key.text().unwrap_or_default())));
         }
-        contenders
+        contestants
     }
 
     fn gcra_allows(&self, key: &K) -> bool {
@@ -107,7 +110,7 @@ impl<K: Key> Peers<K> {
     }
 
     fn throttlecrab_allows(&self, key: &K) -> bool {
-        let Terms { limit, seconds, burst } = self.terms;
+        let BenchQuota { limit, seconds, burst } = self.quota;
         let key = key.text().unwrap_or_default();
         let mut limiter = self.throttlecrab.lock().expect("no panic");
         let decided = limiter.rate_limit(key, burst.into(), limit as i64, seconds as i64, 1, SystemTime::now());
@@ -115,35 +118,34 @@ impl<K: Key> Peers<K> {
     }
 }
 
-pub(crate) fn governor_quota(terms: Terms) -> governor::Quota {
-    let quota = governor::Quota::with_period(Duration::from_micros(terms.interval())).expect("a period");
-    quota.allow_burst(NonZeroU32::new(terms.burst).expect("a burst"))
+pub(crate) fn governor_quota(quota: BenchQuota) -> governor::Quota {
+    let per_interval = governor::Quota::with_period(Duration::from_micros(quota.interval())).expect("a period");
+    per_interval.allow_burst(NonZeroU32::new(quota.burst).expect("a burst"))
 }
 
-/// Asks for one key after the other, in an order in which no two follow each other in a table. Threads start in different
-/// places. Every key has been asked for once before.
-pub(crate) fn ask<'a, K: Sync>(
+/// Creates a contestant that decides on pseudo-random keys. Each thread has its own sequence. Inserts every key first.
+pub(crate) fn contestant<'a, K: Sync>(
     keys: &'a [K],
     name: &'static str,
     allows: impl Fn(&K) -> bool + Copy + Send + Sync + 'a,
-) -> Contender<'a> {
+) -> Contestant<'a> {
     for key in keys {
         black_box(allows(key));
     }
-    Contender::new(name, move |thread| {
-        let mut walk = Walk::new(keys.len(), thread);
+    Contestant::new(name, move |thread| {
+        let mut sequence = KeySequence::new(keys.len(), thread);
         move |count| {
             for _ in 0..count {
-                black_box(allows(&keys[walk.next()]));
+                black_box(allows(&keys[sequence.next()]));
             }
         }
     })
 }
 
-/// What a future has at once.
+/// Returns the output of a future that is ready at its first poll.
 pub(crate) fn now<T>(future: impl Future<Output = T>) -> T {
     match pin!(future).poll(&mut Context::from_waker(Waker::noop())) {
         Poll::Ready(output) => output,
-        Poll::Pending => panic!("nothing here waits"),
+        Poll::Pending => panic!("the future is not ready at its first poll"),
     }
 }

@@ -1,4 +1,4 @@
-//! The layer around a service that does nothing: what it adds.
+//! The cost that the layer adds to an empty service.
 
 use std::convert::Infallible;
 use std::future::{Future, Ready, ready};
@@ -18,12 +18,12 @@ use tower_governor::governor::GovernorConfigBuilder;
 use tower_governor::key_extractor::PeerIpKeyExtractor;
 use tower_ratelimit::{Gcra, Http, Memory, PeerIp, Quota, RateLimitLayer};
 
-use crate::harness::{Contender, Harness};
+use crate::harness::{Contestant, Harness};
 
 #[derive(Clone)]
-struct Nothing;
+struct EmptyService;
 
-impl Service<Request<Body>> for Nothing {
+impl Service<Request<Body>> for EmptyService {
     type Response = Response<Body>;
     type Error = Infallible;
     type Future = Ready<Result<Response<Body>, Infallible>>;
@@ -46,18 +46,18 @@ pub(crate) fn run(harness: &mut Harness) {
         "service allowed",
         1,
         &[
-            contender(
+            contestant(
                 "ours",
-                RateLimitLayer::new(PeerIp::new(), memory(plenty)).responder(Http::minimal()).layer(Nothing),
+                RateLimitLayer::new(PeerIp::new(), memory(plenty)).responder(Http::minimal()).layer(EmptyService),
             ),
-            contender("bare", Nothing),
-            contender("tower_governor", {
+            contestant("bare", EmptyService),
+            contestant("tower_governor", {
                 let config = GovernorConfigBuilder::default()
                     .period(Duration::from_nanos(1))
                     .burst_size(u32::MAX)
                     .key_extractor(PeerIpKeyExtractor)
                     .finish();
-                GovernorLayer::new(Arc::new(config.expect("a configuration"))).layer(Nothing)
+                GovernorLayer::new(Arc::new(config.expect("a configuration"))).layer(EmptyService)
             }),
         ],
     );
@@ -65,53 +65,53 @@ pub(crate) fn run(harness: &mut Harness) {
         "service allowed, headers",
         1,
         &[
-            contender(
+            contestant(
                 "ours",
                 RateLimitLayer::new(PeerIp::new(), memory(plenty))
                     .responder(Http::new().extensions(false))
-                    .layer(Nothing),
+                    .layer(EmptyService),
             ),
-            contender("bare", Nothing),
-            contender("tower_governor", {
+            contestant("bare", EmptyService),
+            contestant("tower_governor", {
                 let config = GovernorConfigBuilder::default()
                     .period(Duration::from_nanos(1))
                     .burst_size(u32::MAX)
                     .key_extractor(PeerIpKeyExtractor)
                     .use_headers()
                     .finish();
-                GovernorLayer::new(Arc::new(config.expect("a configuration"))).layer(Nothing)
+                GovernorLayer::new(Arc::new(config.expect("a configuration"))).layer(EmptyService)
             }),
-            contender("ours_with_extensions", RateLimitLayer::new(PeerIp::new(), memory(plenty)).layer(Nothing)),
+            contestant("ours_with_extensions", RateLimitLayer::new(PeerIp::new(), memory(plenty)).layer(EmptyService)),
         ],
     );
     harness.compare(
-        "service refused",
+        "service rejected",
         1,
         &[
-            contender(
+            contestant(
                 "ours",
-                RateLimitLayer::new(PeerIp::new(), memory(none)).responder(Http::minimal()).layer(Nothing),
+                RateLimitLayer::new(PeerIp::new(), memory(none)).responder(Http::minimal()).layer(EmptyService),
             ),
-            contender("bare", Nothing),
-            contender("tower_governor", {
+            contestant("bare", EmptyService),
+            contestant("tower_governor", {
                 let config = GovernorConfigBuilder::default()
                     .period(Duration::from_secs(86_400))
                     .burst_size(1)
                     .key_extractor(PeerIpKeyExtractor)
                     .finish();
-                GovernorLayer::new(Arc::new(config.expect("a configuration"))).layer(Nothing)
+                GovernorLayer::new(Arc::new(config.expect("a configuration"))).layer(EmptyService)
             }),
-            contender("ours_with_headers", RateLimitLayer::new(PeerIp::new(), memory(none)).layer(Nothing)),
+            contestant("ours_with_headers", RateLimitLayer::new(PeerIp::new(), memory(none)).layer(EmptyService)),
         ],
     );
 }
 
-fn contender<'a, S>(name: &'static str, service: S) -> Contender<'a>
+fn contestant<'a, S>(name: &'static str, service: S) -> Contestant<'a>
 where
     S: Service<Request<Body>> + Clone + Send + Sync + 'a,
     S::Error: std::fmt::Debug,
 {
-    Contender::new(name, move |_| {
+    Contestant::new(name, move |_| {
         let mut service = service.clone();
         let peer = SocketAddr::from(([203, 0, 113, 7], 4711));
         move |count| {
@@ -123,7 +123,7 @@ where
                 let mut response = pin!(service.call(request));
                 match response.as_mut().poll(&mut cx) {
                     Poll::Ready(response) => black_box(response.is_ok()),
-                    Poll::Pending => panic!("nothing here waits"),
+                    Poll::Pending => panic!("the response is not ready at its first poll"),
                 };
             }
         }

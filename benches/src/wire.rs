@@ -1,4 +1,6 @@
-//! An axum server on loopback under `wrk`, if there is one: all allowed, all refused. Each server has a runtime of its own.
+//! An axum server on the loopback interface under `wrk`: all requests allowed, all rejected.
+//!
+//! Each server has its own runtime. Without `wrk` these scenarios are skipped with a message.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -17,57 +19,62 @@ use tower_ratelimit::{Gcra, Http, Memory, PeerIp, Quota, RateLimitLayer};
 use crate::harness::{Harness, median};
 
 const PLENTY: Gcra = Gcra::new(Quota::per_second(1_000_000)).burst(u32::MAX as u64);
-/// One at all, which is used up before anything is measured.
+/// One request per day, which `Server::send_one` uses up before the measurement.
 const ONE: Gcra = Gcra::new(Quota::per_day(1));
 
 pub(crate) fn run(harness: &mut Harness) {
-    let scenarios = ["wire allowed", "wire refused"].map(|scenario| (scenario, harness.wants(scenario)));
+    let scenarios = ["wire allowed", "wire rejected"].map(|scenario| (scenario, harness.wants(scenario)));
     if !scenarios.iter().any(|(_, wanted)| *wanted) {
         return;
     }
     if Command::new("wrk").arg("--version").output().is_err() {
         eprintln!(
-            "\n*** NOT MEASURED: the scenarios `wire ..` need wrk, which is not installed.\n\
-             *** On Debian: apt-get install -y wrk. On macOS: brew install wrk.\n"
+            "\n*** NOT MEASURED: the scenarios `wire ..`: wrk is not installed.\n\
+             *** Install it: apt-get install -y wrk (Debian), brew install wrk (macOS).\n"
         );
         return;
     }
     for (scenario, wanted) in scenarios {
         if wanted {
-            measure(harness, scenario, scenario == "wire refused");
+            measure(harness, scenario, scenario == "wire rejected");
         }
     }
 }
 
-fn measure(harness: &Harness, scenario: &str, refused: bool) {
-    let algorithm = if refused { ONE } else { PLENTY };
-    let (period, burst) = if refused { (Duration::from_secs(86_400), 1) } else { (Duration::from_nanos(1), u32::MAX) };
+fn measure(harness: &Harness, scenario: &str, rejected: bool) {
+    let algorithm = if rejected { ONE } else { PLENTY };
+    let (period, burst) = if rejected { (Duration::from_secs(86_400), 1) } else { (Duration::from_nanos(1), u32::MAX) };
     let hello = || Router::new().route("/", get(async || "hello"));
     let bare = RateLimitLayer::new(PeerIp::new(), Memory::new(algorithm)).responder(Http::minimal());
     let config = GovernorConfigBuilder::default().period(period).burst_size(burst).finish();
     let servers = [
-        // As it is by default: with header fields, extensions, and a problem body.
+        // The default responder: with header fields, extensions and a problem body.
         Server::start("ours", hello().layer(RateLimitLayer::new(PeerIp::new(), Memory::new(algorithm)))),
         Server::start("no_limit", hello()),
         Server::start("tower_governor", hello().layer(GovernorLayer::new(Arc::new(config.expect("valid"))))),
-        Server::start("ours_without_fields", hello().layer(bare)),
+        Server::start("ours_without_headers", hello().layer(bare)),
     ];
     let (rounds, seconds) = if harness.is_quick() { (3, "1s") } else { (7, "3s") };
     let mut rates = servers.each_ref().map(|_| Vec::new());
-    servers.iter().for_each(Server::ask_once);
+    servers.iter().for_each(Server::send_one);
     for _ in 0..rounds {
         for (server, rates) in servers.iter().zip(&mut rates) {
-            let answers = wrk(server.address, seconds);
-            let are_refused = refused && server.name != "no_limit";
-            assert_eq!(answers.refused, if are_refused { answers.all } else { 0 }, "of {}", server.name);
-            rates.push(answers.per_second);
+            let responses = wrk(server.address, seconds);
+            let expect_rejected = rejected && server.name != "no_limit";
+            assert_eq!(
+                responses.rejected,
+                if expect_rejected { responses.all } else { 0 },
+                "rejected by {}",
+                server.name
+            );
+            rates.push(responses.per_second);
         }
     }
-    let figures: Vec<_> = servers.iter().map(|server| server.name).zip(rates.map(median)).collect();
-    harness.report(scenario, json!({}), "per_second", &figures);
+    let values: Vec<_> = servers.iter().map(|server| server.name).zip(rates.map(median)).collect();
+    harness.report(scenario, json!({}), "per_second", &values);
 }
 
-/// A server on one thread of its own.
+/// A server on its own thread.
 struct Server {
     name: &'static str,
     address: SocketAddr,
@@ -84,24 +91,24 @@ impl Server {
         Self { name, address, _runtime: runtime }
     }
 
-    /// Uses up the one that there is.
-    fn ask_once(&self) {
+    /// Sends the one request that is allowed where `ONE` is the limit.
+    fn send_one(&self) {
         let mut stream = TcpStream::connect(self.address).expect("a connection");
         stream.write_all(b"GET / HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n").expect("a request");
-        let mut answer = String::new();
-        stream.read_to_string(&mut answer).expect("an answer");
-        assert!(answer.starts_with("HTTP/1.1 200 "), "{answer}");
+        let mut response = String::new();
+        stream.read_to_string(&mut response).expect("a response");
+        assert!(response.starts_with("HTTP/1.1 200 "), "{response}");
     }
 }
 
-struct Answers {
+struct Responses {
     all: u64,
-    /// Those of another class than 2xx and 3xx.
-    refused: u64,
+    /// The responses with a status other than 2xx and 3xx.
+    rejected: u64,
     per_second: f64,
 }
 
-fn wrk(address: SocketAddr, seconds: &str) -> Answers {
+fn wrk(address: SocketAddr, seconds: &str) -> Responses {
     let url = format!("http://{address}/");
     let output = Command::new("wrk").args(["-t1", "-c32", "-d", seconds, &url]).output().expect("wrk");
     let text = String::from_utf8_lossy(&output.stdout);
@@ -109,9 +116,9 @@ fn wrk(address: SocketAddr, seconds: &str) -> Answers {
     let number = |text: &str| text.parse().ok();
     // "  123456 requests in 3.00s, 17.00MB read"
     let all = text.lines().find_map(|line| line.trim().split_once(" requests in ")).and_then(|(all, _)| number(all));
-    Answers {
-        all: all.expect("how many answers wrk had"),
-        refused: after("Non-2xx or 3xx responses:").map_or(0, |count| number(count).expect("a number")),
-        per_second: after("Requests/sec:").and_then(|rate| rate.parse().ok()).expect("how many a second wrk had"),
+    Responses {
+        all: all.expect("the number of responses that wrk prints"),
+        rejected: after("Non-2xx or 3xx responses:").map_or(0, |count| number(count).expect("a number")),
+        per_second: after("Requests/sec:").and_then(|rate| rate.parse().ok()).expect("the rate that wrk prints"),
     }
 }

@@ -1,4 +1,4 @@
-"""grpcio against the example tonic: five calls in ten seconds pass; the sixth is told when to come back, and does."""
+"""grpcio against the example tonic: five calls in ten seconds are allowed; the sixth succeeds after the delay of RetryInfo."""
 
 import sys
 import time
@@ -11,13 +11,13 @@ from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 from grpc_health.v1.health_pb2_grpc import HealthStub
 
 
-def check(holds: bool, what: object) -> None:
-    if not holds:
-        sys.exit(f"FAILED: {what}")
+def check(condition: bool, message: object) -> None:
+    if not condition:
+        sys.exit(f"FAILED: {message}")
 
 
-def refusal_of(error: grpc.RpcError) -> float:
-    """Reads the details that every refusal has. Returns for how many seconds to wait."""
+def rejection_delay(error: grpc.RpcError) -> float:
+    """Checks the details of a rejection. Returns its retry delay in seconds."""
     check(error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED, error)
     check(error.details().startswith('rate limit "default" exceeded, retry after '), error.details())
     metadata = dict(error.trailing_metadata())
@@ -33,9 +33,9 @@ def refusal_of(error: grpc.RpcError) -> float:
     delay = detail(RetryInfo()).retry_delay.ToTimedelta().total_seconds()
     violations = detail(QuotaFailure()).violations
     check(0 < delay <= 10, delay)
-    told = [(each.subject, each.description) for each in violations]
-    check(told == [("limit:default", "at most 5 in 10s")], violations)
-    print(f"refused: {error.details()}; RetryInfo {delay} s; QuotaFailure {violations[0].subject!r}")
+    read = [(violation.subject, violation.description) for violation in violations]
+    check(read == [("limit:default", "at most 5 in 10s")], violations)
+    print(f"rejected: {error.details()}; RetryInfo {delay} s; QuotaFailure {violations[0].subject!r}")
     return delay
 
 
@@ -43,33 +43,33 @@ def main(address: str) -> None:
     with grpc.insecure_channel(address) as channel:
         health = HealthStub(channel)
         request = HealthCheckRequest()
-        patience = 20
+        timeout = 20
 
-        # A stream is charged when it begins, before anything of it is read.
-        watch = health.OutcomeGuard(request, timeout=60)
+        # The server charges a stream when the call starts, before the client reads a message.
+        watch = health.Watch(request, timeout=60)
         for _ in range(4):
-            check(health.Check(request, timeout=patience).status == HealthCheckResponse.SERVING, "a unary call")
+            check(health.Check(request, timeout=timeout).status == HealthCheckResponse.SERVING, "a unary call")
         check(next(watch).status == HealthCheckResponse.SERVING, "a stream")
 
         try:
-            check(False, health.Check(request, timeout=patience))
+            check(False, health.Check(request, timeout=timeout))
         except grpc.RpcError as error:
-            refusal_of(error)
+            rejection_delay(error)
         try:
-            check(False, next(health.OutcomeGuard(request, timeout=patience)))
+            check(False, next(health.Watch(request, timeout=timeout)))
         except grpc.RpcError as error:
-            delay = refusal_of(error)
+            delay = rejection_delay(error)
         try:
-            health.Check.with_call(request, timeout=patience)
-            check(False, "a call in between")
+            health.Check.with_call(request, timeout=timeout)
+            check(False, "a call before the delay has passed")
         except grpc.RpcError as error:
-            delay = refusal_of(error)
+            delay = rejection_delay(error)
 
         time.sleep(delay)
-        check(health.Check(request, timeout=patience).status == HealthCheckResponse.SERVING, "a unary call")
-        check(next(health.OutcomeGuard(request, timeout=patience)).status == HealthCheckResponse.SERVING, "a stream")
+        check(health.Check(request, timeout=timeout).status == HealthCheckResponse.SERVING, "a unary call")
+        check(next(health.Watch(request, timeout=timeout)).status == HealthCheckResponse.SERVING, "a stream")
         watch.cancel()
-        print("served again after exactly that time")
+        print("allowed after exactly that delay")
 
 
 main(sys.argv[1])

@@ -1,4 +1,4 @@
-"""urllib3 against the example axum: its `Retry` honours our `Retry-After`, and succeeds on its first retry."""
+"""urllib3 against the example axum: its `Retry` honours `Retry-After`, and the first retry succeeds."""
 
 import sys
 import time
@@ -7,9 +7,9 @@ import urllib3
 from urllib3.util import Retry
 
 
-def check(holds: bool, what: object) -> None:
-    if not holds:
-        sys.exit(f"FAILED: {what}")
+def check(condition: bool, message: object) -> None:
+    if not condition:
+        sys.exit(f"FAILED: {message}")
 
 
 def main(address: str) -> None:
@@ -17,18 +17,18 @@ def main(address: str) -> None:
     http = urllib3.PoolManager(timeout=20)
     for _ in range(5):
         check(http.request("GET", url, retries=False).status == 200, "within the limit")
-    refused = http.request("GET", url, retries=False)
-    check(refused.status == 429, refused.status)
-    told = int(refused.headers["Retry-After"])
-    check(1 <= told <= 10, told)
+    rejected = http.request("GET", url, retries=False)
+    check(rejected.status == 429, rejected.status)
+    retry_after = int(rejected.headers["Retry-After"])
+    check(1 <= retry_after <= 10, retry_after)
 
-    began = time.monotonic()
-    # One retry is all that it has.
-    answer = http.request("GET", url, retries=Retry(total=1, respect_retry_after_header=True))
-    waited = time.monotonic() - began
-    check(answer.status == 200, answer.status)
-    check([each.status for each in answer.retries.history] == [429], answer.retries.history)
-    print(f"told {told} s, waited {waited:.1f} s, served on the first retry")
+    started = time.monotonic()
+    # `total=1`: a retry that comes too early would fail the check.
+    response = http.request("GET", url, retries=Retry(total=1, respect_retry_after_header=True))
+    waited = time.monotonic() - started
+    check(response.status == 200, response.status)
+    check([entry.status for entry in response.retries.history] == [429], response.retries.history)
+    print(f"Retry-After {retry_after} s, waited {waited:.1f} s, allowed on the first retry")
 
 
 main(sys.argv[1])

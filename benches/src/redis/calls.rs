@@ -1,4 +1,4 @@
-//! How long the server works on a call of the script that carries as many decisions as there may be.
+//! The time that the server spends on a script call with the maximum number of decisions.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -24,7 +24,7 @@ pub(super) fn run(harness: &Harness, runtime: &Runtime, server: &Server) {
     let window = |blocks| SlidingWindow::new(QUOTA).blocks(blocks);
     let (bucket, log) = (Gcra::new(QUOTA), SlidingLog::new(QUOTA));
     let three = (Limit::new("a", bucket), Limit::new("b", window(10)), Limit::new("c", log));
-    let figures = [
+    let calls = [
         ("bucket", measure(runtime, server, "b", bucket)),
         ("leaky_queue", measure(runtime, server, "q", LeakyQueue::new(QUOTA))),
         ("fixed_window", measure(runtime, server, "f", FixedWindow::new(QUOTA))),
@@ -34,7 +34,7 @@ pub(super) fn run(harness: &Harness, runtime: &Runtime, server: &Server) {
         ("sliding_log", measure(runtime, server, "l", log)),
         ("bucket_window_10_log", measure(runtime, server, "t", three)),
     ];
-    let of = |pick: fn(&Call) -> f64| figures.iter().map(|(name, call)| (*name, pick(call))).collect::<Vec<_>>();
+    let of = |pick: fn(&Call) -> f64| calls.iter().map(|(name, call)| (*name, pick(call))).collect::<Vec<_>>();
     harness.report("redis call", json!({ "keys": KEYS }), "us", &of(|call| call.micros));
     harness.report("redis call", json!({ "keys": KEYS }), "decisions", &of(|call| call.decisions));
 }
@@ -56,9 +56,9 @@ fn measure(runtime: &Runtime, server: &Server, name: &str, limits: impl IntoRedi
     let limiter = Arc::new(limiter);
     let round = || {
         clock.advance(Duration::from_secs(1));
-        runtime.block_on(all_at_once(&limiter));
+        runtime.block_on(decide_all_keys(&limiter));
     };
-    // So that every block of a window has hits.
+    // Fill every block of the windows.
     (0..61).for_each(|_| round());
     server.command(&["CONFIG", "SET", "slowlog-max-len", "100000"]);
     server.command(&["CONFIG", "SET", "slowlog-log-slower-than", "0"]);
@@ -69,11 +69,11 @@ fn measure(runtime: &Runtime, server: &Server, name: &str, limits: impl IntoRedi
     Call { decisions: (ROUNDS * KEYS) as f64 / micros.len() as f64, micros: median(micros) }
 }
 
-async fn all_at_once(limiter: &Arc<Redis<u64>>) {
+async fn decide_all_keys(limiter: &Arc<Redis<u64>>) {
     let tasks: Vec<_> = (0..KEYS)
         .map(|key| {
             let limiter = Arc::clone(limiter);
-            tokio::spawn(async move { limiter.acquire(&key, AcquireOptions::default()).await.expect("an answer") })
+            tokio::spawn(async move { limiter.acquire(&key, AcquireOptions::default()).await.expect("a decision") })
         })
         .collect();
     for task in tasks {
@@ -81,7 +81,7 @@ async fn all_at_once(limiter: &Arc<Redis<u64>>) {
     }
 }
 
-/// Of an entry of the slow log: its time, if it is a script's.
+/// Returns the time of a slow log entry if the entry is a script call.
 fn script_micros(entry: Value) -> Option<f64> {
     let Value::Array(entry) = entry else { return None };
     let (Value::Int(micros), Value::Array(command)) = (entry.get(2)?, entry.get(3)?) else { return None };

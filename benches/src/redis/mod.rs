@@ -1,11 +1,11 @@
-//! Decisions in Redis: ours beside a plain script on one multiplexed connection, and beside PING, which decides nothing.
+//! Decisions in Redis, compared with plain scripts on one multiplexed connection, and with `PING`.
 //!
-//! One client thread, so many tasks that each ask again as soon as they are answered. The server's processor time is what it
-//! tells itself.
+//! One client thread runs the given number of tasks. Each task starts its next decision when it has the previous one. The
+//! server's processor time is read from `INFO`.
 
 mod calls;
 mod cluster;
-mod contenders;
+mod competitors;
 mod server;
 mod sizes;
 
@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 use serde_json::json;
 use tokio::runtime::Runtime;
 
-use self::contenders::{Contender, Keys};
+use self::competitors::{Contestant, Keys};
 use self::server::Server;
 use crate::harness::{Harness, median};
 
@@ -26,27 +26,33 @@ pub(crate) fn run(harness: &Harness) {
             "redis alone 1",
             1,
             Keys::Hot,
-            &[contenders::gcra, contenders::same_script, contenders::plain, contenders::one_line, contenders::ping],
+            &[
+                competitors::gcra,
+                competitors::same_script,
+                competitors::plain,
+                competitors::one_line,
+                competitors::ping,
+            ],
         ),
-        ("redis alone 1 three limits", 1, Keys::Hot, &[contenders::three_limits, contenders::gcra]),
+        ("redis alone 1 three limits", 1, Keys::Hot, &[competitors::three_limits, competitors::gcra]),
         (
             "redis spread 64",
             64,
             Keys::Spread,
-            &[contenders::gcra, contenders::plain, contenders::cell, contenders::ping],
+            &[competitors::gcra, competitors::plain, competitors::cell, competitors::ping],
         ),
-        ("redis spread 64 fixed window", 64, Keys::Spread, &[contenders::fixed_window, contenders::plain_window]),
+        ("redis spread 64 fixed window", 64, Keys::Spread, &[competitors::fixed_window, competitors::plain_window]),
         (
             "redis spread 512",
             512,
             Keys::Spread,
-            &[contenders::gcra, contenders::plain, contenders::cell, contenders::ping],
+            &[competitors::gcra, competitors::plain, competitors::cell, competitors::ping],
         ),
-        ("redis hot 512", 512, Keys::Hot, &[contenders::gcra, contenders::plain, contenders::cell]),
-        ("redis refused 512", 512, Keys::Spread, &[contenders::refused, contenders::refused_in_memory]),
-        ("redis spread 512 three limits", 512, Keys::Spread, &[contenders::three_limits, contenders::gcra]),
-        ("redis spread 512 sliding log", 512, Keys::Spread, &[contenders::sliding_log, contenders::gcra]),
-        ("redis spread 512 sliding window", 512, Keys::Spread, &[contenders::sliding_window, contenders::gcra]),
+        ("redis hot 512", 512, Keys::Hot, &[competitors::gcra, competitors::plain, competitors::cell]),
+        ("redis denied 512", 512, Keys::Spread, &[competitors::denied_cache, competitors::denied_in_memory]),
+        ("redis spread 512 three limits", 512, Keys::Spread, &[competitors::three_limits, competitors::gcra]),
+        ("redis spread 512 sliding log", 512, Keys::Spread, &[competitors::sliding_log, competitors::gcra]),
+        ("redis spread 512 sliding window", 512, Keys::Spread, &[competitors::sliding_window, competitors::gcra]),
     ];
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
     if scenarios.iter().any(|(scenario, ..)| harness.wants(scenario))
@@ -56,8 +62,8 @@ pub(crate) fn run(harness: &Harness) {
         let server = Server::start();
         for (scenario, tasks, keys, makers) in scenarios {
             if harness.wants(scenario) {
-                let contenders: Vec<_> = makers.iter().filter_map(|make| make(&server, &runtime)).collect();
-                compare(harness, &runtime, scenario, tasks, keys, &contenders, &|_| server.cpu());
+                let contestants: Vec<_> = makers.iter().filter_map(|make| make(&server, &runtime)).collect();
+                compare(harness, &runtime, scenario, tasks, keys, &contestants, &|_| server.cpu());
             }
         }
         sizes::run(harness, &runtime, &server);
@@ -66,36 +72,36 @@ pub(crate) fn run(harness: &Harness) {
     cluster::run(harness, &runtime);
 }
 
-type Make = fn(&Server, &Runtime) -> Option<Contender>;
+type Make = fn(&Server, &Runtime) -> Option<Contestant>;
 
-/// Lets all ask in turn. `cpu` is the processor time that the servers of a contender have used.
+/// Runs the contestants in alternating rounds. `cpu` returns the processor time of a contestant's servers.
 fn compare(
     harness: &Harness,
     runtime: &Runtime,
     scenario: &str,
     tasks: usize,
     keys: Keys,
-    contenders: &[Contender],
+    contestants: &[Contestant],
     cpu: &dyn Fn(usize) -> f64,
 ) {
     let rounds = if harness.is_quick() { 3 } else { 7 };
     let span = Duration::from_millis(if harness.is_quick() { 250 } else { 1_000 });
-    let mut rates = vec![Vec::new(); contenders.len()];
-    let mut costs = vec![Vec::new(); contenders.len()];
-    for contender in contenders {
-        runtime.block_on(round(contender, tasks, keys, span / 4));
+    let mut rates = vec![Vec::new(); contestants.len()];
+    let mut costs = vec![Vec::new(); contestants.len()];
+    for contestant in contestants {
+        runtime.block_on(round(contestant, tasks, keys, span / 4));
     }
     for _ in 0..rounds {
-        for (index, contender) in contenders.iter().enumerate() {
+        for (index, contestant) in contestants.iter().enumerate() {
             let before = cpu(index);
-            let (decisions, seconds) = runtime.block_on(round(contender, tasks, keys, span));
+            let (decisions, seconds) = runtime.block_on(round(contestant, tasks, keys, span));
             rates[index].push(decisions / seconds);
             costs[index].push((cpu(index) - before) * 1e6 / decisions);
         }
     }
-    let names: Vec<_> = contenders.iter().map(|contender| contender.name).collect();
-    let medians = |figures: Vec<Vec<f64>>| -> Vec<(&'static str, f64)> {
-        names.iter().copied().zip(figures.into_iter().map(median)).collect()
+    let names: Vec<_> = contestants.iter().map(|contestant| contestant.name).collect();
+    let medians = |values: Vec<Vec<f64>>| -> Vec<(&'static str, f64)> {
+        names.iter().copied().zip(values.into_iter().map(median)).collect()
     };
     harness.report_two(
         scenario,
@@ -104,21 +110,21 @@ fn compare(
     );
 }
 
-/// Lets all tasks ask until the time is over. Returns the decisions made, and the seconds.
-async fn round(contender: &Contender, tasks: usize, keys: Keys, span: Duration) -> (f64, f64) {
+/// Runs all tasks for `span`. Returns the number of decisions, and the seconds.
+async fn round(contestant: &Contestant, tasks: usize, keys: Keys, span: Duration) -> (f64, f64) {
     let over = Arc::new(AtomicBool::new(false));
     let done = Arc::new(AtomicU64::new(0));
     let started = Instant::now();
     let workers: Vec<_> = (0..tasks)
         .map(|task| {
-            let (over, done, ask) = (Arc::clone(&over), Arc::clone(&done), Arc::clone(&contender.ask));
+            let (over, done, decide) = (Arc::clone(&over), Arc::clone(&done), Arc::clone(&contestant.decide));
             tokio::spawn(async move {
                 let mut key = task as u64;
                 while !over.load(Ordering::Relaxed) {
-                    // A walk through all keys that looks random.
+                    // A pseudo-random sequence of keys.
                     key = key.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-                    ask(keys.pick(key >> 33)).await;
-                    // What is ready at once must let the others, and the clock, have their turn.
+                    decide(keys.pick(key >> 33)).await;
+                    // Without this a decision that is ready at its first poll would never yield to the other tasks.
                     if done.fetch_add(1, Ordering::Relaxed) % 64 == 0 {
                         tokio::task::yield_now().await;
                     }

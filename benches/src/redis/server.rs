@@ -1,3 +1,5 @@
+//! A Redis server for the benchmarks.
+
 use std::ffi::OsString;
 use std::net::{TcpListener, TcpStream};
 use std::path::PathBuf;
@@ -16,12 +18,12 @@ pub(super) struct Server {
 }
 
 impl Server {
-    /// With redis-cell, if `REDIS_CELL` names its library.
+    /// Starts a server. Loads redis-cell if `REDIS_CELL` names its library.
     pub(super) fn start() -> Self {
         Self::with(&[], std::env::var_os("REDIS_CELL"))
     }
 
-    /// A node for a cluster.
+    /// Starts a cluster node.
     pub(super) fn node() -> Self {
         Self::with(&["--cluster-enabled", "yes", "--cluster-config-file", "nodes.conf"], None)
     }
@@ -39,9 +41,9 @@ impl Server {
         let process = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn();
         let process = process.expect("these scenarios need redis-server (Debian: apt-get install -y redis-server)");
         let server = Self { process, directory, port, cell: cell.is_some() };
-        let patience = Instant::now() + Duration::from_secs(20);
+        let give_up_at = Instant::now() + Duration::from_secs(20);
         while TcpStream::connect(("127.0.0.1", port)).is_err() {
-            assert!(Instant::now() < patience, "redis-server does not start");
+            assert!(Instant::now() < give_up_at, "redis-server does not listen after 20 s");
             std::thread::sleep(Duration::from_millis(10));
         }
         server
@@ -69,29 +71,29 @@ impl Server {
         self.cell
     }
 
-    /// The seconds of processor time that the server has used.
+    /// Returns the seconds of processor time that the server has used.
     pub(super) fn cpu(&self) -> f64 {
         self.info("used_cpu_user") + self.info("used_cpu_sys")
     }
 
-    /// One of the figures that the server tells of itself.
+    /// Returns a numeric field of `INFO`.
     pub(super) fn info(&self, name: &str) -> f64 {
-        let info: String = redis::cmd("INFO").query(&mut self.connection()).expect("its figures");
+        let info: String = redis::cmd("INFO").query(&mut self.connection()).expect("INFO");
         let line = info.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
-        line.and_then(|figure| figure.trim().parse().ok()).expect("a figure")
+        line.and_then(|value| value.trim().parse().ok()).expect("a number")
     }
 
-    /// The commands that were noted in the slow log.
+    /// Returns the entries of the slow log.
     pub(super) fn slow_log(&self) -> Vec<redis::Value> {
-        redis::cmd("SLOWLOG").arg("GET").arg(100_000).query(&mut self.connection()).expect("its slow log")
+        redis::cmd("SLOWLOG").arg("GET").arg(100_000).query(&mut self.connection()).expect("SLOWLOG")
     }
 
     pub(super) fn slow_log_reset(&self) {
-        redis::cmd("SLOWLOG").arg("RESET").exec(&mut self.connection()).expect("it is empty");
+        redis::cmd("SLOWLOG").arg("RESET").exec(&mut self.connection()).expect("OK");
     }
 
     pub(super) fn flush(&self) {
-        redis::cmd("FLUSHALL").exec(&mut self.connection()).expect("it is empty");
+        redis::cmd("FLUSHALL").exec(&mut self.connection()).expect("OK");
     }
 
     fn connection(&self) -> Connection {
@@ -99,7 +101,7 @@ impl Server {
     }
 }
 
-/// Nodes of a cluster talk to each other on a port that is ten thousand higher.
+/// Returns a free port. The cluster bus of a node uses the port 10 000 above it, which must be free too.
 fn free_port() -> u16 {
     loop {
         let port = TcpListener::bind("127.0.0.1:0").expect("a free port").local_addr().expect("its address").port();

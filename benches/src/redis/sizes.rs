@@ -1,4 +1,4 @@
-//! What a key takes in Redis, and what a decision takes on the wire.
+//! The bytes of a key in Redis, and the bytes of a decision on the wire.
 
 use std::sync::Arc;
 
@@ -17,16 +17,16 @@ pub(super) fn run(harness: &Harness, runtime: &Runtime, server: &Server) {
     if !harness.wants("redis bytes") {
         return;
     }
-    let figures = [
+    let sizes = [
         ("bucket", measure(runtime, server, "b", Gcra::new(QUOTA))),
         ("fixed_window", measure(runtime, server, "f", FixedWindow::new(QUOTA))),
         ("sliding_window_10", measure(runtime, server, "w", SlidingWindow::new(QUOTA))),
         ("sliding_log_1_hit", measure(runtime, server, "l", SlidingLog::new(QUOTA))),
     ];
-    let of = |pick: fn(&Sizes) -> f64| figures.iter().map(|(name, sizes)| (*name, pick(sizes))).collect::<Vec<_>>();
-    harness.report("redis bytes a key", json!({}), "bytes", &of(|sizes| sizes.key));
-    harness.report("redis bytes a decision to", json!({ "tasks": 512 }), "bytes", &of(|sizes| sizes.sent));
-    harness.report("redis bytes a decision from", json!({ "tasks": 512 }), "bytes", &of(|sizes| sizes.received));
+    let of = |pick: fn(&Sizes) -> f64| sizes.iter().map(|(name, sizes)| (*name, pick(sizes))).collect::<Vec<_>>();
+    harness.report("redis bytes per key", json!({}), "bytes", &of(|sizes| sizes.key));
+    harness.report("redis bytes sent per decision", json!({ "tasks": 512 }), "bytes", &of(|sizes| sizes.sent));
+    harness.report("redis bytes received per decision", json!({ "tasks": 512 }), "bytes", &of(|sizes| sizes.received));
 }
 
 struct Sizes {
@@ -43,24 +43,24 @@ fn measure(runtime: &Runtime, server: &Server, name: &str, limits: impl IntoRedi
         .expect("limits");
     let redis = Arc::new(redis);
     let memory = server.info("used_memory");
-    ask_for_all(runtime, &redis);
+    decide_all_keys(runtime, &redis);
     let key = (server.info("used_memory") - memory) / KEYS as f64;
-    // Once more: now there is something to read.
+    // The second pass reads and updates existing states.
     let wire = || (server.info("total_net_input_bytes"), server.info("total_net_output_bytes"));
     let before = wire();
-    ask_for_all(runtime, &redis);
+    decide_all_keys(runtime, &redis);
     let after = wire();
     Sizes { key, sent: (after.0 - before.0) / KEYS as f64, received: (after.1 - before.1) / KEYS as f64 }
 }
 
-fn ask_for_all(runtime: &Runtime, redis: &Arc<Redis<u64>>) {
+fn decide_all_keys(runtime: &Runtime, redis: &Arc<Redis<u64>>) {
     runtime.block_on(async {
         let tasks: Vec<_> = (0..512)
             .map(|task| {
                 let redis = Arc::clone(redis);
                 tokio::spawn(async move {
                     for key in (0..KEYS).filter(|key| key % 512 == task) {
-                        redis.acquire(&(1_000_000 + key), AcquireOptions::default()).await.expect("an answer");
+                        redis.acquire(&(1_000_000 + key), AcquireOptions::default()).await.expect("a decision");
                     }
                 })
             })

@@ -1,5 +1,5 @@
-// ratelimit-header-parser reads what the example github sends. (It knows the drafts up to the seventh only, so that it
-// is given the legacy fields, without the later draft's.)
+// ratelimit-header-parser reads the header fields of the example github. The parser knows drafts 0 to 7 of the RateLimit
+// header fields only, so the example sends the legacy fields alone.
 import assert from 'node:assert/strict';
 import { parseRateLimit } from 'ratelimit-header-parser';
 
@@ -11,7 +11,7 @@ for (const [headers, limit] of [[{}, 60], [{ authorization: 'Bearer secret-of-al
     const read = parseRateLimit(response);
     assert.deepEqual([read.limit, read.used, read.remaining], [limit, used, limit - used]);
     const seconds = (read.reset - Date.now()) / 1000;
-    assert.ok(seconds > 3500 && seconds <= 3601, `it resets within the hour: ${seconds} s`);
+    assert.ok(seconds > 3500 && seconds <= 3601, `the reset is within the hour: ${seconds} s`);
   }
 }
-console.log('read for both tiers');
+console.log('parsed for both tiers');

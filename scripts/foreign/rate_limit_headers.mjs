@@ -1,4 +1,4 @@
-// A structured-field parser (RFC 9651) reads what the example axum sends.
+// structured-headers, a parser of RFC 9651, reads the header fields of the example axum.
 import assert from 'node:assert/strict';
 import { parseList } from 'structured-headers';
 
@@ -15,16 +15,16 @@ for (const [status, remaining] of [[200, 4], [200, 3], [200, 2], [200, 1], [200,
   assert.equal(name, 'default');
   assert.deepEqual(others, []);
   assert.equal(parameters.get('r'), remaining);
-  assert.ok(parameters.get('t') >= 1 && parameters.get('t') <= 10, 'seconds until there is more');
+  assert.ok(parameters.get('t') >= 1 && parameters.get('t') <= 10, 'the seconds until more is available');
 
   const retryAfter = response.headers.get('retry-after');
   if (status === 429) {
     assert.match(retryAfter, /^[1-9][0-9]*$/);
-    assert.ok(Number(retryAfter) >= parameters.get('t'), 'not earlier than there is more');
+    assert.ok(Number(retryAfter) >= parameters.get('t'), 'Retry-After is not less than t');
     const problem = await response.json();
     assert.deepEqual([problem.status, problem['violated-policies']], [429, ['default']]);
   } else {
     assert.equal(retryAfter, null);
   }
 }
-console.log('read on 200 and on 429');
+console.log('parsed on 200 and on 429');

@@ -1,14 +1,14 @@
-//! The floor: as little as a decision can take. A fixed table, one probe, a bare compare-and-swap on GCRA's arrival time.
+//! The baseline: the least work that a keyed GCRA decision can take.
 //!
-//! It forgets nothing, evicts nothing, tells nothing but yes or no, and two keys that fall together overwrite each other:
-//! it is no limiter, only a measure.
+//! One probe in a fixed table and one compare-and-swap on the theoretical arrival time. The baseline is not a limiter: it
+//! never evicts, it returns only a `bool`, and it takes two keys with the same hash for one key.
 
 use std::hash::{BuildHasher, Hash};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use tower_ratelimit::{Clock, SystemClock};
 
-pub(crate) struct Floor {
+pub(crate) struct Baseline {
     slots: Box<[Slot]>,
     hasher: foldhash::quality::RandomState,
     clock: SystemClock,
@@ -23,8 +23,8 @@ struct Slot {
     tat: AtomicU64,
 }
 
-impl Floor {
-    /// Room for twice the keys; intervals and tolerance in microseconds.
+impl Baseline {
+    /// Creates a table with capacity for at least twice `keys`. `interval` and `tolerance` are in microseconds.
     pub(crate) fn new(keys: usize, interval: u64, tolerance: u64) -> Self {
         let slots = (keys * 2).next_power_of_two();
         Self {
@@ -43,11 +43,11 @@ impl Floor {
         let mut index = hash as usize & mask;
         let slot = loop {
             let slot = &self.slots[index];
-            let there = slot.fingerprint.load(Ordering::Relaxed);
-            if there == hash {
+            let stored = slot.fingerprint.load(Ordering::Relaxed);
+            if stored == hash {
                 break slot;
             }
-            if there == 0 {
+            if stored == 0 {
                 slot.fingerprint.store(hash, Ordering::Relaxed);
                 break slot;
             }
@@ -62,7 +62,7 @@ impl Floor {
             }
             match slot.tat.compare_exchange_weak(tat, next, Ordering::Relaxed, Ordering::Relaxed) {
                 Ok(_) => return true,
-                Err(there) => tat = there,
+                Err(current) => tat = current,
             }
         }
     }
