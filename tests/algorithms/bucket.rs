@@ -1,4 +1,4 @@
-//! The bucket answers as the exact model does, field by field, on every schedule; and its three names answer alike.
+//! Buckets agree with the exact model, field by field, on every schedule. The three bucket types decide alike.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use tower_ratelimit::{Quota, Verdict};
 
 use crate::cases;
 use crate::harness::{Pair, Subject, ready};
-use crate::model::{Combined, LONGEST, Spec};
+use crate::model::{Combined, MAX_PERIOD, Spec};
 use crate::schedule::{Op, bucket, one_tier_schedule, plain_schedule, resolve, schedule, start, tiers};
 use crate::span::ticks;
 
@@ -18,41 +18,41 @@ proptest! {
     #![proptest_config(cases(300))]
 
     #[test]
-    fn agrees_with_the_model(spec in bucket(), start in start(), steps in plain_schedule(60)) {
+    fn bucket_agrees_with_the_model(spec in bucket(), start in start(), steps in plain_schedule(60)) {
         let mut pair = Pair::new(&[vec![spec]], start);
         for step in steps {
-            pair.agree_on(step)?;
+            pair.step_and_compare(step)?;
         }
     }
 
     #[test]
-    fn agrees_when_the_clock_steps_back(spec in bucket(), start in start(), steps in one_tier_schedule(60)) {
+    fn bucket_agrees_when_the_clock_steps_back(spec in bucket(), start in start(), steps in one_tier_schedule(60)) {
         let mut pair = Pair::new(&[vec![spec]], start);
         for step in steps {
-            pair.agree_on(step)?;
+            pair.step_and_compare(step)?;
         }
     }
 
     #[test]
-    fn agrees_when_its_quota_changes(tiers in tiers(bucket()), start in start(), steps in schedule(60)) {
+    fn bucket_agrees_when_its_quota_changes(tiers in tiers(bucket()), start in start(), steps in schedule(60)) {
         let mut pair = Pair::new(&[tiers], start);
         for step in steps {
-            pair.agree_on(step)?;
+            pair.step_and_compare(step)?;
         }
     }
 
     #[test]
-    fn agrees_between_a_very_slow_and_a_very_fast_quota(start in start(), steps in schedule(12)) {
+    fn bucket_agrees_between_a_very_slow_and_a_very_fast_quota(start in start(), steps in schedule(12)) {
         let slow = Spec::Bucket { quota: Quota::new(1, Duration::from_micros(18_445_166_109)), burst: 7 };
         let fast = Spec::Bucket { quota: Quota::per_second(1_000_000_000), burst: 1_000_000_000 };
         let mut pair = Pair::new(&[vec![slow, fast]], start);
         for step in steps {
-            pair.agree_on(step)?;
+            pair.step_and_compare(step)?;
         }
     }
 
     #[test]
-    fn the_three_names_decide_identically(spec in bucket(), start in start(), steps in one_tier_schedule(60)) {
+    fn bucket_types_decide_identically(spec in bucket(), start in start(), steps in one_tier_schedule(60)) {
         let Spec::Bucket { quota, burst } = spec else { panic!("{spec:?} is not a bucket") };
         let clock = ManualClock::at(Timestamp::from_micros(start));
         let named = (
@@ -60,21 +60,21 @@ proptest! {
             Memory::builder(LeakyBucket::new(quota).burst(burst)).clock(clock.clone()).max_keys(1).build(),
             Memory::builder(Gcra::new(quota).burst(burst)).clock(clock.clone()).max_keys(1).build(),
         );
-        let (Ok(token), Ok(leaky), Ok(gcra)) = named else { panic!("legal settings") };
+        let (Ok(token), Ok(leaky), Ok(gcra)) = named else { panic!("valid settings") };
         let mut model = Combined::new([spec]);
         for step in steps {
             let now = clock.now().as_micros();
             match resolve(step, &model, now) {
                 Op::Clock { now } => clock.set(Timestamp::from_micros(now)),
-                Op::Acquisition(ask) => {
-                    model.acquire(now, ask);
+                Op::Acquire(options) => {
+                    model.acquire(now, options);
                     let decisions: [Decision; 3] =
-                        [token.check("key", ask), leaky.check("key", ask), gcra.check("key", ask)];
+                        [token.check("key", options), leaky.check("key", options), gcra.check("key", options)];
                     prop_assert_eq!(&decisions[0], &decisions[1]);
                     prop_assert_eq!(&decisions[0], &decisions[2]);
                 }
                 Op::Reset => {
-                    model.forget();
+                    model.reset();
                     ready(token.reset("key"));
                     ready(leaky.reset("key"));
                     ready(gcra.reset("key"));
@@ -85,9 +85,9 @@ proptest! {
     }
 }
 
-/// Released, then the clock steps back by more than the bucket remembers: the next charge still counts.
+/// The clock steps back by more than the time to full after a release: the next charge still counts.
 #[test]
-fn a_charge_counts_after_the_clock_stepped_back_from_an_empty_bucket() {
+fn charge_counts_after_a_release_and_a_clock_step_back() {
     let mut subject = Subject::new(&[vec![Spec::Bucket { quota: Quota::per_second(1), burst: 1 }]], 10_000_000);
     subject.apply(Op::Hold(AcquireOptions::default()));
     subject.apply(Op::Settle { which: 0, actual: 0 });
@@ -96,20 +96,20 @@ fn a_charge_counts_after_the_clock_stepped_back_from_an_empty_bucket() {
     assert_eq!(subject.acquire(AcquireOptions::default()).retry_after(), Some(Duration::from_secs(1)));
 }
 
-/// However slow the new quota is, nothing is remembered for longer than 200 years.
+/// No state counts for longer than 200 years, however slow the new quota is.
 #[test]
-fn a_debt_that_a_change_of_quota_makes_endless_ends_after_200_years() {
+fn reset_is_at_most_200_years_after_a_change_of_quota() {
     let fast = Spec::Bucket { quota: Quota::per_second(1_000_000), burst: 1_000_000 };
     let slow = Spec::Bucket { quota: Quota::per_day(1), burst: 1 };
     let mut subject = Subject::new(&[vec![fast, slow]], 0);
     subject.acquire(AcquireOptions::cost(1_000_000));
     subject.apply(Op::Tier(1));
-    assert!(subject.peek(AcquireOptions::default()).reset() <= Some(ticks(LONGEST)));
+    assert!(subject.peek(AcquireOptions::default()).reset() <= Some(ticks(MAX_PERIOD)));
 }
 
-/// What costs nothing can be settled for what it did cost in the end, in the first microsecond there is as well.
+/// A hold of 0 can be settled at more, even at time 0.
 #[test]
-fn a_free_request_is_settled_for_more() {
+fn hold_of_zero_is_settled_at_more() {
     for start in [0, 1] {
         let mut subject = Subject::new(&[vec![Spec::Bucket { quota: Quota::per_second(1), burst: 3 }]], start);
         assert_eq!(subject.acquire(AcquireOptions::cost(0).hold()).verdict(), Verdict::Allowed);
@@ -118,9 +118,9 @@ fn a_free_request_is_settled_for_more() {
     }
 }
 
-/// The debt in units of a token's share of a tick is over 2^64.
+/// The debt is above 2^64, in parts of a tick.
 #[test]
-fn remaining_is_exact_of_a_debt_beyond_64_bits() {
+fn remaining_is_exact_when_the_debt_exceeds_64_bits() {
     let quota = Quota::new(9_973, Duration::from_micros(900_000_000_001));
     let burst = 69_000_000;
     let mut subject = Subject::new(&[vec![Spec::Bucket { quota, burst }]], 0);

@@ -1,4 +1,4 @@
-//! A state that inherits from another one owes what either of them owes, and not more than both together.
+//! Carrying over usage: the merged state has at least the usage of either state, and at most the sum of both.
 
 use std::time::Duration;
 
@@ -14,109 +14,110 @@ use crate::harness::sliding_window;
 use crate::schedule::{blocks, quota};
 use crate::span::{micros, ticks};
 
-/// A charge to the first or the second state: so many 256ths of the period later, a cost.
+/// A charge: to the first state or to the second, after a number of 256ths of the period, and its cost.
 type Charge = (bool, u64, u64);
 
 proptest! {
     #![proptest_config(cases(400))]
 
     #[test]
-    fn inherit_of_a_bucket_is_exact(quota in small_quota(), burst in 1u64..20, charges in charges()) {
-        let both = Both::after(Gcra::new(quota).burst(burst), [0; 4], quota, &charges);
-        both.owe_no_less()?;
-        both.owe_exactly_for_good()?;
+    fn carry_over_of_a_bucket_is_exact(quota in small_quota(), burst in 1u64..20, charges in charges()) {
+        let states = MergedStates::after(Gcra::new(quota).burst(burst), [0; 4], quota, &charges);
+        states.assert_no_smaller()?;
+        states.assert_exact()?;
     }
 
     #[test]
-    fn inherit_by_default_is_exact_where_the_reset_says_all(
+    fn carry_over_by_default_is_exact_when_the_reset_determines_the_usage(
         limit in 1u64..20,
         interval in 1u64..1_000,
         charges in charges(),
     ) {
         let quota = Quota::new(limit, ticks(limit * interval));
-        let both = Both::after(WithDefaults(Gcra::new(quota)), [0; 4], quota, &charges);
-        both.owe_no_less()?;
-        both.owe_exactly_for_good()?;
-        prop_assert_eq!(both.algorithm.counter_words(), Counters::MAX_WORDS);
+        let states = MergedStates::after(WithDefaults(Gcra::new(quota)), [0; 4], quota, &charges);
+        states.assert_no_smaller()?;
+        states.assert_exact()?;
+        prop_assert_eq!(states.algorithm.counter_words(), Counters::MAX_WORDS);
     }
 
     #[test]
-    fn inherit_of_a_queue_is_exact(quota in small_quota(), most in 0u64..20, charges in charges()) {
-        let both = Both::after(LeakyQueue::new(quota).max_waiting(most), [0; 4], quota, &charges);
-        both.owe_no_less()?;
-        both.owe_exactly_for_good()?;
+    fn carry_over_of_a_queue_is_exact(quota in small_quota(), max_waiting in 0u64..20, charges in charges()) {
+        let states = MergedStates::after(LeakyQueue::new(quota).max_waiting(max_waiting), [0; 4], quota, &charges);
+        states.assert_no_smaller()?;
+        states.assert_exact()?;
     }
 
     #[test]
-    fn inherit_of_a_sliding_log_is_exact(quota in small_quota(), charges in charges()) {
-        let both = Both::after(SlidingLog::new(quota), HitLog::default(), quota, &charges);
-        both.owe_no_less()?;
-        if both.kept_to_the_limit {
-            both.owe_exactly_for_good()?;
+    fn carry_over_of_a_sliding_log_is_exact(quota in small_quota(), charges in charges()) {
+        let states = MergedStates::after(SlidingLog::new(quota), HitLog::default(), quota, &charges);
+        states.assert_no_smaller()?;
+        if states.within_limit {
+            states.assert_exact()?;
         }
     }
 
     #[test]
-    fn inherit_of_a_fixed_window_is_exact(quota in small_quota(), aligned in any::<bool>(), charges in charges()) {
+    fn carry_over_of_a_fixed_window_is_exact(quota in small_quota(), aligned in any::<bool>(), charges in charges()) {
         let window = FixedWindow::new(quota);
         let window = if aligned { window.aligned_to_clock() } else { window };
-        let both = Both::after(window, [0; 4], quota, &charges);
-        both.owe_no_less()?;
-        both.owe_exactly(both.now)?;
+        let states = MergedStates::after(window, [0; 4], quota, &charges);
+        states.assert_no_smaller()?;
+        states.assert_exact_at(states.now)?;
     }
 
     #[test]
-    fn inherit_of_a_sliding_window_owes_no_more_than_both(spec in blocks(), charges in charges()) {
+    fn carry_over_of_a_sliding_window_is_at_most_the_sum(spec in blocks(), charges in charges()) {
         let window = sliding_window(spec);
-        let both = Both::after(window, Counters::zero(Counters::MAX_WORDS), window.quota(), &charges);
-        both.owe_no_less()?;
-        for time in both.times() {
-            let first_word = Timestamp::from_micros(both.merged[0]);
-            prop_assert_eq!(first_word, Timestamp::from_micros(both.now).after(both.reset(&both.merged)));
-            let used = |state| window.quota().limit() - both.remaining(state, time);
-            prop_assert!(used(&both.merged) <= used(&both.own) + used(&both.other), "at {}", time);
+        let states = MergedStates::after(window, Counters::zero(Counters::MAX_WORDS), window.quota(), &charges);
+        states.assert_no_smaller()?;
+        for time in states.times() {
+            let first_word = Timestamp::from_micros(states.merged[0]);
+            prop_assert_eq!(first_word, Timestamp::from_micros(states.now).after(states.reset(&states.merged)));
+            let used = |state| window.quota().limit() - states.remaining(state, time);
+            prop_assert!(used(&states.merged) <= used(&states.own) + used(&states.other), "at {}", time);
         }
     }
 
     #[test]
-    fn inherit_from_a_former_tier_owes_no_less(
+    fn carry_over_from_an_earlier_tier_is_no_smaller(
         tiers in (blocks(), blocks()),
         logs in (small_quota(), small_quota()),
         charges in charges(),
     ) {
         let zero = Counters::zero(Counters::MAX_WORDS);
-        let (own, former) = (sliding_window(tiers.0), sliding_window(tiers.1));
-        Both::after_tiers(own, former, zero, own.quota(), &charges).owe_no_less()?;
-        let (own, former) = (SlidingLog::new(logs.0), SlidingLog::new(logs.1));
-        Both::after_tiers(own, former, HitLog::default(), logs.0, &charges).owe_no_less()?;
-        let (own, former) = (FixedWindow::new(logs.0), FixedWindow::new(logs.1).aligned_to_clock());
-        Both::after_tiers(own, former, [0; 4], logs.0, &charges).owe_no_less()?;
+        let (own, previous) = (sliding_window(tiers.0), sliding_window(tiers.1));
+        MergedStates::after_tiers(own, previous, zero, own.quota(), &charges).assert_no_smaller()?;
+        let (own, previous) = (SlidingLog::new(logs.0), SlidingLog::new(logs.1));
+        MergedStates::after_tiers(own, previous, HitLog::default(), logs.0, &charges).assert_no_smaller()?;
+        let (own, previous) = (FixedWindow::new(logs.0), FixedWindow::new(logs.1).aligned_to_clock());
+        MergedStates::after_tiers(own, previous, [0; 4], logs.0, &charges).assert_no_smaller()?;
     }
 
-    /// A bucket rounds a debt of another rate up to its own parts of a tick.
+    /// One tier only: a bucket rounds up a debt that it converts from another rate.
     #[test]
-    fn inherit_from_a_never_seen_key_changes_nothing(spec in blocks(), quota in quota(), charges in charges()) {
+    fn carry_over_from_a_never_seen_key_changes_nothing(spec in blocks(), quota in quota(), charges in charges()) {
         let window = sliding_window(spec);
-        Both::after(window, Counters::zero(Counters::MAX_WORDS), window.quota(), &charges).ignore_the_unseen()?;
-        Both::after(FixedWindow::new(quota), [0; 4], quota, &charges).ignore_the_unseen()?;
+        let zero = Counters::zero(Counters::MAX_WORDS);
+        MergedStates::after(window, zero, window.quota(), &charges).assert_unseen_state_is_neutral()?;
+        MergedStates::after(FixedWindow::new(quota), [0; 4], quota, &charges).assert_unseen_state_is_neutral()?;
         if let Ok(log) = SlidingLog::try_new(quota) {
-            Both::after(log, HitLog::default(), quota, &charges).ignore_the_unseen()?;
+            MergedStates::after(log, HitLog::default(), quota, &charges).assert_unseen_state_is_neutral()?;
         }
         if let Ok(bucket) = Gcra::try_new(quota) {
-            Both::after(bucket, [0; 4], quota, &charges).ignore_the_unseen()?;
+            MergedStates::after(bucket, [0; 4], quota, &charges).assert_unseen_state_is_neutral()?;
         }
     }
 }
 
-/// A bucket whose time to full says all that it owes, with what an algorithm is given that says nothing of inheriting.
+/// A bucket whose usage follows from its reset, with the default methods of `Algorithm`.
 #[derive(Clone, Copy, Debug)]
 struct WithDefaults(Gcra);
 
 impl Algorithm for WithDefaults {
     type State = [u64; 4];
 
-    fn peek(&self, state: &[u64; 4], now: Timestamp, ask: AcquireOptions) -> Verdict {
-        self.0.peek(state, now, ask)
+    fn peek(&self, state: &[u64; 4], now: Timestamp, options: AcquireOptions) -> Verdict {
+        self.0.peek(state, now, options)
     }
 
     fn commit(&self, state: &mut [u64; 4], now: Timestamp, delay: Duration, cost: u64) {
@@ -140,8 +141,8 @@ fn small_quota() -> impl Strategy<Value = Quota> {
     (1u64..20, prop_oneof![5u64..100, 1_000u64..100_000]).prop_map(|(limit, period)| Quota::new(limit, ticks(period)))
 }
 
-/// Two states, and what the first one is after it has inherited from the second.
-struct Both<A: Algorithm> {
+/// Two states, and the result of carrying over the usage of the second to the first.
+struct MergedStates<A: Algorithm> {
     algorithm: A,
     zero: A::State,
     own: A::State,
@@ -149,32 +150,32 @@ struct Both<A: Algorithm> {
     merged: A::State,
     now: u64,
     period: u64,
-    /// Whether nothing was charged that would have been denied.
-    kept_to_the_limit: bool,
+    /// Whether every charge was allowed.
+    within_limit: bool,
 }
 
-impl<A: Algorithm + Copy> Both<A> {
+impl<A: Algorithm + Copy> MergedStates<A> {
     fn after(algorithm: A, zero: A::State, quota: Quota, charges: &[Charge]) -> Self {
         Self::after_tiers(algorithm, algorithm, zero, quota, charges)
     }
 
     /// The second state is charged under another tier.
-    fn after_tiers(algorithm: A, former: A, zero: A::State, quota: Quota, charges: &[Charge]) -> Self {
+    fn after_tiers(algorithm: A, previous: A, zero: A::State, quota: Quota, charges: &[Charge]) -> Self {
         let (mut own, mut other) = (zero.clone(), zero.clone());
         let (mut now, period) = (1_000_000, micros(quota.period()));
-        let mut kept_to_the_limit = true;
+        let mut within_limit = true;
         for &(is_own, share, cost) in charges {
             now += period / 256 * share + share % 5;
-            let (tier, state) = if is_own { (algorithm, &mut own) } else { (former, &mut other) };
+            let (tier, state) = if is_own { (algorithm, &mut own) } else { (previous, &mut other) };
             let verdict = tier.peek(state, Timestamp::from_micros(now), AcquireOptions::cost(cost));
-            kept_to_the_limit &= verdict == Verdict::Allowed;
+            within_limit &= verdict == Verdict::Allowed;
             tier.commit(state, Timestamp::from_micros(now), Duration::ZERO, cost);
         }
         // Some time after the last charge, so that the newest block may be empty.
         now += period / 256 * charges.first().map_or(0, |&(_, share, _)| share);
         let mut merged = own.clone();
         algorithm.inherit(&mut merged, &other, Timestamp::from_micros(now));
-        Self { algorithm, zero, own, other, merged, now, period, kept_to_the_limit }
+        Self { algorithm, zero, own, other, merged, now, period, within_limit }
     }
 
     fn times(&self) -> impl Iterator<Item = u64> {
@@ -190,36 +191,36 @@ impl<A: Algorithm + Copy> Both<A> {
         self.algorithm.reading(state, Timestamp::from_micros(self.now)).figures().reset
     }
 
-    fn owe_no_less(&self) -> Result<(), TestCaseError> {
+    fn assert_no_smaller(&self) -> Result<(), TestCaseError> {
         prop_assert!(self.reset(&self.merged) >= self.reset(&self.own).max(self.reset(&self.other)));
         for time in self.times() {
-            let least = self.remaining(&self.own, time).min(self.remaining(&self.other, time));
-            prop_assert!(self.remaining(&self.merged, time) <= least, "at {}", time);
+            let min = self.remaining(&self.own, time).min(self.remaining(&self.other, time));
+            prop_assert!(self.remaining(&self.merged, time) <= min, "at {}", time);
         }
         Ok(())
     }
 
-    fn owe_exactly(&self, time: u64) -> Result<(), TestCaseError> {
-        let least = self.remaining(&self.own, time).min(self.remaining(&self.other, time));
-        prop_assert_eq!(self.remaining(&self.merged, time), least, "at {}", time);
+    fn assert_exact_at(&self, time: u64) -> Result<(), TestCaseError> {
+        let min = self.remaining(&self.own, time).min(self.remaining(&self.other, time));
+        prop_assert_eq!(self.remaining(&self.merged, time), min, "at {}", time);
         prop_assert_eq!(self.reset(&self.merged), self.reset(&self.own).max(self.reset(&self.other)));
         Ok(())
     }
 
-    fn owe_exactly_for_good(&self) -> Result<(), TestCaseError> {
-        self.times().try_for_each(|time| self.owe_exactly(time))
+    fn assert_exact(&self) -> Result<(), TestCaseError> {
+        self.times().try_for_each(|time| self.assert_exact_at(time))
     }
 
-    /// Neither way around.
-    fn ignore_the_unseen(&self) -> Result<(), TestCaseError> {
+    /// Carrying over from or to an unseen state changes no usage.
+    fn assert_unseen_state_is_neutral(&self) -> Result<(), TestCaseError> {
         let now = Timestamp::from_micros(self.now);
         let (mut own, mut zero) = (self.own.clone(), self.zero.clone());
         self.algorithm.inherit(&mut own, &self.zero, now);
         self.algorithm.inherit(&mut zero, &self.own, now);
         for time in self.times() {
-            let figures = |state| self.algorithm.reading(state, Timestamp::from_micros(time)).figures();
-            prop_assert_eq!(figures(&own), figures(&self.own), "at {}", time);
-            prop_assert_eq!(figures(&zero), figures(&self.own), "at {}", time);
+            let snapshot = |state| self.algorithm.reading(state, Timestamp::from_micros(time)).figures();
+            prop_assert_eq!(snapshot(&own), snapshot(&self.own), "at {}", time);
+            prop_assert_eq!(snapshot(&zero), snapshot(&self.own), "at {}", time);
         }
         Ok(())
     }

@@ -1,7 +1,7 @@
-//! Every algorithm keeps its word while the tier of a key changes at random and the clock only moves forward: times in a decision
-//! are exact under every tier, and after the last change the bound of the tier in force holds.
+//! The times in a decision are exact and the bound holds for every algorithm while the tier of a key changes at random.
+//! The clock only moves forward.
 //!
-//! No model: each test only compares what a limiter says with what it does later.
+//! There is no model: each test compares a decision with later decisions of the same limiter.
 
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -25,7 +25,8 @@ proptest! {
     fn retry_after_is_exact_with_changing_tiers_gcra(
         tiers in vec((quota(), 1u64..20), 2..=3), start in start(), moves in moves(),
     ) {
-        is_exact(&tiers.into_iter().map(|(quota, burst)| Gcra::new(quota).burst(burst)).collect::<Vec<_>>(), start, &moves)?;
+        let tiers: Vec<_> = tiers.into_iter().map(|(quota, burst)| Gcra::new(quota).burst(burst)).collect();
+        assert_exact(&tiers, start, &moves)?;
     }
 
     #[test]
@@ -33,7 +34,7 @@ proptest! {
         tiers in vec((quota(), 1u64..20), 2..=3), start in start(), moves in moves(),
     ) {
         let tiers: Vec<_> = tiers.into_iter().map(|(quota, burst)| TokenBucket::new(quota).burst(burst)).collect();
-        is_exact(&tiers, start, &moves)?;
+        assert_exact(&tiers, start, &moves)?;
     }
 
     #[test]
@@ -41,36 +42,36 @@ proptest! {
         tiers in vec((quota(), 1u64..20), 2..=3), start in start(), moves in moves(),
     ) {
         let tiers: Vec<_> = tiers.into_iter().map(|(quota, burst)| LeakyBucket::new(quota).burst(burst)).collect();
-        is_exact(&tiers, start, &moves)?;
+        assert_exact(&tiers, start, &moves)?;
     }
 
     #[test]
     fn retry_after_is_exact_with_changing_tiers_leaky_queue(
         tiers in vec((quota(), 0u64..20), 2..=3), start in start(), moves in moves(),
     ) {
-        let tiers: Vec<_> = tiers.into_iter().map(|(quota, most)| LeakyQueue::new(quota).max_waiting(most)).collect();
-        is_exact(&tiers, start, &moves)?;
+        let tiers: Vec<_> = tiers.into_iter().map(|(quota, max)| LeakyQueue::new(quota).max_waiting(max)).collect();
+        assert_exact(&tiers, start, &moves)?;
     }
 
     #[test]
     fn retry_after_is_exact_with_changing_tiers_fixed_window(
         tiers in vec(fixed_window(), 2..=3), start in start(), moves in moves(),
     ) {
-        is_exact(&tiers, start, &moves)?;
+        assert_exact(&tiers, start, &moves)?;
     }
 
     #[test]
     fn retry_after_is_exact_with_changing_tiers_sliding_window(
         tiers in vec(blocks(), 2..=3), start in start(), moves in moves(),
     ) {
-        is_exact(&tiers.into_iter().map(sliding_window).collect::<Vec<_>>(), start, &moves)?;
+        assert_exact(&tiers.into_iter().map(sliding_window).collect::<Vec<_>>(), start, &moves)?;
     }
 
     #[test]
     fn retry_after_is_exact_with_changing_tiers_sliding_log(
         tiers in vec(quota(), 2..=3), start in start(), moves in moves(),
     ) {
-        is_exact(&tiers.into_iter().map(SlidingLog::new).collect::<Vec<_>>(), start, &moves)?;
+        assert_exact(&tiers.into_iter().map(SlidingLog::new).collect::<Vec<_>>(), start, &moves)?;
     }
 
     #[test]
@@ -79,7 +80,7 @@ proptest! {
     ) {
         let bucket = tiers.last().map(|&(quota, burst)| (quota, burst + quota.limit() - 1));
         let tiers: Vec<_> = tiers.into_iter().map(|(quota, burst)| Gcra::new(quota).burst(burst)).collect();
-        is_bounded(&tiers, bucket.expect("a tier"), start, &moves, &attack)?;
+        assert_bounded(&tiers, bucket.expect("a tier"), start, &moves, &attack)?;
     }
 
     #[test]
@@ -87,8 +88,8 @@ proptest! {
         tiers in vec((quota(), 0u64..20), 2..=3), start in start(), moves in moves(), attack in attack(),
     ) {
         let queue = tiers.last().map(|&(quota, _)| (quota, quota.limit() + 1)).expect("a tier");
-        let tiers: Vec<_> = tiers.into_iter().map(|(quota, most)| LeakyQueue::new(quota).max_waiting(most)).collect();
-        is_bounded(&tiers, queue, start, &moves, &attack)?;
+        let tiers: Vec<_> = tiers.into_iter().map(|(quota, max)| LeakyQueue::new(quota).max_waiting(max)).collect();
+        assert_bounded(&tiers, queue, start, &moves, &attack)?;
     }
 
     #[test]
@@ -97,18 +98,18 @@ proptest! {
     ) {
         let window = tiers.last().expect("a tier");
         let is_aligned = *window == FixedWindow::new(window.quota()).aligned_to_clock();
-        let most = 2 * window.quota().limit() - u64::from(!is_aligned);
-        is_bounded(&tiers, (window.quota(), most), start, &moves, &attack)?;
+        let max = 2 * window.quota().limit() - u64::from(!is_aligned);
+        assert_bounded(&tiers, (window.quota(), max), start, &moves, &attack)?;
     }
 
     #[test]
     fn bound_holds_after_the_last_change_of_tier_sliding_window(
         tiers in vec(blocks(), 2..=3), start in start(), moves in moves(), attack in attack(),
     ) {
-        let Some(&Spec::Counters { quota, weighted, .. }) = tiers.last() else { panic!("there is a tier") };
-        let most = if weighted { 2 * quota.limit() - 1 } else { quota.limit() };
+        let Some(&Spec::SlidingWindow { quota, weighted, .. }) = tiers.last() else { panic!("there is a tier") };
+        let max = if weighted { 2 * quota.limit() - 1 } else { quota.limit() };
         let tiers: Vec<_> = tiers.into_iter().map(sliding_window).collect();
-        is_bounded(&tiers, (quota, most), start, &moves, &attack)?;
+        assert_bounded(&tiers, (quota, max), start, &moves, &attack)?;
     }
 
     #[test]
@@ -117,19 +118,19 @@ proptest! {
     ) {
         let quota = *tiers.last().expect("a tier");
         let tiers: Vec<_> = tiers.into_iter().map(SlidingLog::new).collect();
-        is_bounded(&tiers, (quota, quota.limit()), start, &moves, &attack)?;
+        assert_bounded(&tiers, (quota, quota.limit()), start, &moves, &attack)?;
     }
 }
 
 #[derive(Clone, Copy, Debug)]
 enum Move {
     Tier(usize),
-    /// So many 256ths of the limit, but at least one.
-    Acquisition {
+    /// A cost of a number of 256ths of the limit, at least one.
+    Acquire {
         share: u64,
-        patient: bool,
+        may_wait: bool,
     },
-    /// So many 256ths of the quota's period.
+    /// A number of 256ths of the quota's period.
     Wait(u64),
     UntilRetry {
         share: u64,
@@ -146,7 +147,7 @@ fn moves() -> impl Strategy<Value = Vec<Move>> {
     let share = || prop_oneof![2 => Just(0), 1 => 0u64..=256];
     let next = prop_oneof![
         4 => (0usize..3).prop_map(Move::Tier),
-        8 => (share(), any::<bool>()).prop_map(|(share, patient)| Move::Acquisition { share, patient }),
+        8 => (share(), any::<bool>()).prop_map(|(share, may_wait)| Move::Acquire { share, may_wait }),
         3 => (0u64..300).prop_map(Move::Wait),
         2 => (share(), -1i64..=1).prop_map(|(share, off)| Move::UntilRetry { share, off }),
         1 => (-1i64..=1).prop_map(Move::UntilMore),
@@ -156,12 +157,12 @@ fn moves() -> impl Strategy<Value = Vec<Move>> {
     vec(next, 1..30)
 }
 
-/// Waits, in 256ths of the period; `None` waits until a cost of one is allowed.
+/// Generates waits in 256ths of the period; `None` waits until a cost of one is allowed.
 fn attack() -> impl Strategy<Value = Vec<Option<u64>>> {
     vec(prop_oneof![2 => Just(None), 1 => (0u64..100).prop_map(Some)], 1..20)
 }
 
-/// Small limits, and periods that are alike and those that are not.
+/// Generates small limits, with periods that are multiples of one another or unrelated.
 fn quota() -> impl Strategy<Value = Quota> {
     let period = prop_oneof![
         select(vec![7, 12, 60, 61, 1_200, 1_000_000, 60_000_000, 86_400_000_000]),
@@ -177,67 +178,71 @@ fn fixed_window() -> impl Strategy<Value = FixedWindow> {
     })
 }
 
-fn is_exact<A: Algorithm + Copy>(tiers: &[A], start: u64, moves: &[Move]) -> Result<(), TestCaseError> {
-    let mut subject = Subject::of_tiers(tiers, start);
-    let (mut tier, mut former) = (0, figures(&subject));
+fn assert_exact<A: Algorithm + Copy>(tiers: &[A], start: u64, moves: &[Move]) -> Result<(), TestCaseError> {
+    let mut subject = Subject::with_tiers(tiers, start);
+    let (mut tier, mut previous) = (0, snapshot(&subject));
     for &step in moves {
-        take(&mut subject, step);
+        apply(&mut subject, step);
         if let Move::Tier(next) = step {
             tier = next;
         }
-        let cost = former.limit / 2 + 1;
+        let cost = previous.limit / 2 + 1;
         for tier in 0..tiers.len() {
             subject.apply(Op::Tier(tier));
             if !ends_in_time(&subject) {
                 return Ok(());
             }
-            for cost in [1, 2, cost, figures(&subject).limit, figures(&subject).limit + 1] {
-                is_exact_for(&subject, AcquireOptions::cost(cost))?;
-                is_exact_for(&subject, AcquireOptions::cost(cost).max_delay(ticks(0)))?;
+            for cost in [1, 2, cost, snapshot(&subject).limit, snapshot(&subject).limit + 1] {
+                assert_exact_for(&subject, AcquireOptions::cost(cost))?;
+                assert_exact_for(&subject, AcquireOptions::cost(cost).max_delay(ticks(0)))?;
             }
-            figures_are_exact(&subject)?;
+            assert_snapshot_exact(&subject)?;
         }
         subject.apply(Op::Tier(tier));
-        former = figures(&subject);
+        previous = snapshot(&subject);
     }
     Ok(())
 }
 
-/// Whether the clock still runs when nothing counts any more.
+/// Whether the key is idle again before the end of the clock.
 fn ends_in_time(subject: &Subject) -> bool {
-    Timestamp::from_micros(subject.now()).after(figures(subject).reset + ticks(1 << 41)) < Timestamp::LAST
+    Timestamp::from_micros(subject.now()).after(snapshot(subject).reset + ticks(1 << 41)) < Timestamp::LAST
 }
 
-fn is_exact_for(subject: &Subject, ask: AcquireOptions) -> Result<(), TestCaseError> {
+fn assert_exact_for(subject: &Subject, options: AcquireOptions) -> Result<(), TestCaseError> {
     let now = subject.now();
-    let allowed_at = |time: u64, ask: AcquireOptions| subject.peek_at(time, ask).is_allowed();
-    match subject.peek(ask).verdict() {
+    let allowed_at = |time: u64, options: AcquireOptions| subject.peek_at(time, options).is_allowed();
+    match subject.peek(options).verdict() {
         Verdict::Denied { retry_after } => {
             let at = now + micros(retry_after);
-            prop_assert!(at > now, "{ask:?} at {now}: may be repeated at once");
-            prop_assert!(allowed_at(at, ask), "{ask:?} at {now}: denied at {at} too");
-            prop_assert!(!allowed_at(at - 1, ask), "{ask:?} at {now}: allowed one microsecond before {at}");
-            prop_assert!(!allowed_at(now + micros(retry_after) / 2, ask), "{ask:?} at {now}: allowed long before {at}");
+            prop_assert!(at > now, "{options:?} at {now}: the retry is immediate");
+            prop_assert!(allowed_at(at, options), "{options:?} at {now}: denied at {at} too");
+            prop_assert!(!allowed_at(at - 1, options), "{options:?} at {now}: allowed one microsecond before {at}");
+            prop_assert!(
+                !allowed_at(now + micros(retry_after) / 2, options),
+                "{options:?} at {now}: allowed long before {at}"
+            );
             for later in [1, 100, 10_000, 1 << 40] {
-                prop_assert!(allowed_at(at + later, ask), "{ask:?} at {now}: denied {later} after {at}");
+                prop_assert!(allowed_at(at + later, options), "{options:?} at {now}: denied {later} after {at}");
             }
         }
         Verdict::AllowedAfter(delay) => {
-            let (at, at_once) = (now + micros(delay), AcquireOptions::cost(ask.cost).max_delay(ticks(0)));
-            prop_assert!(allowed_at(at, at_once), "{ask:?} at {now}: delayed beyond {at}");
-            prop_assert!(!allowed_at(at - 1, at_once), "{ask:?} at {now}: allowed before {at}");
+            let (at, at_once) = (now + micros(delay), AcquireOptions::cost(options.cost).max_delay(ticks(0)));
+            prop_assert!(allowed_at(at, at_once), "{options:?} at {now}: delayed beyond {at}");
+            prop_assert!(!allowed_at(at - 1, at_once), "{options:?} at {now}: allowed before {at}");
         }
-        Verdict::ExceedsLimit => prop_assert!(ask.cost > figures(subject).limit),
+        Verdict::ExceedsLimit => prop_assert!(options.cost > snapshot(subject).limit),
         Verdict::Allowed => {
-            prop_assert!(allowed_at(now, AcquireOptions::cost(1)), "{ask:?} at {now}: allowed, but not one")
+            prop_assert!(allowed_at(now, AcquireOptions::cost(1)), "{options:?} at {now}: a cost of 1 is denied")
         }
     }
     Ok(())
 }
 
-/// At `reset`, and no earlier, all is as for a key never seen; at `next_token_after`, and no earlier, more remains.
-fn figures_are_exact(subject: &Subject) -> Result<(), TestCaseError> {
-    let (now, then) = (subject.now(), figures(subject));
+/// The key equals one that was never seen at `reset` and not earlier; more remains at `next_token_after` and not
+/// earlier.
+fn assert_snapshot_exact(subject: &Subject) -> Result<(), TestCaseError> {
+    let (now, then) = (subject.now(), snapshot(subject));
     let at = |span: u64| subject.peek_at(now + span, AcquireOptions::cost(then.limit).all_limits());
     let (reset, next_token_after) = (micros(then.reset), micros(then.next_token_after));
     let unused = LimitSnapshot { remaining: then.limit, reset: ticks(0), next_token_after: ticks(0), ..then };
@@ -245,7 +250,7 @@ fn figures_are_exact(subject: &Subject) -> Result<(), TestCaseError> {
     prop_assert_eq!(at(reset).limits()[0].figures(), unused, "after the reset of {:?}", then);
     prop_assert_eq!(at(reset).verdict(), Verdict::Allowed, "after the reset of {:?}", then);
     let more = at(next_token_after).limits()[0].remaining();
-    prop_assert!(more > then.remaining || reset == 0, "no more at {now} after {then:?}");
+    prop_assert!(more > then.remaining || reset == 0, "not more remains at {now} than in {then:?}");
     if reset > 0 {
         prop_assert_eq!(micros(at(reset - 1).limits()[0].reset()), 1, "before the reset of {:?} at {}", then, now);
         prop_assert_eq!(
@@ -259,51 +264,51 @@ fn figures_are_exact(subject: &Subject) -> Result<(), TestCaseError> {
     Ok(())
 }
 
-fn figures(subject: &Subject) -> LimitSnapshot {
+fn snapshot(subject: &Subject) -> LimitSnapshot {
     subject.peek(AcquireOptions::default().all_limits()).limits()[0].figures()
 }
 
-/// Random moves under all tiers, then an attack under the last one: in no period more is admitted than its bound says.
-fn is_bounded<A: Algorithm + Copy>(
+/// Random moves under all tiers, then an attack under the last one: no period admits more than the bound.
+fn assert_bounded<A: Algorithm + Copy>(
     tiers: &[A],
     (quota, bound): (Quota, u64),
     start: u64,
     moves: &[Move],
     attack: &[Option<u64>],
 ) -> Result<(), TestCaseError> {
-    let mut subject = Subject::of_tiers(tiers, start);
+    let mut subject = Subject::with_tiers(tiers, start);
     for &step in moves {
-        take(&mut subject, step);
+        apply(&mut subject, step);
     }
     subject.apply(Op::Tier(tiers.len() - 1));
     let period = micros(quota.period());
     let mut admitted = Vec::new();
     for wait in attack {
-        let mut refused = subject.acquire(AcquireOptions::default());
-        while refused.is_allowed() && admitted.len() < 500 {
-            admitted.push(subject.now() + micros(refused.delay()));
-            refused = subject.acquire(AcquireOptions::default());
+        let mut decision = subject.acquire(AcquireOptions::default());
+        while decision.is_allowed() && admitted.len() < 500 {
+            admitted.push(subject.now() + micros(decision.delay()));
+            decision = subject.acquire(AcquireOptions::default());
         }
-        let span = wait.map_or(refused.retry_after().map_or(0, micros), |share| share * period / 256);
+        let span = wait.map_or(decision.retry_after().map_or(0, micros), |share| share * period / 256);
         subject.set_clock(subject.now() + span);
     }
     for (first, &from) in admitted.iter().enumerate() {
-        let most = admitted[first..].iter().take_while(|&&time| time < from + period).count() as u64;
-        prop_assert!(most <= bound, "{most} of {bound} from {from}: {admitted:?}");
+        let max = admitted[first..].iter().take_while(|&&time| time < from + period).count() as u64;
+        prop_assert!(max <= bound, "{max} of {bound} from {from}: {admitted:?}");
     }
     Ok(())
 }
 
-fn take(subject: &mut Subject, step: Move) {
-    let then = figures(subject);
+fn apply(subject: &mut Subject, step: Move) {
+    let then = snapshot(subject);
     let cost = |share: u64| (then.limit * share / 256).max(1);
     let now = subject.now();
     let off = |span: u64, off: i64| now + span.saturating_add_signed(off);
     match step {
         Move::Tier(tier) => drop(subject.apply(Op::Tier(tier))),
-        Move::Acquisition { share, patient } => {
-            let ask = AcquireOptions::cost(cost(share));
-            subject.acquire(if patient { ask } else { ask.max_delay(ticks(0)) });
+        Move::Acquire { share, may_wait } => {
+            let options = AcquireOptions::cost(cost(share));
+            subject.acquire(if may_wait { options } else { options.max_delay(ticks(0)) });
         }
         Move::Wait(share) => subject.set_clock(now + micros(then.window) / 256 * share + share % 3),
         Move::UntilRetry { share, off: ticks } => {

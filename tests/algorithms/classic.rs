@@ -1,88 +1,88 @@
-//! The classic runs, number by number.
+//! Textbook sequences, with each decision written out.
 
 use std::time::Duration;
 
 use tower_ratelimit::{AcquireOptions, FixedWindow, Gcra, LeakyBucket, ManualClock, Memory, Quota, TokenBucket};
 
 #[test]
-fn a_funnel_of_fifteen_called_twenty_times_at_once() {
+fn leaky_bucket_admits_its_burst_of_20_simultaneous_requests() {
     let limiter = Memory::builder(LeakyBucket::new(Quota::new(1, Duration::from_secs(2))).burst(15))
         .clock(ManualClock::new())
         .build()
-        .expect("legal settings");
-    let passed: Vec<bool> = (0..20).map(|_| limiter.check("key", AcquireOptions::default()).is_allowed()).collect();
-    assert_eq!(passed, [[true; 5], [true; 5], [true; 5], [false; 5]].concat());
-    let refused = limiter.check("key", AcquireOptions::default());
-    assert_eq!(refused.retry_after(), Some(Duration::from_secs(2)));
-    assert_eq!(refused.reset(), Some(Duration::from_secs(30)));
+        .expect("valid settings");
+    let allowed: Vec<bool> = (0..20).map(|_| limiter.check("key", AcquireOptions::default()).is_allowed()).collect();
+    assert_eq!(allowed, [[true; 5], [true; 5], [true; 5], [false; 5]].concat());
+    let denied = limiter.check("key", AcquireOptions::default());
+    assert_eq!(denied.retry_after(), Some(Duration::from_secs(2)));
+    assert_eq!(denied.reset(), Some(Duration::from_secs(30)));
 }
 
-/// Rounded down at every update, the bucket would be dead after three requests.
+/// A bucket that rounded down at every update would deny every request after the third.
 #[test]
-fn a_token_a_second_for_requests_of_three_tokens_each_half_second() {
+fn token_bucket_keeps_its_rate_for_costs_of_three() {
     let clock = ManualClock::new();
     let limiter = Memory::builder(TokenBucket::new(Quota::per_second(1)).burst(10))
         .clock(clock.clone())
         .build()
-        .expect("legal settings");
-    let mut passed = Vec::new();
+        .expect("valid settings");
+    let mut allowed_at = Vec::new();
     for request in 1..=60 {
         if limiter.check("key", AcquireOptions::cost(3)).is_allowed() {
-            passed.push(request);
+            allowed_at.push(request);
         }
         clock.advance(Duration::from_millis(500));
     }
     let every_sixth = (5..=60).step_by(6);
-    assert_eq!(passed, [1, 2, 3].into_iter().chain(every_sixth).collect::<Vec<_>>());
+    assert_eq!(allowed_at, [1, 2, 3].into_iter().chain(every_sixth).collect::<Vec<_>>());
 }
 
-/// Polled far faster than it refills, a bucket still refills.
+/// Requests that come much faster than the refill do not stop the refill.
 #[test]
-fn a_token_a_second_asked_each_millisecond() {
+fn gcra_keeps_its_rate_when_polled_each_millisecond() {
     let clock = ManualClock::new();
     let limiter =
-        Memory::builder(Gcra::new(Quota::per_second(1))).clock(clock.clone()).build().expect("legal settings");
-    let mut passed = Vec::new();
+        Memory::builder(Gcra::new(Quota::per_second(1))).clock(clock.clone()).build().expect("valid settings");
+    let mut allowed_at = Vec::new();
     for millisecond in 0..=3_000 {
         if limiter.check("key", AcquireOptions::default()).is_allowed() {
-            passed.push(millisecond);
+            allowed_at.push(millisecond);
         }
         clock.advance(Duration::from_millis(1));
     }
-    assert_eq!(passed, [0, 1_000, 2_000, 3_000]);
+    assert_eq!(allowed_at, [0, 1_000, 2_000, 3_000]);
 }
 
-/// Refused requests do not put off the end of the window.
+/// Denied requests do not extend the window.
 #[test]
-fn a_fixed_window_that_is_asked_all_the_time() {
+fn fixed_window_ends_on_time_when_polled_each_millisecond() {
     let clock = ManualClock::new();
     let limiter =
-        Memory::builder(FixedWindow::new(Quota::per_second(2))).clock(clock.clone()).build().expect("legal settings");
-    let mut passed = Vec::new();
+        Memory::builder(FixedWindow::new(Quota::per_second(2))).clock(clock.clone()).build().expect("valid settings");
+    let mut allowed_at = Vec::new();
     clock.advance(Duration::from_millis(300));
     for millisecond in 0..2_500 {
         if limiter.check("key", AcquireOptions::default()).is_allowed() {
-            passed.push(millisecond);
+            allowed_at.push(millisecond);
         }
         clock.advance(Duration::from_millis(1));
     }
-    assert_eq!(passed, [0, 1, 1_000, 1_001, 2_000, 2_001]);
+    assert_eq!(allowed_at, [0, 1, 1_000, 1_001, 2_000, 2_001]);
 }
 
 #[test]
-fn a_window_aligned_to_the_clock_ends_with_the_clock() {
+fn aligned_window_ends_at_the_boundary_of_the_clock() {
     let clock = ManualClock::new();
     let limiter = Memory::builder(FixedWindow::new(Quota::per_second(2)).aligned_to_clock())
         .clock(clock.clone())
         .build()
-        .expect("legal settings");
-    let mut passed = Vec::new();
+        .expect("valid settings");
+    let mut allowed_at = Vec::new();
     clock.advance(Duration::from_millis(300));
     for millisecond in 0..2_500 {
         if limiter.check("key", AcquireOptions::default()).is_allowed() {
-            passed.push(millisecond);
+            allowed_at.push(millisecond);
         }
         clock.advance(Duration::from_millis(1));
     }
-    assert_eq!(passed, [0, 1, 700, 701, 1_700, 1_701]);
+    assert_eq!(allowed_at, [0, 1, 700, 701, 1_700, 1_701]);
 }

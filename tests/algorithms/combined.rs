@@ -1,4 +1,4 @@
-//! Several limits decide together, all or nothing: each of them agrees with its model, and so does the sum.
+//! Several limits decide as one transaction: each limit and the combined decision agree with the model.
 
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -23,12 +23,12 @@ proptest! {
         let limits: Vec<_> = specs.into_iter().map(|spec| vec![spec]).collect();
         let mut pair = Pair::new(&limits, start);
         for step in steps {
-            pair.agree_on(step)?;
+            pair.step_and_compare(step)?;
         }
     }
 
     #[test]
-    fn limits_of_both_kinds_agree_with_the_model(
+    fn buckets_and_windows_agree_with_the_model(
         specs in vec(prop_oneof![bucket(), window()], 2..=3),
         start in start(),
         steps in one_tier_schedule(50),
@@ -36,30 +36,30 @@ proptest! {
         let limits: Vec<_> = specs.into_iter().map(|spec| vec![spec]).collect();
         let mut pair = Pair::new(&limits, start);
         for step in steps {
-            pair.agree_on(step)?;
+            pair.step_and_compare(step)?;
         }
     }
 
     #[test]
-    fn a_tuple_decides_as_a_list_does(
+    fn tuple_of_limits_decides_as_a_list(
         bucket in bucket(),
         window in window(),
         start in start(),
         steps in plain_schedule(50),
     ) {
         let limits = (Limit::new(name(0), gcra(bucket)), Limit::new(name(1), fixed_window(window)));
-        decides_as_a_list(&[bucket, window], limits, start, steps)?;
+        assert_decides_as_a_list(&[bucket, window], limits, start, steps)?;
     }
 
     #[test]
-    fn a_limit_by_itself_decides_as_a_list_does(
+    fn single_limit_decides_as_a_list(
         bucket in bucket(),
         window in window(),
         start in start(),
         steps in plain_schedule(50),
     ) {
-        decides_as_a_list(&[bucket], Limit::new(name(0), gcra(bucket)), start, steps.clone())?;
-        decides_as_a_list(&[window], Limit::new(name(0), fixed_window(window)), start, steps)?;
+        assert_decides_as_a_list(&[bucket], Limit::new(name(0), gcra(bucket)), start, steps.clone())?;
+        assert_decides_as_a_list(&[window], Limit::new(name(0), fixed_window(window)), start, steps)?;
     }
 
     #[test]
@@ -71,13 +71,13 @@ proptest! {
     ) {
         let mut pair = Pair::new(&[buckets, windows], start);
         for step in steps {
-            pair.agree_on(step)?;
+            pair.step_and_compare(step)?;
         }
     }
 }
 
-/// Plays the steps on a list of these limits and on the limits as they are, which share no code for the common cases.
-fn decides_as_a_list<L: LimitsFor<str, DefaultHashBuilder>>(
+/// Applies the steps to a dynamic list of the limits and to the static limits, and compares the decisions.
+fn assert_decides_as_a_list<L: LimitsFor<str, DefaultHashBuilder>>(
     specs: &[Spec],
     limits: L,
     start: u64,
@@ -85,7 +85,7 @@ fn decides_as_a_list<L: LimitsFor<str, DefaultHashBuilder>>(
 ) -> Result<(), TestCaseError> {
     let mut pair = Pair::new(&specs.iter().map(|&spec| vec![spec]).collect::<Vec<_>>(), start);
     let clock = ManualClock::at(Timestamp::from_micros(start));
-    let limiter = Memory::builder(limits).max_keys(1).clock(clock.clone()).build().expect("legal settings");
+    let limiter = Memory::builder(limits).max_keys(1).clock(clock.clone()).build().expect("valid settings");
     let mut guards: Vec<Held> = Vec::new();
     for step in steps {
         let op = pair.resolve(step);
@@ -98,9 +98,11 @@ fn decides_as_a_list<L: LimitsFor<str, DefaultHashBuilder>>(
             }
         };
         match op {
-            Op::Acquisition(ask) => prop_assert_eq!(decision, Some(limiter.check("key", ask))),
-            Op::Hold(ask) => {
-                let Acquisition::Ready(outcome) = limiter.hold("key", ask) else { panic!("memory decides at once") };
+            Op::Acquire(options) => prop_assert_eq!(decision, Some(limiter.check("key", options))),
+            Op::Hold(options) => {
+                let Acquisition::Ready(outcome) = limiter.hold("key", options) else {
+                    panic!("memory decides immediately")
+                };
                 let outcome = outcome.expect("memory never fails");
                 prop_assert_eq!(decision, Some(outcome.decision));
                 guards.extend(outcome.held);
@@ -111,8 +113,8 @@ fn decides_as_a_list<L: LimitsFor<str, DefaultHashBuilder>>(
             Op::Reset => ready(limiter.reset("key")),
             Op::Tier(_) | Op::Clock { .. } => clock.set(pair.subject.clock.now()),
         }
-        let ask = AcquireOptions::default().all_limits();
-        prop_assert_eq!(pair.subject.peek(ask), ready(limiter.peek("key", ask)));
+        let options = AcquireOptions::default().all_limits();
+        prop_assert_eq!(pair.subject.peek(options), ready(limiter.peek("key", options)));
     }
     Ok(())
 }

@@ -1,5 +1,5 @@
-//! No drift: over a million requests that ask again exactly when they are told to, `floor(burst + rate * time)` have
-//! been admitted at every single refusal.
+//! No drift: a client retries exactly at `retry_after` over a million requests. At each denial the number of admitted
+//! requests is `floor(burst + rate * time)`.
 
 use std::time::Duration;
 
@@ -8,28 +8,28 @@ use tower_ratelimit::{AcquireOptions, Clock, Gcra, ManualClock, Memory, Quota};
 const REQUESTS: u64 = 1_000_000;
 
 #[test]
-fn three_a_second() {
+fn gcra_does_not_drift_at_3_a_second() {
     admits_exactly(Quota::per_second(3), 2);
 }
 
 #[test]
-fn seven_a_minute() {
+fn gcra_does_not_drift_at_7_a_minute() {
     admits_exactly(Quota::per_minute(7), 5);
 }
 
 #[test]
-fn a_thousand_in_seven_seconds() {
+fn gcra_does_not_drift_at_1000_in_7_seconds() {
     admits_exactly(Quota::new(1_000, Duration::from_secs(7)), 1_000);
 }
 
 #[test]
-fn one_a_day() {
-    // Some 130 years: more are not left before the last moment.
+fn gcra_does_not_drift_at_1_a_day() {
+    // About 130 years, close to the largest timestamp.
     admits_exactly_in(REQUESTS / 10, Quota::per_day(1), 2);
 }
 
 #[test]
-fn a_million_a_second() {
+fn gcra_does_not_drift_at_a_million_a_second() {
     admits_exactly(Quota::per_second(1_000_000), 3);
 }
 
@@ -43,14 +43,14 @@ fn admits_exactly_in(requests: u64, quota: Quota, burst: u64) {
         .max_keys(1)
         .clock(clock.clone())
         .build()
-        .expect("legal settings");
+        .expect("valid settings");
     let start = clock.now();
     let mut admitted = 0;
     for _ in 0..requests {
         if let Some(wait) = limiter.check("key", AcquireOptions::default()).retry_after() {
             let elapsed = clock.now().since(start).as_micros();
-            let back = elapsed * u128::from(quota.limit()) / quota.period().as_micros();
-            assert_eq!(admitted, u128::from(burst) + back, "{quota}, after {elapsed} us");
+            let refilled = elapsed * u128::from(quota.limit()) / quota.period().as_micros();
+            assert_eq!(admitted, u128::from(burst) + refilled, "{quota}, after {elapsed} us");
             clock.advance(wait);
         } else {
             admitted += 1;

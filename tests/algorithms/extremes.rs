@@ -1,5 +1,5 @@
-//! Nothing panics: not with garbage in a state, not at the ends of time, not with the largest costs and delays, not
-//! with the slowest and the fastest quotas.
+//! No input panics: garbage in a state, the first and last timestamps, the largest costs and delays, the slowest and
+//! the fastest quotas.
 
 use std::hint::black_box;
 use std::time::Duration;
@@ -15,68 +15,68 @@ use tower_ratelimit::{
 
 use crate::cases;
 use crate::harness::{Subject, fixed_window, gcra};
-use crate::model::{LONGEST, Spec};
+use crate::model::{MAX_PERIOD, Spec};
 use crate::schedule::{Op, bucket, quota, tiers, window};
 use crate::span::{micros, ticks};
 
-const LARGEST: u64 = 1 << 53;
+const MAX_LIMIT: u64 = 1 << 53;
 
-/// Something to do to a state, with any arguments.
+/// An operation on a state, with any arguments.
 #[derive(Clone, Copy, Debug)]
-enum Deed {
-    Look { now: Timestamp, ask: AcquireOptions },
-    Commit { now: Timestamp, delay: Duration, cost: u64 },
-    LookWithHeld { now: Timestamp, ask: AcquireOptions, held: u64 },
+enum Action {
+    Peek { now: Timestamp, options: AcquireOptions },
+    Charge { now: Timestamp, delay: Duration, cost: u64 },
+    PeekWithHeld { now: Timestamp, options: AcquireOptions, held: u64 },
 }
 
 proptest! {
     #![proptest_config(cases(1_000))]
 
     #[test]
-    fn a_bucket_survives_any_state(
+    fn bucket_does_not_panic_on_any_state(
         spec in bucket(),
         whole in word(),
         part in word(),
         rate in prop_oneof![word(), packed_rate()],
         written_at in word(),
-        deeds in deeds(),
+        actions in actions(),
     ) {
         let Spec::Bucket { quota, burst } = spec else { panic!("{spec:?} is not a bucket") };
         let state = [whole, part, rate, written_at];
-        survives(&gcra(spec), state, &deeds);
-        survives(&TokenBucket::new(quota).burst(burst), state, &deeds);
-        survives(&LeakyBucket::new(quota).burst(burst), state, &deeds);
+        apply_actions(&gcra(spec), state, &actions);
+        apply_actions(&TokenBucket::new(quota).burst(burst), state, &actions);
+        apply_actions(&LeakyBucket::new(quota).burst(burst), state, &actions);
         if let Ok(queue) = LeakyQueue::try_new(quota).and_then(|queue| queue.try_max_waiting(burst - 1)) {
-            survives(&queue, state, &deeds);
+            apply_actions(&queue, state, &actions);
         }
     }
 
     #[test]
-    fn a_fixed_window_survives_any_state(quota in quota(), state in words(4), deeds in deeds()) {
+    fn fixed_window_does_not_panic_on_any_state(quota in quota(), state in words(4), actions in actions()) {
         let state = state.try_into().expect("four words");
-        survives(&FixedWindow::new(quota), state, &deeds);
-        survives(&FixedWindow::new(quota).aligned_to_clock(), state, &deeds);
+        apply_actions(&FixedWindow::new(quota), state, &actions);
+        apply_actions(&FixedWindow::new(quota).aligned_to_clock(), state, &actions);
     }
 
     #[test]
-    fn a_sliding_log_survives_any_state(
+    fn sliding_log_does_not_panic_on_any_state(
         quota in quota(),
         fresh_at in word(),
         period in word(),
         hits in vec((word(), word()), 0..6),
-        deeds in deeds(),
+        actions in actions(),
     ) {
         if let Ok(algorithm) = SlidingLog::try_new(quota) {
-            survives(&algorithm, HitLog { fresh_at, period, hits: hits.into() }, &deeds);
+            apply_actions(&algorithm, HitLog { fresh_at, period, hits: hits.into() }, &actions);
         }
     }
 
     #[test]
-    fn a_sliding_window_survives_any_state(
+    fn sliding_window_does_not_panic_on_any_state(
         quota in quota(),
         blocks in 1u64..=60,
         state in words(Counters::MAX_WORDS),
-        deeds in deeds(),
+        actions in actions(),
     ) {
         let one_block = SlidingWindow::new(quota).blocks(1);
         let forms = [Ok(one_block), one_block.try_blocks(blocks), one_block.try_weighted()];
@@ -84,13 +84,13 @@ proptest! {
             let mut words = Counters::zero(window.counter_words());
             let len = words.len();
             words.copy_from_slice(&state[..len]);
-            survives(&window, words, &deeds);
+            apply_actions(&window, words, &actions);
         }
     }
 
-    /// As good as new from the moment on that the first word names, whoever wrote the state.
+    /// The first word of a state is the time from which the key is idle, whatever the other words hold.
     #[test]
-    fn from_its_first_word_on_a_state_is_as_good_as_new(
+    fn state_is_idle_from_its_first_word_on(
         bucket in bucket(),
         window in window(),
         state in words(4),
@@ -101,15 +101,16 @@ proptest! {
         let now = Timestamp::from_micros(state[0].saturating_add(later));
         let bucket = gcra(bucket);
         let window = fixed_window(window);
-        prop_assert_eq!(bucket.peek(&state, now, AcquireOptions::cost(cost)), bucket.peek(&[0; 4], now, AcquireOptions::cost(cost)));
+        let options = AcquireOptions::cost(cost);
+        prop_assert_eq!(bucket.peek(&state, now, options), bucket.peek(&[0; 4], now, options));
         prop_assert_eq!(bucket.reading(&state, now).figures(), bucket.reading(&[0; 4], now).figures());
-        prop_assert_eq!(window.peek(&state, now, AcquireOptions::cost(cost)), window.peek(&[0; 4], now, AcquireOptions::cost(cost)));
+        prop_assert_eq!(window.peek(&state, now, options), window.peek(&[0; 4], now, options));
         prop_assert_eq!(window.reading(&state, now).figures(), window.reading(&[0; 4], now).figures());
     }
 
-    /// The same through the front door: any schedule, at any time.
+    /// The same through the public API: any schedule, at any time.
     #[test]
-    fn a_limiter_survives_any_schedule(
+    fn limiter_does_not_panic_on_any_schedule(
         buckets in tiers(bucket()),
         windows in tiers(window()),
         start in word(),
@@ -119,7 +120,7 @@ proptest! {
         for (kind, a, b, c) in steps {
             let which = usize::from(kind);
             subject.apply(match kind % 10 {
-                0..3 => Op::Acquisition(ask((a, Some(Duration::new(b, 0)).filter(|_| kind > 128)))),
+                0..3 => Op::Acquire(options_of((a, Some(Duration::new(b, 0)).filter(|_| kind > 128)))),
                 3 => Op::Settle { which, actual: c },
                 8 => Op::Hold(AcquireOptions::cost(a)),
                 9 => Op::Drop { which },
@@ -133,43 +134,47 @@ proptest! {
     }
 }
 
-/// Does the deeds, and looks at the state after each.
-fn survives<A: Algorithm>(algorithm: &A, mut state: A::State, deeds: &[Deed]) {
-    for &deed in deeds {
-        let (now, ask) = match deed {
-            Deed::Look { now, ask } => (now, ask),
-            Deed::Commit { now, delay, cost } => {
+/// Applies the actions, and peeks after each.
+fn apply_actions<A: Algorithm>(algorithm: &A, mut state: A::State, actions: &[Action]) {
+    for &action in actions {
+        let (now, options) = match action {
+            Action::Peek { now, options } => (now, options),
+            Action::Charge { now, delay, cost } => {
                 algorithm.commit(&mut state, now, delay, cost);
                 (now, AcquireOptions::cost(cost).max_delay(delay))
             }
-            Deed::LookWithHeld { now, ask, held } => {
-                let (verdict, reading) = algorithm.peek_with_held(&state, now, ask, held);
+            Action::PeekWithHeld { now, options, held } => {
+                let (verdict, reading) = algorithm.peek_with_held(&state, now, options, held);
                 black_box((verdict, reading.figures()));
-                (now, ask)
+                (now, options)
             }
         };
-        // The compiler is not to skip what nobody looks at.
-        black_box((algorithm.peek(&state, now, ask), algorithm.reading(&state, now).figures()));
+        // `black_box` keeps the compiler from removing unused results.
+        black_box((algorithm.peek(&state, now, options), algorithm.reading(&state, now).figures()));
     }
 }
 
-fn deeds() -> impl Strategy<Value = Vec<Deed>> {
-    let asks = || (word(), patience()).prop_map(ask);
-    let deed = prop_oneof![
-        (moment(), asks()).prop_map(|(now, ask)| Deed::Look { now, ask }),
-        (moment(), delay(), word()).prop_map(|(now, delay, cost)| Deed::Commit { now, delay, cost }),
-        (moment(), asks(), word()).prop_map(|(now, ask, held)| Deed::LookWithHeld { now, ask, held }),
+fn actions() -> impl Strategy<Value = Vec<Action>> {
+    let any_options = || (word(), max_delay()).prop_map(options_of);
+    let action = prop_oneof![
+        (timestamp(), any_options()).prop_map(|(now, options)| Action::Peek { now, options }),
+        (timestamp(), delay(), word()).prop_map(|(now, delay, cost)| Action::Charge { now, delay, cost }),
+        (timestamp(), any_options(), word()).prop_map(|(now, options, held)| Action::PeekWithHeld {
+            now,
+            options,
+            held
+        }),
     ];
-    vec(deed, 1..8)
+    vec(action, 1..8)
 }
 
-fn ask((cost, max_delay): (u64, Option<Duration>)) -> AcquireOptions {
-    let mut ask = AcquireOptions::cost(cost);
-    ask.max_delay = max_delay;
-    ask
+fn options_of((cost, max_delay): (u64, Option<Duration>)) -> AcquireOptions {
+    let mut options = AcquireOptions::cost(cost);
+    options.max_delay = max_delay;
+    options
 }
 
-fn patience() -> impl Strategy<Value = Option<Duration>> {
+fn max_delay() -> impl Strategy<Value = Option<Duration>> {
     prop_oneof![Just(None), delay().prop_map(Some)]
 }
 
@@ -177,7 +182,7 @@ fn delay() -> impl Strategy<Value = Duration> {
     prop_oneof![Just(Duration::ZERO), Just(Duration::MAX), word().prop_map(ticks)]
 }
 
-fn moment() -> impl Strategy<Value = Timestamp> {
+fn timestamp() -> impl Strategy<Value = Timestamp> {
     word().prop_map(Timestamp::from_micros)
 }
 
@@ -185,30 +190,30 @@ fn words(count: usize) -> impl Strategy<Value = Vec<u64>> {
     vec(word(), count)
 }
 
-/// Any number, often a boundary or close to one.
+/// Generates any number, often a boundary or a number close to one.
 fn word() -> impl Strategy<Value = u64> {
-    let near = select(vec![0, 1 << 40, 1_577_836_800_000_000, LONGEST, LARGEST, 1 << 58, 1 << 63, u64::MAX]);
+    let near = select(vec![0, 1 << 40, 1_577_836_800_000_000, MAX_PERIOD, MAX_LIMIT, 1 << 58, 1 << 63, u64::MAX]);
     prop_oneof![
         2 => (near, -3i64..=3).prop_map(|(near, off)| near.saturating_add_signed(off)),
         1 => (0u32..64, any::<u64>()).prop_map(|(shift, word)| word >> shift),
     ]
 }
 
-/// As a bucket packs a rate: the number of bits of its tokens, its ticks, its tokens.
+/// Generates a rate as a bucket packs it: the number of bits of its tokens, its ticks, its tokens.
 fn packed_rate() -> impl Strategy<Value = u64> {
     (1u32..55, any::<u64>()).prop_map(|(bits, word)| u64::from(bits) << 55 | word >> 9)
 }
 
 #[test]
-fn the_slowest_and_the_fastest_buckets_work() {
+fn retry_after_is_exact_for_the_slowest_and_fastest_buckets() {
     let tick = ticks(1);
-    let longest = ticks(LONGEST);
+    let longest = ticks(MAX_PERIOD);
     for (quota, burst) in [
         (Quota::new(1, longest), 1),
-        (Quota::new((1 << 32) - 1, tick), LARGEST),
+        (Quota::new((1 << 32) - 1, tick), MAX_LIMIT),
         (Quota::new((1 << 32) - 1, tick), 1),
-        (Quota::new(1, tick), LONGEST),
-        (Quota::new(LONGEST, longest), LONGEST),
+        (Quota::new(1, tick), MAX_PERIOD),
+        (Quota::new(MAX_PERIOD, longest), MAX_PERIOD),
     ] {
         for start in [0, 1, 1 << 52] {
             let mut subject = Subject::new(&[vec![Spec::Bucket { quota, burst }]], start);
@@ -217,9 +222,9 @@ fn the_slowest_and_the_fastest_buckets_work() {
                 Verdict::Allowed,
                 "{quota}, burst {burst}"
             );
-            let refused = subject.acquire(AcquireOptions::cost(burst));
-            let wait = refused.retry_after().expect("all is spent");
-            assert_eq!(Some(wait), refused.reset(), "{quota}, burst {burst}");
+            let denied = subject.acquire(AcquireOptions::cost(burst));
+            let wait = denied.retry_after().expect("a denial");
+            assert_eq!(Some(wait), denied.reset(), "{quota}, burst {burst}");
             subject.set_clock(start + micros(wait));
             assert_eq!(
                 subject.acquire(AcquireOptions::cost(burst)).verdict(),
@@ -236,21 +241,21 @@ fn the_slowest_and_the_fastest_buckets_work() {
 }
 
 #[test]
-fn the_largest_fixed_window_works() {
-    let quota = Quota::new(LARGEST, ticks(LONGEST));
+fn retry_after_is_exact_for_the_largest_fixed_window() {
+    let quota = Quota::new(MAX_LIMIT, ticks(MAX_PERIOD));
     for aligned in [false, true] {
-        let mut subject = Subject::new(&[vec![Spec::Window { quota, aligned }]], LONGEST);
-        assert_eq!(subject.acquire(AcquireOptions::cost(LARGEST)).verdict(), Verdict::Allowed);
+        let mut subject = Subject::new(&[vec![Spec::FixedWindow { quota, aligned }]], MAX_PERIOD);
+        assert_eq!(subject.acquire(AcquireOptions::cost(MAX_LIMIT)).verdict(), Verdict::Allowed);
         assert_eq!(subject.acquire(AcquireOptions::cost(1)).retry_after(), Some(quota.period()));
-        assert_eq!(subject.acquire(AcquireOptions::cost(LARGEST + 1)).verdict(), Verdict::ExceedsLimit);
+        assert_eq!(subject.acquire(AcquireOptions::cost(MAX_LIMIT + 1)).verdict(), Verdict::ExceedsLimit);
     }
 }
 
-/// A key that was used in the last moment there is stays in debt for ever, and that is all.
+/// A charge in the last microseconds of the clock causes no overflow; its debt never drains.
 #[test]
-fn at_the_end_of_time_nothing_breaks() {
+fn limiter_does_not_panic_at_the_end_of_the_clock() {
     let quota = Quota::per_second(1);
-    for spec in [Spec::Bucket { quota, burst: 3 }, Spec::Window { quota, aligned: false }] {
+    for spec in [Spec::Bucket { quota, burst: 3 }, Spec::FixedWindow { quota, aligned: false }] {
         let mut subject = Subject::new(&[vec![spec]], u64::MAX - 10);
         assert!(subject.acquire(AcquireOptions::default()).is_allowed(), "{spec:?}");
         for now in [u64::MAX - 1, u64::MAX, 0, u64::MAX] {
@@ -262,9 +267,9 @@ fn at_the_end_of_time_nothing_breaks() {
 }
 
 #[test]
-fn a_debt_beyond_128_bits_does_not_overflow() {
+fn bucket_does_not_overflow_when_the_debt_exceeds_128_bits() {
     let bucket = gcra(Spec::Bucket { quota: Quota::new(7, Duration::from_secs(60)), burst: 7 });
     let rate_of_2_to_the_53rd_a_microsecond = 54 << 55 | 1 << 54 | 1 << 53;
     let state = [u64::MAX, 0, rate_of_2_to_the_53rd_a_microsecond, 0];
-    survives(&bucket, state, &[Deed::Look { now: Timestamp::EPOCH, ask: AcquireOptions::default() }]);
+    apply_actions(&bucket, state, &[Action::Peek { now: Timestamp::EPOCH, options: AcquireOptions::default() }]);
 }

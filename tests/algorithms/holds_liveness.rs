@@ -1,5 +1,5 @@
-//! What holds cost: how much of a quota is kept where costs are estimated, and how seldom a success is denied where only
-//! failures count.
+//! The goodput of holds: the share of a quota that is used when costs are estimated, and the rate of denied successes
+//! when only failures are charged.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -15,14 +15,14 @@ use tower_ratelimit::{
 use crate::harness::ready;
 use crate::span::micros;
 
-/// Streams or requests under way at one limit, in virtual time.
+/// Streams or requests in flight at one limit, in virtual time.
 struct Traffic<A: Algorithm> {
     limiter: Memory<A, ManualClock>,
     clock: ManualClock,
-    /// When each one ends, and its guard.
+    /// The end of each request, and the index of its guard.
     ends: BinaryHeap<(Reverse<u64>, usize)>,
     guards: Vec<Option<Held>>,
-    /// What each one is settled for.
+    /// The cost at which each request is settled.
     actual: u64,
 }
 
@@ -39,21 +39,21 @@ impl<A: Algorithm> Traffic<A> {
 
     fn hold(&self, cost: u64) -> Option<Held> {
         let Acquisition::Ready(outcome) = self.limiter.hold("key", AcquireOptions::cost(cost)) else {
-            panic!("memory answers at once")
+            panic!("memory answers immediately")
         };
         outcome.expect("memory never fails").held
     }
 
-    /// Begins one that lasts for so long. False if it is denied.
-    fn begin(&mut self, cost: u64, lasts: Duration) -> bool {
+    /// Starts a request of this duration. Returns false if it is denied.
+    fn start(&mut self, cost: u64, duration: Duration) -> bool {
         let Some(held) = self.hold(cost) else { return false };
-        self.ends.push((Reverse(self.now() + micros(lasts)), self.guards.len()));
+        self.ends.push((Reverse(self.now() + micros(duration)), self.guards.len()));
         self.guards.push(Some(held));
         true
     }
 
-    /// Moves the clock, and settles each one that ends until then at its end.
-    fn pass(&mut self, span: Duration) {
+    /// Advances the clock, and settles each request at its end.
+    fn advance(&mut self, span: Duration) {
         let until = self.now() + micros(span);
         while let Some(&(Reverse(end), which)) = self.ends.peek()
             && end <= until
@@ -72,32 +72,32 @@ impl<A: Algorithm> Traffic<A> {
     }
 }
 
-/// 1000 tokens a minute, a burst of as many; each stream of 20 seconds is estimated at 100 tokens and takes 30. Somebody always
-/// wants another one.
+/// 1000 tokens a minute with an equal burst. Each stream takes 20 seconds, is estimated at 100 tokens and uses 30. A
+/// new stream always waits to start.
 #[test]
 fn llm_reservations_keep_75_percent() {
     const RATE: u64 = 1000;
     let mut streams = Traffic::new(TokenBucket::new(Quota::per_minute(RATE)), 30);
-    let mut begun_in = |minutes: u64| {
-        let mut begun = 0;
+    let mut started_in = |minutes: u64| {
+        let mut started = 0;
         for _ in 0..minutes * 60 * 100 {
-            while streams.begin(100, Duration::from_secs(20)) {
-                begun += 1;
+            while streams.start(100, Duration::from_secs(20)) {
+                started += 1;
             }
-            streams.pass(Duration::from_millis(10));
+            streams.advance(Duration::from_millis(10));
         }
-        begun
+        started
     };
-    // What was saved up is no part of it.
-    begun_in(10);
-    let kept = 30 * begun_in(120);
+    // Warm-up: the initial burst is not measured.
+    started_in(10);
+    let kept = 30 * started_in(120);
     let share = kept * 100 / (RATE * 120);
-    println!("{share} % of the quota are kept");
+    println!("{share} % of the quota is used");
     assert!((75..=100).contains(&share), "{share} %");
 }
 
-/// Numbers as good as random (splitmix64), the same in each run.
-fn numbers(seed: u64) -> impl Iterator<Item = u64> {
+/// Generates pseudo-random numbers (splitmix64), the same in each run.
+fn pseudo_random(seed: u64) -> impl Iterator<Item = u64> {
     let mut state = seed;
     std::iter::repeat_with(move || {
         state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
@@ -107,16 +107,16 @@ fn numbers(seed: u64) -> impl Iterator<Item = u64> {
     })
 }
 
-/// One a second and a burst of ten; requests of 300 milliseconds, five a second, all of which succeed: each holds one, and
-/// releases it at its end.
+/// Counts denied requests at a limit of one a second with a burst of ten. Each request succeeds after 300 milliseconds:
+/// it holds one and releases it at its end.
 fn denied_successes(gaps: impl Iterator<Item = Duration>) -> usize {
     let mut requests = Traffic::new(Gcra::new(Quota::per_second(1)).burst(10), 0);
     let mut denied = 0;
     for gap in gaps {
-        requests.pass(gap);
-        denied += usize::from(!requests.begin(1, Duration::from_millis(300)));
+        requests.advance(gap);
+        denied += usize::from(!requests.start(1, Duration::from_millis(300)));
     }
-    requests.pass(Duration::from_secs(1));
+    requests.advance(Duration::from_secs(1));
     assert_eq!(requests.remaining(), Some(10), "no success was charged");
     denied
 }
@@ -126,21 +126,21 @@ fn only_failures_at_five_times_the_limit() {
     const REQUESTS: usize = 20_000;
     let evenly = std::iter::repeat_n(Duration::from_millis(200), REQUESTS);
     assert_eq!(denied_successes(evenly), 0);
-    // From nothing to 400 milliseconds between two.
-    let unevenly = numbers(1).map(|number| Duration::from_micros(number % 400_000)).take(REQUESTS);
+    // Gaps of 0 to 400 milliseconds.
+    let unevenly = pseudo_random(1).map(|number| Duration::from_micros(number % 400_000)).take(REQUESTS);
     assert!(denied_successes(unevenly) <= REQUESTS / 2000);
 }
 
-/// Two holds that overlap, and are released in either order, leave the limit as full as it was.
-fn overlapping<A: Algorithm + Copy>(algorithm: A, limit: u64) {
-    for first_goes_first in [true, false] {
+/// Two overlapping holds, released in either order, leave the limit full.
+fn assert_overlapping_holds_charge_nothing<A: Algorithm + Copy>(algorithm: A, limit: u64) {
+    for first_ends_first in [true, false] {
         let traffic = Traffic::new(algorithm, 0);
-        let first = traffic.hold(1).expect("it is the first");
+        let first = traffic.hold(1).expect("the limit is full");
         traffic.clock.advance(Duration::from_millis(100));
-        let second = traffic.hold(1).expect("there is room");
+        let second = traffic.hold(1).expect("the limit has tokens left");
         assert_eq!(traffic.remaining(), Some(limit - 2), "{algorithm:?}");
         traffic.clock.advance(Duration::from_millis(100));
-        let [one, other] = if first_goes_first { [first, second] } else { [second, first] };
+        let [one, other] = if first_ends_first { [first, second] } else { [second, first] };
         ready(one.release());
         assert_eq!(traffic.remaining(), Some(limit - 1), "{algorithm:?}");
         traffic.clock.advance(Duration::from_millis(100));
@@ -154,25 +154,25 @@ fn overlapping<A: Algorithm + Copy>(algorithm: A, limit: u64) {
 #[test]
 fn overlapping_settlements_leave_the_limit_full() {
     let quota = Quota::per_second(10);
-    overlapping(Gcra::new(quota), 10);
-    overlapping(TokenBucket::new(quota), 10);
-    overlapping(LeakyBucket::new(quota), 10);
-    overlapping(FixedWindow::new(quota), 10);
-    overlapping(FixedWindow::new(quota).aligned_to_clock(), 10);
-    overlapping(SlidingWindow::new(quota), 10);
-    overlapping(SlidingWindow::new(quota).weighted(), 10);
-    overlapping(SlidingLog::new(quota), 10);
+    assert_overlapping_holds_charge_nothing(Gcra::new(quota), 10);
+    assert_overlapping_holds_charge_nothing(TokenBucket::new(quota), 10);
+    assert_overlapping_holds_charge_nothing(LeakyBucket::new(quota), 10);
+    assert_overlapping_holds_charge_nothing(FixedWindow::new(quota), 10);
+    assert_overlapping_holds_charge_nothing(FixedWindow::new(quota).aligned_to_clock(), 10);
+    assert_overlapping_holds_charge_nothing(SlidingWindow::new(quota), 10);
+    assert_overlapping_holds_charge_nothing(SlidingWindow::new(quota).weighted(), 10);
+    assert_overlapping_holds_charge_nothing(SlidingLog::new(quota), 10);
 }
 
-/// A queue starts a hold when nobody is before it: while one is held, it is no other's turn.
+/// A queue allows a hold only if the queue is empty, and schedules no other start now while a cost is held.
 #[test]
-fn a_queue_holds_for_one_at_a_time() {
+fn leaky_queue_holds_for_one_request_at_a_time() {
     let traffic = Traffic::new(LeakyQueue::new(Quota::per_second(10)).max_waiting(9), 0);
-    let held = traffic.hold(1).expect("nobody is before it");
+    let held = traffic.hold(1).expect("the queue is empty");
     assert!(traffic.hold(1).is_none());
     assert_eq!(traffic.limiter.check("key", AcquireOptions::default()).delay(), Duration::from_millis(100));
     ready(held.release());
-    assert!(traffic.hold(1).is_none(), "somebody waits for a turn that was promised");
+    assert!(traffic.hold(1).is_none(), "a later start is scheduled");
     traffic.clock.advance(Duration::from_millis(200));
     assert!(traffic.hold(1).is_some());
 }

@@ -1,8 +1,8 @@
-//! The theorem of holds: with each request placed at its start, what requests are charged in the end stays within the bound of
-//! the algorithm in every window of time. Surcharges are counted apart.
+//! The theorem of holds: the final charges of requests, placed at the requests' starts, conform to the bound of the
+//! algorithm in every time window. Surcharges are not counted.
 //!
-//! The model is the theorem: a list of starts and kept charges, and the bound. It knows nothing of states, of what is held, or
-//! of how a limiter decides. Limiters that make mistakes show that the law can fail.
+//! The model is the theorem: a list of starts and final charges, and the bound. It contains no states, holds or
+//! decisions. Limiters with deliberate mistakes show that the check can fail.
 
 use std::collections::HashMap;
 use std::future::Ready;
@@ -35,10 +35,10 @@ fn group(caller: &Caller) -> u64 {
     caller[1]
 }
 
-/// What a limit promises of a part of the caller.
+/// The bound that a limit guarantees for a sub-key.
 #[derive(Clone, Copy)]
 struct Rule {
-    part: fn(&Caller) -> u64,
+    sub_key: fn(&Caller) -> u64,
     quota: Quota,
     bound: Bound,
 }
@@ -47,30 +47,30 @@ struct Rule {
 enum Bound {
     /// At most `burst + rate * (b - a)` in every `[a, b]`.
     Bucket { burst: u64 },
-    /// As a bucket: each request starts when all before it have drained.
+    /// As a bucket whose burst is the largest cost: a request starts when all before it have drained.
     Queue,
-    /// At most so much in any half-open window of one period.
+    /// At most this much in any half-open window of one period.
     InAnyPeriod(u64),
 }
 
 #[derive(Clone, Copy, Debug)]
 enum Move {
-    /// A cost of so many 256ths of the limit, at least one.
-    Decide {
-        who: usize,
+    /// Acquires a cost of a number of 256ths of the limit, at least one.
+    Acquire {
+        caller: usize,
         share: u64,
-        is_patient: bool,
+        may_wait: bool,
     },
     Hold {
-        who: usize,
+        caller: usize,
         share: u64,
     },
-    /// For so many 256ths of what is held.
+    /// Settles at a number of 256ths of the held cost.
     Settle {
         which: usize,
         share: u64,
     },
-    /// For so much more than what is held.
+    /// Settles at `more` than the held cost.
     Surcharge {
         which: usize,
         more: u64,
@@ -81,66 +81,66 @@ enum Move {
     Drop {
         which: usize,
     },
-    /// So many 256ths of the period.
+    /// Waits for a number of 256ths of the period.
     Wait(u64),
     UntilRetry {
-        who: usize,
+        caller: usize,
         share: u64,
         off: i64,
     },
-    /// So many keys that were never seen.
-    Strangers(u64),
+    /// Acquires with a number of keys that were never seen.
+    NewKeys(u64),
 }
 
 fn moves() -> impl Strategy<Value = Vec<Move>> {
-    let (who, which) = (0..CALLERS.len(), any::<usize>());
+    let (caller, which) = (0..CALLERS.len(), any::<usize>());
     let share = || prop_oneof![3 => Just(0), 3 => 0u64..=256, 1 => Just(256)];
     let next = prop_oneof![
-        6 => (who.clone(), share(), any::<bool>())
-            .prop_map(|(who, share, is_patient)| Move::Decide { who, share, is_patient }),
-        8 => (who.clone(), share()).prop_map(|(who, share)| Move::Hold { who, share }),
+        6 => (caller.clone(), share(), any::<bool>())
+            .prop_map(|(caller, share, may_wait)| Move::Acquire { caller, share, may_wait }),
+        8 => (caller.clone(), share()).prop_map(|(caller, share)| Move::Hold { caller, share }),
         3 => (which, 0u64..=256).prop_map(|(which, share)| Move::Settle { which, share }),
         1 => (which, 1u64..6).prop_map(|(which, more)| Move::Surcharge { which, more }),
         1 => which.prop_map(|which| Move::Release { which }),
         2 => which.prop_map(|which| Move::Drop { which }),
         4 => (0u64..300).prop_map(Move::Wait),
-        2 => (who, share(), -1i64..=1).prop_map(|(who, share, off)| Move::UntilRetry { who, share, off }),
-        2 => (1u64..9).prop_map(Move::Strangers),
+        2 => (caller, share(), -1i64..=1).prop_map(|(caller, share, off)| Move::UntilRetry { caller, share, off }),
+        2 => (1u64..9).prop_map(Move::NewKeys),
     ];
     vec(next, 1..70)
 }
 
 const CALLERS: [Caller; 3] = [[1, 1], [2, 1], [3, 2]];
 
-/// A request that was admitted.
+/// An admitted request and its final charge.
 struct Request {
     caller: Caller,
     start: u64,
     kept: u64,
 }
 
-/// What was held for one of them.
+/// A hold that is not settled, and its request.
 struct Pending {
     request: usize,
     guard: Held,
 }
 
-/// Plays the moves, and checks the theorem for every rule.
+/// Applies the moves, and checks the theorem for every rule.
 fn conforms<L: Limiter<Caller>>(
     limiter: &L,
     clock: &ManualClock,
     rules: &[Rule],
     moves: &[Move],
 ) -> Result<(), TestCaseError> {
-    let mut run = Run { limiter, clock, requests: Vec::new(), pending: Vec::new(), strangers: 1_000 };
+    let mut run = Run { limiter, clock, requests: Vec::new(), pending: Vec::new(), new_keys: 1_000 };
     let limit = rules.iter().map(|rule| rule.quota.limit()).min().expect("a rule");
     let period = micros(rules[0].quota.period());
     for &next in moves {
         run.take(next, limit, period);
     }
-    // Whoever is pending keeps all that is held.
+    // A dropped guard charges the held cost, which `kept` is already.
     run.pending.clear();
-    rules.iter().try_for_each(|rule| is_bounded(rule, &run.requests))
+    rules.iter().try_for_each(|rule| assert_bounded(rule, &run.requests))
 }
 
 struct Run<'a, L> {
@@ -148,18 +148,18 @@ struct Run<'a, L> {
     clock: &'a ManualClock,
     requests: Vec<Request>,
     pending: Vec<Pending>,
-    strangers: u64,
+    new_keys: u64,
 }
 
 impl<L: Limiter<Caller>> Run<'_, L> {
     fn take(&mut self, next: Move, limit: u64, period: u64) {
         let cost = |share: u64| (limit * share / 256).max(1);
         match next {
-            Move::Decide { who, share, is_patient } => {
-                let ask = AcquireOptions::cost(cost(share));
-                self.acquire(CALLERS[who], if is_patient { ask.max_delay(ticks(period)) } else { ask });
+            Move::Acquire { caller, share, may_wait } => {
+                let options = AcquireOptions::cost(cost(share));
+                self.acquire(CALLERS[caller], if may_wait { options.max_delay(ticks(period)) } else { options });
             }
-            Move::Hold { who, share } => self.acquire(CALLERS[who], AcquireOptions::cost(cost(share)).hold()),
+            Move::Hold { caller, share } => self.acquire(CALLERS[caller], AcquireOptions::cost(cost(share)).hold()),
             Move::Settle { which, share } => {
                 self.end(which, |held| (held.cost() * share / 256, |held, kept| ready(held.settle(kept))));
             }
@@ -172,29 +172,31 @@ impl<L: Limiter<Caller>> Run<'_, L> {
             Move::Release { which } => self.end(which, |_| (0, |held, _| ready(held.release()))),
             Move::Drop { which } => self.end(which, |held| (held.cost(), |held, _| drop(held))),
             Move::Wait(share) => self.clock.advance(ticks(period * share / 256)),
-            Move::UntilRetry { who, share, off } => {
-                let decision = ready(self.limiter.peek(&CALLERS[who], AcquireOptions::cost(cost(share))));
+            Move::UntilRetry { caller, share, off } => {
+                let decision = ready(self.limiter.peek(&CALLERS[caller], AcquireOptions::cost(cost(share))));
                 let wait = decision.retry_after().map_or(0, micros).saturating_add_signed(off);
                 self.clock.advance(ticks(wait.min(3 * period)));
             }
-            Move::Strangers(count) => {
+            Move::NewKeys(count) => {
                 for _ in 0..count {
-                    self.strangers += 1;
-                    let stranger = [self.strangers; 2];
-                    self.acquire(stranger, AcquireOptions::default());
+                    self.new_keys += 1;
+                    let new_key = [self.new_keys; 2];
+                    self.acquire(new_key, AcquireOptions::default());
                 }
             }
         }
     }
 
-    fn acquire(&mut self, caller: Caller, ask: AcquireOptions) {
+    fn acquire(&mut self, caller: Caller, options: AcquireOptions) {
         let now = self.clock.now().as_micros();
-        let Acquisition::Ready(outcome) = self.limiter.acquire(&caller, ask) else { panic!("memory answers at once") };
+        let Acquisition::Ready(outcome) = self.limiter.acquire(&caller, options) else {
+            panic!("memory answers immediately")
+        };
         let Outcome { decision, held } = outcome.expect("memory never fails");
-        assert_eq!(held.is_some(), decision.is_allowed() && ask.hold);
+        assert_eq!(held.is_some(), decision.is_allowed() && options.hold);
         if decision.is_allowed() {
             let request = self.requests.len();
-            self.requests.push(Request { caller, start: now + micros(decision.delay()), kept: ask.cost });
+            self.requests.push(Request { caller, start: now + micros(decision.delay()), kept: options.cost });
             self.pending.extend(held.map(|guard| Pending { request, guard }));
         }
     }
@@ -203,7 +205,7 @@ impl<L: Limiter<Caller>> Run<'_, L> {
         which.checked_rem(self.pending.len()).map(|which| self.pending.swap_remove(which))
     }
 
-    /// Ends a hold, of which so much is kept.
+    /// Ends a hold, and records its final charge.
     fn end(&mut self, which: usize, how: impl FnOnce(&Held) -> (u64, fn(Held, u64))) {
         if let Some(Pending { request, guard }) = self.pick(which) {
             let (kept, end) = how(&guard);
@@ -213,13 +215,13 @@ impl<L: Limiter<Caller>> Run<'_, L> {
     }
 }
 
-fn is_bounded(rule: &Rule, requests: &[Request]) -> Result<(), TestCaseError> {
-    let mut by_part: HashMap<u64, Vec<(u64, u64)>> = HashMap::new();
+fn assert_bounded(rule: &Rule, requests: &[Request]) -> Result<(), TestCaseError> {
+    let mut by_sub_key: HashMap<u64, Vec<(u64, u64)>> = HashMap::new();
     for request in requests {
-        by_part.entry((rule.part)(&request.caller)).or_default().push((request.start, request.kept));
+        by_sub_key.entry((rule.sub_key)(&request.caller)).or_default().push((request.start, request.kept));
     }
     let (limit, period) = (u128::from(rule.quota.limit()), u128::from(micros(rule.quota.period())));
-    for (part, mut kept) in by_part {
+    for (sub_key, mut kept) in by_sub_key {
         kept.sort_unstable();
         let largest = kept.iter().map(|request| request.1).max().unwrap_or(0);
         for (first, &(from, _)) in kept.iter().enumerate() {
@@ -228,27 +230,31 @@ fn is_bounded(rule: &Rule, requests: &[Request]) -> Result<(), TestCaseError> {
                 sum += cost;
                 let span = u128::from(until - from);
                 let bucket = |burst: u64| {
-                    // A delayed start is told in whole microseconds, rounded up.
+                    // A delay is rounded up to whole microseconds.
                     let over = u128::from(sum.saturating_sub(burst));
                     over == 0 || over * period < limit * (span + 1)
                 };
                 let is_within = match rule.bound {
                     Bound::Bucket { burst } => bucket(burst),
                     Bound::Queue => bucket(largest),
-                    Bound::InAnyPeriod(most) => span >= period || sum <= most,
+                    Bound::InAnyPeriod(max) => span >= period || sum <= max,
                 };
-                prop_assert!(is_within, "{sum} from {from} to {until} of part {part}, {:?}: {kept:?}", rule.bound);
+                prop_assert!(
+                    is_within,
+                    "{sum} from {from} to {until} of sub-key {sub_key}, {:?}: {kept:?}",
+                    rule.bound
+                );
             }
         }
     }
     Ok(())
 }
 
-/// All keys lie in the same two sets: six have a slot, and any other one needs one of these.
+/// Maps all keys to the same two sets of six slots in all: any further key needs the slot of another.
 #[derive(Clone, Copy, Default)]
-struct Crowded(u64);
+struct TwoSetsHasher(u64);
 
-impl BuildHasher for Crowded {
+impl BuildHasher for TwoSetsHasher {
     type Hasher = Self;
 
     fn build_hasher(&self) -> Self {
@@ -256,17 +262,17 @@ impl BuildHasher for Crowded {
     }
 }
 
-impl Hasher for Crowded {
+impl Hasher for TwoSetsHasher {
     fn finish(&self) -> u64 {
         self.0
     }
 
     fn write(&mut self, _bytes: &[u8]) {
-        unreachable!("parts are numbers");
+        unreachable!("sub-keys are numbers");
     }
 
-    fn write_u64(&mut self, part: u64) {
-        self.0 = part;
+    fn write_u64(&mut self, sub_key: u64) {
+        self.0 = sub_key;
     }
 }
 
@@ -276,9 +282,15 @@ fn clock() -> ManualClock {
     ManualClock::at(Timestamp::from_micros(START))
 }
 
-/// KeyedBy itself, counting by user: with room for all, and in a full table under the two policies that admit no more.
-fn alone<A: Algorithm + Copy>(algorithm: A, quota: Quota, bound: Bound, moves: &[Move]) -> Result<(), TestCaseError> {
-    let rules = [Rule { part: user, quota, bound }];
+/// Checks one limit by user: with capacity for all keys, and in a full table under the two policies that keep the
+/// bound.
+fn check_one_limit<A: Algorithm + Copy>(
+    algorithm: A,
+    quota: Quota,
+    bound: Bound,
+    moves: &[Move],
+) -> Result<(), TestCaseError> {
+    let rules = [Rule { sub_key: user, quota, bound }];
     let limit = || Limit::new("user", algorithm).keyed_by(user);
     let time = clock();
     let limiter = Memory::builder(limit()).clock(time.clone()).build().expect("a valid limit");
@@ -286,13 +298,13 @@ fn alone<A: Algorithm + Copy>(algorithm: A, quota: Quota, bound: Bound, moves: &
     for when_full in [WhenFull::CarryOver, WhenFull::Deny] {
         let time = clock();
         let builder = Memory::builder(limit()).max_keys(1).when_full(when_full);
-        let limiter = builder.clock(time.clone()).hasher(Crowded::default()).build().expect("a valid limit");
+        let limiter = builder.clock(time.clone()).hasher(TwoSetsHasher::default()).build().expect("a valid limit");
         conforms(&limiter, &time, &rules, moves)?;
     }
     Ok(())
 }
 
-/// Small limits, and periods that are alike and those that are not.
+/// Generates small limits, with periods that are multiples of one another or unrelated.
 fn quota() -> impl Strategy<Value = Quota> {
     let period = prop_oneof![Just(12), Just(60), Just(1_200), Just(60_000_000), 1u64..100_000];
     (1u64..20, period).prop_map(|(limit, period)| Quota::new(limit, ticks(period)))
@@ -303,60 +315,60 @@ proptest! {
 
     #[test]
     fn kept_charges_conform_gcra(quota in quota(), burst in 1u64..20, moves in moves()) {
-        alone(Gcra::new(quota).burst(burst), quota, Bound::Bucket { burst }, &moves)?;
+        check_one_limit(Gcra::new(quota).burst(burst), quota, Bound::Bucket { burst }, &moves)?;
     }
 
     #[test]
     fn kept_charges_conform_strict_gcra(quota in quota(), moves in moves()) {
         let strict = Gcra::new(quota).strict();
-        alone(strict, quota, Bound::Bucket { burst: strict.max_burst() }, &moves)?;
-        alone(strict, quota, Bound::InAnyPeriod(quota.limit()), &moves)?;
+        check_one_limit(strict, quota, Bound::Bucket { burst: strict.max_burst() }, &moves)?;
+        check_one_limit(strict, quota, Bound::InAnyPeriod(quota.limit()), &moves)?;
     }
 
     #[test]
     fn kept_charges_conform_token_bucket(quota in quota(), burst in 1u64..20, moves in moves()) {
-        alone(TokenBucket::new(quota).burst(burst), quota, Bound::Bucket { burst }, &moves)?;
+        check_one_limit(TokenBucket::new(quota).burst(burst), quota, Bound::Bucket { burst }, &moves)?;
     }
 
     #[test]
     fn kept_charges_conform_leaky_bucket(quota in quota(), burst in 1u64..20, moves in moves()) {
-        alone(LeakyBucket::new(quota).burst(burst), quota, Bound::Bucket { burst }, &moves)?;
+        check_one_limit(LeakyBucket::new(quota).burst(burst), quota, Bound::Bucket { burst }, &moves)?;
     }
 
     #[test]
     fn kept_charges_conform_leaky_queue(quota in quota(), waiting in 0u64..20, moves in moves()) {
-        alone(LeakyQueue::new(quota).max_waiting(waiting), quota, Bound::Queue, &moves)?;
+        check_one_limit(LeakyQueue::new(quota).max_waiting(waiting), quota, Bound::Queue, &moves)?;
     }
 
     #[test]
     fn kept_charges_conform_fixed_window(quota in quota(), moves in moves()) {
         let limit = quota.limit();
-        alone(FixedWindow::new(quota), quota, Bound::InAnyPeriod(2 * limit - 1), &moves)?;
-        alone(FixedWindow::new(quota).aligned_to_clock(), quota, Bound::InAnyPeriod(2 * limit), &moves)?;
+        check_one_limit(FixedWindow::new(quota), quota, Bound::InAnyPeriod(2 * limit - 1), &moves)?;
+        check_one_limit(FixedWindow::new(quota).aligned_to_clock(), quota, Bound::InAnyPeriod(2 * limit), &moves)?;
     }
 
     #[test]
     fn kept_charges_conform_sliding_window(quota in quota(), blocks in 1u64..=12, moves in moves()) {
         let limit = quota.limit();
         if let Ok(strict) = SlidingWindow::new(quota).try_blocks(blocks) {
-            alone(strict, quota, Bound::InAnyPeriod(limit), &moves)?;
-            alone(strict.weighted(), quota, Bound::InAnyPeriod(2 * limit - 1), &moves)?;
+            check_one_limit(strict, quota, Bound::InAnyPeriod(limit), &moves)?;
+            check_one_limit(strict.weighted(), quota, Bound::InAnyPeriod(2 * limit - 1), &moves)?;
         }
     }
 
     #[test]
     fn kept_charges_conform_sliding_log(quota in quota(), moves in moves()) {
-        alone(SlidingLog::new(quota), quota, Bound::InAnyPeriod(quota.limit()), &moves)?;
+        check_one_limit(SlidingLog::new(quota), quota, Bound::InAnyPeriod(quota.limit()), &moves)?;
     }
 
-    /// Each limit keeps its bound, whatever the others deny: as a tuple and as a list, and in full tables.
+    /// Each limit keeps its bound although the others deny: as a tuple and as a list, and in full tables.
     #[test]
     fn kept_charges_conform_several_limits(first in quota(), second in quota(), third in quota(), moves in moves()) {
         let bounds = [Bound::Bucket { burst: first.limit() }, Bound::InAnyPeriod(2 * second.limit() - 1)];
         let rules = [
-            Rule { part: user, quota: first, bound: bounds[0] },
-            Rule { part: group, quota: second, bound: bounds[1] },
-            Rule { part: |_| 0, quota: third, bound: Bound::InAnyPeriod(third.limit()) },
+            Rule { sub_key: user, quota: first, bound: bounds[0] },
+            Rule { sub_key: group, quota: second, bound: bounds[1] },
+            Rule { sub_key: |_| 0, quota: third, bound: Bound::InAnyPeriod(third.limit()) },
         ];
         for when_full in [None, Some(WhenFull::CarryOver), Some(WhenFull::Deny)] {
             let limits = || (
@@ -367,7 +379,7 @@ proptest! {
             let time = clock();
             let builder = Memory::builder(limits()).clock(time.clone());
             if let Some(when_full) = when_full {
-                let builder = builder.max_keys(1).when_full(when_full).hasher(Crowded::default());
+                let builder = builder.max_keys(1).when_full(when_full).hasher(TwoSetsHasher::default());
                 conforms(&builder.build().expect("valid limits"), &time, &rules, &moves)?;
                 continue;
             }
@@ -383,8 +395,8 @@ proptest! {
     #[test]
     fn kept_charges_conform_several_buckets(first in quota(), second in quota(), moves in moves()) {
         let rules = [
-            Rule { part: group, quota: first, bound: Bound::Bucket { burst: first.limit() } },
-            Rule { part: user, quota: second, bound: Bound::Bucket { burst: second.limit() } },
+            Rule { sub_key: group, quota: first, bound: Bound::Bucket { burst: first.limit() } },
+            Rule { sub_key: user, quota: second, bound: Bound::Bucket { burst: second.limit() } },
         ];
         let time = clock();
         let limits = (
@@ -396,7 +408,7 @@ proptest! {
     }
 }
 
-/// A limiter of one bucket by user that makes a mistake about what is held.
+/// A limiter of one bucket by user with a deliberate mistake in its holds.
 struct Faulty {
     clock: ManualClock,
     mistake: Mistake,
@@ -412,20 +424,20 @@ struct User {
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Mistake {
     None,
-    /// It charges when it should hold, and gives back what was not needed.
+    /// A hold charges its cost, and settling refunds the rest.
     ChargesAtHold,
-    /// A decision sees what is charged and not what is held.
-    IgnoresWhatIsHeld,
-    /// The end of one hold ends another one of the same cost, too.
+    /// A decision ignores held costs.
+    IgnoresHolds,
+    /// The end of one hold also ends another hold of the same cost.
     SettlesTwice,
-    /// It charges nothing of what is settled.
+    /// Settling charges nothing.
     DropsTheCharge,
-    /// What is held on a key is forgotten when another key comes.
+    /// A new key removes the holds of all other keys.
     EvictsHeldKeys,
 }
 
 impl Faulty {
-    /// A token takes a millisecond to come back.
+    /// One token a millisecond.
     const QUOTA: Quota = Quota::new(10, Duration::from_millis(10));
     const BUCKET: Gcra = Gcra::new(Self::QUOTA);
 
@@ -436,7 +448,7 @@ impl Faulty {
             let user = users.entry(user).or_default();
             match mistake {
                 Mistake::ChargesAtHold => {
-                    // The first word is the moment at which all is paid.
+                    // The first word of the state is the time from which the key is idle.
                     let unused = cost.saturating_sub(actual) * 1_000;
                     user.state[0] = user.state[0].saturating_sub(unused).max(user.state[3]);
                     return LimiterFuture::ready(Ok(()));
@@ -454,8 +466,8 @@ impl Faulty {
 impl Limiter<Caller> for Faulty {
     type Future = Ready<Result<Outcome, Error>>;
 
-    fn acquire(&self, caller: &Caller, ask: AcquireOptions) -> Acquisition<Self::Future> {
-        let decision = ready(self.peek(caller, ask));
+    fn acquire(&self, caller: &Caller, options: AcquireOptions) -> Acquisition<Self::Future> {
+        let decision = ready(self.peek(caller, options));
         if !decision.is_allowed() {
             return Acquisition::Ready(Ok(decision.into()));
         }
@@ -464,54 +476,54 @@ impl Limiter<Caller> for Faulty {
             users.iter_mut().filter(|(user, _)| **user != caller[0]).for_each(|(_, user)| user.held = 0);
         }
         let user = users.entry(caller[0]).or_default();
-        if ask.hold && self.mistake != Mistake::ChargesAtHold {
-            user.held += ask.cost;
+        if options.hold && self.mistake != Mistake::ChargesAtHold {
+            user.held += options.cost;
         } else {
-            Self::BUCKET.commit(&mut user.state, self.clock.now(), decision.delay(), ask.cost);
+            Self::BUCKET.commit(&mut user.state, self.clock.now(), decision.delay(), options.cost);
         }
-        let held = ask.hold.then(|| self.guard(caller[0], ask.cost));
+        let held = options.hold.then(|| self.guard(caller[0], options.cost));
         Acquisition::Ready(Ok(Outcome { decision, held }))
     }
 
-    fn peek(&self, caller: &Caller, ask: AcquireOptions) -> LimiterFuture<Decision> {
+    fn peek(&self, caller: &Caller, options: AcquireOptions) -> LimiterFuture<Decision> {
         let users = self.users.lock().expect("no thread panics");
         let (mut state, held) = users.get(&caller[0]).map_or_else(Default::default, |user| (user.state, user.held));
-        let (now, ask) = (self.clock.now(), if ask.hold { ask.max_delay(Duration::ZERO) } else { ask });
-        if self.mistake != Mistake::IgnoresWhatIsHeld {
+        let (now, options) = (self.clock.now(), if options.hold { options.max_delay(Duration::ZERO) } else { options });
+        if self.mistake != Mistake::IgnoresHolds {
             Self::BUCKET.commit(&mut state, now, Duration::ZERO, held);
         }
-        let verdict: Verdict = Self::BUCKET.peek(&state, now, ask);
-        let standing = LimitStatus::new("user", verdict, Self::BUCKET.reading(&state, now));
-        LimiterFuture::ready(Ok(Decision::from_limit(now, standing)))
+        let verdict: Verdict = Self::BUCKET.peek(&state, now, options);
+        let status = LimitStatus::new("user", verdict, Self::BUCKET.reading(&state, now));
+        LimiterFuture::ready(Ok(Decision::from_limit(now, status)))
     }
 }
 
-/// What the law says of a limiter with a mistake: the same cases in every run.
-fn law_of(mistake: Mistake) -> Result<(), TestError<Vec<Move>>> {
+/// Checks the theorem for a limiter with a mistake, with the same cases in every run.
+fn check_with_mistake(mistake: Mistake) -> Result<(), TestError<Vec<Move>>> {
     let mut runner = TestRunner::new_with_rng(cases(300), TestRunner::deterministic().new_rng());
     runner.run(&moves(), |moves| {
         let clock = clock();
         let limiter = Faulty { clock: clock.clone(), mistake, users: Arc::default() };
-        let rule = Rule { part: user, quota: Faulty::QUOTA, bound: Bound::Bucket { burst: 10 } };
+        let rule = Rule { sub_key: user, quota: Faulty::QUOTA, bound: Bound::Bucket { burst: 10 } };
         conforms(&limiter, &clock, &[rule], &moves)
     })
 }
 
 #[test]
 fn kept_charges_conform_without_a_mistake() {
-    law_of(Mistake::None).expect("it keeps the law");
+    check_with_mistake(Mistake::None).expect("the limiter conforms");
 }
 
 #[test]
 fn kept_charges_of_limiters_with_mistakes_do_not_conform() {
     for mistake in [
         Mistake::ChargesAtHold,
-        Mistake::IgnoresWhatIsHeld,
+        Mistake::IgnoresHolds,
         Mistake::SettlesTwice,
         Mistake::DropsTheCharge,
         Mistake::EvictsHeldKeys,
     ] {
-        let found = law_of(mistake).expect_err("a mistake that no law finds");
+        let found = check_with_mistake(mistake).expect_err("the check misses a mistake");
         println!("{mistake:?}: {found}");
     }
 }

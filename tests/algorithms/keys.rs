@@ -1,5 +1,6 @@
-//! Keys don't notice one another: each agrees with a model of its own, as long as there is room for all. Only after the
-//! clock stepped back, a newcomer may be decided at the time of another key's former state; it is told the truth then.
+//! Keys are independent: each agrees with a model of its own, as long as the table has capacity for all. After the
+//! clock stepped back, a new key may be decided at the time of an evicted state; the decision and a peek then still
+//! agree.
 
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -25,21 +26,21 @@ proptest! {
         order in vec(any::<usize>(), 200),
     ) {
         let clock = ManualClock::at(Timestamp::from_micros(start));
-        let limiter = Memory::builder(gcra(spec)).max_keys(keys).clock(clock.clone()).build().expect("legal settings");
+        let limiter = Memory::builder(gcra(spec)).max_keys(keys).clock(clock.clone()).build().expect("valid settings");
         let mut models: Vec<Combined> = (0..keys).map(|_| Combined::new([spec])).collect();
         for (step, key) in steps.into_iter().zip(order) {
             let key = key % keys;
             let now = clock.now().as_micros();
             match resolve(step, &models[key], now) {
                 Op::Clock { now } => clock.set(Timestamp::from_micros(now).min(Timestamp::LAST)),
-                Op::Acquisition(ask) => {
-                    let expected = models[key].acquire(now, ask);
-                    let decision = limiter.check(&key, ask);
+                Op::Acquire(options) => {
+                    let expected = models[key].acquire(now, options);
+                    let decision = limiter.check(&key, options);
                     prop_assert_eq!(decision.verdict(), expected.verdict);
-                    prop_assert_eq!(figures(&decision), expected.standings[0].figures);
+                    prop_assert_eq!(snapshot(&decision), expected.statuses[0].snapshot);
                 }
                 Op::Reset => {
-                    models[key].forget();
+                    models[key].reset();
                     ready(limiter.reset(&key));
                 }
                 _ => {}
@@ -49,19 +50,19 @@ proptest! {
         for (key, model) in models.iter().enumerate() {
             let expected = model.peek(now, AcquireOptions::default());
             let decision = ready(limiter.peek(&key, AcquireOptions::default()));
-            prop_assert_eq!(figures(&decision), expected.standings[0].figures);
+            prop_assert_eq!(snapshot(&decision), expected.statuses[0].snapshot);
         }
     }
 
     #[test]
-    fn what_is_decided_is_what_a_peek_then_shows(
+    fn decision_and_the_next_peek_have_one_snapshot(
         spec in bucket(),
         start in start(),
         steps in attack(200),
         back in vec(prop::option::weighted(0.1, 0u64..5_000_000), 200),
     ) {
         let clock = ManualClock::at(Timestamp::from_micros(start));
-        let limiter = Memory::builder(gcra(spec)).max_keys(20).clock(clock.clone()).build().expect("legal settings");
+        let limiter = Memory::builder(gcra(spec)).max_keys(20).clock(clock.clone()).build().expect("valid settings");
         let model = Combined::new([spec]);
         for (key, (step, back)) in steps.into_iter().zip(back).enumerate() {
             if let Some(back) = back {
@@ -69,37 +70,37 @@ proptest! {
             }
             match resolve(step, &model, clock.now().as_micros()) {
                 Op::Clock { now } => clock.set(Timestamp::from_micros(now).min(Timestamp::LAST)),
-                Op::Acquisition(ask) => shows_what_it_decided(&limiter, key % 50, ask)?,
+                Op::Acquire(options) => assert_decision_equals_peek(&limiter, key % 50, options)?,
                 _ => {}
             }
         }
     }
 }
 
-fn shows_what_it_decided(
+fn assert_decision_equals_peek(
     limiter: &Memory<Gcra, ManualClock>,
     key: usize,
-    ask: AcquireOptions,
+    options: AcquireOptions,
 ) -> Result<(), TestCaseError> {
-    let decision = limiter.check(&key, ask);
-    let peeked = ready(limiter.peek(&key, ask));
-    prop_assert_eq!(figures(&decision), figures(&peeked));
+    let decision = limiter.check(&key, options);
+    let peeked = ready(limiter.peek(&key, options));
+    prop_assert_eq!(snapshot(&decision), snapshot(&peeked));
     Ok(())
 }
 
-/// A newcomer that is decided at the time of a state that was dropped, as the clock stepped back since.
+/// A new key is decided at the time of an evicted state, because the clock stepped back after the eviction.
 #[test]
-fn a_newcomer_after_the_clock_stepped_back() {
+fn decision_for_a_new_key_equals_a_peek_after_the_clock_stepped_back() {
     let clock = ManualClock::at(Timestamp::EPOCH);
     let limiter = Memory::builder(Gcra::new(Quota::per_second(1)))
         .max_keys(20)
         .clock(clock.clone())
         .build()
-        .expect("legal settings");
+        .expect("valid settings");
     let charge = |keys: std::ops::Range<u32>| {
         keys.map(|key| {
             let decision = limiter.check(&key, AcquireOptions::default());
-            (figures(&decision), figures(&ready(limiter.peek(&key, AcquireOptions::default()))))
+            (snapshot(&decision), snapshot(&ready(limiter.peek(&key, AcquireOptions::default()))))
         })
     };
     assert!(charge(0..20).all(|(decided, peeked)| decided == peeked));
@@ -111,6 +112,6 @@ fn a_newcomer_after_the_clock_stepped_back() {
     }
 }
 
-fn figures(decision: &Decision) -> LimitSnapshot {
+fn snapshot(decision: &Decision) -> LimitSnapshot {
     decision.most_restrictive().expect("a limit was consulted").figures()
 }

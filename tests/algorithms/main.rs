@@ -1,4 +1,4 @@
-//! The laws: what every limit promises, held against slow and obvious models, in virtual time.
+//! Properties of every algorithm, checked against slow and simple reference models in virtual time.
 
 mod bucket;
 mod carry_over;
@@ -26,7 +26,7 @@ mod worst_case;
 
 use proptest::test_runner::Config;
 
-/// A number of cases, unless `PROPTEST_CASES` asks for another. What fails is to become a test of its own.
+/// Configures `cases` cases, unless `PROPTEST_CASES` is set. A failure is to become a test of its own.
 fn cases(cases: u32) -> Config {
     let cases = if std::env::var_os("PROPTEST_CASES").is_some() { Config::default().cases } else { cases };
     Config { cases, failure_persistence: None, max_shrink_iters: 20_000, ..Config::default() }

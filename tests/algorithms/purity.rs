@@ -1,4 +1,4 @@
-//! Asking is free: a refusal and a peek leave no trace, and a peek says what the acquire will.
+//! Denials and peeks change no state, and a peek equals the acquire that follows.
 
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -11,43 +11,43 @@ use crate::schedule::{Op, bucket, schedule, start, tiers, window};
 proptest! {
     #![proptest_config(cases(150))]
 
-    /// The twin is asked only what was allowed.
+    /// The reference limiter receives only the allowed requests, and no peeks between them.
     #[test]
-    fn refusals_and_peeks_change_nothing(
+    fn denials_and_peeks_change_nothing(
         limits in vec(prop_oneof![tiers(bucket()), tiers(window())], 1..=2),
         start in start(),
         steps in schedule(50),
     ) {
         let mut pair = Pair::new(&limits, start);
-        let mut twin = Subject::new(&limits, start);
+        let mut reference = Subject::new(&limits, start);
         for step in steps {
             let op = pair.resolve(step);
             let decision = pair.step(step);
             match decision {
-                Some(decision) if decision.is_allowed() => prop_assert_eq!(Some(decision), twin.apply(op)),
+                Some(decision) if decision.is_allowed() => prop_assert_eq!(Some(decision), reference.apply(op)),
                 Some(_) => {}
-                None => prop_assert_eq!(twin.apply(op), None),
+                None => prop_assert_eq!(reference.apply(op), None),
             }
-            let ask = AcquireOptions::default().all_limits();
-            prop_assert_eq!(pair.subject.peek(ask), pair.subject.peek(ask));
+            let options = AcquireOptions::default().all_limits();
+            prop_assert_eq!(pair.subject.peek(options), pair.subject.peek(options));
         }
-        let ask = AcquireOptions::default().all_limits();
-        prop_assert_eq!(pair.subject.peek(ask), twin.peek(ask));
+        let options = AcquireOptions::default().all_limits();
+        prop_assert_eq!(pair.subject.peek(options), reference.peek(options));
     }
 
     #[test]
-    fn a_peek_says_what_the_acquire_will(
+    fn peek_equals_the_acquire_that_follows(
         limits in vec(prop_oneof![tiers(bucket()), tiers(window())], 1..=2),
         start in start(),
         steps in schedule(50),
     ) {
         let mut pair = Pair::new(&limits, start);
         for step in steps {
-            let Op::Acquisition(ask) = pair.resolve(step) else {
+            let Op::Acquire(options) = pair.resolve(step) else {
                 pair.step(step);
                 continue;
             };
-            let peeked = pair.subject.peek(ask);
+            let peeked = pair.subject.peek(options);
             let acquired = pair.step(step).expect("an acquire decides");
             prop_assert_eq!(peeked.verdict(), acquired.verdict());
             if !acquired.is_allowed() {

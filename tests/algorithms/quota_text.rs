@@ -1,4 +1,4 @@
-//! A quota's text form reads back as an equal quota, by itself and through serde.
+//! The text form of a quota parses to an equal quota, directly and through serde.
 
 use std::time::Duration;
 
@@ -6,7 +6,7 @@ use proptest::prelude::*;
 use tower_ratelimit::Quota;
 
 use crate::cases;
-use crate::model::LONGEST;
+use crate::model::MAX_PERIOD;
 use crate::schedule::log_uniform;
 use crate::span::ticks;
 
@@ -32,7 +32,7 @@ const UNITS: &[(&str, u64)] = &[
 fn any_quota() -> impl Strategy<Value = Quota> {
     let unit =
         prop::sample::select(vec![1, 1_000, 1_000_000, 60_000_000, 3_600_000_000, 86_400_000_000, 604_800_000_000]);
-    let period = prop_oneof![log_uniform(LONGEST), (unit, 1u64..1_000).prop_map(|(unit, count)| unit * count)];
+    let period = prop_oneof![log_uniform(MAX_PERIOD), (unit, 1u64..1_000).prop_map(|(unit, count)| unit * count)];
     (log_uniform(1 << 53), period).prop_map(|(limit, period)| Quota::new(limit, ticks(period)))
 }
 
@@ -40,26 +40,25 @@ proptest! {
     #![proptest_config(cases(2_000))]
 
     #[test]
-    fn reads_back(quota in any_quota()) {
+    fn quota_text_parses_to_an_equal_quota(quota in any_quota()) {
         let text = quota.to_string();
         prop_assert_eq!(text.parse(), Ok(quota), "{}", text);
     }
 
     #[test]
-    fn reads_back_through_serde(quota in any_quota()) {
+    fn quota_json_parses_to_an_equal_quota(quota in any_quota()) {
         let json = serde_json::to_string(&quota).expect("a quota is a string");
         prop_assert_eq!(&json, &format!("\"{quota}\""));
-        prop_assert_eq!(serde_json::from_str::<Quota>(&json).expect("what was written"), quota);
+        prop_assert_eq!(serde_json::from_str::<Quota>(&json).expect("a quota"), quota);
     }
 
     #[test]
-    fn any_text_is_read_or_refused(text in "\\PC*") {
+    fn parsing_any_text_does_not_panic(text in "\\PC*") {
         let _ = text.parse::<Quota>();
     }
 
-    /// Whatever is read means what its parts say.
     #[test]
-    fn what_is_read_is_what_was_said(
+    fn quota_is_parsed_in_every_form_and_unit(
         limit in 1u64..=1 << 53,
         count in 1u64..1_000,
         (unit, micros) in prop::sample::select(UNITS),
@@ -76,7 +75,7 @@ proptest! {
 }
 
 #[test]
-fn the_forms_that_people_write() {
+fn quota_is_parsed_in_common_forms() {
     let minute = Duration::from_secs(60);
     for (text, quota) in [
         ("100/min", Quota::per_minute(100)),
@@ -95,13 +94,13 @@ fn the_forms_that_people_write() {
 }
 
 #[test]
-fn serde_says_what_is_wrong() {
-    for (json, says) in [
+fn serde_error_states_the_cause() {
+    for (json, text) in [
         ("\"10/fortnight\"", "\"10/fortnight\": a quota's period must end in"),
         ("\"0/s\"", "a quota's limit must be at least 1"),
         ("10", "a quota such as"),
     ] {
         let error = serde_json::from_str::<Quota>(json).expect_err("not a quota").to_string();
-        assert!(error.contains(says), "{error}");
+        assert!(error.contains(text), "{error}");
     }
 }

@@ -1,5 +1,5 @@
-//! The times in a decision are exact: what they announce comes to pass at that microsecond, and not one earlier, from
-//! any state that can be reached.
+//! The times in a decision are exact to the microsecond, from any reachable state: a request is allowed at the
+//! announced time, and not a microsecond earlier.
 
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -18,73 +18,73 @@ proptest! {
     #![proptest_config(cases(150))]
 
     #[test]
-    fn of_a_bucket(
+    fn retry_after_and_reset_of_a_bucket_are_exact(
         spec in bucket(),
         start in start(),
         steps in one_tier_schedule(30),
-        asks in asks(),
+        requests in requests(),
     ) {
-        all_keep_their_word(&[vec![spec]], start, steps, &asks)?;
+        assert_all_exact(&[vec![spec]], start, steps, &requests)?;
     }
 
     #[test]
-    fn of_a_fixed_window(
+    fn retry_after_and_reset_of_a_fixed_window_are_exact(
         spec in window(),
         start in start(),
         steps in one_tier_schedule(30),
-        asks in asks(),
+        requests in requests(),
     ) {
-        all_keep_their_word(&[vec![spec]], start, steps, &asks)?;
+        assert_all_exact(&[vec![spec]], start, steps, &requests)?;
     }
 
     #[test]
-    fn of_several_limits(
+    fn retry_after_and_reset_of_several_limits_are_exact(
         specs in vec(prop_oneof![bucket(), window()], 2..=3),
         start in start(),
         steps in plain_schedule(30),
-        asks in asks(),
+        requests in requests(),
     ) {
         let limits: Vec<_> = specs.into_iter().map(|spec| vec![spec]).collect();
-        all_keep_their_word(&limits, start, steps, &asks)?;
+        assert_all_exact(&limits, start, steps, &requests)?;
     }
 
     #[test]
-    fn of_a_bucket_whose_quota_changed(
+    fn retry_after_and_reset_of_a_bucket_are_exact_when_its_quota_changed(
         tiers in tiers(bucket()),
         start in start(),
         steps in schedule(30),
-        asks in asks(),
+        requests in requests(),
     ) {
-        all_keep_their_word(&[tiers], start, steps, &asks)?;
+        assert_all_exact(&[tiers], start, steps, &requests)?;
     }
 
     #[test]
-    fn of_a_fixed_window_whose_quota_changed(
+    fn retry_after_and_reset_of_a_fixed_window_are_exact_when_its_quota_changed(
         tiers in tiers(window()),
         start in start(),
         steps in schedule(30),
-        asks in asks(),
+        requests in requests(),
     ) {
-        all_keep_their_word(&[tiers], start, steps, &asks)?;
+        assert_all_exact(&[tiers], start, steps, &requests)?;
     }
 }
 
-/// Costs and what is waited for them, both in all orders of magnitude.
-fn asks() -> impl Strategy<Value = Vec<AcquireOptions>> {
+/// Generates costs and maximum delays, both in all orders of magnitude.
+fn requests() -> impl Strategy<Value = Vec<AcquireOptions>> {
     let cost = prop_oneof![2 => Just(1), 1 => Just(0), 3 => log_uniform(1 << 20)];
-    let patience = prop_oneof![Just(None), log_uniform(1 << 50).prop_map(Some), Just(Some(u64::MAX))];
-    let ask = (cost, patience).prop_map(|(cost, patience)| match patience {
+    let max_delay = prop_oneof![Just(None), log_uniform(1 << 50).prop_map(Some), Just(Some(u64::MAX))];
+    let options = (cost, max_delay).prop_map(|(cost, max_delay)| match max_delay {
         None => AcquireOptions::cost(cost),
-        Some(patience) => AcquireOptions::cost(cost).max_delay(ticks(patience)),
+        Some(max_delay) => AcquireOptions::cost(cost).max_delay(ticks(max_delay)),
     });
-    vec(ask, 6)
+    vec(options, 6)
 }
 
-fn all_keep_their_word(
+fn assert_all_exact(
     limits: &[Vec<Spec>],
     start: u64,
     steps: Vec<Step>,
-    asks: &[AcquireOptions],
+    requests: &[AcquireOptions],
 ) -> Result<(), TestCaseError> {
     let mut pair = Pair::new(limits, start);
     for step in steps {
@@ -95,67 +95,81 @@ fn all_keep_their_word(
     if !ends_in_time(&pair.subject) {
         return Ok(());
     }
-    for &ask in asks {
-        keeps_its_word(&pair.subject, ask)?;
+    for &options in requests {
+        assert_exact(&pair.subject, options)?;
     }
-    figures_keep_their_word(&pair.subject)
+    assert_snapshot_exact(&pair.subject)
 }
 
-/// Whether the clock still runs when all that is owed has been paid.
+/// Whether the key is idle before the end of the clock.
 fn ends_in_time(subject: &Subject) -> bool {
     let decision = subject.peek(AcquireOptions::default().all_limits());
     let longest = decision.limits().iter().map(LimitStatus::reset).max().unwrap_or_default();
     Timestamp::from_micros(subject.now()).after(longest + ticks(1 << 41)) < Timestamp::LAST
 }
 
-fn keeps_its_word(subject: &Subject, ask: AcquireOptions) -> Result<(), TestCaseError> {
+fn assert_exact(subject: &Subject, options: AcquireOptions) -> Result<(), TestCaseError> {
     let now = subject.now();
-    let allowed_at = |time: u64, ask: AcquireOptions| subject.peek_at(time, ask).is_allowed();
-    match subject.peek(ask).verdict() {
+    let allowed_at = |time: u64, options: AcquireOptions| subject.peek_at(time, options).is_allowed();
+    match subject.peek(options).verdict() {
         Verdict::Denied { retry_after } => {
             let retry_at = now + micros(retry_after);
-            prop_assert!(retry_at > now, "{ask:?} at {now} may be repeated at once");
-            prop_assert!(allowed_at(retry_at, ask), "{ask:?} at {now}: refused at {retry_at} too");
-            prop_assert!(!allowed_at(retry_at - 1, ask), "{ask:?} at {now}: allowed before {retry_at}");
+            prop_assert!(retry_at > now, "{options:?} at {now} the retry is immediate");
+            prop_assert!(allowed_at(retry_at, options), "{options:?} at {now}: denied at {retry_at} too");
+            prop_assert!(!allowed_at(retry_at - 1, options), "{options:?} at {now}: allowed before {retry_at}");
             for later in [1, 1_000, 1 << 40] {
-                prop_assert!(allowed_at(retry_at + later, ask), "{ask:?} at {now}: refused {later} after {retry_at}");
+                prop_assert!(
+                    allowed_at(retry_at + later, options),
+                    "{options:?} at {now}: denied {later} after {retry_at}"
+                );
             }
         }
         Verdict::AllowedAfter(delay) => {
-            let turn = now + micros(delay);
-            let at_once = AcquireOptions::cost(ask.cost);
-            prop_assert!(ask.max_delay.is_some_and(|patience| delay <= patience), "{delay:?} for {ask:?}");
-            prop_assert!(allowed_at(turn, at_once), "{ask:?} at {now}: can't be had at its turn, {turn}");
-            prop_assert!(!allowed_at(turn - 1, at_once), "{ask:?} at {now}: could be had before its turn, {turn}");
+            let start = now + micros(delay);
+            let immediate = AcquireOptions::cost(options.cost);
+            prop_assert!(options.max_delay.is_some_and(|max_delay| delay <= max_delay), "{delay:?} for {options:?}");
+            prop_assert!(allowed_at(start, immediate), "{options:?} at {now}: denied at its start, {start}");
+            prop_assert!(!allowed_at(start - 1, immediate), "{options:?} at {now}: allowed before its start, {start}");
         }
-        Verdict::ExceedsLimit => prop_assert!(!allowed_at(now + (1 << 60), ask), "{ask:?} at {now} was not for ever"),
+        Verdict::ExceedsLimit => prop_assert!(
+            !allowed_at(now + (1 << 60), options),
+            "{options:?} at {now} does not exceed the limit for ever"
+        ),
         Verdict::Allowed => {}
     }
     Ok(())
 }
 
-fn figures_keep_their_word(subject: &Subject) -> Result<(), TestCaseError> {
+fn assert_snapshot_exact(subject: &Subject) -> Result<(), TestCaseError> {
     let now = subject.now();
-    let ask = AcquireOptions::default().all_limits();
-    for (index, standing) in subject.peek(ask).limits().iter().enumerate() {
-        let figures = standing.figures();
-        let then = |time: u64| subject.peek_at(time, ask).limits()[index].figures();
-        let (reset, next_token_after) = (micros(figures.reset), micros(figures.next_token_after));
-        prop_assert_eq!(reset == 0, figures.remaining == figures.limit, "{:?}", figures);
-        prop_assert_eq!(next_token_after == 0, figures.remaining == figures.limit, "{:?}", figures);
+    let options = AcquireOptions::default().all_limits();
+    for (index, status) in subject.peek(options).limits().iter().enumerate() {
+        let snapshot = status.figures();
+        let then = |time: u64| subject.peek_at(time, options).limits()[index].figures();
+        let (reset, next_token_after) = (micros(snapshot.reset), micros(snapshot.next_token_after));
+        prop_assert_eq!(reset == 0, snapshot.remaining == snapshot.limit, "{:?}", snapshot);
+        prop_assert_eq!(next_token_after == 0, snapshot.remaining == snapshot.limit, "{:?}", snapshot);
         if reset > 0 {
-            prop_assert_eq!(then(now + reset).remaining, figures.limit, "after the reset of {:?}", figures);
-            prop_assert_eq!(micros(then(now + reset - 1).reset), 1, "just before the reset of {:?}", figures);
-            prop_assert!(then(now + next_token_after).remaining > figures.remaining, "no more after {figures:?}");
-            prop_assert_eq!(then(now + next_token_after - 1).remaining, figures.remaining, "more before {:?}", figures);
+            prop_assert_eq!(then(now + reset).remaining, snapshot.limit, "after the reset of {:?}", snapshot);
+            prop_assert_eq!(micros(then(now + reset - 1).reset), 1, "just before the reset of {:?}", snapshot);
+            prop_assert!(
+                then(now + next_token_after).remaining > snapshot.remaining,
+                "not more remains after {snapshot:?}"
+            );
+            prop_assert_eq!(
+                then(now + next_token_after - 1).remaining,
+                snapshot.remaining,
+                "more remains before {:?}",
+                snapshot
+            );
         }
     }
     Ok(())
 }
 
-/// A customer upgrades while refused: who is told to come back in a second is not sent away for the rest of the day.
+/// A customer upgrades while denied: the new `retry_after` holds, not the wait of the old quota.
 #[test]
-fn of_an_exhausted_bucket_whose_quota_is_raised() {
+fn retry_after_of_a_bucket_is_sufficient_when_its_quota_was_raised() {
     let a_day = Spec::Bucket { quota: Quota::per_day(1), burst: 1 };
     let a_second = Spec::Bucket { quota: Quota::per_second(1), burst: 1 };
     let mut subject = Subject::new(&[vec![a_day, a_second]], 0);
@@ -163,6 +177,6 @@ fn of_an_exhausted_bucket_whose_quota_is_raised() {
     subject.apply(Op::Tier(1));
     if let Some(wait) = subject.acquire(AcquireOptions::default()).retry_after() {
         subject.set_clock(micros(wait));
-        assert_eq!(subject.acquire(AcquireOptions::default()).verdict(), Verdict::Allowed, "asked after {wait:?}");
+        assert_eq!(subject.acquire(AcquireOptions::default()).verdict(), Verdict::Allowed, "after {wait:?}");
     }
 }

@@ -1,5 +1,5 @@
-//! Random schedules. Their steps are told by what they mean to the key at that moment ("one tick before it may retry"),
-//! so that a few steps reach the boundaries; [`resolve`] makes numbers of them.
+//! Random schedules. A step is relative to the state of the key ("one tick before it may retry"), so that a few steps
+//! reach the boundaries. [`resolve`] turns a step into numbers.
 
 use std::time::Duration;
 
@@ -8,26 +8,26 @@ use proptest::prelude::*;
 use proptest::sample::select;
 use tower_ratelimit::{AcquireOptions, Gcra, LimitSnapshot, ManualClock, Quota, SlidingWindow, Verdict};
 
-use crate::model::{Combined, LONGEST, Spec};
+use crate::model::{Combined, MAX_PERIOD, Spec};
 use crate::span::{micros, ticks};
 
-/// One operation, in numbers.
+/// One operation on the limiter, in absolute numbers.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Op {
-    /// The clock now stands at this time.
+    /// Sets the clock.
     Clock {
         now: u64,
     },
-    /// From now on each limit is held to its tier of this number.
+    /// Selects the tier that each limit uses from now on.
     Tier(usize),
-    Acquisition(AcquireOptions),
+    Acquire(AcquireOptions),
     Hold(AcquireOptions),
-    /// Settle one of the holds.
+    /// Settles one of the holds.
     Settle {
         which: usize,
         actual: u64,
     },
-    /// Settle one of the holds for so much more than it held.
+    /// Settles one of the holds at `cost` more than it held.
     Surcharge {
         which: usize,
         cost: u64,
@@ -43,8 +43,8 @@ pub(crate) enum Op {
 pub(crate) enum Step {
     Wait(Gap),
     Back(Gap),
-    Acquisition { cost: Cost, patience: Patience, all_limits: bool },
-    Hold { cost: Cost, patience: Patience, all_limits: bool },
+    Acquire { cost: Cost, max_delay: MaxDelay, all_limits: bool },
+    Hold { cost: Cost, max_delay: MaxDelay, all_limits: bool },
     Settle { which: usize, actual: Cost },
     Release { which: usize },
     Surcharge { which: usize, cost: u64 },
@@ -56,9 +56,9 @@ pub(crate) enum Step {
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Gap {
     Ticks(u64),
-    /// So many 256ths of the time to full.
+    /// A number of 256ths of the time to full.
     Share(u64),
-    /// Exactly until something happens, or some ticks off that.
+    /// Until an event, plus an offset in ticks.
     Until(Event, i64),
 }
 
@@ -67,39 +67,41 @@ pub(crate) enum Event {
     Retry(Cost),
     Reset,
     MoreAfter,
-    /// Backwards: the clock stands at the newest time that the state has seen.
+    /// Backwards, to the newest time in the state.
     Newest,
-    /// Backwards: the clock has stepped back by as much as the state just bears.
+    /// Backwards, to the earliest time at which the state still counts.
     Oldest,
 }
 
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Cost {
     Exactly(u64),
-    /// So many 256ths of the capacity.
+    /// A number of 256ths of the capacity.
     Share(u64),
     Remaining(i64),
     Capacity(i64),
 }
 
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Patience {
+pub(crate) enum MaxDelay {
     None,
-    /// As long as it takes, or some ticks off that.
+    /// The exact wait, plus an offset in ticks.
     Enough(i64),
     Share(u64),
-    Endless,
+    Unlimited,
 }
 
-/// The operation that a step means to a key that stands as `model` says.
+/// Converts a step into an operation, given the state of `model`.
 pub(crate) fn resolve(step: Step, model: &Combined, now: u64) -> Op {
     match step {
         Step::Wait(gap) => Op::Clock { now: now + gap_of(gap, model, now) },
         Step::Back(gap) => Op::Clock { now: now.saturating_sub(gap_of(gap, model, now)) },
-        Step::Acquisition { cost, patience, all_limits } => {
-            Op::Acquisition(ask_of(cost, patience, all_limits, model, now))
+        Step::Acquire { cost, max_delay, all_limits } => {
+            Op::Acquire(options_of(cost, max_delay, all_limits, model, now))
         }
-        Step::Hold { cost, patience, all_limits } => Op::Hold(ask_of(cost, patience, all_limits, model, now).hold()),
+        Step::Hold { cost, max_delay, all_limits } => {
+            Op::Hold(options_of(cost, max_delay, all_limits, model, now).hold())
+        }
         Step::Settle { which, actual } => Op::Settle { which, actual: cost_of(actual, model, now) },
         Step::Release { which } => Op::Settle { which, actual: 0 },
         Step::Surcharge { which, cost } => Op::Surcharge { which, cost },
@@ -109,10 +111,10 @@ pub(crate) fn resolve(step: Step, model: &Combined, now: u64) -> Op {
     }
 }
 
-fn ask_of(cost: Cost, patience: Patience, all_limits: bool, model: &Combined, now: u64) -> AcquireOptions {
-    let mut ask = AcquireOptions::cost(cost_of(cost, model, now));
-    (ask.max_delay, ask.all_limits) = (patience_of(patience, cost, model, now), all_limits);
-    ask
+fn options_of(cost: Cost, max_delay: MaxDelay, all_limits: bool, model: &Combined, now: u64) -> AcquireOptions {
+    let mut options = AcquireOptions::cost(cost_of(cost, model, now));
+    (options.max_delay, options.all_limits) = (max_delay_of(max_delay, cost, model, now), all_limits);
+    options
 }
 
 fn gap_of(gap: Gap, model: &Combined, now: u64) -> u64 {
@@ -120,8 +122,8 @@ fn gap_of(gap: Gap, model: &Combined, now: u64) -> u64 {
         Gap::Ticks(ticks) => ticks,
         Gap::Share(share) => share_of(share, time_to_full(model)),
         Gap::Until(event, off) => {
-            let longest = |figure: fn(&LimitSnapshot) -> Duration| {
-                let spans = model.seen(now).into_iter().map(|limit| figure(&limit.figures(now)));
+            let longest = |span: fn(&LimitSnapshot) -> Duration| {
+                let spans = model.with_held(now).into_iter().map(|limit| span(&limit.snapshot(now)));
                 micros(spans.max().unwrap_or_default())
             };
             let newest = || model.limits.iter().map(|limit| limit.newest()).max().unwrap_or(0);
@@ -130,8 +132,8 @@ fn gap_of(gap: Gap, model: &Combined, now: u64) -> u64 {
                     Verdict::Denied { retry_after } => micros(retry_after),
                     _ => 0,
                 },
-                Event::Reset => longest(|figures| figures.reset),
-                Event::MoreAfter => longest(|figures| figures.next_token_after),
+                Event::Reset => longest(|snapshot| snapshot.reset),
+                Event::MoreAfter => longest(|snapshot| snapshot.next_token_after),
                 Event::Newest => now.saturating_sub(newest()),
                 Event::Oldest => (now + time_to_full(model)).saturating_sub(newest()),
             };
@@ -141,26 +143,26 @@ fn gap_of(gap: Gap, model: &Combined, now: u64) -> u64 {
 }
 
 fn cost_of(cost: Cost, model: &Combined, now: u64) -> u64 {
-    let limits = model.seen(now);
-    let figures = || limits.iter().map(|limit| limit.figures(now));
-    let capacity = || figures().map(|figures| figures.limit).min().unwrap_or(0);
+    let limits = model.with_held(now);
+    let snapshots = || limits.iter().map(|limit| limit.snapshot(now));
+    let capacity = || snapshots().map(|snapshot| snapshot.limit).min().unwrap_or(0);
     match cost {
         Cost::Exactly(cost) => cost,
         Cost::Share(share) => share_of(share, capacity()),
         Cost::Capacity(off) => capacity().saturating_add_signed(off),
         Cost::Remaining(off) => {
-            let remaining = figures().map(|figures| figures.remaining).min().unwrap_or(0);
+            let remaining = snapshots().map(|snapshot| snapshot.remaining).min().unwrap_or(0);
             remaining.saturating_add_signed(off)
         }
     }
 }
 
-fn patience_of(patience: Patience, cost: Cost, model: &Combined, now: u64) -> Option<Duration> {
-    Some(match patience {
-        Patience::None => return None,
-        Patience::Enough(off) => ticks(gap_of(Gap::Until(Event::Retry(cost), off), model, now)),
-        Patience::Share(share) => ticks(share_of(share, time_to_full(model))),
-        Patience::Endless => Duration::MAX,
+fn max_delay_of(max_delay: MaxDelay, cost: Cost, model: &Combined, now: u64) -> Option<Duration> {
+    Some(match max_delay {
+        MaxDelay::None => return None,
+        MaxDelay::Enough(off) => ticks(gap_of(Gap::Until(Event::Retry(cost), off), model, now)),
+        MaxDelay::Share(share) => ticks(share_of(share, time_to_full(model))),
+        MaxDelay::Unlimited => Duration::MAX,
     })
 }
 
@@ -169,25 +171,25 @@ fn time_to_full(model: &Combined) -> u64 {
 }
 
 fn share_of(share: u64, whole: u64) -> u64 {
-    u64::try_from(u128::from(whole) * u128::from(share) / 256).expect("a small multiple of 2^53")
+    u64::try_from(u128::from(whole) * u128::from(share) / 256).expect("at most a few times 2^53")
 }
 
-/// Up to `length` steps of every kind.
+/// Generates up to `length` steps of every kind.
 pub(crate) fn schedule(length: usize) -> impl Strategy<Value = Vec<Step>> {
     vec(step(), 1..length)
 }
 
-/// Up to `length` steps, none of which moves the clock back or changes a quota.
+/// Generates up to `length` steps that neither move the clock back nor change a quota.
 pub(crate) fn plain_schedule(length: usize) -> impl Strategy<Value = Vec<Step>> {
     vec(plain_step(), 1..length)
 }
 
-/// Up to `length` steps, none of which changes a quota.
+/// Generates up to `length` steps that do not change a quota.
 pub(crate) fn one_tier_schedule(length: usize) -> impl Strategy<Value = Vec<Step>> {
     vec(prop_oneof![8 => plain_step(), 1 => back()], 1..length)
 }
 
-/// Up to `length` steps in which quotas change often.
+/// Generates up to `length` steps in which quotas change often.
 pub(crate) fn charging_schedule(length: usize) -> impl Strategy<Value = Vec<Step>> {
     let step = prop_oneof![
         8 => gap().prop_map(Step::Wait),
@@ -199,7 +201,7 @@ pub(crate) fn charging_schedule(length: usize) -> impl Strategy<Value = Vec<Step
     vec(prop_oneof![40 => step, 1 => Just(Step::Reset)], 1..length)
 }
 
-/// Up to `length` steps that just ask and wait.
+/// Generates up to `length` steps that only acquire and wait.
 pub(crate) fn attack(length: usize) -> impl Strategy<Value = Vec<Step>> {
     vec(prop_oneof![1 => gap().prop_map(Step::Wait), 3 => acquire()], 1..length)
 }
@@ -223,8 +225,8 @@ fn plain_step() -> impl Strategy<Value = Step> {
 
 fn hold_or_end() -> impl Strategy<Value = Step> {
     prop_oneof![
-        4 => (cost(), patience(), any::<bool>())
-            .prop_map(|(cost, patience, all_limits)| Step::Hold { cost, patience, all_limits }),
+        4 => (cost(), max_delay(), any::<bool>())
+            .prop_map(|(cost, max_delay, all_limits)| Step::Hold { cost, max_delay, all_limits }),
         2 => (any::<usize>(), cost()).prop_map(|(which, actual)| Step::Settle { which, actual }),
         1 => (any::<usize>(), 1u64..6).prop_map(|(which, cost)| Step::Surcharge { which, cost }),
         2 => any::<usize>().prop_map(|which| Step::Release { which }),
@@ -233,9 +235,9 @@ fn hold_or_end() -> impl Strategy<Value = Step> {
 }
 
 fn acquire() -> impl Strategy<Value = Step> {
-    (cost(), patience(), any::<bool>()).prop_map(|(cost, patience, all_limits)| Step::Acquisition {
+    (cost(), max_delay(), any::<bool>()).prop_map(|(cost, max_delay, all_limits)| Step::Acquire {
         cost,
-        patience,
+        max_delay,
         all_limits,
     })
 }
@@ -271,81 +273,86 @@ fn cost() -> impl Strategy<Value = Cost> {
     ]
 }
 
-fn patience() -> impl Strategy<Value = Patience> {
+fn max_delay() -> impl Strategy<Value = MaxDelay> {
     prop_oneof![
-        6 => Just(Patience::None),
-        2 => (-1i64..=1).prop_map(Patience::Enough),
-        2 => (0u64..512).prop_map(Patience::Share),
-        1 => Just(Patience::Endless),
+        6 => Just(MaxDelay::None),
+        2 => (-1i64..=1).prop_map(MaxDelay::Enough),
+        2 => (0u64..512).prop_map(MaxDelay::Share),
+        1 => Just(MaxDelay::Unlimited),
     ]
 }
 
-/// A time for the clock to start at: the epoch, today, the far future.
-/// The year 2052: a debt of 200 years ends within the time that a table can tell.
+/// The year 2052: a debt of 200 years ends before the largest timestamp of a table.
 const LATE: u64 = 2_600_000_000_000_000;
 
+/// Generates the start of the clock: the epoch, today or the far future.
 pub(crate) fn start() -> impl Strategy<Value = u64> {
     let today = ManualClock::START.as_micros();
     prop_oneof![select(vec![0, 1, today, LATE]), (0u64..100_000_000_000).prop_map(move |off| today + off)]
 }
 
-/// Any bucket that is legal: from one a day and slower to thousands a microsecond, bursts to a million.
+/// Generates any valid bucket: quotas from below one a day to thousands a microsecond, bursts of up to a million.
 pub(crate) fn bucket() -> impl Strategy<Value = Spec> {
     let burst = prop_oneof![
         1 => Just(None),
         1 => (1u64..=3).prop_map(Some),
         1 => log_uniform(1_000_000).prop_map(Some),
     ];
-    (quota(), burst).prop_filter_map("a quota too fine, or a burst too slow to fill", |(quota, burst)| {
+    (quota(), burst).prop_filter_map("the quota is too fine, or the burst takes too long to fill", |(quota, burst)| {
         let burst = burst.unwrap_or(quota.limit());
         Gcra::try_new(quota).and_then(|gcra| gcra.try_burst(burst)).ok()?;
         Some(Spec::Bucket { quota, burst })
     })
 }
 
-/// Any fixed window of either kind.
+/// Generates a fixed window, aligned to the clock or not.
 pub(crate) fn window() -> impl Strategy<Value = Spec> {
-    (quota(), any::<bool>()).prop_map(|(quota, aligned)| Spec::Window { quota, aligned })
+    (quota(), any::<bool>()).prop_map(|(quota, aligned)| Spec::FixedWindow { quota, aligned })
 }
 
-/// Fixed windows of one kind of period, so that those of several tiers overlap.
+/// Generates fixed windows with similar periods, so that the windows of several tiers overlap.
 pub(crate) fn overlapping_windows() -> impl Strategy<Value = Vec<Spec>> {
     let window = (1u64..12, 5u64..40, any::<bool>());
-    tiers(window.prop_map(|(limit, period, aligned)| Spec::Window { quota: Quota::new(limit, ticks(period)), aligned }))
+    tiers(
+        window.prop_map(|(limit, period, aligned)| Spec::FixedWindow {
+            quota: Quota::new(limit, ticks(period)),
+            aligned,
+        }),
+    )
 }
 
-/// Any sliding window, often one with few and short blocks.
+/// Generates a sliding window, often with few and short blocks.
 pub(crate) fn blocks() -> impl Strategy<Value = Spec> {
     let period = select(vec![12, 60, 90, 1_200, 60_000_000, 86_400_000_000]);
     let small = (1u64..12, period).prop_map(|(limit, period)| Quota::new(limit, ticks(period)));
     let number = prop_oneof![4 => select(vec![1, 2, 3, 4, 6, 10, 12, 30]), 1 => 1u64..=60];
     (prop_oneof![4 => small, 1 => quota()], number, any::<bool>()).prop_filter_map(
-        "blocks that are no whole number of microseconds, or weighted and too long",
+        "blocks are not whole microseconds, or weighted blocks are too long",
         |(quota, blocks, weighted)| {
             let window = SlidingWindow::new(quota).try_blocks(blocks).ok()?;
-            let is_legal = !weighted || window.try_weighted().is_ok();
-            is_legal.then_some(Spec::Counters { quota, blocks, weighted })
+            let is_valid = !weighted || window.try_weighted().is_ok();
+            is_valid.then_some(Spec::SlidingWindow { quota, blocks, weighted })
         },
     )
 }
 
-/// Any sliding log, often a short one.
+/// Generates a sliding log, often with a short period.
 pub(crate) fn log() -> impl Strategy<Value = Spec> {
     let small = (1u64..12, log_uniform(2_000)).prop_map(|(limit, period)| Quota::new(limit, ticks(period)));
     let any = quota().prop_filter("too many hits", |quota| quota.limit() <= 10_000);
-    prop_oneof![4 => small, 1 => any].prop_map(|quota| Spec::HitLog { quota })
+    prop_oneof![4 => small, 1 => any].prop_map(|quota| Spec::SlidingLog { quota })
 }
 
 pub(crate) fn quota() -> impl Strategy<Value = Quota> {
     let second = Duration::from_secs(1);
-    let known = vec![
+    let selected = vec![
         Quota::per_day(1),
         Quota::per_second(3),
         Quota::per_minute(7),
         Quota::new(1_000, 7 * second),
         Quota::per_second(1_000_000),
         Quota::per_second(1_000_000_000),
-        Quota::new(1, ticks(LONGEST)),
+        Quota::new(1, ticks(MAX_PERIOD)),
         Quota::new(999_983, 86_399 * second),
         Quota::new(3, ticks(7)),
         Quota::new(7, ticks(3)),
@@ -354,19 +361,19 @@ pub(crate) fn quota() -> impl Strategy<Value = Quota> {
         (log_uniform(1_000_000), 1u64..1_000).prop_map(move |(limit, count)| Quota::new(limit, ticks(count * unit)))
     };
     let any =
-        (log_uniform(1_000_000), log_uniform(LONGEST)).prop_map(|(limit, period)| Quota::new(limit, ticks(period)));
-    prop_oneof![2 => select(known), 1 => whole(1), 1 => whole(1_000_000), 2 => any]
+        (log_uniform(1_000_000), log_uniform(MAX_PERIOD)).prop_map(|(limit, period)| Quota::new(limit, ticks(period)));
+    prop_oneof![2 => select(selected), 1 => whole(1), 1 => whole(1_000_000), 2 => any]
 }
 
-/// From 1 to `most`, all orders of magnitude alike.
-pub(crate) fn log_uniform(most: u64) -> impl Strategy<Value = u64> {
-    (0..=most.ilog2(), any::<u64>()).prop_map(move |(bits, digits)| {
+/// Generates numbers from 1 to `max`, uniform over the orders of magnitude.
+pub(crate) fn log_uniform(max: u64) -> impl Strategy<Value = u64> {
+    (0..=max.ilog2(), any::<u64>()).prop_map(move |(bits, digits)| {
         let top = 1 << bits;
-        (top | digits & (top - 1)).min(most)
+        (top | digits & (top - 1)).min(max)
     })
 }
 
-/// Between one and three tiers of one limit.
+/// Generates one to three tiers of one limit.
 pub(crate) fn tiers(spec: impl Strategy<Value = Spec>) -> impl Strategy<Value = Vec<Spec>> {
     vec(spec, 1..=3)
 }

@@ -1,5 +1,5 @@
-//! The sliding window and the sliding log answer as the model does, field by field, on every schedule, with quotas, numbers of
-//! blocks and forms that change.
+//! The sliding window and the sliding log agree with the model, field by field, on every schedule, while quotas,
+//! numbers of blocks and variants change.
 
 use proptest::prelude::*;
 use tower_ratelimit::{AcquireOptions, Quota};
@@ -15,7 +15,7 @@ proptest! {
 
     #[test]
     fn sliding_window_agrees_with_the_model(spec in blocks(), start in start(), steps in charging_schedule(60)) {
-        agrees(vec![spec], start, steps)?;
+        assert_agrees(vec![spec], start, steps)?;
     }
 
     #[test]
@@ -24,12 +24,12 @@ proptest! {
         start in start(),
         steps in charging_schedule(60),
     ) {
-        agrees(tiers, start, steps)?;
+        assert_agrees(tiers, start, steps)?;
     }
 
     #[test]
     fn sliding_log_agrees_with_the_model(spec in log(), start in start(), steps in charging_schedule(60)) {
-        agrees(vec![spec], start, steps)?;
+        assert_agrees(vec![spec], start, steps)?;
     }
 
     #[test]
@@ -38,22 +38,22 @@ proptest! {
         start in start(),
         steps in charging_schedule(60),
     ) {
-        agrees(tiers, start, steps)?;
+        assert_agrees(tiers, start, steps)?;
     }
 }
 
-fn agrees(tiers: Vec<Spec>, start: u64, steps: Vec<Step>) -> Result<(), TestCaseError> {
+fn assert_agrees(tiers: Vec<Spec>, start: u64, steps: Vec<Step>) -> Result<(), TestCaseError> {
     let mut pair = Pair::new(&[tiers], start);
     for step in steps {
-        pair.agree_on(step)?;
+        pair.step_and_compare(step)?;
     }
     Ok(())
 }
 
-/// A surcharge beyond all sums leaves before what is still held.
+/// A saturated surcharge expires before a cost that is still held.
 #[test]
-fn sliding_log_resets_after_what_is_held() {
-    let mut subject = Subject::new(&[vec![Spec::HitLog { quota: Quota::new(3, ticks(10)) }]], 0);
+fn sliding_log_reset_includes_a_hold() {
+    let mut subject = Subject::new(&[vec![Spec::SlidingLog { quota: Quota::new(3, ticks(10)) }]], 0);
     subject.acquire(AcquireOptions::cost(0).hold());
     subject.acquire(AcquireOptions::cost(1).hold());
     subject.apply(Op::Settle { which: 0, actual: u64::MAX });

@@ -1,4 +1,4 @@
-//! Spans of time in whole microseconds, the crate's tick.
+//! Conversions between durations and whole microseconds, the crate's tick.
 
 use std::time::Duration;
 
@@ -6,7 +6,7 @@ pub(crate) fn ticks(micros: u64) -> Duration {
     Duration::from_micros(micros)
 }
 
-/// What is longer than 64 bits can say counts as the longest.
+/// Saturates at 64 bits.
 pub(crate) fn micros(span: Duration) -> u64 {
     u64::try_from(span.as_micros()).unwrap_or(u64::MAX)
 }

@@ -1,5 +1,5 @@
-//! The sliding log, the sliding window (strict and weighted) and the leaky queue against slow, obvious models, field by field,
-//! in virtual time; and what each lets through in the worst case.
+//! The sliding log, the sliding window (strict and weighted) and the leaky queue agree with slow and simple models,
+//! field by field, in virtual time. The worst case of each algorithm is checked, too.
 
 use std::rc::Rc;
 use std::time::Duration;
@@ -12,28 +12,28 @@ use tower_ratelimit::{
     Quota, SlidingLog, SlidingWindow, Timestamp, TokenBucket, Verdict,
 };
 
-/// What a model says at a time: everything that a decision tells.
+/// The fields of a decision, as the model expects them.
 #[derive(Debug, PartialEq)]
-struct RetryHint {
+struct Expected {
     verdict: Verdict,
     remaining: u64,
     reset: u64,
     next_token_after: u64,
 }
 
-/// Hits, and how much of them counts at a time: with that all else is found by looking for the first moment at which it holds.
+/// A list of hits and the usage at a time. Waits follow from a binary search for the first time that fits.
 trait Model: Clone {
     fn limit(&self) -> u64;
     fn hits(&mut self) -> &mut Vec<(u64, u64)>;
-    /// So much is used at `now`, as a fraction: rounded up.
+    /// Returns the usage at `now`, rounded up.
     fn used(&self, now: u64) -> u64;
     /// Whether `cost` fits at `now`.
     fn fits(&self, now: u64, cost: u64) -> bool;
-    /// When the last of it no longer counts.
-    fn fresh_at(&self) -> u64;
+    /// Returns the time from which no hit counts.
+    fn idle_at(&self) -> u64;
     fn charge(&mut self, now: u64, cost: u64);
 
-    /// What is held counts as if it were charged now.
+    /// Returns the model as if the held cost were charged now.
     fn with_held(&self, now: u64, held: u64) -> Self {
         let mut model = self.clone();
         if held > 0 {
@@ -46,9 +46,9 @@ trait Model: Clone {
         self.limit().saturating_sub(self.used(now))
     }
 
-    /// The first moment from `now` on at which it holds: nothing but time passes, so it then holds for good.
+    /// Returns the first time from `now` on at which `holds` is true. Without further hits it stays true.
     fn first(&self, now: u64, holds: impl Fn(&Self, u64) -> bool) -> u64 {
-        let (mut too_early, mut late) = (now, self.fresh_at().max(now));
+        let (mut too_early, mut late) = (now, self.idle_at().max(now));
         if holds(self, now) {
             return now;
         }
@@ -69,20 +69,20 @@ trait Model: Clone {
         }
     }
 
-    fn told(&self, now: u64, verdict: Verdict) -> RetryHint {
+    fn expected(&self, now: u64, verdict: Verdict) -> Expected {
         let remaining = self.remaining(now);
         let more = self.first(now, |model, at| model.remaining(at) > remaining) - now;
-        let reset = self.fresh_at().saturating_sub(now);
-        RetryHint { verdict, remaining, reset, next_token_after: if remaining == self.limit() { reset } else { more } }
+        let reset = self.idle_at().saturating_sub(now);
+        Expected { verdict, remaining, reset, next_token_after: if remaining == self.limit() { reset } else { more } }
     }
 }
 
-/// Each hit counts in full until it expires.
+/// The model in which each hit counts in full until it expires.
 #[derive(Clone)]
 struct Expiring {
     limit: u64,
     expires_at: Rc<dyn Fn(u64) -> u64>,
-    /// Until when it counts, what it weighs.
+    /// The expiry and the weight of each hit.
     hits: Vec<(u64, u64)>,
 }
 
@@ -114,7 +114,7 @@ impl Model for Expiring {
         self.used(now) + cost <= self.limit
     }
 
-    fn fresh_at(&self) -> u64 {
+    fn idle_at(&self) -> u64 {
         self.hits.iter().filter(|(_, weight)| *weight > 0).map(|(until, _)| *until).max().unwrap_or(0)
     }
 
@@ -123,7 +123,7 @@ impl Model for Expiring {
     }
 }
 
-/// The hits of the oldest block that the window still touches count by the share of it that the window covers.
+/// The model in which hits of the oldest block count by the share of the block that the window still covers.
 #[derive(Clone)]
 struct Weighted {
     limit: u64,
@@ -133,7 +133,7 @@ struct Weighted {
 }
 
 impl Weighted {
-    /// What is used at `now`, times the width of a block.
+    /// Returns the usage at `now`, times the width of a block.
     fn used_scaled(&self, now: u64) -> u64 {
         let current = now / self.width;
         let share = |block: u64| match current - block {
@@ -162,7 +162,7 @@ impl Model for Weighted {
         self.used_scaled(now) + cost * self.width <= self.limit * self.width
     }
 
-    fn fresh_at(&self) -> u64 {
+    fn idle_at(&self) -> u64 {
         let last = self.hits.iter().filter(|(_, weight)| *weight > 0).map(|(block, _)| *block).max();
         last.map_or(0, |block| (block + self.blocks + 1) * self.width)
     }
@@ -175,13 +175,13 @@ impl Model for Weighted {
 #[derive(Clone, Copy, Debug)]
 enum Step {
     Wait(u64),
-    /// So many ticks off the moment at which this cost may retry.
+    /// Until this cost is allowed, plus an offset in ticks.
     UntilRetry(u64, i64),
-    /// So many ticks off the moment at which the key is as good as new.
+    /// Until the key is idle, plus an offset in ticks.
     UntilReset(i64),
-    /// So many ticks off the next block.
+    /// Until the next block, plus an offset in ticks.
     UntilBlock(i64),
-    AcquireOptions(u64),
+    Acquire(u64),
     Hold(u64),
     Settle(usize, u64),
     Reset,
@@ -190,7 +190,7 @@ enum Step {
 fn steps(period: u64, limit: u64) -> impl Strategy<Value = Vec<Step>> {
     let ticks = -1..=1_i64;
     let step = prop_oneof![
-        4 => (0..=limit + 1).prop_map(Step::AcquireOptions),
+        4 => (0..=limit + 1).prop_map(Step::Acquire),
         1 => (0..=limit + 1).prop_map(Step::Hold),
         2 => (0..=period * 2).prop_map(Step::Wait),
         2 => (0..=3_u64).prop_map(Step::Wait),
@@ -203,20 +203,26 @@ fn steps(period: u64, limit: u64) -> impl Strategy<Value = Vec<Step>> {
     proptest::collection::vec(step, 1..80)
 }
 
-fn told(decision: &Decision) -> RetryHint {
-    let standing = decision.most_restrictive().expect("one limit");
+fn reported(decision: &Decision) -> Expected {
+    let status = decision.most_restrictive().expect("one limit");
     let micros = |span: Duration| u64::try_from(span.as_micros()).expect("a short time");
-    RetryHint {
+    Expected {
         verdict: decision.verdict(),
-        remaining: standing.remaining(),
-        reset: micros(standing.reset()),
-        next_token_after: micros(standing.next_token_after()),
+        remaining: status.remaining(),
+        reset: micros(status.reset()),
+        next_token_after: micros(status.next_token_after()),
     }
 }
 
-/// Runs both, and compares every decision; and that the retry that was told is sufficient and minimal, which the model's is by
-/// its construction.
-fn agree<A: Algorithm>(algorithm: A, mut model: impl Model, width: u64, steps: &[Step]) -> Result<(), TestCaseError> {
+/// Applies the steps to the limiter and to the model, and compares every decision.
+///
+/// The model's `retry_after` is sufficient and minimal by construction, so equality shows the same of the limiter.
+fn assert_agrees<A: Algorithm>(
+    algorithm: A,
+    mut model: impl Model,
+    width: u64,
+    steps: &[Step],
+) -> Result<(), TestCaseError> {
     let clock = ManualClock::new();
     let limiter = Memory::builder(algorithm).max_keys(1).clock(clock.clone()).build().expect("a limiter");
     let (mut guards, mut held): (Vec<Held>, u64) = (Vec::new(), 0);
@@ -226,9 +232,9 @@ fn agree<A: Algorithm>(algorithm: A, mut model: impl Model, width: u64, steps: &
         let wait = match step {
             Step::Wait(span) => span,
             Step::UntilRetry(cost, ticks) => off(model.first(now, |model, at| model.fits(at, cost)), ticks),
-            Step::UntilReset(ticks) => off(model.fresh_at(), ticks),
+            Step::UntilReset(ticks) => off(model.idle_at(), ticks),
             Step::UntilBlock(ticks) => off((now / width + 1) * width, ticks),
-            Step::AcquireOptions(cost) | Step::Hold(cost) => {
+            Step::Acquire(cost) | Step::Hold(cost) => {
                 let peeked = limiter
                     .peek("key", AcquireOptions::cost(cost))
                     .try_ready()
@@ -236,24 +242,26 @@ fn agree<A: Algorithm>(algorithm: A, mut model: impl Model, width: u64, steps: &
                     .expect("it peeks");
                 let counted = model.with_held(now, held);
                 let verdict = counted.verdict(now, cost);
-                prop_assert_eq!(told(&peeked), counted.told(now, verdict), "peeking at {} for {}", now, cost);
+                prop_assert_eq!(reported(&peeked), counted.expected(now, verdict), "peek at {} for {}", now, cost);
                 prop_assert_eq!(peeked.is_estimate(), held > 0 && !verdict.is_allowed());
-                let ask = if matches!(step, Step::Hold(_)) {
+                let options = if matches!(step, Step::Hold(_)) {
                     AcquireOptions::cost(cost).hold()
                 } else {
                     AcquireOptions::cost(cost)
                 };
-                let Acquisition::Ready(outcome) = limiter.acquire("key", ask) else { unreachable!("memory is ready") };
+                let Acquisition::Ready(outcome) = limiter.acquire("key", options) else {
+                    unreachable!("memory is ready")
+                };
                 let outcome = outcome.expect("memory decides");
-                prop_assert_eq!(outcome.held.is_some(), ask.hold && verdict.is_allowed());
+                prop_assert_eq!(outcome.held.is_some(), options.hold && verdict.is_allowed());
                 if let Some(guard) = outcome.held {
                     held += cost;
                     guards.push(guard);
                 } else if verdict.is_allowed() && cost > 0 {
                     model.charge(now, cost);
                 }
-                let after = model.with_held(now, held).told(now, verdict);
-                prop_assert_eq!(told(&outcome.decision), after, "asking at {} for {}", now, cost);
+                let after = model.with_held(now, held).expected(now, verdict);
+                prop_assert_eq!(reported(&outcome.decision), after, "acquire at {} for {}", now, cost);
                 0
             }
             Step::Settle(which, actual) => {
@@ -278,10 +286,16 @@ fn agree<A: Algorithm>(algorithm: A, mut model: impl Model, width: u64, steps: &
     Ok(())
 }
 
-/// Periods, small so that schedules reach every corner, with numbers of blocks that divide them.
+/// Generates small periods, so that schedules reach the boundaries, and numbers of blocks that divide them.
 fn geometry() -> impl Strategy<Value = (u64, u64, u64)> {
     let period = prop_oneof![Just(12), Just(60), Just(1_200), Just(60_000_000), Just(86_400_000_000)];
     (period, prop_oneof![Just(1), Just(2), Just(3), Just(4)], 1..12_u64)
+}
+
+/// Generates a period, a number of blocks, a limit, and steps for them.
+fn schedule() -> impl Strategy<Value = (u64, u64, u64, Vec<Step>)> {
+    let steps = |(period, blocks, limit)| (Just(period), Just(blocks), Just(limit), steps(period, limit));
+    geometry().prop_flat_map(steps)
 }
 
 fn quota(limit: u64, period: u64) -> Quota {
@@ -290,67 +304,66 @@ fn quota(limit: u64, period: u64) -> Quota {
 
 proptest! {
     #[test]
-    fn the_log_agrees((period, _, limit, steps) in geometry().prop_flat_map(|(p, b, l)| (Just(p), Just(b), Just(l), steps(p, l)))) {
-        agree(SlidingLog::new(quota(limit, period)), Expiring::log(limit, period), period, &steps)?;
+    fn sliding_log_agrees_with_the_model((period, _, limit, steps) in schedule()) {
+        assert_agrees(SlidingLog::new(quota(limit, period)), Expiring::log(limit, period), period, &steps)?;
     }
 
     #[test]
-    fn strict_blocks_agree((period, blocks, limit, steps) in geometry().prop_flat_map(|(p, b, l)| (Just(p), Just(b), Just(l), steps(p, l)))) {
+    fn strict_sliding_window_agrees_with_the_model((period, blocks, limit, steps) in schedule()) {
         let window = SlidingWindow::new(quota(limit, period)).blocks(blocks);
-        agree(window, Expiring::strict(limit, period, blocks), period / blocks, &steps)?;
+        assert_agrees(window, Expiring::strict(limit, period, blocks), period / blocks, &steps)?;
     }
 
     #[test]
-    fn weighted_blocks_agree((period, blocks, limit, steps) in geometry().prop_flat_map(|(p, b, l)| (Just(p), Just(b), Just(l), steps(p, l)))) {
+    fn weighted_sliding_window_agrees_with_the_model((period, blocks, limit, steps) in schedule()) {
         let window = SlidingWindow::new(quota(limit, period)).blocks(blocks).weighted();
         let width = period / blocks;
-        agree(window, Weighted { limit, width, blocks, hits: Vec::new() }, width, &steps)?;
+        assert_agrees(window, Weighted { limit, width, blocks, hits: Vec::new() }, width, &steps)?;
     }
 
-    /// Against the next free time as an exact fraction.
+    /// The model is the next free time as an exact fraction.
     #[test]
-    fn the_queue_agrees(
+    fn leaky_queue_agrees_with_the_model(
         limit in 1..8_u64,
         period in prop_oneof![Just(7_u64), Just(1_000), Just(1_000_000), Just(7_000_000)],
         waiting in 0..6_u64,
-        asks in proptest::collection::vec((0..9_u64, 0..400_u64, proptest::option::of(0..300_u64)), 1..60),
+        requests in proptest::collection::vec((0..9_u64, 0..400_u64, proptest::option::of(0..300_u64)), 1..60),
     ) {
         let clock = ManualClock::new();
         let queue = LeakyQueue::new(quota(limit, period)).max_waiting(waiting);
         let limiter = Memory::builder(queue).clock(clock.clone()).build().expect("a limiter");
-        // In units of a tick's `limit`-th part: exact, since the spacing is period / limit ticks.
+        // The unit is `1 / limit` of a tick: the spacing of `period / limit` ticks is then a whole number.
         let (unit, spacing) = (u128::from(limit), u128::from(period));
         let mut next_free = 0_u128;
-        for (cost, gap, patience) in asks {
+        for (cost, gap, max_delay) in requests {
             clock.advance(Duration::from_micros(gap * period / 100));
             let now = u128::from(clock.now().as_micros()) * unit;
             let delay = next_free.saturating_sub(now);
-            let ask = AcquireOptions::cost(cost);
-            let patience_ticks = patience.map(|share| share * period / 100);
-            let ask = patience_ticks.map_or(ask, |ticks| ask.max_delay(Duration::from_micros(ticks)));
-            // Refused until there is room, and until the delay is one that is accepted.
+            let options = AcquireOptions::cost(cost);
+            let max_delay_ticks = max_delay.map(|share| share * period / 100);
+            let options = max_delay_ticks.map_or(options, |ticks| options.max_delay(Duration::from_micros(ticks)));
+            // A request is denied until the queue has space and until the delay is at most the accepted delay.
             let ticks = |span: u128| u64::try_from(span.div_ceil(unit)).expect("a short time");
-            let room_after = (delay + u128::from(cost) * spacing).saturating_sub(u128::from(waiting + 1) * spacing);
-            let accepted_after = patience_ticks.map_or(0, |patience| ticks(delay).saturating_sub(patience));
+            let space_after = (delay + u128::from(cost) * spacing).saturating_sub(u128::from(waiting + 1) * spacing);
+            let accepted_after = max_delay_ticks.map_or(0, |max_delay| ticks(delay).saturating_sub(max_delay));
             let expected = if cost > waiting + 1 {
                 Verdict::ExceedsLimit
             } else {
-                match (ticks(room_after).max(accepted_after), ticks(delay)) {
+                match (ticks(space_after).max(accepted_after), ticks(delay)) {
                     (0, 0) => Verdict::Allowed,
                     (0, delay) => Verdict::AllowedAfter(Duration::from_micros(delay)),
                     (wait, _) => Verdict::Denied { retry_after: Duration::from_micros(wait) },
                 }
             };
-            prop_assert_eq!(limiter.check("key", ask).verdict(), expected);
+            prop_assert_eq!(limiter.check("key", options).verdict(), expected);
             if expected.is_allowed() && cost > 0 {
                 next_free = next_free.max(now) + u128::from(cost) * spacing;
             }
         }
     }
 
-    /// No state, time or cost makes an algorithm panic.
     #[test]
-    fn garbage_is_no_reason_to_panic(
+    fn algorithms_do_not_panic_on_any_state_time_and_cost(
         words in proptest::collection::vec(any::<u64>(), 65),
         hits in proptest::collection::vec((any::<u64>(), any::<u64>()), 0..20),
         now in any::<u64>(), cost in any::<u64>(), held in any::<u64>(), delay in any::<u64>(),
@@ -379,7 +392,7 @@ proptest! {
     }
 }
 
-/// Admissions, one of cost 1 at each of these times.
+/// Sends a request of cost 1 at each of these times. Returns the times of the admitted requests.
 fn admitted(algorithm: impl Algorithm, times: &[u64]) -> Vec<u64> {
     let clock = ManualClock::new();
     let limiter = Memory::builder(algorithm).max_keys(1).clock(clock.clone()).build().expect("a limiter");
@@ -390,101 +403,104 @@ fn admitted(algorithm: impl Algorithm, times: &[u64]) -> Vec<u64> {
     times.iter().copied().filter(|time| at(time)).collect()
 }
 
-/// The most admissions in any half-open window of the period.
-fn most_in_a_window(admitted: &[u64], period: u64) -> usize {
+/// Returns the maximum number of admissions in any half-open window of the period.
+fn max_in_a_window(admitted: &[u64], period: u64) -> usize {
     let within = |from: u64| admitted.iter().filter(|&&time| (from..from + period).contains(&time)).count();
     admitted.iter().map(|&from| within(from)).max().unwrap_or(0)
 }
 
-/// All schedules of so many requests at each tick, on a small grid: the most that any of them gets through in a window.
-fn exhaustively(algorithm: impl Algorithm + Copy, period: u64, ticks: u32, burst: u64) -> usize {
+/// Tries all schedules of 0 or `burst` requests at each tick. Returns the maximum number of admissions in a window.
+fn max_over_all_schedules(algorithm: impl Algorithm + Copy, period: u64, ticks: u32, burst: u64) -> usize {
     let choices = 2_u64.pow(ticks);
     let schedule = |choice: u64| -> Vec<u64> {
         let ticks = (0..u64::from(ticks)).filter(|tick| choice >> tick & 1 == 1);
         ticks.flat_map(|tick| std::iter::repeat_n(tick, usize::try_from(burst).expect("small"))).collect()
     };
-    (0..choices).map(|choice| most_in_a_window(&admitted(algorithm, &schedule(choice)), period)).max().unwrap_or(0)
+    (0..choices).map(|choice| max_in_a_window(&admitted(algorithm, &schedule(choice)), period)).max().unwrap_or(0)
 }
 
 #[test]
-fn the_log_and_strict_blocks_let_exactly_the_limit_through_in_any_window() {
+fn sliding_log_and_strict_window_admit_exactly_the_limit_in_any_window() {
     for limit in 1..=3 {
         assert_eq!(
-            exhaustively(SlidingLog::new(quota(limit, 4)), 4, 10, limit),
+            max_over_all_schedules(SlidingLog::new(quota(limit, 4)), 4, 10, limit),
             usize::try_from(limit).expect("small")
         );
         for blocks in [1, 2, 4] {
             let strict = SlidingWindow::new(quota(limit, 4)).blocks(blocks);
-            assert_eq!(exhaustively(strict, 4, 10, limit), usize::try_from(limit).expect("small"), "{blocks} blocks");
+            assert_eq!(
+                max_over_all_schedules(strict, 4, 10, limit),
+                usize::try_from(limit).expect("small"),
+                "{blocks} blocks"
+            );
         }
     }
 }
 
 #[test]
-fn no_weighted_window_is_strict_and_none_exceeds_twice_the_limit_less_one() {
+fn weighted_window_reaches_and_never_exceeds_twice_the_limit_less_one() {
     for limit in 1..=3_u64 {
         let bound = usize::try_from(2 * limit - 1).expect("small");
         for blocks in [1, 2, 4] {
             let weighted = SlidingWindow::new(quota(limit, 4)).blocks(blocks).weighted();
-            assert!(exhaustively(weighted, 4, 10, limit) <= bound, "{limit} in {blocks} blocks");
+            assert!(max_over_all_schedules(weighted, 4, 10, limit) <= bound, "{limit} in {blocks} blocks");
         }
-        // Reached: all but one of the limit at the end of a block, and the limit as soon as the estimate lets it.
+        // The bound is reached: the whole limit at the end of a block, then one by one as the estimate allows.
         let (period, limit) = (1_000_000, limit * 10);
         for blocks in [1_u64, 2, 5] {
             let weighted = SlidingWindow::new(quota(limit, period)).blocks(blocks).weighted();
             let width = period / blocks;
-            // At the very end of a block, then one by one as the block's share goes down to nothing.
+            // After the period, the share of the first block decreases to zero.
             let times = std::iter::repeat_n(width - 1, usize::try_from(limit).expect("small"))
                 .chain((0..=width).map(|tick| period + tick * (width / 1_000).max(1)).take(1_001))
                 .collect::<Vec<_>>();
-            let most = most_in_a_window(&admitted(weighted, &times), period + width);
-            assert!(most <= usize::try_from(2 * limit).expect("small"));
-            assert!(most > usize::try_from(limit).expect("small"), "{blocks} blocks are not strict");
+            let max = max_in_a_window(&admitted(weighted, &times), period);
+            assert_eq!(max, usize::try_from(2 * limit - 1).expect("small"), "{limit} in {blocks} blocks");
         }
     }
 }
 
 #[test]
-fn the_log_never_refuses_what_keeps_to_the_limit() {
+fn sliding_log_never_denies_requests_within_the_limit() {
     let times: Vec<u64> = (0..200).map(|second| second * 1_000_000).collect();
     assert_eq!(admitted(SlidingLog::new(Quota::new(5, Duration::from_secs(5))), &times).len(), times.len());
 }
 
-/// 20, 100, 100 and 20 requests in consecutive half minutes, evenly within each, against 120 a minute: who lets 200 through
-/// within one minute?
+/// 20, 100, 100 and 20 requests in consecutive half minutes, spaced evenly, at a limit of 120 a minute. The table lists
+/// the maximum that each algorithm admits within one minute.
 #[test]
-fn half_minutes() {
+fn algorithms_admit_their_documented_maximum_of_bursts_in_half_minutes() {
     let half = 30_000_000;
     let evenly = |index: u64, count: u64| (0..count).map(move |request| index * half + request * half / count);
     let times: Vec<u64> =
         [20, 100, 100, 20].into_iter().zip(0..).flat_map(|(count, index)| evenly(index, count)).collect();
     let quota = Quota::per_minute(120);
-    let most = |admitted: &[u64]| most_in_a_window(admitted, 2 * half);
+    let max = |admitted: &[u64]| max_in_a_window(admitted, 2 * half);
     let table = [
-        ("fixed window, aligned", most(&admitted(FixedWindow::new(quota).aligned_to_clock(), &times)), 200),
-        ("fixed window, from the first hit", most(&admitted(FixedWindow::new(quota), &times)), 200),
-        ("gcra", most(&admitted(Gcra::new(quota), &times)), 200),
-        ("token bucket", most(&admitted(TokenBucket::new(quota), &times)), 200),
-        ("leaky bucket", most(&admitted(LeakyBucket::new(quota), &times)), 200),
-        // They let one through each half second, of requests that come each 300 milliseconds.
-        ("gcra, strict", most(&admitted(Gcra::new(quota).strict(), &times)), 100),
-        ("leaky queue without waiting", most(&admitted(LeakyQueue::new(quota).max_waiting(0), &times)), 100),
+        ("fixed window, aligned", max(&admitted(FixedWindow::new(quota).aligned_to_clock(), &times)), 200),
+        ("fixed window, from the first hit", max(&admitted(FixedWindow::new(quota), &times)), 200),
+        ("gcra", max(&admitted(Gcra::new(quota), &times)), 200),
+        ("token bucket", max(&admitted(TokenBucket::new(quota), &times)), 200),
+        ("leaky bucket", max(&admitted(LeakyBucket::new(quota), &times)), 200),
+        // These admit one request each half second; requests come each 300 milliseconds.
+        ("gcra, strict", max(&admitted(Gcra::new(quota).strict(), &times)), 100),
+        ("leaky queue without waiting", max(&admitted(LeakyQueue::new(quota).max_waiting(0), &times)), 100),
         (
             "sliding window, weighted, one block",
-            most(&admitted(SlidingWindow::new(quota).blocks(1).weighted(), &times)),
+            max(&admitted(SlidingWindow::new(quota).blocks(1).weighted(), &times)),
             159,
         ),
-        ("sliding window, weighted, ten blocks", most(&admitted(SlidingWindow::new(quota).weighted(), &times)), 120),
-        ("sliding window, strict", most(&admitted(SlidingWindow::new(quota), &times)), 120),
-        ("sliding log", most(&admitted(SlidingLog::new(quota), &times)), 120),
+        ("sliding window, weighted, ten blocks", max(&admitted(SlidingWindow::new(quota).weighted(), &times)), 120),
+        ("sliding window, strict", max(&admitted(SlidingWindow::new(quota), &times)), 120),
+        ("sliding log", max(&admitted(SlidingLog::new(quota), &times)), 120),
     ];
-    for (name, most, expected) in table {
-        assert_eq!(most, expected, "{name}");
+    for (name, max, expected) in table {
+        assert_eq!(max, expected, "{name}");
     }
 }
 
 #[test]
-fn a_queue_departs_at_constant_spacing() {
+fn leaky_queue_schedules_starts_at_constant_spacing() {
     let clock = ManualClock::new();
     let queue = LeakyQueue::new(Quota::per_second(10)).max_waiting(5);
     let limiter = Memory::builder(queue).clock(clock.clone()).build().expect("a limiter");
@@ -495,12 +511,12 @@ fn a_queue_departs_at_constant_spacing() {
         })
         .collect();
     assert_eq!(departures, [0, 100, 200, 300, 400, 500]);
-    let refused = limiter.check("key", AcquireOptions::default());
-    assert_eq!(refused.retry_after(), Some(Duration::from_millis(100)));
+    let denied = limiter.check("key", AcquireOptions::default());
+    assert_eq!(denied.retry_after(), Some(Duration::from_millis(100)));
 }
 
 #[test]
-fn several_kernels_decide_as_one() {
+fn log_window_and_bucket_decide_as_one_transaction() {
     let clock = ManualClock::new();
     let limits = (
         Limit::new("log", SlidingLog::new(quota(3, 1_000))),
@@ -513,18 +529,18 @@ fn several_kernels_decide_as_one() {
     assert_eq!(allowed().retry_after(), Some(Duration::from_millis(1)), "the log is full");
     clock.advance(Duration::from_millis(1));
     assert!(allowed().is_allowed() && allowed().is_allowed());
-    // The window is full until its blocks have left: all else would wait for less.
+    // The window is the most restrictive limit: it is full until its block expires.
     assert_eq!(allowed().retry_after(), Some(Duration::from_millis(19)));
-    // Nobody was charged for the refusal: after the reset of the window everything is there but what was charged.
-    let refused = allowed();
-    assert_eq!(refused, allowed());
-    // A log promises no turns, so neither do they together.
-    let patient = limiter.check("key", AcquireOptions::default().max_delay(Duration::from_secs(1)));
-    assert!(matches!(patient.verdict(), Verdict::Denied { .. }));
+    // A denial charges no limit: the next decision is equal.
+    let denied = allowed();
+    assert_eq!(denied, allowed());
+    // A log does not schedule starts, so a limiter with a log does not either.
+    let with_max_delay = limiter.check("key", AcquireOptions::default().max_delay(Duration::from_secs(1)));
+    assert!(matches!(with_max_delay.verdict(), Verdict::Denied { .. }));
 }
 
 #[test]
-fn a_log_is_bounded_whatever_is_charged() {
+fn sliding_log_stores_at_most_its_limit_when_overcharged() {
     let algorithm = SlidingLog::new(quota(3, 1_000));
     let mut log = HitLog::default();
     for tick in 0..100 {
@@ -536,9 +552,9 @@ fn a_log_is_bounded_whatever_is_charged() {
     assert!(Memory::builder(SlidingLog::new(Quota::per_hour(100_000))).max_keys(100).build().is_ok());
 }
 
-/// Its documented 16 bytes a hit: no room is reserved beyond the limit, and no hit is kept that weighs nothing.
+/// A log takes the documented 16 bytes a hit: it reserves no capacity beyond the limit and stores no hit of weight 0.
 #[test]
-fn log_reserves_no_more_than_its_limit() {
+fn sliding_log_reserves_no_more_than_its_limit() {
     let at = |tick| ManualClock::START.after(Duration::from_micros(tick));
     for limit in [1, 3, 5, 6, 7, 100] {
         let algorithm = SlidingLog::new(quota(limit, 1_000));
@@ -554,7 +570,7 @@ fn log_reserves_no_more_than_its_limit() {
         assert!(log.hits.len() as u64 <= limit);
         assert!(log.hits.iter().all(|&(_, weight)| weight > 0), "{log:?}");
     }
-    // Penalties, so that both logs count at every tick: in all more hits than there is room for.
+    // Costs above 1, so that both logs together have more hits than the limit.
     let algorithm = SlidingLog::new(quota(3, 1_000));
     let (mut log, mut other) = (HitLog::default(), HitLog::default());
     for tick in [0, 2, 4] {
@@ -566,14 +582,14 @@ fn log_reserves_no_more_than_its_limit() {
 }
 
 #[test]
-fn impossible_windows_are_refused_when_built() {
+fn invalid_windows_are_errors_when_built() {
     let window = SlidingWindow::new(Quota::per_minute(100));
     for blocks in [0, 61, 7_000] {
         assert!(window.try_blocks(blocks).expect_err("so many").to_string().contains("1 to 60"));
     }
-    let seven = SlidingWindow::new(Quota::new(10, Duration::from_micros(13)));
-    assert!(seven.try_blocks(2).expect_err("13 is odd").to_string().contains("divides the period"));
-    assert!(format!("{seven:?}").contains("blocks: 1,"), "{seven:?}");
+    let odd = SlidingWindow::new(Quota::new(10, Duration::from_micros(13)));
+    assert!(odd.try_blocks(2).expect_err("13 is odd").to_string().contains("divides the period"));
+    assert!(format!("{odd:?}").contains("blocks: 1,"), "{odd:?}");
     assert!(window.try_blocks(60).is_ok() && window.try_blocks(1).is_ok());
     let pair = |limit| SlidingWindow::new(quota(limit, 2)).blocks(1);
     assert!(pair(1 << 52).try_weighted().is_ok() && pair((1 << 52) + 1).try_weighted().is_err());
@@ -585,7 +601,7 @@ fn impossible_windows_are_refused_when_built() {
 }
 
 #[test]
-fn a_clock_that_steps_back_neither_refills_nor_locks() {
+fn clock_that_steps_back_neither_refills_nor_locks() {
     fn check(algorithm: impl Algorithm) {
         let name = format!("{algorithm:?}");
         let longest = algorithm.max_reset();
@@ -595,9 +611,9 @@ fn a_clock_that_steps_back_neither_refills_nor_locks() {
         let allowed = || limiter.check("key", AcquireOptions::default().max_delay(Duration::ZERO)).is_allowed();
         while allowed() {}
         clock.set(Timestamp::from_micros(start.as_micros() - 5));
-        assert!(!allowed(), "{name}: a small step refills nothing");
+        assert!(!allowed(), "{name}: a small step back does not refill");
         clock.set(Timestamp::from_micros(start.as_micros() - u64::try_from(longest.as_micros()).expect("short") - 1));
-        assert!(allowed(), "{name}: a large step does not lock");
+        assert!(allowed(), "{name}: a large step back does not lock the key");
     }
     let quota = Quota::per_second(3);
     check(SlidingLog::new(quota));
@@ -609,7 +625,7 @@ fn a_clock_that_steps_back_neither_refills_nor_locks() {
 }
 
 #[test]
-fn threads_admit_exactly_the_quota() {
+fn concurrent_threads_admit_exactly_the_quota() {
     fn check(algorithm: impl Algorithm, quota: usize) {
         let name = format!("{algorithm:?}");
         let limiter = Memory::builder(algorithm).clock(ManualClock::new()).build().expect("a limiter");

@@ -1,5 +1,5 @@
-//! The worst case: how many an adversary who picks the times gets through in any half-open window. The bound is never
-//! exceeded, and it is reached.
+//! The worst case: an adversary chooses the times of its requests. The bound in any half-open window is not exceeded,
+//! and it is reached.
 
 use std::time::Duration;
 
@@ -17,7 +17,7 @@ proptest! {
     #![proptest_config(cases(150))]
 
     #[test]
-    fn a_bucket_is_never_overrun(
+    fn bucket_bound_is_not_exceeded(
         quota in small_quota(),
         burst in 1u64..30,
         start in start(),
@@ -27,35 +27,35 @@ proptest! {
         let admitted = admitted(Spec::Bucket { quota, burst }, start, steps);
         let period = micros(quota.period());
         for window in [1, period, period * burst / quota.limit(), 1 + period * share / 256] {
-            let most = most_in_any(window, &admitted);
-            prop_assert!(most <= bucket_bound(quota, burst, window), "{most} in {window} us: {admitted:?}");
+            let max = max_in_any(window, &admitted);
+            prop_assert!(max <= bucket_bound(quota, burst, window), "{max} in {window} us: {admitted:?}");
         }
     }
 
     #[test]
-    fn a_strict_bucket_keeps_to_its_limit(quota in small_quota(), start in start(), steps in attack(80)) {
+    fn strict_bucket_admits_its_limit_in_a_period(quota in small_quota(), start in start(), steps in attack(80)) {
         let strict = Gcra::new(quota).strict();
         let admitted = admitted(Spec::Bucket { quota, burst: strict.max_burst() }, start, steps);
-        let most = most_in_any(micros(quota.period()), &admitted);
-        prop_assert!(most <= quota.limit(), "{most} in one period: {admitted:?}");
+        let max = max_in_any(micros(quota.period()), &admitted);
+        prop_assert!(max <= quota.limit(), "{max} in one period: {admitted:?}");
     }
 
     #[test]
-    fn a_fixed_window_is_never_overrun(
+    fn fixed_window_bound_is_not_exceeded(
         quota in small_quota(),
         aligned in any::<bool>(),
         start in start(),
         steps in attack(80),
     ) {
-        let admitted = admitted(Spec::Window { quota, aligned }, start, steps);
-        let most = most_in_any(micros(quota.period()), &admitted);
+        let admitted = admitted(Spec::FixedWindow { quota, aligned }, start, steps);
+        let max = max_in_any(micros(quota.period()), &admitted);
         let bound = if aligned { 2 * quota.limit() } else { 2 * quota.limit() - 1 };
-        prop_assert!(most <= bound, "{most} in one period: {admitted:?}");
+        prop_assert!(max <= bound, "{max} in one period: {admitted:?}");
     }
 
-    /// The adversary: all that was saved up at once, and then each token at the moment at which it is back.
+    /// The adversary takes the whole burst at once, then each token as soon as it is back.
     #[test]
-    fn the_bound_of_a_bucket_is_reached(
+    fn bucket_bound_is_reached(
         quota in small_quota(),
         burst in 1u64..30,
         start in start(),
@@ -75,9 +75,9 @@ proptest! {
         }
     }
 
-    /// A token that comes back within a tick can only be had at its end.
+    /// A token that comes back within a tick is available at the end of the tick.
     #[test]
-    fn where_tokens_come_in_whole_ticks_the_bound_is_the_same(
+    fn bucket_bounds_agree_when_tokens_come_in_whole_ticks(
         interval in 1u64..100_000,
         limit in 1u64..100,
         burst in 1u64..30,
@@ -88,7 +88,7 @@ proptest! {
     }
 
     #[test]
-    fn the_bound_of_a_strict_bucket_is_reached(limit in 1u64..100, interval in 1u64..1_000_000, start in start()) {
+    fn strict_bucket_bound_is_reached(limit in 1u64..100, interval in 1u64..1_000_000, start in start()) {
         let quota = Quota::new(limit, ticks(limit * interval));
         let mut subject = Subject::new(&[vec![Spec::Bucket { quota, burst: 1 }]], start);
         let mut admitted = 0;
@@ -100,53 +100,53 @@ proptest! {
         prop_assert_eq!(admitted, limit);
     }
 
-    /// One to open the window, the rest at its end, and all of the next one right after.
+    /// One request starts the window, the rest comes at its end, and the whole next window follows immediately.
     #[test]
-    fn the_bound_of_a_fixed_window_is_reached(quota in small_quota(), start in start()) {
-        let mut subject = Subject::new(&[vec![Spec::Window { quota, aligned: false }]], start);
+    fn fixed_window_bound_is_reached(quota in small_quota(), start in start()) {
+        let mut subject = Subject::new(&[vec![Spec::FixedWindow { quota, aligned: false }]], start);
         let mut admitted = vec![];
-        let mut ask = |subject: &mut Subject, cost: u64| {
+        let mut acquire = |subject: &mut Subject, cost: u64| {
             prop_assert!(subject.acquire(AcquireOptions::cost(cost)).is_allowed());
             admitted.push((subject.now(), cost));
             Ok(())
         };
         prop_assume!(micros(quota.period()) > 1);
-        ask(&mut subject, 1)?;
+        acquire(&mut subject, 1)?;
         subject.set_clock(start + micros(quota.period()) - 1);
-        ask(&mut subject, quota.limit() - 1)?;
+        acquire(&mut subject, quota.limit() - 1)?;
         subject.set_clock(start + micros(quota.period()));
-        ask(&mut subject, quota.limit())?;
-        prop_assert_eq!(most_in_any(2, &admitted), 2 * quota.limit() - 1);
+        acquire(&mut subject, quota.limit())?;
+        prop_assert_eq!(max_in_any(2, &admitted), 2 * quota.limit() - 1);
     }
 
     #[test]
-    fn the_bound_of_an_aligned_window_is_reached(quota in small_quota(), number in 1u64..1_000) {
+    fn aligned_window_bound_is_reached(quota in small_quota(), number in 1u64..1_000) {
         let boundary = micros(quota.period()) * number;
-        let mut subject = Subject::new(&[vec![Spec::Window { quota, aligned: true }]], boundary - 1);
+        let mut subject = Subject::new(&[vec![Spec::FixedWindow { quota, aligned: true }]], boundary - 1);
         prop_assert!(subject.acquire(AcquireOptions::cost(quota.limit())).is_allowed());
         subject.set_clock(boundary);
         prop_assert!(subject.acquire(AcquireOptions::cost(quota.limit())).is_allowed());
     }
 }
 
-/// Every schedule on a grid of a few ticks, and the most that any of them gets through in any window on it.
+/// Tries every schedule on a grid of a few ticks, and takes the maximum in any window.
 #[test]
-fn all_schedules_of_small_buckets() {
+fn bucket_bound_is_exact_over_all_small_schedules() {
     for (limit, period, burst) in grid() {
         let quota = Quota::new(limit, ticks(period));
-        let most = Exhaustive::run(&Gcra::new(quota).burst(burst), 8);
-        for (window, &most) in (1..).zip(&most) {
-            let case = format!("{most} of {limit} in {period} us with a burst of {burst}, in {window} us");
-            assert!(most <= bucket_bound(quota, burst, window), "{case}");
+        let max = Exhaustive::run(&Gcra::new(quota).burst(burst), 8);
+        for (window, &max) in (1..).zip(&max) {
+            let case = format!("{max} of {limit} in {period} us with a burst of {burst}, in {window} us");
+            assert!(max <= bucket_bound(quota, burst, window), "{case}");
             if loses_nothing(quota, burst) {
-                assert_eq!(most, in_whole_ticks(quota, burst, window), "{case}");
+                assert_eq!(max, in_whole_ticks(quota, burst, window), "{case}");
             }
         }
     }
 }
 
 #[test]
-fn all_schedules_of_small_windows() {
+fn fixed_window_bound_is_exact_over_all_small_schedules() {
     for (limit, period, _) in grid().filter(|&(_, period, burst)| period > 1 && burst == 1) {
         let quota = Quota::new(limit, ticks(period));
         let from_first_hit = Exhaustive::run(&FixedWindow::new(quota), 2 * period + 1);
@@ -157,64 +157,64 @@ fn all_schedules_of_small_windows() {
     }
 }
 
-/// A turn that is promised is taken: whoever comes later gets a later one, however late.
+/// A scheduled start is charged: the next request starts later, even by centuries.
 #[test]
-fn no_turn_is_promised_twice() {
+fn scheduled_starts_do_not_overlap() {
     let centuries = Duration::from_secs(200 * 365 * 24 * 60 * 60);
     let mut subject = Subject::new(&[vec![Spec::Bucket { quota: Quota::new(1, centuries), burst: 1 }]], 0);
-    let turns: Vec<Duration> = (0..4)
+    let delays: Vec<Duration> = (0..4)
         .map(|_| subject.acquire(AcquireOptions::default().max_delay(Duration::MAX)))
         .filter(Decision::is_allowed)
         .map(|decision| decision.delay())
         .collect();
-    assert!(turns.windows(2).all(|pair| pair[0] + centuries <= pair[1]), "{turns:?}");
+    assert!(delays.windows(2).all(|pair| pair[0] + centuries <= pair[1]), "{delays:?}");
 }
 
-/// `(limit, period, burst)`, periods in ticks.
+/// Returns `(limit, period, burst)`, with periods in ticks.
 fn grid() -> impl Iterator<Item = (u64, u64, u64)> {
     (1..=3).flat_map(|limit| (1..=4).flat_map(move |period| (1..=3).map(move |burst| (limit, period, burst))))
 }
 
-/// Up to some hundred in up to a day, so that waits stay within sight.
+/// Generates quotas of up to 300 in up to a day, which keeps waits short.
 fn small_quota() -> impl Strategy<Value = Quota> {
     let period = prop_oneof![1u64..20, 1u64..2_000_000, Just(60_000_000), Just(86_400_000_000)];
     (1u64..300, period).prop_map(|(limit, period)| Quota::new(limit, ticks(period)))
 }
 
-/// `ceil(burst + rate * window) - 1`.
+/// Returns `ceil(burst + rate * window) - 1`.
 fn bucket_bound(quota: Quota, burst: u64, window: u64) -> u64 {
     burst + (window * quota.limit()).div_ceil(micros(quota.period())) - 1
 }
 
-/// The same for an adversary who asks at whole microseconds: `floor(burst + rate * (window - 1))`.
+/// Returns the bound for requests at whole microseconds: `floor(burst + rate * (window - 1))`.
 fn in_whole_ticks(quota: Quota, burst: u64, window: u64) -> u64 {
     burst + (window - 1) * quota.limit() / micros(quota.period())
 }
 
-/// Whether a bucket that is emptied at each tick never overflows between two.
+/// Whether a bucket that is emptied at each tick never overflows between two ticks.
 fn loses_nothing(quota: Quota, burst: u64) -> bool {
     quota.limit() <= (burst - 1) * micros(quota.period()) || micros(quota.period()).is_multiple_of(quota.limit())
 }
 
-/// Plays the attack; when how much went through.
+/// Applies the attack. Returns the start and cost of each admitted request.
 fn admitted(spec: Spec, start: u64, steps: Vec<Step>) -> Vec<(u64, u64)> {
     let mut pair = Pair::new(&[vec![spec]], start);
     let mut admitted = Vec::new();
     for step in steps {
-        let Op::Acquisition(ask) = pair.resolve(step) else {
+        let Op::Acquire(options) = pair.resolve(step) else {
             pair.step(step);
             continue;
         };
         let decision = pair.step(step).expect("an acquire decides");
         if decision.is_allowed() {
-            admitted.push((pair.subject.now() + micros(decision.delay()), ask.cost));
+            admitted.push((pair.subject.now() + micros(decision.delay()), options.cost));
         }
     }
     admitted.sort_unstable();
     admitted
 }
 
-fn most_in_any(window: u64, admitted: &[(u64, u64)]) -> u64 {
+fn max_in_any(window: u64, admitted: &[(u64, u64)]) -> u64 {
     let from = |(first, &(time, _)): (usize, &(u64, u64))| {
         let inside = admitted[first..].iter().take_while(|&&(other, _)| other < time + window);
         inside.map(|&(_, cost)| cost).sum()
@@ -222,29 +222,29 @@ fn most_in_any(window: u64, admitted: &[(u64, u64)]) -> u64 {
     admitted.iter().enumerate().map(from).max().unwrap_or(0)
 }
 
-/// Tries, tick by tick, every number of requests that still pass.
+/// Tries every number of allowed requests at each tick.
 struct Exhaustive<'a, A> {
     algorithm: &'a A,
     admitted: Vec<u64>,
-    /// KeyedBy the length of the window, from one tick on.
-    most: Vec<u64>,
+    /// The maximum by the length of the window, from one tick on.
+    max: Vec<u64>,
 }
 
 impl<'a, A: Algorithm> Exhaustive<'a, A> {
     fn run(algorithm: &'a A, horizon: u64) -> Vec<u64> {
         let horizon = usize::try_from(horizon).expect("a small number");
-        let mut search = Self { algorithm, admitted: Vec::new(), most: vec![0; horizon] };
+        let mut search = Self { algorithm, admitted: Vec::new(), max: vec![0; horizon] };
         search.next_tick(&A::State::from_numbers(&[]));
-        search.most
+        search.max
     }
 
     fn next_tick(&mut self, state: &A::State) {
-        self.note();
-        if self.admitted.len() == self.most.len() {
+        self.record();
+        if self.admitted.len() == self.max.len() {
             return;
         }
         let mut state = state.clone();
-        // Multiples of every period on the grid, so that aligned windows start with it.
+        // 1200 is a multiple of every period on the grid, so that an aligned window starts there.
         let now = Timestamp::from_micros(1_200 + self.admitted.len() as u64);
         for requests in 0.. {
             self.admitted.push(requests);
@@ -253,16 +253,16 @@ impl<'a, A: Algorithm> Exhaustive<'a, A> {
             if self.algorithm.peek(&state, now, AcquireOptions::default()) != Verdict::Allowed {
                 return;
             }
-            assert!(requests < 100, "{:?} never refuses", self.algorithm);
+            assert!(requests < 100, "{:?} never denies", self.algorithm);
             self.algorithm.commit(&mut state, now, Duration::ZERO, 1);
         }
     }
 
-    fn note(&mut self) {
+    fn record(&mut self) {
         let mut sum = 0;
-        for (most, &requests) in self.most.iter_mut().zip(self.admitted.iter().rev()) {
+        for (max, &requests) in self.max.iter_mut().zip(self.admitted.iter().rev()) {
             sum += requests;
-            *most = sum.max(*most);
+            *max = sum.max(*max);
         }
     }
 }

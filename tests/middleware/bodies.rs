@@ -1,4 +1,4 @@
-//! Services whose response body can't be made from bytes: `Http::map_body`.
+//! `Http::map_body`: services whose response body cannot be made from bytes.
 
 use std::convert::Infallible;
 use std::pin::pin;
@@ -15,12 +15,12 @@ use tower_ratelimit::response::{Body, Http, RateLimitInfo, Rejection};
 use tower_ratelimit::{RateLimitLayer, limiter::Limiter};
 
 use crate::fields::{limits, retry_after};
-use crate::support::Says;
+use crate::support::StubLimiter;
 
-/// A body that is made from nothing: it has no `From<Bytes>`.
+/// A body type without `From<Bytes>`.
 type Opaque = BoxBody<Bytes, Infallible>;
 
-/// What the service answers with.
+/// Sends a request to a service that answers with `body`.
 async fn page(body: Opaque, limiter: impl Limiter<()> + Clone) -> Response<Body<Opaque>> {
     let layer = RateLimitLayer::new(Global, limiter).responder(Http::new().map_body());
     let body = std::sync::Mutex::new(Some(body));
@@ -36,7 +36,7 @@ fn trailers() -> HeaderMap {
     HeaderMap::from_iter([("checksum".parse().expect("a name"), HeaderValue::from_static("77"))])
 }
 
-/// Two pieces of data, and trailers.
+/// Returns a body of two data frames and trailers.
 fn in_frames() -> Opaque {
     let frames = [
         Frame::data(Bytes::from_static(b"one ")),
@@ -60,8 +60,8 @@ impl futures_core::Stream for Frames {
 }
 
 #[tokio::test]
-async fn data_and_trailers_pass_through() {
-    let response = page(in_frames(), Says::yes()).await;
+async fn mapped_body_passes_data_and_trailers_through() {
+    let response = page(in_frames(), StubLimiter::allowing()).await;
     assert_eq!(response.status(), StatusCode::OK);
     assert_eq!(limits(response.headers()).len(), 1);
     assert!(response.extensions().get::<RateLimitInfo>().is_some());
@@ -70,10 +70,9 @@ async fn data_and_trailers_pass_through() {
     assert_eq!(collected.to_bytes(), "one two");
 }
 
-/// Frame by frame, not gathered.
 #[tokio::test]
-async fn frames_pass_through_one_by_one() {
-    let body = page(in_frames(), Says::yes()).await.into_body();
+async fn mapped_body_passes_frames_through_one_by_one() {
+    let body = page(in_frames(), StubLimiter::allowing()).await.into_body();
     let mut body = task::spawn(body);
     let mut frame = || body.enter(|cx, body| body.poll_frame(cx));
     let mut data = || assert_ready!(frame()).expect("a frame").expect("no error").into_data().ok();
@@ -84,23 +83,23 @@ async fn frames_pass_through_one_by_one() {
 }
 
 #[tokio::test]
-async fn size_hints_and_the_end_of_the_stream_pass_through() {
-    let known = page(Full::from("hello").boxed(), Says::yes()).await.into_body();
+async fn mapped_body_passes_size_hint_and_end_of_stream_through() {
+    let known = page(Full::from("hello").boxed(), StubLimiter::allowing()).await.into_body();
     assert_eq!(known.size_hint().exact(), Some(5));
     assert!(!known.is_end_stream());
 
-    let empty = page(Empty::new().boxed(), Says::yes()).await.into_body();
+    let empty = page(Empty::new().boxed(), StubLimiter::allowing()).await.into_body();
     assert_eq!(empty.size_hint().exact(), Some(0));
-    assert!(empty.is_end_stream(), "so that a server needs to send no body");
+    assert!(empty.is_end_stream(), "a server then sends no body");
 
-    let unknown = page(in_frames(), Says::yes()).await.into_body();
+    let unknown = page(in_frames(), StubLimiter::allowing()).await.into_body();
     assert_eq!((unknown.size_hint().lower(), unknown.size_hint().upper()), (0, None));
     assert!(!unknown.is_end_stream());
 }
 
 #[tokio::test]
-async fn a_refusals_body_is_of_known_size_and_ends() {
-    let response = page(Empty::new().boxed(), Says::no()).await;
+async fn rejection_body_has_a_known_size_and_ends() {
+    let response = page(Empty::new().boxed(), StubLimiter::denying()).await;
     assert_eq!(response.status(), StatusCode::TOO_MANY_REQUESTS);
     assert_eq!(retry_after(response.headers()), Some(2));
     assert_eq!(limits(response.headers()).len(), 1);
@@ -119,12 +118,12 @@ async fn a_refusals_body_is_of_known_size_and_ends() {
 }
 
 #[tokio::test]
-async fn a_refusal_rendered_empty_has_ended_before_it_began() {
+async fn empty_rendered_rejection_body_is_at_its_end() {
     let render = |_: &http::request::Parts, _: &Rejection| Response::new(Bytes::new());
-    let layer = RateLimitLayer::new(Global, Says::no()).responder(Http::new().render(render).map_body());
+    let layer = RateLimitLayer::new(Global, StubLimiter::denying()).responder(Http::new().render(render).map_body());
     let inner = service_fn(async |_: Request<()>| Ok::<_, Infallible>(Response::new(in_frames())));
     let Ok(response) = layer.layer(inner).oneshot(Request::new(())).await;
-    assert_eq!(retry_after(response.headers()), Some(2), "the fields are added to what was rendered");
+    assert_eq!(retry_after(response.headers()), Some(2), "fields are added to a rendered response");
     let mut body = response.into_body();
     assert!(body.is_end_stream());
     assert_eq!(body.size_hint().exact(), Some(0));
@@ -132,15 +131,15 @@ async fn a_refusal_rendered_empty_has_ended_before_it_began() {
 }
 
 #[tokio::test]
-async fn a_body_by_default_is_the_inner_kinds() {
+async fn default_body_is_the_default_of_the_inner_body() {
     let body = Body::<Full<Bytes>>::default();
     assert!(body.is_end_stream());
     assert_eq!(body.collect().await.expect("a body").to_bytes(), "");
 }
 
-/// The bodies that servers have: hyper's own, which has no `From` and no `Default`, and axum's.
+/// Body types of servers: hyper's body has neither `From<Bytes>` nor `Default`.
 #[test]
-fn it_fits_servers_bodies() {
+fn mapped_body_accepts_the_bodies_of_servers() {
     fn fits<B: http_body::Body<Data = Bytes>>() {
         fn assert_body<B: http_body::Body<Data = Bytes>>() {}
         assert_body::<Body<B>>();

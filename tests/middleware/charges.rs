@@ -1,62 +1,61 @@
-//! What is charged, as the layer's documentation declares: what is let through, whatever becomes of it then, and
-//! nothing else.
+//! Charges, as documented on the layer: an admitted request is charged whatever happens to it later, and no other is.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use tokio_test::{assert_pending, assert_ready_err, assert_ready_ok, task};
 use tower_ratelimit::{AcquireOptions, FixedWindow, Limiter, ManualClock, Memory, MissingKeyPolicy};
 
-use crate::support::{Act, Elsewhere, Job, Pool, Says, limited, per_minute, whose};
+use crate::support::{Act, Pool, RemoteLimiter, StubLimiter, TestRequest, key_of, limited, per_minute};
 
 type PerMinute = Memory<FixedWindow, ManualClock>;
 
-/// What is left of `key`'s 5 a minute.
-fn left(limiter: &PerMinute, key: &'static str) -> u64 {
-    let peeked = limiter.peek(&key, AcquireOptions::default()).try_ready().expect("memory answers at once");
+/// Returns the remaining tokens of `key`.
+fn remaining(limiter: &PerMinute, key: &'static str) -> u64 {
+    let peeked = limiter.peek(&key, AcquireOptions::default()).try_ready().expect("memory answers immediately");
     peeked.expect("memory can peek").remaining().expect("a limit was consulted")
 }
 
-/// Sends one job through a service of 5 a minute for each key, and returns what is left of `a`'s.
-fn left_after(job: Job, then: impl FnOnce(&mut dyn FnMut(Job))) -> u64 {
+/// Sends requests through a service of 5 a minute for each key. Returns the remaining tokens of `a`.
+fn remaining_after(request: TestRequest, then: impl FnOnce(&mut dyn FnMut(TestRequest))) -> u64 {
     let (limiter, _clock) = per_minute(5);
-    let pool = Pool::of(9);
+    let pool = Pool::new(9);
     let mut service = limited(pool.service(), limiter.clone());
-    let mut send = |job| {
+    let mut send = |request| {
         assert_ready_ok!(service.poll_ready());
-        // What is thrown here was asked for.
+        // Some requests panic on purpose.
         let _ = catch_unwind(AssertUnwindSafe(|| {
-            let mut response = task::spawn(service.call(job));
+            let mut response = task::spawn(service.call(request));
             let _ = response.poll();
         }));
     };
-    send(job);
+    send(request);
     then(&mut send);
-    assert_eq!(pool.free(), 9, "and no permit is lost");
-    left(&limiter, "a")
+    assert_eq!(pool.free(), 9, "no permit is lost");
+    remaining(&limiter, "a")
 }
 
 #[test]
-fn a_request_stays_charged_whatever_becomes_of_it() {
+fn request_stays_charged_when_it_fails_hangs_or_panics() {
     for act in [Act::Answer, Act::Fail, Act::Hang, Act::PanicInCall, Act::PanicInFuture] {
-        assert_eq!(left_after(Job::of("a").that(act), |_| {}), 4, "{act:?}");
+        assert_eq!(remaining_after(TestRequest::new("a").with_act(act), |_| {}), 4, "{act:?}");
     }
 }
 
 #[test]
-fn other_keys_the_exempt_and_the_missing_are_not_charged_to_it() {
-    for job in [Job::of("b"), Job::of("exempt"), Job::NOBODYS] {
-        assert_eq!(left_after(job, |_| {}), 5, "{job:?}");
+fn key_is_not_charged_for_other_exempt_or_missing_keys() {
+    for request in [TestRequest::new("b"), TestRequest::new("exempt"), TestRequest::WITHOUT_KEY] {
+        assert_eq!(remaining_after(request, |_| {}), 5, "{request:?}");
     }
 }
 
 #[test]
-fn a_refused_request_is_not_charged() {
+fn denied_request_is_not_charged() {
     let (limiter, clock) = per_minute(1);
-    let pool = Pool::of(1);
+    let pool = Pool::new(1);
     let mut service = limited(pool.service(), limiter.clone());
     let mut send = |key| {
         assert_ready_ok!(service.poll_ready());
-        tokio_test::assert_ready!(task::spawn(service.call(Job::of(key))).poll())
+        tokio_test::assert_ready!(task::spawn(service.call(TestRequest::new(key))).poll())
     };
     assert!(send("a").is_ok());
     let before = limiter.peek(&"a", AcquireOptions::default()).try_ready().expect("ready").expect("a decision");
@@ -64,69 +63,68 @@ fn a_refused_request_is_not_charged() {
         assert!(send("a").is_err());
     }
     let after = limiter.peek(&"a", AcquireOptions::default()).try_ready().expect("ready").expect("a decision");
-    assert_eq!(before, after, "ten refusals change nothing");
+    assert_eq!(before, after, "denials change nothing");
     clock.advance(before.retry_after().expect("a wait"));
-    assert!(send("a").is_ok(), "and lengthen no wait");
+    assert!(send("a").is_ok(), "denials do not extend the wait");
 }
 
 #[test]
-fn it_is_charged_before_the_inner_service_is_called() {
+fn request_is_charged_in_call_before_the_response_is_polled() {
     let (limiter, _clock) = per_minute(5);
-    let pool = Pool::of(1);
+    let pool = Pool::new(1);
     let mut service = limited(pool.service(), limiter.clone());
     assert_ready_ok!(service.poll_ready());
-    let unpolled = service.call(Job::of("a"));
-    assert_eq!(left(&limiter, "a"), 4, "in `call`, not when the response is polled");
+    let unpolled = service.call(TestRequest::new("a"));
+    assert_eq!(remaining(&limiter, "a"), 4, "in `call`, not when the response is polled");
     drop(unpolled);
-    assert_eq!(left(&limiter, "a"), 4, "and dropping the response gives nothing back");
+    assert_eq!(remaining(&limiter, "a"), 4, "a dropped response is not refunded");
 }
 
 #[test]
-fn asking_for_readiness_charges_nothing() {
+fn poll_ready_does_not_charge() {
     let (limiter, _clock) = per_minute(5);
-    let pool = Pool::of(1);
+    let pool = Pool::new(1);
     let mut service = limited(pool.service(), limiter.clone());
     for _ in 0..10 {
         assert_ready_ok!(service.poll_ready());
     }
-    assert_eq!(left(&limiter, "a"), 5);
+    assert_eq!(remaining(&limiter, "a"), 5);
 }
 
 #[test]
-fn a_missing_key_that_is_let_through_is_not_charged() {
+fn exempt_missing_key_is_not_charged() {
     let (limiter, _clock) = per_minute(5);
-    let layer = tower_ratelimit::RateLimitLayer::new(whose, limiter.clone())
+    let layer = tower_ratelimit::RateLimitLayer::new(key_of, limiter.clone())
         .responder(tower_ratelimit::response::RejectWithError)
         .missing_key(MissingKeyPolicy::Exempt);
-    let mut service = tower_test::mock::Spawn::new(tower::Layer::layer(&layer, Pool::of(1).service()));
+    let mut service = tower_test::mock::Spawn::new(tower::Layer::layer(&layer, Pool::new(1).service()));
     for _ in 0..10 {
         assert_ready_ok!(service.poll_ready());
-        assert_ready_ok!(task::spawn(service.call(Job::NOBODYS)).poll());
+        assert_ready_ok!(task::spawn(service.call(TestRequest::WITHOUT_KEY)).poll());
     }
-    assert_eq!(left(&limiter, "a"), 5);
+    assert_eq!(remaining(&limiter, "a"), 5);
 }
 
-/// Panics inside leave the limiter, and the services that share it, in order.
+/// The limiter and the services that share it work after a panic of the inner service.
 #[test]
-fn a_panic_inside_harms_nobody_else() {
-    let left = left_after(Job::of("a").that(Act::PanicInCall), |send| {
-        send(Job::of("a").that(Act::PanicInFuture));
-        send(Job::of("a"));
+fn limiter_works_after_a_panic_of_the_inner_service() {
+    let remaining = remaining_after(TestRequest::new("a").with_act(Act::PanicInCall), |send| {
+        send(TestRequest::new("a").with_act(Act::PanicInFuture));
+        send(TestRequest::new("a"));
     });
-    assert_eq!(left, 2);
+    assert_eq!(remaining, 2);
 }
 
-/// A decision made elsewhere is asked for once, however often its future is polled.
 #[test]
-fn a_pending_decision_is_asked_for_once() {
-    let (pool, limiter) = (Pool::of(1), Elsewhere::default());
+fn pending_acquire_is_called_once_when_polled_often() {
+    let (pool, limiter) = (Pool::new(1), RemoteLimiter::default());
     let mut service = limited(pool.service(), limiter.clone());
     assert_ready_ok!(service.poll_ready());
-    let mut response = task::spawn(service.call(Job::of("a")));
+    let mut response = task::spawn(service.call(TestRequest::new("a")));
     for _ in 0..3 {
         assert_pending!(response.poll());
     }
-    limiter.asked().answer(Says::no());
+    limiter.next_acquire().complete(StubLimiter::denying());
     assert_ready_err!(response.poll());
-    assert!(catch_unwind(AssertUnwindSafe(|| limiter.asked())).is_err(), "there was one question");
+    assert!(catch_unwind(AssertUnwindSafe(|| limiter.next_acquire())).is_err(), "one acquire only");
 }

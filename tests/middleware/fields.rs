@@ -1,21 +1,21 @@
-//! The header fields as a client reads them: parsed by a foreign implementation of structured fields.
+//! Reads response header fields as a client does, with an independent parser of structured fields.
 
 use http::HeaderMap;
 use sfv::{BareItem, List, ListEntry, Parser};
 
-/// `RateLimit-Policy`: name, quota, window in seconds.
+/// Reads `RateLimit-Policy`: name, quota and window in seconds.
 pub(crate) fn policies(headers: &HeaderMap) -> Vec<(String, i64, i64)> {
     let policies = members(headers, "ratelimit-policy", ["q", "w"]).into_iter();
     policies.map(|(name, [q, w])| (name, q.expect("a quota"), w.expect("a window"))).collect()
 }
 
-/// `RateLimit`: name, what remains, after how many seconds there is more.
+/// Reads `RateLimit`: name, remaining, and seconds until more is available.
 pub(crate) fn limits(headers: &HeaderMap) -> Vec<(String, i64, Option<i64>)> {
     let limits = members(headers, "ratelimit", ["r", "t"]).into_iter();
     limits.map(|(name, [r, t])| (name, r.expect("a remainder"), t)).collect()
 }
 
-/// The members of a List of Strings, which have these parameters and no others. Lines are joined, as RFC 9110 says.
+/// Reads a List of Strings that have these parameters and no others. Lines are joined as in RFC 9110.
 fn members<const N: usize>(headers: &HeaderMap, field: &str, keys: [&str; N]) -> Vec<(String, [Option<i64>; N])> {
     let lines: Vec<_> = headers.get_all(field).iter().map(|line| line.to_str().expect("visible ASCII")).collect();
     let list: List = Parser::new(&lines.join(", ")).parse().unwrap_or_else(|error| panic!("{lines:?}: {error}"));
@@ -25,7 +25,7 @@ fn members<const N: usize>(headers: &HeaderMap, field: &str, keys: [&str; N]) ->
         let mut parameters = item.params;
         let values = keys.map(|key| {
             let value = parameters.shift_remove(key)?;
-            Some(value.as_integer().unwrap_or_else(|| panic!("{lines:?}: {key} is no Integer")).into())
+            Some(value.as_integer().unwrap_or_else(|| panic!("{lines:?}: {key} is not an Integer")).into())
         });
         assert!(parameters.is_empty(), "{lines:?}: {parameters:?}");
         (String::from(name), values)
@@ -33,7 +33,7 @@ fn members<const N: usize>(headers: &HeaderMap, field: &str, keys: [&str; N]) ->
     list.into_iter().map(member).collect()
 }
 
-/// `X-RateLimit-Limit`, `-Remaining` and `-Reset`.
+/// Reads `X-RateLimit-Limit`, `-Remaining` and `-Reset`.
 pub(crate) fn legacy(headers: &HeaderMap) -> Option<[u64; 3]> {
     let names = ["x-ratelimit-limit", "x-ratelimit-remaining", "x-ratelimit-reset"];
     let values = names.map(|name| number(headers, name));
@@ -42,18 +42,18 @@ pub(crate) fn legacy(headers: &HeaderMap) -> Option<[u64; 3]> {
     Some([limit, remaining, reset])
 }
 
-/// `Retry-After` in seconds.
+/// Reads `Retry-After` in seconds.
 pub(crate) fn retry_after(headers: &HeaderMap) -> Option<u64> {
     number(headers, "retry-after")
 }
 
-/// A field of one line that holds digits and nothing else.
+/// Reads a field of one line that holds only digits.
 fn number(headers: &HeaderMap, field: &str) -> Option<u64> {
     let lines: Vec<_> = headers.get_all(field).iter().collect();
     let [line] = lines[..] else {
-        assert_eq!(lines.len(), 0, "{field} comes more than once");
+        assert_eq!(lines.len(), 0, "{field} is repeated");
         return None;
     };
-    assert!(line.as_bytes().iter().all(u8::is_ascii_digit), "{field}: {line:?} is no number");
+    assert!(line.as_bytes().iter().all(u8::is_ascii_digit), "{field}: {line:?} is not a number");
     Some(line.to_str().expect("digits").parse().expect("a number"))
 }

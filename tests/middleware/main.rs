@@ -1,18 +1,16 @@
-//! The middleware from outside: Tower's contract, what is charged, how decisions look, whose a request is, and how the
-//! layer fits into real stacks.
+//! The layer through its public API: the contract of `tower::Service`, charges, responses, key extractors, and stacks.
 //!
-//! - `readiness`: a decision that is ready at once is forwarded to the very instance that was made ready, a refusal
-//!   releases what readiness reserved, `poll_ready` hides nothing, clones share the limiter and nothing else.
-//! - `pending`: a decision that is still on its way keeps the ready instance; a future that is dropped leaks nothing,
-//!   at whatever stage.
-//! - `waiting`: a request that waits for its turn holds nothing, and pays nothing if it goes away.
-//! - `charges`: what is charged, and that it stays charged. (`tests/settling.rs` has what is settled afterwards.)
-//! - `limits`: limiters of every shape behind the layer.
-//! - `over_http`, `bodies`: what a decision looks like in HTTP; `answers`: in the other modes.
-//! - `keys`: every extractor.
-//! - `stacks`: axum's and tower's ways to put layers together.
+//! - `readiness`: immediate decisions. An allowed request goes to the instance that was made ready; a rejection releases
+//!   the reserved readiness; clones share only the limiter.
+//! - `pending`: pending decisions keep the ready instance; a future that is dropped at any stage leaks nothing.
+//! - `waiting`: a request that waits for its start holds no readiness, and stays charged if it is dropped.
+//! - `charges`: which requests are charged. (Settlements are in the tests of `settle`.)
+//! - `limits`: limiters of every type behind the layer.
+//! - `over_http`, `bodies`: HTTP responses; `answers`: the other responders.
+//! - `keys`: key extractors and exemptions.
+//! - `stacks`: stacks of axum and tower.
 //!
-//! No test sleeps or reads the time: decisions are made by a clock that is moved by hand, or by the test itself.
+//! No test sleeps or reads the time: the clock is manual or paused.
 
 mod answers;
 mod bodies;

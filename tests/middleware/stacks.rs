@@ -1,4 +1,4 @@
-//! The layer in real stacks: axum's routers, tower's builder, and limiters around limiters.
+//! The layer in stacks: axum's routers, tower's `ServiceBuilder`, and nested limiters.
 
 use std::convert::Infallible;
 use std::net::SocketAddr;
@@ -27,7 +27,7 @@ fn by_all(name: &'static str, limit: u64) -> RateLimitLayer<Global, Named> {
     RateLimitLayer::new(Global, named(name, limit))
 }
 
-/// Sends one request through a router.
+/// Sends one request to a router.
 async fn send(app: &Router, path: &str) -> Response<Body> {
     let request = Request::get(path).body(Body::empty()).expect("a request");
     let Ok(response) = app.clone().oneshot(request).await;
@@ -38,17 +38,17 @@ async fn status(app: &Router, path: &str) -> u16 {
     send(app, path).await.status().as_u16()
 }
 
-/// The names of the limits that an answer tells of.
-fn told(headers: &HeaderMap) -> Vec<String> {
+/// Returns the names of the limits in a response.
+fn limit_names(headers: &HeaderMap) -> Vec<String> {
     let (limits, policies) = (limits(headers), policies(headers));
     let names: Vec<_> = limits.into_iter().map(|(name, ..)| name).collect();
     assert_eq!(names, policies.into_iter().map(|(name, ..)| name).collect::<Vec<_>>());
     names
 }
 
-/// axum makes a service of the layer for every route and method: they are under one limit.
+/// axum builds a service from the layer for every route and method. All services share the limit.
 #[tokio::test]
-async fn all_routes_and_methods_of_a_router_share_the_limit() {
+async fn router_layer_shares_the_limit_over_routes_and_methods() {
     let app = Router::new()
         .route("/a", get(async || "a").post(async || "posted"))
         .route("/b", get(async || "b"))
@@ -62,7 +62,7 @@ async fn all_routes_and_methods_of_a_router_share_the_limit() {
 }
 
 #[tokio::test]
-async fn routes_that_are_added_after_the_layer_are_exempt() {
+async fn routes_added_after_the_layer_are_not_limited() {
     let app = Router::new().route("/", get(async || "hello")).layer(by_all("app", 1));
     let app = app.route("/health", get(async || "ok"));
     assert_eq!(status(&app, "/").await, 200);
@@ -70,30 +70,30 @@ async fn routes_that_are_added_after_the_layer_are_exempt() {
     for _ in 0..3 {
         let health = send(&app, "/health").await;
         assert_eq!(health.status(), StatusCode::OK);
-        assert_eq!(told(health.headers()), [""; 0]);
+        assert_eq!(limit_names(health.headers()), [""; 0]);
     }
 }
 
-/// What matches no route is charged by `layer`, and not by `route_layer`.
+/// A request without a route is charged by `layer`, and not by `route_layer`.
 #[tokio::test]
-async fn a_route_layer_limits_only_what_matches_a_route() {
+async fn route_layer_limits_only_matched_routes() {
     let router = || Router::new().route("/", get(async || "hello"));
 
     let app = router().route_layer(by_all("app", 1));
     for _ in 0..3 {
-        assert_eq!(status(&app, "/nowhere").await, 404);
+        assert_eq!(status(&app, "/unknown").await, 404);
     }
     assert_eq!(status(&app, "/").await, 200);
     assert_eq!(status(&app, "/").await, 429);
 
     let app = router().layer(by_all("app", 1));
-    assert_eq!(status(&app, "/nowhere").await, 404);
-    assert_eq!(status(&app, "/nowhere").await, 429);
+    assert_eq!(status(&app, "/unknown").await, 404);
+    assert_eq!(status(&app, "/unknown").await, 429);
     assert_eq!(status(&app, "/").await, 429);
 }
 
 #[tokio::test]
-async fn a_layer_on_a_method_limits_that_method() {
+async fn method_layer_limits_only_that_method() {
     let app = Router::new().route("/", get(async || "hello").layer(by_all("get", 1)).post(async || "posted"));
     assert_eq!(status(&app, "/").await, 200);
     assert_eq!(status(&app, "/").await, 429);
@@ -101,32 +101,32 @@ async fn a_layer_on_a_method_limits_that_method() {
     assert_eq!(app.oneshot(post).await.expect("infallible").status(), StatusCode::OK);
 }
 
-/// A nested router is under its own limit and the outer one's, and both are told.
+/// A nested router has its own limit and the outer limit. Responses have both.
 #[tokio::test]
 async fn nested_routers_are_under_both_limits() {
     let api = Router::new().route("/", get(async || "api")).layer(by_all("api", 2));
     let app = Router::new().route("/", get(async || "site")).nest("/api", api).layer(by_all("app", 4));
 
     let response = send(&app, "/api").await;
-    assert_eq!(told(response.headers()), ["api", "app"], "the inner one's first: it is added first");
+    assert_eq!(limit_names(response.headers()), ["api", "app"], "the inner limit is added first");
     assert_eq!(status(&app, "/api").await, 200);
-    let refused = send(&app, "/api").await;
-    assert_eq!(refused.status(), StatusCode::TOO_MANY_REQUESTS);
-    assert_eq!(told(refused.headers()), ["api", "app"], "the outer one let it through, and charged it");
+    let rejected = send(&app, "/api").await;
+    assert_eq!(rejected.status(), StatusCode::TOO_MANY_REQUESTS);
+    assert_eq!(limit_names(rejected.headers()), ["api", "app"], "the outer limit allowed and charged it");
 
     let response = send(&app, "/").await;
-    assert_eq!((response.status(), told(response.headers())), (StatusCode::OK, vec!["app".to_owned()]));
-    let refused = send(&app, "/").await;
-    assert_eq!(refused.status(), StatusCode::TOO_MANY_REQUESTS);
+    assert_eq!((response.status(), limit_names(response.headers())), (StatusCode::OK, vec!["app".to_owned()]));
+    let rejected = send(&app, "/").await;
+    assert_eq!(rejected.status(), StatusCode::TOO_MANY_REQUESTS);
     assert_eq!(
-        told(send(&app, "/api").await.headers()),
+        limit_names(send(&app, "/api").await.headers()),
         ["app"],
-        "the outer one refuses before the inner one is asked"
+        "the outer layer rejects before the inner limiter is called"
     );
 }
 
 #[tokio::test]
-async fn merged_routers_can_share_a_limit_or_not() {
+async fn merged_routers_share_a_cloned_layer() {
     let shared = by_all("shared", 2);
     let one = Router::new().route("/one", get(async || "one")).layer(shared.clone());
     let two = Router::new().route("/two", get(async || "two")).layer(shared);
@@ -138,9 +138,9 @@ async fn merged_routers_can_share_a_limit_or_not() {
     assert_eq!(status(&app, "/own").await, 200);
 }
 
-/// As axum's documentation advises for tests without a socket.
+/// axum's documentation recommends this for tests without a socket.
 #[tokio::test]
-async fn a_mocked_peer_address_is_found() {
+async fn peer_ip_reads_a_mocked_address() {
     let client = |address: &str| {
         let address: SocketAddr = address.parse().expect("an address");
         let limited = Router::new().route("/", get(async || "hello"));
@@ -150,16 +150,16 @@ async fn a_mocked_peer_address_is_found() {
     let one = client("192.0.2.1:1")(layer.clone());
     let same = client("[::ffff:192.0.2.1]:2")(layer.clone());
     let other = client("192.0.2.2:1")(layer.clone());
-    let nobody = Router::new().route("/", get(async || "hello")).layer(layer);
+    let unknown = Router::new().route("/", get(async || "hello")).layer(layer);
     assert_eq!(status(&one, "/").await, 200);
     assert_eq!(status(&same, "/").await, 429);
     assert_eq!(status(&other, "/").await, 200);
-    assert_eq!(status(&nobody, "/").await, 500);
+    assert_eq!(status(&unknown, "/").await, 500);
 }
 
-/// What an outer layer puts there counts: a login before the limiter.
+/// A login layer outside the limiter inserts the user.
 #[tokio::test]
-async fn a_user_that_an_outer_layer_has_found_is_a_key() {
+async fn extension_of_an_outer_layer_is_the_key() {
     #[derive(Clone, PartialEq, Eq, Hash)]
     struct User(String);
 
@@ -180,27 +180,27 @@ async fn a_user_that_an_outer_layer_has_found_is_a_key() {
     for (user, expected) in [("ada", 200), ("ada", 429), ("bob", 200)] {
         assert_eq!(app.clone().oneshot(as_user(user)).await.expect("infallible").status(), expected, "{user}");
     }
-    assert_eq!(status(&app, "/").await, 500, "without a login nothing is let through");
+    assert_eq!(status(&app, "/").await, 500, "a request without a login is a server error");
 }
 
-/// The strictest answer for outer layers, the nearest for handlers.
+/// Outer layers see the most restrictive decision, handlers that of the innermost limiter.
 #[tokio::test]
-async fn stacked_limiters_tell_of_both() {
+async fn stacked_limiters_add_both_limits_to_the_response() {
     async fn handler(request: axum::extract::Request) -> String {
         let admission = request.extensions().get::<RateLimitInfo>().expect("a decision");
-        let standing = admission.decision().and_then(tower_ratelimit::Decision::most_restrictive).expect("a limit");
-        standing.name().to_owned()
+        let status = admission.decision().and_then(tower_ratelimit::Decision::most_restrictive).expect("a limit");
+        status.name().to_owned()
     }
-    let like_kong = || Http::new().legacy_headers(ResetFormat::DeltaSeconds);
+    let delta_seconds = || Http::new().legacy_headers(ResetFormat::DeltaSeconds);
     for ((inner, outer), strictest) in [((2, 5), "inner"), ((5, 2), "outer")] {
         let app = Router::new().route("/", get(handler)).layer(
             ServiceBuilder::new()
-                .layer(by_all("outer", outer).responder(like_kong()))
-                .layer(by_all("inner", inner).responder(like_kong())),
+                .layer(by_all("outer", outer).responder(delta_seconds()))
+                .layer(by_all("inner", inner).responder(delta_seconds())),
         );
         let response = send(&app, "/").await;
-        assert_eq!(told(response.headers()), ["inner", "outer"]);
-        assert_eq!(legacy(response.headers()), Some([2, 1, 60]), "of the one with the least left");
+        assert_eq!(limit_names(response.headers()), ["inner", "outer"]);
+        assert_eq!(legacy(response.headers()), Some([2, 1, 60]), "of the limit with the least remaining");
         let name = |response: &Response<Body>| {
             let admission = response.extensions().get::<RateLimitInfo>().expect("a decision").clone();
             admission
@@ -210,67 +210,72 @@ async fn stacked_limiters_tell_of_both() {
         };
         assert_eq!(name(&response), strictest);
         let body = axum::body::to_bytes(response.into_body(), 99).await.expect("a body");
-        assert_eq!(body, "inner", "the handler is told by the limiter next to it");
+        assert_eq!(body, "inner", "the handler sees the innermost limiter");
 
         let _ = send(&app, "/").await;
-        let refused = send(&app, "/").await;
-        assert_eq!(refused.status(), StatusCode::TOO_MANY_REQUESTS);
-        assert_eq!(name(&refused), strictest, "a refusal is stricter than any permission");
-        assert_eq!(legacy(refused.headers()), Some([2, 0, 60]));
+        let rejected = send(&app, "/").await;
+        assert_eq!(rejected.status(), StatusCode::TOO_MANY_REQUESTS);
+        assert_eq!(name(&rejected), strictest, "a denial is more restrictive than any allowed decision");
+        assert_eq!(legacy(rejected.headers()), Some([2, 0, 60]));
         let both = ["inner".to_owned(), "outer".to_owned()];
-        assert_eq!(told(refused.headers()), if strictest == "inner" { both.to_vec() } else { both[1..].to_vec() });
+        assert_eq!(
+            limit_names(rejected.headers()),
+            if strictest == "inner" { both.to_vec() } else { both[1..].to_vec() }
+        );
     }
 }
 
-/// An exempt request says less than a limited one, wherever it was exempt.
+/// A decision replaces an exemption, whichever layer is outside.
 #[tokio::test]
-async fn a_limit_says_more_than_an_exemption() {
+async fn decision_replaces_an_exemption_in_stacked_layers() {
     let exempt = || RateLimitLayer::new(|_: &axum::extract::Request| Extracted::<()>::Exempt, named("exempt", 1));
     for app in [
         Router::new().route("/", get(async || "hello")).layer(exempt()).layer(by_all("app", 9)),
         Router::new().route("/", get(async || "hello")).layer(by_all("app", 9)).layer(exempt()),
     ] {
         let response = send(&app, "/").await;
-        assert_eq!(told(response.headers()), ["app"]);
-        assert!(response.extensions().get::<RateLimitInfo>().expect("an admission").decision().is_some());
+        assert_eq!(limit_names(response.headers()), ["app"]);
+        assert!(response.extensions().get::<RateLimitInfo>().expect("a `RateLimitInfo`").decision().is_some());
     }
 }
 
-/// With axum's body boxed around ours.
 #[tokio::test]
-async fn the_mode_for_any_body_fits_axum_as_well() {
+async fn map_body_works_in_axum() {
     let responder = Http::new().map_body();
     let app = Router::new().route("/", get(async || "hello")).layer(by_all("app", 1).responder(responder));
     let response = send(&app, "/").await;
     assert_eq!(axum::body::to_bytes(response.into_body(), 99).await.expect("a body"), "hello");
-    let refused = send(&app, "/").await;
-    assert_eq!(refused.status(), StatusCode::TOO_MANY_REQUESTS);
-    let body = axum::body::to_bytes(refused.into_body(), 999).await.expect("a body");
+    let rejected = send(&app, "/").await;
+    assert_eq!(rejected.status(), StatusCode::TOO_MANY_REQUESTS);
+    let body = axum::body::to_bytes(rejected.into_body(), 999).await.expect("a body");
     assert!(body.starts_with(b"{\"type\":"));
 }
 
-/// tower's buffer, timeouts and load shedding around it, a concurrency limit below it, in one service.
+/// Load shedding and a buffer outside the layer, a concurrency limit inside.
 #[tokio::test]
-async fn it_fits_between_towers_own_layers() {
+async fn layer_works_between_tower_layers() {
     let (limiter, _clock) = per_minute(2);
     let service = ServiceBuilder::new()
         .load_shed()
         .buffer(4)
-        .layer(RateLimitLayer::new(|job: &crate::support::Job| job.key, limiter).responder(RejectWithError))
+        .layer(
+            RateLimitLayer::new(|request: &crate::support::TestRequest| request.key, limiter)
+                .responder(RejectWithError),
+        )
         .concurrency_limit(1)
-        .service(service_fn(async |_: crate::support::Job| Ok::<_, Infallible>("done")));
-    let ask = || service.clone().oneshot(crate::support::Job::of("a"));
-    assert_eq!(ask().await.expect("allowed"), "done");
-    assert_eq!(ask().await.expect("allowed"), "done");
+        .service(service_fn(async |_: crate::support::TestRequest| Ok::<_, Infallible>("done")));
+    let call = || service.clone().oneshot(crate::support::TestRequest::new("a"));
+    assert_eq!(call().await.expect("allowed"), "done");
+    assert_eq!(call().await.expect("allowed"), "done");
     for _ in 0..9 {
-        let error = ask().await.expect_err("a refusal");
-        assert!(error.is::<Rejected>(), "no permit is lost on the way: {error}");
+        let error = call().await.expect_err("a rejection");
+        assert!(error.is::<Rejected>(), "no permit is lost: {error}");
     }
 }
 
-/// Clients have the same limiter: it holds back what they send.
+/// The layer limits the requests of a client.
 #[tokio::test]
-async fn a_boxed_service_of_any_kind_can_be_limited() {
+async fn layer_limits_a_boxed_client_service() {
     let client = tower::util::BoxCloneService::new(service_fn(async |_: Request<String>| {
         Ok::<_, BoxError>(Response::new("pong".to_owned()))
     }));
@@ -284,9 +289,9 @@ async fn a_boxed_service_of_any_kind_can_be_limited() {
     }
 }
 
-/// The types can be named, moved to threads and shared, as servers want them.
+/// Layers and services are `Clone`, `Send` and `Sync`, as servers require.
 #[test]
-fn layers_and_services_are_what_servers_ask_for() {
+fn layers_and_services_are_clone_send_and_sync() {
     struct NotClone;
     fn is_layer<L: Clone + Send + Sync + 'static>(_: &L) {}
     fn is_service<R, S: Service<R, Future: Send + 'static> + Clone + Send + Sync + 'static>(_: &S) {}

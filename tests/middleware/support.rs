@@ -1,5 +1,4 @@
-//! What the tests use in place of the world: an inner service with counted permits, and limiters that say what they are
-//! told to.
+//! Test doubles: an inner service with counted permits, and limiters with fixed or deferred decisions.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -20,10 +19,9 @@ use tower_ratelimit::{
 };
 use tower_test::mock::Spawn;
 
-/// A request to [`Counter`]: whose it is (nobody's is a missing key, `exempt` is under no limit), and what the service
-/// is to do with it.
+/// A request to [`Counter`]: its key (`None` is a missing key, `exempt` is exempt), and what the service does with it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Job {
+pub(crate) struct TestRequest {
     pub(crate) key: Option<&'static str>,
     pub(crate) act: Act,
 }
@@ -32,45 +30,45 @@ pub(crate) struct Job {
 pub(crate) enum Act {
     Answer,
     Fail,
-    /// Its future never ends.
+    /// The future never completes.
     Hang,
     PanicInCall,
     PanicInFuture,
 }
 
-impl Job {
-    pub(crate) const fn of(key: &'static str) -> Self {
+impl TestRequest {
+    pub(crate) const fn new(key: &'static str) -> Self {
         Self { key: Some(key), act: Act::Answer }
     }
 
-    pub(crate) const NOBODYS: Self = Self { key: None, act: Act::Answer };
+    pub(crate) const WITHOUT_KEY: Self = Self { key: None, act: Act::Answer };
 
-    pub(crate) const fn that(self, act: Act) -> Self {
+    pub(crate) const fn with_act(self, act: Act) -> Self {
         Self { act, ..self }
     }
 }
 
-/// Whose a [`Job`] is.
-pub(crate) fn whose(job: &Job) -> Extracted<&'static str> {
-    match job.key {
+/// Extracts the key of a [`TestRequest`].
+pub(crate) fn key_of(request: &TestRequest) -> Extracted<&'static str> {
+    match request.key {
         Some("exempt") => Extracted::Exempt,
         Some(key) => Extracted::Key(key),
-        None => Extracted::Missing(Missing::from_request("nobody's")),
+        None => Extracted::Missing(Missing::from_request("no key")),
     }
 }
 
-pub(crate) type Whose = fn(&Job) -> Extracted<&'static str>;
+pub(crate) type KeyFn = fn(&TestRequest) -> Extracted<&'static str>;
 
-/// The limiter around a service, answering with errors.
-pub(crate) type Limited<S, A> = Spawn<RateLimit<S, Whose, A, RejectWithError>>;
+/// A service behind a limiter, with rejections as errors.
+pub(crate) type Limited<S, A> = Spawn<RateLimit<S, KeyFn, A, RejectWithError>>;
 
 pub(crate) fn limited<S, A: Clone>(inner: S, limiter: A) -> Limited<S, A> {
-    Spawn::new(RateLimitLayer::new(whose as Whose, limiter).responder(RejectWithError).layer(inner))
+    Spawn::new(RateLimitLayer::new(key_of as KeyFn, limiter).responder(RejectWithError).layer(inner))
 }
 
-/// A service whose readiness reserves one of a counted number of permits, and which panics if it is called without.
+/// A service whose readiness reserves one of a counted number of permits. It panics if it is called without a permit.
 ///
-/// Every clone is an instance with a number of its own, and holds no permit. It answers with its number.
+/// Every clone is an instance with its own number and no permit. A response is the number of the instance.
 #[derive(Debug)]
 pub(crate) struct Counter {
     pub(crate) instance: usize,
@@ -78,15 +76,15 @@ pub(crate) struct Counter {
     pool: Pool,
 }
 
-/// The permits, and what has happened.
+/// The permits, and a record of the calls.
 #[derive(Clone, Debug)]
-pub(crate) struct Pool(Arc<Mutex<Books>>);
+pub(crate) struct Pool(Arc<Mutex<PoolState>>);
 
 #[derive(Debug)]
-struct Books {
+struct PoolState {
     free: usize,
     instances: usize,
-    calls: Vec<(usize, Job)>,
+    calls: Vec<(usize, TestRequest)>,
     waiting: Vec<Waker>,
 }
 
@@ -94,43 +92,43 @@ struct Books {
 struct Permit(Pool);
 
 impl Pool {
-    pub(crate) fn of(permits: usize) -> Self {
-        Self(Arc::new(Mutex::new(Books { free: permits, instances: 0, calls: Vec::new(), waiting: Vec::new() })))
+    pub(crate) fn new(permits: usize) -> Self {
+        Self(Arc::new(Mutex::new(PoolState { free: permits, instances: 0, calls: Vec::new(), waiting: Vec::new() })))
     }
 
-    fn books<T>(&self, f: impl FnOnce(&mut Books) -> T) -> T {
-        // A test that panics on purpose must not hide the books from the assertions after it.
+    fn with_state<T>(&self, f: impl FnOnce(&mut PoolState) -> T) -> T {
+        // Tests panic on purpose: a poisoned lock must not hide the state from later assertions.
         f(&mut self.0.lock().unwrap_or_else(std::sync::PoisonError::into_inner))
     }
 
     pub(crate) fn service(&self) -> Counter {
-        let instance = self.books(|books| {
-            books.instances += 1;
-            books.instances
+        let instance = self.with_state(|state| {
+            state.instances += 1;
+            state.instances
         });
         Counter { instance, permit: None, pool: self.clone() }
     }
 
     pub(crate) fn free(&self) -> usize {
-        self.books(|books| books.free)
+        self.with_state(|state| state.free)
     }
 
-    /// How many instances have ever been made.
+    /// Returns the number of instances ever created.
     pub(crate) fn instances(&self) -> usize {
-        self.books(|books| books.instances)
+        self.with_state(|state| state.instances)
     }
 
-    /// Which instance was called with what, in order.
-    pub(crate) fn calls(&self) -> Vec<(usize, Job)> {
-        self.books(|books| books.calls.clone())
+    /// Returns the instance and the request of each call, in order.
+    pub(crate) fn calls(&self) -> Vec<(usize, TestRequest)> {
+        self.with_state(|state| state.calls.clone())
     }
 }
 
 impl Drop for Permit {
     fn drop(&mut self) {
-        let waiting = self.0.books(|books| {
-            books.free += 1;
-            std::mem::take(&mut books.waiting)
+        let waiting = self.0.with_state(|state| {
+            state.free += 1;
+            std::mem::take(&mut state.waiting)
         });
         waiting.into_iter().for_each(Waker::wake);
     }
@@ -142,7 +140,7 @@ impl Clone for Counter {
     }
 }
 
-/// An error of the inner service's own.
+/// The error of the inner service.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Failure;
 
@@ -154,19 +152,19 @@ impl fmt::Display for Failure {
 
 impl std::error::Error for Failure {}
 
-impl Service<Job> for Counter {
+impl Service<TestRequest> for Counter {
     type Response = usize;
     type Error = Failure;
     type Future = Working;
 
     fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Failure>> {
         if self.permit.is_none() {
-            let granted = self.pool.books(|books| {
-                let rest = books.free.checked_sub(1);
+            let granted = self.pool.with_state(|state| {
+                let rest = state.free.checked_sub(1);
                 if rest.is_none() {
-                    books.waiting.push(cx.waker().clone());
+                    state.waiting.push(cx.waker().clone());
                 }
-                books.free = rest.unwrap_or(0);
+                state.free = rest.unwrap_or(0);
                 rest.is_some()
             });
             if !granted {
@@ -177,15 +175,15 @@ impl Service<Job> for Counter {
         Poll::Ready(Ok(()))
     }
 
-    fn call(&mut self, job: Job) -> Working {
+    fn call(&mut self, request: TestRequest) -> Working {
         let permit = self.permit.take().expect("called without having been made ready");
-        self.pool.books(|books| books.calls.push((self.instance, job)));
-        assert!(job.act != Act::PanicInCall, "told to panic in `call`");
-        Working { instance: self.instance, act: job.act, _permit: permit }
+        self.pool.with_state(|state| state.calls.push((self.instance, request)));
+        assert!(request.act != Act::PanicInCall, "panic requested in `call`");
+        Working { instance: self.instance, act: request.act, _permit: permit }
     }
 }
 
-/// [`Counter`]'s future. It holds the permit.
+/// The future of [`Counter`], which holds the permit.
 #[derive(Debug)]
 pub(crate) struct Working {
     instance: usize,
@@ -201,12 +199,12 @@ impl Future for Working {
             Act::Answer => Poll::Ready(Ok(self.instance)),
             Act::Fail => Poll::Ready(Err(Failure)),
             Act::Hang => Poll::Pending,
-            Act::PanicInCall | Act::PanicInFuture => panic!("told to panic"),
+            Act::PanicInCall | Act::PanicInFuture => panic!("panic requested"),
         }
     }
 }
 
-/// A memory of `limit` a minute for each key, and its clock.
+/// Creates a limiter of `limit` a minute for each key, and its clock.
 pub(crate) fn per_minute(limit: u64) -> (Memory<FixedWindow, ManualClock>, ManualClock) {
     let clock = ManualClock::new();
     let limiter =
@@ -214,95 +212,95 @@ pub(crate) fn per_minute(limit: u64) -> (Memory<FixedWindow, ManualClock>, Manua
     (limiter.expect("a limiter"), clock)
 }
 
-/// A limiter that answers at once, and the same to everybody.
+/// A limiter that returns the same outcome immediately for every key.
 #[derive(Clone)]
-pub(crate) struct Says(pub(crate) Result<Decision, Error>);
+pub(crate) struct StubLimiter(pub(crate) Result<Decision, Error>);
 
-impl<Key: ?Sized> Limiter<Key> for Says {
+impl<Key: ?Sized> Limiter<Key> for StubLimiter {
     type Future = std::future::Ready<Result<Outcome, Error>>;
 
-    fn acquire(&self, _key: &Key, _ask: AcquireOptions) -> Acquisition<Self::Future> {
+    fn acquire(&self, _key: &Key, _options: AcquireOptions) -> Acquisition<Self::Future> {
         Acquisition::Ready(self.0.clone().map(Outcome::from))
     }
 }
 
-impl Says {
-    pub(crate) fn yes() -> Self {
+impl StubLimiter {
+    pub(crate) fn allowing() -> Self {
         Self(Ok(decision(Verdict::Allowed)))
     }
 
-    pub(crate) fn no() -> Self {
+    pub(crate) fn denying() -> Self {
         Self(Ok(decision(Verdict::Denied { retry_after: Duration::from_millis(1500) })))
     }
 
-    pub(crate) fn never() -> Self {
+    pub(crate) fn exceeding() -> Self {
         Self(Ok(decision(Verdict::ExceedsLimit)))
     }
 
-    pub(crate) fn broken() -> Self {
-        Self(Err(Error::unavailable("the wire is cut")))
+    pub(crate) fn failing() -> Self {
+        Self(Err(Error::unavailable("connection lost")))
     }
 
-    /// A declared policy for a store that can't answer.
-    pub(crate) fn by_policy(verdict: Verdict) -> Self {
+    /// A declared policy in place of a failed store.
+    pub(crate) fn from_policy(verdict: Verdict) -> Self {
         Self(Ok(Decision::by_policy(Timestamp::EPOCH, verdict)))
     }
 
-    pub(crate) fn by(source: DecisionSource, verdict: Verdict) -> Self {
+    pub(crate) fn from_source(source: DecisionSource, verdict: Verdict) -> Self {
         Self(Ok(decision(verdict).from_source(source)))
     }
 }
 
-/// A decision of the one limit `told`: 3 of 5 a minute are left.
+/// Returns a decision of one limit named `stub`, with 3 of 5 a minute remaining.
 pub(crate) fn decision(verdict: Verdict) -> Decision {
-    let figures = LimitSnapshot {
+    let snapshot = LimitSnapshot {
         limit: 5,
         window: Duration::from_secs(60),
         remaining: 3,
         reset: Duration::from_secs(40),
         next_token_after: Duration::from_secs(12),
     };
-    Decision::from_limit(ManualClock::START, LimitStatus::new("told", verdict, figures))
+    Decision::from_limit(ManualClock::START, LimitStatus::new("stub", verdict, snapshot))
 }
 
-/// A limiter that leaves every decision to the test.
+/// A limiter whose decisions are pending until the test completes them.
 #[derive(Clone, Default)]
-pub(crate) struct Elsewhere(Arc<Mutex<VecDeque<Question>>>);
+pub(crate) struct RemoteLimiter(Arc<Mutex<VecDeque<PendingDecision>>>);
 
-/// What was asked of [`Elsewhere`], to be answered.
-pub(crate) struct Question {
+/// An acquire of [`RemoteLimiter`] without a decision yet.
+pub(crate) struct PendingDecision {
     pub(crate) key: &'static str,
-    pub(crate) ask: AcquireOptions,
-    answer: oneshot::Sender<Result<Decision, Error>>,
+    pub(crate) options: AcquireOptions,
+    sender: oneshot::Sender<Result<Decision, Error>>,
 }
 
-impl Elsewhere {
-    /// The oldest question that is not answered.
-    pub(crate) fn asked(&self) -> Question {
-        self.0.lock().unwrap().pop_front().expect("the limiter was not asked")
+impl RemoteLimiter {
+    /// Removes and returns the oldest acquire without a decision.
+    pub(crate) fn next_acquire(&self) -> PendingDecision {
+        self.0.lock().unwrap().pop_front().expect("the limiter was not called")
     }
 }
 
-impl Question {
-    pub(crate) fn answer(self, says: Says) {
-        self.answer.send(says.0).expect("nobody waits for the answer");
+impl PendingDecision {
+    pub(crate) fn complete(self, outcome: StubLimiter) {
+        self.sender.send(outcome.0).expect("the acquire is pending");
     }
 
-    /// Whether whoever asked has gone away.
+    /// Whether the caller dropped the acquire.
     pub(crate) fn is_abandoned(&self) -> bool {
-        self.answer.is_closed()
+        self.sender.is_closed()
     }
 }
 
-impl Limiter<&'static str> for Elsewhere {
+impl Limiter<&'static str> for RemoteLimiter {
     type Future = BoxFuture<Result<Outcome, Error>>;
 
-    fn acquire(&self, &key: &&'static str, ask: AcquireOptions) -> Acquisition<Self::Future> {
-        let (answer, reply) = oneshot::channel();
-        self.0.lock().unwrap().push_back(Question { key, ask, answer });
+    fn acquire(&self, &key: &&'static str, options: AcquireOptions) -> Acquisition<Self::Future> {
+        let (sender, receiver) = oneshot::channel();
+        self.0.lock().unwrap().push_back(PendingDecision { key, options, sender });
         Acquisition::Pending(Box::pin(async {
-            let answered = reply.await.map_err(|_| Error::unavailable("the store hung up"))?;
-            answered.map(Outcome::from)
+            let result = receiver.await.map_err(|_| Error::unavailable("the store closed the connection"))?;
+            result.map(Outcome::from)
         }))
     }
 }

@@ -1,7 +1,7 @@
-//! Tower's contract while requests wait for their start: waiting holds nothing of the inner service, and a request that stops
-//! waiting leaks nothing and stays charged. (When each has its turn is tested in `tests/waiting.rs`.)
+//! The contract of `tower::Service` while requests wait for their start: a waiting request holds no readiness of the inner
+//! service, and a request that stops waiting leaks nothing and stays charged. (The times of starts are tested elsewhere.)
 //!
-//! The timers and the limiters run on tokio's paused clock, which each test moves by hand.
+//! Timers and limiters run on tokio's paused clock, which each test advances.
 
 use std::future::Future;
 use std::time::Duration;
@@ -17,12 +17,14 @@ use tower_ratelimit::{
 };
 use tower_test::mock;
 
-use crate::support::{Act, Counter, Elsewhere, Failure, Job, Limited, Pool, Says, Whose, decision, limited, whose};
+use crate::support::{
+    Act, Counter, Failure, KeyFn, Limited, Pool, RemoteLimiter, StubLimiter, TestRequest, decision, key_of, limited,
+};
 
 const SECOND: Duration = Duration::from_secs(1);
 
-fn after(delay: Duration) -> Says {
-    Says(Ok(decision(Verdict::AllowedAfter(delay))))
+fn after(delay: Duration) -> StubLimiter {
+    StubLimiter(Ok(decision(Verdict::AllowedAfter(delay))))
 }
 
 type Paced<A> = Memory<A, TokioClock>;
@@ -31,85 +33,85 @@ fn paced<A: Algorithm>(algorithm: A) -> Paced<A> {
     Memory::builder(algorithm).max_keys(100).clock(TokioClock::new()).build().expect("a limiter")
 }
 
-/// One a second for each key, without bursts.
+/// Creates a limiter of one a second for each key, without bursts.
 fn one_a_second() -> Paced<Gcra> {
     paced(Gcra::new(Quota::per_second(1)).burst(1))
 }
 
-/// Requests wait for up to ten seconds.
-fn waiting<A: Algorithm, C: Clock>(limiter: &Memory<A, C>) -> RateLimitLayer<Whose, Memory<A, C>, RejectWithError> {
-    RateLimitLayer::new(whose as Whose, limiter.clone()).responder(RejectWithError).max_wait(10 * SECOND)
+/// Creates a layer whose requests wait for up to ten seconds.
+fn waiting<A: Algorithm, C: Clock>(limiter: &Memory<A, C>) -> RateLimitLayer<KeyFn, Memory<A, C>, RejectWithError> {
+    RateLimitLayer::new(key_of as KeyFn, limiter.clone()).responder(RejectWithError).max_wait(10 * SECOND)
 }
 
-/// How long one more request would have to wait.
-fn next_turn<C: Clock>(limiter: &Memory<Gcra, C>) -> Duration {
+/// Returns the delay of one more request.
+fn next_delay<C: Clock>(limiter: &Memory<Gcra, C>) -> Duration {
     let peeked = limiter.peek(&"a", AcquireOptions::default().max_delay(100 * SECOND)).try_ready().expect("memory");
     peeked.expect("a decision").delay()
 }
 
-/// Makes it ready, and calls it.
+/// Makes the service ready, and calls it.
 fn send<A>(
     service: &mut Limited<Counter, A>,
-    job: Job,
+    request: TestRequest,
 ) -> task::Spawn<impl Future<Output = Result<usize, BoxError>> + use<A>>
 where
     A: Limiter<&'static str>,
 {
     assert_ready_ok!(service.poll_ready());
-    task::spawn(service.call(job))
+    task::spawn(service.call(request))
 }
 
-fn refused_for(error: &BoxError) -> Duration {
+fn retry_after_of(error: &BoxError) -> Duration {
     let rejected = error.downcast_ref::<Rejected>().expect("the limiter's error");
     rejected.refusal().retry_after().expect("a wait")
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_delayed_request_lets_go_of_readiness_and_makes_a_fresh_instance_ready_in_its_turn() {
-    let pool = Pool::of(1);
+async fn delayed_request_releases_readiness_and_makes_another_instance_ready_at_its_start() {
+    let pool = Pool::new(1);
     let mut service = limited(pool.service(), after(SECOND));
     let mut neighbour = service.clone();
     assert_ready_ok!(service.poll_ready());
     let ready = service.get_ref().get_ref().instance;
     assert_pending!(neighbour.poll_ready());
 
-    let mut response = task::spawn(service.call(Job::of("a")));
+    let mut response = task::spawn(service.call(TestRequest::new("a")));
     assert_eq!(pool.free(), 1, "released in `call`");
-    assert!(neighbour.is_woken(), "waiting holds nobody else up");
+    assert!(neighbour.is_woken(), "a waiting request does not delay others");
     assert_pending!(response.poll());
 
     advance(Duration::from_millis(999)).await;
     assert_pending!(response.poll());
-    assert_eq!(pool.calls(), [], "not before its turn");
+    assert_eq!(pool.calls(), [], "not before its start");
     advance(Duration::from_millis(1)).await;
     assert!(response.is_woken());
     let by = assert_ready_ok!(response.poll());
     assert_ne!(by, ready);
-    assert_eq!(pool.calls(), [(by, Job::of("a"))]);
+    assert_eq!(pool.calls(), [(by, TestRequest::new("a"))]);
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_turn_that_is_promised_elsewhere_lets_go_of_readiness_as_well() {
-    let (pool, limiter) = (Pool::of(1), Elsewhere::default());
+async fn pending_decision_with_a_delay_releases_readiness() {
+    let (pool, limiter) = (Pool::new(1), RemoteLimiter::default());
     let mut service = limited(pool.service(), limiter.clone());
-    let mut response = send(&mut service, Job::of("a"));
+    let mut response = send(&mut service, TestRequest::new("a"));
     assert_pending!(response.poll());
-    assert_eq!(pool.free(), 0, "kept while it is decided");
+    assert_eq!(pool.free(), 0, "kept while the decision is pending");
 
-    limiter.asked().answer(after(SECOND));
+    limiter.next_acquire().complete(after(SECOND));
     assert_pending!(response.poll());
-    assert_eq!(pool.free(), 1, "and not while it waits");
+    assert_eq!(pool.free(), 1, "released while the request waits");
     advance(SECOND).await;
     assert_ready_ok!(response.poll());
 }
 
-/// The turn has come, and the inner service is busy.
+/// The start is due, and the inner service is busy.
 #[tokio::test(start_paused = true)]
-async fn in_its_turn_a_request_waits_for_readiness() {
-    let pool = Pool::of(1);
+async fn delayed_request_waits_for_readiness_at_its_start() {
+    let pool = Pool::new(1);
     let mut service = limited(pool.service(), after(SECOND));
-    let mut response = send(&mut service, Job::of("a"));
-    let busy = send(&mut service, Job::of("exempt").that(Act::Hang));
+    let mut response = send(&mut service, TestRequest::new("a"));
+    let busy = send(&mut service, TestRequest::new("exempt").with_act(Act::Hang));
     assert_pending!(response.poll());
     advance(SECOND).await;
     assert_pending!(response.poll());
@@ -119,107 +121,106 @@ async fn in_its_turn_a_request_waits_for_readiness() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn inner_service_that_fails_to_get_ready_is_its_error_and_leaves_the_charge() {
+async fn delayed_request_returns_the_readiness_error_and_stays_charged() {
     let limiter = one_a_second();
-    let (inner, mut handle) = mock::pair::<Job, usize>();
+    let (inner, mut handle) = mock::pair::<TestRequest, usize>();
     let mut service = mock::Spawn::new(waiting(&limiter).layer(inner));
     assert_ready_ok!(service.poll_ready());
-    let _first = service.call(Job::of("a"));
+    let _first = service.call(TestRequest::new("a"));
     assert_ready_ok!(service.poll_ready());
-    let mut second = task::spawn(service.call(Job::of("a")));
+    let mut second = task::spawn(service.call(TestRequest::new("a")));
     assert_pending!(second.poll());
-    assert_eq!(next_turn(&limiter), 2 * SECOND);
+    assert_eq!(next_delay(&limiter), 2 * SECOND);
 
     advance(SECOND).await;
     handle.send_error(Failure);
     assert_eq!(assert_ready_err!(second.poll()).downcast_ref(), Some(&Failure));
     drop(second);
-    assert_eq!(next_turn(&limiter), SECOND, "its start is charged");
+    assert_eq!(next_delay(&limiter), SECOND, "its start is charged");
 }
 
-/// Dropped at each stage: the charge stays, and no permit is lost.
+/// The request is dropped at each stage.
 #[tokio::test(start_paused = true)]
 async fn waiting_request_that_is_dropped_stays_charged_and_leaks_nothing() {
-    for stage in ["not polled", "waiting", "its turn", "getting ready"] {
-        let (limiter, pool) = (one_a_second(), Pool::of(1));
+    for stage in ["not polled", "waiting", "due", "awaiting readiness"] {
+        let (limiter, pool) = (one_a_second(), Pool::new(1));
         let mut service = mock::Spawn::new(waiting(&limiter).layer(pool.service()));
-        drop(send(&mut service, Job::of("a")));
-        assert_eq!(next_turn(&limiter), SECOND);
-        let mut response = send(&mut service, Job::of("a"));
-        assert_eq!(next_turn(&limiter), 2 * SECOND);
+        drop(send(&mut service, TestRequest::new("a")));
+        assert_eq!(next_delay(&limiter), SECOND);
+        let mut response = send(&mut service, TestRequest::new("a"));
+        assert_eq!(next_delay(&limiter), 2 * SECOND);
         let mut busy = None;
         match stage {
             "not polled" => {}
             "waiting" => assert_pending!(response.poll()),
-            "its turn" => {
+            "due" => {
                 assert_pending!(response.poll());
                 advance(SECOND).await;
             }
             _ => {
-                busy = Some(send(&mut service, Job::of("exempt").that(Act::Hang)));
+                busy = Some(send(&mut service, TestRequest::new("exempt").with_act(Act::Hang)));
                 advance(SECOND).await;
                 assert_pending!(response.poll());
             }
         }
-        let before = next_turn(&limiter);
+        let before = next_delay(&limiter);
         drop(response);
-        assert_eq!(before, next_turn(&limiter), "{stage}: what it was charged");
+        assert_eq!(before, next_delay(&limiter), "{stage}: the charge stays");
         drop(busy);
         assert_eq!(pool.free(), 1, "{stage}");
-        let forwarded = pool.calls().iter().filter(|(_, job)| *job == Job::of("a")).count();
-        assert_eq!(forwarded, 1, "{stage}: none but the first");
+        let forwarded = pool.calls().iter().filter(|(_, request)| *request == TestRequest::new("a")).count();
+        assert_eq!(forwarded, 1, "{stage}: only the first request");
     }
 }
 
-/// Once it is forwarded it stays charged, as any other.
 #[tokio::test(start_paused = true)]
-async fn whoever_has_waited_and_was_let_through_stays_charged() {
+async fn forwarded_request_stays_charged_after_waiting() {
     for act in [Act::Answer, Act::Fail, Act::Hang] {
-        let (limiter, pool) = (one_a_second(), Pool::of(1));
+        let (limiter, pool) = (one_a_second(), Pool::new(1));
         let mut service = mock::Spawn::new(waiting(&limiter).layer(pool.service()));
-        drop(send(&mut service, Job::of("a")));
-        let mut response = send(&mut service, Job::of("a").that(act));
+        drop(send(&mut service, TestRequest::new("a")));
+        let mut response = send(&mut service, TestRequest::new("a").with_act(act));
         assert_pending!(response.poll());
         advance(SECOND).await;
         let _ = response.poll();
         drop(response);
-        assert_eq!(next_turn(&limiter), SECOND, "{act:?}");
+        assert_eq!(next_delay(&limiter), SECOND, "{act:?}");
         assert_eq!(pool.free(), 1);
     }
 }
 
 #[tokio::test(start_paused = true)]
-async fn only_so_many_wait_at_a_time() {
-    let (limiter, pool) = (one_a_second(), Pool::of(9));
+async fn max_waiters_bounds_the_waiting_requests_of_a_layer() {
+    let (limiter, pool) = (one_a_second(), Pool::new(9));
     let layer = waiting(&limiter).max_waiters(2);
-    // The services of one layer count together.
+    // All services of a layer share `max_waiters`.
     let mut service = mock::Spawn::new(layer.layer(pool.service()));
     let mut other = mock::Spawn::new(layer.clone().layer(pool.service()));
-    drop(send(&mut service, Job::of("a")));
-    let first = send(&mut service, Job::of("a"));
-    let second = send(&mut other, Job::of("a"));
-    let mut third = send(&mut service, Job::of("a"));
-    assert_eq!(refused_for(&assert_ready_err!(third.poll())), 3 * SECOND, "when its turn would have been");
-    assert_eq!(next_turn(&limiter), 3 * SECOND, "it was not charged");
-    assert_ready_ok!(send(&mut service, Job::of("b")).poll());
+    drop(send(&mut service, TestRequest::new("a")));
+    let first = send(&mut service, TestRequest::new("a"));
+    let second = send(&mut other, TestRequest::new("a"));
+    let mut third = send(&mut service, TestRequest::new("a"));
+    assert_eq!(retry_after_of(&assert_ready_err!(third.poll())), 3 * SECOND, "the time until its start");
+    assert_eq!(next_delay(&limiter), 3 * SECOND, "it was not charged");
+    assert_ready_ok!(send(&mut service, TestRequest::new("b")).poll());
 
     drop(second);
-    let mut third = send(&mut other, Job::of("a"));
+    let mut third = send(&mut other, TestRequest::new("a"));
     assert_pending!(third.poll());
-    assert_ready_err!(send(&mut service, Job::of("a")).poll());
+    assert_ready_err!(send(&mut service, TestRequest::new("a")).poll());
     drop(first);
 }
 
-/// A window promises no turns: who waits for it asks again.
+/// A window does not schedule starts: a waiting request acquires again.
 #[tokio::test(start_paused = true)]
-async fn whoever_waits_for_a_window_asks_again() {
+async fn request_that_waits_for_a_window_acquires_again() {
     let limiter = paced(FixedWindow::new(Quota::new(1, 4 * SECOND)));
-    let pool = Pool::of(1);
+    let pool = Pool::new(1);
     let mut service = mock::Spawn::new(waiting(&limiter).layer(pool.service()));
-    assert_ready_ok!(send(&mut service, Job::of("a")).poll());
+    assert_ready_ok!(send(&mut service, TestRequest::new("a")).poll());
 
-    let mut waiting = [(); 2].map(|()| send(&mut service, Job::of("a")));
-    assert_eq!(pool.free(), 1, "they hold nothing");
+    let mut waiting = [(); 2].map(|()| send(&mut service, TestRequest::new("a")));
+    assert_eq!(pool.free(), 1, "waiting requests hold no permit");
     for response in &mut waiting {
         assert_pending!(response.poll());
     }
@@ -233,14 +234,14 @@ async fn whoever_waits_for_a_window_asks_again() {
     assert_eq!(pool.calls().len(), 3);
 }
 
-/// Where there is no timer, nobody waits: denied with the time until its start, for which it was charged.
+/// Without a timer the request is rejected with the time until its start, and stays charged.
 #[test]
-fn outside_of_a_runtime_nobody_waits() {
+fn delayed_request_is_rejected_outside_of_a_runtime() {
     let limiter = Memory::builder(Gcra::new(Quota::per_second(1)).burst(1)).clock(ManualClock::new()).build();
-    let (limiter, pool) = (limiter.expect("a limiter"), Pool::of(1));
+    let (limiter, pool) = (limiter.expect("a limiter"), Pool::new(1));
     let mut service = mock::Spawn::new(waiting(&limiter).layer(pool.service()));
-    assert_ready_ok!(send(&mut service, Job::of("a")).poll());
-    assert_eq!(refused_for(&assert_ready_err!(send(&mut service, Job::of("a")).poll())), SECOND);
-    assert_eq!(next_turn(&limiter), 2 * SECOND);
+    assert_ready_ok!(send(&mut service, TestRequest::new("a")).poll());
+    assert_eq!(retry_after_of(&assert_ready_err!(send(&mut service, TestRequest::new("a")).poll())), SECOND);
+    assert_eq!(next_delay(&limiter), 2 * SECOND);
     assert_eq!(pool.free(), 1);
 }

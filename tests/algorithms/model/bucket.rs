@@ -1,4 +1,4 @@
-//! The bucket: how many tokens are owed, and since when. Tokens come back at the quota's rate until none are owed.
+//! The model of the buckets: a debt of tokens that drains at the quota's rate down to zero.
 
 use std::time::Duration;
 
@@ -6,102 +6,104 @@ use num_bigint::BigInt;
 use num_rational::BigRational;
 use tower_ratelimit::{LimitSnapshot, Quota, Verdict};
 
-use super::{LONGEST, Model, Spec};
+use super::{MAX_PERIOD, Model, Spec};
 use crate::span::{micros, ticks};
 
 #[derive(Clone)]
 pub(crate) struct Bucket {
     terms: Terms,
-    /// Tokens owed at the time `at`.
-    owed: BigRational,
+    /// The debt in tokens at the time `at`.
+    debt: BigRational,
     at: u64,
-    /// The rate by which they drain: that of the quota which was charged last.
+    /// The rate at which the debt drains: that of the quota that was charged last.
     draining: BigRational,
 }
 
-/// What the key is held to.
+/// The configuration in rationals.
 #[derive(Clone)]
 struct Terms {
     burst: u64,
     /// Tokens a microsecond.
     rate: BigRational,
     time_to_full: u64,
-    /// The most that is ever owed: what comes back in the longest time that anything is remembered.
-    most: BigRational,
+    /// The maximum debt: the tokens that drain within `MAX_PERIOD`.
+    max_debt: BigRational,
 }
 
 impl Terms {
     fn new(quota: Quota, burst: u64) -> Self {
         let rate = BigRational::new(quota.limit().into(), micros(quota.period()).into());
-        Self { burst, time_to_full: round_up(&(whole(burst) / &rate)), most: whole(LONGEST) * &rate, rate }
+        Self { burst, time_to_full: round_up(&(whole(burst) / &rate)), max_debt: whole(MAX_PERIOD) * &rate, rate }
     }
 }
 
 impl Bucket {
     pub(crate) fn new(quota: Quota, burst: u64) -> Self {
         let terms = Terms::new(quota, burst);
-        Self { draining: terms.rate.clone(), terms, owed: whole(0), at: 0 }
+        Self { draining: terms.rate.clone(), terms, debt: whole(0), at: 0 }
     }
 
-    /// What is owed at `now`, the time to decide at (the newest that was seen, unless it is too far ahead), and the
-    /// rate by which it drains on: since the last charge that is the faster one of its quota and the present one.
-    fn owed_at(&self, now: u64) -> (BigRational, u64, &BigRational) {
+    /// Returns the debt at `now`, the effective time, and the rate at which the debt drains from then on.
+    ///
+    /// The effective time is the newest time in the state, unless that is too far ahead of `now`. The rate since the
+    /// last charge is the faster one of the quota that was charged and the present quota.
+    fn debt_at(&self, now: u64) -> (BigRational, u64, &BigRational) {
         let at = now.max(self.at);
         if at - now > self.terms.time_to_full {
             return (whole(0), now, &self.terms.rate);
         }
-        let (owed, rate) = if self.draining >= self.terms.rate {
-            (self.owed.clone(), &self.draining)
+        let (debt, rate) = if self.draining >= self.terms.rate {
+            (self.debt.clone(), &self.draining)
         } else {
-            (self.converted(&self.owed), &self.terms.rate)
+            (self.converted(&self.debt), &self.terms.rate)
         };
-        let owed = at_least_zero(owed - rate * whole(at - self.at));
-        if owed == whole(0) { (owed, at, &self.terms.rate) } else { (owed, at, rate) }
+        let debt = at_least_zero(debt - rate * whole(at - self.at));
+        if debt == whole(0) { (debt, at, &self.terms.rate) } else { (debt, at, rate) }
     }
 
-    /// The same in terms of the present quota, for who is about to change it.
-    fn owed_to_change(&self, now: u64) -> (BigRational, u64) {
-        let (owed, at, rate) = self.owed_at(now);
-        let owed = if *rate == self.terms.rate { owed } else { self.converted(&owed) };
-        (owed, at)
+    /// Returns the debt in parts of the present quota, and the effective time, before a charge.
+    fn debt_for_present_quota(&self, now: u64) -> (BigRational, u64) {
+        let (debt, at, rate) = self.debt_at(now);
+        let debt = if *rate == self.terms.rate { debt } else { self.converted(&debt) };
+        (debt, at)
     }
 
-    /// A debt from a former quota: rounded up to a whole number of the smallest amounts that this quota drains, the
-    /// `1 / tokens` part of a microsecond's worth.
-    fn converted(&self, owed: &BigRational) -> BigRational {
+    /// Converts a debt from an earlier quota: rounds up to a multiple of the smallest amount that the present quota
+    /// drains, which is `1 / tokens` of a microsecond's worth.
+    fn converted(&self, debt: &BigRational) -> BigRational {
         let tokens = BigRational::from_integer(self.terms.rate.numer().clone());
         let smallest = &self.terms.rate / tokens;
-        ((owed / &smallest).ceil() * smallest).min(self.terms.most.clone())
+        ((debt / &smallest).ceil() * smallest).min(self.terms.max_debt.clone())
     }
 }
 
 impl Model for Bucket {
-    fn hold_to(&mut self, spec: Spec) {
-        let Spec::Bucket { quota, burst } = spec else { panic!("a bucket stays a bucket") };
+    fn set_spec(&mut self, spec: Spec) {
+        let Spec::Bucket { quota, burst } = spec else { panic!("{spec:?} is not a bucket") };
         self.terms = Terms::new(quota, burst);
     }
 
-    fn verdict(&self, now: u64, cost: u64, patience: u64) -> Verdict {
+    fn verdict(&self, now: u64, cost: u64, max_delay: u64) -> Verdict {
         if cost > self.terms.burst {
             return Verdict::ExceedsLimit;
         }
-        let (owed, at, rate) = self.owed_at(now);
-        let wait = match wait(&owed, self.terms.burst - cost, rate) {
+        let (debt, at, rate) = self.debt_at(now);
+        let wait = match wait(&debt, self.terms.burst - cost, rate) {
             0 => return Verdict::Allowed,
             wait => at - now + wait,
         };
-        // No turn is promised whose debt would outlast the longest time that anything is remembered.
-        let paid_after = at - now + self::wait(&owed, 0, rate) + self::wait(&whole(cost), 0, &self.terms.rate);
-        match wait.saturating_sub(patience).max(paid_after.saturating_sub(LONGEST)) {
+        // No start is scheduled whose debt would take longer than `MAX_PERIOD` to drain.
+        let drained_after = at - now + self::wait(&debt, 0, rate) + self::wait(&whole(cost), 0, &self.terms.rate);
+        match wait.saturating_sub(max_delay).max(drained_after.saturating_sub(MAX_PERIOD)) {
             0 => Verdict::AllowedAfter(ticks(wait)),
             over => Verdict::Denied { retry_after: ticks(over) },
         }
     }
 
-    fn figures(&self, now: u64) -> LimitSnapshot {
-        let (owed, at, rate) = self.owed_at(now);
-        let remaining = round_down(&(whole(self.terms.burst) - &owed));
-        let until = |target: u64| match wait(&owed, target, rate) {
+    fn snapshot(&self, now: u64) -> LimitSnapshot {
+        let (debt, at, rate) = self.debt_at(now);
+        let remaining = round_down(&(whole(self.terms.burst) - &debt));
+        let until = |target: u64| match wait(&debt, target, rate) {
             0 => Duration::ZERO,
             wait => ticks(at - now + wait),
         };
@@ -122,15 +124,15 @@ impl Model for Bucket {
         if cost == 0 {
             return;
         }
-        let (mut owed, at) = self.owed_to_change(now);
-        // What comes back before the turn, after all is paid, is lost to a full bucket. A turn within the very
-        // microsecond in which the last debt is paid is the moment of that payment.
-        let turn = now + delay;
-        if at + wait(&owed, 0, &self.terms.rate) < turn {
-            owed = whole(turn - at) * &self.terms.rate;
+        let (mut debt, at) = self.debt_for_present_quota(now);
+        // Tokens that come back between the end of the debt and the start overflow the full bucket. A start within the
+        // microsecond in which the debt ends counts as the end of the debt.
+        let start = now + delay;
+        if at + wait(&debt, 0, &self.terms.rate) < start {
+            debt = whole(start - at) * &self.terms.rate;
         }
         self.draining = self.terms.rate.clone();
-        self.owed = (owed + whole(cost)).min(self.terms.most.clone());
+        self.debt = (debt + whole(cost)).min(self.terms.max_debt.clone());
         self.at = at;
     }
 
@@ -140,8 +142,8 @@ impl Model for Bucket {
         Box::new(charged)
     }
 
-    fn forget(&mut self) {
-        (self.owed, self.at) = (whole(0), 0);
+    fn reset(&mut self) {
+        (self.debt, self.at) = (whole(0), 0);
     }
 
     fn supports_scheduling(&self) -> bool {
@@ -157,9 +159,9 @@ impl Model for Bucket {
     }
 }
 
-/// The whole microseconds after which no more than `target` is owed.
-fn wait(owed: &BigRational, target: u64, rate: &BigRational) -> u64 {
-    round_up(&((owed - whole(target)) / rate))
+/// Returns the whole microseconds after which the debt is at most `target`.
+fn wait(debt: &BigRational, target: u64, rate: &BigRational) -> u64 {
+    round_up(&((debt - whole(target)) / rate))
 }
 
 fn whole(number: u64) -> BigRational {
@@ -170,12 +172,12 @@ fn at_least_zero(number: BigRational) -> BigRational {
     number.max(whole(0))
 }
 
-/// Rounded up, zero if it is less.
+/// Rounds up; negative numbers become zero.
 fn round_up(number: &BigRational) -> u64 {
     natural(&number.ceil().to_integer())
 }
 
-/// Rounded down, zero if it is less.
+/// Rounds down; negative numbers become zero.
 fn round_down(number: &BigRational) -> u64 {
     natural(&number.floor().to_integer())
 }

@@ -1,4 +1,4 @@
-//! Several limits together: a request passes if every limit allows it, and only then is any of them charged.
+//! The model of several limits: a request is allowed if every limit allows it, and is charged to all or to none.
 
 use std::time::Duration;
 
@@ -9,23 +9,23 @@ use crate::span::micros;
 
 pub(crate) struct Combined {
     pub(crate) limits: Vec<Box<dyn Model>>,
-    /// The sum of what is held, on each limit.
+    /// The sum of the held costs; every limit counts all of it.
     held: u64,
 }
 
-/// What a decision must say.
+/// The decision that the model expects.
 #[derive(Clone, Debug)]
 pub(crate) struct Expected {
     pub(crate) verdict: Verdict,
-    /// Whether something is held on a limit that denies.
+    /// Whether a hold may cause the denial.
     pub(crate) is_estimate: bool,
-    pub(crate) standings: Vec<ExpectedStanding>,
+    pub(crate) statuses: Vec<ExpectedStatus>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) struct ExpectedStanding {
+pub(crate) struct ExpectedStatus {
     pub(crate) verdict: Verdict,
-    pub(crate) figures: LimitSnapshot,
+    pub(crate) snapshot: LimitSnapshot,
 }
 
 impl Combined {
@@ -33,62 +33,62 @@ impl Combined {
         let limit = |spec| -> Box<dyn Model> {
             match spec {
                 Spec::Bucket { quota, burst } => Box::new(Bucket::new(quota, burst)),
-                Spec::Window { quota, aligned } => Box::new(Window::new(quota, aligned)),
-                Spec::Counters { .. } | Spec::HitLog { .. } => Box::new(Hits::new(spec)),
+                Spec::FixedWindow { quota, aligned } => Box::new(Window::new(quota, aligned)),
+                Spec::SlidingWindow { .. } | Spec::SlidingLog { .. } => Box::new(Hits::new(spec)),
             }
         };
         Self { limits: specs.into_iter().map(limit).collect(), held: 0 }
     }
 
-    pub(crate) fn hold_to(&mut self, specs: impl IntoIterator<Item = Spec>) {
+    pub(crate) fn set_spec(&mut self, specs: impl IntoIterator<Item = Spec>) {
         for (limit, spec) in self.limits.iter_mut().zip(specs) {
-            limit.hold_to(spec);
+            limit.set_spec(spec);
         }
     }
 
-    /// The limits as a decision sees them: what is held counts as if it were charged now.
-    pub(crate) fn seen(&self, now: u64) -> Vec<Box<dyn Model>> {
+    /// Returns the limits as a decision sees them: held costs count as if they were charged now.
+    pub(crate) fn with_held(&self, now: u64) -> Vec<Box<dyn Model>> {
         self.limits.iter().map(|limit| limit.with_held(now, self.held)).collect()
     }
 
-    pub(crate) fn peek(&self, now: u64, ask: AcquireOptions) -> Expected {
-        let limits = self.seen(now);
-        // A later turn is promised by all limits or by none, and only if all owe at least until then.
-        let at_once = limits.iter().map(|limit| limit.verdict(now, ask.cost, 0));
-        let turn = match at_once.max_by_key(strictness) {
+    pub(crate) fn peek(&self, now: u64, options: AcquireOptions) -> Expected {
+        let limits = self.with_held(now);
+        // A later start is scheduled by all limits or by none, and only if the usage of all lasts until then.
+        let immediate = limits.iter().map(|limit| limit.verdict(now, options.cost, 0));
+        let delay_of_start = match immediate.max_by_key(strictness) {
             Some(Verdict::Denied { retry_after }) => retry_after,
             _ => Duration::ZERO,
         };
-        let promises = |limit: &dyn Model| limit.supports_scheduling() && limit.figures(now).reset >= turn;
-        // A hold starts now, or not at all.
-        let all_promise = !ask.hold && limits.iter().all(|limit| promises(&**limit));
-        let patience = ask.max_delay.filter(|_| all_promise).map_or(0, micros);
-        let standings: Vec<_> = limits
+        let schedules = |limit: &dyn Model| limit.supports_scheduling() && limit.snapshot(now).reset >= delay_of_start;
+        // A hold cannot start later.
+        let all_schedule = !options.hold && limits.iter().all(|limit| schedules(&**limit));
+        let max_delay = options.max_delay.filter(|_| all_schedule).map_or(0, micros);
+        let statuses: Vec<_> = limits
             .iter()
-            .map(|limit| ExpectedStanding {
-                verdict: limit.verdict(now, ask.cost, patience),
-                figures: limit.figures(now),
+            .map(|limit| ExpectedStatus {
+                verdict: limit.verdict(now, options.cost, max_delay),
+                snapshot: limit.snapshot(now),
             })
             .collect();
-        let verdict = standings.iter().map(|standing| standing.verdict).max_by_key(strictness);
+        let verdict = statuses.iter().map(|status| status.verdict).max_by_key(strictness);
         let verdict = verdict.unwrap_or(Verdict::Allowed);
-        Expected { verdict, is_estimate: self.held > 0 && !verdict.is_allowed(), standings }
+        Expected { verdict, is_estimate: self.held > 0 && !verdict.is_allowed(), statuses }
     }
 
-    /// As [`peek`](Self::peek), and charges or holds if the request is allowed: the figures are those after it.
-    pub(crate) fn acquire(&mut self, now: u64, ask: AcquireOptions) -> Expected {
-        let mut expected = self.peek(now, ask);
+    /// As [`peek`](Self::peek), but charges or holds an allowed request. The snapshots are those afterwards.
+    pub(crate) fn acquire(&mut self, now: u64, options: AcquireOptions) -> Expected {
+        let mut expected = self.peek(now, options);
         if !expected.verdict.is_allowed() {
             return expected;
         }
-        if ask.hold {
-            self.held += ask.cost;
+        if options.hold {
+            self.held += options.cost;
         } else {
             let delay = if let Verdict::AllowedAfter(delay) = expected.verdict { micros(delay) } else { 0 };
-            self.limits.iter_mut().for_each(|limit| limit.charge(now, delay, ask.cost));
+            self.limits.iter_mut().for_each(|limit| limit.charge(now, delay, options.cost));
         }
-        for (limit, standing) in self.seen(now).iter().zip(&mut expected.standings) {
-            standing.figures = limit.figures(now);
+        for (limit, status) in self.with_held(now).iter().zip(&mut expected.statuses) {
+            status.snapshot = limit.snapshot(now);
         }
         expected
     }
@@ -98,24 +98,24 @@ impl Combined {
         self.limits.iter_mut().for_each(|limit| limit.charge(now, 0, actual));
     }
 
-    /// What is held stays held.
-    pub(crate) fn forget(&mut self) {
-        self.limits.iter_mut().for_each(|limit| limit.forget());
+    /// Resets the usage; held costs stay held.
+    pub(crate) fn reset(&mut self) {
+        self.limits.iter_mut().for_each(|limit| limit.reset());
     }
 }
 
 impl Expected {
-    /// The standing that speaks: the longest wait, then the least remaining, then the first.
-    pub(crate) fn speaking(&self) -> usize {
+    /// Returns the index of the most restrictive limit: the longest wait, then the least remaining, then the first.
+    pub(crate) fn most_restrictive(&self) -> usize {
         let order = |&index: &usize| {
-            let standing = &self.standings[index];
-            (strictness(&standing.verdict), std::cmp::Reverse((standing.figures.remaining, index)))
+            let status = &self.statuses[index];
+            (strictness(&status.verdict), std::cmp::Reverse((status.snapshot.remaining, index)))
         };
-        (0..self.standings.len()).max_by_key(order).expect("there is a limit")
+        (0..self.statuses.len()).max_by_key(order).expect("there is a limit")
     }
 }
 
-/// Verdicts from the mildest to the strictest.
+/// Orders verdicts from the least to the most restrictive.
 fn strictness(verdict: &Verdict) -> (u8, Duration) {
     match *verdict {
         Verdict::Allowed => (0, Duration::ZERO),

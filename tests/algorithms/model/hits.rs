@@ -1,5 +1,5 @@
-//! The sliding log and the sliding window: hits, and until when and how much of each counts. All else is found by searching
-//! for the first moment at which it holds.
+//! The model of the sliding log and the sliding window: hits, until when each counts, and by how much. Waits are found
+//! by a binary search for the first time at which the request fits.
 
 use std::time::Duration;
 
@@ -11,23 +11,23 @@ use crate::span::{micros, ticks};
 #[derive(Clone)]
 pub(crate) struct Hits {
     terms: Terms,
-    /// The terms that the hits were last counted under: those of the last charge.
+    /// The terms of the last charge, by which the hits were counted.
     counted: Terms,
-    remembered: Vec<Hit>,
+    hits: Vec<Hit>,
     /// The time of the last charge.
     newest: u64,
 }
 
-/// How hits count.
+/// The rules by which hits count.
 #[derive(Clone, Copy, PartialEq)]
 enum Terms {
-    HitLog { quota: Quota },
-    Counters { quota: Quota, width: u64, blocks: u64, weighted: bool },
+    SlidingLog { quota: Quota },
+    SlidingWindow { quota: Quota, width: u64, blocks: u64, weighted: bool },
 }
 
 #[derive(Clone, Copy)]
 struct Hit {
-    /// The latest time at which it can have been: in blocks that is known to a block only, once they have changed.
+    /// The latest possible time of the hit: after the blocks change, it is known only up to a block.
     time: u64,
     weight: u128,
 }
@@ -35,31 +35,31 @@ struct Hit {
 impl Terms {
     fn new(spec: Spec) -> Self {
         match spec {
-            Spec::HitLog { quota } => Self::HitLog { quota },
-            Spec::Counters { quota, blocks, weighted } => {
-                Self::Counters { quota, width: micros(quota.period()) / blocks, blocks, weighted }
+            Spec::SlidingLog { quota } => Self::SlidingLog { quota },
+            Spec::SlidingWindow { quota, blocks, weighted } => {
+                Self::SlidingWindow { quota, width: micros(quota.period()) / blocks, blocks, weighted }
             }
             _ => panic!("{spec:?} has no hits"),
         }
     }
 
     fn quota(self) -> Quota {
-        let (Self::HitLog { quota } | Self::Counters { quota, .. }) = self;
+        let (Self::SlidingLog { quota } | Self::SlidingWindow { quota, .. }) = self;
         quota
     }
 
-    /// Until when a hit counts at all.
-    fn counts_until(self, time: u64) -> u64 {
+    /// Returns the time at which a hit expires.
+    fn expires_at(self, time: u64) -> u64 {
         match self {
-            Self::HitLog { quota } => time + micros(quota.period()),
-            Self::Counters { width, blocks, .. } => (time / width + blocks + 1) * width,
+            Self::SlidingLog { quota } => time + micros(quota.period()),
+            Self::SlidingWindow { width, blocks, .. } => (time / width + blocks + 1) * width,
         }
     }
 
-    /// The share of a hit that counts at `now`, before it has expired: so many of `whole()`.
+    /// Returns the share of an unexpired hit that counts at `now`, in parts of `whole()`.
     fn share(self, time: u64, now: u64) -> u64 {
         match self {
-            Self::Counters { width, blocks, weighted: true, .. } if now / width - time / width >= blocks => {
+            Self::SlidingWindow { width, blocks, weighted: true, .. } if now / width - time / width >= blocks => {
                 width - now % width
             }
             _ => self.whole(),
@@ -68,26 +68,26 @@ impl Terms {
 
     fn whole(self) -> u64 {
         match self {
-            Self::HitLog { .. } => 1,
-            Self::Counters { width, .. } => width,
+            Self::SlidingLog { .. } => 1,
+            Self::SlidingWindow { width, .. } => width,
         }
     }
 
-    /// Counters of equal width and number are equal, whatever they limit.
+    /// Whether hits count alike under both terms: blocks of equal width and number do, whatever the limit.
     fn counts_as(self, other: Self) -> bool {
         match (self, other) {
-            (Self::Counters { width, blocks, .. }, Self::Counters { width: w, blocks: b, .. }) => {
+            (Self::SlidingWindow { width, blocks, .. }, Self::SlidingWindow { width: w, blocks: b, .. }) => {
                 (width, blocks) == (w, b)
             }
             _ => self.quota().period() == other.quota().period(),
         }
     }
 
-    /// The longest that a hit counts.
-    fn longest(self) -> u64 {
+    /// Returns the maximum time for which a hit counts.
+    fn max_lifetime(self) -> u64 {
         match self {
-            Self::HitLog { quota } => micros(quota.period()),
-            Self::Counters { width, blocks, .. } => width * (blocks + 1),
+            Self::SlidingLog { quota } => micros(quota.period()),
+            Self::SlidingWindow { width, blocks, .. } => width * (blocks + 1),
         }
     }
 }
@@ -95,41 +95,42 @@ impl Terms {
 impl Hits {
     pub(crate) fn new(spec: Spec) -> Self {
         let terms = Terms::new(spec);
-        Self { terms, counted: terms, remembered: Vec::new(), newest: 0 }
+        Self { terms, counted: terms, hits: Vec::new(), newest: 0 }
     }
 
-    /// The time to decide at, the newest that was seen unless it is too far ahead, and what may count then.
+    /// Returns the effective time (the newest time in the state, unless it is too far ahead) and the hits that may
+    /// count.
     fn at(&self, now: u64) -> (u64, &[Hit]) {
         let at = now.max(self.newest);
-        if at - now > self.terms.longest() { (now, &[]) } else { (at, &self.remembered) }
+        if at - now > self.terms.max_lifetime() { (now, &[]) } else { (at, &self.hits) }
     }
 
-    /// The latest time of a hit, for the present terms.
+    /// Returns the latest possible time of a hit under the present terms.
     fn time(&self, hit: Hit) -> u64 {
         match self.counted {
-            Terms::Counters { width, .. } if !self.terms.counts_as(self.counted) => {
+            Terms::SlidingWindow { width, .. } if !self.terms.counts_as(self.counted) => {
                 ((hit.time / width + 1) * width - 1).min(self.newest)
             }
             _ => hit.time,
         }
     }
 
-    /// As long as both the terms that it was last counted under and the present ones say.
-    fn counts_until(&self, hit: Hit) -> u64 {
-        self.counted.counts_until(hit.time).min(self.terms.counts_until(self.time(hit)))
+    /// Returns the earlier expiry of the terms by which the hit was counted and of the present terms.
+    fn expires_at(&self, hit: Hit) -> u64 {
+        self.counted.expires_at(hit.time).min(self.terms.expires_at(self.time(hit)))
     }
 
-    /// What is used at `moment`, times `whole()`.
+    /// Returns the usage at `moment`, times `whole()`.
     fn used(&self, hits: &[Hit], moment: u64) -> u128 {
-        let live = hits.iter().filter(|&&hit| self.counts_until(hit) > moment);
+        let live = hits.iter().filter(|&&hit| self.expires_at(hit) > moment);
         live.map(|&hit| hit.weight * u128::from(self.terms.share(self.time(hit), moment))).sum()
     }
 
-    fn fresh_at(&self, hits: &[Hit]) -> u64 {
-        hits.iter().map(|&hit| self.counts_until(hit)).max().unwrap_or(0)
+    fn idle_at(&self, hits: &[Hit]) -> u64 {
+        hits.iter().map(|&hit| self.expires_at(hit)).max().unwrap_or(0)
     }
 
-    /// How long after `now` so much is free: with no more hits that then holds for good.
+    /// Returns how long after `now` the cost `wanted` fits. Without further hits it then fits at all later times.
     fn free_after(&self, now: u64, wanted: u64) -> u64 {
         let (at, hits) = self.at(now);
         let whole = u128::from(self.terms.whole());
@@ -139,7 +140,7 @@ impl Hits {
         if fits(at) {
             return 0;
         }
-        let (mut early, mut late) = (at, self.fresh_at(hits));
+        let (mut early, mut late) = (at, self.idle_at(hits));
         while late - early > 1 {
             let middle = early + (late - early) / 2;
             if fits(middle) { late = middle } else { early = middle }
@@ -149,28 +150,28 @@ impl Hits {
 }
 
 impl Hits {
-    fn count(&mut self, now: u64, cost: u64, most: u64) {
+    fn count(&mut self, now: u64, cost: u64, max_hits: u64) {
         if cost == 0 {
             return;
         }
         let (at, hits) = self.at(now);
-        let live = hits.iter().filter(|&&hit| self.counts_until(hit) > at);
+        let live = hits.iter().filter(|&&hit| self.expires_at(hit) > at);
         let mut hits: Vec<Hit> = live.map(|&hit| Hit { time: self.time(hit), ..hit }).collect();
-        let (weight, is_full) = (u128::from(cost), hits.len() as u64 >= most);
+        let (weight, is_full) = (u128::from(cost), hits.len() as u64 >= max_hits);
         match hits.last_mut() {
             Some(last) if last.time == at || is_full => *last = Hit { time: at, weight: last.weight + weight },
             _ => hits.push(Hit { time: at, weight }),
         }
-        (self.remembered, self.counted, self.newest) = (hits, self.terms, at);
+        (self.hits, self.counted, self.newest) = (hits, self.terms, at);
     }
 }
 
 impl Model for Hits {
-    fn hold_to(&mut self, spec: Spec) {
+    fn set_spec(&mut self, spec: Spec) {
         self.terms = Terms::new(spec);
     }
 
-    fn verdict(&self, now: u64, cost: u64, _patience: u64) -> Verdict {
+    fn verdict(&self, now: u64, cost: u64, _max_delay: u64) -> Verdict {
         if cost > self.terms.quota().limit() {
             return Verdict::ExceedsLimit;
         }
@@ -180,20 +181,20 @@ impl Model for Hits {
         }
     }
 
-    fn figures(&self, now: u64) -> LimitSnapshot {
+    fn snapshot(&self, now: u64) -> LimitSnapshot {
         let (limit, (at, hits)) = (self.terms.quota().limit(), self.at(now));
         let used = self.used(hits, at).div_ceil(u128::from(self.terms.whole()));
         let remaining = u64::try_from(u128::from(limit).saturating_sub(used)).expect("at most the limit");
-        let reset = if used == 0 { Duration::ZERO } else { ticks(self.fresh_at(hits) - now) };
+        let reset = if used == 0 { Duration::ZERO } else { ticks(self.idle_at(hits) - now) };
         let next_token_after =
             if remaining < limit { ticks(self.free_after(now, remaining + 1)) } else { Duration::ZERO };
         LimitSnapshot { limit, window: self.terms.quota().period(), remaining, reset, next_token_after }
     }
 
     fn charge(&mut self, now: u64, _delay: u64, cost: u64) {
-        // A log has no room for more hits than its limit: a surcharge counts with the newest one.
-        let most = if let Terms::HitLog { quota } = self.terms { quota.limit() } else { u64::MAX };
-        self.count(now, cost, most);
+        // A log stores at most `limit` hits: a surcharge beyond them is added to the newest hit.
+        let max_hits = if let Terms::SlidingLog { quota } = self.terms { quota.limit() } else { u64::MAX };
+        self.count(now, cost, max_hits);
     }
 
     fn with_held(&self, now: u64, held: u64) -> Box<dyn Model> {
@@ -202,8 +203,8 @@ impl Model for Hits {
         Box::new(charged)
     }
 
-    fn forget(&mut self) {
-        (self.remembered, self.newest) = (Vec::new(), 0);
+    fn reset(&mut self) {
+        (self.hits, self.newest) = (Vec::new(), 0);
     }
 
     fn supports_scheduling(&self) -> bool {
@@ -215,6 +216,6 @@ impl Model for Hits {
     }
 
     fn time_to_full(&self) -> u64 {
-        self.terms.longest()
+        self.terms.max_lifetime()
     }
 }

@@ -1,4 +1,4 @@
-//! The fixed window: which window is open, and how much of it is used.
+//! The model of the fixed window: the current window and its usage.
 
 use std::time::Duration;
 
@@ -17,7 +17,7 @@ pub(crate) struct Window {
 #[derive(Clone, Copy)]
 struct Open {
     start: u64,
-    /// As it was started.
+    /// The end according to the quota that started the window.
     end: u64,
     used: u128,
     newest: u64,
@@ -28,7 +28,7 @@ impl Window {
         Self { quota, aligned, open: None }
     }
 
-    /// The window that is open, and the time to decide at: the newest that was seen, unless it is too far ahead.
+    /// Returns the current window and the effective time: the newest in the state, unless it is too far ahead.
     fn open_at(&self, now: u64) -> (Option<Open>, u64) {
         let Some(open) = self.open else { return (None, now) };
         let at = now.max(open.newest);
@@ -38,7 +38,7 @@ impl Window {
         (Some(open).filter(|open| at < self.closes(open)), at)
     }
 
-    /// When it ends: as it was started, or when one of the present quota would if that is sooner.
+    /// Returns the end of a window: by the quota that started it or by the present quota, whichever is earlier.
     fn closes(&self, open: &Open) -> u64 {
         open.end.min(open.start + micros(self.quota.period()))
     }
@@ -53,12 +53,12 @@ impl Window {
 }
 
 impl Model for Window {
-    fn hold_to(&mut self, spec: Spec) {
-        let Spec::Window { quota, aligned } = spec else { panic!("a window stays a window") };
+    fn set_spec(&mut self, spec: Spec) {
+        let Spec::FixedWindow { quota, aligned } = spec else { panic!("{spec:?} is not a fixed window") };
         (self.quota, self.aligned) = (quota, aligned);
     }
 
-    fn verdict(&self, now: u64, cost: u64, _patience: u64) -> Verdict {
+    fn verdict(&self, now: u64, cost: u64, _max_delay: u64) -> Verdict {
         if cost > self.quota.limit() {
             Verdict::ExceedsLimit
         } else if self.used_at(now) + u128::from(cost) <= u128::from(self.quota.limit()) {
@@ -68,7 +68,7 @@ impl Model for Window {
         }
     }
 
-    fn figures(&self, now: u64) -> LimitSnapshot {
+    fn snapshot(&self, now: u64) -> LimitSnapshot {
         let left = u128::from(self.quota.limit()).saturating_sub(self.used_at(now));
         LimitSnapshot {
             limit: self.quota.limit(),
@@ -103,7 +103,7 @@ impl Model for Window {
         Box::new(charged)
     }
 
-    fn forget(&mut self) {
+    fn reset(&mut self) {
         self.open = None;
     }
 
