@@ -1,9 +1,8 @@
 use std::fmt;
 use std::sync::Arc;
-use std::time::Duration;
 
 use super::future::{Acquisition, BoxFuture, LimiterFuture};
-use super::{Limiter, Outcome};
+use super::{AdminOperation, Limiter, Outcome, admin_methods};
 use crate::decision::{AcquireOptions, Decision};
 use crate::error::Error;
 
@@ -30,6 +29,8 @@ impl<Key: ?Sized> BoxLimiter<Key> {
     pub fn new(limiter: impl Limiter<Key> + Send + Sync + 'static) -> Self {
         Self(Arc::new(limiter))
     }
+
+    admin_methods!(Key);
 }
 
 impl<Key: ?Sized> Limiter<Key> for BoxLimiter<Key> {
@@ -47,20 +48,8 @@ impl<Key: ?Sized> Limiter<Key> for BoxLimiter<Key> {
         self.0.remembered_denial_boxed(key, ask)
     }
 
-    fn unblock(&self, limit: &str, key: &Key) -> LimiterFuture<()> {
-        self.0.unblock_boxed(limit, key)
-    }
-
-    fn set(&self, limit: &str, key: &Key, used: u64) -> LimiterFuture<()> {
-        self.0.set_boxed(limit, key, used)
-    }
-
-    fn block(&self, limit: &str, key: &Key, span: Duration) -> LimiterFuture<()> {
-        self.0.block_boxed(limit, key, span)
-    }
-
-    fn reset(&self, key: &Key) -> LimiterFuture<()> {
-        self.0.reset_boxed(key)
+    fn administer(&self, key: &Key, operation: AdminOperation<'_>) -> LimiterFuture<()> {
+        self.0.administer_boxed(key, operation)
     }
 }
 
@@ -81,10 +70,7 @@ trait ErasedLimiter<Key: ?Sized>: Send + Sync {
     fn acquire_boxed(&self, key: &Key, ask: AcquireOptions) -> Acquisition<BoxFuture<Result<Outcome, Error>>>;
     fn peek_boxed(&self, key: &Key, ask: AcquireOptions) -> LimiterFuture<Decision>;
     fn remembered_denial_boxed(&self, key: &Key, ask: AcquireOptions) -> Option<Decision>;
-    fn unblock_boxed(&self, limit: &str, key: &Key) -> LimiterFuture<()>;
-    fn set_boxed(&self, limit: &str, key: &Key, used: u64) -> LimiterFuture<()>;
-    fn block_boxed(&self, limit: &str, key: &Key, span: Duration) -> LimiterFuture<()>;
-    fn reset_boxed(&self, key: &Key) -> LimiterFuture<()>;
+    fn administer_boxed(&self, key: &Key, operation: AdminOperation<'_>) -> LimiterFuture<()>;
 }
 
 impl<Key: ?Sized, L: Limiter<Key> + Send + Sync> ErasedLimiter<Key> for L {
@@ -103,19 +89,7 @@ impl<Key: ?Sized, L: Limiter<Key> + Send + Sync> ErasedLimiter<Key> for L {
         self.cached_denial(key, ask)
     }
 
-    fn unblock_boxed(&self, limit: &str, key: &Key) -> LimiterFuture<()> {
-        self.unblock(limit, key)
-    }
-
-    fn set_boxed(&self, limit: &str, key: &Key, used: u64) -> LimiterFuture<()> {
-        self.set(limit, key, used)
-    }
-
-    fn block_boxed(&self, limit: &str, key: &Key, span: Duration) -> LimiterFuture<()> {
-        self.block(limit, key, span)
-    }
-
-    fn reset_boxed(&self, key: &Key) -> LimiterFuture<()> {
-        self.reset(key)
+    fn administer_boxed(&self, key: &Key, operation: AdminOperation<'_>) -> LimiterFuture<()> {
+        self.administer(key, operation)
     }
 }

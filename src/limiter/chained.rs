@@ -8,7 +8,7 @@ use pin_project::pin_project;
 
 use super::future::{Acquisition, LimiterFuture};
 use super::held::Held;
-use super::{Limiter, Outcome};
+use super::{AdminOperation, Limiter, Outcome, admin_methods};
 use crate::decision::{AcquireOptions, Decision, DecisionSource, Verdict};
 use crate::error::Error;
 
@@ -70,9 +70,9 @@ use crate::error::Error;
 ///
 /// # Operations
 ///
-/// [`reset`](Limiter::reset) resets both at the same time: where one fails, the other is done, and the error is returned.
-/// [`set`](Limiter::set), [`block`](Limiter::block) and [`forgive`](Limiter::unblock) go to the first of them that has a limit
-/// of that name.
+/// [`reset`](Self::reset) resets both at the same time: where one fails, the other is done, and the error is returned.
+/// [`set_usage`](Self::set_usage), [`block`](Self::block) and [`unblock`](Self::unblock) go to the first of them that has a
+/// limit of that name.
 #[derive(Clone, Debug)]
 pub struct Chained<A, B> {
     first: A,
@@ -89,6 +89,8 @@ impl<A, B> Chained<A, B> {
     pub fn and<C>(self, last: C) -> Chained<Self, C> {
         Chained::new(self, last)
     }
+
+    admin_methods!();
 }
 
 impl<A, B> Chained<A, B> {
@@ -274,23 +276,23 @@ where
         (first.is_some() || second.is_some()).then(|| combined(ask, first, second))
     }
 
-    fn set(&self, limit: &str, key: &Key, used: u64) -> LimiterFuture<()> {
-        let name = limit.to_owned();
-        self.or_second(key, self.first.set(limit, key, used), move |second, key| second.set(&name, key, used))
-    }
-
-    fn block(&self, limit: &str, key: &Key, span: Duration) -> LimiterFuture<()> {
-        let name = limit.to_owned();
-        self.or_second(key, self.first.block(limit, key, span), move |second, key| second.block(&name, key, span))
-    }
-
-    fn unblock(&self, limit: &str, key: &Key) -> LimiterFuture<()> {
-        let name = limit.to_owned();
-        self.or_second(key, self.first.unblock(limit, key), move |second, key| second.unblock(&name, key))
-    }
-
-    fn reset(&self, key: &Key) -> LimiterFuture<()> {
-        both_done(self.first.reset(key), self.second.reset(key))
+    fn administer(&self, key: &Key, operation: AdminOperation<'_>) -> LimiterFuture<()> {
+        let first = self.first.administer(key, operation);
+        match operation {
+            AdminOperation::Reset => both_done(first, self.second.administer(key, operation)),
+            AdminOperation::SetUsage { limit, used } => {
+                let limit = limit.to_owned();
+                self.or_second(key, first, move |second, key| {
+                    second.administer(key, AdminOperation::SetUsage { limit: &limit, used })
+                })
+            }
+            AdminOperation::Block { limit, duration } => {
+                let limit = limit.to_owned();
+                self.or_second(key, first, move |second, key| {
+                    second.administer(key, AdminOperation::Block { limit: &limit, duration })
+                })
+            }
+        }
     }
 }
 

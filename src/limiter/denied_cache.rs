@@ -11,7 +11,7 @@ use arc_swap::ArcSwapOption;
 use pin_project::pin_project;
 
 use super::future::{Acquisition, LimiterFuture};
-use super::{Limiter, Outcome};
+use super::{AdminOperation, Limiter, Outcome, admin_methods};
 use crate::clock::{Clock, SystemClock, Timestamp};
 use crate::decision::{AcquireOptions, Decision, DecisionSource, Verdict};
 use crate::error::Error;
@@ -27,7 +27,7 @@ use crate::error::Error;
 ///
 /// # When a remembered refusal is wrong
 ///
-/// Only what gives a key room earlier can make it wrong: `set`, `block`, `forgive` and `reset` of that key through this
+/// Only what gives a key room earlier can make it wrong: `set_usage`, `block`, `unblock` and `reset` of that key through this
 /// limiter are seen at once. Through another process, or on a key that shares a part with it, they are seen when the refusal is
 /// over; [`max_age`](Self::max_age) bounds how late that can be.
 ///
@@ -154,6 +154,8 @@ impl<L, C: Clock> DeniedCache<L, C> {
             slot.store(None);
         }
     }
+
+    admin_methods!();
 }
 
 impl<C: Clock> Shared<C> {
@@ -305,20 +307,8 @@ where
         self.look_up(key, ask).ok().or_else(|| self.limiter.cached_denial(key, ask))
     }
 
-    fn set(&self, limit: &str, key: &Key, used: u64) -> LimiterFuture<()> {
-        self.changing(key, |limiter| limiter.set(limit, key, used))
-    }
-
-    fn block(&self, limit: &str, key: &Key, span: Duration) -> LimiterFuture<()> {
-        self.changing(key, |limiter| limiter.block(limit, key, span))
-    }
-
-    fn unblock(&self, limit: &str, key: &Key) -> LimiterFuture<()> {
-        self.changing(key, |limiter| limiter.unblock(limit, key))
-    }
-
-    fn reset(&self, key: &Key) -> LimiterFuture<()> {
-        self.changing(key, |limiter| limiter.reset(key))
+    fn administer(&self, key: &Key, operation: AdminOperation<'_>) -> LimiterFuture<()> {
+        self.changing(key, |limiter| limiter.administer(key, operation))
     }
 }
 

@@ -2,12 +2,11 @@ use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
-use std::time::Duration;
 
 use pin_project::pin_project;
 
 use super::future::{Acquisition, LimiterFuture};
-use super::{Limiter, Outcome};
+use super::{AdminOperation, Limiter, Outcome, admin_methods};
 use crate::clock::{Clock, SystemClock};
 use crate::decision::{AcquireOptions, Decision, Verdict};
 use crate::error::Error;
@@ -28,6 +27,10 @@ impl<L> FailOpen<L> {
     pub fn new(limiter: L) -> Self {
         Self { limiter, clock: Arc::default() }
     }
+}
+
+impl<L, C> FailOpen<L, C> {
+    admin_methods!();
 }
 
 impl<Key: ?Sized, L: Limiter<Key>, C: Clock> Limiter<Key> for FailOpen<L, C> {
@@ -55,20 +58,8 @@ impl<Key: ?Sized, L: Limiter<Key>, C: Clock> Limiter<Key> for FailOpen<L, C> {
         self.limiter.cached_denial(key, ask)
     }
 
-    fn set(&self, limit: &str, key: &Key, used: u64) -> LimiterFuture<()> {
-        self.limiter.set(limit, key, used)
-    }
-
-    fn block(&self, limit: &str, key: &Key, span: Duration) -> LimiterFuture<()> {
-        self.limiter.block(limit, key, span)
-    }
-
-    fn unblock(&self, limit: &str, key: &Key) -> LimiterFuture<()> {
-        self.limiter.unblock(limit, key)
-    }
-
-    fn reset(&self, key: &Key) -> LimiterFuture<()> {
-        self.limiter.reset(key)
+    fn administer(&self, key: &Key, operation: AdminOperation<'_>) -> LimiterFuture<()> {
+        self.limiter.administer(key, operation)
     }
 }
 

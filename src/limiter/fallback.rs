@@ -2,12 +2,11 @@ use std::borrow::Borrow;
 use std::future::Future;
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
-use std::time::Duration;
 
 use pin_project::pin_project;
 
 use super::future::{Acquisition, LimiterFuture};
-use super::{Limiter, Outcome};
+use super::{AdminOperation, Limiter, Outcome, admin_methods};
 use crate::decision::{AcquireOptions, Decision, DecisionSource};
 use crate::error::Error;
 
@@ -19,7 +18,7 @@ use crate::error::Error;
 /// decisions say so: [`DecisionSource::Fallback`](crate::DecisionSource::Fallback). What each of them counted, the other does not know: after an
 /// outage a key may have up to what both let through.
 ///
-/// `set`, `block`, `forgive` and `reset` go to both. What they answer is the first one's answer.
+/// `set_usage`, `block`, `unblock` and `reset` go to both. What they answer is the first one's answer.
 ///
 /// ```
 /// use tower_ratelimit::limiter::Fallback;
@@ -47,6 +46,8 @@ impl<P, F> Fallback<P, F> {
     pub const fn new(first: P, second: F) -> Self {
         Self { first, second }
     }
+
+    admin_methods!();
 }
 
 impl<Key, P, F> Limiter<Key> for Fallback<P, F>
@@ -93,24 +94,9 @@ where
         self.first.cached_denial(key, ask)
     }
 
-    fn set(&self, limit: &str, key: &Key, used: u64) -> LimiterFuture<()> {
-        self.second.set(limit, key, used).detach();
-        self.first.set(limit, key, used)
-    }
-
-    fn block(&self, limit: &str, key: &Key, span: Duration) -> LimiterFuture<()> {
-        self.second.block(limit, key, span).detach();
-        self.first.block(limit, key, span)
-    }
-
-    fn unblock(&self, limit: &str, key: &Key) -> LimiterFuture<()> {
-        self.second.unblock(limit, key).detach();
-        self.first.unblock(limit, key)
-    }
-
-    fn reset(&self, key: &Key) -> LimiterFuture<()> {
-        self.second.reset(key).detach();
-        self.first.reset(key)
+    fn administer(&self, key: &Key, operation: AdminOperation<'_>) -> LimiterFuture<()> {
+        self.second.administer(key, operation).detach();
+        self.first.administer(key, operation)
     }
 }
 

@@ -1,5 +1,6 @@
 //! The seam between whoever asks and whatever decides, and limiters made of limiters.
 
+mod admin;
 mod boxed;
 mod chained;
 mod denied_cache;
@@ -9,6 +10,8 @@ mod future;
 mod held;
 mod reservation;
 
+pub use self::admin::AdminOperation;
+pub(crate) use self::admin::admin_methods;
 pub use self::boxed::BoxLimiter;
 pub use self::chained::{Chained, ChainedFuture};
 pub use self::denied_cache::{DeniedCache, DeniedCacheFuture};
@@ -21,7 +24,6 @@ use crate::decision::{AcquireOptions, Decision};
 use crate::error::Error;
 use std::future::Future;
 use std::sync::Arc;
-use std::time::Duration;
 
 /// Decides whether a key may have what is asked: the one thing that the middleware knows of stores and algorithms.
 ///
@@ -88,7 +90,7 @@ pub trait Limiter<Key: ?Sized> {
     /// What [`acquire`](Self::acquire) would answer, without charging.
     fn peek(&self, key: &Key, ask: AcquireOptions) -> LimiterFuture<Decision> {
         let _ = (key, ask);
-        LimiterFuture::unsupported("this limiter can't peek")
+        LimiterFuture::unsupported("peek failed: this limiter does not support it")
     }
 
     /// A denial that [`acquire`](Self::acquire) would answer from memory, without asking the store: see
@@ -99,28 +101,17 @@ pub trait Limiter<Key: ?Sized> {
         None
     }
 
-    /// Makes the key one that has just used so much of the limit with this name (a limit without a name is `default`).
-    fn set(&self, limit: &str, key: &Key, used: u64) -> LimiterFuture<()> {
-        let _ = (limit, key, used);
-        LimiterFuture::unsupported("this limiter can't set what a key has used")
-    }
-
-    /// Blocks the part of the key that the limit with this name counts by: whatever it has left, the limit refuses it for
-    /// this time. A later call replaces an earlier one; zero lifts the block, and leaves what was used as it is.
-    fn block(&self, limit: &str, key: &Key, span: Duration) -> LimiterFuture<()> {
-        let _ = (limit, key, span);
-        LimiterFuture::unsupported("this limiter can't block a key")
-    }
-
-    /// Lifts a block.
-    fn unblock(&self, limit: &str, key: &Key) -> LimiterFuture<()> {
-        self.block(limit, key, Duration::ZERO)
-    }
-
-    /// Forgets what the key has used: it is as good as new. A block stays.
-    fn reset(&self, key: &Key) -> LimiterFuture<()> {
+    /// Runs an administrative operation on a key. The default returns an error for which
+    /// [`is_unsupported`](Error::is_unsupported) holds.
+    ///
+    /// The stores and combinators have the methods `set_usage`, `block`, `unblock` and `reset` for it.
+    fn administer(&self, key: &Key, operation: AdminOperation<'_>) -> LimiterFuture<()> {
         let _ = key;
-        LimiterFuture::unsupported("this limiter can't reset a key")
+        LimiterFuture::unsupported(match operation {
+            AdminOperation::SetUsage { .. } => "set usage failed: this limiter does not support it",
+            AdminOperation::Block { .. } => "block failed: this limiter does not support it",
+            AdminOperation::Reset => "reset failed: this limiter does not support it",
+        })
     }
 }
 
@@ -139,20 +130,8 @@ impl<Key: ?Sized, L: Limiter<Key> + ?Sized> Limiter<Key> for Arc<L> {
         (**self).cached_denial(key, ask)
     }
 
-    fn set(&self, limit: &str, key: &Key, used: u64) -> LimiterFuture<()> {
-        (**self).set(limit, key, used)
-    }
-
-    fn block(&self, limit: &str, key: &Key, span: Duration) -> LimiterFuture<()> {
-        (**self).block(limit, key, span)
-    }
-
-    fn unblock(&self, limit: &str, key: &Key) -> LimiterFuture<()> {
-        (**self).unblock(limit, key)
-    }
-
-    fn reset(&self, key: &Key) -> LimiterFuture<()> {
-        (**self).reset(key)
+    fn administer(&self, key: &Key, operation: AdminOperation<'_>) -> LimiterFuture<()> {
+        (**self).administer(key, operation)
     }
 }
 

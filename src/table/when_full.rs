@@ -35,7 +35,7 @@ pub enum WhenFull {
     ///
     /// So nobody is ever let through beyond a limit, however many keys there are. Under a flood of new keys this holds them
     /// together to what the table's keys may have: new keys begin with a debt and are soon refused, and the honest ones among
-    /// them too, for as long as it takes what was inherited to drain. A key that is [reset](crate::Limiter::reset) begins
+    /// them too, for as long as it takes what was inherited to drain. A key that is [reset](crate::Memory::reset) begins
     /// like a new one.
     ///
     /// Exact where one algorithm holds for all keys; where it is chosen by the key, the new key's algorithm reads what was

@@ -1,4 +1,4 @@
-//! What an operator can do to a key (peek, reset, set, block, forgive) and see of all keys; shadow limits, which tell
+//! What an operator can do to a key (peek, reset, set usage, block, unblock) and see of all keys; shadow limits, which tell
 //! and never refuse; exemptions, which no header opens; and that limiters made of limiters pass every operation on.
 
 use std::collections::HashSet;
@@ -16,7 +16,9 @@ use http_body_util::BodyExt;
 use tower::{Layer, ServiceExt, service_fn};
 use tower_ratelimit::algorithm::Algorithm;
 use tower_ratelimit::key::{ExactPaths, Global, Header, PeerNetworks, Preflight};
-use tower_ratelimit::limiter::{Acquisition, DeniedCache, FailOpen, Fallback, Held, LimiterFuture, Outcome};
+use tower_ratelimit::limiter::{
+    Acquisition, AdminOperation, DeniedCache, FailOpen, Fallback, Held, LimiterFuture, Outcome,
+};
 use tower_ratelimit::response::{BoxError, ResetFormat};
 use tower_ratelimit::{
     AcquireOptions, BoxLimiter, Decision, DynLimit, Error, FixedWindow, Gcra, Http, LeakyBucket, LeakyQueue, Limit,
@@ -124,7 +126,7 @@ fn a_reset_makes_a_key_as_good_as_new_and_no_other() {
 }
 
 /// The limits of these tests: each user's, each organisation's, in all.
-fn three_limits(clock: &ManualClock) -> impl Limiter<str, Future = Ready<Result<Outcome, Error>>> + use<> {
+fn three_limits(clock: &ManualClock) -> BoxLimiter<str> {
     fn organisation(key: &str) -> &str {
         key.split_once('@').map_or(key, |(_, organisation)| organisation)
     }
@@ -134,7 +136,7 @@ fn three_limits(clock: &ManualClock) -> impl Limiter<str, Future = Ready<Result<
         Limit::new("organisation", FixedWindow::new(Quota::per_minute(20))).keyed_by_ref(organisation),
         Limit::new("all", SlidingLog::new(Quota::per_minute(30))).keyed_by(|_: &str| ()),
     );
-    Memory::builder(limits).max_keys(100).clock(clock.clone()).build().unwrap()
+    BoxLimiter::new(Memory::builder(limits).max_keys(100).clock(clock.clone()).build().unwrap())
 }
 
 fn left(limiter: &impl Limiter<str>, key: &str) -> Vec<u64> {
@@ -163,11 +165,11 @@ fn set_makes_a_key_one_that_has_just_used_so_much() {
     for limiter in every_algorithm(&clock) {
         // It replaces what was used, whether that was more or less, and whether the key was known.
         for (used, left) in [(3, 7), (9, 1), (2, 8), (0, 10), (10, 0), (u64::MAX, 0)] {
-            now(limiter.set("default", "alice", used)).unwrap();
+            now(limiter.set_usage("default", "alice", used)).unwrap();
             assert_eq!(remaining(&limiter, "alice"), left);
             assert_eq!(remaining(&limiter, "bob"), 10);
         }
-        now(limiter.set("default", "alice", 10)).unwrap();
+        now(limiter.set_usage("default", "alice", 10)).unwrap();
         // As right after as many requests.
         let twin = acquire(&limiter, "twin", AcquireOptions::cost(10));
         let set = peek(&limiter, "alice", AcquireOptions::default());
@@ -179,7 +181,7 @@ fn set_makes_a_key_one_that_has_just_used_so_much() {
 fn set_is_for_one_limit() {
     let clock = ManualClock::new();
     let limiter = three_limits(&clock);
-    now(limiter.set("organisation", "alice@acme", 15)).unwrap();
+    now(limiter.set_usage("organisation", "alice@acme", 15)).unwrap();
     assert_eq!(left(&limiter, "alice@acme"), [10, 5, 30]);
     assert_eq!(left(&limiter, "bob@acme"), [10, 5, 30]);
     assert_eq!(left(&limiter, "carol@home"), [10, 20, 30]);
@@ -191,7 +193,7 @@ fn a_limit_that_is_not_there_is_an_error_that_says_so() {
     let named = Limit::new("api", Gcra::new(TEN));
     let memory = Memory::builder(named).max_keys(100).clock(clock).build().unwrap();
     let errors = [
-        now(memory.set("default", "alice", 1)).unwrap_err(),
+        now(memory.set_usage("default", "alice", 1)).unwrap_err(),
         now(memory.block("default", "alice", MINUTE)).unwrap_err(),
         now(memory.unblock("default", "alice")).unwrap_err(),
         memory.top_keys("default", 1).unwrap_err(),
@@ -285,7 +287,7 @@ fn a_block_survives_a_reset_and_a_set() {
         now(limiter.block("default", "alice", 2 * MINUTE)).unwrap();
         now(limiter.reset("alice")).unwrap();
         assert_eq!(acquire(&limiter, "alice", AcquireOptions::default()).retry_after(), Some(2 * MINUTE));
-        now(limiter.set("default", "alice", 1)).unwrap();
+        now(limiter.set_usage("default", "alice", 1)).unwrap();
         assert_eq!(acquire(&limiter, "alice", AcquireOptions::default()).retry_after(), Some(2 * MINUTE));
         now(limiter.unblock("default", "alice")).unwrap();
         assert_eq!(acquire(&limiter, "alice", AcquireOptions::default()).remaining(), Some(8));
@@ -313,7 +315,7 @@ fn as_many_keys_as_there_is_room_for_stay_blocked() {
     let clock = ManualClock::new();
     let limiter = Memory::builder(Gcra::new(TEN)).max_keys(1000).clock(clock.clone()).build().unwrap();
     for key in 0..1000_u32 {
-        now(Limiter::block(&limiter, "default", &key, MINUTE)).unwrap();
+        now(limiter.block("default", &key, MINUTE)).unwrap();
     }
     assert!((0..1000_u32).all(|key| !limiter.check(&key, AcquireOptions::default()).is_allowed()));
     clock.advance(MINUTE);
@@ -329,7 +331,7 @@ fn shadow_beside_a_blocked_limit_has_its_own_verdict() {
     );
     let limiter = Memory::builder(limits).max_keys(100).clock(clock).build().unwrap();
     acquire(&limiter, "alice", AcquireOptions::default());
-    now(Limiter::<str>::block(&limiter, "enforced", "alice", MINUTE)).unwrap();
+    now(limiter.block("enforced", "alice", MINUTE)).unwrap();
     // The caller would wait, so the enforced limit is decided as of the end of its block. The shadow is not.
     let denied = acquire(&limiter, "alice", AcquireOptions::default().max_delay(SECOND));
     assert_eq!(denied.retry_after(), Some(MINUTE));
@@ -517,7 +519,7 @@ fn usage_counts_the_bytes_of_blocks_of_windows_of_logs_and_of_blocked_keys() {
     }
     let with_hits = bytes();
     assert!(with_hits >= empty + 500 * 2 * size_of::<u64>(), "{empty} and {with_hits}");
-    now(Limiter::block(&limiter, "default", "bob", MINUTE)).unwrap();
+    now(limiter.block("default", "bob", MINUTE)).unwrap();
     let with_blocks = bytes();
     assert!(with_blocks >= with_hits + 100 * 2 * size_of::<u64>(), "{with_hits} and {with_blocks}");
     let guards: Vec<_> = (0..90).map(|key: u8| hold(&limiter, &key.to_string(), 1)).collect();
@@ -634,7 +636,7 @@ fn operations_reach_a_shadow_and_a_blocked_shadow_only_tells() {
     let shadow = Limit::new("trial", Gcra::new(TEN)).shadow();
     let limits: Vec<DynLimit<str>> = vec![DynLimit::new(shadow), DynLimit::new(FixedWindow::new(TEN))];
     let limiter = Memory::builder(limits).max_keys(100).clock(clock).build().unwrap();
-    now(limiter.set("trial", "alice", 4)).unwrap();
+    now(limiter.set_usage("trial", "alice", 4)).unwrap();
     assert_eq!(left(&limiter, "alice"), [6, 10]);
     now(limiter.block("trial", "alice", MINUTE)).unwrap();
     let decision = limiter.check("alice", AcquireOptions::default());
@@ -865,20 +867,8 @@ impl Limiter<str> for Noting {
         self.note(format!("peek {key} {ask:?}"))
     }
 
-    fn set(&self, limit: &str, key: &str, used: u64) -> LimiterFuture<()> {
-        self.note(format!("set {limit} {key} {used}"))
-    }
-
-    fn block(&self, limit: &str, key: &str, span: Duration) -> LimiterFuture<()> {
-        self.note(format!("block {limit} {key} {span:?}"))
-    }
-
-    fn unblock(&self, limit: &str, key: &str) -> LimiterFuture<()> {
-        self.note(format!("forgive {limit} {key}"))
-    }
-
-    fn reset(&self, key: &str) -> LimiterFuture<()> {
-        self.note(format!("reset {key}"))
+    fn administer(&self, key: &str, operation: AdminOperation<'_>) -> LimiterFuture<()> {
+        self.note(format!("{operation:?} {key}"))
     }
 }
 
@@ -889,9 +879,9 @@ fn every_method<L: Limiter<str> + ?Sized>(limiter: &L) {
         now(std::future::IntoFuture::into_future(limiter.acquire("alice", ask))).map(drop),
         now(limiter.peek("alice", ask)).map(drop),
         now(std::future::IntoFuture::into_future(limiter.hold("alice", ask))).map(drop),
-        now(limiter.set("api", "alice", 5)),
-        now(limiter.block("api", "alice", MINUTE)),
-        now(limiter.reset("alice")),
+        now(limiter.administer("alice", AdminOperation::SetUsage { limit: "api", used: 5 })),
+        now(limiter.administer("alice", AdminOperation::Block { limit: "api", duration: MINUTE })),
+        now(limiter.administer("alice", AdminOperation::Reset)),
     ];
     for answer in answers {
         assert_eq!(answer.unwrap_err().to_string(), "as it was made");
@@ -953,42 +943,14 @@ fn wrapped_limiters_return_the_guard_of_the_limiter_inside() {
     assert!(decision.is_allowed() && held.is_none());
 }
 
-/// A limiter may do this otherwise than by `block`.
 #[test]
-fn wrapped_limiters_pass_on_what_has_a_default_too() {
-    fn forgive<L: Limiter<str> + ?Sized>(limiter: &L) {
-        now(limiter.unblock("api", "alice")).unwrap_err();
-    }
-
+fn unblock_is_a_block_of_no_duration() {
     let noting = Noting::default();
-    forgive(&noting);
-    let expected = noting.noted();
-    forgive(&Arc::new(noting.clone()));
-    assert_eq!(noting.noted(), expected);
-    forgive(&BoxLimiter::new(noting.clone()));
-    assert_eq!(noting.noted(), expected);
-}
-
-#[test]
-fn without_an_override_forgiving_blocks_for_no_time() {
-    #[derive(Default)]
-    struct Fewer(Noting);
-
-    impl Limiter<str> for Fewer {
-        type Future = Ready<Result<Outcome, Error>>;
-
-        fn acquire(&self, key: &str, ask: AcquireOptions) -> Acquisition<Self::Future> {
-            self.0.acquire(key, ask)
-        }
-
-        fn block(&self, limit: &str, key: &str, span: Duration) -> LimiterFuture<()> {
-            self.0.block(limit, key, span)
-        }
-    }
-
-    let limiter = Fewer::default();
-    now(limiter.unblock("api", "alice")).unwrap_err();
-    assert_eq!(limiter.0.noted(), ["block api alice 0ns"]);
+    now(BoxLimiter::new(noting.clone()).unblock("api", "alice")).unwrap_err();
+    assert_eq!(
+        noting.noted(),
+        [format!("{:?} alice", AdminOperation::Block { limit: "api", duration: Duration::ZERO })]
+    );
 }
 
 #[test]
@@ -1007,14 +969,13 @@ fn a_limiter_of_ones_own_answers_what_it_does_not_override_as_unsupported() {
         assert!(acquire(limiter, "alice", AcquireOptions::default()).is_allowed());
         let errors = [
             now(limiter.peek("alice", AcquireOptions::default())).map(drop).unwrap_err(),
-            now(limiter.set("default", "alice", 5)).unwrap_err(),
-            now(limiter.block("default", "alice", MINUTE)).unwrap_err(),
-            now(limiter.unblock("default", "alice")).unwrap_err(),
-            now(limiter.reset("alice")).unwrap_err(),
+            now(limiter.administer("alice", AdminOperation::SetUsage { limit: "default", used: 5 })).unwrap_err(),
+            now(limiter.administer("alice", AdminOperation::Block { limit: "default", duration: MINUTE })).unwrap_err(),
+            now(limiter.administer("alice", AdminOperation::Reset)).unwrap_err(),
         ];
         for error in errors {
             assert!(error.is_unsupported() && !error.is_config() && !error.is_unavailable(), "{error:?}");
-            assert!(error.to_string().starts_with("this limiter can't "), "{error}");
+            assert!(error.to_string().ends_with(" failed: this limiter does not support it"), "{error}");
         }
     }
 

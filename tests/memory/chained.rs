@@ -14,7 +14,7 @@ use axum::http::{Request, Response};
 use tower::{Layer, Service, ServiceExt, service_fn};
 use tower_ratelimit::key::{Header, KeyText};
 use tower_ratelimit::limiter::{
-    Acquisition, BoxFuture, Chained, DeniedCache, FailOpen, Fallback, Held, LimiterFuture, Outcome,
+    Acquisition, AdminOperation, BoxFuture, Chained, DeniedCache, FailOpen, Fallback, Held, LimiterFuture, Outcome,
 };
 use tower_ratelimit::{
     AcquireOptions, BoxLimiter, Clock as _, Decision, DecisionSource, Error, FixedWindow, Gcra, LeakyQueue, Limit,
@@ -86,19 +86,20 @@ impl<L: Limiter<Key> + Clone + Send + Sync + 'static> Limiter<Key> for Elsewhere
         self.reply(move |limiter| limiter.peek(&key, ask))
     }
 
-    fn set(&self, limit: &str, key: &Key, used: u64) -> LimiterFuture<()> {
-        let (limit, key) = (limit.to_owned(), *key);
-        self.reply(move |limiter| limiter.set(&limit, &key, used))
-    }
-
-    fn block(&self, limit: &str, key: &Key, span: Duration) -> LimiterFuture<()> {
-        let (limit, key) = (limit.to_owned(), *key);
-        self.reply(move |limiter| limiter.block(&limit, &key, span))
-    }
-
-    fn reset(&self, key: &Key) -> LimiterFuture<()> {
+    fn administer(&self, key: &Key, operation: AdminOperation<'_>) -> LimiterFuture<()> {
         let key = *key;
-        self.reply(move |limiter| limiter.reset(&key))
+        match operation {
+            AdminOperation::SetUsage { limit, used } => {
+                let limit = limit.to_owned();
+                self.reply(move |limiter| limiter.administer(&key, AdminOperation::SetUsage { limit: &limit, used }))
+            }
+            AdminOperation::Block { limit, duration } => {
+                let limit = limit.to_owned();
+                self.reply(move |limiter| limiter.administer(&key, AdminOperation::Block { limit: &limit, duration }))
+            }
+            AdminOperation::Reset => self.reply(move |limiter| limiter.administer(&key, AdminOperation::Reset)),
+            other => panic!("unexpected operation {other:?}"),
+        }
     }
 }
 
@@ -190,8 +191,8 @@ async fn agrees(seed: u64, whole: BoxLimiter<Key>, parts: BoxLimiter<Key>, clock
             }
             1 => {
                 let (limit, used) = (["user", "team"][usize::try_from(dice.below(2)).unwrap()], dice.below(6));
-                whole.set(limit, &key, used).await.expect("done");
-                parts.set(limit, &key, used).await.expect("done");
+                whole.set_usage(limit, &key, used).await.expect("done");
+                parts.set_usage(limit, &key, used).await.expect("done");
             }
             2 => {
                 let limit = ["user", "team"][usize::try_from(dice.below(2)).unwrap()];
@@ -393,7 +394,7 @@ async fn drop_while_the_first_releases_still_releases() {
 async fn cache_around_the_first_does_not_remember_a_denial_due_to_a_hold() {
     let clock = ManualClock::new();
     let (user, team) = (of_user(1, &clock), of_team(5, &clock));
-    team.set("team", &ALICE, 5).await.expect("done");
+    team.administer(&ALICE, AdminOperation::SetUsage { limit: "team", used: 5 }).await.expect("done");
     let cached = DeniedCache::with_clock(user, 100, clock.clone());
     let limiter = Chained::new(cached, Elsewhere(team.clone(), 3));
     let Acquisition::Pending(on_its_way) = limiter.acquire(&ALICE, AcquireOptions::default()) else {
@@ -405,7 +406,7 @@ async fn cache_around_the_first_does_not_remember_a_denial_due_to_a_hold() {
     let again = ask(&limiter, ALICE, AcquireOptions::default()).await.decision;
     assert_eq!(again.source(), DecisionSource::Store);
     assert!(!on_its_way.await.expect("an answer").decision.is_allowed());
-    team.reset(&ALICE).await.expect("done");
+    team.administer(&ALICE, AdminOperation::Reset).await.expect("done");
     assert!(ask(&limiter, ALICE, AcquireOptions::default()).await.decision.is_allowed());
 }
 
@@ -505,15 +506,15 @@ async fn operations_find_the_limiter_that_has_the_limit() {
         BoxLimiter::new(Chained::new(user.clone(), team.clone())),
         BoxLimiter::new(Chained::new(Elsewhere(user.clone(), 1), Elsewhere(team.clone(), 1))),
     ] {
-        limiter.set("user", &ALICE, 3).await.expect("done");
-        limiter.set("team", &ALICE, 2).await.expect("done");
+        limiter.set_usage("user", &ALICE, 3).await.expect("done");
+        limiter.set_usage("team", &ALICE, 2).await.expect("done");
         assert_eq!((left(&user, ALICE).await, left(&team, ALICE).await), (2, 4));
         limiter.block("team", &ALICE, HOUR * 2).await.expect("done");
         assert_eq!(ask(&limiter, ALICE, AcquireOptions::default()).await.decision.retry_after(), Some(HOUR * 2));
         limiter.unblock("team", &ALICE).await.expect("done");
         let held = ask(&limiter, ALICE, AcquireOptions::default().hold()).await.held.expect("a guard");
         held.release().await.expect("done");
-        assert!(limiter.set("other", &ALICE, 1).await.expect_err("no such limit").is_config());
+        assert!(limiter.set_usage("other", &ALICE, 1).await.expect_err("no such limit").is_config());
         assert!(limiter.block("other", &ALICE, HOUR).await.expect_err("no such limit").is_config());
     }
 }

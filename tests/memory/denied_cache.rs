@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use proptest::prelude::*;
-use tower_ratelimit::limiter::{Acquisition, Chained, DeniedCache, Limiter, LimiterFuture, Outcome};
+use tower_ratelimit::limiter::{Acquisition, AdminOperation, Chained, DeniedCache, Limiter, LimiterFuture, Outcome};
 use tower_ratelimit::{
     AcquireOptions, Clock as _, Decision, DecisionSource, Error, FixedWindow, Gcra, LeakyQueue, ManualClock, Memory,
     Quota, SlidingLog, SlidingWindow, per_key,
@@ -35,12 +35,8 @@ impl<L: Limiter<u64, Future = Ready<Result<Outcome, Error>>>> Limiter<u64> for C
         self.limiter.peek(key, ask)
     }
 
-    fn reset(&self, key: &u64) -> LimiterFuture<()> {
-        self.limiter.reset(key)
-    }
-
-    fn block(&self, limit: &str, key: &u64, span: Duration) -> LimiterFuture<()> {
-        self.limiter.block(limit, key, span)
+    fn administer(&self, key: &u64, operation: AdminOperation<'_>) -> LimiterFuture<()> {
+        self.limiter.administer(key, operation)
     }
 }
 

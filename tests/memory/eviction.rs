@@ -237,7 +237,7 @@ fn full_of(when_full: WhenFull, used: u64) -> (Memory<Gcra, ManualClock>, Manual
     let mut key = 1_000_000_u64;
     while memory.usage()[0].live_keys < memory.usage()[0].room {
         // Not by asking: where all that is inherited is owed, nobody would be let in. An error says that there is no room.
-        let _ = now(memory.set("default", &key, used));
+        let _ = now(memory.set_usage("default", &key, used));
         key += 1;
     }
     (memory, clock)
@@ -271,8 +271,8 @@ fn who_finds_no_room_is_refused_by_policy_until_somebody_is_as_good_as_new() {
     assert!(limiter.check(&7, AcquireOptions::cost(0)).is_allowed());
     // Those who have room go on, and what must have room and has none is an error.
     assert!(limiter.check(&1_000_000, AcquireOptions::default()).is_allowed());
-    assert!(now(limiter.set("default", &7, 3)).unwrap_err().is_unavailable());
-    now(limiter.set("default", &1_000_000, 3)).unwrap();
+    assert!(now(limiter.set_usage("default", &7, 3)).unwrap_err().is_unavailable());
+    now(limiter.set_usage("default", &1_000_000, 3)).unwrap();
 
     clock.advance(retry_after);
     let allowed = limiter.check(&7, AcquireOptions::default());

@@ -188,7 +188,7 @@ fn denial_due_to_a_hold_is_an_estimate_and_never_permanent() {
 fn hold_is_never_scheduled_for_later() {
     let clock = ManualClock::new();
     for limiter in every_algorithm(&clock) {
-        limiter.set("default", "alice", 10).try_ready().unwrap().unwrap();
+        limiter.set_usage("default", "alice", 10).try_ready().unwrap().unwrap();
         for ask in [AcquireOptions::cost(1).hold(), AcquireOptions::cost(1).max_delay(MINUTE).hold()] {
             let Outcome { decision, held } = outcome(&limiter, "alice", ask);
             assert!(matches!(decision.verdict(), Verdict::Denied { .. }) && held.is_none(), "{decision:?}");

@@ -497,7 +497,7 @@ fn hold_is_settled_after_any_number_of_replacements() {
         for replacements in [1, 2, 17, 40] {
             limiter.reset(&ALICE).try_ready().unwrap().unwrap();
             let held = hold(&limiter, &ALICE, 5);
-            limiter.set("x", &ALICE, 4).try_ready().unwrap().unwrap();
+            limiter.set_usage("x", &ALICE, 4).try_ready().unwrap().unwrap();
             for round in 0..replacements {
                 let quota = if (replacements - round) % 2 == 0 { "1000/h" } else { "100/h" };
                 limiter.replace(user_limit(algorithm, quota)).unwrap();
@@ -540,7 +540,7 @@ fn hold_settled_after_a_replacement_is_charged_by_the_limit_that_took_over() {
         let held = hold(&limiter, &ALICE, 1);
         limiter.replace(user_limit(algorithm, "100/h")).unwrap();
         clock.advance(2 * MINUTE);
-        limiter.set("x", &ALICE, 90).try_ready().unwrap().unwrap();
+        limiter.set_usage("x", &ALICE, 90).try_ready().unwrap().unwrap();
         clock.advance(5 * MINUTE);
         let before = left(&limiter, &ALICE)["x"];
         settle(held, actual);

@@ -287,11 +287,11 @@ async fn reset_and_set_and_block_leave_what_is_held() {
     let clock = ManualClock::new();
     for limiter in every_algorithm(&clock) {
         let held = hold(&limiter, 4).await;
-        limiter.set("default", &(), 3).await.unwrap();
+        limiter.set_usage("default", &(), 3).await.unwrap();
         assert_eq!(remaining(&limiter).await, 3, "set");
         limiter.reset(&()).await.unwrap();
         assert_eq!(remaining(&limiter).await, 6, "reset");
-        limiter.set("default", &(), 5).await.unwrap();
+        limiter.set_usage("default", &(), 5).await.unwrap();
         assert_eq!(remaining(&limiter).await, 1, "set");
         limiter.block("default", &(), MINUTE).await.unwrap();
         assert_eq!(remaining(&limiter).await, 1, "block");
@@ -746,7 +746,7 @@ async fn reservation_settled_in_a_later_window_is_charged_there() {
     for limiter in every_algorithm(&clock) {
         let reservation = reserve(&limiter, 4).await;
         clock.advance(2 * MINUTE);
-        limiter.set("default", &(), 6).await.unwrap();
+        limiter.set_usage("default", &(), 6).await.unwrap();
         drop(reservation);
         assert_eq!(remaining(&limiter).await, 4, "nothing was spent");
         clock.advance(2 * MINUTE);

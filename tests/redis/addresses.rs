@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use bb8_redis::RedisConnectionManager;
 use bb8_redis::bb8::Pool;
-use tower_ratelimit::{Error, Gcra, Limiter as _, Quota, Redis, RedisServer};
+use tower_ratelimit::{Error, Gcra, Quota, Redis, RedisServer};
 
 use crate::helpers::{is_allowed, patient};
 use crate::server::Server;

@@ -143,7 +143,7 @@ async fn an_operation_that_is_dropped_fails_nobody() {
     let server = Server::start();
     let limiter = limiter(&server);
     let under_way = hold_back(&server, &limiter).await;
-    drop(limiter.set("default", "alice", 7));
+    drop(limiter.set_usage("default", "alice", 7));
     drop(limiter.reset("alice"));
     drop(limiter.peek("alice", AcquireOptions::default()));
     let stays = ask(&limiter, "alice");

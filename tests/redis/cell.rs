@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use futures_util::future::join_all;
 use tokio::time::{Instant, sleep};
+use tower_ratelimit::limiter::AdminOperation;
 use tower_ratelimit::{AcquireOptions, Limiter, Quota, RedisCell, RedisServer, Verdict};
 
 use crate::helpers::{PATIENCE, acquire, is_allowed};
@@ -114,9 +115,11 @@ async fn what_it_does_not_have_it_says() {
     let server = with_module();
     let limiter = limiter(&server, Quota::per_minute(3));
     assert!(acquire(&limiter, "alice", AcquireOptions::default().hold()).await.expect_err("it can't").is_unsupported());
-    assert!(limiter.set("default", "alice", 1).await.expect_err("it can't").is_unsupported());
-    let blocked = limiter.block("default", "alice", Duration::from_secs(1)).await;
-    assert!(blocked.expect_err("it can't").is_unsupported());
+    let set_usage = AdminOperation::SetUsage { limit: "default", used: 1 };
+    let block = AdminOperation::Block { limit: "default", duration: Duration::from_secs(1) };
+    for operation in [set_usage, block] {
+        assert!(limiter.administer("alice", operation).await.expect_err("it can't").is_unsupported());
+    }
 }
 
 #[tokio::test]

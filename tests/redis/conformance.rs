@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use tower_ratelimit::algorithm::LuaAlgorithm;
-use tower_ratelimit::limiter::{Acquisition, BoxFuture, Chained, FailOpen, Fallback, Outcome};
+use tower_ratelimit::limiter::{Acquisition, AdminOperation, BoxFuture, Chained, FailOpen, Fallback, Outcome};
 use tower_ratelimit::store::{DefaultHashBuilder, IntoRedisLimits, LimitsFor};
 use tower_ratelimit::{
     AcquireOptions, BoxLimiter, Decision, Error, FixedWindow, Gcra, LeakyBucket, LeakyQueue, Limit, Limiter,
@@ -134,16 +134,8 @@ impl<L: Limiter<Key> + Clone + Send + Sync + 'static> Limiter<Key> for OverGone<
         self.0.peek(key, ask)
     }
 
-    fn set(&self, limit: &str, key: &Key, used: u64) -> tower_ratelimit::limiter::LimiterFuture<()> {
-        self.1.set(limit, key, used)
-    }
-
-    fn block(&self, limit: &str, key: &Key, span: Duration) -> tower_ratelimit::limiter::LimiterFuture<()> {
-        self.1.block(limit, key, span)
-    }
-
-    fn reset(&self, key: &Key) -> tower_ratelimit::limiter::LimiterFuture<()> {
-        self.1.reset(key)
+    fn administer(&self, key: &Key, operation: AdminOperation<'_>) -> tower_ratelimit::limiter::LimiterFuture<()> {
+        self.1.administer(key, operation)
     }
 }
 
@@ -338,7 +330,7 @@ async fn a_hold_is_settled_at_its_actual_cost() {
         let bob = if rig.queues { BOB } else { ALICE };
         hold(&rig.limiter, &bob, 2).await.settle(2).await.expect("done");
         assert_eq!(rig.left(bob).await, if rig.queues { 8 } else { 7 }, "{}", rig.name);
-        rig.limiter.set("default", &ALICE, 0).await.expect("done");
+        rig.limiter.set_usage("default", &ALICE, 0).await.expect("done");
         // Above the held cost, and above what is left.
         hold(&rig.limiter, &ALICE, 1).await.settle(12).await.expect("done");
         assert!(!rig.allows(ALICE, 1).await && rig.left(ALICE).await == 0, "{}", rig.name);
@@ -384,13 +376,13 @@ async fn a_key_is_reset_set_blocked_and_forgiven() {
         if !rig.has_it_all {
             let held = acquire(&rig.limiter, &ALICE, AcquireOptions::default().hold()).await;
             assert!(held.expect_err("it can't").is_unsupported());
-            assert!(rig.limiter.set("default", &ALICE, 7).await.expect_err("it can't").is_unsupported());
+            assert!(rig.limiter.set_usage("default", &ALICE, 7).await.expect_err("it can't").is_unsupported());
             assert!(rig.limiter.block("default", &ALICE, TEN.period()).await.expect_err("it can't").is_unsupported());
             continue;
         }
-        rig.limiter.set("default", &ALICE, 7).await.expect("done");
+        rig.limiter.set_usage("default", &ALICE, 7).await.expect("done");
         assert_eq!(rig.left(ALICE).await, 3, "{}", rig.name);
-        rig.limiter.set("default", &ALICE, 0).await.expect("done");
+        rig.limiter.set_usage("default", &ALICE, 0).await.expect("done");
         assert_eq!(rig.left(ALICE).await, 10, "{}", rig.name);
 
         rig.limiter.block("default", &ALICE, Duration::from_secs(300)).await.expect("done");
@@ -411,7 +403,7 @@ async fn a_key_is_reset_set_blocked_and_forgiven() {
 async fn the_largest_of_everything_is_held() {
     let deployments = Deployments::start();
     for rig in everything(&deployments) {
-        rig.limiter.set("default", &ALICE, u64::MAX).await.expect("done");
+        rig.limiter.set_usage("default", &ALICE, u64::MAX).await.expect("done");
         assert!(!rig.allows(ALICE, 1).await, "{}", rig.name);
         rig.limiter.reset(&ALICE).await.expect("done");
         hold(&rig.limiter, &ALICE, 1).await.settle(u64::MAX).await.expect("done");
@@ -428,7 +420,11 @@ async fn the_largest_of_everything_is_held() {
 async fn an_unknown_limit_is_an_error_of_configuration() {
     let deployments = Deployments::start();
     for rig in everything(&deployments) {
-        assert!(rig.limiter.set("other", &ALICE, 1).await.expect_err("no such limit").is_config(), "{}", rig.name);
+        assert!(
+            rig.limiter.set_usage("other", &ALICE, 1).await.expect_err("no such limit").is_config(),
+            "{}",
+            rig.name
+        );
         assert!(rig.limiter.block("other", &ALICE, TEN.period()).await.expect_err("no such limit").is_config());
         assert!(rig.limiter.unblock("other", &ALICE).await.expect_err("no such limit").is_config());
     }
@@ -550,7 +546,7 @@ async fn what_a_limiter_does_not_have_it_says() {
     let (open, back) = (FailOpen::new(Bare), Fallback::new(Bare, memory));
     assert!(open.peek(&ALICE, AcquireOptions::default()).await.expect_err("it can't").is_unsupported());
     assert!(open.reset(&ALICE).await.expect_err("it can't").is_unsupported());
-    assert!(back.set("default", &ALICE, 1).await.expect_err("the first one can't").is_unsupported());
+    assert!(back.set_usage("default", &ALICE, 1).await.expect_err("the first one can't").is_unsupported());
     // What the second one holds is released there.
     hold(&back, &ALICE, 3).await.release().await.expect("done");
 }

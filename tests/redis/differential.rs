@@ -89,8 +89,8 @@ where
             3 => {
                 let used = dice.below(9);
                 let limit = limit_of(&memory, &mut dice, &caller).await;
-                memory.set(&limit, &caller, used).await.expect("done");
-                redis.set(&limit, &caller, used).await.expect("done");
+                memory.set_usage(&limit, &caller, used).await.expect("done");
+                redis.set_usage(&limit, &caller, used).await.expect("done");
             }
             4..=11 if holds && !held.is_empty() => {
                 let index = usize::try_from(dice.below(held.len() as u64)).expect("small");

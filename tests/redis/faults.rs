@@ -369,7 +369,7 @@ async fn a_key_of_another_type_fails_no_neighbour() {
             // Nor is anything else said to be done.
             assert!(limiter.peek("bad", AcquireOptions::default()).await.is_err());
             assert!(limiter.reset("bad").await.is_err());
-            assert!(limiter.set("default", "bad", 1).await.is_err());
+            assert!(limiter.set_usage("default", "bad", 1).await.is_err());
             assert!(limiter.block("default", "bad", DEADLINE).await.is_err());
             assert_ne!(server.command(&["TYPE", &key]), "+none\r\n", "what is not ours is left alone");
         }
@@ -413,7 +413,7 @@ async fn any_bytes_at_a_key_fail_no_neighbour() {
             let outcome = acquire(&limiter, "bad", AcquireOptions::cost(3)).await;
             let held = acquire(&limiter, "bad", AcquireOptions::cost(1).hold()).await;
             if outcome.is_ok() {
-                let _ = limiter.set("default", "bad", 7).await;
+                let _ = limiter.set_usage("default", "bad", 7).await;
                 if let Ok(Some(held)) = held.map(|outcome| outcome.held) {
                     let _ = held.settle(2).await;
                 }

@@ -51,10 +51,10 @@ async fn what_travels_together_is_decided_as_if_it_had_travelled_alone() {
             let [ours, theirs] = earlier;
             let set = |limiter: &BoxLimiter<str>, key: &str| match round % 5 {
                 0 => limiter.reset(key),
-                1 => limiter.set("default", key, 3 + cost),
+                1 => limiter.set_usage("default", key, 3 + cost),
                 2 => limiter.block("default", key, Duration::from_millis(200)),
                 3 => limiter.unblock("default", key),
-                _ => limiter.set("default", key, 0),
+                _ => limiter.set_usage("default", key, 0),
             };
             let settle = |limiter: &BoxLimiter<str>, key: &str, held: Option<Held>| match held {
                 Some(held) => held.settle(cost),

@@ -116,7 +116,7 @@ async fn a_panicking_algorithm_fails_its_own_decisions_only() {
         let used =
             1000 - limiter.peek("a", AcquireOptions::cost(0)).await.expect("an answer").remaining().expect("a figure");
         assert_eq!(used, round * 2);
-        assert!(limiter.set("default", "commit", 3).await.is_err());
+        assert!(limiter.set_usage("default", "commit", 3).await.is_err());
     }
     // Parameters are the caller's own affair: it panics where it asks.
     let asks = limiter.clone();

@@ -8,7 +8,7 @@ use futures_util::FutureExt as _;
 use tokio::runtime::{Builder, Runtime};
 use tower::{ServiceExt as _, service_fn};
 use tower_ratelimit::key::Global;
-use tower_ratelimit::limiter::{Chained, Reservation};
+use tower_ratelimit::limiter::{AdminOperation, Chained, Reservation};
 use tower_ratelimit::response::RejectWithError;
 use tower_ratelimit::store::IntoRedisLimits;
 use tower_ratelimit::{
@@ -120,7 +120,7 @@ fn reserves_and_drops(redis: &str, runtime: Runtime) {
     // What the context of a runtime that is gone is good for.
     let _context = context.enter();
     drop(outside);
-    let error = limiter.set("default", &1, 2).now_or_never().expect("at once").expect_err("nothing carries it");
+    let error = limiter.set_usage("default", &1, 2).now_or_never().expect("at once").expect_err("nothing carries it");
     assert!(error.is_unavailable() && error.to_string().contains("the runtime is shutting down"), "{error}");
 }
 
@@ -141,7 +141,7 @@ fn asks_after_the_shutdown<L: Limiter<u64> + Clone + Send + 'static>(limiter: L)
         goes_on.recv().expect("the shutdown");
         let _ = told.send((
             limiter.acquire(&1, AcquireOptions::default()).into_future().now_or_never(),
-            limiter.reset(&1).now_or_never(),
+            limiter.administer(&1, AdminOperation::Reset).now_or_never(),
             limiter.acquire(&2, AcquireOptions::default()).into_future().now_or_never(),
         ));
         drop(under_way);

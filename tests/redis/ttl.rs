@@ -59,7 +59,7 @@ async fn each_key_lives_until_it_is_as_good_as_new_and_no_longer() {
             reset_of(&limiter, "carol").await.max(Duration::from_secs(31)),
             &format!("{name}, settled for more"),
         );
-        limiter.set("default", "dave", 7).await.expect("done");
+        limiter.set_usage("default", "dave", 7).await.expect("done");
         each_lives_at_most(&server, Duration::from_secs(25), &format!("{name}, set"));
         // A block, alone and on top of a state.
         server.command(&["FLUSHALL"]);
@@ -135,7 +135,7 @@ async fn what_writes_nothing_leaves_no_key() {
         );
         limiter.reset("alice").await.expect("done");
         limiter.unblock("default", "alice").await.expect("done");
-        limiter.set("default", "alice", 0).await.expect("done");
+        limiter.set_usage("default", "alice", 0).await.expect("done");
         assert_eq!(server.keys(), Vec::<String>::new(), "{name}");
     }
 }
@@ -178,7 +178,7 @@ async fn limiters_of_all_sorts(server: &Server) {
     for (index, held) in held.into_iter().enumerate() {
         held.settle([0, 3][index % 2]).await.expect("done");
     }
-    limiter.set("log", &1, 9).await.expect("done");
+    limiter.set_usage("log", &1, 9).await.expect("done");
     limiter.block("window", &1, Duration::from_millis(30)).await.expect("done");
     limiter.reset(&1).await.expect("done");
 }
@@ -226,7 +226,7 @@ async fn nothing_is_called_that_is_not_documented() {
             }
         }
         limiter.peek("alice", AcquireOptions::default()).await.expect("an answer");
-        limiter.set("default", "alice", 9).await.expect("done");
+        limiter.set_usage("default", "alice", 9).await.expect("done");
         limiter.block("default", "alice", Duration::from_secs(1)).await.expect("done");
         limiter.reset("alice").await.expect("done");
     }

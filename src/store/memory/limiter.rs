@@ -2,7 +2,6 @@ use std::fmt;
 use std::future::Ready;
 use std::hash::BuildHasher;
 use std::sync::Arc;
-use std::time::Duration;
 
 use super::builder::MemoryBuilder;
 use super::dynamic::DynLimit;
@@ -15,7 +14,7 @@ use crate::clock::{Clock, SystemClock, Timestamp};
 use crate::decision::{AcquireOptions, Decision};
 use crate::error::Error;
 use crate::limit::{PerKey, per_key};
-use crate::limiter::{Acquisition, Held, Limiter, LimiterFuture, Outcome};
+use crate::limiter::{Acquisition, AdminOperation, Held, Limiter, LimiterFuture, Outcome, admin_methods};
 use crate::observe::{Event, Observer};
 use crate::table::Missed;
 
@@ -188,6 +187,8 @@ impl<L: Limits<S>, C: Clock, S> Memory<L, C, S> {
         }
     }
 
+    admin_methods!();
+
     /// What the fast path leaves: everything that is held, for instance.
     #[inline(never)]
     fn acquire_slow<Key: ?Sized>(&self, key: &Key, ask: AcquireOptions, missed: Missed) -> Outcome
@@ -267,21 +268,21 @@ where
         LimiterFuture::ready(Ok(L::peek(&self.shared.rows, self.asked(key, ask))))
     }
 
-    fn set(&self, limit: &str, key: &Key, used: u64) -> LimiterFuture<()> {
+    fn administer(&self, key: &Key, operation: AdminOperation<'_>) -> LimiterFuture<()> {
         let asked = self.asked(key, AcquireOptions::default());
-        let set = self.in_limit(limit, |row| row.set(&asked, used));
-        LimiterFuture::ready(set.and_then(|set| set.map_err(|_| table_full())))
-    }
-
-    fn block(&self, limit: &str, key: &Key, span: Duration) -> LimiterFuture<()> {
-        let asked = self.asked(key, AcquireOptions::default());
-        LimiterFuture::ready(self.in_limit(limit, |row| row.block(&asked, asked.now.after(span))))
-    }
-
-    fn reset(&self, key: &Key) -> LimiterFuture<()> {
-        let asked = self.asked(key, AcquireOptions::default());
-        L::each(&self.shared.rows, &mut |row| row.reset(&asked));
-        LimiterFuture::ready(Ok(()))
+        LimiterFuture::ready(match operation {
+            AdminOperation::SetUsage { limit, used } => {
+                let set = self.in_limit(limit, |row| row.set(&asked, used));
+                set.and_then(|set| set.map_err(|_| table_full()))
+            }
+            AdminOperation::Block { limit, duration } => {
+                self.in_limit(limit, |row| row.block(&asked, asked.now.after(duration)))
+            }
+            AdminOperation::Reset => {
+                L::each(&self.shared.rows, &mut |row| row.reset(&asked));
+                Ok(())
+            }
+        })
     }
 }
 

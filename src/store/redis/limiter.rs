@@ -14,7 +14,7 @@ use crate::clock::{MAX_PERIOD_MICROS, micros_floor};
 use crate::decision::{AcquireOptions, Decision};
 use crate::encode::KeyWriter;
 use crate::error::Error;
-use crate::limiter::{Acquisition, Limiter, LimiterFuture};
+use crate::limiter::{Acquisition, AdminOperation, Limiter, LimiterFuture, admin_methods};
 use crate::observe::Event;
 use crate::runtime::sleep;
 use crate::store::redis::bound_limit::{Row, RowInfo};
@@ -191,6 +191,8 @@ impl<Key: ?Sized> Redis<Key> {
     pub fn rotate_secret(&self, secret: impl Into<Vec<u8>>) -> Result<(), Error> {
         self.handle.keys.rotate(&secret.into())
     }
+
+    admin_methods!(Key);
 
     /// What a key of a limit is named in Redis: to find it by hand.
     ///
@@ -405,34 +407,27 @@ impl<Key: ?Sized> Limiter<Key> for Redis<Key> {
         }
     }
 
-    fn set(&self, limit: &str, key: &Key, used: u64) -> LimiterFuture<()> {
+    fn administer(&self, key: &Key, operation: AdminOperation<'_>) -> LimiterFuture<()> {
         let twins = self.handle.twins(key);
+        let (limit, what, cost, argument) = match operation {
+            AdminOperation::SetUsage { limit, used } => (limit, Operation::Set, used, used),
+            AdminOperation::Block { limit, duration } => {
+                (limit, Operation::Block, 0, micros_floor(duration).min(MAX_PERIOD_MICROS))
+            }
+            AdminOperation::Reset => {
+                let all = 0..self.handle.rows.len();
+                let shapes =
+                    all.filter_map(|limit| self.handle.operation(Operation::Reset, limit, &twins, 0, 0)).collect();
+                return self.handle.operate(key, twins, shapes);
+            }
+        };
         match self.handle.limit(limit) {
             Err(error) => LimiterFuture::ready(Err(error)),
             Ok(limit) => {
-                let shape = self.handle.operation(Operation::Set, limit, &twins, used, used);
+                let shape = self.handle.operation(what, limit, &twins, cost, argument);
                 self.handle.operate(key, twins, shape.into_iter().collect())
             }
         }
-    }
-
-    fn block(&self, limit: &str, key: &Key, span: Duration) -> LimiterFuture<()> {
-        let twins = self.handle.twins(key);
-        match self.handle.limit(limit) {
-            Err(error) => LimiterFuture::ready(Err(error)),
-            Ok(limit) => {
-                let span = micros_floor(span).min(MAX_PERIOD_MICROS);
-                let shape = self.handle.operation(Operation::Block, limit, &twins, 0, span);
-                self.handle.operate(key, twins, shape.into_iter().collect())
-            }
-        }
-    }
-
-    fn reset(&self, key: &Key) -> LimiterFuture<()> {
-        let twins = self.handle.twins(key);
-        let all = 0..self.handle.rows.len();
-        let shapes = all.filter_map(|limit| self.handle.operation(Operation::Reset, limit, &twins, 0, 0)).collect();
-        self.handle.operate(key, twins, shapes)
     }
 }
 

@@ -3,7 +3,7 @@
 use std::cell::RefCell;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use tower_ratelimit::limiter::{Acquisition, Held, LimiterFuture, Outcome};
+use tower_ratelimit::limiter::{Acquisition, AdminOperation, Held, LimiterFuture, Outcome};
 use tower_ratelimit::{AcquireOptions, Clock, Decision, Limiter, ManualClock, Timestamp};
 
 use super::model::Caller;
@@ -117,7 +117,7 @@ impl<'a, L: Limiter<Caller>> Recorder<'a, L> {
 
     pub(crate) fn reset(&mut self, caller: Caller) {
         let called = self.begin();
-        let reply = self.limiter.reset(&caller);
+        let reply = self.limiter.administer(&caller, AdminOperation::Reset);
         let returned = self.tick();
         ready(reply);
         for limit in 0..self.limits {

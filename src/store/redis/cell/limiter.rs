@@ -9,7 +9,7 @@ use crate::clock::{Clock, SystemClock};
 use crate::decision::{AcquireOptions, Decision, DecisionSource, Verdict};
 use crate::encode::{EncodeKey, KeyWriter};
 use crate::error::Error;
-use crate::limiter::{Acquisition, Limiter, LimiterFuture, Outcome};
+use crate::limiter::{Acquisition, AdminOperation, Limiter, LimiterFuture, Outcome};
 use crate::observe::Observers;
 use crate::quota::Quota;
 use crate::store::redis::client::config::Core;
@@ -31,9 +31,9 @@ use crate::store::redis::server::RedisServer;
 ///   `retry_after` and `reset` are never too short, and too long by at most a second or the time of one, whichever is less (a
 ///   second more on a server that rounds up; where the time of one is no whole number of microseconds, a second).
 /// - **One limit**: no several limits together, none by key, no delay, no shadow.
-/// - **Nothing can be held**: [`hold`](Limiter::hold), [`set`](Limiter::set) and [`block`](Limiter::block) return an error for
-///   which [`is_unsupported`](Error::is_unsupported) holds.
-///   [`reset`](Limiter::reset) deletes the key. A peek asks for a quantity of zero.
+/// - **Nothing can be held**: [`hold`](Limiter::hold), and [`administer`](Limiter::administer) with any operation but a reset,
+///   return an error for which [`is_unsupported`](Error::is_unsupported) holds.
+///   [`reset`](Self::reset) deletes the key. A peek asks for a quantity of zero.
 /// - **No cluster.** The command declares no keys, so that no node of a cluster ever answers MOVED: each counts what it is
 ///   asked, and a limit would be had once for each node. A limiter with a cluster is an error when it is built.
 ///
@@ -115,6 +115,15 @@ impl<Key: EncodeKey + ?Sized> RedisCell<Key> {
         String::from_utf8_lossy(&self.encode(key)).into_owned()
     }
 
+    /// Deletes a key, which resets its usage to that of a never-seen key.
+    ///
+    /// # Errors
+    ///
+    /// If Redis is unavailable.
+    pub fn reset(&self, key: &Key) -> LimiterFuture<()> {
+        self.handle.lines.operate(|reply| Ok(Errand { key: self.encode(key), what: What::Reset, reply }))
+    }
+
     fn encode(&self, key: &Key) -> Vec<u8> {
         let (mut writer, mut name) = (KeyWriter::new(), Vec::with_capacity(64));
         key.encode(&mut writer);
@@ -162,8 +171,16 @@ impl<Key: EncodeKey + ?Sized> Limiter<Key> for RedisCell<Key> {
         }
     }
 
-    fn reset(&self, key: &Key) -> LimiterFuture<()> {
-        self.handle.lines.operate(|reply| Ok(Errand { key: self.encode(key), what: What::Reset, reply }))
+    fn administer(&self, key: &Key, operation: AdminOperation<'_>) -> LimiterFuture<()> {
+        match operation {
+            AdminOperation::Reset => self.reset(key),
+            AdminOperation::SetUsage { .. } => LimiterFuture::unsupported(
+                "set usage failed: redis-cell cannot set the usage of a key; use `Redis` instead of `RedisCell`",
+            ),
+            AdminOperation::Block { .. } => LimiterFuture::unsupported(
+                "block failed: redis-cell cannot block a key; use `Redis` instead of `RedisCell`",
+            ),
+        }
     }
 }
 
