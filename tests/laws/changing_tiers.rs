@@ -8,7 +8,7 @@ use proptest::prelude::*;
 use proptest::sample::select;
 use tower_ratelimit::algorithm::Algorithm;
 use tower_ratelimit::{
-    AcquireOptions, FixedWindow, Gcra, LeakyBucket, LeakyQueue, LimitSnapshot, Quota, SlidingLog, Timestamp,
+    AcquireOptions, Detail, FixedWindow, Gcra, LeakyBucket, LeakyQueue, LimitSnapshot, Quota, SlidingLog, Timestamp,
     TokenBucket, Verdict,
 };
 
@@ -238,7 +238,7 @@ fn is_exact_for(subject: &Subject, ask: AcquireOptions) -> Result<(), TestCaseEr
 /// At `reset`, and no earlier, all is as for a key never seen; at `next_token_after`, and no earlier, more remains.
 fn figures_are_exact(subject: &Subject) -> Result<(), TestCaseError> {
     let (now, then) = (subject.now(), figures(subject));
-    let at = |span: u64| subject.peek_at(now + span, AcquireOptions::cost(then.limit).all_limits());
+    let at = |span: u64| subject.peek_at(now + span, AcquireOptions::cost(then.limit).detail(Detail::All));
     let (reset, next_token_after) = (micros(then.reset), micros(then.next_token_after));
     let unused = LimitSnapshot { remaining: then.limit, reset: ticks(0), next_token_after: ticks(0), ..then };
     prop_assert_eq!(reset == 0, then.remaining == then.limit, "{:?}", then);
@@ -260,7 +260,7 @@ fn figures_are_exact(subject: &Subject) -> Result<(), TestCaseError> {
 }
 
 fn figures(subject: &Subject) -> LimitSnapshot {
-    subject.peek(AcquireOptions::default().all_limits()).limits()[0].figures()
+    subject.peek(AcquireOptions::default().detail(Detail::All)).limits()[0].figures()
 }
 
 /// Random moves under all tiers, then an attack under the last one: in no period more is admitted than its bound says.

@@ -4,7 +4,7 @@ use proptest::collection::vec;
 use proptest::prelude::*;
 use tower_ratelimit::limiter::{Acquisition, Held};
 use tower_ratelimit::store::{DefaultHashBuilder, LimitsFor};
-use tower_ratelimit::{AcquireOptions, Clock, Limit, Limiter, ManualClock, Memory, Timestamp};
+use tower_ratelimit::{AcquireOptions, Detail, Clock, Limit, Limiter, ManualClock, Memory, Timestamp};
 
 use crate::cases;
 use crate::model::Spec;
@@ -111,7 +111,7 @@ fn decides_as_a_list<L: LimitsFor<str, DefaultHashBuilder>>(
             Op::Reset => ready(limiter.reset("key")),
             Op::Tier(_) | Op::Clock { .. } => clock.set(pair.subject.clock.now()),
         }
-        let ask = AcquireOptions::default().all_limits();
+        let ask = AcquireOptions::default().detail(Detail::All);
         prop_assert_eq!(pair.subject.peek(ask), ready(limiter.peek("key", ask)));
     }
     Ok(())

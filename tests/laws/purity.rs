@@ -2,7 +2,7 @@
 
 use proptest::collection::vec;
 use proptest::prelude::*;
-use tower_ratelimit::AcquireOptions;
+use tower_ratelimit::{AcquireOptions, Detail};
 
 use crate::cases;
 use crate::schedule::{Op, bucket, schedule, start, tiers, window};
@@ -28,10 +28,10 @@ proptest! {
                 Some(_) => {}
                 None => prop_assert_eq!(twin.apply(op), None),
             }
-            let ask = AcquireOptions::default().all_limits();
+            let ask = AcquireOptions::default().detail(Detail::All);
             prop_assert_eq!(pair.subject.peek(ask), pair.subject.peek(ask));
         }
-        let ask = AcquireOptions::default().all_limits();
+        let ask = AcquireOptions::default().detail(Detail::All);
         prop_assert_eq!(pair.subject.peek(ask), twin.peek(ask));
     }
 

@@ -4,7 +4,7 @@
 use proptest::collection::vec;
 use proptest::prelude::*;
 use proptest::test_runner::TestCaseError;
-use tower_ratelimit::{AcquireOptions, LimitStatus, Quota, Timestamp, Verdict};
+use tower_ratelimit::{AcquireOptions, Detail, LimitStatus, Quota, Timestamp, Verdict};
 
 use crate::cases;
 use crate::model::Spec;
@@ -103,7 +103,7 @@ fn all_keep_their_word(
 
 /// Whether the clock still runs when all that is owed has been paid.
 fn ends_in_time(subject: &Subject) -> bool {
-    let decision = subject.peek(AcquireOptions::default().all_limits());
+    let decision = subject.peek(AcquireOptions::default().detail(Detail::All));
     let longest = decision.limits().iter().map(LimitStatus::reset).max().unwrap_or_default();
     Timestamp::from_micros(subject.now()).after(longest + ticks(1 << 41)) < Timestamp::LAST
 }
@@ -136,7 +136,7 @@ fn keeps_its_word(subject: &Subject, ask: AcquireOptions) -> Result<(), TestCase
 
 fn figures_keep_their_word(subject: &Subject) -> Result<(), TestCaseError> {
     let now = subject.now();
-    let ask = AcquireOptions::default().all_limits();
+    let ask = AcquireOptions::default().detail(Detail::All);
     for (index, standing) in subject.peek(ask).limits().iter().enumerate() {
         let figures = standing.figures();
         let then = |time: u64| subject.peek_at(time, ask).limits()[index].figures();

@@ -6,7 +6,7 @@ use std::time::Duration;
 use proptest::collection::vec;
 use proptest::prelude::*;
 use proptest::sample::select;
-use tower_ratelimit::{AcquireOptions, Gcra, LimitSnapshot, ManualClock, Quota, SlidingWindow, Verdict};
+use tower_ratelimit::{AcquireOptions, Detail, Gcra, LimitSnapshot, ManualClock, Quota, SlidingWindow, Verdict};
 
 use crate::model::{Combined, LONGEST, Spec};
 use crate::span::{micros, ticks};
@@ -111,7 +111,8 @@ pub(crate) fn resolve(step: Step, model: &Combined, now: u64) -> Op {
 
 fn ask_of(cost: Cost, patience: Patience, all_limits: bool, model: &Combined, now: u64) -> AcquireOptions {
     let mut ask = AcquireOptions::cost(cost_of(cost, model, now));
-    (ask.max_delay, ask.all_limits) = (patience_of(patience, cost, model, now), all_limits);
+    ask.max_delay = patience_of(patience, cost, model, now);
+    ask.detail = if all_limits { Detail::All } else { Detail::MostRestrictive };
     ask
 }
 

@@ -8,7 +8,7 @@ use proptest::test_runner::TestCaseError;
 use tower_ratelimit::algorithm::Algorithm;
 use tower_ratelimit::limiter::{Acquisition, Held, LimiterFuture, Outcome};
 use tower_ratelimit::{
-    AcquireOptions, Clock, Decision, DynLimit, FixedWindow, Gcra, Limit, LimitStatus, Limiter, ManualClock, Memory,
+    AcquireOptions, Detail, Clock, Decision, DynLimit, FixedWindow, Gcra, Limit, LimitStatus, Limiter, ManualClock, Memory,
     SlidingLog, SlidingWindow, Timestamp, per_key,
 };
 
@@ -239,7 +239,7 @@ impl Pair {
             prop_assert!(self.subject.guards.iter().map(Held::cost).eq(self.held.iter().map(|held| held.0)));
             return Ok(());
         }
-        let ask = AcquireOptions::default().all_limits();
+        let ask = AcquireOptions::default().detail(Detail::All);
         self.agree(&self.subject.peek(ask), &self.model.peek(self.subject.now(), ask), ask)
     }
 
@@ -249,7 +249,7 @@ impl Pair {
         prop_assert_eq!(decision.verdict(), expected.verdict, "the verdict of {}", context());
         prop_assert_eq!(decision.is_estimate(), expected.is_estimate, "the estimate of {}", context());
         prop_assert_eq!(decision.decided_at().as_micros(), now);
-        let listed = if ask.all_limits || (ask.all_denials && !expected.verdict.is_allowed()) {
+        let listed = if ask.detail == Detail::All || (ask.detail == Detail::AllIfDenied && !expected.verdict.is_allowed()) {
             (0..expected.standings.len()).collect()
         } else {
             vec![expected.speaking()]

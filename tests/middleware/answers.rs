@@ -4,9 +4,9 @@ use std::convert::Infallible;
 use std::error::Error as _;
 
 use tower::{Layer, ServiceBuilder, ServiceExt, service_fn};
-use tower_ratelimit::key::Global;
-use tower_ratelimit::response::{BoxError, RateLimitInfo, RejectWithError, Rejected, Rejection, Respond};
-use tower_ratelimit::{Decision, Error, RateLimitLayer, Verdict};
+use tower_ratelimit::key::{Extracted, Global};
+use tower_ratelimit::response::{BoxError, RejectWithError, Rejected, Rejection, Respond};
+use tower_ratelimit::{Decision, Detail, Error, RateLimitLayer, Verdict};
 
 use crate::support::{Failure, Job, Says, whose};
 
@@ -27,31 +27,31 @@ async fn as_an_error_a_refusal_says_why() {
 
     let limited = rejected(Says::no(), Job::of("a")).await;
     assert_eq!(limited.to_string(), "rate limit \"told\" exceeded, retry after 1.5s");
-    assert!(limited.refusal().is_over_limit());
-    assert_eq!(limited.refusal().retry_after().map(|wait| wait.as_millis()), Some(1500));
+    assert!(limited.rejection().is_over_limit());
+    assert_eq!(limited.rejection().retry_after().map(|wait| wait.as_millis()), Some(1500));
     assert!(limited.source().is_none());
 
     let never = rejected(Says::never(), Job::of("a")).await;
-    assert!(never.refusal().decision().expect("a decision").exceeds_limit());
-    assert_eq!(never.refusal().retry_after(), None, "waiting does not help");
+    assert!(never.rejection().decision().expect("a decision").exceeds_limit());
+    assert_eq!(never.rejection().retry_after(), None, "waiting does not help");
 
     let missing = rejected(Says::yes(), Job::NOBODYS).await;
-    assert!(matches!(missing.refusal(), Rejection::MissingKey(missing) if !missing.is_server_error()));
-    assert!(!missing.refusal().is_over_limit());
+    assert!(matches!(missing.rejection(), Rejection::MissingKey(missing) if !missing.is_server_error()));
+    assert!(!missing.rejection().is_over_limit());
     assert_eq!(missing.to_string(), "nobody's");
 }
 
 #[tokio::test]
 async fn as_an_error_a_broken_limiter_keeps_its_cause() {
     let broken = rejected(Says::broken(), Job::of("a")).await;
-    assert!(matches!(broken.refusal(), Rejection::Unavailable(_)));
-    assert!(!broken.refusal().is_over_limit());
+    assert!(matches!(broken.rejection(), Rejection::Unavailable(_)));
+    assert!(!broken.rejection().is_over_limit());
     let cause = broken.source().and_then(|cause| cause.downcast_ref::<Error>()).expect("the limiter's error");
     assert!(cause.is_unavailable());
     assert_eq!(cause.to_string(), "the wire is cut");
 
     let policy = rejected(Says::by_policy(Verdict::ExceedsLimit), Job::of("a")).await;
-    assert!(!policy.refusal().is_over_limit(), "the quota is not used up");
+    assert!(!policy.rejection().is_over_limit(), "the quota is not used up");
 }
 
 /// Both kinds of error come out of one service, and can be told apart.
@@ -100,21 +100,21 @@ async fn a_responder_of_ones_own_carries_its_mark_from_the_request_to_the_respon
         type Error = Failure;
         type Context = String;
 
-        fn wants_all_limits(&self) -> bool {
-            true
+        fn detail(&self) -> Detail {
+            Detail::All
         }
 
-        fn admit(&self, request: &mut String, admission: RateLimitInfo) -> String {
-            request.push_str(", admitted");
-            format!("{:?}", admission.decision().and_then(Decision::remaining))
+        fn on_allowed(&self, request: &mut String, decision: Option<&Decision>) -> String {
+            request.push_str(", allowed");
+            format!("{:?}", decision.and_then(Decision::remaining))
         }
 
-        fn finish(mark: String, response: String) -> String {
-            format!("{response}, then finished with {mark}")
+        fn map_response(context: String, response: String) -> String {
+            format!("{response}, then mapped with {context}")
         }
 
-        fn refuse(&self, request: String, refusal: Rejection) -> Result<String, Failure> {
-            if refusal.is_over_limit() { Ok(format!("{request}, refused")) } else { Err(Failure) }
+        fn on_rejected(&self, request: String, rejection: Rejection) -> Result<String, Failure> {
+            if rejection.is_over_limit() { Ok(format!("{request}, rejected")) } else { Err(Failure) }
         }
     }
 
@@ -122,49 +122,44 @@ async fn a_responder_of_ones_own_carries_its_mark_from_the_request_to_the_respon
         let layer = RateLimitLayer::new(Global, limiter).responder(Diary);
         layer.layer(service_fn(async |request: String| Ok(request))).oneshot("asked".to_owned()).await
     }
-    assert_eq!(ask(Says::yes()).await, Ok("asked, admitted, then finished with Some(3)".to_owned()));
-    assert_eq!(ask(Says::no()).await, Ok("asked, refused".to_owned()));
+    assert_eq!(ask(Says::yes()).await, Ok("asked, allowed, then mapped with Some(3)".to_owned()));
+    assert_eq!(ask(Says::no()).await, Ok("asked, rejected".to_owned()));
     assert_eq!(ask(Says::broken()).await, Err(Failure));
 }
 
-/// One that is content with a look at the decision is not given it, settled or not; nor is it if that is not enough.
+/// Also with settlement, where the layer keeps the hold of the decision.
 #[tokio::test]
-async fn a_responder_of_ones_own_may_be_content_with_a_look_at_the_decision() {
-    /// Content with what leaves at least so much.
+async fn on_allowed_sees_the_decision_with_and_without_settlement() {
     #[derive(Clone)]
-    struct Looks(u64);
+    struct Remaining;
 
-    impl Respond<u32, String, Failure> for Looks {
+    impl Respond<u32, String, Failure> for Remaining {
         type Response = String;
         type Error = Failure;
-        type Context = &'static str;
+        type Context = Option<u64>;
 
-        fn admit(&self, _request: &mut u32, _admission: RateLimitInfo) -> &'static str {
-            "given"
+        fn on_allowed(&self, _request: &mut u32, decision: Option<&Decision>) -> Option<u64> {
+            decision?.remaining()
         }
 
-        fn admit_ref(&self, _request: &u32, decision: &Decision) -> Option<&'static str> {
-            (decision.remaining()? >= self.0).then_some("looked at")
+        fn map_response(remaining: Option<u64>, response: String) -> String {
+            format!("{response} {remaining:?}")
         }
 
-        fn finish(mark: &'static str, response: String) -> String {
-            format!("{response} {mark}")
-        }
-
-        fn refuse(&self, _request: u32, _refusal: Rejection) -> Result<String, Failure> {
+        fn on_rejected(&self, _request: u32, _rejection: Rejection) -> Result<String, Failure> {
             Err(Failure)
         }
     }
 
     let answer = service_fn(async |_: u32| Ok::<_, Failure>("answered,".to_owned()));
-    let layer = |least| RateLimitLayer::new(Global, Says::yes()).responder(Looks(least));
-    for (least, expected) in [(3, "answered, looked at"), (4, "answered, given")] {
-        assert_eq!(layer(least).layer(answer).oneshot(1).await.as_deref(), Ok(expected));
-        let settling = layer(least).settle(|_, _: Result<&String, &Failure>| 0);
-        assert_eq!(settling.layer(answer).oneshot(1).await.as_deref(), Ok(expected), "settled");
-    }
-    let refused = RateLimitLayer::new(Global, Says::no()).responder(Looks(0)).layer(answer);
-    assert_eq!(refused.oneshot(1).await, Err(Failure));
+    let layer = || RateLimitLayer::new(Global, Says::yes()).responder(Remaining);
+    assert_eq!(layer().layer(answer).oneshot(1).await.as_deref(), Ok("answered, Some(3)"));
+    let settling = layer().settle(|_, _: Result<&String, &Failure>| 0);
+    assert_eq!(settling.layer(answer).oneshot(1).await.as_deref(), Ok("answered, Some(3)"), "settled");
+    let exempt = RateLimitLayer::new(|_: &u32| Extracted::<u32>::Exempt, Says::yes()).responder(Remaining);
+    assert_eq!(exempt.layer(answer).oneshot(1).await.as_deref(), Ok("answered, None"), "exempt");
+    let rejected = RateLimitLayer::new(Global, Says::no()).responder(Remaining).layer(answer);
+    assert_eq!(rejected.oneshot(1).await, Err(Failure));
 }
 
 /// The inner service's error is the limited service's, wherever the responder adds none of its own.

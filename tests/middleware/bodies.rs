@@ -11,7 +11,7 @@ use http_body_util::{BodyExt, Empty, Full, StreamBody};
 use tokio_test::{assert_ready, task};
 use tower::{Layer, ServiceExt, service_fn};
 use tower_ratelimit::key::Global;
-use tower_ratelimit::response::{Body, Http, RateLimitInfo, Rejection};
+use tower_ratelimit::response::{Http, RateLimitInfo, Rejection, ResponseBody};
 use tower_ratelimit::{RateLimitLayer, limiter::Limiter};
 
 use crate::fields::{limits, retry_after};
@@ -21,7 +21,7 @@ use crate::support::Says;
 type Opaque = BoxBody<Bytes, Infallible>;
 
 /// What the service answers with.
-async fn page(body: Opaque, limiter: impl Limiter<()> + Clone) -> Response<Body<Opaque>> {
+async fn page(body: Opaque, limiter: impl Limiter<()> + Clone) -> Response<ResponseBody<Opaque>> {
     let layer = RateLimitLayer::new(Global, limiter).responder(Http::new().map_body());
     let body = std::sync::Mutex::new(Some(body));
     let service = layer.layer(service_fn(|_: Request<()>| {
@@ -133,7 +133,7 @@ async fn a_refusal_rendered_empty_has_ended_before_it_began() {
 
 #[tokio::test]
 async fn a_body_by_default_is_the_inner_kinds() {
-    let body = Body::<Full<Bytes>>::default();
+    let body = ResponseBody::<Full<Bytes>>::default();
     assert!(body.is_end_stream());
     assert_eq!(body.collect().await.expect("a body").to_bytes(), "");
 }
@@ -143,7 +143,7 @@ async fn a_body_by_default_is_the_inner_kinds() {
 fn it_fits_servers_bodies() {
     fn fits<B: http_body::Body<Data = Bytes>>() {
         fn assert_body<B: http_body::Body<Data = Bytes>>() {}
-        assert_body::<Body<B>>();
+        assert_body::<ResponseBody<B>>();
     }
     fits::<hyper::body::Incoming>();
     fits::<axum::body::Body>();

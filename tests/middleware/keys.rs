@@ -7,7 +7,7 @@ use axum::extract::connect_info::{ConnectInfo, MockConnectInfo};
 use http::{HeaderName, HeaderValue, Request};
 use tower::{Layer, ServiceExt, service_fn};
 use tower_ratelimit::key::{
-    ExactPaths, Extension, ExtractKey, Extracted, Global, Header, KeyText, Missing, PeerNetworks, Preflight,
+    ExactPaths, Extension, ExtractKey, Extracted, Global, Header, KeyText, MissingKey, PeerNetworks, Preflight,
 };
 use tower_ratelimit::response::RejectWithError;
 use tower_ratelimit::{PeerIp, RateLimitLayer};
@@ -237,7 +237,7 @@ fn a_closure_says_a_key_nothing_or_an_error() {
 
     let all = |number: &u32| match number {
         0 => Extracted::Exempt,
-        1 => Extracted::Missing(Missing::from_server("one is ours")),
+        1 => Extracted::Missing(MissingKey::from_server("one is ours")),
         number => Extracted::Key(number.to_string()),
     };
     assert_eq!(extract(&all, 0), Extracted::Exempt);
@@ -249,7 +249,7 @@ fn a_closure_says_a_key_nothing_or_an_error() {
 fn a_found_key_can_be_changed() {
     assert_eq!(Extracted::Key(7).map(|key| key + 1), Extracted::Key(8));
     assert_eq!(Extracted::<u8>::Exempt.map(|key| key + 1), Extracted::Exempt);
-    let missing = Missing::from_request("gone");
+    let missing = MissingKey::from_request("gone");
     assert_eq!(Extracted::<u8>::Missing(missing.clone()).map(|key| key + 1), Extracted::Missing(missing));
 }
 
@@ -263,8 +263,8 @@ fn in_a_tuple_unusable_outweighs_absent_which_outweighs_exempt_which_outweighs_a
         move |outcomes: &[&'static str; 3]| match outcomes[position] {
             "key" => Extracted::Key(position),
             "exempt" => Extracted::Exempt,
-            "absent" => Extracted::Missing(Missing::from_request(["first", "second", "third"][position])),
-            _ => Extracted::Missing(Missing::unusable(["first", "second", "third"][position])),
+            "absent" => Extracted::Missing(MissingKey::from_request(["first", "second", "third"][position])),
+            _ => Extracted::Missing(MissingKey::unusable(["first", "second", "third"][position])),
         }
     };
     let tuple = (part(0), part(1), part(2));

@@ -10,7 +10,7 @@ use tower_ratelimit::key::Global;
 use tower_ratelimit::limiter::{Acquisition, BoxLimiter, Limiter, Outcome};
 use tower_ratelimit::response::{BoxError, RejectWithError, Rejected};
 use tower_ratelimit::{
-    AcquireOptions, DynLimit, Error, FixedWindow, Gcra, Limit, ManualClock, Memory, Quota, RateLimitLayer, per_key,
+    AcquireOptions, Detail, DynLimit, Error, FixedWindow, Gcra, Limit, ManualClock, Memory, Quota, RateLimitLayer, per_key,
 };
 
 /// Whose a request is.
@@ -136,9 +136,9 @@ async fn several_limits_decide_together_all_or_nothing() {
     let left = |decision: &tower_ratelimit::Decision| {
         decision.limits().iter().map(|standing| (standing.name().to_owned(), standing.remaining())).collect::<Vec<_>>()
     };
-    let bob = memory.peek(&BOB, AcquireOptions::default().all_limits()).await.expect("a decision");
+    let bob = memory.peek(&BOB, AcquireOptions::default().detail(Detail::All)).await.expect("a decision");
     assert_eq!(left(&bob), [("user".into(), 1), ("organisation".into(), 0), ("everybody".into(), 0)]);
-    let eve = memory.peek(&EVE, AcquireOptions::default().all_limits()).await.expect("a decision");
+    let eve = memory.peek(&EVE, AcquireOptions::default().detail(Detail::All)).await.expect("a decision");
     assert_eq!(left(&eve), [("user".into(), 1), ("organisation".into(), 2), ("everybody".into(), 0)]);
 
     clock.advance(Duration::from_secs(60));
@@ -153,7 +153,7 @@ async fn a_refusal_says_which_limit_spoke() {
     assert_eq!(admitted(&mut service, ADA, 1).await, 1);
     let error = service.ready().await.expect("ready").call(ADA).await.expect_err("a refusal");
     let rejected = error.downcast_ref::<Rejected>().expect("the limiter's error");
-    let decision = rejected.refusal().decision().expect("a decision");
+    let decision = rejected.rejection().decision().expect("a decision");
     assert_eq!(decision.most_restrictive().expect("a limit").name(), "minute", "the one to wait longest for");
     assert_eq!(decision.retry_after(), Some(Duration::from_secs(60)));
 }

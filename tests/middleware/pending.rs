@@ -61,7 +61,7 @@ fn a_refusal_releases_what_readiness_reserved() {
 
         limiter.asked().answer(says);
         let error = assert_ready_err!(response.poll());
-        let refusal = error.downcast_ref::<Rejected>().expect("the limiter's error").refusal();
+        let refusal = error.downcast_ref::<Rejected>().expect("the limiter's error").rejection();
         assert_eq!(matches!(refusal, Rejection::OverLimit(_)), limited_by);
         assert_eq!(matches!(refusal, Rejection::Unavailable(_)), !limited_by);
         // The future itself is still there: it keeps nothing.
@@ -82,7 +82,7 @@ fn a_store_that_hangs_up_is_a_refusal_and_no_hang() {
 
     drop(limiter.asked());
     let error = assert_ready_err!(response.poll());
-    assert_eq!(error.to_string(), "the rate limiter can't decide at the moment");
+    assert_eq!(error.to_string(), "rate limiter unavailable");
     let source = std::error::Error::source(&*error).expect("the cause").to_string();
     assert_eq!(source, "the store hung up");
     assert_eq!(pool.free(), 1);
@@ -194,7 +194,7 @@ fn decisions_may_come_in_any_order() {
             _ => {
                 let error = assert_ready_err!(response.poll());
                 let rejected = error.downcast_ref::<Rejected>().expect("the limiter's error");
-                assert_eq!(rejected.refusal().retry_after(), Some(Duration::from_millis(1500)));
+                assert_eq!(rejected.rejection().retry_after(), Some(Duration::from_millis(1500)));
             }
         }
     }

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use tokio::sync::oneshot;
 use tower::{Layer, Service};
-use tower_ratelimit::key::{Extracted, Missing};
+use tower_ratelimit::key::{Extracted, MissingKey};
 use tower_ratelimit::limiter::{Acquisition, BoxFuture, Limiter, Outcome};
 use tower_ratelimit::response::RejectWithError;
 use tower_ratelimit::{
@@ -55,7 +55,7 @@ pub(crate) fn whose(job: &Job) -> Extracted<&'static str> {
     match job.key {
         Some("exempt") => Extracted::Exempt,
         Some(key) => Extracted::Key(key),
-        None => Extracted::Missing(Missing::from_request("nobody's")),
+        None => Extracted::Missing(MissingKey::from_request("nobody's")),
     }
 }
 
