@@ -11,7 +11,7 @@
 use std::fmt;
 
 use tower::{Service, ServiceBuilder, ServiceExt};
-use tower_ratelimit::key::{Extracted, Missing};
+use tower_ratelimit::key::{Extracted, MissingKey};
 use tower_ratelimit::response::{BoxError, RejectWithError, Rejected};
 use tower_ratelimit::{Gcra, ManualClock, Memory, Quota, RateLimitLayer};
 
@@ -43,7 +43,7 @@ fn whose(order: &Order) -> Extracted<&'static str> {
     match order.team {
         Some("maintenance") => Extracted::Exempt,
         Some(team) => Extracted::Key(team),
-        None => Extracted::Missing(Missing::from_request("the order does not say whose it is")),
+        None => Extracted::Missing(MissingKey::from_request("the order does not say whose it is")),
     }
 }
 
@@ -66,7 +66,7 @@ async fn main() -> Result<(), BoxError> {
         println!("{name:>11}: {}", tell(&result));
 
         // The wait is exact: after it the same order is printed, a microsecond earlier it would not be.
-        if let Some(wait) = result.err().and_then(|error| refused(&error)?.refusal().retry_after()) {
+        if let Some(wait) = result.err().and_then(|error| refused(&error)?.rejection().retry_after()) {
             clock.advance(wait);
             println!("{name:>11}: {}, after waiting {wait:?}", tell(&press.ready().await?.call(order).await));
         }

@@ -155,7 +155,7 @@ pub use crate::algorithm::{FixedWindow, Gcra, LeakyBucket, LeakyQueue, SlidingLo
 pub use crate::clock::TokioClock;
 pub use crate::clock::{Clock, CoarseClock, ManualClock, SystemClock, Timestamp};
 pub use crate::decision::{
-    AcquireOptions, Decision, DecisionSource, LazySnapshot, LimitSnapshot, LimitStatus, Verdict,
+    AcquireOptions, Decision, DecisionSource, Detail, LazySnapshot, LimitSnapshot, LimitStatus, Verdict,
 };
 pub use crate::error::Error;
 pub use crate::key::{ClientIp, ExtractKey, PeerIp};

@@ -10,7 +10,7 @@ use std::fmt;
 use std::time::Duration;
 
 use self::cold_drop::ColdDrop;
-pub use self::options::AcquireOptions;
+pub use self::options::{AcquireOptions, Detail};
 pub use self::snapshot::{LazySnapshot, LimitSnapshot};
 pub use self::status::LimitStatus;
 pub(crate) use self::status::{Name, unfit_for_name};

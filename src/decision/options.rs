@@ -14,10 +14,8 @@ pub struct AcquireOptions {
     ///
     /// An algorithm that can promise a later turn answers [`Verdict::AllowedAfter`](super::Verdict::AllowedAfter); one that can't refuses.
     pub max_delay: Option<Duration>,
-    /// Whether the decision is to list every limit, not just the one that speaks. Costs an allocation where there are several.
-    pub all_limits: bool,
-    /// The same for a refusal only: to name all that refuse.
-    pub all_denials: bool,
+    /// How many of the limits the decision lists. Listing several limits costs an allocation.
+    pub detail: Detail,
     /// Whether the cost is to be [held](crate::limiter::Held) instead of charged. A hold starts now: `max_delay` does not count.
     pub hold: bool,
 }
@@ -26,7 +24,7 @@ impl AcquireOptions {
     /// Asks for `cost`, at once.
     #[must_use]
     pub const fn cost(cost: u64) -> Self {
-        Self { cost, max_delay: None, all_limits: false, all_denials: false, hold: false }
+        Self { cost, max_delay: None, detail: Detail::MostRestrictive, hold: false }
     }
 
     /// Accepts a delay of up to `max_delay`.
@@ -49,15 +47,20 @@ impl AcquireOptions {
         self.max_delay.map_or(unless_said, crate::clock::micros_floor)
     }
 
-    /// Whether the decision of several limits is to list them all: where that is asked for, or one of them is a shadow.
-    pub(crate) fn lists_all(self, shadows: bool, refused: impl FnOnce() -> bool) -> bool {
-        shadows || self.all_limits || (self.all_denials && refused())
+    /// Whether the decision of several limits lists them all: as `detail` says, and always if one of them is a shadow.
+    pub(crate) fn lists_all(self, shadows: bool, denied: impl FnOnce() -> bool) -> bool {
+        shadows
+            || match self.detail {
+                Detail::MostRestrictive => false,
+                Detail::AllIfDenied => denied(),
+                Detail::All => true,
+            }
     }
 
-    /// Asks that the decision list every limit.
+    /// Sets how many of the limits the decision lists.
     #[must_use]
-    pub const fn all_limits(mut self) -> Self {
-        self.all_limits = true;
+    pub const fn detail(mut self, detail: Detail) -> Self {
+        self.detail = detail;
         self
     }
 }
@@ -66,4 +69,19 @@ impl Default for AcquireOptions {
     fn default() -> Self {
         Self::cost(1)
     }
+}
+
+/// How many of a limiter's limits a decision lists in [`Decision::limits`](super::Decision::limits).
+///
+/// A decision of one limit always lists the limit. The variants are ordered: a greater one lists as much or more.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[non_exhaustive]
+pub enum Detail {
+    /// The most restrictive limit only.
+    #[default]
+    MostRestrictive,
+    /// Every limit if the decision denies, to name all limits that deny; otherwise the most restrictive one.
+    AllIfDenied,
+    /// Every limit.
+    All,
 }

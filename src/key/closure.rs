@@ -1,4 +1,4 @@
-use super::missing::Missing;
+use super::missing::MissingKey;
 use super::{ExtractKey, Extracted};
 
 impl<Request, F, R> ExtractKey<Request> for F
@@ -39,7 +39,7 @@ impl<K> IntoExtracted for Option<K> {
     type Key = K;
 
     fn into_extracted(self) -> Extracted<K> {
-        self.map_or_else(|| Extracted::Missing(Missing::from_request(NO_KEY)), Extracted::Key)
+        self.map_or_else(|| Extracted::Missing(MissingKey::from_request(NO_KEY)), Extracted::Key)
     }
 }
 
@@ -49,7 +49,7 @@ impl<K, E> IntoExtracted for Result<K, E> {
     type Key = K;
 
     fn into_extracted(self) -> Extracted<K> {
-        self.map_or_else(|_| Extracted::Missing(Missing::unusable(NO_KEY)), Extracted::Key)
+        self.map_or_else(|_| Extracted::Missing(MissingKey::unusable(NO_KEY)), Extracted::Key)
     }
 }
 

@@ -4,7 +4,7 @@ use std::marker::PhantomData;
 
 use http::Request;
 
-use super::missing::Missing;
+use super::missing::MissingKey;
 use super::{ExtractKey, Extracted};
 
 /// A value that an outer layer put into the request's extensions: the user that a login layer found, for instance.
@@ -36,7 +36,7 @@ impl<T: Clone + Send + Sync + 'static, B> ExtractKey<Request<B>> for Extension<T
     fn extract(&self, request: &Request<B>) -> Extracted<T> {
         match request.extensions().get::<T>() {
             Some(value) => Extracted::Key(value.clone()),
-            None => Extracted::Missing(Missing::from_server(
+            None => Extracted::Missing(MissingKey::from_server(
                 "request extension missing: no layer outside of the rate limiter has set it; add that layer after this one",
             )),
         }

@@ -20,7 +20,7 @@ use tower_service::Service;
 /// - `Err(response)`: that is the answer. The request goes no further, and no limit is charged.
 ///
 /// `Ok(None)` is for requests without a credential. If the request holds one that is
-/// [unusable](super::Missing::unusable) (sent twice, malformed), return `Err`: else a client leaves the limit of its
+/// [unusable](super::MissingKey::unusable) (sent twice, malformed), return `Err`: else a client leaves the limit of its
 /// user by sending its credential twice.
 ///
 /// ```

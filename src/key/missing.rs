@@ -18,7 +18,7 @@ use http::HeaderName;
 /// The text of an absent or an unusable key is sent to clients: it must not hold a secret. That of a misconfigured server is
 /// not.
 #[derive(Clone, Debug)]
-pub struct Missing {
+pub struct MissingKey {
     reason: Reason,
     kind: Kind,
 }
@@ -38,7 +38,7 @@ enum Reason {
     Cookie { name: Arc<str>, how: &'static str },
 }
 
-impl Missing {
+impl MissingKey {
     /// The key is absent: the request holds nothing that the extractor reads. Answered with status 400.
     ///
     /// Another extractor may find a key ([`Or`](super::Or)), and the layer may forward the request under no limit
@@ -103,7 +103,7 @@ impl Missing {
     }
 }
 
-impl fmt::Display for Missing {
+impl fmt::Display for MissingKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.reason {
             Reason::Text(text) => f.write_str(text),
@@ -113,10 +113,10 @@ impl fmt::Display for Missing {
     }
 }
 
-impl PartialEq for Missing {
+impl PartialEq for MissingKey {
     fn eq(&self, other: &Self) -> bool {
         self.kind == other.kind && self.reason() == other.reason()
     }
 }
 
-impl Eq for Missing {}
+impl Eq for MissingKey {}

@@ -28,7 +28,7 @@
 //! | [`Host`] | neither `:authority` (or an absolute URI) nor the field `Host` | one of the two is malformed, both differ, `Host` is empty or comes more than once |
 //! | [`PeerIp`], [`ClientIp`] | the peer's address is missing (status 500) | with `trust_absent_peer`: the field holds no address |
 //! | [`Extension`] | the extensions hold no such value (status 500) | never: the function of a [`LookupLayer`] returns the response |
-//! | a closure | `None`, or [`Missing::from_request`] | `Err`, or [`Missing::unusable`] |
+//! | a closure | `None`, or [`MissingKey::from_request`] | `Err`, or [`MissingKey::unusable`] |
 //! | `one.or(another)` | both keys are absent | the first key is unusable, or the first is absent and the second unusable |
 //! | a tuple of extractors | one key is absent, none is unusable | one key is unusable |
 //! | [`Method`], [`Path`], `MatchedPath`, [`Global`] | never | never |
@@ -52,7 +52,7 @@ pub use self::extension::Extension;
 pub use self::global::Global;
 pub use self::ip::{ClientIp, FromExtensions, PeerAddress, PeerIp, TrustedProxies};
 pub use self::lookup::{Lookup, LookupFuture, LookupLayer};
-pub use self::missing::Missing;
+pub use self::missing::MissingKey;
 pub use self::or::{Either, Or};
 #[cfg(feature = "axum")]
 pub use self::request::MatchedPath;
@@ -71,7 +71,7 @@ pub use crate::encode::{EncodeKey, KeyWriter};
 /// # Example
 ///
 /// ```
-/// use tower_ratelimit::key::{ExtractKey, Extracted, Missing};
+/// use tower_ratelimit::key::{ExtractKey, Extracted, MissingKey};
 ///
 /// /// A request of a protocol of our own.
 /// struct Call {
@@ -89,7 +89,7 @@ pub use crate::encode::{EncodeKey, KeyWriter};
 ///         match call.tenant {
 ///             _ if call.is_ping => Extracted::Exempt,
 ///             Some(tenant) => Extracted::Key(tenant),
-///             None => Extracted::Missing(Missing::from_request("the call names no tenant")),
+///             None => Extracted::Missing(MissingKey::from_request("the call names no tenant")),
 ///         }
 ///     }
 /// }
@@ -118,7 +118,7 @@ pub enum Extracted<K> {
     /// The request is under no limit.
     Exempt,
     /// The request should have a key, and has none that can be used.
-    Missing(Missing),
+    Missing(MissingKey),
 }
 
 impl<K> Extracted<K> {

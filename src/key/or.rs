@@ -26,7 +26,7 @@ impl<A: EncodeKey, B: EncodeKey> EncodeKey for Either<A, B> {
 ///
 /// The ready-made extractors have a method `or`, which makes it. The second extractor is asked only if the first key is
 /// *absent* (or the server is misconfigured). The first extractor's answer stands if the request is exempt, and if the
-/// key is [unusable](super::Missing::unusable): a client that sends its API key twice does not choose to be counted by
+/// key is [unusable](super::MissingKey::unusable): a client that sends its API key twice does not choose to be counted by
 /// its address. If the second key is missing as well, the second extractor's reason is returned.
 ///
 /// The two kinds of key can have limits of their own:

@@ -185,8 +185,7 @@ impl<C: Clock> Shared<C> {
             && ask.max_delay == refusal.ask.max_delay
             // A hold starts now: what it is denied may be scheduled for others, unless they accept no delay.
             && (ask.hold == refusal.ask.hold || ask.max_delay == Some(Duration::ZERO))
-            && (refusal.ask.all_limits || !ask.all_limits)
-            && (refusal.ask.all_denials || refusal.ask.all_limits || !ask.all_denials);
+            && refusal.ask.detail >= ask.detail;
         holds.then(|| refusal.decision.aged_by(now.since(refusal.asked_at)))
     }
 

@@ -9,7 +9,7 @@ use tower_service::Service;
 use super::cost::CostPolicy;
 use crate::decision::{AcquireOptions, Decision};
 use crate::error::Error;
-use crate::key::Missing;
+use crate::key::MissingKey;
 use crate::limiter::{Held, Outcome};
 use crate::observe::{Event, Observers};
 use crate::response::{Rejection, Respond};
@@ -34,7 +34,7 @@ pub(crate) type Answer<Request, S, R> = Result<
 
 /// What the layer does with a request whose key is absent.
 ///
-/// A key that is [unusable](crate::key::Missing::unusable) (sent twice, empty, malformed) is refused in either case.
+/// A key that is [unusable](crate::key::MissingKey::unusable) (sent twice, empty, malformed) is refused in either case.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum MissingKeyPolicy {
@@ -80,7 +80,7 @@ impl Wait {
     }
 
     fn taken(&self, observers: &Observers) -> Seat {
-        observers.tell(|| Event::WaitStarted);
+        observers.emit(|| Event::WaitStarted);
         let waiters = Arc::clone(&self.waiters);
         Seat { waiters, observers: observers.clone(), since: Moment::now() }
     }
@@ -105,13 +105,13 @@ pub(crate) struct Seat {
 impl Drop for Seat {
     fn drop(&mut self) {
         self.waiters.fetch_sub(1, Ordering::AcqRel);
-        self.observers.tell(|| Event::WaitEnded { waited: self.since.elapsed() });
+        self.observers.emit(|| Event::WaitEnded { waited: self.since.elapsed() });
     }
 }
 
 impl<K, A, R, T> Settings<K, A, R, T> {
     /// A client can make its credential unusable at will, so no policy exempts that.
-    pub(crate) fn refuses(&self, missing: &Missing) -> bool {
+    pub(crate) fn refuses(&self, missing: &MissingKey) -> bool {
         missing.is_unusable() || self.missing == MissingKeyPolicy::Refuse
     }
 
@@ -124,8 +124,7 @@ impl<K, A, R, T> Settings<K, A, R, T> {
     {
         let mut ask = AcquireOptions::cost(cost);
         ask.max_delay = patience;
-        ask.all_limits = self.responder.wants_all_limits();
-        ask.all_denials = self.responder.wants_all_denials();
+        ask.detail = self.responder.detail();
         ask.hold = T::NEEDS_HOLD;
         ask
     }
@@ -137,7 +136,7 @@ impl<K, A, R, T> Settings<K, A, R, T> {
         S: Service<Request>,
         R: Respond<Request, S::Response, S::Error>,
     {
-        if self.observers.are_there() {
+        if self.observers.is_some() {
             R::observe(mark, &self.observers);
         }
     }
@@ -176,15 +175,15 @@ pub(crate) fn judge(result: Result<Outcome, Error>, patience: Option<Duration>) 
 }
 
 /// How a refusal is told.
-pub(crate) fn told(refusal: &Rejection, took: Option<Duration>) -> Event<'_> {
+pub(crate) fn told(refusal: &Rejection, elapsed: Option<Duration>) -> Event<'_> {
     match refusal {
-        Rejection::OverLimit(decision) => Event::Decided { decision, took },
+        Rejection::OverLimit(decision) => Event::Decided { decision, elapsed },
         Rejection::MissingKey(missing) => told_missing(missing, false),
-        Rejection::Unavailable(error) => Event::Failed { error, took },
+        Rejection::Unavailable(error) => Event::Failed { error, elapsed },
     }
 }
 
 /// How a missing key is told.
-pub(crate) fn told_missing(missing: &Missing, forwarded: bool) -> Event<'_> {
-    Event::MissingKey { reason: missing, by_server: missing.is_server_error(), forwarded }
+pub(crate) fn told_missing(missing: &MissingKey, forwarded: bool) -> Event<'_> {
+    Event::MissingKey { reason: missing, server_error: missing.is_server_error(), forwarded }
 }

@@ -107,7 +107,7 @@ where
                     let result = ready!(response.poll(cx));
                     let mark = mark.take().expect(POLLED_AGAIN);
                     return Poll::Ready(match result {
-                        Ok(response) => Ok(R::finish(mark, response)),
+                        Ok(response) => Ok(R::map_response(mark, response)),
                         Err(error) => Err(error.into()),
                     });
                 }
@@ -115,7 +115,7 @@ where
                     let result = ready!(response.poll(cx));
                     let unsettled = bill.take().and_then(|bill| bill.settle::<Request, _, _>(result.as_ref()));
                     let mark = mark.take().expect(POLLED_AGAIN);
-                    let answer = result.map(|response| R::finish(mark, response)).map_err(Into::into);
+                    let answer = result.map(|response| R::map_response(mark, response)).map_err(Into::into);
                     match unsettled {
                         None => return Poll::Ready(answer),
                         Some(reply) => State::Settling(Box::new(Settling { reply, answer: Some(answer) })),

@@ -114,7 +114,7 @@ impl<K, A, R, T> RateLimitLayer<K, A, R, T> {
 
     /// Sets what the layer does with a request whose key is absent: by default the layer refuses the request.
     ///
-    /// A key that is [unusable](crate::key::Missing::unusable) is always refused.
+    /// A key that is [unusable](crate::key::MissingKey::unusable) is always refused.
     pub fn missing_key(mut self, missing: MissingKeyPolicy) -> Self {
         self.settings.missing = missing;
         self

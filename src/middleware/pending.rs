@@ -14,7 +14,7 @@ use super::settlement::Bill;
 use crate::key::ExtractKey;
 use crate::limiter::{Acquisition, Limiter};
 use crate::observe::Event;
-use crate::response::{RateLimitInfo, Rejection, Respond};
+use crate::response::{Rejection, Respond};
 use crate::runtime::{Sleep, sleep};
 
 /// The states of a request that is not forwarded yet.
@@ -91,7 +91,7 @@ where
     fn asked(mut held: HeldWaiting<Request, S, K, A, R, T>) -> Self {
         match held.what.acquire() {
             Acquisition::Pending(decision) => {
-                held.what.watch.deciding();
+                held.what.watch.start_decision();
                 Self::deciding(decision, held)
             }
             Acquisition::Ready(result) => Self::judged(judge(result, held.what.patience()), held),
@@ -114,7 +114,7 @@ where
             }
             Judgement::Pass(decision, guard) => {
                 let delay = decision.delay();
-                what.watch.waiting();
+                what.watch.start_wait();
                 let guard = NotForwarded::new(guard);
                 if delay.is_zero() {
                     let held = Held { service, is_ready, what: Turn { waiting: what, decision, held: guard } };
@@ -133,8 +133,8 @@ where
 
     fn refused(mut what: Waiting<Request, K::Key, K, A, R, T>, refusal: Rejection) -> Self {
         what.stand_up();
-        what.watch.end(|took| told(&refusal, took));
-        Self::Done { step: Some(Step::Answer(what.settings.responder.refuse(what.request, refusal))) }
+        what.watch.finish(|elapsed| told(&refusal, elapsed));
+        Self::Done { step: Some(Step::Answer(what.settings.responder.on_rejected(what.request, refusal))) }
     }
 
     fn called(held: HeldTurn<Request, S, K, A, R, T>) -> Self {
@@ -142,8 +142,8 @@ where
         let Turn { mut waiting, decision, held } = what;
         waiting.stand_up();
         let Waiting { mut request, settings, watch, .. } = waiting;
-        watch.end(|took| Event::Decided { decision: &decision, took });
-        let mut mark = settings.responder.admit(&mut request, RateLimitInfo::Decided(decision));
+        watch.finish(|elapsed| Event::Decided { decision: &decision, elapsed });
+        let mut mark = settings.responder.on_allowed(&mut request, Some(&decision));
         settings.observe::<Request, S>(&mut mark);
         // From here on dropping it settles the whole: also if the service panics.
         let held = held.take();
@@ -175,7 +175,7 @@ where
                 Projection::Deciding { decision, held } => {
                     let result = ready!(decision.poll(cx));
                     let mut held = held.take().expect(POLLED_AGAIN);
-                    held.what.watch.decided();
+                    held.what.watch.finish_decision();
                     Self::judged(judge(result, held.what.patience()), held)
                 }
                 Projection::Retrying { sleep, held } => {

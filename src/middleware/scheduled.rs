@@ -51,7 +51,7 @@ impl<Request, Key, K, A, R, T> Waiting<Request, Key, K, A, R, T> {
         if self.seat.is_none() {
             self.seat = Some(self.settings.wait.seat_of_charged(&self.settings.observers));
         }
-        self.watch.waiting();
+        self.watch.start_wait();
     }
 
     /// Takes a place among those who wait, unless it has one. False if there is none.
@@ -59,7 +59,7 @@ impl<Request, Key, K, A, R, T> Waiting<Request, Key, K, A, R, T> {
         if self.seat.is_none() {
             self.seat = self.settings.wait.seat(&self.settings.observers);
         }
-        self.watch.waiting();
+        self.watch.start_wait();
         self.seat.is_some()
     }
 }

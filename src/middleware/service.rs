@@ -14,7 +14,7 @@ use super::settlement::Bill;
 use crate::key::{ExtractKey, Extracted};
 use crate::limiter::{Acquisition, Limiter, Outcome};
 use crate::observe::Event;
-use crate::response::{Http, RateLimitInfo, Rejection, Respond};
+use crate::response::{Http, Rejection, Respond};
 
 /// The service that [`RateLimitLayer`](crate::RateLimitLayer) makes.
 ///
@@ -80,11 +80,11 @@ where
                 return self.refuse(request, Rejection::MissingKey(missing));
             }
             unlimited => {
-                self.settings.observers.tell(|| match &unlimited {
+                self.settings.observers.emit(|| match &unlimited {
                     Extracted::Missing(missing) => told_missing(missing, true),
                     _ => Event::Exempt,
                 });
-                let mark = self.settings.responder.admit(&mut request, RateLimitInfo::Exempt);
+                let mark = self.settings.responder.on_allowed(&mut request, None);
                 return ResponseFuture::called(self.inner.call(request), mark);
             }
         };
@@ -93,32 +93,23 @@ where
         // What passes at once is with the inner service before it could be given up.
         let limiter = &self.settings.limiter;
         let acquired = limiter.acquire(&key, ask);
-        let mark = match &acquired {
+        let mut mark = match &acquired {
             Acquisition::Ready(Ok(Outcome { decision, .. })) if decision.is_allowed_at_once() => {
-                self.settings.observers.tell(|| Event::Decided { decision, took: None });
-                self.settings.responder.admit_ref(&request, decision)
+                self.settings.observers.emit(|| Event::Decided { decision, elapsed: None });
+                self.settings.responder.on_allowed(&mut request, Some(decision))
             }
             _ => return self.otherwise(request, key, cost, patience, acquired),
         };
         // All of the common case is here, and nothing of it moves needlessly: to move a request or a decision takes as long as a
         // good part of the deciding. So does what was written in pieces and is read as a whole: the ask is lent to nobody.
-        if !T::NEEDS_HOLD
-            && let Some(mut mark) = mark
-        {
-            self.settings.observe::<Request, S>(&mut mark);
-            return ResponseFuture::called(self.inner.call(request), mark);
-        }
-        let Acquisition::Ready(Ok(Outcome { decision, held })) = acquired else {
-            unreachable!("it was just looked at")
-        };
-        let mut mark =
-            mark.unwrap_or_else(|| self.settings.responder.admit(&mut request, RateLimitInfo::Decided(decision)));
         self.settings.observe::<Request, S>(&mut mark);
-        let response = self.inner.call(request);
-        match held {
-            Some(held) => ResponseFuture::to_settle(response, mark, Bill::new(Arc::clone(&self.settings), held)),
-            None => ResponseFuture::called(response, mark),
+        if T::NEEDS_HOLD
+            && let Acquisition::Ready(Ok(Outcome { held: Some(held), .. })) = acquired
+        {
+            let response = self.inner.call(request);
+            return ResponseFuture::to_settle(response, mark, Bill::new(Arc::clone(&self.settings), held));
         }
+        ResponseFuture::called(self.inner.call(request), mark)
     }
 }
 
@@ -145,7 +136,7 @@ impl<S, K, A, R, T> RateLimit<S, K, A, R, T> {
             Acquisition::Ready(result) => result,
             Acquisition::Pending(decision) => {
                 let mut what = Waiting::new(request, key, ask, Arc::clone(&self.settings));
-                what.watch.deciding();
+                what.watch.start_decision();
                 let held = Held { service: self.take_ready(), is_ready: true, what };
                 return ResponseFuture::waiting(Patience::deciding(decision, held));
             }
@@ -169,9 +160,9 @@ impl<S, K, A, R, T> RateLimit<S, K, A, R, T> {
         R: Respond<Request, S::Response, S::Error>,
         T: CostPolicy<Request, S::Response, S::Error>,
     {
-        self.settings.observers.tell(|| told(&refusal, None));
+        self.settings.observers.emit(|| told(&refusal, None));
         drop(self.take_ready());
-        ResponseFuture::refused(self.settings.responder.refuse(request, refusal))
+        ResponseFuture::refused(self.settings.responder.on_rejected(request, refusal))
     }
 }
 

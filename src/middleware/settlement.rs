@@ -28,7 +28,7 @@ impl<K, A, R, T> Bill<K, A, R, T> {
     {
         let held = self.held.take()?;
         let actual = self.settings.tariff.settle(held.cost(), answer);
-        self.settings.observers.tell(|| Event::Settled { held: held.cost(), actual });
+        self.settings.observers.emit(|| Event::Settled { held: held.cost(), actual });
         // If the store cannot record it now, the hold expires there: the response does not wait for that.
         held.settle(actual).try_ready().err()
     }
@@ -38,7 +38,7 @@ impl<K, A, R, T> Drop for Bill<K, A, R, T> {
     fn drop(&mut self) {
         if let Some(held) = self.held.take() {
             let cost = held.cost();
-            self.settings.observers.tell(|| Event::Settled { held: cost, actual: cost });
+            self.settings.observers.emit(|| Event::Settled { held: cost, actual: cost });
         }
     }
 }

@@ -1,161 +1,165 @@
 use std::fmt;
 use std::time::Duration;
 
-use crate::decision::{Decision, DecisionSource, Verdict};
+use crate::decision::{Decision, DecisionSource, LimitStatus, Verdict};
 use crate::error::Error;
 
-/// What an [`Observer`](super::Observer) is told.
+/// An event that an [`Observer`](super::Observer) receives.
 ///
-/// Of each request that a layer's service is called with, exactly one of [`Decided`](Self::Decided), [`Exempt`](Self::Exempt),
-/// [`Missing`](Self::MissingKey), [`Failed`](Self::Failed) and [`Abandoned`](Self::Abandoned) is told, when it is forwarded or
-/// answered, or when its future is dropped before that. [`outcome`](Self::outcome) names which. All other events come beside
-/// these.
+/// The layer emits exactly one terminal event for each request: [`Decided`](Self::Decided), [`Exempt`](Self::Exempt),
+/// [`MissingKey`](Self::MissingKey), [`Failed`](Self::Failed) or [`Abandoned`](Self::Abandoned). The layer emits it when it
+/// forwards or rejects the request, or when the request's future is dropped before that. [`outcome`](Self::outcome)
+/// returns its name. All other events are additional.
 ///
-/// What becomes of a request once the inner service has it is for others to tell.
+/// No event describes the inner service's response.
 #[derive(Clone, Copy)]
 #[non_exhaustive]
 pub enum Event<'a> {
-    /// A decision was carried out: the request was forwarded, if need be after waiting, or refused.
+    /// The layer carried out a decision: it forwarded the request, after a wait if necessary, or rejected the request.
     #[non_exhaustive]
     Decided {
         /// The decision.
         decision: &'a Decision,
-        /// How long it took, if it was not ready at once; of a request that has asked several times, all of them together.
-        took: Option<Duration>,
+        /// The time that the limiter took, summed over retries. `None` if the decision was ready immediately.
+        elapsed: Option<Duration>,
     },
-    /// The request was forwarded under no limit.
+    /// The layer forwarded the request, because no limit applies to it.
     Exempt,
-    /// The request lacks its key.
+    /// The request has no key that can be used.
     #[non_exhaustive]
     MissingKey {
-        /// What is missing. It may repeat what a client has sent if a closure of yours says that.
+        /// The reason. The reason of a custom extractor may repeat text that the client has sent.
         reason: &'a dyn fmt::Display,
-        /// Whether it is the server that is misconfigured, and not the request.
-        by_server: bool,
-        /// Whether it was forwarded under no limit ([`MissingKeyPolicy::Exempt`](crate::MissingKeyPolicy::Exempt)), or refused.
+        /// Whether the server is misconfigured.
+        server_error: bool,
+        /// Whether the layer forwarded the request ([`MissingKeyPolicy::Exempt`](crate::MissingKeyPolicy::Exempt)).
         forwarded: bool,
     },
-    /// The limiter could not decide, and the request was refused.
+    /// The limiter could not decide, and the layer rejected the request.
     #[non_exhaustive]
     Failed {
-        /// Why.
+        /// The limiter's error.
         error: &'a Error,
-        /// How long it took to know, if that was not at once.
-        took: Option<Duration>,
+        /// The time until the error, summed over retries. `None` if the error was ready immediately.
+        elapsed: Option<Duration>,
     },
-    /// The request was neither forwarded nor refused: its future was dropped before, or the inner service has failed while it
-    /// was made ready for it.
+    /// The layer neither forwarded nor rejected the request.
+    ///
+    /// The request's future was dropped, or the inner service failed in `poll_ready` after a wait.
     #[non_exhaustive]
     Abandoned {
-        /// How far it had come.
+        /// The stage that the request had reached.
         stage: Stage,
     },
 
-    /// A request waits for its turn from now on, or to ask again.
+    /// A request starts to wait for its scheduled start or for a retry.
     WaitStarted,
-    /// A request that has waited waits no longer: it is forwarded, refused or abandoned.
+    /// A request stops waiting: the layer forwards or rejects the request, or the request is abandoned.
     #[non_exhaustive]
     WaitEnded {
-        /// For how long it has waited.
+        /// The time that the request has waited.
         waited: Duration,
     },
-    /// The layer settled a held cost: by the response, or whole as the response's future was dropped.
+    /// The layer settled a held cost: by the response, or in full because the response's future was dropped.
     #[non_exhaustive]
     Settled {
         /// The held cost.
         held: u64,
-        /// The charged cost. What was held beyond it is released; what it is beyond the held cost is a surcharge.
+        /// The charged cost. A smaller one releases the rest of the held cost. A greater one adds a surcharge.
         actual: u64,
     },
 
-    /// A store was asked for some decisions and operations in one call.
+    /// A store executed a batch of operations in one call.
     #[non_exhaustive]
     Batch {
         /// The limiter's name in the store.
         store: &'a str,
-        /// How many they were.
-        orders: usize,
-        /// How long it took.
-        took: Duration,
-        /// Why there was no answer.
+        /// The number of operations.
+        size: usize,
+        /// The time from sending the call to the reply.
+        elapsed: Duration,
+        /// The error of a failed call.
         error: Option<&'a Error>,
     },
-    /// A store is not asked any more as it does not answer, or it answers again.
+    /// The circuit breaker of a store opened, because the store does not respond, or closed again.
     #[non_exhaustive]
     Breaker {
         /// The limiter's name in the store.
         store: &'a str,
-        /// Why it is not asked. `None` if it is again.
-        open: Option<&'a Error>,
+        /// The error that opened the circuit breaker. `None` if the circuit breaker closed.
+        error: Option<&'a Error>,
     },
-    /// A store settled held costs whole, as the processes that held them did not renew them in time. The limiter whose call
-    /// found that emits it.
+    /// A store settled expired holds in full, because the processes that held the costs did not renew them in time.
+    ///
+    /// The limiter whose call found the expired holds emits the event.
     #[non_exhaustive]
     HoldsExpired {
         /// The limiter's name in the store.
         store: &'a str,
-        /// How many sessions of processes on one key have expired.
+        /// The number of expired sessions. A session is the holds of one process on one key.
         count: usize,
     },
-    /// How full a limit's memory is: see [`Memory::report`](crate::Memory::report).
+    /// The memory usage of a limit: see [`Memory::report`](crate::Memory::report).
     #[non_exhaustive]
     Usage {
         /// The limit's name.
         limit: &'a str,
-        /// Keys that are remembered and not as good as new.
+        /// The number of stored keys that are not idle.
         live_keys: usize,
-        /// For how many keys there is room.
-        room: usize,
-        /// The bytes of its table.
+        /// The number of keys that the table can store.
+        capacity: usize,
+        /// The bytes of the table.
         bytes: usize,
-        /// How many keys were forgotten since it was made that were not as good as new, as there was no room.
-        forgotten: u64,
-        /// On how many keys costs are [held](crate::limiter::Held).
+        /// The number of keys that the full table has evicted before they were idle.
+        evicted: u64,
+        /// The number of keys with [held](crate::limiter::Held) costs.
         held_keys: usize,
         /// The sum of the held costs.
         held: u64,
     },
-    /// Something is put together such that it hardly does what is meant: two limits in one Redis are at odds, or a
-    /// response carries two limits of one name. Each layer emits the latter once, with the first such response.
+    /// The application is misconfigured: limiters in one Redis conflict, or a response carries two limits of one name.
+    ///
+    /// Each layer emits the latter once, with the first such response.
     #[non_exhaustive]
     Warning {
-        /// What, and how to mend it.
+        /// The problem and its solution.
         message: &'a str,
     },
 }
 
-/// How far a request had come that was [abandoned](Event::Abandoned).
+/// The stage that an [abandoned](Event::Abandoned) request had reached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Stage {
-    /// A limiter elsewhere was deciding: it may or may not have charged.
+    /// A store was deciding. The store may have charged the request.
     Deciding,
-    /// It waited for its start, or for the inner service to be ready then. What it was charged stays charged; what was held for
-    /// it is released.
+    /// The request waited for its scheduled start, for a retry, or for the inner service.
+    ///
+    /// A charged cost stays charged. The layer releases a held cost.
     Waiting,
 }
 
 impl Event<'_> {
-    /// What became of a request, in one word that metrics and logs can count by: `allowed`, `delayed` (allowed after waiting),
-    /// `denied`, `never`, `exempt`, `missing`, `missing_exempt`, `failed` or `abandoned`.
+    /// Returns the outcome of a request, as a label for metrics and logs. `None` if the event is not a terminal event.
     ///
-    /// `None` for events that come beside these: so that there are as many of `Some` as there were requests.
+    /// The outcomes are `allowed`, `delayed` (allowed after a wait), `denied`, `exceeds_limit`, `exempt`, `missing_key`,
+    /// `missing_key_exempt`, `failed` and `abandoned`.
     #[must_use]
     pub fn outcome(&self) -> Option<&'static str> {
-        self.kind().map(Kind::name)
+        self.request_outcome().map(RequestOutcome::name)
     }
 
-    /// The limit that spoke. `None` if none did.
+    /// Returns the name of the most restrictive limit, or of the limit whose memory usage this is.
     #[must_use]
     pub fn limit(&self) -> Option<&str> {
         match self {
-            Self::Decided { decision, .. } => decision.most_restrictive().map(crate::decision::LimitStatus::name),
+            Self::Decided { decision, .. } => decision.most_restrictive().map(LimitStatus::name),
             Self::Usage { limit, .. } => Some(limit),
             _ => None,
         }
     }
 
-    /// Who decided, in one word: `store`, `cache`, `fallback` or `policy`. `None` if nobody did.
+    /// Returns the source of the decision as a label: `store`, `cache`, `fallback` or `policy`.
     #[must_use]
     pub fn source(&self) -> Option<&'static str> {
         let Self::Decided { decision, .. } = self else { return None };
@@ -167,48 +171,48 @@ impl Event<'_> {
         })
     }
 
-    pub(super) fn kind(&self) -> Option<Kind> {
+    pub(super) fn request_outcome(&self) -> Option<RequestOutcome> {
         Some(match self {
             Self::Decided { decision, .. } => match decision.verdict() {
-                Verdict::Allowed => Kind::Allowed,
-                Verdict::AllowedAfter(_) => Kind::Delayed,
-                Verdict::Denied { .. } => Kind::Denied,
-                Verdict::ExceedsLimit => Kind::Never,
+                Verdict::Allowed => RequestOutcome::Allowed,
+                Verdict::AllowedAfter(_) => RequestOutcome::Delayed,
+                Verdict::Denied { .. } => RequestOutcome::Denied,
+                Verdict::ExceedsLimit => RequestOutcome::ExceedsLimit,
             },
-            Self::Exempt => Kind::Exempt,
-            Self::MissingKey { forwarded: false, .. } => Kind::Missing,
-            Self::MissingKey { forwarded: true, .. } => Kind::MissingExempt,
-            Self::Failed { .. } => Kind::Failed,
-            Self::Abandoned { .. } => Kind::Abandoned,
+            Self::Exempt => RequestOutcome::Exempt,
+            Self::MissingKey { forwarded: false, .. } => RequestOutcome::MissingKey,
+            Self::MissingKey { forwarded: true, .. } => RequestOutcome::MissingKeyExempt,
+            Self::Failed { .. } => RequestOutcome::Failed,
+            Self::Abandoned { .. } => RequestOutcome::Abandoned,
             _ => return None,
         })
     }
 }
 
-/// What becomes of a request.
+/// The outcome of a request, one per terminal event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Kind {
+pub(super) enum RequestOutcome {
     Allowed,
     Delayed,
     Denied,
-    Never,
+    ExceedsLimit,
     Exempt,
-    Missing,
-    MissingExempt,
+    MissingKey,
+    MissingKeyExempt,
     Failed,
     Abandoned,
 }
 
-impl Kind {
+impl RequestOutcome {
     pub(super) const fn name(self) -> &'static str {
         match self {
             Self::Allowed => "allowed",
             Self::Delayed => "delayed",
             Self::Denied => "denied",
-            Self::Never => "never",
+            Self::ExceedsLimit => "exceeds_limit",
             Self::Exempt => "exempt",
-            Self::Missing => "missing",
-            Self::MissingExempt => "missing_exempt",
+            Self::MissingKey => "missing_key",
+            Self::MissingKeyExempt => "missing_key_exempt",
             Self::Failed => "failed",
             Self::Abandoned => "abandoned",
         }
@@ -218,43 +222,43 @@ impl Kind {
 impl fmt::Debug for Event<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Decided { decision, took } => {
-                f.debug_struct("Decided").field("decision", decision).field("took", took).finish()
+            Self::Decided { decision, elapsed } => {
+                f.debug_struct("Decided").field("decision", decision).field("elapsed", elapsed).finish()
             }
             Self::Exempt => f.write_str("Exempt"),
-            // Not the reason: it may repeat what a client has sent.
-            Self::MissingKey { by_server, forwarded, .. } => f
-                .debug_struct("Missing")
-                .field("by_server", by_server)
+            // Without the reason, which may repeat text of the client.
+            Self::MissingKey { server_error, forwarded, .. } => f
+                .debug_struct("MissingKey")
+                .field("server_error", server_error)
                 .field("forwarded", forwarded)
                 .finish_non_exhaustive(),
-            Self::Failed { error, took } => f.debug_struct("Failed").field("error", error).field("took", took).finish(),
+            Self::Failed { error, elapsed } => f.debug_struct("Failed").field("error", error).field("elapsed", elapsed).finish(),
             Self::Abandoned { stage } => f.debug_struct("Abandoned").field("stage", stage).finish(),
             Self::WaitStarted => f.write_str("WaitStarted"),
             Self::WaitEnded { waited } => f.debug_struct("WaitEnded").field("waited", waited).finish(),
             Self::Settled { held, actual } => {
                 f.debug_struct("Settled").field("held", held).field("actual", actual).finish()
             }
-            Self::Batch { store, orders, took, error } => f
+            Self::Batch { store, size, elapsed, error } => f
                 .debug_struct("Batch")
                 .field("store", store)
-                .field("orders", orders)
-                .field("took", took)
+                .field("size", size)
+                .field("elapsed", elapsed)
                 .field("error", error)
                 .finish(),
-            Self::Breaker { store, open } => {
-                f.debug_struct("Breaker").field("store", store).field("open", open).finish()
+            Self::Breaker { store, error } => {
+                f.debug_struct("Breaker").field("store", store).field("error", error).finish()
             }
             Self::HoldsExpired { store, count } => {
                 f.debug_struct("HoldsExpired").field("store", store).field("count", count).finish()
             }
-            Self::Usage { limit, live_keys, room, bytes, forgotten, held_keys, held } => f
+            Self::Usage { limit, live_keys, capacity, bytes, evicted, held_keys, held } => f
                 .debug_struct("Usage")
                 .field("limit", limit)
                 .field("live_keys", live_keys)
-                .field("room", room)
+                .field("capacity", capacity)
                 .field("bytes", bytes)
-                .field("forgotten", forgotten)
+                .field("evicted", evicted)
                 .field("held_keys", held_keys)
                 .field("held", held)
                 .finish(),

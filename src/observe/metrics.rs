@@ -7,16 +7,16 @@ use metrics::{
     Counter, Gauge, Histogram, Unit, counter, describe_counter, describe_gauge, describe_histogram, gauge, histogram,
 };
 
-use super::event::{Event, Kind};
+use super::event::{Event, RequestOutcome};
 use super::observer::Observer;
 
-/// Counts and measures by the [`metrics`] facade (feature `metrics`), whose exporters write for Prometheus and others.
+/// Records metrics with the [`metrics`] facade (feature `metrics`), which has exporters for Prometheus and others.
 ///
 /// All names, units and labels are in [docs/metrics.md](https://docs.rs/crate/tower-ratelimit/latest/source/docs/metrics.md).
-/// Their labels are what programs say, never what clients send; of names of limits at most
-/// [`MAX_LIMITS`](Self::MAX_LIMITS) are told apart.
+/// Labels come from the application, never from clients. At most [`MAX_LIMITS`](Self::MAX_LIMITS) names of limits are
+/// distinguished.
 ///
-/// Install the recorder before the first request: what is counted earlier goes nowhere, and later too.
+/// Install the recorder before the first request: counters that are created earlier stay without effect.
 ///
 /// ```
 /// use tower_ratelimit::observe::Metrics;
@@ -26,41 +26,41 @@ use super::observer::Observer;
 /// let layer = RateLimitLayer::new(PeerIp::new(), limiter).observe(Metrics::new("api"));
 /// ```
 #[derive(Clone)]
-pub struct Metrics(Arc<Shared>);
+pub struct Metrics(Arc<Recorder>);
 
-struct Shared {
+struct Recorder {
     limiter: Arc<str>,
-    /// Those of the requests, by the limit that spoke.
-    requests: ArcSwap<Vec<Arc<Requests>>>,
+    /// One entry per name of a most restrictive limit.
+    requests: ArcSwap<Vec<Arc<LimitCounters>>>,
     described: Once,
-    // Made when they are needed first, as those of the requests.
+    // Created on first use, so that no page lists what never happens.
     waits: OnceLock<(Gauge, Histogram)>,
     settled: OnceLock<[Counter; 3]>,
     batches: OnceLock<(Histogram, Histogram, Counter)>,
 }
 
 /// The counters of one limit.
-struct Requests {
+struct LimitCounters {
     limit: String,
-    /// By outcome and source, each made when it is needed first: so that no page lists what never happens.
+    /// By outcome and source, created on first use.
     counts: [[OnceLock<Counter>; SOURCES.len()]; OUTCOMES],
-    decided: [OnceLock<Histogram>; SOURCES.len()],
+    decision_times: [OnceLock<Histogram>; SOURCES.len()],
     shadow: OnceLock<Counter>,
 }
 
-/// What a label says where there is nothing to say.
+/// The label value for a missing limit or source.
 const NONE: &str = "none";
-const OUTCOMES: usize = Kind::Abandoned as usize + 1;
+const OUTCOMES: usize = RequestOutcome::Abandoned as usize + 1;
 const SOURCES: [&str; 5] = ["store", "cache", "fallback", "policy", NONE];
 
 impl Metrics {
-    /// How many names of limits are told apart. Further ones are all counted as `other`.
+    /// The number of names of limits that are distinguished. Further names are counted as `other`.
     pub const MAX_LIMITS: usize = 100;
 
-    /// Metrics with the label `limiter` of this value, which tells several layers apart.
+    /// Creates an observer whose metrics carry the label `limiter` with this value, to distinguish layers.
     #[must_use]
     pub fn new(limiter: &str) -> Self {
-        Self(Arc::new(Shared {
+        Self(Arc::new(Recorder {
             limiter: limiter.into(),
             requests: ArcSwap::default(),
             described: Once::new(),
@@ -71,7 +71,7 @@ impl Metrics {
     }
 }
 
-impl Shared {
+impl Recorder {
     fn limiter(&self) -> String {
         self.limiter.as_ref().to_owned()
     }
@@ -98,16 +98,16 @@ impl Shared {
         surcharged.increment(actual.saturating_sub(held));
     }
 
-    fn batch(&self, orders: usize, took: Duration, is_error: bool) {
+    fn batch(&self, size: usize, elapsed: Duration, is_error: bool) {
         let (sizes, times, errors) = self.batches.get_or_init(|| {
             (
-                histogram!("ratelimit_batch_orders", "limiter" => self.limiter()),
+                histogram!("ratelimit_batch_size", "limiter" => self.limiter()),
                 histogram!("ratelimit_batch_seconds", "limiter" => self.limiter()),
                 counter!("ratelimit_batch_errors_total", "limiter" => self.limiter()),
             )
         });
-        sizes.record(f64::from(u32::try_from(orders).unwrap_or(u32::MAX)));
-        times.record(took);
+        sizes.record(f64::from(u32::try_from(size).unwrap_or(u32::MAX)));
+        times.record(elapsed);
         errors.increment(u64::from(is_error));
     }
 
@@ -118,15 +118,15 @@ impl Shared {
     }
 
     #[allow(clippy::cast_precision_loss, reason = "a gauge is a double")]
-    fn usage(&self, limit: &str, gauges: [(&'static str, u64); 5], forgotten: u64) {
+    fn usage(&self, limit: &str, gauges: [(&'static str, u64); 5], evicted: u64) {
         let labels = [("limiter", self.limiter()), ("limit", limit.to_owned())];
         for (name, value) in gauges {
             gauge!(name, &labels).set(value as f64);
         }
-        counter!("ratelimit_memory_forgotten_total", &labels).absolute(forgotten);
+        counter!("ratelimit_memory_evicted_total", &labels).absolute(evicted);
     }
 
-    fn requests_of(&self, limit: &str) -> Arc<Requests> {
+    fn limit_counters(&self, limit: &str) -> Arc<LimitCounters> {
         if let Some(known) = find(&self.requests.load(), limit) {
             return Arc::clone(known);
         }
@@ -134,7 +134,7 @@ impl Shared {
             let mut all = Vec::clone(known);
             if find(&all, limit).is_none() {
                 let limit = if all.len() < Metrics::MAX_LIMITS { limit } else { OTHER };
-                all.push(Arc::new(Requests::of(limit)));
+                all.push(Arc::new(LimitCounters::new(limit)));
             }
             all
         });
@@ -142,46 +142,46 @@ impl Shared {
         Arc::clone(find(&all, limit).unwrap_or(&all[all.len() - 1]))
     }
 
-    /// One request has ended.
-    fn count(&self, event: &Event<'_>, kind: Kind, took: Option<Duration>) {
+    /// Counts the terminal event of one request.
+    fn count(&self, event: &Event<'_>, outcome: RequestOutcome, elapsed: Option<Duration>) {
         let limit = event.limit().unwrap_or(NONE);
         let name = event.source().unwrap_or(NONE);
         let source = SOURCES.iter().position(|known| *known == name).unwrap_or(SOURCES.len() - 1);
         let known = self.requests.load();
-        // The guard saves counting references up and down.
-        if let Some(requests) = find(&known, limit) {
-            self.count_in(requests, kind, source, took);
+        // The load guard avoids a clone of the `Arc`, two contended atomic operations a request.
+        if let Some(counters) = find(&known, limit) {
+            self.count_in(counters, outcome, source, elapsed);
         } else {
             drop(known);
-            self.count_in(&self.requests_of(limit), kind, source, took);
+            self.count_in(&self.limit_counters(limit), outcome, source, elapsed);
         }
     }
 
-    fn count_in(&self, requests: &Requests, kind: Kind, source: usize, took: Option<Duration>) {
-        let limit = || requests.limit.clone();
-        let counter = requests.counts[kind as usize][source].get_or_init(|| {
+    fn count_in(&self, counters: &LimitCounters, outcome: RequestOutcome, source: usize, elapsed: Option<Duration>) {
+        let limit = || counters.limit.clone();
+        let counter = counters.counts[outcome as usize][source].get_or_init(|| {
             counter!(
                 "ratelimit_requests_total",
-                "limiter" => self.limiter(), "limit" => limit(), "outcome" => kind.name(), "source" => SOURCES[source]
+                "limiter" => self.limiter(), "limit" => limit(), "outcome" => outcome.name(), "source" => SOURCES[source]
             )
         });
         counter.increment(1);
-        if let Some(took) = took {
-            let histogram = requests.decided[source].get_or_init(|| {
+        if let Some(elapsed) = elapsed {
+            let histogram = counters.decision_times[source].get_or_init(|| {
                 histogram!(
                     "ratelimit_decision_seconds",
                     "limiter" => self.limiter(), "limit" => limit(), "source" => SOURCES[source]
                 )
             });
-            histogram.record(took);
+            histogram.record(elapsed);
         }
     }
 
-    fn shadow_refusal(&self, limit: &str) {
-        let requests = self.requests_of(limit);
-        let counter = requests.shadow.get_or_init(|| {
-            let limit = requests.limit.clone();
-            counter!("ratelimit_shadow_refusals_total", "limiter" => self.limiter(), "limit" => limit)
+    fn shadow_denied(&self, limit: &str) {
+        let counters = self.limit_counters(limit);
+        let counter = counters.shadow.get_or_init(|| {
+            let limit = counters.limit.clone();
+            counter!("ratelimit_shadow_denied_total", "limiter" => self.limiter(), "limit" => limit)
         });
         counter.increment(1);
     }
@@ -189,17 +189,17 @@ impl Shared {
 
 const OTHER: &str = "other";
 
-fn find<'a>(known: &'a [Arc<Requests>], limit: &str) -> Option<&'a Arc<Requests>> {
-    let exact = known.iter().find(|requests| requests.limit == limit);
+fn find<'a>(known: &'a [Arc<LimitCounters>], limit: &str) -> Option<&'a Arc<LimitCounters>> {
+    let exact = known.iter().find(|counters| counters.limit == limit);
     exact.or_else(|| known.get(Metrics::MAX_LIMITS))
 }
 
-impl Requests {
-    fn of(limit: &str) -> Self {
+impl LimitCounters {
+    fn new(limit: &str) -> Self {
         Self {
             limit: limit.to_owned(),
             counts: [const { [const { OnceLock::new() }; SOURCES.len()] }; OUTCOMES],
-            decided: [const { OnceLock::new() }; SOURCES.len()],
+            decision_times: [const { OnceLock::new() }; SOURCES.len()],
             shadow: OnceLock::new(),
         }
     }
@@ -207,100 +207,94 @@ impl Requests {
 
 impl Observer for Metrics {
     fn observe(&self, event: &Event<'_>) {
-        let shared = &*self.0;
-        shared.described.call_once(describe);
+        let recorder = &*self.0;
+        recorder.described.call_once(describe);
         match *event {
-            Event::Decided { decision, took } => {
-                if let Some(kind) = event.kind() {
-                    shared.count(event, kind, took);
+            Event::Decided { decision, elapsed } => {
+                if let Some(outcome) = event.request_outcome() {
+                    recorder.count(event, outcome, elapsed);
                 }
-                decision.shadow_refusals().for_each(|standing| shared.shadow_refusal(standing.name()));
+                decision.shadow_refusals().for_each(|limit| recorder.shadow_denied(limit.name()));
             }
-            Event::Failed { took, .. } => shared.count(event, Kind::Failed, took),
-            Event::MissingKey { by_server, forwarded, .. } => {
-                shared.count(event, if forwarded { Kind::MissingExempt } else { Kind::Missing }, None);
-                if by_server {
-                    counter!("ratelimit_misassembled_total", "limiter" => shared.limiter()).increment(1);
+            Event::Failed { elapsed, .. } => recorder.count(event, RequestOutcome::Failed, elapsed),
+            Event::MissingKey { server_error, forwarded, .. } => {
+                let outcome =
+                    if forwarded { RequestOutcome::MissingKeyExempt } else { RequestOutcome::MissingKey };
+                recorder.count(event, outcome, None);
+                if server_error {
+                    counter!("ratelimit_misconfigured_total", "limiter" => recorder.limiter()).increment(1);
                 }
             }
-            Event::Exempt => shared.count(event, Kind::Exempt, None),
-            Event::Abandoned { .. } => shared.count(event, Kind::Abandoned, None),
-            Event::WaitStarted => shared.waits().0.increment(1.0),
+            Event::Exempt => recorder.count(event, RequestOutcome::Exempt, None),
+            Event::Abandoned { .. } => recorder.count(event, RequestOutcome::Abandoned, None),
+            Event::WaitStarted => recorder.waits().0.increment(1.0),
             Event::WaitEnded { waited } => {
-                shared.waits().0.decrement(1.0);
-                shared.waits().1.record(waited);
+                recorder.waits().0.decrement(1.0);
+                recorder.waits().1.record(waited);
             }
-            Event::Settled { held, actual } => shared.settled(held, actual),
-            Event::Batch { orders, took, error, .. } => shared.batch(orders, took, error.is_some()),
-            Event::Breaker { store, open } => shared.breaker(store, open.is_some()),
+            Event::Settled { held, actual } => recorder.settled(held, actual),
+            Event::Batch { size, elapsed, error, .. } => recorder.batch(size, elapsed, error.is_some()),
+            Event::Breaker { store, error } => recorder.breaker(store, error.is_some()),
             Event::HoldsExpired { count, .. } => {
-                counter!("ratelimit_holds_expired_total", "limiter" => shared.limiter())
+                counter!("ratelimit_holds_expired_total", "limiter" => recorder.limiter())
                     .increment(u64::try_from(count).unwrap_or(u64::MAX));
             }
-            Event::Usage { limit, live_keys, room, bytes, forgotten, held_keys, held } => {
+            Event::Usage { limit, live_keys, capacity, bytes, evicted, held_keys, held } => {
                 let gauges = [
                     ("ratelimit_memory_keys", live_keys as u64),
-                    ("ratelimit_memory_room_keys", room as u64),
+                    ("ratelimit_memory_capacity_keys", capacity as u64),
                     ("ratelimit_memory_bytes", bytes as u64),
                     ("ratelimit_memory_held_keys", held_keys as u64),
                     ("ratelimit_memory_held", held),
                 ];
-                shared.usage(limit, gauges, forgotten);
+                recorder.usage(limit, gauges, evicted);
             }
             Event::Warning { .. } => {
-                counter!("ratelimit_warnings_total", "limiter" => shared.limiter()).increment(1);
+                counter!("ratelimit_warnings_total", "limiter" => recorder.limiter()).increment(1);
             }
         }
     }
 }
 
-/// Tells the recorder what each of them is, as docs/metrics.md does.
+/// Describes all metrics to the installed recorder, in the words of docs/metrics.md.
 fn describe() {
-    describe_counter!("ratelimit_requests_total", Unit::Count, "Requests, by what became of them");
+    describe_counter!("ratelimit_requests_total", Unit::Count, "Requests by outcome");
+    describe_counter!("ratelimit_shadow_denied_total", Unit::Count, "Requests that a shadow limit would deny");
     describe_counter!(
-        "ratelimit_shadow_refusals_total",
+        "ratelimit_misconfigured_total",
         Unit::Count,
-        "Requests that a shadow limit would have refused"
-    );
-    describe_counter!(
-        "ratelimit_misassembled_total",
-        Unit::Count,
-        "Requests whose key is missing by the server's fault"
+        "Requests without a key because the server is misconfigured"
     );
     describe_histogram!(
         "ratelimit_decision_seconds",
         Unit::Seconds,
-        "How long decisions took that were not ready at once"
+        "Time of decisions that were not ready immediately"
     );
-    describe_gauge!("ratelimit_waiters", Unit::Count, "Requests that wait for their turn");
-    describe_histogram!("ratelimit_wait_seconds", Unit::Seconds, "How long requests have waited for their turn");
-    describe_counter!(
-        "ratelimit_settled_total",
-        Unit::Count,
-        "Held cost that was charged when its request was settled"
-    );
-    describe_counter!(
-        "ratelimit_released_total",
-        Unit::Count,
-        "Held cost that was released when its request was settled"
-    );
+    describe_gauge!("ratelimit_waiters", Unit::Count, "Requests that wait now");
+    describe_histogram!("ratelimit_wait_seconds", Unit::Seconds, "Time that requests waited");
+    describe_counter!("ratelimit_settled_total", Unit::Count, "Held cost that was charged by a settlement");
+    describe_counter!("ratelimit_released_total", Unit::Count, "Held cost that was released by a settlement");
     describe_counter!("ratelimit_surcharged_total", Unit::Count, "Cost that was charged beyond the held cost");
     describe_counter!(
         "ratelimit_holds_expired_total",
         Unit::Count,
-        "Holds that the store settled whole, as no process renewed them"
+        "Expired sessions whose holds the store settled in full"
     );
-    describe_histogram!("ratelimit_batch_orders", Unit::Count, "How many orders went to the store in one call");
-    describe_histogram!("ratelimit_batch_seconds", Unit::Seconds, "How long calls of the store took");
-    describe_counter!("ratelimit_batch_errors_total", Unit::Count, "Calls of the store that were not answered");
-    describe_gauge!("ratelimit_breaker_open", "1 while the store is not asked, as it does not answer");
-    describe_counter!("ratelimit_breaker_opened_total", Unit::Count, "How often the store was found not to answer");
-    describe_gauge!("ratelimit_memory_keys", Unit::Count, "Keys that are remembered and not as good as new");
-    describe_gauge!("ratelimit_memory_room_keys", Unit::Count, "For how many keys there is room");
-    describe_gauge!("ratelimit_memory_bytes", Unit::Bytes, "The bytes of a limit's table");
-    describe_gauge!("ratelimit_memory_held_keys", Unit::Count, "Keys on which costs are held");
-    describe_gauge!("ratelimit_memory_held", Unit::Count, "The sum of the held costs");
-    describe_counter!("ratelimit_memory_forgotten_total", Unit::Count, "Keys that were forgotten for lack of room");
+    describe_histogram!("ratelimit_batch_size", Unit::Count, "Operations in one call to the store");
+    describe_histogram!("ratelimit_batch_seconds", Unit::Seconds, "Time of calls to the store");
+    describe_counter!("ratelimit_batch_errors_total", Unit::Count, "Failed calls to the store");
+    describe_gauge!("ratelimit_breaker_open", "1 while the circuit breaker of the store is open");
+    describe_counter!("ratelimit_breaker_opened_total", Unit::Count, "Times that the circuit breaker opened");
+    describe_gauge!("ratelimit_memory_keys", Unit::Count, "Stored keys that are not idle");
+    describe_gauge!("ratelimit_memory_capacity_keys", Unit::Count, "Keys that the table can store");
+    describe_gauge!("ratelimit_memory_bytes", Unit::Bytes, "Bytes of the table");
+    describe_gauge!("ratelimit_memory_held_keys", Unit::Count, "Keys with held costs");
+    describe_gauge!("ratelimit_memory_held", Unit::Count, "Sum of the held costs");
+    describe_counter!(
+        "ratelimit_memory_evicted_total",
+        Unit::Count,
+        "Keys that the full table evicted before they were idle"
+    );
     describe_counter!("ratelimit_warnings_total", Unit::Count, "Misconfigurations found");
 }
 

@@ -1,12 +1,13 @@
-//! Seeing what happens: an [`Observer`] is told what becomes of each request, and what the stores live through.
+//! Events for metrics and logs.
 //!
-//! [`RateLimitLayer::observe`](crate::RateLimitLayer::observe) takes one, and so does
-//! [`RedisBuilder::observe`](crate::RedisBuilder::observe); [`Memory::report`](crate::Memory::report) tells one how full it is.
-//! Without an observer a request costs one comparison more than nothing. Two are ready-made: `Metrics` (feature `metrics`) and
-//! `Tracing` (feature `tracing`).
+//! An [`Observer`] receives an event for the outcome of each request, and for what happens in the stores. Register one by
+//! [`RateLimitLayer::observe`](crate::RateLimitLayer::observe) and
+//! [`RedisBuilder::observe`](crate::RedisBuilder::observe). [`Memory::report`](crate::Memory::report) emits the memory
+//! usage to an observer. Without an observer, a request costs one comparison more. `Metrics` (feature `metrics`) and
+//! `Tracing` (feature `tracing`) are ready-made observers.
 //!
-//! **No event carries a key**, so none is ever logged by mistake. Who uses most of a limit is for
-//! [`Memory::top_keys`](crate::Memory::top_keys) to say.
+//! **No event carries a key**, so logs cannot contain one by mistake. To find the keys that use most of a limit, call
+//! [`Memory::top_keys`](crate::Memory::top_keys).
 
 mod event;
 #[cfg(feature = "metrics")]

@@ -2,9 +2,9 @@ use std::sync::Arc;
 
 use super::event::Event;
 
-/// Is told what happens. A closure `Fn(&Event)` is one.
+/// Receives events. A closure `Fn(&Event)` is an observer.
 ///
-/// It is called where things happen, on the way of requests: it must neither block nor panic.
+/// The layer and the stores call the observer while they handle requests: an observer must neither block nor panic.
 ///
 /// # Example
 ///
@@ -15,11 +15,11 @@ use super::event::Event;
 /// use tower_ratelimit::observe::{Event, Observer};
 /// use tower_ratelimit::{Gcra, Memory, PeerIp, Quota, RateLimitLayer};
 ///
-/// /// Counts the requests that were refused.
+/// /// Counts the denied requests.
 /// #[derive(Default)]
-/// struct Refused(AtomicU64);
+/// struct Denied(AtomicU64);
 ///
-/// impl Observer for Refused {
+/// impl Observer for Denied {
 ///     fn observe(&self, event: &Event<'_>) {
 ///         if let Event::Decided { decision, .. } = event {
 ///             self.0.fetch_add(u64::from(!decision.is_allowed()), Ordering::Relaxed);
@@ -27,16 +27,16 @@ use super::event::Event;
 ///     }
 /// }
 ///
-/// let refused = Arc::new(Refused::default());
+/// let denied = Arc::new(Denied::default());
 /// let limiter = Memory::new(Gcra::new(Quota::per_second(10)));
-/// let layer = RateLimitLayer::new(PeerIp::new(), limiter).observe(refused.clone());
+/// let layer = RateLimitLayer::new(PeerIp::new(), limiter).observe(denied.clone());
 /// ```
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is not an observer",
     note = "an observer is a type that implements `Observer`, an `Arc` of one, or a closure `|event: &Event<'_>|`"
 )]
 pub trait Observer: Send + Sync {
-    /// Something has happened.
+    /// Receives one event.
     fn observe(&self, event: &Event<'_>);
 }
 

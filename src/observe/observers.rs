@@ -8,9 +8,9 @@ use super::observer::Observer;
 /// The registered observers, if any.
 #[derive(Clone, Default)]
 #[allow(unreachable_pub, reason = "named by a hidden trait method only")]
-pub struct Observers(Option<Arc<Observed>>);
+pub struct Observers(Option<Arc<Registered>>);
 
-struct Observed {
+struct Registered {
     observer: Box<dyn Observer>,
     /// Whether [`Observers::warn_once`] has emitted its event.
     has_warned: AtomicBool,
@@ -25,46 +25,46 @@ impl Observers {
                 observer.observe(event);
             }),
         };
-        self.0 = Some(Arc::new(Observed { observer, has_warned: AtomicBool::new(false) }));
+        self.0 = Some(Arc::new(Registered { observer, has_warned: AtomicBool::new(false) }));
     }
 
-    /// Tells of an event, which is made only if somebody listens.
+    /// Emits an event. `event` is called only if there is an observer.
     #[inline]
-    pub(crate) fn tell<'a>(&self, event: impl FnOnce() -> Event<'a>) {
-        if let Some(observed) = &self.0 {
-            tell(&*observed.observer, event);
+    pub(crate) fn emit<'a>(&self, event: impl FnOnce() -> Event<'a>) {
+        if let Some(registered) = &self.0 {
+            emit(&*registered.observer, event);
         }
     }
 
-    /// Whether anybody listens: where telling takes a measurement beforehand.
+    /// Whether there is an observer, for callers that would have to measure a time for an event.
     #[inline]
-    pub(crate) fn are_there(&self) -> bool {
+    pub(crate) fn is_some(&self) -> bool {
         self.0.is_some()
     }
 
     /// Emits `message` as a warning, unless these observers or clones of them have received one this way.
     ///
-    /// `message` is called only until then. It returns `None` if there is nothing to warn of.
+    /// `message` is not called after the first warning. It returns `None` if there is nothing to warn of.
     pub(crate) fn warn_once(&self, message: impl FnOnce() -> Option<String>) {
-        let Some(observed) = &self.0 else { return };
-        if !observed.has_warned.load(Ordering::Relaxed)
+        let Some(registered) = &self.0 else { return };
+        if !registered.has_warned.load(Ordering::Relaxed)
             && let Some(message) = message()
-            && !observed.has_warned.swap(true, Ordering::Relaxed)
+            && !registered.has_warned.swap(true, Ordering::Relaxed)
         {
-            self.tell(|| Event::Warning { message: &message });
+            self.emit(|| Event::Warning { message: &message });
         }
     }
 }
 
-/// Kept apart, so that the way of those whom nobody watches stays as short as it was.
+/// Out of line, so that callers without observers inline one comparison only.
 #[cold]
 #[inline(never)]
-fn tell<'a>(observer: &dyn Observer, event: impl FnOnce() -> Event<'a>) {
+fn emit<'a>(observer: &dyn Observer, event: impl FnOnce() -> Event<'a>) {
     observer.observe(&event());
 }
 
 impl fmt::Debug for Observers {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(if self.are_there() { "Observed" } else { "Unobserved" })
+        f.write_str(if self.is_some() { "Observed" } else { "Unobserved" })
     }
 }

@@ -4,50 +4,52 @@ use super::event::{Event, Stage};
 use super::observers::Observers;
 use crate::runtime::Moment;
 
-/// Sees to it that of a request that is not decided at once exactly one end is told: if no other, that it was abandoned.
+/// Drop guard: emits exactly one terminal event of a deferred request, `Abandoned` unless `finish` is called.
 pub(crate) struct OutcomeGuard {
     observers: Observers,
     stage: Stage,
-    /// Since when the decision has been on its way.
-    asked_at: Option<Moment>,
-    took: Option<Duration>,
+    /// When the pending decision was requested.
+    requested_at: Option<Moment>,
+    /// The time that the finished decisions of the request took.
+    elapsed: Option<Duration>,
 }
 
 impl OutcomeGuard {
     pub(crate) fn new(observers: &Observers) -> Self {
-        Self { observers: observers.clone(), stage: Stage::Deciding, asked_at: None, took: None }
+        Self { observers: observers.clone(), stage: Stage::Deciding, requested_at: None, elapsed: None }
     }
 
-    /// A decision is on its way.
-    pub(crate) fn deciding(&mut self) {
-        if self.observers.are_there() {
+    /// The layer polls a pending decision from now on.
+    pub(crate) fn start_decision(&mut self) {
+        if self.observers.is_some() {
             self.stage = Stage::Deciding;
-            self.asked_at = Some(Moment::now());
+            self.requested_at = Some(Moment::now());
         }
     }
 
-    /// The decision is there.
-    pub(crate) fn decided(&mut self) {
-        if let Some(asked_at) = self.asked_at.take() {
-            self.took = Some(self.took.unwrap_or_default() + asked_at.elapsed());
+    /// The pending decision is ready.
+    pub(crate) fn finish_decision(&mut self) {
+        if let Some(requested_at) = self.requested_at.take() {
+            self.elapsed = Some(self.elapsed.unwrap_or_default() + requested_at.elapsed());
         }
     }
 
-    /// The request waits, for its turn or for the service.
-    pub(crate) fn waiting(&mut self) {
+    /// The request waits for its scheduled start, for a retry or for the inner service from now on.
+    pub(crate) fn start_wait(&mut self) {
         self.stage = Stage::Waiting;
     }
 
-    /// Tells how the request has ended, with the time that deciding took.
-    pub(crate) fn end<'a>(mut self, event: impl FnOnce(Option<Duration>) -> Event<'a>) {
-        let took = self.took;
-        std::mem::take(&mut self.observers).tell(|| event(took));
+    /// Emits the terminal event, which receives the time that the decisions took.
+    pub(crate) fn finish<'a>(mut self, event: impl FnOnce(Option<Duration>) -> Event<'a>) {
+        let elapsed = self.elapsed;
+        // Without observers, `drop` emits nothing.
+        std::mem::take(&mut self.observers).emit(|| event(elapsed));
     }
 }
 
 impl Drop for OutcomeGuard {
     fn drop(&mut self) {
         let stage = self.stage;
-        self.observers.tell(|| Event::Abandoned { stage });
+        self.observers.emit(|| Event::Abandoned { stage });
     }
 }

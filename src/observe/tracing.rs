@@ -1,5 +1,7 @@
+use std::fmt::Display;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use tracing::level_filters::LevelFilter;
 use tracing::{Level, Span, debug, enabled, field, info, trace, warn};
@@ -7,21 +9,23 @@ use tracing::{Level, Span, debug, enabled, field, info, trace, warn};
 use super::event::Event;
 use super::observer::Observer;
 use crate::decision::{Decision, DecisionSource};
+use crate::error::Error;
 
-/// Writes events by the [`tracing`](::tracing) facade (feature `tracing`), to the target `tower_ratelimit`.
+/// Writes events with the [`tracing`](::tracing) facade (feature `tracing`), to the target `tower_ratelimit`.
 ///
-/// | Level | |
+/// | Level | Events |
 /// |---|---|
-/// | `WARN` | something is misconfigured: a request without a key by the server's fault, one that costs more than its limit can ever hold, limits that are at odds or share a name (each once); the store does not answer any more |
-/// | `INFO` | it answers again |
-/// | `DEBUG` | a request was refused, failed or was abandoned |
-/// | `TRACE` | a request was let through; waiting, settling, calls of the store, memory |
+/// | `WARN` | misconfiguration (each kind once): a request without a key because of the server, a cost that exceeds its limit, limits that conflict or share a name; a store that stopped responding; expired holds |
+/// | `INFO` | a store that responds again |
+/// | `DEBUG` | rejected, failed and abandoned requests |
+/// | `TRACE` | forwarded requests; waits, settlements, calls to the store, memory usage |
 ///
-/// Fields have few values, times and amounts aside, and no event carries a key. What is said of a request that lacks its key
-/// may repeat what its client has sent: it is written only if [`reasons`](Self::reasons) are asked for.
+/// Fields have few distinct values, apart from times and amounts, and no event carries a key. The reason why a request has no
+/// key may repeat text of the client: enable [`log_reasons`](Self::log_reasons) to write it.
 ///
-/// There is no span for a decision: in memory it takes less time than a span. But if the span around the request (of
-/// `tower_http::trace::TraceLayer`, say) has empty fields `ratelimit.outcome` and `ratelimit.limit`, they are filled.
+/// There is no span for a decision, because a decision in memory takes less time than a span. If the current span (for
+/// example of `tower_http::trace::TraceLayer`) has empty fields `ratelimit.outcome` and `ratelimit.limit`, this observer
+/// records both.
 ///
 /// ```
 /// use tower_ratelimit::observe::Tracing;
@@ -33,92 +37,101 @@ use crate::decision::{Decision, DecisionSource};
 #[derive(Clone, Debug)]
 pub struct Tracing {
     limiter: Arc<str>,
-    reasons: bool,
-    said: Arc<Said>,
+    log_reasons: bool,
+    logged: Arc<LoggedOnce>,
 }
 
-/// What was said already, and need not be said as loudly again.
+/// The warnings that were logged, and are not repeated.
 #[derive(Debug, Default)]
-struct Said {
-    misassembled: AtomicBool,
-    never: AtomicBool,
-    /// Until the store answers again.
+struct LoggedOnce {
+    misconfigured: AtomicBool,
+    exceeds_limit: AtomicBool,
+    /// Reset when the store decides again.
     degraded: AtomicBool,
 }
 
 impl Tracing {
-    /// Events with the field `limiter` of this value, which tells several layers apart.
+    /// Creates an observer whose events carry the field `limiter` with this value, to distinguish layers.
     #[must_use]
     pub fn new(limiter: &str) -> Self {
-        Self { limiter: limiter.into(), reasons: false, said: Arc::default() }
+        Self { limiter: limiter.into(), log_reasons: false, logged: Arc::default() }
     }
 
-    /// Whether to write why a request lacks its key where that is the client's fault. What the ready-made extractors say holds
-    /// nothing of the request; what your own closures say may.
+    /// Sets whether to write why a request of a client has no key.
+    ///
+    /// The reasons of the ready-made extractors contain no text of the request. Those of custom extractors may.
     #[must_use]
-    pub fn reasons(mut self, on: bool) -> Self {
-        self.reasons = on;
+    pub fn log_reasons(mut self, on: bool) -> Self {
+        self.log_reasons = on;
         self
     }
 
-    fn decided(&self, event: &Event<'_>, decision: &Decision, took: Option<std::time::Duration>) {
+    fn decided(&self, event: &Event<'_>, decision: &Decision, elapsed: Option<Duration>) {
         let limiter = &*self.limiter;
-        let (limit, source) = (event.limit(), event.source());
-        let outcome = event.outcome();
-        if decision.exceeds_limit() && is_first(&self.said.never) {
+        let (limit, source, outcome) = (event.limit(), event.source(), event.outcome());
+        if decision.exceeds_limit() && first_time(&self.logged.exceeds_limit) {
             warn!(
                 target: TARGET, limiter, limit,
-                "a request costs more than its limit can ever hold, and is refused for good: raise the limit's burst, or lower \
-                 the cost"
+                "request rejected for good: its cost exceeds the limit; raise the limit's burst or lower the cost"
             );
         }
         match decision.source() {
-            DecisionSource::Fallback | DecisionSource::Policy if is_first(&self.said.degraded) => {
-                warn!(target: TARGET, limiter, source, "the store can't decide: something else does in its place");
+            DecisionSource::Fallback | DecisionSource::Policy if first_time(&self.logged.degraded) => {
+                warn!(target: TARGET, limiter, source, "store unavailable: a fallback or a policy decides instead");
             }
-            DecisionSource::Store if self.said.degraded.load(Ordering::Relaxed) => self.recovered(),
+            DecisionSource::Store => self.recovered(),
             _ => {}
         }
+        let elapsed = elapsed.map(field::debug);
         if decision.is_allowed() {
-            trace!(target: TARGET, limiter, limit, outcome, source, took = took.map(field::debug), "request let through");
+            trace!(target: TARGET, limiter, limit, outcome, source, elapsed, "request allowed");
         } else {
             let retry_after = decision.retry_after().map(field::debug);
-            let took = took.map(field::debug);
-            debug!(target: TARGET, limiter, limit, outcome, source, retry_after, took, "request refused");
+            debug!(target: TARGET, limiter, limit, outcome, source, retry_after, elapsed, "request denied");
         }
         if enabled!(target: TARGET, Level::TRACE) {
             for shadow in decision.shadow_refusals() {
-                trace!(target: TARGET, limiter, limit = shadow.name(), "a shadow limit would have refused it");
+                trace!(target: TARGET, limiter, limit = shadow.name(), "a shadow limit would deny the request");
             }
         }
     }
 
     fn recovered(&self) {
-        if self.said.degraded.swap(false, Ordering::Relaxed) {
-            info!(target: TARGET, limiter = &*self.limiter, "the store decides again");
+        let degraded = &self.logged.degraded;
+        if degraded.load(Ordering::Relaxed) && degraded.swap(false, Ordering::Relaxed) {
+            info!(target: TARGET, limiter = &*self.limiter, "store available again");
         }
     }
 
-    fn missing(&self, reason: &dyn std::fmt::Display, by_server: bool, forwarded: bool) {
+    fn missing_key(&self, reason: &dyn Display, server_error: bool, forwarded: bool) {
         let limiter = &*self.limiter;
-        let reason = (by_server || self.reasons).then(|| field::display(reason));
-        if by_server && is_first(&self.said.misassembled) {
-            warn!(target: TARGET, limiter, reason, forwarded, "requests have no key, by the server's fault");
+        let reason = (server_error || self.log_reasons).then(|| field::display(reason));
+        if server_error && first_time(&self.logged.misconfigured) {
+            warn!(target: TARGET, limiter, reason, forwarded, "requests have no key: the server is misconfigured");
         } else {
-            debug!(target: TARGET, limiter, reason, by_server, forwarded, "request without a key");
+            debug!(target: TARGET, limiter, reason, server_error, forwarded, "request without a key");
+        }
+    }
+
+    fn failed(&self, error: &Error, elapsed: Option<Duration>) {
+        let (limiter, elapsed) = (&*self.limiter, elapsed.map(field::debug));
+        if first_time(&self.logged.degraded) {
+            warn!(target: TARGET, limiter, %error, elapsed, "limiter unavailable: requests are rejected");
+        } else {
+            debug!(target: TARGET, limiter, %error, elapsed, "request rejected: limiter unavailable");
         }
     }
 }
 
 const TARGET: &str = "tower_ratelimit";
 
-fn is_first(said: &AtomicBool) -> bool {
-    !said.load(Ordering::Relaxed) && !said.swap(true, Ordering::Relaxed)
+/// Sets the flag, and returns whether it was clear.
+fn first_time(flag: &AtomicBool) -> bool {
+    !flag.load(Ordering::Relaxed) && !flag.swap(true, Ordering::Relaxed)
 }
 
 impl Observer for Tracing {
     fn observe(&self, event: &Event<'_>) {
-        // Where nobody listens, this is all that it costs.
         if LevelFilter::current() == LevelFilter::OFF {
             return;
         }
@@ -131,34 +144,34 @@ impl Observer for Tracing {
             }
         }
         match *event {
-            Event::Decided { decision, took } => self.decided(event, decision, took),
+            Event::Decided { decision, elapsed } => self.decided(event, decision, elapsed),
             Event::Exempt => trace!(target: TARGET, limiter, "request exempt"),
-            Event::MissingKey { reason, by_server, forwarded } => self.missing(reason, by_server, forwarded),
-            Event::Failed { error, took } => {
-                let took = took.map(field::debug);
-                if is_first(&self.said.degraded) {
-                    warn!(target: TARGET, limiter, %error, took, "the limiter can't decide, and refuses");
-                } else {
-                    debug!(target: TARGET, limiter, %error, took, "request refused: the limiter can't decide");
-                }
+            Event::MissingKey { reason, server_error, forwarded } => {
+                self.missing_key(reason, server_error, forwarded);
             }
+            Event::Failed { error, elapsed } => self.failed(error, elapsed),
             Event::Abandoned { stage } => debug!(target: TARGET, limiter, ?stage, "request abandoned"),
-            Event::WaitStarted => trace!(target: TARGET, limiter, "request waits for its turn"),
-            Event::WaitEnded { waited } => trace!(target: TARGET, limiter, ?waited, "request waits no longer"),
+            Event::WaitStarted => trace!(target: TARGET, limiter, "request waits"),
+            Event::WaitEnded { waited } => trace!(target: TARGET, limiter, ?waited, "wait ended"),
             Event::Settled { held, actual } => trace!(target: TARGET, limiter, held, actual, "hold settled"),
-            Event::Batch { store, orders, took, error } => {
+            Event::Batch { store, size, elapsed, error } => {
                 let error = error.map(field::display);
-                trace!(target: TARGET, limiter, store, orders, ?took, error, "store called");
+                trace!(target: TARGET, limiter, store, size, ?elapsed, error, "store called");
             }
-            Event::Breaker { store, open: Some(error) } => {
-                warn!(target: TARGET, limiter, store, %error, "the store does not answer, and is not asked any more");
+            Event::Breaker { store, error: Some(error) } => {
+                warn!(target: TARGET, limiter, store, %error, "circuit breaker open: the store does not respond");
             }
-            Event::Breaker { store, open: None } => info!(target: TARGET, limiter, store, "the store answers again"),
+            Event::Breaker { store, error: None } => {
+                info!(target: TARGET, limiter, store, "circuit breaker closed: the store responds again");
+            }
             Event::HoldsExpired { store, count } => {
-                warn!(target: TARGET, limiter, store, count, "held costs expired, and were settled whole");
+                warn!(target: TARGET, limiter, store, count, "holds expired: the store settled them in full");
             }
-            Event::Usage { limit, live_keys, room, bytes, forgotten, held_keys, held } => {
-                trace!(target: TARGET, limiter, limit, live_keys, room, bytes, forgotten, held_keys, held, "memory");
+            Event::Usage { limit, live_keys, capacity, bytes, evicted, held_keys, held } => {
+                trace!(
+                    target: TARGET, limiter, limit, live_keys, capacity, bytes, evicted, held_keys, held,
+                    "memory usage"
+                );
             }
             Event::Warning { message } => warn!(target: TARGET, limiter, "{message}"),
         }

@@ -2,13 +2,13 @@ use std::pin::Pin;
 use std::task::{Context, Poll};
 
 use bytes::Bytes;
-use http_body::{Frame, SizeHint};
+use http_body::{Body, Frame, SizeHint};
 use pin_project::pin_project;
 
-/// The inner service's body, or that of a refusal: see [`MapBody`](super::MapBody).
+/// The inner service's body, or the body of a rejection: see [`MapBody`](super::MapBody).
 #[pin_project]
 #[derive(Debug)]
-pub struct Body<B>(#[pin] State<B>);
+pub struct ResponseBody<B>(#[pin] State<B>);
 
 #[pin_project(project = Projection)]
 #[derive(Debug)]
@@ -17,17 +17,17 @@ enum State<B> {
     Rejection(Option<Bytes>),
 }
 
-impl<B> Body<B> {
-    pub(super) fn service(body: B) -> Self {
+impl<B> ResponseBody<B> {
+    pub(super) fn from_service(body: B) -> Self {
         Self(State::Service(body))
     }
 
-    pub(super) fn refusal(bytes: Bytes) -> Self {
+    pub(super) fn from_bytes(bytes: Bytes) -> Self {
         Self(State::Rejection(Some(bytes).filter(|bytes| !bytes.is_empty())))
     }
 }
 
-impl<B: http_body::Body<Data = Bytes>> http_body::Body for Body<B> {
+impl<B: Body<Data = Bytes>> Body for ResponseBody<B> {
     type Data = Bytes;
     type Error = B::Error;
 
@@ -53,9 +53,9 @@ impl<B: http_body::Body<Data = Bytes>> http_body::Body for Body<B> {
     }
 }
 
-/// An empty one of the inner kind.
-impl<B: Default> Default for Body<B> {
+/// The default body of the inner service.
+impl<B: Default> Default for ResponseBody<B> {
     fn default() -> Self {
-        Self::service(B::default())
+        Self::from_service(B::default())
     }
 }

@@ -4,19 +4,17 @@ use super::Respond;
 use super::grpc::{Grpc, answer_type};
 use super::headers::HttpContext;
 use super::http::Http;
-use super::info::RateLimitInfo;
 use super::map_body::MapBody;
-use super::partition::Partition;
 use super::problem::{Problem, Render};
 use super::rejection::Rejection;
-use crate::decision::Decision;
+use crate::decision::{Decision, Detail};
 use crate::observe::Observers;
 
-/// Answers gRPC calls by [`Grpc`] and all other requests by [`Http`], for servers that speak both on one port.
+/// Answers gRPC calls with [`Grpc`] and all other requests with [`Http`], for servers with both on one port.
 ///
-/// A gRPC call is a `POST` whose `content-type` is `application/grpc`, with or without what may follow that, or
-/// gRPC-Web's `application/grpc-web`, which is answered in its own content type. The answer to any other request has a
-/// status of 400 or above, whatever its `content-type`.
+/// A gRPC call is a `POST` whose `content-type` is `application/grpc` or `application/grpc-web`, with or without a
+/// suffix. gRPC-Web calls are answered in their own content type. A rejection of any other request has a status of 400 or
+/// above, whatever its `content-type`.
 ///
 /// ```
 /// use std::time::Duration;
@@ -29,22 +27,22 @@ use crate::observe::Observers;
 /// let layer = RateLimitLayer::new(PeerIp::new(), limiter).responder(responder);
 /// ```
 ///
-/// With axum's router it serves as it is; where the body can't be made from bytes, as tonic's, use
+/// This works with axum's router as it is. If the body does not implement `From<Bytes>`, as tonic's, use
 /// [`map_body`](Self::map_body).
 #[derive(Clone, Copy, Debug)]
-pub struct ByContentType<R = Problem, P = ()> {
+pub struct ByContentType<R = Problem> {
     grpc: Grpc,
-    http: Http<R, P>,
+    http: Http<R>,
 }
 
-impl<R, P> ByContentType<R, P> {
-    /// Answers by one or the other.
+impl<R> ByContentType<R> {
+    /// Answers gRPC calls with `grpc`, and all other requests with `http`.
     #[must_use]
-    pub const fn new(grpc: Grpc, http: Http<R, P>) -> Self {
+    pub const fn new(grpc: Grpc, http: Http<R>) -> Self {
         Self { grpc, http }
     }
 
-    /// Answers for services with any response body, at the price of a body type around theirs.
+    /// Supports services with any response body, which becomes a [`ResponseBody`](super::ResponseBody).
     #[must_use]
     pub fn map_body(self) -> MapBody<Self> {
         MapBody(self)
@@ -57,55 +55,39 @@ impl Default for ByContentType {
     }
 }
 
-impl<A, B, E, R, P> Respond<Request<A>, Response<B>, E> for ByContentType<R, P>
+impl<A, B, E, R> Respond<Request<A>, Response<B>, E> for ByContentType<R>
 where
     B: Default,
     R: Render<B>,
-    P: Partition<Request<A>>,
 {
     type Response = Response<B>;
     type Error = E;
     type Context = HttpContext;
 
-    fn wants_all_limits(&self) -> bool {
-        Respond::<Request<A>, Response<B>, E>::wants_all_limits(&self.grpc)
-            || Respond::<Request<A>, Response<B>, E>::wants_all_limits(&self.http)
+    fn detail(&self) -> Detail {
+        self.grpc.headers.detail().max(self.http.headers.detail())
     }
 
-    fn wants_all_denials(&self) -> bool {
-        true
+    fn on_allowed(&self, request: &mut Request<A>, decision: Option<&Decision>) -> HttpContext {
+        let is_grpc = answer_type(request).is_some();
+        let headers = if is_grpc { self.grpc.headers } else { self.http.headers };
+        headers.on_allowed(request.extensions_mut(), decision)
     }
 
-    fn admit(&self, request: &mut Request<A>, admission: RateLimitInfo) -> HttpContext {
-        if answer_type(request).is_some() {
-            Respond::<_, Response<B>, E>::admit(&self.grpc, request, admission)
-        } else {
-            Respond::<_, Response<B>, E>::admit(&self.http, request, admission)
-        }
-    }
-
-    fn admit_ref(&self, request: &Request<A>, decision: &Decision) -> Option<HttpContext> {
-        if answer_type(request).is_some() {
-            Respond::<_, Response<B>, E>::admit_ref(&self.grpc, request, decision)
-        } else {
-            Respond::<_, Response<B>, E>::admit_ref(&self.http, request, decision)
-        }
-    }
-
-    fn observe(mark: &mut HttpContext, observers: &Observers) {
-        mark.observe(observers);
+    fn observe(context: &mut HttpContext, observers: &Observers) {
+        context.observe(observers);
     }
 
     #[inline]
-    fn finish(mark: HttpContext, response: Response<B>) -> Response<B> {
-        mark.finish(response)
+    fn map_response(context: HttpContext, response: Response<B>) -> Response<B> {
+        context.map_response(response)
     }
 
-    fn refuse(&self, request: Request<A>, refusal: Rejection) -> Result<Response<B>, E> {
+    fn on_rejected(&self, request: Request<A>, rejection: Rejection) -> Result<Response<B>, E> {
         if answer_type(&request).is_some() {
-            Ok(self.grpc.refusal(&request, refusal))
+            Ok(self.grpc.reject(&request, rejection))
         } else {
-            self.http.refuse(request, refusal)
+            self.http.on_rejected(request, rejection)
         }
     }
 }

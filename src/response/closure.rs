@@ -1,5 +1,4 @@
 use super::Respond;
-use super::info::RateLimitInfo;
 use super::rejection::Rejection;
 use crate::decision::Decision;
 
@@ -11,18 +10,14 @@ where
     type Error = Error;
     type Context = ();
 
-    fn admit(&self, _request: &mut Request, _admission: RateLimitInfo) {}
-
     #[inline]
-    fn admit_ref(&self, _request: &Request, _decision: &Decision) -> Option<()> {
-        Some(())
-    }
+    fn on_allowed(&self, _request: &mut Request, _decision: Option<&Decision>) {}
 
-    fn finish((): (), response: Response) -> Response {
+    fn map_response((): (), response: Response) -> Response {
         response
     }
 
-    fn refuse(&self, request: Request, refusal: Rejection) -> Result<Response, Error> {
-        Ok(self(request, refusal))
+    fn on_rejected(&self, request: Request, rejection: Rejection) -> Result<Response, Error> {
+        Ok(self(request, rejection))
     }
 }

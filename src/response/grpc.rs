@@ -6,36 +6,36 @@ use tonic::{Code, Status};
 use tonic_types::{ErrorDetails, QuotaViolation, StatusExt};
 
 use super::Respond;
-use super::body::Body;
-use super::headers::legacy as fields;
-use super::headers::{HttpContext, Tell};
-use super::info::RateLimitInfo;
+use super::body::ResponseBody;
+use super::headers::{HeaderOptions, HttpContext, legacy};
 use super::problem;
 use super::rejection::Rejection;
-use crate::decision::{Decision, LimitStatus};
+use crate::decision::{Decision, Detail, LimitStatus};
 use crate::observe::Observers;
 
 const PUSHBACK: HeaderName = HeaderName::from_static("grpc-retry-pushback-ms");
 
-/// Answers as gRPC servers do: a refusal is a *trailers-only* response, of HTTP status 200, whose header fields hold
-/// the gRPC status, and whose body is empty. (Clients read a plain 429 as `UNAVAILABLE`, the wrong code.)
+/// Answers in gRPC: a rejection is a *trailers-only* response.
+///
+/// Such a response has HTTP status 200, the gRPC status in its headers, and an empty body. (gRPC clients read an HTTP
+/// status of 429 as `UNAVAILABLE`, which is the wrong code.)
 ///
 /// | Rejection | Code | Details |
 /// |---|---|---|
-/// | over a limit | `RESOURCE_EXHAUSTED` (8) | `RetryInfo` with the exact wait, `QuotaFailure` with the limits that refused |
-/// | it costs more than the limit can ever hold | the same | `QuotaFailure` alone: without `RetryInfo` clients don't try again |
-/// | the store could not answer, and the policy is to refuse | `UNAVAILABLE` (14) | `RetryInfo` |
-/// | the request lacks its key | `INVALID_ARGUMENT` (3), or `INTERNAL` (13) if the server is at fault | |
+/// | over the limit | `RESOURCE_EXHAUSTED` (8) | `RetryInfo` with the exact wait, `QuotaFailure` with the limits that deny |
+/// | the cost exceeds the limit | `RESOURCE_EXHAUSTED` (8) | `QuotaFailure` only: clients do not retry without `RetryInfo` |
+/// | the limiter is unavailable, and the policy is to deny | `UNAVAILABLE` (14) | `RetryInfo` |
+/// | the request has no key | `INVALID_ARGUMENT` (3), or `INTERNAL` (13) if the server is misconfigured | |
 ///
-/// A call is charged when it begins, a stream like any other, however many messages follow. A refused call never
-/// reaches its handler. Handlers find an [`RateLimitInfo`] in the request's extensions.
+/// The layer charges a call when the call begins, whatever the number of its messages. A rejected call does not reach its
+/// handler. Handlers find a [`RateLimitInfo`](super::RateLimitInfo) in the request's extensions.
 ///
-/// A refusal carries `cache-control: no-store`. A request that is no gRPC call (a `POST` whose content type is
-/// `application/grpc`, or gRPC-Web's) is refused with the HTTP status that [`Http`](super::Http) uses, so that nobody
-/// takes the refusal for a page.
+/// A rejection carries `cache-control: no-store`. A request that is not a gRPC call (a `POST` with the content type of gRPC
+/// or gRPC-Web) is rejected with the HTTP status that [`Http`](super::Http) uses, so that no client takes the rejection for
+/// a page.
 ///
-/// It serves on a whole server and on one service alike, intercepted or not. The limited service's body is a [`Body`]
-/// around the service's own.
+/// The layer works on a whole server, on one service, and on an intercepted service. The body of the rate limited service
+/// is a [`ResponseBody`] around the inner service's body.
 ///
 /// ```
 /// use tonic::service::interceptor::InterceptedService;
@@ -57,83 +57,86 @@ const PUSHBACK: HeaderName = HeaderName::from_static("grpc-retry-pushback-ms");
 /// # }
 /// ```
 ///
-/// tonic 0.14 reads the peer's address from its own connection: there is nothing to set up for
-/// [`PeerIp`](crate::PeerIp).
+/// [`PeerIp`](crate::PeerIp) finds the peer's address of tonic 0.14 without further setup.
 #[derive(Clone, Copy, Debug)]
 pub struct Grpc {
-    tell: Tell,
+    pub(super) headers: HeaderOptions,
     details: bool,
     pushback: Option<Duration>,
 }
 
 impl Grpc {
-    /// `RetryInfo` and `QuotaFailure` with refusals; extensions; no pushback.
+    /// Creates a responder with `RetryInfo`, `QuotaFailure` and extensions, and without pushback.
     #[must_use]
     pub const fn new() -> Self {
-        Self { tell: Tell { extensions: true, ..Tell::NOTHING }, details: true, pushback: None }
+        Self { headers: HeaderOptions { extensions: true, ..HeaderOptions::EMPTY }, details: true, pushback: None }
     }
 
-    /// Whether to send `RetryInfo` and `QuotaFailure` in `grpc-status-details-bin`. OpenTelemetry's exporters try again
-    /// after `RESOURCE_EXHAUSTED` only if there is a `RetryInfo`.
+    /// Sets whether rejections carry `RetryInfo` and `QuotaFailure` in `grpc-status-details-bin`.
+    ///
+    /// OpenTelemetry's exporters retry after `RESOURCE_EXHAUSTED` only if there is a `RetryInfo`.
     #[must_use]
     pub fn details(mut self, on: bool) -> Self {
         self.details = on;
         self
     }
 
-    /// Sends `grpc-retry-pushback-ms`, which those clients obey that have a retry policy in their service config
-    /// (<https://github.com/grpc/proposal/blob/master/A6-client-retries.md>): in milliseconds, rounded up, and by up to
-    /// `jitter` longer at random, so that not all that were refused together come back together. What never fits is
-    /// told -1: don't retry.
+    /// Adds `grpc-retry-pushback-ms` to rejections: the wait in milliseconds, rounded up, plus a random time up to `jitter`.
+    ///
+    /// Clients with a retry policy in their service config obey the header
+    /// (<https://github.com/grpc/proposal/blob/master/A6-client-retries.md>). The jitter spreads the retries of clients that
+    /// were rejected at the same time. If the cost exceeds the limit, the value is -1, which forbids a retry.
     #[must_use]
     pub fn pushback(mut self, jitter: Duration) -> Self {
         self.pushback = Some(jitter);
         self
     }
 
-    /// Whether to send `RateLimit` and `RateLimit-Policy` as metadata, as [`Http`](super::Http) does. Off by default.
+    /// Sets whether responses carry `RateLimit` and `RateLimit-Policy` as metadata, as [`Http`](super::Http) sends them.
+    ///
+    /// Off by default.
     #[must_use]
     pub fn rate_limit_headers(mut self, on: bool) -> Self {
-        self.tell.draft = on;
+        self.headers.rate_limit = on;
         self
     }
 
-    /// Whether to put an [`RateLimitInfo`] into the extensions of requests and responses.
+    /// Sets whether requests and responses carry a [`RateLimitInfo`](super::RateLimitInfo) in their extensions.
     #[must_use]
     pub fn extensions(mut self, on: bool) -> Self {
-        self.tell.extensions = on;
+        self.headers.extensions = on;
         self
     }
 
-    /// The status that a refusal is answered with, for those who answer themselves.
+    /// Returns the gRPC status of a rejection, for custom responders.
     #[must_use]
-    pub fn status(&self, refusal: &Rejection) -> Status {
-        let code = code(refusal);
-        if !self.details || matches!(refusal, Rejection::MissingKey(_)) {
-            return Status::new(code, refusal.to_text());
+    pub fn status(&self, rejection: &Rejection) -> Status {
+        let code = code(rejection);
+        if !self.details || matches!(rejection, Rejection::MissingKey(_)) {
+            return Status::new(code, rejection.to_text());
         }
         let mut details = ErrorDetails::new();
-        if let Some(retry_after) = refusal.retry_after() {
+        if let Some(retry_after) = rejection.retry_after() {
             details.set_retry_info(Some(retry_after));
         }
-        if let Some(decision) = refusal.decision().filter(|_| refusal.is_over_limit()) {
+        if let Some(decision) = rejection.decision().filter(|_| rejection.is_over_limit()) {
             details.set_quota_failure(violations(decision));
         }
-        Status::with_error_details(code, refusal.to_text(), details)
+        Status::with_error_details(code, rejection.to_text(), details)
     }
 
-    pub(super) fn refusal<A, B: Default>(&self, request: &Request<A>, refusal: Rejection) -> Response<B> {
-        let mut response = self.status(&refusal).into_http();
+    pub(super) fn reject<A, B: Default>(&self, request: &Request<A>, rejection: Rejection) -> Response<B> {
+        let mut response = self.status(&rejection).into_http();
         match answer_type(request) {
             Some(content_type) => drop(response.headers_mut().insert(header::CONTENT_TYPE, content_type)),
-            None => *response.status_mut() = problem::status(&refusal),
+            None => *response.status_mut() = problem::status(&rejection),
         }
-        fields::forbid_storing(response.headers_mut());
-        if let Some(value) = self.pushback.and_then(|jitter| pushback(&refusal, jitter)) {
+        legacy::forbid_storing(response.headers_mut());
+        if let Some(value) = self.pushback.and_then(|jitter| pushback(&rejection, jitter)) {
             response.headers_mut().insert(PUSHBACK, HeaderValue::from(value));
         }
-        if let Rejection::OverLimit(decision) = refusal {
-            self.tell.refuse(&mut response, decision, None);
+        if let Rejection::OverLimit(decision) = rejection {
+            self.headers.on_denied(&mut response, decision);
         }
         response
     }
@@ -146,46 +149,37 @@ impl Default for Grpc {
 }
 
 impl<A, B, E> Respond<Request<A>, Response<B>, E> for Grpc {
-    type Response = Response<Body<B>>;
+    type Response = Response<ResponseBody<B>>;
     type Error = E;
     type Context = HttpContext;
 
-    fn wants_all_limits(&self) -> bool {
-        self.tell.draft
-    }
-
-    fn wants_all_denials(&self) -> bool {
-        true
-    }
-
-    fn admit(&self, request: &mut Request<A>, admission: RateLimitInfo) -> HttpContext {
-        self.tell.admit(request.extensions_mut(), admission, None)
+    fn detail(&self) -> Detail {
+        self.headers.detail()
     }
 
     #[inline]
-    fn admit_ref(&self, _request: &Request<A>, decision: &Decision) -> Option<HttpContext> {
-        self.tell.admit_ref(decision, || None)
+    fn on_allowed(&self, request: &mut Request<A>, decision: Option<&Decision>) -> HttpContext {
+        self.headers.on_allowed(request.extensions_mut(), decision)
     }
 
-    fn observe(mark: &mut HttpContext, observers: &Observers) {
-        mark.observe(observers);
+    fn observe(context: &mut HttpContext, observers: &Observers) {
+        context.observe(observers);
     }
 
     #[inline]
-    fn finish(mark: HttpContext, response: Response<B>) -> Response<Body<B>> {
-        mark.finish(response).map(Body::service)
+    fn map_response(context: HttpContext, response: Response<B>) -> Response<ResponseBody<B>> {
+        context.map_response(response).map(ResponseBody::from_service)
     }
 
-    fn refuse(&self, request: Request<A>, refusal: Rejection) -> Result<Response<Body<B>>, E> {
-        Ok(self.refusal(&request, refusal).map(|()| Body::refusal(Bytes::new())))
+    fn on_rejected(&self, request: Request<A>, rejection: Rejection) -> Result<Response<ResponseBody<B>>, E> {
+        Ok(self.reject(&request, rejection).map(|()| ResponseBody::from_bytes(Bytes::new())))
     }
 }
 
-/// The content type to answer a gRPC call in, without a suffix, as refusals have no messages. `None` if `request` is no
-/// gRPC call.
+/// Returns the content type of the answer to a gRPC call, or `None` if `request` is not a gRPC call.
 ///
-/// gRPC and gRPC-Web know `POST` only. The answer of status 200 to any other method could be taken, and stored, for a
-/// page.
+/// The type has no suffix, because rejections have no messages. gRPC and gRPC-Web use `POST` only. A cache or a browser
+/// could take an answer of status 200 to any other method for a page.
 pub(super) fn answer_type<A>(request: &Request<A>) -> Option<HeaderValue> {
     if request.method() != Method::POST {
         return None;
@@ -201,37 +195,37 @@ pub(super) fn answer_type<A>(request: &Request<A>) -> Option<HeaderValue> {
     names.into_iter().find(|name| is(name)).map(HeaderValue::from_static)
 }
 
-fn code(refusal: &Rejection) -> Code {
-    match refusal {
+fn code(rejection: &Rejection) -> Code {
+    match rejection {
         Rejection::MissingKey(missing) if missing.is_server_error() => Code::Internal,
         Rejection::MissingKey(_) => Code::InvalidArgument,
-        _ if refusal.is_over_limit() => Code::ResourceExhausted,
+        _ if rejection.is_over_limit() => Code::ResourceExhausted,
         _ => Code::Unavailable,
     }
 }
 
-/// The limits that refused. The key is not told: it may be a secret, or somebody's address.
+/// Returns the limits that deny. The key is left out: it may be a secret or an address.
 fn violations(decision: &Decision) -> Vec<QuotaViolation> {
-    let violated = |standing: &&LimitStatus| !standing.is_shadow() && !standing.verdict().is_allowed();
-    let violation = |standing: &LimitStatus| {
-        let figures = standing.figures();
-        let description = format!("at most {} in {:?}", figures.limit, figures.window);
-        let mut violation = QuotaViolation::new(format!("limit:{}", standing.name()), description);
-        standing.name().clone_into(&mut violation.quota_id);
-        violation.quota_value = i64::try_from(figures.limit).unwrap_or(i64::MAX);
+    let is_violated = |limit: &&LimitStatus| !limit.is_shadow() && !limit.verdict().is_allowed();
+    let violation = |limit: &LimitStatus| {
+        let snapshot = limit.figures();
+        let description = format!("at most {} in {:?}", snapshot.limit, snapshot.window);
+        let mut violation = QuotaViolation::new(format!("limit:{}", limit.name()), description);
+        limit.name().clone_into(&mut violation.quota_id);
+        violation.quota_value = i64::try_from(snapshot.limit).unwrap_or(i64::MAX);
         violation
     };
-    decision.limits().iter().filter(violated).map(violation).collect()
+    decision.limits().iter().filter(is_violated).map(violation).collect()
 }
 
-/// A signed number of 32 bits; a negative one means never.
-fn pushback(refusal: &Rejection, jitter: Duration) -> Option<i32> {
-    match refusal.retry_after() {
-        None => refusal.is_over_limit().then_some(-1),
+/// Returns the pushback as gRPC defines it: a signed 32-bit number, negative to forbid a retry.
+fn pushback(rejection: &Rejection, jitter: Duration) -> Option<i32> {
+    match rejection.retry_after() {
+        None => rejection.is_over_limit().then_some(-1),
         Some(retry_after) => {
-            let longest = u64::try_from(jitter.as_millis()).unwrap_or(u64::MAX);
-            let late = u128::from(fastrand::u64(0..=longest));
-            let millis = retry_after.as_nanos().div_ceil(1_000_000).saturating_add(late);
+            let max_jitter = u64::try_from(jitter.as_millis()).unwrap_or(u64::MAX);
+            let added = u128::from(fastrand::u64(0..=max_jitter));
+            let millis = retry_after.as_nanos().div_ceil(1_000_000).saturating_add(added);
             Some(i32::try_from(millis).unwrap_or(i32::MAX))
         }
     }

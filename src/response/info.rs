@@ -1,20 +1,20 @@
 use crate::decision::Decision;
 
-/// On what grounds a request was let through, or refused.
+/// How the rate limiter treated a request, in the extensions of requests and responses.
 ///
-/// [`Http`](super::Http) puts it into the extensions of requests, for handlers, and of responses, for outer layers. Where
-/// limiters are stacked, the request carries the innermost one's, and the response the strictest.
+/// [`Http`](super::Http) inserts the value into requests, for handlers, and into responses, for outer layers. If several
+/// layers limit a request, the request carries the value of the innermost layer. The response carries the strictest one.
 #[derive(Clone, Debug, PartialEq)]
-#[allow(clippy::exhaustive_enums, reason = "a request is under a limit or it is not")]
+#[allow(clippy::exhaustive_enums, reason = "a limit applies to a request, or none does")]
 pub enum RateLimitInfo {
     /// A limiter decided.
     Decided(Decision),
-    /// The request is under no limit.
+    /// No limit applies to the request.
     Exempt,
 }
 
 impl RateLimitInfo {
-    /// The decision, if there was one to make.
+    /// Returns the decision, unless the request is exempt.
     #[must_use]
     pub fn decision(&self) -> Option<&Decision> {
         match self {
@@ -23,11 +23,10 @@ impl RateLimitInfo {
         }
     }
 
-    /// Whether this says more to a client than `other`: a refusal more than a permission, less remaining more than more.
-    pub(crate) fn is_stricter_than(&self, other: &Self) -> bool {
-        let rank = |admission: &Self| {
-            admission
-                .decision()
+    /// Whether this value is stricter: a denial is stricter than an allowed request, and less remaining than more.
+    pub(super) fn is_stricter_than(&self, other: &Self) -> bool {
+        let rank = |info: &Self| {
+            info.decision()
                 .map(|decision| (!decision.is_allowed(), std::cmp::Reverse(decision.remaining().unwrap_or(u64::MAX))))
         };
         rank(self) > rank(other)

@@ -2,18 +2,16 @@ use bytes::Bytes;
 use http::{Request, Response};
 
 use super::Respond;
-use super::body::Body;
+use super::body::ResponseBody;
 use super::headers::HttpContext;
 use super::http::Http;
-use super::info::RateLimitInfo;
 use super::rejection::Rejection;
-use crate::decision::Decision;
+use crate::decision::{Decision, Detail};
 use crate::observe::Observers;
 
-/// A responder for services with any response body, of one that answers in bytes: the limited service's body is a
-/// [`Body`] around it.
+/// A responder for services with any response body, built by [`Http::map_body`] or `ByContentType::map_body`.
 ///
-/// Made by [`Http::map_body`].
+/// The body of the rate limited service is a [`ResponseBody`] around the inner service's body.
 #[derive(Clone, Copy, Debug)]
 pub struct MapBody<R = Http>(pub(super) R);
 
@@ -21,37 +19,30 @@ impl<A, B, E, R> Respond<Request<A>, Response<B>, E> for MapBody<R>
 where
     R: Respond<Request<A>, Response<Bytes>, E, Response = Response<Bytes>, Error = E, Context = HttpContext>,
 {
-    type Response = Response<Body<B>>;
+    type Response = Response<ResponseBody<B>>;
     type Error = E;
     type Context = HttpContext;
 
-    fn wants_all_limits(&self) -> bool {
-        self.0.wants_all_limits()
-    }
-
-    fn wants_all_denials(&self) -> bool {
-        self.0.wants_all_denials()
-    }
-
-    fn admit(&self, request: &mut Request<A>, admission: RateLimitInfo) -> HttpContext {
-        self.0.admit(request, admission)
+    #[inline]
+    fn detail(&self) -> Detail {
+        self.0.detail()
     }
 
     #[inline]
-    fn admit_ref(&self, request: &Request<A>, decision: &Decision) -> Option<HttpContext> {
-        self.0.admit_ref(request, decision)
+    fn on_allowed(&self, request: &mut Request<A>, decision: Option<&Decision>) -> HttpContext {
+        self.0.on_allowed(request, decision)
     }
 
-    fn observe(mark: &mut HttpContext, observers: &Observers) {
-        mark.observe(observers);
+    fn observe(context: &mut HttpContext, observers: &Observers) {
+        context.observe(observers);
     }
 
     #[inline]
-    fn finish(mark: HttpContext, response: Response<B>) -> Response<Body<B>> {
-        mark.finish(response).map(Body::service)
+    fn map_response(context: HttpContext, response: Response<B>) -> Response<ResponseBody<B>> {
+        context.map_response(response).map(ResponseBody::from_service)
     }
 
-    fn refuse(&self, request: Request<A>, refusal: Rejection) -> Result<Response<Body<B>>, E> {
-        Ok(self.0.refuse(request, refusal)?.map(Body::refusal))
+    fn on_rejected(&self, request: Request<A>, rejection: Rejection) -> Result<Response<ResponseBody<B>>, E> {
+        Ok(self.0.on_rejected(request, rejection)?.map(ResponseBody::from_bytes))
     }
 }

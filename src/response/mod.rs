@@ -1,13 +1,13 @@
-//! What a decision looks like from outside.
+//! Building HTTP and gRPC responses from decisions.
 //!
-//! | Responder | A refusal is | For |
+//! | Responder | A rejection is | For |
 //! |---|---|---|
-//! | [`Http`] | 429 with `Retry-After`, rate limit fields and a problem body | servers whose response body is made from bytes (axum's is) |
-//! | [`MapBody`] | the same, in a [`Body`] around the service's own | servers with any other body |
-//! | `Grpc` | a gRPC status, with `RetryInfo` and `QuotaFailure` (feature `tonic`) | gRPC servers: tonic |
-//! | `ByContentType` | the one or the other | servers that speak both on one port |
-//! | [`RejectWithError`] | a [`Rejected`] error | clients, services that are not HTTP |
-//! | a closure `Fn(Request, Rejection) -> Response` | what it returns | all else |
+//! | [`Http`] | status 429 with `Retry-After`, rate limit headers and a problem body | servers whose response body implements `From<Bytes>` (axum) |
+//! | [`MapBody`] | the same, in a [`ResponseBody`] around the service's own body | servers with any other body |
+//! | `Grpc` | a gRPC status, with `RetryInfo` and `QuotaFailure` (feature `tonic`) | gRPC servers (tonic) |
+//! | `ByContentType` | the answer of `Grpc` or of `Http`, by the request | servers with gRPC and HTTP on one port |
+//! | [`RejectWithError`] | a [`Rejected`] error | clients, and services that are not HTTP |
+//! | a closure `Fn(Request, Rejection) -> Response` | what the closure returns | everything else |
 
 mod body;
 #[cfg(feature = "tonic")]
@@ -19,115 +19,107 @@ mod headers;
 mod http;
 mod info;
 mod map_body;
-mod partition;
 mod problem;
 mod reject_with_error;
 mod rejection;
 
-pub use self::body::Body;
+pub use self::body::ResponseBody;
 #[cfg(feature = "tonic")]
 pub use self::by_content_type::ByContentType;
 #[cfg(feature = "tonic")]
 pub use self::grpc::Grpc;
-pub use self::headers::{HttpContext, ResetFormat};
+pub use self::headers::ResetFormat;
 pub use self::http::Http;
 pub use self::info::RateLimitInfo;
 pub use self::map_body::MapBody;
-pub use self::partition::{Partition, PartitionBy};
-pub use self::problem::{Problem, Render};
+pub use self::problem::Problem;
+// A bound of `Http`, which closures and `Problem` satisfy: nameable for generic code, not documented.
+#[doc(hidden)]
+pub use self::problem::Render;
 pub use self::reject_with_error::{BoxError, RejectWithError, Rejected};
 pub use self::rejection::Rejection;
-use crate::decision::Decision;
+use crate::decision::{Decision, Detail};
 use crate::observe::Observers;
 
 /// Turns decisions into responses.
 ///
-/// A closure `Fn(Request, Rejection) -> Response` is a responder that leaves what is let through as it is.
+/// A closure `Fn(Request, Rejection) -> Response` is a responder that does not change the responses of allowed requests.
 ///
 /// # Example
 ///
-/// A responder for a protocol of one's own, whose answers tell how much is left.
+/// A responder for a custom protocol, whose answers carry the number of requests that remain.
 ///
 /// ```
-/// use tower_ratelimit::response::{RateLimitInfo, Rejection, Respond};
+/// use tower_ratelimit::Decision;
+/// use tower_ratelimit::response::{Rejection, Respond};
 ///
 /// struct Answer {
 ///     text: String,
-///     left: Option<u64>,
+///     remaining: Option<u64>,
 /// }
 ///
 /// #[derive(Clone)]
-/// struct TellLeft;
+/// struct AddRemaining;
 ///
-/// impl<Request, E> Respond<Request, Answer, E> for TellLeft {
+/// impl<Request, E> Respond<Request, Answer, E> for AddRemaining {
 ///     type Response = Answer;
 ///     type Error = E;
-///     /// What the answer will need to know of the decision.
+///     /// The part of the decision that the response needs.
 ///     type Context = Option<u64>;
 ///
-///     fn admit(&self, _request: &mut Request, admission: RateLimitInfo) -> Option<u64> {
-///         admission.decision()?.remaining()
+///     fn on_allowed(&self, _request: &mut Request, decision: Option<&Decision>) -> Option<u64> {
+///         decision?.remaining()
 ///     }
 ///
-///     fn finish(left: Option<u64>, answer: Answer) -> Answer {
-///         Answer { left, ..answer }
+///     fn map_response(remaining: Option<u64>, answer: Answer) -> Answer {
+///         Answer { remaining, ..answer }
 ///     }
 ///
-///     fn refuse(&self, _request: Request, refusal: Rejection) -> Result<Answer, E> {
-///         Ok(Answer { text: refusal.to_string(), left: Some(0) })
+///     fn on_rejected(&self, _request: Request, rejection: Rejection) -> Result<Answer, E> {
+///         Ok(Answer { text: rejection.to_string(), remaining: Some(0) })
 ///     }
 /// }
 /// ```
 #[diagnostic::on_unimplemented(
-    message = "`{Self}` can't answer for a service that takes `{Request}` and returns `{Response}`",
-    note = "`Http` answers for HTTP services whose response body is made from `Bytes`; for other bodies use \
+    message = "`{Self}` is not a responder for a service that takes `{Request}` and returns `{Response}`",
+    note = "`Http` is a responder for HTTP services whose response body implements `From<Bytes>`; for other bodies use \
             `.responder(Http::new().map_body())`, for gRPC `.responder(Grpc::new())` (feature `tonic`), for services \
             that are not HTTP `.responder(RejectWithError)` or a closure"
 )]
 pub trait Respond<Request, Response, Error> {
-    /// What the limited service answers with.
+    /// The response of the rate limited service.
     type Response;
-    /// What the limited service fails with.
+    /// The error of the rate limited service.
     type Error: From<Error>;
-    /// What [`finish`](Self::finish) needs to know of an admission. It travels with the request's future.
+    /// The value that [`on_allowed`](Self::on_allowed) hands to [`map_response`](Self::map_response).
+    ///
+    /// The response future stores the context, so a small one is cheaper.
     type Context;
 
-    /// Whether decisions should list every limit, as header fields do.
-    fn wants_all_limits(&self) -> bool {
-        false
-    }
-
-    /// Whether decisions should list every limit if they refuse, to name all that do.
-    fn wants_all_denials(&self) -> bool {
-        false
-    }
-
-    /// A request is about to be let through.
-    fn admit(&self, request: &mut Request, admission: RateLimitInfo) -> Self::Context;
-
-    /// As [`admit`](Self::admit), where the request stays as it is and a look at the decision is enough. It is asked first for
-    /// what is let through at once, and `admit` only if it answers `None`, which is the default.
-    ///
-    /// It must come to the same as `admit`. It saves moving the decision, which takes a good part of the time that deciding does.
+    /// Returns how many limits the decisions list for this responder.
     #[inline]
-    fn admit_ref(&self, request: &Request, decision: &Decision) -> Option<Self::Context> {
-        let _ = (request, decision);
-        None
+    fn detail(&self) -> Detail {
+        Detail::MostRestrictive
     }
 
-    /// Lets `mark` emit warnings in [`finish`](Self::finish). The layer calls this only if it has observers.
+    /// Prepares a request that the layer is about to forward, and returns the context of its response.
+    ///
+    /// `decision` is `None` if no limit applies to the request.
+    fn on_allowed(&self, request: &mut Request, decision: Option<&Decision>) -> Self::Context;
+
+    /// Gives the context the layer's observers. The layer calls this only if it has observers.
     #[doc(hidden)]
-    fn observe(mark: &mut Self::Context, observers: &Observers) {
-        let _ = (mark, observers);
+    fn observe(context: &mut Self::Context, observers: &Observers) {
+        let _ = (context, observers);
     }
 
-    /// The service has answered a request that was let through.
-    fn finish(mark: Self::Context, response: Response) -> Self::Response;
+    /// Turns the inner service's response to a forwarded request into the response of the rate limited service.
+    fn map_response(context: Self::Context, response: Response) -> Self::Response;
 
-    /// A request is not let through.
+    /// Answers a request that the layer does not forward.
     ///
     /// # Errors
     ///
-    /// Where the answer is an error.
-    fn refuse(&self, request: Request, refusal: Rejection) -> Result<Self::Response, Self::Error>;
+    /// The responder may answer with an error.
+    fn on_rejected(&self, request: Request, rejection: Rejection) -> Result<Self::Response, Self::Error>;
 }

@@ -7,22 +7,22 @@ use http::{HeaderValue, Response, StatusCode, header};
 use super::rejection::Rejection;
 use crate::decision::Decision;
 
-/// Renders a refusal's status and body. [`Http`](super::Http) adds the header fields.
+/// Renders the status and the body of a rejection. [`Http`](super::Http) adds the headers.
 ///
-/// A closure `Fn(&Parts, &Rejection) -> Response<Body>` renders.
+/// [`Problem`] implements this trait, and so does a closure `Fn(&Parts, &Rejection) -> Response<Body>`.
 #[diagnostic::on_unimplemented(
-    message = "`{Self}` can't render refusals as `Response<{B}>`",
-    note = "a renderer is a type that implements `Render<{B}>`, or a closure `|request: &http::request::Parts, \
-            refusal: &Rejection|` that returns a `Response<{B}>`"
+    message = "`{Self}` does not render rejections as `Response<{B}>`",
+    note = "use `Problem`, whose body must implement `From<Bytes>`, or a closure `|request: &http::request::Parts, \
+            rejection: &Rejection|` that returns a `Response<{B}>`"
 )]
 pub trait Render<B> {
-    /// Returns the response to `request`, which was refused.
-    fn render(&self, request: &Parts, refusal: &Rejection) -> Response<B>;
+    /// Returns the response to the rejected `request`.
+    fn render(&self, request: &Parts, rejection: &Rejection) -> Response<B>;
 }
 
 impl<B, F: Fn(&Parts, &Rejection) -> Response<B>> Render<B> for F {
-    fn render(&self, request: &Parts, refusal: &Rejection) -> Response<B> {
-        self(request, refusal)
+    fn render(&self, request: &Parts, rejection: &Rejection) -> Response<B> {
+        self(request, rejection)
     }
 }
 
@@ -30,16 +30,18 @@ impl<B, F: Fn(&Parts, &Rejection) -> Response<B>> Render<B> for F {
 ///
 /// | Rejection | Status |
 /// |---|---|
-/// | over a limit | 429, type `quota-exceeded`, with the names of the limits that refused in `violated-policies` |
-/// | the store could not answer, and the policy is to refuse | 503 |
-/// | the request lacks its key | 400, or 500 if the server is at fault |
+/// | over the limit | 429, type `quota-exceeded`, with the names of the limits that deny in `violated-policies` |
+/// | the limiter is unavailable, and the policy is to deny | 503 |
+/// | the request has no key | 400, or 500 if the server is misconfigured |
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Problem;
 
-impl<B: From<Bytes>> Render<B> for Problem {
-    fn render(&self, _request: &Parts, refusal: &Rejection) -> Response<B> {
-        let status = status(refusal);
-        let mut response = Response::new(B::from(body(refusal, status).into()));
+impl Problem {
+    /// Returns the response to a rejected request, for closures that render some rejections themselves.
+    #[must_use]
+    pub fn render<B: From<Bytes>>(&self, rejection: &Rejection) -> Response<B> {
+        let status = status(rejection);
+        let mut response = Response::new(B::from(body(rejection, status).into()));
         *response.status_mut() = status;
         let json = HeaderValue::from_static("application/problem+json");
         response.headers_mut().insert(header::CONTENT_TYPE, json);
@@ -47,17 +49,23 @@ impl<B: From<Bytes>> Render<B> for Problem {
     }
 }
 
-/// The HTTP status of a refusal: 400 or above.
-pub(super) fn status(refusal: &Rejection) -> StatusCode {
-    match refusal {
+impl<B: From<Bytes>> Render<B> for Problem {
+    fn render(&self, _request: &Parts, rejection: &Rejection) -> Response<B> {
+        self.render(rejection)
+    }
+}
+
+/// Returns the HTTP status of a rejection: 400 or above.
+pub(super) fn status(rejection: &Rejection) -> StatusCode {
+    match rejection {
         Rejection::MissingKey(missing) if missing.is_server_error() => StatusCode::INTERNAL_SERVER_ERROR,
         Rejection::MissingKey(_) => StatusCode::BAD_REQUEST,
-        _ if refusal.is_over_limit() => StatusCode::TOO_MANY_REQUESTS,
+        _ if rejection.is_over_limit() => StatusCode::TOO_MANY_REQUESTS,
         _ => StatusCode::SERVICE_UNAVAILABLE,
     }
 }
 
-fn body(refusal: &Rejection, status: StatusCode) -> String {
+fn body(rejection: &Rejection, status: StatusCode) -> String {
     let (kind, title) = match status {
         StatusCode::TOO_MANY_REQUESTS => {
             ("https://iana.org/assignments/http-problem-types#quota-exceeded", "Request quota exceeded")
@@ -68,8 +76,8 @@ fn body(refusal: &Rejection, status: StatusCode) -> String {
     for part in [r#"{"type":""#, kind, r#"","title":""#, title, r#"","status":"#, status.as_str(), r#","detail":"#] {
         json.push_str(part);
     }
-    push_string(&mut json, &refusal.to_text());
-    if let Some(decision) = refusal.decision().filter(|_| refusal.is_over_limit()) {
+    push_string(&mut json, &rejection.to_text());
+    if let Some(decision) = rejection.decision().filter(|_| rejection.is_over_limit()) {
         push_violated(&mut json, decision);
     }
     json.push('}');
@@ -78,18 +86,17 @@ fn body(refusal: &Rejection, status: StatusCode) -> String {
 
 fn push_violated(json: &mut String, decision: &Decision) {
     json.push_str(r#","violated-policies":["#);
-    let violated =
-        decision.limits().iter().filter(|standing| !standing.is_shadow() && !standing.verdict().is_allowed());
-    for (index, standing) in violated.enumerate() {
+    let violated = decision.limits().iter().filter(|limit| !limit.is_shadow() && !limit.verdict().is_allowed());
+    for (index, limit) in violated.enumerate() {
         if index > 0 {
             json.push(',');
         }
-        push_string(json, standing.name());
+        push_string(json, limit.name());
     }
     json.push(']');
 }
 
-/// A JSON string (RFC 8259, section 7).
+/// Appends a JSON string (RFC 8259, section 7).
 fn push_string(json: &mut String, text: &str) {
     json.push('"');
     let mut rest = text;
@@ -97,7 +104,7 @@ fn push_string(json: &mut String, text: &str) {
         json.push_str(&rest[..index]);
         match rest.as_bytes()[index] {
             escaped @ (b'"' | b'\\') => json.extend(['\\', char::from(escaped)]),
-            // Writing to a `String` can't fail.
+            // Writing to a `String` does not fail.
             control => drop(write!(json, "\\u{control:04x}")),
         }
         rest = &rest[index + 1..];

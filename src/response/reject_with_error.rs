@@ -2,21 +2,21 @@ use std::error::Error as StdError;
 use std::fmt;
 
 use super::Respond;
-use super::info::RateLimitInfo;
 use super::rejection::Rejection;
 use crate::decision::Decision;
 
 /// Any error, as tower's own layers return it.
 pub type BoxError = Box<dyn StdError + Send + Sync>;
 
-/// Refuses with an error: for clients, and for services that are not HTTP.
+/// Rejects requests with an error: for clients, and for services that are not HTTP.
 ///
-/// The limited service's error is a [`BoxError`]: a [`Rejected`], which `downcast_ref` finds, or the service's own.
+/// The error of the rate limited service is a [`BoxError`]. It holds a [`Rejected`], which `downcast_ref` finds, or the
+/// error of the inner service.
 ///
 /// ```
 /// use tower::{Service, ServiceBuilder, ServiceExt, service_fn};
 /// use tower_ratelimit::key::Global;
-/// use tower_ratelimit::response::{RejectWithError, BoxError, Rejected};
+/// use tower_ratelimit::response::{BoxError, RejectWithError, Rejected};
 /// use tower_ratelimit::{FixedWindow, Memory, Quota, RateLimitLayer};
 ///
 /// # #[tokio::main(flavor = "current_thread")]
@@ -28,8 +28,8 @@ pub type BoxError = Box<dyn StdError + Send + Sync>;
 ///
 /// assert_eq!(service.ready().await?.call(1).await?, 2);
 /// let error = service.ready().await?.call(1).await.unwrap_err();
-/// let rejected = error.downcast_ref::<Rejected>().expect("the limiter's error");
-/// assert!(rejected.refusal().is_over_limit());
+/// let rejected = error.downcast_ref::<Rejected>().expect("an error of the rate limiter");
+/// assert!(rejected.rejection().is_over_limit());
 /// # Ok(())
 /// # }
 /// ```
@@ -44,45 +44,41 @@ where
     type Error = BoxError;
     type Context = ();
 
-    fn admit(&self, _request: &mut Request, _admission: RateLimitInfo) {}
-
     #[inline]
-    fn admit_ref(&self, _request: &Request, _decision: &Decision) -> Option<()> {
-        Some(())
-    }
+    fn on_allowed(&self, _request: &mut Request, _decision: Option<&Decision>) {}
 
-    fn finish((): (), response: Response) -> Response {
+    fn map_response((): (), response: Response) -> Response {
         response
     }
 
-    fn refuse(&self, _request: Request, refusal: Rejection) -> Result<Response, BoxError> {
-        Err(Box::new(Rejected { refusal }))
+    fn on_rejected(&self, _request: Request, rejection: Rejection) -> Result<Response, BoxError> {
+        Err(Box::new(Rejected { rejection }))
     }
 }
 
-/// The error of a request that a limiter did not let through.
+/// The error of a request that the rate limiter rejected.
 #[derive(Clone, Debug)]
 pub struct Rejected {
-    refusal: Rejection,
+    rejection: Rejection,
 }
 
 impl Rejected {
-    /// Why it was not let through.
+    /// Returns the reason.
     #[must_use]
-    pub fn refusal(&self) -> &Rejection {
-        &self.refusal
+    pub fn rejection(&self) -> &Rejection {
+        &self.rejection
     }
 }
 
 impl fmt::Display for Rejected {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.refusal.fmt(f)
+        self.rejection.fmt(f)
     }
 }
 
 impl StdError for Rejected {
     fn source(&self) -> Option<&(dyn StdError + 'static)> {
-        match &self.refusal {
+        match &self.rejection {
             Rejection::Unavailable(error) => Some(error),
             _ => None,
         }

@@ -5,22 +5,24 @@ use std::time::Duration;
 use super::headers::push_number;
 use crate::decision::{Decision, DecisionSource};
 use crate::error::Error;
-use crate::key::Missing;
+use crate::key::MissingKey;
 
-/// Why a request was not let through.
+/// The reason why the layer does not forward a request.
+///
+/// `Display` writes a text for clients: the text holds no details about the server.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum Rejection {
-    /// A limiter, or a policy in its place, said no.
+    /// A limiter denied the request, or a policy did because the limiter was unavailable.
     OverLimit(Decision),
-    /// It should have a key, and has none.
-    MissingKey(Missing),
+    /// The extractor found no key.
+    MissingKey(MissingKey),
     /// The limiter could not decide.
     Unavailable(Error),
 }
 
 impl Rejection {
-    /// The decision, if a limiter made one.
+    /// Returns the decision, if a limiter or a policy made one.
     #[must_use]
     pub fn decision(&self) -> Option<&Decision> {
         match self {
@@ -29,7 +31,9 @@ impl Rejection {
         }
     }
 
-    /// After what time to try again, if that is ever going to help. A second where the limiter could not decide.
+    /// Returns the time after which a retry may succeed: one second if the limiter could not decide.
+    ///
+    /// `None` if no retry succeeds.
     #[must_use]
     pub fn retry_after(&self) -> Option<Duration> {
         match self {
@@ -39,29 +43,29 @@ impl Rejection {
         }
     }
 
-    /// Whether the client used up its quota: 429 in HTTP. Otherwise the request or the server is at fault.
+    /// Whether a limit denied the request: status 429 in HTTP.
+    ///
+    /// Otherwise the request has no key, or the limiter was unavailable.
     #[must_use]
     pub fn is_over_limit(&self) -> bool {
         self.decision().is_some_and(|decision| decision.source() != DecisionSource::Policy)
     }
-}
 
-impl Rejection {
-    /// What `Display` writes.
+    /// Returns the text that `Display` writes.
     pub(super) fn to_text(&self) -> Cow<'_, str> {
         let decision = match self {
-            // Details are for the log: they would tell clients about the server.
-            Self::MissingKey(missing) if missing.is_server_error() => return Cow::Borrowed(MISCONFIGURED),
+            // The reason of a misconfigured server reaches observers only.
+            Self::MissingKey(missing) if missing.is_server_error() => return Cow::Borrowed(MISCONFIGURED_TEXT),
             Self::MissingKey(missing) => return missing.reason(),
-            Self::Unavailable(_) => return Cow::Borrowed(UNDECIDED),
+            Self::Unavailable(_) => return Cow::Borrowed(UNAVAILABLE_TEXT),
             Self::OverLimit(decision) => decision,
         };
         let mut text = String::with_capacity(80);
         match decision.most_restrictive().filter(|_| self.is_over_limit()) {
             None if self.is_over_limit() => text.push_str("rate limit exceeded"),
-            None => text.push_str(UNDECIDED),
-            Some(standing) => {
-                for part in ["rate limit \"", standing.name(), "\" exceeded"] {
+            None => text.push_str(UNAVAILABLE_TEXT),
+            Some(limit) => {
+                for part in ["rate limit \"", limit.name(), "\" exceeded"] {
                     text.push_str(part);
                 }
             }
@@ -69,28 +73,27 @@ impl Rejection {
         if let Some(retry_after) = decision.retry_after() {
             text.push_str(", retry after ");
             push_seconds(&mut text, retry_after);
-        } else if let Some(standing) = decision.most_restrictive() {
-            text.push_str(", the request costs more than the limit of ");
-            push_number(&mut text, standing.limit());
-            text.push_str(" can ever hold");
+        } else if let Some(limit) = decision.most_restrictive() {
+            text.push_str(": the cost of the request is above the limit of ");
+            push_number(&mut text, limit.limit());
         }
         Cow::Owned(text)
     }
 }
 
-const UNDECIDED: &str = "the rate limiter can't decide at the moment";
-const MISCONFIGURED: &str = "the server is misconfigured";
+const UNAVAILABLE_TEXT: &str = "rate limiter unavailable";
+const MISCONFIGURED_TEXT: &str = "server misconfigured";
 
-/// Seconds with as many of the three decimals as it takes, rounded up: `1.5s`.
-fn push_seconds(text: &mut String, span: Duration) {
-    let millis = u64::try_from(span.as_nanos().div_ceil(1_000_000)).unwrap_or(u64::MAX);
+/// Appends seconds with at most three decimals, rounded up and without trailing zeros: `1.5s`.
+fn push_seconds(text: &mut String, duration: Duration) {
+    let millis = u64::try_from(duration.as_nanos().div_ceil(1_000_000)).unwrap_or(u64::MAX);
     push_number(text, millis / 1_000);
     let fraction = millis % 1_000;
     if fraction > 0 {
         let digits = [fraction / 100, fraction / 10 % 10, fraction % 10];
-        let kept = digits.iter().rposition(|&digit| digit > 0).map_or(0, |last| last + 1);
+        let significant = digits.iter().rposition(|&digit| digit > 0).map_or(0, |last| last + 1);
         text.push('.');
-        digits[..kept].iter().for_each(|&digit| push_number(text, digit));
+        digits[..significant].iter().for_each(|&digit| push_number(text, digit));
     }
     text.push('s');
 }

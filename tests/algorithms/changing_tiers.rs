@@ -8,7 +8,7 @@ use proptest::prelude::*;
 use proptest::sample::select;
 use tower_ratelimit::algorithm::Algorithm;
 use tower_ratelimit::{
-    AcquireOptions, FixedWindow, Gcra, LeakyBucket, LeakyQueue, LimitSnapshot, Quota, SlidingLog, Timestamp,
+    AcquireOptions, Detail, FixedWindow, Gcra, LeakyBucket, LeakyQueue, LimitSnapshot, Quota, SlidingLog, Timestamp,
     TokenBucket, Verdict,
 };
 

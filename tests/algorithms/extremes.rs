@@ -9,7 +9,7 @@ use proptest::prelude::*;
 use proptest::sample::select;
 use tower_ratelimit::algorithm::{Algorithm, Counters, HitLog};
 use tower_ratelimit::{
-    AcquireOptions, FixedWindow, LeakyBucket, LeakyQueue, LimitStatus, Quota, SlidingLog, SlidingWindow, Timestamp,
+    AcquireOptions, Detail, FixedWindow, LeakyBucket, LeakyQueue, LimitStatus, Quota, SlidingLog, SlidingWindow, Timestamp,
     TokenBucket, Verdict,
 };
 
@@ -128,7 +128,7 @@ proptest! {
                 5 => Op::Tier(which),
                 _ => Op::Clock { now: a },
             });
-            let decision = subject.peek(AcquireOptions::cost(c).all_limits());
+            let decision = subject.peek(AcquireOptions::cost(c).detail(Detail::All));
             prop_assert_eq!(decision.limits().iter().map(LimitStatus::figures).count(), 2);
         }
     }

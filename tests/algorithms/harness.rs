@@ -8,7 +8,7 @@ use proptest::test_runner::TestCaseError;
 use tower_ratelimit::algorithm::Algorithm;
 use tower_ratelimit::limiter::{Acquisition, Held, LimiterFuture, Outcome};
 use tower_ratelimit::{
-    AcquireOptions, Clock, Decision, DynLimit, FixedWindow, Gcra, Limit, LimitStatus, Limiter, ManualClock, Memory,
+    AcquireOptions, Detail, Clock, Decision, DynLimit, FixedWindow, Gcra, Limit, LimitStatus, Limiter, ManualClock, Memory,
     SlidingLog, SlidingWindow, Timestamp, per_key,
 };
 

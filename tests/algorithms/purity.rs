@@ -2,7 +2,7 @@
 
 use proptest::collection::vec;
 use proptest::prelude::*;
-use tower_ratelimit::AcquireOptions;
+use tower_ratelimit::{AcquireOptions, Detail};
 
 use crate::cases;
 use crate::harness::{Pair, Subject};

@@ -6,7 +6,7 @@ use std::time::Duration;
 use proptest::collection::vec;
 use proptest::prelude::*;
 use proptest::sample::select;
-use tower_ratelimit::{AcquireOptions, Gcra, LimitSnapshot, ManualClock, Quota, SlidingWindow, Verdict};
+use tower_ratelimit::{AcquireOptions, Detail, Gcra, LimitSnapshot, ManualClock, Quota, SlidingWindow, Verdict};
 
 use crate::model::{Combined, MAX_PERIOD, Spec};
 use crate::span::{micros, ticks};

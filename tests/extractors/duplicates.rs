@@ -8,7 +8,7 @@ use proptest::collection::vec;
 use proptest::prelude::*;
 use tower::{Layer, ServiceBuilder, ServiceExt, service_fn};
 use tower_ratelimit::key::{
-    ApiKey, Bearer, Cookie, Extension, ExtractKey, Extracted, Global, Header, Host, LookupLayer, Missing, Or,
+    ApiKey, Bearer, Cookie, Extension, ExtractKey, Extracted, Global, Header, Host, LookupLayer, MissingKey, Or,
     PeerNetworks, TrustedProxies,
 };
 use tower_ratelimit::{
@@ -223,9 +223,9 @@ fn duplicate_credential_of_closures_and_extensions() {
     let absent = [with(&[])];
     let unusable = [with(&[("x-number", "seven")]), with(&[("x-number", "\u{e9}")])];
     let extracted = |request: &Get| match number(request) {
-        None => Extracted::Missing(Missing::from_request("no number")),
+        None => Extracted::Missing(MissingKey::from_request("no number")),
         Some(Ok(number)) => Extracted::<u8>::Key(number),
-        Some(Err(_)) => Extracted::Missing(Missing::unusable("that is no number")),
+        Some(Err(_)) => Extracted::Missing(MissingKey::unusable("that is no number")),
     };
     check("Extracted", &extracted, &absent, &unusable, &usable);
     let option = |request: &Get| number(request).and_then(Result::<u8, _>::ok);

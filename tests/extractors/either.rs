@@ -4,7 +4,7 @@ use std::collections::HashSet;
 use std::net::IpAddr;
 
 use tower_ratelimit::key::{
-    ApiKey, Bearer, Either, ExtractKey, Extracted, Fingerprint, Global, Header, KeyText, Missing, Or, TrustedProxies,
+    ApiKey, Bearer, Either, ExtractKey, Extracted, Fingerprint, Global, Header, KeyText, MissingKey, Or, TrustedProxies,
 };
 use tower_ratelimit::{AcquireOptions, ClientIp, Gcra, Memory, PeerIp, Quota};
 
@@ -42,9 +42,9 @@ fn only_an_absent_key_is_looked_for_again() {
     let found = |says, name: &'static str| match says {
         Says::Key => Extracted::Key(name),
         Says::Exempt => Extracted::Exempt,
-        Says::ByRequest => Extracted::Missing(Missing::from_request(format!("{name} is not sent"))),
-        Says::Unusable => Extracted::Missing(Missing::unusable(format!("{name} is unusable"))),
-        Says::ByServer => Extracted::Missing(Missing::from_server(format!("{name} is not set"))),
+        Says::ByRequest => Extracted::Missing(MissingKey::from_request(format!("{name} is not sent"))),
+        Says::Unusable => Extracted::Missing(MissingKey::unusable(format!("{name} is unusable"))),
+        Says::ByServer => Extracted::Missing(MissingKey::from_server(format!("{name} is not set"))),
     };
     let first = |outcomes: &Outcomes| found(outcomes.0, "left");
     let second = |outcomes: &Outcomes| found(outcomes.1, "right");

@@ -21,7 +21,7 @@ use tower_ratelimit::limiter::{
 };
 use tower_ratelimit::response::{BoxError, ResetFormat};
 use tower_ratelimit::{
-    AcquireOptions, BoxLimiter, Decision, DynLimit, Error, FixedWindow, Gcra, Http, LeakyBucket, LeakyQueue, Limit,
+    AcquireOptions, Detail, BoxLimiter, Decision, DynLimit, Error, FixedWindow, Gcra, Http, LeakyBucket, LeakyQueue, Limit,
     Limiter, ManualClock, Memory, MissingKeyPolicy, PeerIp, Quota, RateLimitInfo, RateLimitLayer, SlidingLog,
     SlidingWindow, TokenBucket, Verdict, WhenFull, per_key,
 };
@@ -140,7 +140,7 @@ fn three_limits(clock: &ManualClock) -> BoxLimiter<str> {
 }
 
 fn left(limiter: &impl Limiter<str>, key: &str) -> Vec<u64> {
-    let decision = peek(limiter, key, AcquireOptions::default().all_limits());
+    let decision = peek(limiter, key, AcquireOptions::default().detail(Detail::All));
     decision.limits().iter().map(tower_ratelimit::LimitStatus::remaining).collect()
 }
 
@@ -300,7 +300,7 @@ fn a_block_is_for_the_part_that_its_limit_counts_by_and_charges_none_of_the_othe
     let limiter = three_limits(&clock);
     now(limiter.block("organisation", "alice@acme", MINUTE)).unwrap();
     for blocked in ["alice@acme", "bob@acme", "acme"] {
-        let refused = acquire(&limiter, blocked, AcquireOptions::default().all_limits());
+        let refused = acquire(&limiter, blocked, AcquireOptions::default().detail(Detail::All));
         assert_eq!(refused.retry_after(), Some(MINUTE));
         assert_eq!(refused.most_restrictive().unwrap().name(), "organisation");
         assert_eq!(left(&limiter, blocked), [10, 20, 30]);
@@ -874,7 +874,7 @@ impl Limiter<str> for Noting {
 
 /// Calls every method that must be there, and makes sure of each that its answer comes back.
 fn every_method<L: Limiter<str> + ?Sized>(limiter: &L) {
-    let ask = AcquireOptions::cost(7).max_delay(SECOND).all_limits();
+    let ask = AcquireOptions::cost(7).max_delay(SECOND).detail(Detail::All);
     let answers = [
         now(std::future::IntoFuture::into_future(limiter.acquire("alice", ask))).map(drop),
         now(limiter.peek("alice", ask)).map(drop),

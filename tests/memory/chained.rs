@@ -17,7 +17,7 @@ use tower_ratelimit::limiter::{
     Acquisition, AdminOperation, BoxFuture, Chained, DeniedCache, FailOpen, Fallback, Held, LimiterFuture, Outcome,
 };
 use tower_ratelimit::{
-    AcquireOptions, BoxLimiter, Clock as _, Decision, DecisionSource, Error, FixedWindow, Gcra, LeakyQueue, Limit,
+    AcquireOptions, Detail, BoxLimiter, Clock as _, Decision, DecisionSource, Error, FixedWindow, Gcra, LeakyQueue, Limit,
     Limiter, ManualClock, Memory, Quota, RateLimitLayer, SlidingLog, SlidingWindow, TokenBucket, Verdict,
 };
 
@@ -210,7 +210,7 @@ async fn agrees(seed: u64, whole: BoxLimiter<Key>, parts: BoxLimiter<Key>, clock
             }
             kind => {
                 let mut asked = AcquireOptions::cost([1, 1, 1, 2, 3, 0, 9][usize::try_from(dice.below(7)).unwrap()]);
-                asked.all_limits = dice.below(2) == 0;
+                asked.detail = [Detail::MostRestrictive, Detail::All][dice.below(2) as usize];
                 asked.hold = dice.below(4) == 0 && guards.len() < 3;
                 let at_once = asked.max_delay(Duration::ZERO);
                 if kind == 9 {
@@ -270,7 +270,7 @@ async fn denial_by_the_second_releases_what_the_first_holds() {
     let (user, team) = (of_user(10, &clock), of_team(3, &clock));
     let limiter = Chained::new(user.clone(), Elsewhere(team.clone(), 3));
     for expected in [Verdict::Allowed, Verdict::Denied { retry_after: HOUR }, Verdict::Denied { retry_after: HOUR }] {
-        let outcome = ask(&limiter, ALICE, AcquireOptions::cost(2).all_limits()).await;
+        let outcome = ask(&limiter, ALICE, AcquireOptions::cost(2).detail(Detail::All)).await;
         assert_eq!(outcome.decision.verdict(), expected);
         // Its figures are those of a key that was not charged.
         let figures = outcome.decision.limits().iter().map(|standing| (standing.name(), standing.remaining()));
@@ -489,7 +489,7 @@ async fn three_limiters_hold_all_or_none_and_are_settled_alike() {
     // Bob's team has one left, and all two.
     assert!(!ask(&limiter, BOB, AcquireOptions::cost(2)).await.decision.is_allowed());
     settle_in_background().await;
-    let outcome = ask(&limiter, BOB, AcquireOptions::default().all_limits().hold()).await;
+    let outcome = ask(&limiter, BOB, AcquireOptions::default().detail(Detail::All).hold()).await;
     let names = outcome.decision.limits().iter().map(|standing| (standing.name(), standing.remaining()));
     assert_eq!(names.collect::<Vec<_>>(), [("user", 4), ("team", 0), ("all", 1)]);
     outcome.held.expect("a guard").release().await.expect("done");

@@ -10,7 +10,7 @@ use tower_ratelimit::algorithm::{Algorithm, Counters, HitLog};
 use tower_ratelimit::limiter::{Acquisition, Held, LimiterFuture};
 use tower_ratelimit::store::LimitsFor;
 use tower_ratelimit::{
-    AcquireOptions, DecisionSource, FixedWindow, Gcra, Limit, Limiter, ManualClock, Memory, Quota, SlidingLog,
+    AcquireOptions, Detail, DecisionSource, FixedWindow, Gcra, Limit, Limiter, ManualClock, Memory, Quota, SlidingLog,
     SlidingWindow, Timestamp, Verdict, WhenFull,
 };
 
@@ -370,7 +370,7 @@ fn remaining_of<Key: Hash, L>(limiter: &Memory<L, ManualClock>, key: &Key, limit
 where
     L: LimitsFor<Key, tower_ratelimit::store::DefaultHashBuilder>,
 {
-    let decision = now(limiter.peek(key, AcquireOptions::cost(0).all_limits())).unwrap();
+    let decision = now(limiter.peek(key, AcquireOptions::cost(0).detail(Detail::All))).unwrap();
     decision.limits().iter().find(|standing| standing.name() == limit).expect("it is listed").remaining()
 }
 

@@ -9,7 +9,7 @@ use futures_util::{Stream, StreamExt, stream};
 use tower_ratelimit::algorithm::Algorithm;
 use tower_ratelimit::limiter::{Acquisition, Held, Limiter, Outcome};
 use tower_ratelimit::{
-    AcquireOptions, BoxLimiter, Decision, DecisionSource, FixedWindow, Gcra, LeakyBucket, LeakyQueue, Limit,
+    AcquireOptions, Detail, BoxLimiter, Decision, DecisionSource, FixedWindow, Gcra, LeakyBucket, LeakyQueue, Limit,
     LimitStatus, ManualClock, Memory, Quota, SlidingLog, SlidingWindow, TokenBucket, Verdict, WhenFull,
 };
 
@@ -222,13 +222,13 @@ fn several_limits_hold_all_or_nothing_and_are_settled_alike() {
     );
     let limiter = Memory::builder(limits).max_keys(100).clock(clock).build().unwrap();
     let left = |key: &str| -> Vec<u64> {
-        let decision = peek(&limiter, key, AcquireOptions::default().all_limits());
+        let decision = peek(&limiter, key, AcquireOptions::default().detail(Detail::All));
         decision.limits().iter().map(LimitStatus::remaining).collect()
     };
     let alice = hold(&limiter, "alice", 6);
     assert_eq!((left("alice"), left("bob")), (vec![4, 94, 2, 14], vec![10, 100, 8, 14]));
     // The log denies: nothing is held on any.
-    let denied = outcome(&limiter, "alice", AcquireOptions::cost(3).hold().all_limits()).decision;
+    let denied = outcome(&limiter, "alice", AcquireOptions::cost(3).hold().detail(Detail::All)).decision;
     assert_eq!(denied.most_restrictive().unwrap().name(), "log");
     assert!(denied.is_estimate());
     assert_eq!(left("alice"), [4, 94, 2, 14]);

@@ -6,7 +6,7 @@ use std::time::Duration;
 use proptest::prelude::*;
 use tower_ratelimit::algorithm::Algorithm;
 use tower_ratelimit::{
-    AcquireOptions, Clock, Gcra, LeakyQueue, Limit, Limiter, ManualClock, Memory, Quota, Timestamp, Verdict,
+    AcquireOptions, Detail, Clock, Gcra, LeakyQueue, Limit, Limiter, ManualClock, Memory, Quota, Timestamp, Verdict,
 };
 
 #[derive(Clone, Copy, Debug)]
@@ -200,7 +200,7 @@ fn several(
         match step {
             Step::Pass { hundredths } => clock.advance(Duration::from_micros(hundredths)),
             Step::AcquireOptions { cost, patience } => {
-                let mut ask = AcquireOptions::cost(cost).all_limits();
+                let mut ask = AcquireOptions::cost(cost).detail(Detail::All);
                 ask.max_delay = patience.map(Duration::from_micros);
                 let peeked = limiter.peek(&caller, ask).try_ready().unwrap().unwrap();
                 let decision = limiter.check(&caller, ask);

@@ -13,7 +13,7 @@ use std::time::Duration;
 use tower_ratelimit::algorithm::{Algorithm, Counters, HitLog, State};
 use tower_ratelimit::limiter::{Acquisition, Held, Outcome};
 use tower_ratelimit::{
-    AcquireOptions, Clock, Decision, DynLimit, FixedWindow, Gcra, LazySnapshot, LeakyQueue, Limit, LimitSnapshot,
+    AcquireOptions, Detail, Clock, Decision, DynLimit, FixedWindow, Gcra, LazySnapshot, LeakyQueue, Limit, LimitSnapshot,
     Limiter, ManualClock, Memory, Quota, SlidingLog, SlidingWindow, SystemClock, Timestamp, Verdict,
 };
 
@@ -70,7 +70,7 @@ fn take_all<Key: ?Sized>(limiter: &impl Limiter<Key>, key: &Key) -> u64 {
 
 /// How the key stands with every limit.
 fn peek<Key: ?Sized>(limiter: &impl Limiter<Key>, key: &Key) -> Decision {
-    let reply = limiter.peek(key, at_once(1).all_limits());
+    let reply = limiter.peek(key, at_once(1).detail(Detail::All));
     reply.try_ready().expect("memory answers at once").expect("memory never fails")
 }
 

@@ -4,9 +4,9 @@ use std::convert::Infallible;
 use std::error::Error as _;
 
 use tower::{Layer, ServiceBuilder, ServiceExt, service_fn};
-use tower_ratelimit::key::Global;
-use tower_ratelimit::response::{BoxError, RateLimitInfo, RejectWithError, Rejected, Rejection, Respond};
-use tower_ratelimit::{Decision, Error, RateLimitLayer, Verdict};
+use tower_ratelimit::key::{Extracted, Global};
+use tower_ratelimit::response::{BoxError, RejectWithError, Rejected, Rejection, Respond};
+use tower_ratelimit::{Decision, Detail, Error, RateLimitLayer, Verdict};
 
 use crate::support::{Failure, StubLimiter, TestRequest, key_of};
 
@@ -99,13 +99,13 @@ async fn custom_responder_passes_its_context_from_the_request_to_the_response() 
         type Error = Failure;
         type Context = String;
 
-        fn wants_all_limits(&self) -> bool {
-            true
+        fn detail(&self) -> Detail {
+            Detail::All
         }
 
-        fn admit(&self, request: &mut String, admission: RateLimitInfo) -> String {
-            request.push_str(", admitted");
-            format!("{:?}", admission.decision().and_then(Decision::remaining))
+        fn on_allowed(&self, request: &mut String, decision: Option<&Decision>) -> String {
+            request.push_str(", allowed");
+            format!("{:?}", decision.and_then(Decision::remaining))
         }
 
         fn finish(context: String, response: String) -> String {
@@ -136,7 +136,7 @@ async fn custom_responder_may_take_the_decision_by_reference() {
     impl Respond<u32, String, Failure> for ByReference {
         type Response = String;
         type Error = Failure;
-        type Context = &'static str;
+        type Context = Option<u64>;
 
         fn admit(&self, _request: &mut u32, _admission: RateLimitInfo) -> &'static str {
             "by value"

@@ -11,7 +11,7 @@ use http_body_util::{BodyExt, Empty, Full, StreamBody};
 use tokio_test::{assert_ready, task};
 use tower::{Layer, ServiceExt, service_fn};
 use tower_ratelimit::key::Global;
-use tower_ratelimit::response::{Body, Http, RateLimitInfo, Rejection};
+use tower_ratelimit::response::{Http, RateLimitInfo, Rejection, ResponseBody};
 use tower_ratelimit::{RateLimitLayer, limiter::Limiter};
 
 use crate::fields::{limits, retry_after};
@@ -142,7 +142,7 @@ async fn default_body_is_the_default_of_the_inner_body() {
 fn mapped_body_accepts_the_bodies_of_servers() {
     fn fits<B: http_body::Body<Data = Bytes>>() {
         fn assert_body<B: http_body::Body<Data = Bytes>>() {}
-        assert_body::<Body<B>>();
+        assert_body::<ResponseBody<B>>();
     }
     fits::<hyper::body::Incoming>();
     fits::<axum::body::Body>();

@@ -12,7 +12,7 @@ use tower_ratelimit::algorithm::Algorithm;
 use tower_ratelimit::config::{AlgorithmName, Parts, Policy};
 use tower_ratelimit::limiter::{Acquisition, Held};
 use tower_ratelimit::{
-    AcquireOptions, Decision, DynLimit, FixedWindow, Gcra, LeakyBucket, LeakyQueue, Limit, LimitStatus, Limiter,
+    AcquireOptions, Detail, Decision, DynLimit, FixedWindow, Gcra, LeakyBucket, LeakyQueue, Limit, LimitStatus, Limiter,
     ManualClock, Memory, Quota, SlidingLog, SlidingWindow, TokenBucket, WhenFull, per_key,
 };
 
@@ -62,7 +62,7 @@ fn memory_without_limits(clock: &ManualClock) -> Dynamic {
 }
 
 fn peek(limiter: &impl Limiter<Caller>, caller: &Caller) -> Decision {
-    limiter.peek(caller, AcquireOptions::default().all_limits()).try_ready().unwrap().unwrap()
+    limiter.peek(caller, AcquireOptions::default().detail(Detail::All)).try_ready().unwrap().unwrap()
 }
 
 /// What each limit has left, by its name.

@@ -73,7 +73,7 @@ where
             Ok(at) => Served(at),
             Err(error) => {
                 let rejected = error.downcast::<Rejected>().expect("the limiter's error");
-                Refused { at: opened.elapsed(), retry_after: rejected.refusal().retry_after() }
+                Refused { at: opened.elapsed(), retry_after: rejected.rejection().retry_after() }
             }
         }
     })
@@ -384,7 +384,7 @@ async fn who_finds_no_place_is_told_how_the_key_stands() {
         assert!(service.call(caller).await.is_ok());
     }
     let rejected = service.call(2).await.unwrap_err().downcast::<Rejected>().unwrap();
-    let told = rejected.refusal().decision().unwrap();
+    let told = rejected.rejection().decision().unwrap();
     let peeked = limiter.peek(&(), AcquireOptions::default()).await.unwrap();
     assert_eq!((told.retry_after(), told.reset()), (Some(ms(100)), Some(ms(200))));
     assert_eq!((peeked.retry_after(), peeked.reset()), (Some(ms(100)), Some(ms(200))));
@@ -1027,7 +1027,7 @@ fn outside_of_a_runtime_nobody_waits() {
     assert!(now(0).is_ok());
     for caller in 1..4 {
         let rejected = now(caller).unwrap_err().downcast::<Rejected>().unwrap();
-        let retry_after = rejected.refusal().retry_after().unwrap();
+        let retry_after = rejected.rejection().retry_after().unwrap();
         assert!(retry_after <= Duration::from_secs(3600), "nobody before it was charged: {retry_after:?}");
     }
 }

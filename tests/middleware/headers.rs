@@ -224,7 +224,7 @@ proptest::proptest! {
                 break Rejection::OverLimit(decision);
             }
         };
-        let response: Result<Response<Bytes>, ()> = Http::new().refuse(http::Request::new(()), refusal);
+        let response: Result<Response<Bytes>, ()> = Http::new().on_rejected(http::Request::new(()), refusal);
         let response = response.expect("a response");
         assert_eq!(policies(response.headers()), [(name.clone(), 1, 60)]);
         assert_eq!(limits(response.headers()), [(name.clone(), 0, Some(60))]);
@@ -397,66 +397,4 @@ async fn streams_of_one_connection_share_the_limit() {
         }
     }
     assert_eq!((left, refused), ((0..7).collect(), 23), "each is told another remainder");
-}
-
-/// The partition key: equal for equal keys, different for others, and never the key itself.
-#[tokio::test]
-async fn a_partition_key_is_told_as_a_hash() {
-    use sfv::{BareItem, List, ListEntry, Parser};
-    use tower_ratelimit::key::{Header, Pepper, ProcessPepper};
-
-    fn hashes(headers: &HeaderMap) -> Vec<Vec<u8>> {
-        let lines = ["ratelimit", "ratelimit-policy"].map(|name| headers[name].to_str().expect("ASCII"));
-        let hash = |line: &str| {
-            let list: List = Parser::new(line).parse().expect("a structured field");
-            let [ListEntry::Item(item)] = &list[..] else { panic!("one item: {line}") };
-            let Some(BareItem::ByteSequence(hash)) = item.params.get("pk") else { panic!("a `pk`: {line}") };
-            hash.clone()
-        };
-        lines.map(hash).into()
-    }
-    const TENANT: Header = Header::from_static("x-tenant");
-    let shared = || Pepper::new(&[7; 32]).expect("a pepper");
-    let (address, other, own) = (
-        serve(tenants(layer(TENANT, "default", 2, Http::new()).responder(Http::new().partition_key(TENANT, shared()))))
-            .await,
-        serve(tenants(layer(TENANT, "default", 2, Http::new()).responder(Http::new().partition_key(TENANT, shared()))))
-            .await,
-        serve(tenants(
-            layer(TENANT, "default", 2, Http::new()).responder(Http::new().partition_key(TENANT, ProcessPepper)),
-        ))
-        .await,
-    );
-    let browser = Browser::of(Version::HTTP_11);
-    let of = async |address, tenant| {
-        let mut told = BTreeSet::new();
-        for status in [200, 200, 429] {
-            let response = browser.send(Method::GET, address, &[("x-tenant", tenant)]).await;
-            assert_eq!(response.status(), status);
-            told.extend(hashes(response.headers()));
-        }
-        let told: Vec<_> = told.into_iter().collect();
-        let [hash] = &told[..] else { panic!("the same in both fields of all answers: {told:?}") };
-        assert_eq!(hash.len(), 16);
-        assert!(!hash.windows(4).any(|part| part == &tenant.as_bytes()[..4]));
-        hash.clone()
-    };
-    let acme = of(address, "acme").await;
-    assert_ne!(of(address, "apex").await, acme);
-    assert_eq!(of(other, "acme").await, acme, "servers that share a pepper agree");
-    assert_ne!(of(own, "acme").await, acme);
-    let nobody = browser.send(Method::GET, address, &[]).await;
-    assert_eq!((nobody.status(), nobody.headers().contains_key("ratelimit")), (StatusCode::BAD_REQUEST, false));
-}
-
-fn tenants<L>(layer: L) -> Router
-where
-    L: tower::Layer<axum::routing::Route> + Clone + Send + Sync + 'static,
-    L::Service: tower::Service<Request, Response: IntoResponse, Error: Into<std::convert::Infallible>, Future: Send>
-        + Clone
-        + Send
-        + Sync
-        + 'static,
-{
-    Router::new().route("/", get(async || "hello")).layer(layer)
 }

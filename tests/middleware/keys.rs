@@ -7,7 +7,7 @@ use axum::extract::connect_info::{ConnectInfo, MockConnectInfo};
 use http::{HeaderName, HeaderValue, Request};
 use tower::{Layer, ServiceExt, service_fn};
 use tower_ratelimit::key::{
-    ExactPaths, Extension, ExtractKey, Extracted, Global, Header, KeyText, Missing, PeerNetworks, Preflight,
+    ExactPaths, Extension, ExtractKey, Extracted, Global, Header, KeyText, MissingKey, PeerNetworks, Preflight,
 };
 use tower_ratelimit::response::RejectWithError;
 use tower_ratelimit::{PeerIp, RateLimitLayer};
@@ -252,7 +252,7 @@ fn closure_extractor_returns_an_option_a_result_or_extracted() {
 fn extracted_map_changes_only_a_key() {
     assert_eq!(Extracted::Key(7).map(|key| key + 1), Extracted::Key(8));
     assert_eq!(Extracted::<u8>::Exempt.map(|key| key + 1), Extracted::Exempt);
-    let missing = Missing::from_request("gone");
+    let missing = MissingKey::from_request("gone");
     assert_eq!(Extracted::<u8>::Missing(missing.clone()).map(|key| key + 1), Extracted::Missing(missing));
 }
 
@@ -266,8 +266,8 @@ fn tuple_precedence_is_unusable_absent_exempt_key() {
         move |outcomes: &[&'static str; 3]| match outcomes[position] {
             "key" => Extracted::Key(position),
             "exempt" => Extracted::Exempt,
-            "absent" => Extracted::Missing(Missing::from_request(["first", "second", "third"][position])),
-            _ => Extracted::Missing(Missing::unusable(["first", "second", "third"][position])),
+            "absent" => Extracted::Missing(MissingKey::from_request(["first", "second", "third"][position])),
+            _ => Extracted::Missing(MissingKey::unusable(["first", "second", "third"][position])),
         }
     };
     let tuple = (part(0), part(1), part(2));

@@ -10,7 +10,7 @@ use tower_ratelimit::key::Global;
 use tower_ratelimit::limiter::{Acquisition, BoxLimiter, Limiter, Outcome};
 use tower_ratelimit::response::{BoxError, RejectWithError, Rejected};
 use tower_ratelimit::{
-    AcquireOptions, DynLimit, Error, FixedWindow, Gcra, Limit, ManualClock, Memory, Quota, RateLimitLayer, per_key,
+    AcquireOptions, Detail, DynLimit, Error, FixedWindow, Gcra, Limit, ManualClock, Memory, Quota, RateLimitLayer, per_key,
 };
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

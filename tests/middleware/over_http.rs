@@ -10,7 +10,7 @@ use http::{HeaderMap, HeaderValue, Request, Response, StatusCode};
 use http_body_util::{BodyExt, Full};
 use serde_json::{Value, json};
 use tower::{Layer, ServiceExt, service_fn};
-use tower_ratelimit::key::{Extracted, Global, Header, PeerIp, ProcessPepper};
+use tower_ratelimit::key::{Extracted, Global, Header, PeerIp};
 use tower_ratelimit::limiter::Limiter;
 use tower_ratelimit::response::{Http, RateLimitInfo, Rejection, ResetFormat, Respond};
 use tower_ratelimit::{

@@ -84,7 +84,7 @@ fn closed_store_connection_is_a_rejection() {
 
     drop(limiter.next_acquire());
     let error = assert_ready_err!(response.poll());
-    assert_eq!(error.to_string(), "the rate limiter can't decide at the moment");
+    assert_eq!(error.to_string(), "rate limiter unavailable");
     let source = std::error::Error::source(&*error).expect("the cause").to_string();
     assert_eq!(source, "the store closed the connection");
     assert_eq!(pool.free(), 1);
@@ -201,7 +201,7 @@ fn pending_decisions_complete_in_any_order() {
             _ => {
                 let error = assert_ready_err!(response.poll());
                 let rejected = error.downcast_ref::<Rejected>().expect("the limiter's error");
-                assert_eq!(rejected.refusal().retry_after(), Some(Duration::from_millis(1500)));
+                assert_eq!(rejected.rejection().retry_after(), Some(Duration::from_millis(1500)));
             }
         }
     }

@@ -23,7 +23,7 @@ use tower_ratelimit::key::{Global, Header};
 use tower_ratelimit::limiter::{Acquisition, Held, LimiterFuture, Outcome, Reservation};
 use tower_ratelimit::response::{BoxError, RejectWithError, Rejected, Rejection};
 use tower_ratelimit::{
-    AcquireOptions, BoxLimiter, Decision, Error, FixedWindow, Gcra, LeakyBucket, LeakyQueue, Limit, Limiter,
+    AcquireOptions, Detail, BoxLimiter, Decision, Error, FixedWindow, Gcra, LeakyBucket, LeakyQueue, Limit, Limiter,
     ManualClock, Memory, Quota, RateLimitLayer, SlidingLog, SlidingWindow, TokenBucket, Verdict,
 };
 
@@ -106,8 +106,8 @@ async fn a_request_costs_what_it_says() {
         assert_eq!((answer.is_ok(), remaining(&limiter).await), (passes, left), "at a cost of {cost}");
         if let Err(error) = answer {
             let rejected = error.downcast::<Rejected>().unwrap();
-            let never = rejected.refusal().decision().unwrap().exceeds_limit();
-            assert_eq!((never, rejected.refusal().retry_after().is_none()), (cost > 10, cost > 10));
+            let never = rejected.rejection().decision().unwrap().exceeds_limit();
+            assert_eq!((never, rejected.rejection().retry_after().is_none()), (cost > 10, cost > 10));
         }
     }
     assert_eq!(seen.load(Ordering::Relaxed), 5);
@@ -189,7 +189,7 @@ async fn a_penalty_is_charged_allowed_or_not() {
         call(&mut service, (10, 15)).await.unwrap();
         assert_eq!(remaining(&limiter).await, 0);
         let refused = call(&mut service, (1, 1)).await.unwrap_err().downcast::<Rejected>().unwrap();
-        assert_eq!(refused.refusal().retry_after(), Some(Duration::from_secs(6 * wait)));
+        assert_eq!(refused.rejection().retry_after(), Some(Duration::from_secs(6 * wait)));
         clock.advance(Duration::from_secs(6 * wait));
         assert!(call(&mut service, (1, 1)).await.is_ok());
     }
@@ -241,7 +241,7 @@ async fn of_several_limits_each_is_settled() {
     let layer = RateLimitLayer::new(Global, limiter.clone()).responder(RejectWithError);
     let mut service = layer.cost(estimate).settle(actual).layer(answering());
     let left = async || -> Vec<u64> {
-        let decision = limiter.peek(&(), AcquireOptions::default().all_limits()).await.unwrap();
+        let decision = limiter.peek(&(), AcquireOptions::default().detail(Detail::All)).await.unwrap();
         decision.limits().iter().map(tower_ratelimit::LimitStatus::remaining).collect()
     };
     call(&mut service, (5, 2)).await.unwrap();
@@ -605,7 +605,7 @@ impl<Key: ?Sized> Limiter<Key> for Plain {
 async fn layer_that_settles_rejects_when_the_limiter_cannot_hold() {
     let layer = RateLimitLayer::new(Global, Plain { says_so: true }).responder(RejectWithError);
     let rejected = call(&mut layer.clone().settle(actual).layer(answering()), (4, 1)).await.unwrap_err();
-    let Rejection::Unavailable(error) = rejected.downcast_ref::<Rejected>().unwrap().refusal() else { panic!() };
+    let Rejection::Unavailable(error) = rejected.downcast_ref::<Rejected>().unwrap().rejection() else { panic!() };
     assert!(error.is_unsupported());
     // A layer that does not settle asks for no hold.
     assert_eq!(call(&mut layer.layer(answering()), (4, 1)).await.unwrap(), 1);

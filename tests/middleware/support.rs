@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use tokio::sync::oneshot;
 use tower::{Layer, Service};
-use tower_ratelimit::key::{Extracted, Missing};
+use tower_ratelimit::key::{Extracted, MissingKey};
 use tower_ratelimit::limiter::{Acquisition, BoxFuture, Limiter, Outcome};
 use tower_ratelimit::response::RejectWithError;
 use tower_ratelimit::{

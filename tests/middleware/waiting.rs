@@ -63,7 +63,7 @@ where
 
 fn retry_after_of(error: &BoxError) -> Duration {
     let rejected = error.downcast_ref::<Rejected>().expect("the limiter's error");
-    rejected.refusal().retry_after().expect("a wait")
+    rejected.rejection().retry_after().expect("a wait")
 }
 
 #[tokio::test(start_paused = true)]

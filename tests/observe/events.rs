@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use tower::{Layer, Service, ServiceExt, service_fn};
 use tower_ratelimit::cost::OnlySuccesses;
-use tower_ratelimit::key::{Extracted, Global, Missing};
+use tower_ratelimit::key::{Extracted, Global, MissingKey};
 use tower_ratelimit::limiter::Limiter;
 use tower_ratelimit::observe::Event;
 use tower_ratelimit::response::{BoxError, ByContentType, Grpc, Http, RejectWithError};
@@ -18,12 +18,12 @@ use tower_ratelimit::{
 
 use crate::support::{Broken, Notes, Slowly};
 
-/// `exempt`, `missing`, `misassembled`, or a key.
+/// `exempt`, `missing`, `misconfigured`, or a key.
 fn whose(request: &&'static str) -> Extracted<&'static str> {
     match *request {
         "exempt" => Extracted::Exempt,
-        "missing" => Extracted::Missing(Missing::from_request("nobody's")),
-        "misassembled" => Extracted::Missing(Missing::from_server("no layer tells whose it is")),
+        "missing" => Extracted::Missing(MissingKey::from_request("nobody's")),
+        "misconfigured" => Extracted::Missing(MissingKey::from_server("no layer tells whose it is")),
         key => Extracted::Key(key),
     }
 }
@@ -52,10 +52,10 @@ async fn what_is_decided_at_once() {
         ("a", "allowed by default in store"),
         ("a", "allowed by default in store"),
         ("a", "denied by default in store"),
-        ("dear", "never by default in store"),
+        ("dear", "exceeds_limit by default in store"),
         ("exempt", "exempt"),
-        ("missing", "missing"),
-        ("misassembled", "missing"),
+        ("missing", "missing_key"),
+        ("misconfigured", "missing_key"),
     ] {
         let _ = service.clone().oneshot(request).await;
         assert_eq!(notes.take(), [told], "{request}");
@@ -63,7 +63,7 @@ async fn what_is_decided_at_once() {
 
     let lenient = layer(two_an_hour(), &notes).missing_key(MissingKeyPolicy::Exempt).layer(page());
     lenient.oneshot("missing").await.expect("let through");
-    assert_eq!(notes.take(), ["missing_exempt"]);
+    assert_eq!(notes.take(), ["missing_key_exempt"]);
 }
 
 #[tokio::test]
@@ -260,7 +260,7 @@ async fn nothing_is_changed_by_looking() {
         let layer = if observed { unobserved.observe(notes) } else { unobserved };
         let service = layer.layer(service_fn(|request: &'static str| ready(Ok::<_, Infallible>(request))));
         let mut answers = Vec::new();
-        for request in ["a", "a", "a", "exempt", "missing", "misassembled", "b"] {
+        for request in ["a", "a", "a", "exempt", "missing", "misconfigured", "b"] {
             let answer = pin!(service.clone().oneshot(request)).await;
             answers.push(answer.map_err(|error| error.to_string()));
         }

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 use http::Request;
 use tower::{Layer, ServiceExt, service_fn};
 use tower_ratelimit::cost::OnlyFailures;
-use tower_ratelimit::key::{Bearer, Cookie, Extracted, Header, Missing};
+use tower_ratelimit::key::{Bearer, Cookie, Extracted, Header, MissingKey};
 use tower_ratelimit::observe::Tracing;
 use tower_ratelimit::response::{BoxError, RejectWithError};
 use tower_ratelimit::{
@@ -107,7 +107,7 @@ async fn no_secret_and_no_key_is_written() {
     // A closure that repeats what the client has sent.
     let telling = |request: &Request<()>| -> Extracted<u8> {
         let user = request.headers()["x-user"].to_str().expect("text");
-        Extracted::Missing(Missing::from_request(format!("there is no user {user}")))
+        Extracted::Missing(MissingKey::from_request(format!("there is no user {user}")))
     };
     send(&layer(telling, once()), request("x-user", SECRET)).await;
     once().report(&Tracing::new("api"));
@@ -124,13 +124,13 @@ async fn no_secret_and_no_key_is_written() {
 
     let lines = written.take();
     for (text, what) in [
-        ("request let through", "TRACE"),
-        ("request refused", "DEBUG"),
+        ("request allowed", "TRACE"),
+        ("request denied", "DEBUG"),
         ("request waits", "TRACE"),
         ("request without a key", "DEBUG"),
-        ("can't decide", "WARN"),
+        ("store unavailable", "WARN"),
         ("memory", "TRACE"),
-        ("is not asked any more", "WARN"),
+        ("circuit breaker open", "WARN"),
     ] {
         assert!(lines.iter().any(|line| line.contains(text) && level(line) == what), "{text}: {lines:#?}");
     }
@@ -142,7 +142,7 @@ async fn no_secret_and_no_key_is_written() {
 
     // Unless it is asked for.
     let asked =
-        RateLimitLayer::new(telling, once()).responder(RejectWithError).observe(Tracing::new("api").reasons(true));
+        RateLimitLayer::new(telling, once()).responder(RejectWithError).observe(Tracing::new("api").log_reasons(true));
     send(&asked, request("x-user", "alice")).await;
     assert!(written.take()[0].contains("there is no user alice"));
 }
@@ -167,7 +167,7 @@ async fn warnings_are_said_once() {
     }
     let warnings: Vec<_> = written.take().into_iter().filter(|line| level(line) == "WARN").collect();
     assert_eq!(warnings.len(), 1, "{warnings:#?}");
-    assert!(warnings[0].contains("costs more than its limit can ever hold"), "{}", warnings[0]);
+    assert!(warnings[0].contains("its cost exceeds the limit"), "{}", warnings[0]);
     assert!(warnings[0].contains("limit=\"default\""), "{}", warnings[0]);
 }
 

@@ -38,7 +38,7 @@ async fn tell(mut response: Response) -> Response {
                 Verdict::Allowed => "allowed",
                 Verdict::AllowedAfter(_) => "delayed",
                 Verdict::Denied { .. } => "denied",
-                Verdict::ExceedsLimit => "never",
+                Verdict::ExceedsLimit => "exceeds_limit",
             };
             let source = match decision.source() {
                 DecisionSource::Store => "store",
@@ -49,7 +49,7 @@ async fn tell(mut response: Response) -> Response {
             format!("{limit} {outcome} {source}")
         }
         None => match response.status().as_u16() {
-            400 | 500 => "none missing none",
+            400 | 500 => "none missing_key none",
             503 => "none failed none",
             _ => return response,
         }
@@ -241,14 +241,14 @@ fn what_is_scraped_is_what_was_answered() {
     for [outcome, source] in [
         ["allowed", "store"],
         ["denied", "store"],
-        ["never", "store"],
+        ["exceeds_limit", "store"],
         ["denied", "cache"],
         ["allowed", "fallback"],
         ["denied", "fallback"],
         ["allowed", "policy"],
         ["delayed", "store"],
         ["exempt", "none"],
-        ["missing", "none"],
+        ["missing_key", "none"],
         ["failed", "none"],
     ] {
         assert!(scraped.keys().any(|labels| labels[2..] == [outcome, source]), "{outcome} by {source}: {scraped:#?}");
@@ -260,7 +260,7 @@ fn what_is_scraped_is_what_was_answered() {
     };
     assert_eq!(of("several", "allowed"), 30);
     assert_eq!([of("slow", "allowed"), of("fallback", "allowed"), of("cached", "allowed")], [60; 3]);
-    assert_eq!(of("peer", "missing"), (CLIENTS * ROUNDS * 4) as u64);
+    assert_eq!(of("peer", "missing_key"), (CLIENTS * ROUNDS * 4) as u64);
 
     // And what is told beside the requests.
     let one = |name: &str, limiter: &str| -> f64 {
@@ -269,16 +269,16 @@ fn what_is_scraped_is_what_was_answered() {
     };
     #[allow(clippy::cast_precision_loss, reason = "small numbers")]
     let count = |limiter: &str, outcome: &str| of(limiter, outcome) as f64;
-    assert!((one("ratelimit_misassembled_total", "peer") - count("peer", "missing")).abs() < 0.5);
+    assert!((one("ratelimit_misconfigured_total", "peer") - count("peer", "missing_key")).abs() < 0.5);
     assert!((one("ratelimit_waiters", "queue")).abs() < 0.5, "nobody waits any more");
     assert!((one("ratelimit_wait_seconds_count", "queue") - count("queue", "delayed")).abs() < 0.5);
-    let pended = count("slow", "allowed") + count("slow", "denied") + count("slow", "never");
+    let pended = count("slow", "allowed") + count("slow", "denied") + count("slow", "exceeds_limit");
     assert!((one("ratelimit_decision_seconds_count", "slow") - pended).abs() < 0.5);
     for (name, expected) in [("settled", 8.0), ("released", 23.0), ("surcharged", 7.0)] {
         assert!((one(&format!("ratelimit_{name}_total"), "settled") - expected).abs() < 0.5, "{name}");
     }
-    assert!(one("ratelimit_memory_room_keys", "usage") > 99_999.0);
-    for (name, expected) in [("keys", 7.0), ("forgotten_total", 0.0), ("held_keys", 1.0), ("held", 1.0)] {
+    assert!(one("ratelimit_memory_capacity_keys", "usage") > 99_999.0);
+    for (name, expected) in [("keys", 7.0), ("evicted_total", 0.0), ("held_keys", 1.0), ("held", 1.0)] {
         assert!((one(&format!("ratelimit_memory_{name}"), "usage") - expected).abs() < 0.5, "{name}");
     }
     assert!(!page.contains("tenant: "), "no page names a key");

@@ -60,10 +60,10 @@ fn memory_tells_how_full_it_is() {
     let usage = || {
         let told = std::sync::Mutex::new(Vec::new());
         limiter.report(&|event: &Event<'_>| {
-            let Event::Usage { limit, live_keys, room, bytes, forgotten, .. } = *event else { panic!("{event:?}") };
+            let Event::Usage { limit, live_keys, capacity, bytes, evicted, .. } = *event else { panic!("{event:?}") };
             assert_eq!(limit, "default");
-            assert!(bytes > room);
-            told.lock().expect("what is told").push((live_keys, room, forgotten));
+            assert!(bytes > capacity);
+            told.lock().expect("what is told").push((live_keys, capacity, evicted));
         });
         let told = told.into_inner().expect("what is told");
         assert_eq!(told.len(), 1);

@@ -14,19 +14,19 @@ pub(crate) struct Notes(Arc<Mutex<Vec<String>>>);
 impl Observer for Notes {
     fn observe(&self, event: &Event<'_>) {
         let note = match event {
-            Event::Decided { took, .. } => {
+            Event::Decided { elapsed, .. } => {
                 let (outcome, limit) = (event.outcome().expect("an end"), event.limit().unwrap_or("none"));
-                let pended = if took.is_some() { ", pended" } else { "" };
+                let pended = if elapsed.is_some() { ", pended" } else { "" };
                 format!("{outcome} by {limit} in {}{pended}", event.source().expect("a source"))
             }
             Event::Abandoned { stage, .. } => format!("abandoned {stage:?}"),
             Event::Settled { held, actual, .. } => format!("settled {held} -> {actual}"),
             Event::WaitEnded { waited, .. } => format!("waited {waited:?}"),
             Event::WaitStarted => "waits".to_owned(),
-            Event::Batch { orders, error, .. } => {
-                format!("batch {orders} {}", if error.is_some() { "failed" } else { "ok" })
+            Event::Batch { size, error, .. } => {
+                format!("batch {size} {}", if error.is_some() { "failed" } else { "ok" })
             }
-            Event::Breaker { store, open, .. } => format!("{store} {}", if open.is_some() { "open" } else { "closed" }),
+            Event::Breaker { store, error, .. } => format!("{store} {}", if error.is_some() { "open" } else { "closed" }),
             Event::Warning { message, .. } => format!("warning: {message}"),
             other => other.outcome().map_or_else(|| format!("{other:?}"), str::to_owned),
         };

@@ -11,7 +11,7 @@ use tokio::task::JoinSet;
 use tokio::time::sleep;
 use tower_ratelimit::limiter::{Acquisition, BoxFuture, Chained, Outcome};
 use tower_ratelimit::store::RedisLimit;
-use tower_ratelimit::{AcquireOptions, Error, FixedWindow, Limit, Limiter, Quota, Redis, RedisServer, Verdict};
+use tower_ratelimit::{AcquireOptions, Detail, Error, FixedWindow, Limit, Limiter, Quota, Redis, RedisServer, Verdict};
 
 use crate::cluster_server::Nodes;
 use crate::helpers::{PATIENCE, acquire, hold, is_allowed, patient};
@@ -46,7 +46,7 @@ async fn no_more_is_let_through_than_both_allow_and_nothing_else_stays_charged()
                 // Of those that the user's limit refused: how many, and how many where the other had room.
                 let (mut allowed, mut refused) = (0, [0; 2]);
                 for _ in 0..20 {
-                    let decision = acquire(&limiter, &user, AcquireOptions::default().all_limits())
+                    let decision = acquire(&limiter, &user, AcquireOptions::default().detail(Detail::All))
                         .await
                         .expect("an answer")
                         .decision;
@@ -273,12 +273,12 @@ async fn the_wait_is_for_both_and_figures_are_of_what_is_not_charged() {
     let hour = Duration::from_secs(3600);
     let limiter = Chained::new(of_user(cluster.open(), 5), of_all(cluster.open(), 7));
     assert!(acquire(&limiter, &1, AcquireOptions::cost(4)).await.expect("an answer").decision.is_allowed());
-    let outcome = acquire(&limiter, &2, AcquireOptions::cost(4).all_limits()).await.expect("an answer");
+    let outcome = acquire(&limiter, &2, AcquireOptions::cost(4).detail(Detail::All)).await.expect("an answer");
     let Verdict::Denied { retry_after } = outcome.decision.verdict() else { panic!("{outcome:?}") };
     assert!(retry_after + PATIENCE * 3 > hour && retry_after <= hour, "{retry_after:?}");
     let figures = outcome.decision.limits().iter().map(|standing| (standing.name(), standing.remaining()));
     assert_eq!(figures.collect::<Vec<_>>(), [("user", 5), ("all", 3)]);
-    let outcome = acquire(&limiter, &2, AcquireOptions::cost(3).all_limits()).await.expect("an answer");
+    let outcome = acquire(&limiter, &2, AcquireOptions::cost(3).detail(Detail::All)).await.expect("an answer");
     let figures = outcome.decision.limits().iter().map(|standing| (standing.name(), standing.remaining()));
     assert_eq!(figures.collect::<Vec<_>>(), [("user", 2), ("all", 0)]);
     assert_eq!((left(&of_user(cluster.open(), 5), 2).await, left(&of_all(cluster.open(), 7), 2).await), (2, 0));

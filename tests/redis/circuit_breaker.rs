@@ -31,7 +31,7 @@ fn observed(proxy: &Proxy) -> (Redis<str>, Arc<Breaker>) {
     let server = RedisServer::open(&format!("redis://{}", proxy.address)).expect("an address");
     let builder = Redis::builder(server, "api", Gcra::new(PLENTY)).deadline(DEADLINE);
     let builder = builder.observe(move |event: &Event<'_>| match event {
-        Event::Breaker { open: Some(_), .. } => drop(seen.opened.fetch_add(1, Ordering::SeqCst)),
+        Event::Breaker { error: Some(_), .. } => drop(seen.opened.fetch_add(1, Ordering::SeqCst)),
         Event::Breaker { .. } => seen.closed.notify_one(),
         _ => {}
     });

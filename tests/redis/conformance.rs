@@ -6,7 +6,7 @@ use tower_ratelimit::algorithm::LuaAlgorithm;
 use tower_ratelimit::limiter::{Acquisition, AdminOperation, BoxFuture, Chained, FailOpen, Fallback, Outcome};
 use tower_ratelimit::store::{DefaultHashBuilder, IntoRedisLimits, LimitsFor};
 use tower_ratelimit::{
-    AcquireOptions, BoxLimiter, Decision, Error, FixedWindow, Gcra, LeakyBucket, LeakyQueue, Limit, Limiter,
+    AcquireOptions, Detail, BoxLimiter, Decision, Error, FixedWindow, Gcra, LeakyBucket, LeakyQueue, Limit, Limiter,
     ManualClock, Memory, Quota, Redis, RedisCell, RedisServer, SlidingLog, SlidingWindow, TokenBucket, Verdict,
     per_key,
 };
@@ -411,7 +411,7 @@ async fn the_largest_of_everything_is_held() {
         rig.limiter.block("default", &BOB, Duration::MAX).await.expect("done");
         assert!(!rig.allows(BOB, 1).await, "{}", rig.name);
         rig.limiter.unblock("default", &BOB).await.expect("done");
-        let ask = AcquireOptions::default().max_delay(Duration::MAX).all_limits();
+        let ask = AcquireOptions::default().max_delay(Duration::MAX).detail(Detail::All);
         assert!(acquire(&rig.limiter, &BOB, ask).await.expect("an answer").decision.is_allowed(), "{}", rig.name);
     }
 }
@@ -467,7 +467,7 @@ async fn several_limits_are_charged_all_or_none() {
         }
         // The user's limit refuses: the others are not charged.
         let refused =
-            acquire(&rig.limiter, &ALICE, AcquireOptions::default().all_limits()).await.expect("an answer").decision;
+            acquire(&rig.limiter, &ALICE, AcquireOptions::default().detail(Detail::All)).await.expect("an answer").decision;
         assert_eq!(
             refused.most_restrictive().map(|standing| standing.name().to_owned()).as_deref(),
             Some("user"),

@@ -9,7 +9,7 @@ use tower_ratelimit::algorithm::LuaAlgorithm;
 use tower_ratelimit::limiter::Held;
 use tower_ratelimit::store::{IntoRedisLimits, LimitsFor};
 use tower_ratelimit::{
-    AcquireOptions, FixedWindow, Gcra, LeakyBucket, LeakyQueue, Limit, Limiter, ManualClock, Memory, Quota, Redis,
+    AcquireOptions, Detail, FixedWindow, Gcra, LeakyBucket, LeakyQueue, Limit, Limiter, ManualClock, Memory, Quota, Redis,
     RedisCell, RedisServer, SlidingLog, SlidingWindow, TokenBucket, per_key,
 };
 
@@ -169,14 +169,13 @@ fn ask(dice: &mut Dice) -> AcquireOptions {
         1 => Some(Duration::from_micros(dice.below(3_000_000))),
         _ => None,
     };
-    ask.all_limits = dice.one_in(3);
-    ask.all_denials = dice.one_in(3);
+    ask.detail = [Detail::MostRestrictive, Detail::AllIfDenied, Detail::All][dice.below(3) as usize];
     ask
 }
 
 /// The name of one of the limits.
 async fn limit_of(memory: &impl Limiter<Caller>, dice: &mut Dice, caller: &Caller) -> String {
-    let decision = memory.peek(caller, AcquireOptions::default().all_limits()).await.expect("an answer");
+    let decision = memory.peek(caller, AcquireOptions::default().detail(Detail::All)).await.expect("an answer");
     let names: Vec<_> = decision.limits().iter().map(|standing| standing.name().to_owned()).collect();
     names[usize::try_from(dice.below(names.len() as u64)).expect("small")].clone()
 }

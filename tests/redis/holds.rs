@@ -11,7 +11,7 @@ use tower_ratelimit::limiter::Held;
 use tower_ratelimit::observe::Event;
 use tower_ratelimit::store::IntoRedisLimits;
 use tower_ratelimit::{
-    AcquireOptions, FixedWindow, Gcra, LazySnapshot, Limit, Limiter, ManualClock, Quota, Redis, RedisServer,
+    AcquireOptions, Detail, FixedWindow, Gcra, LazySnapshot, Limit, Limiter, ManualClock, Quota, Redis, RedisServer,
     SlidingLog, SlidingWindow, Timestamp, Verdict,
 };
 
@@ -380,7 +380,7 @@ async fn several_limits_hold_together_or_not_at_all() {
     );
     let limiter = limiter_on(server.open(), Duration::from_secs(60), PATIENCE, limits);
     let left = async |key: (u64, u64)| {
-        let decision = limiter.peek(&key, AcquireOptions::cost(0).all_limits()).await.expect("an answer");
+        let decision = limiter.peek(&key, AcquireOptions::cost(0).detail(Detail::All)).await.expect("an answer");
         decision.limits().iter().map(tower_ratelimit::LimitStatus::remaining).collect::<Vec<_>>()
     };
     let first = hold(&limiter, &(1, 1), 4).await;
@@ -411,12 +411,12 @@ async fn holds_of_many_keys_take_one_entry_on_the_key_they_share() {
     for user in 0..200 {
         held.push(hold(&limiter, &user, 3).await);
     }
-    let left = limiter.peek(&0, AcquireOptions::cost(0).all_limits()).await.expect("an answer");
+    let left = limiter.peek(&0, AcquireOptions::cost(0).detail(Detail::All)).await.expect("an answer");
     assert_eq!(left.limits()[1].remaining(), 400);
     for held in held {
         held.settle(1).await.expect("done");
     }
-    let left = limiter.peek(&0, AcquireOptions::cost(0).all_limits()).await.expect("an answer");
+    let left = limiter.peek(&0, AcquireOptions::cost(0).detail(Detail::All)).await.expect("an answer");
     assert_eq!((left.limits()[0].remaining(), left.limits()[1].remaining()), (9, 800));
 }
 

@@ -8,7 +8,7 @@ use super::prefix::{Prefixes, prefix_setters};
 use super::resolve::{self, Hop};
 use super::trusted_proxies::TrustedProxies;
 use crate::error::Error;
-use crate::key::{ExtractKey, Extracted, Missing};
+use crate::key::{ExtractKey, Extracted, MissingKey};
 
 /// The client's address behind proxies: the rightmost one that is not a trusted proxy.
 ///
@@ -158,7 +158,7 @@ impl<P> ClientIp<P> {
     /// # Errors
     ///
     /// If the request has no peer's address, and none that may stand for it.
-    pub fn client_of<B>(&self, request: &Request<B>) -> Result<IpAddr, Missing>
+    pub fn client_of<B>(&self, request: &Request<B>) -> Result<IpAddr, MissingKey>
     where
         P: PeerAddress<Request<B>>,
     {
@@ -174,7 +174,7 @@ impl<P> ClientIp<P> {
         self.hop(request).ok().filter(|hop| !hop.is_trusted)?.address
     }
 
-    fn hop<B>(&self, request: &Request<B>) -> Result<Hop, Missing>
+    fn hop<B>(&self, request: &Request<B>) -> Result<Hop, MissingKey>
     where
         P: PeerAddress<Request<B>>,
     {
@@ -186,11 +186,11 @@ impl<P> ClientIp<P> {
     }
 
     #[cold]
-    fn missing_client(&self, hop: Hop, headers: &HeaderMap) -> Missing {
+    fn missing_client(&self, hop: Hop, headers: &HeaderMap) -> MissingKey {
         if hop.is_trusted && headers.contains_key(self.field.name()) {
-            return Missing::unusable(format!("the header field {} holds no address", self.field.name()));
+            return MissingKey::unusable(format!("the header field {} holds no address", self.field.name()));
         }
-        Missing::from_server(format!(
+        MissingKey::from_server(format!(
             "client address missing: the peer has no address, and no trusted proxy names the client in the header field \
              {}; trust the proxy, or let it send the field",
             self.field.name()

@@ -2,7 +2,7 @@ use std::net::{IpAddr, SocketAddr};
 
 use http::{Extensions, Request};
 
-use crate::key::Missing;
+use crate::key::MissingKey;
 
 /// Says where a request came from: the address of the socket's other end.
 ///
@@ -113,8 +113,8 @@ fn tls_peer(_: &Extensions) -> Option<SocketAddr> {
 
 /// The request does not carry the peer's address.
 #[cold]
-pub(in crate::key) fn missing_peer() -> Missing {
-    Missing::from_server(
+pub(in crate::key) fn missing_peer() -> MissingKey {
+    MissingKey::from_server(
         "peer address missing: the request does not carry it; in axum, serve the router by \
          into_make_service_with_connect_info::<SocketAddr>()",
     )

@@ -1,7 +1,7 @@
 use http::{HeaderMap, HeaderName, Request};
 
 use crate::key::KeyText;
-use crate::key::Missing;
+use crate::key::MissingKey;
 use crate::key::{ExtractKey, Extracted};
 
 /// The value of one header field.
@@ -50,12 +50,12 @@ impl<B> ExtractKey<Request<B>> for Header {
 }
 
 /// The value of a field that comes once and is not empty, without the white space around it, which HTTP/2 servers keep.
-pub(in crate::key) fn only_value<'a>(headers: &'a HeaderMap, name: &HeaderName) -> Result<&'a [u8], Missing> {
+pub(in crate::key) fn only_value<'a>(headers: &'a HeaderMap, name: &HeaderName) -> Result<&'a [u8], MissingKey> {
     let mut values = headers.get_all(name).iter();
     match (values.next().map(|value| value.as_bytes().trim_ascii()), values.next()) {
-        (Some([]), None) => Err(Missing::unusable_field(name, "is empty")),
+        (Some([]), None) => Err(MissingKey::unusable_field(name, "is empty")),
         (Some(value), None) => Ok(value),
-        (Some(_), Some(_)) => Err(Missing::unusable_field(name, "comes more than once")),
-        (None, _) => Err(Missing::absent_field(name, "is missing")),
+        (Some(_), Some(_)) => Err(MissingKey::unusable_field(name, "comes more than once")),
+        (None, _) => Err(MissingKey::absent_field(name, "is missing")),
     }
 }

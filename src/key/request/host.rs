@@ -3,7 +3,7 @@ use http::{Request, header};
 
 use super::header::only_value;
 use crate::key::KeyText;
-use crate::key::Missing;
+use crate::key::MissingKey;
 use crate::key::{ExtractKey, Extracted};
 
 /// The host that the request is for: of the URI's authority if it has one (HTTP/2, proxies), else of the field `Host`.
@@ -70,7 +70,7 @@ impl<B> ExtractKey<Request<B>> for Host {
 }
 
 /// The name and the port of the one host that the request names.
-fn host<B>(request: &Request<B>) -> Result<(&[u8], Option<u16>), Missing> {
+fn host<B>(request: &Request<B>) -> Result<(&[u8], Option<u16>), MissingKey> {
     let parsed = |authority| split_port(authority).ok_or_else(malformed);
     let field = only_value(request.headers(), &header::HOST);
     let Some(authority) = request.uri().authority() else { return parsed(field?) };
@@ -78,7 +78,7 @@ fn host<B>(request: &Request<B>) -> Result<(&[u8], Option<u16>), Missing> {
     let host = parsed(authority.as_str().rsplit('@').next().unwrap_or_default().as_bytes())?;
     match field {
         Ok(field) if is_same(host, parsed(field)?, request.uri().scheme()) => Ok(host),
-        Ok(_) => Err(Missing::unusable("the URI and the header field host name different hosts")),
+        Ok(_) => Err(MissingKey::unusable("the URI and the header field host name different hosts")),
         Err(missing) if missing.is_unusable() => Err(missing),
         Err(_) => Ok(host),
     }
@@ -95,8 +95,8 @@ fn is_same(one: (&[u8], Option<u16>), other: (&[u8], Option<u16>), scheme: Optio
 }
 
 #[cold]
-fn malformed() -> Missing {
-    Missing::unusable("the host that the request names is malformed: it should be like example.org:8080")
+fn malformed() -> MissingKey {
+    MissingKey::unusable("the host that the request names is malformed: it should be like example.org:8080")
 }
 
 /// The name, without a dot at its end, and the port.

@@ -3,7 +3,7 @@ use http::{Request, header};
 use super::cookie::is_token;
 use super::fingerprint::Fingerprint;
 use super::pepper::{Fingerprinter, Pepper, ProcessPepper};
-use crate::key::{ExtractKey, Extracted, Missing};
+use crate::key::{ExtractKey, Extracted, MissingKey};
 
 /// The token in `Authorization: Bearer ...`, of which only the [fingerprint](Fingerprint) is kept.
 ///
@@ -82,7 +82,7 @@ impl<B, P: Fingerprinter> ExtractKey<Request<B>> for Bearer<P> {
 ///
 /// The scheme's case does not matter (RFC 9110, section 11.1). A field that is not a scheme, a space and credentials is
 /// malformed: an application may still find a token in it.
-fn token(field: &[u8]) -> Result<&[u8], Missing> {
+fn token(field: &[u8]) -> Result<&[u8], MissingKey> {
     let Some(space) = field.iter().position(|byte| *byte == b' ') else {
         return Err(unusable(if field.is_empty() { "is empty" } else { MALFORMED }));
     };
@@ -98,10 +98,10 @@ fn token(field: &[u8]) -> Result<&[u8], Missing> {
 
 const MALFORMED: &str = "is malformed: it should be \"Bearer\", a space, and the token";
 
-fn absent(how: &'static str) -> Missing {
-    Missing::absent_field(&header::AUTHORIZATION, how)
+fn absent(how: &'static str) -> MissingKey {
+    MissingKey::absent_field(&header::AUTHORIZATION, how)
 }
 
-fn unusable(how: &'static str) -> Missing {
-    Missing::unusable_field(&header::AUTHORIZATION, how)
+fn unusable(how: &'static str) -> MissingKey {
+    MissingKey::unusable_field(&header::AUTHORIZATION, how)
 }

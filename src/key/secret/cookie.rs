@@ -7,7 +7,7 @@ use percent_encoding::percent_decode;
 use super::fingerprint::Fingerprint;
 use super::pepper::{Fingerprinter, Pepper, ProcessPepper};
 use crate::error::Error;
-use crate::key::{ExtractKey, Extracted, Missing};
+use crate::key::{ExtractKey, Extracted, MissingKey};
 
 /// A cookie, of which only the [fingerprint](Fingerprint) is kept, as it may open a session.
 ///
@@ -71,9 +71,9 @@ impl<P: Fingerprinter> Cookie<P> {
         self.pepper.fingerprint(&self.kind, value.as_ref())
     }
 
-    fn value_key(&self, raw: &[u8]) -> Result<Fingerprint<P>, Missing> {
+    fn value_key(&self, raw: &[u8]) -> Result<Fingerprint<P>, MissingKey> {
         let decoded: Cow<'_, [u8]> = percent_decode(raw).into();
-        let unusable = |how| Err(Missing::unusable_cookie(&self.name, how));
+        let unusable = |how| Err(MissingKey::unusable_cookie(&self.name, how));
         match unquoted(&decoded) {
             [] => unusable("is empty"),
             value if str::from_utf8(value).is_err() => unusable("is malformed"),
@@ -89,8 +89,8 @@ impl<B, P: Fingerprinter> ExtractKey<Request<B>> for Cookie<P> {
         let mut values = values(request.headers(), self.name.as_bytes());
         let found = match (values.next(), values.next()) {
             (Some(value), None) => self.value_key(value),
-            (Some(_), Some(_)) => Err(Missing::unusable_cookie(&self.name, "comes more than once")),
-            (None, _) => Err(Missing::absent_cookie(&self.name)),
+            (Some(_), Some(_)) => Err(MissingKey::unusable_cookie(&self.name, "comes more than once")),
+            (None, _) => Err(MissingKey::absent_cookie(&self.name)),
         };
         found.map_or_else(Extracted::Missing, Extracted::Key)
     }

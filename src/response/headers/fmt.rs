@@ -1,13 +1,13 @@
-//! Writing texts without the formatting machinery, which costs more than all else in a refusal.
+//! Writes numbers without the formatting machinery of the standard library, which dominates the cost of a denial.
 
 use std::time::Duration;
 
-/// Appends the digits.
+/// Appends the decimal digits of `number`.
 pub(in crate::response) fn push_number(text: &mut String, number: u64) {
     text.push_str(itoa::Buffer::new().format(number));
 }
 
-/// Whole seconds, rounded up.
-pub(super) fn seconds(span: Duration) -> u64 {
-    span.as_secs().saturating_add(u64::from(span.subsec_nanos() > 0))
+/// Returns whole seconds, rounded up.
+pub(super) fn ceil_seconds(duration: Duration) -> u64 {
+    duration.as_secs().saturating_add(u64::from(duration.subsec_nanos() > 0))
 }

@@ -1,10 +1,10 @@
-//! The header fields besides the [draft's](super::draft): `Retry-After` (RFC 9110), and the legacy `X-RateLimit-*`.
+//! `X-RateLimit-*`, `Retry-After` (RFC 9110), `Cache-Control` and `Access-Control-Expose-Headers`.
 
 use std::time::Duration;
 
 use http::{HeaderMap, HeaderName, HeaderValue, header};
 
-use super::fmt::seconds;
+use super::fmt::ceil_seconds;
 use super::rate_limit::{RATELIMIT, RATELIMIT_POLICY};
 use crate::decision::Decision;
 
@@ -12,54 +12,53 @@ const LEGACY_LIMIT: HeaderName = HeaderName::from_static("x-ratelimit-limit");
 const LEGACY_REMAINING: HeaderName = HeaderName::from_static("x-ratelimit-remaining");
 const LEGACY_RESET: HeaderName = HeaderName::from_static("x-ratelimit-reset");
 
-/// What `X-RateLimit-Reset` counts.
+/// The unit of `X-RateLimit-Reset`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[allow(clippy::exhaustive_enums, reason = "these are the two that are in use")]
+#[allow(clippy::exhaustive_enums, reason = "no other formats are in use")]
 pub enum ResetFormat {
-    /// UTC seconds since the Unix epoch, as GitHub sends it.
+    /// Seconds since the Unix epoch, as GitHub sends them.
     EpochSeconds,
-    /// Seconds from now, as Envoy and Kong send it.
+    /// Seconds from now, as Envoy and Kong send them.
     DeltaSeconds,
 }
 
-/// `X-RateLimit-*`: of several limits, and of what is there already, the most restrictive.
+/// Adds `X-RateLimit-*` of the most restrictive limit.
+///
+/// Headers that another limiter has set stay if they have as little remaining.
 pub(in crate::response) fn add_legacy(headers: &mut HeaderMap, decision: &Decision, reset: ResetFormat) {
-    let Some(standing) = decision.most_restrictive() else { return };
-    let figures = standing.figures();
-    let there = headers.get(&LEGACY_REMAINING).and_then(|value| value.to_str().ok()?.trim().parse::<u64>().ok());
-    if there.is_some_and(|remaining| remaining <= figures.remaining) {
+    let Some(limit) = decision.most_restrictive() else { return };
+    let snapshot = limit.figures();
+    let present = headers.get(&LEGACY_REMAINING).and_then(|value| value.to_str().ok()?.trim().parse::<u64>().ok());
+    if present.is_some_and(|remaining| remaining <= snapshot.remaining) {
         return;
     }
-    let reset_at = match reset {
-        ResetFormat::DeltaSeconds => seconds(figures.reset),
-        ResetFormat::EpochSeconds => {
-            let moment = decision.decided_at().after(figures.reset);
-            moment.as_micros().div_ceil(1_000_000)
-        }
+    let reset = match reset {
+        ResetFormat::DeltaSeconds => ceil_seconds(snapshot.reset),
+        ResetFormat::EpochSeconds => decision.decided_at().after(snapshot.reset).as_micros().div_ceil(1_000_000),
     };
-    for (name, value) in
-        [(LEGACY_LIMIT, figures.limit), (LEGACY_REMAINING, figures.remaining), (LEGACY_RESET, reset_at)]
+    for (name, value) in [(LEGACY_LIMIT, snapshot.limit), (LEGACY_REMAINING, snapshot.remaining), (LEGACY_RESET, reset)]
     {
         headers.insert(name, HeaderValue::from(value));
     }
 }
 
-/// `Retry-After`: whole seconds, rounded up, at least 1.
+/// Adds `Retry-After`: whole seconds, rounded up, at least 1.
 pub(in crate::response) fn add_retry_after(headers: &mut HeaderMap, retry_after: Duration) {
-    headers.insert(header::RETRY_AFTER, HeaderValue::from(seconds(retry_after).max(1)));
+    headers.insert(header::RETRY_AFTER, HeaderValue::from(ceil_seconds(retry_after).max(1)));
 }
 
-/// `Cache-Control: no-store`, in place of any other: a 429 must not be stored (RFC 6585, section 4), and no other
-/// refusal is of use to another client either.
+/// Replaces `Cache-Control` by `no-store`.
+///
+/// A cache must not store a 429 (RFC 6585, section 4). The other rejections concern one request only.
 pub(in crate::response) fn forbid_storing(headers: &mut HeaderMap) {
     headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
 }
 
-/// Names the fields in `Access-Control-Expose-Headers`, after what is named there already.
+/// Appends the names of the rate limit headers in the response to `Access-Control-Expose-Headers`.
 pub(in crate::response) fn expose(headers: &mut HeaderMap) {
-    let present = [RATELIMIT, RATELIMIT_POLICY, LEGACY_LIMIT, LEGACY_REMAINING, LEGACY_RESET, header::RETRY_AFTER];
+    let candidates = [RATELIMIT, RATELIMIT_POLICY, LEGACY_LIMIT, LEGACY_REMAINING, LEGACY_RESET, header::RETRY_AFTER];
     let mut list = String::with_capacity(96);
-    for name in present.iter().filter(|name| headers.contains_key(*name)) {
+    for name in candidates.iter().filter(|name| headers.contains_key(*name)) {
         if !list.is_empty() {
             list.push_str(", ");
         }

@@ -1,3 +1,5 @@
+//! The response headers: `rate_limit` holds the current draft's, `legacy` all others.
+
 mod fmt;
 pub(super) mod legacy;
 mod rate_limit;
@@ -6,160 +8,140 @@ pub(super) use self::fmt::push_number;
 pub use self::legacy::ResetFormat;
 use http::{Extensions, Response};
 
-use self::legacy as fields;
-use self::rate_limit::Draft;
-use crate::decision::Decision;
+use self::rate_limit::RateLimitHeaders;
+use crate::decision::{Decision, Detail};
 use crate::observe::Observers;
 use crate::response::info::RateLimitInfo;
-use crate::response::partition::Hash;
 
-/// What a responder tells of decisions, besides the refusals themselves.
+/// The headers and extensions that a responder adds.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Tell {
-    pub(super) draft: bool,
+pub(super) struct HeaderOptions {
+    pub(super) rate_limit: bool,
     pub(super) legacy: Option<ResetFormat>,
     pub(super) extensions: bool,
-    pub(super) exposed: bool,
+    pub(super) cors_expose: bool,
 }
 
-impl Tell {
-    pub(super) const NOTHING: Self = Self { draft: false, legacy: None, extensions: false, exposed: false };
+impl HeaderOptions {
+    pub(super) const EMPTY: Self = Self { rate_limit: false, legacy: None, extensions: false, cors_expose: false };
 
-    /// Of a request that is let through.
-    pub(super) fn admit(
-        self,
-        extensions: &mut Extensions,
-        admission: RateLimitInfo,
-        partition: Option<Hash>,
-    ) -> HttpContext {
-        if self.is_silent() {
-            return HttpContext(Mark::Nothing);
+    /// `RateLimit` lists all limits of a response. A rejection names all limits that deny.
+    #[inline]
+    pub(super) fn detail(self) -> Detail {
+        if self.rate_limit { Detail::All } else { Detail::AllIfDenied }
+    }
+
+    /// Adds the extension of an allowed or exempt request, and returns the context of its response.
+    #[inline]
+    pub(super) fn on_allowed(self, extensions: &mut Extensions, decision: Option<&Decision>) -> HttpContext {
+        if self.is_disabled() {
+            return HttpContext(ContextKind::Empty);
         }
+        let observers = Observers::default();
+        if self.legacy.is_none() && !self.extensions && !self.cors_expose {
+            let headers = decision.and_then(|decision| RateLimitHeaders::new(decision.limits()));
+            return HttpContext(headers.map_or(ContextKind::Empty, |headers| ContextKind::RateLimit(headers, observers)));
+        }
+        let info = decision.map_or(RateLimitInfo::Exempt, |decision| RateLimitInfo::Decided(decision.clone()));
         if self.extensions {
-            extensions.insert(admission.clone());
+            extensions.insert(info.clone());
         }
-        let (partition, observers) = (partition.map(Box::new), Observers::default());
-        HttpContext(Mark::All(Box::new(Telling { tell: self, admission, partition, observers })))
+        HttpContext(ContextKind::Pending(Box::new(PendingHeaders { options: self, info, observers })))
     }
 
-    /// The same by a look at the decision, where that is enough.
-    #[inline]
-    pub(super) fn admit_ref(
-        self,
-        decision: &Decision,
-        partition: impl FnOnce() -> Option<Hash>,
-    ) -> Option<HttpContext> {
-        if self.is_silent() {
-            return Some(HttpContext(Mark::Nothing));
-        }
-        if self.legacy.is_some() || self.extensions || self.exposed {
-            return None;
-        }
-        let draft = Draft::of(decision.limits(), partition());
-        Some(HttpContext(draft.map_or(Mark::Nothing, |draft| Mark::Draft(draft, Observers::default()))))
+    /// Adds the headers and the extension of a denied request.
+    pub(super) fn on_denied<B>(self, response: &mut Response<B>, decision: Decision) {
+        self.add_headers(response, Some(&decision), &Observers::default());
+        self.set_extension(response, RateLimitInfo::Decided(decision));
     }
 
-    /// Of one that is not.
-    pub(super) fn refuse<B>(self, response: &mut Response<B>, decision: Decision, partition: Option<Hash>) {
-        self.add_fields(response, Some(&decision), partition, &Observers::default());
-        self.extend(response, RateLimitInfo::Decided(decision));
-    }
-
-    /// Lets scripts of other origins read what is told.
+    /// Appends to `Access-Control-Expose-Headers` if the option is on.
     pub(super) fn expose<B>(self, response: &mut Response<B>) {
-        if self.exposed {
-            fields::expose(response.headers_mut());
+        if self.cors_expose {
+            legacy::expose(response.headers_mut());
         }
     }
 
-    /// Whether it tells nothing of what is let through.
+    /// Whether the responder adds nothing to allowed requests and their responses.
     #[inline]
-    fn is_silent(self) -> bool {
-        !self.draft && self.legacy.is_none() && !self.extensions
+    fn is_disabled(self) -> bool {
+        !self.rate_limit && self.legacy.is_none() && !self.extensions
     }
 
-    fn add_fields<B>(
-        self,
-        response: &mut Response<B>,
-        decision: Option<&Decision>,
-        partition: Option<Hash>,
-        observers: &Observers,
-    ) {
+    fn add_headers<B>(self, response: &mut Response<B>, decision: Option<&Decision>, observers: &Observers) {
         if let Some(decision) = decision {
-            if self.draft
-                && let Some(draft) = Draft::of(decision.limits(), partition)
+            if self.rate_limit
+                && let Some(headers) = RateLimitHeaders::new(decision.limits())
             {
-                draft.add(response.headers_mut(), observers);
+                headers.add(response.headers_mut(), observers);
             }
             if let Some(reset) = self.legacy {
-                fields::add_legacy(response.headers_mut(), decision, reset);
+                legacy::add_legacy(response.headers_mut(), decision, reset);
             }
         }
         self.expose(response);
     }
 
-    /// Of several limiters, the strictest one's admission stays.
-    fn extend<B>(self, response: &mut Response<B>, admission: RateLimitInfo) {
+    /// Inserts `info` unless another limiter has inserted a value that is as strict.
+    fn set_extension<B>(self, response: &mut Response<B>, info: RateLimitInfo) {
         if self.extensions {
             let extensions = response.extensions_mut();
-            if extensions.get::<RateLimitInfo>().is_none_or(|there| admission.is_stricter_than(there)) {
-                extensions.insert(admission);
+            if extensions.get::<RateLimitInfo>().is_none_or(|present| info.is_stricter_than(present)) {
+                extensions.insert(info);
             }
         }
     }
 }
 
-/// What [`Http`](super::Http), and those made of it, will tell with the response.
+/// The headers that an HTTP responder adds to the response of an allowed request.
 #[derive(Debug)]
-pub struct HttpContext(Mark);
+pub struct HttpContext(ContextKind);
 
-/// It is moved about with every request, so it is small.
+/// Moved with every request from the service into the future, so the large variant is boxed.
 #[derive(Debug)]
-enum Mark {
-    Nothing,
-    /// The draft's fields, and nothing else.
-    Draft(Draft, Observers),
-    All(Box<Telling>),
+enum ContextKind {
+    Empty,
+    /// `RateLimit` and `RateLimit-Policy` only: no clone of the decision, no box.
+    RateLimit(RateLimitHeaders, Observers),
+    Pending(Box<PendingHeaders>),
 }
 
-/// No larger than what the compiler moves by itself: to call a function that copies takes longer.
 #[derive(Debug)]
-struct Telling {
-    tell: Tell,
-    admission: RateLimitInfo,
-    partition: Option<Box<Hash>>,
+struct PendingHeaders {
+    options: HeaderOptions,
+    info: RateLimitInfo,
     observers: Observers,
 }
 
 impl HttpContext {
-    /// Emits warnings to `observers`, if there is anything to add to the response.
+    /// Sets the observers that receive warnings about the response's headers.
     pub(super) fn observe(&mut self, observers: &Observers) {
         match &mut self.0 {
-            Mark::Nothing => {}
-            Mark::Draft(_, told) => *told = observers.clone(),
-            Mark::All(telling) => telling.observers = observers.clone(),
+            ContextKind::Empty => {}
+            ContextKind::RateLimit(_, slot) => *slot = observers.clone(),
+            ContextKind::Pending(pending) => pending.observers = observers.clone(),
         }
     }
 
     #[inline]
-    pub(super) fn finish<B>(self, response: Response<B>) -> Response<B> {
-        if let Mark::Nothing = self.0 {
+    pub(super) fn map_response<B>(self, response: Response<B>) -> Response<B> {
+        if let ContextKind::Empty = self.0 {
             return response;
         }
-        // Only what is changed needs to be where it can be: to move it there takes a while.
+        // Rebind as `mut` only when headers are added: otherwise the response would be copied once more.
         let mut response = response;
-        self.tell(&mut response);
+        self.add_to(&mut response);
         response
     }
 
-    fn tell<B>(self, response: &mut Response<B>) {
+    fn add_to<B>(self, response: &mut Response<B>) {
         match self.0 {
-            Mark::Nothing => {}
-            Mark::Draft(draft, observers) => draft.add(response.headers_mut(), &observers),
-            Mark::All(telling) => {
-                let (tell, partition) = (telling.tell, telling.partition.as_deref().copied());
-                tell.add_fields(response, telling.admission.decision(), partition, &telling.observers);
-                tell.extend(response, telling.admission);
+            ContextKind::Empty => {}
+            ContextKind::RateLimit(headers, observers) => headers.add(response.headers_mut(), &observers),
+            ContextKind::Pending(pending) => {
+                let PendingHeaders { options, info, observers } = *pending;
+                options.add_headers(response, info.decision(), &observers);
+                options.set_extension(response, info);
             }
         }
     }

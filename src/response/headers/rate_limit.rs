@@ -5,106 +5,94 @@ use std::slice;
 use std::sync::Arc;
 use std::time::Duration;
 
-use base64::Engine;
-use base64::prelude::BASE64_STANDARD as STANDARD;
 use bytes::Bytes;
 use http::{HeaderMap, HeaderName, HeaderValue};
 
-use super::fmt::{push_number, seconds};
+use super::fmt::{ceil_seconds, push_number};
 use crate::decision::{LimitSnapshot, LimitStatus, Verdict};
 use crate::observe::Observers;
-use crate::response::partition::Hash;
 
 pub(super) const RATELIMIT: HeaderName = HeaderName::from_static("ratelimit");
 pub(super) const RATELIMIT_POLICY: HeaderName = HeaderName::from_static("ratelimit-policy");
 
-/// What the two fields will say.
+/// The two headers of one response.
 #[derive(Debug)]
-pub(super) struct Draft {
-    policy: Arc<Policy>,
-    left: Left,
-    /// In a box, as it is rarely told.
-    partition: Option<Box<Hash>>,
+pub(super) struct RateLimitHeaders {
+    policy: Arc<PolicyValue>,
+    remaining: RemainingValues,
 }
 
-/// What is left of each limit of a policy. That of one lies here: nothing is allocated for it.
+/// The varying part of `RateLimit`, per limit of the policy. A single limit is stored inline: no allocation.
 #[derive(Debug)]
-enum Left {
-    One(Remaining),
-    Several(Vec<Remaining>),
+enum RemainingValues {
+    One(RemainingValue),
+    Several(Vec<RemainingValue>),
 }
 
-/// What is left of a limit, and in how many seconds there is more.
+/// The parameters `r` and `t` of a limit: what remains, and the seconds until more is available.
 #[derive(Clone, Copy, Debug)]
-struct Remaining {
-    quota: u64,
+struct RemainingValue {
+    remaining: u64,
     next_token_after: u64,
 }
 
-impl Draft {
-    /// `None` if there is no limit to tell of.
-    pub(super) fn of(standings: &[LimitStatus], partition: Option<Hash>) -> Option<Self> {
-        let partition = partition.map(Box::new);
-        match standings {
+impl RateLimitHeaders {
+    /// Returns `None` if there is no limit that is not a shadow.
+    pub(super) fn new(limits: &[LimitStatus]) -> Option<Self> {
+        match limits {
             [one] if !one.is_shadow() => {
-                let told = Told::of(one);
-                Some(Self { left: Left::One(told.left), policy: policy(&[told])?, partition })
+                let fields = LimitFields::new(one);
+                Some(Self { remaining: RemainingValues::One(fields.remaining), policy: policy_value(&[fields])? })
             }
             several => {
-                let told: Vec<_> = several.iter().filter(|standing| !standing.is_shadow()).map(Told::of).collect();
-                let policy = if told.is_empty() { None } else { policy(&told) }?;
-                let left = Left::Several(told.into_iter().map(|told| told.left).collect());
-                Some(Self { policy, left, partition })
+                let fields: Vec<_> =
+                    several.iter().filter(|limit| !limit.is_shadow()).map(LimitFields::new).collect();
+                let policy = if fields.is_empty() { None } else { policy_value(&fields) }?;
+                let remaining = RemainingValues::Several(fields.iter().map(|fields| fields.remaining).collect());
+                Some(Self { policy, remaining })
             }
         }
     }
 
-    /// Appends them to what a handler or another limiter has put there. Emits a warning if the name of a limit is
-    /// there.
+    /// Appends both headers to the values of a handler or another limiter.
+    ///
+    /// Emits a warning if these values already contain the name of a limit.
     pub(super) fn add(&self, headers: &mut HeaderMap, observers: &Observers) {
         observers.warn_once(|| self.policy.repeated_name(headers).map(warning));
-        let key = match &self.partition {
-            Some(hash) => format!(";pk=:{}:", STANDARD.encode(**hash)),
-            None => String::new(),
-        };
-        if let Some(policy) = self.policy.value(&key) {
-            headers.append(RATELIMIT_POLICY, policy);
-        }
-        if let Some(state) = self.state(&key) {
-            headers.append(RATELIMIT, state);
+        headers.append(RATELIMIT_POLICY, self.policy.value.clone());
+        if let Some(value) = self.rate_limit_value() {
+            headers.append(RATELIMIT, value);
         }
     }
 
-    /// The value of `RateLimit`.
-    fn state(&self, key: &str) -> Option<HeaderValue> {
-        let limits = &self.policy.limits;
-        let left = match &self.left {
-            Left::One(one) => slice::from_ref(one),
-            Left::Several(several) => several,
+    fn rate_limit_value(&self) -> Option<HeaderValue> {
+        let items = &self.policy.items;
+        let remaining = match &self.remaining {
+            RemainingValues::One(one) => slice::from_ref(one),
+            RemainingValues::Several(several) => several,
         };
-        let both = || limits.iter().zip(left);
-        // As long as it will be: a value is not moved then, and keeps no room that it does not need.
-        let length: usize = both().map(|(limit, left)| limit.state.len() + left.length() + key.len()).sum();
-        let mut list = String::with_capacity(length + (left.len() - 1) * SEPARATOR.len());
-        for (limit, left) in both() {
-            separate(&mut list);
-            list.push_str(&limit.state);
-            left.push(&mut list);
-            list.push_str(key);
+        let members = || items.iter().zip(remaining);
+        // The exact length: converting a `String` without spare capacity into `Bytes` does not reallocate.
+        let length: usize = members().map(|(item, remaining)| item.state.len() + remaining.length()).sum();
+        let mut list = String::with_capacity(length + (remaining.len() - 1) * SEPARATOR.len());
+        for (item, remaining) in members() {
+            push_separator(&mut list);
+            list.push_str(&item.state);
+            remaining.push(&mut list);
         }
-        value(list)
+        header_value(list)
     }
 }
 
-impl Remaining {
-    /// As long as what is pushed.
+impl RemainingValue {
+    /// Returns the number of bytes that [`push`](Self::push) appends.
     fn length(self) -> usize {
         let next_token_after = if self.next_token_after > 0 { 3 + digits(self.next_token_after) } else { 0 };
-        digits(self.quota) + next_token_after
+        digits(self.remaining) + next_token_after
     }
 
     fn push(self, list: &mut String) {
-        push_number(list, self.quota);
+        push_number(list, self.remaining);
         if self.next_token_after > 0 {
             list.push_str(";t=");
             push_number(list, self.next_token_after);
@@ -112,168 +100,157 @@ impl Remaining {
     }
 }
 
-/// What is told of a limit.
-struct Told<'a> {
+/// The parts of a limit status that the headers contain.
+struct LimitFields<'a> {
     name: &'a str,
     limit: u64,
     window: Duration,
-    left: Remaining,
+    remaining: RemainingValue,
 }
 
-impl<'a> Told<'a> {
-    fn of(standing: &'a LimitStatus) -> Self {
-        let figures = standing.figures();
-        let LimitSnapshot { limit, window, remaining, .. } = figures;
-        let next_token_after = seconds(next_token_after(standing.verdict(), &figures));
-        let left = Remaining { quota: integer(remaining), next_token_after: integer(next_token_after) };
-        Self { name: standing.name(), limit, window, left }
+impl<'a> LimitFields<'a> {
+    fn new(status: &'a LimitStatus) -> Self {
+        let snapshot = status.figures();
+        let LimitSnapshot { limit, window, remaining, .. } = snapshot;
+        let next_token_after = ceil_seconds(next_token_after(status.verdict(), &snapshot));
+        let remaining =
+            RemainingValue { remaining: sf_integer(remaining), next_token_after: sf_integer(next_token_after) };
+        Self { name: status.name(), limit, window, remaining }
     }
 }
 
-/// The time until there is more: for what was refused it is told no later than it is refused until.
-fn next_token_after(verdict: Verdict, figures: &LimitSnapshot) -> Duration {
+/// Returns the time until more is available, at most the time after which a retry succeeds.
+fn next_token_after(verdict: Verdict, snapshot: &LimitSnapshot) -> Duration {
     match verdict {
-        Verdict::Denied { retry_after } => figures.next_token_after.min(retry_after),
-        _ => figures.next_token_after,
+        Verdict::Denied { retry_after } => snapshot.next_token_after.min(retry_after),
+        _ => snapshot.next_token_after,
     }
 }
 
 thread_local! {
-    /// Policies are nearly always the same few.
-    static POLICIES: RefCell<Policies> = const { RefCell::new(Policies::new()) };
+    /// Most servers send the same few policies in all responses.
+    static CACHE: RefCell<PolicyCache> = const { RefCell::new(PolicyCache::new()) };
 }
 
-/// That of these limits: as this thread has it, or where that is gone or in use, made anew.
-fn policy(told: &[Told<'_>]) -> Option<Arc<Policy>> {
-    let known = POLICIES.try_with(|policies| policies.try_borrow_mut().ok()?.of(told));
-    known.ok().flatten().or_else(|| Policy::of(told))
+/// Returns the policy of these limits from this thread's cache. Builds a new policy if the cache is destroyed or borrowed.
+fn policy_value(limits: &[LimitFields<'_>]) -> Option<Arc<PolicyValue>> {
+    let cached = CACHE.try_with(|cache| cache.try_borrow_mut().ok()?.get(limits));
+    cached.ok().flatten().or_else(|| PolicyValue::new(limits))
 }
 
-/// The policies that this thread has told last.
-struct Policies {
-    known: Vec<Arc<Policy>>,
-    /// Which of them gives way to the next one.
+/// The policies that this thread has sent most recently.
+struct PolicyCache {
+    policies: Vec<Arc<PolicyValue>>,
+    /// The index that the next insertion replaces.
     oldest: usize,
 }
 
-impl Policies {
-    const MOST: usize = 4;
+impl PolicyCache {
+    const MAX_POLICIES: usize = 4;
 
     const fn new() -> Self {
-        Self { known: Vec::new(), oldest: 0 }
+        Self { policies: Vec::new(), oldest: 0 }
     }
 
-    fn of(&mut self, told: &[Told<'_>]) -> Option<Arc<Policy>> {
-        match self.known.iter().find(|policy| policy.is_of(told)) {
-            Some(known) => Some(Arc::clone(known)),
-            None => self.learn(told),
+    fn get(&mut self, limits: &[LimitFields<'_>]) -> Option<Arc<PolicyValue>> {
+        match self.policies.iter().find(|policy| policy.matches(limits)) {
+            Some(cached) => Some(Arc::clone(cached)),
+            None => self.insert(limits),
         }
     }
 
     #[cold]
-    fn learn(&mut self, told: &[Told<'_>]) -> Option<Arc<Policy>> {
-        let policy = Policy::of(told)?;
-        match self.known.get_mut(self.oldest) {
+    fn insert(&mut self, limits: &[LimitFields<'_>]) -> Option<Arc<PolicyValue>> {
+        let policy = PolicyValue::new(limits)?;
+        match self.policies.get_mut(self.oldest) {
             Some(oldest) => *oldest = Arc::clone(&policy),
-            None => self.known.push(Arc::clone(&policy)),
+            None => self.policies.push(Arc::clone(&policy)),
         }
-        self.oldest = (self.oldest + 1) % Self::MOST;
+        self.oldest = (self.oldest + 1) % Self::MAX_POLICIES;
         Some(policy)
     }
 }
 
-/// What is always told of the same limits.
+/// The constant parts of both headers for the same limits.
 #[derive(Debug)]
-struct Policy {
-    limits: Vec<Limit>,
-    /// The value of `RateLimit-Policy`, if it is one for all keys.
+struct PolicyValue {
+    items: Vec<PolicyItem>,
+    /// The value of `RateLimit-Policy`.
     value: HeaderValue,
 }
 
-impl Policy {
-    fn of(told: &[Told<'_>]) -> Option<Arc<Self>> {
-        let limits: Vec<_> = told.iter().map(Limit::of).collect();
-        let value = value(list(&limits, ""))?;
-        Some(Arc::new(Self { limits, value }))
+impl PolicyValue {
+    fn new(limits: &[LimitFields<'_>]) -> Option<Arc<Self>> {
+        let items: Vec<_> = limits.iter().map(PolicyItem::new).collect();
+        let mut list = String::new();
+        for item in &items {
+            push_separator(&mut list);
+            list.push_str(&item.policy);
+        }
+        Some(Arc::new(Self { items, value: header_value(list)? }))
     }
 
-    /// One for a key is made anew each time.
-    fn value(&self, key: &str) -> Option<HeaderValue> {
-        if key.is_empty() { Some(self.value.clone()) } else { value(list(&self.limits, key)) }
-    }
-
-    /// Returns the first limit's name that the fields in `headers`, or two limits of this policy, carry already.
+    /// Returns the first limit's name that `headers`, or two limits of this policy, already contain.
     fn repeated_name(&self, headers: &HeaderMap) -> Option<&str> {
-        let mut limits = self.limits.iter().enumerate();
-        let is_repeated = |(index, limit): &(usize, &Limit)| {
-            limit.is_in(headers) || self.limits[..*index].iter().any(|other| other.name == limit.name)
+        let mut items = self.items.iter().enumerate();
+        let is_repeated = |(index, item): &(usize, &PolicyItem)| {
+            item.is_in(headers) || self.items[..*index].iter().any(|other| other.name == item.name)
         };
-        limits.find(is_repeated).map(|(_, limit)| limit.name.as_str())
+        items.find(is_repeated).map(|(_, item)| item.name.as_str())
     }
 
-    fn is_of(&self, told: &[Told<'_>]) -> bool {
-        self.limits.len() == told.len() && self.limits.iter().zip(told).all(|(limit, told)| limit.is_of(told))
+    fn matches(&self, limits: &[LimitFields<'_>]) -> bool {
+        self.items.len() == limits.len() && self.items.iter().zip(limits).all(|(item, limit)| item.matches(limit))
     }
 }
 
 #[derive(Debug)]
-struct Limit {
+struct PolicyItem {
     name: String,
-    quota: u64,
+    limit: u64,
     window: Duration,
-    /// Its member of `RateLimit-Policy`: `"default";q=10;w=1`.
+    /// The member of `RateLimit-Policy`: `"default";q=10;w=1`.
     policy: String,
-    /// The start of its member of `RateLimit`: `"default";r=`.
+    /// The start of the member of `RateLimit`: `"default";r=`.
     state: String,
 }
 
-impl Limit {
-    fn of(&Told { name, limit, window, .. }: &Told<'_>) -> Self {
-        // A structured-field String (RFC 9651, section 3.3.3) that needs no escapes.
-        let (q, w) = (integer(limit), integer(seconds(window).max(1)));
+impl PolicyItem {
+    fn new(&LimitFields { name, limit, window, .. }: &LimitFields<'_>) -> Self {
+        // A structured field String (RFC 9651, section 3.3.3). Names of limits need no escapes.
+        let (q, w) = (sf_integer(limit), sf_integer(ceil_seconds(window).max(1)));
         let (policy, state) = (format!("\"{name}\";q={q};w={w}"), format!("\"{name}\";r="));
-        Self { name: name.to_owned(), quota: limit, window, policy, state }
+        Self { name: name.to_owned(), limit, window, policy, state }
     }
 
-    /// Whether a field has a member of this name.
+    /// Whether one of the two headers has a member of this name.
     fn is_in(&self, headers: &HeaderMap) -> bool {
-        let mut lines = [RATELIMIT, RATELIMIT_POLICY].into_iter().flat_map(|field| headers.get_all(field));
+        let mut lines = [RATELIMIT, RATELIMIT_POLICY].into_iter().flat_map(|name| headers.get_all(name));
         lines.any(|line| {
             let mut is_quoted = false;
             let mut members = line.as_bytes().split(|&byte| {
                 is_quoted ^= byte == b'"';
                 byte == b',' && !is_quoted
             });
-            members.any(|member| self.is_named_by(member))
+            members.any(|member| self.names(member))
         })
     }
 
     /// Whether `member` is a String of this name, with or without parameters.
-    fn is_named_by(&self, member: &[u8]) -> bool {
+    fn names(&self, member: &[u8]) -> bool {
         let rest = member.trim_ascii().strip_prefix(b"\"").and_then(|rest| rest.strip_prefix(self.name.as_bytes()));
         matches!(rest, Some([b'"'] | [b'"', b';', ..]))
     }
 
-    fn is_of(&self, told: &Told<'_>) -> bool {
-        self.quota == told.limit && self.window == told.window && self.name == told.name
+    fn matches(&self, limit: &LimitFields<'_>) -> bool {
+        self.limit == limit.limit && self.window == limit.window && self.name == limit.name
     }
-}
-
-/// The value of `RateLimit-Policy`.
-fn list(limits: &[Limit], key: &str) -> String {
-    let mut list = String::new();
-    for limit in limits {
-        separate(&mut list);
-        list.push_str(&limit.policy);
-        list.push_str(key);
-    }
-    list
 }
 
 const SEPARATOR: &str = ", ";
 
-/// Starts a member of a structured-field List.
-fn separate(list: &mut String) {
+/// Appends the separator of a structured field List, unless the list is empty.
+fn push_separator(list: &mut String) {
     if !list.is_empty() {
         list.push_str(SEPARATOR);
     }
@@ -281,13 +258,13 @@ fn separate(list: &mut String) {
 
 fn warning(name: &str) -> String {
     format!(
-        "two rate limits send the name {name:?} in the fields RateLimit and RateLimit-Policy: clients cannot tell the \
-         limits apart; give each limit its own name with `Limit::new`"
+        "ambiguous RateLimit and RateLimit-Policy headers: two limits are named {name:?}; give each limit its own name \
+         with `Limit::new`"
     )
 }
 
-/// A structured-field Integer has at most 15 digits.
-fn integer(number: u64) -> u64 {
+/// Caps a number: a structured field Integer has at most 15 digits.
+fn sf_integer(number: u64) -> u64 {
     number.min(999_999_999_999_999)
 }
 
@@ -295,7 +272,7 @@ fn digits(number: u64) -> usize {
     number.checked_ilog10().map_or(1, |log| log as usize + 1)
 }
 
-/// All characters in it are visible ASCII or spaces.
-fn value(list: String) -> Option<HeaderValue> {
+/// Never `None`: the list holds visible ASCII and spaces only.
+fn header_value(list: String) -> Option<HeaderValue> {
     HeaderValue::from_maybe_shared(Bytes::from(list)).ok()
 }

@@ -4,7 +4,7 @@ use super::alone::{self, Passing};
 use super::row::Row;
 use super::share::{Asked, HeldLimit, Holding, Look, Room, Share};
 use super::transaction;
-use crate::decision::Decision;
+use crate::decision::{Decision, Detail};
 use crate::error::Error;
 use crate::limit::{Choose, IntoLimit, SubKeyOf, check_unique_names};
 use crate::table::Missed;
@@ -127,7 +127,7 @@ macro_rules! tuple {
             #[inline(always)]
             fn at_once(rows: &Self::Rows, asked: &Asked<'_, Key, S>) -> Result<Decision, Missed> {
                 let (now, ask) = (asked.now, asked.ask);
-                if ask.all_limits || ask.hold {
+                if ask.detail == Detail::All || ask.hold {
                     return Err(Missed::Absent);
                 }
                 $(let $row = Passing::of(&rows.$index, asked).ok_or(Missed::Absent)?;)+

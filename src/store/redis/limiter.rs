@@ -147,7 +147,7 @@ impl<Key: ?Sized> Redis<Key> {
         crate::limit::check_unique_names(infos.iter().map(|info| info.name.as_str()))?;
         let (presence, odds) = Presence::announce(builder.server.places(), &builder.prefix, &builder.name, &infos);
         for message in &odds {
-            builder.observers.tell(|| Event::Warning { message });
+            builder.observers.emit(|| Event::Warning { message });
         }
         let limits = infos.iter().map(|info| (info.name.as_str(), info.kernel.name()));
         let mut keys = Keys::new(&builder.prefix, &builder.name, limits, builder.secret.as_deref());

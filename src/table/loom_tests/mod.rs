@@ -29,7 +29,7 @@ use crate::limiter::{Acquisition, Held, LimiterFuture};
 use crate::store::{Limits, LimitsFor};
 use crate::sync::AtomicU64;
 use crate::{
-    AcquireOptions, Clock, Decision, DecisionSource, LazySnapshot, Limit, LimitSnapshot, Limiter, Memory, Timestamp,
+    AcquireOptions, Detail, Clock, Decision, DecisionSource, LazySnapshot, Limit, LimitSnapshot, Limiter, Memory, Timestamp,
     Verdict,
 };
 
@@ -252,7 +252,7 @@ fn settle(held: Held, actual: u64) {
 }
 
 fn peek<Key, L: LimitsFor<Key, Same>>(limiter: &Model<L>, key: &Key) -> Decision {
-    done(limiter.peek(key, AcquireOptions::default().all_limits()))
+    done(limiter.peek(key, AcquireOptions::default().detail(Detail::All)))
 }
 
 fn done<T>(reply: LimiterFuture<T>) -> T {

@@ -11,13 +11,13 @@ use tonic_types::StatusExt;
 use tower::{Layer, ServiceExt, service_fn};
 use tower_ratelimit::key::{Extracted, Global, Header};
 use tower_ratelimit::limiter::{Acquisition, Limiter, Outcome};
-use tower_ratelimit::response::{Body, Grpc, RateLimitInfo};
+use tower_ratelimit::response::{Grpc, ResponseBody,  RateLimitInfo};
 use tower_ratelimit::{
     AcquireOptions, Decision, DecisionSource, Error, FixedWindow, Gcra, Limit, ManualClock, Memory, Quota,
     RateLimitLayer, Timestamp, Verdict,
 };
 
-type Page = Response<Body<Full<Bytes>>>;
+type Page = Response<ResponseBody<Full<Bytes>>>;
 
 async fn ok(request: Request<()>) -> Result<Response<Full<Bytes>>, Infallible> {
     assert!(request.extensions().get::<RateLimitInfo>().is_some(), "handlers are told");
@@ -151,7 +151,7 @@ async fn a_missing_key_is_the_clients_or_the_servers_fault() {
     assert!(told.details().is_empty());
 
     let missing =
-        |_: &Request<()>| Extracted::<String>::Missing(tower_ratelimit::key::Missing::from_server("no login"));
+        |_: &Request<()>| Extracted::<String>::Missing(tower_ratelimit::key::MissingKey::from_server("no login"));
     let layer = RateLimitLayer::new(missing, Memory::new(Gcra::new(Quota::per_second(2)))).responder(Grpc::new());
     let Ok(response) = layer.layer(service_fn(ok)).oneshot(call()).await;
     assert_eq!(status(response.headers()).code(), Code::Internal);

@@ -7,7 +7,7 @@ use bytes::Bytes;
 use http::request::Parts;
 use http::{Method, Request, Response, StatusCode};
 use http_body_util::Full;
-use tower_ratelimit::key::Missing;
+use tower_ratelimit::key::MissingKey;
 use tower_ratelimit::response::{ByContentType, Grpc, Http, Rejection, Respond};
 use tower_ratelimit::{Decision, DecisionSource, Error, LimitSnapshot, LimitStatus, Timestamp, Verdict};
 
@@ -44,8 +44,8 @@ fn refusals() -> Vec<Rejection> {
         Rejection::OverLimit(decided(denied)),
         Rejection::OverLimit(decided(Verdict::ExceedsLimit)),
         Rejection::OverLimit(Decision::by_policy(now, denied).from_source(DecisionSource::Policy)),
-        Rejection::MissingKey(Missing::from_request("no tenant")),
-        Rejection::MissingKey(Missing::from_server("no login")),
+        Rejection::MissingKey(MissingKey::from_request("no tenant")),
+        Rejection::MissingKey(MissingKey::from_server("no login")),
         Rejection::Unavailable(Error::unavailable("gone")),
     ]
 }
@@ -65,7 +65,7 @@ where
                 if let Some(content_type) = content_type {
                     request = request.header("content-type", content_type.as_bytes());
                 }
-                let Ok(response) = responder.refuse(request.body(()).expect("a request"), refusal);
+                let Ok(response) = responder.on_rejected(request.body(()).expect("a request"), refusal);
                 let status = response.status().as_u16();
                 if status < 400 {
                     assert!(is_call && status == 200 && response.headers().contains_key("grpc-status"), "{case}");

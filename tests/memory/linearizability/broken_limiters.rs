@@ -9,7 +9,7 @@ use std::time::Duration;
 use tower_ratelimit::algorithm::Algorithm;
 use tower_ratelimit::limiter::{Acquisition, Held, LimiterFuture, Outcome};
 use tower_ratelimit::{
-    AcquireOptions, Clock, Decision, Error, Gcra, Limit, LimitStatus, Limiter, Memory, Quota, Verdict,
+    AcquireOptions, Detail, Clock, Decision, Error, Gcra, Limit, LimitStatus, Limiter, Memory, Quota, Verdict,
 };
 
 use super::model::{Caller, Kept, Model, Rule};
@@ -184,7 +184,7 @@ fn seen(group_burst: u64, in_the_middle: bool) -> Result<Explained, Unexplained>
     let limiters = [memory("user", 5, user), memory("group", group_burst, group)];
     let meet = in_the_middle.then(|| Barrier::new(2));
     let limiter = OneAfterTheOther { limiters, meet, clock };
-    let ask = AcquireOptions::cost(2).all_limits();
+    let ask = AcquireOptions::cost(2).detail(Detail::All);
     let acquire = |recorder: &mut Recorder<'_, _>| drop(recorder.acquire(ALICE, ask));
     let peek = |recorder: &mut Recorder<'_, _>| recorder.peek(ALICE, ask);
     let threads = if in_the_middle {

@@ -12,7 +12,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use tower_ratelimit::algorithm::{Algorithm, Counters, HitLog, State};
-use tower_ratelimit::{AcquireOptions, Decision, DecisionSource, LimitSnapshot, Timestamp, Verdict};
+use tower_ratelimit::{AcquireOptions, Decision, DecisionSource, Detail, LimitSnapshot, Timestamp, Verdict};
 
 use super::recording::Step;
 
@@ -202,7 +202,7 @@ impl Expected {
 
     fn is(&self, decision: &Decision, now: Timestamp, ask: AcquireOptions) -> bool {
         let told = decision.limits().iter().map(|told| (told.name(), told.verdict(), told.figures()));
-        let standings_match = if ask.all_limits || self.standings.len() == 1 {
+        let standings_match = if ask.detail == Detail::All || self.standings.len() == 1 {
             told.eq(self.standings.iter().copied())
         } else {
             told.eq(self.loudest())

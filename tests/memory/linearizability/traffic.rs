@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use tower_ratelimit::algorithm::{Algorithm, AtOnce};
 use tower_ratelimit::limiter::Held;
-use tower_ratelimit::{AcquireOptions, LazySnapshot, Limiter, Timestamp, Verdict};
+use tower_ratelimit::{AcquireOptions, Detail, LazySnapshot, Limiter, Timestamp, Verdict};
 
 use super::model::Caller;
 use super::recording::{End, History, NotingClock, Recorder};
@@ -130,7 +130,7 @@ impl<L: Limiter<Caller>> Thread<'_, L> {
             1 => AcquireOptions::cost(cost).max_delay(Duration::from_millis(self.random.below(400))),
             _ => AcquireOptions::cost(cost),
         };
-        if self.random.below(3) == 0 { ask.all_limits() } else { ask }
+        if self.random.below(3) == 0 { ask.detail(Detail::All) } else { ask }
     }
 }
 

@@ -30,21 +30,21 @@ impl<T> Core<T> {
     /// Records that a lane's server has answered.
     pub(crate) fn succeeded(&self, lane: &Lane) {
         if lane.breaker.success() {
-            self.tell(|| Event::Breaker { store: &self.name, open: None });
+            self.tell(|| Event::Breaker { store: &self.name, error: None });
         }
     }
 
     /// Emits an event for a call with `orders` operations, if it was observed when it began.
     pub(crate) fn called(&self, orders: usize, began: Option<std::time::Instant>, error: Option<&Error>) {
         if let Some(began) = began {
-            self.tell(|| Event::Batch { store: &self.name, orders, took: began.elapsed(), error });
+            self.tell(|| Event::Batch { store: &self.name, size: orders, elapsed: began.elapsed(), error });
         }
     }
 
     /// Emits an event. A panic of an observer ends here: the task that calls this carries the calls of many requests.
     fn tell<'a>(&self, event: impl FnOnce() -> Event<'a>) {
         // The panic hook has reported the panic.
-        let _ = catch_unwind(AssertUnwindSafe(|| self.observers.tell(event)));
+        let _ = catch_unwind(AssertUnwindSafe(|| self.observers.emit(event)));
     }
 }
 
@@ -55,7 +55,7 @@ impl<T: Trade> Core<T> {
     pub(crate) fn failed(self: &Arc<Self>, lane: &Arc<Lane>, began: Instant, error: &Error) {
         if !error.is_config() && lane.breaker.failure(began, error) {
             probe::start(self, lane);
-            self.tell(|| Event::Breaker { store: &self.name, open: Some(error) });
+            self.tell(|| Event::Breaker { store: &self.name, error: Some(error) });
         }
     }
 }

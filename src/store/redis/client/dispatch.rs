@@ -27,7 +27,7 @@ pub(crate) async fn call<T: Trade>(
 ) -> bool {
     let began = Instant::now();
     let until = began + core.deadline;
-    let (count, measured) = (parcels.len(), core.observers.are_there().then(std::time::Instant::now));
+    let (count, measured) = (parcels.len(), core.observers.is_some().then(std::time::Instant::now));
     let ended = if core.server.is_cluster() {
         let slots = by_slot(parcels).into_iter();
         join_all(slots.map(|(slot, parcels)| send_in_slot(core, &*connection, slot, parcels, until))).await

@@ -182,7 +182,7 @@ impl Holds {
     /// So many holds on keys of this limiter were settled whole, as nobody renewed them.
     pub(crate) fn expired(&self, count: usize) {
         if count > 0 {
-            self.observers.tell(|| Event::HoldsExpired { store: &self.name, count });
+            self.observers.emit(|| Event::HoldsExpired { store: &self.name, count });
         }
     }
 
