@@ -97,7 +97,7 @@ pub enum Event<'a> {
         /// How many sessions of processes on one key have expired.
         count: usize,
     },
-    /// How full a limit's memory is: see [`Memory::report`](crate::Memory::report).
+    /// How full a limit's memory is: see [`Memory::report_usage`](crate::Memory::report_usage).
     #[non_exhaustive]
     Usage {
         /// The limit's name.

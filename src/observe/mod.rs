@@ -1,7 +1,7 @@
 //! Seeing what happens: an [`Observer`] is told what becomes of each request, and what the stores live through.
 //!
 //! [`RateLimitLayer::observe`](crate::RateLimitLayer::observe) takes one, and so does
-//! [`RedisBuilder::observe`](crate::RedisBuilder::observe); [`Memory::report`](crate::Memory::report) tells one how full it is.
+//! [`RedisBuilder::observe`](crate::RedisBuilder::observe); [`Memory::report_usage`](crate::Memory::report_usage) tells one how full it is.
 //! Without an observer a request costs one comparison more than nothing. Two are ready-made: `Metrics` (feature `metrics`) and
 //! `Tracing` (feature `tracing`).
 //!

@@ -59,7 +59,7 @@ where
         let new = tier.new_at_once().expect("a new state");
         let now = Timestamp::from_micros(1_000_000);
         prop_assert!(matches!(tier.try_at_once(&new, now, AcquireOptions::default()), AtOnce::Charged(_)));
-        prop_assert_eq!(tier.reading(&new, now).figures(), tier.reading(&zero, now).figures());
+        prop_assert_eq!(tier.snapshot(&new, now).figures(), tier.snapshot(&zero, now).figures());
     }
     let (mut state, mut now) = (zero, 1_000_000_u64);
     for &(tier, share, cost, patience) in steps {
@@ -70,18 +70,18 @@ where
         let verdict = tier.peek(&state, time, ask);
         let delay = if let Verdict::AllowedAfter(delay) = verdict { delay } else { Duration::ZERO };
         let mut charged = state.clone();
-        tier.commit(&mut charged, time, delay, cost);
+        tier.charge(&mut charged, time, delay, cost);
         match tier.try_at_once(&state, time, ask) {
             AtOnce::Charged(at_once) => {
                 prop_assert_eq!(verdict, Verdict::Allowed);
                 prop_assert_eq!(&at_once, &charged);
-                let figures = tier.reading(&charged, time).figures();
+                let figures = tier.snapshot(&charged, time).figures();
                 prop_assert_eq!(tier.reading_at_once(&at_once, time).figures(), figures);
                 prop_assert_eq!(tier.remaining_at_once(&at_once, time), figures.remaining);
             }
             AtOnce::Denied(wait) => {
                 prop_assert_eq!(verdict, Verdict::Denied { retry_after: ticks(wait) });
-                let figures = tier.reading(&state, time).figures();
+                let figures = tier.snapshot(&state, time).figures();
                 prop_assert_eq!(tier.reading_at_once(&state, time).figures(), figures);
             }
             AtOnce::Unsaid => {}

@@ -3,7 +3,7 @@
 use proptest::collection::vec;
 use proptest::prelude::*;
 use tower_ratelimit::limiter::{Acquisition, Held};
-use tower_ratelimit::store::{DefaultHashBuilder, LimitsFor};
+use tower_ratelimit::store::{DefaultHashBuilder, MemoryLimitsFor};
 use tower_ratelimit::{AcquireOptions, Clock, Limit, Limiter, ManualClock, Memory, Timestamp};
 
 use crate::cases;
@@ -77,7 +77,7 @@ proptest! {
 }
 
 /// Plays the steps on a list of these limits and on the limits as they are, which share no code for the common cases.
-fn decides_as_a_list<L: LimitsFor<str, DefaultHashBuilder>>(
+fn decides_as_a_list<L: MemoryLimitsFor<str, DefaultHashBuilder>>(
     specs: &[Spec],
     limits: L,
     start: u64,

@@ -102,9 +102,9 @@ proptest! {
         let bucket = gcra(bucket);
         let window = fixed_window(window);
         prop_assert_eq!(bucket.peek(&state, now, AcquireOptions::cost(cost)), bucket.peek(&[0; 4], now, AcquireOptions::cost(cost)));
-        prop_assert_eq!(bucket.reading(&state, now).figures(), bucket.reading(&[0; 4], now).figures());
+        prop_assert_eq!(bucket.snapshot(&state, now).figures(), bucket.snapshot(&[0; 4], now).figures());
         prop_assert_eq!(window.peek(&state, now, AcquireOptions::cost(cost)), window.peek(&[0; 4], now, AcquireOptions::cost(cost)));
-        prop_assert_eq!(window.reading(&state, now).figures(), window.reading(&[0; 4], now).figures());
+        prop_assert_eq!(window.snapshot(&state, now).figures(), window.snapshot(&[0; 4], now).figures());
     }
 
     /// The same through the front door: any schedule, at any time.
@@ -139,7 +139,7 @@ fn survives<A: Algorithm>(algorithm: &A, mut state: A::State, deeds: &[Deed]) {
         let (now, ask) = match deed {
             Deed::Look { now, ask } => (now, ask),
             Deed::Commit { now, delay, cost } => {
-                algorithm.commit(&mut state, now, delay, cost);
+                algorithm.charge(&mut state, now, delay, cost);
                 (now, AcquireOptions::cost(cost).max_delay(delay))
             }
             Deed::LookWithHeld { now, ask, held } => {
@@ -149,7 +149,7 @@ fn survives<A: Algorithm>(algorithm: &A, mut state: A::State, deeds: &[Deed]) {
             }
         };
         // The compiler is not to skip what nobody looks at.
-        black_box((algorithm.peek(&state, now, ask), algorithm.reading(&state, now).figures()));
+        black_box((algorithm.peek(&state, now, ask), algorithm.snapshot(&state, now).figures()));
     }
 }
 

@@ -445,7 +445,7 @@ impl Faulty {
                 _ => user.held = user.held.saturating_sub(cost),
             }
             let charged = if mistake == Mistake::DropsTheCharge { 0 } else { actual };
-            Self::BUCKET.commit(&mut user.state, clock.now(), Duration::ZERO, charged);
+            Self::BUCKET.charge(&mut user.state, clock.now(), Duration::ZERO, charged);
             LimiterFuture::ready(Ok(()))
         })
     }
@@ -467,7 +467,7 @@ impl Limiter<Caller> for Faulty {
         if ask.hold && self.mistake != Mistake::ChargesAtHold {
             user.held += ask.cost;
         } else {
-            Self::BUCKET.commit(&mut user.state, self.clock.now(), decision.delay(), ask.cost);
+            Self::BUCKET.charge(&mut user.state, self.clock.now(), decision.delay(), ask.cost);
         }
         let held = ask.hold.then(|| self.guard(caller[0], ask.cost));
         Acquisition::Ready(Ok(Outcome { decision, held }))
@@ -478,10 +478,10 @@ impl Limiter<Caller> for Faulty {
         let (mut state, held) = users.get(&caller[0]).map_or_else(Default::default, |user| (user.state, user.held));
         let (now, ask) = (self.clock.now(), if ask.hold { ask.max_delay(Duration::ZERO) } else { ask });
         if self.mistake != Mistake::IgnoresWhatIsHeld {
-            Self::BUCKET.commit(&mut state, now, Duration::ZERO, held);
+            Self::BUCKET.charge(&mut state, now, Duration::ZERO, held);
         }
         let verdict: Verdict = Self::BUCKET.peek(&state, now, ask);
-        let standing = LimitStatus::new("user", verdict, Self::BUCKET.reading(&state, now));
+        let standing = LimitStatus::new("user", verdict, Self::BUCKET.snapshot(&state, now));
         LimiterFuture::ready(Ok(Decision::from_limit(now, standing)))
     }
 }

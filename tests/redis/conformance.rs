@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use tower_ratelimit::algorithm::LuaAlgorithm;
 use tower_ratelimit::limiter::{Acquisition, BoxFuture, Chained, FailOpen, Fallback, Outcome};
-use tower_ratelimit::store::{DefaultHashBuilder, IntoRedisLimits, LimitsFor};
+use tower_ratelimit::store::{DefaultHashBuilder, IntoRedisLimits, MemoryLimitsFor};
 use tower_ratelimit::{
     AcquireOptions, BoxLimiter, Decision, Error, FixedWindow, Gcra, LeakyBucket, LeakyQueue, Limit, Limiter,
     ManualClock, Memory, Quota, Redis, RedisCell, RedisServer, SlidingLog, SlidingWindow, TokenBucket, Verdict,
@@ -80,7 +80,7 @@ impl Limiter<Key> for Gone {
 /// The same limits in each store.
 fn stores<L>(deployments: &Deployments, name: &str, limits: &L) -> Vec<Rig>
 where
-    L: LimitsFor<Key, DefaultHashBuilder> + IntoRedisLimits<Key> + Clone + Send + Sync + 'static,
+    L: MemoryLimitsFor<Key, DefaultHashBuilder> + IntoRedisLimits<Key> + Clone + Send + Sync + 'static,
     Memory<L, ManualClock>: Limiter<Key> + Clone + Send + Sync + 'static,
 {
     let rig = |store: &str, build: &dyn Fn(ManualClock) -> BoxLimiter<Key>| {
