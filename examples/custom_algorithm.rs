@@ -59,14 +59,14 @@ impl Algorithm for Allowance {
         }
     }
 
-    fn commit(&self, state: &mut State, now: Timestamp, _delay: Duration, cost: u64) {
+    fn charge(&self, state: &mut State, now: Timestamp, _delay: Duration, cost: u64) {
         if cost > 0 {
             let (owed, at) = self.owed(state, now);
             *state = self.state(owed.saturating_add(cost), at);
         }
     }
 
-    fn reading(&self, state: &State, now: Timestamp) -> LazySnapshot {
+    fn snapshot(&self, state: &State, now: Timestamp) -> LazySnapshot {
         let (owed, at) = self.owed(state, now);
         let [reset, next_token_after] = [owed, owed.saturating_sub(self.most - 1).max(owed.min(1))]
             .map(|amount| if amount == 0 { Duration::ZERO } else { self.paid_at(amount, at).since(now) });

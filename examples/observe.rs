@@ -42,7 +42,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
 
     let metrics = async move || {
         // How full the memory is, is asked for when the page is.
-        limiter.report(&pages);
+        limiter.report_usage(&pages);
         ([(CONTENT_TYPE, "text/plain; version=0.0.4")], prometheus.render())
     };
     let app = Router::new()

@@ -4,7 +4,7 @@ use std::hash::BuildHasher;
 use std::hint::black_box;
 use std::time::Duration;
 
-use tower_ratelimit::store::{Limits, LimitsFor};
+use tower_ratelimit::store::{MemoryLimits, MemoryLimitsFor};
 use tower_ratelimit::{
     AcquireOptions, FixedWindow, Gcra, LeakyQueue, Limit, Memory, Quota, SlidingLog, SlidingWindow, SystemClock,
 };
@@ -101,7 +101,7 @@ pub(crate) fn run(harness: &mut Harness) {
 fn decide<'a, K, L, S>(name: &'static str, limiter: &'a Memory<L, SystemClock, S>, keys: &'a [K]) -> Contestant<'a>
 where
     K: Sync,
-    L: Limits<S> + LimitsFor<K, S>,
+    L: MemoryLimits<S> + MemoryLimitsFor<K, S>,
     L::Rows: Send + Sync,
     S: BuildHasher + Send + Sync,
 {

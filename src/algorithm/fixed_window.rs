@@ -116,7 +116,7 @@ impl Algorithm for FixedWindow {
     }
 
     #[inline(always)]
-    fn commit(&self, state: &mut [u64; 4], now: Timestamp, _delay: Duration, cost: u64) {
+    fn charge(&self, state: &mut [u64; 4], now: Timestamp, _delay: Duration, cost: u64) {
         if cost == 0 {
             return;
         }
@@ -150,7 +150,7 @@ impl Algorithm for FixedWindow {
         match self.wait(state, now.as_micros(), ask.cost) {
             0 => {
                 let mut charged = *state;
-                self.commit(&mut charged, now, Duration::ZERO, ask.cost);
+                self.charge(&mut charged, now, Duration::ZERO, ask.cost);
                 AtOnce::Charged(charged)
             }
             wait => AtOnce::Denied(wait),
@@ -163,7 +163,7 @@ impl Algorithm for FixedWindow {
     }
 
     /// The window that ends later, with the greater of both counts.
-    fn inherit(&self, state: &mut [u64; 4], from: &[u64; 4], now: Timestamp) {
+    fn carry_over_debt(&self, state: &mut [u64; 4], from: &[u64; 4], now: Timestamp) {
         let Some(other) = self.open(from, now.as_micros()) else { return };
         let (end, window) = match self.open(state, now.as_micros()) {
             Some(own) if own.end >= other.end => (state[0], own),
@@ -174,7 +174,7 @@ impl Algorithm for FixedWindow {
     }
 
     #[inline(always)]
-    fn reading(&self, state: &[u64; 4], now: Timestamp) -> LazySnapshot {
+    fn snapshot(&self, state: &[u64; 4], now: Timestamp) -> LazySnapshot {
         let now = now.as_micros();
         let (used, reset) = self.open(state, now).map_or((0, 0), |window| (window.used, window.end - now));
         LazySnapshot::new([self.quota.limit(), self.quota.period_micros(), used, reset, 0], |words| {

@@ -44,10 +44,10 @@ use crate::decision::{AcquireOptions, LazySnapshot};
 /// #         else if wait.is_zero() || wait > self.0 { Verdict::Allowed }
 /// #         else { Verdict::Denied { retry_after: wait } }
 /// #     }
-/// #     fn commit(&self, state: &mut [u64; 1], now: Timestamp, delay: Duration, cost: u64) {
+/// #     fn charge(&self, state: &mut [u64; 1], now: Timestamp, delay: Duration, cost: u64) {
 /// #         if cost > 0 { *state = [now.after(delay).after(self.0).as_micros()]; }
 /// #     }
-/// #     fn reading(&self, &[open_at]: &[u64; 1], now: Timestamp) -> LazySnapshot {
+/// #     fn snapshot(&self, &[open_at]: &[u64; 1], now: Timestamp) -> LazySnapshot {
 /// #         let wait = Timestamp::from_micros(open_at).since(now);
 /// #         let remaining = u64::from(wait.is_zero());
 /// #         LimitSnapshot { limit: 1, window: self.0, remaining, reset: wait, next_token_after: wait }.into()

@@ -149,13 +149,13 @@ use std::time::Duration;
 ///         }
 ///     }
 ///
-///     fn commit(&self, state: &mut [u64; 1], now: Timestamp, delay: Duration, cost: u64) {
+///     fn charge(&self, state: &mut [u64; 1], now: Timestamp, delay: Duration, cost: u64) {
 ///         if cost > 0 {
 ///             *state = [now.after(delay).after(self.0).as_micros()];
 ///         }
 ///     }
 ///
-///     fn reading(&self, &[open_at]: &[u64; 1], now: Timestamp) -> LazySnapshot {
+///     fn snapshot(&self, &[open_at]: &[u64; 1], now: Timestamp) -> LazySnapshot {
 ///         let wait = Timestamp::from_micros(open_at).since(now);
 ///         let remaining = u64::from(wait.is_zero());
 ///         LimitSnapshot { limit: 1, window: self.0, remaining, reset: wait, next_token_after: wait }.into()
@@ -182,7 +182,7 @@ pub trait Algorithm: fmt::Debug + Send + Sync + 'static {
     fn peek(&self, state: &Self::State, now: Timestamp, ask: AcquireOptions) -> Verdict;
 
     /// Charges `cost` for a request that was decided at `now` and has its turn after `delay`.
-    fn commit(&self, state: &mut Self::State, now: Timestamp, delay: Duration, cost: u64);
+    fn charge(&self, state: &mut Self::State, now: Timestamp, delay: Duration, cost: u64);
 
     /// Whether [`try_at_once`](Self::try_at_once) ever says anything.
     #[doc(hidden)]
@@ -206,14 +206,14 @@ pub trait Algorithm: fmt::Debug + Send + Sync + 'static {
     #[doc(hidden)]
     #[inline(always)]
     fn reading_at_once(&self, state: &Self::State, now: Timestamp) -> LazySnapshot {
-        self.reading(state, now)
+        self.snapshot(state, now)
     }
 
     /// What remains of one that was charged.
     #[doc(hidden)]
     #[inline(always)]
     fn remaining_at_once(&self, charged: &Self::State, now: Timestamp) -> u64 {
-        self.reading(charged, now).figures().remaining
+        self.snapshot(charged, now).figures().remaining
     }
 
     /// What [`peek`](Self::peek) would answer, and the figures, if `held` were charged at `now`: for a key that costs are
@@ -228,12 +228,12 @@ pub trait Algorithm: fmt::Debug + Send + Sync + 'static {
         held: u64,
     ) -> (Verdict, LazySnapshot) {
         let mut state = state.clone();
-        self.commit(&mut state, now, Duration::ZERO, held);
-        (self.peek(&state, now, ask), self.reading(&state, now))
+        self.charge(&mut state, now, Duration::ZERO, held);
+        (self.peek(&state, now, ask), self.snapshot(&state, now))
     }
 
     /// The figures of a state.
-    fn reading(&self, state: &Self::State, now: Timestamp) -> LazySnapshot;
+    fn snapshot(&self, state: &Self::State, now: Timestamp) -> LazySnapshot;
 
     /// The longest time from a state within the limit until it is as good as new.
     fn max_reset(&self) -> Duration;
@@ -243,9 +243,9 @@ pub trait Algorithm: fmt::Debug + Send + Sync + 'static {
     ///
     /// The default keeps the state that is as good as new later, and the other one where that is the fuller of two that are so
     /// at the same time: enough where that moment says all that is owed.
-    fn inherit(&self, state: &mut Self::State, from: &Self::State, now: Timestamp) {
+    fn carry_over_debt(&self, state: &mut Self::State, from: &Self::State, now: Timestamp) {
         let owes = |state| {
-            let figures = self.reading(state, now).figures();
+            let figures = self.snapshot(state, now).figures();
             (figures.reset, figures.limit.saturating_sub(figures.remaining))
         };
         if owes(from) > owes(state) {
@@ -262,7 +262,7 @@ pub trait Algorithm: fmt::Debug + Send + Sync + 'static {
     }
 
     /// How many bytes a key may take on the heap: those of a [`HitLog`](super::HitLog).
-    fn heap_bytes(&self) -> usize {
+    fn max_heap_bytes(&self) -> usize {
         0
     }
 

@@ -144,7 +144,7 @@ impl Algorithm for SlidingLog {
         self.decide(&self.window(state, now.as_micros()), now, ask.cost)
     }
 
-    fn commit(&self, state: &mut HitLog, now: Timestamp, _delay: Duration, cost: u64) {
+    fn charge(&self, state: &mut HitLog, now: Timestamp, _delay: Duration, cost: u64) {
         if cost == 0 {
             return;
         }
@@ -170,7 +170,7 @@ impl Algorithm for SlidingLog {
     }
 
     /// Hits of which, since any moment, there are as many as of either.
-    fn inherit(&self, state: &mut HitLog, from: &HitLog, now: Timestamp) {
+    fn carry_over_debt(&self, state: &mut HitLog, from: &HitLog, now: Timestamp) {
         let newest_first =
             |window: Window<'_>| window.log.hits.range(window.first..).rev().copied().collect::<Vec<_>>();
         let [own, other] = [&*state, from].map(|log| newest_first(self.window(log, now.as_micros())));
@@ -220,7 +220,7 @@ impl Algorithm for SlidingLog {
         (self.decide(&window, now, ask.cost), self.figures(&window, now).into())
     }
 
-    fn reading(&self, state: &HitLog, now: Timestamp) -> LazySnapshot {
+    fn snapshot(&self, state: &HitLog, now: Timestamp) -> LazySnapshot {
         self.figures(&self.window(state, now.as_micros()), now).into()
     }
 
@@ -228,7 +228,7 @@ impl Algorithm for SlidingLog {
         self.quota.period()
     }
 
-    fn heap_bytes(&self) -> usize {
+    fn max_heap_bytes(&self) -> usize {
         self.entries() * size_of::<(u64, u64)>()
     }
 }

@@ -330,7 +330,7 @@ impl Algorithm for SlidingWindow {
         }
     }
 
-    fn commit(&self, state: &mut Counters, now: Timestamp, _delay: Duration, cost: u64) {
+    fn charge(&self, state: &mut Counters, now: Timestamp, _delay: Duration, cost: u64) {
         if cost > 0 {
             let mut counts = self.counts(&self.view(state, now.as_micros()));
             counts.by_age[0] = counts.by_age[0].saturating_add(cost);
@@ -339,7 +339,7 @@ impl Algorithm for SlidingWindow {
     }
 
     /// The greater of both counts, block by block.
-    fn inherit(&self, state: &mut Counters, from: &Counters, now: Timestamp) {
+    fn carry_over_debt(&self, state: &mut Counters, from: &Counters, now: Timestamp) {
         let [own, other] = [&*state, from].map(|state| self.counts(&self.view(state, now.as_micros())));
         let (mut newer, older) = if own.at >= other.at { (own, other) } else { (other, own) };
         let apart = newer.current - older.current;
@@ -350,7 +350,7 @@ impl Algorithm for SlidingWindow {
         self.write(state, &newer);
     }
 
-    fn reading(&self, state: &Counters, now: Timestamp) -> LazySnapshot {
+    fn snapshot(&self, state: &Counters, now: Timestamp) -> LazySnapshot {
         let view = self.view(state, now.as_micros());
         let limit = self.quota.limit();
         let remaining = self.remaining(&view);

@@ -65,7 +65,7 @@ where
         let new = tier.new_at_once().expect("a new state");
         let now = Timestamp::from_micros(1_000_000);
         prop_assert!(matches!(tier.try_at_once(&new, now, AcquireOptions::default()), AtOnce::Charged(_)));
-        prop_assert_eq!(tier.reading(&new, now).figures(), tier.reading(&zero, now).figures());
+        prop_assert_eq!(tier.snapshot(&new, now).figures(), tier.snapshot(&zero, now).figures());
     }
     let (mut state, mut now) = (zero, 1_000_000_u64);
     for &(tier, share, cost, max_delay) in steps {

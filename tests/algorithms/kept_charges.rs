@@ -457,7 +457,7 @@ impl Faulty {
                 _ => user.held = user.held.saturating_sub(cost),
             }
             let charged = if mistake == Mistake::DropsTheCharge { 0 } else { actual };
-            Self::BUCKET.commit(&mut user.state, clock.now(), Duration::ZERO, charged);
+            Self::BUCKET.charge(&mut user.state, clock.now(), Duration::ZERO, charged);
             LimiterFuture::ready(Ok(()))
         })
     }

@@ -372,8 +372,8 @@ proptest! {
         let run = |algorithm: SlidingWindow| {
             let mut state = Counters::zero(algorithm.counter_words());
             state.copy_from_slice(&words[..algorithm.counter_words()]);
-            let _ = (algorithm.peek(&state, now, AcquireOptions::cost(cost)), algorithm.reading(&state, now).figures());
-            algorithm.commit(&mut state, now, Duration::from_micros(delay), cost);
+            let _ = (algorithm.peek(&state, now, AcquireOptions::cost(cost)), algorithm.snapshot(&state, now).figures());
+            algorithm.charge(&mut state, now, Duration::from_micros(delay), cost);
             let _ = algorithm.peek_with_held(&state, now, AcquireOptions::cost(cost), held);
         };
         run(SlidingWindow::new(Quota::per_minute(100)));
@@ -381,13 +381,13 @@ proptest! {
         run(SlidingWindow::new(Quota::new(1, Duration::from_secs(73_050 * 86_400))).blocks(60));
         let log = SlidingLog::new(Quota::per_minute(100));
         let mut state = HitLog { fresh_at: words[0], period: words[1], hits: hits.into() };
-        let _ = (log.peek(&state, now, AcquireOptions::cost(cost)), log.reading(&state, now).figures());
-        log.commit(&mut state, now, Duration::from_micros(delay), cost);
+        let _ = (log.peek(&state, now, AcquireOptions::cost(cost)), log.snapshot(&state, now).figures());
+        log.charge(&mut state, now, Duration::from_micros(delay), cost);
         let _ = log.peek_with_held(&state, now, AcquireOptions::cost(cost), held);
         let queue = LeakyQueue::new(Quota::per_minute(100));
         let mut state = [words[0], words[1], words[2], words[3]];
-        let _ = (queue.peek(&state, now, AcquireOptions::cost(cost)), queue.reading(&state, now).figures());
-        queue.commit(&mut state, now, Duration::from_micros(delay), cost);
+        let _ = (queue.peek(&state, now, AcquireOptions::cost(cost)), queue.snapshot(&state, now).figures());
+        queue.charge(&mut state, now, Duration::from_micros(delay), cost);
         let _ = queue.peek_with_held(&state, now, AcquireOptions::cost(cost), held);
     }
 }
@@ -544,7 +544,7 @@ fn sliding_log_stores_at_most_its_limit_when_overcharged() {
     let algorithm = SlidingLog::new(quota(3, 1_000));
     let mut log = HitLog::default();
     for tick in 0..100 {
-        algorithm.commit(&mut log, ManualClock::START.after(Duration::from_micros(tick)), Duration::ZERO, 5);
+        algorithm.charge(&mut log, ManualClock::START.after(Duration::from_micros(tick)), Duration::ZERO, 5);
         assert!(log.hits.len() <= 3);
     }
     let error = Memory::builder(SlidingLog::new(Quota::per_hour(100_000))).build().expect_err("too much memory");
@@ -560,13 +560,13 @@ fn sliding_log_reserves_no_more_than_its_limit() {
         let algorithm = SlidingLog::new(quota(limit, 1_000));
         let (mut log, mut other) = (HitLog::default(), HitLog::default());
         for tick in 0..limit {
-            algorithm.commit(&mut log, at(tick), Duration::ZERO, 1);
-            algorithm.commit(&mut other, at(tick + tick % 2), Duration::ZERO, 1 + tick % 2);
+            algorithm.charge(&mut log, at(tick), Duration::ZERO, 1);
+            algorithm.charge(&mut other, at(tick + tick % 2), Duration::ZERO, 1 + tick % 2);
         }
         assert_eq!(log.hits.len() as u64, limit);
         assert!(log.hits.capacity() as u64 <= limit, "{} of {limit}", log.hits.capacity());
-        assert_eq!(algorithm.heap_bytes() as u64, limit * 16);
-        algorithm.inherit(&mut log, &other, at(limit));
+        assert_eq!(algorithm.max_heap_bytes() as u64, limit * 16);
+        algorithm.carry_over_debt(&mut log, &other, at(limit));
         assert!(log.hits.len() as u64 <= limit);
         assert!(log.hits.iter().all(|&(_, weight)| weight > 0), "{log:?}");
     }
@@ -574,10 +574,10 @@ fn sliding_log_reserves_no_more_than_its_limit() {
     let algorithm = SlidingLog::new(quota(3, 1_000));
     let (mut log, mut other) = (HitLog::default(), HitLog::default());
     for tick in [0, 2, 4] {
-        algorithm.commit(&mut log, at(tick), Duration::ZERO, 2);
-        algorithm.commit(&mut other, at(tick + 1), Duration::ZERO, if tick == 4 { 1 } else { 2 });
+        algorithm.charge(&mut log, at(tick), Duration::ZERO, 2);
+        algorithm.charge(&mut other, at(tick + 1), Duration::ZERO, if tick == 4 { 1 } else { 2 });
     }
-    algorithm.inherit(&mut log, &other, at(5));
+    algorithm.carry_over_debt(&mut log, &other, at(5));
     assert_eq!((log.hits.len(), log.hits.iter().map(|&(_, weight)| weight).sum::<u64>()), (3, 6), "{log:?}");
 }
 

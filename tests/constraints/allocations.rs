@@ -24,7 +24,7 @@ use tower_ratelimit::key::{
 use tower_ratelimit::limiter::{BoxLimiter, Limiter};
 use tower_ratelimit::observe::Event;
 use tower_ratelimit::response::{Http, RejectWithError, Rejection, Respond};
-use tower_ratelimit::store::{DefaultHashBuilder, LimitsFor};
+use tower_ratelimit::store::{DefaultHashBuilder, MemoryLimitsFor};
 use tower_ratelimit::{
     AcquireOptions, ClientIp, DynLimit, FixedWindow, Gcra, Limit, ManualClock, Memory, PeerIp, Quota, RateLimitLayer,
     SlidingWindow, TokenBucket,
@@ -175,7 +175,7 @@ fn ready_made_keys_allocate_nothing() {
 fn decisions_of_four_to_eight_limits_allocate_nothing() {
     fn check<L>(what: &str, limits: impl Fn(u64) -> L)
     where
-        L: LimitsFor<IpAddr, DefaultHashBuilder>,
+        L: MemoryLimitsFor<IpAddr, DefaultHashBuilder>,
     {
         let clock = || ManualClock::new();
         let enough = Memory::builder(limits(1_000_000)).clock(clock()).build().expect("a limiter");

@@ -469,8 +469,8 @@ fn usage_counts_the_keys_that_are_remembered() {
     now(limiter.reset("bob")).unwrap();
     assert_eq!(live(), named(0, 0));
     for usage in limiter.usage() {
-        assert!(usage.room >= 500);
-        assert!(usage.bytes >= usage.room * size_of::<u64>());
+        assert!(usage.capacity >= 500);
+        assert!(usage.bytes >= usage.capacity * size_of::<u64>());
     }
 }
 
@@ -538,7 +538,7 @@ fn full_table_of_logs_that_carry_over_usage_keeps_to_the_documented_bytes() {
     let usage = || limiter.usage().remove(0);
     let empty = usage().bytes;
     // Each key has a slot, and so has what is carried over, of which there is some for every three of them.
-    let most = (usage().room + usage().room.div_ceil(3)) * usize::try_from(LIMIT).unwrap() * 16;
+    let most = (usage().capacity + usage().capacity.div_ceil(3)) * usize::try_from(LIMIT).unwrap() * 16;
     let mut taken = 0;
     // Hits come one after another, each at a time of its own, and leave as others come.
     for key in 0..3_000_u64 {
@@ -549,7 +549,7 @@ fn full_table_of_logs_that_carry_over_usage_keeps_to_the_documented_bytes() {
         taken = (usage().bytes - empty).max(taken);
         assert!(taken <= most, "{taken} bytes for hits, at most {most}");
     }
-    assert!(usage().forgotten > 100 && taken > most / 2, "{:?}: {taken} of {most}", usage());
+    assert!(usage().evicted > 100 && taken > most / 2, "{:?}: {taken} of {most}", usage());
 }
 
 // ---------------------------------------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ use std::time::Duration;
 use proptest::prelude::*;
 use tower_ratelimit::algorithm::{Algorithm, Counters, HitLog};
 use tower_ratelimit::limiter::{Acquisition, Held, LimiterFuture};
-use tower_ratelimit::store::LimitsFor;
+use tower_ratelimit::store::MemoryLimitsFor;
 use tower_ratelimit::{
     AcquireOptions, Detail, DecisionSource, FixedWindow, Gcra, Limit, Limiter, ManualClock, Memory, Quota, SlidingLog,
     SlidingWindow, Timestamp, Verdict, WhenFull,
@@ -235,7 +235,7 @@ fn full_of(when_full: WhenFull, used: u64) -> (Memory<Gcra, ManualClock>, Manual
     let clock = ManualClock::at(Timestamp::from_micros(1_800_000_000_000_000));
     let memory = Memory::builder(TEN).max_keys(1).when_full(when_full).clock(clock.clone()).build().unwrap();
     let mut key = 1_000_000_u64;
-    while memory.usage()[0].live_keys < memory.usage()[0].room {
+    while memory.usage()[0].live_keys < memory.usage()[0].capacity {
         // Not by asking: where all that is inherited is owed, nobody would be let in. An error says that there is no room.
         let _ = now(memory.set_usage("default", &key, used));
         key += 1;
@@ -330,7 +330,7 @@ fn a_table_of_held_keys_denies_new_ones() {
                 None => break key,
             }
         };
-        assert!(guards.len() <= limiter.usage()[0].room && guards.len() > limiter.usage()[0].room / 2);
+        assert!(guards.len() <= limiter.usage()[0].capacity && guards.len() > limiter.usage()[0].capacity / 2);
         let decision = limiter.check(&denied, AcquireOptions::default());
         assert_eq!(decision.source(), DecisionSource::Policy, "{when_full:?}");
         assert!(decision.retry_after().is_some_and(|wait| !wait.is_zero()), "{when_full:?}: {decision:?}");
@@ -360,7 +360,7 @@ fn who_finds_no_room_in_one_limit_is_charged_to_none() {
         let left = remaining_of(&limiter, &1_000_000, "everybody");
         assert_eq!(left, 1_000_000 - let_through, "{when_full:?}");
         if when_full == WhenFull::Deny {
-            let room = limiter.usage().iter().find(|usage| usage.limit == "each").unwrap().room as u64;
+            let room = limiter.usage().iter().find(|usage| usage.limit == "each").unwrap().capacity as u64;
             assert!(let_through <= 10 * room, "as many as there are slots: {let_through}");
         }
     }
@@ -368,7 +368,7 @@ fn who_finds_no_room_in_one_limit_is_charged_to_none() {
 
 fn remaining_of<Key: Hash, L>(limiter: &Memory<L, ManualClock>, key: &Key, limit: &str) -> u64
 where
-    L: LimitsFor<Key, tower_ratelimit::store::DefaultHashBuilder>,
+    L: MemoryLimitsFor<Key, tower_ratelimit::store::DefaultHashBuilder>,
 {
     let decision = now(limiter.peek(key, AcquireOptions::cost(0).detail(Detail::All))).unwrap();
     decision.limits().iter().find(|standing| standing.name() == limit).expect("it is listed").remaining()
@@ -400,14 +400,14 @@ fn owes_at_least_both<A: Algorithm>(
         for &(wait, cost) in history {
             at = at.after(Duration::from_micros(wait));
             if algorithm.peek(&state, at, AcquireOptions::cost(cost)) == Verdict::Allowed {
-                algorithm.commit(&mut state, at, Duration::ZERO, cost);
+                algorithm.charge(&mut state, at, Duration::ZERO, cost);
             }
         }
         latest = latest.max(at);
         state
     });
     let before = own.clone();
-    algorithm.inherit(&mut own, &other, latest);
+    algorithm.carry_over_debt(&mut own, &other, latest);
     for &(wait, cost) in asks {
         latest = latest.after(Duration::from_micros(wait));
         let ask = |state: &A::State| algorithm.peek(state, latest, AcquireOptions::cost(cost)).is_allowed();

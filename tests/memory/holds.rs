@@ -432,12 +432,12 @@ fn new_key_is_denied_while_its_slots_are_held() {
         // Nearly every slot: not every key can lie in each.
         let usage = &limiter.usage()[0];
         assert_eq!(usage.held_keys, guards.len());
-        assert!(guards.len() * 10 > usage.room * 8, "{} of {}", guards.len(), usage.room);
+        assert!(guards.len() * 10 > usage.capacity * 8, "{} of {}", guards.len(), usage.capacity);
         let second = Verdict::Denied { retry_after: SECOND };
         assert_eq!((decision.verdict(), decision.source()), (second, DecisionSource::Policy), "{when_full:?}");
         assert_eq!(peek(&limiter, &key, AcquireOptions::default()).verdict(), second, "{when_full:?}");
         assert_eq!(limiter.check(&key, AcquireOptions::default()).verdict(), second, "{when_full:?}");
-        assert_eq!(limiter.usage()[0].forgotten, 0);
+        assert_eq!(limiter.usage()[0].evicted, 0);
         // A key that has a slot is decided.
         assert!(limiter.check(&0, AcquireOptions::default()).is_allowed());
         guards.drain(..).for_each(|held| settle(held, 0));

@@ -94,8 +94,8 @@ impl<A: Algorithm<State = [u64; 4]>> Line<A> {
             _ => return,
         };
         let last = self.departures.iter().map(|departure| departure.at).max();
-        self.algorithm.commit(&mut self.state, at(now), delay, cost);
-        self.algorithm.commit(&mut self.forgetful, at(now), delay, cost);
+        self.algorithm.charge(&mut self.state, at(now), delay, cost);
+        self.algorithm.charge(&mut self.forgetful, at(now), delay, cost);
         let start = at(now).after(delay);
         assert!(last.is_none_or(|last| start >= last), "first come, first served: {start:?} after {last:?}");
         self.departures.push(Departure { at: start, cost });

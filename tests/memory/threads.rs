@@ -392,12 +392,12 @@ impl<S: Count> Algorithm for Fragile<S> {
         if state.get() < self.0 { Verdict::Allowed } else { Verdict::ExceedsLimit }
     }
 
-    fn commit(&self, state: &mut S, _now: Timestamp, _delay: Duration, cost: u64) {
+    fn charge(&self, state: &mut S, _now: Timestamp, _delay: Duration, cost: u64) {
         state.set(state.get() + 1);
         assert_ne!(cost, PANICS_IN_COMMIT, "as it was asked to");
     }
 
-    fn reading(&self, state: &S, _now: Timestamp) -> LazySnapshot {
+    fn snapshot(&self, state: &S, _now: Timestamp) -> LazySnapshot {
         let remaining = self.0 - state.get();
         LimitSnapshot {
             limit: self.0,

@@ -618,13 +618,13 @@ fn replace_keeps_capacity_policy() {
     assert!(!denies_when_full(&limiter), "a shadow limit never denies");
     limiter.replace(keys_with_limit(limit())).unwrap();
     assert!(denies_when_full(&limiter), "a shadow limit made enforced denies new keys");
-    let forgotten = limiter.usage()[0].forgotten;
+    let forgotten = limiter.usage()[0].evicted;
     assert!(denies_when_full(&limiter));
-    assert_eq!(limiter.usage()[0].forgotten, forgotten, "and forgets none");
+    assert_eq!(limiter.usage()[0].evicted, forgotten, "and forgets none");
 
     let limiter = build(limit());
     assert!(denies_when_full(&limiter));
-    assert_eq!(limiter.usage()[0].forgotten, 0);
+    assert_eq!(limiter.usage()[0].evicted, 0);
     limiter.replace(keys_with_limit(limit().shadow())).unwrap();
     assert!(!denies_when_full(&limiter), "an enforced limit made shadow never denies");
     limiter.replace(keys_with_limit(limit())).unwrap();

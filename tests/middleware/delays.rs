@@ -939,7 +939,7 @@ async fn who_goes_away_during_a_decision_leaves_the_charge_to_the_limiter() {
 
 fn several<L>(limits: L) -> Memory<L, TokioClock>
 where
-    L: tower_ratelimit::store::Limits<tower_ratelimit::store::DefaultHashBuilder>,
+    L: tower_ratelimit::store::MemoryLimits<tower_ratelimit::store::DefaultHashBuilder>,
 {
     Memory::builder(limits).max_keys(100).clock(TokioClock::new()).build().unwrap()
 }

@@ -43,7 +43,7 @@ async fn admitted<S: Service<Caller, Error = BoxError>>(service: &mut S, caller:
     admitted
 }
 
-fn in_memory<L: tower_ratelimit::store::Limits<tower_ratelimit::store::DefaultHashBuilder>>(
+fn in_memory<L: tower_ratelimit::store::MemoryLimits<tower_ratelimit::store::DefaultHashBuilder>>(
     limits: L,
 ) -> (Memory<L, ManualClock>, ManualClock) {
     let clock = ManualClock::new();

@@ -51,7 +51,7 @@ where
 
 fn memory<L>(limits: L) -> (Memory<L, ManualClock>, ManualClock)
 where
-    L: tower_ratelimit::store::Limits<tower_ratelimit::store::DefaultHashBuilder>,
+    L: tower_ratelimit::store::MemoryLimits<tower_ratelimit::store::DefaultHashBuilder>,
 {
     let clock = ManualClock::new();
     (Memory::builder(limits).max_keys(100).clock(clock.clone()).build().expect("a limiter"), clock)

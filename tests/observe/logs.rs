@@ -110,7 +110,7 @@ async fn no_secret_and_no_key_is_written() {
         Extracted::Missing(MissingKey::from_request(format!("there is no user {user}")))
     };
     send(&layer(telling, once()), request("x-user", SECRET)).await;
-    once().report(&Tracing::new("api"));
+    once().report_usage(&Tracing::new("api"));
 
     // Nothing listens there, and the address holds a password.
     let free = std::net::TcpListener::bind("127.0.0.1:0").expect("a free port").local_addr().expect("its address");

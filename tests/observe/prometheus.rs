@@ -135,7 +135,7 @@ fn app() -> Router {
             get(async move |State(prometheus): State<PrometheusHandle>| {
                 // Held for as long as pages are served.
                 assert_eq!(held.cost(), 1);
-                usage.report(&gauged);
+                usage.report_usage(&gauged);
                 prometheus.render()
             }),
         )

@@ -80,7 +80,7 @@ impl Limiter<Key> for Gone {
 /// The same limits in each store.
 fn stores<L>(deployments: &Deployments, name: &str, limits: &L) -> Vec<Rig>
 where
-    L: LimitsFor<Key, DefaultHashBuilder> + IntoRedisLimits<Key> + Clone + Send + Sync + 'static,
+    L: MemoryLimitsFor<Key, DefaultHashBuilder> + IntoRedisLimits<Key> + Clone + Send + Sync + 'static,
     Memory<L, ManualClock>: Limiter<Key> + Clone + Send + Sync + 'static,
 {
     let rig = |store: &str, build: &dyn Fn(ManualClock) -> BoxLimiter<Key>| {

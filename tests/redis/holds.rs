@@ -431,11 +431,11 @@ impl Algorithm for Plain {
         if used == 0 { Verdict::Allowed } else { Verdict::ExceedsLimit }
     }
 
-    fn commit(&self, state: &mut [u64; 1], now: Timestamp, _: Duration, _: u64) {
+    fn charge(&self, state: &mut [u64; 1], now: Timestamp, _: Duration, _: u64) {
         *state = [now.after(Duration::from_secs(60)).as_micros()];
     }
 
-    fn reading(&self, &[used]: &[u64; 1], _: Timestamp) -> LazySnapshot {
+    fn snapshot(&self, &[used]: &[u64; 1], _: Timestamp) -> LazySnapshot {
         let remaining = u64::from(used == 0);
         let minute = Duration::from_secs(60);
         let reset = if used == 0 { Duration::ZERO } else { minute };
@@ -518,12 +518,12 @@ impl Algorithm for OtherVersion {
         self.0.peek(state, now, ask)
     }
 
-    fn commit(&self, state: &mut Self::State, now: Timestamp, delay: Duration, cost: u64) {
-        self.0.commit(state, now, delay, cost);
+    fn charge(&self, state: &mut Self::State, now: Timestamp, delay: Duration, cost: u64) {
+        self.0.charge(state, now, delay, cost);
     }
 
-    fn reading(&self, state: &Self::State, now: Timestamp) -> LazySnapshot {
-        self.0.reading(state, now)
+    fn snapshot(&self, state: &Self::State, now: Timestamp) -> LazySnapshot {
+        self.0.snapshot(state, now)
     }
 
     fn max_reset(&self) -> Duration {

@@ -45,12 +45,12 @@ impl Algorithm for Counter {
         Verdict::Allowed
     }
 
-    fn commit(&self, state: &mut [u64; 2], now: Timestamp, _: Duration, cost: u64) {
+    fn charge(&self, state: &mut [u64; 2], now: Timestamp, _: Duration, cost: u64) {
         self.panic_if(Self::PanicsInCommit);
         *state = [now.after(self.max_reset()).as_micros(), state[1] + cost];
     }
 
-    fn reading(&self, state: &[u64; 2], _: Timestamp) -> LazySnapshot {
+    fn snapshot(&self, state: &[u64; 2], _: Timestamp) -> LazySnapshot {
         self.panic_if(Self::PanicsInReading);
         let window = self.max_reset();
         LimitSnapshot { limit: 1000, window, remaining: 1000 - state[1], reset: window, next_token_after: window }

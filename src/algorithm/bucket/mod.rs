@@ -221,7 +221,7 @@ impl Bucket {
     }
 
     #[inline(always)]
-    pub(crate) fn commit(&self, state: &mut [u64; 4], now: Timestamp, delay: Duration, cost: u64) {
+    pub(crate) fn charge(&self, state: &mut [u64; 4], now: Timestamp, delay: Duration, cost: u64) {
         if cost == 0 {
             return;
         }
@@ -234,7 +234,7 @@ impl Bucket {
     }
 
     /// The later of both arrival times.
-    pub(crate) fn inherit(&self, state: &mut [u64; 4], from: &[u64; 4], now: Timestamp) {
+    pub(crate) fn carry_over_debt(&self, state: &mut [u64; 4], from: &[u64; 4], now: Timestamp) {
         let [own, other] = [&*state, from].map(|state| self.at_own_rate(self.level(state, now.as_micros())));
         let at = own.at.max(other.at);
         let order = |tat: Tat| (tat.whole, std::cmp::Reverse(tat.part));
@@ -243,7 +243,7 @@ impl Bucket {
     }
 
     #[inline(always)]
-    pub(crate) fn reading(&self, state: &[u64; 4], now: Timestamp) -> LazySnapshot {
+    pub(crate) fn snapshot(&self, state: &[u64; 4], now: Timestamp) -> LazySnapshot {
         let &[whole, part, rate, written_at] = state;
         let behind = written_at.saturating_sub(now.as_micros());
         if rate == self.rate.packed && behind <= self.time_to_full {

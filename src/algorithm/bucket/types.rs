@@ -8,8 +8,8 @@ macro_rules! bucket_state {
         const DECIDES_AT_ONCE: bool = true;
 
         #[inline(always)]
-        fn commit(&self, state: &mut [u64; 4], now: Timestamp, delay: Duration, cost: u64) {
-            self.kernel.commit(state, now, delay, cost);
+        fn charge(&self, state: &mut [u64; 4], now: Timestamp, delay: Duration, cost: u64) {
+            self.kernel.charge(state, now, delay, cost);
         }
 
         #[inline(always)]
@@ -28,12 +28,12 @@ macro_rules! bucket_state {
         }
 
         #[inline(always)]
-        fn reading(&self, state: &[u64; 4], now: Timestamp) -> LazySnapshot {
-            self.kernel.reading(state, now)
+        fn snapshot(&self, state: &[u64; 4], now: Timestamp) -> LazySnapshot {
+            self.kernel.snapshot(state, now)
         }
 
-        fn inherit(&self, state: &mut [u64; 4], from: &[u64; 4], now: Timestamp) {
-            self.kernel.inherit(state, from, now);
+        fn carry_over_debt(&self, state: &mut [u64; 4], from: &[u64; 4], now: Timestamp) {
+            self.kernel.carry_over_debt(state, from, now);
         }
 
         fn max_reset(&self) -> Duration {

@@ -143,11 +143,11 @@ where
     let verdict = algorithm.peek(&near.state, now, asked.ask);
     let reading = if verdict.is_allowed() {
         let (delay, mut locked) = (delay(verdict), near.lock()?);
-        algorithm.commit(locked.edit(), now, delay, asked.ask.cost);
+        algorithm.charge(locked.edit(), now, delay, asked.ask.cost);
         // As the next one to ask will see it.
-        algorithm.reading(locked.edit(), now)
+        algorithm.snapshot(locked.edit(), now)
     } else {
-        algorithm.reading(&near.state, now)
+        algorithm.snapshot(&near.state, now)
     };
     let standing = LimitStatus::of_limit(row.limit.name_handle().clone(), verdict, reading, false);
     Ok(Decision::from_store(now, algorithm.supports_scheduling(), standing))

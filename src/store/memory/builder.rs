@@ -3,7 +3,7 @@ use std::hash::RandomState;
 
 use super::hasher::DefaultHashBuilder;
 use super::limiter::Memory;
-use super::limits::Limits;
+use super::limits::MemoryLimits;
 use super::share::Room;
 use crate::clock::{Clock, SystemClock};
 use crate::error::Error;
@@ -111,7 +111,7 @@ impl<L, C, S> MemoryBuilder<L, C, S> {
     /// [`max_heap_bytes`](Self::max_heap_bytes), or a limit's name is empty or that of another one.
     pub fn build(self) -> Result<Memory<L, C, S>, Error>
     where
-        L: Limits<S>,
+        L: MemoryLimits<S>,
         C: Clock,
     {
         const MOST: u64 = 1 << 32;

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use arc_swap::ArcSwap;
 
 use super::hasher::DefaultHashBuilder;
-use super::limits::{Limits, LimitsFor};
+use super::limits::{MemoryLimits, MemoryLimitsFor};
 use super::row::Row;
 use super::share::{Asked, HeldLimit, Holding, Look, Room, Share};
 use super::transaction;
@@ -117,7 +117,7 @@ fn bind<Key: ?Sized, S: BuildHasher>(
     limits.into_iter().map(bind).collect()
 }
 
-impl<Key: ?Sized + 'static, S: BuildHasher + 'static> Limits<S> for Vec<DynLimit<Key, S>> {
+impl<Key: ?Sized + 'static, S: BuildHasher + 'static> MemoryLimits<S> for Vec<DynLimit<Key, S>> {
     type Rows = DynRows<Key, S>;
 
     fn bind(self, room: Room) -> Result<Self::Rows, Error> {
@@ -129,7 +129,7 @@ impl<Key: ?Sized + 'static, S: BuildHasher + 'static> Limits<S> for Vec<DynLimit
     }
 }
 
-impl<Key: ?Sized + 'static, S: BuildHasher + 'static> LimitsFor<Key, S> for Vec<DynLimit<Key, S>> {
+impl<Key: ?Sized + 'static, S: BuildHasher + 'static> MemoryLimitsFor<Key, S> for Vec<DynLimit<Key, S>> {
     #[inline]
     fn at_once(_rows: &Self::Rows, _asked: &Asked<'_, Key, S>) -> Result<Decision, Missed> {
         Err(Missed::Absent)

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use super::builder::MemoryBuilder;
 use super::dynamic::DynLimit;
 use super::hasher::DefaultHashBuilder;
-use super::limits::{Limits, LimitsFor};
+use super::limits::{MemoryLimits, MemoryLimitsFor};
 use super::share::{Asked, HeldLimit, Room, Share, read};
 use super::usage::{KeyId, TopKey, Usage};
 use crate::algorithm::Algorithm;
@@ -41,7 +41,7 @@ use crate::table::Missed;
 /// assert!(decision.is_allowed());
 /// assert_eq!(decision.remaining(), Some(19));
 /// ```
-pub struct Memory<L: Limits<S>, C = SystemClock, S = DefaultHashBuilder> {
+pub struct Memory<L: MemoryLimits<S>, C = SystemClock, S = DefaultHashBuilder> {
     shared: Arc<Shared<L::Rows, C, S>>,
 }
 
@@ -51,7 +51,7 @@ struct Shared<R, C, S> {
     hasher: S,
 }
 
-impl<L: Limits<DefaultHashBuilder>> Memory<L> {
+impl<L: MemoryLimits<DefaultHashBuilder>> Memory<L> {
     /// For how many keys each limit has room unless [`max_keys`](MemoryBuilder::max_keys) says otherwise: 100 000.
     pub const DEFAULT_MAX_KEYS: usize = Room::DEFAULT.max_keys;
 
@@ -59,7 +59,7 @@ impl<L: Limits<DefaultHashBuilder>> Memory<L> {
     /// otherwise: one gibibyte.
     pub const DEFAULT_MAX_HEAP_BYTES: usize = Room::DEFAULT.max_heap_bytes;
 
-    /// A limiter with the default settings: see [`Limits`] for what it takes.
+    /// A limiter with the default settings: see [`MemoryLimits`] for what it takes.
     ///
     /// # Panics
     ///
@@ -90,7 +90,7 @@ impl<F: Send + Sync + 'static, A: Algorithm> Memory<PerKey<F, A>> {
     }
 }
 
-impl<L: Limits<S>, C: Clock, S> Memory<L, C, S> {
+impl<L: MemoryLimits<S>, C: Clock, S> Memory<L, C, S> {
     pub(super) fn from_parts(rows: L::Rows, clock: C, hasher: S) -> Self {
         Self { shared: Arc::new(Shared { rows, clock, hasher }) }
     }
@@ -111,7 +111,7 @@ impl<L: Limits<S>, C: Clock, S> Memory<L, C, S> {
     #[inline(always)]
     pub fn check<Key: ?Sized>(&self, key: &Key, ask: AcquireOptions) -> Decision
     where
-        L: LimitsFor<Key, S>,
+        L: MemoryLimitsFor<Key, S>,
         S: BuildHasher,
     {
         let asked = self.asked(key, AcquireOptions { hold: false, ..ask });
@@ -129,7 +129,7 @@ impl<L: Limits<S>, C: Clock, S> Memory<L, C, S> {
     /// If there is no limit with this name.
     pub fn key_id<Key: ?Sized>(&self, limit: &str, key: &Key) -> Result<KeyId, Error>
     where
-        L: LimitsFor<Key, S>,
+        L: MemoryLimitsFor<Key, S>,
         S: BuildHasher,
     {
         let asked = self.asked(key, AcquireOptions::default());
@@ -139,7 +139,7 @@ impl<L: Limits<S>, C: Clock, S> Memory<L, C, S> {
     /// Runs `f` on the limit with this name.
     fn in_limit<Key: ?Sized, T>(&self, limit: &str, f: impl FnOnce(&dyn Share<Key, S>) -> T) -> Result<T, Error>
     where
-        L: LimitsFor<Key, S>,
+        L: MemoryLimitsFor<Key, S>,
         S: BuildHasher,
     {
         let (mut f, mut result) = (Some(f), None);
@@ -180,8 +180,8 @@ impl<L: Limits<S>, C: Clock, S> Memory<L, C, S> {
 
     /// Tells an observer [how full each limit is](Event::Usage). Reads the whole of each table: call it when figures are
     /// asked for, as when a page of metrics is, or every few seconds.
-    pub fn report(&self, observer: &(impl Observer + ?Sized)) {
-        for Usage { limit, live_keys, room, bytes, forgotten, held_keys, held } in self.usage() {
+    pub fn report_usage(&self, observer: &(impl Observer + ?Sized)) {
+        for Usage { limit, live_keys, capacity: room, bytes, evicted: forgotten, held_keys, held } in self.usage() {
             let limit = &limit;
             observer.observe(&Event::Usage { limit, live_keys, capacity: room, bytes, evicted: forgotten, held_keys, held });
         }
@@ -193,7 +193,7 @@ impl<L: Limits<S>, C: Clock, S> Memory<L, C, S> {
     #[inline(never)]
     fn acquire_slow<Key: ?Sized>(&self, key: &Key, ask: AcquireOptions, missed: Missed) -> Outcome
     where
-        L: LimitsFor<Key, S>,
+        L: MemoryLimitsFor<Key, S>,
         S: BuildHasher + Send + Sync + 'static,
     {
         let (decision, limits) = L::at_length(&self.shared.rows, self.asked(key, ask), missed);
@@ -207,7 +207,7 @@ impl<L: Limits<S>, C: Clock, S> Memory<L, C, S> {
 
 impl<R, C: Clock, S> Shared<R, C, S> {
     /// Ends a hold on each limit that is still there: also on one that was replaced and has taken over its keys.
-    fn settle<L: Limits<S, Rows = R>>(&self, limits: &[HeldLimit], held: u64, actual: u64) -> Result<(), Error> {
+    fn settle<L: MemoryLimits<S, Rows = R>>(&self, limits: &[HeldLimit], held: u64, actual: u64) -> Result<(), Error> {
         let mut settled = Ok(());
         L::holdings(&self.rows, &mut |row| {
             for limit in limits.iter().filter(|limit| limit.table == row.table_id()) {
@@ -249,7 +249,7 @@ fn no_such_limit(limit: &str) -> Error {
 impl<Key, L, C, S> Limiter<Key> for Memory<L, C, S>
 where
     Key: ?Sized,
-    L: LimitsFor<Key, S>,
+    L: MemoryLimitsFor<Key, S>,
     C: Clock,
     S: BuildHasher + Send + Sync + 'static,
 {
@@ -286,13 +286,13 @@ where
     }
 }
 
-impl<L: Limits<S>, C, S> Clone for Memory<L, C, S> {
+impl<L: MemoryLimits<S>, C, S> Clone for Memory<L, C, S> {
     fn clone(&self) -> Self {
         Self { shared: Arc::clone(&self.shared) }
     }
 }
 
-impl<L: Limits<S>, C: fmt::Debug, S> fmt::Debug for Memory<L, C, S> {
+impl<L: MemoryLimits<S>, C: fmt::Debug, S> fmt::Debug for Memory<L, C, S> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Memory").field("clock", &self.shared.clock).finish_non_exhaustive()
     }

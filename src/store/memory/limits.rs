@@ -17,7 +17,7 @@ use crate::table::Missed;
     message = "`{Self}` is not a limit that `Memory` can hold keys to",
     note = "give it an algorithm, `per_key(..)`, a `Limit`, a tuple of up to eight of these, or a `Vec<DynLimit<Key>>`"
 )]
-pub trait Limits<S>: Sized {
+pub trait MemoryLimits<S>: Sized {
     /// The limits with their tables.
     #[doc(hidden)]
     type Rows: Send + Sync + 'static;
@@ -29,8 +29,8 @@ pub trait Limits<S>: Sized {
     fn holdings(rows: &Self::Rows, f: &mut dyn FnMut(&dyn Holding));
 }
 
-/// [`Limits`] that can hold keys of type `Key`.
-pub trait LimitsFor<Key: ?Sized, S: BuildHasher>: Limits<S> {
+/// [`MemoryLimits`] that can hold keys of type `Key`.
+pub trait MemoryLimitsFor<Key: ?Sized, S: BuildHasher>: MemoryLimits<S> {
     /// What can be decided on the straight way. An error says nothing but whether to look there once more.
     #[doc(hidden)]
     fn at_once(rows: &Self::Rows, asked: &Asked<'_, Key, S>) -> Result<Decision, Missed>;
@@ -48,7 +48,7 @@ pub trait LimitsFor<Key: ?Sized, S: BuildHasher>: Limits<S> {
     fn each(rows: &Self::Rows, f: &mut dyn FnMut(&dyn Share<Key, S>));
 }
 
-impl<L, S> Limits<S> for L
+impl<L, S> MemoryLimits<S> for L
 where
     L: IntoLimit,
     L::Chooser: Send + Sync + 'static,
@@ -67,7 +67,7 @@ where
     }
 }
 
-impl<Key, L, S> LimitsFor<Key, S> for L
+impl<Key, L, S> MemoryLimitsFor<Key, S> for L
 where
     Key: ?Sized,
     L: IntoLimit,
@@ -96,7 +96,7 @@ where
 
 macro_rules! tuple {
     ($count:literal: $($L:ident $row:ident $index:tt),+) => {
-        impl<S, $($L: IntoLimit),+> Limits<S> for ($($L,)+)
+        impl<S, $($L: IntoLimit),+> MemoryLimits<S> for ($($L,)+)
         where
             $($L::Chooser: Send + Sync + 'static, $L::Part: Send + Sync + 'static,)+
         {
@@ -113,7 +113,7 @@ macro_rules! tuple {
             }
         }
 
-        impl<Key, S, $($L: IntoLimit),+> LimitsFor<Key, S> for ($($L,)+)
+        impl<Key, S, $($L: IntoLimit),+> MemoryLimitsFor<Key, S> for ($($L,)+)
         where
             Key: ?Sized,
             S: BuildHasher,

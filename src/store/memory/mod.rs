@@ -16,5 +16,5 @@ pub use self::builder::MemoryBuilder;
 pub use self::dynamic::DynLimit;
 pub use self::hasher::DefaultHashBuilder;
 pub use self::limiter::Memory;
-pub use self::limits::{Limits, LimitsFor};
+pub use self::limits::{MemoryLimits, MemoryLimitsFor};
 pub use self::usage::{KeyId, TopKey, Usage};

@@ -33,12 +33,12 @@ struct Tenant<'a, A> {
 
 impl<A: Algorithm> Tenancy<A::State> for Tenant<'_, A> {
     fn owes(&self, state: &A::State) -> (u64, u64) {
-        let figures = self.algorithm.reading(state, self.now).figures();
+        let figures = self.algorithm.snapshot(state, self.now).figures();
         (figures.limit.saturating_sub(figures.remaining), micros_floor(figures.reset))
     }
 
     fn inherit(&self, state: &mut A::State, from: &A::State) {
-        self.algorithm.inherit(state, from, self.now);
+        self.algorithm.carry_over_debt(state, from, self.now);
     }
 
     fn when_full(&self) -> WhenFull {
@@ -88,7 +88,7 @@ impl<C: Chooser + 'static, P: 'static> Row<C, P> {
         blocks: Arc<Blocks>,
     ) -> Result<Self, Error> {
         let algorithm = limit.algorithm().fixed();
-        let heap = algorithm.map_or(0, Algorithm::heap_bytes).saturating_mul(table.states());
+        let heap = algorithm.map_or(0, Algorithm::max_heap_bytes).saturating_mul(table.states());
         if heap > room.max_heap_bytes {
             return Err(Error::config(format!(
                 "the limit {:?} may take {heap} bytes on the heap ({} keys have room), more than the {} allowed: lower \
@@ -183,7 +183,7 @@ impl<C: Chooser, P> Row<C, P> {
             look.at_once = look.at_once.and(blocked);
         }
         if look.held == 0 && (needed != Needed::Rejection || !look.verdict.is_allowed()) {
-            look.reading = algorithm.reading(state, look.now);
+            look.reading = algorithm.snapshot(state, look.now);
         }
     }
 
@@ -263,15 +263,15 @@ where
     }
 
     #[inline(always)]
-    fn commit(&self, asked: &Asked<'_, Key, S>, look: &mut Look, delay: Duration) {
+    fn charge(&self, asked: &Asked<'_, Key, S>, look: &mut Look, delay: Duration) {
         let Some(place) = look.place else { return };
         let chosen = self.limit.algorithm().choose(asked.key);
         let algorithm: &C::Algorithm = chosen.borrow();
         let state = &mut *self.table.edit(place);
-        algorithm.commit(state, look.now, delay, asked.ask.cost);
+        algorithm.charge(state, look.now, delay, asked.ask.cost);
         // As the next one to ask will see it.
         look.reading = if look.held == 0 {
-            algorithm.reading(state, asked.now)
+            algorithm.snapshot(state, asked.now)
         } else {
             algorithm.peek_with_held(state, asked.now, asked.ask, look.held).1
         };
@@ -303,7 +303,7 @@ where
         let algorithm: &C::Algorithm = chosen.borrow();
         self.table.alter(hash, now.as_micros(), Some(&self.tenant(algorithm, now)), |table, place, _| {
             table.clear(place);
-            algorithm.commit(&mut table.edit(place), now, Duration::ZERO, used);
+            algorithm.charge(&mut table.edit(place), now, Duration::ZERO, used);
         })
     }
 
@@ -338,7 +338,7 @@ impl<C: Chooser + Send + Sync + 'static, P: Send + Sync + 'static> Holding for R
             if actual > 0 {
                 let now = in_time(table.fresh_at(place).max(horizon), now, clock, algorithm);
                 let now = not_before(Timestamp::from_micros(horizon), now, algorithm);
-                algorithm.commit(&mut table.edit(place), now, Duration::ZERO, actual);
+                algorithm.charge(&mut table.edit(place), now, Duration::ZERO, actual);
             }
         };
         if actual > 0 {
@@ -353,9 +353,9 @@ impl<C: Chooser + Send + Sync + 'static, P: Send + Sync + 'static> Holding for R
         Usage {
             limit: self.limit.name().to_owned(),
             live_keys: self.table.live(now.as_micros()),
-            room: self.table.slots(),
+            capacity: self.table.slots(),
             bytes: self.table.bytes() + self.blocks.bytes(),
-            forgotten: self.table.forgotten(),
+            evicted: self.table.forgotten(),
             held_keys,
             held,
         }
@@ -365,7 +365,7 @@ impl<C: Chooser + Send + Sync + 'static, P: Send + Sync + 'static> Holding for R
         let algorithm = self.limit.algorithm().fixed();
         let mut keys = Vec::new();
         self.table.for_each_live(now.as_micros(), |id, fresh_at, state| {
-            let figures = algorithm.map(|algorithm| algorithm.reading(state, now).figures());
+            let figures = algorithm.map(|algorithm| algorithm.snapshot(state, now).figures());
             let reset = Timestamp::from_micros(fresh_at).since(now);
             keys.push(TopKey { id: KeyId::of(id), reset, figures });
         });

@@ -35,7 +35,7 @@ pub trait Share<Key: ?Sized, S>: Holding {
     /// Whether the key would be refused for want of room.
     fn is_full_for(&self, look: &Look) -> Result<(), Full>;
     /// Under the lock: charges the key in its place. Notes how it stands then.
-    fn commit(&self, asked: &Asked<'_, Key, S>, look: &mut Look, delay: Duration);
+    fn charge(&self, asked: &Asked<'_, Key, S>, look: &mut Look, delay: Duration);
     /// Under the lock: holds the cost on the key in its place. Notes how it stands then.
     fn hold(&self, asked: &Asked<'_, Key, S>, look: &mut Look);
     /// What is needed to settle the hold that was just made.

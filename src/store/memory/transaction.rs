@@ -292,7 +292,7 @@ impl<'a, Key: ?Sized, S, R: Share<Key, S> + ?Sized> Locks<'a, Key, S, R> {
             if asked.ask.hold {
                 row.hold(asked, look);
             } else {
-                row.commit(asked, look, delay);
+                row.charge(asked, look, delay);
             }
         }
     }

@@ -68,13 +68,13 @@ pub struct Usage {
     /// Keys that are remembered and not as good as new.
     pub live_keys: usize,
     /// For how many keys there is room.
-    pub room: usize,
+    pub capacity: usize,
     /// All bytes that the limit has allocated for its keys: the table, sliding windows' blocks, sliding logs' hits, blocked keys
     /// and held costs.
     pub bytes: usize,
     /// How many keys were forgotten since it was made that were not as good as new, as there was no room for them all. If it
     /// grows, [`max_keys`](super::MemoryBuilder::max_keys) is too small, or somebody floods it with keys.
-    pub forgotten: u64,
+    pub evicted: u64,
     /// On how many keys costs are [held](crate::limiter::Held).
     pub held_keys: usize,
     /// The sum of the held costs.

@@ -8,7 +8,7 @@ fn bucket(tokens: u64) -> Gcra {
     Gcra::new(Quota::new(1, Duration::from_micros(TOKEN))).burst(tokens)
 }
 
-fn buckets(tokens: [u64; 2]) -> Model<impl LimitsFor<Pair, Same> + Send + Sync + 'static> {
+fn buckets(tokens: [u64; 2]) -> Model<impl MemoryLimitsFor<Pair, Same> + Send + Sync + 'static> {
     sets(
         2,
         (

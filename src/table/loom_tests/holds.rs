@@ -11,7 +11,7 @@ fn bucket(tokens: u64) -> Gcra {
 /// Of the last token, a decision or a hold has it, whether the key has a slot before or not.
 fn decision_against_hold<L>(charged_before: u64, build: impl Fn(u64) -> Model<L> + Send + Sync + 'static)
 where
-    L: LimitsFor<u64, Same> + Limits<Same> + 'static,
+    L: MemoryLimitsFor<u64, Same> + MemoryLimits<Same> + 'static,
     L::Rows: Send + Sync,
 {
     model(3, move || {

@@ -26,7 +26,7 @@ use loom::thread;
 use super::{Spot, Table, Tenancy, WhenFull};
 use crate::algorithm::{Algorithm, Counters, HitLog, State};
 use crate::limiter::{Acquisition, Held, LimiterFuture};
-use crate::store::{Limits, LimitsFor};
+use crate::store::{MemoryLimits, MemoryLimitsFor};
 use crate::sync::AtomicU64;
 use crate::{
     AcquireOptions, Detail, Clock, Decision, DecisionSource, LazySnapshot, Limit, LimitSnapshot, Limiter, Memory, Timestamp,
@@ -141,12 +141,12 @@ impl<S: Kept> Algorithm for Burst<S> {
         }
     }
 
-    fn commit(&self, state: &mut S, now: Timestamp, _delay: Duration, cost: u64) {
+    fn charge(&self, state: &mut S, now: Timestamp, _delay: Duration, cost: u64) {
         let arrival = state.arrival(now) + cost * TOKEN;
         state.set_words([arrival, !arrival]);
     }
 
-    fn reading(&self, state: &S, now: Timestamp) -> LazySnapshot {
+    fn snapshot(&self, state: &S, now: Timestamp) -> LazySnapshot {
         let debt = state.arrival(now) - now.as_micros();
         let (window, reset) = (self.max_reset(), Duration::from_micros(debt));
         let remaining = self.0 - debt.div_ceil(TOKEN).min(self.0);
@@ -218,7 +218,7 @@ type Model<L> = Memory<L, OwnTime, Same>;
 type Pair = (u64, u64);
 
 /// A limiter whose tables have so many sets of one slot each.
-fn sets<L: Limits<crate::store::DefaultHashBuilder> + Limits<Same>>(sets: usize, limits: L) -> Model<L> {
+fn sets<L: MemoryLimits<crate::store::DefaultHashBuilder> + MemoryLimits<Same>>(sets: usize, limits: L) -> Model<L> {
     // See `Table::with_room_for`: two sets, and 0.376 for every key.
     let max_keys = [1, 3, 6][sets - 2];
     Memory::builder(limits).max_keys(max_keys).clock(OwnTime).hasher(Same).build().expect("valid limits")
@@ -231,16 +231,16 @@ fn key(sets: u64, [home, other]: [u64; 2], id: u64) -> u64 {
     middle(home, sets) << 32 | (middle(step - 1, sets - 1) + id)
 }
 
-fn decide<Key, L: LimitsFor<Key, Same>>(limiter: &Model<L>, key: &Key) -> Decision {
+fn decide<Key, L: MemoryLimitsFor<Key, Same>>(limiter: &Model<L>, key: &Key) -> Decision {
     limiter.check(key, AcquireOptions::default())
 }
 
-fn admits<Key, L: LimitsFor<Key, Same>>(limiter: &Model<L>, key: &Key) -> bool {
+fn admits<Key, L: MemoryLimitsFor<Key, Same>>(limiter: &Model<L>, key: &Key) -> bool {
     decide(limiter, key).is_allowed()
 }
 
 /// Holds a cost. `None` if that is denied.
-fn hold<Key, L: LimitsFor<Key, Same>>(limiter: &Model<L>, key: &Key, cost: u64) -> Option<Held> {
+fn hold<Key, L: MemoryLimitsFor<Key, Same>>(limiter: &Model<L>, key: &Key, cost: u64) -> Option<Held> {
     let Acquisition::Ready(outcome) = Limiter::hold(limiter, key, AcquireOptions::cost(cost)) else {
         unreachable!("memory answers at once");
     };
@@ -260,11 +260,11 @@ fn done<T>(reply: LimiterFuture<T>) -> T {
 }
 
 /// How long each limit still remembers what the key was charged.
-fn owed<Key, L: LimitsFor<Key, Same>>(limiter: &Model<L>, key: &Key) -> Vec<u128> {
+fn owed<Key, L: MemoryLimitsFor<Key, Same>>(limiter: &Model<L>, key: &Key) -> Vec<u128> {
     peek(limiter, key).limits().iter().map(|standing| standing.reset().as_micros()).collect()
 }
 
-fn reset<Key, L: LimitsFor<Key, Same>>(limiter: &Model<L>, key: &Key) {
+fn reset<Key, L: MemoryLimitsFor<Key, Same>>(limiter: &Model<L>, key: &Key) {
     done(limiter.reset(key));
 }
 
@@ -276,7 +276,7 @@ impl Tenancy<[u64; 2]> for Plain {
         (0, until)
     }
 
-    fn inherit(&self, state: &mut [u64; 2], from: &[u64; 2]) {
+    fn carry_over_debt(&self, state: &mut [u64; 2], from: &[u64; 2]) {
         state[0] = state[0].max(from[0]);
     }
 

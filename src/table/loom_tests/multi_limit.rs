@@ -3,7 +3,7 @@
 use super::*;
 
 /// A limit by each of the two numbers.
-fn pair(count: usize, tokens: [u64; 2]) -> Model<impl LimitsFor<Pair, Same> + Send + Sync + 'static> {
+fn pair(count: usize, tokens: [u64; 2]) -> Model<impl MemoryLimitsFor<Pair, Same> + Send + Sync + 'static> {
     sets(
         count,
         (

@@ -92,9 +92,9 @@ impl Limiter<Caller> for InTwoSteps {
         }
         let verdict = self.bucket.peek(&seen, now, ask);
         if verdict.is_allowed() {
-            self.bucket.commit(&mut state, now, Duration::ZERO, ask.cost);
+            self.bucket.charge(&mut state, now, Duration::ZERO, ask.cost);
         }
-        let standing = LimitStatus::new("one", verdict, self.bucket.reading(&state, now));
+        let standing = LimitStatus::new("one", verdict, self.bucket.snapshot(&state, now));
         drop(state);
         self.meet.wait();
         let decision = Decision::from_limit(now, standing).with_scheduling(self.bucket.supports_scheduling());
@@ -321,8 +321,8 @@ impl Holding {
         let now = self.clock.now();
         let ask = if ask.hold { ask.max_delay(Duration::ZERO) } else { ask };
         let mut state = remembered.state;
-        Self::BUCKET.commit(&mut state, now, Duration::ZERO, held);
-        LimitStatus::new("one", Self::BUCKET.peek(&state, now, ask), Self::BUCKET.reading(&state, now))
+        Self::BUCKET.charge(&mut state, now, Duration::ZERO, held);
+        LimitStatus::new("one", Self::BUCKET.peek(&state, now, ask), Self::BUCKET.snapshot(&state, now))
     }
 
     fn decision(&self, ask: AcquireOptions, held: u64, verdict: Verdict, standing: &LimitStatus) -> Decision {
@@ -347,7 +347,7 @@ impl Holding {
                 Mistake::NeverReleases => remembered.held,
                 _ => remembered.held.saturating_sub(cost),
             };
-            Self::BUCKET.commit(&mut remembered.state, clock.now(), Duration::ZERO, is_charged(actual));
+            Self::BUCKET.charge(&mut remembered.state, clock.now(), Duration::ZERO, is_charged(actual));
             LimiterFuture::ready(Ok(()))
         })
     }
@@ -366,13 +366,13 @@ impl Limiter<Caller> for Holding {
             Verdict::Allowed | Verdict::AllowedAfter(_) if ask.hold => {
                 guard = Some(self.guard(ask.cost));
                 if self.mistake == Mistake::ChargesAtHold {
-                    Self::BUCKET.commit(&mut remembered.state, now, Duration::ZERO, ask.cost);
+                    Self::BUCKET.charge(&mut remembered.state, now, Duration::ZERO, ask.cost);
                 } else {
                     remembered.held += ask.cost;
                 }
             }
-            Verdict::Allowed => Self::BUCKET.commit(&mut remembered.state, now, Duration::ZERO, ask.cost),
-            Verdict::AllowedAfter(delay) => Self::BUCKET.commit(&mut remembered.state, now, delay, ask.cost),
+            Verdict::Allowed => Self::BUCKET.charge(&mut remembered.state, now, Duration::ZERO, ask.cost),
+            Verdict::AllowedAfter(delay) => Self::BUCKET.charge(&mut remembered.state, now, delay, ask.cost),
             _ => {}
         }
         let after = self.decide(ask, &remembered, remembered.held);

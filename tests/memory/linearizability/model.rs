@@ -85,7 +85,7 @@ impl Model {
                 let part = self.part(*limit, caller);
                 // No more is settled than was held.
                 let rest = part.held.checked_sub(*held)?;
-                let settled = self.rules[*limit].kernel.commit(&part.with_held(rest), now, Duration::ZERO, *actual);
+                let settled = self.rules[*limit].kernel.charge(&part.with_held(rest), now, Duration::ZERO, *actual);
                 self.put(*limit, caller, settled, &mut undo);
                 true
             }
@@ -129,7 +129,7 @@ impl Model {
                 part = if ask.hold {
                     part.with_held(held + ask.cost)
                 } else {
-                    rule.kernel.commit(&part, now, delay, ask.cost)
+                    rule.kernel.charge(&part, now, delay, ask.cost)
                 };
             }
             standings.push((rule.name, verdicts[limit], rule.kernel.figures(&part, now)));
@@ -302,7 +302,7 @@ trait LuaScript {
     fn zero(&self) -> Part;
     fn peek(&self, part: &Part, now: Timestamp, ask: AcquireOptions) -> Verdict;
     fn figures(&self, part: &Part, now: Timestamp) -> LimitSnapshot;
-    fn commit(&self, part: &Part, now: Timestamp, delay: Duration, cost: u64) -> Part;
+    fn charge(&self, part: &Part, now: Timestamp, delay: Duration, cost: u64) -> Part;
     fn supports_scheduling(&self) -> bool;
 }
 
@@ -314,7 +314,7 @@ where
 {
     fn charged(&self, state: &A::State, now: Timestamp, delay: Duration, cost: u64) -> A::State {
         let mut state = state.clone();
-        self.0.commit(&mut state, now, delay, cost);
+        self.0.charge(&mut state, now, delay, cost);
         state
     }
 
@@ -336,10 +336,10 @@ where
     }
 
     fn figures(&self, part: &Part, now: Timestamp) -> LimitSnapshot {
-        self.0.reading(&self.with_held(part, now), now).figures()
+        self.0.snapshot(&self.with_held(part, now), now).figures()
     }
 
-    fn commit(&self, part: &Part, now: Timestamp, delay: Duration, cost: u64) -> Part {
+    fn charge(&self, part: &Part, now: Timestamp, delay: Duration, cost: u64) -> Part {
         Part::new(self.charged(part.as_state(), now, delay, cost), part.held)
     }
 

@@ -182,9 +182,9 @@ impl<A: Algorithm> Algorithm for Hesitant<A> {
         self.0.peek(state, now, ask)
     }
 
-    fn commit(&self, state: &mut A::State, now: Timestamp, delay: Duration, cost: u64) {
+    fn charge(&self, state: &mut A::State, now: Timestamp, delay: Duration, cost: u64) {
         hesitate();
-        self.0.commit(state, now, delay, cost);
+        self.0.charge(state, now, delay, cost);
     }
 
     fn try_at_once(&self, state: &A::State, now: Timestamp, ask: AcquireOptions) -> AtOnce<A::State> {
@@ -217,25 +217,25 @@ impl<A: Algorithm> Algorithm for Hesitant<A> {
         self.0.peek_with_held(state, now, ask, held)
     }
 
-    fn reading(&self, state: &A::State, now: Timestamp) -> LazySnapshot {
+    fn snapshot(&self, state: &A::State, now: Timestamp) -> LazySnapshot {
         hesitate();
-        self.0.reading(state, now)
+        self.0.snapshot(state, now)
     }
 
     fn max_reset(&self) -> Duration {
         self.0.max_reset()
     }
 
-    fn inherit(&self, state: &mut A::State, from: &A::State, now: Timestamp) {
-        self.0.inherit(state, from, now);
+    fn carry_over_debt(&self, state: &mut A::State, from: &A::State, now: Timestamp) {
+        self.0.carry_over_debt(state, from, now);
     }
 
     fn counter_words(&self) -> usize {
         self.0.counter_words()
     }
 
-    fn heap_bytes(&self) -> usize {
-        self.0.heap_bytes()
+    fn max_heap_bytes(&self) -> usize {
+        self.0.max_heap_bytes()
     }
 
     fn supports_scheduling(&self) -> bool {

@@ -57,16 +57,16 @@ impl<A: LuaAlgorithm> Twin for A {
     ) -> LazySnapshot {
         let mut state = self.decode_state(numbers);
         if let Some(delay) = charged_after {
-            self.commit(&mut state, now, delay, ask.cost);
+            Algorithm::charge(self, &mut state, now, delay, ask.cost);
             numbers.clear();
             self.encode_state(&state, numbers);
         }
-        if held > 0 { self.peek_with_held(&state, now, ask, held).1 } else { self.reading(&state, now) }
+        if held > 0 { self.peek_with_held(&state, now, ask, held).1 } else { Algorithm::snapshot(self, &state, now) }
     }
 
     fn charge(&self, numbers: &mut Vec<u64>, now: Timestamp, cost: u64) {
         let mut state = self.decode_state(numbers);
-        self.commit(&mut state, now, Duration::ZERO, cost);
+        Algorithm::charge(self, &mut state, now, Duration::ZERO, cost);
         numbers.clear();
         self.encode_state(&state, numbers);
     }
@@ -76,7 +76,7 @@ impl<A: LuaAlgorithm> Twin for A {
         let mut state = self.decode_state(if is_new { &[] } else { numbers });
         match shape.operation {
             Operation::Charge | Operation::Set if shape.cost > 0 => {
-                self.commit(&mut state, now, Duration::ZERO, shape.cost);
+                Algorithm::charge(self, &mut state, now, Duration::ZERO, shape.cost);
             }
             _ if is_new => {}
             // It changes no figures.
