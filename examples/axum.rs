@@ -1,12 +1,12 @@
-//! Five requests in ten seconds for each client address, in an axum server.
+//! An axum server that allows five requests in ten seconds for each client address.
 //!
 //! ```text
 //! cargo run --example axum
 //! curl -i http://127.0.0.1:3000/
 //! ```
 //!
-//! The sixth `curl` within ten seconds is answered with 429, the exact `Retry-After` and a problem body. `/health` is
-//! under no limit. `PORT` chooses another port; `PORT=0` lets the system choose a free one.
+//! The sixth request within ten seconds gets status 429, `Retry-After` and a problem body. `/health` has no limit.
+//! The variable `PORT` sets another port; `PORT=0` uses a free port.
 
 use std::env;
 use std::net::SocketAddr;
@@ -22,19 +22,19 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
 
     let app = Router::new()
         .route("/", get(async || "Hello! You are within the limit.\n"))
-        // A layer wraps the routes that are there when it is added: what comes after it is exempt.
+        // A layer wraps only the routes that were added before it: `/health` has no limit.
         .layer(RateLimitLayer::new(PeerIp::new(), limiter))
         .route("/health", get(async || "ok\n"));
 
     let port: u16 = env::var("PORT").map_or(Ok(3000), |port| port.parse()).map_err(|_| "PORT must be 0 to 65535")?;
     let listener = tokio::net::TcpListener::bind(("127.0.0.1", port))
         .await
-        .map_err(|error| format!("can't listen on port {port} ({error}): choose another one with PORT, or PORT=0"))?;
+        .map_err(|error| format!("cannot listen on port {port}: {error}; set PORT to a free port, or to 0"))?;
     let address = listener.local_addr()?;
     println!("listening on http://{address}");
     println!("try: for i in 1 2 3 4 5 6; do curl -i http://{address}/; done");
 
-    // The connect info is where `PeerIp` finds the client's address.
+    // `PeerIp` reads the client's address from the connect info.
     axum::serve(listener, app.into_make_service_with_connect_info::<SocketAddr>()).await?;
     Ok(())
 }

@@ -1,12 +1,12 @@
-//! A client that keeps to its provider's quota, and survives a provider that is stricter than it says.
+//! A client that stays within the quota of a provider, and retries if the provider's limit is lower than documented.
 //!
 //! ```text
 //! cargo run --example client
 //! ```
 //!
-//! The provider says that it allows ten requests a second. The client's own limit lets no more through: twelve requests
-//! wait for their turns, and none is refused. Then the provider allows but three in a second, and says so with
-//! `Retry-After`: what is refused comes back when it is told to, and all requests succeed.
+//! The provider documents ten requests per second. The client's own limit delays its twelve requests, so that the
+//! provider rejects none. Then the provider allows only three per second, and rejects others with `Retry-After`. The
+//! client retries the rejected requests after that time, and all requests succeed.
 
 use std::error::Error;
 use std::sync::Arc;
@@ -30,50 +30,50 @@ use tower_ratelimit::{Gcra, Memory, Quota, RateLimitLayer, SlidingLog};
 
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn Error + Send + Sync>> {
-    ask(12, 10).await?;
-    ask(6, 3).await
+    send(12, 10).await?;
+    send(6, 3).await
 }
 
-/// Asks a provider that allows so many a second, as if it allowed ten.
-async fn ask(requests: usize, allowed: u64) -> Result<(), Box<dyn Error + Send + Sync>> {
-    let refused = Arc::new(AtomicUsize::new(0));
-    let url = provide(allowed, Arc::clone(&refused)).await?;
+/// Sends requests to a provider that allows `allowed` per second, with a client that expects ten per second.
+async fn send(requests: usize, allowed: u64) -> Result<(), Box<dyn Error + Send + Sync>> {
+    let rejected = Arc::new(AtomicUsize::new(0));
+    let url = start_provider(allowed, Arc::clone(&rejected)).await?;
 
-    // Strict: no more than ten in any such time, be it at the start. It is a little longer than the provider's second,
-    // as requests may be closer together when they arrive than when they left.
+    // `strict`: at most ten in any such period, also at the start. The period is longer than the provider's second,
+    // because requests may arrive closer together than the client sent them.
     let limiter = Memory::new(Gcra::new(Quota::new(10, Duration::from_millis(1_200))).strict());
     let client = ServiceBuilder::new()
-        // The retries are outside of the limit, so that they count as well.
+        // Outside of the limit: the limit counts retries too.
         .retry(RetryAfter::new().max_retries(5))
         .layer(RateLimitLayer::new(Global, limiter).max_wait(Duration::from_secs(30)).responder(RejectWithError))
         .service(Client::builder(TokioExecutor::new()).build_http::<Full<Bytes>>());
 
-    let answers = (0..requests).map(|_| {
+    let responses = (0..requests).map(|_| {
         let (mut client, request) = (client.clone(), Request::get(&url).body(Full::default()));
         tokio::spawn(async move { client.ready().await?.call(request?).await })
     });
     let mut succeeded = 0;
-    for answer in answers.collect::<Vec<_>>() {
-        succeeded += usize::from(answer.await??.status().is_success());
+    for response in responses.collect::<Vec<_>>() {
+        succeeded += usize::from(response.await??.status().is_success());
     }
-    let refused = refused.load(Ordering::Relaxed);
+    let rejected = rejected.load(Ordering::Relaxed);
     println!(
-        "a provider of {allowed} a second: {succeeded} of {requests} succeeded, refused on the way: {}",
-        refused > 0
+        "limit of {allowed} per second: {succeeded} of {requests} requests succeeded, some after a rejection: {}",
+        rejected > 0
     );
     Ok(())
 }
 
-/// Stands for somebody else's server. It counts what it refuses.
-async fn provide(allowed: u64, refused: Arc<AtomicUsize>) -> std::io::Result<String> {
-    let count = move |_: &Parts, refusal: &Rejection| {
-        refused.fetch_add(1, Ordering::Relaxed);
-        axum::http::Response::builder().status(429).body(refusal.to_string().into()).expect("a response")
+/// Starts a server that stands for the provider, and counts its rejections.
+async fn start_provider(allowed: u64, rejected: Arc<AtomicUsize>) -> std::io::Result<String> {
+    let count = move |_: &Parts, rejection: &Rejection| {
+        rejected.fetch_add(1, Ordering::Relaxed);
+        axum::http::Response::builder().status(429).body(rejection.to_string().into()).expect("a response")
     };
-    // The log is exact: a client that it never refuses has kept to the quota in every second.
+    // The sliding log is exact: a client without rejections stayed within the quota in every second.
     let limiter = Memory::new(SlidingLog::new(Quota::per_second(allowed)));
     let app = Router::new()
-        .route("/", get(async || "answer"))
+        .route("/", get(async || "hello"))
         .layer(RateLimitLayer::new(Global, limiter).responder(Http::new().render(count)));
 
     let listener = TcpListener::bind("127.0.0.1:0").await?;

@@ -1,7 +1,8 @@
-//! Twenty requests in ten seconds for each client address, shared by all processes that use one Redis Cluster.
+//! Twenty requests in ten seconds for each client address, counted in a Redis Cluster for all server processes
+//! together.
 //!
 //! ```text
-//! for port in 7001 7002 7003; do redis-server --port $port --save '' --cluster-enabled yes --cluster-config-file $port.conf & done
+//! for port in 7001 7002 7003; do redis-server --port $port --save '' --cluster-enabled yes --cluster-config-file $port.cf & done
 //! redis-cli --cluster create 127.0.0.1:7001 127.0.0.1:7002 127.0.0.1:7003 --cluster-yes
 //! export REDIS_URLS=redis://127.0.0.1:7001,redis://127.0.0.1:7002,redis://127.0.0.1:7003
 //! cargo run --example cluster
@@ -9,9 +10,10 @@
 //! curl -i 'http://127.0.0.1:3000/?[1-15]' 'http://127.0.0.1:3001/?[1-15]'
 //! ```
 //!
-//! The last ten of the thirty are answered with 429. While the node that counts a client is gone, each process lets ten through
-//! by itself: half of the limit, as there are two of them; `/` then says so. `REDIS_URLS` are some of the nodes, with commas
-//! between them, `PORT` is another port, and `PORT=0` a free one.
+//! The last ten of the thirty requests get status 429. While the node that counts a client is unavailable, each
+//! process allows ten requests by its own limit, half of the shared one, and the response of `/` says so. The
+//! variable `REDIS_URLS` lists some of the nodes, separated by commas. `PORT` sets another port; `PORT=0` uses a free
+//! port.
 
 use std::env;
 use std::net::{IpAddr, SocketAddr};
@@ -38,25 +40,25 @@ async fn run() -> Result<(), Box<dyn std::error::Error>> {
     let urls = env::var("REDIS_URLS").unwrap_or_else(|_| "redis://127.0.0.1:7001".to_owned());
     let cluster = RedisServer::cluster(urls.split(',').map(str::trim))?;
     let shared = Redis::<IpAddr>::new(cluster, "hello", FixedWindow::new(Quota::new(20, TEN_SECONDS)));
-    // Not needed, but so a mistake is found at start-up, and not by the first request.
+    // Optional: reports a configuration error at start-up instead of at the first request.
     shared.health_check().await.map_err(|error| {
         format!(
-            "the cluster can't be used: {}\nStart one as the first lines of examples/cluster.rs say, and name some of its nodes, as in \
-             REDIS_URLS=redis://127.0.0.1:7001,redis://127.0.0.1:7002",
+            "cannot use the cluster: {}\nStart one as the first lines of examples/cluster.rs show; set REDIS_URLS to some \
+             of its nodes, such as REDIS_URLS=redis://127.0.0.1:7001,redis://127.0.0.1:7002",
             with_causes(&error)
         )
     })?;
-    let alone = Memory::new(FixedWindow::new(Quota::new(10, TEN_SECONDS)));
+    let local = Memory::new(FixedWindow::new(Quota::new(10, TEN_SECONDS)));
 
     let app = Router::new()
         .route("/", get(hello))
-        .layer(RateLimitLayer::new(PeerIp::new(), Fallback::new(shared, alone)))
+        .layer(RateLimitLayer::new(PeerIp::new(), Fallback::new(shared, local)))
         .route("/health", get(async || "ok\n"));
 
     let port: u16 = env::var("PORT").map_or(Ok(3000), |port| port.parse()).map_err(|_| "PORT must be 0 to 65535")?;
     let listener = tokio::net::TcpListener::bind(("127.0.0.1", port))
         .await
-        .map_err(|error| format!("can't listen on port {port} ({error}): choose another one with PORT, or PORT=0"))?;
+        .map_err(|error| format!("cannot listen on port {port}: {error}; set PORT to a free port, or to 0"))?;
     let address = listener.local_addr()?;
     println!("listening on http://{address}");
     println!("try: curl -i 'http://{address}/?[1-21]'");
@@ -65,9 +67,9 @@ async fn run() -> Result<(), Box<dyn std::error::Error>> {
     Ok(())
 }
 
-async fn hello(Extension(admission): Extension<RateLimitInfo>) -> &'static str {
-    match admission.decision().map(tower_ratelimit::Decision::source) {
-        Some(DecisionSource::Fallback) => "Hello! The cluster is gone: this process counts by itself.\n",
+async fn hello(Extension(info): Extension<RateLimitInfo>) -> &'static str {
+    match info.decision().map(tower_ratelimit::Decision::source) {
+        Some(DecisionSource::Fallback) => "Hello! The cluster is unavailable: this process uses its own limit.\n",
         _ => "Hello! You are within the limit.\n",
     }
 }

@@ -1,4 +1,4 @@
-//! Limits from a file, which are changed while the server runs.
+//! Limits from a configuration file, reloaded while the server runs.
 //!
 //! ```text
 //! cargo run --example config
@@ -6,9 +6,9 @@
 //! curl -i http://127.0.0.1:3000/
 //! ```
 //!
-//! The file is `examples/config.toml` unless you name another one. Edit it and save: within a second the new limits
-//! hold, and what clients have used stays used. A mistake is printed with its place, and the limits stay as they were.
-//! `PORT` chooses another port; `PORT=0` lets the system choose a free one.
+//! Without an argument the file is `examples/config.toml`. Edit and save the file: the server applies the new limits
+//! within a second, and each client keeps its usage. If the file has an error, the server prints the error with its
+//! place, and keeps the previous limits. The variable `PORT` sets another port; `PORT=0` uses a free port.
 
 use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
@@ -33,28 +33,28 @@ struct Config {
 fn read(path: &Path) -> Result<Limits, AnyError> {
     let text = fs::read_to_string(path).map_err(|error| format!("{}: {error}", path.display()))?;
     let config: Config = toml::from_str(&text).map_err(|error| format!("{}: {error}", path.display()))?;
-    // What the file can count by.
-    let parts = Parts::new().part("address", |address: &IpAddr| *address).part("everybody", |_: &IpAddr| ());
+    // The values of `by` in the file.
+    let parts = Parts::new().part("address", |address: &IpAddr| *address).part("all", |_: &IpAddr| ());
     Ok(parts.limits(&config.limits)?)
 }
 
-/// `None` while it is not there: editors that write a new file take the old one away first.
+/// Returns the time of the last change, or `None` if there is no file: some editors delete the old file first.
 fn modified(path: &Path) -> Option<SystemTime> {
     fs::metadata(path).and_then(|file| file.modified()).ok()
 }
 
-async fn reload_when_modified(path: PathBuf, mut seen: Option<SystemTime>, limiter: Memory<Limits>) {
-    let mut often = tokio::time::interval(Duration::from_millis(500));
+async fn reload_when_modified(path: PathBuf, mut last: Option<SystemTime>, limiter: Memory<Limits>) {
+    let mut interval = tokio::time::interval(Duration::from_millis(500));
     loop {
-        often.tick().await;
+        interval.tick().await;
         let now = modified(&path);
-        if now.is_none() || now == seen {
+        if now.is_none() || now == last {
             continue;
         }
-        seen = now;
+        last = now;
         match read(&path).and_then(|limits| Ok(limiter.replace(limits)?)) {
-            Ok(()) => println!("the limits are those of {}", path.display()),
-            Err(error) => println!("the limits stay as they were: {error}"),
+            Ok(()) => println!("loaded the limits from {}", path.display()),
+            Err(error) => println!("kept the previous limits: {error}"),
         }
     }
 }
@@ -63,14 +63,14 @@ async fn reload_when_modified(path: PathBuf, mut seen: Option<SystemTime>, limit
 async fn main() -> Result<(), AnyError> {
     let default = || Path::new(env!("CARGO_MANIFEST_DIR")).join("examples/config.toml");
     let path = env::args_os().nth(1).map_or_else(default, PathBuf::from);
-    // Looked at before it is read: what is saved meanwhile is read again.
-    let seen = modified(&path);
+    // Before the file is read: a change during the read triggers a reload.
+    let last = modified(&path);
     let limits = read(&path).unwrap_or_else(|error| {
         eprintln!("{error}");
         std::process::exit(1);
     });
     let limiter = Memory::builder(limits).build()?;
-    tokio::spawn(reload_when_modified(path, seen, limiter.clone()));
+    tokio::spawn(reload_when_modified(path, last, limiter.clone()));
 
     let app = Router::new()
         .route("/", get(async || "Hello! You are within the limits.\n"))
@@ -79,7 +79,7 @@ async fn main() -> Result<(), AnyError> {
     let port: u16 = env::var("PORT").map_or(Ok(3000), |port| port.parse()).map_err(|_| "PORT must be 0 to 65535")?;
     let listener = tokio::net::TcpListener::bind(("127.0.0.1", port))
         .await
-        .map_err(|error| format!("can't listen on port {port} ({error}): choose another one with PORT, or PORT=0"))?;
+        .map_err(|error| format!("cannot listen on port {port}: {error}; set PORT to a free port, or to 0"))?;
     println!("listening on http://{}", listener.local_addr()?);
     axum::serve(listener, app.into_make_service_with_connect_info::<SocketAddr>()).await?;
     Ok(())

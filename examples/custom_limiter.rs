@@ -1,11 +1,11 @@
-//! A limiter of one's own, made of another one and of a service elsewhere: bursts are decided here, credit by a bank.
+//! A custom limiter that combines a limit in memory with a remote service: prepaid credit at a bank.
 //!
 //! ```text
 //! cargo run --example custom_limiter
 //! ```
 //!
-//! Prints how requests are answered, and the `RateLimit` field with both limits: 200 while there is credit; 429 when
-//! the burst is used up, without a word to the bank; 429 when the credit is; and 503 when the bank no longer answers.
+//! Prints the status and the `RateLimit` field of each response: 200 while there is credit; 429 if the burst is used
+//! up, without a call to the bank; 429 if the credit is used up; and 503 if the bank is unavailable.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
@@ -21,7 +21,7 @@ use tower_ratelimit::{
     RateLimitLayer, Verdict,
 };
 
-/// Accounts are paid for in advance; `burst` keeps them from spending it all at once.
+/// A limiter for prepaid accounts: `burst` limits how fast an account can spend its credit.
 #[derive(Clone)]
 struct Prepaid {
     burst: Memory<Limit<Gcra>, ManualClock>,
@@ -31,27 +31,27 @@ struct Prepaid {
 impl Limiter<KeyText> for Prepaid {
     type Future = BoxFuture<Result<Outcome, Error>>;
 
-    fn acquire(&self, account: &KeyText, ask: AcquireOptions) -> Acquisition<Self::Future> {
-        if ask.hold {
-            return Acquisition::Ready(Err(Error::unsupported("a prepaid account can't hold costs")));
+    fn acquire(&self, account: &KeyText, options: AcquireOptions) -> Acquisition<Self::Future> {
+        if options.hold {
+            return Acquisition::Ready(Err(Error::unsupported("prepaid accounts cannot hold costs")));
         }
-        let (decision, held) = match self.burst.hold(account, ask) {
+        let (decision, held) = match self.burst.hold(account, options) {
             Acquisition::Ready(Ok(Outcome { decision, held: Some(held) })) => (decision, held),
-            // Denied: ready at once, with no future, and the bank is not even asked.
+            // Denied: an immediate outcome, without a call to the bank.
             Acquisition::Ready(denied) => return Acquisition::Ready(denied),
             Acquisition::Pending(future) => return Acquisition::Pending(Box::pin(future)),
         };
-        // The future must not borrow from `self`. If it is dropped, the guard settles the whole cost.
+        // The future must not borrow from `self`. A dropped future drops the guard, which charges the whole cost.
         let (bank, account) = (Arc::clone(&self.bank), *account);
         Acquisition::Pending(Box::pin(async move {
             let at = decision.decided_at();
-            let debited = bank.debit(account, ask.cost).await;
+            let debited = bank.debit(account, options.cost).await;
             if let Ok(Some(left)) = debited {
-                held.settle(ask.cost).await?;
-                let both = [decision.limits(), &[credit(Verdict::Allowed, left)]].concat();
-                return Ok(Decision::from_limits(at, both).into());
+                held.settle(options.cost).await?;
+                let limits = [decision.limits(), &[credit(Verdict::Allowed, left)]].concat();
+                return Ok(Decision::from_limits(at, limits).into());
             }
-            // All or nothing: a denial charges nobody.
+            // All or nothing: a denial charges neither limit.
             held.release().await?;
             debited.map(|_| Decision::from_limit(at, credit(Verdict::Denied { retry_after: MONTH }, 0)).into())
         }))
@@ -62,18 +62,18 @@ const CREDIT: u64 = 4;
 const MONTH: Duration = Duration::from_secs(30 * 24 * 60 * 60);
 
 fn credit(verdict: Verdict, remaining: u64) -> LimitStatus {
-    let figures = LimitSnapshot { limit: CREDIT, window: MONTH, remaining, reset: MONTH, next_token_after: MONTH };
-    LimitStatus::new("credit", verdict, figures)
+    let snapshot = LimitSnapshot { limit: CREDIT, window: MONTH, remaining, reset: MONTH, next_token_after: MONTH };
+    LimitStatus::new("credit", verdict, snapshot)
 }
 
-/// The service elsewhere: what each account has spent.
+/// The remote service: the amount that each account has spent.
 struct Bank(Mutex<HashMap<KeyText, u64>>);
 
 impl Bank {
-    /// What is left after that, or `None` if there is not enough.
+    /// Returns the credit that is left after the debit, or `None` if the credit is too small.
     async fn debit(&self, account: KeyText, amount: u64) -> Result<Option<u64>, Error> {
-        tokio::task::yield_now().await; // as if over a network
-        let mut accounts = self.0.try_lock().map_err(|_| Error::unavailable("the bank is closed"))?;
+        tokio::task::yield_now().await; // stands for a network call
+        let mut accounts = self.0.try_lock().map_err(|_| Error::unavailable("the bank does not respond"))?;
         let spent = accounts.entry(account).or_default();
         Ok(CREDIT.checked_sub(spent.saturating_add(amount)).inspect(|_| *spent += amount))
     }
@@ -87,7 +87,6 @@ async fn main() -> Result<(), BoxError> {
     let mut app = ServiceBuilder::new()
         .layer(RateLimitLayer::new(Header::from_static("x-account"), Prepaid { burst, bank: Arc::clone(&bank) }))
         .service_fn(async |_: Request<()>| Ok::<_, BoxError>(Response::new(Bytes::new())));
-
     for second in 1..=3 {
         let _closed = (second == 3).then(|| bank.0.lock());
         for _ in 0..4 {

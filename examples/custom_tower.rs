@@ -1,12 +1,12 @@
-//! A limiter in front of a service of one's own, without HTTP: a printing press, three posters a minute for each team.
+//! A limit for a custom service without HTTP: a printing press that prints three posters per minute for each team.
 //!
 //! ```text
 //! cargo run --example custom_tower
 //! ```
 //!
-//! Prints what becomes of each order. The red team's fourth within the minute is refused with the exact time to wait,
-//! and is printed after that; the blue team has its own count, maintenance has none, and an order that does not say
-//! whose it is, is refused. The clock is moved by hand, so it ends at once.
+//! Prints the result of each print job. The fourth job of the red team is rejected with the exact time to wait, and
+//! succeeds after that time. The blue team has its own limit, maintenance has none, and a job without a team is
+//! rejected. The example uses a manual clock and ends immediately.
 
 use std::fmt;
 
@@ -15,18 +15,18 @@ use tower_ratelimit::key::{Extracted, MissingKey};
 use tower_ratelimit::response::{BoxError, RejectWithError, Rejected};
 use tower_ratelimit::{Gcra, ManualClock, Memory, Quota, RateLimitLayer};
 
-/// A request of a protocol of our own.
+/// A request of a custom protocol.
 #[derive(Clone, Copy)]
-struct Order {
+struct PrintJob {
     team: Option<&'static str>,
     poster: &'static str,
 }
 
-async fn print(order: Order) -> Result<String, PaperJam> {
-    if order.poster == "wallpaper" { Err(PaperJam) } else { Ok(format!("[{}]", order.poster)) }
+async fn print(job: PrintJob) -> Result<String, PaperJam> {
+    if job.poster == "wallpaper" { Err(PaperJam) } else { Ok(format!("[{}]", job.poster)) }
 }
 
-/// An error of the service's own.
+/// An error of the service itself.
 #[derive(Debug)]
 struct PaperJam;
 
@@ -38,9 +38,9 @@ impl fmt::Display for PaperJam {
 
 impl std::error::Error for PaperJam {}
 
-/// Whose an order is. To be under no limit is always said in so many words; a missing name never lifts one.
-fn whose(order: &Order) -> Extracted<&'static str> {
-    match order.team {
+/// The key extractor. An exemption is explicit: a job without a team is not exempt.
+fn team_of(job: &PrintJob) -> Extracted<&'static str> {
+    match job.team {
         Some("maintenance") => Extracted::Exempt,
         Some(team) => Extracted::Key(team),
         None => Extracted::Missing(MissingKey::from_request("the order does not say whose it is")),
@@ -52,37 +52,37 @@ async fn main() -> Result<(), BoxError> {
     let clock = ManualClock::new();
     let limiter = Memory::builder(Gcra::new(Quota::per_minute(3))).clock(clock.clone()).build()?;
     let mut press = ServiceBuilder::new()
-        // Without HTTP there is no status to refuse with: a refusal is an error.
-        .layer(RateLimitLayer::new(whose, limiter).responder(RejectWithError))
+        // Without HTTP there is no status code: a rejection is an error.
+        .layer(RateLimitLayer::new(team_of, limiter).responder(RejectWithError))
         .service_fn(print);
 
     let red = ["spring fair", "lost cat", "flea market", "open day"].map(|poster| (Some("red"), poster));
     let blue = ["jazz night", "wallpaper"].map(|poster| (Some("blue"), poster));
     let others = [(Some("maintenance"), "test page"), (None, "buy cheap")];
     for (team, poster) in red.into_iter().chain(blue).chain(others) {
-        let order = Order { team, poster };
+        let job = PrintJob { team, poster };
         let name = team.unwrap_or("?");
-        let result = press.ready().await?.call(order).await;
-        println!("{name:>11}: {}", tell(&result));
+        let result = press.ready().await?.call(job).await;
+        println!("{name:>11}: {}", describe(&result));
 
         // The wait is exact: after it the same order is printed, a microsecond earlier it would not be.
         if let Some(wait) = result.err().and_then(|error| refused(&error)?.rejection().retry_after()) {
             clock.advance(wait);
-            println!("{name:>11}: {}, after waiting {wait:?}", tell(&press.ready().await?.call(order).await));
+            println!("{name:>11}: {}, after waiting {wait:?}", describe(&press.ready().await?.call(job).await));
         }
     }
     Ok(())
 }
 
-/// The limiter's error, if it is one; else it is the service's own.
-fn refused(error: &BoxError) -> Option<&Rejected> {
+/// Returns the rejection if the error is one. Other errors are the service's own.
+fn rejection_of(error: &BoxError) -> Option<&Rejected> {
     error.downcast_ref()
 }
 
-fn tell(result: &Result<String, BoxError>) -> String {
+fn describe(result: &Result<String, BoxError>) -> String {
     match result {
         Ok(sheet) => format!("printed {sheet}"),
-        Err(error) if refused(error).is_some() => format!("not printed: {error}"),
+        Err(error) if rejection_of(error).is_some() => format!("not printed: {error}"),
         Err(error) => format!("failed: {error}"),
     }
 }

@@ -1,4 +1,4 @@
-//! Like GitHub's API: 5000 requests an hour with a token, 60 without, by one limiter.
+//! Tiers as in GitHub's API: 5000 requests per hour with a token, 60 without, in one limiter.
 //!
 //! ```text
 //! cargo run --example github
@@ -7,9 +7,9 @@
 //! curl -i -H 'Authorization: Bearer secret-of-alice' -X POST http://127.0.0.1:3000/upgrade
 //! ```
 //!
-//! The answers tell by `X-RateLimit-Limit`, `-Remaining` and `-Reset` (in seconds since 1970) what is left: of 60 for
-//! your address, of 5000 for Alice, and when she has upgraded, of 15000. What she has used stays used. `PORT` chooses
-//! another port; `PORT=0` lets the system choose a free one.
+//! The responses carry `X-RateLimit-Limit`, `-Remaining` and `-Reset` (in seconds since 1970). The limit is 60 for
+//! your address, 5000 for Alice, and 15000 for Alice after the upgrade, which keeps her usage. The variable `PORT`
+//! sets another port; `PORT=0` uses a free port.
 
 use std::env;
 use std::net::{IpAddr, SocketAddr};
@@ -23,15 +23,14 @@ use tower_ratelimit::key::{ExtractKey, Extracted};
 use tower_ratelimit::response::ResetFormat;
 use tower_ratelimit::{FixedWindow, Http, Limit, Memory, PeerIp, Quota, RateLimitLayer, per_key};
 
-/// Whose request it is. The tier is in the key, so that the key chooses its quota. A token is not: who has it is
-/// enough.
+/// The key. It contains the tier, by which `per_key` chooses the quota. It contains the user and not the token.
 #[derive(Clone, Copy)]
 enum Caller {
     Anonymous(IpAddr),
     User { id: u64, enterprise: bool },
 }
 
-/// What is counted by: the same before and after an upgrade.
+/// The part of the key by which the limit counts: the same before and after an upgrade.
 #[derive(Hash)]
 enum Account {
     Address(IpAddr),
@@ -65,7 +64,7 @@ struct Users {
 }
 
 impl Users {
-    fn who_has(&self, token: &str) -> Option<Caller> {
+    fn user_of(&self, token: &str) -> Option<Caller> {
         let enterprise = self.alice_has_upgraded.load(Ordering::Relaxed);
         (token == "secret-of-alice").then_some(Caller::User { id: 1, enterprise })
     }
@@ -77,23 +76,23 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let database = Arc::clone(&users);
     let caller = move |request: &Request<_>| -> Extracted<Caller> {
         let token = request.headers().get(header::AUTHORIZATION).and_then(|field| field.to_str().ok());
-        let user = token.and_then(|token| database.who_has(token.strip_prefix("Bearer ")?));
-        // A made-up token gains nothing: whoever is not known counts by address.
+        let user = token.and_then(|token| database.user_of(token.strip_prefix("Bearer ")?));
+        // An unknown token gains nothing: the request counts by its address.
         user.map_or_else(|| PeerIp::new().extract(request).map(Caller::Anonymous), Extracted::Key)
     };
     let limiter = Memory::new(Limit::new("core", per_key(Caller::quota)).keyed_by(Caller::account));
-    let fields = Http::new().rate_limit_headers(false).legacy_headers(ResetFormat::EpochSeconds);
+    let responder = Http::new().rate_limit_headers(false).legacy_headers(ResetFormat::EpochSeconds);
 
     let upgrade = async move || users.alice_has_upgraded.store(true, Ordering::Relaxed);
     let app = Router::new()
         .route("/", get(async || "Keep it logically awesome.\n"))
-        .layer(RateLimitLayer::new(caller, limiter).responder(fields))
+        .layer(RateLimitLayer::new(caller, limiter).responder(responder))
         .route("/upgrade", post(upgrade));
 
     let port: u16 = env::var("PORT").map_or(Ok(3000), |port| port.parse()).map_err(|_| "PORT must be 0 to 65535")?;
     let listener = tokio::net::TcpListener::bind(("127.0.0.1", port))
         .await
-        .map_err(|error| format!("can't listen on port {port} ({error}): choose another one with PORT, or PORT=0"))?;
+        .map_err(|error| format!("cannot listen on port {port}: {error}; set PORT to a free port, or to 0"))?;
     println!("listening on http://{}", listener.local_addr()?);
     axum::serve(listener, app.into_make_service_with_connect_info::<SocketAddr>()).await?;
     Ok(())

@@ -1,48 +1,48 @@
-//! Answers of a language model, paid by tokens: an estimate is reserved before, what was used is settled after.
+//! Language model completions that cost tokens: holds an estimate before, and settles the actual cost after.
 //!
 //! ```text
 //! cargo run --example llm_tokens
 //! ```
 //!
-//! Prints what Alice has left of a thousand tokens a day: an answer that is read to its end pays what it has used, and
-//! so does one that is cancelled half-way, one that gets longer than was thought, and one whose cost is told at the
-//! end. The last one is refused, and told when to try again.
+//! Prints how many of a thousand tokens per day Alice has left: after a completed stream, a cancelled stream, a
+//! stream that exceeds its estimate, and a stream whose cost the model reports at its end. The last request is denied
+//! with a time to retry.
 
 use tower_ratelimit::limiter::{Limiter, Reservation};
 use tower_ratelimit::{AcquireOptions, Error, Memory, Quota, TokenBucket};
 
 type Tokens = Memory<TokenBucket>;
 
-/// An answer on its way, as the body of a response would be. The reservation goes with it: when the client goes away,
-/// the server drops both.
-struct Answer {
-    words_to_come: u64,
+/// A completion that is streamed as a response body. If the client disconnects, the server drops it with its
+/// reservation.
+struct Completion {
+    words_left: u64,
     reservation: Reservation,
 }
 
-impl Iterator for Answer {
+impl Iterator for Completion {
     type Item = &'static str;
 
-    /// A word of the model's, which takes two tokens.
+    /// Returns the next word, which costs two tokens.
     fn next(&mut self) -> Option<&'static str> {
-        self.words_to_come = self.words_to_come.checked_sub(1)?;
+        self.words_left = self.words_left.checked_sub(1)?;
         self.reservation.spend(2);
         Some("indeed")
     }
 }
 
-/// Begins an answer, if there are tokens for what it will presumably take. The prompt is paid at once.
-async fn ask(tokens: &Tokens, user: &'static str, estimate: u64, words: u64) -> Result<Option<Answer>, Error> {
+/// Starts a completion if the prompt and the estimate fit into the limit.
+async fn start(tokens: &Tokens, user: &'static str, estimate: u64, words: u64) -> Result<Option<Completion>, Error> {
     const PROMPT: u64 = 10;
 
     let (reservation, decision) = Reservation::reserve(tokens, user, AcquireOptions::cost(PROMPT + estimate)).await?;
     let Some(mut reservation) = reservation else {
         let hours = decision.retry_after().map_or(0, |wait| wait.as_secs().div_ceil(3600));
-        println!("{estimate} tokens are not there: try again in {hours} hours");
+        println!("{estimate} tokens are not available: retry in {hours} hours");
         return Ok(None);
     };
     reservation.spend(PROMPT);
-    Ok(Some(Answer { words_to_come: words, reservation }))
+    Ok(Some(Completion { words_left: words, reservation }))
 }
 
 async fn left(tokens: &Tokens, user: &'static str) -> Result<u64, Error> {
@@ -54,30 +54,30 @@ async fn main() -> Result<(), Error> {
     let tokens = Memory::new(TokenBucket::new(Quota::per_day(1_000)));
     let alice = "alice";
 
-    if let Some(answer) = ask(&tokens, alice, 400, 95).await? {
-        println!("while an answer is on its way {} are left", left(&tokens, alice).await?);
-        let words = answer.count();
-        println!("read to its end after {words} words: {} are left", left(&tokens, alice).await?);
+    if let Some(completion) = start(&tokens, alice, 400, 95).await? {
+        println!("during the first stream: {} left", left(&tokens, alice).await?);
+        let words = completion.count();
+        println!("completed after {words} words: {} left", left(&tokens, alice).await?);
     }
 
-    if let Some(mut answer) = ask(&tokens, alice, 400, 1_000).await? {
-        let words = answer.by_ref().take(45).count();
-        // Nobody says what it has cost: dropping it does.
-        drop(answer);
-        println!("cancelled after {words} words: {} are left", left(&tokens, alice).await?);
+    if let Some(mut completion) = start(&tokens, alice, 400, 1_000).await? {
+        let words = completion.by_ref().take(45).count();
+        // The drop settles the reservation at the tokens spent so far.
+        drop(completion);
+        println!("cancelled after {words} words: {} left", left(&tokens, alice).await?);
     }
 
-    if let Some(answer) = ask(&tokens, alice, 50, 145).await? {
-        let words = answer.count();
-        println!("longer than was thought with {words} words: {} are left", left(&tokens, alice).await?);
+    if let Some(completion) = start(&tokens, alice, 50, 145).await? {
+        let words = completion.count();
+        println!("exceeded the estimate after {words} words: {} left", left(&tokens, alice).await?);
     }
 
-    if let Some(answer) = ask(&tokens, alice, 300, 0).await? {
-        // Where the model's own account comes at the end, that counts.
-        answer.reservation.settle(120).await?;
-        println!("told to have cost 120: {} are left", left(&tokens, alice).await?);
+    if let Some(completion) = start(&tokens, alice, 300, 0).await? {
+        // The model reported the cost at the end of the stream.
+        completion.reservation.settle(120).await?;
+        println!("settled at 120 tokens: {} left", left(&tokens, alice).await?);
     }
 
-    ask(&tokens, alice, 400, 100).await?;
+    start(&tokens, alice, 400, 100).await?;
     Ok(())
 }

@@ -1,13 +1,14 @@
-//! What a limiter decides, as metrics for Prometheus and on a page that shows them live.
+//! Metrics for Prometheus, and a page that shows decisions live.
 //!
 //! ```text
 //! cargo run --example observe
 //! curl http://127.0.0.1:3000/metrics
 //! ```
 //!
-//! Open `/dashboard` in a browser, and send requests with its buttons, or with `curl 'http://127.0.0.1:3000/?[1-30]'`. `/`
-//! lets five a second pass for each client address, and bursts of ten; `/queue` lets up to eight wait for their turn, two a
-//! second; `/health` is under no limit. `PORT` chooses another port; `PORT=0` lets the system choose a free one.
+//! Open `/dashboard` in a browser, and send requests with its buttons or with `curl 'http://127.0.0.1:3000/?[1-30]'`.
+//! `/` allows five requests per second for each client address, and bursts of ten. `/queue` forwards two requests per
+//! second, and up to eight requests wait. `/health` has no limit. The variable `PORT` sets another port; `PORT=0`
+//! uses a free port.
 
 use std::env;
 use std::net::SocketAddr;
@@ -25,7 +26,7 @@ const SECONDS: [f64; 9] = [0.001, 0.005, 0.02, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0];
 
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    // Before the first request: what is counted while there is no recorder goes nowhere.
+    // Install the recorder before the first request: without a recorder nothing is counted.
     let prometheus = PrometheusBuilder::new().set_buckets(&SECONDS)?.install_recorder()?;
 
     let limiter = Memory::new((
@@ -49,20 +50,20 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
         .route("/", get(async || "Hello! You are within the limit.\n"))
         .route("/health", get(async || "ok\n"))
         .layer(limited)
-        .merge(Router::new().route("/queue", get(async || "Hello! It was your turn.\n")).layer(queued))
-        // What comes after the layers is under no limit, and counted by none.
+        .merge(Router::new().route("/queue", get(async || "Hello! Your request left the queue.\n")).layer(queued))
+        // Routes that are added after the layers have no limit and are not counted.
         .route("/metrics", get(metrics))
         .route("/dashboard", get(async || Html(include_str!("observe.html"))));
 
     let port: u16 = env::var("PORT").map_or(Ok(3000), |port| port.parse()).map_err(|_| "PORT must be 0 to 65535")?;
     let listener = tokio::net::TcpListener::bind(("127.0.0.1", port))
         .await
-        .map_err(|error| format!("can't listen on port {port} ({error}): choose another one with PORT, or PORT=0"))?;
+        .map_err(|error| format!("cannot listen on port {port}: {error}; set PORT to a free port, or to 0"))?;
     let address = listener.local_addr()?;
     println!("listening on http://{address}");
     println!("try: curl 'http://{address}/?[1-30]' and open http://{address}/dashboard");
 
-    // The connect info is where `PeerIp` finds the client's address.
+    // `PeerIp` reads the client's address from the connect info.
     axum::serve(listener, app.into_make_service_with_connect_info::<SocketAddr>()).await?;
     Ok(())
 }

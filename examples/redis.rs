@@ -1,4 +1,4 @@
-//! Twenty requests in ten seconds for each client address, shared by all processes that use one Redis.
+//! Twenty requests in ten seconds for each client address, counted in Redis for all server processes together.
 //!
 //! ```text
 //! redis-server --port 6379 --save '' &
@@ -7,9 +7,9 @@
 //! curl -i 'http://127.0.0.1:3000/?[1-15]' 'http://127.0.0.1:3001/?[1-15]'
 //! ```
 //!
-//! The last ten of the thirty are answered with 429. While Redis is gone, each process lets ten through by itself: half of the
-//! limit, as there are two of them; `/` then says so. `REDIS_URL` is where Redis is, `PORT` another port, and `PORT=0` a free
-//! one.
+//! The last ten of the thirty requests get status 429. While Redis is unavailable, each process allows ten requests
+//! by its own limit, half of the shared one, and the response of `/` says so. The variable `REDIS_URL` sets the
+//! address of Redis. `PORT` sets another port; `PORT=0` uses a free port.
 
 use std::env;
 use std::net::{IpAddr, SocketAddr};
@@ -35,25 +35,25 @@ async fn main() {
 async fn run() -> Result<(), Box<dyn std::error::Error>> {
     let url = env::var("REDIS_URL").unwrap_or_else(|_| "redis://127.0.0.1:6379".to_owned());
     let shared = Redis::<IpAddr>::new(RedisServer::open(&url)?, "hello", FixedWindow::new(Quota::new(20, TEN_SECONDS)));
-    // Not needed, but so a mistake is found at start-up, and not by the first request.
+    // Optional: reports a configuration error at start-up instead of at the first request.
     shared.health_check().await.map_err(|error| {
         format!(
-            "Redis can't be used: {}\nStart one with `redis-server` (Debian: apt-get install -y redis-server), or say with \
-             REDIS_URL where it is, as in REDIS_URL=redis://127.0.0.1:6379",
+            "cannot use Redis: {}\nStart one with `redis-server` (Debian: apt-get install -y redis-server), or set REDIS_URL \
+             to its address, such as REDIS_URL=redis://127.0.0.1:6379",
             with_causes(&error)
         )
     })?;
-    let alone = Memory::new(FixedWindow::new(Quota::new(10, TEN_SECONDS)));
+    let local = Memory::new(FixedWindow::new(Quota::new(10, TEN_SECONDS)));
 
     let app = Router::new()
         .route("/", get(hello))
-        .layer(RateLimitLayer::new(PeerIp::new(), Fallback::new(shared, alone)))
+        .layer(RateLimitLayer::new(PeerIp::new(), Fallback::new(shared, local)))
         .route("/health", get(async || "ok\n"));
 
     let port: u16 = env::var("PORT").map_or(Ok(3000), |port| port.parse()).map_err(|_| "PORT must be 0 to 65535")?;
     let listener = tokio::net::TcpListener::bind(("127.0.0.1", port))
         .await
-        .map_err(|error| format!("can't listen on port {port} ({error}): choose another one with PORT, or PORT=0"))?;
+        .map_err(|error| format!("cannot listen on port {port}: {error}; set PORT to a free port, or to 0"))?;
     let address = listener.local_addr()?;
     println!("listening on http://{address}");
     println!("try: curl -i 'http://{address}/?[1-21]'");
@@ -62,9 +62,9 @@ async fn run() -> Result<(), Box<dyn std::error::Error>> {
     Ok(())
 }
 
-async fn hello(Extension(admission): Extension<RateLimitInfo>) -> &'static str {
-    match admission.decision().map(Decision::source) {
-        Some(DecisionSource::Fallback) => "Hello! Redis is gone: this process counts by itself.\n",
+async fn hello(Extension(info): Extension<RateLimitInfo>) -> &'static str {
+    match info.decision().map(Decision::source) {
+        Some(DecisionSource::Fallback) => "Hello! Redis is unavailable: this process uses its own limit.\n",
         _ => "Hello! You are within the limit.\n",
     }
 }

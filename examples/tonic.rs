@@ -1,14 +1,14 @@
-//! A limited gRPC server in tonic, and a client that backs off as it is told.
+//! A rate limited gRPC server in tonic, and a client that honours `RetryInfo`.
 //!
 //! ```text
 //! cargo run --example tonic
 //! cargo run --example tonic -- serve
 //! ```
 //!
-//! The first makes eight calls, of which five pass in each second: the sixth is refused with
-//! `RESOURCE_EXHAUSTED`, and the client reads off `google.rpc.RetryInfo` when to come back, and does. The second runs
-//! the server alone, with the standard health service (`grpc.health.v1.Health`) behind five calls in ten seconds for
-//! each peer, for any gRPC client to try. `PORT` chooses another port; `PORT=0` lets the system choose a free one.
+//! The first command makes eight calls to a server that allows five per second. The server rejects the sixth call
+//! with `RESOURCE_EXHAUSTED`, and the client retries the call after the delay in `google.rpc.RetryInfo`. The second
+//! command runs only the server, for any gRPC client: the standard health service (`grpc.health.v1.Health`) with five
+//! calls in ten seconds for each peer. The variable `PORT` sets another port; `PORT=0` uses a free port.
 
 use std::env;
 use std::error::Error;
@@ -26,15 +26,15 @@ use tower_ratelimit::{FixedWindow, Memory, PeerIp, Quota, RateLimitLayer};
 
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn Error>> {
-    let serves_only = env::args().nth(1).is_some_and(|argument| argument == "serve");
-    let port = if serves_only { env::var("PORT").unwrap_or("3000".to_owned()) } else { "0".to_owned() };
+    let server_only = env::args().nth(1).is_some_and(|argument| argument == "serve");
+    let port = if server_only { env::var("PORT").unwrap_or("3000".to_owned()) } else { "0".to_owned() };
     let port: u16 = port.parse().map_err(|_| "PORT must be 0 to 65535")?;
     let listener = TcpListener::bind(("127.0.0.1", port))
         .await
-        .map_err(|error| format!("can't listen on port {port} ({error}): choose another one with PORT, or PORT=0"))?;
+        .map_err(|error| format!("cannot listen on port {port}: {error}; set PORT to a free port, or to 0"))?;
     let address = listener.local_addr()?;
 
-    if serves_only {
+    if server_only {
         println!("listening on http://{address}");
         println!("try: grpcurl -plaintext {address} grpc.health.v1.Health/Check");
         return serve(listener, Duration::from_secs(10)).await;
@@ -44,7 +44,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
 }
 
 async fn serve(listener: TcpListener, period: Duration) -> Result<(), Box<dyn Error>> {
-    // tonic's server notes the address of its peer, where `PeerIp` finds it.
+    // `PeerIp` reads the peer address from the connect info of tonic's server.
     let limiter = Memory::new(FixedWindow::new(Quota::new(5, period)));
     let layer = RateLimitLayer::new(PeerIp::new(), limiter).responder(Grpc::new());
 
@@ -56,12 +56,12 @@ async fn serve(listener: TcpListener, period: Duration) -> Result<(), Box<dyn Er
 async fn call(address: SocketAddr) -> Result<(), Box<dyn Error>> {
     let mut client = HealthClient::new(Endpoint::try_from(format!("http://{address}"))?.connect().await?);
     for number in 1..=8 {
-        // Bounds how often and for how long one call is tried, whatever the server says.
+        // Bounds the number of retries and their total time, whatever delay the server sends.
         let mut policy = RetryAfter::new().reading(GrpcHint).max_retries(5);
         loop {
             let status = match client.check(HealthCheckRequest::default()).await {
-                Ok(answer) => {
-                    println!("call {number}: {:?}", answer.into_inner().status());
+                Ok(response) => {
+                    println!("call {number}: {:?}", response.into_inner().status());
                     break;
                 }
                 Err(status) => status,

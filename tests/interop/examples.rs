@@ -83,7 +83,7 @@ fn custom_tower() {
             "blue: printed [jazz night]",
             "blue: failed: the press has jammed",
             "maintenance: printed [test page]",
-            "?: not printed: the order does not say whose it is",
+            "?: not printed: the print job names no team",
         ]
     );
 }
@@ -101,7 +101,7 @@ fn custom_algorithm() {
             "day  5:  3 GB? Allowed, 1 GB left",
             "day  9:  7 GB? Allowed, 2 GB left",
             "day 10:  6 GB? Denied { retry_after: 21600s }, 4 GB left",
-            "day 11: 12 GB? Never, 6 GB left",
+            "day 11: 12 GB? ExceedsLimit, 6 GB left",
             "day 14: 10 GB? Allowed, 0 GB left",
         ]
     );
@@ -182,8 +182,8 @@ fn client() {
     let [generous, strict] = &printed[..] else { panic!("{printed:#?}") };
     // Whether the provider has had to refuse any depends on how evenly this machine runs; tests/retry.rs tells in virtual
     // time.
-    assert!(generous.starts_with("a provider of 10 a second: 12 of 12 succeeded, "), "{generous}");
-    assert_eq!(strict, "a provider of 3 a second: 6 of 6 succeeded, refused on the way: true");
+    assert!(generous.starts_with("limit of 10 per second: 12 of 12 requests succeeded, "), "{generous}");
+    assert_eq!(strict, "limit of 3 per second: 6 of 6 requests succeeded, some after a rejection: true");
 }
 
 /// What its page shows in a browser is for tests/observe.
@@ -202,7 +202,7 @@ fn observe() {
     assert_eq!(allowed + refused, 30);
     assert!(allowed >= 10, "a burst of ten: {allowed}");
     assert!(get(address, "/health").ends_with("ok\n"));
-    assert!(get(address, "/queue").ends_with("Hello! It was your turn.\n"));
+    assert!(get(address, "/queue").ends_with("Hello! Your request left the queue.\n"));
 
     let metrics = get(address, "/metrics");
     let of = |limit: &str, outcome: &str| {

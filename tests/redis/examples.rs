@@ -81,7 +81,10 @@ fn two_processes_share_twenty_and_go_on_without_redis() {
     server.kill();
     for asked in 0..10 {
         let answer = one.get();
-        assert!(answer.ends_with("Hello! Redis is gone: this process counts by itself.\n"), "{asked}: {answer}");
+        assert!(
+            answer.ends_with("Hello! Redis is unavailable: this process uses its own limit.\n"),
+            "{asked}: {answer}"
+        );
         assert!(answer.contains("ratelimit-policy: \"default\";q=10;w=10\r\n"), "{answer}");
     }
     assert!(one.get().starts_with("HTTP/1.1 429 "));
@@ -105,7 +108,7 @@ fn without_a_redis_it_says_how_to_start_one() {
     let output = command(&address).output().expect("the example");
     let told = String::from_utf8_lossy(&output.stderr).into_owned();
     assert!(!output.status.success());
-    assert!(told.starts_with("Redis can't be used: "), "{told}");
+    assert!(told.starts_with("cannot use Redis: "), "{told}");
     assert!(told.contains("Start one with `redis-server`"), "{told}");
 }
 
@@ -127,10 +130,13 @@ fn two_processes_share_twenty_in_a_cluster() {
     drop(cluster);
     for asked in 0..10 {
         let answer = one.get();
-        assert!(answer.ends_with("Hello! The cluster is gone: this process counts by itself.\n"), "{asked}: {answer}");
+        assert!(
+            answer.ends_with("Hello! The cluster is unavailable: this process uses its own limit.\n"),
+            "{asked}: {answer}"
+        );
     }
 
     let output = example("cluster", "REDIS_URLS", &urls).output().expect("the example");
     let told = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert!(!output.status.success() && told.starts_with("the cluster can't be used: "), "{told}");
+    assert!(!output.status.success() && told.starts_with("cannot use the cluster: "), "{told}");
 }
