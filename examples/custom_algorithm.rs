@@ -68,11 +68,11 @@ impl Algorithm for Allowance {
     }
 
     fn snapshot(&self, state: &State, now: Timestamp) -> LazySnapshot {
-        let (owed, at) = self.owed(state, now);
-        let [reset, next_token_after] = [owed, owed.saturating_sub(self.most - 1).max(owed.min(1))]
-            .map(|amount| if amount == 0 { Duration::ZERO } else { self.paid_at(amount, at).since(now) });
-        let remaining = self.most.saturating_sub(owed);
-        LimitSnapshot { limit: self.most, window: self.max_reset(), remaining, reset, next_token_after }.into()
+        let (used, at) = self.usage(state, now);
+        let [reset, next_token_after] = [used, used.saturating_sub(self.max - 1).max(used.min(1))]
+            .map(|amount| if amount == 0 { Duration::ZERO } else { self.restored_at(amount, at).since(now) });
+        let remaining = self.max.saturating_sub(used);
+        LimitSnapshot { limit: self.max, window: self.max_reset(), remaining, reset, next_token_after }.into()
     }
 
     fn max_reset(&self) -> Duration {

@@ -66,7 +66,7 @@ async fn main() -> Result<(), BoxError> {
         println!("{name:>11}: {}", describe(&result));
 
         // The wait is exact: after it the same order is printed, a microsecond earlier it would not be.
-        if let Some(wait) = result.err().and_then(|error| refused(&error)?.rejection().retry_after()) {
+        if let Some(wait) = result.err().and_then(|error| error.downcast_ref::<Rejected>()?.rejection().retry_after()) {
             clock.advance(wait);
             println!("{name:>11}: {}, after waiting {wait:?}", describe(&press.ready().await?.call(job).await));
         }

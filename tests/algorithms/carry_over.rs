@@ -120,12 +120,12 @@ impl Algorithm for WithDefaults {
         self.0.peek(state, now, options)
     }
 
-    fn commit(&self, state: &mut [u64; 4], now: Timestamp, delay: Duration, cost: u64) {
-        self.0.commit(state, now, delay, cost);
+    fn charge(&self, state: &mut [u64; 4], now: Timestamp, delay: Duration, cost: u64) {
+        self.0.charge(state, now, delay, cost);
     }
 
-    fn reading(&self, state: &[u64; 4], now: Timestamp) -> LazySnapshot {
-        self.0.reading(state, now)
+    fn snapshot(&self, state: &[u64; 4], now: Timestamp) -> LazySnapshot {
+        self.0.snapshot(state, now)
     }
 
     fn max_reset(&self) -> Duration {
@@ -169,12 +169,12 @@ impl<A: Algorithm + Copy> MergedStates<A> {
             let (tier, state) = if is_own { (algorithm, &mut own) } else { (previous, &mut other) };
             let verdict = tier.peek(state, Timestamp::from_micros(now), AcquireOptions::cost(cost));
             within_limit &= verdict == Verdict::Allowed;
-            tier.commit(state, Timestamp::from_micros(now), Duration::ZERO, cost);
+            tier.charge(state, Timestamp::from_micros(now), Duration::ZERO, cost);
         }
         // Some time after the last charge, so that the newest block may be empty.
         now += period / 256 * charges.first().map_or(0, |&(_, share, _)| share);
         let mut merged = own.clone();
-        algorithm.inherit(&mut merged, &other, Timestamp::from_micros(now));
+        algorithm.carry_over_debt(&mut merged, &other, Timestamp::from_micros(now));
         Self { algorithm, zero, own, other, merged, now, period, within_limit }
     }
 
@@ -184,11 +184,11 @@ impl<A: Algorithm + Copy> MergedStates<A> {
     }
 
     fn remaining(&self, state: &A::State, time: u64) -> u64 {
-        self.algorithm.reading(state, Timestamp::from_micros(time)).figures().remaining
+        self.algorithm.snapshot(state, Timestamp::from_micros(time)).figures().remaining
     }
 
     fn reset(&self, state: &A::State) -> Duration {
-        self.algorithm.reading(state, Timestamp::from_micros(self.now)).figures().reset
+        self.algorithm.snapshot(state, Timestamp::from_micros(self.now)).figures().reset
     }
 
     fn assert_no_smaller(&self) -> Result<(), TestCaseError> {
@@ -215,10 +215,10 @@ impl<A: Algorithm + Copy> MergedStates<A> {
     fn assert_unseen_state_is_neutral(&self) -> Result<(), TestCaseError> {
         let now = Timestamp::from_micros(self.now);
         let (mut own, mut zero) = (self.own.clone(), self.zero.clone());
-        self.algorithm.inherit(&mut own, &self.zero, now);
-        self.algorithm.inherit(&mut zero, &self.own, now);
+        self.algorithm.carry_over_debt(&mut own, &self.zero, now);
+        self.algorithm.carry_over_debt(&mut zero, &self.own, now);
         for time in self.times() {
-            let snapshot = |state| self.algorithm.reading(state, Timestamp::from_micros(time)).figures();
+            let snapshot = |state| self.algorithm.snapshot(state, Timestamp::from_micros(time)).figures();
             prop_assert_eq!(snapshot(&own), snapshot(&self.own), "at {}", time);
             prop_assert_eq!(snapshot(&zero), snapshot(&self.own), "at {}", time);
         }

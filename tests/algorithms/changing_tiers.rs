@@ -243,7 +243,7 @@ fn assert_exact_for(subject: &Subject, options: AcquireOptions) -> Result<(), Te
 /// earlier.
 fn assert_snapshot_exact(subject: &Subject) -> Result<(), TestCaseError> {
     let (now, then) = (subject.now(), snapshot(subject));
-    let at = |span: u64| subject.peek_at(now + span, AcquireOptions::cost(then.limit).all_limits());
+    let at = |span: u64| subject.peek_at(now + span, AcquireOptions::cost(then.limit).detail(Detail::All));
     let (reset, next_token_after) = (micros(then.reset), micros(then.next_token_after));
     let unused = LimitSnapshot { remaining: then.limit, reset: ticks(0), next_token_after: ticks(0), ..then };
     prop_assert_eq!(reset == 0, then.remaining == then.limit, "{:?}", then);
@@ -265,7 +265,7 @@ fn assert_snapshot_exact(subject: &Subject) -> Result<(), TestCaseError> {
 }
 
 fn snapshot(subject: &Subject) -> LimitSnapshot {
-    subject.peek(AcquireOptions::default().all_limits()).limits()[0].figures()
+    subject.peek(AcquireOptions::default().detail(Detail::All)).limits()[0].figures()
 }
 
 /// Random moves under all tiers, then an attack under the last one: no period admits more than the bound.

@@ -3,8 +3,8 @@
 use proptest::collection::vec;
 use proptest::prelude::*;
 use tower_ratelimit::limiter::{Acquisition, Held};
-use tower_ratelimit::store::{DefaultHashBuilder, LimitsFor};
-use tower_ratelimit::{AcquireOptions, Detail, Clock, Limit, Limiter, ManualClock, Memory, Timestamp};
+use tower_ratelimit::store::{DefaultHashBuilder, MemoryLimitsFor};
+use tower_ratelimit::{AcquireOptions, Clock, Detail, Limit, Limiter, ManualClock, Memory, Timestamp};
 
 use crate::cases;
 use crate::harness::{Pair, fixed_window, gcra, name, ready};
@@ -77,7 +77,7 @@ proptest! {
 }
 
 /// Applies the steps to a dynamic list of the limits and to the static limits, and compares the decisions.
-fn assert_decides_as_a_list<L: LimitsFor<str, DefaultHashBuilder>>(
+fn assert_decides_as_a_list<L: MemoryLimitsFor<str, DefaultHashBuilder>>(
     specs: &[Spec],
     limits: L,
     start: u64,
@@ -113,7 +113,7 @@ fn assert_decides_as_a_list<L: LimitsFor<str, DefaultHashBuilder>>(
             Op::Reset => ready(limiter.reset("key")),
             Op::Tier(_) | Op::Clock { .. } => clock.set(pair.subject.clock.now()),
         }
-        let options = AcquireOptions::default().all_limits();
+        let options = AcquireOptions::default().detail(Detail::All);
         prop_assert_eq!(pair.subject.peek(options), ready(limiter.peek("key", options)));
     }
     Ok(())

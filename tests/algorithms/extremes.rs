@@ -9,8 +9,8 @@ use proptest::prelude::*;
 use proptest::sample::select;
 use tower_ratelimit::algorithm::{Algorithm, Counters, HitLog};
 use tower_ratelimit::{
-    AcquireOptions, Detail, FixedWindow, LeakyBucket, LeakyQueue, LimitStatus, Quota, SlidingLog, SlidingWindow, Timestamp,
-    TokenBucket, Verdict,
+    AcquireOptions, Detail, FixedWindow, LeakyBucket, LeakyQueue, LimitStatus, Quota, SlidingLog, SlidingWindow,
+    Timestamp, TokenBucket, Verdict,
 };
 
 use crate::cases;
@@ -103,9 +103,9 @@ proptest! {
         let window = fixed_window(window);
         let options = AcquireOptions::cost(cost);
         prop_assert_eq!(bucket.peek(&state, now, options), bucket.peek(&[0; 4], now, options));
-        prop_assert_eq!(bucket.reading(&state, now).figures(), bucket.reading(&[0; 4], now).figures());
+        prop_assert_eq!(bucket.snapshot(&state, now).figures(), bucket.snapshot(&[0; 4], now).figures());
         prop_assert_eq!(window.peek(&state, now, options), window.peek(&[0; 4], now, options));
-        prop_assert_eq!(window.reading(&state, now).figures(), window.reading(&[0; 4], now).figures());
+        prop_assert_eq!(window.snapshot(&state, now).figures(), window.snapshot(&[0; 4], now).figures());
     }
 
     /// The same through the public API: any schedule, at any time.
@@ -140,7 +140,7 @@ fn apply_actions<A: Algorithm>(algorithm: &A, mut state: A::State, actions: &[Ac
         let (now, options) = match action {
             Action::Peek { now, options } => (now, options),
             Action::Charge { now, delay, cost } => {
-                algorithm.commit(&mut state, now, delay, cost);
+                algorithm.charge(&mut state, now, delay, cost);
                 (now, AcquireOptions::cost(cost).max_delay(delay))
             }
             Action::PeekWithHeld { now, options, held } => {
@@ -150,7 +150,7 @@ fn apply_actions<A: Algorithm>(algorithm: &A, mut state: A::State, actions: &[Ac
             }
         };
         // `black_box` keeps the compiler from removing unused results.
-        black_box((algorithm.peek(&state, now, options), algorithm.reading(&state, now).figures()));
+        black_box((algorithm.peek(&state, now, options), algorithm.snapshot(&state, now).figures()));
     }
 }
 

@@ -76,18 +76,18 @@ where
         let verdict = tier.peek(&state, time, options);
         let delay = if let Verdict::AllowedAfter(delay) = verdict { delay } else { Duration::ZERO };
         let mut charged = state.clone();
-        tier.commit(&mut charged, time, delay, cost);
+        tier.charge(&mut charged, time, delay, cost);
         match tier.try_at_once(&state, time, options) {
             AtOnce::Charged(at_once) => {
                 prop_assert_eq!(verdict, Verdict::Allowed);
                 prop_assert_eq!(&at_once, &charged);
-                let snapshot = tier.reading(&charged, time).figures();
+                let snapshot = tier.snapshot(&charged, time).figures();
                 prop_assert_eq!(tier.reading_at_once(&at_once, time).figures(), snapshot);
                 prop_assert_eq!(tier.remaining_at_once(&at_once, time), snapshot.remaining);
             }
             AtOnce::Denied(wait) => {
                 prop_assert_eq!(verdict, Verdict::Denied { retry_after: ticks(wait) });
-                let snapshot = tier.reading(&state, time).figures();
+                let snapshot = tier.snapshot(&state, time).figures();
                 prop_assert_eq!(tier.reading_at_once(&state, time).figures(), snapshot);
             }
             AtOnce::Unsaid => {}

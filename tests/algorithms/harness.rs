@@ -8,8 +8,8 @@ use proptest::test_runner::TestCaseError;
 use tower_ratelimit::algorithm::Algorithm;
 use tower_ratelimit::limiter::{Acquisition, Held, LimiterFuture, Outcome};
 use tower_ratelimit::{
-    AcquireOptions, Detail, Clock, Decision, DynLimit, FixedWindow, Gcra, Limit, LimitStatus, Limiter, ManualClock, Memory,
-    SlidingLog, SlidingWindow, Timestamp, per_key,
+    AcquireOptions, Clock, Decision, Detail, DynLimit, FixedWindow, Gcra, Limit, LimitStatus, Limiter, ManualClock,
+    Memory, SlidingLog, SlidingWindow, Timestamp, per_key,
 };
 
 use crate::model::{Combined, Expected, Spec};
@@ -240,7 +240,7 @@ impl Pair {
             prop_assert!(self.subject.guards.iter().map(Held::cost).eq(self.held.iter().map(|held| held.0)));
             return Ok(());
         }
-        let options = AcquireOptions::default().all_limits();
+        let options = AcquireOptions::default().detail(Detail::All);
         self.compare(&self.subject.peek(options), &self.model.peek(self.subject.now(), options), options)
     }
 
@@ -250,7 +250,9 @@ impl Pair {
         prop_assert_eq!(decision.verdict(), expected.verdict, "verdict of {}", context());
         prop_assert_eq!(decision.is_estimate(), expected.is_estimate, "is_estimate of {}", context());
         prop_assert_eq!(decision.decided_at().as_micros(), now);
-        let listed = if options.all_limits || (options.all_denials && !expected.verdict.is_allowed()) {
+        let listed = if options.detail == Detail::All
+            || (options.detail == Detail::AllIfDenied && !expected.verdict.is_allowed())
+        {
             (0..expected.statuses.len()).collect()
         } else {
             vec![expected.most_restrictive()]

@@ -479,7 +479,7 @@ impl Limiter<Caller> for Faulty {
         if options.hold && self.mistake != Mistake::ChargesAtHold {
             user.held += options.cost;
         } else {
-            Self::BUCKET.commit(&mut user.state, self.clock.now(), decision.delay(), options.cost);
+            Self::BUCKET.charge(&mut user.state, self.clock.now(), decision.delay(), options.cost);
         }
         let held = options.hold.then(|| self.guard(caller[0], options.cost));
         Acquisition::Ready(Ok(Outcome { decision, held }))
@@ -490,10 +490,10 @@ impl Limiter<Caller> for Faulty {
         let (mut state, held) = users.get(&caller[0]).map_or_else(Default::default, |user| (user.state, user.held));
         let (now, options) = (self.clock.now(), if options.hold { options.max_delay(Duration::ZERO) } else { options });
         if self.mistake != Mistake::IgnoresHolds {
-            Self::BUCKET.commit(&mut state, now, Duration::ZERO, held);
+            Self::BUCKET.charge(&mut state, now, Duration::ZERO, held);
         }
         let verdict: Verdict = Self::BUCKET.peek(&state, now, options);
-        let status = LimitStatus::new("user", verdict, Self::BUCKET.reading(&state, now));
+        let status = LimitStatus::new("user", verdict, Self::BUCKET.snapshot(&state, now));
         LimiterFuture::ready(Ok(Decision::from_limit(now, status)))
     }
 }

@@ -28,10 +28,10 @@ proptest! {
                 Some(_) => {}
                 None => prop_assert_eq!(reference.apply(op), None),
             }
-            let options = AcquireOptions::default().all_limits();
+            let options = AcquireOptions::default().detail(Detail::All);
             prop_assert_eq!(pair.subject.peek(options), pair.subject.peek(options));
         }
-        let options = AcquireOptions::default().all_limits();
+        let options = AcquireOptions::default().detail(Detail::All);
         prop_assert_eq!(pair.subject.peek(options), reference.peek(options));
     }
 

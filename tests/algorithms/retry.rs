@@ -4,7 +4,7 @@
 use proptest::collection::vec;
 use proptest::prelude::*;
 use proptest::test_runner::TestCaseError;
-use tower_ratelimit::{AcquireOptions, LimitStatus, Quota, Timestamp, Verdict};
+use tower_ratelimit::{AcquireOptions, Detail, LimitStatus, Quota, Timestamp, Verdict};
 
 use crate::cases;
 use crate::harness::{Pair, Subject};
@@ -103,7 +103,7 @@ fn assert_all_exact(
 
 /// Whether the key is idle before the end of the clock.
 fn ends_in_time(subject: &Subject) -> bool {
-    let decision = subject.peek(AcquireOptions::default().all_limits());
+    let decision = subject.peek(AcquireOptions::default().detail(Detail::All));
     let longest = decision.limits().iter().map(LimitStatus::reset).max().unwrap_or_default();
     Timestamp::from_micros(subject.now()).after(longest + ticks(1 << 41)) < Timestamp::LAST
 }
@@ -142,7 +142,7 @@ fn assert_exact(subject: &Subject, options: AcquireOptions) -> Result<(), TestCa
 
 fn assert_snapshot_exact(subject: &Subject) -> Result<(), TestCaseError> {
     let now = subject.now();
-    let options = AcquireOptions::default().all_limits();
+    let options = AcquireOptions::default().detail(Detail::All);
     for (index, status) in subject.peek(options).limits().iter().enumerate() {
         let snapshot = status.figures();
         let then = |time: u64| subject.peek_at(time, options).limits()[index].figures();

@@ -254,7 +254,7 @@ impl<'a, A: Algorithm> Exhaustive<'a, A> {
                 return;
             }
             assert!(requests < 100, "{:?} never denies", self.algorithm);
-            self.algorithm.commit(&mut state, now, Duration::ZERO, 1);
+            self.algorithm.charge(&mut state, now, Duration::ZERO, 1);
         }
     }
 

@@ -27,31 +27,31 @@ async fn rejection_as_an_error_states_the_cause() {
 
     let denied = rejected(StubLimiter::denying(), TestRequest::new("a")).await;
     assert_eq!(denied.to_string(), "rate limit \"stub\" exceeded, retry after 1.5s");
-    assert!(denied.refusal().is_over_limit());
-    assert_eq!(denied.refusal().retry_after().map(|wait| wait.as_millis()), Some(1500));
+    assert!(denied.rejection().is_over_limit());
+    assert_eq!(denied.rejection().retry_after().map(|wait| wait.as_millis()), Some(1500));
     assert!(denied.source().is_none());
 
     let exceeding = rejected(StubLimiter::exceeding(), TestRequest::new("a")).await;
-    assert!(exceeding.refusal().decision().expect("a decision").exceeds_limit());
-    assert_eq!(exceeding.refusal().retry_after(), None, "waiting does not help");
+    assert!(exceeding.rejection().decision().expect("a decision").exceeds_limit());
+    assert_eq!(exceeding.rejection().retry_after(), None, "waiting does not help");
 
     let missing = rejected(StubLimiter::allowing(), TestRequest::WITHOUT_KEY).await;
-    assert!(matches!(missing.refusal(), Rejection::MissingKey(missing) if !missing.is_server_error()));
-    assert!(!missing.refusal().is_over_limit());
+    assert!(matches!(missing.rejection(), Rejection::MissingKey(missing) if !missing.is_server_error()));
+    assert!(!missing.rejection().is_over_limit());
     assert_eq!(missing.to_string(), "no key");
 }
 
 #[tokio::test]
 async fn rejection_as_an_error_keeps_the_cause_of_a_failed_limiter() {
     let broken = rejected(StubLimiter::failing(), TestRequest::new("a")).await;
-    assert!(matches!(broken.refusal(), Rejection::Unavailable(_)));
-    assert!(!broken.refusal().is_over_limit());
+    assert!(matches!(broken.rejection(), Rejection::Unavailable(_)));
+    assert!(!broken.rejection().is_over_limit());
     let cause = broken.source().and_then(|cause| cause.downcast_ref::<Error>()).expect("the limiter's error");
     assert!(cause.is_unavailable());
     assert_eq!(cause.to_string(), "connection lost");
 
     let policy = rejected(StubLimiter::from_policy(Verdict::ExceedsLimit), TestRequest::new("a")).await;
-    assert!(!policy.refusal().is_over_limit(), "a policy is not a used-up quota");
+    assert!(!policy.rejection().is_over_limit(), "a policy is not a used-up quota");
 }
 
 /// A service returns both kinds of error, and the caller can distinguish them.
@@ -108,12 +108,12 @@ async fn custom_responder_passes_its_context_from_the_request_to_the_response() 
             format!("{:?}", decision.and_then(Decision::remaining))
         }
 
-        fn finish(context: String, response: String) -> String {
-            format!("{response}, then finished with {context}")
+        fn map_response(context: String, response: String) -> String {
+            format!("{response}, then mapped with {context}")
         }
 
-        fn refuse(&self, request: String, refusal: Rejection) -> Result<String, Failure> {
-            if refusal.is_over_limit() { Ok(format!("{request}, rejected")) } else { Err(Failure) }
+        fn on_rejected(&self, request: String, rejection: Rejection) -> Result<String, Failure> {
+            if rejection.is_over_limit() { Ok(format!("{request}, rejected")) } else { Err(Failure) }
         }
     }
 
@@ -121,54 +121,49 @@ async fn custom_responder_passes_its_context_from_the_request_to_the_response() 
         let layer = RateLimitLayer::new(Global, limiter).responder(Recorder);
         layer.layer(service_fn(async |request: String| Ok(request))).oneshot("sent".to_owned()).await
     }
-    assert_eq!(send(StubLimiter::allowing()).await, Ok("sent, admitted, then finished with Some(3)".to_owned()));
+    assert_eq!(send(StubLimiter::allowing()).await, Ok("sent, allowed, then mapped with Some(3)".to_owned()));
     assert_eq!(send(StubLimiter::denying()).await, Ok("sent, rejected".to_owned()));
     assert_eq!(send(StubLimiter::failing()).await, Err(Failure));
 }
 
-/// `admit_ref` avoids moving the decision. If it returns `None`, `admit` receives the decision.
+/// The layer passes the same decision if the cost is settled later.
 #[tokio::test]
-async fn custom_responder_may_take_the_decision_by_reference() {
-    /// Accepts a reference if at least this much remains.
+async fn on_allowed_sees_the_decision_with_and_without_settlement() {
     #[derive(Clone)]
-    struct ByReference(u64);
+    struct Remaining;
 
-    impl Respond<u32, String, Failure> for ByReference {
+    impl Respond<u32, String, Failure> for Remaining {
         type Response = String;
         type Error = Failure;
         type Context = Option<u64>;
 
-        fn admit(&self, _request: &mut u32, _admission: RateLimitInfo) -> &'static str {
-            "by value"
+        fn on_allowed(&self, _request: &mut u32, decision: Option<&Decision>) -> Option<u64> {
+            decision?.remaining()
         }
 
-        fn admit_ref(&self, _request: &u32, decision: &Decision) -> Option<&'static str> {
-            (decision.remaining()? >= self.0).then_some("by reference")
+        fn map_response(remaining: Option<u64>, response: String) -> String {
+            format!("{response} {remaining:?}")
         }
 
-        fn finish(context: &'static str, response: String) -> String {
-            format!("{response} {context}")
-        }
-
-        fn refuse(&self, _request: u32, _refusal: Rejection) -> Result<String, Failure> {
+        fn on_rejected(&self, _request: u32, _rejection: Rejection) -> Result<String, Failure> {
             Err(Failure)
         }
     }
 
     let answer = service_fn(async |_: u32| Ok::<_, Failure>("answered,".to_owned()));
-    let layer = |least| RateLimitLayer::new(Global, StubLimiter::allowing()).responder(ByReference(least));
-    for (least, expected) in [(3, "answered, by reference"), (4, "answered, by value")] {
-        assert_eq!(layer(least).layer(answer).oneshot(1).await.as_deref(), Ok(expected));
-        let settling = layer(least).settle(|_, _: Result<&String, &Failure>| 0);
-        assert_eq!(settling.layer(answer).oneshot(1).await.as_deref(), Ok(expected), "settled");
-    }
-    let denying = RateLimitLayer::new(Global, StubLimiter::denying()).responder(ByReference(0)).layer(answer);
-    assert_eq!(denying.oneshot(1).await, Err(Failure));
+    let layer = || RateLimitLayer::new(Global, StubLimiter::allowing()).responder(Remaining);
+    assert_eq!(layer().layer(answer).oneshot(1).await.as_deref(), Ok("answered, Some(3)"));
+    let settling = layer().settle(|_, _: Result<&String, &Failure>| 0);
+    assert_eq!(settling.layer(answer).oneshot(1).await.as_deref(), Ok("answered, Some(3)"), "settled");
+    let exempt = RateLimitLayer::new(|_: &u32| Extracted::<u32>::Exempt, StubLimiter::allowing()).responder(Remaining);
+    assert_eq!(exempt.layer(answer).oneshot(1).await.as_deref(), Ok("answered, None"), "exempt");
+    let rejected = RateLimitLayer::new(Global, StubLimiter::denying()).responder(Remaining).layer(answer);
+    assert_eq!(rejected.oneshot(1).await, Err(Failure));
 }
 
 /// A responder that returns no errors passes the inner service's error through.
 #[tokio::test]
-async fn service_error_skips_finish() {
+async fn service_error_skips_map_response() {
     let layer = RateLimitLayer::new(Global, StubLimiter::allowing()).responder(|_: u32, _: Rejection| 0);
     let service = layer.layer(service_fn(async |_: u32| Err::<u32, _>(Failure)));
     assert_eq!(service.oneshot(1).await, Err(Failure));

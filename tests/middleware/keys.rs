@@ -240,7 +240,7 @@ fn closure_extractor_returns_an_option_a_result_or_extracted() {
 
     let all = |number: &u32| match number {
         0 => Extracted::Exempt,
-        1 => Extracted::Missing(Missing::from_server("not configured")),
+        1 => Extracted::Missing(MissingKey::from_server("not configured")),
         number => Extracted::Key(number.to_string()),
     };
     assert_eq!(extract(&all, 0), Extracted::Exempt);

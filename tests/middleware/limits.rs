@@ -10,7 +10,8 @@ use tower_ratelimit::key::Global;
 use tower_ratelimit::limiter::{Acquisition, BoxLimiter, Limiter, Outcome};
 use tower_ratelimit::response::{BoxError, RejectWithError, Rejected};
 use tower_ratelimit::{
-    AcquireOptions, Detail, DynLimit, Error, FixedWindow, Gcra, Limit, ManualClock, Memory, Quota, RateLimitLayer, per_key,
+    AcquireOptions, Detail, DynLimit, Error, FixedWindow, Gcra, Limit, ManualClock, Memory, Quota, RateLimitLayer,
+    per_key,
 };
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -134,9 +135,9 @@ async fn several_limits_charge_all_or_none() {
     let remaining = |decision: &tower_ratelimit::Decision| {
         decision.limits().iter().map(|status| (status.name().to_owned(), status.remaining())).collect::<Vec<_>>()
     };
-    let bob = memory.peek(&BOB, AcquireOptions::default().all_limits()).await.expect("a decision");
+    let bob = memory.peek(&BOB, AcquireOptions::default().detail(Detail::All)).await.expect("a decision");
     assert_eq!(remaining(&bob), [("user".into(), 1), ("organisation".into(), 0), ("global".into(), 0)]);
-    let eve = memory.peek(&EVE, AcquireOptions::default().all_limits()).await.expect("a decision");
+    let eve = memory.peek(&EVE, AcquireOptions::default().detail(Detail::All)).await.expect("a decision");
     assert_eq!(remaining(&eve), [("user".into(), 1), ("organisation".into(), 2), ("global".into(), 0)]);
 
     clock.advance(Duration::from_secs(60));
@@ -151,7 +152,7 @@ async fn rejection_names_the_most_restrictive_limit() {
     assert_eq!(admitted(&mut service, ADA, 1).await, 1);
     let error = service.ready().await.expect("ready").call(ADA).await.expect_err("a rejection");
     let rejected = error.downcast_ref::<Rejected>().expect("the limiter's error");
-    let decision = rejected.refusal().decision().expect("a decision");
+    let decision = rejected.rejection().decision().expect("a decision");
     assert_eq!(decision.most_restrictive().expect("a limit").name(), "minute", "the limit with the longest wait");
     assert_eq!(decision.retry_after(), Some(Duration::from_secs(60)));
 }

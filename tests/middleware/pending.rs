@@ -63,7 +63,7 @@ fn pending_rejection_releases_the_reserved_readiness() {
 
         limiter.next_acquire().complete(outcome);
         let error = assert_ready_err!(response.poll());
-        let refusal = error.downcast_ref::<Rejected>().expect("the limiter's error").refusal();
+        let refusal = error.downcast_ref::<Rejected>().expect("the limiter's error").rejection();
         assert_eq!(matches!(refusal, Rejection::OverLimit(_)), is_over_limit);
         assert_eq!(matches!(refusal, Rejection::Unavailable(_)), !is_over_limit);
         // The completed future is not dropped yet, and holds no permit.

@@ -53,7 +53,7 @@ pub(crate) fn key_of(request: &TestRequest) -> Extracted<&'static str> {
     match request.key {
         Some("exempt") => Extracted::Exempt,
         Some(key) => Extracted::Key(key),
-        None => Extracted::Missing(Missing::from_request("no key")),
+        None => Extracted::Missing(MissingKey::from_request("no key")),
     }
 }
 

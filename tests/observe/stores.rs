@@ -59,7 +59,7 @@ fn memory_tells_how_full_it_is() {
     let limiter = limiter.expect("a limiter");
     let usage = || {
         let told = std::sync::Mutex::new(Vec::new());
-        limiter.report(&|event: &Event<'_>| {
+        limiter.report_usage(&|event: &Event<'_>| {
             let Event::Usage { limit, live_keys, capacity, bytes, evicted, .. } = *event else { panic!("{event:?}") };
             assert_eq!(limit, "default");
             assert!(bytes > capacity);

@@ -183,7 +183,15 @@ impl<L: MemoryLimits<S>, C: Clock, S> Memory<L, C, S> {
     pub fn report_usage(&self, observer: &(impl Observer + ?Sized)) {
         for Usage { limit, live_keys, capacity: room, bytes, evicted: forgotten, held_keys, held } in self.usage() {
             let limit = &limit;
-            observer.observe(&Event::Usage { limit, live_keys, capacity: room, bytes, evicted: forgotten, held_keys, held });
+            observer.observe(&Event::Usage {
+                limit,
+                live_keys,
+                capacity: room,
+                bytes,
+                evicted: forgotten,
+                held_keys,
+                held,
+            });
         }
     }
 

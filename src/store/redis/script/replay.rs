@@ -1,6 +1,6 @@
 use std::time::Duration;
 
-use crate::algorithm::LuaAlgorithm;
+use crate::algorithm::{Algorithm, LuaAlgorithm};
 use crate::clock::Timestamp;
 use crate::decision::{AcquireOptions, LazySnapshot};
 use crate::store::redis::client::operation::{Operation, Shape};
