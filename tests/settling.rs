@@ -330,7 +330,7 @@ fn holds_settled_by_many_threads_charge_exactly_what_was_settled() {
                             unreachable!()
                         };
                         let settled = outcome.held.unwrap().settle(kept).try_ready();
-                        settled.expect("memory answers at once").unwrap();
+                        settled.expect("memory answers immediately").unwrap();
                     }
                 });
             }
@@ -538,7 +538,7 @@ impl RemoteLimiter {
         let (immediate, stored) = (self.immediate, Arc::clone(&self.stored));
         let note = move || {
             self.settled.lock().unwrap().push((held, actual));
-            if self.fails { Err(Error::unavailable("gone")) } else { Ok(()) }
+            if self.fails { Err(Error::unavailable("connection lost")) } else { Ok(()) }
         };
         if immediate {
             return LimiterFuture::ready(note());
@@ -788,7 +788,7 @@ async fn reservation_returns_the_error_of_a_failed_limiter() {
         type Future = Ready<Result<Outcome, Error>>;
 
         fn acquire(&self, (): &(), _ask: AcquireOptions) -> Acquisition<Self::Future> {
-            Acquisition::Pending(ready(Err(Error::unavailable("gone"))))
+            Acquisition::Pending(ready(Err(Error::unavailable("connection lost"))))
         }
     }
 

@@ -129,11 +129,11 @@ async fn grpc_rejection_names_all_limits_that_deny() {
 #[tokio::test]
 async fn failed_limiter_is_unavailable() {
     let denied = Verdict::Denied { retry_after: Duration::from_secs(3) };
-    for (outcome, wait) in [(Err(Error::unavailable("gone")), 1), (Ok(denied), 3)] {
+    for (outcome, wait) in [(Err(Error::unavailable("connection lost")), 1), (Ok(denied), 3)] {
         let response = send(StubLimiter(outcome), Grpc::new().pushback(Duration::ZERO)).await;
         let status = status(response.headers());
         assert_eq!(status.code(), Code::Unavailable);
-        assert!(!status.message().contains("gone"), "the cause is not for clients");
+        assert!(!status.message().contains("connection lost"), "the cause is not for clients");
         let details = status.get_error_details();
         assert_eq!(details.retry_info().expect("RetryInfo").retry_delay, Some(Duration::from_secs(wait)));
         assert!(details.quota_failure().is_none());

@@ -46,7 +46,7 @@ fn rejections() -> Vec<Rejection> {
         Rejection::OverLimit(Decision::by_policy(now, denied).from_source(DecisionSource::Policy)),
         Rejection::MissingKey(Missing::from_request("no tenant")),
         Rejection::MissingKey(Missing::from_server("no login")),
-        Rejection::Unavailable(Error::unavailable("gone")),
+        Rejection::Unavailable(Error::unavailable("connection lost")),
     ]
 }
 
@@ -57,15 +57,15 @@ where
     let types = CONTENT_TYPES.iter().map(|&(text, is_grpc)| (Some(text), is_grpc)).chain([(None, false)]);
     for (content_type, is_grpc_type) in types {
         for method in METHODS {
-            for refusal in rejections() {
+            for rejection in rejections() {
                 let method = Method::from_bytes(method.as_bytes()).expect("a method");
                 let is_call = is_grpc_type && method == Method::POST;
-                let case = format!("{responder_name}: {method}, {content_type:?}, {refusal}");
+                let case = format!("{responder_name}: {method}, {content_type:?}, {rejection}");
                 let mut request = Request::builder().method(method);
                 if let Some(content_type) = content_type {
                     request = request.header("content-type", content_type.as_bytes());
                 }
-                let Ok(response) = responder.refuse(request.body(()).expect("a request"), refusal);
+                let Ok(response) = responder.refuse(request.body(()).expect("a request"), rejection);
                 let status = response.status().as_u16();
                 if status < 400 {
                     assert!(is_call && status == 200 && response.headers().contains_key("grpc-status"), "{case}");
