@@ -81,6 +81,8 @@ trait Model: Clone {
 #[derive(Clone)]
 struct Expiring {
     limit: u64,
+    /// The maximum number of hits: a further hit is merged into the newest one, at the later time.
+    max_hits: u64,
     expires_at: Rc<dyn Fn(u64) -> u64>,
     /// The expiry and the weight of each hit.
     hits: Vec<(u64, u64)>,
@@ -88,12 +90,23 @@ struct Expiring {
 
 impl Expiring {
     fn log(limit: u64, period: u64) -> Self {
-        Self { limit, expires_at: Rc::new(move |now| now + period), hits: Vec::new() }
+        Self { limit, max_hits: limit, expires_at: Rc::new(move |now| now + period), hits: Vec::new() }
     }
 
     fn strict(limit: u64, period: u64, blocks: u64) -> Self {
         let width = period / blocks;
-        Self { limit, expires_at: Rc::new(move |now| (now / width + blocks + 1) * width), hits: Vec::new() }
+        let expires_at = Rc::new(move |now| (now / width + blocks + 1) * width);
+        Self { limit, max_hits: u64::MAX, expires_at, hits: Vec::new() }
+    }
+
+    fn count(&mut self, now: u64, cost: u64, max_hits: u64) {
+        let expires_at = (self.expires_at)(now);
+        self.hits.retain(|(until, _)| *until > now);
+        let is_full = self.hits.len() as u64 >= max_hits;
+        match self.hits.last_mut() {
+            Some(last) if is_full || last.0 == expires_at => *last = (expires_at, last.1 + cost),
+            _ => self.hits.push((expires_at, cost)),
+        }
     }
 }
 
@@ -119,7 +132,15 @@ impl Model for Expiring {
     }
 
     fn charge(&mut self, now: u64, cost: u64) {
-        self.hits.push(((self.expires_at)(now), cost));
+        self.count(now, cost, self.max_hits);
+    }
+
+    fn with_held(&self, now: u64, held: u64) -> Self {
+        let mut model = self.clone();
+        if held > 0 {
+            model.count(now, held, u64::MAX);
+        }
+        model
     }
 }
 
@@ -585,7 +606,7 @@ fn sliding_log_reserves_no_more_than_its_limit() {
 fn invalid_windows_are_errors_when_built() {
     let window = SlidingWindow::new(Quota::per_minute(100));
     for blocks in [0, 61, 7_000] {
-        assert!(window.try_blocks(blocks).expect_err("so many").to_string().contains("1 to 60"));
+        assert!(window.try_blocks(blocks).expect_err("invalid number of blocks").to_string().contains("1 to 60"));
     }
     let odd = SlidingWindow::new(Quota::new(10, Duration::from_micros(13)));
     assert!(odd.try_blocks(2).expect_err("13 is odd").to_string().contains("divides the period"));
@@ -596,7 +617,10 @@ fn invalid_windows_are_errors_when_built() {
     let day = SlidingWindow::new(Quota::per_day(10_000_000)).blocks(1);
     assert!(day.try_weighted().expect_err("too long").to_string().contains("choose more blocks"));
     assert!(
-        SlidingLog::try_new(Quota::per_day(1_000_001)).expect_err("too many").to_string().contains("SlidingWindow")
+        SlidingLog::try_new(Quota::per_day(1_000_001))
+            .expect_err("too many hits")
+            .to_string()
+            .contains("SlidingWindow")
     );
 }
 

@@ -1,4 +1,4 @@
-//! A cookie's key is that of the session which applications see, compared with the crate `cookie`.
+//! The key of a cookie equals that of the value that applications read, compared with the crate `cookie`.
 
 use cookie::{Cookie as Parsed, CookieJar};
 use http::{HeaderValue, Request, header};
@@ -22,21 +22,21 @@ fn with_lines<L: AsRef<[u8]>>(lines: &[L]) -> Get {
     request
 }
 
-/// The session as axum-extra's `CookieJar` sees it: lines in ASCII, the last cookie of the name.
-fn seen_by_axum_extra(request: &Get) -> Option<String> {
+/// Returns the session as axum-extra's `CookieJar` reads it: lines in ASCII, the last cookie of the name.
+fn read_by_axum_extra(request: &Get) -> Option<String> {
     let lines = request.headers().get_all(header::COOKIE).iter().filter_map(|line| line.to_str().ok());
     in_jar(lines.flat_map(|line| line.split(';')).filter_map(|pair| Parsed::parse_encoded(pair.to_owned()).ok()))
 }
 
-/// The session as `tower-cookies` sees it: lines in UTF-8, the last cookie of the name.
-fn seen_by_tower_cookies(request: &Get) -> Option<String> {
+/// Returns the session as `tower-cookies` reads it: lines in UTF-8, the last cookie of the name.
+fn read_by_tower_cookies(request: &Get) -> Option<String> {
     let lines =
         request.headers().get_all(header::COOKIE).iter().filter_map(|line| str::from_utf8(line.as_bytes()).ok());
     in_jar(lines.flat_map(|line| line.split(';')).filter_map(|pair| Parsed::parse_encoded(pair.to_owned()).ok()))
 }
 
-/// The first cookie of the name, not decoded.
-fn seen_without_decoding(request: &Get) -> Option<String> {
+/// Returns the first cookie of the name, without decoding.
+fn read_without_decoding(request: &Get) -> Option<String> {
     let lines =
         request.headers().get_all(header::COOKIE).iter().filter_map(|line| str::from_utf8(line.as_bytes()).ok());
     let mut cookies = lines.flat_map(|line| line.split(';')).filter_map(|pair| Parsed::parse(pair).ok());
@@ -49,27 +49,27 @@ fn in_jar(cookies: impl Iterator<Item = Parsed<'static>>) -> Option<String> {
     jar.get("session").map(|cookie| cookie.value().to_owned())
 }
 
-/// `None` if the request is refused, whatever the policy for missing keys is.
-fn key_or_refused(request: &Get) -> Option<Fingerprint> {
+/// Returns `None` if the key is unusable: such a request is rejected under every policy.
+fn key_or_unusable(request: &Get) -> Option<Fingerprint> {
     match session().extract(request) {
         Extracted::Key(key) => Some(key),
         Extracted::Missing(missing) if missing.is_unusable() => None,
-        other => panic!("{other:?}: an application sees a session in {:?}", request.headers()),
+        other => panic!("{other:?}: an application reads a session in {:?}", request.headers()),
     }
 }
 
-/// What holds of every request: the key depends on nothing but the session that the application sees.
+/// Checks that the key depends only on the session that the application reads.
 fn check(request: &Get) {
-    for value in [seen_by_axum_extra(request), seen_by_tower_cookies(request)].into_iter().flatten() {
-        if let Some(key) = key_or_refused(request) {
+    for value in [read_by_axum_extra(request), read_by_tower_cookies(request)].into_iter().flatten() {
+        if let Some(key) = key_or_unusable(request) {
             let value = Parsed::new("session", value);
             assert_eq!(key, session().key_of(value.value_trimmed()), "{:?}", request.headers());
         }
     }
-    if let Some(raw) = seen_without_decoding(request)
-        && let Some(key) = key_or_refused(request)
+    if let Some(raw) = read_without_decoding(request)
+        && let Some(key) = key_or_unusable(request)
     {
-        assert_eq!(Some(key), key_or_refused(&with_lines(&[format!("session={raw}")])), "{:?}", request.headers());
+        assert_eq!(Some(key), key_or_unusable(&with_lines(&[format!("session={raw}")])), "{:?}", request.headers());
     }
 }
 
@@ -92,19 +92,19 @@ fn cookie_spellings_of_one_session_have_one_key() {
     for spelling in spellings {
         let request = with_lines(&[spelling]);
         assert_eq!(session().extract(&request), key, "{spelling}");
-        assert_eq!(seen_by_tower_cookies(&request).as_deref().map(|seen| seen.trim_matches('"')), Some("a b+c"));
+        assert_eq!(read_by_tower_cookies(&request).as_deref().map(|value| value.trim_matches('"')), Some("a b+c"));
         check(&request);
     }
-    // What is not decoded further.
+    // Decoding is not repeated.
     for other in ["session=a%2520b%2Bc", "session=a+b+c", "session=\"%22a b+c%22\"", "session=a%2 b+c"] {
         assert!(matches!(session().extract(&with_lines(&[other])), Extracted::Key(_)), "{other}");
         assert_ne!(session().extract(&with_lines(&[other])), key, "{other}");
     }
 }
 
-/// The application uses one of them; which one is not the same in all applications.
+/// Applications differ in which of the cookies they use.
 #[test]
-fn cookie_spellings_beside_a_decoy_are_unusable() {
+fn cookie_spellings_beside_another_cookie_of_the_name_are_unusable() {
     let requests: [&[&[u8]]; 10] = [
         &[b"session=a; session=b"],
         &[b"session=a", b"session=b"],
@@ -122,12 +122,12 @@ fn cookie_spellings_beside_a_decoy_are_unusable() {
         let Extracted::Missing(missing) = session().extract(&request) else { panic!("{:?}", request.headers()) };
         assert!(missing.is_unusable());
         assert_eq!(missing.reason(), "the cookie session comes more than once");
-        assert!(seen_by_tower_cookies(&request).is_some(), "{:?}", request.headers());
+        assert!(read_by_tower_cookies(&request).is_some(), "{:?}", request.headers());
     }
 }
 
 #[test]
-fn cookie_spellings_that_are_no_text_are_unusable() {
+fn cookie_spellings_that_are_not_text_are_unusable() {
     for line in [&b"session=%ff"[..], b"session=a%C3", b"session=\xff", b"session=\"%80\"", b"s%65ssion=%ff"] {
         let Extracted::Missing(missing) = session().extract(&with_lines(&[line])) else { panic!("{line:?}") };
         assert!(missing.is_unusable());
@@ -140,18 +140,20 @@ fn cookie_spellings_that_are_no_text_are_unusable() {
     }
 }
 
-/// Some applications decode names, some don't: a name with a percent sign in it is found in both spellings.
+/// Some applications decode names: a name with a percent sign is found in both spellings.
 #[test]
-fn cookie_spellings_of_a_name_with_a_percent_sign() {
+fn cookie_spellings_of_a_name_with_a_percent_sign_have_one_key() {
     let key = Cookie::new("a%62").expect("a name");
     for line in ["a%62=x", "a%2562=x"] {
         assert_eq!(key.extract(&with_lines(&[line])), Extracted::Key(key.key_of("x")), "{line}");
     }
-    let Extracted::Missing(missing) = key.extract(&with_lines(&["a%62=x; a%2562=y"])) else { panic!("a decoy") };
+    let Extracted::Missing(missing) = key.extract(&with_lines(&["a%62=x; a%2562=y"])) else {
+        panic!("a repeated cookie")
+    };
     assert!(missing.is_unusable());
 }
 
-/// Text in which some characters are percent-encoded.
+/// Generates text in which some characters are percent-encoded.
 fn spelled(text: &'static [u8]) -> impl Strategy<Value = Vec<u8>> {
     vec(0..6_u8, text.len()).prop_map(move |how| {
         let spell = |(byte, how): (&u8, u8)| match how {
@@ -181,7 +183,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 2_000, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn cookie_spellings_differ_only_where_the_session_does(lines in vec(vec(pair(), 0..4), 0..3)) {
+    fn cookie_key_depends_only_on_the_session(lines in vec(vec(pair(), 0..4), 0..3)) {
         let lines: Vec<_> = lines.iter().map(|pairs| pairs.join(&b';')).collect();
         check(&with_lines(&lines));
     }

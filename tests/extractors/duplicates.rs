@@ -1,4 +1,4 @@
-//! An absent key may be replaced or be exempt, an unusable one never: every extractor under every policy.
+//! An absent key may fall back or be exempt, an unusable key may not: every extractor under every policy.
 
 use std::convert::Infallible;
 
@@ -22,7 +22,7 @@ type Body = Full<bytes::Bytes>;
 /// The fields of a request.
 type Fields = &'static [(&'static str, &'static str)];
 
-/// Has nothing left: what it counts is refused.
+/// Returns a limiter whose limit is used up.
 fn exhausted() -> Memory<FixedWindow, ManualClock> {
     let builder = Memory::builder(FixedWindow::new(Quota::per_hour(1))).clock(ManualClock::new()).max_keys(1);
     let limiter = builder.build().expect("settings");
@@ -30,7 +30,7 @@ fn exhausted() -> Memory<FixedWindow, ManualClock> {
     limiter
 }
 
-/// The status and the body that a request is answered with: 200 under no limit, 429 if a limit has counted it.
+/// Returns the status and body of the response: 200 for an exempt request, 429 for a limited one.
 fn answer<K>(key: &K, policy: MissingKeyPolicy, request: Get) -> (u16, String)
 where
     K: ExtractKey<Get>,
@@ -46,8 +46,8 @@ where
     })
 }
 
-/// All ways to say what a request without a key counts by.
-fn check<K>(what: &str, key: &K, absent: &[Get], unusable: &[Get], usable: &Get)
+/// Checks the extractor under every policy and in every combination.
+fn check<K>(name: &str, key: &K, absent: &[Get], unusable: &[Get], usable: &Get)
 where
     K: ExtractKey<Get, Key: std::fmt::Debug>,
 {
@@ -55,34 +55,34 @@ where
     let exempt = |_: &Get| Extracted::<()>::Exempt;
     let nothing = |_: &Get| None::<()>;
     let status = |key: &dyn Fn(&Get) -> Extracted<()>, policy, request| answer(&key, policy, request).0;
-    assert!(matches!(key(usable), Extracted::Key(_)), "{what}");
+    assert!(matches!(key(usable), Extracted::Key(_)), "{name}");
 
     for request in absent {
-        let told = format!("{what}, absent: {:?} {:?}", request.uri(), request.headers());
-        let Extracted::Missing(missing) = key(request) else { panic!("{told}") };
-        assert!(!missing.is_unusable(), "{told}");
-        let refused = if missing.is_server_error() { 500 } else { 400 };
-        assert_eq!(status(&|r| key(r).map(drop), MissingKeyPolicy::Refuse, request.clone()), refused, "{told}");
-        assert_eq!(status(&|r| key(r).map(drop), MissingKeyPolicy::Exempt, request.clone()), 200, "{told}");
+        let case = format!("{name}, absent: {:?} {:?}", request.uri(), request.headers());
+        let Extracted::Missing(missing) = key(request) else { panic!("{case}") };
+        assert!(!missing.is_unusable(), "{case}");
+        let rejected = if missing.is_server_error() { 500 } else { 400 };
+        assert_eq!(status(&|r| key(r).map(drop), MissingKeyPolicy::Refuse, request.clone()), rejected, "{case}");
+        assert_eq!(status(&|r| key(r).map(drop), MissingKeyPolicy::Exempt, request.clone()), 200, "{case}");
         assert_eq!(
             status(&|r| Or::new(key, Global).extract(r).map(drop), MissingKeyPolicy::Refuse, request.clone()),
             429,
-            "{told}"
+            "{case}"
         );
     }
     for request in unusable {
-        let told = format!("{what}, unusable: {:?} {:?}", request.uri(), request.headers());
-        let Extracted::Missing(missing) = key(request) else { panic!("{told}") };
-        assert!(missing.is_unusable() && !missing.is_server_error(), "{told}");
+        let case = format!("{name}, unusable: {:?} {:?}", request.uri(), request.headers());
+        let Extracted::Missing(missing) = key(request) else { panic!("{case}") };
+        assert!(missing.is_unusable() && !missing.is_server_error(), "{case}");
         for policy in [MissingKeyPolicy::Refuse, MissingKeyPolicy::Exempt] {
             let (status, body) = answer(&key, policy, request.clone());
-            assert_eq!(status, 400, "{told}");
+            assert_eq!(status, 400, "{case}");
             let problem: serde_json::Value = serde_json::from_str(&body).expect("a problem");
             let detail = problem["detail"].as_str().expect("text");
             for advice in ["server", "layer", "axum", "limit", "::", "(", "`"] {
-                assert!(!detail.contains(advice), "{detail}: that is not for clients");
+                assert!(!detail.contains(advice), "{detail}: advice about the server");
             }
-            let under: [&dyn Fn(&Get) -> Extracted<()>; 9] = [
+            let combinations: [&dyn Fn(&Get) -> Extracted<()>; 9] = [
                 &|r| Or::new(key, Global).extract(r).map(drop),
                 &|r| Or::new(key, exempt).extract(r).map(drop),
                 &|r| Or::new(nothing, key).extract(r).map(drop),
@@ -93,13 +93,13 @@ where
                 &|r| (exempt, nothing, key, nothing).extract(r).map(drop),
                 &|r| Or::new((nothing, key), exempt).extract(r).map(drop),
             ];
-            for (number, key) in under.into_iter().enumerate() {
-                assert_eq!(answer(&key, policy, request.clone()).0, 400, "{told}, {policy:?}, combination {number}");
+            for (number, key) in combinations.into_iter().enumerate() {
+                assert_eq!(answer(&key, policy, request.clone()).0, 400, "{case}, {policy:?}, combination {number}");
             }
         }
     }
     for policy in [MissingKeyPolicy::Refuse, MissingKeyPolicy::Exempt] {
-        assert_eq!(answer(&key, policy, usable.clone()).0, 429, "{what}");
+        assert_eq!(answer(&key, policy, usable.clone()).0, 429, "{name}");
     }
 }
 
@@ -108,7 +108,7 @@ fn all(requests: &[Fields]) -> Vec<Get> {
 }
 
 #[test]
-fn duplicate_credential_of_a_field() {
+fn duplicate_credential_of_a_field_is_unusable() {
     let absent: &[Fields] = &[&[], &[("x-other", "a")]];
     let unusable: &[Fields] = &[
         &[("x-api-key", "")],
@@ -124,7 +124,7 @@ fn duplicate_credential_of_a_field() {
 }
 
 #[test]
-fn duplicate_credential_of_authorization() {
+fn duplicate_credential_of_authorization_is_unusable() {
     let absent: &[Fields] = &[
         &[],
         &[("x-other", "Bearer a")],
@@ -154,7 +154,7 @@ fn duplicate_credential_of_authorization() {
 }
 
 #[test]
-fn duplicate_credential_of_a_cookie() {
+fn duplicate_credential_of_a_cookie_is_unusable() {
     let absent: &[Fields] = &[
         &[],
         &[("cookie", "")],
@@ -175,7 +175,7 @@ fn duplicate_credential_of_a_cookie() {
     check("Cookie", &Cookie::new("session").expect("a name"), &all(absent), &all(unusable), &usable);
 }
 
-/// A request for this URI, with these lines of `Host`.
+/// Builds a request for this URI with these lines of `Host`.
 fn target(uri: &str, hosts: &[&str]) -> Get {
     let hosts: Vec<_> = hosts.iter().map(|host| ("host", *host)).collect();
     let mut request = with(&hosts);
@@ -184,7 +184,7 @@ fn target(uri: &str, hosts: &[&str]) -> Get {
 }
 
 #[test]
-fn duplicate_credential_of_a_host() {
+fn duplicate_credential_of_a_host_is_unusable() {
     let unusable = [
         target("/", &[""]),
         target("/", &["a.test", "a.test"]),
@@ -202,7 +202,7 @@ fn duplicate_credential_of_a_host() {
 }
 
 #[test]
-fn duplicate_credential_of_addresses() {
+fn duplicate_credential_of_addresses_is_unusable() {
     let from = |lines: &[&str]| {
         let fields: Vec<_> = lines.iter().map(|line| ("x-real-ip", *line)).collect();
         let mut request = with(&fields);
@@ -217,7 +217,7 @@ fn duplicate_credential_of_addresses() {
 }
 
 #[test]
-fn duplicate_credential_of_closures_and_extensions() {
+fn duplicate_credential_of_closures_and_extensions_is_unusable() {
     let number = |request: &Get| request.headers().get("x-number").map(|value| value.to_str().unwrap_or("x").parse());
     let usable = with(&[("x-number", "7")]);
     let absent = [with(&[])];
@@ -238,9 +238,9 @@ fn duplicate_credential_of_closures_and_extensions() {
     check("Extension", &Extension::<u8>::new(), &absent, &[], &known);
 }
 
-/// A lookup answers for what its function cannot use; what it does not find may fall back.
+/// A lookup responds to unusable input itself. A user that is not found may fall back.
 #[tokio::test]
-async fn duplicate_credential_of_a_lookup() {
+async fn duplicate_credential_of_a_lookup_is_its_response() {
     let bad_request = || {
         let mut response = Response::new(Body::default());
         *response.status_mut() = StatusCode::BAD_REQUEST;
@@ -272,7 +272,7 @@ async fn duplicate_credential_of_a_lookup() {
     assert_eq!(status(&[("x-api-key", "alice"), ("x-api-key", "alice")]).await, 400);
 }
 
-/// What is exempt by something else than its key stays exempt.
+/// A request that another predicate exempts stays exempt.
 #[test]
 fn duplicate_credential_of_an_exempt_request_is_not_read() {
     let layer = RateLimitLayer::new(Bearer::new(), Memory::new(FixedWindow::new(Quota::per_hour(1))))
@@ -290,10 +290,10 @@ fn is_unusable<K>(key: &impl ExtractKey<Get, Key = K>, request: &Get) -> bool {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 500, failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// Whoever has a key can't lose it by more lines of the field: not to another key, and to no policy.
+    /// Further lines of the field make a key unusable, and never replace it.
     #[test]
-    fn duplicate_credential_of_any_more_lines(
-        more in vec(vec(any::<u8>().prop_filter("no field holds it", |byte| *byte >= 32 && *byte != 127), 0..8), 1..3),
+    fn duplicate_credential_of_any_further_lines_is_unusable(
+        more in vec(vec(any::<u8>().prop_filter("an invalid byte", |byte| *byte >= 32 && *byte != 127), 0..8), 1..3),
         first in any::<bool>(),
     ) {
         let with_more = |name: &'static str, value: &str| {

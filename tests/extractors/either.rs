@@ -1,4 +1,4 @@
-//! One key or else another.
+//! `Or`: one key, or another if the first is absent.
 
 use std::collections::HashSet;
 use std::net::IpAddr;
@@ -17,7 +17,7 @@ fn peer() -> IpAddr {
 }
 
 #[test]
-fn the_api_key_else_the_clients_address() {
+fn or_falls_back_to_the_client_address() {
     let either = API_KEY.or(ClientIp::x_forwarded_for(TrustedProxies::none()));
     let found = key(either.extract(&with(&[("x-api-key", "abc")])));
     assert_eq!(found, Either::Left(API_KEY.key_of("abc")));
@@ -27,16 +27,15 @@ fn the_api_key_else_the_clients_address() {
     }
 }
 
-/// Every pair of outcomes.
 #[test]
-fn only_an_absent_key_is_looked_for_again() {
+fn or_tries_the_second_extractor_only_when_the_first_key_is_absent() {
     #[derive(Clone, Copy, Debug, PartialEq)]
-    enum Says {
+    enum Stub {
         Key,
         Exempt,
-        ByRequest,
+        Absent,
         Unusable,
-        ByServer,
+        ServerError,
     }
     type Outcomes = (Says, Says);
     let found = |says, name: &'static str| match says {
@@ -49,25 +48,28 @@ fn only_an_absent_key_is_looked_for_again() {
     let first = |outcomes: &Outcomes| found(outcomes.0, "left");
     let second = |outcomes: &Outcomes| found(outcomes.1, "right");
     let either = Or::new(first, second);
-    let all = [Says::Key, Says::Exempt, Says::ByRequest, Says::Unusable, Says::ByServer];
+    let all = [Stub::Key, Stub::Exempt, Stub::Absent, Stub::Unusable, Stub::ServerError];
     for left in all {
         for right in all {
             let extracted = either.extract(&(left, right));
             match (left, right) {
-                (Says::Key, _) => assert_eq!(extracted, Extracted::Key(Either::Left("left"))),
-                (Says::Exempt, _) => assert_eq!(extracted, Extracted::Exempt, "the explicit word stands"),
-                (Says::Unusable, _) => {
+                (Stub::Key, _) => assert_eq!(extracted, Extracted::Key(Either::Left("left"))),
+                (Stub::Exempt, _) => assert_eq!(extracted, Extracted::Exempt, "an exemption is final"),
+                (Stub::Unusable, _) => {
                     assert_eq!(missing(extracted), ("left is unusable".to_owned(), false), "{right:?}");
                 }
-                (_, Says::Unusable) => {
+                (_, Stub::Unusable) => {
                     assert_eq!(missing(extracted), ("right is unusable".to_owned(), false), "{left:?}");
                 }
-                (_, Says::Key) => assert_eq!(extracted, Extracted::Key(Either::Right("right"))),
-                (_, Says::Exempt) => assert_eq!(extracted, Extracted::Exempt),
+                (_, Stub::Key) => assert_eq!(extracted, Extracted::Key(Either::Right("right"))),
+                (_, Stub::Exempt) => assert_eq!(extracted, Extracted::Exempt),
                 _ => {
-                    let (reason, by_server) = missing(extracted);
-                    assert_eq!(by_server, right == Says::ByServer, "{left:?} {right:?}");
-                    assert!(reason.starts_with("right is not s"), "{reason}: it was to have the last word");
+                    let (reason, is_server_error) = missing(extracted);
+                    assert_eq!(is_server_error, right == Stub::ServerError, "{left:?} {right:?}");
+                    assert!(
+                        reason.starts_with("right is not s"),
+                        "{reason}: the second extractor determines the reason"
+                    );
                 }
             }
         }
@@ -75,14 +77,14 @@ fn only_an_absent_key_is_looked_for_again() {
 }
 
 #[test]
-fn the_second_is_not_asked_in_vain() {
-    let never = |_: &Get| -> Option<u8> { panic!("asked") };
+fn or_does_not_call_the_second_extractor_when_the_first_has_a_key() {
+    let never = |_: &Get| -> Option<u8> { panic!("called") };
     let either = Or::new(PeerIp::new(), never);
     assert_eq!(key(either.extract(&with(&[]))), Either::Left(peer()));
 }
 
 #[test]
-fn both_sides_are_different_keys_though_they_hold_the_same() {
+fn or_keys_of_equal_values_differ_by_side() {
     const ONE: Header = Header::from_static("x-one");
     const TWO: Header = Header::from_static("x-two");
     let either = ONE.or(TWO);
@@ -93,13 +95,13 @@ fn both_sides_are_different_keys_though_they_hold_the_same() {
 
     let limiter = Memory::new(Gcra::new(Quota::per_hour(1)));
     for key in [left, right] {
-        assert!(limiter.check(&key, AcquireOptions::default()).is_allowed(), "each has its own");
+        assert!(limiter.check(&key, AcquireOptions::default()).is_allowed(), "each key has its own limit");
         assert!(!limiter.check(&key, AcquireOptions::default()).is_allowed());
     }
 }
 
 #[test]
-fn many_can_follow() {
+fn or_can_be_chained() {
     let either = Bearer::new().or(API_KEY).or(PeerIp::new()).or(Global);
     let keys = [
         key(either.extract(&with(&[("authorization", "Bearer abc"), ("x-api-key", "abc")]))),
@@ -115,7 +117,7 @@ fn many_can_follow() {
 }
 
 #[test]
-fn each_side_may_have_its_own_quota() {
+fn or_key_selects_a_quota_per_side() {
     type Caller = Either<Fingerprint, IpAddr>;
     let limiter = Memory::per_key(|caller: &Caller| match caller {
         Either::Left(_) => Gcra::new(Quota::per_hour(3)),

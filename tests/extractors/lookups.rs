@@ -1,4 +1,4 @@
-//! Keys that must be looked up.
+//! Keys from an asynchronous lookup.
 
 use std::convert::Infallible;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -26,7 +26,7 @@ fn answer(status: StatusCode) -> Answer {
     response
 }
 
-/// Knows Alice and Bob; of `broken` it can't tell.
+/// Looks up a user: Alice and Bob exist, `broken` fails.
 async fn user_who_has(token: Option<String>) -> Result<Option<User>, Answer> {
     tokio::task::yield_now().await;
     match token.as_deref() {
@@ -43,7 +43,7 @@ fn token(request: &Get) -> Option<String> {
 }
 
 #[tokio::test]
-async fn what_is_found_is_the_key_and_an_error_is_the_answer() {
+async fn lookup_result_is_the_key_and_an_error_the_response() {
     let served = Arc::new(AtomicUsize::new(0));
     let count = Arc::clone(&served);
     let limiter = Memory::builder(Gcra::new(Quota::per_minute(1))).clock(ManualClock::new()).build().expect("settings");
@@ -63,7 +63,7 @@ async fn what_is_found_is_the_key_and_an_error_is_the_answer() {
         response.status().as_u16()
     };
     assert_eq!(status(&[("x-api-key", "alice")]).await, 200);
-    assert_eq!(status(&[("x-api-key", "alice-too")]).await, 429, "two tokens, one user");
+    assert_eq!(status(&[("x-api-key", "alice-too")]).await, 429, "two tokens of one user");
     assert_eq!(status(&[("x-api-key", "bob")]).await, 200);
     assert_eq!(status(&[]).await, 200, "by the address");
     assert_eq!(status(&[]).await, 429);
@@ -72,21 +72,21 @@ async fn what_is_found_is_the_key_and_an_error_is_the_answer() {
         assert_eq!(status(&[("x-api-key", "made-up")]).await, 401);
         assert_eq!(status(&[("x-api-key", "broken")]).await, 503);
     }
-    assert_eq!(served.load(Ordering::Relaxed), 3, "errors go no further");
+    assert_eq!(served.load(Ordering::Relaxed), 3, "an error does not reach the service");
 }
 
-/// A lookup that ends when the test says so.
-type Told = Result<Option<User>, &'static str>;
+/// The result of a lookup, which the test sends.
+type LookupResult = Result<Option<User>, &'static str>;
 
 #[test]
-fn the_instance_that_was_made_ready_waits_and_is_called() {
+fn lookup_keeps_the_ready_instance_and_calls_it() {
     let permits = Arc::new(Semaphore::new(1));
     let (inner, mut handle) = mock::pair::<Get, &'static str>();
-    let (tell, told) = oneshot::channel::<Told>();
-    let told = Arc::new(Mutex::new(Some(told)));
+    let (sender, receiver) = oneshot::channel::<LookupResult>();
+    let receiver = Arc::new(Mutex::new(Some(receiver)));
     let layer = LookupLayer::new(move |_: &Get| {
-        let told = told.lock().expect("not poisoned").take().expect("one lookup");
-        async { told.await.expect("the test tells") }
+        let receiver = receiver.lock().expect("not poisoned").take().expect("one lookup");
+        async { receiver.await.expect("the test sends a result") }
     });
     let mut service = mock::Spawn::new(layer.layer(ConcurrencyLimit::with_semaphore(inner, Arc::clone(&permits))));
     handle.allow(1);
@@ -96,10 +96,10 @@ fn the_instance_that_was_made_ready_waits_and_is_called() {
     let mut response = task::spawn(service.call(Get::default()));
     assert_pending!(response.poll());
     assert_pending!(task::spawn(handle.next_request()).poll());
-    assert_eq!(permits.available_permits(), 0, "and the lookup keeps it");
-    assert_pending!(service.poll_ready(), "so that the next one waits");
+    assert_eq!(permits.available_permits(), 0, "the lookup keeps the permit");
+    assert_pending!(service.poll_ready(), "the next request waits");
 
-    tell.send(Ok(Some(User(7)))).expect("awaited");
+    sender.send(Ok(Some(User(7)))).expect("awaited");
     assert!(response.is_woken());
     assert_pending!(response.poll());
     let (request, reply) = tokio_test::block_on(handle.next_request()).expect("called");
@@ -107,19 +107,19 @@ fn the_instance_that_was_made_ready_waits_and_is_called() {
     reply.send_response("hello");
     assert_eq!(assert_ready_ok!(response.poll()), "hello");
     drop(response);
-    assert_eq!(permits.available_permits(), 0, "for the one that has waited");
+    assert_eq!(permits.available_permits(), 0, "the waiting instance takes the permit");
 }
 
 #[test]
-fn an_error_and_a_dropped_future_release_what_readiness_reserved() {
+fn lookup_error_or_drop_releases_the_reserved_readiness() {
     for drops in [false, true] {
         let permits = Arc::new(Semaphore::new(1));
         let (inner, mut handle) = mock::pair::<Get, &'static str>();
-        let (tell, told) = oneshot::channel::<Told>();
-        let told = Arc::new(Mutex::new(Some(told)));
+        let (sender, receiver) = oneshot::channel::<LookupResult>();
+        let receiver = Arc::new(Mutex::new(Some(receiver)));
         let layer = LookupLayer::new(move |_: &Get| {
-            let told = told.lock().expect("not poisoned").take().expect("one lookup");
-            async { told.await.expect("the test tells") }
+            let receiver = receiver.lock().expect("not poisoned").take().expect("one lookup");
+            async { receiver.await.expect("the test sends a result") }
         });
         let mut service = mock::Spawn::new(layer.layer(ConcurrencyLimit::with_semaphore(inner, Arc::clone(&permits))));
         handle.allow(1);
@@ -128,20 +128,19 @@ fn an_error_and_a_dropped_future_release_what_readiness_reserved() {
         assert_pending!(response.poll());
         if drops {
             drop(response);
-            assert!(tell.is_closed(), "the lookup is dropped as well");
+            assert!(sender.is_closed(), "the lookup is dropped as well");
         } else {
-            tell.send(Err("sorry")).expect("awaited");
+            sender.send(Err("sorry")).expect("awaited");
             assert_eq!(assert_ready_ok!(response.poll()), "sorry");
-            assert_eq!(permits.available_permits(), 1, "released with the answer");
+            assert_eq!(permits.available_permits(), 1, "released with the response");
         }
         assert_eq!(permits.available_permits(), 1);
-        assert_pending!(task::spawn(handle.next_request()).poll(), "the inner service has seen nothing");
+        assert_pending!(task::spawn(handle.next_request()).poll(), "the inner service was not called");
     }
 }
 
-/// It is as its parts are: Send, nameable, and shown without them.
 #[test]
-fn it_can_be_cloned_named_and_shown() {
+fn lookup_layer_and_service_are_clone_send_and_debug() {
     fn check<T: Clone + Send + Sync + 'static + std::fmt::Debug>(_: &T) {}
     let layer = LookupLayer::new(|_: &Get| user_who_has(None));
     check(&layer);

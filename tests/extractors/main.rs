@@ -1,11 +1,11 @@
-//! The ready-made keys. (`tests/middleware/keys.rs` has the first ones, `tests/client_ip/` the client's address.)
+//! The key extractors, except the peer's and the client's address.
 //!
-//! - `secrets`: tokens, API keys and cookies, of which nothing but fingerprints is kept
-//! - `cookies`: the spellings of a session, against the crate `cookie`
-//! - `targets`: the host, the path, the route, the method
-//! - `either`: one key or else another
+//! - `secrets`: tokens, API keys and cookies, stored only as fingerprints
+//! - `cookies`: the spellings of a cookie, compared with the crate `cookie`
+//! - `targets`: host, path, route, method
+//! - `either`: alternative keys
 //! - `duplicates`: absent and unusable keys
-//! - `lookups`: keys that must be looked up
+//! - `lookups`: keys from an asynchronous lookup
 
 mod client_ip;
 mod cookies;

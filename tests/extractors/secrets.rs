@@ -1,4 +1,4 @@
-//! Tokens, API keys and cookies.
+//! Tokens, API keys and cookies as fingerprints.
 
 use std::collections::HashSet;
 use std::fmt::Debug;
@@ -20,10 +20,10 @@ fn pepper(byte: u8, len: usize) -> Pepper {
     Pepper::new(&vec![byte; len]).expect("long enough")
 }
 
-// What is kept
+// Fingerprints
 
 #[test]
-fn no_secret_is_in_a_key_in_its_debug_output_or_in_a_layers() {
+fn debug_output_of_keys_and_layers_contains_no_secret() {
     fn check<P, K>(extractor: K, request: &Get)
     where
         K: ExtractKey<Get, Key = Fingerprint<P>> + Clone + Debug,
@@ -60,7 +60,7 @@ fn no_secret_is_in_a_key_in_its_debug_output_or_in_a_layers() {
 }
 
 #[test]
-fn no_secret_is_in_the_reason_why_a_key_is_missing() {
+fn missing_key_reason_contains_no_secret() {
     let twice = |name| with(&[(name, SECRET), (name, SECRET)]);
     let reasons = [
         missing(Bearer::new().extract(&with(&[("authorization", SECRET)]))).0,
@@ -81,7 +81,7 @@ fn no_secret_is_in_the_reason_why_a_key_is_missing() {
 /// Against `hmac.new(key, len(kind).to_bytes(8, "big") + kind + b"secret", "sha256")` of Python: keys shorter than a
 /// block, as long as one, and longer.
 #[test]
-fn a_fingerprint_is_the_first_half_of_an_hmac() {
+fn fingerprint_is_the_first_half_of_an_hmac() {
     let hex = |len| {
         let pepper = pepper(7, len);
         [
@@ -105,41 +105,41 @@ fn a_fingerprint_is_the_first_half_of_an_hmac() {
 }
 
 #[test]
-fn fingerprints_agree_where_the_pepper_does() {
-    let of = |pepper: Pepper| Bearer::new().pepper(pepper).key_of(SECRET);
-    assert_eq!(of(pepper(7, 32)), of(pepper(7, 32)), "in two processes with one pepper");
-    assert_ne!(of(pepper(7, 32)), of(pepper(8, 32)));
+fn fingerprints_are_equal_when_the_pepper_is() {
+    let fingerprint = |pepper: Pepper| Bearer::new().pepper(pepper).key_of(SECRET);
+    assert_eq!(fingerprint(pepper(7, 32)), fingerprint(pepper(7, 32)), "in two processes with one pepper");
+    assert_ne!(fingerprint(pepper(7, 32)), fingerprint(pepper(8, 32)));
     let own = Bearer::new().key_of(SECRET);
-    assert_ne!(of(pepper(7, 32)).as_bytes(), own.as_bytes());
+    assert_ne!(fingerprint(pepper(7, 32)).as_bytes(), own.as_bytes());
     assert_eq!(own, Bearer::default().key_of(SECRET));
     assert_eq!(own, ProcessPepper.fingerprint("authorization bearer", SECRET.as_bytes()));
     let elsewhere = std::thread::spawn(|| Bearer::new().key_of(SECRET)).join().expect("no panic");
-    assert_eq!(own, elsewhere, "one for all threads");
+    assert_eq!(own, elsewhere, "one pepper for all threads");
 }
 
-/// Another process draws another pepper: this test runs itself, and compares.
+/// The test starts itself twice, and compares the fingerprints of the processes.
 #[test]
 fn each_process_draws_its_own_pepper() {
-    const ASKED: &str = "TELL_FINGERPRINT";
+    const CHILD: &str = "PRINT_FINGERPRINT";
     let own = Bearer::new().key_of(SECRET).to_string();
-    if std::env::var_os(ASKED).is_some() {
+    if std::env::var_os(CHILD).is_some() {
         println!("fingerprint={own}");
         return;
     }
-    let told = || {
-        let mut itself = std::process::Command::new(std::env::current_exe().expect("this test"));
-        itself.args(["--exact", "secrets::each_process_draws_its_own_pepper", "--nocapture"]).env(ASKED, "1");
-        let output = String::from_utf8(itself.output().expect("it runs").stdout).expect("text");
+    let of_child = || {
+        let mut child = std::process::Command::new(std::env::current_exe().expect("this test"));
+        child.args(["--exact", "secrets::each_process_draws_its_own_pepper", "--nocapture"]).env(CHILD, "1");
+        let output = String::from_utf8(child.output().expect("the process runs").stdout).expect("text");
         let start = output.find("fingerprint=").unwrap_or_else(|| panic!("{output}")) + "fingerprint=".len();
         output[start..start + 32].to_owned()
     };
-    let all: HashSet<_> = [own.clone(), told(), told()].into();
+    let all: HashSet<_> = [own.clone(), of_child(), of_child()].into();
     assert_eq!(all.len(), 3, "{all:?}");
 }
 
-/// Equal secrets of different kinds are different keys, and kind and secret don't run into one another.
+/// Equal secrets of different kinds are different keys, and the boundary between kind and secret is unambiguous.
 #[test]
-fn kinds_of_secrets_do_not_collide() {
+fn fingerprints_of_different_kinds_do_not_collide() {
     let pepper = pepper(7, 32);
     let all = [
         API_KEY.pepper(pepper.clone()).key_of("secret"),
@@ -162,17 +162,20 @@ fn kinds_of_secrets_do_not_collide() {
 // Bearer
 
 #[test]
-fn a_bearer_token_is_found_as_the_standard_has_it() {
+fn bearer_token_is_parsed_as_in_the_standard() {
     let extract = |value: &str| Bearer::new().extract(&with(&[("authorization", value)]));
     let expected = Extracted::Key(Bearer::new().key_of("mF_9.B5f-4.1JqM=="));
     for value in ["Bearer mF_9.B5f-4.1JqM==", "bearer mF_9.B5f-4.1JqM==", "BEARER   mF_9.B5f-4.1JqM== "] {
         assert_eq!(extract(value), expected, "{value}");
     }
-    assert_ne!(extract("Bearer mf_9.b5f-4.1jqm=="), expected, "a token's case counts");
+    assert_ne!(extract("Bearer mf_9.b5f-4.1jqm=="), expected, "tokens are case-sensitive");
     let malformed = ["Bearer", "Bearer ", "Bearer  ", "mF_9", "BearermF_9", "Bearer a b", "Bearer\ta", "é Bearer a"];
     for value in malformed {
-        let (reason, by_server) = missing(extract(value));
-        assert!(!by_server && reason.starts_with("the header field authorization is malformed"), "{value}: {reason}");
+        let (reason, is_server_error) = missing(extract(value));
+        assert!(
+            !is_server_error && reason.starts_with("the header field authorization is malformed"),
+            "{value}: {reason}"
+        );
     }
     assert_eq!(missing(extract("")).0, "the header field authorization is empty");
     assert_eq!(missing(extract("Basic mF_9")).0, "the header field authorization holds no bearer token");
@@ -186,7 +189,7 @@ fn a_bearer_token_is_found_as_the_standard_has_it() {
 // ApiKey
 
 #[test]
-fn an_api_key_must_be_there_once() {
+fn api_key_is_missing_when_absent_empty_or_repeated() {
     assert_eq!(API_KEY.extract(&with(&[("x-api-key", SECRET)])), Extracted::Key(API_KEY.key_of(SECRET)));
     let named = ApiKey::new(HeaderName::from_static("x-api-key"));
     assert_eq!(named.extract(&with(&[("x-api-key", SECRET)])), Extracted::Key(API_KEY.key_of(SECRET)));
@@ -197,7 +200,7 @@ fn an_api_key_must_be_there_once() {
 }
 
 #[test]
-fn a_secret_of_any_length_has_a_fingerprint_of_its_own() {
+fn fingerprints_differ_for_secrets_of_all_lengths() {
     let lengths = [1, 55, 56, 63, 64, 65, 127, 128, 10_000];
     let keys: HashSet<_> = lengths.map(|len| key(API_KEY.extract(&with(&[("x-api-key", &"x".repeat(len))])))).into();
     assert_eq!(keys.len(), lengths.len());
@@ -206,7 +209,7 @@ fn a_secret_of_any_length_has_a_fingerprint_of_its_own() {
 // Cookie
 
 #[test]
-fn a_cookie_is_found_among_others() {
+fn cookie_is_found_among_others() {
     let expected = Extracted::Key(cookie().key_of("abc"));
     for lines in [
         &["session=abc"][..],
@@ -227,11 +230,11 @@ fn a_cookie_is_found_among_others() {
 }
 
 #[test]
-fn a_cookie_must_be_there_once_and_not_be_empty() {
+fn cookie_is_missing_when_absent_empty_or_repeated() {
     let reason = |lines: &[&str]| {
         let fields: Vec<_> = lines.iter().map(|line| ("cookie", *line)).collect();
-        let (reason, by_server) = missing(cookie().extract(&with(&fields)));
-        assert!(!by_server);
+        let (reason, is_server_error) = missing(cookie().extract(&with(&fields)));
+        assert!(!is_server_error);
         reason
     };
     for lines in [&[][..], &[""], &["session"], &["a=b; Session=x"], &["a=b;; =session"], &["\"session=x\""]] {
@@ -246,7 +249,7 @@ fn a_cookie_must_be_there_once_and_not_be_empty() {
 }
 
 #[test]
-fn a_name_that_no_cookie_can_have_is_an_error() {
+fn invalid_cookie_name_is_an_error() {
     for name in ["", "a b", "a=b", "a;b", "a,b", "a\"", "é", "a\n"] {
         let error = Cookie::new(name).expect_err("no name");
         assert!(error.is_config() && error.to_string().starts_with(&format!("{name:?}")), "{error}");

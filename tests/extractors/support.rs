@@ -6,7 +6,7 @@ use tower_ratelimit::key::Extracted;
 
 pub(crate) type Get = Request<()>;
 
-/// A request with these lines of fields, from 192.0.2.1.
+/// Builds a request from 192.0.2.1 with these lines of fields.
 pub(crate) fn with(fields: &[(&'static str, &str)]) -> Get {
     let mut request = Get::default();
     for (name, value) in fields {
@@ -24,7 +24,7 @@ pub(crate) fn key<K: Debug>(extracted: Extracted<K>) -> K {
     }
 }
 
-/// The reason why there is no key, and whether the server is at fault.
+/// Returns the reason for the missing key, and whether it is a server error.
 pub(crate) fn missing<K: Debug>(extracted: Extracted<K>) -> (String, bool) {
     let Extracted::Missing(missing) = extracted else { panic!("{extracted:?} is not missing") };
     (missing.reason().into_owned(), missing.is_server_error())

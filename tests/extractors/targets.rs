@@ -1,4 +1,4 @@
-//! What a request is for.
+//! Keys of the request target: host, path, route, method.
 
 use axum::Router;
 use axum::body::Body;
@@ -15,7 +15,7 @@ fn at(uri: &str) -> Get {
 }
 
 #[test]
-fn a_host_is_one_however_it_is_written() {
+fn host_is_normalized() {
     let extract = |host: &str| Host::new().extract(&with(&[("host", host)]));
     for host in ["example.org", "EXAMPLE.org", "example.org.", "example.org:80", "Example.Org.:8080", "example.org:"] {
         assert_eq!(extract(host), Extracted::Key(KeyText::from("example.org")), "{host}");
@@ -26,11 +26,11 @@ fn a_host_is_one_however_it_is_written() {
     assert_eq!(extract("192.0.2.1:80"), Extracted::Key(KeyText::from("192.0.2.1")));
     assert_ne!(extract("www.example.org"), extract("example.org"));
     let longest = format!("{}.org", "a.".repeat(124));
-    assert!(matches!(extract(&longest), Extracted::Key(_)), "as long as a name can be");
+    assert!(matches!(extract(&longest), Extracted::Key(_)), "the maximum length of a name");
 }
 
 #[test]
-fn a_port_counts_if_that_is_said() {
+fn host_includes_the_port_when_configured() {
     let extract = |host: &str| Host::new().with_port().extract(&with(&[("host", host)]));
     assert_eq!(extract("Example.org:8080"), Extracted::Key(KeyText::from("example.org:8080")));
     assert_eq!(extract("example.org.:08080"), Extracted::Key(KeyText::from("example.org:8080")));
@@ -41,17 +41,21 @@ fn a_port_counts_if_that_is_said() {
 }
 
 #[test]
-fn the_uris_authority_is_the_host() {
+fn host_is_read_from_the_uri() {
     let mut request = at("https://user:password@Example.ORG:443/path");
-    assert_eq!(Host::new().extract(&request), Extracted::Key(KeyText::from("example.org")), "and no password in it");
+    assert_eq!(Host::new().extract(&request), Extracted::Key(KeyText::from("example.org")), "without the password");
     assert_eq!(Host::new().with_port().extract(&request), Extracted::Key(KeyText::from("example.org:443")));
     request.headers_mut().insert("host", "example.org".parse().expect("a value"));
-    assert_eq!(Host::new().extract(&request), Extracted::Key(KeyText::from("example.org")), "the same host twice");
+    assert_eq!(
+        Host::new().extract(&request),
+        Extracted::Key(KeyText::from("example.org")),
+        "the field equals the authority"
+    );
 }
 
-/// Which of them the application uses is not known.
+/// Applications differ in which of the two they use.
 #[test]
-fn an_authority_and_a_field_that_differ_are_unusable() {
+fn host_is_unusable_when_authority_and_field_differ() {
     let extract = |uri: &str, host: &str| {
         let mut request = with(&[("host", host)]);
         *request.uri_mut() = uri.parse().expect("a URI");
@@ -91,10 +95,10 @@ fn an_authority_and_a_field_that_differ_are_unusable() {
 }
 
 #[test]
-fn what_is_no_host_is_missing() {
+fn invalid_host_is_missing() {
     let reason = |fields: &[(&'static str, &str)]| {
-        let (reason, by_server) = missing(Host::new().extract(&with(fields)));
-        assert!(!by_server);
+        let (reason, is_server_error) = missing(Host::new().extract(&with(fields)));
+        assert!(!is_server_error);
         reason
     };
     assert_eq!(reason(&[]), "the header field host is missing");
@@ -127,16 +131,16 @@ fn what_is_no_host_is_missing() {
 }
 
 #[test]
-fn a_path_is_without_its_query() {
+fn path_excludes_the_query() {
     assert_eq!(Path.extract(&at("/a/b?c=d")), Extracted::Key(KeyText::from("/a/b")));
     assert_eq!(Path.extract(&at("https://a.test/a/b")), Extracted::Key(KeyText::from("/a/b")));
-    assert_ne!(Path.extract(&at("/a/b/")), Path.extract(&at("/a/b")), "as it is written");
+    assert_ne!(Path.extract(&at("/a/b/")), Path.extract(&at("/a/b")), "paths are not normalized");
     let long = |last| at(&format!("/{}{last}", "x".repeat(10_000)));
-    assert_ne!(Path.extract(&long('a')), Path.extract(&long('b')), "bounded, and told apart");
+    assert_ne!(Path.extract(&long('a')), Path.extract(&long('b')), "bounded, and distinct");
 }
 
 #[test]
-fn a_method_counts_to_the_letter() {
+fn method_is_case_sensitive() {
     let method = |name: &str| Method.extract(&Request::builder().method(name).body(()).expect("a request"));
     assert_eq!(method("GET"), Extracted::Key(KeyText::from("GET")));
     assert_ne!(method("get"), method("GET"));
@@ -153,23 +157,23 @@ async fn status(app: &Router, uri: &str) -> StatusCode {
 }
 
 #[tokio::test]
-async fn a_route_is_one_for_all_its_paths() {
+async fn matched_path_is_one_key_for_all_paths_of_a_route() {
     let routes = || Router::new().route("/users/{id}", get(async || "user")).route("/posts/{id}", get(async || "post"));
     let app = routes().route_layer(RateLimitLayer::new(MatchedPath, one_a_minute()));
     assert_eq!(status(&app, "/users/1").await, 200);
     assert_eq!(status(&app, "/users/2").await, 429);
     assert_eq!(status(&app, "/posts/2").await, 200);
-    assert_eq!(status(&app, "/nothing").await, 404, "which is no route, and has no layer");
+    assert_eq!(status(&app, "/nothing").await, 404, "without a route there is no layer");
 
     let nested = Router::new().nest("/api", routes()).layer(RateLimitLayer::new(MatchedPath, one_a_minute()));
     assert_eq!(status(&nested, "/api/users/1").await, 200);
     assert_eq!(status(&nested, "/api/users/2").await, 429);
-    assert_eq!(status(&nested, "/nothing").await, 404, "the layer is there, and no route");
-    assert_eq!(status(&nested, "/other").await, 429, "what has no route is under one limit");
+    assert_eq!(status(&nested, "/nothing").await, 404, "the layer without a route");
+    assert_eq!(status(&nested, "/other").await, 429, "requests without a route share one limit");
     assert_eq!(status(&nested, "/api/posts/1").await, 200);
 }
 
-/// What is nested as a service has no route of the outer router: it is under one limit, and no error.
+/// A nested service has no route of the outer router: its requests share one limit.
 #[tokio::test]
 async fn matched_path_of_a_nested_service_is_one_key() {
     let inner = Router::new().route("/users/{id}", get(async || "user")).fallback(async || "nothing");
@@ -180,7 +184,7 @@ async fn matched_path_of_a_nested_service_is_one_key() {
     assert_eq!(status(&app, "/api/users/1").await, 200);
     assert_eq!(status(&app, "/api/anything").await, 429);
     assert_eq!(status(&app, "/nothing").await, 429);
-    assert_eq!(status(&app, "/").await, 200, "a route of its own");
+    assert_eq!(status(&app, "/").await, 200, "another route");
 }
 
 #[test]

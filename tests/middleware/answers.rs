@@ -78,7 +78,7 @@ async fn rejection_as_an_error_passes_through_tower_layers() {
 
 #[tokio::test]
 async fn closure_responder_receives_the_request_and_the_rejection() {
-    let responder = |request: TestRequest, refusal: Rejection| format!("{:?}: {refusal}", request.key);
+    let responder = |request: TestRequest, rejection: Rejection| format!("{:?}: {rejection}", request.key);
     let layer = RateLimitLayer::new(key_of, StubLimiter::denying()).responder(responder);
     let service = layer.layer(service_fn(async |_: TestRequest| Ok::<_, Failure>("hello".to_owned())));
 

@@ -1,5 +1,5 @@
-//! Limits from configuration: every algorithm by its name, errors that point at the field, a round trip through text;
-//! and limits replaced while they are used, by which nothing that is owed is lost or granted.
+//! Limits from configuration: algorithms by name, errors that point at the field, and serialization. Limits that are
+//! replaced under load keep their usage exactly.
 
 use std::collections::BTreeMap;
 use std::sync::Barrier;
@@ -20,7 +20,6 @@ const SECOND: Duration = Duration::from_secs(1);
 const MINUTE: Duration = Duration::from_secs(60);
 const HOUR: Duration = Duration::from_secs(3600);
 
-/// Whose request it is in these tests.
 struct Caller {
     user: u32,
     organisation: &'static str,
@@ -45,7 +44,7 @@ fn from_toml(text: &str) -> Vec<Policy> {
     toml::from_str::<Config>(text).unwrap_or_else(|error| panic!("{error}")).limits
 }
 
-/// A policy with these settings, in TOML.
+/// Parses a policy from TOML.
 fn policy(settings: &str) -> Result<Policy, toml::de::Error> {
     toml::from_str(settings)
 }
@@ -56,7 +55,7 @@ fn memory(limits: Vec<DynLimit<Caller>>, clock: &ManualClock) -> Dynamic {
     Memory::builder(limits).max_keys(1000).clock(clock.clone()).build().unwrap()
 }
 
-/// A limiter whose limits come later, or go.
+/// Creates a limiter that accepts an empty list of limits.
 fn memory_without_limits(clock: &ManualClock) -> Dynamic {
     Memory::builder(Vec::new()).max_keys(1000).allow_no_limits().clock(clock.clone()).build().unwrap()
 }
@@ -65,10 +64,10 @@ fn peek(limiter: &impl Limiter<Caller>, caller: &Caller) -> Decision {
     limiter.peek(caller, AcquireOptions::default().detail(Detail::All)).try_ready().unwrap().unwrap()
 }
 
-/// What each limit has left, by its name.
+/// Returns the remaining tokens of each limit by name.
 fn left(limiter: &impl Limiter<Caller>, caller: &Caller) -> BTreeMap<String, u64> {
     let decision = peek(limiter, caller);
-    decision.limits().iter().map(|standing| (standing.name().to_owned(), standing.remaining())).collect()
+    decision.limits().iter().map(|status| (status.name().to_owned(), status.remaining())).collect()
 }
 
 fn named<const N: usize>(limits: [(&str, u64); N]) -> BTreeMap<String, u64> {
@@ -77,21 +76,21 @@ fn named<const N: usize>(limits: [(&str, u64); N]) -> BTreeMap<String, u64> {
 
 fn hold<Key: 'static>(limiter: &impl Limiter<Key>, key: &Key, cost: u64) -> Held {
     let Acquisition::Ready(outcome) = limiter.hold(key, AcquireOptions::cost(cost)) else {
-        panic!("memory answers at once")
+        panic!("memory answers immediately")
     };
-    outcome.unwrap().held.expect("there is enough")
+    outcome.unwrap().held.expect("the hold is allowed")
 }
 
 fn settle(held: Held, actual: u64) {
-    held.settle(actual).try_ready().expect("memory answers at once").unwrap();
+    held.settle(actual).try_ready().expect("memory answers immediately").unwrap();
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// LazySnapshot
+// Reading
 // ---------------------------------------------------------------------------------------------------------------------
 
-/// The limit of a policy decides as one that was made in code.
-fn decides_as(settings: &str, algorithm: impl Algorithm) {
+/// A configured limit decides like the same limit built in code.
+fn assert_decides_as(settings: &str, algorithm: impl Algorithm) {
     let policies = [policy(&format!("name = 'x'\nby = 'all'\n{settings}")).unwrap()];
     let clock = ManualClock::new();
     let configured = memory(parts().limits(&policies).unwrap(), &clock);
@@ -101,34 +100,46 @@ fn decides_as(settings: &str, algorithm: impl Algorithm) {
     for _ in 0..300 {
         seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         clock.advance(Duration::from_micros(seed >> 42));
-        let ask = AcquireOptions::cost((seed >> 33) % 4).max_delay(SECOND * u32::try_from(seed >> 62).unwrap());
-        assert_eq!(configured.check(&ALICE, ask), in_code.check(&ALICE, ask), "{settings}");
+        let options = AcquireOptions::cost((seed >> 33) % 4).max_delay(SECOND * u32::try_from(seed >> 62).unwrap());
+        assert_eq!(configured.check(&ALICE, options), in_code.check(&ALICE, options), "{settings}");
     }
 }
 
 #[test]
-fn every_algorithm_has_a_name_and_its_settings() {
+fn configured_algorithms_decide_as_in_code() {
     let quota: Quota = "30/min".parse().unwrap();
-    decides_as("algorithm = 'gcra'\nquota = '30/min'", Gcra::new(quota));
-    decides_as("algorithm = 'gcra'\nquota = '30/min'\nburst = 5", Gcra::new(quota).burst(5));
-    decides_as("algorithm = 'token-bucket'\nquota = '30/min'\nburst = 3", TokenBucket::new(quota).burst(3));
-    decides_as("algorithm = 'leaky-bucket'\nquota = '30/min'\nburst = 40", LeakyBucket::new(quota).burst(40));
-    decides_as("algorithm = 'leaky-queue'\nquota = '30/min'", LeakyQueue::new(quota));
-    decides_as("algorithm = 'leaky-queue'\nquota = '30/min'\nmax_waiting = 0", LeakyQueue::new(quota).max_waiting(0));
-    decides_as("algorithm = 'leaky-queue'\nquota = '30/min'\nmax_waiting = 7", LeakyQueue::new(quota).max_waiting(7));
-    decides_as("algorithm = 'fixed-window'\nquota = '30/min'", FixedWindow::new(quota));
-    decides_as("algorithm = 'fixed-window'\nquota = '30/min'\naligned_to_clock = false", FixedWindow::new(quota));
+    assert_decides_as("algorithm = 'gcra'\nquota = '30/min'", Gcra::new(quota));
+    assert_decides_as("algorithm = 'gcra'\nquota = '30/min'\nburst = 5", Gcra::new(quota).burst(5));
+    assert_decides_as("algorithm = 'token-bucket'\nquota = '30/min'\nburst = 3", TokenBucket::new(quota).burst(3));
+    assert_decides_as("algorithm = 'leaky-bucket'\nquota = '30/min'\nburst = 40", LeakyBucket::new(quota).burst(40));
+    assert_decides_as("algorithm = 'leaky-queue'\nquota = '30/min'", LeakyQueue::new(quota));
+    assert_decides_as(
+        "algorithm = 'leaky-queue'\nquota = '30/min'\nmax_waiting = 0",
+        LeakyQueue::new(quota).max_waiting(0),
+    );
+    assert_decides_as(
+        "algorithm = 'leaky-queue'\nquota = '30/min'\nmax_waiting = 7",
+        LeakyQueue::new(quota).max_waiting(7),
+    );
+    assert_decides_as("algorithm = 'fixed-window'\nquota = '30/min'", FixedWindow::new(quota));
+    assert_decides_as(
+        "algorithm = 'fixed-window'\nquota = '30/min'\naligned_to_clock = false",
+        FixedWindow::new(quota),
+    );
     let aligned = FixedWindow::new(quota).aligned_to_clock();
-    decides_as("algorithm = 'fixed-window'\nquota = '30/min'\naligned_to_clock = true", aligned);
-    decides_as("algorithm = 'sliding-window'\nquota = '30/min'", SlidingWindow::new(quota));
-    decides_as("algorithm = 'sliding-window'\nquota = '30/min'\nblocks = 4", SlidingWindow::new(quota).blocks(4));
+    assert_decides_as("algorithm = 'fixed-window'\nquota = '30/min'\naligned_to_clock = true", aligned);
+    assert_decides_as("algorithm = 'sliding-window'\nquota = '30/min'", SlidingWindow::new(quota));
+    assert_decides_as(
+        "algorithm = 'sliding-window'\nquota = '30/min'\nblocks = 4",
+        SlidingWindow::new(quota).blocks(4),
+    );
     let weighted = SlidingWindow::new(quota).blocks(1).weighted();
-    decides_as("algorithm = 'sliding-window'\nquota = '30/min'\nblocks = 1\nweighted = true", weighted);
-    decides_as("algorithm = 'sliding-log'\nquota = '5 per 10s'", SlidingLog::new("5 per 10s".parse().unwrap()));
+    assert_decides_as("algorithm = 'sliding-window'\nquota = '30/min'\nblocks = 1\nweighted = true", weighted);
+    assert_decides_as("algorithm = 'sliding-log'\nquota = '5 per 10s'", SlidingLog::new("5 per 10s".parse().unwrap()));
 }
 
 #[test]
-fn a_policy_says_what_was_written() {
+fn policy_returns_its_fields() {
     let text = "name = 'api'\nalgorithm = 'sliding-log'\nquota = '5 per 15min'\nby = 'user'\nshadow = true";
     let policy = policy(text).unwrap();
     assert_eq!((policy.name(), policy.by(), policy.is_shadow()), ("api", "user", true));
@@ -175,7 +186,7 @@ const ALL: &str = r#"
 "#;
 
 #[test]
-fn limits_count_by_the_parts_that_they_name() {
+fn configured_limits_count_by_their_sub_keys() {
     let clock = ManualClock::new();
     let limiter = memory(parts().limits(&from_toml(ALL)).unwrap(), &clock);
     let decision = limiter.check(&ALICE, AcquireOptions::cost(4).max_delay(SECOND));
@@ -189,7 +200,7 @@ fn limits_count_by_the_parts_that_they_name() {
 }
 
 #[test]
-fn what_is_written_reads_back_as_the_same() {
+fn policies_survive_a_serde_round_trip() {
     let policies = from_toml(ALL);
     let json = serde_json::to_string(&policies).unwrap();
     assert_eq!(serde_json::from_str::<Vec<Policy>>(&json).unwrap(), policies);
@@ -197,7 +208,7 @@ fn what_is_written_reads_back_as_the_same() {
         let written = toml::Value::try_from(policy).unwrap();
         assert_eq!(&written.try_into::<Policy>().unwrap(), policy);
     }
-    // What was not set is not written, and a quota is written as it is told elsewhere.
+    // Unset fields are omitted, and a quota is written in its text form.
     assert_eq!(
         serde_json::to_value(&policies[1]).unwrap(),
         serde_json::json!({
@@ -217,8 +228,8 @@ fn what_is_written_reads_back_as_the_same() {
 // Errors
 // ---------------------------------------------------------------------------------------------------------------------
 
-/// Settings that can't be, in TOML from line 3 on; where the error points, and what it must say.
-const WRONG: [(&str, &str, &[&str]); 26] = [
+/// Invalid settings in TOML from line 3 on, the position of the error, and words in its message.
+const INVALID: [(&str, &str, &[&str]); 26] = [
     ("algorithm = 'gcraa'\nquota = '1/s'", "3, column 13", &["`gcraa`", "`gcra`", "`sliding-log`"]),
     ("algorithm = 'GCRA'\nquota = '1/s'", "3, column 13", &["`GCRA`"]),
     ("algorithm = 7\nquota = '1/s'", "3, column 13", &[]),
@@ -256,36 +267,36 @@ const WRONG: [(&str, &str, &[&str]); 26] = [
 ];
 
 #[test]
-fn an_error_points_at_what_is_wrong() {
-    for (settings, place, says) in WRONG {
+fn configuration_error_points_at_the_invalid_field() {
+    for (settings, position, words) in INVALID {
         let text = format!("[[limits]]\nname = 'x'\n{settings}\nby = 'user'");
         let error = toml::from_str::<Config>(&text).expect_err(&text).to_string();
-        assert!(error.contains(&format!("at line {place}\n")), "{text}\n{error}");
-        for words in says {
-            assert!(error.contains(words), "{text}\nsays not {words:?}:\n{error}");
+        assert!(error.contains(&format!("at line {position}\n")), "{text}\n{error}");
+        for word in words {
+            assert!(error.contains(word), "{text}\ndoes not contain {word:?}:\n{error}");
         }
 
         // The same in JSON.
         let value: toml::Value = toml::from_str(&text).unwrap();
         let json = serde_json::to_string(&value).unwrap();
         let error = serde_json::from_str::<Config>(&json).expect_err(&text).to_string();
-        for words in says {
-            assert!(error.contains(words), "{text}\nsays not {words:?}:\n{error}");
+        for word in words {
+            assert!(error.contains(word), "{text}\ndoes not contain {word:?}:\n{error}");
         }
     }
-    for (text, says) in [
+    for (text, expected) in [
         ("name = ''\nalgorithm = 'gcra'\nquota = '1/s'\nby = 'user'", "name: "),
         ("algorithm = 'gcra'\nquota = '1/s'\nby = 'user'", "`name`"),
         ("name = 'x'\nquota = '1/s'\nby = 'user'", "`algorithm`"),
         ("name = 'x'\nalgorithm = 'gcra'\nquota = '1/s'", "`by`"),
     ] {
         let error = policy(text).expect_err(text).to_string();
-        assert!(error.contains(says), "{text}\n{error}");
+        assert!(error.contains(expected), "{text}\n{error}");
     }
 }
 
 #[test]
-fn policies_that_do_not_go_together_are_an_error_that_says_where() {
+fn conflicting_policies_are_an_error_with_the_position() {
     let two = |first: &str, second: &str| {
         let limit = |settings: &str| format!("[[limits]]\nalgorithm = 'gcra'\nquota = '1/s'\n{settings}\n");
         let policies = from_toml(&format!("{}{}", limit(first), limit(second)));
@@ -304,7 +315,7 @@ fn policies_that_do_not_go_together_are_an_error_that_says_where() {
 }
 
 #[test]
-fn a_part_named_again_takes_the_place_of_the_earlier_one() {
+fn sub_key_added_again_replaces_the_earlier_one() {
     let clock = ManualClock::new();
     let parts = parts().part("user", |caller: &Caller| caller.organisation);
     let policies = [policy("name = 'x'\nalgorithm = 'gcra'\nquota = '10/min'\nby = 'user'").unwrap()];
@@ -317,7 +328,7 @@ fn a_part_named_again_takes_the_place_of_the_earlier_one() {
 // Replacing
 // ---------------------------------------------------------------------------------------------------------------------
 
-/// One limit on users, by each algorithm that can be configured.
+/// Returns one limit by user with the named algorithm.
 fn user_limit(algorithm: &str, quota: &str) -> Vec<DynLimit<Caller>> {
     let text = format!("name = 'x'\nalgorithm = '{algorithm}'\nquota = '{quota}'\nby = 'user'");
     parts().limits(&[policy(&text).unwrap()]).unwrap()
@@ -326,33 +337,33 @@ fn user_limit(algorithm: &str, quota: &str) -> Vec<DynLimit<Caller>> {
 const ALGORITHMS: [&str; 7] =
     ["gcra", "token-bucket", "leaky-bucket", "leaky-queue", "fixed-window", "sliding-window", "sliding-log"];
 
-/// A queue has room for as many more as wait, and one.
-fn room(algorithm: &str, quota: u64) -> u64 {
+/// Returns the capacity: a queue admits one request beyond those that wait.
+fn capacity_of(algorithm: &str, quota: u64) -> u64 {
     quota + u64::from(algorithm == "leaky-queue")
 }
 
 #[test]
-fn what_is_owed_stays_owed_when_a_quota_is_raised_or_lowered() {
+fn replace_keeps_usage_when_the_quota_changes() {
     for algorithm in ALGORITHMS {
         let clock = ManualClock::new();
         let limiter = memory(user_limit(algorithm, "100/h"), &clock);
         limiter.check(&ALICE, AcquireOptions::cost(60));
         for (quota, has) in [("1000/h", 1000), ("80/h", 80), ("50/h", 50), ("61/h", 61), ("100/h", 100)] {
             limiter.replace(user_limit(algorithm, quota)).unwrap();
-            let expected = room(algorithm, has).saturating_sub(60);
+            let expected = capacity_of(algorithm, has).saturating_sub(60);
             assert_eq!(left(&limiter, &ALICE), named([("x", expected)]), "{algorithm} {quota}");
-            assert_eq!(left(&limiter, &BOB), named([("x", room(algorithm, has))]), "{algorithm} {quota}");
+            assert_eq!(left(&limiter, &BOB), named([("x", capacity_of(algorithm, has))]), "{algorithm} {quota}");
             assert!(!limiter.check(&ALICE, AcquireOptions::cost(expected + 1)).is_allowed(), "{algorithm} {quota}");
         }
-        // And it is the new quota that holds.
+        // The new quota applies.
         limiter.replace(user_limit(algorithm, "70/h")).unwrap();
-        assert!(limiter.check(&ALICE, AcquireOptions::cost(room(algorithm, 70) - 60)).is_allowed());
+        assert!(limiter.check(&ALICE, AcquireOptions::cost(capacity_of(algorithm, 70) - 60)).is_allowed());
         assert_eq!(left(&limiter, &ALICE), named([("x", 0)]));
     }
 }
 
 #[test]
-fn what_is_new_begins_anew_and_what_is_gone_is_forgotten() {
+fn replace_starts_new_limits_empty_and_drops_removed_ones() {
     let clock = ManualClock::new();
     let one = |name: &'static str, algorithm: Gcra| {
         DynLimit::new(Limit::new(name, algorithm).keyed_by(|key: &Caller| key.user))
@@ -368,14 +379,14 @@ fn what_is_new_begins_anew_and_what_is_gone_is_forgotten() {
     limiter.replace(vec![one("a", ten), one("b", ten), one("c", ten)]).unwrap();
     assert_eq!(left(&limiter, &ALICE), named([("a", 10), ("b", 5), ("c", 9)]));
 
-    // Another algorithm, and another type of part, are another limit.
+    // A limit with another algorithm or another sub-key type is another limit.
     let window = Limit::new("a", FixedWindow::new(Quota::per_hour(10))).keyed_by(|key: &Caller| key.user);
     let by_organisation = Limit::new("c", ten).keyed_by(|key: &Caller| key.organisation);
     limiter.check(&ALICE, AcquireOptions::cost(1));
     limiter.replace(vec![DynLimit::new(window), one("b", ten), DynLimit::new(by_organisation)]).unwrap();
     assert_eq!(left(&limiter, &ALICE), named([("a", 10), ("b", 4), ("c", 10)]));
 
-    // Without limits everything passes.
+    // An empty list allows every request.
     limiter.replace(Vec::new()).unwrap();
     assert!(limiter.check(&ALICE, AcquireOptions::cost(u64::MAX)).is_allowed());
     let held = hold(&limiter, &ALICE, 7);
@@ -396,7 +407,7 @@ fn empty_list_of_limits_is_a_configuration_error_unless_allowed() {
     let limiter = memory(ten(), &clock);
     let error = limiter.replace(Vec::new()).unwrap_err();
     assert!(error.is_config() && error.to_string().starts_with("no limits: "), "{error}");
-    assert!(!limiter.check(&ALICE, AcquireOptions::cost(11)).is_allowed(), "the limits are as they were");
+    assert!(!limiter.check(&ALICE, AcquireOptions::cost(11)).is_allowed(), "the limits are unchanged");
 
     let limiter = memory_without_limits(&clock);
     assert!(limiter.check(&ALICE, AcquireOptions::cost(11)).is_allowed());
@@ -406,9 +417,9 @@ fn empty_list_of_limits_is_a_configuration_error_unless_allowed() {
     assert!(limiter.check(&ALICE, AcquireOptions::cost(11)).is_allowed());
 }
 
-/// Two function pointers have one type: the name of the part tells them apart.
+/// Function pointers have one type: the name of the sub-key distinguishes them.
 #[test]
-fn parts_by_function_pointers_of_one_type_are_kept_apart() {
+fn replace_distinguishes_function_pointer_sub_keys_by_name() {
     fn user(caller: &Caller) -> u64 {
         caller.user.into()
     }
@@ -421,24 +432,24 @@ fn parts_by_function_pointers_of_one_type_are_kept_apart() {
         let policy = policy(&format!("name = 'x'\nalgorithm = 'gcra'\nquota = '10/h'\nby = '{by}'")).unwrap();
         parts.limits(&[policy]).unwrap()
     };
-    // As many letters as the organisation has, so that both parts of this caller are one number.
+    // The user equals the length of the organisation, so that both sub-keys are the same number.
     let caller = Caller { user: 4, organisation: "acme" };
     let clock = ManualClock::new();
     let limiter = memory(limits("user"), &clock);
     limiter.check(&caller, AcquireOptions::cost(3));
     limiter.replace(limits("user")).unwrap();
-    assert_eq!(left(&limiter, &caller), named([("x", 7)]), "the same part takes over");
+    assert_eq!(left(&limiter, &caller), named([("x", 7)]), "the same sub-key keeps its usage");
     limiter.replace(limits("org")).unwrap();
-    assert_eq!(left(&limiter, &caller), named([("x", 10)]), "another part begins anew");
+    assert_eq!(left(&limiter, &caller), named([("x", 10)]), "another sub-key starts empty");
     limiter.check(&BOB, AcquireOptions::cost(1));
-    assert_eq!(left(&limiter, &caller), named([("x", 9)]), "both are in one organisation");
+    assert_eq!(left(&limiter, &caller), named([("x", 9)]), "both callers have one organisation");
     limiter.replace(limits("user")).unwrap();
     assert_eq!(left(&limiter, &caller), named([("x", 10)]));
 }
 
-/// Another number of blocks is another setting of the same algorithm: what was used stays used.
+/// A limit with another number of blocks is the same limit, and keeps its usage.
 #[test]
-fn what_is_owed_stays_owed_when_a_window_is_divided_otherwise() {
+fn replace_keeps_usage_when_the_number_of_blocks_changes() {
     let clock = ManualClock::new();
     let limits = |blocks: u64| {
         let window = SlidingWindow::new(Quota::per_hour(10)).blocks(blocks);
@@ -464,7 +475,7 @@ fn what_is_owed_stays_owed_when_a_window_is_divided_otherwise() {
 }
 
 #[test]
-fn an_invalid_replacement_leaves_the_limits_as_they_were() {
+fn invalid_replace_leaves_the_limits_unchanged() {
     let clock = ManualClock::new();
     let one = |name: &'static str| {
         DynLimit::new(Limit::new(name, Gcra::new(Quota::per_hour(10))).keyed_by(|key: &Caller| key.user))
@@ -480,9 +491,9 @@ fn an_invalid_replacement_leaves_the_limits_as_they_were() {
         (vec![one("a"), one("")], "empty name"),
         (vec![one("a"), DynLimit::new(huge)], "\"huge\""),
     ];
-    for (limits, says) in invalid {
+    for (limits, expected) in invalid {
         let error = limiter.replace(limits).unwrap_err();
-        assert!(error.is_config() && error.to_string().contains(says), "{error}");
+        assert!(error.is_config() && error.to_string().contains(expected), "{error}");
         assert_eq!(left(&limiter, &ALICE), named([("a", 6), ("b", 6)]));
     }
     settle(held, 1);
@@ -502,14 +513,14 @@ fn hold_is_settled_after_any_number_of_replacements() {
                 let quota = if (replacements - round) % 2 == 0 { "1000/h" } else { "100/h" };
                 limiter.replace(user_limit(algorithm, quota)).unwrap();
             }
-            assert_eq!(left(&limiter, &ALICE)["x"], room(algorithm, 91), "{algorithm} after {replacements}");
+            assert_eq!(left(&limiter, &ALICE)["x"], capacity_of(algorithm, 91), "{algorithm} after {replacements}");
             settle(held, 1);
-            assert_eq!(left(&limiter, &ALICE)["x"], room(algorithm, 95), "{algorithm} after {replacements}");
+            assert_eq!(left(&limiter, &ALICE)["x"], capacity_of(algorithm, 95), "{algorithm} after {replacements}");
         }
     }
 }
 
-/// Guards know limits, not places in a list.
+/// A guard refers to limits, not to positions in the list.
 #[test]
 fn hold_is_settled_on_its_limits_wherever_they_are_after_a_replacement() {
     let clock = ManualClock::new();
@@ -520,19 +531,19 @@ fn hold_is_settled_on_its_limits_wherever_they_are_after_a_replacement() {
     let limiter = memory(vec![user("hour", per_hour), user("minute", per_minute)], &clock);
     let held = hold(&limiter, &ALICE, 10);
     let (day, all) = (Quota::per_day(1000), |_: &Caller| ());
-    let everybody = DynLimit::new(Limit::new("everybody", SlidingLog::new(day)).keyed_by(all));
-    limiter.replace(vec![everybody, user("minute", per_minute), user("hour", per_hour)]).unwrap();
+    let global = DynLimit::new(Limit::new("global", SlidingLog::new(day)).keyed_by(all));
+    limiter.replace(vec![global, user("minute", per_minute), user("hour", per_hour)]).unwrap();
     clock.advance(SECOND);
     limiter.check(&ALICE, AcquireOptions::cost(2));
-    assert_eq!(left(&limiter, &ALICE), named([("everybody", 998), ("minute", 38), ("hour", 88)]));
+    assert_eq!(left(&limiter, &ALICE), named([("global", 998), ("minute", 38), ("hour", 88)]));
     settle(held, 3);
-    // The one that is new has never held it.
-    assert_eq!(left(&limiter, &ALICE), named([("everybody", 998), ("minute", 45), ("hour", 95)]));
+    // The new limit does not have the hold.
+    assert_eq!(left(&limiter, &ALICE), named([("global", 998), ("minute", 45), ("hour", 95)]));
 }
 
 /// A hold from before a replacement is charged by the quota that took over, at the time when it is settled.
 #[test]
-fn hold_settled_after_a_replacement_is_charged_by_the_limit_that_took_over() {
+fn hold_settled_after_a_replacement_is_charged_by_the_new_limit() {
     for (actual, algorithm) in [0, 1, 3].into_iter().flat_map(|actual| ALGORITHMS.map(|algorithm| (actual, algorithm)))
     {
         let clock = ManualClock::new();
@@ -551,14 +562,14 @@ fn hold_settled_after_a_replacement_is_charged_by_the_limit_that_took_over() {
 }
 
 #[test]
-fn hold_on_a_limit_that_is_gone_charges_nothing() {
+fn hold_on_a_removed_limit_charges_nothing() {
     let clock = ManualClock::new();
     let limiter = memory(user_limit("gcra", "100/h"), &clock);
     let guards: Vec<_> = (0..3).map(|_| hold(&limiter, &ALICE, 10)).collect();
-    // Another algorithm under the same name is another limit.
+    // A limit with another algorithm and the same name is another limit.
     limiter.replace(user_limit("fixed-window", "100/h")).unwrap();
     assert_eq!(left(&limiter, &ALICE), named([("x", 100)]));
-    // So is one that comes again.
+    // A limit that is removed and added again is another limit, too.
     limiter.replace(user_limit("gcra", "100/h")).unwrap();
     let mut guards = guards.into_iter();
     settle(guards.next().unwrap(), 25);
@@ -568,7 +579,7 @@ fn hold_on_a_limit_that_is_gone_charges_nothing() {
     assert_eq!((limiter.usage()[0].held_keys, limiter.usage()[0].held), (0, 0));
 }
 
-/// A table belongs to the limits that use it: what is removed takes no memory.
+/// A table is freed with its limit.
 #[test]
 fn tables_of_removed_limits_are_freed() {
     let clock = ManualClock::new();
@@ -589,7 +600,7 @@ fn tables_of_removed_limits_are_freed() {
         }
     });
     assert_eq!(bytes(&limiter), one);
-    // A guard of a limit that is gone keeps no table.
+    // A guard of a removed limit does not keep its table.
     let grown = usize::try_from(kept.bytes_current).unwrap_or(0);
     assert!(grown < one / 2, "{grown} bytes more, and a table takes {one}");
     drop(guards);
@@ -599,12 +610,12 @@ fn keys_with_limit(limit: Limit<Gcra>) -> Vec<DynLimit<u64>> {
     vec![DynLimit::new(limit)]
 }
 
-/// Whether a new key is denied for want of space, in a table that is full of keys with usage.
+/// Whether a full table of keys with usage denies a new key.
 fn denies_when_full(limiter: &Memory<Vec<DynLimit<u64>>, ManualClock>) -> bool {
     (0..1000_u64).any(|key| !limiter.check(&key, AcquireOptions::default()).is_allowed())
 }
 
-/// A limit that is replaced keeps its table, and decides by what it is itself: enforced or a shadow.
+/// A replaced limit keeps its table. Whether it denies depends on the new limit: enforced or shadow.
 #[test]
 fn replace_keeps_capacity_policy() {
     let clock = ManualClock::new();
@@ -632,7 +643,7 @@ fn replace_keeps_capacity_policy() {
 }
 
 #[test]
-fn a_block_outlasts_a_replacement() {
+fn block_outlasts_a_replacement() {
     let clock = ManualClock::new();
     let limiter = memory(user_limit("gcra", "100/h"), &clock);
     limiter.block("x", &ALICE, HOUR).try_ready().unwrap().unwrap();
@@ -648,39 +659,39 @@ fn a_block_outlasts_a_replacement() {
 /// How many replacements there are under load.
 const REPLACEMENTS: u64 = 24;
 
-/// Several threads hold and settle, while the quota is raised and lowered. In the end what was settled is owed, no more and
-/// no less.
+/// Several threads hold and settle while the quota is raised and lowered. The final usage is exactly the sum of the
+/// settled costs.
 fn under_load(algorithm: &str) {
     const THREADS: u64 = 3;
     const BEFOREHAND: u64 = 1000;
     const CALLERS: [Caller; 2] = [ALICE, BOB];
-    // WholeKey microseconds a token, so that a bucket has nothing to round; and never so little that anybody is refused.
+    // Whole microseconds a token, so that a bucket does not round, and quotas high enough never to deny.
     const QUOTAS: [&str; 2] = ["1_000_000 per 1000s", "500_000 per 1000s"];
 
     let clock = ManualClock::new();
-    // The log is large, and hardly used.
+    // The log is large, and almost empty.
     let limiter = Memory::builder(user_limit(algorithm, QUOTAS[0])).max_keys(1000).max_heap_bytes(usize::MAX);
     let limiter = limiter.clock(clock).build().unwrap();
     for caller in &CALLERS {
         assert!(limiter.check(caller, AcquireOptions::cost(BEFOREHAND)).is_allowed());
     }
-    let (owed, rounds, done) = ([const { AtomicU64::new(0) }; 2], AtomicU64::new(0), AtomicBool::new(false));
+    let (charged, rounds, done) = ([const { AtomicU64::new(0) }; 2], AtomicU64::new(0), AtomicBool::new(false));
     let together = Barrier::new(usize::try_from(THREADS).unwrap() + 1);
     thread::scope(|scope| {
         for thread in 0..THREADS {
-            let (limiter, owed, rounds, done, together) = (&limiter, &owed, &rounds, &done, &together);
+            let (limiter, charged, rounds, done, together) = (&limiter, &charged, &rounds, &done, &together);
             scope.spawn(move || {
                 together.wait();
                 let mut held = Vec::new();
                 for round in thread.. {
-                    let who = usize::try_from(round % 2).unwrap();
-                    held.push((who, hold(limiter, &CALLERS[who], 3)));
-                    // Some is settled at once, some later, some at more.
+                    let index = usize::try_from(round % 2).unwrap();
+                    held.push((index, hold(limiter, &CALLERS[index], 3)));
+                    // Some holds are settled immediately, some later, some at more.
                     if round % 5 == 0 {
-                        for (index, (who, held)) in held.drain(..).enumerate() {
-                            let actual = [0, 1, 3, 4][index % 4];
+                        for (position, (index, held)) in held.drain(..).enumerate() {
+                            let actual = [0, 1, 3, 4][position % 4];
                             settle(held, actual);
-                            owed[who].fetch_add(actual, Ordering::Relaxed);
+                            charged[index].fetch_add(actual, Ordering::Relaxed);
                         }
                     }
                     rounds.fetch_add(1, Ordering::Release);
@@ -688,14 +699,14 @@ fn under_load(algorithm: &str) {
                         break;
                     }
                 }
-                for (who, _kept) in held {
-                    owed[who].fetch_add(3, Ordering::Relaxed);
+                for (index, _kept) in held {
+                    charged[index].fetch_add(3, Ordering::Relaxed);
                 }
             });
         }
         together.wait();
         for replacement in 1..=REPLACEMENTS {
-            // Each in the midst of decisions.
+            // Decisions continue between the replacements.
             let from = rounds.load(Ordering::Acquire);
             while rounds.load(Ordering::Acquire) < from + 200 {
                 thread::yield_now();
@@ -704,23 +715,23 @@ fn under_load(algorithm: &str) {
         }
         done.store(true, Ordering::Release);
     });
-    for (caller, owed) in CALLERS.iter().zip(owed) {
-        let owed = owed.into_inner();
-        assert!(owed > 0);
-        assert_eq!(left(&limiter, caller)["x"], 1_000_000 - BEFOREHAND - owed, "{algorithm}");
+    for (caller, charged) in CALLERS.iter().zip(charged) {
+        let charged = charged.into_inner();
+        assert!(charged > 0);
+        assert_eq!(left(&limiter, caller)["x"], 1_000_000 - BEFOREHAND - charged, "{algorithm}");
     }
 }
 
 #[test]
-fn replacing_under_load_loses_and_grants_nothing() {
+fn replace_under_load_keeps_usage_exact() {
     for algorithm in ["gcra", "token-bucket", "leaky-bucket", "fixed-window", "sliding-window", "sliding-log"] {
         under_load(algorithm);
     }
 }
 
-/// At the limit nobody gets more than the larger quota, whatever is replaced when.
+/// The admitted requests never exceed the larger quota, whenever a limit is replaced.
 #[test]
-fn replacing_under_load_never_lets_through_more_than_the_larger_quota() {
+fn replace_under_load_admits_at_most_the_larger_quota() {
     for algorithm in ALGORITHMS {
         let clock = ManualClock::new();
         let limiter = memory(user_limit(algorithm, "3000/h"), &clock);
@@ -743,19 +754,19 @@ fn replacing_under_load_never_lets_through_more_than_the_larger_quota() {
                 thread::yield_now();
             }
             limiter.replace(user_limit(algorithm, "5000/h")).unwrap();
-            // All that is left is used up.
+            // The threads use up the rest.
             while peek(&limiter, &ALICE).is_allowed() {
                 thread::yield_now();
             }
             done.store(true, Ordering::Release);
         });
-        assert_eq!(passed.into_inner(), room(algorithm, 5000), "{algorithm}");
+        assert_eq!(passed.into_inner(), capacity_of(algorithm, 5000), "{algorithm}");
     }
 }
 
-/// What is charged to several limits is charged to the same ones or to none, though they come and go meanwhile.
+/// A request is charged to both lasting limits or to neither, while other limits are added and removed.
 #[test]
-fn replacing_under_load_charges_all_limits_of_a_moment_or_none() {
+fn replace_under_load_charges_all_limits_or_none() {
     let clock = ManualClock::new();
     let one = |name: &'static str| {
         DynLimit::new(
@@ -788,9 +799,9 @@ fn replacing_under_load_charges_all_limits_of_a_moment_or_none() {
     assert_eq!(left(&limiter, &ALICE), named([("stays", left_over), ("too", left_over)]));
 }
 
-/// Whoever was told that a key is blocked can rely on it.
+/// A block that returned Ok is effective after a concurrent replacement.
 #[test]
-fn a_block_at_the_moment_of_a_replacement_is_not_lost() {
+fn block_during_a_replacement_is_not_lost() {
     for round in 0..3_000 {
         let clock = ManualClock::new();
         let limiter = memory(user_limit("fixed-window", "100/h"), &clock);
@@ -808,9 +819,9 @@ fn a_block_at_the_moment_of_a_replacement_is_not_lost() {
     }
 }
 
-/// Whichever of two replacements comes first: what is charged between them stays charged in the second.
+/// A charge between two concurrent replacements is kept by the later one.
 #[test]
-fn of_two_replacements_at_a_time_the_later_takes_over_from_the_earlier() {
+fn concurrent_replacements_keep_the_charges_between_them() {
     let one = |name: &'static str, limit| {
         DynLimit::new(Limit::new(name, FixedWindow::new(Quota::per_hour(limit))).keyed_by(|key: &Caller| key.user))
     };
@@ -829,8 +840,8 @@ fn of_two_replacements_at_a_time_the_later_takes_over_from_the_earlier() {
             first.join().unwrap()
         });
         let decision = peek(&limiter, &ALICE);
-        let standing = decision.most_restrictive().unwrap();
-        assert!(charged && standing.limit() - standing.remaining() == 5, "round {round}: {decision:?}");
+        let status = decision.most_restrictive().unwrap();
+        assert!(charged && status.limit() - status.remaining() == 5, "round {round}: {decision:?}");
     }
 }
 
@@ -849,8 +860,8 @@ enum Tier {
     Paid,
 }
 
-/// Who changes its tier keeps what it owes.
-fn tiers<A: Algorithm + Copy>(free: A, paid: A) {
+/// A key keeps its usage when its tier changes.
+fn assert_tiers_keep_usage<A: Algorithm + Copy>(free: A, paid: A) {
     let clock = ManualClock::new();
     let choose = move |member: &Member| match member.tier {
         Tier::Free => free,
@@ -858,28 +869,29 @@ fn tiers<A: Algorithm + Copy>(free: A, paid: A) {
     };
     let limit = Limit::new("tier", per_key(choose)).keyed_by(|member: &Member| member.user);
     let limiter = Memory::builder(limit).max_keys(1000).clock(clock).build().unwrap();
-    let ask = |user, tier, cost| limiter.check(&Member { user, tier }, AcquireOptions::cost(cost)).remaining().unwrap();
+    let remaining_after =
+        |user, tier, cost| limiter.check(&Member { user, tier }, AcquireOptions::cost(cost)).remaining().unwrap();
 
-    assert_eq!(ask(1, Tier::Free, 60), 0, "{free:?}");
-    assert_eq!(ask(1, Tier::Paid, 1), 5000 - 61, "{free:?}");
-    // Down again there is nothing to be had: more is owed than the free tier holds.
-    assert_eq!(ask(1, Tier::Free, 1), 0, "{free:?}");
-    assert_eq!(ask(1, Tier::Paid, 0), 5000 - 61, "a refusal charges nothing: {free:?}");
-    assert_eq!(ask(2, Tier::Free, 10), 50, "{free:?}");
+    assert_eq!(remaining_after(1, Tier::Free, 60), 0, "{free:?}");
+    assert_eq!(remaining_after(1, Tier::Paid, 1), 5000 - 61, "{free:?}");
+    // After the downgrade nothing remains: the usage exceeds the free tier.
+    assert_eq!(remaining_after(1, Tier::Free, 1), 0, "{free:?}");
+    assert_eq!(remaining_after(1, Tier::Paid, 0), 5000 - 61, "a denial is not charged: {free:?}");
+    assert_eq!(remaining_after(2, Tier::Free, 10), 50, "{free:?}");
 }
 
 #[test]
-fn who_changes_the_tier_keeps_what_is_owed() {
+fn usage_is_kept_when_the_tier_changes() {
     let (free, paid) = (Quota::per_hour(60), Quota::per_hour(5000));
-    tiers(FixedWindow::new(free), FixedWindow::new(paid));
-    tiers(Gcra::new(free), Gcra::new(paid));
-    tiers(TokenBucket::new(free), TokenBucket::new(paid));
-    tiers(SlidingWindow::new(free), SlidingWindow::new(paid));
-    tiers(SlidingLog::new(free), SlidingLog::new(paid));
+    assert_tiers_keep_usage(FixedWindow::new(free), FixedWindow::new(paid));
+    assert_tiers_keep_usage(Gcra::new(free), Gcra::new(paid));
+    assert_tiers_keep_usage(TokenBucket::new(free), TokenBucket::new(paid));
+    assert_tiers_keep_usage(SlidingWindow::new(free), SlidingWindow::new(paid));
+    assert_tiers_keep_usage(SlidingLog::new(free), SlidingLog::new(paid));
 }
 
-/// A cost that is held in one tier and settled in another counts in both until then, and what is settled is owed.
-fn hold_across_a_change_of_tier<A: Algorithm + Copy>(free: A, paid: A) {
+/// A cost held in one tier and settled in another counts in both until it is settled.
+fn assert_hold_across_a_change_of_tier<A: Algorithm + Copy>(free: A, paid: A) {
     let clock = ManualClock::new();
     let choose = move |member: &Member| match member.tier {
         Tier::Free => free,
@@ -905,9 +917,9 @@ const HOURLY: Quota = Quota::per_hour(60);
 
 #[test]
 fn hold_is_settled_after_a_change_of_tier() {
-    hold_across_a_change_of_tier(FixedWindow::new(MINUTELY), FixedWindow::new(HOURLY));
-    hold_across_a_change_of_tier(Gcra::new(MINUTELY), Gcra::new(HOURLY));
-    hold_across_a_change_of_tier(TokenBucket::new(MINUTELY), TokenBucket::new(HOURLY));
-    hold_across_a_change_of_tier(SlidingLog::new(MINUTELY), SlidingLog::new(HOURLY));
-    hold_across_a_change_of_tier(SlidingWindow::new(MINUTELY), SlidingWindow::new(HOURLY));
+    assert_hold_across_a_change_of_tier(FixedWindow::new(MINUTELY), FixedWindow::new(HOURLY));
+    assert_hold_across_a_change_of_tier(Gcra::new(MINUTELY), Gcra::new(HOURLY));
+    assert_hold_across_a_change_of_tier(TokenBucket::new(MINUTELY), TokenBucket::new(HOURLY));
+    assert_hold_across_a_change_of_tier(SlidingLog::new(MINUTELY), SlidingLog::new(HOURLY));
+    assert_hold_across_a_change_of_tier(SlidingWindow::new(MINUTELY), SlidingWindow::new(HOURLY));
 }

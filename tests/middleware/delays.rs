@@ -1,9 +1,8 @@
-//! Waiting for one's turn, in virtual time: who waits departs when it was promised, in the order of asking; who can't
-//! make it is refused at once; nobody is lost; a cancelled waiter frees its permit, and its charge stays; and whoever waits
-//! holds nothing that others need.
+//! Waiting in virtual time: a delayed request starts at its scheduled time, in the order of the acquires. A request
+//! that would wait for too long is denied immediately. A cancelled waiter frees its permit and stays charged, and a
+//! waiter holds no permit of the inner service.
 //!
-//! All times are whole milliseconds, the resolution of tokio's timer, so that departures are exact. Where something is
-//! "at once", virtual time has not moved.
+//! All times are whole milliseconds, the resolution of tokio's timer, so that starts are exact.
 
 use std::collections::HashMap;
 use std::future::{Future, Ready, ready};
@@ -32,7 +31,7 @@ const fn ms(millis: u64) -> Duration {
     Duration::from_millis(millis)
 }
 
-/// One each 100 ms.
+/// One request each 100 ms.
 const TEN_A_SECOND: Quota = Quota::per_second(10);
 
 fn memory(algorithm: impl Algorithm) -> BoxLimiter<()> {
@@ -43,27 +42,27 @@ fn layer<A>(limiter: A) -> RateLimitLayer<Global, A, RejectWithError> {
     RateLimitLayer::new(Global, limiter).responder(RejectWithError)
 }
 
-/// A service that answers with the virtual time at which it was called.
-fn desk() -> impl Service<u32, Response = Duration, Error = BoxError, Future: Send> + Clone + Send + 'static {
-    let opened = Instant::now();
-    service_fn(move |_: u32| ready(Ok(opened.elapsed())))
+/// Creates a service that answers with the virtual time of the call.
+fn clock_service() -> impl Service<u32, Response = Duration, Error = BoxError, Future: Send> + Clone + Send + 'static {
+    let started = Instant::now();
+    service_fn(move |_: u32| ready(Ok(started.elapsed())))
 }
 
-/// What became of a caller: when it was served, or when it was refused and until when.
+/// The outcome of a call: the time of service, or the time of the denial and its `retry_after`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum RetryHint {
+enum CallOutcome {
     Served(Duration),
-    Refused { at: Duration, retry_after: Option<Duration> },
+    Denied { at: Duration, retry_after: Option<Duration> },
 }
 
-use RetryHint::{Refused, Served};
+use CallOutcome::{Denied, Served};
 
-fn refused(at: Duration, retry_after: Duration) -> RetryHint {
-    Refused { at, retry_after: Some(retry_after) }
+fn denied(at: Duration, retry_after: Duration) -> CallOutcome {
+    Denied { at, retry_after: Some(retry_after) }
 }
 
-/// Calls the service now, and lets somebody else wait for the answer.
-fn call<S>(service: &S, caller: u32, opened: Instant) -> JoinHandle<RetryHint>
+/// Calls the service now, and awaits the response in a task.
+fn call<S>(service: &S, caller: u32, started: Instant) -> JoinHandle<CallOutcome>
 where
     S: Service<u32, Response = Duration, Error = BoxError, Future: Send> + Clone + Send + 'static,
 {
@@ -79,91 +78,91 @@ where
     })
 }
 
-/// So many callers ask at one moment, one after another. The desk is always ready.
-async fn all<S>(service: &S, callers: u32) -> Vec<RetryHint>
+/// Makes calls one after another at one time. The service is always ready.
+async fn call_all<S>(service: &S, callers: u32) -> Vec<CallOutcome>
 where
     S: Service<u32, Response = Duration, Error = BoxError, Future: Send> + Clone + Send + 'static,
 {
-    let opened = Instant::now();
-    let answers: Vec<_> = (0..callers).map(|caller| call(service, caller, opened)).collect();
-    let mut told = Vec::new();
+    let started = Instant::now();
+    let answers: Vec<_> = (0..callers).map(|caller| call(service, caller, started)).collect();
+    let mut outcomes = Vec::new();
     for answer in answers {
-        told.push(answer.await.unwrap());
+        outcomes.push(answer.await.unwrap());
     }
-    told
+    outcomes
 }
 
-fn served_each(spacing: Duration, callers: u32) -> Vec<RetryHint> {
+fn served_each(spacing: Duration, callers: u32) -> Vec<CallOutcome> {
     (0..callers).map(|caller| Served(spacing * caller)).collect()
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// The queue
+// The leaky queue
 // ---------------------------------------------------------------------------------------------------------------------
 
 #[tokio::test(start_paused = true)]
-async fn a_queue_lets_out_at_a_constant_spacing() {
-    let service = layer(memory(LeakyQueue::new(TEN_A_SECOND).max_waiting(19))).layer(desk());
-    assert_eq!(all(&service, 20).await, served_each(ms(100), 20));
+async fn leaky_queue_starts_requests_at_constant_spacing() {
+    let service = layer(memory(LeakyQueue::new(TEN_A_SECOND).max_waiting(19))).layer(clock_service());
+    assert_eq!(call_all(&service, 20).await, served_each(ms(100), 20));
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_queue_spaces_out_whoever_comes_whenever() {
-    let service = layer(memory(LeakyQueue::new(TEN_A_SECOND).max_waiting(50))).layer(desk());
-    let opened = Instant::now();
+async fn leaky_queue_keeps_the_spacing_for_irregular_arrivals() {
+    let service = layer(memory(LeakyQueue::new(TEN_A_SECOND).max_waiting(50))).layer(clock_service());
+    let started = Instant::now();
     let mut answers = Vec::new();
-    // Bunches, stragglers and a pause in which the queue runs empty.
+    // Bursts, single calls, and a pause in which the queue becomes empty.
     for (caller, pause) in [0, 0, 0, 30, 0, 250, 1, 1, 0, 2000, 0, 99, 2, 0].into_iter().enumerate() {
         sleep(ms(pause)).await;
-        let came = opened.elapsed();
-        answers.push((came, call(&service, u32::try_from(caller).unwrap(), opened)));
+        let arrived = started.elapsed();
+        answers.push((arrived, call(&service, u32::try_from(caller).unwrap(), started)));
     }
     let mut free_at = Duration::ZERO;
-    for (came, answer) in answers {
-        let turn = came.max(free_at);
-        assert_eq!(answer.await.unwrap(), Served(turn));
-        free_at = turn + ms(100);
+    for (arrived, answer) in answers {
+        let start = arrived.max(free_at);
+        assert_eq!(answer.await.unwrap(), Served(start));
+        free_at = start + ms(100);
     }
 }
 
 #[tokio::test(start_paused = true)]
-async fn at_most_so_many_wait_and_one_more_is_refused_at_once() {
-    let service = layer(memory(LeakyQueue::new(TEN_A_SECOND).max_waiting(4))).layer(desk());
+async fn leaky_queue_denies_immediately_when_it_is_full() {
+    let service = layer(memory(LeakyQueue::new(TEN_A_SECOND).max_waiting(4))).layer(clock_service());
     let mut expected = served_each(ms(100), 5);
-    // There is room for the sixth when the second has left.
-    expected.extend([refused(Duration::ZERO, ms(100)); 3]);
-    assert_eq!(all(&service, 8).await, expected);
+    // The queue has space for the sixth when the second starts.
+    expected.extend([denied(Duration::ZERO, ms(100)); 3]);
+    assert_eq!(call_all(&service, 8).await, expected);
 
-    // All have left; the last left 100 ms before there is another turn.
+    // All have started. The next start is 100 ms after the last.
     sleep(ms(100)).await;
-    let told = all(&service, 8).await;
-    assert_eq!(told.iter().filter(|told| matches!(told, Served(_))).count(), 5);
+    let outcomes = call_all(&service, 8).await;
+    assert_eq!(outcomes.iter().filter(|outcome| matches!(outcome, Served(_))).count(), 5);
 }
 
 #[tokio::test(start_paused = true)]
-async fn nobody_waits_for_a_queue_without_places() {
-    let service = layer(memory(LeakyQueue::new(TEN_A_SECOND).max_waiting(0))).layer(desk());
-    let expected = [Served(Duration::ZERO), refused(Duration::ZERO, ms(100))];
-    assert_eq!(all(&service, 2).await, expected);
+async fn leaky_queue_without_waiting_denies_immediately() {
+    let service = layer(memory(LeakyQueue::new(TEN_A_SECOND).max_waiting(0))).layer(clock_service());
+    let expected = [Served(Duration::ZERO), denied(Duration::ZERO, ms(100))];
+    assert_eq!(call_all(&service, 2).await, expected);
 }
 
 #[tokio::test(start_paused = true)]
-async fn max_wait_shortens_the_wait_in_a_queue_and_never_lengthens_the_queue() {
+async fn max_wait_bounds_the_wait_and_does_not_lengthen_a_queue() {
     let queue = || memory(LeakyQueue::new(TEN_A_SECOND).max_waiting(3));
 
-    let none = layer(queue()).max_wait(Duration::ZERO).layer(desk());
-    assert_eq!(all(&none, 2).await, [Served(Duration::ZERO), refused(Duration::ZERO, ms(100))]);
+    let none = layer(queue()).max_wait(Duration::ZERO).layer(clock_service());
+    assert_eq!(call_all(&none, 2).await, [Served(Duration::ZERO), denied(Duration::ZERO, ms(100))]);
 
-    let opened = Instant::now();
-    let some = layer(queue()).max_wait(ms(150)).layer(desk());
-    let told = [Served(Duration::ZERO), Served(ms(100)), refused(Duration::ZERO, ms(50))];
-    assert_eq!(all(&some, 3).await, told);
-    assert_eq!(opened.elapsed(), ms(100));
+    let started = Instant::now();
+    let some = layer(queue()).max_wait(ms(150)).layer(clock_service());
+    let outcomes = [Served(Duration::ZERO), Served(ms(100)), denied(Duration::ZERO, ms(50))];
+    assert_eq!(call_all(&some, 3).await, outcomes);
+    assert_eq!(started.elapsed(), ms(100));
 
-    let long = layer(queue()).max_wait(Duration::from_secs(3600)).layer(desk());
-    let mut told = served_each(ms(100), 4);
-    told.push(refused(Duration::ZERO, ms(100)));
-    assert_eq!(all(&long, 5).await, told);
+    let long = layer(queue()).max_wait(Duration::from_secs(3600)).layer(clock_service());
+    let mut outcomes = served_each(ms(100), 4);
+    outcomes.push(denied(Duration::ZERO, ms(100)));
+    assert_eq!(call_all(&long, 5).await, outcomes);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -171,7 +170,7 @@ async fn max_wait_shortens_the_wait_in_a_queue_and_never_lengthens_the_queue() {
 // ---------------------------------------------------------------------------------------------------------------------
 
 #[tokio::test(start_paused = true)]
-async fn without_max_wait_only_a_queue_waits() {
+async fn only_a_leaky_queue_waits_without_max_wait() {
     let limiters = [
         memory(Gcra::new(Quota::per_second(1))),
         memory(TokenBucket::new(Quota::per_second(1))),
@@ -181,93 +180,93 @@ async fn without_max_wait_only_a_queue_waits() {
         memory(SlidingLog::new(Quota::per_second(1))),
     ];
     for limiter in limiters {
-        let service = layer(limiter).layer(desk());
-        let told = all(&service, 2).await;
-        assert_eq!(told[0], Served(Duration::ZERO));
-        assert!(matches!(told[1], Refused { at: Duration::ZERO, retry_after: Some(_) }), "{told:?}");
+        let service = layer(limiter).layer(clock_service());
+        let outcomes = call_all(&service, 2).await;
+        assert_eq!(outcomes[0], Served(Duration::ZERO));
+        assert!(matches!(outcomes[1], Denied { at: Duration::ZERO, retry_after: Some(_) }), "{outcomes:?}");
     }
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_bucket_promises_turns_first_come_first_served() {
+async fn buckets_schedule_starts_first_come_first_served() {
     let limiters = [
         memory(Gcra::new(TEN_A_SECOND).burst(2)),
         memory(TokenBucket::new(TEN_A_SECOND).burst(2)),
         memory(LeakyBucket::new(TEN_A_SECOND).burst(2)),
     ];
     for limiter in limiters {
-        let service = layer(limiter).max_wait(SECOND).layer(desk());
-        // Two at once, then one each 100 ms.
+        let service = layer(limiter).max_wait(SECOND).layer(clock_service());
+        // Two immediately, then one each 100 ms.
         let mut expected: Vec<_> = (0..12).map(|caller: u32| Served(ms(100) * caller.saturating_sub(1))).collect();
-        // The thirteenth would wait for 1.1 s, the others of them as long: nothing is charged for a refusal.
-        expected.extend([refused(Duration::ZERO, ms(100)); 3]);
-        assert_eq!(all(&service, 15).await, expected);
+        // The thirteenth would wait for 1.1 s, and so would the others: a denial is not charged.
+        expected.extend([denied(Duration::ZERO, ms(100)); 3]);
+        assert_eq!(call_all(&service, 15).await, expected);
     }
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_turn_is_waited_for_as_long_as_it_costs() {
+async fn token_bucket_delay_is_proportional_to_the_cost() {
     let limiter = memory(TokenBucket::new(TEN_A_SECOND).burst(5));
-    let service = layer(limiter).max_wait(SECOND).cost(|tokens: &u32| u64::from(*tokens)).layer(desk());
-    let opened = Instant::now();
-    let answers: Vec<_> = [5, 3, 0, 1, 6, 5, 2].into_iter().map(|cost| call(&service, cost, opened)).collect();
-    let mut told = Vec::new();
+    let service = layer(limiter).max_wait(SECOND).cost(|tokens: &u32| u64::from(*tokens)).layer(clock_service());
+    let started = Instant::now();
+    let answers: Vec<_> = [5, 3, 0, 1, 6, 5, 2].into_iter().map(|cost| call(&service, cost, started)).collect();
+    let mut outcomes = Vec::new();
     for answer in answers {
-        told.push(answer.await.unwrap());
+        outcomes.push(answer.await.unwrap());
     }
-    let at_once = Duration::ZERO;
+    let immediate = Duration::ZERO;
     let expected = [
-        Served(at_once),
+        Served(immediate),
         Served(ms(300)),
-        // A cost of zero is a question: it is answered when the key is no longer in debt beyond its burst.
+        // A cost of zero starts when the debt of the key is at most its burst.
         Served(ms(300)),
         Served(ms(400)),
-        // Six never fit.
-        Refused { at: at_once, retry_after: None },
+        // Six exceed the burst.
+        Denied { at: immediate, retry_after: None },
         Served(ms(900)),
-        refused(at_once, ms(100)),
+        denied(immediate, ms(100)),
     ];
-    assert_eq!(told, expected);
+    assert_eq!(outcomes, expected);
 }
 
-/// Windows and logs promise no turns: who waits asks again when there should be room.
+/// Windows and logs do not schedule starts: a waiting request acquires again after `retry_after`.
 #[tokio::test(start_paused = true)]
-async fn who_waits_for_a_window_or_a_log_asks_again_and_nobody_is_lost() {
+async fn waiters_for_a_window_or_a_log_acquire_again_until_max_wait() {
     let three_a_second = Quota::per_second(3);
     for limiter in [memory(FixedWindow::new(three_a_second)), memory(SlidingLog::new(three_a_second))] {
-        let service = layer(limiter).max_wait(3 * SECOND).layer(desk());
-        let mut told = all(&service, 20).await;
-        told.sort();
+        let service = layer(limiter).max_wait(3 * SECOND).layer(clock_service());
+        let mut outcomes = call_all(&service, 20).await;
+        outcomes.sort();
         let mut expected: Vec<_> = (0..12).map(|index: u32| Served(SECOND * (index / 3))).collect();
-        // At the end of their patience the other eight have asked for the last time.
-        expected.extend([refused(3 * SECOND, SECOND); 8]);
-        assert_eq!(told, expected);
+        // The other eight acquire for the last time at the end of `max_wait`.
+        expected.extend([denied(3 * SECOND, SECOND); 8]);
+        assert_eq!(outcomes, expected);
     }
 }
 
-/// Its windows are aligned to the clock, which starts at any moment: departures are not whole milliseconds, bounds
-/// hold.
+/// Blocks are aligned to the clock, which starts at any time: starts are not whole milliseconds, so the test checks
+/// bounds.
 #[tokio::test(start_paused = true)]
-async fn who_waits_for_a_sliding_window_asks_again_and_nobody_is_lost() {
+async fn waiters_for_a_sliding_window_acquire_again_until_max_wait() {
     for window in [SlidingWindow::new(Quota::per_second(3)), SlidingWindow::new(Quota::per_second(3)).weighted()] {
-        let service = layer(memory(window)).max_wait(3 * SECOND).layer(desk());
-        let told = all(&service, 20).await;
+        let service = layer(memory(window)).max_wait(3 * SECOND).layer(clock_service());
+        let outcomes = call_all(&service, 20).await;
         let mut served: Vec<_> =
-            told.iter().filter_map(|told| if let Served(at) = told { Some(*at) } else { None }).collect();
+            outcomes.iter().filter_map(|outcome| if let Served(at) = outcome { Some(*at) } else { None }).collect();
         served.sort();
         // A hit counts for up to 1.1 s: three at 0, and at the latest at 1.1 s and at 2.2 s.
         assert!((9..=12).contains(&served.len()), "{served:?}");
         assert_eq!(served[2], Duration::ZERO);
-        for told in told {
-            let (Served(at) | Refused { at, .. }) = told;
-            // Waking up late by a timer's tick is no waiting for longer.
-            assert!(at <= 3 * SECOND + ms(1) * 20, "{told:?}");
+        for outcome in outcomes {
+            let (Served(at) | Denied { at, .. }) = outcome;
+            // Each of 20 timers may be late by a tick.
+            assert!(at <= 3 * SECOND + ms(1) * 20, "{outcome:?}");
         }
     }
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_cannot_make_it_is_refused_at_once() {
+async fn request_is_denied_immediately_when_its_wait_exceeds_max_wait() {
     let limiters = [
         memory(Gcra::new(Quota::per_minute(1))),
         memory(TokenBucket::new(Quota::per_minute(1))),
@@ -277,31 +276,31 @@ async fn who_cannot_make_it_is_refused_at_once() {
         memory(SlidingLog::new(Quota::per_minute(1))),
     ];
     for limiter in limiters {
-        let service = layer(limiter).max_wait(ms(59_999)).layer(desk());
-        let opened = Instant::now();
-        assert_eq!(call(&service, 0, opened).await.unwrap(), Served(Duration::ZERO));
+        let service = layer(limiter).max_wait(ms(59_999)).layer(clock_service());
+        let started = Instant::now();
+        assert_eq!(call(&service, 0, started).await.unwrap(), Served(Duration::ZERO));
         for _ in 0..3 {
-            let told = call(&service, 1, opened).await.unwrap();
-            assert!(matches!(told, Refused { at: Duration::ZERO, retry_after: Some(_) }), "{told:?}");
+            let outcome = call(&service, 1, started).await.unwrap();
+            assert!(matches!(outcome, Denied { at: Duration::ZERO, retry_after: Some(_) }), "{outcome:?}");
         }
-        // A millisecond later it can be made.
+        // A millisecond later the wait is within `max_wait`.
         sleep(ms(1)).await;
-        assert!(matches!(call(&service, 1, opened).await.unwrap(), Served(_)));
-        assert_eq!(opened.elapsed(), Duration::from_secs(60));
+        assert!(matches!(call(&service, 1, started).await.unwrap(), Served(_)));
+        assert_eq!(started.elapsed(), Duration::from_secs(60));
     }
 }
 
-/// The patience is for the whole wait, however often it is asked again, and however late a timer wakes.
+/// `max_wait` bounds the whole wait, however often the request acquires again.
 #[tokio::test(start_paused = true)]
-async fn patience_is_not_stretched_by_asking_often() {
-    /// Says each time that there is something in a moment, and never has it.
+async fn max_wait_bounds_repeated_acquires() {
+    /// Always denies with a short `retry_after`.
     #[derive(Clone)]
-    struct Soon(TokioClock);
+    struct NeverReady(TokioClock);
 
-    impl Limiter<()> for Soon {
+    impl Limiter<()> for NeverReady {
         type Future = Ready<Result<Outcome, Error>>;
 
-        fn acquire(&self, (): &(), _ask: AcquireOptions) -> Acquisition<Self::Future> {
+        fn acquire(&self, (): &(), _options: AcquireOptions) -> Acquisition<Self::Future> {
             use tower_ratelimit::Clock;
 
             let verdict = Verdict::Denied { retry_after: Duration::from_micros(100) };
@@ -309,120 +308,122 @@ async fn patience_is_not_stretched_by_asking_often() {
         }
     }
 
-    let service = layer(Soon(TokioClock::new())).max_wait(ms(50)).layer(desk());
-    let told = all(&service, 1).await;
-    let Refused { at, .. } = told[0] else { panic!("{told:?}") };
-    assert!(at <= ms(51), "it waited for {at:?}");
+    let service = layer(NeverReady(TokioClock::new())).max_wait(ms(50)).layer(clock_service());
+    let outcomes = call_all(&service, 1).await;
+    let Denied { at, .. } = outcomes[0] else { panic!("{outcomes:?}") };
+    assert!(at <= ms(51), "the request waited for {at:?}");
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// Many
+// Many requests
 // ---------------------------------------------------------------------------------------------------------------------
 
 #[tokio::test(start_paused = true)]
-async fn a_thousand_wait_for_a_bucket_in_the_order_of_asking() {
+async fn thousand_waiters_for_a_bucket_start_in_the_order_of_acquires() {
     let limiter = memory(Gcra::new(Quota::per_second(1000)).strict());
-    let service = layer(limiter).max_wait(ms(600)).layer(desk());
+    let service = layer(limiter).max_wait(ms(600)).layer(clock_service());
     let mut expected = served_each(ms(1), 601);
-    expected.extend([refused(Duration::ZERO, ms(1)); 399]);
-    assert_eq!(all(&service, 1000).await, expected);
+    expected.extend([denied(Duration::ZERO, ms(1)); 399]);
+    assert_eq!(call_all(&service, 1000).await, expected);
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_thousand_of_ten_keys_wait_each_in_its_own_line() {
+async fn thousand_waiters_of_ten_keys_wait_per_key() {
     let memory = Memory::builder(LeakyQueue::new(TEN_A_SECOND).max_waiting(1000)).max_keys(100);
     let limiter = memory.clock(TokioClock::new()).build().unwrap();
     let by_last_digit = |caller: &u32| Some(*caller % 10);
-    let service = RateLimitLayer::new(by_last_digit, limiter).responder(RejectWithError).layer(desk());
+    let service = RateLimitLayer::new(by_last_digit, limiter).responder(RejectWithError).layer(clock_service());
     let expected: Vec<_> = (0..1000_u32).map(|caller| Served(ms(100) * (caller / 10))).collect();
-    assert_eq!(all(&service, 1000).await, expected);
+    assert_eq!(call_all(&service, 1000).await, expected);
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_thousand_wait_for_a_window_and_all_are_told_within_their_patience() {
+async fn thousand_waiters_for_a_window_are_answered_within_max_wait() {
     for limiter in [memory(FixedWindow::new(Quota::per_second(100))), memory(SlidingLog::new(Quota::per_second(100)))] {
-        let service = layer(limiter).max_wait(5 * SECOND).layer(desk());
-        let mut told = all(&service, 1000).await;
-        told.sort();
+        let service = layer(limiter).max_wait(5 * SECOND).layer(clock_service());
+        let mut outcomes = call_all(&service, 1000).await;
+        outcomes.sort();
         let mut expected: Vec<_> = (0..600).map(|index: u32| Served(SECOND * (index / 100))).collect();
-        expected.extend([refused(5 * SECOND, SECOND); 400]);
-        assert_eq!(told, expected);
+        expected.extend([denied(5 * SECOND, SECOND); 400]);
+        assert_eq!(outcomes, expected);
     }
 }
 
 #[tokio::test(start_paused = true)]
-async fn no_more_than_max_waiters_wait_and_one_more_is_refused_at_once() {
+async fn request_is_denied_immediately_when_max_waiters_wait() {
     let layer = layer(memory(LeakyQueue::new(TEN_A_SECOND).max_waiting(100))).max_waiters(3);
-    let service = layer.layer(desk());
-    let opened = Instant::now();
-    // They wait over all services of a layer.
-    let other = layer.layer(desk());
+    let service = layer.layer(clock_service());
+    let started = Instant::now();
+    // All services of a layer share `max_waiters`.
+    let other = layer.layer(clock_service());
     let services = [&service, &other, &service, &other, &service, &other];
-    let answers: Vec<_> = (0..6).map(|caller| call(services[caller as usize], caller, opened)).collect();
-    let mut told = Vec::new();
+    let answers: Vec<_> = (0..6).map(|caller| call(services[caller as usize], caller, started)).collect();
+    let mut outcomes = Vec::new();
     for answer in answers {
-        told.push(answer.await.unwrap());
+        outcomes.push(answer.await.unwrap());
     }
     let mut expected = served_each(ms(100), 4);
-    expected.extend([refused(Duration::ZERO, ms(400)); 2]);
-    assert_eq!(told, expected);
+    expected.extend([denied(Duration::ZERO, ms(400)); 2]);
+    assert_eq!(outcomes, expected);
 
-    // A request without a permit was denied before it was charged: the next start is at 400 ms. And the permits are free again.
-    let told = all(&service, 5).await;
-    let mut expected: Vec<_> = (4..7).map(|turn: u32| Served(ms(100) * turn)).collect();
-    expected.extend([refused(ms(300), ms(400)); 2]);
-    assert_eq!(told[..3], expected[..3]);
-    assert!(told[3..].iter().all(|told| matches!(told, Refused { .. })), "{told:?}");
+    // A request without a permit is denied before it is charged: the next start is at 400 ms. The permits are free
+    // again.
+    let outcomes = call_all(&service, 5).await;
+    let mut expected: Vec<_> = (4..7).map(|index: u32| Served(ms(100) * index)).collect();
+    expected.extend([denied(Duration::ZERO, ms(400)); 2]);
+    assert_eq!(outcomes, expected);
 }
 
-/// Nobody is charged for a turn that there is no place to wait for, not even until it is refused.
+/// A request that finds no free permit is denied without a charge, with the unchanged status of the key.
 #[tokio::test(start_paused = true)]
-async fn who_finds_no_place_is_told_how_the_key_stands() {
+async fn request_without_a_permit_gets_the_limit_status() {
     let limiter = memory(Gcra::new(TEN_A_SECOND).burst(2));
-    let mut service = layer(limiter.clone()).max_wait(SECOND).max_waiters(0).layer(desk());
+    let mut service = layer(limiter.clone()).max_wait(SECOND).max_waiters(0).layer(clock_service());
     for caller in 0..2 {
         assert!(service.call(caller).await.is_ok());
     }
     let rejected = service.call(2).await.unwrap_err().downcast::<Rejected>().unwrap();
     let told = rejected.rejection().decision().unwrap();
     let peeked = limiter.peek(&(), AcquireOptions::default()).await.unwrap();
-    assert_eq!((told.retry_after(), told.reset()), (Some(ms(100)), Some(ms(200))));
+    assert_eq!((decision.retry_after(), decision.reset()), (Some(ms(100)), Some(ms(200))));
     assert_eq!((peeked.retry_after(), peeked.reset()), (Some(ms(100)), Some(ms(200))));
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_blocked_key_is_asked_for_again_when_the_block_ends() {
-    for (longest, told) in [(500, Served(ms(500))), (499, refused(Duration::ZERO, ms(500)))] {
+async fn waiter_for_a_blocked_key_acquires_again_when_the_block_ends() {
+    for (max_wait, outcome) in [(500, Served(ms(500))), (499, denied(Duration::ZERO, ms(500)))] {
         for limiter in [memory(Gcra::new(TEN_A_SECOND)), memory(LeakyQueue::new(TEN_A_SECOND))] {
             limiter.block("default", &(), ms(500)).await.unwrap();
-            let service = layer(limiter).max_wait(ms(longest)).layer(desk());
-            assert_eq!(all(&service, 1).await, [told]);
+            let service = layer(limiter).max_wait(ms(max_wait)).layer(clock_service());
+            assert_eq!(call_all(&service, 1).await, [outcome]);
         }
     }
-    // A turn that comes too late whatever the block is refused at once.
+    // A start after `max_wait` is denied immediately, whatever the block.
     let limiter = memory(Gcra::new(Quota::per_second(1)).strict());
-    let service = layer(limiter.clone()).max_wait(ms(900)).layer(desk());
-    assert_eq!(all(&service, 1).await, [Served(Duration::ZERO)]);
+    let service = layer(limiter.clone()).max_wait(ms(900)).layer(clock_service());
+    assert_eq!(call_all(&service, 1).await, [Served(Duration::ZERO)]);
     limiter.block("default", &(), ms(500)).await.unwrap();
-    assert_eq!(all(&service, 1).await, [refused(Duration::ZERO, ms(500))]);
+    assert_eq!(call_all(&service, 1).await, [denied(Duration::ZERO, ms(500))]);
 }
 
 #[tokio::test(start_paused = true)]
-async fn those_who_ask_again_count_among_the_waiters() {
-    let service =
-        layer(memory(FixedWindow::new(Quota::per_second(1)))).max_wait(10 * SECOND).max_waiters(2).layer(desk());
-    let mut told = all(&service, 5).await;
-    told.sort();
+async fn waiters_that_acquire_again_count_towards_max_waiters() {
+    let service = layer(memory(FixedWindow::new(Quota::per_second(1))))
+        .max_wait(10 * SECOND)
+        .max_waiters(2)
+        .layer(clock_service());
+    let mut outcomes = call_all(&service, 5).await;
+    outcomes.sort();
     let mut expected = served_each(SECOND, 3);
-    expected.extend([refused(Duration::ZERO, SECOND); 2]);
-    assert_eq!(told, expected);
+    expected.extend([denied(Duration::ZERO, SECOND); 2]);
+    assert_eq!(outcomes, expected);
 }
 
 #[tokio::test(start_paused = true)]
-async fn without_places_nobody_waits() {
+async fn request_is_denied_immediately_when_max_waiters_is_zero() {
     for limiter in [memory(LeakyQueue::new(TEN_A_SECOND)), memory(FixedWindow::new(Quota::new(1, ms(100))))] {
-        let service = layer(limiter).max_wait(SECOND).max_waiters(0).layer(desk());
-        assert_eq!(all(&service, 2).await, [Served(Duration::ZERO), refused(Duration::ZERO, ms(100))]);
+        let service = layer(limiter).max_wait(SECOND).max_waiters(0).layer(clock_service());
+        assert_eq!(call_all(&service, 2).await, [Served(Duration::ZERO), denied(Duration::ZERO, ms(100))]);
     }
 }
 
@@ -432,62 +433,62 @@ async fn without_places_nobody_waits() {
 
 #[tokio::test(start_paused = true)]
 async fn cancelled_waiter_frees_its_permit_and_other_starts_stay() {
-    let service = layer(memory(LeakyQueue::new(TEN_A_SECOND).max_waiting(4))).max_waiters(4).layer(desk());
-    let opened = Instant::now();
-    let mut answers: Vec<_> = (0..5).map(|caller| call(&service, caller, opened)).collect();
+    let service = layer(memory(LeakyQueue::new(TEN_A_SECOND).max_waiting(4))).max_waiters(4).layer(clock_service());
+    let started = Instant::now();
+    let mut answers: Vec<_> = (0..5).map(|caller| call(&service, caller, started)).collect();
     sleep(ms(50)).await;
-    // The queue is full, and so are the seats.
-    assert!(matches!(call(&service, 5, opened).await.unwrap(), Refused { .. }));
+    // The queue is full, and all permits are in use.
+    assert!(matches!(call(&service, 5, started).await.unwrap(), Denied { .. }));
     answers.remove(2).abort();
     sleep(ms(1)).await;
     // Its permit is free, but it stays charged, and the last start is where it was.
-    assert_eq!(call(&service, 6, opened).await.unwrap(), refused(ms(51), ms(49)));
+    assert_eq!(call(&service, 6, started).await.unwrap(), denied(ms(51), ms(49)));
     sleep(ms(49)).await;
-    let newcomer = call(&service, 7, opened);
-    assert!(matches!(call(&service, 8, opened).await.unwrap(), Refused { .. }));
+    let next = call(&service, 7, started);
+    assert!(matches!(call(&service, 8, started).await.unwrap(), Denied { .. }));
 
-    let mut told = Vec::new();
+    let mut outcomes = Vec::new();
     for answer in answers {
-        told.push(answer.await.unwrap());
+        outcomes.push(answer.await.unwrap());
     }
-    assert_eq!(told, [0, 100, 300, 400].map(|at| Served(ms(at))));
-    assert_eq!(newcomer.await.unwrap(), Served(ms(500)));
+    assert_eq!(outcomes, [0, 100, 300, 400].map(|at| Served(ms(at))));
+    assert_eq!(next.await.unwrap(), Served(ms(500)));
 }
 
-/// Its charge stays, and so does the start that nobody takes.
+/// The charge stays, and its scheduled start stays unused.
 #[tokio::test(start_paused = true)]
 async fn cancelled_last_waiter_stays_charged() {
     for limiter in [memory(LeakyQueue::new(TEN_A_SECOND)), memory(Gcra::new(TEN_A_SECOND).strict())] {
-        let service = layer(limiter).max_wait(SECOND).layer(desk());
-        let opened = Instant::now();
-        let mut answers: Vec<_> = (0..4).map(|caller| call(&service, caller, opened)).collect();
+        let service = layer(limiter).max_wait(SECOND).layer(clock_service());
+        let started = Instant::now();
+        let mut answers: Vec<_> = (0..4).map(|caller| call(&service, caller, started)).collect();
         sleep(ms(50)).await;
         answers.pop().unwrap().abort();
         sleep(ms(1)).await;
-        assert_eq!(call(&service, 4, opened).await.unwrap(), Served(ms(400)));
-        for (turn, answer) in (0_u32..).zip(answers) {
-            assert_eq!(answer.await.unwrap(), Served(ms(100) * turn));
+        assert_eq!(call(&service, 4, started).await.unwrap(), Served(ms(400)));
+        for (index, answer) in (0_u32..).zip(answers) {
+            assert_eq!(answer.await.unwrap(), Served(ms(100) * index));
         }
-        assert_eq!(call(&service, 5, opened).await.unwrap(), Served(ms(500)));
+        assert_eq!(call(&service, 5, started).await.unwrap(), Served(ms(500)));
     }
 }
 
-/// What a queue stands before must never see two at once, whoever goes away.
+/// The inner service never receives two requests within the spacing, whichever waiter is cancelled.
 #[tokio::test(start_paused = true)]
-async fn the_spacing_holds_whoever_is_cancelled() {
+async fn spacing_holds_when_waiters_are_cancelled() {
     for limiter in [memory(LeakyQueue::new(TEN_A_SECOND).max_waiting(50)), memory(Gcra::new(TEN_A_SECOND).strict())] {
-        let service = layer(limiter).max_wait(10 * SECOND).layer(desk());
-        let opened = Instant::now();
-        let mut answers: Vec<_> = (0..10).map(|caller| call(&service, caller, opened)).collect();
+        let service = layer(limiter).max_wait(10 * SECOND).layer(clock_service());
+        let started = Instant::now();
+        let mut answers: Vec<_> = (0..10).map(|caller| call(&service, caller, started)).collect();
         sleep(ms(50)).await;
         for cancelled in [7, 4, 2] {
             answers.remove(cancelled).abort();
         }
         sleep(ms(1)).await;
-        answers.extend((10..15).map(|caller| call(&service, caller, opened)));
+        answers.extend((10..15).map(|caller| call(&service, caller, started)));
         let mut served = Vec::new();
         for answer in answers {
-            let Served(at) = answer.await.unwrap() else { panic!("there is room for all") };
+            let Served(at) = answer.await.unwrap() else { panic!("the queue has space for all") };
             served.push(at);
         }
         served.sort();
@@ -496,17 +497,17 @@ async fn the_spacing_holds_whoever_is_cancelled() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_goes_away_while_asking_again_was_never_charged() {
+async fn cancelled_waiter_that_acquires_again_is_not_charged() {
     let limiter = memory(FixedWindow::new(Quota::per_second(2)));
-    let service = layer(limiter.clone()).max_wait(10 * SECOND).max_waiters(1).layer(desk());
-    let opened = Instant::now();
-    let answers: Vec<_> = (0..3).map(|caller| call(&service, caller, opened)).collect();
+    let service = layer(limiter.clone()).max_wait(10 * SECOND).max_waiters(1).layer(clock_service());
+    let started = Instant::now();
+    let answers: Vec<_> = (0..3).map(|caller| call(&service, caller, started)).collect();
     sleep(ms(500)).await;
     answers[2].abort();
     sleep(ms(600)).await;
     assert_eq!(limiter.peek(&(), AcquireOptions::default()).await.unwrap().remaining(), Some(2));
-    // Its seat is free.
-    let answers: Vec<_> = (3..6).map(|caller| call(&service, caller, opened)).collect();
+    // Its permit is free.
+    let answers: Vec<_> = (3..6).map(|caller| call(&service, caller, started)).collect();
     for (answer, at) in answers.into_iter().zip([1100, 1100, 2100]) {
         assert_eq!(answer.await.unwrap(), Served(ms(at)));
     }
@@ -515,13 +516,13 @@ async fn who_goes_away_while_asking_again_was_never_charged() {
 #[tokio::test(start_paused = true)]
 async fn waiting_response_dropped_unpolled_stays_charged() {
     let limiter = memory(LeakyQueue::new(TEN_A_SECOND));
-    let mut service = layer(limiter.clone()).layer(desk());
+    let mut service = layer(limiter.clone()).layer(clock_service());
     assert!(service.call(0).await.is_ok());
-    let turn = service.call(1);
+    let waiting = service.call(1);
     assert_eq!(limiter.peek(&(), AcquireOptions::default()).await.unwrap().delay(), ms(200));
-    drop(turn);
+    drop(waiting);
     assert_eq!(limiter.peek(&(), AcquireOptions::default()).await.unwrap().delay(), ms(200));
-    // And drains as if it had been forwarded.
+    // The charge drains as if the request had been forwarded.
     sleep(ms(200)).await;
     assert_eq!(limiter.peek(&(), AcquireOptions::default()).await.unwrap().delay(), Duration::ZERO);
 }
@@ -530,8 +531,8 @@ async fn waiting_response_dropped_unpolled_stays_charged() {
 // Readiness
 // ---------------------------------------------------------------------------------------------------------------------
 
-/// A service with a number of permits: `poll_ready` takes one, which is free again when the instance or the response's
-/// future is dropped. Calling it unready panics.
+/// A service with a number of permits: `poll_ready` takes one, and dropping the instance or the response frees it. It
+/// panics if it is called without a permit.
 struct Permits {
     shared: Arc<Shared>,
     ready: bool,
@@ -539,11 +540,11 @@ struct Permits {
 
 struct Shared {
     free: AtomicU32,
-    /// How often an instance was made ready, and called.
+    /// The numbers of instances made ready and of calls.
     readied: AtomicU32,
     called: AtomicU32,
     readiness: Mutex<Readiness>,
-    opened: Instant,
+    started: Instant,
 }
 
 #[derive(Clone, Copy)]
@@ -560,7 +561,7 @@ impl Permits {
             readied: AtomicU32::new(0),
             called: AtomicU32::new(0),
             readiness: Mutex::new(Readiness::Permits),
-            opened: Instant::now(),
+            started: Instant::now(),
         };
         Self { shared: Arc::new(shared), ready: false }
     }
@@ -603,7 +604,7 @@ impl Service<u32> for Permits {
             return Poll::Ready(Ok(()));
         }
         if not_yet || self.shared.free.fetch_update(Ordering::SeqCst, Ordering::SeqCst, take).is_err() {
-            // A double may look again each millisecond.
+            // Polls again each millisecond.
             let waker = cx.waker().clone();
             tokio::spawn(async move {
                 sleep(ms(1)).await;
@@ -620,14 +621,14 @@ impl Service<u32> for Permits {
         assert!(self.ready, "called an instance that was not made ready");
         self.ready = false;
         self.shared.called.fetch_add(1, Ordering::SeqCst);
-        // The permit goes with the response.
+        // The response owns the permit.
         let permit = Self { shared: Arc::clone(&self.shared), ready: true };
-        Box::pin(async move { Ok(permit.shared.opened.elapsed()) })
+        Box::pin(async move { Ok(permit.shared.started.elapsed()) })
     }
 }
 
-/// Makes the service ready, and calls it. It stays alive as long as the call: what it holds is not let go by dropping
-/// it.
+/// Makes the service ready, and calls it. The service is kept until the response, so that dropping it frees nothing
+/// earlier.
 async fn ready_call<S>(service: &S, caller: u32) -> JoinHandle<Result<Duration, BoxError>>
 where
     S: Service<u32, Response = Duration, Error = BoxError, Future: Send> + Clone + Send + 'static,
@@ -643,7 +644,7 @@ where
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_waits_holds_no_permit() {
+async fn waiting_request_holds_no_service_permit() {
     let limiters = [
         memory(LeakyQueue::new(Quota::per_second(1)).max_waiting(2)),
         memory(Gcra::new(Quota::per_second(1))),
@@ -656,25 +657,25 @@ async fn who_waits_holds_no_permit() {
         assert_eq!(ready_call(&service, 0).await.await.unwrap().unwrap(), Duration::ZERO);
 
         let waiting = [ready_call(&service, 1).await, ready_call(&service, 2).await];
-        assert_eq!(shared.free(), 1, "those who wait hold it");
+        assert_eq!(shared.free(), 1, "waiting requests hold no permit");
         let (called, readied) = (shared.called.load(Ordering::SeqCst), shared.readied.load(Ordering::SeqCst));
         assert_eq!((called, readied), (1, 3));
         for waiting in waiting {
             waiting.await.unwrap().unwrap();
         }
         assert_eq!(shared.free(), 1);
-        // Each was made ready again, once, when its turn had come.
+        // Each waiting request made an instance ready once more, at its start.
         assert_eq!((shared.called.load(Ordering::SeqCst), shared.readied.load(Ordering::SeqCst)), (3, 5));
     }
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_waits_starves_nobody_behind_a_concurrency_limit() {
+async fn waiting_request_does_not_block_a_concurrency_limit() {
     let limiter = Memory::builder(Gcra::new(Quota::per_minute(1))).max_keys(100).clock(TokioClock::new());
     let by_caller = |caller: &u32| Some(*caller);
     let limit =
         RateLimitLayer::new(by_caller, limiter.build().unwrap()).responder(RejectWithError).max_wait(60 * SECOND);
-    let service = limit.layer(ConcurrencyLimit::new(desk(), 1));
+    let service = limit.layer(ConcurrencyLimit::new(clock_service(), 1));
 
     assert_eq!(ready_call(&service, 7).await.await.unwrap().unwrap(), Duration::ZERO);
     let waiting = ready_call(&service, 7).await;
@@ -686,18 +687,18 @@ async fn who_waits_starves_nobody_behind_a_concurrency_limit() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn after_the_wait_the_request_is_held_until_the_service_is_ready() {
+async fn delayed_request_waits_for_the_service_after_its_start() {
     let permits = Permits::new(1);
     let shared = Arc::clone(&permits.shared);
     let service = layer(memory(LeakyQueue::new(TEN_A_SECOND))).layer(permits);
     ready_call(&service, 0).await.await.unwrap().unwrap();
     let waiting = ready_call(&service, 1).await;
-    *shared.readiness.lock().unwrap() = Readiness::NotBefore(shared.opened + ms(700));
+    *shared.readiness.lock().unwrap() = Readiness::NotBefore(shared.started + ms(700));
     assert_eq!(waiting.await.unwrap().unwrap(), ms(700));
 }
 
 #[tokio::test(start_paused = true)]
-async fn service_that_breaks_during_the_wait_leaves_the_charge() {
+async fn request_stays_charged_when_the_service_fails_during_the_wait() {
     let permits = Permits::new(1);
     let shared = Arc::clone(&permits.shared);
     let limiter = memory(LeakyQueue::new(TEN_A_SECOND));
@@ -714,7 +715,7 @@ async fn service_that_breaks_during_the_wait_leaves_the_charge() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn client_that_leaves_while_the_service_gets_ready_leaves_the_charge() {
+async fn request_dropped_while_the_service_gets_ready_stays_charged() {
     let permits = Permits::new(1);
     let shared = Arc::clone(&permits.shared);
     let limiter = memory(Gcra::new(Quota::per_second(1)).burst(2));
@@ -723,7 +724,7 @@ async fn client_that_leaves_while_the_service_gets_ready_leaves_the_charge() {
         ready_call(&service, caller).await.await.unwrap().unwrap();
     }
     let waiting = ready_call(&service, 2).await;
-    *shared.readiness.lock().unwrap() = Readiness::NotBefore(shared.opened + 60 * SECOND);
+    *shared.readiness.lock().unwrap() = Readiness::NotBefore(shared.started + 60 * SECOND);
     sleep(ms(1500)).await;
     let remaining = async || limiter.peek(&(), AcquireOptions::default()).await.unwrap().remaining().unwrap();
     assert_eq!(remaining().await, 0);
@@ -735,69 +736,69 @@ async fn client_that_leaves_while_the_service_gets_ready_leaves_the_charge() {
     assert_eq!(remaining().await, 2);
 }
 
-/// A layer that settles holds from now on, or asks again: no start is scheduled.
+/// A layer that settles holds its cost, so no start is scheduled: a waiting request acquires again.
 #[tokio::test(start_paused = true)]
 async fn layer_that_settles_asks_again_until_a_hold_ends() {
     for limiter in [memory(FixedWindow::new(Quota::per_hour(1))), memory(Gcra::new(Quota::per_hour(1)).strict())] {
-        // Each is answered after 300 ms, and pays nothing.
+        // Each response takes 300 ms, and is settled at 0.
         let slow = service_fn(|_: u32| async {
             sleep(ms(300)).await;
             Ok::<_, BoxError>(())
         });
         let free = |_: u64, _: Result<&(), &BoxError>| 0;
         let service = layer(limiter.clone()).settle(free).max_wait(2 * 3600 * SECOND).layer(slow);
-        let opened = Instant::now();
+        let started = Instant::now();
         let mut first = pin!(service.clone().call(0));
-        assert!(tokio::time::timeout(ms(1), first.as_mut()).await.is_err(), "it is with the service");
+        assert!(tokio::time::timeout(ms(1), first.as_mut()).await.is_err(), "the first request is in flight");
         let denied = limiter.peek(&(), AcquireOptions::default()).await.unwrap();
         assert!(!denied.is_allowed() && denied.is_estimate());
         let mut second = pin!(service.clone().call(1));
-        assert!(tokio::time::timeout(ms(1), second.as_mut()).await.is_err(), "it waits");
+        assert!(tokio::time::timeout(ms(1), second.as_mut()).await.is_err(), "the second request waits");
         first.await.unwrap();
-        assert_eq!(opened.elapsed(), ms(300));
+        assert_eq!(started.elapsed(), ms(300));
         second.await.unwrap();
-        // It asked again each 100 ms, not after the estimate of an hour.
-        assert!((ms(600)..ms(701)).contains(&opened.elapsed()), "{:?}", opened.elapsed());
+        // It acquired again each 100 ms, not after the estimate of an hour.
+        assert!((ms(600)..ms(701)).contains(&started.elapsed()), "{:?}", started.elapsed());
         assert!(limiter.peek(&(), AcquireOptions::default()).await.unwrap().is_allowed(), "nothing was charged");
     }
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// Limiters that answer later
+// Limiters with pending decisions
 // ---------------------------------------------------------------------------------------------------------------------
 
-/// A limiter elsewhere, by the caller: how long it takes, and what it decides then, call by call. It holds if it is asked to.
+/// A limiter with scripted verdicts for each caller, pending for `DECISION_TIME`. It supports holds.
 #[derive(Clone, Default)]
-struct Elsewhere {
-    script: Arc<Mutex<HashMap<u32, Vec<Verdict>>>>,
+struct RemoteLimiter {
+    verdicts: Arc<Mutex<HashMap<u32, Vec<Verdict>>>>,
     settled: Arc<Mutex<Vec<(u32, u64)>>>,
 }
 
-const THINKS: Duration = ms(5);
+const DECISION_TIME: Duration = ms(5);
 
-impl Elsewhere {
-    fn says(&self, caller: u32, verdicts: impl IntoIterator<Item = Verdict>) {
-        self.script.lock().unwrap().insert(caller, verdicts.into_iter().collect());
+impl RemoteLimiter {
+    fn script(&self, caller: u32, verdicts: impl IntoIterator<Item = Verdict>) {
+        self.verdicts.lock().unwrap().insert(caller, verdicts.into_iter().collect());
     }
 }
 
-impl Limiter<u32> for Elsewhere {
+impl Limiter<u32> for RemoteLimiter {
     type Future = BoxFuture<Result<Outcome, Error>>;
 
-    fn acquire(&self, caller: &u32, ask: AcquireOptions) -> Acquisition<Self::Future> {
-        let verdict = self.script.lock().unwrap().get_mut(caller).expect("a caller of the script").remove(0);
+    fn acquire(&self, caller: &u32, options: AcquireOptions) -> Acquisition<Self::Future> {
+        let verdict = self.verdicts.lock().unwrap().get_mut(caller).expect("a scripted caller").remove(0);
         let (settled, caller) = (Arc::clone(&self.settled), *caller);
         Acquisition::Pending(Box::pin(async move {
-            sleep(THINKS).await;
+            sleep(DECISION_TIME).await;
             let decision = Decision::by_policy(tower_ratelimit::Timestamp::EPOCH, verdict);
             let settle = move |actual| {
                 LimiterFuture::pending(async move {
-                    sleep(THINKS).await;
+                    sleep(DECISION_TIME).await;
                     settled.lock().unwrap().push((caller, actual));
                     Ok(())
                 })
             };
-            let held = (ask.hold && verdict.is_allowed()).then(|| Held::new(ask.cost, settle));
+            let held = (options.hold && verdict.is_allowed()).then(|| Held::new(options.cost, settle));
             Ok(Outcome { decision, held })
         }))
     }
@@ -808,73 +809,74 @@ fn by_caller<A>(limiter: A) -> RateLimitLayer<impl Fn(&u32) -> Option<u32> + Clo
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_decision_on_its_way_keeps_the_ready_instance_and_a_delay_lets_it_go() {
-    let limiter = Elsewhere::default();
-    limiter.says(0, [Verdict::Allowed]);
-    limiter.says(1, [Verdict::AllowedAfter(ms(100))]);
+async fn pending_decision_keeps_the_ready_instance_and_a_delay_releases_it() {
+    let limiter = RemoteLimiter::default();
+    limiter.script(0, [Verdict::Allowed]);
+    limiter.script(1, [Verdict::AllowedAfter(ms(100))]);
     let permits = Permits::new(1);
     let shared = Arc::clone(&permits.shared);
     let service = by_caller(limiter).layer(permits);
 
     let allowed = ready_call(&service, 0).await;
     sleep(ms(1)).await;
-    assert_eq!(shared.free(), 0, "it goes to the instance that was made ready");
-    assert_eq!(allowed.await.unwrap().unwrap(), THINKS);
+    assert_eq!(shared.free(), 0, "the pending request keeps the ready instance");
+    assert_eq!(allowed.await.unwrap().unwrap(), DECISION_TIME);
     assert_eq!(shared.readied.load(Ordering::SeqCst), 1);
 
     let delayed = ready_call(&service, 1).await;
     sleep(ms(1)).await;
     assert_eq!(shared.free(), 0);
-    sleep(THINKS).await;
+    sleep(DECISION_TIME).await;
     assert_eq!(shared.free(), 1);
-    assert_eq!(delayed.await.unwrap().unwrap(), 2 * THINKS + ms(100));
+    assert_eq!(delayed.await.unwrap().unwrap(), 2 * DECISION_TIME + ms(100));
     assert_eq!(shared.readied.load(Ordering::SeqCst), 3);
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_limiter_elsewhere_is_asked_again_when_there_should_be_room() {
+async fn remote_limiter_is_called_again_after_retry_after() {
     let in_100_ms = Verdict::Denied { retry_after: ms(100) };
-    let limiter = Elsewhere::default();
-    limiter.says(0, [in_100_ms, in_100_ms, Verdict::Allowed]);
-    // Asked again it promises a turn.
-    limiter.says(1, [in_100_ms, Verdict::AllowedAfter(ms(50))]);
-    limiter.says(2, [in_100_ms, Verdict::ExceedsLimit]);
-    limiter.says(3, [Verdict::Denied { retry_after: ms(301) }]);
-    let service = by_caller(limiter).max_wait(ms(300)).layer(desk());
-    let at = |waited: u64, thought: u32| ms(waited) + THINKS * thought;
+    let limiter = RemoteLimiter::default();
+    limiter.script(0, [in_100_ms, in_100_ms, Verdict::Allowed]);
+    // The second acquire schedules a start.
+    limiter.script(1, [in_100_ms, Verdict::AllowedAfter(ms(50))]);
+    limiter.script(2, [in_100_ms, Verdict::ExceedsLimit]);
+    limiter.script(3, [Verdict::Denied { retry_after: ms(301) }]);
+    let service = by_caller(limiter).max_wait(ms(300)).layer(clock_service());
+    let at = |waited: u64, decisions: u32| ms(waited) + DECISION_TIME * decisions;
     let expected = [
         Served(at(200, 3)),
         Served(at(150, 2)),
-        Refused { at: at(100, 2), retry_after: None },
-        refused(at(0, 1), ms(301)),
+        Denied { at: at(100, 2), retry_after: None },
+        denied(at(0, 1), ms(301)),
     ];
-    assert_eq!(all(&service, 4).await, expected);
+    assert_eq!(call_all(&service, 4).await, expected);
 }
 
-/// Deciding is not waiting, but what it takes counts against the patience.
+/// The time of pending decisions counts towards `max_wait`.
 #[tokio::test(start_paused = true)]
-async fn the_deadline_holds_for_a_slow_limiter_too() {
-    let limiter = Elsewhere::default();
-    limiter.says(0, vec![Verdict::Denied { retry_after: ms(1) }; 1000]);
-    let service = by_caller(limiter).max_wait(ms(100)).layer(desk());
-    let told = all(&service, 1).await;
-    let Refused { at, .. } = told[0] else { panic!("{told:?}") };
-    assert!(at <= ms(100) + THINKS, "it waited for {at:?}");
+async fn max_wait_includes_the_time_of_pending_decisions() {
+    let limiter = RemoteLimiter::default();
+    limiter.script(0, vec![Verdict::Denied { retry_after: ms(1) }; 1000]);
+    let service = by_caller(limiter).max_wait(ms(100)).layer(clock_service());
+    let outcomes = call_all(&service, 1).await;
+    let Denied { at, .. } = outcomes[0] else { panic!("{outcomes:?}") };
+    assert!(at <= ms(100) + DECISION_TIME, "the request waited for {at:?}");
 }
 
-/// A layer that settles, whose service is made ready late: it holds from the decision on, and releases if it never forwards.
+/// A layer that settles and whose service becomes ready late holds from the decision on. It releases the hold if it
+/// never forwards the request.
 #[tokio::test(start_paused = true)]
-async fn hold_elsewhere_is_released_in_the_background_if_the_request_is_not_forwarded() {
-    let limiter = Elsewhere::default();
+async fn remote_hold_is_released_in_the_background_if_the_request_is_not_forwarded() {
+    let limiter = RemoteLimiter::default();
     let whole = |held: u64, _: Result<&Duration, &BoxError>| held;
     for (caller, leaves) in [(0, true), (1, false)] {
-        // Asked again it may pass, and needs the service made ready anew.
-        limiter.says(caller, [Verdict::Denied { retry_after: ms(100) }, Verdict::Allowed]);
+        // The second acquire is allowed, and the service must be made ready again.
+        limiter.script(caller, [Verdict::Denied { retry_after: ms(100) }, Verdict::Allowed]);
         let permits = Permits::new(1);
         let shared = Arc::clone(&permits.shared);
         let service = by_caller(limiter.clone()).settle(whole).max_wait(SECOND).layer(permits);
         let waiting = ready_call(&service, caller).await;
-        *shared.readiness.lock().unwrap() = Readiness::NotBefore(shared.opened + 60 * SECOND);
+        *shared.readiness.lock().unwrap() = Readiness::NotBefore(shared.started + 60 * SECOND);
         sleep(ms(200)).await;
         assert!(limiter.settled.lock().unwrap().is_empty());
         if leaves {
@@ -888,40 +890,41 @@ async fn hold_elsewhere_is_released_in_the_background_if_the_request_is_not_forw
     }
 }
 
-/// A limiter of one's own may hold for a later start: the hold is released if the request leaves before, and else settled.
+/// A custom limiter may hold for a later start. The hold is released if the request is dropped before, and settled
+/// otherwise.
 #[tokio::test(start_paused = true)]
-async fn hold_for_a_later_start_is_released_if_the_request_leaves_before() {
-    let limiter = Elsewhere::default();
-    limiter.says(0, [Verdict::AllowedAfter(SECOND)]);
-    limiter.says(1, [Verdict::AllowedAfter(SECOND)]);
+async fn hold_for_a_later_start_is_released_if_the_request_is_dropped_before() {
+    let limiter = RemoteLimiter::default();
+    limiter.script(0, [Verdict::AllowedAfter(SECOND)]);
+    limiter.script(1, [Verdict::AllowedAfter(SECOND)]);
     let whole = |held: u64, _: Result<&Duration, &BoxError>| held;
-    let service = by_caller(limiter.clone()).cost(|_: &u32| 3).settle(whole).layer(desk());
-    let opened = Instant::now();
-    let (leaving, staying) = (call(&service, 0, opened), call(&service, 1, opened));
+    let service = by_caller(limiter.clone()).cost(|_: &u32| 3).settle(whole).layer(clock_service());
+    let started = Instant::now();
+    let (leaving, staying) = (call(&service, 0, started), call(&service, 1, started));
     sleep(ms(500)).await;
     leaving.abort();
     sleep(ms(10)).await;
     assert_eq!(*limiter.settled.lock().unwrap(), [(0, 0)]);
-    assert_eq!(staying.await.unwrap(), Served(THINKS + SECOND));
+    assert_eq!(staying.await.unwrap(), Served(DECISION_TIME + SECOND));
     assert_eq!(*limiter.settled.lock().unwrap(), [(0, 0), (1, 3)]);
 }
 
-/// A scheduled start is charged when it is scheduled: there is nothing to settle.
+/// A scheduled start is charged when it is scheduled, and needs no settlement.
 #[tokio::test(start_paused = true)]
-async fn scheduled_start_elsewhere_is_waited_for_beyond_max_waiters() {
-    let limiter = Elsewhere::default();
-    limiter.says(0, [Verdict::AllowedAfter(SECOND)]);
-    limiter.says(1, [Verdict::AllowedAfter(SECOND)]);
-    let service = by_caller(limiter.clone()).max_waiters(1).layer(desk());
-    // Both were asked for while the permit was free.
-    assert_eq!(all(&service, 2).await, [Served(THINKS + SECOND); 2]);
+async fn remote_scheduled_start_is_awaited_beyond_max_waiters() {
+    let limiter = RemoteLimiter::default();
+    limiter.script(0, [Verdict::AllowedAfter(SECOND)]);
+    limiter.script(1, [Verdict::AllowedAfter(SECOND)]);
+    let service = by_caller(limiter.clone()).max_waiters(1).layer(clock_service());
+    // Both acquired while the permit was free.
+    assert_eq!(call_all(&service, 2).await, [Served(DECISION_TIME + SECOND); 2]);
     assert!(limiter.settled.lock().unwrap().is_empty());
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_goes_away_during_a_decision_leaves_the_charge_to_the_limiter() {
-    let limiter = Elsewhere::default();
-    limiter.says(0, [Verdict::Allowed]);
+async fn request_dropped_during_a_pending_decision_settles_nothing() {
+    let limiter = RemoteLimiter::default();
+    limiter.script(0, [Verdict::Allowed]);
     let permits = Permits::new(1);
     let shared = Arc::clone(&permits.shared);
     let service = by_caller(limiter.clone()).layer(permits);
@@ -945,75 +948,75 @@ where
 }
 
 #[tokio::test(start_paused = true)]
-async fn several_limits_promise_a_turn_that_all_owe_until_already() {
+async fn several_limits_schedule_a_start_only_while_all_have_usage() {
     let limiter = several((
         Limit::new("spacing", LeakyQueue::new(TEN_A_SECOND).max_waiting(100)),
         Limit::new("minute", Gcra::new(Quota::per_second(1)).burst(5)),
     ));
-    let service = layer(limiter).max_wait(2 * SECOND).layer(desk());
-    // KeyedBy 400 ms the spacing has nothing against anybody: who then waits for the other one asks again.
-    let mut told = all(&service, 8).await;
-    told[5..].sort();
+    let service = layer(limiter).max_wait(2 * SECOND).layer(clock_service());
+    // From 400 ms on the spacing allows every request: a request that waits for the other limit acquires again.
+    let mut outcomes = call_all(&service, 8).await;
+    outcomes[5..].sort();
     let mut expected: Vec<_> = [0, 100, 200, 300, 400, 1000, 2000].map(|at| Served(ms(at))).into();
-    expected.push(refused(2 * SECOND, SECOND));
-    assert_eq!(told, expected);
+    expected.push(denied(2 * SECOND, SECOND));
+    assert_eq!(outcomes, expected);
 }
 
-/// A turn that one promises, another might not have left by then: they promise together or not at all.
+/// A start that one limit schedules may not be free in another: all limits schedule, or none does.
 #[tokio::test(start_paused = true)]
-async fn a_queue_beside_a_window_promises_nothing() {
+async fn leaky_queue_beside_a_window_schedules_no_starts() {
     let limits = || {
         several((
             Limit::new("spacing", LeakyQueue::new(TEN_A_SECOND).max_waiting(100)),
             Limit::new("second", FixedWindow::new(Quota::per_second(3))),
         ))
     };
-    let service = layer(limits()).layer(desk());
-    assert_eq!(all(&service, 2).await, [Served(Duration::ZERO), refused(Duration::ZERO, ms(100))]);
+    let service = layer(limits()).layer(clock_service());
+    assert_eq!(call_all(&service, 2).await, [Served(Duration::ZERO), denied(Duration::ZERO, ms(100))]);
 
-    // Who accepts to wait asks again, and keeps to both limits.
-    let service = layer(limits()).max_wait(ms(1100)).layer(desk());
-    let mut told = all(&service, 6).await;
-    told.sort();
+    // With `max_wait` a request acquires again, within both limits.
+    let service = layer(limits()).max_wait(ms(1100)).layer(clock_service());
+    let mut outcomes = call_all(&service, 6).await;
+    outcomes.sort();
     let mut expected: Vec<_> = [0, 100, 200, 1000, 1100].map(|at| Served(ms(at))).into();
-    expected.push(refused(ms(1100), ms(100)));
-    assert_eq!(told, expected);
+    expected.push(denied(ms(1100), ms(100)));
+    assert_eq!(outcomes, expected);
 }
 
-/// Whoever waits for a limit of its own must not hold up those who share another limit with it.
+/// A request that waits for its own limit must not delay requests that share another limit with it.
 #[tokio::test(start_paused = true)]
-async fn who_waits_for_its_own_limit_does_not_close_a_shared_one() {
+async fn waiter_for_its_own_limit_does_not_block_a_shared_limit() {
     let limiter = several((
         Limit::new("caller", Gcra::new(Quota::per_minute(1))).keyed_by(|caller: &u32| *caller),
         Limit::new("all", Gcra::new(Quota::per_second(100))).keyed_by(|_: &u32| ()),
     ));
-    let service = by_caller(limiter).max_wait(60 * SECOND).layer(desk());
-    let opened = Instant::now();
-    assert_eq!(call(&service, 7, opened).await.unwrap(), Served(Duration::ZERO));
-    let waiting = call(&service, 7, opened);
-    assert_eq!(call(&service, 8, opened).await.unwrap(), Served(Duration::ZERO));
+    let service = by_caller(limiter).max_wait(60 * SECOND).layer(clock_service());
+    let started = Instant::now();
+    assert_eq!(call(&service, 7, started).await.unwrap(), Served(Duration::ZERO));
+    let waiting = call(&service, 7, started);
+    assert_eq!(call(&service, 8, started).await.unwrap(), Served(Duration::ZERO));
     assert_eq!(waiting.await.unwrap(), Served(60 * SECOND));
 }
 
-/// A shadow changes nothing: not how others wait either.
+/// A shadow limit does not change how requests wait.
 #[tokio::test(start_paused = true)]
-async fn a_shadow_that_promises_no_turns_does_not_keep_anybody_waiting() {
+async fn shadow_limit_does_not_prevent_scheduled_starts() {
     let limiter = several((
         Limit::new("enforced", Gcra::new(Quota::per_second(1)).strict()),
         Limit::new("trial", FixedWindow::new(Quota::per_second(1))).shadow(),
     ));
-    let service = layer(limiter).max_wait(SECOND).layer(desk());
-    let expected = [Served(Duration::ZERO), Served(SECOND), refused(Duration::ZERO, SECOND)];
-    assert_eq!(all(&service, 3).await, expected);
+    let service = layer(limiter).max_wait(SECOND).layer(clock_service());
+    let expected = [Served(Duration::ZERO), Served(SECOND), denied(Duration::ZERO, SECOND)];
+    assert_eq!(call_all(&service, 3).await, expected);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
 // Without a timer
 // ---------------------------------------------------------------------------------------------------------------------
 
-/// Waiting needs tokio's timer. Outside of a runtime a request that would have to wait is denied; it was charged for its start.
+/// Waiting needs tokio's timer. Outside of a runtime a delayed request is rejected, and stays charged.
 #[test]
-fn outside_of_a_runtime_nobody_waits() {
+fn delayed_request_is_rejected_outside_of_a_runtime() {
     let limiter = Memory::builder(LeakyQueue::new(Quota::per_hour(1))).max_keys(100).build().unwrap();
     let service = service_fn(|_: u32| ready(Ok::<_, BoxError>(())));
     let mut service = layer(limiter.clone()).layer(service);
@@ -1021,7 +1024,7 @@ fn outside_of_a_runtime_nobody_waits() {
         let mut response = pin!(service.call(caller));
         match response.as_mut().poll(&mut Context::from_waker(std::task::Waker::noop())) {
             Poll::Ready(answer) => answer,
-            Poll::Pending => panic!("it waits for nothing"),
+            Poll::Pending => panic!("the response is pending without a timer"),
         }
     };
     assert!(now(0).is_ok());
@@ -1032,44 +1035,43 @@ fn outside_of_a_runtime_nobody_waits() {
     }
 }
 
-/// A runtime without a timer: nobody can wait in it.
 #[test]
-fn without_a_timer_a_later_turn_is_refused() {
+fn delayed_request_is_rejected_in_a_runtime_without_a_timer() {
     let limiter = BoxLimiter::new(Memory::new(LeakyQueue::new(TEN_A_SECOND).max_waiting(5)));
     let runtime = tokio::runtime::Builder::new_current_thread().build().expect("a runtime");
     runtime.block_on(async {
         let mut service = layer(limiter).layer(service_fn(|_: u32| ready(Ok::<_, BoxError>(()))));
         assert!(service.ready().await.expect("ready").call(1).await.is_ok());
-        let error = service.ready().await.expect("ready").call(2).await.expect_err("it would have to wait");
+        let error = service.ready().await.expect("ready").call(2).await.expect_err("a delay without a timer");
         assert!(error.downcast::<Rejected>().is_ok());
     });
 }
 
-/// The estimate is the time that the held cost would take to drain, an hour here: a waiter does not sleep for it.
+/// The estimate assumes that the held cost drains, an hour here. A waiter does not sleep for that long.
 #[tokio::test(start_paused = true)]
 async fn waiter_denied_by_a_hold_starts_soon_after_it_is_settled() {
-    let opened = Instant::now();
+    let started = Instant::now();
     let inner = service_fn(move |_: u32| async move {
         sleep(Duration::from_millis(250)).await;
-        Ok::<_, BoxError>(opened.elapsed())
+        Ok::<_, BoxError>(started.elapsed())
     });
     let limiter = memory(FixedWindow::new(Quota::per_hour(1)));
     let nothing = |_: u64, _: Result<&Duration, &BoxError>| 0;
     let service = layer(limiter).settle(nothing).max_wait(Duration::from_secs(5)).layer(inner);
-    let (first, second) = (call(&service, 1, opened), call(&service, 2, opened));
+    let (first, second) = (call(&service, 1, started), call(&service, 2, started));
     assert_eq!(first.await.unwrap(), Served(Duration::from_millis(250)));
-    let Served(at) = second.await.unwrap() else { panic!("the first one was released in time") };
+    let Served(at) = second.await.unwrap() else { panic!("the first hold was released in time") };
     // Denied at 0, 100 and 200 ms, and started at 300 ms.
     assert_eq!(at, Duration::from_millis(550));
 
-    // Within its bound, and not for the estimate.
+    // `max_wait` bounds the wait, not the estimate.
     let brief = layer(memory(FixedWindow::new(Quota::per_hour(1)))).settle(nothing);
     let brief = brief.max_wait(Duration::from_millis(150)).layer(service_fn(move |_: u32| async move {
         sleep(Duration::from_secs(10)).await;
-        Ok::<_, BoxError>(opened.elapsed())
+        Ok::<_, BoxError>(started.elapsed())
     }));
-    let began = opened.elapsed();
-    let (_first, second) = (call(&brief, 1, opened), call(&brief, 2, opened));
-    let Refused { at, .. } = second.await.unwrap() else { panic!("the first one takes ten seconds") };
+    let began = started.elapsed();
+    let (_first, second) = (call(&brief, 1, started), call(&brief, 2, started));
+    let Denied { at, .. } = second.await.unwrap() else { panic!("the first request takes ten seconds") };
     assert_eq!(at, began + Duration::from_millis(150));
 }

@@ -1,7 +1,7 @@
-//! The header fields where servers are stacked, scripts come from other origins, connections are upgraded, and HTTP is
-//! spoken in versions 1.1 and 2.
+//! Header fields on real sockets: stacked limiters, scripts of other origins, upgraded connections, HTTP/1.1 and
+//! HTTP/2.
 //!
-//! On real sockets, read by foreign parsers. The limiter's clock is moved by hand.
+//! Independent parsers read the fields. The clock is manual.
 
 use std::collections::BTreeSet;
 use std::io::{Read, Write};
@@ -47,11 +47,11 @@ async fn serve(app: Router) -> SocketAddr {
     address
 }
 
-/// A client of one version of HTTP: of the second without TLS, by prior knowledge.
+/// A client of one HTTP version. It uses HTTP/2 without TLS, with prior knowledge.
 struct Browser(Client<hyper_util::client::legacy::connect::HttpConnector, Full<Bytes>>, Version);
 
 impl Browser {
-    fn of(version: Version) -> Self {
+    fn new(version: Version) -> Self {
         let http2 = version == Version::HTTP_2;
         Self(Client::builder(TokioExecutor::new()).http2_only(http2).build_http(), version)
     }
@@ -74,37 +74,37 @@ fn exposed(headers: &HeaderMap) -> BTreeSet<String> {
     names.collect()
 }
 
-/// Both are told of, the legacy fields are the stricter ones, whichever limiter refuses, in both versions.
+/// Responses list both limits, and the legacy fields of the more restrictive one, whichever limiter denies.
 #[tokio::test]
-async fn stacked_limiters_tell_the_whole_truth() {
+async fn stacked_limiters_send_both_limits_and_the_stricter_legacy_fields() {
     for version in VERSIONS {
         let fields = Http::new().legacy_headers(ResetFormat::DeltaSeconds);
         let app = Router::new()
             .route("/", get(async || "hello"))
             .layer(layer(PeerIp::new(), "inner", 2, fields))
             .layer(layer(Global, "outer", 3, fields));
-        let (address, browser) = (serve(app).await, Browser::of(version));
+        let (address, browser) = (serve(app).await, Browser::new(version));
         for left in [1, 0] {
             let response = browser.send(Method::GET, address, &[]).await;
             assert_eq!(response.status(), 200);
             let read = [("inner".into(), left, Some(60)), ("outer".into(), left + 1, Some(60))];
             assert_eq!(limits(response.headers()), read);
             assert_eq!(policies(response.headers()), [("inner".into(), 2, 60), ("outer".into(), 3, 60)]);
-            assert_eq!(legacy(response.headers()), Some([2, left.unsigned_abs(), 60]), "the more restrictive");
+            assert_eq!(legacy(response.headers()), Some([2, left.unsigned_abs(), 60]), "of the more restrictive limit");
         }
-        // Refused by the inner one, which the outer one has charged for.
+        // The inner limiter denies. The outer limiter has charged the request.
         let response = browser.send(Method::GET, address, &[]).await;
         assert_eq!(response.status(), 429);
         assert_eq!(limits(response.headers()), [("inner".into(), 0, Some(60)), ("outer".into(), 0, Some(60))]);
         assert_eq!((legacy(response.headers()), retry_after(response.headers())), (Some([2, 0, 60]), Some(60)));
-        // Refused by the outer one: nobody has asked the inner one.
+        // The outer limiter denies. The inner limiter is not called.
         let response = browser.send(Method::GET, address, &[]).await;
         assert_eq!(limits(response.headers()), [("outer".into(), 0, Some(60))]);
         assert_eq!((legacy(response.headers()), retry_after(response.headers())), (Some([3, 0, 60]), Some(60)));
     }
 }
 
-/// Notes the warnings of a layer's observers.
+/// An observer that records warnings.
 #[derive(Clone, Default)]
 struct Warnings(Arc<Mutex<Vec<String>>>);
 
@@ -122,8 +122,8 @@ impl Warnings {
     }
 }
 
-/// Clients cannot tell two limits of one name apart: the outer layer warns of it once, whichever of its fields it
-/// sends, and however many requests and clones there are.
+/// Clients cannot distinguish two limits of one name. The outer layer emits one warning, whichever fields it sends, and
+/// however many requests and clones there are.
 #[tokio::test]
 async fn stacked_limits_of_one_name_emit_one_warning() {
     let limited = |inner: &'static str, outer: &'static str, responder: Http| {
@@ -165,12 +165,12 @@ async fn stacked_limits_of_one_name_emit_one_warning() {
         }
     }
 
-    // A layer that sends no such fields has nothing to warn of.
+    // A layer that sends no such fields emits no warning.
     let (app, warnings) = limited("default", "default", Http::minimal());
     assert_eq!((send(&app).await, warnings.take().len()), (StatusCode::OK, 0));
 }
 
-/// The fields of a handler, such as a proxy's upstream, are read as well; so are two limits of one decision.
+/// The layer also checks the fields of a handler, and the limits of one decision.
 #[tokio::test]
 async fn a_handlers_limit_of_the_same_name_emits_one_warning() {
     for (field, value, is_repeated) in [
@@ -205,9 +205,9 @@ async fn a_handlers_limit_of_the_same_name_emits_one_warning() {
 proptest::proptest! {
     #![proptest_config(proptest::prelude::ProptestConfig { failure_persistence: None, ..Default::default() })]
 
-    /// Whatever a limit is named: building fails and says at which character, or the name is spelled alike everywhere.
+    /// Building fails and the error names the character, or the name is equal in all fields and the body.
     #[test]
-    fn limit_names_are_rejected_or_spelled_alike(name in "[ -~]{0,12}|\\PC{0,6}|[\"\\\\a\\x00-\\x1f]{1,4}") {
+    fn limit_names_are_invalid_or_equal_in_fields_and_body(name in "[ -~]{0,12}|\\PC{0,6}|[\"\\\\a\\x00-\\x1f]{1,4}") {
         let limit = Limit::new(name.clone(), FixedWindow::new(Quota::per_minute(1)));
         let limiter = match Memory::builder(limit).build() {
             Ok(limiter) => limiter,
@@ -235,22 +235,22 @@ proptest::proptest! {
     }
 }
 
-/// What is sent is exposed, and no more than that; what others have exposed stays.
+/// The layer exposes exactly the fields that it sends, and keeps what others expose.
 #[tokio::test]
-async fn scripts_of_other_origins_may_read_the_fields() {
+async fn exposed_fields_are_exactly_the_sent_fields() {
     let fields = Http::new().expose_headers(true);
     let app = Router::new()
         .route("/", get(async || ([("access-control-expose-headers", "x-mine")], "hello")))
         .layer(layer(Global, "default", 1, fields));
-    let (address, browser) = (serve(app).await, Browser::of(Version::HTTP_11));
+    let (address, browser) = (serve(app).await, Browser::new(Version::HTTP_11));
     let allowed = browser.send(Method::GET, address, &[]).await;
     assert_eq!(
         exposed(allowed.headers()),
         BTreeSet::from(["ratelimit", "ratelimit-policy", "x-mine"].map(String::from))
     );
-    let refused = browser.send(Method::GET, address, &[]).await;
+    let rejected = browser.send(Method::GET, address, &[]).await;
     let names = ["ratelimit", "ratelimit-policy", "retry-after"];
-    assert_eq!(exposed(refused.headers()), BTreeSet::from(names.map(String::from)));
+    assert_eq!(exposed(rejected.headers()), BTreeSet::from(names.map(String::from)));
 
     let legacy = Http::new().rate_limit_headers(false).legacy_headers(ResetFormat::EpochSeconds).expose_headers(true);
     let app = Router::new().route("/", get(async || "hello")).layer(layer(Global, "default", 1, legacy));
@@ -260,17 +260,17 @@ async fn scripts_of_other_origins_may_read_the_fields() {
 
     let app = Router::new().route("/", get(async || "hello")).layer(layer(Global, "default", 1, Http::new()));
     let allowed = browser.send(Method::GET, serve(app).await, &[]).await;
-    assert!(exposed(allowed.headers()).is_empty(), "off unless it is wanted");
+    assert!(exposed(allowed.headers()).is_empty(), "off by default");
 }
 
-/// Preflights pass where they are exempt; any other `OPTIONS` is a request like any other.
+/// The predicate exempts preflights; any other `OPTIONS` request is limited.
 #[tokio::test]
-async fn preflights_are_exempt_by_option_and_other_options_are_not() {
+async fn preflight_predicate_exempts_preflights_and_no_other_options_request() {
     for version in VERSIONS {
         let app = Router::new()
             .route("/", any(async || "hello"))
             .layer(layer(Global, "default", 2, Http::new()).exempt_if(Preflight));
-        let (address, browser) = (serve(app).await, Browser::of(version));
+        let (address, browser) = (serve(app).await, Browser::new(version));
         let preflight = [("origin", "https://example.net"), ("access-control-request-method", "PUT")];
         for _ in 0..5 {
             let response = browser.send(Method::OPTIONS, address, &preflight).await;
@@ -282,13 +282,17 @@ async fn preflights_are_exempt_by_option_and_other_options_are_not() {
             assert_eq!(response.status(), status);
             assert_eq!(limits(response.headers()), [("default".into(), left, Some(60))]);
         }
-        assert_eq!(browser.send(Method::OPTIONS, address, &preflight).await.status(), 200, "though all is used up");
+        assert_eq!(
+            browser.send(Method::OPTIONS, address, &preflight).await.status(),
+            200,
+            "exempt although nothing remains"
+        );
     }
 }
 
-/// A CORS layer goes outside, and so sees refusals too.
+/// A CORS layer outside the limiter also sees rejections.
 #[tokio::test]
-async fn refusals_pass_through_what_is_outside() {
+async fn rejections_pass_through_outer_layers() {
     async fn cors(request: Request, next: Next) -> Response<Body> {
         let mut response = next.run(request).await;
         response.headers_mut().insert("access-control-allow-origin", http::HeaderValue::from_static("*"));
@@ -298,7 +302,7 @@ async fn refusals_pass_through_what_is_outside() {
         .route("/", get(async || "hello"))
         .layer(layer(Global, "default", 1, Http::new().expose_headers(true)))
         .layer(from_fn(cors));
-    let (address, browser) = (serve(app).await, Browser::of(Version::HTTP_11));
+    let (address, browser) = (serve(app).await, Browser::new(Version::HTTP_11));
     for status in [200, 429] {
         let response = browser.send(Method::GET, address, &[]).await;
         assert_eq!(
@@ -308,12 +312,12 @@ async fn refusals_pass_through_what_is_outside() {
     }
 }
 
-/// A refused `HEAD` in HTTP/2: the fields of a refused `GET`, no body, and the connection goes on.
+/// A rejected `HEAD` has the fields of a rejected `GET` and no body, and the connection stays usable.
 #[tokio::test]
-async fn head_in_both_versions() {
+async fn rejected_head_has_no_body_in_both_http_versions() {
     for version in VERSIONS {
         let app = Router::new().route("/", get(async || "hello")).layer(layer(Global, "default", 2, Http::new()));
-        let (address, browser) = (serve(app).await, Browser::of(version));
+        let (address, browser) = (serve(app).await, Browser::new(version));
         let allowed = browser.send(Method::HEAD, address, &[]).await;
         assert_eq!(
             (allowed.status(), limits(allowed.headers())),
@@ -321,18 +325,18 @@ async fn head_in_both_versions() {
         );
         assert!(allowed.body().is_empty());
         assert_eq!(browser.send(Method::GET, address, &[]).await.body(), "hello");
-        let refused = browser.send(Method::HEAD, address, &[]).await;
-        assert_eq!((refused.status(), retry_after(refused.headers())), (StatusCode::TOO_MANY_REQUESTS, Some(60)));
-        assert!(refused.body().is_empty());
+        let rejected = browser.send(Method::HEAD, address, &[]).await;
+        assert_eq!((rejected.status(), retry_after(rejected.headers())), (StatusCode::TOO_MANY_REQUESTS, Some(60)));
+        assert!(rejected.body().is_empty());
         let get = browser.send(Method::GET, address, &[]).await;
         assert_eq!(get.status(), 429);
         assert_eq!(get.headers()["content-length"], get.body().len().to_string().as_str());
     }
 }
 
-/// An upgrade is one request: charged when it is asked for, refused before it. What is exchanged then is free.
+/// An upgrade is one request: it is charged or rejected before the upgrade. Later messages are free.
 #[tokio::test]
-async fn an_upgrade_is_charged_once_and_refused_before_it() {
+async fn upgrade_is_charged_once_and_rejected_before_it() {
     async fn echo(mut request: Request) -> impl IntoResponse {
         let upgrade = hyper::upgrade::on(&mut request);
         tokio::spawn(async move {
@@ -377,24 +381,24 @@ async fn an_upgrade_is_charged_once_and_refused_before_it() {
     tokio::task::spawn_blocking(exchange).await.expect("an exchange");
 }
 
-/// Many streams on one connection of HTTP/2 are as many requests.
+/// Each HTTP/2 stream is a request of its own.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn streams_of_one_connection_share_the_limit() {
+async fn http2_streams_of_one_connection_share_the_limit() {
     let app = Router::new().route("/", get(async || "hello")).layer(layer(PeerIp::new(), "default", 7, Http::new()));
     let address = serve(app).await;
-    let browser = std::sync::Arc::new(Browser::of(Version::HTTP_2));
-    let asked = (0..30).map(|_| {
+    let browser = std::sync::Arc::new(Browser::new(Version::HTTP_2));
+    let requests = (0..30).map(|_| {
         let browser = std::sync::Arc::clone(&browser);
         tokio::spawn(async move { browser.send(Method::GET, address, &[]).await })
     });
-    let (mut left, mut refused) = (BTreeSet::new(), 0);
-    for answer in asked.collect::<Vec<_>>() {
+    let (mut left, mut rejected) = (BTreeSet::new(), 0);
+    for answer in requests.collect::<Vec<_>>() {
         let answer = answer.await.expect("a request");
         if answer.status() == StatusCode::OK {
             left.insert(limits(answer.headers())[0].1);
         } else {
-            refused += 1;
+            rejected += 1;
         }
     }
-    assert_eq!((left, refused), ((0..7).collect(), 23), "each is told another remainder");
+    assert_eq!((left, rejected), ((0..7).collect(), 23), "each response has a different remainder");
 }

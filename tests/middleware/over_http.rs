@@ -95,7 +95,7 @@ async fn rejection_is_429_with_retry_after_and_a_problem_body() {
             "title": "Request quota exceeded",
             "status": 429,
             "detail": "rate limit \"stub\" exceeded, retry after 1.5s",
-            "violated-policies": ["handler-saw"],
+            "violated-policies": ["stub"],
         })
     );
 }
@@ -121,7 +121,7 @@ async fn retry_after_field_is_absent_when_the_cost_exceeds_the_limit() {
         problem["detail"],
         "rate limit \"stub\" exceeded, the request costs more than the limit of 5 can ever hold"
     );
-    assert_eq!(problem["violated-policies"], json!(["handler-saw"]));
+    assert_eq!(problem["violated-policies"], json!(["stub"]));
 }
 
 #[tokio::test]
@@ -288,8 +288,8 @@ async fn legacy_reset_is_rounded_up_to_seconds() {
 
 #[tokio::test]
 async fn rendered_rejection_keeps_the_header_fields() {
-    let render = |_: &Parts, refusal: &Rejection| {
-        let mut response = Response::new(Full::from(format!("slow down: {refusal}")));
+    let render = |_: &Parts, rejection: &Rejection| {
+        let mut response = Response::new(Full::from(format!("slow down: {rejection}")));
         *response.status_mut() = StatusCode::IM_A_TEAPOT;
         response.headers_mut().insert("content-type", HeaderValue::from_static("text/plain"));
         response
@@ -392,10 +392,10 @@ async fn custom_limit_names_are_equal_in_fields_and_body() {
 /// The renderer receives the method, URI, header fields and extensions of the rejected request.
 #[tokio::test]
 async fn renderer_receives_the_request_parts() {
-    let render = |request: &Parts, refusal: &Rejection| {
+    let render = |request: &Parts, rejection: &Rejection| {
         let accept = request.headers.get("accept").and_then(|value| value.to_str().ok()).unwrap_or("*/*");
         let extension = request.extensions.get::<&str>().copied().unwrap_or("nothing");
-        let text = format!("{} {} {accept} {extension}: {}", request.method, request.uri, refusal.is_over_limit());
+        let text = format!("{} {} {accept} {extension}: {}", request.method, request.uri, rejection.is_over_limit());
         Response::builder().status(429).body(Full::from(text)).expect("a response")
     };
     let layer = RateLimitLayer::new(Global, StubLimiter::denying()).responder(Http::new().render(render));

@@ -1,7 +1,7 @@
-//! Clients that come back when they are told to: what is read off answers, what bounds hold against hostile ones, and
-//! what it is like on real sockets, in HTTP/1.1, HTTP/2 and gRPC.
+//! The retry policy: reading hints from responses, bounds against hostile servers, and clients on real sockets in
+//! HTTP/1.1, HTTP/2 and gRPC.
 //!
-//! Waits are waited for in tokio's paused time, but for those on sockets, where none are.
+//! Waits run in tokio's paused time. Tests on sockets do not wait.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -27,7 +27,7 @@ fn read(method: Method, status: u16, fields: &[(&str, &str)]) -> RetryHint {
 
 fn answer(status: u16, fields: &[(&str, &str)]) -> Response<()> {
     let response = fields.iter().fold(Response::builder().status(status), |response, (name, value)| {
-        // Bytes, as on the wire: not all are text.
+        // As bytes: not every value is text.
         response.header(*name, value.as_bytes())
     });
     response.body(()).expect("a response")
@@ -39,44 +39,48 @@ fn date(from_now: i64) -> String {
 }
 
 #[test]
-fn retry_after_is_read_in_both_forms() {
-    let told = |value: &str| read(Method::GET, 429, &[("retry-after", value)]);
-    assert_eq!(told("120"), RetryHint::After(120 * SECOND));
-    assert_eq!(told("0"), RetryHint::After(Duration::ZERO));
-    let RetryHint::After(wait) = told(&date(100)) else { panic!("a date") };
+fn retry_after_field_is_read_as_seconds_and_as_date() {
+    let hint = |value: &str| read(Method::GET, 429, &[("retry-after", value)]);
+    assert_eq!(hint("120"), RetryHint::After(120 * SECOND));
+    assert_eq!(hint("0"), RetryHint::After(Duration::ZERO));
+    let RetryHint::After(wait) = hint(&date(100)) else { panic!("a date") };
     assert!((98 * SECOND..=100 * SECOND).contains(&wait), "{wait:?}");
-    assert_eq!(told(&date(-100)), RetryHint::After(Duration::ZERO), "the past is over");
+    assert_eq!(hint(&date(-100)), RetryHint::After(Duration::ZERO), "a past date is an immediate retry");
     // All three forms of a date (RFC 9110, section 5.6.7).
     for form in ["Sun, 06 Nov 1994 08:49:37 GMT", "Sunday, 06-Nov-94 08:49:37 GMT", "Sun Nov  6 08:49:37 1994"] {
-        assert_eq!(told(form), RetryHint::After(Duration::ZERO), "{form}");
+        assert_eq!(hint(form), RetryHint::After(Duration::ZERO), "{form}");
         let fields = [("retry-after", form), ("date", "Sun, 06 Nov 1994 08:49:07 GMT")];
-        assert_eq!(read(Method::GET, 429, &fields), RetryHint::After(30 * SECOND), "by the server's own clock");
+        assert_eq!(read(Method::GET, 429, &fields), RetryHint::After(30 * SECOND), "relative to the `Date` field");
     }
 }
 
 #[test]
-fn rate_limit_is_read_where_nothing_remains() {
-    let told = |value: &str| read(Method::GET, 429, &[("ratelimit", value)]);
-    assert_eq!(told(r#""default";r=0;t=30"#), RetryHint::After(30 * SECOND));
-    assert_eq!(told(r#""a";r=0;t=3, "b";r=5;t=70, c;r=0;t=9;pk=:YQ==:"#), RetryHint::After(9 * SECOND));
-    assert_eq!(told(r#""default";r=0"#), RetryHint::Backoff);
-    assert_eq!(told(r#""default";r=7;t=30"#), RetryHint::Backoff);
+fn rate_limit_field_is_read_when_nothing_remains() {
+    let hint = |value: &str| read(Method::GET, 429, &[("ratelimit", value)]);
+    assert_eq!(hint(r#""default";r=0;t=30"#), RetryHint::After(30 * SECOND));
+    assert_eq!(hint(r#""a";r=0;t=3, "b";r=5;t=70, c;r=0;t=9;pk=:YQ==:"#), RetryHint::After(9 * SECOND));
+    assert_eq!(hint(r#""default";r=0"#), RetryHint::Backoff);
+    assert_eq!(hint(r#""default";r=7;t=30"#), RetryHint::Backoff);
     let lines = [("ratelimit", r#""a";r=0;t=3"#), ("ratelimit", r#""b";r=0;t=8"#)];
     assert_eq!(read(Method::GET, 429, &lines), RetryHint::After(8 * SECOND), "several lines are one list");
     let both = [("ratelimit", r#""a";r=0;t=3"#), ("retry-after", "4")];
     assert_eq!(read(Method::GET, 429, &both), RetryHint::After(4 * SECOND), "`Retry-After` takes precedence");
     let broken = [("ratelimit", r#""a";r=0;t=3"#), ("retry-after", "soon")];
-    assert_eq!(read(Method::GET, 429, &broken), RetryHint::After(3 * SECOND), "unless it can't be read");
+    assert_eq!(read(Method::GET, 429, &broken), RetryHint::After(3 * SECOND), "an invalid `Retry-After` is skipped");
 }
 
 #[test]
-fn only_what_may_be_asked_again_is() {
-    assert_eq!(read(Method::POST, 429, &[]), RetryHint::Backoff, "a refused request has not been acted upon");
+fn only_retryable_requests_are_retried() {
+    assert_eq!(read(Method::POST, 429, &[]), RetryHint::Backoff, "a denied request was not processed");
     for method in [Method::GET, Method::PUT, Method::DELETE] {
         assert_eq!(read(method.clone(), 503, &[("retry-after", "2")]), RetryHint::After(2 * SECOND));
-        assert_eq!(read(method, 503, &[]), RetryHint::None, "it does not say when");
+        assert_eq!(read(method, 503, &[]), RetryHint::None, "no wait is given");
     }
-    assert_eq!(read(Method::POST, 503, &[("retry-after", "2")]), RetryHint::None, "it may have been acted upon");
+    assert_eq!(
+        read(Method::POST, 503, &[("retry-after", "2")]),
+        RetryHint::None,
+        "the request may have been processed"
+    );
     for status in [200, 301, 400, 500, 502, 504] {
         assert_eq!(read(Method::GET, status, &[("retry-after", "2")]), RetryHint::None, "{status}");
     }
@@ -84,7 +88,7 @@ fn only_what_may_be_asked_again_is() {
     assert_eq!(HttpHint.read(&request, Err::<&Response<()>, _>(&"broken")), RetryHint::None);
 }
 
-/// What a hostile or a broken server may send.
+/// Values that a hostile or broken server may send.
 const HOSTILE: [&str; 18] = [
     "1000000000000000000",
     "18446744073709551616",
@@ -129,65 +133,65 @@ fn hostile_answers() -> Vec<Response<()>> {
     answers.chain(statuses.into_iter().flatten()).collect()
 }
 
-/// Whatever a server says, and however the client is set: so many requests and so long a wait, and the answer is handed
-/// on.
+/// The numbers of requests and the waits are bounded for every response and configuration, and the last response is
+/// returned.
 #[tokio::test(start_paused = true)]
-async fn no_answer_makes_a_client_wait_or_ask_beyond_its_bounds() {
-    let patient = RetryAfter::new().max_retries(u32::MAX).jitter(Duration::ZERO).initial_backoff(Duration::MAX);
-    let endless = RetryAfter::new().max_wait(Duration::MAX).max_total_wait(Duration::MAX).jitter(Duration::MAX);
+async fn hostile_responses_stay_within_the_bounds_of_the_client() {
+    let long = RetryAfter::new().max_retries(u32::MAX).jitter(Duration::ZERO).initial_backoff(Duration::MAX);
+    let unbounded = RetryAfter::new().max_wait(Duration::MAX).max_total_wait(Duration::MAX).jitter(Duration::MAX);
     for answer in hostile_answers() {
-        let (asked, spent) = ask_for(RetryAfter::new(), &answer).await;
-        assert!(asked <= 4 && spent <= 120 * SECOND, "{asked} times in {spent:?}: {answer:?}");
-        let (asked, spent) = ask_for(patient.clone(), &answer).await;
-        assert!(asked <= 12_001 && spent <= 120 * SECOND, "{asked} times in {spent:?}: {answer:?}");
-        // Whoever sets no bounds has none but the number of tries; nothing overflows.
-        let mut policy = endless.clone();
+        let (requests, spent) = retry_against(RetryAfter::new(), &answer).await;
+        assert!(requests <= 4 && spent <= 120 * SECOND, "{requests} requests in {spent:?}: {answer:?}");
+        let (requests, spent) = retry_against(long.clone(), &answer).await;
+        assert!(requests <= 12_001 && spent <= 120 * SECOND, "{requests} requests in {spent:?}: {answer:?}");
+        // Without bounds on waits, only the number of retries is bounded, and nothing overflows.
+        let mut policy = unbounded.clone();
         for _ in 0..5 {
-            let told = HttpHint.read(&Request::new(()), Ok::<_, &Infallible>(&answer));
-            let _ = policy.next_delay(told);
+            let hint = HttpHint.read(&Request::new(()), Ok::<_, &Infallible>(&answer));
+            let _ = policy.next_delay(hint);
         }
         assert_eq!(policy.next_delay(RetryHint::After(Duration::MAX)).filter(|wait| *wait < Duration::MAX), None);
     }
 }
 
-/// How often it asks a server that always answers so, and in what time.
-async fn ask_for(policy: RetryAfter, answer: &Response<()>) -> (usize, Duration) {
-    let asked = Arc::new(AtomicUsize::new(0));
-    let (counted, always) = (Arc::clone(&asked), answer.clone());
+/// Sends a request to a server that always returns `answer`. Returns the number of requests and the time.
+async fn retry_against(policy: RetryAfter, answer: &Response<()>) -> (usize, Duration) {
+    let requests = Arc::new(AtomicUsize::new(0));
+    let (counted, always) = (Arc::clone(&requests), answer.clone());
     let server = service_fn(move |_: Request<()>| {
         counted.fetch_add(1, Ordering::Relaxed);
         std::future::ready(Ok::<_, Infallible>(always.clone()))
     });
     let began = Instant::now();
     let Ok(last) = ServiceBuilder::new().retry(policy).service(server).oneshot(Request::new(())).await;
-    assert_eq!(last.status(), answer.status(), "the last answer is handed on");
-    (asked.load(Ordering::Relaxed), began.elapsed())
+    assert_eq!(last.status(), answer.status(), "the last response is returned");
+    (requests.load(Ordering::Relaxed), began.elapsed())
 }
 
 #[tokio::test(start_paused = true)]
-async fn it_comes_when_it_is_told_and_not_sooner() {
-    let told = answer(429, &[("retry-after", "7")]);
+async fn retry_is_not_before_retry_after() {
+    let response = answer(429, &[("retry-after", "7")]);
     for _ in 0..50 {
-        let (asked, spent) = ask_for(RetryAfter::new().max_retries(2), &told).await;
-        assert_eq!(asked, 3);
-        // Tokio's timer counts milliseconds, and rounds up.
+        let (requests, spent) = retry_against(RetryAfter::new().max_retries(2), &response).await;
+        assert_eq!(requests, 3);
+        // Tokio's timer rounds up to milliseconds.
         assert!((14 * SECOND..=Duration::from_millis(14_502)).contains(&spent), "{spent:?}");
     }
-    let (_, exact) = ask_for(RetryAfter::new().max_retries(2).jitter(Duration::ZERO), &told).await;
+    let (_, exact) = retry_against(RetryAfter::new().max_retries(2).jitter(Duration::ZERO), &response).await;
     assert_eq!(exact, 14 * SECOND);
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_takes_too_long_is_handed_on_at_once() {
-    let (asked, spent) = ask_for(RetryAfter::new(), &answer(429, &[("retry-after", "61")])).await;
-    assert_eq!((asked, spent), (1, Duration::ZERO), "to come back sooner would be no use");
-    let patient = RetryAfter::new().max_wait(3600 * SECOND).max_total_wait(100 * SECOND).jitter(Duration::ZERO);
-    let (asked, spent) = ask_for(patient, &answer(429, &[("retry-after", "61")])).await;
-    assert_eq!((asked, spent), (2, 61 * SECOND), "a second wait would be beyond the total");
+async fn response_is_returned_when_the_wait_exceeds_the_bounds() {
+    let (requests, spent) = retry_against(RetryAfter::new(), &answer(429, &[("retry-after", "61")])).await;
+    assert_eq!((requests, spent), (1, Duration::ZERO), "an earlier retry would be denied");
+    let long = RetryAfter::new().max_wait(3600 * SECOND).max_total_wait(100 * SECOND).jitter(Duration::ZERO);
+    let (requests, spent) = retry_against(long, &answer(429, &[("retry-after", "61")])).await;
+    assert_eq!((requests, spent), (2, 61 * SECOND), "a second wait exceeds the total");
 }
 
 #[test]
-fn where_it_is_not_told_it_waits_twice_as_long_each_time() {
+fn backoff_doubles_when_no_wait_is_given() {
     for _ in 0..100 {
         let mut policy = RetryAfter::new().max_retries(u32::MAX).max_total_wait(Duration::MAX).max_wait(20 * SECOND);
         for longest in [1, 2, 4, 8, 16, 20, 20, 20] {
@@ -199,14 +203,14 @@ fn where_it_is_not_told_it_waits_twice_as_long_each_time() {
     assert_eq!(policy.next_delay(RetryHint::None), None);
 }
 
-/// `Retry` clones the policy for each request: one's tries are not another's.
+/// `Retry` clones the policy for each request.
 #[tokio::test(start_paused = true)]
-async fn each_request_has_its_own_tries() {
+async fn retries_are_counted_per_request() {
     let requests = Arc::new(AtomicUsize::new(0));
     let counted = Arc::clone(&requests);
     let server = service_fn(move |_: Request<()>| {
-        let refuses = counted.fetch_add(1, Ordering::Relaxed) % 4 != 3;
-        let answer = answer(if refuses { 429 } else { 200 }, &[("retry-after", "1")]);
+        let denies = counted.fetch_add(1, Ordering::Relaxed) % 4 != 3;
+        let answer = answer(if denies { 429 } else { 200 }, &[("retry-after", "1")]);
         std::future::ready(Ok::<_, Infallible>(answer))
     });
     let mut client = ServiceBuilder::new().retry(RetryAfter::new()).service(server);
@@ -218,9 +222,9 @@ async fn each_request_has_its_own_tries() {
     assert_eq!(requests.load(Ordering::Relaxed), 20);
 }
 
-/// Whatever it asks for, a client under its own limit is never refused by a provider with the same one.
+/// A provider never denies a client that limits itself to the same quota.
 #[tokio::test(start_paused = true)]
-async fn a_client_keeps_to_its_providers_quota() {
+async fn limited_client_is_never_denied_by_an_equal_quota() {
     let provider = Memory::builder(SlidingLog::new(Quota::per_second(10))).clock(TokioClock::new()).build();
     let provider = provider.expect("a limiter");
     let server = service_fn(move |_: Request<()>| {
@@ -230,24 +234,24 @@ async fn a_client_keeps_to_its_providers_quota() {
     let limiter = Memory::builder(Gcra::new(Quota::per_second(10)).strict()).clock(TokioClock::new()).build();
     let layer = RateLimitLayer::new(Global, limiter.expect("a limiter"));
     let client = ServiceBuilder::new().layer(layer.max_wait(60 * SECOND).responder(RejectWithError)).service(server);
-    let asked = (0..100).map(|_| tokio::spawn(client.clone().oneshot(Request::new(()))));
-    for answer in asked.collect::<Vec<_>>() {
-        assert_eq!(answer.await.expect("a task").expect("its turn").status(), 200);
+    let responses = (0..100).map(|_| tokio::spawn(client.clone().oneshot(Request::new(()))));
+    for answer in responses.collect::<Vec<_>>() {
+        assert_eq!(answer.await.expect("a task").expect("its start").status(), 200);
     }
 }
 
 proptest::proptest! {
     #![proptest_config(proptest::prelude::ProptestConfig { failure_persistence: None, ..Default::default() })]
 
-    /// Whatever bytes come: an answer is read, and no wait is beyond its bounds.
+    /// Any bytes are read without a panic, and no wait exceeds its bounds.
     #[test]
-    fn any_field_can_be_read(
+    fn reading_any_field_keeps_the_wait_bounded(
         status in proptest::sample::select(vec![200_u16, 429, 503]),
         fields in proptest::collection::vec((0..FIELDS.len(), VALUE), 0..6),
     ) {
         let fields: Vec<_> = fields.iter().map(|(name, value)| (FIELDS[*name], value.as_str())).collect();
-        let told = read(Method::GET, status, &fields);
-        if let Some(wait) = RetryAfter::new().next_delay(told) {
+        let hint = read(Method::GET, status, &fields);
+        if let Some(wait) = RetryAfter::new().next_delay(hint) {
             assert!(wait <= 61 * SECOND, "{wait:?}");
         }
     }
@@ -256,7 +260,7 @@ proptest::proptest! {
 const FIELDS: [&str; 6] =
     ["retry-after", "ratelimit", "date", "grpc-status", "grpc-status-details-bin", "grpc-retry-pushback-ms"];
 
-/// What may stand in a field, with much of what numbers, dates, lists and base64 are made of.
+/// Field values, often similar to numbers, dates, lists and base64.
 const VALUE: &str = "([0-9]{1,25}|8|14|-[0-9]{1,12}|\"[a-z]\";r=0;t=-?[0-9]{1,16}|[A-Za-z0-9+/]{0,60}={0,2}|\\PC{0,30}|\
                      (Mon|Sun), [0-9]{2} (Jan|Dec) [0-9]{4} [0-9]{2}:[0-9]{2}:[0-9]{2} GMT)";
 
@@ -267,13 +271,13 @@ mod grpc {
 
     use super::*;
 
-    /// A status with a `RetryInfo` of any bytes.
+    /// Returns a status with a `RetryInfo` of any bytes.
     fn with_info(code: Code, value: &[u8]) -> Status {
         let any = [field(1, RetryInfo::TYPE_URL.as_bytes()), field(2, value)].concat();
         Status::with_details(code, "no", field(3, &any).into())
     }
 
-    /// A field of bytes in a message of protobuf.
+    /// Encodes a protobuf field of bytes.
     fn field(number: u8, bytes: &[u8]) -> Vec<u8> {
         let mut field = vec![number << 3 | 2];
         prost::encoding::encode_varint(bytes.len() as u64, &mut field);
@@ -281,7 +285,7 @@ mod grpc {
         field
     }
 
-    /// A `RetryInfo` with a `google.protobuf.Duration`, as varints.
+    /// Encodes a `RetryInfo` with a `google.protobuf.Duration`, as varints.
     fn delay(seconds: i64, nanos: i32) -> Vec<u8> {
         let mut duration = vec![0x08];
         prost::encoding::encode_varint(seconds.cast_unsigned(), &mut duration);
@@ -290,16 +294,16 @@ mod grpc {
         field(1, &duration)
     }
 
-    /// As a status, and as the header fields of an answer.
+    /// Reads the hint from a status and from the header fields of a response, which must be equal.
     fn read_both(status: &Status) -> RetryHint {
-        let told = GrpcHint.read(status);
+        let hint = GrpcHint.read(status);
         let response: Response<()> = status.clone().into_http();
-        assert_eq!(HttpHint.read(&Request::new(()), Ok::<_, &Infallible>(&response)), told, "{status:?}");
-        told
+        assert_eq!(HttpHint.read(&Request::new(()), Ok::<_, &Infallible>(&response)), hint, "{status:?}");
+        hint
     }
 
     #[test]
-    fn a_retry_info_is_read() {
+    fn retry_info_is_read_from_status_and_fields() {
         let wait = Duration::new(3, 250_000_000);
         let status =
             Status::with_error_details(Code::ResourceExhausted, "no", ErrorDetails::with_retry_info(Some(wait)));
@@ -309,12 +313,12 @@ mod grpc {
         for code in [Code::Ok, Code::Internal, Code::PermissionDenied, Code::Unauthenticated] {
             assert_eq!(read_both(&with_info(code, &delay(2, 5))), RetryHint::None, "{code:?}");
         }
-        assert_eq!(read_both(&Status::new(Code::ResourceExhausted, "no")), RetryHint::None, "it does not say when");
+        assert_eq!(read_both(&Status::new(Code::ResourceExhausted, "no")), RetryHint::None, "no wait is given");
         assert_eq!(ReadRetryHint::read(&GrpcHint, &(), Ok::<_, &Status>(&())), RetryHint::None);
     }
 
     #[test]
-    fn a_hostile_retry_info_overflows_nothing() {
+    fn hostile_retry_info_does_not_overflow() {
         let waits = [
             (-1, 0, Duration::ZERO),
             (0, -1, Duration::ZERO),
@@ -324,8 +328,8 @@ mod grpc {
             (i64::MAX, i32::MAX, Duration::new(i64::MAX.cast_unsigned() + 2, 147_483_647)),
         ];
         for (seconds, nanos, wait) in waits {
-            let told = read_both(&with_info(Code::ResourceExhausted, &delay(seconds, nanos)));
-            assert_eq!(told, RetryHint::After(wait), "{seconds} s, {nanos} ns");
+            let hint = read_both(&with_info(Code::ResourceExhausted, &delay(seconds, nanos)));
+            assert_eq!(hint, RetryHint::After(wait), "{seconds} s, {nanos} ns");
         }
         for garbage in [vec![0xff; 40], vec![0x0a, 0xff, 0xff, 0xff, 0xff, 0x0f], vec![0x0a]] {
             assert_eq!(read_both(&with_info(Code::ResourceExhausted, &garbage)), RetryHint::None);
@@ -339,8 +343,8 @@ mod grpc {
     }
 
     #[test]
-    fn pushback_takes_precedence_and_may_say_never() {
-        for (pushback, told) in [
+    fn pushback_takes_precedence_and_may_forbid_retries() {
+        for (pushback, hint) in [
             ("1500", RetryHint::After(Duration::from_millis(1_500))),
             ("0", RetryHint::After(Duration::ZERO)),
             ("-1", RetryHint::None),
@@ -351,20 +355,20 @@ mod grpc {
             metadata.insert("grpc-retry-pushback-ms", pushback.parse().expect("ASCII"));
             let details = with_info(Code::ResourceExhausted, &delay(9, 0)).details().to_vec();
             let status = Status::with_details_and_metadata(Code::ResourceExhausted, "no", details.into(), metadata);
-            assert_eq!(read_both(&status), told, "{pushback}");
+            assert_eq!(read_both(&status), hint, "{pushback}");
         }
     }
 }
 
-/// On sockets: hyper's client against servers that say whatever they like. None of this waits.
+/// hyper's client against hostile servers on sockets, without long waits.
 #[tokio::test]
-async fn hyper_clients_survive_hostile_servers() {
+async fn hyper_client_is_bounded_against_hostile_servers() {
     use axum::routing::get;
     use hyper_util::client::legacy::Client;
     use hyper_util::rt::TokioExecutor;
 
-    let asked = Arc::new(AtomicUsize::new(0));
-    let counted = Arc::clone(&asked);
+    let requests = Arc::new(AtomicUsize::new(0));
+    let counted = Arc::clone(&requests);
     let app = axum::Router::new().route(
         "/{number}",
         get(async move |axum::extract::Path(number): axum::extract::Path<usize>| {
@@ -384,18 +388,18 @@ async fn hyper_clients_survive_hostile_servers() {
         let client = ServiceBuilder::new().retry(policy).service(client);
         for &number in &numbers {
             let request = Request::get(format!("http://{address}/{number}")).body(Full::default()).expect("a request");
-            let before = asked.load(Ordering::Relaxed);
+            let before = requests.load(Ordering::Relaxed);
             let answer = tokio::time::timeout(20 * SECOND, client.clone().oneshot(request)).await;
-            let answer = answer.expect("it does not hang").expect("an answer");
+            let answer = answer.expect("no time-out").expect("an answer");
             assert_eq!(answer.status(), 429);
-            assert!(asked.load(Ordering::Relaxed) - before <= 4, "{:?}", HOSTILE[number]);
+            assert!(requests.load(Ordering::Relaxed) - before <= 4, "{:?}", HOSTILE[number]);
         }
     }
 }
 
-/// A reader of the parts says what the reader of whole answers says. Without a method, a 503 is final.
+/// Reading the parts equals reading the whole response. Without a method, a 503 is not retried.
 #[test]
-fn parts_are_read_as_whole_answers_are() {
+fn reading_parts_equals_reading_the_whole_response() {
     let plain = [200, 429, 503].map(|status| answer(status, &[("retry-after", "2")]));
     for answer in plain.into_iter().chain(hostile_answers()) {
         for method in [Method::GET, Method::POST, Method::PUT] {
@@ -409,8 +413,7 @@ fn parts_are_read_as_whole_answers_are() {
     }
 }
 
-/// A service of a request that is not `Clone`: what the function clones is sent again, what the function does not clone
-/// is sent once.
+/// The request is not `Clone`: a request that the function clones is sent again, any other is sent once.
 #[tokio::test(start_paused = true)]
 async fn clone_function_decides_what_is_sent_again() {
     struct NotClone(u32);
@@ -431,17 +434,17 @@ async fn clone_function_decides_what_is_sent_again() {
     }
 }
 
-/// reqwest's client on a socket: a request with a body comes back, and its answer is the last one.
+/// reqwest's client on a socket retries a request with a body, and returns the last response.
 #[tokio::test]
-async fn reqwest_client_comes_back() {
+async fn reqwest_client_retries_a_request_with_a_body() {
     use axum::routing::post;
 
-    let asked = Arc::new(AtomicUsize::new(0));
-    let counted = Arc::clone(&asked);
+    let requests = Arc::new(AtomicUsize::new(0));
+    let counted = Arc::clone(&requests);
     let handler = async move |body: String| {
-        let refuses = counted.fetch_add(1, Ordering::Relaxed) < 2;
-        let (status, told) = if refuses { (429, "not yet".to_owned()) } else { (200, format!("got {body}")) };
-        answer(status, &[("retry-after", "0")]).map(|()| axum::body::Body::from(told))
+        let denies = counted.fetch_add(1, Ordering::Relaxed) < 2;
+        let (status, text) = if denies { (429, "denied".to_owned()) } else { (200, format!("got {body}")) };
+        answer(status, &[("retry-after", "0")]).map(|()| axum::body::Body::from(text))
     };
     let app = axum::Router::new().route("/", post(handler));
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a free port");
@@ -459,6 +462,6 @@ async fn reqwest_client_comes_back() {
     let request = client.post(&url).body("a body").build().expect("a request");
     let mut client = ServiceBuilder::new().retry(policy).service(client);
     let answer = client.ready().await.expect("ready").call(request).await.expect("an answer");
-    assert_eq!((answer.status().as_u16(), asked.load(Ordering::Relaxed)), (200, 3));
+    assert_eq!((answer.status().as_u16(), requests.load(Ordering::Relaxed)), (200, 3));
     assert_eq!(answer.text().await.expect("a body"), "got a body");
 }

@@ -1,5 +1,5 @@
-//! What requests cost: costs from the request, costs that are held and settled by the response, failed logins that alone
-//! stay charged, and reservations that are settled at what was used.
+//! Costs of requests: costs from the request, costs that are held and settled by the response, layers that charge only
+//! failures or successes, and reservations.
 
 use std::cell::Cell;
 use std::future::{Ready, pending, ready};
@@ -34,7 +34,7 @@ fn memory(algorithm: impl Algorithm, clock: &ManualClock) -> BoxLimiter<()> {
     BoxLimiter::new(Memory::builder(algorithm).max_keys(100).clock(clock.clone()).build().unwrap())
 }
 
-/// Every algorithm, each with ten to have at once.
+/// Creates a limiter of each algorithm, with ten tokens available.
 fn every_algorithm(clock: &ManualClock) -> [BoxLimiter<()>; 7] {
     [
         memory(Gcra::new(TEN), clock),
@@ -56,13 +56,13 @@ async fn acquire(limiter: &impl Limiter<()>, cost: u64) -> Outcome {
 }
 
 async fn hold(limiter: &impl Limiter<()>, cost: u64) -> Held {
-    limiter.hold(&(), AcquireOptions::cost(cost)).await.unwrap().held.expect("there is enough")
+    limiter.hold(&(), AcquireOptions::cost(cost)).await.unwrap().held.expect("the hold is allowed")
 }
 
-/// Calls a service that is always ready.
+/// Makes the service ready, and calls it.
 async fn call<S: Service<R>, R>(service: &mut S, request: R) -> Result<S::Response, S::Error> {
     let response = service.ready().await?.call(request);
-    // Nothing takes so long: only what hangs.
+    // The time-out fails a test that hangs.
     tokio::time::timeout(Duration::from_secs(20), response).await.expect("an answer")
 }
 
@@ -71,7 +71,7 @@ async fn call<S: Service<R>, R>(service: &mut S, request: R) -> Result<S::Respon
 // ---------------------------------------------------------------------------------------------------------------------
 
 #[tokio::test]
-async fn a_request_costs_what_it_says() {
+async fn cost_function_determines_the_charge() {
     let clock = ManualClock::new();
     let limiter = memory(FixedWindow::new(TEN), &clock);
     let seen = Arc::new(AtomicU64::new(0));
@@ -82,23 +82,23 @@ async fn a_request_costs_what_it_says() {
             ready(Ok::<_, BoxError>(()))
         })
     };
-    let by_itself = |cost: &u64| *cost;
+    let request_is_cost = |cost: &u64| *cost;
     let mut service =
-        RateLimitLayer::new(Global, limiter.clone()).cost(by_itself).responder(RejectWithError).layer(inner);
+        RateLimitLayer::new(Global, limiter.clone()).cost(request_is_cost).responder(RejectWithError).layer(inner);
 
-    // What was asked, whether it passed, what was left.
+    // Cost, whether it is allowed, remaining tokens.
     let steps = [
         (0, true, 10),
         (1, true, 9),
         (4, true, 5),
-        // More than ever fits, and no charge for it.
+        // Exceeds the limit; not charged.
         (11, false, 5),
         (u64::MAX, false, 5),
-        // More than there is.
+        // More than remains.
         (6, false, 5),
         (5, true, 0),
         (1, false, 0),
-        // What costs nothing passes at the limit too.
+        // A cost of 0 is allowed at the limit.
         (0, true, 0),
     ];
     for (cost, passes, left) in steps {
@@ -114,32 +114,32 @@ async fn a_request_costs_what_it_says() {
 }
 
 #[tokio::test]
-async fn what_never_fits_is_a_429_without_a_time_to_retry() {
+async fn cost_above_the_limit_is_a_429_without_retry_after() {
     let limiter = Memory::builder(FixedWindow::new(TEN)).max_keys(100).clock(ManualClock::new()).build().unwrap();
     let by_length = |request: &Request<Body>| request.uri().path().len() as u64;
     let inner = service_fn(|_: Request<Body>| ready(Ok::<_, BoxError>(Response::new(Body::empty()))));
     let mut service = RateLimitLayer::new(Global, limiter).cost(by_length).layer(inner);
     let get = |path: &str| Request::get(path).body(Body::empty()).unwrap();
 
-    let refused = call(&mut service, get("/much-too-long")).await.unwrap();
-    assert_eq!(refused.status(), StatusCode::TOO_MANY_REQUESTS);
-    assert!(!refused.headers().contains_key("retry-after"));
+    let rejected = call(&mut service, get("/much-too-long")).await.unwrap();
+    assert_eq!(rejected.status(), StatusCode::TOO_MANY_REQUESTS);
+    assert!(!rejected.headers().contains_key("retry-after"));
     let passed = call(&mut service, get("/nine-ish")).await.unwrap();
     assert_eq!(passed.headers()["ratelimit"], r#""default";r=1;t=60"#);
-    let refused = call(&mut service, get("/more")).await.unwrap();
-    assert_eq!(refused.headers()["retry-after"], "60");
+    let rejected = call(&mut service, get("/more")).await.unwrap();
+    assert_eq!(rejected.headers()["retry-after"], "60");
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// Settling by the answer
+// Settling by the response
 // ---------------------------------------------------------------------------------------------------------------------
 
-/// The answer says what it has cost.
-fn answering() -> impl Service<(u64, u64), Response = u64, Error = BoxError, Future: Send> + Clone {
+/// Answers with the actual cost.
+fn echo_actual() -> impl Service<(u64, u64), Response = u64, Error = BoxError, Future: Send> + Clone {
     service_fn(|(_, actual): (u64, u64)| ready(Ok(actual)))
 }
 
-#[allow(clippy::trivially_copy_pass_by_ref, reason = "what a layer takes")]
+#[allow(clippy::trivially_copy_pass_by_ref, reason = "the signature that a layer requires")]
 fn estimate(request: &(u64, u64)) -> u64 {
     request.0
 }
@@ -155,7 +155,7 @@ async fn settle_charges_the_actual_cost_in_every_algorithm() {
         let clock = ManualClock::new();
         for limiter in every_algorithm(&clock) {
             let layer = RateLimitLayer::new(Global, limiter.clone()).responder(RejectWithError);
-            let mut service = layer.cost(estimate).settle(actual).layer(answering());
+            let mut service = layer.cost(estimate).settle(actual).layer(echo_actual());
             assert_eq!(call(&mut service, (estimated, actually)).await.unwrap(), actually);
             assert_eq!(remaining(&limiter).await, left, "{estimated} settled at {actually}");
         }
@@ -163,29 +163,28 @@ async fn settle_charges_the_actual_cost_in_every_algorithm() {
 }
 
 #[tokio::test]
-async fn it_does_not_matter_whether_cost_or_settle_is_said_first() {
+async fn cost_and_settle_are_configured_in_any_order() {
     let clock = ManualClock::new();
     let limiter = memory(Gcra::new(TEN), &clock);
     let layer = RateLimitLayer::new(Global, limiter.clone()).responder(RejectWithError);
-    let mut service = layer.settle(actual).cost(estimate).layer(answering());
+    let mut service = layer.settle(actual).cost(estimate).layer(echo_actual());
     call(&mut service, (5, 2)).await.unwrap();
     assert_eq!(remaining(&limiter).await, 8);
 }
 
-/// What was used beyond the estimate is charged although nothing is left: the key is in debt, and the next waits
-/// longer.
+/// Cost beyond the hold is charged although nothing remains: the next request waits longer.
 #[tokio::test]
-async fn a_penalty_is_charged_allowed_or_not() {
+async fn surcharge_is_charged_when_nothing_remains() {
     let clock = ManualClock::new();
     for (limiter, wait) in [
         (memory(Gcra::new(TEN), &clock), 5 + 1),
         (memory(TokenBucket::new(TEN), &clock), 5 + 1),
-        // A window counts what was used beyond its limit until it ends, and no longer.
+        // A window counts a charge beyond its limit until the window ends.
         (memory(FixedWindow::new(TEN), &clock), 10),
         (memory(SlidingLog::new(TEN), &clock), 10),
     ] {
         let layer = RateLimitLayer::new(Global, limiter.clone()).responder(RejectWithError);
-        let mut service = layer.cost(estimate).settle(actual).layer(answering());
+        let mut service = layer.cost(estimate).settle(actual).layer(echo_actual());
         call(&mut service, (10, 15)).await.unwrap();
         assert_eq!(remaining(&limiter).await, 0);
         let refused = call(&mut service, (1, 1)).await.unwrap_err().downcast::<Rejected>().unwrap();
@@ -196,29 +195,29 @@ async fn a_penalty_is_charged_allowed_or_not() {
 }
 
 #[tokio::test]
-async fn settling_is_told_what_was_charged_and_what_was_answered() {
+async fn settle_receives_the_held_cost_and_the_response() {
     let clock = ManualClock::new();
     let limiter = memory(FixedWindow::new(TEN), &clock);
-    let told = Mutex::new(Vec::new());
+    let settled = Mutex::new(Vec::new());
     let settle = |charged: u64, answer: Result<&u64, &BoxError>| {
-        told.lock().unwrap().push((charged, answer.copied().map_err(ToString::to_string)));
+        settled.lock().unwrap().push((charged, answer.copied().map_err(ToString::to_string)));
         charged
     };
     let inner = service_fn(|cost: u64| ready(if cost == 3 { Err(BoxError::from("three")) } else { Ok(cost * 100) }));
     let layer = RateLimitLayer::new(Global, limiter.clone()).responder(RejectWithError).cost(|cost: &u64| *cost);
-    // Requests of no limit, and refused ones, have nothing to settle.
+    // Exempt and rejected requests are not settled.
     let layer = layer.settle(&settle).exempt_if(|cost: &u64| *cost == 7);
     let mut service = layer.layer(inner);
     for cost in [1, 3, 7, 0, 11] {
         let _ = call(&mut service, cost).await;
     }
     let expected = [(1, Ok(100)), (3, Err("three".to_owned())), (0, Ok(0))];
-    assert_eq!(*told.lock().unwrap(), expected);
+    assert_eq!(*settled.lock().unwrap(), expected);
     assert_eq!(remaining(&limiter).await, 6);
 }
 
 #[tokio::test]
-async fn header_fields_tell_how_the_key_stood_before_settling() {
+async fn header_fields_show_the_status_before_settling() {
     let clock = ManualClock::new();
     let limiter = memory(FixedWindow::new(TEN), &clock);
     let inner = service_fn(|_: Request<Body>| ready(Ok::<_, BoxError>(Response::new(Body::empty()))));
@@ -229,7 +228,7 @@ async fn header_fields_tell_how_the_key_stood_before_settling() {
 }
 
 #[tokio::test]
-async fn of_several_limits_each_is_settled() {
+async fn settle_charges_each_of_several_limits() {
     let clock = ManualClock::new();
     let limiter = Memory::builder((
         Limit::new("smooth", Gcra::new(TEN)),
@@ -239,7 +238,7 @@ async fn of_several_limits_each_is_settled() {
     ));
     let limiter = limiter.max_keys(100).clock(clock.clone()).build().unwrap();
     let layer = RateLimitLayer::new(Global, limiter.clone()).responder(RejectWithError);
-    let mut service = layer.cost(estimate).settle(actual).layer(answering());
+    let mut service = layer.cost(estimate).settle(actual).layer(echo_actual());
     let left = async || -> Vec<u64> {
         let decision = limiter.peek(&(), AcquireOptions::default().detail(Detail::All)).await.unwrap();
         decision.limits().iter().map(tower_ratelimit::LimitStatus::remaining).collect()
@@ -250,7 +249,7 @@ async fn of_several_limits_each_is_settled() {
     assert_eq!(left().await, [0, 90, 40, 50]);
 }
 
-/// Nothing is charged while it is held: what is settled later counts from then on.
+/// A hold is charged when it is settled, not when it begins.
 #[tokio::test]
 async fn hold_settled_in_a_later_window_is_charged_there() {
     let clock = ManualClock::new();
@@ -273,7 +272,7 @@ async fn held_costs_do_not_drain_and_release_leaves_the_limit_full() {
         assert_eq!(remaining(&limiter).await, 2);
         held.release().await.unwrap();
         assert_eq!(remaining(&limiter).await, 10);
-        // Not more: a burst of ten is all there is.
+        // The burst stays ten.
         let held = hold(&limiter, 10).await;
         assert!(!acquire(&limiter, 1).await.decision.is_allowed());
         held.settle(10).await.unwrap();
@@ -283,7 +282,7 @@ async fn held_costs_do_not_drain_and_release_leaves_the_limit_full() {
 }
 
 #[tokio::test]
-async fn reset_and_set_and_block_leave_what_is_held() {
+async fn reset_set_and_block_keep_held_costs() {
     let clock = ManualClock::new();
     for limiter in every_algorithm(&clock) {
         let held = hold(&limiter, 4).await;
@@ -331,7 +330,7 @@ fn holds_settled_by_many_threads_charge_exactly_what_was_settled() {
                             unreachable!()
                         };
                         let settled = outcome.held.unwrap().settle(kept).try_ready();
-                        settled.expect("memory answers at once").unwrap();
+                        settled.expect("memory answers immediately").unwrap();
                     }
                 });
             }
@@ -354,10 +353,10 @@ fn answer(status: u16, grpc_status: Option<&str>) -> Response<()> {
 }
 
 #[test]
-fn what_counts_as_a_failure() {
+fn only_failures_classifies_http_and_grpc_statuses() {
     let fails = |answer: Result<&Response<()>, &BoxError>| {
         let (failures, successes) = (OnlyFailures.settle(7, answer), OnlySuccesses.settle(7, answer));
-        // Each request is charged by exactly one of the two, and then in full.
+        // Each request is charged by exactly one of the two, in full.
         assert_eq!(failures.max(successes), 7);
         assert_eq!(failures.min(successes), 0);
         failures == 7
@@ -377,7 +376,7 @@ fn what_counts_as_a_failure() {
 }
 
 #[test]
-fn a_status_that_no_standard_knows_is_a_failure_from_400_on() {
+fn only_failures_charges_nonstandard_statuses_from_400_on() {
     for status in [600, 999] {
         let answer = answer(status, None);
         let answer: Result<&Response<()>, &BoxError> = Ok(&answer);
@@ -386,7 +385,7 @@ fn a_status_that_no_standard_knows_is_a_failure_from_400_on() {
 }
 
 #[tokio::test]
-async fn only_failures_or_only_successes_stay_charged() {
+async fn only_failures_and_only_successes_charge_complementary_responses() {
     let inner = || {
         service_fn(|request: Request<()>| {
             ready(match request.uri().path() {
@@ -407,14 +406,14 @@ async fn only_failures_or_only_successes_stay_charged() {
     {
         let get = || Request::get(path).body(()).unwrap();
         for answer in [call(&mut only_failures, get()).await, call(&mut only_successes, get()).await] {
-            // Settling leaves the answer as it is.
+            // Settling does not change the response.
             assert_eq!(answer.is_err_and(|error| error.to_string() == "broken"), path == "/broken");
         }
         assert_eq!((remaining(&failures).await, remaining(&successes).await), (10 - failed, 10 - succeeded), "{path}");
     }
 }
 
-/// A login: wrong passwords are answered when the gate lets them.
+/// Checks a password. A wrong password is answered when the gate permits.
 async fn login(headers: HeaderMap, gate: Arc<Semaphore>) -> StatusCode {
     if headers["password"] == "correct horse" {
         return StatusCode::OK;
@@ -432,7 +431,7 @@ async fn try_login(address: SocketAddr, user: &str, password: &str) -> StatusCod
     sender.send_request(request.body(Body::empty()).unwrap()).await.unwrap().status()
 }
 
-/// Of a hundred who guess at once, five get as far as having their password checked.
+/// Of a hundred concurrent guesses, only five reach the password check.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn at_most_five_failed_logins_in_fifteen_minutes() {
     const LOGINS: SlidingLog = SlidingLog::new(Quota::new(5, Duration::from_secs(15 * 60)));
@@ -450,7 +449,7 @@ async fn at_most_five_failed_logins_in_fifteen_minutes() {
     let address = listener.local_addr().unwrap();
     let server = tokio::spawn(async move { axum::serve(listener, app).await });
 
-    // Who knows the password logs in as often as it likes.
+    // Successful logins are not charged.
     for _ in 0..20 {
         assert_eq!(try_login(address, "alice", "correct horse").await, StatusCode::OK);
     }
@@ -459,7 +458,7 @@ async fn at_most_five_failed_logins_in_fifteen_minutes() {
     for guess in 0..100 {
         clients.spawn(async move { try_login(address, "alice", &guess.to_string()).await });
     }
-    // All others have been refused before the first of the five is answered: there is no moment to slip in more.
+    // All others are rejected before the first of the five is answered.
     for _ in 0..95 {
         assert_eq!(clients.join_next().await.unwrap().unwrap(), StatusCode::TOO_MANY_REQUESTS);
     }
@@ -468,7 +467,7 @@ async fn at_most_five_failed_logins_in_fifteen_minutes() {
         assert_eq!(status.unwrap(), StatusCode::UNAUTHORIZED);
     }
 
-    // Not even the right password is checked now; others are not concerned.
+    // The correct password is rejected, too; other users are not affected.
     assert_eq!(try_login(address, "alice", "correct horse").await, StatusCode::TOO_MANY_REQUESTS);
     assert_eq!(try_login(address, "bob", "correct horse").await, StatusCode::OK);
     clock.advance(Duration::from_secs(15 * 60) - Duration::from_micros(1));
@@ -479,11 +478,11 @@ async fn at_most_five_failed_logins_in_fifteen_minutes() {
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// Responses that never come, limiters that note later
+// Missing responses, and limiters that settle later
 // ---------------------------------------------------------------------------------------------------------------------
 
 #[tokio::test]
-async fn a_response_dropped_before_the_answer_leaves_the_charge() {
+async fn response_dropped_before_completion_stays_charged() {
     let clock = ManualClock::new();
     let limiter = memory(FixedWindow::new(TEN), &clock);
     let inner = service_fn(|_: u64| pending::<Result<u64, BoxError>>());
@@ -500,11 +499,11 @@ async fn a_response_dropped_before_the_answer_leaves_the_charge() {
 }
 
 #[tokio::test]
-async fn a_service_that_panics_leaves_the_charge() {
+async fn request_stays_charged_when_the_service_panics() {
     let clock = ManualClock::new();
     let limiter = memory(FixedWindow::new(TEN), &clock);
     let inner = service_fn(|request: u64| async move {
-        assert!(request > 0, "on purpose");
+        assert!(request > 0, "panic requested");
         Ok::<_, BoxError>(request)
     });
     let nothing = |_: u64, _: Result<&u64, &BoxError>| 0;
@@ -514,62 +513,62 @@ async fn a_service_that_panics_leaves_the_charge() {
     assert_eq!(remaining(&limiter).await, 9);
 }
 
-/// A limiter elsewhere: it decides at once, and notes what was settled when it is told to, or fails to.
+/// A limiter that decides immediately, and settles or fails when the test notifies it.
 #[derive(Clone, Default)]
-struct Elsewhere {
-    noted: Arc<Notify>,
-    breaks: bool,
-    at_once: bool,
+struct RemoteLimiter {
+    stored: Arc<Notify>,
+    fails: bool,
+    immediate: bool,
     settled: Arc<Mutex<Vec<(u64, u64)>>>,
 }
 
-impl<Key: ?Sized> Limiter<Key> for Elsewhere {
+impl<Key: ?Sized> Limiter<Key> for RemoteLimiter {
     type Future = Ready<Result<Outcome, Error>>;
 
-    fn acquire(&self, _key: &Key, ask: AcquireOptions) -> Acquisition<Self::Future> {
+    fn acquire(&self, _key: &Key, options: AcquireOptions) -> Acquisition<Self::Future> {
         let decision = Decision::by_policy(ManualClock::START, Verdict::Allowed);
-        let (this, cost) = (self.clone(), ask.cost);
-        let held = ask.hold.then(|| Held::new(cost, move |actual| this.settle(cost, actual)));
+        let (this, cost) = (self.clone(), options.cost);
+        let held = options.hold.then(|| Held::new(cost, move |actual| this.settle(cost, actual)));
         Acquisition::Ready(Ok(Outcome { decision, held }))
     }
 }
 
-impl Elsewhere {
+impl RemoteLimiter {
     fn settle(self, held: u64, actual: u64) -> LimiterFuture<()> {
-        let (at_once, noted) = (self.at_once, Arc::clone(&self.noted));
+        let (immediate, stored) = (self.immediate, Arc::clone(&self.stored));
         let note = move || {
             self.settled.lock().unwrap().push((held, actual));
-            if self.breaks { Err(Error::unavailable("gone")) } else { Ok(()) }
+            if self.fails { Err(Error::unavailable("connection lost")) } else { Ok(()) }
         };
-        if at_once {
+        if immediate {
             return LimiterFuture::ready(note());
         }
         LimiterFuture::pending(async move {
-            noted.notified().await;
+            stored.notified().await;
             note()
         })
     }
 }
 
 #[tokio::test]
-async fn the_response_is_held_until_its_cost_is_noted() {
-    for breaks in [false, true] {
-        let limiter = Elsewhere { breaks, ..Elsewhere::default() };
+async fn response_waits_for_the_settlement() {
+    for fails in [false, true] {
+        let limiter = RemoteLimiter { fails, ..RemoteLimiter::default() };
         let layer = RateLimitLayer::new(Global, limiter.clone()).responder(RejectWithError);
-        let mut service = layer.cost(estimate).settle(actual).layer(answering());
+        let mut service = layer.cost(estimate).settle(actual).layer(echo_actual());
 
         let response = tokio::spawn(service.call((4, 1)));
         for _ in 0..10 {
             tokio::task::yield_now().await;
         }
         assert!(!response.is_finished());
-        limiter.noted.notify_one();
-        // Whether it could be noted or not, the answer goes out.
+        limiter.stored.notify_one();
+        // The response is returned even if the settlement fails.
         assert_eq!(response.await.unwrap().unwrap(), 1);
         assert_eq!(*limiter.settled.lock().unwrap(), [(4, 1)]);
 
-        // A right estimate is settled, too: until then it is held.
-        limiter.noted.notify_one();
+        // A correct estimate is settled, too.
+        limiter.stored.notify_one();
         assert_eq!(call(&mut service, (4, 4)).await.unwrap(), 4);
         assert_eq!(*limiter.settled.lock().unwrap(), [(4, 1), (4, 4)]);
     }
@@ -577,24 +576,24 @@ async fn the_response_is_held_until_its_cost_is_noted() {
 
 #[tokio::test]
 async fn failed_settlement_loses_no_response() {
-    let broken = Elsewhere { breaks: true, at_once: true, ..Elsewhere::default() };
+    let broken = RemoteLimiter { fails: true, immediate: true, ..RemoteLimiter::default() };
     let layer = RateLimitLayer::new(Global, broken.clone()).responder(RejectWithError);
-    let mut service = layer.cost(estimate).settle(actual).layer(answering());
+    let mut service = layer.cost(estimate).settle(actual).layer(echo_actual());
     assert_eq!(call(&mut service, (4, 1)).await.unwrap(), 1);
     assert_eq!(*broken.settled.lock().unwrap(), [(4, 1)]);
 }
 
-/// A limiter that holds nothing.
+/// A limiter that does not support holds.
 #[derive(Clone)]
-struct Plain {
-    says_so: bool,
+struct WithoutHolds {
+    returns_error: bool,
 }
 
-impl<Key: ?Sized> Limiter<Key> for Plain {
+impl<Key: ?Sized> Limiter<Key> for WithoutHolds {
     type Future = Ready<Result<Outcome, Error>>;
 
-    fn acquire(&self, _key: &Key, ask: AcquireOptions) -> Acquisition<Self::Future> {
-        if ask.hold && self.says_so {
+    fn acquire(&self, _key: &Key, options: AcquireOptions) -> Acquisition<Self::Future> {
+        if options.hold && self.returns_error {
             return Acquisition::Ready(Err(Error::unsupported("this limiter can't hold costs")));
         }
         Acquisition::Ready(Ok(Decision::by_policy(ManualClock::START, Verdict::Allowed).into()))
@@ -607,23 +606,23 @@ async fn layer_that_settles_rejects_when_the_limiter_cannot_hold() {
     let rejected = call(&mut layer.clone().settle(actual).layer(answering()), (4, 1)).await.unwrap_err();
     let Rejection::Unavailable(error) = rejected.downcast_ref::<Rejected>().unwrap().rejection() else { panic!() };
     assert!(error.is_unsupported());
-    // A layer that does not settle asks for no hold.
-    assert_eq!(call(&mut layer.layer(answering()), (4, 1)).await.unwrap(), 1);
+    // A layer that does not settle does not hold.
+    assert_eq!(call(&mut layer.layer(echo_actual()), (4, 1)).await.unwrap(), 1);
 
-    // One that allows without a guard, as a policy does, has nothing to settle.
-    let layer = RateLimitLayer::new(Global, Plain { says_so: false }).responder(RejectWithError);
-    assert_eq!(call(&mut layer.settle(actual).layer(answering()), (4, 1)).await.unwrap(), 1);
+    // A decision without a guard, such as a policy, needs no settlement.
+    let layer = RateLimitLayer::new(Global, WithoutHolds { returns_error: false }).responder(RejectWithError);
+    assert_eq!(call(&mut layer.settle(actual).layer(echo_actual()), (4, 1)).await.unwrap(), 1);
 }
 
 #[tokio::test]
-async fn the_services_own_error_is_held_and_told_too() {
-    let limiter = Elsewhere::default();
+async fn service_error_waits_for_the_settlement() {
+    let limiter = RemoteLimiter::default();
     let inner = service_fn(|_: u64| ready(Err::<u64, _>(BoxError::from("the service's own"))));
     let layer = RateLimitLayer::new(Global, limiter.clone()).responder(RejectWithError);
     let mut service = layer.settle(|_: u64, answer: Result<&u64, &BoxError>| u64::from(answer.is_ok())).layer(inner);
     let response = tokio::spawn(service.call(1));
     tokio::task::yield_now().await;
-    limiter.noted.notify_one();
+    limiter.stored.notify_one();
     assert_eq!(response.await.unwrap().unwrap_err().to_string(), "the service's own");
     assert_eq!(*limiter.settled.lock().unwrap(), [(1, 0)]);
 }
@@ -633,11 +632,11 @@ async fn the_services_own_error_is_held_and_told_too() {
 // ---------------------------------------------------------------------------------------------------------------------
 
 async fn reserve(limiter: &BoxLimiter<()>, amount: u64) -> Reservation {
-    Reservation::reserve(limiter, &(), AcquireOptions::cost(amount)).await.unwrap().0.expect("there is enough")
+    Reservation::reserve(limiter, &(), AcquireOptions::cost(amount)).await.unwrap().0.expect("the hold is allowed")
 }
 
 #[tokio::test]
-async fn a_reservation_dropped_pays_what_was_spent() {
+async fn dropped_reservation_charges_the_spent_amount() {
     for (spent, left) in [(&[][..], 10), (&[1, 2], 7), (&[4], 6), (&[4, 4, 1], 1), (&[0, 0], 10)] {
         let clock = ManualClock::new();
         for limiter in every_algorithm(&clock) {
@@ -647,7 +646,7 @@ async fn a_reservation_dropped_pays_what_was_spent() {
                 reservation.spend(amount);
             }
             assert_eq!(reservation.spent(), spent.iter().sum::<u64>());
-            // Nothing is settled while it is held.
+            // Spending settles nothing before the drop.
             assert_eq!(remaining(&limiter).await, 6);
             drop(reservation);
             assert_eq!(remaining(&limiter).await, left);
@@ -656,12 +655,12 @@ async fn a_reservation_dropped_pays_what_was_spent() {
 }
 
 #[tokio::test]
-async fn a_reservation_settles_once_at_what_it_is_told() {
+async fn reservation_settles_once_at_the_given_amount() {
     let clock = ManualClock::new();
     for limiter in every_algorithm(&clock) {
         for (actually, left) in [(0, 10), (1, 9), (4, 6), (9, 1)] {
             let mut reservation = reserve(&limiter, 4).await;
-            // What was spent does not matter then, and dropping it settles nothing more.
+            // `settle` ignores the spent amount, and the drop settles nothing more.
             reservation.spend(3);
             reservation.settle(actually).await.unwrap();
             assert_eq!(remaining(&limiter).await, left);
@@ -671,7 +670,7 @@ async fn a_reservation_settles_once_at_what_it_is_told() {
 }
 
 #[tokio::test]
-async fn a_reservation_of_nothing_pays_what_it_spends() {
+async fn reservation_of_zero_charges_the_spent_amount() {
     let clock = ManualClock::new();
     for limiter in every_algorithm(&clock) {
         let mut reservation = reserve(&limiter, 0).await;
@@ -683,7 +682,7 @@ async fn a_reservation_of_nothing_pays_what_it_spends() {
 }
 
 #[tokio::test]
-async fn a_refused_reservation_is_none_and_charges_nothing() {
+async fn denied_reservation_is_none_and_charges_nothing() {
     let clock = ManualClock::new();
     let limiter = memory(FixedWindow::new(TEN), &clock);
     acquire(&limiter, 3).await;
@@ -697,7 +696,7 @@ async fn a_refused_reservation_is_none_and_charges_nothing() {
 }
 
 #[tokio::test]
-async fn spending_beyond_all_bounds_is_charged_as_far_as_can_be_counted() {
+async fn spent_amount_saturates() {
     let clock = ManualClock::new();
     for limiter in every_algorithm(&clock) {
         let mut reservation = reserve(&limiter, 4).await;
@@ -710,7 +709,7 @@ async fn spending_beyond_all_bounds_is_charged_as_far_as_can_be_counted() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_cancelled_stream_pays_what_it_used() {
+async fn cancelled_stream_charges_the_spent_amount() {
     let clock = ManualClock::new();
     let limiter = memory(TokenBucket::new(Quota::per_day(1000)), &clock);
     let mut reservation = reserve(&limiter, 500).await;
@@ -728,13 +727,13 @@ async fn a_cancelled_stream_pays_what_it_used() {
 }
 
 #[tokio::test]
-async fn a_stream_that_panics_pays_what_it_used() {
+async fn stream_that_panics_charges_the_spent_amount() {
     let clock = ManualClock::new();
     let limiter = memory(TokenBucket::new(TEN), &clock);
     let mut reservation = reserve(&limiter, 5).await;
     let stream = tokio::spawn(async move {
         reservation.spend(2);
-        panic!("on purpose");
+        panic!("panic requested");
     });
     assert!(stream.await.unwrap_err().is_panic());
     assert_eq!(remaining(&limiter).await, 8);
@@ -748,7 +747,7 @@ async fn reservation_settled_in_a_later_window_is_charged_there() {
         clock.advance(2 * MINUTE);
         limiter.set_usage("default", &(), 6).await.unwrap();
         drop(reservation);
-        assert_eq!(remaining(&limiter).await, 4, "nothing was spent");
+        assert_eq!(remaining(&limiter).await, 4, "nothing was spent, so nothing is charged");
         clock.advance(2 * MINUTE);
 
         let mut reservation = reserve(&limiter, 1).await;
@@ -761,35 +760,35 @@ async fn reservation_settled_in_a_later_window_is_charged_there() {
 }
 
 #[tokio::test]
-async fn a_reservation_dropped_with_a_limiter_elsewhere_is_settled_in_the_background() {
-    let limiter = Elsewhere::default();
+async fn dropped_reservation_is_settled_in_the_background_when_settling_is_pending() {
+    let limiter = RemoteLimiter::default();
     let (reservation, decision) = Reservation::reserve(&limiter, "stream", AcquireOptions::cost(9)).await.unwrap();
     assert!(decision.is_allowed());
     let mut reservation = reservation.unwrap();
     reservation.spend(2);
     drop(reservation);
     assert!(limiter.settled.lock().unwrap().is_empty());
-    limiter.noted.notify_one();
+    limiter.stored.notify_one();
     for _ in 0..10 {
         tokio::task::yield_now().await;
     }
     assert_eq!(*limiter.settled.lock().unwrap(), [(9, 2)]);
 
     let (reservation, _) = Reservation::reserve(&limiter, "stream", AcquireOptions::cost(9)).await.unwrap();
-    limiter.noted.notify_one();
+    limiter.stored.notify_one();
     reservation.unwrap().settle(9).await.unwrap();
     assert_eq!(*limiter.settled.lock().unwrap(), [(9, 2), (9, 9)]);
 }
 
 #[tokio::test]
-async fn a_limiter_that_can_not_decide_reserves_nothing() {
+async fn reservation_returns_the_error_of_a_failed_limiter() {
     struct Gone;
 
     impl Limiter<()> for Gone {
         type Future = Ready<Result<Outcome, Error>>;
 
         fn acquire(&self, (): &(), _ask: AcquireOptions) -> Acquisition<Self::Future> {
-            Acquisition::Pending(ready(Err(Error::unavailable("gone"))))
+            Acquisition::Pending(ready(Err(Error::unavailable("connection lost"))))
         }
     }
 
@@ -800,14 +799,14 @@ async fn a_limiter_that_can_not_decide_reserves_nothing() {
 #[tokio::test]
 async fn reservation_without_a_hold_settles_nothing() {
     let (reservation, decision) =
-        Reservation::reserve(&Plain { says_so: false }, &(), AcquireOptions::cost(9)).await.unwrap();
+        Reservation::reserve(&WithoutHolds { returns_error: false }, &(), AcquireOptions::cost(9)).await.unwrap();
     let reservation = reservation.unwrap();
     assert_eq!((decision.is_allowed(), reservation.reserved()), (true, 0));
     reservation.settle(4).await.unwrap();
 }
 
-/// A guard is used up when it is settled. That it can't be used twice is for the compiler to see: this test compiles because
-/// neither type can be cloned. (If one could, the item below would be ambiguous.)
+/// `settle` consumes the guard, so a guard is settled once. This test compiles because neither type is `Clone`:
+/// otherwise the item below would be ambiguous.
 #[test]
 fn held_and_reservation_cannot_be_cloned() {
     struct IfClone;

@@ -1,5 +1,6 @@
-//! The contract of `tower::Service` while requests wait for their start: a waiting request holds no readiness of the inner
-//! service, and a request that stops waiting leaks nothing and stays charged. (The times of starts are tested elsewhere.)
+//! The contract of `tower::Service` while requests wait for their start: a waiting request holds no readiness of the
+//! inner service, and a request that stops waiting leaks nothing and stays charged. (The times of starts are tested
+//! elsewhere.)
 //!
 //! Timers and limiters run on tokio's paused clock, which each test advances.
 

@@ -1,8 +1,8 @@
-//! On the wire: a real axum server on a free port of 127.0.0.1, and real clients, over connections that are kept alive
-//! and over new ones. The limiter's clock is moved by hand.
+//! An axum server on a free port of 127.0.0.1 and real clients, over kept-alive and new connections. The clock is
+//! manual.
 //!
-//! What is read off the wire is read by foreign parsers: hyper for HTTP, `sfv` for structured fields, `serde_json` for
-//! problem bodies. A client that waits for as long as it is told is let through.
+//! Independent parsers read the responses: hyper for HTTP, `sfv` for structured fields, `serde_json` for problem
+//! bodies. A client that waits for `Retry-After` is allowed.
 
 use std::collections::BTreeSet;
 use std::io::{Read, Write};
@@ -29,7 +29,7 @@ use crate::fields::{legacy, limits, policies, retry_after};
 
 const SECOND: Duration = Duration::from_secs(1);
 
-/// Serves it until the test's runtime ends.
+/// Serves `app` until the runtime of the test ends.
 async fn serve(app: Router) -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
     let address = listener.local_addr().expect("an address");
@@ -38,7 +38,7 @@ async fn serve(app: Router) -> SocketAddr {
     address
 }
 
-/// A page that is limited by its client's address, and one that is not.
+/// Returns a page that is limited by the address of the client, and a page without a limit.
 fn site<A>(limiter: A, responder: Http) -> Router
 where
     A: Limiter<std::net::IpAddr, Future: Send> + Clone + Send + Sync + 'static,
@@ -57,7 +57,7 @@ where
     (Memory::builder(limits).max_keys(100).clock(clock.clone()).build().expect("a limiter"), clock)
 }
 
-/// A connection that is kept alive.
+/// A kept-alive connection.
 struct Connection(SendRequest<Full<Bytes>>);
 
 impl Connection {
@@ -91,7 +91,7 @@ fn has_fields(headers: &HeaderMap) -> bool {
 }
 
 #[tokio::test]
-async fn a_client_is_told_when_to_come_back_and_let_in_then() {
+async fn client_is_allowed_exactly_after_retry_after() {
     let (limiter, clock) = memory(FixedWindow::new(Quota::new(3, 10 * SECOND)));
     let address = serve(site(limiter, Http::new())).await;
     let mut client = Connection::open(address).await;
@@ -103,36 +103,36 @@ async fn a_client_is_told_when_to_come_back_and_let_in_then() {
         assert_eq!(limits(response.headers()), [("default".into(), remaining, Some(10))]);
         assert_eq!(retry_after(response.headers()), None);
     }
-    for (passed, told) in [(0, 10), (100, 10), (8_400, 2), (500, 1), (999, 1)] {
+    for (passed, seconds) in [(0, 10), (100, 10), (8_400, 2), (500, 1), (999, 1)] {
         clock.advance(Duration::from_millis(passed));
         let response = client.get("/").await;
         assert_eq!(response.status(), StatusCode::TOO_MANY_REQUESTS);
-        assert_eq!(retry_after(response.headers()), Some(told), "rounded up, and never 0");
-        assert_eq!(limits(response.headers()), [("default".into(), 0, Some(told.cast_signed()))]);
+        assert_eq!(retry_after(response.headers()), Some(seconds), "rounded up, and never 0");
+        assert_eq!(limits(response.headers()), [("default".into(), 0, Some(seconds.cast_signed()))]);
         assert_eq!(problem(&response)["status"], 429);
     }
     clock.advance(Duration::from_millis(1));
     assert_eq!(client.get("/").await.status(), StatusCode::OK, "on the same connection");
 }
 
-/// Whoever waits for as many seconds as it is told is let in, whatever the quota.
+/// A client that waits for `Retry-After` seconds is allowed, whatever the quota.
 #[tokio::test]
-async fn waiting_for_as_long_as_told_always_helps() {
+async fn retry_after_is_sufficient_for_every_quota() {
     async fn check(
         limiter: impl Limiter<std::net::IpAddr, Future: Send> + Clone + Send + Sync + 'static,
         clock: ManualClock,
     ) {
         let mut client = Connection::open(serve(site(limiter, Http::new())).await).await;
-        let mut refusals = 0;
-        while refusals < 5 {
+        let mut rejections = 0;
+        while rejections < 5 {
             let response = client.get("/").await;
             if response.status() == StatusCode::OK {
                 continue;
             }
-            refusals += 1;
+            rejections += 1;
             clock.advance(Duration::from_secs(retry_after(response.headers()).expect("a wait")));
             assert_eq!(client.get("/").await.status(), StatusCode::OK);
-            // So that no wait is a whole number of seconds.
+            // Later waits are then not whole seconds.
             clock.advance(Duration::from_micros(123_457));
         }
     }
@@ -149,9 +149,8 @@ async fn waiting_for_as_long_as_told_always_helps() {
     check(limiter, clock).await;
 }
 
-/// The address counts, not the connection.
 #[tokio::test]
-async fn connections_of_one_client_share_the_limit() {
+async fn connections_of_one_address_share_the_limit() {
     let (limiter, _clock) = memory(FixedWindow::new(Quota::per_minute(3)));
     let address = serve(site(limiter, Http::new())).await;
     let mut kept = Connection::open(address).await;
@@ -166,32 +165,36 @@ async fn connections_of_one_client_share_the_limit() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn connections_at_the_same_time_share_the_limit() {
+async fn concurrent_connections_share_the_limit() {
     let (limiter, _clock) = memory(FixedWindow::new(Quota::per_minute(7)));
     let address = serve(site(limiter, Http::new())).await;
     let clients = (0..8).map(|_| {
         tokio::spawn(async move {
             let mut client = Connection::open(address).await;
-            let mut told = Vec::new();
+            let mut remaining = Vec::new();
             for _ in 0..4 {
                 let response = client.get("/").await;
                 if response.status() == StatusCode::OK {
-                    told.push(limits(response.headers())[0].1);
+                    remaining.push(limits(response.headers())[0].1);
                 }
             }
-            told
+            remaining
         })
     });
-    let mut told = Vec::new();
+    let mut remaining = Vec::new();
     for client in clients.collect::<Vec<_>>() {
-        told.extend(client.await.expect("a client"));
+        remaining.extend(client.await.expect("a client"));
     }
-    assert_eq!(told.len(), 7);
-    assert_eq!(told.into_iter().collect::<BTreeSet<_>>(), (0..7).collect(), "each is told another remainder");
+    assert_eq!(remaining.len(), 7);
+    assert_eq!(
+        remaining.into_iter().collect::<BTreeSet<_>>(),
+        (0..7).collect(),
+        "each response has a different remainder"
+    );
 }
 
 #[tokio::test]
-async fn an_exempt_route_is_never_refused_and_tells_nothing() {
+async fn route_outside_the_layer_has_no_limit_and_no_fields() {
     let (limiter, _clock) = memory(FixedWindow::new(Quota::per_minute(1)));
     let mut client = Connection::open(serve(site(limiter, Http::new())).await).await;
     assert_eq!(client.get("/").await.status(), StatusCode::OK);
@@ -203,9 +206,8 @@ async fn an_exempt_route_is_never_refused_and_tells_nothing() {
     }
 }
 
-/// Names are the user's; every client can read them.
 #[tokio::test]
-async fn several_limits_with_any_names_can_be_read() {
+async fn response_lists_several_limits_with_quoted_names() {
     let (spaced, comma) = (" a 'name' 100% ", "x;r=999, y");
     let (limiter, _clock) = memory((
         Limit::new(spaced, Gcra::new(Quota::per_second(2))),
@@ -227,30 +229,30 @@ async fn several_limits_with_any_names_can_be_read() {
     assert_eq!(response.status(), StatusCode::TOO_MANY_REQUESTS);
     let problem = problem(&response);
     assert_eq!(problem["type"], "https://iana.org/assignments/http-problem-types#quota-exceeded");
-    assert_eq!(problem["violated-policies"], json!([spaced, "size"]), "those that refused");
+    assert_eq!(problem["violated-policies"], json!([spaced, "size"]), "the limits that deny");
     assert_eq!(retry_after(response.headers()), Some(3600));
 }
 
 #[tokio::test]
-async fn the_legacy_fields_come_in_both_dialects() {
-    for dialect in [ResetFormat::DeltaSeconds, ResetFormat::EpochSeconds] {
+async fn legacy_fields_follow_the_clock_in_both_reset_formats() {
+    for format in [ResetFormat::DeltaSeconds, ResetFormat::EpochSeconds] {
         let (limiter, clock) = memory(FixedWindow::new(Quota::per_minute(2)));
-        let address = serve(site(limiter, Http::new().legacy_headers(dialect))).await;
+        let address = serve(site(limiter, Http::new().legacy_headers(format))).await;
         let mut client = Connection::open(address).await;
         let epoch = ManualClock::START.as_micros() / 1_000_000;
         for (status, remaining, passed) in [(200, 1, 0), (200, 0, 20), (429, 0, 40)] {
             let response = client.get("/").await;
             assert_eq!(response.status(), status);
-            let reset = if dialect == ResetFormat::DeltaSeconds { 60 - passed } else { epoch + 60 };
-            assert_eq!(legacy(response.headers()), Some([2, remaining, reset]), "{dialect:?}");
+            let reset = if format == ResetFormat::DeltaSeconds { 60 - passed } else { epoch + 60 };
+            assert_eq!(legacy(response.headers()), Some([2, remaining, reset]), "{format:?}");
             clock.advance(20 * SECOND);
         }
     }
 }
 
-/// Of what a handler has set nothing is lost: lists grow, the more restrictive legacy fields stay.
+/// Lists of the handler are appended to, and the more restrictive legacy fields are kept.
 #[tokio::test]
-async fn what_a_handler_has_set_is_not_clobbered() {
+async fn fields_of_a_handler_are_kept_on_the_wire() {
     let set_by_handler = [
         ("ratelimit", r#""upstream";r=1;t=5"#),
         ("ratelimit-policy", r#""upstream";q=2;w=5"#),
@@ -276,12 +278,12 @@ async fn what_a_handler_has_set_is_not_clobbered() {
     assert_eq!(response.headers()["cache-control"], "no-store");
 }
 
-/// A refused `HEAD` has the fields of a refused `GET` and no body, and the connection goes on.
+/// A rejected `HEAD` has the fields of a rejected `GET` and no body, and the connection stays usable.
 #[tokio::test]
-async fn a_refused_head_has_no_body() {
+async fn rejected_head_has_no_body() {
     let (limiter, _clock) = memory(FixedWindow::new(Quota::per_minute(1)));
     let address = serve(site(limiter, Http::new())).await;
-    // As bytes: a client's library would not show a body that must not be there.
+    // A client library would hide an invalid body, so the test reads bytes.
     let exchange = move || {
         let mut stream = std::net::TcpStream::connect(address).expect("the server listens");
         for request in ["GET / HTTP/1.1\r\nhost: a\r\n\r\n", "HEAD / HTTP/1.1\r\nhost: a\r\n\r\n"] {
@@ -294,30 +296,30 @@ async fn a_refused_head_has_no_body() {
     };
     let answers = tokio::task::spawn_blocking(exchange).await.expect("an exchange");
     let heads: Vec<_> = answers.split("HTTP/1.1 ").skip(1).collect();
-    let [allowed, refused, health] = heads[..] else { panic!("three answers, not:\n{answers}") };
+    let [allowed, rejected, health] = heads[..] else { panic!("three answers, not:\n{answers}") };
     assert!(allowed.starts_with("200 OK\r\n") && allowed.ends_with("\r\n\r\nhello"), "{allowed}");
-    assert!(refused.starts_with("429 Too Many Requests\r\n"), "{refused}");
-    assert!(refused.contains("\r\nretry-after: 60\r\n"), "{refused}");
-    assert!(refused.contains("\r\nratelimit: \"default\";r=0;t=60\r\n"), "{refused}");
-    assert!(refused.ends_with("\r\n\r\n") && refused.matches("\r\n\r\n").count() == 1, "no body: {refused}");
+    assert!(rejected.starts_with("429 Too Many Requests\r\n"), "{rejected}");
+    assert!(rejected.contains("\r\nretry-after: 60\r\n"), "{rejected}");
+    assert!(rejected.contains("\r\nratelimit: \"default\";r=0;t=60\r\n"), "{rejected}");
+    assert!(rejected.ends_with("\r\n\r\n") && rejected.matches("\r\n\r\n").count() == 1, "no body: {rejected}");
     assert!(health.starts_with("200 OK\r\n") && health.ends_with("\r\n\r\nok"), "{health}");
 }
 
-/// A refusal does not read what the client sends with its request; the connection goes on.
+/// A rejection does not read the request body, and the connection stays usable.
 #[tokio::test]
-async fn a_refused_post_leaves_the_connection_usable() {
+async fn rejected_post_leaves_the_connection_usable() {
     let (limiter, clock) = memory(FixedWindow::new(Quota::per_minute(1)));
     let mut client = Connection::open(serve(site(limiter, Http::new())).await).await;
     assert_eq!(client.send(Request::post("/"), "first").await.body(), "first");
-    let refused = client.send(Request::post("/"), "second").await;
-    assert_eq!(refused.status(), StatusCode::TOO_MANY_REQUESTS);
-    assert_eq!(problem(&refused)["title"], "Request quota exceeded");
+    let rejected = client.send(Request::post("/"), "second").await;
+    assert_eq!(rejected.status(), StatusCode::TOO_MANY_REQUESTS);
+    assert_eq!(problem(&rejected)["title"], "Request quota exceeded");
     clock.advance(60 * SECOND);
     assert_eq!(client.send(Request::post("/"), "third").await.body(), "third");
 }
 
 #[tokio::test]
-async fn a_missing_key_is_the_clients_or_the_servers_fault() {
+async fn missing_key_is_400_and_missing_connect_info_500() {
     let (limiter, _clock) = memory(FixedWindow::new(Quota::per_minute(1)));
     let app = Router::new()
         .route("/", get(async || "hello"))
@@ -332,7 +334,7 @@ async fn a_missing_key_is_the_clients_or_the_servers_fault() {
         assert_eq!(client.send(Request::get("/").header("x-tenant", tenant), "").await.status(), expected);
     }
     let both = Request::get("/").header("x-tenant", "new").header("x-tenant", "newer");
-    assert_eq!(client.send(both, "").await.status(), StatusCode::BAD_REQUEST, "two values are none");
+    assert_eq!(client.send(both, "").await.status(), StatusCode::BAD_REQUEST, "a repeated field is unusable");
 
     // Served without connect info.
     let (limiter, _clock) = memory(FixedWindow::new(Quota::per_minute(1)));
@@ -344,9 +346,9 @@ async fn a_missing_key_is_the_clients_or_the_servers_fault() {
     assert_eq!(problem(&response)["status"], 500);
 }
 
-/// The mode for bodies of any kind: sizes are known to the server, so that nothing is sent in chunks.
+/// The server knows the size of a mapped body, so that it does not use chunked encoding.
 #[tokio::test]
-async fn bodies_around_others_keep_their_length() {
+async fn mapped_body_keeps_its_content_length() {
     let (limiter, _clock) = memory(FixedWindow::new(Quota::per_minute(1)));
     let layer = RateLimitLayer::new(PeerIp::new(), limiter).responder(Http::new().map_body());
     let app = Router::new().route("/", get(async || "hello")).layer(layer);
@@ -357,5 +359,5 @@ async fn bodies_around_others_keep_their_length() {
     let response = client.get("/").await;
     assert_eq!(response.status(), StatusCode::TOO_MANY_REQUESTS);
     assert_eq!(problem(&response)["violated-policies"], json!(["default"]));
-    assert_eq!(client.get("/").await.status(), StatusCode::TOO_MANY_REQUESTS, "and the connection goes on");
+    assert_eq!(client.get("/").await.status(), StatusCode::TOO_MANY_REQUESTS, "the connection stays usable");
 }

@@ -1,4 +1,4 @@
-//! The example's page in a real browser. `scripts/dashboard` runs it, and sees to it that there is one.
+//! The page of the example in a browser. `scripts/dashboard` installs a browser and runs this test.
 
 use std::fs;
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
@@ -19,7 +19,7 @@ impl Drop for Running {
     }
 }
 
-/// A folder of its own, gone with the test.
+/// A temporary folder, removed on drop.
 struct Folder(PathBuf);
 
 impl Folder {
@@ -36,7 +36,7 @@ impl Drop for Folder {
     }
 }
 
-/// The example, and what it prints: kept open, as it goes on printing.
+/// Starts the example. Its output stays open, because the example continues to print.
 fn example() -> (Running, BufReader<ChildStdout>, SocketAddr) {
     let test = std::env::current_exe().expect("this test's own path");
     let profile = test.parent().and_then(Path::parent).expect("`deps` in the profile's folder");
@@ -52,14 +52,14 @@ fn example() -> (Running, BufReader<ChildStdout>, SocketAddr) {
 }
 
 fn get(address: SocketAddr, path: &str) -> String {
-    let mut stream = TcpStream::connect(address).expect("it listens");
+    let mut stream = TcpStream::connect(address).expect("the server listens");
     write!(stream, "GET {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n").expect("sent");
     let mut answer = String::new();
     stream.read_to_string(&mut answer).expect("text");
     answer
 }
 
-/// Opens a page, lets its scripts run for some seconds of its own time, and returns what `act` is to make of it.
+/// Opens a page, runs its scripts for some seconds of virtual time, and returns the output of the arguments `act`.
 fn chromium(folder: &Folder, act: &[&str], page: &str) -> Vec<u8> {
     let name = ["chromium", "chromium-browser", "google-chrome"];
     let browser = name.into_iter().find(|name| Command::new(name).arg("--version").output().is_ok());
@@ -85,40 +85,40 @@ fn chromium(folder: &Folder, act: &[&str], page: &str) -> Vec<u8> {
         let mut read = Vec::new();
         stdout.read_to_end(&mut read).map(|_| read)
     });
-    let patience = Instant::now() + Duration::from_secs(120);
+    let deadline = Instant::now() + Duration::from_secs(120);
     while running.0.try_wait().expect("its state").is_none() {
-        assert!(Instant::now() < patience, "the browser does not end");
+        assert!(Instant::now() < deadline, "the browser does not exit");
         std::thread::sleep(Duration::from_millis(50));
     }
-    reading.join().expect("read").expect("what it prints")
+    reading.join().expect("read").expect("its output")
 }
 
-/// Requests for `/`, one after the other, until it is dropped.
+/// Sends requests for `/`, one after another, until it is dropped.
 struct Traffic(Arc<AtomicBool>, Option<JoinHandle<()>>);
 
 impl Traffic {
-    fn to(address: SocketAddr) -> Self {
-        let goes_on = Arc::new(AtomicBool::new(true));
-        let asked = Arc::clone(&goes_on);
+    fn start(address: SocketAddr) -> Self {
+        let running = Arc::new(AtomicBool::new(true));
+        let is_running = Arc::clone(&running);
         let sending = std::thread::spawn(move || {
-            while asked.load(Ordering::Relaxed) {
+            while is_running.load(Ordering::Relaxed) {
                 get(address, "/");
                 std::thread::sleep(Duration::from_millis(20));
             }
         });
-        Self(goes_on, Some(sending))
+        Self(running, Some(sending))
     }
 }
 
 impl Drop for Traffic {
     fn drop(&mut self) {
         self.0.store(false, Ordering::Relaxed);
-        // If it has failed, the page shows that.
+        // The page shows a failure of the thread.
         let _ = self.1.take().map(JoinHandle::join);
     }
 }
 
-/// What an element with this id holds.
+/// Returns the text of the element with this id.
 fn shown<'a>(page: &'a str, id: &str) -> &'a str {
     let start = page.find(&format!("id=\"{id}\"")).unwrap_or_else(|| panic!("no {id} in {page}"));
     let rest = &page[start..];
@@ -126,7 +126,7 @@ fn shown<'a>(page: &'a str, id: &str) -> &'a str {
     rest[start..].split('<').next().expect("its text")
 }
 
-/// How many colours an image has: of a blank page there is one.
+/// Returns the size of an image and the number of its colours; a blank page has one colour.
 fn colours(image: &Path) -> (u32, u32, usize) {
     let file = BufReader::new(fs::File::open(image).expect("a screenshot"));
     let mut reader = png::Decoder::new(file).read_info().expect("a PNG");
@@ -139,20 +139,20 @@ fn colours(image: &Path) -> (u32, u32, usize) {
 
 #[test]
 #[ignore = "needs chromium: scripts/dashboard runs it"]
-fn the_dashboard_shows_what_was_decided() {
+fn dashboard_shows_the_decisions() {
     let (_running, _printed, address) = example();
-    let (mut allowed, mut refused) = (0, 0);
+    let (mut allowed, mut rejected) = (0, 0);
     for _ in 0..30 {
         match &get(address, "/")[..13] {
             "HTTP/1.1 200 " => allowed += 1,
-            "HTTP/1.1 429 " => refused += 1,
+            "HTTP/1.1 429 " => rejected += 1,
             other => panic!("{other}"),
         }
     }
     for _ in 0..3 {
         assert!(get(address, "/health").starts_with("HTTP/1.1 200 "));
     }
-    // The second waits for its turn, unless the machine is slow.
+    // The second request waits in the queue, unless the machine is slow.
     for _ in 0..2 {
         assert!(get(address, "/queue").starts_with("HTTP/1.1 200 "));
         allowed += 1;
@@ -163,12 +163,12 @@ fn the_dashboard_shows_what_was_decided() {
     let page = String::from_utf8(chromium(&folder, &["--dump-dom"], &url)).expect("text");
     assert_eq!(shown(&page, "state"), "live, each second");
     assert_eq!(shown(&page, "allowed"), allowed.to_string());
-    assert_eq!(shown(&page, "refused"), refused.to_string());
+    assert_eq!(shown(&page, "refused"), rejected.to_string());
     assert_eq!(shown(&page, "exempt"), "3");
     assert_eq!(shown(&page, "waiting"), "0");
-    assert!(shown(&page, "allowed-rate").ends_with(" a second"), "it polls, more than once");
+    assert!(shown(&page, "allowed-rate").ends_with(" a second"), "the page polls more than once");
     assert_eq!(shown(&page, "keys"), "1");
-    // Each line of the metrics is a row of the table.
+    // The table has a row for each sample.
     let metrics = get(address, "/metrics");
     let lines = metrics.lines().filter_map(|line| line.strip_prefix("ratelimit_requests_total{")?.split_once("} "));
     let mut rows = 0;
@@ -180,9 +180,9 @@ fn the_dashboard_shows_what_was_decided() {
         rows += 1;
     }
     assert!(rows >= 4, "{metrics}");
-    // While requests come, columns grow. And looking at it counts as nothing. The page's time runs faster than the server's:
-    // between two looks of one visit nothing may have been allowed, so it is visited until something was.
-    let traffic = Traffic::to(address);
+    // Columns grow while requests come, and views of the page are not counted. The virtual time of the page is faster
+    // than that of the server: one visit may see no allowed request, so the test repeats it.
+    let traffic = Traffic::start(address);
     let visit = || String::from_utf8(chromium(&folder, &["--dump-dom"], &url)).expect("text");
     let page = std::iter::repeat_with(visit).take(20).find(|page| page.contains("fill=\"var(--allowed)\""));
     let page = page.expect("columns grow while requests come");
@@ -196,20 +196,20 @@ fn the_dashboard_shows_what_was_decided() {
     let blank = folder.0.join("blank.png");
     chromium(&folder, &[&format!("--screenshot={}", blank.display())], "about:blank");
     assert_eq!(colours(&blank).2, 1, "a blank page has one colour");
-    assert!(many > 50, "{many} colours: the page is as good as blank");
-    // For whoever wants to look at it.
+    assert!(many > 50, "{many} colours: the page is almost blank");
+    // Keeps the screenshot on request.
     if let Ok(keep) = std::env::var("KEEP_SCREENSHOT") {
         fs::copy(&image, &keep).expect("a copy");
         println!("the screenshot is in {keep}");
     }
 }
 
-/// It must work where there is no internet, and must not tell anybody what it shows.
+/// The page works offline, and sends its data to no other server.
 #[test]
-fn the_page_needs_nothing_from_elsewhere() {
+fn dashboard_page_loads_no_external_resources() {
     let page = include_str!("../../examples/observe.html");
     for line in page.lines() {
-        let strange = line.contains("://") && !line.contains("http://www.w3.org/2000/svg");
-        assert!(!strange && !line.contains("@import") && !line.contains(" src="), "{line}");
+        let is_external = line.contains("://") && !line.contains("http://www.w3.org/2000/svg");
+        assert!(!is_external && !line.contains("@import") && !line.contains(" src="), "{line}");
     }
 }

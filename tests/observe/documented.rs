@@ -1,5 +1,5 @@
-//! The documents say what the code does: every metric that is described in the code is in docs/metrics.md and the other way
-//! round, with its unit; and the dashboards name no other.
+//! The documentation matches the code: docs/metrics.md lists exactly the metrics in the code, and the dashboards use no
+//! others.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -10,40 +10,40 @@ fn text(path: &str) -> String {
         .unwrap_or_else(|error| panic!("{path}: {error}"))
 }
 
-/// All words that begin as metrics do.
+/// Returns all words with the prefix of metrics.
 fn metrics_in(text: &str) -> BTreeSet<String> {
     let words = text.split(|char: char| !char.is_ascii_alphanumeric() && char != '_');
     words.filter(|word| word.starts_with("ratelimit_")).map(str::to_owned).collect()
 }
 
 #[test]
-fn every_metric_is_documented() {
+fn documented_metrics_equal_the_metrics_in_the_code() {
     let (code, document) = (metrics_in(&text("src/observe/metrics.rs")), metrics_in(&text("docs/metrics.md")));
     assert!(code.len() >= 18, "{code:?}");
     assert_eq!(code, document);
 }
 
 #[test]
-fn the_dashboards_name_only_metrics_that_there_are() {
+fn dashboards_use_only_existing_metrics() {
     let code = metrics_in(&text("src/observe/metrics.rs"));
     for path in ["docs/grafana.json", "examples/observe.html"] {
         let named = metrics_in(&text(path));
         assert!(!named.is_empty());
         for name in named {
             let histogram = ["_bucket", "_sum", "_count"].iter().find_map(|end| name.strip_suffix(end));
-            assert!(code.contains(histogram.unwrap_or(&name)), "{path} names {name}");
+            assert!(code.contains(histogram.unwrap_or(&name)), "{path} uses the unknown metric {name}");
         }
     }
 }
 
 #[test]
-fn the_grafana_dashboard_is_one() {
+fn grafana_dashboard_is_valid() {
     let dashboard: serde_json::Value = serde_json::from_str(&text("docs/grafana.json")).expect("JSON");
     let panels = dashboard["panels"].as_array().expect("panels");
     assert!(panels.len() >= 8, "{}", panels.len());
     let mut ids = BTreeSet::new();
     for panel in panels {
-        assert!(ids.insert(panel["id"].as_u64().expect("an id")), "each has its own id");
+        assert!(ids.insert(panel["id"].as_u64().expect("an id")), "ids are unique");
         assert!(panel["title"].is_string() && panel["gridPos"]["w"].is_u64(), "{panel}");
         for target in panel["targets"].as_array().expect("targets") {
             let expression = target["expr"].as_str().expect("an expression");

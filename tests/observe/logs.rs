@@ -1,4 +1,4 @@
-//! What is written to logs: the right things at the right levels, no key, no secret.
+//! Log lines: levels and contents, without keys and secrets.
 
 use std::io;
 use std::net::SocketAddr;
@@ -17,12 +17,12 @@ use tower_ratelimit::{
 use tracing_subscriber::filter::LevelFilter;
 use tracing_subscriber::util::SubscriberInitExt as _;
 
-use crate::support::Broken;
+use crate::support::FailingLimiter;
 
 #[derive(Clone, Default)]
-struct Written(Arc<Mutex<Vec<u8>>>);
+struct CapturedLog(Arc<Mutex<Vec<u8>>>);
 
-impl io::Write for Written {
+impl io::Write for CapturedLog {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         self.0.lock().expect("the log").extend_from_slice(bytes);
         Ok(bytes.len())
@@ -33,19 +33,19 @@ impl io::Write for Written {
     }
 }
 
-impl Written {
+impl CapturedLog {
     fn start() -> (Self, impl Drop) {
-        let written = Self::default();
-        let writer = written.clone();
+        let log = Self::default();
+        let writer = log.clone();
         let subscriber = tracing_subscriber::fmt()
             .with_max_level(LevelFilter::TRACE)
             .with_ansi(false)
             .without_time()
             .with_writer(move || writer.clone());
-        (written, subscriber.finish().set_default())
+        (log, subscriber.finish().set_default())
     }
 
-    /// The crate's lines since the last call.
+    /// Removes and returns the lines of this crate since the last call.
     fn take(&self) -> Vec<String> {
         let bytes = std::mem::take(&mut *self.0.lock().expect("the log"));
         let text = String::from_utf8(bytes).expect("text");
@@ -82,14 +82,14 @@ fn level(line: &str) -> &str {
     line.split_whitespace().next().expect("a level")
 }
 
-/// Whatever becomes of a request, neither its key nor anything else of it is written.
+/// For every outcome of a request, the log contains neither its key nor its other values.
 #[tokio::test]
-async fn no_secret_and_no_key_is_written() {
-    let (written, _guard) = Written::start();
+async fn log_contains_no_secret_and_no_key() {
+    let (log, _guard) = CapturedLog::start();
     let bearer = format!("Bearer {SECRET}");
     for _ in 0..2 {
         send(&layer(Bearer::new(), once()), request("authorization", &bearer)).await;
-        send(&layer(Bearer::new(), Broken), request("authorization", &bearer)).await;
+        send(&layer(Bearer::new(), FailingLimiter), request("authorization", &bearer)).await;
         send(&layer(Cookie::new("id").expect("a name"), once()), request("cookie", &format!("id={SECRET}"))).await;
         send(&layer(Header::from_static("x-user"), once()), request("x-user", SECRET)).await;
         send(&layer(Header::from_static("x-user"), once()), request("x-user-2", SECRET)).await;
@@ -104,15 +104,15 @@ async fn no_secret_and_no_key_is_written() {
     send(&queued, request("x-user", SECRET)).await;
     send(&queued, request("x-user", SECRET)).await;
 
-    // A closure that repeats what the client has sent.
-    let telling = |request: &Request<()>| -> Extracted<u8> {
+    // A closure whose reason repeats a value from the client.
+    let with_reason = |request: &Request<()>| -> Extracted<u8> {
         let user = request.headers()["x-user"].to_str().expect("text");
         Extracted::Missing(MissingKey::from_request(format!("there is no user {user}")))
     };
     send(&layer(telling, once()), request("x-user", SECRET)).await;
     once().report_usage(&Tracing::new("api"));
 
-    // Nothing listens there, and the address holds a password.
+    // No server listens there, and the address contains a password.
     let free = std::net::TcpListener::bind("127.0.0.1:0").expect("a free port").local_addr().expect("its address");
     let server = RedisServer::open(&format!("redis://user:{SECRET}@{free}")).expect("an address");
     let redis = Redis::<tower_ratelimit::key::KeyText>::builder(server, "api", FixedWindow::new(Quota::per_hour(1)));
@@ -132,7 +132,7 @@ async fn no_secret_and_no_key_is_written() {
         ("memory", "TRACE"),
         ("circuit breaker open", "WARN"),
     ] {
-        assert!(lines.iter().any(|line| line.contains(text) && level(line) == what), "{text}: {lines:#?}");
+        assert!(lines.iter().any(|line| line.contains(text) && level(line) == expected), "{text}: {lines:#?}");
     }
     for line in &lines {
         for secret in [SECRET, "203.0.113.77", "4711"] {
@@ -147,36 +147,36 @@ async fn no_secret_and_no_key_is_written() {
     assert!(written.take()[0].contains("there is no user alice"));
 }
 
-/// What is wrong with the program is said loudly, once.
+/// A misconfiguration is logged as a warning once.
 #[tokio::test]
-async fn warnings_are_said_once() {
-    let (written, _guard) = Written::start();
+async fn warnings_are_logged_once() {
+    let (log, _guard) = CapturedLog::start();
     let no_peer = layer(PeerIp::new(), once());
     for _ in 0..3 {
         send(&no_peer, Request::new(())).await;
     }
-    let lines = written.take();
+    let lines = log.take();
     assert_eq!(lines.iter().map(|line| level(line)).collect::<Vec<_>>(), ["WARN", "DEBUG", "DEBUG"]);
     assert!(lines[0].contains("into_make_service_with_connect_info"), "{}", lines[0]);
 
-    let dear = RateLimitLayer::new(PeerIp::new(), once()).cost(|_: &Request<()>| 2).responder(RejectWithError);
-    let dear = dear.observe(Tracing::new("api"));
+    let too_costly = RateLimitLayer::new(PeerIp::new(), once()).cost(|_: &Request<()>| 2).responder(RejectWithError);
+    let too_costly = too_costly.observe(Tracing::new("api"));
     for _ in 0..3 {
-        let service = dear.layer(service_fn(async |_: Request<()>| Ok::<_, BoxError>(())));
+        let service = too_costly.layer(service_fn(async |_: Request<()>| Ok::<_, BoxError>(())));
         let _ = service.oneshot(request("x-any", "x")).await;
     }
-    let warnings: Vec<_> = written.take().into_iter().filter(|line| level(line) == "WARN").collect();
+    let warnings: Vec<_> = log.take().into_iter().filter(|line| level(line) == "WARN").collect();
     assert_eq!(warnings.len(), 1, "{warnings:#?}");
     assert!(warnings[0].contains("its cost exceeds the limit"), "{}", warnings[0]);
     assert!(warnings[0].contains("limit=\"default\""), "{}", warnings[0]);
 }
 
-/// An outage is a warning and its end is news, however many requests there are.
+/// The beginning of an outage is one warning and its end one info line, however many requests fail.
 #[tokio::test]
-async fn an_outage_is_said_at_its_beginning_and_its_end() {
-    let (written, _guard) = Written::start();
+async fn outage_is_logged_at_its_beginning_and_its_end() {
+    let (log, _guard) = CapturedLog::start();
     let tracing = Tracing::new("api");
-    let broken = RateLimitLayer::new(PeerIp::new(), Broken).responder(RejectWithError).observe(tracing.clone());
+    let broken = RateLimitLayer::new(PeerIp::new(), FailingLimiter).responder(RejectWithError).observe(tracing.clone());
     let mended = RateLimitLayer::new(PeerIp::new(), once()).responder(RejectWithError).observe(tracing);
     for _ in 0..2 {
         for _ in 0..5 {
@@ -184,29 +184,28 @@ async fn an_outage_is_said_at_its_beginning_and_its_end() {
         }
         send(&mended, request("x-any", "x")).await;
     }
-    let loud: Vec<_> = written.take().into_iter().filter(|line| matches!(level(line), "WARN" | "INFO")).collect();
-    assert_eq!(loud.iter().map(|line| level(line)).collect::<Vec<_>>(), ["WARN", "INFO", "WARN", "INFO"]);
+    let loud_lines: Vec<_> = log.take().into_iter().filter(|line| matches!(level(line), "WARN" | "INFO")).collect();
+    assert_eq!(loud_lines.iter().map(|line| level(line)).collect::<Vec<_>>(), ["WARN", "INFO", "WARN", "INFO"]);
 }
 
-/// Settling is told too.
 #[tokio::test]
-async fn what_is_settled_is_written() {
-    let (written, _guard) = Written::start();
+async fn settlement_is_logged() {
+    let (log, _guard) = CapturedLog::start();
     let layer = RateLimitLayer::new(PeerIp::new(), once()).responder(RejectWithError).settle(OnlyFailures);
     let service = layer.observe(Tracing::new("api"));
     let service = service.layer(service_fn(async |_: Request<()>| Ok::<_, BoxError>(http::Response::new(()))));
     let _ = service.oneshot(request("x-any", "x")).await;
-    let lines = written.take();
+    let lines = log.take();
     assert!(lines.iter().any(|line| line.contains("hold settled") && line.contains("held=1 actual=0")), "{lines:#?}");
 }
 
-/// The span around a request learns what became of it, if it has a place for that.
+/// The span around a request records the outcome, if it declares the fields.
 #[tokio::test]
-async fn the_span_around_a_request_is_told() {
+async fn span_records_the_outcome() {
     use tracing::field::Empty;
     use tracing::{Instrument as _, info, info_span};
 
-    let (written, _guard) = Written::start();
+    let (log, _guard) = CapturedLog::start();
     let service = layer(PeerIp::new(), once()).layer(service_fn(async |_: Request<()>| Ok::<_, BoxError>(())));
     for outcome in ["allowed", "denied"] {
         let span = info_span!("request", ratelimit.outcome = Empty, ratelimit.limit = Empty);
@@ -215,7 +214,7 @@ async fn the_span_around_a_request_is_told() {
             info!(target: "tower_ratelimit", "answered");
         };
         answered.instrument(span).await;
-        let lines = written.take();
+        let lines = log.take();
         let last = lines.last().expect("a line");
         let fields = format!("ratelimit.outcome=\"{outcome}\" ratelimit.limit=\"default\"");
         assert!(last.ends_with("answered") && last.contains(&fields), "{last}");

@@ -1,4 +1,4 @@
-//! What observers are told: each request's one end, in numbers that agree with what was sent; and nothing that is secret.
+//! Observers receive one terminal event per request, metrics that agree with the responses, and no secrets.
 
 mod dashboard;
 mod documented;

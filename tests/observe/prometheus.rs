@@ -1,5 +1,5 @@
-//! The metrics, scraped over HTTP from a server that many clients ask at once, and compared with the answers that they got,
-//! number by number.
+//! Metrics are scraped over HTTP from a server with many concurrent clients, and compared with the responses, number by
+//! number.
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;
@@ -23,17 +23,17 @@ use tower_ratelimit::{
     RateLimitLayer, Verdict,
 };
 
-use crate::support::{Broken, Slowly};
+use crate::support::{Deferred, FailingLimiter};
 
 /// The labels of `ratelimit_requests_total`: limiter, limit, outcome, source.
 type Labels = [String; 4];
 
-/// Writes into a response on what grounds it was given: the driver has nothing else to go by.
-async fn tell(mut response: Response) -> Response {
+/// Adds the limit, outcome and source of the decision to the response, for the clients of the test.
+async fn add_grounds(mut response: Response) -> Response {
     let grounds = match response.extensions().get::<RateLimitInfo>() {
         Some(RateLimitInfo::Exempt) => "none exempt none".to_owned(),
         Some(RateLimitInfo::Decided(decision)) => {
-            let limit = decision.most_restrictive().map_or("none", |standing| standing.name());
+            let limit = decision.most_restrictive().map_or("none", |status| status.name());
             let outcome = match decision.verdict() {
                 Verdict::Allowed => "allowed",
                 Verdict::AllowedAfter(_) => "delayed",
@@ -59,7 +59,7 @@ async fn tell(mut response: Response) -> Response {
     response
 }
 
-/// A limiter around a page, under its own path and name. The key is `x-tenant`, the cost `x-cost`.
+/// Returns a limited page with its own path and name. The key is `x-tenant`, the cost `x-cost`.
 fn limited<L>(name: &str, limiter: L) -> Router<PrometheusHandle>
 where
     L: Limiter<tower_ratelimit::key::KeyText> + Clone + Send + Sync + 'static,
@@ -75,7 +75,7 @@ where
     routes.route(&format!("/{name}/exempt"), get(async || "page")).layer(layer)
 }
 
-/// A limiter that holds `x-cost`, around a page that says in `x-actual` what it has cost.
+/// Returns a page whose layer holds `x-cost` and settles at `x-actual`.
 fn settled<L>(limiter: L) -> Router<PrometheusHandle>
 where
     L: Limiter<tower_ratelimit::key::KeyText> + Clone + Send + Sync + 'static,
@@ -93,7 +93,7 @@ where
 }
 
 fn app() -> Router {
-    // The clock stands still, so that nothing depends on how fast the clients are.
+    // The clock stands still, so that the results do not depend on the speed of the clients.
     let clock = ManualClock::new();
     let window = |limit| {
         Memory::builder(FixedWindow::new(Quota::per_hour(limit))).clock(clock.clone()).build().expect("a limiter")
@@ -109,16 +109,16 @@ fn app() -> Router {
         usage.check(&key, tower_ratelimit::AcquireOptions::default());
     }
     let Acquisition::Ready(held) = usage.hold(&7_u8, tower_ratelimit::AcquireOptions::default()) else {
-        panic!("it is ready")
+        panic!("memory answers immediately")
     };
-    let held = Arc::new(held.expect("an outcome").held.expect("one is there"));
+    let held = Arc::new(held.expect("an outcome").held.expect("a guard"));
     Router::new()
         .merge(limited("several", several))
-        .merge(limited("slow", Slowly(window(20), 3)))
-        .merge(limited("fallback", Fallback::new(Broken, window(20))))
+        .merge(limited("slow", Deferred(window(20), 3)))
+        .merge(limited("fallback", Fallback::new(FailingLimiter, window(20))))
         .merge(limited("cached", DeniedCache::with_clock(window(20), 1000, clock.clone())))
-        .merge(limited("open", FailOpen::new(Broken)))
-        .merge(limited("broken", Broken))
+        .merge(limited("open", FailOpen::new(FailingLimiter)))
+        .merge(limited("broken", FailingLimiter))
         .merge(Router::new().route("/peer", get(async || "page")).layer(
             // No connect info: the server is misconfigured.
             RateLimitLayer::new(PeerIp::new(), window(1)).observe(Metrics::new("peer")),
@@ -129,11 +129,11 @@ fn app() -> Router {
                 .layer(RateLimitLayer::new(Header::from_static("x-tenant"), queue).observe(Metrics::new("queue"))),
         )
         .merge(settled(window(100)))
-        .layer(axum::middleware::map_response(tell))
+        .layer(axum::middleware::map_response(add_grounds))
         .route(
             "/metrics",
             get(async move |State(prometheus): State<PrometheusHandle>| {
-                // Held for as long as pages are served.
+                // The handler owns the guard, so the cost stays held.
                 assert_eq!(held.cost(), 1);
                 usage.report_usage(&gauged);
                 prometheus.render()
@@ -143,7 +143,7 @@ fn app() -> Router {
 }
 
 fn send(address: SocketAddr, path: &str, fields: &str) -> String {
-    let mut stream = TcpStream::connect(address).expect("it listens");
+    let mut stream = TcpStream::connect(address).expect("the server listens");
     stream.set_read_timeout(Some(Duration::from_secs(30))).expect("a timeout");
     write!(stream, "GET {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n{fields}\r\n").expect("sent");
     let mut answer = String::new();
@@ -151,7 +151,7 @@ fn send(address: SocketAddr, path: &str, fields: &str) -> String {
     answer
 }
 
-/// A metric's samples, by their labels as they stand there.
+/// Returns the samples of a metric by their label text.
 fn samples(page: &str, name: &str) -> BTreeMap<String, f64> {
     let lines = page.lines().filter_map(|line| line.strip_prefix(name)?.strip_prefix('{')?.split_once("} "));
     lines.map(|(labels, value)| (labels.to_owned(), value.parse().expect("a number"))).collect()
@@ -162,7 +162,7 @@ fn label<'a>(labels: &'a str, name: &str) -> &'a str {
     labels[start..].split('"').next().expect("its value")
 }
 
-/// Requests that cost less than, as much as and more than what is held for them. Returns how many.
+/// Sends requests whose actual cost is below, equal to and above the held cost. Returns their number.
 fn settle_some(address: SocketAddr) -> u64 {
     let costs = [(5, 2), (5, 5), (1, 8), (20, 0)];
     for (cost, actual) in costs {
@@ -173,7 +173,7 @@ fn settle_some(address: SocketAddr) -> u64 {
 }
 
 #[test]
-fn what_is_scraped_is_what_was_answered() {
+fn scraped_metrics_equal_the_responses() {
     const CLIENTS: usize = 8;
     const ROUNDS: usize = 12;
     let runtime =
@@ -187,31 +187,31 @@ fn what_is_scraped_is_what_was_answered() {
     let clients = (0..CLIENTS).map(|client| {
         let sent = Arc::clone(&sent);
         std::thread::spawn(move || {
-            let mut told = BTreeMap::<Labels, u64>::new();
+            let mut responses = BTreeMap::<Labels, u64>::new();
             for round in 0..ROUNDS {
                 for name in ["several", "slow", "fallback", "cached", "open", "broken", "queue", "peer"] {
-                    let tenant = format!("x-tenant: {}\r\n", (client + round) % 3);
-                    let asks: [(&str, &str); 4] = match round % 4 {
+                    let tenant = format!("x-tenant: customer-{}\r\n", (client + round) % 3);
+                    let requests: [(&str, &str); 4] = match round % 4 {
                         0 => [("", &tenant), ("", &tenant), ("", ""), ("", &tenant)],
                         1 => [("", &tenant), ("/exempt", ""), ("", &tenant), ("", &tenant)],
                         _ => [("", &tenant), ("", &tenant), ("", &tenant), ("", &tenant)],
                     };
                     let plain = matches!(name, "queue" | "peer");
-                    for (index, (below, fields)) in asks.into_iter().enumerate() {
+                    for (index, (below, fields)) in requests.into_iter().enumerate() {
                         let below = if plain { "" } else { below };
-                        let dear = if index == 3 && round % 4 == 2 && !plain { "x-cost: 1000\r\n" } else { "" };
-                        let answer = send(address, &format!("/{name}{below}"), &format!("{fields}{dear}"));
+                        let cost = if index == 3 && round % 4 == 2 && !plain { "x-cost: 1000\r\n" } else { "" };
+                        let answer = send(address, &format!("/{name}{below}"), &format!("{fields}{cost}"));
                         sent.fetch_add(1, Ordering::Relaxed);
                         let grounds = answer.lines().find_map(|line| line.strip_prefix("x-grounds: "));
                         let grounds = grounds.unwrap_or_else(|| panic!("{name}: {answer}"));
                         let [limit, outcome, source] = grounds.split(' ').collect::<Vec<_>>()[..] else {
                             panic!("{grounds}")
                         };
-                        *told.entry([name, limit, outcome, source].map(str::to_owned)).or_default() += 1;
+                        *responses.entry([name, limit, outcome, source].map(str::to_owned)).or_default() += 1;
                     }
                 }
             }
-            told
+            responses
         })
     });
     let mut answered = BTreeMap::<Labels, u64>::new();
@@ -237,7 +237,7 @@ fn what_is_scraped_is_what_was_answered() {
     assert_eq!(scraped, answered);
     assert_eq!(scraped.values().sum::<u64>(), sent.load(Ordering::Relaxed));
 
-    // Everything was there that can be answered.
+    // Every combination of outcome and source occurred.
     for [outcome, source] in [
         ["allowed", "store"],
         ["denied", "store"],
@@ -253,16 +253,16 @@ fn what_is_scraped_is_what_was_answered() {
     ] {
         assert!(scraped.keys().any(|labels| labels[2..] == [outcome, source]), "{outcome} by {source}: {scraped:#?}");
     }
-    // What can be known beforehand: ten for each of three tenants, of 60 in all; twenty for each elsewhere.
-    let of = |limiter: &str, outcome: &str| -> u64 {
-        let of = scraped.iter().filter(|(labels, _)| labels[0] == limiter && labels[2] == outcome);
-        of.map(|(_, count)| count).sum()
+    // Known counts: ten for each of three tenants, 60 in total; twenty for each tenant elsewhere.
+    let count_of = |limiter: &str, outcome: &str| -> u64 {
+        let counts = scraped.iter().filter(|(labels, _)| labels[0] == limiter && labels[2] == outcome);
+        counts.map(|(_, count)| count).sum()
     };
     assert_eq!(of("several", "allowed"), 30);
     assert_eq!([of("slow", "allowed"), of("fallback", "allowed"), of("cached", "allowed")], [60; 3]);
     assert_eq!(of("peer", "missing_key"), (CLIENTS * ROUNDS * 4) as u64);
 
-    // And what is told beside the requests.
+    // The other metrics.
     let one = |name: &str, limiter: &str| -> f64 {
         let all = samples(&page, name);
         all.iter().filter(|(labels, _)| label(labels, "limiter") == limiter).map(|(_, value)| value).sum()
@@ -281,5 +281,5 @@ fn what_is_scraped_is_what_was_answered() {
     for (name, expected) in [("keys", 7.0), ("evicted_total", 0.0), ("held_keys", 1.0), ("held", 1.0)] {
         assert!((one(&format!("ratelimit_memory_{name}"), "usage") - expected).abs() < 0.5, "{name}");
     }
-    assert!(!page.contains("tenant: "), "no page names a key");
+    assert!(!page.contains("customer-"), "the metrics contain a key");
 }

@@ -1,4 +1,4 @@
-//! Observers that note what they are told, and limiters that don't decide.
+//! An observer that records events, a limiter that fails, and a limiter with pending decisions.
 
 use std::future::{Future, Ready, ready};
 use std::sync::{Arc, Mutex};
@@ -7,11 +7,11 @@ use tower_ratelimit::limiter::{Acquisition, Limiter, Outcome};
 use tower_ratelimit::observe::{Event, Observer};
 use tower_ratelimit::{AcquireOptions, Error};
 
-/// Notes every event, as a line.
+/// An observer that records every event as a line of text.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Notes(Arc<Mutex<Vec<String>>>);
+pub(crate) struct RecordedEvents(Arc<Mutex<Vec<String>>>);
 
-impl Observer for Notes {
+impl Observer for RecordedEvents {
     fn observe(&self, event: &Event<'_>) {
         let note = match event {
             Event::Decided { elapsed, .. } => {
@@ -32,38 +32,38 @@ impl Observer for Notes {
             Event::Warning { message, .. } => format!("warning: {message}"),
             other => other.outcome().map_or_else(|| format!("{other:?}"), str::to_owned),
         };
-        self.0.lock().expect("notes").push(note);
+        self.0.lock().expect("no thread panics").push(line);
     }
 }
 
-impl Notes {
-    /// What was told since the last call.
+impl RecordedEvents {
+    /// Removes and returns the events since the last call.
     pub(crate) fn take(&self) -> Vec<String> {
-        std::mem::take(&mut self.0.lock().expect("notes"))
+        std::mem::take(&mut self.0.lock().expect("no thread panics"))
     }
 }
 
-/// A limiter whose store never answers.
+/// A limiter whose decisions always fail.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Broken;
+pub(crate) struct FailingLimiter;
 
-impl<Key: ?Sized> Limiter<Key> for Broken {
+impl<Key: ?Sized> Limiter<Key> for FailingLimiter {
     type Future = Ready<Result<Outcome, Error>>;
 
-    fn acquire(&self, _key: &Key, _ask: AcquireOptions) -> Acquisition<Self::Future> {
-        Acquisition::Pending(ready(Err(Error::unavailable("there is no store"))))
+    fn acquire(&self, _key: &Key, _options: AcquireOptions) -> Acquisition<Self::Future> {
+        Acquisition::Pending(ready(Err(Error::unavailable("the store is unreachable"))))
     }
 }
 
-/// Decides as another limiter does, but so many polls later.
+/// Decides as the inner limiter, after a number of pending polls.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Slowly<L>(pub(crate) L, pub(crate) usize);
+pub(crate) struct Deferred<L>(pub(crate) L, pub(crate) usize);
 
-impl<Key: ?Sized, L: Limiter<Key>> Limiter<Key> for Slowly<L> {
+impl<Key: ?Sized, L: Limiter<Key>> Limiter<Key> for Deferred<L> {
     type Future = std::pin::Pin<Box<dyn Future<Output = Result<Outcome, Error>> + Send>>;
 
-    fn acquire(&self, key: &Key, ask: AcquireOptions) -> Acquisition<Self::Future> {
-        let (acquire, polls) = (self.0.acquire(key, ask), self.1);
+    fn acquire(&self, key: &Key, options: AcquireOptions) -> Acquisition<Self::Future> {
+        let (acquire, polls) = (self.0.acquire(key, options), self.1);
         Acquisition::Pending(Box::pin(async move {
             for _ in 0..polls {
                 tokio::task::yield_now().await;

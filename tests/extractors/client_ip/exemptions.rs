@@ -1,4 +1,4 @@
-//! Exemptions by the client's address: only of clients that are known, however the proxies are trusted.
+//! Exemptions by the client's address apply only to known clients, whichever proxies are trusted.
 
 use std::convert::Infallible;
 use std::net::IpAddr;
@@ -13,10 +13,10 @@ use tower_ratelimit::{AcquireOptions, ClientIp, FixedWindow, ManualClock, Memory
 
 use super::support::{FORWARDED, REAL_IP, X_FORWARDED_FOR, ip, networks, readers, request};
 
-/// Where proxies and callers of our own are.
+/// The networks of our proxies and internal clients.
 const INSIDE: &[&str] = &["10.0.0.0/8", "fd00::/8"];
 
-/// The proxies among them.
+/// The networks of our proxies.
 const PROXIES: &[&str] = &["10.0.0.0/24", "fd00::/64"];
 
 const PROXY: &str = "10.0.0.1";
@@ -25,7 +25,7 @@ fn inside(client: ClientIp) -> ClientNetworks {
     ClientNetworks::parse(client, INSIDE.iter().copied()).expect("networks")
 }
 
-/// Whether a request passes through a layer of which the limit has nothing left.
+/// Whether a request passes a layer whose limit is used up.
 fn is_exempt(predicate: impl Predicate<Request<()>> + Clone, request: Request<()>) -> bool {
     let builder = Memory::builder(FixedWindow::new(Quota::per_hour(1))).clock(ManualClock::new()).max_keys(1);
     let limiter = builder.build().expect("settings");
@@ -39,25 +39,25 @@ fn through_proxy(field: &HeaderName, line: &str) -> Request<()> {
     request(Some(ip(PROXY)), field, [line])
 }
 
-/// The trap: the peer of every request is the proxy, so an exemption of the peer's network exempts all clients.
+/// The peer of every request is the proxy: an exemption by the peer's network would exempt all clients.
 #[test]
 fn client_behind_a_proxy_in_the_exempt_network_is_limited() {
     let client = ClientIp::x_forwarded_for(networks(PROXIES));
     let peer = PeerNetworks::parse(INSIDE.iter().copied()).expect("networks");
     for line in ["192.0.2.1", "10.9.9.9, 192.0.2.1", "192.0.2.1, 10.0.0.2", "10.9.9.9, 2001:db8::1"] {
         let request = through_proxy(&X_FORWARDED_FOR, line);
-        assert!(is_exempt(peer.clone(), request.clone()), "{line}: every peer is a proxy");
+        assert!(is_exempt(peer.clone(), request.clone()), "{line}: the peer is a proxy");
         assert!(!is_exempt(inside(client.clone()), request), "{line}");
     }
     for line in ["10.9.9.9", "192.0.2.1, 10.9.9.9", "10.9.9.9, 10.0.0.2", "::ffff:10.9.9.9", "[fd00:1::1]:80"] {
-        assert!(is_exempt(inside(client.clone()), through_proxy(&X_FORWARDED_FOR, line)), "{line}: a caller inside");
+        assert!(is_exempt(inside(client.clone()), through_proxy(&X_FORWARDED_FOR, line)), "{line}: an internal client");
     }
     let direct = |peer| request(Some(ip(peer)), &X_FORWARDED_FOR, ["10.9.9.9"]);
     assert!(is_exempt(inside(client.clone()), direct("10.9.9.9")));
-    assert!(!is_exempt(inside(client), direct("192.0.2.1")), "whatever a stranger writes");
+    assert!(!is_exempt(inside(client), direct("192.0.2.1")), "the field of an untrusted peer is ignored");
 }
 
-/// Where a proxy says nothing of the client, its own address stands for it: that must not exempt anybody.
+/// If the proxy does not report the client, the key is the proxy's address, which must not be exempt.
 #[test]
 fn client_that_is_unknown_is_limited() {
     let silent = [
@@ -65,17 +65,17 @@ fn client_that_is_unknown_is_limited() {
         (FORWARDED, &["", "for=unknown", "for=10.9.9.9, for=_hidden", "for=10.9.9.9, by=10.0.0.1", "for=10.0.0.2"]),
         (REAL_IP, &["", "unknown", "10.9.9.9, 10.9.9.9", "10.0.0.2"]),
     ];
-    let readers = readers(&networks(PROXIES));
-    for ((field, lines), (name, reader)) in silent.into_iter().zip(readers) {
+    let extractors = extractors(&networks(PROXIES));
+    for ((field, lines), (name, extractor)) in silent.into_iter().zip(extractors) {
         assert_eq!(field, name);
         for line in lines {
-            assert!(!is_exempt(inside(reader.clone()), through_proxy(&field, line)), "{field}: {line:?}");
+            assert!(!is_exempt(inside(extractor.clone()), through_proxy(&field, line)), "{field}: {line:?}");
         }
-        assert!(!is_exempt(inside(reader.clone()), request(Some(ip(PROXY)), &field, [""; 0])), "no {field}");
+        assert!(!is_exempt(inside(extractor.clone()), request(Some(ip(PROXY)), &field, [""; 0])), "no {field}");
         let twice = request(Some(ip(PROXY)), &REAL_IP, ["10.9.9.9", "10.9.9.9"]);
-        assert!(!is_exempt(inside(reader.clone()), twice), "{field}");
-        assert!(!is_exempt(inside(reader.clone()), request(None, &field, ["10.9.9.9"])), "no peer");
-        assert!(!is_exempt(inside(reader.trust_absent_peer()), request(None, &field, [""])), "a socket");
+        assert!(!is_exempt(inside(extractor.clone()), twice), "{field}");
+        assert!(!is_exempt(inside(extractor.clone()), request(None, &field, ["10.9.9.9"])), "no peer address");
+        assert!(!is_exempt(inside(extractor.trust_absent_peer()), request(None, &field, [""])), "a Unix socket");
     }
     let named = through_proxy(&REAL_IP, "10.9.9.9");
     assert!(is_exempt(inside(ClientIp::header(REAL_IP, networks(PROXIES))), named.clone()));
@@ -85,28 +85,31 @@ fn client_that_is_unknown_is_limited() {
 }
 
 #[test]
-fn client_of_counted_hops_is_exempt_only_behind_all_of_them() {
+fn client_behind_counted_hops_is_exempt_only_behind_all_of_them() {
     let two = || inside(ClientIp::x_forwarded_for(TrustedProxies::hops(2)));
     assert!(is_exempt(two(), through_proxy(&X_FORWARDED_FOR, "10.9.9.9, 192.0.2.1")));
     assert!(!is_exempt(two(), through_proxy(&X_FORWARDED_FOR, "192.0.2.1, 10.9.9.9")));
-    assert!(!is_exempt(two(), through_proxy(&X_FORWARDED_FOR, "10.9.9.9")), "the second proxy, which names nobody");
+    assert!(!is_exempt(two(), through_proxy(&X_FORWARDED_FOR, "10.9.9.9")), "the second proxy reports no client");
     let none = || inside(ClientIp::x_forwarded_for(TrustedProxies::none()));
-    assert!(is_exempt(none(), through_proxy(&X_FORWARDED_FOR, "192.0.2.1")), "nobody is a proxy: a caller inside");
+    assert!(
+        is_exempt(none(), through_proxy(&X_FORWARDED_FOR, "192.0.2.1")),
+        "without trusted proxies the peer is the client"
+    );
 }
 
 #[test]
-fn networks_that_are_none_are_an_error() {
+fn invalid_networks_are_an_error() {
     let client = ClientIp::x_forwarded_for(TrustedProxies::hops(1));
     let error = ClientNetworks::parse(client, ["10.0.0.0/8", "10.0.0.0/33"]).expect_err("no network");
     assert!(error.is_config() && error.to_string().contains("\"10.0.0.0/33\""), "{error}");
 }
 
 proptest! {
-    /// Proxies that keep to their part append whom they have the request from. Then no line of a client exempts it, and
-    /// an address that is trusted as a proxy is never exempt.
+    /// Proxies append the address of their peer. No line of a client exempts it, and the address of a trusted proxy is
+    /// not exempt.
     #[test]
     fn client_outside_is_limited_whatever_it_sends(
-        sent in vec(vec(any::<u8>().prop_filter("no field holds it", |byte| *byte >= 32 && *byte != 127), 0..20), 0..3),
+        sent in vec(vec(any::<u8>().prop_filter("an invalid byte", |byte| *byte >= 32 && *byte != 127), 0..20), 0..3),
         likely in vec(prop::sample::select(&["10.9.9.9", "10.0.0.2", "unknown", "fd00:1::1", ""][..]), 0..3),
         client in any::<[u8; 4]>().prop_map(IpAddr::from).prop_filter("inside", |client| !inside_holds(*client)),
     ) {
@@ -116,8 +119,8 @@ proptest! {
             let forwarded = request(Some(ip(PROXY)), &X_FORWARDED_FOR, lines());
             prop_assert!(!inside(ClientIp::x_forwarded_for(trusted)).holds(&forwarded));
         }
-        for (name, reader) in readers(&networks(INSIDE)) {
-            prop_assert!(!inside(reader).holds(&request(Some(ip(PROXY)), &name, &sent)), "a proxy's is never exempt");
+        for (name, extractor) in extractors(&networks(INSIDE)) {
+            prop_assert!(!inside(extractor).holds(&request(Some(ip(PROXY)), &name, &sent)), "a proxy is not exempt");
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Fuzzing: fields that once were well-formed, with a few bytes changed.
+//! Fuzzing: well-formed fields with a few changed bytes.
 
 use std::env;
 
@@ -16,13 +16,13 @@ const CORPUS: &[&str] = &[
     "[2001:DB8::1]:80",
 ];
 
-/// What the parsers look at, more often than chance would have it.
+/// Bytes with a meaning for the parsers, more frequent than at random.
 const LIKELY: &[u8] = b",;=\"\\[]:.% \tf_0\n";
 
-/// A small generator of numbers that only look random (xorshift): the same ones in each run.
-struct Numbers(u64);
+/// A pseudo-random generator (xorshift) with the same numbers in each run.
+struct Random(u64);
 
-impl Numbers {
+impl Random {
     fn below(&mut self, end: usize) -> usize {
         self.0 ^= self.0 << 13;
         self.0 ^= self.0 >> 7;
@@ -59,32 +59,32 @@ fn setting(name: &str, default: u64) -> u64 {
 }
 
 #[test]
-fn what_must_hold_does_of_fields_with_a_few_bytes_changed() {
+fn invariants_hold_for_mutated_fields() {
     let corpus: Vec<_> = CORPUS.iter().map(|text| text.as_bytes().to_vec()).collect();
     for text in &corpus {
         check(text);
     }
     let seed = setting("FUZZ_SEED", 1);
-    let mut numbers = Numbers(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1);
+    let mut random = Random(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1);
     for round in 0..setting("FUZZ_ROUNDS", 10_000) {
-        let mut text = corpus[numbers.below(corpus.len())].clone();
-        for _ in 0..=numbers.below(8) {
-            numbers.change(&mut text, &corpus);
+        let mut text = corpus[random.below(corpus.len())].clone();
+        for _ in 0..=random.below(8) {
+            random.change(&mut text, &corpus);
         }
-        // Told if the check panics.
-        let told = Told { seed, round, text: &text };
+        // Printed if the check panics.
+        let context = FailureContext { seed, round, text: &text };
         check(&text);
-        std::mem::forget(told);
+        std::mem::forget(context);
     }
 }
 
-struct Told<'a> {
+struct FailureContext<'a> {
     seed: u64,
     round: u64,
     text: &'a [u8],
 }
 
-impl Drop for Told<'_> {
+impl Drop for FailureContext<'_> {
     fn drop(&mut self) {
         eprintln!("seed {}, round {}: \"{}\"", self.seed, self.round, self.text.escape_ascii());
     }

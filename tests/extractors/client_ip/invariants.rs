@@ -1,4 +1,4 @@
-//! What must hold of the extractors, whatever bytes a client sends: for `mutations`, and for the targets in `fuzz/`.
+//! Invariants of the extractors for any bytes of a client. Used by `mutations` and by the targets in `fuzz/`.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
@@ -9,40 +9,43 @@ use tower_ratelimit::key::{
 use tower_ratelimit::{ClientIp, PeerIp};
 
 const PROXY: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 0, 0, 1));
-const STRANGER: IpAddr = IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1));
+const UNTRUSTED: IpAddr = IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1));
 const CLIENT: IpAddr = IpAddr::V6(Ipv6Addr::new(0x2001, 0xdb8, 1, 2, 0, 0, 0, 0));
 
 const X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
 const X_REAL_IP: HeaderName = HeaderName::from_static("x-real-ip");
 
-/// Panics if something does not hold. Each line of `sent` is a line of the field.
+/// Panics if an invariant is violated. Each line of `sent` is a line of the field.
 pub(crate) fn check(sent: &[u8]) {
     let lines: Vec<_> =
         sent.split(|byte| *byte == b'\n').filter_map(|line| HeaderValue::from_bytes(line).ok()).collect();
     addresses(&lines);
-    others(&lines);
+    other_extractors(&lines);
 }
 
 fn addresses(lines: &[HeaderValue]) {
     let networks = || TrustedProxies::parse(["10.0.0.0/8"]).expect("a network");
     for trusted in [networks(), TrustedProxies::hops(1), TrustedProxies::hops(3)] {
-        let readers = [
+        let extractors = [
             (X_FORWARDED_FOR, ClientIp::x_forwarded_for(trusted.clone())),
             (header::FORWARDED, ClientIp::forwarded(trusted.clone())),
             (X_REAL_IP, ClientIp::header(X_REAL_IP, trusted.clone())),
         ];
-        for (name, reader) in readers {
+        for (name, extractor) in extractors {
             let sent = request(&name, lines);
-            assert!(matches!(reader.extract(&from(PROXY, &sent)), Extracted::Key(_)), "the peer is known");
-            assert!(matches!(reader.extract(&sent), Extracted::Missing(_)), "no field is a peer");
-            assert!(!matches!(reader.clone().trust_absent_peer().extract(&sent), Extracted::Exempt));
+            assert!(matches!(extractor.extract(&from(PROXY, &sent)), Extracted::Key(_)), "the peer address is known");
+            assert!(
+                matches!(extractor.extract(&sent), Extracted::Missing(_)),
+                "a field does not replace the peer address"
+            );
+            assert!(!matches!(extractor.clone().trust_absent_peer().extract(&sent), Extracted::Exempt));
             if trusted == networks() {
-                let exempt = ClientNetworks::parse(reader.clone(), ["10.0.0.0/8"]).expect("a network");
-                assert!(!exempt.holds(&from(PROXY, &sent)), "an address of a proxy is never exempt");
+                let exempt = ClientNetworks::parse(extractor.clone(), ["10.0.0.0/8"]).expect("a network");
+                assert!(!exempt.holds(&from(PROXY, &sent)), "the address of a proxy is not exempt");
                 assert_eq!(
-                    reader.extract(&from(STRANGER, &sent)),
-                    Extracted::Key(STRANGER),
-                    "a stranger is not believed"
+                    extractor.extract(&from(UNTRUSTED, &sent)),
+                    Extracted::Key(UNTRUSTED),
+                    "the field of an untrusted peer is ignored"
                 );
             }
         }
@@ -51,20 +54,28 @@ fn addresses(lines: &[HeaderValue]) {
         (X_FORWARDED_FOR, ClientIp::x_forwarded_for(networks()), "2001:db8:1:2::9, 10.0.0.2"),
         (header::FORWARDED, ClientIp::forwarded(networks()), "for=\"[2001:db8:1:2::9]:80\", for=10.0.0.2"),
     ];
-    for (name, reader, element) in appended {
+    for (name, extractor, element) in appended {
         let mut beside = lines.to_vec();
         beside.push(HeaderValue::from_static(element));
-        assert_eq!(reader.extract(&from(PROXY, &request(&name, &beside))), Extracted::Key(CLIENT), "a line of its own");
+        assert_eq!(
+            extractor.extract(&from(PROXY, &request(&name, &beside))),
+            Extracted::Key(CLIENT),
+            "on its own line"
+        );
         let mut joined = lines.to_vec();
         let last = joined.pop().map_or(Vec::new(), |last| last.as_bytes().to_vec());
         joined.push(HeaderValue::from_bytes(&[&last[..], b",", element.as_bytes()].concat()).expect("a field value"));
-        assert_eq!(reader.extract(&from(PROXY, &request(&name, &joined))), Extracted::Key(CLIENT), "the same line");
+        assert_eq!(
+            extractor.extract(&from(PROXY, &request(&name, &joined))),
+            Extracted::Key(CLIENT),
+            "on the same line"
+        );
     }
-    let only_peers = from(STRANGER, &request(&X_FORWARDED_FOR, lines));
-    assert_eq!(PeerIp::new().extract(&only_peers), Extracted::Key(STRANGER));
+    let only_peers = from(UNTRUSTED, &request(&X_FORWARDED_FOR, lines));
+    assert_eq!(PeerIp::new().extract(&only_peers), Extracted::Key(UNTRUSTED));
 }
 
-fn others(lines: &[HeaderValue]) {
+fn other_extractors(lines: &[HeaderValue]) {
     let x_key = HeaderName::from_static("x-key");
     assert_ne!(Header::new(x_key.clone()).extract(&request(&x_key, lines)), Extracted::Exempt);
     assert_ne!(ApiKey::new(x_key.clone()).extract(&request(&x_key, lines)), Extracted::Exempt);
@@ -75,7 +86,7 @@ fn others(lines: &[HeaderValue]) {
     for host in [Host::new(), Host::new().with_port()] {
         let found = host.extract(&request(&header::HOST, lines));
         assert_ne!(found, Extracted::Exempt);
-        // What is normal stays as it is; a longer one is a digest.
+        // A normalized host is unchanged; longer hosts are digests.
         if let Extracted::Key(key) = found
             && !key.as_bytes().starts_with(b"sha256-")
             && let Ok(normal) = HeaderValue::from_bytes(key.as_bytes())

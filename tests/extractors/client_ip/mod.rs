@@ -1,11 +1,11 @@
-//! Who the client is: no client chooses its own key, and none lifts its limit.
+//! The client address extractors: no client chooses its key or avoids its limit.
 //!
-//! - `table`: what is found behind which proxies, from the standards and from published attacks
-//! - `properties`: what holds of every header field
-//! - `rendered`: whatever a well-formed field says is read
-//! - `mutations`: fuzzing, bounded; `FUZZ_ROUNDS=100000000` lasts longer, `FUZZ_SEED=7` goes another way
-//! - `exemptions`: whom an exemption by the client's address exempts
-//! - `servers`: real requests over sockets
+//! - `table`: the extracted address for many requests, from the standards and from published attacks
+//! - `properties`: properties of every header field
+//! - `rendered`: well-formed fields are parsed completely
+//! - `mutations`: bounded fuzzing; `FUZZ_ROUNDS=100000000` runs longer, `FUZZ_SEED=7` sets another seed
+//! - `exemptions`: exemptions by the client's address
+//! - `servers`: requests over sockets
 
 mod exemptions;
 mod fuzz;

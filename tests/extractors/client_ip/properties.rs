@@ -1,4 +1,4 @@
-//! What holds of every header field, be it as mad as it may.
+//! Properties of the extractors for every header field.
 
 use std::net::IpAddr;
 
@@ -10,7 +10,7 @@ use tower_ratelimit::key::{ExtractKey, Extracted, TrustedProxies};
 
 use super::support::{FORWARDED, REAL_IP, X_FORWARDED_FOR, ip, key_of, networks, readers, request};
 
-/// A client that is no proxy.
+/// Generates a client that is not a proxy.
 fn client() -> impl Strategy<Value = IpAddr> {
     prop_oneof![
         any::<[u8; 4]>().prop_map(IpAddr::from),
@@ -42,7 +42,7 @@ fn proxy() -> impl Strategy<Value = IpAddr> {
     ]
 }
 
-/// What a field can hold: made of what the parsers look at, of addresses, and of any bytes.
+/// Generates a field value of parser symbols, addresses and arbitrary bytes.
 fn line() -> impl Strategy<Value = Vec<u8>> {
     let piece = prop_oneof![
         4 => prop::sample::select(&[
@@ -51,7 +51,7 @@ fn line() -> impl Strategy<Value = Vec<u8>> {
             "unknown", "_hidden", "by=", "proto=https", "10.0.0.1", "10.0.0.2:80", "fd00::1", "[fd00::1]:80",
             "203.0.113.9", "2001:db8::9", "::ffff:10.0.0.3", "::", "0.0.0.0", "127.0.0.1",
         ][..]).prop_map(|piece| piece.as_bytes().to_vec()),
-        1 => vec(any::<u8>().prop_filter("no field holds it", |byte| *byte >= 32 && *byte != 127), 0..12),
+        1 => vec(any::<u8>().prop_filter("an invalid byte", |byte| *byte >= 32 && *byte != 127), 0..12),
     ];
     vec(piece, 0..12).prop_map(|pieces| pieces.concat())
 }
@@ -64,14 +64,14 @@ fn name() -> impl Strategy<Value = HeaderName> {
     prop::sample::select(vec![X_FORWARDED_FOR, FORWARDED, REAL_IP])
 }
 
-/// How a proxy appends whom it has the request from.
+/// How a proxy appends the address of its peer.
 #[derive(Clone, Copy, Debug)]
 enum Appends {
-    ToTheLine,
-    ALine,
+    SameLine,
+    NewLine,
 }
 
-/// The lines after a proxy has added to them.
+/// Returns the lines after a proxy appended `address`.
 fn appended(mut lines: Vec<Vec<u8>>, name: &HeaderName, address: IpAddr, how: Appends) -> Vec<Vec<u8>> {
     let element = match address {
         _ if *name == X_FORWARDED_FOR => address.to_string(),
@@ -79,7 +79,7 @@ fn appended(mut lines: Vec<Vec<u8>>, name: &HeaderName, address: IpAddr, how: Ap
         IpAddr::V6(v6) => format!("for=\"[{v6}]:4711\";by=_us"),
     };
     match (lines.last_mut(), how) {
-        (Some(line), Appends::ToTheLine) => {
+        (Some(line), Appends::SameLine) => {
             line.extend_from_slice(b", ");
             line.extend_from_slice(element.as_bytes());
         }
@@ -92,14 +92,14 @@ fn garbage() -> impl Strategy<Value = &'static str> {
     prop::sample::select(&["unknown", "for=unknown", "10.0.0.", "", "for=\"10.0.0.2", "for=_x", "\u{e9}"][..])
 }
 
-/// The readers that walk.
+/// Returns the extractors of lists of hops.
 fn lists(trusted: &TrustedProxies) -> [(HeaderName, ClientIp); 2] {
-    let [x_forwarded_for, forwarded, _] = readers(trusted);
+    let [x_forwarded_for, forwarded, _] = extractors(trusted);
     [x_forwarded_for, forwarded]
 }
 
 fn appends() -> impl Strategy<Value = Appends> {
-    prop::sample::select(&[Appends::ToTheLine, Appends::ALine][..])
+    prop::sample::select(&[Appends::SameLine, Appends::NewLine][..])
 }
 
 fn with_any(fields: &[(HeaderName, Vec<u8>)], peer: Option<IpAddr>) -> Request<()> {
@@ -119,35 +119,35 @@ proptest! {
         fields in vec((name(), line()), 0..8),
     ) {
         for trusted in [ours(), TrustedProxies::none()] {
-            for (_, reader) in readers(&trusted) {
-                let key = key_of(&reader, &with_any(&fields, Some(peer)));
-                prop_assert_eq!(key, reader.key_of(peer));
+            for (_, extractor) in extractors(&trusted) {
+                let key = key_of(&extractor, &with_any(&fields, Some(peer)));
+                prop_assert_eq!(key, extractor.key_of(peer));
             }
         }
     }
 
-    /// The readers' limits can't be lifted: not by any field, from whomever.
+    /// No field exempts a request, and no field replaces a missing peer address.
     #[test]
-    fn no_field_exempts_and_none_makes_up_for_a_missing_peer(
+    fn no_field_exempts_or_replaces_a_missing_peer(
         peer in prop::option::of(prop_oneof![client(), proxy()]),
         fields in vec((name(), line()), 0..8),
         hops in 0usize..4,
     ) {
         let request = with_any(&fields, peer);
         for trusted in [ours(), TrustedProxies::hops(hops)] {
-            for (_, reader) in readers(&trusted) {
-                let found = reader.extract(&request);
+            for (_, extractor) in extractors(&trusted) {
+                let found = extractor.extract(&request);
                 match peer {
                     Some(_) => prop_assert!(matches!(found, Extracted::Key(_)), "{:?}", found),
                     None => prop_assert!(matches!(found, Extracted::Missing(_)), "{:?}", found),
                 }
-                let on_a_socket = reader.trust_absent_peer().extract(&request);
+                let on_a_socket = extractor.trust_absent_peer().extract(&request);
                 prop_assert!(!matches!(on_a_socket, Extracted::Exempt));
             }
         }
     }
 
-    /// Whatever a client sends, proxies append its address, and theirs.
+    /// The client sends any lines; proxies append the address of the client, and those of other proxies.
     #[test]
     fn nothing_left_of_the_first_untrusted_hop_changes_the_key(
         sent in lines(),
@@ -156,18 +156,18 @@ proptest! {
         peer in proxy(),
         how in appends(),
     ) {
-        for (name, reader) in lists(&ours()) {
+        for (name, extractor) in lists(&ours()) {
             let mut lines = appended(sent.clone(), &name, client, how);
             for (proxy, how) in &proxies {
                 lines = appended(lines, &name, *proxy, *how);
             }
-            let key = key_of(&reader, &request(Some(peer), &name, &lines));
-            prop_assert_eq!(key, reader.key_of(client), "{:?}", lines);
+            let key = key_of(&extractor, &request(Some(peer), &name, &lines));
+            prop_assert_eq!(key, extractor.key_of(client), "{:?}", lines);
         }
     }
 
     #[test]
-    fn by_hops_nothing_left_of_the_last_trusted_one_changes_the_key(
+    fn nothing_left_of_the_last_counted_hop_changes_the_key(
         sent in lines(),
         client in client(),
         proxies in vec((prop_oneof![client(), proxy()], appends()), 0..4),
@@ -175,58 +175,57 @@ proptest! {
         how in appends(),
     ) {
         let trusted = TrustedProxies::hops(proxies.len() + 1);
-        for (name, reader) in lists(&trusted) {
+        for (name, extractor) in lists(&trusted) {
             let mut lines = appended(sent.clone(), &name, client, how);
             for (proxy, how) in &proxies {
                 lines = appended(lines, &name, *proxy, *how);
             }
-            let key = key_of(&reader, &request(Some(peer), &name, &lines));
-            prop_assert_eq!(key, reader.key_of(client), "{:?}", lines);
+            let key = key_of(&extractor, &request(Some(peer), &name, &lines));
+            prop_assert_eq!(key, extractor.key_of(client), "{:?}", lines);
         }
     }
 
-    /// Left of a hop that tells no address there is nobody to be believed.
+    /// Hops to the left of an invalid hop are not trusted.
     #[test]
-    fn nothing_left_of_garbage_changes_the_key(
+    fn nothing_left_of_an_invalid_hop_changes_the_key(
         sent in lines(),
         garbage in garbage(),
         peer in proxy(),
     ) {
-        for (name, reader) in lists(&ours()) {
+        for (name, extractor) in lists(&ours()) {
             let mut lines = sent.clone();
             lines.push(garbage.as_bytes().to_vec());
-            let key = key_of(&reader, &request(Some(peer), &name, &lines));
-            prop_assert_eq!(key, reader.key_of(peer));
+            let key = key_of(&extractor, &request(Some(peer), &name, &lines));
+            prop_assert_eq!(key, extractor.key_of(peer));
         }
     }
 
-    /// The line of a client beside the proxy's never makes it the client's choice.
+    /// A line of the client beside that of the proxy does not select the key.
     #[test]
-    fn a_field_that_comes_twice_tells_nothing(
+    fn repeated_single_address_field_is_ignored(
         sent in line(),
         client in client(),
         peer in proxy(),
         first in any::<bool>(),
     ) {
-        let reader = ClientIp::header(REAL_IP, ours());
+        let extractor = ClientIp::header(REAL_IP, ours());
         let mut lines = vec![sent, client.to_string().into_bytes()];
         if first {
             lines.reverse();
         }
-        prop_assert_eq!(key_of(&reader, &request(Some(peer), &REAL_IP, &lines)), reader.key_of(peer));
+        prop_assert_eq!(key_of(&extractor, &request(Some(peer), &REAL_IP, &lines)), extractor.key_of(peer));
     }
 
-    /// One client, one key, however its address is written.
     #[test]
     fn all_spellings_of_an_address_are_one_key(client in any::<[u8; 4]>()) {
         let v4 = std::net::Ipv4Addr::from(client);
         let mapped = v4.to_ipv6_mapped();
-        let reader = ClientIp::x_forwarded_for(TrustedProxies::hops(1));
+        let extractor = ClientIp::x_forwarded_for(TrustedProxies::hops(1));
         for spelling in [
             v4.to_string(), format!("{v4}:80"), format!("\"{v4}\""), mapped.to_string(), format!("[{mapped}]:80"),
             format!("64:ff9b::{v4}"), format!("::FFFF:{v4}%eth0"),
         ] {
-            let key = key_of(&reader, &request(Some(ip("10.0.0.1")), &X_FORWARDED_FOR, [&spelling]));
+            let key = key_of(&extractor, &request(Some(ip("10.0.0.1")), &X_FORWARDED_FOR, [&spelling]));
             prop_assert_eq!(key, IpAddr::V4(v4), "{}", spelling);
         }
     }

@@ -1,5 +1,4 @@
-//! Well-formed fields, written in every way that their grammars allow, say what was written: a list of hops is walked
-//! as a slow and obvious model walks it.
+//! Well-formed fields in every form of their grammars: the extracted client equals that of a slow and simple model.
 
 use std::net::IpAddr;
 
@@ -10,11 +9,11 @@ use tower_ratelimit::key::TrustedProxies;
 
 use super::support::{FORWARDED, X_FORWARDED_FOR, ip, key_of, networks, request};
 
-/// What a hop tells.
+/// The node of a hop.
 #[derive(Clone, Debug)]
 enum Node {
     Address(IpAddr),
-    /// Something that is no address.
+    /// An identifier that is not an address.
     Hidden(&'static str),
 }
 
@@ -24,7 +23,7 @@ struct Hop {
     port: &'static str,
     brackets: bool,
     quotes: bool,
-    /// Which characters have a backslash before them, in turn.
+    /// Whether each character is escaped by a backslash, cyclically.
     escapes: Vec<bool>,
     before: Vec<(&'static str, &'static str)>,
     after: Vec<(&'static str, &'static str)>,
@@ -133,7 +132,7 @@ fn lines(hops: &[Hop], render: impl Fn(&Hop) -> String) -> Vec<String> {
     lines
 }
 
-/// The walk, as one would explain it.
+/// Walks from the peer to the left past trusted hops, and returns the client.
 fn expected(peer: IpAddr, hops: &[Hop], is_trusted: impl Fn(usize, IpAddr) -> bool) -> IpAddr {
     let mut client = peer;
     for distance in 0..=hops.len() {
@@ -152,7 +151,7 @@ proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(3_000) })]
 
     #[test]
-    fn whatever_is_written_is_read(hops in vec(hop(), 0..6), peer in address(), count in 0usize..7) {
+    fn client_of_well_formed_fields_equals_the_model(hops in vec(hop(), 0..6), peer in address(), count in 0usize..7) {
         let trusted = networks(&["10.0.0.0/8", "fd00::/8"]);
         let in_networks = |_, address: IpAddr| match address {
             IpAddr::V4(v4) => v4.octets()[0] == 10,
@@ -160,15 +159,15 @@ proptest! {
         };
         let by_networks = expected(peer.to_canonical(), &hops, in_networks);
         let by_hops = expected(peer.to_canonical(), &hops, |distance, _| distance < count);
-        let whole = |reader: ClientIp| reader.ipv6_prefix(128);
+        let whole = |extractor: ClientIp| extractor.ipv6_prefix(128);
         let x_forwarded_for = request(Some(peer), &X_FORWARDED_FOR, lines(&hops, Hop::in_x_forwarded_for));
         let forwarded = request(Some(peer), &FORWARDED, lines(&hops, Hop::in_forwarded));
         for (trusted, client) in [(trusted, by_networks), (TrustedProxies::hops(count), by_hops)] {
-            let reader = whole(ClientIp::x_forwarded_for(trusted.clone()));
-            prop_assert_eq!(reader.client_of(&x_forwarded_for).ok(), Some(client), "{:?}", x_forwarded_for.headers());
-            prop_assert_eq!(key_of(&reader, &x_forwarded_for), reader.key_of(client));
-            let reader = whole(ClientIp::forwarded(trusted));
-            prop_assert_eq!(reader.client_of(&forwarded).ok(), Some(client), "{:?}", forwarded.headers());
+            let extractor = whole(ClientIp::x_forwarded_for(trusted.clone()));
+            prop_assert_eq!(extractor.client_of(&x_forwarded_for).ok(), Some(client), "{:?}", x_forwarded_for);
+            prop_assert_eq!(key_of(&extractor, &x_forwarded_for), extractor.key_of(client));
+            let extractor = whole(ClientIp::forwarded(trusted));
+            prop_assert_eq!(extractor.client_of(&forwarded).ok(), Some(client), "{:?}", forwarded);
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Real requests, over sockets: axum, and hyper by itself.
+//! Requests over sockets to axum and to hyper.
 
 use std::convert::Infallible;
 use std::net::{Ipv4Addr, SocketAddr};
@@ -19,7 +19,7 @@ use tower_ratelimit::{ClientIp, Gcra, ManualClock, Memory, Quota, RateLimitLayer
 
 use super::support::networks;
 
-/// One request for each client, and no time goes by.
+/// Creates a layer that allows one request for each client; the clock stands still.
 fn layer(trusted: TrustedProxies) -> RateLimitLayer<ClientIp, Memory<Gcra, ManualClock>> {
     let limiter = Memory::builder(Gcra::new(Quota::per_minute(1))).clock(ManualClock::new()).build().expect("settings");
     RateLimitLayer::new(ClientIp::x_forwarded_for(trusted), limiter)
@@ -31,7 +31,7 @@ async fn listener() -> (TcpListener, SocketAddr) {
     (listener, address)
 }
 
-/// The status of one request on a connection of its own, with these lines of `X-Forwarded-For`.
+/// Sends one request with these lines of `X-Forwarded-For` on a new connection. Returns the status.
 async fn status(server: SocketAddr, lines: &[&str]) -> u16 {
     let mut stream = TcpStream::connect(server).await.expect("it listens");
     let fields = lines.iter().fold(String::new(), |fields, line| fields + "X-Forwarded-For: " + line + "\r\n");
@@ -42,21 +42,21 @@ async fn status(server: SocketAddr, lines: &[&str]) -> u16 {
     answer.split(' ').nth(1).and_then(|status| status.parse().ok()).unwrap_or_else(|| panic!("{answer}"))
 }
 
-/// The loopback is a proxy: clients are told apart, and don't choose.
-async fn clients_are_told_apart(server: SocketAddr) {
+/// The loopback network is a proxy: clients are distinguished, and do not choose their key.
+async fn assert_clients_are_distinguished(server: SocketAddr) {
     assert_eq!(status(server, &["192.0.2.1"]).await, 200);
     assert_eq!(status(server, &["192.0.2.1"]).await, 429);
-    assert_eq!(status(server, &["203.0.113.9, 192.0.2.1"]).await, 429, "it is the proxy who knows");
-    assert_eq!(status(server, &["203.0.113.8", "192.0.2.1"]).await, 429, "whatever lines there are");
+    assert_eq!(status(server, &["203.0.113.9, 192.0.2.1"]).await, 429, "the address that the proxy appended");
+    assert_eq!(status(server, &["203.0.113.8", "192.0.2.1"]).await, 429, "the last line is the proxy's");
     assert_eq!(status(server, &["192.0.2.2"]).await, 200, "another client");
     assert_eq!(status(server, &["2001:db8::1"]).await, 200);
     assert_eq!(status(server, &["\"[2001:db8::ffff]:80\""]).await, 429, "of the same /64");
     assert_eq!(status(server, &[]).await, 200, "the proxy itself");
-    assert_eq!(status(server, &["203.0.113.7, unknown"]).await, 429, "what it does not know is its own");
+    assert_eq!(status(server, &["203.0.113.7, unknown"]).await, 429, "an unknown client counts as the proxy");
 }
 
-/// The loopback is a client: nothing that it writes gives it one request more.
-async fn clients_choose_nothing(server: SocketAddr) {
+/// The loopback network is a client: no field gives it a further request.
+async fn assert_fields_are_ignored(server: SocketAddr) {
     assert_eq!(status(server, &["192.0.2.1"]).await, 200);
     for lines in [&["192.0.2.2"][..], &[], &["127.0.0.1"], &["10.0.0.1"], &["x"], &["192.0.2.3", "10.0.0.1"]] {
         assert_eq!(status(server, lines).await, 429, "{lines:?}");
@@ -72,18 +72,18 @@ async fn with_axum(trusted: TrustedProxies) -> SocketAddr {
 }
 
 #[tokio::test]
-async fn axum_behind_a_proxy() {
-    clients_are_told_apart(with_axum(networks(&["127.0.0.0/8"])).await).await;
+async fn axum_behind_a_proxy_limits_each_client() {
+    assert_clients_are_distinguished(with_axum(networks(&["127.0.0.0/8"])).await).await;
 }
 
 #[tokio::test]
-async fn axum_without_one() {
-    clients_choose_nothing(with_axum(networks(&["10.0.0.0/8"])).await).await;
+async fn axum_without_a_proxy_ignores_fields() {
+    assert_fields_are_ignored(with_axum(networks(&["10.0.0.0/8"])).await).await;
 }
 
-/// A server without connect info believes nobody, and says so.
+/// A server without connect info is misconfigured.
 #[tokio::test]
-async fn axum_without_connect_info() {
+async fn axum_without_connect_info_is_a_server_error() {
     let app: Router = Router::new().route("/", get(async || "hello")).layer(layer(TrustedProxies::hops(1)));
     let (listener, address) = listener().await;
     tokio::spawn(async { axum::serve(listener, app).await });
@@ -99,7 +99,7 @@ async fn with_hyper(trusted: TrustedProxies) -> SocketAddr {
     tokio::spawn(async move {
         while let Ok((stream, peer)) = listener.accept().await {
             let service = service.clone();
-            // The server's own: it puts the peer's address into every request of the connection.
+            // The server inserts the peer's address into every request of the connection.
             let service = tower::util::MapRequest::new(service, move |mut request: Request<Incoming>| {
                 request.extensions_mut().insert(peer);
                 request
@@ -113,24 +113,24 @@ async fn with_hyper(trusted: TrustedProxies) -> SocketAddr {
 }
 
 #[tokio::test]
-async fn hyper_behind_a_proxy() {
-    clients_are_told_apart(with_hyper(networks(&["127.0.0.1"])).await).await;
+async fn hyper_behind_a_proxy_limits_each_client() {
+    assert_clients_are_distinguished(with_hyper(networks(&["127.0.0.1"])).await).await;
 }
 
 #[tokio::test]
-async fn hyper_without_one() {
-    clients_choose_nothing(with_hyper(networks(&["10.0.0.0/8"])).await).await;
+async fn hyper_without_a_proxy_ignores_fields() {
+    assert_fields_are_ignored(with_hyper(networks(&["10.0.0.0/8"])).await).await;
 }
 
-/// On a Unix socket nobody has an address: the proxy's word is all there is, if that is said.
+/// Peers of a Unix socket have no address: the field of the proxy counts, if configured.
 #[cfg(unix)]
 #[tokio::test]
-async fn axum_on_a_unix_socket() {
+async fn axum_on_a_unix_socket_limits_by_the_field_of_the_proxy() {
     use tokio::net::{UnixListener, UnixStream};
 
-    let reader = ClientIp::x_forwarded_for(networks(&["10.0.0.0/8"])).trust_absent_peer();
+    let extractor = ClientIp::x_forwarded_for(networks(&["10.0.0.0/8"])).trust_absent_peer();
     let limiter = Memory::builder(Gcra::new(Quota::per_minute(1))).clock(ManualClock::new()).build().expect("settings");
-    let app = Router::new().route("/", get(async || "hello")).layer(RateLimitLayer::new(reader, limiter));
+    let app = Router::new().route("/", get(async || "hello")).layer(RateLimitLayer::new(extractor, limiter));
     let path = std::env::temp_dir().join(format!("tower-ratelimit-{}.sock", std::process::id()));
     let _ = std::fs::remove_file(&path);
     let listener = UnixListener::bind(&path).expect("a socket");
@@ -147,6 +147,6 @@ async fn axum_on_a_unix_socket() {
     assert_eq!(status("X-Forwarded-For: 192.0.2.1\r\n").await, 200);
     assert_eq!(status("X-Forwarded-For: 203.0.113.9, 192.0.2.1\r\n").await, 429);
     assert_eq!(status("X-Forwarded-For: 192.0.2.2\r\n").await, 200);
-    assert_eq!(status("").await, 500, "nobody to count by, and no way around the limit");
+    assert_eq!(status("").await, 500, "a missing client address does not bypass the limit");
     let _ = std::fs::remove_file(&path);
 }

@@ -1,4 +1,4 @@
-//! Requests that never were, and what is found of them.
+//! Requests with forwarding fields, and the keys that are extracted from them.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -6,16 +6,16 @@ use http::{HeaderName, HeaderValue, Request};
 use tower_ratelimit::ClientIp;
 use tower_ratelimit::key::{ExtractKey, Extracted, TrustedProxies};
 
-/// The field of one address in these tests.
+/// The field with a single address in these tests.
 pub(crate) const REAL_IP: HeaderName = HeaderName::from_static("x-real-ip");
 pub(crate) const X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
 pub(crate) const FORWARDED: HeaderName = HeaderName::from_static("forwarded");
 
 pub(crate) fn ip(address: &str) -> IpAddr {
-    address.parse().unwrap_or_else(|_| panic!("{address:?} is no address"))
+    address.parse().unwrap_or_else(|_| panic!("{address:?} is not an address"))
 }
 
-/// A request from this peer, if it has an address, with lines of this field.
+/// Builds a request from this peer (`None`: without an address) with lines of this field.
 pub(crate) fn request<L: AsRef<[u8]>>(
     peer: Option<IpAddr>,
     name: &HeaderName,
@@ -36,8 +36,8 @@ pub(crate) fn networks(networks: &[&str]) -> TrustedProxies {
     TrustedProxies::parse(networks).expect("networks")
 }
 
-/// Reads each of the three kinds of field.
-pub(crate) fn readers(trusted: &TrustedProxies) -> [(HeaderName, ClientIp); 3] {
+/// Returns an extractor for each of the three fields.
+pub(crate) fn extractors(trusted: &TrustedProxies) -> [(HeaderName, ClientIp); 3] {
     [
         (X_FORWARDED_FOR, ClientIp::x_forwarded_for(trusted.clone())),
         (FORWARDED, ClientIp::forwarded(trusted.clone())),
@@ -45,9 +45,9 @@ pub(crate) fn readers(trusted: &TrustedProxies) -> [(HeaderName, ClientIp); 3] {
     ]
 }
 
-/// The key, which must be there.
-pub(crate) fn key_of(reader: &ClientIp, request: &Request<()>) -> IpAddr {
-    match reader.extract(request) {
+/// Extracts the key, and panics if it is missing.
+pub(crate) fn key_of(extractor: &ClientIp, request: &Request<()>) -> IpAddr {
+    match extractor.extract(request) {
         Extracted::Key(key) => key,
         other => panic!("{other:?} for {:?}", request.headers()),
     }

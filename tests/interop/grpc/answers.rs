@@ -1,4 +1,4 @@
-//! What a refusal looks like, field by field.
+//! gRPC rejections, field by field.
 
 use std::convert::Infallible;
 use std::time::Duration;
@@ -20,15 +20,15 @@ use tower_ratelimit::{
 type Page = Response<ResponseBody<Full<Bytes>>>;
 
 async fn ok(request: Request<()>) -> Result<Response<Full<Bytes>>, Infallible> {
-    assert!(request.extensions().get::<RateLimitInfo>().is_some(), "handlers are told");
+    assert!(request.extensions().get::<RateLimitInfo>().is_some(), "the request has a `RateLimitInfo`");
     Ok(Response::new(Full::from("answer")))
 }
 
-/// Always says the same.
+/// A limiter that always returns the same outcome.
 #[derive(Clone)]
-struct Says(Result<Verdict, Error>);
+struct StubLimiter(Result<Verdict, Error>);
 
-impl Limiter<()> for Says {
+impl Limiter<()> for StubLimiter {
     type Future = std::future::Ready<Result<Outcome, Error>>;
 
     fn acquire(&self, (): &(), _: AcquireOptions) -> Acquisition<Self::Future> {
@@ -38,7 +38,7 @@ impl Limiter<()> for Says {
     }
 }
 
-async fn ask<L: Limiter<()> + Clone>(limiter: L, responder: Grpc) -> Page {
+async fn send<L: Limiter<()> + Clone>(limiter: L, responder: Grpc) -> Page {
     let service = RateLimitLayer::new(Global, limiter).responder(responder).layer(service_fn(ok));
     service.oneshot(call()).await.unwrap_or_else(|never| match never {})
 }
@@ -47,7 +47,7 @@ fn call() -> Request<()> {
     Request::post("/a.B/C").header("content-type", "application/grpc").body(()).expect("a request")
 }
 
-/// A limit that is used up.
+/// Returns a limiter whose limit is used up.
 fn used_up(quota: FixedWindow) -> Memory<FixedWindow, ManualClock> {
     let limiter = Memory::builder(quota).clock(ManualClock::new()).build().expect("a limiter");
     while limiter.check(&(), AcquireOptions::default()).is_allowed() {}
@@ -59,8 +59,8 @@ fn status(headers: &HeaderMap) -> Status {
 }
 
 #[tokio::test]
-async fn a_refusal_is_of_trailers_only() {
-    let response = ask(used_up(FixedWindow::new(Quota::per_minute(2))), Grpc::new()).await;
+async fn grpc_rejection_is_trailers_only() {
+    let response = send(used_up(FixedWindow::new(Quota::per_minute(2))), Grpc::new()).await;
     assert_eq!(response.status(), 200);
     let headers = response.headers();
     let mut names: Vec<_> = headers.keys().map(http::HeaderName::as_str).collect();
@@ -77,11 +77,11 @@ async fn a_refusal_is_of_trailers_only() {
 }
 
 #[tokio::test]
-async fn names_are_percent_encoded() {
+async fn grpc_message_percent_encodes_limit_names() {
     let limit = Limit::new("size 100%", FixedWindow::new(Quota::per_minute(1)));
     let limiter = Memory::builder(limit).clock(ManualClock::new()).build().expect("a limiter");
     assert!(limiter.check(&(), AcquireOptions::default()).is_allowed());
-    let response = ask(limiter, Grpc::new()).await;
+    let response = send(limiter, Grpc::new()).await;
     let message = response.headers()["grpc-message"].to_str().expect("ASCII").to_owned();
     assert!(message.contains("size%20100%25"), "{message}");
     let status = status(response.headers());
@@ -91,7 +91,7 @@ async fn names_are_percent_encoded() {
 }
 
 #[tokio::test]
-async fn what_never_fits_is_not_to_be_tried_again() {
+async fn grpc_rejection_forbids_retries_when_the_cost_exceeds_the_limit() {
     let limiter = Memory::new(Gcra::new(Quota::per_second(2)));
     let layer = RateLimitLayer::new(Global, limiter).responder(Grpc::new().pushback(Duration::ZERO));
     let service = layer.cost(|_: &Request<()>| 3).layer(service_fn(ok));
@@ -104,7 +104,7 @@ async fn what_never_fits_is_not_to_be_tried_again() {
 }
 
 #[tokio::test]
-async fn several_limits_that_refuse_are_all_named() {
+async fn grpc_rejection_names_all_limits_that_deny() {
     let limits = (
         Limit::new("smooth", Gcra::new(Quota::per_second(1))),
         Limit::new("minute", FixedWindow::new(Quota::per_minute(1))),
@@ -113,7 +113,7 @@ async fn several_limits_that_refuse_are_all_named() {
     );
     let limiter = Memory::builder(limits).clock(ManualClock::new()).build().expect("a limiter");
     assert!(limiter.check(&(), AcquireOptions::default()).is_allowed());
-    let details = status(ask(limiter, Grpc::new()).await.headers()).get_error_details();
+    let details = status(send(limiter, Grpc::new()).await.headers()).get_error_details();
     let violations = &details.quota_failure().expect("QuotaFailure").violations;
     assert_eq!(
         violations.iter().map(|violation| violation.quota_id.as_str()).collect::<Vec<_>>(),
@@ -127,13 +127,13 @@ async fn several_limits_that_refuse_are_all_named() {
 }
 
 #[tokio::test]
-async fn a_store_that_can_not_answer_is_unavailable() {
+async fn failed_limiter_is_unavailable() {
     let denied = Verdict::Denied { retry_after: Duration::from_secs(3) };
-    for (says, wait) in [(Err(Error::unavailable("gone")), 1), (Ok(denied), 3)] {
-        let response = ask(Says(says), Grpc::new().pushback(Duration::ZERO)).await;
+    for (outcome, wait) in [(Err(Error::unavailable("connection lost")), 1), (Ok(denied), 3)] {
+        let response = send(StubLimiter(outcome), Grpc::new().pushback(Duration::ZERO)).await;
         let status = status(response.headers());
         assert_eq!(status.code(), Code::Unavailable);
-        assert!(!status.message().contains("gone"), "a store's failure is nobody else's business");
+        assert!(!status.message().contains("connection lost"), "the cause is not for clients");
         let details = status.get_error_details();
         assert_eq!(details.retry_info().expect("RetryInfo").retry_delay, Some(Duration::from_secs(wait)));
         assert!(details.quota_failure().is_none());
@@ -142,13 +142,16 @@ async fn a_store_that_can_not_answer_is_unavailable() {
 }
 
 #[tokio::test]
-async fn a_missing_key_is_the_clients_or_the_servers_fault() {
+async fn missing_key_is_invalid_argument_or_internal() {
     let limiter = Memory::new(Gcra::new(Quota::per_second(2)));
     let layer = RateLimitLayer::new(Header::from_static("x-tenant"), limiter.clone()).responder(Grpc::new());
     let Ok(response) = layer.layer(service_fn(ok)).oneshot(call()).await;
-    let told = status(response.headers());
-    assert_eq!((told.code(), told.message()), (Code::InvalidArgument, "the header field x-tenant is missing"));
-    assert!(told.details().is_empty());
+    let missing_key = status(response.headers());
+    assert_eq!(
+        (missing_key.code(), missing_key.message()),
+        (Code::InvalidArgument, "the header field x-tenant is missing")
+    );
+    assert!(missing_key.details().is_empty());
 
     let missing =
         |_: &Request<()>| Extracted::<String>::Missing(tower_ratelimit::key::MissingKey::from_server("no login"));
@@ -158,28 +161,28 @@ async fn a_missing_key_is_the_clients_or_the_servers_fault() {
 }
 
 #[tokio::test]
-async fn pushback_is_exact_or_later_and_fits_32_bits() {
+async fn pushback_is_not_before_retry_after_and_fits_32_bits() {
     let pushback = |response: &Page| -> i64 {
         response.headers()["grpc-retry-pushback-ms"].to_str().expect("ASCII").parse().expect("a number")
     };
     let minute = used_up(FixedWindow::new(Quota::per_minute(2)));
-    assert_eq!(pushback(&ask(minute.clone(), Grpc::new().pushback(Duration::ZERO)).await), 60_000);
-    let mut told = Vec::new();
+    assert_eq!(pushback(&send(minute.clone(), Grpc::new().pushback(Duration::ZERO)).await), 60_000);
+    let mut delays = Vec::new();
     for _ in 0..200 {
-        told.push(pushback(&ask(minute.clone(), Grpc::new().pushback(Duration::from_millis(500))).await));
+        delays.push(pushback(&send(minute.clone(), Grpc::new().pushback(Duration::from_millis(500))).await));
     }
-    assert!(told.iter().all(|millis| (60_000..=60_500).contains(millis)), "{told:?}");
-    assert!(told.iter().max() > told.iter().min(), "jitter");
+    assert!(delays.iter().all(|millis| (60_000..=60_500).contains(millis)), "{delays:?}");
+    assert!(delays.iter().max() > delays.iter().min(), "jitter");
 
     let years = used_up(FixedWindow::new(Quota::new(1, Duration::from_secs(100 * 366 * 86_400))));
-    let response = ask(years, Grpc::new().pushback(Duration::MAX)).await;
+    let response = send(years, Grpc::new().pushback(Duration::MAX)).await;
     assert_eq!(pushback(&response), i64::from(i32::MAX));
 }
 
 #[tokio::test]
-async fn each_part_can_be_turned_on_and_off() {
+async fn grpc_responder_parts_are_configurable() {
     let limiter = used_up(FixedWindow::new(Quota::per_minute(2)));
-    let response = ask(limiter, Grpc::new().details(false).rate_limit_headers(true).extensions(false)).await;
+    let response = send(limiter, Grpc::new().details(false).rate_limit_headers(true).extensions(false)).await;
     assert!(!response.headers().contains_key("grpc-status-details-bin"));
     assert!(response.extensions().get::<RateLimitInfo>().is_none());
     assert_eq!(response.headers()["ratelimit"], r#""default";r=0;t=60"#);

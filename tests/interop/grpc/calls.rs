@@ -1,4 +1,4 @@
-//! Calls from tonic's client to tonic's server.
+//! Calls of tonic's client to tonic's server.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -17,11 +17,11 @@ use tower_ratelimit::retry::{GrpcHint, RetryAfter, RetryHint};
 
 use super::support::{Counting, connect, listen, of, per_minute};
 
-/// What every refusal of these limits says.
-fn assert_refused(status: &Status, wait: Duration, limit: i64) {
+/// Checks all parts of a rejection.
+fn assert_rejected(status: &Status, wait: Duration, limit: i64) {
     assert_eq!(status.code(), Code::ResourceExhausted);
-    let told = format!("rate limit \"default\" exceeded, retry after {}s", wait.as_secs());
-    assert_eq!(status.message(), told);
+    let message = format!("rate limit \"default\" exceeded, retry after {}s", wait.as_secs());
+    assert_eq!(status.message(), message);
     let details = status.get_error_details();
     assert_eq!(details.retry_info().expect("RetryInfo").retry_delay, Some(wait));
     let violations = &details.quota_failure().expect("QuotaFailure").violations;
@@ -32,7 +32,7 @@ fn assert_refused(status: &Status, wait: Duration, limit: i64) {
 }
 
 #[tokio::test]
-async fn a_whole_server_is_limited_by_its_peers() {
+async fn tonic_server_is_limited_by_peer() {
     let (layer, clock) = per_minute(3);
     let (listener, address) = listen().await;
     let handler = Counting::default();
@@ -41,28 +41,28 @@ async fn a_whole_server_is_limited_by_its_peers() {
 
     let mut client = connect(address).await;
     for _ in 0..3 {
-        client.check(of("")).await.expect("within the limit");
+        client.check(check_request("")).await.expect("within the limit");
     }
     clock.advance(Duration::from_secs(20));
     for _ in 0..3 {
-        let status = client.check(of("")).await.expect_err("over the limit");
-        assert_refused(&status, Duration::from_secs(40), 3);
+        let status = client.check(check_request("")).await.expect_err("over the limit");
+        assert_rejected(&status, Duration::from_secs(40), 3);
     }
-    // It counts by the peer, not by the connection.
-    let status = connect(address).await.check(of("")).await.expect_err("over the limit");
-    assert_refused(&status, Duration::from_secs(40), 3);
-    assert_eq!(handler.calls(), 3, "no refused call reaches the handler");
+    // The key is the peer, not the connection.
+    let status = connect(address).await.check(check_request("")).await.expect_err("over the limit");
+    assert_rejected(&status, Duration::from_secs(40), 3);
+    assert_eq!(handler.calls(), 3, "rejected calls do not reach the handler");
 
     clock.advance(Duration::from_secs(40));
-    client.check(of("")).await.expect("after exactly that time, on the same connection");
+    client.check(check_request("")).await.expect("after exactly that time, on the same connection");
 }
 
 #[tokio::test]
-async fn one_service_is_limited_and_its_neighbours_are_not() {
+async fn layer_limits_one_tonic_service() {
     use tonic::service::LayerExt;
 
     let handler = Counting::default();
-    // Once by its own name, which the limited service has, once by tonic's `named_layer`.
+    // The name comes from the limited service, from tonic's `named_layer`, or through an interceptor.
     let (layer, _clock) = per_minute(1);
     let (listener, by_name) = listen().await;
     let server = Server::builder().add_service(layer.layer(handler.service()));
@@ -81,15 +81,15 @@ async fn one_service_is_limited_and_its_neighbours_are_not() {
 
     for address in [by_name, by_named_layer, by_interceptor] {
         let mut client = connect(address).await;
-        client.check(of("")).await.expect("within the limit");
-        assert_eq!(client.check(of("")).await.expect_err("over the limit").code(), Code::ResourceExhausted);
+        client.check(check_request("")).await.expect("within the limit");
+        assert_eq!(client.check(check_request("")).await.expect_err("over the limit").code(), Code::ResourceExhausted);
     }
     assert_eq!(handler.calls(), 3);
 }
 
 /// A call that an interceptor rejects was charged. A call over the limit reaches neither interceptor nor handler.
 #[tokio::test]
-async fn intercepted_service_is_limited() {
+async fn layer_limits_an_intercepted_service() {
     let (layer, _clock) = per_minute(2);
     let (handler, intercepted) = (Counting::default(), Arc::new(AtomicUsize::new(0)));
     let count = Arc::clone(&intercepted);
@@ -103,18 +103,18 @@ async fn intercepted_service_is_limited() {
     tokio::spawn(server.serve_with_incoming(TcpIncoming::from(listener)));
 
     let mut client = connect(address).await;
-    client.check(of("")).await.expect("within the limit");
-    let mut forbidden = tonic::Request::new(of(""));
+    client.check(check_request("")).await.expect("within the limit");
+    let mut forbidden = tonic::Request::new(check_request(""));
     forbidden.metadata_mut().insert("forbidden", "yes".parse().expect("ASCII"));
     assert_eq!(client.check(forbidden).await.expect_err("intercepted").code(), Code::PermissionDenied);
-    let status = client.check(of("")).await.expect_err("over the limit");
-    assert_refused(&status, Duration::from_secs(60), 2);
+    let status = client.check(check_request("")).await.expect_err("over the limit");
+    assert_rejected(&status, Duration::from_secs(60), 2);
     assert_eq!((handler.calls(), intercepted.load(Ordering::SeqCst)), (1, 2));
 }
 
-/// Streams are charged when they begin, whatever they bring; a refused one never begins.
+/// A stream is charged when it begins, whatever its messages. A rejected stream does not begin.
 #[tokio::test]
-async fn a_stream_is_one_call() {
+async fn stream_is_charged_as_one_call() {
     let (layer, clock) = per_minute(2);
     let (listener, address) = listen().await;
     let handler = Counting::default();
@@ -122,24 +122,24 @@ async fn a_stream_is_one_call() {
     tokio::spawn(server.serve_with_incoming(TcpIncoming::from(listener)));
 
     let mut client = connect(address).await;
-    let mut stream = client.watch(of("")).await.expect("within the limit").into_inner();
-    // It is charged before a message of it is read.
-    client.check(of("")).await.expect("within the limit");
-    let status = client.watch(of("")).await.expect_err("over the limit");
-    assert_refused(&status, Duration::from_secs(60), 2);
+    let mut stream = client.watch(check_request("")).await.expect("within the limit").into_inner();
+    // The stream is charged before its first message is read.
+    client.check(check_request("")).await.expect("within the limit");
+    let status = client.watch(check_request("")).await.expect_err("over the limit");
+    assert_rejected(&status, Duration::from_secs(60), 2);
     let mut messages = 0;
-    while stream.message().await.expect("no refusal on the way").is_some() {
+    while stream.message().await.expect("no rejection during the stream").is_some() {
         messages += 1;
     }
     assert_eq!((messages, handler.calls()), (2, 2));
 
     clock.advance(Duration::from_secs(60));
-    let mut stream = client.watch(of("")).await.expect("after that time").into_inner();
+    let mut stream = client.watch(check_request("")).await.expect("after that time").into_inner();
     assert!(stream.message().await.expect("a message").is_some());
 }
 
 #[tokio::test]
-async fn over_tls_the_peer_is_known_as_well() {
+async fn peer_ip_is_known_over_tls_of_tonic() {
     let issued = rcgen::generate_simple_self_signed(["localhost".to_owned()]).expect("a certificate");
     let (certificate, key) = (issued.cert.pem(), issued.signing_key.serialize_pem());
 
@@ -154,14 +154,14 @@ async fn over_tls_the_peer_is_known_as_well() {
     let endpoint = Endpoint::try_from(format!("https://{address}")).expect("an address");
     let channel = endpoint.tls_config(trust).expect("TLS").connect().await.expect("the server listens");
     let mut client = HealthClient::new(channel);
-    client.check(of("")).await.expect("within the limit");
-    let status = client.check(of("")).await.expect_err("over the limit");
-    assert_refused(&status, Duration::from_secs(60), 1);
+    client.check(check_request("")).await.expect("within the limit");
+    let status = client.check(check_request("")).await.expect_err("over the limit");
+    assert_rejected(&status, Duration::from_secs(60), 1);
 }
 
-/// A server that accepts TLS itself hands tonic a stream that notes its peer in another way.
+/// A server that accepts TLS itself passes tonic another type of stream, which stores its peer differently.
 #[tokio::test]
-async fn over_tls_of_ones_own_the_peer_is_known_as_well() {
+async fn peer_ip_is_known_over_custom_tls() {
     use tokio_rustls::TlsAcceptor;
     use tokio_rustls::rustls::ServerConfig;
     use tokio_rustls::rustls::crypto::ring::default_provider;
@@ -189,15 +189,15 @@ async fn over_tls_of_ones_own_the_peer_is_known_as_well() {
     let endpoint = Endpoint::try_from(format!("https://{address}")).expect("an address");
     let channel = endpoint.tls_config(trust).expect("TLS").connect().await.expect("the server listens");
     let mut client = HealthClient::new(channel);
-    client.check(of("")).await.expect("within the limit");
-    let status = client.check(of("")).await.expect_err("over the limit");
-    assert_refused(&status, Duration::from_secs(60), 1);
+    client.check(check_request("")).await.expect("within the limit");
+    let status = client.check(check_request("")).await.expect_err("over the limit");
+    assert_rejected(&status, Duration::from_secs(60), 1);
 }
 
-/// tower's `Retry` around a call, whose messages can be cloned where its bodies can't. The wait is read, and stepped
-/// over.
+/// tower's `Retry` around a call, because messages can be cloned and bodies cannot. The test advances the clock instead
+/// of waiting.
 #[tokio::test]
-async fn a_client_comes_back_when_it_is_told_to() {
+async fn grpc_client_retries_after_the_hint() {
     let (layer, clock) = per_minute(1);
     let (listener, address) = listen().await;
     let handler = Counting::default();
@@ -220,14 +220,14 @@ async fn a_client_comes_back_when_it_is_told_to() {
     let policy = RetryAfter::new().jitter(Duration::ZERO).reading(read);
     let mut client = ServiceBuilder::new().retry(policy).service(call);
     for _ in 0..3 {
-        client.ready().await.expect("ready").call(of("")).await.expect("let in at the second try");
+        client.ready().await.expect("ready").call(check_request("")).await.expect("allowed at the retry");
     }
     assert_eq!(handler.calls(), 3);
 }
 
-/// tonic tells of no TCP peer on a pipe: refused as the server's fault, and not one bucket for all.
+/// tonic has no TCP peer on a pipe: the call is rejected as a server error, and not limited by a shared key.
 #[tokio::test]
-async fn a_peer_without_an_address_is_the_servers_fault() {
+async fn missing_peer_address_is_internal() {
     let (layer, _clock) = per_minute(1);
     let handler = Counting::default();
     let (ours, theirs) = tokio::io::duplex(64 * 1024);
@@ -239,6 +239,6 @@ async fn a_peer_without_an_address_is_the_servers_fault() {
     let connector = tower::service_fn(move |_| std::future::ready(pipe.take().ok_or("one connection")));
     let endpoint = Endpoint::from_static("http://pipe");
     let mut client = HealthClient::new(endpoint.connect_with_connector(connector).await.expect("a connection"));
-    let status = client.check(of("")).await.expect_err("no key");
+    let status = client.check(check_request("")).await.expect_err("no key");
     assert_eq!((status.code(), handler.calls()), (Code::Internal, 0));
 }

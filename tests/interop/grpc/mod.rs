@@ -1,7 +1,5 @@
-//! gRPC on real sockets: tonic's servers and clients, in plaintext and over TLS; a server that speaks HTTP as well; and
-//! what a refusal looks like byte by byte.
-//!
-//! The limiter's clock is moved by hand.
+//! gRPC on sockets: tonic's servers and clients in plaintext and over TLS, servers for gRPC and HTTP, and rejections
+//! field by field. The clock is manual.
 
 mod answers;
 mod calls;

@@ -1,4 +1,4 @@
-//! Servers that speak gRPC and HTTP on one port.
+//! Servers with gRPC and HTTP on one port.
 
 use std::net::SocketAddr;
 
@@ -22,8 +22,8 @@ fn layer<R>(responder: R) -> RateLimitLayer<PeerIp, Memory<FixedWindow>, R> {
     RateLimitLayer::new(PeerIp::new(), limiter).responder(responder)
 }
 
-/// One request, in HTTP/1.1 or HTTP/2.
-async fn ask(address: SocketAddr, version: Version, method: Method, content_type: Option<&str>) -> Response<Bytes> {
+/// Sends one request in HTTP/1.1 or HTTP/2.
+async fn send(address: SocketAddr, version: Version, method: Method, content_type: Option<&str>) -> Response<Bytes> {
     let mut builder = Client::builder(TokioExecutor::new());
     if version == Version::HTTP_2 {
         // With prior knowledge: h2c.
@@ -40,30 +40,30 @@ async fn ask(address: SocketAddr, version: Version, method: Method, content_type
     Response::from_parts(head, body.collect().await.expect("a body").to_bytes())
 }
 
-async fn both_are_answered_in_their_own_way(address: SocketAddr, handler: &Counting) {
+async fn assert_each_protocol_gets_its_responses(address: SocketAddr, handler: &Counting) {
     let mut client = connect(address).await;
-    client.check(of("")).await.expect("within the limit");
-    let allowed = ask(address, Version::HTTP_2, Method::GET, None).await;
+    client.check(check_request("")).await.expect("within the limit");
+    let allowed = send(address, Version::HTTP_2, Method::GET, None).await;
     assert_eq!(allowed.headers()["ratelimit"].to_str().expect("ASCII").split(";t=").next(), Some(r#""default";r=0"#));
 
-    let status = client.check(of("")).await.expect_err("one limit for both");
+    let status = client.check(check_request("")).await.expect_err("one limit for both");
     assert_eq!(status.code(), tonic::Code::ResourceExhausted);
     assert!(status.get_error_details().retry_info().is_some());
     assert_eq!(handler.calls(), 1);
 
     for version in [Version::HTTP_11, Version::HTTP_2] {
-        let refused = ask(address, version, Method::GET, None).await;
-        assert_eq!(refused.status(), 429, "{version:?}");
-        assert_eq!(refused.headers()["content-type"], "application/problem+json");
-        assert!(refused.headers().contains_key("retry-after"));
-        let problem: serde_json::Value = serde_json::from_slice(refused.body()).expect("JSON");
+        let rejected = send(address, version, Method::GET, None).await;
+        assert_eq!(rejected.status(), 429, "{version:?}");
+        assert_eq!(rejected.headers()["content-type"], "application/problem+json");
+        assert!(rejected.headers().contains_key("retry-after"));
+        let problem: serde_json::Value = serde_json::from_slice(rejected.body()).expect("JSON");
         assert_eq!(problem["status"], 429);
     }
 }
 
 /// axum's router, with a gRPC service among its routes.
 #[tokio::test]
-async fn in_axum() {
+async fn by_content_type_serves_both_protocols_in_axum() {
     let handler = Counting::default();
     let routes = tonic::service::Routes::new(handler.service()).into_axum_router();
     let app = Router::new().route("/", get(async || "hello")).merge(routes.reset_fallback());
@@ -71,27 +71,27 @@ async fn in_axum() {
     let (listener, address) = listen().await;
     let app = app.into_make_service_with_connect_info::<SocketAddr>();
     tokio::spawn(async move { axum::serve(listener, app).await });
-    both_are_answered_in_their_own_way(address, &handler).await;
+    assert_each_protocol_gets_its_responses(address, &handler).await;
 }
 
 /// tonic's server, whose bodies can't be made from bytes.
 #[tokio::test]
-async fn in_tonic() {
+async fn by_content_type_serves_both_protocols_in_tonic() {
     let handler = Counting::default();
     let (listener, address) = listen().await;
     let mut server = Server::builder().accept_http1(true).layer(layer(ByContentType::default().map_body()));
     let server = server.add_service(handler.service());
     tokio::spawn(server.serve_with_incoming(TcpIncoming::from(listener)));
-    both_are_answered_in_their_own_way(address, &handler).await;
+    assert_each_protocol_gets_its_responses(address, &handler).await;
 }
 
 #[tokio::test]
-async fn a_content_type_says_whether_it_is_grpc() {
+async fn by_content_type_recognizes_grpc_content_types() {
     let app = Router::new().route("/", get(async || "hello")).layer(layer(ByContentType::default()));
     let (listener, address) = listen().await;
     let app = app.into_make_service_with_connect_info::<SocketAddr>();
     tokio::spawn(async move { axum::serve(listener, app).await });
-    while ask(address, Version::HTTP_11, Method::GET, None).await.status() == 200 {}
+    while send(address, Version::HTTP_11, Method::GET, None).await.status() == 200 {}
 
     for (content_type, answer) in [
         ("application/grpc", Some("application/grpc")),
@@ -104,7 +104,7 @@ async fn a_content_type_says_whether_it_is_grpc() {
         ("application/json", None),
         ("ä", None),
     ] {
-        let response = ask(address, Version::HTTP_11, Method::POST, Some(content_type)).await;
+        let response = send(address, Version::HTTP_11, Method::POST, Some(content_type)).await;
         let expected = if answer.is_some() { 200 } else { 429 };
         assert_eq!(response.status(), expected, "{content_type}");
         assert_eq!(response.headers()["content-type"], answer.unwrap_or("application/problem+json"), "{content_type}");
@@ -112,23 +112,23 @@ async fn a_content_type_says_whether_it_is_grpc() {
     }
 }
 
-/// A `GET` that claims to be gRPC has an answer that no cache takes for the page.
+/// A `GET` with a gRPC content type gets an HTTP rejection that is not cached.
 #[tokio::test]
-async fn grpc_answers_only_post() {
+async fn by_content_type_answers_grpc_only_to_post() {
     let app = Router::new().route("/", get(async || "hello")).layer(layer(ByContentType::default()));
     let (listener, address) = listen().await;
     let app = app.into_make_service_with_connect_info::<SocketAddr>();
     tokio::spawn(async move { axum::serve(listener, app).await });
-    while ask(address, Version::HTTP_11, Method::GET, None).await.status() == 200 {}
+    while send(address, Version::HTTP_11, Method::GET, None).await.status() == 200 {}
 
     for version in [Version::HTTP_11, Version::HTTP_2] {
-        let response = ask(address, version, Method::GET, Some("application/grpc")).await;
+        let response = send(address, version, Method::GET, Some("application/grpc")).await;
         assert_eq!(response.status(), 429);
         assert_eq!(response.headers()["content-type"], "application/problem+json");
         assert_eq!(response.headers()["cache-control"], "no-store");
         assert!(!response.headers().contains_key("grpc-status") && !response.body().is_empty());
     }
-    let call = ask(address, Version::HTTP_2, Method::POST, Some("application/grpc")).await;
+    let call = send(address, Version::HTTP_2, Method::POST, Some("application/grpc")).await;
     assert_eq!((call.status().as_u16(), &call.headers()["grpc-status"]), (200, &"8".parse().expect("ASCII")));
     assert_eq!(call.headers()["cache-control"], "no-store");
 }

@@ -1,4 +1,4 @@
-//! What holds for every refusal, whatever the request, the responder and the reason.
+//! Properties of every rejection, for all requests, responders and causes.
 
 use std::convert::Infallible;
 use std::time::Duration;
@@ -34,11 +34,11 @@ const CONTENT_TYPES: [(&str, bool); 16] = [
     ("\u{e4}", false),
 ];
 
-fn refusals() -> Vec<Rejection> {
+fn rejections() -> Vec<Rejection> {
     let now = Timestamp::from_micros(0);
     let wait = Duration::from_secs(3);
-    let figures = LimitSnapshot { limit: 5, window: wait, remaining: 0, reset: wait, next_token_after: wait };
-    let decided = |verdict| Decision::from_limit(now, LimitStatus::new("default", verdict, figures));
+    let snapshot = LimitSnapshot { limit: 5, window: wait, remaining: 0, reset: wait, next_token_after: wait };
+    let decided = |verdict| Decision::from_limit(now, LimitStatus::new("default", verdict, snapshot));
     let denied = Verdict::Denied { retry_after: Duration::from_secs(3) };
     vec![
         Rejection::OverLimit(decided(denied)),
@@ -50,17 +50,17 @@ fn refusals() -> Vec<Rejection> {
     ]
 }
 
-fn check<R, B>(what: &str, responder: &R)
+fn check<R, B>(responder_name: &str, responder: &R)
 where
     R: Respond<Request<()>, Response<Full<Bytes>>, Infallible, Response = Response<B>, Error = Infallible>,
 {
     let types = CONTENT_TYPES.iter().map(|&(text, is_grpc)| (Some(text), is_grpc)).chain([(None, false)]);
     for (content_type, is_grpc_type) in types {
         for method in METHODS {
-            for refusal in refusals() {
+            for rejection in rejections() {
                 let method = Method::from_bytes(method.as_bytes()).expect("a method");
                 let is_call = is_grpc_type && method == Method::POST;
-                let case = format!("{what}: {method}, {content_type:?}, {refusal}");
+                let case = format!("{responder_name}: {method}, {content_type:?}, {rejection}");
                 let mut request = Request::builder().method(method);
                 if let Some(content_type) = content_type {
                     request = request.header("content-type", content_type.as_bytes());
@@ -78,14 +78,14 @@ where
 }
 
 #[test]
-fn every_refusal_is_an_error_and_is_not_stored() {
+fn every_rejection_is_an_error_status_with_no_store() {
     let cacheable = |_: &Parts, _: &Rejection| {
         let response = Response::builder().status(StatusCode::TOO_MANY_REQUESTS);
         let response = response.header("cache-control", "max-age=60").header("cache-control", "public");
         response.body(Full::<Bytes>::default()).expect("a response")
     };
     check("HTTP", &Http::new());
-    check("bare HTTP", &Http::minimal());
+    check("minimal HTTP", &Http::minimal());
     check("rendered", &Http::new().render(cacheable));
     check("any body", &Http::new().map_body());
     check("gRPC", &Grpc::new());

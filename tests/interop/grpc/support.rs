@@ -17,7 +17,7 @@ use tower_ratelimit::{FixedWindow, ManualClock, Memory, PeerIp, Quota, RateLimit
 
 pub(crate) type Limited = RateLimitLayer<PeerIp, Memory<FixedWindow, ManualClock>, Grpc>;
 
-/// So many in a minute for each peer.
+/// Creates a layer of `limit` a minute for each peer, and its clock.
 pub(crate) fn per_minute(limit: u64) -> (Limited, ManualClock) {
     let clock = ManualClock::new();
     let limiter = Memory::builder(FixedWindow::new(Quota::per_minute(limit))).clock(clock.clone());
@@ -25,8 +25,8 @@ pub(crate) fn per_minute(limit: u64) -> (Limited, ManualClock) {
     (layer.responder(Grpc::new()), clock)
 }
 
-/// The health service, which counts the calls that reach it. It fails for the service `fail`, and in a stream after its
-/// first message for the service `break`.
+/// A health service that counts its calls. It fails for the service `fail`, and after the first message of a stream for
+/// the service `break`.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Counting(Arc<AtomicUsize>);
 
@@ -47,7 +47,7 @@ impl Health for Counting {
     async fn check(&self, request: Request<HealthCheckRequest>) -> Result<Response<HealthCheckResponse>, Status> {
         self.0.fetch_add(1, Ordering::SeqCst);
         match request.get_ref().service.as_str() {
-            "fail" => Err(Status::unauthenticated("who is it?")),
+            "fail" => Err(Status::unauthenticated("unauthenticated")),
             _ => Ok(Response::new(serving())),
         }
     }
@@ -66,7 +66,7 @@ fn serving() -> HealthCheckResponse {
     HealthCheckResponse { status: ServingStatus::Serving.into() }
 }
 
-pub(crate) fn of(service: &str) -> HealthCheckRequest {
+pub(crate) fn check_request(service: &str) -> HealthCheckRequest {
     HealthCheckRequest { service: service.to_owned() }
 }
 
