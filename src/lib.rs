@@ -191,15 +191,15 @@ pub mod guide {
     #[doc = include_str!("../docs/costs.md")]
     pub mod costs {}
 
-    /// [costs]: super::costs
-    /// [redis]: super::redis
+    /// [costs]: crate::guide::costs
+    /// [redis]: crate::guide::redis
     ///
     #[doc = include_str!("../docs/design.md")]
     pub mod design {}
 
-    /// [keys]: super::keys
-    /// [responses]: super::responses
-    /// [several]: super::choosing#several-limits
+    /// [keys]: crate::guide::keys
+    /// [responses]: crate::guide::responses
+    /// [several]: crate::guide::choosing#several-limits
     ///
     #[doc = include_str!("../docs/from-tower-governor.md")]
     pub mod from_tower_governor {}
@@ -213,13 +213,13 @@ pub mod guide {
     #[doc = include_str!("../docs/performance.md")]
     pub mod performance {}
 
-    /// [sizing]: super::redis_sizing
-    /// [call-duration]: super::redis_sizing#the-duration-of-a-call
+    /// [sizing]: crate::guide::redis_sizing
+    /// [call-duration]: crate::guide::redis_sizing#the-duration-of-a-call
     ///
     #[doc = include_str!("../docs/redis.md")]
     pub mod redis {}
 
-    /// [redis]: super::redis
+    /// [redis]: crate::guide::redis
     ///
     #[doc = include_str!("../docs/redis-sizing.md")]
     pub mod redis_sizing {}
