@@ -181,8 +181,9 @@ struct Readme;
 
 /// The guide: pages on choosing algorithms, key extractors, responses, costs, Redis, and more.
 ///
-/// The same pages are in the folder `docs` of the repository. A link to another page is a reference whose definition at the end
-/// of the page names a file. The definition before `include_str!` has precedence in rustdoc, and names a module.
+/// The same pages are in the folder `docs` of the repository.
+// A page links to another page by a reference, which the end of the page defines as a file. A definition here comes first, so
+// rustdoc uses it, and links to the module.
 #[cfg(any(doc, doctest))]
 pub mod guide {
     #[doc = include_str!("../docs/choosing.md")]
