@@ -2,7 +2,9 @@
 //! together.
 //!
 //! ```text
-//! for port in 7001 7002 7003; do redis-server --port $port --save '' --cluster-enabled yes --cluster-config-file $port.cf & done
+//! for port in 7001 7002 7003; do
+//!     redis-server --port $port --save '' --cluster-enabled yes --cluster-config-file $port.conf &
+//! done
 //! redis-cli --cluster create 127.0.0.1:7001 127.0.0.1:7002 127.0.0.1:7003 --cluster-yes
 //! export REDIS_URLS=redis://127.0.0.1:7001,redis://127.0.0.1:7002,redis://127.0.0.1:7003
 //! cargo run --example cluster
@@ -43,8 +45,8 @@ async fn run() -> Result<(), Box<dyn std::error::Error>> {
     // Optional: reports a configuration error at start-up instead of at the first request.
     shared.health_check().await.map_err(|error| {
         format!(
-            "cannot use the cluster: {}\nStart one as the first lines of examples/cluster.rs show; set REDIS_URLS to some \
-             of its nodes, such as REDIS_URLS=redis://127.0.0.1:7001,redis://127.0.0.1:7002",
+            "cannot use the cluster: {}\nStart one as in the first lines of examples/cluster.rs; set REDIS_URLS to some of \
+             its nodes, such as REDIS_URLS=redis://127.0.0.1:7001,redis://127.0.0.1:7002",
             with_causes(&error)
         )
     })?;

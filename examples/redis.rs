@@ -38,8 +38,8 @@ async fn run() -> Result<(), Box<dyn std::error::Error>> {
     // Optional: reports a configuration error at start-up instead of at the first request.
     shared.health_check().await.map_err(|error| {
         format!(
-            "cannot use Redis: {}\nStart one with `redis-server` (Debian: apt-get install -y redis-server), or set REDIS_URL \
-             to its address, such as REDIS_URL=redis://127.0.0.1:6379",
+            "cannot use Redis: {}\nStart `redis-server` (Debian: apt-get install -y redis-server), or set REDIS_URL to its \
+             address, such as REDIS_URL=redis://127.0.0.1:6379",
             with_causes(&error)
         )
     })?;

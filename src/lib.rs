@@ -129,6 +129,9 @@
 //! - **`tonic-tls`**: the peer's address where a server of your own hands tonic its TLS connections.
 //! - **`tracing`**: `observe::Tracing` writes events by the `tracing` facade.
 
+// docs.rs shows the feature that each item needs.
+#![cfg_attr(docsrs, feature(doc_cfg))]
+
 pub mod algorithm;
 mod clock;
 #[cfg(feature = "serde")]
@@ -176,9 +179,11 @@ pub use crate::table::WhenFull;
 #[doc = include_str!("../README.md")]
 struct Readme;
 
-/// The guide: pages on choosing algorithms, key extractors, responses, costs, and more.
+/// The guide: pages on choosing algorithms, key extractors, responses, costs, Redis, and more.
 ///
 /// The same pages are in the folder `docs` of the repository.
+// A page links to another page by a reference, which the end of the page defines as a file. A definition here comes first, so
+// rustdoc uses it, and links to the module.
 #[cfg(any(doc, doctest))]
 pub mod guide {
     #[doc = include_str!("../docs/choosing.md")]
@@ -187,6 +192,16 @@ pub mod guide {
     #[doc = include_str!("../docs/costs.md")]
     pub mod costs {}
 
+    /// [costs]: crate::guide::costs
+    /// [redis]: crate::guide::redis
+    ///
+    #[doc = include_str!("../docs/design.md")]
+    pub mod design {}
+
+    /// [keys]: crate::guide::keys
+    /// [responses]: crate::guide::responses
+    /// [several]: crate::guide::choosing#several-limits
+    ///
     #[doc = include_str!("../docs/from-tower-governor.md")]
     pub mod from_tower_governor {}
 
@@ -199,8 +214,16 @@ pub mod guide {
     #[doc = include_str!("../docs/performance.md")]
     pub mod performance {}
 
+    /// [sizing]: crate::guide::redis_sizing
+    /// [call-duration]: crate::guide::redis_sizing#the-duration-of-a-call
+    ///
     #[doc = include_str!("../docs/redis.md")]
     pub mod redis {}
+
+    /// [redis]: crate::guide::redis
+    ///
+    #[doc = include_str!("../docs/redis-sizing.md")]
+    pub mod redis_sizing {}
 
     #[doc = include_str!("../docs/responses.md")]
     pub mod responses {}

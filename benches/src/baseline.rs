@@ -1,7 +1,7 @@
 //! The baseline: the least work that a keyed GCRA decision can take.
 //!
-//! One probe in a fixed table and one compare-and-swap on the theoretical arrival time. The baseline is not a limiter: it
-//! never evicts, it returns only a `bool`, and it takes two keys with the same hash for one key.
+//! One probe in a fixed table and one compare-and-swap on the theoretical arrival time. The baseline is not a
+//! limiter: it never evicts, it returns only a `bool`, and it takes two keys with the same hash for one key.
 
 use std::hash::{BuildHasher, Hash};
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -4,15 +4,15 @@
 //! cargo bench                        # all scenarios: about ten minutes
 //! cargo bench -- --quick             # less than a minute after the build
 //! cargo bench -- redis               # the scenarios with Redis: starts its own server
-//! cargo bench -- memory              # the scenarios whose names contain `memory`
-//! cargo bench -- memory service      # the scenarios whose names contain `memory` or `service`
+//! cargo bench -- memory              # the scenarios with `memory` in their names
+//! cargo bench -- memory service      # the scenarios with `memory` or `service` in their names
 //! cargo bench -- --json              # one JSON object per scenario
-//! cargo bench -- --table             # rows of a Markdown table: `scripts/bench-table` writes them to docs/performance.md
+//! cargo bench -- --table             # a Markdown table, which `scripts/bench-table` writes to docs/performance.md
 //! ```
 //!
-//! The contestants of a scenario run in alternating rounds, and the output is the median of the rounds. The machine's speed
-//! may drift during a run; the ratios hardly change. `ns` is the time that one thread spends on one decision. A ratio is
-//! the value of this crate divided by the value of the other contestant.
+//! The contestants of a scenario run in alternating rounds, and the output is the median of the rounds. The machine's
+//! speed may drift during a run; the ratios hardly change. `ns` is the time that one thread spends on one decision. A
+//! ratio is the value of this crate divided by the value of the other contestant.
 
 mod baseline;
 mod harness;

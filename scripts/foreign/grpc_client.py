@@ -1,4 +1,4 @@
-"""grpcio against the example tonic: five calls in ten seconds are allowed; the sixth succeeds after the delay of RetryInfo."""
+"""grpcio against the example tonic: five calls in ten seconds are allowed; the sixth succeeds after its retry delay."""
 
 import sys
 import time

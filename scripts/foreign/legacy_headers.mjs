@@ -1,5 +1,5 @@
-// ratelimit-header-parser reads the header fields of the example github. The parser knows drafts 0 to 7 of the RateLimit
-// header fields only, so the example sends the legacy fields alone.
+// ratelimit-header-parser reads the header fields of the example github. The parser knows drafts 0 to 7 of the
+// RateLimit header fields only, so the example sends the legacy fields alone.
 import assert from 'node:assert/strict';
 import { parseRateLimit } from 'ratelimit-header-parser';
 

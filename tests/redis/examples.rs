@@ -109,7 +109,7 @@ fn without_a_redis_it_says_how_to_start_one() {
     let told = String::from_utf8_lossy(&output.stderr).into_owned();
     assert!(!output.status.success());
     assert!(told.starts_with("cannot use Redis: "), "{told}");
-    assert!(told.contains("Start one with `redis-server`"), "{told}");
+    assert!(told.contains("Start `redis-server`"), "{told}");
 }
 
 #[test]

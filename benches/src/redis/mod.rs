@@ -1,7 +1,7 @@
 //! Decisions in Redis, compared with plain scripts on one multiplexed connection, and with `PING`.
 //!
-//! One client thread runs the given number of tasks. Each task starts its next decision when it has the previous one. The
-//! server's processor time is read from `INFO`.
+//! One client thread runs the given number of tasks. Each task starts its next decision when it has the previous one.
+//! The server's processor time is read from `INFO`.
 
 mod calls;
 mod cluster;
