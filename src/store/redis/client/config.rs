@@ -1,61 +1,41 @@
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::time::Instant;
+use redis::Cmd;
 
-use crate::error::Error;
-use crate::observe::{Event, Observers};
-use crate::store::redis::client::trade::Trade;
-use crate::store::redis::conflicts::Presence;
-use crate::store::redis::health::node::{Lane, Lanes};
-use crate::store::redis::health::probe;
-use crate::store::redis::server::RedisServer;
+use crate::clock::Clock;
+use crate::store::redis::conflicts::Registration;
+use crate::store::redis::health::ServerHealth;
+use crate::store::redis::holds::HoldRegistry;
+use crate::store::redis::script::{LimitInfo, Script};
 
-/// The configuration and the state that all lines of a limiter share.
-pub(crate) struct Core<T> {
-    pub(crate) name: String,
-    pub(crate) server: RedisServer,
-    pub(crate) trade: T,
-    pub(crate) lanes: Lanes,
+/// The configuration and state that all worker tasks of a limiter share.
+pub(crate) struct ClientConfig {
+    pub(crate) health: Arc<ServerHealth>,
     pub(crate) deadline: Duration,
-    /// The prefix of all keys.
-    pub(crate) prefix: String,
-    pub(crate) observers: Observers,
-    /// Registers this limiter for the other limiters of this process that have the same name.
-    pub(crate) _presence: Option<Arc<Presence>>,
+    pub(crate) limits: Vec<LimitInfo>,
+    pub(crate) script: Script,
+    pub(crate) holds: Arc<HoldRegistry>,
+    /// For tests: replaces the server's clock.
+    pub(crate) clock: Option<Arc<dyn Clock>>,
+    /// Registers this limiter for the conflict warnings of other limiters.
+    pub(crate) _registration: Arc<Registration>,
 }
 
-impl<T> Core<T> {
-    /// Records that a lane's server has answered.
-    pub(crate) fn succeeded(&self, lane: &Lane) {
-        if lane.breaker.success() {
-            self.tell(|| Event::Breaker { store: &self.name, open: None });
-        }
-    }
-
-    /// Emits an event for a call with `orders` operations, if it was observed when it began.
-    pub(crate) fn called(&self, orders: usize, began: Option<std::time::Instant>, error: Option<&Error>) {
-        if let Some(began) = began {
-            self.tell(|| Event::Batch { store: &self.name, orders, took: began.elapsed(), error });
-        }
-    }
-
-    /// Emits an event. A panic of an observer ends here: the task that calls this carries the calls of many requests.
-    fn tell<'a>(&self, event: impl FnOnce() -> Event<'a>) {
-        // The panic hook has reported the panic.
-        let _ = catch_unwind(AssertUnwindSafe(|| self.observers.tell(event)));
+impl ClientConfig {
+    pub(crate) fn timeout_message(&self) -> String {
+        format!(
+            "the call to Redis ({}) failed: no reply within the deadline of {:?}, and the cost may have been charged; raise \
+             `deadline` or check the server",
+            self.health.server.describe(),
+            self.deadline
+        )
     }
 }
 
-impl<T: Trade> Core<T> {
-    /// Records that a lane's server has not answered what began at `began`. If that opens the breaker, a probe starts at once.
-    ///
-    /// A runtime that can't connect is no failure of the server: other runtimes may use the same limiter.
-    pub(crate) fn failed(self: &Arc<Self>, lane: &Arc<Lane>, began: Instant, error: &Error) {
-        if !error.is_config() && lane.breaker.failure(began, error) {
-            probe::start(self, lane);
-            self.tell(|| Event::Breaker { store: &self.name, open: Some(error) });
-        }
-    }
+/// The command that loads a script into the server's cache. Probes send it.
+pub(crate) fn script_load(script: &Script) -> Cmd {
+    let mut load = redis::cmd("SCRIPT");
+    load.arg("LOAD").arg(script.text());
+    load
 }
