@@ -120,6 +120,7 @@
 //! - **`metrics`**: `observe::Metrics` counts and measures by the `metrics` facade.
 //! - **`redis`**: limits that many processes share, in `Redis`. **`redis-tls`** reaches it by TLS (`RedisTls`),
 //!   **`redis-cluster`** spreads it over a cluster, and **`redis-sentinel`** follows the master that Sentinel names.
+//!   **`redis-cell`** adds `RedisCell`, one limit by the command `CL.THROTTLE`.
 //! - **`retry`**: clients that come back when they are told to: `retry::RetryAfter`, a policy for tower's `Retry`.
 //! - **`serde`**: a [`Quota`] is read and written as text, such as `"100/min"`; limits from configuration, in `policy`.
 //! - **`timer`**: requests wait for their turn, by tokio's timer: `RateLimitLayer::max_wait`, and a [`LeakyQueue`] behind the
@@ -167,11 +168,13 @@ pub use crate::limiter::{BoxLimiter, Limiter};
 pub use crate::middleware::{MissingKeyPolicy, RateLimit, RateLimitLayer, ResponseFuture, cost};
 pub use crate::quota::{Quota, QuotaError};
 pub use crate::response::{Http, RateLimitInfo, Respond};
+#[cfg(feature = "redis-cell")]
+pub use crate::store::RedisCell;
 #[cfg(feature = "redis-tls")]
 pub use crate::store::RedisTls;
 pub use crate::store::{DynLimit, Memory, MemoryBuilder};
 #[cfg(feature = "redis")]
-pub use crate::store::{Redis, RedisBuilder, RedisCell, RedisServer};
+pub use crate::store::{Redis, RedisBuilder, RedisServer};
 pub use crate::table::WhenFull;
 
 /// The examples in README.md.

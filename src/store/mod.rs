@@ -1,4 +1,4 @@
-//! Where states are remembered.
+//! Stores: in memory and in Redis.
 
 mod memory;
 #[cfg(feature = "redis")]
@@ -10,6 +10,6 @@ pub use self::memory::{
 #[cfg(feature = "redis-tls")]
 pub use self::redis::RedisTls;
 #[cfg(feature = "redis")]
-pub use self::redis::{
-    IntoRedisLimits, Redis, RedisBuilder, RedisCell, RedisCellBuilder, RedisFuture, RedisLimit, RedisServer,
-};
+pub use self::redis::{IntoRedisLimits, Redis, RedisBuilder, RedisFuture, RedisLimit, RedisServer};
+#[cfg(feature = "redis-cell")]
+pub use self::redis::{RedisCell, RedisCellBuilder};

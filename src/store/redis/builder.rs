@@ -2,6 +2,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::key_format::check_secret;
 use super::limiter::Redis;
 use super::limits::{IntoRedisLimits, RedisLimit};
 use super::server::RedisServer;
@@ -9,13 +10,12 @@ use crate::clock::Clock;
 use crate::encode::{EncodeKey, KeyWriter};
 use crate::error::Error;
 use crate::observe::{Observer, Observers};
-use crate::store::redis::key_format::check_secret;
 
-/// Writes of a key what chooses its slot.
-pub(crate) type Tag<Key> = Arc<dyn Fn(&Key, &mut KeyWriter) + Send + Sync>;
+/// Writes the hash tag of a key, which selects its cluster slot.
+pub(crate) type HashTag<Key> = Arc<dyn Fn(&Key, &mut KeyWriter) + Send + Sync>;
 
-/// Builds a [`Redis`] with other than the default settings.
-#[must_use = "a builder builds nothing by itself"]
+/// Builds a [`Redis`] limiter with other than the default settings.
+#[must_use = "a builder has no effect until `build` is called"]
 pub struct RedisBuilder<Key: ?Sized> {
     pub(crate) server: RedisServer,
     pub(crate) name: String,
@@ -26,20 +26,20 @@ pub struct RedisBuilder<Key: ?Sized> {
     pub(crate) secret: Option<Vec<u8>>,
     pub(crate) clock: Option<Arc<dyn Clock>>,
     pub(crate) observers: Observers,
-    pub(crate) tag: Option<Tag<Key>>,
+    pub(crate) hash_tag: Option<HashTag<Key>>,
 }
 
 impl<Key: ?Sized> RedisBuilder<Key> {
-    /// The deadline of a decision unless [`deadline`](Self::deadline) says otherwise.
+    /// The default [`deadline`](Self::deadline).
     pub const DEFAULT_DEADLINE: Duration = Duration::from_millis(50);
 
-    /// When a hold that nobody renews expires unless [`hold_expiry`](Self::hold_expiry) says otherwise: after ten seconds.
+    /// The default [`hold_expiry`](Self::hold_expiry).
     pub const DEFAULT_HOLD_EXPIRY: Duration = Duration::from_secs(10);
 
-    const SHORTEST_HOLD_EXPIRY: Duration = Duration::from_millis(100);
-    const LONGEST_HOLD_EXPIRY: Duration = Duration::from_secs(24 * 60 * 60);
+    const MIN_HOLD_EXPIRY: Duration = Duration::from_millis(100);
+    const MAX_HOLD_EXPIRY: Duration = Duration::from_secs(24 * 60 * 60);
 
-    /// What all keys begin with unless [`prefix`](Self::prefix) says otherwise.
+    /// The default [`prefix`](Self::prefix).
     pub const DEFAULT_PREFIX: &str = "ratelimit";
 
     pub(crate) fn new(server: RedisServer, name: &str, limits: impl IntoRedisLimits<Key>) -> Self {
@@ -53,61 +53,60 @@ impl<Key: ?Sized> RedisBuilder<Key> {
             secret: None,
             clock: None,
             observers: Observers::default(),
-            tag: None,
+            hash_tag: None,
         }
     }
 
-    /// What all keys begin with: to share a Redis with others. It is written as it is.
+    /// Sets the prefix of all keys. It is written unescaped. Default: [`DEFAULT_PREFIX`](Self::DEFAULT_PREFIX).
     pub fn prefix(mut self, prefix: impl Into<String>) -> Self {
         self.prefix = prefix.into();
         self
     }
 
-    /// Within what time a decision has to be made, connecting and waiting for other calls included: after it, the decision
-    /// fails. KeyedBy default [`DEFAULT_DEADLINE`](Self::DEFAULT_DEADLINE).
+    /// Sets the time after which a decision fails. Default: [`DEFAULT_DEADLINE`](Self::DEFAULT_DEADLINE).
+    ///
+    /// The time includes connecting, and waiting for earlier calls.
     pub fn deadline(mut self, deadline: Duration) -> Self {
         self.deadline = deadline;
         self
     }
 
-    /// Sets the time after which Redis settles a [held](crate::limiter::Held) cost whole if the process does not renew it, as
-    /// when the process has died. KeyedBy default [`DEFAULT_HOLD_EXPIRY`](Self::DEFAULT_HOLD_EXPIRY).
+    /// Sets the time after which Redis charges a [held](crate::limiter::Held) cost that the process does not renew, as when the
+    /// process has died. Default: [`DEFAULT_HOLD_EXPIRY`](Self::DEFAULT_HOLD_EXPIRY).
     ///
-    /// A process renews what it holds three times in that time, in the background: a hold may last as long as it likes. A process
-    /// that Redis does not hear of for so long loses its holds: they are charged as they were held. All limiters with one name
-    /// should have the same setting.
+    /// A process renews its holds three times in that time, in the background, so a hold lasts as long as its guard. If the process
+    /// cannot reach Redis for that time, Redis charges the whole held costs. All limiters with one name should have the same setting.
     pub fn hold_expiry(mut self, expiry: Duration) -> Self {
         self.hold_expiry = expiry;
         self
     }
 
-    /// Keeps of users' keys only a hash under a secret of at least 16 bytes: where they are secrets themselves, or personal
-    /// data. All processes need the same one. [`Redis::rotate_secret`] replaces it.
+    /// Replaces users' keys by keyed hashes, under a secret of at least 16 bytes.
+    ///
+    /// For keys that are secrets or personal data. All processes must have the same secret. [`Redis::rotate_secret`] replaces it.
     pub fn hash_keys(mut self, secret: impl Into<Vec<u8>>) -> Self {
         self.secret = Some(secret.into());
         self
     }
 
-    /// Tells `observer` of calls, of the breaker, and of limits that are at odds: see [`observe`](crate::observe). What
-    /// becomes of requests is told by the layer: an observer that is to know both is given to both. May be called several
-    /// times; each observer is told.
+    /// Adds an observer of calls, of the circuit breaker, and of conflicting limiters: see [`observe`](crate::observe).
+    ///
+    /// The layer emits the events of requests; pass it the same observer for both. May be called several times.
     pub fn observe(mut self, observer: impl Observer + 'static) -> Self {
         self.observers.add(observer);
         self
     }
 
-    /// What chooses the slot of a cluster that a key's states are in: they are named
-    /// `prefix:{TAG}:name:limit:kernel:key` then, on any server.
+    /// Sets the hash tag, which selects the cluster slot of a key. Keys are then `prefix:{TAG}:name:limit:script:key`, on any server.
     ///
-    /// For several limits in a cluster, which without it all lie in one slot, and so on one node. Whatever a limit counts by
-    /// **must determine the tag**: with "per user and per organisation" it is the organisation, if each user is in one. What
-    /// does not is counted once for each tag: a user in two organisations has the user's limit twice. A limit on all keys
-    /// together, which no tag but one can hold, is an error of [`build`](Self::build): let that be a limiter of its own,
-    /// and put the two together with [`Chained`](crate::limiter::Chained).
+    /// Without a tag, all keys of several limits in a cluster share one slot, and so one node. The tag must be **determined by the
+    /// sub-key of every limit**. With the limits "per user" and "per organisation", it is the organisation, if each user belongs to
+    /// one. Otherwise a limit counts once per tag: a user in two organisations has the user's limit twice. A limit on all keys
+    /// together has no such tag, and [`build`](Self::build) returns an error; make it a limiter of its own, and combine the two with
+    /// [`Chained`](crate::limiter::Chained).
     ///
-    /// For one limit it is of use where calls are what the nodes spend their time on: decisions with equal tags travel together,
-    /// so with the key's hash modulo some times the number of nodes as a tag they do so far more often. The fewer tags, the
-    /// less evenly they spread.
+    /// With one limit, a tag can save calls: decisions with equal tags travel together. A hash of the key modulo a few times the
+    /// number of nodes is such a tag. Fewer tags make larger batches, but spread less evenly.
     ///
     /// ```
     /// use tower_ratelimit::{Gcra, Limit, Quota, Redis, RedisServer};
@@ -122,79 +121,82 @@ impl<Key: ?Sized> RedisBuilder<Key> {
     /// # Ok::<(), tower_ratelimit::Error>(())
     /// ```
     pub fn slot_by<T: EncodeKey>(mut self, tag: impl Fn(&Key) -> T + Send + Sync + 'static) -> Self {
-        self.tag = Some(Arc::new(move |key, writer| tag(key).encode(writer)));
+        self.hash_tag = Some(Arc::new(move |key, writer| tag(key).encode(writer)));
         self
     }
 
-    /// Decides by this clock, and keeps all keys for a day: for tests only, as the clocks of two processes always differ.
+    /// Decides by this clock, and keeps all keys for a day. For tests only, because the clocks of two processes differ.
     #[doc(hidden)]
     pub fn clock_for_tests(mut self, clock: impl Clock + 'static) -> Self {
         self.clock = Some(Arc::new(clock));
         self
     }
 
-    /// The limiter. Nothing is connected yet: see [`Redis::health_check`].
+    /// Builds the limiter. This method opens no connection: see [`Redis::health_check`].
     ///
-    /// A limit of the same name in another limiter of this process with the same name, prefix and server, that counts by
-    /// another algorithm or quota, is a [warning](crate::observe::Event::Warning) to observers: it may be on its way out, as
-    /// where limits are replaced.
+    /// If another limiter of this process with the same name, prefix and server has a limit of the same name with another algorithm
+    /// or quota, observers receive a [warning](crate::observe::Event::Warning). The other limiter may be about to be replaced.
     ///
     /// # Errors
     ///
-    /// If there is no limit, two limits have the same name, a name is empty, the deadline is zero, `hold_expiry` is below 100 ms
-    /// or above 24 hours, the secret is too short; or if limits can't share a slot of a cluster: the prefix has braces that keep them from it, or
-    /// [`slot_by`](Self::slot_by) is to spread one that counts all keys together. The error then names the two-phase form,
-    /// [`Chained`](crate::limiter::Chained).
+    /// - There is no limit, or there are more than [`Redis::MAX_LIMITS`].
+    /// - Two limits have the same name, or a name is empty.
+    /// - The deadline is zero, or `hold_expiry` is below 100 ms or above 24 hours.
+    /// - The secret is too short.
+    /// - The limits cannot share a cluster slot: braces in the prefix prevent it, or [`slot_by`](Self::slot_by) cannot spread a limit
+    ///   on all keys together. Use [`Chained`](crate::limiter::Chained) instead.
     pub fn build(self) -> Result<Redis<Key>, Error> {
         check_settings(&self.name, self.deadline, self.secret.as_deref())?;
-        if self.hold_expiry < Self::SHORTEST_HOLD_EXPIRY || self.hold_expiry > Self::LONGEST_HOLD_EXPIRY {
+        if self.hold_expiry < Self::MIN_HOLD_EXPIRY || self.hold_expiry > Self::MAX_HOLD_EXPIRY {
             return Err(Error::config(format!(
-                "`hold_expiry` is {:?}: it must be at least 100 ms and at most 24 hours",
+                "invalid `hold_expiry`: it is {:?}; use at least 100 ms and at most 24 hours",
                 self.hold_expiry
             )));
         }
         if self.limits.is_empty() {
-            return Err(Error::config("a limiter in Redis needs at least one limit"));
+            return Err(Error::config("invalid limits: there is none; pass at least one limit"));
         }
         if self.limits.len() > Redis::<Key>::MAX_LIMITS {
             return Err(Error::config(format!(
-                "{} limits are too many for one decision: at most {}",
+                "invalid limits: there are {}; pass at most {}",
                 self.limits.len(),
                 Redis::<Key>::MAX_LIMITS
             )));
         }
-        if self.tag.is_some() && self.prefix.contains('{') {
-            return Err(Error::config("a prefix with a brace chooses the slot by itself: leave it out, or `slot_by`"));
+        if self.hash_tag.is_some() && self.prefix.contains('{') {
+            return Err(Error::config(
+                "invalid prefix: a brace in the prefix selects the cluster slot; remove the brace, or `slot_by`",
+            ));
         }
         if self.server.is_cluster() && self.limits.len() > 1 && self.prefix.contains("{}") {
             return Err(Error::config(
-                "with {} in the prefix all of a key chooses its slot, so that several limits can't share one: leave it out, or let \
-                 each be a limiter of its own, and decide in two phases with `limiter::Chained`",
+                "invalid prefix: with {} several limits cannot share a cluster slot; remove it, or make each limit a limiter of \
+                 its own, and combine them with `limiter::Chained`",
             ));
         }
-        if self.tag.is_some()
-            && let Some(of_all) = self.limits.iter().map(|limit| limit.0.info()).find(|info| info.of_all)
+        if self.hash_tag.is_some()
+            && let Some(global) = self.limits.iter().map(|limit| limit.0.info()).find(|info| info.is_global)
         {
             return Err(Error::config(format!(
-                "the limit {:?} counts all keys together, so that `slot_by` can't give it a slot with each of them: let it be a \
-                 limiter of its own, and decide in two phases with `limiter::Chained`",
-                of_all.name.as_str()
+                "invalid limits: `slot_by` cannot spread the limit {:?}, which counts all keys together; make it a limiter of its \
+                 own, and combine the two with `limiter::Chained`",
+                global.name.as_str()
             )));
         }
         Redis::from_builder(self)
     }
 }
 
-/// What all limiters in Redis need.
+/// Checks the settings that all limiters in Redis have.
 pub(crate) fn check_settings(name: &str, deadline: Duration, secret: Option<&[u8]>) -> Result<(), Error> {
     if let Some(secret) = secret {
         check_secret(secret)?;
     }
     if name.is_empty() {
-        return Err(Error::config("a limiter in Redis needs a name: all that have the same one share their keys"));
+        return Err(Error::config("invalid name: it is empty; use a name that identifies the limiter in Redis"));
     }
     if deadline.is_zero() {
-        return Err(Error::config("a deadline of zero refuses everything: give Redis some milliseconds"));
+        return Err(Error::config("invalid deadline: it is zero; use at least some milliseconds"));
     }
     Ok(())
 }

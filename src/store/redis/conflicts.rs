@@ -1,86 +1,85 @@
-//! Limiters of this process that share keys in Redis, and whether they agree on what these hold.
+//! Finds limiters of this process that share keys in Redis, but count differently.
 
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
-use crate::store::redis::bound_limit::RowInfo;
+use super::script::LimitInfo;
 
-/// What a limiter is to others: where its keys are, and what it makes of them.
-pub(crate) struct Presence {
-    places: Vec<String>,
+/// The location of a limiter's keys, and how its limits count.
+pub(crate) struct Registration {
+    endpoints: Vec<String>,
     prefix: String,
     name: String,
-    limits: Vec<Counts>,
+    limits: Vec<LimitFingerprint>,
 }
 
-/// How a limit counts. One whose algorithm is chosen by the key has no parameters here.
-struct Counts {
+/// How a limit counts.
+struct LimitFingerprint {
     limit: String,
-    kernel: &'static str,
+    script: &'static str,
+    /// The algorithm's parameters. `None` if the key chooses the algorithm.
     params: Option<Vec<u64>>,
 }
 
-/// Those that live: a limiter that was replaced is gone as soon as nobody uses it.
-static PRESENT: Mutex<Vec<Weak<Presence>>> = Mutex::new(Vec::new());
+/// The limiters of this process. A registration ends with its limiter.
+static REGISTRY: Mutex<Vec<Weak<Registration>>> = Mutex::new(Vec::new());
 
-impl Presence {
-    /// Notes a limiter, and says with which others it is at odds.
-    pub(crate) fn announce(
-        places: Vec<String>,
+impl Registration {
+    /// Registers a limiter, and returns a warning for each conflict with another one.
+    pub(crate) fn register(
+        endpoints: Vec<String>,
         prefix: &str,
         name: &str,
-        rows: &[RowInfo],
+        limits: &[LimitInfo],
     ) -> (Arc<Self>, Vec<String>) {
-        let limits = rows.iter().map(Counts::of).collect();
-        let presence = Arc::new(Self { places, prefix: prefix.to_owned(), name: name.to_owned(), limits });
-        let mut present = PRESENT.lock().unwrap_or_else(PoisonError::into_inner);
-        present.retain(|other| other.strong_count() > 0);
-        let others: Vec<_> = present.iter().filter_map(Weak::upgrade).collect();
-        present.push(Arc::downgrade(&presence));
-        drop(present);
-        let odds = others.iter().filter(|other| presence.shares_keys_with(other));
-        let odds = odds.flat_map(|other| presence.odds_with(other)).collect();
-        (presence, odds)
+        let limits = limits.iter().map(LimitFingerprint::new).collect();
+        let new = Arc::new(Self { endpoints, prefix: prefix.to_owned(), name: name.to_owned(), limits });
+        let mut registry = REGISTRY.lock().unwrap_or_else(PoisonError::into_inner);
+        registry.retain(|other| other.strong_count() > 0);
+        let others: Vec<_> = registry.iter().filter_map(Weak::upgrade).collect();
+        registry.push(Arc::downgrade(&new));
+        drop(registry);
+        let others = others.iter().filter(|other| new.shares_keys_with(other));
+        let conflicts = others.flat_map(|other| new.conflicts_with(other)).collect();
+        (new, conflicts)
     }
 
     fn shares_keys_with(&self, other: &Self) -> bool {
         (&self.prefix, &self.name) == (&other.prefix, &other.name)
-            && self.places.iter().any(|place| other.places.contains(place))
+            && self.endpoints.iter().any(|endpoint| other.endpoints.contains(endpoint))
     }
 
-    fn odds_with(&self, other: &Self) -> Vec<String> {
+    fn conflicts_with(&self, other: &Self) -> Vec<String> {
         let pairs = self.limits.iter().flat_map(|new| other.limits.iter().map(move |old| (new, old)));
         let pairs = pairs.filter(|(new, old)| new.limit == old.limit);
-        pairs.filter_map(|(new, old)| new.odds_with(old, &self.name)).collect()
+        pairs.filter_map(|(new, old)| new.conflict_with(old, &self.name)).collect()
     }
 }
 
-impl Counts {
-    fn of(row: &RowInfo) -> Self {
-        let params = row.twin(None).map(|twin| {
+impl LimitFingerprint {
+    fn new(limit: &LimitInfo) -> Self {
+        let params = limit.algorithm(None).map(|algorithm| {
             let mut params = Vec::new();
-            twin.params(1, &mut params);
+            algorithm.params(1, &mut params);
             params
         });
-        Self { limit: row.name.as_str().to_owned(), kernel: row.kernel.name(), params }
+        Self { limit: limit.name.as_str().to_owned(), script: limit.script.name(), params }
     }
 
-    fn odds_with(&self, other: &Self, name: &str) -> Option<String> {
+    fn conflict_with(&self, other: &Self, name: &str) -> Option<String> {
         let limit = &self.limit;
-        let what = if self.kernel != other.kernel {
+        let conflict = if self.script != other.script {
             format!(
-                "count by different algorithms ({} and {}): they don't share what keys have used, so that together they let \
-                 through what both do",
-                other.kernel, self.kernel
+                "with different algorithms ({} and {}), so they do not share usage and together allow the sum of both limits",
+                other.script, self.script
             )
         } else if self.params != other.params {
-            "share what keys have used, and hold it to different quotas: each charges what the other lets through"
-                .to_owned()
+            "with different quotas, so they share usage, and each charges what the other allows".to_owned()
         } else {
             return None;
         };
         Some(format!(
-            "two limiters named {name:?} in the same Redis have a limit named {limit:?}, and {what}; if they are not meant to be \
-             one, give them different names, and if they are, make one limiter and clone it"
+            "conflicting limiters: two limiters named {name:?} on the same Redis have a limit named {limit:?} {conflict}; give \
+             them different names, or clone one limiter"
         ))
     }
 }

@@ -7,112 +7,109 @@ use sha2::{Digest, Sha256};
 use crate::encode::KeyWriter;
 use crate::error::Error;
 
-/// How keys are named in Redis: `prefix:name:limit:kernel:key`, or with a tag `prefix:{tag}:name:limit:kernel:key`.
+/// The names of keys in Redis.
 ///
-/// Those of several limits in a cluster are `prefix:{name}:limit:kernel:key`, unless they have a tag.
+/// A key is `prefix:name:limit:script:key`, or with a hash tag `prefix:{tag}:name:limit:script:key`. Without a tag, the keys of
+/// several limits in a cluster are `prefix:{name}:limit:script:key`.
 ///
-/// All but the prefix is escaped as [`KeyWriter`] does, so that no colon and no brace comes from a user. A key of more than
-/// [`MAX_LEN`](Self::MAX_LEN) bytes is replaced by `#` and its SHA-256, or with a secret every key by `~` and its keyed
-/// hash: neither sign is ever written for other keys.
-pub(crate) struct Keys {
+/// Every part but the prefix is escaped as [`KeyWriter`] does, so no colon or brace of a user's text reaches Redis: a user could
+/// otherwise choose another limit's key, or a cluster slot. A key of more than [`MAX_LEN`](Self::MAX_LEN) bytes is replaced by `#`
+/// and its SHA-256, or with a secret every key by `~` and its keyed hash. Neither sign occurs in an escaped key.
+pub(crate) struct KeyFormat {
     prefix: String,
-    /// What stands before the user's key, for each limit; after the tag, if there is one.
-    heads: Vec<String>,
-    /// Under which keys are hashed, if they are.
+    /// For each limit the text before the user's key, after the hash tag.
+    prefixes: Vec<String>,
+    /// The secret of the keyed hash, if keys are hashed.
     secret: ArcSwapOption<Hmac<Sha256>>,
 }
 
-impl Keys {
-    /// The longest user's key that is written as it is, in bytes.
+impl KeyFormat {
+    /// The maximum length of a user's key that is not hashed, in bytes.
     pub(crate) const MAX_LEN: usize = 128;
 
-    /// `limits` are the limits' names and kernels.
+    /// `limits` are the names of the limits and of their scripts.
     pub(crate) fn new<'a>(
         prefix: &str,
         name: &str,
         limits: impl IntoIterator<Item = (&'a str, &'a str)>,
         secret: Option<&[u8]>,
     ) -> Self {
-        let head = |(limit, kernel)| format!(":{}:{}:{}:", part(name), part(limit), part(kernel));
-        let heads = limits.into_iter().map(head).collect();
-        Self {
-            prefix: prefix.to_owned(),
-            heads,
-            secret: ArcSwapOption::new(secret.map(|secret| Arc::new(keyed(secret)))),
-        }
+        let limit_prefix = |(limit, script)| format!(":{}:{}:{}:", escape(name), escape(limit), escape(script));
+        let prefixes = limits.into_iter().map(limit_prefix).collect();
+        let secret = ArcSwapOption::new(secret.map(|secret| Arc::new(hmac_key(secret))));
+        Self { prefix: prefix.to_owned(), prefixes, secret }
     }
 
-    /// With all keys in one slot: the name is their tag.
-    pub(crate) fn in_one_slot(mut self, name: &str) -> Self {
-        let name = part(name);
-        for head in &mut self.heads {
-            *head = head.replacen(&format!(":{name}:"), &format!(":{{{name}}}:"), 1);
+    /// Uses the name as the hash tag, so that all keys share a cluster slot.
+    pub(crate) fn with_hash_tag(mut self, name: &str) -> Self {
+        let name = escape(name);
+        for limit_prefix in &mut self.prefixes {
+            *limit_prefix = limit_prefix.replacen(&format!(":{name}:"), &format!(":{{{name}}}:"), 1);
         }
         self
     }
 
-    /// Appends the key that `written` names in the limit with this index.
-    pub(crate) fn append(&self, limit: usize, tag: Option<&str>, written: &str, to: &mut Vec<u8>) {
-        to.extend_from_slice(self.prefix.as_bytes());
+    /// Appends the name of a key. `limit` is the index of the limit, `key` the escaped sub-key.
+    pub(crate) fn append(&self, limit: usize, tag: Option<&str>, key: &str, output: &mut Vec<u8>) {
+        output.extend_from_slice(self.prefix.as_bytes());
         if let Some(tag) = tag {
-            to.extend_from_slice(b":{");
-            self.append_users(tag, to);
-            to.push(b'}');
+            output.extend_from_slice(b":{");
+            self.push_user_key(tag, output);
+            output.push(b'}');
         }
-        to.extend_from_slice(self.heads[limit].as_bytes());
-        self.append_users(written, to);
+        output.extend_from_slice(self.prefixes[limit].as_bytes());
+        self.push_user_key(key, output);
     }
 
-    /// Appends what comes from a user.
-    fn append_users(&self, written: &str, to: &mut Vec<u8>) {
-        if let Some(keyed) = &*self.secret.load() {
-            to.push(b'~');
-            let hash = Hmac::clone(keyed).chain_update(written).finalize().into_bytes();
-            push_hex(&hash[..16], to);
-        } else if written.len() > Self::MAX_LEN {
-            to.push(b'#');
-            push_hex(&Sha256::digest(written.as_bytes()), to);
+    fn push_user_key(&self, key: &str, output: &mut Vec<u8>) {
+        if let Some(secret) = &*self.secret.load() {
+            output.push(b'~');
+            let hash = Hmac::clone(secret).chain_update(key).finalize().into_bytes();
+            push_hex(&hash[..16], output);
+        } else if key.len() > Self::MAX_LEN {
+            output.push(b'#');
+            push_hex(&Sha256::digest(key.as_bytes()), output);
         } else {
-            to.extend_from_slice(written.as_bytes());
+            output.extend_from_slice(key.as_bytes());
         }
     }
 
-    /// Replaces the secret: every key is another one from then on.
-    pub(crate) fn rotate(&self, secret: &[u8]) -> Result<(), Error> {
+    /// Replaces the secret, which changes every key.
+    pub(crate) fn rotate_secret(&self, secret: &[u8]) -> Result<(), Error> {
         check_secret(secret)?;
         if self.secret.load().is_none() {
             return Err(Error::config(
-                "this limiter's keys are not hashed: build it with `hash_keys` to have a secret",
+                "rotating the secret failed: this limiter's keys are not hashed; build the limiter with `hash_keys`",
             ));
         }
-        self.secret.store(Some(Arc::new(keyed(secret))));
+        self.secret.store(Some(Arc::new(hmac_key(secret))));
         Ok(())
     }
 }
 
-fn part(text: &str) -> String {
-    let mut part = KeyWriter::new();
-    part.bytes(text.as_bytes());
-    part.as_str().to_owned()
+fn escape(text: &str) -> String {
+    let mut writer = KeyWriter::new();
+    writer.bytes(text.as_bytes());
+    writer.as_str().to_owned()
 }
 
 pub(crate) fn check_secret(secret: &[u8]) -> Result<(), Error> {
     if secret.len() < 16 {
         return Err(Error::config(format!(
-            "a secret for hashed keys must have at least 16 bytes, not {}: take them from a random source",
+            "invalid secret for hashed keys: it has {} bytes; use at least 16 random bytes",
             secret.len()
         )));
     }
     Ok(())
 }
 
-fn keyed(secret: &[u8]) -> Hmac<Sha256> {
-    Hmac::new_from_slice(secret).expect("a key of any length will do")
+fn hmac_key(secret: &[u8]) -> Hmac<Sha256> {
+    Hmac::new_from_slice(secret).expect("HMAC accepts a key of any length")
 }
 
-fn push_hex(bytes: &[u8], to: &mut Vec<u8>) {
+fn push_hex(bytes: &[u8], output: &mut Vec<u8>) {
     const DIGITS: &[u8; 16] = b"0123456789abcdef";
     for byte in bytes {
-        to.extend([DIGITS[usize::from(byte >> 4)], DIGITS[usize::from(byte & 15)]]);
+        output.extend([DIGITS[usize::from(byte >> 4)], DIGITS[usize::from(byte & 15)]]);
     }
 }

@@ -1,93 +1,86 @@
 use std::fmt;
-use std::pin::pin;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use arc_swap::ArcSwapOption;
-use futures_util::future::{Either, select};
 use tokio::sync::oneshot;
 
-use super::builder::{RedisBuilder, Tag};
+use super::bound_limit::RedisBoundLimit;
+use super::builder::{HashTag, RedisBuilder};
+use super::client::{Client, ClientConfig, OperationKind, OperationResult, QueuedOperation, RedisFuture, script_load};
+use super::conflicts::Registration;
+use super::connect::Failure;
+use super::health::ServerHealth;
+use super::holds::{HoldRegistry, HoldTransport};
+use super::key_format::KeyFormat;
 use super::limits::IntoRedisLimits;
-use super::server::{RedisServer, no_runtime};
+use super::script::{DynLuaAlgorithm, LimitInfo, Operation, OperationTemplate, Script};
+use super::server::RedisServer;
 use crate::clock::{MAX_PERIOD_MICROS, micros_floor};
 use crate::decision::{AcquireOptions, Decision};
 use crate::encode::KeyWriter;
 use crate::error::Error;
 use crate::limiter::{Acquisition, AdminOperation, Limiter, LimiterFuture, admin_methods};
 use crate::observe::Event;
-use crate::runtime::sleep;
-use crate::store::redis::bound_limit::{Row, RowInfo};
-use crate::store::redis::client::config::Core;
-use crate::store::redis::client::operation::{Operation, Order, Shape, Steps};
-use crate::store::redis::client::protocol::Calls;
-use crate::store::redis::client::trade::{Answer, Done};
-use crate::store::redis::client::{Lines, RedisFuture, lost};
-use crate::store::redis::conflicts::Presence;
-use crate::store::redis::health::node::Lanes;
-use crate::store::redis::holds::registry::{Holds, operation, outcome};
-use crate::store::redis::key_format::Keys;
-use crate::store::redis::script::replay::Twin;
-use crate::store::redis::script::source::Script;
 
-/// A limiter whose states lie in Redis, shared by all processes that use the same name there.
+/// A limiter that stores its states in Redis. All processes with a limiter of the same name share them.
 ///
-/// It decides exactly as [`Memory`](crate::Memory) does: a script on the server runs the twin of each algorithm, by the
-/// server's clock, atomically, all limits of a decision or none. A decision is at most one round trip; those that come while
-/// others are on their way travel together in the next call, in the order in which they came, and are decided one after the
-/// other. Every key it writes expires within two seconds after its state, and its block, have ended.
+/// It decides exactly as [`Memory`](crate::Memory) does. A Lua script on the server runs each algorithm by the server's clock,
+/// atomically: all limits of a decision allow, or none is charged. A decision takes at most one round trip. Decisions that arrive
+/// while other calls are in flight travel together in the next call, in the order of arrival. Each key expires within two seconds
+/// after its state and its block have ended.
 ///
-/// # When Redis is slow, or gone
+/// # Failures
 ///
-/// A decision that is not there within its [`deadline`](RedisBuilder::deadline) (50 ms unless said otherwise) fails with an
-/// error for which [`is_unavailable`](Error::is_unavailable) holds. After three failures in a row
-/// (calls that were under way together are one failure), decisions fail at once until a probe of Redis succeeds. A task probes at
-/// once and then every 200 ms, with or without traffic. What a failed decision means for a
-/// request is for others to say: the layer answers 503; [`Fallback`](crate::limiter::Fallback) asks another limiter, and
-/// [`FailOpen`](crate::limiter::FailOpen) lets it pass.
+/// A decision without a reply within its [`deadline`](RedisBuilder::deadline) (50 ms by default) fails with an error for which
+/// [`is_unavailable`](Error::is_unavailable) holds. After three consecutive failures a circuit breaker opens, and decisions fail
+/// at once; calls that were in flight together count as one failure. While the breaker is open, a task probes Redis every 200 ms,
+/// with or without traffic. The first probe that succeeds closes the breaker.
 ///
-/// # What may be charged
+/// The layer answers a failed decision with 503. [`Fallback`](crate::limiter::Fallback) asks another limiter instead, and
+/// [`FailOpen`](crate::limiter::FailOpen) allows the request.
 ///
-/// A decision that is dropped or fails by its deadline is not charged if it was not sent yet; if it was, it may have been
-/// charged: at most once, as nothing is ever sent twice. After a fail-over of Redis, what the new master had not been told is
-/// forgotten.
+/// # Charges of failed decisions
+///
+/// A decision that was dropped or failed before it was sent is not charged. If it was sent, it may have been charged, at most
+/// once, because the client never sends a decision twice. A fail-over of Redis loses what had not been replicated.
 ///
 /// # Holds
 ///
-/// A cost that this process [holds](crate::limiter::Held) lies in Redis beside the state. The process renews what it holds in the
-/// background, three times in the [expiry](RedisBuilder::hold_expiry) (10 s unless set otherwise), so a hold lasts as long as its
-/// guard. If the process dies, or Redis does not hear of it for the expiry, Redis settles the hold whole, as of its expiry.
+/// Redis stores the costs that this process [holds](crate::limiter::Held) beside the state. The process renews its holds in the
+/// background, three times per [expiry](RedisBuilder::hold_expiry) (10 s by default), so a hold lasts as long as its guard. If the
+/// process dies, or cannot reach Redis for the expiry, Redis charges the whole held cost, as of the expiry.
 ///
-/// - **Settling is exactly once in effect.** Settlements are sent again until Redis acknowledges them: also if the caller has left,
-///   the deadline has passed, or Redis is not reachable for a while. If the hold expires before, Redis has settled it whole, and
-///   only a surcharge (an actual cost above the held one) is charged then, at most once. The actual cost of a hold of 0 is charged
-///   at most once.
-/// - **A hold whose reply is lost or late** fails. It is released as soon as the process knows more; at the latest it expires, and
-///   is settled whole. A hold that is dropped before it is answered is released.
-/// - **Without a runtime** (a guard that is dropped outside of tokio, or with the last runtime) nothing can be sent: another
-///   runtime of the limiter settles it, or it expires.
-/// - **At most 64 sessions** hold on one key: one for each process and limiter, for a moment a few more. A further hold is an
-///   error for which [`is_unavailable`](Error::is_unavailable) holds; decisions go on.
+/// - **A settlement takes effect once.** The process repeats it until Redis confirms it, also if the caller has gone, the deadline
+///   has passed, or Redis is unreachable for a while. If the hold expires first, Redis has charged the whole held cost, and the
+///   process charges only a surcharge (actual cost above the held one), at most once. The actual cost of a hold of 0 is charged at
+///   most once.
+/// - **A hold without a reply** fails. The process releases it as soon as it reaches Redis again; otherwise the hold expires, and
+///   Redis charges it. A hold that is dropped before its reply is released.
+/// - **Without a runtime** nothing can be sent: a guard may be dropped outside of tokio, or with the last runtime. Another runtime
+///   that uses the limiter settles the hold, or it expires.
+/// - **At most 64 sessions** hold costs on one key: one for each process and limiter, for a moment a few more. A further hold
+///   returns an error for which [`is_unavailable`](Error::is_unavailable) holds. Decisions continue.
 ///
 /// # Keys
 ///
-/// A key is named `prefix:name:limit:kernel:key`, as in `ratelimit:api:default:bucket2:192.0.2.7`; the last part as
-/// [`EncodeKey`](crate::key::EncodeKey) writes it. A key longer than 128 bytes is replaced by `#` and its SHA-256; with
-/// [`hash_keys`](RedisBuilder::hash_keys) all are by `~` and a keyed hash. A value is the state's numbers as
-/// little-endian doubles; in `redis-cli`, `EVAL "return {struct.unpack('<dddddd', redis.call('GET', KEYS[1]))}" 1 KEY` reads
-/// a bucket's.
+/// A key in Redis is `prefix:name:limit:script:key`, as in `ratelimit:api:default:bucket2:192.0.2.7`. The last part is the key as
+/// [`EncodeKey`](crate::key::EncodeKey) writes it. A key longer than 128 bytes is replaced by `#` and its SHA-256. With
+/// [`hash_keys`](RedisBuilder::hash_keys) every key is replaced by `~` and a keyed hash.
+///
+/// A value is the state's numbers as little-endian doubles. In `redis-cli`,
+/// `EVAL "return {struct.unpack('<dddddd', redis.call('GET', KEYS[1]))}" 1 KEY` reads a bucket's.
 ///
 /// # In a cluster
 ///
-/// (`RedisServer::cluster`, feature `redis-cluster`.) A decision's keys must be in one slot. One limit has one key, and its keys
-/// spread over all slots by themselves. The keys of **several limits** are named `prefix:{name}:limit:kernel:key`: what stands in
-/// braces chooses the slot, so all of them are in one, on one node. That is right for what one node can do, and for limits that
-/// count all keys together. Otherwise [`slot_by`](RedisBuilder::slot_by) says by which part of a key they are spread; and where
-/// there is no such part ("per user, and in all"), each limit is a limiter of its own, and
-/// [`Chained`](crate::limiter::Chained) decides over both: the first limiter holds the cost until the second has decided.
+/// (`RedisServer::cluster`, feature `redis-cluster`.) The keys of one decision must share a cluster slot. One limit has one key per
+/// decision, and its keys spread over all slots. The keys of **several limits** are `prefix:{name}:limit:script:key`. Redis computes
+/// the slot from the text in braces, so all of these keys are on one node. This suits limits that one node can serve, and limits that
+/// count all keys together. Otherwise [`slot_by`](RedisBuilder::slot_by) spreads the keys by a part of the key. If there is no such
+/// part ("per user, and in all"), make each limit a limiter of its own, and let [`Chained`](crate::limiter::Chained) decide over
+/// both: the first limiter holds the cost until the second has decided.
 ///
-/// Those that wait travel together slot by slot. While a slot with several limits moves, a decision on it may be told to come back
-/// later until its deadline.
+/// Operations travel together slot by slot. While a slot with several limits moves, the client repeats a decision until its deadline.
 ///
 /// ```no_run
 /// use tower_ratelimit::{AcquireOptions, Gcra, Limiter, Quota, Redis, RedisServer};
@@ -103,26 +96,27 @@ use crate::store::redis::script::source::Script;
 /// # }
 /// ```
 pub struct Redis<Key: ?Sized> {
-    handle: Arc<Shared<Key>>,
+    handle: Arc<LimiterState<Key>>,
 }
 
-struct Shared<Key: ?Sized> {
-    lines: Arc<Lines<Calls>>,
-    rows: Vec<Box<dyn Row<Key>>>,
-    keys: Keys,
-    tag: Option<Tag<Key>>,
-    /// What was asked last: most asks are alike.
-    shape: ArcSwapOption<(Operation, u64, Option<Duration>, Arc<Shape>)>,
+struct LimiterState<Key: ?Sized> {
+    client: Arc<Client>,
+    rows: Vec<Box<dyn RedisBoundLimit<Key>>>,
+    key_format: KeyFormat,
+    hash_tag: Option<HashTag<Key>>,
+    /// The last template, with what it depends on: most decisions have the same options.
+    last_template: ArcSwapOption<(Operation, u64, Option<Duration>, Arc<OperationTemplate>)>,
 }
 
 impl<Key: ?Sized> Redis<Key> {
-    /// How many limits can decide together.
+    /// The maximum number of limits.
     pub const MAX_LIMITS: usize = 16;
 
-    /// A limiter with the default settings. `name` is its identity: limiters of the same name on the same Redis share their
-    /// keys, limit by limit.
+    /// A limiter with the default settings.
     ///
-    /// Nothing is connected yet: [`check`](Self::check) does that.
+    /// `name` identifies the limiter: limiters with the same name on the same Redis share their keys, limit by limit.
+    ///
+    /// This method opens no connection: see [`health_check`](Self::health_check).
     ///
     /// # Panics
     ///
@@ -136,7 +130,7 @@ impl<Key: ?Sized> Redis<Key> {
         }
     }
 
-    /// A limiter with other than the default settings.
+    /// Builds a limiter with other settings.
     pub fn builder(server: impl Into<RedisServer>, name: &str, limits: impl IntoRedisLimits<Key>) -> RedisBuilder<Key> {
         RedisBuilder::new(server.into(), name, limits)
     }
@@ -149,47 +143,59 @@ impl<Key: ?Sized> Redis<Key> {
         for message in &odds {
             builder.observers.emit(|| Event::Warning { message });
         }
-        let limits = infos.iter().map(|info| (info.name.as_str(), info.kernel.name()));
-        let mut keys = Keys::new(&builder.prefix, &builder.name, limits, builder.secret.as_deref());
-        if builder.server.is_cluster() && infos.len() > 1 && builder.tag.is_none() {
-            keys = keys.in_one_slot(&builder.name);
+        let names = limits.iter().map(|limit| (limit.name.as_str(), limit.script.name()));
+        let mut key_format = KeyFormat::new(&builder.prefix, &builder.name, names, builder.secret.as_deref());
+        if builder.server.is_cluster() && limits.len() > 1 && builder.hash_tag.is_none() {
+            key_format = key_format.with_hash_tag(&builder.name);
         }
-        let lines = Arc::new_cyclic(|lines| {
-            let holds = Holds::new(builder.hold_expiry, &builder.name, &builder.observers, Weak::clone(lines));
-            Lines::new(Core {
-                name: builder.name,
-                server: builder.server,
-                trade: Calls { script: Script::of(&infos), rows: infos, holds: Arc::new(holds), clock: builder.clock },
-                lanes: Lanes::new(),
+        let script = Script::new(&limits);
+        let client = Arc::new_cyclic(|client: &Weak<Client>| {
+            let transport: Weak<dyn HoldTransport> = Weak::<Client>::clone(client);
+            let holds = HoldRegistry::new(builder.hold_expiry, &builder.name, &builder.observers, transport);
+            let health = ServerHealth::new(
+                builder.name,
+                builder.server,
+                builder.observers,
+                builder.prefix,
+                script_load(&script),
+                Failure::from_redis,
+            );
+            Client::new(ClientConfig {
+                health: Arc::new(health),
                 deadline: builder.deadline,
-                prefix: builder.prefix,
-                observers: builder.observers,
-                _presence: Some(presence),
+                limits,
+                script,
+                holds: Arc::new(holds),
+                clock: builder.clock,
+                _registration: registration,
             })
         });
-        let handle = Shared { lines, rows, keys, tag: builder.tag, shape: ArcSwapOption::empty() };
+        let hash_tag = builder.hash_tag;
+        let handle = LimiterState { client, rows, key_format, hash_tag, last_template: ArcSwapOption::empty() };
         Ok(Self { handle: Arc::new(handle) })
     }
 
-    /// Connects, looks whether Redis takes writes, and loads the script: so that what is wrong is known before the first
-    /// request, which then finds all warm.
+    /// Connects, checks that Redis accepts writes, and loads the script.
+    ///
+    /// Call it at start-up: the first request then finds an open connection, and misconfiguration is known before it.
     ///
     /// # Errors
     ///
-    /// If there is no connection within two seconds, or Redis refuses the password, the script, or to write; the error says
-    /// which. [`is_config`](Error::is_config) holds outside of a tokio runtime, and in one without timer or I/O.
+    /// If there is no connection within two seconds, or Redis rejects the password, the script, or a write; the error names the
+    /// cause. [`is_config`](Error::is_config) holds outside of a tokio runtime, and in one without timer or I/O.
     pub async fn health_check(&self) -> Result<(), Error> {
-        self.handle.lines.check().await
+        self.handle.client.config.health.check().await
     }
 
-    /// Replaces the secret of [`hash_keys`](RedisBuilder::hash_keys): every key begins anew from then on, and those of
-    /// the former secret expire by themselves.
+    /// Replaces the secret of [`hash_keys`](RedisBuilder::hash_keys).
+    ///
+    /// All keys change with the secret, so every key starts without usage. The old keys expire.
     ///
     /// # Errors
     ///
     /// If keys are not hashed, or the secret has fewer than 16 bytes.
     pub fn rotate_secret(&self, secret: impl Into<Vec<u8>>) -> Result<(), Error> {
-        self.handle.keys.rotate(&secret.into())
+        self.handle.key_format.rotate_secret(&secret.into())
     }
 
     admin_methods!(Key);
@@ -201,207 +207,202 @@ impl<Key: ?Sized> Redis<Key> {
     /// If there is no limit with this name.
     pub fn redis_key(&self, limit: &str, key: &Key) -> Result<String, Error> {
         let index = self.handle.limit(limit)?;
-        let (keys, ends) = self.handle.encode(key)?;
-        let start = if index == 0 { 0 } else { ends[index - 1] };
-        Ok(String::from_utf8_lossy(&keys[start..ends[index]]).into_owned())
+        let (keys, offsets) = self.handle.encode(key)?;
+        let start = if index == 0 { 0 } else { offsets[index - 1] };
+        Ok(String::from_utf8_lossy(&keys[start..offsets[index]]).into_owned())
     }
 }
 
-impl<Key: ?Sized> Shared<Key> {
+impl<Key: ?Sized> LimiterState<Key> {
+    /// Returns the index of the limit with this name.
     fn limit(&self, name: &str) -> Result<usize, Error> {
-        let found = self.infos().iter().position(|row| row.name.as_str() == name);
+        let found = self.limits().iter().position(|limit| limit.name.as_str() == name);
         found.ok_or_else(|| {
-            Error::config(format!("there is no limit named {name:?} (one that was not named is \"default\")"))
+            Error::config(format!(
+                "unknown limit: there is no limit named {name:?}; use the limit's name, which is \"default\" unless set"
+            ))
         })
     }
 
-    /// The keys of all limits in one text, and where each ends.
+    /// Returns the keys of all limits, concatenated, and where each ends.
     fn encode(&self, key: &Key) -> Result<(Vec<u8>, Vec<usize>), Error> {
         let mut keys = Vec::with_capacity(64 * self.rows.len());
         let mut writer = KeyWriter::new();
-        let tag = self.tag.as_ref().map(|tag| {
+        let tag = self.hash_tag.as_ref().map(|hash_tag| {
             let mut writer = KeyWriter::new();
-            tag(key, &mut writer);
+            hash_tag(key, &mut writer);
             writer
         });
         let tag = tag.as_ref().map(KeyWriter::as_str);
         if tag == Some("") {
-            return Err(Error::config("`slot_by` chose nothing: a tag that is empty chooses no slot"));
+            return Err(Error::config(
+                "the decision was not sent: `slot_by` returned an empty value, which selects no cluster slot; return a part of \
+                 the key that is never empty",
+            ));
         }
-        let mut ends = Vec::with_capacity(self.rows.len());
-        for (index, row) in self.rows.iter().enumerate() {
+        let mut offsets = Vec::with_capacity(self.rows.len());
+        for (index, limit) in self.rows.iter().enumerate() {
             writer.clear();
-            row.encode(key, &mut writer);
+            limit.encode(key, &mut writer);
             if tag.is_some() && writer.as_str().is_empty() {
                 return Err(Error::config(
-                    "a limit on all keys together can't be spread by `slot_by`: let it be a limiter of its own, and decide in two \
-                     phases with `limiter::Chained`",
+                    "the decision was not sent: `slot_by` cannot spread a limit on all keys together; make the limit a limiter of \
+                     its own, and combine the two with `limiter::Chained`",
                 ));
             }
-            self.keys.append(index, tag, writer.as_str(), &mut keys);
-            ends.push(keys.len());
+            self.key_format.append(index, tag, writer.as_str(), &mut keys);
+            offsets.push(keys.len());
         }
-        Ok((keys, ends))
+        Ok((keys, offsets))
     }
 
-    /// For each limit the algorithm for this key; empty if each has the same one for all keys.
-    fn twins(&self, key: &Key) -> Vec<Option<Arc<dyn Twin>>> {
-        if self.infos().iter().all(|row| row.fixed.is_some()) {
+    /// Returns for each limit the algorithm for this key. Empty if no limit's algorithm depends on the key.
+    fn twins(&self, key: &Key) -> Vec<Option<Arc<dyn DynLuaAlgorithm>>> {
+        if self.limits().iter().all(|limit| limit.fixed_algorithm.is_some()) {
             return Vec::new();
         }
-        self.rows.iter().map(|row| row.twin(key)).collect()
+        self.rows.iter().map(|limit| limit.algorithm(key)).collect()
     }
 
-    /// How long the script works on one step for all limits.
-    fn weight(&self, twins: &[Option<Arc<dyn Twin>>]) -> usize {
-        let weight = |(limit, row): (usize, &RowInfo)| {
-            let twin = row.twin(twins.get(limit).and_then(Option::as_ref));
-            twin.map_or(1, |twin| usize::from(twin.weight()).max(1))
+    /// The run time of one step of all limits in the script.
+    fn weight(&self, algorithms: &[Option<Arc<dyn DynLuaAlgorithm>>]) -> usize {
+        let weight = |(index, limit): (usize, &LimitInfo)| {
+            limit.select(index, algorithms).map_or(1, |algorithm| usize::from(algorithm.weight()).max(1))
         };
-        self.infos().iter().enumerate().map(weight).sum()
+        self.limits().iter().enumerate().map(weight).sum()
     }
 
-    fn params(&self, limit: usize, twins: &[Option<Arc<dyn Twin>>], cost: u64, params: &mut Vec<u64>) {
-        let row = &self.infos()[limit];
-        if let Some(twin) = row.twin(twins.get(limit).and_then(Option::as_ref)) {
-            twin.params(cost, params);
-        }
-        params.push(u64::from(row.shadow));
+    fn supports_fast_path(&self, algorithms: &[Option<Arc<dyn DynLuaAlgorithm>>], options: AcquireOptions) -> bool {
+        let [limit] = self.limits() else { return false };
+        let algorithm = limit.select(0, algorithms);
+        limit.script.fast_path().is_some() && algorithm.is_some_and(|algorithm| algorithm.uses_fast_path(options))
     }
 
-    fn takes_short_cut(&self, twins: &[Option<Arc<dyn Twin>>], ask: AcquireOptions) -> bool {
-        let [row] = self.infos() else { return false };
-        let twin = row.twin(twins.first().and_then(Option::as_ref));
-        row.kernel.fast_path().is_some() && twin.is_some_and(|twin| twin.uses_fast_path(ask))
-    }
-
-    fn decision(&self, operation: Operation, twins: &[Option<Arc<dyn Twin>>], ask: AcquireOptions) -> Arc<Shape> {
-        if let Some((known, cost, max_delay, shape)) = self.shape.load().as_deref()
-            && twins.is_empty()
+    /// The template of a decision on all limits.
+    fn decision_template(
+        &self,
+        operation: Operation,
+        algorithms: &[Option<Arc<dyn DynLuaAlgorithm>>],
+        options: AcquireOptions,
+    ) -> Arc<OperationTemplate> {
+        if let Some((known, cost, max_delay, template)) = self.last_template.load().as_deref()
+            && algorithms.is_empty()
             && *known == operation
-            && *cost == ask.cost
-            && *max_delay == ask.max_delay
+            && *cost == options.cost
+            && *max_delay == options.max_delay
         {
-            return Arc::clone(shape);
+            return Arc::clone(template);
         }
         let mut params = Vec::new();
-        for limit in 0..self.rows.len() {
-            self.params(limit, twins, ask.cost, &mut params);
+        for (index, limit) in self.limits().iter().enumerate() {
+            if let Some(algorithm) = limit.select(index, algorithms) {
+                algorithm.params(options.cost, &mut params);
+            }
+            params.push(u64::from(limit.shadow));
         }
-        let second = match operation {
-            Operation::Hold => Some(self.lines.core.trade.holds.expiry),
-            _ => ask.max_delay,
+        let arg2 = match operation {
+            Operation::Hold => Some(self.client.config.holds.expiry),
+            _ => options.max_delay,
         };
-        let second = second.map_or(-1, |second| i64::try_from(micros_floor(second)).unwrap_or(i64::MAX));
-        let uses_fast_path = operation == Operation::Acquisition && self.takes_short_cut(twins, ask);
-        let shape = Shape { operation, limit: 0, first: ask.cost, second, cost: ask.cost, params, uses_fast_path };
-        let shape = Arc::new(shape);
-        if twins.is_empty() {
-            self.shape.store(Some(Arc::new((operation, ask.cost, ask.max_delay, Arc::clone(&shape)))));
+        let arg2 = arg2.map_or(-1, |arg2| i64::try_from(micros_floor(arg2)).unwrap_or(i64::MAX));
+        let cost = options.cost;
+        let uses_fast_path = operation == Operation::Acquisition && self.supports_fast_path(algorithms, options);
+        let template = OperationTemplate { operation, limit: 0, arg1: cost, arg2, cost, params, uses_fast_path };
+        let template = Arc::new(template);
+        if algorithms.is_empty() {
+            let last = (operation, cost, options.max_delay, Arc::clone(&template));
+            self.last_template.store(Some(Arc::new(last)));
         }
-        shape
+        template
     }
 
-    /// An operation on one limit.
+    /// The template of an operation on the limit with index `limit`. `None` if the key has no algorithm there.
     fn operation(
         &self,
-        what: Operation,
+        operation: Operation,
         limit: usize,
-        twins: &[Option<Arc<dyn Twin>>],
+        algorithms: &[Option<Arc<dyn DynLuaAlgorithm>>],
         cost: u64,
-        first: u64,
-    ) -> Option<Arc<Shape>> {
-        let row = &self.infos()[limit];
-        let twin = row.twin(twins.get(limit).and_then(Option::as_ref))?;
-        Some(Arc::new(operation(what, limit, row, twin, cost, first)))
+        arg1: u64,
+    ) -> Option<Arc<OperationTemplate>> {
+        let info = &self.limits()[limit];
+        let algorithm = info.select(limit, algorithms)?;
+        Some(Arc::new(info.template(limit, operation, algorithm, cost, arg1)))
     }
 
-    fn order(
+    fn queued_operation(
         &self,
         key: &Key,
-        twins: Vec<Option<Arc<dyn Twin>>>,
-        steps: Steps,
-        reply: oneshot::Sender<Answer>,
-    ) -> Result<Order, Error> {
-        let (keys, key_ends) = self.encode(key)?;
-        let weight = self.weight(&twins);
-        Ok(Order { steps, keys, key_ends, twins, weight, reply })
+        algorithms: Vec<Option<Arc<dyn DynLuaAlgorithm>>>,
+        kind: OperationKind,
+        reply: oneshot::Sender<OperationResult>,
+    ) -> Result<QueuedOperation, Error> {
+        let (keys, key_offsets) = self.encode(key)?;
+        let weight = self.weight(&algorithms);
+        Ok(QueuedOperation { kind, keys, key_offsets, algorithms, weight, reply })
     }
 
-    fn ask(&self, operation: Operation, key: &Key, mut ask: AcquireOptions) -> Result<RedisFuture, Error> {
-        if ask.hold {
-            ask.max_delay = Some(Duration::ZERO);
+    /// Submits a decision that charges, or a peek.
+    fn decide(&self, operation: Operation, key: &Key, mut options: AcquireOptions) -> Result<RedisFuture, Error> {
+        if options.hold {
+            // The peek of a hold: a hold starts now.
+            options.max_delay = Some(Duration::ZERO);
         }
-        self.lines.decide(|reply| {
-            let twins = self.twins(key);
-            let shape = self.decision(operation, &twins, ask);
-            self.order(key, twins, Steps::Decide(ask, shape), reply)
+        self.client.submit_decision(|reply| {
+            let algorithms = self.twins(key);
+            let template = self.decision_template(operation, &algorithms, options);
+            self.queued_operation(key, algorithms, OperationKind::Decide(options, template), reply)
         })
     }
 
-    fn hold(&self, key: &Key, ask: AcquireOptions) -> Result<RedisFuture, Error> {
-        let lines = Arc::clone(&self.lines);
-        let twins = self.twins(key);
-        let shape = self.decision(Operation::Hold, &twins, ask);
-        let (keys, key_ends) = self.encode(key)?;
-        let weight = self.weight(&twins);
-        let timer = sleep(self.lines.core.deadline).ok_or_else(no_runtime)?;
-        let send = move || {
-            lines.push(|reply| {
-                let steps = Steps::Hold(ask, Arc::clone(&shape), None);
-                let (keys, key_ends) = (keys.clone(), key_ends.clone());
-                Ok(Order { steps, keys, key_ends, twins: twins.clone(), weight, reply })
-            })
-        };
-        let (first, lines) = (send()?, Arc::clone(&self.lines));
-        let deadline = lines.core.deadline;
-        let held = async move {
-            match first.await.map_err(|_| lost())?? {
-                // Nothing is held: what the process had held before has expired.
-                Done::SessionExpired => outcome(&lines, send()?.await.map_err(|_| lost())??),
-                done => outcome(&lines, done),
-            }
-        };
-        let server = self.lines.core.server.clone();
-        Ok(RedisFuture::hold(async move {
-            match select(pin!(held), pin!(timer)).await {
-                Either::Left((held, _)) => held,
-                // Dropped now, what was not sent never will be, and what is held is released when that is known.
-                Either::Right(_) => Err(Error::unavailable(format!(
-                    "hold failed: Redis ({}) did not answer within the deadline of {deadline:?}; the cost may stay held until the                      hold expires",
-                    server.describe()
-                ))),
-            }
-        }))
+    fn hold(&self, key: &Key, options: AcquireOptions) -> Result<RedisFuture, Error> {
+        let algorithms = self.twins(key);
+        let template = self.decision_template(Operation::Hold, &algorithms, options);
+        let (keys, key_offsets) = self.encode(key)?;
+        let weight = self.weight(&algorithms);
+        self.client.submit_hold(move |reply| {
+            let kind = OperationKind::Hold(options, Arc::clone(&template), None);
+            let (keys, key_offsets, algorithms) = (keys.clone(), key_offsets.clone(), algorithms.clone());
+            Ok(QueuedOperation { kind, keys, key_offsets, algorithms, weight, reply })
+        })
     }
 
-    fn operate(&self, key: &Key, twins: Vec<Option<Arc<dyn Twin>>>, shapes: Vec<Arc<Shape>>) -> LimiterFuture<()> {
-        if shapes.is_empty() {
+    /// Submits operations on one limit each.
+    fn operate(
+        &self,
+        key: &Key,
+        algorithms: Vec<Option<Arc<dyn DynLuaAlgorithm>>>,
+        templates: Vec<Arc<OperationTemplate>>,
+    ) -> LimiterFuture<()> {
+        if templates.is_empty() {
             return LimiterFuture::ready(Ok(()));
         }
-        self.lines.operate(|reply| self.order(key, twins, Steps::Operate(shapes), reply))
+        self.client
+            .submit_operation(|reply| self.queued_operation(key, algorithms, OperationKind::Mutate(templates), reply))
     }
 
-    /// What its limits are.
-    fn infos(&self) -> &[RowInfo] {
-        &self.lines.core.trade.rows
+    fn limits(&self) -> &[LimitInfo] {
+        &self.client.config.limits
     }
 }
 
 impl<Key: ?Sized> Limiter<Key> for Redis<Key> {
     type Future = RedisFuture;
 
-    fn acquire(&self, key: &Key, ask: AcquireOptions) -> Acquisition<RedisFuture> {
-        let asked =
-            if ask.hold { self.handle.hold(key, ask) } else { self.handle.ask(Operation::Acquisition, key, ask) };
-        match asked {
+    fn acquire(&self, key: &Key, options: AcquireOptions) -> Acquisition<RedisFuture> {
+        let submitted = if options.hold {
+            self.handle.hold(key, options)
+        } else {
+            self.handle.decide(Operation::Acquisition, key, options)
+        };
+        match submitted {
             Ok(future) => Acquisition::Pending(future),
             Err(error) => Acquisition::Ready(Err(error)),
         }
     }
 
-    fn peek(&self, key: &Key, ask: AcquireOptions) -> LimiterFuture<Decision> {
-        match self.handle.ask(Operation::Peek, key, ask) {
+    fn peek(&self, key: &Key, options: AcquireOptions) -> LimiterFuture<Decision> {
+        match self.handle.decide(Operation::Peek, key, options) {
             Ok(future) => LimiterFuture::pending(async move { future.await.map(|outcome| outcome.decision) }),
             Err(error) => LimiterFuture::ready(Err(error)),
         }
@@ -439,11 +440,12 @@ impl<Key: ?Sized> Clone for Redis<Key> {
 
 impl<Key: ?Sized> fmt::Debug for Redis<Key> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let limits: Vec<_> = self.handle.infos().iter().map(|row| row.name.as_str()).collect();
+        let limits: Vec<_> = self.handle.limits().iter().map(|limit| limit.name.as_str()).collect();
+        let config = &self.handle.client.config;
         f.debug_struct("Redis")
-            .field("server", &self.handle.lines.core.server)
+            .field("server", &config.health.server)
             .field("limits", &limits)
-            .field("deadline", &self.handle.lines.core.deadline)
+            .field("deadline", &config.deadline)
             .finish_non_exhaustive()
     }
 }

@@ -1,13 +1,12 @@
 use std::fmt;
 use std::sync::Arc;
 
+use super::bound_limit::{BoundLimit, RedisBoundLimit};
 use crate::algorithm::LuaAlgorithm;
 use crate::encode::EncodeKey;
 use crate::limit::{Choose, Chooser, IntoLimit, SubKeyOf};
-use crate::store::redis::bound_limit::{BoundLimit, Row};
 
-/// A limit on keys of type `Key` in Redis, whatever its algorithm and the part that it counts by: for limits that are known
-/// only at run time, in a `Vec`.
+/// A limit on keys of type `Key`, of any algorithm and sub-key: for limits that are known only at run time, in a `Vec`.
 ///
 /// ```
 /// use tower_ratelimit::store::RedisLimit;
@@ -18,10 +17,10 @@ use crate::store::redis::bound_limit::{BoundLimit, Row};
 ///     RedisLimit::new(Limit::new("day", FixedWindow::new(Quota::per_day(1000)))),
 /// ];
 /// ```
-pub struct RedisLimit<Key: ?Sized>(pub(crate) Box<dyn Row<Key>>);
+pub struct RedisLimit<Key: ?Sized>(pub(crate) Box<dyn RedisBoundLimit<Key>>);
 
 impl<Key: ?Sized> RedisLimit<Key> {
-    /// From an algorithm, `per_key(..)` or a `Limit`.
+    /// Wraps an algorithm, `per_key(..)` or a `Limit`.
     pub fn new<L>(limit: L) -> Self
     where
         L: IntoLimit,
@@ -40,15 +39,16 @@ impl<Key: ?Sized> fmt::Debug for RedisLimit<Key> {
     }
 }
 
-/// What [`Redis`](super::Redis) can hold keys of type `Key` to: an algorithm, [`per_key`](crate::per_key), a
+/// The limits of a [`Redis`](super::Redis) limiter for keys of type `Key`: an algorithm, [`per_key`](crate::per_key), a
 /// [`Limit`](crate::Limit), a tuple of up to eight of these, or a `Vec` of [`RedisLimit`]s.
+#[doc(hidden)]
 #[diagnostic::on_unimplemented(
-    message = "`{Self}` is not a limit that `Redis` can hold keys of type `{Key}` to",
-    note = "give it an algorithm, `per_key(..)`, a `Limit`, a tuple of up to eight of these, or a `Vec<RedisLimit<Key>>`; what \
-            they count by must be `EncodeKey`, and their algorithms `LuaAlgorithm`"
+    message = "`{Self}` is not a limit that `Redis` can apply to keys of type `{Key}`",
+    note = "use an algorithm, `per_key(..)`, a `Limit`, a tuple of up to eight of these, or a `Vec<RedisLimit<Key>>`; their \
+            sub-keys must be `EncodeKey`, and their algorithms `LuaAlgorithm`"
 )]
 pub trait IntoRedisLimits<Key: ?Sized> {
-    /// The limits, in their order.
+    /// Returns the limits in their order.
     fn into_limits(self) -> Vec<RedisLimit<Key>>;
 }
 

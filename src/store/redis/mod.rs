@@ -1,7 +1,22 @@
-//! Limits that many processes share, in Redis.
+//! A store in Redis, shared by many processes.
+//!
+//! From the bottom up; each module uses only those above it:
+//!
+//! | Module | Responsibility |
+//! |---|---|
+//! | `connect` | connections, and the meaning of their errors |
+//! | `cluster` | Redis Cluster: slots, nodes, redirections |
+//! | `server` | `RedisServer`: one server, a cluster, Sentinel or a pool |
+//! | `health` | circuit breakers and probes |
+//! | `script` | the Lua script: text, input, reply, replay |
+//! | `holds` | sessions of held costs |
+//! | `client` | queues, worker tasks, batches |
+//! | `limiter`, `builder` | `Redis` |
+//! | `cell` | `RedisCell`, over the command CL.THROTTLE |
 
 mod bound_limit;
 mod builder;
+#[cfg(feature = "redis-cell")]
 mod cell;
 mod client;
 mod cluster;
@@ -16,10 +31,11 @@ mod script;
 mod server;
 
 pub use self::builder::RedisBuilder;
+#[cfg(feature = "redis-cell")]
 pub use self::cell::{RedisCell, RedisCellBuilder};
 pub use self::client::RedisFuture;
 #[cfg(feature = "redis-tls")]
-pub use self::connect::tls::RedisTls;
+pub use self::connect::RedisTls;
 pub use self::limiter::Redis;
 pub use self::limits::{IntoRedisLimits, RedisLimit};
 pub use self::server::RedisServer;

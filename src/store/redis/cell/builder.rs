@@ -7,11 +7,11 @@ use super::rate::Rate;
 use crate::error::Error;
 use crate::quota::Quota;
 use crate::store::redis::builder::{RedisBuilder, check_settings};
-use crate::store::redis::key_format::Keys;
+use crate::store::redis::key_format::KeyFormat;
 use crate::store::redis::server::RedisServer;
 
 /// Builds a [`RedisCell`] with other than the default settings.
-#[must_use = "a builder builds nothing by itself"]
+#[must_use = "a builder has no effect until `build` is called"]
 pub struct RedisCellBuilder<Key: ?Sized> {
     pub(crate) server: RedisServer,
     pub(crate) name: String,
@@ -37,48 +37,49 @@ impl<Key: ?Sized> RedisCellBuilder<Key> {
         }
     }
 
-    /// How many can be had at once: the quota's limit unless said here. It is the command's `max_burst`, and one.
+    /// Sets the burst. Default: the quota's limit. The command's `max_burst` is one less.
     pub fn burst(mut self, burst: u64) -> Self {
         self.burst = burst;
         self
     }
 
-    /// As [`RedisBuilder::prefix`].
+    /// Sets the prefix of all keys: see [`RedisBuilder::prefix`].
     pub fn prefix(mut self, prefix: impl Into<String>) -> Self {
         self.prefix = prefix.into();
         self
     }
 
-    /// As [`RedisBuilder::deadline`].
+    /// Sets the time after which a decision fails: see [`RedisBuilder::deadline`].
     pub fn deadline(mut self, deadline: Duration) -> Self {
         self.deadline = deadline;
         self
     }
 
-    /// As [`RedisBuilder::hash_keys`].
+    /// Replaces users' keys by keyed hashes: see [`RedisBuilder::hash_keys`].
     pub fn hash_keys(mut self, secret: impl Into<Vec<u8>>) -> Self {
         self.secret = Some(secret.into());
         self
     }
 
-    /// The limiter. Nothing is connected yet: see [`RedisCell::check`].
+    /// Builds the limiter. This method opens no connection: see [`RedisCell::health_check`].
     ///
     /// # Errors
     ///
-    /// If the period is not whole seconds, the quota is over one in a microsecond, the burst is zero or takes more than a
-    /// hundred years to come back, the name is empty, the deadline is zero, the secret is too short, or the server is a
-    /// cluster.
+    /// - The period is not whole seconds, or the quota is above one request per microsecond.
+    /// - The burst is zero, or refills in more than a hundred years.
+    /// - The name is empty, the deadline is zero, or the secret is too short.
+    /// - The server is a cluster.
     pub fn build(self) -> Result<RedisCell<Key>, Error> {
         check_settings(&self.name, self.deadline, self.secret.as_deref())?;
         if self.server.is_cluster() {
             return Err(Error::config(
-                "CL.THROTTLE can't be used in a cluster: it declares no keys, so a node that does not hold a key counts it \
-                 all the same; use `Redis` there",
+                "invalid server for CL.THROTTLE: it declares no keys, so every node of a cluster counts every key by itself; use \
+                 `Redis` instead of `RedisCell`",
             ));
         }
         let rate = Rate::new(self.quota, self.burst)?;
-        let keys = Keys::new(&self.prefix, &self.name, [("default", "cell")], self.secret.as_deref());
-        Ok(RedisCell::from_builder(self, rate, keys))
+        let key_format = KeyFormat::new(&self.prefix, &self.name, [("default", "cell")], self.secret.as_deref());
+        Ok(RedisCell::from_builder(self, rate, key_format))
     }
 }
 

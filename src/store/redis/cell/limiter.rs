@@ -3,8 +3,9 @@ use std::marker::PhantomData;
 use std::sync::Arc;
 
 use super::builder::RedisCellBuilder;
+use super::client::CellClient;
+use super::command::{CommandKind, classify, parse_reply};
 use super::rate::Rate;
-use super::throttle::{Errand, Throttle, What};
 use crate::clock::{Clock, SystemClock};
 use crate::decision::{AcquireOptions, Decision, DecisionSource, Verdict};
 use crate::encode::{EncodeKey, KeyWriter};
@@ -12,19 +13,18 @@ use crate::error::Error;
 use crate::limiter::{Acquisition, AdminOperation, Limiter, LimiterFuture, Outcome};
 use crate::observe::Observers;
 use crate::quota::Quota;
-use crate::store::redis::client::config::Core;
-use crate::store::redis::client::{Lines, RedisFuture};
-use crate::store::redis::health::node::Lanes;
-use crate::store::redis::key_format::Keys;
+use crate::store::redis::health::ServerHealth;
+use crate::store::redis::key_format::KeyFormat;
 use crate::store::redis::server::RedisServer;
 
-/// One limit over `CL.THROTTLE`: the command of the module redis-cell, and of Dragonfly.
+/// A limiter with one limit, by the command `CL.THROTTLE` of the module redis-cell and of Dragonfly.
 ///
-/// It is GCRA, as [`Gcra`](crate::Gcra) is: what the quota says, and a burst. For a server that has the command already;
-/// [`Redis`](crate::Redis) needs no module, has all algorithms, decides exactly, and can do all that a limiter can. Deadlines,
-/// connections, what happens when Redis is gone, and how keys are named are the same here (the kernel is `cell`).
+/// The algorithm is GCRA, as in [`Gcra`](crate::Gcra). Use `RedisCell` with a server that has the command already.
+/// [`Redis`](crate::Redis) needs no module, has all algorithms, decides exactly, and supports all operations of a limiter. The
+/// deadline, the circuit breaker and the names of keys are the same as in [`Redis`](crate::Redis); the script's part of a key's name
+/// is `cell`.
 ///
-/// # What it can't do
+/// # Limitations
 ///
 /// - **WholeKey seconds.** A period must be whole seconds. The command tells waits in whole seconds, in its older versions
 ///   rounded down. So what is told here is the next second, or less where what is left shows that less is enough:
@@ -37,8 +37,8 @@ use crate::store::redis::server::RedisServer;
 /// - **No cluster.** The command declares no keys, so that no node of a cluster ever answers MOVED: each counts what it is
 ///   asked, and a limit would be had once for each node. A limiter with a cluster is an error when it is built.
 ///
-/// A cost of more than the burst is [`Never`](Verdict::ExceedsLimit), without asking: the command says `-1` to that as to what is
-/// allowed. Such a decision has no figures.
+/// A cost above the burst [exceeds the limit](Verdict::ExceedsLimit), and `RedisCell` sends nothing: the command replies `-1` to such
+/// a cost as it does to an allowed one. The decision then has no limit status.
 ///
 /// ```no_run
 /// use tower_ratelimit::{AcquireOptions, Limiter, Quota, RedisCell, RedisServer};
@@ -53,22 +53,25 @@ use crate::store::redis::server::RedisServer;
 /// # }
 /// ```
 pub struct RedisCell<Key: ?Sized> {
-    handle: Arc<Shared>,
+    handle: Arc<CellState>,
     key: PhantomData<fn(&Key)>,
 }
 
-struct Shared {
-    lines: Lines<Throttle>,
-    keys: Keys,
+struct CellState {
+    client: CellClient,
+    rate: Rate,
+    key_format: KeyFormat,
+    /// CL.THROTTLE does not reply with the server's time.
+    clock: SystemClock,
 }
 
 impl<Key: ?Sized> RedisCell<Key> {
-    /// A limiter with the default settings; see [`Redis::new`](crate::Redis::new) for what the name is.
+    /// A limiter with the default settings. `name` identifies the limiter, as in [`Redis::new`](crate::Redis::new).
     ///
     /// # Panics
     ///
-    /// If the name is empty, the quota is none that the command can count, or the server is a cluster.
-    /// [`builder`](Self::builder) never panics.
+    /// If the name is empty, the command does not support the quota, or the server is a cluster. [`builder`](Self::builder) never
+    /// panics.
     #[must_use]
     #[track_caller]
     pub fn new(server: impl Into<RedisServer>, name: &str, quota: Quota) -> Self {
@@ -78,38 +81,33 @@ impl<Key: ?Sized> RedisCell<Key> {
         }
     }
 
-    /// A limiter with other than the default settings.
+    /// Builds a limiter with other settings.
     pub fn builder(server: impl Into<RedisServer>, name: &str, quota: Quota) -> RedisCellBuilder<Key> {
         RedisCellBuilder::new(server.into(), name, quota)
     }
 
-    pub(crate) fn from_builder(builder: RedisCellBuilder<Key>, rate: Rate, keys: Keys) -> Self {
-        let core = Core {
-            server: builder.server,
-            trade: Throttle { rate, clock: SystemClock::new() },
-            lanes: Lanes::new(),
-            deadline: builder.deadline,
-            prefix: builder.prefix,
-            name: builder.name,
-            observers: Observers::default(),
-            _presence: None,
-        };
-        Self { handle: Arc::new(Shared { lines: Lines::new(core), keys }), key: PhantomData }
+    pub(super) fn from_builder(builder: RedisCellBuilder<Key>, rate: Rate, key_format: KeyFormat) -> Self {
+        let probe = CommandKind::Peek.to_cmd(format!("{}:cell:probe", builder.prefix).as_bytes(), rate);
+        let observers = Observers::default();
+        let health = ServerHealth::new(builder.name, builder.server, observers, builder.prefix, probe, classify);
+        let client = CellClient::new(health, builder.deadline);
+        let handle = CellState { client, rate, key_format, clock: SystemClock::new() };
+        Self { handle: Arc::new(handle), key: PhantomData }
     }
 
-    /// Connects, and looks whether Redis takes writes and has the command.
+    /// Connects, and checks that Redis accepts writes and has the command.
     ///
     /// # Errors
     ///
-    /// If there is no connection within two seconds, or Redis refuses the password or to write, or has no `CL.THROTTLE`; the
-    /// error says which. [`is_config`](Error::is_config) holds outside of a tokio runtime, and in one without timer or I/O.
+    /// If there is no connection within two seconds, or Redis rejects the password or a write, or has no `CL.THROTTLE`; the error
+    /// names the cause. [`is_config`](Error::is_config) holds outside of a tokio runtime, and in one without timer or I/O.
     pub async fn health_check(&self) -> Result<(), Error> {
-        self.handle.lines.check().await
+        self.handle.client.health.check().await
     }
 }
 
 impl<Key: EncodeKey + ?Sized> RedisCell<Key> {
-    /// What a key is named in Redis: to find it by hand.
+    /// Returns the name of a key in Redis.
     #[must_use]
     pub fn redis_key(&self, key: &Key) -> String {
         String::from_utf8_lossy(&self.encode(key)).into_owned()
@@ -127,48 +125,53 @@ impl<Key: EncodeKey + ?Sized> RedisCell<Key> {
     fn encode(&self, key: &Key) -> Vec<u8> {
         let (mut writer, mut name) = (KeyWriter::new(), Vec::with_capacity(64));
         key.encode(&mut writer);
-        self.handle.keys.append(0, None, writer.as_str(), &mut name);
+        self.handle.key_format.append(0, None, writer.as_str(), &mut name);
         name
     }
 
-    /// Refuses for good what could never be had.
-    fn never(&self, ask: AcquireOptions) -> Option<Decision> {
-        let Throttle { rate, clock, .. } = &self.handle.lines.core.trade;
-        let never = || Decision::by_policy(clock.now(), Verdict::ExceedsLimit).from_source(DecisionSource::Store);
-        (!rate.fits(ask.cost)).then(never)
+    /// Returns the decision if the cost can never be allowed.
+    fn exceeds_limit(&self, options: AcquireOptions) -> Option<Decision> {
+        let CellState { rate, clock, .. } = &*self.handle;
+        let exceeds = || Decision::by_policy(clock.now(), Verdict::ExceedsLimit).from_source(DecisionSource::Store);
+        (!rate.is_within_burst(options.cost)).then(exceeds)
     }
 
-    fn ask(&self, key: &Key, what: What) -> Result<RedisFuture, Error> {
-        self.handle.lines.decide(|reply| Ok(Errand { key: self.encode(key), what, reply }))
+    /// Sends CL.THROTTLE. `cost` is that of the decision, and not sent for a peek.
+    fn decide(&self, key: &Key, kind: CommandKind, cost: u64) -> LimiterFuture<Decision> {
+        let submitted = self.handle.client.submit(kind.to_cmd(&self.encode(key), self.handle.rate));
+        let handle = Arc::clone(&self.handle);
+        match submitted {
+            Err(error) => LimiterFuture::ready(Err(error)),
+            Ok(reply) => LimiterFuture::pending(async move {
+                let reply = parse_reply(&reply.wait().await?)?;
+                let is_peek = matches!(kind, CommandKind::Peek);
+                Ok(handle.rate.decision(handle.clock.now(), reply, cost, is_peek))
+            }),
+        }
     }
 }
 
 impl<Key: EncodeKey + ?Sized> Limiter<Key> for RedisCell<Key> {
-    type Future = RedisFuture;
+    type Future = LimiterFuture<Outcome>;
 
-    fn acquire(&self, key: &Key, ask: AcquireOptions) -> Acquisition<RedisFuture> {
-        if ask.hold {
+    fn acquire(&self, key: &Key, options: AcquireOptions) -> Acquisition<LimiterFuture<Outcome>> {
+        if options.hold {
             return Acquisition::Ready(Err(Error::unsupported(
                 "hold failed: redis-cell cannot hold a cost; use `Redis` instead of `RedisCell`",
             )));
         }
-        if let Some(never) = self.never(ask) {
-            return Acquisition::Ready(Ok(Outcome::from(never)));
+        if let Some(exceeds) = self.exceeds_limit(options) {
+            return Acquisition::Ready(Ok(Outcome::from(exceeds)));
         }
-        match self.ask(key, What::Acquisition(ask.cost)) {
-            Ok(future) => Acquisition::Pending(future),
-            Err(error) => Acquisition::Ready(Err(error)),
-        }
+        let decision = self.decide(key, CommandKind::Acquire(options.cost), options.cost);
+        Acquisition::Pending(decision.map(Outcome::from))
     }
 
-    fn peek(&self, key: &Key, ask: AcquireOptions) -> LimiterFuture<Decision> {
-        if let Some(never) = self.never(ask) {
-            return LimiterFuture::ready(Ok(never));
+    fn peek(&self, key: &Key, options: AcquireOptions) -> LimiterFuture<Decision> {
+        if let Some(exceeds) = self.exceeds_limit(options) {
+            return LimiterFuture::ready(Ok(exceeds));
         }
-        match self.ask(key, What::Peek(ask.cost)) {
-            Ok(future) => LimiterFuture::pending(async move { future.await.map(|outcome| outcome.decision) }),
-            Err(error) => LimiterFuture::ready(Err(error)),
-        }
+        self.decide(key, CommandKind::Peek, options.cost)
     }
 
     fn administer(&self, key: &Key, operation: AdminOperation<'_>) -> LimiterFuture<()> {
@@ -192,11 +195,11 @@ impl<Key: ?Sized> Clone for RedisCell<Key> {
 
 impl<Key: ?Sized> fmt::Debug for RedisCell<Key> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let core = &self.handle.lines.core;
+        let CellState { client, rate, .. } = &*self.handle;
         f.debug_struct("RedisCell")
-            .field("server", &core.server)
-            .field("rate", &core.trade.rate)
-            .field("deadline", &core.deadline)
+            .field("server", &client.health.server)
+            .field("rate", rate)
+            .field("deadline", &client.deadline)
             .finish_non_exhaustive()
     }
 }

@@ -1,9 +1,10 @@
-//! `CL.THROTTLE`: a command that decides by itself.
+//! `RedisCell`: one limit by the command CL.THROTTLE of the module redis-cell, with a small client of its own.
 
 mod builder;
+mod client;
+mod command;
 mod limiter;
 mod rate;
-mod throttle;
 
 pub use self::builder::RedisCellBuilder;
 pub use self::limiter::RedisCell;

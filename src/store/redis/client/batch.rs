@@ -3,136 +3,155 @@ use std::sync::Arc;
 
 use redis::{Cmd, Value};
 
+use super::operation::{OperationKind, QueuedOperation};
 use crate::algorithm::StateEncoding;
 use crate::clock::Timestamp;
 use crate::error::Error;
-use crate::store::redis::bound_limit::RowInfo;
-use crate::store::redis::client::operation::{Order, Shape, Steps, double};
-use crate::store::redis::client::trade::Parcel;
-use crate::store::redis::holds::registry::{Holds, NewSessions};
-use crate::store::redis::script::reply::{Reply, replayed};
-use crate::store::redis::script::source::Script;
+use crate::store::redis::holds::{HoldRegistry, NewSessions};
+use crate::store::redis::script::{
+    LimitInfo, OperationTemplate, Replay, ReplyReader, Script, StepEncoder, catch_panic, push_f64, push_u16, to_f64,
+};
 
-/// Orders that travel together, as one call of the script.
-pub(crate) struct Batch {
-    orders: Vec<Order>,
-    /// Which of `keys` each order's keys are, limit by limit.
-    places: Vec<u16>,
-    /// All keys, each once: where it first stands, as order and limit. Those that are read whole come first.
+/// The key index of a limit without part in an operation. The script receives 0 for it.
+const NO_KEY: u16 = u16::MAX;
+
+/// The operations of one call, and the encoded input of the script: `read.lua` documents the format.
+pub(super) struct Batch {
+    operations: Vec<QueuedOperation>,
+    holds: Arc<HoldRegistry>,
+    /// For each operation and limit the index of its key in `keys`.
+    key_indices: Vec<u16>,
+    /// Each distinct key, as operation and limit of its first use.
     keys: Vec<(usize, usize)>,
     input: Vec<u8>,
 }
 
 impl Batch {
-    /// `now` is for tests; otherwise the server's clock counts.
-    pub(crate) fn of(mut orders: Vec<Order>, rows: &[RowInfo], holds: &Arc<Holds>, now: Option<Timestamp>) -> Self {
-        load(&mut orders, rows, holds);
-        let (keys, places) = distinct_keys(&orders, rows);
-        let mut shapes: Vec<(&Arc<Shape>, Vec<f64>)> = Vec::new();
-        let mut steps = Steps16::new(rows.len());
-        for (order, places) in orders.iter().zip(places.chunks(rows.len())) {
-            let mut push = |shape, others: Vec<f64>| {
-                let is_known = |known: &(&Arc<Shape>, Vec<f64>)| {
-                    (Arc::ptr_eq(known.0, shape) || known.0 == shape) && known.1 == others
+    /// Encodes operations. `now` replaces the server's time in tests.
+    pub(super) fn new(
+        mut operations: Vec<QueuedOperation>,
+        limits: &[LimitInfo],
+        holds: &Arc<HoldRegistry>,
+        now: Option<Timestamp>,
+    ) -> Self {
+        load_sessions(&mut operations, limits, holds);
+        let (keys, key_indices) = dedup_keys(&operations, limits);
+        // Distinct templates with the numbers of a hold or an update behind them.
+        let mut templates: Vec<(&Arc<OperationTemplate>, Vec<f64>)> = Vec::new();
+        let mut steps = StepEncoder::new(limits.len());
+        for (operation, key_indices) in operations.iter().zip(key_indices.chunks(limits.len())) {
+            let mut push = |template, extra: Vec<f64>| {
+                let is_same = |known: &(&Arc<OperationTemplate>, Vec<f64>)| {
+                    (Arc::ptr_eq(known.0, template) || known.0 == template) && known.1 == extra
                 };
-                let index = shapes.iter().rposition(is_known).unwrap_or_else(|| {
-                    shapes.push((shape, others));
-                    shapes.len() - 1
+                let index = templates.iter().rposition(is_same).unwrap_or_else(|| {
+                    templates.push((template, extra));
+                    templates.len() - 1
                 });
-                steps.push(index, places);
+                steps.push(index, key_indices);
             };
-            match &order.steps {
-                Steps::Decide(_, shape) => push(shape, Vec::new()),
-                Steps::Hold(_, shape, Some(bound)) => push(shape, bound.ids()),
-                Steps::Hold(..) => {}
-                Steps::Update(updates) => {
+            match &operation.kind {
+                OperationKind::Decide(_, template) => push(template, Vec::new()),
+                OperationKind::Hold(_, template, Some(pending)) => push(template, pending.ids()),
+                OperationKind::Hold(..) => {}
+                OperationKind::Update(updates) => {
                     for update in updates {
-                        if let Some(numbers) = update.numbers() {
-                            push(&update.session.shape, numbers.to_vec());
+                        if let Some(numbers) = update.encode() {
+                            push(&update.session.template, numbers.to_vec());
                         }
                     }
                 }
-                Steps::Operate(shapes) => shapes.iter().for_each(|shape| push(shape, Vec::new())),
+                OperationKind::Mutate(templates) => {
+                    templates.iter().for_each(|template| push(template, Vec::new()));
+                }
             }
         }
-        let mut input = Vec::with_capacity(64 + shapes.len() * 100 + steps.packed.len());
-        push_double(now.map_or(0.0, |now| double(now.as_micros())), &mut input);
-        let uses_fast_path = !shapes.is_empty() && shapes.iter().all(|shape| shape.0.uses_fast_path);
+        let mut input = Vec::with_capacity(64 + templates.len() * 100 + steps.encoded().len());
+        push_f64(now.map_or(0.0, |now| to_f64(now.as_micros())), &mut input);
+        let uses_fast_path = !templates.is_empty() && templates.iter().all(|template| template.0.uses_fast_path);
         push_u16(usize::from(uses_fast_path), &mut input);
-        push_u16(shapes.len(), &mut input);
-        push_u16(steps.count, &mut input);
-        for limit in 0..rows.len() {
+        push_u16(templates.len(), &mut input);
+        push_u16(steps.count(), &mut input);
+        for limit in 0..limits.len() {
             push_u16(keys.iter().filter(|key| key.1 == limit).count(), &mut input);
         }
-        for (shape, others) in shapes {
-            shape.write(&mut input);
-            for number in others {
-                push_double(number, &mut input);
+        for (template, extra) in templates {
+            template.encode(&mut input);
+            for number in extra {
+                push_f64(number, &mut input);
             }
         }
-        input.extend_from_slice(&steps.packed);
-        Self { orders, places, keys, input }
+        input.extend_from_slice(steps.encoded());
+        Self { operations, holds: Arc::clone(holds), key_indices, keys, input }
     }
 
-    /// The call by the script's hash, or with its whole text.
-    pub(crate) fn command(&self, script: &Script, by_hash: bool) -> Cmd {
+    /// The call of the script, by its hash or with its text.
+    pub(super) fn command(&self, script: &Script, by_hash: bool) -> Cmd {
         let mut command = redis::cmd(if by_hash { "EVALSHA" } else { "EVAL" });
         command.arg(if by_hash { script.hash() } else { script.text() }).arg(self.keys.len());
-        for &(order, limit) in &self.keys {
-            command.arg(self.orders[order].key(limit));
+        for &(operation, limit) in &self.keys {
+            command.arg(self.operations[operation].key(limit));
         }
         command.arg(&self.input[..]);
         command
     }
 
-    pub(crate) fn into_orders(self) -> Vec<Order> {
-        self.orders
+    pub(super) fn into_operations(self) -> Vec<QueuedOperation> {
+        self.operations
     }
 
-    /// Tells everybody what came of it. Returns how many holds were found to have expired.
-    pub(crate) fn answer(self, rows: &[RowInfo], reply: &Value) -> Result<usize, Error> {
-        let Some((now, mut reply, mut followed)) = Reply::of(reply, self.keys.len()) else {
-            return Err(unexpected(self.orders));
+    /// Replays the batch, and completes each operation with its part of the reply.
+    ///
+    /// # Errors
+    ///
+    /// If the reply is malformed. The error has completed the remaining operations.
+    pub(super) fn complete(self, limits: &[LimitInfo], reply: &Value) -> Result<(), Error> {
+        let Some((now, mut reply, mut states)) = ReplyReader::new(reply, self.keys.len()) else {
+            return Err(fail_unexpected(self.operations));
         };
-        let mut orders = self.orders.into_iter();
-        for places in self.places.chunks(rows.len()) {
-            let Some(mut order) = orders.next() else { break };
-            let Some(answer) = order.done(now, &mut reply, rows, places, &mut followed) else {
-                let others = std::iter::once(order).chain(orders).collect();
-                return Err(unexpected(others));
+        let mut operations = self.operations.into_iter();
+        for key_indices in self.key_indices.chunks(limits.len()) {
+            let Some(mut operation) = operations.next() else { break };
+            let algorithms = std::mem::take(&mut operation.algorithms);
+            let mut replay = Replay { now, limits, algorithms: &algorithms, key_indices, states: &mut states };
+            let Some(result) = operation.read_result(&mut reply, &mut replay) else {
+                let others = std::iter::once(operation).chain(operations).collect();
+                return Err(fail_unexpected(others));
             };
-            order.answer(answer);
+            operation.complete(result);
         }
-        Ok(reply.expired)
+        self.holds.emit_expired(reply.expired());
+        Ok(())
     }
 }
 
-/// The server has answered what it never does.
-fn unexpected(orders: Vec<Order>) -> Error {
-    let error = Error::unavailable("unexpected reply to the rate limit script");
-    for order in orders {
-        order.answer(Err(error.clone()));
+fn fail_unexpected(operations: Vec<QueuedOperation>) -> Error {
+    let error =
+        Error::unavailable("unexpected reply to the rate limit script; check that all processes run the same version");
+    for operation in operations {
+        operation.complete(Err(error.clone()));
     }
     error
 }
 
-/// Settle what is known only now: in which sessions is held, and what updates carry.
-fn load(orders: &mut [Order], rows: &[RowInfo], holds: &Arc<Holds>) {
+/// Sets what is known only when a batch is sent: the sessions of holds, and the sums of updates.
+fn load_sessions(operations: &mut [QueuedOperation], limits: &[LimitInfo], holds: &Arc<HoldRegistry>) {
     let (mut new, mut updated) = (NewSessions::default(), HashSet::new());
-    for order in orders {
-        match &mut order.steps {
-            Steps::Hold(ask, shape, bound) => {
-                // It was sent before, and not carried out.
-                if let Some(bound) = bound.take() {
-                    bound.refused();
+    for operation in operations {
+        let (keys, offsets) = (&operation.keys, &operation.key_offsets);
+        let key = |limit: usize| &keys[if limit == 0 { 0 } else { offsets[limit - 1] }..offsets[limit]];
+        match &mut operation.kind {
+            OperationKind::Hold(_, _, pending) => {
+                // The operation was sent before, and the server replied that it did not run it.
+                if let Some(pending) = pending.take() {
+                    pending.denied();
                 }
-                let (ask, shape) = (*ask, Arc::clone(shape));
-                let bound = replayed(|| holds.bind(order, rows, &mut new)).ok();
-                order.steps = Steps::Hold(ask, shape, bound);
+                let algorithms = &operation.algorithms;
+                *pending = catch_panic(|| holds.join_sessions(key, algorithms, limits, &mut new)).ok();
             }
-            Steps::Update(updates) => {
+            OperationKind::Update(updates) => {
                 for update in updates {
-                    update.load(updated.insert(update.session.id));
+                    update.load(updated.insert(update.session_id()));
                 }
             }
             _ => {}
@@ -140,82 +159,25 @@ fn load(orders: &mut [Order], rows: &[RowInfo], holds: &Arc<Holds>) {
     }
 }
 
-/// The steps, packed: equal ones in a row become one with their number.
-struct Steps16 {
-    packed: Vec<u8>,
-    last: Vec<u16>,
-    step: Vec<u16>,
-    count: usize,
-}
-
-impl Steps16 {
-    fn new(limits: usize) -> Self {
-        Self { packed: Vec::new(), last: Vec::new(), step: Vec::with_capacity(limits + 1), count: 0 }
-    }
-
-    fn push(&mut self, shape: usize, places: &[u16]) {
-        self.step.clear();
-        self.step.push(from_one(shape));
-        self.step.extend(places.iter().map(|place| place.wrapping_add(1)));
-        if self.step == self.last {
-            let times = self.packed.len() - 2;
-            let count = u16::from_le_bytes([self.packed[times], self.packed[times + 1]]) + 1;
-            self.packed[times..].copy_from_slice(&count.to_le_bytes());
-            return;
-        }
-        for number in &self.step {
-            self.packed.extend_from_slice(&number.to_le_bytes());
-        }
-        self.packed.extend_from_slice(&1_u16.to_le_bytes());
-        self.count += 1;
-        self.last.clone_from(&self.step);
-    }
-}
-
-fn from_one(index: usize) -> u16 {
-    u16::try_from(index + 1).unwrap_or(u16::MAX)
-}
-
-/// Of a limit that an order does not concern: its index in the script is 0.
-const NO_PLACE: u16 = u16::MAX;
-
-/// All keys, each once, limit by limit, those of which a decision reads parts last; and for each order and limit, which of
-/// them.
-fn distinct_keys(orders: &[Order], rows: &[RowInfo]) -> (Vec<(usize, usize)>, Vec<u16>) {
-    let mut keys: Vec<(usize, usize)> = Vec::with_capacity(orders.len() * rows.len());
-    let mut places = vec![NO_PLACE; orders.len() * rows.len()];
-    let mut known =
-        HashMap::with_capacity_and_hasher(orders.len() * rows.len(), foldhash::fast::RandomState::default());
+/// Returns the distinct keys as operation and limit of their first use, and for each operation and limit the index of its key.
+///
+/// The keys are ordered by limit. Limits whose state does not travel come last, because the script reads all others at once.
+fn dedup_keys(operations: &[QueuedOperation], limits: &[LimitInfo]) -> (Vec<(usize, usize)>, Vec<u16>) {
+    let count = operations.len() * limits.len();
+    let mut keys: Vec<(usize, usize)> = Vec::with_capacity(count);
+    let mut key_indices = vec![NO_KEY; count];
+    let mut known = HashMap::with_capacity_and_hasher(count, foldhash::fast::RandomState::default());
     for layout in [StateEncoding::Full, StateEncoding::Header] {
-        for (limit, _) in rows.iter().enumerate().filter(|(_, row)| row.kernel.layout() == layout) {
-            for (index, order) in orders.iter().enumerate().filter(|(_, order)| !order.key(limit).is_empty()) {
-                let place = *known.entry(order.key(limit)).or_insert_with(|| {
+        for (limit, _) in limits.iter().enumerate().filter(|(_, limit)| limit.script.layout() == layout) {
+            let with_key = operations.iter().enumerate().filter(|(_, operation)| !operation.key(limit).is_empty());
+            for (index, operation) in with_key {
+                let key_index = *known.entry(operation.key(limit)).or_insert_with(|| {
                     keys.push((index, limit));
                     u16::try_from(keys.len() - 1).unwrap_or(u16::MAX)
                 });
-                places[index * rows.len() + limit] = place;
+                key_indices[index * limits.len() + limit] = key_index;
             }
         }
     }
-    (keys, places)
-}
-
-impl Shape {
-    fn write(&self, to: &mut Vec<u8>) {
-        push_u16(usize::from(self.operation as u16), to);
-        push_u16(usize::from(self.limit), to);
-        push_double(double(self.first), to);
-        push_double(u64::try_from(self.second).map_or(-1.0, double), to);
-        for &number in &self.params {
-            push_double(double(number), to);
-        }
-    }
-}
-
-fn push_u16(number: usize, to: &mut Vec<u8>) {
-    to.extend_from_slice(&u16::try_from(number).unwrap_or(u16::MAX).to_le_bytes());
-}
-
-fn push_double(number: f64, to: &mut Vec<u8>) {
-    to.extend_from_slice(&number.to_le_bytes());
+    (keys, key_indices)
 }

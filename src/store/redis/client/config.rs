@@ -1,29 +1,25 @@
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::time::Instant;
+use redis::Cmd;
 
-use crate::error::Error;
-use crate::observe::{Event, Observers};
-use crate::store::redis::client::trade::Trade;
-use crate::store::redis::conflicts::Presence;
-use crate::store::redis::health::node::{Lane, Lanes};
-use crate::store::redis::health::probe;
-use crate::store::redis::server::RedisServer;
+use crate::clock::Clock;
+use crate::store::redis::conflicts::Registration;
+use crate::store::redis::health::ServerHealth;
+use crate::store::redis::holds::HoldRegistry;
+use crate::store::redis::script::{LimitInfo, Script};
 
-/// The configuration and the state that all lines of a limiter share.
-pub(crate) struct Core<T> {
-    pub(crate) name: String,
-    pub(crate) server: RedisServer,
-    pub(crate) trade: T,
-    pub(crate) lanes: Lanes,
+/// The configuration and state that all worker tasks of a limiter share.
+pub(crate) struct ClientConfig {
+    pub(crate) health: Arc<ServerHealth>,
     pub(crate) deadline: Duration,
-    /// The prefix of all keys.
-    pub(crate) prefix: String,
-    pub(crate) observers: Observers,
-    /// Registers this limiter for the other limiters of this process that have the same name.
-    pub(crate) _presence: Option<Arc<Presence>>,
+    pub(crate) limits: Vec<LimitInfo>,
+    pub(crate) script: Script,
+    pub(crate) holds: Arc<HoldRegistry>,
+    /// For tests: replaces the server's clock.
+    pub(crate) clock: Option<Arc<dyn Clock>>,
+    /// Registers this limiter for the conflict warnings of other limiters.
+    pub(crate) _registration: Arc<Registration>,
 }
 
 impl<T> Core<T> {

@@ -1,22 +1,22 @@
-//! One call: sends parcels together, and answers them.
+//! One call: sends a batch of operations, and completes them.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::future::join_all;
-use redis::{ErrorKind, RedisError, ServerErrorKind};
+use redis::{ErrorKind, RedisError, ServerErrorKind, Value};
 use tokio::time::{Instant, sleep, timeout_at};
 
+use super::batch::Batch;
+use super::config::ClientConfig;
+use super::operation::QueuedOperation;
+use crate::clock::Clock;
 use crate::error::Error;
-use crate::store::redis::client::config::Core;
-use crate::store::redis::client::trade::{Parcel, Trade};
-use crate::store::redis::connect::connection::Connection;
-use crate::store::redis::connect::failure::Failure;
-use crate::store::redis::health::node::Lane;
-use crate::store::redis::server::RedisServer;
+use crate::store::redis::connect::{Connection, Failure};
+use crate::store::redis::health::NodeState;
 
-/// How long to wait before asking again where a slot is on its way.
-const MOVING: Duration = Duration::from_millis(5);
+/// The time between two attempts while a cluster slot moves.
+const TRYAGAIN_DELAY: Duration = Duration::from_millis(5);
 
 /// Sends parcels, and answers them. Returns whether the connection is of no use any more.
 pub(crate) async fn call<T: Trade>(
@@ -44,90 +44,139 @@ pub(crate) async fn call<T: Trade>(
     ended.iter().flatten().any(|failure| failure.breaks)
 }
 
-/// The parcels of each slot, in the order in which they came.
-fn by_slot<P: Parcel>(parcels: Vec<P>) -> Vec<(u16, Vec<P>)> {
-    let mut parcels: Vec<_> = parcels.into_iter().map(|parcel| (parcel.slot(), parcel)).collect();
-    // Those of a slot stay in order.
-    parcels.sort_by_key(|(slot, _)| *slot);
-    let mut groups: Vec<(u16, Vec<P>)> = Vec::new();
-    for (slot, parcel) in parcels {
+/// Sends operations, and completes them. Returns whether the connection must be replaced.
+pub(super) async fn execute(
+    config: &Arc<ClientConfig>,
+    node: &Arc<NodeState>,
+    connection: Arc<dyn Connection>,
+    operations: Vec<QueuedOperation>,
+) -> bool {
+    let health = &config.health;
+    let started_at = Instant::now();
+    let deadline = started_at + config.deadline;
+    let (size, measured_from) = (operations.len(), health.observers.are_there().then(std::time::Instant::now));
+    let results: Vec<Option<Failure>> = if health.server.is_cluster() {
+        let slots = group_by_slot(operations).into_iter();
+        join_all(slots.map(|(slot, operations)| send_to_slot(config, &*connection, slot, operations, deadline))).await
+    } else {
+        let batch = new_batch(config, operations);
+        vec![send(config, &*connection, 0, batch, deadline, TryAgain::Fail).await.0]
+    };
+    record_results(config, node, &results, (size, measured_from), started_at);
+    results.iter().flatten().any(|failure| failure.reconnect)
+}
+
+/// Reports a call to observers and to the circuit breaker.
+fn record_results(
+    config: &ClientConfig,
+    node: &Arc<NodeState>,
+    results: &[Option<Failure>],
+    (size, measured_from): (usize, Option<std::time::Instant>),
+    started_at: Instant,
+) {
+    let health = &config.health;
+    health.record_call(size, measured_from, results.iter().flatten().next().map(|failure| &failure.error));
+    if results.iter().any(Option::is_none) {
+        health.record_success(node);
+    } else if let Some(failure) = results.iter().flatten().find(|failure| !failure.server_responded) {
+        health.record_failure(node, started_at, &failure.error);
+    }
+}
+
+/// Groups operations by cluster slot, because the keys of one command must share a slot. Each group keeps its order.
+fn group_by_slot(operations: Vec<QueuedOperation>) -> Vec<(u16, Vec<QueuedOperation>)> {
+    let mut operations: Vec<_> = operations.into_iter().map(|operation| (operation.slot(), operation)).collect();
+    // The sort is stable.
+    operations.sort_by_key(|(slot, _)| *slot);
+    let mut groups: Vec<(u16, Vec<QueuedOperation>)> = Vec::new();
+    for (slot, operation) in operations {
         match groups.last_mut() {
-            Some((last, group)) if *last == slot => group.push(parcel),
-            _ => groups.push((slot, vec![parcel])),
+            Some((last, group)) if *last == slot => group.push(operation),
+            _ => groups.push((slot, vec![operation])),
         }
     }
     groups
 }
 
-/// While a slot moves from node to node, what asks for several keys is answered by neither: then they are asked one by one.
-async fn send_in_slot<T: Trade>(
-    core: &Core<T>,
+/// Sends the operations of one slot: together, or one by one if the slot moves.
+async fn send_to_slot(
+    config: &ClientConfig,
     connection: &dyn Connection,
     slot: u16,
-    parcels: Vec<T::Parcel>,
-    until: Instant,
+    operations: Vec<QueuedOperation>,
+    deadline: Instant,
 ) -> Option<Failure> {
-    let moving = if parcels.len() > 1 { Moving::GivesThemBack } else { Moving::Waits };
-    let batch = core.trade.batch(parcels);
-    let (mut failure, back) = send(core, connection, slot, batch, until, moving).await;
-    for parcel in back {
-        // Who was told that it failed is not charged.
-        if parcel.is_abandoned() || Instant::now() >= until {
-            parcel.answer(Err(Error::unavailable("a slot of the Redis cluster did not get to its new node in time")));
+    let try_again = if operations.len() > 1 { TryAgain::Return } else { TryAgain::Wait };
+    let batch = new_batch(config, operations);
+    let (mut failure, returned) = send(config, connection, slot, batch, deadline, try_again).await;
+    for operation in returned {
+        // The caller of a failed operation relies on it not being charged later.
+        if operation.is_cancelled() || Instant::now() >= deadline {
+            operation.complete(Err(Error::unavailable(
+                "the call to Redis failed: a cluster slot was still moving at the deadline; retry later",
+            )));
             continue;
         }
-        let batch = core.trade.batch(vec![parcel]);
-        failure = send(core, connection, slot, batch, until, Moving::Waits).await.0.or(failure);
+        let batch = new_batch(config, vec![operation]);
+        failure = send(config, connection, slot, batch, deadline, TryAgain::Wait).await.0.or(failure);
     }
     failure
 }
 
-/// What to do about TRYAGAIN.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Moving {
-    IsAnError,
-    Waits,
-    GivesThemBack,
+fn new_batch(config: &ClientConfig, operations: Vec<QueuedOperation>) -> Batch {
+    Batch::new(operations, &config.limits, &config.holds, config.clock.as_ref().map(Clock::now))
 }
 
-/// Sends a batch and answers all in it; what it gives back was not done.
-async fn send<T: Trade>(
-    core: &Core<T>,
+/// Sends a batch, and completes its operations. Returned operations were not run.
+async fn send(
+    config: &ClientConfig,
     connection: &dyn Connection,
     slot: u16,
-    batch: T::Batch,
-    until: Instant,
-    moving: Moving,
-) -> (Option<Failure>, Vec<T::Parcel>) {
-    let exchange = async {
+    batch: Batch,
+    deadline: Instant,
+    try_again: TryAgain,
+) -> (Option<Failure>, Vec<QueuedOperation>) {
+    let call = async {
         loop {
-            let result = core.trade.exchange(connection, slot, &batch).await;
-            match result {
-                Err(error) if is_moving(&error) && moving == Moving::Waits => sleep(MOVING).await,
+            match call_script(config, connection, slot, &batch).await {
+                Err(error) if is_try_again(&error) && try_again == TryAgain::Wait => sleep(TRYAGAIN_DELAY).await,
                 result => return result,
             }
         }
     };
-    let failure = match timeout_at(until, exchange).await {
-        Ok(Ok(reply)) => return (core.trade.answer(batch, reply).err(), Vec::new()),
-        Ok(Err(error)) if is_moving(&error) && moving == Moving::GivesThemBack => return (None, T::parcels(batch)),
-        Ok(Err(error)) => core.trade.explain(error),
-        Err(_) => Failure::timed_out(late(&core.server, core.deadline)),
+    let failure = match timeout_at(deadline, call).await {
+        Ok(Ok(reply)) => {
+            let failure = batch.complete(&config.limits, &reply).err().map(Failure::server_responded);
+            return (failure, Vec::new());
+        }
+        Ok(Err(error)) if is_try_again(&error) && try_again == TryAgain::Return => {
+            return (None, batch.into_operations());
+        }
+        Ok(Err(error)) => Failure::from_redis(error),
+        Err(_) => Failure::timed_out(config.timeout_message()),
     };
-    for parcel in T::parcels(batch) {
-        parcel.answer(Err(failure.error.clone()));
+    for operation in batch.into_operations() {
+        operation.complete(Err(failure.error.clone()));
     }
     (Some(failure), Vec::new())
 }
 
-fn is_moving(error: &RedisError) -> bool {
-    error.kind() == ErrorKind::Server(ServerErrorKind::TryAgain)
+/// Sends a batch once, or a second time if the server replied that it did not run the first.
+async fn call_script(
+    config: &ClientConfig,
+    connection: &dyn Connection,
+    slot: u16,
+    batch: &Batch,
+) -> Result<Value, RedisError> {
+    match connection.call(slot, Arc::new(batch.command(&config.script, true))).await {
+        // A restart, a fail-over or SCRIPT FLUSH empties the script cache. EVAL runs and caches the script in one round trip.
+        Err(error) if error.kind() == ErrorKind::Server(ServerErrorKind::NoScript) => {
+            connection.call(slot, Arc::new(batch.command(&config.script, false))).await
+        }
+        reply => reply,
+    }
 }
 
-/// What is said of a call that took too long.
-pub(crate) fn late(server: &RedisServer, deadline: Duration) -> String {
-    format!(
-        "Redis ({}) did not answer within the deadline of {deadline:?}; what was asked may have been charged",
-        server.describe()
-    )
+fn is_try_again(error: &RedisError) -> bool {
+    error.kind() == ErrorKind::Server(ServerErrorKind::TryAgain)
 }

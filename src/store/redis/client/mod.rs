@@ -1,134 +1,124 @@
-//! The client: batches operations into calls of the script.
+//! The Redis client of one limiter: queues operations, sends them in batches, and completes them from the script's replies.
+//!
+//! A caller adds an operation to the [queue](queue) of its runtime and of the node that holds its keys, and waits for the result
+//! until its deadline. The [worker task](worker) of that queue takes batches and [sends](dispatch) each as one call of the script.
+//!
+//! # At most once
+//!
+//! An operation is sent once. It is sent again only after a reply that the server did not run it (NOSCRIPT, TRYAGAIN, a
+//! redirection). A missing reply proves nothing, so an operation without a reply fails, and may have been charged.
 
-pub(crate) mod batch;
-pub(crate) mod config;
-pub(crate) mod dispatch;
-pub(crate) mod operation;
-pub(crate) mod protocol;
-pub(crate) mod queue;
-pub(crate) mod trade;
-pub(crate) mod worker;
+mod batch;
+mod completion;
+mod config;
+mod dispatch;
+mod future;
+mod hold;
+mod operation;
+mod queue;
+mod results;
+mod worker;
 
-use std::future::Future;
-use std::pin::{Pin, pin};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::task::{Context, Poll, ready};
-use std::time::Duration;
 
 use arc_swap::ArcSwapOption;
-use futures_util::future::{Either, select};
-use pin_project::pin_project;
 use tokio::runtime::{Handle, Id};
 use tokio::sync::oneshot;
 
+pub(crate) use self::completion::OperationResult;
+pub(crate) use self::config::{ClientConfig, script_load};
+use self::future::PendingReply;
+pub use self::future::RedisFuture;
+pub(crate) use self::operation::{OperationKind, QueuedOperation};
+use self::queue::OperationQueue;
+use self::worker::run_worker;
+use super::connect::no_runtime;
+use super::health::NodeState;
 use crate::error::Error;
-use crate::limiter::{BoxFuture, LimiterFuture, Outcome};
-use crate::runtime::{Sleep, sleep};
-use crate::store::redis::client::config::Core;
-use crate::store::redis::client::dispatch::late;
-use crate::store::redis::client::queue::Line;
-use crate::store::redis::client::trade::{Answer, Done, Parcel, Trade};
-use crate::store::redis::client::worker::drive;
-use crate::store::redis::health::node::Lane;
-use crate::store::redis::health::probe::{self, probe};
-use crate::store::redis::server::{RedisServer, no_runtime};
+use crate::limiter::LimiterFuture;
+use crate::runtime::sleep;
 
-/// The ways from a limiter to its server.
-pub(crate) struct Lines<T: Trade> {
-    pub(crate) core: Arc<Core<T>>,
-    /// One for each runtime and lane: what a runtime began ends with it.
-    known: Mutex<Vec<Known<T>>>,
-    /// Where there is one lane, the line that was used last.
-    recent: ArcSwapOption<Known<T>>,
+/// The queues and worker tasks of a limiter.
+pub(crate) struct Client {
+    pub(crate) config: Arc<ClientConfig>,
+    /// One for each runtime and node: a worker task, and its connection, end with their runtime.
+    workers: Mutex<Vec<WorkerHandle>>,
+    /// The worker that was used last, unless the server is a cluster. Saves the lock of `workers` on each operation.
+    last_used: ArcSwapOption<WorkerHandle>,
 }
 
-struct Known<T: Trade> {
+#[derive(Clone)]
+struct WorkerHandle {
     runtime: Id,
-    lane: usize,
-    line: Arc<Line<T::Parcel>>,
+    node: usize,
+    queue: Arc<OperationQueue>,
 }
 
-impl<T: Trade> Lines<T> {
-    /// How many lines a parcel is pushed to: the known one may have died. If a new one has died as well, its runtime is shutting
-    /// down, and drops each task that is spawned.
-    const TRIES: usize = 2;
+impl Client {
+    /// The number of queues that an operation is offered to. The worker of the first may have ended. If a new worker has ended as
+    /// well, the runtime is shutting down, and drops every task that is spawned.
+    const MAX_ATTEMPTS: usize = 2;
 
-    pub(crate) fn new(core: Core<T>) -> Self {
-        Self { core: Arc::new(core), known: Mutex::default(), recent: ArcSwapOption::empty() }
+    pub(crate) fn new(config: ClientConfig) -> Self {
+        Self { config: Arc::new(config), workers: Mutex::default(), last_used: ArcSwapOption::empty() }
     }
 
-    /// See [`Redis::health_check`](super::Redis::health_check).
-    pub(crate) async fn check(&self) -> Result<(), Error> {
-        let timer = sleep(RedisServer::CONNECT_WITHIN).ok_or_else(no_runtime)?;
-        let core = &self.core;
-        let checked = async {
-            core.server.prepare().await.map_err(|failure| failure.error)?;
-            for index in 0..core.server.lanes() {
-                let lane = core.lanes.get(index);
-                probe(core, &lane).await?;
-                core.succeeded(&lane);
-            }
-            Ok(())
-        };
-        match select(pin!(checked), pin!(timer)).await {
-            Either::Left((result, _)) => result,
-            Either::Right(_) => Err(Error::unavailable(format!(
-                "Redis ({}) did not answer within {:?}",
-                core.server.describe(),
-                RedisServer::CONNECT_WITHIN
-            ))),
-        }
-    }
-
-    /// Sends a decision on its way, unless it is known that there will be no answer.
-    pub(crate) fn decide(
+    /// Queues a decision.
+    pub(crate) fn submit_decision(
         &self,
-        parcel: impl FnOnce(oneshot::Sender<Answer>) -> Result<T::Parcel, Error>,
+        operation: impl FnOnce(oneshot::Sender<OperationResult>) -> Result<QueuedOperation, Error>,
     ) -> Result<RedisFuture, Error> {
-        self.send(parcel).map(|sent| RedisFuture { kind: Kind::Decision(sent) })
+        self.submit(operation).map(RedisFuture::decision)
     }
 
-    /// Another operation.
-    pub(crate) fn operate(
+    /// Queues an operation without a value.
+    pub(crate) fn submit_operation(
         &self,
-        parcel: impl FnOnce(oneshot::Sender<Answer>) -> Result<T::Parcel, Error>,
+        operation: impl FnOnce(oneshot::Sender<OperationResult>) -> Result<QueuedOperation, Error>,
     ) -> LimiterFuture<()> {
-        match self.send(parcel) {
+        match self.submit(operation) {
             Err(error) => LimiterFuture::ready(Err(error)),
-            Ok(sent) => LimiterFuture::pending(async move { sent.await.map(|_| ()) }),
+            Ok(pending) => LimiterFuture::pending(async move { pending.await.map(|_| ()) }),
         }
     }
 
-    fn send(&self, parcel: impl FnOnce(oneshot::Sender<Answer>) -> Result<T::Parcel, Error>) -> Result<Sent, Error> {
-        let Core { server, deadline, .. } = &*self.core;
-        let timer = sleep(*deadline).ok_or_else(no_runtime)?;
-        let answer = self.push(parcel)?;
-        Ok(Sent { answer, timer, deadline: *deadline, server: server.clone() })
-    }
-
-    /// Sends a parcel on its way, unless it is known that there will be no answer. Nothing waits for the answer.
-    pub(crate) fn push(
+    fn submit(
         &self,
-        parcel: impl FnOnce(oneshot::Sender<Answer>) -> Result<T::Parcel, Error>,
-    ) -> Result<oneshot::Receiver<Answer>, Error> {
-        let server = &self.core.server;
-        if !server.is_cluster() {
-            // What is not asked is not even written.
-            self.check_breaker(&self.core.lanes.get(0))?;
+        operation: impl FnOnce(oneshot::Sender<OperationResult>) -> Result<QueuedOperation, Error>,
+    ) -> Result<PendingReply, Error> {
+        let timer = sleep(self.config.deadline).ok_or_else(no_runtime)?;
+        let reply = self.enqueue(operation)?;
+        Ok(PendingReply::new(reply, timer, Arc::clone(&self.config)))
+    }
+
+    /// Queues an operation, and returns the receiver of its result.
+    ///
+    /// # Errors
+    ///
+    /// At once if the circuit breaker is open, or no worker task can run.
+    pub(crate) fn enqueue(
+        &self,
+        operation: impl FnOnce(oneshot::Sender<OperationResult>) -> Result<QueuedOperation, Error>,
+    ) -> Result<oneshot::Receiver<OperationResult>, Error> {
+        let health = &self.config.health;
+        let is_cluster = health.server.is_cluster();
+        if !is_cluster {
+            // Before the operation is built, so that a rejected one costs nothing.
+            health.check_breaker(&health.node(0))?;
         }
-        let (reply, answer) = oneshot::channel();
-        let mut parcel = parcel(reply)?;
-        let mut index = 0;
-        if server.is_cluster() {
-            index = server.lane(parcel.slot());
-            self.check_breaker(&self.core.lanes.get(index))?;
+        let (sender, receiver) = oneshot::channel();
+        let mut operation = operation(sender)?;
+        let mut node = 0;
+        if is_cluster {
+            node = health.server.node_of_slot(operation.slot());
+            health.check_breaker(&health.node(node))?;
         }
-        for _ in 0..Self::TRIES {
-            match self.line(index)?.push(parcel) {
-                Ok(()) => return Ok(answer),
-                Err(again) => {
-                    self.recent.store(None);
-                    parcel = again;
+        for _ in 0..Self::MAX_ATTEMPTS {
+            match self.queue_for(node)?.push(operation) {
+                Ok(()) => return Ok(receiver),
+                Err(returned) => {
+                    self.last_used.store(None);
+                    operation = returned;
                 }
             }
         }
@@ -137,124 +127,38 @@ impl<T: Trade> Lines<T> {
         ))
     }
 
-    /// The line of the runtime that this is called from.
-    fn line(&self, lane: usize) -> Result<Arc<Line<T::Parcel>>, Error> {
+    /// Returns the queue of the current runtime and this node. Spawns its worker task on first use.
+    fn queue_for(&self, node: usize) -> Result<Arc<OperationQueue>, Error> {
         let runtime = Handle::try_current().map_err(|_| no_runtime())?;
         let id = runtime.id();
-        if let Some(recent) = self.recent.load().as_deref()
-            && recent.runtime == id
-            && recent.lane == lane
+        if let Some(last) = self.last_used.load().as_deref()
+            && last.runtime == id
+            && last.node == node
         {
-            return Ok(Arc::clone(&recent.line));
+            return Ok(Arc::clone(&last.queue));
         }
-        let mut lines = self.known.lock().unwrap_or_else(PoisonError::into_inner);
-        lines.retain(|known| !known.line.is_dead());
-        let line = if let Some(known) = lines.iter().find(|known| known.runtime == id && known.lane == lane) {
-            Arc::clone(&known.line)
-        } else {
-            let line = Arc::new(Line::new());
-            runtime.spawn(drive(Arc::clone(&self.core), self.core.lanes.get(lane), Arc::clone(&line)));
-            lines.push(Known { runtime: id, lane, line: Arc::clone(&line) });
-            line
-        };
-        if !self.core.server.is_cluster() {
-            self.recent.store(Some(Arc::new(Known { runtime: id, lane, line: Arc::clone(&line) })));
+        let mut workers = self.workers.lock().unwrap_or_else(PoisonError::into_inner);
+        workers.retain(|worker| !worker.queue.is_stopped());
+        let known = workers.iter().find(|worker| worker.runtime == id && worker.node == node).cloned();
+        let worker = known.unwrap_or_else(|| {
+            let worker = WorkerHandle { runtime: id, node, queue: Arc::new(OperationQueue::new()) };
+            let state: Arc<NodeState> = self.config.health.node(node);
+            runtime.spawn(run_worker(Arc::clone(&self.config), state, Arc::clone(&worker.queue)));
+            workers.push(worker.clone());
+            worker
+        });
+        let queue = Arc::clone(&worker.queue);
+        if !self.config.health.server.is_cluster() {
+            self.last_used.store(Some(Arc::new(worker)));
         }
-        Ok(line)
-    }
-
-    /// Whether a server is worth asking. If not, it is probed.
-    fn check_breaker(&self, lane: &Arc<Lane>) -> Result<(), Error> {
-        let result = lane.breaker.check();
-        if result.is_err() {
-            // The runtime of the task that probed it may be gone.
-            probe::start(&self.core, lane);
-        }
-        result
+        Ok(queue)
     }
 }
 
-impl<T: Trade> Drop for Lines<T> {
+impl Drop for Client {
     fn drop(&mut self) {
-        for known in self.known.get_mut().unwrap_or_else(PoisonError::into_inner) {
-            known.line.close();
+        for worker in self.workers.get_mut().unwrap_or_else(PoisonError::into_inner) {
+            worker.queue.close();
         }
-    }
-}
-
-/// A parcel that was pushed, on its way back.
-#[pin_project]
-struct Sent {
-    #[pin]
-    answer: oneshot::Receiver<Answer>,
-    #[pin]
-    timer: Sleep,
-    deadline: Duration,
-    server: RedisServer,
-}
-
-impl Future for Sent {
-    type Output = Answer;
-
-    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Answer> {
-        let mut this = self.project();
-        if let Poll::Ready(answer) = this.answer.as_mut().poll(cx) {
-            return Poll::Ready(answer.unwrap_or_else(|_| Err(lost())));
-        }
-        ready!(this.timer.poll(cx));
-        // What is not sent yet never will be, however long this future is kept: who was told that it failed is not charged.
-        this.answer.close();
-        // It may have come just now.
-        Poll::Ready(
-            this.answer.try_recv().unwrap_or_else(|_| Err(Error::unavailable(late(this.server, *this.deadline)))),
-        )
-    }
-}
-
-/// A decision on its way from Redis.
-///
-/// Dropping it before it was sent charges nothing; after that it may have been charged.
-#[pin_project]
-#[must_use = "a decision that is not awaited may not be made"]
-pub struct RedisFuture {
-    #[pin]
-    kind: Kind,
-}
-
-#[pin_project(project = Projected)]
-#[allow(clippy::large_enum_variant, reason = "a decision that holds nothing must not be boxed")]
-enum Kind {
-    Decision(#[pin] Sent),
-    Hold(BoxFuture<Result<Outcome, Error>>),
-}
-
-impl RedisFuture {
-    pub(crate) fn hold(future: impl Future<Output = Result<Outcome, Error>> + Send + 'static) -> Self {
-        Self { kind: Kind::Hold(Box::pin(future)) }
-    }
-}
-
-impl Future for RedisFuture {
-    type Output = Result<Outcome, Error>;
-
-    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        match self.project().kind.project() {
-            Projected::Hold(future) => future.as_mut().poll(cx),
-            Projected::Decision(sent) => Poll::Ready(match ready!(sent.poll(cx)) {
-                Ok(Done::Decided(decision, _)) => Ok(decision.into()),
-                Ok(Done::SessionExpired | Done::Operated) => Err(lost()),
-                Err(error) => Err(error),
-            }),
-        }
-    }
-}
-
-pub(crate) fn lost() -> Error {
-    Error::unavailable("the call to Redis was lost: its task ended; what was asked may have been charged")
-}
-
-impl std::fmt::Debug for RedisFuture {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("RedisFuture").finish_non_exhaustive()
     }
 }

@@ -2,116 +2,106 @@ use std::sync::Arc;
 
 use tokio::sync::oneshot;
 
+use super::completion::OperationResult;
 use crate::decision::AcquireOptions;
-use crate::store::redis::bound_limit::RowInfo;
-use crate::store::redis::client::trade::Answer;
-use crate::store::redis::holds::session::{Bound, Session, Update};
-use crate::store::redis::script::replay::Twin;
+use crate::error::Error;
+use crate::store::redis::cluster::cluster_slot;
+use crate::store::redis::holds::{PendingHold, Session, SessionUpdate};
+use crate::store::redis::script::{DynLuaAlgorithm, OperationTemplate};
 
-/// Something to be done in Redis, on its way there.
-pub(crate) struct Order {
-    pub(crate) steps: Steps,
-    /// The keys of all limits in one text, and where each ends. A limit that the steps do not concern has an empty one.
+/// An operation from its queueing to its reply.
+pub(crate) struct QueuedOperation {
+    pub(crate) kind: OperationKind,
+    /// The keys of all limits, concatenated. The key of a limit without part in the operation is empty.
     pub(crate) keys: Vec<u8>,
-    pub(crate) key_ends: Vec<usize>,
-    /// For each limit the algorithm for this key, where that is not the same one for all. Empty if none is.
-    pub(crate) twins: Vec<Option<Arc<dyn Twin>>>,
-    /// How long the script works on one of its steps: the weights of all limits.
+    /// For each limit the end of its key in `keys`.
+    pub(crate) key_offsets: Vec<usize>,
+    /// For each limit the algorithm, if the key chooses it. Empty if no limit's algorithm depends on the key.
+    pub(crate) algorithms: Vec<Option<Arc<dyn DynLuaAlgorithm>>>,
+    /// The run time of one step in the script: the sum of the limits' weights.
     pub(crate) weight: usize,
-    pub(crate) reply: oneshot::Sender<Answer>,
+    pub(crate) reply: oneshot::Sender<OperationResult>,
 }
 
-pub(crate) enum Steps {
-    Decide(AcquireOptions, Arc<Shape>),
-    /// A decision that holds the cost, in sessions that are chosen when the order is sent.
-    Hold(AcquireOptions, Arc<Shape>, Option<Bound>),
-    /// Brings sessions up to date.
-    Update(Vec<Update>),
-    /// Other operations, one after the other.
-    Operate(Vec<Arc<Shape>>),
+pub(crate) enum OperationKind {
+    /// A decision that charges, or a peek.
+    Decide(AcquireOptions, Arc<OperationTemplate>),
+    /// A decision that holds the cost. The sessions are chosen when the operation is sent.
+    Hold(AcquireOptions, Arc<OperationTemplate>, Option<PendingHold>),
+    /// Updates of sessions.
+    Update(Vec<SessionUpdate>),
+    /// Changes of one limit's state each: charge, set, block, reset.
+    Mutate(Vec<Arc<OperationTemplate>>),
 }
 
-/// What many orders have in common: see `driver.lua`.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Shape {
-    pub(crate) operation: Operation,
-    /// Which limit is meant, counted from 1; 0 for all of them.
-    pub(crate) limit: u16,
-    pub(crate) first: u64,
-    /// -1 where nothing is said.
-    pub(crate) second: i64,
-    /// What the parameters are for. Not sent.
-    pub(crate) cost: u64,
-    /// For each limit, or for the one that is meant, the kernel's parameters and whether it is a shadow; and what else the
-    /// operation takes.
-    pub(crate) params: Vec<u64>,
-    /// Whether the short cut of the only limit takes it.
-    pub(crate) uses_fast_path: bool,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[repr(u16)]
-pub(crate) enum Operation {
-    Acquisition = 0,
-    Peek = 1,
-    Hold = 2,
-    Charge = 3,
-    Set = 4,
-    Block = 5,
-    Reset = 6,
-    Update = 7,
-}
-
-impl Order {
-    /// The key of the limit with this index.
-    pub(crate) fn key(&self, limit: usize) -> &[u8] {
-        let start = if limit == 0 { 0 } else { self.key_ends[limit - 1] };
-        &self.keys[start..self.key_ends[limit]]
-    }
-
-    /// Which key chooses the slot: all of an order are in one.
-    pub(crate) fn any_key(&self) -> &[u8] {
-        (0..self.key_ends.len()).map(|limit| self.key(limit)).find(|key| !key.is_empty()).unwrap_or_default()
-    }
-
-    /// How many steps it has at most.
-    pub(crate) fn steps(&self) -> usize {
-        match &self.steps {
-            Steps::Decide(..) | Steps::Hold(..) => 1,
-            Steps::Update(updates) => updates.len(),
-            Steps::Operate(shapes) => shapes.len(),
-        }
-    }
-
-    /// An order on the keys of some sessions, each of another limit, in the limits' order.
+impl QueuedOperation {
+    /// An operation on the keys of some sessions, each of another limit, in the order of the limits.
     pub(crate) fn on_sessions<'a>(
         sessions: impl Iterator<Item = &'a Arc<Session>>,
-        rows: &[RowInfo],
-        steps: Steps,
-        reply: oneshot::Sender<Answer>,
+        limits: usize,
+        kind: OperationKind,
+        reply: oneshot::Sender<OperationResult>,
     ) -> Self {
-        let limits = rows.len();
-        let (mut keys, mut key_ends, mut twins, mut weight) = (Vec::new(), Vec::with_capacity(limits), Vec::new(), 1);
+        let (mut keys, mut key_offsets, mut algorithms) = (Vec::new(), Vec::with_capacity(limits), Vec::new());
+        let mut weight = 1;
         for session in sessions {
-            // Its shape is not sent for each limit, so the longest counts.
+            // Each of the steps concerns one limit, so the maximum weight bounds them.
             weight = weight.max(session.weight);
-            key_ends.resize(session.limit, keys.len());
+            key_offsets.resize(session.limit, keys.len());
             keys.extend_from_slice(&session.key);
-            key_ends.push(keys.len());
-            if session.twin.is_some() {
-                twins.resize(session.limit, None);
-                twins.push(session.twin.clone());
+            key_offsets.push(keys.len());
+            if session.algorithm.is_some() {
+                algorithms.resize(session.limit, None);
+                algorithms.push(session.algorithm.clone());
             }
         }
-        key_ends.resize(limits, keys.len());
-        Self { steps, keys, key_ends, twins, weight, reply }
+        key_offsets.resize(limits, keys.len());
+        Self { kind, keys, key_offsets, algorithms, weight, reply }
+    }
+
+    /// The key of the limit with this index.
+    pub(crate) fn key(&self, limit: usize) -> &[u8] {
+        let start = if limit == 0 { 0 } else { self.key_offsets[limit - 1] };
+        &self.keys[start..self.key_offsets[limit]]
+    }
+
+    /// The cluster slot of the operation's keys. They all have the same one.
+    pub(crate) fn slot(&self) -> u16 {
+        let mut keys = (0..self.key_offsets.len()).map(|limit| self.key(limit));
+        cluster_slot(keys.find(|key| !key.is_empty()).unwrap_or_default())
+    }
+
+    /// The maximum number of steps that the operation adds to a batch.
+    pub(crate) fn steps(&self) -> usize {
+        match &self.kind {
+            OperationKind::Decide(..) | OperationKind::Hold(..) => 1,
+            OperationKind::Update(updates) => updates.len(),
+            OperationKind::Mutate(templates) => templates.len(),
+        }
+    }
+
+    /// The run time of the whole operation in the script. A decision of one bucket has weight 1.
+    pub(crate) fn total_weight(&self) -> usize {
+        self.steps() * self.weight
+    }
+
+    /// Whether the caller has gone. A cancelled operation must not be sent: the caller believes that nothing is charged.
+    ///
+    /// Updates are sent in any case: the cost was spent.
+    pub(crate) fn is_cancelled(&self) -> bool {
+        self.reply.is_closed() && !matches!(self.kind, OperationKind::Update(_))
+    }
+
+    pub(crate) fn complete(self, result: OperationResult) {
+        let may_be_held = matches!(self.kind, OperationKind::Hold(_, _, Some(_)));
+        let result = result.map_err(|error| if may_be_held { hold_unknown(error) } else { error });
+        let _ = self.reply.send(result);
     }
 }
 
-/// What a double holds exactly.
-pub(crate) const EXACT: u64 = 1 << 53;
-
-#[allow(clippy::cast_precision_loss, reason = "at most 2^53")]
-pub(crate) fn double(number: u64) -> f64 {
-    number.min(EXACT) as f64
+fn hold_unknown(error: Error) -> Error {
+    Error::unavailable(
+        "hold failed: Redis did not reply, and the cost may stay held until the hold expires; see the source of this error",
+    )
+    .with_source(error)
 }

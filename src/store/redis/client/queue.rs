@@ -1,65 +1,65 @@
-//! Group commit: what comes while others are on their way wait, and travel together.
-
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use tokio::sync::Notify;
 
+use super::operation::QueuedOperation;
 use crate::error::Error;
-use crate::store::redis::client::trade::Parcel;
 
-/// The parcels of one runtime and lane, and what wakes the task that sends them.
-pub(crate) struct Line<P> {
-    queue: Mutex<Queue<P>>,
-    arrived: Notify,
-    /// Nobody uses the limiter any more.
+/// The maximum weight of one batch: enough to spread a call's fixed costs, and little enough that the script blocks the server for
+/// at most about half a millisecond.
+const MAX_BATCH_WEIGHT: usize = 128;
+
+/// The operations that wait for the worker task of one runtime and node.
+pub(crate) struct OperationQueue {
+    state: Mutex<QueueState>,
+    notify: Notify,
+    /// The limiter was dropped.
     closed: AtomicBool,
 }
 
-struct Queue<P> {
-    parcels: VecDeque<P>,
-    /// The task is gone, with its runtime.
-    is_dead: bool,
+struct QueueState {
+    pending: VecDeque<QueuedOperation>,
+    /// The worker task has ended with its runtime.
+    is_stopped: bool,
 }
 
-/// The greatest weight of one call: enough to spread its fixed costs, and little enough that the server is held up for no longer
-/// than about half a millisecond.
-const MAX_WEIGHT: usize = 128;
-
-impl<P: Parcel> Line<P> {
+impl OperationQueue {
     pub(crate) fn new() -> Self {
-        let queue = Queue { parcels: VecDeque::new(), is_dead: false };
-        Self { queue: Mutex::new(queue), arrived: Notify::new(), closed: AtomicBool::new(false) }
+        let state = QueueState { pending: VecDeque::new(), is_stopped: false };
+        Self { state: Mutex::new(state), notify: Notify::new(), closed: AtomicBool::new(false) }
     }
 
-    /// Lines a parcel up.
+    /// Adds an operation.
     ///
     /// # Errors
     ///
-    /// The parcel again, if nobody will send it.
-    pub(crate) fn push(&self, parcel: P) -> Result<(), P> {
-        let mut queue = self.queue();
-        if queue.is_dead {
-            return Err(parcel);
+    /// Returns the operation if the worker task has ended.
+    #[allow(clippy::result_large_err, reason = "the caller queues the operation elsewhere")]
+    pub(crate) fn push(&self, operation: QueuedOperation) -> Result<(), QueuedOperation> {
+        let mut state = self.state();
+        if state.is_stopped {
+            return Err(operation);
         }
-        queue.parcels.push_back(parcel);
-        let is_first = queue.parcels.len() == 1;
-        drop(queue);
-        // Otherwise the task knows, or is about to look.
+        state.pending.push_back(operation);
+        let is_first = state.pending.len() == 1;
+        drop(state);
+        // If the queue was not empty, the worker has been notified and has not looked since.
         if is_first {
-            self.arrived.notify_one();
+            self.notify.notify_one();
         }
         Ok(())
     }
 
+    /// Tells the worker to end after the operations that are queued now.
     pub(crate) fn close(&self) {
         self.closed.store(true, Ordering::Release);
-        self.arrived.notify_one();
+        self.notify.notify_one();
     }
 
-    pub(crate) fn is_dead(&self) -> bool {
-        self.queue().is_dead
+    pub(crate) fn is_stopped(&self) -> bool {
+        self.state().is_stopped
     }
 
     pub(crate) fn is_closed(&self) -> bool {
@@ -67,52 +67,51 @@ impl<P: Parcel> Line<P> {
     }
 
     pub(crate) fn is_empty(&self) -> bool {
-        self.queue().parcels.is_empty()
+        self.state().pending.is_empty()
     }
 
-    /// The next parcels to travel together, in the order in which they came. What nobody waits for any more is left out.
-    pub(crate) fn take(&self) -> Vec<P> {
-        let mut queue = self.queue();
+    /// Takes the next batch, in the order of arrival, without cancelled operations.
+    pub(crate) fn take_batch(&self) -> Vec<QueuedOperation> {
+        let mut state = self.state();
         let mut weight = 0;
-        let mut taken = Vec::with_capacity(queue.parcels.len().min(MAX_WEIGHT));
-        while let Some(parcel) = queue.parcels.front() {
-            weight += parcel.weight();
-            if weight > MAX_WEIGHT && !taken.is_empty() {
+        let mut batch = Vec::with_capacity(state.pending.len().min(MAX_BATCH_WEIGHT));
+        while let Some(next) = state.pending.front() {
+            weight += next.total_weight();
+            if weight > MAX_BATCH_WEIGHT && !batch.is_empty() {
                 break;
             }
-            let parcel = queue.parcels.pop_front().expect("it was just there");
-            if !parcel.is_abandoned() {
-                taken.push(parcel);
+            let Some(operation) = state.pending.pop_front() else { break };
+            if !operation.is_cancelled() {
+                batch.push(operation);
             }
         }
-        taken
+        batch
     }
 
-    /// While nothing is sent, what nobody waits for any more must not pile up.
-    pub(crate) fn forget_abandoned(&self) {
-        self.queue().parcels.retain(|parcel| !parcel.is_abandoned());
+    /// Drops cancelled operations. Without this they would accumulate while no connection can be opened.
+    pub(crate) fn drop_cancelled(&self) {
+        self.state().pending.retain(|operation| !operation.is_cancelled());
     }
 
-    /// Tells all who wait here that there will be no answer.
-    pub(crate) fn fail(&self, error: &Error) {
-        let parcels = std::mem::take(&mut self.queue().parcels);
-        for parcel in parcels {
-            parcel.answer(Err(error.clone()));
+    pub(crate) fn fail_all(&self, error: &Error) {
+        let pending = std::mem::take(&mut self.state().pending);
+        for operation in pending {
+            operation.complete(Err(error.clone()));
         }
     }
 
-    /// Waits until a parcel is pushed, or the line is closed.
-    pub(crate) async fn arrived(&self) {
-        self.arrived.notified().await;
+    /// Waits until an operation is added, or the queue is closed.
+    pub(crate) async fn notified(&self) {
+        self.notify.notified().await;
     }
 
-    /// Marks the line as dead: its task has ended. All parcels fail, and no other is taken.
-    pub(crate) fn die(&self, error: &Error) {
-        self.queue().is_dead = true;
-        self.fail(error);
+    /// The worker task has ended: fails all operations, and rejects others.
+    pub(crate) fn stop(&self, error: &Error) {
+        self.state().is_stopped = true;
+        self.fail_all(error);
     }
 
-    fn queue(&self) -> MutexGuard<'_, Queue<P>> {
-        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+    fn state(&self) -> MutexGuard<'_, QueueState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -1,4 +1,15 @@
-//! The task that sends a line's parcels.
+//! The worker task of one runtime and node, which sends the queued operations.
+//!
+//! # Batching
+//!
+//! While no call is in flight, the worker sends an operation at once. Operations that arrive while calls are in flight wait in the
+//! queue, and travel together in the next call. So a lone operation is not delayed, and under load the cost of a call is shared
+//! (group commit).
+//!
+//! # Order
+//!
+//! Operations are sent in the order of arrival, on one connection, so the server runs them in that order. Two calls may be in
+//! flight on two connections only after the first connection failed.
 
 use std::future::Future;
 use std::pin::pin;
@@ -8,126 +19,126 @@ use futures_util::future::{Either, select};
 use futures_util::stream::{FuturesUnordered, StreamExt};
 use tokio::time::{Instant, sleep};
 
+use super::config::ClientConfig;
+use super::dispatch::execute;
+use super::queue::OperationQueue;
 use crate::error::Error;
-use crate::store::redis::client::config::Core;
-use crate::store::redis::client::dispatch::call;
-use crate::store::redis::client::queue::Line;
-use crate::store::redis::client::trade::{Parcel, Trade};
-use crate::store::redis::connect::connection::Connection;
-use crate::store::redis::health::node::Lane;
+use crate::store::redis::connect::Connection;
+use crate::store::redis::health::NodeState;
 
-/// How many calls are under way at a time: so many that the server has always one to work on while others travel, and while
-/// their senders are told. They arrive in the order in which they were sent.
-const MAX_CALLS: usize = 4;
+/// The maximum number of calls in flight. The server then always has a call to run, while other calls are on the network or their
+/// replies are processed.
+const MAX_IN_FLIGHT: usize = 4;
 
-/// Sends a line's parcels until nobody uses the limiter any more.
-pub(crate) fn drive<T: Trade>(
-    core: Arc<Core<T>>,
-    lane: Arc<Lane>,
-    line: Arc<Line<T::Parcel>>,
+/// Sends a queue's operations until the limiter is dropped.
+pub(super) fn run_worker(
+    config: Arc<ClientConfig>,
+    node: Arc<NodeState>,
+    queue: Arc<OperationQueue>,
 ) -> impl Future<Output = ()> + Send {
-    // Made at once: a runtime that is shutting down drops the task before it was ever polled.
-    let farewell = Farewell(Arc::clone(&line));
+    // Created before the first poll: a runtime that shuts down drops the task without polling it.
+    let guard = WorkerGuard(Arc::clone(&queue));
     async move {
-        let _farewell = farewell;
-        send_all(&core, &lane, &line).await;
+        let _guard = guard;
+        worker_loop(&config, &node, &queue).await;
     }
 }
 
-async fn send_all<T: Trade>(core: &Arc<Core<T>>, lane: &Arc<Lane>, line: &Line<T::Parcel>) {
+async fn worker_loop(config: &Arc<ClientConfig>, node: &Arc<NodeState>, queue: &OperationQueue) {
     let mut connection = None;
     let mut calls = FuturesUnordered::new();
     loop {
-        while calls.len() < MAX_CALLS && !line.is_empty() {
+        while calls.len() < MAX_IN_FLIGHT && !queue.is_empty() {
             if calls.is_empty() {
-                connection = usable(connection, core, lane, line).await;
+                connection = usable_connection(connection, config, node, queue).await;
             }
-            // Without a connection, calls that are under way fail by themselves, or else are worth waiting for.
+            // Calls in flight may have lost the connection: the worker opens another one once they have ended.
             let Some(connection) = &connection else { break };
-            let parcels = line.take();
-            if !parcels.is_empty() {
-                calls.push(call(core, lane, Arc::clone(connection), parcels));
+            let batch = queue.take_batch();
+            if !batch.is_empty() {
+                calls.push(execute(config, node, Arc::clone(connection), batch));
             }
         }
         if calls.is_empty() {
-            if line.is_closed() {
+            if queue.is_closed() {
                 return;
             }
-            line.arrived().await;
+            queue.notified().await;
             continue;
         }
-        let wants_more = calls.len() < MAX_CALLS && connection.is_some();
-        let breaks = if wants_more {
-            match select(calls.next(), pin!(line.arrived())).await {
+        let accepts_calls = calls.len() < MAX_IN_FLIGHT && connection.is_some();
+        let must_reconnect = if accepts_calls {
+            match select(calls.next(), pin!(queue.notified())).await {
                 Either::Left((ended, _)) => ended,
                 Either::Right(_) => continue,
             }
         } else {
             calls.next().await
         };
-        if breaks == Some(true) {
+        if must_reconnect == Some(true) {
             connection = None;
         }
     }
 }
 
-/// The connection that was used last, if it is still open; else another one.
+/// Returns the last connection, if it is still open, else the node's idle connection, else a new one.
 ///
-/// A server may close what is idle, or restart. So an idle connection is checked before a call: what was never sent on a closed
-/// connection is sent on another one, and nothing is ever sent twice.
-async fn usable<T: Trade>(
+/// The server may have closed an idle connection, or restarted. So a connection is checked before the first of several concurrent
+/// calls: operations that were not sent on a closed connection can be sent on another one, and nothing is ever sent twice.
+async fn usable_connection(
     last: Option<Arc<dyn Connection>>,
-    core: &Arc<Core<T>>,
-    lane: &Arc<Lane>,
-    line: &Line<T::Parcel>,
+    config: &Arc<ClientConfig>,
+    node: &Arc<NodeState>,
+    queue: &OperationQueue,
 ) -> Option<Arc<dyn Connection>> {
-    for connection in [last, lane.take_spare()].into_iter().flatten() {
+    for connection in [last, node.take_idle()].into_iter().flatten() {
         if connection.is_open().await {
             return Some(connection);
         }
     }
-    connect(core, lane, line).await
+    connect(config, node, queue).await
 }
 
-/// A new connection. Those who wait for it have their own deadlines.
-async fn connect<T: Trade>(
-    core: &Arc<Core<T>>,
-    lane: &Arc<Lane>,
-    line: &Line<T::Parcel>,
+/// Opens a connection. Callers meanwhile wait by their own deadlines.
+async fn connect(
+    config: &Arc<ClientConfig>,
+    node: &Arc<NodeState>,
+    queue: &OperationQueue,
 ) -> Option<Arc<dyn Connection>> {
-    let mut connecting = core.server.connect(lane.index);
+    let health = &config.health;
+    let mut connecting = health.server.connect(node.index);
     loop {
-        let began = Instant::now();
-        let error = match select(&mut connecting, pin!(sleep(core.deadline))).await {
+        let started_at = Instant::now();
+        let error = match select(&mut connecting, pin!(sleep(config.deadline))).await {
             Either::Left((Ok(connection), _)) => return Some(Arc::from(connection)),
             Either::Left((Err(failure), _)) => {
-                core.failed(lane, began, &failure.error);
-                line.fail(&failure.error);
+                health.record_failure(node, started_at, &failure.error);
+                queue.fail_all(&failure.error);
                 return None;
             }
             Either::Right(_) => Error::unavailable(format!(
-                "there was no connection to Redis ({}) within the deadline of {:?}",
-                core.server.describe(),
-                core.deadline
+                "connecting to Redis ({}) failed: no connection within the deadline of {:?}; check that the server is reachable",
+                health.server.describe(),
+                config.deadline
             )),
         };
-        core.failed(lane, began, &error);
-        line.forget_abandoned();
-        // From here on it is for the probes to find Redis again: they bring a connection that works.
-        if lane.breaker.check().is_err() {
-            line.fail(&error);
+        health.record_failure(node, started_at, &error);
+        queue.drop_cancelled();
+        // While the breaker is open, the probing task connects, and leaves its connection as the node's idle one.
+        if node.breaker.check().is_err() {
+            queue.fail_all(&error);
             return None;
         }
     }
 }
 
-/// Drop guard of a line's task: all parcels of the line fail, and the next send starts another task.
-struct Farewell<P: Parcel>(Arc<Line<P>>);
+/// Drop guard of the worker task: fails queued operations; the next caller spawns a new worker.
+struct WorkerGuard(Arc<OperationQueue>);
 
-impl<P: Parcel> Drop for Farewell<P> {
+impl Drop for WorkerGuard {
     fn drop(&mut self) {
-        self.0.die(&Error::unavailable(if std::thread::panicking() {
-            "the call to Redis was lost: the task that sends calls panicked; report the panic's message"
+        self.0.stop(&Error::unavailable(if std::thread::panicking() {
+            "the call to Redis was lost: the worker task panicked; report the panic message"
         } else {
             "the call to Redis was lost: the runtime is shutting down; end all requests before their tokio runtime"
         }));

@@ -7,72 +7,73 @@ use redis::{Cmd, ErrorKind, Pipeline, RedisError, ServerErrorKind, Value};
 use tokio::sync::OnceCell;
 use tokio::time::sleep;
 
-use super::connector::Cluster;
+use super::topology::Topology;
 use crate::limiter::BoxFuture;
-use crate::store::redis::connect::connection::Connection;
-use crate::store::redis::connect::shared_connection::Link;
+use crate::store::redis::connect::{Connection, SharedConnection};
 
-/// A connection to as many nodes as it has needed.
+/// A connection to a cluster: one connection per node, opened on first use, that follows redirections.
 ///
-/// A command is sent again only where a node said that it did not run it; never because no answer came.
+/// A command is sent again only if a node replied that it did not run it (MOVED, ASK, CLUSTERDOWN, LOADING, MASTERDOWN). It is
+/// never sent again because a reply is missing: the node may have run it, and a second run would charge twice.
 #[derive(Clone)]
-pub(crate) struct Routed {
-    cluster: Cluster,
-    nodes: Arc<Mutex<HashMap<usize, Arc<OnceCell<Link>>>>>,
+pub(super) struct ClusterConnection {
+    topology: Topology,
+    nodes: Arc<Mutex<HashMap<usize, Arc<OnceCell<SharedConnection>>>>>,
 }
 
-impl Routed {
-    /// So many times at most a command is sent on: a cluster that sends it in circles is not followed for long.
-    const MAX_HOPS: usize = 8;
-    /// So many times at most a node is asked again that is not ready, and how long after.
-    const MAX_WAITS: usize = 3;
-    const WAIT: Duration = Duration::from_millis(10);
+impl ClusterConnection {
+    /// The maximum number of redirections of one command. Nodes that disagree may redirect in circles.
+    const MAX_REDIRECTS: usize = 8;
+    /// The maximum number of retries on a node that is not ready, and the time between two.
+    const MAX_RETRIES: usize = 3;
+    const RETRY_DELAY: Duration = Duration::from_millis(10);
 
-    pub(crate) fn new(cluster: Cluster) -> Self {
-        Self { cluster, nodes: Arc::default() }
+    pub(super) fn new(topology: Topology) -> Self {
+        Self { topology, nodes: Arc::default() }
     }
 
-    /// The connection to a node, made if need be: by one, whoever else waits for it.
-    pub(crate) async fn node(&self, node: usize) -> Result<Link, RedisError> {
+    /// Returns the connection to a node. The first caller opens it; concurrent callers wait for that.
+    pub(super) async fn node(&self, node: usize) -> Result<SharedConnection, RedisError> {
         let cell = {
             let mut nodes = self.nodes.lock().unwrap_or_else(PoisonError::into_inner);
             Arc::clone(nodes.entry(node).or_default())
         };
-        cell.get_or_try_init(|| self.cluster.connect_to(node)).await.cloned()
+        cell.get_or_try_init(|| self.topology.connect_to(node)).await.cloned()
     }
 
     async fn route(&self, slot: u16, command: &Cmd) -> Result<Value, RedisError> {
-        let (mut hops, mut waits, mut asking) = (0, 0, None);
+        // ASK redirects this command only, so `ask_node` is used once. MOVED changes the slot map.
+        let (mut redirects, mut retries, mut ask_node) = (0, 0, None);
         loop {
-            let node = asking.unwrap_or_else(|| self.cluster.owner(slot));
+            let node = ask_node.unwrap_or_else(|| self.topology.slot_owner(slot));
             let result = match self.node(node).await {
-                Ok(connection) => send(connection, asking.take().is_some(), command).await,
+                Ok(connection) => send(connection, ask_node.take().is_some(), command).await,
                 Err(error) => Err(error),
             };
             let Err(error) = result else { return result };
             let ErrorKind::Server(kind) = error.kind() else {
-                // It may have been run.
-                self.cluster.refresh_soon();
+                // The node may have run the command.
+                self.topology.refresh_in_background();
                 return Err(error);
             };
             match kind {
-                ServerErrorKind::Moved | ServerErrorKind::Ask if hops < Self::MAX_HOPS => {
-                    hops += 1;
+                ServerErrorKind::Moved | ServerErrorKind::Ask if redirects < Self::MAX_REDIRECTS => {
+                    redirects += 1;
                     let Some((address, _)) = error.redirect_node() else { return Err(error) };
-                    let Some(target) = self.cluster.node_named(address, node) else { return Err(error) };
+                    let Some(target) = self.topology.redirect_target(address, node) else { return Err(error) };
                     if kind == ServerErrorKind::Ask {
-                        asking = Some(target);
+                        ask_node = Some(target);
                     } else {
-                        self.cluster.learn(slot, target);
-                        self.cluster.refresh_soon();
+                        self.topology.set_slot_owner(slot, target);
+                        self.topology.refresh_in_background();
                     }
                 }
                 ServerErrorKind::ClusterDown | ServerErrorKind::BusyLoading | ServerErrorKind::MasterDown
-                    if waits < Self::MAX_WAITS =>
+                    if retries < Self::MAX_RETRIES =>
                 {
-                    waits += 1;
-                    self.cluster.refresh_soon();
-                    sleep(Self::WAIT).await;
+                    retries += 1;
+                    self.topology.refresh_in_background();
+                    sleep(Self::RETRY_DELAY).await;
                 }
                 _ => return Err(error),
             }
@@ -80,27 +81,22 @@ impl Routed {
     }
 }
 
-async fn send(connection: Link, asking: bool, command: &Cmd) -> Result<Value, RedisError> {
+async fn send(connection: SharedConnection, asking: bool, command: &Cmd) -> Result<Value, RedisError> {
     if !asking {
         return connection.send(command).await;
     }
-    // To a node that is about to get the slot: only right behind ASKING does it answer.
-    let mut both = Pipeline::with_capacity(2);
-    both.cmd("ASKING");
-    both.add_command(command.clone());
-    let mut replies = connection.send_all(&both).await?;
+    // A node that imports a slot runs a command on it only directly after ASKING on the same connection.
+    let mut pipeline = Pipeline::with_capacity(2);
+    pipeline.cmd("ASKING");
+    pipeline.add_command(command.clone());
+    let mut replies = connection.send_all(&pipeline).await?;
     replies.pop().unwrap_or(Value::Nil).extract_error()
 }
 
-impl Connection for Routed {
+impl Connection for ClusterConnection {
     fn call(&self, slot: u16, command: Arc<Cmd>) -> BoxFuture<Result<Value, RedisError>> {
-        let routed = self.clone();
-        Box::pin(async move { routed.route(slot, &command).await })
-    }
-
-    fn pipe(&self, _commands: Arc<Pipeline>) -> BoxFuture<Result<Vec<Value>, RedisError>> {
-        let error = (ErrorKind::InvalidClientConfig, "commands without a slot can't be sent to a cluster");
-        Box::pin(std::future::ready(Err(error.into())))
+        let connection = self.clone();
+        Box::pin(async move { connection.route(slot, &command).await })
     }
 
     fn is_open(&self) -> BoxFuture<bool> {

@@ -1,12 +1,15 @@
-//! Redis Cluster: the cluster slot of a key, the map of slots to nodes, and connections that follow redirections.
+//! Redis Cluster: the cluster slot of a key, the map from slots to nodes, and connections that follow redirections.
 
 #[cfg(feature = "redis-cluster")]
 mod connection;
 #[cfg(feature = "redis-cluster")]
 mod connector;
-pub(crate) mod slot;
+mod slot;
 #[cfg(feature = "redis-cluster")]
 mod slot_map;
+#[cfg(feature = "redis-cluster")]
+mod topology;
 
 #[cfg(feature = "redis-cluster")]
-pub(crate) use self::connector::Cluster;
+pub(crate) use self::connector::ClusterConnector;
+pub(crate) use self::slot::cluster_slot;

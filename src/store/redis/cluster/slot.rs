@@ -1,20 +1,20 @@
-//! The slots of a cluster: which of them a key is in.
+/// The number of cluster slots.
+pub(super) const SLOT_COUNT: u16 = 16_384;
 
-/// How many slots there are.
-pub(crate) const SLOTS: u16 = 16_384;
-
-/// The slot of a key: of its first `{tag}` if there is one that is not empty, else of all of it.
-pub(crate) fn slot(key: &[u8]) -> u16 {
-    crc16(tag(key).unwrap_or(key)) % SLOTS
+/// Returns the cluster slot of a key.
+///
+/// The slot is that of the first `{tag}` in the key if the tag is not empty, else that of the whole key.
+pub(crate) fn cluster_slot(key: &[u8]) -> u16 {
+    crc16(hash_tag(key).unwrap_or(key)) % SLOT_COUNT
 }
 
-fn tag(key: &[u8]) -> Option<&[u8]> {
+fn hash_tag(key: &[u8]) -> Option<&[u8]> {
     let start = key.iter().position(|&byte| byte == b'{')? + 1;
     let length = key[start..].iter().position(|&byte| byte == b'}')?;
     (length > 0).then(|| &key[start..start + length])
 }
 
-/// CRC-16 as XMODEM has it: polynomial 1021, from zero, not reflected.
+/// CRC-16/XMODEM: polynomial 0x1021, initial value 0, not reflected.
 fn crc16(bytes: &[u8]) -> u16 {
     bytes.iter().fold(0, |crc: u16, &byte| (crc << 8) ^ TABLE[usize::from((crc >> 8) ^ u16::from(byte))])
 }
@@ -38,17 +38,17 @@ const TABLE: [u16; 256] = {
 
 #[cfg(test)]
 mod tests {
-    use super::slot;
+    use super::cluster_slot;
 
     #[test]
-    fn slots_are_as_the_specification_has_them() {
-        // What a server answers to CLUSTER KEYSLOT.
+    fn cluster_slot_matches_redis() {
+        // The expected slots are replies to CLUSTER KEYSLOT.
         assert_eq!(super::crc16(b"123456789"), 0x31c3);
-        assert_eq!(slot(b"foo"), 12182);
-        assert_eq!(slot(b"bar"), 5061);
-        assert_eq!(slot(b"{foo}.x"), slot(b"foo"));
-        assert_eq!(slot(b"x{foo}{bar}"), slot(b"foo"));
-        assert_ne!(slot(b"{}foo"), slot(b"{}bar"));
-        assert_ne!(slot(b"x{foo"), slot(b"x{bar"));
+        assert_eq!(cluster_slot(b"foo"), 12182);
+        assert_eq!(cluster_slot(b"bar"), 5061);
+        assert_eq!(cluster_slot(b"{foo}.x"), cluster_slot(b"foo"));
+        assert_eq!(cluster_slot(b"x{foo}{bar}"), cluster_slot(b"foo"));
+        assert_ne!(cluster_slot(b"{}foo"), cluster_slot(b"{}bar"));
+        assert_ne!(cluster_slot(b"x{foo"), cluster_slot(b"x{bar"));
     }
 }

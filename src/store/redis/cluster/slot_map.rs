@@ -1,46 +1,46 @@
 use redis::Value;
 
-use crate::store::redis::cluster::slot::SLOTS;
+use super::slot::SLOT_COUNT;
 
-/// A node, as clients reach it: host and port.
-pub(crate) type Address = (String, u16);
+/// The host and port of a node.
+pub(super) type NodeAddress = (String, u16);
 
-/// Which node holds which slot, as far as is known.
+/// The node that serves each slot, as far as this process knows.
 #[derive(Clone, Default)]
-pub(crate) struct Map {
-    /// All nodes that were ever known, so that a node keeps its index.
-    nodes: Vec<Address>,
-    /// The node of each slot. Empty if nothing is known yet.
+pub(super) struct SlotMap {
+    /// All nodes ever seen. Nodes are never removed, so a node keeps its index.
+    nodes: Vec<NodeAddress>,
+    /// The index of the node that serves each slot. Empty before the first reply.
     owners: Vec<u16>,
 }
 
-impl Map {
-    pub(crate) fn is_empty(&self) -> bool {
+impl SlotMap {
+    pub(super) fn is_empty(&self) -> bool {
         self.owners.is_empty()
     }
 
-    pub(crate) fn nodes(&self) -> &[Address] {
+    pub(super) fn nodes(&self) -> &[NodeAddress] {
         &self.nodes
     }
 
-    /// The node of a slot.
-    pub(crate) fn owner(&self, slot: u16) -> usize {
+    /// The index of the node that serves a slot; 0 before the first reply.
+    pub(super) fn owner(&self, slot: u16) -> usize {
         self.owners.get(usize::from(slot)).copied().map_or(0, usize::from)
     }
 
-    /// The nodes that hold slots.
-    pub(crate) fn holders(&self) -> Vec<&Address> {
-        let mut holds = vec![false; self.nodes.len()];
+    /// The nodes that serve at least one slot.
+    pub(super) fn slot_owners(&self) -> Vec<&NodeAddress> {
+        let mut owns = vec![false; self.nodes.len()];
         for &owner in &self.owners {
-            if let Some(holds) = holds.get_mut(usize::from(owner)) {
-                *holds = true;
+            if let Some(owns) = owns.get_mut(usize::from(owner)) {
+                *owns = true;
             }
         }
-        self.nodes.iter().zip(holds).filter_map(|(node, holds)| holds.then_some(node)).collect()
+        self.nodes.iter().zip(owns).filter_map(|(node, owns)| owns.then_some(node)).collect()
     }
 
-    /// The index of a node, which it gets if it has none yet.
-    pub(crate) fn index(&mut self, address: &Address) -> usize {
+    /// Returns the index of a node, and adds the node if it is new.
+    pub(super) fn index_of(&mut self, address: &NodeAddress) -> usize {
         let known = self.nodes.iter().position(|known| known == address);
         known.unwrap_or_else(|| {
             self.nodes.push(address.clone());
@@ -48,26 +48,26 @@ impl Map {
         })
     }
 
-    pub(crate) fn set_owner(&mut self, slot: u16, node: usize) {
+    pub(super) fn set_owner(&mut self, slot: u16, node: usize) {
         if let (Some(owner), Ok(node)) = (self.owners.get_mut(usize::from(slot)), u16::try_from(node)) {
             *owner = node;
         }
     }
 
-    /// This map, brought up to date by a reply to CLUSTER SLOTS. `None` if that tells of no slots.
+    /// Returns this map updated by a reply to CLUSTER SLOTS, or `None` if the reply assigns no slot.
     ///
-    /// A node that does not know its own host is at `asked`. Slots that nobody holds stay as they were.
-    pub(crate) fn updated(&self, reply: &Value, asked: &str) -> Option<Self> {
+    /// `asked_host` replaces the host of a node that does not know its own. Slots missing in the reply keep their node.
+    pub(super) fn merge_reply(&self, reply: &Value, asked_host: &str) -> Option<Self> {
         let mut map = self.clone();
         let mut any = false;
-        map.owners.resize(usize::from(SLOTS), 0);
+        map.owners.resize(usize::from(SLOT_COUNT), 0);
         for range in array(reply)? {
             let [start, end, master, ..] = array(range)? else { return None };
             let (start, end) = (slot(start)?, slot(end)?);
             let [host, port, ..] = array(master)? else { return None };
-            let host = text(host).filter(|host| !host.is_empty() && *host != "?").unwrap_or(asked);
+            let host = text(host).filter(|host| !host.is_empty() && *host != "?").unwrap_or(asked_host);
             let Value::Int(port) = port else { return None };
-            let node = map.index(&(host.to_owned(), u16::try_from(*port).ok()?));
+            let node = map.index_of(&(host.to_owned(), u16::try_from(*port).ok()?));
             for slot in start..=end {
                 map.set_owner(slot, node);
                 any = true;
@@ -86,7 +86,7 @@ fn array(value: &Value) -> Option<&[Value]> {
 
 fn slot(value: &Value) -> Option<u16> {
     match value {
-        Value::Int(slot) => u16::try_from(*slot).ok().filter(|slot| *slot < SLOTS),
+        Value::Int(slot) => u16::try_from(*slot).ok().filter(|slot| *slot < SLOT_COUNT),
         _ => None,
     }
 }
@@ -99,39 +99,39 @@ fn text(value: &Value) -> Option<&str> {
     }
 }
 
-/// Reads the node that an error names, as in `127.0.0.1:7001`; one without a host is where the asked one is.
-pub(crate) fn address(text: &str, asked: &str) -> Option<Address> {
+/// Parses the address in a redirection, as in `127.0.0.1:7001`. Without a host it is the host that sent the redirection.
+pub(super) fn parse_node_address(text: &str, source_host: &str) -> Option<NodeAddress> {
     let (host, port) = text.rsplit_once(':')?;
-    Some((if host.is_empty() { asked } else { host }.to_owned(), port.parse().ok()?))
+    Some((if host.is_empty() { source_host } else { host }.to_owned(), port.parse().ok()?))
 }
 
 #[cfg(test)]
 mod tests {
     use redis::Value;
 
-    use super::{Map, address};
+    use super::{SlotMap, parse_node_address};
 
     #[test]
-    fn a_reply_is_read_and_nodes_keep_their_index() {
+    fn merge_reply_keeps_node_indexes() {
         let node = |host: &str, port| Value::Array(vec![Value::BulkString(host.into()), Value::Int(port)]);
         let range = |from, to, node| Value::Array(vec![Value::Int(from), Value::Int(to), node]);
         let first = Value::Array(vec![range(0, 99, node("a", 1)), range(100, 16_383, node("", 2))]);
-        let map = Map::default().updated(&first, "here").expect("slots");
-        assert_eq!(map.nodes(), [("a".to_owned(), 1), ("here".to_owned(), 2)]);
+        let map = SlotMap::default().merge_reply(&first, "asked").expect("slots");
+        assert_eq!(map.nodes(), [("a".to_owned(), 1), ("asked".to_owned(), 2)]);
         assert_eq!((map.owner(99), map.owner(100)), (0, 1));
         let second = Value::Array(vec![range(0, 16_383, node("c", 3))]);
-        let map = map.updated(&second, "here").expect("slots");
-        assert_eq!((map.owner(0), map.nodes().len(), map.holders()), (2, 3, vec![&("c".to_owned(), 3)]));
-        for nonsense in [Value::Nil, Value::Array(vec![]), Value::Array(vec![range(0, 99_999, node("a", 1))])] {
-            assert!(map.updated(&nonsense, "here").is_none());
+        let map = map.merge_reply(&second, "asked").expect("slots");
+        assert_eq!((map.owner(0), map.nodes().len(), map.slot_owners()), (2, 3, vec![&("c".to_owned(), 3)]));
+        for invalid in [Value::Nil, Value::Array(vec![]), Value::Array(vec![range(0, 99_999, node("a", 1))])] {
+            assert!(map.merge_reply(&invalid, "asked").is_none());
         }
     }
 
     #[test]
-    fn redirections_are_read() {
-        assert_eq!(address("10.0.0.1:7000", "x"), Some(("10.0.0.1".to_owned(), 7000)));
-        assert_eq!(address("::1:7000", "x"), Some(("::1".to_owned(), 7000)));
-        assert_eq!(address(":7000", "x"), Some(("x".to_owned(), 7000)));
-        assert_eq!(address("7000", "x"), None);
+    fn parse_node_address_accepts_redirections() {
+        assert_eq!(parse_node_address("10.0.0.1:7000", "x"), Some(("10.0.0.1".to_owned(), 7000)));
+        assert_eq!(parse_node_address("::1:7000", "x"), Some(("::1".to_owned(), 7000)));
+        assert_eq!(parse_node_address(":7000", "x"), Some(("x".to_owned(), 7000)));
+        assert_eq!(parse_node_address("7000", "x"), None);
     }
 }

@@ -2,109 +2,150 @@ use redis::{ErrorKind, RedisError, ServerErrorKind};
 
 use crate::error::Error;
 
-/// What went wrong with a call, and what that means.
+/// The error of a call, and its consequences for the connection and the circuit breaker.
 pub(crate) struct Failure {
     pub(crate) error: Error,
-    /// The connection is of no use any more.
-    pub(crate) breaks: bool,
-    /// The server itself answered, so that it is worth asking.
-    pub(crate) answered: bool,
+    /// The connection must be replaced.
+    pub(crate) reconnect: bool,
+    /// The server processed the call, so the failure does not count for the circuit breaker.
+    pub(crate) server_responded: bool,
 }
 
 impl Failure {
-    /// From an error of the client or of the server.
-    pub(crate) fn of(error: RedisError) -> Self {
-        let (message, breaks, answered) = explain(&error);
-        Self { error: Error::unavailable(message).with_source(error), breaks, answered }
+    /// Classifies an error of the redis crate or of the server.
+    pub(crate) fn from_redis(error: RedisError) -> Self {
+        let (message, reconnect, server_responded) = classify(&error);
+        Self { error: Error::unavailable(message).with_source(error), reconnect, server_responded }
     }
 
-    /// The server answered, and not as it should.
-    pub(crate) fn answered(error: Error) -> Self {
-        Self { error, breaks: false, answered: true }
+    /// The server responded with an error or an unexpected reply.
+    pub(crate) fn server_responded(error: Error) -> Self {
+        Self { error, reconnect: false, server_responded: true }
     }
 
-    /// Nothing was sent: there is no way to.
+    /// No connection can be opened from here.
     pub(crate) fn unusable(error: Error) -> Self {
-        Self { error, breaks: true, answered: false }
+        Self { error, reconnect: true, server_responded: false }
     }
 
+    /// No reply in time. The connection may be half open, so the next call needs a new one.
     pub(crate) fn timed_out(message: String) -> Self {
-        // What comes late would be read by nobody, but a connection may be half open: a new one tells.
-        Self { error: Error::unavailable(message), breaks: true, answered: false }
+        Self { error: Error::unavailable(message), reconnect: true, server_responded: false }
     }
 }
 
-/// What it was and how to mend it, whether a new connection is needed, whether the server could decide if asked again.
-fn explain(error: &RedisError) -> (&'static str, bool, bool) {
-    if let Some(message) = lacks_permission(error) {
+/// The error of a call outside of a tokio runtime, or in one without a timer.
+pub(crate) fn no_runtime() -> Error {
+    Error::config(
+        "the call to Redis was not sent: there is no tokio runtime with a timer; build the runtime with `enable_all`, and call \
+         the limiter from within it",
+    )
+}
+
+/// Returns the message, whether to reconnect, and whether the server responded.
+fn classify(error: &RedisError) -> (&'static str, bool, bool) {
+    if let Some(message) = missing_permission(error) {
         return (message, false, false);
     }
     match error.kind() {
         ErrorKind::Server(ServerErrorKind::ReadOnly) => {
-            ("this Redis is a read-only replica: its master must be asked", true, false)
+            ("the call to Redis failed: this server is a read-only replica; connect to its master", true, false)
         }
         ErrorKind::Server(ServerErrorKind::MasterDown) => {
-            ("this Redis is a replica that has lost its master, and does not answer", true, false)
+            ("the call to Redis failed: this server is a replica without its master; connect to a master", true, false)
         }
-        ErrorKind::Server(ServerErrorKind::BusyLoading) => ("Redis is still loading its data", false, false),
-        ErrorKind::Server(ServerErrorKind::ClusterDown) => ("the Redis cluster is down", false, false),
+        ErrorKind::Server(ServerErrorKind::BusyLoading) => {
+            ("the call to Redis failed: the server is loading its data; retry later", false, false)
+        }
+        ErrorKind::Server(ServerErrorKind::ClusterDown) => {
+            ("the call to Redis failed: the cluster is down; check its nodes", false, false)
+        }
         ErrorKind::Server(ServerErrorKind::CrossSlot) => (
-            "the keys of these limits are in different slots of a Redis cluster: limits that decide together must share one",
+            "the call to Redis failed: the keys of these limits are in different cluster slots; give them one hash tag with \
+             `slot_by`",
             false,
             false,
         ),
-        ErrorKind::Server(ServerErrorKind::Moved | ServerErrorKind::Ask | ServerErrorKind::TryAgain) => {
-            ("this Redis is a node of a cluster, and holds other keys: it must be asked as a cluster", false, false)
-        }
-        ErrorKind::AuthenticationFailed => ("Redis refused the user's name or password", true, false),
+        ErrorKind::Server(ServerErrorKind::Moved | ServerErrorKind::Ask | ServerErrorKind::TryAgain) => (
+            "the call to Redis failed: this server is a cluster node that does not hold the key; connect with \
+             `RedisServer::cluster`",
+            false,
+            false,
+        ),
+        ErrorKind::AuthenticationFailed => (WRONG_CREDENTIALS, true, false),
         _ => match error.code() {
             Some("OOM") => (
-                "Redis has no memory left (`maxmemory`), and refuses to write: give it more, or let it evict",
+                "the call to Redis failed: the server is out of memory (`maxmemory`); raise `maxmemory` or set an evicting \
+                 `maxmemory-policy`",
                 false,
                 false,
             ),
-            Some("BUSY") => ("Redis is busy with a script of somebody's that does not end", false, false),
-            Some("NOREPLICAS") => {
-                ("Redis has too few replicas in reach to write (`min-replicas-to-write`)", false, false)
+            Some("BUSY") => (
+                "the call to Redis failed: Redis is busy running another script (BUSY); end it with SCRIPT KILL",
+                false,
+                false,
+            ),
+            Some("NOREPLICAS") => (
+                "the call to Redis failed: too few replicas are reachable (`min-replicas-to-write`); check the replicas",
+                false,
+                false,
+            ),
+            Some("MISCONF") => (
+                "the call to Redis failed: the server cannot save its data and rejects writes (MISCONF); check its disk",
+                false,
+                false,
+            ),
+            Some("NOAUTH") => {
+                ("the call to Redis failed: the server requires a password; add it to the address", true, false)
             }
-            Some("MISCONF") => ("Redis refuses to write, as it can't save its data", false, false),
-            Some("NOAUTH") => ("Redis wants a password, and was given none", true, false),
-            Some("WRONGPASS") => ("Redis refused the user's name or password", true, false),
-            Some("WRONGTYPE") => {
-                ("a key of the limiter is in use for something else: choose another prefix", false, true)
+            Some("WRONGPASS") => (WRONG_CREDENTIALS, true, false),
+            Some("WRONGTYPE") => (
+                "the call to Redis failed: a key of the limiter holds another type; choose another prefix",
+                false,
+                true,
+            ),
+            Some("UNKILLABLE" | "NOPROTO" | "ERR") => (
+                "the call to Redis failed: the server rejected the limiter's script; see the source of this error",
+                false,
+                true,
+            ),
+            Some(_) => {
+                ("the call to Redis failed: the server returned an error; see the source of this error", false, true)
             }
-            Some("UNKILLABLE" | "NOPROTO" | "ERR") => ("Redis refused the limiter's script", false, true),
-            Some(_) => ("Redis answered with an error", false, true),
-            None => ("the connection to Redis failed", true, false),
+            None => ("the connection to Redis failed; check that the server is reachable", true, false),
         },
     }
 }
 
-/// What the user of the connection (ACL) must be granted, if that is the cause: NOPERM, or an error from within the script.
-fn lacks_permission(error: &RedisError) -> Option<&'static str> {
-    // A client tells of SELECT when it connects, and then by no code of the server's.
+const WRONG_CREDENTIALS: &str =
+    "connecting to Redis failed: the server refused the user's name or password; correct them in the address";
+
+/// Returns the permission that the connection's user (ACL) lacks, if that is the cause.
+///
+/// The cause is either the error NOPERM, or an error that a command within the script raised.
+fn missing_permission(error: &RedisError) -> Option<&'static str> {
+    // The redis crate sends SELECT while it connects, and reports its failure without the server's error code.
     if error.to_string().contains("refused to switch database") {
         return Some(if error.detail().is_some_and(|detail| detail.contains("permission")) {
-            "Redis did not select the database of the address: its user (ACL) may not run SELECT; grant SELECT, or use \
-             database 0"
+            "connecting to Redis failed: the user (ACL) may not run SELECT; grant SELECT, or use database 0"
         } else {
-            "Redis did not select the database of the address: there is none of this number; raise `databases` in the \
-             server's configuration, or use another number"
+            "connecting to Redis failed: the database of the address does not exist; raise `databases` in the server's \
+             configuration, or use another number"
         });
     }
     let detail = error.detail().unwrap_or_default();
-    // Redis 6 and 7.0, then later ones and Valkey.
+    // The first text is that of Redis 6 and 7.0, the second that of later versions and of Valkey.
     let in_script = ["The user executing the script can't", "ACL failure in script"];
-    let is_refused = error.kind() == ErrorKind::Server(ServerErrorKind::NoPerm)
+    let is_denied = error.kind() == ErrorKind::Server(ServerErrorKind::NoPerm)
         || in_script.iter().any(|words| detail.contains(words));
-    is_refused.then(|| {
+    is_denied.then(|| {
         if detail.contains("access") && detail.contains("key") {
-            "Redis refused a key: its user (ACL) may not use it; grant all keys that begin with the limiter's prefix, as in \
+            "the call to Redis failed: the user (ACL) may not access a key; grant all keys that begin with the limiter's prefix, as in \
              `~ratelimit:*`"
         } else {
-            "Redis refused a command: its user (ACL) may not run it; grant EVAL, EVALSHA, SCRIPT LOAD, TIME, GET, MGET, \
-             EXISTS, SET, PSETEX, DEL, GETRANGE, SETRANGE and PEXPIRE, in a cluster CLUSTER SLOTS and ASKING, too, with \
-             Sentinel ROLE"
+            "the call to Redis failed: the user (ACL) may not run a command; grant EVAL, EVALSHA, SCRIPT LOAD, TIME, GET, MGET, \
+             EXISTS, SET, PSETEX, DEL, GETRANGE, SETRANGE and PEXPIRE, in a cluster also CLUSTER SLOTS and ASKING, with \
+             Sentinel also ROLE"
         }
     })
 }

@@ -1,9 +1,28 @@
-//! Connections.
+//! Connections to Redis: how they are opened, shared and checked, and what their errors mean.
 
-pub(crate) mod connection;
-pub(crate) mod failure;
+mod address;
+mod connection;
+mod connector;
+mod failure;
+mod pool;
 #[cfg(feature = "redis-sentinel")]
-pub(crate) mod sentinel;
-pub(crate) mod shared_connection;
+mod sentinel;
+mod shared_connection;
+mod single;
 #[cfg(feature = "redis-tls")]
-pub(crate) mod tls;
+mod tls;
+
+pub(crate) use self::address::parse_address;
+pub(crate) use self::connection::Connection;
+#[cfg(feature = "redis-cluster")]
+pub(crate) use self::connector::with_connect_timeout;
+pub(crate) use self::connector::{CONNECT_TIMEOUT, Connector};
+pub(crate) use self::failure::{Failure, no_runtime};
+pub(crate) use self::pool::PoolConnector;
+#[cfg(feature = "redis-sentinel")]
+pub(crate) use self::sentinel::SentinelConnector;
+#[cfg(feature = "redis-cluster")]
+pub(crate) use self::shared_connection::SharedConnection;
+pub(crate) use self::single::ClientConnector;
+#[cfg(feature = "redis-tls")]
+pub use self::tls::RedisTls;

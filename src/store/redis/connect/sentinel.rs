@@ -1,79 +1,90 @@
-//! Sentinel: who is the master is asked anew for each connection.
-
 use std::sync::Arc;
 
 use futures_util::future::select_ok;
 use redis::{Client, ConnectionAddr, ConnectionInfo, ErrorKind, RedisError, Value};
 
+use super::connection::Connection;
+use super::connector::{Connector, with_connect_timeout};
+use super::failure::Failure;
+use super::shared_connection::SharedConnection;
 #[cfg(feature = "redis-tls")]
 use super::tls::RedisTls;
 use crate::error::Error;
 use crate::limiter::BoxFuture;
-use crate::store::redis::connect::connection::Connection;
-use crate::store::redis::connect::failure::Failure;
-use crate::store::redis::connect::shared_connection::Link;
-use crate::store::redis::server::{Source, within};
 
-/// What Sentinels say is the master of a name.
+/// Connects to the master that Sentinel names. Each new connection asks the Sentinels again.
 #[derive(Clone)]
-pub(crate) struct Sentinels(Arc<Shared>);
+pub(crate) struct SentinelConnector(Arc<SentinelConfig>);
 
-struct Shared {
+struct SentinelConfig {
     sentinels: Vec<ConnectionInfo>,
-    name: String,
-    settings: ConnectionInfo,
-    place: String,
+    master_name: String,
+    /// The settings of a connection to the master, except for host and port.
+    connection_template: ConnectionInfo,
+    description: String,
 }
 
-impl Sentinels {
-    pub(crate) fn new(sentinels: Vec<ConnectionInfo>, name: &str, settings: ConnectionInfo) -> Result<Self, Error> {
+impl SentinelConnector {
+    pub(crate) fn new(
+        sentinels: Vec<ConnectionInfo>,
+        master_name: &str,
+        connection_template: ConnectionInfo,
+    ) -> Result<Self, Error> {
         if sentinels.is_empty() {
-            return Err(Error::config("a master is found by at least one Sentinel: there is no address"));
+            return Err(Error::config(
+                "invalid Sentinel settings: there is no address; give that of at least one Sentinel",
+            ));
         }
-        if name.is_empty() {
-            return Err(Error::config("a master needs the name by which Sentinel knows it, such as \"mymaster\""));
+        if master_name.is_empty() {
+            return Err(Error::config(
+                "invalid Sentinel settings: the master's name is empty; use the name in Sentinel's configuration, such as \
+                 \"mymaster\"",
+            ));
         }
-        if !matches!(settings.addr(), ConnectionAddr::Tcp(..) | ConnectionAddr::TcpTls { .. }) {
-            return Err(Error::config("a master that Sentinel names is reached by host and port"));
+        if !matches!(connection_template.addr(), ConnectionAddr::Tcp(..) | ConnectionAddr::TcpTls { .. }) {
+            return Err(Error::config(
+                "invalid Sentinel settings: the master's address has no host and port; use redis:// or rediss://",
+            ));
         }
-        let places: Vec<_> = sentinels.iter().map(|sentinel| sentinel.addr().to_string()).collect();
-        let place = format!("master {name:?} of the Sentinels {}", places.join(", "));
-        Ok(Self(Arc::new(Shared { sentinels, name: name.to_owned(), settings, place })))
+        let addresses: Vec<_> = sentinels.iter().map(|sentinel| sentinel.addr().to_string()).collect();
+        let description = format!("master {master_name:?} of the Sentinels {}", addresses.join(", "));
+        let master_name = master_name.to_owned();
+        Ok(Self(Arc::new(SentinelConfig { sentinels, master_name, connection_template, description })))
     }
 
-    /// A connection to the master that any Sentinel names and that says so itself: the first one to be found.
-    async fn master(&self) -> Result<Link, RedisError> {
-        let asked = self.0.sentinels.iter().map(|sentinel| Box::pin(self.master_by(sentinel)));
-        Ok(select_ok(asked).await?.0)
+    /// Asks all Sentinels at once, and returns the first connection to a server that confirms that it is the master.
+    async fn connect_to_master(&self) -> Result<SharedConnection, RedisError> {
+        let queries = self.0.sentinels.iter().map(|sentinel| Box::pin(self.query_sentinel(sentinel)));
+        Ok(select_ok(queries).await?.0)
     }
 
-    async fn master_by(&self, sentinel: &ConnectionInfo) -> Result<Link, RedisError> {
+    async fn query_sentinel(&self, sentinel: &ConnectionInfo) -> Result<SharedConnection, RedisError> {
         let mut command = redis::cmd("SENTINEL");
-        command.arg("GET-MASTER-ADDR-BY-NAME").arg(&self.0.name);
+        command.arg("GET-MASTER-ADDR-BY-NAME").arg(&self.0.master_name);
         let reply = connect(sentinel.clone()).await?.send(&command).await?;
-        let (host, port) =
-            named(&reply).ok_or((ErrorKind::MasterNameNotFoundBySentinel, "Sentinel knows no such master"))?;
-        let mut address = self.0.settings.addr().clone();
+        let (host, port) = parse_master_address(&reply)
+            .ok_or((ErrorKind::MasterNameNotFoundBySentinel, "Sentinel knows no master of this name"))?;
+        let mut address = self.0.connection_template.addr().clone();
         match &mut address {
             ConnectionAddr::Tcp(own, at) | ConnectionAddr::TcpTls { host: own, port: at, .. } => {
                 (*own, *at) = (host, port);
             }
             _ => {}
         }
-        let master = connect(self.0.settings.clone().set_addr(address)).await?;
-        // What a Sentinel says of a fail-over that goes on may be old.
+        let master = connect(self.0.connection_template.clone().set_addr(address)).await?;
+        // During a fail-over a Sentinel may still name the old master, so the server must confirm its role.
         match master.send(&redis::cmd("ROLE")).await? {
             Value::Array(role) if role.first().and_then(text).as_deref() == Some("master") => Ok(master),
-            _ => Err((ErrorKind::Io, "what Sentinel named is no master (any more)").into()),
+            _ => Err((ErrorKind::Io, "the server that Sentinel named is not a master").into()),
         }
     }
 }
 
-async fn connect(info: ConnectionInfo) -> Result<Link, RedisError> {
-    Link::connect(&Client::open(info)?).await
+async fn connect(info: ConnectionInfo) -> Result<SharedConnection, RedisError> {
+    SharedConnection::connect(&Client::open(info)?).await
 }
 
-fn named(reply: &Value) -> Option<(String, u16)> {
+fn parse_master_address(reply: &Value) -> Option<(String, u16)> {
     let Value::Array(parts) = reply else { return None };
     let [host, port] = &parts[..] else { return None };
     Some((text(host)?, text(port)?.parse().ok()?))
@@ -87,33 +98,36 @@ fn text(value: &Value) -> Option<String> {
     }
 }
 
-impl Source for Sentinels {
-    fn connect(&self, _lane: usize) -> BoxFuture<Result<Box<dyn Connection>, Failure>> {
-        let sentinels = self.clone();
-        Box::pin(async move { Ok(Box::new(within(sentinels.master()).await?) as Box<dyn Connection>) })
+impl Connector for SentinelConnector {
+    fn connect(&self, _node: usize) -> BoxFuture<Result<Box<dyn Connection>, Failure>> {
+        let connector = self.clone();
+        Box::pin(async move {
+            let master = with_connect_timeout(connector.connect_to_master()).await?;
+            Ok(Box::new(master) as Box<dyn Connection>)
+        })
     }
 
     fn describe(&self) -> &str {
-        &self.0.place
+        &self.0.description
     }
 
-    fn places(&self) -> Vec<String> {
-        let Shared { sentinels, name, settings, .. } = &*self.0;
-        let database = settings.redis_settings().db();
-        sentinels.iter().map(|sentinel| format!("{name:?} of {}/{database}", sentinel.addr())).collect()
+    fn endpoints(&self) -> Vec<String> {
+        let SentinelConfig { sentinels, master_name, connection_template, .. } = &*self.0;
+        let database = connection_template.redis_settings().db();
+        sentinels.iter().map(|sentinel| format!("{master_name:?} of {}/{database}", sentinel.addr())).collect()
     }
 
-    /// For the master, for Sentinels, or for both: for those whose addresses say so.
+    /// Applies to each address, of the master and of the Sentinels, that is `rediss://`.
     #[cfg(feature = "redis-tls")]
-    fn with_tls(&self, tls: &RedisTls) -> Result<Arc<dyn Source>, Error> {
-        let is_tls = |info: &ConnectionInfo| matches!(info.addr(), ConnectionAddr::TcpTls { .. });
-        let Shared { sentinels, name, settings, .. } = &*self.0;
-        let by_tls = |info: &ConnectionInfo| if is_tls(info) { tls.applied(info.clone()) } else { Ok(info.clone()) };
-        if !sentinels.iter().chain([settings]).any(is_tls) {
-            // It says why.
-            tls.applied(settings.clone())?;
+    fn with_tls(&self, tls: &RedisTls) -> Result<Arc<dyn Connector>, Error> {
+        let uses_tls = |info: &ConnectionInfo| matches!(info.addr(), ConnectionAddr::TcpTls { .. });
+        let SentinelConfig { sentinels, master_name, connection_template, .. } = &*self.0;
+        let apply = |info: &ConnectionInfo| if uses_tls(info) { tls.apply_to(info.clone()) } else { Ok(info.clone()) };
+        if !sentinels.iter().chain([connection_template]).any(uses_tls) {
+            // Returns the error that no address uses TLS.
+            tls.apply_to(connection_template.clone())?;
         }
-        let sentinels = sentinels.iter().map(by_tls).collect::<Result<_, _>>()?;
-        Ok(Arc::new(Self::new(sentinels, name, by_tls(settings)?)?))
+        let sentinels = sentinels.iter().map(apply).collect::<Result<_, _>>()?;
+        Ok(Arc::new(Self::new(sentinels, master_name, apply(connection_template)?)?))
     }
 }

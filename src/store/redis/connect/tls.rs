@@ -7,9 +7,9 @@ use rustls::pki_types::pem::PemObject;
 
 use crate::error::Error;
 
-/// Whom to trust where Redis is reached over TLS, and how to show who one is. For [`RedisServer::with_tls`](super::RedisServer::with_tls).
+/// The certificates for TLS connections to Redis: for [`RedisServer::with_tls`](crate::RedisServer::with_tls).
 ///
-/// Without it the system's certificates are trusted, and none is shown.
+/// Without it the client trusts the system's root certificates, and presents no client certificate.
 ///
 /// ```no_run
 /// use tower_ratelimit::{RedisServer, RedisTls};
@@ -23,40 +23,41 @@ use crate::error::Error;
 /// # }
 /// ```
 #[derive(Clone)]
-#[must_use = "it does nothing until a server is given it"]
+#[must_use = "certificates have no effect until they are passed to `RedisServer::with_tls`"]
 pub struct RedisTls(TlsCertificates);
 
 impl RedisTls {
-    /// The system's certificates are trusted, and none is shown.
+    /// Trusts the system's root certificates, and presents no client certificate.
     pub const fn new() -> Self {
         Self(TlsCertificates { client_tls: None, root_cert: None })
     }
 
-    /// Trusts servers whose certificates are signed by one of these, in PEM, and no others: not those that the system trusts.
+    /// Trusts these root certificates (PEM) instead of the system's.
     pub fn root_certificates(mut self, certificates: impl Into<Vec<u8>>) -> Self {
         self.0.root_cert = Some(certificates.into());
         self
     }
 
-    /// Shows this certificate (with those that it is signed by, if need be) and proves with this key that it is one's own,
-    /// both in PEM: to servers that want to know (`tls-auth-clients`).
+    /// Presents this client certificate to servers that require one (`tls-auth-clients`).
+    ///
+    /// `certificate` is PEM, with the intermediate certificates if the server needs them; `key` is its private key in PEM.
     pub fn client_certificate(mut self, certificate: impl Into<Vec<u8>>, key: impl Into<Vec<u8>>) -> Self {
         self.0.client_tls = Some(ClientTlsConfig { client_cert: certificate.into(), client_key: key.into() });
         self
     }
 
-    /// Where and how to connect, with these certificates.
-    pub(crate) fn applied(&self, info: ConnectionInfo) -> Result<ConnectionInfo, Error> {
-        for certificates in [self.0.root_cert.as_ref(), self.0.client_tls.as_ref().map(|shown| &shown.client_cert)] {
+    /// Adds the certificates to a connection's settings.
+    pub(crate) fn apply_to(&self, info: ConnectionInfo) -> Result<ConnectionInfo, Error> {
+        for certificates in [self.0.root_cert.as_ref(), self.0.client_tls.as_ref().map(|client| &client.client_cert)] {
             if certificates.is_some_and(|pem| CertificateDer::pem_slice_iter(pem).next().is_none()) {
                 return Err(Error::config(
-                    "there is no certificate in this: it should be PEM, -----BEGIN CERTIFICATE-----",
+                    "invalid TLS settings: no certificate found; pass PEM, which begins with -----BEGIN CERTIFICATE-----",
                 ));
             }
         }
         let client = Client::build_with_tls(info, self.0.clone()).map_err(|error| {
             Error::config(
-                "these certificates can't be used: the server's address should be rediss://, and certificates and key in PEM",
+                "invalid TLS settings: the certificates cannot be used; use a rediss:// address, and pass certificates and key as PEM",
             )
             .with_source(error)
         })?;
@@ -70,21 +71,22 @@ impl Default for RedisTls {
     }
 }
 
-/// Not the key.
+/// Omits the certificates and the key.
 impl fmt::Debug for RedisTls {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("RedisTls")
-            .field("trusts_its_own", &self.0.root_cert.is_some())
-            .field("is_shown", &self.0.client_tls.is_some())
+            .field("has_root_certificates", &self.0.root_cert.is_some())
+            .field("has_client_certificate", &self.0.client_tls.is_some())
             .finish()
     }
 }
 
-/// Sees to it that the process has chosen a cryptography for rustls: its configuration panics where it has not, and where the
-/// process was built with none or with several.
-pub(crate) fn choose_cryptography() {
+/// Installs a default cryptography provider for rustls if the process has none.
+///
+/// rustls panics while it builds its configuration if the process has no provider and was built with none or with several.
+pub(crate) fn install_crypto_provider() {
     if CryptoProvider::get_default().is_none() {
-        // Somebody else may choose just now: theirs is as good.
+        // An error means that another thread has just installed a provider, which serves as well.
         let _ = ring::default_provider().install_default();
     }
 }

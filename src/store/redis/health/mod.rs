@@ -1,5 +1,11 @@
-//! Health.
+//! Which nodes respond: a circuit breaker per node, and the probes that close it.
+//!
+//! Calls that a node did not answer open its breaker. While the breaker is open, operations fail at once, and a task probes the
+//! node. The first probe that succeeds closes the breaker, with or without traffic.
 
-pub(crate) mod circuit_breaker;
-pub(crate) mod node;
-pub(crate) mod probe;
+mod circuit_breaker;
+mod node;
+mod server_health;
+
+pub(crate) use self::node::NodeState;
+pub(crate) use self::server_health::ServerHealth;

@@ -1,73 +1,72 @@
-//! What goes one way: to one server, or to one node of a cluster. One that is gone holds up no other.
-
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::Duration;
 
 use tokio::runtime::{Handle, Id};
 use tokio::time::Instant;
 
-use crate::store::redis::connect::connection::Connection;
-use crate::store::redis::health::circuit_breaker::Breaker;
+use super::circuit_breaker::CircuitBreaker;
+use crate::store::redis::connect::Connection;
 
-pub(crate) struct Lane {
+/// The state of one Redis node. Each node has its own, so a dead node does not delay the calls to others.
+pub(crate) struct NodeState {
     pub(crate) index: usize,
-    pub(crate) breaker: Breaker,
-    spare: Mutex<Option<Spare>>,
+    pub(crate) breaker: CircuitBreaker,
+    idle_connection: Mutex<Option<IdleConnection>>,
 }
 
-/// A connection that a probe has made and tried.
-struct Spare {
+/// A connection that a probe opened and tested. The first call after the probe uses it, and opens no other.
+struct IdleConnection {
     connection: Arc<dyn Connection>,
-    /// The runtime of the task that reads from the connection.
+    /// The runtime of the task that reads from the connection. The task ends with its runtime.
     runtime: Id,
-    made_at: Instant,
+    opened_at: Instant,
 }
 
-impl Lane {
-    /// The age at which a spare is dropped. A connection through a proxy or a NAT may be dead without an end of file.
-    const SPARE_AGE: Duration = Duration::from_secs(30);
+impl NodeState {
+    /// The age at which an idle connection is dropped. A proxy or a NAT may have dropped it without an end of file.
+    const MAX_IDLE: Duration = Duration::from_secs(30);
 
     fn new(index: usize) -> Self {
-        Self { index, breaker: Breaker::new(), spare: Mutex::default() }
+        Self { index, breaker: CircuitBreaker::new(), idle_connection: Mutex::default() }
     }
 
-    pub(crate) fn keep_spare(&self, connection: Box<dyn Connection>) {
+    pub(super) fn store_idle(&self, connection: Box<dyn Connection>) {
         let (connection, runtime) = (Arc::from(connection), Handle::current().id());
-        *self.spare() = Some(Spare { connection, runtime, made_at: Instant::now() });
+        *self.idle() = Some(IdleConnection { connection, runtime, opened_at: Instant::now() });
     }
 
-    /// The spare, if it is young enough and belongs to the runtime that this is called from.
-    pub(crate) fn take_spare(&self) -> Option<Arc<dyn Connection>> {
-        let mut spare = self.spare();
-        spare.take_if(|spare| spare.made_at.elapsed() >= Self::SPARE_AGE);
-        spare.take_if(|spare| spare.runtime == Handle::current().id()).map(|spare| spare.connection)
+    /// Takes the idle connection, if it is not too old and belongs to the current runtime.
+    pub(crate) fn take_idle(&self) -> Option<Arc<dyn Connection>> {
+        let mut idle = self.idle();
+        idle.take_if(|idle| idle.opened_at.elapsed() >= Self::MAX_IDLE);
+        idle.take_if(|idle| idle.runtime == Handle::current().id()).map(|idle| idle.connection)
     }
 
-    fn spare(&self) -> MutexGuard<'_, Option<Spare>> {
-        self.spare.lock().unwrap_or_else(PoisonError::into_inner)
+    fn idle(&self) -> MutexGuard<'_, Option<IdleConnection>> {
+        self.idle_connection.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// All lanes of a limiter: a single server has one.
-pub(crate) struct Lanes {
-    first: Arc<Lane>,
-    others: RwLock<Vec<Arc<Lane>>>,
+/// The nodes of a limiter's server, created on first use. Only a cluster has more than one.
+pub(super) struct Nodes {
+    first: Arc<NodeState>,
+    others: RwLock<Vec<Arc<NodeState>>>,
 }
 
-impl Lanes {
-    pub(crate) fn new() -> Self {
-        Self { first: Arc::new(Lane::new(0)), others: RwLock::default() }
+impl Nodes {
+    pub(super) fn new() -> Self {
+        Self { first: Arc::new(NodeState::new(0)), others: RwLock::default() }
     }
 
-    pub(crate) fn get(&self, index: usize) -> Arc<Lane> {
+    pub(super) fn get(&self, index: usize) -> Arc<NodeState> {
         let Some(other) = index.checked_sub(1) else { return Arc::clone(&self.first) };
-        if let Some(lane) = self.others.read().unwrap_or_else(PoisonError::into_inner).get(other) {
-            return Arc::clone(lane);
+        if let Some(node) = self.others.read().unwrap_or_else(PoisonError::into_inner).get(other) {
+            return Arc::clone(node);
         }
         let mut others = self.others.write().unwrap_or_else(PoisonError::into_inner);
         while others.len() <= other {
-            let lane = Arc::new(Lane::new(others.len() + 1));
-            others.push(lane);
+            let node = Arc::new(NodeState::new(others.len() + 1));
+            others.push(node);
         }
         Arc::clone(&others[other])
     }
@@ -77,22 +76,18 @@ impl Lanes {
 mod tests {
     use std::sync::Arc;
 
-    use redis::{Cmd, Pipeline, RedisError, Value};
+    use redis::{Cmd, RedisError, Value};
     use tokio::runtime::Builder;
     use tokio::time::advance;
 
-    use super::{Connection, Lane};
+    use super::{Connection, NodeState};
     use crate::limiter::BoxFuture;
 
-    struct Dummy;
+    struct StubConnection;
 
-    impl Connection for Dummy {
+    impl Connection for StubConnection {
         fn call(&self, _slot: u16, _command: Arc<Cmd>) -> BoxFuture<Result<Value, RedisError>> {
             Box::pin(std::future::ready(Ok(Value::Nil)))
-        }
-
-        fn pipe(&self, _commands: Arc<Pipeline>) -> BoxFuture<Result<Vec<Value>, RedisError>> {
-            Box::pin(std::future::ready(Ok(Vec::new())))
         }
 
         fn is_open(&self) -> BoxFuture<bool> {
@@ -101,22 +96,22 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn spares_age() {
-        let lane = Lane::new(0);
-        lane.keep_spare(Box::new(Dummy));
-        advance(Lane::SPARE_AGE / 2).await;
-        assert!(lane.take_spare().is_some() && lane.take_spare().is_none());
-        lane.keep_spare(Box::new(Dummy));
-        advance(Lane::SPARE_AGE).await;
-        assert!(lane.take_spare().is_none());
+    async fn take_idle_drops_an_old_connection() {
+        let node = NodeState::new(0);
+        node.store_idle(Box::new(StubConnection));
+        advance(NodeState::MAX_IDLE / 2).await;
+        assert!(node.take_idle().is_some() && node.take_idle().is_none());
+        node.store_idle(Box::new(StubConnection));
+        advance(NodeState::MAX_IDLE).await;
+        assert!(node.take_idle().is_none());
     }
 
     #[test]
-    fn spares_stay_with_their_runtime() {
-        let (lane, runtime) = (Lane::new(0), || Builder::new_current_thread().build().expect("a runtime"));
+    fn take_idle_returns_no_connection_of_another_runtime() {
+        let (node, runtime) = (NodeState::new(0), || Builder::new_current_thread().build().expect("a runtime"));
         let owner = runtime();
-        owner.block_on(async { lane.keep_spare(Box::new(Dummy)) });
-        assert!(runtime().block_on(async { lane.take_spare().is_none() }));
-        assert!(owner.block_on(async { lane.take_spare().is_some() }));
+        owner.block_on(async { node.store_idle(Box::new(StubConnection)) });
+        assert!(runtime().block_on(async { node.take_idle().is_none() }));
+        assert!(owner.block_on(async { node.take_idle().is_some() }));
     }
 }

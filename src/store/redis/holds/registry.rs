@@ -1,103 +1,110 @@
-//! What a limiter has held in Redis, and the task that looks after it.
-
 use std::collections::HashMap;
-use std::pin::pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
-use futures_util::future::{Either, select};
 use tokio::runtime::{Handle, Id};
-use tokio::sync::oneshot;
 use tokio::time::{Instant, sleep};
 
+use super::pending_hold::PendingHold;
+use super::session::{Due, Session};
+use super::update::SessionUpdate;
 use crate::clock::micros_floor;
 use crate::error::Error;
-use crate::limiter::{Held, LimiterFuture};
+use crate::limiter::BoxFuture;
 use crate::observe::{Event, Observers};
 use crate::runtime;
-use crate::store::redis::bound_limit::RowInfo;
-use crate::store::redis::client::config::Core;
-use crate::store::redis::client::operation::{Operation, Order, Shape, Steps};
-use crate::store::redis::client::protocol::Calls;
-use crate::store::redis::client::trade::{Answer, Done};
-use crate::store::redis::client::{Lines, lost};
-use crate::store::redis::holds::session::{Bound, Due, Grant, Session, Update};
-use crate::store::redis::script::replay::Twin;
-use crate::store::redis::server::no_runtime;
+use crate::store::redis::script::{DynLuaAlgorithm, LimitInfo, Operation, limit_has_no_algorithm};
 
-/// The sessions of a limiter.
-pub(crate) struct Holds {
-    /// After this time without renewal the server settles whole what is held.
+/// Queues operations on sessions. The client implements it.
+///
+/// The returned futures wait for the reply. An update is sent even if its future is dropped; a charge is not.
+pub(crate) trait HoldTransport: Send + Sync {
+    fn send_update(
+        &self,
+        sessions: &[Arc<Session>],
+        updates: Vec<SessionUpdate>,
+    ) -> Result<BoxFuture<Result<(), Error>>, Error>;
+
+    fn send_charge(&self, sessions: &[Arc<Session>], cost: u64) -> Result<BoxFuture<Result<(), Error>>, Error>;
+}
+
+/// The sessions of a limiter, and the tasks that renew them.
+pub(crate) struct HoldRegistry {
+    /// The time without renewal after which the server settles a session.
     pub(crate) expiry: Duration,
-    name: String,
+    limiter: String,
     observers: Observers,
-    lines: Weak<Lines<Calls>>,
+    transport: Weak<dyn HoldTransport>,
     sessions: Mutex<Sessions>,
 }
 
 #[derive(Default)]
 struct Sessions {
-    /// KeyedBy key, and where the algorithm is chosen by the key, by its parameters: those that take more holds.
+    /// The sessions that accept more holds.
     open: HashMap<SessionKey, Arc<Session>>,
-    /// All that something is or may be to be done for.
+    /// The sessions that the renewal task visits.
     listed: Vec<Arc<Session>>,
-    /// The runtimes in which a task looks after them.
-    keepers: Vec<Id>,
+    /// The runtimes that run a renewal task.
+    renewing_runtimes: Vec<Id>,
 }
 
+/// The key in Redis, and the parameters of an algorithm that is chosen by the key.
 type SessionKey = (Arc<[u8]>, Vec<u64>);
 
-/// The sessions that a call begins.
+/// The sessions that one call creates. Holds of this call on the same key share a session.
 #[derive(Default)]
 pub(crate) struct NewSessions(HashMap<SessionKey, Arc<Session>>);
 
-impl Holds {
-    pub(crate) fn new(expiry: Duration, name: &str, observers: &Observers, lines: Weak<Lines<Calls>>) -> Self {
-        let (name, observers) = (name.to_owned(), observers.clone());
-        Self { expiry, name, observers, lines, sessions: Mutex::default() }
+impl HoldRegistry {
+    pub(crate) fn new(
+        expiry: Duration,
+        limiter: &str,
+        observers: &Observers,
+        transport: Weak<dyn HoldTransport>,
+    ) -> Self {
+        let (limiter, observers) = (limiter.to_owned(), observers.clone());
+        Self { expiry, limiter, observers, transport, sessions: Mutex::default() }
     }
 
-    /// How often the task looks what is due.
-    pub(crate) fn tick(&self) -> Duration {
+    /// The interval of the renewal task.
+    pub(super) fn tick(&self) -> Duration {
         (self.expiry / 20).clamp(Duration::from_millis(5), Duration::from_millis(500))
     }
 
-    /// Chooses the sessions that an order holds in.
-    pub(crate) fn bind(
+    /// Chooses the session in which an operation holds, for each limit.
+    pub(crate) fn join_sessions<'a>(
         self: &Arc<Self>,
-        order: &Order,
-        rows: &[RowInfo],
+        key: impl Fn(usize) -> &'a [u8],
+        algorithms: &[Option<Arc<dyn DynLuaAlgorithm>>],
+        limits: &[LimitInfo],
         new: &mut NewSessions,
-    ) -> Result<Bound, Error> {
-        let mut bound = Bound::new(Arc::clone(self));
-        for (limit, row) in rows.iter().enumerate() {
-            let (twin, own) = (order.twin(limit, row)?, order.twins.get(limit).and_then(Option::as_ref));
+    ) -> Result<PendingHold, Error> {
+        let mut pending = PendingHold::new(Arc::clone(self));
+        for (index, limit) in limits.iter().enumerate() {
+            let own = algorithms.get(index).and_then(Option::as_ref);
+            let algorithm = limit.algorithm(own).ok_or_else(limit_has_no_algorithm)?;
             let mut params = Vec::new();
             if own.is_some() {
-                twin.params(0, &mut params);
+                algorithm.params(0, &mut params);
             }
-            let key = (Arc::<[u8]>::from(order.key(limit)), params);
+            let key = (Arc::<[u8]>::from(key(index)), params);
             let open = self.sessions().open.get(&key).filter(|open| open.join(self.expiry)).cloned();
             let known = open.or_else(|| new.0.get(&key).filter(|new| new.join(self.expiry)).cloned());
-            bound.push(known.unwrap_or_else(|| {
-                let shape = Arc::new(self.update_shape(limit, row, twin));
-                let weight = usize::from(twin.weight());
-                let session = Arc::new(Session::new(limit, key.clone(), own.cloned(), weight, shape));
+            pending.push(known.unwrap_or_else(|| {
+                let template = limit.template(index, Operation::Update, algorithm, 0, micros_floor(self.expiry));
+                let weight = usize::from(algorithm.weight());
+                let session = Session::new(index, key.clone(), own.cloned(), weight, Arc::new(template));
+                let session = Arc::new(session);
                 session.join(self.expiry);
                 new.0.insert(key, Arc::clone(&session));
                 session
             }));
         }
-        Ok(bound)
+        Ok(pending)
     }
 
-    fn update_shape(&self, limit: usize, row: &RowInfo, twin: &dyn Twin) -> Shape {
-        let first = micros_floor(self.expiry);
-        operation(Operation::Update, limit, row, twin, 0, first)
-    }
-
-    /// A session has an entry on the server: it takes more holds, and is looked after.
-    pub(crate) fn open(self: &Arc<Self>, session: &Arc<Session>) {
+    /// Makes a session that the server has confirmed available to other holds.
+    pub(super) fn open(self: &Arc<Self>, session: &Arc<Session>) {
         let key = (Arc::clone(&session.key), session.params.clone());
         let mut sessions = self.sessions();
         let known = sessions.open.entry(key).or_insert_with(|| Arc::clone(session));
@@ -105,66 +112,56 @@ impl Holds {
             *known = Arc::clone(session);
         }
         drop(sessions);
-        self.keep(session);
+        self.track(session);
     }
 
-    /// Sees to it that a session is looked after.
-    pub(crate) fn keep(self: &Arc<Self>, session: &Arc<Session>) {
+    /// Lists a session for renewal, and makes sure that a task of this runtime renews.
+    ///
+    /// Outside of a runtime only the first happens: a task of another runtime sends the updates, or the session expires.
+    pub(crate) fn track(self: &Arc<Self>, session: &Arc<Session>) {
         let mut sessions = self.sessions();
-        if session.list() {
+        if session.mark_listed() {
             sessions.listed.push(Arc::clone(session));
         }
         let (Ok(runtime), Some(_)) = (Handle::try_current(), runtime::sleep(Duration::ZERO)) else { return };
-        let Some(lines) = self.lines.upgrade() else { return };
-        if sessions.keepers.contains(&runtime.id()) {
+        let Some(transport) = self.transport.upgrade() else { return };
+        if sessions.renewing_runtimes.contains(&runtime.id()) {
             return;
         }
-        sessions.keepers.push(runtime.id());
-        // A runtime that is shutting down drops the task at once.
+        sessions.renewing_runtimes.push(runtime.id());
+        // Unlocked before `spawn`: a runtime that shuts down drops the task, and with it `RenewalTask`, within `spawn`.
         drop(sessions);
-        let keeper = Keeper { holds: Arc::clone(self), runtime: runtime.id() };
-        runtime.spawn(keeper.look_after(lines));
+        let task = RenewalTask { registry: Arc::clone(self), runtime: runtime.id() };
+        runtime.spawn(task.run(transport));
     }
 
-    /// Sends what some sessions have settled, or leaves it to the task.
-    pub(crate) fn update(self: &Arc<Self>, sessions: &[Arc<Session>]) {
+    /// Sends what some sessions have settled. If that fails, the renewal task sends it.
+    pub(super) fn update(self: &Arc<Self>, sessions: &[Arc<Session>]) {
         for session in sessions {
-            self.keep(session);
+            self.track(session);
         }
-        if let Some(lines) = self.lines.upgrade() {
-            drop(self.send_update(&lines, sessions));
+        if let Some(transport) = self.transport.upgrade() {
+            drop(self.send_update(&*transport, sessions));
         }
     }
 
-    fn send_update(
+    /// Queues one update for each of these sessions.
+    pub(crate) fn send_update(
         self: &Arc<Self>,
-        lines: &Lines<Calls>,
+        transport: &dyn HoldTransport,
         sessions: &[Arc<Session>],
-    ) -> Result<oneshot::Receiver<Answer>, Error> {
-        let updates = sessions.iter().map(|session| Update::new(Arc::clone(session), Arc::clone(self))).collect();
-        let rows = &lines.core.trade.rows;
-        lines.push(|reply| Ok(Order::on_sessions(sessions.iter(), rows, Steps::Update(updates), reply)))
+    ) -> Result<BoxFuture<Result<(), Error>>, Error> {
+        let new = |session: &Arc<Session>| SessionUpdate::new(Arc::clone(session), Arc::clone(self));
+        transport.send_update(sessions, sessions.iter().map(new).collect())
     }
 
-    /// Charges what sessions can't settle: once at most, as nothing tells whether a charge without an answer was made.
-    fn charge(lines: &Lines<Calls>, sessions: &[Arc<Session>], cost: u64) -> Result<oneshot::Receiver<Answer>, Error> {
-        let rows = &lines.core.trade.rows;
-        let shapes = sessions.iter().filter_map(|session| {
-            let row = &rows[session.limit];
-            let twin = row.twin(session.twin.as_ref())?;
-            Some(Arc::new(operation(Operation::Charge, session.limit, row, twin, cost, cost)))
-        });
-        let steps = Steps::Operate(shapes.collect());
-        lines.push(|reply| Ok(Order::on_sessions(sessions.iter(), rows, steps, reply)))
-    }
-
-    /// What is due now. `None` if there is nothing to look after; then the task of this runtime is over.
+    /// Returns the work that is due now, or `None` if no session is listed; the task of this runtime then ends.
     fn due(&self, runtime: Id) -> Option<Vec<(Arc<Session>, Due)>> {
         let (mut due, now) = (Vec::new(), Instant::now());
         let mut sessions = self.sessions();
         sessions.open.retain(|_, session| !session.is_closed());
         sessions.listed.retain(|session| match session.due(now, self.expiry) {
-            Due::Forget => false,
+            Due::Remove => false,
             Due::Nothing => true,
             work => {
                 due.push((Arc::clone(session), work));
@@ -173,14 +170,14 @@ impl Holds {
         });
         if sessions.listed.is_empty() {
             sessions.open.clear();
-            sessions.keepers.retain(|keeper| *keeper != runtime);
+            sessions.renewing_runtimes.retain(|renewing| *renewing != runtime);
             return None;
         }
         Some(due)
     }
 
-    /// So many holds on keys of this limiter were settled whole, as nobody renewed them.
-    pub(crate) fn expired(&self, count: usize) {
+    /// Emits an event if the server has settled holds on expiry.
+    pub(crate) fn emit_expired(&self, count: usize) {
         if count > 0 {
             self.observers.emit(|| Event::HoldsExpired { store: &self.name, count });
         }
@@ -191,111 +188,36 @@ impl Holds {
     }
 }
 
-/// An operation on one limit.
-pub(crate) fn operation(
-    operation: Operation,
-    limit: usize,
-    row: &RowInfo,
-    twin: &dyn Twin,
-    cost: u64,
-    first: u64,
-) -> Shape {
-    let mut params = Vec::new();
-    twin.params(cost, &mut params);
-    params.push(u64::from(row.shadow));
-    let limit = u16::try_from(limit + 1).unwrap_or(u16::MAX);
-    Shape { operation, limit, first, second: 0, cost, params, uses_fast_path: false }
-}
-
-/// The guard of what was granted.
-pub(crate) fn guard(lines: &Arc<Lines<Calls>>, grant: Grant) -> Held {
-    let (lines, cost) = (Arc::clone(lines), grant.cost);
-    let holds = Arc::clone(&grant.holds);
-    let sessions = grant.take();
-    Held::new(cost, move |actual| {
-        if cost == 0 && actual == 0 {
-            return LimiterFuture::ready(Ok(()));
-        }
-        let sent = if cost == 0 {
-            Holds::charge(&lines, &sessions, actual)
-        } else {
-            for session in &sessions {
-                session.settle(cost, actual);
-                holds.keep(session);
-            }
-            holds.send_update(&lines, &sessions)
-        };
-        match sent {
-            Err(error) => LimiterFuture::ready(Err(not_settled(error))),
-            Ok(answer) => LimiterFuture::pending(async move { settled(&lines.core, answer).await }),
-        }
-    })
-}
-
-async fn settled(core: &Core<Calls>, answer: oneshot::Receiver<Answer>) -> Result<(), Error> {
-    let Some(timer) = runtime::sleep(core.deadline) else { return Err(not_settled(no_runtime())) };
-    match select(answer, pin!(timer)).await {
-        Either::Left((Ok(Ok(_)), _)) => Ok(()),
-        Either::Left((Ok(Err(error)), _)) => Err(not_settled(error)),
-        Either::Left((Err(_), _)) => Err(not_settled(lost())),
-        Either::Right(_) => Err(not_settled(Error::unavailable(format!(
-            "Redis ({}) did not answer within the deadline of {:?}",
-            core.server.describe(),
-            core.deadline
-        )))),
-    }
-}
-
-fn not_settled(error: Error) -> Error {
-    Error::unavailable(
-        "settling a held cost is not confirmed yet: Redis did not answer; it is tried again until the hold expires, and then \
-         settled whole",
-    )
-    .with_source(error)
-}
-
-/// Looks after the sessions of a limiter from within a runtime.
-struct Keeper {
-    holds: Arc<Holds>,
+/// The task of one runtime that renews the sessions of a limiter.
+struct RenewalTask {
+    registry: Arc<HoldRegistry>,
     runtime: Id,
 }
 
-impl Keeper {
-    async fn look_after(self, lines: Arc<Lines<Calls>>) {
+impl RenewalTask {
+    async fn run(self, transport: Arc<dyn HoldTransport>) {
         loop {
-            sleep(self.holds.tick()).await;
-            let Some(due) = self.holds.due(self.runtime) else { return };
+            sleep(self.registry.tick()).await;
+            let Some(due) = self.registry.due(self.runtime) else { return };
             for (session, due) in due {
                 let sessions = [session];
                 match due {
                     Due::Charge(cost) => {
-                        if let Ok(answer) = Holds::charge(&lines, &sessions, cost) {
-                            // What nobody waits for is not sent.
-                            tokio::spawn(answer);
+                        // Tried once: a charge without a reply may have been applied, and a second one could charge twice.
+                        if let Ok(reply) = transport.send_charge(&sessions, cost) {
+                            // A charge whose future is dropped is not sent.
+                            tokio::spawn(reply);
                         }
                     }
-                    _ => drop(self.holds.send_update(&lines, &sessions)),
+                    _ => drop(self.registry.send_update(&*transport, &sessions)),
                 }
             }
         }
     }
 }
 
-impl Drop for Keeper {
+impl Drop for RenewalTask {
     fn drop(&mut self) {
-        self.holds.sessions().keepers.retain(|keeper| *keeper != self.runtime);
-    }
-}
-
-/// What came of a hold.
-pub(crate) fn outcome(lines: &Arc<Lines<Calls>>, done: Done) -> Result<crate::limiter::Outcome, Error> {
-    match done {
-        Done::Decided(decision, grant) => {
-            let held = grant.map(|grant| guard(lines, grant));
-            Ok(crate::limiter::Outcome { decision, held })
-        }
-        Done::SessionExpired | Done::Operated => Err(Error::unavailable(
-            "hold failed: Redis has lost what this process held on the key, twice in a row; ask again",
-        )),
+        self.registry.sessions().renewing_runtimes.retain(|renewing| *renewing != self.runtime);
     }
 }

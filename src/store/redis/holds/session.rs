@@ -1,150 +1,146 @@
-//! Sessions: what a limiter of this process has held on one key. `holds.lua` says what the server keeps of each.
-//!
-//! A session counts what its guards have settled since it began, in two sums that only grow: what was released (the held costs)
-//! and what was charged (the actual ones). An update carries both, so the server does what it has not done yet, however often and
-//! in whatever order updates arrive. Pending settlements of one session travel as one update.
-//!
-//! A session's entry on the server is made once: by the holds of one call, whose session nobody else knows until they are
-//! answered. A hold of a session that the server does not know any more is not granted.
-
-use std::fmt;
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use tokio::time::Instant;
 
-use crate::store::redis::client::operation::{EXACT, Shape};
-use crate::store::redis::holds::registry::Holds;
-use crate::store::redis::script::replay::Twin;
+use crate::store::redis::script::{DynLuaAlgorithm, MAX_EXACT, OperationTemplate, to_f64};
 
+/// The holds of one limiter on one key. The module documentation describes the protocol.
 pub(crate) struct Session {
-    pub(crate) id: u64,
-    /// The limit's index.
+    pub(super) id: u64,
+    /// The index of the limit.
     pub(crate) limit: usize,
     pub(crate) key: Arc<[u8]>,
-    /// The algorithm, where it is chosen by the key.
-    pub(crate) twin: Option<Arc<dyn Twin>>,
-    /// Tells the algorithm, where it is chosen by the key.
-    pub(crate) params: Vec<u64>,
-    /// How long the script works on one of its steps.
+    /// The algorithm, if it is chosen by the key.
+    pub(crate) algorithm: Option<Arc<dyn DynLuaAlgorithm>>,
+    /// The algorithm's parameters, if it is chosen by the key: they tell the sessions of different algorithms apart.
+    pub(super) params: Vec<u64>,
+    /// The run time of one step in the script.
     pub(crate) weight: usize,
-    /// What all its updates have in common.
-    pub(crate) shape: Arc<Shape>,
-    state: Mutex<State>,
+    /// The template of the session's updates.
+    pub(crate) template: Arc<OperationTemplate>,
+    state: Mutex<SessionState>,
 }
 
-#[allow(clippy::struct_excessive_bools, reason = "each may change without the others")]
-struct State {
-    /// Holds on their way.
+#[allow(clippy::struct_excessive_bools, reason = "the flags are independent")]
+struct SessionState {
+    /// Holds that were sent and not answered.
     pending: usize,
     /// Guards that have not settled.
     guards: usize,
-    /// What was settled.
-    sums: Sums,
-    /// What the server is known to have done of that.
+    /// All settlements.
+    settled: Sums,
+    /// The settlements that the server has confirmed.
     acknowledged: Sums,
-    /// What of the surcharges it may have done.
+    /// The surcharges in any update that was sent: the server may have applied them.
     sent_surcharge: u64,
-    /// The surcharges that the session can't settle any more: they are charged without it.
-    apart: u64,
-    /// Updates on their way.
+    /// Surcharges that are charged without the session, because it is over.
+    detached_surcharge: u64,
+    /// Updates that were sent and not answered.
     updates: usize,
-    /// The server has an entry, as far as is known.
+    /// The server has granted a hold, so it has an entry for the session.
     is_confirmed: bool,
-    /// It takes no more holds.
+    /// The session accepts no more holds.
     is_closed: bool,
-    /// The server has no entry any more, as it was told to end it, or settled whole what was held.
+    /// The server has no entry for the session any more: it was told to end it, or has settled it on expiry.
     is_over: bool,
-    /// It is among those that are looked after.
+    /// The registry's list of renewed sessions contains the session.
     is_listed: bool,
-    /// The hold that begins it is sent by now.
-    began_at: Instant,
-    /// When the server was last asked for what it has answered: the entry does not expire before one expiry after it.
+    created_at: Instant,
+    /// When the last confirmed call was sent: the server's entry lasts at least one expiry from then.
     renewed_at: Instant,
     retry_at: Instant,
     failures: u32,
 }
 
+/// Sums over the life of a session.
 #[derive(Clone, Copy, Default, PartialEq, Eq)]
 struct Sums {
     released: u64,
     charged: u64,
-    /// How much of what was charged is beyond what was held.
+    /// The part of `charged` above the held costs.
     surcharge: u64,
 }
 
-/// A number that nobody else has: 52 bits, not zero.
+/// Returns a random id of 52 bits (exact in a double), not zero.
 fn random_id() -> u64 {
-    // Its keys come from the operating system.
+    // The operating system provides the keys of the hasher.
     (RandomState::new().build_hasher().finish() >> 12) | 1
 }
 
-/// What an update carries.
+/// The sums that one update carries.
 #[derive(Clone, Copy)]
-pub(crate) struct Snapshot {
+pub(super) struct Snapshot {
     sums: Sums,
     surcharge_before: u64,
     ends: bool,
     sent_at: Instant,
 }
 
-/// What is to be done for a session.
-pub(crate) enum Due {
+impl Snapshot {
+    pub(super) fn encode(&self, id: u64) -> [f64; 4] {
+        let [id, released, charged] = [id, self.sums.released, self.sums.charged].map(to_f64);
+        [id, released, charged, f64::from(u8::from(self.ends))]
+    }
+}
+
+/// The work that is due for a session.
+pub(super) enum Due {
     Nothing,
     Update,
-    /// A charge that the session can't make any more.
+    /// A surcharge, to be charged without the session.
     Charge(u64),
-    /// It is over.
-    Forget,
+    /// The session is over; the registry removes it.
+    Remove,
 }
 
 impl Session {
-    pub(crate) fn new(
+    pub(super) fn new(
         limit: usize,
         (key, params): (Arc<[u8]>, Vec<u64>),
-        twin: Option<Arc<dyn Twin>>,
+        algorithm: Option<Arc<dyn DynLuaAlgorithm>>,
         weight: usize,
-        shape: Arc<Shape>,
+        template: Arc<OperationTemplate>,
     ) -> Self {
         let now = Instant::now();
-        let state = State {
+        let state = SessionState {
             pending: 0,
             guards: 0,
-            sums: Sums::default(),
+            settled: Sums::default(),
             acknowledged: Sums::default(),
             sent_surcharge: 0,
-            apart: 0,
+            detached_surcharge: 0,
             updates: 0,
             is_confirmed: false,
             is_closed: false,
             is_over: false,
             is_listed: false,
-            began_at: now,
+            created_at: now,
             renewed_at: now,
             retry_at: now,
             failures: 0,
         };
-        Self { id: random_id(), limit, key, twin, params, weight, shape, state: Mutex::new(state) }
+        Self { id: random_id(), limit, key, algorithm, params, weight, template, state: Mutex::new(state) }
     }
 
-    /// Joins one more hold to it, unless it takes none.
-    pub(crate) fn join(&self, expiry: Duration) -> bool {
+    /// Adds a pending hold, unless the session accepts none.
+    pub(super) fn join(&self, expiry: Duration) -> bool {
         let mut state = self.state();
-        // A little before the server lets it expire: a hold that is sent now arrives later.
+        // The margin of a tenth covers the time until the hold reaches the server.
         let is_open = !state.is_closed && state.renewed_at.elapsed() < expiry * 9 / 10;
         state.pending += usize::from(is_open);
         is_open
     }
 
-    /// The id as a hold carries it.
-    fn signed_id(&self) -> f64 {
-        let id = crate::store::redis::client::operation::double(self.id);
+    /// Returns the id as a hold sends it: negative if the hold creates the session on the server.
+    pub(super) fn signed_id(&self) -> f64 {
+        let id = to_f64(self.id);
         if self.state().is_confirmed { id } else { -id }
     }
 
-    /// A hold was granted.
-    fn granted(&self, sent_at: Instant) {
+    /// The server granted a pending hold.
+    pub(super) fn hold_granted(&self, sent_at: Instant) {
         let mut state = self.state();
         state.pending -= 1;
         state.guards += 1;
@@ -152,94 +148,114 @@ impl Session {
         state.renewed_at = state.renewed_at.max(sent_at);
     }
 
-    /// A hold was not granted, or not on this limit.
-    fn not_granted(&self) {
+    /// The server did not grant a pending hold, or not on this limit.
+    pub(super) fn hold_not_granted(&self) {
         self.state().pending -= 1;
     }
 
-    /// Nobody knows whether a hold was granted: the session ends with its last guard, and with it what may be held.
-    fn may_be_granted(&self) {
+    /// The reply to a pending hold is missing, so the server may have granted it.
+    ///
+    /// The session accepts no more holds. Its last update ends the server's entry, and that releases what may be held.
+    pub(super) fn hold_unknown(&self) {
         let mut state = self.state();
         state.pending -= 1;
         state.is_closed = true;
     }
 
-    /// The server does not know it any more.
-    fn is_gone(&self) {
+    /// The server does not know the session any more.
+    pub(super) fn lose(&self) {
         self.state().lose();
     }
 
-    /// A guard settles.
+    /// Settles one guard.
     pub(crate) fn settle(&self, held: u64, actual: u64) {
         let mut state = self.state();
         let surcharge = actual.saturating_sub(held);
         state.guards -= 1;
         if state.is_over {
-            state.apart = state.apart.saturating_add(surcharge);
+            state.detached_surcharge = state.detached_surcharge.saturating_add(surcharge);
             return;
         }
-        let sums = &mut state.sums;
-        sums.released = sums.released.saturating_add(held);
-        sums.charged = sums.charged.saturating_add(actual);
-        sums.surcharge = sums.surcharge.saturating_add(surcharge);
-        // So far doubles count exactly.
-        state.is_closed |= state.sums.released.max(state.sums.charged) >= EXACT / 2;
+        let settled = &mut state.settled;
+        settled.released = settled.released.saturating_add(held);
+        settled.charged = settled.charged.saturating_add(actual);
+        settled.surcharge = settled.surcharge.saturating_add(surcharge);
+        // A new session starts before the sums leave the range in which doubles are exact.
+        state.is_closed |= state.settled.released.max(state.settled.charged) >= MAX_EXACT / 2;
         state.retry_at = Instant::now();
     }
 
-    /// What to do for it now.
-    pub(crate) fn due(&self, now: Instant, expiry: Duration) -> Due {
+    /// Returns the work that is due now.
+    pub(super) fn due(&self, now: Instant, expiry: Duration) -> Due {
         let mut state = self.state();
-        if state.apart > 0 {
-            return Due::Charge(std::mem::take(&mut state.apart));
+        if state.detached_surcharge > 0 {
+            return Due::Charge(std::mem::take(&mut state.detached_surcharge));
         }
         let is_idle = state.guards == 0 && state.pending == 0;
         if state.is_over {
             state.is_listed = !is_idle || state.updates > 0;
-            return if state.is_listed { Due::Nothing } else { Due::Forget };
+            return if state.is_listed { Due::Nothing } else { Due::Remove };
         }
-        // Long after the server has settled whole what was held.
+        // By then the server has settled the session on expiry.
         if is_idle && now > state.renewed_at + expiry * 2 {
             state.is_listed = false;
-            return Due::Forget;
+            return Due::Remove;
         }
-        let is_behind = is_idle || state.sums != state.acknowledged;
+        let is_behind = is_idle || state.settled != state.acknowledged;
         let is_due = is_behind || now >= state.renewed_at + expiry / 3;
         if is_due && state.updates == 0 && now >= state.retry_at { Due::Update } else { Due::Nothing }
     }
 
-    /// Whether it is not looked after yet, and is from now on.
-    pub(crate) fn list(&self) -> bool {
+    /// Marks the session as listed. Returns whether it was not.
+    pub(super) fn mark_listed(&self) -> bool {
         !std::mem::replace(&mut self.state().is_listed, true)
     }
 
-    fn is_over(&self) -> bool {
-        self.state().is_over
-    }
-
-    /// Whether it takes no more holds.
-    pub(crate) fn is_closed(&self) -> bool {
+    /// Whether the session accepts no more holds.
+    pub(super) fn is_closed(&self) -> bool {
         self.state().is_closed
     }
 
-    fn snapshot(&self) -> Snapshot {
-        let mut state = self.state();
-        let surcharge_before = state.sent_surcharge;
-        state.sent_surcharge = state.sums.surcharge;
-        // An entry is kept until it is known that it was surcharged: if it is gone, nothing tells whether it was.
-        let is_known = state.acknowledged.surcharge == state.sums.surcharge;
-        let ends = state.guards == 0 && state.pending == 0 && is_known;
-        state.is_closed |= ends;
-        Snapshot { sums: state.sums, surcharge_before, ends, sent_at: Instant::now() }
+    /// Adds an update in flight.
+    pub(super) fn start_update(&self) {
+        self.state().updates += 1;
     }
 
-    /// The server has done what an update carried.
-    fn acknowledge(&self, snapshot: &Snapshot) {
+    /// Ends an update in flight. After a failure the next update waits: twice as long after each, up to a third of the expiry.
+    pub(super) fn end_update(&self, has_failed: bool, tick: Duration, expiry: Duration) {
         let mut state = self.state();
-        let (known, sums) = (&mut state.acknowledged, &snapshot.sums);
-        known.released = known.released.max(sums.released);
-        known.charged = known.charged.max(sums.charged);
-        known.surcharge = known.surcharge.max(sums.surcharge);
+        state.updates -= 1;
+        if has_failed {
+            state.failures = state.failures.saturating_add(1);
+        }
+        if state.failures > 0 {
+            let pause = tick * 2_u32.saturating_pow(state.failures.min(8) - 1);
+            state.retry_at = Instant::now() + pause.min(expiry / 3);
+        }
+    }
+
+    /// Returns the sums for an update that is about to be sent, or `None` if the session is over.
+    pub(super) fn snapshot(&self) -> Option<Snapshot> {
+        let mut state = self.state();
+        if state.is_over {
+            return None;
+        }
+        let surcharge_before = state.sent_surcharge;
+        state.sent_surcharge = state.settled.surcharge;
+        // The entry must outlive an unconfirmed surcharge: without the entry the server cannot know whether it applied it.
+        let is_confirmed = state.acknowledged.surcharge == state.settled.surcharge;
+        let ends = state.guards == 0 && state.pending == 0 && is_confirmed;
+        state.is_closed |= ends;
+        Some(Snapshot { sums: state.settled, surcharge_before, ends, sent_at: Instant::now() })
+    }
+
+    /// The server has applied an update.
+    pub(super) fn acknowledge(&self, snapshot: &Snapshot) {
+        let mut state = self.state();
+        let (acknowledged, sums) = (&mut state.acknowledged, &snapshot.sums);
+        acknowledged.released = acknowledged.released.max(sums.released);
+        acknowledged.charged = acknowledged.charged.max(sums.charged);
+        acknowledged.surcharge = acknowledged.surcharge.max(sums.surcharge);
         state.renewed_at = state.renewed_at.max(snapshot.sent_at);
         state.failures = 0;
         if snapshot.ends {
@@ -247,29 +263,33 @@ impl Session {
         }
     }
 
-    /// The server has no entry for an update: it had settled whole what was held. The surcharges that only this update carried
-    /// were not made; one that an earlier update without an answer carried may have been, and is not made again.
-    fn missed(&self, snapshot: &Snapshot, holds: &Holds) {
+    /// The server has no entry for an update: it had settled the session on expiry.
+    ///
+    /// The surcharges that only this update carried were not applied, so they are charged without the session. Surcharges that an
+    /// earlier, unanswered update carried may have been applied, so they are not charged again.
+    pub(super) fn update_missed(&self, snapshot: &Snapshot, expiry: Duration) {
         let mut state = self.state();
-        if !state.is_confirmed && state.began_at.elapsed() < holds.expiry {
-            // The hold that begins it may be on its way still: then what it holds is to end, too.
-            state.retry_at = Instant::now() + holds.expiry / 10;
+        if !state.is_confirmed && state.created_at.elapsed() < expiry {
+            // The hold that creates the session may still arrive. A later update must then end what it holds.
+            state.retry_at = Instant::now() + expiry / 10;
             return;
         }
-        state.apart = state.apart.saturating_add(snapshot.sums.surcharge - snapshot.surcharge_before);
+        let unsent_before = snapshot.sums.surcharge - snapshot.surcharge_before;
+        state.detached_surcharge = state.detached_surcharge.saturating_add(unsent_before);
         state.lose();
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, SessionState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl State {
-    /// The entry is gone before it was told to end.
+impl SessionState {
+    /// The server's entry is gone before the session ended it: surcharges that no update carried are charged without it.
     fn lose(&mut self) {
         if !self.is_over {
-            self.apart = self.apart.saturating_add(self.sums.surcharge - self.sent_surcharge);
+            let unsent = self.settled.surcharge - self.sent_surcharge;
+            self.detached_surcharge = self.detached_surcharge.saturating_add(unsent);
         }
         self.end();
     }
@@ -277,157 +297,5 @@ impl State {
     fn end(&mut self) {
         self.is_over = true;
         self.is_closed = true;
-    }
-}
-
-/// An update of a session on its way. Dropped before it is done it has failed, and is sent again.
-pub(crate) struct Update {
-    pub(crate) session: Arc<Session>,
-    /// What it carries, once it is sent; nothing if another one of the same call carries all.
-    snapshot: Option<Snapshot>,
-    holds: Arc<Holds>,
-}
-
-impl Update {
-    pub(crate) fn new(session: Arc<Session>, holds: Arc<Holds>) -> Self {
-        session.state().updates += 1;
-        Self { session, snapshot: None, holds }
-    }
-
-    /// Takes along all that was settled until now, unless another one does.
-    pub(crate) fn load(&mut self, is_first: bool) {
-        self.snapshot = (is_first && !self.session.is_over()).then(|| self.session.snapshot());
-    }
-
-    /// What the server needs, if it is to be sent.
-    pub(crate) fn numbers(&self) -> Option<[f64; 4]> {
-        let Snapshot { sums, ends, .. } = self.snapshot?;
-        let [id, released, charged] =
-            [self.session.id, sums.released, sums.charged].map(crate::store::redis::client::operation::double);
-        Some([id, released, charged, f64::from(u8::from(ends))])
-    }
-
-    /// It was carried out, or there was no entry.
-    pub(crate) fn done(mut self, is_known: bool) {
-        if let Some(snapshot) = self.snapshot.take() {
-            if is_known {
-                self.session.acknowledge(&snapshot);
-            } else {
-                self.session.missed(&snapshot, &self.holds);
-            }
-            self.holds.keep(&self.session);
-        }
-    }
-}
-
-impl Drop for Update {
-    fn drop(&mut self) {
-        let mut state = self.session.state();
-        state.updates -= 1;
-        if self.snapshot.take().is_some() {
-            state.failures = state.failures.saturating_add(1);
-        }
-        if state.failures > 0 {
-            let pause = self.holds.tick() * 2_u32.saturating_pow(state.failures.min(8) - 1);
-            state.retry_at = Instant::now() + pause.min(self.holds.expiry / 3);
-        }
-    }
-}
-
-/// The sessions that an order is to hold in, for each limit. Dropped before it is answered, nobody knows what became of it.
-pub(crate) struct Bound {
-    sessions: Vec<Arc<Session>>,
-    sent_at: Instant,
-    holds: Arc<Holds>,
-}
-
-impl Bound {
-    pub(crate) fn new(holds: Arc<Holds>) -> Self {
-        Self { sessions: Vec::new(), sent_at: Instant::now(), holds }
-    }
-
-    /// Adds the next limit's session, which a hold has joined.
-    pub(crate) fn push(&mut self, session: Arc<Session>) {
-        self.sessions.push(session);
-    }
-
-    pub(crate) fn ids(&self) -> Vec<f64> {
-        self.sessions.iter().map(|session| session.signed_id()).collect()
-    }
-
-    /// It was granted, on the limits that `takes` names.
-    pub(crate) fn granted(mut self, cost: u64, takes: &[bool]) -> Grant {
-        let mut held = Vec::with_capacity(takes.len());
-        for (session, takes) in self.sessions.drain(..).zip(takes) {
-            if *takes && cost > 0 {
-                session.granted(self.sent_at);
-                self.holds.open(&session);
-            } else {
-                session.not_granted();
-            }
-            if *takes {
-                held.push(session);
-            }
-        }
-        Grant { cost, sessions: held, holds: Arc::clone(&self.holds) }
-    }
-
-    /// It was not granted. Nothing was done.
-    pub(crate) fn refused(mut self) {
-        for session in self.sessions.drain(..) {
-            session.not_granted();
-        }
-    }
-
-    /// It was not granted, as the server does not know some of the sessions any more.
-    pub(crate) fn expired(mut self, unknown: &[bool]) {
-        for (session, unknown) in self.sessions.drain(..).zip(unknown) {
-            session.not_granted();
-            if *unknown {
-                session.is_gone();
-            }
-        }
-    }
-}
-
-impl Drop for Bound {
-    fn drop(&mut self) {
-        for session in self.sessions.drain(..) {
-            session.may_be_granted();
-            self.holds.keep(&session);
-        }
-    }
-}
-
-/// A cost that is held. Dropped before anybody has it, it is released.
-pub(crate) struct Grant {
-    pub(crate) cost: u64,
-    /// One for each limit that it is held on.
-    pub(crate) sessions: Vec<Arc<Session>>,
-    pub(crate) holds: Arc<Holds>,
-}
-
-impl Grant {
-    /// The sessions, which whoever takes them must settle.
-    pub(crate) fn take(mut self) -> Vec<Arc<Session>> {
-        std::mem::take(&mut self.sessions)
-    }
-}
-
-impl Drop for Grant {
-    fn drop(&mut self) {
-        if self.cost > 0 {
-            let sessions = std::mem::take(&mut self.sessions);
-            for session in &sessions {
-                session.settle(self.cost, 0);
-            }
-            self.holds.update(&sessions);
-        }
-    }
-}
-
-impl fmt::Debug for Grant {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Grant").field("cost", &self.cost).finish_non_exhaustive()
     }
 }

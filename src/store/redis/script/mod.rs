@@ -1,5 +1,28 @@
-//! The Lua script.
+//! The Lua script that decides inside Redis: its text, its input, its reply, and the replay of its transitions in Rust.
+//!
+//! One call runs a batch of operations, one after the other, atomically. `read.lua` documents the input, `driver.lua` the reply,
+//! `holds.lua` how held costs are stored.
+//!
+//! # Replay
+//!
+//! The script replies with the verdicts, and with the state that each key had *before* the batch. Rust replays the batch on those
+//! states with the same algorithms, and computes limit, remaining and reset from them. So the script computes nothing that only
+//! headers need, and one state per key travels however many operations the batch has. This is exact because the Rust and the
+//! Lua implementation of an algorithm make the same transition, which the differential tests check. If the two differed, the
+//! verdicts would still be right, but the numbers of later decisions of the batch would not.
 
-pub(crate) mod replay;
-pub(crate) mod reply;
-pub(crate) mod source;
+mod encode;
+mod limit_info;
+mod replay;
+mod reply;
+mod source;
+mod template;
+mod verdict;
+
+pub(crate) use self::encode::{StepEncoder, push_f64, push_u16};
+pub(crate) use self::limit_info::{FixedAlgorithm, LimitInfo, limit_has_no_algorithm};
+pub(crate) use self::replay::{DynLuaAlgorithm, catch_panic};
+pub(crate) use self::reply::ReplyReader;
+pub(crate) use self::source::Script;
+pub(crate) use self::template::{MAX_EXACT, Operation, OperationTemplate, to_f64};
+pub(crate) use self::verdict::{Replay, ScriptVerdict};

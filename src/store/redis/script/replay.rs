@@ -1,44 +1,47 @@
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
 
 use crate::algorithm::{Algorithm, LuaAlgorithm};
 use crate::clock::Timestamp;
 use crate::decision::{AcquireOptions, LazySnapshot};
-use crate::store::redis::client::operation::{Operation, Shape};
+use crate::error::Error;
 
-/// A scripted algorithm of any type, with its states as the numbers that lie in Redis.
-pub(crate) trait Twin: Send + Sync {
+/// A [`LuaAlgorithm`] of any type. Its states are the numbers stored in Redis.
+pub(crate) trait DynLuaAlgorithm: Send + Sync {
     fn supports_scheduling(&self) -> bool;
+
+    /// Appends the parameters of the Lua implementation.
     fn params(&self, cost: u64, params: &mut Vec<u64>);
 
-    /// How a key with this state stands with these costs held on it, after it was charged if it was.
+    /// Replays a decision on `numbers`: charges them after the delay `charged_after`, if the script did.
     ///
-    /// Leaves in `numbers` the state after it.
-    fn stand(
+    /// Returns the numbers of the key after the decision, with the cost `held` on it.
+    fn replay(
         &self,
         numbers: &mut Vec<u64>,
         now: Timestamp,
-        ask: AcquireOptions,
+        options: AcquireOptions,
         charged_after: Option<Duration>,
         held: u64,
     ) -> LazySnapshot;
 
-    /// Charges a cost.
-    fn charge(&self, numbers: &mut Vec<u64>, now: Timestamp, cost: u64);
+    /// Replays a charge.
+    fn replay_charge(&self, numbers: &mut Vec<u64>, now: Timestamp, cost: u64);
 
-    /// What another operation makes of the state.
-    fn operate(&self, numbers: &mut Vec<u64>, now: Timestamp, shape: &Shape);
+    /// Replays an operation on one limit.
+    fn replay_operation(&self, numbers: &mut Vec<u64>, now: Timestamp, template: &OperationTemplate);
 
-    /// How a key stands, where a decision brings what its figures are made of.
-    fn stand_by_view(&self, view: [u64; 3], now: Timestamp) -> LazySnapshot;
+    /// Returns the numbers of a key whose state is too large to travel, from the three numbers in the reply.
+    fn replay_view(&self, view: [u64; 3], now: Timestamp) -> LazySnapshot;
 
-    /// How long the script works on one decision: see [`LuaAlgorithm::weight`].
+    /// The run time of one decision in the script: see [`LuaAlgorithm::weight`].
     fn weight(&self) -> u16;
 
-    /// Whether the kernel's short cut takes an ask like this.
-    fn uses_fast_path(&self, ask: AcquireOptions) -> bool;
+    /// Whether the script's fast path supports a decision with these options.
+    fn uses_fast_path(&self, options: AcquireOptions) -> bool;
 }
 
-impl<A: LuaAlgorithm> Twin for A {
+impl<A: LuaAlgorithm> DynLuaAlgorithm for A {
     fn supports_scheduling(&self) -> bool {
         A::supports_scheduling(self)
     }
@@ -47,11 +50,11 @@ impl<A: LuaAlgorithm> Twin for A {
         A::params(self, cost, params);
     }
 
-    fn stand(
+    fn replay(
         &self,
         numbers: &mut Vec<u64>,
         now: Timestamp,
-        ask: AcquireOptions,
+        options: AcquireOptions,
         charged_after: Option<Duration>,
         held: u64,
     ) -> LazySnapshot {
@@ -64,7 +67,7 @@ impl<A: LuaAlgorithm> Twin for A {
         if held > 0 { self.peek_with_held(&state, now, ask, held).1 } else { Algorithm::snapshot(self, &state, now) }
     }
 
-    fn charge(&self, numbers: &mut Vec<u64>, now: Timestamp, cost: u64) {
+    fn replay_charge(&self, numbers: &mut Vec<u64>, now: Timestamp, cost: u64) {
         let mut state = self.decode_state(numbers);
         Algorithm::charge(self, &mut state, now, Duration::ZERO, cost);
         numbers.clear();
@@ -78,15 +81,15 @@ impl<A: LuaAlgorithm> Twin for A {
             Operation::Charge | Operation::Set if shape.cost > 0 => {
                 Algorithm::charge(self, &mut state, now, Duration::ZERO, shape.cost);
             }
-            _ if is_new => {}
-            // It changes no figures.
+            _ if clears => {}
+            // A block changes no number.
             _ => return,
         }
         numbers.clear();
         self.encode_state(&state, numbers);
     }
 
-    fn stand_by_view(&self, view: [u64; 3], now: Timestamp) -> LazySnapshot {
+    fn replay_view(&self, view: [u64; 3], now: Timestamp) -> LazySnapshot {
         self.snapshot_from_view(view, now)
     }
 
@@ -94,7 +97,21 @@ impl<A: LuaAlgorithm> Twin for A {
         A::weight(self)
     }
 
-    fn uses_fast_path(&self, ask: AcquireOptions) -> bool {
-        A::uses_fast_path(self, ask)
+    fn uses_fast_path(&self, options: AcquireOptions) -> bool {
+        A::uses_fast_path(self, options)
     }
+}
+
+/// Runs the algorithms of one operation. They may be the user's code.
+///
+/// A panic fails only this operation, and later ones of the batch on the same keys: their replayed state is lost.
+pub(crate) fn catch_panic<T>(replay: impl FnOnce() -> Result<T, Error>) -> Result<T, Error> {
+    catch_unwind(AssertUnwindSafe(replay)).unwrap_or_else(|_| Err(replay_panicked()))
+}
+
+pub(super) fn replay_panicked() -> Error {
+    Error::unavailable(
+        "reading the reply of Redis failed: the algorithm of a limit panicked, and the cost may have been charged; correct the \
+         algorithm",
+    )
 }

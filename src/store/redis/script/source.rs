@@ -1,8 +1,8 @@
-use redis::Script as Hashed;
+use redis::Script as HashedScript;
 
-use crate::store::redis::bound_limit::RowInfo;
+use super::limit_info::LimitInfo;
 
-/// The text that decides inside Redis, and its hash: the kernels of a limiter's limits, then the driver.
+/// The text of a limiter's script, and its hash: the Lua scripts of its limits, and the code that runs them.
 #[derive(Debug)]
 pub(crate) struct Script {
     text: String,
@@ -10,29 +10,29 @@ pub(crate) struct Script {
 }
 
 impl Script {
-    /// The same limits make the same text, whatever their quotas are.
-    pub(crate) fn of(rows: &[RowInfo]) -> Self {
+    /// Builds the text. It depends on the limits' algorithms only, not on their quotas, so equal limiters share a cached script.
+    pub(crate) fn new(limits: &[LimitInfo]) -> Self {
         let mut text = String::from(include_str!("prelude.lua"));
-        if let [row] = rows
-            && let Some(short) = row.kernel.fast_path()
+        if let [limit] = limits
+            && let Some(fast_path) = limit.script.fast_path()
         {
-            text.push_str(short);
+            text.push_str(fast_path);
             text.push_str(include_str!("fast_reply.lua"));
         }
         text.push_str("local kernels = {}\n");
-        let kernels = rows.iter().enumerate().map(|(index, row)| {
+        let kernels = limits.iter().enumerate().map(|(index, limit)| {
             let kernel = index + 1;
-            // Limits of one kernel share it: to make one costs as much as a decision.
-            match rows[..index].iter().position(|other| other.kernel == row.kernel) {
+            // Limits with one algorithm share its kernel: creating the closures of another one costs as much as a decision.
+            match limits[..index].iter().position(|other| other.script == limit.script) {
                 Some(first) => format!("kernels[{kernel}] = kernels[{}]\n", first + 1),
-                None => format!("kernels[{kernel}] = (function()\n{}\nend)()\n", row.kernel.source()),
+                None => format!("kernels[{kernel}] = (function()\n{}\nend)()\n", limit.script.source()),
             }
         });
         text.extend(kernels);
         for part in [include_str!("read.lua"), include_str!("holds.lua"), include_str!("driver.lua")] {
             text.push_str(part);
         }
-        let hash = Hashed::new(&text).get_hash().to_owned();
+        let hash = HashedScript::new(&text).get_hash().to_owned();
         Self { text, hash }
     }
 

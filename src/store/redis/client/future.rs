@@ -1,0 +1,103 @@
+use std::fmt;
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+
+use pin_project::pin_project;
+use tokio::sync::oneshot;
+
+use super::completion::{Completion, OperationResult};
+use super::config::ClientConfig;
+use crate::error::Error;
+use crate::limiter::{BoxFuture, Outcome};
+use crate::runtime::Sleep;
+
+/// A decision that waits for its reply from Redis.
+///
+/// If the future is dropped before the decision was sent, nothing is charged. After that it may have been charged.
+#[doc(hidden)]
+#[pin_project]
+#[must_use = "a decision whose future is dropped may not be made"]
+pub struct RedisFuture {
+    #[pin]
+    kind: FutureKind,
+}
+
+#[pin_project(project = Projection)]
+#[allow(clippy::large_enum_variant, reason = "the common case, a decision, must not be boxed")]
+enum FutureKind {
+    Decision(#[pin] PendingReply),
+    Hold(BoxFuture<Result<Outcome, Error>>),
+}
+
+impl RedisFuture {
+    pub(super) fn decision(reply: PendingReply) -> Self {
+        Self { kind: FutureKind::Decision(reply) }
+    }
+
+    pub(super) fn hold(future: impl Future<Output = Result<Outcome, Error>> + Send + 'static) -> Self {
+        Self { kind: FutureKind::Hold(Box::pin(future)) }
+    }
+}
+
+impl Future for RedisFuture {
+    type Output = Result<Outcome, Error>;
+
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        match self.project().kind.project() {
+            Projection::Hold(future) => future.as_mut().poll(cx),
+            Projection::Decision(reply) => Poll::Ready(match ready!(reply.poll(cx)) {
+                Ok(Completion::Decided(decision, _)) => Ok(decision.into()),
+                Ok(Completion::SessionExpired | Completion::Done) => Err(reply_lost()),
+                Err(error) => Err(error),
+            }),
+        }
+    }
+}
+
+impl fmt::Debug for RedisFuture {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RedisFuture").finish_non_exhaustive()
+    }
+}
+
+/// The result of a queued operation, or an error at the deadline.
+#[pin_project]
+pub(super) struct PendingReply {
+    #[pin]
+    reply: oneshot::Receiver<OperationResult>,
+    #[pin]
+    timer: Sleep,
+    config: Arc<ClientConfig>,
+}
+
+impl PendingReply {
+    pub(super) fn new(reply: oneshot::Receiver<OperationResult>, timer: Sleep, config: Arc<ClientConfig>) -> Self {
+        Self { reply, timer, config }
+    }
+}
+
+impl Future for PendingReply {
+    type Output = OperationResult;
+
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<OperationResult> {
+        let mut this = self.project();
+        if let Poll::Ready(result) = this.reply.as_mut().poll(cx) {
+            return Poll::Ready(result.unwrap_or_else(|_| Err(reply_lost())));
+        }
+        ready!(this.timer.poll(cx));
+        // Cancels the operation if it was not sent yet, even if the caller keeps this future: a failed decision is not charged later.
+        this.reply.close();
+        // The result may have arrived between the two polls.
+        let late = |_| Err(Error::unavailable(this.config.timeout_message()));
+        Poll::Ready(this.reply.try_recv().unwrap_or_else(late))
+    }
+}
+
+/// The worker task ended before it completed the operation.
+pub(super) fn reply_lost() -> Error {
+    Error::unavailable(
+        "the call to Redis was lost: its worker task ended, and the cost may have been charged; see the log for a panic message",
+    )
+}

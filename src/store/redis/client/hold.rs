@@ -1,0 +1,139 @@
+//! Holds, and the guards that settle them.
+
+use std::pin::pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::future::{Either, select};
+use tokio::sync::oneshot;
+
+use super::completion::{Completion, OperationResult};
+use super::future::{RedisFuture, reply_lost};
+use super::operation::{OperationKind, QueuedOperation};
+use super::{Client, no_runtime};
+use crate::error::Error;
+use crate::limiter::{BoxFuture, Held, LimiterFuture, Outcome};
+use crate::runtime::sleep;
+use crate::store::redis::holds::{Grant, HoldTransport, Session, SessionUpdate};
+use crate::store::redis::script::Operation;
+
+impl Client {
+    /// Queues a hold, and once more in a new session if the server does not know the session of the first.
+    pub(crate) fn submit_hold(
+        self: &Arc<Self>,
+        operation: impl Fn(oneshot::Sender<OperationResult>) -> Result<QueuedOperation, Error> + Send + 'static,
+    ) -> Result<RedisFuture, Error> {
+        let timer = sleep(self.config.deadline).ok_or_else(no_runtime)?;
+        let first = self.enqueue(&operation)?;
+        let client = Arc::clone(self);
+        let hold = async move {
+            match first.await.map_err(|_| reply_lost())?? {
+                // Nothing is held: the server has lost the session.
+                Completion::SessionExpired => {
+                    let second = client.enqueue(&operation)?.await.map_err(|_| reply_lost())??;
+                    into_outcome(&client, second)
+                }
+                completion => into_outcome(&client, completion),
+            }
+        };
+        let config = Arc::clone(&self.config);
+        Ok(RedisFuture::hold(async move {
+            match select(pin!(hold), pin!(timer)).await {
+                Either::Left((outcome, _)) => outcome,
+                // Dropping `hold` cancels the operation if it was not sent. Otherwise the grant in the reply is dropped, and releases
+                // the cost.
+                Either::Right(_) => Err(Error::unavailable(format!(
+                    "hold failed: Redis ({}) did not reply within the deadline of {:?}, and the cost may stay held until the hold \
+                     expires; raise `deadline` or check the server",
+                    config.health.server.describe(),
+                    config.deadline
+                ))),
+            }
+        }))
+    }
+}
+
+fn into_outcome(client: &Arc<Client>, completion: Completion) -> Result<Outcome, Error> {
+    match completion {
+        Completion::Decided(decision, grant) => {
+            let held = grant.map(|grant| into_guard(client, grant));
+            Ok(Outcome { decision, held })
+        }
+        Completion::SessionExpired | Completion::Done => {
+            Err(Error::unavailable("hold failed: Redis has lost the process's session on the key twice; retry"))
+        }
+    }
+}
+
+fn into_guard(client: &Arc<Client>, grant: Grant) -> Held {
+    let (client, cost) = (Arc::clone(client), grant.cost);
+    let registry = Arc::clone(grant.registry());
+    let sessions = grant.into_sessions();
+    Held::new(cost, move |actual| {
+        if cost == 0 && actual == 0 {
+            return LimiterFuture::ready(Ok(()));
+        }
+        let reply = if cost == 0 {
+            // A hold of 0 has no session, so the server cannot recognise a repeated charge: it is sent once.
+            client.send_charge(&sessions, actual)
+        } else {
+            for session in &sessions {
+                session.settle(cost, actual);
+                registry.track(session);
+            }
+            registry.send_update(&*client, &sessions)
+        };
+        match reply {
+            Err(error) => LimiterFuture::ready(Err(not_confirmed(error))),
+            Ok(reply) => {
+                let deadline = client.config.deadline;
+                LimiterFuture::pending(async move { confirm(reply, deadline).await.map_err(not_confirmed) })
+            }
+        }
+    })
+}
+
+async fn confirm(reply: BoxFuture<Result<(), Error>>, deadline: Duration) -> Result<(), Error> {
+    let timer = sleep(deadline).ok_or_else(no_runtime)?;
+    match select(reply, pin!(timer)).await {
+        Either::Left((result, _)) => result,
+        Either::Right(_) => Err(Error::unavailable(format!(
+            "the call to Redis failed: no reply within the deadline of {deadline:?}; check the server"
+        ))),
+    }
+}
+
+fn not_confirmed(error: Error) -> Error {
+    Error::unavailable(
+        "settling a held cost is not confirmed: Redis did not reply; the settlement is tried again until the hold expires, and \
+         then the whole held cost is charged",
+    )
+    .with_source(error)
+}
+
+impl HoldTransport for Client {
+    fn send_update(
+        &self,
+        sessions: &[Arc<Session>],
+        updates: Vec<SessionUpdate>,
+    ) -> Result<BoxFuture<Result<(), Error>>, Error> {
+        self.send(sessions, OperationKind::Update(updates))
+    }
+
+    fn send_charge(&self, sessions: &[Arc<Session>], cost: u64) -> Result<BoxFuture<Result<(), Error>>, Error> {
+        let templates = sessions.iter().filter_map(|session| {
+            let limit = &self.config.limits[session.limit];
+            let algorithm = limit.algorithm(session.algorithm.as_ref())?;
+            Some(Arc::new(limit.template(session.limit, Operation::Charge, algorithm, cost, cost)))
+        });
+        self.send(sessions, OperationKind::Mutate(templates.collect()))
+    }
+}
+
+impl Client {
+    fn send(&self, sessions: &[Arc<Session>], kind: OperationKind) -> Result<BoxFuture<Result<(), Error>>, Error> {
+        let limits = self.config.limits.len();
+        let reply = self.enqueue(|reply| Ok(QueuedOperation::on_sessions(sessions.iter(), limits, kind, reply)))?;
+        Ok(Box::pin(async move { reply.await.unwrap_or_else(|_| Err(reply_lost())).map(drop) }))
+    }
+}

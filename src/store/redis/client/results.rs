@@ -1,0 +1,129 @@
+//! Reads the result of each operation from the script's reply, and replays it for the operations behind it.
+
+use std::sync::Arc;
+
+use super::completion::{Completion, OperationResult};
+use super::operation::{OperationKind, QueuedOperation};
+use crate::algorithm::StateEncoding;
+use crate::decision::AcquireOptions;
+use crate::error::Error;
+use crate::store::redis::holds::{PendingHold, SessionUpdate};
+use crate::store::redis::script::{
+    Operation, OperationTemplate, Replay, ReplyReader, ScriptVerdict, catch_panic, limit_has_no_algorithm,
+};
+
+impl QueuedOperation {
+    /// Returns the operation's result, or `None` if the reply ends too early.
+    pub(super) fn read_result(
+        &mut self,
+        reply: &mut ReplyReader<'_>,
+        replay: &mut Replay<'_>,
+    ) -> Option<OperationResult> {
+        match std::mem::replace(&mut self.kind, OperationKind::Mutate(Vec::new())) {
+            OperationKind::Decide(options, template) => {
+                let verdict = ScriptVerdict::read(reply, replay.limits)?;
+                if verdict.has_invalid_state() {
+                    return Some(Err(self.foreign_key_error()));
+                }
+                let charges = template.operation == Operation::Acquisition;
+                let decided = catch_panic(|| verdict.decision(options, charges, replay));
+                Some(decided.map(|(decision, _)| Completion::Decided(decision, None)))
+            }
+            // `join_sessions` found no algorithm, so nothing was sent.
+            OperationKind::Hold(_, _, None) => Some(Err(limit_has_no_algorithm())),
+            OperationKind::Hold(options, _, Some(pending)) => {
+                let verdict = ScriptVerdict::read(reply, replay.limits)?;
+                Some(self.read_hold(options, pending, &verdict, replay))
+            }
+            OperationKind::Update(updates) => {
+                let mut result = Ok(Completion::Done);
+                for update in updates {
+                    if let Err(error) = self.read_update(update, reply, replay)? {
+                        result = Err(error);
+                    }
+                }
+                Some(result)
+            }
+            OperationKind::Mutate(templates) => {
+                let values = templates.iter().map(|_| reply.next_i64()).collect::<Option<Vec<i64>>>()?;
+                if values.contains(&ScriptVerdict::INVALID_STATE) {
+                    return Some(Err(self.foreign_key_error()));
+                }
+                Some(catch_panic(|| replay_operations(&templates, replay)).map(|()| Completion::Done))
+            }
+        }
+    }
+
+    fn read_hold(
+        &self,
+        options: AcquireOptions,
+        pending: PendingHold,
+        verdict: &ScriptVerdict,
+        replay: &mut Replay<'_>,
+    ) -> OperationResult {
+        let invalid = verdict.has_invalid_state().then(|| self.foreign_key_error());
+        if let Some(error) = invalid.or_else(|| verdict.check_hold().err()) {
+            pending.denied();
+            return Err(error);
+        }
+        if let Some(unknown) = verdict.expired_sessions() {
+            pending.expired(&unknown);
+            return Ok(Completion::SessionExpired);
+        }
+        // If the replay panics, `pending` is dropped, and releases what the server has granted.
+        let (decision, held_on) = catch_panic(|| verdict.decision(options, true, replay))?;
+        if decision.is_allowed() {
+            return Ok(Completion::Decided(decision, Some(pending.granted(options.cost, &held_on))));
+        }
+        pending.denied();
+        Ok(Completion::Decided(decision, None))
+    }
+
+    /// Returns `None` if the reply ends too early.
+    fn read_update(
+        &self,
+        update: SessionUpdate,
+        reply: &mut ReplyReader<'_>,
+        replay: &mut Replay<'_>,
+    ) -> Option<Result<(), Error>> {
+        if update.encode().is_none() {
+            // Another update of the call has carried the settlements.
+            update.finish(true);
+            return Some(Ok(()));
+        }
+        let (released, charged) = (reply.next_i64()?, reply.next_i64()?);
+        if ScriptVerdict::is_invalid_state(released) || charged < 0 {
+            return Some(Err(self.foreign_key_error()));
+        }
+        let index = update.session.limit;
+        let (now, limit) = (replay.now, &replay.limits[index]);
+        let state = replay.state(index);
+        state.held = state.held.saturating_sub(u64::try_from(released).unwrap_or(0));
+        let algorithm = limit.algorithm(update.session.algorithm.as_ref());
+        if let (Some(algorithm), 1.., StateEncoding::Full) = (algorithm, charged, limit.script.layout()) {
+            state.replay_charge(algorithm, now, charged.unsigned_abs());
+        }
+        update.finish(released != ScriptVerdict::EXPIRED);
+        Some(Ok(()))
+    }
+
+    fn foreign_key_error(&self) -> Error {
+        let keys: Vec<_> = (0..self.key_offsets.len()).map(|limit| String::from_utf8_lossy(self.key(limit))).collect();
+        Error::unavailable(format!(
+            "the call to Redis failed: a key holds no state of this limiter; delete the key ({}), or choose another prefix",
+            keys.join(", ")
+        ))
+    }
+}
+
+fn replay_operations(templates: &[Arc<OperationTemplate>], replay: &mut Replay<'_>) -> Result<(), Error> {
+    for template in templates {
+        let index = usize::from(template.limit) - 1;
+        let (now, algorithms, limit) = (replay.now, replay.algorithms, &replay.limits[index]);
+        if limit.script.layout() != StateEncoding::Header {
+            let algorithm = limit.select(index, algorithms).ok_or_else(limit_has_no_algorithm)?;
+            replay.state(index).replay(|numbers| algorithm.replay_operation(numbers, now, template))?;
+        }
+    }
+    Ok(())
+}

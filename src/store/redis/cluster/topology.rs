@@ -1,0 +1,207 @@
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use arc_swap::ArcSwap;
+use futures_util::future::select_ok;
+use redis::{Client, ConnectionAddr, ConnectionInfo, ErrorKind, RedisError, Value};
+use tokio::time::timeout;
+
+use super::slot_map::{NodeAddress, SlotMap, parse_node_address};
+use crate::error::Error;
+use crate::store::redis::connect::SharedConnection;
+
+/// The nodes of a cluster and the slots that each serves, as far as this process knows. Clones share it.
+#[derive(Clone)]
+pub(super) struct Topology(Arc<ClusterState>);
+
+struct ClusterState {
+    /// The addresses that the user gave.
+    seeds: Vec<NodeAddress>,
+    /// The settings of every connection, except for host and port: those of the first seed.
+    connection_template: ConnectionInfo,
+    description: String,
+    slot_map: ArcSwap<SlotMap>,
+    last_refresh: Mutex<Option<Instant>>,
+    /// Rotates the nodes, so that each refresh asks other nodes first.
+    next_node: AtomicUsize,
+}
+
+impl Topology {
+    /// The minimum time between two background refreshes.
+    const REFRESH_INTERVAL: Duration = Duration::from_millis(100);
+    /// The number of nodes that a refresh asks at once, and the time that each has to reply.
+    const PARALLEL_QUERIES: usize = 3;
+    const QUERY_TIMEOUT: Duration = Duration::from_millis(500);
+
+    pub(super) fn new(infos: Vec<ConnectionInfo>) -> Result<Self, Error> {
+        let mut seeds = Vec::with_capacity(infos.len());
+        for info in &infos {
+            match info.addr() {
+                ConnectionAddr::Tcp(host, port) | ConnectionAddr::TcpTls { host, port, .. } => {
+                    seeds.push((host.clone(), *port));
+                }
+                _ => {
+                    return Err(Error::config(
+                        "invalid cluster address: it has no host and port; use redis:// or rediss://",
+                    ));
+                }
+            }
+            if info.redis_settings().db() != 0 {
+                return Err(Error::config(
+                    "invalid cluster address: a Redis cluster has only database 0; remove the database from the address",
+                ));
+            }
+        }
+        let Some(template) = infos.into_iter().next() else {
+            return Err(Error::config("invalid cluster settings: there is no address; give that of at least one node"));
+        };
+        Ok(Self::from_seeds(seeds, template))
+    }
+
+    fn from_seeds(seeds: Vec<NodeAddress>, connection_template: ConnectionInfo) -> Self {
+        let addresses: Vec<_> = seeds.iter().map(|(host, port)| format!("{host}:{port}")).collect();
+        Self(Arc::new(ClusterState {
+            seeds,
+            connection_template,
+            description: format!("cluster {}", addresses.join(", ")),
+            slot_map: ArcSwap::default(),
+            last_refresh: Mutex::default(),
+            next_node: AtomicUsize::new(0),
+        }))
+    }
+
+    /// The same cluster, not discovered yet, with changed connection settings.
+    #[cfg(feature = "redis-tls")]
+    pub(super) fn with_template(
+        &self,
+        change: impl FnOnce(ConnectionInfo) -> Result<ConnectionInfo, Error>,
+    ) -> Result<Self, Error> {
+        Ok(Self::from_seeds(self.0.seeds.clone(), change(self.0.connection_template.clone())?))
+    }
+
+    pub(super) fn describe(&self) -> &str {
+        &self.0.description
+    }
+
+    pub(super) fn seeds(&self) -> &[NodeAddress] {
+        &self.0.seeds
+    }
+
+    pub(super) fn is_discovered(&self) -> bool {
+        !self.0.slot_map.load().is_empty()
+    }
+
+    pub(super) fn node_count(&self) -> usize {
+        self.0.slot_map.load().nodes().len().max(1)
+    }
+
+    pub(super) fn slot_owner(&self, slot: u16) -> usize {
+        self.0.slot_map.load().owner(slot)
+    }
+
+    /// Records that a slot has moved to another node.
+    pub(super) fn set_slot_owner(&self, slot: u16, node: usize) {
+        if self.slot_owner(slot) != node {
+            self.0.slot_map.rcu(|map| {
+                let mut map = SlotMap::clone(map);
+                map.set_owner(slot, node);
+                map
+            });
+        }
+    }
+
+    /// Returns the index of the node that a redirection of node `source` names.
+    pub(super) fn redirect_target(&self, address: &str, source: usize) -> Option<usize> {
+        let source_host = self.0.slot_map.load().nodes().get(source).map(|(host, _)| host.clone()).unwrap_or_default();
+        let address = parse_node_address(address, &source_host)?;
+        let find = || self.0.slot_map.load().nodes().iter().position(|known| *known == address);
+        if let Some(known) = find() {
+            return Some(known);
+        }
+        self.0.slot_map.rcu(|map| {
+            let mut map = SlotMap::clone(map);
+            map.index_of(&address);
+            map
+        });
+        find()
+    }
+
+    pub(super) async fn connect_to(&self, node: usize) -> Result<SharedConnection, RedisError> {
+        let address = self.0.slot_map.load().nodes().get(node).cloned();
+        match address {
+            Some(address) => self.connect_at(&address).await,
+            None => Err((ErrorKind::ClusterConnectionNotFound, "no node of the cluster is known").into()),
+        }
+    }
+
+    async fn connect_at(&self, (host, port): &NodeAddress) -> Result<SharedConnection, RedisError> {
+        let mut address = self.0.connection_template.addr().clone();
+        match &mut address {
+            ConnectionAddr::Tcp(own, at) | ConnectionAddr::TcpTls { host: own, port: at, .. } => {
+                own.clone_from(host);
+                *at = *port;
+            }
+            _ => {}
+        }
+        SharedConnection::connect(&Client::open(self.0.connection_template.clone().set_addr(address))?).await
+    }
+
+    /// Starts a refresh of the slot map in the background, at most once per [`REFRESH_INTERVAL`](Self::REFRESH_INTERVAL).
+    pub(super) fn refresh_in_background(&self) {
+        let mut last_refresh = self.0.last_refresh.lock().unwrap_or_else(PoisonError::into_inner);
+        if last_refresh.is_some_and(|at| at.elapsed() < Self::REFRESH_INTERVAL) {
+            return;
+        }
+        *last_refresh = Some(Instant::now());
+        drop(last_refresh);
+        let topology = self.clone();
+        tokio::spawn(async move {
+            // After an error the next failed command starts another refresh.
+            let _ = topology.refresh().await;
+        });
+    }
+
+    /// Updates the slot map from the first node that replies.
+    ///
+    /// Asks the slot owners, then the seeds, [`PARALLEL_QUERIES`](Self::PARALLEL_QUERIES) nodes at a time. Each refresh begins
+    /// with another node, so nodes that do not respond delay only some refreshes.
+    pub(super) async fn refresh(&self) -> Result<(), RedisError> {
+        let map = self.0.slot_map.load_full();
+        let mut candidates: Vec<NodeAddress> = map.slot_owners().into_iter().cloned().collect();
+        let seeds = self.0.seeds.iter().filter(|seed| !candidates.contains(seed)).cloned().collect::<Vec<_>>();
+        candidates.extend(seeds);
+        let first = self.0.next_node.fetch_add(1, Ordering::Relaxed) % candidates.len().max(1);
+        candidates.rotate_left(first);
+        let mut last_error = None;
+        for group in candidates.chunks(Self::PARALLEL_QUERIES) {
+            match select_ok(group.iter().map(|node| Box::pin(self.fetch_slots(node)))).await {
+                Ok(((reply, host), _)) => {
+                    self.0.slot_map.rcu(|map| map.merge_reply(&reply, &host).unwrap_or_else(|| SlotMap::clone(map)));
+                    return Ok(());
+                }
+                Err(error) => last_error = Some(error),
+            }
+        }
+        Err(last_error
+            .unwrap_or_else(|| (ErrorKind::ClusterConnectionNotFound, "no node of the cluster is known").into()))
+    }
+
+    /// Returns a node's reply to CLUSTER SLOTS, and the node's host.
+    async fn fetch_slots(&self, node: &NodeAddress) -> Result<(Value, String), RedisError> {
+        let query = timeout(Self::QUERY_TIMEOUT, async {
+            let mut command = redis::cmd("CLUSTER");
+            command.arg("SLOTS");
+            self.connect_at(node).await?.send(&command).await
+        });
+        let reply = match query.await {
+            Ok(reply) => reply?,
+            Err(_) => return Err((ErrorKind::Io, "a cluster node did not respond in time").into()),
+        };
+        if SlotMap::default().merge_reply(&reply, &node.0).is_none() {
+            return Err((ErrorKind::ClusterConnectionNotFound, "a cluster node knows no slots").into());
+        }
+        Ok((reply, node.0.clone()))
+    }
+}

@@ -1,0 +1,76 @@
+use std::future::Future;
+use std::panic::AssertUnwindSafe;
+use std::pin::pin;
+#[cfg(feature = "redis-tls")]
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::FutureExt;
+use futures_util::future::{Either, select};
+use redis::RedisError;
+
+use super::connection::Connection;
+use super::failure::{Failure, no_runtime};
+#[cfg(feature = "redis-tls")]
+use super::tls::RedisTls;
+#[cfg(feature = "redis-tls")]
+use crate::error::Error;
+use crate::limiter::BoxFuture;
+use crate::runtime::sleep;
+
+/// The maximum time to open a connection.
+pub(crate) const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// Opens connections to a Redis deployment. A cluster has several nodes; any other deployment has one.
+pub(crate) trait Connector: Send + Sync {
+    fn connect(&self, node: usize) -> BoxFuture<Result<Box<dyn Connection>, Failure>>;
+
+    /// The deployment's address for error texts and `Debug`, without credentials.
+    fn describe(&self) -> &str;
+
+    /// The known endpoints: address and database. Two connectors with an endpoint in common reach the same keys.
+    fn endpoints(&self) -> Vec<String> {
+        Vec::new()
+    }
+
+    fn is_cluster(&self) -> bool {
+        false
+    }
+
+    /// The same connector with these certificates.
+    #[cfg(feature = "redis-tls")]
+    fn with_tls(&self, tls: &RedisTls) -> Result<Arc<dyn Connector>, Error>;
+
+    /// Reads the nodes of a cluster.
+    fn discover_nodes(&self) -> BoxFuture<Result<(), Failure>> {
+        Box::pin(std::future::ready(Ok(())))
+    }
+
+    fn node_count(&self) -> usize {
+        1
+    }
+
+    /// The index of the node that serves a cluster slot.
+    fn node_of_slot(&self, _slot: u16) -> usize {
+        0
+    }
+}
+
+/// Runs `connecting` for at most [`CONNECT_TIMEOUT`]: a server may accept a connection and not respond.
+///
+/// A panic becomes an error: tokio panics in a runtime without I/O, and a pool's manager may be the user's code.
+pub(crate) async fn with_connect_timeout<C>(
+    connecting: impl Future<Output = Result<C, RedisError>>,
+) -> Result<C, Failure> {
+    let Some(timer) = sleep(CONNECT_TIMEOUT) else { return Err(Failure::unusable(no_runtime())) };
+    match select(pin!(AssertUnwindSafe(connecting).catch_unwind()), pin!(timer)).await {
+        Either::Left((Ok(connected), _)) => connected.map_err(Failure::from_redis),
+        Either::Left((Err(_), _)) => Err(Failure::unusable(crate::error::Error::config(
+            "connecting to Redis failed: the connector panicked; build the tokio runtime with `enable_all`, or read the panic \
+             message for another cause",
+        ))),
+        Either::Right(_) => Err(Failure::timed_out(format!(
+            "connecting to Redis failed: no connection within {CONNECT_TIMEOUT:?}; check that the server is reachable"
+        ))),
+    }
+}

@@ -1,0 +1,50 @@
+#[cfg(feature = "redis-tls")]
+use std::sync::Arc;
+
+use redis::{Client, ConnectionInfo};
+
+use super::address::address_error;
+use super::connection::Connection;
+use super::connector::{Connector, with_connect_timeout};
+use super::failure::Failure;
+use super::shared_connection::SharedConnection;
+#[cfg(feature = "redis-tls")]
+use super::tls::RedisTls;
+use crate::error::Error;
+use crate::limiter::BoxFuture;
+
+/// Connects to one address. There is no pool: a worker task keeps one connection, and its concurrent calls share it.
+pub(crate) struct ClientConnector {
+    client: Client,
+    address: String,
+}
+
+impl ClientConnector {
+    pub(crate) fn new(info: ConnectionInfo) -> Result<Self, Error> {
+        let address = info.addr().to_string();
+        Ok(Self { client: Client::open(info).map_err(address_error)?, address })
+    }
+}
+
+impl Connector for ClientConnector {
+    fn connect(&self, _node: usize) -> BoxFuture<Result<Box<dyn Connection>, Failure>> {
+        let client = self.client.clone();
+        Box::pin(async move {
+            let connection = with_connect_timeout(SharedConnection::connect(&client)).await?;
+            Ok(Box::new(connection) as Box<dyn Connection>)
+        })
+    }
+
+    fn describe(&self) -> &str {
+        &self.address
+    }
+
+    fn endpoints(&self) -> Vec<String> {
+        vec![format!("{}/{}", self.address, self.client.get_connection_info().redis_settings().db())]
+    }
+
+    #[cfg(feature = "redis-tls")]
+    fn with_tls(&self, tls: &RedisTls) -> Result<Arc<dyn Connector>, Error> {
+        Ok(Arc::new(Self::new(tls.apply_to(self.client.get_connection_info().clone())?)?))
+    }
+}

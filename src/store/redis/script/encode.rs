@@ -1,0 +1,54 @@
+/// Encodes the steps of a batch. Equal consecutive steps become one step with a repeat count.
+pub(crate) struct StepEncoder {
+    encoded: Vec<u8>,
+    previous: Vec<u16>,
+    step: Vec<u16>,
+    count: usize,
+}
+
+impl StepEncoder {
+    pub(crate) fn new(limits: usize) -> Self {
+        Self { encoded: Vec::new(), previous: Vec::new(), step: Vec::with_capacity(limits + 1), count: 0 }
+    }
+
+    /// Adds a step: the index of its template, and for each limit the index of its key.
+    pub(crate) fn push(&mut self, template: usize, key_indices: &[u16]) {
+        self.step.clear();
+        self.step.push(one_based(template));
+        // `NO_KEY` wraps to 0.
+        self.step.extend(key_indices.iter().map(|index| index.wrapping_add(1)));
+        if self.step == self.previous {
+            let repeats = self.encoded.len() - 2;
+            let count = u16::from_le_bytes([self.encoded[repeats], self.encoded[repeats + 1]]) + 1;
+            self.encoded[repeats..].copy_from_slice(&count.to_le_bytes());
+            return;
+        }
+        for number in &self.step {
+            self.encoded.extend_from_slice(&number.to_le_bytes());
+        }
+        self.encoded.extend_from_slice(&1_u16.to_le_bytes());
+        self.count += 1;
+        self.previous.clone_from(&self.step);
+    }
+
+    /// The number of encoded steps, without repeats.
+    pub(crate) fn count(&self) -> usize {
+        self.count
+    }
+
+    pub(crate) fn encoded(&self) -> &[u8] {
+        &self.encoded
+    }
+}
+
+fn one_based(index: usize) -> u16 {
+    u16::try_from(index + 1).unwrap_or(u16::MAX)
+}
+
+pub(crate) fn push_u16(number: usize, output: &mut Vec<u8>) {
+    output.extend_from_slice(&u16::try_from(number).unwrap_or(u16::MAX).to_le_bytes());
+}
+
+pub(crate) fn push_f64(number: f64, output: &mut Vec<u8>) {
+    output.extend_from_slice(&number.to_le_bytes());
+}

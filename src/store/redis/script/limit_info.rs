@@ -1,0 +1,63 @@
+use std::sync::Arc;
+
+use super::replay::DynLuaAlgorithm;
+use super::template::{Operation, OperationTemplate};
+use crate::algorithm::LuaScript;
+use crate::decision::Name;
+use crate::error::Error;
+
+/// The properties of a limit that do not depend on the key type.
+#[derive(Clone)]
+pub(crate) struct LimitInfo {
+    pub(crate) name: Name,
+    pub(crate) script: LuaScript,
+    pub(crate) shadow: bool,
+    /// The limit counts all keys together.
+    pub(crate) is_global: bool,
+    /// The algorithm, if it is the same for all keys.
+    pub(crate) fixed_algorithm: Option<Arc<dyn FixedAlgorithm>>,
+}
+
+impl LimitInfo {
+    /// Returns the key's own algorithm, or the limit's fixed one.
+    pub(crate) fn algorithm<'a>(
+        &'a self,
+        own: Option<&'a Arc<dyn DynLuaAlgorithm>>,
+    ) -> Option<&'a dyn DynLuaAlgorithm> {
+        own.map(|own| &**own).or_else(|| self.fixed_algorithm.as_deref().map(FixedAlgorithm::algorithm))
+    }
+
+    /// Returns the algorithm of the limit with this index, where `own` has the algorithms chosen by the key.
+    pub(crate) fn select<'a>(
+        &'a self,
+        index: usize,
+        own: &'a [Option<Arc<dyn DynLuaAlgorithm>>],
+    ) -> Option<&'a dyn DynLuaAlgorithm> {
+        self.algorithm(own.get(index).and_then(Option::as_ref))
+    }
+
+    /// The template of an operation on this limit only. `index` is the limit's index.
+    pub(crate) fn template(
+        &self,
+        index: usize,
+        operation: Operation,
+        algorithm: &dyn DynLuaAlgorithm,
+        cost: u64,
+        arg1: u64,
+    ) -> OperationTemplate {
+        let mut params = Vec::new();
+        algorithm.params(cost, &mut params);
+        params.push(u64::from(self.shadow));
+        let limit = u16::try_from(index + 1).unwrap_or(u16::MAX);
+        OperationTemplate { operation, limit, arg1, arg2: 0, cost, params, uses_fast_path: false }
+    }
+}
+
+/// A limit with one algorithm for all keys.
+pub(crate) trait FixedAlgorithm: Send + Sync {
+    fn algorithm(&self) -> &dyn DynLuaAlgorithm;
+}
+
+pub(crate) fn limit_has_no_algorithm() -> Error {
+    Error::unavailable("the decision failed: a limit has no algorithm for the key; return one from `per_key`")
+}

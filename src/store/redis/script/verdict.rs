@@ -1,0 +1,151 @@
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::limit_info::{LimitInfo, limit_has_no_algorithm};
+use super::replay::DynLuaAlgorithm;
+use super::reply::{ReplayedState, ReplyReader, to_unsigned};
+use crate::algorithm::StateEncoding;
+use crate::clock::Timestamp;
+use crate::decision::{AcquireOptions, Decision, LimitStatus, Verdict};
+use crate::error::Error;
+
+/// The script's reply to one decision: a value for each limit.
+pub(crate) struct ScriptVerdict {
+    values: Vec<i64>,
+    cannot_schedule: bool,
+    /// For each limit whose state is too large to travel, the three numbers of its snapshot.
+    views: Vec<[u64; 3]>,
+}
+
+/// The replay of a batch at one of its operations.
+pub(crate) struct Replay<'a> {
+    pub(crate) now: Timestamp,
+    pub(crate) limits: &'a [LimitInfo],
+    /// For each limit the algorithm chosen by the key. Empty if no limit's algorithm depends on the key.
+    pub(crate) algorithms: &'a [Option<Arc<dyn DynLuaAlgorithm>>],
+    /// For each limit the index of the operation's key in `states`.
+    pub(crate) key_indices: &'a [u16],
+    pub(crate) states: &'a mut [ReplayedState],
+}
+
+impl Replay<'_> {
+    pub(crate) fn state(&mut self, limit: usize) -> &mut ReplayedState {
+        &mut self.states[usize::from(self.key_indices[limit])]
+    }
+}
+
+impl ScriptVerdict {
+    /// A key holds bytes that are not a state of its algorithm.
+    pub(crate) const INVALID_STATE: i64 = -(1 << 53);
+    /// The hold failed: the server does not know the session.
+    pub(crate) const EXPIRED: i64 = 1 - (1 << 53);
+    /// The hold failed: the key has the maximum number of sessions.
+    const FULL: i64 = 2 - (1 << 53);
+    /// The hold failed: the algorithm's Lua script has no function `charge`.
+    const UNSUPPORTED: i64 = 3 - (1 << 53);
+
+    /// Whether a value is in place of a number because a key holds foreign bytes.
+    pub(crate) fn is_invalid_state(value: i64) -> bool {
+        value == Self::INVALID_STATE || value == ReplyReader::NOT_A_NUMBER
+    }
+
+    pub(crate) fn read(reply: &mut ReplyReader<'_>, limits: &[LimitInfo]) -> Option<Self> {
+        let mut values = limits.iter().map(|_| reply.next_i64()).collect::<Option<Vec<i64>>>()?;
+        let cannot_schedule = if reply.used_fast_path() { 0 } else { reply.next_i64()? };
+        let mut views = Vec::new();
+        let mut is_invalid = values.contains(&ReplyReader::NOT_A_NUMBER);
+        if !values.iter().any(|value| (Self::INVALID_STATE..=Self::UNSUPPORTED).contains(value)) {
+            for _ in limits.iter().filter(|limit| limit.script.layout() == StateEncoding::Header) {
+                let view = [reply.next_i64()?, reply.next_i64()?, reply.next_i64()?].map(to_unsigned);
+                is_invalid |= view.contains(&None);
+                views.push(view.map(Option::unwrap_or_default));
+            }
+        }
+        if is_invalid {
+            values[0] = Self::INVALID_STATE;
+        }
+        Some(Self { values, cannot_schedule: cannot_schedule == 1, views })
+    }
+
+    pub(crate) fn has_invalid_state(&self) -> bool {
+        self.values.contains(&Self::INVALID_STATE)
+    }
+
+    /// For each limit, whether the server does not know the session of the hold. `None` if it knows all.
+    pub(crate) fn expired_sessions(&self) -> Option<Vec<bool>> {
+        let expired: Vec<_> = self.values.iter().map(|value| *value == Self::EXPIRED).collect();
+        expired.contains(&true).then_some(expired)
+    }
+
+    /// Returns an error if the server could not hold the cost.
+    pub(crate) fn check_hold(&self) -> Result<(), Error> {
+        if self.values.contains(&Self::UNSUPPORTED) {
+            return Err(Error::unsupported(
+                "hold failed: the Lua script of an algorithm has no function `charge`; add one (see `LuaAlgorithm`)",
+            ));
+        }
+        if self.values.contains(&Self::FULL) {
+            return Err(Error::unavailable(
+                "hold failed: 64 sessions of other limiters hold costs on this key, which is the maximum; use fewer limiters \
+                 that hold on one key, or a sub-key for each of them",
+            ));
+        }
+        Ok(())
+    }
+
+    /// Replays the decision. Returns it, and for each limit whether the cost was charged or held (holds only).
+    ///
+    /// `charges` is false for a peek.
+    pub(crate) fn decision(
+        &self,
+        options: AcquireOptions,
+        charges: bool,
+        replay: &mut Replay<'_>,
+    ) -> Result<(Decision, Vec<bool>), Error> {
+        let (now, limits, algorithms) = (replay.now, replay.limits, replay.algorithms);
+        let verdicts: Vec<Verdict> = self.values.iter().map(|&value| parse_verdict(value)).collect();
+        let enforced = || limits.iter().zip(&verdicts).filter(|(limit, _)| !limit.shadow);
+        let verdict = enforced().fold(Verdict::Allowed, |all, (_, own)| all.and(*own));
+        let delay = if let Verdict::AllowedAfter(delay) = verdict { delay } else { Duration::ZERO };
+        let mut views = self.views.iter();
+        let mut statuses = Vec::with_capacity(limits.len());
+        let mut held_on = Vec::with_capacity(if options.hold { limits.len() } else { 0 });
+        let mut supports_scheduling = !self.cannot_schedule && !options.hold;
+        let mut is_estimate = false;
+        for (index, (limit, own)) in limits.iter().zip(&verdicts).enumerate() {
+            let algorithm = limit.select(index, algorithms).ok_or_else(limit_has_no_algorithm)?;
+            let state = replay.state(index);
+            // When a hold ends is unknown, so a wait behind a held cost is an estimate.
+            is_estimate |= state.held > 0 && !limit.shadow && !own.is_allowed();
+            let is_charged = charges && verdict.is_allowed() && (!limit.shadow || own.is_allowed());
+            if options.hold {
+                held_on.push(is_charged);
+                state.held = state.held.saturating_add(if is_charged { options.cost } else { 0 });
+            }
+            let snapshot = if limit.script.layout() == StateEncoding::Header {
+                algorithm.replay_view(views.next().copied().unwrap_or_default(), now)
+            } else {
+                let charged_after = (is_charged && !options.hold && options.cost > 0).then_some(delay);
+                let held = state.held;
+                state.replay(|numbers| algorithm.replay(numbers, now, options, charged_after, held))?
+            };
+            supports_scheduling &= limit.shadow || algorithm.supports_scheduling();
+            statuses.push(LimitStatus::of_limit(limit.name.clone(), *own, snapshot, limit.shadow));
+        }
+        let has_shadow = limits.iter().any(|limit| limit.shadow);
+        let is_denied = || verdicts.iter().any(|own| !own.is_allowed());
+        let list_all = if limits.len() > 1 { options.lists_all(has_shadow, is_denied) } else { has_shadow };
+        let decision = Decision::combine(now, list_all, statuses.into_iter()).with_scheduling(supports_scheduling);
+        Ok((decision.with_estimate(is_estimate), held_on))
+    }
+}
+
+/// Reads a verdict as the function `peek` of a Lua script returns it: see [`LuaAlgorithm`](crate::algorithm::LuaAlgorithm).
+fn parse_verdict(value: i64) -> Verdict {
+    match value {
+        0 => Verdict::Allowed,
+        -1 => Verdict::ExceedsLimit,
+        wait if wait > 0 => Verdict::Denied { retry_after: Duration::from_micros(wait.unsigned_abs()) },
+        delay => Verdict::AllowedAfter(Duration::from_micros(delay.unsigned_abs() - 1)),
+    }
+}
