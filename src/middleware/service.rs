@@ -3,59 +3,59 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
+#[cfg(feature = "tonic")]
+use tonic::server::NamedService;
 use tower_service::Service;
 
-use super::config::{Judgement, Settings, judge, told, told_missing};
+use super::config::{
+    Config, ConfigOf, Disposition, acquire_options, classify, missing_key_event, observe_context, rejection_event,
+};
 use super::cost::{CostPolicy, UnitCost};
 use super::future::ResponseFuture;
-use super::pending::{Held, Patience};
-use super::scheduled::Waiting;
-use super::settlement::Bill;
+use super::parts::{DecisionFuture, Parts};
+use super::pending::{Deferred, PendingRequest, WithService};
+use super::settlement::PendingSettlement;
 use crate::key::{ExtractKey, Extracted};
 use crate::limiter::{Acquisition, Limiter, Outcome};
 use crate::observe::Event;
 use crate::response::{Http, RateLimitInfo, Rejection, Respond};
 
-/// The service that [`RateLimitLayer`](crate::RateLimitLayer) makes.
+/// The service that [`RateLimitLayer`](crate::RateLimitLayer) wraps around an inner service.
 ///
-/// It is ready when the inner service is. A decision that is ready at once forwards the request to the very instance that
-/// was made ready; one that is still on its way keeps that instance. A refusal drops it, and so releases what its readiness
-/// reserved. So does a request that waits for its turn: a fresh instance is made ready when the turn has come.
+/// # Readiness
+///
+/// This service is ready when the inner service is ready. [`call`](Service::call) forwards an allowed request to the instance
+/// that [`poll_ready`](Service::poll_ready) made ready. A future keeps that instance while the limiter decides elsewhere. A
+/// rejection drops the instance, which releases the capacity that its readiness reserved. A request that waits for its start
+/// releases the instance too, and makes a fresh clone ready before the start.
 #[derive(Debug)]
 pub struct RateLimit<S, K, A, R = Http, T = UnitCost> {
     inner: S,
-    settings: Arc<Settings<K, A, R, T>>,
+    config: Arc<Config<K, A, R, T>>,
 }
 
 impl<S, K, A, R, T> RateLimit<S, K, A, R, T> {
-    pub(crate) fn new(inner: S, settings: Arc<Settings<K, A, R, T>>) -> Self {
-        Self { inner, settings }
+    pub(crate) fn new(inner: S, config: Arc<Config<K, A, R, T>>) -> Self {
+        Self { inner, config }
     }
 
-    /// The inner service.
+    /// Returns a reference to the inner service.
     pub fn get_ref(&self) -> &S {
         &self.inner
     }
 
-    /// The inner service.
+    /// Returns a mutable reference to the inner service.
     pub fn get_mut(&mut self) -> &mut S {
         &mut self.inner
     }
 
-    /// The inner service.
+    /// Returns the inner service.
     pub fn into_inner(self) -> S {
         self.inner
     }
 }
 
-impl<S: Clone, K, A, R, T> RateLimit<S, K, A, R, T> {
-    /// Takes the instance that was made ready, and leaves a fresh one.
-    fn take_ready(&mut self) -> S {
-        let fresh = self.inner.clone();
-        mem::replace(&mut self.inner, fresh)
-    }
-}
-
+// The bounds are those of `Parts`, repeated so that the compiler names the part that does not fit.
 impl<Request, S, K, A, R, T> Service<Request> for RateLimit<S, K, A, R, T>
 where
     S: Service<Request> + Clone,
@@ -66,7 +66,7 @@ where
 {
     type Response = R::Response;
     type Error = R::Error;
-    type Future = ResponseFuture<Request, S, K, A, R, T>;
+    type Future = ResponseFuture<Request, (S, K, A, R, T)>;
 
     #[inline]
     fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Self::Error>> {
@@ -74,109 +74,111 @@ where
     }
 
     fn call(&mut self, mut request: Request) -> Self::Future {
-        let key = match self.settings.key.extract(&request) {
+        let config = &self.config;
+        let key = match config.extractor.extract(&request) {
             Extracted::Key(key) => key,
-            Extracted::Missing(missing) if self.settings.refuses(&missing) => {
-                return self.refuse(request, Rejection::MissingKey(missing));
+            Extracted::Missing(missing) if config.rejects(&missing) => {
+                return reject(&mut self.inner, config, request, Rejection::MissingKey(missing));
             }
             unlimited => {
-                self.settings.observers.tell(|| match &unlimited {
-                    Extracted::Missing(missing) => told_missing(missing, true),
+                config.observers.tell(|| match &unlimited {
+                    Extracted::Missing(missing) => missing_key_event(missing, true),
                     _ => Event::Exempt,
                 });
-                let mark = self.settings.responder.admit(&mut request, RateLimitInfo::Exempt);
-                return ResponseFuture::called(self.inner.call(request), mark);
+                let context = config.responder.admit(&mut request, RateLimitInfo::Exempt);
+                return ResponseFuture::forwarded(self.inner.call(request), context);
             }
         };
-        let (cost, patience) = (self.settings.tariff.cost(&request), self.settings.wait.patience());
-        let ask = self.settings.ask::<Request, S>(cost, patience);
-        // What passes at once is with the inner service before it could be given up.
-        let limiter = &self.settings.limiter;
-        let acquired = limiter.acquire(&key, ask);
-        let mark = match &acquired {
+        let (cost, max_delay) = (config.cost_policy.cost(&request), config.wait.max_delay());
+        let options = acquire_options::<Request, (S, K, A, R, T)>(config, cost, max_delay);
+        // Hot path (bench row `service allowed`). Do not move `request` or `acquired` (each memcpy costs a large share of the
+        // decision), and do not borrow `options`: it would be spilled field by field and reloaded as a whole, which stalls.
+        let acquired = config.limiter.acquire(&key, options);
+        let context = match &acquired {
             Acquisition::Ready(Ok(Outcome { decision, .. })) if decision.is_allowed_at_once() => {
-                self.settings.observers.tell(|| Event::Decided { decision, took: None });
-                self.settings.responder.admit_ref(&request, decision)
+                config.observers.tell(|| Event::Decided { decision, took: None });
+                config.responder.admit_ref(&request, decision)
             }
-            _ => return self.otherwise(request, key, cost, patience, acquired),
+            _ => return call_slow(&mut self.inner, config, request, key, (cost, max_delay), acquired),
         };
-        // All of the common case is here, and nothing of it moves needlessly: to move a request or a decision takes as long as a
-        // good part of the deciding. So does what was written in pieces and is read as a whole: the ask is lent to nobody.
         if !T::NEEDS_HOLD
-            && let Some(mut mark) = mark
+            && let Some(mut context) = context
         {
-            self.settings.observe::<Request, S>(&mut mark);
-            return ResponseFuture::called(self.inner.call(request), mark);
+            observe_context::<Request, (S, K, A, R, T)>(config, &mut context);
+            return ResponseFuture::forwarded(self.inner.call(request), context);
         }
         let Acquisition::Ready(Ok(Outcome { decision, held })) = acquired else {
-            unreachable!("it was just looked at")
+            unreachable!("matched as ready above")
         };
-        let mut mark =
-            mark.unwrap_or_else(|| self.settings.responder.admit(&mut request, RateLimitInfo::Decided(decision)));
-        self.settings.observe::<Request, S>(&mut mark);
+        let mut context =
+            context.unwrap_or_else(|| config.responder.admit(&mut request, RateLimitInfo::Decided(decision)));
+        observe_context::<Request, (S, K, A, R, T)>(config, &mut context);
         let response = self.inner.call(request);
         match held {
-            Some(held) => ResponseFuture::to_settle(response, mark, Bill::new(Arc::clone(&self.settings), held)),
-            None => ResponseFuture::called(response, mark),
+            Some(held) => {
+                let settlement = PendingSettlement::new(Arc::clone(config), held);
+                ResponseFuture::with_settlement(response, context, settlement)
+            }
+            None => ResponseFuture::forwarded(response, context),
         }
     }
 }
 
-impl<S, K, A, R, T> RateLimit<S, K, A, R, T> {
-    /// What is not decided yet, or not so that the request may pass now.
-    #[inline(never)]
-    fn otherwise<Request>(
-        &mut self,
-        request: Request,
-        key: K::Key,
-        cost: u64,
-        patience: Option<Duration>,
-        acquired: Acquisition<A::Future>,
-    ) -> ResponseFuture<Request, S, K, A, R, T>
-    where
-        S: Service<Request> + Clone,
-        K: ExtractKey<Request>,
-        A: Limiter<K::Key>,
-        R: Respond<Request, S::Response, S::Error>,
-        T: CostPolicy<Request, S::Response, S::Error>,
-    {
-        let ask = self.settings.ask::<Request, S>(cost, patience);
-        let result = match acquired {
-            Acquisition::Ready(result) => result,
-            Acquisition::Pending(decision) => {
-                let mut what = Waiting::new(request, key, ask, Arc::clone(&self.settings));
-                what.watch.deciding();
-                let held = Held { service: self.take_ready(), is_ready: true, what };
-                return ResponseFuture::waiting(Patience::deciding(decision, held));
-            }
-        };
-        match judge(result, patience) {
-            Judgement::Refuse(refusal) => self.refuse(request, refusal),
-            judgement => {
-                drop(self.take_ready());
-                let what = Waiting::new(request, key, ask, Arc::clone(&self.settings));
-                let held = Held { service: self.inner.clone(), is_ready: false, what };
-                ResponseFuture::waiting(Patience::judged(judgement, held))
-            }
+/// Handles a request that the limiter has not decided yet, has delayed, or has not allowed.
+#[inline(never)]
+fn call_slow<Request, P: Parts<Request>>(
+    inner: &mut P::Service,
+    config: &Arc<ConfigOf<Request, P>>,
+    request: Request,
+    key: P::Key,
+    (cost, max_delay): (u64, Option<Duration>),
+    acquired: Acquisition<DecisionFuture<Request, P>>,
+) -> ResponseFuture<Request, P> {
+    let options = acquire_options::<Request, P>(config, cost, max_delay);
+    let result = match acquired {
+        Acquisition::Ready(result) => result,
+        Acquisition::Pending(decision) => {
+            let request = Deferred::new(request, key, options, Arc::clone(config));
+            let deferred = WithService { service: take_ready(inner), is_ready: true, request };
+            return ResponseFuture::pending(PendingRequest::awaiting_decision(decision, deferred));
+        }
+    };
+    match classify(result, max_delay) {
+        Disposition::Reject(rejection) => reject(inner, config, request, rejection),
+        disposition => {
+            drop(take_ready(inner));
+            let request = Deferred::new(request, key, options, Arc::clone(config));
+            let deferred = WithService { service: inner.clone(), is_ready: false, request };
+            ResponseFuture::pending(PendingRequest::on_disposition(disposition, deferred))
         }
     }
+}
 
-    fn refuse<Request>(&mut self, request: Request, refusal: Rejection) -> ResponseFuture<Request, S, K, A, R, T>
-    where
-        S: Service<Request> + Clone,
-        K: ExtractKey<Request>,
-        A: Limiter<K::Key>,
-        R: Respond<Request, S::Response, S::Error>,
-        T: CostPolicy<Request, S::Response, S::Error>,
-    {
-        self.settings.observers.tell(|| told(&refusal, None));
-        drop(self.take_ready());
-        ResponseFuture::refused(self.settings.responder.refuse(request, refusal))
-    }
+fn reject<Request, P: Parts<Request>>(
+    inner: &mut P::Service,
+    config: &ConfigOf<Request, P>,
+    request: Request,
+    rejection: Rejection,
+) -> ResponseFuture<Request, P> {
+    config.observers.tell(|| rejection_event(&rejection, None));
+    drop(take_ready(inner));
+    ResponseFuture::finished(config.responder.refuse(request, rejection))
+}
+
+/// Takes the instance that `poll_ready` made ready, and leaves a fresh clone.
+fn take_ready<S: Clone>(inner: &mut S) -> S {
+    let fresh = inner.clone();
+    mem::replace(inner, fresh)
 }
 
 impl<S: Clone, K, A, R, T> Clone for RateLimit<S, K, A, R, T> {
     fn clone(&self) -> Self {
-        Self { inner: self.inner.clone(), settings: Arc::clone(&self.settings) }
+        Self { inner: self.inner.clone(), config: Arc::clone(&self.config) }
     }
+}
+
+/// Keeps the name of a gRPC service, by which tonic routes its requests.
+#[cfg(feature = "tonic")]
+impl<S: NamedService, K, A, R, T> NamedService for RateLimit<S, K, A, R, T> {
+    const NAME: &'static str = S::NAME;
 }

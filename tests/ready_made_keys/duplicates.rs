@@ -62,10 +62,10 @@ where
         let Extracted::Missing(missing) = key(request) else { panic!("{told}") };
         assert!(!missing.is_unusable(), "{told}");
         let refused = if missing.is_server_error() { 500 } else { 400 };
-        assert_eq!(status(&|r| key(r).map(drop), MissingKeyPolicy::Refuse, request.clone()), refused, "{told}");
+        assert_eq!(status(&|r| key(r).map(drop), MissingKeyPolicy::Reject, request.clone()), refused, "{told}");
         assert_eq!(status(&|r| key(r).map(drop), MissingKeyPolicy::Exempt, request.clone()), 200, "{told}");
         assert_eq!(
-            status(&|r| Or::new(key, Global).extract(r).map(drop), MissingKeyPolicy::Refuse, request.clone()),
+            status(&|r| Or::new(key, Global).extract(r).map(drop), MissingKeyPolicy::Reject, request.clone()),
             429,
             "{told}"
         );
@@ -74,7 +74,7 @@ where
         let told = format!("{what}, unusable: {:?} {:?}", request.uri(), request.headers());
         let Extracted::Missing(missing) = key(request) else { panic!("{told}") };
         assert!(missing.is_unusable() && !missing.is_server_error(), "{told}");
-        for policy in [MissingKeyPolicy::Refuse, MissingKeyPolicy::Exempt] {
+        for policy in [MissingKeyPolicy::Reject, MissingKeyPolicy::Exempt] {
             let (status, body) = answer(&key, policy, request.clone());
             assert_eq!(status, 400, "{told}");
             let problem: serde_json::Value = serde_json::from_str(&body).expect("a problem");
@@ -98,7 +98,7 @@ where
             }
         }
     }
-    for policy in [MissingKeyPolicy::Refuse, MissingKeyPolicy::Exempt] {
+    for policy in [MissingKeyPolicy::Reject, MissingKeyPolicy::Exempt] {
         assert_eq!(answer(&key, policy, usable.clone()).0, 429, "{what}");
     }
 }
