@@ -1,35 +1,36 @@
-//! What the layer, its services and their futures share.
+//! The configuration that the layer, its services and their futures share.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use tower_service::Service;
-
-use super::cost::CostPolicy;
+use super::cost::CostPolicy as _;
+use super::parts::Parts;
 use crate::decision::{AcquireOptions, Decision};
 use crate::error::Error;
 use crate::key::MissingKey;
 use crate::limiter::{Held, Outcome};
 use crate::observe::{Event, Observers};
-use crate::response::{Rejection, Respond};
+use crate::response::{Rejection, Respond as _};
 use crate::runtime::Moment;
 
 #[derive(Clone, Debug)]
-pub(crate) struct Settings<K, A, R, T> {
-    pub(crate) key: K,
+pub(crate) struct Config<K, A, R, T> {
+    pub(crate) extractor: K,
     pub(crate) limiter: A,
     pub(crate) responder: R,
-    pub(crate) tariff: T,
-    pub(crate) missing: MissingKeyPolicy,
-    pub(crate) wait: Wait,
+    pub(crate) cost_policy: T,
+    pub(crate) missing_key: MissingKeyPolicy,
+    pub(crate) wait: WaitConfig,
     pub(crate) observers: Observers,
 }
 
-/// What a limited service answers with.
-pub(crate) type Answer<Request, S, R> = Result<
-    <R as Respond<Request, <S as Service<Request>>::Response, <S as Service<Request>>::Error>>::Response,
-    <R as Respond<Request, <S as Service<Request>>::Response, <S as Service<Request>>::Error>>::Error,
+/// The configuration of a service with these parts.
+pub(crate) type ConfigOf<Request, P> = Config<
+    <P as Parts<Request>>::Extractor,
+    <P as Parts<Request>>::Limiter,
+    <P as Parts<Request>>::Responder,
+    <P as Parts<Request>>::CostPolicy,
 >;
 
 /// What the layer does with a request whose key is absent.
@@ -38,71 +39,103 @@ pub(crate) type Answer<Request, S, R> = Result<
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum MissingKeyPolicy {
-    /// It is refused: in HTTP with status 400, or 500 where the server is at fault.
+    /// The layer rejects the request: in HTTP with status 400, or with 500 if the server is misconfigured.
     #[default]
-    Refuse,
-    /// The layer forwards the request under no limit. A client that can leave the key out can then lift the limit.
+    Reject,
+    /// The layer forwards the request without a limit. If clients can omit the key, they can then bypass the limit.
     Exempt,
 }
 
-/// Who waits for how long.
+impl<K, A, R, T> Config<K, A, R, T> {
+    /// Whether the layer rejects a request without a key. No policy exempts an unusable key: clients can send one at will.
+    pub(crate) fn rejects(&self, missing: &Missing) -> bool {
+        missing.is_unusable() || self.missing_key == MissingKeyPolicy::Reject
+    }
+}
+
+/// The options of the first acquire call for a request.
+#[inline]
+pub(crate) fn acquire_options<Request, P: Parts<Request>>(
+    config: &ConfigOf<Request, P>,
+    cost: u64,
+    max_delay: Option<Duration>,
+) -> AcquireOptions {
+    let mut options = AcquireOptions::cost(cost);
+    options.max_delay = max_delay;
+    options.all_limits = config.responder.wants_all_limits();
+    options.all_denials = config.responder.wants_all_denials();
+    options.hold = P::CostPolicy::NEEDS_HOLD;
+    options
+}
+
+/// Lets the responder emit warnings when the service has responded, if there are observers.
+#[inline]
+pub(crate) fn observe_context<Request, P: Parts<Request>>(config: &ConfigOf<Request, P>, context: &mut P::Context) {
+    if config.observers.are_there() {
+        P::Responder::observe(context, &config.observers);
+    }
+}
+
+/// How many requests may wait at a time, and for how long.
 #[derive(Clone, Debug)]
-pub(crate) struct Wait {
-    /// `None` leaves it to the algorithm.
-    pub(crate) longest: Option<Duration>,
+pub(crate) struct WaitConfig {
+    /// With `None` the algorithm determines the delay.
+    pub(crate) max_delay: Option<Duration>,
     pub(crate) max_waiters: usize,
+    /// Shared by all services of the layer.
     pub(crate) waiters: Arc<AtomicUsize>,
 }
 
-impl Wait {
+impl WaitConfig {
     pub(crate) const DEFAULT_MAX_WAITERS: usize = 10_000;
 
-    /// For how long a request may wait that has no place yet: not at all if there is none, so that it is refused before it is
-    /// charged.
-    pub(crate) fn patience(&self) -> Option<Duration> {
-        let full = self.waiters.load(Ordering::Relaxed) >= self.max_waiters;
-        if full { Some(Duration::ZERO) } else { self.longest }
+    /// The maximum delay of a new request: zero if no permit is free, so that the limiter denies the request and does not
+    /// charge it for a start that it could not wait for.
+    pub(crate) fn max_delay(&self) -> Option<Duration> {
+        let is_full = self.waiters.load(Ordering::Relaxed) >= self.max_waiters;
+        if is_full { Some(Duration::ZERO) } else { self.max_delay }
     }
 
-    /// A permit to wait, if one is free.
-    pub(crate) fn seat(&self, observers: &Observers) -> Option<Seat> {
-        let taken = self.waiters.fetch_update(Ordering::AcqRel, Ordering::Acquire, |waiters| {
+    /// Acquires a permit to wait, if one is free.
+    pub(crate) fn try_acquire_permit(&self, observers: &Observers) -> Option<Waiter> {
+        let acquired = self.waiters.fetch_update(Ordering::AcqRel, Ordering::Acquire, |waiters| {
             (waiters < self.max_waiters).then_some(waiters + 1)
         });
-        taken.ok().map(|_| self.taken(observers))
+        acquired.ok().map(|_| self.waiter(observers))
     }
 
-    /// A permit for a request that was charged for its scheduled start while a permit was free. Concurrent requests may
-    /// exceed `max_waiters` by their number: a charged request is not denied for that.
-    pub(crate) fn seat_of_charged(&self, observers: &Observers) -> Seat {
+    /// Acquires a permit for a request that was charged for its scheduled start while a permit was free.
+    ///
+    /// Concurrent requests may exceed `max_waiters` by their number, because a charged request must not be denied for that.
+    pub(crate) fn acquire_permit_when_charged(&self, observers: &Observers) -> Waiter {
         self.waiters.fetch_add(1, Ordering::AcqRel);
-        self.taken(observers)
+        self.waiter(observers)
     }
 
     fn taken(&self, observers: &Observers) -> Seat {
         observers.emit(|| Event::WaitStarted);
         let waiters = Arc::clone(&self.waiters);
-        Seat { waiters, observers: observers.clone(), since: Moment::now() }
+        Waiter { waiters, observers: observers.clone(), started_at: Moment::now() }
     }
 }
 
-impl Default for Wait {
+impl Default for WaitConfig {
     fn default() -> Self {
-        // Without a timer nobody can wait: an algorithm must not promise a later turn.
-        let longest = if cfg!(feature = "timer") { None } else { Some(Duration::ZERO) };
-        Self { longest, max_waiters: Self::DEFAULT_MAX_WAITERS, waiters: Arc::default() }
+        // Without a timer no request can wait, so the limiter must not schedule a later start.
+        let max_delay = if cfg!(feature = "timer") { None } else { Some(Duration::ZERO) };
+        Self { max_delay, max_waiters: Self::DEFAULT_MAX_WAITERS, waiters: Arc::default() }
     }
 }
 
-/// A place among those who wait, free again when dropped.
+/// A permit to wait. Dropping it releases the permit and emits `WaitEnded`.
 #[derive(Debug)]
-pub(crate) struct Seat {
+pub(crate) struct Waiter {
     waiters: Arc<AtomicUsize>,
     observers: Observers,
-    since: Moment,
+    started_at: Moment,
 }
 
-impl Drop for Seat {
+impl Drop for Waiter {
     fn drop(&mut self) {
         self.waiters.fetch_sub(1, Ordering::AcqRel);
         self.observers.emit(|| Event::WaitEnded { waited: self.since.elapsed() });
@@ -142,35 +175,26 @@ impl<K, A, R, T> Settings<K, A, R, T> {
     }
 }
 
-/// What a limiter's answer means for a request.
-pub(crate) enum Judgement {
-    /// It passes, at once or when its turn has come.
-    Pass(Decision, Option<Held>),
-    /// It may ask again after this time.
-    AskAgain(Duration, Decision),
-    Refuse(Rejection),
-}
-
-/// After how long a waiting request asks again that was denied because of held costs.
+/// The interval at which a waiting request asks again if held costs make its wait an estimate.
 const ESTIMATE_RECHECK: Duration = Duration::from_millis(100);
 
-/// `patience` is for how long the request may still wait.
+/// Determines the disposition of a request that may still wait for `max_delay`.
 #[inline]
-pub(crate) fn judge(result: Result<Outcome, Error>, patience: Option<Duration>) -> Judgement {
+pub(crate) fn classify(result: Result<Outcome, Error>, max_delay: Option<Duration>) -> Disposition {
     match result {
-        Ok(Outcome { decision, held }) if decision.is_allowed() => Judgement::Pass(decision, held),
-        Ok(Outcome { decision, .. }) => match (decision.retry_after(), patience) {
-            // Nobody knows when a held cost is settled: the request asks again soon, as long as it may wait.
-            (Some(wait), Some(patience)) if decision.is_estimate() && !patience.is_zero() => {
-                Judgement::AskAgain(wait.min(ESTIMATE_RECHECK).min(patience), decision)
+        Ok(Outcome { decision, held }) if decision.is_allowed() => Disposition::Admit(decision, held),
+        Ok(Outcome { decision, .. }) => match (decision.retry_after(), max_delay) {
+            // A held cost may be settled at any time, so the request asks again soon, as long as it may wait.
+            (Some(wait), Some(max_delay)) if decision.is_estimate() && !max_delay.is_zero() => {
+                Disposition::RetryAfter(wait.min(ESTIMATE_RECHECK).min(max_delay), decision)
             }
-            // UnitCost that promises turns would have promised one, if it came in time.
-            (Some(wait), Some(patience)) if wait <= patience && !decision.supports_scheduling() => {
-                Judgement::AskAgain(wait, decision)
+            // A limiter that supports scheduling has denied every start within `max_delay`.
+            (Some(wait), Some(max_delay)) if wait <= max_delay && !decision.supports_scheduling() => {
+                Disposition::RetryAfter(wait, decision)
             }
-            _ => Judgement::Refuse(Rejection::OverLimit(decision)),
+            _ => Disposition::Reject(Rejection::OverLimit(decision)),
         },
-        Err(error) => Judgement::Refuse(Rejection::Unavailable(error)),
+        Err(error) => Disposition::Reject(Rejection::Unavailable(error)),
     }
 }
 

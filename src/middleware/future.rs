@@ -4,114 +4,86 @@ use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 
 use pin_project::pin_project;
-use tower_service::Service;
 
-use super::config::Answer;
-use super::cost::CostPolicy;
-use super::pending::{Patience, Step};
-use super::settlement::Bill;
-use crate::key::ExtractKey;
-use crate::limiter::{Limiter, LimiterFuture};
-use crate::response::Respond;
+use super::parts::{InnerFuture, Parts, ServiceResult};
+use super::pending::{Forwarded, PendingOutput, PendingRequest};
+use super::settlement::PendingSettlement;
+use crate::limiter::LimiterFuture;
+use crate::response::Respond as _;
+use crate::sync::POLLED_AFTER_COMPLETION;
 
-/// The future of a [`RateLimit`](crate::RateLimit) service's response.
+/// The response future of a [`RateLimit`](crate::RateLimit) service.
 ///
-/// What dropping it means for the charge is said at [`RateLimitLayer`](crate::RateLimitLayer#what-is-charged).
+/// [`RateLimitLayer`](crate::RateLimitLayer#what-is-charged) states what is charged if this future is dropped.
 #[pin_project]
 #[must_use = "futures do nothing unless polled"]
-pub struct ResponseFuture<Request, S, K, A, R, T>
-where
-    S: Service<Request>,
-    K: ExtractKey<Request>,
-    A: Limiter<K::Key>,
-    R: Respond<Request, S::Response, S::Error>,
-{
+pub struct ResponseFuture<Request, P: Parts<Request>> {
     #[pin]
-    state: State<Request, S, K, A, R, T>,
+    state: State<Request, P>,
 }
 
-/// What is decided at once lies here; all that takes time is boxed, so that the future stays small.
+/// Immediate outcomes are stored inline; anything that must wait is boxed to keep the future small.
 #[pin_project(project = Projection)]
-enum State<Request, S, K, A, R, T>
-where
-    S: Service<Request>,
-    K: ExtractKey<Request>,
-    A: Limiter<K::Key>,
-    R: Respond<Request, S::Response, S::Error>,
-{
-    Called {
+enum State<Request, P: Parts<Request>> {
+    Forwarded {
         #[pin]
-        response: S::Future,
-        mark: Option<R::Context>,
-        bill: Option<Box<Bill<K, A, R, T>>>,
+        response: InnerFuture<Request, P>,
+        context: Option<P::Context>,
+        settlement: Option<Box<PendingSettlement<Request, P>>>,
     },
-    Refused {
-        answer: Option<Answer<Request, S, R>>,
-    },
-    /// Not let through yet.
-    Waiting(Pin<Box<Patience<Request, S, K, A, R, T>>>),
-    /// Answered; a store elsewhere is still noting what it has cost.
-    Settling(Box<Settling<Request, S, R>>),
+    /// The result is known without the inner service: a rejection, or an error before the call.
+    Finished { result: Option<ServiceResult<Request, P>> },
+    /// The request is not forwarded yet.
+    Pending(Pin<Box<PendingRequest<Request, P>>>),
+    /// The service has responded; a remote store is still recording the settlement.
+    Settling(Box<Settling<Request, P>>),
 }
 
-struct Settling<Request, S, R>
-where
-    S: Service<Request>,
-    R: Respond<Request, S::Response, S::Error>,
-{
-    reply: LimiterFuture<()>,
-    answer: Option<Answer<Request, S, R>>,
+struct Settling<Request, P: Parts<Request>> {
+    future: LimiterFuture<()>,
+    result: Option<ServiceResult<Request, P>>,
 }
 
-impl<Request, S, K, A, R, T> ResponseFuture<Request, S, K, A, R, T>
-where
-    S: Service<Request>,
-    K: ExtractKey<Request>,
-    A: Limiter<K::Key>,
-    R: Respond<Request, S::Response, S::Error>,
-{
+impl<Request, P: Parts<Request>> ResponseFuture<Request, P> {
     #[inline]
-    pub(crate) fn called(response: S::Future, mark: R::Context) -> Self {
-        Self { state: State::Called { response, mark: Some(mark), bill: None } }
+    pub(crate) fn forwarded(response: InnerFuture<Request, P>, context: P::Context) -> Self {
+        Self { state: State::Forwarded { response, context: Some(context), settlement: None } }
     }
 
-    pub(crate) fn to_settle(response: S::Future, mark: R::Context, bill: Bill<K, A, R, T>) -> Self {
-        Self { state: State::Called { response, mark: Some(mark), bill: Some(Box::new(bill)) } }
+    pub(crate) fn with_settlement(
+        response: InnerFuture<Request, P>,
+        context: P::Context,
+        settlement: PendingSettlement<Request, P>,
+    ) -> Self {
+        Self { state: State::Forwarded { response, context: Some(context), settlement: Some(Box::new(settlement)) } }
     }
 
-    pub(crate) fn waiting(patience: Patience<Request, S, K, A, R, T>) -> Self {
-        Self { state: State::Waiting(Box::pin(patience)) }
+    pub(crate) fn pending(request: PendingRequest<Request, P>) -> Self {
+        Self { state: State::Pending(Box::pin(request)) }
     }
 
-    pub(crate) fn refused(answer: Answer<Request, S, R>) -> Self {
-        Self { state: State::Refused { answer: Some(answer) } }
+    pub(crate) fn finished(result: ServiceResult<Request, P>) -> Self {
+        Self { state: State::Finished { result: Some(result) } }
     }
 }
 
-impl<Request, S, K, A, R, T> Future for ResponseFuture<Request, S, K, A, R, T>
-where
-    S: Service<Request> + Clone,
-    K: ExtractKey<Request>,
-    A: Limiter<K::Key>,
-    R: Respond<Request, S::Response, S::Error>,
-    T: CostPolicy<Request, S::Response, S::Error>,
-{
-    type Output = Answer<Request, S, R>;
+impl<Request, P: Parts<Request>> Future for ResponseFuture<Request, P> {
+    type Output = ServiceResult<Request, P>;
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let mut state = self.project().state;
         loop {
             let next = match state.as_mut().project() {
-                Projection::Called { response, mark, bill: None } => {
-                    // The common case, apart: a result that nobody looks at is moved less often.
+                Projection::Forwarded { response, context, settlement: None } => {
+                    // The common case has an arm of its own: no reference to the result is needed, so it is moved less often.
                     let result = ready!(response.poll(cx));
-                    let mark = mark.take().expect(POLLED_AGAIN);
+                    let context = context.take().expect(POLLED_AFTER_COMPLETION);
                     return Poll::Ready(match result {
                         Ok(response) => Ok(R::map_response(mark, response)),
                         Err(error) => Err(error.into()),
                     });
                 }
-                Projection::Called { response, mark, bill } => {
+                Projection::Forwarded { response, context, settlement } => {
                     let result = ready!(response.poll(cx));
                     let unsettled = bill.take().and_then(|bill| bill.settle::<Request, _, _>(result.as_ref()));
                     let mark = mark.take().expect(POLLED_AGAIN);
@@ -121,15 +93,19 @@ where
                         Some(reply) => State::Settling(Box::new(Settling { reply, answer: Some(answer) })),
                     }
                 }
-                Projection::Refused { answer } => return Poll::Ready(answer.take().expect(POLLED_AGAIN)),
-                Projection::Waiting(patience) => match ready!(patience.as_mut().poll(cx)) {
-                    Step::Call { response, mark, bill } => State::Called { response, mark: Some(mark), bill },
-                    Step::Answer(answer) => State::Refused { answer: Some(answer) },
+                Projection::Finished { result } => {
+                    return Poll::Ready(result.take().expect(POLLED_AFTER_COMPLETION));
+                }
+                Projection::Pending(request) => match ready!(request.as_mut().poll(cx)) {
+                    PendingOutput::Forwarded(Forwarded { response, context, settlement }) => {
+                        State::Forwarded { response, context: Some(context), settlement }
+                    }
+                    PendingOutput::Finished(result) => State::Finished { result: Some(result) },
                 },
                 Projection::Settling(settling) => {
-                    // Whether it was noted or not, the response goes out.
-                    let _ = ready!(Pin::new(&mut settling.reply).poll(cx));
-                    return Poll::Ready(settling.answer.take().expect(POLLED_AGAIN));
+                    // The response does not depend on whether the store recorded the settlement.
+                    let _ = ready!(Pin::new(&mut settling.future).poll(cx));
+                    return Poll::Ready(settling.result.take().expect(POLLED_AFTER_COMPLETION));
                 }
             };
             state.set(next);
@@ -137,20 +113,12 @@ where
     }
 }
 
-const POLLED_AGAIN: &str = "a response's future was polled after it was ready";
-
-impl<Request, S, K, A, R, T> fmt::Debug for ResponseFuture<Request, S, K, A, R, T>
-where
-    S: Service<Request>,
-    K: ExtractKey<Request>,
-    A: Limiter<K::Key>,
-    R: Respond<Request, S::Response, S::Error>,
-{
+impl<Request, P: Parts<Request>> fmt::Debug for ResponseFuture<Request, P> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let state = match self.state {
-            State::Called { .. } => "called",
-            State::Refused { .. } => "refused",
-            State::Waiting(_) => "waiting",
+            State::Forwarded { .. } => "forwarded",
+            State::Finished { .. } => "finished",
+            State::Pending(_) => "pending",
             State::Settling(_) => "settling",
         };
         f.debug_struct("ResponseFuture").field("state", &state).finish_non_exhaustive()

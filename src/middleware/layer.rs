@@ -3,17 +3,23 @@ use std::sync::Arc;
 
 use tower_layer::Layer;
 
-use super::config::{MissingKeyPolicy, Settings, Wait};
+use super::config::{Config, MissingKeyPolicy, WaitConfig};
 use super::cost::{CostFn, SettleFn, UnitCost};
 use super::service::RateLimit;
 use crate::key::ExemptIf;
 use crate::observe::{Observer, Observers};
 use crate::response::Http;
 
-/// Limits the requests of the service that it wraps: `K` says whose a request is, `A` how much they may have, `R` how a
-/// decision looks from outside, `T` what a request costs.
+/// A [`Layer`] that limits the requests of the service that it wraps.
 ///
-/// All services that it makes, and all clones of them, share the limiter: it is made before the layer, once.
+/// | Parameter | Part | Task |
+/// |---|---|---|
+/// | `K` | [key extractor](crate::key) | extracts the key of a request |
+/// | `A` | [limiter](crate::limiter) | decides whether the key may pass |
+/// | `R` | [responder](crate::response) | turns decisions into responses |
+/// | `T` | [cost policy](crate::cost) | determines the cost of a request |
+///
+/// All services that the layer wraps, and all their clones, share one limiter.
 ///
 /// ```
 /// use axum::{Router, routing::get};
@@ -27,29 +33,36 @@ use crate::response::Http;
 ///
 /// # What is charged
 ///
-/// A request is charged when it is allowed, before the inner service is called. It stays charged if the inner service fails
-/// or panics, or if the response is never read. A denied request is not charged, nor one that is exempt or has no key.
+/// The limiter charges a request when it allows it, before the layer calls the inner service. The charge stays if the inner
+/// service fails or panics, or if the response is never read. A denied request is not charged. Requests that are exempt or have
+/// no key are not charged either.
 ///
 /// With [`settle`](Self::settle) the layer *holds* the cost instead ([`Held`](crate::limiter::Held)). When the service has
-/// responded, it charges what the response says. If the response's future is dropped before, or the service panics, it
-/// charges the whole held cost. Nothing is ever refunded.
+/// responded, the layer charges the cost that it derives from the response. If the response future is dropped before that, or
+/// the service panics, the layer charges the whole held cost. Nothing is ever refunded.
+///
+/// The layer charges for every request that reaches it. In axum,
+/// [`Router::layer`](https://docs.rs/axum/latest/axum/struct.Router.html#method.layer) wraps the fallback too, so a request for
+/// an unknown path is charged. `Router::route_layer` wraps the routes only: a request for an unknown path is neither limited
+/// nor charged.
 ///
 /// # Cancellation
 ///
-/// If the future is dropped while a limiter elsewhere (in Redis) decides, the request may stay charged. If it is dropped while
-/// the request waits for a scheduled start, the charge stays, and the starts of others do not change. If it is dropped while
-/// the request waits to ask again, nothing was charged.
+/// What is charged if the response future is dropped before the request is forwarded:
 ///
-/// What the layer wraps is what it charges for. In axum, [`Router::layer`](https://docs.rs/axum/latest/axum/struct.Router.html#method.layer)
-/// wraps the fallback too, so a request for a path that does not exist is charged; `Router::route_layer` wraps the routes
-/// alone, and lets such a request go to its 404 uncharged and unlimited.
+/// | The request waits for | Charged | Held ([`settle`](Self::settle)) |
+/// |---|---|---|
+/// | a decision by a remote limiter | perhaps: the limiter may have decided already | released |
+/// | its scheduled start | yes; the scheduled starts of other requests do not change | never: a hold is not scheduled |
+/// | its next attempt | no | nothing is held |
+/// | the inner service to become ready | yes | released |
 ///
 /// # The inner service is `Clone`
 ///
-/// A request that waits keeps an instance of the inner service, and later requests need another instance. So the inner
-/// service must be `Clone`, as the services of axum, tonic, hyper and reqwest are. A service that is not `Clone` needs
-/// a [`tower::buffer::Buffer`](https://docs.rs/tower/latest/tower/buffer/index.html) around it: the buffer is `Clone`,
-/// and runs the service in a task of its own. The service's error then is a `tower::BoxError`.
+/// A waiting request keeps an instance of the inner service, and later requests need another instance. So the inner service
+/// must be `Clone`, as the services of axum, tonic, hyper and reqwest are. Wrap a service that is not `Clone` in a
+/// [`tower::buffer::Buffer`](https://docs.rs/tower/latest/tower/buffer/index.html): the buffer is `Clone`, and runs the
+/// service in a separate task. The error of the service is then a `tower::BoxError`.
 ///
 /// ```
 /// use tower::{BoxError, Service, ServiceBuilder, ServiceExt};
@@ -57,7 +70,7 @@ use crate::response::Http;
 /// use tower_ratelimit::response::RejectWithError;
 /// use tower_ratelimit::{FixedWindow, Memory, Quota, RateLimitLayer};
 ///
-/// /// Holds what must not be cloned.
+/// /// A service that cannot be cloned.
 /// struct Connection(u32);
 ///
 /// impl Service<u32> for Connection {
@@ -80,7 +93,7 @@ use crate::response::Http;
 /// let limiter = Memory::new(FixedWindow::new(Quota::per_minute(2)));
 /// let mut service = ServiceBuilder::new()
 ///     .layer(RateLimitLayer::new(Global, limiter).responder(RejectWithError))
-///     // Inside of the limit, so that a rejected request takes no place in the buffer.
+///     // Inside the limit, so that a rejected request uses no slot of the buffer.
 ///     .buffer(16)
 ///     .service(Connection(0));
 ///
@@ -93,26 +106,37 @@ use crate::response::Http;
 #[derive(Clone)]
 #[must_use = "a layer limits nothing until it wraps a service"]
 pub struct RateLimitLayer<K, A, R = Http, T = UnitCost> {
-    settings: Settings<K, A, R, T>,
+    config: Config<K, A, R, T>,
 }
 
 impl<K, A> RateLimitLayer<K, A> {
-    /// Limits by the keys that `key` extracts, as `limiter` decides, answering in HTTP. Every request costs one.
-    pub fn new(key: K, limiter: A) -> Self {
-        let (responder, missing, wait) = (Http::new(), MissingKeyPolicy::Refuse, Wait::default());
-        let observers = Observers::default();
-        Self { settings: Settings { key, limiter, responder, tariff: UnitCost, missing, wait, observers } }
+    /// Creates a layer with the responder [`Http`], in which every request costs one.
+    pub fn new(extractor: K, limiter: A) -> Self {
+        let config = Config {
+            extractor,
+            limiter,
+            responder: Http::new(),
+            cost_policy: UnitCost,
+            missing_key: MissingKeyPolicy::default(),
+            wait: WaitConfig::default(),
+            observers: Observers::default(),
+        };
+        Self { config }
     }
 }
 
 impl<K, A, R, T> RateLimitLayer<K, A, R, T> {
-    /// Sets how decisions look from outside: [`Http`] with options, [`RejectWithError`](crate::response::RejectWithError), a closure.
+    /// Sets the responder, which turns decisions into responses.
+    ///
+    /// [`Http`] with options, [`RejectWithError`](crate::response::RejectWithError), a closure, or another
+    /// [responder](crate::response).
     pub fn responder<U>(self, responder: U) -> RateLimitLayer<K, A, U, T> {
-        let Settings { key, limiter, tariff, missing, wait, observers, .. } = self.settings;
-        RateLimitLayer { settings: Settings { key, limiter, responder, tariff, missing, wait, observers } }
+        let Config { extractor, limiter, responder: _, cost_policy, missing_key, wait, observers } = self.config;
+        let config = Config { extractor, limiter, responder, cost_policy, missing_key, wait, observers };
+        RateLimitLayer { config }
     }
 
-    /// Sets what the layer does with a request whose key is absent: by default the layer refuses the request.
+    /// Sets what the layer does with a request whose key is absent. By default the layer rejects it.
     ///
     /// A key that is [unusable](crate::key::MissingKey::unusable) is always refused.
     pub fn missing_key(mut self, missing: MissingKeyPolicy) -> Self {
@@ -120,9 +144,11 @@ impl<K, A, R, T> RateLimitLayer<K, A, R, T> {
         self
     }
 
-    /// Lets requests of which `exempt` holds pass under no limit: [`Preflight`](crate::key::Preflight),
-    /// [`ExactPaths`](crate::key::ExactPaths), [`ClientNetworks`](crate::key::ClientNetworks), [`PeerNetworks`](crate::key::PeerNetworks), or a closure
-    /// `Fn(&Request) -> bool`. May be called several times.
+    /// Exempts the requests for which the predicate `exempt` is true. Several calls add predicates.
+    ///
+    /// Predicates are [`Preflight`](crate::key::Preflight), [`ExactPaths`](crate::key::ExactPaths),
+    /// [`ClientNetworks`](crate::key::ClientNetworks), [`PeerNetworks`](crate::key::PeerNetworks), and closures
+    /// `Fn(&Request) -> bool`.
     ///
     /// ```
     /// # use tower_ratelimit::{Gcra, Memory, PeerIp, Quota, RateLimitLayer};
@@ -134,12 +160,13 @@ impl<K, A, R, T> RateLimitLayer<K, A, R, T> {
     ///     .exempt_if(Preflight);
     /// ```
     pub fn exempt_if<P>(self, exempt: P) -> RateLimitLayer<ExemptIf<K, P>, A, R, T> {
-        let Settings { key, limiter, responder, tariff, missing, wait, observers } = self.settings;
-        let key = ExemptIf::new(key, exempt);
-        RateLimitLayer { settings: Settings { key, limiter, responder, tariff, missing, wait, observers } }
+        let Config { extractor, limiter, responder, cost_policy, missing_key, wait, observers } = self.config;
+        let extractor = ExemptIf::new(extractor, exempt);
+        let config = Config { extractor, limiter, responder, cost_policy, missing_key, wait, observers };
+        RateLimitLayer { config }
     }
 
-    /// Sets what a request costs, from the request: `|request: &Request| -> u64`. A cost of zero charges nothing.
+    /// Sets the cost of a request: a closure `|request: &Request| -> u64`. A cost of zero charges nothing.
     ///
     /// ```
     /// # use tower_ratelimit::{Gcra, Memory, PeerIp, Quota, RateLimitLayer};
@@ -148,26 +175,27 @@ impl<K, A, R, T> RateLimitLayer<K, A, R, T> {
     ///     .cost(|request: &http::Request<String>| if request.method() == "POST" { 5 } else { 1 });
     /// ```
     pub fn cost<F>(self, cost: F) -> RateLimitLayer<K, A, R, CostFn<F, T>> {
-        self.tariff(|rest| CostFn { cost, rest })
+        self.with_cost_policy(|inner_policy| CostFn { cost, inner_policy })
     }
 
-    /// Settle what a request has cost when the service has answered: by [`OnlyFailures`](super::cost::OnlyFailures),
-    /// [`OnlySuccesses`](super::cost::OnlySuccesses), or a closure `|charged: u64, answer: Result<&Response, &Error>| ->
-    /// u64`.
+    /// Settles the cost of a request when the service has responded.
     ///
-    /// The layer holds the cost at admission and charges what this says when the service has responded: see
-    /// [`Held`](crate::limiter::Held). More than the held cost is charged without asking. Header fields carry the key's numbers
-    /// at admission. A response future that is dropped before charges the whole held cost.
+    /// `settle` is [`OnlyFailures`](super::cost::OnlyFailures), [`OnlySuccesses`](super::cost::OnlySuccesses), `OnlyGrpcCodes`,
+    /// or a closure `|held: u64, result: Result<&Response, &Error>| -> u64` that returns the actual cost.
     ///
-    /// A hold starts now or is denied: a request of a layer that settles is never scheduled. With `max_wait` it asks again
-    /// when there should be room. A [`LeakyQueue`](crate::LeakyQueue) holds for one request of a key at a time, as its next
-    /// start follows the settlement: use a bucket or a window where responses take long.
+    /// The layer holds the cost before it calls the service, and charges the actual cost when the service has responded: see
+    /// [`Held`](crate::limiter::Held). The limiter charges a surcharge, the part above the held cost, even if it exceeds the
+    /// limit. The response headers carry the key's numbers at admission. If the response future is dropped, the layer charges
+    /// the whole held cost.
+    ///
+    /// A hold starts now or is denied, so a layer that settles never schedules a request. With `max_wait` the request asks again
+    /// when the limiter expects capacity. A [`LeakyQueue`](crate::LeakyQueue) holds for one request of a key at a time, because
+    /// the next start depends on the settlement: use a bucket or a window for services that respond slowly.
     pub fn settle<F>(self, settle: F) -> RateLimitLayer<K, A, R, SettleFn<T, F>> {
-        self.tariff(|rest| SettleFn { rest, settle })
+        self.with_cost_policy(|inner_policy| SettleFn { inner_policy, settle })
     }
 
-    /// Tells `observer` what becomes of each request: see [`observe`](crate::observe). May be called several times; each
-    /// observer is told.
+    /// Adds an observer of the layer's events: see [`observe`](crate::observe). Every added observer receives each event.
     ///
     /// ```
     /// # use tower_ratelimit::{Gcra, Memory, PeerIp, Quota, RateLimitLayer};
@@ -176,46 +204,51 @@ impl<K, A, R, T> RateLimitLayer<K, A, R, T> {
     ///
     /// let layer = RateLimitLayer::new(PeerIp::new(), limiter).observe(|event: &Event<'_>| {
     ///     if let Event::Failed { error, .. } = event {
-    ///         eprintln!("the limiter can't decide: {error}");
+    ///         eprintln!("the limiter failed: {error}");
     ///     }
     /// });
     /// ```
     pub fn observe(mut self, observer: impl Observer + 'static) -> Self {
-        self.settings.observers.add(observer);
+        self.config.observers.add(observer);
         self
     }
 
-    fn tariff<U>(self, change: impl FnOnce(T) -> U) -> RateLimitLayer<K, A, R, U> {
-        let Settings { key, limiter, responder, tariff, missing, wait, observers } = self.settings;
-        let tariff = change(tariff);
-        RateLimitLayer { settings: Settings { key, limiter, responder, tariff, missing, wait, observers } }
+    fn with_cost_policy<U>(self, wrap: impl FnOnce(T) -> U) -> RateLimitLayer<K, A, R, U> {
+        let Config { extractor, limiter, responder, cost_policy, missing_key, wait, observers } = self.config;
+        let cost_policy = wrap(cost_policy);
+        let config = Config { extractor, limiter, responder, cost_policy, missing_key, wait, observers };
+        RateLimitLayer { config }
     }
 }
 
 #[cfg(feature = "timer")]
 impl<K, A, R, T> RateLimitLayer<K, A, R, T> {
-    /// Lets a request wait for its turn for up to `longest`, instead of refusing it. What can't make it in that time is
-    /// refused at once, not after waiting.
+    /// Lets a request wait for up to `max_wait` before the layer rejects it.
     ///
-    /// Those who wait for a bucket or a queue are served first come, first served for each key: each is promised its turn when
-    /// it asks. Windows and logs promise no turns, several limits only if [all owe until then](crate::Limit), and a blocked
-    /// key has none: who waits there asks again when there should be room, and whoever asks first then has it.
+    /// The layer rejects a request that cannot start within `max_wait` at once, without waiting.
     ///
-    /// All the time counts that has passed since the first decision, deciding included; a turn that a limiter elsewhere
-    /// promises within what was left when it was asked is waited for.
+    /// Buckets and queues schedule a start when the request asks, first come, first served for each key. Windows and logs
+    /// schedule no starts, and neither does a blocked key. Several limits schedule a start only if [all of them
+    /// do](crate::Limit). Without a scheduled start, a waiting request asks again when the limiter expects capacity, and the
+    /// first request to ask gets it.
     ///
-    /// Without this setting only a [`LeakyQueue`](crate::LeakyQueue) lets requests wait, as long as it must; a `longest` of
-    /// zero keeps it from that. Waiting holds no readiness of the inner service, and needs a tokio runtime with its timer:
-    /// outside of one, a request that would wait for a scheduled start is denied, although it was charged for that start.
-    pub fn max_wait(mut self, longest: std::time::Duration) -> Self {
-        self.settings.wait.longest = Some(longest);
+    /// The time since the first decision counts, including the time that later decisions take. If a remote limiter schedules a
+    /// start within the time that was left when the request asked, the request waits for that start.
+    ///
+    /// Without this setting only a [`LeakyQueue`](crate::LeakyQueue) delays requests, for as long as it schedules. A `max_wait`
+    /// of zero disables that. A waiting request reserves no capacity of the inner service. Waiting needs a tokio runtime with a
+    /// timer: without one, the layer rejects a request that would wait for a scheduled start, although the request was
+    /// charged for that start.
+    pub fn max_wait(mut self, max_wait: std::time::Duration) -> Self {
+        self.config.wait.max_delay = Some(max_wait);
         self
     }
 
-    /// Sets how many requests may wait at a time, over all services of this layer: by default 10 000. UnitCost more is refused
-    /// at once, and not charged.
-    pub fn max_waiters(mut self, waiters: usize) -> Self {
-        self.settings.wait.max_waiters = waiters;
+    /// Sets how many requests may wait at a time, over all services of this layer. The default is 10 000.
+    ///
+    /// The layer rejects further requests that would have to wait, and does not charge them.
+    pub fn max_waiters(mut self, max_waiters: usize) -> Self {
+        self.config.wait.max_waiters = max_waiters;
         self
     }
 }
@@ -224,20 +257,20 @@ impl<S, K: Clone, A: Clone, R: Clone, T: Clone> Layer<S> for RateLimitLayer<K, A
     type Service = RateLimit<S, K, A, R, T>;
 
     fn layer(&self, inner: S) -> Self::Service {
-        RateLimit::new(inner, Arc::new(self.settings.clone()))
+        RateLimit::new(inner, Arc::new(self.config.clone()))
     }
 }
 
 impl<K: fmt::Debug, A: fmt::Debug, R: fmt::Debug, T: fmt::Debug> fmt::Debug for RateLimitLayer<K, A, R, T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("RateLimitLayer")
-            .field("key", &self.settings.key)
-            .field("limiter", &self.settings.limiter)
-            .field("responder", &self.settings.responder)
-            .field("tariff", &self.settings.tariff)
-            .field("missing", &self.settings.missing)
-            .field("wait", &self.settings.wait)
-            .field("observers", &self.settings.observers)
+            .field("extractor", &self.config.extractor)
+            .field("limiter", &self.config.limiter)
+            .field("responder", &self.config.responder)
+            .field("cost_policy", &self.config.cost_policy)
+            .field("missing_key", &self.config.missing_key)
+            .field("wait", &self.config.wait)
+            .field("observers", &self.config.observers)
             .finish()
     }
 }

@@ -1,13 +1,11 @@
-//! The layer, its service, and the future of a response.
+//! The rate limit layer, its service and its response future.
 
 mod config;
 pub mod cost;
 mod future;
-#[cfg(feature = "tonic")]
-mod grpc_name;
 mod layer;
+mod parts;
 mod pending;
-mod scheduled;
 mod service;
 mod settlement;
 

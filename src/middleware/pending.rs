@@ -1,11 +1,13 @@
-//! A request on its way to be let through: a decision is made elsewhere, or its turn has not come yet.
+//! A request that is not forwarded yet: it awaits a decision, a retry, its scheduled start or the inner service.
 
 use std::future::Future;
 use std::pin::Pin;
+use std::sync::Arc;
 use std::task::{Context, Poll, ready};
+use std::time::Duration;
 
 use pin_project::pin_project;
-use tower_service::Service;
+use tower_service::Service as _;
 
 use super::config::{Answer, Judgement, judge, told};
 use super::cost::CostPolicy;
@@ -17,75 +19,107 @@ use crate::observe::Event;
 use crate::response::{Rejection, Respond};
 use crate::runtime::{Sleep, sleep};
 
-/// The states of a request that is not forwarded yet.
+/// A request that is not forwarded yet, as a state machine.
+///
+/// While a request sleeps, its service is a fresh clone, so that it reserves no capacity of the inner service.
 #[pin_project(project = Projection)]
-pub(crate) enum Patience<Request, S, K, A, R, T>
-where
-    S: Service<Request>,
-    K: ExtractKey<Request>,
-    A: Limiter<K::Key>,
-    R: Respond<Request, S::Response, S::Error>,
-{
-    /// A decision is on its way. Until then the service is kept: a ready one, or if the request has waited before, a fresh one.
-    Deciding {
+pub(crate) enum PendingRequest<Request, P: Parts<Request>> {
+    /// The limiter decides. The service is the ready instance, or a fresh one if the request has waited before.
+    AwaitingDecision {
         #[pin]
-        decision: A::Future,
-        held: Option<HeldWaiting<Request, S, K, A, R, T>>,
+        decision: DecisionFuture<Request, P>,
+        deferred: Option<WithService<P::Service, Deferred<Request, P>>>,
     },
-    /// Nothing is to be had yet, and no turn was promised: to ask again. The service is fresh, and reserves nothing.
-    Retrying {
+    /// The limiter denied the request and scheduled no start: it asks again after the sleep.
+    AwaitingRetry {
         #[pin]
         sleep: Sleep,
-        held: Option<HeldWaiting<Request, S, K, A, R, T>>,
+        deferred: Option<WithService<P::Service, Deferred<Request, P>>>,
     },
-    /// The turn has not come yet. The service is fresh, and reserves nothing.
-    Delayed {
+    /// The request is charged for a start in the future.
+    AwaitingStart {
         #[pin]
         sleep: Sleep,
-        held: Option<HeldTurn<Request, S, K, A, R, T>>,
+        scheduled: Option<WithService<P::Service, ScheduledRequest<Request, P>>>,
     },
-    /// The turn has come; the service is getting ready.
-    Readying {
-        held: Option<HeldTurn<Request, S, K, A, R, T>>,
+    /// The request may start; the inner service is not ready yet.
+    AwaitingReady {
+        scheduled: Option<WithService<P::Service, ScheduledRequest<Request, P>>>,
     },
     Done {
-        step: Option<Step<Request, S, K, A, R, T>>,
+        output: Option<PendingOutput<Request, P>>,
     },
 }
 
-/// What it comes to.
-pub(crate) enum Step<Request, S, K, A, R, T>
-where
-    S: Service<Request>,
-    K: ExtractKey<Request>,
-    R: Respond<Request, S::Response, S::Error>,
-{
-    /// It was forwarded.
-    Call { response: S::Future, mark: R::Context, bill: Option<Box<Bill<K, A, R, T>>> },
-    /// It was refused, or the service has failed.
-    Answer(Answer<Request, S, R>),
+/// How a pending request ends.
+pub(crate) enum PendingOutput<Request, P: Parts<Request>> {
+    /// The request was forwarded.
+    Forwarded(Forwarded<Request, P>),
+    /// The request was rejected, or the inner service failed before the call.
+    Finished(ServiceResult<Request, P>),
 }
 
-/// A request that is not forwarded yet, with the service to forward it to.
-pub(crate) struct Held<S, W> {
+/// The call of the inner service, and what its response needs.
+pub(crate) struct Forwarded<Request, P: Parts<Request>> {
+    pub(crate) response: InnerFuture<Request, P>,
+    pub(crate) context: P::Context,
+    pub(crate) settlement: Option<Box<PendingSettlement<Request, P>>>,
+}
+
+/// A request with the instance of the inner service to which it will be forwarded.
+pub(crate) struct WithService<S, R> {
     pub(crate) service: S,
     pub(crate) is_ready: bool,
-    pub(crate) what: W,
+    pub(crate) request: R,
 }
 
-type HeldWaiting<Request, S, K, A, R, T> = Held<S, Waiting<Request, <K as ExtractKey<Request>>::Key, K, A, R, T>>;
-type HeldTurn<Request, S, K, A, R, T> = Held<S, Turn<Request, <K as ExtractKey<Request>>::Key, K, A, R, T>>;
+/// A request without a decision, or with a denial after which it asks again.
+pub(crate) struct Deferred<Request, P: Parts<Request>> {
+    request: Request,
+    key: P::Key,
+    options: AcquireOptions,
+    started_at: Moment,
+    config: Arc<ConfigOf<Request, P>>,
+    /// Declared before `outcome`: when the request is dropped, `WaitEnded` is emitted before the terminal event.
+    permit: Option<Waiter>,
+    outcome: OutcomeGuard,
+}
 
-impl<Request, S, K, A, R, T> Patience<Request, S, K, A, R, T>
-where
-    S: Service<Request> + Clone,
-    K: ExtractKey<Request>,
-    A: Limiter<K::Key>,
-    R: Respond<Request, S::Response, S::Error>,
-    T: CostPolicy<Request, S::Response, S::Error>,
-{
-    pub(crate) fn deciding(decision: A::Future, held: HeldWaiting<Request, S, K, A, R, T>) -> Self {
-        Self::Deciding { decision, held: Some(held) }
+/// An allowed request that is not forwarded yet.
+pub(crate) struct ScheduledRequest<Request, P: Parts<Request>> {
+    deferred: Deferred<Request, P>,
+    decision: Decision,
+    held: NotForwarded,
+}
+
+/// The held cost of a request that is not forwarded yet: dropping it releases the cost.
+///
+/// Without it, dropping the guard would charge a request that the inner service never received.
+struct NotForwarded(Option<Held>);
+
+impl NotForwarded {
+    fn into_forwarded(mut self) -> Option<Held> {
+        self.0.take()
+    }
+}
+
+impl Drop for NotForwarded {
+    fn drop(&mut self) {
+        if let Some(held) = self.0.take() {
+            held.release().detach();
+        }
+    }
+}
+
+impl<Request, P: Parts<Request>> Deferred<Request, P> {
+    pub(crate) fn new(
+        request: Request,
+        key: P::Key,
+        options: AcquireOptions,
+        config: Arc<ConfigOf<Request, P>>,
+    ) -> Self {
+        let outcome = OutcomeGuard::new(&config.observers);
+        Self { request, key, options, started_at: Moment::now(), config, permit: None, outcome }
     }
 
     fn asked(mut held: HeldWaiting<Request, S, K, A, R, T>) -> Self {
@@ -94,39 +128,46 @@ where
                 held.what.watch.start_decision();
                 Self::deciding(decision, held)
             }
-            Acquisition::Ready(result) => Self::judged(judge(result, held.what.patience()), held),
         }
     }
 
-    pub(crate) fn judged(judgement: Judgement, held: HeldWaiting<Request, S, K, A, R, T>) -> Self {
-        let Held { service, is_ready, mut what } = held;
-        match judgement {
-            Judgement::Refuse(refusal) => {
+    pub(crate) fn on_disposition(
+        disposition: Disposition,
+        deferred: WithService<P::Service, Deferred<Request, P>>,
+    ) -> Self {
+        let WithService { service, is_ready, mut request } = deferred;
+        match disposition {
+            Disposition::Reject(rejection) => {
                 drop(service);
-                Self::refused(what, refusal)
+                Self::finish_rejected(request, rejection)
             }
-            Judgement::AskAgain(wait, decision) => {
-                let service = fresh(service, is_ready);
-                if let (true, Some(sleep)) = (what.sit_down(), sleep(wait)) {
-                    return Self::Retrying { sleep, held: Some(Held { service, is_ready: false, what }) };
+            Disposition::RetryAfter(wait, decision) => {
+                let service = release_readiness(service, is_ready);
+                if let (true, Some(sleep)) = (request.acquire_permit(), sleep(wait)) {
+                    let deferred = WithService { service, is_ready: false, request };
+                    return Self::AwaitingRetry { sleep, deferred: Some(deferred) };
                 }
-                Self::refused(what, Rejection::OverLimit(decision))
+                Self::finish_rejected(request, Rejection::OverLimit(decision))
             }
-            Judgement::Pass(decision, guard) => {
+            Disposition::Admit(decision, held) => {
                 let delay = decision.delay();
                 what.watch.start_wait();
                 let guard = NotForwarded::new(guard);
                 if delay.is_zero() {
-                    let held = Held { service, is_ready, what: Turn { waiting: what, decision, held: guard } };
-                    return if is_ready { Self::called(held) } else { Self::Readying { held: Some(held) } };
+                    let request = ScheduledRequest { deferred: request, decision, held };
+                    let scheduled = WithService { service, is_ready, request };
+                    if is_ready {
+                        return Self::forward(scheduled);
+                    }
+                    return Self::AwaitingReady { scheduled: Some(scheduled) };
                 }
-                let service = fresh(service, is_ready);
+                let service = release_readiness(service, is_ready);
                 let Some(sleep) = sleep(delay) else {
-                    return Self::refused(what, Rejection::OverLimit(decision.into_denied(delay)));
+                    return Self::finish_rejected(request, Rejection::OverLimit(decision.into_denied(delay)));
                 };
-                what.wait_for_start();
-                let what = Turn { waiting: what, decision, held: guard };
-                Self::Delayed { sleep, held: Some(Held { service, is_ready: false, what }) }
+                request.acquire_permit_when_charged();
+                let request = ScheduledRequest { deferred: request, decision, held };
+                Self::AwaitingStart { sleep, scheduled: Some(WithService { service, is_ready: false, request }) }
             }
         }
     }
@@ -148,52 +189,45 @@ where
         // From here on dropping it settles the whole: also if the service panics.
         let held = held.take();
         let response = service.call(request);
-        let bill = held.map(|held| Box::new(Bill::new(settings, held)));
-        Self::Done { step: Some(Step::Call { response, mark, bill }) }
+        let settlement = held.map(|held| Box::new(PendingSettlement::new(config, held)));
+        Self::Done { output: Some(PendingOutput::Forwarded(Forwarded { response, context, settlement })) }
     }
 }
 
-/// Lets go of a ready service, and of what its readiness reserved.
-fn fresh<S: Clone>(service: S, is_ready: bool) -> S {
+/// Replaces a ready service by a fresh clone, which releases the capacity that the ready one had reserved.
+fn release_readiness<S: Clone>(service: S, is_ready: bool) -> S {
     if is_ready { service.clone() } else { service }
 }
 
-impl<Request, S, K, A, R, T> Future for Patience<Request, S, K, A, R, T>
-where
-    S: Service<Request> + Clone,
-    K: ExtractKey<Request>,
-    A: Limiter<K::Key>,
-    R: Respond<Request, S::Response, S::Error>,
-    T: CostPolicy<Request, S::Response, S::Error>,
-{
-    type Output = Step<Request, S, K, A, R, T>;
+impl<Request, P: Parts<Request>> Future for PendingRequest<Request, P> {
+    type Output = PendingOutput<Request, P>;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         loop {
             let next = match self.as_mut().project() {
-                Projection::Done { step } => return Poll::Ready(step.take().expect(POLLED_AGAIN)),
-                Projection::Deciding { decision, held } => {
+                Projection::Done { output } => return Poll::Ready(output.take().expect(POLLED_AFTER_COMPLETION)),
+                Projection::AwaitingDecision { decision, deferred } => {
                     let result = ready!(decision.poll(cx));
                     let mut held = held.take().expect(POLLED_AGAIN);
                     held.what.watch.finish_decision();
                     Self::judged(judge(result, held.what.patience()), held)
                 }
-                Projection::Retrying { sleep, held } => {
+                Projection::AwaitingRetry { sleep, deferred } => {
                     ready!(sleep.poll(cx));
-                    Self::asked(held.take().expect(POLLED_AGAIN))
+                    Self::retry(deferred.take().expect(POLLED_AFTER_COMPLETION))
                 }
-                Projection::Delayed { sleep, held } => {
+                Projection::AwaitingStart { sleep, scheduled } => {
                     ready!(sleep.poll(cx));
-                    Self::Readying { held: held.take() }
+                    Self::AwaitingReady { scheduled: scheduled.take() }
                 }
-                Projection::Readying { held } => {
-                    let service = &mut held.as_mut().expect(POLLED_AGAIN).service;
+                Projection::AwaitingReady { scheduled } => {
+                    let service = &mut scheduled.as_mut().expect(POLLED_AFTER_COMPLETION).service;
                     match ready!(service.poll_ready(cx)) {
-                        Ok(()) => Self::called(held.take().expect(POLLED_AGAIN)),
+                        Ok(()) => Self::forward(scheduled.take().expect(POLLED_AFTER_COMPLETION)),
                         Err(error) => {
-                            // What is held is released.
-                            *held = None;
-                            Self::Done { step: Some(Step::Answer(Err(error.into()))) }
+                            // Releases the held cost before the caller receives the error.
+                            *scheduled = None;
+                            Self::Done { output: Some(PendingOutput::Finished(Err(error.into()))) }
                         }
                     }
                 }
@@ -202,5 +236,3 @@ where
         }
     }
 }
-
-const POLLED_AGAIN: &str = "a waiting request was polled after it was ready";

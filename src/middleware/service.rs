@@ -3,59 +3,59 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
+#[cfg(feature = "tonic")]
+use tonic::server::NamedService;
 use tower_service::Service;
 
-use super::config::{Judgement, Settings, judge, told, told_missing};
+use super::config::{
+    Config, ConfigOf, Disposition, acquire_options, classify, missing_key_event, observe_context, rejection_event,
+};
 use super::cost::{CostPolicy, UnitCost};
 use super::future::ResponseFuture;
-use super::pending::{Held, Patience};
-use super::scheduled::Waiting;
-use super::settlement::Bill;
+use super::parts::{DecisionFuture, Parts};
+use super::pending::{Deferred, PendingRequest, WithService};
+use super::settlement::PendingSettlement;
 use crate::key::{ExtractKey, Extracted};
 use crate::limiter::{Acquisition, Limiter, Outcome};
 use crate::observe::Event;
 use crate::response::{Http, Rejection, Respond};
 
-/// The service that [`RateLimitLayer`](crate::RateLimitLayer) makes.
+/// The service that [`RateLimitLayer`](crate::RateLimitLayer) wraps around an inner service.
 ///
-/// It is ready when the inner service is. A decision that is ready at once forwards the request to the very instance that
-/// was made ready; one that is still on its way keeps that instance. A refusal drops it, and so releases what its readiness
-/// reserved. So does a request that waits for its turn: a fresh instance is made ready when the turn has come.
+/// # Readiness
+///
+/// This service is ready when the inner service is ready. [`call`](Service::call) forwards an allowed request to the instance
+/// that [`poll_ready`](Service::poll_ready) made ready. A future keeps that instance while the limiter decides elsewhere. A
+/// rejection drops the instance, which releases the capacity that its readiness reserved. A request that waits for its start
+/// releases the instance too, and makes a fresh clone ready before the start.
 #[derive(Debug)]
 pub struct RateLimit<S, K, A, R = Http, T = UnitCost> {
     inner: S,
-    settings: Arc<Settings<K, A, R, T>>,
+    config: Arc<Config<K, A, R, T>>,
 }
 
 impl<S, K, A, R, T> RateLimit<S, K, A, R, T> {
-    pub(crate) fn new(inner: S, settings: Arc<Settings<K, A, R, T>>) -> Self {
-        Self { inner, settings }
+    pub(crate) fn new(inner: S, config: Arc<Config<K, A, R, T>>) -> Self {
+        Self { inner, config }
     }
 
-    /// The inner service.
+    /// Returns a reference to the inner service.
     pub fn get_ref(&self) -> &S {
         &self.inner
     }
 
-    /// The inner service.
+    /// Returns a mutable reference to the inner service.
     pub fn get_mut(&mut self) -> &mut S {
         &mut self.inner
     }
 
-    /// The inner service.
+    /// Returns the inner service.
     pub fn into_inner(self) -> S {
         self.inner
     }
 }
 
-impl<S: Clone, K, A, R, T> RateLimit<S, K, A, R, T> {
-    /// Takes the instance that was made ready, and leaves a fresh one.
-    fn take_ready(&mut self) -> S {
-        let fresh = self.inner.clone();
-        mem::replace(&mut self.inner, fresh)
-    }
-}
-
+// The bounds are those of `Parts`, repeated so that the compiler names the part that does not fit.
 impl<Request, S, K, A, R, T> Service<Request> for RateLimit<S, K, A, R, T>
 where
     S: Service<Request> + Clone,
@@ -66,7 +66,7 @@ where
 {
     type Response = R::Response;
     type Error = R::Error;
-    type Future = ResponseFuture<Request, S, K, A, R, T>;
+    type Future = ResponseFuture<Request, (S, K, A, R, T)>;
 
     #[inline]
     fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Self::Error>> {
@@ -74,10 +74,11 @@ where
     }
 
     fn call(&mut self, mut request: Request) -> Self::Future {
-        let key = match self.settings.key.extract(&request) {
+        let config = &self.config;
+        let key = match config.extractor.extract(&request) {
             Extracted::Key(key) => key,
-            Extracted::Missing(missing) if self.settings.refuses(&missing) => {
-                return self.refuse(request, Rejection::MissingKey(missing));
+            Extracted::Missing(missing) if config.rejects(&missing) => {
+                return reject(&mut self.inner, config, request, Rejection::MissingKey(missing));
             }
             unlimited => {
                 self.settings.observers.emit(|| match &unlimited {
@@ -98,7 +99,7 @@ where
                 self.settings.observers.emit(|| Event::Decided { decision, elapsed: None });
                 self.settings.responder.on_allowed(&mut request, Some(decision))
             }
-            _ => return self.otherwise(request, key, cost, patience, acquired),
+            _ => return call_slow(&mut self.inner, config, request, key, (cost, max_delay), acquired),
         };
         // All of the common case is here, and nothing of it moves needlessly: to move a request or a decision takes as long as a
         // good part of the deciding. So does what was written in pieces and is read as a whole: the ask is lent to nobody.
@@ -151,6 +152,7 @@ impl<S, K, A, R, T> RateLimit<S, K, A, R, T> {
             }
         }
     }
+}
 
     fn refuse<Request>(&mut self, request: Request, refusal: Rejection) -> ResponseFuture<Request, S, K, A, R, T>
     where
@@ -168,6 +170,12 @@ impl<S, K, A, R, T> RateLimit<S, K, A, R, T> {
 
 impl<S: Clone, K, A, R, T> Clone for RateLimit<S, K, A, R, T> {
     fn clone(&self) -> Self {
-        Self { inner: self.inner.clone(), settings: Arc::clone(&self.settings) }
+        Self { inner: self.inner.clone(), config: Arc::clone(&self.config) }
     }
+}
+
+/// Keeps the name of a gRPC service, by which tonic routes its requests.
+#[cfg(feature = "tonic")]
+impl<S: NamedService, K, A, R, T> NamedService for RateLimit<S, K, A, R, T> {
+    const NAME: &'static str = S::NAME;
 }

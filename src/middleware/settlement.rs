@@ -1,31 +1,28 @@
-//! A request that is with the inner service, and whose actual cost the response tells.
+//! The settlement of a held cost after the service has responded.
 
 use std::sync::Arc;
 
-use super::config::Settings;
-use super::cost::CostPolicy;
+use super::config::ConfigOf;
+use super::cost::CostPolicy as _;
+use super::parts::Parts;
 use crate::limiter::{Held, LimiterFuture};
 use crate::observe::Event;
 
-/// What to settle when the service has responded. Dropped before, it settles the whole held cost.
-pub(crate) struct Bill<K, A, R, T> {
-    settings: Arc<Settings<K, A, R, T>>,
+/// The held cost of a forwarded request.
+///
+/// Dropped before the service has responded, it settles the whole held cost: the guard does that when it is dropped.
+pub(crate) struct PendingSettlement<Request, P: Parts<Request>> {
+    config: Arc<ConfigOf<Request, P>>,
     held: Option<Held>,
 }
 
-impl<K, A, R, T> Bill<K, A, R, T> {
-    pub(crate) fn new(settings: Arc<Settings<K, A, R, T>>, held: Held) -> Self {
-        Self { settings, held: Some(held) }
+impl<Request, P: Parts<Request>> PendingSettlement<Request, P> {
+    pub(crate) fn new(config: Arc<ConfigOf<Request, P>>, held: Held) -> Self {
+        Self { config, held: Some(held) }
     }
 
-    /// Settle, and returns the reply if the store is still recording it.
-    pub(crate) fn settle<Request, Response, Error>(
-        mut self,
-        answer: Result<&Response, &Error>,
-    ) -> Option<LimiterFuture<()>>
-    where
-        T: CostPolicy<Request, Response, Error>,
-    {
+    /// Settles the actual cost. Returns the future if the store is still recording it.
+    pub(crate) fn settle(mut self, result: Result<&P::InnerResponse, &P::InnerError>) -> Option<LimiterFuture<()>> {
         let held = self.held.take()?;
         let actual = self.settings.tariff.settle(held.cost(), answer);
         self.settings.observers.emit(|| Event::Settled { held: held.cost(), actual });
@@ -34,7 +31,7 @@ impl<K, A, R, T> Bill<K, A, R, T> {
     }
 }
 
-impl<K, A, R, T> Drop for Bill<K, A, R, T> {
+impl<Request, P: Parts<Request>> Drop for PendingSettlement<Request, P> {
     fn drop(&mut self) {
         if let Some(held) = self.held.take() {
             let cost = held.cost();

@@ -65,7 +65,7 @@ where
         assert_eq!(status(&|r| key(r).map(drop), MissingKeyPolicy::Refuse, request.clone()), rejected, "{case}");
         assert_eq!(status(&|r| key(r).map(drop), MissingKeyPolicy::Exempt, request.clone()), 200, "{case}");
         assert_eq!(
-            status(&|r| Or::new(key, Global).extract(r).map(drop), MissingKeyPolicy::Refuse, request.clone()),
+            status(&|r| Or::new(key, Global).extract(r).map(drop), MissingKeyPolicy::Reject, request.clone()),
             429,
             "{case}"
         );

@@ -5,17 +5,14 @@ use super::Settle;
 
 const GRPC_STATUS: HeaderName = HeaderName::from_static("grpc-status");
 
-/// Charges gRPC calls that end in one of these codes; all others are released. "At most five failed logins in fifteen
-/// minutes" is `OnlyGrpcCodes::new([Code::Unauthenticated])`.
+/// Charges gRPC calls that end with one of these codes, and releases the held cost of all others.
 ///
-/// A code is read where a call ends in its first answer, as tonic's do that return a `Status` instead of a response.
-/// What comes in the trailers of a response that has begun is not waited for: such a call counts as `OK`, and so does
-/// an answer that is not gRPC's. An error of the service counts as `UNKNOWN`.
+/// "At most five failed logins in an hour":
 ///
 /// ```
 /// use tonic::Code;
-/// use tower_ratelimit::response::Grpc;
 /// use tower_ratelimit::cost::OnlyGrpcCodes;
+/// use tower_ratelimit::response::Grpc;
 /// use tower_ratelimit::{FixedWindow, Memory, PeerIp, Quota, RateLimitLayer};
 ///
 /// let failed = Memory::new(FixedWindow::new(Quota::per_hour(5)));
@@ -23,14 +20,18 @@ const GRPC_STATUS: HeaderName = HeaderName::from_static("grpc-status");
 ///     .responder(Grpc::new())
 ///     .settle(OnlyGrpcCodes::new([Code::Unauthenticated, Code::PermissionDenied]));
 /// ```
+///
+/// The code is that of the response headers, where tonic puts it if a method returns a `Status` instead of a response. The
+/// layer settles before it receives trailers, so a call whose code is in the trailers counts as `OK`. A response that is not
+/// gRPC counts as `OK` too. An error of the inner service counts as `UNKNOWN`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OnlyGrpcCodes {
-    /// A bit for each of the seventeen.
+    /// One bit for each of the 17 codes.
     codes: u32,
 }
 
 impl OnlyGrpcCodes {
-    /// Charges for these.
+    /// Charges calls that end with one of `codes`.
     #[must_use]
     pub fn new(codes: impl IntoIterator<Item = Code>) -> Self {
         Self { codes: codes.into_iter().fold(0, |codes, code| codes | bit(code)) }
@@ -38,14 +39,14 @@ impl OnlyGrpcCodes {
 }
 
 impl<B, E> Settle<Response<B>, E> for OnlyGrpcCodes {
-    fn settle(&self, charged: u64, answer: Result<&Response<B>, &E>) -> u64 {
-        let code = match answer {
+    fn settle(&self, held: u64, result: Result<&Response<B>, &E>) -> u64 {
+        let code = match result {
             Ok(response) => {
                 response.headers().get(GRPC_STATUS).map_or(Code::Ok, |code| Code::from_bytes(code.as_bytes()))
             }
             Err(_) => Code::Unknown,
         };
-        if self.codes & bit(code) == 0 { 0 } else { charged }
+        if self.codes & bit(code) == 0 { 0 } else { held }
     }
 }
 

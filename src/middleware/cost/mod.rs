@@ -1,15 +1,15 @@
-//! What a request costs: before it is let through, and after it was answered.
+//! The cost of a request: before the service is called, and after it has responded.
 //!
-//! A request is charged before the inner service is called: that is what holds a limit against any number of concurrent
-//! requests. What it turns out to have cost is settled when the service has answered: what was charged too much is given
-//! back as far as it still counts, what was charged too little is charged then, allowed or not.
+//! The limiter charges the cost before the layer calls the inner service, so a limit holds against any number of concurrent
+//! requests. With [`settle`](crate::RateLimitLayer::settle) the layer [holds](crate::limiter::Held) the cost instead, and
+//! charges the actual cost when the service has responded.
 //!
-//! | Settle by | A request stays charged if |
+//! | `settle` | Charges |
 //! |---|---|
-//! | [`OnlyFailures`] | it failed: failed logins, bad requests |
-//! | [`OnlySuccesses`] | it succeeded: paid calls |
-//! | `OnlyGrpcCodes` | it ended in one of these gRPC codes (feature `tonic`) |
-//! | a closure `Fn(charged, Result<&Response, &Error>) -> u64` | and at what, as the closure says |
+//! | [`OnlyFailures`] | failed requests: failed logins, bad requests |
+//! | [`OnlySuccesses`] | successful requests: paid calls |
+//! | `OnlyGrpcCodes` | calls that end with one of these gRPC codes (feature `tonic`) |
+//! | a closure `Fn(u64, Result<&Response, &Error>) -> u64` | the cost that the closure returns; the `u64` is the held cost |
 
 #[cfg(feature = "tonic")]
 mod grpc;
@@ -20,20 +20,21 @@ pub use self::grpc::OnlyGrpcCodes;
 pub use self::outcome::{OnlyFailures, OnlySuccesses};
 use std::fmt;
 
-/// What requests cost: put together by [`RateLimitLayer::cost`](crate::RateLimitLayer::cost) and
+/// The cost of requests: [`UnitCost`], changed by [`RateLimitLayer::cost`](crate::RateLimitLayer::cost) and
 /// [`RateLimitLayer::settle`](crate::RateLimitLayer::settle).
+#[doc(hidden)]
 pub trait CostPolicy<Request, Response, Error> {
-    /// Whether [`settle`](Self::settle) ever says anything but what was charged.
+    /// Whether the actual cost is known only after the service has responded, so that the layer must hold the cost.
     const NEEDS_HOLD: bool;
 
-    /// What is charged before the request is let through. Zero charges nothing.
+    /// Returns the cost to charge or hold before the layer calls the service.
     fn cost(&self, request: &Request) -> u64;
 
-    /// What the request has cost, when the service has answered.
-    fn settle(&self, charged: u64, answer: Result<&Response, &Error>) -> u64;
+    /// Returns the actual cost of a request for which the layer has held `held`.
+    fn settle(&self, held: u64, result: Result<&Response, &Error>) -> u64;
 }
 
-/// Every request costs one.
+/// A cost policy in which every request costs one.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct UnitCost;
 
@@ -46,16 +47,16 @@ impl<Request, Response, Error> CostPolicy<Request, Response, Error> for UnitCost
     }
 
     #[inline]
-    fn settle(&self, charged: u64, _answer: Result<&Response, &Error>) -> u64 {
-        charged
+    fn settle(&self, held: u64, _result: Result<&Response, &Error>) -> u64 {
+        held
     }
 }
 
-/// A request costs what a closure says.
+/// A cost policy in which a closure returns the cost of a request.
 #[derive(Clone)]
 pub struct CostFn<F, T> {
     pub(crate) cost: F,
-    pub(crate) rest: T,
+    pub(crate) inner_policy: T,
 }
 
 impl<Request, Response, Error, F, T> CostPolicy<Request, Response, Error> for CostFn<F, T>
@@ -69,15 +70,15 @@ where
         (self.cost)(request)
     }
 
-    fn settle(&self, charged: u64, answer: Result<&Response, &Error>) -> u64 {
-        self.rest.settle(charged, answer)
+    fn settle(&self, held: u64, result: Result<&Response, &Error>) -> u64 {
+        self.inner_policy.settle(held, result)
     }
 }
 
-/// A request has cost what its answer says.
+/// A cost policy that settles the cost of a request by the service's response.
 #[derive(Clone)]
 pub struct SettleFn<T, F> {
-    pub(crate) rest: T,
+    pub(crate) inner_policy: T,
     pub(crate) settle: F,
 }
 
@@ -89,32 +90,33 @@ where
     const NEEDS_HOLD: bool = true;
 
     fn cost(&self, request: &Request) -> u64 {
-        self.rest.cost(request)
+        self.inner_policy.cost(request)
     }
 
-    fn settle(&self, charged: u64, answer: Result<&Response, &Error>) -> u64 {
-        self.settle.settle(charged, answer)
+    fn settle(&self, held: u64, result: Result<&Response, &Error>) -> u64 {
+        self.settle.settle(held, result)
     }
 }
 
-/// Says from a service's answer what a request has cost. Closures do:
-/// `|charged: u64, answer: Result<&Response, &Error>| -> u64`.
+/// Returns the actual cost of a request from the service's response. Closures
+/// `|held: u64, result: Result<&Response, &Error>| -> u64` implement it.
+#[doc(hidden)]
 #[diagnostic::on_unimplemented(
-    message = "`{Self}` can't settle what a request has cost from a `{Response}`",
-    note = "settle by `OnlyFailures`, `OnlySuccesses` or a closure `|charged: u64, answer: Result<&{Response}, &{Error}>|` \
+    message = "`{Self}` cannot settle the cost of a request by a `{Response}`",
+    note = "settle by `OnlyFailures`, `OnlySuccesses` or a closure `|held: u64, result: Result<&{Response}, &{Error}>|` \
             that returns a `u64`"
 )]
 pub trait Settle<Response, Error> {
-    /// What the request has cost, of which `charged` was charged beforehand.
-    fn settle(&self, charged: u64, answer: Result<&Response, &Error>) -> u64;
+    /// Returns the actual cost of a request for which the layer has held `held`.
+    fn settle(&self, held: u64, result: Result<&Response, &Error>) -> u64;
 }
 
 impl<Response, Error, F> Settle<Response, Error> for F
 where
     F: Fn(u64, Result<&Response, &Error>) -> u64,
 {
-    fn settle(&self, charged: u64, answer: Result<&Response, &Error>) -> u64 {
-        self(charged, answer)
+    fn settle(&self, held: u64, result: Result<&Response, &Error>) -> u64 {
+        self(held, result)
     }
 }
 
