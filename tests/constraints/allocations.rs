@@ -333,12 +333,12 @@ fn one_strict_limit() -> Memory<FixedWindow, ManualClock> {
 #[test]
 fn denial_allocates_nothing_in_the_limiter() {
     fn check<A: Limiter<IpAddr> + Clone>(limiter: A, description: &str) {
-        let refuse = |_: Request<()>, _: Rejection| {
+        let reject = |_: Request<()>, _: Rejection| {
             let mut response = Page::default();
             *response.status_mut() = StatusCode::TOO_MANY_REQUESTS;
             response
         };
-        let mut service = allow_once(limiter, refuse);
+        let mut service = allow_once(limiter, reject);
         assert_eq!(count(&mut service, from(1), StatusCode::OK).count_total, 0);
         for _ in 0..100 {
             assert_eq!(count(&mut service, from(1), StatusCode::TOO_MANY_REQUESTS).count_total, 0, "{description}");

@@ -172,9 +172,9 @@ fn set_replaces_the_usage_of_a_key() {
         }
         result_of(limiter.set("default", "alice", 10)).unwrap();
         // Equal to the state after as many requests.
-        let twin = acquire(&limiter, "twin", AcquireOptions::cost(10));
+        let charged = acquire(&limiter, "charged", AcquireOptions::cost(10));
         let set = peek(&limiter, "alice", AcquireOptions::default());
-        assert_eq!(set.most_restrictive().unwrap().figures(), twin.most_restrictive().unwrap().figures());
+        assert_eq!(set.most_restrictive().unwrap().figures(), charged.most_restrictive().unwrap().figures());
     }
 }
 

@@ -252,8 +252,8 @@ fn alternating_keys_in_a_full_table_free_each_other_only_with_evict() {
     let allowed = |when_full| {
         let (limiter, _) = full_of(when_full, BURST);
         let mut allowed = [0_u64; 2];
-        for turn in 0..1000 {
-            let key = turn % 2;
+        for round in 0..1000 {
+            let key = round % 2;
             allowed[key] += u64::from(limiter.check(&(key as u64), AcquireOptions::default()).is_allowed());
         }
         allowed
@@ -266,11 +266,11 @@ fn alternating_keys_in_a_full_table_free_each_other_only_with_evict() {
 #[test]
 fn deny_policy_denies_new_keys_until_a_present_key_is_idle() {
     let (limiter, clock) = full_of(WhenFull::Deny, 1);
-    let refused = limiter.check(&7, AcquireOptions::default());
-    let Verdict::Denied { retry_after } = refused.verdict() else { panic!("{refused:?}") };
-    assert_eq!(refused.source(), DecisionSource::Policy);
-    assert!(refused.most_restrictive().is_none());
-    assert_eq!(ready(limiter.peek(&7, AcquireOptions::default())).unwrap(), refused);
+    let denied = limiter.check(&7, AcquireOptions::default());
+    let Verdict::Denied { retry_after } = denied.verdict() else { panic!("{denied:?}") };
+    assert_eq!(denied.source(), DecisionSource::Policy);
+    assert!(denied.most_restrictive().is_none());
+    assert_eq!(ready(limiter.peek(&7, AcquireOptions::default())).unwrap(), denied);
     // `peek` takes no slot.
     assert!(limiter.check(&7, AcquireOptions::cost(0)).is_allowed());
     // Present keys continue. An operation that needs a slot returns an error.
@@ -359,7 +359,7 @@ fn table_of_held_keys_denies_new_keys() {
 fn full_table_of_one_limit_charges_no_limit() {
     for when_full in [WhenFull::Evict, WhenFull::CarryOver, WhenFull::Deny] {
         let global = Gcra::new(Quota::per_day(1_000_000));
-        let limits = (Limit::new("everybody", global).keyed_by(|_: &u64| ()), Limit::new("each", TEN));
+        let limits = (Limit::new("global", global).keyed_by(|_: &u64| ()), Limit::new("each", TEN));
         let clock = ManualClock::at(Timestamp::from_micros(1_800_000_000_000_000));
         let limiter = Memory::builder(limits).max_keys(1).when_full(when_full).clock(clock).build().unwrap();
         let mut allowed = 0;
@@ -367,7 +367,7 @@ fn full_table_of_one_limit_charges_no_limit() {
             let decision = limiter.check(&(key % 500), AcquireOptions::default());
             allowed += u64::from(decision.is_allowed());
         }
-        let left = remaining_of(&limiter, &1_000_000, "everybody");
+        let left = remaining_of(&limiter, &1_000_000, "global");
         assert_eq!(left, 1_000_000 - allowed, "{when_full:?}");
         if when_full == WhenFull::Deny {
             let capacity = limiter.usage().iter().find(|usage| usage.limit == "each").unwrap().room as u64;
@@ -402,7 +402,7 @@ fn carries_over_at_least_both<A: Algorithm>(
     algorithm: &A,
     zero: &A::State,
     histories: [&[(u64, u64)]; 2],
-    asks: &[(u64, u64)],
+    requests: &[(u64, u64)],
 ) -> Result<(), TestCaseError> {
     let mut latest = Timestamp::from_micros(1_800_000_000_000_000);
     let [mut own, other] = histories.map(|history| {
@@ -418,7 +418,7 @@ fn carries_over_at_least_both<A: Algorithm>(
     });
     let before = own.clone();
     algorithm.inherit(&mut own, &other, latest);
-    for &(wait, cost) in asks {
+    for &(wait, cost) in requests {
         latest = latest.after(Duration::from_micros(wait));
         let allows = |state: &A::State| algorithm.peek(state, latest, AcquireOptions::cost(cost)).is_allowed();
         prop_assert!(!allows(&own) || (allows(&before) && allows(&other)), "at {latest:?} for {cost}");
@@ -433,17 +433,17 @@ proptest! {
     fn carried_over_state_allows_only_what_both_states_allow(
         one in history(),
         two in history(),
-        asks in proptest::collection::vec((0..2_000_000_u64, 1..6_u64), 1..12),
+        requests in proptest::collection::vec((0..2_000_000_u64, 1..6_u64), 1..12),
     ) {
         let quota = Quota::new(7, Duration::from_secs(9));
         let histories = [&*one, &*two];
-        carries_over_at_least_both(&Gcra::new(quota), &[0; 4], histories, &asks)?;
-        carries_over_at_least_both(&FixedWindow::new(quota), &[0; 4], histories, &asks)?;
-        carries_over_at_least_both(&FixedWindow::new(quota).aligned_to_clock(), &[0; 4], histories, &asks)?;
+        carries_over_at_least_both(&Gcra::new(quota), &[0; 4], histories, &requests)?;
+        carries_over_at_least_both(&FixedWindow::new(quota), &[0; 4], histories, &requests)?;
+        carries_over_at_least_both(&FixedWindow::new(quota).aligned_to_clock(), &[0; 4], histories, &requests)?;
         let window = SlidingWindow::new(quota).blocks(5);
-        carries_over_at_least_both(&window, &Counters::zero(window.counter_words()), histories, &asks)?;
+        carries_over_at_least_both(&window, &Counters::zero(window.counter_words()), histories, &requests)?;
         let weighted = SlidingWindow::new(quota).blocks(3).weighted();
-        carries_over_at_least_both(&weighted, &Counters::zero(weighted.counter_words()), histories, &asks)?;
-        carries_over_at_least_both(&SlidingLog::new(quota), &HitLog::default(), histories, &asks)?;
+        carries_over_at_least_both(&weighted, &Counters::zero(weighted.counter_words()), histories, &requests)?;
+        carries_over_at_least_both(&SlidingLog::new(quota), &HitLog::default(), histories, &requests)?;
     }
 }

@@ -512,7 +512,7 @@ impl Clock for Stalled {
 
 #[test]
 fn outdated_clock_reading_grants_nothing() {
-    fn refused<A: Algorithm + Clone>(algorithm: &A) {
+    fn check_denied<A: Algorithm + Clone>(algorithm: &A) {
         let of_all = |_: &u64| ();
         let clock = Stalled { clock: ManualClock::new(), early: Arc::default() };
         let early = clock.now().as_micros();
@@ -539,8 +539,8 @@ fn outdated_clock_reading_grants_nothing() {
         assert!(!one.check(&2_u64, AcquireOptions::default()).is_allowed(), "{algorithm:?} lost a charge");
     }
     let quota = Quota::per_second(1);
-    refused(&Gcra::new(quota));
-    refused(&FixedWindow::new(quota));
-    refused(&SlidingWindow::new(quota));
-    refused(&SlidingLog::new(quota));
+    check_denied(&Gcra::new(quota));
+    check_denied(&FixedWindow::new(quota));
+    check_denied(&SlidingWindow::new(quota));
+    check_denied(&SlidingLog::new(quota));
 }

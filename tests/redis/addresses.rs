@@ -84,8 +84,8 @@ async fn call_everything(server: &RedisServer, flush: impl Fn()) -> Result<(), E
     let log = redis_limiter::<u64>(server.clone(), "log", tower_ratelimit::SlidingLog::new(QUOTA));
     bucket.health_check().await?;
     flush();
-    let asks = (0..3).map(|key| acquire_owned(&bucket, key));
-    futures_util::future::try_join_all(asks).await?;
+    let acquisitions = (0..3).map(|key| acquire_owned(&bucket, key));
+    futures_util::future::try_join_all(acquisitions).await?;
     for key in [0, 0, 1] {
         acquire_owned(&bucket, key).await?;
         acquire_owned(&log, key).await?;
@@ -131,7 +131,10 @@ async fn missing_permission_is_named_in_the_error() {
     let error = call_everything(&user_lacking(&server, "none", "~other:*"), || ()).await.expect_err("no keys");
     assert_error_contains(&error, "grant all keys that begin with the limiter's prefix");
     let beyond = format!("redis://127.0.0.1:{}/99", server.port);
-    assert_error_contains(&at(&beyond).health_check().await.expect_err("no such database"), "no server of this number");
+    assert_error_contains(
+        &at(&beyond).health_check().await.expect_err("no such database"),
+        "there is none of this number",
+    );
 }
 
 #[tokio::test]

@@ -72,14 +72,14 @@ async fn concurrent_chained_requests_never_exceed_either_limit() {
     let total: u64 = allowed.iter().sum();
     // Denials of users with tokens left at the end.
     let needless = allowed.iter().zip(denied).filter(|(allowed, _)| **allowed < 20).map(|(_, denied)| denied);
-    let (needless, with_room) = needless.fold((0, 0), |(all, room), denied| (all + denied[0], room + denied[1]));
+    let (needless, with_tokens) = needless.fold((0, 0), |(all, room), denied| (all + denied[0], room + denied[1]));
     println!(
-        "| {USERS} users at 20, 300 global | 3840 flooded, 192 at once | {total} allowed | {needless} denied by a user's limit \
+        "| {USERS} users at 20, 300 global | 3840 flooded, 192 concurrent | {total} allowed | {needless} denied by a user \
          while the global limit had tokens |"
     );
     assert!(allowed.iter().all(|allowed| *allowed <= 20), "{allowed:?}");
     // Only denials of the second limiter release a hold, so until it is full no denial is unnecessary.
-    assert_eq!(with_room, 0);
+    assert_eq!(with_tokens, 0);
     // The second limiter never holds without charging, so its whole limit is used.
     assert_eq!(total, 300);
     let (users, all) = (of_user(cluster.open(), 20), of_all(cluster.open(), 300));
@@ -95,13 +95,13 @@ async fn concurrent_chained_requests_never_exceed_either_limit() {
 async fn flood(limiter: impl Limiter<u64> + Clone + Send + Sync + 'static, concurrency: u64, safe: u64) -> (u64, u64) {
     const FLOODER: u64 = 0;
     assert!(is_allowed(&limiter, &FLOODER).await);
-    let goes_on = Arc::new(AtomicBool::new(true));
+    let running = Arc::new(AtomicBool::new(true));
     let mut flood = JoinSet::new();
     for _ in 0..concurrency {
-        let (limiter, goes_on) = (limiter.clone(), Arc::clone(&goes_on));
+        let (limiter, running) = (limiter.clone(), Arc::clone(&running));
         flood.spawn(async move {
             let mut flooded = 0;
-            while goes_on.load(Ordering::SeqCst) {
+            while running.load(Ordering::SeqCst) {
                 assert!(!is_allowed(&limiter, &FLOODER).await);
                 flooded += 1;
             }
@@ -114,7 +114,7 @@ async fn flood(limiter: impl Limiter<u64> + Clone + Send + Sync + 'static, concu
         assert!(allowed || user > safe, "user {user} was denied");
         denied += u64::from(!allowed);
     }
-    goes_on.store(false, Ordering::SeqCst);
+    running.store(false, Ordering::SeqCst);
     (denied, flood.join_all().await.into_iter().sum())
 }
 
@@ -130,9 +130,7 @@ async fn unnecessary_denials_are_bounded_by_requests_in_flight() {
     let (server, cluster) = servers();
     let limiter = Chained::new(of_all(server.clone(), 101), of_user(server, 1));
     let (denied, flooded) = flood(limiter, CONCURRENCY, 100 - CONCURRENCY).await;
-    println!(
-        "| global limit first, no spare tokens | {flooded} flooded, {CONCURRENCY} concurrent | {denied} of 100 denied unnecessarily |"
-    );
+    println!("| global first, no spare | {flooded} flooded, {CONCURRENCY} concurrent | {denied} of 100 needless |");
     assert!(denied <= CONCURRENCY);
     assert_eq!(remaining_of(&of_all(cluster.open(), 101), 0).await, denied);
     // Additional tokens for the requests in flight.
@@ -140,15 +138,13 @@ async fn unnecessary_denials_are_bounded_by_requests_in_flight() {
     let limiter = Chained::new(of_all(server.clone(), 101 + CONCURRENCY), of_user(server, 1));
     let (denied, flooded) = flood(limiter, CONCURRENCY, 100).await;
     println!(
-        "| global limit first, spare tokens for {CONCURRENCY} more | {flooded} flooded, {CONCURRENCY} concurrent | {denied} of 100 denied unnecessarily |"
+        "| global first, {CONCURRENCY} spare | {flooded} flooded, {CONCURRENCY} concurrent | {denied} of 100 needless |"
     );
     // Right order of limits: a user at its own limit takes nothing from the global one.
     let (server, _cluster) = servers();
     let limiter = Chained::new(of_user(server.clone(), 1), of_all(server, 101));
     let (denied, flooded) = flood(limiter, CONCURRENCY, 100).await;
-    println!(
-        "| user limit first, no spare tokens | {flooded} flooded, {CONCURRENCY} concurrent | {denied} of 100 denied unnecessarily |"
-    );
+    println!("| user first, no spare | {flooded} flooded, {CONCURRENCY} concurrent | {denied} of 100 needless |");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -69,18 +69,18 @@ async fn over_admission(fault: &str, pair: FailOver<'_>, lagging: bool) {
     let read_at = Arc::new(AtomicU64::new(u64::MAX));
     let began = Instant::now();
     let now = move || u64::try_from(began.elapsed().as_micros()).expect("soon");
-    let goes_slowly = Arc::new(AtomicBool::new(true));
+    let throttled = Arc::new(AtomicBool::new(true));
     let mut load = JoinSet::new();
     for key in keys {
         // One request at a time for each key, so each charge is a write of its own.
-        let (limiter, read_at, goes_slowly) = (limiter.clone(), Arc::clone(&read_at), Arc::clone(&goes_slowly));
+        let (limiter, read_at, throttled) = (limiter.clone(), Arc::clone(&read_at), Arc::clone(&throttled));
         load.spawn(async move {
             let (mut allowed, mut after_reading, mut last_failure) = (0, 0, 0);
             loop {
                 match acquire(&limiter, key.as_str(), AcquireOptions::default()).await {
                     Ok(outcome) if outcome.decision.is_allowed() => {
                         allowed += 1;
-                        // Until the replica takes over, no call is answered. Its answers count as well.
+                        // Calls fail until the replica takes over. Answers of the replica count as well.
                         after_reading += u64::from(now() > read_at.load(Ordering::SeqCst) && last_failure == 0);
                     }
                     Ok(_) => return (allowed, after_reading, last_failure),
@@ -92,7 +92,7 @@ async fn over_admission(fault: &str, pair: FailOver<'_>, lagging: bool) {
                         sleep(Duration::from_millis(2)).await;
                     }
                 }
-                if goes_slowly.load(Ordering::SeqCst) {
+                if throttled.load(Ordering::SeqCst) {
                     sleep(Duration::from_millis(2)).await;
                 }
             }
@@ -111,7 +111,7 @@ async fn over_admission(fault: &str, pair: FailOver<'_>, lagging: bool) {
     wait_until("the replica has taken over", || replica.command(&["ROLE"]).contains("master"));
     // From here on the replica's offset is its own.
     let taken_over = replica.number_of("second_repl_offset:") - 1;
-    goes_slowly.store(false, Ordering::SeqCst);
+    throttled.store(false, Ordering::SeqCst);
     let done = tokio::time::timeout(LONG_DEADLINE * 2, load.join_all()).await.expect("every key is exhausted");
     let allowed: u64 = done.iter().map(|(allowed, ..)| allowed).sum();
     let unread: u64 = done.iter().map(|(_, after_reading, _)| after_reading).sum();
@@ -121,7 +121,7 @@ async fn over_admission(fault: &str, pair: FailOver<'_>, lagging: bool) {
     let lost = at_death.saturating_sub(taken_over);
     let bound = lost / least + unread;
     println!(
-        "| {fault:<42} | {lost:>6} bytes lost, {least} a charge at least: {:>4}, and {unread:>3} since: at most {bound:>4} too many \
+        "| {fault:<42} | {lost:>6} bytes lost, min. {least} per charge: {:>4}, {unread:>3} since: at most {bound:>4} too many \
          | allowed {allowed} of {quota}: {:>4} too many | last failure after {:>7.1?} |",
         lost / least,
         allowed.cast_signed() - quota.cast_signed(),

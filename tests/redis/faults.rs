@@ -380,10 +380,10 @@ async fn key_of_another_type_fails_no_other_key() {
 #[tokio::test]
 async fn invalid_state_bytes_fail_no_other_key() {
     let server = Server::start();
-    let mut dice = 42_u64;
+    let mut seed = 42_u64;
     let mut next_random = move || {
-        dice = dice.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        (dice >> 33) ^ (dice << 31)
+        seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (seed >> 33) ^ (seed << 31)
     };
     for (name, limiter) in every_algorithm(&server.open(), Quota::per_minute(100_000), None::<&ManualClock>) {
         assert!(is_allowed(&limiter, "bad").await);

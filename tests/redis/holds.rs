@@ -238,9 +238,9 @@ async fn concurrent_first_holds_share_few_entries() {
 async fn settlement_with_a_lost_reply_is_sent_again_and_applied_once() {
     let server = Server::start();
     let proxy = Proxy::before(server.socket());
-    let through = RedisServer::open(&format!("redis://{}", proxy.address)).expect("an address");
+    let proxied = RedisServer::open(&format!("redis://{}", proxy.address)).expect("an address");
     let expiry = Duration::from_secs(4);
-    let limiter = limiter_on::<str>(through, expiry, Duration::from_millis(500), FixedWindow::new(HUNDRED));
+    let limiter = limiter_on::<str>(proxied, expiry, Duration::from_millis(500), FixedWindow::new(HUNDRED));
     let direct = self::limiter(&server, expiry);
     let mut expected = 0;
     // Below, at and above the held cost; alone and beside another hold on the key.
@@ -269,9 +269,9 @@ async fn settlement_with_a_lost_reply_is_sent_again_and_applied_once() {
 async fn settlement_is_retried_until_the_server_answers() {
     let server = Server::start();
     let proxy = Proxy::before(server.socket());
-    let through = RedisServer::open(&format!("redis://{}", proxy.address)).expect("an address");
+    let proxied = RedisServer::open(&format!("redis://{}", proxy.address)).expect("an address");
     let limiter =
-        limiter_on::<str>(through, Duration::from_secs(20), Duration::from_millis(200), FixedWindow::new(HUNDRED));
+        limiter_on::<str>(proxied, Duration::from_secs(20), Duration::from_millis(200), FixedWindow::new(HUNDRED));
     let direct = self::limiter(&server, Duration::from_secs(20));
     let (first, second, third) =
         (hold(&limiter, "alice", 5).await, hold(&limiter, "alice", 6).await, hold(&limiter, "bob", 7).await);
@@ -332,9 +332,9 @@ async fn dropped_hold_call_is_released() {
 async fn hold_with_a_lost_reply_ends_with_its_session() {
     let server = Server::start();
     let proxy = Proxy::before(server.socket());
-    let through = RedisServer::open(&format!("redis://{}", proxy.address)).expect("an address");
+    let proxied = RedisServer::open(&format!("redis://{}", proxy.address)).expect("an address");
     let limiter =
-        limiter_on::<str>(through, Duration::from_secs(60), Duration::from_secs(1), FixedWindow::new(HUNDRED));
+        limiter_on::<str>(proxied, Duration::from_secs(60), Duration::from_secs(1), FixedWindow::new(HUNDRED));
     let direct = self::limiter(&server, Duration::from_secs(60));
     // The first hold of a session, and one that joins others.
     for others in [0, 3] {

@@ -24,9 +24,9 @@ async fn operations_on_one_key_are_decided_in_call_order() {
     // Some calls meet an idle connection, some meet two batches in flight, and some exceed one batch.
     for count in [1, 1, 2, 3, 500, 7, 64, 129, 1, 300] {
         // The calls are made in this order and awaited in another.
-        let asks: Vec<_> =
+        let calls: Vec<_> =
             (0..count).map(|_| limiter.acquire("alice", AcquireOptions::default()).into_future()).collect();
-        for outcome in join_all(asks).await {
+        for outcome in join_all(calls).await {
             left -= 1;
             assert_eq!(outcome.expect("an answer").decision.remaining(), Some(left));
         }

@@ -119,8 +119,8 @@ async fn panic_of_an_algorithm_fails_only_its_own_decisions() {
         assert!(limiter.set("default", "commit", 3).await.is_err());
     }
     // Parameters are computed by the caller, so the panic reaches the caller.
-    let asks = limiter.clone();
-    let caller = tokio::spawn(async move { acquire(&asks, "params", AcquireOptions::default()).await.map(drop) });
+    let cloned = limiter.clone();
+    let caller = tokio::spawn(async move { acquire(&cloned, "params", AcquireOptions::default()).await.map(drop) });
     assert!(caller.await.expect_err("a panic").is_panic());
     assert!(is_allowed(&limiter, "a").await);
     assert_eq!(proxy.connections(), connections, "the worker task continues");

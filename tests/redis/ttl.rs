@@ -259,8 +259,8 @@ async fn decision_is_one_script_call_and_concurrent_ones_share_calls() {
     }
     assert_eq!(scripts(&server), 50);
     server.command(&["CONFIG", "RESETSTAT"]);
-    let asks = (0..512).map(|_| acquire(&limiter, "alice", AcquireOptions::default()));
-    futures_util::future::join_all(asks).await;
+    let calls = (0..512).map(|_| acquire(&limiter, "alice", AcquireOptions::default()));
+    futures_util::future::join_all(calls).await;
     let together = scripts(&server);
     assert!(together <= 10, "{together} calls for 512 decisions");
 }

@@ -295,7 +295,7 @@ struct Account {
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Mistake {
     None,
-    /// A hold charges at once, and its settlement charges no more.
+    /// A hold charges immediately, and its settlement charges nothing.
     ChargesAtHold,
     /// `peek` ignores held cost.
     PeeksAtTheStateAlone,
