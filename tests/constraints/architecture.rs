@@ -1,17 +1,16 @@
-//! The order of the modules, read off the sources: imports point down only, so there are no cycles; the middleware
-//! names no store and no algorithm; stores and limiters name no algorithm either; what decides knows nothing of
-//! requests; and no file outgrows a reader.
+//! The dependencies between modules, read from the sources, and the size of files.
 //!
-//! Comments don't count, nor do the modules' own tests.
+//! Imports point down only, so there are no cycles. The middleware names no store and no algorithm. Stores and limiters
+//! name no algorithm. Modules below the middleware do not depend on requests. Comments and unit tests are ignored.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// From the bottom up. A module may use what is on a lower step, and nothing on its own or a higher one.
+/// The levels, from the bottom up. A module may use modules of lower levels only.
 ///
-/// A new module needs a place here: as low as it can be.
-const STEPS: &[&[&str]] = &[
+/// Place a new module on the lowest possible level.
+const LEVELS: &[&[&str]] = &[
     &["clock", "error", "runtime", "sync"],
     &["decision", "encode", "quota", "retry"],
     &["algorithm", "key", "observe"],
@@ -22,20 +21,20 @@ const STEPS: &[&[&str]] = &[
     &["middleware"],
 ];
 
-/// What is around a request, and knows of a decision only that there is one.
+/// The modules around a request, which depend on decisions but not on their computation.
 const MIDDLEWARE: &[&str] = &["key", "response", "middleware"];
 
-/// What decides, and knows nothing of requests.
+/// The modules that compute decisions and do not depend on requests.
 const DECIDING: &[&str] =
     &["clock", "decision", "encode", "quota", "algorithm", "observe", "limit", "table", "limiter", "store", "config"];
 
-/// So many lines of code a file, comments and empty ones aside.
+/// The maximum lines of code of a file, without comments and empty lines.
 const MAX_LINES: usize = 420;
 
 /// A source file.
 struct Source {
     path: PathBuf,
-    /// Its top-level module: the first part of its path in `src`.
+    /// The top-level module: the first part of the path in `src`.
     module: String,
     code: String,
 }
@@ -64,11 +63,11 @@ fn sources() -> Vec<Source> {
         (!is_test).then_some(Source { path, module, code })
     });
     let sources: Vec<_> = sources.collect();
-    assert!(sources.len() > 40, "too few sources: this test would prove nothing");
+    assert!(sources.len() > 40, "too few sources, so the test proves nothing");
     sources
 }
 
-/// The text up to its unit tests, without comments, empty lines and what stands in quotes.
+/// The text up to its unit tests, without comments, empty lines and string contents.
 fn code(text: &str) -> String {
     let code = unquoted(text);
     let lines: Vec<_> = code.lines().map(str::trim_end).filter(|line| !line.is_empty()).collect();
@@ -112,7 +111,7 @@ fn unquoted(text: &str) -> String {
     code
 }
 
-/// The names that follow `crate::` anywhere: the first of a path, or of each path in braces.
+/// The names that follow `crate::`: the first name of a path, or of each path in braces.
 fn named_in_crate(code: &str) -> BTreeSet<&str> {
     let mut names = BTreeSet::new();
     for (position, _) in code.match_indices("crate::") {
@@ -151,7 +150,7 @@ fn words(code: &str) -> impl Iterator<Item = &str> {
     code.split(|char: char| !char.is_alphanumeric() && char != '_').filter(|word| !word.is_empty())
 }
 
-/// What `lib.rs` makes public of each module: `crate::Gcra` is in `algorithm`.
+/// The module of each public item of `lib.rs`: `crate::Gcra` is in `algorithm`.
 fn reexports(sources: &[Source]) -> BTreeMap<String, String> {
     let lib = sources.iter().find(|source| source.module == "lib").expect("lib.rs");
     let mut names = BTreeMap::new();
@@ -161,11 +160,11 @@ fn reexports(sources: &[Source]) -> BTreeMap<String, String> {
             names.insert(name.to_owned(), module.to_owned());
         }
     }
-    assert!(names.len() > 20, "lib.rs makes more than {names:?} public");
+    assert!(names.len() > 20, "lib.rs re-exports more than {names:?}");
     names
 }
 
-/// The modules that each module uses, with the files where.
+/// The modules that each module uses, with the files.
 fn uses(sources: &[Source]) -> BTreeMap<(String, String), Vec<&Path>> {
     let reexports = reexports(sources);
     let mut uses: BTreeMap<_, Vec<_>> = BTreeMap::new();
@@ -180,57 +179,57 @@ fn uses(sources: &[Source]) -> BTreeMap<(String, String), Vec<&Path>> {
     uses
 }
 
-fn step(module: &str) -> usize {
-    STEPS.iter().position(|step| step.contains(&module)).unwrap_or_else(|| {
-        panic!("the module `{module}` has no place in the order: give it one in tests/constraints/architecture.rs")
+fn level_of(module: &str) -> usize {
+    LEVELS.iter().position(|level_of| level_of.contains(&module)).unwrap_or_else(|| {
+        panic!("the module `{module}` has no level: add it to `LEVELS` in tests/constraints/architecture.rs")
     })
 }
 
-/// The concrete types that `lib.rs` makes public of a module, traits and functions aside.
+/// The concrete types of a module that `lib.rs` re-exports, without traits and functions.
 fn types_of(module: &str, sources: &[Source]) -> BTreeSet<String> {
     let reexports = reexports(sources).into_iter().filter(|(_, of)| of == module).map(|(name, _)| name);
     reexports.filter(|name| name.starts_with(char::is_uppercase)).collect()
 }
 
 #[test]
-fn every_module_has_its_place() {
+fn every_module_has_exactly_one_level() {
     let sources = sources();
-    let there: BTreeSet<_> =
+    let present: BTreeSet<_> =
         sources.iter().map(|source| source.module.as_str()).filter(|name| *name != "lib").collect();
-    let placed: Vec<_> = STEPS.concat();
-    assert_eq!(placed.len(), placed.iter().collect::<BTreeSet<_>>().len(), "one has two places");
-    for module in &there {
-        assert!(step(module) < STEPS.len());
+    let placed: Vec<_> = LEVELS.concat();
+    assert_eq!(placed.len(), placed.iter().collect::<BTreeSet<_>>().len(), "a module has two levels");
+    for module in &present {
+        assert!(level_of(module) < LEVELS.len());
     }
-    assert!(placed.iter().all(|module| there.contains(module)), "a module is gone: take it out of the order");
-    assert!(MIDDLEWARE.iter().chain(DECIDING).all(|module| there.contains(module)));
+    assert!(placed.iter().all(|module| present.contains(module)), "a module no longer exists: remove it from `LEVELS`");
+    assert!(MIDDLEWARE.iter().chain(DECIDING).all(|module| present.contains(module)));
 }
 
-/// As each step uses lower ones only, there are no cycles.
+/// Each level uses lower ones only, so there are no cycles.
 #[test]
 fn imports_point_down() {
     let sources = sources();
     let uses = uses(&sources);
     assert!(uses.len() > 40, "too few imports were found: {:?}", uses.keys());
     for ((user, used), files) in &uses {
-        assert!(step(used) < step(user), "`{user}` must not use `{used}`: {files:?}");
+        assert!(level_of(used) < level_of(user), "`{user}` must not use `{used}`: {files:?}");
     }
 }
 
-/// No path goes up by `super` to where it should have said `crate`.
+/// A path to another module starts with `crate`, not with `super`.
 #[test]
-fn paths_out_of_a_module_begin_with_crate() {
+fn paths_to_other_modules_begin_with_crate() {
     for source in sources() {
-        assert!(!source.code.contains("super::super"), "{:?} reaches two modules up", source.path);
+        assert!(!source.code.contains("super::super"), "{:?} uses `super::super`", source.path);
         if source.path.components().count() == 1 {
             let up = source.code.lines().find(|line| line.starts_with("use super::"));
-            assert_eq!(up, None, "{:?} is at the top", source.path);
+            assert_eq!(up, None, "{:?} is a top-level module", source.path);
         }
     }
 }
 
 #[test]
-fn the_middleware_names_no_store_and_no_algorithm() {
+fn middleware_names_no_store_and_no_algorithm() {
     let sources = sources();
     let types = &types_of("store", &sources) | &types_of("algorithm", &sources);
     for name in ["Memory", "Gcra", "FixedWindow"] {
@@ -246,7 +245,7 @@ fn the_middleware_names_no_store_and_no_algorithm() {
 }
 
 #[test]
-fn limiters_name_no_store_and_stores_name_no_algorithm() {
+fn limiters_name_no_store_and_no_algorithm() {
     let sources = sources();
     let (stores, algorithms) = (types_of("store", &sources), types_of("algorithm", &sources));
     for source in &sources {
@@ -263,7 +262,7 @@ fn limiters_name_no_store_and_stores_name_no_algorithm() {
 }
 
 #[test]
-fn what_decides_knows_nothing_of_requests() {
+fn decision_modules_do_not_depend_on_requests() {
     for source in sources().iter().filter(|source| DECIDING.contains(&source.module.as_str())) {
         for name in ["http", "Request", "tower_service", "tower_layer"] {
             assert!(!words(&source.code).any(|word| word == name), "{:?} names `{name}`", source.path);
@@ -274,7 +273,7 @@ fn what_decides_knows_nothing_of_requests() {
     }
 }
 
-/// An algorithm is a function of a state, a time and a cost. (How a table holds states is another matter.)
+/// An algorithm is a function of a state, a time and a cost. (`algorithm/state` contains the storage of states.)
 #[test]
 fn algorithms_read_no_clock_and_take_no_lock() {
     let sources = sources();
@@ -288,16 +287,16 @@ fn algorithms_read_no_clock_and_take_no_lock() {
 }
 
 #[test]
-fn files_are_of_a_size_that_can_be_read() {
+fn files_have_at_most_the_maximum_lines() {
     for source in sources() {
         let lines = source.code.lines().count();
         assert!(lines <= MAX_LINES, "{:?} has {lines} lines of code: split it", source.path);
     }
 }
 
-/// What the tests above rest on.
+/// The parser that the tests above use.
 #[test]
-fn imports_are_found_where_they_are_and_nowhere_else() {
+fn imports_are_parsed_from_code_and_not_from_comments_or_strings() {
     let text = r##"//! crate::comment
 use crate::one::Thing; // crate::aside
 use crate::{

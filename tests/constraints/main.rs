@@ -1,4 +1,6 @@
-//! What the crate as a whole keeps to: the allocations of a decision and the order of the modules.
+//! Constraints on the whole crate: allocations of a decision and dependencies between modules.
+//!
+//! This binary has a counting global allocator, which `allocation_counter` installs.
 
 mod allocations;
 mod architecture;

@@ -1,6 +1,6 @@
-//! Each example, run as a process: what it prints is what its first lines promise, and the server serves.
+//! Runs each example as a process and checks its output, which its first lines describe.
 //!
-//! `cargo test` builds the examples beside this test, which runs them as they are there.
+//! `cargo test` builds the examples beside this binary.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -8,21 +8,21 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-/// Where cargo puts examples: tests are in `target/PROFILE/deps`, examples in `target/PROFILE/examples`.
+/// The path of an example. Cargo puts tests in `target/PROFILE/deps` and examples in `target/PROFILE/examples`.
 fn executable(name: &str) -> PathBuf {
     let test = std::env::current_exe().expect("this test's own path");
     let profile = test.parent().and_then(Path::parent).expect("`deps` in the profile's folder");
     let path = profile.join("examples").join(name).with_extension(std::env::consts::EXE_EXTENSION);
-    assert!(path.exists(), "{} is not there: `cargo build --examples` builds it", path.display());
+    assert!(path.exists(), "{} is missing: `cargo build --examples` builds it", path.display());
     path
 }
 
-/// A process that is ended with the test, also if that panics.
+/// A process that is killed when the test ends, also by a panic.
 struct Running(Child);
 
 impl Drop for Running {
     fn drop(&mut self) {
-        // It may have ended by itself.
+        // The process may have ended before.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
@@ -35,26 +35,27 @@ fn start(name: &str) -> Running {
 fn start_with(name: &str, arguments: &[&str]) -> Running {
     let mut command = Command::new(executable(name));
     command.args(arguments);
-    // A free port, for those that listen.
+    // A free port for servers.
     command.env("PORT", "0").stdin(Stdio::null()).stdout(Stdio::piped());
     Running(command.spawn().unwrap_or_else(|error| panic!("{name}: {error}")))
 }
 
-/// What an example that ends by itself prints.
+/// Runs an example that ends by itself and returns its output.
 fn printed_by(name: &str) -> Vec<String> {
     let mut running = start(name);
     let mut printed = String::new();
     running.0.stdout.take().expect("piped").read_to_string(&mut printed).expect("text");
-    let status = running.0.wait().expect("it ends");
+    let status = running.0.wait().expect("the end of the process");
     assert!(status.success(), "{name}: {status}\n{printed}");
     printed.lines().map(str::to_owned).collect()
 }
 
 #[test]
-fn every_example_is_short_says_how_to_run_it_and_is_tested() {
+fn examples_are_short_and_documented_and_tested() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let text_of = |file: &str| std::fs::read_to_string(root.join("tests").join(file)).unwrap_or_default();
-    let tests = text_of("examples.rs") + &text_of("examples_more.rs") + &text_of("redis/example.rs");
+    let text_of = |file: &str| std::fs::read_to_string(root.join("tests").join(file)).expect("the tests of examples");
+    let tests =
+        text_of("interop/examples.rs") + &text_of("interop/example_scenarios.rs") + &text_of("redis/examples.rs");
     for example in std::fs::read_dir(root.join("examples")).expect("the examples") {
         let path = example.expect("an entry").path();
         if path.extension().is_none_or(|extension| extension != "rs") {
@@ -62,18 +63,18 @@ fn every_example_is_short_says_how_to_run_it_and_is_tested() {
         }
         let name = path.file_stem().and_then(|name| name.to_str()).expect("text");
         let text = std::fs::read_to_string(&path).expect("text");
-        assert!(text.contains(&format!("//! cargo run --example {name}")), "{name} says how it is run");
-        assert!(text.lines().count() <= 100, "{name} is short");
+        assert!(text.contains(&format!("//! cargo run --example {name}")), "{name} must document its command");
+        assert!(text.lines().count() <= 100, "{name} must be short");
         assert!(tests.contains(&format!("(\"{name}\"")), "{name} has no test");
     }
 }
 
 #[test]
-fn custom_tower() {
+fn custom_tower_example_prints_its_jobs() {
     let printed = printed_by("custom_tower");
-    let told: Vec<_> = printed.iter().map(|line| line.trim_start()).collect();
+    let lines: Vec<_> = printed.iter().map(|line| line.trim_start()).collect();
     assert_eq!(
-        told,
+        lines,
         [
             "red: printed [spring fair]",
             "red: printed [lost cat]",
@@ -89,8 +90,8 @@ fn custom_tower() {
 }
 
 #[test]
-fn custom_algorithm() {
-    // 2 GB a day, 10 at most, from 10: what is left by the evening of each day.
+fn custom_algorithm_example_prints_its_decisions() {
+    // 2 GB a day, at most 10, initially 10: the rest after each day.
     assert_eq!(
         printed_by("custom_algorithm"),
         [
@@ -108,7 +109,7 @@ fn custom_algorithm() {
 }
 
 #[test]
-fn custom_limiter() {
+fn custom_limiter_example_prints_its_responses() {
     let printed = printed_by("custom_limiter");
     let (open, closed) = printed.split_at(8);
     assert_eq!(
@@ -128,10 +129,10 @@ fn custom_limiter() {
 }
 
 #[test]
-fn axum() {
+fn axum_example_allows_rejects_and_exempts() {
     let mut server = start("axum");
     let mut lines = BufReader::new(server.0.stdout.take().expect("piped")).lines();
-    let listening = lines.next().expect("it tells where it listens").expect("text");
+    let listening = lines.next().expect("a line with the address").expect("text");
     let address = listening.strip_prefix("listening on http://").unwrap_or_else(|| panic!("{listening}"));
     let address: SocketAddr = address.parse().expect("an address");
 
@@ -141,10 +142,10 @@ fn axum() {
         assert!(allowed.contains("\r\nratelimit-policy: \"default\";q=5;w=10\r\n"), "{allowed}");
         assert!(allowed.ends_with("\r\n\r\nHello! You are within the limit.\n"), "{allowed}");
     }
-    let refused = get(address, "/");
-    assert!(refused.starts_with("HTTP/1.1 429 Too Many Requests\r\n"), "{refused}");
-    assert!(refused.contains("\r\ncontent-type: application/problem+json\r\n"), "{refused}");
-    let retry_after = refused.lines().find_map(|line| line.strip_prefix("retry-after: ")).expect("a wait");
+    let rejected = get(address, "/");
+    assert!(rejected.starts_with("HTTP/1.1 429 Too Many Requests\r\n"), "{rejected}");
+    assert!(rejected.contains("\r\ncontent-type: application/problem+json\r\n"), "{rejected}");
+    let retry_after = rejected.lines().find_map(|line| line.strip_prefix("retry-after: ")).expect("a wait");
     assert!((1..=10).contains(&retry_after.parse().expect("whole seconds")), "{retry_after}");
 
     for _ in 0..10 {
@@ -155,29 +156,29 @@ fn axum() {
 }
 
 #[test]
-fn tonic() {
+fn tonic_example_rejects_and_retries() {
     let printed = printed_by("tonic");
     let is_refusal =
         |line: &&String| line.contains(": ResourceExhausted, rate limit \"default\" exceeded, retry after ");
     let served: Vec<_> = printed.iter().filter(|line| !is_refusal(line)).map(String::as_str).collect();
     let all: Vec<_> = (1..=8).map(|number| format!("call {number}: Serving")).collect();
     assert_eq!(served, all);
-    // Eight calls take a machine of any speed more than one window, or less.
-    assert!(printed.len() <= 9, "who waits for as long as it is told is let in: {printed:#?}");
+    // Eight calls take more or less than one window, depending on the machine.
+    assert!(printed.len() <= 9, "a client that waits for `retry_after` must be allowed: {printed:#?}");
 }
 
 #[test]
-fn tonic_alone() {
+fn tonic_example_serves_alone() {
     let mut server = start_with("tonic", &["serve"]);
     let mut lines = BufReader::new(server.0.stdout.take().expect("piped")).lines();
-    let listening = lines.next().expect("it tells where it listens").expect("text");
+    let listening = lines.next().expect("a line with the address").expect("text");
     let address = listening.strip_prefix("listening on http://").unwrap_or_else(|| panic!("{listening}"));
     let stream = TcpStream::connect(address.parse::<SocketAddr>().expect("an address"));
-    stream.expect("it listens");
+    stream.expect("a connection");
 }
 
 #[test]
-fn client() {
+fn client_example_paces_its_requests() {
     let printed = printed_by("client");
     let [generous, strict] = &printed[..] else { panic!("{printed:#?}") };
     // Whether the provider has had to refuse any depends on how evenly this machine runs; tests/retry.rs tells in virtual
@@ -186,20 +187,20 @@ fn client() {
     assert_eq!(strict, "limit of 3 per second: 6 of 6 requests succeeded, some after a rejection: true");
 }
 
-/// What its page shows in a browser is for tests/observe.
+/// `observe/dashboard.rs` tests the example's page in a browser.
 #[test]
-fn observe() {
+fn observe_example_serves_metrics_and_dashboard() {
     let mut server = start("observe");
     let mut lines = BufReader::new(server.0.stdout.take().expect("piped")).lines();
-    let listening = lines.next().expect("it tells where it listens").expect("text");
+    let listening = lines.next().expect("a line with the address").expect("text");
     let address = listening.strip_prefix("listening on http://").unwrap_or_else(|| panic!("{listening}"));
     let address: SocketAddr = address.parse().expect("an address");
 
     let answers: Vec<_> = (0..30).map(|_| get(address, "/")).collect();
     let count =
         |status: &str| answers.iter().filter(|answer| answer.starts_with(&format!("HTTP/1.1 {status} "))).count();
-    let (allowed, refused) = (count("200"), count("429"));
-    assert_eq!(allowed + refused, 30);
+    let (allowed, rejected) = (count("200"), count("429"));
+    assert_eq!(allowed + rejected, 30);
     assert!(allowed >= 10, "a burst of ten: {allowed}");
     assert!(get(address, "/health").ends_with("ok\n"));
     assert!(get(address, "/queue").ends_with("Hello! Your request left the queue.\n"));
@@ -212,15 +213,15 @@ fn observe() {
         line.map_or(0, |count| count.parse().expect("a number"))
     };
     assert_eq!(of("second", "allowed") + of("minute", "allowed"), allowed);
-    assert_eq!(of("second", "denied"), refused);
+    assert_eq!(of("second", "denied"), rejected);
     assert!(metrics.contains("ratelimit_memory_keys{limiter=\"pages\",limit=\"minute\"} 1\n"), "{metrics}");
     assert!(get(address, "/dashboard").contains("<title>Rate limits, live</title>"));
 }
 
-/// One request on a connection of its own.
+/// Sends one request on a connection of its own.
 fn get(address: SocketAddr, path: &str) -> String {
-    let mut stream = TcpStream::connect(address).expect("it listens");
-    // Nothing takes so long: only a server that hangs.
+    let mut stream = TcpStream::connect(address).expect("a connection");
+    // Only a hanging server exceeds this time-out.
     stream.set_read_timeout(Some(Duration::from_secs(20))).expect("a timeout");
     write!(stream, "GET {path} HTTP/1.1\r\nhost: {address}\r\nconnection: close\r\n\r\n").expect("sent");
     let mut answer = String::new();

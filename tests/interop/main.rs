@@ -1,5 +1,5 @@
-//! The crate beside foreign programs: gRPC clients and servers, and the examples as processes.
+//! Tests with other programs: gRPC clients and servers, and the examples as processes.
 
+mod example_scenarios;
 mod examples;
-mod examples_more;
 mod grpc;

@@ -31,11 +31,11 @@ const SECOND: Duration = Duration::from_secs(1);
 const MINUTE: Duration = Duration::from_secs(60);
 const TEN: Quota = Quota::per_minute(10);
 
-/// Memory answers at once: so does everything here.
-fn now<T: Debug>(answer: impl Future<Output = Result<T, Error>>) -> Result<T, Error> {
+/// Returns the result of an operation in memory, which is ready at the first poll.
+fn result_of<T: Debug>(answer: impl Future<Output = Result<T, Error>>) -> Result<T, Error> {
     match pin!(answer).poll(&mut Context::from_waker(Waker::noop())) {
         Poll::Ready(answer) => answer,
-        Poll::Pending => panic!("a limiter in memory answers at once"),
+        Poll::Pending => panic!("the memory store returns ready results"),
     }
 }
 
@@ -43,7 +43,7 @@ fn memory(algorithm: impl Algorithm, clock: &ManualClock) -> BoxLimiter<str> {
     BoxLimiter::new(Memory::builder(algorithm).max_keys(100).clock(clock.clone()).build().unwrap())
 }
 
-/// Every algorithm, each with ten to have at once.
+/// Every algorithm, each with a burst of ten.
 fn every_algorithm(clock: &ManualClock) -> [BoxLimiter<str>; 8] {
     [
         memory(Gcra::new(TEN), clock),
@@ -57,20 +57,22 @@ fn every_algorithm(clock: &ManualClock) -> [BoxLimiter<str>; 8] {
     ]
 }
 
-fn acquire(limiter: &(impl Limiter<str> + ?Sized), key: &str, ask: AcquireOptions) -> Decision {
-    let Acquisition::Ready(outcome) = limiter.acquire(key, ask) else { panic!("a limiter in memory answers at once") };
+fn acquire(limiter: &(impl Limiter<str> + ?Sized), key: &str, options: AcquireOptions) -> Decision {
+    let Acquisition::Ready(outcome) = limiter.acquire(key, options) else {
+        panic!("the memory store returns ready results")
+    };
     outcome.unwrap().decision
 }
 
 fn hold(limiter: &(impl Limiter<str> + ?Sized), key: &str, cost: u64) -> Held {
     let Acquisition::Ready(outcome) = limiter.hold(key, AcquireOptions::cost(cost)) else {
-        panic!("a limiter in memory answers at once")
+        panic!("the memory store returns ready results")
     };
     outcome.unwrap().held.expect("a guard")
 }
 
-fn peek(limiter: &(impl Limiter<str> + ?Sized), key: &str, ask: AcquireOptions) -> Decision {
-    now(limiter.peek(key, ask)).unwrap()
+fn peek(limiter: &(impl Limiter<str> + ?Sized), key: &str, options: AcquireOptions) -> Decision {
+    result_of(limiter.peek(key, options)).unwrap()
 }
 
 fn remaining(limiter: &(impl Limiter<str> + ?Sized), key: &str) -> u64 {
@@ -81,29 +83,29 @@ fn remaining(limiter: &(impl Limiter<str> + ?Sized), key: &str) -> u64 {
 // Peek, reset, set
 // ---------------------------------------------------------------------------------------------------------------------
 
-/// From whatever state, what peeking says is what asking then answers; and peeking changes nothing.
+/// `peek` returns what `acquire` then returns, from any state, and changes nothing.
 #[test]
-fn peeking_says_what_asking_would_and_changes_nothing() {
+fn peek_returns_what_acquire_returns_and_does_not_charge() {
     let clock = ManualClock::new();
     for limiter in every_algorithm(&clock) {
         let mut seed = 7_u64;
         for _ in 0..500 {
             seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
             clock.advance(Duration::from_millis(seed >> 51));
-            let mut ask = AcquireOptions::cost((seed >> 33) % 12);
+            let mut options = AcquireOptions::cost((seed >> 33) % 12);
             if seed & 1 << 32 != 0 {
-                ask = ask.max_delay(Duration::from_secs((seed >> 40) % 30));
+                options = options.max_delay(Duration::from_secs((seed >> 40) % 30));
             }
-            let told = peek(&limiter, "alice", ask);
-            assert_eq!(peek(&limiter, "alice", ask), told);
+            let expected = peek(&limiter, "alice", options);
+            assert_eq!(peek(&limiter, "alice", options), expected);
             let before = peek(&limiter, "alice", AcquireOptions::cost(0)).most_restrictive().cloned();
-            let asked = acquire(&limiter, "alice", ask);
-            assert_eq!(asked.verdict(), told.verdict(), "{ask:?}");
-            if !asked.is_allowed() {
+            let acquired = acquire(&limiter, "alice", options);
+            assert_eq!(acquired.verdict(), expected.verdict(), "{options:?}");
+            if !acquired.is_allowed() {
                 assert_eq!(
                     peek(&limiter, "alice", AcquireOptions::cost(0)).most_restrictive(),
                     before.as_ref(),
-                    "{ask:?}"
+                    "{options:?}"
                 );
             }
         }
@@ -111,16 +113,16 @@ fn peeking_says_what_asking_would_and_changes_nothing() {
 }
 
 #[test]
-fn a_reset_makes_a_key_as_good_as_new_and_no_other() {
+fn reset_makes_only_its_key_idle() {
     let clock = ManualClock::new();
     for limiter in every_algorithm(&clock) {
         acquire(&limiter, "alice", AcquireOptions::cost(10));
         acquire(&limiter, "bob", AcquireOptions::cost(4));
-        now(limiter.reset("alice")).unwrap();
+        result_of(limiter.reset("alice")).unwrap();
         assert_eq!((remaining(&limiter, "alice"), remaining(&limiter, "bob")), (10, 6));
         assert_eq!(peek(&limiter, "alice", AcquireOptions::default()).reset(), Some(Duration::ZERO));
-        // One that is not known is as new already.
-        now(limiter.reset("carol")).unwrap();
+        // A reset of a new key succeeds.
+        result_of(limiter.reset("carol")).unwrap();
         assert_eq!(remaining(&limiter, "carol"), 10);
     }
 }
@@ -145,22 +147,22 @@ fn left(limiter: &impl Limiter<str>, key: &str) -> Vec<u64> {
 }
 
 #[test]
-fn a_reset_is_for_every_limit_that_counts_the_key() {
+fn reset_applies_to_every_limit_of_the_key() {
     let clock = ManualClock::new();
     let limiter = three_limits(&clock);
     acquire(&limiter, "alice@acme", AcquireOptions::cost(7));
     acquire(&limiter, "bob@acme", AcquireOptions::cost(2));
     acquire(&limiter, "carol@home", AcquireOptions::cost(1));
-    assert_eq!(left(&limiter, "alice@acme"), [3, 11, 20]);
-    now(limiter.reset("alice@acme")).unwrap();
-    // What others have used of a shared part is forgotten with it.
-    assert_eq!(left(&limiter, "alice@acme"), [10, 20, 30]);
-    assert_eq!(left(&limiter, "bob@acme"), [8, 20, 30]);
-    assert_eq!(left(&limiter, "carol@home"), [9, 19, 30]);
+    assert_eq!(remaining_of_each(&limiter, "alice@acme"), [3, 11, 20]);
+    result_of(limiter.reset("alice@acme")).unwrap();
+    // The reset removes the usage of other users of the shared sub-key too.
+    assert_eq!(remaining_of_each(&limiter, "alice@acme"), [10, 20, 30]);
+    assert_eq!(remaining_of_each(&limiter, "bob@acme"), [8, 20, 30]);
+    assert_eq!(remaining_of_each(&limiter, "carol@home"), [9, 19, 30]);
 }
 
 #[test]
-fn set_makes_a_key_one_that_has_just_used_so_much() {
+fn set_replaces_the_usage_of_a_key() {
     let clock = ManualClock::new();
     for limiter in every_algorithm(&clock) {
         // It replaces what was used, whether that was more or less, and whether the key was known.
@@ -173,12 +175,12 @@ fn set_makes_a_key_one_that_has_just_used_so_much() {
         // As right after as many requests.
         let twin = acquire(&limiter, "twin", AcquireOptions::cost(10));
         let set = peek(&limiter, "alice", AcquireOptions::default());
-        assert_eq!(set.most_restrictive().unwrap().figures(), twin.most_restrictive().unwrap().figures());
+        assert_eq!(set.most_restrictive().unwrap().figures(), charged.most_restrictive().unwrap().figures());
     }
 }
 
 #[test]
-fn set_is_for_one_limit() {
+fn set_applies_to_one_limit() {
     let clock = ManualClock::new();
     let limiter = three_limits(&clock);
     now(limiter.set_usage("organisation", "alice@acme", 15)).unwrap();
@@ -188,7 +190,7 @@ fn set_is_for_one_limit() {
 }
 
 #[test]
-fn a_limit_that_is_not_there_is_an_error_that_says_so() {
+fn unknown_limit_name_is_an_error_that_names_it() {
     let clock = ManualClock::new();
     let named = Limit::new("api", Gcra::new(TEN));
     let memory = Memory::builder(named).max_keys(100).clock(clock).build().unwrap();
@@ -207,22 +209,22 @@ fn a_limit_that_is_not_there_is_an_error_that_says_so() {
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// Counters
+// Blocks
 // ---------------------------------------------------------------------------------------------------------------------
 
 #[test]
-fn a_block_refuses_whatever_is_left_and_ends_exactly() {
+fn block_denies_until_exactly_its_end() {
     let clock = ManualClock::new();
     for limiter in every_algorithm(&clock) {
         acquire(&limiter, "alice", AcquireOptions::cost(2));
-        now(limiter.block("default", "alice", MINUTE)).unwrap();
-        let refused = acquire(&limiter, "alice", AcquireOptions::default());
-        assert_eq!(refused.verdict(), Verdict::Denied { retry_after: MINUTE });
-        assert_eq!(refused.remaining(), Some(8), "the refusal charges nothing");
-        // However long one would wait: a block is no queue.
+        result_of(limiter.block("default", "alice", MINUTE)).unwrap();
+        let denied = acquire(&limiter, "alice", AcquireOptions::default());
+        assert_eq!(denied.verdict(), Verdict::Denied { retry_after: MINUTE });
+        assert_eq!(denied.remaining(), Some(8), "a denial charges nothing");
+        // A delay does not pass a block.
         let patient = acquire(&limiter, "alice", AcquireOptions::default().max_delay(MINUTE * 10));
         assert_eq!(patient.verdict(), Verdict::Denied { retry_after: MINUTE });
-        // Not even a question passes.
+        // Cost zero does not pass either.
         assert!(!acquire(&limiter, "alice", AcquireOptions::cost(0)).is_allowed());
         assert!(acquire(&limiter, "bob", AcquireOptions::default()).is_allowed());
 
@@ -235,70 +237,70 @@ fn a_block_refuses_whatever_is_left_and_ends_exactly() {
 }
 
 #[test]
-fn what_is_refused_both_ways_is_refused_for_the_longer_time() {
+fn retry_after_is_the_longer_of_block_and_limit() {
     let clock = ManualClock::new();
     let limiter = memory(FixedWindow::new(TEN), &clock);
     acquire(&limiter, "alice", AcquireOptions::cost(10));
-    now(limiter.block("default", "alice", 10 * SECOND)).unwrap();
+    result_of(limiter.block("default", "alice", 10 * SECOND)).unwrap();
     assert_eq!(acquire(&limiter, "alice", AcquireOptions::default()).retry_after(), Some(MINUTE));
-    now(limiter.block("default", "alice", 90 * SECOND)).unwrap();
+    result_of(limiter.block("default", "alice", 90 * SECOND)).unwrap();
     assert_eq!(acquire(&limiter, "alice", AcquireOptions::default()).retry_after(), Some(90 * SECOND));
     assert!(acquire(&limiter, "alice", AcquireOptions::cost(11)).exceeds_limit());
 }
 
 #[test]
-fn a_later_block_takes_the_place_of_an_earlier_one() {
+fn later_block_replaces_an_earlier_one() {
     let clock = ManualClock::new();
     let limiter = memory(Gcra::new(TEN), &clock);
-    for (span, told) in [
+    for (span, expected) in [
         (MINUTE, Some(MINUTE)),
         (10 * SECOND, Some(10 * SECOND)),
         (2 * MINUTE, Some(2 * MINUTE)),
         (Duration::ZERO, None),
     ] {
-        now(limiter.block("default", "alice", span)).unwrap();
-        assert_eq!(acquire(&limiter, "alice", AcquireOptions::default()).retry_after(), told);
+        result_of(limiter.block("default", "alice", span)).unwrap();
+        assert_eq!(acquire(&limiter, "alice", AcquireOptions::default()).retry_after(), expected);
     }
-    // For ever, as far as can be told.
-    now(limiter.block("default", "alice", Duration::MAX)).unwrap();
+    // The longest block that a decision can represent.
+    result_of(limiter.block("default", "alice", Duration::MAX)).unwrap();
     clock.advance(Duration::from_secs(1 << 40));
     assert!(!acquire(&limiter, "alice", AcquireOptions::default()).is_allowed());
 }
 
 #[test]
-fn to_forgive_lifts_the_block_and_leaves_what_was_used() {
+fn unblock_keeps_the_usage() {
     let clock = ManualClock::new();
     for limiter in every_algorithm(&clock) {
         acquire(&limiter, "alice", AcquireOptions::cost(6));
-        now(limiter.block("default", "alice", MINUTE)).unwrap();
-        now(limiter.unblock("default", "alice")).unwrap();
+        result_of(limiter.block("default", "alice", MINUTE)).unwrap();
+        result_of(limiter.unblock("default", "alice")).unwrap();
         assert_eq!(acquire(&limiter, "alice", AcquireOptions::default()).remaining(), Some(3));
-        // Who was not blocked is forgiven as well.
-        now(limiter.unblock("default", "bob")).unwrap();
+        // Unblocking a key that is not blocked succeeds.
+        result_of(limiter.unblock("default", "bob")).unwrap();
         assert_eq!(remaining(&limiter, "bob"), 10);
     }
 }
 
 #[test]
-fn a_block_survives_a_reset_and_a_set() {
+fn block_survives_reset_and_set() {
     let clock = ManualClock::new();
     for limiter in every_algorithm(&clock) {
         acquire(&limiter, "alice", AcquireOptions::cost(10));
-        now(limiter.block("default", "alice", 2 * MINUTE)).unwrap();
-        now(limiter.reset("alice")).unwrap();
+        result_of(limiter.block("default", "alice", 2 * MINUTE)).unwrap();
+        result_of(limiter.reset("alice")).unwrap();
         assert_eq!(acquire(&limiter, "alice", AcquireOptions::default()).retry_after(), Some(2 * MINUTE));
         now(limiter.set_usage("default", "alice", 1)).unwrap();
         assert_eq!(acquire(&limiter, "alice", AcquireOptions::default()).retry_after(), Some(2 * MINUTE));
-        now(limiter.unblock("default", "alice")).unwrap();
+        result_of(limiter.unblock("default", "alice")).unwrap();
         assert_eq!(acquire(&limiter, "alice", AcquireOptions::default()).remaining(), Some(8));
     }
 }
 
 #[test]
-fn a_block_is_for_the_part_that_its_limit_counts_by_and_charges_none_of_the_others() {
+fn block_applies_to_its_limits_sub_key_and_charges_no_limit() {
     let clock = ManualClock::new();
     let limiter = three_limits(&clock);
-    now(limiter.block("organisation", "alice@acme", MINUTE)).unwrap();
+    result_of(limiter.block("organisation", "alice@acme", MINUTE)).unwrap();
     for blocked in ["alice@acme", "bob@acme", "acme"] {
         let refused = acquire(&limiter, blocked, AcquireOptions::default().detail(Detail::All));
         assert_eq!(refused.retry_after(), Some(MINUTE));
@@ -306,12 +308,12 @@ fn a_block_is_for_the_part_that_its_limit_counts_by_and_charges_none_of_the_othe
         assert_eq!(left(&limiter, blocked), [10, 20, 30]);
     }
     assert!(acquire(&limiter, "carol@home", AcquireOptions::default()).is_allowed());
-    now(limiter.unblock("organisation", "bob@acme")).unwrap();
+    result_of(limiter.unblock("organisation", "bob@acme")).unwrap();
     assert!(acquire(&limiter, "alice@acme", AcquireOptions::default()).is_allowed());
 }
 
 #[test]
-fn as_many_keys_as_there_is_room_for_stay_blocked() {
+fn blocks_are_kept_up_to_the_capacity() {
     let clock = ManualClock::new();
     let limiter = Memory::builder(Gcra::new(TEN)).max_keys(1000).clock(clock.clone()).build().unwrap();
     for key in 0..1000_u32 {
@@ -340,11 +342,11 @@ fn shadow_beside_a_blocked_limit_has_its_own_verdict() {
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// What is seen of all keys
+// Usage reports
 // ---------------------------------------------------------------------------------------------------------------------
 
 #[test]
-fn the_heaviest_keys_come_first() {
+fn top_keys_are_ordered_by_reset() {
     let clock = ManualClock::new();
     let limiter = Memory::builder((
         Limit::new("user", FixedWindow::new(TEN)),
@@ -366,20 +368,20 @@ fn the_heaviest_keys_come_first() {
 
     let by_first: Vec<_> = limiter.top_keys("first", 100).unwrap();
     let ids: Vec<_> = by_first.iter().map(|key| (key.id, key.figures.unwrap().remaining)).collect();
-    // An id stands for the part: all who share it have the same.
+    // An id stands for the sub-key: keys that share the sub-key share the id.
     assert_eq!(ids, [(id("first", "axel"), 90), (id("first", "c"), 91), (id("first", "bea"), 93)]);
 
     assert!(limiter.top_keys("user", 0).unwrap().is_empty());
     clock.advance(MINUTE);
-    assert!(limiter.top_keys("user", 10).unwrap().is_empty(), "all are as good as new");
+    assert!(limiter.top_keys("user", 10).unwrap().is_empty(), "every key is idle");
     assert_eq!(limiter.top_keys("first", 10).unwrap().len(), 3);
 }
 
-/// Its hash of a number is that number.
+/// A hasher whose hash of a number is that number.
 #[derive(Clone, Copy, Default)]
-struct Known(u64);
+struct IdentityHasher(u64);
 
-impl std::hash::BuildHasher for Known {
+impl std::hash::BuildHasher for IdentityHasher {
     type Hasher = Self;
 
     fn build_hasher(&self) -> Self {
@@ -387,7 +389,7 @@ impl std::hash::BuildHasher for Known {
     }
 }
 
-impl std::hash::Hasher for Known {
+impl std::hash::Hasher for IdentityHasher {
     fn write(&mut self, _: &[u8]) {}
 
     fn write_u64(&mut self, number: u64) {
@@ -400,9 +402,10 @@ impl std::hash::Hasher for Known {
 }
 
 #[test]
-fn a_key_id_reveals_no_bits_of_the_hash() {
+fn key_id_reveals_no_bits_of_the_hash() {
     const KEYS: u64 = 64;
-    let limiter = Memory::builder(FixedWindow::new(TEN)).hasher(Known::default()).max_keys(100).build().unwrap();
+    let limiter =
+        Memory::builder(FixedWindow::new(TEN)).hasher(IdentityHasher::default()).max_keys(100).build().unwrap();
     let hash = |key: u64| key.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
     let mut agreeing = [0; 48];
     for key in 1..=KEYS {
@@ -412,7 +415,7 @@ fn a_key_id_reveals_no_bits_of_the_hash() {
         assert_eq!(shown.len(), 12);
         assert_eq!(format!("{id:?}"), format!("KeyId({shown})"));
         let shown = u64::from_str_radix(&shown, 16).unwrap();
-        // No bits in a row are those of the hash, at any place.
+        // No run of bits in the id equals the hash at any offset.
         for place in 0..=16 {
             assert_ne!(shown, hash(key) >> place & ((1 << 48) - 1));
         }
@@ -420,7 +423,7 @@ fn a_key_id_reveals_no_bits_of_the_hash() {
             *agreeing += u64::from((shown ^ hash(key)) >> bit & 1 == 0);
         }
     }
-    // Each bit is that of the hash about half of the time: 32 of 64, give or take eight times the standard deviation.
+    // Each bit equals that of the hash in about half of the keys: 32 of 64, within eight standard deviations.
     assert!(agreeing.iter().all(|&agreeing| agreeing > 0 && agreeing < KEYS), "{agreeing:?}");
     let ids: HashSet<_> = limiter.top_keys("default", 100).unwrap().iter().map(|key| key.id).collect();
     let expected: HashSet<_> = (1..=KEYS).map(|key| limiter.key_id("default", &hash(key)).unwrap()).collect();
@@ -436,7 +439,7 @@ fn keys_can_be_hashed_by_sip_hash() {
 }
 
 #[test]
-fn where_the_key_chooses_the_algorithm_the_heaviest_are_those_who_must_wait_longest() {
+fn top_keys_of_per_key_algorithms_are_ordered_by_reset() {
     let clock = ManualClock::new();
     let choose = |key: &str| FixedWindow::new(if key == "slow" { Quota::per_hour(10) } else { TEN });
     let limiter = Memory::builder(per_key(choose)).max_keys(100).clock(clock).build().unwrap();
@@ -449,7 +452,7 @@ fn where_the_key_chooses_the_algorithm_the_heaviest_are_those_who_must_wait_long
 }
 
 #[test]
-fn usage_counts_the_keys_that_are_remembered() {
+fn usage_counts_keys_in_use() {
     let clock = ManualClock::new();
     let limiter = Memory::builder((
         Limit::new("smooth", Gcra::new(TEN)),
@@ -463,10 +466,10 @@ fn usage_counts_the_keys_that_are_remembered() {
     acquire(&limiter, "bob", AcquireOptions::cost(2));
     acquire(&limiter, "carol", AcquireOptions::cost(0));
     assert_eq!(live(), named(2, 1));
-    // Alice has drained, Bob has not.
+    // Alice's bucket has drained, Bob's has not.
     clock.advance(7 * SECOND);
     assert_eq!(live(), named(1, 1));
-    now(limiter.reset("bob")).unwrap();
+    result_of(limiter.reset("bob")).unwrap();
     assert_eq!(live(), named(0, 0));
     for usage in limiter.usage() {
         assert!(usage.capacity >= 500);
@@ -488,23 +491,23 @@ fn usage_counts_held_keys_and_held_costs() {
     let guards = [hold(&limiter, "alice", 1), hold(&limiter, "alice", 2), hold(&limiter, "bob", 4)];
     assert_eq!(held(), [(2, 7), (1, 7), (1, 1)]);
     let [first, second, third] = guards;
-    now(first.settle(5)).unwrap();
+    result_of(first.settle(5)).unwrap();
     assert_eq!(held(), [(2, 6), (1, 6), (0, 0)]);
-    now(second.release()).unwrap();
+    result_of(second.release()).unwrap();
     drop(third);
     assert_eq!(held(), [(0, 0); 3]);
-    // A hold of nothing is none.
+    // A hold of cost zero is not counted.
     let _nothing = hold(&limiter, "alice", 0);
     assert_eq!(held(), [(0, 0); 3]);
 }
 
 #[test]
-fn usage_counts_the_bytes_of_blocks_of_windows_of_logs_and_of_blocked_keys() {
+fn usage_counts_bytes_of_blocks_logs_and_blocked_keys() {
     let bytes = |algorithm: SlidingWindow| {
         let limiter = Memory::builder(algorithm).max_keys(1000).clock(ManualClock::new()).build().unwrap();
         limiter.usage()[0].bytes
     };
-    // A key takes eight bytes more for each block.
+    // A key takes eight more bytes for each block.
     let (one, sixty) = (bytes(SlidingWindow::new(TEN).blocks(1)), bytes(SlidingWindow::new(TEN).blocks(60)));
     assert!(sixty >= one + 1000 * 59 * size_of::<u64>(), "{one} and {sixty}");
 
@@ -527,7 +530,7 @@ fn usage_counts_the_bytes_of_blocks_of_windows_of_logs_and_of_blocked_keys() {
     drop(guards);
 }
 
-/// Sixteen bytes for each hit of each key, and no more, whatever keys carry over from each other.
+/// A full table of logs takes at most 16 bytes for each hit of each key, whichever keys carry usage over.
 #[test]
 fn full_table_of_logs_that_carry_over_usage_keeps_to_the_documented_bytes() {
     const LIMIT: u64 = 48;
@@ -540,7 +543,7 @@ fn full_table_of_logs_that_carry_over_usage_keeps_to_the_documented_bytes() {
     // Each key has a slot, and so has what is carried over, of which there is some for every three of them.
     let most = (usage().capacity + usage().capacity.div_ceil(3)) * usize::try_from(LIMIT).unwrap() * 16;
     let mut taken = 0;
-    // Hits come one after another, each at a time of its own, and leave as others come.
+    // Each hit has a time of its own, and hits expire while others arrive.
     for key in 0..3_000_u64 {
         for _ in 0..=key % 5 {
             clock.advance(100 * MICROSECOND);
@@ -553,35 +556,36 @@ fn full_table_of_logs_that_carry_over_usage_keeps_to_the_documented_bytes() {
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// Shadows
+// Shadow limits
 // ---------------------------------------------------------------------------------------------------------------------
 
-fn shadow_refusals(decision: &Decision) -> Vec<&str> {
+fn shadow_denials(decision: &Decision) -> Vec<&str> {
     decision.shadow_refusals().map(tower_ratelimit::LimitStatus::name).collect()
 }
 
 #[test]
-fn a_shadow_alone_decides_counts_and_tells_and_never_refuses() {
+fn shadow_limit_alone_is_charged_and_reported_and_never_denies() {
     let clock = ManualClock::new();
     let limiter = Memory::builder(Limit::new("trial", FixedWindow::new(Quota::per_minute(3))).shadow());
     let limiter = limiter.max_keys(100).clock(clock.clone()).build().unwrap();
-    for (cost, left, refuses) in [(1, 2, false), (2, 0, false), (1, 0, true), (1, 0, true), (4, 0, true), (0, 0, false)]
+    for (cost, remaining_of_each, refuses) in
+        [(1, 2, false), (2, 0, false), (1, 0, true), (1, 0, true), (4, 0, true), (0, 0, false)]
     {
         let decision = limiter.check("alice", AcquireOptions::cost(cost));
         assert_eq!(decision.verdict(), Verdict::Allowed);
-        // Of the enforced limits, of which there are none, none speaks.
+        // No limit is enforced, so none is the most restrictive.
         assert!(decision.most_restrictive().is_none() && decision.remaining().is_none());
         let [standing] = decision.limits() else { panic!("{decision:?}") };
         assert!(standing.is_shadow());
-        assert_eq!(standing.remaining(), left);
-        assert_eq!(shadow_refusals(&decision), if refuses { vec!["trial"] } else { vec![] });
+        assert_eq!(standing.remaining(), remaining_of_each);
+        assert_eq!(shadow_denials(&decision), if refuses { vec!["trial"] } else { vec![] });
     }
     clock.advance(MINUTE);
     assert_eq!(limiter.check("alice", AcquireOptions::default()).limits()[0].remaining(), 2);
 }
 
 #[test]
-fn a_shadow_beside_enforced_limits_is_charged_for_what_both_let_through() {
+fn shadow_limit_is_charged_for_requests_that_every_limit_allows() {
     let clock = ManualClock::new();
     let limiter = Memory::builder((
         Limit::new("trial", FixedWindow::new(Quota::per_minute(3))).shadow(),
@@ -590,20 +594,23 @@ fn a_shadow_beside_enforced_limits_is_charged_for_what_both_let_through() {
     ));
     let limiter = limiter.max_keys(100).clock(clock).build().unwrap();
     let steps = [
-        // The cost; whether it passes, which shadows would have refused, what each limit has left.
+        // The cost; whether it is allowed; which shadow limits would have denied it; what remains of each limit.
         (2, true, &[][..], [1, 3, 98]),
         (2, true, &["trial"], [1, 1, 96]),
         (1, true, &[], [0, 0, 95]),
         (1, false, &["trial"], [0, 0, 95]),
         (101, false, &["trial", "generous"], [0, 0, 95]),
     ];
-    for (cost, passes, refuses, left) in steps {
-        // Whoever asks for one limit only is told of shadows too.
+    for (cost, passes, refuses, remaining_of_each) in steps {
+        // A decision that lists one limit lists shadow limits too.
         let decision = limiter.check("alice", AcquireOptions::cost(cost));
         assert_eq!(decision.is_allowed(), passes);
-        assert_eq!(shadow_refusals(&decision), refuses);
+        assert_eq!(shadow_denials(&decision), refuses);
         assert_eq!(decision.most_restrictive().unwrap().name(), "enforced");
-        assert_eq!(decision.limits().iter().map(tower_ratelimit::LimitStatus::remaining).collect::<Vec<_>>(), left);
+        assert_eq!(
+            decision.limits().iter().map(tower_ratelimit::LimitStatus::remaining).collect::<Vec<_>>(),
+            remaining_of_each
+        );
     }
 }
 
@@ -617,21 +624,21 @@ fn shadow_limit_that_denies_holds_and_settles_nothing() {
     let limiter = limiter.max_keys(100).clock(clock).build().unwrap();
     let held_by_both = hold(&limiter, "alice", 2);
     let denied_by_shadow = hold(&limiter, "alice", 2);
-    assert_eq!(left(&limiter, "alice"), [1, 6]);
-    now(denied_by_shadow.release()).unwrap();
-    assert_eq!(left(&limiter, "alice"), [1, 8]);
-    now(held_by_both.release()).unwrap();
-    assert_eq!(left(&limiter, "alice"), [3, 10]);
+    assert_eq!(remaining_of_each(&limiter, "alice"), [1, 6]);
+    result_of(denied_by_shadow.release()).unwrap();
+    assert_eq!(remaining_of_each(&limiter, "alice"), [1, 8]);
+    result_of(held_by_both.release()).unwrap();
+    assert_eq!(remaining_of_each(&limiter, "alice"), [3, 10]);
 
-    // A surcharge goes to the limits that held, too.
+    // A surcharge is charged to the limits that held.
     limiter.check("alice", AcquireOptions::cost(3));
     let denied_by_shadow = hold(&limiter, "alice", 1);
-    now(denied_by_shadow.settle(4)).unwrap();
-    assert_eq!(left(&limiter, "alice"), [0, 3]);
+    result_of(denied_by_shadow.settle(4)).unwrap();
+    assert_eq!(remaining_of_each(&limiter, "alice"), [0, 3]);
 }
 
 #[test]
-fn operations_reach_a_shadow_and_a_blocked_shadow_only_tells() {
+fn operations_apply_to_a_shadow_limit_and_its_block_never_denies() {
     let clock = ManualClock::new();
     let shadow = Limit::new("trial", Gcra::new(TEN)).shadow();
     let limits: Vec<DynLimit<str>> = vec![DynLimit::new(shadow), DynLimit::new(FixedWindow::new(TEN))];
@@ -641,13 +648,13 @@ fn operations_reach_a_shadow_and_a_blocked_shadow_only_tells() {
     now(limiter.block("trial", "alice", MINUTE)).unwrap();
     let decision = limiter.check("alice", AcquireOptions::default());
     assert!(decision.is_allowed());
-    assert_eq!(shadow_refusals(&decision), ["trial"]);
-    assert_eq!(left(&limiter, "alice"), [6, 9]);
+    assert_eq!(shadow_denials(&decision), ["trial"]);
+    assert_eq!(remaining_of_each(&limiter, "alice"), [6, 9]);
 }
 
 fn inner() -> impl tower::Service<Request<Body>, Response = Response<Body>, Error = BoxError, Future: Send> + Clone {
     service_fn(|request: Request<Body>| {
-        // To look at what handlers see.
+        // Records what handlers see.
         let admission = request.extensions().get::<RateLimitInfo>().cloned();
         let mut response = Response::new(Body::empty());
         response.headers_mut().insert("exempt", i32::from(admission == Some(RateLimitInfo::Exempt)).into());
@@ -663,7 +670,7 @@ where
 }
 
 #[tokio::test]
-async fn no_header_field_and_no_body_mentions_a_shadow() {
+async fn responses_do_not_mention_a_shadow_limit() {
     let clock = ManualClock::new();
     let limiter = Memory::builder((
         Limit::new("trial", FixedWindow::new(Quota::per_minute(1))).shadow(),
@@ -673,15 +680,15 @@ async fn no_header_field_and_no_body_mentions_a_shadow() {
     let responder = Http::new().legacy_headers(ResetFormat::DeltaSeconds);
     let service = RateLimitLayer::new(Global, limiter).responder(responder).layer(inner());
     let text = |headers: &HeaderMap, name: &str| headers[name].to_str().unwrap().to_owned();
-    for (status, left) in [(200, 1), (200, 0), (429, 0)] {
+    for (status, remaining_of_each) in [(200, 1), (200, 0), (429, 0)] {
         let response = get(&service).await;
         let headers = response.headers();
         assert_eq!(response.status(), status);
         assert_eq!(text(headers, "ratelimit-policy"), r#""enforced";q=2;w=60"#);
-        assert_eq!(text(headers, "ratelimit"), format!(r#""enforced";r={left};t=60"#));
+        assert_eq!(text(headers, "ratelimit"), format!(r#""enforced";r={remaining_of_each};t=60"#));
         assert_eq!(text(headers, "x-ratelimit-limit"), "2");
-        assert_eq!(text(headers, "x-ratelimit-remaining"), left.to_string());
-        // Outer layers and handlers of one's own see it.
+        assert_eq!(text(headers, "x-ratelimit-remaining"), remaining_of_each.to_string());
+        // Outer layers and the user's handlers see the shadow limit.
         let Some(RateLimitInfo::Decided(decision)) = response.extensions().get() else { panic!("{response:?}") };
         assert_eq!(decision.limits().len(), 2);
         if status == 429 {
@@ -693,7 +700,7 @@ async fn no_header_field_and_no_body_mentions_a_shadow() {
 }
 
 #[tokio::test]
-async fn a_shadow_alone_leaves_no_header_field() {
+async fn shadow_limit_alone_sends_no_header_field() {
     let limiter = Memory::new(Limit::new("trial", FixedWindow::new(Quota::per_minute(1))).shadow());
     let responder = Http::new().legacy_headers(ResetFormat::EpochSeconds);
     let service = RateLimitLayer::new(Global, limiter).responder(responder).layer(inner());
@@ -710,9 +717,9 @@ async fn a_shadow_alone_leaves_no_header_field() {
 // ---------------------------------------------------------------------------------------------------------------------
 
 const OFFICE: &str = "10.1.2.3:5000";
-const STRANGER: &str = "192.0.2.1:5000";
+const OUTSIDER: &str = "192.0.2.1:5000";
 
-/// A request from there.
+/// A request from this peer.
 fn from(peer: &str, method: Method, path: &str, fields: &[(&str, &str)]) -> Request<Body> {
     let mut request = Request::builder().method(method).uri(path);
     for &(name, value) in fields {
@@ -724,7 +731,7 @@ fn from(peer: &str, method: Method, path: &str, fields: &[(&str, &str)]) -> Requ
 }
 
 #[tokio::test]
-async fn what_is_exempt_is_under_no_limit_and_nothing_else_is() {
+async fn only_exempt_requests_pass_without_a_decision() {
     let preflight = &[("origin", "https://example.com"), ("access-control-request-method", "PUT")];
     let spoofs = [
         ("x-forwarded-for", "10.1.2.3"),
@@ -739,36 +746,36 @@ async fn what_is_exempt_is_under_no_limit_and_nothing_else_is() {
         ("internal", "yes"),
     ];
     let exempt = [
-        from(STRANGER, Method::GET, "/health", &[]),
-        from(STRANGER, Method::POST, "/health?verbose", &[]),
-        from(STRANGER, Method::GET, "http://example.com/ready", &[]),
-        from(STRANGER, Method::OPTIONS, "/", preflight),
+        from(OUTSIDER, Method::GET, "/health", &[]),
+        from(OUTSIDER, Method::POST, "/health?verbose", &[]),
+        from(OUTSIDER, Method::GET, "http://example.com/ready", &[]),
+        from(OUTSIDER, Method::OPTIONS, "/", preflight),
         from(OFFICE, Method::GET, "/", &[]),
         from("[::ffff:10.1.2.3]:80", Method::GET, "/", &[]),
         from("[2001:db8:1::7]:80", Method::GET, "/", &[]),
         from("198.51.100.7:80", Method::GET, "/", &[]),
         from("[fd00::7]:80", Method::GET, "/", &[]),
         from("203.0.113.9:80", Method::GET, "/", &[]),
-        // The one header that the server itself trusts, by a closure.
-        from(STRANGER, Method::GET, "/", &[("x-internal", "yes")]),
+        // The one header that the server trusts, by a closure.
+        from(OUTSIDER, Method::GET, "/", &[("x-internal", "yes")]),
     ];
     let mut limited = vec![
-        from(STRANGER, Method::GET, "/", preflight),
-        from(STRANGER, Method::OPTIONS, "/", &preflight[..1]),
-        from(STRANGER, Method::OPTIONS, "/", &preflight[1..]),
-        from(STRANGER, Method::GET, "/health/", &[]),
-        from(STRANGER, Method::GET, "//health", &[]),
-        from(STRANGER, Method::GET, "/Health", &[]),
-        from(STRANGER, Method::GET, "/%68ealth", &[]),
-        from(STRANGER, Method::GET, "/x?/health", &[]),
-        from(STRANGER, Method::GET, "/health;x", &[]),
+        from(OUTSIDER, Method::GET, "/", preflight),
+        from(OUTSIDER, Method::OPTIONS, "/", &preflight[..1]),
+        from(OUTSIDER, Method::OPTIONS, "/", &preflight[1..]),
+        from(OUTSIDER, Method::GET, "/health/", &[]),
+        from(OUTSIDER, Method::GET, "//health", &[]),
+        from(OUTSIDER, Method::GET, "/Health", &[]),
+        from(OUTSIDER, Method::GET, "/%68ealth", &[]),
+        from(OUTSIDER, Method::GET, "/x?/health", &[]),
+        from(OUTSIDER, Method::GET, "/health;x", &[]),
         from("11.0.0.1:80", Method::GET, "/", &[]),
         from("[2001:db8:2::7]:80", Method::GET, "/", &[]),
         from("198.51.100.8:80", Method::GET, "/", &[]),
-        // An address that only looks like one of the office.
+        // An address outside of the networks that is similar to one inside.
         from("[::10.1.2.3]:80", Method::GET, "/", &[]),
     ];
-    limited.extend(spoofs.map(|field| from(STRANGER, Method::GET, "/", &[field])));
+    limited.extend(spoofs.map(|field| from(OUTSIDER, Method::GET, "/", &[field])));
 
     let office =
         PeerNetworks::parse(["10.0.0.0/8", " 2001:db8:1::/48", "198.51.100.7", "fd00::7", "::ffff:203.0.113.9"]);
@@ -780,30 +787,30 @@ async fn what_is_exempt_is_under_no_limit_and_nothing_else_is() {
         .exempt_if(|request: &Request<Body>| request.headers().get("x-internal").is_some_and(|value| value == "yes"))
         .layer(inner());
     for request in exempt {
-        let told = format!("{} {} {:?}", request.method(), request.uri(), request.extensions().get::<SocketAddr>());
+        let expected = format!("{} {} {:?}", request.method(), request.uri(), request.extensions().get::<SocketAddr>());
         let response = service.clone().oneshot(request).await.unwrap();
-        assert_eq!(response.headers()["exempt"], "1", "{told}");
-        assert!(!response.headers().contains_key("ratelimit"), "{told}");
+        assert_eq!(response.headers()["exempt"], "1", "{expected}");
+        assert!(!response.headers().contains_key("ratelimit"), "{expected}");
     }
     assert_eq!(limiter.usage()[0].live_keys, 0);
     for request in limited {
-        let told = format!("{} {} {:?}", request.method(), request.uri(), request.headers());
+        let expected = format!("{} {} {:?}", request.method(), request.uri(), request.headers());
         let response = service.clone().oneshot(request).await.unwrap();
-        assert_eq!(response.headers()["exempt"], "0", "{told}");
-        assert!(response.headers().contains_key("ratelimit"), "{told}");
+        assert_eq!(response.headers()["exempt"], "0", "{expected}");
+        assert!(response.headers().contains_key("ratelimit"), "{expected}");
     }
 }
 
-/// What a stranger is answered.
+/// Returns the response status for a request from outside of the networks.
 async fn send<S>(service: &S, path: &str, fields: &[(&str, &str)]) -> StatusCode
 where
     S: tower::Service<Request<Body>, Response = Response<Body>, Error = BoxError> + Clone,
 {
-    service.clone().oneshot(from(STRANGER, Method::GET, path, fields)).await.unwrap().status()
+    service.clone().oneshot(from(OUTSIDER, Method::GET, path, fields)).await.unwrap().status()
 }
 
 #[tokio::test]
-async fn neither_a_missing_nor_an_extra_header_lifts_a_limit() {
+async fn missing_or_extra_headers_do_not_exempt() {
     let limiter = || Memory::new(FixedWindow::new(Quota::per_hour(1)));
     let key = Header::from_static("tenant");
     let layer = RateLimitLayer::new(key, limiter()).exempt_if(ExactPaths::new(["/health"]));
@@ -813,10 +820,10 @@ async fn neither_a_missing_nor_an_extra_header_lifts_a_limit() {
     assert_eq!(send(&service, "/", &[("tenant", "a"), ("tenant", "b")]).await, StatusCode::BAD_REQUEST);
     assert_eq!(send(&service, "/", &[("tenant", "a")]).await, StatusCode::OK);
     assert_eq!(send(&service, "/", &[("tenant", "a")]).await, StatusCode::TOO_MANY_REQUESTS);
-    // What is exempt needs no key.
+    // Exempt requests need no key.
     assert_eq!(send(&service, "/health", &[]).await, StatusCode::OK);
 
-    // Only the explicit word lifts it.
+    // Only this exact value exempts the request.
     let service = layer.missing_key(MissingKeyPolicy::Exempt).layer(inner());
     for _ in 0..3 {
         assert_eq!(send(&service, "/", &[]).await, StatusCode::OK);
@@ -824,7 +831,7 @@ async fn neither_a_missing_nor_an_extra_header_lifts_a_limit() {
 }
 
 #[test]
-fn networks_that_are_none_are_refused_when_they_are_read() {
+fn peer_networks_reject_invalid_text() {
     for text in ["", "10.0.0.0/33", "10.0.0", "example.com", "10.0.0.1:80", "::/129", "10.0.0.0 /8"] {
         let error = PeerNetworks::parse([text]).unwrap_err();
         assert!(error.is_config());
@@ -834,37 +841,37 @@ fn networks_that_are_none_are_refused_when_they_are_read() {
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// Limiters made of limiters, and of one's own
+// Wrapped and custom limiters
 // ---------------------------------------------------------------------------------------------------------------------
 
-/// Overrides every method, and notes which was called and with what.
+/// Overrides every method and records the calls and their arguments.
 #[derive(Clone, Default)]
-struct Noting(Arc<Mutex<Vec<String>>>);
+struct RecordingLimiter(Arc<Mutex<Vec<String>>>);
 
-impl Noting {
-    fn note<T>(&self, called: String) -> LimiterFuture<T> {
+impl RecordingLimiter {
+    fn record<T>(&self, called: String) -> LimiterFuture<T> {
         self.0.lock().unwrap().push(called);
-        LimiterFuture::ready(Err(Error::unavailable("as it was made")))
+        LimiterFuture::ready(Err(Error::unavailable("stub error")))
     }
 
-    fn noted(&self) -> Vec<String> {
+    fn recorded(&self) -> Vec<String> {
         std::mem::take(&mut self.0.lock().unwrap())
     }
 }
 
-impl Limiter<str> for Noting {
+impl Limiter<str> for RecordingLimiter {
     type Future = Ready<Result<Outcome, Error>>;
 
-    fn acquire(&self, key: &str, ask: AcquireOptions) -> Acquisition<Self::Future> {
-        let note = self.note(format!("acquire {key} {ask:?}"));
-        if ask.cost == 2 {
+    fn acquire(&self, key: &str, options: AcquireOptions) -> Acquisition<Self::Future> {
+        let record = self.record(format!("acquire {key} {options:?}"));
+        if options.cost == 2 {
             return Acquisition::Pending(ready(Err(Error::unavailable("later"))));
         }
-        Acquisition::Ready(now(note))
+        Acquisition::Ready(result_of(record))
     }
 
-    fn peek(&self, key: &str, ask: AcquireOptions) -> LimiterFuture<Decision> {
-        self.note(format!("peek {key} {ask:?}"))
+    fn peek(&self, key: &str, options: AcquireOptions) -> LimiterFuture<Decision> {
+        self.record(format!("peek {key} {options:?}"))
     }
 
     fn administer(&self, key: &str, operation: AdminOperation<'_>) -> LimiterFuture<()> {
@@ -884,36 +891,36 @@ fn every_method<L: Limiter<str> + ?Sized>(limiter: &L) {
         now(limiter.administer("alice", AdminOperation::Reset)),
     ];
     for answer in answers {
-        assert_eq!(answer.unwrap_err().to_string(), "as it was made");
+        assert_eq!(answer.unwrap_err().to_string(), "stub error");
     }
     let later = limiter.acquire("alice", AcquireOptions::cost(2));
-    assert!(matches!(later, Acquisition::Pending(_)), "what is decided later is not made ready");
-    assert_eq!(now(std::future::IntoFuture::into_future(later)).unwrap_err().to_string(), "later");
+    assert!(matches!(later, Acquisition::Pending(_)), "a pending acquisition stays pending");
+    assert_eq!(result_of(std::future::IntoFuture::into_future(later)).unwrap_err().to_string(), "later");
 }
 
 #[test]
-fn wrapped_limiters_pass_every_operation_on() {
-    let noting = Noting::default();
-    every_method(&noting);
-    let expected = noting.noted();
+fn wrappers_pass_on_every_operation() {
+    let noting = RecordingLimiter::default();
+    check_every_method(&noting);
+    let expected = noting.recorded();
     assert_eq!(expected.len(), 7);
 
-    every_method(&Arc::new(noting.clone()));
-    assert_eq!(noting.noted(), expected);
+    check_every_method(&Arc::new(noting.clone()));
+    assert_eq!(noting.recorded(), expected);
     let unsized_one: Arc<dyn Limiter<str, Future = Ready<Result<Outcome, Error>>>> = Arc::new(noting.clone());
-    every_method(&unsized_one);
-    assert_eq!(noting.noted(), expected);
-    every_method(&BoxLimiter::new(noting.clone()));
-    assert_eq!(noting.noted(), expected);
-    every_method(&BoxLimiter::new(Arc::new(BoxLimiter::new(noting.clone()))).clone());
-    assert_eq!(noting.noted(), expected);
+    check_every_method(&unsized_one);
+    assert_eq!(noting.recorded(), expected);
+    check_every_method(&BoxLimiter::new(noting.clone()));
+    assert_eq!(noting.recorded(), expected);
+    check_every_method(&BoxLimiter::new(Arc::new(BoxLimiter::new(noting.clone()))).clone());
+    assert_eq!(noting.recorded(), expected);
 }
 
 #[test]
-fn wrapped_limiters_return_the_guard_of_the_limiter_inside() {
+fn wrappers_return_the_inner_limiters_guard() {
     let clock = ManualClock::new();
     let memory = memory(FixedWindow::new(TEN), &clock);
-    let unavailable = || BoxLimiter::<str>::new(Noting::default());
+    let unavailable = || BoxLimiter::<str>::new(RecordingLimiter::default());
     let wrapped: [BoxLimiter<str>; 6] = [
         memory.clone(),
         BoxLimiter::new(Arc::new(memory.clone())),
@@ -924,21 +931,24 @@ fn wrapped_limiters_return_the_guard_of_the_limiter_inside() {
     ];
     for limiter in wrapped {
         let [settled, released, dropped] = [1, 3, 4].map(|cost| {
-            let held = now(std::future::IntoFuture::into_future(limiter.hold("alice", AcquireOptions::cost(cost))));
+            let held =
+                result_of(std::future::IntoFuture::into_future(limiter.hold("alice", AcquireOptions::cost(cost))));
             held.unwrap().held.expect("a guard")
         });
         assert_eq!((settled.cost(), remaining(&memory, "alice")), (1, 2));
-        now(settled.settle(3)).unwrap();
+        result_of(settled.settle(3)).unwrap();
         assert_eq!(remaining(&memory, "alice"), 0);
-        now(released.release()).unwrap();
+        result_of(released.release()).unwrap();
         assert_eq!(remaining(&memory, "alice"), 3);
         drop(dropped);
         assert_eq!(remaining(&memory, "alice"), 3);
-        now(memory.reset("alice")).unwrap();
+        result_of(memory.reset("alice")).unwrap();
     }
-    // What is allowed without a store holds nothing.
-    let open = FailOpen::new(Noting::default());
-    let Acquisition::Ready(outcome) = open.hold("alice", AcquireOptions::default()) else { panic!("it is ready") };
+    // A decision that `FailOpen` made without the store holds nothing.
+    let open = FailOpen::new(RecordingLimiter::default());
+    let Acquisition::Ready(outcome) = open.hold("alice", AcquireOptions::default()) else {
+        panic!("the decision is ready")
+    };
     let Outcome { decision, held } = outcome.unwrap();
     assert!(decision.is_allowed() && held.is_none());
 }
@@ -954,13 +964,13 @@ fn unblock_is_a_block_of_no_duration() {
 }
 
 #[test]
-fn a_limiter_of_ones_own_answers_what_it_does_not_override_as_unsupported() {
-    struct Plain;
+fn custom_limiter_returns_unsupported_for_methods_without_an_override() {
+    struct Minimal;
 
-    impl Limiter<str> for Plain {
+    impl Limiter<str> for Minimal {
         type Future = Ready<Result<Outcome, Error>>;
 
-        fn acquire(&self, _key: &str, _ask: AcquireOptions) -> Acquisition<Self::Future> {
+        fn acquire(&self, _key: &str, _options: AcquireOptions) -> Acquisition<Self::Future> {
             Acquisition::Ready(Ok(Decision::by_policy(ManualClock::START, Verdict::Allowed).into()))
         }
     }
@@ -979,7 +989,7 @@ fn a_limiter_of_ones_own_answers_what_it_does_not_override_as_unsupported() {
         }
     }
 
-    check(&Plain);
-    check(&BoxLimiter::new(Plain));
-    check(&Arc::new(Plain));
+    check(&Minimal);
+    check(&BoxLimiter::new(Minimal));
+    check(&Arc::new(Minimal));
 }

@@ -1,5 +1,6 @@
-//! Two limiters as one, in two phases: request by request they decide as one limiter with all limits does. A denied or
-//! abandoned request charges nothing and leaves nothing held.
+//! `Chained`: two limiters decide each request as one limiter with all limits does.
+//!
+//! A denied or abandoned request charges nothing and leaves nothing held.
 
 use std::convert::Infallible;
 use std::future::{Future, poll_fn, ready};
@@ -21,7 +22,7 @@ use tower_ratelimit::{
     Limit, Limiter, ManualClock, Memory, Quota, RateLimitLayer, SlidingLog, SlidingWindow, TokenBucket, Verdict,
 };
 
-/// A user in a team.
+/// (user, team).
 type Key = (u64, u64);
 const ALICE: Key = (1, 1);
 const BOB: Key = (2, 1);
@@ -38,9 +39,9 @@ fn of_team(limit: u64, clock: &ManualClock) -> impl Limiter<Key> + Clone + Send 
     Memory::builder(limit).clock(clock.clone()).build().expect("limits")
 }
 
-/// A limiter that answers everything later, as one elsewhere does: each answer takes so many polls.
+/// A limiter whose results take this many polls, as those of a remote store.
 #[derive(Clone)]
-struct Elsewhere<L>(L, u32);
+struct Remote<L>(L, u32);
 
 async fn later(mut polls: u32) {
     poll_fn(|cx| {
@@ -54,7 +55,7 @@ async fn later(mut polls: u32) {
     .await;
 }
 
-impl<L: Limiter<Key> + Clone + Send + Sync + 'static> Elsewhere<L> {
+impl<L: Limiter<Key> + Clone + Send + Sync + 'static> Remote<L> {
     fn reply<T: Unpin + Send + 'static>(
         &self,
         f: impl FnOnce(&L) -> LimiterFuture<T> + Send + 'static,
@@ -68,22 +69,22 @@ impl<L: Limiter<Key> + Clone + Send + Sync + 'static> Elsewhere<L> {
     }
 }
 
-impl<L: Limiter<Key> + Clone + Send + Sync + 'static> Limiter<Key> for Elsewhere<L> {
+impl<L: Limiter<Key> + Clone + Send + Sync + 'static> Limiter<Key> for Remote<L> {
     type Future = BoxFuture<Result<Outcome, Error>>;
 
-    fn acquire(&self, key: &Key, ask: AcquireOptions) -> Acquisition<Self::Future> {
+    fn acquire(&self, key: &Key, options: AcquireOptions) -> Acquisition<Self::Future> {
         let (limiter, key, polls) = (self.0.clone(), *key, self.1);
         Acquisition::Pending(Box::pin(async move {
             later(polls).await;
-            let acquired = limiter.acquire(&key, ask);
+            let acquired = limiter.acquire(&key, options);
             let Outcome { decision, held } = acquired.await?;
-            Ok(Outcome { decision, held: held.map(|held| settled_later(held, polls)) })
+            Ok(Outcome { decision, held: held.map(|held| settled_after(held, polls)) })
         }))
     }
 
-    fn peek(&self, key: &Key, ask: AcquireOptions) -> LimiterFuture<Decision> {
+    fn peek(&self, key: &Key, options: AcquireOptions) -> LimiterFuture<Decision> {
         let key = *key;
-        self.reply(move |limiter| limiter.peek(&key, ask))
+        self.reply(move |limiter| limiter.peek(&key, options))
     }
 
     fn administer(&self, key: &Key, operation: AdminOperation<'_>) -> LimiterFuture<()> {
@@ -103,8 +104,8 @@ impl<L: Limiter<Key> + Clone + Send + Sync + 'static> Limiter<Key> for Elsewhere
     }
 }
 
-/// A guard whose settlement takes so many polls.
-fn settled_later(held: Held, polls: u32) -> Held {
+/// A guard whose settlement takes this many polls.
+fn settled_after(held: Held, polls: u32) -> Held {
     Held::new(held.cost(), move |actual| {
         LimiterFuture::pending(async move {
             later(polls).await;
@@ -113,44 +114,44 @@ fn settled_later(held: Held, polls: u32) -> Held {
     })
 }
 
-/// A store that never answers, or fails at once, and counts who asks.
+/// A store that never answers or fails immediately, and counts its calls.
 #[derive(Clone, Default)]
-struct Gone {
+struct UnavailableLimiter {
     hangs: bool,
-    asked: Arc<AtomicU64>,
+    calls: Arc<AtomicU64>,
 }
 
-impl Limiter<Key> for Gone {
+impl Limiter<Key> for UnavailableLimiter {
     type Future = BoxFuture<Result<Outcome, Error>>;
 
     fn acquire(&self, _: &Key, _: AcquireOptions) -> Acquisition<Self::Future> {
-        self.asked.fetch_add(1, Ordering::SeqCst);
+        self.calls.fetch_add(1, Ordering::SeqCst);
         if self.hangs {
             return Acquisition::Pending(Box::pin(std::future::pending()));
         }
-        Acquisition::Ready(Err(Error::unavailable("it is gone")))
+        Acquisition::Ready(Err(Error::unavailable("the store is unavailable")))
     }
 }
 
-async fn ask(limiter: &impl Limiter<Key>, key: Key, ask: AcquireOptions) -> Outcome {
-    limiter.acquire(&key, ask).await.expect("an answer")
+async fn acquire(limiter: &impl Limiter<Key>, key: Key, options: AcquireOptions) -> Outcome {
+    limiter.acquire(&key, options).await.expect("an answer")
 }
 
-/// Lets the runtime settle what was dropped.
+/// Lets the runtime run the settlements of dropped guards.
 async fn settle_in_background() {
     for _ in 0..10 {
         tokio::task::yield_now().await;
     }
 }
 
-async fn left(limiter: &impl Limiter<Key>, key: Key) -> u64 {
+async fn remaining_of(limiter: &impl Limiter<Key>, key: Key) -> u64 {
     limiter.peek(&key, AcquireOptions::cost(0)).await.expect("an answer").remaining().expect("a figure")
 }
 
-/// Numbers that look random, and are the same in every run.
-struct Dice(u64);
+/// Pseudo-random numbers, equal in each run.
+struct Random(u64);
 
-impl Dice {
+impl Random {
     fn below(&mut self, bound: u64) -> u64 {
         // SplitMix64.
         self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
@@ -161,8 +162,8 @@ impl Dice {
     }
 }
 
-/// What a decision says, but for whether turns are promised: in two phases none are.
-fn says(decision: &Decision) -> (Verdict, Option<String>, Option<u64>, Vec<String>) {
+/// The content of a decision except its scheduling support, which chained limiters lack.
+fn content(decision: &Decision) -> (Verdict, Option<String>, Option<u64>, Vec<String>) {
     let every = decision.limits().iter().map(|standing| format!("{standing:?}")).collect();
     (
         decision.verdict(),
@@ -172,19 +173,19 @@ fn says(decision: &Decision) -> (Verdict, Option<String>, Option<u64>, Vec<Strin
     )
 }
 
-/// The same trace through one limiter with both limits, and through two of one each.
-async fn agrees(seed: u64, whole: BoxLimiter<Key>, parts: BoxLimiter<Key>, clock: &ManualClock) {
-    let mut dice = Dice(seed);
+/// Requires equal decisions of one limiter with both limits and of two chained limiters on a random trace.
+async fn check_equal_decisions(seed: u64, whole: BoxLimiter<Key>, parts: BoxLimiter<Key>, clock: &ManualClock) {
+    let mut random = Random(seed);
     let mut guards = Vec::new();
     for step in 0..4_000 {
-        if dice.below(2) == 0 {
+        if random.below(2) == 0 {
             clock.advance(Duration::from_micros(
-                [1, 100_000, 700_000, 9_000_000][usize::try_from(dice.below(4)).unwrap()],
+                [1, 100_000, 700_000, 9_000_000][usize::try_from(random.below(4)).unwrap()],
             ));
         }
-        let key = (dice.below(3), dice.below(2));
-        let place = format!("{seed} {step} {key:?}");
-        match dice.below(30) {
+        let key = (random.below(3), random.below(2));
+        let context = format!("{seed} {step} {key:?}");
+        match random.below(30) {
             0 => {
                 whole.reset(&key).await.expect("done");
                 parts.reset(&key).await.expect("done");
@@ -195,16 +196,16 @@ async fn agrees(seed: u64, whole: BoxLimiter<Key>, parts: BoxLimiter<Key>, clock
                 parts.set_usage(limit, &key, used).await.expect("done");
             }
             2 => {
-                let limit = ["user", "team"][usize::try_from(dice.below(2)).unwrap()];
-                let span = Duration::from_millis(dice.below(3_000));
+                let limit = ["user", "team"][usize::try_from(random.below(2)).unwrap()];
+                let span = Duration::from_millis(random.below(3_000));
                 whole.block(limit, &key, span).await.expect("done");
                 parts.block(limit, &key, span).await.expect("done");
             }
             3..=8 if !guards.is_empty() => {
-                let index = usize::try_from(dice.below(guards.len() as u64)).unwrap();
+                let index = usize::try_from(random.below(guards.len() as u64)).unwrap();
                 let (ours, theirs): (Held, Held) = guards.swap_remove(index);
-                assert_eq!(ours.cost(), theirs.cost(), "{place}");
-                let actual = dice.below(ours.cost() + 2);
+                assert_eq!(ours.cost(), theirs.cost(), "{context}");
+                let actual = random.below(ours.cost() + 2);
                 ours.settle(actual).await.expect("done");
                 theirs.settle(actual).await.expect("done");
             }
@@ -214,19 +215,23 @@ async fn agrees(seed: u64, whole: BoxLimiter<Key>, parts: BoxLimiter<Key>, clock
                 asked.hold = dice.below(4) == 0 && guards.len() < 3;
                 let at_once = asked.max_delay(Duration::ZERO);
                 if kind == 9 {
-                    let here = whole.peek(&key, at_once).await.expect("an answer");
-                    let there = parts.peek(&key, asked).await.expect("an answer");
-                    assert_eq!(says(&here), says(&there), "{place}");
+                    let from_whole = whole.peek(&key, immediate).await.expect("an answer");
+                    let from_chained = parts.peek(&key, options).await.expect("an answer");
+                    assert_eq!(content(&from_whole), content(&from_chained), "{context}");
                     continue;
                 }
-                // Whatever delay they would accept.
-                let (here, there) = (ask(&whole, key, at_once).await, ask(&parts, key, asked).await);
-                assert_eq!(says(&here.decision), says(&there.decision), "{place} {asked:?}");
-                assert!(!there.decision.supports_scheduling() && there.decision.delay().is_zero(), "{place}");
-                assert_eq!(here.decision.is_estimate(), there.decision.is_estimate(), "{place}");
-                assert_eq!(here.held.is_some(), there.held.is_some(), "{place}");
+                // Chained limiters decide without delay, whatever delay the caller accepts.
+                let (from_whole, from_chained) =
+                    (acquire(&whole, key, immediate).await, acquire(&parts, key, options).await);
+                assert_eq!(content(&from_whole.decision), content(&from_chained.decision), "{context} {options:?}");
+                assert!(
+                    !from_chained.decision.supports_scheduling() && from_chained.decision.delay().is_zero(),
+                    "{context}"
+                );
+                assert_eq!(from_whole.decision.is_estimate(), from_chained.decision.is_estimate(), "{context}");
+                assert_eq!(from_whole.held.is_some(), from_chained.held.is_some(), "{context}");
                 settle_in_background().await;
-                guards.extend(here.held.zip(there.held));
+                guards.extend(from_whole.held.zip(from_chained.held));
             }
         }
     }
@@ -246,9 +251,9 @@ macro_rules! agree {
                 let parts = if seed % 2 == 0 {
                     BoxLimiter::new(Chained::new(first, second))
                 } else {
-                    BoxLimiter::new(Chained::new(Elsewhere(first, 2), Elsewhere(second, 1)))
+                    BoxLimiter::new(Chained::new(Remote(first, 2), Remote(second, 1)))
                 };
-                agrees(seed, BoxLimiter::new(whole), parts, &clock).await;
+                check_equal_decisions(seed, BoxLimiter::new(whole), parts, &clock).await;
             }
         }
     )+};
@@ -268,30 +273,30 @@ agree! {
 async fn denial_by_the_second_releases_what_the_first_holds() {
     let clock = ManualClock::new();
     let (user, team) = (of_user(10, &clock), of_team(3, &clock));
-    let limiter = Chained::new(user.clone(), Elsewhere(team.clone(), 3));
+    let limiter = Chained::new(user.clone(), Remote(team.clone(), 3));
     for expected in [Verdict::Allowed, Verdict::Denied { retry_after: HOUR }, Verdict::Denied { retry_after: HOUR }] {
         let outcome = ask(&limiter, ALICE, AcquireOptions::cost(2).detail(Detail::All)).await;
         assert_eq!(outcome.decision.verdict(), expected);
-        // Its figures are those of a key that was not charged.
+        // The figures are those of a key that was not charged.
         let figures = outcome.decision.limits().iter().map(|standing| (standing.name(), standing.remaining()));
         assert_eq!(figures.collect::<Vec<_>>(), [("user", 8), ("team", 1)]);
-        assert_eq!((left(&user, ALICE).await, left(&team, ALICE).await), (8, 1));
+        assert_eq!((remaining_of(&user, ALICE).await, remaining_of(&team, ALICE).await), (8, 1));
     }
 }
 
 #[tokio::test]
-async fn who_is_refused_by_the_first_takes_nothing_from_the_second() {
+async fn denial_by_the_first_charges_nothing_to_the_second() {
     let clock = ManualClock::new();
-    let asked = Arc::new(AtomicU64::new(0));
-    let second = Gone { hangs: false, asked: Arc::clone(&asked) };
+    let calls = Arc::new(AtomicU64::new(0));
+    let second = UnavailableLimiter { hangs: false, calls: Arc::clone(&calls) };
     let limiter = Chained::new(of_user(1, &clock), FailOpen::new(second));
-    assert!(ask(&limiter, ALICE, AcquireOptions::default()).await.decision.is_allowed());
-    assert!(!ask(&limiter, ALICE, AcquireOptions::default()).await.decision.is_allowed());
-    assert_eq!(asked.load(Ordering::SeqCst), 1);
+    assert!(acquire(&limiter, ALICE, AcquireOptions::default()).await.decision.is_allowed());
+    assert!(!acquire(&limiter, ALICE, AcquireOptions::default()).await.decision.is_allowed());
+    assert_eq!(calls.load(Ordering::SeqCst), 1);
 }
 
 #[tokio::test]
-async fn the_wait_is_long_enough_for_both() {
+async fn retry_after_suffices_for_both_limiters() {
     let clock = ManualClock::new();
     let user =
         Memory::builder(Limit::new("user", Gcra::new(Quota::per_second(1)))).clock(clock.clone()).build().unwrap();
@@ -299,50 +304,56 @@ async fn the_wait_is_long_enough_for_both() {
         Memory::builder(Limit::new("team", Gcra::new(Quota::per_minute(1)))).clock(clock.clone()).build().unwrap();
     for limiter in [
         BoxLimiter::<Key>::new(Chained::new(user.clone(), team.clone())),
-        BoxLimiter::new(Chained::new(Elsewhere(team, 1), Elsewhere(user, 1))),
+        BoxLimiter::new(Chained::new(Remote(team, 1), Remote(user, 1))),
     ] {
         limiter.reset(&ALICE).await.expect("done");
-        assert!(ask(&limiter, ALICE, AcquireOptions::default()).await.decision.is_allowed());
+        assert!(acquire(&limiter, ALICE, AcquireOptions::default()).await.decision.is_allowed());
         settle_in_background().await;
-        let refused = ask(&limiter, ALICE, AcquireOptions::default()).await.decision;
-        assert_eq!(refused.retry_after(), Some(Duration::from_secs(60)));
-        assert_eq!(refused.most_restrictive().map(|standing| standing.name().to_owned()), Some("team".to_owned()));
+        let denied = acquire(&limiter, ALICE, AcquireOptions::default()).await.decision;
+        assert_eq!(denied.retry_after(), Some(Duration::from_secs(60)));
+        assert_eq!(denied.most_restrictive().map(|standing| standing.name().to_owned()), Some("team".to_owned()));
     }
 }
 
 #[tokio::test]
-async fn one_that_fails_leaves_the_other_uncharged() {
+async fn failure_of_one_limiter_leaves_the_other_uncharged() {
     let clock = ManualClock::new();
     let user = of_user(10, &clock);
-    let gone = Gone::default;
+    let gone = UnavailableLimiter::default;
     for limiter in [
         BoxLimiter::new(Chained::new(user.clone(), gone())),
-        BoxLimiter::new(Chained::new(Elsewhere(user.clone(), 2), gone())),
+        BoxLimiter::new(Chained::new(Remote(user.clone(), 2), gone())),
         BoxLimiter::new(Chained::new(gone(), user.clone())),
     ] {
-        assert!(limiter.acquire(&ALICE, AcquireOptions::default()).await.expect_err("one is gone").is_unavailable());
-        assert_eq!(left(&user, ALICE).await, 10);
+        assert!(
+            limiter
+                .acquire(&ALICE, AcquireOptions::default())
+                .await
+                .expect_err("one limiter is unavailable")
+                .is_unavailable()
+        );
+        assert_eq!(remaining_of(&user, ALICE).await, 10);
     }
-    // A limiter behind them then decides by itself.
+    // Around the chained limiters, `Fallback` decides with its secondary limiter alone.
     let limiter = Fallback::new(Chained::new(user.clone(), gone()), of_user(1, &clock));
-    let outcome = ask(&limiter, ALICE, AcquireOptions::default()).await;
+    let outcome = acquire(&limiter, ALICE, AcquireOptions::default()).await;
     assert_eq!((outcome.decision.source(), outcome.decision.is_allowed()), (DecisionSource::Fallback, true));
-    limiter.reset(&ALICE).await.expect_err("one is gone");
-    // A hold by the stand-in is released like any other.
+    limiter.reset(&ALICE).await.expect_err("one limiter is unavailable");
+    // A hold of the secondary limiter is released like any other.
     let held = limiter.hold(&ALICE, AcquireOptions::default()).await.expect("an answer").held.expect("a guard");
-    assert!(!ask(&limiter, ALICE, AcquireOptions::default()).await.decision.is_allowed());
+    assert!(!acquire(&limiter, ALICE, AcquireOptions::default()).await.decision.is_allowed());
     held.release().await.expect("done");
-    assert!(ask(&limiter, ALICE, AcquireOptions::default()).await.decision.is_allowed());
-    // And one that stands in for a part is told.
+    assert!(acquire(&limiter, ALICE, AcquireOptions::default()).await.decision.is_allowed());
+    // A fallback for one of the two limiters is visible in the decision.
     let limiter = Chained::new(user.clone(), FailOpen::new(gone()));
-    let outcome = ask(&limiter, ALICE, AcquireOptions::default().hold()).await;
+    let outcome = acquire(&limiter, ALICE, AcquireOptions::default().hold()).await;
     assert_eq!((outcome.decision.source(), outcome.decision.remaining()), (DecisionSource::Policy, Some(9)));
     outcome.held.expect("a guard").release().await.expect("done");
-    assert_eq!(left(&user, ALICE).await, 10);
+    assert_eq!(remaining_of(&user, ALICE).await, 10);
 }
 
-/// Polls so many times, and drops it.
-fn abandon<F: Future>(future: F, polls: usize) -> bool {
+/// Polls a future this many times and drops it.
+fn poll_and_drop<F: Future>(future: F, polls: usize) -> bool {
     let mut future = pin!(future);
     let mut cx = Context::from_waker(Waker::noop());
     (0..polls).any(|_| future.as_mut().poll(&mut cx).is_ready())
@@ -352,23 +363,23 @@ fn abandon<F: Future>(future: F, polls: usize) -> bool {
 async fn drop_between_the_phases_releases_what_the_first_holds() {
     let clock = ManualClock::new();
     let user = of_user(10, &clock);
-    let gone = Gone { hangs: true, asked: Arc::default() };
+    let gone = UnavailableLimiter { hangs: true, calls: Arc::default() };
     for (polls, limiter) in [
         (0, BoxLimiter::new(Chained::new(user.clone(), gone.clone()))),
         (1, BoxLimiter::new(Chained::new(user.clone(), gone.clone()))),
-        (5, BoxLimiter::new(Chained::new(Elsewhere(user.clone(), 2), gone.clone()))),
+        (5, BoxLimiter::new(Chained::new(Remote(user.clone(), 2), gone.clone()))),
         (5, BoxLimiter::new(Chained::new(user.clone(), of_team(9, &clock)).and(gone.clone()))),
-        (9, BoxLimiter::new(Chained::new(user.clone(), Chained::new(Elsewhere(of_team(9, &clock), 2), gone.clone())))),
+        (9, BoxLimiter::new(Chained::new(user.clone(), Chained::new(Remote(of_team(9, &clock), 2), gone.clone())))),
     ] {
-        let asked = gone.asked.load(Ordering::SeqCst);
+        let calls = gone.calls.load(Ordering::SeqCst);
         let Acquisition::Pending(decision) = limiter.acquire(&ALICE, AcquireOptions::cost(4)) else {
-            panic!("it hangs")
+            panic!("the limiter must not be ready")
         };
-        assert!(!abandon(decision, polls));
-        assert_eq!(gone.asked.load(Ordering::SeqCst), asked + 1, "the second one was asked");
-        // What is released elsewhere takes its time.
+        assert!(!poll_and_drop(decision, polls));
+        assert_eq!(gone.calls.load(Ordering::SeqCst), calls + 1, "the second limiter was called");
+        // A pending release needs several polls.
         settle_in_background().await;
-        assert_eq!(left(&user, ALICE).await, 10);
+        assert_eq!(remaining_of(&user, ALICE).await, 10);
     }
 }
 
@@ -376,47 +387,47 @@ async fn drop_between_the_phases_releases_what_the_first_holds() {
 async fn drop_while_the_first_releases_still_releases() {
     let clock = ManualClock::new();
     let (user, team) = (of_user(10, &clock), of_team(1, &clock));
-    let limiter = Chained::new(Elsewhere(user.clone(), 3), team);
-    assert!(ask(&limiter, BOB, AcquireOptions::default()).await.decision.is_allowed());
-    // The first one answers in the fourth poll, and its hold has to be released from then on.
+    let limiter = Chained::new(Remote(user.clone(), 3), team);
+    assert!(acquire(&limiter, BOB, AcquireOptions::default()).await.decision.is_allowed());
+    // The first limiter answers in the fourth poll, and then its hold must be released.
     for polls in 4..7 {
         let Acquisition::Pending(decision) = limiter.acquire(&ALICE, AcquireOptions::default()) else {
-            panic!("it is elsewhere")
+            panic!("a remote limiter is pending")
         };
-        assert!(!abandon(decision, polls));
+        assert!(!poll_and_drop(decision, polls));
         settle_in_background().await;
-        assert_eq!(left(&user, ALICE).await, 10);
+        assert_eq!(remaining_of(&user, ALICE).await, 10);
     }
 }
 
-/// A denial due to another request's hold is an estimate, and no cache may remember it.
+/// A denial due to another request's hold is an estimate, so no cache may hold it.
 #[tokio::test]
 async fn cache_around_the_first_does_not_remember_a_denial_due_to_a_hold() {
     let clock = ManualClock::new();
     let (user, team) = (of_user(1, &clock), of_team(5, &clock));
     team.administer(&ALICE, AdminOperation::SetUsage { limit: "team", used: 5 }).await.expect("done");
     let cached = DeniedCache::with_clock(user, 100, clock.clone());
-    let limiter = Chained::new(cached, Elsewhere(team.clone(), 3));
-    let Acquisition::Pending(on_its_way) = limiter.acquire(&ALICE, AcquireOptions::default()) else {
-        panic!("it is elsewhere")
+    let limiter = Chained::new(cached, Remote(team.clone(), 3));
+    let Acquisition::Pending(in_flight) = limiter.acquire(&ALICE, AcquireOptions::default()) else {
+        panic!("a remote limiter is pending")
     };
-    let refused = ask(&limiter, ALICE, AcquireOptions::default()).await.decision;
-    assert_eq!(refused.most_restrictive().map(tower_ratelimit::LimitStatus::name), Some("user"));
-    assert!(refused.is_estimate());
-    let again = ask(&limiter, ALICE, AcquireOptions::default()).await.decision;
+    let denied = acquire(&limiter, ALICE, AcquireOptions::default()).await.decision;
+    assert_eq!(denied.most_restrictive().map(tower_ratelimit::LimitStatus::name), Some("user"));
+    assert!(denied.is_estimate());
+    let again = acquire(&limiter, ALICE, AcquireOptions::default()).await.decision;
     assert_eq!(again.source(), DecisionSource::Store);
     assert!(!on_its_way.await.expect("an answer").decision.is_allowed());
     team.administer(&ALICE, AdminOperation::Reset).await.expect("done");
     assert!(ask(&limiter, ALICE, AcquireOptions::default()).await.decision.is_allowed());
 }
 
-/// That the one which allows can't be asked any more does not make it a policy's refusal.
+/// A denial stays a store's denial although the limiter that allowed cannot be peeked.
 #[tokio::test]
-async fn who_has_refused_is_told() {
-    /// It allows, and is gone then.
+async fn denial_keeps_its_source_when_the_other_limiter_fails() {
+    /// It allows once and is unavailable afterwards.
     #[derive(Clone)]
-    struct Once;
-    impl Limiter<Key> for Once {
+    struct AllowsOnce;
+    impl Limiter<Key> for AllowsOnce {
         type Future = BoxFuture<Result<Outcome, Error>>;
 
         fn acquire(&self, _: &Key, _: AcquireOptions) -> Acquisition<Self::Future> {
@@ -424,29 +435,29 @@ async fn who_has_refused_is_told() {
         }
 
         fn peek(&self, _: &Key, _: AcquireOptions) -> LimiterFuture<Decision> {
-            LimiterFuture::ready(Err(Error::unavailable("it is gone")))
+            LimiterFuture::ready(Err(Error::unavailable("the store is unavailable")))
         }
     }
     let clock = ManualClock::new();
     for limiter in [
-        BoxLimiter::new(Chained::new(Once, of_team(1, &clock))),
-        BoxLimiter::new(Chained::new(FailOpen::new(Once), of_team(1, &clock))),
+        BoxLimiter::new(Chained::new(AllowsOnce, of_team(1, &clock))),
+        BoxLimiter::new(Chained::new(FailOpen::new(AllowsOnce), of_team(1, &clock))),
     ] {
-        assert!(ask(&limiter, ALICE, AcquireOptions::default()).await.decision.is_allowed());
-        let refused = ask(&limiter, ALICE, AcquireOptions::default()).await.decision;
-        assert_eq!((refused.source(), refused.retry_after()), (DecisionSource::Store, Some(HOUR)));
+        assert!(acquire(&limiter, ALICE, AcquireOptions::default()).await.decision.is_allowed());
+        let denied = acquire(&limiter, ALICE, AcquireOptions::default()).await.decision;
+        assert_eq!((denied.source(), denied.retry_after()), (DecisionSource::Store, Some(HOUR)));
     }
-    // One without figures has the same say as one with them.
-    let shut = Chained::new(of_user(5, &clock), Shut);
-    let refused = ask(&shut, ALICE, AcquireOptions::default()).await.decision;
-    assert_eq!((refused.source(), refused.retry_after()), (DecisionSource::Policy, Some(HOUR)));
+    // A decision without figures takes precedence like one with figures.
+    let deny_all = Chained::new(of_user(5, &clock), DenyAll);
+    let denied = acquire(&deny_all, ALICE, AcquireOptions::default()).await.decision;
+    assert_eq!((denied.source(), denied.retry_after()), (DecisionSource::Policy, Some(HOUR)));
 }
 
-/// It refuses everybody, without any limit.
+/// A limiter that denies every request by policy.
 #[derive(Clone)]
-struct Shut;
+struct DenyAll;
 
-impl Limiter<Key> for Shut {
+impl Limiter<Key> for DenyAll {
     type Future = BoxFuture<Result<Outcome, Error>>;
 
     fn acquire(&self, _: &Key, _: AcquireOptions) -> Acquisition<Self::Future> {
@@ -456,19 +467,19 @@ impl Limiter<Key> for Shut {
 }
 
 #[tokio::test]
-async fn a_later_turn_is_not_promised_but_waited_for() {
+async fn scheduled_start_is_denied_until_its_time() {
     let clock = ManualClock::new();
     let queue = Limit::new("queue", LeakyQueue::new(Quota::per_second(1)));
     let queue = Memory::builder(queue).clock(clock.clone()).build().expect("limits");
     let limiter = Chained::new(queue, of_team(2, &clock));
-    let patient = AcquireOptions::default().max_delay(Duration::from_secs(5));
-    assert!(ask(&limiter, ALICE, patient).await.decision.is_allowed());
-    // Its turn would be counted by the other limit for now.
-    let refused = ask(&limiter, ALICE, patient).await.decision;
-    assert_eq!(refused.retry_after(), Some(Duration::from_secs(1)));
-    assert!(!refused.supports_scheduling());
+    let delayed = AcquireOptions::default().max_delay(Duration::from_secs(5));
+    assert!(acquire(&limiter, ALICE, delayed).await.decision.is_allowed());
+    // The other limit would count the scheduled start from now.
+    let denied = acquire(&limiter, ALICE, delayed).await.decision;
+    assert_eq!(denied.retry_after(), Some(Duration::from_secs(1)));
+    assert!(!denied.supports_scheduling());
     clock.advance(Duration::from_secs(1));
-    assert!(ask(&limiter, ALICE, patient).await.decision.is_allowed());
+    assert!(acquire(&limiter, ALICE, delayed).await.decision.is_allowed());
 }
 
 #[tokio::test]
@@ -477,65 +488,66 @@ async fn three_limiters_hold_all_or_none_and_are_settled_alike() {
     let (user, team) = (of_user(5, &clock), of_team(6, &clock));
     let all = Limit::new("all", SlidingLog::new(Quota::per_hour(7))).keyed_by(|_: &Key| ());
     let all = Memory::builder(all).clock(clock.clone()).build().expect("limits");
-    let limiter = Chained::new(user.clone(), Elsewhere(team.clone(), 1)).and(all.clone());
-    let lefts = async || [left(&user, ALICE).await, left(&team, ALICE).await, left(&all, ALICE).await];
-    let held = ask(&limiter, ALICE, AcquireOptions::cost(4).hold()).await.held.expect("a guard");
+    let limiter = Chained::new(user.clone(), Remote(team.clone(), 1)).and(all.clone());
+    let lefts =
+        async || [remaining_of(&user, ALICE).await, remaining_of(&team, ALICE).await, remaining_of(&all, ALICE).await];
+    let held = acquire(&limiter, ALICE, AcquireOptions::cost(4).hold()).await.held.expect("a guard");
     assert_eq!((held.cost(), lefts().await), (4, [1, 2, 3]));
     held.settle(2).await.expect("done");
     assert_eq!(lefts().await, [3, 4, 5]);
-    let held = ask(&limiter, ALICE, AcquireOptions::cost(1).hold()).await.held.expect("a guard");
+    let held = acquire(&limiter, ALICE, AcquireOptions::cost(1).hold()).await.held.expect("a guard");
     held.settle(3).await.expect("done");
     assert_eq!(lefts().await, [0, 1, 2]);
-    // Bob's team has one left, and all two.
-    assert!(!ask(&limiter, BOB, AcquireOptions::cost(2)).await.decision.is_allowed());
+    // One remains for Bob's team, and two remain globally.
+    assert!(!acquire(&limiter, BOB, AcquireOptions::cost(2)).await.decision.is_allowed());
     settle_in_background().await;
     let outcome = ask(&limiter, BOB, AcquireOptions::default().detail(Detail::All).hold()).await;
     let names = outcome.decision.limits().iter().map(|standing| (standing.name(), standing.remaining()));
     assert_eq!(names.collect::<Vec<_>>(), [("user", 4), ("team", 0), ("all", 1)]);
     outcome.held.expect("a guard").release().await.expect("done");
-    assert_eq!((left(&user, BOB).await, lefts().await), (5, [0, 1, 2]));
+    assert_eq!((remaining_of(&user, BOB).await, lefts().await), (5, [0, 1, 2]));
     limiter.reset(&ALICE).await.expect("done");
     assert_eq!(lefts().await, [5, 6, 7]);
 }
 
 #[tokio::test]
-async fn operations_find_the_limiter_that_has_the_limit() {
+async fn operations_apply_to_the_limiter_that_has_the_limit() {
     let clock = ManualClock::new();
     let (user, team) = (of_user(5, &clock), of_team(6, &clock));
     for limiter in [
         BoxLimiter::new(Chained::new(user.clone(), team.clone())),
-        BoxLimiter::new(Chained::new(Elsewhere(user.clone(), 1), Elsewhere(team.clone(), 1))),
+        BoxLimiter::new(Chained::new(Remote(user.clone(), 1), Remote(team.clone(), 1))),
     ] {
         limiter.set_usage("user", &ALICE, 3).await.expect("done");
         limiter.set_usage("team", &ALICE, 2).await.expect("done");
         assert_eq!((left(&user, ALICE).await, left(&team, ALICE).await), (2, 4));
         limiter.block("team", &ALICE, HOUR * 2).await.expect("done");
-        assert_eq!(ask(&limiter, ALICE, AcquireOptions::default()).await.decision.retry_after(), Some(HOUR * 2));
+        assert_eq!(acquire(&limiter, ALICE, AcquireOptions::default()).await.decision.retry_after(), Some(HOUR * 2));
         limiter.unblock("team", &ALICE).await.expect("done");
-        let held = ask(&limiter, ALICE, AcquireOptions::default().hold()).await.held.expect("a guard");
+        let held = acquire(&limiter, ALICE, AcquireOptions::default().hold()).await.held.expect("a guard");
         held.release().await.expect("done");
         assert!(limiter.set_usage("other", &ALICE, 1).await.expect_err("no such limit").is_config());
         assert!(limiter.block("other", &ALICE, HOUR).await.expect_err("no such limit").is_config());
     }
 }
 
-/// A limiter that allows, and says what it was asked to settle.
+/// A limiter that allows and records what is settled.
 #[derive(Clone, Default)]
-struct Noting {
+struct RecordingLimiter {
     settled: Arc<std::sync::Mutex<Vec<u64>>>,
     holds: bool,
 }
 
-impl Limiter<Key> for Noting {
+impl Limiter<Key> for RecordingLimiter {
     type Future = BoxFuture<Result<Outcome, Error>>;
 
-    fn acquire(&self, _: &Key, ask: AcquireOptions) -> Acquisition<Self::Future> {
-        if ask.hold && !self.holds {
+    fn acquire(&self, _: &Key, options: AcquireOptions) -> Acquisition<Self::Future> {
+        if options.hold && !self.holds {
             return Acquisition::Ready(Err(Error::unsupported("this limiter can't hold costs")));
         }
         let settled = Arc::clone(&self.settled);
-        let held = ask.hold.then(|| {
-            Held::new(ask.cost, move |actual| {
+        let held = options.hold.then(|| {
+            Held::new(options.cost, move |actual| {
                 settled.lock().expect("notes").push(actual);
                 LimiterFuture::ready(Ok(()))
             })
@@ -549,46 +561,52 @@ async fn allowed_by_both_is_charged_exactly_once() {
     let clock = ManualClock::new();
     for polls in [0, 2] {
         let (user, team) = (of_user(10, &clock), of_team(9, &clock));
-        let limiter = Chained::new(Elsewhere(user.clone(), polls), Elsewhere(team.clone(), polls));
-        let outcome = ask(&limiter, ALICE, AcquireOptions::cost(4)).await;
+        let limiter = Chained::new(Remote(user.clone(), polls), Remote(team.clone(), polls));
+        let outcome = acquire(&limiter, ALICE, AcquireOptions::cost(4)).await;
         assert!(outcome.decision.is_allowed() && outcome.held.is_none());
         settle_in_background().await;
-        assert_eq!((left(&user, ALICE).await, left(&team, ALICE).await), (6, 5));
-        // A hold is settled once on each, and dropping the guard settles it whole.
-        let held = ask(&limiter, ALICE, AcquireOptions::cost(2).hold()).await.held.expect("a guard");
-        assert_eq!((left(&user, ALICE).await, left(&team, ALICE).await), (4, 3));
+        assert_eq!((remaining_of(&user, ALICE).await, remaining_of(&team, ALICE).await), (6, 5));
+        // Each limiter settles a hold once, and a dropped guard settles the whole cost.
+        let held = acquire(&limiter, ALICE, AcquireOptions::cost(2).hold()).await.held.expect("a guard");
+        assert_eq!((remaining_of(&user, ALICE).await, remaining_of(&team, ALICE).await), (4, 3));
         drop(held);
         settle_in_background().await;
-        assert_eq!((left(&user, ALICE).await, left(&team, ALICE).await), (4, 3));
+        assert_eq!((remaining_of(&user, ALICE).await, remaining_of(&team, ALICE).await), (4, 3));
         clock.advance(HOUR);
-        assert_eq!((left(&user, ALICE).await, left(&team, ALICE).await), (10, 9), "nothing is held any more");
+        assert_eq!(
+            (remaining_of(&user, ALICE).await, remaining_of(&team, ALICE).await),
+            (10, 9),
+            "nothing remains held"
+        );
     }
     // The first limiter holds and settles the whole cost; the second decides.
-    let noting = Noting { holds: true, ..Noting::default() };
+    let noting = RecordingLimiter { holds: true, ..RecordingLimiter::default() };
     let limiter = Chained::new(noting.clone(), of_team(5, &clock));
-    assert!(ask(&limiter, ALICE, AcquireOptions::cost(3)).await.decision.is_allowed());
-    assert!(!ask(&limiter, ALICE, AcquireOptions::cost(3)).await.decision.is_allowed());
+    assert!(acquire(&limiter, ALICE, AcquireOptions::cost(3)).await.decision.is_allowed());
+    assert!(!acquire(&limiter, ALICE, AcquireOptions::cost(3)).await.decision.is_allowed());
     assert_eq!(*noting.settled.lock().expect("notes"), [3, 0]);
 }
 
 #[tokio::test]
-async fn limiter_that_cannot_hold_is_an_error_in_the_first_place_and_works_in_the_last() {
+async fn limiter_without_holds_is_an_error_as_first_and_works_as_last() {
     let clock = ManualClock::new();
     let team = of_team(5, &clock);
-    let first = Chained::new(Noting::default(), team.clone());
-    assert!(first.acquire(&ALICE, AcquireOptions::default()).await.expect_err("it cannot hold").is_unsupported());
-    assert_eq!(left(&team, ALICE).await, 5);
-    let last = Chained::new(team.clone(), Noting::default());
-    assert!(ask(&last, ALICE, AcquireOptions::default()).await.decision.is_allowed());
-    assert_eq!(left(&team, ALICE).await, 4);
-    // Both must hold what the caller wants held.
-    assert!(last.hold(&ALICE, AcquireOptions::default()).await.expect_err("it cannot hold").is_unsupported());
+    let first = Chained::new(RecordingLimiter::default(), team.clone());
+    assert!(
+        first.acquire(&ALICE, AcquireOptions::default()).await.expect_err("the limiter cannot hold").is_unsupported()
+    );
+    assert_eq!(remaining_of(&team, ALICE).await, 5);
+    let last = Chained::new(team.clone(), RecordingLimiter::default());
+    assert!(acquire(&last, ALICE, AcquireOptions::default()).await.decision.is_allowed());
+    assert_eq!(remaining_of(&team, ALICE).await, 4);
+    // Both limiters must hold a cost that the caller holds.
+    assert!(last.hold(&ALICE, AcquireOptions::default()).await.expect_err("the limiter cannot hold").is_unsupported());
     settle_in_background().await;
-    assert_eq!(left(&team, ALICE).await, 4);
+    assert_eq!(remaining_of(&team, ALICE).await, 4);
 }
 
 #[tokio::test]
-async fn behind_the_layer_it_is_a_limiter_as_any() {
+async fn chained_limiters_decide_behind_the_layer() {
     let clock = ManualClock::new();
     let limit = |name: &'static str, limit| Limit::new(name, FixedWindow::new(Quota::new(limit, HOUR)));
     let user = Memory::builder(limit("user", 2)).clock(clock.clone()).build().expect("limits");
@@ -607,18 +625,18 @@ async fn behind_the_layer_it_is_a_limiter_as_any() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn any_number_at_once_get_no_more_than_both_allow() {
+async fn concurrent_requests_never_exceed_either_limit() {
     let clock = ManualClock::new();
     for polls in [0, 1] {
         let (user, team) = (of_user(50, &clock), of_team(120, &clock));
-        let limiter = Chained::new(Elsewhere(user.clone(), polls), Elsewhere(team.clone(), polls));
+        let limiter = Chained::new(Remote(user.clone(), polls), Remote(team.clone(), polls));
         let mut tasks = tokio::task::JoinSet::new();
         for task in 0..16 {
             let limiter = limiter.clone();
             tasks.spawn(async move {
                 let mut allowed = [0; 4];
                 for _ in 0..100 {
-                    let outcome = ask(&limiter, (task % 4, 1), AcquireOptions::default()).await;
+                    let outcome = acquire(&limiter, (task % 4, 1), AcquireOptions::default()).await;
                     allowed[usize::try_from(task % 4).unwrap()] += u64::from(outcome.decision.is_allowed());
                 }
                 allowed
@@ -631,10 +649,10 @@ async fn any_number_at_once_get_no_more_than_both_allow() {
         }
         assert!(allowed.iter().all(|user| *user <= 50) && allowed.iter().sum::<u64>() <= 120, "{allowed:?}");
         settle_in_background().await;
-        // Nothing is charged or held that was not let through.
-        assert_eq!(left(&team, ALICE).await, 120 - allowed.iter().sum::<u64>());
+        // Denied requests are neither charged nor held.
+        assert_eq!(remaining_of(&team, ALICE).await, 120 - allowed.iter().sum::<u64>());
         for (number, allowed) in (0..4).zip(allowed) {
-            assert_eq!(left(&user, (number, 1)).await, 50 - allowed);
+            assert_eq!(remaining_of(&user, (number, 1)).await, 50 - allowed);
         }
     }
 }

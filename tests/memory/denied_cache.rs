@@ -1,4 +1,4 @@
-//! Denials that are remembered: exact, dropped when the key is changed, and never asked for again while they hold.
+//! `DeniedCache`: cached denials are exact, are removed when the key changes, and save calls of the inner limiter.
 
 use std::future::{Ready, ready};
 use std::sync::Arc;
@@ -12,27 +12,27 @@ use tower_ratelimit::{
     Quota, SlidingLog, SlidingWindow, per_key,
 };
 
-/// A limiter that counts how often it is asked.
+/// A limiter that counts its calls.
 struct Counted<L> {
     limiter: L,
-    asked: Arc<AtomicU64>,
+    calls: Arc<AtomicU64>,
 }
 
 impl<L: Limiter<u64, Future = Ready<Result<Outcome, Error>>>> Limiter<u64> for Counted<L> {
     type Future = L::Future;
 
-    fn acquire(&self, key: &u64, ask: AcquireOptions) -> Acquisition<Self::Future> {
-        self.asked.fetch_add(1, Ordering::Relaxed);
-        // As a store elsewhere answers.
-        match self.limiter.acquire(key, ask) {
+    fn acquire(&self, key: &u64, options: AcquireOptions) -> Acquisition<Self::Future> {
+        self.calls.fetch_add(1, Ordering::Relaxed);
+        // Pending, as the result of a remote store.
+        match self.limiter.acquire(key, options) {
             Acquisition::Ready(result) => Acquisition::Pending(ready(result)),
             pending @ Acquisition::Pending(_) => pending,
         }
     }
 
-    fn peek(&self, key: &u64, ask: AcquireOptions) -> LimiterFuture<Decision> {
-        self.asked.fetch_add(1, Ordering::Relaxed);
-        self.limiter.peek(key, ask)
+    fn peek(&self, key: &u64, options: AcquireOptions) -> LimiterFuture<Decision> {
+        self.calls.fetch_add(1, Ordering::Relaxed);
+        self.limiter.peek(key, options)
     }
 
     fn administer(&self, key: &u64, operation: AdminOperation<'_>) -> LimiterFuture<()> {
@@ -43,84 +43,85 @@ impl<L: Limiter<u64, Future = Ready<Result<Outcome, Error>>>> Limiter<u64> for C
 type Cached<L> = DeniedCache<Counted<L>, ManualClock>;
 
 fn cached<L>(limiter: L, clock: &ManualClock) -> (Cached<L>, Arc<AtomicU64>) {
-    let asked = Arc::new(AtomicU64::new(0));
-    let counted = Counted { limiter, asked: Arc::clone(&asked) };
-    (DeniedCache::with_clock(counted, 64, clock.clone()), asked)
+    let calls = Arc::new(AtomicU64::new(0));
+    let counted = Counted { limiter, calls: Arc::clone(&calls) };
+    (DeniedCache::with_clock(counted, 64, clock.clone()), calls)
 }
 
 fn per_second(limit: u64, clock: &ManualClock) -> Memory<FixedWindow, ManualClock> {
     Memory::builder(FixedWindow::new(Quota::per_second(limit))).clock(clock.clone()).build().expect("a limit")
 }
 
-async fn ask(limiter: &impl Limiter<u64>, key: u64, ask: AcquireOptions) -> Outcome {
-    limiter.acquire(&key, ask).await.expect("an answer")
+async fn acquire(limiter: &impl Limiter<u64>, key: u64, options: AcquireOptions) -> Outcome {
+    limiter.acquire(&key, options).await.expect("an answer")
 }
 
 async fn is_allowed(limiter: &impl Limiter<u64>, key: u64) -> bool {
-    ask(limiter, key, AcquireOptions::default()).await.decision.is_allowed()
+    acquire(limiter, key, AcquireOptions::default()).await.decision.is_allowed()
 }
 
 #[tokio::test]
-async fn a_refused_key_is_not_asked_for_again_until_it_has_a_chance() {
+async fn denied_key_is_answered_from_the_cache_until_its_retry_time() {
     let clock = ManualClock::new();
-    let (limiter, asked) = cached(per_second(1, &clock), &clock);
+    let (limiter, calls) = cached(per_second(1, &clock), &clock);
     assert!(is_allowed(&limiter, 1).await);
-    let first = ask(&limiter, 1, AcquireOptions::default()).await.decision;
-    assert_eq!(asked.load(Ordering::Relaxed), 2);
+    let first = acquire(&limiter, 1, AcquireOptions::default()).await.decision;
+    assert_eq!(calls.load(Ordering::Relaxed), 2);
 
     clock.advance(Duration::from_millis(400));
-    let remembered = ask(&limiter, 1, AcquireOptions::default()).await.decision;
-    assert_eq!(asked.load(Ordering::Relaxed), 2, "it was asked for");
-    assert_eq!((first.source(), remembered.source()), (DecisionSource::Store, DecisionSource::Cache));
-    assert_eq!(remembered.retry_after(), Some(Duration::from_millis(600)));
-    assert_eq!(remembered.reset(), Some(Duration::from_millis(600)));
-    assert_eq!(remembered.decided_at(), clock.now());
+    let cached_denial = acquire(&limiter, 1, AcquireOptions::default()).await.decision;
+    assert_eq!(calls.load(Ordering::Relaxed), 2, "the inner limiter was called");
+    assert_eq!((first.source(), cached_denial.source()), (DecisionSource::Store, DecisionSource::Cache));
+    assert_eq!(cached_denial.retry_after(), Some(Duration::from_millis(600)));
+    assert_eq!(cached_denial.reset(), Some(Duration::from_millis(600)));
+    assert_eq!(cached_denial.decided_at(), clock.now());
 
     clock.advance(Duration::from_millis(600));
     assert!(is_allowed(&limiter, 1).await);
-    assert_eq!(asked.load(Ordering::Relaxed), 3);
+    assert_eq!(calls.load(Ordering::Relaxed), 3);
 }
 
 #[tokio::test]
-async fn other_keys_lower_costs_and_longer_patience_are_asked_for() {
+async fn other_keys_lower_costs_and_longer_delays_reach_the_limiter() {
     let clock = ManualClock::new();
-    let (limiter, asked) = cached(per_second(3, &clock), &clock);
+    let (limiter, calls) = cached(per_second(3, &clock), &clock);
     assert!(is_allowed(&limiter, 1).await);
-    assert!(!ask(&limiter, 1, AcquireOptions::cost(3)).await.decision.is_allowed());
-    assert!(!ask(&limiter, 1, AcquireOptions::cost(3)).await.decision.is_allowed());
-    assert_eq!(asked.load(Ordering::Relaxed), 2);
-    assert!(ask(&limiter, 1, AcquireOptions::cost(2)).await.decision.is_allowed());
+    assert!(!acquire(&limiter, 1, AcquireOptions::cost(3)).await.decision.is_allowed());
+    assert!(!acquire(&limiter, 1, AcquireOptions::cost(3)).await.decision.is_allowed());
+    assert_eq!(calls.load(Ordering::Relaxed), 2);
+    assert!(acquire(&limiter, 1, AcquireOptions::cost(2)).await.decision.is_allowed());
     assert!(is_allowed(&limiter, 2).await);
-    let patient = AcquireOptions::cost(3).max_delay(Duration::from_secs(9));
-    assert!(!ask(&limiter, 1, patient).await.decision.is_allowed());
-    assert_eq!(asked.load(Ordering::Relaxed), 5);
+    let delayed = AcquireOptions::cost(3).max_delay(Duration::from_secs(9));
+    assert!(!acquire(&limiter, 1, delayed).await.decision.is_allowed());
+    assert_eq!(calls.load(Ordering::Relaxed), 5);
 }
 
-/// Nobody knows when a hold ends: a denial due to one is asked for anew each time.
+/// The end of a hold is unknown, so a denial due to a hold is not cached.
 #[tokio::test]
-async fn denial_due_to_a_hold_is_not_remembered() {
+async fn denial_due_to_a_hold_is_not_cached() {
     let clock = ManualClock::new();
-    let (limiter, asked) = cached(per_second(1, &clock), &clock);
-    let held = ask(&limiter, 1, AcquireOptions::default().hold()).await.held.expect("a guard");
+    let (limiter, calls) = cached(per_second(1, &clock), &clock);
+    let held = acquire(&limiter, 1, AcquireOptions::default().hold()).await.held.expect("a guard");
     for count in 2..5 {
-        let denied = ask(&limiter, 1, AcquireOptions::default()).await.decision;
+        let denied = acquire(&limiter, 1, AcquireOptions::default()).await.decision;
         assert!(!denied.is_allowed() && denied.is_estimate() && !denied.exceeds_limit());
-        assert_eq!((denied.source(), asked.load(Ordering::Relaxed)), (DecisionSource::Store, count));
+        assert_eq!((denied.source(), calls.load(Ordering::Relaxed)), (DecisionSource::Store, count));
     }
     held.release().await.expect("done");
     assert!(is_allowed(&limiter, 1).await);
-    // A denial by what was charged is remembered.
-    let denied = ask(&limiter, 1, AcquireOptions::default()).await.decision;
+    // A denial due to charges is cached.
+    let denied = acquire(&limiter, 1, AcquireOptions::default()).await.decision;
     assert!(!denied.is_allowed() && !denied.is_estimate());
-    assert_eq!(ask(&limiter, 1, AcquireOptions::default()).await.decision.source(), DecisionSource::Cache);
+    assert_eq!(acquire(&limiter, 1, AcquireOptions::default()).await.decision.source(), DecisionSource::Cache);
 }
 
-/// A remembered denial by what was charged holds, whatever is held and settled meanwhile: it gives the key nothing earlier.
+/// A cached denial due to charges stays exact while costs are held and settled, because neither makes the key allowed
+/// earlier.
 #[tokio::test]
-async fn settled_hold_leaves_a_remembered_denial_exact() {
+async fn settled_hold_leaves_a_cached_denial_exact() {
     let clock = ManualClock::new();
     let (limiter, _) = cached(per_second(2, &clock), &clock);
-    let held = ask(&limiter, 1, AcquireOptions::default().hold()).await.held.expect("a guard");
+    let held = acquire(&limiter, 1, AcquireOptions::default().hold()).await.held.expect("a guard");
     assert!(is_allowed(&limiter, 1).await);
     held.settle(1).await.expect("done");
     assert!(!is_allowed(&limiter, 1).await);
@@ -129,7 +130,7 @@ async fn settled_hold_leaves_a_remembered_denial_exact() {
 }
 
 #[tokio::test]
-async fn reset_is_seen_at_once() {
+async fn reset_removes_the_cached_denial() {
     let clock = ManualClock::new();
     let (limiter, _) = cached(per_second(1, &clock), &clock);
     assert!(is_allowed(&limiter, 1).await);
@@ -139,7 +140,7 @@ async fn reset_is_seen_at_once() {
 }
 
 #[tokio::test]
-async fn a_block_that_is_lifted_is_not_remembered() {
+async fn unblock_removes_the_cached_denial() {
     let clock = ManualClock::new();
     let (limiter, _) = cached(per_second(5, &clock), &clock);
     limiter.block("default", &1, Duration::from_secs(60)).await.expect("done");
@@ -149,85 +150,85 @@ async fn a_block_that_is_lifted_is_not_remembered() {
 }
 
 #[tokio::test]
-async fn denial_under_way_during_a_reset_is_not_remembered() {
+async fn denial_in_flight_during_a_reset_is_not_cached() {
     let clock = ManualClock::new();
     let (limiter, _) = cached(per_second(1, &clock), &clock);
     assert!(is_allowed(&limiter, 1).await);
-    let under_way = limiter.acquire(&1, AcquireOptions::default());
+    let in_flight = limiter.acquire(&1, AcquireOptions::default());
     limiter.reset(&1).await.expect("done");
-    assert!(!under_way.await.expect("an answer").decision.is_allowed());
+    assert!(!in_flight.await.expect("an answer").decision.is_allowed());
     assert!(is_allowed(&limiter, 1).await);
 }
 
 #[tokio::test]
-async fn a_refusal_is_remembered_no_longer_than_its_greatest_age() {
+async fn cached_denial_expires_after_max_age() {
     let clock = ManualClock::new();
-    let asked = Arc::new(AtomicU64::new(0));
-    let counted = Counted { limiter: per_second(1, &clock), asked: Arc::clone(&asked) };
+    let calls = Arc::new(AtomicU64::new(0));
+    let counted = Counted { limiter: per_second(1, &clock), calls: Arc::clone(&calls) };
     let limiter = DeniedCache::with_clock(counted, 64, clock.clone()).max_age(Duration::from_millis(100));
     assert!(is_allowed(&limiter, 1).await);
     assert!(!is_allowed(&limiter, 1).await);
     clock.advance(Duration::from_millis(99));
     assert!(!is_allowed(&limiter, 1).await);
-    assert_eq!(asked.load(Ordering::Relaxed), 2);
+    assert_eq!(calls.load(Ordering::Relaxed), 2);
     clock.advance(Duration::from_millis(1));
-    let anew = ask(&limiter, 1, AcquireOptions::default()).await.decision;
-    assert_eq!(anew.retry_after(), Some(Duration::from_millis(900)));
-    assert_eq!(asked.load(Ordering::Relaxed), 3);
+    let repeated = acquire(&limiter, 1, AcquireOptions::default()).await.decision;
+    assert_eq!(repeated.retry_after(), Some(Duration::from_millis(900)));
+    assert_eq!(calls.load(Ordering::Relaxed), 3);
 }
 
 #[tokio::test]
-async fn a_cost_that_exceeds_the_limit_is_not_asked_for_again() {
+async fn exceeded_limit_is_answered_from_the_cache() {
     let clock = ManualClock::new();
-    let (limiter, asked) = cached(per_second(3, &clock), &clock);
-    let first = ask(&limiter, 1, AcquireOptions::cost(4)).await.decision;
-    let remembered = ask(&limiter, 1, AcquireOptions::cost(4)).await.decision;
-    assert!(first.exceeds_limit() && remembered.exceeds_limit());
-    assert_eq!((first.source(), remembered.source()), (DecisionSource::Store, DecisionSource::Cache));
-    assert!(ask(&limiter, 1, AcquireOptions::cost(5)).await.decision.exceeds_limit());
-    assert_eq!(asked.load(Ordering::Relaxed), 1);
-    // What costs less may have room.
-    assert!(ask(&limiter, 1, AcquireOptions::cost(3)).await.decision.is_allowed());
-    assert_eq!(asked.load(Ordering::Relaxed), 2);
-    // The limit may have been raised meanwhile.
+    let (limiter, calls) = cached(per_second(3, &clock), &clock);
+    let first = acquire(&limiter, 1, AcquireOptions::cost(4)).await.decision;
+    let cached_denial = acquire(&limiter, 1, AcquireOptions::cost(4)).await.decision;
+    assert!(first.exceeds_limit() && cached_denial.exceeds_limit());
+    assert_eq!((first.source(), cached_denial.source()), (DecisionSource::Store, DecisionSource::Cache));
+    assert!(acquire(&limiter, 1, AcquireOptions::cost(5)).await.decision.exceeds_limit());
+    assert_eq!(calls.load(Ordering::Relaxed), 1);
+    // A lower cost may be allowed, so the inner limiter decides.
+    assert!(acquire(&limiter, 1, AcquireOptions::cost(3)).await.decision.is_allowed());
+    assert_eq!(calls.load(Ordering::Relaxed), 2);
+    // The limit may have been raised in the meantime.
     clock.advance(DeniedCache::<()>::EXCEEDED_FOR.saturating_sub(Duration::from_micros(1)));
-    assert!(ask(&limiter, 1, AcquireOptions::cost(4)).await.decision.exceeds_limit());
-    assert_eq!(asked.load(Ordering::Relaxed), 2);
+    assert!(acquire(&limiter, 1, AcquireOptions::cost(4)).await.decision.exceeds_limit());
+    assert_eq!(calls.load(Ordering::Relaxed), 2);
     clock.advance(Duration::from_micros(1));
-    assert!(ask(&limiter, 1, AcquireOptions::cost(4)).await.decision.exceeds_limit());
-    assert_eq!(asked.load(Ordering::Relaxed), 3);
+    assert!(acquire(&limiter, 1, AcquireOptions::cost(4)).await.decision.exceeds_limit());
+    assert_eq!(calls.load(Ordering::Relaxed), 3);
 }
 
 #[tokio::test]
-async fn a_cost_that_exceeds_the_limit_is_remembered_no_longer_than_the_greatest_age() {
+async fn cached_exceeded_limit_expires_after_max_age() {
     let clock = ManualClock::new();
-    let asked = Arc::new(AtomicU64::new(0));
-    let counted = Counted { limiter: per_second(3, &clock), asked: Arc::clone(&asked) };
+    let calls = Arc::new(AtomicU64::new(0));
+    let counted = Counted { limiter: per_second(3, &clock), calls: Arc::clone(&calls) };
     let limiter = DeniedCache::with_clock(counted, 64, clock.clone()).max_age(Duration::from_millis(100));
-    assert!(ask(&limiter, 1, AcquireOptions::cost(4)).await.decision.exceeds_limit());
+    assert!(acquire(&limiter, 1, AcquireOptions::cost(4)).await.decision.exceeds_limit());
     clock.advance(Duration::from_millis(100));
-    assert!(ask(&limiter, 1, AcquireOptions::cost(4)).await.decision.exceeds_limit());
-    assert_eq!(asked.load(Ordering::Relaxed), 2);
+    assert!(acquire(&limiter, 1, AcquireOptions::cost(4)).await.decision.exceeds_limit());
+    assert_eq!(calls.load(Ordering::Relaxed), 2);
 }
 
 #[tokio::test]
-async fn peek_tells_the_remembered_refusal_and_a_refusal_by_peek_is_remembered() {
+async fn peek_returns_and_inserts_cached_denials() {
     let clock = ManualClock::new();
-    let (limiter, asked) = cached(per_second(1, &clock), &clock);
+    let (limiter, calls) = cached(per_second(1, &clock), &clock);
     assert!(is_allowed(&limiter, 1).await);
     let peeked = limiter.peek(&1, AcquireOptions::default()).await.expect("an answer");
-    assert_eq!((asked.load(Ordering::Relaxed), peeked.source()), (2, DecisionSource::Store));
+    assert_eq!((calls.load(Ordering::Relaxed), peeked.source()), (2, DecisionSource::Store));
     assert!(!is_allowed(&limiter, 1).await);
     let again = limiter.peek(&1, AcquireOptions::default()).await.expect("an answer");
-    assert_eq!((asked.load(Ordering::Relaxed), again.source()), (2, DecisionSource::Cache));
+    assert_eq!((calls.load(Ordering::Relaxed), again.source()), (2, DecisionSource::Cache));
     assert_eq!(again.retry_after(), peeked.retry_after());
-    // A question about the figures costs nothing, and is asked.
+    // A peek of cost zero reads the figures and is not answered from the cache.
     limiter.peek(&1, AcquireOptions::cost(0)).await.expect("an answer");
-    assert_eq!(asked.load(Ordering::Relaxed), 3);
+    assert_eq!(calls.load(Ordering::Relaxed), 3);
 }
 
 #[tokio::test]
-async fn after_a_raised_quota_invalidate_and_clear_end_the_old_refusal() {
+async fn invalidate_and_clear_remove_denials_of_a_lower_quota() {
     const KEYS: u64 = 40;
     let limit = Arc::new(AtomicU64::new(1));
     let of_key = {
@@ -236,14 +237,14 @@ async fn after_a_raised_quota_invalidate_and_clear_end_the_old_refusal() {
     };
     let clock = ManualClock::new();
     let memory = Memory::builder(per_key(of_key)).clock(clock.clone()).build().expect("a limit");
-    let (limiter, asked) = cached(memory, &clock);
+    let (limiter, calls) = cached(memory, &clock);
     for key in 0..KEYS {
         assert!(is_allowed(&limiter, key).await && !is_allowed(&limiter, key).await);
     }
     limit.store(2, Ordering::Relaxed);
-    let before = asked.load(Ordering::Relaxed);
-    assert!(!is_allowed(&limiter, 1).await, "the cache can't know that the quota was raised");
-    assert_eq!(asked.load(Ordering::Relaxed), before);
+    let before = calls.load(Ordering::Relaxed);
+    assert!(!is_allowed(&limiter, 1).await, "the cache does not observe the raised quota");
+    assert_eq!(calls.load(Ordering::Relaxed), before);
     limiter.invalidate(&1);
     assert!(is_allowed(&limiter, 1).await);
     limiter.clear();
@@ -253,45 +254,45 @@ async fn after_a_raised_quota_invalidate_and_clear_end_the_old_refusal() {
 }
 
 #[tokio::test]
-async fn a_refusal_that_is_under_way_during_clear_or_invalidate_is_not_remembered() {
+async fn denial_in_flight_during_clear_or_invalidate_is_not_cached() {
     let clock = ManualClock::new();
     let (limiter, _) = cached(per_second(1, &clock), &clock);
     let ends: [fn(&Cached<_>); 2] = [|limiter| limiter.invalidate(&1), |limiter| limiter.clear()];
     for end in ends {
         limiter.reset(&1).await.expect("done");
         assert!(is_allowed(&limiter, 1).await);
-        let under_way = limiter.acquire(&1, AcquireOptions::default());
+        let in_flight = limiter.acquire(&1, AcquireOptions::default());
         end(&limiter);
-        assert!(!under_way.await.expect("an answer").decision.is_allowed());
-        let anew = ask(&limiter, 1, AcquireOptions::default()).await.decision;
-        assert_eq!(anew.source(), DecisionSource::Store);
+        assert!(!in_flight.await.expect("an answer").decision.is_allowed());
+        let repeated = acquire(&limiter, 1, AcquireOptions::default()).await.decision;
+        assert_eq!(repeated.source(), DecisionSource::Store);
     }
 }
 
-type Phase = DeniedCache<Arc<Counted<Memory<FixedWindow, ManualClock>>>, ManualClock>;
+type CachedPart = DeniedCache<Arc<Counted<Memory<FixedWindow, ManualClock>>>, ManualClock>;
 
-/// Two phases, each with a cache in front, and the counts of calls that reach their stores.
-fn two_phases(limits: [u64; 2], clock: &ManualClock) -> (Chained<Phase, Phase>, [Arc<AtomicU64>; 2]) {
+/// Two chained limiters, each behind a cache, and the counts of calls that reach their stores.
+fn chained(limits: [u64; 2], clock: &ManualClock) -> (Chained<CachedPart, CachedPart>, [Arc<AtomicU64>; 2]) {
     let reached: [Arc<AtomicU64>; 2] = Default::default();
     let phase = |index: usize, period: u64| {
         let limit = FixedWindow::new(Quota::new(limits[index], Duration::from_secs(period)));
         let limiter = Memory::builder(limit).clock(clock.clone()).build().expect("a limit");
-        let counted = Counted { limiter, asked: Arc::clone(&reached[index]) };
+        let counted = Counted { limiter, calls: Arc::clone(&reached[index]) };
         DeniedCache::with_clock(Arc::new(counted), 64, clock.clone())
     };
     (Chained::new(phase(0, 10), phase(1, 20)), reached)
 }
 
-async fn nothing_reaches_the_stores_after_a_refusal(limits: [u64; 2], cost: u64) {
+async fn check_cached_denial_reaches_no_store(limits: [u64; 2], cost: u64) {
     let clock = ManualClock::new();
-    let (limiter, reached) = two_phases(limits, &clock);
+    let (limiter, reached) = chained(limits, &clock);
     let count = || reached.each_ref().map(|reached| reached.load(Ordering::Relaxed));
-    while ask(&limiter, 1, AcquireOptions::cost(cost)).await.decision.is_allowed() {}
-    let first = ask(&limiter, 1, AcquireOptions::cost(cost)).await.decision;
+    while acquire(&limiter, 1, AcquireOptions::cost(cost)).await.decision.is_allowed() {}
+    let first = acquire(&limiter, 1, AcquireOptions::cost(cost)).await.decision;
     let before = count();
     clock.advance(Duration::from_secs(3));
     for _ in 0..100 {
-        let again = ask(&limiter, 1, AcquireOptions::cost(cost)).await.decision;
+        let again = acquire(&limiter, 1, AcquireOptions::cost(cost)).await.decision;
         assert_eq!(again.source(), DecisionSource::Cache);
         let expected = first.retry_after().map(|wait| wait.saturating_sub(Duration::from_secs(3)));
         assert_eq!((again.retry_after(), again.exceeds_limit()), (expected, first.exceeds_limit()), "{limits:?}");
@@ -301,52 +302,59 @@ async fn nothing_reaches_the_stores_after_a_refusal(limits: [u64; 2], cost: u64)
 }
 
 #[tokio::test]
-async fn nothing_reaches_either_store_after_a_refusal_by_the_first_of_two_phases() {
-    nothing_reaches_the_stores_after_a_refusal([2, 9], 1).await;
+async fn denial_by_the_first_chained_limiter_is_cached() {
+    check_cached_denial_reaches_no_store([2, 9], 1).await;
 }
 
 #[tokio::test]
-async fn nothing_reaches_either_store_after_a_refusal_by_the_second_of_two_phases() {
-    nothing_reaches_the_stores_after_a_refusal([9, 2], 1).await;
+async fn denial_by_the_second_chained_limiter_is_cached() {
+    check_cached_denial_reaches_no_store([9, 2], 1).await;
 }
 
-/// The longer wait is that of the second: it is still told when both refusals are remembered.
+/// The second limiter has the longer wait, and the cached denials still return it.
 #[tokio::test]
-async fn nothing_reaches_either_store_after_a_refusal_by_both_of_two_phases() {
-    nothing_reaches_the_stores_after_a_refusal([2, 2], 1).await;
-}
-
-#[tokio::test]
-async fn nothing_reaches_either_store_for_a_cost_that_exceeds_a_limit_of_two_phases() {
-    nothing_reaches_the_stores_after_a_refusal([2, 9], 3).await;
-    nothing_reaches_the_stores_after_a_refusal([9, 2], 3).await;
+async fn denial_by_both_chained_limiters_is_cached() {
+    check_cached_denial_reaches_no_store([2, 2], 1).await;
 }
 
 #[tokio::test]
-async fn a_refusal_by_one_store_of_two_phases_can_be_remembered_around_both() {
+async fn exceeded_limit_of_a_chained_limiter_is_cached() {
+    check_cached_denial_reaches_no_store([2, 9], 3).await;
+    check_cached_denial_reaches_no_store([9, 2], 3).await;
+}
+
+#[tokio::test]
+async fn cache_around_chained_limiters_holds_a_denial_by_one() {
     let clock = ManualClock::new();
     let phases = Chained::new(Arc::new(per_second(1, &clock)), Arc::new(per_second(9, &clock)));
     let limiter = DeniedCache::with_clock(phases, 64, clock.clone());
     assert!(is_allowed(&limiter, 1).await);
-    assert_eq!(ask(&limiter, 1, AcquireOptions::default()).await.decision.source(), DecisionSource::Store);
-    assert_eq!(ask(&limiter, 1, AcquireOptions::default()).await.decision.source(), DecisionSource::Cache);
+    assert_eq!(acquire(&limiter, 1, AcquireOptions::default()).await.decision.source(), DecisionSource::Store);
+    assert_eq!(acquire(&limiter, 1, AcquireOptions::default()).await.decision.source(), DecisionSource::Cache);
 }
 
-/// With the cache and without it: the same verdicts and times.
-fn is_exact(seed: Vec<(u64, u64, u64)>, here: &impl Limiter<u64>, there: &impl Limiter<u64>, clock: &ManualClock) {
+/// Requires equal verdicts and times with the cache and without it.
+fn check_equal_decisions(
+    seed: Vec<(u64, u64, u64)>,
+    cached: &impl Limiter<u64>,
+    uncached: &impl Limiter<u64>,
+    clock: &ManualClock,
+) {
     tokio_test::block_on(async {
         for (pause, key, cost) in seed {
             clock.advance(Duration::from_millis(pause));
-            let (here, there) =
-                (ask(here, key, AcquireOptions::cost(cost)).await, ask(there, key, AcquireOptions::cost(cost)).await);
-            let told = |decision: &Decision| (decision.verdict(), decision.reset(), decision.decided_at());
-            assert_eq!(told(&here.decision), told(&there.decision));
+            let (cached, uncached) = (
+                acquire(cached, key, AcquireOptions::cost(cost)).await,
+                acquire(uncached, key, AcquireOptions::cost(cost)).await,
+            );
+            let figures = |decision: &Decision| (decision.verdict(), decision.reset(), decision.decided_at());
+            assert_eq!(figures(&cached.decision), figures(&uncached.decision));
         }
     });
 }
 
 fn traces() -> impl Strategy<Value = Vec<(u64, u64, u64)>> {
-    // Of one cost a key: to a higher one the time of the lower is told.
+    // One cost per key: a higher cost would get the cached time of the lower one.
     proptest::collection::vec((0_u64..400, 0_u64..3), 1..200)
         .prop_map(|steps| steps.into_iter().map(|(pause, key)| (pause, key, key + 1)).collect())
 }
@@ -360,7 +368,7 @@ macro_rules! exact {
                 fn $name(trace in traces()) {
                     let clock = ManualClock::new();
                     let memory = || Memory::builder($algorithm).max_keys(64).clock(clock.clone()).build().expect("a limit");
-                    is_exact(trace, &memory(), &cached(memory(), &clock).0, &clock);
+                    check_equal_decisions(trace, &memory(), &cached(memory(), &clock).0, &clock);
                 }
             )+
         }

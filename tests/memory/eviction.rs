@@ -1,5 +1,6 @@
-//! Proves what is promised of a full memory: under a flood of new keys an offender stays refused and honest keys are hurt no
-//! more than the policy says; who inherits is never let through beyond a limit; who is refused for want of room charges nobody.
+//! A full memory store: a flood of new keys neither frees a denied key nor harms other keys more than the policy says.
+//!
+//! With `WhenFull::CarryOver` a key never exceeds its limit. With `WhenFull::Deny` a denied new key is not charged.
 
 use std::collections::HashMap;
 use std::hash::Hash;
@@ -14,13 +15,13 @@ use tower_ratelimit::{
     SlidingWindow, Timestamp, Verdict, WhenFull,
 };
 
-/// A hundred new keys for each that has room.
+/// The number of new keys for each slot is 100.
 ///
-/// `cargo test --release --all-features --test memory eviction` is at full size: ten million keys against a hundred thousand.
-const CAP: u64 = if cfg!(debug_assertions) { 300 } else { 100_000 };
-const FLOOD: u64 = 100 * CAP;
+/// `cargo test --release --all-features --test memory eviction` runs at full size: 10 million keys, 100,000 slots.
+const MAX_KEYS: u64 = if cfg!(debug_assertions) { 300 } else { 100_000 };
+const FLOOD: u64 = 100 * MAX_KEYS;
 
-/// Ten at once, and none comes back while a test lasts.
+/// A burst of ten tokens that does not refill during a test.
 const TEN: Gcra = Gcra::new(Quota::per_day(10));
 const BURST: u64 = 10;
 
@@ -31,79 +32,79 @@ fn memory<A: Algorithm>(algorithm: A, cap: u64, when_full: WhenFull) -> (Memory<
     (memory.unwrap(), clock)
 }
 
-fn now<T>(reply: LimiterFuture<T>) -> Result<T, tower_ratelimit::Error> {
-    reply.try_ready().expect("memory answers at once")
+fn ready<T>(reply: LimiterFuture<T>) -> Result<T, tower_ratelimit::Error> {
+    reply.try_ready().expect("the memory store returns ready results")
 }
 
-/// What a flood of keys that are asked for once each does to an offender and to ten keys that are well within their limit.
+/// The effect of a flood of single requests on a key at its limit and on ten keys below their limit.
 #[derive(Debug, Default, PartialEq)]
-struct Harm {
-    offender_let_through: u64,
-    honest_refused: u64,
-    flood_let_through: u64,
+struct FloodEffect {
+    offender_allowed: u64,
+    others_denied: u64,
+    flood_allowed: u64,
 }
 
-fn flood<A: Algorithm>(algorithm: A, when_full: WhenFull, used_by_the_honest: u64) -> Harm {
-    let (limiter, clock) = memory(algorithm, CAP, when_full);
+fn flood<A: Algorithm>(algorithm: A, when_full: WhenFull, used_by_others: u64) -> FloodEffect {
+    let (limiter, clock) = memory(algorithm, MAX_KEYS, when_full);
     let allows = |key: u64| limiter.check(&key, AcquireOptions::default()).is_allowed();
     let (offender, honest) = (u64::MAX, u64::MAX - 10..u64::MAX);
     (0..BURST).for_each(|_| assert!(allows(offender)));
-    // So that windows of those who come later end later.
+    // Spreads the windows, so that later keys have later window ends.
     clock.advance(Duration::from_secs(1));
     for key in honest.clone() {
-        (0..used_by_the_honest).for_each(|_| assert!(allows(key)));
+        (0..used_by_others).for_each(|_| assert!(allows(key)));
     }
-    let mut harm = Harm::default();
+    let mut harm = FloodEffect::default();
     for key in 0..FLOOD {
-        harm.flood_let_through += u64::from(allows(key));
+        harm.flood_allowed += u64::from(allows(key));
         clock.advance(Duration::from_micros(1));
         if key % 100 == 0 {
-            harm.offender_let_through += u64::from(allows(offender));
+            harm.offender_allowed += u64::from(allows(offender));
         }
-        // What they have left is spent over the time that the flood takes.
-        let step = FLOOD / (BURST - used_by_the_honest);
+        // The other keys spend their remaining tokens during the flood.
+        let step = FLOOD / (BURST - used_by_others);
         if key % step == step - 1 {
-            harm.honest_refused += honest.clone().map(|key| u64::from(!allows(key))).sum::<u64>();
+            harm.others_denied += honest.clone().map(|key| u64::from(!allows(key))).sum::<u64>();
         }
     }
     harm
 }
 
-fn nobody_comes_near_the_offender<A: Algorithm + Copy>(algorithm: A) {
-    // New keys owe one of ten: whoever owes more stays.
+fn check_flood_does_not_free_a_denied_key<A: Algorithm + Copy>(algorithm: A) {
+    // A new key has used one of ten tokens, and a key with more usage stays.
     let harm = flood(algorithm, WhenFull::Evict, 2);
-    assert_eq!(harm, Harm { flood_let_through: FLOOD, ..Harm::default() });
+    assert_eq!(harm, FloodEffect { flood_allowed: FLOOD, ..FloodEffect::default() });
 
     let harm = flood(algorithm, WhenFull::Deny, 2);
-    assert_eq!((harm.offender_let_through, harm.honest_refused), (0, 0));
-    assert!(harm.flood_let_through < 2 * CAP + 100, "{harm:?}");
+    assert_eq!((harm.offender_allowed, harm.others_denied), (0, 0));
+    assert!(harm.flood_allowed < 2 * MAX_KEYS + 100, "{harm:?}");
 
-    // Those who owe as much as the flood has inherited are not displaced by it.
+    // Keys whose usage equals the carried-over usage of the flood are not evicted.
     let harm = flood(algorithm, WhenFull::CarryOver, 9);
-    assert_eq!(harm.offender_let_through, 0);
-    assert!(harm.flood_let_through < 15 * CAP, "{harm:?}");
-    assert!(harm.honest_refused <= 10, "{harm:?}");
+    assert_eq!(harm.offender_allowed, 0);
+    assert!(harm.flood_allowed < 15 * MAX_KEYS, "{harm:?}");
+    assert!(harm.others_denied <= 10, "{harm:?}");
 }
 
 #[test]
-fn a_flood_launders_no_offender_by_a_bucket() {
-    nobody_comes_near_the_offender(TEN);
+fn bucket_stays_denied_under_a_flood_of_new_keys() {
+    check_flood_does_not_free_a_denied_key(TEN);
 }
 
-/// Where all windows end at different times, and the offender's first.
+/// Window ends differ, and the window of the denied key ends first.
 #[test]
-fn a_flood_launders_no_offender_by_a_window() {
-    nobody_comes_near_the_offender(FixedWindow::new(Quota::per_day(10)));
+fn window_stays_denied_under_a_flood_of_new_keys() {
+    check_flood_does_not_free_a_denied_key(FixedWindow::new(Quota::per_day(10)));
 }
 
-/// How many new keys, each of which uses up its whole limit, it takes until a key is let through that is being denied.
-fn exhausted_keys_until_freed<A: Algorithm>(algorithm: A, when_full: WhenFull) -> Option<u64> {
-    let (limiter, clock) = memory(algorithm, CAP, when_full);
+/// Returns the number of exhausted new keys that the table admits before a denied key is allowed.
+fn exhausted_keys_until_allowed<A: Algorithm>(algorithm: A, when_full: WhenFull) -> Option<u64> {
+    let (limiter, clock) = memory(algorithm, MAX_KEYS, when_full);
     let allows = |key: u64| limiter.check(&key, AcquireOptions::default()).is_allowed();
     (0..BURST).for_each(|_| assert!(allows(u64::MAX)));
     clock.advance(Duration::from_secs(1));
     (0..FLOOD).find(|&key| {
-        // What a new key inherits may leave it less.
+        // Carried-over usage may leave the new key fewer tokens.
         while allows(key) {
             clock.advance(Duration::from_micros(1));
         }
@@ -111,32 +112,32 @@ fn exhausted_keys_until_freed<A: Algorithm>(algorithm: A, when_full: WhenFull) -
     })
 }
 
-/// What README.md says of each policy.
+/// The statements of the README on each policy.
 #[test]
-fn a_flood_of_exhausted_keys_frees_a_denied_one_only_where_keys_are_forgotten() {
+fn flood_of_exhausted_keys_frees_a_denied_key_only_with_evict() {
     let window = FixedWindow::new(Quota::per_day(BURST));
     for freed_by in
-        [exhausted_keys_until_freed(TEN, WhenFull::Evict), exhausted_keys_until_freed(window, WhenFull::Evict)]
+        [exhausted_keys_until_allowed(TEN, WhenFull::Evict), exhausted_keys_until_allowed(window, WhenFull::Evict)]
     {
-        // Not before the memory is full of keys that have used as much.
-        let freed_by = freed_by.expect("of six that have used as much, the first to be idle goes");
-        assert!((CAP..10 * CAP).contains(&freed_by), "{freed_by}");
+        // The denied key is freed only when the table is full of keys with as much usage.
+        let freed_by = freed_by.expect("the table evicts the first idle key of six with equal usage");
+        assert!((MAX_KEYS..10 * MAX_KEYS).contains(&freed_by), "{freed_by}");
     }
     for when_full in [WhenFull::Deny, WhenFull::CarryOver] {
-        assert_eq!(exhausted_keys_until_freed(TEN, when_full), None, "{when_full:?}");
-        assert_eq!(exhausted_keys_until_freed(window, when_full), None, "{when_full:?}");
+        assert_eq!(exhausted_keys_until_allowed(TEN, when_full), None, "{when_full:?}");
+        assert_eq!(exhausted_keys_until_allowed(window, when_full), None, "{when_full:?}");
     }
 }
 
-/// A user on a device. A limit counts by each.
+/// A user and a device. One limit counts by user, one by device.
 type Caller = [u64; 2];
 
-/// As [`flood`], under two limits by different parts, each with a table of its own, and one that counts all.
+/// [`flood`] for three limits: by user, by device, and global. Each has a table of its own.
 ///
-/// Every attacker is a new user on a new device, so that both tables are flooded alike. One offender has used up what a user
-/// may have, and comes with a new device each time; another one what a device may have, and comes as a new user each time.
-/// Nobody is charged to one limit for what another one refuses, and so there is no flood for free.
-fn flood_of_several(when_full: WhenFull, used_by_the_honest: u64) -> Harm {
+/// Each flooding request has a new user and a new device, so both tables fill at one rate. One offender has exhausted
+/// its user limit and changes devices. The other has exhausted its device limit and changes users. A request that one
+/// limit denies is charged to no limit, so denied requests fill no table.
+fn flood_under_several_limits(when_full: WhenFull, used_by_others: u64) -> FloodEffect {
     const ALL: u64 = 2 * FLOOD + 2000;
     let each = (
         Limit::new("user", TEN).keyed_by(|&[user, _]: &Caller| user),
@@ -144,93 +145,96 @@ fn flood_of_several(when_full: WhenFull, used_by_the_honest: u64) -> Harm {
         Limit::new("all", FixedWindow::new(Quota::per_day(ALL))).keyed_by(|_: &Caller| ()),
     );
     let clock = ManualClock::at(Timestamp::from_micros(1_800_000_000_000_000));
-    let keys = usize::try_from(CAP).unwrap();
+    let keys = usize::try_from(MAX_KEYS).unwrap();
     let limiter = Memory::builder(each).max_keys(keys).when_full(when_full).clock(clock.clone()).build().unwrap();
-    let mut let_through = 0;
+    let mut allowed = 0;
     let mut allows = |caller: Caller| {
         let is_allowed = limiter.check(&caller, AcquireOptions::default()).is_allowed();
-        let_through += u64::from(is_allowed);
+        allowed += u64::from(is_allowed);
         is_allowed
     };
     let (user, device, honest) = (u64::MAX, u64::MAX, u64::MAX - 10..u64::MAX);
-    // Who is new for the offenders, unlike anybody in the flood.
+    // These users and devices do not occur in the flood.
     let stranger = |time: u64| FLOOD + 1 + time;
     (0..BURST).for_each(|_| assert!(allows([user, 1 << 60])));
     (0..BURST).for_each(|_| assert!(allows([1 << 60, device])));
     clock.advance(Duration::from_secs(1));
     for one in honest.clone() {
-        (0..used_by_the_honest).for_each(|_| assert!(allows([one, one])));
+        (0..used_by_others).for_each(|_| assert!(allows([one, one])));
     }
-    let mut harm = Harm::default();
+    let mut harm = FloodEffect::default();
     for one in 0..FLOOD {
-        harm.flood_let_through += u64::from(allows([one, one]));
+        harm.flood_allowed += u64::from(allows([one, one]));
         clock.advance(Duration::from_micros(1));
         if one % 100 == 0 {
-            harm.offender_let_through += u64::from(allows([user, stranger(one)]));
-            harm.offender_let_through += u64::from(allows([stranger(one), device]));
+            harm.offender_allowed += u64::from(allows([user, stranger(one)]));
+            harm.offender_allowed += u64::from(allows([stranger(one), device]));
         }
-        let step = FLOOD / (BURST - used_by_the_honest);
+        let step = FLOOD / (BURST - used_by_others);
         if one % step == step - 1 {
-            harm.honest_refused += honest.clone().map(|one| u64::from(!allows([one, one]))).sum::<u64>();
+            harm.others_denied += honest.clone().map(|one| u64::from(!allows([one, one]))).sum::<u64>();
         }
     }
-    assert_eq!(remaining_of(&limiter, &[0, 0], "all"), ALL - let_through, "as many as were let through");
+    assert_eq!(remaining_of(&limiter, &[0, 0], "all"), ALL - allowed, "the number of allowed requests");
     harm
 }
 
 #[test]
-fn a_flood_launders_no_offender_by_one_of_several_limits() {
-    let harm = flood_of_several(WhenFull::Evict, 2);
-    assert_eq!(harm, Harm { flood_let_through: FLOOD, ..Harm::default() });
+fn several_limits_stay_denied_under_a_flood_of_new_keys() {
+    let harm = flood_under_several_limits(WhenFull::Evict, 2);
+    assert_eq!(harm, FloodEffect { flood_allowed: FLOOD, ..FloodEffect::default() });
 }
 
 #[test]
-fn a_flood_takes_no_room_in_one_limit_for_what_another_refuses() {
-    let harm = flood_of_several(WhenFull::Deny, 2);
-    assert_eq!((harm.offender_let_through, harm.honest_refused), (0, 0));
-    assert!(harm.flood_let_through < 2 * CAP + 100, "{harm:?}");
+fn request_denied_by_one_limit_takes_no_slot_in_another() {
+    let harm = flood_under_several_limits(WhenFull::Deny, 2);
+    assert_eq!((harm.offender_allowed, harm.others_denied), (0, 0));
+    assert!(harm.flood_allowed < 2 * MAX_KEYS + 100, "{harm:?}");
 }
 
 #[test]
-fn a_flood_inherits_from_each_of_several_limits() {
-    let harm = flood_of_several(WhenFull::CarryOver, 9);
-    assert_eq!(harm.offender_let_through, 0);
-    assert!(harm.flood_let_through < 15 * CAP, "{harm:?}");
-    assert!(harm.honest_refused <= 10, "{harm:?}");
+fn carry_over_applies_to_each_of_several_limits() {
+    let harm = flood_under_several_limits(WhenFull::CarryOver, 9);
+    assert_eq!(harm.offender_allowed, 0);
+    assert!(harm.flood_allowed < 15 * MAX_KEYS, "{harm:?}");
+    assert!(harm.others_denied <= 10, "{harm:?}");
 }
 
-/// Four keys for each that has room come again and again.
-fn let_through_at_most<A: Algorithm>(algorithm: A, when_full: WhenFull) -> u64 {
-    let cap = CAP.min(5_000);
+/// Four keys for each slot repeat their requests.
+fn max_allowed<A: Algorithm>(algorithm: A, when_full: WhenFull) -> u64 {
+    let cap = MAX_KEYS.min(5_000);
     let (limiter, clock) = memory(algorithm, cap, when_full);
     let keys = 4 * cap;
-    let mut let_through: HashMap<u64, u64> = HashMap::new();
+    let mut allowed: HashMap<u64, u64> = HashMap::new();
     let mut random = 1_u64;
     for _ in 0..keys * 40 {
         random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         let key = (random >> 33) % keys;
         clock.advance(Duration::from_micros(random >> 54));
-        *let_through.entry(key).or_default() += u64::from(limiter.check(&key, AcquireOptions::default()).is_allowed());
+        *allowed.entry(key).or_default() += u64::from(limiter.check(&key, AcquireOptions::default()).is_allowed());
     }
-    let_through.into_values().max().unwrap_or(0)
+    allowed.into_values().max().unwrap_or(0)
 }
 
 #[test]
-fn who_inherits_is_never_let_through_beyond_a_limit() {
+fn carry_over_never_exceeds_the_limit() {
     let quota = Quota::per_day(10);
-    assert!(let_through_at_most(TEN, WhenFull::CarryOver) <= BURST);
-    assert!(let_through_at_most(FixedWindow::new(quota), WhenFull::CarryOver) <= BURST);
-    assert!(let_through_at_most(SlidingWindow::new(quota).blocks(4), WhenFull::CarryOver) <= BURST);
-    assert!(let_through_at_most(SlidingLog::new(quota), WhenFull::CarryOver) <= BURST);
-    assert!(let_through_at_most(TEN, WhenFull::Evict) > BURST, "or the above would prove nothing");
+    assert!(max_allowed(TEN, WhenFull::CarryOver) <= BURST);
+    assert!(max_allowed(FixedWindow::new(quota), WhenFull::CarryOver) <= BURST);
+    assert!(max_allowed(SlidingWindow::new(quota).blocks(4), WhenFull::CarryOver) <= BURST);
+    assert!(max_allowed(SlidingLog::new(quota), WhenFull::CarryOver) <= BURST);
+    assert!(
+        max_allowed(TEN, WhenFull::Evict) > BURST,
+        "`Evict` must exceed the limit, or the checks above prove nothing"
+    );
 }
 
 #[test]
-fn who_is_refused_room_is_never_let_through_beyond_a_limit() {
-    assert_eq!(let_through_at_most(TEN, WhenFull::Deny), BURST);
+fn deny_policy_never_exceeds_the_limit() {
+    assert_eq!(max_allowed(TEN, WhenFull::Deny), BURST);
 }
 
-/// The least memory there is, full of keys that have used so much.
+/// The smallest table, full of keys with this usage.
 fn full_of(when_full: WhenFull, used: u64) -> (Memory<Gcra, ManualClock>, ManualClock) {
     let clock = ManualClock::at(Timestamp::from_micros(1_800_000_000_000_000));
     let memory = Memory::builder(TEN).max_keys(1).when_full(when_full).clock(clock.clone()).build().unwrap();
@@ -244,32 +248,32 @@ fn full_of(when_full: WhenFull, used: u64) -> (Memory<Gcra, ManualClock>, Manual
 }
 
 #[test]
-fn two_keys_that_take_turns_in_a_full_memory_launder_each_other_only_where_they_are_forgotten() {
-    let let_through = |when_full| {
+fn alternating_keys_in_a_full_table_free_each_other_only_with_evict() {
+    let allowed = |when_full| {
         let (limiter, _) = full_of(when_full, BURST);
-        let mut let_through = [0_u64; 2];
-        for turn in 0..1000 {
-            let key = turn % 2;
-            let_through[key] += u64::from(limiter.check(&(key as u64), AcquireOptions::default()).is_allowed());
+        let mut allowed = [0_u64; 2];
+        for round in 0..1000 {
+            let key = round % 2;
+            allowed[key] += u64::from(limiter.check(&(key as u64), AcquireOptions::default()).is_allowed());
         }
-        let_through
+        allowed
     };
-    assert!(let_through(WhenFull::CarryOver).into_iter().all(|count| count <= BURST));
-    assert_eq!(let_through(WhenFull::Deny), [0, 0]);
-    assert!(let_through(WhenFull::Evict).into_iter().sum::<u64>() >= BURST);
+    assert!(allowed(WhenFull::CarryOver).into_iter().all(|count| count <= BURST));
+    assert_eq!(allowed(WhenFull::Deny), [0, 0]);
+    assert!(allowed(WhenFull::Evict).into_iter().sum::<u64>() >= BURST);
 }
 
 #[test]
-fn who_finds_no_room_is_refused_by_policy_until_somebody_is_as_good_as_new() {
+fn deny_policy_denies_new_keys_until_a_present_key_is_idle() {
     let (limiter, clock) = full_of(WhenFull::Deny, 1);
-    let refused = limiter.check(&7, AcquireOptions::default());
-    let Verdict::Denied { retry_after } = refused.verdict() else { panic!("{refused:?}") };
-    assert_eq!(refused.source(), DecisionSource::Policy);
-    assert!(refused.most_restrictive().is_none());
-    assert_eq!(now(limiter.peek(&7, AcquireOptions::default())).unwrap(), refused);
-    // A question takes no room.
+    let denied = limiter.check(&7, AcquireOptions::default());
+    let Verdict::Denied { retry_after } = denied.verdict() else { panic!("{denied:?}") };
+    assert_eq!(denied.source(), DecisionSource::Policy);
+    assert!(denied.most_restrictive().is_none());
+    assert_eq!(ready(limiter.peek(&7, AcquireOptions::default())).unwrap(), denied);
+    // `peek` takes no slot.
     assert!(limiter.check(&7, AcquireOptions::cost(0)).is_allowed());
-    // Those who have room go on, and what must have room and has none is an error.
+    // Present keys continue. An operation that needs a slot returns an error.
     assert!(limiter.check(&1_000_000, AcquireOptions::default()).is_allowed());
     assert!(now(limiter.set_usage("default", &7, 3)).unwrap_err().is_unavailable());
     now(limiter.set_usage("default", &1_000_000, 3)).unwrap();
@@ -281,45 +285,51 @@ fn who_finds_no_room_is_refused_by_policy_until_somebody_is_as_good_as_new() {
 
 fn hold(limiter: &Memory<Gcra, ManualClock>, key: u64, cost: u64) -> Option<Held> {
     let Acquisition::Ready(outcome) = limiter.hold(&key, AcquireOptions::cost(cost)) else {
-        panic!("memory answers at once")
+        panic!("the memory store returns ready results")
     };
     outcome.unwrap().held
 }
 
-/// A hold of nothing takes no slot. What is charged for it in the end needs one.
+/// A hold of cost zero takes no slot, but its surcharge needs one.
 #[test]
-fn a_surcharge_that_finds_no_room_is_an_error() {
+fn settle_returns_an_error_when_the_surcharge_needs_a_slot_of_a_full_table() {
     let (limiter, clock) = full_of(WhenFull::Deny, 5);
-    let held = hold(&limiter, 7, 0).expect("it costs nothing");
-    assert!(now(held.settle(5)).unwrap_err().is_unavailable());
+    let held = hold(&limiter, 7, 0).expect("a hold of cost zero succeeds");
+    assert!(ready(held.settle(5)).unwrap_err().is_unavailable());
     clock.advance(Duration::from_secs(86_400));
     assert!(limiter.check(&7, AcquireOptions::default()).is_allowed());
 }
 
-/// A key on which something is held keeps its slot, whatever the policy at capacity is, and though its state is idle.
+/// A held key keeps its slot under every policy, even if its state is idle.
 #[test]
-fn a_held_key_is_not_evicted() {
+fn held_key_is_not_evicted() {
     for when_full in [WhenFull::Evict, WhenFull::CarryOver, WhenFull::Deny] {
         let (limiter, clock) = memory(TEN, 1, when_full);
-        let held = hold(&limiter, 7, BURST).expect("it is new");
+        let held = hold(&limiter, 7, BURST).expect("the key is new");
         for key in 1_000..3_000_u64 {
             limiter.check(&key, AcquireOptions::default());
             clock.advance(Duration::from_micros(1));
-            assert!(!limiter.check(&7, AcquireOptions::default()).is_allowed(), "{when_full:?}: its burst is held");
+            assert!(
+                !limiter.check(&7, AcquireOptions::default()).is_allowed(),
+                "{when_full:?}: the whole burst is held"
+            );
         }
         clock.advance(Duration::from_secs(10 * 86_400));
         for key in 3_000..4_000_u64 {
             limiter.check(&key, AcquireOptions::default());
         }
-        now(held.settle(BURST)).expect("it has a slot");
-        assert!(!limiter.check(&7, AcquireOptions::default()).is_allowed(), "{when_full:?}: its burst is charged");
+        ready(held.settle(BURST)).expect("the held key has a slot");
+        assert!(
+            !limiter.check(&7, AcquireOptions::default()).is_allowed(),
+            "{when_full:?}: the whole burst is charged"
+        );
         assert_eq!(limiter.usage()[0].held_keys, 0);
     }
 }
 
-/// Where something is held on every key there is, nobody is evicted: a new key is denied by policy.
+/// If every key is held, nothing is evicted and a new key is denied by policy.
 #[test]
-fn a_table_of_held_keys_denies_new_ones() {
+fn table_of_held_keys_denies_new_keys() {
     for when_full in [WhenFull::Evict, WhenFull::CarryOver, WhenFull::Deny] {
         let (limiter, clock) = memory(TEN, 1, when_full);
         let mut guards = Vec::new();
@@ -335,30 +345,30 @@ fn a_table_of_held_keys_denies_new_ones() {
         assert_eq!(decision.source(), DecisionSource::Policy, "{when_full:?}");
         assert!(decision.retry_after().is_some_and(|wait| !wait.is_zero()), "{when_full:?}: {decision:?}");
         assert_eq!(limiter.usage()[0].held_keys, guards.len());
-        // One slot after another is free again.
+        // Each release frees one slot.
         for held in guards {
-            now(held.release()).unwrap();
+            ready(held.release()).unwrap();
         }
         clock.advance(Duration::from_millis(2));
         assert!(limiter.check(&denied, AcquireOptions::default()).is_allowed(), "{when_full:?}");
     }
 }
 
-/// Of several limits the one that has no room refuses for all, and none is charged.
+/// If one limit's table is full, the transaction is denied and no limit is charged.
 #[test]
-fn who_finds_no_room_in_one_limit_is_charged_to_none() {
+fn full_table_of_one_limit_charges_no_limit() {
     for when_full in [WhenFull::Evict, WhenFull::CarryOver, WhenFull::Deny] {
-        let everybody = Gcra::new(Quota::per_day(1_000_000));
-        let limits = (Limit::new("everybody", everybody).keyed_by(|_: &u64| ()), Limit::new("each", TEN));
+        let global = Gcra::new(Quota::per_day(1_000_000));
+        let limits = (Limit::new("global", global).keyed_by(|_: &u64| ()), Limit::new("each", TEN));
         let clock = ManualClock::at(Timestamp::from_micros(1_800_000_000_000_000));
         let limiter = Memory::builder(limits).max_keys(1).when_full(when_full).clock(clock).build().unwrap();
-        let mut let_through = 0;
+        let mut allowed = 0;
         for key in 0..5_000_u64 {
             let decision = limiter.check(&(key % 500), AcquireOptions::default());
-            let_through += u64::from(decision.is_allowed());
+            allowed += u64::from(decision.is_allowed());
         }
-        let left = remaining_of(&limiter, &1_000_000, "everybody");
-        assert_eq!(left, 1_000_000 - let_through, "{when_full:?}");
+        let left = remaining_of(&limiter, &1_000_000, "global");
+        assert_eq!(left, 1_000_000 - allowed, "{when_full:?}");
         if when_full == WhenFull::Deny {
             let room = limiter.usage().iter().find(|usage| usage.limit == "each").unwrap().capacity as u64;
             assert!(let_through <= 10 * room, "as many as there are slots: {let_through}");
@@ -375,24 +385,24 @@ where
 }
 
 #[test]
-fn a_shadow_limit_without_room_refuses_nobody() {
+fn shadow_limit_with_a_full_table_denies_no_request() {
     let clock = ManualClock::at(Timestamp::from_micros(1_800_000_000_000_000));
     let limiter = Memory::builder(Limit::new("new", TEN).shadow()).max_keys(1).when_full(WhenFull::Deny);
     let limiter = limiter.clock(clock).build().unwrap();
     assert!((0..1000_u64).all(|key| limiter.check(&key, AcquireOptions::default()).is_allowed()));
 }
 
-/// What a key is charged, so many microseconds after one another.
+/// Charges of a key: (microseconds since the previous charge, cost).
 fn history() -> impl Strategy<Value = Vec<(u64, u64)>> {
     proptest::collection::vec((0..3_000_000_u64, 1..4_u64), 0..12)
 }
 
-/// Whoever owes what two states add up to when one inherits from the other is let through by both.
-fn owes_at_least_both<A: Algorithm>(
+/// A cost that the state with carried-over usage allows is allowed by both original states.
+fn carries_over_at_least_both<A: Algorithm>(
     algorithm: &A,
     zero: &A::State,
     histories: [&[(u64, u64)]; 2],
-    asks: &[(u64, u64)],
+    requests: &[(u64, u64)],
 ) -> Result<(), TestCaseError> {
     let mut latest = Timestamp::from_micros(1_800_000_000_000_000);
     let [mut own, other] = histories.map(|history| {
@@ -410,8 +420,8 @@ fn owes_at_least_both<A: Algorithm>(
     algorithm.carry_over_debt(&mut own, &other, latest);
     for &(wait, cost) in asks {
         latest = latest.after(Duration::from_micros(wait));
-        let ask = |state: &A::State| algorithm.peek(state, latest, AcquireOptions::cost(cost)).is_allowed();
-        prop_assert!(!ask(&own) || (ask(&before) && ask(&other)), "at {latest:?} for {cost}");
+        let allows = |state: &A::State| algorithm.peek(state, latest, AcquireOptions::cost(cost)).is_allowed();
+        prop_assert!(!allows(&own) || (allows(&before) && allows(&other)), "at {latest:?} for {cost}");
     }
     Ok(())
 }
@@ -420,20 +430,20 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 300, ..ProptestConfig::default() })]
 
     #[test]
-    fn who_inherits_owes_at_least_both(
+    fn carried_over_state_allows_only_what_both_states_allow(
         one in history(),
         two in history(),
-        asks in proptest::collection::vec((0..2_000_000_u64, 1..6_u64), 1..12),
+        requests in proptest::collection::vec((0..2_000_000_u64, 1..6_u64), 1..12),
     ) {
         let quota = Quota::new(7, Duration::from_secs(9));
         let histories = [&*one, &*two];
-        owes_at_least_both(&Gcra::new(quota), &[0; 4], histories, &asks)?;
-        owes_at_least_both(&FixedWindow::new(quota), &[0; 4], histories, &asks)?;
-        owes_at_least_both(&FixedWindow::new(quota).aligned_to_clock(), &[0; 4], histories, &asks)?;
+        carries_over_at_least_both(&Gcra::new(quota), &[0; 4], histories, &requests)?;
+        carries_over_at_least_both(&FixedWindow::new(quota), &[0; 4], histories, &requests)?;
+        carries_over_at_least_both(&FixedWindow::new(quota).aligned_to_clock(), &[0; 4], histories, &requests)?;
         let window = SlidingWindow::new(quota).blocks(5);
-        owes_at_least_both(&window, &Counters::zero(window.counter_words()), histories, &asks)?;
+        carries_over_at_least_both(&window, &Counters::zero(window.counter_words()), histories, &requests)?;
         let weighted = SlidingWindow::new(quota).blocks(3).weighted();
-        owes_at_least_both(&weighted, &Counters::zero(weighted.counter_words()), histories, &asks)?;
-        owes_at_least_both(&SlidingLog::new(quota), &HitLog::default(), histories, &asks)?;
+        carries_over_at_least_both(&weighted, &Counters::zero(weighted.counter_words()), histories, &requests)?;
+        carries_over_at_least_both(&SlidingLog::new(quota), &HitLog::default(), histories, &requests)?;
     }
 }

@@ -1,4 +1,4 @@
-//! Costs that are held: what a hold does to its key, and that its guard ends it exactly once, wherever it is dropped.
+//! Holds: how a hold counts against its key, and that its guard ends exactly once wherever it is dropped.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex};
@@ -21,7 +21,7 @@ fn memory(algorithm: impl Algorithm, clock: &ManualClock) -> BoxLimiter<str> {
     BoxLimiter::new(Memory::builder(algorithm).max_keys(100).clock(clock.clone()).build().unwrap())
 }
 
-/// Every algorithm, each with ten to have at once.
+/// Every algorithm, each with a burst of ten.
 fn every_algorithm(clock: &ManualClock) -> [BoxLimiter<str>; 9] {
     [
         memory(Gcra::new(TEN), clock),
@@ -36,7 +36,7 @@ fn every_algorithm(clock: &ManualClock) -> [BoxLimiter<str>; 9] {
     ]
 }
 
-/// Those that can admit several at one moment.
+/// The algorithms that can allow several requests at one time.
 fn with_bursts(clock: &ManualClock) -> impl Iterator<Item = BoxLimiter<str>> + use<> {
     let queue = 3;
     every_algorithm(clock)
@@ -45,27 +45,29 @@ fn with_bursts(clock: &ManualClock) -> impl Iterator<Item = BoxLimiter<str>> + u
         .filter_map(move |(index, limiter)| (index != queue).then_some(limiter))
 }
 
-fn outcome<Key: ?Sized>(limiter: &impl Limiter<Key>, key: &Key, ask: AcquireOptions) -> Outcome {
-    let Acquisition::Ready(outcome) = limiter.acquire(key, ask) else { panic!("a limiter in memory decides at once") };
+fn outcome<Key: ?Sized>(limiter: &impl Limiter<Key>, key: &Key, options: AcquireOptions) -> Outcome {
+    let Acquisition::Ready(outcome) = limiter.acquire(key, options) else {
+        panic!("the memory store returns ready results")
+    };
     outcome.unwrap()
 }
 
 fn hold<Key: ?Sized>(limiter: &impl Limiter<Key>, key: &Key, cost: u64) -> Held {
     let Acquisition::Ready(outcome) = limiter.hold(key, AcquireOptions::cost(cost)) else {
-        panic!("it decides at once")
+        panic!("the memory store returns ready results")
     };
-    outcome.unwrap().held.expect("there is enough")
+    outcome.unwrap().held.expect("the limit allows the hold")
 }
 
 fn settle(held: Held, actual: u64) {
-    held.settle(actual).try_ready().expect("memory answers at once").unwrap();
+    held.settle(actual).try_ready().expect("the memory store returns ready results").unwrap();
 }
 
-fn peek<Key: ?Sized>(limiter: &impl Limiter<Key>, key: &Key, ask: AcquireOptions) -> Decision {
-    limiter.peek(key, ask).try_ready().expect("memory answers at once").unwrap()
+fn peek<Key: ?Sized>(limiter: &impl Limiter<Key>, key: &Key, options: AcquireOptions) -> Decision {
+    limiter.peek(key, options).try_ready().expect("the memory store returns ready results").unwrap()
 }
 
-fn left<Key: ?Sized>(limiter: &impl Limiter<Key>, key: &Key) -> u64 {
+fn remaining<Key: ?Sized>(limiter: &impl Limiter<Key>, key: &Key) -> u64 {
     peek(limiter, key, AcquireOptions::default()).remaining().unwrap()
 }
 
@@ -75,10 +77,10 @@ fn hold_settled_below_at_and_above_the_held_cost_charges_the_actual_cost() {
     for limiter in every_algorithm(&clock) {
         for (cost, actual) in [(4, 0), (4, 1), (4, 4), (4, 5), (4, 10), (10, 10), (10, 3), (0, 0), (0, 6), (1, 1)] {
             let held = hold(&limiter, "alice", cost);
-            assert_eq!((held.cost(), left(&limiter, "alice")), (cost, 10 - cost), "{limiter:?}");
+            assert_eq!((held.cost(), remaining(&limiter, "alice")), (cost, 10 - cost), "{limiter:?}");
             settle(held, actual);
-            assert_eq!(left(&limiter, "alice"), 10 - actual, "{cost} settled at {actual}");
-            assert_eq!(left(&limiter, "bob"), 10);
+            assert_eq!(remaining(&limiter, "alice"), 10 - actual, "{cost} settled at {actual}");
+            assert_eq!(remaining(&limiter, "bob"), 10);
             limiter.reset("alice").try_ready().unwrap().unwrap();
         }
     }
@@ -89,18 +91,18 @@ fn dropped_guard_settles_the_whole_cost_and_released_guard_charges_nothing() {
     let clock = ManualClock::new();
     for limiter in every_algorithm(&clock) {
         drop(hold(&limiter, "alice", 3));
-        assert_eq!(left(&limiter, "alice"), 7);
+        assert_eq!(remaining(&limiter, "alice"), 7);
         hold(&limiter, "bob", 3).release().try_ready().unwrap().unwrap();
-        assert_eq!(left(&limiter, "bob"), 10);
-        // It is charged then, not when it was held.
+        assert_eq!(remaining(&limiter, "bob"), 10);
+        // The charge has the time of the drop, not of the hold.
         let held = hold(&limiter, "carol", 3);
         clock.advance(10 * MINUTE);
         drop(held);
-        assert_eq!(left(&limiter, "carol"), 7);
+        assert_eq!(remaining(&limiter, "carol"), 7);
     }
 }
 
-/// Two overlapping requests that pay nothing, settled in either order.
+/// Two overlapping requests of actual cost zero, settled in either order.
 #[test]
 fn overlapping_settlements_leave_the_limit_full() {
     let clock = ManualClock::new();
@@ -113,7 +115,7 @@ fn overlapping_settlements_leave_the_limit_full() {
                 clock.advance(SECOND);
                 settle(guards[index].take().unwrap(), 0);
             }
-            assert_eq!(left(&limiter, "alice"), 10);
+            assert_eq!(remaining(&limiter, "alice"), 10);
             assert_eq!(peek(&limiter, "alice", AcquireOptions::default()).reset(), Some(Duration::ZERO));
         }
     }
@@ -127,20 +129,21 @@ fn held_cost_counts_in_decisions_and_holds() {
         assert!(!outcome(&limiter, "alice", AcquireOptions::cost(5).max_delay(Duration::ZERO)).decision.is_allowed());
         let denied = outcome(&limiter, "alice", AcquireOptions::cost(5).hold());
         assert!(!denied.decision.is_allowed() && denied.held.is_none());
-        assert_eq!(left(&limiter, "alice"), 4, "a denial holds nothing");
+        assert_eq!(remaining(&limiter, "alice"), 4, "a denied hold holds nothing");
         let second = hold(&limiter, "alice", 4);
-        assert_eq!(left(&limiter, "alice"), 0);
-        // However long it takes: nobody knows when a hold ends.
+        assert_eq!(remaining(&limiter, "alice"), 0);
+        // Regardless of the accepted delay, because the end of a hold is unknown.
         clock.advance(20 * MINUTE);
         assert!(!outcome(&limiter, "alice", AcquireOptions::cost(1).max_delay(Duration::ZERO)).decision.is_allowed());
         settle(second, 0);
-        assert_eq!(left(&limiter, "alice"), 4);
+        assert_eq!(remaining(&limiter, "alice"), 4);
         settle(first, 0);
-        assert_eq!(left(&limiter, "alice"), 10);
+        assert_eq!(remaining(&limiter, "alice"), 10);
     }
 }
 
-/// A queue spaces its starts out, and a hold starts now: the next one starts when the hold was settled and has drained.
+/// A queue spaces its starts and a hold starts immediately: the next hold succeeds when the previous one was settled
+/// and has drained.
 #[test]
 fn queue_holds_for_one_request_at_a_time() {
     let clock = ManualClock::new();
@@ -174,7 +177,7 @@ fn denial_due_to_a_hold_is_an_estimate_and_never_permanent() {
             );
             assert!(denied.is_estimate() && denied.source() == DecisionSource::Store, "{denied:?}");
         }
-        // A cost over the limit is denied for good, whatever is held.
+        // A cost above the limit is denied permanently, whatever is held.
         assert!(outcome(&limiter, "alice", at_once(11)).decision.exceeds_limit());
         settle(held, 10);
         let denied = outcome(&limiter, "alice", at_once(1)).decision;
@@ -183,7 +186,7 @@ fn denial_due_to_a_hold_is_an_estimate_and_never_permanent() {
     }
 }
 
-/// A hold starts now, or is denied: whatever delay the caller would accept.
+/// A hold starts immediately or is denied, whatever delay the caller accepts.
 #[test]
 fn hold_is_never_scheduled_for_later() {
     let clock = ManualClock::new();
@@ -207,7 +210,7 @@ fn blocked_key_holds_nothing_and_a_block_leaves_what_is_held() {
         assert_eq!((decision.retry_after(), none.is_none()), (Some(MINUTE), true));
         settle(held, 3);
         limiter.unblock("default", "alice").try_ready().unwrap().unwrap();
-        assert_eq!(left(&limiter, "alice"), 7, "it is charged although the key was blocked");
+        assert_eq!(remaining(&limiter, "alice"), 7, "a block does not prevent the charge");
     }
 }
 
@@ -231,17 +234,17 @@ fn several_limits_hold_all_or_nothing_and_are_settled_alike() {
     let denied = outcome(&limiter, "alice", AcquireOptions::cost(3).hold().detail(Detail::All)).decision;
     assert_eq!(denied.most_restrictive().unwrap().name(), "log");
     assert!(denied.is_estimate());
-    assert_eq!(left("alice"), [4, 94, 2, 14]);
+    assert_eq!(remaining("alice"), [4, 94, 2, 14]);
     let bob = hold(&limiter, "bob", 8);
-    assert_eq!(left("bob"), [2, 92, 0, 6]);
+    assert_eq!(remaining("bob"), [2, 92, 0, 6]);
     settle(alice, 8);
-    assert_eq!((left("alice"), left("bob")), (vec![2, 92, 0, 4], vec![2, 92, 0, 4]));
+    assert_eq!((remaining("alice"), remaining("bob")), (vec![2, 92, 0, 4], vec![2, 92, 0, 4]));
     settle(bob, 0);
-    assert_eq!(left("bob"), [10, 100, 8, 12]);
+    assert_eq!(remaining("bob"), [10, 100, 8, 12]);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// Where a guard can go
+// Guards in threads, tasks, streams and requests
 // ---------------------------------------------------------------------------------------------------------------------
 
 #[test]
@@ -263,7 +266,7 @@ fn guard_ends_in_another_thread_outside_of_a_runtime() {
     })
     .join()
     .unwrap();
-    assert_eq!(left(&limiter, "alice"), 6);
+    assert_eq!(remaining(&limiter, "alice"), 6);
 }
 
 #[test]
@@ -273,10 +276,10 @@ fn guard_of_a_thread_that_panics_settles_whole() {
     let held = hold(&limiter, "alice", 3);
     let panicked = thread::spawn(move || {
         let _held = held;
-        panic!("on purpose");
+        panic!("intended panic");
     });
     assert!(panicked.join().is_err());
-    assert_eq!(left(&limiter, "alice"), 7);
+    assert_eq!(remaining(&limiter, "alice"), 7);
 }
 
 #[test]
@@ -287,7 +290,7 @@ fn guard_outlives_its_limiter_and_its_runtime() {
     let (first, second) = runtime.block_on(async { (hold(&limiter, "alice", 3), hold(&limiter, "alice", 2)) });
     drop(runtime);
     drop(first);
-    assert_eq!(left(&limiter, "alice"), 5);
+    assert_eq!(remaining(&limiter, "alice"), 5);
     drop(limiter);
     settle(second, 1);
 }
@@ -298,23 +301,23 @@ async fn guard_in_a_spawned_task_ends_with_it() {
     let limiter = memory(FixedWindow::new(TEN), &clock);
     let held = hold(&limiter, "alice", 4);
     tokio::spawn(async move { held.settle(1).await }).await.unwrap().unwrap();
-    assert_eq!(left(&limiter, "alice"), 9);
-    // An aborted task settles whole.
+    assert_eq!(remaining(&limiter, "alice"), 9);
+    // An aborted task settles the whole cost.
     let held = hold(&limiter, "alice", 4);
     let task = tokio::spawn(async move {
         std::future::pending::<()>().await;
         drop(held);
     });
     tokio::task::yield_now().await;
-    assert_eq!(left(&limiter, "alice"), 5);
+    assert_eq!(remaining(&limiter, "alice"), 5);
     task.abort();
     assert!(task.await.unwrap_err().is_cancelled());
-    assert_eq!(left(&limiter, "alice"), 5);
+    assert_eq!(remaining(&limiter, "alice"), 5);
     clock.advance(MINUTE);
-    assert_eq!(left(&limiter, "alice"), 10, "it was charged, and is held no more");
+    assert_eq!(remaining(&limiter, "alice"), 10, "the cost was charged and is no longer held");
 }
 
-/// So many pieces, of which each costs one: settled when the last was read, whole if the stream is dropped before.
+/// A stream of pieces of cost 1. It settles after the last piece. Dropped before that, it charges the whole cost.
 fn metered(pieces: u64, held: Held) -> impl Stream<Item = u64> {
     let ends = stream::once(async move {
         held.settle(pieces).await.unwrap();
@@ -328,17 +331,17 @@ async fn guard_in_a_stream_ends_with_it() {
     let clock = ManualClock::new();
     let limiter = memory(TokenBucket::new(TEN), &clock);
     assert_eq!(metered(3, hold(&limiter, "alice", 8)).count().await, 3);
-    assert_eq!(left(&limiter, "alice"), 7);
+    assert_eq!(remaining(&limiter, "alice"), 7);
     let mut read = Box::pin(metered(3, hold(&limiter, "alice", 6)));
     assert_eq!(read.next().await, Some(0));
-    assert_eq!(left(&limiter, "alice"), 1);
+    assert_eq!(remaining(&limiter, "alice"), 1);
     drop(read);
-    assert_eq!(left(&limiter, "alice"), 1, "the whole cost");
+    assert_eq!(remaining(&limiter, "alice"), 1, "the whole cost");
     clock.advance(MINUTE);
-    assert_eq!(left(&limiter, "alice"), 10);
+    assert_eq!(remaining(&limiter, "alice"), 10);
 }
 
-/// Extensions must be cloned with their request: a guard is shared there, and ends with its last clone.
+/// Request extensions must be `Clone`, so the guard is shared there and ends with its last clone.
 #[test]
 fn guard_in_request_extensions_is_settled_by_the_handler_or_with_the_request() {
     type Shared = Arc<Mutex<Option<Held>>>;
@@ -353,20 +356,20 @@ fn guard_in_request_extensions_is_settled_by_the_handler_or_with_the_request() {
     let held = handled.extensions().get::<Shared>().unwrap().lock().unwrap().take().unwrap();
     settle(held, 1);
     drop(handled);
-    assert_eq!(left(&limiter, "alice"), 9);
+    assert_eq!(remaining(&limiter, "alice"), 9);
 
     let dropped = request(hold(&limiter, "alice", 5));
     let clone = dropped.clone();
     drop(dropped);
     clock.advance(MINUTE);
-    assert_eq!(left(&limiter, "alice"), 5, "still held");
+    assert_eq!(remaining(&limiter, "alice"), 5, "the cost is still held");
     drop(clone);
     clock.advance(MINUTE);
-    assert_eq!(left(&limiter, "alice"), 10, "charged a minute ago");
+    assert_eq!(remaining(&limiter, "alice"), 10, "the charge has drained after a minute");
 }
 
 #[test]
-fn guard_of_a_limiter_of_ones_own_settles_exactly_once() {
+fn guard_of_a_custom_limiter_settles_exactly_once() {
     let calls = Arc::new(Mutex::new(Vec::new()));
     let held = || {
         let calls = Arc::clone(&calls);
@@ -386,37 +389,37 @@ fn guard_of_a_limiter_of_ones_own_settles_exactly_once() {
 // A full table
 // ---------------------------------------------------------------------------------------------------------------------
 
-/// Room for as few keys as can be.
+/// The smallest possible table.
 fn small(when_full: WhenFull, clock: &ManualClock) -> Memory<Gcra, ManualClock> {
     let builder = Memory::builder(Gcra::new(Quota::per_hour(10))).max_keys(1).when_full(when_full);
     builder.clock(clock.clone()).build().unwrap()
 }
 
-/// A key on which something is held is neither dropped when it is idle nor evicted, and its settlement is charged.
+/// A held key is neither removed when it is idle nor evicted, and its settlement is charged.
 #[test]
 fn held_key_is_not_evicted_and_its_settlement_is_charged() {
     for when_full in [WhenFull::Evict, WhenFull::CarryOver, WhenFull::Deny] {
         let clock = ManualClock::new();
         let limiter = small(when_full, &clock);
-        // It has used nothing: of all keys it is the first to be evicted.
+        // Its usage is zero, so it would be the first key to be evicted.
         let held = hold(&limiter, &0_u64, 4);
         for key in 1..1000_u64 {
             limiter.check(&key, AcquireOptions::cost(9));
         }
-        assert_eq!(left(&limiter, &0), 6, "{when_full:?}");
+        assert_eq!(remaining(&limiter, &0), 6, "{when_full:?}");
         settle(held, 3);
-        assert_eq!(left(&limiter, &0), 7, "{when_full:?}");
+        assert_eq!(remaining(&limiter, &0), 7, "{when_full:?}");
         let usage = &limiter.usage()[0];
         assert_eq!((usage.held_keys, usage.held), (0, 0));
-        // Charged, it is a key as any other, and none has room for ever.
+        // After the charge, the key can be evicted again.
         for key in 1000..1100_u64 {
             limiter.check(&key, AcquireOptions::cost(9));
         }
-        assert_eq!(left(&limiter, &0) > 7, when_full == WhenFull::Evict, "{when_full:?}");
+        assert_eq!(remaining(&limiter, &0) > 7, when_full == WhenFull::Evict, "{when_full:?}");
     }
 }
 
-/// If something is held on all keys that could make way for a new one, that is denied for a while, under every policy.
+/// If every slot that a new key could take is held, the key is denied for a time under every policy.
 #[test]
 fn new_key_is_denied_while_its_slots_are_held() {
     for when_full in [WhenFull::Evict, WhenFull::CarryOver, WhenFull::Deny] {
@@ -428,8 +431,8 @@ fn new_key_is_denied_while_its_slots_are_held() {
             guards.extend(held);
             (!decision.is_allowed()).then_some((key, decision))
         });
-        let (key, decision) = denied.expect("the table is small");
-        // Nearly every slot: not every key can lie in each.
+        let (key, decision) = denied.expect("the table gets full");
+        // Nearly every slot is held: not every key can take every slot.
         let usage = &limiter.usage()[0];
         assert_eq!(usage.held_keys, guards.len());
         assert!(guards.len() * 10 > usage.capacity * 8, "{} of {}", guards.len(), usage.capacity);
@@ -446,17 +449,18 @@ fn new_key_is_denied_while_its_slots_are_held() {
     }
 }
 
-/// A surcharge on a key whose state was dropped by a thread with a later clock is charged no earlier than that state was idle.
+/// A thread with a later clock reading removes an idle state. A surcharge is then charged no earlier than the idle
+/// time.
 #[test]
-fn settlement_of_a_dropped_key_is_charged_no_earlier_than_its_state_was_idle() {
+fn settlement_of_a_removed_key_is_charged_no_earlier_than_its_idle_time() {
     let clock = ManualClock::new();
     let builder = Memory::builder(Gcra::new(Quota::per_second(1)).burst(10)).max_keys(1).when_full(WhenFull::Deny);
     let limiter = builder.clock(clock.clone()).build().unwrap();
-    // A hold of nothing keeps no slot. The key's state is idle after five seconds.
+    // A hold of cost zero keeps no slot. The key's state is idle after five seconds.
     let held = hold(&limiter, "alice", 0);
     assert!(limiter.check("alice", AcquireOptions::cost(5)).is_allowed());
     let early = ManualClock::START;
-    // Another thread has read the clock six seconds later, and its keys take every slot.
+    // Another thread read the clock six seconds later, and its keys take every slot.
     clock.advance(6 * SECOND);
     let others: Vec<_> = (0..1000).map(|key: u32| key.to_string()).collect();
     let full =
@@ -466,6 +470,6 @@ fn settlement_of_a_dropped_key_is_charged_no_earlier_than_its_state_was_idle() {
     }
     clock.set(early);
     settle(held, 3);
-    // Five seconds of the dropped state, and three of the surcharge.
+    // Five seconds of the removed state and three of the surcharge.
     assert_eq!(peek(&limiter, "alice", AcquireOptions::cost(0)).reset(), Some(8 * SECOND));
 }

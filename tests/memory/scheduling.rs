@@ -1,5 +1,6 @@
-//! Scheduled starts: whatever is asked, and whoever leaves before its start, those that do start keep to the bound, in the
-//! order of their starts. And a denial's time is exact: the same request is allowed then, and not a microsecond before.
+//! Scheduled starts keep to the algorithm's bound, in the order of their requests, whichever of them are cancelled.
+//!
+//! `retry_after` of a denial is exact: the same request is allowed then, and not one microsecond earlier.
 
 use std::time::Duration;
 
@@ -11,42 +12,42 @@ use tower_ratelimit::{
 
 #[derive(Clone, Copy, Debug)]
 enum Step {
-    /// Lets some of a token's time pass, in hundredths.
-    Pass {
+    /// Advances the clock, in hundredths of a token's time.
+    Advance {
         hundredths: u64,
     },
     AcquireOptions {
         cost: u64,
-        patience: Option<u64>,
+        max_delay: Option<u64>,
     },
-    /// One of those whose start is now or later leaves. Its charge stays.
-    Leave {
+    /// Cancels a request that has not started. Its charge stays.
+    Cancel {
         which: usize,
     },
-    /// Counters the part of the key that one of the limits counts by, for some of a token's time.
+    /// Blocks the sub-key of one limit, in hundredths of a token's time.
     Block {
         limit: usize,
         hundredths: u64,
     },
 }
 
-fn step(most: u64) -> impl Strategy<Value = Step> {
-    let patience = prop_oneof![Just(None), (0..2_000_u64).prop_map(Some), Just(Some(1_000_000))];
+fn step(max: u64) -> impl Strategy<Value = Step> {
+    let max_delay = prop_oneof![Just(None), (0..2_000_u64).prop_map(Some), Just(Some(1_000_000))];
     prop_oneof![
-        2 => (0..400_u64).prop_map(|hundredths| Step::Pass { hundredths }),
-        5 => (1..=most, patience).prop_map(|(cost, patience)| Step::AcquireOptions { cost, patience }),
-        3 => any::<usize>().prop_map(|which| Step::Leave { which }),
+        2 => (0..400_u64).prop_map(|hundredths| Step::Advance { hundredths }),
+        5 => (1..=max, max_delay).prop_map(|(cost, max_delay)| Step::AcquireOptions { cost, max_delay }),
+        3 => any::<usize>().prop_map(|which| Step::Cancel { which }),
     ]
 }
 
-fn step_or_block(most: u64) -> impl Strategy<Value = Step> {
+fn step_or_block(max: u64) -> impl Strategy<Value = Step> {
     prop_oneof![
-        12 => step(most),
+        12 => step(max),
         1 => (0..3_usize, 0..300_u64).prop_map(|(limit, hundredths)| Step::Block { limit, hundredths }),
     ]
 }
 
-/// Limits and periods in microseconds: whole spacings, fractions, and several in one microsecond.
+/// Limits and periods in microseconds: whole emission intervals, fractions, and several tokens in one microsecond.
 fn quota() -> impl Strategy<Value = (u64, u64)> {
     prop_oneof![Just((1, 100)), Just((1, 1)), Just((3, 1_000)), Just((7, 60)), Just((3, 2)), Just((10, 7))]
 }
@@ -62,32 +63,32 @@ fn at(time: u64) -> Timestamp {
     Timestamp::from_micros(time)
 }
 
-/// What was admitted and does start.
+/// An admitted request that starts.
 #[derive(Clone, Copy, Debug)]
-struct Departure {
+struct Start {
     at: Timestamp,
     cost: u64,
 }
 
-/// One key under one algorithm, with those who have started or will.
-struct Line<A> {
+/// One key under one algorithm, and its requests that have started or will start.
+struct Schedule<A> {
     algorithm: A,
     state: [u64; 4],
-    /// The same, made new whenever it is idle.
-    forgetful: [u64; 4],
-    departures: Vec<Departure>,
+    /// The same state, replaced by a new one whenever it is idle.
+    renewed: [u64; 4],
+    starts: Vec<Start>,
 }
 
-impl<A: Algorithm<State = [u64; 4]>> Line<A> {
+impl<A: Algorithm<State = [u64; 4]>> Schedule<A> {
     fn new(algorithm: A) -> Self {
-        Self { algorithm, state: [0; 4], forgetful: [0; 4], departures: Vec::new() }
+        Self { algorithm, state: [0; 4], renewed: [0; 4], starts: Vec::new() }
     }
 
-    fn ask(&mut self, now: u64, cost: u64, patience: Option<u64>) {
-        let mut ask = AcquireOptions::cost(cost);
-        ask.max_delay = patience.map(Duration::from_micros);
-        let verdict = self.algorithm.peek(&self.state, at(now), ask);
-        assert_eq!(verdict, self.algorithm.peek(&self.forgetful, at(now), ask));
+    fn acquire(&mut self, now: u64, cost: u64, max_delay: Option<u64>) {
+        let mut options = AcquireOptions::cost(cost);
+        options.max_delay = max_delay.map(Duration::from_micros);
+        let verdict = self.algorithm.peek(&self.state, at(now), options);
+        assert_eq!(verdict, self.algorithm.peek(&self.renewed, at(now), options));
         let delay = match verdict {
             Verdict::Allowed => Duration::ZERO,
             Verdict::AllowedAfter(delay) => delay,
@@ -97,47 +98,47 @@ impl<A: Algorithm<State = [u64; 4]>> Line<A> {
         self.algorithm.charge(&mut self.state, at(now), delay, cost);
         self.algorithm.charge(&mut self.forgetful, at(now), delay, cost);
         let start = at(now).after(delay);
-        assert!(last.is_none_or(|last| start >= last), "first come, first served: {start:?} after {last:?}");
-        self.departures.push(Departure { at: start, cost });
+        assert!(last.is_none_or(|last| start >= last), "starts are not in request order: {start:?} after {last:?}");
+        self.starts.push(Start { at: start, cost });
     }
 
-    fn leave(&mut self, now: u64, which: usize) {
-        let waiting: Vec<_> =
-            (0..self.departures.len()).filter(|&index| self.departures[index].at >= at(now)).collect();
+    fn cancel(&mut self, now: u64, which: usize) {
+        let waiting: Vec<_> = (0..self.starts.len()).filter(|&index| self.starts[index].at >= at(now)).collect();
         if let Some(which) = which.checked_rem(waiting.len()) {
-            self.departures.remove(waiting[which]);
+            self.starts.remove(waiting[which]);
         }
     }
 
-    fn run(mut self, quota: (u64, u64), steps: &[Step]) -> Vec<Departure> {
+    fn run(mut self, quota: (u64, u64), steps: &[Step]) -> Vec<Start> {
         let mut now = START;
         for &step in steps {
             match step {
-                Step::Pass { hundredths } => now += hundredths * quota.1 / quota.0 / 100,
-                Step::AcquireOptions { cost, patience } => self.ask(now, cost, patience),
-                Step::Leave { which } => self.leave(now, which),
+                Step::Advance { hundredths } => now += hundredths * quota.1 / quota.0 / 100,
+                Step::AcquireOptions { cost, max_delay } => self.acquire(now, cost, max_delay),
+                Step::Cancel { which } => self.cancel(now, which),
                 Step::Block { .. } => {}
             }
             if self.state[0] <= now {
-                self.forgetful = [0; 4];
+                self.renewed = [0; 4];
             }
         }
-        self.departures
+        self.starts
     }
 }
 
-/// What the departures would have owed at the worst of their moments, beyond what `allowed` says, in `1 / limit` parts of a
-/// microsecond. Departures are rounded up to microseconds, so less than one of them is no excess.
-fn conform(departures: &[Departure], (limit, period): (u64, u64), allowed: impl Fn(u64) -> u64) -> Result<(), String> {
+/// Returns an error if usage at a start exceeds `allowed`, in `1 / limit` parts of a microsecond.
+///
+/// Starts are rounded up to whole microseconds, so an excess below one microsecond is none.
+fn check_bound(starts: &[Start], (limit, period): (u64, u64), allowed: impl Fn(u64) -> u64) -> Result<(), String> {
     let (mut arrival, limit, period) = (0_u128, u128::from(limit), u128::from(period));
-    for departure in departures {
-        let turn = u128::from(departure.at.as_micros()) * limit;
-        let owed_before = arrival.max(turn) - turn;
-        let most = u128::from(allowed(departure.cost)) * period;
-        if owed_before >= most + limit {
-            return Err(format!("{owed_before} owed before {departure:?}, at most {most}, in {departures:?}"));
+    for start_of in starts {
+        let start = u128::from(start_of.at.as_micros()) * limit;
+        let owed_before = arrival.max(start) - start;
+        let max = u128::from(allowed(start_of.cost)) * period;
+        if owed_before >= max + limit {
+            return Err(format!("{owed_before} used before {start_of:?}, at most {max}, in {starts:?}"));
         }
-        arrival = arrival.max(turn) + u128::from(departure.cost) * period;
+        arrival = arrival.max(start) + u128::from(start_of.cost) * period;
     }
     Ok(())
 }
@@ -146,18 +147,18 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(3_000))]
 
     #[test]
-    fn departures_from_a_bucket_conform((quota, burst, steps) in scenario()) {
+    fn bucket_starts_keep_to_the_bound_when_some_are_cancelled((quota, burst, steps) in scenario()) {
         let gcra = Gcra::new(Quota::new(quota.0, Duration::from_micros(quota.1))).burst(burst);
-        let departures = Line::new(gcra).run(quota, &steps);
-        let conforms = conform(&departures, quota, |cost| burst - cost);
+        let starts = Schedule::new(gcra).run(quota, &steps);
+        let conforms = check_bound(&starts, quota, |cost| burst - cost);
         prop_assert!(conforms.is_ok(), "{}", conforms.unwrap_err());
     }
 
     #[test]
-    fn departures_from_a_queue_are_spaced((quota, burst, steps) in scenario()) {
+    fn queue_starts_are_spaced_when_some_are_cancelled((quota, burst, steps) in scenario()) {
         let queue = LeakyQueue::new(Quota::new(quota.0, Duration::from_micros(quota.1))).max_waiting(burst - 1);
-        let departures = Line::new(queue).run(quota, &steps);
-        let conforms = conform(&departures, quota, |_| 0);
+        let starts = Schedule::new(queue).run(quota, &steps);
+        let conforms = check_bound(&starts, quota, |_| 0);
         prop_assert!(conforms.is_ok(), "{}", conforms.unwrap_err());
     }
 }
@@ -178,7 +179,7 @@ fn requests() -> impl Strategy<Value = Vec<Request>> {
     proptest::collection::vec((0..3_u64, step_or_block(2)).prop_map(|(caller, step)| Request { caller, step }), 1..50)
 }
 
-/// A limit for each caller, one for all together, and a queue for all or for none.
+/// A limit per caller, a global limit, and a queue for all callers or for each.
 fn several(
     (caller_quota, all): ((u64, u64), (u64, u64)),
     bursts: (u64, u64),
@@ -187,15 +188,15 @@ fn several(
 ) -> Result<(), TestCaseError> {
     let clock = ManualClock::at(at(START));
     let quota = |(limit, period)| Quota::new(limit, Duration::from_micros(period));
-    // Nobody else is in the queue of who does not queue.
+    // A queue per caller holds no other caller.
     let line = move |caller: &Caller| if queued { 0 } else { 1 + *caller };
     let limiter = Memory::builder((
         Limit::new("caller", Gcra::new(quota(caller_quota)).burst(bursts.0)).keyed_by(|caller: &Caller| *caller),
         Limit::new("all", Gcra::new(quota(all)).burst(bursts.1)).keyed_by(|_: &Caller| ()),
-        Limit::new("line", LeakyQueue::new(Quota::new(1, Duration::from_micros(70))).max_waiting(4)).keyed_by(line),
+        Limit::new("queue", LeakyQueue::new(Quota::new(1, Duration::from_micros(70))).max_waiting(4)).keyed_by(line),
     ));
     let limiter = limiter.max_keys(10).clock(clock.clone()).build().unwrap();
-    let mut departures = Vec::new();
+    let mut starts = Vec::new();
     for &Request { caller, step } in requests {
         match step {
             Step::Pass { hundredths } => clock.advance(Duration::from_micros(hundredths)),
@@ -205,7 +206,7 @@ fn several(
                 let peeked = limiter.peek(&caller, ask).try_ready().unwrap().unwrap();
                 let decision = limiter.check(&caller, ask);
                 prop_assert_eq!(peeked.verdict(), decision.verdict());
-                // No limit is charged as if the time until the turn had passed: that would keep others from it.
+                // A scheduled start must not take tokens that other callers can use before that start.
                 for (index, (limit, period)) in [caller_quota, all, (1, 70)].into_iter().enumerate() {
                     let [before, after] = [&peeked, &decision].map(|decision| decision.limits()[index].reset());
                     let costs = Duration::from_micros((cost * period).div_ceil(limit));
@@ -213,7 +214,7 @@ fn several(
                 }
                 if decision.is_allowed() {
                     let at = decision.decided_at().after(decision.delay());
-                    departures.push((caller, Departure { at, cost }));
+                    starts.push((caller, Start { at, cost }));
                 }
                 if let Some(retry_after) = decision.retry_after() {
                     let now = clock.now();
@@ -223,38 +224,38 @@ fn several(
                         (retry_after * 2, true),
                     ] {
                         clock.set(now.after(wait));
-                        let later = limiter.peek(&caller, ask).try_ready().unwrap().unwrap();
-                        prop_assert_eq!(later.is_allowed(), allowed, "{:?} after {:?}: {:?}", ask, wait, peeked);
+                        let later = limiter.peek(&caller, options).try_ready().unwrap().unwrap();
+                        prop_assert_eq!(later.is_allowed(), allowed, "{:?} after {:?}: {:?}", options, wait, peeked);
                     }
                     clock.set(now);
                 }
             }
-            Step::Leave { which } => {
+            Step::Cancel { which } => {
                 let now = clock.now();
-                let waiting: Vec<_> = (0..departures.len()).filter(|&index| departures[index].1.at >= now).collect();
+                let waiting: Vec<_> = (0..starts.len()).filter(|&index| starts[index].1.at >= now).collect();
                 if let Some(which) = which.checked_rem(waiting.len()) {
-                    departures.remove(waiting[which]);
+                    starts.remove(waiting[which]);
                 }
             }
             Step::Block { limit, hundredths } => {
-                let (name, span) = (["caller", "all", "line"][limit], Duration::from_micros(hundredths));
+                let (name, span) = (["caller", "all", "queue"][limit], Duration::from_micros(hundredths));
                 limiter.block(name, &caller, span).try_ready().unwrap().unwrap();
             }
         }
     }
-    departures.sort_by_key(|(_, departure)| departure.at);
-    let of = |filter: &dyn Fn(Caller) -> bool| -> Vec<Departure> {
-        departures.iter().filter(|(caller, _)| filter(*caller)).map(|(_, departure)| *departure).collect()
+    starts.sort_by_key(|(_, start_of)| start_of.at);
+    let of = |filter: &dyn Fn(Caller) -> bool| -> Vec<Start> {
+        starts.iter().filter(|(caller, _)| filter(*caller)).map(|(_, start_of)| *start_of).collect()
     };
     for one in 0..3 {
-        prop_assert_eq!(conform(&of(&|caller| caller == one), caller_quota, |cost| bursts.0 - cost), Ok(()));
+        prop_assert_eq!(check_bound(&of(&|caller| caller == one), caller_quota, |cost| bursts.0 - cost), Ok(()));
         if !queued {
-            prop_assert_eq!(conform(&of(&|caller| caller == one), (1, 70), |_| 0), Ok(()));
+            prop_assert_eq!(check_bound(&of(&|caller| caller == one), (1, 70), |_| 0), Ok(()));
         }
     }
-    prop_assert_eq!(conform(&of(&|_| true), all, |cost| bursts.1 - cost), Ok(()));
+    prop_assert_eq!(check_bound(&of(&|_| true), all, |cost| bursts.1 - cost), Ok(()));
     if queued {
-        prop_assert_eq!(conform(&of(&|_| true), (1, 70), |_| 0), Ok(()));
+        prop_assert_eq!(check_bound(&of(&|_| true), (1, 70), |_| 0), Ok(()));
     }
     Ok(())
 }
@@ -263,7 +264,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(3_000))]
 
     #[test]
-    fn departures_under_several_limits_conform_to_each(
+    fn starts_under_several_limits_keep_to_each_bound(
         quotas in (quota(), quota()),
         bursts in (2..5_u64, 2..9_u64),
         queued in any::<bool>(),

@@ -1,8 +1,7 @@
-//! Proves with real threads that any number of them admits exactly what one would: on one key, on many keys under
-//! several limits (all or nothing, down to the last unit), while costs are held and settled, while a small table keeps
-//! forgetting, and after an algorithm has panicked in the middle of a charge.
+//! Real threads admit exactly what one thread would: on one key, under several limits, with holds, under eviction, and
+//! after a panic of an algorithm.
 //!
-//! The clock stands still wherever exactness is counted, so that no result depends on how the threads were scheduled.
+//! The clock is stopped wherever counts must be exact, so that no result depends on thread scheduling.
 
 use std::collections::{HashMap, VecDeque};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -17,10 +16,10 @@ use tower_ratelimit::{
     LimitSnapshot, Limiter, ManualClock, Memory, Quota, SlidingLog, SlidingWindow, SystemClock, Timestamp, Verdict,
 };
 
-/// More than there are cores, so that some are always interrupted in the middle of something.
+/// More threads than cores, so that the scheduler interrupts some of them in the middle of an operation.
 const THREADS: usize = 6;
 
-/// What each thread returned, all started at once.
+/// Starts all threads at once and returns their results.
 fn together<T: Send>(work: impl Fn(usize) -> T + Sync) -> Vec<T> {
     let (start, work) = (Barrier::new(THREADS), &work);
     std::thread::scope(|scope| {
@@ -36,30 +35,33 @@ fn together<T: Send>(work: impl Fn(usize) -> T + Sync) -> Vec<T> {
     })
 }
 
-fn acquire<Key: ?Sized>(limiter: &impl Limiter<Key>, key: &Key, ask: AcquireOptions) -> Outcome {
-    match limiter.acquire(key, ask) {
-        Acquisition::Ready(outcome) => outcome.expect("memory never fails"),
-        Acquisition::Pending(_) => unreachable!("memory answers at once"),
+fn acquire<Key: ?Sized>(limiter: &impl Limiter<Key>, key: &Key, options: AcquireOptions) -> Outcome {
+    match limiter.acquire(key, options) {
+        Acquisition::Ready(outcome) => outcome.expect("the memory store returns no error"),
+        Acquisition::Pending(_) => unreachable!("the memory store returns ready results"),
     }
 }
 
 fn hold<Key: ?Sized>(limiter: &impl Limiter<Key>, key: &Key, cost: u64) -> Option<Held> {
-    acquire(limiter, key, at_once(cost).hold()).held
+    acquire(limiter, key, immediate(cost).hold()).held
 }
 
 fn settle(held: Held, actual: u64) {
-    held.settle(actual).try_ready().expect("memory answers at once").expect("memory never fails");
+    held.settle(actual)
+        .try_ready()
+        .expect("the memory store returns ready results")
+        .expect("the memory store returns no error");
 }
 
 fn admits<Key: ?Sized>(limiter: &impl Limiter<Key>, key: &Key, cost: u64) -> bool {
-    acquire(limiter, key, at_once(cost)).decision.is_allowed()
+    acquire(limiter, key, immediate(cost)).decision.is_allowed()
 }
 
-fn at_once(cost: u64) -> AcquireOptions {
+fn immediate(cost: u64) -> AcquireOptions {
     AcquireOptions::cost(cost).max_delay(Duration::ZERO)
 }
 
-/// Takes one after another until it is refused, and returns how many there were.
+/// Acquires until a request is denied and returns the number of allowed requests.
 fn take_all<Key: ?Sized>(limiter: &impl Limiter<Key>, key: &Key) -> u64 {
     let mut taken = 0;
     while admits(limiter, key, 1) {
@@ -68,13 +70,13 @@ fn take_all<Key: ?Sized>(limiter: &impl Limiter<Key>, key: &Key) -> u64 {
     taken
 }
 
-/// How the key stands with every limit.
+/// Returns the status of the key under every limit.
 fn peek<Key: ?Sized>(limiter: &impl Limiter<Key>, key: &Key) -> Decision {
     let reply = limiter.peek(key, at_once(1).detail(Detail::All));
     reply.try_ready().expect("memory answers at once").expect("memory never fails")
 }
 
-/// Numbers as good as random, the same in each run.
+/// Pseudo-random numbers, equal in each run.
 fn numbers(seed: usize) -> impl Iterator<Item = usize> {
     let mut state = seed as u64;
     std::iter::repeat_with(move || {
@@ -88,7 +90,7 @@ fn hourly(limit: u64) -> Quota {
     Quota::per_hour(limit)
 }
 
-/// One each, from all threads, until none is left.
+/// All threads acquire cost 1 until the key is denied.
 fn check_one_key<A: Algorithm>(algorithm: A, limit: u64) {
     let limiter = Memory::builder(algorithm).max_keys(50).clock(ManualClock::new()).build().expect("valid limits");
     let one_each = |_| (0..limit).filter(|_| admits(&limiter, "key", 1)).count() as u64;
@@ -97,7 +99,7 @@ fn check_one_key<A: Algorithm>(algorithm: A, limit: u64) {
     assert_eq!(peek(&limiter, "key").remaining(), Some(0));
 }
 
-/// As `check_one_key` with costs of one to seven. Whoever is refused takes the rest in ones.
+/// [`check_one_key`] with costs of 1 to 7. After a denial, a thread acquires the rest with cost 1.
 fn check_mixed_costs<A: Algorithm>(algorithm: A, limit: u64) {
     let limiter = Memory::builder(algorithm).max_keys(50).clock(ManualClock::new()).build().expect("valid limits");
     let mixed = |thread| {
@@ -109,7 +111,7 @@ fn check_mixed_costs<A: Algorithm>(algorithm: A, limit: u64) {
 }
 
 #[test]
-fn one_key_has_exactly_its_quota() {
+fn one_key_admits_exactly_its_quota() {
     check_one_key(Gcra::new(hourly(7)).burst(100_000), 100_000);
     check_one_key(FixedWindow::new(hourly(100_000)), 100_000);
     check_one_key(SlidingWindow::new(hourly(20_000)), 20_000);
@@ -117,7 +119,7 @@ fn one_key_has_exactly_its_quota() {
 }
 
 #[test]
-fn every_turn_in_a_queue_is_given_out_once() {
+fn queue_schedules_each_start_once() {
     let algorithm = LeakyQueue::new(Quota::per_second(1000)).max_waiting(1999);
     let limiter = Memory::builder(algorithm).clock(ManualClock::new()).build().expect("valid limits");
     let delays = together(|_| {
@@ -130,7 +132,7 @@ fn every_turn_in_a_queue_is_given_out_once() {
 }
 
 #[test]
-fn mixed_costs_add_up_to_the_quota() {
+fn mixed_costs_admit_exactly_the_quota() {
     check_mixed_costs(Gcra::new(hourly(7)).burst(1_000_000), 1_000_000);
     check_mixed_costs(FixedWindow::new(hourly(1_000_000)), 1_000_000);
     check_mixed_costs(SlidingWindow::new(hourly(100_000)), 100_000);
@@ -138,7 +140,7 @@ fn mixed_costs_add_up_to_the_quota() {
 }
 
 #[test]
-fn one_key_gets_exactly_what_comes_back() {
+fn one_key_gets_exactly_the_refilled_tokens() {
     let clock = ManualClock::new();
     let quota = Quota::per_second(3);
     let limiter = Memory::builder(Gcra::new(quota).burst(500)).clock(clock.clone()).build().expect("valid limits");
@@ -147,7 +149,7 @@ fn one_key_gets_exactly_what_comes_back() {
         let mut admitted = 0_u64;
         for _ in 0..50 {
             admitted += take_all(&limiter, "key");
-            // All are refused before the clock moves, and it has moved before anybody goes on.
+            // Every thread is denied before the clock moves, and the clock moves before any thread continues.
             if rounds.wait().is_leader() {
                 clock.advance(Duration::from_millis(1111));
             }
@@ -155,7 +157,7 @@ fn one_key_gets_exactly_what_comes_back() {
         }
         admitted
     });
-    // What came back after the last round nobody asked for.
+    // No thread has requested the tokens of the last round.
     let elapsed = 49 * 1_111_000;
     assert_eq!(admitted.into_iter().sum::<u64>(), 500 + elapsed * 3 / 1_000_000);
 }
@@ -172,9 +174,10 @@ const USER_LIMIT: u64 = 50;
 const GROUP_LIMIT: u64 = 300;
 const TOTAL_LIMIT: u64 = 1500;
 
-/// After many threads have asked for many callers: no limit holds more or less than was admitted, so that nothing was
-/// charged to one limit of a request that another one refused.
-fn check_accounts(limiter: &(impl Limiter<Caller> + Sync)) {
+/// After many threads decided for many callers, each limit's usage equals the admitted requests.
+///
+/// A limit with more usage would have been charged for a request that another limit denied.
+fn check_limits_agree(limiter: &(impl Limiter<Caller> + Sync)) {
     let admitted = together(|thread| {
         let mut admitted = HashMap::<(usize, usize), u64>::new();
         for number in numbers(thread).take(3000) {
@@ -200,7 +203,7 @@ fn check_accounts(limiter: &(impl Limiter<Caller> + Sync)) {
             assert_eq!(remaining, [by_user, by_group, TOTAL_LIMIT - total], "user {user}, group {group}");
         }
     }
-    assert!(total > TOTAL_LIMIT - 3, "all that was to be had was asked for, and {total} admitted");
+    assert!(total > TOTAL_LIMIT - 3, "the threads requested the whole limit, but {total} were admitted");
 }
 
 #[test]
@@ -210,7 +213,7 @@ fn several_limits_charge_all_or_nothing() {
         Limit::new("group", SlidingLog::new(hourly(GROUP_LIMIT))).keyed_by(|caller: &Caller| caller.group),
         Limit::new("total", FixedWindow::new(hourly(TOTAL_LIMIT))).keyed_by(|_: &Caller| ()),
     );
-    check_accounts(&Memory::builder(limits).clock(ManualClock::new()).build().expect("valid limits"));
+    check_limits_agree(&Memory::builder(limits).clock(ManualClock::new()).build().expect("valid limits"));
 }
 
 #[test]
@@ -219,11 +222,11 @@ fn limits_chosen_at_run_time_charge_all_or_nothing() {
     let by_group = Limit::new("group", FixedWindow::new(hourly(GROUP_LIMIT))).keyed_by(|caller: &Caller| caller.group);
     let total = Limit::new("total", Gcra::new(hourly(1)).burst(TOTAL_LIMIT)).keyed_by(|_: &Caller| ());
     let limits: Vec<DynLimit<Caller>> = vec![DynLimit::new(by_user), DynLimit::new(by_group), DynLimit::new(total)];
-    check_accounts(&Memory::builder(limits).clock(ManualClock::new()).build().expect("valid limits"));
+    check_limits_agree(&Memory::builder(limits).clock(ManualClock::new()).build().expect("valid limits"));
 }
 
 #[test]
-fn what_is_settled_is_charged_exactly_once() {
+fn settled_cost_is_charged_exactly_once() {
     const LIMIT: u64 = 1_000_000;
     let limits = (
         Limit::new("bucket", Gcra::new(Quota::new(LIMIT, Duration::from_secs(LIMIT)))),
@@ -234,24 +237,24 @@ fn what_is_settled_is_charged_exactly_once() {
         let mut guards = VecDeque::new();
         let mut used = 0;
         for number in numbers(thread).take(5000) {
-            guards.push_back(hold(&limiter, "key", 3).expect("there is room for all"));
+            guards.push_back(hold(&limiter, "key", 3).expect("the limit allows every hold"));
             if guards.len() > 5 {
-                let held = guards.pop_front().expect("six of them");
+                let held = guards.pop_front().expect("six guards");
                 let actual = [0, 1, 3, 8][number % 4];
                 settle(held, actual);
                 used += actual;
             }
         }
-        // The guards that are left charge what they held.
+        // The guards that remain charge their held cost when they are dropped.
         used + 3 * guards.len() as u64
     });
     let left = LIMIT - used.into_iter().sum::<u64>();
     let decision = peek(&limiter, "key");
     assert_eq!(decision.limits().iter().map(tower_ratelimit::LimitStatus::remaining).collect::<Vec<_>>(), [left, left]);
-    assert!(limiter.usage().iter().all(|usage| (usage.held_keys, usage.held) == (0, 0)), "nothing is held any more");
+    assert!(limiter.usage().iter().all(|usage| (usage.held_keys, usage.held) == (0, 0)), "nothing remains held");
 }
 
-/// Every thread holds and decides at once, for a few keys: what is admitted and what is held never exceed the limit.
+/// Threads hold and acquire on a few keys: the sum of admitted and held cost never exceeds the limit.
 #[test]
 fn held_and_charged_costs_never_exceed_the_limit() {
     const LIMIT: u64 = 500;
@@ -268,7 +271,7 @@ fn held_and_charged_costs_never_exceed_the_limit() {
                 kept[key] += cost;
             }
             if guards.len() > 4 {
-                let (key, held) = guards.pop_front().expect("five of them");
+                let (key, held) = guards.pop_front().expect("five guards");
                 let actual = held.cost() * (number >> 16 & 1) as u64;
                 kept[key] += actual;
                 settle(held, actual);
@@ -281,37 +284,36 @@ fn held_and_charged_costs_never_exceed_the_limit() {
     });
     for (index, key) in keys.iter().enumerate() {
         let kept: u64 = kept.iter().map(|kept| kept[index]).sum();
-        assert_eq!(peek(&limiter, key).remaining(), Some(LIMIT - kept), "of key {key}");
-        assert_eq!(kept + take_all(&limiter, key), LIMIT, "of key {key}");
+        assert_eq!(peek(&limiter, key).remaining(), Some(LIMIT - kept), "key {key}");
+        assert_eq!(kept + take_all(&limiter, key), LIMIT, "key {key}");
     }
 }
 
-/// Keys that have used much are not the first to be idle: a flood of newcomers can't make a small table forget them.
+/// Keys with high usage are not the first to be idle, so a flood of new keys does not evict them.
 #[test]
-fn a_flood_of_keys_does_not_lift_the_limit_of_who_is_known() {
+fn flood_of_new_keys_does_not_free_present_keys() {
     const BURST: u64 = 3000;
     let algorithm = Gcra::new(hourly(1000)).burst(BURST);
     let limiter = Memory::builder(algorithm).max_keys(8).clock(ManualClock::new()).build().expect("valid limits");
-    // So few that they can't fill two sets, of three each, among themselves.
+    // Fewer keys than two sets of three slots hold.
     let heavy = [0_u64, 1, 2, 3];
     assert!(heavy.iter().all(|key| admits(&limiter, key, BURST / 2)));
     let admitted = together(|thread| {
         let mut admitted = [0; 4];
         let newcomers = (thread as u64 + 1) << 32..;
-        for (number, newcomer) in numbers(thread).zip(newcomers).take(4000) {
-            assert!(admits(&limiter, &newcomer, 1), "a newcomer has its quota");
+        for (number, new_key) in numbers(thread).zip(newcomers).take(4000) {
+            assert!(admits(&limiter, &new_key, 1), "a new key has its quota");
             admitted[number % 4] += u64::from(admits(&limiter, &heavy[number % 4], 1));
         }
         admitted
     });
     for key in heavy {
         let index = usize::try_from(key).expect("small");
-        assert_eq!(admitted.iter().map(|admitted| admitted[index]).sum::<u64>(), BURST - BURST / 2, "of key {key}");
+        assert_eq!(admitted.iter().map(|admitted| admitted[index]).sum::<u64>(), BURST - BURST / 2, "key {key}");
     }
 }
 
-/// With the system's clock: threads that read the time and take their turn later, keys that are idle and come back, all
-/// the while in one another's slots.
+/// On the system clock: threads are descheduled after they read the time, and keys become idle and share slots.
 #[test]
 fn no_key_exceeds_its_rate_in_real_time() {
     const BURST: u64 = 3;
@@ -332,19 +334,19 @@ fn no_key_exceeds_its_rate_in_real_time() {
     let elapsed = clock.now().as_micros() - start.as_micros();
     for key in 0..KEYS {
         let admitted: u64 = admitted.iter().map(|admitted| admitted[key]).sum();
-        let most = BURST + RATE * elapsed / 1_000_000 + 1;
-        assert!(admitted <= most, "{admitted} of key {key} in {elapsed} us, at most {most}");
+        let max = BURST + RATE * elapsed / 1_000_000 + 1;
+        assert!(admitted <= max, "key {key}: {admitted} admitted in {elapsed} us, at most {max}");
     }
 }
 
-/// So many, ever. Panics where it should not, after it has changed its state, if it is asked for these costs.
+/// Admits a fixed count. Panics after it has changed its state if the cost is one of the two below.
 #[derive(Debug, Clone, Copy)]
-struct Fragile<S>(u64, std::marker::PhantomData<fn() -> S>);
+struct Panicking<S>(u64, std::marker::PhantomData<fn() -> S>);
 
 const PANICS_IN_PEEK: u64 = 101;
 const PANICS_IN_COMMIT: u64 = 102;
 
-/// The count in a state of each kind.
+/// Access to the count in a state of each kind.
 trait Count: State + std::fmt::Debug {
     fn get(&self) -> u64;
     fn set(&mut self, count: u64);
@@ -384,17 +386,17 @@ impl Count for HitLog {
     }
 }
 
-impl<S: Count> Algorithm for Fragile<S> {
+impl<S: Count> Algorithm for Panicking<S> {
     type State = S;
 
-    fn peek(&self, state: &S, _now: Timestamp, ask: AcquireOptions) -> Verdict {
-        assert_ne!(ask.cost, PANICS_IN_PEEK, "as it was asked to");
+    fn peek(&self, state: &S, _now: Timestamp, options: AcquireOptions) -> Verdict {
+        assert_ne!(options.cost, PANICS_IN_PEEK, "intended panic");
         if state.get() < self.0 { Verdict::Allowed } else { Verdict::ExceedsLimit }
     }
 
     fn charge(&self, state: &mut S, _now: Timestamp, _delay: Duration, cost: u64) {
         state.set(state.get() + 1);
-        assert_ne!(cost, PANICS_IN_COMMIT, "as it was asked to");
+        assert_ne!(cost, PANICS_IN_COMMIT, "intended panic");
     }
 
     fn snapshot(&self, state: &S, _now: Timestamp) -> LazySnapshot {
@@ -414,64 +416,65 @@ impl<S: Count> Algorithm for Fragile<S> {
     }
 }
 
-fn fragile<S>(limit: u64) -> Fragile<S> {
-    Fragile(limit, std::marker::PhantomData)
+fn panicking<S>(limit: u64) -> Panicking<S> {
+    Panicking(limit, std::marker::PhantomData)
 }
 
-/// Runs `f`, which is about to panic.
-fn panics<T>(f: impl FnOnce() -> T) {
-    assert!(catch_unwind(AssertUnwindSafe(f)).is_err(), "this was to panic");
+/// Runs `f` and requires that it panics.
+fn assert_panics<T>(f: impl FnOnce() -> T) {
+    assert!(catch_unwind(AssertUnwindSafe(f)).is_err(), "expected a panic");
 }
 
-/// Fails where a lock that was never given back would make `f` wait forever. No test waits so long that passes.
-fn in_finite_time<T: Send + 'static>(f: impl FnOnce() -> T + Send + 'static) -> T {
+/// Fails if `f` blocks, as it would on a lock that was never released. No passing test waits that long.
+fn with_timeout<T: Send + 'static>(f: impl FnOnce() -> T + Send + 'static) -> T {
     let (done, result) = mpsc::channel();
     std::thread::spawn(move || done.send(f()));
-    result.recv_timeout(Duration::from_secs(60)).expect("it panicked, or hangs at a lock")
+    result.recv_timeout(Duration::from_secs(60)).expect("the operation panicked or waits for a lock")
 }
 
-fn check_after_a_panic<S: Count>() {
+fn check_decisions_after_a_panic<S: Count>() {
     let limits = (
         Limit::new("calm", FixedWindow::new(hourly(1000))),
-        Limit::new("fragile", fragile::<S>(10)),
+        Limit::new("fragile", panicking::<S>(10)),
         Limit::new("after", FixedWindow::new(hourly(1000))),
     );
     let limiter = Memory::builder(limits).max_keys(1).clock(ManualClock::new()).build().expect("valid limits");
-    for key in ["new", "known"] {
+    for key in ["new", "present"] {
         assert!(key == "new" || admits(&limiter, key, 1));
-        panics(|| admits(&limiter, key, PANICS_IN_PEEK));
-        panics(|| admits(&limiter, key, PANICS_IN_COMMIT));
+        assert_panics(|| admits(&limiter, key, PANICS_IN_PEEK));
+        assert_panics(|| admits(&limiter, key, PANICS_IN_COMMIT));
         let limiter = limiter.clone();
-        in_finite_time(move || {
+        with_timeout(move || {
             assert!(admits(&limiter, key, 1));
             assert!(admits(&limiter, "another", 0));
-            // All keys together fill every set, so that whichever is still locked is met.
+            // 200 keys occupy every set, so a set that is still locked would block.
             assert!((0..200).all(|other| admits(&limiter, &*format!("{key} {other}"), 1)));
         });
     }
 }
 
 #[test]
-fn a_panic_in_an_algorithm_leaves_no_lock_behind() {
-    check_after_a_panic::<[u64; 2]>();
-    check_after_a_panic::<Counters>();
-    check_after_a_panic::<HitLog>();
+fn panic_in_an_algorithm_releases_every_lock() {
+    check_decisions_after_a_panic::<[u64; 2]>();
+    check_decisions_after_a_panic::<Counters>();
+    check_decisions_after_a_panic::<HitLog>();
 }
 
 #[test]
-fn a_panic_while_settling_leaves_no_lock_behind() {
-    let limiter = Memory::builder(fragile::<[u64; 2]>(10)).clock(ManualClock::new()).build().expect("valid limits");
+fn panic_while_settling_releases_every_lock() {
+    let limiter = Memory::builder(panicking::<[u64; 2]>(10)).clock(ManualClock::new()).build().expect("valid limits");
     let held = hold(&limiter, "key", 1).expect("ten are available");
-    panics(|| held.settle(PANICS_IN_COMMIT).try_ready());
-    let left = in_finite_time(move || take_all(&limiter, "key"));
+    assert_panics(|| held.settle(PANICS_IN_COMMIT).try_ready());
+    let left = with_timeout(move || take_all(&limiter, "key"));
     assert!(left == 9 || left == 10, "{left}");
 }
 
 #[test]
-fn threads_that_panic_do_not_disturb_the_others() {
+fn panicking_threads_do_not_change_the_results_of_other_threads() {
     const LIMIT: u64 = 3000;
-    let limiter = Memory::builder(fragile::<[u64; 2]>(LIMIT)).clock(ManualClock::new()).build().expect("valid limits");
-    let counts = in_finite_time(move || {
+    let limiter =
+        Memory::builder(panicking::<[u64; 2]>(LIMIT)).clock(ManualClock::new()).build().expect("valid limits");
+    let counts = with_timeout(move || {
         together(|thread| {
             let (mut admitted, mut panicked) = (0, 0);
             for number in numbers(thread).take(1000) {
@@ -487,11 +490,11 @@ fn threads_that_panic_do_not_disturb_the_others() {
     let admitted: u64 = counts.iter().map(|(admitted, _)| admitted).sum();
     let panicked: u64 = counts.iter().map(|(_, panicked)| panicked).sum();
     assert!(panicked > 0);
-    // Whether a charge that panicked had changed the state already, is for the algorithm to know.
-    assert!((LIMIT - panicked..=LIMIT).contains(&admitted), "{admitted}, and {panicked} panicked");
+    // The algorithm decides whether it changed its state before the panic.
+    assert!((LIMIT - panicked..=LIMIT).contains(&admitted), "{admitted} admitted, {panicked} panicked");
 }
 
-/// A clock that is read once too early, as by a thread that is descheduled right after it has read it.
+/// A clock with one outdated reading, as of a thread that was descheduled right after it read the time.
 #[derive(Clone)]
 struct Stalled {
     clock: ManualClock,
@@ -508,8 +511,8 @@ impl Clock for Stalled {
 }
 
 #[test]
-fn who_was_descheduled_after_reading_the_clock_is_granted_nothing() {
-    fn refused<A: Algorithm + Clone>(algorithm: &A) {
+fn outdated_clock_reading_grants_nothing() {
+    fn check_denied<A: Algorithm + Clone>(algorithm: &A) {
         let of_all = |_: &u64| ();
         let clock = Stalled { clock: ManualClock::new(), early: Arc::default() };
         let early = clock.now().as_micros();
@@ -522,22 +525,22 @@ fn who_was_descheduled_after_reading_the_clock_is_granted_nothing() {
         let is_stalled = |decide: &dyn Fn() -> bool| {
             assert!(decide(), "{algorithm:?}");
             clock.early.store(early, Ordering::SeqCst);
-            assert!(!decide(), "{algorithm:?} grants what is used up");
-            assert!(!decide(), "{algorithm:?} forgets what was charged");
+            assert!(!decide(), "{algorithm:?} admits beyond the limit");
+            assert!(!decide(), "{algorithm:?} lost a charge");
         };
         is_stalled(&|| one.check(&1_u64, AcquireOptions::default()).is_allowed());
         is_stalled(&|| two.check(&1_u64, AcquireOptions::default()).is_allowed());
         is_stalled(&|| dynamic.check(&1_u64, AcquireOptions::default()).is_allowed());
-        // Neither by settling a hold on a key that was charged meanwhile.
+        // Settling a hold on a key that was charged in the meantime grants nothing either.
         let held = hold(&one, &2_u64, 0).expect("allowed");
         assert!(one.check(&2_u64, AcquireOptions::default()).is_allowed(), "{algorithm:?}");
         clock.early.store(early, Ordering::SeqCst);
         settle(held, 1);
-        assert!(!one.check(&2_u64, AcquireOptions::default()).is_allowed(), "{algorithm:?} forgets what was charged");
+        assert!(!one.check(&2_u64, AcquireOptions::default()).is_allowed(), "{algorithm:?} lost a charge");
     }
     let quota = Quota::per_second(1);
-    refused(&Gcra::new(quota));
-    refused(&FixedWindow::new(quota));
-    refused(&SlidingWindow::new(quota));
-    refused(&SlidingLog::new(quota));
+    check_denied(&Gcra::new(quota));
+    check_denied(&FixedWindow::new(quota));
+    check_denied(&SlidingWindow::new(quota));
+    check_denied(&SlidingLog::new(quota));
 }

@@ -1,4 +1,4 @@
-//! How Redis is reached, and what is said when it is not.
+//! Redis addresses, and the errors of servers that can't be used.
 
 use std::error::Error as _;
 use std::time::Duration;
@@ -7,50 +7,50 @@ use bb8_redis::RedisConnectionManager;
 use bb8_redis::bb8::Pool;
 use tower_ratelimit::{Error, Gcra, Quota, Redis, RedisServer};
 
-use crate::helpers::{is_allowed, patient};
+use crate::helpers::{is_allowed, redis_limiter};
 use crate::server::Server;
 
 const QUOTA: Quota = Quota::per_hour(100);
 
 fn at(address: &str) -> Redis<str> {
-    patient(RedisServer::open(address).expect("an address"), "api", Gcra::new(QUOTA))
+    redis_limiter(RedisServer::open(address).expect("an address"), "api", Gcra::new(QUOTA))
 }
 
-async fn works(address: &str) {
+async fn check_works(address: &str) {
     let limiter = at(address);
     limiter.health_check().await.unwrap_or_else(|error| panic!("{address}: {error:?}"));
     assert!(is_allowed(&limiter, "alice").await, "{address}");
 }
 
 #[tokio::test]
-async fn a_port_is_reached() {
+async fn tcp_address_works() {
     let server = Server::start();
-    works(&format!("redis://127.0.0.1:{}", server.port)).await;
-    works(&format!("redis://localhost:{}/", server.port)).await;
+    check_works(&format!("redis://127.0.0.1:{}", server.port)).await;
+    check_works(&format!("redis://localhost:{}/", server.port)).await;
     assert_eq!(server.keys().len(), 1);
 }
 
 #[tokio::test]
-async fn a_socket_is_reached() {
+async fn unix_socket_address_works() {
     let path = std::env::temp_dir().join(format!("tower-ratelimit-{}.sock", std::process::id()));
     let path = path.to_str().expect("text");
     let server = Server::with(&["--unixsocket", path]);
-    works(&format!("unix://{path}")).await;
+    check_works(&format!("unix://{path}")).await;
     assert_eq!(server.keys().len(), 1);
     drop(server);
     let _ = std::fs::remove_file(path);
 }
 
 #[tokio::test]
-async fn a_user_is_known_by_name_and_password() {
+async fn user_and_password_are_sent() {
     let server = Server::start();
     server.command(&["ACL", "SETUSER", "app", "on", ">secret", "~ratelimit:*", "+@all"]);
-    works(&format!("redis://app:secret@127.0.0.1:{}", server.port)).await;
+    check_works(&format!("redis://app:secret@127.0.0.1:{}", server.port)).await;
     server.command(&["CONFIG", "SET", "requirepass", "other secret"]);
-    works(&format!("redis://:other%20secret@127.0.0.1:{}", server.port)).await;
+    check_works(&format!("redis://:other%20secret@127.0.0.1:{}", server.port)).await;
 }
 
-/// The commands that `docs/redis.md` lists for one Redis.
+/// The commands that `docs/redis.md` lists for a single Redis.
 const RIGHTS: [&str; 14] = [
     "select",
     "script|load",
@@ -68,8 +68,8 @@ const RIGHTS: [&str; 14] = [
     "pexpire",
 ];
 
-/// A user who may use these keys, and run all of the documented commands but one.
-fn user_without(server: &Server, lacks: &str, keys: &str) -> RedisServer {
+/// A user with these keys and all documented commands except one.
+fn user_lacking(server: &Server, lacks: &str, keys: &str) -> RedisServer {
     let rights = RIGHTS.into_iter().filter(|right| *right != lacks).map(|right| format!("+{right}"));
     let rights: Vec<_> = rights.collect();
     let mut user = vec!["ACL", "SETUSER", "app", "reset", "on", ">secret", keys];
@@ -78,14 +78,14 @@ fn user_without(server: &Server, lacks: &str, keys: &str) -> RedisServer {
     RedisServer::open(&format!("redis://app:secret@127.0.0.1:{}/2", server.port)).expect("an address")
 }
 
-/// Whatever a limiter can ask of Redis: the first error.
-async fn everything(server: &RedisServer, flush: impl Fn()) -> Result<(), Error> {
-    let bucket = patient::<u64>(server.clone(), "api", Gcra::new(QUOTA));
-    let log = patient::<u64>(server.clone(), "log", tower_ratelimit::SlidingLog::new(QUOTA));
+/// Calls every kind of operation and returns the first error.
+async fn call_everything(server: &RedisServer, flush: impl Fn()) -> Result<(), Error> {
+    let bucket = redis_limiter::<u64>(server.clone(), "api", Gcra::new(QUOTA));
+    let log = redis_limiter::<u64>(server.clone(), "log", tower_ratelimit::SlidingLog::new(QUOTA));
     bucket.health_check().await?;
     flush();
-    let asks = (0..3).map(|key| acquire_owned(&bucket, key));
-    futures_util::future::try_join_all(asks).await?;
+    let acquisitions = (0..3).map(|key| acquire_owned(&bucket, key));
+    futures_util::future::try_join_all(acquisitions).await?;
     for key in [0, 0, 1] {
         acquire_owned(&bucket, key).await?;
         acquire_owned(&log, key).await?;
@@ -100,24 +100,26 @@ async fn acquire_owned(limiter: &Redis<u64>, key: u64) -> Result<(), Error> {
 }
 
 #[tokio::test]
-async fn the_rights_that_are_documented_are_enough() {
+async fn documented_permissions_suffice() {
     let server = Server::start();
-    let address = user_without(&server, "none", "~ratelimit:*");
-    everything(&address, || drop(server.command(&["SCRIPT", "FLUSH"]))).await.expect("all that is needed");
+    let address = user_lacking(&server, "none", "~ratelimit:*");
+    call_everything(&address, || drop(server.command(&["SCRIPT", "FLUSH"])))
+        .await
+        .expect("the documented permissions suffice");
 }
 
 #[tokio::test]
-async fn the_permission_that_a_user_lacks_is_named() {
+async fn missing_permission_is_named_in_the_error() {
     let server = Server::start();
     for right in RIGHTS {
-        let address = user_without(&server, right, "~ratelimit:*");
+        let address = user_lacking(&server, right, "~ratelimit:*");
         server.command(&["FLUSHALL"]);
         server.command(&["SCRIPT", "FLUSH"]);
         let flush = || drop(server.command(&["SCRIPT", "FLUSH"]));
-        let result = everything(&address, flush).await;
+        let result = call_everything(&address, flush).await;
         if right == "get" {
-            // Without it the script reads by MGET.
-            result.expect("slower, and no less");
+            // Without GET the script reads by MGET.
+            result.expect("the script has a slower fallback");
             continue;
         }
         let error = result.expect_err(right);
@@ -126,31 +128,34 @@ async fn the_permission_that_a_user_lacks_is_named() {
             error.to_string().split_once("; grant ").map(|(a, b)| (a.to_owned(), b.to_owned())).expect(right);
         assert!(grants.contains(&right.to_uppercase().replace('|', " ")), "{right}: {error:?}");
     }
-    let error = everything(&user_without(&server, "none", "~other:*"), || ()).await.expect_err("no keys");
-    says(&error, "grant all keys that begin with the limiter's prefix");
+    let error = call_everything(&user_lacking(&server, "none", "~other:*"), || ()).await.expect_err("no keys");
+    assert_error_contains(&error, "grant all keys that begin with the limiter's prefix");
     let beyond = format!("redis://127.0.0.1:{}/99", server.port);
-    says(&at(&beyond).health_check().await.expect_err("no such database"), "there is none of this number");
+    assert_error_contains(
+        &at(&beyond).health_check().await.expect_err("no such database"),
+        "there is none of this number",
+    );
 }
 
 #[tokio::test]
-async fn a_database_is_chosen_by_its_number() {
+async fn database_number_selects_the_database() {
     let server = Server::start();
-    works(&format!("redis://127.0.0.1:{}/3", server.port)).await;
+    check_works(&format!("redis://127.0.0.1:{}/3", server.port)).await;
     assert!(server.keys().is_empty());
     assert!(server.commands(&[&["SELECT", "3"], &["KEYS", "*"]]).contains(":alice"));
 }
 
 #[tokio::test]
-async fn a_pool_of_ones_own_will_do_and_what_is_dead_in_it_is_no_matter() {
+async fn custom_pool_works_with_dead_or_no_connections() {
     for tests in [true, false] {
         let mut server = Server::start();
         let manager = RedisConnectionManager::new(server.address()).expect("an address");
         let pool =
             Pool::builder().max_size(2).min_idle(2).test_on_check_out(tests).build(manager).await.expect("a pool");
-        let limiter = patient::<str>(pool.clone().into(), "api", Gcra::new(QUOTA));
+        let limiter = redis_limiter::<str>(pool.clone().into(), "api", Gcra::new(QUOTA));
         limiter.health_check().await.expect("a working Redis");
         assert!(is_allowed(&limiter, "alice").await);
-        // Somebody else may use up the pool.
+        // Other code may use every connection of the pool.
         let (first, second) = (pool.get().await.expect("one"), pool.get().await.expect("another"));
         assert!(is_allowed(&limiter, "alice").await);
         drop((first, second));
@@ -162,12 +167,12 @@ async fn a_pool_of_ones_own_will_do_and_what_is_dead_in_it_is_no_matter() {
     }
 }
 
-fn says(error: &Error, words: &str) {
+fn assert_error_contains(error: &Error, words: &str) {
     assert!(error.to_string().contains(words), "{error:?}");
 }
 
 #[test]
-fn what_is_no_address_is_told_and_its_password_is_not() {
+fn invalid_address_is_an_error_without_its_password() {
     for wrong in [
         "",
         "127.0.0.1",
@@ -176,9 +181,9 @@ fn what_is_no_address_is_told_and_its_password_is_not() {
         "redis://x:hunter2@127.0.0.1:port",
         "redis://127.0.0.1/x",
     ] {
-        let Err(error) = RedisServer::open(wrong) else { panic!("{wrong} is no address") };
+        let Err(error) = RedisServer::open(wrong) else { panic!("{wrong} was accepted") };
         assert!(error.is_config());
-        says(&error, "redis://[user:password@]host[:port][/database]");
+        assert_error_contains(&error, "redis://[user:password@]host[:port][/database]");
         assert!(!format!("{error:?}").contains("hunter2"), "{error:?}");
     }
     let server = RedisServer::open("redis://app:hunter2@127.0.0.1").expect("an address");
@@ -187,22 +192,22 @@ fn what_is_no_address_is_told_and_its_password_is_not() {
 }
 
 #[tokio::test]
-async fn no_server_is_told_at_once() {
+async fn missing_server_is_an_error_immediately() {
     let port = std::net::TcpListener::bind("127.0.0.1:0").expect("a port").local_addr().expect("its address").port();
     let limiter = at(&format!("redis://127.0.0.1:{port}"));
     let check = tokio::time::timeout(Duration::from_secs(1), limiter.health_check());
-    let error = check.await.expect("a refused connection is known at once").expect_err("there is none");
+    let error = check.await.expect("a refused connection is an error before the time-out").expect_err("no server");
     assert!(error.is_unavailable());
-    says(&error, "connection to Redis failed");
+    assert_error_contains(&error, "connection to Redis failed");
     assert!(error.source().expect("a cause").to_string().contains("refused"), "{error:?}");
-    // So it is to whoever asks.
+    // A decision returns the same error.
     let error =
         crate::helpers::acquire(&limiter, "alice", tower_ratelimit::AcquireOptions::default()).await.expect_err("none");
     assert!(error.is_unavailable() && error.source().expect("a cause").to_string().contains("refused"), "{error:?}");
 }
 
 #[tokio::test]
-async fn a_wrong_password_is_told() {
+async fn wrong_password_is_an_error() {
     let server = Server::start();
     server.command(&["ACL", "SETUSER", "app", "on", ">secret", "~*", "+@all"]);
     for user in ["app:wrong@", "nobody:secret@", ":wrong@"] {
@@ -211,53 +216,55 @@ async fn a_wrong_password_is_told() {
         }
         let error = at(&format!("redis://{user}127.0.0.1:{}", server.port)).health_check().await.expect_err("wrong");
         assert!(error.is_unavailable());
-        says(&error, "refused the user's name or password");
+        assert_error_contains(&error, "refused the user's name or password");
         assert!(!format!("{error:?}").contains("wrong@"));
     }
     let error = at(&server.address()).health_check().await.expect_err("none given");
-    says(&error, "password");
+    assert_error_contains(&error, "password");
 }
 
 #[tokio::test]
-async fn a_server_that_refuses_scripts_or_writes_is_told() {
+async fn refused_scripts_and_writes_are_errors() {
     let server = Server::start();
     server.command(&["ACL", "SETUSER", "app", "on", ">secret", "~*", "+@all", "-@scripting"]);
     let error =
         at(&format!("redis://app:secret@127.0.0.1:{}", server.port)).health_check().await.expect_err("no scripts");
-    says(&error, "EVALSHA");
+    assert_error_contains(&error, "EVALSHA");
     server.command(&["REPLICAOF", "127.0.0.1", "1"]);
-    says(&at(&server.address()).health_check().await.expect_err("no writes"), "replica");
+    assert_error_contains(&at(&server.address()).health_check().await.expect_err("no writes"), "replica");
     server.command(&["REPLICAOF", "NO", "ONE"]);
     server.command(&["CONFIG", "SET", "maxmemory", "1"]);
-    says(&at(&server.address()).health_check().await.expect_err("no writes"), "maxmemory");
+    assert_error_contains(&at(&server.address()).health_check().await.expect_err("no writes"), "maxmemory");
 }
 
 #[tokio::test]
-async fn a_server_that_says_nothing_is_told_within_its_time() {
+async fn silent_server_is_an_error_within_the_connect_timeout() {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
     let address = listener.local_addr().expect("its address");
-    let error = at(&format!("redis://{address}")).health_check().await.expect_err("it says nothing");
+    let error = at(&format!("redis://{address}")).health_check().await.expect_err("a silent server");
     assert!(error.is_unavailable());
-    says(&error, "within 2s");
+    assert_error_contains(&error, "within 2s");
 }
 
 #[test]
-fn no_runtime_is_told() {
+fn missing_runtime_is_an_error() {
     let limiter = at("redis://127.0.0.1:1");
     for error in [
-        futures_util::FutureExt::now_or_never(limiter.health_check()).expect("at once").expect_err("no runtime"),
+        futures_util::FutureExt::now_or_never(limiter.health_check()).expect("a ready error").expect_err("no runtime"),
         match tower_ratelimit::Limiter::acquire(&limiter, "alice", tower_ratelimit::AcquireOptions::default()) {
             tower_ratelimit::limiter::Acquisition::Ready(result) => result.expect_err("no runtime"),
-            tower_ratelimit::limiter::Acquisition::Pending(_) => panic!("nobody would send it"),
+            tower_ratelimit::limiter::Acquisition::Pending(_) => {
+                panic!("without a runtime the acquisition must be ready")
+            }
         },
     ] {
         assert!(error.is_config());
-        says(&error, "tokio runtime");
+        assert_error_contains(&error, "tokio runtime");
     }
 }
 
 #[tokio::test]
-async fn a_check_makes_all_ready() {
+async fn health_check_prepares_connection_and_scripts() {
     let server = Server::start();
     let limiter = at(&server.address());
     limiter.health_check().await.expect("a working Redis");
@@ -268,7 +275,7 @@ async fn a_check_makes_all_ready() {
         let count = text.lines().find_map(|line| line.strip_prefix("total_connections_received:")).expect("a count");
         count.parse::<u64>().expect("a number")
     };
-    // One is that of the second question itself.
+    // The second `INFO` adds one connection itself.
     assert_eq!(connections(&after) - connections(&before), 1, "no new connection");
     assert!(!stats.contains("cmdstat_eval:"), "no script was sent again: {stats}");
 }

@@ -5,7 +5,7 @@ use tower_ratelimit::{AcquireOptions, FixedWindow, Gcra, Limit, Limiter, Quota, 
 use crate::server::Server;
 
 #[tokio::test]
-async fn it_decides() {
+async fn limiter_allows_the_quota_and_denies_more() {
     let server = Server::start();
     let limiter = Redis::<str>::new(server.open(), "api", Gcra::new(Quota::per_minute(3)));
     limiter.health_check().await.expect("a working Redis");
@@ -14,9 +14,9 @@ async fn it_decides() {
         assert!(decision.is_allowed());
         assert_eq!(decision.remaining(), Some(left));
     }
-    let refused = limiter.acquire("alice", AcquireOptions::default()).await.expect("an answer").decision;
-    assert!(!refused.is_allowed());
-    let retry_after = refused.retry_after().expect("a time");
+    let denied = limiter.acquire("alice", AcquireOptions::default()).await.expect("an answer").decision;
+    assert!(!denied.is_allowed());
+    let retry_after = denied.retry_after().expect("a time");
     assert!(retry_after <= Duration::from_secs(20) && retry_after > Duration::from_secs(15), "{retry_after:?}");
     assert_eq!(server.keys(), ["ratelimit:api:default:bucket2:alice"]);
 }

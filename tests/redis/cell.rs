@@ -1,4 +1,4 @@
-//! `CL.THROTTLE`, with the module redis-cell itself.
+//! `RedisCell` on a Redis with the redis-cell module (`CL.THROTTLE`).
 
 use std::time::Duration;
 
@@ -7,36 +7,36 @@ use tokio::time::{Instant, sleep};
 use tower_ratelimit::limiter::AdminOperation;
 use tower_ratelimit::{AcquireOptions, Limiter, Quota, RedisCell, RedisServer, Verdict};
 
-use crate::helpers::{PATIENCE, acquire, is_allowed};
+use crate::helpers::{LONG_DEADLINE, acquire, is_allowed};
 use crate::server::Server;
 
 pub(crate) fn with_module() -> Server {
     let library = std::env::var("REDIS_CELL").unwrap_or_else(|_| {
         panic!("these tests load redis-cell: build it with `export REDIS_CELL=$(scripts/redis-cell)`, or run `scripts/test`")
     });
-    assert!(std::path::Path::new(&library).exists(), "REDIS_CELL names what is not there: run scripts/redis-cell");
+    assert!(std::path::Path::new(&library).exists(), "the file in REDIS_CELL does not exist: run scripts/redis-cell");
     Server::with(&["--loadmodule", &library])
 }
 
 fn limiter(server: &Server, quota: Quota) -> RedisCell<str> {
-    RedisCell::builder(server.open(), "api", quota).deadline(PATIENCE).build().expect("a quota")
+    RedisCell::builder(server.open(), "api", quota).deadline(LONG_DEADLINE).build().expect("a quota")
 }
 
 #[tokio::test]
-async fn it_decides_as_the_quota_says() {
+async fn cell_limiter_decides_by_its_quota() {
     let server = with_module();
     let limiter = limiter(&server, Quota::per_minute(3));
     limiter.health_check().await.expect("a Redis with the module");
-    for left in [2, 1, 0] {
+    for remaining in [2, 1, 0] {
         let decision = acquire(&limiter, "alice", AcquireOptions::default()).await.expect("an answer").decision;
-        assert_eq!((decision.verdict(), decision.remaining()), (Verdict::Allowed, Some(left)));
-        let standing = decision.most_restrictive().expect("the limit");
-        assert_eq!((standing.name(), standing.limit(), standing.window()), ("default", 3, Duration::from_secs(60)));
-        assert!(decision.reset() <= Some(Duration::from_secs(20 * (3 - left))), "{decision:?}");
+        assert_eq!((decision.verdict(), decision.remaining()), (Verdict::Allowed, Some(remaining)));
+        let status = decision.most_restrictive().expect("the limit");
+        assert_eq!((status.name(), status.limit(), status.window()), ("default", 3, Duration::from_secs(60)));
+        assert!(decision.reset() <= Some(Duration::from_secs(20 * (3 - remaining))), "{decision:?}");
     }
-    let refused = acquire(&limiter, "alice", AcquireOptions::default()).await.expect("an answer");
-    assert!(!refused.decision.is_allowed());
-    let wait = refused.decision.retry_after().expect("a time");
+    let denied = acquire(&limiter, "alice", AcquireOptions::default()).await.expect("an answer");
+    assert!(!denied.decision.is_allowed());
+    let wait = denied.decision.retry_after().expect("a time");
     assert!(wait > Duration::from_secs(18) && wait <= Duration::from_secs(20), "{wait:?}");
     assert!(is_allowed(&limiter, "bob").await);
     assert_eq!(limiter.redis_key("alice"), "ratelimit:api:default:cell:alice");
@@ -46,15 +46,15 @@ async fn it_decides_as_the_quota_says() {
 }
 
 #[tokio::test]
-async fn a_wait_is_enough_and_a_second_too_long_at_most() {
+async fn cell_retry_after_is_sufficient_and_exceeds_by_at_most_a_second() {
     let server = with_module();
     for quota in [Quota::per_second(10), Quota::per_second(3), Quota::per_second(1)] {
         let limiter = limiter(&server, quota);
         for cost in [1, quota.limit()] {
             limiter.reset("alice").await.expect("done");
             while is_allowed(&limiter, "alice").await {}
-            let refused = acquire(&limiter, "alice", AcquireOptions::cost(cost)).await.expect("an answer").decision;
-            let wait = refused.retry_after().unwrap_or_else(|| panic!("{refused:?}"));
+            let denied = acquire(&limiter, "alice", AcquireOptions::cost(cost)).await.expect("an answer").decision;
+            let wait = denied.retry_after().unwrap_or_else(|| panic!("{denied:?}"));
             let began = Instant::now();
             let peeked = limiter.peek("alice", AcquireOptions::cost(cost)).await.expect("an answer").retry_after();
             assert!(peeked.expect("a wait") <= wait + Duration::from_secs(1), "{peeked:?} {wait:?}");
@@ -67,51 +67,51 @@ async fn a_wait_is_enough_and_a_second_too_long_at_most() {
 }
 
 #[tokio::test]
-async fn a_cost_counts_as_so_many_and_a_peek_as_none() {
+async fn cell_cost_is_charged_and_peek_is_not() {
     let server = with_module();
     let limiter = RedisCell::<str>::builder(server.open(), "api", Quota::per_hour(6))
         .burst(10)
-        .deadline(PATIENCE)
+        .deadline(LONG_DEADLINE)
         .build()
         .expect("a quota");
-    let left = async || limiter.peek("alice", AcquireOptions::cost(0)).await.expect("an answer").remaining();
-    let ask = async |cost| {
+    let remaining = async || limiter.peek("alice", AcquireOptions::cost(0)).await.expect("an answer").remaining();
+    let verdict_of = async |cost| {
         acquire(&limiter, "alice", AcquireOptions::cost(cost)).await.expect("an answer").decision.verdict()
     };
-    assert_eq!(left().await, Some(10));
-    assert_eq!(ask(7).await, Verdict::Allowed);
-    assert_eq!(left().await, Some(3));
-    assert!(!ask(4).await.is_allowed());
+    assert_eq!(remaining().await, Some(10));
+    assert_eq!(verdict_of(7).await, Verdict::Allowed);
+    assert_eq!(remaining().await, Some(3));
+    assert!(!verdict_of(4).await.is_allowed());
     assert!(!limiter.peek("alice", AcquireOptions::cost(4)).await.expect("an answer").is_allowed());
     assert!(limiter.peek("alice", AcquireOptions::cost(3)).await.expect("an answer").is_allowed());
-    assert_eq!(left().await, Some(3));
-    assert_eq!(ask(3).await, Verdict::Allowed);
-    assert_eq!(ask(0).await, Verdict::Allowed);
-    assert_eq!(left().await, Some(0));
+    assert_eq!(remaining().await, Some(3));
+    assert_eq!(verdict_of(3).await, Verdict::Allowed);
+    assert_eq!(verdict_of(0).await, Verdict::Allowed);
+    assert_eq!(remaining().await, Some(0));
     limiter.reset("alice").await.expect("done");
-    assert_eq!(left().await, Some(10));
-    // The module says -1 to these as to what is allowed.
+    assert_eq!(remaining().await, Some(10));
+    // The module replies -1 to these costs, as to allowed requests.
     for cost in [11, 1 << 40, u64::MAX] {
-        assert_eq!(ask(cost).await, Verdict::ExceedsLimit);
+        assert_eq!(verdict_of(cost).await, Verdict::ExceedsLimit);
         assert!(limiter.peek("alice", AcquireOptions::cost(cost)).await.expect("an answer").exceeds_limit());
     }
-    assert_eq!(left().await, Some(10));
+    assert_eq!(remaining().await, Some(10));
 }
 
 #[tokio::test]
-async fn those_at_once_travel_together_and_get_no_more() {
+async fn concurrent_cell_calls_never_exceed_the_quota() {
     let server = with_module();
     let limiter = limiter(&server, Quota::per_hour(1_000));
     limiter.health_check().await.expect("a Redis with the module");
     let before = server.number_of("cmdstat_cl.throttle:calls=");
-    let asked = join_all((0..3_000).map(|_| acquire(&limiter, "alice", AcquireOptions::default()))).await;
-    let allowed = asked.into_iter().filter(|outcome| outcome.as_ref().expect("an answer").decision.is_allowed());
+    let outcomes = join_all((0..3_000).map(|_| acquire(&limiter, "alice", AcquireOptions::default()))).await;
+    let allowed = outcomes.into_iter().filter(|outcome| outcome.as_ref().expect("an answer").decision.is_allowed());
     assert_eq!(allowed.count(), 1_000);
     assert_eq!(server.number_of("cmdstat_cl.throttle:calls=") - before, 3_000);
 }
 
 #[tokio::test]
-async fn what_it_does_not_have_it_says() {
+async fn cell_operations_without_a_command_are_unsupported() {
     let server = with_module();
     let limiter = limiter(&server, Quota::per_minute(3));
     assert!(acquire(&limiter, "alice", AcquireOptions::default().hold()).await.expect_err("it can't").is_unsupported());
@@ -123,7 +123,7 @@ async fn what_it_does_not_have_it_says() {
 }
 
 #[tokio::test]
-async fn a_server_without_the_command_is_named() {
+async fn server_without_the_module_is_named_in_the_error() {
     let server = Server::start();
     let limiter = limiter(&server, Quota::per_minute(3));
     let checked = limiter.health_check().await.expect_err("no module");
@@ -135,7 +135,7 @@ async fn a_server_without_the_command_is_named() {
 }
 
 #[tokio::test]
-async fn a_key_in_use_fails_alone() {
+async fn key_of_another_type_fails_alone() {
     let server = with_module();
     let limiter = limiter(&server, Quota::per_minute(3));
     server.command(&["RPUSH", &limiter.redis_key("bad"), "x"]);
@@ -143,12 +143,12 @@ async fn a_key_in_use_fails_alone() {
         acquire(&limiter, "bad", AcquireOptions::default()),
         acquire(&limiter, "good", AcquireOptions::default())
     );
-    assert!(bad.expect_err("somebody else's").is_unavailable());
+    assert!(bad.expect_err("a key of another type").is_unavailable());
     assert!(good.expect("an answer").decision.is_allowed());
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_server_that_is_gone_fails_by_deadline_and_is_found_again() {
+async fn stopped_server_fails_by_deadline_and_recovers() {
     let mut server = with_module();
     let limiter = RedisCell::<str>::builder(server.open(), "api", Quota::per_second(1_000_000))
         .deadline(Duration::from_millis(200))
@@ -159,36 +159,39 @@ async fn a_server_that_is_gone_fails_by_deadline_and_is_found_again() {
     for _ in 0..10 {
         let began = Instant::now();
         assert!(
-            acquire(&limiter, "alice", AcquireOptions::default()).await.expect_err("it is stopped").is_unavailable()
+            acquire(&limiter, "alice", AcquireOptions::default())
+                .await
+                .expect_err("the server is stopped")
+                .is_unavailable()
         );
         assert!(began.elapsed() < Duration::from_secs(2), "{:?}", began.elapsed());
     }
     server.signal("-CONT");
     server.kill();
     server.restart();
-    let patience = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + LONG_DEADLINE;
     while acquire(&limiter, "alice", AcquireOptions::default()).await.is_err() {
-        assert!(Instant::now() < patience, "it does not come back");
+        assert!(Instant::now() < deadline, "the limiter does not recover");
         sleep(Duration::from_millis(20)).await;
     }
 }
 
 #[test]
-fn what_can_not_be_is_an_error_when_it_is_built() {
+fn invalid_cell_configuration_is_a_build_error() {
     let server = RedisServer::open("redis://127.0.0.1:1").expect("an address");
     let build = |name, quota, burst, deadline| {
         RedisCell::<str>::builder(server.clone(), name, quota).burst(burst).deadline(deadline).build().map(|_| ())
     };
     let minute = Quota::per_minute(1);
-    assert!(build("api", minute, 1, PATIENCE).is_ok());
-    for wrong in [
-        build("", minute, 1, PATIENCE),
-        build("api", minute, 0, PATIENCE),
+    assert!(build("api", minute, 1, LONG_DEADLINE).is_ok());
+    for invalid in [
+        build("", minute, 1, LONG_DEADLINE),
+        build("api", minute, 0, LONG_DEADLINE),
         build("api", minute, 1, Duration::ZERO),
-        build("api", Quota::new(1, Duration::from_millis(500)), 1, PATIENCE),
-        build("api", Quota::per_second(1_000_001), 1, PATIENCE),
-        build("api", Quota::per_day(1), 1 << 40, PATIENCE),
+        build("api", Quota::new(1, Duration::from_millis(500)), 1, LONG_DEADLINE),
+        build("api", Quota::per_second(1_000_001), 1, LONG_DEADLINE),
+        build("api", Quota::per_day(1), 1 << 40, LONG_DEADLINE),
     ] {
-        assert!(wrong.expect_err("it can't be").is_config());
+        assert!(invalid.expect_err("invalid configuration").is_config());
     }
 }

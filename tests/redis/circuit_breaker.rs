@@ -1,4 +1,4 @@
-//! What the circuit breaker makes of stalls and outages.
+//! The circuit breaker during stalls and outages.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -11,14 +11,14 @@ use tower_ratelimit::limiter::Acquisition;
 use tower_ratelimit::observe::Event;
 use tower_ratelimit::{AcquireOptions, Gcra, Limiter, Redis, RedisServer};
 
-use crate::helpers::{PATIENCE, PLENTY, acquire};
+use crate::helpers::{AMPLE, LONG_DEADLINE, acquire};
 use crate::proxy::Proxy;
 use crate::server::Server;
 
-/// Only what is held back misses it.
+/// Only a stalled call exceeds this deadline.
 const DEADLINE: Duration = Duration::from_secs(1);
 
-/// What a breaker did.
+/// The observed breaker transitions.
 #[derive(Default)]
 struct Breaker {
     opened: AtomicUsize,
@@ -29,7 +29,7 @@ fn observed(proxy: &Proxy) -> (Redis<str>, Arc<Breaker>) {
     let breaker = Arc::<Breaker>::default();
     let seen = Arc::clone(&breaker);
     let server = RedisServer::open(&format!("redis://{}", proxy.address)).expect("an address");
-    let builder = Redis::builder(server, "api", Gcra::new(PLENTY)).deadline(DEADLINE);
+    let builder = Redis::builder(server, "api", Gcra::new(AMPLE)).deadline(DEADLINE);
     let builder = builder.observe(move |event: &Event<'_>| match event {
         Event::Breaker { error: Some(_), .. } => drop(seen.opened.fetch_add(1, Ordering::SeqCst)),
         Event::Breaker { .. } => seen.closed.notify_one(),
@@ -39,7 +39,7 @@ fn observed(proxy: &Proxy) -> (Redis<str>, Arc<Breaker>) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn one_stall_is_one_failure() {
+async fn one_stall_counts_as_one_failure() {
     let server = Server::start();
     let proxy = Proxy::before(server.socket());
     let (limiter, breaker) = observed(&proxy);
@@ -47,7 +47,7 @@ async fn one_stall_is_one_failure() {
     for round in 0..3 {
         assert!(acquire(&limiter, "alice", AcquireOptions::default()).await.is_ok(), "round {round}");
         proxy.hold(true);
-        // As many calls as can be under way, each sent by itself, and some that wait for them.
+        // The maximum number of batches in flight, and some calls that wait.
         let mut under_way = Vec::new();
         for _ in 0..6 {
             under_way.push(tokio::spawn(limiter.acquire("alice", AcquireOptions::default()).into_future()));
@@ -59,7 +59,7 @@ async fn one_stall_is_one_failure() {
         proxy.hold(false);
         assert!(
             matches!(limiter.acquire("alice", AcquireOptions::default()), Acquisition::Pending(_)),
-            "round {round}: Redis is still asked"
+            "round {round}: the breaker is closed"
         );
         assert!(acquire(&limiter, "alice", AcquireOptions::default()).await.is_ok(), "round {round}");
     }
@@ -67,7 +67,7 @@ async fn one_stall_is_one_failure() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn after_an_outage_without_traffic_no_decision_fails() {
+async fn breaker_closes_after_an_outage_without_traffic() {
     let server = Server::start();
     let proxy = Proxy::before(server.socket());
     let (limiter, breaker) = observed(&proxy);
@@ -78,15 +78,15 @@ async fn after_an_outage_without_traffic_no_decision_fails() {
             assert!(acquire(&limiter, "alice", AcquireOptions::default()).await.is_err(), "round {round}");
         }
         proxy.shut(false);
-        // Nobody asks in the meantime.
-        timeout(PATIENCE, breaker.closed.notified()).await.expect("it is probed without traffic");
+        // No call is made in the meantime.
+        timeout(LONG_DEADLINE, breaker.closed.notified()).await.expect("a probe without traffic");
     }
     assert!(acquire(&limiter, "alice", AcquireOptions::default()).await.is_ok());
 }
 
-/// The task that probes ends with its runtime: then another one probes.
+/// The probe task ends with its runtime, and another runtime starts the next one.
 #[test]
-fn a_breaker_that_one_runtime_has_opened_is_closed_by_another() {
+fn breaker_opened_in_one_runtime_is_closed_by_another() {
     let server = Server::start();
     let proxy = Proxy::before(server.socket());
     let (limiter, breaker) = observed(&proxy);
@@ -100,7 +100,7 @@ fn a_breaker_that_one_runtime_has_opened_is_closed_by_another() {
     proxy.shut(false);
     runtime().block_on(async {
         let _ = acquire(&limiter, "alice", AcquireOptions::default()).await;
-        timeout(PATIENCE, breaker.closed.notified()).await.expect("it is probed again");
+        timeout(LONG_DEADLINE, breaker.closed.notified()).await.expect("a probe of the second runtime");
         assert!(acquire(&limiter, "alice", AcquireOptions::default()).await.is_ok());
     });
 }

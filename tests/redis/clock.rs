@@ -1,4 +1,4 @@
-//! What `docs/redis.md` says of a server's clock that steps.
+//! Steps of the Redis server's clock, as `docs/redis.md` documents them.
 
 use std::time::Duration;
 
@@ -10,19 +10,19 @@ use crate::server::Server;
 const LIMIT: u64 = 10;
 const QUOTA: Quota = Quota::per_minute(LIMIT);
 
-/// How many are allowed at once, and how long the next one must wait.
+/// Exhausts the limit and returns the number of allowed requests and the wait of the next one.
 async fn exhaust(limiter: &BoxLimiter<str>) -> (u64, Duration) {
     let mut allowed = 0;
     loop {
-        let ask = AcquireOptions::default().max_delay(Duration::ZERO);
-        match acquire(limiter, "alice", ask).await.expect("an answer").decision.retry_after() {
+        let options = AcquireOptions::default().max_delay(Duration::ZERO);
+        match acquire(limiter, "alice", options).await.expect("an answer").decision.retry_after() {
             None => allowed += 1,
             Some(wait) => return (allowed, wait),
         }
     }
 }
 
-/// Each algorithm, with the clock of its server, and with a key that has just used up its limit: how long it must wait.
+/// Each algorithm with its server clock and an exhausted key, and the key's wait.
 async fn exhausted(server: &Server) -> Vec<(&'static str, BoxLimiter<str>, ManualClock, Duration)> {
     let clock = ManualClock::at(Timestamp::from_micros(1_800_000_000_000_000));
     let mut subjects = Vec::new();
@@ -36,7 +36,7 @@ async fn exhausted(server: &Server) -> Vec<(&'static str, BoxLimiter<str>, Manua
 }
 
 #[tokio::test]
-async fn a_step_forward_allows_at_most_the_limit_once_more() {
+async fn clock_step_forward_allows_at_most_the_limit_once_more() {
     for step in [1, 30, 60, 3600].map(Duration::from_secs) {
         for (name, limiter, clock, _) in exhausted(&Server::start()).await {
             let before = clock.now();
@@ -49,7 +49,7 @@ async fn a_step_forward_allows_at_most_the_limit_once_more() {
 }
 
 #[tokio::test]
-async fn a_small_step_back_makes_waits_longer_by_the_step_at_most() {
+async fn small_clock_step_back_extends_waits_by_at_most_the_step() {
     for step in [1, 3, 5].map(Duration::from_secs) {
         for (name, limiter, clock, wait) in exhausted(&Server::start()).await {
             let before = clock.now();
@@ -60,7 +60,7 @@ async fn a_small_step_back_makes_waits_longer_by_the_step_at_most() {
                 (wait..=wait + step).contains(&longer),
                 "{name}: {longer:?} after a step of {step:?}, {wait:?} before"
             );
-            // And that is exact.
+            // The longer wait is exact.
             clock.advance(longer.saturating_sub(Duration::from_micros(1)));
             assert_eq!(exhaust(&limiter).await.0, 0, "{name}");
             clock.advance(Duration::from_micros(1));
@@ -71,16 +71,13 @@ async fn a_small_step_back_makes_waits_longer_by_the_step_at_most() {
 }
 
 #[tokio::test]
-async fn after_a_large_step_back_a_key_begins_anew() {
+async fn large_clock_step_back_resets_the_key() {
     for (name, limiter, clock, _) in exhausted(&Server::start()).await {
         let before = clock.now();
         clock.set(Timestamp::from_micros(before.as_micros() - 3_600_000_000));
         let (allowed, wait) = exhaust(&limiter).await;
         assert!((1..=LIMIT).contains(&allowed), "{name}: {allowed}");
-        assert!(
-            wait <= Duration::from_secs(120),
-            "{name}: {wait:?}, of a period of a minute and at most as long a block"
-        );
+        assert!(wait <= Duration::from_secs(120), "{name}: {wait:?}, the period is a minute");
         clock.set(before);
     }
 }

@@ -1,4 +1,4 @@
-//! A cluster of one's own, on the loopback interface.
+//! A Redis Cluster on the loopback interface.
 
 use std::time::{Duration, Instant};
 
@@ -6,7 +6,7 @@ use tower_ratelimit::RedisServer;
 
 use crate::server::Server;
 
-pub(crate) struct Nodes {
+pub(crate) struct Cluster {
     /// Masters first; the replica of the master with index `i` has the index `MASTERS + i`.
     pub(crate) nodes: Vec<Server>,
 }
@@ -14,36 +14,38 @@ pub(crate) struct Nodes {
 pub(crate) const MASTERS: usize = 3;
 const SLOTS: usize = 16_384;
 
-impl Nodes {
-    /// Three masters.
+impl Cluster {
+    /// Starts three masters.
     pub(crate) fn start() -> Self {
         Self::masters(MASTERS, |_| Server::node_with(&[]))
     }
 
-    /// So many masters.
+    /// Starts this number of masters.
     pub(crate) fn masters(masters: usize, node: impl Fn(usize) -> Server) -> Self {
         let cluster = Self { nodes: (0..masters).map(node).collect() };
         cluster.meet(masters);
         cluster
     }
 
-    /// Three masters, and a replica of each.
+    /// Starts three masters with one replica each.
     pub(crate) fn with_replicas() -> Self {
         let cluster = Self { nodes: (0..2 * MASTERS).map(|_| Server::node_with(&[])).collect() };
         cluster.meet(MASTERS);
         for master in 0..MASTERS {
             let id = cluster.id(master);
             let replica = &cluster.nodes[MASTERS + master];
-            until("a replica knows its master", || replica.command(&["CLUSTER", "REPLICATE", &id]).starts_with("+OK"));
+            wait_until("a replica knows its master", || {
+                replica.command(&["CLUSTER", "REPLICATE", &id]).starts_with("+OK")
+            });
         }
         for replica in &cluster.nodes[MASTERS..] {
-            until("a replica is in step", || {
+            wait_until("a replica is in sync", || {
                 replica.command(&["INFO", "replication"]).contains("master_link_status:up")
             });
         }
-        // Until all know who replicates whom, nobody is elected.
+        // No replica is elected before every node knows every replica.
         for node in &cluster.nodes {
-            until("all know of the replicas", || {
+            wait_until("every node knows the replicas", || {
                 node.command(&["CLUSTER", "NODES"]).matches(" slave ").count()
                     + node.command(&["CLUSTER", "NODES"]).matches("myself,slave").count()
                     >= MASTERS
@@ -57,20 +59,20 @@ impl Nodes {
             node.command(&["CLUSTER", "SET-CONFIG-EPOCH", &(index + 1).to_string()]);
             if index < masters {
                 let (first, next) = (SLOTS * index / masters, SLOTS * (index + 1) / masters);
-                // One by one: Redis before 7.0 has no ADDSLOTSRANGE.
+                // One by one, because Redis before 7.0 has no ADDSLOTSRANGE.
                 let slots: Vec<_> = (first..next).map(|slot| slot.to_string()).collect();
                 let add = ["CLUSTER", "ADDSLOTS"].into_iter().chain(slots.iter().map(String::as_str));
                 let added = node.command(&add.collect::<Vec<_>>());
                 assert!(added.starts_with("+OK"), "{added}");
             }
-            // Nodes that speak TLS among each other do so beside that port.
+            // Nodes with TLS use the TLS port among each other.
             let port = self.nodes[0].tls_port.unwrap_or(self.nodes[0].port);
             node.command(&["CLUSTER", "MEET", "127.0.0.1", &port.to_string()]);
         }
         let (all, masters) =
             (format!("cluster_known_nodes:{}\r", self.nodes.len()), format!("cluster_size:{masters}\r"));
         for node in &self.nodes {
-            until("the cluster is whole", || {
+            wait_until("the cluster is complete", || {
                 let info = node.command(&["CLUSTER", "INFO"]);
                 info.contains("cluster_state:ok") && info.contains(&all) && info.contains(&masters)
             });
@@ -91,19 +93,19 @@ impl Nodes {
     }
 
     pub(crate) fn slot(&self, key: &str) -> usize {
-        // One that was not killed.
+        // A node that was not killed.
         let mut living = self.nodes.iter().filter(|node| std::net::TcpStream::connect(node.socket()).is_ok());
         let node = living.next().expect("a node");
         usize::try_from(node.number(&["CLUSTER", "KEYSLOT", key])).expect("a slot")
     }
 
-    /// The master that held the slot of a key at the beginning.
+    /// The master that owned the key's slot at the start.
     pub(crate) fn first_master_of(&self, key: &str) -> usize {
         let slot = self.slot(key);
         (0..MASTERS).find(|index| slot < SLOTS * (index + 1) / MASTERS).expect("a master")
     }
 
-    /// Moves a slot with all its keys, and takes so long between its steps.
+    /// Moves a slot with all its keys and pauses between the steps.
     pub(crate) fn migrate(&self, slot: usize, from: usize, to: usize, pause: Duration) {
         let (text, from_id, to_id) = (slot.to_string(), self.id(from), self.id(to));
         let set = |node: usize, how: &[&str]| {
@@ -127,10 +129,10 @@ impl Nodes {
     }
 }
 
-pub(crate) fn until(what: &str, holds: impl Fn() -> bool) {
-    let patience = Instant::now() + Duration::from_secs(40);
+pub(crate) fn wait_until(condition: &str, holds: impl Fn() -> bool) {
+    let deadline = Instant::now() + Duration::from_secs(40);
     while !holds() {
-        assert!(Instant::now() < patience, "{what}: not in time");
+        assert!(Instant::now() < deadline, "{condition}: not in time");
         std::thread::sleep(Duration::from_millis(20));
     }
 }

@@ -1,4 +1,4 @@
-//! Limiters of one process that share keys and are at odds, wherever those are: nothing has to be connected for that.
+//! Warnings about limiters of one process that share keys and conflict. They need no connection.
 
 use std::sync::{Arc, Mutex};
 
@@ -17,8 +17,8 @@ impl Observer for Warnings {
     }
 }
 
-/// How many warnings there are when the second is built beside the first.
-fn at_odds(name: &str, first: &RedisServer, second: &RedisServer) -> usize {
+/// Builds two limiters and returns the number of warnings about their conflict.
+fn warnings_of(name: &str, first: &RedisServer, second: &RedisServer) -> usize {
     let warnings = Warnings::default();
     let build = |server: &RedisServer, quota| {
         let limits = FixedWindow::new(Quota::per_hour(quota));
@@ -38,22 +38,22 @@ fn sentinel(sentinels: &[u16], master: &str, settings: &str) -> RedisServer {
 }
 
 #[test]
-fn those_in_one_cluster_are_found_by_a_node_that_both_name() {
-    assert_eq!(at_odds("cluster", &cluster(&[1, 2, 3]), &cluster(&[4, 3])), 1);
-    assert_eq!(at_odds("cluster", &cluster(&[1, 2]), &cluster(&[3, 4])), 0);
+fn conflict_is_detected_by_a_shared_cluster_node() {
+    assert_eq!(warnings_of("cluster", &cluster(&[1, 2, 3]), &cluster(&[4, 3])), 1);
+    assert_eq!(warnings_of("cluster", &cluster(&[1, 2]), &cluster(&[3, 4])), 0);
     let node = RedisServer::open("redis://127.0.0.1:1").expect("an address");
-    assert_eq!(at_odds("cluster", &cluster(&[1]), &node), 0);
+    assert_eq!(warnings_of("cluster", &cluster(&[1]), &node), 0);
 }
 
 #[test]
-fn those_on_one_master_are_found_by_a_sentinel_that_both_name() {
+fn conflict_is_detected_by_a_shared_sentinel() {
     let first = sentinel(&[1, 2], "mymaster", "redis://127.0.0.1");
-    assert_eq!(at_odds("sentinel", &first, &sentinel(&[2, 3], "mymaster", "redis://:secret@elsewhere")), 1);
+    assert_eq!(warnings_of("sentinel", &first, &sentinel(&[2, 3], "mymaster", "redis://:secret@elsewhere")), 1);
     for other in [
         sentinel(&[3], "mymaster", "redis://127.0.0.1"),
         sentinel(&[1, 2], "other", "redis://127.0.0.1"),
         sentinel(&[1, 2], "mymaster", "redis://127.0.0.1/1"),
     ] {
-        assert_eq!(at_odds("sentinel", &first, &other), 0);
+        assert_eq!(warnings_of("sentinel", &first, &other), 0);
     }
 }

@@ -1,28 +1,28 @@
-//! Every way to deploy Redis that a limiter is to decide alike on.
+//! The Redis deployments on which a limiter must decide alike.
 
 use std::thread;
 
 use tower_ratelimit::RedisServer;
 
-use crate::cluster_server::Nodes;
-use crate::sentinel_server::Watched;
+use crate::cluster_server::Cluster;
+use crate::sentinel_server::SentinelDeployment;
 use crate::server::Server;
 
-/// One Redis, three masters, and a master that Sentinels name.
+/// A single Redis, a cluster of three masters, and a master with Sentinels.
 pub(crate) struct Deployments {
     alone: Server,
-    cluster: Nodes,
-    watched: Watched,
+    cluster: Cluster,
+    sentinel: SentinelDeployment,
 }
 
 impl Deployments {
     pub(crate) fn start() -> Self {
         thread::scope(|scope| {
-            let (cluster, watched) = (scope.spawn(Nodes::start), scope.spawn(Watched::start));
+            let (cluster, sentinel) = (scope.spawn(Cluster::start), scope.spawn(SentinelDeployment::start));
             Self {
                 alone: Server::start(),
                 cluster: cluster.join().expect("a cluster"),
-                watched: watched.join().expect("Sentinels"),
+                sentinel: sentinel.join().expect("Sentinels"),
             }
         })
     }
@@ -31,8 +31,8 @@ impl Deployments {
         self.alone.open()
     }
 
-    /// Each, and what it is called.
+    /// Each deployment with its name.
     pub(crate) fn each(&self) -> [(&'static str, RedisServer); 3] {
-        [("Redis", self.alone.open()), ("a cluster", self.cluster.open()), ("Sentinel", self.watched.open())]
+        [("Redis", self.alone.open()), ("a cluster", self.cluster.open()), ("Sentinel", self.sentinel.open())]
     }
 }

@@ -1,6 +1,6 @@
-//! The same trace through memory and through Redis: the same decisions, field by field.
+//! Memory and Redis decide a random trace identically, field by field.
 //!
-//! Time is virtual: both read it from one clock that is driven by hand.
+//! Both stores read one manual clock.
 
 use std::time::{Duration, Instant};
 
@@ -15,7 +15,7 @@ use tower_ratelimit::{
 
 use crate::cell;
 use crate::deployments::Deployments;
-use crate::helpers::{A_DAY, PATIENCE, acquire};
+use crate::helpers::{LONG_DEADLINE, ONE_DAY, acquire};
 
 #[derive(Clone, Copy, Debug)]
 struct Caller {
@@ -24,10 +24,10 @@ struct Caller {
     tier: usize,
 }
 
-/// Numbers that look random, and are the same in every run.
-struct Dice(u64);
+/// Pseudo-random numbers, equal in each run.
+struct Random(u64);
 
-impl Dice {
+impl Random {
     fn below(&mut self, bound: u64) -> u64 {
         // SplitMix64.
         self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
@@ -44,7 +44,7 @@ impl Dice {
 
 const STEPS: usize = 6_000;
 
-/// Runs one trace through each deployment: a long one through one Redis, as the script is the same everywhere.
+/// Runs one trace on each deployment. The trace on a single Redis is longest, as the script is equal on all of them.
 async fn compare<L>(deployments: &Deployments, name: &str, limits: L, seed: u64, holds: bool)
 where
     L: MemoryLimitsFor<Caller, tower_ratelimit::store::DefaultHashBuilder> + IntoRedisLimits<Caller> + Clone,
@@ -61,28 +61,30 @@ where
 {
     let clock = ManualClock::new();
     let memory = Memory::builder(limits.clone()).clock(clock.clone()).build().expect("limits");
-    let redis =
-        Redis::builder(server, name, limits).clock_for_tests(clock.clone()).hold_expiry(A_DAY).deadline(PATIENCE);
+    let redis = Redis::builder(server, name, limits)
+        .clock_for_tests(clock.clone())
+        .hold_expiry(ONE_DAY)
+        .deadline(LONG_DEADLINE);
     let redis = redis.build().expect("limits");
-    let mut dice = Dice(seed);
+    let mut random = Random(seed);
     let mut held: Vec<(Held, Held)> = Vec::new();
     let mut step = 0;
     while step < steps {
-        advance(&clock, &mut dice);
-        let caller = caller(&mut dice);
-        match dice.below(40) {
+        advance(&clock, &mut random);
+        let caller = caller(&mut random);
+        match random.below(40) {
             0 => {
-                let ask = ask(&mut dice);
-                let there = redis.peek(&caller, ask).await.expect("an answer");
-                assert_eq!(memory.peek(&caller, ask).await.expect("an answer"), there, "{name} {step} peek");
+                let options = random_options(&mut random);
+                let from_redis = redis.peek(&caller, options).await.expect("an answer");
+                assert_eq!(memory.peek(&caller, options).await.expect("an answer"), from_redis, "{name} {step} peek");
             }
             1 => {
                 memory.reset(&caller).await.expect("done");
                 redis.reset(&caller).await.expect("done");
             }
             2 => {
-                let span = Duration::from_millis(dice.below(4_000));
-                let limit = limit_of(&memory, &mut dice, &caller).await;
+                let span = Duration::from_millis(random.below(4_000));
+                let limit = limit_of(&memory, &mut random, &caller).await;
                 memory.block(&limit, &caller, span).await.expect("done");
                 redis.block(&limit, &caller, span).await.expect("done");
             }
@@ -93,80 +95,81 @@ where
                 redis.set_usage(&limit, &caller, used).await.expect("done");
             }
             4..=11 if holds && !held.is_empty() => {
-                let index = usize::try_from(dice.below(held.len() as u64)).expect("small");
+                let index = usize::try_from(random.below(held.len() as u64)).expect("small");
                 let (ours, theirs) = held.swap_remove(index);
-                if dice.one_in(4) {
+                if random.one_in(4) {
                     ours.release().await.expect("done");
                     theirs.release().await.expect("done");
                 } else {
-                    // Below, at and above what is held.
-                    let actual = dice.below(ours.cost() + 3);
+                    // Below, at and above the held cost.
+                    let actual = random.below(ours.cost() + 3);
                     ours.settle(actual).await.expect("done");
                     theirs.settle(actual).await.expect("done");
                 }
             }
             _ => {
-                // Several at one moment: they travel together.
-                let count = if dice.one_in(4) { 1 + dice.below(6) } else { 1 };
-                let asks: Vec<_> = (0..count)
+                // Several concurrent acquires, which Redis decides in one batch.
+                let count = if random.one_in(4) { 1 + random.below(6) } else { 1 };
+                let requests: Vec<_> = (0..count)
                     .map(|_| {
-                        let caller = if dice.one_in(2) { caller } else { self::caller(&mut dice) };
-                        let ask = ask(&mut dice);
-                        (caller, if holds && dice.one_in(3) { ask.hold() } else { ask })
+                        let caller = if random.one_in(2) { caller } else { self::caller(&mut random) };
+                        let options = random_options(&mut random);
+                        (caller, if holds && random.one_in(3) { options.hold() } else { options })
                     })
                     .collect();
-                let there =
-                    join_all(asks.iter().map(|(caller, ask)| IntoFuture::into_future(redis.acquire(caller, *ask))));
-                for ((caller, ask), there) in asks.iter().zip(there.await) {
-                    let here = memory.acquire(caller, *ask).await.expect("an answer");
-                    let there = there.expect("an answer");
-                    assert_eq!(here.decision, there.decision, "{name} {step} {caller:?} {ask:?}");
+                let from_redis = join_all(
+                    requests.iter().map(|(caller, options)| IntoFuture::into_future(redis.acquire(caller, *options))),
+                );
+                for ((caller, options), from_redis) in requests.iter().zip(from_redis.await) {
+                    let from_memory = memory.acquire(caller, *options).await.expect("an answer");
+                    let from_redis = from_redis.expect("an answer");
+                    assert_eq!(from_memory.decision, from_redis.decision, "{name} {step} {caller:?} {options:?}");
                     assert_eq!(
-                        here.decision.is_estimate(),
-                        there.decision.is_estimate(),
-                        "{name} {step} {caller:?} {ask:?}"
+                        from_memory.decision.is_estimate(),
+                        from_redis.decision.is_estimate(),
+                        "{name} {step} {caller:?} {options:?}"
                     );
                     step += 1;
-                    match (here.held, there.held) {
+                    match (from_memory.held, from_redis.held) {
                         (Some(ours), Some(theirs)) if held.len() < 40 => held.push((ours, theirs)),
                         (Some(ours), Some(theirs)) => {
                             ours.release().await.expect("done");
                             theirs.release().await.expect("done");
                         }
                         (ours, theirs) => {
-                            assert_eq!(ours.is_some(), theirs.is_some(), "{name} {step} {caller:?} {ask:?}");
+                            assert_eq!(ours.is_some(), theirs.is_some(), "{name} {step} {caller:?} {options:?}");
                         }
                     }
                 }
             }
         }
     }
-    // Guards that are dropped settle whole: in Redis some time later.
+    // Dropped guards settle the whole cost: in Redis some time later.
     drop(held);
 }
 
-/// From no time at all to one after which everything is new.
-fn advance(clock: &ManualClock, dice: &mut Dice) {
-    let micros = match dice.below(12) {
+/// Advances by zero up to a time after which every key is idle.
+fn advance(clock: &ManualClock, random: &mut Random) {
+    let micros = match random.below(12) {
         0..=3 => 0,
-        4 => dice.below(4),
-        5..=8 => dice.below(300_000),
-        9 | 10 => dice.below(2_000_000),
-        _ => dice.below(9_000_000),
+        4 => random.below(4),
+        5..=8 => random.below(300_000),
+        9 | 10 => random.below(2_000_000),
+        _ => random.below(9_000_000),
     };
     clock.advance(Duration::from_micros(micros));
 }
 
-fn caller(dice: &mut Dice) -> Caller {
-    let tier = if dice.one_in(10) { usize::try_from(dice.below(3)).expect("small") } else { 0 };
-    Caller { user: dice.below(3), team: dice.below(2), tier }
+fn caller(random: &mut Random) -> Caller {
+    let tier = if random.one_in(10) { usize::try_from(random.below(3)).expect("small") } else { 0 };
+    Caller { user: random.below(3), team: random.below(2), tier }
 }
 
-fn ask(dice: &mut Dice) -> AcquireOptions {
-    let mut ask = AcquireOptions::cost([1, 1, 1, 1, 2, 3, 0, 7][usize::try_from(dice.below(8)).expect("small")]);
-    ask.max_delay = match dice.below(6) {
+fn random_options(random: &mut Random) -> AcquireOptions {
+    let mut options = AcquireOptions::cost([1, 1, 1, 1, 2, 3, 0, 7][usize::try_from(random.below(8)).expect("small")]);
+    options.max_delay = match random.below(6) {
         0 => Some(Duration::ZERO),
-        1 => Some(Duration::from_micros(dice.below(3_000_000))),
+        1 => Some(Duration::from_micros(random.below(3_000_000))),
         _ => None,
     };
     ask.detail = [Detail::MostRestrictive, Detail::AllIfDenied, Detail::All][dice.below(3) as usize];
@@ -177,10 +180,10 @@ fn ask(dice: &mut Dice) -> AcquireOptions {
 async fn limit_of(memory: &impl Limiter<Caller>, dice: &mut Dice, caller: &Caller) -> String {
     let decision = memory.peek(caller, AcquireOptions::default().detail(Detail::All)).await.expect("an answer");
     let names: Vec<_> = decision.limits().iter().map(|standing| standing.name().to_owned()).collect();
-    names[usize::try_from(dice.below(names.len() as u64)).expect("small")].clone()
+    names[usize::try_from(random.below(names.len() as u64)).expect("small")].clone()
 }
 
-/// One algorithm, in three tiers.
+/// One algorithm in three tiers.
 async fn alone<A: LuaAlgorithm + Clone>(holds: bool, name: &str, tiers: [A; 3]) {
     let deployments = Deployments::start();
     for seed in 1..=2 {
@@ -197,7 +200,7 @@ fn quotas() -> [Quota; 3] {
     [Quota::new(5, Duration::from_secs(3)), Quota::new(7, Duration::from_millis(1001)), Quota::per_minute(4)]
 }
 
-/// Each trace, without holds and with them.
+/// Each trace, with and without holds.
 mod traces {
     use super::*;
 
@@ -265,7 +268,7 @@ mod traces {
         alone(holds, "log", [SlidingLog::new(a), SlidingLog::new(b), SlidingLog::new(c)]).await;
     }
 
-    /// Rates whose products pass 2^53, where Lua has to count in digits.
+    /// Rates whose products exceed 2^53, where the Lua script computes in digits.
     pub(super) async fn fine_rates(holds: bool) {
         let fine = [
             Quota::new(999_983, Duration::from_micros(999_999_937)),
@@ -288,7 +291,7 @@ mod traces {
         }
     }
 
-    pub(super) async fn several_that_promise_turns(holds: bool) {
+    pub(super) async fn several_with_scheduling(holds: bool) {
         let ([a, b, _], deployments) = (quotas(), Deployments::start());
         for seed in 31..=33 {
             let limits = (
@@ -334,54 +337,57 @@ agree! {
     sliding_log,
     fine_rates,
     several_together,
-    several_that_promise_turns,
+    several_with_scheduling,
 }
 
-/// What the module has, on a trace during which nothing comes back: its clock is the server's.
+/// Compares the redis-cell module with a bucket on a trace without refill, because the module uses the server's clock.
 #[tokio::test]
-async fn the_module_agrees_with_a_bucket_but_for_its_whole_seconds() {
+async fn cell_module_agrees_with_a_bucket_up_to_whole_seconds() {
     const SECOND: Duration = Duration::from_secs(1);
     let server = cell::with_module();
     for seed in 41..=44 {
-        let (quota, mut dice) = (Quota::per_day(2 + seed % 3), Dice(seed));
+        let (quota, mut random) = (Quota::per_day(2 + seed % 3), Random(seed));
         let memory = Memory::builder(Gcra::new(quota).burst(9)).clock(ManualClock::new()).build().expect("limits");
-        let module = RedisCell::builder(server.open(), &format!("trace {seed}"), quota).burst(9).deadline(PATIENCE);
+        let module =
+            RedisCell::builder(server.open(), &format!("trace {seed}"), quota).burst(9).deadline(LONG_DEADLINE);
         let module: RedisCell<u64> = module.build().expect("a quota");
         let began = Instant::now();
         for step in 0..500 {
-            let user = dice.below(4);
-            let asked = AcquireOptions::cost([1, 1, 1, 2, 3, 0, 9, 10][usize::try_from(dice.below(8)).expect("small")]);
-            let (here, there) = match dice.below(10) {
+            let user = random.below(4);
+            let options =
+                AcquireOptions::cost([1, 1, 1, 2, 3, 0, 9, 10][usize::try_from(random.below(8)).expect("small")]);
+            let (from_memory, from_redis) = match random.below(10) {
                 0 => {
                     memory.reset(&user).await.expect("done");
                     module.reset(&user).await.expect("done");
                     continue;
                 }
                 1 | 2 => {
-                    let here = memory.peek(&user, asked).await.expect("an answer");
-                    (here, module.peek(&user, asked).await.expect("an answer"))
+                    let from_memory = memory.peek(&user, options).await.expect("an answer");
+                    (from_memory, module.peek(&user, options).await.expect("an answer"))
                 }
                 _ => {
-                    let here = memory.check(&user, asked);
-                    (here, acquire(&module, &user, asked).await.expect("an answer").decision)
+                    let from_memory = memory.check(&user, options);
+                    (from_memory, acquire(&module, &user, options).await.expect("an answer").decision)
                 }
             };
-            let place = format!("{seed} {step} {user} {asked:?} {here:?} {there:?}");
+            let context = format!("{seed} {step} {user} {options:?} {from_memory:?} {from_redis:?}");
             assert_eq!(
-                (here.is_allowed(), here.exceeds_limit()),
-                (there.is_allowed(), there.exceeds_limit()),
-                "{place}"
+                (from_memory.is_allowed(), from_memory.exceeds_limit()),
+                (from_redis.is_allowed(), from_redis.exceeds_limit()),
+                "{context}"
             );
-            if here.exceeds_limit() {
-                // The module need not be asked.
+            if from_memory.exceeds_limit() {
+                // The client decides without the module.
                 continue;
             }
-            assert_eq!(here.remaining(), there.remaining(), "{place}");
-            // Here time stands still.
-            let within = |exact: Duration, told: Duration| told + began.elapsed() >= exact && told <= exact + SECOND;
-            match (here.retry_after(), there.retry_after()) {
-                (Some(exact), Some(told)) => assert!(within(exact, told), "{place}"),
-                (exact, told) => assert_eq!(exact, told, "{place}"),
+            assert_eq!(from_memory.remaining(), from_redis.remaining(), "{context}");
+            // The model's clock is stopped.
+            let within =
+                |exact: Duration, actual: Duration| actual + began.elapsed() >= exact && actual <= exact + SECOND;
+            match (from_memory.retry_after(), from_redis.retry_after()) {
+                (Some(exact), Some(actual)) => assert!(within(exact, actual), "{context}"),
+                (exact, actual) => assert_eq!(exact, actual, "{context}"),
             }
         }
     }

@@ -13,10 +13,10 @@ use tower_ratelimit::{
     SlidingWindow,
 };
 
-use crate::helpers::{PATIENCE, acquire, every_algorithm, is_allowed, patient};
+use crate::helpers::{LONG_DEADLINE, acquire, every_algorithm, is_allowed, redis_limiter};
 use crate::server::Server;
 
-/// So long that nothing comes back while a test runs.
+/// A quota that does not refill during a test.
 const fn a_day(limit: u64) -> Quota {
     Quota::per_day(limit)
 }
@@ -24,19 +24,18 @@ const fn a_day(limit: u64) -> Quota {
 const PROCESSES: usize = 4;
 const TASKS: usize = 200;
 
-/// The variable that tells a process of ours what it is for, and where its Redis is.
-pub(crate) const WORK: &str = "TOWER_RATELIMIT_TEST_WORK";
+/// The environment variables with the task of a child process and its Redis address.
+pub(crate) const TASK: &str = "TOWER_RATELIMIT_TEST_WORK";
 pub(crate) const ADDRESS: &str = "TOWER_RATELIMIT_TEST_REDIS";
 
-/// Runs this very program again, several times at once, for one of the tests that are ignored; returns the lines that each
-/// of them wrote for us.
+/// Runs this test binary `count` times in parallel for one ignored test, and returns the results that each printed.
 pub(crate) fn processes(count: usize, test: &str, work: &str, server: &Server) -> Vec<Vec<String>> {
     let program = std::env::current_exe().expect("this program");
     let children: Vec<_> = (0..count)
         .map(|_| {
             Command::new(&program)
                 .args(["--exact", test, "--ignored", "--nocapture", "--test-threads", "1"])
-                .env(WORK, work)
+                .env(TASK, work)
                 .env(ADDRESS, server.address())
                 .stdout(Stdio::piped())
                 .spawn()
@@ -47,32 +46,32 @@ pub(crate) fn processes(count: usize, test: &str, work: &str, server: &Server) -
         let output = child.wait_with_output().expect("its output");
         assert!(output.status.success(), "a process failed");
         let text = String::from_utf8(output.stdout).expect("text");
-        text.lines().filter_map(|line| line.split_once("told: ")).map(|(_, told)| told.to_owned()).collect()
+        text.lines().filter_map(|line| line.split_once("result: ")).map(|(_, results)| results.to_owned()).collect()
     });
     lines.collect()
 }
 
-/// What a process that was started by [`processes`] is for, and its Redis.
-pub(crate) fn orders() -> Option<(String, RedisServer)> {
-    let work = std::env::var(WORK).ok()?;
+/// The task and the Redis of a process that [`processes`] started.
+pub(crate) fn child_task() -> Option<(String, RedisServer)> {
+    let work = std::env::var(TASK).ok()?;
     let server = RedisServer::open(&std::env::var(ADDRESS).ok()?).expect("an address");
     Some((work, server))
 }
 
-fn overlapping(server: RedisServer) -> Redis<(u64, u64)> {
+fn overlapping_limits(server: RedisServer) -> Redis<(u64, u64)> {
     let limits = (
         Limit::new("user", Gcra::new(a_day(100))).keyed_by(|&(user, _): &(u64, u64)| user),
         Limit::new("team", SlidingLog::new(a_day(150))).keyed_by(|&(_, team): &(u64, u64)| team),
         Limit::new("all", SlidingWindow::new(a_day(260))).keyed_by(|_: &(u64, u64)| ()),
     );
-    patient(server, "overlapping", limits)
+    redis_limiter(server, "overlapping", limits)
 }
 
-/// Asks from many tasks at once; counts by key what was allowed.
-async fn hammer<Key>(
+/// Acquires from many tasks concurrently and counts the allowed requests by key.
+async fn acquire_from_many_tasks<Key>(
     limiter: impl Limiter<Key> + Clone + Send + Sync + 'static,
     keys: &[Key],
-    asks: usize,
+    attempts: usize,
 ) -> BTreeMap<Key, u64>
 where
     Key: Ord + Clone + Send + Sync + 'static,
@@ -82,8 +81,8 @@ where
         let (limiter, keys) = (limiter.clone(), keys.to_vec());
         tasks.spawn(async move {
             let mut allowed: BTreeMap<Key, u64> = BTreeMap::new();
-            for ask in 0..asks {
-                let key = &keys[(task + ask) % keys.len()];
+            for attempt in 0..attempts {
+                let key = &keys[(task + attempt) % keys.len()];
                 if is_allowed(&limiter, key).await {
                     *allowed.entry(key.clone()).or_default() += 1;
                 }
@@ -100,35 +99,35 @@ where
     all
 }
 
-/// Not a test: what the processes of the tests below do.
+/// Not a test: the child process of the tests below.
 #[test]
-#[ignore = "it is a part of other tests"]
+#[ignore = "child process of other tests"]
 fn process() {
-    let Some((work, server)) = orders() else { return };
+    let Some((work, server)) = child_task() else { return };
     let runtime = Builder::new_multi_thread().worker_threads(2).enable_all().build().expect("a runtime");
     runtime.block_on(async {
         if work == "one key" {
             let limits: Vec<(&str, Redis<u64>)> = vec![
-                ("gcra", patient(server.clone(), "gcra", Gcra::new(a_day(500)))),
-                ("fixed", patient(server.clone(), "fixed", FixedWindow::new(a_day(500)))),
-                ("sliding", patient(server.clone(), "sliding", SlidingWindow::new(a_day(500)))),
-                ("log", patient(server, "log", SlidingLog::new(a_day(500)))),
+                ("gcra", redis_limiter(server.clone(), "gcra", Gcra::new(a_day(500)))),
+                ("fixed", redis_limiter(server.clone(), "fixed", FixedWindow::new(a_day(500)))),
+                ("sliding", redis_limiter(server.clone(), "sliding", SlidingWindow::new(a_day(500)))),
+                ("log", redis_limiter(server, "log", SlidingLog::new(a_day(500)))),
             ];
             for (name, limiter) in limits {
-                let allowed: u64 = hammer(limiter, &[7], 2).await.values().sum();
-                println!("told: {name} {allowed}");
+                let allowed: u64 = acquire_from_many_tasks(limiter, &[7], 2).await.values().sum();
+                println!("result: {name} {allowed}");
             }
         } else {
             let keys: Vec<(u64, u64)> = (0..4).flat_map(|user| [(user, 0), (user, 1)]).collect();
-            for ((user, team), allowed) in hammer(overlapping(server), &keys, 2).await {
-                println!("told: {user} {team} {allowed}");
+            for ((user, team), allowed) in acquire_from_many_tasks(overlapping_limits(server), &keys, 2).await {
+                println!("result: {user} {team} {allowed}");
             }
         }
     });
 }
 
 #[test]
-fn several_processes_admit_the_quota_and_no_more_to_one_key() {
+fn several_processes_admit_exactly_the_quota_of_one_key() {
     let server = Server::start();
     let mut allowed: BTreeMap<String, u64> = BTreeMap::new();
     for line in processes(PROCESSES, "exactness::process", "one key", &server).concat() {
@@ -136,11 +135,11 @@ fn several_processes_admit_the_quota_and_no_more_to_one_key() {
         *allowed.entry(name.to_owned()).or_default() += count.parse::<u64>().expect("a number");
     }
     let expected = ["fixed", "gcra", "log", "sliding"].map(|name| (name.to_owned(), 500)).into();
-    assert_eq!(allowed, expected, "of {} asks each", PROCESSES * TASKS * 2);
+    assert_eq!(allowed, expected, "{} attempts each", PROCESSES * TASKS * 2);
 }
 
 #[test]
-fn several_processes_admit_what_overlapping_limits_have_together() {
+fn several_processes_admit_exactly_what_overlapping_limits_allow() {
     let server = Server::start();
     let (mut users, mut teams, mut all) = ([0; 4], [0; 2], 0);
     for line in processes(PROCESSES, "exactness::process", "overlapping", &server).concat() {
@@ -149,13 +148,13 @@ fn several_processes_admit_what_overlapping_limits_have_together() {
         teams[numbers[1]] += numbers[2];
         all += numbers[2];
     }
-    // Each was asked for far more: what all may have together goes first, and nobody has more than his own.
+    // The requests exceed every limit, so the global limit is exhausted, and no user or team exceeds its own limit.
     assert_eq!(all, 260, "{users:?} {teams:?}");
     assert!(users.iter().all(|&user| user <= 100) && teams.iter().all(|&team| team <= 150), "{users:?} {teams:?}");
-    // A refusal has charged nobody: what the limits say is left is what was not allowed.
+    // Denied requests are not charged: each limit's remaining tokens equal its limit less the allowed requests.
     let runtime = Runtime::new().expect("a runtime");
     runtime.block_on(async {
-        let limiter = overlapping(server.open());
+        let limiter = overlapping_limits(server.open());
         for (user, allowed) in users.into_iter().enumerate() {
             for (team, &in_team) in teams.iter().enumerate() {
                 let key = (user as u64, team as u64);
@@ -169,7 +168,7 @@ fn several_processes_admit_what_overlapping_limits_have_together() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn many_tasks_admit_the_quota_and_no_more() {
+async fn many_tasks_admit_exactly_the_quota() {
     let server = Server::start();
     for (name, limiter) in every_algorithm(&server.open(), a_day(300), None::<&ManualClock>) {
         let mut tasks = JoinSet::new();
@@ -182,9 +181,9 @@ async fn many_tasks_admit_the_quota_and_no_more() {
 }
 
 #[test]
-fn several_runtimes_at_once_admit_the_quota_and_no_more() {
+fn several_runtimes_admit_exactly_the_quota() {
     let server = Server::start();
-    let limiter = patient::<str>(server.open(), "api", FixedWindow::new(a_day(300)));
+    let limiter = redis_limiter::<str>(server.open(), "api", FixedWindow::new(a_day(300)));
     let allowed: u32 = std::thread::scope(|scope| {
         let threads: Vec<_> = (0..4)
             .map(|index| {
@@ -193,8 +192,8 @@ fn several_runtimes_at_once_admit_the_quota_and_no_more() {
                     let mut builder =
                         if index % 2 == 0 { Builder::new_current_thread() } else { Builder::new_multi_thread() };
                     let runtime = builder.worker_threads(2).enable_all().build().expect("a runtime");
-                    let asks = (0..128).map(|_| is_allowed(limiter, "alice"));
-                    runtime.block_on(join_all(asks)).into_iter().map(u32::from).sum::<u32>()
+                    let attempts = (0..128).map(|_| is_allowed(limiter, "alice"));
+                    runtime.block_on(join_all(attempts)).into_iter().map(u32::from).sum::<u32>()
                 })
             })
             .collect();
@@ -204,13 +203,13 @@ fn several_runtimes_at_once_admit_the_quota_and_no_more() {
 }
 
 #[test]
-fn a_static_limiter_serves_one_runtime_after_the_other() {
+fn static_limiter_works_in_successive_runtimes() {
     static SERVER: LazyLock<std::sync::Mutex<Option<Server>>> = LazyLock::new(|| Some(Server::start()).into());
     static LIMITER: LazyLock<Redis<str>> = LazyLock::new(|| {
         let address = SERVER.lock().expect("no panic").as_ref().expect("a server").open();
-        patient(address, "api", Gcra::new(a_day(100)))
+        redis_limiter(address, "api", Gcra::new(a_day(100)))
     });
-    /// A static is never dropped.
+    /// Stops the server at the end of the test, as statics are never dropped.
     struct Stop;
     impl Drop for Stop {
         fn drop(&mut self) {
@@ -232,13 +231,13 @@ fn a_static_limiter_serves_one_runtime_after_the_other() {
 }
 
 #[test]
-fn those_who_wait_for_a_runtime_that_is_shut_down_are_told() {
+fn calls_in_a_shut_down_runtime_fail_before_the_deadline() {
     let server = Server::start();
-    let limiter = patient::<str>(server.open(), "api", Gcra::new(a_day(1_000)));
+    let limiter = redis_limiter::<str>(server.open(), "api", Gcra::new(a_day(1_000)));
     let (here, there) = (Runtime::new().expect("a runtime"), Runtime::new().expect("a runtime"));
     assert!(there.block_on(is_allowed(&limiter, "alice")));
     server.pause(Duration::from_millis(300));
-    // Some are under way, some wait in line; all are waited for elsewhere.
+    // Some calls are in flight and some are queued. Another runtime awaits all of them.
     let waiting: Vec<_> = {
         let _there = there.enter();
         (0..100).map(|_| limiter.acquire("alice", AcquireOptions::default()).into_future()).collect()
@@ -246,18 +245,18 @@ fn those_who_wait_for_a_runtime_that_is_shut_down_are_told() {
     std::thread::sleep(Duration::from_millis(50));
     let waiting = here.spawn(join_all(waiting));
     there.shutdown_background();
-    let told = here.block_on(async { tokio::time::timeout(PATIENCE / 2, waiting).await });
-    for result in told.expect("told long before the deadline").expect("no panic") {
-        assert!(result.expect_err("there is nobody to ask").is_unavailable());
+    let results = here.block_on(async { tokio::time::timeout(LONG_DEADLINE / 2, waiting).await });
+    for result in results.expect("calls fail long before the deadline").expect("no panic") {
+        assert!(result.expect_err("the runtime is shut down").is_unavailable());
     }
-    // The limiter itself is well.
+    // The limiter itself still works.
     assert!(here.block_on(is_allowed(&limiter, "alice")));
 }
 
 #[test]
-fn a_runtime_that_was_shut_down_before_it_ever_ran_is_survived() {
+fn runtime_shut_down_before_it_ran_does_not_break_the_limiter() {
     let server = Server::start();
-    let limiter = patient::<str>(server.open(), "api", Gcra::new(a_day(1_000)));
+    let limiter = redis_limiter::<str>(server.open(), "api", Gcra::new(a_day(1_000)));
     let never_run = Builder::new_current_thread().enable_all().build().expect("a runtime");
     let waiting: Vec<_> = {
         let _there = never_run.enter();
@@ -266,18 +265,18 @@ fn a_runtime_that_was_shut_down_before_it_ever_ran_is_survived() {
     drop(never_run);
     let here = Runtime::new().expect("a runtime");
     for result in here.block_on(join_all(waiting)) {
-        assert!(result.expect_err("there is nobody to ask").is_unavailable());
+        assert!(result.expect_err("the runtime is shut down").is_unavailable());
     }
     assert!(here.block_on(is_allowed(&limiter, "alice")));
 }
 
 #[test]
-fn a_runtime_that_is_no_longer_driven_holds_nobody_up() {
+fn stopped_runtime_does_not_delay_other_runtimes() {
     let server = Server::start();
-    let limiter = patient::<str>(server.open(), "api", Gcra::new(a_day(1_000)));
+    let limiter = redis_limiter::<str>(server.open(), "api", Gcra::new(a_day(1_000)));
     let idle = Builder::new_current_thread().enable_all().build().expect("a runtime");
     assert!(idle.block_on(is_allowed(&limiter, "alice")));
-    // One more is in line there, and nobody drives it.
+    // Another call is queued in the idle runtime.
     let left = {
         let _there = idle.enter();
         limiter.acquire("alice", AcquireOptions::default()).into_future()
@@ -286,35 +285,36 @@ fn a_runtime_that_is_no_longer_driven_holds_nobody_up() {
     for _ in 0..10 {
         assert!(driven.block_on(is_allowed(&limiter, "alice")));
     }
-    // Driven again, it goes on.
+    // When the first runtime runs again, its call completes.
     assert!(idle.block_on(left).expect("an answer").decision.is_allowed());
 }
 
 #[tokio::test]
-async fn a_limiter_that_is_dropped_answers_what_was_asked_and_ends() {
+async fn dropped_limiter_answers_its_calls_and_closes_its_connection() {
     let server = Server::start();
-    let limiter = Arc::new(patient::<str>(server.open(), "api", Gcra::new(a_day(1_000))));
-    let asks: Vec<_> = (0..300).map(|_| limiter.acquire("alice", AcquireOptions::default()).into_future()).collect();
+    let limiter = Arc::new(redis_limiter::<str>(server.open(), "api", Gcra::new(a_day(1_000))));
+    let attempts: Vec<_> =
+        (0..300).map(|_| limiter.acquire("alice", AcquireOptions::default()).into_future()).collect();
     drop(limiter);
-    for result in join_all(asks).await {
+    for result in join_all(attempts).await {
         assert!(result.expect("an answer").decision.is_allowed());
     }
-    // Its connection goes with it: there is only the one that asks.
+    // The limiter's connection closes too. Only the connection of this command remains.
     for _ in 0..100 {
         if server.command(&["CLIENT", "LIST"]).matches("id=").count() == 1 {
             return;
         }
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
-    panic!("a connection is left: {}", server.command(&["CLIENT", "LIST"]));
+    panic!("a connection remains: {}", server.command(&["CLIENT", "LIST"]));
 }
 
 #[tokio::test]
-async fn what_a_task_got_is_what_is_gone() {
+async fn sum_of_allowed_costs_equals_the_usage() {
     let server = Server::start();
-    let limiter = patient::<str>(server.open(), "api", FixedWindow::new(a_day(300)));
-    let asks = (0..200).map(|index| acquire(&limiter, "alice", AcquireOptions::cost(index % 4)));
-    let outcomes = (0..200).map(|index| index % 4).zip(join_all(asks).await);
+    let limiter = redis_limiter::<str>(server.open(), "api", FixedWindow::new(a_day(300)));
+    let attempts = (0..200).map(|index| acquire(&limiter, "alice", AcquireOptions::cost(index % 4)));
+    let outcomes = (0..200).map(|index| index % 4).zip(join_all(attempts).await);
     let allowed = outcomes.filter(|(_, outcome)| outcome.as_ref().expect("an answer").decision.is_allowed());
     let charged: u64 = allowed.map(|(cost, _)| cost).sum();
     let left = limiter.peek("alice", AcquireOptions::cost(0)).await.expect("an answer").remaining();

@@ -1,4 +1,4 @@
-//! The example, run as two processes on one Redis: what its first lines promise.
+//! The Redis examples, each run as two processes: their output is that of their first lines.
 
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::{SocketAddr, TcpStream};
@@ -6,13 +6,13 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use crate::cluster_server::Nodes;
+use crate::cluster_server::Cluster;
 use crate::server::Server;
 
 struct Example {
     process: Child,
     address: SocketAddr,
-    /// Kept open: it goes on printing.
+    /// Kept open, because the process continues to print.
     _printed: BufReader<ChildStdout>,
 }
 
@@ -64,22 +64,22 @@ impl Drop for Example {
 }
 
 #[test]
-fn two_processes_share_twenty_and_go_on_without_redis() {
+fn two_processes_share_a_limit_and_fall_back_without_redis() {
     let mut server = Server::start();
     let (one, other) = (Example::start(&server), Example::start(&server));
-    for asked in 0..20 {
-        let answer = if asked % 2 == 0 { &one } else { &other }.get();
-        assert!(answer.starts_with("HTTP/1.1 200 "), "{asked}: {answer}");
+    for attempt in 0..20 {
+        let answer = if attempt % 2 == 0 { &one } else { &other }.get();
+        assert!(answer.starts_with("HTTP/1.1 200 "), "{attempt}: {answer}");
         assert!(answer.ends_with("Hello! You are within the limit.\n"), "{answer}");
     }
     for example in [&one, &other] {
-        let refused = example.get();
-        assert!(refused.starts_with("HTTP/1.1 429 "), "{refused}");
-        assert!(refused.contains("ratelimit-policy: \"default\";q=20;w=10\r\n"), "{refused}");
+        let denied = example.get();
+        assert!(denied.starts_with("HTTP/1.1 429 "), "{denied}");
+        assert!(denied.contains("ratelimit-policy: \"default\";q=20;w=10\r\n"), "{denied}");
     }
 
     server.kill();
-    for asked in 0..10 {
+    for attempt in 0..10 {
         let answer = one.get();
         assert!(
             answer.ends_with("Hello! Redis is unavailable: this process uses its own limit.\n"),
@@ -89,46 +89,46 @@ fn two_processes_share_twenty_and_go_on_without_redis() {
     }
     assert!(one.get().starts_with("HTTP/1.1 429 "));
 
-    // The new server has forgotten what was counted.
+    // The restarted server is empty.
     server.restart();
-    let patience = Instant::now() + Duration::from_secs(10);
+    let deadline = Instant::now() + Duration::from_secs(10);
     while !one.get().ends_with("Hello! You are within the limit.\n") {
-        assert!(Instant::now() < patience, "it does not come back to Redis");
+        assert!(Instant::now() < deadline, "the limiter does not return to Redis");
         std::thread::sleep(Duration::from_millis(50));
     }
 }
 
 #[test]
-fn without_a_redis_it_says_how_to_start_one() {
-    // Nothing listens on a port that was just given back.
+fn example_without_redis_explains_how_to_start_it() {
+    // A released port without a listener.
     let address = {
         let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a free port");
         format!("redis://{}", listener.local_addr().expect("its address"))
     };
     let output = command(&address).output().expect("the example");
-    let told = String::from_utf8_lossy(&output.stderr).into_owned();
+    let printed = String::from_utf8_lossy(&output.stderr).into_owned();
     assert!(!output.status.success());
     assert!(told.starts_with("cannot use Redis: "), "{told}");
     assert!(told.contains("Start `redis-server`"), "{told}");
 }
 
 #[test]
-fn two_processes_share_twenty_in_a_cluster() {
-    let cluster = Nodes::start();
+fn two_processes_share_a_limit_in_a_cluster() {
+    let cluster = Cluster::start();
     let urls = cluster.addresses().join(",");
     let start = || Example::run(example("cluster", "REDIS_URLS", &urls));
     let (one, other) = (start(), start());
-    for asked in 0..20 {
-        let answer = if asked % 2 == 0 { &one } else { &other }.get();
-        assert!(answer.starts_with("HTTP/1.1 200 "), "{asked}: {answer}");
+    for attempt in 0..20 {
+        let answer = if attempt % 2 == 0 { &one } else { &other }.get();
+        assert!(answer.starts_with("HTTP/1.1 200 "), "{attempt}: {answer}");
         assert!(answer.ends_with("Hello! You are within the limit.\n"), "{answer}");
     }
     for example in [&one, &other] {
-        let refused = example.get();
-        assert!(refused.starts_with("HTTP/1.1 429 "), "{refused}");
+        let denied = example.get();
+        assert!(denied.starts_with("HTTP/1.1 429 "), "{denied}");
     }
     drop(cluster);
-    for asked in 0..10 {
+    for attempt in 0..10 {
         let answer = one.get();
         assert!(
             answer.ends_with("Hello! The cluster is unavailable: this process uses its own limit.\n"),

@@ -1,5 +1,6 @@
-//! What a fail-over admits too much is at most what the new master had not been told, and the nodes' own offsets say how much
-//! that was. Each test prints its row of a table (`--nocapture`).
+//! After a fail-over, over-admission is at most the charges that were not replicated.
+//!
+//! The replication offsets of both nodes bound these charges. Each test prints one line of a table (`--nocapture`).
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -9,18 +10,18 @@ use tokio::task::JoinSet;
 use tokio::time::sleep;
 use tower_ratelimit::{AcquireOptions, FixedWindow, Quota, Redis, RedisServer};
 
-use crate::cluster_server::{MASTERS, Nodes, until};
-use crate::helpers::{PATIENCE, acquire};
+use crate::cluster_server::{Cluster, MASTERS, wait_until};
+use crate::helpers::{LONG_DEADLINE, acquire};
 use crate::load::DEADLINE;
-use crate::sentinel_server::Watched;
+use crate::sentinel_server::SentinelDeployment;
 use crate::server::Server;
 
 const KEYS: usize = 16;
-/// For each key: more than is asked for until the master is killed, so that the rest is had from the one that takes over.
+/// The limit of each key. The requests before the fail-over use a part of it, and the new master admits the rest.
 const LIMIT: u64 = 1_500;
 
-/// A master that is killed, and the replica that takes over.
-struct Pair<'a> {
+/// A master that is killed and the replica that takes over.
+struct FailOver<'a> {
     master: &'a mut Server,
     replica: &'a Server,
     open: RedisServer,
@@ -28,21 +29,21 @@ struct Pair<'a> {
 }
 
 impl Server {
-    /// How far the stream to replicas has come.
+    /// The replication offset.
     fn offset(&self) -> u64 {
         self.number_of("master_repl_offset:")
     }
 
-    /// Cuts the stream from its master, and keeps it from being taken up again: it is as far behind as a network may leave it.
+    /// Cuts the replication stream and prevents its resumption, so that the replica lags as after a network fault.
     fn fall_behind(&self) {
         self.command(&["CONFIG", "SET", "masterauth", "a password that the master does not have"]);
         let cut = self.command(&["CLIENT", "KILL", "TYPE", "master"]);
         assert!(cut.starts_with(":1"), "{cut}");
-        until("the stream is cut", || self.command(&["INFO", "replication"]).contains("master_link_status:down"));
+        wait_until("the stream is cut", || self.command(&["INFO", "replication"]).contains("master_link_status:down"));
     }
 }
 
-/// The least that a charge adds to the stream: one that travels alone, and nothing beside it. Others' commands only add to it.
+/// The minimum number of bytes that a charge adds to the stream, measured without other commands.
 async fn least_bytes(limiter: &Redis<str>, master: &Server, key: &str) -> u64 {
     let mut least = u64::MAX;
     for _ in 0..20 {
@@ -50,17 +51,17 @@ async fn least_bytes(limiter: &Redis<str>, master: &Server, key: &str) -> u64 {
         assert!(acquire(limiter, key, AcquireOptions::default()).await.expect("an answer").decision.is_allowed());
         least = least.min(master.offset() - before);
     }
-    assert!(least > key.len() as u64, "{least}: a charge writes its key at least");
+    assert!(least > key.len() as u64, "{least}: a charge writes at least its key");
     least
 }
 
-async fn over_admission(what: &str, pair: Pair<'_>, held_back: bool) {
-    let Pair { master, replica, open, keys } = pair;
+async fn over_admission(fault: &str, pair: FailOver<'_>, lagging: bool) {
+    let FailOver { master, replica, open, keys } = pair;
     let limiter = |name| {
         let limits = FixedWindow::new(Quota::per_day(LIMIT));
         Redis::<str>::builder(open.clone(), name, limits).deadline(DEADLINE).build().expect("limits")
     };
-    // Keys of the same length as those of the load.
+    // Keys as long as those of the load.
     let probe = limiter("lost0");
     probe.health_check().await.expect("a working master");
     let least = least_bytes(&probe, master, &keys[0]).await;
@@ -68,18 +69,18 @@ async fn over_admission(what: &str, pair: Pair<'_>, held_back: bool) {
     let read_at = Arc::new(AtomicU64::new(u64::MAX));
     let began = Instant::now();
     let now = move || u64::try_from(began.elapsed().as_micros()).expect("soon");
-    let goes_slowly = Arc::new(AtomicBool::new(true));
+    let throttled = Arc::new(AtomicBool::new(true));
     let mut load = JoinSet::new();
     for key in keys {
-        // One at a time for each key: so each charge is a write of its own.
-        let (limiter, read_at, goes_slowly) = (limiter.clone(), Arc::clone(&read_at), Arc::clone(&goes_slowly));
+        // One request at a time for each key, so each charge is a write of its own.
+        let (limiter, read_at, throttled) = (limiter.clone(), Arc::clone(&read_at), Arc::clone(&throttled));
         load.spawn(async move {
             let (mut allowed, mut after_reading, mut last_failure) = (0, 0, 0);
             loop {
                 match acquire(&limiter, key.as_str(), AcquireOptions::default()).await {
                     Ok(outcome) if outcome.decision.is_allowed() => {
                         allowed += 1;
-                        // Until the other takes over nobody answers, and what that answers it also counts.
+                        // Calls fail until the replica takes over. Answers of the replica count as well.
                         after_reading += u64::from(now() > read_at.load(Ordering::SeqCst) && last_failure == 0);
                     }
                     Ok(_) => return (allowed, after_reading, last_failure),
@@ -87,31 +88,31 @@ async fn over_admission(what: &str, pair: Pair<'_>, held_back: bool) {
                         assert!(error.is_unavailable(), "{error:?}");
                         last_failure = now();
                         assert!(last_failure < 30_000_000, "service does not resume");
-                        // One that fails at once gives nobody else a turn.
+                        // A call that fails immediately does not yield.
                         sleep(Duration::from_millis(2)).await;
                     }
                 }
-                if goes_slowly.load(Ordering::SeqCst) {
+                if throttled.load(Ordering::SeqCst) {
                     sleep(Duration::from_millis(2)).await;
                 }
             }
         });
     }
     sleep(Duration::from_millis(300)).await;
-    if held_back {
+    if lagging {
         replica.fall_behind();
         sleep(Duration::from_millis(300)).await;
     }
-    // What was answered before this is in the offset; what is answered from now on is counted apart.
+    // The offset covers every answer before this. Later answers are counted separately.
     read_at.store(now(), Ordering::SeqCst);
     let at_death = master.offset();
     master.kill();
     let killed_at = now();
-    until("the replica has taken over", || replica.command(&["ROLE"]).contains("master"));
-    // From here on the two have nothing in common.
+    wait_until("the replica has taken over", || replica.command(&["ROLE"]).contains("master"));
+    // From here on the replica's offset is its own.
     let taken_over = replica.number_of("second_repl_offset:") - 1;
-    goes_slowly.store(false, Ordering::SeqCst);
-    let done = tokio::time::timeout(PATIENCE * 2, load.join_all()).await.expect("all have had their limit");
+    throttled.store(false, Ordering::SeqCst);
+    let done = tokio::time::timeout(LONG_DEADLINE * 2, load.join_all()).await.expect("every key is exhausted");
     let allowed: u64 = done.iter().map(|(allowed, ..)| allowed).sum();
     let unread: u64 = done.iter().map(|(_, after_reading, _)| after_reading).sum();
     let resumed =
@@ -120,20 +121,20 @@ async fn over_admission(what: &str, pair: Pair<'_>, held_back: bool) {
     let lost = at_death.saturating_sub(taken_over);
     let bound = lost / least + unread;
     println!(
-        "| {what:<42} | {lost:>6} bytes lost, {least} a charge at least: {:>4}, and {unread:>3} since: at most {bound:>4} too many \
+        "| {fault:<42} | {lost:>6} bytes lost, min. {least} per charge: {:>4}, {unread:>3} since: at most {bound:>4} too many \
          | allowed {allowed} of {quota}: {:>4} too many | last failure after {:>7.1?} |",
         lost / least,
         allowed.cast_signed() - quota.cast_signed(),
         Duration::from_micros(resumed),
     );
-    assert!(allowed <= quota + bound, "{allowed} of {quota}, and at most {bound} more");
-    if held_back {
-        assert!(allowed > quota, "nothing was lost, so that this proves nothing");
+    assert!(allowed <= quota + bound, "{allowed} of {quota}, at most {bound} more");
+    if lagging {
+        assert!(allowed > quota, "no charge was lost, so the test proves nothing");
     }
 }
 
-async fn in_a_cluster(what: &str, held_back: bool) {
-    let mut cluster = Nodes::with_replicas();
+async fn in_a_cluster(fault: &str, lagging: bool) {
+    let mut cluster = Cluster::with_replicas();
     let open = cluster.open();
     let named = Redis::<str>::new(open.clone(), "lost0", FixedWindow::new(Quota::per_day(LIMIT)));
     let other = Redis::<str>::new(open.clone(), "lost1", FixedWindow::new(Quota::per_day(LIMIT)));
@@ -143,33 +144,33 @@ async fn in_a_cluster(what: &str, held_back: bool) {
     let keys = (1_000..).map(|user| format!("user{user}"));
     let keys = keys.filter(|key| is_there(&named, key) && is_there(&other, key)).take(KEYS).collect();
     let (masters, replicas) = cluster.nodes.split_at_mut(MASTERS);
-    over_admission(what, Pair { master: &mut masters[0], replica: &replicas[0], open, keys }, held_back).await;
+    over_admission(fault, FailOver { master: &mut masters[0], replica: &replicas[0], open, keys }, lagging).await;
 }
 
-async fn with_sentinel(what: &str, held_back: bool) {
-    let mut watched = Watched::start();
+async fn with_sentinel(fault: &str, lagging: bool) {
+    let mut watched = SentinelDeployment::start();
     let open = watched.open();
     let keys = (1_000..).map(|user| format!("user{user}")).take(KEYS).collect();
-    let pair = Pair { master: &mut watched.master, replica: &watched.replica, open, keys };
-    over_admission(what, pair, held_back).await;
+    let pair = FailOver { master: &mut watched.master, replica: &watched.replica, open, keys };
+    over_admission(fault, pair, lagging).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_cluster_admits_too_much_what_was_not_replicated() {
+async fn cluster_fail_over_admits_at_most_the_unreplicated_charges_again() {
     in_a_cluster("a cluster, kill -9", false).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_cluster_whose_replica_fell_behind_admits_too_much_what_was_not_replicated() {
-    in_a_cluster("a cluster, the replica behind, kill -9", true).await;
+async fn cluster_fail_over_to_a_lagging_replica_admits_at_most_the_unreplicated_charges_again() {
+    in_a_cluster("a cluster, a lagging replica, kill -9", true).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn sentinel_admits_too_much_what_was_not_replicated() {
+async fn sentinel_fail_over_admits_at_most_the_unreplicated_charges_again() {
     with_sentinel("Sentinel, kill -9", false).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn sentinel_whose_replica_fell_behind_admits_too_much_what_was_not_replicated() {
-    with_sentinel("Sentinel, the replica behind, kill -9", true).await;
+async fn sentinel_fail_over_to_a_lagging_replica_admits_at_most_the_unreplicated_charges_again() {
+    with_sentinel("Sentinel, a lagging replica, kill -9", true).await;
 }

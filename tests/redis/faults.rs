@@ -1,5 +1,6 @@
-//! A Redis that is slow, gone or not itself, under load: every decision is answered within its deadline, fails as
-//! unavailable if it fails, and service resumes by itself. Each test prints its row of a table (`--nocapture`).
+//! Faults of Redis under load: every decision is answered within its deadline, and service resumes by itself.
+//!
+//! A failed decision is an `unavailable` error. Each test prints one line of a table (`--nocapture`).
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -13,12 +14,12 @@ use tower_ratelimit::{
     AcquireOptions, DecisionSource, FixedWindow, Gcra, Limiter, ManualClock, Memory, Quota, Redis, RedisServer,
 };
 
-use crate::helpers::{PLENTY, acquire, every_algorithm, is_allowed, patient};
+use crate::helpers::{AMPLE, acquire, every_algorithm, is_allowed, redis_limiter};
 use crate::proxy::Proxy;
 use crate::server::Server;
 
 const DEADLINE: Duration = Duration::from_millis(200);
-/// A machine that others use too may be slow; what hangs is slower.
+/// The factor of tolerance for a slow machine. A hanging call takes longer.
 const MARGIN: u32 = 10;
 const TASKS: usize = 64;
 
@@ -29,7 +30,7 @@ struct Sample {
     answered: bool,
 }
 
-/// Many tasks that ask one limiter for as long as it takes.
+/// Tasks that call one limiter until they are stopped.
 struct Load {
     goes_on: Arc<AtomicBool>,
     recovered: Arc<AtomicBool>,
@@ -37,7 +38,7 @@ struct Load {
 }
 
 fn limiter(server: RedisServer) -> Redis<str> {
-    Redis::builder(server, "api", Gcra::new(PLENTY)).deadline(DEADLINE).build().expect("limits")
+    Redis::builder(server, "api", Gcra::new(AMPLE)).deadline(DEADLINE).build().expect("limits")
 }
 
 impl Load {
@@ -68,15 +69,15 @@ impl Load {
         Self { goes_on, recovered, tasks }
     }
 
-    /// After the fault is over: waits until decisions are made again, and tells what has happened.
+    /// After the end of the fault: waits until decisions succeed again, and returns a summary.
     async fn report(self, fault: &str) -> Report {
         let over = Instant::now();
-        // What was under way may still be answered: only what is asked from now on counts, so a little later.
+        // Calls in flight may still succeed, so only calls that start from now on count.
         sleep(DEADLINE / 4).await;
         self.recovered.store(false, Ordering::SeqCst);
-        let patience = Instant::now() + Duration::from_secs(20);
+        let deadline = Instant::now() + Duration::from_secs(20);
         while !self.recovered.load(Ordering::SeqCst) {
-            assert!(Instant::now() < patience, "{fault}: service does not resume");
+            assert!(Instant::now() < deadline, "{fault}: service does not resume");
             sleep(Duration::from_millis(10)).await;
         }
         sleep(Duration::from_millis(50)).await;
@@ -124,7 +125,7 @@ async fn loaded(server: &Server) -> Load {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_script_flush_fails_nothing() {
+async fn script_flush_causes_no_error() {
     let server = Server::start();
     let load = loaded(&server).await;
     for _ in 0..10 {
@@ -136,7 +137,7 @@ async fn a_script_flush_fails_nothing() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_restart_is_survived() {
+async fn restarted_server_is_used_again() {
     let mut server = Server::start();
     let load = loaded(&server).await;
     server.kill();
@@ -145,7 +146,7 @@ async fn a_restart_is_survived() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_server_that_was_killed_is_found_again() {
+async fn killed_server_is_used_again() {
     let mut server = Server::start();
     let load = loaded(&server).await;
     server.kill();
@@ -155,7 +156,7 @@ async fn a_server_that_was_killed_is_found_again() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_server_that_stalls_fails_by_deadline() {
+async fn stopped_server_fails_by_deadline() {
     let server = Server::start();
     let load = loaded(&server).await;
     server.signal("-STOP");
@@ -165,7 +166,7 @@ async fn a_server_that_stalls_fails_by_deadline() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_server_that_pauses_fails_by_deadline() {
+async fn paused_server_fails_by_deadline() {
     let server = Server::start();
     let load = loaded(&server).await;
     server.pause(Duration::from_millis(800));
@@ -174,7 +175,7 @@ async fn a_server_that_pauses_fails_by_deadline() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_server_without_memory_is_asked_again_when_it_has_some() {
+async fn server_out_of_memory_recovers() {
     let server = Server::start();
     let load = loaded(&server).await;
     server.command(&["CONFIG", "SET", "maxmemory", "1"]);
@@ -189,7 +190,7 @@ fn dead_port() -> String {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_replica_is_not_taken_for_a_master() {
+async fn replica_is_unavailable_until_it_is_a_master() {
     let server = Server::start();
     let load = loaded(&server).await;
     server.command(&["REPLICAOF", "127.0.0.1", &dead_port()]);
@@ -199,7 +200,7 @@ async fn a_replica_is_not_taken_for_a_master() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_replica_without_its_master_is_unavailable() {
+async fn replica_without_its_master_is_unavailable() {
     let server = Server::with(&["--replica-serve-stale-data", "no"]);
     let load = loaded(&server).await;
     server.command(&["REPLICAOF", "127.0.0.1", &dead_port()]);
@@ -209,7 +210,7 @@ async fn a_replica_without_its_master_is_unavailable() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_password_that_was_changed_is_unavailable_until_it_is_changed_back() {
+async fn changed_password_is_unavailable_until_restored() {
     let server = Server::start();
     let load = loaded(&server).await;
     server.commands(&[&["CONFIG", "SET", "requirepass", "other"], &["CLIENT", "KILL", "TYPE", "normal"]]);
@@ -219,7 +220,7 @@ async fn a_password_that_was_changed_is_unavailable_until_it_is_changed_back() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_user_that_loses_its_rights_is_unavailable_until_it_has_them_again() {
+async fn revoked_permissions_are_unavailable_until_restored() {
     let server = Server::start();
     server.command(&["ACL", "SETUSER", "app", "on", ">secret", "~*", "+@all"]);
     let limiter = limiter(RedisServer::open(&format!("redis://app:secret@{}", server.socket())).expect("an address"));
@@ -233,7 +234,7 @@ async fn a_user_that_loses_its_rights_is_unavailable_until_it_has_them_again() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_script_of_somebody_else_that_does_not_end_is_waited_out() {
+async fn endless_foreign_script_is_unavailable_until_killed() {
     let server = Server::start();
     let load = loaded(&server).await;
     server.command(&["CONFIG", "SET", "busy-reply-threshold", "50"]);
@@ -242,11 +243,11 @@ async fn a_script_of_somebody_else_that_does_not_end_is_waited_out() {
         std::thread::sleep(Duration::from_millis(600));
         server.command(&["SCRIPT", "KILL"]);
     });
-    assert!(load.report("a script that does not end (BUSY)").await.failed() > 0);
+    assert!(load.report("an endless script (BUSY)").await.failed() > 0);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_server_that_loads_its_data_is_waited_for() {
+async fn loading_server_is_unavailable_until_loaded() {
     let server = Server::with(&["--enable-debug-command", "yes", "--loading-process-events-interval-bytes", "1024"]);
     server.command(&["DEBUG", "POPULATE", "2000", "key", "100"]);
     let load = loaded(&server).await;
@@ -258,7 +259,7 @@ async fn a_server_that_loads_its_data_is_waited_for() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_connection_cut_in_the_middle_of_a_reply_is_replaced() {
+async fn connection_cut_within_a_reply_is_replaced() {
     let server = Server::start();
     let proxy = Proxy::before(server.socket());
     let limiter = limiter(RedisServer::open(&format!("redis://{}", proxy.address)).expect("an address"));
@@ -274,11 +275,11 @@ async fn a_connection_cut_in_the_middle_of_a_reply_is_replaced() {
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// The breaker
+// Circuit breaker
 // ---------------------------------------------------------------------------------------------------------------------
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_dead_server_costs_nothing_and_is_noticed_when_it_is_back() {
+async fn open_breaker_answers_immediately_and_detects_recovery() {
     let server = Server::start();
     let proxy = Proxy::before(server.socket());
     let limiter = limiter(RedisServer::open(&format!("redis://{}", proxy.address)).expect("an address"));
@@ -287,7 +288,7 @@ async fn a_dead_server_costs_nothing_and_is_noticed_when_it_is_back() {
     sleep(Duration::from_millis(100)).await;
     proxy.shut(true);
     sleep(Duration::from_millis(300)).await;
-    // It is open: whoever asks has the answer at once.
+    // The breaker is open, so calls fail immediately.
     for _ in 0..1000 {
         assert!(
             matches!(limiter.acquire("alice", AcquireOptions::default()), Acquisition::Ready(Err(error)) if error.is_unavailable())
@@ -296,21 +297,21 @@ async fn a_dead_server_costs_nothing_and_is_noticed_when_it_is_back() {
     let (before, began) = (proxy.connections(), Instant::now());
     sleep(Duration::from_secs(1)).await;
     let (probes, most) = (proxy.connections() - before, began.elapsed().as_millis() / 200 + 2);
-    assert!(u128::try_from(probes).expect("small") <= most, "{probes} connections while Redis is gone");
-    assert!(probes > 0, "it is looked after");
+    assert!(u128::try_from(probes).expect("small") <= most, "{probes} connections during the outage");
+    assert!(probes > 0, "the breaker probes the server");
     proxy.shut(false);
     let report = load.report("all connections refused for 1.3 s").await;
     assert!(report.failed() > 1000);
 }
 
 #[tokio::test]
-async fn one_stalled_call_does_not_open_the_breaker() {
+async fn one_stalled_call_does_not_open_the_breaker_with_a_responding_server() {
     let server = Server::start();
-    let limiter = Redis::builder(server.open(), "api", Gcra::new(PLENTY))
+    let limiter = Redis::builder(server.open(), "api", Gcra::new(AMPLE))
         .deadline(Duration::from_millis(100))
         .build()
         .expect("limits");
-    assert!(is_allowed(&patient(server.open(), "api", Gcra::new(PLENTY)), "warm").await);
+    assert!(is_allowed(&redis_limiter(server.open(), "api", Gcra::new(AMPLE)), "warm").await);
     limiter.health_check().await.expect("a working Redis");
     for _ in 0..5 {
         server.pause(Duration::from_millis(130));
@@ -319,7 +320,7 @@ async fn one_stalled_call_does_not_open_the_breaker() {
         sleep(Duration::from_millis(60)).await;
         assert!(
             matches!(limiter.acquire("alice", AcquireOptions::default()), Acquisition::Pending(_)),
-            "Redis is still asked"
+            "the breaker is closed"
         );
         let mut answered = false;
         for _ in 0..5 {
@@ -330,31 +331,31 @@ async fn one_stalled_call_does_not_open_the_breaker() {
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// Bad keys
+// Keys of another type or content
 // ---------------------------------------------------------------------------------------------------------------------
 
-/// Decides on a key that holds something else, and on four good ones, all in one batch.
-async fn neighbours_are_well(name: &str, limiter: &impl Limiter<str>, what: &str) {
-    let asks = ["a", "b", "bad", "c", "bad", "d"].map(|key| acquire(limiter, key, AcquireOptions::default()));
-    for (index, result) in join_all(asks).await.into_iter().enumerate() {
+/// Decides on a key with foreign content and on four valid keys in one batch.
+async fn check_other_keys(name: &str, limiter: &impl Limiter<str>, content: &str) {
+    let acquisitions = ["a", "b", "bad", "c", "bad", "d"].map(|key| acquire(limiter, key, AcquireOptions::default()));
+    for (index, result) in join_all(acquisitions).await.into_iter().enumerate() {
         match result {
             Ok(_) => {}
             Err(error) if index == 2 || index == 4 => {
-                assert!(error.is_unavailable() && error.to_string().contains("no state"), "{name} {what} {error:?}");
+                assert!(error.is_unavailable() && error.to_string().contains("no state"), "{name} {content} {error:?}");
             }
-            Err(error) => panic!("{name}, {what}: a neighbour fails: {error:?}"),
+            Err(error) => panic!("{name}, {content}: another key fails: {error:?}"),
         }
     }
 }
 
 fn key_of(server: &Server, name: &str) -> String {
     let escaped = name.replace(' ', "%20");
-    let of_it = |key: &String| key.starts_with(&format!("ratelimit:{escaped}:")) && key.ends_with(":bad");
-    server.keys().into_iter().find(of_it).expect("a key")
+    let matches = |key: &String| key.starts_with(&format!("ratelimit:{escaped}:")) && key.ends_with(":bad");
+    server.keys().into_iter().find(matches).expect("a key")
 }
 
 #[tokio::test]
-async fn a_key_of_another_type_fails_no_neighbour() {
+async fn key_of_another_type_fails_no_other_key() {
     let server = Server::start();
     for (name, limiter) in every_algorithm(&server.open(), Quota::per_minute(100_000), None::<&ManualClock>) {
         assert!(is_allowed(&limiter, "bad").await);
@@ -363,26 +364,26 @@ async fn a_key_of_another_type_fails_no_neighbour() {
             [&["RPUSH", &key, "1"][..], &["HSET", &key, "a", "b"], &["SADD", &key, "x"], &["ZADD", &key, "1", "x"]]
         {
             server.commands(&[&["DEL", &key], put]);
-            neighbours_are_well(name, &limiter, put[0]).await;
-            let bad = acquire(&limiter, "bad", AcquireOptions::default()).await.expect_err("it is no state");
+            check_other_keys(name, &limiter, put[0]).await;
+            let bad = acquire(&limiter, "bad", AcquireOptions::default()).await.expect_err("no state of a limiter");
             assert!(bad.to_string().contains(&key), "{bad}");
-            // Nor is anything else said to be done.
+            // The other operations fail as well.
             assert!(limiter.peek("bad", AcquireOptions::default()).await.is_err());
             assert!(limiter.reset("bad").await.is_err());
             assert!(limiter.set_usage("default", "bad", 1).await.is_err());
             assert!(limiter.block("default", "bad", DEADLINE).await.is_err());
-            assert_ne!(server.command(&["TYPE", &key]), "+none\r\n", "what is not ours is left alone");
+            assert_ne!(server.command(&["TYPE", &key]), "+none\r\n", "foreign keys are kept");
         }
     }
 }
 
 #[tokio::test]
-async fn any_bytes_at_a_key_fail_no_neighbour() {
+async fn invalid_state_bytes_fail_no_other_key() {
     let server = Server::start();
-    let mut dice = 42_u64;
-    let mut roll = move || {
-        dice = dice.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        (dice >> 33) ^ (dice << 31)
+    let mut seed = 42_u64;
+    let mut next_random = move || {
+        seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (seed >> 33) ^ (seed << 31)
     };
     for (name, limiter) in every_algorithm(&server.open(), Quota::per_minute(100_000), None::<&ManualClock>) {
         assert!(is_allowed(&limiter, "bad").await);
@@ -391,25 +392,25 @@ async fn any_bytes_at_a_key_fail_no_neighbour() {
             let words = [1, 2, 4, 5, 6, 7, 8, 9, 16, 17, 66, 120][round % 12];
             let mut bytes = Vec::new();
             for word in 0..words {
-                let number = match roll() % 9 {
+                let number = match next_random() % 9 {
                     0 => f64::NAN,
                     1 => f64::INFINITY,
                     2 => -1.0,
                     3 => 0.5,
                     4 => 9_007_199_254_740_992.0,
-                    5 => f64::from(u32::try_from(roll() % 12).expect("small")),
+                    5 => f64::from(u32::try_from(next_random() % 12).expect("small")),
                     6 => 1_800_000_000_000_000.0,
                     7 => 0.0,
-                    _ => f64::from_bits(roll()),
+                    _ => f64::from_bits(next_random()),
                 };
-                // Every other round holds numbers that could be a state's.
+                // Every second round holds numbers that are valid in a state.
                 let number = if round % 2 == 0 && !(0.0..1e16).contains(&number) { 1.0 } else { number };
                 let number = if round % 3 == 0 && word == 4 { 11.0 } else { number };
                 bytes.extend(number.to_le_bytes());
             }
-            bytes.extend(std::iter::repeat_n(b'x', usize::try_from(roll() % 2).expect("small") * (round % 5)));
+            bytes.extend(std::iter::repeat_n(b'x', usize::try_from(next_random() % 2).expect("small") * (round % 5)));
             server.bytes(&[b"SET", key.as_bytes(), &bytes]);
-            neighbours_are_well(name, &limiter, &format!("{bytes:?}")).await;
+            check_other_keys(name, &limiter, &format!("{bytes:?}")).await;
             let outcome = acquire(&limiter, "bad", AcquireOptions::cost(3)).await;
             let held = acquire(&limiter, "bad", AcquireOptions::cost(1).hold()).await;
             if outcome.is_ok() {
@@ -425,11 +426,11 @@ async fn any_bytes_at_a_key_fail_no_neighbour() {
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// What decides instead
+// Fallback and fail open
 // ---------------------------------------------------------------------------------------------------------------------
 
 #[tokio::test]
-async fn a_fallback_decides_while_redis_is_gone_and_says_so() {
+async fn fallback_decides_while_redis_is_unavailable_and_is_the_source() {
     let mut server = Server::start();
     let second = Memory::new(FixedWindow::new(Quota::per_hour(2)));
     let limiter = Fallback::new(limiter(server.open()), second);
@@ -450,25 +451,25 @@ async fn a_fallback_decides_while_redis_is_gone_and_says_so() {
     }
     assert_eq!(allowed, 2);
     server.restart();
-    let patience = Instant::now() + Duration::from_secs(20);
+    let deadline = Instant::now() + Duration::from_secs(20);
     while acquire(&limiter, "alice", AcquireOptions::default()).await.expect("an answer").decision.source()
         != DecisionSource::Store
     {
-        assert!(Instant::now() < patience, "Redis is asked again");
+        assert!(Instant::now() < deadline, "the fallback does not return to Redis");
         sleep(Duration::from_millis(10)).await;
     }
 }
 
 #[tokio::test]
-async fn a_call_that_failed_by_its_deadline_before_it_was_sent_is_not_charged_later_though_its_future_is_kept() {
+async fn call_past_its_deadline_before_it_was_sent_is_never_charged() {
     let server = Server::start();
-    // To choose a database takes a round trip: so there is no new connection during the pause.
+    // Selecting a database takes a round trip, so no new connection is established during the pause.
     let address = RedisServer::open(&format!("{}/1", server.address())).expect("an address");
-    let reads = patient(address.clone(), "api", FixedWindow::new(PLENTY));
-    let redis = Redis::builder(address, "api", FixedWindow::new(PLENTY)).deadline(DEADLINE).build().expect("limits");
+    let reads = redis_limiter(address.clone(), "api", FixedWindow::new(AMPLE));
+    let redis = Redis::builder(address, "api", FixedWindow::new(AMPLE)).deadline(DEADLINE).build().expect("limits");
     assert!(is_allowed(&redis, "warm").await);
     server.pause(Duration::from_millis(600));
-    // As many as can be under way, each sent by itself: whatever comes now waits.
+    // The maximum number of batches in flight, so that the next call waits.
     let mut under_way = Vec::new();
     for key in ["a", "b", "c", "d"] {
         under_way.push(tokio::spawn(redis.acquire(key, AcquireOptions::default()).into_future()));
@@ -480,19 +481,19 @@ async fn a_call_that_failed_by_its_deadline_before_it_was_sent_is_not_charged_la
     for call in under_way {
         let _ = call.await.expect("no panic");
     }
-    // Answered after all that waited before.
+    // This reply follows every call that waited before.
     while acquire(&redis, "warm", AcquireOptions::default()).await.is_err() {
         sleep(Duration::from_millis(10)).await;
     }
     assert_eq!(
         reads.peek("alice", AcquireOptions::default()).await.expect("an answer").remaining(),
-        Some(PLENTY.limit())
+        Some(AMPLE.limit())
     );
     drop(waiting);
 }
 
 #[tokio::test]
-async fn fail_open_lets_pass_while_redis_is_gone_and_says_so() {
+async fn fail_open_allows_while_redis_is_unavailable_and_is_the_source() {
     let mut server = Server::start();
     let limiter = FailOpen::new(limiter(server.open()));
     assert_eq!(

@@ -1,4 +1,4 @@
-//! What several of these tests need.
+//! Helpers that several tests share.
 
 use std::time::Duration;
 
@@ -9,38 +9,48 @@ use tower_ratelimit::{
     RedisServer, SlidingLog, SlidingWindow, TokenBucket,
 };
 
-/// A deadline that only what hangs misses, where deadlines are not the subject.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
+/// A deadline that only a hanging call misses, for tests without deadlines as their subject.
+pub(crate) const LONG_DEADLINE: Duration = Duration::from_secs(20);
 
-/// Enough for any test's load.
-pub(crate) const PLENTY: Quota = Quota::per_hour(1_000_000_000);
+/// A limit above the load of any test.
+pub(crate) const AMPLE: Quota = Quota::per_hour(1_000_000_000);
 
-/// Where time is virtual, nobody renews holds in time.
-pub(crate) const A_DAY: Duration = Duration::from_secs(24 * 60 * 60);
+/// The hold expiry where time is virtual and no holds are renewed in time.
+pub(crate) const ONE_DAY: Duration = Duration::from_secs(24 * 60 * 60);
 
-pub(crate) fn patient<Key: ?Sized>(server: RedisServer, name: &str, limits: impl IntoRedisLimits<Key>) -> Redis<Key> {
-    Redis::builder(server, name, limits).deadline(PATIENCE).build().expect("limits")
+pub(crate) fn redis_limiter<Key: ?Sized>(
+    server: RedisServer,
+    name: &str,
+    limits: impl IntoRedisLimits<Key>,
+) -> Redis<Key> {
+    Redis::builder(server, name, limits).deadline(LONG_DEADLINE).build().expect("limits")
 }
 
-/// Decides; whoever waits for longer than anything takes, hangs.
+/// Acquires, and panics if the call hangs.
 pub(crate) async fn acquire<Key: ?Sized>(
     limiter: &impl Limiter<Key>,
     key: &Key,
-    ask: AcquireOptions,
+    options: AcquireOptions,
 ) -> Result<Outcome, Error> {
-    tokio::time::timeout(PATIENCE * 2, limiter.acquire(key, ask).into_future()).await.expect("no decision hangs")
+    tokio::time::timeout(LONG_DEADLINE * 2, limiter.acquire(key, options).into_future())
+        .await
+        .expect("no decision hangs")
 }
 
-/// Holds a cost that there is room for.
+/// Holds a cost that the limit allows.
 pub(crate) async fn hold<Key: ?Sized>(limiter: &impl Limiter<Key>, key: &Key, cost: u64) -> Held {
-    acquire(limiter, key, AcquireOptions::cost(cost).hold()).await.expect("an answer").held.expect("room for it")
+    acquire(limiter, key, AcquireOptions::cost(cost).hold())
+        .await
+        .expect("an answer")
+        .held
+        .expect("the limit allows the hold")
 }
 
 pub(crate) async fn is_allowed<Key: ?Sized>(limiter: &impl Limiter<Key>, key: &Key) -> bool {
     acquire(limiter, key, AcquireOptions::default()).await.expect("an answer").decision.is_allowed()
 }
 
-/// Every algorithm, each with as many to have at once as the quota's limit.
+/// Every algorithm, each with a burst equal to the quota's limit.
 pub(crate) fn every_algorithm(
     server: &RedisServer,
     quota: Quota,
@@ -52,9 +62,9 @@ pub(crate) fn every_algorithm(
         clock: Option<&(impl Clock + Clone)>,
         limits: impl IntoRedisLimits<str>,
     ) -> (&'static str, BoxLimiter<str>) {
-        let mut builder = Redis::builder(server.clone(), name, limits).deadline(PATIENCE);
+        let mut builder = Redis::builder(server.clone(), name, limits).deadline(LONG_DEADLINE);
         if let Some(clock) = clock {
-            builder = builder.clock_for_tests(clock.clone()).hold_expiry(A_DAY);
+            builder = builder.clock_for_tests(clock.clone()).hold_expiry(ONE_DAY);
         }
         (name, BoxLimiter::new(builder.build().expect("limits")))
     }

@@ -1,18 +1,18 @@
-//! A connection that the server closes while it is idle: the next decision is made on another one, and charged once.
+//! Idle connections that the server closes: the next decision uses another connection and is charged once.
 
 use bb8_redis::RedisConnectionManager;
 use bb8_redis::bb8::Pool;
 use tower_ratelimit::{AcquireOptions, FixedWindow, Limiter, Quota, Redis, RedisServer};
 
-use crate::cluster_server::{Nodes, until};
-use crate::helpers::{acquire, is_allowed, patient};
+use crate::cluster_server::{Cluster, wait_until};
+use crate::helpers::{acquire, is_allowed, redis_limiter};
 use crate::proxy::Proxy;
-use crate::sentinel_server::Watched;
+use crate::sentinel_server::SentinelDeployment;
 use crate::server::Server;
 
 const QUOTA: Quota = Quota::per_day(100_000);
 
-/// The limiters' connections to a server: the id and the client's port of each.
+/// The limiters' connections to a server: the id and the client port of each.
 fn connections(server: &Server) -> Vec<(String, u16)> {
     let clients = server.command(&["CLIENT", "LIST"]);
     let of_limiters = clients.lines().filter(|client| client.contains(" cmd=eval") || client.contains(" cmd=script"));
@@ -24,41 +24,41 @@ fn connections(server: &Server) -> Vec<(String, u16)> {
     of_limiters.map(|client| (field(client, "id="), port(client))).collect()
 }
 
-/// Waits until the end of file has arrived, where the system tells: before that, nobody can know of it.
-fn until_arrived(server: &Server, connections: &[(String, u16)]) {
+/// Waits until the end of file has arrived, where the system shows it. Before that, no client can detect it.
+fn wait_for_eof(server: &Server, connections: &[(String, u16)]) {
     let is_established = |&(_, port): &(String, u16)| {
         let [client, server] = [port, server.port].map(|port| format!("0100007F:{port:04X}"));
         sockets().iter().any(|socket| socket[1] == client && socket[2] == server && socket[3] == "01")
     };
-    until("the end of file is here", || !connections.iter().any(is_established));
+    wait_until("the end of file has arrived", || !connections.iter().any(is_established));
 }
 
-/// The system's sockets: for each the local address, the remote one, the state and the timer are the fields 1, 2, 3 and 5.
+/// The system's sockets. Fields 1, 2, 3 and 5 are the local address, the remote address, the state and the timer.
 fn sockets() -> Vec<Vec<String>> {
     let sockets = std::fs::read_to_string("/proc/self/net/tcp").unwrap_or_default();
     let fields = |line: &str| line.split_whitespace().map(str::to_owned).collect::<Vec<_>>();
     sockets.lines().map(fields).filter(|fields| fields.len() > 5).collect()
 }
 
-/// All clients' connections.
+/// Closes the connections of all clients.
 pub(crate) fn kill_all(server: &Server) {
     let connections = connections(server);
-    assert!(!connections.is_empty(), "there is something to close");
+    assert!(!connections.is_empty(), "no connection to close");
     server.command(&["CLIENT", "KILL", "TYPE", "normal"]);
-    until_arrived(server, &connections);
+    wait_for_eof(server, &connections);
 }
 
-/// Not those of other nodes, and of Sentinels.
+/// Closes the limiters' connections, but not those of other nodes and of Sentinels.
 fn kill_limiters(server: &Server) {
     let connections = connections(server);
     for (id, _) in &connections {
         server.command(&["CLIENT", "KILL", "ID", id]);
     }
-    until_arrived(server, &connections);
+    wait_for_eof(server, &connections);
 }
 
 fn limiter(server: RedisServer) -> Redis<str> {
-    patient(server, "api", FixedWindow::new(QUOTA))
+    redis_limiter(server, "api", FixedWindow::new(QUOTA))
 }
 
 async fn used(limiter: &Redis<str>, key: &str) -> u64 {
@@ -66,20 +66,20 @@ async fn used(limiter: &Redis<str>, key: &str) -> u64 {
     QUOTA.limit() - decision.remaining().expect("a figure")
 }
 
-/// Decides, lets `close` close all connections, and decides again, several times: no decision fails.
-async fn decides_between(limiter: &Redis<str>, rounds: u64, close: impl Fn()) {
+/// Decides, closes the connections by `close` and decides again, several times. No decision may fail.
+async fn check_decisions_between(limiter: &Redis<str>, rounds: u64, close: impl Fn()) {
     assert!(is_allowed(limiter, "alice").await);
     for round in 0..rounds {
         close();
         let outcome = acquire(limiter, "alice", AcquireOptions::default()).await;
         assert!(outcome.is_ok(), "round {round}: {outcome:?}");
     }
-    assert_eq!(used(limiter, "alice").await, rounds + 1, "each is charged once");
+    assert_eq!(used(limiter, "alice").await, rounds + 1, "each decision is charged once");
 }
 
 async fn killed_by_the_server() {
     let server = Server::start();
-    decides_between(&limiter(server.open()), 20, || kill_all(&server)).await;
+    check_decisions_between(&limiter(server.open()), 20, || kill_all(&server)).await;
     assert!(limiter(server.open()).health_check().await.is_ok());
 }
 
@@ -98,10 +98,10 @@ async fn idle_connection_closed_by_the_servers_timeout() {
     let server = Server::start();
     let limiter = limiter(server.open());
     server.command(&["CONFIG", "SET", "timeout", "1"]);
-    decides_between(&limiter, 2, || {
+    check_decisions_between(&limiter, 2, || {
         let open = connections(&server);
-        until("the server has closed it", || connections(&server).is_empty());
-        until_arrived(&server, &open);
+        wait_until("the server has closed the connection", || connections(&server).is_empty());
+        wait_for_eof(&server, &open);
     })
     .await;
 }
@@ -122,32 +122,32 @@ async fn idle_connection_closed_by_a_restart() {
 async fn idle_connection_closed_before_the_first_decision() {
     let server = Server::start();
     let limiter = limiter(server.open());
-    // What it leaves is there for the first decision.
+    // The health check leaves a connection for the first decision.
     limiter.health_check().await.expect("a working Redis");
     kill_all(&server);
     assert!(acquire(&limiter, "alice", AcquireOptions::default()).await.is_ok());
 }
 
 #[tokio::test]
-async fn idle_connection_closed_that_a_pool_has_made() {
+async fn idle_connection_of_a_custom_pool_closed() {
     let server = Server::start();
     let manager = RedisConnectionManager::new(server.address()).expect("an address");
     let pool = Pool::builder().max_size(1).build_unchecked(manager);
-    decides_between(&limiter(RedisServer::from(pool)), 10, || kill_all(&server)).await;
+    check_decisions_between(&limiter(RedisServer::from(pool)), 10, || kill_all(&server)).await;
 }
 
 #[tokio::test]
 async fn idle_connection_closed_in_a_cluster() {
-    let cluster = Nodes::start();
+    let cluster = Cluster::start();
     let limiter = limiter(cluster.open());
     limiter.health_check().await.expect("a working cluster");
-    decides_between(&limiter, 10, || cluster.nodes.iter().for_each(kill_limiters)).await;
+    check_decisions_between(&limiter, 10, || cluster.nodes.iter().for_each(kill_limiters)).await;
     for key in ["a", "b", "c", "d", "e", "f"] {
-        decides_between_on(&cluster, &limiter, key).await;
+        check_decisions_between_on(&cluster, &limiter, key).await;
     }
 }
 
-async fn decides_between_on(cluster: &Nodes, limiter: &Redis<str>, key: &str) {
+async fn check_decisions_between_on(cluster: &Cluster, limiter: &Redis<str>, key: &str) {
     assert!(is_allowed(limiter, key).await);
     kill_limiters(&cluster.nodes[cluster.first_master_of(&limiter.redis_key("default", key).expect("a limit"))]);
     assert!(is_allowed(limiter, key).await);
@@ -155,38 +155,40 @@ async fn decides_between_on(cluster: &Nodes, limiter: &Redis<str>, key: &str) {
 }
 
 #[tokio::test]
-async fn idle_connection_closed_by_the_master_that_sentinels_name() {
-    let watched = Watched::start();
+async fn idle_connection_closed_by_a_master_behind_sentinel() {
+    let watched = SentinelDeployment::start();
     let limiter = limiter(watched.open());
-    decides_between(&limiter, 10, || kill_limiters(&watched.master)).await;
+    check_decisions_between(&limiter, 10, || kill_limiters(&watched.master)).await;
 }
 
-/// Only what was certainly not sent is sent on another connection.
+/// Only an operation that was certainly not sent is sent on another connection.
 #[tokio::test]
-async fn a_decision_on_the_wire_is_never_sent_twice() {
+async fn sent_decision_is_never_sent_twice() {
     let server = Server::start();
     let proxy = Proxy::before(server.socket());
     let limiter = limiter(RedisServer::open(&format!("redis://{}", proxy.address)).expect("an address"));
     for _ in 0..10 {
         assert!(is_allowed(&limiter, "alice").await);
         proxy.cut_next_reply();
-        assert!(acquire(&limiter, "alice", AcquireOptions::default()).await.expect_err("it is cut").is_unavailable());
+        assert!(
+            acquire(&limiter, "alice", AcquireOptions::default()).await.expect_err("the reply is cut").is_unavailable()
+        );
     }
     assert!(is_allowed(&limiter, "alice").await);
-    assert_eq!(used(&limiter, "alice").await, 21, "each is charged once, whether it was answered or not");
+    assert_eq!(used(&limiter, "alice").await, 21, "each decision is charged once, answered or not");
 }
 
-/// Linux tells which sockets have a timer for keepalive.
+/// Linux shows which sockets have a keepalive timer.
 #[tokio::test]
 #[cfg(target_os = "linux")]
-async fn an_idle_connection_is_kept_alive() {
+async fn idle_connection_has_keepalive() {
     let server = Server::start();
     let limiter = limiter(server.open());
     assert!(is_allowed(&limiter, "alice").await);
     let address = format!("0100007F:{:04X}", server.port);
-    // Established, and the timer of keepalive.
+    // Established, with a keepalive timer.
     let is_kept = |socket: &Vec<String>| socket[2] == address && socket[3] == "01" && socket[5].starts_with("02:");
     let kept_alive = || sockets().iter().any(is_kept);
-    until("keepalive is on", kept_alive);
+    wait_until("keepalive is on", kept_alive);
     assert!(is_allowed(&limiter, "alice").await);
 }

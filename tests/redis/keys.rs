@@ -1,4 +1,4 @@
-//! How keys are named in Redis.
+//! Names of keys in Redis.
 
 use std::collections::HashMap;
 use std::fmt::Debug;
@@ -9,26 +9,26 @@ use tower_ratelimit::key::{EncodeKey, KeyWriter};
 use tower_ratelimit::store::IntoRedisLimits;
 use tower_ratelimit::{AcquireOptions, Gcra, Limit, Limiter, Quota, Redis};
 
-use crate::helpers::{is_allowed, patient};
+use crate::helpers::{is_allowed, redis_limiter};
 use crate::server::Server;
 
 const QUOTA: Quota = Quota::per_hour(10);
 
-fn written(key: &(impl EncodeKey + ?Sized)) -> String {
+fn encoded(key: &(impl EncodeKey + ?Sized)) -> String {
     let mut writer = KeyWriter::new();
     key.encode(&mut writer);
     writer.as_str().to_owned()
 }
 
-/// No two of them are written alike, and nothing that means something elsewhere in a key's name is written at all.
-fn all_differ<K: EncodeKey + Debug>(keys: impl IntoIterator<Item = K>) {
+/// Requires different encodings without characters that have a meaning in Redis key names.
+fn check_encodings_differ<K: EncodeKey + Debug>(keys: impl IntoIterator<Item = K>) {
     let mut seen = HashMap::new();
     for key in keys {
-        let text = written(&key);
+        let text = encoded(&key);
         assert!(!text.contains([':', '{', '}', '#', '*', '?', '[', ' ', '\n', '~']), "{text}");
         assert!(text.is_ascii(), "{text}");
         if let Some(other) = seen.insert(text.clone(), format!("{key:?}")) {
-            panic!("{key:?} and {other} are both written as {text}");
+            panic!("{key:?} and {other} have the same encoding {text}");
         }
     }
 }
@@ -39,67 +39,67 @@ const TEXTS: [&str; 24] = [
 ];
 
 #[test]
-fn no_two_texts_are_written_alike() {
-    all_differ(TEXTS);
-    all_differ(TEXTS.map(str::as_bytes).map(<[u8]>::to_vec));
-    all_differ((0..=255).map(|byte| vec![byte]));
-    all_differ((0..=255).map(|byte| [b'%', byte]));
+fn texts_have_unique_encodings() {
+    check_encodings_differ(TEXTS);
+    check_encodings_differ(TEXTS.map(str::as_bytes).map(<[u8]>::to_vec));
+    check_encodings_differ((0..=255).map(|byte| vec![byte]));
+    check_encodings_differ((0..=255).map(|byte| [b'%', byte]));
 }
 
 #[test]
-fn no_two_tuples_are_written_alike() {
+fn tuples_have_unique_encodings() {
     let pairs = || TEXTS.into_iter().flat_map(|a| TEXTS.map(|b| (a, b)));
-    all_differ(pairs());
-    all_differ(pairs().map(|(a, b)| ((a, b), a)));
-    all_differ(pairs().map(|(a, b)| (a, (b, a))));
-    all_differ(
+    check_encodings_differ(pairs());
+    check_encodings_differ(pairs().map(|(a, b)| ((a, b), a)));
+    check_encodings_differ(pairs().map(|(a, b)| (a, (b, a))));
+    check_encodings_differ(
         pairs()
             .flat_map(|(a, b)| [(Some(a), Some(b)), (Some(a), None), (None, Some(b)), (None, None)])
             .collect::<std::collections::BTreeSet<_>>(),
     );
-    all_differ([(1, 23), (12, 3), (-1, 23), (-12, 3), (i64::MIN, i64::MAX)]);
-    all_differ([None, Some(None), Some(Some(()))]);
-    all_differ([(None, 1), (Some(()), 1)]);
+    check_encodings_differ([(1, 23), (12, 3), (-1, 23), (-12, 3), (i64::MIN, i64::MAX)]);
+    check_encodings_differ([None, Some(None), Some(Some(()))]);
+    check_encodings_differ([(None, 1), (Some(()), 1)]);
 }
 
 #[test]
-fn numbers_and_addresses_read_as_they_are() {
-    assert_eq!(written(&7_u8), "7");
-    assert_eq!(written(&u128::MAX), u128::MAX.to_string());
-    assert_eq!(written(&i64::MIN), i64::MIN.to_string());
-    assert_eq!(written(&IpAddr::from([192, 0, 2, 7])), "192.0.2.7");
-    assert_eq!(written(&Ipv6Addr::LOCALHOST), "%3A%3A1");
-    assert_eq!(written(&SocketAddr::from(([127, 0, 0, 1], 80))), "127.0.0.1%3A80");
-    assert_eq!(written("bob@example.com"), "bob@example.com");
-    assert_eq!(written(&("a b", 'ü', true, [1_u8, b'a'])), "a%20b,%C3%BC,true,%01a");
-    assert_eq!(written(&("api", (1, ("x", 2)))), "api,(1,(x,2))");
-    assert_eq!(written(&Arc::<str>::from("x")), written("x"));
+fn numbers_and_addresses_are_encoded_readably() {
+    assert_eq!(encoded(&7_u8), "7");
+    assert_eq!(encoded(&u128::MAX), u128::MAX.to_string());
+    assert_eq!(encoded(&i64::MIN), i64::MIN.to_string());
+    assert_eq!(encoded(&IpAddr::from([192, 0, 2, 7])), "192.0.2.7");
+    assert_eq!(encoded(&Ipv6Addr::LOCALHOST), "%3A%3A1");
+    assert_eq!(encoded(&SocketAddr::from(([127, 0, 0, 1], 80))), "127.0.0.1%3A80");
+    assert_eq!(encoded("bob@example.com"), "bob@example.com");
+    assert_eq!(encoded(&("a b", 'ü', true, [1_u8, b'a'])), "a%20b,%C3%BC,true,%01a");
+    assert_eq!(encoded(&("api", (1, ("x", 2)))), "api,(1,(x,2))");
+    assert_eq!(encoded(&Arc::<str>::from("x")), encoded("x"));
 }
 
 fn limiter<Key: ?Sized>(server: &Server, limits: impl IntoRedisLimits<Key>) -> Redis<Key> {
-    patient(server.open(), "a:b {c}", limits)
+    redis_limiter(server.open(), "a:b {c}", limits)
 }
 
 #[tokio::test]
-async fn the_name_that_is_told_is_the_name_in_redis() {
+async fn redis_key_returns_the_name_in_redis() {
     let server = Server::start();
     let limiter = limiter::<str>(&server, Limit::new("per:{user}", Gcra::new(QUOTA)));
     let long = "x".repeat(100_000);
     for key in TEXTS.into_iter().chain(["{tag}:x", &long[..128], &long[..129], &long]) {
         assert!(is_allowed(&limiter, key).await);
-        let told = limiter.redis_key("per:{user}", key).expect("there is such a limit");
-        assert_eq!(server.keys(), std::slice::from_ref(&told));
-        // Nothing that came from a user or a name is a tag, or a further part.
-        assert_eq!(told.split(':').count(), 5, "{told}");
-        assert!(!told.contains(['{', '}']), "{told}");
-        assert!(told.len() < 256, "{}", told.len());
+        let name = limiter.redis_key("per:{user}", key).expect("a limit of this name");
+        assert_eq!(server.keys(), std::slice::from_ref(&name));
+        // No user key and no name contributes a hash tag or another part.
+        assert_eq!(name.split(':').count(), 5, "{name}");
+        assert!(!name.contains(['{', '}']), "{name}");
+        assert!(name.len() < 256, "{}", name.len());
         server.command(&["FLUSHALL"]);
     }
     assert!(limiter.redis_key("user", "x").expect_err("no such limit").is_config());
 }
 
 #[tokio::test]
-async fn long_keys_are_still_told_apart() {
+async fn long_keys_have_unique_names() {
     let server = Server::start();
     let limiter = limiter::<str>(&server, Gcra::new(Quota::per_hour(1)));
     let long = "x".repeat(1000);
@@ -108,7 +108,7 @@ async fn long_keys_are_still_told_apart() {
         assert!(!is_allowed(&limiter, &key).await);
     }
     assert_eq!(server.keys().len(), 3);
-    // Nor can a text be made to look like one that was hashed.
+    // A text that equals a hashed encoding has another key.
     let hashed = limiter.redis_key("default", &long).expect("a name");
     let end = hashed.rsplit(':').next().expect("a part").to_owned();
     assert!(end.starts_with('#'));
@@ -116,37 +116,37 @@ async fn long_keys_are_still_told_apart() {
 }
 
 #[tokio::test]
-async fn hashed_keys_hold_no_text_of_their_users() {
+async fn hashed_keys_contain_no_user_text() {
     let server = Server::start();
     let secret = b"0123456789abcdef".to_vec();
     let build = |secret: Vec<u8>| {
         Redis::<str>::builder(server.open(), "api", Gcra::new(Quota::per_hour(1))).hash_keys(secret).build()
     };
-    let (here, there) = (build(secret.clone()).expect("limits"), build(secret.clone()).expect("limits"));
-    assert!(is_allowed(&here, "alice@example.com").await);
-    assert!(!is_allowed(&there, "alice@example.com").await, "the same secret, the same key");
-    assert!(is_allowed(&there, "bob").await);
+    let (first, second) = (build(secret.clone()).expect("limits"), build(secret.clone()).expect("limits"));
+    assert!(is_allowed(&first, "alice@example.com").await);
+    assert!(!is_allowed(&second, "alice@example.com").await, "equal secrets give equal keys");
+    assert!(is_allowed(&second, "bob").await);
     let keys = server.keys();
     assert_eq!(keys.len(), 2);
     assert!(keys.iter().all(|key| !key.contains("alice") && !key.contains("bob") && key.contains(":~")), "{keys:?}");
-    assert!(keys.contains(&here.redis_key("default", "bob").expect("a name")));
-    // Who has no secret can't name a key that is hashed.
+    assert!(keys.contains(&first.redis_key("default", "bob").expect("a name")));
+    // A limiter without the secret can't produce a hashed key.
     let plain = Redis::<str>::new(server.open(), "api", Gcra::new(QUOTA));
     for key in &keys {
         let end = key.rsplit(':').next().expect("a part");
         assert!(!keys.contains(&plain.redis_key("default", end).expect("a name")));
     }
 
-    here.rotate_secret(b"another secret, 16+".to_vec()).expect("a good secret");
-    assert!(is_allowed(&here, "bob").await, "every key begins anew");
+    first.rotate_secret(b"another secret, 16+".to_vec()).expect("a good secret");
+    assert!(is_allowed(&first, "bob").await, "a new secret gives new keys");
     assert_eq!(server.keys().len(), 3);
-    assert!(here.rotate_secret(b"short".to_vec()).expect_err("too short").is_config());
-    assert!(plain.rotate_secret(secret).expect_err("nothing is hashed").is_config());
+    assert!(first.rotate_secret(b"short".to_vec()).expect_err("too short").is_config());
+    assert!(plain.rotate_secret(secret).expect_err("no hashed keys").is_config());
     assert!(build(b"short".to_vec()).expect_err("too short").is_config());
 }
 
 #[tokio::test]
-async fn limits_that_count_by_other_parts_have_keys_of_their_own() {
+async fn limits_by_different_sub_keys_have_separate_keys() {
     let server = Server::start();
     let limits = (
         Limit::new("user", Gcra::new(QUOTA)).keyed_by(|&(user, _): &(u64, u64)| user),

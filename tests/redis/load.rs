@@ -1,4 +1,4 @@
-//! A load of many keys, over which a cluster or Sentinel has to bring its limiter through a fault.
+//! A load on many keys during a fault of a cluster or of Sentinel's master.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -8,10 +8,10 @@ use tokio::task::JoinSet;
 use tokio::time::sleep;
 use tower_ratelimit::{AcquireOptions, Limiter};
 
-use crate::helpers::{PATIENCE, acquire};
+use crate::helpers::{LONG_DEADLINE, acquire};
 
 pub(crate) const DEADLINE: Duration = Duration::from_millis(200);
-/// A machine that others use too may be slow; what hangs is slower.
+/// The factor of tolerance for a slow machine. A hanging call takes longer.
 const MARGIN: u32 = 10;
 
 const KEYS: usize = 48;
@@ -25,7 +25,7 @@ pub(crate) struct Sample {
     pub(crate) allowed: bool,
 }
 
-/// Tasks that each ask for a key of their own.
+/// Tasks that each decide for a key of their own.
 pub(crate) struct Load {
     goes_on: Arc<AtomicBool>,
     tasks: JoinSet<Vec<Sample>>,
@@ -57,7 +57,7 @@ impl Load {
         Self { goes_on, tasks }
     }
 
-    /// Ends it, prints what has happened since the fault, and returns it all.
+    /// Ends the load, prints a summary since the fault and returns all samples.
     pub(crate) async fn report(self, fault: &str, began: Instant) -> Vec<Sample> {
         self.goes_on.store(false, Ordering::SeqCst);
         let samples: Vec<_> = self.tasks.join_all().await.into_iter().flatten().collect();
@@ -75,12 +75,12 @@ impl Load {
     }
 }
 
-/// Until every key is answered again.
+/// Waits until every key is decided again.
 pub(crate) async fn all_answered(limiter: &impl Limiter<str>) {
-    let patience = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + LONG_DEADLINE;
     for task in 0..KEYS {
         while acquire(limiter, format!("key{task}").as_str(), AcquireOptions::default()).await.is_err() {
-            assert!(Instant::now() < patience, "service does not resume for key{task}");
+            assert!(Instant::now() < deadline, "service does not resume for key{task}");
             sleep(Duration::from_millis(10)).await;
         }
     }

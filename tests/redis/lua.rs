@@ -1,6 +1,6 @@
-//! The scripts under Lua 5.4, which Dragonfly runs: the same replies as under Redis' Lua 5.1, byte by byte.
+//! The scripts under Lua 5.4, which Dragonfly runs: replies equal those of Redis' Lua 5.1 byte by byte.
 //!
-//! There is no Redis around that Lua: a few lines stand in for the commands that the scripts call.
+//! A stub of a few lines implements the Redis commands that the scripts call.
 
 use std::fmt::Write as _;
 use std::io::Write as _;
@@ -10,7 +10,7 @@ use bb8_redis::redis;
 
 use crate::server::Server;
 
-/// Redis' part: strings with `GET` and `SET`, and `struct` by `string.pack`.
+/// The Redis stub: strings with `GET` and `SET`, and `struct` by `string.pack`.
 const STUB: &str = r"
 local store = {}
 struct = {
@@ -49,7 +49,7 @@ for line in io.lines() do
 end
 ";
 
-/// The text of a limiter with one limit, as the store puts it together.
+/// The script of a limiter with one limit, assembled as by the store.
 fn script(kernel: &str, short: Option<&str>) -> String {
     let short = short.map_or_else(String::new, |short| {
         format!("{short}{}", include_str!("../../src/store/redis/script/fast_reply.lua"))
@@ -65,15 +65,15 @@ fn script(kernel: &str, short: Option<&str>) -> String {
     )
 }
 
-/// One batch: decisions at `now`, each on the key with this index, of these costs, by what `params` makes of a cost.
-fn batch(now: f64, short: bool, keys: u16, orders: &[(u16, u64)], params: &dyn Fn(u64) -> Vec<f64>) -> Vec<u8> {
+/// One batch of decisions at `now`: (key index, cost) each, with parameters by `params`.
+fn batch(now: f64, short: bool, keys: u16, decisions: &[(u16, u64)], params: &dyn Fn(u64) -> Vec<f64>) -> Vec<u8> {
     let mut input = now.to_le_bytes().to_vec();
     let numbers = |numbers: &[u16], input: &mut Vec<u8>| {
         input.extend(numbers.iter().flat_map(|number| number.to_le_bytes()));
     };
-    let count = u16::try_from(orders.len()).expect("few");
+    let count = u16::try_from(decisions.len()).expect("few");
     numbers(&[u16::from(short), count, count, keys], &mut input);
-    for &(_, cost) in orders {
+    for &(_, cost) in decisions {
         numbers(&[0, 0], &mut input);
         #[allow(clippy::cast_precision_loss, reason = "small")]
         let mut doubles = vec![cost as f64, -1.0];
@@ -81,20 +81,20 @@ fn batch(now: f64, short: bool, keys: u16, orders: &[(u16, u64)], params: &dyn F
         doubles.push(0.0);
         input.extend(doubles.iter().flat_map(|double| double.to_le_bytes()));
     }
-    for (index, &(key, _)) in (1..).zip(orders) {
+    for (index, &(key, _)) in (1..).zip(decisions) {
         numbers(&[index, key, 1], &mut input);
     }
     input
 }
 
-fn agrees(kernel: &str, short: Option<&str>, params: &dyn Fn(u64) -> Vec<f64>) {
+fn check_equal_replies(kernel: &str, short: Option<&str>, params: &dyn Fn(u64) -> Vec<f64>) {
     let text = script(kernel, short);
     let mut now = 1_790_000_000_000_000.0;
     let batches: Vec<_> = (0..60_u16)
         .map(|step| {
             now += [0.0, 1.0, 70_000.0, 900_000.0, 4_000_000.0][usize::from(step % 5)];
-            let orders = [(1, 1), (2, 2), (1, 1), (3, 1 + u64::from(step % 3))];
-            batch(now, short.is_some() && step % 2 == 0, 3, &orders, params)
+            let decisions = [(1, 1), (2, 2), (1, 1), (3, 1 + u64::from(step % 3))];
+            batch(now, short.is_some() && step % 2 == 0, 3, &decisions, params)
         })
         .collect();
 
@@ -123,7 +123,7 @@ fn agrees(kernel: &str, short: Option<&str>, params: &dyn Fn(u64) -> Vec<f64>) {
     let calls: Vec<_> = batches.iter().map(|input| format!("3 {}\n", hex(input))).collect();
     let all = format!("{}\n{text}{}", text.len(), calls.concat());
     let writer = std::thread::spawn(move || stdin.write_all(all.as_bytes()));
-    let output = lua.wait_with_output().expect("it ends");
+    let output = lua.wait_with_output().expect("the end of lua5.4");
     writer.join().expect("a writer").expect("written");
     assert!(output.status.success(), "lua5.4 failed");
     let replies = String::from_utf8(output.stdout).expect("text");
@@ -136,25 +136,25 @@ fn agrees(kernel: &str, short: Option<&str>, params: &dyn Fn(u64) -> Vec<f64>) {
 
 #[test]
 #[allow(clippy::cast_precision_loss, reason = "small")]
-fn a_bucket_decides_alike() {
-    // Five in three seconds: 5 tokens each 3 000 000 ticks, bursts of five.
+fn bucket_replies_equal_under_both_lua_versions() {
+    // Five per three seconds: 5 tokens of 3,000,000 ticks each, bursts of five.
     let params = |cost: u64| {
         let span = |count: u64| (count * 3_000_000 / 5) as f64;
         vec![1.0, 600_000.0, span(5 - cost), 0.0, span(cost), 0.0, span(5), (6 - cost) as f64, 0.0]
     };
     let kernel = include_str!("../../src/algorithm/bucket/bucket.lua");
-    agrees(kernel, Some(include_str!("../../src/algorithm/bucket/bucket_fast.lua")), &params);
-    agrees(kernel, None, &params);
+    check_equal_replies(kernel, Some(include_str!("../../src/algorithm/bucket/bucket_fast.lua")), &params);
+    check_equal_replies(kernel, None, &params);
 }
 
 #[test]
 #[allow(clippy::cast_precision_loss, reason = "small")]
-fn windows_and_a_log_decide_alike() {
+fn window_and_log_replies_equal_under_both_lua_versions() {
     let fixed = |cost: u64| vec![5.0, 3_000_000.0, cost as f64, 0.0];
     let kernel = include_str!("../../src/algorithm/fixed_window.lua");
-    agrees(kernel, Some(include_str!("../../src/algorithm/fixed_window_fast.lua")), &fixed);
+    check_equal_replies(kernel, Some(include_str!("../../src/algorithm/fixed_window_fast.lua")), &fixed);
     let sliding = |cost: u64| vec![5.0, 300_000.0, 10.0, cost as f64, 1.0];
-    agrees(include_str!("../../src/algorithm/sliding_window.lua"), None, &sliding);
+    check_equal_replies(include_str!("../../src/algorithm/sliding_window.lua"), None, &sliding);
     let log = |cost: u64| vec![5.0, 3_000_000.0, cost as f64];
-    agrees(include_str!("../../src/algorithm/sliding_log.lua"), None, &log);
+    check_equal_replies(include_str!("../../src/algorithm/sliding_log.lua"), None, &log);
 }

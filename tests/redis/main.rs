@@ -1,4 +1,4 @@
-//! Redis, against a real one.
+//! The Redis stores on real servers that the tests start.
 
 mod addresses;
 mod basics;

@@ -1,4 +1,4 @@
-//! Code of the user that panics, and runtimes that lack something: an error for whom it concerns, and nothing for all others.
+//! Panics of user code and runtimes without timer or I/O: an error for the affected calls, and none for others.
 
 use std::time::Duration;
 
@@ -10,11 +10,11 @@ use tower_ratelimit::{
     AcquireOptions, Gcra, LazySnapshot, LimitSnapshot, Limiter, Redis, RedisServer, Timestamp, Verdict, per_key,
 };
 
-use crate::helpers::{PATIENCE, PLENTY, acquire, is_allowed, patient};
+use crate::helpers::{AMPLE, LONG_DEADLINE, acquire, is_allowed, redis_limiter};
 use crate::proxy::Proxy;
 use crate::server::Server;
 
-/// Lets everything pass, and counts it; panics where it is told to.
+/// An algorithm that allows and counts everything, and panics in the stage that its variant names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Counter {
     Works,
@@ -66,7 +66,7 @@ impl LuaAlgorithm for Counter {
     const SCRIPT: LuaScript = LuaScript::new(
         "panicking1",
         "
-        local function peek(s, now, patience, p) return 0 end
+        local function peek(s, now, max_delay, p) return 0 end
         local function commit(s, now, delay, p)
           s[1] = now + 3600000000
           s[2] = s[2] + p[1]
@@ -90,47 +90,47 @@ fn behind(proxy: &Proxy) -> RedisServer {
 }
 
 #[tokio::test]
-async fn a_panicking_algorithm_fails_its_own_decisions_only() {
+async fn panic_of_an_algorithm_fails_only_its_own_decisions() {
     let server = Server::start();
     let proxy = Proxy::before(server.socket());
-    let limiter = patient::<str>(behind(&proxy), "api", per_key(|key: &str| Counter::of(key)));
+    let limiter = redis_limiter::<str>(behind(&proxy), "api", per_key(|key: &str| Counter::of(key)));
     assert!(is_allowed(&limiter, "warm").await);
     let connections = proxy.connections();
     for round in 1..=3 {
-        // All in one batch.
+        // All calls are in one batch.
         let keys = ["a", "reading", "b", "commit", "c", "reading", "d", "a"];
-        let asked = join_all(keys.map(|key| acquire(&limiter, key, AcquireOptions::default()))).await;
-        for (key, result) in keys.iter().zip(asked) {
+        let limit_index = join_all(keys.map(|key| acquire(&limiter, key, AcquireOptions::default()))).await;
+        for (key, result) in keys.iter().zip(limit_index) {
             if Counter::of(key) == Counter::Works {
                 assert!(result.expect("an answer").decision.is_allowed(), "round {round}: {key}");
                 continue;
             }
-            let error = result.expect_err("it panics");
+            let error = result.expect_err("the algorithm panics");
             assert!(error.is_unavailable() && error.to_string().contains("panicked"), "{error}");
         }
-        // A hold whose figures can't be worked out is not granted, and its session ends.
+        // A hold whose figures can't be computed is not granted, and its session ends.
         let held = ["commit", "a"].map(|key| acquire(&limiter, key, AcquireOptions::default().hold()));
         let [panicked, held] = join_all(held).await.try_into().expect("two");
-        assert!(panicked.expect_err("it panics").to_string().contains("panicked"));
+        assert!(panicked.expect_err("the algorithm panics").to_string().contains("panicked"));
         held.expect("an answer").held.expect("room for it").release().await.expect("done");
         let used =
             1000 - limiter.peek("a", AcquireOptions::cost(0)).await.expect("an answer").remaining().expect("a figure");
         assert_eq!(used, round * 2);
         assert!(limiter.set_usage("default", "commit", 3).await.is_err());
     }
-    // Parameters are the caller's own affair: it panics where it asks.
-    let asks = limiter.clone();
-    let caller = tokio::spawn(async move { acquire(&asks, "params", AcquireOptions::default()).await.map(drop) });
+    // Parameters are computed by the caller, so the panic reaches the caller.
+    let cloned = limiter.clone();
+    let caller = tokio::spawn(async move { acquire(&cloned, "params", AcquireOptions::default()).await.map(drop) });
     assert!(caller.await.expect_err("a panic").is_panic());
     assert!(is_allowed(&limiter, "a").await);
-    assert_eq!(proxy.connections(), connections, "the task that sends calls goes on");
+    assert_eq!(proxy.connections(), connections, "the worker task continues");
 }
 
 #[tokio::test]
-async fn a_panicking_observer_fails_no_decision() {
+async fn panic_of_an_observer_fails_no_decision() {
     let server = Server::start();
     let proxy = Proxy::before(server.socket());
-    let builder = Redis::builder(behind(&proxy), "api", Gcra::new(PLENTY)).deadline(PATIENCE);
+    let builder = Redis::builder(behind(&proxy), "api", Gcra::new(AMPLE)).deadline(LONG_DEADLINE);
     let limiter: Redis<str> = builder.observe(|event: &Event<'_>| panic!("{event:?}")).build().expect("limits");
     assert!(is_allowed(&limiter, "warm").await);
     let connections = proxy.connections();
@@ -139,8 +139,8 @@ async fn a_panicking_observer_fails_no_decision() {
             assert!(result.expect("an answer").decision.is_allowed());
         }
     }
-    assert_eq!(proxy.connections(), connections, "the task that sends calls goes on");
-    // Nor do the events of the breaker end anything.
+    assert_eq!(proxy.connections(), connections, "the worker task continues");
+    // Events of the breaker end no task either.
     proxy.shut(true);
     for _ in 0..5 {
         assert!(acquire(&limiter, "alice", AcquireOptions::default()).await.is_err());
@@ -151,13 +151,13 @@ async fn a_panicking_observer_fails_no_decision() {
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
     };
-    tokio::time::timeout(PATIENCE, resumes).await.expect("service resumes");
+    tokio::time::timeout(LONG_DEADLINE, resumes).await.expect("service resumes");
 }
 
 #[test]
-fn a_runtime_without_timer_or_io_is_an_error() {
+fn runtime_without_timer_or_io_is_an_error() {
     let server = Server::start();
-    let limiter = patient::<str>(server.open(), "api", Gcra::new(PLENTY));
+    let limiter = redis_limiter::<str>(server.open(), "api", Gcra::new(AMPLE));
     let runtimes = [
         Builder::new_current_thread().build(),
         Builder::new_current_thread().enable_io().build(),
@@ -172,9 +172,12 @@ fn a_runtime_without_timer_or_io_is_an_error() {
                 limiter.reset("alice").await,
                 limiter.health_check().await,
             ];
-            for (asked, result) in errors.into_iter().enumerate() {
-                let error = result.expect_err("nothing to reach Redis with");
-                assert!(error.is_config() && error.to_string().contains("`enable_all`"), "{index}, {asked}: {error}");
+            for (limit_index, result) in errors.into_iter().enumerate() {
+                let error = result.expect_err("no timer or I/O");
+                assert!(
+                    error.is_config() && error.to_string().contains("`enable_all`"),
+                    "{index}, {limit_index}: {error}"
+                );
             }
         });
     }

@@ -1,4 +1,4 @@
-//! Four processes hold on one key; one is killed and one is stopped while they do.
+//! Four processes hold on one key, while one is killed and one is stopped.
 
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
@@ -9,22 +9,22 @@ use tokio::task::JoinSet;
 use tokio::time::sleep;
 use tower_ratelimit::{AcquireOptions, FixedWindow, Limiter as _, Quota, Redis, RedisServer};
 
-use crate::exactness::{ADDRESS, WORK, orders};
-use crate::helpers::{PATIENCE, acquire, hold};
+use crate::exactness::{ADDRESS, TASK, child_task};
+use crate::helpers::{LONG_DEADLINE, acquire, hold};
 use crate::server::Server;
 
 const LIMIT: u64 = 2_000;
 const EXPIRY: Duration = Duration::from_secs(2);
-/// What each process holds in the end, and what it settles of that.
+/// The final hold of each process, and its actual cost.
 const HELD: u64 = 10;
 const ACTUAL: u64 = 4;
 
 fn limiter(server: RedisServer) -> Redis<str> {
     let limiter = Redis::builder(server, "api", FixedWindow::new(Quota::per_day(LIMIT)));
-    limiter.hold_expiry(EXPIRY).deadline(PATIENCE).build().expect("limits")
+    limiter.hold_expiry(EXPIRY).deadline(LONG_DEADLINE).build().expect("limits")
 }
 
-/// A process of this program, which is told when to go on.
+/// A child process that continues on command.
 struct Holder {
     process: Child,
     to: ChildStdin,
@@ -35,7 +35,7 @@ impl Holder {
     fn start(server: &Server) -> Self {
         let mut process = Command::new(std::env::current_exe().expect("this program"))
             .args(["--exact", "process_death::process", "--ignored", "--nocapture", "--test-threads", "1"])
-            .env(WORK, "hold")
+            .env(TASK, "hold")
             .env(ADDRESS, server.address())
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
@@ -46,19 +46,19 @@ impl Holder {
         Self { process, to, from }
     }
 
-    /// What it tells next.
-    fn tells(&mut self) -> u64 {
+    /// Waits for the child's next result.
+    fn next_result(&mut self) -> u64 {
         loop {
             let mut line = String::new();
-            assert!(self.from.read_line(&mut line).expect("a line") > 0, "it has ended");
-            if let Some((_, told)) = line.trim().split_once("told: ") {
-                return told.parse().expect("a number");
+            assert!(self.from.read_line(&mut line).expect("a line") > 0, "the child has ended");
+            if let Some((_, result)) = line.trim().split_once("result: ") {
+                return result.parse().expect("a number");
             }
         }
     }
 
-    fn go_on(&mut self) {
-        self.to.write_all(b"go on\n").expect("it listens");
+    fn continue_child(&mut self) {
+        self.to.write_all(b"continue\n").expect("the child's input");
     }
 
     fn signal(&self, signal: &str) {
@@ -74,11 +74,11 @@ impl Drop for Holder {
     }
 }
 
-/// Not a test: what each process does.
+/// Not a test: the child process.
 #[test]
-#[ignore = "it is a part of another test"]
+#[ignore = "child process of another test"]
 fn process() {
-    let Some((_, server)) = orders() else { return };
+    let Some((_, server)) = child_task() else { return };
     let runtime = Builder::new_multi_thread().worker_threads(2).enable_all().build().expect("a runtime");
     let held = runtime.block_on(async {
         let limiter = limiter(server);
@@ -99,13 +99,13 @@ fn process() {
         }
         let settled: u64 = tasks.join_all().await.into_iter().sum();
         let held = hold(&limiter, "alice", HELD).await;
-        println!("told: {settled}");
+        println!("result: {settled}");
         held
     });
     std::io::stdin().read_line(&mut String::new()).expect("a line");
     runtime.block_on(async {
         held.settle(ACTUAL).await.expect("an answer");
-        println!("told: {ACTUAL}");
+        println!("result: {ACTUAL}");
     });
 }
 
@@ -118,9 +118,9 @@ async fn holds_survive_process_death() {
     let server = Server::start();
     let limiter = limiter(server.open());
     let mut holders: Vec<_> = (0..4).map(|_| Holder::start(&server)).collect();
-    let settled: u64 = holders.iter_mut().map(Holder::tells).sum();
-    assert_eq!(used(&limiter).await, settled + 4 * HELD, "each settlement counts once");
-    // All that is left goes: from here on nothing is to be had, and nothing comes back by itself.
+    let settled: u64 = holders.iter_mut().map(Holder::next_result).sum();
+    assert_eq!(used(&limiter).await, settled + 4 * HELD, "each settlement is charged once");
+    // All remaining tokens are taken. From here on every request is denied, and nothing refills.
     let rest = LIMIT - used(&limiter).await;
     assert!(acquire(&limiter, "alice", AcquireOptions::cost(rest)).await.expect("an answer").decision.is_allowed());
     let mut running = holders.split_off(2);
@@ -129,23 +129,23 @@ async fn holds_survive_process_death() {
     stopped.signal("-STOP");
     let began = Instant::now();
     while began.elapsed() < EXPIRY + Duration::from_secs(1) {
-        let asked = acquire(&limiter, "alice", AcquireOptions::default()).await.expect("an answer").decision;
-        assert!(!asked.is_allowed(), "after {:?}: {asked:?}", began.elapsed());
+        let denied = acquire(&limiter, "alice", AcquireOptions::default()).await.expect("an answer").decision;
+        assert!(!denied.is_allowed(), "after {:?}: {denied:?}", began.elapsed());
         sleep(Duration::from_millis(20)).await;
     }
-    // The others hold on, and get back what they don't use.
+    // The other processes keep their holds and release what they do not use.
     for holder in &mut running {
-        holder.go_on();
-        assert_eq!(holder.tells(), ACTUAL);
+        holder.continue_child();
+        assert_eq!(holder.next_result(), ACTUAL);
     }
     let unused = 2 * (HELD - ACTUAL);
-    assert_eq!(used(&limiter).await, LIMIT - unused, "what the dead hold is settled whole");
+    assert_eq!(used(&limiter).await, LIMIT - unused, "holds of dead processes are settled at their whole cost");
     let length = server.number(&["STRLEN", &server.keys()[0]]);
-    assert_eq!(length, 40, "nothing is held any more");
-    // The one that comes back has nothing left to settle.
+    assert_eq!(length, 40, "nothing remains held");
+    // The continued process has nothing left to settle.
     stopped.signal("-CONT");
-    stopped.go_on();
-    assert_eq!(stopped.tells(), ACTUAL);
+    stopped.continue_child();
+    assert_eq!(stopped.next_result(), ACTUAL);
     assert_eq!(used(&limiter).await, LIMIT - unused);
     assert!(acquire(&limiter, "alice", AcquireOptions::cost(unused)).await.expect("an answer").decision.is_allowed());
     assert!(!acquire(&limiter, "alice", AcquireOptions::default()).await.expect("an answer").decision.is_allowed());

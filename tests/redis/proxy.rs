@@ -1,4 +1,4 @@
-//! A loopback proxy before a Redis: it counts connections, and cuts them where it is told to.
+//! A loopback proxy in front of Redis that counts connections, cuts them and delays replies.
 
 use std::io::{Read as _, Write as _};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -14,11 +14,11 @@ pub(crate) struct Proxy {
 struct State {
     to: SocketAddr,
     connections: AtomicUsize,
-    /// Connections are closed as soon as they are made.
+    /// Whether connections are closed as soon as they are accepted.
     is_shut: AtomicBool,
-    /// The next reply is cut in its middle.
+    /// Whether the next reply is cut in its middle.
     cuts: AtomicBool,
-    /// Replies are kept back.
+    /// Whether replies are held back.
     holds: Mutex<bool>,
     released: Condvar,
     ended: AtomicBool,
@@ -47,7 +47,7 @@ impl Proxy {
                 }
                 accepting.connections.fetch_add(1, Ordering::SeqCst);
                 if !accepting.is_shut.load(Ordering::SeqCst) {
-                    let _ = accepting.carry(client);
+                    let _ = accepting.forward(client);
                 }
             }
         });
@@ -58,7 +58,7 @@ impl Proxy {
         self.state.connections.load(Ordering::SeqCst)
     }
 
-    /// Closes all connections, and each new one at once, until told otherwise.
+    /// Closes all connections and each new one, until it is called with `false`.
     pub(crate) fn shut(&self, shut: bool) {
         self.state.is_shut.store(shut, Ordering::SeqCst);
         if shut {
@@ -66,20 +66,20 @@ impl Proxy {
         }
     }
 
-    /// Keeps all replies back, until told otherwise.
+    /// Holds back all replies, until it is called with `false`.
     pub(crate) fn hold(&self, hold: bool) {
         *self.state.holds.lock().expect("no panic") = hold;
         self.state.released.notify_all();
     }
 
-    /// Lets through a part of the next reply only, and closes its connection.
+    /// Forwards a part of the next reply, and then closes the connection.
     pub(crate) fn cut_next_reply(&self) {
         self.state.cuts.store(true, Ordering::SeqCst);
     }
 }
 
 impl State {
-    fn carry(self: &Arc<Self>, client: TcpStream) -> std::io::Result<()> {
+    fn forward(self: &Arc<Self>, client: TcpStream) -> std::io::Result<()> {
         let server = TcpStream::connect(self.to)?;
         client.set_nodelay(true)?;
         server.set_nodelay(true)?;
@@ -125,7 +125,7 @@ impl Drop for Proxy {
     fn drop(&mut self) {
         self.state.ended.store(true, Ordering::SeqCst);
         self.state.close_all();
-        // Wakes the thread that accepts.
+        // Wakes the accepting thread.
         let _ = TcpStream::connect_timeout(&self.address, Duration::from_secs(1));
     }
 }

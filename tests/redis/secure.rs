@@ -1,4 +1,4 @@
-//! Redis over TLS, with certificates of one's own, and with passwords: one server, a cluster, Sentinel.
+//! Redis over TLS with custom certificates, and with passwords: a single server, a cluster and Sentinel.
 
 use std::cell::RefCell;
 use std::error::Error as _;
@@ -12,13 +12,13 @@ use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, 
 use tokio::time::sleep;
 use tower_ratelimit::{AcquireOptions, Error, FixedWindow, Quota, RedisServer, RedisTls};
 
-use crate::cluster_server::{Nodes, until};
-use crate::helpers::{PATIENCE, acquire, is_allowed, patient};
+use crate::cluster_server::{Cluster, wait_until};
+use crate::helpers::{LONG_DEADLINE, acquire, is_allowed, redis_limiter};
 use crate::idle_connections::kill_all;
-use crate::sentinel_server::Watched;
+use crate::sentinel_server::SentinelDeployment;
 use crate::server::{Server, free_port};
 
-/// An authority, a certificate for this machine's nodes, and one for a client; in PEM.
+/// An authority, a certificate for the nodes and one for a client, in PEM.
 struct Certificates {
     directory: PathBuf,
     authority: String,
@@ -31,9 +31,9 @@ impl Certificates {
         let number = ISSUED.fetch_add(1, Ordering::Relaxed);
         let directory =
             std::env::temp_dir().join(format!("tower-ratelimit-certificates-{}-{number}", std::process::id()));
-        std::fs::create_dir_all(&directory).expect("a directory for them");
+        std::fs::create_dir_all(&directory).expect("a directory for the certificates");
         let key = || KeyPair::generate().expect("a key");
-        // Redis takes a certificate whose issuer has its own name for one that has signed itself.
+        // OpenSSL takes a certificate for self-signed if its subject equals its issuer.
         let named = |name: &str, addresses: &[String]| {
             let mut params = CertificateParams::new(addresses).expect("addresses");
             params.distinguished_name.push(DnType::CommonName, name);
@@ -60,7 +60,7 @@ impl Certificates {
         self.directory.join(name).to_str().expect("text").to_owned()
     }
 
-    /// A server that speaks TLS beside what these tests ask it by themselves.
+    /// A server with a TLS port and a plain port for the tests.
     fn server(&self, of_cluster: bool, arguments: &[&str]) -> Server {
         let port = free_port().to_string();
         let [ca, certificate, key] = ["ca.pem", "node.pem", "node.key"].map(|name| self.file(name));
@@ -77,9 +77,9 @@ impl Drop for Certificates {
     }
 }
 
-/// Allows two of three on each of these keys.
-async fn works(server: RedisServer, keys: u64) {
-    let limiter = patient::<u64>(server, "api", FixedWindow::new(Quota::per_hour(2)));
+/// Requires that two of three requests are allowed on each of these keys.
+async fn check_works(server: RedisServer, keys: u64) {
+    let limiter = redis_limiter::<u64>(server, "api", FixedWindow::new(Quota::per_hour(2)));
     limiter.health_check().await.unwrap_or_else(|error| panic!("{error:?}"));
     for key in 0..keys {
         let allowed =
@@ -88,16 +88,16 @@ async fn works(server: RedisServer, keys: u64) {
     }
 }
 
-/// What is said, and why.
-async fn fails(server: RedisServer) -> String {
-    let limiter = patient::<u64>(server, "api", FixedWindow::new(Quota::per_hour(2)));
-    let error = limiter.health_check().await.expect_err("it can't be reached");
+/// Returns the health check's error with its cause.
+async fn health_check_error(server: RedisServer) -> String {
+    let limiter = redis_limiter::<u64>(server, "api", FixedWindow::new(Quota::per_hour(2)));
+    let error = limiter.health_check().await.expect_err("an unusable server");
     assert!(error.is_unavailable(), "{error:?}");
     format!("{error}: {}", error.source().map(ToString::to_string).unwrap_or_default())
 }
 
 fn by_tls(server: &Server, credentials: &str) -> RedisServer {
-    let port = server.tls_port.expect("it speaks TLS");
+    let port = server.tls_port.expect("a TLS port");
     RedisServer::open(&format!("rediss://{credentials}127.0.0.1:{port}")).expect("an address")
 }
 
@@ -106,50 +106,50 @@ async fn idle_connection_closed_over_tls() {
     let certificates = Certificates::issue();
     let server = certificates.server(false, &["--tls-auth-clients", "no"]);
     let by_tls = by_tls(&server, "").with_tls(&certificates.trusted()).expect("certificates");
-    let limiter = patient::<u64>(by_tls, "api", FixedWindow::new(Quota::per_hour(11)));
+    let limiter = redis_limiter::<u64>(by_tls, "api", FixedWindow::new(Quota::per_hour(11)));
     for round in 0..=10 {
         assert!(is_allowed(&limiter, &1).await, "round {round}");
         kill_all(&server);
     }
-    assert!(!is_allowed(&limiter, &1).await, "each was charged once");
+    assert!(!is_allowed(&limiter, &1).await, "each decision is charged once");
 }
 
 #[tokio::test]
-async fn a_server_is_reached_over_tls_by_those_who_trust_it() {
+async fn tls_server_with_a_trusted_certificate_works() {
     let certificates = Certificates::issue();
     let server = certificates.server(false, &["--tls-auth-clients", "no"]);
-    works(by_tls(&server, "").with_tls(&certificates.trusted()).expect("certificates"), 3).await;
-    // The system trusts nobody who has signed it, nor does who trusts another authority.
-    let unknown = fails(by_tls(&server, "")).await;
+    check_works(by_tls(&server, "").with_tls(&certificates.trusted()).expect("certificates"), 3).await;
+    // The system's certificates do not contain this authority, and another authority is not trusted either.
+    let unknown = health_check_error(by_tls(&server, "")).await;
     assert!(unknown.contains("UnknownIssuer"), "{unknown}");
     let other = by_tls(&server, "").with_tls(&Certificates::issue().trusted()).expect("certificates");
-    assert!(fails(other).await.contains("certificate"));
-    // It is for the address, not for a name.
-    let port = server.tls_port.expect("it speaks TLS");
+    assert!(health_check_error(other).await.contains("certificate"));
+    // The certificate is valid for the address, not for a host name.
+    let port = server.tls_port.expect("a TLS port");
     let named = RedisServer::open(&format!("rediss://localhost:{port}")).expect("an address");
-    let named = fails(named.with_tls(&certificates.trusted()).expect("certificates")).await;
+    let named = health_check_error(named.with_tls(&certificates.trusted()).expect("certificates")).await;
     assert!(named.contains("not valid for name"), "{named}");
-    fails(RedisServer::open(&format!("redis://127.0.0.1:{port}")).expect("an address")).await;
+    health_check_error(RedisServer::open(&format!("redis://127.0.0.1:{port}")).expect("an address")).await;
 }
 
 #[tokio::test]
-async fn a_server_that_wants_to_know_clients_is_shown_a_certificate() {
+async fn client_certificate_is_sent_to_the_server() {
     let certificates = Certificates::issue();
     let server = certificates.server(false, &["--tls-auth-clients", "yes", "--requirepass", "secret"]);
     let [certificate, key] = &certificates.client;
     let known = certificates.trusted().client_certificate(certificate.as_str(), key.as_str());
-    works(by_tls(&server, ":secret@").with_tls(&known).expect("certificates"), 3).await;
-    fails(by_tls(&server, ":secret@").with_tls(&certificates.trusted()).expect("certificates")).await;
-    let wrong = fails(by_tls(&server, ":wrong@").with_tls(&known).expect("certificates")).await;
+    check_works(by_tls(&server, ":secret@").with_tls(&known).expect("certificates"), 3).await;
+    health_check_error(by_tls(&server, ":secret@").with_tls(&certificates.trusted()).expect("certificates")).await;
+    let wrong = health_check_error(by_tls(&server, ":wrong@").with_tls(&known).expect("certificates")).await;
     assert!(wrong.contains("refused the user's name or password"), "{wrong}");
     assert!(!format!("{known:?}").contains("PRIVATE"), "{known:?}");
 }
 
 #[tokio::test]
-async fn what_can_not_be_certificates_is_an_error() {
+async fn invalid_certificates_are_an_error() {
     let certificates = Certificates::issue();
     let open = |address| RedisServer::open(address).expect("an address");
-    let is_config = |result: Result<RedisServer, Error>| assert!(result.expect_err("it can't be").is_config());
+    let is_config = |result: Result<RedisServer, Error>| assert!(result.expect_err("invalid certificates").is_config());
     for nonsense in ["", "nonsense", "-----BEGIN CERTIFICATE-----\n???\n-----END CERTIFICATE-----\n"] {
         is_config(open("rediss://127.0.0.1").with_tls(&RedisTls::new().root_certificates(nonsense)));
         let [certificate, key] = &certificates.client;
@@ -168,50 +168,54 @@ async fn what_can_not_be_certificates_is_an_error() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_cluster_is_reached_over_tls_and_with_a_password() {
+async fn cluster_works_over_tls_and_with_a_password() {
     let certificates = Certificates::issue();
     let arguments = ["--tls-auth-clients", "no", "--requirepass", "secret", "--masterauth", "secret"];
-    let cluster = Nodes::masters(3, |_| certificates.server(true, &arguments));
-    // One node tells of the others, and their ports for TLS.
+    let cluster = Cluster::masters(3, |_| certificates.server(true, &arguments));
+    // One node returns the other nodes and their TLS ports.
     let open = |credentials: &str| {
-        let port = cluster.nodes[1].tls_port.expect("it speaks TLS");
+        let port = cluster.nodes[1].tls_port.expect("a TLS port");
         RedisServer::cluster([format!("rediss://{credentials}127.0.0.1:{port}")]).expect("an address")
     };
-    works(open(":secret@").with_tls(&certificates.trusted()).expect("certificates"), 60).await;
+    check_works(open(":secret@").with_tls(&certificates.trusted()).expect("certificates"), 60).await;
     assert!(cluster.nodes.iter().all(|node| node.keys().len() > 5));
-    assert!(fails(open(":secret@")).await.contains("UnknownIssuer"));
+    assert!(health_check_error(open(":secret@")).await.contains("UnknownIssuer"));
     for wrong in [":wrong@", ""] {
-        let refused = fails(open(wrong).with_tls(&certificates.trusted()).expect("certificates")).await;
-        assert!(refused.contains("password"), "{refused}");
+        let error = health_check_error(open(wrong).with_tls(&certificates.trusted()).expect("certificates")).await;
+        assert!(error.contains("password"), "{error}");
     }
 }
 
-/// What `docs/redis.md` says that a user needs.
+/// The permissions that `docs/redis.md` lists for a cluster's user.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_clusters_user_needs_only_what_is_documented() {
-    let cluster = Nodes::start();
+async fn documented_permissions_suffice_in_a_cluster() {
+    let cluster = Cluster::start();
     let mut user = vec!["ACL", "SETUSER", "app", "on", ">secret", "~ratelimit:*"];
     user.extend(["+eval", "+evalsha", "+script|load", "+time", "+get", "+mget", "+exists", "+set", "+psetex", "+del"]);
     user.extend(["+getrange", "+setrange", "+pexpire", "+cluster|slots", "+asking"]);
     for node in &cluster.nodes {
         assert!(node.command(&user).starts_with("+OK"));
-        // Nobody gets in without a name.
+        // The default user can't run scripts.
         assert!(node.command(&["ACL", "SETUSER", "default", "-@scripting"]).starts_with("+OK"));
     }
     let addresses = |user: &str| {
         let nodes = cluster.nodes.iter();
         nodes.map(|node| format!("redis://{user}127.0.0.1:{}", node.port)).collect::<Vec<_>>()
     };
-    works(RedisServer::cluster(addresses("app:secret@")).expect("addresses"), 60).await;
-    assert!(fails(RedisServer::cluster(addresses("")).expect("addresses")).await.contains("grant EVAL, EVALSHA"));
-    let wrong = fails(RedisServer::cluster(addresses("app:wrong@")).expect("addresses")).await;
+    check_works(RedisServer::cluster(addresses("app:secret@")).expect("addresses"), 60).await;
+    assert!(
+        health_check_error(RedisServer::cluster(addresses("")).expect("addresses"))
+            .await
+            .contains("grant EVAL, EVALSHA")
+    );
+    let wrong = health_check_error(RedisServer::cluster(addresses("app:wrong@")).expect("addresses")).await;
     assert!(wrong.contains("password"), "{wrong}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn sentinels_and_their_master_have_passwords_of_their_own() {
+async fn sentinels_and_master_have_separate_passwords() {
     let passwords = ["--requirepass", "of-the-master", "--masterauth", "of-the-master"];
-    let watched = Watched::with(
+    let deployment = SentinelDeployment::with(
         |arguments| Server::with(&[arguments, &passwords].concat()),
         || {
             let own = "requirepass of-sentinels\nsentinel sentinel-pass of-sentinels\n";
@@ -220,23 +224,23 @@ async fn sentinels_and_their_master_have_passwords_of_their_own() {
         Some("of-sentinels"),
     );
     let addresses = |password: &str| {
-        let sentinels = watched.addresses().into_iter();
+        let sentinels = deployment.addresses().into_iter();
         sentinels.map(|address| address.replace("redis://", &format!("redis://:{password}@"))).collect::<Vec<_>>()
     };
     let open = |sentinels: &str, master: &str| {
         let settings = format!("redis://:{master}@anywhere");
         RedisServer::sentinel_with(addresses(sentinels), "mymaster", &settings).expect("addresses")
     };
-    works(open("of-sentinels", "of-the-master"), 3).await;
-    assert!(fails(open("of-sentinels", "wrong")).await.contains("password"));
-    assert!(fails(open("wrong", "of-the-master")).await.contains("password"));
+    check_works(open("of-sentinels", "of-the-master"), 3).await;
+    assert!(health_check_error(open("of-sentinels", "wrong")).await.contains("password"));
+    assert!(health_check_error(open("wrong", "of-the-master")).await.contains("password"));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn sentinels_and_their_master_are_reached_over_tls() {
+async fn sentinels_and_master_work_over_tls() {
     let certificates = Certificates::issue();
     let ports = RefCell::new(Vec::new());
-    let mut watched = Watched::with(
+    let mut deployment = SentinelDeployment::with(
         |arguments| {
             let tls = ["--tls-replication", "yes", "--tls-auth-clients", "no"];
             certificates.server(false, &[arguments, &tls].concat())
@@ -256,21 +260,21 @@ async fn sentinels_and_their_master_are_reached_over_tls() {
         let addresses = ports.borrow().iter().map(|port| format!("rediss://127.0.0.1:{port}")).collect::<Vec<_>>();
         RedisServer::sentinel_with(addresses, "mymaster", "rediss://anywhere").expect("addresses")
     };
-    works(open().with_tls(&certificates.trusted()).expect("certificates"), 3).await;
-    assert!(fails(open()).await.contains("UnknownIssuer"));
-    // So is the one that takes over.
-    watched.master.kill();
-    until("the replica has taken over", || watched.replica.command(&["ROLE"]).contains("master"));
-    let limiter = patient::<u64>(
+    check_works(open().with_tls(&certificates.trusted()).expect("certificates"), 3).await;
+    assert!(health_check_error(open()).await.contains("UnknownIssuer"));
+    // The new master has TLS as well.
+    deployment.master.kill();
+    wait_until("the replica has taken over", || deployment.replica.command(&["ROLE"]).contains("master"));
+    let limiter = redis_limiter::<u64>(
         open().with_tls(&certificates.trusted()).expect("certificates"),
         "api",
         FixedWindow::new(Quota::per_hour(2)),
     );
-    let patience = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + LONG_DEADLINE;
     while acquire(&limiter, &7, AcquireOptions::default()).await.is_err() {
-        assert!(Instant::now() < patience, "service does not resume");
+        assert!(Instant::now() < deadline, "service does not resume");
         sleep(Duration::from_millis(10)).await;
     }
-    // What was counted is counted still.
+    // The replicated usage is kept.
     assert!(!is_allowed(&limiter, &1).await);
 }

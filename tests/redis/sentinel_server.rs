@@ -1,4 +1,4 @@
-//! Sentinels of one's own, with what they watch, on the loopback interface.
+//! A master, its replica and three Sentinels on the loopback interface.
 
 use std::io::{Read as _, Write as _};
 use std::net::{Shutdown, TcpStream};
@@ -7,7 +7,7 @@ use std::process::{Child, Command, Stdio};
 
 use tower_ratelimit::RedisServer;
 
-use crate::cluster_server::until;
+use crate::cluster_server::wait_until;
 use crate::server::{Server, free_port, program};
 
 pub(crate) struct Sentinel {
@@ -18,11 +18,11 @@ pub(crate) struct Sentinel {
 }
 
 impl Sentinel {
-    /// With settings of its own beside those that all need; and what these tests say to be let in, if that is needed.
+    /// Starts a Sentinel with additional settings and the tests' password, if any.
     fn of(master: &Server, settings: &str, password: Option<&str>) -> Self {
         let port = free_port();
         let directory = std::env::temp_dir().join(format!("tower-ratelimit-sentinel-{}-{port}", std::process::id()));
-        std::fs::create_dir_all(&directory).expect("a directory for it");
+        std::fs::create_dir_all(&directory).expect("a directory for the Sentinel");
         let settings = format!(
             "port {port}\nbind 127.0.0.1\ndir {}\nsentinel monitor mymaster 127.0.0.1 {} 2\n\
              sentinel down-after-milliseconds mymaster 500\nsentinel failover-timeout mymaster 4000\n{settings}",
@@ -30,7 +30,7 @@ impl Sentinel {
             replicated_at(master)
         );
         let file = directory.join("sentinel.conf");
-        std::fs::write(&file, settings).expect("its settings");
+        std::fs::write(&file, settings).expect("the Sentinel's settings");
         let process = Command::new(program())
             .arg(&file)
             .arg("--sentinel")
@@ -39,7 +39,7 @@ impl Sentinel {
             .spawn()
             .expect("a Sentinel");
         let sentinel = Self { process, directory, port, password: password.map(str::to_owned) };
-        until("a Sentinel is up", || TcpStream::connect(("127.0.0.1", port)).is_ok());
+        wait_until("a Sentinel is up", || TcpStream::connect(("127.0.0.1", port)).is_ok());
         sentinel
     }
 
@@ -63,19 +63,19 @@ impl Drop for Sentinel {
     }
 }
 
-/// A master, its replica, and three Sentinels.
-pub(crate) struct Watched {
+/// A master, its replica and three Sentinels.
+pub(crate) struct SentinelDeployment {
     pub(crate) sentinels: Vec<Sentinel>,
     pub(crate) master: Server,
     pub(crate) replica: Server,
 }
 
-impl Watched {
+impl SentinelDeployment {
     pub(crate) fn start() -> Self {
         Self::with(Server::with, String::new, None)
     }
 
-    /// Made of such servers, and of Sentinels with settings and a password of their own.
+    /// Starts the deployment with these servers, settings and password.
     pub(crate) fn with(
         server: impl Fn(&[&str]) -> Server,
         settings: impl Fn() -> String,
@@ -85,10 +85,12 @@ impl Watched {
         let master = server(&at_once);
         let port = replicated_at(&master).to_string();
         let replica = server(&[&at_once[..], &["--replicaof", "127.0.0.1", &port]].concat());
-        until("the replica is in step", || replica.command(&["INFO", "replication"]).contains("master_link_status:up"));
+        wait_until("the replica is in sync", || {
+            replica.command(&["INFO", "replication"]).contains("master_link_status:up")
+        });
         let sentinels: Vec<_> = (0..3).map(|_| Sentinel::of(&master, &settings(), password)).collect();
         for sentinel in &sentinels {
-            until("Sentinels know of each other, and of the replica", || {
+            wait_until("Sentinels know each other and the replica", || {
                 sentinel.command(&["SENTINEL", "REPLICAS", "mymaster"]).contains(&replicated_at(&replica).to_string())
                     && sentinel.command(&["SENTINEL", "SENTINELS", "mymaster"]).matches("runid").count() == 2
             });
@@ -105,7 +107,7 @@ impl Watched {
     }
 }
 
-/// Servers that speak TLS do so among each other as well.
+/// Servers with TLS replicate over TLS.
 fn replicated_at(server: &Server) -> u16 {
     server.tls_port.unwrap_or(server.port)
 }

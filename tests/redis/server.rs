@@ -1,4 +1,4 @@
-//! A Redis of one's own: started on a free port of the loopback interface, stopped when dropped.
+//! A Redis server on a free loopback port, stopped when dropped.
 
 use std::io::{Read as _, Write as _};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -14,9 +14,9 @@ pub(crate) struct Server {
     directory: PathBuf,
     arguments: Vec<String>,
     pub(crate) port: u16,
-    /// What these tests themselves say to be let in, if that is needed.
+    /// The password of the tests' own connections, if the server requires one.
     password: Option<String>,
-    /// Where it speaks TLS, if it does.
+    /// The TLS port, if any.
     pub(crate) tls_port: Option<u16>,
 }
 
@@ -25,7 +25,7 @@ impl Server {
         Self::with(&[])
     }
 
-    /// A node for a cluster, which it is not in yet.
+    /// Starts a node that has not joined a cluster yet.
     pub(crate) fn node_with(arguments: &[&str]) -> Self {
         let of_cluster = [
             "--cluster-enabled",
@@ -41,7 +41,7 @@ impl Server {
     }
 
     pub(crate) fn with(arguments: &[&str]) -> Self {
-        // Another process may take the port between asking for it and using it: then another one is tried.
+        // Another process may take the port before the server binds it. Then another port is tried.
         for _ in 0..10 {
             let port = free_port();
             let directory = std::env::temp_dir().join(format!("tower-ratelimit-redis-{}-{port}", std::process::id()));
@@ -59,16 +59,18 @@ impl Server {
                 return server;
             }
         }
-        panic!("redis-server does not start with {arguments:?} (for TLS it has to be built with it, as Debian's is)");
+        panic!(
+            "redis-server does not start with {arguments:?} (TLS needs a server that is built with TLS, as Debian's is)"
+        );
     }
 
     fn is_up(&mut self) -> bool {
-        let patience = Instant::now() + Duration::from_secs(20);
-        while Instant::now() < patience {
-            if self.process.try_wait().expect("its state").is_some() {
+        let deadline = Instant::now() + Duration::from_secs(20);
+        while Instant::now() < deadline {
+            if self.process.try_wait().expect("the state of the process").is_some() {
                 return false;
             }
-            // Another process's server may have taken the port: then this one ends, as it can not bind it.
+            // If another process's server took the port, this process ends, because it can't bind.
             let process = format!("process_id:{}\r\n", self.process.id());
             if self.try_send(&[vec![b"INFO", b"server"]]).is_ok_and(|reply| reply.contains(&process)) {
                 return true;
@@ -90,19 +92,19 @@ impl Server {
         RedisServer::open(&self.address()).expect("an address")
     }
 
-    /// Sends one command over a connection of its own, and returns the reply as it comes.
+    /// Sends one command on a connection of its own and returns the raw reply.
     pub(crate) fn command(&self, parts: &[&str]) -> String {
         self.commands(&[parts])
     }
 
-    /// Several commands over one connection, and all replies.
+    /// Sends several commands on one connection and returns all replies.
     pub(crate) fn commands(&self, commands: &[&[&str]]) -> String {
         let commands: Vec<Vec<&[u8]>> =
             commands.iter().map(|parts| parts.iter().map(|part| part.as_bytes()).collect()).collect();
         self.send(&commands)
     }
 
-    /// One command of any bytes.
+    /// Sends one command of arbitrary bytes.
     pub(crate) fn bytes(&self, parts: &[&[u8]]) -> String {
         self.send(&[parts.to_vec()])
     }
@@ -118,7 +120,7 @@ impl Server {
         Ok(reply.strip_prefix("+OK\r\n").unwrap_or_else(|| panic!("AUTH: {reply}")).to_owned())
     }
 
-    /// Holds back all commands for so long, and returns at once.
+    /// Pauses all commands for this time and returns immediately.
     pub(crate) fn pause(&self, span: Duration) {
         let mut stream = TcpStream::connect(self.socket()).expect("a connection");
         stream.write_all(format!("CLIENT PAUSE {} ALL\r\n", span.as_millis()).as_bytes()).expect("sent");
@@ -127,7 +129,7 @@ impl Server {
         assert_eq!(&reply, b"+OK\r\n");
     }
 
-    /// All keys, but for what probes leave for a millisecond.
+    /// All keys, without the keys that probes keep for a millisecond.
     pub(crate) fn keys(&self) -> Vec<String> {
         let reply = self.command(&["KEYS", "*"]);
         let lines: Vec<_> = reply.split("\r\n").collect();
@@ -141,7 +143,7 @@ impl Server {
         number.and_then(|number| number.parse().ok()).unwrap_or_else(|| panic!("{parts:?}: {reply}"))
     }
 
-    /// A figure of `INFO`, commands' statistics included: what follows this text there.
+    /// A figure of `INFO ALL`, including command statistics: the number after this text.
     pub(crate) fn number_of(&self, name: &str) -> u64 {
         let info = self.command(&["INFO", "all"]);
         let figure = info.split(name).nth(1).unwrap_or_default();
@@ -154,11 +156,11 @@ impl Server {
     }
 
     pub(crate) fn kill(&mut self) {
-        self.process.kill().expect("it was running");
-        self.process.wait().expect("it has ended");
+        self.process.kill().expect("a running process");
+        self.process.wait().expect("the end of the process");
     }
 
-    /// After `kill`: the same server again, empty.
+    /// Starts the same server again, empty, after `kill`.
     pub(crate) fn restart(&mut self) {
         self.process = launch(self.port, &self.directory, &self.arguments);
         assert!(self.is_up(), "redis-server does not start again");
@@ -183,13 +185,13 @@ fn try_send(to: SocketAddr, commands: &[Vec<&[u8]>]) -> std::io::Result<String> 
     Ok(String::from_utf8_lossy(&reply).into_owned())
 }
 
-/// Returns a port that is free, and whose cluster bus port (10,000 higher) is free.
+/// Returns a free port whose cluster bus port (10,000 higher) is free as well.
 ///
-/// No call of this process returns the same port again, and outgoing connections never take it: it lies below the
-/// range of ports that Linux gives to them.
+/// No call in this process returns the same port again. Outgoing connections never take it, because it is below Linux's
+/// ephemeral port range.
 pub(crate) fn free_port() -> u16 {
     static CALLS: AtomicU32 = AtomicU32::new(0);
-    // Test processes that run at the same time begin at different ports.
+    // Concurrent test processes begin at different ports.
     let start = std::process::id().wrapping_mul(997);
     loop {
         let offset = start.wrapping_add(CALLS.fetch_add(1, Ordering::Relaxed)) % 10_000;
@@ -200,7 +202,7 @@ pub(crate) fn free_port() -> u16 {
     }
 }
 
-/// The server's program: `redis-server`, unless the environment variable `REDIS_SERVER` names another one.
+/// The server program: `redis-server`, or the one in the environment variable `REDIS_SERVER`.
 pub(crate) fn program() -> std::ffi::OsString {
     std::env::var_os("REDIS_SERVER").unwrap_or_else(|| "redis-server".into())
 }

@@ -1,5 +1,6 @@
-//! Every key expires when it is as good as new, whatever wrote it; a decision is one script call, and nothing is called that
-//! is not documented.
+//! Every key expires when it is idle, whichever operation wrote it.
+//!
+//! A decision is one script call, and the client calls only documented commands.
 
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
@@ -11,19 +12,19 @@ use tower_ratelimit::{
     SlidingWindow, SystemClock, Timestamp, per_key,
 };
 
-use crate::helpers::{acquire, every_algorithm, hold, patient};
+use crate::helpers::{acquire, every_algorithm, hold, redis_limiter};
 use crate::server::Server;
 
-/// All of the keys live, and none for longer than this and a second.
-fn each_lives_at_most(server: &Server, bound: Duration, after: &str) {
-    // Most writes leave an expiry as it is: for that it is a second longer than need be.
+/// Requires that every key has a TTL of at most `bound` plus one second.
+fn check_ttls(server: &Server, bound: Duration, after: &str) {
+    // Most writes keep the TTL of the key, so TTLs are up to a second longer than needed.
     let bound = bound + Duration::from_secs(1);
     for key in server.keys() {
-        let left = server.number(&["PTTL", &key]);
-        // It may have gone between the two questions.
-        assert_ne!(left, -1, "{after}: {key} never expires");
+        let ttl = server.number(&["PTTL", &key]);
+        // The key may have expired between the two commands.
+        assert_ne!(ttl, -1, "{after}: {key} never expires");
         let bound = i64::try_from(bound.as_millis()).expect("a short time") + 2;
-        assert!(left <= bound, "{after}: {key} lives for {left} ms, not {bound}");
+        assert!(ttl <= bound, "{after}: {key} has a TTL of {ttl} ms, at most {bound}");
     }
 }
 
@@ -32,7 +33,7 @@ async fn reset_of(limiter: &impl Limiter<str>, key: &str) -> Duration {
 }
 
 #[tokio::test]
-async fn each_key_lives_until_it_is_as_good_as_new_and_no_longer() {
+async fn ttl_of_each_key_ends_when_the_key_is_idle() {
     let server = Server::start();
     let quota = Quota::new(10, Duration::from_secs(10));
     for (name, limiter) in every_algorithm(&server.open(), quota, None::<&ManualClock>) {
@@ -40,24 +41,25 @@ async fn each_key_lives_until_it_is_as_good_as_new_and_no_longer() {
         let began = Instant::now();
         for cost in [1, 3, 2, 9, 1] {
             let outcome = acquire(&limiter, "alice", AcquireOptions::cost(cost)).await.expect("an answer");
-            // The figure is of the moment of the decision; Redis counts from when the script wrote, which on a busy machine is
-            // later.
+            // The figure starts at the time of the decision, and Redis counts from the write of the script, which is
+            // later on a busy machine.
             let bound = outcome.decision.reset().expect("a figure") + began.elapsed();
-            each_lives_at_most(&server, bound, &format!("{name}, acquire {cost}"));
+            check_ttls(&server, bound, &format!("{name}, acquire {cost}"));
             assert_eq!(server.keys().len(), 1, "{name}");
-            // And no shorter: what was left before is no less than what is needed after.
-            let left = server.number(&["PTTL", &server.keys()[0]]);
+            // The TTL is no shorter either: the TTL read before is at least the time needed after.
+            let ttl = server.number(&["PTTL", &server.keys()[0]]);
             let needed = i64::try_from(reset_of(&limiter, "alice").await.as_millis()).expect("short");
-            assert!(left >= needed, "{name}: {left} ms left, {needed} needed");
+            assert!(ttl >= needed, "{name}: {ttl} ms left, {needed} needed");
         }
         hold(&limiter, "bob", 4).await.settle(2).await.expect("done");
-        each_lives_at_most(&server, Duration::from_secs(20), &format!("{name}, settled for less"));
+        check_ttls(&server, Duration::from_secs(20), &format!("{name}, settled below the held cost"));
         hold(&limiter, "carol", 1).await.settle(25).await.expect("done");
-        each_lives_at_most(
+        check_ttls(
             &server,
-            // The session of a surcharge ends a moment after it is settled; until then the key covers an expiry besides.
+            // The session of a surcharge ends shortly after its settlement. Until then the TTL covers a hold expiry as
+            // well.
             reset_of(&limiter, "carol").await.max(Duration::from_secs(31)),
-            &format!("{name}, settled for more"),
+            &format!("{name}, settled above the held cost"),
         );
         limiter.set_usage("default", "dave", 7).await.expect("done");
         each_lives_at_most(&server, Duration::from_secs(25), &format!("{name}, set"));
@@ -66,24 +68,25 @@ async fn each_key_lives_until_it_is_as_good_as_new_and_no_longer() {
         for span in [3, 7] {
             let (began, span) = (Instant::now(), Duration::from_secs(span));
             limiter.block("default", "erin", span).await.expect("done");
-            each_lives_at_most(&server, span + began.elapsed(), &format!("{name}, block"));
+            check_ttls(&server, span + began.elapsed(), &format!("{name}, block"));
         }
         limiter.unblock("default", "erin").await.expect("done");
-        assert_eq!(server.keys(), Vec::<String>::new(), "{name}: a block that is lifted leaves nothing");
+        assert_eq!(server.keys(), Vec::<String>::new(), "{name}: an unblocked key is deleted");
         acquire(&limiter, "erin", AcquireOptions::default()).await.expect("an answer");
         limiter.reset("erin").await.expect("done");
-        assert_eq!(server.keys(), Vec::<String>::new(), "{name}: what is reset leaves nothing");
+        assert_eq!(server.keys(), Vec::<String>::new(), "{name}: a reset key is deleted");
         let began = Instant::now();
         limiter.block("default", "erin", Duration::from_secs(5)).await.expect("done");
         limiter.reset("erin").await.expect("done");
-        each_lives_at_most(&server, Duration::from_secs(5) + began.elapsed(), &format!("{name}, reset under a block"));
-        assert_eq!(server.keys().len(), 1, "{name}: a block outlives a reset");
+        check_ttls(&server, Duration::from_secs(5) + began.elapsed(), &format!("{name}, reset under a block"));
+        assert_eq!(server.keys().len(), 1, "{name}: a reset keeps the block");
     }
 }
 
-/// For each algorithm: a key is charged at another time and under another quota, and then again, at the time of the server.
-/// It must live as long as its state, and no more than two seconds longer.
-async fn no_key_outlives_its_state(first_at: Timestamp, first_quota: Quota) {
+/// Charges a key at another time and under another quota, and then again at the server's time, for each algorithm.
+///
+/// The key must have a TTL of its state's lifetime, and at most two seconds more.
+async fn check_ttl_covers_the_state(first_at: Timestamp, first_quota: Quota) {
     let server = Server::start();
     let clock = ManualClock::at(first_at);
     let quota = Quota::new(10, Duration::from_secs(10));
@@ -97,35 +100,35 @@ async fn no_key_outlives_its_state(first_at: Timestamp, first_quota: Quota) {
             );
         }
         let [key] = &*server.keys() else { panic!("{name}: one key") };
-        // With a time of the tests' own, keys are kept for a day.
+        // With a manual clock, keys have a TTL of a day.
         assert!(server.number(&["PTTL", key]) > 80_000_000, "{name}");
         for _ in 0..3 {
             let began = Instant::now();
             let decision = acquire(&second, "alice", AcquireOptions::default()).await.expect("an answer").decision;
             assert!(decision.is_allowed(), "{name}");
-            let left = server.number(&["PTTL", key]);
+            let ttl = server.number(&["PTTL", key]);
             let bound = decision.reset().expect("a figure") + began.elapsed() + Duration::from_secs(2);
-            assert!(u128::try_from(left).is_ok_and(|left| left <= bound.as_millis()), "{name}: {left} ms, {bound:?}");
+            assert!(u128::try_from(ttl).is_ok_and(|ttl| ttl <= bound.as_millis()), "{name}: {ttl} ms, {bound:?}");
         }
     }
 }
 
-/// The clock of the server steps back by an hour. A state that lies so far ahead is not believed.
+/// The server's clock steps back by an hour. A state that far ahead is discarded.
 #[tokio::test]
-async fn after_the_clock_stepped_back_no_key_outlives_its_state() {
+async fn ttl_is_bounded_after_a_clock_step_back() {
     let ahead = SystemClock::new().now().after(Duration::from_secs(3600));
-    no_key_outlives_its_state(ahead, Quota::new(10, Duration::from_secs(10))).await;
+    check_ttl_covers_the_state(ahead, Quota::new(10, Duration::from_secs(10))).await;
 }
 
-/// A period of an hour is made one of ten seconds.
+/// The period is changed from an hour to ten seconds.
 #[tokio::test]
-async fn after_a_shorter_period_no_key_outlives_its_state() {
+async fn ttl_is_bounded_after_a_shorter_period() {
     let before = Timestamp::from_micros(SystemClock::new().now().as_micros() - 20_000_000);
-    no_key_outlives_its_state(before, Quota::per_hour(10)).await;
+    check_ttl_covers_the_state(before, Quota::per_hour(10)).await;
 }
 
 #[tokio::test]
-async fn what_writes_nothing_leaves_no_key() {
+async fn denied_and_free_requests_write_no_key() {
     let server = Server::start();
     for (name, limiter) in every_algorithm(&server.open(), Quota::per_hour(10), None::<&ManualClock>) {
         limiter.peek("alice", AcquireOptions::default()).await.expect("an answer");
@@ -141,7 +144,7 @@ async fn what_writes_nothing_leaves_no_key() {
 }
 
 #[tokio::test]
-async fn after_idling_the_database_is_empty() {
+async fn database_is_empty_when_all_keys_are_idle() {
     let server = Server::start();
     let quota = Quota::new(5, Duration::from_millis(50));
     for (_, limiter) in every_algorithm(&server.open(), quota, None::<&ManualClock>) {
@@ -152,16 +155,16 @@ async fn after_idling_the_database_is_empty() {
             limiter.block("default", key, Duration::from_millis(60)).await.expect("done");
         }
     }
-    limiters_of_all_sorts(&server).await;
-    let patience = Instant::now() + Duration::from_secs(20);
-    // What has expired is still counted until the server comes by.
+    use_every_limiter(&server).await;
+    let deadline = Instant::now() + Duration::from_secs(20);
+    // Redis counts expired keys until it removes them.
     while server.number(&["DBSIZE"]) > 0 {
-        assert!(Instant::now() < patience, "left: {:?}", server.keys());
+        assert!(Instant::now() < deadline, "left: {:?}", server.keys());
         sleep(Duration::from_millis(20)).await;
     }
 }
 
-async fn limiters_of_all_sorts(server: &Server) {
+async fn use_every_limiter(server: &Server) {
     let quota = Quota::new(3, Duration::from_millis(60));
     let limits = (
         Limit::new("queue", LeakyQueue::new(quota)).keyed_by(|key: &u64| *key),
@@ -169,7 +172,7 @@ async fn limiters_of_all_sorts(server: &Server) {
         Limit::new("window", SlidingWindow::new(quota)).keyed_by(|_: &u64| ()),
         Limit::new("shadow", FixedWindow::new(quota)).keyed_by(|_: &u64| ()).shadow(),
     );
-    let limiter = patient(server.open(), "all", limits);
+    let limiter = redis_limiter(server.open(), "all", limits);
     let mut held = Vec::new();
     for key in 0..12 {
         let outcome = acquire(&limiter, &(key % 4), AcquireOptions::default().hold()).await.expect("an answer");
@@ -183,7 +186,7 @@ async fn limiters_of_all_sorts(server: &Server) {
     limiter.reset(&1).await.expect("done");
 }
 
-/// How often each command was called.
+/// The number of calls of each command.
 fn calls(server: &Server) -> Vec<(String, u64)> {
     let text = server.command(&["INFO", "commandstats"]);
     let lines = text.lines().filter_map(|line| line.strip_prefix("cmdstat_")?.split_once(":calls="));
@@ -195,8 +198,8 @@ fn calls(server: &Server) -> Vec<(String, u64)> {
 }
 
 #[tokio::test]
-async fn nothing_is_called_that_is_not_documented() {
-    // Redis before 7.0 counts the subcommands of a command together: SCRIPT, CONFIG, CLIENT.
+async fn only_documented_commands_are_called() {
+    // Redis before 7.0 counts the subcommands of SCRIPT, CONFIG and CLIENT together.
     const DOCUMENTED: [&str; 13] = [
         "GET",
         "EVALSHA",
@@ -213,7 +216,7 @@ async fn nothing_is_called_that_is_not_documented() {
         "SCRIPT",
     ];
     let server = Server::start();
-    // What this test itself calls, what a probe writes with, and how a client introduces itself.
+    // The commands of this test, of probes and of connection set-up.
     let others =
         ["SET", "INFO", "CONFIG|RESETSTAT", "CONFIG", "QUIT", "CLIENT|SETINFO", "CLIENT|SETNAME", "CLIENT", "PING"];
     server.command(&["CONFIG", "RESETSTAT"]);
@@ -230,8 +233,11 @@ async fn nothing_is_called_that_is_not_documented() {
         limiter.block("default", "alice", Duration::from_secs(1)).await.expect("done");
         limiter.reset("alice").await.expect("done");
     }
-    limiters_of_all_sorts(&server).await;
-    patient::<str>(server.open(), "api", Gcra::new(Quota::per_hour(10))).health_check().await.expect("a working Redis");
+    use_every_limiter(&server).await;
+    redis_limiter::<str>(server.open(), "api", Gcra::new(Quota::per_hour(10)))
+        .health_check()
+        .await
+        .expect("a working Redis");
     let called: BTreeSet<_> = calls(&server).into_iter().map(|(name, _)| name).collect();
     let unknown: Vec<_> =
         called.iter().filter(|name| !DOCUMENTED.contains(&name.as_str()) && !others.contains(&name.as_str())).collect();
@@ -243,9 +249,9 @@ fn scripts(server: &Server) -> u64 {
 }
 
 #[tokio::test]
-async fn a_decision_is_one_script_call_and_many_at_once_are_few() {
+async fn decision_is_one_script_call_and_concurrent_ones_share_calls() {
     let server = Server::start();
-    let limiter: Redis<str> = patient(server.open(), "api", Gcra::new(Quota::per_hour(1_000_000)));
+    let limiter: Redis<str> = redis_limiter(server.open(), "api", Gcra::new(Quota::per_hour(1_000_000)));
     acquire(&limiter, "alice", AcquireOptions::default()).await.expect("an answer");
     server.command(&["CONFIG", "RESETSTAT"]);
     for _ in 0..50 {
@@ -253,18 +259,18 @@ async fn a_decision_is_one_script_call_and_many_at_once_are_few() {
     }
     assert_eq!(scripts(&server), 50);
     server.command(&["CONFIG", "RESETSTAT"]);
-    let asks = (0..512).map(|_| acquire(&limiter, "alice", AcquireOptions::default()));
-    futures_util::future::join_all(asks).await;
+    let calls = (0..512).map(|_| acquire(&limiter, "alice", AcquireOptions::default()));
+    futures_util::future::join_all(calls).await;
     let together = scripts(&server);
     assert!(together <= 10, "{together} calls for 512 decisions");
 }
 
-/// What takes the script longer travels in smaller batches, so that no call holds the server up.
+/// Expensive decisions are sent in smaller batches, so that no script call blocks the server for long.
 #[tokio::test]
-async fn a_call_has_fewer_decisions_if_each_takes_longer() {
+async fn batches_of_expensive_decisions_are_smaller() {
     async fn calls_for_512(limits: impl IntoRedisLimits<u64>) -> u64 {
         let server = Server::start();
-        let limiter = patient::<u64>(server.open(), "api", limits);
+        let limiter = redis_limiter::<u64>(server.open(), "api", limits);
         limiter.health_check().await.expect("a working Redis");
         server.command(&["CONFIG", "RESETSTAT"]);
         let (limiter, key) = (&limiter, &7);
@@ -274,7 +280,7 @@ async fn a_call_has_fewer_decisions_if_each_takes_longer() {
     let quota = Quota::per_hour(1_000_000);
     let window = move |blocks| SlidingWindow::new(quota).blocks(blocks);
     let (bucket, log) = (Gcra::new(quota), SlidingLog::new(quota));
-    // 128 each.
+    // 128 in each batch.
     assert!((4..=6).contains(&calls_for_512(bucket).await));
     assert!((4..=6).contains(&calls_for_512(FixedWindow::new(quota)).await));
     // 64, 42 and 21; 32.
@@ -282,7 +288,7 @@ async fn a_call_has_fewer_decisions_if_each_takes_longer() {
     assert!((13..=15).contains(&calls_for_512(window(20)).await));
     assert!((25..=27).contains(&calls_for_512(window(60)).await));
     assert!((16..=18).contains(&calls_for_512(log).await));
-    // Several limits add up, and so does what is chosen by the key: 128 / (1 + 6 + 4) is 11.
+    // The costs of several limits add up, also for per-key algorithms: 128 / (1 + 6 + 4) is 11.
     let three = (Limit::new("bucket", bucket), Limit::new("window", window(60)), Limit::new("log", log));
     assert!((47..=49).contains(&calls_for_512(three).await));
     assert!((25..=27).contains(&calls_for_512(per_key(move |_: &u64| window(60))).await));

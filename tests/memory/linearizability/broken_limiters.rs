@@ -1,5 +1,6 @@
-//! No order of turns explains the histories of limiters that are known to fail: each here fails in one way, whenever it is
-//! run, as its threads wait for each other in the middle of what should be one turn.
+//! The checker rejects the histories of broken limiters.
+//!
+//! Each limiter is broken in one known way. Barriers force the interleaving, so each run produces the faulty history.
 
 use std::future::Ready;
 use std::sync::atomic::AtomicU64;
@@ -14,7 +15,7 @@ use tower_ratelimit::{
 
 use super::model::{Caller, Kept, Model, Rule};
 use super::order::{Explained, Unexplained, explain};
-use super::recording::{End, Event, History, NotingClock, Recorder, Step, ready};
+use super::recording::{End, Event, History, Recorder, RecordingClock, Step, ready};
 
 const THREADS: usize = 3;
 
@@ -28,15 +29,15 @@ fn group(caller: &Caller) -> u64 {
     caller[1]
 }
 
-/// So many, and none comes back while a test lasts.
-fn only(burst: u64) -> Gcra {
+/// A burst that does not refill during a test.
+fn burst_of(burst: u64) -> Gcra {
     Gcra::new(Quota::per_day(1)).burst(burst)
 }
 
 type Calls<'a, L> = dyn Fn(&mut Recorder<'_, L>) + Sync + 'a;
 
-/// What threads were told that each made some of these calls.
-fn told<L: Limiter<Caller> + Sync>(limiter: &L, limits: usize, threads: &[&Calls<'_, L>]) -> Vec<History> {
+/// Runs each list of calls on a thread of its own and returns the recorded histories.
+fn record<L: Limiter<Caller> + Sync>(limiter: &L, limits: usize, threads: &[&Calls<'_, L>]) -> Vec<History> {
     let count = AtomicU64::new(0);
     std::thread::scope(|scope| {
         let spawn = |calls: &&Calls<'_, L>| {
@@ -49,29 +50,29 @@ fn told<L: Limiter<Caller> + Sync>(limiter: &L, limits: usize, threads: &[&Calls
     })
 }
 
-/// A limiter of one bucket that makes a turn of two: it reads, lets everybody else read as well, and only then writes.
-struct InTwoSteps {
+/// A limiter of one bucket that splits its critical section in two: all threads read before any of them writes.
+struct SplitDecision {
     bucket: Gcra,
     fault: Fault,
     state: Mutex<<Gcra as Algorithm>::State>,
     meet: Barrier,
-    clock: NotingClock,
+    clock: RecordingClock,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Fault {
-    /// It reads and writes in one turn, although all are under way at once.
+    /// The control: one critical section, although all threads call at the same time.
     None,
-    /// It charges what the state is by then, for a verdict on what it was before.
+    /// It charges the current state by a verdict on an older one.
     ChecksThenActs,
-    /// It writes what it has made of the state as it was before.
+    /// It overwrites the current state with one that was computed from an older one.
     Overwrites,
 }
 
-impl InTwoSteps {
+impl SplitDecision {
     fn of(fault: Fault, burst: u64) -> Self {
-        let (state, clock) = (Mutex::new(Kept::zero(0)), NotingClock::default());
-        Self { bucket: only(burst), fault, state, meet: Barrier::new(THREADS), clock }
+        let (state, clock) = (Mutex::new(Kept::zero(0)), RecordingClock::default());
+        Self { bucket: burst_of(burst), fault, state, meet: Barrier::new(THREADS), clock }
     }
 
     fn lock(&self) -> MutexGuard<'_, <Gcra as Algorithm>::State> {
@@ -79,10 +80,10 @@ impl InTwoSteps {
     }
 }
 
-impl Limiter<Caller> for InTwoSteps {
+impl Limiter<Caller> for SplitDecision {
     type Future = Ready<Result<Outcome, Error>>;
 
-    fn acquire(&self, _caller: &Caller, ask: AcquireOptions) -> Acquisition<Self::Future> {
+    fn acquire(&self, _caller: &Caller, options: AcquireOptions) -> Acquisition<Self::Future> {
         let (now, before) = (self.clock.now(), *self.lock());
         self.meet.wait();
         let mut state = self.lock();
@@ -90,49 +91,50 @@ impl Limiter<Caller> for InTwoSteps {
         if self.fault == Fault::Overwrites {
             *state = before;
         }
-        let verdict = self.bucket.peek(&seen, now, ask);
+        let verdict = self.bucket.peek(&seen, now, options);
         if verdict.is_allowed() {
             self.bucket.charge(&mut state, now, Duration::ZERO, ask.cost);
         }
         let standing = LimitStatus::new("one", verdict, self.bucket.snapshot(&state, now));
         drop(state);
         self.meet.wait();
-        let decision = Decision::from_limit(now, standing).with_scheduling(self.bucket.supports_scheduling());
+        let decision = Decision::from_limit(now, status).with_scheduling(self.bucket.supports_scheduling());
         Acquisition::Ready(Ok(decision.into()))
     }
 }
 
-fn all_at_once(fault: Fault, burst: u64) -> Result<Explained, Unexplained> {
-    let limiter = InTwoSteps::of(fault, burst);
-    let one: &Calls<'_, InTwoSteps> = &|recorder| drop(recorder.acquire(ALICE, AcquireOptions::default()));
-    let threads = told(&limiter, 1, &[one; THREADS]);
-    explain(&threads, Model::new(vec![Rule::new("one", only(burst), user)]))
+fn concurrent_calls(fault: Fault, burst: u64) -> Result<Explained, Unexplained> {
+    let limiter = SplitDecision::of(fault, burst);
+    let one: &Calls<'_, SplitDecision> = &|recorder| drop(recorder.acquire(ALICE, AcquireOptions::default()));
+    let threads = record(&limiter, 1, &[one; THREADS]);
+    explain(&threads, Model::new(vec![Rule::new("one", burst_of(burst), user)]))
 }
 
 #[test]
-fn who_checks_and_then_acts_is_found_out() {
+fn check_then_act_is_rejected() {
     let right = Explained { calls: THREADS, overlapping: THREADS };
-    assert_eq!(all_at_once(Fault::None, 1).expect("it takes turns"), right);
-    assert_eq!(all_at_once(Fault::None, 10).expect("it takes turns"), right);
-    // Three are let through for one.
-    all_at_once(Fault::ChecksThenActs, 1).expect_err("nobody takes turns");
+    assert_eq!(concurrent_calls(Fault::None, 1).expect("the history is linearizable"), right);
+    assert_eq!(concurrent_calls(Fault::None, 10).expect("the history is linearizable"), right);
+    // The limiter admits three requests where the limit is one.
+    concurrent_calls(Fault::ChecksThenActs, 1).expect_err("the history is not linearizable");
 }
 
-/// It lets through nobody too many here, and has forgotten two by the time that the next one comes.
+/// The limiter admits no request beyond the limit, but loses two charges.
 #[test]
-fn who_overwrites_what_others_wrote_is_found_out() {
-    all_at_once(Fault::Overwrites, 10).expect_err("nobody takes turns");
+fn lost_update_is_rejected() {
+    concurrent_calls(Fault::Overwrites, 10).expect_err("the history is not linearizable");
 }
 
-/// Two limiters as one: it holds on the first, decides on the second, and then settles or releases. Between the two whoever
-/// peeks has a look.
-struct OneAfterTheOther<L> {
+/// Two limiters as one: hold on the first, decide on the second, then settle or release the hold.
+///
+/// A peek between the two steps observes the intermediate state.
+struct TwoStep<L> {
     limiters: [L; 2],
     meet: Option<Barrier>,
-    clock: NotingClock,
+    clock: RecordingClock,
 }
 
-impl<L> OneAfterTheOther<L> {
+impl<L> TwoStep<L> {
     fn meet(&self) {
         if let Some(meet) = &self.meet {
             meet.wait();
@@ -146,39 +148,39 @@ impl<L> OneAfterTheOther<L> {
     }
 }
 
-impl<L: Limiter<Caller>> Limiter<Caller> for OneAfterTheOther<L> {
+impl<L: Limiter<Caller>> Limiter<Caller> for TwoStep<L> {
     type Future = Ready<Result<Outcome, Error>>;
 
-    fn acquire(&self, caller: &Caller, ask: AcquireOptions) -> Acquisition<Self::Future> {
-        let acquire = |limiter: &L, ask: AcquireOptions| match limiter.acquire(caller, ask) {
-            Acquisition::Ready(outcome) => outcome.expect("memory never fails"),
-            Acquisition::Pending(_) => panic!("memory answers at once"),
+    fn acquire(&self, caller: &Caller, options: AcquireOptions) -> Acquisition<Self::Future> {
+        let acquire = |limiter: &L, options: AcquireOptions| match limiter.acquire(caller, options) {
+            Acquisition::Ready(outcome) => outcome.expect("the memory store returns no error"),
+            Acquisition::Pending(_) => panic!("the memory store returns ready results"),
         };
         let [one, other] = &self.limiters;
-        let first = acquire(one, ask.hold());
+        let first = acquire(one, options.hold());
         self.meet();
         self.meet();
-        let second = acquire(other, ask);
+        let second = acquire(other, options);
         if let Some(held) = first.held {
-            ready(if second.decision.is_allowed() { held.settle(ask.cost) } else { held.release() });
+            ready(if second.decision.is_allowed() { held.settle(options.cost) } else { held.release() });
         }
-        let told = ready(one.peek(caller, ask));
-        Acquisition::Ready(Ok(self.both(&[told, second.decision]).into()))
+        let record = ready(one.peek(caller, options));
+        Acquisition::Ready(Ok(self.both(&[record, second.decision]).into()))
     }
 
-    fn peek(&self, caller: &Caller, ask: AcquireOptions) -> LimiterFuture<Decision> {
+    fn peek(&self, caller: &Caller, options: AcquireOptions) -> LimiterFuture<Decision> {
         self.meet();
-        let decisions = [&self.limiters[0], &self.limiters[1]].map(|limiter| ready(limiter.peek(caller, ask)));
+        let decisions = [&self.limiters[0], &self.limiters[1]].map(|limiter| ready(limiter.peek(caller, options)));
         self.meet();
         LimiterFuture::ready(Ok(self.both(&decisions)))
     }
 }
 
-/// One acquires, and another one has a look in the middle of it; or one thread does both, one after the other.
+/// One thread acquires and another peeks between the two steps; or one thread does both in sequence.
 fn seen(group_burst: u64, in_the_middle: bool) -> Result<Explained, Unexplained> {
-    let clock = NotingClock::default();
+    let clock = RecordingClock::default();
     let memory = |name, burst, part: fn(&Caller) -> u64| {
-        let limit = Limit::new(name, only(burst)).keyed_by(part);
+        let limit = Limit::new(name, burst_of(burst)).keyed_by(part);
         Memory::builder(limit).clock(clock.clone()).build().expect("a valid limit")
     };
     let limiters = [memory("user", 5, user), memory("group", group_burst, group)];
@@ -188,33 +190,33 @@ fn seen(group_burst: u64, in_the_middle: bool) -> Result<Explained, Unexplained>
     let acquire = |recorder: &mut Recorder<'_, _>| drop(recorder.acquire(ALICE, ask));
     let peek = |recorder: &mut Recorder<'_, _>| recorder.peek(ALICE, ask);
     let threads = if in_the_middle {
-        told(&limiter, 2, &[&acquire, &peek])
+        record(&limiter, 2, &[&acquire, &peek])
     } else {
-        told(&limiter, 2, &[&|recorder| (acquire(recorder), peek(recorder)).1])
+        record(&limiter, 2, &[&|recorder| (acquire(recorder), peek(recorder)).1])
     };
-    let rules = vec![Rule::new("user", only(5), user), Rule::new("group", only(group_burst), group)];
+    let rules = vec![Rule::new("user", burst_of(5), user), Rule::new("group", burst_of(group_burst), group)];
     explain(&threads, Model::new(rules))
 }
 
 #[test]
-fn who_shows_half_of_a_charge_is_found_out() {
-    seen(5, false).expect("nobody sees it");
-    seen(5, true).expect_err("the user was charged, and the group was not");
+fn partially_visible_charge_is_rejected() {
+    seen(5, false).expect("no other thread observes the intermediate state");
+    seen(5, true).expect_err("the peek observed a charge of the user without one of the group");
 }
 
 #[test]
-fn who_holds_for_nothing_and_releases_it_is_found_out() {
-    // More than the group can ever have.
-    seen(1, false).expect("nobody sees it");
-    seen(1, true).expect_err("a peek saw what was held for a denied request");
+fn visible_hold_of_a_denied_request_is_rejected() {
+    // More than the group's limit.
+    seen(1, false).expect("no other thread observes the intermediate state");
+    seen(1, true).expect_err("the peek observed the hold of a denied request");
 }
 
-/// What one thread was told, as if two had been: who called and returned when is written over.
-fn as_if(times: [[u64; 2]; 2]) -> Result<Explained, Unexplained> {
-    let clock = NotingClock::default();
+/// A history of one thread, checked as that of two threads with other call and return times.
+fn with_times(times: [[u64; 2]; 2]) -> Result<Explained, Unexplained> {
+    let clock = RecordingClock::default();
     let limiter =
-        Memory::builder(Limit::new("one", only(5)).keyed_by(user)).clock(clock).build().expect("a valid limit");
-    let mut threads = told(
+        Memory::builder(Limit::new("one", burst_of(5)).keyed_by(user)).clock(clock).build().expect("a valid limit");
+    let mut threads = record(
         &limiter,
         1,
         &[&|recorder| {
@@ -227,65 +229,65 @@ fn as_if(times: [[u64; 2]; 2]) -> Result<Explained, Unexplained> {
     for (thread, [called, returned]) in threads.iter_mut().zip(times) {
         (thread[0].called, thread[0].returned) = (called, returned);
     }
-    explain(&threads, Model::new(vec![Rule::new("one", only(5), user)]))
+    explain(&threads, Model::new(vec![Rule::new("one", burst_of(5), user)]))
 }
 
 #[test]
-fn who_had_returned_before_another_called_comes_first() {
-    // The peek saw nothing of the charge.
-    as_if([[0, 1], [2, 3]]).expect("the peek came first");
-    as_if([[0, 2], [1, 3]]).expect("the peek came first, for all that is known");
-    as_if([[1, 2], [0, 3]]).expect("the peek came first, for all that is known");
-    as_if([[2, 3], [0, 1]]).expect_err("the peek came last, and saw nothing");
+fn real_time_order_is_respected() {
+    // The peek did not observe the charge.
+    with_times([[0, 1], [2, 3]]).expect("the peek came first");
+    with_times([[0, 2], [1, 3]]).expect("the calls overlap, so the peek may come first");
+    with_times([[1, 2], [0, 3]]).expect("the calls overlap, so the peek may come first");
+    with_times([[2, 3], [0, 1]]).expect_err("the peek came last and did not observe the charge");
 }
 
-/// A history of which one thing is not as it was.
-fn but_for(change: impl FnOnce(&mut Event)) -> Result<Explained, Unexplained> {
-    let clock = NotingClock::default();
+/// A correct history with one event changed.
+fn with_changed_event(change: impl FnOnce(&mut Event)) -> Result<Explained, Unexplained> {
+    let clock = RecordingClock::default();
     let limiter =
-        Memory::builder(Limit::new("one", only(5)).keyed_by(user)).clock(clock).build().expect("a valid limit");
-    let mut threads = told(
+        Memory::builder(Limit::new("one", burst_of(5)).keyed_by(user)).clock(clock).build().expect("a valid limit");
+    let mut threads = record(
         &limiter,
         1,
         &[&|recorder| {
-            let held = recorder.acquire(ALICE, AcquireOptions::cost(2).hold()).expect("it is held");
+            let held = recorder.acquire(ALICE, AcquireOptions::cost(2).hold()).expect("the hold succeeds");
             recorder.end(ALICE, held, End::Settle(1));
             recorder.peek(ALICE, AcquireOptions::default());
         }],
     );
     change(&mut threads[0][1]);
-    explain(&threads, Model::new(vec![Rule::new("one", only(5), user)]))
+    explain(&threads, Model::new(vec![Rule::new("one", burst_of(5), user)]))
 }
 
 #[test]
-fn what_is_settled_counts() {
-    but_for(|_| ()).expect("it is as it was");
-    but_for(|event| {
+fn changed_hold_event_is_rejected() {
+    with_changed_event(|_| ()).expect("the unchanged history is linearizable");
+    with_changed_event(|event| {
         let Step::Settle { actual, .. } = &mut event.step else { panic!("{event:?}") };
         *actual = 2;
     })
-    .expect_err("the peek saw what was charged");
-    but_for(|event| {
+    .expect_err("the peek observed the charge");
+    with_changed_event(|event| {
         let Step::Settle { held, .. } = &mut event.step else { panic!("{event:?}") };
         *held = 1;
     })
-    .expect_err("the peek saw what is held");
-    but_for(|event| {
+    .expect_err("the peek observed the hold");
+    with_changed_event(|event| {
         let Step::Settle { caller, .. } = &mut event.step else { panic!("{event:?}") };
         *caller = [2, 1];
     })
-    .expect_err("the hold of another one was settled");
+    .expect_err("the event settles the hold of another caller");
 }
 
-/// A limiter of one bucket that is in no hurry, and makes a mistake about what is held.
-struct Holding {
-    clock: NotingClock,
+/// A limiter of one bucket that accounts for holds wrongly.
+struct HoldingLimiter {
+    clock: RecordingClock,
     mistake: Mistake,
-    remembered: Arc<Mutex<Remembered>>,
+    account: Arc<Mutex<Account>>,
 }
 
 #[derive(Default)]
-struct Remembered {
+struct Account {
     state: <Gcra as Algorithm>::State,
     held: u64,
 }
@@ -293,31 +295,31 @@ struct Remembered {
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Mistake {
     None,
-    /// It charges when it should hold, and no more when that is settled.
+    /// A hold charges immediately, and its settlement charges nothing.
     ChargesAtHold,
-    /// A peek knows nothing of what is held.
+    /// `peek` ignores held cost.
     PeeksAtTheStateAlone,
-    /// As above, of decisions.
+    /// `acquire` ignores held cost.
     DecidesByTheStateAlone,
-    /// It charges what is settled twice.
+    /// Settling charges twice.
     SettlesTwice,
-    /// It charges nothing of what is settled.
+    /// Settling charges nothing.
     DropsTheCharge,
-    /// It charges the held cost, whatever the actual one is.
+    /// Settling charges the held cost instead of the actual cost.
     SettlesWhole,
-    /// The end of one hold ends all of them.
+    /// The end of one hold ends every hold.
     ReleasesTooMuch,
-    /// What is held stays held.
+    /// The end of a hold does not end it.
     NeverReleases,
-    /// Who drops the guard is charged nothing.
+    /// Dropping the guard charges nothing.
     ForgetsWhoIsDropped,
 }
 
-impl Holding {
-    /// A token drains in a second.
+impl HoldingLimiter {
+    /// One token drains per second.
     const BUCKET: Gcra = Gcra::new(Quota::per_second(1)).burst(9);
 
-    fn decide(&self, ask: AcquireOptions, remembered: &Remembered, held: u64) -> LimitStatus {
+    fn decide(&self, options: AcquireOptions, account: &Account, held: u64) -> LimitStatus {
         let now = self.clock.now();
         let ask = if ask.hold { ask.max_delay(Duration::ZERO) } else { ask };
         let mut state = remembered.state;
@@ -325,14 +327,14 @@ impl Holding {
         LimitStatus::new("one", Self::BUCKET.peek(&state, now, ask), Self::BUCKET.snapshot(&state, now))
     }
 
-    fn decision(&self, ask: AcquireOptions, held: u64, verdict: Verdict, standing: &LimitStatus) -> Decision {
-        let standing = LimitStatus::new("one", verdict, standing.figures());
+    fn decision(&self, options: AcquireOptions, held: u64, verdict: Verdict, status: &LimitStatus) -> Decision {
+        let status = LimitStatus::new("one", verdict, status.figures());
         let is_estimate = held > 0 && !verdict.is_allowed();
-        Decision::from_limit(self.clock.now(), standing).with_scheduling(!ask.hold).with_estimate(is_estimate)
+        Decision::from_limit(self.clock.now(), status).with_scheduling(!options.hold).with_estimate(is_estimate)
     }
 
     fn guard(&self, cost: u64) -> Held {
-        let (clock, mistake, remembered) = (self.clock.clone(), self.mistake, Arc::clone(&self.remembered));
+        let (clock, mistake, account) = (self.clock.clone(), self.mistake, Arc::clone(&self.account));
         let is_charged = move |actual: u64| match mistake {
             Mistake::ChargesAtHold | Mistake::DropsTheCharge => 0,
             Mistake::SettlesTwice => 2 * actual,
@@ -341,11 +343,11 @@ impl Holding {
             _ => actual,
         };
         Held::new(cost, move |actual| {
-            let remembered = &mut *remembered.lock().expect("no thread panics");
-            remembered.held = match mistake {
+            let account = &mut *account.lock().expect("no thread panics");
+            account.held = match mistake {
                 Mistake::ReleasesTooMuch => 0,
-                Mistake::NeverReleases => remembered.held,
-                _ => remembered.held.saturating_sub(cost),
+                Mistake::NeverReleases => account.held,
+                _ => account.held.saturating_sub(cost),
             };
             Self::BUCKET.charge(&mut remembered.state, clock.now(), Duration::ZERO, is_charged(actual));
             LimiterFuture::ready(Ok(()))
@@ -353,49 +355,49 @@ impl Holding {
     }
 }
 
-impl Limiter<Caller> for Holding {
+impl Limiter<Caller> for HoldingLimiter {
     type Future = Ready<Result<Outcome, Error>>;
 
-    fn acquire(&self, _caller: &Caller, ask: AcquireOptions) -> Acquisition<Self::Future> {
-        let mut remembered = self.remembered.lock().expect("no thread panics");
-        let held = remembered.held;
+    fn acquire(&self, _caller: &Caller, options: AcquireOptions) -> Acquisition<Self::Future> {
+        let mut account = self.account.lock().expect("no thread panics");
+        let held = account.held;
         let seen = if self.mistake == Mistake::DecidesByTheStateAlone { 0 } else { held };
-        let verdict = self.decide(ask, &remembered, seen).verdict();
+        let verdict = self.decide(options, &account, seen).verdict();
         let (now, mut guard) = (self.clock.now(), None);
         match verdict {
-            Verdict::Allowed | Verdict::AllowedAfter(_) if ask.hold => {
-                guard = Some(self.guard(ask.cost));
+            Verdict::Allowed | Verdict::AllowedAfter(_) if options.hold => {
+                guard = Some(self.guard(options.cost));
                 if self.mistake == Mistake::ChargesAtHold {
                     Self::BUCKET.charge(&mut remembered.state, now, Duration::ZERO, ask.cost);
                 } else {
-                    remembered.held += ask.cost;
+                    account.held += options.cost;
                 }
             }
             Verdict::Allowed => Self::BUCKET.charge(&mut remembered.state, now, Duration::ZERO, ask.cost),
             Verdict::AllowedAfter(delay) => Self::BUCKET.charge(&mut remembered.state, now, delay, ask.cost),
             _ => {}
         }
-        let after = self.decide(ask, &remembered, remembered.held);
-        Acquisition::Ready(Ok(Outcome { decision: self.decision(ask, held, verdict, &after), held: guard }))
+        let after = self.decide(options, &account, account.held);
+        Acquisition::Ready(Ok(Outcome { decision: self.decision(options, held, verdict, &after), held: guard }))
     }
 
-    fn peek(&self, _caller: &Caller, ask: AcquireOptions) -> LimiterFuture<Decision> {
-        let remembered = self.remembered.lock().expect("no thread panics");
-        let seen = if self.mistake == Mistake::PeeksAtTheStateAlone { 0 } else { remembered.held };
-        let standing = self.decide(ask, &remembered, seen);
-        LimiterFuture::ready(Ok(self.decision(ask, remembered.held, standing.verdict(), &standing)))
+    fn peek(&self, _caller: &Caller, options: AcquireOptions) -> LimiterFuture<Decision> {
+        let account = self.account.lock().expect("no thread panics");
+        let seen = if self.mistake == Mistake::PeeksAtTheStateAlone { 0 } else { account.held };
+        let status = self.decide(options, &account, seen);
+        LimiterFuture::ready(Ok(self.decision(options, account.held, status.verdict(), &status)))
     }
 }
 
-/// One thread, and a call of each kind.
-fn holding(mistake: Mistake) -> Result<Explained, Unexplained> {
-    let clock = NotingClock::default();
-    let limiter = Holding { clock: clock.clone(), mistake, remembered: Arc::default() };
-    let calls = |recorder: &mut Recorder<'_, Holding>| {
-        let hold = |recorder: &mut Recorder<'_, Holding>, cost: u64| {
+/// One thread that makes a call of each kind.
+fn check_holding(mistake: Mistake) -> Result<Explained, Unexplained> {
+    let clock = RecordingClock::default();
+    let limiter = HoldingLimiter { clock: clock.clone(), mistake, account: Arc::default() };
+    let calls = |recorder: &mut Recorder<'_, HoldingLimiter>| {
+        let hold = |recorder: &mut Recorder<'_, HoldingLimiter>, cost: u64| {
             recorder.acquire(ALICE, AcquireOptions::cost(cost).hold())
         };
-        let end = |recorder: &mut Recorder<'_, Holding>, guard: Option<Held>, end: End| {
+        let end = |recorder: &mut Recorder<'_, HoldingLimiter>, guard: Option<Held>, end: End| {
             if let Some(guard) = guard {
                 recorder.end(ALICE, guard, end);
             }
@@ -406,7 +408,7 @@ fn holding(mistake: Mistake) -> Result<Explained, Unexplained> {
         recorder.acquire(ALICE, AcquireOptions::cost(3));
         seconds(2);
         end(recorder, first, End::Settle(2));
-        // What is held did not drain meanwhile.
+        // Held cost must not drain while the hold succeeds.
         recorder.acquire(ALICE, AcquireOptions::cost(5));
         end(recorder, second, End::Drop);
         recorder.peek(ALICE, AcquireOptions::cost(4));
@@ -417,17 +419,17 @@ fn holding(mistake: Mistake) -> Result<Explained, Unexplained> {
         end(recorder, second, End::Settle(3));
         recorder.peek(ALICE, AcquireOptions::cost(8));
     };
-    let threads = told(&limiter, 1, &[&calls]);
-    explain(&threads, Model::new(vec![Rule::new("one", Holding::BUCKET, user)]))
+    let threads = record(&limiter, 1, &[&calls]);
+    explain(&threads, Model::new(vec![Rule::new("one", HoldingLimiter::BUCKET, user)]))
 }
 
 #[test]
-fn who_holds_as_documented_is_explained() {
-    holding(Mistake::None).expect("no mistake is made");
+fn correct_holds_are_accepted() {
+    check_holding(Mistake::None).expect("correct holds are linearizable");
 }
 
 #[test]
-fn who_makes_a_mistake_about_holds_is_found_out() {
+fn each_hold_mistake_is_rejected() {
     for mistake in [
         Mistake::ChargesAtHold,
         Mistake::PeeksAtTheStateAlone,
@@ -439,6 +441,6 @@ fn who_makes_a_mistake_about_holds_is_found_out() {
         Mistake::NeverReleases,
         Mistake::ForgetsWhoIsDropped,
     ] {
-        assert!(holding(mistake).is_err(), "{mistake:?} was not found out");
+        assert!(check_holding(mistake).is_err(), "{mistake:?} was accepted");
     }
 }

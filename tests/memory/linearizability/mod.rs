@@ -1,13 +1,16 @@
-//! Proves that threads which decide at the same time decide as if they took turns.
+//! Proves that the memory store is linearizable.
 //!
-//! Threads acquire, hold, settle, release, peek and reset, at various costs, for a few keys under one limit or several, while
-//! the clock moves. Each notes what it called, when it called and when it had its answer, and what that was. Afterwards an
-//! order is looked for in which a slow and obvious run, one call after another, gives every one of these answers, down to the
-//! figures; a call that had returned before another began comes before it. (Whoever finds such an order for every history
-//! calls the thing *linearizable*.) Histories that no order explains, of limiters made to fail, show that the search can
-//! fail.
+//! - `traffic`: threads acquire, hold, settle, release, peek and reset for a few keys, while the clock moves.
+//! - `recording`: each call is recorded with its start, its end and its result.
+//! - `order`: searches for a sequential order with the recorded results. A call that returned before another call
+//!   started
+//!   must precede that call.
+//! - `model`: the sequential implementation that must give equal results, including all figures.
+//! - `stress`: the algorithms and limiters under test.
+//! - `broken_limiters`: histories of broken limiters, which the search must reject.
 //!
-//! `HISTORY_ROUNDS=1000 cargo test --release --all-features --test memory linearizability` looks at so many histories of each kind.
+//! `HISTORY_ROUNDS=1000 cargo test --release --all-features --test memory linearizability` checks 1000 histories of
+//! each kind.
 
 mod broken_limiters;
 mod model;

@@ -1,8 +1,7 @@
-//! The sequential run: the algorithms, which are pure functions, over a map of states that drops nothing. No table, no
-//! lock, nothing that is done at once.
+//! The sequential model: the pure algorithms over a map of states, without table, locks, eviction or fast paths.
 //!
-//! What is held is one number beside the state. A decision sees it as if it were charged at the time of the decision; a hold
-//! adds to it; its end takes that off again and charges the actual cost at the time of that.
+//! The held cost is one number beside the state. A decision counts it as if it were charged at the time of the
+//! decision. A hold adds to it. The end of a hold subtracts the held cost and charges the actual cost at that time.
 
 use std::any::Any;
 use std::collections::HashMap;
@@ -16,70 +15,70 @@ use tower_ratelimit::{AcquireOptions, Decision, DecisionSource, Detail, LimitSna
 
 use super::recording::Step;
 
-/// Whose request it is: a user and a group, in either order a part to count by.
+/// A user and a group. A limit counts by one of them or by both.
 pub(crate) type Caller = [u64; 2];
 
-/// A limit: its name, the part of the caller that it counts by, its algorithm.
+/// A limit: its name, its sub-key and its algorithm.
 pub(crate) struct Rule {
     name: &'static str,
-    part: fn(&Caller) -> u64,
-    kernel: Box<dyn LuaScript>,
+    sub_key: fn(&Caller) -> u64,
+    algorithm: Box<dyn ErasedAlgorithm>,
 }
 
 impl Rule {
-    pub(crate) fn new<A: Algorithm>(name: &'static str, algorithm: A, part: fn(&Caller) -> u64) -> Self
+    pub(crate) fn new<A: Algorithm>(name: &'static str, algorithm: A, sub_key: fn(&Caller) -> u64) -> Self
     where
         A::State: Kept,
     {
-        Self { name, part, kernel: Box::new(Pure(algorithm)) }
+        Self { name, sub_key, algorithm: Box::new(Pure(algorithm)) }
     }
 }
 
-/// All that is remembered, and what it says of one call after another.
+/// The states of all limits, and the expected result of each call.
 pub(crate) struct Model {
     rules: Vec<Rule>,
-    parts: HashMap<(usize, u64), Part>,
+    entries: HashMap<(usize, u64), Entry>,
     digest: u64,
 }
 
-/// What was remembered before a call.
-pub(crate) struct Undo(Vec<((usize, u64), Option<Part>)>);
+/// The states before a call.
+pub(crate) struct Undo(Vec<((usize, u64), Option<Entry>)>);
 
-/// What a decision is to be.
+/// The expected content of a decision.
 struct Expected {
     verdict: Verdict,
     supports_scheduling: bool,
     is_estimate: bool,
-    standings: Vec<(&'static str, Verdict, LimitSnapshot)>,
+    statuses: Vec<(&'static str, Verdict, LimitSnapshot)>,
 }
 
 impl Model {
     pub(crate) fn new(rules: Vec<Rule>) -> Self {
-        Self { rules, parts: HashMap::new(), digest: 0 }
+        Self { rules, entries: HashMap::new(), digest: 0 }
     }
 
-    /// Stands for all that is remembered: two models with the same digest answer alike.
+    /// A digest of all states. Models with equal digests give equal results.
     pub(crate) fn digest(&self) -> u64 {
         self.digest
     }
 
-    /// Makes the call at this time, if its answer is the one that was noted. Else changes nothing.
-    pub(crate) fn take_turn(&mut self, step: &Step, now: Timestamp) -> Option<Undo> {
+    /// Makes the call at this time if its expected result equals the recorded one. Otherwise changes nothing.
+    pub(crate) fn apply(&mut self, step: &Step, now: Timestamp) -> Option<Undo> {
         let mut undo = Undo(Vec::new());
         let is_explained = match step {
-            Step::Acquisition { caller, ask, decision, is_held } => {
-                let expected = self.acquire(caller, now, *ask, &mut undo);
-                expected.is(decision, now, *ask) && *is_held == (ask.hold && expected.verdict.is_allowed())
+            Step::Acquisition { caller, options, decision, is_held } => {
+                let expected = self.acquire(caller, now, *options, &mut undo);
+                expected.is(decision, now, *options) && *is_held == (options.hold && expected.verdict.is_allowed())
             }
-            Step::Peek { caller, ask, decision } => {
-                let expected = self.acquire(caller, now, *ask, &mut undo);
-                // It says what would be, and so nothing of what a charge leaves.
+            Step::Peek { caller, options, decision } => {
+                let expected = self.acquire(caller, now, *options, &mut undo);
+                // `peek` returns the verdict before a charge, and the figures without one.
                 self.undo(std::mem::replace(&mut undo, Undo(Vec::new())));
                 let figures = self.rules.iter().enumerate().map(|(limit, rule)| {
-                    let part = self.part(limit, caller);
-                    rule.kernel.figures(&part, now)
+                    let entry = self.state_of(limit, caller);
+                    rule.algorithm.figures(&entry, now)
                 });
-                expected.with(figures.collect()).is(decision, now, *ask)
+                expected.with(figures.collect()).is(decision, now, *options)
             }
             Step::Settle { caller, limit, held, actual } => {
                 let part = self.part(*limit, caller);
@@ -90,9 +89,9 @@ impl Model {
                 true
             }
             Step::Reset { caller, limit } => {
-                // What is held is no part of the state.
-                let held = self.part(*limit, caller).held;
-                let reset = self.rules[*limit].kernel.zero().with_held(held);
+                // The held cost is not part of the state, so a reset keeps it.
+                let held = self.state_of(*limit, caller).held;
+                let reset = self.rules[*limit].algorithm.zero().with_held(held);
                 self.put(*limit, caller, reset, &mut undo);
                 true
             }
@@ -104,88 +103,90 @@ impl Model {
         Some(undo)
     }
 
-    /// As before the call.
+    /// Restores the states before the call.
     pub(crate) fn undo(&mut self, Undo(before): Undo) {
-        for (place, part) in before.into_iter().rev() {
-            self.swap(place, part);
+        for (state_key, entry) in before.into_iter().rev() {
+            self.swap(state_key, entry);
         }
     }
 
-    fn acquire(&mut self, caller: &Caller, now: Timestamp, ask: AcquireOptions, undo: &mut Undo) -> Expected {
-        let parts: Vec<Part> = (0..self.rules.len()).map(|limit| self.part(limit, caller)).collect();
-        let (verdicts, supports_scheduling) = self.verdicts(&parts, now, ask);
+    fn acquire(&mut self, caller: &Caller, now: Timestamp, options: AcquireOptions, undo: &mut Undo) -> Expected {
+        let entries: Vec<Entry> = (0..self.rules.len()).map(|limit| self.state_of(limit, caller)).collect();
+        let (verdicts, supports_scheduling) = self.verdicts(&entries, now, options);
         let verdict = verdicts.iter().copied().fold(Verdict::Allowed, both);
-        let is_estimate = parts.iter().zip(&verdicts).any(|(part, verdict)| part.held > 0 && !verdict.is_allowed());
+        let is_estimate = entries.iter().zip(&verdicts).any(|(entry, verdict)| entry.held > 0 && !verdict.is_allowed());
         let delay = match verdict {
             Verdict::Allowed => Some(Duration::ZERO),
             Verdict::AllowedAfter(delay) => Some(delay),
             Verdict::Denied { .. } | Verdict::ExceedsLimit => None,
         };
-        let mut standings = Vec::new();
-        for (limit, mut part) in parts.into_iter().enumerate() {
+        let mut statuses = Vec::new();
+        for (limit, mut entry) in entries.into_iter().enumerate() {
             let rule = &self.rules[limit];
-            if let (Some(delay), 1..) = (delay, ask.cost) {
-                let held = part.held;
-                part = if ask.hold {
-                    part.with_held(held + ask.cost)
+            if let (Some(delay), 1..) = (delay, options.cost) {
+                let held = entry.held;
+                entry = if options.hold {
+                    entry.with_held(held + options.cost)
                 } else {
                     rule.kernel.charge(&part, now, delay, ask.cost)
                 };
             }
-            standings.push((rule.name, verdicts[limit], rule.kernel.figures(&part, now)));
-            if delay.is_some() && ask.cost > 0 {
-                self.put(limit, caller, part, undo);
+            statuses.push((rule.name, verdicts[limit], rule.algorithm.figures(&entry, now)));
+            if delay.is_some() && options.cost > 0 {
+                self.put(limit, caller, entry, undo);
             }
         }
-        Expected { verdict, supports_scheduling, is_estimate, standings }
+        Expected { verdict, supports_scheduling, is_estimate, statuses }
     }
 
-    /// What each limit says, and whether they promise turns.
+    /// Returns each limit's verdict and whether the transaction supports scheduling.
     ///
-    /// Several do if each can, and each owes until the turn of them all; else each is asked whether it lets through at once.
-    fn verdicts(&self, parts: &[Part], now: Timestamp, ask: AcquireOptions) -> (Vec<Verdict>, bool) {
-        let say = |ask: AcquireOptions| -> Vec<Verdict> {
-            self.rules.iter().zip(parts).map(|(rule, part)| rule.kernel.peek(part, now, ask)).collect()
+    /// A transaction is scheduled only if every limit supports scheduling and stays in use until the common start.
+    /// Otherwise each limit decides without delay.
+    fn verdicts(&self, entries: &[Entry], now: Timestamp, options: AcquireOptions) -> (Vec<Verdict>, bool) {
+        let verdicts_for = |options: AcquireOptions| -> Vec<Verdict> {
+            self.rules.iter().zip(entries).map(|(rule, entry)| rule.algorithm.peek(entry, now, options)).collect()
         };
-        // A hold starts now, or not at all.
-        let ask = if ask.hold { ask.max_delay(Duration::ZERO) } else { ask };
-        let can_promise = !ask.hold && self.rules.iter().all(|rule| rule.kernel.supports_scheduling());
+        // A hold has no scheduled start.
+        let options = if options.hold { options.max_delay(Duration::ZERO) } else { options };
+        let can_schedule = !options.hold && self.rules.iter().all(|rule| rule.algorithm.supports_scheduling());
         if self.rules.len() == 1 {
-            return (say(ask), can_promise);
+            return (verdicts_for(options), can_schedule);
         }
-        let at_once = say(ask.max_delay(Duration::ZERO));
-        let owe_until = |turn| {
-            let mut figures = self.rules.iter().zip(parts).map(|(rule, part)| rule.kernel.figures(part, now));
-            figures.all(|figures| figures.reset >= turn)
+        let immediate = verdicts_for(options.max_delay(Duration::ZERO));
+        let in_use_until = |start| {
+            let mut figures = self.rules.iter().zip(entries).map(|(rule, entry)| rule.algorithm.figures(entry, now));
+            figures.all(|figures| figures.reset >= start)
         };
-        let promise = can_promise
-            && match at_once.iter().copied().fold(Verdict::Allowed, both) {
-                Verdict::Denied { retry_after: turn } => owe_until(turn),
+        let schedule = can_schedule
+            && match immediate.iter().copied().fold(Verdict::Allowed, both) {
+                Verdict::Denied { retry_after: start } => in_use_until(start),
                 _ => true,
             };
-        if promise { (say(ask), true) } else { (at_once, false) }
+        if schedule { (verdicts_for(options), true) } else { (immediate, false) }
     }
 
-    fn place(&self, limit: usize, caller: &Caller) -> (usize, u64) {
-        (limit, (self.rules[limit].part)(caller))
+    fn state_key(&self, limit: usize, caller: &Caller) -> (usize, u64) {
+        (limit, (self.rules[limit].sub_key)(caller))
     }
 
-    fn part(&self, limit: usize, caller: &Caller) -> Part {
-        self.parts.get(&self.place(limit, caller)).cloned().unwrap_or_else(|| self.rules[limit].kernel.zero())
+    fn state_of(&self, limit: usize, caller: &Caller) -> Entry {
+        self.entries.get(&self.state_key(limit, caller)).cloned().unwrap_or_else(|| self.rules[limit].algorithm.zero())
     }
 
-    fn put(&mut self, limit: usize, caller: &Caller, part: Part, undo: &mut Undo) {
-        let place = self.place(limit, caller);
-        let before = self.swap(place, Some(part));
-        undo.0.push((place, before));
+    fn put(&mut self, limit: usize, caller: &Caller, entry: Entry, undo: &mut Undo) {
+        let state_key = self.state_key(limit, caller);
+        let before = self.swap(state_key, Some(entry));
+        undo.0.push((state_key, before));
     }
 
-    fn swap(&mut self, place: (usize, u64), part: Option<Part>) -> Option<Part> {
-        let digest = |part: &Option<Part>| part.as_ref().map_or(0, |part| digest_of(&(place, part.digest, part.held)));
-        let after = digest(&part);
-        let before = match part {
-            Some(part) => self.parts.insert(place, part),
-            None => self.parts.remove(&place),
+    fn swap(&mut self, state_key: (usize, u64), entry: Option<Entry>) -> Option<Entry> {
+        let digest =
+            |entry: &Option<Entry>| entry.as_ref().map_or(0, |entry| digest_of(&(state_key, entry.digest, entry.held)));
+        let after = digest(&entry);
+        let before = match entry {
+            Some(entry) => self.entries.insert(state_key, entry),
+            None => self.entries.remove(&state_key),
         };
         self.digest ^= digest(&before) ^ after;
         before
@@ -194,7 +195,7 @@ impl Model {
 
 impl Expected {
     fn with(mut self, figures: Vec<LimitSnapshot>) -> Self {
-        for (standing, figures) in self.standings.iter_mut().zip(figures) {
+        for (standing, figures) in self.statuses.iter_mut().zip(figures) {
             standing.2 = figures;
         }
         self
@@ -205,9 +206,9 @@ impl Expected {
         let standings_match = if ask.detail == Detail::All || self.standings.len() == 1 {
             told.eq(self.standings.iter().copied())
         } else {
-            told.eq(self.loudest())
+            actual.eq(self.most_restrictive())
         };
-        standings_match
+        statuses_match
             && decision.verdict() == self.verdict
             && decision.supports_scheduling() == self.supports_scheduling
             && decision.is_estimate() == self.is_estimate
@@ -215,8 +216,8 @@ impl Expected {
             && decision.source() == DecisionSource::Store
     }
 
-    /// Who speaks for all: the longest wait, or with none the least remaining; the first of equals.
-    fn loudest(&self) -> Option<(&'static str, Verdict, LimitSnapshot)> {
+    /// The most restrictive limit: the longest wait, otherwise the least remaining; the first of equal ones.
+    fn most_restrictive(&self) -> Option<(&'static str, Verdict, LimitSnapshot)> {
         let wait = |verdict| match verdict {
             Verdict::Allowed => (0, Duration::ZERO),
             Verdict::AllowedAfter(delay) => (1, delay),
@@ -226,11 +227,11 @@ impl Expected {
         let loudness =
             |&(_, verdict, figures): &(_, Verdict, LimitSnapshot)| (wait(verdict), u64::MAX - figures.remaining);
         // `max_by_key` returns the last of equals.
-        self.standings.iter().rev().copied().max_by_key(loudness)
+        self.statuses.iter().rev().copied().max_by_key(loudness)
     }
 }
 
-/// Both must let through.
+/// The verdict if both limits must allow.
 fn both(one: Verdict, other: Verdict) -> Verdict {
     match (one, other) {
         (Verdict::ExceedsLimit, _) | (_, Verdict::ExceedsLimit) => Verdict::ExceedsLimit,
@@ -244,16 +245,16 @@ fn both(one: Verdict, other: Verdict) -> Verdict {
     }
 }
 
-/// What a limit remembers of a part. Never changed: what follows it is another one.
+/// The state of one sub-key under one limit. Immutable: a transition creates a new value.
 #[derive(Clone)]
-struct Part {
+struct Entry {
     state: Rc<dyn Any>,
     digest: u64,
-    /// The sum of what is held.
+    /// The sum of held costs.
     held: u64,
 }
 
-impl Part {
+impl Entry {
     fn new<S: Kept>(state: S, held: u64) -> Self {
         let digest = digest_of(&format!("{state:?}"));
         Self { state: Rc::new(state), digest, held }
@@ -264,7 +265,7 @@ impl Part {
     }
 
     fn as_state<S: Kept>(&self) -> &S {
-        self.state.downcast_ref().expect("one limit's states are of one type")
+        self.state.downcast_ref().expect("a limit's states have one type")
     }
 }
 
@@ -274,7 +275,7 @@ fn digest_of(of: &impl Hash) -> u64 {
     hasher.finish()
 }
 
-/// The states that there are.
+/// The kinds of state.
 pub(crate) trait Kept: State + Debug {
     fn zero(words: usize) -> Self;
 }
@@ -318,21 +319,21 @@ where
         state
     }
 
-    fn with_held(&self, part: &Part, now: Timestamp) -> A::State {
-        self.charged(part.as_state(), now, Duration::ZERO, part.held)
+    fn with_held(&self, entry: &Entry, now: Timestamp) -> A::State {
+        self.charged(entry.as_state(), now, Duration::ZERO, entry.held)
     }
 }
 
-impl<A: Algorithm> LuaScript for Pure<A>
+impl<A: Algorithm> ErasedAlgorithm for Pure<A>
 where
     A::State: Kept,
 {
-    fn zero(&self) -> Part {
-        Part::new(A::State::zero(self.0.counter_words()), 0)
+    fn zero(&self) -> Entry {
+        Entry::new(A::State::zero(self.0.counter_words()), 0)
     }
 
-    fn peek(&self, part: &Part, now: Timestamp, ask: AcquireOptions) -> Verdict {
-        self.0.peek(&self.with_held(part, now), now, ask)
+    fn peek(&self, entry: &Entry, now: Timestamp, options: AcquireOptions) -> Verdict {
+        self.0.peek(&self.with_held(entry, now), now, options)
     }
 
     fn figures(&self, part: &Part, now: Timestamp) -> LimitSnapshot {

@@ -1,4 +1,4 @@
-//! Looks for an order of turns that explains what threads were told.
+//! Searches for a sequential order that explains a history.
 
 use std::collections::HashSet;
 use std::fmt;
@@ -8,16 +8,16 @@ use tower_ratelimit::Timestamp;
 use super::model::{Model, Undo};
 use super::recording::{Event, History};
 
-/// How a history was explained.
+/// Statistics of an explained history.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) struct Explained {
-    /// How many calls it had.
+    /// The number of calls.
     pub(crate) calls: usize,
-    /// How many of them another thread's call was under way with.
+    /// The number of calls that overlapped a call of another thread.
     pub(crate) overlapping: usize,
 }
 
-/// No order explains the history: how far the longest one came, and what comes next then.
+/// No order explains the history. Holds the length of the longest prefix and the calls that could follow.
 pub(crate) struct Unexplained(String);
 
 impl fmt::Debug for Unexplained {
@@ -26,58 +26,62 @@ impl fmt::Debug for Unexplained {
     }
 }
 
-/// Tries the orders depth first, each call in turn that no other one had to precede, and comes to no place twice: which calls
-/// were made and what is remembered then is all that matters for what follows. (Wing and Gong's search, with Lowe's memory.)
+/// Searches depth first for a sequential order, and visits no pair of (calls made, model state) twice.
+///
+/// Only that pair determines whether the remaining calls can be explained. (Wing and Gong's search with Lowe's cache.)
 ///
 /// # Errors
 ///
-/// If no order of turns gives these answers.
+/// If no sequential order gives the recorded results.
 pub(crate) fn explain(threads: &[History], mut model: Model) -> Result<Explained, Unexplained> {
     let calls = threads.iter().map(Vec::len).sum();
     let mut search = Search { threads, made: vec![0; threads.len()] };
     let mut seen = HashSet::new();
     let mut longest = (0, search.made.clone());
-    let mut turns = vec![Turn { came_by: None, untried: search.candidates() }];
-    while let Some(turn) = turns.last_mut() {
-        let Some((thread, now)) = turn.untried.pop() else {
-            if let Some((thread, undo)) = turns.pop().and_then(|turn| turn.came_by) {
+    let mut nodes = vec![Node { reached_by: None, untried: search.candidates() }];
+    while let Some(node) = nodes.last_mut() {
+        let Some((thread, now)) = node.untried.pop() else {
+            if let Some((thread, undo)) = nodes.pop().and_then(|node| node.reached_by) {
                 search.made[thread] -= 1;
                 model.undo(undo);
             }
             continue;
         };
-        let Some(undo) = search.next_of(thread).and_then(|event| model.take_turn(&event.step, now)) else { continue };
+        let Some(undo) = search.next_of(thread).and_then(|event| model.apply(&event.step, now)) else { continue };
         search.made[thread] += 1;
         if !seen.insert((search.made.clone(), model.digest())) {
             search.made[thread] -= 1;
             model.undo(undo);
             continue;
         }
-        if turns.len() > longest.0 {
-            longest = (turns.len(), search.made.clone());
+        if nodes.len() > longest.0 {
+            longest = (nodes.len(), search.made.clone());
         }
-        if turns.len() == calls {
+        if nodes.len() == calls {
             return Ok(Explained { calls, overlapping: overlapping(threads) });
         }
-        turns.push(Turn { came_by: Some((thread, undo)), untried: search.candidates() });
+        nodes.push(Node { reached_by: Some((thread, undo)), untried: search.candidates() });
     }
     search.made = longest.1;
     if calls == 0 {
         return Ok(Explained::default());
     }
     let next: Vec<_> = (0..threads.len()).filter_map(|thread| search.next_of(thread)).collect();
-    Err(Unexplained(format!("after {} of {calls} calls nothing explains any of {next:#?}", longest.0)))
+    Err(Unexplained(format!(
+        "no sequential order: after {} of {calls} calls the model rejects each of {next:#?}",
+        longest.0
+    )))
 }
 
 struct Search<'a> {
     threads: &'a [History],
-    /// How many of each thread's calls have had their turn.
+    /// The number of ordered calls of each thread.
     made: Vec<usize>,
 }
 
-/// A place in an order: the call that led there, and what to undo for it; the threads that may be next, and at what time.
-struct Turn {
-    came_by: Option<(usize, Undo)>,
+/// A node of the search: the call that led to it and its undo record, and the untried next threads with their times.
+struct Node {
+    reached_by: Option<(usize, Undo)>,
     untried: Vec<(usize, Timestamp)>,
 }
 
@@ -86,8 +90,8 @@ impl<'a> Search<'a> {
         self.threads[thread].get(self.made[thread])
     }
 
-    /// The threads whose next call began before any other next one had returned. The last of them is tried first: the one
-    /// that returned first.
+    /// The threads whose next call started before any other next call returned. The search tries the last one first:
+    /// the thread whose call returned first.
     fn candidates(&self) -> Vec<(usize, Timestamp)> {
         let next = || (0..self.threads.len()).filter_map(|thread| Some((thread, self.next_of(thread)?)));
         let first_return = next().map(|(_, event)| event.returned).min().unwrap_or(u64::MAX);

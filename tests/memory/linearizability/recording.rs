@@ -1,4 +1,4 @@
-//! What threads called, and what they were told.
+//! Records the calls of threads and their results.
 
 use std::cell::RefCell;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -8,47 +8,47 @@ use tower_ratelimit::{AcquireOptions, Clock, Decision, Limiter, ManualClock, Tim
 
 use super::model::Caller;
 
-/// One call, or that part of one that is a turn by itself.
+/// One call, or one atomic part of a call.
 #[derive(Debug)]
 pub(crate) struct Event {
-    /// KeyedBy one count for all threads.
+    /// Start and end, counted by one counter for all threads.
     pub(crate) called: u64,
     pub(crate) returned: u64,
-    /// The times that it may have taken it for: the one that a decision tells, or what it read.
+    /// The possible times of the call: the time of the decision, or the clock readings of the call.
     pub(crate) nows: Vec<Timestamp>,
     pub(crate) step: Step,
 }
 
 #[derive(Debug)]
 pub(crate) enum Step {
-    /// A decision, or with [`AcquireOptions::hold`] a hold.
+    /// An acquire, or with [`AcquireOptions::hold`] a hold.
     Acquisition {
         caller: Caller,
-        ask: AcquireOptions,
+        options: AcquireOptions,
         decision: Decision,
-        /// Whether there was a guard.
+        /// Whether the call returned a guard.
         is_held: bool,
     },
     Peek {
         caller: Caller,
-        ask: AcquireOptions,
+        options: AcquireOptions,
         decision: Decision,
     },
-    /// The end of a hold in one of the limits: several are settled one after another.
+    /// The end of a hold in one limit: each limit is settled separately.
     Settle {
         caller: Caller,
         limit: usize,
         held: u64,
         actual: u64,
     },
-    /// In one of the limits, too.
+    /// In one limit as well.
     Reset {
         caller: Caller,
         limit: usize,
     },
 }
 
-/// How a hold ends.
+/// The ways to end a hold.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum End {
     Settle(u64),
@@ -56,10 +56,10 @@ pub(crate) enum End {
     Drop,
 }
 
-/// What one thread called.
+/// The calls of one thread, in order.
 pub(crate) type History = Vec<Event>;
 
-/// Makes one thread's calls, and notes them.
+/// Makes and records the calls of one thread.
 pub(crate) struct Recorder<'a, L> {
     limiter: &'a L,
     limits: usize,
@@ -68,7 +68,7 @@ pub(crate) struct Recorder<'a, L> {
 }
 
 impl<'a, L: Limiter<Caller>> Recorder<'a, L> {
-    /// For a limiter with so many limits. All threads count by the same count.
+    /// Creates a recorder for a limiter with `limits` limits. All threads share `count`.
     pub(crate) fn new(limiter: &'a L, limits: usize, count: &'a AtomicU64) -> Self {
         Self { limiter, limits, count, history: Vec::new() }
     }
@@ -77,22 +77,22 @@ impl<'a, L: Limiter<Caller>> Recorder<'a, L> {
         self.history
     }
 
-    pub(crate) fn acquire(&mut self, caller: Caller, ask: AcquireOptions) -> Option<Held> {
+    pub(crate) fn acquire(&mut self, caller: Caller, options: AcquireOptions) -> Option<Held> {
         let called = self.begin();
-        let acquire = self.limiter.acquire(&caller, ask);
+        let acquire = self.limiter.acquire(&caller, options);
         let returned = self.tick();
-        let Acquisition::Ready(outcome) = acquire else { panic!("memory answers at once") };
-        let Outcome { decision, held } = outcome.expect("memory never fails");
-        assert!(held.as_ref().is_none_or(|held| held.cost() == ask.cost));
-        self.note(called, returned, Step::Acquisition { caller, ask, decision, is_held: held.is_some() });
+        let Acquisition::Ready(outcome) = acquire else { panic!("the memory store returns ready results") };
+        let Outcome { decision, held } = outcome.expect("the memory store returns no error");
+        assert!(held.as_ref().is_none_or(|held| held.cost() == options.cost));
+        self.record(called, returned, Step::Acquisition { caller, options, decision, is_held: held.is_some() });
         held
     }
 
-    pub(crate) fn peek(&mut self, caller: Caller, ask: AcquireOptions) {
+    pub(crate) fn peek(&mut self, caller: Caller, options: AcquireOptions) {
         let called = self.begin();
-        let reply = self.limiter.peek(&caller, ask);
+        let reply = self.limiter.peek(&caller, options);
         let returned = self.tick();
-        self.note(called, returned, Step::Peek { caller, ask, decision: ready(reply) });
+        self.record(called, returned, Step::Peek { caller, options, decision: ready(reply) });
     }
 
     pub(crate) fn end(&mut self, caller: Caller, guard: Held, end: End) {
@@ -111,7 +111,7 @@ impl<'a, L: Limiter<Caller>> Recorder<'a, L> {
             ready(reply);
         }
         for limit in 0..self.limits {
-            self.note(called, returned, Step::Settle { caller, limit, held, actual });
+            self.record(called, returned, Step::Settle { caller, limit, held, actual });
         }
     }
 
@@ -121,7 +121,7 @@ impl<'a, L: Limiter<Caller>> Recorder<'a, L> {
         let returned = self.tick();
         ready(reply);
         for limit in 0..self.limits {
-            self.note(called, returned, Step::Reset { caller, limit });
+            self.record(called, returned, Step::Reset { caller, limit });
         }
     }
 
@@ -134,31 +134,31 @@ impl<'a, L: Limiter<Caller>> Recorder<'a, L> {
         self.count.fetch_add(1, Ordering::SeqCst)
     }
 
-    fn note(&mut self, called: u64, returned: u64, step: Step) {
+    fn record(&mut self, called: u64, returned: u64, step: Step) {
         let readings = READINGS.with_borrow(Clone::clone);
-        // A call that finds a state far ahead of its time reads the clock once more, and may go by that.
+        // A call whose state is ahead of its time reads the clock again and may use the second reading.
         let nows = match &step {
             Step::Acquisition { decision, .. } | Step::Peek { decision, .. } => vec![decision.decided_at()],
             Step::Settle { .. } | Step::Reset { .. } => readings.clone(),
         };
-        assert!(readings.contains(&nows[0]), "{nows:?} was never read, only {readings:?}: {step:?}");
+        assert!(readings.contains(&nows[0]), "the clock was read as {readings:?}, not as {nows:?}: {step:?}");
         self.history.push(Event { called, returned, nows, step });
     }
 }
 
 pub(crate) fn ready<T>(reply: LimiterFuture<T>) -> T {
-    reply.try_ready().expect("memory answers at once").expect("memory never fails")
+    reply.try_ready().expect("the memory store returns ready results").expect("the memory store returns no error")
 }
 
-/// A clock that is moved by hand, and notes what each thread has read since its call began.
+/// A manual clock that records each thread's readings since the start of its call.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct NotingClock(pub(crate) ManualClock);
+pub(crate) struct RecordingClock(pub(crate) ManualClock);
 
 thread_local! {
     static READINGS: RefCell<Vec<Timestamp>> = const { RefCell::new(Vec::new()) };
 }
 
-impl Clock for NotingClock {
+impl Clock for RecordingClock {
     fn now(&self) -> Timestamp {
         let now = self.0.now();
         READINGS.with_borrow_mut(|readings| readings.push(now));

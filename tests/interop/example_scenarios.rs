@@ -1,7 +1,6 @@
-//! The examples with tiers, token costs and configuration, run as processes on the loopback: they print and answer what
-//! their first lines promise.
+//! Runs the examples with proxies, tiers, token costs and configuration as processes and checks their responses.
 //!
-//! `cargo test` builds the examples beside this test, which runs them as they are there.
+//! `cargo test` builds the examples beside this binary.
 
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -12,75 +11,75 @@ use std::sync::mpsc::{Receiver, channel};
 use std::thread;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-/// Nothing takes so long: only what hangs.
-const PATIENCE: Duration = Duration::from_secs(20);
+/// Only a hanging process exceeds this time-out.
+const TIMEOUT: Duration = Duration::from_secs(20);
 
-/// An example that runs, and what it prints. It is ended with the test, also if that panics.
+/// A running example and its output. It is killed when the test ends, also by a panic.
 struct Running {
     child: Child,
     lines: Receiver<String>,
 }
 
 impl Running {
-    /// Tests are in `target/PROFILE/deps`, examples in `target/PROFILE/examples`.
+    /// Cargo puts tests in `target/PROFILE/deps` and examples in `target/PROFILE/examples`.
     fn start(name: &str, arguments: &[&Path]) -> Self {
         let test = std::env::current_exe().expect("this test's own path");
         let profile = test.parent().and_then(Path::parent).expect("`deps` in the profile's folder");
         let path = profile.join("examples").join(name).with_extension(std::env::consts::EXE_EXTENSION);
-        assert!(path.exists(), "{} is not there: `cargo build --examples` builds it", path.display());
+        assert!(path.exists(), "{} is missing: `cargo build --examples` builds it", path.display());
 
         let mut command = Command::new(path);
         command.args(arguments).env("PORT", "0").stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        let mut child = command.spawn().expect("it starts");
-        let (told, lines) = channel();
+        let mut child = command.spawn().expect("the example");
+        let (sender, lines) = channel();
         let printed: [Box<dyn Read + Send>; 2] =
             [Box::new(child.stdout.take().expect("piped")), Box::new(child.stderr.take().expect("piped"))];
         for printed in printed {
-            let told = told.clone();
+            let sender = sender.clone();
             thread::spawn(move || {
                 for line in BufReader::new(printed).lines().map_while(Result::ok) {
-                    // Nobody listens any more when the test is over.
-                    let _ = told.send(line);
+                    // The receiver is dropped at the end of the test.
+                    let _ = sender.send(line);
                 }
             });
         }
         Self { child, lines }
     }
 
-    /// The next line that it prints.
+    /// Returns the next line of output.
     fn line(&self) -> String {
-        self.lines.recv_timeout(PATIENCE).expect("it prints a line")
+        self.lines.recv_timeout(TIMEOUT).expect("a line of output")
     }
 
-    /// Where it listens.
+    /// Returns the address from the first line.
     fn address(&self) -> SocketAddr {
         let line = self.line();
         let address = line.strip_prefix("listening on http://").unwrap_or_else(|| panic!("{line}"));
         address.parse().expect("an address")
     }
 
-    /// Lets it end by itself. Tells whether it succeeded, and what it has printed.
-    fn ended(mut self) -> (bool, Vec<String>) {
+    /// Waits for the end of the process and returns its success and its output.
+    fn wait_for_end(mut self) -> (bool, Vec<String>) {
         let mut printed = Vec::new();
-        while let Ok(line) = self.lines.recv_timeout(PATIENCE) {
+        while let Ok(line) = self.lines.recv_timeout(TIMEOUT) {
             printed.push(line);
         }
-        (self.child.wait().expect("it ends").success(), printed)
+        (self.child.wait().expect("the end of the process").success(), printed)
     }
 }
 
 impl Drop for Running {
     fn drop(&mut self) {
-        // It may have ended by itself.
+        // The process may have ended before.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 }
 
-/// One request on a connection of its own; `fields` are lines that end in CRLF.
+/// Sends one request on a connection of its own. `fields` are lines that end in CRLF.
 fn send(address: SocketAddr, method: &str, path: &str, fields: &str) -> String {
-    let mut stream = TcpStream::connect(address).expect("it listens");
-    stream.set_read_timeout(Some(PATIENCE)).expect("a timeout");
+    let mut stream = TcpStream::connect(address).expect("a connection");
+    stream.set_read_timeout(Some(TIMEOUT)).expect("a timeout");
     write!(
         stream,
         "{method} {path} HTTP/1.1\r\nhost: {address}\r\nconnection: close\r\n{fields}content-length: 0\r\n\r\n"
@@ -95,7 +94,7 @@ fn status(answer: &str) -> u16 {
     answer.split(' ').nth(1).and_then(|status| status.parse().ok()).unwrap_or_else(|| panic!("{answer}"))
 }
 
-/// The value of a field, which must be there.
+/// The value of a required header.
 fn field<'a>(answer: &'a str, name: &str) -> &'a str {
     let value = answer.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(": "));
     value.unwrap_or_else(|| panic!("{name} is missing in\n{answer}"))
@@ -104,21 +103,21 @@ fn field<'a>(answer: &'a str, name: &str) -> &'a str {
 const ALICE: &str = "authorization: Bearer secret-of-alice\r\n";
 
 #[test]
-fn behind_proxy() {
+fn behind_proxy_example_limits_by_client_address() {
     let server = Running::start("behind_proxy", &[]);
     let address = server.address();
     let get = |fields: &str| send(address, "GET", "/", fields);
     let of = |client: &str| get(&format!("x-forwarded-for: {client}\r\n"));
 
     assert!(of("192.0.2.1").ends_with("Hello, 192.0.2.1!\n"));
-    assert!(of("203.0.113.9, 192.0.2.1").ends_with("Hello, 192.0.2.1!\n"), "what it has written itself does not count");
+    assert!(of("203.0.113.9, 192.0.2.1").ends_with("Hello, 192.0.2.1!\n"), "the client's own entries do not count");
     assert_eq!(status(&get("x-forwarded-for: 203.0.113.8\r\nx-forwarded-for: 192.0.2.1\r\n")), 200);
     for client in ["192.0.2.1", "203.0.113.7, 192.0.2.1", "\"192.0.2.1:80\"", "::ffff:192.0.2.1"] {
         assert_eq!(status(&of(client)), 429, "{client}");
     }
-    assert_eq!(status(&of("192.0.2.2")), 200, "another client");
+    assert_eq!(status(&of("192.0.2.2")), 200, "a different client");
 
-    // An API key of its own, for each request: as many as the address may in all.
+    // A different API key for each request: the address has a limit for all keys.
     let with_keys = (0..20)
         .filter(|number| status(&get(&format!("x-forwarded-for: 192.0.2.3\r\nx-api-key: key-{number}\r\n"))) == 200);
     assert_eq!(with_keys.count(), 12);
@@ -127,7 +126,7 @@ fn behind_proxy() {
 }
 
 #[test]
-fn github() {
+fn github_example_limits_by_token_and_tier() {
     let server = Running::start("github", &[]);
     let address = server.address();
     let limit_and_remaining = |fields: &str| {
@@ -135,36 +134,36 @@ fn github() {
         assert_eq!(status(&answer), 200, "{answer}");
         let reset: u64 = field(&answer, "x-ratelimit-reset").parse().expect("seconds since the epoch");
         let now = SystemTime::now().duration_since(UNIX_EPOCH).expect("after 1970").as_secs();
-        // A window of an hour began with this server.
+        // The one-hour window began with the server.
         assert!((now + 3_000..now + 3_610).contains(&reset), "{reset} is not within an hour of {now}");
         assert!(!answer.contains("\nratelimit"), "{answer}");
         (field(&answer, "x-ratelimit-limit").to_owned(), field(&answer, "x-ratelimit-remaining").to_owned())
     };
-    let told = |limit: &str, remaining: &str| (limit.to_owned(), remaining.to_owned());
+    let numbers = |limit: &str, remaining: &str| (limit.to_owned(), remaining.to_owned());
 
-    assert_eq!(limit_and_remaining(ALICE), told("5000", "4999"));
-    assert_eq!(limit_and_remaining(ALICE), told("5000", "4998"));
-    assert_eq!(limit_and_remaining(""), told("60", "59"));
-    // Tokens that are none count by address, with those who send none.
-    assert_eq!(limit_and_remaining("authorization: Bearer made-up\r\n"), told("60", "58"));
-    assert_eq!(limit_and_remaining("authorization: secret-of-alice\r\n"), told("60", "57"));
+    assert_eq!(limit_and_remaining(ALICE), numbers("5000", "4999"));
+    assert_eq!(limit_and_remaining(ALICE), numbers("5000", "4998"));
+    assert_eq!(limit_and_remaining(""), numbers("60", "59"));
+    // Invalid tokens count by address, together with requests without a token.
+    assert_eq!(limit_and_remaining("authorization: Bearer made-up\r\n"), numbers("60", "58"));
+    assert_eq!(limit_and_remaining("authorization: secret-of-alice\r\n"), numbers("60", "57"));
 
-    // What she has used stays used.
+    // The upgrade keeps her usage.
     assert_eq!(status(&send(address, "POST", "/upgrade", ALICE)), 200);
-    assert_eq!(limit_and_remaining(ALICE), told("15000", "14997"));
+    assert_eq!(limit_and_remaining(ALICE), numbers("15000", "14997"));
 
     for remaining in (0..57).rev() {
-        assert_eq!(limit_and_remaining(""), told("60", &remaining.to_string()));
+        assert_eq!(limit_and_remaining(""), numbers("60", &remaining.to_string()));
     }
-    let refused = send(address, "GET", "/", "");
-    assert_eq!((status(&refused), field(&refused, "x-ratelimit-remaining")), (429, "0"));
-    assert!(field(&refused, "retry-after").parse::<u32>().expect("seconds") > 3_000);
-    assert_eq!(limit_and_remaining(ALICE), told("15000", "14996"));
+    let rejected = send(address, "GET", "/", "");
+    assert_eq!((status(&rejected), field(&rejected, "x-ratelimit-remaining")), (429, "0"));
+    assert!(field(&rejected, "retry-after").parse::<u32>().expect("seconds") > 3_000);
+    assert_eq!(limit_and_remaining(ALICE), numbers("15000", "14996"));
 }
 
 #[test]
-fn llm_tokens() {
-    let (succeeded, printed) = Running::start("llm_tokens", &[]).ended();
+fn llm_tokens_example_charges_actual_costs() {
+    let (succeeded, printed) = Running::start("llm_tokens", &[]).wait_for_end();
     assert!(succeeded, "{printed:#?}");
     assert_eq!(
         printed,
@@ -179,7 +178,7 @@ fn llm_tokens() {
     );
 }
 
-/// A file of this test, which goes when the test is over.
+/// A file that is deleted at the end of the test.
 struct File(PathBuf);
 
 impl File {
@@ -189,11 +188,11 @@ impl File {
         file
     }
 
-    /// As editors do: all at once.
+    /// Replaces the file atomically, as editors do.
     fn save(&self, text: &str) {
         let new = self.0.with_extension("new");
         fs::write(&new, text).expect("written");
-        fs::rename(new, &self.0).expect("put in place");
+        fs::rename(new, &self.0).expect("renamed");
     }
 }
 
@@ -208,24 +207,24 @@ fn limit(settings: &str) -> String {
 }
 
 #[test]
-fn config_is_read_again_when_it_changes() {
+fn config_example_reloads_a_changed_file() {
     let file = File::with("config", &limit("algorithm = \"fixed-window\"\nquota = \"5/h\""));
     let server = Running::start("config", &[&file.0]);
     let address = server.address();
     let get = || send(address, "GET", "/", "");
-    let tells = |answer: &str, limit: u32, remaining: u32| {
+    let check = |answer: &str, limit: u32, remaining: u32| {
         assert_eq!(field(answer, "ratelimit-policy"), format!("\"x\";q={limit};w=3600"));
         assert!(field(answer, "ratelimit").starts_with(&format!("\"x\";r={remaining};")), "{answer}");
     };
-    tells(&get(), 5, 4);
-    tells(&get(), 5, 3);
+    check(&get(), 5, 4);
+    check(&get(), 5, 3);
 
-    // Raised: what was used stays used.
+    // A raised limit keeps the usage.
     file.save(&limit("algorithm = \"fixed-window\"\nquota = \"100/h\""));
     assert_eq!(server.line(), format!("loaded the limits from {}", file.0.display()));
     tells(&get(), 100, 97);
 
-    // A mistake is told with its place, and changes nothing.
+    // An invalid file is an error with its position and changes nothing.
     file.save(&limit("algorithm = \"fixed-window\"\nquota = \"100/fortnight\""));
     let told: Vec<_> = (0..5).map(|_| server.line()).collect();
     let start = format!("kept the previous limits: {}: TOML parse error at line 4, column 9", file.0.display());
@@ -234,7 +233,7 @@ fn config_is_read_again_when_it_changes() {
     assert!(told[4].starts_with("\"100/fortnight\": a quota's period must end in "), "{told:#?}");
     tells(&get(), 100, 96);
 
-    // Lowered to what is used up already.
+    // The limit is lowered to the present usage.
     file.save(&limit("algorithm = \"fixed-window\"\nquota = \"4/h\""));
     // TOML's errors end in an empty line.
     let reloaded = [server.line(), server.line()].concat();
@@ -245,20 +244,20 @@ fn config_is_read_again_when_it_changes() {
 }
 
 #[test]
-fn config_that_can_not_be_read_is_told_and_nothing_is_served() {
+fn config_example_fails_for_an_invalid_file() {
     let file = File::with("wrong", &limit("algorithm = \"gcra\"\nquota = \"5/h\"\nburst = 0"));
-    let (succeeded, printed) = Running::start("config", &[&file.0]).ended();
+    let (succeeded, printed) = Running::start("config", &[&file.0]).wait_for_end();
     assert!(!succeeded);
     assert!(printed.iter().any(|line| line.starts_with("burst: a burst must be at least 1")), "{printed:#?}");
 
-    let (succeeded, printed) = Running::start("config", &[Path::new("/no/such/file.toml")]).ended();
+    let (succeeded, printed) = Running::start("config", &[Path::new("/no/such/file.toml")]).wait_for_end();
     assert!(!succeeded);
     assert!(printed[0].starts_with("/no/such/file.toml: "), "{printed:#?}");
 }
 
-/// The file that lies beside the example.
+/// The configuration file beside the example.
 #[test]
-fn config_by_default() {
+fn config_example_serves_its_default_file() {
     let server = Running::start("config", &[]);
     let answer = send(server.address(), "GET", "/", "");
     assert_eq!(status(&answer), 200);
