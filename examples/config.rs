@@ -18,7 +18,7 @@ use std::{env, fs};
 use axum::Router;
 use axum::routing::get;
 use serde::Deserialize;
-use tower_ratelimit::config::{Parts, Policy};
+use tower_ratelimit::config::{KeyParts, Policy};
 use tower_ratelimit::{DynLimit, Memory, PeerIp, RateLimitLayer};
 
 type AnyError = Box<dyn std::error::Error + Send + Sync>;
@@ -34,7 +34,7 @@ fn read(path: &Path) -> Result<Limits, AnyError> {
     let text = fs::read_to_string(path).map_err(|error| format!("{}: {error}", path.display()))?;
     let config: Config = toml::from_str(&text).map_err(|error| format!("{}: {error}", path.display()))?;
     // What the file can count by.
-    let parts = Parts::new().part("address", |address: &IpAddr| *address).part("everybody", |_: &IpAddr| ());
+    let parts = KeyParts::new().add("address", |address: &IpAddr| *address).add("everybody", |_: &IpAddr| ());
     Ok(parts.limits(&config.limits)?)
 }
 

@@ -55,7 +55,7 @@ impl Algorithm for Allowance {
         match self.most.checked_sub(ask.cost) {
             None => Verdict::ExceedsLimit,
             Some(room) if owed <= room => Verdict::Allowed,
-            Some(room) => Verdict::Denied { retry_after: self.paid_at(owed - room, at).since(now) },
+            Some(room) => Verdict::Denied { retry_after: self.paid_at(owed - room, at).saturating_since(now) },
         }
     }
 
@@ -69,7 +69,7 @@ impl Algorithm for Allowance {
     fn reading(&self, state: &State, now: Timestamp) -> LazySnapshot {
         let (owed, at) = self.owed(state, now);
         let [reset, next_token_after] = [owed, owed.saturating_sub(self.most - 1).max(owed.min(1))]
-            .map(|amount| if amount == 0 { Duration::ZERO } else { self.paid_at(amount, at).since(now) });
+            .map(|amount| if amount == 0 { Duration::ZERO } else { self.paid_at(amount, at).saturating_since(now) });
         let remaining = self.most.saturating_sub(owed);
         LimitSnapshot { limit: self.most, window: self.max_reset(), remaining, reset, next_token_after }.into()
     }
@@ -83,7 +83,7 @@ fn main() -> Result<(), Error> {
     let clock = ManualClock::new();
     let plan = Memory::builder(Allowance { daily: 2, most: 10 }).clock(clock.clone()).build()?;
     for (day, gigabytes) in [(1, 3), (2, 1), (3, 6), (4, 4), (5, 3), (9, 7), (10, 6), (11, 12), (14, 10)] {
-        clock.set(ManualClock::START.after(Duration::from_micros((day - 1) * DAY + 18 * HOUR)));
+        clock.set(ManualClock::START.saturating_add(Duration::from_micros((day - 1) * DAY + 18 * HOUR)));
         let decision = plan.check("+49 170 555 01", AcquireOptions::cost(gigabytes));
         let left = decision.remaining().unwrap_or_default();
         println!("day {day:>2}: {gigabytes:>2} GB? {:?}, {left} GB left", decision.verdict());

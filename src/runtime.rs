@@ -1,6 +1,6 @@
 //! Waiting, and doing things aside, if there is something to do it with.
 
-pub(crate) use self::with::{Moment, Sleep, sleep, spawn};
+pub(crate) use self::with::{Instant, Sleep, sleep, spawn};
 
 #[cfg(feature = "timer")]
 mod with {
@@ -8,7 +8,7 @@ mod with {
     use std::panic::catch_unwind;
     use std::time::Duration;
 
-    pub(crate) use tokio::time::{Instant as Moment, Sleep};
+    pub(crate) use tokio::time::{Instant, Sleep};
 
     /// `None` outside of a tokio runtime, and in a runtime that was built without a timer.
     pub(crate) fn sleep(span: Duration) -> Option<Sleep> {
@@ -32,7 +32,7 @@ mod with {
     use std::task::{Context, Poll};
     use std::time::Duration;
 
-    pub(crate) use std::time::Instant as Moment;
+    pub(crate) use std::time::Instant;
 
     /// There is none.
     pub(crate) struct Sleep(Infallible);

@@ -55,3 +55,6 @@ impl Backoff {
         loom::thread::yield_now();
     }
 }
+
+/// Panic message of a future that a caller polls again after completion.
+pub(crate) const POLLED_AFTER_COMPLETION: &str = "a future was polled after completion";

@@ -398,7 +398,7 @@ fn owes_at_least_both<A: Algorithm>(
     let [mut own, other] = histories.map(|history| {
         let (mut state, mut at) = (zero.clone(), Timestamp::from_micros(1_800_000_000_000_000));
         for &(wait, cost) in history {
-            at = at.after(Duration::from_micros(wait));
+            at = at.saturating_add(Duration::from_micros(wait));
             if algorithm.peek(&state, at, AcquireOptions::cost(cost)) == Verdict::Allowed {
                 algorithm.commit(&mut state, at, Duration::ZERO, cost);
             }
@@ -409,7 +409,7 @@ fn owes_at_least_both<A: Algorithm>(
     let before = own.clone();
     algorithm.inherit(&mut own, &other, latest);
     for &(wait, cost) in asks {
-        latest = latest.after(Duration::from_micros(wait));
+        latest = latest.saturating_add(Duration::from_micros(wait));
         let ask = |state: &A::State| algorithm.peek(state, latest, AcquireOptions::cost(cost)).is_allowed();
         prop_assert!(!ask(&own) || (ask(&before) && ask(&other)), "at {latest:?} for {cost}");
     }

@@ -171,7 +171,7 @@ fn set_makes_a_key_one_that_has_just_used_so_much() {
         // As right after as many requests.
         let twin = acquire(&limiter, "twin", AcquireOptions::cost(10));
         let set = peek(&limiter, "alice", AcquireOptions::default());
-        assert_eq!(set.most_restrictive().unwrap().figures(), twin.most_restrictive().unwrap().figures());
+        assert_eq!(set.most_restrictive().unwrap().snapshot(), twin.most_restrictive().unwrap().snapshot());
     }
 }
 
@@ -333,7 +333,7 @@ fn shadow_beside_a_blocked_limit_has_its_own_verdict() {
     // The caller would wait, so the enforced limit is decided as of the end of its block. The shadow is not.
     let denied = acquire(&limiter, "alice", AcquireOptions::default().max_delay(SECOND));
     assert_eq!(denied.retry_after(), Some(MINUTE));
-    let shadows: Vec<_> = denied.shadow_refusals().map(|shadow| (shadow.name(), shadow.verdict())).collect();
+    let shadows: Vec<_> = denied.shadow_denials().map(|shadow| (shadow.name(), shadow.verdict())).collect();
     assert_eq!(shadows, [("shadow", Verdict::Denied { retry_after: 10 * SECOND })]);
 }
 
@@ -555,7 +555,7 @@ fn full_table_of_logs_that_carry_over_usage_keeps_to_the_documented_bytes() {
 // ---------------------------------------------------------------------------------------------------------------------
 
 fn shadow_refusals(decision: &Decision) -> Vec<&str> {
-    decision.shadow_refusals().map(tower_ratelimit::LimitStatus::name).collect()
+    decision.shadow_denials().map(tower_ratelimit::LimitStatus::name).collect()
 }
 
 #[test]

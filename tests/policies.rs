@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use serde::Deserialize;
 use tower_ratelimit::algorithm::Algorithm;
-use tower_ratelimit::config::{AlgorithmName, Parts, Policy};
+use tower_ratelimit::config::{AlgorithmName, KeyParts, Policy};
 use tower_ratelimit::limiter::{Acquisition, Held};
 use tower_ratelimit::{
     AcquireOptions, Decision, DynLimit, FixedWindow, Gcra, LeakyBucket, LeakyQueue, Limit, LimitStatus, Limiter,
@@ -29,11 +29,11 @@ struct Caller {
 const ALICE: Caller = Caller { user: 1, organisation: "acme" };
 const BOB: Caller = Caller { user: 2, organisation: "acme" };
 
-fn parts() -> Parts<Caller> {
-    Parts::new()
-        .part("user", |caller: &Caller| caller.user)
-        .part("organisation", |caller: &Caller| caller.organisation)
-        .part("all", |_: &Caller| ())
+fn parts() -> KeyParts<Caller> {
+    KeyParts::new()
+        .add("user", |caller: &Caller| caller.user)
+        .add("organisation", |caller: &Caller| caller.organisation)
+        .add("all", |_: &Caller| ())
 }
 
 #[derive(Debug, Deserialize)]
@@ -179,7 +179,7 @@ fn limits_count_by_the_parts_that_they_name() {
     let clock = ManualClock::new();
     let limiter = memory(parts().limits(&from_toml(ALL)).unwrap(), &clock);
     let decision = limiter.check(&ALICE, AcquireOptions::cost(4).max_delay(SECOND));
-    assert_eq!(decision.shadow_refusals().map(LimitStatus::name).collect::<Vec<_>>(), ["trial"]);
+    assert_eq!(decision.shadow_denials().map(LimitStatus::name).collect::<Vec<_>>(), ["trial"]);
     let expected = [("smooth", 16), ("hourly", 996), ("spacing", 2), ("trial", 3), ("log", 46)];
     assert_eq!(left(&limiter, &ALICE), named(expected));
     let expected = [("smooth", 20), ("hourly", 996), ("spacing", 2), ("trial", 3), ("log", 50)];
@@ -306,7 +306,7 @@ fn policies_that_do_not_go_together_are_an_error_that_says_where() {
 #[test]
 fn a_part_named_again_takes_the_place_of_the_earlier_one() {
     let clock = ManualClock::new();
-    let parts = parts().part("user", |caller: &Caller| caller.organisation);
+    let parts = parts().add("user", |caller: &Caller| caller.organisation);
     let policies = [policy("name = 'x'\nalgorithm = 'gcra'\nquota = '10/min'\nby = 'user'").unwrap()];
     let limiter = memory(parts.limits(&policies).unwrap(), &clock);
     limiter.check(&ALICE, AcquireOptions::cost(3));
@@ -416,7 +416,7 @@ fn parts_by_function_pointers_of_one_type_are_kept_apart() {
         caller.organisation.len() as u64
     }
     let functions: [(&str, fn(&Caller) -> u64); 2] = [("user", user), ("org", org)];
-    let parts = functions.into_iter().fold(Parts::new(), |parts, (name, part)| parts.part(name, part));
+    let parts = functions.into_iter().fold(KeyParts::new(), |parts, (name, part)| parts.add(name, part));
     let limits = |by: &str| {
         let policy = policy(&format!("name = 'x'\nalgorithm = 'gcra'\nquota = '10/h'\nby = '{by}'")).unwrap();
         parts.limits(&[policy]).unwrap()

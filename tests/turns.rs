@@ -96,7 +96,7 @@ impl<A: Algorithm<State = [u64; 4]>> Line<A> {
         let last = self.departures.iter().map(|departure| departure.at).max();
         self.algorithm.commit(&mut self.state, at(now), delay, cost);
         self.algorithm.commit(&mut self.forgetful, at(now), delay, cost);
-        let start = at(now).after(delay);
+        let start = at(now).saturating_add(delay);
         assert!(last.is_none_or(|last| start >= last), "first come, first served: {start:?} after {last:?}");
         self.departures.push(Departure { at: start, cost });
     }
@@ -212,7 +212,7 @@ fn several(
                     prop_assert!(after <= before + costs, "from {:?} to {:?}", peeked, decision);
                 }
                 if decision.is_allowed() {
-                    let at = decision.decided_at().after(decision.delay());
+                    let at = decision.decided_at().saturating_add(decision.delay());
                     departures.push((caller, Departure { at, cost }));
                 }
                 if let Some(retry_after) = decision.retry_after() {
@@ -222,7 +222,7 @@ fn several(
                         (retry_after.saturating_sub(Duration::from_micros(1)), false),
                         (retry_after * 2, true),
                     ] {
-                        clock.set(now.after(wait));
+                        clock.set(now.saturating_add(wait));
                         let later = limiter.peek(&caller, ask).try_ready().unwrap().unwrap();
                         prop_assert_eq!(later.is_allowed(), allowed, "{:?} after {:?}: {:?}", ask, wait, peeked);
                     }

@@ -30,7 +30,7 @@ trait Model: Clone {
     /// Whether `cost` fits at `now`.
     fn fits(&self, now: u64, cost: u64) -> bool;
     /// When the last of it no longer counts.
-    fn fresh_at(&self) -> u64;
+    fn idle_at(&self) -> u64;
     fn charge(&mut self, now: u64, cost: u64);
 
     /// What is held counts as if it were charged now.
@@ -48,7 +48,7 @@ trait Model: Clone {
 
     /// The first moment from `now` on at which it holds: nothing but time passes, so it then holds for good.
     fn first(&self, now: u64, holds: impl Fn(&Self, u64) -> bool) -> u64 {
-        let (mut too_early, mut late) = (now, self.fresh_at().max(now));
+        let (mut too_early, mut late) = (now, self.idle_at().max(now));
         if holds(self, now) {
             return now;
         }
@@ -72,7 +72,7 @@ trait Model: Clone {
     fn told(&self, now: u64, verdict: Verdict) -> RetryHint {
         let remaining = self.remaining(now);
         let more = self.first(now, |model, at| model.remaining(at) > remaining) - now;
-        let reset = self.fresh_at().saturating_sub(now);
+        let reset = self.idle_at().saturating_sub(now);
         RetryHint { verdict, remaining, reset, next_token_after: if remaining == self.limit() { reset } else { more } }
     }
 }
@@ -114,7 +114,7 @@ impl Model for Expiring {
         self.used(now) + cost <= self.limit
     }
 
-    fn fresh_at(&self) -> u64 {
+    fn idle_at(&self) -> u64 {
         self.hits.iter().filter(|(_, weight)| *weight > 0).map(|(until, _)| *until).max().unwrap_or(0)
     }
 
@@ -162,7 +162,7 @@ impl Model for Weighted {
         self.used_scaled(now) + cost * self.width <= self.limit * self.width
     }
 
-    fn fresh_at(&self) -> u64 {
+    fn idle_at(&self) -> u64 {
         let last = self.hits.iter().filter(|(_, weight)| *weight > 0).map(|(block, _)| *block).max();
         last.map_or(0, |block| (block + self.blocks + 1) * self.width)
     }
@@ -226,7 +226,7 @@ fn agree<A: Algorithm>(algorithm: A, mut model: impl Model, width: u64, steps: &
         let wait = match step {
             Step::Wait(span) => span,
             Step::UntilRetry(cost, ticks) => off(model.first(now, |model, at| model.fits(at, cost)), ticks),
-            Step::UntilReset(ticks) => off(model.fresh_at(), ticks),
+            Step::UntilReset(ticks) => off(model.idle_at(), ticks),
             Step::UntilBlock(ticks) => off((now / width + 1) * width, ticks),
             Step::AcquireOptions(cost) | Step::Hold(cost) => {
                 let peeked = limiter
@@ -359,7 +359,7 @@ proptest! {
         let run = |algorithm: SlidingWindow| {
             let mut state = Counters::zero(algorithm.counter_words());
             state.copy_from_slice(&words[..algorithm.counter_words()]);
-            let _ = (algorithm.peek(&state, now, AcquireOptions::cost(cost)), algorithm.reading(&state, now).figures());
+            let _ = (algorithm.peek(&state, now, AcquireOptions::cost(cost)), algorithm.reading(&state, now).compute());
             algorithm.commit(&mut state, now, Duration::from_micros(delay), cost);
             let _ = algorithm.peek_with_held(&state, now, AcquireOptions::cost(cost), held);
         };
@@ -367,13 +367,13 @@ proptest! {
         run(SlidingWindow::new(Quota::per_minute(100)).blocks(1).weighted());
         run(SlidingWindow::new(Quota::new(1, Duration::from_secs(73_050 * 86_400))).blocks(60));
         let log = SlidingLog::new(Quota::per_minute(100));
-        let mut state = HitLog { fresh_at: words[0], period: words[1], hits: hits.into() };
-        let _ = (log.peek(&state, now, AcquireOptions::cost(cost)), log.reading(&state, now).figures());
+        let mut state = HitLog { idle_at: words[0], period: words[1], hits: hits.into() };
+        let _ = (log.peek(&state, now, AcquireOptions::cost(cost)), log.reading(&state, now).compute());
         log.commit(&mut state, now, Duration::from_micros(delay), cost);
         let _ = log.peek_with_held(&state, now, AcquireOptions::cost(cost), held);
         let queue = LeakyQueue::new(Quota::per_minute(100));
         let mut state = [words[0], words[1], words[2], words[3]];
-        let _ = (queue.peek(&state, now, AcquireOptions::cost(cost)), queue.reading(&state, now).figures());
+        let _ = (queue.peek(&state, now, AcquireOptions::cost(cost)), queue.reading(&state, now).compute());
         queue.commit(&mut state, now, Duration::from_micros(delay), cost);
         let _ = queue.peek_with_held(&state, now, AcquireOptions::cost(cost), held);
     }
@@ -384,7 +384,7 @@ fn admitted(algorithm: impl Algorithm, times: &[u64]) -> Vec<u64> {
     let clock = ManualClock::new();
     let limiter = Memory::builder(algorithm).max_keys(1).clock(clock.clone()).build().expect("a limiter");
     let at = |&time: &u64| {
-        clock.set(ManualClock::START.after(Duration::from_micros(time)));
+        clock.set(ManualClock::START.saturating_add(Duration::from_micros(time)));
         limiter.check("key", AcquireOptions::default().max_delay(Duration::ZERO)).is_allowed()
     };
     times.iter().copied().filter(|time| at(time)).collect()
@@ -528,7 +528,7 @@ fn a_log_is_bounded_whatever_is_charged() {
     let algorithm = SlidingLog::new(quota(3, 1_000));
     let mut log = HitLog::default();
     for tick in 0..100 {
-        algorithm.commit(&mut log, ManualClock::START.after(Duration::from_micros(tick)), Duration::ZERO, 5);
+        algorithm.commit(&mut log, ManualClock::START.saturating_add(Duration::from_micros(tick)), Duration::ZERO, 5);
         assert!(log.hits.len() <= 3);
     }
     let error = Memory::builder(SlidingLog::new(Quota::per_hour(100_000))).build().expect_err("too much memory");
@@ -539,7 +539,7 @@ fn a_log_is_bounded_whatever_is_charged() {
 /// Its documented 16 bytes a hit: no room is reserved beyond the limit, and no hit is kept that weighs nothing.
 #[test]
 fn log_reserves_no_more_than_its_limit() {
-    let at = |tick| ManualClock::START.after(Duration::from_micros(tick));
+    let at = |tick| ManualClock::START.saturating_add(Duration::from_micros(tick));
     for limit in [1, 3, 5, 6, 7, 100] {
         let algorithm = SlidingLog::new(quota(limit, 1_000));
         let (mut log, mut other) = (HitLog::default(), HitLog::default());

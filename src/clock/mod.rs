@@ -32,7 +32,7 @@ impl Timestamp {
 
     /// The last moment that limiters in memory tell from others, in the year 2340: 200 years, the longest time that anything is
     /// remembered for, before 2^54 microseconds. For a clock that is beyond it time stands still, and limits hold on.
-    pub const LAST: Self = Self((1 << 54) - 1 - MAX_PERIOD_MICROS);
+    pub const MAX: Self = Self((1 << 54) - 1 - MAX_PERIOD_MICROS);
 
     /// The moment `micros` microseconds after the Unix epoch.
     #[must_use]
@@ -49,13 +49,13 @@ impl Timestamp {
     /// The moment `span` later. A fraction of a microsecond is dropped; what can't be represented is the last
     /// moment there is.
     #[must_use]
-    pub fn after(self, span: Duration) -> Self {
+    pub fn saturating_add(self, span: Duration) -> Self {
         Self(self.0.saturating_add(micros_floor(span)))
     }
 
     /// The time from `earlier` to `self`, zero if `earlier` is the later one.
     #[must_use]
-    pub const fn since(self, earlier: Self) -> Duration {
+    pub const fn saturating_since(self, earlier: Self) -> Duration {
         Duration::from_micros(self.0.saturating_sub(earlier.0))
     }
 }

@@ -54,7 +54,7 @@ impl SystemClock {
     #[cold]
     fn set_anew(&self) -> Timestamp {
         let shared = &*self.shared;
-        let now = shared.started_at.after(shared.started.elapsed());
+        let now = shared.started_at.saturating_add(shared.started.elapsed());
         let counted = self.counter.raw();
         let version = shared.version.load(Ordering::Acquire);
         let taken = version & 1 == 0

@@ -26,6 +26,6 @@ impl Default for TokioClock {
 
 impl Clock for TokioClock {
     fn now(&self) -> Timestamp {
-        self.anchored_at.after(self.anchor.elapsed())
+        self.anchored_at.saturating_add(self.anchor.elapsed())
     }
 }

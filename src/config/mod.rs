@@ -1,10 +1,10 @@
 //! Limits from configuration: TOML, JSON, whatever serde reads.
 //!
-//! A [`Policy`] says a limit's name, algorithm, quota and what it counts by. [`Parts`] says what can be counted by, and makes
+//! A [`Policy`] says a limit's name, algorithm, quota and what it counts by. [`KeyParts`] says what can be counted by, and makes
 //! limits of policies. [`Memory::replace`](crate::Memory::replace) puts changed ones in place while requests are decided.
 //!
 //! ```
-//! use tower_ratelimit::config::{Parts, Policy};
+//! use tower_ratelimit::config::{KeyParts, Policy};
 //! use tower_ratelimit::{AcquireOptions, Memory};
 //!
 //! struct Caller {
@@ -12,9 +12,9 @@
 //!     organisation: String,
 //! }
 //!
-//! let parts = Parts::new()
-//!     .part("user", |caller: &Caller| caller.user)
-//!     .part("organisation", |caller: &Caller| caller.organisation.clone());
+//! let parts = KeyParts::new()
+//!     .add("user", |caller: &Caller| caller.user)
+//!     .add("organisation", |caller: &Caller| caller.organisation.clone());
 //!
 //! let policies: Vec<Policy> = serde_json::from_str(
 //!     r#"[
@@ -29,9 +29,9 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
-mod parts;
+mod key_parts;
 
-pub use self::parts::Parts;
+pub use self::key_parts::KeyParts;
 use crate::algorithm::{FixedWindow, Gcra, LeakyBucket, LeakyQueue, SlidingLog, SlidingWindow, TokenBucket};
 use crate::error::Error;
 use crate::quota::Quota;
@@ -54,10 +54,10 @@ use serde::{Deserialize, Serialize};
 ///
 /// A setting that is not the algorithm's is an error, as is one that the algorithm can't hold: it names the setting.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(try_from = "Raw", into = "Raw")]
+#[serde(try_from = "PolicyFields", into = "PolicyFields")]
 pub struct Policy {
-    raw: Raw,
-    algorithm: Built,
+    raw: PolicyFields,
+    algorithm: BuiltAlgorithm,
 }
 
 /// The names of the algorithms.
@@ -112,14 +112,14 @@ impl Policy {
         self.raw.shadow
     }
 
-    pub(super) fn built(&self) -> Built {
+    pub(super) fn built(&self) -> BuiltAlgorithm {
         self.algorithm
     }
 }
 
 /// A policy's algorithm with its settings.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Built {
+pub(super) enum BuiltAlgorithm {
     Gcra(Gcra),
     TokenBucket(TokenBucket),
     LeakyBucket(LeakyBucket),
@@ -132,7 +132,7 @@ pub(super) enum Built {
 /// The settings as they are written.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Raw {
+struct PolicyFields {
     name: String,
     algorithm: AlgorithmName,
     quota: Quota,
@@ -156,63 +156,69 @@ fn is_false(value: &bool) -> bool {
     !value
 }
 
-impl TryFrom<Raw> for Policy {
+impl TryFrom<PolicyFields> for Policy {
     type Error = Error;
 
-    fn try_from(raw: Raw) -> Result<Self, Error> {
+    fn try_from(raw: PolicyFields) -> Result<Self, Error> {
         if raw.name.is_empty() {
             return Err(Error::config("name: it is empty; give the limit one that clients may see"));
         }
-        raw.refuse_foreign_settings()?;
+        raw.reject_inapplicable()?;
         let algorithm = raw.build()?;
         Ok(Self { raw, algorithm })
     }
 }
 
-impl From<Policy> for Raw {
+impl From<Policy> for PolicyFields {
     fn from(policy: Policy) -> Self {
         policy.raw
     }
 }
 
-impl Raw {
-    fn build(&self) -> Result<Built, Error> {
+impl PolicyFields {
+    fn build(&self) -> Result<BuiltAlgorithm, Error> {
         let quota = self.quota;
         Ok(match self.algorithm {
             AlgorithmName::Gcra => {
-                let gcra = in_field("quota", Gcra::try_new(quota))?;
-                Built::Gcra(in_field("burst", self.burst.map_or(Ok(gcra), |burst| gcra.try_burst(burst)))?)
+                let gcra = with_field("quota", Gcra::try_new(quota))?;
+                BuiltAlgorithm::Gcra(with_field("burst", self.burst.map_or(Ok(gcra), |burst| gcra.try_burst(burst)))?)
             }
             AlgorithmName::TokenBucket => {
-                let bucket = in_field("quota", TokenBucket::try_new(quota))?;
-                Built::TokenBucket(in_field("burst", self.burst.map_or(Ok(bucket), |burst| bucket.try_burst(burst)))?)
+                let bucket = with_field("quota", TokenBucket::try_new(quota))?;
+                BuiltAlgorithm::TokenBucket(with_field(
+                    "burst",
+                    self.burst.map_or(Ok(bucket), |burst| bucket.try_burst(burst)),
+                )?)
             }
             AlgorithmName::LeakyBucket => {
-                let bucket = in_field("quota", LeakyBucket::try_new(quota))?;
-                Built::LeakyBucket(in_field("burst", self.burst.map_or(Ok(bucket), |burst| bucket.try_burst(burst)))?)
+                let bucket = with_field("quota", LeakyBucket::try_new(quota))?;
+                BuiltAlgorithm::LeakyBucket(with_field(
+                    "burst",
+                    self.burst.map_or(Ok(bucket), |burst| bucket.try_burst(burst)),
+                )?)
             }
             AlgorithmName::LeakyQueue => {
-                let queue = in_field("quota", LeakyQueue::try_new(quota))?;
+                let queue = with_field("quota", LeakyQueue::try_new(quota))?;
                 let queue = self.max_waiting.map_or(Ok(queue), |waiting| queue.try_max_waiting(waiting));
-                Built::LeakyQueue(in_field("max_waiting", queue)?)
+                BuiltAlgorithm::LeakyQueue(with_field("max_waiting", queue)?)
             }
             AlgorithmName::FixedWindow => {
                 let window = FixedWindow::new(quota);
                 let aligned = self.aligned_to_clock == Some(true);
-                Built::FixedWindow(if aligned { window.aligned_to_clock() } else { window })
+                BuiltAlgorithm::FixedWindow(if aligned { window.aligned_to_clock() } else { window })
             }
             AlgorithmName::SlidingWindow => {
                 let window = SlidingWindow::new(quota);
-                let window = in_field("blocks", self.blocks.map_or(Ok(window), |blocks| window.try_blocks(blocks)))?;
+                let window = with_field("blocks", self.blocks.map_or(Ok(window), |blocks| window.try_blocks(blocks)))?;
                 let weighted = self.weighted == Some(true);
                 let window = if weighted { window.try_weighted() } else { Ok(window) };
-                Built::SlidingWindow(in_field("weighted", window)?)
+                BuiltAlgorithm::SlidingWindow(with_field("weighted", window)?)
             }
-            AlgorithmName::SlidingLog => Built::SlidingLog(in_field("quota", SlidingLog::try_new(quota))?),
+            AlgorithmName::SlidingLog => BuiltAlgorithm::SlidingLog(with_field("quota", SlidingLog::try_new(quota))?),
         })
     }
 
-    fn refuse_foreign_settings(&self) -> Result<(), Error> {
+    fn reject_inapplicable(&self) -> Result<(), Error> {
         use AlgorithmName::{FixedWindow, Gcra, LeakyBucket, LeakyQueue, SlidingWindow, TokenBucket};
 
         let settings: [(&str, bool, &[AlgorithmName], &str); 5] = [
@@ -231,6 +237,6 @@ impl Raw {
     }
 }
 
-fn in_field<T>(field: &str, result: Result<T, Error>) -> Result<T, Error> {
+fn with_field<T>(field: &str, result: Result<T, Error>) -> Result<T, Error> {
     result.map_err(|error| Error::config(format!("{field}: {error}")).with_source(error))
 }

@@ -13,7 +13,7 @@ use self::cold_drop::ColdDrop;
 pub use self::options::AcquireOptions;
 pub use self::snapshot::{LazySnapshot, LimitSnapshot};
 pub use self::status::LimitStatus;
-pub(crate) use self::status::{Name, unfit_for_name};
+pub(crate) use self::status::{Name, first_invalid_name_char};
 use self::verdict::PackedVerdict;
 pub use self::verdict::Verdict;
 use crate::clock::Timestamp;
@@ -114,7 +114,7 @@ impl Decision {
             source: DecisionSource::Cache,
             supports_scheduling: self.supports_scheduling,
             is_estimate: self.is_estimate,
-            decided_at: self.decided_at.after(elapsed),
+            decided_at: self.decided_at.saturating_add(elapsed),
             standing: self.standing.as_ref().map(|standing| standing.aged_by(elapsed)),
             every: self.every.get().map_or(ColdDrop::NOTHING, |every| {
                 ColdDrop::of(Box::new(every.iter().map(|standing| standing.aged_by(elapsed)).collect()))
@@ -138,7 +138,7 @@ impl Decision {
 
     /// The same decision, made by somebody else.
     #[must_use]
-    pub fn from_source(mut self, source: DecisionSource) -> Self {
+    pub fn with_source(mut self, source: DecisionSource) -> Self {
         self.source = source;
         self
     }
@@ -184,7 +184,7 @@ impl Decision {
         if standing.shadow {
             return;
         }
-        self.verdict = PackedVerdict::pack(self.verdict().and(standing.verdict()));
+        self.verdict = PackedVerdict::pack(self.verdict().stricter_of(standing.verdict()));
         let speaks = match &self.standing {
             None => true,
             Some(speaking) => louder(&standing, speaking),
@@ -203,8 +203,8 @@ impl Decision {
 
     /// Whether it may pass at once.
     #[inline(always)]
-    pub(crate) fn is_allowed_at_once(&self) -> bool {
-        self.verdict.is_allowed_at_once()
+    pub(crate) fn is_allowed_now(&self) -> bool {
+        self.verdict.is_allowed_now()
     }
 
     /// The verdict.
@@ -268,7 +268,7 @@ impl Decision {
     }
 
     /// The shadow limits that would have refused the request. They are known whatever the [`AcquireOptions`] wanted.
-    pub fn shadow_refusals(&self) -> impl Iterator<Item = &LimitStatus> {
+    pub fn shadow_denials(&self) -> impl Iterator<Item = &LimitStatus> {
         self.limits().iter().filter(|standing| standing.shadow && !standing.verdict().is_allowed())
     }
 

@@ -43,10 +43,10 @@ impl AcquireOptions {
         self
     }
 
-    /// The longest acceptable delay in whole microseconds, or `unless_said`.
+    /// The longest acceptable delay in whole microseconds, or `default`.
     #[inline]
-    pub(crate) fn patience(&self, unless_said: u64) -> u64 {
-        self.max_delay.map_or(unless_said, crate::clock::micros_floor)
+    pub(crate) fn max_delay_micros_or(&self, default: u64) -> u64 {
+        self.max_delay.map_or(default, crate::clock::micros_floor)
     }
 
     /// Whether the decision of several limits is to list them all: where that is asked for, or one of them is a shadow.

@@ -21,12 +21,12 @@ pub struct LimitSnapshot {
 #[derive(Clone, Copy)]
 pub struct LazySnapshot {
     words: [u64; 5],
-    project: fn(&[u64; 5]) -> LimitSnapshot,
+    compute: fn(&[u64; 5]) -> LimitSnapshot,
 }
 
 impl LazySnapshot {
     /// Of nothing.
-    pub(crate) const BLANK: Self = Self::new([0; 5], |_| LimitSnapshot {
+    pub(crate) const EMPTY: Self = Self::new([0; 5], |_| LimitSnapshot {
         limit: 0,
         window: Duration::ZERO,
         remaining: 0,
@@ -34,18 +34,18 @@ impl LazySnapshot {
         next_token_after: Duration::ZERO,
     });
 
-    /// LimitSnapshot that `project` works out of `words` on demand: dividing is the dearest part of a decision, and most
+    /// LimitSnapshot that `compute` works out of `words` on demand: dividing is the dearest part of a decision, and most
     /// decisions are never asked.
     #[must_use]
     #[inline(always)]
-    pub const fn new(words: [u64; 5], project: fn(&[u64; 5]) -> LimitSnapshot) -> Self {
-        Self { words, project }
+    pub const fn new(words: [u64; 5], compute: fn(&[u64; 5]) -> LimitSnapshot) -> Self {
+        Self { words, compute }
     }
 
     /// The figures.
     #[must_use]
-    pub fn figures(&self) -> LimitSnapshot {
-        (self.project)(&self.words)
+    pub fn compute(&self) -> LimitSnapshot {
+        (self.compute)(&self.words)
     }
 }
 
@@ -72,6 +72,6 @@ impl From<LimitSnapshot> for LazySnapshot {
 
 impl fmt::Debug for LazySnapshot {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.figures().fmt(f)
+        self.compute().fmt(f)
     }
 }

@@ -30,7 +30,7 @@ impl Name {
 /// Returns the first character of a limit's name that a header field and a body would not both carry as it is.
 ///
 /// A structured-field String holds printable ASCII, and escapes `"` and `\` (RFC 9651, section 3.3.3).
-pub(crate) fn unfit_for_name(name: &str) -> Option<char> {
+pub(crate) fn first_invalid_name_char(name: &str) -> Option<char> {
     name.chars().find(|&char| !is_fit_for_name(char))
 }
 
@@ -52,20 +52,20 @@ impl From<Cow<'static, str>> for Name {
 pub struct LimitStatus {
     name: Name,
     pub(super) verdict: PackedVerdict,
-    reading: LazySnapshot,
+    lazy: LazySnapshot,
     pub(super) shadow: bool,
 }
 
 impl LimitStatus {
     #[inline]
-    pub(crate) fn of_limit(name: Name, verdict: Verdict, reading: LazySnapshot, shadow: bool) -> Self {
-        Self { name, verdict: PackedVerdict::pack(verdict), reading, shadow }
+    pub(crate) fn from_verdict(name: Name, verdict: Verdict, lazy: LazySnapshot, shadow: bool) -> Self {
+        Self { name, verdict: PackedVerdict::pack(verdict), lazy, shadow }
     }
 
     /// Of a limit that refuses for so many microseconds, or allows if these are none.
     #[inline(always)]
-    pub(crate) fn from_wait(name: Name, wait: u64, reading: LazySnapshot) -> Self {
-        Self { name, verdict: PackedVerdict::wait(wait), reading, shadow: false }
+    pub(crate) fn from_wait(name: Name, wait: u64, lazy: LazySnapshot) -> Self {
+        Self { name, verdict: PackedVerdict::wait(wait), lazy, shadow: false }
     }
 
     /// Whether the limit is a shadow, whose verdict does not count.
@@ -76,30 +76,25 @@ impl LimitStatus {
 
     /// The same a while later, if nobody asks meanwhile. What was left is told as it was.
     pub(crate) fn aged_by(&self, elapsed: Duration) -> Self {
-        let figures = self.figures();
-        let reading = LimitSnapshot {
+        let figures = self.snapshot();
+        let lazy = LimitSnapshot {
             reset: figures.reset.saturating_sub(elapsed),
             next_token_after: figures.next_token_after.saturating_sub(elapsed),
             ..figures
         };
-        Self {
-            name: self.name.clone(),
-            verdict: self.verdict.aged_by(elapsed),
-            reading: reading.into(),
-            shadow: self.shadow,
-        }
+        Self { name: self.name.clone(), verdict: self.verdict.aged_by(elapsed), lazy: lazy.into(), shadow: self.shadow }
     }
 
     /// A standing for a limiter of your own: the limit's name, what it says by itself, its figures.
     ///
     /// Characters that a name cannot hold (see [`Limit::new`](crate::Limit::new)) are replaced by `?`.
     #[must_use]
-    pub fn new(name: impl Into<Cow<'static, str>>, verdict: Verdict, reading: impl Into<LazySnapshot>) -> Self {
+    pub fn new(name: impl Into<Cow<'static, str>>, verdict: Verdict, lazy: impl Into<LazySnapshot>) -> Self {
         let name = match name.into() {
-            name if unfit_for_name(&name).is_none() => name,
+            name if first_invalid_name_char(&name).is_none() => name,
             name => name.chars().map(|char| if is_fit_for_name(char) { char } else { '?' }).collect(),
         };
-        Self::of_limit(Name::from(name), verdict, reading.into(), false)
+        Self::from_verdict(Name::from(name), verdict, lazy.into(), false)
     }
 
     /// The limit's name.
@@ -116,44 +111,44 @@ impl LimitStatus {
 
     /// All figures at once.
     #[must_use]
-    pub fn figures(&self) -> LimitSnapshot {
-        self.reading.figures()
+    pub fn snapshot(&self) -> LimitSnapshot {
+        self.lazy.compute()
     }
 
     /// The most that could be had at once: the limit of a window, the burst of a bucket.
     #[must_use]
     pub fn limit(&self) -> u64 {
-        self.figures().limit
+        self.snapshot().limit
     }
 
     /// The time in which [`limit`](Self::limit) comes back.
     #[must_use]
     pub fn window(&self) -> Duration {
-        self.figures().window
+        self.snapshot().window
     }
 
     /// How much could be had now, rounded down.
     #[must_use]
     pub fn remaining(&self) -> u64 {
-        self.figures().remaining
+        self.snapshot().remaining
     }
 
     /// The time until the key is as good as new, zero if it is.
     #[must_use]
     pub fn reset(&self) -> Duration {
-        self.figures().reset
+        self.snapshot().reset
     }
 
     /// The time until [`remaining`](Self::remaining) grows, zero if it is at its most.
     #[must_use]
     pub fn next_token_after(&self) -> Duration {
-        self.figures().next_token_after
+        self.snapshot().next_token_after
     }
 }
 
 impl PartialEq for LimitStatus {
     fn eq(&self, other: &Self) -> bool {
-        self.name() == other.name() && self.verdict == other.verdict && self.figures() == other.figures()
+        self.name() == other.name() && self.verdict == other.verdict && self.snapshot() == other.snapshot()
     }
 }
 
@@ -162,7 +157,7 @@ impl fmt::Debug for LimitStatus {
         f.debug_struct("LimitStatus")
             .field("name", &self.name())
             .field("verdict", &self.verdict())
-            .field("figures", &self.figures())
+            .field("figures", &self.snapshot())
             .field("shadow", &self.shadow)
             .finish_non_exhaustive()
     }

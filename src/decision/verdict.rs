@@ -25,7 +25,7 @@ impl Verdict {
     }
 
     /// The verdict over both: the stricter one. It is exact, as every algorithm's answer only improves with time.
-    pub(crate) fn and(self, other: Self) -> Self {
+    pub(crate) fn stricter_of(self, other: Self) -> Self {
         match (self, other) {
             (Self::ExceedsLimit, _) | (_, Self::ExceedsLimit) => Self::ExceedsLimit,
             (Self::Denied { retry_after: a }, Self::Denied { retry_after: b }) => {
@@ -69,7 +69,7 @@ impl PackedVerdict {
     }
 
     #[inline(always)]
-    pub(super) const fn is_allowed_at_once(self) -> bool {
+    pub(super) const fn is_allowed_now(self) -> bool {
         self.0 == 0
     }
 

@@ -185,7 +185,7 @@ impl<C: Clock> Shared<C> {
             && (ask.hold == refusal.ask.hold || ask.max_delay == Some(Duration::ZERO))
             && (refusal.ask.all_limits || !ask.all_limits)
             && (refusal.ask.all_denials || refusal.ask.all_limits || !ask.all_denials);
-        holds.then(|| refusal.decision.aged_by(now.since(refusal.asked_at)))
+        holds.then(|| refusal.decision.aged_by(now.saturating_since(refusal.asked_at)))
     }
 
     /// Remembers a refusal, unless the key may have been given room since it was asked for.
@@ -200,7 +200,7 @@ impl<C: Clock> Shared<C> {
         };
         let span = self.max_age.map_or(span, |most| most.min(span));
         // Counted from before it was decided, it is over no later than it should be.
-        let until = asking.asked_at.after(span);
+        let until = asking.asked_at.saturating_add(span);
         let Asking { place, ask, asked_at, .. } = asking;
         // Its figures are worked out now, and not each time that it is told.
         let decision = decision.aged_by(Duration::ZERO);

@@ -13,7 +13,7 @@ use crate::key::Missing;
 use crate::limiter::{Held, Outcome};
 use crate::observe::{Event, Observers};
 use crate::response::{Rejection, Respond};
-use crate::runtime::Moment;
+use crate::runtime::Instant;
 
 #[derive(Clone, Debug)]
 pub(crate) struct Settings<K, A, R, T> {
@@ -82,7 +82,7 @@ impl Wait {
     fn taken(&self, observers: &Observers) -> Seat {
         observers.tell(|| Event::WaitStarted);
         let waiters = Arc::clone(&self.waiters);
-        Seat { waiters, observers: observers.clone(), since: Moment::now() }
+        Seat { waiters, observers: observers.clone(), since: Instant::now() }
     }
 }
 
@@ -99,7 +99,7 @@ impl Default for Wait {
 pub(crate) struct Seat {
     waiters: Arc<AtomicUsize>,
     observers: Observers,
-    since: Moment,
+    since: Instant,
 }
 
 impl Drop for Seat {

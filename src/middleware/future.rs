@@ -13,6 +13,7 @@ use super::settlement::Bill;
 use crate::key::ExtractKey;
 use crate::limiter::{Limiter, LimiterFuture};
 use crate::response::Respond;
+use crate::sync::POLLED_AFTER_COMPLETION;
 
 /// The future of a [`RateLimit`](crate::RateLimit) service's response.
 ///
@@ -105,7 +106,7 @@ where
                 Projection::Called { response, mark, bill: None } => {
                     // The common case, apart: a result that nobody looks at is moved less often.
                     let result = ready!(response.poll(cx));
-                    let mark = mark.take().expect(POLLED_AGAIN);
+                    let mark = mark.take().expect(POLLED_AFTER_COMPLETION);
                     return Poll::Ready(match result {
                         Ok(response) => Ok(R::finish(mark, response)),
                         Err(error) => Err(error.into()),
@@ -114,14 +115,14 @@ where
                 Projection::Called { response, mark, bill } => {
                     let result = ready!(response.poll(cx));
                     let unsettled = bill.take().and_then(|bill| bill.settle::<Request, _, _>(result.as_ref()));
-                    let mark = mark.take().expect(POLLED_AGAIN);
+                    let mark = mark.take().expect(POLLED_AFTER_COMPLETION);
                     let answer = result.map(|response| R::finish(mark, response)).map_err(Into::into);
                     match unsettled {
                         None => return Poll::Ready(answer),
                         Some(reply) => State::Settling(Box::new(Settling { reply, answer: Some(answer) })),
                     }
                 }
-                Projection::Refused { answer } => return Poll::Ready(answer.take().expect(POLLED_AGAIN)),
+                Projection::Refused { answer } => return Poll::Ready(answer.take().expect(POLLED_AFTER_COMPLETION)),
                 Projection::Waiting(patience) => match ready!(patience.as_mut().poll(cx)) {
                     Step::Call { response, mark, bill } => State::Called { response, mark: Some(mark), bill },
                     Step::Answer(answer) => State::Refused { answer: Some(answer) },
@@ -129,15 +130,13 @@ where
                 Projection::Settling(settling) => {
                     // Whether it was noted or not, the response goes out.
                     let _ = ready!(Pin::new(&mut settling.reply).poll(cx));
-                    return Poll::Ready(settling.answer.take().expect(POLLED_AGAIN));
+                    return Poll::Ready(settling.answer.take().expect(POLLED_AFTER_COMPLETION));
                 }
             };
             state.set(next);
         }
     }
 }
-
-const POLLED_AGAIN: &str = "a response's future was polled after it was ready";
 
 impl<Request, S, K, A, R, T> fmt::Debug for ResponseFuture<Request, S, K, A, R, T>
 where

@@ -16,6 +16,7 @@ use crate::limiter::{Acquisition, Limiter};
 use crate::observe::Event;
 use crate::response::{RateLimitInfo, Rejection, Respond};
 use crate::runtime::{Sleep, sleep};
+use crate::sync::POLLED_AFTER_COMPLETION;
 
 /// The states of a request that is not forwarded yet.
 #[pin_project(project = Projection)]
@@ -171,25 +172,25 @@ where
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         loop {
             let next = match self.as_mut().project() {
-                Projection::Done { step } => return Poll::Ready(step.take().expect(POLLED_AGAIN)),
+                Projection::Done { step } => return Poll::Ready(step.take().expect(POLLED_AFTER_COMPLETION)),
                 Projection::Deciding { decision, held } => {
                     let result = ready!(decision.poll(cx));
-                    let mut held = held.take().expect(POLLED_AGAIN);
+                    let mut held = held.take().expect(POLLED_AFTER_COMPLETION);
                     held.what.watch.decided();
                     Self::judged(judge(result, held.what.patience()), held)
                 }
                 Projection::Retrying { sleep, held } => {
                     ready!(sleep.poll(cx));
-                    Self::asked(held.take().expect(POLLED_AGAIN))
+                    Self::asked(held.take().expect(POLLED_AFTER_COMPLETION))
                 }
                 Projection::Delayed { sleep, held } => {
                     ready!(sleep.poll(cx));
                     Self::Readying { held: held.take() }
                 }
                 Projection::Readying { held } => {
-                    let service = &mut held.as_mut().expect(POLLED_AGAIN).service;
+                    let service = &mut held.as_mut().expect(POLLED_AFTER_COMPLETION).service;
                     match ready!(service.poll_ready(cx)) {
-                        Ok(()) => Self::called(held.take().expect(POLLED_AGAIN)),
+                        Ok(()) => Self::called(held.take().expect(POLLED_AFTER_COMPLETION)),
                         Err(error) => {
                             // What is held is released.
                             *held = None;
@@ -202,5 +203,3 @@ where
         }
     }
 }
-
-const POLLED_AGAIN: &str = "a waiting request was polled after it was ready";

@@ -7,14 +7,14 @@ use super::config::{Seat, Settings};
 use crate::decision::{AcquireOptions, Decision};
 use crate::limiter::{Acquisition, Held, Limiter};
 use crate::observe::OutcomeGuard;
-use crate::runtime::Moment;
+use crate::runtime::Instant;
 
 /// A request that waits for a decision, or to ask for another one.
 pub(crate) struct Waiting<Request, Key, K, A, R, T> {
     pub(crate) request: Request,
     pub(crate) key: Key,
     ask: AcquireOptions,
-    began: Moment,
+    began: Instant,
     pub(crate) settings: Arc<Settings<K, A, R, T>>,
     /// Among those who wait. Dropped before the watch: who waits no longer is told first, and then what came of it.
     seat: Option<Seat>,
@@ -24,7 +24,7 @@ pub(crate) struct Waiting<Request, Key, K, A, R, T> {
 impl<Request, Key, K, A, R, T> Waiting<Request, Key, K, A, R, T> {
     pub(crate) fn new(request: Request, key: Key, ask: AcquireOptions, settings: Arc<Settings<K, A, R, T>>) -> Self {
         let watch = OutcomeGuard::new(&settings.observers);
-        Self { request, key, ask, began: Moment::now(), settings, seat: None, watch }
+        Self { request, key, ask, began: Instant::now(), settings, seat: None, watch }
     }
 
     pub(crate) fn acquire(&self) -> Acquisition<A::Future>

@@ -94,7 +94,7 @@ where
         let limiter = &self.settings.limiter;
         let acquired = limiter.acquire(&key, ask);
         let mark = match &acquired {
-            Acquisition::Ready(Ok(Outcome { decision, .. })) if decision.is_allowed_at_once() => {
+            Acquisition::Ready(Ok(Outcome { decision, .. })) if decision.is_allowed_now() => {
                 self.settings.observers.tell(|| Event::Decided { decision, took: None });
                 self.settings.responder.admit_ref(&request, decision)
             }

@@ -214,7 +214,7 @@ impl Observer for Metrics {
                 if let Some(kind) = event.kind() {
                     shared.count(event, kind, took);
                 }
-                decision.shadow_refusals().for_each(|standing| shared.shadow_refusal(standing.name()));
+                decision.shadow_denials().for_each(|standing| shared.shadow_refusal(standing.name()));
             }
             Event::Failed { took, .. } => shared.count(event, Kind::Failed, took),
             Event::MissingKey { by_server, forwarded, .. } => {

@@ -2,14 +2,14 @@ use std::time::Duration;
 
 use super::event::{Event, Stage};
 use super::observers::Observers;
-use crate::runtime::Moment;
+use crate::runtime::Instant;
 
 /// Sees to it that of a request that is not decided at once exactly one end is told: if no other, that it was abandoned.
 pub(crate) struct OutcomeGuard {
     observers: Observers,
     stage: Stage,
     /// Since when the decision has been on its way.
-    asked_at: Option<Moment>,
+    asked_at: Option<Instant>,
     took: Option<Duration>,
 }
 
@@ -22,7 +22,7 @@ impl OutcomeGuard {
     pub(crate) fn deciding(&mut self) {
         if self.observers.are_there() {
             self.stage = Stage::Deciding;
-            self.asked_at = Some(Moment::now());
+            self.asked_at = Some(Instant::now());
         }
     }
 

@@ -214,7 +214,7 @@ fn code(refusal: &Rejection) -> Code {
 fn violations(decision: &Decision) -> Vec<QuotaViolation> {
     let violated = |standing: &&LimitStatus| !standing.is_shadow() && !standing.verdict().is_allowed();
     let violation = |standing: &LimitStatus| {
-        let figures = standing.figures();
+        let figures = standing.snapshot();
         let description = format!("at most {} in {:?}", figures.limit, figures.window);
         let mut violation = QuotaViolation::new(format!("limit:{}", standing.name()), description);
         standing.name().clone_into(&mut violation.quota_id);

@@ -43,7 +43,7 @@ fn refusals() -> Vec<Rejection> {
     vec![
         Rejection::OverLimit(decided(denied)),
         Rejection::OverLimit(decided(Verdict::ExceedsLimit)),
-        Rejection::OverLimit(Decision::by_policy(now, denied).from_source(DecisionSource::Policy)),
+        Rejection::OverLimit(Decision::by_policy(now, denied).with_source(DecisionSource::Policy)),
         Rejection::MissingKey(Missing::from_request("no tenant")),
         Rejection::MissingKey(Missing::from_server("no login")),
         Rejection::Unavailable(Error::unavailable("gone")),

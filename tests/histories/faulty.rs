@@ -326,7 +326,7 @@ impl Holding {
     }
 
     fn decision(&self, ask: AcquireOptions, held: u64, verdict: Verdict, standing: &LimitStatus) -> Decision {
-        let standing = LimitStatus::new("one", verdict, standing.figures());
+        let standing = LimitStatus::new("one", verdict, standing.snapshot());
         let is_estimate = held > 0 && !verdict.is_allowed();
         Decision::from_limit(self.clock.now(), standing).with_scheduling(!ask.hold).with_estimate(is_estimate)
     }

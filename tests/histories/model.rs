@@ -201,7 +201,7 @@ impl Expected {
     }
 
     fn is(&self, decision: &Decision, now: Timestamp, ask: AcquireOptions) -> bool {
-        let told = decision.limits().iter().map(|told| (told.name(), told.verdict(), told.figures()));
+        let told = decision.limits().iter().map(|told| (told.name(), told.verdict(), told.snapshot()));
         let standings_match = if ask.all_limits || self.standings.len() == 1 {
             told.eq(self.standings.iter().copied())
         } else {
@@ -336,7 +336,7 @@ where
     }
 
     fn figures(&self, part: &Part, now: Timestamp) -> LimitSnapshot {
-        self.0.reading(&self.with_held(part, now), now).figures()
+        self.0.reading(&self.with_held(part, now), now).compute()
     }
 
     fn commit(&self, part: &Part, now: Timestamp, delay: Duration, cost: u64) -> Part {

@@ -59,7 +59,7 @@ where
         let new = tier.new_at_once().expect("a new state");
         let now = Timestamp::from_micros(1_000_000);
         prop_assert!(matches!(tier.try_at_once(&new, now, AcquireOptions::default()), AtOnce::Charged(_)));
-        prop_assert_eq!(tier.reading(&new, now).figures(), tier.reading(&zero, now).figures());
+        prop_assert_eq!(tier.reading(&new, now).compute(), tier.reading(&zero, now).compute());
     }
     let (mut state, mut now) = (zero, 1_000_000_u64);
     for &(tier, share, cost, patience) in steps {
@@ -75,14 +75,14 @@ where
             AtOnce::Charged(at_once) => {
                 prop_assert_eq!(verdict, Verdict::Allowed);
                 prop_assert_eq!(&at_once, &charged);
-                let figures = tier.reading(&charged, time).figures();
-                prop_assert_eq!(tier.reading_at_once(&at_once, time).figures(), figures);
+                let figures = tier.reading(&charged, time).compute();
+                prop_assert_eq!(tier.reading_at_once(&at_once, time).compute(), figures);
                 prop_assert_eq!(tier.remaining_at_once(&at_once, time), figures.remaining);
             }
             AtOnce::Denied(wait) => {
                 prop_assert_eq!(verdict, Verdict::Denied { retry_after: ticks(wait) });
-                let figures = tier.reading(&state, time).figures();
-                prop_assert_eq!(tier.reading_at_once(&state, time).figures(), figures);
+                let figures = tier.reading(&state, time).compute();
+                prop_assert_eq!(tier.reading_at_once(&state, time).compute(), figures);
             }
             AtOnce::Unsaid => {}
         }

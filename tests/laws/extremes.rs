@@ -61,13 +61,13 @@ proptest! {
     #[test]
     fn a_sliding_log_survives_any_state(
         quota in quota(),
-        fresh_at in word(),
+        idle_at in word(),
         period in word(),
         hits in vec((word(), word()), 0..6),
         deeds in deeds(),
     ) {
         if let Ok(algorithm) = SlidingLog::try_new(quota) {
-            survives(&algorithm, HitLog { fresh_at, period, hits: hits.into() }, &deeds);
+            survives(&algorithm, HitLog { idle_at, period, hits: hits.into() }, &deeds);
         }
     }
 
@@ -102,9 +102,9 @@ proptest! {
         let bucket = gcra(bucket);
         let window = fixed_window(window);
         prop_assert_eq!(bucket.peek(&state, now, AcquireOptions::cost(cost)), bucket.peek(&[0; 4], now, AcquireOptions::cost(cost)));
-        prop_assert_eq!(bucket.reading(&state, now).figures(), bucket.reading(&[0; 4], now).figures());
+        prop_assert_eq!(bucket.reading(&state, now).compute(), bucket.reading(&[0; 4], now).compute());
         prop_assert_eq!(window.peek(&state, now, AcquireOptions::cost(cost)), window.peek(&[0; 4], now, AcquireOptions::cost(cost)));
-        prop_assert_eq!(window.reading(&state, now).figures(), window.reading(&[0; 4], now).figures());
+        prop_assert_eq!(window.reading(&state, now).compute(), window.reading(&[0; 4], now).compute());
     }
 
     /// The same through the front door: any schedule, at any time.
@@ -128,7 +128,7 @@ proptest! {
                 _ => Op::Clock { now: a },
             });
             let decision = subject.peek(AcquireOptions::cost(c).all_limits());
-            prop_assert_eq!(decision.limits().iter().map(LimitStatus::figures).count(), 2);
+            prop_assert_eq!(decision.limits().iter().map(LimitStatus::snapshot).count(), 2);
         }
     }
 }
@@ -144,12 +144,12 @@ fn survives<A: Algorithm>(algorithm: &A, mut state: A::State, deeds: &[Deed]) {
             }
             Deed::LookWithHeld { now, ask, held } => {
                 let (verdict, reading) = algorithm.peek_with_held(&state, now, ask, held);
-                black_box((verdict, reading.figures()));
+                black_box((verdict, reading.compute()));
                 (now, ask)
             }
         };
         // The compiler is not to skip what nobody looks at.
-        black_box((algorithm.peek(&state, now, ask), algorithm.reading(&state, now).figures()));
+        black_box((algorithm.peek(&state, now, ask), algorithm.reading(&state, now).compute()));
     }
 }
 

@@ -72,7 +72,7 @@ proptest! {
         both.owe_no_less()?;
         for time in both.times() {
             let first_word = Timestamp::from_micros(both.merged[0]);
-            prop_assert_eq!(first_word, Timestamp::from_micros(both.now).after(both.reset(&both.merged)));
+            prop_assert_eq!(first_word, Timestamp::from_micros(both.now).saturating_add(both.reset(&both.merged)));
             let used = |state| window.quota().limit() - both.remaining(state, time);
             prop_assert!(used(&both.merged) <= used(&both.own) + used(&both.other), "at {}", time);
         }
@@ -183,11 +183,11 @@ impl<A: Algorithm + Copy> Both<A> {
     }
 
     fn remaining(&self, state: &A::State, time: u64) -> u64 {
-        self.algorithm.reading(state, Timestamp::from_micros(time)).figures().remaining
+        self.algorithm.reading(state, Timestamp::from_micros(time)).compute().remaining
     }
 
     fn reset(&self, state: &A::State) -> Duration {
-        self.algorithm.reading(state, Timestamp::from_micros(self.now)).figures().reset
+        self.algorithm.reading(state, Timestamp::from_micros(self.now)).compute().reset
     }
 
     fn owe_no_less(&self) -> Result<(), TestCaseError> {
@@ -217,7 +217,7 @@ impl<A: Algorithm + Copy> Both<A> {
         self.algorithm.inherit(&mut own, &self.zero, now);
         self.algorithm.inherit(&mut zero, &self.own, now);
         for time in self.times() {
-            let figures = |state| self.algorithm.reading(state, Timestamp::from_micros(time)).figures();
+            let figures = |state| self.algorithm.reading(state, Timestamp::from_micros(time)).compute();
             prop_assert_eq!(figures(&own), figures(&self.own), "at {}", time);
             prop_assert_eq!(figures(&zero), figures(&self.own), "at {}", time);
         }

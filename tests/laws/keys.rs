@@ -31,7 +31,7 @@ proptest! {
             let key = key % keys;
             let now = clock.now().as_micros();
             match resolve(step, &models[key], now) {
-                Op::Clock { now } => clock.set(Timestamp::from_micros(now).min(Timestamp::LAST)),
+                Op::Clock { now } => clock.set(Timestamp::from_micros(now).min(Timestamp::MAX)),
                 Op::Acquisition(ask) => {
                     let expected = models[key].acquire(now, ask);
                     let decision = limiter.check(&key, ask);
@@ -68,7 +68,7 @@ proptest! {
                 clock.set(Timestamp::from_micros(clock.now().as_micros().saturating_sub(back)));
             }
             match resolve(step, &model, clock.now().as_micros()) {
-                Op::Clock { now } => clock.set(Timestamp::from_micros(now).min(Timestamp::LAST)),
+                Op::Clock { now } => clock.set(Timestamp::from_micros(now).min(Timestamp::MAX)),
                 Op::Acquisition(ask) => shows_what_it_decided(&limiter, key % 50, ask)?,
                 _ => {}
             }
@@ -112,5 +112,5 @@ fn a_newcomer_after_the_clock_stepped_back() {
 }
 
 fn figures(decision: &Decision) -> LimitSnapshot {
-    decision.most_restrictive().expect("a limit was consulted").figures()
+    decision.most_restrictive().expect("a limit was consulted").snapshot()
 }

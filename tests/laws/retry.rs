@@ -105,7 +105,7 @@ fn all_keep_their_word(
 fn ends_in_time(subject: &Subject) -> bool {
     let decision = subject.peek(AcquireOptions::default().all_limits());
     let longest = decision.limits().iter().map(LimitStatus::reset).max().unwrap_or_default();
-    Timestamp::from_micros(subject.now()).after(longest + ticks(1 << 41)) < Timestamp::LAST
+    Timestamp::from_micros(subject.now()).saturating_add(longest + ticks(1 << 41)) < Timestamp::MAX
 }
 
 fn keeps_its_word(subject: &Subject, ask: AcquireOptions) -> Result<(), TestCaseError> {
@@ -138,8 +138,8 @@ fn figures_keep_their_word(subject: &Subject) -> Result<(), TestCaseError> {
     let now = subject.now();
     let ask = AcquireOptions::default().all_limits();
     for (index, standing) in subject.peek(ask).limits().iter().enumerate() {
-        let figures = standing.figures();
-        let then = |time: u64| subject.peek_at(time, ask).limits()[index].figures();
+        let figures = standing.snapshot();
+        let then = |time: u64| subject.peek_at(time, ask).limits()[index].snapshot();
         let (reset, next_token_after) = (micros(figures.reset), micros(figures.next_token_after));
         prop_assert_eq!(reset == 0, figures.remaining == figures.limit, "{:?}", figures);
         prop_assert_eq!(next_token_after == 0, figures.remaining == figures.limit, "{:?}", figures);

@@ -49,7 +49,7 @@ impl Subject {
     }
 
     pub(crate) fn set_clock(&self, now: u64) {
-        self.clock.set(Timestamp::from_micros(now).min(Timestamp::LAST));
+        self.clock.set(Timestamp::from_micros(now).min(Timestamp::MAX));
     }
 
     pub(crate) fn peek(&self, ask: AcquireOptions) -> Decision {
@@ -270,5 +270,5 @@ fn of_tier(limits: &[Vec<Spec>], tier: usize) -> impl Iterator<Item = Spec> + '_
 
 fn stands_as(standing: &LimitStatus, expected: &Expected, index: usize) -> bool {
     let expected = expected.standings[index];
-    standing.name() == name(index) && standing.verdict() == expected.verdict && standing.figures() == expected.figures
+    standing.name() == name(index) && standing.verdict() == expected.verdict && standing.snapshot() == expected.figures
 }

@@ -249,7 +249,7 @@ impl Says {
     }
 
     pub(crate) fn by(source: DecisionSource, verdict: Verdict) -> Self {
-        Self(Ok(decision(verdict).from_source(source)))
+        Self(Ok(decision(verdict).with_source(source)))
     }
 }
 

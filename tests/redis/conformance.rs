@@ -511,7 +511,7 @@ async fn a_shadow_is_told_and_does_not_count() {
         for asked in 1..=5 {
             let decision = rig.ask(ALICE, 1).await.decision;
             assert!(decision.is_allowed(), "{}", rig.name);
-            assert_eq!(decision.shadow_refusals().count(), usize::from(asked > 2), "{}", rig.name);
+            assert_eq!(decision.shadow_denials().count(), usize::from(asked > 2), "{}", rig.name);
         }
         assert!(!rig.allows(ALICE, 1).await, "{}", rig.name);
     }

@@ -432,7 +432,7 @@ impl Algorithm for Plain {
     }
 
     fn commit(&self, state: &mut [u64; 1], now: Timestamp, _: Duration, _: u64) {
-        *state = [now.after(Duration::from_secs(60)).as_micros()];
+        *state = [now.saturating_add(Duration::from_secs(60)).as_micros()];
     }
 
     fn reading(&self, &[used]: &[u64; 1], _: Timestamp) -> LazySnapshot {
@@ -451,7 +451,7 @@ impl LuaAlgorithm for Plain {
     const SCRIPT: LuaScript = LuaScript::new(
         "plain1",
         "return {
-           words = 1, params = 1, promises = false,
+           words = 1, params = 1, supports_scheduling = false,
            peek = function(s) if s[1] > 0 then return -1 end return 0 end,
            commit = function(s, now) s[1] = now + 60000000 end,
          }",

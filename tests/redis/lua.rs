@@ -51,8 +51,8 @@ end
 
 /// The text of a limiter with one limit, as the store puts it together.
 fn script(kernel: &str, short: Option<&str>) -> String {
-    let short =
-        short.map_or_else(String::new, |short| format!("{short}{}", include_str!("../../src/store/redis/short.lua")));
+    let short = short
+        .map_or_else(String::new, |short| format!("{short}{}", include_str!("../../src/store/redis/fast_reply.lua")));
     format!(
         "{}{short}local kernels = {{}}\nkernels[1] = (function()\n{kernel}\nend)()\n{}",
         include_str!("../../src/store/redis/prelude.lua"),

@@ -25,7 +25,7 @@ pub enum ResetFormat {
 /// `X-RateLimit-*`: of several limits, and of what is there already, the most restrictive.
 pub(in crate::response) fn add_legacy(headers: &mut HeaderMap, decision: &Decision, reset: ResetFormat) {
     let Some(standing) = decision.most_restrictive() else { return };
-    let figures = standing.figures();
+    let figures = standing.snapshot();
     let there = headers.get(&LEGACY_REMAINING).and_then(|value| value.to_str().ok()?.trim().parse::<u64>().ok());
     if there.is_some_and(|remaining| remaining <= figures.remaining) {
         return;
@@ -33,7 +33,7 @@ pub(in crate::response) fn add_legacy(headers: &mut HeaderMap, decision: &Decisi
     let reset_at = match reset {
         ResetFormat::DeltaSeconds => seconds(figures.reset),
         ResetFormat::EpochSeconds => {
-            let moment = decision.decided_at().after(figures.reset);
+            let moment = decision.decided_at().saturating_add(figures.reset);
             moment.as_micros().div_ceil(1_000_000)
         }
     };

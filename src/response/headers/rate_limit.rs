@@ -122,7 +122,7 @@ struct Told<'a> {
 
 impl<'a> Told<'a> {
     fn of(standing: &'a LimitStatus) -> Self {
-        let figures = standing.figures();
+        let figures = standing.snapshot();
         let LimitSnapshot { limit, window, remaining, .. } = figures;
         let next_token_after = seconds(next_token_after(standing.verdict(), &figures));
         let left = Remaining { quota: integer(remaining), next_token_after: integer(next_token_after) };

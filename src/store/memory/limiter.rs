@@ -275,7 +275,7 @@ where
 
     fn block(&self, limit: &str, key: &Key, span: Duration) -> LimiterFuture<()> {
         let asked = self.asked(key, AcquireOptions::default());
-        LimiterFuture::ready(self.in_limit(limit, |row| row.block(&asked, asked.now.after(span))))
+        LimiterFuture::ready(self.in_limit(limit, |row| row.block(&asked, asked.now.saturating_add(span))))
     }
 
     fn reset(&self, key: &Key) -> LimiterFuture<()> {

@@ -187,7 +187,7 @@ fn distinct_keys(orders: &[Order], rows: &[RowInfo]) -> (Vec<(usize, usize)>, Ve
     let mut known =
         HashMap::with_capacity_and_hasher(orders.len() * rows.len(), foldhash::fast::RandomState::default());
     for layout in [StateEncoding::Full, StateEncoding::Header] {
-        for (limit, _) in rows.iter().enumerate().filter(|(_, row)| row.kernel.layout() == layout) {
+        for (limit, _) in rows.iter().enumerate().filter(|(_, row)| row.kernel.state_encoding() == layout) {
             for (index, order) in orders.iter().enumerate().filter(|(_, order)| !order.key(limit).is_empty()) {
                 let place = *known.entry(order.key(limit)).or_insert_with(|| {
                     keys.push((index, limit));

@@ -101,7 +101,7 @@ impl Told {
         let mut views = Vec::new();
         let mut is_bad = says.contains(&Self::NONE);
         if !says.iter().any(|says| (Self::BAD..=Self::UNSUPPORTED).contains(says)) {
-            for _ in rows.iter().filter(|row| row.kernel.layout() == StateEncoding::Header) {
+            for _ in rows.iter().filter(|row| row.kernel.state_encoding() == StateEncoding::Header) {
                 let view = [reply.signed()?, reply.signed()?, reply.signed()?].map(unsigned);
                 is_bad |= view.contains(&None);
                 views.push(view.map(Option::unwrap_or_default));
@@ -146,7 +146,7 @@ impl Told {
     ) -> Result<(Decision, Vec<bool>), Error> {
         let verdicts: Vec<Verdict> = self.says.iter().map(|&says| verdict(says)).collect();
         let enforced = || rows.iter().zip(&verdicts).filter(|(row, _)| !row.shadow);
-        let verdict = enforced().fold(Verdict::Allowed, |all, (_, own)| all.and(*own));
+        let verdict = enforced().fold(Verdict::Allowed, |all, (_, own)| all.stricter_of(*own));
         let delay = if let Verdict::AllowedAfter(delay) = verdict { delay } else { Duration::ZERO };
         let mut views = self.views.iter();
         let mut standings = Vec::with_capacity(rows.len());
@@ -162,7 +162,7 @@ impl Told {
                 takes.push(is_taken);
                 key.held = key.held.saturating_add(if is_taken { ask.cost } else { 0 });
             }
-            let reading = if row.kernel.layout() == StateEncoding::Header {
+            let reading = if row.kernel.state_encoding() == StateEncoding::Header {
                 twin.stand_by_view(views.next().copied().unwrap_or_default(), now)
             } else {
                 let charged_after = (is_taken && !ask.hold && ask.cost > 0).then_some(delay);
@@ -173,7 +173,7 @@ impl Told {
                 stand
             };
             supports_scheduling &= row.shadow || twin.supports_scheduling();
-            standings.push(LimitStatus::of_limit(row.name.clone(), *own, reading, row.shadow));
+            standings.push(LimitStatus::from_verdict(row.name.clone(), *own, reading, row.shadow));
         }
         let shadows = rows.iter().any(|row| row.shadow);
         let refused = || verdicts.iter().any(|own| !own.is_allowed());
@@ -268,7 +268,7 @@ impl Order {
                         let key = &mut followed[usize::from(places[limit])];
                         key.held = key.held.saturating_sub(unsigned(released).unwrap_or(0));
                         let twin = row.twin(update.session.twin.as_ref());
-                        if let (Some(twin), 1.., StateEncoding::Full) = (twin, charged, row.kernel.layout()) {
+                        if let (Some(twin), 1.., StateEncoding::Full) = (twin, charged, row.kernel.state_encoding()) {
                             let numbers = key.numbers.take();
                             let charge = |mut numbers: Vec<u64>| {
                                 twin.charge(&mut numbers, now, charged.unsigned_abs());
@@ -305,7 +305,7 @@ impl Order {
         for shape in shapes {
             let limit = usize::from(shape.limit) - 1;
             let row = &rows[limit];
-            if row.kernel.layout() != StateEncoding::Header {
+            if row.kernel.state_encoding() != StateEncoding::Header {
                 let followed = &mut followed[usize::from(places[limit])].numbers;
                 // Put back once the algorithm returns.
                 let mut numbers = followed.take().ok_or_else(panicked)?;

@@ -4,7 +4,7 @@ use super::twin::Twin;
 use crate::algorithm::{LuaAlgorithm, LuaScript};
 use crate::decision::Name;
 use crate::encode::{EncodeKey, KeyWriter};
-use crate::limit::{Choose, Chooser, Limit, SubKeyOf};
+use crate::limit::{AlgorithmSelector, Limit, SelectAlgorithm, SubKeyOf};
 
 /// What a limit is, whatever its keys are.
 #[derive(Clone)]
@@ -49,21 +49,21 @@ struct SameForAll<C, P>(Arc<Limit<C, P>>);
 impl<Key, C, P> Row<Key> for BoundLimit<C, P>
 where
     Key: ?Sized,
-    C: Choose<Key> + Send + Sync + 'static,
+    C: SelectAlgorithm<Key> + Send + Sync + 'static,
     C::Algorithm: LuaAlgorithm,
     P: SubKeyOf<Key> + Send + Sync + 'static,
-    P::Part: EncodeKey,
+    P::SubKey: EncodeKey,
 {
     fn info(&self) -> RowInfo {
         let kernel = <C::Algorithm as LuaAlgorithm>::SCRIPT;
         let fixed =
             self.0.algorithm().fixed().is_some().then(|| Arc::new(SameForAll(Arc::clone(&self.0))) as Arc<dyn Fixed>);
-        let of_all = self.0.part().is_constant();
+        let of_all = self.0.sub_key().is_constant();
         RowInfo { name: self.0.name_handle().clone(), kernel, shadow: self.0.is_shadow(), of_all, fixed }
     }
 
     fn encode(&self, key: &Key, writer: &mut KeyWriter) {
-        self.0.part().with_sub_key(key, |part| part.encode(writer));
+        self.0.sub_key().with_sub_key(key, |part| part.encode(writer));
     }
 
     fn twin(&self, key: &Key) -> Option<Arc<dyn Twin>> {
@@ -73,7 +73,7 @@ where
 
 impl<C, P> Fixed for SameForAll<C, P>
 where
-    C: Chooser + Send + Sync,
+    C: AlgorithmSelector + Send + Sync,
     C::Algorithm: LuaAlgorithm,
     P: Send + Sync,
 {

@@ -14,10 +14,10 @@ impl Script {
     pub(super) fn of(rows: &[RowInfo]) -> Self {
         let mut text = String::from(include_str!("prelude.lua"));
         if let [row] = rows
-            && let Some(short) = row.kernel.fast_path()
+            && let Some(fast_path) = row.kernel.fast_path()
         {
-            text.push_str(short);
-            text.push_str(include_str!("short.lua"));
+            text.push_str(fast_path);
+            text.push_str(include_str!("fast_reply.lua"));
         }
         text.push_str("local kernels = {}\n");
         let kernels = rows.iter().enumerate().map(|(index, row)| {

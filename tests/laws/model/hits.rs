@@ -74,7 +74,7 @@ impl Terms {
     }
 
     /// Counters of equal width and number are equal, whatever they limit.
-    fn counts_as(self, other: Self) -> bool {
+    fn has_same_sub_key(self, other: Self) -> bool {
         match (self, other) {
             (Self::Counters { width, blocks, .. }, Self::Counters { width: w, blocks: b, .. }) => {
                 (width, blocks) == (w, b)
@@ -107,7 +107,7 @@ impl Hits {
     /// The latest time of a hit, for the present terms.
     fn time(&self, hit: Hit) -> u64 {
         match self.counted {
-            Terms::Counters { width, .. } if !self.terms.counts_as(self.counted) => {
+            Terms::Counters { width, .. } if !self.terms.has_same_sub_key(self.counted) => {
                 ((hit.time / width + 1) * width - 1).min(self.newest)
             }
             _ => hit.time,
@@ -125,7 +125,7 @@ impl Hits {
         live.map(|&hit| hit.weight * u128::from(self.terms.share(self.time(hit), moment))).sum()
     }
 
-    fn fresh_at(&self, hits: &[Hit]) -> u64 {
+    fn idle_at(&self, hits: &[Hit]) -> u64 {
         hits.iter().map(|&hit| self.counts_until(hit)).max().unwrap_or(0)
     }
 
@@ -139,7 +139,7 @@ impl Hits {
         if fits(at) {
             return 0;
         }
-        let (mut early, mut late) = (at, self.fresh_at(hits));
+        let (mut early, mut late) = (at, self.idle_at(hits));
         while late - early > 1 {
             let middle = early + (late - early) / 2;
             if fits(middle) { late = middle } else { early = middle }
@@ -184,7 +184,7 @@ impl Model for Hits {
         let (limit, (at, hits)) = (self.terms.quota().limit(), self.at(now));
         let used = self.used(hits, at).div_ceil(u128::from(self.terms.whole()));
         let remaining = u64::try_from(u128::from(limit).saturating_sub(used)).expect("at most the limit");
-        let reset = if used == 0 { Duration::ZERO } else { ticks(self.fresh_at(hits) - now) };
+        let reset = if used == 0 { Duration::ZERO } else { ticks(self.idle_at(hits) - now) };
         let next_token_after =
             if remaining < limit { ticks(self.free_after(now, remaining + 1)) } else { Duration::ZERO };
         LimitSnapshot { limit, window: self.terms.quota().period(), remaining, reset, next_token_after }

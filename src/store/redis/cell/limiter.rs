@@ -125,7 +125,7 @@ impl<Key: EncodeKey + ?Sized> RedisCell<Key> {
     /// Refuses for good what could never be had.
     fn never(&self, ask: AcquireOptions) -> Option<Decision> {
         let Throttle { rate, clock, .. } = &self.handle.lines.core.trade;
-        let never = || Decision::by_policy(clock.now(), Verdict::ExceedsLimit).from_source(DecisionSource::Store);
+        let never = || Decision::by_policy(clock.now(), Verdict::ExceedsLimit).with_source(DecisionSource::Store);
         (!rate.fits(ask.cost)).then(never)
     }
 

@@ -1,19 +1,19 @@
 use std::fmt;
 use std::hash::Hash;
 
-use super::{Built, Policy};
+use super::{BuiltAlgorithm, Policy};
 use crate::error::Error;
 use crate::limit::{IntoLimit, Limit};
 use crate::store::DynLimit;
 
 /// What policies can count by, under the names that configuration uses: see [the module](super).
-pub struct Parts<Key: ?Sized> {
-    parts: Vec<(String, Box<Make<Key>>)>,
+pub struct KeyParts<Key: ?Sized> {
+    parts: Vec<(String, Box<BuildLimit<Key>>)>,
 }
 
-type Make<Key> = dyn Fn(&Policy) -> DynLimit<Key> + Send + Sync;
+type BuildLimit<Key> = dyn Fn(&Policy) -> DynLimit<Key> + Send + Sync;
 
-impl<Key: ?Sized + 'static> Parts<Key> {
+impl<Key: ?Sized + 'static> KeyParts<Key> {
     /// Nothing to count by yet.
     #[must_use]
     pub fn new() -> Self {
@@ -22,14 +22,14 @@ impl<Key: ?Sized + 'static> Parts<Key> {
 
     /// Adds a part of the key. A later one of the same name takes the place of an earlier one.
     #[must_use]
-    pub fn part<Part, F>(mut self, name: impl Into<String>, part: F) -> Self
+    pub fn add<Part, F>(mut self, name: impl Into<String>, part: F) -> Self
     where
         Part: Hash + 'static,
         F: Fn(&Key) -> Part + Clone + Send + Sync + 'static,
     {
         let name = name.into();
         self.parts.retain(|(there, _)| *there != name);
-        self.parts.push((name, Box::new(move |policy| make(policy, part.clone()))));
+        self.parts.push((name, Box::new(move |policy| build_limit(policy, part.clone()))));
         self
     }
 
@@ -41,7 +41,7 @@ impl<Key: ?Sized + 'static> Parts<Key> {
     pub fn limits(&self, policies: &[Policy]) -> Result<Vec<DynLimit<Key>>, Error> {
         let make = |(index, policy): (usize, &Policy)| {
             if let Some(first) = policies[..index].iter().position(|other| other.name() == policy.name()) {
-                return Err(at(
+                return Err(field_error(
                     index,
                     policy,
                     "name",
@@ -52,7 +52,7 @@ impl<Key: ?Sized + 'static> Parts<Key> {
             let make = make.ok_or_else(|| {
                 let known: Vec<_> = self.parts.iter().map(|(name, _)| format!("{name:?}")).collect();
                 let problem = format!("{:?} is not known; it must be one of {}", policy.by(), known.join(", "));
-                at(index, policy, "by", &problem)
+                field_error(index, policy, "by", &problem)
             })?;
             Ok(make(policy))
         };
@@ -60,24 +60,24 @@ impl<Key: ?Sized + 'static> Parts<Key> {
     }
 }
 
-fn at(index: usize, policy: &Policy, field: &str, problem: &str) -> Error {
+fn field_error(index: usize, policy: &Policy, field: &str, problem: &str) -> Error {
     Error::config(format!("limits[{index}] ({:?}), {field}: {problem}", policy.name()))
 }
 
-fn make<Key, Part, F>(policy: &Policy, part: F) -> DynLimit<Key>
+fn build_limit<Key, Part, F>(policy: &Policy, part: F) -> DynLimit<Key>
 where
     Key: ?Sized + 'static,
     Part: Hash + 'static,
     F: Fn(&Key) -> Part + Send + Sync + 'static,
 {
     match policy.built() {
-        Built::Gcra(algorithm) => limit(policy, algorithm, part),
-        Built::TokenBucket(algorithm) => limit(policy, algorithm, part),
-        Built::LeakyBucket(algorithm) => limit(policy, algorithm, part),
-        Built::LeakyQueue(algorithm) => limit(policy, algorithm, part),
-        Built::FixedWindow(algorithm) => limit(policy, algorithm, part),
-        Built::SlidingWindow(algorithm) => limit(policy, algorithm, part),
-        Built::SlidingLog(algorithm) => limit(policy, algorithm, part),
+        BuiltAlgorithm::Gcra(algorithm) => limit(policy, algorithm, part),
+        BuiltAlgorithm::TokenBucket(algorithm) => limit(policy, algorithm, part),
+        BuiltAlgorithm::LeakyBucket(algorithm) => limit(policy, algorithm, part),
+        BuiltAlgorithm::LeakyQueue(algorithm) => limit(policy, algorithm, part),
+        BuiltAlgorithm::FixedWindow(algorithm) => limit(policy, algorithm, part),
+        BuiltAlgorithm::SlidingWindow(algorithm) => limit(policy, algorithm, part),
+        BuiltAlgorithm::SlidingLog(algorithm) => limit(policy, algorithm, part),
     }
 }
 
@@ -92,13 +92,13 @@ where
     DynLimit::new(if policy.is_shadow() { limit.shadow() } else { limit }.into_limit())
 }
 
-impl<Key: ?Sized + 'static> Default for Parts<Key> {
+impl<Key: ?Sized + 'static> Default for KeyParts<Key> {
     fn default() -> Self {
         Self::new()
     }
 }
 
-impl<Key: ?Sized> fmt::Debug for Parts<Key> {
+impl<Key: ?Sized> fmt::Debug for KeyParts<Key> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_set().entries(self.parts.iter().map(|(name, _)| name)).finish()
     }
