@@ -1,60 +1,69 @@
 use std::time::Duration;
 
-/// What is asked: how much, and how long the asker would wait for it.
+/// The options of one acquire call: cost, maximum delay, and the limits that the decision lists.
 ///
-/// The default asks for a cost of one, at once.
+/// The default is a cost of one. An integer converts into options of that cost.
+///
+/// ```
+/// use tower_ratelimit::AcquireOptions;
+///
+/// assert_eq!(AcquireOptions::from(5), AcquireOptions::cost(5));
+/// assert_eq!(AcquireOptions::from(1), AcquireOptions::default());
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub struct AcquireOptions {
-    /// What the request costs. A cost of zero is a question: it is allowed unless the key is in debt beyond its
-    /// burst, and charges nothing.
-    pub cost: u64,
-    /// The longest delay that the asker accepts. With `None` it is for the algorithm to say: a queue delays as it must,
-    /// all others refuse what can't be had at once.
+    /// The cost of the request.
     ///
-    /// An algorithm that can promise a later turn answers [`Verdict::AllowedAfter`](super::Verdict::AllowedAfter); one that can't refuses.
+    /// A cost of zero charges nothing. It is allowed unless the key has more usage than the limit.
+    pub cost: u64,
+    /// The longest delay that the caller accepts. With `None` a queue delays the request up to its capacity, and all other
+    /// algorithms delay nothing.
+    ///
+    /// An algorithm that supports scheduling returns [`Verdict::AllowedAfter`](super::Verdict::AllowedAfter) for a start
+    /// within the delay. Other algorithms deny the request.
     pub max_delay: Option<Duration>,
-    /// Whether the decision is to list every limit, not just the one that speaks. Costs an allocation where there are several.
+    /// Whether the decision lists all limits instead of the most restrictive one. Several limits cost an allocation.
     pub all_limits: bool,
-    /// The same for a refusal only: to name all that refuse.
+    /// Whether a denial lists all limits.
     pub all_denials: bool,
-    /// Whether the cost is to be [held](crate::limiter::Held) instead of charged. A hold starts now: `max_delay` does not count.
+    /// Whether to [hold](crate::limiter::Held) the cost instead of charging it. A hold ignores `max_delay`.
     pub hold: bool,
 }
 
 impl AcquireOptions {
-    /// Asks for `cost`, at once.
+    /// Returns options with this cost, and otherwise the defaults.
     #[must_use]
     pub const fn cost(cost: u64) -> Self {
         Self { cost, max_delay: None, all_limits: false, all_denials: false, hold: false }
     }
 
-    /// Accepts a delay of up to `max_delay`.
+    /// Sets the longest delay that the caller accepts.
     #[must_use]
     pub const fn max_delay(mut self, max_delay: Duration) -> Self {
         self.max_delay = Some(max_delay);
         self
     }
 
-    /// Asks that the cost be held instead of charged: see [`Limiter::hold`](crate::Limiter::hold).
+    /// Holds the cost instead of charging it: see [`Limiter::hold`](crate::Limiter::hold).
     #[must_use]
     pub const fn hold(mut self) -> Self {
         self.hold = true;
         self
     }
 
-    /// The longest acceptable delay in whole microseconds, or `default`.
+    /// Returns the longest acceptable delay in whole microseconds, or `default` if the caller set none.
     #[inline]
     pub(crate) fn max_delay_micros_or(&self, default: u64) -> u64 {
         self.max_delay.map_or(default, crate::clock::micros_floor)
     }
 
-    /// Whether the decision of several limits is to list them all: where that is asked for, or one of them is a shadow.
+    /// Returns whether the decision of several limits lists all: if the options say so, or if one limit is a shadow.
     pub(crate) fn lists_all(self, shadows: bool, refused: impl FnOnce() -> bool) -> bool {
         shadows || self.all_limits || (self.all_denials && refused())
     }
 
-    /// Asks that the decision list every limit.
+    /// Lists all limits in the decision.
     #[must_use]
     pub const fn all_limits(mut self) -> Self {
         self.all_limits = true;
@@ -65,5 +74,12 @@ impl AcquireOptions {
 impl Default for AcquireOptions {
     fn default() -> Self {
         Self::cost(1)
+    }
+}
+
+/// Options with this cost. This is the only conversion from an integer, so that an integer literal needs no suffix.
+impl From<u64> for AcquireOptions {
+    fn from(cost: u64) -> Self {
+        Self::cost(cost)
     }
 }
