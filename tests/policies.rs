@@ -295,12 +295,12 @@ fn policies_that_do_not_go_together_are_an_error_that_says_where() {
 
     let error = two("name = 'a'\nby = 'user'", "name = 'b'\nby = 'tenant'").unwrap_err();
     assert!(error.is_config());
-    let expected = r#"limits[1] ("b"), by: "tenant" is not known; it must be one of "user", "organisation", "all""#;
+    let expected = r#"limits[1] ("b"), by: unknown sub-key "tenant"; use one of "user", "organisation", "all""#;
     assert_eq!(error.to_string(), expected);
 
     let error = two("name = 'a'\nby = 'user'", "name = 'a'\nby = 'all'").unwrap_err();
     assert!(error.is_config());
-    assert!(error.to_string().starts_with(r#"limits[1] ("a"), name: it is that of limits[0] too"#), "{error}");
+    assert!(error.to_string().starts_with(r#"limits[1] ("a"), name: limits[0] has it too"#), "{error}");
 }
 
 #[test]

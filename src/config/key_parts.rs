@@ -6,57 +6,58 @@ use crate::error::Error;
 use crate::limit::{IntoLimit, Limit};
 use crate::store::DynLimit;
 
-/// What policies can count by, under the names that configuration uses: see [the module](super).
+/// The sub-keys by which policies count, by their names in configuration: see [the module](super).
 pub struct KeyParts<Key: ?Sized> {
-    parts: Vec<(String, Box<BuildLimit<Key>>)>,
+    builders: Vec<(String, Box<BuildLimit<Key>>)>,
 }
 
 type BuildLimit<Key> = dyn Fn(&Policy) -> DynLimit<Key> + Send + Sync;
 
 impl<Key: ?Sized + 'static> KeyParts<Key> {
-    /// Nothing to count by yet.
+    /// Creates an empty collection.
     #[must_use]
     pub fn new() -> Self {
-        Self { parts: Vec::new() }
+        Self { builders: Vec::new() }
     }
 
-    /// Adds a part of the key. A later one of the same name takes the place of an earlier one.
+    /// Adds a sub-key. It replaces an earlier sub-key of the same name.
     #[must_use]
-    pub fn add<Part, F>(mut self, name: impl Into<String>, part: F) -> Self
+    pub fn add<SubKey, F>(mut self, name: impl Into<String>, sub_key: F) -> Self
     where
-        Part: Hash + 'static,
-        F: Fn(&Key) -> Part + Clone + Send + Sync + 'static,
+        SubKey: Hash + 'static,
+        F: Fn(&Key) -> SubKey + Clone + Send + Sync + 'static,
     {
         let name = name.into();
-        self.parts.retain(|(there, _)| *there != name);
-        self.parts.push((name, Box::new(move |policy| build_limit(policy, part.clone()))));
+        self.builders.retain(|(other, _)| *other != name);
+        self.builders.push((name, Box::new(move |policy| build_limit(policy, sub_key.clone()))));
         self
     }
 
-    /// The limits that the policies say.
+    /// Builds the limits of the policies.
     ///
     /// # Errors
     ///
-    /// If a policy counts by what is not known here, or two have the same name. The error says which, and where.
+    /// Returns an error if a policy counts by an unknown sub-key, or if two policies have one name. The error names the
+    /// policy and the field.
     pub fn limits(&self, policies: &[Policy]) -> Result<Vec<DynLimit<Key>>, Error> {
-        let make = |(index, policy): (usize, &Policy)| {
+        let build = |(index, policy): (usize, &Policy)| {
             if let Some(first) = policies[..index].iter().position(|other| other.name() == policy.name()) {
                 return Err(field_error(
                     index,
                     policy,
                     "name",
-                    &format!("it is that of limits[{first}] too; give each its own"),
+                    &format!("limits[{first}] has it too; give each limit its own name"),
                 ));
             }
-            let make = self.parts.iter().find(|(name, _)| name == policy.by()).map(|(_, make)| make);
-            let make = make.ok_or_else(|| {
-                let known: Vec<_> = self.parts.iter().map(|(name, _)| format!("{name:?}")).collect();
-                let problem = format!("{:?} is not known; it must be one of {}", policy.by(), known.join(", "));
+            let builder = self.builders.iter().find(|(name, _)| name == policy.by()).map(|(_, builder)| builder);
+            let builder = builder.ok_or_else(|| {
+                let known: Vec<_> = self.builders.iter().map(|(name, _)| format!("{name:?}")).collect();
+                let problem = format!("unknown sub-key {:?}; use one of {}", policy.by(), known.join(", "));
                 field_error(index, policy, "by", &problem)
             })?;
-            Ok(make(policy))
+            Ok(builder(policy))
         };
-        policies.iter().enumerate().map(make).collect()
+        policies.iter().enumerate().map(build).collect()
     }
 }
 
@@ -64,31 +65,31 @@ fn field_error(index: usize, policy: &Policy, field: &str, problem: &str) -> Err
     Error::config(format!("limits[{index}] ({:?}), {field}: {problem}", policy.name()))
 }
 
-fn build_limit<Key, Part, F>(policy: &Policy, part: F) -> DynLimit<Key>
+fn build_limit<Key, SubKey, F>(policy: &Policy, sub_key: F) -> DynLimit<Key>
 where
     Key: ?Sized + 'static,
-    Part: Hash + 'static,
-    F: Fn(&Key) -> Part + Send + Sync + 'static,
+    SubKey: Hash + 'static,
+    F: Fn(&Key) -> SubKey + Send + Sync + 'static,
 {
     match policy.built() {
-        BuiltAlgorithm::Gcra(algorithm) => limit(policy, algorithm, part),
-        BuiltAlgorithm::TokenBucket(algorithm) => limit(policy, algorithm, part),
-        BuiltAlgorithm::LeakyBucket(algorithm) => limit(policy, algorithm, part),
-        BuiltAlgorithm::LeakyQueue(algorithm) => limit(policy, algorithm, part),
-        BuiltAlgorithm::FixedWindow(algorithm) => limit(policy, algorithm, part),
-        BuiltAlgorithm::SlidingWindow(algorithm) => limit(policy, algorithm, part),
-        BuiltAlgorithm::SlidingLog(algorithm) => limit(policy, algorithm, part),
+        BuiltAlgorithm::Gcra(algorithm) => limit_with(policy, algorithm, sub_key),
+        BuiltAlgorithm::TokenBucket(algorithm) => limit_with(policy, algorithm, sub_key),
+        BuiltAlgorithm::LeakyBucket(algorithm) => limit_with(policy, algorithm, sub_key),
+        BuiltAlgorithm::LeakyQueue(algorithm) => limit_with(policy, algorithm, sub_key),
+        BuiltAlgorithm::FixedWindow(algorithm) => limit_with(policy, algorithm, sub_key),
+        BuiltAlgorithm::SlidingWindow(algorithm) => limit_with(policy, algorithm, sub_key),
+        BuiltAlgorithm::SlidingLog(algorithm) => limit_with(policy, algorithm, sub_key),
     }
 }
 
-fn limit<Key, A, Part, F>(policy: &Policy, algorithm: A, part: F) -> DynLimit<Key>
+fn limit_with<Key, A, SubKey, F>(policy: &Policy, algorithm: A, sub_key: F) -> DynLimit<Key>
 where
     Key: ?Sized + 'static,
     A: crate::algorithm::Algorithm,
-    Part: Hash + 'static,
-    F: Fn(&Key) -> Part + Send + Sync + 'static,
+    SubKey: Hash + 'static,
+    F: Fn(&Key) -> SubKey + Send + Sync + 'static,
 {
-    let limit = Limit::new(policy.name().to_owned(), algorithm).keyed_by(part).with_sub_key_name(policy.by());
+    let limit = Limit::new(policy.name().to_owned(), algorithm).keyed_by(sub_key).with_sub_key_name(policy.by());
     DynLimit::new(if policy.is_shadow() { limit.shadow() } else { limit }.into_limit())
 }
 
@@ -100,6 +101,6 @@ impl<Key: ?Sized + 'static> Default for KeyParts<Key> {
 
 impl<Key: ?Sized> fmt::Debug for KeyParts<Key> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_set().entries(self.parts.iter().map(|(name, _)| name)).finish()
+        f.debug_set().entries(self.builders.iter().map(|(name, _)| name)).finish()
     }
 }

@@ -1,7 +1,7 @@
-//! Limits from configuration: TOML, JSON, whatever serde reads.
+//! Limits from configuration: TOML, JSON, and other formats that serde reads.
 //!
-//! A [`Policy`] says a limit's name, algorithm, quota and what it counts by. [`KeyParts`] says what can be counted by, and makes
-//! limits of policies. [`Memory::replace`](crate::Memory::replace) puts changed ones in place while requests are decided.
+//! A [`Policy`] is the configuration of one limit: name, algorithm, quota and sub-key. [`KeyParts`] defines the sub-keys by
+//! name, and builds limits from policies. [`Memory::replace`](crate::Memory::replace) replaces the limits at run time.
 //!
 //! ```
 //! use tower_ratelimit::config::{KeyParts, Policy};
@@ -12,7 +12,7 @@
 //!     organisation: String,
 //! }
 //!
-//! let parts = KeyParts::new()
+//! let key_parts = KeyParts::new()
 //!     .add("user", |caller: &Caller| caller.user)
 //!     .add("organisation", |caller: &Caller| caller.organisation.clone());
 //!
@@ -22,10 +22,10 @@
 //!         { "name": "hourly", "algorithm": "fixed-window", "quota": "1000/h", "by": "organisation" }
 //!     ]"#,
 //! )?;
-//! let limiter = Memory::new(parts.limits(&policies)?);
+//! let limiter = Memory::new(key_parts.limits(&policies)?);
 //!
 //! let caller = Caller { user: 7, organisation: "acme".to_owned() };
-//! assert!(limiter.decide(&caller, AcquireOptions::default()).is_allowed());
+//! assert!(limiter.check(&caller, AcquireOptions::default()).is_allowed());
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
@@ -37,30 +37,31 @@ use crate::error::Error;
 use crate::quota::Quota;
 use serde::{Deserialize, Serialize};
 
-/// A limit as configuration says it.
+/// The configuration of one limit.
 ///
 /// ```toml
 /// name = "api"
 /// algorithm = "gcra"        # or token-bucket, leaky-bucket, leaky-queue, fixed-window, sliding-window, sliding-log
 /// quota = "100/min"
-/// burst = 20                # gcra, token-bucket, leaky-bucket: else the quota's limit
-/// max_waiting = 5           # leaky-queue: else the quota's limit
-/// aligned_to_clock = true   # fixed-window: else a window starts at the first hit
-/// blocks = 10               # sliding-window: else ten
-/// weighted = true           # sliding-window: else strict
-/// by = "user"               # what it counts by: one of the application's parts
-/// shadow = false            # true to decide and tell, and never refuse
+/// burst = 20                # gcra, token-bucket, leaky-bucket; default: the quota's limit
+/// max_waiting = 5           # leaky-queue; default: the quota's limit
+/// aligned_to_clock = true   # fixed-window; default: a window starts at the first hit
+/// blocks = 10               # sliding-window; default: the largest divisor of the period up to 10
+/// weighted = true           # sliding-window; default: strict
+/// by = "user"               # the sub-key: a name that the application added to `KeyParts`
+/// shadow = false            # true: decide and count, and never deny
 /// ```
 ///
-/// A setting that is not the algorithm's is an error, as is one that the algorithm can't hold: it names the setting.
+/// A field that does not apply to the algorithm is an error, as is a value that the algorithm rejects. The error names the
+/// field.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "PolicyFields", into = "PolicyFields")]
 pub struct Policy {
-    raw: PolicyFields,
+    fields: PolicyFields,
     algorithm: BuiltAlgorithm,
 }
 
-/// The names of the algorithms.
+/// The name of an algorithm in configuration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 #[non_exhaustive]
@@ -82,34 +83,34 @@ pub enum AlgorithmName {
 }
 
 impl Policy {
-    /// The limit's name.
+    /// Returns the limit's name.
     #[must_use]
     pub fn name(&self) -> &str {
-        &self.raw.name
+        &self.fields.name
     }
 
-    /// The algorithm.
+    /// Returns the algorithm's name.
     #[must_use]
     pub fn algorithm(&self) -> AlgorithmName {
-        self.raw.algorithm
+        self.fields.algorithm
     }
 
-    /// The quota.
+    /// Returns the quota.
     #[must_use]
     pub fn quota(&self) -> Quota {
-        self.raw.quota
+        self.fields.quota
     }
 
-    /// What it counts by.
+    /// Returns the name of the sub-key.
     #[must_use]
     pub fn by(&self) -> &str {
-        &self.raw.by
+        &self.fields.by
     }
 
-    /// Whether it never refuses.
+    /// Returns whether the limit is a [shadow](crate::Limit::shadow).
     #[must_use]
     pub fn is_shadow(&self) -> bool {
-        self.raw.shadow
+        self.fields.shadow
     }
 
     pub(super) fn built(&self) -> BuiltAlgorithm {
@@ -117,7 +118,7 @@ impl Policy {
     }
 }
 
-/// A policy's algorithm with its settings.
+/// A configured algorithm.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum BuiltAlgorithm {
     Gcra(Gcra),
@@ -129,7 +130,7 @@ pub(super) enum BuiltAlgorithm {
     SlidingLog(SlidingLog),
 }
 
-/// The settings as they are written.
+/// The fields of a policy in configuration.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct PolicyFields {
@@ -159,19 +160,19 @@ fn is_false(value: &bool) -> bool {
 impl TryFrom<PolicyFields> for Policy {
     type Error = Error;
 
-    fn try_from(raw: PolicyFields) -> Result<Self, Error> {
-        if raw.name.is_empty() {
-            return Err(Error::config("name: it is empty; give the limit one that clients may see"));
+    fn try_from(fields: PolicyFields) -> Result<Self, Error> {
+        if fields.name.is_empty() {
+            return Err(Error::config("name: it is empty; give the limit a name that clients may see"));
         }
-        raw.reject_inapplicable()?;
-        let algorithm = raw.build()?;
-        Ok(Self { raw, algorithm })
+        fields.reject_inapplicable()?;
+        let algorithm = fields.build()?;
+        Ok(Self { fields, algorithm })
     }
 }
 
 impl From<Policy> for PolicyFields {
     fn from(policy: Policy) -> Self {
-        policy.raw
+        policy.fields
     }
 }
 
@@ -221,22 +222,25 @@ impl PolicyFields {
     fn reject_inapplicable(&self) -> Result<(), Error> {
         use AlgorithmName::{FixedWindow, Gcra, LeakyBucket, LeakyQueue, SlidingWindow, TokenBucket};
 
-        let settings: [(&str, bool, &[AlgorithmName], &str); 5] = [
+        let fields: [(&str, bool, &[AlgorithmName], &str); 5] = [
             ("burst", self.burst.is_some(), &[Gcra, TokenBucket, LeakyBucket], "gcra, token-bucket and leaky-bucket"),
             ("max_waiting", self.max_waiting.is_some(), &[LeakyQueue], "leaky-queue"),
             ("aligned_to_clock", self.aligned_to_clock.is_some(), &[FixedWindow], "fixed-window"),
             ("blocks", self.blocks.is_some(), &[SlidingWindow], "sliding-window"),
             ("weighted", self.weighted.is_some(), &[SlidingWindow], "sliding-window"),
         ];
-        for (field, is_set, owners, names) in settings {
+        for (field, is_set, owners, names) in fields {
             if is_set && !owners.contains(&self.algorithm) {
-                return Err(Error::config(format!("{field}: it is a setting of {names} only")));
+                return Err(Error::config(format!(
+                    "{field}: it applies to {names} only; remove it or change the algorithm"
+                )));
             }
         }
         Ok(())
     }
 }
 
+/// Prefixes an error with the name of a field.
 fn with_field<T>(field: &str, result: Result<T, Error>) -> Result<T, Error> {
     result.map_err(|error| Error::config(format!("{field}: {error}")).with_source(error))
 }

@@ -50,7 +50,7 @@ use crate::error::Error;
 /// ));
 ///
 /// let caller = Caller { user: 7, organisation: "acme".to_owned() };
-/// assert!(limiter.decide(&caller, AcquireOptions::default()).is_allowed());
+/// assert!(limiter.check(&caller, AcquireOptions::default()).is_allowed());
 /// ```
 #[derive(Clone)]
 pub struct Limit<A, P = WholeKey> {
@@ -163,7 +163,7 @@ pub(crate) fn check_unique_names<'a>(names: impl IntoIterator<Item = &'a str>) -
     let mut seen = std::collections::HashSet::new();
     for name in names {
         if name.is_empty() {
-            return Err(Error::config("limit name: it is empty; give the limit a name that clients may see"));
+            return Err(Error::config("limit name: a limit has an empty name; give it a name that clients may see"));
         }
         if let Some(char) = first_invalid_name_char(name) {
             return Err(Error::config(format!(
@@ -172,7 +172,7 @@ pub(crate) fn check_unique_names<'a>(names: impl IntoIterator<Item = &'a str>) -
         }
         if !seen.insert(name) {
             return Err(Error::config(format!(
-                "limit name {name:?}: two limits have it; give each limit its own name with `Limit::new`"
+                "limit name: two limits are named {name:?}; give each its own name with `Limit::new`"
             )));
         }
     }

@@ -22,9 +22,9 @@ use crate::algorithm::Algorithm;
 /// let tier = per_key(|caller: &Caller| if caller.paid { PAID } else { FREE });
 /// let limiter = Memory::new(Limit::new("user", tier).keyed_by(|caller: &Caller| caller.user));
 ///
-/// let free = limiter.decide(&Caller { user: 1, paid: false }, AcquireOptions::cost(60));
+/// let free = limiter.check(&Caller { user: 1, paid: false }, AcquireOptions::cost(60));
 /// assert_eq!(free.remaining(), Some(0));
-/// let upgraded = limiter.decide(&Caller { user: 1, paid: true }, AcquireOptions::default());
+/// let upgraded = limiter.check(&Caller { user: 1, paid: true }, AcquireOptions::default());
 /// assert_eq!(upgraded.remaining(), Some(5000 - 61));
 /// ```
 pub fn per_key<Key: ?Sized, A: Algorithm, F: Fn(&Key) -> A>(select: F) -> PerKey<F, A> {
