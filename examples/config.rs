@@ -18,7 +18,7 @@ use std::{env, fs};
 use axum::Router;
 use axum::routing::get;
 use serde::Deserialize;
-use tower_ratelimit::config::{Parts, Policy};
+use tower_ratelimit::config::{KeyParts, Policy};
 use tower_ratelimit::{DynLimit, Memory, PeerIp, RateLimitLayer};
 
 type AnyError = Box<dyn std::error::Error + Send + Sync>;

@@ -84,7 +84,7 @@ fn main() -> Result<(), Error> {
     let clock = ManualClock::new();
     let plan = Memory::builder(Allowance { daily: 2, max: 10 }).clock(clock.clone()).build()?;
     for (day, gigabytes) in [(1, 3), (2, 1), (3, 6), (4, 4), (5, 3), (9, 7), (10, 6), (11, 12), (14, 10)] {
-        clock.set(ManualClock::START.after(Duration::from_micros((day - 1) * DAY + 18 * HOUR)));
+        clock.set(ManualClock::START.saturating_add(Duration::from_micros((day - 1) * DAY + 18 * HOUR)));
         let decision = plan.check("+49 170 555 01", AcquireOptions::cost(gigabytes));
         let left = decision.remaining().unwrap_or_default();
         println!("day {day:>2}: {gigabytes:>2} GB? {:?}, {left} GB left", decision.verdict());

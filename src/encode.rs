@@ -1,14 +1,14 @@
-//! How keys are written in a store that many processes share.
+//! Encoding of keys as text, for stores that many processes share.
 
 use std::borrow::Cow;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::rc::Rc;
 use std::sync::Arc;
 
-/// How a key is written in a store that many processes share.
+/// Encoding of a key as text, for a store that many processes share.
 ///
-/// Two keys of one type must never be written alike. Numbers, addresses, text, bytes and tuples of them are; a type of
-/// your own is written as its parts, one after the other:
+/// Different keys of one type must have different encodings. The implementations for numbers, addresses, text, bytes and
+/// tuples do that. A type of your own can encode a tuple of its parts:
 ///
 /// ```
 /// use tower_ratelimit::key::{EncodeKey, KeyWriter};
@@ -32,43 +32,42 @@ use std::sync::Arc;
 /// assert_eq!(key.as_str(), "user,7");
 /// ```
 #[diagnostic::on_unimplemented(
-    message = "`{Self}` can't be written as a key of a shared store",
-    note = "implement `tower_ratelimit::key::EncodeKey` for it, or count by a part of it with `Limit::keyed_by`"
+    message = "`{Self}` cannot be encoded as a key of a shared store",
+    note = "implement `tower_ratelimit::key::EncodeKey` for it, or count by a sub-key with `Limit::keyed_by`"
 )]
 pub trait EncodeKey {
-    /// Writes it.
+    /// Appends the encoding of `self` to `key`.
     fn encode(&self, key: &mut KeyWriter);
 }
 
-/// A key being written: see [`EncodeKey`].
+/// A buffer for the encoding of a key: see [`EncodeKey`].
 ///
-/// Text is written as it is where it consists of ASCII letters, digits and `-._@/+=`; all other bytes are escaped as in
-/// addresses of the web (`%2C`). So what a client chooses can't look like a part of another key, and no brace of it steers a
-/// key to a slot of a cluster.
+/// ASCII letters, digits and `-._@/+=` are written unchanged; all other bytes are percent-encoded (`%2C`). So text that a
+/// client chooses cannot imitate another part of a key, and its braces cannot choose the key's cluster slot.
 #[derive(Clone, Debug, Default)]
 pub struct KeyWriter {
     text: String,
-    /// Whether the next part follows another one.
-    follows: bool,
+    /// Whether a comma must precede the next part.
+    needs_separator: bool,
 }
 
 impl KeyWriter {
-    /// Nothing written yet.
+    /// Creates an empty buffer.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// What is written so far.
+    /// Returns the encoding.
     #[must_use]
     pub fn as_str(&self) -> &str {
         &self.text
     }
 
-    /// Writes one part: any bytes.
+    /// Appends one part of any bytes.
     pub fn bytes(&mut self, bytes: &[u8]) {
-        self.begin();
-        // Nothing at all must differ from no part.
+        self.start_part();
+        // An empty part must differ from no part. A lone `%` is not the encoding of any byte.
         if bytes.is_empty() {
             self.text.push('%');
         }
@@ -85,32 +84,32 @@ impl KeyWriter {
         }
     }
 
-    /// Writes one part that is made of other parts: a tuple or a list within another one.
+    /// Appends one part that consists of other parts, such as a tuple within a tuple.
     pub fn group(&mut self, parts: impl FnOnce(&mut Self)) {
-        self.begin();
+        self.start_part();
         self.text.push('(');
-        self.follows = false;
+        self.needs_separator = false;
         parts(self);
         self.text.push(')');
-        self.follows = true;
+        self.needs_separator = true;
     }
 
-    fn begin(&mut self) {
-        if self.follows {
+    fn start_part(&mut self) {
+        if self.needs_separator {
             self.text.push(',');
         }
-        self.follows = true;
+        self.needs_separator = true;
     }
 
-    fn plain(&mut self, part: &str) {
-        self.begin();
+    fn push_raw(&mut self, part: &str) {
+        self.start_part();
         self.text.push_str(part);
     }
 
-    /// Begins anew, with the room that there is.
+    /// Removes all parts, and keeps the allocation.
     pub fn clear(&mut self) {
         self.text.clear();
-        self.follows = false;
+        self.needs_separator = false;
     }
 }
 
@@ -118,7 +117,7 @@ macro_rules! integers {
     ($($integer:ty),+) => {$(
         impl EncodeKey for $integer {
             fn encode(&self, key: &mut KeyWriter) {
-                key.plain(itoa::Buffer::new().format(*self));
+                key.push_raw(itoa::Buffer::new().format(*self));
             }
         }
     )+};
@@ -128,7 +127,7 @@ integers!(u8, u16, u32, u64, u128, usize, i8, i16, i32, i64, i128, isize);
 
 impl EncodeKey for bool {
     fn encode(&self, key: &mut KeyWriter) {
-        key.plain(if *self { "true" } else { "false" });
+        key.push_raw(if *self { "true" } else { "false" });
     }
 }
 
@@ -168,7 +167,7 @@ impl<const N: usize> EncodeKey for [u8; N] {
     }
 }
 
-/// An IPv6 address is written with its colons escaped.
+/// The colons of an IPv6 address are percent-encoded.
 impl EncodeKey for IpAddr {
     fn encode(&self, key: &mut KeyWriter) {
         key.bytes(self.to_string().as_bytes());
@@ -193,17 +192,17 @@ impl EncodeKey for SocketAddr {
     }
 }
 
-/// One count for all.
+/// All keys have the same, empty encoding.
 impl EncodeKey for () {
     fn encode(&self, _key: &mut KeyWriter) {}
 }
 
-/// In parentheses, or `-`: so that a part that is written as nothing at all is still told from none.
+/// `Some` is in parentheses and `None` is `-`, so that `Some(())` differs from `None`.
 impl<T: EncodeKey> EncodeKey for Option<T> {
     fn encode(&self, key: &mut KeyWriter) {
         match self {
             Some(some) => key.group(|key| some.encode(key)),
-            None => key.plain("-"),
+            None => key.push_raw("-"),
         }
     }
 }
@@ -226,7 +225,7 @@ impl<T: EncodeKey + ToOwned + ?Sized> EncodeKey for Cow<'_, T> {
     }
 }
 
-/// Within a tuple, parts that are tuples stand in parentheses.
+/// A tuple within a tuple is in parentheses.
 macro_rules! tuples {
     ($(($($part:ident $index:tt),+))+) => {$(
         impl<$($part: EncodeKey),+> EncodeKey for ($($part,)+) {
@@ -234,7 +233,7 @@ macro_rules! tuples {
                 let write = |key: &mut KeyWriter| {
                     $(self.$index.encode(key);)+
                 };
-                // The outermost parts are told apart by their commas; as a part of another one, a tuple needs its bounds.
+                // Commas separate the outermost parts. An inner tuple needs parentheses: `((a, b), c)` differs from `(a, (b, c))`.
                 if key.text.is_empty() { write(key) } else { key.group(write) }
             }
         }

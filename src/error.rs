@@ -1,14 +1,14 @@
-//! The one error type.
+//! The error type.
 
 use std::borrow::Cow;
 use std::error::Error as StdError;
 use std::fmt;
 use std::sync::Arc;
 
-/// Why a limiter could not be built, or could not decide.
+/// The reason why a limiter could not be built, or could not decide.
 ///
-/// Being over a limit is a [`Decision`](crate::Decision), never an error. The message says what was wrong, what was
-/// expected and how to mend it; the predicates tell the kinds apart; [`source`](StdError::source) keeps the cause.
+/// A denial is a [`Decision`](crate::Decision), not an error. The predicates distinguish the kinds of errors. The message
+/// names the cause and the remedy. [`source`](StdError::source) returns the underlying error.
 #[derive(Clone)]
 pub struct Error {
     kind: Kind,
@@ -24,25 +24,25 @@ enum Kind {
 }
 
 impl Error {
-    /// A setting that can't be: a zero quota, a period that is not whole microseconds, an unreadable text.
+    /// Creates an error for an invalid configuration, such as a quota of zero or an invalid address.
     #[must_use]
     pub fn config(message: impl Into<Cow<'static, str>>) -> Self {
         Self::new(Kind::Config, message)
     }
 
-    /// A store that could not answer.
+    /// Creates an error for a store that could not decide.
     #[must_use]
     pub fn unavailable(message: impl Into<Cow<'static, str>>) -> Self {
         Self::new(Kind::Unavailable, message)
     }
 
-    /// An operation that this limiter does not have.
+    /// Creates an error for an operation that a limiter does not support.
     #[must_use]
     pub fn unsupported(message: impl Into<Cow<'static, str>>) -> Self {
         Self::new(Kind::Unsupported, message)
     }
 
-    /// The same error with its cause.
+    /// Sets the underlying error.
     #[must_use]
     pub fn with_source(mut self, source: impl StdError + Send + Sync + 'static) -> Self {
         self.source = Some(Arc::new(source));
@@ -53,19 +53,19 @@ impl Error {
         Self { kind, message: message.into(), source: None }
     }
 
-    /// Whether a setting was wrong: found when a value or a limiter is built.
+    /// Returns whether the configuration is invalid. Such errors occur when a value or a limiter is built.
     #[must_use]
     pub fn is_config(&self) -> bool {
         self.kind == Kind::Config
     }
 
-    /// Whether the store could not answer: gone, too slow, or refusing.
+    /// Returns whether the store could not decide: it is unreachable, too slow, or returned an error.
     #[must_use]
     pub fn is_unavailable(&self) -> bool {
         self.kind == Kind::Unavailable
     }
 
-    /// Whether the limiter does not have the operation that was asked of it.
+    /// Returns whether the limiter does not support the operation.
     #[must_use]
     pub fn is_unsupported(&self) -> bool {
         self.kind == Kind::Unsupported

@@ -1,8 +1,7 @@
-//! Exact rate limiting for any tower service: in memory with nothing else to run and nothing to clean up, or in Redis, where
-//! any number of processes share the limits.
+//! Exact rate limiting for tower services: in memory, or in Redis with limits shared by many processes.
 //!
-//! A [`RateLimitLayer`] asks two questions of each request: *whose* is it, and *how much* may they have? What is within the
-//! limit goes on to the service. What is not is answered at once, with the exact time after which trying again works.
+//! [`RateLimitLayer`] extracts a key from each request and acquires from a limiter. The layer forwards an allowed request to
+//! the service. It rejects a denied request with the exact time after which a retry succeeds.
 //!
 //! ```
 //! use std::net::SocketAddr;
@@ -11,69 +10,71 @@
 //! use tower_ratelimit::{Gcra, Memory, PeerIp, Quota, RateLimitLayer};
 //!
 //! async fn serve() -> std::io::Result<()> {
-//!     // Ten a second for each client address, bursts of twenty.
+//!     // Ten requests per second per client address, bursts of twenty.
 //!     let limiter = Memory::new(Gcra::new(Quota::per_second(10)).burst(20));
 //!     let app = Router::new()
 //!         .route("/", get(async || "hello\n"))
 //!         .layer(RateLimitLayer::new(PeerIp::new(), limiter));
 //!
 //!     let listener = tokio::net::TcpListener::bind("127.0.0.1:3000").await?;
-//!     // The connect info is where `PeerIp` finds the client's address.
+//!     // `PeerIp` reads the client's address from axum's connect info.
 //!     axum::serve(listener, app.into_make_service_with_connect_info::<SocketAddr>()).await
 //! }
 //! ```
 //!
-//! # The nouns
+//! # Components
 //!
-//! | | | |
-//! |---|---|---|
-//! | whose | a [key extractor](ExtractKey) | makes a key of the request: an [address](ClientIp), a header field, a user |
-//! | how much | a [limiter](Limiter) | an algorithm, bound to a store that remembers the keys: [`Memory`] |
-//! | | an [algorithm](algorithm::Algorithm) | a [`Quota`] and a way to count: [`Gcra`], [`SlidingWindow`], ... |
-//! | | a [`Limit`] | an algorithm with a name, and the part of the key that it counts by: for several limits at once |
-//! | the answer | a [`Decision`] | yes, yes but later, no until later, or never; what remains, and when there is more |
-//! | | a [responder](Respond) | what a refusal looks like: [`Http`], an error, a closure |
-//!
-//! A limiter needs no middleware: [`Memory::check`] answers anybody. Each of the four seams (extractor, limiter, algorithm,
-//! responder) is a small trait for parts of your own, with a complete example in its documentation.
-//!
-//! | Module | |
+//! | Component | Responsibility |
 //! |---|---|
-//! | [`key`] | whose request it is: the extractors |
-//! | [`algorithm`] | how much a key may have: the algorithms, and what each lets through in the worst case |
-//! | [`limit`] | named limits, several of them as one, and an algorithm [chosen by the key](per_key) |
-//! | [`limiter`] | the trait between the middleware and the stores, limiters made of limiters, and [holds](limiter::Held) |
-//! | [`store`] | where states are remembered |
-//! | [`tariff`] | what a request costs, before and after it was answered |
-//! | [`response`] | what a decision looks like from outside |
-//! | `retry` | clients that come back when they are told to (feature `retry`) |
-//! | [`observe`] | what becomes of requests, and what stores live through: for metrics and logs |
-//! | `policy` | limits from configuration (feature `serde`) |
+//! | [key extractor](ExtractKey) | makes a key from a request: an [address](ClientIp), a header field, a user |
+//! | [limiter](Limiter) | decides about a key: [`Memory`] or `Redis`, each with one or several limits |
+//! | [algorithm](algorithm::Algorithm) | decides from a key's state: [`Gcra`], [`SlidingWindow`] and others, each with a [`Quota`] |
+//! | [`Limit`] | an algorithm with a name and the sub-key by which it counts; several limits are one transaction |
+//! | [`Decision`] | allowed, delayed, denied or exceeds limit; with limit, remaining, reset and retry after |
+//! | [responder](Respond) | makes a response from a rejection: [`Http`], `Grpc`, an error, a closure |
 //!
-//! When a request is charged, and what dropping its future means, is said at
-//! [`RateLimitLayer`](RateLimitLayer#what-is-charged).
+//! A limiter can be called without the middleware: [`Memory::check`]. Extractor, limiter, algorithm and responder are
+//! traits for your own implementations; the documentation of each trait contains a complete example.
 //!
-//! # What is promised
+//! # Modules
 //!
-//! - **Exact**: integers and whole microseconds. No algorithm admits more than its documentation says, in any window, and no
-//!   quota drifts. A refused request changes nothing.
-//! - **`retry_after` is sufficient and minimal**: if nobody else uses the key, the same request succeeds after exactly that
-//!   time and not a microsecond earlier. What can never succeed is told [`Never`](Verdict::ExceedsLimit).
-//! - **Any number of threads** on one key admit exactly what one would.
-//! - **Bounded memory, no janitor**: a hard cap on keys ([`max_keys`](MemoryBuilder::max_keys)), below which nothing is
-//!   forgotten. There is no background thread and no sweep.
-//! - **Nothing on the way**: a decision in memory is ready at once and allocates nothing (the sliding log apart).
-//! - **All or nothing**: of several limits none is charged if one refuses.
-//! - **A missing key is not an exemption**: leaving a header out, or sending it twice, does not lift a limit.
-//! - **No client is believed**: proxies are [trusted](key::TrustedProxies) explicitly, and of secrets only keyed hashes are
-//!   kept.
-//! - **tower's contract**: a request goes to the very instance that was made ready; a refusal releases what its readiness
-//!   reserved.
-//! - **No unsafe code**, and no panic at run time: what can't be is an error when it is built.
+//! | Module | Contents |
+//! |---|---|
+//! | [`key`] | key extractors and exemptions |
+//! | [`algorithm`] | algorithms, and the maximum that each admits |
+//! | [`limit`] | named limits, several limits in one limiter, algorithms [chosen by the key](per_key) |
+//! | [`limiter`] | the trait between middleware and stores, combinators, and [holds](limiter::Held) |
+//! | [`store`] | stores: in memory, and in Redis (feature `redis`) |
+//! | [`cost`] | costs of requests, before and after the response |
+//! | [`response`] | HTTP and gRPC responses, response headers |
+//! | `retry` | client retry policy that honours `Retry-After` (feature `retry`) |
+//! | [`observe`] | events for metrics and logs |
+//! | `config` | limits from configuration (feature `serde`) |
 //!
-//! # Testing your limits
+//! [`RateLimitLayer`](RateLimitLayer#what-is-charged) documents when a request is charged, and what happens if its future is
+//! dropped. The `guide` module contains pages on algorithms, keys, responses, costs, Redis, metrics and performance.
 //!
-//! Time is a parameter. With a [`ManualClock`] no test sleeps, and none depends on a machine's speed:
+//! # Guarantees
+//!
+//! - **Exact**: algorithms count in integers and whole microseconds. No algorithm admits more in any window than its
+//!   documentation states, and no rate drifts. A denied request changes nothing.
+//! - **`retry_after` is sufficient and minimal**: if no other caller uses the key, the same request succeeds after exactly
+//!   that time, and not a microsecond earlier, unless the decision [is an estimate](Decision::is_estimate). A request that
+//!   can never succeed [exceeds the limit](Verdict::ExceedsLimit).
+//! - **Linearizable**: any number of threads admit exactly what one thread would admit.
+//! - **Bounded memory**: [`max_keys`](MemoryBuilder::max_keys) bounds the table; below that bound no key is evicted. There is
+//!   no background thread and no sweep.
+//! - **No overhead**: a decision in memory is immediate and allocates nothing (except the sliding log).
+//! - **All or nothing**: if one of several limits denies a request, none is charged.
+//! - **A missing key is not an exemption**: a client cannot lift a limit by omitting or repeating a header field.
+//! - **Client-supplied headers are never trusted** unless the application [configures](key::TrustedProxies) its proxies.
+//!   Secrets are stored only as keyed hashes.
+//! - **tower's contract**: the service instance that was ready receives the request; a rejection releases the readiness.
+//! - **No unsafe code**, and no panic at run time: an invalid configuration is an error when it is built.
+//!
+//! # Testing
+//!
+//! With a [`ManualClock`] a test does not sleep, and does not depend on the machine's speed:
 //!
 //! ```
 //! use std::net::SocketAddr;
@@ -100,11 +101,11 @@
 //!     assert_eq!(get().await.status(), 200);
 //! }
 //!
-//! let refused = get().await;
-//! assert_eq!(refused.status(), 429);
-//! assert_eq!(refused.headers()["retry-after"], "1");
+//! let denied = get().await;
+//! assert_eq!(denied.status(), 429);
+//! assert_eq!(denied.headers()["retry-after"], "1");
 //!
-//! // A tenth of a second after which one more passes.
+//! // Ten per second: one more request is allowed after 100 ms.
 //! clock.advance(Duration::from_millis(100));
 //! assert_eq!(get().await.status(), 200);
 //! assert_eq!(get().await.status(), 429);
@@ -114,7 +115,7 @@
 //!
 //! # Features
 //!
-//! None is on by default, and each only adds.
+//! No feature is on by default. Features only add items.
 //!
 //! - **`axum`**: [`PeerIp`] and [`ClientIp`] read axum's `ConnectInfo<SocketAddr>`, and `key::MatchedPath` its routes.
 //! - **`metrics`**: `observe::Metrics` counts and measures by the `metrics` facade.
@@ -127,8 +128,8 @@
 //!   layer.
 //! - **`tonic`**: gRPC in tonic 0.14: `response::Grpc` and `response::ByContentType`, `cost::OnlyGrpcCodes`, and the peer's
 //!   address for [`PeerIp`] and [`ClientIp`].
-//! - **`tonic-tls`**: the peer's address where a server of your own hands tonic its TLS connections.
-//! - **`tracing`**: `observe::Tracing` writes events by the `tracing` facade.
+//! - **`tonic-tls`**: the peer's address on TLS connections that your own server hands to tonic.
+//! - **`tracing`**: `observe::Tracing` logs events with the `tracing` facade.
 
 // docs.rs shows the feature that each item needs.
 #![cfg_attr(docsrs, feature(doc_cfg))]

@@ -1,22 +1,26 @@
-//! Waiting, and doing things aside, if there is something to do it with.
+//! Sleeping and spawning on tokio, with stand-ins for builds without the feature `timer`.
 
-pub(crate) use self::with::{Moment, Sleep, sleep, spawn};
+#[cfg(not(feature = "timer"))]
+pub(crate) use self::no_runtime::{Instant, Sleep, sleep, spawn};
+#[cfg(feature = "timer")]
+pub(crate) use self::tokio_runtime::{Instant, Sleep, sleep, spawn};
 
 #[cfg(feature = "timer")]
-mod with {
+mod tokio_runtime {
     use std::future::Future;
     use std::panic::catch_unwind;
     use std::time::Duration;
 
-    pub(crate) use tokio::time::{Instant as Moment, Sleep};
+    pub(crate) use tokio::time::{Instant, Sleep};
 
-    /// `None` outside of a tokio runtime, and in a runtime that was built without a timer.
+    /// Returns `None` outside of a tokio runtime, and in a runtime without a timer.
     pub(crate) fn sleep(span: Duration) -> Option<Sleep> {
         tokio::runtime::Handle::try_current().ok()?;
-        // tokio has no other way to find out whether a runtime has a timer.
+        // `sleep` panics in a runtime without a timer, and tokio has no method that tests for one.
         catch_unwind(|| tokio::time::sleep(span)).ok()
     }
 
+    /// Runs the future in the current runtime; drops it outside of a runtime.
     pub(crate) fn spawn(future: impl Future<Output = ()> + Send + 'static) {
         if let Ok(runtime) = tokio::runtime::Handle::try_current() {
             runtime.spawn(future);
@@ -25,16 +29,16 @@ mod with {
 }
 
 #[cfg(not(feature = "timer"))]
-mod with {
+mod no_runtime {
     use std::convert::Infallible;
     use std::future::Future;
     use std::pin::Pin;
     use std::task::{Context, Poll};
     use std::time::Duration;
 
-    pub(crate) use std::time::Instant as Moment;
+    pub(crate) use std::time::Instant;
 
-    /// There is none.
+    /// A sleep that cannot be constructed.
     pub(crate) struct Sleep(Infallible);
 
     impl Future for Sleep {

@@ -1,4 +1,4 @@
-//! The atomics, as they are or as loom's, which tries every order of them.
+//! Atomics and mutexes: those of `std`, or those of loom in its models.
 
 #[cfg(not(loom))]
 pub(crate) use std::sync::atomic::{AtomicU64, Ordering};
@@ -10,17 +10,20 @@ pub(crate) use loom::sync::atomic::{AtomicU64, Ordering};
 #[cfg(loom)]
 pub(crate) use loom::sync::{Mutex, MutexGuard};
 
-/// Waits a little for another thread's turn to end.
+/// Waits for another thread to release a set of the table: first spins, then yields.
 pub(crate) struct Backoff(u32);
 
 impl Backoff {
-    /// Rounds of spinning before the thread yields: a turn inside a set takes some tens of nanoseconds, unless the
-    /// thread that has it was descheduled, and then only yielding helps.
+    /// The number of rounds that spin; later rounds yield.
+    ///
+    /// A thread holds a set for some tens of nanoseconds, unless the scheduler suspends it: then only yielding helps.
     #[cfg(not(loom))]
     const ROUNDS: u32 = 6;
 
-    /// In each so many times: long enough for the other thread to take several turns before it loses the cache lines again, where
-    /// two that fetch them from each other for each turn take twice the time.
+    /// The number of spins in each round.
+    ///
+    /// During one round the other thread can lock the set several times. With shorter rounds both threads would fetch the
+    /// set's cache lines from each other for every decision, which takes twice the time.
     #[cfg(not(loom))]
     const SPINS: u32 = 64;
 
@@ -41,8 +44,10 @@ impl Backoff {
         }
     }
 
-    /// loom may let two threads wait in turn, round after round, while the third, whose turn to end they wait for,
-    /// never goes on. Real schedulers don't: after so many rounds the rest of a run is one fair order.
+    /// The number of rounds that loom explores.
+    ///
+    /// loom may schedule two waiting threads alternately without ever running the thread that holds the set. Real
+    /// schedulers do not, so loom abandons the execution after this many rounds.
     #[cfg(loom)]
     const ROUNDS: u32 = 6;
 

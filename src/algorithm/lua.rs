@@ -11,11 +11,11 @@ use crate::decision::{AcquireOptions, LazySnapshot};
 /// |---|---|
 /// | `words` | how many numbers a state has; zeros are a key never seen, the first is when it is as good as that |
 /// | `params` | how many parameters there are |
-/// | `promises` | whether later turns can be promised, as [`supports_scheduling`](Algorithm::supports_scheduling) |
-/// | `peek(s, now, patience, p)` | 0: allowed; above 0: refused for so many microseconds; -1: never; below -1: allowed after `-1 -` it. `patience` is the longest acceptable delay, -1 where the algorithm decides |
+/// | `supports_scheduling` | whether later turns can be promised, as [`supports_scheduling`](Algorithm::supports_scheduling) |
+/// | `peek(s, now, max_delay, p)` | 0: allowed; above 0: refused for so many microseconds; -1: never; below -1: allowed after `-1 -` it. `max_delay` is the longest acceptable delay, -1 where the algorithm decides |
 /// | `commit(s, now, delay, p)` | charges: changes `s` |
 /// | `charge(s, now, cost, p)` | charges a cost, whatever cost `p` is for: needed to [hold](crate::limiter::Held) costs |
-/// | `owed(s, now, p)` | with `promises`: how long what is owed lasts |
+/// | `owed_for(s, now, p)` | with `supports_scheduling`: how long what is owed lasts |
 ///
 /// Without `charge` the algorithm decides, and cannot hold: to hold a cost is an error for which
 /// [`is_unsupported`](crate::Error::is_unsupported) holds. With it, a decision on a key that costs are held on is made on a copy
@@ -39,7 +39,7 @@ use crate::decision::{AcquireOptions, LazySnapshot};
 /// # impl Algorithm for CoolDown {
 /// #     type State = [u64; 1];
 /// #     fn peek(&self, &[open_at]: &[u64; 1], now: Timestamp, ask: AcquireOptions) -> Verdict {
-/// #         let wait = Timestamp::from_micros(open_at).since(now);
+/// #         let wait = Timestamp::from_micros(open_at).saturating_since(now);
 /// #         if ask.cost > 1 { Verdict::ExceedsLimit }
 /// #         else if wait.is_zero() || wait > self.0 { Verdict::Allowed }
 /// #         else { Verdict::Denied { retry_after: wait } }
@@ -57,7 +57,7 @@ use crate::decision::{AcquireOptions, LazySnapshot};
 ///
 /// impl LuaAlgorithm for CoolDown {
 ///     const SCRIPT: LuaScript = LuaScript::new("cool_down1", "
-///         local function peek(s, now, patience, p)
+///         local function peek(s, now, max_delay, p)
 ///           if p[2] > 1 then return -1 end
 ///           local wait = s[1] - now
 ///           if wait <= 0 or wait > p[1] then return 0 end
@@ -65,7 +65,7 @@ use crate::decision::{AcquireOptions, LazySnapshot};
 ///         end
 ///         local function commit(s, now, delay, p) s[1] = now + delay + p[1] end
 ///         local function charge(s, now, cost, p) s[1] = now + p[1] end
-///         return { words = 1, params = 2, promises = false, peek = peek, commit = commit, charge = charge }
+///         return { words = 1, params = 2, supports_scheduling = false, peek = peek, commit = commit, charge = charge }
 ///     ");
 ///
 ///     fn params(&self, cost: u64, params: &mut Vec<u64>) {
@@ -109,7 +109,7 @@ pub trait LuaAlgorithm: Algorithm {
     #[doc(hidden)]
     fn snapshot_from_view(&self, view: [u64; 3], now: Timestamp) -> LazySnapshot {
         let _ = (view, now);
-        LazySnapshot::BLANK
+        LazySnapshot::EMPTY
     }
 }
 
@@ -117,7 +117,7 @@ pub trait LuaAlgorithm: Algorithm {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LuaScript {
     name: &'static str,
-    layout: StateEncoding,
+    encoding: StateEncoding,
     source: &'static str,
     short: Option<&'static str>,
 }
@@ -135,12 +135,12 @@ impl LuaScript {
     /// The name is part of every key: it should tell the kernel and the version of its states' layout.
     #[must_use]
     pub const fn new(name: &'static str, source: &'static str) -> Self {
-        Self { name, layout: StateEncoding::Full, source, short: None }
+        Self { name, encoding: StateEncoding::Full, source, short: None }
     }
 
     /// Of states with a head.
     pub(super) const fn with_header(mut self) -> Self {
-        self.layout = StateEncoding::Header;
+        self.encoding = StateEncoding::Header;
         self
     }
 
@@ -166,7 +166,7 @@ impl LuaScript {
         self.source
     }
 
-    pub(crate) const fn layout(&self) -> StateEncoding {
-        self.layout
+    pub(crate) const fn state_encoding(&self) -> StateEncoding {
+        self.encoding
     }
 }

@@ -139,7 +139,7 @@ use std::time::Duration;
 ///     type State = [u64; 1];
 ///
 ///     fn peek(&self, &[open_at]: &[u64; 1], now: Timestamp, ask: AcquireOptions) -> Verdict {
-///         let wait = Timestamp::from_micros(open_at).since(now);
+///         let wait = Timestamp::from_micros(open_at).saturating_since(now);
 ///         if ask.cost > 1 {
 ///             Verdict::ExceedsLimit
 ///         } else if wait.is_zero() || wait > self.0 {
@@ -151,12 +151,12 @@ use std::time::Duration;
 ///
 ///     fn charge(&self, state: &mut [u64; 1], now: Timestamp, delay: Duration, cost: u64) {
 ///         if cost > 0 {
-///             *state = [now.after(delay).after(self.0).as_micros()];
+///             *state = [now.saturating_add(delay).saturating_add(self.0).as_micros()];
 ///         }
 ///     }
 ///
 ///     fn snapshot(&self, &[open_at]: &[u64; 1], now: Timestamp) -> LazySnapshot {
-///         let wait = Timestamp::from_micros(open_at).since(now);
+///         let wait = Timestamp::from_micros(open_at).saturating_since(now);
 ///         let remaining = u64::from(wait.is_zero());
 ///         LimitSnapshot { limit: 1, window: self.0, remaining, reset: wait, next_token_after: wait }.into()
 ///     }
@@ -213,7 +213,7 @@ pub trait Algorithm: fmt::Debug + Send + Sync + 'static {
     #[doc(hidden)]
     #[inline(always)]
     fn remaining_at_once(&self, charged: &Self::State, now: Timestamp) -> u64 {
-        self.snapshot(charged, now).figures().remaining
+        self.snapshot(charged, now).compute().remaining
     }
 
     /// What [`peek`](Self::peek) would answer, and the figures, if `held` were charged at `now`: for a key that costs are
@@ -245,7 +245,7 @@ pub trait Algorithm: fmt::Debug + Send + Sync + 'static {
     /// at the same time: enough where that moment says all that is owed.
     fn carry_over_debt(&self, state: &mut Self::State, from: &Self::State, now: Timestamp) {
         let owes = |state| {
-            let figures = self.snapshot(state, now).figures();
+            let figures = self.snapshot(state, now).compute();
             (figures.reset, figures.limit.saturating_sub(figures.remaining))
         };
         if owes(from) > owes(state) {

@@ -75,7 +75,7 @@ impl SlidingLog {
         let own_period = self.quota.period_micros();
         let newest = log.hits.back().map_or(0, |&(time, _)| time);
         let at = now.max(newest);
-        if log.fresh_at <= at || at - now > own_period {
+        if log.idle_at <= at || at - now > own_period {
             return Window {
                 log,
                 first: log.hits.len(),
@@ -151,7 +151,7 @@ impl Algorithm for SlidingLog {
         let Window { first, at, .. } = self.window(state, now.as_micros());
         state.hits.drain(..first);
         state.period = self.quota.period_micros();
-        state.fresh_at = at.saturating_add(state.period);
+        state.idle_at = at.saturating_add(state.period);
         let full = state.hits.len() >= self.entries();
         match state.hits.back_mut() {
             // Beyond the bound only penalties go: they count with the hit before them, for longer.
@@ -200,7 +200,7 @@ impl Algorithm for SlidingLog {
             }
         }
         state.period = self.quota.period_micros();
-        state.fresh_at = hits.back().map_or(0, |&(time, _)| time.saturating_add(state.period));
+        state.idle_at = hits.back().map_or(0, |&(time, _)| time.saturating_add(state.period));
         state.hits = hits;
     }
 
@@ -287,8 +287,8 @@ impl super::LuaAlgorithm for SlidingLog {
             limit,
             window: self.quota.period(),
             remaining: limit.saturating_sub(used),
-            reset: Timestamp::from_micros(left_at).since(now),
-            next_token_after: Timestamp::from_micros(more_at).since(now),
+            reset: Timestamp::from_micros(left_at).saturating_since(now),
+            next_token_after: Timestamp::from_micros(more_at).saturating_since(now),
         };
         figures.into()
     }

@@ -159,13 +159,13 @@ impl SlidingWindow {
 
     fn view<'a>(&self, state: &'a Counters, now: u64) -> View<'a> {
         let mut view = View { counts: &[], newest: 0, width: 0, kept: 1, written_at: 0, at: now, behind: 0 };
-        let &[fresh_at, newest, written_at, geometry, ref counts @ ..] = &**state else { return view };
+        let &[idle_at, newest, written_at, geometry, ref counts @ ..] = &**state else { return view };
         let at = now.max(written_at);
         if at - now > self.quota.period_micros() + self.width() {
             return view;
         }
         (view.at, view.behind) = (at, at - now);
-        if fresh_at > at {
+        if idle_at > at {
             (view.width, view.kept) = (geometry >> 6, (geometry & 63) + 1);
             (view.counts, view.newest, view.written_at) = (counts, newest, written_at);
         }
@@ -204,17 +204,17 @@ impl SlidingWindow {
         let words = &mut **state;
         let Some((head, counts)) = words.split_at_mut_checked(HEAD) else { return };
         counts.fill(0);
-        let mut fresh_at = 0;
+        let mut idle_at = 0;
         for (age, &count) in (0..=self.blocks).zip(&new.by_age) {
             let Some(block) = new.current.checked_sub(age) else { break };
             if count > 0 {
-                fresh_at = fresh_at.max(self.leaves_at(block));
+                idle_at = idle_at.max(self.leaves_at(block));
                 if let Some(slot) = counts.get_mut(index(block % self.kept())) {
                     *slot = count;
                 }
             }
         }
-        head.copy_from_slice(&[fresh_at, new.current, new.at, self.geometry()]);
+        head.copy_from_slice(&[idle_at, new.current, new.at, self.geometry()]);
     }
 
     const fn leaves_at(&self, block: u64) -> u64 {
@@ -390,13 +390,13 @@ impl super::LuaAlgorithm for SlidingWindow {
 
     // In Redis the geometry is two numbers: the width, and how many blocks a hit counts in.
     fn decode_state(&self, numbers: &[u64]) -> Counters {
-        let &[fresh_at, newest, written_at, width, kept, ref counts @ ..] = numbers else {
+        let &[idle_at, newest, written_at, width, kept, ref counts @ ..] = numbers else {
             return Counters::zero(self.counter_words());
         };
         // What follows is the store's.
         let counts = &counts[..usize::try_from(kept).map_or(0, |kept| kept.min(counts.len()))];
         let mut state = Counters::zero((HEAD + counts.len()).max(self.counter_words()));
-        state[..HEAD].copy_from_slice(&[fresh_at, newest, written_at, width << 6 | kept.saturating_sub(1)]);
+        state[..HEAD].copy_from_slice(&[idle_at, newest, written_at, width << 6 | kept.saturating_sub(1)]);
         for (word, count) in state[HEAD..].iter_mut().zip(counts) {
             *word = *count;
         }
@@ -404,9 +404,9 @@ impl super::LuaAlgorithm for SlidingWindow {
     }
 
     fn encode_state(&self, state: &Counters, numbers: &mut Vec<u64>) {
-        let &[fresh_at, newest, written_at, geometry, ref counts @ ..] = &**state else { return };
+        let &[idle_at, newest, written_at, geometry, ref counts @ ..] = &**state else { return };
         let kept = (geometry & 63) + 1;
-        numbers.extend([fresh_at, newest, written_at, geometry >> 6, kept]);
+        numbers.extend([idle_at, newest, written_at, geometry >> 6, kept]);
         numbers.extend(&counts[..index(kept).min(counts.len())]);
     }
 }

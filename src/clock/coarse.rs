@@ -7,15 +7,15 @@ use std::time::Duration;
 
 use super::{Clock, SystemClock, Timestamp};
 
-/// A clock that moves on once in about a millisecond, and costs nothing to read.
+/// A clock that advances about once a millisecond; reading it is one atomic load.
 ///
-/// A thread of its own reads a [`SystemClock`] each millisecond, and ends when the last clone of the clock is dropped. Where
-/// that thread gets no turn the clock stands still meanwhile: times are late by a millisecond in general, and by as much as the
-/// system's scheduler is late in the worst case. They never step back.
+/// A background thread reads a [`SystemClock`] each millisecond. The thread ends after the last clone of the clock is
+/// dropped. The time is usually late by up to a millisecond, and by more if the operating system does not schedule the
+/// thread. The time never steps back.
 ///
-/// Limits hold as they do under any clock, in this clock's time. What is told of times (`retry_after`, `reset`) is exact in it
-/// too, so it may be that much too long or too short for one who measures by another clock. Choose it where decisions are made
-/// by the ten million a second, and for limits that don't count in milliseconds.
+/// Limits hold in this clock's time. `retry_after` and `reset` are exact in this clock's time too, so they differ by the
+/// clock's lateness from the time that another clock measures. Choose this clock for tens of millions of decisions a
+/// second, with limits whose periods are much longer than a millisecond.
 ///
 /// ```
 /// use tower_ratelimit::{CoarseClock, Gcra, Memory, Quota};
@@ -28,27 +28,27 @@ pub struct CoarseClock {
     micros: Arc<AtomicU64>,
 }
 
-const STEP: Duration = Duration::from_millis(1);
+const UPDATE_EVERY: Duration = Duration::from_millis(1);
 
 impl CoarseClock {
-    /// Starts a clock at the system's present time.
+    /// Starts a clock at the current system time.
     ///
     /// # Errors
     ///
-    /// If the system starts no thread for it.
+    /// Returns the operating system's error if the background thread cannot be started.
     pub fn start() -> io::Result<Self> {
         let clock = SystemClock::new();
         let micros = Arc::new(AtomicU64::new(clock.now().as_micros()));
-        let read_by = Arc::downgrade(&micros);
-        let keep_up = move || {
+        let weak = Arc::downgrade(&micros);
+        let update_loop = move || {
             loop {
-                thread::sleep(STEP);
-                let Some(micros) = read_by.upgrade() else { return };
+                thread::sleep(UPDATE_EVERY);
+                let Some(micros) = weak.upgrade() else { return };
                 micros.fetch_max(clock.now().as_micros(), Ordering::Relaxed);
             }
         };
         let thread = thread::Builder::new().name("coarse clock".to_owned());
-        thread.spawn(keep_up)?;
+        thread.spawn(update_loop)?;
         Ok(Self { micros })
     }
 }
@@ -73,27 +73,27 @@ mod tests {
     use super::*;
 
     #[test]
-    fn it_follows_the_system_and_never_steps_back() {
+    fn coarse_clock_follows_the_system_clock_and_never_steps_back() {
         let (coarse, system) = (CoarseClock::start().expect("a thread"), SystemClock::new());
         let (first, mut last) = (coarse.now(), coarse.now());
-        while last.since(first) < Duration::from_millis(20) {
+        while last.saturating_since(first) < Duration::from_millis(20) {
             let now = coarse.now();
             assert!(now >= last);
             last = now;
         }
-        // The thread may be late on a busy machine, but it can't be ahead (two clocks' anchors differ by some microseconds).
-        assert!(coarse.now().since(system.now()) < Duration::from_millis(5));
-        assert!(system.now().since(coarse.now()) < Duration::from_secs(5));
+        // On a busy machine the thread may be late. It cannot be ahead, apart from the difference of both clocks' anchors.
+        assert!(coarse.now().saturating_since(system.now()) < Duration::from_millis(5));
+        assert!(system.now().saturating_since(coarse.now()) < Duration::from_secs(5));
     }
 
     #[test]
-    fn its_thread_ends_with_the_last_clone() {
+    fn coarse_clock_thread_ends_after_the_last_clone_is_dropped() {
         let clock = CoarseClock::start().expect("a thread");
         let micros = Arc::downgrade(&clock.micros);
         drop(clock.clone());
         assert!(micros.upgrade().is_some());
         drop(clock);
-        // The thread holds it for a moment each time.
+        // The thread holds a strong reference during each update.
         while micros.upgrade().is_some() {
             thread::yield_now();
         }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::{Clock, Timestamp, micros_floor};
 
-/// A clock that stands still until it is moved by hand: for testing your own limits without sleeping.
+/// A clock that only the caller advances, for testing limits without sleeping.
 ///
 /// Clones share one time.
 ///
@@ -15,7 +15,7 @@ use super::{Clock, Timestamp, micros_floor};
 /// let clock = ManualClock::new();
 /// let limiter = Memory::builder(FixedWindow::new(Quota::per_minute(1))).clock(clock.clone()).build()?;
 ///
-/// let mut allowed = || limiter.decide("a key", AcquireOptions::default()).is_allowed();
+/// let mut allowed = || limiter.check("a key", AcquireOptions::default()).is_allowed();
 /// assert!(allowed());
 /// assert!(!allowed());
 /// clock.advance(Duration::from_secs(60));
@@ -28,29 +28,29 @@ pub struct ManualClock {
 }
 
 impl ManualClock {
-    /// Where a new manual clock stands: 2020-01-01T00:00:00Z, so that windows aligned to the clock start there.
+    /// The time of a new manual clock: 2020-01-01T00:00:00Z, when windows aligned to the clock start.
     pub const START: Timestamp = Timestamp(1_577_836_800_000_000);
 
-    /// A clock that stands at [`START`](Self::START).
+    /// Creates a clock at [`START`](Self::START).
     #[must_use]
     pub fn new() -> Self {
         Self::at(Self::START)
     }
 
-    /// A clock that stands at `now`.
+    /// Creates a clock at `now`.
     #[must_use]
     pub fn at(now: Timestamp) -> Self {
         Self { now: Arc::new(AtomicU64::new(now.0)) }
     }
 
-    /// Moves the clock forward. A fraction of a microsecond is dropped.
+    /// Advances the clock. A fraction of a microsecond is dropped.
     pub fn advance(&self, span: Duration) {
         let micros = micros_floor(span);
-        // The closure always returns `Some`, so the update can't fail.
+        // The update cannot fail, because the closure always returns `Some`.
         let _ = self.now.fetch_update(Ordering::AcqRel, Ordering::Acquire, |now| Some(now.saturating_add(micros)));
     }
 
-    /// Sets the clock, to an earlier time too.
+    /// Sets the clock to `now`, which may be earlier than the current time.
     pub fn set(&self, now: Timestamp) {
         self.now.store(now.0, Ordering::Release);
     }

@@ -1,4 +1,4 @@
-//! The time: whole microseconds since the Unix epoch.
+//! Clocks and timestamps: whole microseconds since the Unix epoch.
 
 mod coarse;
 mod manual;
@@ -16,13 +16,12 @@ pub use self::system::SystemClock;
 #[cfg(feature = "timer")]
 pub use self::tokio::TokioClock;
 
-/// The longest period, and the longest time that anything is remembered: 200 years.
+/// The longest period, and the longest time for which a state counts: 200 years.
 pub(crate) const MAX_PERIOD_MICROS: u64 = 73_050 * 86_400_000_000;
 
-/// A moment: whole microseconds since the Unix epoch.
+/// A point in time: whole microseconds since the Unix epoch.
 ///
-/// One microsecond is the crate's tick. Every algorithm counts in it, in memory as in Redis, so that "one tick
-/// earlier fails" means the same everywhere.
+/// All algorithms count in whole microseconds, in memory and in Redis.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct Timestamp(u64);
 
@@ -30,32 +29,34 @@ impl Timestamp {
     /// The Unix epoch.
     pub const EPOCH: Self = Self(0);
 
-    /// The last moment that limiters in memory tell from others, in the year 2340: 200 years, the longest time that anything is
-    /// remembered for, before 2^54 microseconds. For a clock that is beyond it time stands still, and limits hold on.
-    pub const LAST: Self = Self((1 << 54) - 1 - MAX_PERIOD_MICROS);
+    /// The latest time at which limiters in memory decide, in the year 2340: 200 years before 2^54 microseconds.
+    ///
+    /// A limiter whose clock returns a later time decides at this time: no usage expires any more.
+    pub const MAX: Self = Self((1 << 54) - 1 - MAX_PERIOD_MICROS);
 
-    /// The moment `micros` microseconds after the Unix epoch.
+    /// Returns the time `micros` microseconds after the Unix epoch.
     #[must_use]
     pub const fn from_micros(micros: u64) -> Self {
         Self(micros)
     }
 
-    /// Microseconds since the Unix epoch.
+    /// Returns the microseconds since the Unix epoch.
     #[must_use]
     pub const fn as_micros(self) -> u64 {
         self.0
     }
 
-    /// The moment `span` later. A fraction of a microsecond is dropped; what can't be represented is the last
-    /// moment there is.
+    /// Returns the time `span` later, at most `u64::MAX` microseconds after the epoch.
+    ///
+    /// A fraction of a microsecond is dropped.
     #[must_use]
-    pub fn after(self, span: Duration) -> Self {
+    pub fn saturating_add(self, span: Duration) -> Self {
         Self(self.0.saturating_add(micros_floor(span)))
     }
 
-    /// The time from `earlier` to `self`, zero if `earlier` is the later one.
+    /// Returns the time from `earlier` to `self`, zero if `earlier` is later.
     #[must_use]
-    pub const fn since(self, earlier: Self) -> Duration {
+    pub const fn saturating_since(self, earlier: Self) -> Duration {
         Duration::from_micros(self.0.saturating_sub(earlier.0))
     }
 }
@@ -66,19 +67,20 @@ impl fmt::Debug for Timestamp {
     }
 }
 
-/// A duration in whole microseconds, a fraction dropped, saturating.
+/// Returns a duration in whole microseconds, rounded down, at most `u64::MAX`.
 #[inline]
 pub(crate) fn micros_floor(span: Duration) -> u64 {
     let seconds = span.as_secs().checked_mul(1_000_000);
     seconds.map_or(u64::MAX, |micros| micros.saturating_add(span.subsec_micros().into()))
 }
 
-/// Where a limiter reads the time.
+/// The source of a limiter's time.
 ///
-/// A clock may be read from many threads at once. It should not step back; every algorithm holds if it does (it
-/// decides at the newest time that it has seen, unless that lies further ahead than a limit remembers anything).
+/// Many threads may read a clock at the same time. A clock should not step back. If it does, an algorithm decides at the
+/// latest time that the key's state contains, unless that time is further ahead than the algorithm's
+/// [`max_reset`](crate::algorithm::Algorithm::max_reset).
 pub trait Clock: Send + Sync + 'static {
-    /// The time now.
+    /// Returns the current time.
     fn now(&self) -> Timestamp;
 }
 

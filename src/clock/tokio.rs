@@ -2,19 +2,20 @@ use tokio::time::Instant;
 
 use super::{Clock, SystemClock, Timestamp};
 
-/// Tokio's clock: as [`SystemClock`], but it stands still and is advanced as tokio's time is in tests
-/// (`tokio::time::pause`), so that waiting can be tested without waiting.
+/// Tokio's clock: a [`SystemClock`] that follows `tokio::time::pause` and `tokio::time::advance`.
+///
+/// Use it in tests of requests that wait, which then take no real time.
 #[derive(Clone, Copy, Debug)]
 pub struct TokioClock {
     anchor: Instant,
-    anchored_at: Timestamp,
+    anchor_time: Timestamp,
 }
 
 impl TokioClock {
-    /// Anchors a clock at the system's present time.
+    /// Anchors a clock at the current system time.
     #[must_use]
     pub fn new() -> Self {
-        Self { anchor: Instant::now(), anchored_at: SystemClock::new().now() }
+        Self { anchor: Instant::now(), anchor_time: SystemClock::new().now() }
     }
 }
 
@@ -26,6 +27,6 @@ impl Default for TokioClock {
 
 impl Clock for TokioClock {
     fn now(&self) -> Timestamp {
-        self.anchored_at.after(self.anchor.elapsed())
+        self.anchor_time.saturating_add(self.anchor.elapsed())
     }
 }

@@ -1,10 +1,10 @@
-//! Limits from configuration: TOML, JSON, whatever serde reads.
+//! Limits from configuration: TOML, JSON, and other formats that serde reads.
 //!
-//! A [`Policy`] says a limit's name, algorithm, quota and what it counts by. [`Parts`] says what can be counted by, and makes
-//! limits of policies. [`Memory::replace`](crate::Memory::replace) puts changed ones in place while requests are decided.
+//! A [`Policy`] is the configuration of one limit: name, algorithm, quota and sub-key. [`KeyParts`] defines the sub-keys by
+//! name, and builds limits from policies. [`Memory::replace`](crate::Memory::replace) replaces the limits at run time.
 //!
 //! ```
-//! use tower_ratelimit::config::{Parts, Policy};
+//! use tower_ratelimit::config::{KeyParts, Policy};
 //! use tower_ratelimit::{AcquireOptions, Memory};
 //!
 //! struct Caller {
@@ -12,9 +12,9 @@
 //!     organisation: String,
 //! }
 //!
-//! let parts = Parts::new()
-//!     .part("user", |caller: &Caller| caller.user)
-//!     .part("organisation", |caller: &Caller| caller.organisation.clone());
+//! let key_parts = KeyParts::new()
+//!     .add("user", |caller: &Caller| caller.user)
+//!     .add("organisation", |caller: &Caller| caller.organisation.clone());
 //!
 //! let policies: Vec<Policy> = serde_json::from_str(
 //!     r#"[
@@ -22,45 +22,46 @@
 //!         { "name": "hourly", "algorithm": "fixed-window", "quota": "1000/h", "by": "organisation" }
 //!     ]"#,
 //! )?;
-//! let limiter = Memory::new(parts.limits(&policies)?);
+//! let limiter = Memory::new(key_parts.limits(&policies)?);
 //!
 //! let caller = Caller { user: 7, organisation: "acme".to_owned() };
-//! assert!(limiter.decide(&caller, AcquireOptions::default()).is_allowed());
+//! assert!(limiter.check(&caller, AcquireOptions::default()).is_allowed());
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
-mod parts;
+mod key_parts;
 
-pub use self::parts::Parts;
+pub use self::key_parts::KeyParts;
 use crate::algorithm::{FixedWindow, Gcra, LeakyBucket, LeakyQueue, SlidingLog, SlidingWindow, TokenBucket};
 use crate::error::Error;
 use crate::quota::Quota;
 use serde::{Deserialize, Serialize};
 
-/// A limit as configuration says it.
+/// The configuration of one limit.
 ///
 /// ```toml
 /// name = "api"
 /// algorithm = "gcra"        # or token-bucket, leaky-bucket, leaky-queue, fixed-window, sliding-window, sliding-log
 /// quota = "100/min"
-/// burst = 20                # gcra, token-bucket, leaky-bucket: else the quota's limit
-/// max_waiting = 5           # leaky-queue: else the quota's limit
-/// aligned_to_clock = true   # fixed-window: else a window starts at the first hit
-/// blocks = 10               # sliding-window: else ten
-/// weighted = true           # sliding-window: else strict
-/// by = "user"               # what it counts by: one of the application's parts
-/// shadow = false            # true to decide and tell, and never refuse
+/// burst = 20                # gcra, token-bucket, leaky-bucket; default: the quota's limit
+/// max_waiting = 5           # leaky-queue; default: the quota's limit
+/// aligned_to_clock = true   # fixed-window; default: a window starts at the first hit
+/// blocks = 10               # sliding-window; default: the largest divisor of the period up to 10
+/// weighted = true           # sliding-window; default: strict
+/// by = "user"               # the sub-key: a name that the application added to `KeyParts`
+/// shadow = false            # true: decide and count, and never deny
 /// ```
 ///
-/// A setting that is not the algorithm's is an error, as is one that the algorithm can't hold: it names the setting.
+/// A field that does not apply to the algorithm is an error, as is a value that the algorithm rejects. The error names the
+/// field.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(try_from = "Raw", into = "Raw")]
+#[serde(try_from = "PolicyFields", into = "PolicyFields")]
 pub struct Policy {
-    raw: Raw,
-    algorithm: Built,
+    fields: PolicyFields,
+    algorithm: BuiltAlgorithm,
 }
 
-/// The names of the algorithms.
+/// The name of an algorithm in configuration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 #[non_exhaustive]
@@ -82,44 +83,44 @@ pub enum AlgorithmName {
 }
 
 impl Policy {
-    /// The limit's name.
+    /// Returns the limit's name.
     #[must_use]
     pub fn name(&self) -> &str {
-        &self.raw.name
+        &self.fields.name
     }
 
-    /// The algorithm.
+    /// Returns the algorithm's name.
     #[must_use]
     pub fn algorithm(&self) -> AlgorithmName {
-        self.raw.algorithm
+        self.fields.algorithm
     }
 
-    /// The quota.
+    /// Returns the quota.
     #[must_use]
     pub fn quota(&self) -> Quota {
-        self.raw.quota
+        self.fields.quota
     }
 
-    /// What it counts by.
+    /// Returns the name of the sub-key.
     #[must_use]
     pub fn by(&self) -> &str {
-        &self.raw.by
+        &self.fields.by
     }
 
-    /// Whether it never refuses.
+    /// Returns whether the limit is a [shadow](crate::Limit::shadow).
     #[must_use]
     pub fn is_shadow(&self) -> bool {
-        self.raw.shadow
+        self.fields.shadow
     }
 
-    pub(super) fn built(&self) -> Built {
+    pub(super) fn built(&self) -> BuiltAlgorithm {
         self.algorithm
     }
 }
 
-/// A policy's algorithm with its settings.
+/// A configured algorithm.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Built {
+pub(super) enum BuiltAlgorithm {
     Gcra(Gcra),
     TokenBucket(TokenBucket),
     LeakyBucket(LeakyBucket),
@@ -129,10 +130,10 @@ pub(super) enum Built {
     SlidingLog(SlidingLog),
 }
 
-/// The settings as they are written.
+/// The fields of a policy in configuration.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Raw {
+struct PolicyFields {
     name: String,
     algorithm: AlgorithmName,
     quota: Quota,
@@ -156,81 +157,90 @@ fn is_false(value: &bool) -> bool {
     !value
 }
 
-impl TryFrom<Raw> for Policy {
+impl TryFrom<PolicyFields> for Policy {
     type Error = Error;
 
-    fn try_from(raw: Raw) -> Result<Self, Error> {
-        if raw.name.is_empty() {
-            return Err(Error::config("name: it is empty; give the limit one that clients may see"));
+    fn try_from(fields: PolicyFields) -> Result<Self, Error> {
+        if fields.name.is_empty() {
+            return Err(Error::config("name: it is empty; give the limit a name that clients may see"));
         }
-        raw.refuse_foreign_settings()?;
-        let algorithm = raw.build()?;
-        Ok(Self { raw, algorithm })
+        fields.reject_inapplicable()?;
+        let algorithm = fields.build()?;
+        Ok(Self { fields, algorithm })
     }
 }
 
-impl From<Policy> for Raw {
+impl From<Policy> for PolicyFields {
     fn from(policy: Policy) -> Self {
-        policy.raw
+        policy.fields
     }
 }
 
-impl Raw {
-    fn build(&self) -> Result<Built, Error> {
+impl PolicyFields {
+    fn build(&self) -> Result<BuiltAlgorithm, Error> {
         let quota = self.quota;
         Ok(match self.algorithm {
             AlgorithmName::Gcra => {
-                let gcra = in_field("quota", Gcra::try_new(quota))?;
-                Built::Gcra(in_field("burst", self.burst.map_or(Ok(gcra), |burst| gcra.try_burst(burst)))?)
+                let gcra = with_field("quota", Gcra::try_new(quota))?;
+                BuiltAlgorithm::Gcra(with_field("burst", self.burst.map_or(Ok(gcra), |burst| gcra.try_burst(burst)))?)
             }
             AlgorithmName::TokenBucket => {
-                let bucket = in_field("quota", TokenBucket::try_new(quota))?;
-                Built::TokenBucket(in_field("burst", self.burst.map_or(Ok(bucket), |burst| bucket.try_burst(burst)))?)
+                let bucket = with_field("quota", TokenBucket::try_new(quota))?;
+                BuiltAlgorithm::TokenBucket(with_field(
+                    "burst",
+                    self.burst.map_or(Ok(bucket), |burst| bucket.try_burst(burst)),
+                )?)
             }
             AlgorithmName::LeakyBucket => {
-                let bucket = in_field("quota", LeakyBucket::try_new(quota))?;
-                Built::LeakyBucket(in_field("burst", self.burst.map_or(Ok(bucket), |burst| bucket.try_burst(burst)))?)
+                let bucket = with_field("quota", LeakyBucket::try_new(quota))?;
+                BuiltAlgorithm::LeakyBucket(with_field(
+                    "burst",
+                    self.burst.map_or(Ok(bucket), |burst| bucket.try_burst(burst)),
+                )?)
             }
             AlgorithmName::LeakyQueue => {
-                let queue = in_field("quota", LeakyQueue::try_new(quota))?;
+                let queue = with_field("quota", LeakyQueue::try_new(quota))?;
                 let queue = self.max_waiting.map_or(Ok(queue), |waiting| queue.try_max_waiting(waiting));
-                Built::LeakyQueue(in_field("max_waiting", queue)?)
+                BuiltAlgorithm::LeakyQueue(with_field("max_waiting", queue)?)
             }
             AlgorithmName::FixedWindow => {
                 let window = FixedWindow::new(quota);
                 let aligned = self.aligned_to_clock == Some(true);
-                Built::FixedWindow(if aligned { window.aligned_to_clock() } else { window })
+                BuiltAlgorithm::FixedWindow(if aligned { window.aligned_to_clock() } else { window })
             }
             AlgorithmName::SlidingWindow => {
                 let window = SlidingWindow::new(quota);
-                let window = in_field("blocks", self.blocks.map_or(Ok(window), |blocks| window.try_blocks(blocks)))?;
+                let window = with_field("blocks", self.blocks.map_or(Ok(window), |blocks| window.try_blocks(blocks)))?;
                 let weighted = self.weighted == Some(true);
                 let window = if weighted { window.try_weighted() } else { Ok(window) };
-                Built::SlidingWindow(in_field("weighted", window)?)
+                BuiltAlgorithm::SlidingWindow(with_field("weighted", window)?)
             }
-            AlgorithmName::SlidingLog => Built::SlidingLog(in_field("quota", SlidingLog::try_new(quota))?),
+            AlgorithmName::SlidingLog => BuiltAlgorithm::SlidingLog(with_field("quota", SlidingLog::try_new(quota))?),
         })
     }
 
-    fn refuse_foreign_settings(&self) -> Result<(), Error> {
+    fn reject_inapplicable(&self) -> Result<(), Error> {
         use AlgorithmName::{FixedWindow, Gcra, LeakyBucket, LeakyQueue, SlidingWindow, TokenBucket};
 
-        let settings: [(&str, bool, &[AlgorithmName], &str); 5] = [
+        let fields: [(&str, bool, &[AlgorithmName], &str); 5] = [
             ("burst", self.burst.is_some(), &[Gcra, TokenBucket, LeakyBucket], "gcra, token-bucket and leaky-bucket"),
             ("max_waiting", self.max_waiting.is_some(), &[LeakyQueue], "leaky-queue"),
             ("aligned_to_clock", self.aligned_to_clock.is_some(), &[FixedWindow], "fixed-window"),
             ("blocks", self.blocks.is_some(), &[SlidingWindow], "sliding-window"),
             ("weighted", self.weighted.is_some(), &[SlidingWindow], "sliding-window"),
         ];
-        for (field, is_set, owners, names) in settings {
+        for (field, is_set, owners, names) in fields {
             if is_set && !owners.contains(&self.algorithm) {
-                return Err(Error::config(format!("{field}: it is a setting of {names} only")));
+                return Err(Error::config(format!(
+                    "{field}: it applies to {names} only; remove it or change the algorithm"
+                )));
             }
         }
         Ok(())
     }
 }
 
-fn in_field<T>(field: &str, result: Result<T, Error>) -> Result<T, Error> {
+/// Prefixes an error with the name of a field.
+fn with_field<T>(field: &str, result: Result<T, Error>) -> Result<T, Error> {
     result.map_err(|error| Error::config(format!("{field}: {error}")).with_source(error))
 }

@@ -1,4 +1,4 @@
-//! What is asked of a limiter, and what it answers.
+//! The options of an acquire call, and its result: the decision.
 
 mod cold_drop;
 mod options;
@@ -13,31 +13,31 @@ use self::cold_drop::ColdDrop;
 pub use self::options::{AcquireOptions, Detail};
 pub use self::snapshot::{LazySnapshot, LimitSnapshot};
 pub use self::status::LimitStatus;
-pub(crate) use self::status::{Name, unfit_for_name};
+pub(crate) use self::status::{Name, first_invalid_name_char};
 use self::verdict::PackedVerdict;
 pub use self::verdict::Verdict;
 use crate::clock::Timestamp;
 
-/// Who made a decision.
+/// The part of the system that made a decision.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 #[non_exhaustive]
 pub enum DecisionSource {
     /// The limiter's own store.
     #[default]
     Store,
-    /// The limiter's own store, earlier: a refusal that still holds was remembered.
+    /// A cached denial of the limiter's own store that is still valid.
     Cache,
-    /// Another limiter that stands in while the store can't answer.
+    /// The fallback limiter, because the store was unavailable.
     Fallback,
-    /// A declared policy: for a store that can't answer, or that is full.
+    /// A configured policy, because the store was unavailable or full.
     Policy,
 }
 
-/// What a limiter decided, and how the key stands now.
+/// The result of one acquire call.
 ///
-/// Where several limits decide together, [`verdict`](Self::verdict) is over all of them, and
-/// [`standing`](Self::standing) is the one that speaks: the one to wait longest for if the request is refused, else
-/// the one with the least remaining. [`standings`](Self::standings) lists them all where the [`AcquireOptions`] wanted that.
+/// With several limits, [`verdict`](Self::verdict) is that of all limits together. [`most_restrictive`](Self::most_restrictive)
+/// is the limit with the longest wait, or with the least remaining if no limit requires a wait. [`limits`](Self::limits)
+/// lists all limits if the [`AcquireOptions`] say so.
 #[derive(Clone, PartialEq)]
 pub struct Decision {
     verdict: PackedVerdict,
@@ -45,84 +45,87 @@ pub struct Decision {
     supports_scheduling: bool,
     is_estimate: bool,
     decided_at: Timestamp,
-    standing: Option<LimitStatus>,
-    #[allow(clippy::box_collection, reason = "a word in every decision, for what few list")]
-    every: ColdDrop<Box<Vec<LimitStatus>>>,
+    most_restrictive: Option<LimitStatus>,
+    #[allow(
+        clippy::box_collection,
+        reason = "one word instead of three in every decision; few decisions list their limits"
+    )]
+    all_limits: ColdDrop<Box<Vec<LimitStatus>>>,
 }
 
 impl Decision {
-    /// A decision of one limit.
+    /// Creates a decision of one limit.
     #[must_use]
-    pub fn from_limit(decided_at: Timestamp, standing: LimitStatus) -> Self {
+    pub fn from_limit(decided_at: Timestamp, status: LimitStatus) -> Self {
         Self {
-            verdict: standing.verdict,
+            verdict: status.verdict,
             source: DecisionSource::Store,
             supports_scheduling: false,
             is_estimate: false,
             decided_at,
-            standing: Some(standing),
-            every: ColdDrop::NOTHING,
+            most_restrictive: Some(status),
+            all_limits: ColdDrop::NOTHING,
         }
     }
 
-    /// A decision of one limit, as a store makes it.
+    /// Creates a decision of one limit in a store.
     #[inline(always)]
-    pub(crate) fn from_store(decided_at: Timestamp, supports_scheduling: bool, standing: LimitStatus) -> Self {
+    pub(crate) fn from_store(decided_at: Timestamp, supports_scheduling: bool, status: LimitStatus) -> Self {
         Self {
-            verdict: standing.verdict,
+            verdict: status.verdict,
             source: DecisionSource::Store,
             supports_scheduling,
             is_estimate: false,
             decided_at,
-            standing: Some(standing),
-            every: ColdDrop::NOTHING,
+            most_restrictive: Some(status),
+            all_limits: ColdDrop::NOTHING,
         }
     }
 
-    /// A decision of several limits together, from all their standings; one without any limit is allowed.
+    /// Creates a decision of several limits that lists all of them; without a limit it is allowed.
     #[must_use]
-    pub fn from_limits(decided_at: Timestamp, standings: Vec<LimitStatus>) -> Self {
+    pub fn from_limits(decided_at: Timestamp, limits: Vec<LimitStatus>) -> Self {
         let mut decision = Self::by_policy(decided_at, Verdict::Allowed);
         decision.source = DecisionSource::Store;
-        for standing in &standings {
-            decision.merge(standing.clone());
+        for status in &limits {
+            decision.merge(status.clone());
         }
-        decision.every = ColdDrop::of(Box::new(standings));
+        decision.all_limits = ColdDrop::of(Box::new(limits));
         decision
     }
 
-    /// A decision of all of a store's limits, in their order; with `list_all` it lists them: see [`AcquireOptions::lists_all`].
+    /// Creates a decision of a store's limits, which it lists only with `list_all`.
     pub(crate) fn combine(
         decided_at: Timestamp,
         list_all: bool,
-        mut standings: impl Iterator<Item = LimitStatus>,
+        mut limits: impl Iterator<Item = LimitStatus>,
     ) -> Self {
-        match if list_all { None } else { standings.next() } {
-            None => Self::from_limits(decided_at, standings.collect()),
+        match if list_all { None } else { limits.next() } {
+            None => Self::from_limits(decided_at, limits.collect()),
             Some(first) => {
                 let mut decision = Self::from_limit(decided_at, first);
-                standings.for_each(|standing| decision.merge(standing));
+                limits.for_each(|status| decision.merge(status));
                 decision
             }
         }
     }
 
-    /// The same refusal, remembered for a while.
+    /// Returns a cached denial as of `elapsed` after the decision.
     pub(crate) fn aged_by(&self, elapsed: Duration) -> Self {
         Self {
             verdict: self.verdict.aged_by(elapsed),
             source: DecisionSource::Cache,
             supports_scheduling: self.supports_scheduling,
             is_estimate: self.is_estimate,
-            decided_at: self.decided_at.after(elapsed),
-            standing: self.standing.as_ref().map(|standing| standing.aged_by(elapsed)),
-            every: self.every.get().map_or(ColdDrop::NOTHING, |every| {
-                ColdDrop::of(Box::new(every.iter().map(|standing| standing.aged_by(elapsed)).collect()))
+            decided_at: self.decided_at.saturating_add(elapsed),
+            most_restrictive: self.most_restrictive.as_ref().map(|status| status.aged_by(elapsed)),
+            all_limits: self.all_limits.get().map_or(ColdDrop::NOTHING, |limits| {
+                ColdDrop::of(Box::new(limits.iter().map(|status| status.aged_by(elapsed)).collect()))
             }),
         }
     }
 
-    /// A decision that no limit made: a declared policy did, as the store could not answer.
+    /// Creates a decision of a configured policy, which consults no limit.
     #[must_use]
     pub fn by_policy(decided_at: Timestamp, verdict: Verdict) -> Self {
         Self {
@@ -131,89 +134,87 @@ impl Decision {
             supports_scheduling: false,
             is_estimate: false,
             decided_at,
-            standing: None,
-            every: ColdDrop::NOTHING,
+            most_restrictive: None,
+            all_limits: ColdDrop::NOTHING,
         }
     }
 
-    /// The same decision, made by somebody else.
+    /// Sets the source of the decision.
     #[must_use]
-    pub fn from_source(mut self, source: DecisionSource) -> Self {
+    pub fn with_source(mut self, source: DecisionSource) -> Self {
         self.source = source;
         self
     }
 
-    /// Notes that whoever decided promises later turns to those who accept a delay: so that a refusal means that none
-    /// comes in time, and it is no use to wait and ask again.
+    /// Sets whether the limiter schedules later starts for callers that accept a delay.
+    ///
+    /// If it does, a denial means that no start is possible within the accepted delay. The layer then does not wait and
+    /// ask again.
     #[must_use]
     pub fn with_scheduling(mut self, supports_scheduling: bool) -> Self {
         self.supports_scheduling = supports_scheduling;
         self
     }
 
-    /// Whether whoever decided promises later turns.
+    /// Returns whether the limiter schedules later starts.
     #[must_use]
     pub fn supports_scheduling(&self) -> bool {
         self.supports_scheduling
     }
 
-    /// Notes that [`retry_after`](Self::retry_after) is an estimate: the limiter cannot know when there will be room.
+    /// Sets whether [`retry_after`](Self::retry_after) is an estimate.
     #[must_use]
     pub fn with_estimate(mut self, is_estimate: bool) -> Self {
         self.is_estimate = is_estimate;
         self
     }
 
-    /// Whether [`retry_after`](Self::retry_after) is an estimate.
+    /// Returns whether [`retry_after`](Self::retry_after) is an estimate.
     ///
-    /// A denial is exact, unless costs are [held](crate::limiter::Held) on the key: the limiter cannot know when they are
-    /// settled, and for how much. The estimate is the time that the key would have to wait if they were charged now.
+    /// A denial is exact unless costs are [held](crate::limiter::Held) on the key, because the limiter does not know when
+    /// they are settled, and for how much. The estimate assumes that they are charged now.
     #[must_use]
     pub fn is_estimate(&self) -> bool {
         self.is_estimate
     }
 
-    /// What was allowed after a delay, refused for that long.
+    /// Turns a delayed decision into a denial.
     pub(crate) fn into_denied(mut self, retry_after: Duration) -> Self {
         self.verdict = PackedVerdict::pack(Verdict::Denied { retry_after });
         self
     }
 
-    /// Counts in one more limit, unless it is a shadow.
-    pub(crate) fn merge(&mut self, standing: LimitStatus) {
-        if standing.shadow {
+    /// Adds one limit to the verdict, unless the limit is a shadow.
+    pub(crate) fn merge(&mut self, status: LimitStatus) {
+        if status.shadow {
             return;
         }
-        self.verdict = PackedVerdict::pack(self.verdict().and(standing.verdict()));
-        let speaks = match &self.standing {
-            None => true,
-            Some(speaking) => louder(&standing, speaking),
-        };
-        if speaks {
-            self.standing = Some(standing);
+        self.verdict = PackedVerdict::pack(self.verdict().stricter_of(status.verdict()));
+        if self.most_restrictive.as_ref().is_none_or(|current| is_stricter(&status, current)) {
+            self.most_restrictive = Some(status);
         }
     }
 
-    /// Whether the request may pass, at once or after [`delay`](Self::delay).
+    /// Returns whether the request is allowed, now or after [`delay`](Self::delay).
     #[must_use]
     #[inline]
     pub fn is_allowed(&self) -> bool {
         self.verdict.is_allowed()
     }
 
-    /// Whether it may pass at once.
+    /// Returns whether the request is allowed without a delay.
     #[inline(always)]
-    pub(crate) fn is_allowed_at_once(&self) -> bool {
-        self.verdict.is_allowed_at_once()
+    pub(crate) fn is_allowed_now(&self) -> bool {
+        self.verdict.is_allowed_now()
     }
 
-    /// The verdict.
+    /// Returns the verdict of all limits together.
     #[must_use]
     pub fn verdict(&self) -> Verdict {
         self.verdict.unpack()
     }
 
-    /// How long an allowed request must wait for its turn. Zero if it need not, or is refused.
+    /// Returns the time until an allowed request may start, zero for other decisions.
     #[must_use]
     pub fn delay(&self) -> Duration {
         match self.verdict() {
@@ -222,9 +223,9 @@ impl Decision {
         }
     }
 
-    /// For a refused request the exact time after which the same request succeeds, if nobody else uses the key.
+    /// Returns the exact time after which a denied request succeeds, if no other caller uses the key.
     ///
-    /// `None` if it is allowed, and if it can never be: [`exceeds_limit`](Self::exceeds_limit) tells.
+    /// Returns `None` if the request is allowed, and if its cost [exceeds the limit](Self::exceeds_limit).
     #[must_use]
     pub fn retry_after(&self) -> Option<Duration> {
         match self.verdict() {
@@ -233,61 +234,60 @@ impl Decision {
         }
     }
 
-    /// Whether the request costs more than can ever be had.
+    /// Returns whether the cost exceeds what a limit ever allows.
     #[must_use]
     pub fn exceeds_limit(&self) -> bool {
         self.verdict() == Verdict::ExceedsLimit
     }
 
-    /// Who decided.
+    /// Returns the part of the system that made the decision.
     #[must_use]
     pub fn source(&self) -> DecisionSource {
         self.source
     }
 
-    /// When it was decided, by the store's clock.
+    /// Returns the time of the decision by the store's clock.
     #[must_use]
     pub fn decided_at(&self) -> Timestamp {
         self.decided_at
     }
 
-    /// The limit that speaks. `None` if no limit was consulted: a policy decided.
+    /// Returns the most restrictive limit, `None` if a policy decided.
     #[must_use]
     pub fn most_restrictive(&self) -> Option<&LimitStatus> {
-        self.standing.as_ref()
+        self.most_restrictive.as_ref()
     }
 
-    /// Every limit in its declared order, where the [`AcquireOptions`] wanted that or there is one only; else the one that
-    /// speaks.
+    /// Returns all limits in their declared order if the [`AcquireOptions`] say so, otherwise the most restrictive limit.
     #[must_use]
     pub fn limits(&self) -> &[LimitStatus] {
-        match self.every.get() {
-            Some(every) => every,
-            None => self.standing.as_slice(),
+        match self.all_limits.get() {
+            Some(limits) => limits,
+            None => self.most_restrictive.as_slice(),
         }
     }
 
-    /// The shadow limits that would have refused the request. They are known whatever the [`AcquireOptions`] wanted.
-    pub fn shadow_refusals(&self) -> impl Iterator<Item = &LimitStatus> {
-        self.limits().iter().filter(|standing| standing.shadow && !standing.verdict().is_allowed())
+    /// Returns the shadow limits that would have denied the request, regardless of the [`AcquireOptions`].
+    pub fn shadow_denials(&self) -> impl Iterator<Item = &LimitStatus> {
+        self.limits().iter().filter(|status| status.shadow && !status.verdict().is_allowed())
     }
 
-    /// How much could be had now, by the limit that speaks. `None` if a policy decided.
+    /// Returns the remaining cost of the most restrictive limit, `None` if a policy decided.
     #[must_use]
     pub fn remaining(&self) -> Option<u64> {
         self.most_restrictive().map(LimitStatus::remaining)
     }
 
-    /// The time until the key is as good as new, by the limit that speaks. `None` if a policy decided.
+    /// Returns the time until the key is idle at the most restrictive limit, `None` if a policy decided.
     #[must_use]
     pub fn reset(&self) -> Option<Duration> {
         self.most_restrictive().map(LimitStatus::reset)
     }
 }
 
-/// Whether `new` speaks rather than `old`: the longer wait, or with none the smaller remainder. The first of equals.
-fn louder(new: &LimitStatus, old: &LimitStatus) -> bool {
-    let wait = |standing: &LimitStatus| match standing.verdict() {
+/// Returns whether `new` is more restrictive: it has the longer wait, or the same wait and less remaining.
+fn is_stricter(new: &LimitStatus, old: &LimitStatus) -> bool {
+    let wait = |status: &LimitStatus| match status.verdict() {
         Verdict::Allowed => (0, Duration::ZERO),
         Verdict::AllowedAfter(delay) => (1, delay),
         Verdict::Denied { retry_after } => (2, retry_after),
@@ -308,7 +308,7 @@ impl fmt::Debug for Decision {
             .field("supports_scheduling", &self.supports_scheduling)
             .field("is_estimate", &self.is_estimate)
             .field("decided_at", &self.decided_at)
-            .field("standings", &self.limits())
+            .field("limits", &self.limits())
             .finish_non_exhaustive()
     }
 }

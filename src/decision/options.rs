@@ -1,18 +1,27 @@
 use std::time::Duration;
 
-/// What is asked: how much, and how long the asker would wait for it.
+/// The options of one acquire call: cost, maximum delay, and the limits that the decision lists.
 ///
-/// The default asks for a cost of one, at once.
+/// The default is a cost of one. An integer converts into options of that cost.
+///
+/// ```
+/// use tower_ratelimit::AcquireOptions;
+///
+/// assert_eq!(AcquireOptions::from(5), AcquireOptions::cost(5));
+/// assert_eq!(AcquireOptions::from(1), AcquireOptions::default());
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub struct AcquireOptions {
-    /// What the request costs. A cost of zero is a question: it is allowed unless the key is in debt beyond its
-    /// burst, and charges nothing.
-    pub cost: u64,
-    /// The longest delay that the asker accepts. With `None` it is for the algorithm to say: a queue delays as it must,
-    /// all others refuse what can't be had at once.
+    /// The cost of the request.
     ///
-    /// An algorithm that can promise a later turn answers [`Verdict::AllowedAfter`](super::Verdict::AllowedAfter); one that can't refuses.
+    /// A cost of zero charges nothing. It is allowed unless the key has more usage than the limit.
+    pub cost: u64,
+    /// The longest delay that the caller accepts. With `None` a queue delays the request up to its capacity, and all other
+    /// algorithms delay nothing.
+    ///
+    /// An algorithm that supports scheduling returns [`Verdict::AllowedAfter`](super::Verdict::AllowedAfter) for a start
+    /// within the delay. Other algorithms deny the request.
     pub max_delay: Option<Duration>,
     /// How many of the limits the decision lists. Listing several limits costs an allocation.
     pub detail: Detail,
@@ -21,30 +30,30 @@ pub struct AcquireOptions {
 }
 
 impl AcquireOptions {
-    /// Asks for `cost`, at once.
+    /// Returns options with this cost, and otherwise the defaults.
     #[must_use]
     pub const fn cost(cost: u64) -> Self {
         Self { cost, max_delay: None, detail: Detail::MostRestrictive, hold: false }
     }
 
-    /// Accepts a delay of up to `max_delay`.
+    /// Sets the longest delay that the caller accepts.
     #[must_use]
     pub const fn max_delay(mut self, max_delay: Duration) -> Self {
         self.max_delay = Some(max_delay);
         self
     }
 
-    /// Asks that the cost be held instead of charged: see [`Limiter::hold`](crate::Limiter::hold).
+    /// Holds the cost instead of charging it: see [`Limiter::hold`](crate::Limiter::hold).
     #[must_use]
     pub const fn hold(mut self) -> Self {
         self.hold = true;
         self
     }
 
-    /// The longest acceptable delay in whole microseconds, or `unless_said`.
+    /// Returns the longest acceptable delay in whole microseconds, or `default` if the caller set none.
     #[inline]
-    pub(crate) fn patience(&self, unless_said: u64) -> u64 {
-        self.max_delay.map_or(unless_said, crate::clock::micros_floor)
+    pub(crate) fn max_delay_micros_or(&self, default: u64) -> u64 {
+        self.max_delay.map_or(default, crate::clock::micros_floor)
     }
 
     /// Whether the decision of several limits lists them all: as `detail` says, and always if one of them is a shadow.

@@ -1,32 +1,33 @@
 use std::fmt;
 use std::time::Duration;
 
-/// The figures of one limit for one key at one moment.
+/// Limit, remaining, reset and window of one key at one limit at one time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[allow(clippy::exhaustive_structs, reason = "a user's own algorithm makes them")]
+#[allow(clippy::exhaustive_structs, reason = "custom algorithms construct it")]
 pub struct LimitSnapshot {
-    /// The most that could be had at once: the limit of a window, the burst of a bucket.
+    /// The largest cost that an idle key allows at once: the limit of a window, the burst of a bucket.
     pub limit: u64,
-    /// The time in which `limit` comes back: the window, or the time from empty to full.
+    /// The time in which `limit` becomes available again: the period of a window, the time from empty to full of a bucket.
     pub window: Duration,
-    /// How much could be had now, rounded down.
+    /// The largest cost that is allowed now, rounded down.
     pub remaining: u64,
-    /// The time until the key is as good as new, zero if it is.
+    /// The time until the key is idle, zero if it is idle.
     pub reset: Duration,
-    /// The time until `remaining` grows, zero if it is at its most.
+    /// The time until `remaining` increases, zero if `remaining` is at its maximum.
     pub next_token_after: Duration,
 }
 
-/// What an algorithm read off a state: its [`LimitSnapshot`], worked out when they are asked for.
+/// A [`LimitSnapshot`] that is computed on demand.
+///
+/// Most decisions are dropped before a caller reads a snapshot, and divisions would be the slowest part of a decision.
 #[derive(Clone, Copy)]
 pub struct LazySnapshot {
     words: [u64; 5],
-    project: fn(&[u64; 5]) -> LimitSnapshot,
+    compute: fn(&[u64; 5]) -> LimitSnapshot,
 }
 
 impl LazySnapshot {
-    /// Of nothing.
-    pub(crate) const BLANK: Self = Self::new([0; 5], |_| LimitSnapshot {
+    pub(crate) const EMPTY: Self = Self::new([0; 5], |_| LimitSnapshot {
         limit: 0,
         window: Duration::ZERO,
         remaining: 0,
@@ -34,31 +35,30 @@ impl LazySnapshot {
         next_token_after: Duration::ZERO,
     });
 
-    /// LimitSnapshot that `project` works out of `words` on demand: dividing is the dearest part of a decision, and most
-    /// decisions are never asked.
+    /// Creates a snapshot that `compute` computes from `words`.
     #[must_use]
     #[inline(always)]
-    pub const fn new(words: [u64; 5], project: fn(&[u64; 5]) -> LimitSnapshot) -> Self {
-        Self { words, project }
+    pub const fn new(words: [u64; 5], compute: fn(&[u64; 5]) -> LimitSnapshot) -> Self {
+        Self { words, compute }
     }
 
-    /// The figures.
+    /// Computes the snapshot.
     #[must_use]
-    pub fn figures(&self) -> LimitSnapshot {
-        (self.project)(&self.words)
+    pub fn compute(&self) -> LimitSnapshot {
+        (self.compute)(&self.words)
     }
 }
 
 impl From<LimitSnapshot> for LazySnapshot {
-    /// LimitSnapshot that are worked out already. Fractions of a microsecond are dropped.
-    fn from(figures: LimitSnapshot) -> Self {
+    /// Stores the snapshot's values. Fractions of a microsecond are dropped.
+    fn from(snapshot: LimitSnapshot) -> Self {
         let micros = crate::clock::micros_floor;
         let words = [
-            figures.limit,
-            micros(figures.window),
-            figures.remaining,
-            micros(figures.reset),
-            micros(figures.next_token_after),
+            snapshot.limit,
+            micros(snapshot.window),
+            snapshot.remaining,
+            micros(snapshot.reset),
+            micros(snapshot.next_token_after),
         ];
         Self::new(words, |&[limit, window, remaining, reset, next_token_after]| LimitSnapshot {
             limit,
@@ -72,6 +72,6 @@ impl From<LimitSnapshot> for LazySnapshot {
 
 impl fmt::Debug for LazySnapshot {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.figures().fmt(f)
+        self.compute().fmt(f)
     }
 }

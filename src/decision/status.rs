@@ -7,12 +7,12 @@ use super::cold_drop::ColdDrop;
 use super::snapshot::{LazySnapshot, LimitSnapshot};
 use super::verdict::{PackedVerdict, Verdict};
 
-/// A limit's name: `default` unless it is given one.
+/// The name of a limit.
 #[derive(Clone)]
 #[allow(unreachable_pub, missing_docs, missing_debug_implementations, reason = "named by a hidden trait only")]
 pub enum Name {
     Static(&'static str),
-    // A thin pointer: a name is two words, one of which tells the variants apart.
+    // A thin pointer, so that a name takes two words including the discriminant.
     Shared(ColdDrop<Arc<Box<str>>>),
 }
 
@@ -27,14 +27,14 @@ impl Name {
     }
 }
 
-/// Returns the first character of a limit's name that a header field and a body would not both carry as it is.
+/// Returns the first character of a limit's name that a header field cannot carry unchanged.
 ///
 /// A structured-field String holds printable ASCII, and escapes `"` and `\` (RFC 9651, section 3.3.3).
-pub(crate) fn unfit_for_name(name: &str) -> Option<char> {
-    name.chars().find(|&char| !is_fit_for_name(char))
+pub(crate) fn first_invalid_name_char(name: &str) -> Option<char> {
+    name.chars().find(|&char| !is_valid_in_name(char))
 }
 
-fn is_fit_for_name(char: char) -> bool {
+fn is_valid_in_name(char: char) -> bool {
     matches!(char, ' '..='~') && !matches!(char, '"' | '\\')
 }
 
@@ -47,113 +47,113 @@ impl From<Cow<'static, str>> for Name {
     }
 }
 
-/// How a key stands with one limit: its name, its own verdict, its figures after the decision.
+/// One limit's part of a decision: its name, its own verdict, and its snapshot after the decision.
 #[derive(Clone)]
 pub struct LimitStatus {
     name: Name,
     pub(super) verdict: PackedVerdict,
-    reading: LazySnapshot,
+    snapshot: LazySnapshot,
     pub(super) shadow: bool,
 }
 
 impl LimitStatus {
     #[inline]
-    pub(crate) fn of_limit(name: Name, verdict: Verdict, reading: LazySnapshot, shadow: bool) -> Self {
-        Self { name, verdict: PackedVerdict::pack(verdict), reading, shadow }
+    pub(crate) fn from_verdict(name: Name, verdict: Verdict, snapshot: LazySnapshot, shadow: bool) -> Self {
+        Self { name, verdict: PackedVerdict::pack(verdict), snapshot, shadow }
     }
 
-    /// Of a limit that refuses for so many microseconds, or allows if these are none.
+    /// Creates the status of a limit that denies for `wait` microseconds, or allows if `wait` is zero.
     #[inline(always)]
-    pub(crate) fn from_wait(name: Name, wait: u64, reading: LazySnapshot) -> Self {
-        Self { name, verdict: PackedVerdict::wait(wait), reading, shadow: false }
+    pub(crate) fn from_wait(name: Name, wait: u64, snapshot: LazySnapshot) -> Self {
+        Self { name, verdict: PackedVerdict::from_wait(wait), snapshot, shadow: false }
     }
 
-    /// Whether the limit is a shadow, whose verdict does not count.
+    /// Returns whether the limit is a shadow, whose verdict does not count.
     #[must_use]
     pub fn is_shadow(&self) -> bool {
         self.shadow
     }
 
-    /// The same a while later, if nobody asks meanwhile. What was left is told as it was.
+    /// Returns the status `elapsed` later if the key was not charged meanwhile; `remaining` is unchanged.
     pub(crate) fn aged_by(&self, elapsed: Duration) -> Self {
-        let figures = self.figures();
-        let reading = LimitSnapshot {
-            reset: figures.reset.saturating_sub(elapsed),
-            next_token_after: figures.next_token_after.saturating_sub(elapsed),
-            ..figures
+        let snapshot = self.snapshot();
+        let snapshot = LimitSnapshot {
+            reset: snapshot.reset.saturating_sub(elapsed),
+            next_token_after: snapshot.next_token_after.saturating_sub(elapsed),
+            ..snapshot
         };
         Self {
             name: self.name.clone(),
             verdict: self.verdict.aged_by(elapsed),
-            reading: reading.into(),
+            snapshot: snapshot.into(),
             shadow: self.shadow,
         }
     }
 
-    /// A standing for a limiter of your own: the limit's name, what it says by itself, its figures.
+    /// Creates a status for a custom limiter: the limit's name, its own verdict and its snapshot.
     ///
-    /// Characters that a name cannot hold (see [`Limit::new`](crate::Limit::new)) are replaced by `?`.
+    /// Replaces characters that a name cannot contain by `?`: see [`Limit::new`](crate::Limit::new).
     #[must_use]
-    pub fn new(name: impl Into<Cow<'static, str>>, verdict: Verdict, reading: impl Into<LazySnapshot>) -> Self {
+    pub fn new(name: impl Into<Cow<'static, str>>, verdict: Verdict, snapshot: impl Into<LazySnapshot>) -> Self {
         let name = match name.into() {
-            name if unfit_for_name(&name).is_none() => name,
-            name => name.chars().map(|char| if is_fit_for_name(char) { char } else { '?' }).collect(),
+            name if first_invalid_name_char(&name).is_none() => name,
+            name => name.chars().map(|char| if is_valid_in_name(char) { char } else { '?' }).collect(),
         };
-        Self::of_limit(Name::from(name), verdict, reading.into(), false)
+        Self::from_verdict(Name::from(name), verdict, snapshot.into(), false)
     }
 
-    /// The limit's name.
+    /// Returns the limit's name.
     #[must_use]
     pub fn name(&self) -> &str {
         self.name.as_str()
     }
 
-    /// What this limit says by itself, whatever the others say.
+    /// Returns this limit's own verdict, regardless of the other limits.
     #[must_use]
     pub fn verdict(&self) -> Verdict {
         self.verdict.unpack()
     }
 
-    /// All figures at once.
+    /// Returns limit, window, remaining, reset and the time until the next token.
     #[must_use]
-    pub fn figures(&self) -> LimitSnapshot {
-        self.reading.figures()
+    pub fn snapshot(&self) -> LimitSnapshot {
+        self.snapshot.compute()
     }
 
-    /// The most that could be had at once: the limit of a window, the burst of a bucket.
+    /// Returns the largest cost that an idle key allows at once: the limit of a window, the burst of a bucket.
     #[must_use]
     pub fn limit(&self) -> u64 {
-        self.figures().limit
+        self.snapshot().limit
     }
 
-    /// The time in which [`limit`](Self::limit) comes back.
+    /// Returns the time in which [`limit`](Self::limit) becomes available again.
     #[must_use]
     pub fn window(&self) -> Duration {
-        self.figures().window
+        self.snapshot().window
     }
 
-    /// How much could be had now, rounded down.
+    /// Returns the largest cost that is allowed now, rounded down.
     #[must_use]
     pub fn remaining(&self) -> u64 {
-        self.figures().remaining
+        self.snapshot().remaining
     }
 
-    /// The time until the key is as good as new, zero if it is.
+    /// Returns the time until the key is idle, zero if it is idle.
     #[must_use]
     pub fn reset(&self) -> Duration {
-        self.figures().reset
+        self.snapshot().reset
     }
 
-    /// The time until [`remaining`](Self::remaining) grows, zero if it is at its most.
+    /// Returns the time until [`remaining`](Self::remaining) increases, zero if it is at its maximum.
     #[must_use]
     pub fn next_token_after(&self) -> Duration {
-        self.figures().next_token_after
+        self.snapshot().next_token_after
     }
 }
 
 impl PartialEq for LimitStatus {
     fn eq(&self, other: &Self) -> bool {
-        self.name() == other.name() && self.verdict == other.verdict && self.figures() == other.figures()
+        self.name() == other.name() && self.verdict == other.verdict && self.snapshot() == other.snapshot()
     }
 }
 
@@ -162,7 +162,7 @@ impl fmt::Debug for LimitStatus {
         f.debug_struct("LimitStatus")
             .field("name", &self.name())
             .field("verdict", &self.verdict())
-            .field("figures", &self.figures())
+            .field("snapshot", &self.snapshot())
             .field("shadow", &self.shadow)
             .finish_non_exhaustive()
     }

@@ -1,31 +1,35 @@
 use std::time::Duration;
 
-/// Yes, yes but later, no until later, or never.
+/// The result of a decision: allowed, delayed, denied, or exceeds the limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Verdict {
     /// Allowed now, and charged.
     Allowed,
-    /// Allowed and charged, for a turn that comes after this delay.
+    /// Allowed and charged, for a start after this delay.
     AllowedAfter(Duration),
-    /// Refused, and nothing was charged. If nobody else uses the key, asking the same after exactly `retry_after`
-    /// succeeds, and asking a microsecond earlier does not.
+    /// Denied, and not charged.
+    ///
+    /// If no other caller uses the key, the same request succeeds after exactly `retry_after`, and not a microsecond
+    /// earlier.
     Denied {
-        /// How long to wait before asking again.
+        /// The time after which the same request succeeds.
         retry_after: Duration,
     },
-    /// Refused for good: the cost is over what the limit can ever hold.
+    /// Denied, because the cost exceeds what the limit ever allows.
     ExceedsLimit,
 }
 
 impl Verdict {
-    /// Whether the request may pass, at once or after a delay.
+    /// Returns whether the request is allowed, now or after a delay.
     #[must_use]
     pub const fn is_allowed(self) -> bool {
         matches!(self, Self::Allowed | Self::AllowedAfter(_))
     }
 
-    /// The verdict over both: the stricter one. It is exact, as every algorithm's answer only improves with time.
-    pub(crate) fn and(self, other: Self) -> Self {
+    /// Returns the stricter verdict, which is that of both limits together.
+    ///
+    /// Its time is exact: without further charges, a limit that allows a request at one time allows it at every later time.
+    pub(crate) fn stricter_of(self, other: Self) -> Self {
         match (self, other) {
             (Self::ExceedsLimit, _) | (_, Self::ExceedsLimit) => Self::ExceedsLimit,
             (Self::Denied { retry_after: a }, Self::Denied { retry_after: b }) => {
@@ -39,56 +43,60 @@ impl Verdict {
     }
 }
 
-/// A verdict in one word. Decisions are moved about; an enum of two durations would take three.
+/// A verdict in one word, because decisions are moved often; [`Verdict`] takes three words.
 ///
-/// Zero is allowed, all ones never; else microseconds, with the highest bit set if it is allowed after them. Durations are
-/// whole microseconds here, at most 2^62 of them.
+/// Zero is allowed, all ones exceeds the limit. Other values are microseconds, at most 2^62: of a delay if the highest bit
+/// is set, otherwise until a retry.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) struct PackedVerdict(u64);
 
 impl PackedVerdict {
-    const NEVER: u64 = u64::MAX;
-    const AFTER: u64 = 1 << 63;
-    const MOST: u64 = (1 << 62) - 1;
+    const EXCEEDS_LIMIT: u64 = u64::MAX;
+    const DELAYED: u64 = 1 << 63;
+    const MAX_MICROS: u64 = (1 << 62) - 1;
 
     #[inline]
     pub(super) fn pack(verdict: Verdict) -> Self {
         match verdict {
             Verdict::Allowed => Self(0),
-            Verdict::AllowedAfter(delay) => Self(Self::AFTER | crate::clock::micros_floor(delay).min(Self::MOST)),
-            Verdict::Denied { retry_after } => Self(crate::clock::micros_floor(retry_after).clamp(1, Self::MOST)),
-            Verdict::ExceedsLimit => Self(Self::NEVER),
+            Verdict::AllowedAfter(delay) => {
+                Self(Self::DELAYED | crate::clock::micros_floor(delay).min(Self::MAX_MICROS))
+            }
+            Verdict::Denied { retry_after } => Self(crate::clock::micros_floor(retry_after).clamp(1, Self::MAX_MICROS)),
+            Verdict::ExceedsLimit => Self(Self::EXCEEDS_LIMIT),
         }
     }
 
-    /// Refused for so long in microseconds; allowed, if that is zero.
+    /// Packs a denial for `micros` microseconds, or an allowed verdict if `micros` is zero.
     #[inline(always)]
-    pub(super) const fn wait(micros: u64) -> Self {
-        debug_assert!(micros <= Self::MOST, "no limit refuses for so long");
+    pub(super) const fn from_wait(micros: u64) -> Self {
+        debug_assert!(micros <= Self::MAX_MICROS, "a wait is at most 200 years");
         Self(micros)
     }
 
     #[inline(always)]
-    pub(super) const fn is_allowed_at_once(self) -> bool {
+    pub(super) const fn is_allowed_now(self) -> bool {
         self.0 == 0
     }
 
     #[inline(always)]
     pub(super) const fn is_allowed(self) -> bool {
-        self.0 == 0 || (self.0 & Self::AFTER != 0 && self.0 != Self::NEVER)
+        self.0 == 0 || (self.0 & Self::DELAYED != 0 && self.0 != Self::EXCEEDS_LIMIT)
     }
 
     #[inline]
     pub(super) fn unpack(self) -> Verdict {
         match self.0 {
             0 => Verdict::Allowed,
-            Self::NEVER => Verdict::ExceedsLimit,
-            after if after & Self::AFTER != 0 => Verdict::AllowedAfter(Duration::from_micros(after & Self::MOST)),
+            Self::EXCEEDS_LIMIT => Verdict::ExceedsLimit,
+            delayed if delayed & Self::DELAYED != 0 => {
+                Verdict::AllowedAfter(Duration::from_micros(delayed & Self::MAX_MICROS))
+            }
             wait => Verdict::Denied { retry_after: Duration::from_micros(wait) },
         }
     }
 
-    /// The same a while later, if nobody asks meanwhile.
+    /// Returns the verdict `elapsed` later if the key was not charged meanwhile.
     pub(super) fn aged_by(self, elapsed: Duration) -> Self {
         match self.unpack() {
             Verdict::Denied { .. } => Self(self.0.saturating_sub(crate::clock::micros_floor(elapsed))),

@@ -8,6 +8,8 @@ use pin_project::pin_project;
 use tower_layer::Layer;
 use tower_service::Service;
 
+use crate::sync::POLLED_AFTER_COMPLETION;
+
 /// Finds out by an async function whose a request is: which user has a token, by a database. What it finds is put into
 /// the request's extensions, where [`Extension`](super::Extension) reads the key.
 ///
@@ -163,7 +165,7 @@ where
             match state.as_mut().project() {
                 StateProjection::LookingUp { lookup, waiting } => {
                     let found = ready!(lookup.poll(cx));
-                    let (mut service, mut request) = waiting.take().expect(POLLED_AGAIN);
+                    let (mut service, mut request) = waiting.take().expect(POLLED_AFTER_COMPLETION);
                     match found {
                         Ok(found) => {
                             found.map(|found| request.extensions_mut().insert(found));
@@ -178,9 +180,6 @@ where
         }
     }
 }
-
-/// A caller's mistake, on which futures panic.
-const POLLED_AGAIN: &str = "a lookup's future was polled after it was ready";
 
 impl<B, S: Service<Request<B>>, L> fmt::Debug for LookupFuture<B, S, L> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -11,6 +11,7 @@ use super::held::Held;
 use super::{AdminOperation, Limiter, Outcome, admin_methods};
 use crate::decision::{AcquireOptions, Decision, DecisionSource, Verdict};
 use crate::error::Error;
+use crate::sync::POLLED_AFTER_COMPLETION;
 
 /// Two limiters that decide together, though no store can hold both: the first [holds](Held) the cost, the second decides, and
 /// then what the first holds is charged or released.
@@ -213,7 +214,7 @@ fn release(held: Option<Held>) -> LimiterFuture<()> {
 /// What both say together. One that can't be asked is left out.
 fn combined(ask: AcquireOptions, first: Option<Decision>, second: Option<Decision>) -> Decision {
     let parts: Vec<Decision> = first.into_iter().chain(second).collect();
-    let verdict = parts.iter().map(Decision::verdict).fold(Verdict::Allowed, Verdict::and);
+    let verdict = parts.iter().map(Decision::verdict).fold(Verdict::Allowed, Verdict::stricter_of);
     let decided_at = parts.iter().map(Decision::decided_at).max().unwrap_or_default();
     let standings = || parts.iter().flat_map(|part| part.limits().iter().cloned());
     let refused = || !verdict.is_allowed();
@@ -232,7 +233,7 @@ fn combined(ask: AcquireOptions, first: Option<Decision>, second: Option<Decisio
     let deciding = parts.iter().filter(|part| part.is_allowed() == verdict.is_allowed());
     let source = deciding.map(Decision::source).find(|source| *source != DecisionSource::Store);
     let is_estimate = parts.iter().any(|part| part.is_estimate() && !part.is_allowed());
-    decision.from_source(source.unwrap_or_default()).with_estimate(is_estimate)
+    decision.with_source(source.unwrap_or_default()).with_estimate(is_estimate)
 }
 
 impl<Key, A, B> Limiter<Key> for Chained<A, B>
@@ -347,12 +348,13 @@ where
             let next = match self.as_mut().project() {
                 Projection::First { future, asked } => {
                     let first = ready!(future.poll(cx));
-                    let Asked { limiter, key, ask } = asked.take().expect(POLLED_AGAIN);
+                    let Asked { limiter, key, ask } = asked.take().expect(POLLED_AFTER_COMPLETION);
                     limiter.after_first(key.borrow(), ask, first)
                 }
                 Projection::Second { future, reserved } => {
                     let second = ready!(future.poll(cx));
-                    let (Asked { limiter, key, ask }, mut held, first) = reserved.take().expect(POLLED_AGAIN);
+                    let (Asked { limiter, key, ask }, mut held, first) =
+                        reserved.take().expect(POLLED_AFTER_COMPLETION);
                     now_or_later(limiter.after_second(key.borrow(), ask, first, held.0.take(), second))
                 }
                 Projection::Concluding { reply } => return Pin::new(reply).poll(cx),
@@ -396,5 +398,3 @@ where
         Err(reply) => Acquisition::Pending(ChainedFuture::Concluding { reply }),
     }
 }
-
-const POLLED_AGAIN: &str = "a decision was polled after it was ready";

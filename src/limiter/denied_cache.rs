@@ -186,7 +186,7 @@ impl<C: Clock> Shared<C> {
             // A hold starts now: what it is denied may be scheduled for others, unless they accept no delay.
             && (ask.hold == refusal.ask.hold || ask.max_delay == Some(Duration::ZERO))
             && refusal.ask.detail >= ask.detail;
-        holds.then(|| refusal.decision.aged_by(now.since(refusal.asked_at)))
+        holds.then(|| refusal.decision.aged_by(now.saturating_since(refusal.asked_at)))
     }
 
     /// Remembers a refusal, unless the key may have been given room since it was asked for.
@@ -201,7 +201,7 @@ impl<C: Clock> Shared<C> {
         };
         let span = self.max_age.map_or(span, |most| most.min(span));
         // Counted from before it was decided, it is over no later than it should be.
-        let until = asking.asked_at.after(span);
+        let until = asking.asked_at.saturating_add(span);
         let Asking { place, ask, asked_at, .. } = asking;
         // Its figures are worked out now, and not each time that it is told.
         let decision = decision.aged_by(Duration::ZERO);

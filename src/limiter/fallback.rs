@@ -105,7 +105,7 @@ fn by_second(outcome: Outcome) -> Outcome {
 }
 
 fn from_second(decision: Decision) -> Decision {
-    decision.from_source(DecisionSource::Fallback)
+    decision.with_source(DecisionSource::Fallback)
 }
 
 /// A decision on its way, from the one limiter or the other.

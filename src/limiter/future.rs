@@ -7,6 +7,7 @@ use pin_project::pin_project;
 
 use super::Outcome;
 use crate::error::Error;
+use crate::sync::POLLED_AFTER_COMPLETION;
 
 /// A future on the heap.
 pub type BoxFuture<T> = Pin<Box<dyn Future<Output = T> + Send + 'static>>;
@@ -205,7 +206,7 @@ impl<T: Unpin + Send + 'static> Future for CompleteOnDrop<T> {
     type Output = Result<T, Error>;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        let result = ready!(Pin::new(self.0.as_mut().expect(POLLED_AGAIN)).poll(cx));
+        let result = ready!(Pin::new(self.0.as_mut().expect(POLLED_AFTER_COMPLETION)).poll(cx));
         self.0 = None;
         Poll::Ready(result)
     }
@@ -219,14 +220,12 @@ impl<T: Send + 'static> Drop for CompleteOnDrop<T> {
     }
 }
 
-const POLLED_AGAIN: &str = "a reply was polled after it was ready";
-
 impl<T: Unpin> Future for LimiterFuture<T> {
     type Output = Result<T, Error>;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         match &mut self.0 {
-            State::Ready(result) => Poll::Ready(result.take().expect(POLLED_AGAIN)),
+            State::Ready(result) => Poll::Ready(result.take().expect(POLLED_AFTER_COMPLETION)),
             State::Pending(future) => future.as_mut().poll(cx),
         }
     }

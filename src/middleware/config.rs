@@ -12,7 +12,7 @@ use crate::key::MissingKey;
 use crate::limiter::{Held, Outcome};
 use crate::observe::{Event, Observers};
 use crate::response::{Rejection, Respond as _};
-use crate::runtime::Moment;
+use crate::runtime::Instant;
 
 #[derive(Clone, Debug)]
 pub(crate) struct Config<K, A, R, T> {
@@ -35,7 +35,7 @@ pub(crate) type ConfigOf<Request, P> = Config<
 
 /// What the layer does with a request whose key is absent.
 ///
-/// A key that is [unusable](crate::key::MissingKey::unusable) (sent twice, empty, malformed) is refused in either case.
+/// The layer always rejects a request whose key is [unusable](crate::key::Missing::unusable): sent twice, empty or malformed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum MissingKeyPolicy {
@@ -48,7 +48,7 @@ pub enum MissingKeyPolicy {
 
 impl<K, A, R, T> Config<K, A, R, T> {
     /// Whether the layer rejects a request without a key. No policy exempts an unusable key: clients can send one at will.
-    pub(crate) fn rejects(&self, missing: &Missing) -> bool {
+    pub(crate) fn rejects(&self, missing: &MissingKey) -> bool {
         missing.is_unusable() || self.missing_key == MissingKeyPolicy::Reject
     }
 }
@@ -62,8 +62,7 @@ pub(crate) fn acquire_options<Request, P: Parts<Request>>(
 ) -> AcquireOptions {
     let mut options = AcquireOptions::cost(cost);
     options.max_delay = max_delay;
-    options.all_limits = config.responder.wants_all_limits();
-    options.all_denials = config.responder.wants_all_denials();
+    options.detail = config.responder.detail();
     options.hold = P::CostPolicy::NEEDS_HOLD;
     options
 }
@@ -71,7 +70,7 @@ pub(crate) fn acquire_options<Request, P: Parts<Request>>(
 /// Lets the responder emit warnings when the service has responded, if there are observers.
 #[inline]
 pub(crate) fn observe_context<Request, P: Parts<Request>>(config: &ConfigOf<Request, P>, context: &mut P::Context) {
-    if config.observers.are_there() {
+    if config.observers.is_some() {
         P::Responder::observe(context, &config.observers);
     }
 }
@@ -112,10 +111,10 @@ impl WaitConfig {
         self.waiter(observers)
     }
 
-    fn taken(&self, observers: &Observers) -> Seat {
+    fn waiter(&self, observers: &Observers) -> Waiter {
         observers.emit(|| Event::WaitStarted);
         let waiters = Arc::clone(&self.waiters);
-        Waiter { waiters, observers: observers.clone(), started_at: Moment::now() }
+        Waiter { waiters, observers: observers.clone(), started_at: Instant::now() }
     }
 }
 
@@ -132,47 +131,23 @@ impl Default for WaitConfig {
 pub(crate) struct Waiter {
     waiters: Arc<AtomicUsize>,
     observers: Observers,
-    started_at: Moment,
+    started_at: Instant,
 }
 
 impl Drop for Waiter {
     fn drop(&mut self) {
         self.waiters.fetch_sub(1, Ordering::AcqRel);
-        self.observers.emit(|| Event::WaitEnded { waited: self.since.elapsed() });
+        self.observers.emit(|| Event::WaitEnded { waited: self.started_at.elapsed() });
     }
 }
 
-impl<K, A, R, T> Settings<K, A, R, T> {
-    /// A client can make its credential unusable at will, so no policy exempts that.
-    pub(crate) fn refuses(&self, missing: &MissingKey) -> bool {
-        missing.is_unusable() || self.missing == MissingKeyPolicy::Refuse
-    }
-
-    #[inline]
-    pub(crate) fn ask<Request, S>(&self, cost: u64, patience: Option<Duration>) -> AcquireOptions
-    where
-        S: Service<Request>,
-        R: Respond<Request, S::Response, S::Error>,
-        T: CostPolicy<Request, S::Response, S::Error>,
-    {
-        let mut ask = AcquireOptions::cost(cost);
-        ask.max_delay = patience;
-        ask.detail = self.responder.detail();
-        ask.hold = T::NEEDS_HOLD;
-        ask
-    }
-
-    /// Lets the responder emit warnings when the service has answered, if anybody observes.
-    #[inline]
-    pub(crate) fn observe<Request, S>(&self, mark: &mut R::Context)
-    where
-        S: Service<Request>,
-        R: Respond<Request, S::Response, S::Error>,
-    {
-        if self.observers.is_some() {
-            R::observe(mark, &self.observers);
-        }
-    }
+/// What the layer does with a request after the limiter's result.
+pub(crate) enum Disposition {
+    /// The request is allowed, now or at its scheduled start.
+    Admit(Decision, Option<Held>),
+    /// The request may ask the limiter again after this time.
+    RetryAfter(Duration, Decision),
+    Reject(Rejection),
 }
 
 /// The interval at which a waiting request asks again if held costs make its wait an estimate.
@@ -198,16 +173,16 @@ pub(crate) fn classify(result: Result<Outcome, Error>, max_delay: Option<Duratio
     }
 }
 
-/// How a refusal is told.
-pub(crate) fn told(refusal: &Rejection, elapsed: Option<Duration>) -> Event<'_> {
-    match refusal {
+/// The event of a rejected request.
+pub(crate) fn rejection_event(rejection: &Rejection, elapsed: Option<Duration>) -> Event<'_> {
+    match rejection {
         Rejection::OverLimit(decision) => Event::Decided { decision, elapsed },
-        Rejection::MissingKey(missing) => told_missing(missing, false),
+        Rejection::MissingKey(missing) => missing_key_event(missing, false),
         Rejection::Unavailable(error) => Event::Failed { error, elapsed },
     }
 }
 
-/// How a missing key is told.
-pub(crate) fn told_missing(missing: &MissingKey, forwarded: bool) -> Event<'_> {
+/// The event of a request without a key.
+pub(crate) fn missing_key_event(missing: &MissingKey, forwarded: bool) -> Event<'_> {
     Event::MissingKey { reason: missing, server_error: missing.is_server_error(), forwarded }
 }

@@ -79,18 +79,19 @@ impl<Request, P: Parts<Request>> Future for ResponseFuture<Request, P> {
                     let result = ready!(response.poll(cx));
                     let context = context.take().expect(POLLED_AFTER_COMPLETION);
                     return Poll::Ready(match result {
-                        Ok(response) => Ok(R::map_response(mark, response)),
+                        Ok(response) => Ok(P::Responder::map_response(context, response)),
                         Err(error) => Err(error.into()),
                     });
                 }
                 Projection::Forwarded { response, context, settlement } => {
                     let result = ready!(response.poll(cx));
-                    let unsettled = bill.take().and_then(|bill| bill.settle::<Request, _, _>(result.as_ref()));
-                    let mark = mark.take().expect(POLLED_AGAIN);
-                    let answer = result.map(|response| R::map_response(mark, response)).map_err(Into::into);
-                    match unsettled {
-                        None => return Poll::Ready(answer),
-                        Some(reply) => State::Settling(Box::new(Settling { reply, answer: Some(answer) })),
+                    let future = settlement.take().and_then(|settlement| settlement.settle(result.as_ref()));
+                    let context = context.take().expect(POLLED_AFTER_COMPLETION);
+                    let result =
+                        result.map(|response| P::Responder::map_response(context, response)).map_err(Into::into);
+                    match future {
+                        None => return Poll::Ready(result),
+                        Some(future) => State::Settling(Box::new(Settling { future, result: Some(result) })),
                     }
                 }
                 Projection::Finished { result } => {

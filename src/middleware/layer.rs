@@ -138,9 +138,9 @@ impl<K, A, R, T> RateLimitLayer<K, A, R, T> {
 
     /// Sets what the layer does with a request whose key is absent. By default the layer rejects it.
     ///
-    /// A key that is [unusable](crate::key::MissingKey::unusable) is always refused.
-    pub fn missing_key(mut self, missing: MissingKeyPolicy) -> Self {
-        self.settings.missing = missing;
+    /// The layer always rejects an [unusable](crate::key::Missing::unusable) key.
+    pub fn missing_key(mut self, policy: MissingKeyPolicy) -> Self {
+        self.config.missing_key = policy;
         self
     }
 

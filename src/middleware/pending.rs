@@ -9,15 +9,15 @@ use std::time::Duration;
 use pin_project::pin_project;
 use tower_service::Service as _;
 
-use super::config::{Answer, Judgement, judge, told};
-use super::cost::CostPolicy;
-use super::scheduled::{NotForwarded, Turn, Waiting};
-use super::settlement::Bill;
-use crate::key::ExtractKey;
-use crate::limiter::{Acquisition, Limiter};
-use crate::observe::Event;
-use crate::response::{Rejection, Respond};
-use crate::runtime::{Sleep, sleep};
+use super::config::{ConfigOf, Disposition, Waiter, classify, observe_context, rejection_event};
+use super::parts::{DecisionFuture, InnerFuture, Parts, ServiceResult};
+use super::settlement::PendingSettlement;
+use crate::decision::{AcquireOptions, Decision};
+use crate::limiter::{Acquisition, Held, Limiter as _};
+use crate::observe::{Event, OutcomeGuard};
+use crate::response::{Rejection, Respond as _};
+use crate::runtime::{Instant, Sleep, sleep};
+use crate::sync::POLLED_AFTER_COMPLETION;
 
 /// A request that is not forwarded yet, as a state machine.
 ///
@@ -78,7 +78,7 @@ pub(crate) struct Deferred<Request, P: Parts<Request>> {
     request: Request,
     key: P::Key,
     options: AcquireOptions,
-    started_at: Moment,
+    started_at: Instant,
     config: Arc<ConfigOf<Request, P>>,
     /// Declared before `outcome`: when the request is dropped, `WaitEnded` is emitted before the terminal event.
     permit: Option<Waiter>,
@@ -119,14 +119,57 @@ impl<Request, P: Parts<Request>> Deferred<Request, P> {
         config: Arc<ConfigOf<Request, P>>,
     ) -> Self {
         let outcome = OutcomeGuard::new(&config.observers);
-        Self { request, key, options, started_at: Moment::now(), config, permit: None, outcome }
+        Self { request, key, options, started_at: Instant::now(), config, permit: None, outcome }
     }
 
-    fn asked(mut held: HeldWaiting<Request, S, K, A, R, T>) -> Self {
-        match held.what.acquire() {
-            Acquisition::Pending(decision) => {
-                held.what.watch.start_decision();
-                Self::deciding(decision, held)
+    fn acquire(&self) -> Acquisition<DecisionFuture<Request, P>> {
+        let mut options = self.options;
+        options.max_delay = self.remaining_wait();
+        self.config.limiter.acquire(&self.key, options)
+    }
+
+    /// For how long the request may still wait.
+    fn remaining_wait(&self) -> Option<Duration> {
+        self.options.max_delay.map(|max_delay| max_delay.saturating_sub(self.started_at.elapsed()))
+    }
+
+    /// Acquires a permit to wait, unless the request has one. Returns false if no permit is free.
+    fn acquire_permit(&mut self) -> bool {
+        if self.permit.is_none() {
+            self.permit = self.config.wait.try_acquire_permit(&self.config.observers);
+        }
+        self.outcome.start_wait();
+        self.permit.is_some()
+    }
+
+    /// Acquires a permit for a scheduled start that is already charged.
+    fn acquire_permit_when_charged(&mut self) {
+        if self.permit.is_none() {
+            self.permit = Some(self.config.wait.acquire_permit_when_charged(&self.config.observers));
+        }
+        self.outcome.start_wait();
+    }
+
+    fn release_permit(&mut self) {
+        self.permit = None;
+    }
+}
+
+impl<Request, P: Parts<Request>> PendingRequest<Request, P> {
+    pub(crate) fn awaiting_decision(
+        decision: DecisionFuture<Request, P>,
+        mut deferred: WithService<P::Service, Deferred<Request, P>>,
+    ) -> Self {
+        deferred.request.outcome.start_decision();
+        Self::AwaitingDecision { decision, deferred: Some(deferred) }
+    }
+
+    /// Asks the limiter again.
+    fn retry(deferred: WithService<P::Service, Deferred<Request, P>>) -> Self {
+        match deferred.request.acquire() {
+            Acquisition::Pending(decision) => Self::awaiting_decision(decision, deferred),
+            Acquisition::Ready(result) => {
+                Self::on_disposition(classify(result, deferred.request.remaining_wait()), deferred)
             }
         }
     }
@@ -151,8 +194,8 @@ impl<Request, P: Parts<Request>> Deferred<Request, P> {
             }
             Disposition::Admit(decision, held) => {
                 let delay = decision.delay();
-                what.watch.start_wait();
-                let guard = NotForwarded::new(guard);
+                request.outcome.start_wait();
+                let held = NotForwarded(held);
                 if delay.is_zero() {
                     let request = ScheduledRequest { deferred: request, decision, held };
                     let scheduled = WithService { service, is_ready, request };
@@ -172,22 +215,23 @@ impl<Request, P: Parts<Request>> Deferred<Request, P> {
         }
     }
 
-    fn refused(mut what: Waiting<Request, K::Key, K, A, R, T>, refusal: Rejection) -> Self {
-        what.stand_up();
-        what.watch.finish(|elapsed| told(&refusal, elapsed));
-        Self::Done { step: Some(Step::Answer(what.settings.responder.on_rejected(what.request, refusal))) }
+    fn finish_rejected(mut deferred: Deferred<Request, P>, rejection: Rejection) -> Self {
+        deferred.release_permit();
+        deferred.outcome.finish(|elapsed| rejection_event(&rejection, elapsed));
+        let result = deferred.config.responder.on_rejected(deferred.request, rejection);
+        Self::Done { output: Some(PendingOutput::Finished(result)) }
     }
 
-    fn called(held: HeldTurn<Request, S, K, A, R, T>) -> Self {
-        let Held { mut service, what, .. } = held;
-        let Turn { mut waiting, decision, held } = what;
-        waiting.stand_up();
-        let Waiting { mut request, settings, watch, .. } = waiting;
-        watch.finish(|elapsed| Event::Decided { decision: &decision, elapsed });
-        let mut mark = settings.responder.on_allowed(&mut request, Some(&decision));
-        settings.observe::<Request, S>(&mut mark);
-        // From here on dropping it settles the whole: also if the service panics.
-        let held = held.take();
+    fn forward(scheduled: WithService<P::Service, ScheduledRequest<Request, P>>) -> Self {
+        let WithService { mut service, request: scheduled, .. } = scheduled;
+        let ScheduledRequest { mut deferred, decision, held } = scheduled;
+        deferred.release_permit();
+        let Deferred { mut request, config, outcome, .. } = deferred;
+        outcome.finish(|elapsed| Event::Decided { decision: &decision, elapsed });
+        let mut context = config.responder.on_allowed(&mut request, Some(&decision));
+        observe_context::<Request, P>(&config, &mut context);
+        // From here on, dropping the guard charges the whole held cost, also if `call` panics.
+        let held = held.into_forwarded();
         let response = service.call(request);
         let settlement = held.map(|held| Box::new(PendingSettlement::new(config, held)));
         Self::Done { output: Some(PendingOutput::Forwarded(Forwarded { response, context, settlement })) }
@@ -208,9 +252,9 @@ impl<Request, P: Parts<Request>> Future for PendingRequest<Request, P> {
                 Projection::Done { output } => return Poll::Ready(output.take().expect(POLLED_AFTER_COMPLETION)),
                 Projection::AwaitingDecision { decision, deferred } => {
                     let result = ready!(decision.poll(cx));
-                    let mut held = held.take().expect(POLLED_AGAIN);
-                    held.what.watch.finish_decision();
-                    Self::judged(judge(result, held.what.patience()), held)
+                    let mut deferred = deferred.take().expect(POLLED_AFTER_COMPLETION);
+                    deferred.request.outcome.finish_decision();
+                    Self::on_disposition(classify(result, deferred.request.remaining_wait()), deferred)
                 }
                 Projection::AwaitingRetry { sleep, deferred } => {
                     ready!(sleep.poll(cx));

@@ -81,91 +81,83 @@ where
                 return reject(&mut self.inner, config, request, Rejection::MissingKey(missing));
             }
             unlimited => {
-                self.settings.observers.emit(|| match &unlimited {
-                    Extracted::Missing(missing) => told_missing(missing, true),
+                config.observers.emit(|| match &unlimited {
+                    Extracted::Missing(missing) => missing_key_event(missing, true),
                     _ => Event::Exempt,
                 });
-                let mark = self.settings.responder.on_allowed(&mut request, None);
-                return ResponseFuture::called(self.inner.call(request), mark);
+                let context = config.responder.on_allowed(&mut request, None);
+                return ResponseFuture::forwarded(self.inner.call(request), context);
             }
         };
-        let (cost, patience) = (self.settings.tariff.cost(&request), self.settings.wait.patience());
-        let ask = self.settings.ask::<Request, S>(cost, patience);
-        // What passes at once is with the inner service before it could be given up.
-        let limiter = &self.settings.limiter;
-        let acquired = limiter.acquire(&key, ask);
-        let mut mark = match &acquired {
-            Acquisition::Ready(Ok(Outcome { decision, .. })) if decision.is_allowed_at_once() => {
-                self.settings.observers.emit(|| Event::Decided { decision, elapsed: None });
-                self.settings.responder.on_allowed(&mut request, Some(decision))
+        let (cost, max_delay) = (config.cost_policy.cost(&request), config.wait.max_delay());
+        let options = acquire_options::<Request, (S, K, A, R, T)>(config, cost, max_delay);
+        // Hot path (bench row `service allowed`). Do not move `request` or `acquired` (each memcpy costs a large share of the
+        // decision), and do not borrow `options`: it would be spilled field by field and reloaded as a whole, which stalls.
+        let acquired = config.limiter.acquire(&key, options);
+        let mut context = match &acquired {
+            Acquisition::Ready(Ok(Outcome { decision, .. })) if decision.is_allowed_now() => {
+                config.observers.emit(|| Event::Decided { decision, elapsed: None });
+                config.responder.on_allowed(&mut request, Some(decision))
             }
             _ => return call_slow(&mut self.inner, config, request, key, (cost, max_delay), acquired),
         };
-        // All of the common case is here, and nothing of it moves needlessly: to move a request or a decision takes as long as a
-        // good part of the deciding. So does what was written in pieces and is read as a whole: the ask is lent to nobody.
-        self.settings.observe::<Request, S>(&mut mark);
+        observe_context::<Request, (S, K, A, R, T)>(config, &mut context);
         if T::NEEDS_HOLD
             && let Acquisition::Ready(Ok(Outcome { held: Some(held), .. })) = acquired
         {
             let response = self.inner.call(request);
-            return ResponseFuture::to_settle(response, mark, Bill::new(Arc::clone(&self.settings), held));
+            let settlement = PendingSettlement::new(Arc::clone(config), held);
+            return ResponseFuture::with_settlement(response, context, settlement);
         }
-        ResponseFuture::called(self.inner.call(request), mark)
+        ResponseFuture::forwarded(self.inner.call(request), context)
     }
 }
 
-impl<S, K, A, R, T> RateLimit<S, K, A, R, T> {
-    /// What is not decided yet, or not so that the request may pass now.
-    #[inline(never)]
-    fn otherwise<Request>(
-        &mut self,
-        request: Request,
-        key: K::Key,
-        cost: u64,
-        patience: Option<Duration>,
-        acquired: Acquisition<A::Future>,
-    ) -> ResponseFuture<Request, S, K, A, R, T>
-    where
-        S: Service<Request> + Clone,
-        K: ExtractKey<Request>,
-        A: Limiter<K::Key>,
-        R: Respond<Request, S::Response, S::Error>,
-        T: CostPolicy<Request, S::Response, S::Error>,
-    {
-        let ask = self.settings.ask::<Request, S>(cost, patience);
-        let result = match acquired {
-            Acquisition::Ready(result) => result,
-            Acquisition::Pending(decision) => {
-                let mut what = Waiting::new(request, key, ask, Arc::clone(&self.settings));
-                what.watch.start_decision();
-                let held = Held { service: self.take_ready(), is_ready: true, what };
-                return ResponseFuture::waiting(Patience::deciding(decision, held));
-            }
-        };
-        match judge(result, patience) {
-            Judgement::Refuse(refusal) => self.refuse(request, refusal),
-            judgement => {
-                drop(self.take_ready());
-                let what = Waiting::new(request, key, ask, Arc::clone(&self.settings));
-                let held = Held { service: self.inner.clone(), is_ready: false, what };
-                ResponseFuture::waiting(Patience::judged(judgement, held))
-            }
+/// Handles a request that the limiter has not decided yet, has delayed, or has not allowed.
+#[inline(never)]
+fn call_slow<Request, P: Parts<Request>>(
+    inner: &mut P::Service,
+    config: &Arc<ConfigOf<Request, P>>,
+    request: Request,
+    key: P::Key,
+    (cost, max_delay): (u64, Option<Duration>),
+    acquired: Acquisition<DecisionFuture<Request, P>>,
+) -> ResponseFuture<Request, P> {
+    let options = acquire_options::<Request, P>(config, cost, max_delay);
+    let result = match acquired {
+        Acquisition::Ready(result) => result,
+        Acquisition::Pending(decision) => {
+            let request = Deferred::new(request, key, options, Arc::clone(config));
+            let deferred = WithService { service: take_ready(inner), is_ready: true, request };
+            return ResponseFuture::pending(PendingRequest::awaiting_decision(decision, deferred));
+        }
+    };
+    match classify(result, max_delay) {
+        Disposition::Reject(rejection) => reject(inner, config, request, rejection),
+        disposition => {
+            drop(take_ready(inner));
+            let request = Deferred::new(request, key, options, Arc::clone(config));
+            let deferred = WithService { service: inner.clone(), is_ready: false, request };
+            ResponseFuture::pending(PendingRequest::on_disposition(disposition, deferred))
         }
     }
 }
 
-    fn refuse<Request>(&mut self, request: Request, refusal: Rejection) -> ResponseFuture<Request, S, K, A, R, T>
-    where
-        S: Service<Request> + Clone,
-        K: ExtractKey<Request>,
-        A: Limiter<K::Key>,
-        R: Respond<Request, S::Response, S::Error>,
-        T: CostPolicy<Request, S::Response, S::Error>,
-    {
-        self.settings.observers.emit(|| told(&refusal, None));
-        drop(self.take_ready());
-        ResponseFuture::refused(self.settings.responder.on_rejected(request, refusal))
-    }
+fn reject<Request, P: Parts<Request>>(
+    inner: &mut P::Service,
+    config: &ConfigOf<Request, P>,
+    request: Request,
+    rejection: Rejection,
+) -> ResponseFuture<Request, P> {
+    config.observers.emit(|| rejection_event(&rejection, None));
+    drop(take_ready(inner));
+    ResponseFuture::finished(config.responder.on_rejected(request, rejection))
+}
+
+/// Takes the instance that `poll_ready` made ready, and leaves a fresh clone.
+fn take_ready<S: Clone>(inner: &mut S) -> S {
+    let fresh = inner.clone();
+    mem::replace(inner, fresh)
 }
 
 impl<S: Clone, K, A, R, T> Clone for RateLimit<S, K, A, R, T> {

@@ -24,9 +24,9 @@ impl<Request, P: Parts<Request>> PendingSettlement<Request, P> {
     /// Settles the actual cost. Returns the future if the store is still recording it.
     pub(crate) fn settle(mut self, result: Result<&P::InnerResponse, &P::InnerError>) -> Option<LimiterFuture<()>> {
         let held = self.held.take()?;
-        let actual = self.settings.tariff.settle(held.cost(), answer);
-        self.settings.observers.emit(|| Event::Settled { held: held.cost(), actual });
-        // If the store cannot record it now, the hold expires there: the response does not wait for that.
+        let actual = self.config.cost_policy.settle(held.cost(), result);
+        self.config.observers.emit(|| Event::Settled { held: held.cost(), actual });
+        // An error is ignored: the hold then expires in the store, and the response does not depend on it.
         held.settle(actual).try_ready().err()
     }
 }
@@ -35,7 +35,7 @@ impl<Request, P: Parts<Request>> Drop for PendingSettlement<Request, P> {
     fn drop(&mut self) {
         if let Some(held) = self.held.take() {
             let cost = held.cost();
-            self.settings.observers.emit(|| Event::Settled { held: cost, actual: cost });
+            self.config.observers.emit(|| Event::Settled { held: cost, actual: cost });
         }
     }
 }

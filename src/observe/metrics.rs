@@ -214,7 +214,7 @@ impl Observer for Metrics {
                 if let Some(outcome) = event.request_outcome() {
                     recorder.count(event, outcome, elapsed);
                 }
-                decision.shadow_refusals().for_each(|limit| recorder.shadow_denied(limit.name()));
+                decision.shadow_denials().for_each(|limit| recorder.shadow_denied(limit.name()));
             }
             Event::Failed { elapsed, .. } => recorder.count(event, RequestOutcome::Failed, elapsed),
             Event::MissingKey { server_error, forwarded, .. } => {

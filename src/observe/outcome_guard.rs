@@ -2,14 +2,14 @@ use std::time::Duration;
 
 use super::event::{Event, Stage};
 use super::observers::Observers;
-use crate::runtime::Moment;
+use crate::runtime::Instant;
 
 /// Drop guard: emits exactly one terminal event of a deferred request, `Abandoned` unless `finish` is called.
 pub(crate) struct OutcomeGuard {
     observers: Observers,
     stage: Stage,
     /// When the pending decision was requested.
-    requested_at: Option<Moment>,
+    requested_at: Option<Instant>,
     /// The time that the finished decisions of the request took.
     elapsed: Option<Duration>,
 }
@@ -23,7 +23,7 @@ impl OutcomeGuard {
     pub(crate) fn start_decision(&mut self) {
         if self.observers.is_some() {
             self.stage = Stage::Deciding;
-            self.requested_at = Some(Moment::now());
+            self.requested_at = Some(Instant::now());
         }
     }
 

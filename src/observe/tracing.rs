@@ -90,7 +90,7 @@ impl Tracing {
             debug!(target: TARGET, limiter, limit, outcome, source, retry_after, elapsed, "request denied");
         }
         if enabled!(target: TARGET, Level::TRACE) {
-            for shadow in decision.shadow_refusals() {
+            for shadow in decision.shadow_denials() {
                 trace!(target: TARGET, limiter, limit = shadow.name(), "a shadow limit would deny the request");
             }
         }

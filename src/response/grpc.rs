@@ -208,7 +208,7 @@ fn code(rejection: &Rejection) -> Code {
 fn violations(decision: &Decision) -> Vec<QuotaViolation> {
     let is_violated = |limit: &&LimitStatus| !limit.is_shadow() && !limit.verdict().is_allowed();
     let violation = |limit: &LimitStatus| {
-        let snapshot = limit.figures();
+        let snapshot = limit.snapshot();
         let description = format!("at most {} in {:?}", snapshot.limit, snapshot.window);
         let mut violation = QuotaViolation::new(format!("limit:{}", limit.name()), description);
         limit.name().clone_into(&mut violation.quota_id);

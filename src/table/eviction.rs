@@ -103,7 +103,7 @@ impl<C: AtomicState> Table<C> {
     #[cold]
     fn estate_of_both(&self, spot: &Spot, tenancy: &impl Tenancy<C::State>) -> Option<C::State> {
         let [home, other] = spot.candidates.map(|set| &self.crowding.estates[set]);
-        if home.fresh_at() == 0 && other.fresh_at() == 0 {
+        if home.idle_at() == 0 && other.idle_at() == 0 {
             return None;
         }
         let mut state = home.snapshot().clone();
@@ -154,8 +154,7 @@ impl<C: AtomicState> Table<C> {
     }
 
     fn full(&self, sets: [usize; 2]) -> Full {
-        let moments =
-            sets.into_iter().flat_map(|set| all_slots().map(move |slot| self.sets[set].cell(slot).fresh_at()));
+        let moments = sets.into_iter().flat_map(|set| all_slots().map(move |slot| self.sets[set].cell(slot).idle_at()));
         Full { until: moments.min().unwrap_or(u64::MAX) }
     }
 

@@ -215,7 +215,7 @@ impl<C: AtomicState> Table<C> {
     fn take_slot(&self, spot: &Spot, now: u64) -> Option<Place> {
         spot.candidates.into_iter().find_map(|set| {
             let slot = self.sets[set].free_slot(now, &self.holds)?;
-            if self.sets[set].cell(slot).fresh_at() > 0 {
+            if self.sets[set].cell(slot).idle_at() > 0 {
                 self.crowding.relieve();
             }
             self.occupy(set, slot, spot.fingerprint);
@@ -226,7 +226,7 @@ impl<C: AtomicState> Table<C> {
     /// Under the lock: gives an idle slot to a new key, in the zero state.
     #[inline(always)]
     fn occupy(&self, set: usize, slot: u8, fingerprint: u64) {
-        self.horizons.raise(set, self.sets[set].cell(slot).fresh_at());
+        self.horizons.raise(set, self.sets[set].cell(slot).idle_at());
         self.sets[set].occupy(slot, fingerprint);
     }
 
@@ -258,8 +258,8 @@ impl<C: AtomicState> Table<C> {
 
     /// Under the lock: the moment from which on the state in a place is as good as new.
     #[inline(always)]
-    pub(crate) fn fresh_at(&self, place: Place) -> u64 {
-        self.sets[place.set].cell(place.slot).fresh_at()
+    pub(crate) fn idle_at(&self, place: Place) -> u64 {
+        self.sets[place.set].cell(place.slot).idle_at()
     }
 
     /// Under the lock: back to the zero state.
@@ -327,13 +327,12 @@ impl<C: AtomicState> Table<C> {
     pub(crate) fn for_each_live(&self, now: u64, mut f: impl FnMut(u64, u64, &C::State)) {
         for set in &*self.sets {
             for slot in all_slots() {
-                let (version, fingerprint, fresh_at) =
-                    (set.version(), set.fingerprint(slot), set.cell(slot).fresh_at());
-                if fingerprint != 0 && fresh_at > now {
+                let (version, fingerprint, idle_at) = (set.version(), set.fingerprint(slot), set.cell(slot).idle_at());
+                if fingerprint != 0 && idle_at > now {
                     let state = set.cell(slot).snapshot();
                     // A slot that is being changed right now is left out.
                     if set.is_at(version) {
-                        f(fingerprint, fresh_at, &state);
+                        f(fingerprint, idle_at, &state);
                     }
                 }
             }

@@ -39,8 +39,8 @@ impl<'a, C: AtomicState> Near<'a, C> {
 
     /// The moment from which on the state is as good as new.
     #[inline(always)]
-    pub(crate) fn fresh_at(&self) -> u64 {
-        self.set.cell(self.slot).fresh_at()
+    pub(crate) fn idle_at(&self) -> u64 {
+        self.set.cell(self.slot).idle_at()
     }
 
     /// Takes the lock, unless anything in the set has changed since the reading.

@@ -99,7 +99,7 @@ impl<C: AtomicState> Set<C> {
     /// at any time.
     #[inline(always)]
     pub(super) fn free_slot(&self, now: u64, holds: &Holds) -> Option<u8> {
-        all_slots().find(|&slot| self.cell(slot).fresh_at() <= now && holds.of(self.fingerprint(slot)) == 0)
+        all_slots().find(|&slot| self.cell(slot).idle_at() <= now && holds.of(self.fingerprint(slot)) == 0)
     }
 
     /// Under the lock: gives an idle slot to a new key, in the zero state.
@@ -120,6 +120,6 @@ impl<C: AtomicState> Set<C> {
     }
 
     pub(super) fn live(&self, now: u64) -> usize {
-        self.cells.iter().filter(|cell| cell.fresh_at() > now).count()
+        self.cells.iter().filter(|cell| cell.idle_at() > now).count()
     }
 }

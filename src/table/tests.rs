@@ -407,9 +407,9 @@ fn a_spot_tells_of_a_place_only_what_is_under_its_lock() {
     let spot = spot(&table, 5);
     assert!(table.lock(&spot));
     let place = table.place(&spot, 1, &Plain).expect("it is there");
-    assert_eq!(table.fresh_at(place), 10);
+    assert_eq!(table.idle_at(place), 10);
     assert_eq!(std::mem::replace(&mut *table.edit(place), [20, 5]), [10, 5]);
-    assert_eq!(table.fresh_at(place), 20);
+    assert_eq!(table.idle_at(place), 20);
     table.unlock(&spot);
     assert_eq!(get(&table, 5), Ok(20));
 }

@@ -184,11 +184,11 @@ impl<A: Algorithm + Copy> MergedStates<A> {
     }
 
     fn remaining(&self, state: &A::State, time: u64) -> u64 {
-        self.algorithm.snapshot(state, Timestamp::from_micros(time)).figures().remaining
+        self.algorithm.snapshot(state, Timestamp::from_micros(time)).snapshot().remaining
     }
 
     fn reset(&self, state: &A::State) -> Duration {
-        self.algorithm.snapshot(state, Timestamp::from_micros(self.now)).figures().reset
+        self.algorithm.snapshot(state, Timestamp::from_micros(self.now)).snapshot().reset
     }
 
     fn assert_no_smaller(&self) -> Result<(), TestCaseError> {
@@ -218,7 +218,7 @@ impl<A: Algorithm + Copy> MergedStates<A> {
         self.algorithm.carry_over_debt(&mut own, &self.zero, now);
         self.algorithm.carry_over_debt(&mut zero, &self.own, now);
         for time in self.times() {
-            let snapshot = |state| self.algorithm.snapshot(state, Timestamp::from_micros(time)).figures();
+            let snapshot = |state| self.algorithm.snapshot(state, Timestamp::from_micros(time)).snapshot();
             prop_assert_eq!(snapshot(&own), snapshot(&self.own), "at {}", time);
             prop_assert_eq!(snapshot(&zero), snapshot(&self.own), "at {}", time);
         }

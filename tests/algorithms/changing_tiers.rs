@@ -206,7 +206,7 @@ fn assert_exact<A: Algorithm + Copy>(tiers: &[A], start: u64, moves: &[Move]) ->
 
 /// Whether the key is idle again before the end of the clock.
 fn ends_in_time(subject: &Subject) -> bool {
-    Timestamp::from_micros(subject.now()).after(snapshot(subject).reset + ticks(1 << 41)) < Timestamp::LAST
+    Timestamp::from_micros(subject.now()).after(snapshot(subject).reset + ticks(1 << 41)) < Timestamp::MAX
 }
 
 fn assert_exact_for(subject: &Subject, options: AcquireOptions) -> Result<(), TestCaseError> {
@@ -247,7 +247,7 @@ fn assert_snapshot_exact(subject: &Subject) -> Result<(), TestCaseError> {
     let (reset, next_token_after) = (micros(then.reset), micros(then.next_token_after));
     let unused = LimitSnapshot { remaining: then.limit, reset: ticks(0), next_token_after: ticks(0), ..then };
     prop_assert_eq!(reset == 0, then.remaining == then.limit, "{:?}", then);
-    prop_assert_eq!(at(reset).limits()[0].figures(), unused, "after the reset of {:?}", then);
+    prop_assert_eq!(at(reset).limits()[0].snapshot(), unused, "after the reset of {:?}", then);
     prop_assert_eq!(at(reset).verdict(), Verdict::Allowed, "after the reset of {:?}", then);
     let more = at(next_token_after).limits()[0].remaining();
     prop_assert!(more > then.remaining || reset == 0, "not more remains at {now} than in {then:?}");
@@ -265,7 +265,7 @@ fn assert_snapshot_exact(subject: &Subject) -> Result<(), TestCaseError> {
 }
 
 fn snapshot(subject: &Subject) -> LimitSnapshot {
-    subject.peek(AcquireOptions::default().detail(Detail::All)).limits()[0].figures()
+    subject.peek(AcquireOptions::default().detail(Detail::All)).limits()[0].snapshot()
 }
 
 /// Random moves under all tiers, then an attack under the last one: no period admits more than the bound.

@@ -61,7 +61,7 @@ proptest! {
     #[test]
     fn sliding_log_does_not_panic_on_any_state(
         quota in quota(),
-        fresh_at in word(),
+        idle_at in word(),
         period in word(),
         hits in vec((word(), word()), 0..6),
         actions in actions(),
@@ -103,9 +103,9 @@ proptest! {
         let window = fixed_window(window);
         let options = AcquireOptions::cost(cost);
         prop_assert_eq!(bucket.peek(&state, now, options), bucket.peek(&[0; 4], now, options));
-        prop_assert_eq!(bucket.snapshot(&state, now).figures(), bucket.snapshot(&[0; 4], now).figures());
+        prop_assert_eq!(bucket.snapshot(&state, now).snapshot(), bucket.snapshot(&[0; 4], now).snapshot());
         prop_assert_eq!(window.peek(&state, now, options), window.peek(&[0; 4], now, options));
-        prop_assert_eq!(window.snapshot(&state, now).figures(), window.snapshot(&[0; 4], now).figures());
+        prop_assert_eq!(window.snapshot(&state, now).snapshot(), window.snapshot(&[0; 4], now).snapshot());
     }
 
     /// The same through the public API: any schedule, at any time.
@@ -145,12 +145,12 @@ fn apply_actions<A: Algorithm>(algorithm: &A, mut state: A::State, actions: &[Ac
             }
             Action::PeekWithHeld { now, options, held } => {
                 let (verdict, reading) = algorithm.peek_with_held(&state, now, options, held);
-                black_box((verdict, reading.figures()));
+                black_box((verdict, reading.snapshot()));
                 (now, options)
             }
         };
         // `black_box` keeps the compiler from removing unused results.
-        black_box((algorithm.peek(&state, now, options), algorithm.snapshot(&state, now).figures()));
+        black_box((algorithm.peek(&state, now, options), algorithm.snapshot(&state, now).snapshot()));
     }
 }
 

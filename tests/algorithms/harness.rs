@@ -48,7 +48,7 @@ impl Subject {
     }
 
     pub(crate) fn set_clock(&self, now: u64) {
-        self.clock.set(Timestamp::from_micros(now).min(Timestamp::LAST));
+        self.clock.set(Timestamp::from_micros(now).min(Timestamp::MAX));
     }
 
     pub(crate) fn peek(&self, options: AcquireOptions) -> Decision {
@@ -277,5 +277,5 @@ fn specs_of_tier(limits: &[Vec<Spec>], tier: usize) -> impl Iterator<Item = Spec
 
 fn matches_expected(status: &LimitStatus, expected: &Expected, index: usize) -> bool {
     let expected = expected.statuses[index];
-    status.name() == name(index) && status.verdict() == expected.verdict && status.figures() == expected.snapshot
+    status.name() == name(index) && status.verdict() == expected.verdict && status.snapshot() == expected.snapshot
 }

@@ -32,7 +32,7 @@ proptest! {
             let key = key % keys;
             let now = clock.now().as_micros();
             match resolve(step, &models[key], now) {
-                Op::Clock { now } => clock.set(Timestamp::from_micros(now).min(Timestamp::LAST)),
+                Op::Clock { now } => clock.set(Timestamp::from_micros(now).min(Timestamp::MAX)),
                 Op::Acquire(options) => {
                     let expected = models[key].acquire(now, options);
                     let decision = limiter.check(&key, options);
@@ -69,7 +69,7 @@ proptest! {
                 clock.set(Timestamp::from_micros(clock.now().as_micros().saturating_sub(back)));
             }
             match resolve(step, &model, clock.now().as_micros()) {
-                Op::Clock { now } => clock.set(Timestamp::from_micros(now).min(Timestamp::LAST)),
+                Op::Clock { now } => clock.set(Timestamp::from_micros(now).min(Timestamp::MAX)),
                 Op::Acquire(options) => assert_decision_equals_peek(&limiter, key % 50, options)?,
                 _ => {}
             }
@@ -113,5 +113,5 @@ fn decision_for_a_new_key_equals_a_peek_after_the_clock_stepped_back() {
 }
 
 fn snapshot(decision: &Decision) -> LimitSnapshot {
-    decision.most_restrictive().expect("a limit was consulted").figures()
+    decision.most_restrictive().expect("a limit was consulted").snapshot()
 }

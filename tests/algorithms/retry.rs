@@ -105,7 +105,7 @@ fn assert_all_exact(
 fn ends_in_time(subject: &Subject) -> bool {
     let decision = subject.peek(AcquireOptions::default().detail(Detail::All));
     let longest = decision.limits().iter().map(LimitStatus::reset).max().unwrap_or_default();
-    Timestamp::from_micros(subject.now()).after(longest + ticks(1 << 41)) < Timestamp::LAST
+    Timestamp::from_micros(subject.now()).after(longest + ticks(1 << 41)) < Timestamp::MAX
 }
 
 fn assert_exact(subject: &Subject, options: AcquireOptions) -> Result<(), TestCaseError> {
@@ -144,8 +144,8 @@ fn assert_snapshot_exact(subject: &Subject) -> Result<(), TestCaseError> {
     let now = subject.now();
     let options = AcquireOptions::default().detail(Detail::All);
     for (index, status) in subject.peek(options).limits().iter().enumerate() {
-        let snapshot = status.figures();
-        let then = |time: u64| subject.peek_at(time, options).limits()[index].figures();
+        let snapshot = status.snapshot();
+        let then = |time: u64| subject.peek_at(time, options).limits()[index].snapshot();
         let (reset, next_token_after) = (micros(snapshot.reset), micros(snapshot.next_token_after));
         prop_assert_eq!(reset == 0, snapshot.remaining == snapshot.limit, "{:?}", snapshot);
         prop_assert_eq!(next_token_after == 0, snapshot.remaining == snapshot.limit, "{:?}", snapshot);

@@ -393,7 +393,7 @@ proptest! {
         let run = |algorithm: SlidingWindow| {
             let mut state = Counters::zero(algorithm.counter_words());
             state.copy_from_slice(&words[..algorithm.counter_words()]);
-            let _ = (algorithm.peek(&state, now, AcquireOptions::cost(cost)), algorithm.snapshot(&state, now).figures());
+            let _ = (algorithm.peek(&state, now, AcquireOptions::cost(cost)), algorithm.snapshot(&state, now).snapshot());
             algorithm.charge(&mut state, now, Duration::from_micros(delay), cost);
             let _ = algorithm.peek_with_held(&state, now, AcquireOptions::cost(cost), held);
         };
@@ -402,12 +402,12 @@ proptest! {
         run(SlidingWindow::new(Quota::new(1, Duration::from_secs(73_050 * 86_400))).blocks(60));
         let log = SlidingLog::new(Quota::per_minute(100));
         let mut state = HitLog { fresh_at: words[0], period: words[1], hits: hits.into() };
-        let _ = (log.peek(&state, now, AcquireOptions::cost(cost)), log.snapshot(&state, now).figures());
+        let _ = (log.peek(&state, now, AcquireOptions::cost(cost)), log.snapshot(&state, now).snapshot());
         log.charge(&mut state, now, Duration::from_micros(delay), cost);
         let _ = log.peek_with_held(&state, now, AcquireOptions::cost(cost), held);
         let queue = LeakyQueue::new(Quota::per_minute(100));
         let mut state = [words[0], words[1], words[2], words[3]];
-        let _ = (queue.peek(&state, now, AcquireOptions::cost(cost)), queue.snapshot(&state, now).figures());
+        let _ = (queue.peek(&state, now, AcquireOptions::cost(cost)), queue.snapshot(&state, now).snapshot());
         queue.charge(&mut state, now, Duration::from_micros(delay), cost);
         let _ = queue.peek_with_held(&state, now, AcquireOptions::cost(cost), held);
     }
@@ -418,7 +418,7 @@ fn admitted(algorithm: impl Algorithm, times: &[u64]) -> Vec<u64> {
     let clock = ManualClock::new();
     let limiter = Memory::builder(algorithm).max_keys(1).clock(clock.clone()).build().expect("a limiter");
     let at = |&time: &u64| {
-        clock.set(ManualClock::START.after(Duration::from_micros(time)));
+        clock.set(ManualClock::START.saturating_add(Duration::from_micros(time)));
         limiter.check("key", AcquireOptions::default().max_delay(Duration::ZERO)).is_allowed()
     };
     times.iter().copied().filter(|time| at(time)).collect()

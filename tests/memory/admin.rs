@@ -175,7 +175,7 @@ fn set_replaces_the_usage_of_a_key() {
         // As right after as many requests.
         let twin = acquire(&limiter, "twin", AcquireOptions::cost(10));
         let set = peek(&limiter, "alice", AcquireOptions::default());
-        assert_eq!(set.most_restrictive().unwrap().figures(), charged.most_restrictive().unwrap().figures());
+        assert_eq!(set.most_restrictive().unwrap().snapshot(), charged.most_restrictive().unwrap().snapshot());
     }
 }
 
@@ -337,7 +337,7 @@ fn shadow_beside_a_blocked_limit_has_its_own_verdict() {
     // The caller would wait, so the enforced limit is decided as of the end of its block. The shadow is not.
     let denied = acquire(&limiter, "alice", AcquireOptions::default().max_delay(SECOND));
     assert_eq!(denied.retry_after(), Some(MINUTE));
-    let shadows: Vec<_> = denied.shadow_refusals().map(|shadow| (shadow.name(), shadow.verdict())).collect();
+    let shadows: Vec<_> = denied.shadow_denials().map(|shadow| (shadow.name(), shadow.verdict())).collect();
     assert_eq!(shadows, [("shadow", Verdict::Denied { retry_after: 10 * SECOND })]);
 }
 

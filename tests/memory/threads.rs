@@ -381,7 +381,7 @@ impl Count for HitLog {
     }
 
     fn set(&mut self, count: u64) {
-        self.fresh_at = FOREVER;
+        self.idle_at = FOREVER;
         self.hits = VecDeque::from([(0, count)]);
     }
 }

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use serde::Deserialize;
 use tower_ratelimit::algorithm::Algorithm;
-use tower_ratelimit::config::{AlgorithmName, Parts, Policy};
+use tower_ratelimit::config::{AlgorithmName, KeyParts, Policy};
 use tower_ratelimit::limiter::{Acquisition, Held};
 use tower_ratelimit::{
     AcquireOptions, Decision, Detail, DynLimit, FixedWindow, Gcra, LeakyBucket, LeakyQueue, Limit, LimitStatus,
@@ -28,11 +28,11 @@ struct Caller {
 const ALICE: Caller = Caller { user: 1, organisation: "acme" };
 const BOB: Caller = Caller { user: 2, organisation: "acme" };
 
-fn parts() -> Parts<Caller> {
-    Parts::new()
-        .part("user", |caller: &Caller| caller.user)
-        .part("organisation", |caller: &Caller| caller.organisation)
-        .part("all", |_: &Caller| ())
+fn parts() -> KeyParts<Caller> {
+    KeyParts::new()
+        .add("user", |caller: &Caller| caller.user)
+        .add("organisation", |caller: &Caller| caller.organisation)
+        .add("all", |_: &Caller| ())
 }
 
 #[derive(Debug, Deserialize)]
@@ -190,7 +190,7 @@ fn configured_limits_count_by_their_sub_keys() {
     let clock = ManualClock::new();
     let limiter = memory(parts().limits(&from_toml(ALL)).unwrap(), &clock);
     let decision = limiter.check(&ALICE, AcquireOptions::cost(4).max_delay(SECOND));
-    assert_eq!(decision.shadow_refusals().map(LimitStatus::name).collect::<Vec<_>>(), ["trial"]);
+    assert_eq!(decision.shadow_denials().map(LimitStatus::name).collect::<Vec<_>>(), ["trial"]);
     let expected = [("smooth", 16), ("hourly", 996), ("spacing", 2), ("trial", 3), ("log", 46)];
     assert_eq!(left(&limiter, &ALICE), named(expected));
     let expected = [("smooth", 20), ("hourly", 996), ("spacing", 2), ("trial", 3), ("log", 50)];
@@ -306,18 +306,18 @@ fn conflicting_policies_are_an_error_with_the_position() {
 
     let error = two("name = 'a'\nby = 'user'", "name = 'b'\nby = 'tenant'").unwrap_err();
     assert!(error.is_config());
-    let expected = r#"limits[1] ("b"), by: "tenant" is not known; it must be one of "user", "organisation", "all""#;
+    let expected = r#"limits[1] ("b"), by: unknown sub-key "tenant"; use one of "user", "organisation", "all""#;
     assert_eq!(error.to_string(), expected);
 
     let error = two("name = 'a'\nby = 'user'", "name = 'a'\nby = 'all'").unwrap_err();
     assert!(error.is_config());
-    assert!(error.to_string().starts_with(r#"limits[1] ("a"), name: it is that of limits[0] too"#), "{error}");
+    assert!(error.to_string().starts_with(r#"limits[1] ("a"), name: limits[0] has it too"#), "{error}");
 }
 
 #[test]
 fn sub_key_added_again_replaces_the_earlier_one() {
     let clock = ManualClock::new();
-    let parts = parts().part("user", |caller: &Caller| caller.organisation);
+    let parts = parts().add("user", |caller: &Caller| caller.organisation);
     let policies = [policy("name = 'x'\nalgorithm = 'gcra'\nquota = '10/min'\nby = 'user'").unwrap()];
     let limiter = memory(parts.limits(&policies).unwrap(), &clock);
     limiter.check(&ALICE, AcquireOptions::cost(3));
@@ -427,7 +427,7 @@ fn replace_distinguishes_function_pointer_sub_keys_by_name() {
         caller.organisation.len() as u64
     }
     let functions: [(&str, fn(&Caller) -> u64); 2] = [("user", user), ("org", org)];
-    let parts = functions.into_iter().fold(Parts::new(), |parts, (name, part)| parts.part(name, part));
+    let parts = functions.into_iter().fold(KeyParts::new(), |parts, (name, part)| parts.add(name, part));
     let limits = |by: &str| {
         let policy = policy(&format!("name = 'x'\nalgorithm = 'gcra'\nquota = '10/h'\nby = '{by}'")).unwrap();
         parts.limits(&[policy]).unwrap()

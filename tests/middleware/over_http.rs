@@ -364,7 +364,7 @@ async fn response_omits_a_shadow_limit() {
         assert_eq!(limits(response.headers()), [("old".into(), left, Some(60))]);
         assert_eq!(legacy(response.headers()).expect("fields")[1].cast_signed(), left);
         let admission = response.extensions().get::<RateLimitInfo>().expect("a decision");
-        let shadows = admission.decision().expect("a decision").shadow_refusals().map(LimitStatus::name);
+        let shadows = admission.decision().expect("a decision").shadow_denials().map(LimitStatus::name);
         assert_eq!(shadows.collect::<Vec<_>>(), if left == 2 { vec![] } else { vec!["new"] });
     }
     let response = send(limiter, responder).await;
@@ -379,7 +379,7 @@ async fn custom_limit_names_are_equal_in_fields_and_body() {
     let name = "a \"b\\c\" d\u{e9}\u{1f600}\t\r\n\u{7f};q=1, \"x\"";
     let ascii = "a ?b?c? d??????;q=1, ?x?";
     let decision = StubLimiter::denying().0.expect("a decision");
-    let denied = LimitStatus::new(name, decision.verdict(), decision.most_restrictive().expect("a limit").figures());
+    let denied = LimitStatus::new(name, decision.verdict(), decision.most_restrictive().expect("a limit").snapshot());
     let response = send(StubLimiter(Ok(Decision::from_limit(ManualClock::START, denied))), Http::new()).await;
     assert_eq!(response.status(), StatusCode::TOO_MANY_REQUESTS);
     assert_eq!(policies(response.headers()), [(ascii.into(), 5, 60)]);

@@ -188,7 +188,7 @@ async fn several_observers_receive_decisions_with_shadow_denials() {
     let counted = shadows.clone();
     let layer = layer(Memory::new(limits), &first).observe(second.clone()).observe(move |event: &Event<'_>| {
         let Event::Decided { decision, .. } = event else { return };
-        counted.fetch_add(decision.shadow_refusals().count(), std::sync::atomic::Ordering::Relaxed);
+        counted.fetch_add(decision.shadow_denials().count(), std::sync::atomic::Ordering::Relaxed);
     });
     for _ in 0..3 {
         layer.layer(page()).oneshot("a").await.expect("within the limit");

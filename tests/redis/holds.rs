@@ -464,7 +464,7 @@ impl LuaAlgorithm for WithoutCharge {
     const SCRIPT: LuaScript = LuaScript::new(
         "plain1",
         "return {
-           words = 1, params = 1, promises = false,
+           words = 1, params = 1, supports_scheduling = false,
            peek = function(s) if s[1] > 0 then return -1 end return 0 end,
            commit = function(s, now) s[1] = now + 60000000 end,
          }",

@@ -47,7 +47,7 @@ impl Algorithm for Counter {
 
     fn charge(&self, state: &mut [u64; 2], now: Timestamp, _: Duration, cost: u64) {
         self.panic_if(Self::PanicsInCommit);
-        *state = [now.after(self.max_reset()).as_micros(), state[1] + cost];
+        *state = [now.saturating_add(self.max_reset()).as_micros(), state[1] + cost];
     }
 
     fn snapshot(&self, state: &[u64; 2], _: Timestamp) -> LazySnapshot {
@@ -75,7 +75,7 @@ impl LuaAlgorithm for Counter {
           s[1] = now + 3600000000
           s[2] = s[2] + cost
         end
-        return { words = 2, params = 1, promises = false, peek = peek, commit = commit, charge = charge }
+        return { words = 2, params = 1, supports_scheduling = false, peek = peek, commit = commit, charge = charge }
         ",
     );
 

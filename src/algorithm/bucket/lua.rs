@@ -23,7 +23,7 @@ impl Bucket {
 
     /// Whether `bucket_short.lua` takes it.
     pub(crate) fn uses_fast_path(&self, ask: AcquireOptions) -> bool {
-        ask.cost > 0 && ask.cost <= self.burst && ask.patience(0) == 0
+        ask.cost > 0 && ask.cost <= self.burst && ask.max_delay_micros_or(0) == 0
     }
 
     pub(crate) fn decode_state(numbers: &[u64]) -> [u64; 4] {

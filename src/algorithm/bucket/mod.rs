@@ -130,7 +130,7 @@ impl Bucket {
         }
         // What `at` lies ahead of `now` must pass as well.
         let wait = wait + (level.at - now.as_micros());
-        match wait.saturating_sub(ask.patience(0)).max(self.beyond_memory(&level, now, ask.cost)) {
+        match wait.saturating_sub(ask.max_delay_micros_or(0)).max(self.beyond_memory(&level, now, ask.cost)) {
             0 => Verdict::AllowedAfter(Duration::from_micros(wait)),
             over => Verdict::Denied { retry_after: Duration::from_micros(over) },
         }
@@ -213,7 +213,7 @@ impl Bucket {
             0 => (0, 0),
             delay => (delay + behind, self.beyond_memory(&level, now, ask.cost)),
         };
-        match room_after.max(delay.saturating_sub(ask.patience(u64::MAX))).max(beyond) {
+        match room_after.max(delay.saturating_sub(ask.max_delay_micros_or(u64::MAX))).max(beyond) {
             0 if delay == 0 => Verdict::Allowed,
             0 => Verdict::AllowedAfter(Duration::from_micros(delay)),
             wait => Verdict::Denied { retry_after: Duration::from_micros(wait) },

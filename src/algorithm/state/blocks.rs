@@ -102,7 +102,7 @@ impl AtomicState for Box<[AtomicU64]> {
         }
     }
 
-    fn fresh_at(&self) -> u64 {
+    fn idle_at(&self) -> u64 {
         self[0].load(Ordering::Acquire)
     }
 

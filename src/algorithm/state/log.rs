@@ -11,7 +11,7 @@ use crate::sync::{AtomicU64, Mutex, MutexGuard, Ordering};
 #[allow(clippy::exhaustive_structs, reason = "a user's own algorithm may keep a log")]
 pub struct HitLog {
     /// The moment from which on the state is as good as new, in microseconds since the epoch.
-    pub fresh_at: u64,
+    pub idle_at: u64,
     /// For how long a hit counts, in microseconds: the period that the last charge was made under.
     pub period: u64,
     /// The hits: the time in microseconds since the epoch, and the weight.
@@ -34,7 +34,7 @@ impl State for HitLog {
 #[derive(Debug)]
 #[allow(unreachable_pub, reason = "the hidden half of a sealed trait")]
 pub struct AtomicHitLog {
-    fresh_at: AtomicU64,
+    idle_at: AtomicU64,
     log: Mutex<HitLog>,
 }
 
@@ -69,7 +69,7 @@ impl AtomicState for AtomicHitLog {
     type Edit<'a> = HitLogGuard<'a>;
 
     fn new(_words: usize) -> Self {
-        Self { fresh_at: AtomicU64::new(0), log: Mutex::new(HitLog::default()) }
+        Self { idle_at: AtomicU64::new(0), log: Mutex::new(HitLog::default()) }
     }
 
     fn snapshot(&self) -> HitLogSnapshot<'_> {
@@ -81,25 +81,25 @@ impl AtomicState for AtomicHitLog {
     }
 
     fn edit(&self) -> HitLogGuard<'_> {
-        HitLogGuard { fresh_at: &self.fresh_at, log: self.lock() }
+        HitLogGuard { idle_at: &self.idle_at, log: self.lock() }
     }
 
     fn clear(&self) {
-        self.fresh_at.store(0, Ordering::Release);
+        self.idle_at.store(0, Ordering::Release);
         // The room stays, for the next tenant: it is bounded like a log's.
         let mut log = self.lock();
         log.hits.clear();
-        (log.fresh_at, log.period) = (0, 0);
+        (log.idle_at, log.period) = (0, 0);
     }
 
     fn copy_from(&self, other: &Self) {
         let moved = std::mem::take(&mut *other.lock());
-        self.fresh_at.store(moved.fresh_at, Ordering::Release);
+        self.idle_at.store(moved.idle_at, Ordering::Release);
         *self.lock() = moved;
     }
 
-    fn fresh_at(&self) -> u64 {
-        self.fresh_at.load(Ordering::Acquire)
+    fn idle_at(&self) -> u64 {
+        self.idle_at.load(Ordering::Acquire)
     }
 
     fn heap_bytes(&self) -> usize {
@@ -109,7 +109,7 @@ impl AtomicState for AtomicHitLog {
 
 #[allow(unreachable_pub, missing_debug_implementations, reason = "the hidden half of a sealed trait")]
 pub struct HitLogGuard<'a> {
-    fresh_at: &'a AtomicU64,
+    idle_at: &'a AtomicU64,
     log: MutexGuard<'a, HitLog>,
 }
 
@@ -129,6 +129,6 @@ impl DerefMut for HitLogGuard<'_> {
 
 impl Drop for HitLogGuard<'_> {
     fn drop(&mut self) {
-        self.fresh_at.store(self.log.fresh_at, Ordering::Release);
+        self.idle_at.store(self.log.idle_at, Ordering::Release);
     }
 }

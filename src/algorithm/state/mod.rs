@@ -75,7 +75,7 @@ pub trait AtomicState: Send + Sync + 'static {
     fn copy_from(&self, other: &Self);
 
     /// The first word. By itself it may be stale, but is never torn.
-    fn fresh_at(&self) -> u64;
+    fn idle_at(&self) -> u64;
 
     /// The bytes that it takes on the heap.
     fn heap_bytes(&self) -> usize {

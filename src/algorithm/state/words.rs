@@ -60,7 +60,7 @@ impl<const N: usize> AtomicState for [AtomicU64; N] {
     }
 
     #[inline(always)]
-    fn fresh_at(&self) -> u64 {
+    fn idle_at(&self) -> u64 {
         self[0].load(Ordering::Acquire)
     }
 }

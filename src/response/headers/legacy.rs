@@ -27,14 +27,16 @@ pub enum ResetFormat {
 /// Headers that another limiter has set stay if they have as little remaining.
 pub(in crate::response) fn add_legacy(headers: &mut HeaderMap, decision: &Decision, reset: ResetFormat) {
     let Some(limit) = decision.most_restrictive() else { return };
-    let snapshot = limit.figures();
+    let snapshot = limit.snapshot();
     let present = headers.get(&LEGACY_REMAINING).and_then(|value| value.to_str().ok()?.trim().parse::<u64>().ok());
     if present.is_some_and(|remaining| remaining <= snapshot.remaining) {
         return;
     }
     let reset = match reset {
         ResetFormat::DeltaSeconds => ceil_seconds(snapshot.reset),
-        ResetFormat::EpochSeconds => decision.decided_at().after(snapshot.reset).as_micros().div_ceil(1_000_000),
+        ResetFormat::EpochSeconds => {
+            decision.decided_at().saturating_add(snapshot.reset).as_micros().div_ceil(1_000_000)
+        }
     };
     for (name, value) in [(LEGACY_LIMIT, snapshot.limit), (LEGACY_REMAINING, snapshot.remaining), (LEGACY_RESET, reset)]
     {

@@ -109,7 +109,7 @@ struct LimitFields<'a> {
 
 impl<'a> LimitFields<'a> {
     fn new(status: &'a LimitStatus) -> Self {
-        let snapshot = status.figures();
+        let snapshot = status.snapshot();
         let LimitSnapshot { limit, window, remaining, .. } = snapshot;
         let next_token_after = ceil_seconds(next_token_after(status.verdict(), &snapshot));
         let remaining =

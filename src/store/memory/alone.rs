@@ -9,7 +9,7 @@ use super::transaction::{self, delay};
 use crate::algorithm::{Algorithm, AtOnce, State};
 use crate::clock::Timestamp;
 use crate::decision::{Decision, LimitStatus, Name};
-use crate::limit::{Choose, Chooser, SubKeyOf};
+use crate::limit::{AlgorithmSelector, SelectAlgorithm, SubKeyOf};
 use crate::sync::Backoff;
 use crate::table::{LockedNear, Missed, Near, NotInserted};
 
@@ -22,9 +22,9 @@ use crate::table::{LockedNear, Missed, Near, NotInserted};
 pub(super) fn at_once<Key, C, P, S>(row: &Row<C, P>, asked: &Asked<'_, Key, S>) -> Result<Decision, Missed>
 where
     Key: ?Sized,
-    C: Choose<Key> + Send + Sync + 'static,
+    C: SelectAlgorithm<Key> + Send + Sync + 'static,
     P: SubKeyOf<Key> + Send + Sync + 'static,
-    P::Part: Hash,
+    P::SubKey: Hash,
     S: BuildHasher,
 {
     let &Asked { hasher, key, now, ask, .. } = asked;
@@ -32,7 +32,7 @@ where
         return Err(Missed::Busy);
     }
     let near = row.table.read_near(row.hash_of(key, hasher))?;
-    let chosen = row.limit.algorithm().choose(key);
+    let chosen = row.limit.algorithm().select(key);
     let algorithm: &C::Algorithm = chosen.borrow();
     let (wait, state) = match algorithm.try_at_once(&near.state, now, ask) {
         AtOnce::Charged(state) => {
@@ -47,7 +47,7 @@ where
 
 /// Of a state that was charged, or that refuses for so many microseconds.
 #[inline(always)]
-fn decision_at_once<A: Algorithm, C: Chooser, P>(
+fn decision_at_once<A: Algorithm, C: AlgorithmSelector, P>(
     row: &Row<C, P>,
     algorithm: &A,
     state: &A::State,
@@ -67,9 +67,9 @@ pub(super) fn at_length<Key, C, P, S>(
 ) -> (Decision, Vec<HeldLimit>)
 where
     Key: ?Sized,
-    C: Choose<Key> + Send + Sync + 'static,
+    C: SelectAlgorithm<Key> + Send + Sync + 'static,
     P: SubKeyOf<Key> + Send + Sync + 'static,
-    P::Part: Hash,
+    P::SubKey: Hash,
     S: BuildHasher,
 {
     if asked.ask.hold {
@@ -98,16 +98,16 @@ where
 fn acquire_new<Key, C, P, S>(row: &Row<C, P>, asked: &Asked<'_, Key, S>) -> Option<Decision>
 where
     Key: ?Sized,
-    C: Choose<Key> + Send + Sync + 'static,
+    C: SelectAlgorithm<Key> + Send + Sync + 'static,
     P: SubKeyOf<Key> + Send + Sync + 'static,
-    P::Part: Hash,
+    P::SubKey: Hash,
     S: BuildHasher,
 {
     if !row.is_plain(asked.now) || row.table.has_estates() {
         return None;
     }
     let &Asked { now, ask, .. } = asked;
-    let chosen = row.limit.algorithm().choose(asked.key);
+    let chosen = row.limit.algorithm().select(asked.key);
     let algorithm: &C::Algorithm = chosen.borrow();
     let AtOnce::Charged(state) = algorithm.try_at_once(&algorithm.new_at_once()?, now, ask) else { return None };
     let hash = row.hash(asked);
@@ -127,16 +127,16 @@ where
 fn acquire_there<Key, C, P, S>(row: &Row<C, P>, asked: &Asked<'_, Key, S>) -> Result<Decision, Missed>
 where
     Key: ?Sized,
-    C: Choose<Key> + Send + Sync + 'static,
+    C: SelectAlgorithm<Key> + Send + Sync + 'static,
     P: SubKeyOf<Key> + Send + Sync + 'static,
-    P::Part: Hash,
+    P::SubKey: Hash,
     S: BuildHasher,
 {
     let near = row.table.read_near(row.hash(asked))?;
-    let chosen = row.limit.algorithm().choose(asked.key);
+    let chosen = row.limit.algorithm().select(asked.key);
     let algorithm: &C::Algorithm = chosen.borrow();
     let now = asked.now;
-    if is_far_ahead(near.fresh_at(), now, algorithm) {
+    if is_far_ahead(near.idle_at(), now, algorithm) {
         // The transaction reads the clock anew.
         return Err(Missed::Absent);
     }
@@ -149,34 +149,34 @@ where
     } else {
         algorithm.snapshot(&near.state, now)
     };
-    let standing = LimitStatus::of_limit(row.limit.name_handle().clone(), verdict, reading, false);
+    let standing = LimitStatus::from_verdict(row.limit.name_handle().clone(), verdict, reading, false);
     Ok(Decision::from_store(now, algorithm.supports_scheduling(), standing))
 }
 
 /// A limit of several that would let the request through at once.
-pub(super) struct Passing<'a, Chosen, A: Algorithm> {
+pub(super) struct Passing<'a, Selected, A: Algorithm> {
     near: Near<'a, <A::State as State>::AtomicState>,
     charged: A::State,
     name: &'a Name,
-    chosen: Chosen,
+    chosen: Selected,
 }
 
-impl<'a, Chosen: Borrow<A>, A: Algorithm> Passing<'a, Chosen, A> {
+impl<'a, Selected: Borrow<A>, A: Algorithm> Passing<'a, Selected, A> {
     /// `None` says nothing.
     #[inline(always)]
     pub(super) fn of<Key, C, P, S>(row: &'a Row<C, P>, asked: &Asked<'_, Key, S>) -> Option<Self>
     where
         Key: ?Sized,
-        C: Choose<Key, Chosen<'a> = Chosen> + Chooser<Algorithm = A> + Send + Sync + 'static,
+        C: SelectAlgorithm<Key, Selected<'a> = Selected> + AlgorithmSelector<Algorithm = A> + Send + Sync + 'static,
         P: SubKeyOf<Key> + Send + Sync + 'static,
-        P::Part: Hash,
+        P::SubKey: Hash,
         S: BuildHasher,
     {
         if !row.is_plain(asked.now) {
             return None;
         }
         let near = row.table.read_near(row.hash(asked)).ok()?;
-        let chosen = row.limit.algorithm().choose(asked.key);
+        let chosen = row.limit.algorithm().select(asked.key);
         match chosen.borrow().try_at_once(&near.state, asked.now, asked.ask) {
             AtOnce::Charged(charged) => Some(Self { near, charged, name: row.limit.name_handle(), chosen }),
             AtOnce::Denied(_) | AtOnce::Unsaid => None,
@@ -185,22 +185,22 @@ impl<'a, Chosen: Borrow<A>, A: Algorithm> Passing<'a, Chosen, A> {
 
     /// Takes the lock, unless anything has changed since.
     #[inline(always)]
-    pub(super) fn lock(self) -> Option<Charging<'a, Chosen, A>> {
+    pub(super) fn lock(self) -> Option<Charging<'a, Selected, A>> {
         let Self { near, charged, name, chosen } = self;
         Some(Charging { locked: near.lock().ok()?, said: Said { charged, name, chosen } })
     }
 }
 
 /// One of them, locked. Nothing is charged before all are.
-pub(super) struct Charging<'a, Chosen, A: Algorithm> {
+pub(super) struct Charging<'a, Selected, A: Algorithm> {
     locked: LockedNear<'a, <A::State as State>::AtomicState>,
-    said: Said<'a, Chosen, A>,
+    said: Said<'a, Selected, A>,
 }
 
-impl<'a, Chosen: Borrow<A>, A: Algorithm> Charging<'a, Chosen, A> {
+impl<'a, Selected: Borrow<A>, A: Algorithm> Charging<'a, Selected, A> {
     /// Charges it. It stays locked until the first half is dropped.
     #[inline(always)]
-    pub(super) fn charge(self) -> (LockedNear<'a, <A::State as State>::AtomicState>, Said<'a, Chosen, A>) {
+    pub(super) fn charge(self) -> (LockedNear<'a, <A::State as State>::AtomicState>, Said<'a, Selected, A>) {
         let Self { mut locked, said } = self;
         **locked.edit() = said.charged.clone();
         (locked, said)
@@ -208,13 +208,13 @@ impl<'a, Chosen: Borrow<A>, A: Algorithm> Charging<'a, Chosen, A> {
 }
 
 /// What a limit says that lets through at once. Of several only the one that speaks is asked for more than what remains.
-pub(super) struct Said<'a, Chosen, A: Algorithm> {
+pub(super) struct Said<'a, Selected, A: Algorithm> {
     charged: A::State,
     name: &'a Name,
-    chosen: Chosen,
+    chosen: Selected,
 }
 
-impl<Chosen: Borrow<A>, A: Algorithm> Said<'_, Chosen, A> {
+impl<Selected: Borrow<A>, A: Algorithm> Said<'_, Selected, A> {
     #[inline(always)]
     pub(super) fn remaining(&self, now: Timestamp) -> u64 {
         self.chosen.borrow().remaining_at_once(&self.charged, now)

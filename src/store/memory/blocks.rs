@@ -37,7 +37,7 @@ impl Blocks {
     fn look_up(&self, hash: u64, now: Timestamp) -> Option<Duration> {
         let [until] = *self.table.get()?.read(hash, &mut { Spot::BLANK }).state;
         let until = Timestamp::from_micros(until);
-        (until > now).then(|| until.since(now))
+        (until > now).then(|| until.saturating_since(now))
     }
 
     /// Blocks a key until then; a time that is not in the future lifts its block.
@@ -45,7 +45,7 @@ impl Blocks {
         let _one = self.changing.lock().unwrap_or_else(PoisonError::into_inner);
         if until > now {
             let table = self.table.get_or_init(|| Table::with_room_for(max_keys, 1, WhenFull::Evict));
-            let former = self.look_up(hash, now).map(|remaining| now.after(remaining).as_micros());
+            let former = self.look_up(hash, now).map(|remaining| now.saturating_add(remaining).as_micros());
             let blocked = table.alter(hash, now.as_micros(), Some(&ByEnd), |table, place, _| {
                 *table.edit(place) = [until.as_micros()];
             });
@@ -96,7 +96,7 @@ mod tests {
     const START: Timestamp = Timestamp::from_micros(1_000_000);
 
     fn after(seconds: u64) -> Timestamp {
-        START.after(Duration::from_secs(seconds))
+        START.saturating_add(Duration::from_secs(seconds))
     }
 
     /// While none is blocked, decisions take the fast path.

@@ -14,7 +14,7 @@ use super::share::{Asked, HeldLimit, Holding, Look, Room, Share};
 use super::transaction;
 use crate::decision::Decision;
 use crate::error::Error;
-use crate::limit::{Choose, IntoLimit, Limit, SubKeyOf, check_unique_names};
+use crate::limit::{IntoLimit, Limit, SelectAlgorithm, SubKeyOf, check_unique_names};
 use crate::table::Missed;
 
 /// A limit of any kind, for those who choose limits at run time: collect them in a `Vec`.
@@ -39,9 +39,9 @@ impl<Key: ?Sized, S: BuildHasher> DynLimit<Key, S> {
     pub fn new<L>(limit: L) -> Self
     where
         L: IntoLimit,
-        L::Chooser: Choose<Key> + Send + Sync + 'static,
-        L::Part: SubKeyOf<Key> + Send + Sync + 'static,
-        <L::Part as SubKeyOf<Key>>::Part: Hash,
+        L::Selector: SelectAlgorithm<Key> + Send + Sync + 'static,
+        L::SubKeyFn: SubKeyOf<Key> + Send + Sync + 'static,
+        <L::SubKeyFn as SubKeyOf<Key>>::SubKey: Hash,
     {
         Self(Box::new(limit.into_limit()))
     }
@@ -67,9 +67,9 @@ trait Bind<Key: ?Sized, S>: Send + Sync {
 impl<Key, S, C, P> Bind<Key, S> for Limit<C, P>
 where
     Key: ?Sized,
-    C: Choose<Key> + Send + Sync + 'static,
+    C: SelectAlgorithm<Key> + Send + Sync + 'static,
     P: SubKeyOf<Key> + Send + Sync + 'static,
-    P::Part: Hash,
+    P::SubKey: Hash,
     S: BuildHasher,
 {
     fn name(&self) -> &str {

@@ -284,7 +284,7 @@ where
                 set.and_then(|set| set.map_err(|_| table_full()))
             }
             AdminOperation::Block { limit, duration } => {
-                self.in_limit(limit, |row| row.block(&asked, asked.now.after(duration)))
+                self.in_limit(limit, |row| row.block(&asked, asked.now.saturating_add(duration)))
             }
             AdminOperation::Reset => {
                 L::each(&self.shared.rows, &mut |row| row.reset(&asked));

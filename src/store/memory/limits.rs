@@ -6,7 +6,7 @@ use super::share::{Asked, HeldLimit, Holding, Look, Room, Share};
 use super::transaction;
 use crate::decision::{Decision, Detail};
 use crate::error::Error;
-use crate::limit::{Choose, IntoLimit, SubKeyOf, check_unique_names};
+use crate::limit::{IntoLimit, SelectAlgorithm, SubKeyOf, check_unique_names};
 use crate::table::Missed;
 
 /// What [`Memory`](super::Memory) can hold keys to: an algorithm, [`per_key`](crate::per_key), a
@@ -51,10 +51,10 @@ pub trait MemoryLimitsFor<Key: ?Sized, S: BuildHasher>: MemoryLimits<S> {
 impl<L, S> MemoryLimits<S> for L
 where
     L: IntoLimit,
-    L::Chooser: Send + Sync + 'static,
-    L::Part: Send + Sync + 'static,
+    L::Selector: Send + Sync + 'static,
+    L::SubKeyFn: Send + Sync + 'static,
 {
-    type Rows = Row<L::Chooser, L::Part>;
+    type Rows = Row<L::Selector, L::SubKeyFn>;
 
     fn bind(self, room: Room) -> Result<Self::Rows, Error> {
         let limit = self.into_limit();
@@ -71,9 +71,9 @@ impl<Key, L, S> MemoryLimitsFor<Key, S> for L
 where
     Key: ?Sized,
     L: IntoLimit,
-    L::Chooser: Choose<Key> + Send + Sync + 'static,
-    L::Part: SubKeyOf<Key> + Send + Sync + 'static,
-    <L::Part as SubKeyOf<Key>>::Part: Hash,
+    L::Selector: SelectAlgorithm<Key> + Send + Sync + 'static,
+    L::SubKeyFn: SubKeyOf<Key> + Send + Sync + 'static,
+    <L::SubKeyFn as SubKeyOf<Key>>::SubKey: Hash,
     S: BuildHasher,
 {
     #[inline(always)]
@@ -98,9 +98,9 @@ macro_rules! tuple {
     ($count:literal: $($L:ident $row:ident $index:tt),+) => {
         impl<S, $($L: IntoLimit),+> MemoryLimits<S> for ($($L,)+)
         where
-            $($L::Chooser: Send + Sync + 'static, $L::Part: Send + Sync + 'static,)+
+            $($L::Selector: Send + Sync + 'static, $L::SubKeyFn: Send + Sync + 'static,)+
         {
-            type Rows = ($(Row<$L::Chooser, $L::Part>,)+);
+            type Rows = ($(Row<$L::Selector, $L::SubKeyFn>,)+);
 
             fn bind(self, room: Room) -> Result<Self::Rows, Error> {
                 let limits = ($(self.$index.into_limit(),)+);
@@ -118,9 +118,9 @@ macro_rules! tuple {
             Key: ?Sized,
             S: BuildHasher,
             $(
-                $L::Chooser: Choose<Key> + Send + Sync + 'static,
-                $L::Part: SubKeyOf<Key> + Send + Sync + 'static,
-                <$L::Part as SubKeyOf<Key>>::Part: Hash,
+                $L::Selector: SelectAlgorithm<Key> + Send + Sync + 'static,
+                $L::SubKeyFn: SubKeyOf<Key> + Send + Sync + 'static,
+                <$L::SubKeyFn as SubKeyOf<Key>>::SubKey: Hash,
             )+
         {
             /// If all rows let through at once: reads all, locks all, charges all.

@@ -11,12 +11,12 @@ use crate::algorithm::{Algorithm, State};
 use crate::clock::{Clock, Timestamp, micros_floor};
 use crate::decision::{Name, Verdict};
 use crate::error::Error;
-use crate::limit::{Choose, Chooser, Limit, SubKeyOf};
+use crate::limit::{AlgorithmSelector, Limit, SelectAlgorithm, SubKeyOf};
 use crate::table::{Full, Place, Spot, Table, Tenancy, WhenFull, fingerprint};
 
 /// A limit with its table.
 #[allow(missing_debug_implementations, reason = "hidden, behind the limiter")]
-pub struct Row<C: Chooser, P> {
+pub struct Row<C: AlgorithmSelector, P> {
     pub(super) limit: Limit<C, P>,
     pub(super) table: Table<CellOf<C>>,
     /// For the limit's heirs too.
@@ -33,7 +33,7 @@ struct Tenant<'a, A> {
 
 impl<A: Algorithm> Tenancy<A::State> for Tenant<'_, A> {
     fn owes(&self, state: &A::State) -> (u64, u64) {
-        let figures = self.algorithm.snapshot(state, self.now).figures();
+        let figures = self.algorithm.snapshot(state, self.now).compute();
         (figures.limit.saturating_sub(figures.remaining), micros_floor(figures.reset))
     }
 
@@ -46,10 +46,10 @@ impl<A: Algorithm> Tenancy<A::State> for Tenant<'_, A> {
     }
 }
 
-type StateOf<C> = <<C as Chooser>::Algorithm as Algorithm>::State;
-type CellOf<C> = <<<C as Chooser>::Algorithm as Algorithm>::State as State>::AtomicState;
+type StateOf<C> = <<C as AlgorithmSelector>::Algorithm as Algorithm>::State;
+type CellOf<C> = <<<C as AlgorithmSelector>::Algorithm as Algorithm>::State as State>::AtomicState;
 
-impl<C: Chooser + 'static, P: 'static> Row<C, P> {
+impl<C: AlgorithmSelector + 'static, P: 'static> Row<C, P> {
     /// A limit with a table of its own.
     ///
     /// # Errors
@@ -70,7 +70,7 @@ impl<C: Chooser + 'static, P: 'static> Row<C, P> {
     /// As for [`new`](Self::new).
     pub(super) fn heir(limit: Limit<C, P>, room: Room, of: Option<&dyn Any>) -> Result<Self, Error> {
         let former =
-            of.and_then(|former| former.downcast_ref::<Self>()).filter(|former| limit.counts_as(&former.limit));
+            of.and_then(|former| former.downcast_ref::<Self>()).filter(|former| limit.has_same_sub_key(&former.limit));
         let (table, blocks) = match former {
             Some(former) => (former.table.clone(), Arc::clone(&former.blocks)),
             None => (
@@ -102,12 +102,12 @@ impl<C: Chooser + 'static, P: 'static> Row<C, P> {
     }
 }
 
-impl<C: Chooser, P> Row<C, P> {
+impl<C: AlgorithmSelector, P> Row<C, P> {
     #[inline(always)]
     pub(super) fn hash<Key: ?Sized, S: BuildHasher>(&self, asked: &Asked<'_, Key, S>) -> u64
     where
         P: SubKeyOf<Key>,
-        P::Part: Hash,
+        P::SubKey: Hash,
     {
         self.hash_of(asked.key, asked.hasher)
     }
@@ -116,9 +116,9 @@ impl<C: Chooser, P> Row<C, P> {
     pub(super) fn hash_of<Key: ?Sized>(&self, key: &Key, hasher: &impl BuildHasher) -> u64
     where
         P: SubKeyOf<Key>,
-        P::Part: Hash,
+        P::SubKey: Hash,
     {
-        self.limit.part().with_sub_key(key, |part| hasher.hash_one(part))
+        self.limit.sub_key().with_sub_key(key, |part| hasher.hash_one(part))
     }
 
     /// Whether it refuses by itself, and by its states alone.
@@ -179,8 +179,8 @@ impl<C: Chooser, P> Row<C, P> {
             let blocked = Verdict::Denied { retry_after: look.blocked };
             // No start is scheduled while it lasts. If there is one in time after it, the caller asks for it then.
             look.supports_scheduling &= !look.verdict.is_allowed();
-            look.verdict = look.verdict.and(blocked);
-            look.at_once = look.at_once.and(blocked);
+            look.verdict = look.verdict.stricter_of(blocked);
+            look.at_once = look.at_once.stricter_of(blocked);
         }
         if look.held == 0 && (needed != Needed::Rejection || !look.verdict.is_allowed()) {
             look.reading = algorithm.snapshot(state, look.now);
@@ -204,20 +204,20 @@ impl<C: Chooser, P> Row<C, P> {
 
 impl<Key: ?Sized, C, P, S> Share<Key, S> for Row<C, P>
 where
-    C: Choose<Key> + Send + Sync + 'static,
+    C: SelectAlgorithm<Key> + Send + Sync + 'static,
     P: SubKeyOf<Key> + Send + Sync + 'static,
-    P::Part: Hash,
+    P::SubKey: Hash,
     S: BuildHasher,
 {
     #[inline(always)]
     fn look(&self, asked: &Asked<'_, Key, S>, needed: Needed, look: &mut Look) {
         let hash = self.hash(asked);
-        let chosen = self.limit.algorithm().choose(asked.key);
+        let chosen = self.limit.algorithm().select(asked.key);
         let algorithm: &C::Algorithm = chosen.borrow();
         let seen = self.table.read(hash, &mut look.spot);
         look.now = not_before(Timestamp::from_micros(seen.horizon), asked.now, algorithm);
-        let fresh_at = look.spot.place().map_or(seen.horizon, |place| self.table.fresh_at(place));
-        look.ahead_of = is_far_ahead(fresh_at, asked.now, algorithm).then(|| algorithm.max_reset());
+        let idle_at = look.spot.place().map_or(seen.horizon, |place| self.table.idle_at(place));
+        look.ahead_of = is_far_ahead(idle_at, asked.now, algorithm).then(|| algorithm.max_reset());
         look.shadow = self.limit.is_shadow();
         look.held = seen.held;
         match self.estate(&look.spot, algorithm, look.now) {
@@ -249,13 +249,13 @@ where
 
     #[inline(always)]
     fn place(&self, asked: &Asked<'_, Key, S>, look: &Look) -> Option<Place> {
-        let chosen = self.limit.algorithm().choose(asked.key);
+        let chosen = self.limit.algorithm().select(asked.key);
         let tenant = self.tenant(chosen.borrow(), look.now);
         self.table.place(&look.spot, look.now.as_micros(), &tenant)
     }
 
     fn make_room(&self, asked: &Asked<'_, Key, S>, look: &Look) -> Result<(), Full> {
-        self.make_room_at(&look.spot, look.now, self.limit.algorithm().choose(asked.key).borrow())
+        self.make_room_at(&look.spot, look.now, self.limit.algorithm().select(asked.key).borrow())
     }
 
     fn is_full_for(&self, look: &Look) -> Result<(), Full> {
@@ -265,7 +265,7 @@ where
     #[inline(always)]
     fn charge(&self, asked: &Asked<'_, Key, S>, look: &mut Look, delay: Duration) {
         let Some(place) = look.place else { return };
-        let chosen = self.limit.algorithm().choose(asked.key);
+        let chosen = self.limit.algorithm().select(asked.key);
         let algorithm: &C::Algorithm = chosen.borrow();
         let state = &mut *self.table.edit(place);
         algorithm.charge(state, look.now, delay, asked.ask.cost);
@@ -280,7 +280,7 @@ where
     fn hold(&self, asked: &Asked<'_, Key, S>, look: &mut Look) {
         let Some(place) = look.place else { return };
         self.table.hold(&look.spot, asked.ask.cost);
-        let chosen = self.limit.algorithm().choose(asked.key);
+        let chosen = self.limit.algorithm().select(asked.key);
         let algorithm: &C::Algorithm = chosen.borrow();
         let held = look.held.saturating_add(asked.ask.cost);
         let state = &*self.table.edit(place);
@@ -299,7 +299,7 @@ where
 
     fn set(&self, asked: &Asked<'_, Key, S>, used: u64) -> Result<(), Full> {
         let (hash, now) = (self.hash(asked), asked.now);
-        let chosen = self.limit.algorithm().choose(asked.key);
+        let chosen = self.limit.algorithm().select(asked.key);
         let algorithm: &C::Algorithm = chosen.borrow();
         self.table.alter(hash, now.as_micros(), Some(&self.tenant(algorithm, now)), |table, place, _| {
             table.clear(place);
@@ -316,7 +316,7 @@ where
     }
 }
 
-impl<C: Chooser + Send + Sync + 'static, P: Send + Sync + 'static> Holding for Row<C, P> {
+impl<C: AlgorithmSelector + Send + Sync + 'static, P: Send + Sync + 'static> Holding for Row<C, P> {
     fn as_any(&self) -> &dyn Any {
         self
     }
@@ -336,7 +336,7 @@ impl<C: Chooser + Send + Sync + 'static, P: Send + Sync + 'static> Holding for R
         let end = |table: &Table<CellOf<C>>, place: Place, horizon: u64| {
             table.end_hold(limit.hash, held);
             if actual > 0 {
-                let now = in_time(table.fresh_at(place).max(horizon), now, clock, algorithm);
+                let now = in_time(table.idle_at(place).max(horizon), now, clock, algorithm);
                 let now = not_before(Timestamp::from_micros(horizon), now, algorithm);
                 algorithm.charge(&mut table.edit(place), now, Duration::ZERO, actual);
             }
@@ -365,8 +365,8 @@ impl<C: Chooser + Send + Sync + 'static, P: Send + Sync + 'static> Holding for R
         let algorithm = self.limit.algorithm().fixed();
         let mut keys = Vec::new();
         self.table.for_each_live(now.as_micros(), |id, fresh_at, state| {
-            let figures = algorithm.map(|algorithm| algorithm.snapshot(state, now).figures());
-            let reset = Timestamp::from_micros(fresh_at).since(now);
+            let figures = algorithm.map(|algorithm| algorithm.snapshot(state, now).compute());
+            let reset = Timestamp::from_micros(fresh_at).saturating_since(now);
             keys.push(TopKey { id: KeyId::of(id), reset, figures });
         });
         keys.sort_by(|a, b| b.weight().partial_cmp(&a.weight()).unwrap_or(std::cmp::Ordering::Equal));
@@ -377,23 +377,23 @@ impl<C: Chooser + Send + Sync + 'static, P: Send + Sync + 'static> Holding for R
 
 /// Under the lock: the time that was read before it, unless that is so long ago that the state seems to be from a clock that was
 /// ahead.
-fn in_time(fresh_at: u64, before: Timestamp, clock: &dyn Clock, algorithm: &impl Algorithm) -> Timestamp {
-    if !is_far_ahead(fresh_at, before, algorithm) {
+fn in_time(idle_at: u64, before: Timestamp, clock: &dyn Clock, algorithm: &impl Algorithm) -> Timestamp {
+    if !is_far_ahead(idle_at, before, algorithm) {
         return before;
     }
     // Nobody can have charged the key later than now.
     let now = read(clock);
-    if now.since(before) > algorithm.max_reset() { now } else { before }
+    if now.saturating_since(before) > algorithm.max_reset() { now } else { before }
 }
 
 /// Whether a state is so far ahead of a time that the algorithm may not believe it: as where a clock has stepped back.
 #[inline]
-pub(super) fn is_far_ahead(fresh_at: u64, now: Timestamp, algorithm: &impl Algorithm) -> bool {
-    fresh_at > now.after(algorithm.max_reset()).as_micros()
+pub(super) fn is_far_ahead(idle_at: u64, now: Timestamp, algorithm: &impl Algorithm) -> bool {
+    idle_at > now.saturating_add(algorithm.max_reset()).as_micros()
 }
 
 /// `now`, or the horizon if that is later, unless it is so far ahead that the clock must have stepped back.
 #[inline(always)]
 pub(super) fn not_before(horizon: Timestamp, now: Timestamp, algorithm: &impl Algorithm) -> Timestamp {
-    if horizon > now && horizon.since(now) <= algorithm.max_reset() { horizon } else { now }
+    if horizon > now && horizon.saturating_since(now) <= algorithm.max_reset() { horizon } else { now }
 }

@@ -90,7 +90,7 @@ impl<Key: ?Sized, S> Asked<'_, Key, S> {
 /// The time, as far as limiters in memory tell it.
 #[inline(always)]
 pub(super) fn read(clock: &(impl Clock + ?Sized)) -> Timestamp {
-    clock.now().min(Timestamp::LAST)
+    clock.now().min(Timestamp::MAX)
 }
 
 impl<Key: ?Sized, S> Clone for Asked<'_, Key, S> {
@@ -154,7 +154,7 @@ impl Look {
         ahead_of: None,
         verdict: Verdict::ExceedsLimit,
         at_once: Verdict::ExceedsLimit,
-        reading: LazySnapshot::BLANK,
+        reading: LazySnapshot::EMPTY,
         held: 0,
         blocked: Duration::ZERO,
         supports_scheduling: false,

@@ -67,7 +67,7 @@ fn charge<Key: ?Sized, S: BuildHasher, R: Share<Key, S> + ?Sized>(
 /// Refuses a key that has no room.
 #[cold]
 fn refuse_for(full: Full, now: Timestamp) -> Decision {
-    let wait = Timestamp::from_micros(full.until).since(now);
+    let wait = Timestamp::from_micros(full.until).saturating_since(now);
     // Costs are held on the keys in its place: nobody knows for how long.
     let wait = if wait.is_zero() { Duration::from_secs(1) } else { wait };
     Decision::by_policy(now, Verdict::Denied { retry_after: wait })
@@ -118,7 +118,7 @@ fn look<Key: ?Sized, S: BuildHasher, R: Share<Key, S> + ?Sized>(
             (look.verdict, look.supports_scheduling) = (look.at_once, false);
         }
     }
-    enforced(looks).fold(Verdict::Allowed, |verdict, look| verdict.and(look.verdict))
+    enforced(looks).fold(Verdict::Allowed, |verdict, look| verdict.stricter_of(look.verdict))
 }
 
 /// Decides for a caller who would wait, on a key that is blocked for so long: as of the end of the block.
@@ -132,7 +132,7 @@ fn look_beyond_blocks<Key: ?Sized, S: BuildHasher, R: Share<Key, S> + ?Sized>(
     asked: &Asked<'_, Key, S>,
     blocked: Duration,
 ) -> Verdict {
-    let later = Asked { now: asked.now.after(blocked), ..*asked };
+    let later = Asked { now: asked.now.saturating_add(blocked), ..*asked };
     let mut beyond = vec![Look::BLANK; rows.len()];
     for (row, look) in rows.iter().zip(&mut beyond) {
         row.look(&later, Needed::Together, look);
@@ -153,7 +153,7 @@ fn look_beyond_blocks<Key: ?Sized, S: BuildHasher, R: Share<Key, S> + ?Sized>(
         look.spot = beyond.spot;
         look.supports_scheduling = false;
     }
-    enforced(looks).fold(Verdict::Allowed, |verdict, look| verdict.and(look.verdict))
+    enforced(looks).fold(Verdict::Allowed, |verdict, look| verdict.stricter_of(look.verdict))
 }
 
 /// Looks at all rows, not so long after the clock was read that what others have charged meanwhile seems to be from a clock that
@@ -173,7 +173,7 @@ fn look_in_time<Key: ?Sized, S: BuildHasher, R: Share<Key, S> + ?Sized>(
         }
         let Some(remembered) = looks.iter().filter_map(|look| look.ahead_of).min() else { return };
         let now = asked.read_clock();
-        if now.since(asked.now) <= remembered {
+        if now.saturating_since(asked.now) <= remembered {
             return;
         }
         asked.now = now;
@@ -190,10 +190,10 @@ fn enforced(looks: &[Look]) -> impl Iterator<Item = &Look> + Clone {
 /// turn would keep that from everybody else. What is owed and the turns come nearer alike, so the answer stays the same
 /// while nobody is charged, and a refusal's time is exact under either.
 fn promise_turns(looks: &[Look]) -> bool {
-    let turn = enforced(looks).fold(Verdict::Allowed, |turn, look| turn.and(look.at_once));
+    let turn = enforced(looks).fold(Verdict::Allowed, |turn, look| turn.stricter_of(look.at_once));
     match turn {
         Verdict::Denied { retry_after: turn } => {
-            enforced(looks).all(|look| look.supports_scheduling && look.reading.figures().reset >= turn)
+            enforced(looks).all(|look| look.supports_scheduling && look.reading.compute().reset >= turn)
         }
         _ => enforced(looks).all(|look| look.supports_scheduling),
     }
@@ -239,7 +239,7 @@ fn decide_several<Key: ?Sized, S, R: Share<Key, S> + ?Sized>(
 
 #[inline]
 fn standing<Key: ?Sized, S, R: Share<Key, S> + ?Sized>(row: &R, look: &Look) -> LimitStatus {
-    LimitStatus::of_limit(row.name().clone(), look.verdict, look.reading, look.shadow)
+    LimitStatus::from_verdict(row.name().clone(), look.verdict, look.reading, look.shadow)
 }
 
 /// The locks on all that the looks read, given back when dropped: also when a user's algorithm panics.

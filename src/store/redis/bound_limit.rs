@@ -3,7 +3,7 @@ use std::sync::Arc;
 use super::script::{DynLuaAlgorithm, FixedAlgorithm, LimitInfo};
 use crate::algorithm::LuaAlgorithm;
 use crate::encode::{EncodeKey, KeyWriter};
-use crate::limit::{Choose, Chooser, Limit, SubKeyOf};
+use crate::limit::{AlgorithmSelector, Limit, SelectAlgorithm, SubKeyOf};
 
 /// A limit on a part of keys of type `Key`.
 pub(crate) trait RedisBoundLimit<Key: ?Sized>: Send + Sync {
@@ -21,10 +21,10 @@ pub(crate) struct BoundLimit<C, P>(pub(crate) Arc<Limit<C, P>>);
 impl<Key, C, P> RedisBoundLimit<Key> for BoundLimit<C, P>
 where
     Key: ?Sized,
-    C: Choose<Key> + Send + Sync + 'static,
+    C: SelectAlgorithm<Key> + Send + Sync + 'static,
     C::Algorithm: LuaAlgorithm,
     P: SubKeyOf<Key> + Send + Sync + 'static,
-    P::Part: EncodeKey,
+    P::SubKey: EncodeKey,
 {
     fn info(&self) -> LimitInfo {
         let fixed_algorithm = || Arc::new(FixedAlgorithmOf(Arc::clone(&self.0))) as Arc<dyn FixedAlgorithm>;
@@ -32,13 +32,13 @@ where
             name: self.0.name_handle().clone(),
             script: <C::Algorithm as LuaAlgorithm>::SCRIPT,
             shadow: self.0.is_shadow(),
-            is_global: self.0.part().is_constant(),
+            is_global: self.0.sub_key().is_constant(),
             fixed_algorithm: self.0.algorithm().fixed().is_some().then(fixed_algorithm),
         }
     }
 
     fn encode(&self, key: &Key, writer: &mut KeyWriter) {
-        self.0.part().with_sub_key(key, |part| part.encode(writer));
+        self.0.sub_key().with_sub_key(key, |part| part.encode(writer));
     }
 
     fn algorithm(&self, key: &Key) -> Option<Arc<dyn DynLuaAlgorithm>> {
@@ -51,7 +51,7 @@ struct FixedAlgorithmOf<C, P>(Arc<Limit<C, P>>);
 
 impl<C, P> FixedAlgorithm for FixedAlgorithmOf<C, P>
 where
-    C: Chooser + Send + Sync,
+    C: AlgorithmSelector + Send + Sync,
     C::Algorithm: LuaAlgorithm,
     P: Send + Sync,
 {

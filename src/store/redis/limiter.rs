@@ -137,10 +137,11 @@ impl<Key: ?Sized> Redis<Key> {
 
     pub(crate) fn from_builder(builder: RedisBuilder<Key>) -> Result<Self, Error> {
         let rows: Vec<_> = builder.limits.into_iter().map(|limit| limit.0).collect();
-        let infos: Vec<_> = rows.iter().map(|row| row.info()).collect();
-        crate::limit::check_unique_names(infos.iter().map(|info| info.name.as_str()))?;
-        let (presence, odds) = Presence::announce(builder.server.places(), &builder.prefix, &builder.name, &infos);
-        for message in &odds {
+        let limits: Vec<_> = rows.iter().map(|limit| limit.info()).collect();
+        crate::limit::check_unique_names(limits.iter().map(|limit| limit.name.as_str()))?;
+        let (registration, conflicts) =
+            Registration::register(builder.server.endpoints(), &builder.prefix, &builder.name, &limits);
+        for message in &conflicts {
             builder.observers.emit(|| Event::Warning { message });
         }
         let names = limits.iter().map(|limit| (limit.name.as_str(), limit.script.name()));
@@ -200,7 +201,7 @@ impl<Key: ?Sized> Redis<Key> {
 
     admin_methods!(Key);
 
-    /// What a key of a limit is named in Redis: to find it by hand.
+    /// Returns the name in Redis of a key of a limit.
     ///
     /// # Errors
     ///
@@ -410,23 +411,23 @@ impl<Key: ?Sized> Limiter<Key> for Redis<Key> {
 
     fn administer(&self, key: &Key, operation: AdminOperation<'_>) -> LimiterFuture<()> {
         let twins = self.handle.twins(key);
-        let (limit, what, cost, argument) = match operation {
+        let (limit, kind, cost, argument) = match operation {
             AdminOperation::SetUsage { limit, used } => (limit, Operation::Set, used, used),
             AdminOperation::Block { limit, duration } => {
                 (limit, Operation::Block, 0, micros_floor(duration).min(MAX_PERIOD_MICROS))
             }
             AdminOperation::Reset => {
                 let all = 0..self.handle.rows.len();
-                let shapes =
+                let templates =
                     all.filter_map(|limit| self.handle.operation(Operation::Reset, limit, &twins, 0, 0)).collect();
-                return self.handle.operate(key, twins, shapes);
+                return self.handle.operate(key, twins, templates);
             }
         };
         match self.handle.limit(limit) {
             Err(error) => LimiterFuture::ready(Err(error)),
             Ok(limit) => {
-                let shape = self.handle.operation(what, limit, &twins, cost, argument);
-                self.handle.operate(key, twins, shape.into_iter().collect())
+                let template = self.handle.operation(kind, limit, &twins, cost, argument);
+                self.handle.operate(key, twins, template.into_iter().collect())
             }
         }
     }

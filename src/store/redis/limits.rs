@@ -4,7 +4,7 @@ use std::sync::Arc;
 use super::bound_limit::{BoundLimit, RedisBoundLimit};
 use crate::algorithm::LuaAlgorithm;
 use crate::encode::EncodeKey;
-use crate::limit::{Choose, Chooser, IntoLimit, SubKeyOf};
+use crate::limit::{AlgorithmSelector, IntoLimit, SelectAlgorithm, SubKeyOf};
 
 /// A limit on keys of type `Key`, of any algorithm and sub-key: for limits that are known only at run time, in a `Vec`.
 ///
@@ -24,10 +24,10 @@ impl<Key: ?Sized> RedisLimit<Key> {
     pub fn new<L>(limit: L) -> Self
     where
         L: IntoLimit,
-        L::Chooser: Choose<Key> + Send + Sync + 'static,
-        <L::Chooser as Chooser>::Algorithm: LuaAlgorithm,
-        L::Part: SubKeyOf<Key> + Send + Sync + 'static,
-        <L::Part as SubKeyOf<Key>>::Part: EncodeKey,
+        L::Selector: SelectAlgorithm<Key> + Send + Sync + 'static,
+        <L::Selector as AlgorithmSelector>::Algorithm: LuaAlgorithm,
+        L::SubKeyFn: SubKeyOf<Key> + Send + Sync + 'static,
+        <L::SubKeyFn as SubKeyOf<Key>>::SubKey: EncodeKey,
     {
         Self(Box::new(BoundLimit(Arc::new(limit.into_limit()))))
     }
@@ -62,10 +62,10 @@ impl<Key, L> IntoRedisLimits<Key> for L
 where
     Key: ?Sized,
     L: IntoLimit,
-    L::Chooser: Choose<Key> + Send + Sync + 'static,
-    <L::Chooser as Chooser>::Algorithm: LuaAlgorithm,
-    L::Part: SubKeyOf<Key> + Send + Sync + 'static,
-    <L::Part as SubKeyOf<Key>>::Part: EncodeKey,
+    L::Selector: SelectAlgorithm<Key> + Send + Sync + 'static,
+    <L::Selector as AlgorithmSelector>::Algorithm: LuaAlgorithm,
+    L::SubKeyFn: SubKeyOf<Key> + Send + Sync + 'static,
+    <L::SubKeyFn as SubKeyOf<Key>>::SubKey: EncodeKey,
 {
     fn into_limits(self) -> Vec<RedisLimit<Key>> {
         vec![RedisLimit::new(self)]
@@ -78,10 +78,10 @@ macro_rules! tuples {
         where
             Key: ?Sized,
             $(
-                $L::Chooser: Choose<Key> + Send + Sync + 'static,
-                <$L::Chooser as Chooser>::Algorithm: LuaAlgorithm,
-                $L::Part: SubKeyOf<Key> + Send + Sync + 'static,
-                <$L::Part as SubKeyOf<Key>>::Part: EncodeKey,
+                $L::Selector: SelectAlgorithm<Key> + Send + Sync + 'static,
+                <$L::Selector as AlgorithmSelector>::Algorithm: LuaAlgorithm,
+                $L::SubKeyFn: SubKeyOf<Key> + Send + Sync + 'static,
+                <$L::SubKeyFn as SubKeyOf<Key>>::SubKey: EncodeKey,
             )+
         {
             fn into_limits(self) -> Vec<RedisLimit<Key>> {

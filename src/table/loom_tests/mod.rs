@@ -121,11 +121,11 @@ impl Kept for Counters {
 
 impl Kept for HitLog {
     fn words(&self) -> [u64; 2] {
-        [self.fresh_at, self.hits.back().map_or(0, |&(time, _)| time)]
+        [self.idle_at, self.hits.back().map_or(0, |&(time, _)| time)]
     }
 
     fn set_words(&mut self, words: [u64; 2]) {
-        self.fresh_at = words[0];
+        self.idle_at = words[0];
         self.hits.push_back((words[1], 1));
     }
 }

@@ -33,7 +33,7 @@ impl Limiter<()> for StubLimiter {
 
     fn acquire(&self, (): &(), _: AcquireOptions) -> Acquisition<Self::Future> {
         let decision =
-            |verdict| Decision::by_policy(Timestamp::from_micros(0), verdict).from_source(DecisionSource::Policy);
+            |verdict| Decision::by_policy(Timestamp::from_micros(0), verdict).with_source(DecisionSource::Policy);
         Acquisition::Ready(self.0.clone().map(|verdict| Outcome::from(decision(verdict))))
     }
 }

@@ -328,7 +328,7 @@ impl HoldingLimiter {
     }
 
     fn decision(&self, options: AcquireOptions, held: u64, verdict: Verdict, status: &LimitStatus) -> Decision {
-        let status = LimitStatus::new("one", verdict, status.figures());
+        let status = LimitStatus::new("one", verdict, status.snapshot());
         let is_estimate = held > 0 && !verdict.is_allowed();
         Decision::from_limit(self.clock.now(), status).with_scheduling(!options.hold).with_estimate(is_estimate)
     }

@@ -202,7 +202,7 @@ impl Expected {
     }
 
     fn is(&self, decision: &Decision, now: Timestamp, ask: AcquireOptions) -> bool {
-        let told = decision.limits().iter().map(|told| (told.name(), told.verdict(), told.figures()));
+        let told = decision.limits().iter().map(|told| (told.name(), told.verdict(), told.snapshot()));
         let standings_match = if ask.detail == Detail::All || self.standings.len() == 1 {
             told.eq(self.standings.iter().copied())
         } else {
@@ -337,7 +337,7 @@ where
     }
 
     fn figures(&self, part: &Part, now: Timestamp) -> LimitSnapshot {
-        self.0.snapshot(&self.with_held(part, now), now).figures()
+        self.0.snapshot(&self.with_held(part, now), now).snapshot()
     }
 
     fn charge(&self, part: &Part, now: Timestamp, delay: Duration, cost: u64) -> Part {

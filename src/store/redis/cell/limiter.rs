@@ -26,16 +26,15 @@ use crate::store::redis::server::RedisServer;
 ///
 /// # Limitations
 ///
-/// - **WholeKey seconds.** A period must be whole seconds. The command tells waits in whole seconds, in its older versions
-///   rounded down. So what is told here is the next second, or less where what is left shows that less is enough:
-///   `retry_after` and `reset` are never too short, and too long by at most a second or the time of one, whichever is less (a
-///   second more on a server that rounds up; where the time of one is no whole number of microseconds, a second).
-/// - **One limit**: no several limits together, none by key, no delay, no shadow.
-/// - **Nothing can be held**: [`hold`](Limiter::hold), and [`administer`](Limiter::administer) with any operation but a reset,
-///   return an error for which [`is_unsupported`](Error::is_unsupported) holds.
-///   [`reset`](Self::reset) deletes the key. A peek asks for a quantity of zero.
-/// - **No cluster.** The command declares no keys, so that no node of a cluster ever answers MOVED: each counts what it is
-///   asked, and a limit would be had once for each node. A limiter with a cluster is an error when it is built.
+/// - **Whole seconds.** A period must be whole seconds, and the command replies with whole seconds, which older versions round
+///   down. `RedisCell` therefore returns the next second, or less if what remains shows that less is sufficient. So `retry_after` and
+///   `reset` are never too short. They are too long by at most one second, or by the time of one request if that is less. With a server
+///   that rounds up, or if the time of one request is not a whole number of microseconds, they can be a second longer.
+/// - **One limit.** `RedisCell` supports no sub-keys, no delay, and no shadow limit.
+/// - **No holds.** [`hold`](Limiter::hold), [`administer`](Limiter::administer) with any operation but a reset return an error for which
+///   [`is_unsupported`](Error::is_unsupported) holds. [`reset`](Self::reset) deletes the key. A peek sends a quantity of zero.
+/// - **No cluster.** The command declares no keys, so a cluster node never redirects it. Each node would count by itself, and allow
+///   the whole limit. The builder returns an error for a cluster.
 ///
 /// A cost above the burst [exceeds the limit](Verdict::ExceedsLimit), and `RedisCell` sends nothing: the command replies `-1` to such
 /// a cost as it does to an allowed one. The decision then has no limit status.
@@ -107,19 +106,22 @@ impl<Key: ?Sized> RedisCell<Key> {
 }
 
 impl<Key: EncodeKey + ?Sized> RedisCell<Key> {
-    /// Returns the name of a key in Redis.
-    #[must_use]
-    pub fn redis_key(&self, key: &Key) -> String {
-        String::from_utf8_lossy(&self.encode(key)).into_owned()
-    }
-
     /// Deletes a key, which resets its usage to that of a never-seen key.
     ///
     /// # Errors
     ///
     /// If Redis is unavailable.
     pub fn reset(&self, key: &Key) -> LimiterFuture<()> {
-        self.handle.lines.operate(|reply| Ok(Errand { key: self.encode(key), what: What::Reset, reply }))
+        match self.handle.client.submit(CommandKind::Reset.to_cmd(&self.encode(key), self.handle.rate)) {
+            Err(error) => LimiterFuture::ready(Err(error)),
+            Ok(reply) => LimiterFuture::pending(async move { reply.wait().await.map(drop) }),
+        }
+    }
+
+    /// Returns the name of a key in Redis.
+    #[must_use]
+    pub fn redis_key(&self, key: &Key) -> String {
+        String::from_utf8_lossy(&self.encode(key)).into_owned()
     }
 
     fn encode(&self, key: &Key) -> Vec<u8> {
@@ -132,7 +134,7 @@ impl<Key: EncodeKey + ?Sized> RedisCell<Key> {
     /// Returns the decision if the cost can never be allowed.
     fn exceeds_limit(&self, options: AcquireOptions) -> Option<Decision> {
         let CellState { rate, clock, .. } = &*self.handle;
-        let exceeds = || Decision::by_policy(clock.now(), Verdict::ExceedsLimit).from_source(DecisionSource::Store);
+        let exceeds = || Decision::by_policy(clock.now(), Verdict::ExceedsLimit).with_source(DecisionSource::Store);
         (!rate.is_within_burst(options.cost)).then(exceeds)
     }
 

@@ -168,7 +168,7 @@ fn dedup_keys(operations: &[QueuedOperation], limits: &[LimitInfo]) -> (Vec<(usi
     let mut key_indices = vec![NO_KEY; count];
     let mut known = HashMap::with_capacity_and_hasher(count, foldhash::fast::RandomState::default());
     for layout in [StateEncoding::Full, StateEncoding::Header] {
-        for (limit, _) in limits.iter().enumerate().filter(|(_, limit)| limit.script.layout() == layout) {
+        for (limit, _) in limits.iter().enumerate().filter(|(_, limit)| limit.script.state_encoding() == layout) {
             let with_key = operations.iter().enumerate().filter(|(_, operation)| !operation.key(limit).is_empty());
             for (index, operation) in with_key {
                 let key_index = *known.entry(operation.key(limit)).or_insert_with(|| {

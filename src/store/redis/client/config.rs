@@ -22,36 +22,20 @@ pub(crate) struct ClientConfig {
     pub(crate) _registration: Arc<Registration>,
 }
 
-impl<T> Core<T> {
-    /// Records that a lane's server has answered.
-    pub(crate) fn succeeded(&self, lane: &Lane) {
-        if lane.breaker.success() {
-            self.tell(|| Event::Breaker { store: &self.name, error: None });
-        }
-    }
-
-    /// Emits an event for a call with `orders` operations, if it was observed when it began.
-    pub(crate) fn called(&self, orders: usize, began: Option<std::time::Instant>, error: Option<&Error>) {
-        if let Some(began) = began {
-            self.tell(|| Event::Batch { store: &self.name, size: orders, elapsed: began.elapsed(), error });
-        }
-    }
-
-    /// Emits an event. A panic of an observer ends here: the task that calls this carries the calls of many requests.
-    fn tell<'a>(&self, event: impl FnOnce() -> Event<'a>) {
-        // The panic hook has reported the panic.
-        let _ = catch_unwind(AssertUnwindSafe(|| self.observers.emit(event)));
+impl ClientConfig {
+    pub(crate) fn timeout_message(&self) -> String {
+        format!(
+            "the call to Redis ({}) failed: no reply within the deadline of {:?}, and the cost may have been charged; raise \
+             `deadline` or check the server",
+            self.health.server.describe(),
+            self.deadline
+        )
     }
 }
 
-impl<T: Trade> Core<T> {
-    /// Records that a lane's server has not answered what began at `began`. If that opens the breaker, a probe starts at once.
-    ///
-    /// A runtime that can't connect is no failure of the server: other runtimes may use the same limiter.
-    pub(crate) fn failed(self: &Arc<Self>, lane: &Arc<Lane>, began: Instant, error: &Error) {
-        if !error.is_config() && lane.breaker.failure(began, error) {
-            probe::start(self, lane);
-            self.tell(|| Event::Breaker { store: &self.name, error: Some(error) });
-        }
-    }
+/// The command that loads a script into the server's cache. Probes send it.
+pub(crate) fn script_load(script: &Script) -> Cmd {
+    let mut load = redis::cmd("SCRIPT");
+    load.arg("LOAD").arg(script.text());
+    load
 }

@@ -18,30 +18,16 @@ use crate::store::redis::health::NodeState;
 /// The time between two attempts while a cluster slot moves.
 const TRYAGAIN_DELAY: Duration = Duration::from_millis(5);
 
-/// Sends parcels, and answers them. Returns whether the connection is of no use any more.
-pub(crate) async fn call<T: Trade>(
-    core: &Arc<Core<T>>,
-    lane: &Arc<Lane>,
-    connection: Arc<dyn Connection>,
-    parcels: Vec<T::Parcel>,
-) -> bool {
-    let began = Instant::now();
-    let until = began + core.deadline;
-    let (count, measured) = (parcels.len(), core.observers.is_some().then(std::time::Instant::now));
-    let ended = if core.server.is_cluster() {
-        let slots = by_slot(parcels).into_iter();
-        join_all(slots.map(|(slot, parcels)| send_in_slot(core, &*connection, slot, parcels, until))).await
-    } else {
-        let batch = core.trade.batch(parcels);
-        vec![send(core, &*connection, 0, batch, until, Moving::IsAnError).await.0]
-    };
-    core.called(count, measured, ended.iter().flatten().next().map(|failure| &failure.error));
-    if ended.iter().any(Option::is_none) {
-        core.succeeded(lane);
-    } else if let Some(failure) = ended.iter().flatten().find(|failure| !failure.answered) {
-        core.failed(lane, began, &failure.error);
-    }
-    ended.iter().flatten().any(|failure| failure.breaks)
+/// The reaction to TRYAGAIN. While a cluster slot moves, neither node has all keys of it, so both reject a command with several
+/// keys. A command with one key is answered by one of the two.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum TryAgain {
+    /// Fail: not a cluster.
+    Fail,
+    /// Send the batch again until the deadline. The server has run nothing of it.
+    Wait,
+    /// Return the operations, which are then sent one by one.
+    Return,
 }
 
 /// Sends operations, and completes them. Returns whether the connection must be replaced.
@@ -54,7 +40,7 @@ pub(super) async fn execute(
     let health = &config.health;
     let started_at = Instant::now();
     let deadline = started_at + config.deadline;
-    let (size, measured_from) = (operations.len(), health.observers.are_there().then(std::time::Instant::now));
+    let (size, measured_from) = (operations.len(), health.observers.is_some().then(std::time::Instant::now));
     let results: Vec<Option<Failure>> = if health.server.is_cluster() {
         let slots = group_by_slot(operations).into_iter();
         join_all(slots.map(|(slot, operations)| send_to_slot(config, &*connection, slot, operations, deadline))).await

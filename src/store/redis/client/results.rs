@@ -100,7 +100,7 @@ impl QueuedOperation {
         let state = replay.state(index);
         state.held = state.held.saturating_sub(u64::try_from(released).unwrap_or(0));
         let algorithm = limit.algorithm(update.session.algorithm.as_ref());
-        if let (Some(algorithm), 1.., StateEncoding::Full) = (algorithm, charged, limit.script.layout()) {
+        if let (Some(algorithm), 1.., StateEncoding::Full) = (algorithm, charged, limit.script.state_encoding()) {
             state.replay_charge(algorithm, now, charged.unsigned_abs());
         }
         update.finish(released != ScriptVerdict::EXPIRED);
@@ -120,7 +120,7 @@ fn replay_operations(templates: &[Arc<OperationTemplate>], replay: &mut Replay<'
     for template in templates {
         let index = usize::from(template.limit) - 1;
         let (now, algorithms, limit) = (replay.now, replay.algorithms, &replay.limits[index]);
-        if limit.script.layout() != StateEncoding::Header {
+        if limit.script.state_encoding() != StateEncoding::Header {
             let algorithm = limit.select(index, algorithms).ok_or_else(limit_has_no_algorithm)?;
             replay.state(index).replay(|numbers| algorithm.replay_operation(numbers, now, template))?;
         }

@@ -60,7 +60,7 @@ impl ServerHealth {
     /// Records that a node responded.
     pub(crate) fn record_success(&self, node: &NodeState) {
         if node.breaker.success() {
-            self.emit(|| Event::Breaker { store: &self.limiter, open: None });
+            self.emit(|| Event::Breaker { store: &self.limiter, error: None });
         }
     }
 
@@ -70,7 +70,7 @@ impl ServerHealth {
     pub(crate) fn record_failure(self: &Arc<Self>, node: &Arc<NodeState>, started_at: Instant, error: &Error) {
         if !error.is_config() && node.breaker.failure(started_at, error) {
             self.start_probing(node);
-            self.emit(|| Event::Breaker { store: &self.limiter, open: Some(error) });
+            self.emit(|| Event::Breaker { store: &self.limiter, error: Some(error) });
         }
     }
 
@@ -78,14 +78,14 @@ impl ServerHealth {
     pub(crate) fn record_call(&self, size: usize, started_at: Option<std::time::Instant>, error: Option<&Error>) {
         if let Some(started_at) = started_at {
             let store = &self.limiter;
-            self.emit(|| Event::Batch { store, orders: size, took: started_at.elapsed(), error });
+            self.emit(|| Event::Batch { store, size, elapsed: started_at.elapsed(), error });
         }
     }
 
     /// Emits an event. A panic of an observer ends here, because the calling task carries the calls of many requests.
     fn emit<'a>(&self, event: impl FnOnce() -> Event<'a>) {
         // The panic hook has reported the panic.
-        let _ = catch_unwind(AssertUnwindSafe(|| self.observers.tell(event)));
+        let _ = catch_unwind(AssertUnwindSafe(|| self.observers.emit(event)));
     }
 
     /// Probes all nodes: see [`Redis::health_check`](crate::Redis::health_check).

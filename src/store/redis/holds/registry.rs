@@ -179,7 +179,7 @@ impl HoldRegistry {
     /// Emits an event if the server has settled holds on expiry.
     pub(crate) fn emit_expired(&self, count: usize) {
         if count > 0 {
-            self.observers.emit(|| Event::HoldsExpired { store: &self.name, count });
+            self.observers.emit(|| Event::HoldsExpired { store: &self.limiter, count });
         }
     }
 

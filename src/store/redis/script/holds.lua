@@ -19,8 +19,8 @@ local function make_holds()
     entries = {}
     local packed = h.packed
     if h.count > 0 and not packed then
-      local kernel, s = holders[index], states[index]
-      local from = kernel.head + (HELD_WORDS - 2) * 8
+      local kernel, s = kernel_of_key[index], states[index]
+      local from = kernel.header_bytes + (HELD_WORDS - 2) * 8
       packed = call('GETRANGE', s.key, from, from + h.count * ENTRY_WORDS * 8 - 1)
     end
     local cost = 0
@@ -36,13 +36,13 @@ local function make_holds()
   end
 
   local function copy(kernel, s)
-    return { spread(s, 1, width(kernel, s)) }
+    return { table_unpack(s, 1, state_words(kernel, s)) }
   end
 
   -- A state in which what is held is charged at this time. A kernel with a head reckons with it by itself.
   function this.charged(index, at, p)
-    local kernel, s, h = holders[index], states[index], holds[index]
-    if kernel.head then
+    local kernel, s, h = kernel_of_key[index], states[index], holds[index]
+    if kernel.header_bytes then
       s.held = h.cost > 0 and h.cost or nil
     elseif h.cost > 0 then
       s = copy(kernel, s)
@@ -55,9 +55,9 @@ local function make_holds()
   function this.cover(index, p)
     local h = holds[index]
     if h then
-      local kernel, lasts_until = holders[index], h.latest
-      if kernel.head then
-        lasts_until = lasts_until + p[kernel.lasts]
+      local kernel, lasts_until = kernel_of_key[index], h.latest
+      if kernel.header_bytes then
+        lasts_until = lasts_until + p[kernel.period_param]
       elseif h.cost > 0 then
         local s = copy(kernel, states[index])
         kernel.charge(s, h.latest, h.cost, p)
@@ -71,7 +71,7 @@ local function make_holds()
   local function refresh(index, p)
     local h = holds[index]
     local entries = h.entries
-    local due, latest = MOST, 0
+    local due, latest = MAX_EXACT, 0
     for i = 1, #entries do
       local expiry = entries[i][5]
       if expiry < due then due = expiry end
@@ -89,7 +89,7 @@ local function make_holds()
 
   -- Settle whole what has expired, each as of then.
   local function expire(index, p)
-    local kernel, s, h = holders[index], states[index], holds[index]
+    local kernel, s, h = kernel_of_key[index], states[index], holds[index]
     local entries, latest, kept = entries_of(index, h), now + h.span, {}
     table.sort(entries, function(a, b) return a[5] < b[5] end)
     for i = 1, #entries do
@@ -120,11 +120,11 @@ local function make_holds()
     end
     -- The state goes back as it is now, with what is held before it; an odd length tells that.
     h.is_told = true
-    local kernel, s = holders[index], states[index]
+    local kernel, s = kernel_of_key[index], states[index]
     local packed = ''
-    if not kernel.head then
-      local words = width(kernel, s)
-      packed = pack(format(words), spread(s, 1, words))
+    if not kernel.header_bytes then
+      local words = state_words(kernel, s)
+      packed = pack(format(words), table_unpack(s, 1, words))
     end
     if holds[index] then
       packed = pack('<d', h.cost) .. packed .. '\0'
@@ -145,17 +145,17 @@ local function make_holds()
   end
 
   -- Holds the cost of a shape on all limits that `takes` names, or on none. Returns what keeps it from that, by limit.
-  function this.hold(shape, order, takes)
+  function this.hold(template, operation, takes)
     local problems
     for l = 1, limits do
-      local id, index = shape.ids[l], order[l + 1]
+      local id, index = template.ids[l], operation[l + 1]
       local h, problem = holds[index], nil
       if not kernels[l].charge then
         problem = UNSUPPORTED
       elseif takes[l] and not find(index, math.abs(id)) then
         if id > 0 then
           problem = EXPIRED
-        elseif h and h.count >= MOST_ENTRIES then
+        elseif h and h.count >= MAX_ENTRIES then
           problem = FULL
         end
       end
@@ -169,30 +169,30 @@ local function make_holds()
     end
     for l = 1, limits do
       if takes[l] then
-        local id, index = math.abs(shape.ids[l]), order[l + 1]
+        local id, index = math.abs(template.ids[l]), operation[l + 1]
         local kernel, s, entry = kernels[l], states[index], find(index, id)
         local h = holds[index]
         if not h then
-          h = { cost = 0, due = MOST, latest = 0, span = 0, count = 0, entries = {}, lasts_until = 0, is_told = true }
+          h = { cost = 0, due = MAX_EXACT, latest = 0, span = 0, count = 0, entries = {}, lasts_until = 0, is_told = true }
           holds[index] = h
-          if kernel.head and s[kernel.room] == 0 then
-            kernel.make_room(s, (HELD_WORDS - 2 + MOST_ENTRIES * ENTRY_WORDS) * 8)
+          if kernel.header_bytes and s[kernel.held_space_word] == 0 then
+            kernel.reserve_held_space(s, (HELD_WORDS - 2 + MAX_ENTRIES * ENTRY_WORDS) * 8)
           end
         end
         if not entry then
           entry = { id, 0, 0, 0, 0 }
           h.entries[#h.entries + 1] = entry
         end
-        entry[2], entry[5] = entry[2] + shape.at, now + shape.till
-        h.cost, h.span = h.cost + shape.at, max(h.span, shape.till)
-        refresh(index, shape[l])
+        entry[2], entry[5] = entry[2] + template.arg1, now + template.arg2
+        h.cost, h.span = h.cost + template.arg1, max(h.span, template.arg2)
+        refresh(index, template[l])
       end
     end
   end
 
   -- Brings a session up to what it has released and charged since it began, and renews or ends it. Returns what of that is new.
-  function this.update(shape, index, p)
-    local ids = shape.ids
+  function this.update(template, index, p)
+    local ids = template.ids
     local entry, place = find(index, ids[1])
     if not entry then
       return EXPIRED, 0
@@ -203,12 +203,12 @@ local function make_holds()
       released = entry[2]
     end
     entry[2], entry[3], entry[4] = entry[2] - released, max(entry[3], ids[2]), max(entry[4], ids[3])
-    entry[5], h.cost, h.span = now + shape.at, h.cost - released, max(h.span, shape.at)
+    entry[5], h.cost, h.span = now + template.arg1, h.cost - released, max(h.span, template.arg1)
     if ids[4] == 1 then
       table.remove(h.entries, place)
     end
     if charged > 0 then
-      holders[index].charge(states[index], now, charged, p)
+      kernel_of_key[index].charge(states[index], now, charged, p)
     end
     refresh(index, p)
     return released, charged
@@ -224,7 +224,7 @@ local function make_holds()
       parts[2] = h.packed or ''
     else
       for i = 1, #entries do
-        parts[i + 1] = pack('<ddddd', spread(entries[i]))
+        parts[i + 1] = pack('<ddddd', table_unpack(entries[i]))
       end
     end
     return table.concat(parts)

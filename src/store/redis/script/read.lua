@@ -13,14 +13,14 @@
 
 local ACQUIRE, PEEK, HOLD, CHARGE, SET, BLOCK, RESET, UPDATE = 0, 1, 2, 3, 4, 5, 6, 7
 -- What stands in the place of an answer.
-local BAD, EXPIRED, FULL, UNSUPPORTED = -MOST, 1 - MOST, 2 - MOST, 3 - MOST
+local INVALID_STATE, EXPIRED, FULL, UNSUPPORTED = -MAX_EXACT, 1 - MAX_EXACT, 2 - MAX_EXACT, 3 - MAX_EXACT
 local max = math.max
 -- How many words there are behind a state's if costs are held on its key, and how many each entry has.
-local HELD_WORDS, ENTRY_WORDS, MOST_ENTRIES = 7, 5, 64
+local HELD_WORDS, ENTRY_WORDS, MAX_ENTRIES = 7, 5, 64
 
 local limits = #kernels
 -- Tables are made with room for some: in Lua one that grows step by step costs more than all else here.
-says, length = { nil, nil, nil, nil, nil, nil, nil, nil }, 0
+results, result_count = { nil, nil, nil, nil, nil, nil, nil, nil }, 0
 
 local formats = { [7] = '<ddddddd', [10] = '<dddddddddd' }
 local function format(words)
@@ -35,14 +35,14 @@ end
 -- The states by their keys' index, what those that are read whole held, when their keys expire, until when they are blocked,
 -- whether they have changed, and whose they are.
 local states, blocks, changed = { nil, nil, nil, nil }, { nil, nil, nil, nil }, { nil, nil, nil, nil }
-local holders = { nil, nil, nil, nil }
+local kernel_of_key = { nil, nil, nil, nil }
 expiries = { nil, nil, nil, nil }
 -- The costs held on them, where there are any, and how many holds have expired: see holds.lua.
 local holds, expired = {}, 0
 
 -- How many words a state has. Behind them there may be others, which mean nothing.
-local function width(kernel, s)
-  if kernel.grows then
+local function state_words(kernel, s)
+  if kernel.variable_width then
     return kernel.words + s[kernel.words]
   end
   return kernel.words
@@ -62,7 +62,7 @@ local function are_numbers(numbers, count)
   for word = 1, count do
     local number = numbers[word]
     -- Not so for what is no number, either.
-    if not (number >= 0 and number <= MOST) then
+    if not (number >= 0 and number <= MAX_EXACT) then
       return false
     end
   end
@@ -89,7 +89,7 @@ local function decode(index, kernel, value)
     return false
   end
   local known = count
-  if count > words + 2 and not kernel.grows then
+  if count > words + 2 and not kernel.variable_width then
     known = words + HELD_WORDS
   elseif count > 100 then
     known = 100
@@ -101,12 +101,12 @@ local function decode(index, kernel, value)
   if not are_numbers(s, known) then
     return false
   end
-  words = width(kernel, s)
+  words = state_words(kernel, s)
   if count == words + 2 then
     blocks[index] = s[count]
   elseif count ~= words + 1 then
     local entries = s[words + HELD_WORDS]
-    if not entries or entries > MOST_ENTRIES or entries % 1 ~= 0 or count ~= words + HELD_WORDS + entries * ENTRY_WORDS then
+    if not entries or entries > MAX_ENTRIES or entries % 1 ~= 0 or count ~= words + HELD_WORDS + entries * ENTRY_WORDS then
       return false
     end
     blocks[index] = s[words + 2]
@@ -118,14 +118,14 @@ end
 
 -- Reads what a kernel with a head has in its room for holds.
 local function decode_room(index, kernel, s)
-  if s[kernel.room] > 0 then
+  if s[kernel.held_space_word] > 0 then
     local words = HELD_WORDS - 2
-    local value = call('GETRANGE', s.key, kernel.head, kernel.head + words * 8 - 1)
+    local value = call('GETRANGE', s.key, kernel.header_bytes, kernel.header_bytes + words * 8 - 1)
     if #value < words * 8 then
       return false
     end
     local numbers = { 0, 0, unpack(format(words), value) }
-    if not are_numbers(numbers, HELD_WORDS) or numbers[HELD_WORDS] > MOST_ENTRIES or numbers[HELD_WORDS] % 1 ~= 0 then
+    if not are_numbers(numbers, HELD_WORDS) or numbers[HELD_WORDS] > MAX_ENTRIES or numbers[HELD_WORDS] % 1 ~= 0 then
       return false
     end
     if numbers[HELD_WORDS] > 0 then
@@ -135,17 +135,17 @@ local function decode_room(index, kernel, s)
   return s
 end
 
-local whole = 0
+local full_count = 0
 do
   local counts = { nil, nil, nil, nil }
   for l = 1, limits do
     counts[l], pos = unpack('<H', input, pos)
-    if not kernels[l].head then
-      whole = whole + counts[l]
+    if not kernels[l].header_bytes then
+      full_count = full_count + counts[l]
     end
   end
-  if whole > 0 then
-    values = call('MGET', spread(KEYS, 1, whole))
+  if full_count > 0 then
+    values = call('MGET', table_unpack(KEYS, 1, full_count))
   else
     values = {}
   end
@@ -153,10 +153,10 @@ do
   for heads = 0, 1 do
     for l = 1, limits do
       local kernel = kernels[l]
-      if (kernel.head and 1 or 0) == heads then
+      if (kernel.header_bytes and 1 or 0) == heads then
         for _ = 1, counts[l] do
           index = index + 1
-          holders[index] = kernel
+          kernel_of_key[index] = kernel
           local key, s = KEYS[index], false
           if heads == 0 then
             local value = values[index]
@@ -166,7 +166,7 @@ do
             end
             values[index] = s and not holds[index] and value or ''
           else
-            local value = redis.pcall('GETRANGE', key, 0, kernel.head - 1)
+            local value = redis.pcall('GETRANGE', key, 0, kernel.header_bytes - 1)
             -- A key of another type fails its own orders; any other error, such as a missing permission, the call.
             if type(value) == 'table' and not value.err:find('WRONGTYPE', 1, true) then
               return value
@@ -185,21 +185,21 @@ do
   end
 end
 
-local shapes = {}
-for index = 1, shape_count do
-  local op, limit, first, second
-  op, limit, first, second, pos = unpack('<HHdd', input, pos)
-  local shape = { nil, nil, nil, nil, op = op, limit = limit, at = first, till = second, ids = false }
+local templates = {}
+for index = 1, template_count do
+  local op, limit, arg1, arg2
+  op, limit, arg1, arg2, pos = unpack('<HHdd', input, pos)
+  local template = { nil, nil, nil, nil, op = op, limit = limit, arg1 = arg1, arg2 = arg2, ids = false }
   for l = limit > 0 and limit or 1, limit > 0 and limit or limits do
     local params = kernels[l].params
     local p = { unpack(format(params + 1), input, pos) }
     pos = p[params + 2]
-    shape[l] = p
+    template[l] = p
   end
   if op == HOLD or op == UPDATE then
     local count = op == HOLD and limits or 4
-    shape.ids = { unpack(format(count), input, pos) }
-    pos = shape.ids[count + 1]
+    template.ids = { unpack(format(count), input, pos) }
+    pos = template.ids[count + 1]
   end
-  shapes[index] = shape
+  templates[index] = template
 end

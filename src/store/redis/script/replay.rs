@@ -1,6 +1,7 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
 
+use super::template::{Operation, OperationTemplate};
 use crate::algorithm::{Algorithm, LuaAlgorithm};
 use crate::clock::Timestamp;
 use crate::decision::{AcquireOptions, LazySnapshot};
@@ -60,11 +61,15 @@ impl<A: LuaAlgorithm> DynLuaAlgorithm for A {
     ) -> LazySnapshot {
         let mut state = self.decode_state(numbers);
         if let Some(delay) = charged_after {
-            Algorithm::charge(self, &mut state, now, delay, ask.cost);
+            Algorithm::charge(self, &mut state, now, delay, options.cost);
             numbers.clear();
             self.encode_state(&state, numbers);
         }
-        if held > 0 { self.peek_with_held(&state, now, ask, held).1 } else { Algorithm::snapshot(self, &state, now) }
+        if held > 0 {
+            self.peek_with_held(&state, now, options, held).1
+        } else {
+            Algorithm::snapshot(self, &state, now)
+        }
     }
 
     fn replay_charge(&self, numbers: &mut Vec<u64>, now: Timestamp, cost: u64) {
@@ -74,12 +79,12 @@ impl<A: LuaAlgorithm> DynLuaAlgorithm for A {
         self.encode_state(&state, numbers);
     }
 
-    fn operate(&self, numbers: &mut Vec<u64>, now: Timestamp, shape: &Shape) {
-        let is_new = matches!(shape.operation, Operation::Set | Operation::Reset);
-        let mut state = self.decode_state(if is_new { &[] } else { numbers });
-        match shape.operation {
-            Operation::Charge | Operation::Set if shape.cost > 0 => {
-                Algorithm::charge(self, &mut state, now, Duration::ZERO, shape.cost);
+    fn replay_operation(&self, numbers: &mut Vec<u64>, now: Timestamp, template: &OperationTemplate) {
+        let clears = matches!(template.operation, Operation::Set | Operation::Reset);
+        let mut state = self.decode_state(if clears { &[] } else { numbers });
+        match template.operation {
+            Operation::Charge | Operation::Set if template.cost > 0 => {
+                Algorithm::charge(self, &mut state, now, Duration::ZERO, template.cost);
             }
             _ if clears => {}
             // A block changes no number.

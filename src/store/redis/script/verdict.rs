@@ -55,7 +55,7 @@ impl ScriptVerdict {
         let mut views = Vec::new();
         let mut is_invalid = values.contains(&ReplyReader::NOT_A_NUMBER);
         if !values.iter().any(|value| (Self::INVALID_STATE..=Self::UNSUPPORTED).contains(value)) {
-            for _ in limits.iter().filter(|limit| limit.script.layout() == StateEncoding::Header) {
+            for _ in limits.iter().filter(|limit| limit.script.state_encoding() == StateEncoding::Header) {
                 let view = [reply.next_i64()?, reply.next_i64()?, reply.next_i64()?].map(to_unsigned);
                 is_invalid |= view.contains(&None);
                 views.push(view.map(Option::unwrap_or_default));
@@ -105,7 +105,7 @@ impl ScriptVerdict {
         let (now, limits, algorithms) = (replay.now, replay.limits, replay.algorithms);
         let verdicts: Vec<Verdict> = self.values.iter().map(|&value| parse_verdict(value)).collect();
         let enforced = || limits.iter().zip(&verdicts).filter(|(limit, _)| !limit.shadow);
-        let verdict = enforced().fold(Verdict::Allowed, |all, (_, own)| all.and(*own));
+        let verdict = enforced().fold(Verdict::Allowed, |all, (_, own)| all.stricter_of(*own));
         let delay = if let Verdict::AllowedAfter(delay) = verdict { delay } else { Duration::ZERO };
         let mut views = self.views.iter();
         let mut statuses = Vec::with_capacity(limits.len());
@@ -122,7 +122,7 @@ impl ScriptVerdict {
                 held_on.push(is_charged);
                 state.held = state.held.saturating_add(if is_charged { options.cost } else { 0 });
             }
-            let snapshot = if limit.script.layout() == StateEncoding::Header {
+            let snapshot = if limit.script.state_encoding() == StateEncoding::Header {
                 algorithm.replay_view(views.next().copied().unwrap_or_default(), now)
             } else {
                 let charged_after = (is_charged && !options.hold && options.cost > 0).then_some(delay);
@@ -130,7 +130,7 @@ impl ScriptVerdict {
                 state.replay(|numbers| algorithm.replay(numbers, now, options, charged_after, held))?
             };
             supports_scheduling &= limit.shadow || algorithm.supports_scheduling();
-            statuses.push(LimitStatus::of_limit(limit.name.clone(), *own, snapshot, limit.shadow));
+            statuses.push(LimitStatus::from_verdict(limit.name.clone(), *own, snapshot, limit.shadow));
         }
         let has_shadow = limits.iter().any(|limit| limit.shadow);
         let is_denied = || verdicts.iter().any(|own| !own.is_allowed());

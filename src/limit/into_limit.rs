@@ -1,0 +1,53 @@
+use super::{AlgorithmSelector, Limit, PerKey, WholeKey};
+use crate::algorithm::Algorithm;
+use crate::decision::Name;
+
+/// Conversion into a [`Limit`]: from an algorithm, from [`per_key`](super::per_key), or from a `Limit`.
+///
+/// The trait is sealed. Use it as a bound in functions that build limiters.
+pub trait IntoLimit: sealed::Sealed {
+    #[doc(hidden)]
+    type Selector: AlgorithmSelector;
+    #[doc(hidden)]
+    type SubKeyFn;
+
+    /// Converts into a limit; one without a name is named `default`.
+    fn into_limit(self) -> Limit<Self::Selector, Self::SubKeyFn>;
+}
+
+mod sealed {
+    use crate::algorithm::Algorithm;
+
+    #[allow(unnameable_types, reason = "sealed")]
+    pub trait Sealed {}
+    impl<A: Algorithm> Sealed for A {}
+    impl<F, A: Algorithm> Sealed for super::PerKey<F, A> {}
+    impl<S, P> Sealed for super::Limit<S, P> {}
+}
+
+impl<A: Algorithm> IntoLimit for A {
+    type Selector = A;
+    type SubKeyFn = WholeKey;
+
+    fn into_limit(self) -> Limit<A> {
+        Limit::named(Name::DEFAULT, self)
+    }
+}
+
+impl<F, A: Algorithm> IntoLimit for PerKey<F, A> {
+    type Selector = Self;
+    type SubKeyFn = WholeKey;
+
+    fn into_limit(self) -> Limit<Self> {
+        Limit::named(Name::DEFAULT, self)
+    }
+}
+
+impl<S: AlgorithmSelector, P> IntoLimit for Limit<S, P> {
+    type Selector = S;
+    type SubKeyFn = P;
+
+    fn into_limit(self) -> Self {
+        self
+    }
+}
