@@ -190,7 +190,7 @@ async fn a_cost_that_exceeds_the_limit_is_not_asked_for_again() {
     assert!(ask(&limiter, 1, AcquireOptions::cost(3)).await.decision.is_allowed());
     assert_eq!(asked.load(Ordering::Relaxed), 2);
     // The limit may have been raised meanwhile.
-    clock.advance(DeniedCache::<()>::EXCEEDED_FOR.saturating_sub(Duration::from_micros(1)));
+    clock.advance(DeniedCache::<()>::EXCEEDS_LIMIT_TTL.saturating_sub(Duration::from_micros(1)));
     assert!(ask(&limiter, 1, AcquireOptions::cost(4)).await.decision.exceeds_limit());
     assert_eq!(asked.load(Ordering::Relaxed), 2);
     clock.advance(Duration::from_micros(1));
@@ -268,23 +268,25 @@ async fn a_refusal_that_is_under_way_during_clear_or_invalidate_is_not_remembere
     }
 }
 
-type Phase = DeniedCache<Arc<Counted<Memory<FixedWindow, ManualClock>>>, ManualClock>;
+type Counting = Arc<Counted<Memory<FixedWindow, ManualClock>>>;
 
-/// Two phases, each with a cache in front, and the counts of calls that reach their stores.
-fn two_phases(limits: [u64; 2], clock: &ManualClock) -> (Chained<Phase, Phase>, [Arc<AtomicU64>; 2]) {
+/// A cache around two chained limiters, and the counts of calls that reach their stores.
+fn cached_chain(
+    limits: [u64; 2],
+    clock: &ManualClock,
+) -> (DeniedCache<Chained<Counting, Counting>, ManualClock>, [Arc<AtomicU64>; 2]) {
     let reached: [Arc<AtomicU64>; 2] = Default::default();
-    let phase = |index: usize, period: u64| {
+    let counting = |index: usize, period: u64| {
         let limit = FixedWindow::new(Quota::new(limits[index], Duration::from_secs(period)));
         let limiter = Memory::builder(limit).clock(clock.clone()).build().expect("a limit");
-        let counted = Counted { limiter, asked: Arc::clone(&reached[index]) };
-        DeniedCache::with_clock(Arc::new(counted), 64, clock.clone())
+        Arc::new(Counted { limiter, asked: Arc::clone(&reached[index]) })
     };
-    (Chained::new(phase(0, 10), phase(1, 20)), reached)
+    (DeniedCache::with_clock(Chained::new(counting(0, 10), counting(1, 20)), 64, clock.clone()), reached)
 }
 
-async fn nothing_reaches_the_stores_after_a_refusal(limits: [u64; 2], cost: u64) {
+async fn assert_cached_denial_of_a_chain_reaches_no_store(limits: [u64; 2], cost: u64) {
     let clock = ManualClock::new();
-    let (limiter, reached) = two_phases(limits, &clock);
+    let (limiter, reached) = cached_chain(limits, &clock);
     let count = || reached.each_ref().map(|reached| reached.load(Ordering::Relaxed));
     while ask(&limiter, 1, AcquireOptions::cost(cost)).await.decision.is_allowed() {}
     let first = ask(&limiter, 1, AcquireOptions::cost(cost)).await.decision;
@@ -301,35 +303,25 @@ async fn nothing_reaches_the_stores_after_a_refusal(limits: [u64; 2], cost: u64)
 }
 
 #[tokio::test]
-async fn nothing_reaches_either_store_after_a_refusal_by_the_first_of_two_phases() {
-    nothing_reaches_the_stores_after_a_refusal([2, 9], 1).await;
+async fn denied_cache_around_chained_caches_denials_of_the_first() {
+    assert_cached_denial_of_a_chain_reaches_no_store([2, 9], 1).await;
 }
 
 #[tokio::test]
-async fn nothing_reaches_either_store_after_a_refusal_by_the_second_of_two_phases() {
-    nothing_reaches_the_stores_after_a_refusal([9, 2], 1).await;
+async fn denied_cache_around_chained_caches_denials_of_the_second() {
+    assert_cached_denial_of_a_chain_reaches_no_store([9, 2], 1).await;
 }
 
-/// The longer wait is that of the second: it is still told when both refusals are remembered.
+/// The cached wait is the longer one, that of the second limiter.
 #[tokio::test]
-async fn nothing_reaches_either_store_after_a_refusal_by_both_of_two_phases() {
-    nothing_reaches_the_stores_after_a_refusal([2, 2], 1).await;
-}
-
-#[tokio::test]
-async fn nothing_reaches_either_store_for_a_cost_that_exceeds_a_limit_of_two_phases() {
-    nothing_reaches_the_stores_after_a_refusal([2, 9], 3).await;
-    nothing_reaches_the_stores_after_a_refusal([9, 2], 3).await;
+async fn denied_cache_around_chained_caches_denials_of_both() {
+    assert_cached_denial_of_a_chain_reaches_no_store([2, 2], 1).await;
 }
 
 #[tokio::test]
-async fn a_refusal_by_one_store_of_two_phases_can_be_remembered_around_both() {
-    let clock = ManualClock::new();
-    let phases = Chained::new(Arc::new(per_second(1, &clock)), Arc::new(per_second(9, &clock)));
-    let limiter = DeniedCache::with_clock(phases, 64, clock.clone());
-    assert!(is_allowed(&limiter, 1).await);
-    assert_eq!(ask(&limiter, 1, AcquireOptions::default()).await.decision.source(), DecisionSource::Store);
-    assert_eq!(ask(&limiter, 1, AcquireOptions::default()).await.decision.source(), DecisionSource::Cache);
+async fn denied_cache_around_chained_caches_costs_that_exceed_a_limit() {
+    assert_cached_denial_of_a_chain_reaches_no_store([2, 9], 3).await;
+    assert_cached_denial_of_a_chain_reaches_no_store([9, 2], 3).await;
 }
 
 /// With the cache and without it: the same verdicts and times.

@@ -75,7 +75,8 @@ impl<Request, P: Parts<Request>> Future for ResponseFuture<Request, P> {
         loop {
             let next = match state.as_mut().project() {
                 Projection::Forwarded { response, context, settlement: None } => {
-                    // The common case has an arm of its own: no reference to the result is needed, so it is moved less often.
+                    // The common case has an arm of its own: no reference to the result is needed, so it is moved less
+                    // often.
                     let result = ready!(response.poll(cx));
                     let context = context.take().expect(POLLED_AFTER_COMPLETION);
                     return Poll::Ready(match result {
