@@ -15,8 +15,8 @@ pub enum AdminOperation<'a> {
     },
     /// Blocks the key under one limit: the limit denies the key for `duration`, whatever its usage.
     ///
-    /// A block applies to the sub-key by which the limit counts. A later block replaces an earlier one. A `duration` of zero
-    /// lifts the block. The usage of the key does not change.
+    /// A block applies to the sub-key by which the limit counts. A later block replaces an earlier one. A `duration` of
+    /// zero lifts the block. The usage of the key does not change.
     Block {
         /// The name of the limit.
         limit: &'a str,
@@ -51,8 +51,8 @@ macro_rules! admin_methods {
 
         /// Blocks a key under one limit: the limit denies the key for `duration`, whatever its usage.
         ///
-        /// A block applies to the sub-key by which the limit counts. A later block replaces an earlier one. The usage of the
-        /// key does not change.
+        /// A block applies to the sub-key by which the limit counts. A later block replaces an earlier one. The usage
+        /// of the key does not change.
         ///
         /// # Errors
         ///

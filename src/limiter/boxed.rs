@@ -6,9 +6,9 @@ use super::{AdminOperation, Limiter, Outcome, admin_methods};
 use crate::decision::{AcquireOptions, Decision};
 use crate::error::Error;
 
-/// A limiter of any kind, for those who choose at run time. Clones share it.
+/// A limiter of any type, for limiters that are chosen at run time. Clones share the limiter.
 ///
-/// A decision that is ready at once stays unboxed.
+/// Only pending decisions are boxed; immediate decisions are not.
 ///
 /// ```
 /// use tower_ratelimit::limiter::BoxLimiter;
@@ -36,16 +36,12 @@ impl<Key: ?Sized> BoxLimiter<Key> {
 impl<Key: ?Sized> Limiter<Key> for BoxLimiter<Key> {
     type Future = BoxFuture<Result<Outcome, Error>>;
 
-    fn acquire(&self, key: &Key, ask: AcquireOptions) -> Acquisition<Self::Future> {
-        self.0.acquire_boxed(key, ask)
+    fn acquire(&self, key: &Key, options: AcquireOptions) -> Acquisition<Self::Future> {
+        self.0.acquire_boxed(key, options)
     }
 
-    fn peek(&self, key: &Key, ask: AcquireOptions) -> LimiterFuture<Decision> {
-        self.0.peek_boxed(key, ask)
-    }
-
-    fn cached_denial(&self, key: &Key, ask: AcquireOptions) -> Option<Decision> {
-        self.0.remembered_denial_boxed(key, ask)
+    fn peek(&self, key: &Key, options: AcquireOptions) -> LimiterFuture<Decision> {
+        self.0.peek_boxed(key, options)
     }
 
     fn administer(&self, key: &Key, operation: AdminOperation<'_>) -> LimiterFuture<()> {
@@ -65,28 +61,23 @@ impl<Key: ?Sized> fmt::Debug for BoxLimiter<Key> {
     }
 }
 
-/// [`Limiter`] without its associated type.
+/// A [`Limiter`] without its associated future type, so that a trait object is possible.
 trait ErasedLimiter<Key: ?Sized>: Send + Sync {
-    fn acquire_boxed(&self, key: &Key, ask: AcquireOptions) -> Acquisition<BoxFuture<Result<Outcome, Error>>>;
-    fn peek_boxed(&self, key: &Key, ask: AcquireOptions) -> LimiterFuture<Decision>;
-    fn remembered_denial_boxed(&self, key: &Key, ask: AcquireOptions) -> Option<Decision>;
+    fn acquire_boxed(&self, key: &Key, options: AcquireOptions) -> Acquisition<BoxFuture<Result<Outcome, Error>>>;
+    fn peek_boxed(&self, key: &Key, options: AcquireOptions) -> LimiterFuture<Decision>;
     fn administer_boxed(&self, key: &Key, operation: AdminOperation<'_>) -> LimiterFuture<()>;
 }
 
 impl<Key: ?Sized, L: Limiter<Key> + Send + Sync> ErasedLimiter<Key> for L {
-    fn acquire_boxed(&self, key: &Key, ask: AcquireOptions) -> Acquisition<BoxFuture<Result<Outcome, Error>>> {
-        match self.acquire(key, ask) {
+    fn acquire_boxed(&self, key: &Key, options: AcquireOptions) -> Acquisition<BoxFuture<Result<Outcome, Error>>> {
+        match self.acquire(key, options) {
             Acquisition::Ready(result) => Acquisition::Ready(result),
             Acquisition::Pending(future) => Acquisition::Pending(Box::pin(future)),
         }
     }
 
-    fn peek_boxed(&self, key: &Key, ask: AcquireOptions) -> LimiterFuture<Decision> {
-        self.peek(key, ask)
-    }
-
-    fn remembered_denial_boxed(&self, key: &Key, ask: AcquireOptions) -> Option<Decision> {
-        self.cached_denial(key, ask)
+    fn peek_boxed(&self, key: &Key, options: AcquireOptions) -> LimiterFuture<Decision> {
+        self.peek(key, options)
     }
 
     fn administer_boxed(&self, key: &Key, operation: AdminOperation<'_>) -> LimiterFuture<()> {

@@ -6,18 +6,18 @@ use std::time::Duration;
 
 use pin_project::pin_project;
 
-use super::future::{Acquisition, LimiterFuture};
-use super::held::Held;
+use super::future::{Acquisition, LimiterFuture, both_ok};
+use super::held::{Held, ReleaseOnDrop};
 use super::{AdminOperation, Limiter, Outcome, admin_methods};
 use crate::decision::{AcquireOptions, Decision, DecisionSource, Verdict};
 use crate::error::Error;
 use crate::sync::POLLED_AFTER_COMPLETION;
 
-/// Two limiters that decide together, though no store can hold both: the first [holds](Held) the cost, the second decides, and
-/// then what the first holds is charged or released.
+/// Two limiters that must both allow a request, for limits that one store cannot decide together.
 ///
-/// For limits whose keys can't share a slot of a cluster ("per user, and in all"), or that lie in different stores. Where one
-/// limiter can hold them all it should: it decides at once, and in one round trip.
+/// The first limiter [holds](Held) the cost, the second decides, and then the held cost is charged or released. Use
+/// this for limits whose keys cannot share a cluster slot ("per user, and in total"), and for limits in different
+/// stores. If one limiter can decide all limits, prefer that limiter: it decides atomically, in one round trip.
 ///
 /// ```
 /// use tower_ratelimit::limiter::Chained;
@@ -26,7 +26,7 @@ use crate::sync::POLLED_AFTER_COMPLETION;
 /// use tower_ratelimit::{Gcra, Limit, Quota, Redis, RedisServer};
 ///
 /// let cluster = RedisServer::cluster(["redis://127.0.0.1:7001", "redis://127.0.0.1:7002"])?;
-/// // Spread over all nodes, each user's key by itself.
+/// // One key for each user, spread over all nodes.
 /// let user = Redis::<u64>::new(cluster.clone(), "user", Limit::new("user", Gcra::new(Quota::per_second(10))));
 /// // One key, on one node.
 /// let all = Limit::new("all", Gcra::new(Quota::per_second(5000))).keyed_by(|_: &u64| ());
@@ -35,45 +35,47 @@ use crate::sync::POLLED_AFTER_COMPLETION;
 /// # }
 /// ```
 ///
-/// **The limiter that the fewest keys share comes first**, and the one that all share last. A key that its own limit denies
-/// then never takes from the others' limit, not even for a moment. More than two are put together with [`and`](Self::and), or
-/// are `Chained`s themselves. Give their limits different names: they appear side by side in decisions and header fields.
+/// **Put the limiter whose keys the fewest requests share first**, and the limiter that all requests share last. A key
+/// that its own limit denies then never holds tokens of the shared limit. Add further limiters with [`and`](Self::and),
+/// or nest `Chained`s. Give the limits different names, because decisions and response headers list them together.
 ///
-/// # What it decides
+/// # Decisions
 ///
-/// Request by request it decides as one limiter with all limits would: allowed if both allow; denied with nothing charged, and
-/// with the exact wait for both. For that, after a denial by one limiter the other is [peeked](Limiter::peek) at; if that fails
-/// it is left out, and the wait is that of the limiter that denied. If a limiter cannot answer, neither is charged, and the
-/// error is returned.
+/// For requests one after the other, the decisions are those of one limiter with all limits. A request is allowed if
+/// both limiters allow it. A denial charges nothing, and its wait is exact for both: after a denial by one limiter, the
+/// other is [peeked](Limiter::peek) at. If that peek fails, the wait is that of the limiter that denied. If a limiter
+/// returns an error, neither is charged, and the error is returned.
 ///
-/// Concurrent requests see these differences to one limiter:
+/// Concurrent requests see these differences from one limiter:
 ///
-/// - **A held cost counts.** While the second limiter decides, other requests find the first limit as if the request had
-///   passed: they may be denied where one limiter would have allowed them. The limit then is less by what is held, at most.
-///   **It is never more**: each limit holds as it does by itself.
-/// - **No scheduled starts.** Each limiter is asked for what is available now, whatever delay is acceptable. A
-///   [`LeakyQueue`](crate::LeakyQueue) then denies until the start, and a waiting request asks again then.
-/// - **It takes longer**: a round trip for each limiter in turn and one more after a denial, each within its limiter's own
-///   deadline.
+/// - **Held costs count.** While the second limiter decides, the first limit counts the request as if it had passed.
+///   Other requests may be denied that one limiter would have allowed. **A limit is never exceeded.**
+/// - **No scheduled starts.** Each limiter is asked for tokens that are available now, even if the caller accepts a
+///   delay. A [`LeakyQueue`](crate::LeakyQueue) then denies until the start, and a waiting request asks again at that
+///   time.
+/// - **More latency**: one round trip for each limiter, and one more after a denial. Each is bounded by the deadline of
+///   its limiter.
 ///
-/// A [`DeniedCache`](super::DeniedCache) goes around each limiter, not around both. While either cache remembers a refusal of
-/// the key, neither limiter is asked: nothing is charged, and the decision lists the limits of those that have refused.
+/// # Caching denials
 ///
-/// # If the process ends between the phases
+/// Put a [`DeniedCache`](super::DeniedCache) around the chain, not around its limiters. While the cache remembers a
+/// denial, it asks neither limiter, so the first limiter holds nothing.
 ///
-/// In memory nothing is left. In Redis the held cost expires and is settled whole. The first limiter must be able to hold:
-/// [`RedisCell`](crate::RedisCell) cannot, and belongs last.
+/// # Process exit
+///
+/// In memory, holds end with the process. In Redis, the held cost expires and is settled whole. The first limiter must
+/// be able to hold: [`RedisCell`](crate::RedisCell) cannot, so put it last.
 ///
 /// # Cancellation
 ///
-/// If the future is dropped, what the first limiter holds is released in the background. What the limiter that is just
-/// deciding charges is for that one to say.
+/// If the future is dropped, the cost that the first limiter holds is released in the background. Whether the second
+/// limiter charges a decision that is dropped depends on that limiter.
 ///
-/// # Operations
+/// # Administrative operations
 ///
-/// [`reset`](Self::reset) resets both at the same time: where one fails, the other is done, and the error is returned.
-/// [`set_usage`](Self::set_usage), [`block`](Self::block) and [`unblock`](Self::unblock) go to the first of them that has a
-/// limit of that name.
+/// [`reset`](Self::reset) runs on both limiters concurrently, and returns an error if one of them fails.
+/// [`set_usage`](Self::set_usage), [`block`](Self::block) and [`unblock`](Self::unblock) run on the first limiter that
+/// has a limit of that name.
 #[derive(Clone, Debug)]
 pub struct Chained<A, B> {
     first: A,
@@ -81,12 +83,12 @@ pub struct Chained<A, B> {
 }
 
 impl<A, B> Chained<A, B> {
-    /// Asks `first`, then `second`.
+    /// Creates a limiter that asks `first`, and then `second`.
     pub const fn new(first: A, second: B) -> Self {
         Self { first, second }
     }
 
-    /// Asks `last` after these.
+    /// Adds a limiter that is asked after the others.
     pub fn and<C>(self, last: C) -> Chained<Self, C> {
         Chained::new(self, last)
     }
@@ -98,7 +100,7 @@ impl<A, B> Chained<A, B> {
     fn after_first<Key>(
         &self,
         key: &Key,
-        ask: AcquireOptions,
+        options: AcquireOptions,
         first: Result<Outcome, Error>,
     ) -> Acquisition<ChainedFuture<Key, A, B>>
     where
@@ -108,17 +110,17 @@ impl<A, B> Chained<A, B> {
     {
         let first = match first {
             Ok(first) if first.decision.is_allowed() => first,
-            Ok(refused) => return now_or_later(self.refused_by_first(key, ask, refused.decision)),
+            Ok(denied) => return into_acquisition(self.denied_by_first(key, options, denied.decision)),
             Err(error) => return Acquisition::Ready(Err(error)),
         };
-        match self.second.acquire(key, ask) {
-            Acquisition::Ready(second) => now_or_later(self.after_second(key, ask, first.decision, first.held, second)),
+        match self.second.acquire(key, options) {
+            Acquisition::Ready(second) => {
+                into_acquisition(self.after_second(key, options, first.decision, first.held, second))
+            }
             Acquisition::Pending(future) => {
-                let asked = Asked { limiter: self.clone(), key: key.to_owned(), ask };
-                Acquisition::Pending(ChainedFuture::Second {
-                    future,
-                    reserved: Some((asked, Unconfirmed(first.held), first.decision)),
-                })
+                let call = Call { limiter: self.clone(), key: key.to_owned(), options };
+                let first = Some((call, ReleaseOnDrop::new(first.held), first.decision));
+                Acquisition::Pending(ChainedFuture { state: State::AwaitingSecond { future, first } })
             }
         }
     }
@@ -126,7 +128,7 @@ impl<A, B> Chained<A, B> {
     fn after_second<Key: ?Sized>(
         &self,
         key: &Key,
-        ask: AcquireOptions,
+        options: AcquireOptions,
         first: Decision,
         held: Option<Held>,
         second: Result<Outcome, Error>,
@@ -136,67 +138,74 @@ impl<A, B> Chained<A, B> {
     {
         match second {
             Ok(second) if second.decision.is_allowed() => {
-                let decision = combined(ask, Some(first), Some(second.decision));
-                let held = if ask.hold {
+                let decision = merge_decisions(options, Some(first), Some(second.decision));
+                let held = if options.hold {
                     Held::join(held, second.held)
                 } else {
-                    // Nobody waits for it: the held cost counts like the charge that replaces it.
+                    // Charges the whole held cost in the background. The held cost counts until then, so nothing waits
+                    // for that.
                     drop(held);
                     None
                 };
                 LimiterFuture::ready(Ok(Outcome { decision, held }))
             }
-            Ok(refused) => self.refused_by_second(key, ask, held, refused.decision),
-            Err(error) => release(held).then(|_| Err(error)),
+            Ok(denied) => self.denied_by_second(key, options, held, denied.decision),
+            Err(error) => release(held).map_result(|_| Err(error)),
         }
     }
 
-    fn refused_by_first<Key: ?Sized>(&self, key: &Key, ask: AcquireOptions, refused: Decision) -> LimiterFuture<Outcome>
+    fn denied_by_first<Key: ?Sized>(
+        &self,
+        key: &Key,
+        options: AcquireOptions,
+        denied: Decision,
+    ) -> LimiterFuture<Outcome>
     where
         B: Limiter<Key>,
     {
-        self.second.peek(key, ask).then(move |second| Ok(combined(ask, Some(refused), second.ok()).into()))
+        let second = self.second.peek(key, options);
+        second.map_result(move |second| Ok(merge_decisions(options, Some(denied), second.ok()).into()))
     }
 
-    /// The figures of the first limiter are to be those of a key that was not charged.
-    fn refused_by_second<Key: ?Sized>(
+    /// Releases before it peeks, so that the numbers of the first limiter are those of a key that was not charged.
+    fn denied_by_second<Key: ?Sized>(
         &self,
         key: &Key,
-        ask: AcquireOptions,
+        options: AcquireOptions,
         held: Option<Held>,
-        refused: Decision,
+        denied: Decision,
     ) -> LimiterFuture<Outcome>
     where
         A: Limiter<Key>,
     {
         let released = release(held);
-        let seen = released.with(self.first.peek(key, ask));
-        seen.then(move |both| Ok(combined(ask, both?.1.ok(), Some(refused)).into()))
+        let joined = released.join(self.first.peek(key, options));
+        joined.map_result(move |joined| Ok(merge_decisions(options, joined?.1.ok(), Some(denied)).into()))
     }
 
-    /// Lets the second one do what the first one does not have.
-    fn or_second<Key>(
+    /// Runs an operation on the second limiter if the first does not have the limit or the operation.
+    fn or_try_second<Key>(
         &self,
         key: &Key,
         first: LimiterFuture<()>,
-        f: impl FnOnce(&B, &Key) -> LimiterFuture<()> + Send + 'static,
+        run: impl FnOnce(&B, &Key) -> LimiterFuture<()> + Send + 'static,
     ) -> LimiterFuture<()>
     where
         Key: ToOwned + ?Sized + 'static,
         Key::Owned: Send + 'static,
         B: Clone + Send + Sync + 'static,
     {
-        let lacks = |error: &Error| error.is_config() || error.is_unsupported();
+        let lacks_limit = |error: &Error| error.is_config() || error.is_unsupported();
         match first.try_ready() {
-            Ok(Err(error)) if lacks(&error) => f(&self.second, key),
+            Ok(Err(error)) if lacks_limit(&error) => run(&self.second, key),
             Ok(result) => LimiterFuture::ready(result),
             Err(first) => {
                 let (second, key) = (self.second.clone(), key.to_owned());
                 LimiterFuture::pending(async move {
                     match first.await {
-                        Err(error) if lacks(&error) => {
-                            let reply = f(&second, key.borrow());
-                            reply.await
+                        Err(error) if lacks_limit(&error) => {
+                            let future = run(&second, key.borrow());
+                            future.await
                         }
                         result => result,
                     }
@@ -206,30 +215,28 @@ impl<A, B> Chained<A, B> {
     }
 }
 
-/// If it cannot be released, the store lets it expire, and the answer is the same.
+/// Releases a held cost. Callers ignore an error: the hold then expires in the store, and the decision is the same.
 fn release(held: Option<Held>) -> LimiterFuture<()> {
     held.map_or_else(|| LimiterFuture::ready(Ok(())), Held::release)
 }
 
-/// What both say together. One that can't be asked is left out.
-fn combined(ask: AcquireOptions, first: Option<Decision>, second: Option<Decision>) -> Decision {
+/// Merges the decisions of both limiters. A limiter whose peek failed has none.
+fn merge_decisions(options: AcquireOptions, first: Option<Decision>, second: Option<Decision>) -> Decision {
     let parts: Vec<Decision> = first.into_iter().chain(second).collect();
     let verdict = parts.iter().map(Decision::verdict).fold(Verdict::Allowed, Verdict::stricter_of);
     let decided_at = parts.iter().map(Decision::decided_at).max().unwrap_or_default();
-    let standings = || parts.iter().flat_map(|part| part.limits().iter().cloned());
-    let refused = || !verdict.is_allowed();
-    let list_all = ask.lists_all(standings().any(|standing| standing.is_shadow()), refused);
-    let spoken = parts.iter().filter_map(|part| part.most_restrictive().cloned());
-    let mut decision = if list_all {
-        Decision::combine(decided_at, true, standings())
+    let limits = || parts.iter().flat_map(|part| part.limits().iter().cloned());
+    let is_denied = || !verdict.is_allowed();
+    let mut decision = if options.lists_all(limits().any(|limit| limit.is_shadow()), is_denied) {
+        Decision::combine(decided_at, true, limits())
     } else {
-        Decision::combine(decided_at, false, spoken)
+        Decision::combine(decided_at, false, parts.iter().filter_map(|part| part.most_restrictive().cloned()))
     };
     if decision.verdict() != verdict {
-        // No limit has said so, but a policy.
+        // The verdict is that of a policy, which has no limit.
         decision = Decision::by_policy(decided_at, verdict);
     }
-    // Who has refused, or who stands in for one that should have allowed.
+    // The source of a limiter that denied; if both allowed, of one that did not decide by its store.
     let deciding = parts.iter().filter(|part| part.is_allowed() == verdict.is_allowed());
     let source = deciding.map(Decision::source).find(|source| *source != DecisionSource::Store);
     let is_estimate = parts.iter().any(|part| part.is_estimate() && !part.is_allowed());
@@ -245,51 +252,39 @@ where
 {
     type Future = ChainedFuture<Key, A, B>;
 
-    fn acquire(&self, key: &Key, ask: AcquireOptions) -> Acquisition<Self::Future> {
-        if let Some(denied) = self.cached_denial(key, ask) {
-            return Acquisition::Ready(Ok(denied.into()));
-        }
-        let ask = ask.max_delay(Duration::ZERO);
-        match self.first.hold(key, ask) {
+    fn acquire(&self, key: &Key, options: AcquireOptions) -> Acquisition<Self::Future> {
+        let options = options.max_delay(Duration::ZERO);
+        match self.first.hold(key, options) {
             Acquisition::Pending(future) => {
-                let asked = Asked { limiter: self.clone(), key: key.to_owned(), ask };
-                Acquisition::Pending(ChainedFuture::First { future, asked: Some(asked) })
+                let call = Some(Call { limiter: self.clone(), key: key.to_owned(), options });
+                Acquisition::Pending(ChainedFuture { state: State::AwaitingFirst { future, call } })
             }
-            Acquisition::Ready(first) => self.after_first(key, ask, first),
+            Acquisition::Ready(first) => self.after_first(key, options, first),
         }
     }
 
-    fn peek(&self, key: &Key, ask: AcquireOptions) -> LimiterFuture<Decision> {
-        if let Some(denied) = self.cached_denial(key, ask) {
-            return LimiterFuture::ready(Ok(denied));
-        }
-        let ask = ask.max_delay(Duration::ZERO);
-        let both = self.first.peek(key, ask).with(self.second.peek(key, ask));
-        both.then(move |both| {
-            let (first, second) = both?;
-            Ok(combined(ask, Some(first?), Some(second?)))
+    fn peek(&self, key: &Key, options: AcquireOptions) -> LimiterFuture<Decision> {
+        let options = options.max_delay(Duration::ZERO);
+        let joined = self.first.peek(key, options).join(self.second.peek(key, options));
+        joined.map_result(move |joined| {
+            let (first, second) = joined?;
+            Ok(merge_decisions(options, Some(first?), Some(second?)))
         })
-    }
-
-    fn cached_denial(&self, key: &Key, ask: AcquireOptions) -> Option<Decision> {
-        let ask = ask.max_delay(Duration::ZERO);
-        let (first, second) = (self.first.cached_denial(key, ask), self.second.cached_denial(key, ask));
-        (first.is_some() || second.is_some()).then(|| combined(ask, first, second))
     }
 
     fn administer(&self, key: &Key, operation: AdminOperation<'_>) -> LimiterFuture<()> {
         let first = self.first.administer(key, operation);
         match operation {
-            AdminOperation::Reset => both_done(first, self.second.administer(key, operation)),
+            AdminOperation::Reset => first.join(self.second.administer(key, operation)).map_result(both_ok),
             AdminOperation::SetUsage { limit, used } => {
                 let limit = limit.to_owned();
-                self.or_second(key, first, move |second, key| {
+                self.or_try_second(key, first, move |second, key| {
                     second.administer(key, AdminOperation::SetUsage { limit: &limit, used })
                 })
             }
             AdminOperation::Block { limit, duration } => {
                 let limit = limit.to_owned();
-                self.or_second(key, first, move |second, key| {
+                self.or_try_second(key, first, move |second, key| {
                     second.administer(key, AdminOperation::Block { limit: &limit, duration })
                 })
             }
@@ -297,41 +292,41 @@ where
     }
 }
 
-/// Both are done, whatever comes of the other.
-fn both_done(first: LimiterFuture<()>, second: LimiterFuture<()>) -> LimiterFuture<()> {
-    first.with(second).then(|both| {
-        let (first, second) = both?;
-        first.and(second)
-    })
-}
-
-/// A decision on its way, from one limiter after the other.
-#[pin_project(project = Projection)]
-#[must_use = "a decision that is not awaited may not be made"]
-#[allow(missing_debug_implementations, reason = "named by the limiter only")]
-pub enum ChainedFuture<Key, A, B>
+/// The future of a [`Chained`] decision.
+#[pin_project]
+#[must_use = "futures do nothing unless polled"]
+#[allow(missing_debug_implementations, unreachable_pub, reason = "named by an associated type only")]
+pub struct ChainedFuture<Key, A, B>
 where
     Key: ToOwned + ?Sized,
     A: Limiter<Key>,
     B: Limiter<Key>,
 {
-    /// The first one decides.
-    #[doc(hidden)]
-    First {
+    #[pin]
+    state: State<Key, A, B>,
+}
+
+#[pin_project(project = Projection)]
+enum State<Key, A, B>
+where
+    Key: ToOwned + ?Sized,
+    A: Limiter<Key>,
+    B: Limiter<Key>,
+{
+    /// The first limiter decides.
+    AwaitingFirst {
         #[pin]
         future: A::Future,
-        asked: Option<Asked<Key, A, B>>,
+        call: Option<Call<Key, A, B>>,
     },
-    /// The second one decides; the first holds.
-    #[doc(hidden)]
-    Second {
+    /// The second limiter decides, and the first holds the cost.
+    AwaitingSecond {
         #[pin]
         future: B::Future,
-        reserved: Option<(Asked<Key, A, B>, Unconfirmed, Decision)>,
+        first: Option<(Call<Key, A, B>, ReleaseOnDrop, Decision)>,
     },
-    /// One has refused or failed: the other is told.
-    #[doc(hidden)]
-    Concluding { reply: LimiterFuture<Outcome> },
+    /// A limiter denied or failed: the hold is being released, or the other limiter peeked at.
+    Finishing { future: LimiterFuture<Outcome> },
 }
 
 impl<Key, A, B> Future for ChainedFuture<Key, A, B>
@@ -343,58 +338,45 @@ where
 {
     type Output = Result<Outcome, Error>;
 
-    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        let mut state = self.project().state;
         loop {
-            let next = match self.as_mut().project() {
-                Projection::First { future, asked } => {
+            let next = match state.as_mut().project() {
+                Projection::AwaitingFirst { future, call } => {
                     let first = ready!(future.poll(cx));
-                    let Asked { limiter, key, ask } = asked.take().expect(POLLED_AFTER_COMPLETION);
-                    limiter.after_first(key.borrow(), ask, first)
+                    let Call { limiter, key, options } = call.take().expect(POLLED_AFTER_COMPLETION);
+                    limiter.after_first(key.borrow(), options, first)
                 }
-                Projection::Second { future, reserved } => {
+                Projection::AwaitingSecond { future, first } => {
                     let second = ready!(future.poll(cx));
-                    let (Asked { limiter, key, ask }, mut held, first) =
-                        reserved.take().expect(POLLED_AFTER_COMPLETION);
-                    now_or_later(limiter.after_second(key.borrow(), ask, first, held.0.take(), second))
+                    let (Call { limiter, key, options }, held, first) = first.take().expect(POLLED_AFTER_COMPLETION);
+                    into_acquisition(limiter.after_second(key.borrow(), options, first, held.into_held(), second))
                 }
-                Projection::Concluding { reply } => return Pin::new(reply).poll(cx),
+                Projection::Finishing { future } => return Pin::new(future).poll(cx),
             };
             match next {
                 Acquisition::Ready(result) => return Poll::Ready(result),
-                Acquisition::Pending(next) => self.set(next),
+                Acquisition::Pending(next) => state.set(next.state),
             }
         }
     }
 }
 
-/// What is asked, for as long as it takes.
-#[doc(hidden)]
-#[allow(missing_debug_implementations, reason = "private, reached by the future's variants")]
-pub struct Asked<Key: ToOwned + ?Sized, A, B> {
+/// The arguments of an acquire call that is pending.
+struct Call<Key: ToOwned + ?Sized, A, B> {
     limiter: Chained<A, B>,
     key: Key::Owned,
-    ask: AcquireOptions,
+    options: AcquireOptions,
 }
 
-/// What the first limiter holds while the second decides: released when dropped.
-#[doc(hidden)]
-#[allow(missing_debug_implementations, reason = "private, reached by the future's variants")]
-pub struct Unconfirmed(Option<Held>);
-
-impl Drop for Unconfirmed {
-    fn drop(&mut self) {
-        release(self.0.take()).detach();
-    }
-}
-
-fn now_or_later<Key, A, B>(reply: LimiterFuture<Outcome>) -> Acquisition<ChainedFuture<Key, A, B>>
+fn into_acquisition<Key, A, B>(future: LimiterFuture<Outcome>) -> Acquisition<ChainedFuture<Key, A, B>>
 where
     Key: ToOwned + ?Sized,
     A: Limiter<Key>,
     B: Limiter<Key>,
 {
-    match reply.try_ready() {
+    match future.try_ready() {
         Ok(result) => Acquisition::Ready(result),
-        Err(reply) => Acquisition::Pending(ChainedFuture::Concluding { reply }),
+        Err(future) => Acquisition::Pending(ChainedFuture { state: State::Finishing { future } }),
     }
 }

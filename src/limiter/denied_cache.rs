@@ -16,45 +16,55 @@ use crate::clock::{Clock, SystemClock, Timestamp};
 use crate::decision::{AcquireOptions, Decision, DecisionSource, Verdict};
 use crate::error::Error;
 
-/// A limiter that remembers refusals: whom another limiter has refused, it refuses by itself until asking again is worth it.
+/// A limiter that caches denials, so that a flood of denied requests does not reach the limiter inside.
 ///
-/// In front of Redis, so that a flood from clients that are refused never reaches it. A refusal is remembered until its
-/// `retry_after`, counted from when it was asked for, for the same cost and above, and for the same longest delay. It is
-/// exact: an algorithm that refused would refuse again until then, and figures count down as they would. (To a higher cost
-/// the time is told that is right for the one that was refused: that is when it is asked anew.) A cost that exceeds the limit
-/// has no `retry_after`: the cache remembers it for [`EXCEEDED_FOR`](Self::EXCEEDED_FOR). Both hold for
-/// [`peek`](Limiter::peek) as well. A denial whose wait is an [estimate](Decision::is_estimate) is not remembered.
+/// Put the cache around [`Redis`](crate::store) limiters. A cached denial answers later requests of the same key with
+/// the same or a higher cost, and the same maximum delay. It expires at its `retry_after`, counted from the time of its
+/// request. Cached denials are exact: until then the limiter would deny the request again,
+/// and the numbers of a cached denial change with time as those of the limiter would. A request with a higher cost
+/// receives the wait of the cached denial, and reaches the limiter after that.
 ///
-/// # When a remembered refusal is wrong
+/// A cost that exceeds the limit has no `retry_after`: the cache keeps that denial for
+/// [`EXCEEDS_LIMIT_TTL`](Self::EXCEEDS_LIMIT_TTL). [`peek`](Limiter::peek) uses and fills the cache too. The cache
+/// keeps no denial by a policy or a fallback, and no denial whose wait is an [estimate](Decision::is_estimate).
 ///
-/// Only what gives a key room earlier can make it wrong: `set_usage`, `block`, `unblock` and `reset` of that key through this
-/// limiter are seen at once. Through another process, or on a key that shares a part with it, they are seen when the refusal is
-/// over; [`max_age`](Self::max_age) bounds how late that can be.
+/// # Stale denials
 ///
-/// The cache does not see that a quota was raised: [`per_key`](crate::per_key) that chooses a higher tier for a key, or a limiter
-/// that was replaced. The key stays refused until the old `retry_after`, unless [`invalidate`](Self::invalidate) (for one key)
-/// or [`clear`](Self::clear) (for all keys) is called in each process after the change.
+/// A cached denial is stale if the limiter would allow the key earlier than at `retry_after`:
 ///
-/// It has room for a fixed number of keys ([`DEFAULT_CAPACITY`](Self::DEFAULT_CAPACITY)); a newcomer takes the place of one that is over sooner. Clones share it.
-/// Keys themselves are not stored. A key is recognised by a 64-bit hash of them (`SipHash`, with a random seed for each cache).
+/// - `set_usage`, `block`, `unblock` and `reset` of the same key through this limiter remove the denial.
+/// - The cache does not see the same operations in another process, or on another key with the same sub-key.
+///   [`max_age`](Self::max_age) bounds how long a stale denial lasts.
+/// - The cache does not see a raised quota: [`per_key`](crate::per_key) that selects a higher tier, or limits that were
+///   replaced. Call [`invalidate`](Self::invalidate) for one key or [`clear`](Self::clear) for all keys, in each
+///   process, after the change.
+///
+/// # Capacity
+///
+/// The cache has a fixed capacity ([`DEFAULT_CAPACITY`](Self::DEFAULT_CAPACITY)). A new denial replaces a
+/// denial that expires sooner. Clones share the cache. The cache does not store keys: it recognises a key by a 64-bit hash
+/// (`SipHash` with a random seed for each cache).
 ///
 /// ```
 /// use tower_ratelimit::limiter::DeniedCache;
 /// use tower_ratelimit::{FixedWindow, Memory, Quota};
 ///
-/// // In front of `Redis`, rather.
+/// // In production, around `Redis` instead of `Memory`.
 /// let limiter = DeniedCache::new(Memory::new(FixedWindow::new(Quota::per_minute(100))));
 /// ```
 pub struct DeniedCache<L, C = SystemClock> {
     limiter: L,
-    shared: Arc<Shared<C>>,
+    state: Arc<CacheState<C>>,
 }
 
-struct Shared<C> {
+struct CacheState<C> {
     slots: Box<[ArcSwapOption<CachedDenial>]>,
-    /// Counts what may have given a key room, by slot: a refusal that was under way meanwhile is not remembered.
-    changes: Box<[AtomicU64]>,
-    /// Two keys of one hash would share a refusal: clients must not be able to find such keys.
+    /// Counts invalidations. Several slots share one counter.
+    ///
+    /// A denial is inserted only if its counter has the value from before the acquire call. Otherwise a denial from
+    /// before an administrative operation would be cached after the operation.
+    epochs: Box<[AtomicU64]>,
+    /// Randomly seeded: two keys with one hash share a denial, so clients must not be able to find such keys.
     hasher: RandomState,
     clock: C,
     max_age: Option<Duration>,
@@ -62,95 +72,96 @@ struct Shared<C> {
 
 struct CachedDenial {
     hash: u64,
-    ask: AcquireOptions,
-    asked_at: Timestamp,
-    until: Timestamp,
+    options: AcquireOptions,
+    requested_at: Timestamp,
+    expires_at: Timestamp,
     decision: Decision,
 }
 
-/// Where a key's refusal would be remembered: in one slot or the other.
+/// The two slots in which the denial of a key may be.
 #[derive(Clone, Copy)]
-struct Place {
+struct CandidateSlots {
     hash: u64,
     slots: [usize; 2],
 }
 
-/// What is noted before asking.
+/// A request that the limiter inside decides.
 #[derive(Clone, Copy)]
-struct Asking {
-    place: Place,
-    ask: AcquireOptions,
-    asked_at: Timestamp,
-    changes: u64,
+struct InFlight {
+    candidates: CandidateSlots,
+    options: AcquireOptions,
+    requested_at: Timestamp,
+    epoch: u64,
 }
 
 impl<L> DeniedCache<L> {
-    /// For how many keys there is room.
+    /// The default capacity in keys.
     pub const DEFAULT_CAPACITY: usize = 16_384;
 
-    /// How long the cache remembers that a cost exceeds the limit, unless [`max_age`](Self::max_age) is shorter.
+    /// How long the cache keeps the denial of a cost that exceeds the limit, unless [`max_age`](Self::max_age) is
+    /// shorter.
     ///
-    /// The limit may be raised meanwhile.
-    pub const EXCEEDED_FOR: Duration = Duration::from_secs(10);
+    /// The quota may be raised meanwhile.
+    pub const EXCEEDS_LIMIT_TTL: Duration = Duration::from_secs(10);
 
-    /// Remembers what `limiter` refuses.
+    /// Creates a cache with the default capacity around `limiter`.
     pub fn new(limiter: L) -> Self {
         Self::with_clock(limiter, Self::DEFAULT_CAPACITY, SystemClock::new())
     }
 
-    /// With room for about so many keys.
+    /// Creates a cache with a capacity of about `keys` keys.
     pub fn with_capacity(limiter: L, keys: usize) -> Self {
         Self::with_clock(limiter, keys, SystemClock::new())
     }
 }
 
 impl<L, C: Clock> DeniedCache<L, C> {
-    /// With room for about so many keys, by a clock of your own.
+    /// Creates a cache with a capacity of about `keys` keys and a custom clock.
     pub fn with_clock(limiter: L, keys: usize, clock: C) -> Self {
         let slots = keys.clamp(1, 1 << 24).next_power_of_two();
-        let shared = Shared {
+        let state = CacheState {
             slots: (0..slots).map(|_| ArcSwapOption::empty()).collect(),
-            changes: (0..slots.min(1024)).map(|_| AtomicU64::new(0)).collect(),
+            epochs: (0..slots.min(1024)).map(|_| AtomicU64::new(0)).collect(),
             hasher: RandomState::new(),
             clock,
             max_age: None,
         };
-        Self { limiter, shared: Arc::new(shared) }
+        Self { limiter, state: Arc::new(state) }
     }
 
-    /// Remembers no refusal for longer than this: bounds for how long what another process changes can go unseen.
+    /// Bounds the time for which the cache keeps a denial, and so the time for which a stale denial lasts.
     ///
     /// # Panics
     ///
-    /// If the limiter has been cloned already: its clones share what it remembers.
+    /// If the limiter was cloned before, because clones share the cache.
     #[must_use]
     #[track_caller]
     pub fn max_age(mut self, max_age: Duration) -> Self {
-        let shared = Arc::get_mut(&mut self.shared).expect("`max_age` is to be set before the limiter is cloned");
-        shared.max_age = Some(max_age);
+        let state = Arc::get_mut(&mut self.state).expect("`max_age` must be set before the limiter is cloned");
+        state.max_age = Some(max_age);
         self
     }
 
-    /// Removes the remembered refusal of a key, if there is one: after its quota was raised, or a block was lifted elsewhere.
+    /// Removes the cached denial of a key: after its quota was raised, or a block was lifted in another process.
     ///
-    /// The next decision for the key asks the limiter. A refusal that is on its way during the call is not remembered.
-    /// The key must be of the type for which decisions are asked, as the number 1 has another hash as `i32` than as `u64`.
+    /// The next request of the key reaches the limiter. Denials of requests that are in flight are not cached. `key`
+    /// must have the key type of the requests: the number 1 has another hash as `i32` than as `u64`.
     pub fn invalidate<Key>(&self, key: &Key)
     where
         Key: Hash + ?Sized,
         L: Limiter<Key>,
     {
-        self.shared.changed(self.shared.place(key));
+        self.state.invalidate(self.state.candidates(key));
     }
 
-    /// Removes all remembered refusals: after quotas were raised for many keys.
+    /// Removes all cached denials: after quotas were raised for many keys.
     ///
-    /// Takes time in proportion to the room for keys. Refusals that are on their way during the call are not remembered.
+    /// Takes time in proportion to the capacity. Denials of requests that are in flight are not cached.
     pub fn clear(&self) {
-        for changes in &self.shared.changes {
-            changes.fetch_add(1, Ordering::SeqCst);
+        for epoch in &self.state.epochs {
+            epoch.fetch_add(1, Ordering::SeqCst);
         }
-        for slot in &self.shared.slots {
+        for slot in &self.state.slots {
             slot.store(None);
         }
     }
@@ -158,82 +169,84 @@ impl<L, C: Clock> DeniedCache<L, C> {
     admin_methods!();
 }
 
-impl<C: Clock> Shared<C> {
-    #[allow(clippy::cast_possible_truncation, reason = "only the low bits count")]
-    fn place(&self, key: &(impl Hash + ?Sized)) -> Place {
+impl<C: Clock> CacheState<C> {
+    #[allow(clippy::cast_possible_truncation, reason = "only the low bits are used")]
+    fn candidates(&self, key: &(impl Hash + ?Sized)) -> CandidateSlots {
         let hash = self.hasher.hash_one(key);
         let mask = self.slots.len() - 1;
-        Place { hash, slots: [hash as usize & mask, (hash >> 32) as usize & mask] }
+        CandidateSlots { hash, slots: [hash as usize & mask, (hash >> 32) as usize & mask] }
     }
 
-    fn changes(&self, place: Place) -> &AtomicU64 {
-        &self.changes[place.slots[0] & (self.changes.len() - 1)]
+    fn epoch(&self, candidates: CandidateSlots) -> &AtomicU64 {
+        &self.epochs[candidates.slots[0] & (self.epochs.len() - 1)]
     }
 
-    /// The refusal that still holds.
-    fn remembered(&self, place: Place, ask: AcquireOptions, now: Timestamp) -> Option<Decision> {
-        let [first, second] = place.slots;
-        self.remembered_in(first, place.hash, ask, now).or_else(|| self.remembered_in(second, place.hash, ask, now))
+    /// Returns the cached denial that answers the request, if any.
+    fn lookup(&self, candidates: CandidateSlots, options: AcquireOptions, now: Timestamp) -> Option<Decision> {
+        let [first, second] = candidates.slots;
+        let hash = candidates.hash;
+        self.lookup_in(first, hash, options, now).or_else(|| self.lookup_in(second, hash, options, now))
     }
 
-    fn remembered_in(&self, slot: usize, hash: u64, ask: AcquireOptions, now: Timestamp) -> Option<Decision> {
-        let refusal = self.slots[slot].load();
-        let refusal = refusal.as_deref()?;
-        let holds = refusal.hash == hash
-            && refusal.until > now
-            && ask.cost >= refusal.ask.cost
-            && ask.max_delay == refusal.ask.max_delay
-            // A hold starts now: what it is denied may be scheduled for others, unless they accept no delay.
-            && (ask.hold == refusal.ask.hold || ask.max_delay == Some(Duration::ZERO))
-            && refusal.ask.detail >= ask.detail;
-        holds.then(|| refusal.decision.aged_by(now.saturating_since(refusal.asked_at)))
+    fn lookup_in(&self, slot: usize, hash: u64, options: AcquireOptions, now: Timestamp) -> Option<Decision> {
+        let denial = self.slots[slot].load();
+        let denial = denial.as_deref()?;
+        let applies = denial.hash == hash
+            && denial.expires_at > now
+            && options.cost >= denial.options.cost
+            && options.max_delay == denial.options.max_delay
+            // A hold starts now. A denied hold may be scheduled as a charge, unless the charge accepts no delay.
+            && (options.hold == denial.options.hold || options.max_delay == Some(Duration::ZERO))
+            && denial.options.detail >= options.detail;
+        applies.then(|| denial.decision.aged_by(now.saturating_since(denial.requested_at)))
     }
 
-    /// Remembers a refusal, unless the key may have been given room since it was asked for.
-    fn remember(&self, asking: Asking, decision: &Decision) {
+    /// Caches a denial, unless the key was invalidated while the request was in flight.
+    fn insert(&self, in_flight: InFlight, decision: &Decision) {
         if decision.is_estimate() {
             return;
         }
-        let span = match (decision.verdict(), decision.source()) {
+        let ttl = match (decision.verdict(), decision.source()) {
             (Verdict::Denied { retry_after }, DecisionSource::Store) => retry_after,
-            (Verdict::ExceedsLimit, DecisionSource::Store) => DeniedCache::<()>::EXCEEDED_FOR,
+            (Verdict::ExceedsLimit, DecisionSource::Store) => DeniedCache::<()>::EXCEEDS_LIMIT_TTL,
             _ => return,
         };
-        let span = self.max_age.map_or(span, |most| most.min(span));
-        // Counted from before it was decided, it is over no later than it should be.
-        let until = asking.asked_at.saturating_add(span);
-        let Asking { place, ask, asked_at, .. } = asking;
-        // Its figures are worked out now, and not each time that it is told.
+        let ttl = self.max_age.map_or(ttl, |max_age| max_age.min(ttl));
+        let InFlight { candidates, options, requested_at, epoch } = in_flight;
+        // Counted from before the decision, the denial expires no later than its `retry_after`.
+        let expires_at = requested_at.saturating_add(ttl);
+        // Computes the numbers of the decision now, not at each lookup.
         let decision = decision.aged_by(Duration::ZERO);
-        let refusal = CachedDenial { hash: place.hash, ask, asked_at, until, decision };
-        self.slots[self.slot_for(place, asked_at)].store(Some(Arc::new(refusal)));
-        // A change between these two lines finds the refusal, or is found here.
-        if self.changes(asking.place).load(Ordering::SeqCst) != asking.changes {
-            self.forget_at(asking.place);
+        let denial = CachedDenial { hash: candidates.hash, options, requested_at, expires_at, decision };
+        self.slots[self.pick_slot(candidates, requested_at)].store(Some(Arc::new(denial)));
+        // An invalidation increments the epoch before it removes denials. So either it finds the denial that was just
+        // stored, or its increment is visible here.
+        if self.epoch(candidates).load(Ordering::SeqCst) != epoch {
+            self.remove(candidates);
         }
     }
 
-    /// Where the key's refusal lies already, or the slot whose refusal is over sooner.
-    fn slot_for(&self, place: Place, now: Timestamp) -> usize {
-        let over_at = |slot: usize| match self.slots[slot].load().as_deref() {
-            Some(refusal) if refusal.hash == place.hash => Timestamp::EPOCH,
-            Some(refusal) => refusal.until.max(now),
+    /// Returns the slot that has the key's denial, or the one whose denial expires sooner.
+    fn pick_slot(&self, candidates: CandidateSlots, now: Timestamp) -> usize {
+        let expires_at = |slot: usize| match self.slots[slot].load().as_deref() {
+            Some(denial) if denial.hash == candidates.hash => Timestamp::EPOCH,
+            Some(denial) => denial.expires_at.max(now),
             None => now,
         };
-        let [first, second] = place.slots;
-        if over_at(second) < over_at(first) { second } else { first }
+        let [first, second] = candidates.slots;
+        if expires_at(second) < expires_at(first) { second } else { first }
     }
 
-    /// The key may have room: whatever refusal is remembered or under way holds no longer.
-    fn changed(&self, place: Place) {
-        self.changes(place).fetch_add(1, Ordering::SeqCst);
-        self.forget_at(place);
+    /// Removes the denial of a key, and keeps requests that are in flight from caching theirs.
+    fn invalidate(&self, candidates: CandidateSlots) {
+        self.epoch(candidates).fetch_add(1, Ordering::SeqCst);
+        self.remove(candidates);
     }
 
-    fn forget_at(&self, place: Place) {
-        for slot in place.slots {
+    fn remove(&self, candidates: CandidateSlots) {
+        for slot in candidates.slots {
             let slot = &self.slots[slot];
-            if slot.load().as_ref().is_some_and(|refusal| refusal.hash == place.hash) {
+            if slot.load().as_ref().is_some_and(|denial| denial.hash == candidates.hash) {
                 slot.store(None);
             }
         }
@@ -241,25 +254,13 @@ impl<C: Clock> Shared<C> {
 }
 
 impl<L, C: Clock> DeniedCache<L, C> {
-    /// Does something that may give a key room, and forgets its refusal before and after it.
-    fn changing<Key: Hash + ?Sized>(
-        &self,
-        key: &Key,
-        change: impl FnOnce(&L) -> LimiterFuture<()>,
-    ) -> LimiterFuture<()> {
-        let place = self.shared.place(key);
-        self.shared.changed(place);
-        let shared = Arc::clone(&self.shared);
-        change(&self.limiter).map(move |()| shared.changed(place))
-    }
-
-    /// The refusal that still holds, or what is noted before asking.
-    fn look_up<Key: Hash + ?Sized>(&self, key: &Key, ask: AcquireOptions) -> Result<Decision, Asking> {
-        let shared = &self.shared;
-        let (place, now) = (shared.place(key), shared.clock.now());
-        shared.remembered(place, ask, now).ok_or_else(|| {
-            let changes = shared.changes(place).load(Ordering::SeqCst);
-            Asking { place, ask, asked_at: now, changes }
+    /// Returns the cached denial that answers the request, or what is needed to cache the limiter's denial.
+    fn lookup<Key: Hash + ?Sized>(&self, key: &Key, options: AcquireOptions) -> Result<Decision, InFlight> {
+        let state = &self.state;
+        let (candidates, now) = (state.candidates(key), state.clock.now());
+        state.lookup(candidates, options, now).ok_or_else(|| {
+            let epoch = state.epoch(candidates).load(Ordering::SeqCst);
+            InFlight { candidates, options, requested_at: now, epoch }
         })
     }
 }
@@ -272,48 +273,48 @@ where
 {
     type Future = DeniedCacheFuture<L::Future, C>;
 
-    fn acquire(&self, key: &Key, ask: AcquireOptions) -> Acquisition<Self::Future> {
-        let asking = match self.look_up(key, ask) {
+    fn acquire(&self, key: &Key, options: AcquireOptions) -> Acquisition<Self::Future> {
+        let in_flight = match self.lookup(key, options) {
             Ok(decision) => return Acquisition::Ready(Ok(decision.into())),
-            Err(asking) => asking,
+            Err(in_flight) => in_flight,
         };
-        match self.limiter.acquire(key, ask) {
+        match self.limiter.acquire(key, options) {
             Acquisition::Ready(result) => {
                 if let Ok(outcome) = &result {
-                    self.shared.remember(asking, &outcome.decision);
+                    self.state.insert(in_flight, &outcome.decision);
                 }
                 Acquisition::Ready(result)
             }
             Acquisition::Pending(future) => {
-                Acquisition::Pending(DeniedCacheFuture { future, asking, shared: Arc::clone(&self.shared) })
+                Acquisition::Pending(DeniedCacheFuture { future, in_flight, state: Arc::clone(&self.state) })
             }
         }
     }
 
-    fn peek(&self, key: &Key, ask: AcquireOptions) -> LimiterFuture<Decision> {
-        let asking = match self.look_up(key, ask) {
+    fn peek(&self, key: &Key, options: AcquireOptions) -> LimiterFuture<Decision> {
+        let in_flight = match self.lookup(key, options) {
             Ok(decision) => return LimiterFuture::ready(Ok(decision)),
-            Err(asking) => asking,
+            Err(in_flight) => in_flight,
         };
-        let shared = Arc::clone(&self.shared);
-        self.limiter.peek(key, ask).map(move |decision| {
-            shared.remember(asking, &decision);
+        let state = Arc::clone(&self.state);
+        self.limiter.peek(key, options).map(move |decision| {
+            state.insert(in_flight, &decision);
             decision
         })
     }
 
-    fn cached_denial(&self, key: &Key, ask: AcquireOptions) -> Option<Decision> {
-        self.look_up(key, ask).ok().or_else(|| self.limiter.cached_denial(key, ask))
-    }
-
+    /// Invalidates the key before and after the operation: a denial from before it must not be cached after it.
     fn administer(&self, key: &Key, operation: AdminOperation<'_>) -> LimiterFuture<()> {
-        self.changing(key, |limiter| limiter.administer(key, operation))
+        let candidates = self.state.candidates(key);
+        self.state.invalidate(candidates);
+        let state = Arc::clone(&self.state);
+        self.limiter.administer(key, operation).map(move |()| state.invalidate(candidates))
     }
 }
 
 impl<L: Clone, C> Clone for DeniedCache<L, C> {
     fn clone(&self) -> Self {
-        Self { limiter: self.limiter.clone(), shared: Arc::clone(&self.shared) }
+        Self { limiter: self.limiter.clone(), state: Arc::clone(&self.state) }
     }
 }
 
@@ -323,15 +324,15 @@ impl<L: fmt::Debug, C> fmt::Debug for DeniedCache<L, C> {
     }
 }
 
-/// A decision on its way, which is remembered if it is a refusal.
+/// The future of a [`DeniedCache`] decision.
 #[pin_project]
-#[must_use = "a decision that is not awaited may not be made"]
-#[allow(missing_debug_implementations, reason = "named by the limiter only")]
+#[must_use = "futures do nothing unless polled"]
+#[allow(missing_debug_implementations, unreachable_pub, reason = "named by an associated type only")]
 pub struct DeniedCacheFuture<F, C> {
     #[pin]
     future: F,
-    asking: Asking,
-    shared: Arc<Shared<C>>,
+    in_flight: InFlight,
+    state: Arc<CacheState<C>>,
 }
 
 impl<F: Future<Output = Result<Outcome, Error>>, C: Clock> Future for DeniedCacheFuture<F, C> {
@@ -341,7 +342,7 @@ impl<F: Future<Output = Result<Outcome, Error>>, C: Clock> Future for DeniedCach
         let this = self.project();
         let polled = this.future.poll(cx);
         if let Poll::Ready(Ok(outcome)) = &polled {
-            this.shared.remember(*this.asking, &outcome.decision);
+            this.state.insert(*this.in_flight, &outcome.decision);
         }
         polled
     }

@@ -7,55 +7,45 @@ use pin_project::pin_project;
 
 use super::future::{Acquisition, LimiterFuture};
 use super::{AdminOperation, Limiter, Outcome, admin_methods};
-use crate::clock::{Clock, SystemClock};
+use crate::clock::{Clock as _, SystemClock};
 use crate::decision::{AcquireOptions, Decision, Verdict};
 use crate::error::Error;
 
-/// A limiter that lets requests pass while its store can't answer.
+/// A limiter that allows requests while its store is unavailable.
 ///
-/// Such a decision names no limit, and says where it comes from: [`DecisionSource::Policy`](crate::DecisionSource::Policy). It is the choice
-/// where being up matters more than the limit; where the limit protects something that would go down without it, choose a
-/// [`Fallback`](super::Fallback).
+/// Such a decision names no limit, and its source is [`DecisionSource::Policy`](crate::DecisionSource::Policy). Use
+/// this if availability matters more than the limit. If the limit protects a service from overload, use
+/// [`Fallback`](super::Fallback) instead.
 #[derive(Clone, Debug)]
-pub struct FailOpen<L, C = SystemClock> {
+pub struct FailOpen<L> {
     limiter: L,
-    clock: Arc<C>,
+    clock: Arc<SystemClock>,
 }
 
 impl<L> FailOpen<L> {
-    /// Asks `limiter`, and lets pass where that can't answer.
+    /// Wraps a limiter.
     pub fn new(limiter: L) -> Self {
         Self { limiter, clock: Arc::default() }
     }
-}
 
-impl<L, C> FailOpen<L, C> {
     admin_methods!();
 }
 
-impl<Key: ?Sized, L: Limiter<Key>, C: Clock> Limiter<Key> for FailOpen<L, C> {
-    type Future = FailOpenFuture<L::Future, C>;
+impl<Key: ?Sized, L: Limiter<Key>> Limiter<Key> for FailOpen<L> {
+    type Future = FailOpenFuture<L::Future>;
 
-    fn acquire(&self, key: &Key, ask: AcquireOptions) -> Acquisition<Self::Future> {
-        match self.limiter.acquire(key, ask) {
-            Acquisition::Ready(result) => Acquisition::Ready(pass(result, &*self.clock)),
+    fn acquire(&self, key: &Key, options: AcquireOptions) -> Acquisition<Self::Future> {
+        match self.limiter.acquire(key, options) {
+            Acquisition::Ready(result) => Acquisition::Ready(allow_if_unavailable(result, &self.clock)),
             Acquisition::Pending(future) => {
                 Acquisition::Pending(FailOpenFuture { future, clock: Arc::clone(&self.clock) })
             }
         }
     }
 
-    fn peek(&self, key: &Key, ask: AcquireOptions) -> LimiterFuture<Decision> {
-        // What `acquire` would answer.
+    fn peek(&self, key: &Key, options: AcquireOptions) -> LimiterFuture<Decision> {
         let clock = Arc::clone(&self.clock);
-        match self.limiter.peek(key, ask).try_ready() {
-            Ok(result) => LimiterFuture::ready(pass(result, &*clock)),
-            Err(reply) => LimiterFuture::pending(async move { pass(reply.await, &*clock) }),
-        }
-    }
-
-    fn cached_denial(&self, key: &Key, ask: AcquireOptions) -> Option<Decision> {
-        self.limiter.cached_denial(key, ask)
+        self.limiter.peek(key, options).map_result(move |result| allow_if_unavailable(result, &clock))
     }
 
     fn administer(&self, key: &Key, operation: AdminOperation<'_>) -> LimiterFuture<()> {
@@ -63,28 +53,28 @@ impl<Key: ?Sized, L: Limiter<Key>, C: Clock> Limiter<Key> for FailOpen<L, C> {
     }
 }
 
-fn pass<T: From<Decision>>(result: Result<T, Error>, clock: &impl Clock) -> Result<T, Error> {
+fn allow_if_unavailable<T: From<Decision>>(result: Result<T, Error>, clock: &SystemClock) -> Result<T, Error> {
     match result {
         Err(error) if error.is_unavailable() => Ok(Decision::by_policy(clock.now(), Verdict::Allowed).into()),
         result => result,
     }
 }
 
-/// A decision on its way, which lets pass if it can't be made.
+/// The future of a [`FailOpen`] decision.
 #[pin_project]
-#[derive(Debug)]
-#[must_use = "a decision that is not awaited may not be made"]
-pub struct FailOpenFuture<F, C> {
+#[must_use = "futures do nothing unless polled"]
+#[allow(missing_debug_implementations, unreachable_pub, reason = "named by an associated type only")]
+pub struct FailOpenFuture<F> {
     #[pin]
     future: F,
-    clock: Arc<C>,
+    clock: Arc<SystemClock>,
 }
 
-impl<F: Future<Output = Result<Outcome, Error>>, C: Clock> Future for FailOpenFuture<F, C> {
+impl<F: Future<Output = Result<Outcome, Error>>> Future for FailOpenFuture<F> {
     type Output = Result<Outcome, Error>;
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let this = self.project();
-        this.future.poll(cx).map(|result| pass(result, &**this.clock))
+        this.future.poll(cx).map(|result| allow_if_unavailable(result, this.clock))
     }
 }

@@ -10,15 +10,16 @@ use super::{AdminOperation, Limiter, Outcome, admin_methods};
 use crate::decision::{AcquireOptions, Decision, DecisionSource};
 use crate::error::Error;
 
-/// A limiter that asks another one while its own store can't answer.
+/// A limiter that uses a secondary limiter while the store of its primary limiter is unavailable.
 ///
-/// Typically Redis with [`Memory`](crate::Memory) behind it, whose quota is the shared one divided by the number of
-/// processes: so that together they let through what they should, and a single one not more than its share. While the first
-/// limiter can't answer (an error for which [`is_unavailable`](Error::is_unavailable) holds), the second one decides, and its
-/// decisions say so: [`DecisionSource::Fallback`](crate::DecisionSource::Fallback). What each of them counted, the other does not know: after an
-/// outage a key may have up to what both let through.
+/// Typically the primary limiter is in Redis and the secondary in [`Memory`](crate::Memory). Divide the quota of the
+/// secondary by the number of processes, so that all processes together stay near the shared limit.
 ///
-/// `set_usage`, `block`, `unblock` and `reset` go to both. What they answer is the first one's answer.
+/// If the primary limiter returns an error for which [`is_unavailable`](Error::is_unavailable) holds, the secondary
+/// limiter decides. The source of its decisions is [`DecisionSource::Fallback`](crate::DecisionSource::Fallback). The
+/// two limiters do not share usage: after an outage a key may have used up to the sum of both limits.
+///
+/// `set_usage`, `block`, `unblock` and `reset` run on both limiters and return the result of the primary.
 ///
 /// ```
 /// use tower_ratelimit::limiter::Fallback;
@@ -30,126 +31,129 @@ use crate::error::Error;
 /// const PROCESSES: u64 = 4;
 /// let server = RedisServer::open("redis://127.0.0.1")?;
 /// let shared = Redis::<str>::new(server, "api", FixedWindow::new(Quota::per_minute(1000)));
-/// let alone = Memory::new(FixedWindow::new(Quota::per_minute(1000 / PROCESSES)));
-/// let limiter = Fallback::new(shared, alone);
+/// let local = Memory::new(FixedWindow::new(Quota::per_minute(1000 / PROCESSES)));
+/// let limiter = Fallback::new(shared, local);
 /// # Ok(())
 /// # }
 /// ```
 #[derive(Clone, Debug)]
-pub struct Fallback<P, F> {
-    first: P,
-    second: F,
+pub struct Fallback<P, S> {
+    primary: P,
+    secondary: S,
 }
 
-impl<P, F> Fallback<P, F> {
-    /// Asks `first`, and `second` where that can't answer.
-    pub const fn new(first: P, second: F) -> Self {
-        Self { first, second }
+impl<P, S> Fallback<P, S> {
+    /// Creates a limiter that asks `secondary` while `primary` is unavailable.
+    pub const fn new(primary: P, secondary: S) -> Self {
+        Self { primary, secondary }
     }
 
     admin_methods!();
 }
 
-impl<Key, P, F> Limiter<Key> for Fallback<P, F>
+impl<Key, P, S> Limiter<Key> for Fallback<P, S>
 where
     Key: ToOwned + ?Sized + 'static,
     Key::Owned: Send + 'static,
     P: Limiter<Key> + 'static,
-    F: Limiter<Key> + Clone + Send + Sync + 'static,
+    S: Limiter<Key> + Clone + Send + Sync + 'static,
 {
-    type Future = FallbackFuture<Key, P, F>;
+    type Future = FallbackFuture<Key, P, S>;
 
-    fn acquire(&self, key: &Key, ask: AcquireOptions) -> Acquisition<Self::Future> {
-        match self.first.acquire(key, ask) {
-            Acquisition::Ready(Err(error)) if error.is_unavailable() => match self.second.acquire(key, ask) {
-                Acquisition::Ready(result) => Acquisition::Ready(result.map(by_second)),
-                Acquisition::Pending(future) => Acquisition::Pending(FallbackFuture::Second { future }),
+    fn acquire(&self, key: &Key, options: AcquireOptions) -> Acquisition<Self::Future> {
+        match self.primary.acquire(key, options) {
+            Acquisition::Ready(Err(error)) if error.is_unavailable() => match self.secondary.acquire(key, options) {
+                Acquisition::Ready(result) => Acquisition::Ready(result.map(tag_secondary)),
+                Acquisition::Pending(future) => {
+                    Acquisition::Pending(FallbackFuture { state: State::Secondary { future } })
+                }
             },
             Acquisition::Ready(result) => Acquisition::Ready(result),
             Acquisition::Pending(future) => {
-                let second = Some((self.second.clone(), key.to_owned(), ask));
-                Acquisition::Pending(FallbackFuture::First { future, second })
+                let secondary = Some((self.secondary.clone(), key.to_owned(), options));
+                Acquisition::Pending(FallbackFuture { state: State::Primary { future, secondary } })
             }
         }
     }
 
-    fn peek(&self, key: &Key, ask: AcquireOptions) -> LimiterFuture<Decision> {
-        let (first, second, key) = (self.first.peek(key, ask), self.second.clone(), key.to_owned());
-        match first.try_ready() {
-            Ok(Err(error)) if error.is_unavailable() => second.peek(key.borrow(), ask).map(from_second),
+    fn peek(&self, key: &Key, options: AcquireOptions) -> LimiterFuture<Decision> {
+        match self.primary.peek(key, options).try_ready() {
+            Ok(Err(error)) if error.is_unavailable() => self.secondary.peek(key, options).map(mark_fallback),
             Ok(result) => LimiterFuture::ready(result),
-            Err(first) => LimiterFuture::pending(async move {
-                match first.await {
-                    Err(error) if error.is_unavailable() => {
-                        let peeked = second.peek(key.borrow(), ask);
-                        peeked.await.map(from_second)
+            Err(primary) => {
+                let (secondary, key) = (self.secondary.clone(), key.to_owned());
+                LimiterFuture::pending(async move {
+                    match primary.await {
+                        Err(error) if error.is_unavailable() => {
+                            let peeked = secondary.peek(key.borrow(), options);
+                            peeked.await.map(mark_fallback)
+                        }
+                        result => result,
                     }
-                    result => result,
-                }
-            }),
+                })
+            }
         }
     }
 
-    fn cached_denial(&self, key: &Key, ask: AcquireOptions) -> Option<Decision> {
-        self.first.cached_denial(key, ask)
-    }
-
     fn administer(&self, key: &Key, operation: AdminOperation<'_>) -> LimiterFuture<()> {
-        self.second.administer(key, operation).detach();
-        self.first.administer(key, operation)
+        self.secondary.administer(key, operation).detach();
+        self.primary.administer(key, operation)
     }
 }
 
-fn by_second(outcome: Outcome) -> Outcome {
-    Outcome { decision: from_second(outcome.decision), ..outcome }
+fn tag_secondary(outcome: Outcome) -> Outcome {
+    Outcome { decision: mark_fallback(outcome.decision), ..outcome }
 }
 
-fn from_second(decision: Decision) -> Decision {
+fn mark_fallback(decision: Decision) -> Decision {
     decision.with_source(DecisionSource::Fallback)
 }
 
-/// A decision on its way, from the one limiter or the other.
+/// The future of a [`Fallback`] decision.
+#[pin_project]
+#[must_use = "futures do nothing unless polled"]
+#[allow(missing_debug_implementations, unreachable_pub, reason = "named by an associated type only")]
+pub struct FallbackFuture<Key: ToOwned + ?Sized, P: Limiter<Key>, S: Limiter<Key>> {
+    #[pin]
+    state: State<Key, P, S>,
+}
+
 #[pin_project(project = Projection)]
-#[must_use = "a decision that is not awaited may not be made"]
-#[allow(missing_debug_implementations, reason = "named by the limiter only")]
-pub enum FallbackFuture<Key: ToOwned + ?Sized, P: Limiter<Key>, F: Limiter<Key>> {
-    /// The first one's.
-    #[doc(hidden)]
-    First {
+enum State<Key: ToOwned + ?Sized, P: Limiter<Key>, S: Limiter<Key>> {
+    Primary {
         #[pin]
         future: P::Future,
-        second: Option<(F, Key::Owned, AcquireOptions)>,
+        secondary: Option<(S, Key::Owned, AcquireOptions)>,
     },
-    /// The second one's.
-    #[doc(hidden)]
-    Second {
+    Secondary {
         #[pin]
-        future: F::Future,
+        future: S::Future,
     },
 }
 
-impl<Key, P, F> Future for FallbackFuture<Key, P, F>
+impl<Key, P, S> Future for FallbackFuture<Key, P, S>
 where
     Key: ToOwned + ?Sized,
     P: Limiter<Key>,
-    F: Limiter<Key>,
+    S: Limiter<Key>,
 {
     type Output = Result<Outcome, Error>;
 
-    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        let mut state = self.project().state;
         loop {
-            match self.as_mut().project() {
-                Projection::First { future, second } => match ready!(future.poll(cx)) {
+            match state.as_mut().project() {
+                Projection::Primary { future, secondary } => match ready!(future.poll(cx)) {
                     Err(error) if error.is_unavailable() => {
-                        let Some((limiter, key, ask)) = second.take() else { return Poll::Ready(Err(error)) };
-                        match limiter.acquire(key.borrow(), ask) {
-                            Acquisition::Ready(result) => return Poll::Ready(result.map(by_second)),
-                            Acquisition::Pending(future) => self.set(Self::Second { future }),
+                        let Some((limiter, key, options)) = secondary.take() else { return Poll::Ready(Err(error)) };
+                        match limiter.acquire(key.borrow(), options) {
+                            Acquisition::Ready(result) => return Poll::Ready(result.map(tag_secondary)),
+                            Acquisition::Pending(future) => state.set(State::Secondary { future }),
                         }
                     }
                     result => return Poll::Ready(result),
                 },
-                Projection::Second { future } => return future.poll(cx).map(|result| result.map(by_second)),
+                Projection::Secondary { future } => return future.poll(cx).map(|result| result.map(tag_secondary)),
             }
         }
     }

@@ -9,17 +9,17 @@ use super::Outcome;
 use crate::error::Error;
 use crate::sync::POLLED_AFTER_COMPLETION;
 
-/// A future on the heap.
+/// A boxed future.
 pub type BoxFuture<T> = Pin<Box<dyn Future<Output = T> + Send + 'static>>;
 
-/// The answer to [`acquire`](super::Limiter::acquire): ready now, or on its way. It can be awaited either way.
-#[must_use = "an answer that is not looked at decides nothing"]
-#[allow(clippy::exhaustive_enums, reason = "a caller tells the two apart to save the future")]
-#[allow(clippy::large_enum_variant, reason = "what is ready must not be boxed")]
+/// The result of [`acquire`](super::Limiter::acquire): ready, or a future. Awaiting it works in both cases.
+#[must_use = "the decision must be checked"]
+#[allow(clippy::exhaustive_enums, reason = "callers match both variants to avoid the future")]
+#[allow(clippy::large_enum_variant, reason = "an immediate decision must not allocate")]
 pub enum Acquisition<F> {
-    /// Decided.
+    /// The result.
     Ready(Result<Outcome, Error>),
-    /// Being decided elsewhere.
+    /// The future of the result.
     Pending(F),
 }
 
@@ -47,10 +47,10 @@ impl<F> fmt::Debug for Acquisition<F> {
 mod acquire_future {
     use super::{Error, Outcome, pin_project};
 
-    /// An [`Acquisition`](super::Acquisition) as a future. Polling it again after it was ready panics, as with any future.
+    /// The future of an [`Acquisition`](super::Acquisition). Polling it after completion panics.
     #[pin_project(project = Projection)]
-    #[allow(missing_debug_implementations, unreachable_pub, reason = "private, reached by its trait")]
-    #[allow(clippy::large_enum_variant, reason = "what is ready must not be boxed")]
+    #[allow(missing_debug_implementations, unreachable_pub, reason = "named by an associated type only")]
+    #[allow(clippy::large_enum_variant, reason = "an immediate decision must not allocate")]
     pub enum AcquireFuture<F> {
         Ready(Option<Result<Outcome, Error>>),
         Pending(#[pin] F),
@@ -64,18 +64,19 @@ impl<F: Future<Output = Result<Outcome, Error>>> Future for AcquireFuture<F> {
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         match self.project() {
-            Projection::Ready(result) => Poll::Ready(result.take().expect("a decision was polled after it was ready")),
+            Projection::Ready(result) => Poll::Ready(result.take().expect(POLLED_AFTER_COMPLETION)),
             Projection::Pending(future) => future.poll(cx),
         }
     }
 }
 
-/// The answer to the rarer operations of a limiter: ready now, or on its way. Await it either way.
+/// The future of a limiter's operation, other than [`acquire`](super::Limiter::acquire). It may be ready without a
+/// poll.
 ///
 /// # Panics
 ///
-/// Polling it again after it was ready panics, as with any future.
-#[must_use = "an operation that is not awaited may not be done"]
+/// If it is polled after completion.
+#[must_use = "an operation may not run unless its future is awaited"]
 pub struct LimiterFuture<T>(State<T>);
 
 enum State<T> {
@@ -84,22 +85,22 @@ enum State<T> {
 }
 
 impl<T> LimiterFuture<T> {
-    /// Done.
+    /// Creates a future that is ready.
     pub fn ready(result: Result<T, Error>) -> Self {
         Self(State::Ready(Some(result)))
     }
 
-    /// Being done elsewhere.
+    /// Boxes a future.
     pub fn pending(future: impl Future<Output = Result<T, Error>> + Send + 'static) -> Self {
         Self(State::Pending(Box::pin(future)))
     }
 
-    /// Not done, as the limiter does not have this operation.
+    /// Creates a future that is ready with an error for which [`is_unsupported`](Error::is_unsupported) holds.
     pub fn unsupported(message: &'static str) -> Self {
         Self::ready(Err(Error::unsupported(message)))
     }
 
-    /// Changes what comes of it.
+    /// Maps the value.
     pub fn map<U>(self, f: impl FnOnce(T) -> U + Send + 'static) -> LimiterFuture<U>
     where
         T: Send + 'static,
@@ -110,8 +111,9 @@ impl<T> LimiterFuture<T> {
         }
     }
 
-    /// This one and another, done at the same time: what comes of both, whatever it is.
-    pub(crate) fn with<U>(mut self, mut other: LimiterFuture<U>) -> LimiterFuture<(Result<T, Error>, Result<U, Error>)>
+    /// Joins this future with another: both run concurrently, and each result is returned, also if the other is an
+    /// error.
+    pub(crate) fn join<U>(mut self, mut other: LimiterFuture<U>) -> LimiterFuture<(Result<T, Error>, Result<U, Error>)>
     where
         T: Unpin + Send + 'static,
         U: Unpin + Send + 'static,
@@ -124,23 +126,23 @@ impl<T> LimiterFuture<T> {
         let (mut first, mut second) = (None, None);
         LimiterFuture::pending(poll_fn(move |cx| {
             if first.is_none() {
-                first = done(Pin::new(&mut self).poll(cx));
+                first = ready_value(Pin::new(&mut self).poll(cx));
             }
             if second.is_none() {
-                second = done(Pin::new(&mut other).poll(cx));
+                second = ready_value(Pin::new(&mut other).poll(cx));
             }
             match (first.take(), second.take()) {
                 (Some(first), Some(second)) => Poll::Ready(Ok((first, second))),
-                (still, missing) => {
-                    (first, second) = (still, missing);
+                unfinished => {
+                    (first, second) = unfinished;
                     Poll::Pending
                 }
             }
         }))
     }
 
-    /// Goes on with what comes of it.
-    pub(crate) fn then<U>(
+    /// Maps the result.
+    pub(crate) fn map_result<U>(
         self,
         f: impl FnOnce(Result<T, Error>) -> Result<U, Error> + Send + 'static,
     ) -> LimiterFuture<U>
@@ -149,11 +151,11 @@ impl<T> LimiterFuture<T> {
     {
         match self.try_ready() {
             Ok(result) => LimiterFuture::ready(f(result)),
-            Err(reply) => LimiterFuture::pending(async move { f(reply.await) }),
+            Err(future) => LimiterFuture::pending(async move { f(future.await) }),
         }
     }
 
-    /// The same, and done to its end even if it is dropped before: see [`detach`](Self::detach).
+    /// Returns a future that [detaches](Self::detach) itself if it is dropped before completion.
     pub(crate) fn complete_on_drop(self) -> Self
     where
         T: Unpin + Send + 'static,
@@ -164,10 +166,9 @@ impl<T> LimiterFuture<T> {
         }
     }
 
-    /// Lets it be done without waiting for it: for what is done when something is dropped.
+    /// Runs the operation to completion in the background, for operations that a destructor starts.
     ///
-    /// What is ready is done. What is still going on is left to the tokio runtime if there is one (feature `timer`), and
-    /// else is abandoned.
+    /// A pending future runs in the current tokio runtime (feature `timer`). Without a runtime it is dropped.
     pub fn detach(self)
     where
         T: Send + 'static,
@@ -179,11 +180,11 @@ impl<T> LimiterFuture<T> {
         }
     }
 
-    /// The result, if it is there already; else the reply again.
+    /// Returns the result if it is ready.
     ///
     /// # Errors
     ///
-    /// The reply itself, which is then to be awaited.
+    /// Returns the future itself if it is pending.
     pub fn try_ready(self) -> Result<Result<T, Error>, Self> {
         match self.0 {
             State::Ready(Some(result)) => Ok(result),
@@ -192,14 +193,14 @@ impl<T> LimiterFuture<T> {
     }
 }
 
-fn done<T>(poll: Poll<T>) -> Option<T> {
+fn ready_value<T>(poll: Poll<T>) -> Option<T> {
     match poll {
         Poll::Ready(ready) => Some(ready),
         Poll::Pending => None,
     }
 }
 
-/// A reply that goes on when it is dropped.
+/// A future that detaches itself if it is dropped before completion.
 struct CompleteOnDrop<T: Send + 'static>(Option<LimiterFuture<T>>);
 
 impl<T: Unpin + Send + 'static> Future for CompleteOnDrop<T> {
@@ -214,10 +215,16 @@ impl<T: Unpin + Send + 'static> Future for CompleteOnDrop<T> {
 
 impl<T: Send + 'static> Drop for CompleteOnDrop<T> {
     fn drop(&mut self) {
-        if let Some(reply) = self.0.take() {
-            reply.detach();
+        if let Some(future) = self.0.take() {
+            future.detach();
         }
     }
+}
+
+/// Succeeds if both joined operations have succeeded.
+pub(super) fn both_ok(joined: Result<(Result<(), Error>, Result<(), Error>), Error>) -> Result<(), Error> {
+    let (first, second) = joined?;
+    first.and(second)
 }
 
 impl<T: Unpin> Future for LimiterFuture<T> {

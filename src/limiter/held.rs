@@ -1,18 +1,19 @@
 use std::fmt;
 
-use super::future::LimiterFuture;
+use super::future::{LimiterFuture, both_ok};
 
 /// A cost that a limiter holds for a request whose actual cost is known later.
 ///
-/// A held cost counts like a charged one: nobody else gets it, and it does not drain. The guard ends the hold once:
+/// A held cost counts like a charged one: no other request gets it, and it does not drain. The guard ends the hold
+/// once:
 ///
-/// - [`settle`](Self::settle) charges the actual cost at the time of the call. If that is more than was held, the rest is a
-///   *surcharge*: the limiter charges it without asking.
+/// - [`settle`](Self::settle) charges the actual cost at the time of the call. The part above the held cost is a
+///   *surcharge*: the limiter charges it even if it exceeds the limit.
 /// - [`release`](Self::release) charges nothing.
 /// - Dropping the guard settles the whole held cost.
 ///
-/// As nothing is charged before its actual cost is known, nothing is ever refunded. With each request placed at its start,
-/// admissions stay within the bound of the [algorithm](crate::algorithm), surcharges apart.
+/// The limiter charges nothing before the actual cost is known, so it never refunds. If each request is placed at its
+/// start, admissions stay within the bound of the [algorithm](crate::algorithm), except for surcharges.
 ///
 /// Held tokens do not drain: with long holds, keep `burst >= rate * duration * estimate / actual`.
 ///
@@ -34,19 +35,19 @@ use super::future::LimiterFuture;
 ///
 /// # Tiers
 ///
-/// Where the algorithm is [chosen by the key](crate::per_key), the hold is settled under the algorithm that was chosen when it
-/// was made. If the key's tier has changed since to one with a longer period, that charge counts, and drops, as under the old
-/// tier, and usage that only the longer period still counted can be dropped with it: once for each such hold.
+/// If the algorithm is [selected by the key](crate::per_key), a hold is settled under the algorithm that was selected
+/// when the hold began. If the tier of the key has changed since then to one with a longer period, the charge expires
+/// as under the old tier. Usage that only the longer period still counted can expire with it, once for each such hold.
 ///
 /// # Shared stores
 ///
-/// In memory a hold ends with its guard. In Redis the process renews its holds in the background; if the process dies, they
-/// expire and are settled whole.
+/// In memory a hold ends with its guard. In Redis the process renews its holds in the background. If the process dies,
+/// its holds expire, and Redis settles them whole.
 ///
 /// # Cancellation
 ///
-/// [`settle`](Self::settle) and [`release`](Self::release) do their work even if their reply is dropped, as long as a tokio
-/// runtime runs (feature `timer`).
+/// [`settle`](Self::settle) and [`release`](Self::release) take effect even if their future is dropped, as long as a
+/// tokio runtime runs (feature `timer`).
 #[must_use = "dropping the guard settles the whole held cost"]
 pub struct Held {
     cost: u64,
@@ -54,12 +55,12 @@ pub struct Held {
 }
 
 impl Held {
-    /// A guard for a limiter of your own: it calls `settle` once, with the actual cost.
+    /// Creates a guard for a custom limiter. The guard calls `settle` once, with the actual cost.
     pub fn new(cost: u64, settle: impl FnOnce(u64) -> LimiterFuture<()> + Send + Sync + 'static) -> Self {
         Self { cost, settle: Some(Box::new(settle)) }
     }
 
-    /// The held cost.
+    /// Returns the held cost.
     #[must_use]
     pub fn cost(&self) -> u64 {
         self.cost
@@ -69,7 +70,8 @@ impl Held {
     ///
     /// # Errors
     ///
-    /// If the store cannot record it: a full table ([`WhenFull::Deny`](crate::WhenFull::Deny)), or Redis is unavailable.
+    /// If the store cannot record the charge: the key table is full ([`WhenFull::Deny`](crate::WhenFull::Deny)), or
+    /// Redis is unavailable.
     pub fn settle(mut self, actual: u64) -> LimiterFuture<()> {
         self.end(actual)
     }
@@ -83,16 +85,13 @@ impl Held {
         self.settle(0)
     }
 
-    /// One guard for two holds of one decision.
+    /// Joins two holds of one decision into one guard.
     pub(crate) fn join(first: Option<Self>, second: Option<Self>) -> Option<Self> {
         match (first, second) {
             (Some(first), Some(second)) => {
                 let cost = first.cost.max(second.cost);
                 Some(Self::new(cost, move |actual| {
-                    first.settle(actual).with(second.settle(actual)).then(|both| {
-                        let (first, second) = both?;
-                        first.and(second)
-                    })
+                    first.settle(actual).join(second.settle(actual)).map_result(both_ok)
                 }))
             }
             (first, second) => first.or(second),
@@ -114,5 +113,28 @@ impl Drop for Held {
 impl fmt::Debug for Held {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Held").field("cost", &self.cost).finish_non_exhaustive()
+    }
+}
+
+/// A held cost that is released when dropped, unlike [`Held`], which settles the whole cost.
+///
+/// For a request that may still fail: if its future is dropped meanwhile, the request is not charged.
+pub(crate) struct ReleaseOnDrop(Option<Held>);
+
+impl ReleaseOnDrop {
+    pub(crate) fn new(held: Option<Held>) -> Self {
+        Self(held)
+    }
+
+    pub(crate) fn into_held(mut self) -> Option<Held> {
+        self.0.take()
+    }
+}
+
+impl Drop for ReleaseOnDrop {
+    fn drop(&mut self) {
+        if let Some(held) = self.0.take() {
+            held.release().detach();
+        }
     }
 }

@@ -1,4 +1,14 @@
-//! The seam between whoever asks and whatever decides, and limiters made of limiters.
+//! The trait between the middleware and the stores, and limiters built from limiters.
+//!
+//! | Limiter | Purpose |
+//! |---|---|
+//! | [`BoxLimiter`] | a limiter whose type is chosen at run time |
+//! | [`DeniedCache`] | caches denials in front of a remote store |
+//! | [`FailOpen`] | allows requests while the store is unavailable |
+//! | [`Fallback`] | uses another limiter while the store is unavailable |
+//! | [`Chained`] | combines limits that one store cannot decide together |
+//!
+//! [`Held`] is the guard of a held cost, and [`Reservation`] a hold that counts what is spent.
 
 mod admin;
 mod boxed;
@@ -13,30 +23,35 @@ mod reservation;
 pub use self::admin::AdminOperation;
 pub(crate) use self::admin::admin_methods;
 pub use self::boxed::BoxLimiter;
-pub use self::chained::{Chained, ChainedFuture};
-pub use self::denied_cache::{DeniedCache, DeniedCacheFuture};
-pub use self::fail_open::{FailOpen, FailOpenFuture};
-pub use self::fallback::{Fallback, FallbackFuture};
+pub use self::chained::Chained;
+pub use self::denied_cache::DeniedCache;
+pub use self::fail_open::FailOpen;
+pub use self::fallback::Fallback;
 pub use self::future::{Acquisition, BoxFuture, LimiterFuture};
 pub use self::held::Held;
+pub(crate) use self::held::ReleaseOnDrop;
 pub use self::reservation::Reservation;
 use crate::decision::{AcquireOptions, Decision};
 use crate::error::Error;
 use std::future::Future;
 use std::sync::Arc;
 
-/// Decides whether a key may have what is asked: the one thing that the middleware knows of stores and algorithms.
+/// Decides whether a key may pass, and charges it.
 ///
-/// [`Memory`](crate::Memory) is one. Only [`acquire`](Self::acquire) must be written; what a limiter of your own does
-/// not override answers with an error for which [`is_unsupported`](Error::is_unsupported) holds.
+/// The stores ([`Memory`](crate::Memory), `Redis`) implement this trait, and the middleware depends on nothing else of
+/// them. A custom limiter must implement [`acquire`](Self::acquire) only. The other methods return an error for which
+/// [`is_unsupported`](Error::is_unsupported) holds, unless the limiter implements them.
 ///
-/// A decision that is ready at once costs no future and no allocation; one that has to ask elsewhere answers with a
-/// future. That future must not borrow from the limiter or the key. Dropping it abandons the decision: whether it is
-/// charged then is for the limiter to declare.
+/// # Futures and cancellation
+///
+/// A limiter that decides immediately returns [`Acquisition::Ready`], which needs no future and no allocation. Another
+/// limiter returns a future, which must not borrow from the limiter or the key. If the caller drops the future, the
+/// limiter may or may not charge the key: a limiter must document which. A cost that is held for a dropped future must
+/// be released.
 ///
 /// # Example
 ///
-/// A limiter that refuses while the doors are closed.
+/// A limiter that denies requests during maintenance.
 ///
 /// ```
 /// use std::future::{Ready, ready};
@@ -46,65 +61,56 @@ use std::sync::Arc;
 /// use tower_ratelimit::limiter::{Acquisition, Limiter, Outcome};
 /// use tower_ratelimit::{AcquireOptions, Clock, Decision, Error, SystemClock, Verdict};
 ///
-/// struct Doors {
-///     open: AtomicBool,
+/// struct Maintenance {
+///     is_active: AtomicBool,
 ///     clock: SystemClock,
 /// }
 ///
-/// impl<Key: ?Sized> Limiter<Key> for Doors {
+/// impl<Key: ?Sized> Limiter<Key> for Maintenance {
 ///     type Future = Ready<Result<Outcome, Error>>;
 ///
-///     fn acquire(&self, _key: &Key, _ask: AcquireOptions) -> Acquisition<Self::Future> {
-///         let verdict = if self.open.load(Ordering::Relaxed) {
-///             Verdict::Allowed
-///         } else {
+///     fn acquire(&self, _key: &Key, _options: AcquireOptions) -> Acquisition<Self::Future> {
+///         let verdict = if self.is_active.load(Ordering::Relaxed) {
 ///             Verdict::Denied { retry_after: Duration::from_secs(60) }
+///         } else {
+///             Verdict::Allowed
 ///         };
 ///         Acquisition::Ready(Ok(Decision::by_policy(self.clock.now(), verdict).into()))
 ///     }
 /// }
 ///
-/// let doors = Doors { open: AtomicBool::new(false), clock: SystemClock::new() };
-/// let Acquisition::Ready(outcome) = doors.acquire("anybody", AcquireOptions::default()) else { unreachable!() };
+/// let limiter = Maintenance { is_active: AtomicBool::new(true), clock: SystemClock::new() };
+/// let Acquisition::Ready(outcome) = limiter.acquire("alice", AcquireOptions::default()) else { unreachable!() };
 /// assert!(!outcome?.decision.is_allowed());
 /// # Ok::<(), Error>(())
 /// ```
 pub trait Limiter<Key: ?Sized> {
-    /// A decision on its way. A limiter that always answers at once names [`std::future::Ready`].
+    /// The future of a decision. A limiter that always decides immediately uses [`std::future::Ready`].
     type Future: Future<Output = Result<Outcome, Error>> + Send + 'static;
 
     /// Decides, and charges the key if the request is allowed. A denial charges nothing.
     ///
-    /// With [`AcquireOptions::hold`] the limiter holds the cost instead of charging it, and returns its guard in [`Outcome::held`]. A
-    /// limiter that cannot hold returns an error for which [`is_unsupported`](Error::is_unsupported) holds.
-    fn acquire(&self, key: &Key, ask: AcquireOptions) -> Acquisition<Self::Future>;
+    /// With [`AcquireOptions::hold`] the limiter holds the cost instead of charging it, and returns the guard in
+    /// [`Outcome::held`]. A limiter that cannot hold returns an error for which
+    /// [`is_unsupported`](Error::is_unsupported) holds.
+    fn acquire(&self, key: &Key, options: AcquireOptions) -> Acquisition<Self::Future>;
 
-    /// Holds the cost instead of charging it: what is held counts like what is charged, until the guard in
-    /// [`Outcome::held`] charges the actual cost or releases it.
+    /// Holds the cost instead of charging it: [`acquire`](Self::acquire) with [`AcquireOptions::hold`].
     ///
-    /// The same as [`acquire`](Self::acquire) with [`AcquireOptions::hold`].
-    fn hold(&self, key: &Key, ask: AcquireOptions) -> Acquisition<Self::Future> {
-        self.acquire(key, ask.hold())
+    /// A held cost counts like a charged one, until the guard in [`Outcome::held`] settles or releases it.
+    fn hold(&self, key: &Key, options: AcquireOptions) -> Acquisition<Self::Future> {
+        self.acquire(key, options.hold())
     }
 
-    /// What [`acquire`](Self::acquire) would answer, without charging.
-    fn peek(&self, key: &Key, ask: AcquireOptions) -> LimiterFuture<Decision> {
-        let _ = (key, ask);
+    /// Returns the decision that [`acquire`](Self::acquire) would return, without charging.
+    fn peek(&self, key: &Key, options: AcquireOptions) -> LimiterFuture<Decision> {
+        let _ = (key, options);
         LimiterFuture::unsupported("peek failed: this limiter does not support it")
     }
 
-    /// A denial that [`acquire`](Self::acquire) would answer from memory, without asking the store: see
-    /// [`DeniedCache`](super::DeniedCache).
-    #[doc(hidden)]
-    fn cached_denial(&self, key: &Key, ask: AcquireOptions) -> Option<Decision> {
-        let _ = (key, ask);
-        None
-    }
-
-    /// Runs an administrative operation on a key. The default returns an error for which
-    /// [`is_unsupported`](Error::is_unsupported) holds.
+    /// Runs an administrative operation on a key.
     ///
-    /// The stores and combinators have the methods `set_usage`, `block`, `unblock` and `reset` for it.
+    /// The stores and the combinators have the methods `set_usage`, `block`, `unblock` and `reset` for it.
     fn administer(&self, key: &Key, operation: AdminOperation<'_>) -> LimiterFuture<()> {
         let _ = key;
         LimiterFuture::unsupported(match operation {
@@ -118,16 +124,12 @@ pub trait Limiter<Key: ?Sized> {
 impl<Key: ?Sized, L: Limiter<Key> + ?Sized> Limiter<Key> for Arc<L> {
     type Future = L::Future;
 
-    fn acquire(&self, key: &Key, ask: AcquireOptions) -> Acquisition<Self::Future> {
-        (**self).acquire(key, ask)
+    fn acquire(&self, key: &Key, options: AcquireOptions) -> Acquisition<Self::Future> {
+        (**self).acquire(key, options)
     }
 
-    fn peek(&self, key: &Key, ask: AcquireOptions) -> LimiterFuture<Decision> {
-        (**self).peek(key, ask)
-    }
-
-    fn cached_denial(&self, key: &Key, ask: AcquireOptions) -> Option<Decision> {
-        (**self).cached_denial(key, ask)
+    fn peek(&self, key: &Key, options: AcquireOptions) -> LimiterFuture<Decision> {
+        (**self).peek(key, options)
     }
 
     fn administer(&self, key: &Key, operation: AdminOperation<'_>) -> LimiterFuture<()> {
@@ -135,18 +137,18 @@ impl<Key: ?Sized, L: Limiter<Key> + ?Sized> Limiter<Key> for Arc<L> {
     }
 }
 
-/// A decision, and what is held for it.
+/// A decision, and the guard of the cost that is held for it.
 #[derive(Debug)]
-#[allow(clippy::exhaustive_structs, reason = "a user's own limiter makes them")]
+#[allow(clippy::exhaustive_structs, reason = "custom limiters construct it")]
 pub struct Outcome {
     /// The decision.
     pub decision: Decision,
-    /// The guard of the held cost, if the caller asked to [hold](AcquireOptions::hold) it and the request is allowed.
+    /// The guard, if the request is allowed and its cost is [held](AcquireOptions::hold).
     pub held: Option<Held>,
 }
 
 impl From<Decision> for Outcome {
-    /// An outcome that holds nothing.
+    /// Creates an outcome that holds nothing.
     fn from(decision: Decision) -> Self {
         Self { decision, held: None }
     }

@@ -6,11 +6,12 @@ use super::{Limiter, Outcome};
 use crate::decision::{AcquireOptions, Decision};
 use crate::error::Error;
 
-/// A [hold](Held) for something whose cost is counted while it runs: a stream, a job, a call that is paid by tokens.
+/// A [hold](Held) for work whose cost is counted while it runs: a stream, a job, a call that is paid by tokens.
 ///
-/// [`reserve`](Self::reserve) holds an estimate. [`spend`](Self::spend) counts what is used, and [`settle`](Self::settle)
-/// ends it. **Dropping it settles at what was spent until then**: a cancelled stream pays what it used, and one that never
-/// began pays nothing. What was spent beyond the reservation is charged without asking.
+/// [`reserve`](Self::reserve) holds an estimate. [`spend`](Self::spend) counts usage, and [`settle`](Self::settle) ends
+/// the reservation. **Dropping a reservation settles what was spent until then**: a cancelled stream is charged for
+/// what it used, and a stream that never began is charged nothing. Usage beyond the reserved cost is a surcharge: the
+/// limiter charges it even if it exceeds the limit.
 ///
 /// ```
 /// use tower_ratelimit::limiter::Reservation;
@@ -31,7 +32,7 @@ use crate::error::Error;
 /// # }
 /// ```
 #[derive(Debug)]
-#[must_use = "dropping a reservation at once releases all of it"]
+#[must_use = "dropping a reservation settles what was spent until then"]
 pub struct Reservation {
     held: Option<Held>,
     spent: u64,
@@ -40,23 +41,24 @@ pub struct Reservation {
 impl Reservation {
     /// Holds the cost, if the limiter allows it.
     ///
-    /// Returns the decision with it, and alone if it is a denial. A limiter that allowed the request without holding
-    /// anything, as [`FailOpen`](super::FailOpen) does while its store is unavailable, returns a reservation that settles
-    /// nothing.
+    /// Returns the decision, and a reservation if the decision allows the request. A limiter may allow a request
+    /// without holding its cost, as [`FailOpen`](super::FailOpen) does while its store is unavailable. The reservation
+    /// then settles nothing.
     ///
     /// # Errors
     ///
-    /// If the limiter could not decide.
+    /// If the limiter cannot decide, or cannot hold a cost.
     ///
     /// # Cancellation
     ///
-    /// If the future is dropped while the limiter decides, the limiter says what stays charged.
+    /// [`Redis`](crate::store) releases what it has held for a future that is dropped before it completes. Other
+    /// limiters may differ.
     pub fn reserve<Key: ?Sized, L: Limiter<Key>>(
         limiter: &L,
         key: &Key,
-        ask: AcquireOptions,
+        options: AcquireOptions,
     ) -> impl Future<Output = Result<(Option<Self>, Decision), Error>> + Send + use<Key, L> {
-        let acquired = limiter.hold(key, ask).into_future();
+        let acquired = limiter.hold(key, options).into_future();
         async move {
             let Outcome { decision, held } = acquired.await?;
             let reservation = decision.is_allowed().then_some(Self { held, spent: 0 });
@@ -64,24 +66,24 @@ impl Reservation {
         }
     }
 
-    /// The held cost.
+    /// Returns the held cost.
     #[must_use]
     pub fn reserved(&self) -> u64 {
         self.held.as_ref().map_or(0, Held::cost)
     }
 
-    /// What was spent until now.
+    /// Returns the amount spent until now.
     #[must_use]
     pub fn spent(&self) -> u64 {
         self.spent
     }
 
-    /// Counts what has been used. It may come to more than was reserved.
+    /// Adds `amount` to the amount spent, which may exceed the reserved cost.
     pub fn spend(&mut self, amount: u64) {
         self.spent = self.spent.saturating_add(amount);
     }
 
-    /// Ends it and charges `actual`, whatever was spent.
+    /// Ends the reservation and charges `actual` instead of the amount spent.
     ///
     /// # Errors
     ///

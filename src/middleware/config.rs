@@ -35,7 +35,8 @@ pub(crate) type ConfigOf<Request, P> = Config<
 
 /// What the layer does with a request whose key is absent.
 ///
-/// The layer always rejects a request whose key is [unusable](crate::key::Missing::unusable): sent twice, empty or malformed.
+/// The layer always rejects a request whose key is [unusable](crate::key::Missing::unusable): sent twice, empty or
+/// malformed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum MissingKeyPolicy {
@@ -47,7 +48,8 @@ pub enum MissingKeyPolicy {
 }
 
 impl<K, A, R, T> Config<K, A, R, T> {
-    /// Whether the layer rejects a request without a key. No policy exempts an unusable key: clients can send one at will.
+    /// Whether the layer rejects a request without a key. No policy exempts an unusable key: clients can send one at
+    /// will.
     pub(crate) fn rejects(&self, missing: &MissingKey) -> bool {
         missing.is_unusable() || self.missing_key == MissingKeyPolicy::Reject
     }
@@ -88,8 +90,8 @@ pub(crate) struct WaitConfig {
 impl WaitConfig {
     pub(crate) const DEFAULT_MAX_WAITERS: usize = 10_000;
 
-    /// The maximum delay of a new request: zero if no permit is free, so that the limiter denies the request and does not
-    /// charge it for a start that it could not wait for.
+    /// The maximum delay of a new request: zero if no permit is free, so that the limiter denies the request and does
+    /// not charge it for a start that it could not wait for.
     pub(crate) fn max_delay(&self) -> Option<Duration> {
         let is_full = self.waiters.load(Ordering::Relaxed) >= self.max_waiters;
         if is_full { Some(Duration::ZERO) } else { self.max_delay }
@@ -105,7 +107,8 @@ impl WaitConfig {
 
     /// Acquires a permit for a request that was charged for its scheduled start while a permit was free.
     ///
-    /// Concurrent requests may exceed `max_waiters` by their number, because a charged request must not be denied for that.
+    /// Concurrent requests may exceed `max_waiters` by their number, because a charged request must not be denied for
+    /// that.
     pub(crate) fn acquire_permit_when_charged(&self, observers: &Observers) -> Waiter {
         self.waiters.fetch_add(1, Ordering::AcqRel);
         self.waiter(observers)

@@ -33,18 +33,18 @@ use crate::response::Http;
 ///
 /// # What is charged
 ///
-/// The limiter charges a request when it allows it, before the layer calls the inner service. The charge stays if the inner
-/// service fails or panics, or if the response is never read. A denied request is not charged. Requests that are exempt or have
-/// no key are not charged either.
+/// The limiter charges a request when it allows it, before the layer calls the inner service. The charge stays if the
+/// inner service fails or panics, or if the response is never read. Denied requests, exempt requests and requests
+/// without a key are not charged.
 ///
-/// With [`settle`](Self::settle) the layer *holds* the cost instead ([`Held`](crate::limiter::Held)). When the service has
-/// responded, the layer charges the cost that it derives from the response. If the response future is dropped before that, or
-/// the service panics, the layer charges the whole held cost. Nothing is ever refunded.
+/// With [`settle`](Self::settle) the layer *holds* the cost instead ([`Held`](crate::limiter::Held)). When the service
+/// has responded, the layer charges the cost that it derives from the response. If the response future is dropped
+/// before that, or the service panics, the layer charges the whole held cost. Nothing is ever refunded.
 ///
 /// The layer charges for every request that reaches it. In axum,
-/// [`Router::layer`](https://docs.rs/axum/latest/axum/struct.Router.html#method.layer) wraps the fallback too, so a request for
-/// an unknown path is charged. `Router::route_layer` wraps the routes only: a request for an unknown path is neither limited
-/// nor charged.
+/// [`Router::layer`](https://docs.rs/axum/latest/axum/struct.Router.html#method.layer) wraps the fallback too, so a
+/// request for an unknown path is charged. `Router::route_layer` wraps the routes only: a request for an unknown path
+/// is neither limited nor charged.
 ///
 /// # Cancellation
 ///
@@ -59,10 +59,10 @@ use crate::response::Http;
 ///
 /// # The inner service is `Clone`
 ///
-/// A waiting request keeps an instance of the inner service, and later requests need another instance. So the inner service
-/// must be `Clone`, as the services of axum, tonic, hyper and reqwest are. Wrap a service that is not `Clone` in a
-/// [`tower::buffer::Buffer`](https://docs.rs/tower/latest/tower/buffer/index.html): the buffer is `Clone`, and runs the
-/// service in a separate task. The error of the service is then a `tower::BoxError`.
+/// A waiting request keeps an instance of the inner service, and later requests need another instance. So the inner
+/// service must be `Clone`, as the services of axum, tonic, hyper and reqwest are. Wrap a service that is not `Clone`
+/// in a [`tower::buffer::Buffer`](https://docs.rs/tower/latest/tower/buffer/index.html): the buffer is `Clone`, and
+/// runs the service in a separate task. The error of the service is then a `tower::BoxError`.
 ///
 /// ```
 /// use tower::{BoxError, Service, ServiceBuilder, ServiceExt};
@@ -180,22 +180,25 @@ impl<K, A, R, T> RateLimitLayer<K, A, R, T> {
 
     /// Settles the cost of a request when the service has responded.
     ///
-    /// `settle` is [`OnlyFailures`](super::cost::OnlyFailures), [`OnlySuccesses`](super::cost::OnlySuccesses), `OnlyGrpcCodes`,
-    /// or a closure `|held: u64, result: Result<&Response, &Error>| -> u64` that returns the actual cost.
+    /// `settle` is [`OnlyFailures`](super::cost::OnlyFailures), [`OnlySuccesses`](super::cost::OnlySuccesses),
+    /// `OnlyGrpcCodes`, or a closure `|held: u64, result: Result<&Response, &Error>| -> u64` that returns the actual
+    /// cost.
     ///
-    /// The layer holds the cost before it calls the service, and charges the actual cost when the service has responded: see
-    /// [`Held`](crate::limiter::Held). The limiter charges a surcharge, the part above the held cost, even if it exceeds the
-    /// limit. The response headers carry the key's numbers at admission. If the response future is dropped, the layer charges
-    /// the whole held cost.
+    /// The layer holds the cost before it calls the service, and charges the actual cost when the service has
+    /// responded: see [`Held`](crate::limiter::Held). The limiter charges a surcharge, the part above the held cost,
+    /// even if it exceeds the limit. The response headers carry the key's numbers at admission. If the response future
+    /// is dropped, the layer charges the whole held cost.
     ///
-    /// A hold starts now or is denied, so a layer that settles never schedules a request. With `max_wait` the request asks again
-    /// when the limiter expects capacity. A [`LeakyQueue`](crate::LeakyQueue) holds for one request of a key at a time, because
-    /// the next start depends on the settlement: use a bucket or a window for services that respond slowly.
+    /// A hold starts now or is denied, so a layer that settles never schedules a request. With `max_wait` the request
+    /// asks again when the limiter expects capacity. A [`LeakyQueue`](crate::LeakyQueue) holds for one request of a key
+    /// at a time, because the next start depends on the settlement: use a bucket or a window for services that respond
+    /// slowly.
     pub fn settle<F>(self, settle: F) -> RateLimitLayer<K, A, R, SettleFn<T, F>> {
         self.with_cost_policy(|inner_policy| SettleFn { inner_policy, settle })
     }
 
-    /// Adds an observer of the layer's events: see [`observe`](crate::observe). Every added observer receives each event.
+    /// Adds an observer of the layer's events: see [`observe`](crate::observe). Every added observer receives each
+    /// event.
     ///
     /// ```
     /// # use tower_ratelimit::{Gcra, Memory, PeerIp, Quota, RateLimitLayer};
@@ -227,18 +230,18 @@ impl<K, A, R, T> RateLimitLayer<K, A, R, T> {
     ///
     /// The layer rejects a request that cannot start within `max_wait` at once, without waiting.
     ///
-    /// Buckets and queues schedule a start when the request asks, first come, first served for each key. Windows and logs
-    /// schedule no starts, and neither does a blocked key. Several limits schedule a start only if [all of them
-    /// do](crate::Limit). Without a scheduled start, a waiting request asks again when the limiter expects capacity, and the
-    /// first request to ask gets it.
+    /// Buckets and queues schedule a start when the request asks, first come, first served for each key. Windows and
+    /// logs schedule no starts, and neither does a blocked key. Several limits schedule a start only if [all of them
+    /// do](crate::Limit). Without a scheduled start, a waiting request asks again when the limiter expects capacity,
+    /// and the limiter serves the first request that asks.
     ///
-    /// The time since the first decision counts, including the time that later decisions take. If a remote limiter schedules a
-    /// start within the time that was left when the request asked, the request waits for that start.
+    /// The time since the first decision counts, including the time that later decisions take. If a remote limiter
+    /// schedules a start within the time that was left when the request asked, the request waits for that start.
     ///
-    /// Without this setting only a [`LeakyQueue`](crate::LeakyQueue) delays requests, for as long as it schedules. A `max_wait`
-    /// of zero disables that. A waiting request reserves no capacity of the inner service. Waiting needs a tokio runtime with a
-    /// timer: without one, the layer rejects a request that would wait for a scheduled start, although the request was
-    /// charged for that start.
+    /// Without this setting only a [`LeakyQueue`](crate::LeakyQueue) delays requests, for as long as it schedules. A
+    /// `max_wait` of zero disables that. A waiting request reserves no capacity of the inner service. Waiting needs a
+    /// tokio runtime with a timer: without one, the layer rejects a request that would wait for a scheduled start,
+    /// although the request was charged for that start.
     pub fn max_wait(mut self, max_wait: std::time::Duration) -> Self {
         self.config.wait.max_delay = Some(max_wait);
         self

@@ -7,10 +7,11 @@ use crate::key::ExtractKey;
 use crate::limiter::Limiter;
 use crate::response::Respond;
 
-/// The parts of a rate limit service that takes `Request`: inner service, key extractor, limiter, responder and cost policy.
+/// The parts of a rate limit service that takes `Request`: inner service, key extractor, limiter, responder and cost
+/// policy.
 ///
-/// Implemented for the tuple of the five. Public because a bound of [`ResponseFuture`](super::ResponseFuture) names it; other
-/// crates can neither name nor implement it.
+/// Implemented for the tuple of the five. Public because a bound of [`ResponseFuture`](super::ResponseFuture) names it;
+/// other crates can neither name nor implement it.
 #[allow(unreachable_pub, reason = "named by a bound of a public type only")]
 pub trait Parts<Request> {
     type Service: Service<Request, Response = Self::InnerResponse, Error = Self::InnerError> + Clone;

@@ -13,7 +13,7 @@ use super::config::{ConfigOf, Disposition, Waiter, classify, observe_context, re
 use super::parts::{DecisionFuture, InnerFuture, Parts, ServiceResult};
 use super::settlement::PendingSettlement;
 use crate::decision::{AcquireOptions, Decision};
-use crate::limiter::{Acquisition, Held, Limiter as _};
+use crate::limiter::{Acquisition, Limiter as _, ReleaseOnDrop};
 use crate::observe::{Event, OutcomeGuard};
 use crate::response::{Rejection, Respond as _};
 use crate::runtime::{Instant, Sleep, sleep};
@@ -89,26 +89,8 @@ pub(crate) struct Deferred<Request, P: Parts<Request>> {
 pub(crate) struct ScheduledRequest<Request, P: Parts<Request>> {
     deferred: Deferred<Request, P>,
     decision: Decision,
-    held: NotForwarded,
-}
-
-/// The held cost of a request that is not forwarded yet: dropping it releases the cost.
-///
-/// Without it, dropping the guard would charge a request that the inner service never received.
-struct NotForwarded(Option<Held>);
-
-impl NotForwarded {
-    fn into_forwarded(mut self) -> Option<Held> {
-        self.0.take()
-    }
-}
-
-impl Drop for NotForwarded {
-    fn drop(&mut self) {
-        if let Some(held) = self.0.take() {
-            held.release().detach();
-        }
-    }
+    /// Released if the request is not forwarded, because the inner service then did no work.
+    held: ReleaseOnDrop,
 }
 
 impl<Request, P: Parts<Request>> Deferred<Request, P> {
@@ -195,7 +177,7 @@ impl<Request, P: Parts<Request>> PendingRequest<Request, P> {
             Disposition::Admit(decision, held) => {
                 let delay = decision.delay();
                 request.outcome.start_wait();
-                let held = NotForwarded(held);
+                let held = ReleaseOnDrop::new(held);
                 if delay.is_zero() {
                     let request = ScheduledRequest { deferred: request, decision, held };
                     let scheduled = WithService { service, is_ready, request };
@@ -231,7 +213,7 @@ impl<Request, P: Parts<Request>> PendingRequest<Request, P> {
         let mut context = config.responder.on_allowed(&mut request, Some(&decision));
         observe_context::<Request, P>(&config, &mut context);
         // From here on, dropping the guard charges the whole held cost, also if `call` panics.
-        let held = held.into_forwarded();
+        let held = held.into_held();
         let response = service.call(request);
         let settlement = held.map(|held| Box::new(PendingSettlement::new(config, held)));
         Self::Done { output: Some(PendingOutput::Forwarded(Forwarded { response, context, settlement })) }

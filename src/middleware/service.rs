@@ -24,10 +24,10 @@ use crate::response::{Http, Rejection, Respond};
 ///
 /// # Readiness
 ///
-/// This service is ready when the inner service is ready. [`call`](Service::call) forwards an allowed request to the instance
-/// that [`poll_ready`](Service::poll_ready) made ready. A future keeps that instance while the limiter decides elsewhere. A
-/// rejection drops the instance, which releases the capacity that its readiness reserved. A request that waits for its start
-/// releases the instance too, and makes a fresh clone ready before the start.
+/// This service is ready when the inner service is ready. [`call`](Service::call) forwards an allowed request to the
+/// instance that [`poll_ready`](Service::poll_ready) made ready. A future keeps that instance while the limiter decides
+/// elsewhere. A rejection drops the instance, which releases the capacity that its readiness reserved. A request that
+/// waits for its start releases the instance too, and makes a fresh clone ready before the start.
 #[derive(Debug)]
 pub struct RateLimit<S, K, A, R = Http, T = UnitCost> {
     inner: S,
@@ -91,8 +91,9 @@ where
         };
         let (cost, max_delay) = (config.cost_policy.cost(&request), config.wait.max_delay());
         let options = acquire_options::<Request, (S, K, A, R, T)>(config, cost, max_delay);
-        // Hot path (bench row `service allowed`). Do not move `request` or `acquired` (each memcpy costs a large share of the
-        // decision), and do not borrow `options`: it would be spilled field by field and reloaded as a whole, which stalls.
+        // Hot path (bench row `service allowed`). Do not move `request` or `acquired` (each memcpy costs a large share
+        // of the decision), and do not borrow `options`: it would be spilled field by field and reloaded as a whole,
+        // which stalls.
         let acquired = config.limiter.acquire(&key, options);
         let mut context = match &acquired {
             Acquisition::Ready(Ok(Outcome { decision, .. })) if decision.is_allowed_now() => {

@@ -1,15 +1,15 @@
 //! The cost of a request: before the service is called, and after it has responded.
 //!
-//! The limiter charges the cost before the layer calls the inner service, so a limit holds against any number of concurrent
-//! requests. With [`settle`](crate::RateLimitLayer::settle) the layer [holds](crate::limiter::Held) the cost instead, and
-//! charges the actual cost when the service has responded.
+//! The limiter charges the cost before the layer calls the inner service, so a limit holds against any number of
+//! concurrent requests. With [`settle`](crate::RateLimitLayer::settle) the layer [holds](crate::limiter::Held) the cost
+//! instead, and charges the actual cost when the service has responded.
 //!
 //! | `settle` | Charges |
 //! |---|---|
 //! | [`OnlyFailures`] | failed requests: failed logins, bad requests |
 //! | [`OnlySuccesses`] | successful requests: paid calls |
 //! | `OnlyGrpcCodes` | calls that end with one of these gRPC codes (feature `tonic`) |
-//! | a closure `Fn(u64, Result<&Response, &Error>) -> u64` | the cost that the closure returns; the `u64` is the held cost |
+//! | a closure `Fn(u64, Result<&Response, &Error>) -> u64` | the cost that it returns for the held cost and the result |
 
 #[cfg(feature = "tonic")]
 mod grpc;
@@ -103,8 +103,8 @@ where
 #[doc(hidden)]
 #[diagnostic::on_unimplemented(
     message = "`{Self}` cannot settle the cost of a request by a `{Response}`",
-    note = "settle by `OnlyFailures`, `OnlySuccesses` or a closure `|held: u64, result: Result<&{Response}, &{Error}>|` \
-            that returns a `u64`"
+    note = "settle by `OnlyFailures`, `OnlySuccesses` or a closure \
+            `|held: u64, result: Result<&{Response}, &{Error}>|` that returns a `u64`"
 )]
 pub trait Settle<Response, Error> {
     /// Returns the actual cost of a request for which the layer has held `held`.

@@ -10,11 +10,11 @@ use super::Settle;
 /// - a `grpc-status` other than 0 in the response headers
 /// - an error of the inner service
 ///
-/// A gRPC call that fails after it has sent messages reports the failure in its trailers. The layer settles before it receives
-/// trailers, so such a call counts as a success.
+/// A gRPC call that fails after it has sent messages reports the failure in its trailers. The layer settles before it
+/// receives trailers, so such a call counts as a success.
 ///
-/// "At most five failed logins in fifteen minutes" thus holds against any number of concurrent attempts: the limiter holds the
-/// cost of each attempt when it begins, and releases the cost if the attempt succeeds.
+/// "At most five failed logins in fifteen minutes" thus holds against any number of concurrent attempts: the limiter
+/// holds the cost of each attempt when it begins, and releases the cost if the attempt succeeds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct OnlyFailures;
 
