@@ -57,7 +57,7 @@ async fn call(address: SocketAddr) -> Result<(), Box<dyn Error>> {
     let mut client = HealthClient::new(Endpoint::try_from(format!("http://{address}"))?.connect().await?);
     for number in 1..=8 {
         // Bounds how often and for how long one call is tried, whatever the server says.
-        let mut policy = RetryAfter::new().reading(GrpcHint).max_retries(5);
+        let mut policy = RetryAfter::new().with_reader(GrpcHint).max_retries(5);
         loop {
             let status = match client.check(HealthCheckRequest::default()).await {
                 Ok(answer) => {

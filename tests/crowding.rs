@@ -10,7 +10,7 @@ use tower_ratelimit::algorithm::{Algorithm, Counters, HitLog};
 use tower_ratelimit::limiter::{Acquisition, Held, LimiterFuture};
 use tower_ratelimit::store::LimitsFor;
 use tower_ratelimit::{
-    AcquireOptions, Detail, DecisionSource, FixedWindow, Gcra, Limit, Limiter, ManualClock, Memory, Quota, SlidingLog,
+    AcquireOptions, DecisionSource, Detail, FixedWindow, Gcra, Limit, Limiter, ManualClock, Memory, Quota, SlidingLog,
     SlidingWindow, Timestamp, Verdict, WhenFull,
 };
 

@@ -9,7 +9,7 @@ use futures_util::{Stream, StreamExt, stream};
 use tower_ratelimit::algorithm::Algorithm;
 use tower_ratelimit::limiter::{Acquisition, Held, Limiter, Outcome};
 use tower_ratelimit::{
-    AcquireOptions, Detail, BoxLimiter, Decision, DecisionSource, FixedWindow, Gcra, LeakyBucket, LeakyQueue, Limit,
+    AcquireOptions, BoxLimiter, Decision, DecisionSource, Detail, FixedWindow, Gcra, LeakyBucket, LeakyQueue, Limit,
     LimitStatus, ManualClock, Memory, Quota, SlidingLog, SlidingWindow, TokenBucket, Verdict, WhenFull,
 };
 

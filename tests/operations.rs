@@ -19,8 +19,8 @@ use tower_ratelimit::key::{ExactPaths, Global, Header, PeerNetworks, Preflight};
 use tower_ratelimit::limiter::{Acquisition, DeniedCache, FailOpen, Fallback, Held, LimiterFuture, Outcome};
 use tower_ratelimit::response::{BoxError, ResetFormat};
 use tower_ratelimit::{
-    AcquireOptions, Detail, BoxLimiter, Decision, DynLimit, Error, FixedWindow, Gcra, Http, LeakyBucket, LeakyQueue, Limit,
-    Limiter, ManualClock, Memory, MissingKeyPolicy, PeerIp, Quota, RateLimitInfo, RateLimitLayer, SlidingLog,
+    AcquireOptions, BoxLimiter, Decision, Detail, DynLimit, Error, FixedWindow, Gcra, Http, LeakyBucket, LeakyQueue,
+    Limit, Limiter, ManualClock, Memory, MissingKeyPolicy, PeerIp, Quota, RateLimitInfo, RateLimitLayer, SlidingLog,
     SlidingWindow, TokenBucket, Verdict, WhenFull, per_key,
 };
 

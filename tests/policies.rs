@@ -12,8 +12,8 @@ use tower_ratelimit::algorithm::Algorithm;
 use tower_ratelimit::config::{AlgorithmName, Parts, Policy};
 use tower_ratelimit::limiter::{Acquisition, Held};
 use tower_ratelimit::{
-    AcquireOptions, Detail, Decision, DynLimit, FixedWindow, Gcra, LeakyBucket, LeakyQueue, Limit, LimitStatus, Limiter,
-    ManualClock, Memory, Quota, SlidingLog, SlidingWindow, TokenBucket, WhenFull, per_key,
+    AcquireOptions, Decision, Detail, DynLimit, FixedWindow, Gcra, LeakyBucket, LeakyQueue, Limit, LimitStatus,
+    Limiter, ManualClock, Memory, Quota, SlidingLog, SlidingWindow, TokenBucket, WhenFull, per_key,
 };
 
 const SECOND: Duration = Duration::from_secs(1);

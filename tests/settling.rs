@@ -23,7 +23,7 @@ use tower_ratelimit::key::{Global, Header};
 use tower_ratelimit::limiter::{Acquisition, Held, LimiterFuture, Outcome, Reservation};
 use tower_ratelimit::response::{BoxError, RejectWithError, Rejected, Rejection};
 use tower_ratelimit::{
-    AcquireOptions, Detail, BoxLimiter, Decision, Error, FixedWindow, Gcra, LeakyBucket, LeakyQueue, Limit, Limiter,
+    AcquireOptions, BoxLimiter, Decision, Detail, Error, FixedWindow, Gcra, LeakyBucket, LeakyQueue, Limit, Limiter,
     ManualClock, Memory, Quota, RateLimitLayer, SlidingLog, SlidingWindow, TokenBucket, Verdict,
 };
 

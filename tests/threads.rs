@@ -13,8 +13,8 @@ use std::time::Duration;
 use tower_ratelimit::algorithm::{Algorithm, Counters, HitLog, State};
 use tower_ratelimit::limiter::{Acquisition, Held, Outcome};
 use tower_ratelimit::{
-    AcquireOptions, Detail, Clock, Decision, DynLimit, FixedWindow, Gcra, LazySnapshot, LeakyQueue, Limit, LimitSnapshot,
-    Limiter, ManualClock, Memory, Quota, SlidingLog, SlidingWindow, SystemClock, Timestamp, Verdict,
+    AcquireOptions, Clock, Decision, Detail, DynLimit, FixedWindow, Gcra, LazySnapshot, LeakyQueue, Limit,
+    LimitSnapshot, Limiter, ManualClock, Memory, Quota, SlidingLog, SlidingWindow, SystemClock, Timestamp, Verdict,
 };
 
 /// More than there are cores, so that some are always interrupted in the middle of something.

@@ -6,7 +6,7 @@ use std::time::Duration;
 use proptest::prelude::*;
 use tower_ratelimit::algorithm::Algorithm;
 use tower_ratelimit::{
-    AcquireOptions, Detail, Clock, Gcra, LeakyQueue, Limit, Limiter, ManualClock, Memory, Quota, Timestamp, Verdict,
+    AcquireOptions, Clock, Detail, Gcra, LeakyQueue, Limit, Limiter, ManualClock, Memory, Quota, Timestamp, Verdict,
 };
 
 #[derive(Clone, Copy, Debug)]

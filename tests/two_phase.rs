@@ -17,8 +17,8 @@ use tower_ratelimit::limiter::{
     Acquisition, BoxFuture, Chained, DeniedCache, FailOpen, Fallback, Held, LimiterFuture, Outcome,
 };
 use tower_ratelimit::{
-    AcquireOptions, Detail, BoxLimiter, Clock as _, Decision, DecisionSource, Error, FixedWindow, Gcra, LeakyQueue, Limit,
-    Limiter, ManualClock, Memory, Quota, RateLimitLayer, SlidingLog, SlidingWindow, TokenBucket, Verdict,
+    AcquireOptions, BoxLimiter, Clock as _, Decision, DecisionSource, Detail, Error, FixedWindow, Gcra, LeakyQueue,
+    Limit, Limiter, ManualClock, Memory, Quota, RateLimitLayer, SlidingLog, SlidingWindow, TokenBucket, Verdict,
 };
 
 /// A user in a team.

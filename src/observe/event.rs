@@ -232,7 +232,9 @@ impl fmt::Debug for Event<'_> {
                 .field("server_error", server_error)
                 .field("forwarded", forwarded)
                 .finish_non_exhaustive(),
-            Self::Failed { error, elapsed } => f.debug_struct("Failed").field("error", error).field("elapsed", elapsed).finish(),
+            Self::Failed { error, elapsed } => {
+                f.debug_struct("Failed").field("error", error).field("elapsed", elapsed).finish()
+            }
             Self::Abandoned { stage } => f.debug_struct("Abandoned").field("stage", stage).finish(),
             Self::WaitStarted => f.write_str("WaitStarted"),
             Self::WaitEnded { waited } => f.debug_struct("WaitEnded").field("waited", waited).finish(),

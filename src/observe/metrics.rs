@@ -218,8 +218,7 @@ impl Observer for Metrics {
             }
             Event::Failed { elapsed, .. } => recorder.count(event, RequestOutcome::Failed, elapsed),
             Event::MissingKey { server_error, forwarded, .. } => {
-                let outcome =
-                    if forwarded { RequestOutcome::MissingKeyExempt } else { RequestOutcome::MissingKey };
+                let outcome = if forwarded { RequestOutcome::MissingKeyExempt } else { RequestOutcome::MissingKey };
                 recorder.count(event, outcome, None);
                 if server_error {
                     counter!("ratelimit_misconfigured_total", "limiter" => recorder.limiter()).increment(1);

@@ -296,7 +296,7 @@ fn behind_a_unix_socket_an_absent_peer_is_a_proxy_if_that_is_said() {
     assert!(by_server && reason.contains("x-forwarded-for"), "{reason}");
     for lines in [&["203.0.113.9, unknown"][..], &[""]] {
         let (by_server, reason) = found(networks(OURS), lines).expect_err("nobody is known");
-        assert_eq!((by_server, &*reason), (false, "the header field x-forwarded-for holds no address"));
+        assert_eq!((by_server, &*reason), (false, "the header x-forwarded-for holds no address"));
     }
     let (by_server, _) = found(TrustedProxies::none(), &["203.0.113.9"]).expect_err("nobody is trusted");
     assert!(by_server);

@@ -11,7 +11,7 @@ use tonic_types::StatusExt;
 use tower::{Layer, ServiceExt, service_fn};
 use tower_ratelimit::key::{Extracted, Global, Header};
 use tower_ratelimit::limiter::{Acquisition, Limiter, Outcome};
-use tower_ratelimit::response::{Grpc, ResponseBody,  RateLimitInfo};
+use tower_ratelimit::response::{Grpc, RateLimitInfo, ResponseBody};
 use tower_ratelimit::{
     AcquireOptions, Decision, DecisionSource, Error, FixedWindow, Gcra, Limit, ManualClock, Memory, Quota,
     RateLimitLayer, Timestamp, Verdict,
@@ -147,7 +147,7 @@ async fn a_missing_key_is_the_clients_or_the_servers_fault() {
     let layer = RateLimitLayer::new(Header::from_static("x-tenant"), limiter.clone()).responder(Grpc::new());
     let Ok(response) = layer.layer(service_fn(ok)).oneshot(call()).await;
     let told = status(response.headers());
-    assert_eq!((told.code(), told.message()), (Code::InvalidArgument, "the header field x-tenant is missing"));
+    assert_eq!((told.code(), told.message()), (Code::InvalidArgument, "the header x-tenant is missing"));
     assert!(told.details().is_empty());
 
     let missing =

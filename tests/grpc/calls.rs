@@ -217,7 +217,7 @@ async fn a_client_comes_back_when_it_is_told_to() {
         let mut client = client.clone();
         async move { client.check(request).await }
     });
-    let policy = RetryAfter::new().jitter(Duration::ZERO).reading(read);
+    let policy = RetryAfter::new().jitter(Duration::ZERO).with_reader(read);
     let mut client = ServiceBuilder::new().retry(policy).service(call);
     for _ in 0..3 {
         client.ready().await.expect("ready").call(of("")).await.expect("let in at the second try");

@@ -9,7 +9,7 @@ use std::time::Duration;
 use tower_ratelimit::algorithm::Algorithm;
 use tower_ratelimit::limiter::{Acquisition, Held, LimiterFuture, Outcome};
 use tower_ratelimit::{
-    AcquireOptions, Detail, Clock, Decision, Error, Gcra, Limit, LimitStatus, Limiter, Memory, Quota, Verdict,
+    AcquireOptions, Clock, Decision, Detail, Error, Gcra, Limit, LimitStatus, Limiter, Memory, Quota, Verdict,
 };
 
 use crate::model::{Caller, Kept, Model, Rule};

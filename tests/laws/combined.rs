@@ -4,7 +4,7 @@ use proptest::collection::vec;
 use proptest::prelude::*;
 use tower_ratelimit::limiter::{Acquisition, Held};
 use tower_ratelimit::store::{DefaultHashBuilder, LimitsFor};
-use tower_ratelimit::{AcquireOptions, Detail, Clock, Limit, Limiter, ManualClock, Memory, Timestamp};
+use tower_ratelimit::{AcquireOptions, Clock, Detail, Limit, Limiter, ManualClock, Memory, Timestamp};
 
 use crate::cases;
 use crate::model::Spec;

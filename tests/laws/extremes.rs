@@ -9,8 +9,8 @@ use proptest::prelude::*;
 use proptest::sample::select;
 use tower_ratelimit::algorithm::{Algorithm, Counters, HitLog};
 use tower_ratelimit::{
-    AcquireOptions, Detail, FixedWindow, LeakyBucket, LeakyQueue, LimitStatus, Quota, SlidingLog, SlidingWindow, Timestamp,
-    TokenBucket, Verdict,
+    AcquireOptions, Detail, FixedWindow, LeakyBucket, LeakyQueue, LimitStatus, Quota, SlidingLog, SlidingWindow,
+    Timestamp, TokenBucket, Verdict,
 };
 
 use crate::cases;

@@ -8,8 +8,8 @@ use proptest::test_runner::TestCaseError;
 use tower_ratelimit::algorithm::Algorithm;
 use tower_ratelimit::limiter::{Acquisition, Held, LimiterFuture, Outcome};
 use tower_ratelimit::{
-    AcquireOptions, Detail, Clock, Decision, DynLimit, FixedWindow, Gcra, Limit, LimitStatus, Limiter, ManualClock, Memory,
-    SlidingLog, SlidingWindow, Timestamp, per_key,
+    AcquireOptions, Clock, Decision, Detail, DynLimit, FixedWindow, Gcra, Limit, LimitStatus, Limiter, ManualClock,
+    Memory, SlidingLog, SlidingWindow, Timestamp, per_key,
 };
 
 use crate::model::{Combined, Expected, Spec};
@@ -249,11 +249,12 @@ impl Pair {
         prop_assert_eq!(decision.verdict(), expected.verdict, "the verdict of {}", context());
         prop_assert_eq!(decision.is_estimate(), expected.is_estimate, "the estimate of {}", context());
         prop_assert_eq!(decision.decided_at().as_micros(), now);
-        let listed = if ask.detail == Detail::All || (ask.detail == Detail::AllIfDenied && !expected.verdict.is_allowed()) {
-            (0..expected.standings.len()).collect()
-        } else {
-            vec![expected.speaking()]
-        };
+        let listed =
+            if ask.detail == Detail::All || (ask.detail == Detail::AllIfDenied && !expected.verdict.is_allowed()) {
+                (0..expected.standings.len()).collect()
+            } else {
+                vec![expected.speaking()]
+            };
         prop_assert_eq!(decision.limits().len(), listed.len(), "the standings of {}", context());
         for (standing, index) in decision.limits().iter().zip(listed) {
             prop_assert!(stands_as(standing, expected, index), "limit {index} of {}", context());

@@ -51,7 +51,7 @@ pub(crate) fn retry_after(headers: &HeaderMap) -> Option<u64> {
 fn number(headers: &HeaderMap, field: &str) -> Option<u64> {
     let lines: Vec<_> = headers.get_all(field).iter().collect();
     let [line] = lines[..] else {
-        assert_eq!(lines.len(), 0, "{field} comes more than once");
+        assert_eq!(lines.len(), 0, "{field} is repeated");
         return None;
     };
     assert!(line.as_bytes().iter().all(u8::is_ascii_digit), "{field}: {line:?} is no number");

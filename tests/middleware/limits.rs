@@ -10,7 +10,8 @@ use tower_ratelimit::key::Global;
 use tower_ratelimit::limiter::{Acquisition, BoxLimiter, Limiter, Outcome};
 use tower_ratelimit::response::{BoxError, RejectWithError, Rejected};
 use tower_ratelimit::{
-    AcquireOptions, Detail, DynLimit, Error, FixedWindow, Gcra, Limit, ManualClock, Memory, Quota, RateLimitLayer, per_key,
+    AcquireOptions, Detail, DynLimit, Error, FixedWindow, Gcra, Limit, ManualClock, Memory, Quota, RateLimitLayer,
+    per_key,
 };
 
 /// Whose a request is.

@@ -117,10 +117,7 @@ async fn what_never_fits_has_no_retry_after() {
     assert_eq!(retry_after(response.headers()), None);
     assert_eq!(limits(response.headers()).len(), 1);
     let problem = problem(response).await;
-    assert_eq!(
-        problem["detail"],
-        "rate limit \"told\" exceeded: the cost of the request is above the limit of 5"
-    );
+    assert_eq!(problem["detail"], "rate limit \"told\" exceeded: the cost of the request is above the limit of 5");
     assert_eq!(problem["violated-policies"], json!(["told"]));
 }
 
@@ -186,7 +183,7 @@ async fn a_missing_key_is_400_or_where_the_server_is_at_fault_500() {
     let response = answer(by_header.oneshot(request())).await;
     assert_eq!(response.status(), StatusCode::BAD_REQUEST);
     assert!(!has_fields(response.headers()));
-    assert_eq!(problem(response).await["detail"], "the header field x-tenant is missing");
+    assert_eq!(problem(response).await["detail"], "the header x-tenant is missing");
 
     let by_peer = RateLimitLayer::new(PeerIp::new(), Says::yes()).layer(service_fn(hello));
     let response = answer(by_peer.oneshot(request())).await;

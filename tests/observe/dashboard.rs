@@ -141,11 +141,11 @@ fn colours(image: &Path) -> (u32, u32, usize) {
 #[ignore = "needs chromium: scripts/dashboard runs it"]
 fn the_dashboard_shows_what_was_decided() {
     let (_running, _printed, address) = example();
-    let (mut allowed, mut refused) = (0, 0);
+    let (mut allowed, mut rejected) = (0, 0);
     for _ in 0..30 {
         match &get(address, "/")[..13] {
             "HTTP/1.1 200 " => allowed += 1,
-            "HTTP/1.1 429 " => refused += 1,
+            "HTTP/1.1 429 " => rejected += 1,
             other => panic!("{other}"),
         }
     }
@@ -163,7 +163,7 @@ fn the_dashboard_shows_what_was_decided() {
     let page = String::from_utf8(chromium(&folder, &["--dump-dom"], &url)).expect("text");
     assert_eq!(shown(&page, "state"), "live, each second");
     assert_eq!(shown(&page, "allowed"), allowed.to_string());
-    assert_eq!(shown(&page, "refused"), refused.to_string());
+    assert_eq!(shown(&page, "rejected"), rejected.to_string());
     assert_eq!(shown(&page, "exempt"), "3");
     assert_eq!(shown(&page, "waiting"), "0");
     assert!(shown(&page, "allowed-rate").ends_with(" a second"), "it polls, more than once");

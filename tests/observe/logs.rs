@@ -128,7 +128,7 @@ async fn no_secret_and_no_key_is_written() {
         ("request denied", "DEBUG"),
         ("request waits", "TRACE"),
         ("request without a key", "DEBUG"),
-        ("store unavailable", "WARN"),
+        ("limiter unavailable", "WARN"),
         ("memory", "TRACE"),
         ("circuit breaker open", "WARN"),
     ] {

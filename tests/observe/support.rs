@@ -26,7 +26,9 @@ impl Observer for Notes {
             Event::Batch { size, error, .. } => {
                 format!("batch {size} {}", if error.is_some() { "failed" } else { "ok" })
             }
-            Event::Breaker { store, error, .. } => format!("{store} {}", if error.is_some() { "open" } else { "closed" }),
+            Event::Breaker { store, error, .. } => {
+                format!("{store} {}", if error.is_some() { "open" } else { "closed" })
+            }
             Event::Warning { message, .. } => format!("warning: {message}"),
             other => other.outcome().map_or_else(|| format!("{other:?}"), str::to_owned),
         };

@@ -172,15 +172,15 @@ fn a_bearer_token_is_found_as_the_standard_has_it() {
     let malformed = ["Bearer", "Bearer ", "Bearer  ", "mF_9", "BearermF_9", "Bearer a b", "Bearer\ta", "é Bearer a"];
     for value in malformed {
         let (reason, by_server) = missing(extract(value));
-        assert!(!by_server && reason.starts_with("the header field authorization is malformed"), "{value}: {reason}");
+        assert!(!by_server && reason.starts_with("the header authorization is malformed"), "{value}: {reason}");
     }
-    assert_eq!(missing(extract("")).0, "the header field authorization is empty");
-    assert_eq!(missing(extract("Basic mF_9")).0, "the header field authorization holds no bearer token");
+    assert_eq!(missing(extract("")).0, "the header authorization is empty");
+    assert_eq!(missing(extract("Basic mF_9")).0, "the header authorization contains no bearer token");
     let (reason, _) = missing(Bearer::new().extract(&with(&[])));
-    assert_eq!(reason, "the header field authorization is missing: it should hold a bearer token");
+    assert_eq!(reason, "the header authorization is missing: expected a bearer token");
     let (reason, _) =
         missing(Bearer::new().extract(&with(&[("authorization", "Bearer a"), ("authorization", "Bearer a")])));
-    assert_eq!(reason, "the header field authorization comes more than once");
+    assert_eq!(reason, "the header authorization is repeated");
 }
 
 // ApiKey
@@ -191,9 +191,9 @@ fn an_api_key_must_be_there_once() {
     let named = ApiKey::new(HeaderName::from_static("x-api-key"));
     assert_eq!(named.extract(&with(&[("x-api-key", SECRET)])), Extracted::Key(API_KEY.key_of(SECRET)));
     let reason = |fields: &[(&'static str, &str)]| missing(API_KEY.extract(&with(fields))).0;
-    assert_eq!(reason(&[("x-other", SECRET)]), "the header field x-api-key is missing");
-    assert_eq!(reason(&[("x-api-key", "")]), "the header field x-api-key is empty");
-    assert_eq!(reason(&[("x-api-key", "a"), ("x-api-key", "b")]), "the header field x-api-key comes more than once");
+    assert_eq!(reason(&[("x-other", SECRET)]), "the header x-api-key is missing");
+    assert_eq!(reason(&[("x-api-key", "")]), "the header x-api-key is empty");
+    assert_eq!(reason(&[("x-api-key", "a"), ("x-api-key", "b")]), "the header x-api-key is repeated");
 }
 
 #[test]
@@ -241,7 +241,7 @@ fn a_cookie_must_be_there_once_and_not_be_empty() {
         assert_eq!(reason(lines), "the cookie session is empty", "{lines:?}");
     }
     for lines in [&["session=a; session=a"][..], &["session=a", "session=b"], &["session=; session=a"]] {
-        assert_eq!(reason(lines), "the cookie session comes more than once", "{lines:?}");
+        assert_eq!(reason(lines), "the cookie session is repeated", "{lines:?}");
     }
 }
 

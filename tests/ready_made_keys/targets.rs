@@ -97,9 +97,9 @@ fn what_is_no_host_is_missing() {
         assert!(!by_server);
         reason
     };
-    assert_eq!(reason(&[]), "the header field host is missing");
-    assert_eq!(reason(&[("host", "")]), "the header field host is empty");
-    assert_eq!(reason(&[("host", "a.test"), ("host", "b.test")]), "the header field host comes more than once");
+    assert_eq!(reason(&[]), "the header host is missing");
+    assert_eq!(reason(&[("host", "")]), "the header host is empty");
+    assert_eq!(reason(&[("host", "a.test"), ("host", "b.test")]), "the header host is repeated");
     let long = "a".repeat(400);
     for host in [
         ".",

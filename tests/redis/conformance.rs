@@ -6,7 +6,7 @@ use tower_ratelimit::algorithm::LuaAlgorithm;
 use tower_ratelimit::limiter::{Acquisition, BoxFuture, Chained, FailOpen, Fallback, Outcome};
 use tower_ratelimit::store::{DefaultHashBuilder, IntoRedisLimits, LimitsFor};
 use tower_ratelimit::{
-    AcquireOptions, Detail, BoxLimiter, Decision, Error, FixedWindow, Gcra, LeakyBucket, LeakyQueue, Limit, Limiter,
+    AcquireOptions, BoxLimiter, Decision, Detail, Error, FixedWindow, Gcra, LeakyBucket, LeakyQueue, Limit, Limiter,
     ManualClock, Memory, Quota, Redis, RedisCell, RedisServer, SlidingLog, SlidingWindow, TokenBucket, Verdict,
     per_key,
 };
@@ -470,8 +470,10 @@ async fn several_limits_are_charged_all_or_none() {
             assert!(rig.allows(ALICE, 1).await, "{}", rig.name);
         }
         // The user's limit refuses: the others are not charged.
-        let refused =
-            acquire(&rig.limiter, &ALICE, AcquireOptions::default().detail(Detail::All)).await.expect("an answer").decision;
+        let refused = acquire(&rig.limiter, &ALICE, AcquireOptions::default().detail(Detail::All))
+            .await
+            .expect("an answer")
+            .decision;
         assert_eq!(
             refused.most_restrictive().map(|standing| standing.name().to_owned()).as_deref(),
             Some("user"),

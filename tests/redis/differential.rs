@@ -9,8 +9,8 @@ use tower_ratelimit::algorithm::LuaAlgorithm;
 use tower_ratelimit::limiter::Held;
 use tower_ratelimit::store::{IntoRedisLimits, LimitsFor};
 use tower_ratelimit::{
-    AcquireOptions, Detail, FixedWindow, Gcra, LeakyBucket, LeakyQueue, Limit, Limiter, ManualClock, Memory, Quota, Redis,
-    RedisCell, RedisServer, SlidingLog, SlidingWindow, TokenBucket, per_key,
+    AcquireOptions, Detail, FixedWindow, Gcra, LeakyBucket, LeakyQueue, Limit, Limiter, ManualClock, Memory, Quota,
+    Redis, RedisCell, RedisServer, SlidingLog, SlidingWindow, TokenBucket, per_key,
 };
 
 use crate::cell;

@@ -159,7 +159,8 @@ fn several_processes_admit_what_overlapping_limits_have_together() {
         for (user, allowed) in users.into_iter().enumerate() {
             for (team, &in_team) in teams.iter().enumerate() {
                 let key = (user as u64, team as u64);
-                let decision = limiter.peek(&key, AcquireOptions::default().detail(Detail::All)).await.expect("an answer");
+                let decision =
+                    limiter.peek(&key, AcquireOptions::default().detail(Detail::All)).await.expect("an answer");
                 let left: Vec<_> = decision.limits().iter().map(tower_ratelimit::LimitStatus::remaining).collect();
                 assert_eq!(left, [100 - allowed as u64, 150 - in_team as u64, 0]);
             }

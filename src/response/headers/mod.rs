@@ -40,7 +40,9 @@ impl HeaderOptions {
         let observers = Observers::default();
         if self.legacy.is_none() && !self.extensions && !self.cors_expose {
             let headers = decision.and_then(|decision| RateLimitHeaders::new(decision.limits()));
-            return HttpContext(headers.map_or(ContextKind::Empty, |headers| ContextKind::RateLimit(headers, observers)));
+            return HttpContext(
+                headers.map_or(ContextKind::Empty, |headers| ContextKind::RateLimit(headers, observers)),
+            );
         }
         let info = decision.map_or(RateLimitInfo::Exempt, |decision| RateLimitInfo::Decided(decision.clone()));
         if self.extensions {

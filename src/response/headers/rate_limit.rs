@@ -45,8 +45,7 @@ impl RateLimitHeaders {
                 Some(Self { remaining: RemainingValues::One(fields.remaining), policy: policy_value(&[fields])? })
             }
             several => {
-                let fields: Vec<_> =
-                    several.iter().filter(|limit| !limit.is_shadow()).map(LimitFields::new).collect();
+                let fields: Vec<_> = several.iter().filter(|limit| !limit.is_shadow()).map(LimitFields::new).collect();
                 let policy = if fields.is_empty() { None } else { policy_value(&fields) }?;
                 let remaining = RemainingValues::Several(fields.iter().map(|fields| fields.remaining).collect());
                 Some(Self { policy, remaining })

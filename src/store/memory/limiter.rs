@@ -184,7 +184,15 @@ impl<L: Limits<S>, C: Clock, S> Memory<L, C, S> {
     pub fn report(&self, observer: &(impl Observer + ?Sized)) {
         for Usage { limit, live_keys, room, bytes, forgotten, held_keys, held } in self.usage() {
             let limit = &limit;
-            observer.observe(&Event::Usage { limit, live_keys, capacity: room, bytes, evicted: forgotten, held_keys, held });
+            observer.observe(&Event::Usage {
+                limit,
+                live_keys,
+                capacity: room,
+                bytes,
+                evicted: forgotten,
+                held_keys,
+                held,
+            });
         }
     }
 

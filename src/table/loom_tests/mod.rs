@@ -29,8 +29,8 @@ use crate::limiter::{Acquisition, Held, LimiterFuture};
 use crate::store::{Limits, LimitsFor};
 use crate::sync::AtomicU64;
 use crate::{
-    AcquireOptions, Detail, Clock, Decision, DecisionSource, LazySnapshot, Limit, LimitSnapshot, Limiter, Memory, Timestamp,
-    Verdict,
+    AcquireOptions, Clock, Decision, DecisionSource, Detail, LazySnapshot, Limit, LimitSnapshot, Limiter, Memory,
+    Timestamp, Verdict,
 };
 
 /// Checks `f` in all orders with up to `preemptions` switches away from a thread that could have gone on, twice: what a
