@@ -57,7 +57,7 @@ async fn call(address: SocketAddr) -> Result<(), Box<dyn Error>> {
     let mut client = HealthClient::new(Endpoint::try_from(format!("http://{address}"))?.connect().await?);
     for number in 1..=8 {
         // Bounds the number of retries and their total time, whatever delay the server sends.
-        let mut policy = RetryAfter::new().reading(GrpcHint).max_retries(5);
+        let mut policy = RetryAfter::new().with_reader(GrpcHint).max_retries(5);
         loop {
             let status = match client.check(HealthCheckRequest::default()).await {
                 Ok(response) => {

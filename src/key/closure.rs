@@ -13,16 +13,16 @@ where
     }
 }
 
-/// What a closure may return to be an extractor: `Option`, `Result` or [`Extracted`].
+/// A return type of closures that are extractors: `Option`, `Result` or [`Extracted`].
 #[diagnostic::on_unimplemented(
     message = "a key extractor must return `Option<Key>`, `Result<Key, _>` or `Extracted<Key>`, not `{Self}`",
     note = "wrap the key in `Some(..)` if every request has one"
 )]
 pub trait IntoExtracted {
-    /// The key within.
+    /// The key type.
     type Key;
 
-    /// What was found.
+    /// Converts the return value into the result of an extractor.
     fn into_extracted(self) -> Extracted<Self::Key>;
 }
 
@@ -43,8 +43,8 @@ impl<K> IntoExtracted for Option<K> {
     }
 }
 
-/// `Err` is an unusable key, which is always refused. The error is not sent to the client; for that return an
-/// [`Extracted::Missing`].
+/// `Err` is an unusable key, which the layer always rejects. The client does not receive the error. To send a reason, return
+/// an [`Extracted::Missing`].
 impl<K, E> IntoExtracted for Result<K, E> {
     type Key = K;
 
@@ -53,4 +53,4 @@ impl<K, E> IntoExtracted for Result<K, E> {
     }
 }
 
-const NO_KEY: &str = "the request does not say whose it is";
+const NO_KEY: &str = "the request has no key";

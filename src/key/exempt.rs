@@ -7,8 +7,7 @@ use super::ip::{FromExtensions, Networks, PeerAddress};
 use super::{ExtractKey, Extracted};
 use crate::error::Error;
 
-/// An extractor that lets some requests pass under no limit: see
-/// [`RateLimitLayer::exempt_if`](crate::RateLimitLayer::exempt_if).
+/// An extractor that exempts some requests: see [`RateLimitLayer::exempt_if`](crate::RateLimitLayer::exempt_if).
 #[derive(Clone, Copy, Debug)]
 pub struct ExemptIf<K, P> {
     key: K,
@@ -16,7 +15,7 @@ pub struct ExemptIf<K, P> {
 }
 
 impl<K, P> ExemptIf<K, P> {
-    /// Exempts requests of which `exempt` holds, and asks `key` for all others.
+    /// Exempts requests that `exempt` matches, and extracts the key of all others with `key`.
     #[must_use]
     pub const fn new(key: K, exempt: P) -> Self {
         Self { key, exempt }
@@ -31,64 +30,84 @@ where
     type Key = K::Key;
 
     fn extract(&self, request: &Request) -> Extracted<K::Key> {
-        if self.exempt.holds(request) { Extracted::Exempt } else { self.key.extract(request) }
+        if self.exempt.matches(request) { Extracted::Exempt } else { self.key.extract(request) }
     }
 }
 
-/// Says whether something holds of a request: [`Preflight`], [`ExactPaths`], [`ClientNetworks`], [`PeerNetworks`], or a closure
+/// A condition on requests.
+///
+/// [`Preflight`], [`ExactPaths`], [`ClientNetworks`] and [`PeerNetworks`] are predicates, and so is a closure
 /// `Fn(&Request) -> bool`.
 #[diagnostic::on_unimplemented(
-    message = "`{Self}` is no predicate on `{Request}`",
+    message = "`{Self}` is not a predicate on `{Request}`",
     note = "a predicate is `Preflight`, `ExactPaths`, `ClientNetworks`, `PeerNetworks` or a closure `|request: &{Request}| -> bool`"
 )]
 pub trait Predicate<Request> {
-    /// Whether it holds.
-    fn holds(&self, request: &Request) -> bool;
+    /// Whether the predicate matches `request`.
+    fn matches(&self, request: &Request) -> bool;
 }
 
 impl<Request, F: Fn(&Request) -> bool> Predicate<Request> for F {
-    fn holds(&self, request: &Request) -> bool {
+    fn matches(&self, request: &Request) -> bool {
         self(request)
     }
 }
 
-/// Holds of CORS preflight requests: `OPTIONS` with `Origin` and `Access-Control-Request-Method`.
+/// Matches CORS preflight requests: `OPTIONS` with `Origin` and `Access-Control-Request-Method`.
 ///
-/// Anybody can send those. Exempt them only where an outer CORS layer answers them, or the inner service does so cheaply.
+/// Every client can send such requests. Exempt them only if the inner service answers them cheaply.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Preflight;
 
-impl<B> Predicate<Request<B>> for Preflight {
-    fn holds(&self, request: &Request<B>) -> bool {
+impl Preflight {
+    /// Whether `request` is a CORS preflight request, for closures that combine conditions.
+    #[must_use]
+    pub fn matches<B>(&self, request: &Request<B>) -> bool {
         request.method() == Method::OPTIONS
             && request.headers().contains_key(header::ORIGIN)
             && request.headers().contains_key(header::ACCESS_CONTROL_REQUEST_METHOD)
     }
 }
 
-/// Holds of requests for one of these paths, exactly: health checks, for instance.
+impl<B> Predicate<Request<B>> for Preflight {
+    fn matches(&self, request: &Request<B>) -> bool {
+        self.matches(request)
+    }
+}
+
+/// Matches requests for exactly one of some paths, such as health checks.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ExactPaths(Vec<String>);
 
 impl ExactPaths {
-    /// These paths, each with its leading slash.
+    /// Creates the predicate from paths with a leading slash.
     pub fn new(paths: impl IntoIterator<Item = impl Into<String>>) -> Self {
         Self(paths.into_iter().map(Into::into).collect())
     }
 }
 
-impl<B> Predicate<Request<B>> for ExactPaths {
-    fn holds(&self, request: &Request<B>) -> bool {
+impl ExactPaths {
+    /// Whether the request's path is one of the paths, for closures that combine conditions.
+    #[must_use]
+    pub fn matches<B>(&self, request: &Request<B>) -> bool {
         self.0.iter().any(|path| path == request.uri().path())
     }
 }
 
-/// Holds of requests whose peer, the socket's other end, is in one of these networks. No header counts.
+impl<B> Predicate<Request<B>> for ExactPaths {
+    fn matches(&self, request: &Request<B>) -> bool {
+        self.matches(request)
+    }
+}
+
+/// Matches requests whose peer, the other end of the connection, is in one of some networks.
+///
+/// The predicate reads no header.
 ///
 /// # Behind a proxy
 ///
-/// **The peer is the proxy.** If a proxy is in one of the networks, every request through this proxy is exempt, and so
-/// are all clients. Behind proxies use [`ClientNetworks`].
+/// **The peer is the proxy.** If a proxy is in one of the networks, every request through this proxy matches. Behind
+/// proxies, use [`ClientNetworks`].
 ///
 /// ```
 /// use tower_ratelimit::key::PeerNetworks;
@@ -102,33 +121,39 @@ impl<B> Predicate<Request<B>> for ExactPaths {
 pub struct PeerNetworks(Networks);
 
 impl PeerNetworks {
-    /// Networks as `10.0.0.0/8` or `2001:db8::/32`, or single addresses.
+    /// Parses networks such as `10.0.0.0/8` or `2001:db8::/32`, or single addresses.
     ///
     /// # Errors
     ///
-    /// If one of them is neither.
+    /// If an item is neither a network nor an address.
     pub fn parse<'a>(networks: impl IntoIterator<Item = &'a str>) -> Result<Self, Error> {
         Networks::parse(networks).map(Self)
     }
 
-    /// Whether an address is in one of them.
+    /// Whether `address` is in one of the networks.
     #[must_use]
     pub fn contains(&self, address: IpAddr) -> bool {
         self.0.contains(address)
     }
-}
 
-impl<B> Predicate<Request<B>> for PeerNetworks {
-    fn holds(&self, request: &Request<B>) -> bool {
+    /// Whether the request's peer is in one of the networks, for closures that combine conditions.
+    #[must_use]
+    pub fn matches<B>(&self, request: &Request<B>) -> bool {
         FromExtensions.peer_address(request).is_some_and(|peer| self.contains(peer))
     }
 }
 
-/// Holds of requests whose client, as [`ClientIp`] finds it behind proxies, is in one of these networks.
+impl<B> Predicate<Request<B>> for PeerNetworks {
+    fn matches(&self, request: &Request<B>) -> bool {
+        self.matches(request)
+    }
+}
+
+/// Matches requests whose client, as [`ClientIp`] finds it behind proxies, is in one of some networks.
 ///
-/// It does not hold if the client is unknown, because the last hop that is known is a trusted proxy. So an address that
-/// is trusted as a proxy is never exempt. If callers in your own network are to be exempt, trust your proxies'
-/// addresses, not the whole network.
+/// The predicate does not match if the client is unknown, because the last known hop is a trusted proxy. Therefore the
+/// address of a trusted proxy is never exempt. To exempt callers in your own network, trust the addresses of the proxies, not
+/// the whole network.
 ///
 /// ```
 /// use tower_ratelimit::key::{ClientNetworks, TrustedProxies};
@@ -148,20 +173,29 @@ pub struct ClientNetworks<P = FromExtensions> {
 }
 
 impl<P> ClientNetworks<P> {
-    /// The client that `client` finds, in networks as `10.0.0.0/8` or `2001:db8::/32`, or single addresses.
+    /// Parses networks such as `10.0.0.0/8` or `2001:db8::/32`, or single addresses.
     ///
-    /// The whole address counts, not the prefix that `client` uses as a key.
+    /// The predicate compares the whole address that `client` finds, not the prefix that `client` uses as a key.
     ///
     /// # Errors
     ///
-    /// If one of the networks is neither.
+    /// If an item is neither a network nor an address.
     pub fn parse<'a>(client: ClientIp<P>, networks: impl IntoIterator<Item = &'a str>) -> Result<Self, Error> {
         Ok(Self { client, networks: Networks::parse(networks)? })
+    }
+
+    /// Whether the request's client is known and in one of the networks, for closures that combine conditions.
+    #[must_use]
+    pub fn matches<B>(&self, request: &Request<B>) -> bool
+    where
+        P: PeerAddress<Request<B>>,
+    {
+        self.client.known_client(request).is_some_and(|client| self.networks.contains(client))
     }
 }
 
 impl<B, P: PeerAddress<Request<B>>> Predicate<Request<B>> for ClientNetworks<P> {
-    fn holds(&self, request: &Request<B>) -> bool {
-        self.client.known_client(request).is_some_and(|client| self.networks.contains(client))
+    fn matches(&self, request: &Request<B>) -> bool {
+        self.matches(request)
     }
 }

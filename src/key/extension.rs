@@ -7,10 +7,10 @@ use http::Request;
 use super::missing::MissingKey;
 use super::{ExtractKey, Extracted};
 
-/// A value that an outer layer put into the request's extensions: the user that a login layer found, for instance.
+/// A value that an outer layer put into the request's extensions, such as the user that a login layer found.
 ///
-/// The key is missing by the server's fault if the extensions hold no such value: the layer that puts it there must be
-/// outside of the limiter.
+/// If the extensions hold no such value, the server is [misconfigured](super::MissingKey::from_server): the layer that
+/// inserts the value must be outside of the rate limiter.
 ///
 /// ```
 /// use tower_ratelimit::key::Extension;
@@ -23,7 +23,7 @@ use super::{ExtractKey, Extracted};
 pub struct Extension<T>(PhantomData<fn() -> T>);
 
 impl<T> Extension<T> {
-    /// Reads the extension of type `T`.
+    /// Creates an extractor that reads the extension of type `T`.
     #[must_use]
     pub const fn new() -> Self {
         Self(PhantomData)
@@ -37,7 +37,8 @@ impl<T: Clone + Send + Sync + 'static, B> ExtractKey<Request<B>> for Extension<T
         match request.extensions().get::<T>() {
             Some(value) => Extracted::Key(value.clone()),
             None => Extracted::Missing(MissingKey::from_server(
-                "request extension missing: no layer outside of the rate limiter has set it; add that layer after this one",
+                "request extension missing: no layer outside of the rate limiter has inserted it; add that layer after the \
+                 rate limiter",
             )),
         }
     }

@@ -1,6 +1,6 @@
 use super::{ExtractKey, Extracted};
 
-/// One key for all requests: a limit on everybody together.
+/// One key for all requests: a limit for all clients together.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Global;
 

@@ -8,22 +8,19 @@ use pin_project::pin_project;
 use tower_layer::Layer;
 use tower_service::Service;
 
-use crate::sync::POLLED_AFTER_COMPLETION;
-
-/// Finds out by an async function whose a request is: which user has a token, by a database. What it finds is put into
-/// the request's extensions, where [`Extension`](super::Extension) reads the key.
+/// Looks up a key with an async function, such as the user of a token in a database.
 ///
-/// An extractor answers at once, and costs nothing but its work. What has to wait goes into this layer, outside of the
-/// limiter. The function sees the request, and its future, which must not borrow it, ends in one of
+/// Extractors are synchronous, so an asynchronous lookup needs this layer outside of the rate limiter. The layer inserts the
+/// result into the request's extensions, and [`Extension`](super::Extension) reads the key from there. The function receives
+/// a reference to the request. Its future must not borrow the request, and returns one of
 ///
-/// - `Ok(Some(user))`: the request goes on, with the user in its extensions;
-/// - `Ok(None)`: the request goes on as it came. `Extension` then finds nothing: say
-///   [`Extension::<User>::new().or(..)`](super::Or) for what such a request counts by;
-/// - `Err(response)`: that is the answer. The request goes no further, and no limit is charged.
+/// - `Ok(Some(user))`: the layer forwards the request with the user in its extensions;
+/// - `Ok(None)`: the layer forwards the request unchanged. `Extension` finds no key then: use
+///   [`Extension::<User>::new().or(..)`](super::Or) for the key of such requests;
+/// - `Err(response)`: the layer returns the response. No limit is charged.
 ///
-/// `Ok(None)` is for requests without a credential. If the request holds one that is
-/// [unusable](super::MissingKey::unusable) (sent twice, malformed), return `Err`: else a client leaves the limit of its
-/// user by sending its credential twice.
+/// Return `Ok(None)` for requests without a credential. If the credential is [unusable](super::MissingKey::unusable) (repeated,
+/// malformed), return `Err`. Otherwise a client could avoid the limit of its user by sending its credential twice.
 ///
 /// ```
 /// use axum::{Router, extract::Request, http::StatusCode, response::IntoResponse, routing::get};
@@ -33,8 +30,8 @@ use crate::sync::POLLED_AFTER_COMPLETION;
 /// #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 /// struct UserId(u64);
 ///
-/// async fn user_who_has(token: String) -> Result<Option<UserId>, std::io::Error> {
-///     // A question to a database.
+/// async fn find_user(token: String) -> Result<Option<UserId>, std::io::Error> {
+///     // A database query.
 ///     # Ok((token == "secret-of-alice").then_some(UserId(1)))
 /// }
 ///
@@ -46,25 +43,25 @@ use crate::sync::POLLED_AFTER_COMPLETION;
 ///             [token] => token.to_str().map_err(|_| StatusCode::BAD_REQUEST.into_response())?.to_owned(),
 ///             _ => return Err(StatusCode::BAD_REQUEST.into_response()),
 ///         };
-///         user_who_has(token).await.map_err(|_| StatusCode::SERVICE_UNAVAILABLE.into_response())
+///         find_user(token).await.map_err(|_| StatusCode::SERVICE_UNAVAILABLE.into_response())
 ///     }
 /// });
 /// let by_user = Memory::new(Gcra::new(Quota::per_second(10)));
 /// let by_address = Memory::new(Gcra::new(Quota::per_second(100)));
 /// let app: Router = Router::new()
 ///     .route("/", get(async || "hello"))
-///     // Known users by who they are, all others by their address.
+///     // Known users by their ID, all other clients by their address.
 ///     .layer(RateLimitLayer::new(Extension::<UserId>::new().or(PeerIp::new()), by_user))
 ///     .layer(lookup)
-///     // Looking up costs something as well.
+///     // Limits the number of lookups.
 ///     .layer(RateLimitLayer::new(PeerIp::new(), by_address));
 /// ```
 ///
-/// # Tower's contract
+/// # Readiness and cancellation
 ///
-/// It is ready when the inner service is, and the very instance that was made ready waits for the lookup and gets the
-/// request. An `Err` drops it, and so releases what its readiness reserved. Dropping the response's future while it
-/// still looks up drops the function's future: the inner service, and with it the limiter, never sees the request.
+/// The service is ready when the inner service is. The instance that became ready is kept during the lookup, and handles the
+/// request. An `Err` drops this instance, which releases the resources that its readiness reserved. Dropping the response
+/// future during the lookup drops the function's future: the inner service does not receive the request.
 #[derive(Clone, Copy)]
 #[must_use = "a layer does nothing until it wraps a service"]
 pub struct LookupLayer<F> {
@@ -72,7 +69,7 @@ pub struct LookupLayer<F> {
 }
 
 impl<F> LookupLayer<F> {
-    /// Looks up by `lookup`, an async function of `&Request<B>`.
+    /// Creates a layer with an async function of `&Request<B>`.
     pub const fn new(lookup: F) -> Self {
         Self { lookup }
     }
@@ -92,7 +89,7 @@ impl<F> fmt::Debug for LookupLayer<F> {
     }
 }
 
-/// The service that [`LookupLayer`] makes.
+/// The service of [`LookupLayer`].
 #[derive(Clone, Copy)]
 pub struct Lookup<S, F> {
     inner: S,
@@ -121,29 +118,29 @@ where
     }
 
     fn call(&mut self, request: Request<B>) -> Self::Future {
-        let fresh = self.inner.clone();
-        let service = mem::replace(&mut self.inner, fresh);
+        let clone = self.inner.clone();
+        let service = mem::replace(&mut self.inner, clone);
         let lookup = (self.lookup)(&request);
-        LookupFuture { state: State::LookingUp { lookup, waiting: Some((service, request)) } }
+        LookupFuture { state: State::LookingUp { lookup, pending: Some((service, request)) } }
     }
 }
 
-/// The answer of a [`Lookup`].
+/// The response future of [`Lookup`].
 #[pin_project]
-#[must_use = "futures do nothing unless they are polled"]
+#[must_use = "futures do nothing unless polled"]
 pub struct LookupFuture<B, S: Service<Request<B>>, L> {
     #[pin]
     state: State<B, S, L>,
 }
 
 #[pin_project(project = StateProjection)]
-#[allow(clippy::large_enum_variant, reason = "a box would cost more than the room")]
+#[allow(clippy::large_enum_variant, reason = "a box would cost an allocation a request")]
 enum State<B, S: Service<Request<B>>, L> {
     LookingUp {
         #[pin]
         lookup: L,
-        /// Until the lookup is done.
-        waiting: Option<(S, Request<B>)>,
+        /// `None` once the lookup is done.
+        pending: Option<(S, Request<B>)>,
     },
     Called {
         #[pin]
@@ -163,9 +160,9 @@ where
         let mut state = self.project().state;
         loop {
             match state.as_mut().project() {
-                StateProjection::LookingUp { lookup, waiting } => {
+                StateProjection::LookingUp { lookup, pending } => {
                     let found = ready!(lookup.poll(cx));
-                    let (mut service, mut request) = waiting.take().expect(POLLED_AFTER_COMPLETION);
+                    let (mut service, mut request) = pending.take().expect(POLLED_AFTER_COMPLETION);
                     match found {
                         Ok(found) => {
                             found.map(|found| request.extensions_mut().insert(found));
@@ -180,6 +177,8 @@ where
         }
     }
 }
+
+const POLLED_AFTER_COMPLETION: &str = "`LookupFuture` polled after completion";
 
 impl<B, S: Service<Request<B>>, L> fmt::Debug for LookupFuture<B, S, L> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -1,15 +1,15 @@
 use super::{ExtractKey, Extracted};
 use crate::encode::{EncodeKey, KeyWriter};
 
-/// One key, or else another: see [`Or`].
+/// The key of one of two extractors: see [`Or`].
 ///
-/// A left key never equals a right one.
+/// A left key never equals a right key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-#[allow(clippy::exhaustive_enums, reason = "of two there is no third")]
+#[allow(clippy::exhaustive_enums, reason = "`Or` has exactly two extractors")]
 pub enum Either<A, B> {
-    /// The first extractor has found its key.
+    /// The first extractor's key.
     Left(A),
-    /// The first extractor's key is absent, and this is the second one's.
+    /// The second extractor's key, because the first key is absent.
     Right(B),
 }
 
@@ -22,14 +22,15 @@ impl<A: EncodeKey, B: EncodeKey> EncodeKey for Either<A, B> {
     }
 }
 
-/// The key that the first extractor finds, or else the second one's: "the API key, else the client's address".
+/// The first extractor's key, or the second extractor's if the first is absent.
 ///
-/// The ready-made extractors have a method `or`, which makes it. The second extractor is asked only if the first key is
-/// *absent* (or the server is misconfigured). The first extractor's answer stands if the request is exempt, and if the
-/// key is [unusable](super::MissingKey::unusable): a client that sends its API key twice does not choose to be counted by
-/// its address. If the second key is missing as well, the second extractor's reason is returned.
+/// For example the API key, otherwise the client's address. The ready-made extractors have a method `or` that creates it. The
+/// second extractor runs only if the first key is *absent*, or if the server is misconfigured. The result of the first
+/// extractor stands if the request is exempt, or if the key is [unusable](super::MissingKey::unusable): a client cannot switch
+/// to the limit of its address by sending its API key twice. If both keys are absent, the second extractor's reason is
+/// returned.
 ///
-/// The two kinds of key can have limits of their own:
+/// The two kinds of keys can have different limits:
 ///
 /// ```
 /// use std::net::IpAddr;
@@ -44,10 +45,10 @@ impl<A: EncodeKey, B: EncodeKey> EncodeKey for Either<A, B> {
 /// let layer = RateLimitLayer::new(ApiKey::from_static("x-api-key").or(PeerIp::new()), limiter);
 /// ```
 ///
-/// # Whoever chooses the first key
+/// # Invented keys
 ///
-/// If a client can make it up, it can have a new one for each request. Let something outside of the limiter refuse API
-/// keys that do not exist, or look them up before: see [`LookupLayer`](super::LookupLayer).
+/// If a client can invent the first key, it can use a new key for each request. Reject invalid API keys outside of the rate
+/// limiter, or look them up before: see [`LookupLayer`](super::LookupLayer).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Or<A, B> {
     first: A,
@@ -55,7 +56,7 @@ pub struct Or<A, B> {
 }
 
 impl<A, B> Or<A, B> {
-    /// Asks `first`, and `second` if the first key is absent. Closures have no method `or`: join them by this.
+    /// Combines two extractors. Closures have no method `or`, so use this function for them.
     #[must_use]
     pub const fn new(first: A, second: B) -> Self {
         Self { first, second }
@@ -73,13 +74,13 @@ impl<Request, A: ExtractKey<Request>, B: ExtractKey<Request>> ExtractKey<Request
     }
 }
 
-// Methods of their own, not of a trait: `ExtractKey` does not know of which request it would be, and a trait of its own
-// would have to be imported.
+// Inherent methods: a method of `ExtractKey<Request>` would be ambiguous in `Request`, and a method of another trait would
+// need an import.
 macro_rules! has_or {
     ($([$($parameter:ident),*] $extractor:ty,)+) => {
         $(
             impl<$($parameter),*> $extractor {
-                /// This key, or the other one if this is absent: see [`Or`](crate::key::Or).
+                /// Uses `other` if this key is absent: see [`Or`](crate::key::Or).
                 #[must_use]
                 pub const fn or<Other>(self, other: Other) -> Or<Self, Other> {
                     Or::new(self, other)

@@ -5,9 +5,9 @@ use sha2::{Digest, Sha256};
 
 use crate::encode::{EncodeKey, KeyWriter};
 
-/// A key from text that a client may have chosen: bounded in length, kept without an allocation.
+/// A key from text of any length, stored without an allocation.
 ///
-/// Up to [`MAX_LEN`](Self::MAX_LEN) bytes are kept as they are; of a longer text its SHA-256 stands for it.
+/// Up to [`MAX_LEN`](Self::MAX_LEN) bytes are stored as they are. A longer text is replaced by a SHA-256 digest.
 #[derive(Clone, Copy)]
 pub struct KeyText {
     bytes: [u8; Self::MAX_LEN],
@@ -15,10 +15,10 @@ pub struct KeyText {
 }
 
 impl KeyText {
-    /// The longest text that is kept as it is, in bytes.
+    /// The length of the longest text that is stored as it is, in bytes.
     pub const MAX_LEN: usize = 63;
 
-    /// A key from any bytes.
+    /// Creates a key from any bytes.
     #[must_use]
     pub fn new(text: &[u8]) -> Self {
         match Self::verbatim(text) {
@@ -31,11 +31,10 @@ impl KeyText {
     fn verbatim(text: &[u8]) -> Option<Self> {
         let mut bytes = [0; Self::MAX_LEN];
         bytes.get_mut(..text.len())?.copy_from_slice(text);
-        // `get_mut` has seen that the length fits.
         Some(Self { bytes, len: u8::try_from(text.len()).ok()? })
     }
 
-    /// `sha256-` and 56 hexadecimal digits, which are 224 of the 256 bits.
+    /// `sha256-` and 56 hexadecimal digits: 224 of the 256 bits.
     #[cold]
     fn digest(text: &[u8]) -> Self {
         const DIGITS: &[u8; 16] = b"0123456789abcdef";
@@ -48,7 +47,7 @@ impl KeyText {
         Self { bytes: key, len: 63 }
     }
 
-    /// The bytes that stand for the text.
+    /// Returns the stored bytes: the text or its digest.
     #[must_use]
     pub fn as_bytes(&self) -> &[u8] {
         &self.bytes[..usize::from(self.len)]

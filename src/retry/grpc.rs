@@ -12,11 +12,12 @@ const STATUS: HeaderName = HeaderName::from_static("grpc-status");
 const DETAILS: HeaderName = HeaderName::from_static("grpc-status-details-bin");
 const PUSHBACK: &str = "grpc-retry-pushback-ms";
 
-/// Reads the statuses of gRPC calls: `RESOURCE_EXHAUSTED` and `UNAVAILABLE` are asked again if they say when, by
-/// `grpc-retry-pushback-ms` (a negative one says never, and so does one that can't be read) or by
-/// `google.rpc.RetryInfo`. All others are final.
+/// Reads the status of gRPC calls.
 ///
-/// A tonic client's calls have bodies that can't be cloned, but its messages can: make a service of the call.
+/// After `RESOURCE_EXHAUSTED` and `UNAVAILABLE`, the client retries if the status has a `grpc-retry-pushback-ms` or a
+/// `google.rpc.RetryInfo`. A negative or malformed pushback forbids the retry. All other statuses are final.
+///
+/// The requests of a tonic client are not `Clone`, but its messages are: wrap the call in a service.
 ///
 /// ```
 /// use tonic::transport::Channel;
@@ -26,7 +27,7 @@ const PUSHBACK: &str = "grpc-retry-pushback-ms";
 /// use tower_ratelimit::retry::{GrpcHint, RetryAfter};
 ///
 /// async fn ask(client: HealthClient<Channel>) -> Result<(), tonic::Status> {
-///     let mut check = ServiceBuilder::new().retry(RetryAfter::new().reading(GrpcHint)).service(service_fn(
+///     let mut check = ServiceBuilder::new().retry(RetryAfter::new().with_reader(GrpcHint)).service(service_fn(
 ///         move |request: HealthCheckRequest| {
 ///             let mut client = client.clone();
 ///             async move { client.check(request).await }
@@ -40,29 +41,28 @@ const PUSHBACK: &str = "grpc-retry-pushback-ms";
 pub struct GrpcHint;
 
 impl GrpcHint {
-    /// What a status says about asking again, for loops of your own: see
-    /// [`RetryAfter::next_delay`](super::RetryAfter::next_delay).
+    /// Reads a status, for custom retry loops: see [`RetryAfter::next_delay`](super::RetryAfter::next_delay).
     #[must_use]
     pub fn read(self, status: &Status) -> RetryHint {
         let pushback = status.metadata().get(PUSHBACK).map(MetadataValue::as_bytes);
-        told(status.code(), pushback, || status.details().to_vec())
+        hint(status.code(), pushback, || status.details().to_vec())
     }
 }
 
 impl<Request, Response> ReadRetryHint<Request, Response, Status> for GrpcHint {
-    fn read(&self, _request: &Request, answer: Result<&Response, &Status>) -> RetryHint {
-        answer.err().map_or(RetryHint::None, |status| GrpcHint::read(*self, status))
+    fn read(&self, _request: &Request, result: Result<&Response, &Status>) -> RetryHint {
+        result.err().map_or(RetryHint::None, |status| GrpcHint::read(*self, status))
     }
 }
 
-/// What the header fields of a trailers-only answer say.
+/// Reads the headers of a trailers-only response.
 pub(super) fn hint_from_headers(headers: &HeaderMap) -> RetryHint {
     let Some(status) = headers.get(STATUS) else { return RetryHint::None };
     let pushback = headers.get(PUSHBACK).map(HeaderValue::as_bytes);
-    told(Code::from_bytes(status.as_bytes()), pushback, || details(headers))
+    hint(Code::from_bytes(status.as_bytes()), pushback, || details(headers))
 }
 
-/// Not by `Status::from_header_map`, which panics if it isn't base64.
+/// Does not use `Status::from_header_map`, which panics if the value is not base64.
 fn details(headers: &HeaderMap) -> Vec<u8> {
     let only = headers.get(DETAILS).map(|value| (DETAILS, value.clone()));
     let metadata = MetadataMap::from_headers(only.into_iter().collect());
@@ -70,7 +70,7 @@ fn details(headers: &HeaderMap) -> Vec<u8> {
     details.map(Vec::from).unwrap_or_default()
 }
 
-fn told(code: Code, pushback: Option<&[u8]>, details: impl FnOnce() -> Vec<u8>) -> RetryHint {
+fn hint(code: Code, pushback: Option<&[u8]>, details: impl FnOnce() -> Vec<u8>) -> RetryHint {
     if !matches!(code, Code::ResourceExhausted | Code::Unavailable) {
         return RetryHint::None;
     }
@@ -84,14 +84,16 @@ fn told(code: Code, pushback: Option<&[u8]>, details: impl FnOnce() -> Vec<u8>) 
     }
 }
 
-/// From `google.rpc.Status`, decoded by hand: converting a `Duration` overflows for the least number of seconds.
+/// Reads the `RetryInfo` in a `google.rpc.Status`.
+///
+/// Converts the delay here, because the conversion of prost's `Duration` overflows for the smallest number of seconds.
 fn retry_info(details: &[u8]) -> RetryHint {
     let Ok(status) = pb::Status::decode(details) else { return RetryHint::None };
     let info = status.details.iter().find(|any| any.type_url == RetryInfo::TYPE_URL);
     let Some(Ok(info)) = info.map(|any| pb::RetryInfo::decode(any.value.as_slice())) else { return RetryHint::None };
     match info.retry_delay {
         None => RetryHint::Backoff,
-        // A negative delay is over.
+        // A negative delay is zero.
         Some(delay) => {
             let nanos = i128::from(delay.seconds) * 1_000_000_000 + i128::from(delay.nanos);
             let nanos = u128::try_from(nanos).unwrap_or(0);

@@ -1,30 +1,30 @@
 use std::time::Duration;
 
-/// What an answer says about asking again.
+/// The result of reading a response: whether to retry, and when.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[allow(clippy::exhaustive_enums, reason = "a user's own reader makes them")]
+#[allow(clippy::exhaustive_enums, reason = "custom readers create values")]
 pub enum RetryHint {
-    /// Nothing: it is what was asked for, or a failure that asking again does not mend.
+    /// Do not retry: the response is a success, or a failure that a retry does not solve.
     None,
-    /// Asking again helps, not before this time has passed.
+    /// Retry after this time, not before.
     After(Duration),
-    /// Asking again may help, and it is not said when.
+    /// Retry after the policy's backoff, because the response contains no time.
     Backoff,
 }
 
-/// Reads off an answer whether to ask again, and when.
+/// Reads from a response whether to retry, and when.
 ///
-/// A closure `Fn(&Request, Result<&Response, &Error>) -> RetryHint` reads.
+/// A closure `Fn(&Request, Result<&Response, &Error>) -> RetryHint` implements the trait.
 pub trait ReadRetryHint<Request, Response, Error> {
-    /// What the answer to a request says.
-    fn read(&self, request: &Request, answer: Result<&Response, &Error>) -> RetryHint;
+    /// Reads the result of a request.
+    fn read(&self, request: &Request, result: Result<&Response, &Error>) -> RetryHint;
 }
 
 impl<Request, Response, Error, F> ReadRetryHint<Request, Response, Error> for F
 where
     F: Fn(&Request, Result<&Response, &Error>) -> RetryHint,
 {
-    fn read(&self, request: &Request, answer: Result<&Response, &Error>) -> RetryHint {
-        self(request, answer)
+    fn read(&self, request: &Request, result: Result<&Response, &Error>) -> RetryHint {
+        self(request, result)
     }
 }

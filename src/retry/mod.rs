@@ -1,23 +1,22 @@
-//! Clients that come back when they are told to (feature `retry`).
+//! Client retry policy that honours `Retry-After` (feature `retry`).
 //!
-//! [`RetryAfter`] is a policy for tower's [`Retry`](tower::retry::Retry). It reads off a refusal when to come back,
-//! waits for that long and asks again:
+//! [`RetryAfter`] is a policy for tower's [`Retry`](tower::retry::Retry). It reads the delay from a rejection, waits, and
+//! retries:
 //!
-//! | Read by | From |
+//! | Reader | Source of the delay |
 //! |---|---|
-//! | [`HttpHint`] | `Retry-After` (seconds or a date), else `RateLimit` (`t` of what has `r=0`); of a gRPC answer its status |
-//! | `GrpcHint` | `grpc-retry-pushback-ms`, else `google.rpc.RetryInfo` (feature `tonic`) |
-//! | a closure `Fn(&Request, Result<&Response, &Error>) -> RetryHint` | what it looks at |
+//! | [`HttpHint`] | `Retry-After` (seconds or a date), otherwise `RateLimit` (`t` of the items with `r=0`); the status of a gRPC response |
+//! | `GrpcHint` | `grpc-retry-pushback-ms`, otherwise `google.rpc.RetryInfo` (feature `tonic`) |
+//! | a closure `Fn(&Request, Result<&Response, &Error>) -> RetryHint` | any part of the response |
 //!
-//! Requests are cloned to be sent again. [`RetryAfter::clone_with`] shows a client whose requests are not `Clone`:
-//! reqwest's.
+//! The policy clones requests to send them again. [`RetryAfter::clone_with`] shows how to clone the requests of reqwest, which
+//! are not `Clone`.
 //!
-//! No server is believed beyond what the client has said it would bear: neither in how long it waits, nor in how often
-//! it asks.
+//! The client bounds the length and the number of its waits, whatever the server sends.
 //!
-//! A client that keeps to its own limit is refused seldom. The layer limits clients as it does servers: here by
-//! waiting, with an error for what can't have its turn in time. The retries are outside of it, so that they count as
-//! well.
+//! A client with its own rate limit is rarely rejected. The layer limits clients as it limits servers: in this example the
+//! layer delays requests, and returns an error if the delay exceeds `max_wait`. The retries are outside of the layer, so that
+//! the limit counts them.
 //!
 //! ```
 //! use std::time::Duration;
@@ -25,21 +24,21 @@
 //! use http::{Request, Response};
 //! use tower::{Service, ServiceBuilder, ServiceExt, service_fn};
 //! use tower_ratelimit::key::Global;
-//! use tower_ratelimit::response::{RejectWithError, BoxError};
+//! use tower_ratelimit::response::{BoxError, RejectWithError};
 //! use tower_ratelimit::retry::RetryAfter;
 //! use tower_ratelimit::{Gcra, Memory, Quota, RateLimitLayer};
 //!
 //! # #[tokio::main(flavor = "current_thread", start_paused = true)]
 //! # async fn main() -> Result<(), BoxError> {
-//! // Stands for an HTTP client, and a server that refuses every other request.
+//! // An HTTP client, and a server that rejects every other request.
 //! let requests = std::sync::Arc::new(std::sync::atomic::AtomicUsize::new(0));
 //! let http = service_fn(move |_: Request<()>| {
-//!     let refuses = requests.fetch_add(1, std::sync::atomic::Ordering::Relaxed) % 2 == 0;
-//!     let answer = Response::builder().status(if refuses { 429 } else { 200 }).header("retry-after", "2");
+//!     let rejects = requests.fetch_add(1, std::sync::atomic::Ordering::Relaxed) % 2 == 0;
+//!     let answer = Response::builder().status(if rejects { 429 } else { 200 }).header("retry-after", "2");
 //!     async move { Ok::<_, BoxError>(answer.body(())?) }
 //! });
 //!
-//! // The provider allows ten a second.
+//! // The server allows ten requests per second.
 //! let limiter = Memory::new(Gcra::new(Quota::per_second(10)).strict());
 //! let mut client = ServiceBuilder::new()
 //!     .retry(RetryAfter::new().max_retries(5))
@@ -61,7 +60,14 @@ mod request;
 
 #[cfg(feature = "tonic")]
 pub use self::grpc::GrpcHint;
-pub use self::hint::{ReadRetryHint, RetryHint};
+pub use self::hint::RetryHint;
 pub use self::http::HttpHint;
-pub use self::policy::{RetryAfter, RetryDelay};
-pub use self::request::{ByClone, CloneRequest};
+pub use self::policy::RetryAfter;
+// Bounds, default types and associated types of `RetryAfter`: nameable for generic code, not documented. Closures implement
+// both traits.
+#[doc(hidden)]
+pub use self::{
+    hint::ReadRetryHint,
+    policy::RetryDelay,
+    request::{ByClone, CloneRequest},
+};

@@ -11,55 +11,57 @@ use super::http::HttpHint;
 use super::request::{ByClone, CloneRequest};
 use crate::runtime::{Sleep, sleep};
 
-/// A policy for tower's [`Retry`](tower::retry::Retry): asks again when it is told to, and never sooner.
+/// A policy for tower's [`Retry`](tower::retry::Retry) that retries after the time that the server sends, never before.
 ///
-/// For one request it asks at most three times again, waits at most a minute at a time and two minutes in all, unless
-/// it is told otherwise. An answer that says to wait for longer is final, and handed on: to come back sooner would be
-/// no use. Where it is not said when to come back, it waits for a second, and then twice as long each time.
+/// By default the policy retries a request at most three times, waits at most one minute per retry and two minutes in total. A
+/// response that demands a longer wait is final, because an earlier retry would be rejected. If a response contains no time,
+/// the policy waits for one second, and twice as long before each further retry.
 ///
-/// The request must be `Clone`, its body included: `http_body_util::Full` is, a stream is not. For other requests,
-/// such as those of reqwest, [`clone_with`](Self::clone_with) sets a function.
+/// The request must be `Clone`, including its body: `http_body_util::Full` is, a stream is not. For other requests, such as
+/// those of reqwest, [`clone_with`](Self::clone_with) sets a function.
 #[derive(Clone, Debug)]
-#[must_use = "a policy does nothing until `Retry` has it"]
+#[must_use = "a policy does nothing until it is passed to `Retry`"]
 pub struct RetryAfter<R = HttpHint, C = ByClone> {
-    read: R,
+    reader: R,
     clone: C,
     bounds: RetryBounds,
-    /// Of this request: `Retry` clones the policy for each.
+    /// The retries of one request: `Retry` clones the policy for each request.
     retries: u32,
     waited: Duration,
 }
 
 #[derive(Clone, Copy, Debug)]
 struct RetryBounds {
-    retries: u32,
-    one_wait: Duration,
-    all_waits: Duration,
+    max_retries: u32,
+    max_wait: Duration,
+    max_total_wait: Duration,
     jitter: Duration,
     initial_backoff: Duration,
 }
 
-/// However soon a server says: no loop without a pause.
-const SHORTEST: Duration = Duration::from_millis(10);
+/// Prevents a busy loop if the server sends a shorter time.
+const MIN_WAIT: Duration = Duration::from_millis(10);
 
 impl RetryAfter {
-    /// Reads HTTP answers, by [`HttpHint`].
+    /// Creates a policy that reads HTTP responses with [`HttpHint`].
     pub const fn new() -> Self {
         let bounds = RetryBounds {
-            retries: 3,
-            one_wait: Duration::from_secs(60),
-            all_waits: Duration::from_secs(120),
+            max_retries: 3,
+            max_wait: Duration::from_secs(60),
+            max_total_wait: Duration::from_secs(120),
             jitter: Duration::from_millis(250),
             initial_backoff: Duration::from_secs(1),
         };
-        Self { read: HttpHint, clone: ByClone, bounds, retries: 0, waited: Duration::ZERO }
+        Self { reader: HttpHint, clone: ByClone, bounds, retries: 0, waited: Duration::ZERO }
     }
 }
 
 impl<R, C> RetryAfter<R, C> {
-    /// Sets what reads the answers: `GrpcHint`, or a closure.
-    pub fn reading<Q>(self, read: Q) -> RetryAfter<Q, C> {
-        RetryAfter { read, clone: self.clone, bounds: self.bounds, retries: self.retries, waited: self.waited }
+    /// Sets the reader of the responses: [`HttpHint`], `GrpcHint`, or a closure.
+    ///
+    /// The closure is a `Fn(&Request, Result<&Response, &Error>) -> RetryHint`.
+    pub fn with_reader<Q>(self, reader: Q) -> RetryAfter<Q, C> {
+        RetryAfter { reader, clone: self.clone, bounds: self.bounds, retries: self.retries, waited: self.waited }
     }
 
     /// Sets the function that clones requests, `Fn(&Request) -> Option<Request>`, for requests that are not `Clone`.
@@ -78,66 +80,70 @@ impl<R, C> RetryAfter<R, C> {
     /// }
     ///
     /// async fn get(url: &str) -> Result<reqwest::Response, reqwest::Error> {
-    ///     let policy = RetryAfter::new().reading(read).clone_with(reqwest::Request::try_clone);
+    ///     let policy = RetryAfter::new().with_reader(read).clone_with(reqwest::Request::try_clone);
     ///     let client = reqwest::Client::new();
     ///     let request = client.get(url).build()?;
     ///     ServiceBuilder::new().retry(policy).service(client).ready().await?.call(request).await
     /// }
     /// ```
     pub fn clone_with<F>(self, clone: F) -> RetryAfter<R, F> {
-        RetryAfter { read: self.read, clone, bounds: self.bounds, retries: self.retries, waited: self.waited }
+        RetryAfter { reader: self.reader, clone, bounds: self.bounds, retries: self.retries, waited: self.waited }
     }
 
-    /// Sets how often it asks again: by default three times.
+    /// Sets the maximum number of retries of a request. The default is 3.
     pub fn max_retries(mut self, retries: u32) -> Self {
-        self.bounds.retries = retries;
+        self.bounds.max_retries = retries;
         self
     }
 
-    /// Sets for how long it waits at a time: by default a minute. What is told to wait for longer is not asked again.
-    pub fn max_wait(mut self, longest: Duration) -> Self {
-        self.bounds.one_wait = longest;
+    /// Sets the maximum wait before one retry. The default is one minute.
+    ///
+    /// A response that demands a longer wait is final.
+    pub fn max_wait(mut self, max_wait: Duration) -> Self {
+        self.bounds.max_wait = max_wait;
         self
     }
 
-    /// Sets for how long one request waits in all: by default two minutes.
-    pub fn max_total_wait(mut self, longest: Duration) -> Self {
-        self.bounds.all_waits = longest;
+    /// Sets the maximum total wait of a request. The default is two minutes.
+    pub fn max_total_wait(mut self, max_total_wait: Duration) -> Self {
+        self.bounds.max_total_wait = max_total_wait;
         self
     }
 
-    /// Sets by how much later than told it comes, at most, at random: by default a quarter of a second. So not all that
-    /// were refused together come back together. It never comes sooner.
-    pub fn jitter(mut self, latest: Duration) -> Self {
-        self.bounds.jitter = latest;
+    /// Sets the maximum random time that is added to the server's time. The default is 250 ms.
+    ///
+    /// The jitter spreads the retries of clients that were rejected at the same time.
+    pub fn jitter(mut self, max_jitter: Duration) -> Self {
+        self.bounds.jitter = max_jitter;
         self
     }
 
-    /// Sets how long it waits first where it isn't told: by default a second. The next waits are twice as long each,
-    /// and each is shorter by up to a half at random.
+    /// Sets the first wait after a response without a time. The default is one second.
+    ///
+    /// Each further wait is twice as long. A random part of up to one half is subtracted from each wait.
     pub fn initial_backoff(mut self, wait: Duration) -> Self {
         self.bounds.initial_backoff = wait;
         self
     }
 
-    /// How long to wait before the next try, if there is to be one: for loops of your own. It counts the tries.
-    pub fn next_delay(&mut self, told: RetryHint) -> Option<Duration> {
+    /// Returns the wait before the next retry and counts the retry, for custom retry loops. `None` forbids the retry.
+    pub fn next_delay(&mut self, hint: RetryHint) -> Option<Duration> {
         let bounds = self.bounds;
-        if self.retries >= bounds.retries {
+        if self.retries >= bounds.max_retries {
             return None;
         }
-        let wait = match told {
+        let wait = match hint {
             RetryHint::None => return None,
-            RetryHint::After(wait) if wait > bounds.one_wait => return None,
-            RetryHint::After(wait) => wait.max(SHORTEST).saturating_add(up_to(bounds.jitter)),
+            RetryHint::After(wait) if wait > bounds.max_wait => return None,
+            RetryHint::After(wait) => wait.max(MIN_WAIT).saturating_add(random_up_to(bounds.jitter)),
             RetryHint::Backoff => {
                 let doubled = bounds.initial_backoff.saturating_mul(2_u32.saturating_pow(self.retries));
-                let longest = doubled.min(bounds.one_wait);
-                longest.saturating_sub(up_to(longest / 2)).max(SHORTEST)
+                let backoff = doubled.min(bounds.max_wait);
+                backoff.saturating_sub(random_up_to(backoff / 2)).max(MIN_WAIT)
             }
         };
         let waited = self.waited.saturating_add(wait);
-        if waited > bounds.all_waits {
+        if waited > bounds.max_total_wait {
             return None;
         }
         (self.retries, self.waited) = (self.retries + 1, waited);
@@ -158,10 +164,10 @@ where
 {
     type Future = RetryDelay;
 
-    fn retry(&mut self, request: &mut Request, answer: &mut Result<Response, Error>) -> Option<RetryDelay> {
-        let told = self.read.read(request, answer.as_ref());
-        // Without a runtime there is nothing to wait with: the answer is handed on.
-        self.next_delay(told).and_then(sleep).map(RetryDelay)
+    fn retry(&mut self, request: &mut Request, result: &mut Result<Response, Error>) -> Option<RetryDelay> {
+        let hint = self.reader.read(request, result.as_ref());
+        // Without a runtime there is no timer, so the response is final.
+        self.next_delay(hint).and_then(sleep).map(RetryDelay)
     }
 
     fn clone_request(&mut self, request: &Request) -> Option<Request> {
@@ -169,7 +175,7 @@ where
     }
 }
 
-/// The time until the next try.
+/// The future of the wait before a retry.
 #[pin_project]
 #[derive(Debug)]
 #[must_use = "futures do nothing unless polled"]
@@ -183,7 +189,7 @@ impl Future for RetryDelay {
     }
 }
 
-/// Anything from nothing to so much.
-fn up_to(longest: Duration) -> Duration {
-    Duration::from_nanos(fastrand::u64(0..=u64::try_from(longest.as_nanos()).unwrap_or(u64::MAX)))
+/// Returns a random duration from zero to `max`.
+fn random_up_to(max: Duration) -> Duration {
+    Duration::from_nanos(fastrand::u64(0..=u64::try_from(max.as_nanos()).unwrap_or(u64::MAX)))
 }

@@ -1,12 +1,10 @@
-/// Clones a request, so that the request can be sent again.
-///
-/// A closure `Fn(&Request) -> Option<Request>` clones.
+/// Clones a request for a retry. A closure `Fn(&Request) -> Option<Request>` implements the trait.
 #[diagnostic::on_unimplemented(
-    message = "`RetryAfter` can't clone `{Request}`",
+    message = "`RetryAfter` does not clone `{Request}`",
     note = "for a request that is not `Clone`, set a function: `RetryAfter::clone_with(reqwest::Request::try_clone)`"
 )]
 pub trait CloneRequest<Request> {
-    /// Returns the clone, or `None` if the request is not to be sent again.
+    /// Returns the clone, or `None` to disable retries of the request.
     fn clone_request(&self, request: &Request) -> Option<Request>;
 }
 
@@ -16,7 +14,7 @@ impl<Request, F: Fn(&Request) -> Option<Request>> CloneRequest<Request> for F {
     }
 }
 
-/// Clones requests by their own `Clone`. The default of [`RetryAfter`](super::RetryAfter).
+/// Clones requests with `Clone`. The default of [`RetryAfter`](super::RetryAfter).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ByClone;
 

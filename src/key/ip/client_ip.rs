@@ -5,17 +5,16 @@ use http::{HeaderMap, HeaderName, Request};
 use super::field::Field;
 use super::peer::{FromExtensions, PeerAddress, missing_peer};
 use super::prefix::{Prefixes, prefix_setters};
-use super::resolve::{self, Hop};
+use super::resolve::{Hop, resolve_client};
 use super::trusted_proxies::TrustedProxies;
 use crate::error::Error;
 use crate::key::{ExtractKey, Extracted, MissingKey};
 
-/// The client's address behind proxies: the rightmost one that is not a trusted proxy.
+/// The client's address behind proxies: the rightmost address that is not a trusted proxy.
 ///
-/// The socket's other end, the peer, is the first hop. If it is no [trusted proxy](TrustedProxies), it is the client,
-/// and no header field is read. If it is, it has named whom it has the request from: that is the next hop, and so on.
-/// The first hop that is not trusted is the client; what stands left of it, anybody may have written, and is not looked
-/// at.
+/// The first hop is the connection's peer. If the peer is not a [trusted proxy](TrustedProxies), the peer is the client, and
+/// no header is read. A trusted proxy has written the address of the next hop into a header, and so on. The first hop that is
+/// not trusted is the client. Addresses to its left are ignored, because the client may have written them.
 ///
 /// ```
 /// use tower_ratelimit::key::TrustedProxies;
@@ -27,21 +26,20 @@ use crate::key::{ExtractKey, Extracted, MissingKey};
 /// # Ok::<(), tower_ratelimit::Error>(())
 /// ```
 ///
-/// The field must be one that your proxies *append to or overwrite* in every request. One that they hand through as it
-/// came is the client's own.
+/// Your proxies must *append to or overwrite* the header in every request. A header that they pass through unchanged is
+/// written by the client.
 ///
-/// # When a hop tells no address
+/// # Hops without an address
 ///
-/// It may be `unknown`, a name that hides it, an empty element, anything; there may be no field at all, or a field of
-/// one address more than once. Then the request counts by the last hop whose address is known, a proxy's: such requests
-/// share a limit, and never go without one. If all hops are trusted it counts by the last of them: a request from
-/// within.
+/// A hop may be `unknown`, an obfuscated name, an empty element or malformed. The header may be missing, or a header for one
+/// address may be repeated. Then the key is the last known hop's address, which is a proxy's: such requests share a limit. If
+/// all hops are trusted, the key is the last hop's address: a request from your own network.
 ///
-/// # What stands for an address
+/// # Prefixes
 ///
-/// An IPv4 address mapped into IPv6, or translated by a NAT64 (`64:ff9b::/96`), counts as the IPv4 address. An IPv6
-/// address counts by its first 64 bits, as a client has at least all addresses that share them;
-/// [`ipv6_prefix`](Self::ipv6_prefix) chooses another length. Who has a /48 has 65536 of those. A second tier holds it:
+/// An IPv4-mapped IPv6 address, and a NAT64 address (`64:ff9b::/96`), has the key of the IPv4 address. The key of an IPv6
+/// address is its first 64 bits, because one client has at least a /64; [`ipv6_prefix`](Self::ipv6_prefix) sets another
+/// length. A client with a /48 has 65536 such keys. Add a second limit for the wider network:
 ///
 /// ```
 /// use std::net::IpAddr;
@@ -60,35 +58,37 @@ use crate::key::{ExtractKey, Extracted, MissingKey};
 /// let layer = RateLimitLayer::new((CLIENT, NETWORK), limiter);
 /// ```
 ///
-/// # Where the peer's address comes from
+/// # The peer's address
 ///
-/// The same as for [`PeerIp`](crate::PeerIp): from the request's extensions, or as [`peer`](Self::peer) says. A request
-/// without one lacks its key by the server's fault, and is refused. Behind a Unix socket say
+/// The extractor reads the peer's address from the request's extensions, as [`PeerIp`](crate::PeerIp) does.
+/// [`peer`](Self::peer) sets another source. If the address is missing, the server is
+/// [misconfigured](MissingKey::from_server). For a server on a Unix socket, call
 /// [`trust_absent_peer`](Self::trust_absent_peer).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ClientIp<P = FromExtensions> {
     trusted: TrustedProxies,
     field: Field,
     prefixes: Prefixes,
-    peer: P,
+    peer_source: P,
     trusts_absent_peer: bool,
 }
 
 impl ClientIp {
-    /// Reads `X-Forwarded-For`: all its lines, as one list.
+    /// Reads `X-Forwarded-For`: all lines, as one list.
     #[must_use]
     pub const fn x_forwarded_for(trusted: TrustedProxies) -> Self {
         Self::new(Field::XForwardedFor, trusted)
     }
 
-    /// Reads `Forwarded` (RFC 7239): the `for` of each element, in all its lines.
+    /// Reads `Forwarded` (RFC 7239): the `for` parameter of each element, in all lines.
     #[must_use]
     pub const fn forwarded(trusted: TrustedProxies) -> Self {
         Self::new(Field::Forwarded, trusted)
     }
 
-    /// Reads the one address in a field such as `CF-Connecting-IP` or `X-Real-IP`, if the peer is trusted and the field
-    /// comes exactly once. (`X-Forwarded-For` and `Forwarded` are lists, also if they are named here.)
+    /// Reads the single address in a header such as `CF-Connecting-IP` or `X-Real-IP`.
+    ///
+    /// The header must not be repeated. `X-Forwarded-For` and `Forwarded` are read as lists.
     ///
     /// ```
     /// use http::HeaderName;
@@ -101,46 +101,46 @@ impl ClientIp {
     /// ```
     #[must_use]
     pub fn header(name: HeaderName, trusted: TrustedProxies) -> Self {
-        Self::new(Field::named(name), trusted)
+        Self::new(Field::from_header_name(name), trusted)
     }
 
     const fn new(field: Field, trusted: TrustedProxies) -> Self {
-        Self { trusted, field, prefixes: Prefixes::DEFAULT, peer: FromExtensions, trusts_absent_peer: false }
+        Self { trusted, field, prefixes: Prefixes::DEFAULT, peer_source: FromExtensions, trusts_absent_peer: false }
     }
 }
 
 impl<P> ClientIp<P> {
     prefix_setters!();
 
-    /// Sets where the peer's address is found: see [`PeerAddress`].
-    pub fn peer<Q>(self, peer: Q) -> ClientIp<Q> {
+    /// Sets the source of the peer's address: see [`PeerIp::peer`](crate::PeerIp::peer).
+    pub fn peer<Q>(self, source: Q) -> ClientIp<Q> {
         let Self { trusted, field, prefixes, trusts_absent_peer, .. } = self;
-        ClientIp { trusted, field, prefixes, peer, trusts_absent_peer }
+        ClientIp { trusted, field, prefixes, peer_source: source, trusts_absent_peer }
     }
 
-    /// Trusts a peer that has no address: for a server on a Unix socket, to which only proxies can connect.
+    /// Trusts a peer without an address: for a server on a Unix socket, to which only proxies can connect.
     ///
-    /// Without the header field there is no address to count by, and the key is missing by the server's fault. If the
-    /// field holds no address, the key is unusable, and the request refused.
+    /// If the header is missing, the server is misconfigured. If the header holds no address, the key is unusable.
     ///
-    /// # Where it must not be said
+    /// # Security
     ///
-    /// On a server that listens on TCP and does not tell its peers' addresses. There nobody has one, and every client
-    /// would be trusted.
+    /// Do not call this on a server that listens on TCP and does not provide its peers' addresses: every client would be
+    /// trusted.
     #[must_use]
     pub const fn trust_absent_peer(mut self) -> Self {
         self.trusts_absent_peer = true;
         self
     }
 
-    /// What stands for an address: made IPv4 first if it stands for such a one, then cut to the prefix.
+    /// Returns the key of an address: converted to IPv4 if possible, then cut to the prefix.
     #[must_use]
     pub fn key_of(&self, address: IpAddr) -> IpAddr {
         self.prefixes.key_of(address)
     }
 
-    /// The client's whole address, for a log: a proxy's address if the client is unknown. For an exemption use
-    /// [`ClientNetworks`](crate::key::ClientNetworks), which never exempts a proxy's address.
+    /// Returns the client's whole address, for example for a log: a proxy's address if the client is unknown.
+    ///
+    /// For exemptions, use [`ClientNetworks`](crate::key::ClientNetworks), which never exempts a proxy's address.
     ///
     /// ```
     /// use http::Request;
@@ -157,7 +157,7 @@ impl<P> ClientIp<P> {
     ///
     /// # Errors
     ///
-    /// If the request has no peer's address, and none that may stand for it.
+    /// If the request carries neither the peer's address nor, with `trust_absent_peer`, an address in the header.
     pub fn client_of<B>(&self, request: &Request<B>) -> Result<IpAddr, MissingKey>
     where
         P: PeerAddress<Request<B>>,
@@ -166,7 +166,7 @@ impl<P> ClientIp<P> {
         hop.address.ok_or_else(|| self.missing_client(hop, request.headers()))
     }
 
-    /// The client's whole address, unless the last hop that is known is a trusted proxy.
+    /// Returns the client's whole address, unless the last known hop is a trusted proxy.
     pub(in crate::key) fn known_client<B>(&self, request: &Request<B>) -> Option<IpAddr>
     where
         P: PeerAddress<Request<B>>,
@@ -178,21 +178,21 @@ impl<P> ClientIp<P> {
     where
         P: PeerAddress<Request<B>>,
     {
-        let peer = self.peer.peer_address(request);
+        let peer = self.peer_source.peer_address(request);
         if peer.is_none() && !self.trusts_absent_peer {
             return Err(missing_peer());
         }
-        Ok(resolve::client(&self.trusted, &self.field, peer, request.headers()))
+        Ok(resolve_client(&self.trusted, &self.field, peer, request.headers()))
     }
 
     #[cold]
     fn missing_client(&self, hop: Hop, headers: &HeaderMap) -> MissingKey {
         if hop.is_trusted && headers.contains_key(self.field.name()) {
-            return MissingKey::unusable(format!("the header field {} holds no address", self.field.name()));
+            return MissingKey::unusable(format!("the header {} holds no address", self.field.name()));
         }
         MissingKey::from_server(format!(
-            "client address missing: the peer has no address, and no trusted proxy names the client in the header field \
-             {}; trust the proxy, or let it send the field",
+            "client address missing: the peer has no address, and no trusted proxy has set the header {}; trust the proxy, or \
+             configure it to set the header",
             self.field.name()
         ))
     }

@@ -4,21 +4,21 @@ use http::header::{self, HeaderMap, HeaderName, HeaderValue};
 
 use super::{forwarded, node};
 
-/// Where proxies write whom they have the request from.
+/// The header in which proxies write the address of the previous hop.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Field {
     /// `X-Forwarded-For`: a list, to which each proxy appends.
     XForwardedFor,
-    /// `Forwarded` (RFC 7239): likewise, with more in each element.
+    /// `Forwarded` (RFC 7239): a list like `X-Forwarded-For`, with several parameters in each element.
     Forwarded,
-    /// One address, which the proxy sets.
+    /// A header with one address, which the proxy overwrites.
     Single(HeaderName),
 }
 
 const X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
 
 impl Field {
-    pub(super) fn named(name: HeaderName) -> Self {
+    pub(super) fn from_header_name(name: HeaderName) -> Self {
         if name == X_FORWARDED_FOR {
             Self::XForwardedFor
         } else if name == header::FORWARDED {
@@ -37,32 +37,34 @@ impl Field {
     }
 }
 
-/// The hops that all lines of `X-Forwarded-For` tell of, from right to left; `None` is one that tells no address.
+/// Returns the hops in all lines of `X-Forwarded-For`, from right to left. `None` is a hop without an address.
 ///
-/// An empty element is such a hop as well: a proxy may have written nothing for an address that it did not know, and
-/// what stands left of it would be the client's own.
+/// An empty element is a hop without an address: a proxy may write nothing for an unknown address. Skipping the element would
+/// trust the element to its left, which the client may have written.
 pub(super) fn x_forwarded_for(headers: &HeaderMap) -> impl Iterator<Item = Option<IpAddr>> {
     let lines = headers.get_all(X_FORWARDED_FOR).into_iter().rev();
-    lines.flat_map(|line| line.as_bytes().rsplit(|byte| *byte == b',')).map(|element| node::address(unquoted(element)))
+    lines
+        .flat_map(|line| line.as_bytes().rsplit(|byte| *byte == b','))
+        .map(|element| node::address(trim_quotes(element)))
 }
 
-/// The hops that all lines of `Forwarded` tell of, from right to left; `None` is one that tells no address.
+/// Returns the hops in all lines of `Forwarded`, from right to left. `None` is a hop without an address.
 pub(super) fn forwarded(headers: &HeaderMap) -> impl Iterator<Item = Option<IpAddr>> {
     let lines = headers.get_all(header::FORWARDED).into_iter().rev();
-    lines.flat_map(|line| forwarded::Elements::of(line.as_bytes()))
+    lines.flat_map(|line| forwarded::ForwardedElements::new(line.as_bytes()))
 }
 
-/// The address in the only line of a field.
+/// Returns the address in a header that is not repeated.
 pub(super) fn single(headers: &HeaderMap, name: &HeaderName) -> Option<IpAddr> {
     let mut lines = headers.get_all(name).into_iter();
     match (lines.next().map(HeaderValue::as_bytes), lines.next()) {
-        (Some(line), None) => node::address(unquoted(line)),
+        (Some(line), None) => node::address(trim_quotes(line)),
         _ => None,
     }
 }
 
-/// Without the white space around it, and without the quotes that some proxies write.
-fn unquoted(element: &[u8]) -> &[u8] {
+/// Trims white space, and the quotes that some proxies write.
+fn trim_quotes(element: &[u8]) -> &[u8] {
     let element = element.trim_ascii();
     element.strip_prefix(b"\"").and_then(|rest| rest.strip_suffix(b"\"")).unwrap_or(element)
 }

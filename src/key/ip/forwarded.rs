@@ -2,27 +2,27 @@ use std::net::IpAddr;
 
 use super::node;
 
-/// The elements of a line of `Forwarded` (RFC 7239), from right to left: the address of each, or `None` where there is
-/// none, after which nothing follows.
+/// An iterator over the addresses in a line of `Forwarded` (RFC 7239), from right to left.
 ///
-/// Read from the right, because the right end is what trusted proxies have written: a quote that a client has opened,
-/// left of it, swallows nothing. A well-formed element is read in full either way: within a quoted string a quote
-/// follows an odd number of backslashes, and the one that opens it follows a `=`.
-pub(super) struct Elements<'a> {
+/// An element without an address yields `None` and ends the iteration. The iterator parses from the right, because trusted
+/// proxies write the right end: an unterminated quote of a client, left of it, cannot hide their elements. A well-formed
+/// element parses the same from both ends: within a quoted string, a quote follows an odd number of backslashes, and the
+/// opening quote follows a `=`.
+pub(super) struct ForwardedElements<'a> {
     rest: Option<&'a [u8]>,
 }
 
-impl<'a> Elements<'a> {
-    pub(super) fn of(line: &'a [u8]) -> Self {
+impl<'a> ForwardedElements<'a> {
+    pub(super) fn new(line: &'a [u8]) -> Self {
         Self { rest: Some(line) }
     }
 }
 
-impl Iterator for Elements<'_> {
+impl Iterator for ForwardedElements<'_> {
     type Item = Option<IpAddr>;
 
     fn next(&mut self) -> Option<Option<IpAddr>> {
-        let (address, rest) = match element(self.rest?) {
+        let (address, rest) = match last_element(self.rest?) {
             Some((address, rest)) => (Some(address), rest),
             None => (None, None),
         };
@@ -31,9 +31,10 @@ impl Iterator for Elements<'_> {
     }
 }
 
-/// The address in the last element, and what is left of the comma before it. None if the element is no element, or
-/// tells no address, or more than one.
-fn element(line: &[u8]) -> Option<(IpAddr, Option<&[u8]>)> {
+/// Returns the address in the last element, and the text before the comma that precedes the element.
+///
+/// `None` if the element is malformed, or contains no address or several addresses.
+fn last_element(line: &[u8]) -> Option<(IpAddr, Option<&[u8]>)> {
     let mut address = None;
     let mut rest = line.trim_ascii_end();
     let mut is_after_pair = false;
@@ -47,7 +48,7 @@ fn element(line: &[u8]) -> Option<(IpAddr, Option<&[u8]>)> {
             }
             Some(_) if is_after_pair => return None,
             Some(_) => {
-                let (name, value, before) = pair(rest)?;
+                let (name, value, before) = last_pair(rest)?;
                 if name.eq_ignore_ascii_case(b"for") && address.replace(value.address()?).is_some() {
                     return None;
                 }
@@ -61,24 +62,24 @@ fn element(line: &[u8]) -> Option<(IpAddr, Option<&[u8]>)> {
 
 enum Value<'a> {
     Token(&'a [u8]),
-    /// What stands between the quotes.
+    /// The text between the quotes.
     Quoted(&'a [u8]),
 }
 
-/// The last `name=value`, and what is left of it.
-fn pair(rest: &[u8]) -> Option<(&[u8], Value<'_>, &[u8])> {
+/// Returns the last `name=value`, and the text before it.
+fn last_pair(rest: &[u8]) -> Option<(&[u8], Value<'_>, &[u8])> {
     let (value, rest) = if let Some(rest) = rest.strip_suffix(b"\"") {
         let (text, rest) = quoted(rest)?;
         (Value::Quoted(text), rest)
     } else {
-        let (token, rest) = split_while(rest, is_in_value);
+        let (token, rest) = split_suffix(rest, is_in_value);
         (Value::Token(token), rest)
     };
-    let (name, rest) = split_while(rest.strip_suffix(b"=")?, is_in_token);
+    let (name, rest) = split_suffix(rest.strip_suffix(b"=")?, is_in_token);
     (!name.is_empty()).then_some((name, value, rest))
 }
 
-/// What stands between a quote and the one that was taken off the end, and what is left of it.
+/// Returns the text of a quoted string whose closing quote is stripped, and the text before its opening quote.
 fn quoted(rest: &[u8]) -> Option<(&[u8], &[u8])> {
     let is_escaped = |position: usize| {
         let backslashes = rest[..position].iter().rev().take_while(|byte| **byte == b'\\').count();
@@ -91,9 +92,9 @@ fn quoted(rest: &[u8]) -> Option<(&[u8], &[u8])> {
     Some((&rest[open + 1..], &rest[..open]))
 }
 
-/// The longest end of which all bytes are such, and what is left of it.
-fn split_while(text: &[u8], is_such: impl Fn(u8) -> bool) -> (&[u8], &[u8]) {
-    let start = text.iter().rposition(|byte| !is_such(*byte)).map_or(0, |position| position + 1);
+/// Splits off the longest suffix of matching bytes: returns the suffix, and the text before it.
+fn split_suffix(text: &[u8], matches: impl Fn(u8) -> bool) -> (&[u8], &[u8]) {
+    let start = text.iter().rposition(|byte| !matches(*byte)).map_or(0, |position| position + 1);
     (&text[start..], &text[..start])
 }
 
@@ -102,7 +103,7 @@ fn is_in_token(byte: u8) -> bool {
     byte.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&byte)
 }
 
-/// Addresses that should have been quoted, for their colons, often are not.
+/// Proxies often omit the quotes that an address with colons requires.
 fn is_in_value(byte: u8) -> bool {
     is_in_token(byte) || b":[]".contains(&byte)
 }
@@ -117,8 +118,9 @@ impl Value<'_> {
     }
 }
 
-/// No address needs a backslash, but each of its characters may have one. One that is longer than an address can be is
-/// none.
+/// Parses an address with escapes: no address needs one, but RFC 7239 allows an escape for each character.
+///
+/// The buffer is longer than any address.
 #[cold]
 fn unescaped(text: &[u8]) -> Option<IpAddr> {
     let mut node = [0; 128];

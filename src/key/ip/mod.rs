@@ -1,12 +1,12 @@
 //! IP addresses as keys.
 //!
-//! - `peer`: where the address of the connection's peer is found; `peer_ip`: [`PeerIp`]
+//! - `peer`: sources of the peer's address; `peer_ip`: [`PeerIp`]
 //! - `client_ip`: [`ClientIp`], the client's address behind proxies
-//! - `trusted_proxies`: [`TrustedProxies`], the proxies whose header fields are believed
-//! - `resolve`: from the peer leftwards, past trusted proxies, to the client
-//! - `field`, `forwarded`: the addresses in a header field, from right to left
-//! - `node`: the address that a proxy's entry is written as
-//! - `network`, `prefix`: networks, and the network prefix that stands for an address
+//! - `trusted_proxies`: [`TrustedProxies`], the proxies whose headers are trusted
+//! - `resolve`: finds the client, from the peer leftwards past trusted proxies
+//! - `field`, `forwarded`: parse the addresses in a header, from right to left
+//! - `node`: parses one address as proxies write it
+//! - `network`, `prefix`: networks, and the network prefix that is the key of an address
 
 mod client_ip;
 mod field;

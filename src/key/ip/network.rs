@@ -6,12 +6,12 @@ use ipnet::IpNet;
 
 use crate::error::Error;
 
-/// Networks of addresses; those of IPv4 mapped into IPv6 are networks of IPv4.
+/// Networks of addresses. A network of IPv4-mapped IPv6 addresses is stored as an IPv4 network.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(in crate::key) struct Networks(Arc<[IpNet]>);
 
 impl Networks {
-    /// Networks as `10.0.0.0/8` or `2001:db8::/32`, or single addresses.
+    /// Parses networks such as `10.0.0.0/8` or `2001:db8::/32`, or single addresses.
     pub(in crate::key) fn parse<T: AsRef<str>>(networks: impl IntoIterator<Item = T>) -> Result<Self, Error> {
         let networks = networks.into_iter().map(|text| network(text.as_ref()));
         Ok(Self(networks.collect::<Result<_, _>>()?))
@@ -21,8 +21,8 @@ impl Networks {
         self.0.is_empty()
     }
 
-    /// Whether they hold all of IPv4 or all of IPv6, by one network or by several.
-    pub(in crate::key) fn hold_all(&self) -> bool {
+    /// Whether the networks together cover all IPv4 or all IPv6 addresses.
+    pub(in crate::key) fn covers_all(&self) -> bool {
         IpNet::aggregate(&self.0.to_vec()).iter().any(|network| network.prefix_len() == 0)
     }
 
@@ -37,11 +37,13 @@ fn network(text: &str) -> Result<IpNet, Error> {
     let text = text.trim();
     let address = || IpAddr::from_str(text).ok().map(IpNet::from);
     IpNet::from_str(text).ok().or_else(address).map(canonical).ok_or_else(|| {
-        Error::config(format!("{text:?} is no network: give it as 10.0.0.0/8, 2001:db8::/32 or one address"))
+        Error::config(format!(
+            "invalid network {text:?}; use a form such as 10.0.0.0/8 or 2001:db8::/32, or one address"
+        ))
     })
 }
 
-/// A network of IPv4 addresses mapped into IPv6, as one of IPv4: addresses are unmapped as well.
+/// Converts a network of IPv4-mapped IPv6 addresses to IPv4, as `contains` converts addresses.
 fn canonical(network: IpNet) -> IpNet {
     let prefix = network.prefix_len().checked_sub(96);
     match (network.addr().to_canonical(), prefix) {

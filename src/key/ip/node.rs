@@ -1,9 +1,9 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-/// The address that a node (RFC 7239) tells, or what is seen in its place: `192.0.2.1`, `192.0.2.1:4711`,
-/// `[2001:db8::1]`, `[2001:db8::1]:4711`, `2001:db8::1`, an IPv6 address with a `%zone`.
+/// Parses the address of a node (RFC 7239), or of a form that proxies write instead.
 ///
-/// None if it tells no address: `unknown`, a name that hides it (`_proxy7`), and whatever else.
+/// The forms are `192.0.2.1`, `192.0.2.1:4711`, `[2001:db8::1]`, `[2001:db8::1]:4711`, `2001:db8::1`, and an IPv6 address with
+/// a `%zone`. Everything else is `None`, such as `unknown` or an obfuscated name (`_proxy7`).
 pub(super) fn address(node: &[u8]) -> Option<IpAddr> {
     let node = str::from_utf8(node).ok()?;
     if let Some(bracketed) = node.strip_prefix('[') {
@@ -22,7 +22,7 @@ fn ipv4(text: &str) -> Option<IpAddr> {
     text.parse().map(|address: Ipv4Addr| IpAddr::V4(address)).ok()
 }
 
-/// A zone is another host's name for one of its interfaces: it tells no client from another.
+/// Ignores the zone, which names an interface of the proxy and does not identify the client.
 fn ipv6(text: &str) -> Option<IpAddr> {
     let address = match text.split_once('%') {
         Some((address, zone)) if !zone.is_empty() && zone.bytes().all(is_unreserved) => address,
@@ -32,7 +32,7 @@ fn ipv6(text: &str) -> Option<IpAddr> {
     address.parse().map(|address: Ipv6Addr| IpAddr::V6(address).to_canonical()).ok()
 }
 
-/// A number, or a name that hides it: RFC 7239, section 6.
+/// A number, or an obfuscated name (RFC 7239, section 6).
 fn is_port(text: &str) -> bool {
     match text.strip_prefix('_') {
         Some(name) => !name.is_empty() && name.bytes().all(is_unreserved),

@@ -5,17 +5,16 @@ use super::prefix::{Prefixes, prefix_setters};
 use crate::error::Error;
 use crate::key::{ExtractKey, Extracted};
 
-/// The address of the socket's other end: the client, or the proxy in front of it.
+/// The address of the connection's peer: the client, or the proxy in front of the server.
 ///
-/// It never looks at a header: behind a proxy all clients are the proxy. There, use [`ClientIp`](crate::ClientIp). An
-/// IPv4 address mapped into IPv6, or translated by a NAT64 (`64:ff9b::/96`), counts as the IPv4 address. An IPv6
-/// address counts by its first 64 bits, as a client has at least all addresses that share them;
-/// [`ipv6_prefix`](Self::ipv6_prefix) chooses another length.
+/// The extractor reads no header, so behind a proxy all clients share one key: use [`ClientIp`](crate::ClientIp) there. An
+/// IPv4-mapped IPv6 address, and a NAT64 address (`64:ff9b::/96`), has the key of the IPv4 address. The key of an IPv6 address
+/// is its first 64 bits, because one client has at least a /64; [`ipv6_prefix`](Self::ipv6_prefix) sets another length.
 ///
-/// The address is read from the request's extensions: axum's `ConnectInfo<SocketAddr>` (feature `axum`), tonic's
-/// `TcpConnectInfo` (feature `tonic`), or a [`SocketAddr`](std::net::SocketAddr) that your own server put there;
-/// [`peer`](Self::peer) looks elsewhere. If there
-/// is none, the key is missing by the server's fault: in axum serve the router by
+/// The extractor reads the address from the request's extensions: axum's `ConnectInfo<SocketAddr>` (feature `axum`), tonic's
+/// `TcpConnectInfo` (feature `tonic`), or a [`SocketAddr`](std::net::SocketAddr) that a custom server inserts.
+/// [`peer`](Self::peer) sets another source. Without an address, the server is
+/// [misconfigured](crate::key::MissingKey::from_server): in axum, serve the router with
 /// `into_make_service_with_connect_info::<SocketAddr>()`.
 ///
 /// ```
@@ -27,27 +26,48 @@ use crate::key::{ExtractKey, Extracted};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PeerIp<P = FromExtensions> {
     prefixes: Prefixes,
-    peer: P,
+    peer_source: P,
 }
 
 impl PeerIp {
-    /// Counts IPv4 by whole addresses, and IPv6 by /64.
+    /// Creates an extractor with IPv4 addresses and IPv6 /64 prefixes as keys.
     #[must_use]
     pub const fn new() -> Self {
-        Self { prefixes: Prefixes::DEFAULT, peer: FromExtensions }
+        Self { prefixes: Prefixes::DEFAULT, peer_source: FromExtensions }
     }
 }
 
 impl<P> PeerIp<P> {
     prefix_setters!();
 
-    /// Sets where the peer's address is found: see [`PeerAddress`].
-    pub fn peer<Q>(self, peer: Q) -> PeerIp<Q> {
-        PeerIp { prefixes: self.prefixes, peer }
+    /// Sets the source of the peer's address: a closure `Fn(&Request) -> Option<IpAddr>`.
+    ///
+    /// Do not read the address from a header: the client writes the headers.
+    ///
+    /// ```
+    /// use std::net::IpAddr;
+    ///
+    /// use http::Request;
+    /// use tower_ratelimit::PeerIp;
+    /// use tower_ratelimit::key::{ExtractKey, Extracted};
+    ///
+    /// /// The connection info of a custom server.
+    /// #[derive(Clone)]
+    /// struct Connection {
+    ///     from: IpAddr,
+    /// }
+    ///
+    /// let key = PeerIp::new().peer(|request: &Request<()>| Some(request.extensions().get::<Connection>()?.from));
+    ///
+    /// let mut request = Request::new(());
+    /// request.extensions_mut().insert(Connection { from: IpAddr::from([192, 0, 2, 1]) });
+    /// assert_eq!(key.extract(&request), Extracted::Key(IpAddr::from([192, 0, 2, 1])));
+    /// ```
+    pub fn peer<Q>(self, source: Q) -> PeerIp<Q> {
+        PeerIp { prefixes: self.prefixes, peer_source: source }
     }
 
-    /// What stands for an address: unmapped first, then cut to the prefix. (The other way round, all of IPv4 would be
-    /// one key.)
+    /// Returns the key of an address: converted to IPv4 if possible, then cut to the prefix.
     #[must_use]
     pub fn key_of(&self, address: IpAddr) -> IpAddr {
         self.prefixes.key_of(address)
@@ -63,10 +83,9 @@ impl Default for PeerIp {
 impl<Request, P: PeerAddress<Request>> ExtractKey<Request> for PeerIp<P> {
     type Key = IpAddr;
 
-    // An address that is handed over in memory is written in pieces and read as a whole, which takes as long as all of this.
-    #[inline(always)]
+    #[inline]
     fn extract(&self, request: &Request) -> Extracted<IpAddr> {
-        match self.peer.peer_address(request) {
+        match self.peer_source.peer_address(request) {
             Some(address) => Extracted::Key(self.key_of(address)),
             None => Extracted::Missing(missing_peer()),
         }

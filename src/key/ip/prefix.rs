@@ -2,7 +2,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use crate::error::Error;
 
-/// By how many of its bits an address counts.
+/// The number of bits of an address that form its key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::key) struct Prefixes {
     ipv4: u8,
@@ -10,18 +10,18 @@ pub(in crate::key) struct Prefixes {
 }
 
 impl Prefixes {
-    /// IPv4 whole, and IPv6 by /64: a client has at least all addresses that share those.
+    /// Whole IPv4 addresses, and IPv6 /64 prefixes, because one client has at least a /64.
     pub(in crate::key) const DEFAULT: Self = Self { ipv4: 32, ipv6: 64 };
 
     #[track_caller]
     pub(in crate::key) const fn ipv4(self, bits: u8) -> Self {
-        assert!(bits >= 1 && bits <= 32, "an IPv4 prefix has 1 to 32 bits");
+        assert!(bits >= 1 && bits <= 32, "invalid IPv4 prefix: use 1 to 32 bits");
         Self { ipv4: bits, ..self }
     }
 
     #[track_caller]
     pub(in crate::key) const fn ipv6(self, bits: u8) -> Self {
-        assert!(bits >= 1 && bits <= 128, "an IPv6 prefix has 1 to 128 bits");
+        assert!(bits >= 1 && bits <= 128, "invalid IPv6 prefix: use 1 to 128 bits");
         Self { ipv6: bits, ..self }
     }
 
@@ -29,7 +29,7 @@ impl Prefixes {
         if (1..=32).contains(&bits) {
             Ok(Self { ipv4: bits, ..self })
         } else {
-            Err(Error::config(format!("an IPv4 prefix has 1 to 32 bits, not {bits}")))
+            Err(Error::config(format!("invalid IPv4 prefix of {bits} bits; use 1 to 32 bits")))
         }
     }
 
@@ -37,15 +37,16 @@ impl Prefixes {
         if (1..=128).contains(&bits) {
             Ok(Self { ipv6: bits, ..self })
         } else {
-            Err(Error::config(format!("an IPv6 prefix has 1 to 128 bits, not {bits}")))
+            Err(Error::config(format!("invalid IPv6 prefix of {bits} bits; use 1 to 128 bits")))
         }
     }
 
-    /// What stands for an address. First it becomes the IPv4 address that it may stand for, and then it is cut: the
-    /// other way round all of IPv4 would be one key.
+    /// Returns the key of an address: converted to IPv4 if possible, then cut to the prefix.
+    ///
+    /// The order matters: cutting first would give all IPv4-mapped addresses one key.
     #[inline]
     pub(in crate::key) fn key_of(self, address: IpAddr) -> IpAddr {
-        match translated(address.to_canonical()) {
+        match from_nat64(address.to_canonical()) {
             IpAddr::V4(v4) => {
                 let mask = u32::MAX << (32 - u32::from(self.ipv4));
                 IpAddr::V4(Ipv4Addr::from_bits(v4.to_bits() & mask))
@@ -58,8 +59,8 @@ impl Prefixes {
     }
 }
 
-/// An IPv4 client as a NAT64 shows it: in the last 32 bits of `64:ff9b::/96` (RFC 6052).
-fn translated(address: IpAddr) -> IpAddr {
+/// Extracts the IPv4 address that a NAT64 embeds in the last 32 bits of `64:ff9b::/96` (RFC 6052).
+fn from_nat64(address: IpAddr) -> IpAddr {
     match address {
         IpAddr::V6(v6) => match v6.segments() {
             [0x64, 0xff9b, 0, 0, 0, 0, high, low] => {
@@ -71,14 +72,14 @@ fn translated(address: IpAddr) -> IpAddr {
     }
 }
 
-/// The setters of an extractor that counts by the `prefixes` of an address.
+/// Defines the setters of an extractor with a field `prefixes`.
 macro_rules! prefix_setters {
     () => {
-        /// Counts IPv6 addresses by their first `bits` bits.
+        /// Sets the length of the prefix that is the key of an IPv6 address. The default is 64 bits.
         ///
         /// # Panics
         ///
-        /// If `bits` is not in 1 to 128. In a `const` the compiler shows the panic.
+        /// If `bits` is not in 1 to 128. In a `const`, the panic is a compile error.
         #[must_use]
         #[track_caller]
         pub const fn ipv6_prefix(mut self, bits: u8) -> Self {
@@ -86,7 +87,7 @@ macro_rules! prefix_setters {
             self
         }
 
-        /// As [`ipv6_prefix`](Self::ipv6_prefix), never panicking.
+        /// Sets the same length as [`ipv6_prefix`](Self::ipv6_prefix), and returns an error instead of panicking.
         ///
         /// # Errors
         ///
@@ -96,11 +97,11 @@ macro_rules! prefix_setters {
             Ok(self)
         }
 
-        /// Counts IPv4 addresses by their first `bits` bits, for a wider tier: by default by all 32.
+        /// Sets the length of the prefix that is the key of an IPv4 address. The default is 32 bits.
         ///
         /// # Panics
         ///
-        /// If `bits` is not in 1 to 32. In a `const` the compiler shows the panic.
+        /// If `bits` is not in 1 to 32. In a `const`, the panic is a compile error.
         #[must_use]
         #[track_caller]
         pub const fn ipv4_prefix(mut self, bits: u8) -> Self {
@@ -108,7 +109,7 @@ macro_rules! prefix_setters {
             self
         }
 
-        /// As [`ipv4_prefix`](Self::ipv4_prefix), never panicking.
+        /// Sets the same length as [`ipv4_prefix`](Self::ipv4_prefix), and returns an error instead of panicking.
         ///
         /// # Errors
         ///

@@ -4,13 +4,13 @@ use crate::key::KeyText;
 use crate::key::MissingKey;
 use crate::key::{ExtractKey, Extracted};
 
-/// The value of one header field.
+/// The value of a header.
 ///
-/// The key is absent if the field is. The key is unusable if the field is empty or comes more than once: the client
-/// could choose which of the values counts. White space around the value does not count.
+/// The key is absent if the header is missing. The key is unusable if the header is empty or repeated. White space around the
+/// value is ignored.
 ///
-/// Whoever can set the field chooses the key. Use it for what an outer layer or a proxy has checked, or where a made-up
-/// value gains nothing.
+/// The client chooses the key. Use this extractor for a header that an outer layer or a proxy checks, or if an invented value
+/// gains nothing.
 ///
 /// ```
 /// use tower_ratelimit::key::Header;
@@ -21,17 +21,17 @@ use crate::key::{ExtractKey, Extracted};
 pub struct Header(HeaderName);
 
 impl Header {
-    /// Reads the field with this name.
+    /// Creates an extractor that reads the header `name`.
     #[must_use]
     pub const fn new(name: HeaderName) -> Self {
         Self(name)
     }
 
-    /// Reads the field with this name.
+    /// Creates an extractor that reads the header `name`.
     ///
     /// # Panics
     ///
-    /// If the name is not a field name in lower case. In a `const` the compiler shows the panic.
+    /// If `name` is not a header name in lower case. In a `const`, the panic is a compile error.
     #[must_use]
     pub const fn from_static(name: &'static str) -> Self {
         Self(HeaderName::from_static(name))
@@ -49,13 +49,15 @@ impl<B> ExtractKey<Request<B>> for Header {
     }
 }
 
-/// The value of a field that comes once and is not empty, without the white space around it, which HTTP/2 servers keep.
+/// Returns the trimmed value of a header that is neither empty nor repeated.
+///
+/// HTTP/2 servers do not trim values.
 pub(in crate::key) fn only_value<'a>(headers: &'a HeaderMap, name: &HeaderName) -> Result<&'a [u8], MissingKey> {
     let mut values = headers.get_all(name).iter();
     match (values.next().map(|value| value.as_bytes().trim_ascii()), values.next()) {
-        (Some([]), None) => Err(MissingKey::unusable_field(name, "is empty")),
+        (Some([]), None) => Err(MissingKey::unusable_header(name, "is empty")),
         (Some(value), None) => Ok(value),
-        (Some(_), Some(_)) => Err(MissingKey::unusable_field(name, "comes more than once")),
-        (None, _) => Err(MissingKey::absent_field(name, "is missing")),
+        (Some(_), Some(_)) => Err(MissingKey::unusable_header(name, "is repeated")),
+        (None, _) => Err(MissingKey::absent_header(name, "is missing")),
     }
 }

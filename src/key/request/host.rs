@@ -6,16 +6,15 @@ use crate::key::KeyText;
 use crate::key::MissingKey;
 use crate::key::{ExtractKey, Extracted};
 
-/// The host that the request is for: of the URI's authority if it has one (HTTP/2, proxies), else of the field `Host`.
+/// The requested host: the URI's authority if present (HTTP/2, proxies), otherwise the `Host` header.
 ///
-/// It counts in lower case, without a dot at its end, and without the port; [`with_port`](Self::with_port) keeps that.
+/// The key is in lower case, without a trailing dot and without the port. [`with_port`](Self::with_port) keeps the port.
 ///
-/// The key is absent if the request has neither. The key is unusable, and the request refused, if `Host` is empty, is
-/// malformed, comes more than once, or differs from the URI's authority: the application could use the other one. A
-/// written port and the scheme's own port are the same.
+/// The key is absent if the request has neither. The key is unusable if `Host` is empty, malformed, repeated, or differs from
+/// the URI's authority, because the application could use the other host. A missing port equals the default port of the
+/// scheme.
 ///
-/// The client writes it: who makes up hosts makes up keys, unless your proxy or server refuses those that are not
-/// yours.
+/// A client can invent hosts, and so keys, unless your proxy or server rejects unknown hosts.
 ///
 /// ```
 /// use tower_ratelimit::key::{ExtractKey, Extracted, Host, KeyText};
@@ -29,20 +28,20 @@ pub struct Host {
 }
 
 impl Host {
-    /// Counts by the host's name.
+    /// Creates an extractor of the host's name.
     #[must_use]
     pub const fn new() -> Self {
         Self { with_port: false }
     }
 
-    /// Counts by the port as well, where one is written.
+    /// Keeps the port in the key, if the request contains one.
     #[must_use]
     pub const fn with_port(self) -> Self {
         Self { with_port: true }
     }
 
     fn normalised(self, (name, port): (&[u8], Option<u16>)) -> Option<KeyText> {
-        let mut text = [0; LONGEST];
+        let mut text = [0; MAX_LEN];
         let mut len = name.len();
         text.get_mut(..len)?.copy_from_slice(name);
         text[..len].make_ascii_lowercase();
@@ -57,8 +56,8 @@ impl Host {
     }
 }
 
-/// Longer than any name that can be resolved.
-const LONGEST: usize = 300;
+/// More than the longest domain name, with a port.
+const MAX_LEN: usize = 300;
 
 impl<B> ExtractKey<Request<B>> for Host {
     type Key = KeyText;
@@ -69,43 +68,43 @@ impl<B> ExtractKey<Request<B>> for Host {
     }
 }
 
-/// The name and the port of the one host that the request names.
+/// Returns the name and the port of the requested host.
 fn host<B>(request: &Request<B>) -> Result<(&[u8], Option<u16>), MissingKey> {
     let parsed = |authority| split_port(authority).ok_or_else(malformed);
     let field = only_value(request.headers(), &header::HOST);
     let Some(authority) = request.uri().authority() else { return parsed(field?) };
-    // A user's name and password are not the host.
+    // Skip the user name and password.
     let host = parsed(authority.as_str().rsplit('@').next().unwrap_or_default().as_bytes())?;
     match field {
         Ok(field) if is_same(host, parsed(field)?, request.uri().scheme()) => Ok(host),
-        Ok(_) => Err(MissingKey::unusable("the URI and the header field host name different hosts")),
+        Ok(_) => Err(MissingKey::unusable("the URI and the header host contain different hosts")),
         Err(missing) if missing.is_unusable() => Err(missing),
         Err(_) => Ok(host),
     }
 }
 
-/// Without a port the scheme's own counts.
+/// Whether two hosts are equal. A missing port equals the default port of the scheme.
 fn is_same(one: (&[u8], Option<u16>), other: (&[u8], Option<u16>), scheme: Option<&Scheme>) -> bool {
-    let own = scheme.and_then(|scheme| match scheme.as_str() {
+    let default_port = scheme.and_then(|scheme| match scheme.as_str() {
         "http" => Some(80),
         "https" => Some(443),
         _ => None,
     });
-    one.0.eq_ignore_ascii_case(other.0) && one.1.or(own) == other.1.or(own)
+    one.0.eq_ignore_ascii_case(other.0) && one.1.or(default_port) == other.1.or(default_port)
 }
 
 #[cold]
 fn malformed() -> MissingKey {
-    MissingKey::unusable("the host that the request names is malformed: it should be like example.org:8080")
+    MissingKey::unusable("the requested host is malformed: expected a form such as example.org:8080")
 }
 
-/// The name, without a dot at its end, and the port.
+/// Returns the name without a trailing dot, and the port.
 fn split_port(authority: &[u8]) -> Option<(&[u8], Option<u16>)> {
     let is_literal = authority.starts_with(b"[");
     let end = if is_literal { authority.iter().position(|byte| *byte == b']')? + 1 } else { 0 };
     let colon = authority[end..].iter().position(|byte| *byte == b':').map(|position| end + position);
     let (name, port) = authority.split_at(colon.unwrap_or(authority.len()));
-    // A colon with nothing behind it is allowed (RFC 3986, section 3.2.3).
+    // An empty port is allowed (RFC 3986, section 3.2.3).
     let port = match port {
         [] | [b':'] => None,
         [_, digits @ ..] => Some(port_of(digits)?),
@@ -121,7 +120,7 @@ fn port_of(digits: &[u8]) -> Option<u16> {
     digits.parse().ok()
 }
 
-/// What stands in brackets: an IPv6 address, or one of a version to come.
+/// Whether the text in brackets may be an IPv6 address, or an `IPvFuture` (RFC 3986, section 3.2.2).
 fn is_address(literal: &[u8]) -> bool {
     let inside = &literal[1..literal.len() - 1];
     !inside.is_empty() && inside.iter().all(|byte| *byte == b':' || is_in_name(*byte))

@@ -3,18 +3,18 @@ use http::Request;
 use crate::key::KeyText;
 use crate::key::{ExtractKey, Extracted};
 
-/// The route that axum has found for the request: `/users/{id}` for all users.
+/// The route that axum matched: `/users/{id}` for all users.
 ///
 /// All requests without a route share the key `KeyText::from("no route")`: requests that the router answers with 404,
-/// requests to a `nest_service`, and every request if the layer is outside of the router. Put the layer on the router
-/// by `route_layer` or `layer`.
+/// requests to a `nest_service`, and every request if the layer is outside of the router. Add the layer to the router with
+/// `route_layer` or `layer`.
 ///
 /// ```
 /// use axum::{Router, routing::get};
 /// use tower_ratelimit::key::MatchedPath;
 /// use tower_ratelimit::{Gcra, Memory, PeerIp, Quota, RateLimitLayer};
 ///
-/// // Each client, ten a second for each route.
+/// // Ten requests per second for each client and route.
 /// let limiter = Memory::new(Gcra::new(Quota::per_second(10)));
 /// let app: Router = Router::new()
 ///     .route("/users/{id}", get(async || "hello"))
@@ -23,7 +23,7 @@ use crate::key::{ExtractKey, Extracted};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct MatchedPath;
 
-/// Routes begin with a slash: this is none.
+/// Never equals a route, because routes begin with a slash.
 const NO_ROUTE: &str = "no route";
 
 impl<B> ExtractKey<Request<B>> for MatchedPath {

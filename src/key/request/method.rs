@@ -3,10 +3,10 @@ use http::Request;
 use crate::key::KeyText;
 use crate::key::{ExtractKey, Extracted};
 
-/// The request's method, to the letter.
+/// The request's method, case-sensitive.
 ///
-/// A client may make methods up. Use it in a tuple, as `(ClientIp, Method)`, with a limit on the client in all beside
-/// it:
+/// A client can invent methods. Use this extractor in a tuple such as `(ClientIp, Method)`, together with a limit on the
+/// client:
 ///
 /// ```
 /// use std::net::IpAddr;

@@ -5,23 +5,23 @@ use super::pepper::{Fingerprinter, Pepper, ProcessPepper};
 use crate::key::request::only_value;
 use crate::key::{ExtractKey, Extracted};
 
-/// An API key in a header field of its own, of which only the [fingerprint](Fingerprint) is kept.
+/// An API key in a header, stored as a [fingerprint](Fingerprint).
 ///
-/// The key is absent if the field is. The key is unusable, and the request refused, if the field is empty or comes more
-/// than once. White space around the value does not count.
+/// The key is absent if the header is missing. The key is unusable if the header is empty or repeated. White space around the
+/// value is ignored.
 ///
 /// ```
 /// use tower_ratelimit::PeerIp;
 /// use tower_ratelimit::key::ApiKey;
 ///
-/// // The API key; the address of those who have none.
+/// // The API key, otherwise the client's address.
 /// let key = ApiKey::from_static("x-api-key").or(PeerIp::new());
 /// ```
 ///
-/// # Made-up keys
+/// # Invented keys
 ///
-/// It is not checked that the API key is good: who makes up API keys makes up keys, each with a limit of its own. Count
-/// behind what checks them, or by the address as well: [`Bearer`](super::Bearer) shows how.
+/// The extractor does not check the API key. A client that invents API keys gets a separate limit for each. Place the rate
+/// limiter behind the authentication, or limit the address as well: see [`Bearer`](super::Bearer).
 #[derive(Clone, Debug)]
 pub struct ApiKey<P = ProcessPepper> {
     name: HeaderName,
@@ -29,17 +29,17 @@ pub struct ApiKey<P = ProcessPepper> {
 }
 
 impl ApiKey {
-    /// Reads the field with this name, and makes fingerprints that only this process understands.
+    /// Creates an extractor that reads the header `name`, with fingerprints that are specific to this process.
     #[must_use]
     pub const fn new(name: HeaderName) -> Self {
         Self { name, pepper: ProcessPepper }
     }
 
-    /// Reads the field with this name.
+    /// Creates the same extractor as [`new`](Self::new).
     ///
     /// # Panics
     ///
-    /// If the name is not a field name in lower case. In a `const` the compiler shows the panic.
+    /// If `name` is not a header name in lower case. In a `const`, the panic is a compile error.
     #[must_use]
     pub const fn from_static(name: &'static str) -> Self {
         Self::new(HeaderName::from_static(name))
@@ -47,13 +47,13 @@ impl ApiKey {
 }
 
 impl<P: Fingerprinter> ApiKey<P> {
-    /// Makes fingerprints that all who have the pepper understand.
+    /// Creates fingerprints that are equal in all processes with the same pepper.
     #[must_use]
     pub fn pepper(self, pepper: Pepper) -> ApiKey<Pepper> {
         ApiKey { name: self.name, pepper }
     }
 
-    /// What stands for an API key: to ask a limiter about it, or to block it.
+    /// Returns the key of an API key, for example to block it in a limiter.
     #[must_use]
     pub fn key_of(&self, api_key: impl AsRef<[u8]>) -> Fingerprint<P> {
         self.pepper.fingerprint(self.name.as_str(), api_key.as_ref())

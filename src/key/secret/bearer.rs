@@ -5,22 +5,22 @@ use super::fingerprint::Fingerprint;
 use super::pepper::{Fingerprinter, Pepper, ProcessPepper};
 use crate::key::{ExtractKey, Extracted, MissingKey};
 
-/// The token in `Authorization: Bearer ...`, of which only the [fingerprint](Fingerprint) is kept.
+/// The token in `Authorization: Bearer ...`, stored as a [fingerprint](Fingerprint).
 ///
-/// The key is absent if there is no field `Authorization`, or if the field holds credentials of another scheme
-/// (`Basic`). The key is unusable, and the request refused, if the field is empty, is malformed (`Bearer` without a token,
-/// a token with white space in it, a token without a scheme), or comes more than once.
+/// The key is absent if there is no `Authorization` header, or if the header contains credentials of another scheme (`Basic`).
+/// The key is unusable if the header is empty, malformed (`Bearer` without a token, a token with white space, a token without
+/// a scheme) or repeated.
 ///
-/// A token that is renewed is a new key. If tokens live for a short time only, count by their user, which
-/// [`LookupLayer`](crate::key::LookupLayer) finds.
+/// A renewed token is a new key. For short-lived tokens, use the user as the key: see
+/// [`LookupLayer`](crate::key::LookupLayer).
 ///
-/// By default only this process understands the fingerprints. For limits that several processes share, give all of them
-/// one [`Pepper`], or each has limits of its own.
+/// By default the fingerprints are specific to this process. For limits that several processes share, give all processes the
+/// same [`Pepper`].
 ///
-/// # Made-up tokens
+/// # Invented tokens
 ///
-/// It is not checked that the token is good: who makes up tokens makes up keys, each with a limit of its own. Count
-/// behind what checks them, or by the address as well:
+/// The extractor does not check the token. A client that invents tokens gets a separate limit for each. Place the rate limiter
+/// behind the authentication, or limit the address as well:
 ///
 /// ```
 /// use std::net::IpAddr;
@@ -41,7 +41,7 @@ pub struct Bearer<P = ProcessPepper> {
 }
 
 impl Bearer {
-    /// Reads the token, and makes fingerprints that only this process understands.
+    /// Creates an extractor with fingerprints that are specific to this process.
     #[must_use]
     pub const fn new() -> Self {
         Self { pepper: ProcessPepper }
@@ -49,13 +49,13 @@ impl Bearer {
 }
 
 impl<P: Fingerprinter> Bearer<P> {
-    /// Makes fingerprints that all who have the pepper understand.
+    /// Creates fingerprints that are equal in all processes with the same pepper.
     #[must_use]
     pub fn pepper(self, pepper: Pepper) -> Bearer<Pepper> {
         Bearer { pepper }
     }
 
-    /// What stands for a token: to ask a limiter about it, or to block it.
+    /// Returns the key of a token, for example to block it in a limiter.
     #[must_use]
     pub fn key_of(&self, token: impl AsRef<[u8]>) -> Fingerprint<P> {
         self.pepper.fingerprint("authorization bearer", token.as_ref())
@@ -66,42 +66,42 @@ impl<B, P: Fingerprinter> ExtractKey<Request<B>> for Bearer<P> {
     type Key = Fingerprint<P>;
 
     fn extract(&self, request: &Request<B>) -> Extracted<Fingerprint<P>> {
-        let mut fields = request.headers().get_all(header::AUTHORIZATION).iter();
-        match (fields.next(), fields.next()) {
-            (Some(field), None) => match token(field.as_bytes().trim_ascii()) {
+        let mut lines = request.headers().get_all(header::AUTHORIZATION).iter();
+        match (lines.next(), lines.next()) {
+            (Some(line), None) => match token(line.as_bytes().trim_ascii()) {
                 Ok(token) => Extracted::Key(self.key_of(token)),
                 Err(missing) => Extracted::Missing(missing),
             },
-            (Some(_), Some(_)) => Extracted::Missing(unusable("comes more than once")),
-            (None, _) => Extracted::Missing(absent("is missing: it should hold a bearer token")),
+            (Some(_), Some(_)) => Extracted::Missing(unusable("is repeated")),
+            (None, _) => Extracted::Missing(absent("is missing: expected a bearer token")),
         }
     }
 }
 
-/// The token of a field's value that has no white space around it.
+/// Returns the token in a trimmed header value.
 ///
-/// The scheme's case does not matter (RFC 9110, section 11.1). A field that is not a scheme, a space and credentials is
-/// malformed: an application may still find a token in it.
-fn token(field: &[u8]) -> Result<&[u8], MissingKey> {
-    let Some(space) = field.iter().position(|byte| *byte == b' ') else {
-        return Err(unusable(if field.is_empty() { "is empty" } else { MALFORMED }));
+/// The scheme is case-insensitive (RFC 9110, section 11.1). A value other than a scheme, a space and credentials is malformed,
+/// and therefore unusable: an application may still find a token in it.
+fn token(value: &[u8]) -> Result<&[u8], MissingKey> {
+    let Some(space) = value.iter().position(|byte| *byte == b' ') else {
+        return Err(unusable(if value.is_empty() { "is empty" } else { MALFORMED }));
     };
-    let (scheme, token) = (&field[..space], field[space..].trim_ascii());
+    let (scheme, token) = (&value[..space], value[space..].trim_ascii());
     if scheme.eq_ignore_ascii_case(b"Bearer") {
         if token.iter().any(u8::is_ascii_whitespace) { Err(unusable(MALFORMED)) } else { Ok(token) }
     } else if is_token(scheme) {
-        Err(absent("holds no bearer token"))
+        Err(absent("contains no bearer token"))
     } else {
         Err(unusable(MALFORMED))
     }
 }
 
-const MALFORMED: &str = "is malformed: it should be \"Bearer\", a space, and the token";
+const MALFORMED: &str = "is malformed: expected \"Bearer\", a space and the token";
 
-fn absent(how: &'static str) -> MissingKey {
-    MissingKey::absent_field(&header::AUTHORIZATION, how)
+fn absent(problem: &'static str) -> MissingKey {
+    MissingKey::absent_header(&header::AUTHORIZATION, problem)
 }
 
-fn unusable(how: &'static str) -> MissingKey {
-    MissingKey::unusable_field(&header::AUTHORIZATION, how)
+fn unusable(problem: &'static str) -> MissingKey {
+    MissingKey::unusable_header(&header::AUTHORIZATION, problem)
 }

@@ -5,14 +5,13 @@ use std::marker::PhantomData;
 use super::pepper::{Pepper, ProcessPepper};
 use crate::encode::{EncodeKey, KeyWriter};
 
-/// What is kept of a secret: 128 bits of its HMAC-SHA-256 under a pepper.
+/// A keyed hash of a secret: 128 bits of its HMAC-SHA-256 under a pepper.
 ///
-/// It tells secrets apart, and whoever sees it without the pepper can neither find the secret nor try guesses. It may
-/// be logged, and written to a store.
+/// Without the pepper, the fingerprint reveals neither the secret nor whether a guess is right. It may be logged, and written
+/// to a store.
 ///
-/// Its type says under whose pepper it was made. `Fingerprint` means nothing outside of this process, so it is no key
-/// for a store that several processes share. `Fingerprint<Pepper>` is one: all that have the [`Pepper`](super::Pepper)
-/// agree.
+/// The type names the pepper. A `Fingerprint` has no meaning outside of this process, so it is not a key for a store that
+/// several processes share. A `Fingerprint<Pepper>` is equal in all processes with the same [`Pepper`](super::Pepper).
 ///
 /// ```
 /// use tower_ratelimit::key::ApiKey;
@@ -23,7 +22,7 @@ use crate::encode::{EncodeKey, KeyWriter};
 /// let fingerprint = KEY.key_of("31d4d96e407aad42");
 /// assert!(!format!("{fingerprint} {fingerprint:?}").contains("31d4"));
 ///
-/// // What the limiter knows of a key, by the secret.
+/// // The limiter's decision on a key, by the secret.
 /// let limiter = Memory::new(Gcra::new(Quota::per_second(10)));
 /// assert!(limiter.decide(&fingerprint, AcquireOptions::default()).is_allowed());
 /// ```
@@ -37,14 +36,14 @@ impl<P> Fingerprint<P> {
         Self { bytes, pepper: PhantomData }
     }
 
-    /// Its 128 bits.
+    /// Returns the 128 bits.
     #[must_use]
     pub const fn as_bytes(&self) -> &[u8; 16] {
         &self.bytes
     }
 }
 
-/// Only one of a pepper that other processes have as well: under each process's own one, no two of them would mean the same.
+/// Only with a shared pepper: fingerprints under a process's own pepper differ between processes.
 impl EncodeKey for Fingerprint<Pepper> {
     fn encode(&self, key: &mut KeyWriter) {
         key.bytes(self.to_string().as_bytes());
@@ -64,7 +63,7 @@ impl<P> fmt::Debug for Fingerprint<P> {
     }
 }
 
-// What a derive would ask of the pepper, none of these needs.
+// Not derived: a derive would require the same trait of the pepper.
 
 impl<P> Clone for Fingerprint<P> {
     fn clone(&self) -> Self {

@@ -1,4 +1,4 @@
-//! Keys from what only their owner should know. Of a secret only its fingerprint is kept.
+//! Keys from secrets. Only the fingerprint of a secret is stored.
 
 mod api_key;
 mod bearer;

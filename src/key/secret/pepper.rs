@@ -8,10 +8,10 @@ use sha2::{Digest, Sha256};
 use super::fingerprint::Fingerprint;
 use crate::error::Error;
 
-/// A secret under which fingerprints are made, so that nobody else can make them: one that several processes share.
+/// The secret key of fingerprints, shared by several processes.
 ///
-/// Where limits are kept outside of the processes, keys must agree: give each of them the same pepper, from its
-/// configuration. What is counted in one process only needs none: by default each draws [its own](ProcessPepper).
+/// If several processes share limits, give all of them the same pepper from their configuration. Limits in one process need
+/// no pepper: the default is the process's own [`ProcessPepper`].
 ///
 /// ```
 /// use tower_ratelimit::key::{Bearer, Pepper};
@@ -24,10 +24,10 @@ use crate::error::Error;
 pub struct Pepper(Arc<Hmac<Sha256>>);
 
 impl Pepper {
-    /// The shortest that can be given, in bytes.
+    /// The length of the shortest allowed pepper, in bytes.
     pub const MIN_LEN: usize = 16;
 
-    /// Random bytes that whoever is to agree has as well.
+    /// Creates a pepper from random bytes, which are the same in all processes.
     ///
     /// # Errors
     ///
@@ -35,19 +35,18 @@ impl Pepper {
     pub fn new(secret: &[u8]) -> Result<Self, Error> {
         if secret.len() < Self::MIN_LEN {
             return Err(Error::config(format!(
-                "a pepper of {} bytes can be guessed: give it at least {} random ones",
+                "pepper too short: {} bytes can be guessed; use at least {} random bytes",
                 secret.len(),
                 Self::MIN_LEN
             )));
         }
-        Ok(Self(Arc::new(keyed(secret))))
+        Ok(Self(Arc::new(hmac_key(secret))))
     }
 
-    /// What stands for a secret. `kind` says what it is a secret for: in two kinds, equal secrets have different
-    /// fingerprints.
+    /// Returns the fingerprint of a secret. Equal secrets of different kinds have different fingerprints.
     #[must_use]
     pub fn fingerprint(&self, kind: &str, secret: &[u8]) -> Fingerprint<Self> {
-        finish(Hmac::clone(&self.0), kind, secret)
+        finalize(Hmac::clone(&self.0), kind, secret)
     }
 }
 
@@ -57,21 +56,21 @@ impl fmt::Debug for Pepper {
     }
 }
 
-/// The pepper that this process has drawn for itself: another process has another one, and after a restart so has this.
+/// The random pepper of this process, which changes with each restart.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ProcessPepper;
 
 impl ProcessPepper {
-    /// As [`Pepper::fingerprint`], for this process alone.
+    /// Returns the fingerprint of a secret in this process: see [`Pepper::fingerprint`].
     #[must_use]
     pub fn fingerprint(&self, kind: &str, secret: &[u8]) -> Fingerprint<Self> {
-        finish(drawn().clone(), kind, secret)
+        finalize(process_secret().clone(), kind, secret)
     }
 }
 
-/// A [`Pepper`], or [`ProcessPepper`].
+/// A source of fingerprints: [`Pepper`] or [`ProcessPepper`].
 pub trait Fingerprinter: Sized + sealed::Sealed {
-    /// What stands for a secret of some kind.
+    /// Returns the fingerprint of a secret: see [`Pepper::fingerprint`].
     fn fingerprint(&self, kind: &str, secret: &[u8]) -> Fingerprint<Self>;
 }
 
@@ -95,8 +94,8 @@ mod sealed {
     impl Sealed for super::ProcessPepper {}
 }
 
-fn finish<P>(mut mac: Hmac<Sha256>, kind: &str, secret: &[u8]) -> Fingerprint<P> {
-    // With its length, so that where it ends and the secret begins is never in doubt.
+fn finalize<P>(mut mac: Hmac<Sha256>, kind: &str, secret: &[u8]) -> Fingerprint<P> {
+    // The length separates the kind from the secret: without it, ("a", "bc") and ("ab", "c") would be equal.
     mac.update(&(kind.len() as u64).to_be_bytes());
     mac.update(kind.as_bytes());
     mac.update(secret);
@@ -107,22 +106,22 @@ fn finish<P>(mut mac: Hmac<Sha256>, kind: &str, secret: &[u8]) -> Fingerprint<P>
     Fingerprint::new(bytes)
 }
 
-fn drawn() -> &'static Hmac<Sha256> {
-    static DRAWN: OnceLock<Hmac<Sha256>> = OnceLock::new();
-    DRAWN.get_or_init(|| {
-        // The standard library seeds it with 128 bits from the operating system, as many as a fingerprint has. A secret
-        // function's values are as secret.
+fn process_secret() -> &'static Hmac<Sha256> {
+    static SECRET: OnceLock<Hmac<Sha256>> = OnceLock::new();
+    SECRET.get_or_init(|| {
+        // The operating system seeds `RandomState` with 128 random bits, the length of a fingerprint. SipHash is a keyed
+        // pseudorandom function, so its values are as secret as its seed.
         let random = RandomState::new();
         let mut secret = [0; 32];
         for (number, bytes) in secret.chunks_exact_mut(8).enumerate() {
             bytes.copy_from_slice(&random.hash_one(number).to_be_bytes());
         }
-        keyed(&secret)
+        hmac_key(&secret)
     })
 }
 
-fn keyed(secret: &[u8]) -> Hmac<Sha256> {
-    // One that is longer than a block counts by its digest (RFC 2104, section 2).
+fn hmac_key(secret: &[u8]) -> Hmac<Sha256> {
+    // A key longer than a block is replaced by its digest (RFC 2104, section 2).
     let mut block = [0; 64];
     if let Some(start) = block.get_mut(..secret.len()) {
         start.copy_from_slice(secret);
