@@ -3,7 +3,7 @@
 -- Words: 1 end, 2 used, 3 the time of the last charge, 4 start.
 -- Parameters: 1 limit, 2 period, 3 cost, 4 whether windows are aligned to the clock.
 
-local MOST = 2 ^ 53
+local MAX_EXACT = 2 ^ 53
 
 -- The moment to decide at, and the end of the window that is open then, if there is one.
 local function open(s, now, p)
@@ -21,7 +21,7 @@ local function open(s, now, p)
   return at, nil
 end
 
-local function peek(s, now, patience, p)
+local function peek(s, now, max_delay, p)
   if p[3] > p[1] then
     return -1
   end
@@ -40,7 +40,7 @@ local function charge(s, now, cost, p)
   end
   local till = start + p[2]
   if open_till then
-    s[2], s[3] = math.min(s[2] + cost, MOST), at
+    s[2], s[3] = math.min(s[2] + cost, MAX_EXACT), at
     if p[4] == 1 and open_till < till then
       s[1], s[4] = till, start
     end
@@ -53,4 +53,4 @@ local function commit(s, now, delay, p)
   charge(s, now, p[3], p)
 end
 
-return { words = 4, params = 4, promises = false, peek = peek, commit = commit, charge = charge }
+return { words = 4, params = 4, supports_scheduling = false, peek = peek, commit = commit, charge = charge }

@@ -10,8 +10,8 @@
 
 local struct_pack, struct_unpack = struct.pack, struct.unpack
 -- In bytes.
-local HEAD, HIT = 80, 16
-local MOST = 2 ^ 53
+local HEADER_BYTES, HIT = 80, 16
+local MAX_EXACT = 2 ^ 53
 
 -- Whether a head can be one: what is said of the ring is true of it, and it fits into a string.
 local function is_valid(s)
@@ -27,7 +27,7 @@ local function read(s, from, till, visit)
   while from <= till do
     local slot = (first + from) % size
     local count = math.min(till - from + 1, size - slot, 32)
-    local offset = HEAD + s[8] + slot * HIT
+    local offset = HEADER_BYTES + s[8] + slot * HIT
     local hits = redis.call('GETRANGE', s.key, offset, offset + count * HIT - 1)
     if #hits < count * HIT then
       return
@@ -44,7 +44,7 @@ end
 
 local function write_hit(s, index, time, weight)
   local slot = (s[4] + index) % s[7]
-  redis.call('SETRANGE', s.key, HEAD + s[8] + slot * HIT, struct_pack('<dd', time, weight))
+  redis.call('SETRANGE', s.key, HEADER_BYTES + s[8] + slot * HIT, struct_pack('<dd', time, weight))
 end
 
 -- Reads what counts at `now`: the index of the oldest hit that does, how much is used, the period, the moment to decide at.
@@ -94,7 +94,7 @@ local function freed_at(s, first, amount, period, at)
   return moment
 end
 
-local function peek(s, now, patience, p)
+local function peek(s, now, max_delay, p)
   if p[3] > p[1] then
     return -1
   end
@@ -108,7 +108,7 @@ end
 
 -- A larger ring. What had wrapped around goes to the new end, as far as there is room.
 local function grow(s, size)
-  local first, old, ring = s[4], s[7], HEAD + s[8]
+  local first, old, ring = s[4], s[7], HEADER_BYTES + s[8]
   s[7] = size
   if first > 0 then
     local moved = math.min(first, size - old) * HIT
@@ -121,11 +121,11 @@ local function grow(s, size)
 end
 
 -- Moves the ring so that there is so much room for holds before it.
-local function make_room(s, bytes)
-  local ring = s[7] > 0 and redis.call('GETRANGE', s.key, HEAD + s[8], HEAD + s[8] + s[7] * HIT - 1) or ''
+local function reserve_held_space(s, bytes)
+  local ring = s[7] > 0 and redis.call('GETRANGE', s.key, HEADER_BYTES + s[8], HEADER_BYTES + s[8] + s[7] * HIT - 1) or ''
   s[8] = bytes
   if #ring > 0 then
-    redis.call('SETRANGE', s.key, HEAD + bytes, ring)
+    redis.call('SETRANGE', s.key, HEADER_BYTES + bytes, ring)
   end
 end
 
@@ -136,11 +136,11 @@ local function charge(s, now, cost, p)
     s[4] = (s[4] + first) % s[7]
   end
   s[2], s[1] = p[2], at + p[2]
-  s[3] = math.min(s[3] + cost, MOST)
+  s[3] = math.min(s[3] + cost, MAX_EXACT)
   -- Beyond the bound only penalties go: they count with the hit before them, for longer.
   if s[5] > 0 and (s[6] == at or s[5] >= p[1]) then
     read(s, s[5] - 1, s[5] - 1, function(index, _, weight)
-      write_hit(s, index, at, math.min(weight + cost, MOST))
+      write_hit(s, index, at, math.min(weight + cost, MAX_EXACT))
     end)
   else
     if s[5] >= s[7] then
@@ -171,8 +171,8 @@ local function view(s, now, p)
 end
 
 return {
-  words = 8, params = 3, promises = false, head = HEAD, is_valid = is_valid,
+  words = 8, params = 3, supports_scheduling = false, header_bytes = HEADER_BYTES, is_valid = is_valid,
   peek = peek, commit = commit, charge = charge, view = view,
   -- Of what the driver holds: which word says how much room there is for it, how to make some, how long a charge counts.
-  room = 8, make_room = make_room, lasts = 2,
+  held_space_word = 8, reserve_held_space = reserve_held_space, period_param = 2,
 }

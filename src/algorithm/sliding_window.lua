@@ -4,7 +4,7 @@
 -- width, 5 how many a hit counts in, then their counts: block j in word 6 + j mod (word 5).
 -- Parameters: 1 limit, 2 the blocks' width, 3 the number of blocks, 4 cost, 5 whether it is weighted.
 
-local MOST = 2 ^ 53
+local MAX_EXACT = 2 ^ 53
 local floor = math.floor
 
 -- The blocks that still count, oldest first: how many, the block of this window that each counts in, when it leaves, its count;
@@ -63,7 +63,7 @@ local function write(s, counts, at, current, p)
   for age = p[3], 0, -1 do
     local block = current - age
     local count = counts[age]
-    if count > MOST then count = MOST end
+    if count > MAX_EXACT then count = MAX_EXACT end
     if count > 0 then
       fresh = (block + kept) * width
     end
@@ -72,7 +72,7 @@ local function write(s, counts, at, current, p)
   s[1], s[2], s[3], s[4], s[5] = fresh, current, at, width, kept
 end
 
-local function peek(s, now, patience, p)
+local function peek(s, now, max_delay, p)
   local limit, width, cost = p[1], p[2], p[4]
   if cost > limit then
     return -1
@@ -118,4 +118,4 @@ local function commit(s, now, delay, p)
   charge(s, now, p[4], p)
 end
 
-return { words = 5, params = 5, promises = false, grows = true, peek = peek, commit = commit, charge = charge }
+return { words = 5, params = 5, supports_scheduling = false, variable_width = true, peek = peek, commit = commit, charge = charge }

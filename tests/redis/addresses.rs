@@ -129,7 +129,10 @@ async fn the_permission_that_a_user_lacks_is_named() {
     let error = everything(&user_without(&server, "none", "~other:*"), || ()).await.expect_err("no keys");
     says(&error, "grant all keys that begin with the limiter's prefix");
     let beyond = format!("redis://127.0.0.1:{}/99", server.port);
-    says(&at(&beyond).health_check().await.expect_err("no such database"), "there is none of this number");
+    says(
+        &at(&beyond).health_check().await.expect_err("no such database"),
+        "the database of the address does not exist",
+    );
 }
 
 #[tokio::test]

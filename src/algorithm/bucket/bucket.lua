@@ -54,14 +54,14 @@ local function ceil_span(p)
 end
 
 -- For how long something is owed yet.
-local function owed(s, now, p)
+local function owed_for(s, now, p)
   local whole, _, at = level(s, now, p)
   if whole == at then return 0 end
   return whole - now
 end
 
 -- 0: allowed. Above: refused, and for how long. -1: never. Below: allowed after so much less one.
-local function peek(s, now, patience, p)
+local function peek(s, now, max_delay, p)
   if p[8] == 0 then
     return -1
   end
@@ -79,16 +79,16 @@ local function peek(s, now, patience, p)
   if p[9] == 1 then
     delay = whole - at
     if wait > 0 then wait = wait + behind else wait = 0 end
-    if patience < 0 then patience = LONGEST * 2 end
+    if max_delay < 0 then max_delay = LONGEST * 2 end
   elseif wait <= 0 then
     return 0
   else
     wait = 0
-    if patience < 0 then patience = 0 end
+    if max_delay < 0 then max_delay = 0 end
   end
   if delay > 0 then
     delay = delay + behind
-    local over = delay - patience
+    local over = delay - max_delay
     if over > wait then wait = over end
     over = whole - now + ceil_span(p) - LONGEST
     if over > wait then wait = over end
@@ -255,6 +255,6 @@ function make_slow()
 end
 
 return {
-  words = 5, params = 9, promises = true,
-  peek = peek, commit = commit, charge = charge, owed = owed,
+  words = 5, params = 9, supports_scheduling = true,
+  peek = peek, commit = commit, charge = charge, owed_for = owed_for,
 }

@@ -1,18 +1,18 @@
--- Ends a short cut: writes what is to be written, and replies.
+-- The end of the fast path: writes the changed values, and replies. driver.lua documents the reply.
 
-if short == 1 then
-  for index, value in pairs(after) do
+if fast == 1 then
+  for index, value in pairs(new_values) do
     local expires = expiries[index]
     if expires then
-      call('PSETEX', KEYS[index], virtual and LONG or ceil((expires - now) / 1000) + 1, value)
+      call('PSETEX', KEYS[index], uses_test_time and TEST_TTL or ceil((expires - now) / 1000) + 1, value)
     else
       call('SET', KEYS[index], value, 'KEEPTTL')
     end
   end
   local keys = #KEYS
-  if keys == 1 and length == 1 then
+  if keys == 1 and result_count == 1 then
     local value = values[1] or ''
-    return pack('<dHHHdH', now, 1, 1, 1, says[1], #value) .. value
+    return pack('<dHHHdH', now, 1, 1, 1, results[1], #value) .. value
   end
   local lengths = {}
   for index = 1, keys do
@@ -23,6 +23,6 @@ if short == 1 then
     end
     lengths[index] = #value
   end
-  return pack('<dHHH', now, 1, length, keys) .. pack('<' .. ('d'):rep(length), spread(says))
-    .. pack('<' .. ('H'):rep(keys), spread(lengths)) .. table.concat(values)
+  return pack('<dHHH', now, 1, result_count, keys) .. pack('<' .. ('d'):rep(result_count), table_unpack(results))
+    .. pack('<' .. ('H'):rep(keys), table_unpack(lengths)) .. table.concat(values)
 end
