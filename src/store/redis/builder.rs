@@ -57,7 +57,7 @@ impl<Key: ?Sized> RedisBuilder<Key> {
         }
     }
 
-    /// Sets the prefix of all keys. It is written unescaped. Default: [`DEFAULT_PREFIX`](Self::DEFAULT_PREFIX).
+    /// Sets the prefix of all keys. The prefix is not escaped. Default: [`DEFAULT_PREFIX`](Self::DEFAULT_PREFIX).
     pub fn prefix(mut self, prefix: impl Into<String>) -> Self {
         self.prefix = prefix.into();
         self

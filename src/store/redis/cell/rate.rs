@@ -66,7 +66,8 @@ impl Rate {
         cost <= self.burst
     }
 
-    /// Returns the decision for a cost. For a peek the reply is that to a quantity of 0, which tells only what remains.
+    /// Returns the decision for a cost. For a peek the reply is that to a quantity of 0, which contains only what
+    /// remains.
     pub(crate) fn decision(self, now: Timestamp, reply: ThrottleReply, cost: u64, is_peek: bool) -> Decision {
         let remaining = reply.remaining.min(self.burst);
         let used = self.burst - remaining;

@@ -7,8 +7,8 @@
 //!
 //! # At most once
 //!
-//! An operation is sent once. It is sent again only after a reply that the server did not run it (NOSCRIPT, TRYAGAIN, a
-//! redirection). A missing reply proves nothing, so an operation without a reply fails, and may have been charged.
+//! The worker sends an operation once, and again only after a reply that the server did not run it (NOSCRIPT, TRYAGAIN,
+//! a redirection). A missing reply proves nothing, so an operation without a reply fails, and may have been charged.
 
 mod batch;
 mod completion;

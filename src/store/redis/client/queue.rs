@@ -52,7 +52,7 @@ impl OperationQueue {
         Ok(())
     }
 
-    /// Tells the worker to end after the operations that are queued now.
+    /// Closes the queue. The worker task sends the queued operations, and ends.
     pub(crate) fn close(&self) {
         self.closed.store(true, Ordering::Release);
         self.notify.notify_one();

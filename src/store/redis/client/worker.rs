@@ -8,9 +8,9 @@
 //!
 //! # Order
 //!
-//! Operations are sent in the order of arrival on one connection, so a single server runs them in that order. The worker
-//! opens another connection only while no call is in flight, so a call on the new connection cannot overtake one on the
-//! old connection.
+//! Operations are sent in the order of arrival on one connection, so a single server runs them in that order. The
+//! worker opens another connection only while no call is in flight, so a call on the new connection cannot overtake one
+//! on the old connection.
 
 use std::future::Future;
 use std::pin::pin;

@@ -14,7 +14,7 @@ pub(crate) struct Session {
     pub(crate) key: Arc<[u8]>,
     /// The algorithm, if it is chosen by the key.
     pub(crate) algorithm: Option<Arc<dyn DynLuaAlgorithm>>,
-    /// The algorithm's parameters, if it is chosen by the key: they tell the sessions of different algorithms apart.
+    /// The algorithm's parameters, if it is chosen by the key: keys with different algorithms have different sessions.
     pub(super) params: Vec<u64>,
     /// The run time of one step in the script.
     pub(crate) weight: usize,
@@ -43,7 +43,7 @@ struct SessionState {
     is_confirmed: bool,
     /// The session accepts no more holds.
     is_closed: bool,
-    /// The server has no entry for the session any more: it was told to end it, or has settled it on expiry.
+    /// The server has no entry for the session any more: an update ended it, or the server has settled it on expiry.
     is_over: bool,
     /// The registry's list of renewed sessions contains the session.
     is_listed: bool,

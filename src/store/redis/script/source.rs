@@ -10,7 +10,7 @@ pub(crate) struct Script {
 }
 
 impl Script {
-    /// Builds the text. It depends on the limits' algorithms only, not on their quotas, so equal limiters share a
+    /// Builds the text. The text depends on the limits' algorithms only, not on their quotas, so equal limiters share a
     /// cached script.
     pub(crate) fn new(limits: &[LimitInfo]) -> Self {
         let mut text = String::from(include_str!("prelude.lua"));
