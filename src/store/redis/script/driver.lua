@@ -259,7 +259,7 @@ for index = 1, #KEYS do
     if h then
       last = max(last, h.lasts_until)
     end
-    if last > expires or expires - last > MAX_TTL_EXCESS then
+    if last > expires or expires - last > EXCESS then
       expires = last + TTL_SLACK
     end
     local extends = expires ~= expiries[index]

@@ -15,7 +15,7 @@ local TEST_TTL = 86400000
 local TTL_SLACK = 1000000
 -- An expiry that is later than the state's end by more than this is replaced: the server's clock was set back, the
 -- period became shorter, or a hold ended.
-local MAX_TTL_EXCESS = 2 * TTL_SLACK
+local EXCESS = 2 * TTL_SLACK
 
 local input = ARGV[1]
 local now, fast, template_count, operation_count, pos = unpack('<dHHH', input)
