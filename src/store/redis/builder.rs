@@ -57,7 +57,7 @@ impl<Key: ?Sized> RedisBuilder<Key> {
         }
     }
 
-    /// Sets the prefix of all keys. It is written unescaped. Default: [`DEFAULT_PREFIX`](Self::DEFAULT_PREFIX).
+    /// Sets the prefix of all keys. The prefix is not escaped. Default: [`DEFAULT_PREFIX`](Self::DEFAULT_PREFIX).
     pub fn prefix(mut self, prefix: impl Into<String>) -> Self {
         self.prefix = prefix.into();
         self
@@ -71,11 +71,12 @@ impl<Key: ?Sized> RedisBuilder<Key> {
         self
     }
 
-    /// Sets the time after which Redis charges a [held](crate::limiter::Held) cost that the process does not renew, as when the
-    /// process has died. Default: [`DEFAULT_HOLD_EXPIRY`](Self::DEFAULT_HOLD_EXPIRY).
+    /// Sets the time after which Redis charges a [held](crate::limiter::Held) cost that the process does not renew, as
+    /// when the process has died. Default: [`DEFAULT_HOLD_EXPIRY`](Self::DEFAULT_HOLD_EXPIRY).
     ///
-    /// A process renews its holds three times in that time, in the background, so a hold lasts as long as its guard. If the process
-    /// cannot reach Redis for that time, Redis charges the whole held costs. All limiters with one name should have the same setting.
+    /// A process renews its holds three times in that time, in the background, so a hold lasts as long as its guard. If
+    /// the process cannot reach Redis for that time, Redis charges the whole held costs. All limiters with one name
+    /// should have the same setting.
     pub fn hold_expiry(mut self, expiry: Duration) -> Self {
         self.hold_expiry = expiry;
         self
@@ -83,7 +84,8 @@ impl<Key: ?Sized> RedisBuilder<Key> {
 
     /// Replaces users' keys by keyed hashes, under a secret of at least 16 bytes.
     ///
-    /// For keys that are secrets or personal data. All processes must have the same secret. [`Redis::rotate_secret`] replaces it.
+    /// For keys that are secrets or personal data. All processes must have the same secret. [`Redis::rotate_secret`]
+    /// replaces it.
     pub fn hash_keys(mut self, secret: impl Into<Vec<u8>>) -> Self {
         self.secret = Some(secret.into());
         self
@@ -97,16 +99,17 @@ impl<Key: ?Sized> RedisBuilder<Key> {
         self
     }
 
-    /// Sets the hash tag, which selects the cluster slot of a key. Keys are then `prefix:{TAG}:name:limit:script:key`, on any server.
+    /// Sets the hash tag, which selects the cluster slot of a key. Keys are then `prefix:{TAG}:name:limit:script:key`,
+    /// on any server.
     ///
-    /// Without a tag, all keys of several limits in a cluster share one slot, and so one node. The tag must be **determined by the
-    /// sub-key of every limit**. With the limits "per user" and "per organisation", it is the organisation, if each user belongs to
-    /// one. Otherwise a limit counts once per tag: a user in two organisations has the user's limit twice. A limit on all keys
-    /// together has no such tag, and [`build`](Self::build) returns an error; make it a limiter of its own, and combine the two with
-    /// [`Chained`](crate::limiter::Chained).
+    /// Without a tag, all keys of several limits in a cluster share one slot, and so one node. The tag must be
+    /// **determined by the sub-key of every limit**. With the limits "per user" and "per organisation", it is the
+    /// organisation, if each user belongs to one. Otherwise a limit counts once per tag: a user in two organisations
+    /// has the user's limit twice. A limit on all keys together has no such tag, and [`build`](Self::build) returns an
+    /// error; make it a limiter of its own, and combine the two with [`Chained`](crate::limiter::Chained).
     ///
-    /// With one limit, a tag can save calls: decisions with equal tags travel together. A hash of the key modulo a few times the
-    /// number of nodes is such a tag. Fewer tags make larger batches, but spread less evenly.
+    /// With one limit, a tag can save calls: decisions with equal tags travel together. A hash of the key modulo a few
+    /// times the number of nodes is such a tag. Fewer tags make larger batches, but spread less evenly.
     ///
     /// ```
     /// use tower_ratelimit::{Gcra, Limit, Quota, Redis, RedisServer};
@@ -134,8 +137,9 @@ impl<Key: ?Sized> RedisBuilder<Key> {
 
     /// Builds the limiter. This method opens no connection: see [`Redis::health_check`].
     ///
-    /// If another limiter of this process with the same name, prefix and server has a limit of the same name with another algorithm
-    /// or quota, observers receive a [warning](crate::observe::Event::Warning). The other limiter may be about to be replaced.
+    /// If another limiter of this process with the same name, prefix and server has a limit of the same name with
+    /// another algorithm or quota, observers receive a [warning](crate::observe::Event::Warning). The other limiter may
+    /// be about to be replaced.
     ///
     /// # Errors
     ///
@@ -143,8 +147,8 @@ impl<Key: ?Sized> RedisBuilder<Key> {
     /// - Two limits have the same name, or a name is empty.
     /// - The deadline is zero, or `hold_expiry` is below 100 ms or above 24 hours.
     /// - The secret is too short.
-    /// - The limits cannot share a cluster slot: braces in the prefix prevent it, or [`slot_by`](Self::slot_by) cannot spread a limit
-    ///   on all keys together. Use [`Chained`](crate::limiter::Chained) instead.
+    /// - The limits cannot share a cluster slot: braces in the prefix prevent it, or [`slot_by`](Self::slot_by) cannot
+    ///   spread a limit on all keys together. Use [`Chained`](crate::limiter::Chained) instead.
     pub fn build(self) -> Result<Redis<Key>, Error> {
         check_settings(&self.name, self.deadline, self.secret.as_deref())?;
         if self.hold_expiry < Self::MIN_HOLD_EXPIRY || self.hold_expiry > Self::MAX_HOLD_EXPIRY {
@@ -170,16 +174,16 @@ impl<Key: ?Sized> RedisBuilder<Key> {
         }
         if self.server.is_cluster() && self.limits.len() > 1 && self.prefix.contains("{}") {
             return Err(Error::config(
-                "invalid prefix: with {} several limits cannot share a cluster slot; remove it, or make each limit a limiter of \
-                 its own, and combine them with `limiter::Chained`",
+                "invalid prefix: with {} several limits cannot share a cluster slot; remove it, or make each limit a \
+                 limiter of its own, and combine them with `limiter::Chained`",
             ));
         }
         if self.hash_tag.is_some()
             && let Some(global) = self.limits.iter().map(|limit| limit.0.info()).find(|info| info.is_global)
         {
             return Err(Error::config(format!(
-                "invalid limits: `slot_by` cannot spread the limit {:?}, which counts all keys together; make it a limiter of its \
-                 own, and combine the two with `limiter::Chained`",
+                "invalid limits: `slot_by` cannot spread the limit {:?}, which counts all keys together; make it a \
+                 limiter of its own, and combine the two with `limiter::Chained`",
                 global.name.as_str()
             )));
         }

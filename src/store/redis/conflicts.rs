@@ -69,7 +69,8 @@ impl LimitFingerprint {
         let limit = &self.limit;
         let conflict = if self.script != other.script {
             format!(
-                "with different algorithms ({} and {}), so they do not share usage and together allow the sum of both limits",
+                "with different algorithms ({} and {}), so they do not share usage and together allow the sum of both \
+                 limits",
                 other.script, self.script
             )
         } else if self.params != other.params {
@@ -78,8 +79,8 @@ impl LimitFingerprint {
             return None;
         };
         Some(format!(
-            "conflicting limiters: two limiters named {name:?} on the same Redis have a limit named {limit:?} {conflict}; give \
-             them different names, or clone one limiter"
+            "conflicting limiters: two limiters named {name:?} on the same Redis have a limit named {limit:?} \
+             {conflict}; give them different names, or clone one limiter"
         ))
     }
 }

@@ -9,12 +9,13 @@ use crate::error::Error;
 
 /// The names of keys in Redis.
 ///
-/// A key is `prefix:name:limit:script:key`, or with a hash tag `prefix:{tag}:name:limit:script:key`. Without a tag, the keys of
-/// several limits in a cluster are `prefix:{name}:limit:script:key`.
+/// A key is `prefix:name:limit:script:key`, or with a hash tag `prefix:{tag}:name:limit:script:key`. Without a tag, the
+/// keys of several limits in a cluster are `prefix:{name}:limit:script:key`.
 ///
-/// Every part but the prefix is escaped as [`KeyWriter`] does, so no colon or brace of a user's text reaches Redis: a user could
-/// otherwise choose another limit's key, or a cluster slot. A key of more than [`MAX_LEN`](Self::MAX_LEN) bytes is replaced by `#`
-/// and its SHA-256, or with a secret every key by `~` and its keyed hash. Neither sign occurs in an escaped key.
+/// Every part but the prefix is escaped as [`KeyWriter`] does, so no colon or brace of a user's text reaches Redis: a
+/// user could otherwise choose another limit's key, or a cluster slot. A key of more than [`MAX_LEN`](Self::MAX_LEN)
+/// bytes is replaced by `#` and its SHA-256, or with a secret every key by `~` and its keyed hash. Neither sign occurs
+/// in an escaped key.
 pub(crate) struct KeyFormat {
     prefix: String,
     /// For each limit the text before the user's key, after the hash tag.

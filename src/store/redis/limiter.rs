@@ -25,62 +25,66 @@ use crate::observe::Event;
 
 /// A limiter that stores its states in Redis. All processes with a limiter of the same name share them.
 ///
-/// It decides exactly as [`Memory`](crate::Memory) does. A Lua script on the server runs each algorithm by the server's clock,
-/// atomically: all limits of a decision allow, or none is charged. A decision takes at most one round trip. Decisions that arrive
-/// while other calls are in flight travel together in the next call, in the order of arrival. Each key expires within two seconds
-/// after its state and its block have ended.
+/// It decides exactly as [`Memory`](crate::Memory) does. A Lua script on the server runs each algorithm by the server's
+/// clock, atomically: all limits of a decision allow, or none is charged. A decision takes at most one round trip.
+/// Decisions that arrive while other calls are in flight travel together in the next call, in the order of arrival.
+/// Each key expires within two seconds after its state and its block have ended.
 ///
 /// # Failures
 ///
-/// A decision without a reply within its [`deadline`](RedisBuilder::deadline) (50 ms by default) fails with an error for which
-/// [`is_unavailable`](Error::is_unavailable) holds. After three consecutive failures a circuit breaker opens, and decisions fail
-/// at once; calls that were in flight together count as one failure. While the breaker is open, a task probes Redis every 200 ms,
-/// with or without traffic. The first probe that succeeds closes the breaker.
+/// A decision without a reply within its [`deadline`](RedisBuilder::deadline) (50 ms by default) fails with an error
+/// for which [`is_unavailable`](Error::is_unavailable) holds. After three consecutive failures a circuit breaker opens,
+/// and decisions fail at once; calls that were in flight together count as one failure. While the breaker is open, a
+/// task probes Redis every 200 ms, with or without traffic. The first probe that succeeds closes the breaker.
 ///
-/// The layer answers a failed decision with 503. [`Fallback`](crate::limiter::Fallback) asks another limiter instead, and
-/// [`FailOpen`](crate::limiter::FailOpen) allows the request.
+/// The layer answers a failed decision with 503. [`Fallback`](crate::limiter::Fallback) asks another limiter instead,
+/// and [`FailOpen`](crate::limiter::FailOpen) allows the request.
 ///
 /// # Charges of failed decisions
 ///
-/// A decision that was dropped or failed before it was sent is not charged. If it was sent, it may have been charged, at most
-/// once, because the client never sends a decision twice. A fail-over of Redis loses what had not been replicated.
+/// A decision that was dropped or failed before it was sent is not charged. If it was sent, it may have been charged,
+/// at most once, because the client never sends a decision twice. A fail-over of Redis loses what had not been
+/// replicated.
 ///
 /// # Holds
 ///
-/// Redis stores the costs that this process [holds](crate::limiter::Held) beside the state. The process renews its holds in the
-/// background, three times per [expiry](RedisBuilder::hold_expiry) (10 s by default), so a hold lasts as long as its guard. If the
-/// process dies, or cannot reach Redis for the expiry, Redis charges the whole held cost, as of the expiry.
+/// Redis stores the costs that this process [holds](crate::limiter::Held) beside the state. The process renews its
+/// holds in the background, three times per [expiry](RedisBuilder::hold_expiry) (10 s by default), so a hold lasts as
+/// long as its guard. If the process dies, or cannot reach Redis for the expiry, Redis charges the whole held cost, as
+/// of the expiry.
 ///
-/// - **A settlement takes effect once.** The process repeats it until Redis confirms it, also if the caller has gone, the deadline
-///   has passed, or Redis is unreachable for a while. If the hold expires first, Redis has charged the whole held cost, and the
-///   process charges only a surcharge (actual cost above the held one), at most once. The actual cost of a hold of 0 is charged at
-///   most once.
-/// - **A hold without a reply** fails. The process releases it as soon as it reaches Redis again; otherwise the hold expires, and
-///   Redis charges it. A hold that is dropped before its reply is released.
-/// - **Without a runtime** nothing can be sent: a guard may be dropped outside of tokio, or with the last runtime. Another runtime
-///   that uses the limiter settles the hold, or it expires.
-/// - **At most 64 sessions** hold costs on one key: one for each process and limiter, for a moment a few more. A further hold
-///   returns an error for which [`is_unavailable`](Error::is_unavailable) holds. Decisions continue.
+/// - **A settlement takes effect once.** The process repeats it until Redis confirms it, also if the caller has gone,
+///   the deadline has passed, or Redis is unreachable for a while. If the hold expires first, Redis has charged the
+///   whole held cost, and the process charges only a surcharge (actual cost above the held one), at most once. The
+///   actual cost of a hold of 0 is charged at most once.
+/// - **A hold without a reply** fails. The process releases it as soon as it reaches Redis again; otherwise the hold
+///   expires, and Redis charges it. A hold that is dropped before its reply is released.
+/// - **Without a runtime** nothing can be sent: a guard may be dropped outside of tokio, or with the last runtime.
+///   Another runtime that uses the limiter settles the hold, or it expires.
+/// - **At most 64 sessions** hold costs on one key: one for each process and limiter, for a moment a few more. A
+///   further hold returns an error for which [`is_unavailable`](Error::is_unavailable) holds. Decisions continue.
 ///
 /// # Keys
 ///
-/// A key in Redis is `prefix:name:limit:script:key`, as in `ratelimit:api:default:bucket2:192.0.2.7`. The last part is the key as
-/// [`EncodeKey`](crate::key::EncodeKey) writes it. A key longer than 128 bytes is replaced by `#` and its SHA-256. With
-/// [`hash_keys`](RedisBuilder::hash_keys) every key is replaced by `~` and a keyed hash.
+/// A key in Redis is `prefix:name:limit:script:key`, as in `ratelimit:api:default:bucket2:192.0.2.7`. The last part is
+/// the key as [`EncodeKey`](crate::key::EncodeKey) writes it. A key longer than 128 bytes is replaced by `#` and its
+/// SHA-256. With [`hash_keys`](RedisBuilder::hash_keys) every key is replaced by `~` and a keyed hash.
 ///
 /// A value is the state's numbers as little-endian doubles. In `redis-cli`,
 /// `EVAL "return {struct.unpack('<dddddd', redis.call('GET', KEYS[1]))}" 1 KEY` reads a bucket's.
 ///
 /// # In a cluster
 ///
-/// (`RedisServer::cluster`, feature `redis-cluster`.) The keys of one decision must share a cluster slot. One limit has one key per
-/// decision, and its keys spread over all slots. The keys of **several limits** are `prefix:{name}:limit:script:key`. Redis computes
-/// the slot from the text in braces, so all of these keys are on one node. This suits limits that one node can serve, and limits that
-/// count all keys together. Otherwise [`slot_by`](RedisBuilder::slot_by) spreads the keys by a part of the key. If there is no such
-/// part ("per user, and in all"), make each limit a limiter of its own, and let [`Chained`](crate::limiter::Chained) decide over
-/// both: the first limiter holds the cost until the second has decided.
+/// (`RedisServer::cluster`, feature `redis-cluster`.) The keys of one decision must share a cluster slot. One limit has
+/// one key per decision, and its keys spread over all slots. The keys of **several limits** are
+/// `prefix:{name}:limit:script:key`. Redis computes the slot from the text in braces, so all of these keys are on one
+/// node. This suits limits that one node can serve, and limits that count all keys together. Otherwise
+/// [`slot_by`](RedisBuilder::slot_by) spreads the keys by a part of the key. If there is no such part ("per user, and
+/// in all"), make each limit a limiter of its own, and let [`Chained`](crate::limiter::Chained) decide over both: the
+/// first limiter holds the cost until the second has decided.
 ///
-/// Operations travel together slot by slot. While a slot with several limits moves, the client repeats a decision until its deadline.
+/// Operations travel together slot by slot. While a slot with several limits moves, the client repeats a decision until
+/// its deadline.
 ///
 /// ```no_run
 /// use tower_ratelimit::{AcquireOptions, Gcra, Limiter, Quota, Redis, RedisServer};
@@ -182,8 +186,9 @@ impl<Key: ?Sized> Redis<Key> {
     ///
     /// # Errors
     ///
-    /// If there is no connection within two seconds, or Redis rejects the password, the script, or a write; the error names the
-    /// cause. [`is_config`](Error::is_config) holds outside of a tokio runtime, and in one without timer or I/O.
+    /// If there is no connection within two seconds, or Redis rejects the password, the script, or a write; the error
+    /// names the cause. [`is_config`](Error::is_config) holds outside of a tokio runtime, and in one without timer or
+    /// I/O.
     pub async fn health_check(&self) -> Result<(), Error> {
         self.handle.client.config.health.check().await
     }
@@ -237,8 +242,8 @@ impl<Key: ?Sized> LimiterState<Key> {
         let tag = tag.as_ref().map(KeyWriter::as_str);
         if tag == Some("") {
             return Err(Error::config(
-                "the decision was not sent: `slot_by` returned an empty value, which selects no cluster slot; return a part of \
-                 the key that is never empty",
+                "the decision was not sent: `slot_by` returned an empty value, which selects no cluster slot; return a \
+                 part of the key that is never empty",
             ));
         }
         let mut offsets = Vec::with_capacity(self.rows.len());
@@ -247,8 +252,8 @@ impl<Key: ?Sized> LimiterState<Key> {
             limit.encode(key, &mut writer);
             if tag.is_some() && writer.as_str().is_empty() {
                 return Err(Error::config(
-                    "the decision was not sent: `slot_by` cannot spread a limit on all keys together; make the limit a limiter of \
-                     its own, and combine the two with `limiter::Chained`",
+                    "the decision was not sent: `slot_by` cannot spread a limit on all keys together; make the limit a \
+                     limiter of its own, and combine the two with `limiter::Chained`",
                 ));
             }
             self.key_format.append(index, tag, writer.as_str(), &mut keys);

@@ -44,7 +44,8 @@ impl<Key: ?Sized> fmt::Debug for RedisLimit<Key> {
 #[doc(hidden)]
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is not a limit that `Redis` can apply to keys of type `{Key}`",
-    note = "use an algorithm, `per_key(..)`, a `Limit`, a tuple of up to eight of these, or a `Vec<RedisLimit<Key>>`; their \
+    note = "use an algorithm, `per_key(..)`, a `Limit`, a tuple of up to eight of these, or a \
+    `Vec<RedisLimit<Key>>`; their \
             sub-keys must be `EncodeKey`, and their algorithms `LuaAlgorithm`"
 )]
 pub trait IntoRedisLimits<Key: ?Sized> {

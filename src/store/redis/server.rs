@@ -18,12 +18,12 @@ use crate::limiter::BoxFuture;
 
 /// The address of a Redis deployment, and how to connect to it.
 ///
-/// [`open`](Self::open) takes an address. `From` takes a pool: `bb8::Pool<M>` for any manager whose connections are shared by
-/// cloning, such as `bb8_redis::RedisConnectionManager`.
+/// [`open`](Self::open) takes an address. `From` takes a pool: `bb8::Pool<M>` for any manager whose connections are
+/// shared by cloning, such as `bb8_redis::RedisConnectionManager`.
 ///
-/// Each limiter keeps one connection of its own for each tokio runtime from which it is called. All calls share this connection,
-/// one behind the other. The limiter opens another connection if this one fails, or if the server closed it while it was idle. Of a
-/// pool, the limiter uses the manager and the customizer, but none of the pooled connections.
+/// Each limiter keeps one connection of its own for each tokio runtime from which it is called. All calls share this
+/// connection, one behind the other. The limiter opens another connection if this one fails, or if the server closed it
+/// while it was idle. Of a pool, the limiter uses the manager and the customizer, but none of the pooled connections.
 #[derive(Clone)]
 pub struct RedisServer(Arc<dyn Connector>);
 
@@ -43,12 +43,13 @@ impl RedisServer {
 
     /// A Redis Cluster or Valkey Cluster, by the addresses of some of its nodes.
     ///
-    /// The limiter asks these nodes for all others. The user, the password and TLS of the first address apply to all nodes. A
-    /// cluster has no databases.
+    /// The limiter asks these nodes for all others. The user, the password and TLS of the first address apply to all
+    /// nodes. A cluster has no databases.
     ///
-    /// Each decision goes to the node that holds its keys. Moved slots and new, removed or failed nodes are normal operation; a node
-    /// that is down fails only the decisions on its keys. The limiter sends a command again only if a node replied that it did not
-    /// run it. [`Redis`](super::Redis#in-a-cluster) describes how several limits share a cluster slot.
+    /// Each decision goes to the node that holds its keys. Moved slots and new, removed or failed nodes are normal
+    /// operation; a node that is down fails only the decisions on its keys. The limiter sends a command again only if a
+    /// node replied that it did not run it. [`Redis`](super::Redis#in-a-cluster) describes how several limits share a
+    /// cluster slot.
     ///
     /// This method opens no connection: see [`Redis::health_check`](super::Redis::health_check).
     ///
@@ -63,8 +64,8 @@ impl RedisServer {
 
     /// The master of this name, by the addresses of Sentinels, such as `redis://127.0.0.1:26379`.
     ///
-    /// The limiter asks the Sentinels for the master whenever it opens a connection. After a fail-over the old master fails, or
-    /// responds READONLY, and the limiter connects to the new one.
+    /// The limiter asks the Sentinels for the master whenever it opens a connection. After a fail-over the old master
+    /// fails, or responds READONLY, and the limiter connects to the new one.
     ///
     /// The connection to the master uses no password and no TLS: see [`sentinel_with`](Self::sentinel_with).
     ///
@@ -78,7 +79,8 @@ impl RedisServer {
 
     /// As [`sentinel`](Self::sentinel), with settings for the connection to the master.
     ///
-    /// `settings` is an address as in [`open`](Self::open): its user, password, database and TLS apply; its host and port do not.
+    /// `settings` is an address as in [`open`](Self::open): its user, password, database and TLS apply; its host and
+    /// port do not.
     ///
     /// # Errors
     ///
@@ -97,12 +99,13 @@ impl RedisServer {
     /// Sets the certificates for `rediss://` addresses.
     ///
     /// TLS is rustls, with the process's default
-    /// [`CryptoProvider`](https://docs.rs/rustls/latest/rustls/crypto/struct.CryptoProvider.html). If the process has none when the
-    /// limiter opens its first connection, the limiter installs ring.
+    /// [`CryptoProvider`](https://docs.rs/rustls/latest/rustls/crypto/struct.CryptoProvider.html). If the process has
+    /// none when the limiter opens its first connection, the limiter installs ring.
     ///
     /// # Errors
     ///
-    /// If no address is `rediss://`, or a certificate or key is invalid. Also for a pool, whose own client has its certificates.
+    /// If no address is `rediss://`, or a certificate or key is invalid. Also for a pool, whose own client has its
+    /// certificates.
     #[cfg(feature = "redis-tls")]
     pub fn with_tls(&self, tls: &RedisTls) -> Result<Self, Error> {
         Ok(Self(self.0.with_tls(tls)?))

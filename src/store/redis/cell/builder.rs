@@ -73,8 +73,8 @@ impl<Key: ?Sized> RedisCellBuilder<Key> {
         check_settings(&self.name, self.deadline, self.secret.as_deref())?;
         if self.server.is_cluster() {
             return Err(Error::config(
-                "invalid server for CL.THROTTLE: it declares no keys, so every node of a cluster counts every key by itself; use \
-                 `Redis` instead of `RedisCell`",
+                "invalid server for CL.THROTTLE: it declares no keys, so every node of a cluster counts every key by \
+                 itself; use `Redis` instead of `RedisCell`",
             ));
         }
         let rate = Rate::new(self.quota, self.burst)?;

@@ -1,7 +1,8 @@
 //! The client of a `RedisCell`: each command is a call of its own, and concurrent commands share a connection.
 //!
-//! One worker task per runtime keeps the connection. It takes all waiting commands, sends them back to back, and completes them when
-//! all have replies. A command is sent once: a missing reply does not prove that the server did not run it.
+//! One worker task per runtime keeps the connection. It takes all waiting commands, sends them back to back, and
+//! completes them when all have replies. A command is sent once: a missing reply does not prove that the server did not
+//! run it.
 
 use std::pin::pin;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -133,7 +134,8 @@ async fn run_worker(
 
 /// Returns the last connection or the node's idle one, if it is still open, else a new one.
 ///
-/// The server may have closed an idle connection, so a connection without calls in flight is checked before the next call.
+/// The server may have closed an idle connection, so a connection without calls in flight is checked before the next
+/// call.
 async fn usable_connection(
     last: Option<Arc<dyn Connection>>,
     health: &ServerHealth,
@@ -144,12 +146,13 @@ async fn usable_connection(
             return Ok(connection);
         }
     }
-    // A server that needs longer to connect opens the breaker. A probe, which has more time, then leaves an idle connection.
+    // A server that needs longer to connect opens the breaker. A probe, which has more time, then leaves an idle
+    // connection.
     match timeout(deadline, health.server.connect(0)).await {
         Ok(connected) => connected.map(Arc::from),
         Err(_) => Err(Failure::timed_out(format!(
-            "connecting to Redis ({}) failed: no connection within the deadline of {deadline:?}; check that the server is \
-             reachable",
+            "connecting to Redis ({}) failed: no connection within the deadline of {deadline:?}; check that the server \
+             is reachable",
             health.server.describe()
         ))),
     }
@@ -171,14 +174,14 @@ async fn send(connection: &dyn Connection, queued: QueuedCommand, deadline: Dura
 
 fn timeout_message(deadline: Duration) -> String {
     format!(
-        "CL.THROTTLE failed: no reply within the deadline of {deadline:?}, and the cost may have been charged; raise `deadline` \
-         or check the server"
+        "CL.THROTTLE failed: no reply within the deadline of {deadline:?}, and the cost may have been charged; raise \
+         `deadline` or check the server"
     )
 }
 
 fn worker_ended() -> Error {
     Error::unavailable(
-        "the call to Redis was lost: its worker task ended, because the runtime is shutting down; end all requests before their \
-         tokio runtime",
+        "the call to Redis was lost: its worker task ended, because the runtime is shutting down; end all requests \
+         before their tokio runtime",
     )
 }

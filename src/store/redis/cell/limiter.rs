@@ -20,24 +20,26 @@ use crate::store::redis::server::RedisServer;
 /// A limiter with one limit, by the command `CL.THROTTLE` of the module redis-cell and of Dragonfly.
 ///
 /// The algorithm is GCRA, as in [`Gcra`](crate::Gcra). Use `RedisCell` with a server that has the command already.
-/// [`Redis`](crate::Redis) needs no module, has all algorithms, decides exactly, and supports all operations of a limiter. The
-/// deadline, the circuit breaker and the names of keys are the same as in [`Redis`](crate::Redis); the script's part of a key's name
-/// is `cell`.
+/// [`Redis`](crate::Redis) needs no module, has all algorithms, decides exactly, and supports all operations of a
+/// limiter. The deadline, the circuit breaker and the names of keys are the same as in [`Redis`](crate::Redis); the
+/// script's part of a key's name is `cell`.
 ///
 /// # Limitations
 ///
-/// - **Whole seconds.** A period must be whole seconds, and the command replies with whole seconds, which older versions round
-///   down. `RedisCell` therefore returns the next second, or less if what remains shows that less is sufficient. So `retry_after` and
-///   `reset` are never too short. They are too long by at most one second, or by the time of one request if that is less. With a server
-///   that rounds up, or if the time of one request is not a whole number of microseconds, they can be a second longer.
+/// - **Whole seconds.** A period must be whole seconds, and the command replies with whole seconds, which older
+///   versions round down. `RedisCell` therefore returns the next second, or less if what remains shows that less is
+///   sufficient. So `retry_after` and `reset` are never too short. They are too long by at most one second, or by the
+///   time of one request if that is less. With a server that rounds up, or if the time of one request is not a whole
+///   number of microseconds, they can be a second longer.
 /// - **One limit.** `RedisCell` supports no sub-keys, no delay, and no shadow limit.
-/// - **No holds.** [`hold`](Limiter::hold), [`administer`](Limiter::administer) with any operation but a reset return an error for which
-///   [`is_unsupported`](Error::is_unsupported) holds. [`reset`](Self::reset) deletes the key. A peek sends a quantity of zero.
-/// - **No cluster.** The command declares no keys, so a cluster node never redirects it. Each node would count by itself, and allow
-///   the whole limit. The builder returns an error for a cluster.
+/// - **No holds.** [`hold`](Limiter::hold), [`administer`](Limiter::administer) with any operation but a reset return an error for
+///   which [`is_unsupported`](Error::is_unsupported) holds. [`reset`](Self::reset) deletes the key. A peek sends a
+///   quantity of zero.
+/// - **No cluster.** The command declares no keys, so a cluster node never redirects it. Each node would count by
+///   itself, and allow the whole limit. The builder returns an error for a cluster.
 ///
-/// A cost above the burst [exceeds the limit](Verdict::ExceedsLimit), and `RedisCell` sends nothing: the command replies `-1` to such
-/// a cost as it does to an allowed one. The decision then has no limit status.
+/// A cost above the burst [exceeds the limit](Verdict::ExceedsLimit), and `RedisCell` sends nothing: the command
+/// replies `-1` to such a cost as it does to an allowed one. The decision then has no limit status.
 ///
 /// ```no_run
 /// use tower_ratelimit::{AcquireOptions, Limiter, Quota, RedisCell, RedisServer};
@@ -69,8 +71,8 @@ impl<Key: ?Sized> RedisCell<Key> {
     ///
     /// # Panics
     ///
-    /// If the name is empty, the command does not support the quota, or the server is a cluster. [`builder`](Self::builder) never
-    /// panics.
+    /// If the name is empty, the command does not support the quota, or the server is a cluster.
+    /// [`builder`](Self::builder) never panics.
     #[must_use]
     #[track_caller]
     pub fn new(server: impl Into<RedisServer>, name: &str, quota: Quota) -> Self {
@@ -98,8 +100,9 @@ impl<Key: ?Sized> RedisCell<Key> {
     ///
     /// # Errors
     ///
-    /// If there is no connection within two seconds, or Redis rejects the password or a write, or has no `CL.THROTTLE`; the error
-    /// names the cause. [`is_config`](Error::is_config) holds outside of a tokio runtime, and in one without timer or I/O.
+    /// If there is no connection within two seconds, or Redis rejects the password or a write, or has no `CL.THROTTLE`;
+    /// the error names the cause. [`is_config`](Error::is_config) holds outside of a tokio runtime, and in one without
+    /// timer or I/O.
     pub async fn health_check(&self) -> Result<(), Error> {
         self.handle.client.health.check().await
     }

@@ -31,8 +31,8 @@ impl Rate {
         let period = quota.period();
         if period.subsec_nanos() != 0 || period.is_zero() {
             return Err(Error::config(format!(
-                "invalid quota for CL.THROTTLE: the period of {quota} is not whole seconds; use whole seconds, as in 10 per second \
-                 instead of 1 per 100ms"
+                "invalid quota for CL.THROTTLE: the period of {quota} is not whole seconds; use whole seconds, as in \
+                 10 per second instead of 1 per 100ms"
             )));
         }
         let rate = Self { burst, count: quota.limit(), seconds: period.as_secs() };
@@ -47,7 +47,8 @@ impl Rate {
         }
         if rate.refill_time(burst) > Duration::from_secs(Self::MAX_REFILL_YEARS * 365 * 86_400) {
             return Err(Error::config(format!(
-                "invalid burst for CL.THROTTLE: at {quota} a burst of {burst} refills in more than {} years; use a smaller burst",
+                "invalid burst for CL.THROTTLE: at {quota} a burst of {burst} refills in more than {} years; use a \
+                 smaller burst",
                 Self::MAX_REFILL_YEARS
             )));
         }
@@ -65,7 +66,8 @@ impl Rate {
         cost <= self.burst
     }
 
-    /// Returns the decision for a cost. For a peek the reply is that to a quantity of 0, which tells only what remains.
+    /// Returns the decision for a cost. For a peek the reply is that to a quantity of 0, which contains only what
+    /// remains.
     pub(crate) fn decision(self, now: Timestamp, reply: ThrottleReply, cost: u64, is_peek: bool) -> Decision {
         let remaining = reply.remaining.min(self.burst);
         let used = self.burst - remaining;
@@ -99,8 +101,8 @@ impl Rate {
 
     /// The minimum wait that is certainly sufficient.
     ///
-    /// The module may have rounded its seconds down, so the wait is one second more. The remaining requests are rounded down, too, so
-    /// at most the time of `cost` is missing. The smaller of the two is sufficient.
+    /// The module may have rounded its seconds down, so the wait is one second more. The remaining requests are rounded
+    /// down, too, so at most the time of `cost` is missing. The smaller of the two is sufficient.
     fn min_wait(self, cost: u64, seconds: Option<u64>) -> Duration {
         let by_seconds = seconds.map(|seconds| Duration::from_secs(seconds.saturating_add(1)));
         let by_cost = self.is_exact().then(|| self.refill_time(cost));

@@ -159,9 +159,11 @@ fn load_sessions(operations: &mut [QueuedOperation], limits: &[LimitInfo], holds
     }
 }
 
-/// Returns the distinct keys as operation and limit of their first use, and for each operation and limit the index of its key.
+/// Returns the distinct keys as operation and limit of their first use, and for each operation and limit the index of
+/// its key.
 ///
-/// The keys are ordered by limit. Limits whose state does not travel come last, because the script reads all others at once.
+/// The keys are ordered by limit. Limits whose state does not travel come last, because the script reads all others at
+/// once.
 fn dedup_keys(operations: &[QueuedOperation], limits: &[LimitInfo]) -> (Vec<(usize, usize)>, Vec<u16>) {
     let count = operations.len() * limits.len();
     let mut keys: Vec<(usize, usize)> = Vec::with_capacity(count);

@@ -25,8 +25,8 @@ pub(crate) struct ClientConfig {
 impl ClientConfig {
     pub(crate) fn timeout_message(&self) -> String {
         format!(
-            "the call to Redis ({}) failed: no reply within the deadline of {:?}, and the cost may have been charged; raise \
-             `deadline` or check the server",
+            "the call to Redis ({}) failed: no reply within the deadline of {:?}, and the cost may have been charged; \
+             raise `deadline` or check the server",
             self.health.server.describe(),
             self.deadline
         )

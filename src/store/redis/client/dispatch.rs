@@ -18,8 +18,8 @@ use crate::store::redis::health::NodeState;
 /// The time between two attempts while a cluster slot moves.
 const TRYAGAIN_DELAY: Duration = Duration::from_millis(5);
 
-/// The reaction to TRYAGAIN. While a cluster slot moves, neither node has all keys of it, so both reject a command with several
-/// keys. A command with one key is answered by one of the two.
+/// The reaction to TRYAGAIN. While a cluster slot moves, neither node has all keys of it, so both reject a command with
+/// several keys. A command with one key is answered by one of the two.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum TryAgain {
     /// Fail: not a cluster.
@@ -155,7 +155,8 @@ async fn call_script(
     batch: &Batch,
 ) -> Result<Value, RedisError> {
     match connection.call(slot, Arc::new(batch.command(&config.script, true))).await {
-        // A restart, a fail-over or SCRIPT FLUSH empties the script cache. EVAL runs and caches the script in one round trip.
+        // A restart, a fail-over or SCRIPT FLUSH empties the script cache. EVAL runs and caches the script in one round
+        // trip.
         Err(error) if error.kind() == ErrorKind::Server(ServerErrorKind::NoScript) => {
             connection.call(slot, Arc::new(batch.command(&config.script, false))).await
         }

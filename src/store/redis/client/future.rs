@@ -87,7 +87,8 @@ impl Future for PendingReply {
             return Poll::Ready(result.unwrap_or_else(|_| Err(reply_lost())));
         }
         ready!(this.timer.poll(cx));
-        // Cancels the operation if it was not sent yet, even if the caller keeps this future: a failed decision is not charged later.
+        // Cancels the operation if it was not sent yet, even if the caller keeps this future: a failed decision is not
+        // charged later.
         this.reply.close();
         // The result may have arrived between the two polls.
         let late = |_| Err(Error::unavailable(this.config.timeout_message()));
@@ -98,6 +99,7 @@ impl Future for PendingReply {
 /// The worker task ended before it completed the operation.
 pub(super) fn reply_lost() -> Error {
     Error::unavailable(
-        "the call to Redis was lost: its worker task ended, and the cost may have been charged; see the log for a panic message",
+        "the call to Redis was lost: its worker task ended, and the cost may have been charged; see the log for a \
+         panic message",
     )
 }

@@ -40,11 +40,11 @@ impl Client {
         Ok(RedisFuture::hold(async move {
             match select(pin!(hold), pin!(timer)).await {
                 Either::Left((outcome, _)) => outcome,
-                // Dropping `hold` cancels the operation if it was not sent. Otherwise the grant in the reply is dropped, and releases
-                // the cost.
+                // Dropping `hold` cancels the operation if it was not sent. Otherwise the grant in the reply is
+                // dropped, and releases the cost.
                 Either::Right(_) => Err(Error::unavailable(format!(
-                    "hold failed: Redis ({}) did not reply within the deadline of {:?}, and the cost may stay held until the hold \
-                     expires; raise `deadline` or check the server",
+                    "hold failed: Redis ({}) did not reply within the deadline of {:?}, and the cost may stay held \
+                     until the hold expires; raise `deadline` or check the server",
                     config.health.server.describe(),
                     config.deadline
                 ))),
@@ -105,8 +105,8 @@ async fn confirm(reply: BoxFuture<Result<(), Error>>, deadline: Duration) -> Res
 
 fn not_confirmed(error: Error) -> Error {
     Error::unavailable(
-        "settling a held cost is not confirmed: Redis did not reply; the settlement is tried again until the hold expires, and \
-         then the whole held cost is charged",
+        "settling a held cost is not confirmed: Redis did not reply; the settlement is tried again until the hold \
+         expires, and then the whole held cost is charged",
     )
     .with_source(error)
 }

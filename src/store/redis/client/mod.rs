@@ -1,12 +1,14 @@
-//! The Redis client of one limiter: queues operations, sends them in batches, and completes them from the script's replies.
+//! The Redis client of one limiter: queues operations, sends them in batches, and completes them from the script's
+//! replies.
 //!
-//! A caller adds an operation to the [queue](queue) of its runtime and of the node that holds its keys, and waits for the result
-//! until its deadline. The [worker task](worker) of that queue takes batches and [sends](dispatch) each as one call of the script.
+//! A caller adds an operation to the [queue](queue) of its runtime and of the node that holds its keys, and waits for
+//! the result until its deadline. The [worker task](worker) of that queue takes batches and [sends](dispatch) each as
+//! one call of the script.
 //!
 //! # At most once
 //!
-//! An operation is sent once. It is sent again only after a reply that the server did not run it (NOSCRIPT, TRYAGAIN, a
-//! redirection). A missing reply proves nothing, so an operation without a reply fails, and may have been charged.
+//! The worker sends an operation once, and again only after a reply that the server did not run it (NOSCRIPT, TRYAGAIN,
+//! a redirection). A missing reply proves nothing, so an operation without a reply fails, and may have been charged.
 
 mod batch;
 mod completion;
@@ -55,8 +57,8 @@ struct WorkerHandle {
 }
 
 impl Client {
-    /// The number of queues that an operation is offered to. The worker of the first may have ended. If a new worker has ended as
-    /// well, the runtime is shutting down, and drops every task that is spawned.
+    /// The number of queues that an operation is offered to. The worker of the first may have ended. If a new worker
+    /// has ended as well, the runtime is shutting down, and drops every task that is spawned.
     const MAX_ATTEMPTS: usize = 2;
 
     pub(crate) fn new(config: ClientConfig) -> Self {

@@ -85,7 +85,8 @@ impl QueuedOperation {
         self.steps() * self.weight
     }
 
-    /// Whether the caller has gone. A cancelled operation must not be sent: the caller believes that nothing is charged.
+    /// Whether the caller has gone. A cancelled operation must not be sent: the caller believes that nothing is
+    /// charged.
     ///
     /// Updates are sent in any case: the cost was spent.
     pub(crate) fn is_cancelled(&self) -> bool {
@@ -101,7 +102,8 @@ impl QueuedOperation {
 
 fn hold_unknown(error: Error) -> Error {
     Error::unavailable(
-        "hold failed: Redis did not reply, and the cost may stay held until the hold expires; see the source of this error",
+        "hold failed: Redis did not reply, and the cost may stay held until the hold expires; see the source of this \
+         error",
     )
     .with_source(error)
 }

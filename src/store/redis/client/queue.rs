@@ -7,8 +7,8 @@ use tokio::sync::Notify;
 use super::operation::QueuedOperation;
 use crate::error::Error;
 
-/// The maximum weight of one batch: enough to spread a call's fixed costs, and little enough that the script blocks the server for
-/// at most about half a millisecond.
+/// The maximum weight of one batch: enough to spread a call's fixed costs, and little enough that the script blocks the
+/// server for at most about half a millisecond.
 const MAX_BATCH_WEIGHT: usize = 128;
 
 /// The operations that wait for the worker task of one runtime and node.
@@ -52,7 +52,7 @@ impl OperationQueue {
         Ok(())
     }
 
-    /// Tells the worker to end after the operations that are queued now.
+    /// Closes the queue. The worker task sends the queued operations, and ends.
     pub(crate) fn close(&self) {
         self.closed.store(true, Ordering::Release);
         self.notify.notify_one();

@@ -110,7 +110,8 @@ impl QueuedOperation {
     fn foreign_key_error(&self) -> Error {
         let keys: Vec<_> = (0..self.key_offsets.len()).map(|limit| String::from_utf8_lossy(self.key(limit))).collect();
         Error::unavailable(format!(
-            "the call to Redis failed: a key holds no state of this limiter; delete the key ({}), or choose another prefix",
+            "the call to Redis failed: a key holds no state of this limiter; delete the key ({}), or choose another \
+             prefix",
             keys.join(", ")
         ))
     }

@@ -2,14 +2,15 @@
 //!
 //! # Batching
 //!
-//! While no call is in flight, the worker sends an operation at once. Operations that arrive while calls are in flight wait in the
-//! queue, and travel together in the next call. So a lone operation is not delayed, and under load the cost of a call is shared
-//! (group commit).
+//! While no call is in flight, the worker sends an operation at once. Operations that arrive while calls are in flight
+//! wait in the queue, and travel together in the next call. So a lone operation is not delayed, and under load the cost
+//! of a call is shared (group commit).
 //!
 //! # Order
 //!
-//! Operations are sent in the order of arrival, on one connection, so the server runs them in that order. Two calls may be in
-//! flight on two connections only after the first connection failed.
+//! Operations are sent in the order of arrival on one connection, so a single server runs them in that order. The
+//! worker opens another connection only while no call is in flight, so a call on the new connection cannot overtake one
+//! on the old connection.
 
 use std::future::Future;
 use std::pin::pin;
@@ -26,8 +27,8 @@ use crate::error::Error;
 use crate::store::redis::connect::Connection;
 use crate::store::redis::health::NodeState;
 
-/// The maximum number of calls in flight. The server then always has a call to run, while other calls are on the network or their
-/// replies are processed.
+/// The maximum number of calls in flight. The server then always has a call to run, while other calls are on the
+/// network or their replies are processed.
 const MAX_IN_FLIGHT: usize = 4;
 
 /// Sends a queue's operations until the limiter is dropped.
@@ -83,8 +84,9 @@ async fn worker_loop(config: &Arc<ClientConfig>, node: &Arc<NodeState>, queue: &
 
 /// Returns the last connection, if it is still open, else the node's idle connection, else a new one.
 ///
-/// The server may have closed an idle connection, or restarted. So a connection is checked before the first of several concurrent
-/// calls: operations that were not sent on a closed connection can be sent on another one, and nothing is ever sent twice.
+/// The server may have closed an idle connection, or restarted. So a connection is checked before the first of several
+/// concurrent calls: operations that were not sent on a closed connection can be sent on another one, and nothing is
+/// ever sent twice.
 async fn usable_connection(
     last: Option<Arc<dyn Connection>>,
     config: &Arc<ClientConfig>,
@@ -117,7 +119,8 @@ async fn connect(
                 return None;
             }
             Either::Right(_) => Error::unavailable(format!(
-                "connecting to Redis ({}) failed: no connection within the deadline of {:?}; check that the server is reachable",
+                "connecting to Redis ({}) failed: no connection within the deadline of {:?}; check that the server is \
+                 reachable",
                 health.server.describe(),
                 config.deadline
             )),

@@ -13,8 +13,9 @@ use crate::store::redis::connect::{Connection, SharedConnection};
 
 /// A connection to a cluster: one connection per node, opened on first use, that follows redirections.
 ///
-/// A command is sent again only if a node replied that it did not run it (MOVED, ASK, CLUSTERDOWN, LOADING, MASTERDOWN). It is
-/// never sent again because a reply is missing: the node may have run it, and a second run would charge twice.
+/// A command is sent again only if a node replied that it did not run it (MOVED, ASK, CLUSTERDOWN, LOADING,
+/// MASTERDOWN). A command is never sent again because a reply is missing: the node may have run it, and a second run
+/// would charge twice.
 #[derive(Clone)]
 pub(super) struct ClusterConnection {
     topology: Topology,

@@ -99,7 +99,8 @@ fn text(value: &Value) -> Option<&str> {
     }
 }
 
-/// Parses the address in a redirection, as in `127.0.0.1:7001`. Without a host it is the host that sent the redirection.
+/// Parses the address in a redirection, as in `127.0.0.1:7001`. Without a host it is the host that sent the
+/// redirection.
 pub(super) fn parse_node_address(text: &str, source_host: &str) -> Option<NodeAddress> {
     let (host, port) = text.rsplit_once(':')?;
     Some((if host.is_empty() { source_host } else { host }.to_owned(), port.parse().ok()?))

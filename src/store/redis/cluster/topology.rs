@@ -50,7 +50,8 @@ impl Topology {
             }
             if info.redis_settings().db() != 0 {
                 return Err(Error::config(
-                    "invalid cluster address: a Redis cluster has only database 0; remove the database from the address",
+                    "invalid cluster address: a Redis cluster has only database 0; remove the database from the \
+                     address",
                 ));
             }
         }
@@ -148,7 +149,8 @@ impl Topology {
         SharedConnection::connect(&Client::open(self.0.connection_template.clone().set_addr(address))?).await
     }
 
-    /// Starts a refresh of the slot map in the background, at most once per [`REFRESH_INTERVAL`](Self::REFRESH_INTERVAL).
+    /// Starts a refresh of the slot map in the background, at most once per
+    /// [`REFRESH_INTERVAL`](Self::REFRESH_INTERVAL).
     pub(super) fn refresh_in_background(&self) {
         let mut last_refresh = self.0.last_refresh.lock().unwrap_or_else(PoisonError::into_inner);
         if last_refresh.is_some_and(|at| at.elapsed() < Self::REFRESH_INTERVAL) {
@@ -165,8 +167,8 @@ impl Topology {
 
     /// Updates the slot map from the first node that replies.
     ///
-    /// Asks the slot owners, then the seeds, [`PARALLEL_QUERIES`](Self::PARALLEL_QUERIES) nodes at a time. Each refresh begins
-    /// with another node, so nodes that do not respond delay only some refreshes.
+    /// Asks the slot owners, then the seeds, [`PARALLEL_QUERIES`](Self::PARALLEL_QUERIES) nodes at a time. Each refresh
+    /// begins with another node, so nodes that do not respond delay only some refreshes.
     pub(super) async fn refresh(&self) -> Result<(), RedisError> {
         let map = self.0.slot_map.load_full();
         let mut candidates: Vec<NodeAddress> = map.slot_owners().into_iter().cloned().collect();

@@ -66,8 +66,8 @@ pub(crate) async fn with_connect_timeout<C>(
     match select(pin!(AssertUnwindSafe(connecting).catch_unwind()), pin!(timer)).await {
         Either::Left((Ok(connected), _)) => connected.map_err(Failure::from_redis),
         Either::Left((Err(_), _)) => Err(Failure::unusable(crate::error::Error::config(
-            "connecting to Redis failed: the connector panicked; build the tokio runtime with `enable_all`, or read the panic \
-             message for another cause",
+            "connecting to Redis failed: the connector panicked; build the tokio runtime with `enable_all`, or read \
+             the panic message for another cause",
         ))),
         Either::Right(_) => Err(Failure::timed_out(format!(
             "connecting to Redis failed: no connection within {CONNECT_TIMEOUT:?}; check that the server is reachable"

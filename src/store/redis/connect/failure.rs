@@ -37,8 +37,8 @@ impl Failure {
 /// The error of a call outside of a tokio runtime, or in one without a timer.
 pub(crate) fn no_runtime() -> Error {
     Error::config(
-        "the call to Redis was not sent: there is no tokio runtime with a timer; build the runtime with `enable_all`, and call \
-         the limiter from within it",
+        "the call to Redis was not sent: there is no tokio runtime with a timer; build the runtime with `enable_all`, \
+         and call the limiter from within it",
     )
 }
 
@@ -61,8 +61,8 @@ fn classify(error: &RedisError) -> (&'static str, bool, bool) {
             ("the call to Redis failed: the cluster is down; check its nodes", false, false)
         }
         ErrorKind::Server(ServerErrorKind::CrossSlot) => (
-            "the call to Redis failed: the keys of these limits are in different cluster slots; give them one hash tag with \
-             `slot_by`",
+            "the call to Redis failed: the keys of these limits are in different cluster slots; give them one hash tag \
+             with `slot_by`",
             false,
             false,
         ),
@@ -75,8 +75,8 @@ fn classify(error: &RedisError) -> (&'static str, bool, bool) {
         ErrorKind::AuthenticationFailed => (WRONG_CREDENTIALS, true, false),
         _ => match error.code() {
             Some("OOM") => (
-                "the call to Redis failed: the server is out of memory (`maxmemory`); raise `maxmemory` or set an evicting \
-                 `maxmemory-policy`",
+                "the call to Redis failed: the server is out of memory (`maxmemory`); raise `maxmemory` or set an \
+                 evicting `maxmemory-policy`",
                 false,
                 false,
             ),
@@ -86,12 +86,14 @@ fn classify(error: &RedisError) -> (&'static str, bool, bool) {
                 false,
             ),
             Some("NOREPLICAS") => (
-                "the call to Redis failed: too few replicas are reachable (`min-replicas-to-write`); check the replicas",
+                "the call to Redis failed: too few replicas are reachable (`min-replicas-to-write`); check the \
+                 replicas",
                 false,
                 false,
             ),
             Some("MISCONF") => (
-                "the call to Redis failed: the server cannot save its data and rejects writes (MISCONF); check its disk",
+                "the call to Redis failed: the server cannot save its data and rejects writes (MISCONF); check its \
+                 disk",
                 false,
                 false,
             ),
@@ -140,12 +142,12 @@ fn missing_permission(error: &RedisError) -> Option<&'static str> {
         || in_script.iter().any(|words| detail.contains(words));
     is_denied.then(|| {
         if detail.contains("access") && detail.contains("key") {
-            "the call to Redis failed: the user (ACL) may not access a key; grant all keys that begin with the limiter's prefix, as in \
-             `~ratelimit:*`"
+            "the call to Redis failed: the user (ACL) may not access a key; grant all keys that begin with the \
+             limiter's prefix, as in `~ratelimit:*`"
         } else {
-            "the call to Redis failed: the user (ACL) may not run a command; grant EVAL, EVALSHA, SCRIPT LOAD, TIME, GET, MGET, \
-             EXISTS, SET, PSETEX, DEL, GETRANGE, SETRANGE and PEXPIRE, in a cluster also CLUSTER SLOTS and ASKING, with \
-             Sentinel also ROLE"
+            "the call to Redis failed: the user (ACL) may not run a command; grant EVAL, EVALSHA, SCRIPT LOAD, TIME, \
+             GET, MGET, EXISTS, SET, PSETEX, DEL, GETRANGE, SETRANGE and PEXPIRE, in a cluster also CLUSTER SLOTS and \
+             ASKING, with Sentinel also ROLE"
         }
     })
 }

@@ -26,8 +26,8 @@ where
     fn connect(&self, _node: usize) -> BoxFuture<Result<Box<dyn Connection>, Failure>> {
         let pool = self.0.clone();
         Box::pin(async move {
-            // `Pool::get` is unsuitable: it hides connection errors, may return a dead connection or one that another user
-            // blocks, and a failed connection cannot be removed from the user's pool.
+            // `Pool::get` is unsuitable: it hides connection errors, may return a dead connection or one that another
+            // user blocks, and a failed connection cannot be removed from the user's pool.
             let connection = with_connect_timeout(pool.dedicated_connection()).await?;
             Ok(Box::new(SharedConnection::from_connection(connection)) as Box<dyn Connection>)
         })

@@ -37,8 +37,8 @@ impl SentinelConnector {
         }
         if master_name.is_empty() {
             return Err(Error::config(
-                "invalid Sentinel settings: the master's name is empty; use the name in Sentinel's configuration, such as \
-                 \"mymaster\"",
+                "invalid Sentinel settings: the master's name is empty; use the name in Sentinel's configuration, such \
+                 as \"mymaster\"",
             ));
         }
         if !matches!(connection_template.addr(), ConnectionAddr::Tcp(..) | ConnectionAddr::TcpTls { .. }) {

@@ -21,9 +21,9 @@ use crate::limiter::BoxFuture;
 
 /// A connection of the redis crate. Clones share it.
 ///
-/// A server may close an idle connection, or restart. A command sent on such a connection is lost, and the client cannot know
-/// whether the server ran it. So this type opens the socket itself where it can, and keeps a duplicate of it: a peek at the
-/// socket before a call shows a closed connection without a round trip.
+/// A server may close an idle connection, or restart. A command sent on such a connection is lost, and the client
+/// cannot know whether the server ran it. So this type opens the socket itself where it can, and keeps a duplicate of
+/// it: a peek at the socket before a call shows a closed connection without a round trip.
 #[derive(Clone)]
 pub(crate) struct SharedConnection<C = MultiplexedConnection> {
     connection: C,
@@ -95,7 +95,8 @@ impl<C> SharedConnection<C> {
     }
 }
 
-/// No time-outs of the redis crate: each operation has its own deadline, and a second one would cut longer operations short.
+/// No time-outs of the redis crate: each operation has its own deadline, and a second one would cut longer operations
+/// short.
 fn connection_config() -> AsyncConnectionConfig {
     AsyncConnectionConfig::new().set_connection_timeout(None).set_response_timeout(None)
 }
@@ -139,8 +140,9 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> SharedConnection<C> {
 
     /// Whether the redis crate still accepts commands for this connection.
     ///
-    /// The redis crate has no method for that, but a connection whose task has ended rejects a command on the first poll. On
-    /// an open connection the first poll is pending; the PING is then cancelled before the task takes it, and usually not sent.
+    /// The redis crate has no method for that, but a connection whose task has ended rejects a command on the first
+    /// poll. On an open connection the first poll is pending; the PING is then cancelled before the task takes it, and
+    /// usually not sent.
     fn accepts_commands(&self) -> bool {
         let ping = redis::cmd("PING");
         self.connection.clone().req_packed_command(&ping).now_or_never().is_none_or(|reply| reply.is_ok())

@@ -40,7 +40,8 @@ impl RedisTls {
 
     /// Presents this client certificate to servers that require one (`tls-auth-clients`).
     ///
-    /// `certificate` is PEM, with the intermediate certificates if the server needs them; `key` is its private key in PEM.
+    /// `certificate` is PEM, with the intermediate certificates if the server needs them; `key` is its private key in
+    /// PEM.
     pub fn client_certificate(mut self, certificate: impl Into<Vec<u8>>, key: impl Into<Vec<u8>>) -> Self {
         self.0.client_tls = Some(ClientTlsConfig { client_cert: certificate.into(), client_key: key.into() });
         self
@@ -51,13 +52,15 @@ impl RedisTls {
         for certificates in [self.0.root_cert.as_ref(), self.0.client_tls.as_ref().map(|client| &client.client_cert)] {
             if certificates.is_some_and(|pem| CertificateDer::pem_slice_iter(pem).next().is_none()) {
                 return Err(Error::config(
-                    "invalid TLS settings: no certificate found; pass PEM, which begins with -----BEGIN CERTIFICATE-----",
+                    "invalid TLS settings: no certificate found; pass PEM, which begins with -----BEGIN \
+                     CERTIFICATE-----",
                 ));
             }
         }
         let client = Client::build_with_tls(info, self.0.clone()).map_err(|error| {
             Error::config(
-                "invalid TLS settings: the certificates cannot be used; use a rediss:// address, and pass certificates and key as PEM",
+                "invalid TLS settings: the certificates cannot be used; use a rediss:// address, and pass certificates \
+                 and key as PEM",
             )
             .with_source(error)
         })?;
@@ -83,7 +86,8 @@ impl fmt::Debug for RedisTls {
 
 /// Installs a default cryptography provider for rustls if the process has none.
 ///
-/// rustls panics while it builds its configuration if the process has no provider and was built with none or with several.
+/// rustls panics while it builds its configuration if the process has no provider and was built with none or with
+/// several.
 pub(crate) fn install_crypto_provider() {
     if CryptoProvider::get_default().is_none() {
         // An error means that another thread has just installed a provider, which serves as well.

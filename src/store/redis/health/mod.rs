@@ -1,7 +1,7 @@
 //! Which nodes respond: a circuit breaker per node, and the probes that close it.
 //!
-//! Calls that a node did not answer open its breaker. While the breaker is open, operations fail at once, and a task probes the
-//! node. The first probe that succeeds closes the breaker, with or without traffic.
+//! Calls that a node did not answer open its breaker. While the breaker is open, operations fail at once, and a task
+//! probes the node. The first probe that succeeds closes the breaker, with or without traffic.
 
 mod circuit_breaker;
 mod node;

@@ -103,7 +103,8 @@ impl ServerHealth {
         match select(pin!(checked), pin!(timer)).await {
             Either::Left((result, _)) => result,
             Either::Right(_) => Err(Error::unavailable(format!(
-                "health check failed: Redis ({}) did not respond within {CONNECT_TIMEOUT:?}; check that the server is reachable",
+                "health check failed: Redis ({}) did not respond within {CONNECT_TIMEOUT:?}; check that the server is \
+                 reachable",
                 self.server.describe(),
             ))),
         }
@@ -126,7 +127,8 @@ impl ServerHealth {
             while let Some(health) = health.upgrade() {
                 match timeout(CONNECT_TIMEOUT, health.probe(&node)).await {
                     Ok(Ok(())) => {
-                        // Dropped before the breaker closes: if the breaker opens again at once, another task must start.
+                        // Dropped before the breaker closes: if the breaker opens again at once, another task must
+                        // start.
                         drop(guard);
                         health.record_success(&node);
                         return;

@@ -8,7 +8,8 @@ use super::session::Session;
 
 /// The sessions in which an operation holds, one per limit, from its sending to its reply.
 ///
-/// If the guard is dropped before one of its methods is called, the reply is missing, and the hold may have been granted.
+/// If the guard is dropped before one of its methods is called, the reply is missing, and the hold may have been
+/// granted.
 pub(crate) struct PendingHold {
     sessions: Vec<Arc<Session>>,
     sent_at: Instant,

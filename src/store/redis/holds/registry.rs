@@ -117,7 +117,8 @@ impl HoldRegistry {
 
     /// Lists a session for renewal, and makes sure that a task of this runtime renews.
     ///
-    /// Outside of a runtime only the first happens: a task of another runtime sends the updates, or the session expires.
+    /// Outside of a runtime only the first happens: a task of another runtime sends the updates, or the session
+    /// expires.
     pub(crate) fn track(self: &Arc<Self>, session: &Arc<Session>) {
         let mut sessions = self.sessions();
         if session.mark_listed() {
@@ -203,7 +204,8 @@ impl RenewalTask {
                 let sessions = [session];
                 match due {
                     Due::Charge(cost) => {
-                        // Tried once: a charge without a reply may have been applied, and a second one could charge twice.
+                        // Tried once: a charge without a reply may have been applied, and a second one could charge
+                        // twice.
                         if let Ok(reply) = transport.send_charge(&sessions, cost) {
                             // A charge whose future is dropped is not sent.
                             tokio::spawn(reply);

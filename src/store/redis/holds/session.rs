@@ -14,7 +14,7 @@ pub(crate) struct Session {
     pub(crate) key: Arc<[u8]>,
     /// The algorithm, if it is chosen by the key.
     pub(crate) algorithm: Option<Arc<dyn DynLuaAlgorithm>>,
-    /// The algorithm's parameters, if it is chosen by the key: they tell the sessions of different algorithms apart.
+    /// The algorithm's parameters, if it is chosen by the key: keys with different algorithms have different sessions.
     pub(super) params: Vec<u64>,
     /// The run time of one step in the script.
     pub(crate) weight: usize,
@@ -43,7 +43,7 @@ struct SessionState {
     is_confirmed: bool,
     /// The session accepts no more holds.
     is_closed: bool,
-    /// The server has no entry for the session any more: it was told to end it, or has settled it on expiry.
+    /// The server has no entry for the session any more: an update ended it, or the server has settled it on expiry.
     is_over: bool,
     /// The registry's list of renewed sessions contains the session.
     is_listed: bool,
@@ -221,7 +221,8 @@ impl Session {
         self.state().updates += 1;
     }
 
-    /// Ends an update in flight. After a failure the next update waits: twice as long after each, up to a third of the expiry.
+    /// Ends an update in flight. After a failure the next update waits: twice as long after each, up to a third of the
+    /// expiry.
     pub(super) fn end_update(&self, has_failed: bool, tick: Duration, expiry: Duration) {
         let mut state = self.state();
         state.updates -= 1;
@@ -242,7 +243,8 @@ impl Session {
         }
         let surcharge_before = state.sent_surcharge;
         state.sent_surcharge = state.settled.surcharge;
-        // The entry must outlive an unconfirmed surcharge: without the entry the server cannot know whether it applied it.
+        // The entry must outlive an unconfirmed surcharge: without the entry the server cannot know whether it applied
+        // it.
         let is_confirmed = state.acknowledged.surcharge == state.settled.surcharge;
         let ends = state.guards == 0 && state.pending == 0 && is_confirmed;
         state.is_closed |= ends;
@@ -265,8 +267,8 @@ impl Session {
 
     /// The server has no entry for an update: it had settled the session on expiry.
     ///
-    /// The surcharges that only this update carried were not applied, so they are charged without the session. Surcharges that an
-    /// earlier, unanswered update carried may have been applied, so they are not charged again.
+    /// The surcharges that only this update carried were not applied, so they are charged without the session.
+    /// Surcharges that an earlier, unanswered update carried may have been applied, so they are not charged again.
     pub(super) fn update_missed(&self, snapshot: &Snapshot, expiry: Duration) {
         let mut state = self.state();
         if !state.is_confirmed && state.created_at.elapsed() < expiry {
@@ -285,7 +287,8 @@ impl Session {
 }
 
 impl SessionState {
-    /// The server's entry is gone before the session ended it: surcharges that no update carried are charged without it.
+    /// The server's entry is gone before the session ended it: surcharges that no update carried are charged without
+    /// it.
     fn lose(&mut self) {
         if !self.is_over {
             let unsent = self.settled.surcharge - self.sent_surcharge;

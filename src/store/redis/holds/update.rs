@@ -3,8 +3,8 @@ use std::sync::Arc;
 use super::registry::HoldRegistry;
 use super::session::{Session, Snapshot};
 
-/// An update of a session, from its queueing to its reply. An update that is dropped before [`finish`](Self::finish) has failed,
-/// and the registry sends another one.
+/// An update of a session, from its queueing to its reply. An update that is dropped before [`finish`](Self::finish)
+/// has failed, and the registry sends another one.
 pub(crate) struct SessionUpdate {
     pub(crate) session: Arc<Session>,
     /// The sums, taken when the update is sent. `None` if another update of the same call carries them.

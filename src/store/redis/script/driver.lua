@@ -1,25 +1,41 @@
--- Runs a batch of orders, one after the other, on the kernels of `kernels`: one for each limit of the limiter, in their order.
+-- Runs a batch of operations, one after the other, on `kernels`: one kernel for each limit, in the order of the limits.
 --
--- The reply is packed: the time (a double); 1 after a short cut, else twice the number of holds that have expired; how many
--- numbers and keys follow (16 bits each); the numbers (doubles): for each decision what each limit says by itself, as `peek`
--- returns it, then, but after a short cut, 1 if no later turn could be promised, and for kernels with a head what their figures
--- are made of; for each update what it has released and charged; for each other operation 0; for each key the length of what it
--- held (16 bits), then all of that: nothing of kernels with a head; where costs are held on it, the sum of them, the state, and
--- one byte more. A key that holds what is not ours says BAD, a hold that fails EXPIRED, FULL or UNSUPPORTED, and nothing follows.
+-- # Reply
+--
+-- The reply is packed little-endian; d is a double, H an unsigned integer of 16 bits:
+--
+--   d  the time in microseconds
+--   H  1 after the fast path, else twice the number of holds that have expired
+--   H  the number of results
+--   H  the number of keys
+--   d  the results
+--   H  for each key the length of its value before the batch
+--      the values
+--
+-- The results of a decision are, for each limit, its verdict as `peek` returns it; then 1 if no later start can be
+-- scheduled (not after the fast path); then, for each kernel with a header, the three figures of its numbers. The
+-- results of an update are the costs that it has released and charged. The result of any other operation is 0. An
+-- operation on a key with foreign bytes has INVALID_STATE in each place, a failed hold EXPIRED, FULL or UNSUPPORTED,
+-- and no figures follow.
+--
+-- The value of a kernel with a header is empty. If costs are held on a key, its value is their sum, the state after
+-- expired holds were charged, and one more byte.
 
--- What holds.lua makes, once it is needed.
-local keeper = next(holds) and make_holds()
+-- The functions of holds.lua, created on first use.
+local held_costs = next(holds) and make_holds()
 
--- What each limit says by itself at a moment, and to who accepts no delay, if it is asked together with others; and whether
--- they can promise the turn that is the latest of theirs: if each can, and owes at least until then already.
-local function look(template, operation, at, max_delay, with_blocks)
+-- Returns each limit's own verdict at a time; with several limits, also its verdict if no delay is acceptable; and
+-- whether the limits can schedule a common start. They can if each limit supports scheduling, and its usage lasts at
+-- least until the latest start of any limit. A limit with less usage has free capacity before that start; a charge as
+-- of the start would waste it.
+local function evaluate(template, operation, at, max_delay, with_blocks)
   local verdicts, immediates, charged = { nil, nil, nil, nil }, { nil, nil, nil, nil }, { nil, nil, nil, nil }
-  local promise, longest_wait, denied = template.op ~= HOLD, 0, false
+  local can_schedule, longest_wait, denied = template.op ~= HOLD, 0, false
   for l = 1, limits do
     local p, index, kernel = template[l], operation[l + 1], kernels[l]
     local s, block = states[index], with_blocks and blocks[index] or 0
     if holds[index] then
-      s = keeper.charged(index, at, p)
+      s = held_costs.charged(index, at, p)
     end
     charged[l] = s
     local own = kernel.peek(s, at, max_delay, p)
@@ -28,14 +44,14 @@ local function look(template, operation, at, max_delay, with_blocks)
       immediate = kernel.peek(s, at, 0, p)
     end
     if block > now then
-      -- No turn is promised while it lasts: if there is one in time after it, it is to be asked for then.
+      -- While a block lasts, no start is scheduled. `evaluate_after_block` decides as of its end.
       supports_scheduling = supports_scheduling and own ~= 0 and own >= -1
       if own ~= -1 then own = max(own, block - now) end
       if immediate ~= -1 then immediate = max(immediate, block - now) end
     end
     verdicts[l], immediates[l] = own, immediate
     if p[#p - 1] == 0 then
-      promise = promise and supports_scheduling
+      can_schedule = can_schedule and supports_scheduling
       if immediate > longest_wait then
         longest_wait = immediate
       elseif immediate == -1 then
@@ -43,18 +59,18 @@ local function look(template, operation, at, max_delay, with_blocks)
       end
     end
   end
-  if limits > 1 and promise and longest_wait > 0 and not denied then
+  if limits > 1 and can_schedule and longest_wait > 0 and not denied then
     for l = 1, limits do
       local p = template[l]
       if p[#p - 1] == 0 and kernels[l].owed_for(charged[l], at, p) < longest_wait then
-        promise = false
+        can_schedule = false
       end
     end
   end
-  return verdicts, immediates, promise
+  return verdicts, immediates, can_schedule
 end
 
--- For how long an enforced limit blocks who would wait for several of them.
+-- Returns for how long a block delays a decision of several limits that accepts a delay.
 local function blocked_for(template, operation)
   local longest = 0
   if limits > 1 and template.arg2 ~= 0 and template.op ~= HOLD then
@@ -68,16 +84,16 @@ local function blocked_for(template, operation)
   return longest
 end
 
--- What the enforced limits say as of the end of a block. Before that nothing is allowed; from then on turns may be promised.
-local function look_beyond(template, operation, verdicts, blocked)
-  local later, immediates, promise = look(template, operation, now + blocked, template.arg2, false)
-  if not promise then
-    later = immediates
+-- Replaces the verdicts of enforced limits by those as of the end of a block: nothing is allowed before.
+local function evaluate_after_block(template, operation, verdicts, blocked)
+  local as_of_end, immediates, can_schedule = evaluate(template, operation, now + blocked, template.arg2, false)
+  if not can_schedule then
+    as_of_end = immediates
   end
   for l = 1, limits do
     local p = template[l]
     if p[#p - 1] == 0 then
-      local own = later[l]
+      local own = as_of_end[l]
       if own > 0 then
         own = own + blocked
       elseif own ~= -1 then
@@ -88,14 +104,15 @@ local function look_beyond(template, operation, verdicts, blocked)
   end
 end
 
-local function fail(with)
+-- Fails a decision.
+local function fail(result)
   for _ = 0, limits do
     result_count = result_count + 1
-    results[result_count] = with
+    results[result_count] = result
   end
 end
 
--- Decides. What several limits say where they can't promise a turn is what they say to who accepts no delay.
+-- Decides. If several limits cannot schedule a common start, their verdicts are those without an acceptable delay.
 local function decide(template, operation)
   for l = 1, limits do
     if not states[operation[l + 1]] then
@@ -103,20 +120,20 @@ local function decide(template, operation)
     end
   end
   local holding = template.op == HOLD
-  if holding and not keeper then
-    keeper = make_holds()
+  if holding and not held_costs then
+    held_costs = make_holds()
   end
-  if keeper then
+  if held_costs then
     for l = 1, limits do
-      keeper.touch(operation[l + 1], template[l])
+      held_costs.prepare(operation[l + 1], template[l])
     end
   end
-  local verdicts, immediates, promise = look(template, operation, now, holding and 0 or template.arg2, true)
+  local verdicts, immediates, can_schedule = evaluate(template, operation, now, holding and 0 or template.arg2, true)
   local blocked = blocked_for(template, operation)
   if blocked > 0 then
-    look_beyond(template, operation, verdicts, blocked)
-    promise = false
-  elseif limits > 1 and not promise then
+    evaluate_after_block(template, operation, verdicts, blocked)
+    can_schedule = false
+  elseif limits > 1 and not can_schedule then
     verdicts = immediates
   end
   local allowed, delay = true, 0
@@ -131,13 +148,13 @@ local function decide(template, operation)
     end
   end
   if allowed and template.arg1 > 0 and template.op ~= PEEK then
-    local takes = { nil, nil, nil, nil }
+    local charged_limits = { nil, nil, nil, nil }
     for l = 1, limits do
       local own, p = verdicts[l], template[l]
-      takes[l] = p[#p - 1] == 0 or own == 0 or own < -1
+      charged_limits[l] = p[#p - 1] == 0 or own == 0 or own < -1
     end
     if holding then
-      local problems = keeper.hold(template, operation, takes)
+      local problems = held_costs.hold(template, operation, charged_limits)
       if problems then
         for l = 1, limits do
           results[result_count + l] = problems[l] or 0
@@ -148,12 +165,12 @@ local function decide(template, operation)
       end
     else
       for l = 1, limits do
-        if takes[l] then
+        if charged_limits[l] then
           local index = operation[l + 1]
           kernels[l].commit(states[index], now, delay, template[l])
           changed[index] = true
           if holds[index] then
-            keeper.cover(index, template[l])
+            held_costs.extend_lifetime(index, template[l])
           end
         end
       end
@@ -163,21 +180,22 @@ local function decide(template, operation)
     results[result_count + l] = verdicts[l]
   end
   result_count = result_count + limits + 1
-  results[result_count] = promise and 0 or 1
+  results[result_count] = can_schedule and 0 or 1
   for l = 1, limits do
     local view = kernels[l].view
     if view then
       local index = operation[l + 1]
       if holds[index] then
-        keeper.charged(index, now, template[l])
+        held_costs.charged(index, now, template[l])
       end
-      results[result_count + 1], results[result_count + 2], results[result_count + 3] = view(states[index], now, template[l])
-      result_count = result_count + 3
+      local at = result_count
+      results[at + 1], results[at + 2], results[at + 3] = view(states[index], now, template[l])
+      result_count = at + 3
     end
   end
 end
 
--- All but decisions: on one limit.
+-- Runs an operation on one limit: everything but decisions.
 local function operate(template, operation)
   local l, op = template.limit, template.op
   local kernel, p, index = kernels[l], template[l], operation[l + 1]
@@ -191,16 +209,16 @@ local function operate(template, operation)
   if not s then
     return
   end
-  if keeper then
-    keeper.touch(index, p)
+  if held_costs then
+    held_costs.prepare(index, p)
   end
   if op == UPDATE then
-    keeper = keeper or make_holds()
-    results[result_count - 1], results[result_count] = keeper.update(template, index, p)
+    held_costs = held_costs or make_holds()
+    results[result_count - 1], results[result_count] = held_costs.update(template, index, p)
     return
   end
   if op == SET or op == RESET then
-    -- A new one: what a kernel has noted of the old one is gone with it.
+    -- A new table: a kernel may have cached fields in the old one.
     local former = s
     s = zeros(kernel.words)
     s.key, s.is_cleared, states[index] = former.key, former.is_cleared, s
@@ -215,7 +233,7 @@ local function operate(template, operation)
   end
   changed[index] = true
   if holds[index] then
-    keeper.cover(index, p)
+    held_costs.extend_lifetime(index, p)
   end
 end
 
@@ -245,14 +263,14 @@ for index = 1, #KEYS do
       expires = last + TTL_SLACK
     end
     local extends = expires ~= expiries[index]
-    local ttl = virtual and TEST_TTL or ceil((expires - now) / 1000) + 1
+    local ttl = uses_test_time and TEST_TTL or ceil((expires - now) / 1000) + 1
     if last <= now then
       call('DEL', key)
     elseif index > full_count then
       s[words + 1], s[words + 2] = expires, block
       call('SETRANGE', key, 0, pack(format(words + 2), table_unpack(s, 1, words + 2)))
       if h then
-        call('SETRANGE', key, kernel_of_key[index].header_bytes, keeper.pack(index))
+        call('SETRANGE', key, kernel_of_key[index].header_bytes, held_costs.pack(index))
       elseif s.is_cleared then
         call('SETRANGE', key, kernel_of_key[index].header_bytes, pack('<ddddd', 0, 0, 0, 0, 0))
       end
@@ -268,7 +286,7 @@ for index = 1, #KEYS do
       end
       local value = pack(format(words), table_unpack(s, 1, words))
       if h then
-        value = value .. keeper.pack(index)
+        value = value .. held_costs.pack(index)
       end
       if extends then
         call('PSETEX', key, ttl, value)
@@ -283,5 +301,6 @@ local lengths = { nil, nil, nil, nil }
 for index = 1, #KEYS do
   lengths[index] = #values[index]
 end
-return pack('<dHHH', now, expired * 2, result_count, #KEYS) .. pack(format(result_count), table_unpack(results, 1, result_count))
+return pack('<dHHH', now, expired * 2, result_count, #KEYS)
+  .. pack(format(result_count), table_unpack(results, 1, result_count))
   .. pack('<' .. ('H'):rep(#KEYS), table_unpack(lengths)) .. table.concat(values)

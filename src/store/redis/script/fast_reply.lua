@@ -1,10 +1,10 @@
--- Ends a short cut: writes what is to be written, and replies.
+-- The end of the fast path: writes the changed values, and replies. driver.lua documents the reply.
 
 if fast == 1 then
   for index, value in pairs(new_values) do
     local expires = expiries[index]
     if expires then
-      call('PSETEX', KEYS[index], virtual and TEST_TTL or ceil((expires - now) / 1000) + 1, value)
+      call('PSETEX', KEYS[index], uses_test_time and TEST_TTL or ceil((expires - now) / 1000) + 1, value)
     else
       call('SET', KEYS[index], value, 'KEEPTTL')
     end

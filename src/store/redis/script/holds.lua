@@ -1,16 +1,27 @@
--- Costs held on keys. Made only where there are any.
+-- Costs held on keys. This code runs only if a key of the batch has held costs, or an operation holds.
 --
--- Behind a state's words: when the key expires, until when it is blocked, the sum of what is held, the earliest and the latest
--- expiry, the longest time until one (in microseconds), the number of entries; then the entries, one for each session: its id,
--- what it holds now, what it has released and charged since it began, when it expires. A kernel with a head has the last five
--- and the entries in a room of its own behind the head.
+-- # Layout
 --
--- An id is positive. A negative one says to hold that its session begins with this call.
+-- Behind the words of a state are seven words: the key's expiry, the end of a block, the sum of the held costs, the
+-- earliest and the latest expiry of an entry, the longest time until one (in microseconds), and the number of entries.
+-- Then the entries, one for each session, of five words: the id, the held cost, the sums that the session has released
+-- and charged since it began, and its expiry. A kernel with a header has the last five of the seven words, and the
+-- entries, in a space behind its header.
+--
+-- # Protocol
+--
+-- A hold adds its cost to its session's entry, and sets the entry's expiry. A negative id creates the entry; a positive
+-- one must name an existing entry, or the hold fails with EXPIRED. An update carries the session's sums. The entry
+-- stores the sums that were applied, so only the difference takes effect, and updates may be lost, repeated or
+-- reordered. An update that ends the session releases what is left.
+--
+-- A decision on a key with held costs is made on a copy of the state in which they are charged, so a held cost counts
+-- like a charged one. An expired entry is charged to the state, as of its expiry.
 
 local function make_holds()
   local this = {}
 
-  -- The entries of a key, read when they are needed.
+  -- Returns the entries of a key, decoded on first use. The sum of the held costs is computed from them.
   local function entries_of(index, h)
     local entries = h.entries
     if entries then
@@ -39,7 +50,8 @@ local function make_holds()
     return { table_unpack(s, 1, state_words(kernel, s)) }
   end
 
-  -- A state in which what is held is charged at this time. A kernel with a head reckons with it by itself.
+  -- Returns a copy of the state in which the held costs are charged at this time. A kernel with a header adds `s.held`
+  -- by itself.
   function this.charged(index, at, p)
     local kernel, s, h = kernel_of_key[index], states[index], holds[index]
     if kernel.header_bytes then
@@ -51,8 +63,9 @@ local function make_holds()
     return s
   end
 
-  -- Until when the key is needed: until what is owed and held has drained, if all that is held is charged as late as can be.
-  function this.cover(index, p)
+  -- Computes until when the key is needed. The worst case: all held costs are charged at the latest expiry, and drain
+  -- from then.
+  function this.extend_lifetime(index, p)
     local h = holds[index]
     if h then
       local kernel, lasts_until = kernel_of_key[index], h.latest
@@ -67,7 +80,7 @@ local function make_holds()
     end
   end
 
-  -- After a change of entries.
+  -- Recomputes the sums after a change of the entries.
   local function refresh(index, p)
     local h = holds[index]
     local entries = h.entries
@@ -83,11 +96,11 @@ local function make_holds()
       holds[index] = nil
       states[index].held, states[index].is_cleared = nil, true
     else
-      this.cover(index, p)
+      this.extend_lifetime(index, p)
     end
   end
 
-  -- Settle whole what has expired, each as of then.
+  -- Charges each expired entry as of its expiry, in the order of the expiries, and removes it.
   local function expire(index, p)
     local kernel, s, h = kernel_of_key[index], states[index], holds[index]
     local entries, latest, kept = entries_of(index, h), now + h.span, {}
@@ -100,7 +113,7 @@ local function make_holds()
           h.cost, expired = h.cost - entry[2], expired + 1
         end
       else
-        -- The clock has stepped back.
+        -- The clock was set back: the entry must not outlive its expiry by more.
         if entry[5] > latest then entry[5] = latest end
         kept[#kept + 1] = entry
       end
@@ -109,17 +122,18 @@ local function make_holds()
     refresh(index, p)
   end
 
-  -- What every step on a key begins with.
-  function this.touch(index, p)
+  -- Prepares a key for its first operation: charges expired entries, and stores the state for the reply.
+  function this.prepare(index, p)
     local h = holds[index]
-    if not h or h.is_told then
+    if not h or h.is_reported then
       return
     end
     if h.due <= now or h.latest > now + h.span then
       expire(index, p)
     end
-    -- The state goes back as it is now, with what is held before it; an odd length tells that.
-    h.is_told = true
+    -- The reply contains the state after that, with the sum of the held costs before it. One extra byte marks this
+    -- format.
+    h.is_reported = true
     local kernel, s = kernel_of_key[index], states[index]
     local packed = ''
     if not kernel.header_bytes then
@@ -144,15 +158,15 @@ local function make_holds()
     end
   end
 
-  -- Holds the cost of a shape on all limits that `takes` names, or on none. Returns what keeps it from that, by limit.
-  function this.hold(template, operation, takes)
+  -- Holds the template's cost on all limits in `charged_limits`, or on none. Returns the failures by limit, or nil.
+  function this.hold(template, operation, charged_limits)
     local problems
     for l = 1, limits do
       local id, index = template.ids[l], operation[l + 1]
       local h, problem = holds[index], nil
       if not kernels[l].charge then
         problem = UNSUPPORTED
-      elseif takes[l] and not find(index, math.abs(id)) then
+      elseif charged_limits[l] and not find(index, math.abs(id)) then
         if id > 0 then
           problem = EXPIRED
         elseif h and h.count >= MAX_ENTRIES then
@@ -168,12 +182,15 @@ local function make_holds()
       return problems
     end
     for l = 1, limits do
-      if takes[l] then
+      if charged_limits[l] then
         local id, index = math.abs(template.ids[l]), operation[l + 1]
         local kernel, s, entry = kernels[l], states[index], find(index, id)
         local h = holds[index]
         if not h then
-          h = { cost = 0, due = MAX_EXACT, latest = 0, span = 0, count = 0, entries = {}, lasts_until = 0, is_told = true }
+          h = {
+            cost = 0, due = MAX_EXACT, latest = 0, span = 0, count = 0,
+            entries = {}, lasts_until = 0, is_reported = true,
+          }
           holds[index] = h
           if kernel.header_bytes and s[kernel.held_space_word] == 0 then
             kernel.reserve_held_space(s, (HELD_WORDS - 2 + MAX_ENTRIES * ENTRY_WORDS) * 8)
@@ -190,10 +207,10 @@ local function make_holds()
     end
   end
 
-  -- Brings a session up to what it has released and charged since it began, and renews or ends it. Returns what of that is new.
+  -- Applies a session's sums, and renews or ends it. Returns the newly released and charged costs.
   function this.update(template, index, p)
     local ids = template.ids
-    local entry, place = find(index, ids[1])
+    local entry, position = find(index, ids[1])
     if not entry then
       return EXPIRED, 0
     end
@@ -205,7 +222,7 @@ local function make_holds()
     entry[2], entry[3], entry[4] = entry[2] - released, max(entry[3], ids[2]), max(entry[4], ids[3])
     entry[5], h.cost, h.span = now + template.arg1, h.cost - released, max(h.span, template.arg1)
     if ids[4] == 1 then
-      table.remove(h.entries, place)
+      table.remove(h.entries, position)
     end
     if charged > 0 then
       kernel_of_key[index].charge(states[index], now, charged, p)
@@ -214,13 +231,13 @@ local function make_holds()
     return released, charged
   end
 
-  -- What lies behind a state's words, but for its first two.
+  -- Packs the held costs: five of the seven words, and the entries.
   function this.pack(index)
     local h = holds[index]
     local entries, parts = h.entries, {}
     parts[1] = pack('<ddddd', h.cost, h.due, h.latest, h.span, h.count)
     if not entries then
-      -- A kernel's room has them already.
+      -- Not decoded, so unchanged. For a kernel with a header they are in position already.
       parts[2] = h.packed or ''
     else
       for i = 1, #entries do

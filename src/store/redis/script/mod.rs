@@ -1,15 +1,16 @@
 //! The Lua script that decides inside Redis: its text, its input, its reply, and the replay of its transitions in Rust.
 //!
-//! One call runs a batch of operations, one after the other, atomically. `read.lua` documents the input, `driver.lua` the reply,
-//! `holds.lua` how held costs are stored.
+//! One call runs a batch of operations, one after the other, atomically. `read.lua` documents the input, `driver.lua`
+//! the reply, `holds.lua` how held costs are stored.
 //!
 //! # Replay
 //!
-//! The script replies with the verdicts, and with the state that each key had *before* the batch. Rust replays the batch on those
-//! states with the same algorithms, and computes limit, remaining and reset from them. So the script computes nothing that only
-//! headers need, and one state per key travels however many operations the batch has. This is exact because the Rust and the
-//! Lua implementation of an algorithm make the same transition, which the differential tests check. If the two differed, the
-//! verdicts would still be right, but the numbers of later decisions of the batch would not.
+//! The script replies with the verdicts, and with the state that each key had *before* the batch (expired holds are
+//! charged first). Rust replays the batch on those states with the same algorithms, and computes limit, remaining and
+//! reset from them. So the script computes nothing that only headers need, and one state per key travels however many
+//! operations the batch has. This is exact because the Rust and the Lua implementation of an algorithm make the same
+//! transition, which the differential tests check. If the two differed, the verdicts would still be right, but the
+//! numbers of later decisions of the batch would not.
 
 mod encode;
 mod limit_info;

@@ -1,39 +1,40 @@
--- Reads what every call begins with: see driver.lua.
+-- The start of the script: constants, the header of the input, the time. read.lua documents the input.
 
 local call = redis.call
 local unpack, pack = struct.unpack, struct.pack
 local table_unpack = table.unpack or _G.unpack
 local ceil = math.ceil
 
--- Up to this all integers are exact. No number of ours is above it.
+-- Doubles represent all integers up to this one exactly. No number of the limiter is above it.
 local MAX_EXACT = 2 ^ 53
 
--- For tests, which bring their own time: keys are kept for a day.
+-- The TTL of keys, in milliseconds, if a test supplies the time.
 local TEST_TTL = 86400000
--- How much longer than need be a key is kept, in microseconds: then most writes can leave its expiry as it is, which halves
--- what they cost.
+-- The time, in microseconds, that a key is kept after its state has ended. Most writes can then keep the key's expiry
+-- (SET with KEEPTTL instead of PSETEX), which halves their cost.
 local TTL_SLACK = 1000000
--- A former expiry that lies further than this behind the state is not kept: the server's clock has stepped back, the period has
--- become shorter, or a hold has ended.
+-- An expiry that is later than the state's end by more than this is replaced: the server's clock was set back, the
+-- period became shorter, or a hold ended.
 local EXCESS = 2 * TTL_SLACK
 
 local input = ARGV[1]
 local now, fast, template_count, operation_count, pos = unpack('<dHHH', input)
-local virtual = now ~= 0
-if not virtual then
+local uses_test_time = now ~= 0
+if not uses_test_time then
   local time = call('TIME')
   now = time[1] * 1000000 + time[2]
 end
 
--- What a short cut reads, and what it leaves for short.lua: by their keys' index the values before and after, and when keys
--- expire that did not yet; what is said of each decision.
+-- The fast path reads `values`, and leaves the rest for fast_reply.lua. By key index: the values before and after the
+-- batch, and the expiry of keys whose TTL must change. By operation: the results. The fast path writes nothing before
+-- it knows that it supports the whole batch; otherwise it sets `fast` to 0, and the driver starts afresh.
 local values, new_values, expiries, results, result_count
 if fast == 1 then
   if #KEYS > 1 then
     values = call('MGET', table_unpack(KEYS))
   else
     values = { redis.pcall('GET', KEYS[1]) }
-    -- A key of another type: the driver tells.
+    -- The key has another type. The driver reports that.
     if type(values[1]) == 'table' then
       fast = 0
     end

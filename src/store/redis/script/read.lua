@@ -1,46 +1,67 @@
--- Reads what a batch of orders needs: the states of all keys, and the shapes.
+-- Reads the input and the states that a batch of operations needs.
 --
--- KEYS are the keys of all states, each once, limit by limit; those of kernels with a head come last. ARGV[1] is packed,
--- little-endian: the time in microseconds (a double; 0 for the server's own, anything else is for tests), whether a short cut
--- will do, how many shapes and orders there are (16 bits each); for each limit how many keys it has; the shapes; the orders.
--- A shape is what many orders have in common: the operation and a limit (16 bits each), then doubles: two arguments, and for
--- each limit, or for the one that is meant, its kernel's parameters and whether it is a shadow. To hold, an id for each limit
--- follows; to update a session its id, what it has released and charged since it began, and whether it ends.
--- An order is its shape, for each limit the index of its key, and how many times in a row (16 bits each).
+-- # Input
 --
--- A value is a state's words, then when the key expires, and until when it is blocked, if it is: all doubles. If costs are
--- held on the key there is always the block, and then what holds.lua says.
+-- KEYS are the keys of all states, each once, ordered by limit. Keys of kernels with a header come last. ARGV[1] is
+-- packed little-endian; d is a double, H an unsigned integer of 16 bits:
+--
+--   d  the time in microseconds: 0 for the server's time, otherwise a test's
+--   H  1 if the fast path supports all templates
+--   H  the number of templates
+--   H  the number of operations
+--   H  for each limit the number of its keys
+--      the templates
+--      the operations
+--
+-- A template is the part that many operations have in common:
+--
+--   H  the operation code
+--   H  the number of the limit, from 1; 0 for all limits
+--   d  arg1: the cost; the time of a block; the expiry of an update
+--   d  arg2: the maximum delay (-1 for the algorithm's default); the expiry of a hold
+--   d  for each limit of the template: its kernel's parameters, then 1 for a shadow limit
+--   d  HOLD: for each limit the id of the session, negative for a new session
+--   d  UPDATE: the session's id, the sums that it has released and charged, and 1 to end it
+--
+-- An operation is the number of its template, for each limit the number of its key (0 for none), and a repeat count
+-- (all H).
+--
+-- # Values
+--
+-- A value is a state's words, the key's expiry, and the end of a block if there is one: all doubles. If costs are held
+-- on the key, the end of the block is always there, and the words in holds.lua follow. A kernel with a header stores
+-- only the header this way; it reads and writes the rest by itself.
 
 local ACQUIRE, PEEK, HOLD, CHARGE, SET, BLOCK, RESET, UPDATE = 0, 1, 2, 3, 4, 5, 6, 7
--- What stands in the place of an answer.
+-- The results of operations that failed.
 local INVALID_STATE, EXPIRED, FULL, UNSUPPORTED = -MAX_EXACT, 1 - MAX_EXACT, 2 - MAX_EXACT, 3 - MAX_EXACT
 local max = math.max
--- How many words there are behind a state's if costs are held on its key, and how many each entry has.
+-- The number of words after those of a state with held costs; the words of an entry; the maximum number of entries of a
+-- key.
 local HELD_WORDS, ENTRY_WORDS, MAX_ENTRIES = 7, 5, 64
 
 local limits = #kernels
--- Tables are made with room for some: in Lua one that grows step by step costs more than all else here.
+-- Tables are created with slots: growing a table step by step costs more in Lua than the rest of this file.
 results, result_count = { nil, nil, nil, nil, nil, nil, nil, nil }, 0
 
 local formats = { [7] = '<ddddddd', [10] = '<dddddddddd' }
 local function format(words)
-  local made = formats[words]
-  if not made then
-    made = '<' .. ('d'):rep(words)
-    formats[words] = made
+  local cached = formats[words]
+  if not cached then
+    cached = '<' .. ('d'):rep(words)
+    formats[words] = cached
   end
-  return made
+  return cached
 end
 
--- The states by their keys' index, what those that are read whole held, when their keys expire, until when they are blocked,
--- whether they have changed, and whose they are.
+-- By key index: the state, the end of a block, whether the state has changed, the kernel, and the key's expiry.
 local states, blocks, changed = { nil, nil, nil, nil }, { nil, nil, nil, nil }, { nil, nil, nil, nil }
 local kernel_of_key = { nil, nil, nil, nil }
 expiries = { nil, nil, nil, nil }
--- The costs held on them, where there are any, and how many holds have expired: see holds.lua.
+-- By key index the held costs, if there are any; and the number of holds that have expired. holds.lua documents both.
 local holds, expired = {}, 0
 
--- How many words a state has. Behind them there may be others, which mean nothing.
+-- Returns the number of words of a state. Words behind them have no meaning.
 local function state_words(kernel, s)
   if kernel.variable_width then
     return kernel.words + s[kernel.words]
@@ -48,7 +69,7 @@ local function state_words(kernel, s)
   return kernel.words
 end
 
--- The state of a key never seen.
+-- Returns the state of a never-seen key.
 local function zeros(words)
   local s = {}
   for word = 1, words do
@@ -57,11 +78,12 @@ local function zeros(words)
   return s
 end
 
--- Somebody else's bytes: an error in a kernel would fail all who travel along, or leave them half written.
+-- Checks that a value's words are numbers of the limiter. Foreign bytes could raise an error in a kernel, which would
+-- fail the whole batch, or leave it half written.
 local function are_numbers(numbers, count)
   for word = 1, count do
     local number = numbers[word]
-    -- Not so for what is no number, either.
+    -- Written so that NaN fails, too.
     if not (number >= 0 and number <= MAX_EXACT) then
       return false
     end
@@ -69,15 +91,16 @@ local function are_numbers(numbers, count)
   return true
 end
 
--- The costs held on a key: seven words, of which the first two are those that every value ends with, then the entries.
+-- Returns the held costs of a key, from the seven words behind `from`. `entries` are the packed entries, decoded when
+-- needed.
 local function decode_holds(words, from, entries)
   return {
     cost = words[from + 3], due = words[from + 4], latest = words[from + 5], span = words[from + 6],
-    count = words[from + 7], packed = entries, entries = false, lasts_until = 0, is_told = false,
+    count = words[from + 7], packed = entries, entries = false, lasts_until = 0, is_reported = false,
   }
 end
 
--- A state from what its key holds, false if that is not ours.
+-- Returns the state in a key's value, or false if the value is not one of this kernel.
 local function decode(index, kernel, value)
   local words = kernel.words
   expiries[index], blocks[index] = 0, 0
@@ -106,7 +129,8 @@ local function decode(index, kernel, value)
     blocks[index] = s[count]
   elseif count ~= words + 1 then
     local entries = s[words + HELD_WORDS]
-    if not entries or entries > MAX_ENTRIES or entries % 1 ~= 0 or count ~= words + HELD_WORDS + entries * ENTRY_WORDS then
+    if not entries or entries > MAX_ENTRIES or entries % 1 ~= 0
+        or count ~= words + HELD_WORDS + entries * ENTRY_WORDS then
       return false
     end
     blocks[index] = s[words + 2]
@@ -116,8 +140,8 @@ local function decode(index, kernel, value)
   return (not kernel.is_valid or kernel.is_valid(s)) and s
 end
 
--- Reads what a kernel with a head has in its room for holds.
-local function decode_room(index, kernel, s)
+-- Reads the held costs of a kernel with a header from the space behind the header.
+local function decode_held_space(index, kernel, s)
   if s[kernel.held_space_word] > 0 then
     local words = HELD_WORDS - 2
     local value = call('GETRANGE', s.key, kernel.header_bytes, kernel.header_bytes + words * 8 - 1)
@@ -150,24 +174,25 @@ do
     values = {}
   end
   local index = 0
-  for heads = 0, 1 do
+  for with_header = 0, 1 do
     for l = 1, limits do
       local kernel = kernels[l]
-      if (kernel.header_bytes and 1 or 0) == heads then
+      if (kernel.header_bytes and 1 or 0) == with_header then
         for _ = 1, counts[l] do
           index = index + 1
           kernel_of_key[index] = kernel
           local key, s = KEYS[index], false
-          if heads == 0 then
+          if with_header == 0 then
             local value = values[index]
-            -- MGET tells a key of another type as one that is not there.
+            -- MGET returns false for a key of another type, as for a missing one.
             if value or call('EXISTS', key) == 0 then
               s = decode(index, kernel, value)
             end
             values[index] = s and not holds[index] and value or ''
           else
             local value = redis.pcall('GETRANGE', key, 0, kernel.header_bytes - 1)
-            -- A key of another type fails its own orders; any other error, such as a missing permission, the call.
+            -- A key of another type fails its own operations. Any other error, such as a missing permission, fails the
+            -- call.
             if type(value) == 'table' and not value.err:find('WRONGTYPE', 1, true) then
               return value
             end
@@ -175,7 +200,7 @@ do
             values[index] = ''
             if s then
               s.key = key
-              s = decode_room(index, kernel, s)
+              s = decode_held_space(index, kernel, s)
             end
           end
           states[index] = s

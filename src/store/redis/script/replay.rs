@@ -116,7 +116,7 @@ pub(crate) fn catch_panic<T>(replay: impl FnOnce() -> Result<T, Error>) -> Resul
 
 pub(super) fn replay_panicked() -> Error {
     Error::unavailable(
-        "reading the reply of Redis failed: the algorithm of a limit panicked, and the cost may have been charged; correct the \
-         algorithm",
+        "reading the reply of Redis failed: the algorithm of a limit panicked, and the cost may have been charged; \
+         correct the algorithm",
     )
 }

@@ -14,8 +14,8 @@ pub(crate) struct ReplayedState {
 impl ReplayedState {
     /// Runs `replay` on the state's numbers.
     ///
-    /// The numbers are taken out during the call and put back after it. A panic in between leaves `None`, so later operations on
-    /// the key return an error, not numbers of a state that is half changed.
+    /// The numbers are taken out during the call and put back after it. A panic in between leaves `None`, so later
+    /// operations on the key return an error, not numbers of a state that is half changed.
     pub(crate) fn replay<T>(&mut self, replay: impl FnOnce(&mut Vec<u64>) -> T) -> Result<T, Error> {
         let mut numbers = self.numbers.take().ok_or_else(replay_panicked)?;
         let result = replay(&mut numbers);

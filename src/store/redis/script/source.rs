@@ -10,7 +10,8 @@ pub(crate) struct Script {
 }
 
 impl Script {
-    /// Builds the text. It depends on the limits' algorithms only, not on their quotas, so equal limiters share a cached script.
+    /// Builds the text. The text depends on the limits' algorithms only, not on their quotas, so equal limiters share a
+    /// cached script.
     pub(crate) fn new(limits: &[LimitInfo]) -> Self {
         let mut text = String::from(include_str!("prelude.lua"));
         if let [limit] = limits
@@ -22,7 +23,8 @@ impl Script {
         text.push_str("local kernels = {}\n");
         let kernels = limits.iter().enumerate().map(|(index, limit)| {
             let kernel = index + 1;
-            // Limits with one algorithm share its kernel: creating the closures of another one costs as much as a decision.
+            // Limits with one algorithm share its kernel: creating the closures of another one costs as much as a
+            // decision.
             match limits[..index].iter().position(|other| other.script == limit.script) {
                 Some(first) => format!("kernels[{kernel}] = kernels[{}]\n", first + 1),
                 None => format!("kernels[{kernel}] = (function()\n{}\nend)()\n", limit.script.source()),

@@ -86,8 +86,8 @@ impl ScriptVerdict {
         }
         if self.values.contains(&Self::FULL) {
             return Err(Error::unavailable(
-                "hold failed: 64 sessions of other limiters hold costs on this key, which is the maximum; use fewer limiters \
-                 that hold on one key, or a sub-key for each of them",
+                "hold failed: 64 sessions of other limiters hold costs on this key, which is the maximum; use fewer \
+                 limiters that hold on one key, or a sub-key for each of them",
             ));
         }
         Ok(())
@@ -140,7 +140,8 @@ impl ScriptVerdict {
     }
 }
 
-/// Reads a verdict as the function `peek` of a Lua script returns it: see [`LuaAlgorithm`](crate::algorithm::LuaAlgorithm).
+/// Reads a verdict as the function `peek` of a Lua script returns it: see
+/// [`LuaAlgorithm`](crate::algorithm::LuaAlgorithm).
 fn parse_verdict(value: i64) -> Verdict {
     match value {
         0 => Verdict::Allowed,
