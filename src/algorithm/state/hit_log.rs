@@ -41,7 +41,7 @@ pub struct AtomicHitLog {
 }
 
 impl AtomicHitLog {
-    /// Ignores poisoning: a custom algorithm that panicked leaves a valid log, because a log has no invariants.
+    /// Ignores poisoning: after a panic in a custom algorithm every log is still a possible state.
     fn lock(&self) -> MutexGuard<'_, HitLog> {
         self.log.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
     }
