@@ -1,19 +1,18 @@
--- The sliding log: see sliding_log.rs.
+-- The sliding log: the transition of sliding_log.rs.
 --
--- Its hits lie in one string: a head of ten numbers, the driver's room for holds, then a ring of hits, the time and the weight
--- of each. So a decision reads the head and the oldest hits, and writes one hit, however long the log is.
--- Head: 1 the moment from which on it is as good as new, 2 the period of the last charge, 3 used (the weights of all hits),
--- 4 the index of the oldest hit, 5 the number of hits, 6 the newest hit's time, 7 the ring's size, 8 how many bytes of room
--- there are for holds, 9 and 10 the driver's.
+-- The hits are in one string: a header of ten numbers, the driver's space for holds, then a ring of hits, each with time and
+-- weight. So a decision reads the header and the oldest hits, and writes one hit, regardless of the log's length.
+-- Header: 1 time at which the key is idle, 2 period at the last charge, 3 used (the sum of all weights), 4 index of the oldest
+-- hit, 5 number of hits, 6 time of the newest hit, 7 size of the ring, 8 bytes of space for holds, 9 and 10 the driver's.
 -- Parameters: 1 limit, 2 period, 3 cost.
--- `s.held` is what counts beside the hits, as if it were charged now.
+-- `s.held` is the cost of all holds, which counts as if it were charged now.
 
 local struct_pack, struct_unpack = struct.pack, struct.unpack
 -- In bytes.
 local HEADER_BYTES, HIT = 80, 16
 local MAX_EXACT = 2 ^ 53
 
--- Whether a head can be one: what is said of the ring is true of it, and it fits into a string.
+-- Returns whether the header is valid: the ring's numbers are consistent, and the ring fits into a string.
 local function is_valid(s)
   if (s[4] % 1) + (s[5] % 1) + (s[7] % 1) + (s[8] % 1) > 0 then
     return false
@@ -21,7 +20,7 @@ local function is_valid(s)
   return s[8] <= 65536 and s[5] <= s[7] and s[7] <= 2 ^ 25 and (s[4] < s[7] or s[4] == 0)
 end
 
--- The hits `from` to `till` in order of age, 0 the oldest. Ends early where the string does, which only others can cut.
+-- Visits the hits `from` to `till` in order of age, 0 the oldest. Ends early if another program has truncated the string.
 local function read(s, from, till, visit)
   local first, size = s[4], s[7]
   while from <= till do
@@ -47,8 +46,8 @@ local function write_hit(s, index, time, weight)
   redis.call('SETRANGE', s.key, HEADER_BYTES + s[8] + slot * HIT, struct_pack('<dd', time, weight))
 end
 
--- Reads what counts at `now`: the index of the oldest hit that does, how much is used, the period, the moment to decide at.
-local function look(s, now, p)
+-- Returns the index of the oldest hit that counts at `now`, the sum of weights, the period, and the time at which to decide.
+local function read_window(s, now, p)
   local period = p[2]
   local at = s[6]
   if at < now then at = now end
@@ -58,40 +57,40 @@ local function look(s, now, p)
   end
   if s[2] < period then period = s[2] end
   local first, used = s[5], s[3]
-  local gone = 0
+  local expired = 0
   read(s, 0, s[5] - 1, function(index, time, weight)
     if time + period > at then
       first = index
       return true
     end
-    gone = gone + weight
+    expired = expired + weight
   end)
-  return first, used - gone, period, at
+  return first, used - expired, period, at
 end
 
--- The same. A decision asks for it several times, mostly at one moment: it is read once for each change.
+-- Returns the same from a cache. A decision calls this several times at one time; the hits are read once for each change.
 local function window(s, now, p)
-  if s.seen_for ~= p[2] or s.seen_at ~= now then
-    s.seen_for, s.seen_at, s.first, s.live, s.period, s.at = p[2], now, look(s, now, p)
+  if s.cached_period ~= p[2] or s.cached_at ~= now then
+    s.cached_period, s.cached_at, s.first, s.live, s.period, s.at = p[2], now, read_window(s, now, p)
   end
-  -- A charge counts all hits for the present period: so does what is held.
+  -- A charge, and so a hold, counts all hits for the current period.
   return s.first, s.live, s.held and p[2] or s.period, s.at
 end
 
--- The moment at which so much of what is used no longer counts. What is held leaves last.
-local function freed_at(s, first, amount, period, at)
-  local freed, moment = 0, at
+-- Returns the time at which hits of this total weight have expired. Holds expire last.
+local function capacity_freed_at(s, first, amount, period, at)
+  local freed, time_freed = 0, at
   if s.held then
-    moment = at + period
+    time_freed = at + period
   end
   read(s, first, s[5] - 1, function(_, time, weight)
     freed = freed + weight
     if freed >= amount then
-      moment = time + period
+      time_freed = time + period
       return true
     end
   end)
-  return moment
+  return time_freed
 end
 
 local function peek(s, now, max_delay, p)
@@ -103,10 +102,10 @@ local function peek(s, now, max_delay, p)
   if over <= 0 then
     return 0
   end
-  return math.max(freed_at(s, first, over, period, at) - now, 0)
+  return math.max(capacity_freed_at(s, first, over, period, at) - now, 0)
 end
 
--- A larger ring. What had wrapped around goes to the new end, as far as there is room.
+-- Enlarges the ring. Moves the wrapped hits to the new end as far as it has space.
 local function grow(s, size)
   local first, old, ring = s[4], s[7], HEADER_BYTES + s[8]
   s[7] = size
@@ -120,7 +119,7 @@ local function grow(s, size)
   end
 end
 
--- Moves the ring so that there is so much room for holds before it.
+-- Moves the ring, so that this many bytes precede it for holds.
 local function reserve_held_space(s, bytes)
   local ring = s[7] > 0 and redis.call('GETRANGE', s.key, HEADER_BYTES + s[8], HEADER_BYTES + s[8] + s[7] * HIT - 1) or ''
   s[8] = bytes
@@ -137,7 +136,7 @@ local function charge(s, now, cost, p)
   end
   s[2], s[1] = p[2], at + p[2]
   s[3] = math.min(s[3] + cost, MAX_EXACT)
-  -- Beyond the bound only penalties go: they count with the hit before them, for longer.
+  -- Only surcharges exceed the limit. They are added to the newest hit, which then counts for longer.
   if s[5] > 0 and (s[6] == at or s[5] >= p[1]) then
     read(s, s[5] - 1, s[5] - 1, function(index, _, weight)
       write_hit(s, index, at, math.min(weight + cost, MAX_EXACT))
@@ -150,29 +149,29 @@ local function charge(s, now, cost, p)
     s[5] = s[5] + 1
   end
   s[6] = at
-  s.seen_for, s.seen_at, s.first, s.live, s.period, s.at = p[2], now, 0, s[3], p[2], at
+  s.cached_period, s.cached_at, s.first, s.live, s.period, s.at = p[2], now, 0, s[3], p[2], at
 end
 
 local function commit(s, now, delay, p)
   charge(s, now, p[3], p)
 end
 
--- What the figures are made of: used, the moment at which all of it has left, that at which more is to be had.
+-- Returns the numbers of the snapshot: used, the time at which the key is idle, and the time of the next token.
 local function view(s, now, p)
   local first, used, period, at = window(s, now, p)
-  local left_at = s[6] + period
+  local idle_at = s[6] + period
   if s.held then
-    used, left_at = used + s.held, at + period
+    used, idle_at = used + s.held, at + period
   elseif used == 0 then
     return 0, now, now
   end
-  local more = math.max(1, used - p[1] + 1)
-  return used, left_at, freed_at(s, first, more, period, at)
+  local needed = math.max(1, used - p[1] + 1)
+  return used, idle_at, capacity_freed_at(s, first, needed, period, at)
 end
 
 return {
   words = 8, params = 3, supports_scheduling = false, header_bytes = HEADER_BYTES, is_valid = is_valid,
   peek = peek, commit = commit, charge = charge, view = view,
-  -- Of what the driver holds: which word says how much room there is for it, how to make some, how long a charge counts.
+  -- For holds: the word with the bytes of space, the function that reserves it, the parameter with a charge's lifetime.
   held_space_word = 8, reserve_held_space = reserve_held_space, period_param = 2,
 }

@@ -1,51 +1,52 @@
--- The bucket: see bucket.rs, which decides the same in integers.
+-- The bucket: the transition of mod.rs. All numbers are integers of at most 2^53.
 --
--- Words: 1 whole, 2 part, 3 tokens, 4 ticks, 5 the time of the last charge.
--- Parameters: 1 tokens, 2 ticks, 3 and 4 the debt up to which the cost is allowed, 5 and 6 what the cost adds, 7 the time to
--- full, 8 the burst less the cost plus one (0 if it can never be had), 9 whether admissions wait for their turn.
--- Spans of time are whole ticks and a part, in units of 1 / tokens of a tick; all numbers are integers of at most 2^53.
+-- The rate is `tokens` per `ticks`; a tick is a microsecond. A span of time is whole ticks plus a fraction, in units of
+-- 1 / tokens of a tick. The theoretical arrival time (`tat`) is whole ticks less such a fraction.
+-- Words: 1 tat, 2 its fraction, 3 tokens, 4 ticks, 5 time of the last charge.
+-- Parameters: 1 tokens, 2 ticks, 3 and 4 tolerance (the span of usage up to which the cost is allowed), 5 and 6 span of the
+-- cost, 7 time to full, 8 burst less cost plus one (0 if the cost exceeds the burst), 9 whether it is a queue (1 or 0).
 
-local LONGEST = 6311520000000000
+local MAX_PERIOD = 6311520000000000
 
--- What follows up to `slow` is for states of a former quota, where products pass 2^53.
+-- Exact arithmetic beyond 2^53, for states of another quota. Built on first use: see `make_slow`.
 local slow, make_slow
 
--- The arrival time and its part, the moment to decide at, and the rate that the state drains at.
-local function level(s, now, p)
+-- Returns the arrival time and its fraction, the time at which to decide, and the rate at which the state drains.
+local function fill(s, now, p)
   local at = s[5]
   if at < now then
     at = now
   elseif at - now > p[7] then
     return now, 0, now, p[1], p[2]
   end
-  local whole = s[1]
-  if whole <= at then
+  local tat = s[1]
+  if tat <= at then
     return at, 0, at, p[1], p[2]
   end
   if s[3] ~= p[1] or s[4] ~= p[2] then
     slow = slow or make_slow()
-    return slow.level(s, at, p)
+    return slow.fill(s, at, p)
   end
-  return whole, s[2], at, p[1], p[2]
+  return tat, s[2], at, p[1], p[2]
 end
 
--- Adds a span to the arrival time of the state.
-local function add(s, now, turn, span, span_part, p)
-  local whole, part, at, tokens, ticks = level(s, now, p)
+-- Adds a span to the state's arrival time, which is at least `scheduled_at`.
+local function add(s, now, scheduled_at, span, span_fraction, p)
+  local tat, fraction, at, tokens, ticks = fill(s, now, p)
   if tokens ~= p[1] or ticks ~= p[2] then
-    whole, part = slow.carry_over(whole, part, tokens, ticks, at, p)
+    tat, fraction = slow.carry_over(tat, fraction, tokens, ticks, at, p)
   end
-  if whole < turn then
-    whole, part = turn, 0
+  if tat < scheduled_at then
+    tat, fraction = scheduled_at, 0
   end
-  whole, part = whole + span, part - span_part
-  if part < 0 then
-    whole, part = whole + 1, part + p[1]
+  tat, fraction = tat + span, fraction - span_fraction
+  if fraction < 0 then
+    tat, fraction = tat + 1, fraction + p[1]
   end
-  if whole > at + LONGEST then
-    whole, part = at + LONGEST, 0
+  if tat > at + MAX_PERIOD then
+    tat, fraction = at + MAX_PERIOD, 0
   end
-  s[1], s[2], s[3], s[4], s[5] = whole, part, p[1], p[2], at
+  s[1], s[2], s[3], s[4], s[5] = tat, fraction, p[1], p[2], at
 end
 
 local function ceil_span(p)
@@ -53,33 +54,33 @@ local function ceil_span(p)
   return p[5]
 end
 
--- For how long something is owed yet.
+-- Returns the time until the key is idle.
 local function owed_for(s, now, p)
-  local whole, _, at = level(s, now, p)
-  if whole == at then return 0 end
-  return whole - now
+  local tat, _, at = fill(s, now, p)
+  if tat == at then return 0 end
+  return tat - now
 end
 
--- 0: allowed. Above: refused, and for how long. -1: never. Below: allowed after so much less one.
+-- Returns 0: allowed; above 0: denied for that time; -1: exceeds the limit; below -1: allowed after a delay of -1 - result.
 local function peek(s, now, max_delay, p)
   if p[8] == 0 then
     return -1
   end
-  local whole, part, at, tokens, ticks = level(s, now, p)
-  local room, room_part = p[3], p[4]
+  local tat, fraction, at, tokens, ticks = fill(s, now, p)
+  local tolerance, tolerance_fraction = p[3], p[4]
   if tokens ~= p[1] or ticks ~= p[2] then
-    room, room_part = slow.span(p[8] - 1, tokens, ticks)
+    tolerance, tolerance_fraction = slow.span(p[8] - 1, tokens, ticks)
   end
-  local wait = whole - at - room
-  if part + room_part >= tokens then
+  local wait = tat - at - tolerance
+  if fraction + tolerance_fraction >= tokens then
     wait = wait - 1
   end
-  local behind = at - now
+  local clock_lag = at - now
   local delay = wait
   if p[9] == 1 then
-    delay = whole - at
-    if wait > 0 then wait = wait + behind else wait = 0 end
-    if max_delay < 0 then max_delay = LONGEST * 2 end
+    delay = tat - at
+    if wait > 0 then wait = wait + clock_lag else wait = 0 end
+    if max_delay < 0 then max_delay = MAX_PERIOD * 2 end
   elseif wait <= 0 then
     return 0
   else
@@ -87,10 +88,10 @@ local function peek(s, now, max_delay, p)
     if max_delay < 0 then max_delay = 0 end
   end
   if delay > 0 then
-    delay = delay + behind
+    delay = delay + clock_lag
     local over = delay - max_delay
     if over > wait then wait = over end
-    over = whole - now + ceil_span(p) - LONGEST
+    over = tat - now + ceil_span(p) - MAX_PERIOD
     if over > wait then wait = over end
   else
     delay = 0
@@ -108,23 +109,24 @@ local function commit(s, now, delay, p)
   add(s, now, now + delay, p[5], p[6], p)
 end
 
--- Charges any cost. The span is cost * ticks / tokens: no product here that counts is above 2^53, as tokens * ticks is not.
+-- Charges any cost. The span is cost * ticks / tokens. Products stay exact, because tokens * ticks is at most 2^53 and larger
+-- spans are cut to MAX_PERIOD.
 local function charge(s, now, cost, p)
   local tokens, ticks = p[1], p[2]
-  local whole, rounds = math.floor(ticks / tokens), math.floor(cost / tokens)
-  local rest_ticks, rest = ticks - whole * tokens, cost - rounds * tokens
+  local whole_ticks, rounds = math.floor(ticks / tokens), math.floor(cost / tokens)
+  local rest_ticks, rest = ticks - whole_ticks * tokens, cost - rounds * tokens
   local product = rest * rest_ticks
   local quotient = math.floor(product / tokens)
-  add(s, now, now, cost * whole + rounds * rest_ticks + quotient, product - quotient * tokens, p)
+  add(s, now, now, cost * whole_ticks + rounds * rest_ticks + quotient, product - quotient * tokens, p)
 end
 
--- Exact beyond 2^53. Made only where it is needed: most calls never do.
+-- Builds the exact arithmetic. Most scripts never need it, and building it takes as long as a decision.
 function make_slow()
   local floor = math.floor
   local BASE = 2 ^ 24
   local EXACT = 2 ^ 53
 
-  -- a * b as digits to the base 2^24, the lowest first.
+  -- Returns a * b as digits to the base 2^24, the lowest first.
   local function product(a, b)
     local x, y, digits = {}, {}, { 0, 0, 0, 0, 0, 0 }
     for i = 1, 3 do
@@ -143,7 +145,7 @@ function make_slow()
     return digits
   end
 
-  -- floor(digits / divisor) and the remainder, the quotient at most 2^53.
+  -- Returns floor(digits / divisor), at most 2^53, and the remainder.
   local function divide(digits, divisor)
     local quotient, rest = 0, 0
     for i = #digits, 1, -1 do
@@ -155,7 +157,7 @@ function make_slow()
         end
         bit = bit / 2
         quotient = quotient * 2
-        -- rest * 2 + one, less the divisor if that is not more; nothing on the way passes 2^53.
+        -- rest * 2 + one, less the divisor if it fits; no intermediate result exceeds 2^53.
         if rest >= divisor - rest - one then
           rest = rest - (divisor - rest) + one
           quotient = quotient + 1
@@ -170,7 +172,7 @@ function make_slow()
     return quotient, rest
   end
 
-  -- floor(a * b / divisor) and the remainder.
+  -- Returns floor(a * b / divisor) and the remainder.
   local function scaled(a, b, divisor)
     if a * b <= EXACT then
       local quotient = floor(a * b / divisor)
@@ -179,7 +181,7 @@ function make_slow()
     return divide(product(a, b), divisor)
   end
 
-  -- Whether a / b is above c / d.
+  -- Returns whether a / b > c / d.
   local function exceeds(a, b, c, d)
     while true do
       local x, y = floor(a / b), floor(c / d)
@@ -192,7 +194,7 @@ function make_slow()
       elseif c == 0 then
         return true
       end
-      -- Of two fractions below one, that with the smaller reciprocal is the larger.
+      -- Of two fractions below one, the larger has the smaller reciprocal.
       a, b, c, d = d, c, b, a
     end
   end
@@ -203,14 +205,14 @@ function make_slow()
     return scaled(count, ticks, tokens)
   end
 
-  -- What is owed at `at` under the rate of `tokens` each `ticks`, as an arrival time under this rate.
-  function slow.carry_over(whole, part, tokens, ticks, at, p)
+  -- Converts the usage at `at` under the rate of `tokens` per `ticks` into an arrival time under the current rate.
+  function slow.carry_over(tat, fraction, tokens, ticks, at, p)
     if tokens == 0 or ticks == 0 then
       return at, 0
     end
-    -- Owed, in units of 1 / ticks of a token: (whole - at) * tokens - part.
-    local owed, rest = scaled(whole - at, tokens, ticks)
-    rest = rest - part
+    -- The usage in units of 1 / ticks of a token: (tat - at) * tokens - fraction.
+    local owed, rest = scaled(tat - at, tokens, ticks)
+    rest = rest - fraction
     if rest < 0 and owed == 0 then
       owed, rest = 0, 0
     elseif rest < 0 then
@@ -220,7 +222,7 @@ function make_slow()
         owed, rest = 0, 0
       end
     end
-    -- In ticks of this rate: owed * p.ticks / p.tokens, and the rest's share, which is below one token's.
+    -- In ticks of the current rate: owed * p.ticks / p.tokens, plus that of the rest, which is less than one token.
     local units, left = scaled(rest, p[2], ticks)
     if left > 0 then
       units = units + 1
@@ -228,27 +230,27 @@ function make_slow()
     local span, over = scaled(owed, p[2], p[1])
     units = units + over
     local more = math.ceil(units / p[1])
-    whole = at + span + more
-    if whole > at + LONGEST then
-      return at + LONGEST, 0
+    tat = at + span + more
+    if tat > at + MAX_PERIOD then
+      return at + MAX_PERIOD, 0
     end
-    return whole, more * p[1] - units
+    return tat, more * p[1] - units
   end
 
-  -- The faster of both rates drains: the former one from the state as it is, the present one since the last charge.
-  function slow.level(s, at, p)
-    local whole, part, tokens, ticks = s[1], s[2], s[3], s[4]
+  -- The state drains at the faster of both rates: at the old rate as it is, at the current rate since the last charge.
+  function slow.fill(s, at, p)
+    local tat, fraction, tokens, ticks = s[1], s[2], s[3], s[4]
     if tokens == 0 or ticks == 0 then
       return at, 0, at, p[1], p[2]
     end
     if exceeds(tokens, ticks, p[1], p[2]) then
-      return whole, part, at, tokens, ticks
+      return tat, fraction, at, tokens, ticks
     end
-    whole, part = slow.carry_over(whole, part, tokens, ticks, s[5], p)
-    if whole <= at then
+    tat, fraction = slow.carry_over(tat, fraction, tokens, ticks, s[5], p)
+    if tat <= at then
       return at, 0, at, p[1], p[2]
     end
-    return whole, part, at, p[1], p[2]
+    return tat, fraction, at, p[1], p[2]
   end
 
   return slow

@@ -1,61 +1,63 @@
--- Decisions of one bucket by a short cut: all of them at once or not at all, nobody in debt under a former quota, no clock that
--- stepped back. What is not like that is left to bucket.lua; nothing is written before that is known.
+-- The fast path for a limiter with one bucket: decisions without a delay, on states of the current quota, with a clock that did
+-- not step back. For any other batch it sets `fast` to 0, and the general script decides the whole batch. It writes nothing
+-- itself: new values are written by fast_reply.lua, after all operations were decided. Without that, the general script would
+-- charge operations twice.
 
 if fast == 1 then
-  local at = pos + 2
+  local cursor = pos + 2
   local templates = {}
   for index = 1, template_count do
-    templates[index] = { unpack('<dddddddddd', input, at + 20) }
-    at = at + 100
+    templates[index] = { unpack('<dddddddddd', input, cursor + 20) }
+    cursor = cursor + 100
   end
   for _ = 1, operation_count do
     local template, key, count
-    template, key, count, at = unpack('<HHH', input, at)
+    template, key, count, cursor = unpack('<HHH', input, cursor)
     local p = templates[template]
     local tokens, ticks = p[1], p[2]
-    local whole, part, expires = now, 0, 0
+    local tat, fraction, expires = now, 0, 0
     local value = new_values[key] or values[key]
     if value then
-      local former_tokens, former_ticks, written_at
+      local state_tokens, state_ticks, written_at
       if #value ~= 48 then
         fast = 0
         break
       end
-      whole, part, former_tokens, former_ticks, written_at, expires = unpack('<dddddd', value)
-      -- Asked so that what is no number fails too: somebody else's bytes are left to the driver.
-      if not (written_at >= 0 and written_at <= now and former_tokens == tokens and former_ticks == ticks
-          and whole >= 0 and whole <= MAX_EXACT and part >= 0 and part <= MAX_EXACT
+      tat, fraction, state_tokens, state_ticks, written_at, expires = unpack('<dddddd', value)
+      -- The conditions are positive because all comparisons with NaN are false. The driver handles foreign values.
+      if not (written_at >= 0 and written_at <= now and state_tokens == tokens and state_ticks == ticks
+          and tat >= 0 and tat <= MAX_EXACT and fraction >= 0 and fraction <= MAX_EXACT
           and expires >= 0 and expires <= MAX_EXACT) then
         fast = 0
         break
-      elseif whole <= now then
-        whole, part = now, 0
+      elseif tat <= now then
+        tat, fraction = now, 0
       end
     elseif call('EXISTS', KEYS[key]) == 1 then
       fast = 0
       break
     end
-    local latest, rest, cost, cost_part = now + p[3], tokens - p[4], p[5], p[6]
+    local latest_tat, tolerance_fraction, cost, cost_fraction = now + p[3], tokens - p[4], p[5], p[6]
     local before = result_count
     count = result_count + count
-    while result_count < count and (whole <= latest or (part >= rest and whole <= latest + 1)) do
-      whole, part = whole + cost, part - cost_part
-      if part < 0 then
-        whole, part = whole + 1, part + tokens
+    while result_count < count and (tat <= latest_tat or (fraction >= tolerance_fraction and tat <= latest_tat + 1)) do
+      tat, fraction = tat + cost, fraction - cost_fraction
+      if fraction < 0 then
+        tat, fraction = tat + 1, fraction + tokens
       end
       result_count = result_count + 1
       results[result_count] = 0
     end
     if result_count > before then
       local extends = expiries[key]
-      if whole > expires then
-        expires, extends = whole + TTL_SLACK, true
+      if tat > expires then
+        expires, extends = tat + TTL_SLACK, true
       end
-      new_values[key], expiries[key] = pack('<dddddd', whole, part, tokens, ticks, now, expires), extends and expires
+      new_values[key], expiries[key] = pack('<dddddd', tat, fraction, tokens, ticks, now, expires), extends and expires
     end
     if result_count < count then
-      local wait = whole - latest
-      if part >= rest then
+      local wait = tat - latest_tat
+      if fraction >= tolerance_fraction then
         wait = wait - 1
       end
       while result_count < count do
