@@ -92,8 +92,8 @@ impl Quota {
     ///
     /// # Panics
     ///
-    /// Panics if `limit` is zero or over 2^53, or the period zero, not a whole number of microseconds, or over 200 years.
-    /// In a `const` the compiler reports it.
+    /// Panics if `limit` is zero or over 2^53, or the period zero, not a whole number of microseconds, or over 200
+    /// years. In a `const` the compiler reports it.
     #[must_use]
     #[track_caller]
     pub const fn new(limit: u64, period: Duration) -> Self {
@@ -140,7 +140,8 @@ impl Quota {
     ///
     /// # Errors
     ///
-    /// Returns an error if `limit` is zero or over 2^53, or the period zero, not a whole number of microseconds, or over 200 years.
+    /// Returns an error if `limit` is zero or over 2^53, or the period zero, not a whole number of microseconds, or
+    /// over 200 years.
     pub const fn try_new(limit: u64, period: Duration) -> Result<Self, QuotaError> {
         if !period.subsec_nanos().is_multiple_of(1_000) {
             return Err(QuotaError::FractionalMicros);

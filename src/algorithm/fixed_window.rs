@@ -9,16 +9,18 @@ use crate::quota::Quota;
 ///
 /// A window starts at a key's first hit and lasts one period. In any interval of one period at most `2 limit - 1` are
 /// admitted: one hit at the start of a window, `limit - 1` at its end and `limit` immediately after it. With
-/// [`aligned_to_clock`](Self::aligned_to_clock) the maximum is `2 limit`, in an arbitrarily short time around the boundary.
+/// [`aligned_to_clock`](Self::aligned_to_clock) the maximum is `2 limit`, in an arbitrarily short time around the
+/// boundary.
 ///
-/// - **Closed form**: with the window's `used` and `end`, admit if `used + cost <= limit`; `retry_after = reset = end - now`.
+/// - **Closed form**: with the window's `used` and `end`, admit if `used + cost <= limit`; both `retry_after` and `reset`
+///   are `end - now`.
 /// - **State**: four words (end, used, time of the last charge, start). A denied request changes neither count nor end.
-/// - **After a change of quota** the usage counts until the window ends: at its original end, or one new period after its
-///   start if that is earlier. With `aligned_to_clock`, a charge under the new quota extends that window to the end of the
-///   current calendar window, so that the bound of `2 limit` holds after the change.
+/// - **After a change of quota** the usage counts until the window ends: at its original end, or one new period after
+///   its start if that is earlier. With `aligned_to_clock`, a charge under the new quota extends that window to the
+///   end of the current calendar window, so that the bound of `2 limit` holds after the change.
 /// - **Source**: the classic counter of `INCR` and `EXPIRE`, without its races.
-/// - **Choose it** for quotas that users know as "so many per hour", or where an audit counts by calendar windows. If bursts
-///   at the boundary are harmful, choose [`Gcra`](super::Gcra).
+/// - **Choose it** for quotas that users know as "so many per hour", or where an audit counts by calendar windows. If
+///   bursts at the boundary are harmful, choose [`Gcra`](super::Gcra).
 ///
 /// ```
 /// use tower_ratelimit::{FixedWindow, Quota};

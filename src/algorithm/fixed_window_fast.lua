@@ -22,7 +22,8 @@ if fast == 1 then
       end
       written_end, used, written_at, start, expires = unpack('<ddddd', value)
       if not (written_at >= 0 and written_at <= now and written_end >= 0 and written_end <= MAX_EXACT
-          and used >= 0 and used <= MAX_EXACT and start >= 0 and start <= MAX_EXACT and expires >= 0 and expires <= MAX_EXACT) then
+          and used >= 0 and used <= MAX_EXACT and start >= 0 and start <= MAX_EXACT
+          and expires >= 0 and expires <= MAX_EXACT) then
         fast = 0
         break
       end

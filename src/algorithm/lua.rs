@@ -4,8 +4,9 @@ use crate::decision::{AcquireOptions, LazySnapshot};
 
 /// An algorithm with a Lua implementation of the same transition, which Redis runs.
 ///
-/// The Lua implementation is a chunk that returns a table, the *kernel*. The store calls the kernel's functions with `s`,
-/// the numbers of the state; `now`, the server's time in microseconds; and `p`, the parameters of [`params`](Self::params):
+/// The Lua implementation is a chunk that returns a table, the *kernel*. The store calls the kernel's functions with
+/// `s`, the numbers of the state; `now`, the server's time in microseconds; and `p`, the parameters of
+/// [`params`](Self::params):
 ///
 /// | | |
 /// |---|---|
@@ -17,15 +18,16 @@ use crate::decision::{AcquireOptions, LazySnapshot};
 /// | `charge(s, now, cost, p)` | charges `cost` instead of the cost of `p`; required to [hold](crate::limiter::Held) costs |
 /// | `owed_for(s, now, p)` | required with `supports_scheduling`: the time until the key is idle |
 ///
-/// Without `charge`, holding a cost is an error for which [`is_unsupported`](crate::Error::is_unsupported) returns true. With
-/// `charge`, the script decides about a key with held costs on a copy of the state to which the held costs are charged.
+/// Without `charge`, holding a cost is an error for which [`is_unsupported`](crate::Error::is_unsupported) returns
+/// true. With `charge`, the script decides about a key with held costs on a copy of the state to which the held costs
+/// are charged.
 ///
-/// Lua's numbers are exact integers up to 2^53. The laws of [`Algorithm`] apply. Rust computes the limit status of a decision
-/// from the state that the script read, and replays the script's charges. So both implementations must agree to the
-/// microsecond.
+/// Lua's numbers are exact integers up to 2^53. The laws of [`Algorithm`] apply. Rust computes the limit status of a
+/// decision from the state that the script read, and replays the script's charges. So both implementations must agree
+/// to the microsecond.
 ///
-/// The script runs atomically inside the server, which does nothing else meanwhile. Keep the chunk short, and do not call
-/// Redis commands in it.
+/// The script runs atomically inside the server, which does nothing else meanwhile. Keep the chunk short, and do not
+/// call Redis commands in it.
 ///
 /// # Example
 ///
@@ -94,8 +96,9 @@ pub trait LuaAlgorithm: Algorithm {
 
     /// Returns the script's run time for one decision, as a multiple of that of a bucket.
     ///
-    /// Redis does nothing else while the script runs. So the sum of the weights in one call is at most 128, about half a
-    /// millisecond, unless the call has a single decision. The weight of a decision is the sum over its limits.
+    /// Redis does nothing else while the script runs. So the sum of the weights in one call is at most 128, about
+    /// half a millisecond, unless the call has a single decision. The weight of a decision is the sum over its
+    /// limits.
     fn weight(&self) -> u16 {
         1
     }

@@ -1,9 +1,11 @@
 -- The sliding log: the transition of sliding_log.rs.
 --
--- The hits are in one string: a header of ten numbers, the driver's space for holds, then a ring of hits, each with time and
--- weight. So a decision reads the header and the oldest hits, and writes one hit, regardless of the log's length.
--- Header: 1 time at which the key is idle, 2 period at the last charge, 3 used (the sum of all weights), 4 index of the oldest
--- hit, 5 number of hits, 6 time of the newest hit, 7 size of the ring, 8 bytes of space for holds, 9 and 10 the driver's.
+-- The hits are in one string: a header of ten numbers, the driver's space for holds, then a ring of hits, each with
+-- time and weight. So a decision reads the header and the oldest hits, and writes one hit, regardless of the log's
+-- length.
+-- Header: 1 time at which the key is idle, 2 period at the last charge, 3 used (the sum of all weights), 4 index of
+-- the oldest hit, 5 number of hits, 6 time of the newest hit, 7 size of the ring, 8 bytes of space for holds, 9 and
+-- 10 the driver's.
 -- Parameters: 1 limit, 2 period, 3 cost.
 -- `s.held` is the cost of all holds, which counts as if it were charged now.
 
@@ -20,7 +22,8 @@ local function is_valid(s)
   return s[8] <= 65536 and s[5] <= s[7] and s[7] <= 2 ^ 25 and (s[4] < s[7] or s[4] == 0)
 end
 
--- Visits the hits `from` to `till` in order of age, 0 the oldest. Ends early if another program has truncated the string.
+-- Visits the hits `from` to `till` in order of age, 0 the oldest. Ends early if another program has truncated the
+-- string.
 local function read(s, from, till, visit)
   local first, size = s[4], s[7]
   while from <= till do
@@ -46,7 +49,8 @@ local function write_hit(s, index, time, weight)
   redis.call('SETRANGE', s.key, HEADER_BYTES + s[8] + slot * HIT, struct_pack('<dd', time, weight))
 end
 
--- Returns the index of the oldest hit that counts at `now`, the sum of weights, the period, and the time at which to decide.
+-- Returns the index of the oldest hit that counts at `now`, the sum of weights, the period, and the time at which to
+-- decide.
 local function read_window(s, now, p)
   local period = p[2]
   local at = s[6]
@@ -68,7 +72,8 @@ local function read_window(s, now, p)
   return first, used - expired, period, at
 end
 
--- Returns the same from a cache. A decision calls this several times at one time; the hits are read once for each change.
+-- Returns the same from a cache. A decision calls this several times at one time; the hits are read once for each
+-- change.
 local function window(s, now, p)
   if s.cached_period ~= p[2] or s.cached_at ~= now then
     s.cached_period, s.cached_at, s.first, s.live, s.period, s.at = p[2], now, read_window(s, now, p)
@@ -121,7 +126,8 @@ end
 
 -- Moves the ring, so that this many bytes precede it for holds.
 local function reserve_held_space(s, bytes)
-  local ring = s[7] > 0 and redis.call('GETRANGE', s.key, HEADER_BYTES + s[8], HEADER_BYTES + s[8] + s[7] * HIT - 1) or ''
+  local from = HEADER_BYTES + s[8]
+  local ring = s[7] > 0 and redis.call('GETRANGE', s.key, from, from + s[7] * HIT - 1) or ''
   s[8] = bytes
   if #ring > 0 then
     redis.call('SETRANGE', s.key, HEADER_BYTES + bytes, ring)

@@ -9,20 +9,21 @@ use crate::quota::Quota;
 
 /// An exact sliding window, which stores the time of every hit.
 ///
-/// In any window of one period at most `limit` are admitted, exactly. No request within that bound is denied: a limit of five
-/// in five seconds never denies one request per second.
+/// In any window of one period at most `limit` are admitted, exactly. No request within that bound is denied: a limit
+/// of five in five seconds never denies one request per second.
 ///
 /// - **Closed form**: with `used`, the sum of the weights of the last period's hits, admit if `used + cost <= limit`.
-///   `retry_after` is the time until enough of the oldest hits are one period old; `reset` is the time until the newest hit
-///   is. A hit counts until exactly one period after it.
-/// - **State**: 16 bytes per hit on the heap, at most `limit` hits; hits in the same microsecond share an entry. No other
-///   algorithm allocates when it decides. [`MemoryBuilder::max_heap_bytes`](crate::MemoryBuilder::max_heap_bytes) bounds
-///   the total. In Redis the hits are a ring in one string.
-/// - **After a change of quota** hits count for the new period. Until the next charge under the new quota they count for no
-///   longer than the old period.
+///   `retry_after` is the time until enough of the oldest hits are one period old; `reset` is the time until the
+///   newest hit is. A hit counts until exactly one period after it.
+/// - **State**: 16 bytes per hit on the heap, at most `limit` hits; hits in the same microsecond share an entry. No
+///   other algorithm allocates when it decides.
+///   [`MemoryBuilder::max_heap_bytes`](crate::MemoryBuilder::max_heap_bytes) bounds the total. In Redis the hits are
+///   a ring in one string.
+/// - **After a change of quota** hits count for the new period. Until the next charge under the new quota they count
+///   for no longer than the old period.
 /// - **Source**: the sorted set of time stamps that is trimmed by score, without its colliding members.
-/// - **Choose it** for an exact bound with a small limit. For large limits [`SlidingWindow`](super::SlidingWindow) keeps the
-///   same bound in a fixed number of words.
+/// - **Choose it** for an exact bound with a small limit. For large limits [`SlidingWindow`](super::SlidingWindow)
+///   keeps the same bound in a fixed number of words.
 ///
 /// ```
 /// use std::time::Duration;
@@ -45,8 +46,8 @@ impl SlidingLog {
     ///
     /// # Panics
     ///
-    /// Panics if the limit is over [`MAX_LIMIT`](Self::MAX_LIMIT); in a `const` the compiler reports it. To handle the error,
-    /// use [`try_new`](Self::try_new).
+    /// Panics if the limit is over [`MAX_LIMIT`](Self::MAX_LIMIT); in a `const` the compiler reports it. To handle
+    /// the error, use [`try_new`](Self::try_new).
     #[must_use]
     #[track_caller]
     pub const fn new(quota: Quota) -> Self {

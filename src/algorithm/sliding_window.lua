@@ -1,14 +1,14 @@
 -- The sliding window of blocks: the transition of sliding_window.rs.
 --
--- Words: 1 time at which the key is idle, 2 newest block, 3 time of the last charge, 4 width of a block, 5 number of blocks for
--- which a hit counts, then the counts: block j in word 6 + j mod (word 5).
+-- Words: 1 time at which the key is idle, 2 newest block, 3 time of the last charge, 4 width of a block, 5 number of
+-- blocks for which a hit counts, then the counts: block j in word 6 + j mod (word 5).
 -- Parameters: 1 limit, 2 width of a block, 3 number of blocks, 4 cost, 5 whether the window is weighted (1 or 0).
 
 local MAX_EXACT = 2 ^ 53
 local floor = math.floor
 
--- Returns the blocks that count, oldest first: their number, the block of this window in which each counts, its expiry and its
--- count; then the time at which to decide.
+-- Returns the blocks that count, oldest first: their number, the block of this window in which each counts, its
+-- expiry and its count; then the time at which to decide.
 local function read_blocks(s, now, p)
   local width, live_blocks = p[2], p[3] + 1
   local live, blocks, expiry, counts = 0, {}, {}, {}
@@ -26,8 +26,8 @@ local function read_blocks(s, now, p)
   for written = newest - old_blocks + 1, newest do
     local count = s[6 + written % old_blocks] or 0
     if count > 0 then
-      -- The last possible time of a hit in this block. It does not depend on `at`, so that the block is counted in the same new
-      -- block at all times. In a state that this window wrote, that is the block itself.
+      -- The last possible time of a hit in this block. It does not depend on `at`, so that the block is counted in
+      -- the same new block at all times. In a state that this window wrote, that is the block itself.
       local last = (written + 1) * old_width - 1
       if last > written_at then last = written_at end
       local block = floor(last / width)
@@ -118,4 +118,7 @@ local function commit(s, now, delay, p)
   charge(s, now, p[4], p)
 end
 
-return { words = 5, params = 5, supports_scheduling = false, variable_width = true, peek = peek, commit = commit, charge = charge }
+return {
+  words = 5, params = 5, supports_scheduling = false, variable_width = true,
+  peek = peek, commit = commit, charge = charge,
+}

@@ -9,23 +9,24 @@ use crate::quota::Quota;
 /// A sliding window that counts in blocks of time, in a fixed number of words.
 ///
 /// **Strict** (the default): in any window of one period at most `limit` are admitted, exactly. The window counts the
-/// current block and as many full blocks as the period has. So a hit counts for up to one block longer than a period, and
-/// the window never admits too much.
+/// current block and as many full blocks as the period has. So a hit counts for up to one block longer than a period,
+/// and the window never admits too much.
 ///
-/// **[Weighted](Self::weighted)**: the oldest block counts by the fraction of it that the window covers, as if its hits were
-/// evenly distributed. In any window of one period at most `2 limit - 1` are admitted, with any number of blocks: no
-/// weighted counter is strict. With one block this is the well-known estimate from the current and the previous window.
+/// **[Weighted](Self::weighted)**: the oldest block counts by the fraction of it that the window covers, as if its
+/// hits were evenly distributed. In any window of one period at most `2 limit - 1` are admitted, with any number of
+/// blocks: no weighted counter is strict. With one block this is the well-known estimate from the current and the
+/// previous window.
 ///
-/// - **Closed form**, with `N` blocks of width `b` and the current block `j`: strict, admit if the sum of blocks `j - N` to
-///   `j` plus `cost` is at most `limit`; weighted, with block `j - N` counted by the fraction `1 - (now mod b) / b`.
-///   `retry_after` is exact in both forms; in the weighted form it may be in a later block.
+/// - **Closed form**, with `N` blocks of width `b` and the current block `j`: strict, admit if the sum of blocks
+///   `j - N` to `j` plus `cost` is at most `limit`; weighted, with block `j - N` counted by the fraction
+///   `1 - (now mod b) / b`. `retry_after` is exact in both forms; in the weighted form it may be in a later block.
 /// - **State**: `N + 5` words. All blocks are aligned to the clock.
-/// - **After a change of quota** or of the number of blocks, an old block counts in the new block that contains the old
-///   block's last microsecond, or the last charge if that was earlier. Until the next charge under the new quota the old
-///   block expires no later than before; after that charge it expires with the new block.
+/// - **After a change of quota** or of the number of blocks, an old block counts in the new block that contains the
+///   old block's last microsecond, or the last charge if that was earlier. Until the next charge under the new quota
+///   the old block expires no later than before; after that charge it expires with the new block.
 /// - **Source**: a ring of counters; several content delivery networks use the weighted form.
-/// - **Choose it** in the strict form for an exact bound with a limit too large for a [`SlidingLog`](super::SlidingLog);
-///   in the weighted form for a smooth estimate.
+/// - **Choose it** in the strict form for an exact bound with a limit too large for a
+///   [`SlidingLog`](super::SlidingLog); in the weighted form for a smooth estimate.
 ///
 /// ```
 /// use tower_ratelimit::{Quota, SlidingWindow};
@@ -75,8 +76,8 @@ impl SlidingWindow {
     ///
     /// # Errors
     ///
-    /// Returns an error if `blocks` is not in 1 to [`MAX_BLOCKS`](Self::MAX_BLOCKS), does not divide the period into whole
-    /// microseconds, or makes the blocks of a weighted window too long for an exact estimate.
+    /// Returns an error if `blocks` is not in 1 to [`MAX_BLOCKS`](Self::MAX_BLOCKS), does not divide the period into
+    /// whole microseconds, or makes the blocks of a weighted window too long for an exact estimate.
     pub fn try_blocks(self, blocks: u64) -> Result<Self, Error> {
         Self { blocks, ..self }.validate()
     }
@@ -85,8 +86,8 @@ impl SlidingWindow {
     ///
     /// # Panics
     ///
-    /// Panics if the limit times a block's length in microseconds is over 2^53; more blocks avoid that. In a `const` the
-    /// compiler reports it. To handle the error, use [`try_weighted`](Self::try_weighted).
+    /// Panics if the limit times a block's length in microseconds is over 2^53; more blocks avoid that. In a `const`
+    /// the compiler reports it. To handle the error, use [`try_weighted`](Self::try_weighted).
     #[must_use]
     #[track_caller]
     pub const fn weighted(self) -> Self {
@@ -152,7 +153,8 @@ impl SlidingWindow {
         self.blocks + 1
     }
 
-    /// Returns width and number of blocks in one word. They are part of the state, because another quota may have written it.
+    /// Returns width and number of blocks in one word. They are part of the state, because another quota may have
+    /// written it.
     const fn layout_word(&self) -> u64 {
         self.width() << 6 | self.blocks
     }
@@ -172,7 +174,8 @@ impl SlidingWindow {
         view
     }
 
-    /// Returns the blocks that count at the view's time, oldest first. An older block expires no later than a newer block.
+    /// Returns the blocks that count at the view's time, oldest first. An older block expires no later than a newer
+    /// block.
     fn live<'a>(&'a self, view: &'a View<'_>) -> impl Iterator<Item = Live> + Clone + 'a {
         let oldest = view.newest.saturating_sub(view.kept - 1);
         let written = (oldest..=view.newest).zip(view.slots(oldest));
@@ -180,8 +183,8 @@ impl SlidingWindow {
             if count == 0 {
                 return None;
             }
-            // The last possible time of a hit in this block. It does not depend on `at`, so that the block is counted in the
-            // same new block at all times. In a state that this window wrote, that is the block itself.
+            // The last possible time of a hit in this block. It does not depend on `at`, so that the block is counted
+            // in the same new block at all times. In a state that this window wrote, that is the block itself.
             let last = written.saturating_add(1).saturating_mul(view.width).saturating_sub(1).min(view.written_at);
             let block = last / self.width();
             let old_expiry = written.saturating_add(view.kept).saturating_mul(view.width);
@@ -246,7 +249,8 @@ impl SlidingWindow {
         from.saturating_sub(view.at)
     }
 
-    /// Returns the time from which the fraction of `sharing`, the count of this block, is at most `room`, which is less.
+    /// Returns the time from which the fraction of `sharing`, the count of this block, is at most `room`, which is
+    /// less.
     fn admits_at(&self, block: u64, sharing: u128, room: u128) -> u64 {
         // sharing * (width - offset_in_block) <= room * width, and the quotient is below the width.
         let left = room * u128::from(self.width()) / sharing;
@@ -265,8 +269,8 @@ impl SlidingWindow {
     }
 }
 
-/// The words before the counts: the time at which the key is idle, the newest block, the time of the last charge, and the
-/// layout.
+/// The words before the counts: the time at which the key is idle, the newest block, the time of the last charge, and
+/// the layout.
 const HEAD: usize = 4;
 const MAX_LIVE_BLOCKS: usize = index(SlidingWindow::MAX_BLOCKS) + 1;
 

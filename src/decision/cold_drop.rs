@@ -1,5 +1,6 @@
-/// A value that is dropped by a call of its own, and by value: so to drop what holds nothing of the kind takes no call, and no
-/// pointer to it. A compiler that sees a decision made and dropped can then leave out what nobody asks of it.
+/// A value that is dropped by a call of its own, and by value: so to drop what holds nothing of the kind takes no
+/// call, and no pointer to it. A compiler that sees a decision made and dropped can then leave out what nobody asks
+/// of it.
 #[derive(Clone, PartialEq)]
 #[allow(unreachable_pub, missing_debug_implementations, reason = "named by a hidden trait only")]
 pub struct ColdDrop<T>(Option<T>);

@@ -35,9 +35,9 @@ pub enum DecisionSource {
 
 /// The result of one acquire call.
 ///
-/// With several limits, [`verdict`](Self::verdict) is that of all limits together. [`most_restrictive`](Self::most_restrictive)
-/// is the limit with the longest wait, or with the least remaining if no limit requires a wait. [`limits`](Self::limits)
-/// lists all limits if the [`AcquireOptions`] say so.
+/// With several limits, [`verdict`](Self::verdict) is that of all limits together.
+/// [`most_restrictive`](Self::most_restrictive) is the limit with the longest wait, or with the least remaining if no
+/// limit requires a wait. [`limits`](Self::limits) lists all limits if the [`AcquireOptions`] say so.
 #[derive(Clone, PartialEq)]
 pub struct Decision {
     verdict: PackedVerdict,
@@ -171,8 +171,8 @@ impl Decision {
 
     /// Returns whether [`retry_after`](Self::retry_after) is an estimate.
     ///
-    /// A denial is exact unless costs are [held](crate::limiter::Held) on the key, because the limiter does not know when
-    /// they are settled, and for how much. The estimate assumes that they are charged now.
+    /// A denial is exact unless costs are [held](crate::limiter::Held) on the key, because the limiter does not know
+    /// when they are settled, and for how much. The estimate assumes that they are charged now.
     #[must_use]
     pub fn is_estimate(&self) -> bool {
         self.is_estimate
@@ -258,7 +258,8 @@ impl Decision {
         self.most_restrictive.as_ref()
     }
 
-    /// Returns all limits in their declared order if the [`AcquireOptions`] say so, otherwise the most restrictive limit.
+    /// Returns all limits in their declared order if the [`AcquireOptions`] say so, otherwise the most restrictive
+    /// limit.
     #[must_use]
     pub fn limits(&self) -> &[LimitStatus] {
         match self.all_limits.get() {

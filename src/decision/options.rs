@@ -17,11 +17,11 @@ pub struct AcquireOptions {
     ///
     /// A cost of zero charges nothing. It is allowed unless the key has more usage than the limit.
     pub cost: u64,
-    /// The longest delay that the caller accepts. With `None` a queue delays the request up to its capacity, and all other
-    /// algorithms delay nothing.
+    /// The longest delay that the caller accepts. With `None` a queue delays the request up to its capacity, and all
+    /// other algorithms delay nothing.
     ///
-    /// An algorithm that supports scheduling returns [`Verdict::AllowedAfter`](super::Verdict::AllowedAfter) for a start
-    /// within the delay. Other algorithms deny the request.
+    /// An algorithm that supports scheduling returns [`Verdict::AllowedAfter`](super::Verdict::AllowedAfter) for a
+    /// start within the delay. Other algorithms deny the request.
     pub max_delay: Option<Duration>,
     /// Whether the decision lists all limits instead of the most restrictive one. Several limits cost an allocation.
     pub all_limits: bool,

@@ -3,8 +3,9 @@
 -- The rate is `tokens` per `ticks`; a tick is a microsecond. A span of time is whole ticks plus a fraction, in units of
 -- 1 / tokens of a tick. The theoretical arrival time (`tat`) is whole ticks less such a fraction.
 -- Words: 1 tat, 2 its fraction, 3 tokens, 4 ticks, 5 time of the last charge.
--- Parameters: 1 tokens, 2 ticks, 3 and 4 tolerance (the span of usage up to which the cost is allowed), 5 and 6 span of the
--- cost, 7 time to full, 8 burst less cost plus one (0 if the cost exceeds the burst), 9 whether it is a queue (1 or 0).
+-- Parameters: 1 tokens, 2 ticks, 3 and 4 tolerance (the span of usage up to which the cost is allowed), 5 and 6 span
+-- of the cost, 7 time to full, 8 burst less cost plus one (0 if the cost exceeds the burst), 9 whether it is a queue
+-- (1 or 0).
 
 local MAX_PERIOD = 6311520000000000
 
@@ -61,7 +62,8 @@ local function owed_for(s, now, p)
   return tat - now
 end
 
--- Returns 0: allowed; above 0: denied for that time; -1: exceeds the limit; below -1: allowed after a delay of -1 - result.
+-- Returns 0: allowed; above 0: denied for that time; -1: exceeds the limit; below -1: allowed after the delay
+-- `-1 - result`.
 local function peek(s, now, max_delay, p)
   if p[8] == 0 then
     return -1
@@ -109,8 +111,8 @@ local function commit(s, now, delay, p)
   add(s, now, now + delay, p[5], p[6], p)
 end
 
--- Charges any cost. The span is cost * ticks / tokens. Products stay exact, because tokens * ticks is at most 2^53 and larger
--- spans are cut to MAX_PERIOD.
+-- Charges any cost. The span is cost * ticks / tokens. Products stay exact, because tokens * ticks is at most 2^53
+-- and larger spans are cut to MAX_PERIOD.
 local function charge(s, now, cost, p)
   local tokens, ticks = p[1], p[2]
   local whole_ticks, rounds = math.floor(ticks / tokens), math.floor(cost / tokens)

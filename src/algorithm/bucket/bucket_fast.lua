@@ -1,7 +1,7 @@
--- The fast path for a limiter with one bucket: decisions without a delay, on states of the current quota, with a clock that did
--- not step back. For any other batch it sets `fast` to 0, and the general script decides the whole batch. It writes nothing
--- itself: new values are written by fast_reply.lua, after all operations were decided. Without that, the general script would
--- charge operations twice.
+-- The fast path for a limiter with one bucket: decisions without a delay, on states of the current quota, with a
+-- clock that did not step back. For any other batch it sets `fast` to 0, and the general script decides the whole
+-- batch. It writes nothing itself: new values are written by fast_reply.lua, after all operations were decided.
+-- Without that, the general script would charge operations twice.
 
 if fast == 1 then
   local cursor = pos + 2

@@ -11,8 +11,8 @@ pub use self::hit_log::HitLog;
 
 /// The state of one key: `[u64; N]` with `N` at least 1, [`Counters`] or a [`HitLog`].
 ///
-/// A state of zeros is that of a never-seen key. The first word is the time at which the key is idle: from then on the state
-/// equals the zero state.
+/// A state of zeros is that of a never-seen key. The first word is the time at which the key is idle: from then on
+/// the state equals the zero state.
 ///
 /// The trait is sealed, because threads read a state's words while another thread writes them.
 pub trait State: Clone + Send + Sync + 'static + sealed::Sealed {
@@ -38,9 +38,10 @@ mod sealed {
 ///
 /// # Consistency
 ///
-/// The sequence lock of the set that contains the state protects it, not this trait. A reader takes a snapshot and then
-/// validates the set's version; a snapshot whose version changed may be torn, and must be discarded. A writer locks the set
-/// first. Loads acquire and stores release: a reader that sees one word of a writer then also sees that writer's lock.
+/// The sequence lock of the set that contains the state protects it, not this trait. A reader takes a snapshot and
+/// then validates the set's version; a snapshot whose version changed may be torn, and must be discarded. A writer
+/// locks the set first. Loads acquire and stores release: a reader that sees one word of a writer then also sees that
+/// writer's lock.
 #[allow(unreachable_pub, reason = "the hidden half of a sealed trait")]
 pub trait AtomicState: Send + Sync + 'static {
     type State: Clone;
@@ -67,8 +68,8 @@ pub trait AtomicState: Send + Sync + 'static {
     /// Edits the state. The caller must have locked the set.
     fn edit(&self) -> Self::Edit<'_>;
 
-    /// Edits the state, starting from a snapshot of it, which avoids reading it again. The caller must have locked the set,
-    /// and validated the snapshot. If the state is zero, the snapshot may be any zero state.
+    /// Edits the state, starting from a snapshot of it, which avoids reading it again. The caller must have locked
+    /// the set, and validated the snapshot. If the state is zero, the snapshot may be any zero state.
     fn edit_from(&self, snapshot: Self::Snapshot<'_>) -> Self::Edit<'_> {
         drop(snapshot);
         self.edit()

@@ -15,8 +15,9 @@ impl<const N: usize> State for [u64; N] {
     }
 }
 
-// Loads acquire and stores release: a reader that sees one word of a writer also sees that writer's lock, so its validation
-// of the set's version fails. With relaxed orderings it could accept a torn copy. On x86 both are plain moves.
+// Loads acquire and stores release: a reader that sees one word of a writer also sees that writer's lock, so its
+// validation of the set's version fails. With relaxed orderings it could accept a torn copy. On x86 both are plain
+// moves.
 impl<const N: usize> AtomicState for [AtomicU64; N] {
     type State = [u64; N];
     type Snapshot<'a> = StateCopy<[u64; N]>;
