@@ -108,7 +108,7 @@ struct Window<'a> {
     held: u64,
     /// The time for which the hits count.
     period: u64,
-    /// The moment to decide at: now, or the newest time that the state has seen.
+    /// The time at which to decide: now, or the newest hit's time if that is later.
     at: u64,
 }
 
@@ -117,13 +117,13 @@ impl Window<'_> {
         self.used.saturating_add(self.held)
     }
 
-    /// The moment at which nothing of what is used counts any more, however much that is.
+    /// Returns the time at which all hits and holds have expired.
     fn all_freed_at(&self) -> u64 {
-        // What is held leaves last.
+        // Holds expire last.
         if self.held > 0 { self.at.saturating_add(self.period) } else { self.freed_at(self.used) }
     }
 
-    /// The moment at which so much of what is used no longer counts.
+    /// Returns the time at which hits of total weight `amount` have expired.
     fn freed_at(&self, amount: u64) -> u64 {
         let mut freed = 0_u64;
         for &(time, weight) in self.log.hits.range(self.first..) {
@@ -132,7 +132,7 @@ impl Window<'_> {
                 return time.saturating_add(self.period);
             }
         }
-        // What is held leaves last.
+        // Holds expire last.
         self.at.saturating_add(if self.held > 0 { self.period } else { 0 })
     }
 }
@@ -283,13 +283,13 @@ impl super::LuaAlgorithm for SlidingLog {
 
     fn snapshot_from_view(&self, [used, idle_at, next_token_at]: [u64; 3], now: Timestamp) -> LazySnapshot {
         let limit = self.quota.limit();
-        let figures = LimitSnapshot {
+        let snapshot = LimitSnapshot {
             limit,
             window: self.quota.period(),
             remaining: limit.saturating_sub(used),
             reset: Timestamp::from_micros(idle_at).saturating_since(now),
             next_token_after: Timestamp::from_micros(next_token_at).saturating_since(now),
         };
-        figures.into()
+        snapshot.into()
     }
 }

@@ -59,8 +59,8 @@ impl AcquireOptions {
     }
 
     /// Returns whether the decision of several limits lists all: if the options say so, or if one limit is a shadow.
-    pub(crate) fn lists_all(self, shadows: bool, refused: impl FnOnce() -> bool) -> bool {
-        shadows || self.all_limits || (self.all_denials && refused())
+    pub(crate) fn lists_all(self, shadows: bool, denied: impl FnOnce() -> bool) -> bool {
+        shadows || self.all_limits || (self.all_denials && denied())
     }
 
     /// Lists all limits in the decision.
