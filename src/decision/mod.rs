@@ -64,7 +64,7 @@ impl Decision {
             is_estimate: false,
             decided_at,
             most_restrictive: Some(status),
-            all_limits: ColdDrop::NOTHING,
+            all_limits: ColdDrop::EMPTY,
         }
     }
 
@@ -78,7 +78,7 @@ impl Decision {
             is_estimate: false,
             decided_at,
             most_restrictive: Some(status),
-            all_limits: ColdDrop::NOTHING,
+            all_limits: ColdDrop::EMPTY,
         }
     }
 
@@ -90,7 +90,7 @@ impl Decision {
         for status in &limits {
             decision.merge(status.clone());
         }
-        decision.all_limits = ColdDrop::of(Box::new(limits));
+        decision.all_limits = ColdDrop::new(Box::new(limits));
         decision
     }
 
@@ -119,8 +119,8 @@ impl Decision {
             is_estimate: self.is_estimate,
             decided_at: self.decided_at.saturating_add(elapsed),
             most_restrictive: self.most_restrictive.as_ref().map(|status| status.aged_by(elapsed)),
-            all_limits: self.all_limits.get().map_or(ColdDrop::NOTHING, |limits| {
-                ColdDrop::of(Box::new(limits.iter().map(|status| status.aged_by(elapsed)).collect()))
+            all_limits: self.all_limits.get().map_or(ColdDrop::EMPTY, |limits| {
+                ColdDrop::new(Box::new(limits.iter().map(|status| status.aged_by(elapsed)).collect()))
             }),
         }
     }
@@ -135,7 +135,7 @@ impl Decision {
             is_estimate: false,
             decided_at,
             most_restrictive: None,
-            all_limits: ColdDrop::NOTHING,
+            all_limits: ColdDrop::EMPTY,
         }
     }
 
