@@ -7,8 +7,8 @@ use std::sync::Arc;
 
 /// Encoding of a key as text, for a store that many processes share.
 ///
-/// Different keys of one type must have different encodings. The implementations for numbers, addresses, text, bytes and
-/// tuples do that. A type of your own can encode a tuple of its parts:
+/// Different keys of one type must have different encodings. The implementations for numbers, addresses, text, bytes
+/// and tuples do that. A type of your own can encode a tuple of its parts:
 ///
 /// ```
 /// use tower_ratelimit::key::{EncodeKey, KeyWriter};
@@ -42,8 +42,8 @@ pub trait EncodeKey {
 
 /// A buffer for the encoding of a key: see [`EncodeKey`].
 ///
-/// ASCII letters, digits and `-._@/+=` are written unchanged; all other bytes are percent-encoded (`%2C`). So text that a
-/// client chooses cannot imitate another part of a key, and its braces cannot choose the key's cluster slot.
+/// ASCII letters, digits and `-._@/+=` are written unchanged; all other bytes are percent-encoded (`%2C`). So text
+/// that a client chooses cannot imitate another part of a key, and its braces cannot choose the key's cluster slot.
 #[derive(Clone, Debug, Default)]
 pub struct KeyWriter {
     text: String,
@@ -233,7 +233,8 @@ macro_rules! tuples {
                 let write = |key: &mut KeyWriter| {
                     $(self.$index.encode(key);)+
                 };
-                // Commas separate the outermost parts. An inner tuple needs parentheses: `((a, b), c)` differs from `(a, (b, c))`.
+                // Commas separate the outermost parts. An inner tuple needs parentheses: `((a, b), c)` differs from
+                // `(a, (b, c))`.
                 if key.text.is_empty() { write(key) } else { key.group(write) }
             }
         }

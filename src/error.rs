@@ -7,8 +7,8 @@ use std::sync::Arc;
 
 /// The reason why a limiter could not be built, or could not decide.
 ///
-/// A denial is a [`Decision`](crate::Decision), not an error. The predicates distinguish the kinds of errors. The message
-/// names the cause and the remedy. [`source`](StdError::source) returns the underlying error.
+/// A denial is a [`Decision`](crate::Decision), not an error. The predicates distinguish the kinds of errors. The
+/// message names the cause and the remedy. [`source`](StdError::source) returns the underlying error.
 #[derive(Clone)]
 pub struct Error {
     kind: Kind,

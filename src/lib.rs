@@ -1,7 +1,7 @@
 //! Exact rate limiting for tower services: in memory, or in Redis with limits shared by many processes.
 //!
-//! [`RateLimitLayer`] extracts a key from each request and acquires from a limiter. The layer forwards an allowed request to
-//! the service. It rejects a denied request with the exact time after which a retry succeeds.
+//! [`RateLimitLayer`] extracts a key from each request and acquires from a limiter. The layer forwards an allowed
+//! request to the service. It rejects a denied request with the exact time after which a retry succeeds.
 //!
 //! ```
 //! use std::net::SocketAddr;
@@ -28,7 +28,7 @@
 //! |---|---|
 //! | [key extractor](ExtractKey) | makes a key from a request: an [address](ClientIp), a header field, a user |
 //! | [limiter](Limiter) | decides about a key: [`Memory`] or `Redis`, each with one or several limits |
-//! | [algorithm](algorithm::Algorithm) | decides from a key's state: [`Gcra`], [`SlidingWindow`] and others, each with a [`Quota`] |
+//! | [algorithm](algorithm::Algorithm) | decides from a key's state, with a [`Quota`]: [`Gcra`], [`SlidingWindow`] and others |
 //! | [`Limit`] | an algorithm with a name and the sub-key by which it counts; several limits are one transaction |
 //! | [`Decision`] | allowed, delayed, denied or exceeds limit; with limit, remaining, reset and retry after |
 //! | [responder](Respond) | makes a response from a rejection: [`Http`], `Grpc`, an error, a closure |
@@ -51,25 +51,27 @@
 //! | [`observe`] | events for metrics and logs |
 //! | `config` | limits from configuration (feature `serde`) |
 //!
-//! [`RateLimitLayer`](RateLimitLayer#what-is-charged) documents when a request is charged, and what happens if its future is
-//! dropped. The `guide` module contains pages on algorithms, keys, responses, costs, Redis, metrics and performance.
+//! [`RateLimitLayer`](RateLimitLayer#what-is-charged) documents when a request is charged, and what happens if its
+//! future is dropped. The `guide` module contains pages on algorithms, keys, responses, costs, Redis, metrics and
+//! performance.
 //!
 //! # Guarantees
 //!
 //! - **Exact**: algorithms count in integers and whole microseconds. No algorithm admits more in any window than its
 //!   documentation states, and no rate drifts. A denied request changes nothing.
-//! - **`retry_after` is sufficient and minimal**: if no other caller uses the key, the same request succeeds after exactly
-//!   that time, and not a microsecond earlier, unless the decision [is an estimate](Decision::is_estimate). A request that
-//!   can never succeed [exceeds the limit](Verdict::ExceedsLimit).
+//! - **`retry_after` is sufficient and minimal**: if no other caller uses the key, the same request succeeds after
+//!   exactly that time, and not a microsecond earlier, unless the decision [is an estimate](Decision::is_estimate). A
+//!   request that can never succeed [exceeds the limit](Verdict::ExceedsLimit).
 //! - **Linearizable**: any number of threads admit exactly what one thread would admit.
-//! - **Bounded memory**: [`max_keys`](MemoryBuilder::max_keys) bounds the table; below that bound no key is evicted. There is
-//!   no background thread and no sweep.
+//! - **Bounded memory**: [`max_keys`](MemoryBuilder::max_keys) bounds the table; below that bound no key is evicted.
+//!   There is no background thread and no sweep.
 //! - **No overhead**: a decision in memory is immediate and allocates nothing (except the sliding log).
 //! - **All or nothing**: if one of several limits denies a request, none is charged.
 //! - **A missing key is not an exemption**: a client cannot lift a limit by omitting or repeating a header field.
-//! - **Client-supplied headers are never trusted** unless the application [configures](key::TrustedProxies) its proxies.
-//!   Secrets are stored only as keyed hashes.
-//! - **tower's contract**: the service instance that was ready receives the request; a rejection releases the readiness.
+//! - **Client-supplied headers are never trusted** unless the application [configures](key::TrustedProxies) its
+//!   proxies. Secrets are stored only as keyed hashes.
+//! - **tower's contract**: the service instance that was ready receives the request; a rejection releases the
+//!   readiness.
 //! - **No unsafe code**, and no panic at run time: an invalid configuration is an error when it is built.
 //!
 //! # Testing
@@ -118,16 +120,19 @@
 //! No feature is on by default. Features only add items.
 //!
 //! - **`axum`**: [`PeerIp`] and [`ClientIp`] read axum's `ConnectInfo<SocketAddr>`, and `key::MatchedPath` its routes.
-//! - **`metrics`**: `observe::Metrics` counts and measures by the `metrics` facade.
-//! - **`redis`**: limits that many processes share, in `Redis`. **`redis-tls`** reaches it by TLS (`RedisTls`),
-//!   **`redis-cluster`** spreads it over a cluster, and **`redis-sentinel`** follows the master that Sentinel names.
-//!   **`redis-cell`** adds `RedisCell`, one limit by the command `CL.THROTTLE`.
-//! - **`retry`**: clients that come back when they are told to: `retry::RetryAfter`, a policy for tower's `Retry`.
-//! - **`serde`**: a [`Quota`] is read and written as text, such as `"100/min"`; limits from configuration, in `policy`.
-//! - **`timer`**: requests wait for their turn, by tokio's timer: `RateLimitLayer::max_wait`, and a [`LeakyQueue`] behind the
-//!   layer.
-//! - **`tonic`**: gRPC in tonic 0.14: `response::Grpc` and `response::ByContentType`, `cost::OnlyGrpcCodes`, and the peer's
-//!   address for [`PeerIp`] and [`ClientIp`].
+//! - **`metrics`**: `observe::Metrics` records counters, gauges and histograms with the `metrics` facade.
+//! - **`redis`**: `Redis`, a limiter whose limits many processes share.
+//! - **`redis-cell`**: `RedisCell`, one limit by the command `CL.THROTTLE` of the redis-cell module.
+//! - **`redis-cluster`**: Redis Cluster and Valkey Cluster.
+//! - **`redis-sentinel`**: connects to the master that Redis Sentinel reports.
+//! - **`redis-tls`**: `rediss://` addresses, and `RedisTls` for certificates.
+//! - **`retry`**: `retry::RetryAfter`, a policy for tower's `Retry` that honours `Retry-After`.
+//! - **`serde`**: `Serialize` and `Deserialize` for [`Quota`] (as text, such as `"100/min"`), and limits from
+//!   configuration in `config`.
+//! - **`timer`**: requests wait for a delayed start (tokio's timer): `RateLimitLayer::max_wait`, and [`LeakyQueue`]
+//!   behind the layer; `TokioClock`.
+//! - **`tonic`**: gRPC in tonic 0.14: `response::Grpc`, `response::ByContentType`, `cost::OnlyGrpcCodes`, and the
+//!   peer's address for [`PeerIp`] and [`ClientIp`].
 //! - **`tonic-tls`**: the peer's address on TLS connections that your own server hands to tonic.
 //! - **`tracing`**: `observe::Tracing` logs events with the `tracing` facade.
 

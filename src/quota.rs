@@ -1,4 +1,4 @@
-//! So many per period.
+//! Quotas: a limit per period.
 
 use std::fmt;
 use std::num::NonZeroU64;
@@ -8,7 +8,7 @@ use std::time::Duration;
 use crate::clock::MAX_PERIOD_MICROS;
 use crate::error::Error;
 
-/// So many per period: `Quota::per_second(10)` is ten a second.
+/// A limit per period: `Quota::per_second(10)` is ten per second.
 ///
 /// A period is a whole number of microseconds, from one microsecond to 200 years.
 ///
@@ -24,10 +24,10 @@ use crate::error::Error;
 ///
 /// # Text form
 ///
-/// `FromStr` reads `COUNT/PERIOD` or `COUNT per PERIOD`: `100/min`, `10/s`, `5 per 10s`, `1000 per 7 days`. The count
+/// `FromStr` accepts `COUNT/PERIOD` or `COUNT per PERIOD`: `100/min`, `10/s`, `5 per 10s`, `1000 per 7 days`. The count
 /// may hold underscores (`10_000/h`). The period is an optional whole number and a unit: `us`, `ms`, `s`, `min` (or
-/// `m`), `h`, `d`, or `w` for a week; the English words are read too. `Display` writes the same form, and what it
-/// writes reads back as an equal quota.
+/// `m`), `h`, `d`, or `w` for a week; English words are accepted too. `Display` writes a
+/// form that parses as an equal quota.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Quota {
     limit: NonZeroU64,
@@ -40,107 +40,108 @@ const HOUR: u64 = 60 * MINUTE;
 const DAY: u64 = 24 * HOUR;
 const WEEK: u64 = 7 * DAY;
 
-/// The largest limit, burst or cost: what a double holds exactly, since Redis counts in doubles.
+/// The largest limit, burst or cost: Redis counts in doubles, which are exact up to this number.
 pub(crate) const MAX_LIMIT: u64 = 1 << 53;
 
 impl Quota {
-    /// `limit` in each second.
+    /// Creates a quota of `limit` per second.
     ///
     /// # Panics
     ///
-    /// If `limit` is zero or over 2^53. In a `const` the compiler shows the panic.
+    /// Panics if `limit` is zero or over 2^53. In a `const` the compiler reports it.
     #[must_use]
     #[track_caller]
     pub const fn per_second(limit: u64) -> Self {
-        unwrap(Self::from_parts(limit, SECOND))
+        unwrap(Self::from_micros(limit, SECOND))
     }
 
-    /// `limit` in each minute.
+    /// Creates a quota of `limit` per minute.
     ///
     /// # Panics
     ///
-    /// If `limit` is zero or over 2^53. In a `const` the compiler shows the panic.
+    /// Panics if `limit` is zero or over 2^53. In a `const` the compiler reports it.
     #[must_use]
     #[track_caller]
     pub const fn per_minute(limit: u64) -> Self {
-        unwrap(Self::from_parts(limit, MINUTE))
+        unwrap(Self::from_micros(limit, MINUTE))
     }
 
-    /// `limit` in each hour.
+    /// Creates a quota of `limit` per hour.
     ///
     /// # Panics
     ///
-    /// If `limit` is zero or over 2^53. In a `const` the compiler shows the panic.
+    /// Panics if `limit` is zero or over 2^53. In a `const` the compiler reports it.
     #[must_use]
     #[track_caller]
     pub const fn per_hour(limit: u64) -> Self {
-        unwrap(Self::from_parts(limit, HOUR))
+        unwrap(Self::from_micros(limit, HOUR))
     }
 
-    /// `limit` in each 24 hours.
+    /// Creates a quota of `limit` per 24 hours.
     ///
     /// # Panics
     ///
-    /// If `limit` is zero or over 2^53. In a `const` the compiler shows the panic.
+    /// Panics if `limit` is zero or over 2^53. In a `const` the compiler reports it.
     #[must_use]
     #[track_caller]
     pub const fn per_day(limit: u64) -> Self {
-        unwrap(Self::from_parts(limit, DAY))
+        unwrap(Self::from_micros(limit, DAY))
     }
 
-    /// `limit` in each `period`.
+    /// Creates a quota of `limit` per `period`.
     ///
     /// # Panics
     ///
-    /// If `limit` is zero or over 2^53, or the period zero, not a whole number of microseconds, or over 200 years.
-    /// In a `const` the compiler shows the panic.
+    /// Panics if `limit` is zero or over 2^53, or the period zero, not a whole number of microseconds, or over 200
+    /// years. In a `const` the compiler reports it.
     #[must_use]
     #[track_caller]
     pub const fn new(limit: u64, period: Duration) -> Self {
         unwrap(Self::try_new(limit, period))
     }
 
-    /// As [`per_second`](Self::per_second), never panicking.
+    /// Works as [`per_second`](Self::per_second), and returns an error instead of panicking.
     ///
     /// # Errors
     ///
-    /// If `limit` is zero or over 2^53.
+    /// Returns an error if `limit` is zero or over 2^53.
     pub const fn try_per_second(limit: u64) -> Result<Self, QuotaError> {
-        Self::from_parts(limit, SECOND)
+        Self::from_micros(limit, SECOND)
     }
 
-    /// As [`per_minute`](Self::per_minute), never panicking.
+    /// Works as [`per_minute`](Self::per_minute), and returns an error instead of panicking.
     ///
     /// # Errors
     ///
-    /// If `limit` is zero or over 2^53.
+    /// Returns an error if `limit` is zero or over 2^53.
     pub const fn try_per_minute(limit: u64) -> Result<Self, QuotaError> {
-        Self::from_parts(limit, MINUTE)
+        Self::from_micros(limit, MINUTE)
     }
 
-    /// As [`per_hour`](Self::per_hour), never panicking.
+    /// Works as [`per_hour`](Self::per_hour), and returns an error instead of panicking.
     ///
     /// # Errors
     ///
-    /// If `limit` is zero or over 2^53.
+    /// Returns an error if `limit` is zero or over 2^53.
     pub const fn try_per_hour(limit: u64) -> Result<Self, QuotaError> {
-        Self::from_parts(limit, HOUR)
+        Self::from_micros(limit, HOUR)
     }
 
-    /// As [`per_day`](Self::per_day), never panicking.
+    /// Works as [`per_day`](Self::per_day), and returns an error instead of panicking.
     ///
     /// # Errors
     ///
-    /// If `limit` is zero or over 2^53.
+    /// Returns an error if `limit` is zero or over 2^53.
     pub const fn try_per_day(limit: u64) -> Result<Self, QuotaError> {
-        Self::from_parts(limit, DAY)
+        Self::from_micros(limit, DAY)
     }
 
-    /// As [`new`](Self::new), never panicking.
+    /// Works as [`new`](Self::new), and returns an error instead of panicking.
     ///
     /// # Errors
     ///
-    /// If `limit` is zero or over 2^53, or the period zero, not a whole number of microseconds, or over 200 years.
+    /// Returns an error if `limit` is zero or over 2^53, or the period zero, not a whole number of microseconds, or
+    /// over 200 years.
     pub const fn try_new(limit: u64, period: Duration) -> Result<Self, QuotaError> {
         if !period.subsec_nanos().is_multiple_of(1_000) {
             return Err(QuotaError::FractionalMicros);
@@ -148,10 +149,10 @@ impl Quota {
         if period.as_secs() > MAX_PERIOD_MICROS / SECOND {
             return Err(QuotaError::PeriodTooLong);
         }
-        Self::from_parts(limit, period.as_secs() * SECOND + period.subsec_micros() as u64)
+        Self::from_micros(limit, period.as_secs() * SECOND + period.subsec_micros() as u64)
     }
 
-    const fn from_parts(limit: u64, period_micros: u64) -> Result<Self, QuotaError> {
+    const fn from_micros(limit: u64, period_micros: u64) -> Result<Self, QuotaError> {
         let Some(limit) = NonZeroU64::new(limit) else { return Err(QuotaError::LimitZero) };
         if limit.get() > MAX_LIMIT {
             return Err(QuotaError::LimitTooLarge);
@@ -163,13 +164,13 @@ impl Quota {
         Ok(Self { limit, period_micros })
     }
 
-    /// How many there are in a period.
+    /// Returns the limit.
     #[must_use]
     pub const fn limit(self) -> u64 {
         self.limit.get()
     }
 
-    /// The period.
+    /// Returns the period.
     #[must_use]
     pub const fn period(self) -> Duration {
         Duration::from_micros(self.period_micros.get())
@@ -188,7 +189,7 @@ const fn unwrap(result: Result<Quota, QuotaError>) -> Quota {
     }
 }
 
-/// Why there is no such [`Quota`].
+/// The reason why a [`Quota`] is invalid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum QuotaError {
@@ -204,25 +205,27 @@ pub enum QuotaError {
     PeriodTooLong,
     /// The text is not of the form `COUNT/PERIOD` or `COUNT per PERIOD`.
     InvalidFormat,
-    /// The text's unit of time is not one that is known.
+    /// The unit of time in the text is unknown.
     UnknownUnit,
 }
 
 impl QuotaError {
     const fn message(self) -> &'static str {
         match self {
-            Self::LimitZero => "a quota's limit must be at least 1: to refuse everything, don't serve the route",
+            Self::LimitZero => "a quota's limit must be at least 1; to deny all requests, remove the route",
             Self::LimitTooLarge => "a quota's limit must be at most 2^53 (9007199254740992)",
             Self::PeriodZero => "a quota's period must be at least one microsecond",
             Self::FractionalMicros => {
-                "a quota's period must be a whole number of microseconds: to limit faster than one in a microsecond, \
-                 give the number that fits into a whole microsecond"
+                "a quota's period must be a whole number of microseconds; for higher rates than one per microsecond, \
+                 use the limit per whole microsecond"
             }
             Self::PeriodTooLong => "a quota's period must be at most 200 years (73050 days)",
             Self::InvalidFormat => {
-                "a quota reads COUNT/PERIOD or COUNT per PERIOD, with whole numbers: such as 100/min or 5 per 10s"
+                "a quota has the form COUNT/PERIOD or COUNT per PERIOD with whole numbers; for example 100/min or 5 per 10s"
             }
-            Self::UnknownUnit => "a quota's period must end in us, ms, s, min, h, d or w: such as 100/min or 5 per 10s",
+            Self::UnknownUnit => {
+                "a quota's period must end in us, ms, s, min, h, d or w; for example 100/min or 5 per 10s"
+            }
         }
     }
 }
@@ -241,7 +244,7 @@ impl From<QuotaError> for Error {
     }
 }
 
-/// The units by falling length. Days are the largest that `Display` writes: `1/w` is for reading.
+/// The units that `Display` writes, longest first. It writes weeks as days.
 const UNITS: [(&str, u64); 6] = [("d", DAY), ("h", HOUR), ("min", MINUTE), ("s", SECOND), ("ms", 1_000), ("us", 1)];
 
 impl fmt::Display for Quota {
@@ -274,11 +277,11 @@ impl FromStr for Quota {
         let count = if count.is_empty() { Some(1) } else { read_number(count)? };
         let unit = read_unit(unit.trim_start())?;
         let period = count.and_then(|count| count.checked_mul(unit)).ok_or(QuotaError::PeriodTooLong)?;
-        Self::from_parts(limit, period)
+        Self::from_micros(limit, period)
     }
 }
 
-/// The number, or `None` if it is one but too large for 64 bits.
+/// Returns the number, `None` if it exceeds 64 bits.
 fn read_number(text: &str) -> Result<Option<u64>, QuotaError> {
     let plain = text.replace('_', "");
     if !text.starts_with(|first: char| first.is_ascii_digit()) || !plain.bytes().all(|byte| byte.is_ascii_digit()) {
@@ -302,19 +305,19 @@ fn read_unit(text: &str) -> Result<u64, QuotaError> {
 }
 
 #[cfg(feature = "serde")]
-mod text {
+mod serde_impl {
     use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 
     use super::Quota;
 
-    /// As the text form: `"100/min"`.
+    /// Serializes the text form: `"100/min"`.
     impl Serialize for Quota {
         fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
             serializer.collect_str(self)
         }
     }
 
-    /// From the text form: `"100/min"`.
+    /// Deserializes the text form: `"100/min"`.
     impl<'de> Deserialize<'de> for Quota {
         fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
             struct Text;

@@ -22,8 +22,8 @@ impl Backoff {
 
     /// The number of spins in each round.
     ///
-    /// During one round the other thread can lock the set several times. With shorter rounds both threads would fetch the
-    /// set's cache lines from each other for every decision, which takes twice the time.
+    /// During one round the other thread can lock the set several times. With shorter rounds both threads would fetch
+    /// the set's cache lines from each other for every decision, which takes twice the time.
     #[cfg(not(loom))]
     const SPINS: u32 = 64;
 

@@ -5,22 +5,22 @@ use crate::clock::Timestamp;
 use crate::decision::{AcquireOptions, LazySnapshot, LimitSnapshot, Verdict};
 use crate::quota::Quota;
 
-/// So many in a window, then none until it ends: a counter with an expiry.
+/// A fixed window: a counter that is reset when its window ends.
 ///
-/// A window starts at a key's first hit and lasts one period. In any window of one period at most `2 limit - 1` are
-/// admitted, reached by one hit at the start of a window, `limit - 1` at its end and `limit` right after it. With
-/// [`aligned_to_clock`](Self::aligned_to_clock) it is `2 limit`, in however short a time around the boundary.
+/// A window starts at a key's first hit and lasts one period. In any interval of one period at most `2 limit - 1` are
+/// admitted: one hit at the start of a window, `limit - 1` at its end and `limit` immediately after it. With
+/// [`aligned_to_clock`](Self::aligned_to_clock) the maximum is `2 limit`, in an arbitrarily short time around the
+/// boundary.
 ///
-/// - **Closed form**, with `used` so far and the window's `end`: admit if `used + cost <= limit`; `retry_after = reset =
-///   end - now`.
-/// - **State**: four words (end, used, the time of the last charge, start). A refused request counts for nothing, and
-///   moves no end.
-/// - **After a change of quota** what was used stays used until the window ends: as it was started, or one period of the
-///   new quota after its start if that is sooner. With `aligned_to_clock`, a charge under the new quota prolongs that window
-///   to the end of the present calendar window, so that the bound of `2 limit` holds from the change on.
-/// - **Source**: the classic `INCR` and `EXPIRE` counter, without its races.
-/// - **Choose it** where people are told "so many per hour" and expect the count to start anew, or where an audit counts by
-///   calendar windows. Where bursts at the boundary hurt, choose [`Gcra`](super::Gcra).
+/// - **Closed form**: with the window's `used` and `end`, admit if `used + cost <= limit`; both `retry_after` and `reset`
+///   are `end - now`.
+/// - **State**: four words (end, used, time of the last charge, start). A denied request changes neither count nor end.
+/// - **After a change of quota** the usage counts until the window ends: at its original end, or one new period after
+///   its start if that is earlier. With `aligned_to_clock`, a charge under the new quota extends that window to the
+///   end of the current calendar window, so that the bound of `2 limit` holds after the change.
+/// - **Source**: the classic counter of `INCR` and `EXPIRE`, without its races.
+/// - **Choose it** for quotas that users know as "so many per hour", or where an audit counts by calendar windows. If
+///   bursts at the boundary are harmful, choose [`Gcra`](super::Gcra).
 ///
 /// ```
 /// use tower_ratelimit::{FixedWindow, Quota};
@@ -34,45 +34,46 @@ pub struct FixedWindow {
     aligned: bool,
 }
 
-/// What a state says at a moment.
+/// The window of a state that is open at a time.
 #[derive(Clone, Copy)]
 struct Window {
     start: u64,
     end: u64,
     used: u64,
-    /// The moment to decide at.
+    /// The time at which to decide.
     at: u64,
 }
 
 impl FixedWindow {
-    /// `quota.limit()` in each window, which starts at the first hit and lasts `quota.period()`.
+    /// Admits `quota.limit()` in each window, which starts at the first hit and lasts `quota.period()`.
     #[must_use]
     pub const fn new(quota: Quota) -> Self {
         Self { quota, aligned: false }
     }
 
-    /// Windows for all keys start at whole multiples of the period since the Unix epoch: minutes on the minute, days at
-    /// midnight UTC.
+    /// Starts the windows of all keys at multiples of the period since the Unix epoch: days start at midnight UTC.
     #[must_use]
     pub const fn aligned_to_clock(mut self) -> Self {
         self.aligned = true;
         self
     }
 
-    /// The quota.
+    /// Returns the quota.
     #[must_use]
     pub const fn quota(&self) -> Quota {
         self.quota
     }
 
-    /// The moment to decide at: now, or the newest time that the state has seen, unless that is over a period ahead.
+    /// Returns the time at which to decide: now, or the last charge's time if it is later by at most one period.
+    ///
+    /// A clock may step back by a little, because threads read it before they lock the set.
     #[inline(always)]
     fn moment(&self, &[_, _, written_at, _]: &[u64; 4], now: u64) -> u64 {
         let at = now.max(written_at);
         if at - now > self.quota.period_micros() { now } else { at }
     }
 
-    /// The start and the end of a window that a hit at this time opens.
+    /// Returns start and end of the window that a hit at this time opens.
     // Part of each charge: row "fixed window" of docs/performance.md.
     #[inline(always)]
     fn window_at(&self, at: u64) -> (u64, u64) {
@@ -81,17 +82,17 @@ impl FixedWindow {
         (start, start.saturating_add(period))
     }
 
-    /// The window that is open, `None` if the next hit opens one.
+    /// Returns the open window, `None` if the next hit opens a window.
     #[inline(always)]
     fn open(&self, state: &[u64; 4], now: u64) -> Option<Window> {
         let &[end, used, written_at, start] = state;
         let at = self.moment(state, now);
-        // A window of a longer, former quota ends when one of the present quota would.
+        // After a change to a shorter period, the window ends one new period after its start.
         let end = end.min(start.saturating_add(self.quota.period_micros()));
         (written_at <= at && at < end).then_some(Window { start, end, used, at })
     }
 
-    /// For how many microseconds a cost within the limit must wait, zero if it need not.
+    /// Returns the wait in microseconds for a cost of at most the limit, zero if it is allowed.
     #[inline(always)]
     fn wait(&self, state: &[u64; 4], now: u64, cost: u64) -> u64 {
         match self.open(state, now) {
@@ -162,7 +163,7 @@ impl Algorithm for FixedWindow {
         Some([0; 4])
     }
 
-    /// The window that ends later, with the greater of both counts.
+    /// Keeps the window that ends later, with the larger of both counts.
     fn carry_over_debt(&self, state: &mut [u64; 4], from: &[u64; 4], now: Timestamp) {
         let Some(other) = self.open(from, now.as_micros()) else { return };
         let (end, window) = match self.open(state, now.as_micros()) {
@@ -203,7 +204,7 @@ impl super::LuaAlgorithm for FixedWindow {
         params.extend([self.quota.limit(), self.quota.period_micros(), cost, u64::from(self.aligned)]);
     }
 
-    fn uses_fast_path(&self, ask: AcquireOptions) -> bool {
-        ask.cost > 0 && ask.cost <= self.quota.limit()
+    fn uses_fast_path(&self, options: AcquireOptions) -> bool {
+        options.cost > 0 && options.cost <= self.quota.limit()
     }
 }

@@ -2,32 +2,36 @@ use super::{Algorithm, State};
 use crate::clock::Timestamp;
 use crate::decision::{AcquireOptions, LazySnapshot};
 
-/// An algorithm with a twin in Lua, which decides the same inside Redis.
+/// An algorithm with a Lua implementation of the same transition, which Redis runs.
 ///
-/// The twin is a chunk of Lua that returns a table, its *kernel*. The store calls its functions with `s`, the state's
-/// numbers; `now`, the server's time in microseconds; and `p`, what [`params`](Self::params) lists:
+/// The Lua implementation is a chunk that returns a table, the *kernel*. The store calls the kernel's functions with
+/// `s`, the numbers of the state; `now`, the server's time in microseconds; and `p`, the parameters of
+/// [`params`](Self::params):
 ///
 /// | | |
 /// |---|---|
-/// | `words` | how many numbers a state has; zeros are a key never seen, the first is when it is as good as that |
-/// | `params` | how many parameters there are |
-/// | `supports_scheduling` | whether later turns can be promised, as [`supports_scheduling`](Algorithm::supports_scheduling) |
-/// | `peek(s, now, max_delay, p)` | 0: allowed; above 0: refused for so many microseconds; -1: never; below -1: allowed after `-1 -` it. `max_delay` is the longest acceptable delay, -1 where the algorithm decides |
-/// | `commit(s, now, delay, p)` | charges: changes `s` |
-/// | `charge(s, now, cost, p)` | charges a cost, whatever cost `p` is for: needed to [hold](crate::limiter::Held) costs |
-/// | `owed_for(s, now, p)` | with `supports_scheduling`: how long what is owed lasts |
+/// | `words` | the number of numbers in a state; all zeros is the state of a never-seen key, the first number is the time at which the key is idle |
+/// | `params` | the number of parameters |
+/// | `supports_scheduling` | whether the algorithm schedules later starts: see [`supports_scheduling`](Algorithm::supports_scheduling) |
+/// | `peek(s, now, max_delay, p)` | returns 0: allowed; above 0: denied for that many microseconds; -1: exceeds the limit; below -1: allowed after a delay of `-1 - result`. `max_delay` is the longest delay that the caller accepts, -1 if the caller set none |
+/// | `commit(s, now, delay, p)` | charges the cost of `p` to `s`, for a start after `delay` |
+/// | `charge(s, now, cost, p)` | charges `cost` instead of the cost of `p`; required to [hold](crate::limiter::Held) costs |
+/// | `owed_for(s, now, p)` | required with `supports_scheduling`: the time until the key is idle |
 ///
-/// Without `charge` the algorithm decides, and cannot hold: to hold a cost is an error for which
-/// [`is_unsupported`](crate::Error::is_unsupported) holds. With it, a decision on a key that costs are held on is made on a copy
-/// of the state in which they are charged.
+/// Without `charge`, holding a cost is an error for which [`is_unsupported`](crate::Error::is_unsupported) returns
+/// true. With `charge`, the script decides about a key with held costs on a copy of the state to which the held costs
+/// are charged.
 ///
-/// The numbers are Lua's: exact integers up to 2^53. The same laws hold as for [`Algorithm`]; the figures of a decision
-/// are worked out in Rust from the numbers that the twin read, so both must do the same, to the microsecond. The text is
-/// part of a script that runs inside the server, atomically: it should be short, and call nothing there itself.
+/// Lua's numbers are exact integers up to 2^53. The laws of [`Algorithm`] apply. Rust computes the limit status of a
+/// decision from the state that the script read, and replays the script's charges. So both implementations must agree
+/// to the microsecond.
+///
+/// The script runs atomically inside the server, which does nothing else meanwhile. Keep the chunk short, and do not
+/// call Redis commands in it.
 ///
 /// # Example
 ///
-/// The cool-down of [`Algorithm`]'s example:
+/// The cool-down of the example of [`Algorithm`]:
 ///
 /// ```
 /// # use std::time::Duration;
@@ -38,9 +42,9 @@ use crate::decision::{AcquireOptions, LazySnapshot};
 /// # struct CoolDown(Duration);
 /// # impl Algorithm for CoolDown {
 /// #     type State = [u64; 1];
-/// #     fn peek(&self, &[open_at]: &[u64; 1], now: Timestamp, ask: AcquireOptions) -> Verdict {
+/// #     fn peek(&self, &[open_at]: &[u64; 1], now: Timestamp, options: AcquireOptions) -> Verdict {
 /// #         let wait = Timestamp::from_micros(open_at).saturating_since(now);
-/// #         if ask.cost > 1 { Verdict::ExceedsLimit }
+/// #         if options.cost > 1 { Verdict::ExceedsLimit }
 /// #         else if wait.is_zero() || wait > self.0 { Verdict::Allowed }
 /// #         else { Verdict::Denied { retry_after: wait } }
 /// #     }
@@ -74,38 +78,39 @@ use crate::decision::{AcquireOptions, LazySnapshot};
 /// }
 /// ```
 pub trait LuaAlgorithm: Algorithm {
-    /// The twin.
+    /// The Lua implementation.
     const SCRIPT: LuaScript;
 
-    /// The parameters for a cost: as many as the kernel's `params` says. Numbers above 2^53 are taken for that.
+    /// Appends the parameters for a cost: as many as the kernel's `params`. Larger numbers than 2^53 count as 2^53.
     fn params(&self, cost: u64, params: &mut Vec<u64>);
 
-    /// The state that such numbers in Redis stand for. Unless said otherwise, they are its words.
+    /// Converts the numbers in Redis into a state. By default they are the state's words.
     fn decode_state(&self, numbers: &[u64]) -> Self::State {
         Self::State::from_numbers(numbers)
     }
 
-    /// The numbers in Redis that stand for a state.
+    /// Appends the numbers that represent a state in Redis.
     fn encode_state(&self, state: &Self::State, numbers: &mut Vec<u64>) {
         state.to_numbers(numbers);
     }
 
-    /// How long the script works on one decision, compared with one of a bucket: 1, unless the implementation says more.
+    /// Returns the script's run time for one decision, as a multiple of that of a bucket.
     ///
-    /// Redis does nothing else while the script runs. The weights of the decisions that travel in one call add up to at most
-    /// 128, which is about half a millisecond, or the call has one decision. Several limits of one decision add up, too.
+    /// Redis does nothing else while the script runs. So the sum of the weights in one call is at most 128, about
+    /// half a millisecond, unless the call has a single decision. The weight of a decision is the sum over its
+    /// limits.
     fn weight(&self) -> u16 {
         1
     }
 
-    /// Whether the kernel's short cut takes an ask like this.
+    /// Returns whether the fast path of the script applies to these options.
     #[doc(hidden)]
-    fn uses_fast_path(&self, ask: AcquireOptions) -> bool {
-        let _ = ask;
+    fn uses_fast_path(&self, options: AcquireOptions) -> bool {
+        let _ = options;
         false
     }
 
-    /// The figures, where they are not made from the whole state: see [`LuaScript`].
+    /// Computes the snapshot from the three numbers of the kernel's `view`, for states with a header.
     #[doc(hidden)]
     fn snapshot_from_view(&self, view: [u64; 3], now: Timestamp) -> LazySnapshot {
         let _ = (view, now);
@@ -113,54 +118,56 @@ pub trait LuaAlgorithm: Algorithm {
     }
 }
 
-/// The Lua twin of an algorithm.
+/// The Lua implementation of an algorithm: a name and a source text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LuaScript {
     name: &'static str,
     encoding: StateEncoding,
     source: &'static str,
-    short: Option<&'static str>,
+    fast_path: Option<&'static str>,
 }
 
-/// How a state lies in Redis, and what a reply brings of it.
+/// The layout of a state in Redis, and the part of it that a reply contains.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum StateEncoding {
-    /// Numbers, of which a reply brings all.
+    /// A reply contains all numbers of the state.
     Full,
-    /// A head and a tail, of which a decision reads parts; a reply brings three numbers with each decision.
+    /// A header and a tail, of which a decision reads parts. A reply contains three numbers for each decision.
     Header,
 }
 
 impl LuaScript {
-    /// The name is part of every key: it should tell the kernel and the version of its states' layout.
+    /// Creates an implementation.
+    ///
+    /// The name is part of every key in Redis. It should contain the version of the state's layout.
     #[must_use]
     pub const fn new(name: &'static str, source: &'static str) -> Self {
-        Self { name, encoding: StateEncoding::Full, source, short: None }
+        Self { name, encoding: StateEncoding::Full, source, fast_path: None }
     }
 
-    /// Of states with a head.
+    /// Declares that states have a header.
     pub(super) const fn with_header(mut self) -> Self {
         self.encoding = StateEncoding::Header;
         self
     }
 
-    /// Adds a short cut for the commonest decisions.
-    pub(super) const fn with_fast_path(mut self, short: &'static str) -> Self {
-        self.short = Some(short);
+    /// Adds a chunk that decides the most common cases before the general script runs.
+    pub(super) const fn with_fast_path(mut self, source: &'static str) -> Self {
+        self.fast_path = Some(source);
         self
     }
 
     pub(crate) const fn fast_path(&self) -> Option<&'static str> {
-        self.short
+        self.fast_path
     }
 
-    /// Its name in keys.
+    /// Returns the name that is part of each key.
     #[must_use]
     pub const fn name(&self) -> &'static str {
         self.name
     }
 
-    /// Its text in Lua.
+    /// Returns the Lua source text.
     #[must_use]
     pub const fn source(&self) -> &'static str {
         self.source

@@ -1,26 +1,27 @@
-//! How much a key may have: the seam, the kernels and their named fronts.
+//! Rate limiting algorithms, and the trait for your own.
 //!
-//! # Which one?
+//! # Choosing an algorithm
 //!
-//! With a limit of `L` in a period `W` and a burst of `B` (`L` unless set):
+//! With a limit of `L` in a period `W`, and a burst of `B` (`L` unless set):
 //!
-//! | Type | Most admitted in any window of one period | State, words | Choose it |
+//! | Type | Maximum admitted in any window of one period | State, words | Choose it for |
 //! |---|---|---|---|
-//! | [`Gcra`] | `B + L - 1`, so `2L - 1` unless set, `L` if strict | 4 | if in doubt: smooth, exact, cheap |
-//! | [`TokenBucket`] | the same: it is the same bucket | 4 | if you think in tokens that come back |
-//! | [`LeakyBucket`] | the same: it is the same bucket | 4 | if you think in a level that drains |
-//! | [`LeakyQueue`] | `L + 1` departures in a closed interval, evenly spaced | 4 | if callers should wait for their turn |
-//! | [`FixedWindow`] | `2L - 1` from the first hit, `2L` aligned to the clock | 4 | if people are told when the count starts anew |
-//! | [`SlidingWindow`], strict | `L`, exactly; conservative by one block | blocks + 5 | if the bound must hold and the limit is large |
-//! | [`SlidingWindow`], weighted | `2L - 1`, with however many blocks | blocks + 5 | if a smooth estimate will do |
-//! | [`SlidingLog`] | `L`, exactly, and never refuses too much | 2 a hit, on the heap | if the bound must be exact and the limit is small |
+//! | [`Gcra`] | `B + L - 1`, so `2L - 1` unless set, `L` if strict | 4 | the default: smooth, exact, fast |
+//! | [`TokenBucket`] | as `Gcra`, which it equals | 4 | terms of tokens that are refilled |
+//! | [`LeakyBucket`] | as `Gcra`, which it equals | 4 | terms of a level that drains |
+//! | [`LeakyQueue`] | `L + 1` departures in a closed interval, evenly spaced | 4 | callers that wait instead of being denied |
+//! | [`FixedWindow`] | `2L - 1` from the first hit, `2L` aligned to the clock | 4 | quotas that users know as "so many per hour" |
+//! | [`SlidingWindow`], strict | `L`, exactly; a hit counts up to one block too long | blocks + 5 | an exact bound with a large limit |
+//! | [`SlidingWindow`], weighted | `2L - 1`, with any number of blocks | blocks + 5 | a smooth estimate |
+//! | [`SlidingLog`] | `L`, exactly, and denies nothing below the limit | 2 per hit, on the heap | an exact bound with a small limit |
 //!
-//! In Redis each of them decides by one call of a script, which implements the same transition.
+//! Each algorithm has a Lua implementation of the same transition, which Redis runs in a script.
 //!
-//! # What they do with the same requests
+//! # Comparison on the same requests
 //!
-//! Four in eight seconds. One request a second at most; `#` is allowed, `.` refused, `-` no request, and a digit allowed after
-//! so many seconds. First a request each second, then one that is followed by a pause:
+//! The quota is four in eight seconds, with at most one request per second: `#` is allowed, `.` is denied, `-` is no
+//! request, and a digit is allowed after that many seconds. The first row has a request each second, the second row has a
+//! pause after the first request:
 //!
 //! ```
 //! # use std::time::Duration;
@@ -30,7 +31,7 @@
 //! #     let clock = ManualClock::new();
 //! #     let limiter = Memory::builder(algorithm).clock(clock.clone()).build().unwrap();
 //! #     let second = |request: char| {
-//! #         let verdict = (request != '-').then(|| limiter.decide("key", AcquireOptions::default()).verdict());
+//! #         let verdict = (request != '-').then(|| limiter.check("key", AcquireOptions::default()).verdict());
 //! #         clock.advance(Duration::from_secs(1));
 //! #         match verdict {
 //! #             None => '-',
@@ -45,7 +46,7 @@
 //! let each_second = "????????????????????????????????";
 //! let after_pause = "?----???????????????????????????";
 //!
-//! let bucket = Gcra::new(quota); // likewise TokenBucket and LeakyBucket
+//! let bucket = Gcra::new(quota); // TokenBucket and LeakyBucket decide the same
 //! assert_eq!(timeline(bucket, each_second), "#######.#.#.#.#.#.#.#.#.#.#.#.#.");
 //! assert_eq!(timeline(bucket, after_pause), "#----#######.#.#.#.#.#.#.#.#.#.#");
 //!
@@ -168,9 +169,9 @@ use std::time::Duration;
 ///
 /// let clock = ManualClock::new();
 /// let limiter = Memory::builder(CoolDown(Duration::from_secs(3))).clock(clock.clone()).build()?;
-/// assert!(limiter.decide("alice", AcquireOptions::default()).is_allowed());
+/// assert!(limiter.check("alice", AcquireOptions::default()).is_allowed());
 /// clock.advance(Duration::from_secs(1));
-/// let refused = limiter.decide("alice", AcquireOptions::default());
+/// let refused = limiter.check("alice", AcquireOptions::default());
 /// assert_eq!(refused.retry_after(), Some(Duration::from_secs(2)));
 /// # Ok::<(), tower_ratelimit::Error>(())
 /// ```

@@ -7,22 +7,23 @@ use crate::decision::{AcquireOptions, LazySnapshot, LimitSnapshot, Verdict};
 use crate::error::Error;
 use crate::quota::Quota;
 
-/// So many in any window, exactly: remembers the time of every hit.
+/// An exact sliding window, which stores the time of every hit.
 ///
-/// In any window of one period at most `limit` are admitted, exactly, and no request is refused that would keep to that:
-/// five in five seconds, called once a second, never refuses.
+/// In any window of one period at most `limit` are admitted, exactly. No request within that bound is denied: a limit
+/// of five in five seconds never denies one request per second.
 ///
-/// - **Closed form**, with the hits of the last period and `used`, the sum of their weights: admit if `used + cost <=
-///   limit`; `retry_after` is the time until enough of the oldest hits are a period old; `reset` until the youngest is. A
-///   hit counts until exactly one period after it.
-/// - **State**: 16 bytes a hit on the heap, hits in one microsecond together; at most `limit` hits. It is the one algorithm
-///   that may allocate when it decides. [`MemoryBuilder::max_heap_bytes`](crate::MemoryBuilder::max_heap_bytes) bounds the
-///   whole.
-/// - **After a change of quota** hits count for the new period, but for no longer than the old one where they had not been
-///   counted under the new quota yet.
-/// - **Source**: the sorted set of time stamps, trimmed by score, without its colliding members.
-/// - **Choose it** where the bound must be exact and the limit is small. For large limits
-///   [`SlidingWindow`](super::SlidingWindow) keeps to the same bound in a fixed number of words.
+/// - **Closed form**: with `used`, the sum of the weights of the last period's hits, admit if `used + cost <= limit`.
+///   `retry_after` is the time until enough of the oldest hits are one period old; `reset` is the time until the
+///   newest hit is. A hit counts until exactly one period after it.
+/// - **State**: 16 bytes per hit on the heap, at most `limit` hits; hits in the same microsecond share an entry. No
+///   other algorithm allocates when it decides.
+///   [`MemoryBuilder::max_heap_bytes`](crate::MemoryBuilder::max_heap_bytes) bounds the total. In Redis the hits are
+///   a ring in one string.
+/// - **After a change of quota** hits count for the new period. Until the next charge under the new quota they count
+///   for no longer than the old period.
+/// - **Source**: the sorted set of time stamps that is trimmed by score, without its colliding members.
+/// - **Choose it** for an exact bound with a small limit. For large limits [`SlidingWindow`](super::SlidingWindow)
+///   keeps the same bound in a fixed number of words.
 ///
 /// ```
 /// use std::time::Duration;
@@ -36,18 +37,17 @@ pub struct SlidingLog {
 }
 
 impl SlidingLog {
-    /// The largest limit: a million hits, which are 16 megabytes a key.
+    /// The largest limit: a million hits, which take 16 megabytes per key.
     pub const MAX_LIMIT: u64 = 1_000_000;
 
-    const TOO_LARGE: &str =
-        "a sliding log remembers every hit, at most 1000000 of them: use a SlidingWindow for larger limits";
+    const TOO_LARGE: &str = "a sliding log stores every hit, at most 1000000; use a `SlidingWindow` for larger limits";
 
-    /// `quota.limit()` in any window of `quota.period()`.
+    /// Admits `quota.limit()` in any window of `quota.period()`.
     ///
     /// # Panics
     ///
-    /// If the limit is over [`MAX_LIMIT`](Self::MAX_LIMIT). In a `const` the compiler shows the panic;
-    /// [`try_new`](Self::try_new) never panics.
+    /// Panics if the limit is over [`MAX_LIMIT`](Self::MAX_LIMIT); in a `const` the compiler reports it. To handle
+    /// the error, use [`try_new`](Self::try_new).
     #[must_use]
     #[track_caller]
     pub const fn new(quota: Quota) -> Self {
@@ -55,22 +55,22 @@ impl SlidingLog {
         Self { quota }
     }
 
-    /// As [`new`](Self::new), never panicking.
+    /// Works as [`new`](Self::new), and returns an error instead of panicking.
     ///
     /// # Errors
     ///
-    /// If the limit is over [`MAX_LIMIT`](Self::MAX_LIMIT).
+    /// Returns an error if the limit is over [`MAX_LIMIT`](Self::MAX_LIMIT).
     pub fn try_new(quota: Quota) -> Result<Self, Error> {
         if quota.limit() <= Self::MAX_LIMIT { Ok(Self { quota }) } else { Err(Error::config(Self::TOO_LARGE)) }
     }
 
-    /// The quota.
+    /// Returns the quota.
     #[must_use]
     pub const fn quota(&self) -> Quota {
         self.quota
     }
 
-    /// What counts at `now`.
+    /// Returns the hits that count at `now`.
     fn window<'a>(&self, log: &'a HitLog, now: u64) -> Window<'a> {
         let own_period = self.quota.period_micros();
         let newest = log.hits.back().map_or(0, |&(time, _)| time);
@@ -85,7 +85,7 @@ impl SlidingLog {
                 at: if at - now > own_period { now } else { at },
             };
         }
-        // A hit of a former quota's period counts no longer than that, until it was counted under the present one.
+        // After a change of quota, hits count for the shorter of both periods until the next charge.
         let period = own_period.min(log.period);
         let live = |&(time, _): &(u64, u64)| time.saturating_add(period) > at;
         let first = log.hits.iter().position(live).unwrap_or(log.hits.len());
@@ -98,17 +98,17 @@ impl SlidingLog {
     }
 }
 
-/// The hits that count at a moment.
+/// The hits that count at a time.
 struct Window<'a> {
     log: &'a HitLog,
-    /// The index of the oldest one.
+    /// The index of the oldest hit that counts.
     first: usize,
     used: u64,
-    /// What counts beside the hits, as if it were charged now.
+    /// The cost of all holds, which counts as if it were charged now.
     held: u64,
-    /// For how long the hits count.
+    /// The time for which the hits count.
     period: u64,
-    /// The moment to decide at: now, or the newest time that the state has seen.
+    /// The time at which to decide: now, or the newest hit's time if that is later.
     at: u64,
 }
 
@@ -117,13 +117,13 @@ impl Window<'_> {
         self.used.saturating_add(self.held)
     }
 
-    /// The moment at which nothing of what is used counts any more, however much that is.
+    /// Returns the time at which all hits and holds have expired.
     fn all_freed_at(&self) -> u64 {
-        // What is held leaves last.
+        // Holds expire last.
         if self.held > 0 { self.at.saturating_add(self.period) } else { self.freed_at(self.used) }
     }
 
-    /// The moment at which so much of what is used no longer counts.
+    /// Returns the time at which hits of total weight `amount` have expired.
     fn freed_at(&self, amount: u64) -> u64 {
         let mut freed = 0_u64;
         for &(time, weight) in self.log.hits.range(self.first..) {
@@ -132,7 +132,7 @@ impl Window<'_> {
                 return time.saturating_add(self.period);
             }
         }
-        // What is held leaves last.
+        // Holds expire last.
         self.at.saturating_add(if self.held > 0 { self.period } else { 0 })
     }
 }
@@ -169,7 +169,7 @@ impl Algorithm for SlidingLog {
         }
     }
 
-    /// Hits of which, since any moment, there are as many as of either.
+    /// Keeps hits such that, since any time, the sum of weights is the larger of both logs.
     fn carry_over_debt(&self, state: &mut HitLog, from: &HitLog, now: Timestamp) {
         let newest_first =
             |window: Window<'_>| window.log.hits.range(window.first..).rev().copied().collect::<Vec<_>>();
@@ -204,7 +204,7 @@ impl Algorithm for SlidingLog {
         state.hits = hits;
     }
 
-    /// Without the copy of the log that the default makes.
+    /// Avoids the copy of the log that the default implementation makes.
     fn peek_with_held(
         &self,
         state: &HitLog,
@@ -276,20 +276,20 @@ impl super::LuaAlgorithm for SlidingLog {
         params.extend([self.quota.limit(), self.quota.period_micros(), cost]);
     }
 
-    // Several commands for each decision: about 9 us, and some more for a refusal.
+    // A decision runs several Redis commands: about 9 us, and slightly more for a denial.
     fn weight(&self) -> u16 {
         4
     }
 
-    fn snapshot_from_view(&self, [used, left_at, more_at]: [u64; 3], now: Timestamp) -> LazySnapshot {
+    fn snapshot_from_view(&self, [used, idle_at, next_token_at]: [u64; 3], now: Timestamp) -> LazySnapshot {
         let limit = self.quota.limit();
-        let figures = LimitSnapshot {
+        let snapshot = LimitSnapshot {
             limit,
             window: self.quota.period(),
             remaining: limit.saturating_sub(used),
-            reset: Timestamp::from_micros(left_at).saturating_since(now),
-            next_token_after: Timestamp::from_micros(more_at).saturating_since(now),
+            reset: Timestamp::from_micros(idle_at).saturating_since(now),
+            next_token_after: Timestamp::from_micros(next_token_at).saturating_since(now),
         };
-        figures.into()
+        snapshot.into()
     }
 }

@@ -6,27 +6,27 @@ use crate::decision::{AcquireOptions, LazySnapshot, LimitSnapshot, Verdict};
 use crate::error::Error;
 use crate::quota::Quota;
 
-/// So many in any window, counted in blocks of time: a sliding window in a fixed number of words.
+/// A sliding window that counts in blocks of time, in a fixed number of words.
 ///
-/// **Strict** (the default): in any window of one period at most `limit` are admitted, exactly. It counts the current block
-/// and as many full ones as the period has, so a hit may count for one block longer than a period: it is conservative by
-/// at most one block, and never admits too much.
+/// **Strict** (the default): in any window of one period at most `limit` are admitted, exactly. The window counts the
+/// current block and as many full blocks as the period has. So a hit counts for up to one block longer than a period,
+/// and the window never admits too much.
 ///
-/// **[Weighted](Self::weighted)**: the oldest block counts by the share of it that the window still covers, as if its hits
-/// were spread evenly. In any window of one period at most `2 limit - 1` are admitted, with however many blocks: no weighted
-/// counter is strict. With one block it is the well-known estimate from the current and the previous window.
+/// **[Weighted](Self::weighted)**: the oldest block counts by the fraction of it that the window covers, as if its
+/// hits were evenly distributed. In any window of one period at most `2 limit - 1` are admitted, with any number of
+/// blocks: no weighted counter is strict. With one block this is the well-known estimate from the current and the
+/// previous window.
 ///
-/// - **Closed form**, with `N` blocks of width `b`, block `j` the current one: strict, admit if the sum of blocks `j - N` to
-///   `j` plus `cost` is at most `limit`; weighted, with block `j - N` counted by the share `1 - (now mod b) / b`.
-///   `retry_after` is exact for both; for the weighted form it may lie in a later block.
-/// - **State**: `N + 5` words. All windows are aligned to the clock.
-/// - **After a change of quota** or of the number of blocks, a former block counts in the new block that holds its last
-///   microsecond, or the last charge if that was earlier. Until the next charge under the new quota it counts no longer than
-///   it would have counted before; after that charge it counts as long as the new block.
-/// - **Source**: the blocks are the classic ring of counters; the weighted form is how several content delivery networks
-///   count.
-/// - **Choose it** strict where the bound must hold and the limit is too large for a [`SlidingLog`](super::SlidingLog);
-///   weighted where a smooth estimate will do.
+/// - **Closed form**, with `N` blocks of width `b` and the current block `j`: strict, admit if the sum of blocks
+///   `j - N` to `j` plus `cost` is at most `limit`; weighted, with block `j - N` counted by the fraction
+///   `1 - (now mod b) / b`. `retry_after` is exact in both forms; in the weighted form it may be in a later block.
+/// - **State**: `N + 5` words. All blocks are aligned to the clock.
+/// - **After a change of quota** or of the number of blocks, an old block counts in the new block that contains the
+///   old block's last microsecond, or the last charge if that was earlier. Until the next charge under the new quota
+///   the old block expires no later than before; after that charge it expires with the new block.
+/// - **Source**: a ring of counters; several content delivery networks use the weighted form.
+/// - **Choose it** in the strict form for an exact bound with a limit too large for a
+///   [`SlidingLog`](super::SlidingLog); in the weighted form for a smooth estimate.
 ///
 /// ```
 /// use tower_ratelimit::{Quota, SlidingWindow};
@@ -44,11 +44,12 @@ pub struct SlidingWindow {
 }
 
 impl SlidingWindow {
-    /// The most blocks that a period can be divided into.
+    /// The maximum number of blocks in a period.
     pub const MAX_BLOCKS: u64 = 60;
 
-    /// `quota.limit()` in any window of `quota.period()`: strict, in ten blocks, or if the period's microseconds can't be
-    /// divided by ten, in the largest number below that divides them.
+    /// Admits `quota.limit()` in any window of `quota.period()`, in the strict form.
+    ///
+    /// The number of blocks is the largest number up to ten that divides the period's microseconds.
     #[must_use]
     pub const fn new(quota: Quota) -> Self {
         let mut blocks = 10;
@@ -58,66 +59,66 @@ impl SlidingWindow {
         Self { quota, blocks, weighted: false }
     }
 
-    /// Sets the number of blocks: the more, the finer, and the more words a key takes.
+    /// Sets the number of blocks. More blocks are more precise, and take more words per key.
     ///
     /// # Panics
     ///
-    /// If `blocks` is not in 1 to [`MAX_BLOCKS`](Self::MAX_BLOCKS), does not divide the period into whole microseconds, or
-    /// makes blocks of a weighted window so long that its estimate can't be exact. In a `const` the compiler shows the
-    /// panic; [`try_blocks`](Self::try_blocks) never panics.
+    /// Panics if `blocks` is not in 1 to [`MAX_BLOCKS`](Self::MAX_BLOCKS), does not divide the period into whole
+    /// microseconds, or makes the blocks of a weighted window too long for an exact estimate. In a `const` the compiler
+    /// reports it. To handle the error, use [`try_blocks`](Self::try_blocks).
     #[must_use]
     #[track_caller]
     pub const fn blocks(self, blocks: u64) -> Self {
-        Self { blocks, ..self }.expect()
+        Self { blocks, ..self }.unwrap_or_panic()
     }
 
-    /// As [`blocks`](Self::blocks), never panicking.
+    /// Works as [`blocks`](Self::blocks), and returns an error instead of panicking.
     ///
     /// # Errors
     ///
-    /// If `blocks` is not in 1 to [`MAX_BLOCKS`](Self::MAX_BLOCKS), does not divide the period into whole microseconds, or
-    /// makes blocks of a weighted window so long that its estimate can't be exact.
+    /// Returns an error if `blocks` is not in 1 to [`MAX_BLOCKS`](Self::MAX_BLOCKS), does not divide the period into
+    /// whole microseconds, or makes the blocks of a weighted window too long for an exact estimate.
     pub fn try_blocks(self, blocks: u64) -> Result<Self, Error> {
-        Self { blocks, ..self }.check()
+        Self { blocks, ..self }.validate()
     }
 
-    /// Counts the oldest block by the share of it that the window still covers.
+    /// Counts the oldest block by the fraction of it that the window covers.
     ///
     /// # Panics
     ///
-    /// If the limit times a block's length in microseconds is over 2^53: choose more blocks. In a `const` the compiler
-    /// shows the panic; [`try_weighted`](Self::try_weighted) never panics.
+    /// Panics if the limit times a block's length in microseconds is over 2^53; more blocks avoid that. In a `const`
+    /// the compiler reports it. To handle the error, use [`try_weighted`](Self::try_weighted).
     #[must_use]
     #[track_caller]
     pub const fn weighted(self) -> Self {
-        Self { weighted: true, ..self }.expect()
+        Self { weighted: true, ..self }.unwrap_or_panic()
     }
 
-    /// As [`weighted`](Self::weighted), never panicking.
+    /// Works as [`weighted`](Self::weighted), and returns an error instead of panicking.
     ///
     /// # Errors
     ///
-    /// If the limit times a block's length in microseconds is over 2^53: choose more blocks.
+    /// Returns an error if the limit times a block's length in microseconds is over 2^53; more blocks avoid that.
     pub fn try_weighted(self) -> Result<Self, Error> {
-        Self { weighted: true, ..self }.check()
+        Self { weighted: true, ..self }.validate()
     }
 
-    /// The quota.
+    /// Returns the quota.
     #[must_use]
     pub const fn quota(&self) -> Quota {
         self.quota
     }
 
-    const fn problem(&self) -> Option<&'static str> {
+    const fn validate_const(&self) -> Option<&'static str> {
         if self.blocks == 0 || self.blocks > Self::MAX_BLOCKS {
             Some("a sliding window has 1 to 60 blocks")
         } else if !self.quota.period_micros().is_multiple_of(self.blocks) {
             Some(
-                "a sliding window's blocks must be a whole number of microseconds: choose a number that divides the period",
+                "a sliding window's blocks must be whole microseconds; choose a number of blocks that divides the period",
             )
         } else if self.weighted && self.quota.limit() > (1 << 53) / self.width() {
             Some(
-                "a weighted window's limit times its blocks' length in microseconds must be at most 2^53: choose more blocks, \
+                "a weighted window's limit times its blocks' length in microseconds must be at most 2^53; choose more blocks \
                  or the strict form",
             )
         } else {
@@ -126,15 +127,15 @@ impl SlidingWindow {
     }
 
     #[track_caller]
-    const fn expect(self) -> Self {
-        match self.problem() {
+    const fn unwrap_or_panic(self) -> Self {
+        match self.validate_const() {
             None => self,
             Some(problem) => panic!("{}", problem),
         }
     }
 
-    fn check(self) -> Result<Self, Error> {
-        match self.problem() {
+    fn validate(self) -> Result<Self, Error> {
+        match self.validate_const() {
             None => Ok(self),
             Some(problem) => {
                 let Self { quota, blocks, .. } = self;
@@ -147,32 +148,34 @@ impl SlidingWindow {
         self.quota.period_micros() / self.blocks
     }
 
-    /// How many blocks a hit counts in: the one it falls into, and as many full ones as the period has.
+    /// Returns the number of blocks for which a hit counts: its own, and as many full blocks as the period has.
     const fn kept(&self) -> u64 {
         self.blocks + 1
     }
 
-    /// The width and the number of blocks in one word: they tell whether a state was written by a window like this one.
-    const fn geometry(&self) -> u64 {
+    /// Returns width and number of blocks in one word. They are part of the state, because another quota may have
+    /// written it.
+    const fn layout_word(&self) -> u64 {
         self.width() << 6 | self.blocks
     }
 
     fn view<'a>(&self, state: &'a Counters, now: u64) -> View<'a> {
         let mut view = View { counts: &[], newest: 0, width: 0, kept: 1, written_at: 0, at: now, behind: 0 };
-        let &[idle_at, newest, written_at, geometry, ref counts @ ..] = &**state else { return view };
+        let &[idle_at, newest, written_at, layout, ref counts @ ..] = &**state else { return view };
         let at = now.max(written_at);
         if at - now > self.quota.period_micros() + self.width() {
             return view;
         }
         (view.at, view.behind) = (at, at - now);
         if idle_at > at {
-            (view.width, view.kept) = (geometry >> 6, (geometry & 63) + 1);
+            (view.width, view.kept) = (layout >> 6, (layout & 63) + 1);
             (view.counts, view.newest, view.written_at) = (counts, newest, written_at);
         }
         view
     }
 
-    /// The blocks that still count at the view's time, oldest first. An older block never expires later than a newer one.
+    /// Returns the blocks that count at the view's time, oldest first. An older block expires no later than a newer
+    /// block.
     fn live<'a>(&'a self, view: &'a View<'_>) -> impl Iterator<Item = Live> + Clone + 'a {
         let oldest = view.newest.saturating_sub(view.kept - 1);
         let written = (oldest..=view.newest).zip(view.slots(oldest));
@@ -180,19 +183,19 @@ impl SlidingWindow {
             if count == 0 {
                 return None;
             }
-            // No hit of the block is later than its last microsecond, nor than the last charge: neither depends on `at`. In a
-            // state of this window it is the block itself.
+            // The last possible time of a hit in this block. It does not depend on `at`, so that the block is counted
+            // in the same new block at all times. In a state that this window wrote, that is the block itself.
             let last = written.saturating_add(1).saturating_mul(view.width).saturating_sub(1).min(view.written_at);
             let block = last / self.width();
-            let formerly_leaves_at = written.saturating_add(view.kept).saturating_mul(view.width);
-            let leaves_at = self.leaves_at(block).min(formerly_leaves_at);
+            let old_expiry = written.saturating_add(view.kept).saturating_mul(view.width);
+            let leaves_at = self.leaves_at(block).min(old_expiry);
             (leaves_at > view.at).then_some(Live { block, leaves_at, count })
         })
     }
 
-    /// What still counts, in blocks of this window.
+    /// Returns the hits that count, by blocks of this window.
     fn counts(&self, view: &View<'_>) -> Counts {
-        let mut counts = Counts { by_age: [0; KEPT], at: view.at, current: view.at / self.width() };
+        let mut counts = Counts { by_age: [0; MAX_LIVE_BLOCKS], at: view.at, current: view.at / self.width() };
         for Live { block, count, .. } in self.live(view) {
             let sum = &mut counts.by_age[index(counts.current.saturating_sub(block).min(self.blocks))];
             *sum = sum.saturating_add(count);
@@ -214,14 +217,14 @@ impl SlidingWindow {
                 }
             }
         }
-        head.copy_from_slice(&[idle_at, new.current, new.at, self.geometry()]);
+        head.copy_from_slice(&[idle_at, new.current, new.at, self.layout_word()]);
     }
 
     const fn leaves_at(&self, block: u64) -> u64 {
         block.saturating_add(self.kept()).saturating_mul(self.width())
     }
 
-    /// The wait from `view.at` until `cost`, at most the limit, is admitted if nobody else asks.
+    /// Returns the wait from `view.at` until a `cost` of at most the limit is admitted, without other charges.
     fn wait(&self, view: &View<'_>, cost: u64) -> u64 {
         let room = u128::from(self.quota.limit().saturating_sub(cost));
         let mut used: u128 = self.live(view).map(|live| u128::from(live.count)).sum();
@@ -230,7 +233,7 @@ impl SlidingWindow {
         while used > room {
             let Some(oldest) = blocks.next() else { break };
             if self.weighted {
-                // Former blocks may have gone over into the same block of this window: they count by the same share.
+                // Several old blocks may count in the same new block, and then count by the same fraction.
                 let same = blocks.clone().take_while(|live| live.block == oldest.block);
                 let sharing = same.fold(u128::from(oldest.count), |sum, live| sum + u128::from(live.count));
                 if let Some(room) = (room + sharing).checked_sub(used) {
@@ -246,9 +249,10 @@ impl SlidingWindow {
         from.saturating_sub(view.at)
     }
 
-    /// From when on the share of `sharing`, all of this block, is at most `room`, which is less.
+    /// Returns the time from which the fraction of `sharing`, the count of this block, is at most `room`, which is
+    /// less.
     fn admits_at(&self, block: u64, sharing: u128, room: u128) -> u64 {
-        // sharing * (width - into) <= room * width, and the quotient is below the width.
+        // sharing * (width - offset_in_block) <= room * width, and the quotient is below the width.
         let left = room * u128::from(self.width()) / sharing;
         self.leaves_at(block).saturating_sub(u64::try_from(left).unwrap_or(u64::MAX))
     }
@@ -265,28 +269,28 @@ impl SlidingWindow {
     }
 }
 
-/// The words before the counts: the moment from which on the state is as good as new, the newest block, the time of the last
-/// charge, the geometry.
+/// The words before the counts: the time at which the key is idle, the newest block, the time of the last charge, and
+/// the layout.
 const HEAD: usize = 4;
-const KEPT: usize = index(SlidingWindow::MAX_BLOCKS) + 1;
+const MAX_LIVE_BLOCKS: usize = index(SlidingWindow::MAX_BLOCKS) + 1;
 
-/// What a state says at a moment, in the blocks that it was written in.
+/// A state at a time, in the blocks of the quota that wrote it.
 struct View<'a> {
-    /// Block `j` at `j % kept`; empty if nothing counts any more.
+    /// Block `j` is at `j % kept`. Empty if no block counts.
     counts: &'a [u64],
     newest: u64,
     width: u64,
     kept: u64,
     /// The time of the last charge.
     written_at: u64,
-    /// The moment to decide at: now, or the newest time that the state has seen.
+    /// The time at which to decide: now, or the time of the last charge if that is later.
     at: u64,
-    /// How far that moment lies ahead of now.
+    /// The time from now until `at`.
     behind: u64,
 }
 
 impl View<'_> {
-    /// The slots of the blocks from this one on.
+    /// Returns the counts of the blocks, starting with `block`.
     fn slots(&self, block: u64) -> impl Iterator<Item = &u64> + Clone {
         let ring = &self.counts[..index(self.kept).min(self.counts.len())];
         let (wrapped, first) = ring.split_at_checked(index(block % self.kept)).unwrap_or_default();
@@ -294,23 +298,23 @@ impl View<'_> {
     }
 }
 
-/// A block of a state that still counts.
+/// A block of a state that counts.
 struct Live {
-    /// The block of this window that it counts in.
+    /// The block of this window in which it counts.
     block: u64,
     leaves_at: u64,
     count: u64,
 }
 
-/// What counts at a moment, in blocks of this window.
+/// The hits that count at a time, by blocks of this window.
 struct Counts {
-    /// The current block's count first.
-    by_age: [u64; KEPT],
+    /// The current block's count is first.
+    by_age: [u64; MAX_LIVE_BLOCKS],
     at: u64,
     current: u64,
 }
 
-/// Of what is at most the number of blocks kept.
+/// Converts a number of at most `MAX_LIVE_BLOCKS`.
 #[allow(clippy::cast_possible_truncation, reason = "at most 61")]
 const fn index(small: u64) -> usize {
     small as usize
@@ -338,7 +342,7 @@ impl Algorithm for SlidingWindow {
         }
     }
 
-    /// The greater of both counts, block by block.
+    /// Keeps the larger of both counts, block by block.
     fn carry_over_debt(&self, state: &mut Counters, from: &Counters, now: Timestamp) {
         let [own, other] = [&*state, from].map(|state| self.counts(&self.view(state, now.as_micros())));
         let (mut newer, older) = if own.at >= other.at { (own, other) } else { (other, own) };
@@ -383,17 +387,17 @@ impl super::LuaAlgorithm for SlidingWindow {
         params.extend([self.quota.limit(), self.width(), self.blocks, cost, u64::from(self.weighted)]);
     }
 
-    // Each decision reads and writes all blocks: about 4 us, and a third of one for each block.
+    // A decision reads and writes all blocks: about 4 us, and 0.3 us for each block.
     fn weight(&self) -> u16 {
         u16::try_from(self.blocks.div_ceil(12)).map_or(u16::MAX, |blocks| blocks.saturating_add(1))
     }
 
-    // In Redis the geometry is two numbers: the width, and how many blocks a hit counts in.
+    // In Redis the layout is two numbers: the width, and the number of blocks for which a hit counts.
     fn decode_state(&self, numbers: &[u64]) -> Counters {
         let &[idle_at, newest, written_at, width, kept, ref counts @ ..] = numbers else {
             return Counters::zero(self.counter_words());
         };
-        // What follows is the store's.
+        // The store's own numbers follow the counts.
         let counts = &counts[..usize::try_from(kept).map_or(0, |kept| kept.min(counts.len()))];
         let mut state = Counters::zero((HEAD + counts.len()).max(self.counter_words()));
         state[..HEAD].copy_from_slice(&[idle_at, newest, written_at, width << 6 | kept.saturating_sub(1)]);
@@ -404,9 +408,9 @@ impl super::LuaAlgorithm for SlidingWindow {
     }
 
     fn encode_state(&self, state: &Counters, numbers: &mut Vec<u64>) {
-        let &[idle_at, newest, written_at, geometry, ref counts @ ..] = &**state else { return };
-        let kept = (geometry & 63) + 1;
-        numbers.extend([idle_at, newest, written_at, geometry >> 6, kept]);
+        let &[idle_at, newest, written_at, layout, ref counts @ ..] = &**state else { return };
+        let kept = (layout & 63) + 1;
+        numbers.extend([idle_at, newest, written_at, layout >> 6, kept]);
         numbers.extend(&counts[..index(kept).min(counts.len())]);
     }
 }

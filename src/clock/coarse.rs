@@ -13,9 +13,9 @@ use super::{Clock, SystemClock, Timestamp};
 /// dropped. The time is usually late by up to a millisecond, and by more if the operating system does not schedule the
 /// thread. The time never steps back.
 ///
-/// Limits hold in this clock's time. `retry_after` and `reset` are exact in this clock's time too, so they differ by the
-/// clock's lateness from the time that another clock measures. Choose this clock for tens of millions of decisions a
-/// second, with limits whose periods are much longer than a millisecond.
+/// Limits hold in this clock's time. `retry_after` and `reset` are exact in this clock's time too, so they differ by
+/// the clock's lateness from the time that another clock measures. Choose this clock for tens of millions of
+/// decisions a second, with limits whose periods are much longer than a millisecond.
 ///
 /// ```
 /// use tower_ratelimit::{CoarseClock, Gcra, Memory, Quota};
@@ -81,7 +81,8 @@ mod tests {
             assert!(now >= last);
             last = now;
         }
-        // On a busy machine the thread may be late. It cannot be ahead, apart from the difference of both clocks' anchors.
+        // On a busy machine the thread may be late. It cannot be ahead, apart from the difference of both clocks'
+        // anchors.
         assert!(coarse.now().saturating_since(system.now()) < Duration::from_millis(5));
         assert!(system.now().saturating_since(coarse.now()) < Duration::from_secs(5));
     }

@@ -76,8 +76,8 @@ pub(crate) fn micros_floor(span: Duration) -> u64 {
 
 /// The source of a limiter's time.
 ///
-/// Many threads may read a clock at the same time. A clock should not step back. If it does, an algorithm decides at the
-/// latest time that the key's state contains, unless that time is further ahead than the algorithm's
+/// Many threads may read a clock at the same time. A clock should not step back. If it does, an algorithm decides at
+/// the latest time that the key's state contains, unless that time is further ahead than the algorithm's
 /// [`max_reset`](crate::algorithm::Algorithm::max_reset).
 pub trait Clock: Send + Sync + 'static {
     /// Returns the current time.

@@ -7,12 +7,14 @@ use super::{Clock, Timestamp, micros_floor};
 
 /// The system's clock: Unix time at its creation, plus the monotonic time since then.
 ///
-/// Later adjustments of the system time do not change this clock, so they cannot lift or lengthen a limit. Windows aligned
-/// to the clock, and header fields in epoch seconds, follow the Unix time that the clock read at its creation.
+/// Later adjustments of the system time do not change this clock, so they cannot lift or lengthen a limit. Windows
+/// aligned to the clock, and header fields in epoch seconds, follow the Unix time that the clock read at its
+/// creation.
 ///
-/// On processors with a reliable time stamp counter the clock reads that counter, at a third of the cost of the monotonic
-/// clock. It recalibrates against the monotonic clock every ten seconds, so that it does not drift. The first clock of a
-/// process measures the counter's frequency, which takes up to a fifth of a second. Clones share one calibration.
+/// On processors with a reliable time stamp counter the clock reads that counter, at a third of the cost of the
+/// monotonic clock. It recalibrates against the monotonic clock every ten seconds, so that it does not drift. The
+/// first clock of a process measures the counter's frequency, which takes up to a fifth of a second. Clones share one
+/// calibration.
 #[derive(Clone)]
 pub struct SystemClock {
     counter: quanta::Clock,

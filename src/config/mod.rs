@@ -1,7 +1,8 @@
 //! Limits from configuration: TOML, JSON, and other formats that serde reads.
 //!
-//! A [`Policy`] is the configuration of one limit: name, algorithm, quota and sub-key. [`KeyParts`] defines the sub-keys by
-//! name, and builds limits from policies. [`Memory::replace`](crate::Memory::replace) replaces the limits at run time.
+//! A [`Policy`] is the configuration of one limit: name, algorithm, quota and sub-key. [`KeyParts`] defines the
+//! sub-keys by name, and builds limits from policies. [`Memory::replace`](crate::Memory::replace) replaces the limits
+//! at run time.
 //!
 //! ```
 //! use tower_ratelimit::config::{KeyParts, Policy};
@@ -52,8 +53,8 @@ use serde::{Deserialize, Serialize};
 /// shadow = false            # true: decide and count, and never deny
 /// ```
 ///
-/// A field that does not apply to the algorithm is an error, as is a value that the algorithm rejects. The error names the
-/// field.
+/// A field that does not apply to the algorithm is an error, as is a value that the algorithm rejects. The error
+/// names the field.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "PolicyFields", into = "PolicyFields")]
 pub struct Policy {

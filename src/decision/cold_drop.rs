@@ -1,13 +1,15 @@
-/// A value that is dropped by a call of its own, and by value: so to drop what holds nothing of the kind takes no call, and no
-/// pointer to it. A compiler that sees a decision made and dropped can then leave out what nobody asks of it.
+/// An `Option` whose drop glue is out of line, so that dropping `None` compiles to one branch.
+///
+/// The value is dropped by value. A call that takes a pointer would force the whole decision into memory, and keep the
+/// compiler from removing fields that the caller does not read.
 #[derive(Clone, PartialEq)]
 #[allow(unreachable_pub, missing_debug_implementations, reason = "named by a hidden trait only")]
 pub struct ColdDrop<T>(Option<T>);
 
 impl<T> ColdDrop<T> {
-    pub(super) const NOTHING: Self = Self(None);
+    pub(super) const EMPTY: Self = Self(None);
 
-    pub(super) const fn of(value: T) -> Self {
+    pub(super) const fn new(value: T) -> Self {
         Self(Some(value))
     }
 
@@ -20,12 +22,11 @@ impl<T> ColdDrop<T> {
 impl<T> Drop for ColdDrop<T> {
     #[inline(always)]
     fn drop(&mut self) {
-        // Most decisions list no limits, and most names are constants.
         #[cold]
         #[inline(never)]
-        fn drop_there<T>(_: T) {}
+        fn drop_cold<T>(_: T) {}
         if let Some(value) = self.0.take() {
-            drop_there(value);
+            drop_cold(value);
         }
     }
 }

@@ -35,9 +35,9 @@ pub enum DecisionSource {
 
 /// The result of one acquire call.
 ///
-/// With several limits, [`verdict`](Self::verdict) is that of all limits together. [`most_restrictive`](Self::most_restrictive)
-/// is the limit with the longest wait, or with the least remaining if no limit requires a wait. [`limits`](Self::limits)
-/// lists all limits if the [`AcquireOptions`] say so.
+/// With several limits, [`verdict`](Self::verdict) is that of all limits together.
+/// [`most_restrictive`](Self::most_restrictive) is the limit with the longest wait, or with the least remaining if no
+/// limit requires a wait. [`limits`](Self::limits) lists all limits if the [`AcquireOptions`] say so.
 #[derive(Clone, PartialEq)]
 pub struct Decision {
     verdict: PackedVerdict,
@@ -64,7 +64,7 @@ impl Decision {
             is_estimate: false,
             decided_at,
             most_restrictive: Some(status),
-            all_limits: ColdDrop::NOTHING,
+            all_limits: ColdDrop::EMPTY,
         }
     }
 
@@ -78,7 +78,7 @@ impl Decision {
             is_estimate: false,
             decided_at,
             most_restrictive: Some(status),
-            all_limits: ColdDrop::NOTHING,
+            all_limits: ColdDrop::EMPTY,
         }
     }
 
@@ -90,7 +90,7 @@ impl Decision {
         for status in &limits {
             decision.merge(status.clone());
         }
-        decision.all_limits = ColdDrop::of(Box::new(limits));
+        decision.all_limits = ColdDrop::new(Box::new(limits));
         decision
     }
 
@@ -119,8 +119,8 @@ impl Decision {
             is_estimate: self.is_estimate,
             decided_at: self.decided_at.saturating_add(elapsed),
             most_restrictive: self.most_restrictive.as_ref().map(|status| status.aged_by(elapsed)),
-            all_limits: self.all_limits.get().map_or(ColdDrop::NOTHING, |limits| {
-                ColdDrop::of(Box::new(limits.iter().map(|status| status.aged_by(elapsed)).collect()))
+            all_limits: self.all_limits.get().map_or(ColdDrop::EMPTY, |limits| {
+                ColdDrop::new(Box::new(limits.iter().map(|status| status.aged_by(elapsed)).collect()))
             }),
         }
     }
@@ -135,7 +135,7 @@ impl Decision {
             is_estimate: false,
             decided_at,
             most_restrictive: None,
-            all_limits: ColdDrop::NOTHING,
+            all_limits: ColdDrop::EMPTY,
         }
     }
 
@@ -171,8 +171,8 @@ impl Decision {
 
     /// Returns whether [`retry_after`](Self::retry_after) is an estimate.
     ///
-    /// A denial is exact unless costs are [held](crate::limiter::Held) on the key, because the limiter does not know when
-    /// they are settled, and for how much. The estimate assumes that they are charged now.
+    /// A denial is exact unless costs are [held](crate::limiter::Held) on the key, because the limiter does not know
+    /// when they are settled, and for how much. The estimate assumes that they are charged now.
     #[must_use]
     pub fn is_estimate(&self) -> bool {
         self.is_estimate
@@ -258,7 +258,8 @@ impl Decision {
         self.most_restrictive.as_ref()
     }
 
-    /// Returns all limits in their declared order if the [`AcquireOptions`] say so, otherwise the most restrictive limit.
+    /// Returns all limits in their declared order if the [`AcquireOptions`] say so, otherwise the most restrictive
+    /// limit.
     #[must_use]
     pub fn limits(&self) -> &[LimitStatus] {
         match self.all_limits.get() {

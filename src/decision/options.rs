@@ -17,15 +17,15 @@ pub struct AcquireOptions {
     ///
     /// A cost of zero charges nothing. It is allowed unless the key has more usage than the limit.
     pub cost: u64,
-    /// The longest delay that the caller accepts. With `None` a queue delays the request up to its capacity, and all other
-    /// algorithms delay nothing.
+    /// The longest delay that the caller accepts. With `None` a queue delays the request up to its capacity, and all
+    /// other algorithms delay nothing.
     ///
-    /// An algorithm that supports scheduling returns [`Verdict::AllowedAfter`](super::Verdict::AllowedAfter) for a start
-    /// within the delay. Other algorithms deny the request.
+    /// An algorithm that supports scheduling returns [`Verdict::AllowedAfter`](super::Verdict::AllowedAfter) for a
+    /// start within the delay. Other algorithms deny the request.
     pub max_delay: Option<Duration>,
     /// How many of the limits the decision lists. Listing several limits costs an allocation.
     pub detail: Detail,
-    /// Whether the cost is to be [held](crate::limiter::Held) instead of charged. A hold starts now: `max_delay` does not count.
+    /// Whether to [hold](crate::limiter::Held) the cost instead of charging it. A hold ignores `max_delay`.
     pub hold: bool,
 }
 
@@ -56,7 +56,7 @@ impl AcquireOptions {
         self.max_delay.map_or(default, crate::clock::micros_floor)
     }
 
-    /// Whether the decision of several limits lists them all: as `detail` says, and always if one of them is a shadow.
+    /// Returns whether the decision of several limits lists all: if `detail` says so, or if one limit is a shadow.
     pub(crate) fn lists_all(self, shadows: bool, denied: impl FnOnce() -> bool) -> bool {
         shadows
             || match self.detail {

@@ -42,7 +42,7 @@ impl From<Cow<'static, str>> for Name {
     fn from(name: Cow<'static, str>) -> Self {
         match name {
             Cow::Borrowed(name) => Self::Static(name),
-            Cow::Owned(name) => Self::Shared(ColdDrop::of(Arc::new(name.into()))),
+            Cow::Owned(name) => Self::Shared(ColdDrop::new(Arc::new(name.into()))),
         }
     }
 }

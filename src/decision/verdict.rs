@@ -28,7 +28,8 @@ impl Verdict {
 
     /// Returns the stricter verdict, which is that of both limits together.
     ///
-    /// Its time is exact: without further charges, a limit that allows a request at one time allows it at every later time.
+    /// Its time is exact: without further charges, a limit that allows a request at one time allows it at every later
+    /// time.
     pub(crate) fn stricter_of(self, other: Self) -> Self {
         match (self, other) {
             (Self::ExceedsLimit, _) | (_, Self::ExceedsLimit) => Self::ExceedsLimit,
@@ -45,8 +46,8 @@ impl Verdict {
 
 /// A verdict in one word, because decisions are moved often; [`Verdict`] takes three words.
 ///
-/// Zero is allowed, all ones exceeds the limit. Other values are microseconds, at most 2^62: of a delay if the highest bit
-/// is set, otherwise until a retry.
+/// Zero is allowed, all ones exceeds the limit. Other values are microseconds, at most 2^62: of a delay if the
+/// highest bit is set, otherwise until a retry.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) struct PackedVerdict(u64);
 

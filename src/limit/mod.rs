@@ -17,8 +17,8 @@ use crate::error::Error;
 
 /// A named limit on a key or on a part of the key.
 ///
-/// An algorithm without a `Limit` is a limit named `default` that counts by the whole key. Several limits in a tuple are
-/// one transaction: if every limit allows the request, all are charged; otherwise none is.
+/// An algorithm without a `Limit` is a limit named `default` that counts by the whole key. Several limits in a tuple
+/// are one transaction: if every limit allows the request, all are charged; otherwise none is.
 ///
 /// # Waiting for several limits
 ///
@@ -67,9 +67,10 @@ impl<A> Limit<A> {
     ///
     /// `algorithm` is one algorithm for all keys, or [`per_key`].
     ///
-    /// The name identifies the limit in header fields, in decisions and in Redis. It must not be empty, and consists of
-    /// printable ASCII without `"` and `\`, because header fields and bodies carry those characters unchanged. To build a
-    /// limiter with another name is an error. Where layers are stacked, clients distinguish their limits by the names.
+    /// The name identifies the limit in header fields, in decisions and in Redis. It must not be empty, and consists
+    /// of printable ASCII without `"` and `\`, because header fields and bodies carry those characters unchanged. To
+    /// build a limiter with another name is an error. Where layers are stacked, clients distinguish their limits by
+    /// the names.
     pub fn new(name: impl Into<Cow<'static, str>>, algorithm: A) -> Self {
         Self::named(name.into().into(), algorithm)
     }
@@ -101,9 +102,9 @@ impl<A, P> Limit<A, P> {
     /// Makes the limit a shadow: it decides and counts, and never denies a request.
     ///
     /// Use a shadow to try a limit on real traffic beside the enforced limits.
-    /// [`Decision::shadow_denials`](crate::Decision::shadow_denials) lists the shadows that would have denied the request.
-    /// A shadow is charged only for requests that both the shadow and all enforced limits allow. Header fields do not
-    /// mention shadows.
+    /// [`Decision::shadow_denials`](crate::Decision::shadow_denials) lists the shadows that would have denied the
+    /// request. A shadow is charged only for requests that both the shadow and all enforced limits allow. Header
+    /// fields do not mention shadows.
     #[must_use]
     pub fn shadow(mut self) -> Self {
         self.shadow = true;

@@ -5,8 +5,8 @@ use crate::algorithm::Algorithm;
 
 /// Chooses the algorithm by the key: for tiers, and for limits that change at run time.
 ///
-/// The limiter calls `select` for every decision, possibly more than once. `select` should only look up an algorithm that
-/// was built beforehand, in a `const` for instance. A key keeps its usage when its algorithm's quota changes.
+/// The limiter calls `select` for every decision, possibly more than once. `select` should only look up an algorithm
+/// that was built beforehand, in a `const` for instance. A key keeps its usage when its algorithm's quota changes.
 ///
 /// ```
 /// use tower_ratelimit::{AcquireOptions, FixedWindow, Limit, Memory, Quota, per_key};

@@ -1,19 +1,20 @@
-//! States, and how a slot of a shared table holds them.
+//! States of algorithms, and their atomic forms in the table.
 
-mod blocks;
-mod log;
+mod counters;
+mod hit_log;
 mod words;
 
 use std::ops::{Deref, DerefMut};
 
-pub use self::blocks::Counters;
-pub use self::log::HitLog;
+pub use self::counters::Counters;
+pub use self::hit_log::HitLog;
 
-/// What a store remembers of a key: `[u64; N]` with `N` at least 1, or where that does not do, [`Counters`] or a [`HitLog`].
+/// The state of one key: `[u64; N]` with `N` at least 1, [`Counters`] or a [`HitLog`].
 ///
-/// Zeros are a key never seen. The first word is the moment from which on the state is as good as zeros.
+/// A state of zeros is that of a never-seen key. The first word is the time at which the key is idle: from then on
+/// the state equals the zero state.
 ///
-/// The trait is sealed: a state must be made of words that many threads can read while one of them writes.
+/// The trait is sealed, because threads read a state's words while another thread writes them.
 pub trait State: Clone + Send + Sync + 'static + sealed::Sealed {
     #[doc(hidden)]
     type AtomicState: AtomicState<State = Self>;
@@ -33,57 +34,63 @@ mod sealed {
     impl Sealed for super::HitLog {}
 }
 
-/// A state where many threads can reach it.
+/// A state in the table, which many threads access.
 ///
-/// The cell itself keeps nothing consistent; its owner's sequence lock does.
+/// # Consistency
+///
+/// The sequence lock of the set that contains the state protects it, not this trait. A reader takes a snapshot and
+/// then validates the set's version; a snapshot whose version changed may be torn, and must be discarded. A writer
+/// locks the set first. Loads acquire and stores release: a reader that sees one word of a writer then also sees that
+/// writer's lock.
 #[allow(unreachable_pub, reason = "the hidden half of a sealed trait")]
 pub trait AtomicState: Send + Sync + 'static {
     type State: Clone;
 
-    /// A cell in the zero state, for a state of so many words where their number is not part of its type.
+    /// Creates the zero state. `words` counts only if the type does not determine the number of words.
     fn new(words: usize) -> Self;
 
-    /// A copy, or a hold on the state. It may be torn, or another key's: what is consistent, the owner's lock tells afterwards.
+    /// A copy of the state, or a lock guard on it.
     type Snapshot<'a>: Deref<Target = Self::State>
     where
         Self: 'a;
 
+    /// Reads the state. The result may be torn, or belong to another key, until the caller validates the set's version.
     fn snapshot(&self) -> Self::Snapshot<'_>;
 
-    /// The zero state of a cell like this one.
+    /// Returns the zero state with this state's number of words.
     fn zero(&self) -> Self::Snapshot<'_>;
 
-    /// The state to change, which is stored when this is dropped.
+    /// A guard that stores the changed state when it is dropped.
     type Edit<'a>: DerefMut<Target = Self::State>
     where
         Self: 'a;
 
-    /// The state to change. Only under the owner's lock.
+    /// Edits the state. The caller must have locked the set.
     fn edit(&self) -> Self::Edit<'_>;
 
-    /// The state to change, which is what the snapshot says: one that was taken of this cell, or of one in the zero state if
-    /// this one is. Only under the owner's lock.
+    /// Edits the state, starting from a snapshot of it, which avoids reading it again. The caller must have locked
+    /// the set, and validated the snapshot. If the state is zero, the snapshot may be any zero state.
     fn edit_from(&self, snapshot: Self::Snapshot<'_>) -> Self::Edit<'_> {
         drop(snapshot);
         self.edit()
     }
 
-    /// Back to the zero state. Only under the owner's lock.
+    /// Sets the zero state. The caller must have locked the set.
     fn clear(&self);
 
-    /// Takes over another cell's state. Only under the owners' locks.
+    /// Takes over another state, which may be cleared. The caller must have locked both sets.
     fn copy_from(&self, other: &Self);
 
-    /// The first word. By itself it may be stale, but is never torn.
+    /// Returns the first word, the time at which the key is idle. It may be stale, and is never torn.
     fn idle_at(&self) -> u64;
 
-    /// The bytes that it takes on the heap.
+    /// Returns the bytes on the heap.
     fn heap_bytes(&self) -> usize {
         0
     }
 }
 
-/// A snapshot that is a copy.
+/// A snapshot that is a copy of the state.
 #[allow(unreachable_pub, missing_debug_implementations, reason = "the hidden half of a sealed trait")]
 pub struct StateCopy<T>(T);
 

@@ -15,15 +15,16 @@ impl<const N: usize> State for [u64; N] {
     }
 }
 
-// Loads acquire and stores release, so that a reader who sees any word of a writer also sees that writer's lock, and
-// knows its copy to be torn. On x86 both are plain moves.
+// Loads acquire and stores release: a reader that sees one word of a writer also sees that writer's lock, so its
+// validation of the set's version fails. With relaxed orderings it could accept a torn copy. On x86 both are plain
+// moves.
 impl<const N: usize> AtomicState for [AtomicU64; N] {
     type State = [u64; N];
     type Snapshot<'a> = StateCopy<[u64; N]>;
     type Edit<'a> = WordsGuard<'a, N>;
 
     fn new(_words: usize) -> Self {
-        const { assert!(N > 0, "a state needs at least one word: the moment from which on it is as good as new") }
+        const { assert!(N > 0, "a state needs at least one word: the time at which the key is idle") }
         std::array::from_fn(|_| AtomicU64::new(0))
     }
 
@@ -39,17 +40,17 @@ impl<const N: usize> AtomicState for [AtomicU64; N] {
 
     #[inline(always)]
     fn edit(&self) -> WordsGuard<'_, N> {
-        WordsGuard { cell: self, state: std::array::from_fn(|word| self[word].load(Ordering::Relaxed)) }
+        WordsGuard { words: self, state: std::array::from_fn(|word| self[word].load(Ordering::Relaxed)) }
     }
 
     #[inline(always)]
     fn edit_from(&self, StateCopy(state): StateCopy<[u64; N]>) -> WordsGuard<'_, N> {
-        WordsGuard { cell: self, state }
+        WordsGuard { words: self, state }
     }
 
     fn clear(&self) {
-        for cell in self {
-            cell.store(0, Ordering::Release);
+        for word in self {
+            word.store(0, Ordering::Release);
         }
     }
 
@@ -67,7 +68,7 @@ impl<const N: usize> AtomicState for [AtomicU64; N] {
 
 #[allow(unreachable_pub, missing_debug_implementations, reason = "the hidden half of a sealed trait")]
 pub struct WordsGuard<'a, const N: usize> {
-    cell: &'a [AtomicU64; N],
+    words: &'a [AtomicU64; N],
     state: [u64; N],
 }
 
@@ -90,8 +91,8 @@ impl<const N: usize> DerefMut for WordsGuard<'_, N> {
 impl<const N: usize> Drop for WordsGuard<'_, N> {
     #[inline(always)]
     fn drop(&mut self) {
-        for (cell, word) in self.cell.iter().zip(self.state) {
-            cell.store(word, Ordering::Release);
+        for (atomic, word) in self.words.iter().zip(self.state) {
+            atomic.store(word, Ordering::Release);
         }
     }
 }

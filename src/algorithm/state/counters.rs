@@ -4,10 +4,10 @@ use std::ops::{Deref, DerefMut};
 use super::{AtomicState, State, StateCopy};
 use crate::sync::{AtomicU64, Ordering};
 
-/// A state whose number of words is known when the limiter is built: see
+/// A state whose number of words is determined when the limiter is built: see
 /// [`counter_words`](super::super::Algorithm::counter_words).
 ///
-/// It dereferences to its words.
+/// `Counters` dereferences to its words.
 #[derive(Clone)]
 pub struct Counters {
     words: [u64; Self::MAX_WORDS],
@@ -15,10 +15,10 @@ pub struct Counters {
 }
 
 impl Counters {
-    /// The most words that such a state can have.
+    /// The maximum number of words.
     pub const MAX_WORDS: usize = 65;
 
-    /// A state of so many zeros, at most [`MAX_WORDS`](Self::MAX_WORDS).
+    /// Creates a state of `words` zeros, at most [`MAX_WORDS`](Self::MAX_WORDS).
     #[must_use]
     pub fn zero(words: usize) -> Self {
         Self { words: [0; Self::MAX_WORDS], len: words.min(Self::MAX_WORDS) }
@@ -49,11 +49,11 @@ impl State for Counters {
     type AtomicState = Box<[AtomicU64]>;
 
     fn from_numbers(numbers: &[u64]) -> Self {
-        let mut blocks = Self::zero(numbers.len());
-        for (word, number) in blocks.iter_mut().zip(numbers) {
+        let mut counters = Self::zero(numbers.len());
+        for (word, number) in counters.iter_mut().zip(numbers) {
             *word = *number;
         }
-        blocks
+        counters
     }
 
     fn to_numbers(&self, numbers: &mut Vec<u64>) {
@@ -61,7 +61,7 @@ impl State for Counters {
     }
 }
 
-// The orderings are those of the cell of fixed size.
+// The orderings are those of `AtomicState for [AtomicU64; N]`.
 impl AtomicState for Box<[AtomicU64]> {
     type State = Counters;
     type Snapshot<'a> = StateCopy<Counters>;
@@ -73,8 +73,8 @@ impl AtomicState for Box<[AtomicU64]> {
 
     fn snapshot(&self) -> StateCopy<Counters> {
         let mut copy = Counters::zero(self.len());
-        for (word, cell) in copy.iter_mut().zip(self) {
-            *word = cell.load(Ordering::Acquire);
+        for (copied, word) in copy.iter_mut().zip(self) {
+            *copied = word.load(Ordering::Acquire);
         }
         StateCopy(copy)
     }
@@ -85,15 +85,15 @@ impl AtomicState for Box<[AtomicU64]> {
 
     fn edit(&self) -> CountersGuard<'_> {
         let StateCopy(state) = self.snapshot();
-        CountersGuard { cell: self, state }
+        CountersGuard { words: self, state }
     }
 
     fn edit_from(&self, StateCopy(state): StateCopy<Counters>) -> CountersGuard<'_> {
-        CountersGuard { cell: self, state }
+        CountersGuard { words: self, state }
     }
 
     fn clear(&self) {
-        self.iter().for_each(|cell| cell.store(0, Ordering::Release));
+        self.iter().for_each(|word| word.store(0, Ordering::Release));
     }
 
     fn copy_from(&self, other: &Self) {
@@ -113,7 +113,7 @@ impl AtomicState for Box<[AtomicU64]> {
 
 #[allow(unreachable_pub, missing_debug_implementations, reason = "the hidden half of a sealed trait")]
 pub struct CountersGuard<'a> {
-    cell: &'a [AtomicU64],
+    words: &'a [AtomicU64],
     state: Counters,
 }
 
@@ -133,8 +133,8 @@ impl DerefMut for CountersGuard<'_> {
 
 impl Drop for CountersGuard<'_> {
     fn drop(&mut self) {
-        for (cell, word) in self.cell.iter().zip(&*self.state) {
-            cell.store(*word, Ordering::Release);
+        for (atomic, word) in self.words.iter().zip(&*self.state) {
+            atomic.store(*word, Ordering::Release);
         }
     }
 }

@@ -4,24 +4,24 @@ use std::ops::{Deref, DerefMut};
 use super::{AtomicState, State};
 use crate::sync::{AtomicU64, Mutex, MutexGuard, Ordering};
 
-/// A state of hits, each with its time and its weight, oldest first: the one state that lies on the heap.
+/// A log of hits, oldest first, each with its time and its weight. It is on the heap.
 ///
 /// `HitLog::default()` is the zero state.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-#[allow(clippy::exhaustive_structs, reason = "a user's own algorithm may keep a log")]
+#[allow(clippy::exhaustive_structs, reason = "custom algorithms construct it")]
 pub struct HitLog {
-    /// The moment from which on the state is as good as new, in microseconds since the epoch.
+    /// The time at which the key is idle, in microseconds since the epoch.
     pub idle_at: u64,
-    /// For how long a hit counts, in microseconds: the period that the last charge was made under.
+    /// The time for which a hit counts, in microseconds: the quota's period at the last charge.
     pub period: u64,
-    /// The hits: the time in microseconds since the epoch, and the weight.
+    /// The hits: time in microseconds since the epoch, and weight.
     pub hits: VecDeque<(u64, u64)>,
 }
 
 impl State for HitLog {
     type AtomicState = AtomicHitLog;
 
-    // A log is never sent as a whole.
+    // Replies from Redis never contain a log.
     fn from_numbers(_numbers: &[u64]) -> Self {
         Self::default()
     }
@@ -29,8 +29,10 @@ impl State for HitLog {
     fn to_numbers(&self, _numbers: &mut Vec<u64>) {}
 }
 
-/// Readers hold the mutex only while they read. A writer also holds the set's lock, so the mutex alone keeps a reading
-/// whole, and the set's version tells whose log it was.
+/// A log in the table.
+///
+/// Readers lock the mutex while they read, so a snapshot is never torn. The set's version shows whether the snapshot
+/// belongs to the reader's key: writers lock the set before the mutex.
 #[derive(Debug)]
 #[allow(unreachable_pub, reason = "the hidden half of a sealed trait")]
 pub struct AtomicHitLog {
@@ -39,16 +41,16 @@ pub struct AtomicHitLog {
 }
 
 impl AtomicHitLog {
-    /// A user's algorithm that panicked has left a log that is whole: it is used on.
+    /// Ignores poisoning: after a panic in a custom algorithm every log is still a possible state.
     fn lock(&self) -> MutexGuard<'_, HitLog> {
         self.log.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
     }
 }
 
-/// A log that nobody changes meanwhile.
+/// A log that no thread can change.
 #[allow(unreachable_pub, missing_debug_implementations, reason = "the hidden half of a sealed trait")]
 pub enum HitLogSnapshot<'a> {
-    Held(MutexGuard<'a, HitLog>),
+    Locked(MutexGuard<'a, HitLog>),
     Zero(HitLog),
 }
 
@@ -57,7 +59,7 @@ impl Deref for HitLogSnapshot<'_> {
 
     fn deref(&self) -> &HitLog {
         match self {
-            Self::Held(log) => log,
+            Self::Locked(log) => log,
             Self::Zero(log) => log,
         }
     }
@@ -73,7 +75,7 @@ impl AtomicState for AtomicHitLog {
     }
 
     fn snapshot(&self) -> HitLogSnapshot<'_> {
-        HitLogSnapshot::Held(self.lock())
+        HitLogSnapshot::Locked(self.lock())
     }
 
     fn zero(&self) -> HitLogSnapshot<'_> {
@@ -86,7 +88,7 @@ impl AtomicState for AtomicHitLog {
 
     fn clear(&self) {
         self.idle_at.store(0, Ordering::Release);
-        // The room stays, for the next tenant: it is bounded like a log's.
+        // Keeps the allocation for the next key of the slot. `max_heap_bytes` bounds it.
         let mut log = self.lock();
         log.hits.clear();
         (log.idle_at, log.period) = (0, 0);
