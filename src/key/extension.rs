@@ -37,8 +37,8 @@ impl<T: Clone + Send + Sync + 'static, B> ExtractKey<Request<B>> for Extension<T
         match request.extensions().get::<T>() {
             Some(value) => Extracted::Key(value.clone()),
             None => Extracted::Missing(MissingKey::from_server(
-                "request extension missing: no layer outside of the rate limiter has inserted it; add that layer after the \
-                 rate limiter",
+                "request extension missing: no layer outside of the rate limiter has inserted it; add that layer after \
+                 the rate limiter",
             )),
         }
     }

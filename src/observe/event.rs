@@ -7,9 +7,9 @@ use crate::error::Error;
 /// An event that an [`Observer`](super::Observer) receives.
 ///
 /// The layer emits exactly one terminal event for each request: [`Decided`](Self::Decided), [`Exempt`](Self::Exempt),
-/// [`MissingKey`](Self::MissingKey), [`Failed`](Self::Failed) or [`Abandoned`](Self::Abandoned). The layer emits it when it
-/// forwards or rejects the request, or when the request's future is dropped before that. [`outcome`](Self::outcome)
-/// returns its name. All other events are additional.
+/// [`MissingKey`](Self::MissingKey), [`Failed`](Self::Failed) or [`Abandoned`](Self::Abandoned). The layer emits it
+/// when it forwards or rejects the request, or when the request's future is dropped before that.
+/// [`outcome`](Self::outcome) returns its name. All other events are additional.
 ///
 /// No event describes the inner service's response.
 #[derive(Clone, Copy)]
@@ -142,8 +142,8 @@ pub enum Stage {
 impl Event<'_> {
     /// Returns the outcome of a request, as a label for metrics and logs. `None` if the event is not a terminal event.
     ///
-    /// The outcomes are `allowed`, `delayed` (allowed after a wait), `denied`, `exceeds_limit`, `exempt`, `missing_key`,
-    /// `missing_key_exempt`, `failed` and `abandoned`.
+    /// The outcomes are `allowed`, `delayed` (allowed after a wait), `denied`, `exceeds_limit`, `exempt`,
+    /// `missing_key`, `missing_key_exempt`, `failed` and `abandoned`.
     #[must_use]
     pub fn outcome(&self) -> Option<&'static str> {
         self.request_outcome().map(RequestOutcome::name)

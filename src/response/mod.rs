@@ -43,7 +43,8 @@ use crate::observe::Observers;
 
 /// Turns decisions into responses.
 ///
-/// A closure `Fn(Request, Rejection) -> Response` is a responder that does not change the responses of allowed requests.
+/// A closure `Fn(Request, Rejection) -> Response` is a responder that does not change the responses of allowed
+/// requests.
 ///
 /// # Example
 ///
