@@ -4,7 +4,7 @@ use std::convert::Infallible;
 use std::error::Error as _;
 
 use tower::{Layer, ServiceBuilder, ServiceExt, service_fn};
-use tower_ratelimit::key::{Extracted, Global};
+use tower_ratelimit::key::{Extracted, Global, MissingKey};
 use tower_ratelimit::response::{BoxError, RejectWithError, Rejected, Rejection, Respond};
 use tower_ratelimit::{Decision, Detail, Error, RateLimitLayer, Verdict};
 
@@ -160,6 +160,19 @@ async fn on_allowed_sees_the_decision_with_and_without_settlement() {
     assert_eq!(exempt.layer(answer).oneshot(1).await.as_deref(), Ok("answered, None"), "exempt");
     let rejected = RateLimitLayer::new(Global, Says::no()).responder(Remaining).layer(answer);
     assert_eq!(rejected.oneshot(1).await, Err(Failure));
+}
+
+/// Observers receive the details.
+#[tokio::test]
+async fn the_rejection_text_of_a_misconfigured_server_contains_no_details() {
+    let missing = |_: &u32| Extracted::<u32>::Missing(MissingKey::from_server("add the layer that finds the user"));
+    let layer = RateLimitLayer::new(missing, Says::yes());
+    let inner = service_fn(async |_: u32| Ok::<_, BoxError>(String::new()));
+
+    let closure = layer.clone().responder(|_: u32, rejection: Rejection| rejection.to_string()).layer(inner);
+    assert_eq!(closure.oneshot(1).await.expect("an answer"), "server misconfigured");
+    let error = layer.responder(RejectWithError).layer(inner).oneshot(1).await.expect_err("a rejection");
+    assert_eq!(error.to_string(), "server misconfigured");
 }
 
 /// The inner service's error is the limited service's, wherever the responder adds none of its own.
