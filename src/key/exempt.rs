@@ -185,7 +185,7 @@ impl<P> ClientNetworks<P> {
         Ok(Self { client, networks: Networks::parse(networks)? })
     }
 
-    /// Whether the request's client is known and in one of the networks, for closures that combine conditions.
+    /// Whether the request's client is known and in one of the networks.
     #[must_use]
     pub fn matches<B>(&self, request: &Request<B>) -> bool
     where

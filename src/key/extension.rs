@@ -7,7 +7,7 @@ use http::Request;
 use super::missing::MissingKey;
 use super::{ExtractKey, Extracted};
 
-/// A value that an outer layer put into the request's extensions, such as the user that a login layer found.
+/// A value from the request's extensions, such as the user that a login layer inserted.
 ///
 /// If the extensions hold no such value, the server is [misconfigured](super::MissingKey::from_server): the layer that
 /// inserts the value must be outside of the rate limiter.

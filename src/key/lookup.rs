@@ -8,7 +8,7 @@ use pin_project::pin_project;
 use tower_layer::Layer;
 use tower_service::Service;
 
-/// Looks up a key with an async function, such as the user of a token in a database.
+/// Looks up a key with an async function, for example a user in a database.
 ///
 /// Extractors are synchronous, so an asynchronous lookup needs this layer outside of the rate limiter. The layer
 /// inserts the result into the request's extensions, and [`Extension`](super::Extension) reads the key from there.

@@ -119,7 +119,9 @@ impl<P> ClientIp<P> {
         ClientIp { trusted, field, prefixes, peer_source: source, trusts_absent_peer }
     }
 
-    /// Trusts a peer without an address: for a server on a Unix socket, to which only proxies can connect.
+    /// Trusts a peer without an address, for servers on a Unix socket.
+    ///
+    /// Only proxies must be able to connect to the socket.
     ///
     /// If the header is missing, the server is misconfigured. If the header holds no address, the key is unusable.
     ///
@@ -139,9 +141,10 @@ impl<P> ClientIp<P> {
         self.prefixes.key_of(address)
     }
 
-    /// Returns the client's whole address, for example for a log: a proxy's address if the client is unknown.
+    /// Returns the client's whole address, or a proxy's address if the client is unknown.
     ///
-    /// For exemptions, use [`ClientNetworks`](crate::key::ClientNetworks), which never exempts a proxy's address.
+    /// For logs. For exemptions, use [`ClientNetworks`](crate::key::ClientNetworks), which never exempts a proxy's
+    /// address.
     ///
     /// ```
     /// use http::Request;
