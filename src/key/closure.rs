@@ -43,8 +43,8 @@ impl<K> IntoExtracted for Option<K> {
     }
 }
 
-/// `Err` is an unusable key, which the layer always rejects. The client does not receive the error. To send a reason, return
-/// an [`Extracted::Missing`].
+/// `Err` is an unusable key, which the layer always rejects. The client does not receive the error. To send a reason,
+/// return an [`Extracted::Missing`].
 impl<K, E> IntoExtracted for Result<K, E> {
     type Key = K;
 

@@ -40,7 +40,8 @@ where
 /// `Fn(&Request) -> bool`.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is not a predicate on `{Request}`",
-    note = "a predicate is `Preflight`, `ExactPaths`, `ClientNetworks`, `PeerNetworks` or a closure `|request: &{Request}| -> bool`"
+    note = "a predicate is `Preflight`, `ExactPaths`, `ClientNetworks`, `PeerNetworks` or a closure \
+            `|request: &{Request}| -> bool`"
 )]
 pub trait Predicate<Request> {
     /// Whether the predicate matches `request`.
@@ -151,9 +152,9 @@ impl<B> Predicate<Request<B>> for PeerNetworks {
 
 /// Matches requests whose client, as [`ClientIp`] finds it behind proxies, is in one of some networks.
 ///
-/// The predicate does not match if the client is unknown, because the last known hop is a trusted proxy. Therefore the
-/// address of a trusted proxy is never exempt. To exempt callers in your own network, trust the addresses of the proxies, not
-/// the whole network.
+/// The predicate does not match if the client is unknown, because the last known hop is a trusted proxy. Therefore
+/// the address of a trusted proxy is never exempt. To exempt callers in your own network, trust the addresses of the
+/// proxies, not the whole network.
 ///
 /// ```
 /// use tower_ratelimit::key::{ClientNetworks, TrustedProxies};
@@ -184,7 +185,7 @@ impl<P> ClientNetworks<P> {
         Ok(Self { client, networks: Networks::parse(networks)? })
     }
 
-    /// Whether the request's client is known and in one of the networks, for closures that combine conditions.
+    /// Whether the request's client is known and in one of the networks.
     #[must_use]
     pub fn matches<B>(&self, request: &Request<B>) -> bool
     where

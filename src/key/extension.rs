@@ -7,7 +7,7 @@ use http::Request;
 use super::missing::MissingKey;
 use super::{ExtractKey, Extracted};
 
-/// A value that an outer layer put into the request's extensions, such as the user that a login layer found.
+/// A value from the request's extensions, such as the user that a login layer inserted.
 ///
 /// If the extensions hold no such value, the server is [misconfigured](super::MissingKey::from_server): the layer that
 /// inserts the value must be outside of the rate limiter.
@@ -37,8 +37,8 @@ impl<T: Clone + Send + Sync + 'static, B> ExtractKey<Request<B>> for Extension<T
         match request.extensions().get::<T>() {
             Some(value) => Extracted::Key(value.clone()),
             None => Extracted::Missing(MissingKey::from_server(
-                "request extension missing: no layer outside of the rate limiter has inserted it; add that layer after the \
-                 rate limiter",
+                "request extension missing: no layer outside of the rate limiter has inserted it; add that layer after \
+                 the rate limiter",
             )),
         }
     }

@@ -8,19 +8,20 @@ use pin_project::pin_project;
 use tower_layer::Layer;
 use tower_service::Service;
 
-/// Looks up a key with an async function, such as the user of a token in a database.
+/// Looks up a key with an async function, for example a user in a database.
 ///
-/// Extractors are synchronous, so an asynchronous lookup needs this layer outside of the rate limiter. The layer inserts the
-/// result into the request's extensions, and [`Extension`](super::Extension) reads the key from there. The function receives
-/// a reference to the request. Its future must not borrow the request, and returns one of
+/// Extractors are synchronous, so an asynchronous lookup needs this layer outside of the rate limiter. The layer
+/// inserts the result into the request's extensions, and [`Extension`](super::Extension) reads the key from there.
+/// The function receives a reference to the request. Its future must not borrow the request, and returns one of
 ///
 /// - `Ok(Some(user))`: the layer forwards the request with the user in its extensions;
 /// - `Ok(None)`: the layer forwards the request unchanged. `Extension` finds no key then: use
 ///   [`Extension::<User>::new().or(..)`](super::Or) for the key of such requests;
 /// - `Err(response)`: the layer returns the response. No limit is charged.
 ///
-/// Return `Ok(None)` for requests without a credential. If the credential is [unusable](super::MissingKey::unusable) (repeated,
-/// malformed), return `Err`. Otherwise a client could avoid the limit of its user by sending its credential twice.
+/// Return `Ok(None)` for requests without a credential. If the credential is [unusable](super::MissingKey::unusable)
+/// (repeated, malformed), return `Err`. Otherwise a client could avoid the limit of its user by sending its
+/// credential twice.
 ///
 /// ```
 /// use axum::{Router, extract::Request, http::StatusCode, response::IntoResponse, routing::get};
@@ -59,9 +60,10 @@ use tower_service::Service;
 ///
 /// # Readiness and cancellation
 ///
-/// The service is ready when the inner service is. The instance that became ready is kept during the lookup, and handles the
-/// request. An `Err` drops this instance, which releases the resources that its readiness reserved. Dropping the response
-/// future during the lookup drops the function's future: the inner service does not receive the request.
+/// The service is ready when the inner service is. The instance that became ready is kept during the lookup, and
+/// handles the request. An `Err` drops this instance, which releases the resources that its readiness reserved.
+/// Dropping the response future during the lookup drops the function's future: the inner service does not receive the
+/// request.
 #[derive(Clone, Copy)]
 #[must_use = "a layer does nothing until it wraps a service"]
 pub struct LookupLayer<F> {

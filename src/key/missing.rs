@@ -12,11 +12,11 @@ use http::HeaderName;
 /// | unusable | [`unusable`](Self::unusable) | rejects the request | rejects the request | 400 |
 /// | misconfigured | [`from_server`](Self::from_server) | uses the other extractor | forwards the request | 500 |
 ///
-/// A client that has a credential can always make the credential unusable, for example by sending it twice. An application
-/// may still accept the credential. Therefore an unusable key never lifts a limit.
+/// A client that has a credential can always make the credential unusable, for example by sending it twice. An
+/// application may still accept the credential. Therefore an unusable key never lifts a limit.
 ///
-/// Clients receive the reason of an absent or an unusable key: the reason must not contain a secret. Clients do not receive
-/// the reason of a misconfigured server.
+/// Clients receive the reason of an absent or an unusable key: the reason must not contain a secret. Clients do not
+/// receive the reason of a misconfigured server.
 #[derive(Clone, Debug)]
 pub struct MissingKey {
     reason: Reason,

@@ -60,8 +60,8 @@ pub use self::request::{Header, Host, Method, Path};
 pub use self::secret::{ApiKey, Bearer, Cookie, Fingerprint, Pepper, ProcessPepper};
 pub use self::text::KeyText;
 pub use crate::encode::{EncodeKey, KeyWriter};
-// Bounds and default types of the items above: nameable for generic code, not documented. Closures implement those traits
-// that users extend.
+// Bounds and default types of the items above: nameable for generic code, not documented. Closures implement those
+// traits that users extend.
 #[doc(hidden)]
 pub use self::{
     closure::IntoExtracted,
@@ -72,10 +72,10 @@ pub use self::{
 
 /// Extracts the key of a request: the user, address or tenant that a limit counts by.
 ///
-/// Closures are extractors: `|request: &Request| -> Option<Key>`. A `None` is an *absent* key. The layer rejects the request
-/// unless [`MissingKeyPolicy::Exempt`](crate::MissingKeyPolicy::Exempt) is set, so that a client cannot avoid the limit by
-/// omitting a header. An `Err` is an *unusable* key (repeated, empty, malformed), which the layer always rejects: see
-/// [`MissingKey`]. To forward a request without a limit, return [`Extracted::Exempt`].
+/// Closures are extractors: `|request: &Request| -> Option<Key>`. A `None` is an *absent* key. The layer rejects the
+/// request unless [`MissingKeyPolicy::Exempt`](crate::MissingKeyPolicy::Exempt) is set, so that a client cannot avoid
+/// the limit by omitting a header. An `Err` is an *unusable* key (repeated, empty, malformed), which the layer always
+/// rejects: see [`MissingKey`]. To forward a request without a limit, return [`Extracted::Exempt`].
 ///
 /// # Example
 ///

@@ -24,11 +24,11 @@ impl<A: EncodeKey, B: EncodeKey> EncodeKey for Either<A, B> {
 
 /// The first extractor's key, or the second extractor's if the first is absent.
 ///
-/// For example the API key, otherwise the client's address. The ready-made extractors have a method `or` that creates it. The
-/// second extractor runs only if the first key is *absent*, or if the server is misconfigured. The result of the first
-/// extractor stands if the request is exempt, or if the key is [unusable](super::MissingKey::unusable): a client cannot switch
-/// to the limit of its address by sending its API key twice. If both keys are absent, the second extractor's reason is
-/// returned.
+/// For example the API key, otherwise the client's address. The ready-made extractors have a method `or` that creates
+/// it. The second extractor runs only if the first key is *absent*, or if the server is misconfigured. The result of
+/// the first extractor stands if the request is exempt, or if the key is [unusable](super::MissingKey::unusable): a
+/// client cannot switch to the limit of its address by sending its API key twice. If both keys are absent, the second
+/// extractor's reason is returned.
 ///
 /// The two kinds of keys can have different limits:
 ///
@@ -47,8 +47,8 @@ impl<A: EncodeKey, B: EncodeKey> EncodeKey for Either<A, B> {
 ///
 /// # Invented keys
 ///
-/// If a client can invent the first key, it can use a new key for each request. Reject invalid API keys outside of the rate
-/// limiter, or look them up before: see [`LookupLayer`](super::LookupLayer).
+/// If a client can invent the first key, it can use a new key for each request. Reject invalid API keys outside of
+/// the rate limiter, or look them up before: see [`LookupLayer`](super::LookupLayer).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Or<A, B> {
     first: A,
@@ -74,8 +74,8 @@ impl<Request, A: ExtractKey<Request>, B: ExtractKey<Request>> ExtractKey<Request
     }
 }
 
-// Inherent methods: a method of `ExtractKey<Request>` would be ambiguous in `Request`, and a method of another trait would
-// need an import.
+// Inherent methods: a method of `ExtractKey<Request>` would be ambiguous in `Request`, and a method of another trait
+// would need an import.
 macro_rules! has_or {
     ($([$($parameter:ident),*] $extractor:ty,)+) => {
         $(

@@ -1,11 +1,11 @@
 use super::{ExtractKey, Extracted};
 
-// A missing part takes precedence over an exempt one, because omitting a header must not lift a limit. An unusable part takes
-// precedence over an absent one, which the layer may forward.
+// A missing part takes precedence over an exempt one, because omitting a header must not lift a limit. An unusable
+// part takes precedence over an absent one, which the layer may forward.
 macro_rules! tuple {
     ($($E:ident $part:ident),+) => {
-        /// The tuple of the keys. The first unusable key is returned, otherwise the first missing one. Otherwise one exempt
-        /// part makes the request exempt.
+        /// The tuple of the keys. The first unusable key is returned, otherwise the first missing one. Otherwise one
+        /// exempt part makes the request exempt.
         impl<Request, $($E: ExtractKey<Request>),+> ExtractKey<Request> for ($($E,)+) {
             type Key = ($($E::Key,)+);
 

@@ -7,15 +7,17 @@ use crate::error::Error;
 /// An event that an [`Observer`](super::Observer) receives.
 ///
 /// The layer emits exactly one terminal event for each request: [`Decided`](Self::Decided), [`Exempt`](Self::Exempt),
-/// [`MissingKey`](Self::MissingKey), [`Failed`](Self::Failed) or [`Abandoned`](Self::Abandoned). The layer emits it when it
-/// forwards or rejects the request, or when the request's future is dropped before that. [`outcome`](Self::outcome)
-/// returns its name. All other events are additional.
+/// [`MissingKey`](Self::MissingKey), [`Failed`](Self::Failed) or [`Abandoned`](Self::Abandoned). The layer emits it
+/// when it forwards or rejects the request, or when the request's future is dropped before that.
+/// [`outcome`](Self::outcome) returns its name. All other events are additional.
 ///
 /// No event describes the inner service's response.
 #[derive(Clone, Copy)]
 #[non_exhaustive]
 pub enum Event<'a> {
-    /// The layer carried out a decision: it forwarded the request, after a wait if necessary, or rejected the request.
+    /// The layer forwarded or rejected the request, as the decision demands.
+    ///
+    /// A delayed request is forwarded after its wait.
     #[non_exhaustive]
     Decided {
         /// The decision.
@@ -60,7 +62,9 @@ pub enum Event<'a> {
         /// The time that the request has waited.
         waited: Duration,
     },
-    /// The layer settled a held cost: by the response, or in full because the response's future was dropped.
+    /// The layer settled a held cost.
+    ///
+    /// The response determines the charged cost. If the response's future is dropped, the layer charges the held cost.
     #[non_exhaustive]
     Settled {
         /// The held cost.
@@ -89,7 +93,9 @@ pub enum Event<'a> {
         /// The error that opened the circuit breaker. `None` if the circuit breaker closed.
         error: Option<&'a Error>,
     },
-    /// A store settled expired holds in full, because the processes that held the costs did not renew them in time.
+    /// A store settled expired holds in full.
+    ///
+    /// The processes that held the costs did not renew the holds in time.
     ///
     /// The limiter whose call found the expired holds emits the event.
     #[non_exhaustive]
@@ -117,9 +123,10 @@ pub enum Event<'a> {
         /// The sum of the held costs.
         held: u64,
     },
-    /// The application is misconfigured: limiters in one Redis conflict, or a response carries two limits of one name.
+    /// The application is misconfigured.
     ///
-    /// Each layer emits the latter once, with the first such response.
+    /// Limiters in one Redis conflict, or a response carries two limits of one name. Each layer emits the latter
+    /// once, with the first such response.
     #[non_exhaustive]
     Warning {
         /// The problem and its solution.
@@ -140,10 +147,10 @@ pub enum Stage {
 }
 
 impl Event<'_> {
-    /// Returns the outcome of a request, as a label for metrics and logs. `None` if the event is not a terminal event.
+    /// Returns the outcome of a request as a label for metrics and logs.
     ///
-    /// The outcomes are `allowed`, `delayed` (allowed after a wait), `denied`, `exceeds_limit`, `exempt`, `missing_key`,
-    /// `missing_key_exempt`, `failed` and `abandoned`.
+    /// `None` if the event is not a terminal event. The outcomes are `allowed`, `delayed` (allowed after a wait),
+    /// `denied`, `exceeds_limit`, `exempt`, `missing_key`, `missing_key_exempt`, `failed` and `abandoned`.
     #[must_use]
     pub fn outcome(&self) -> Option<&'static str> {
         self.request_outcome().map(RequestOutcome::name)

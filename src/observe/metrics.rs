@@ -12,9 +12,9 @@ use super::observer::Observer;
 
 /// Records metrics with the [`metrics`] facade (feature `metrics`), which has exporters for Prometheus and others.
 ///
-/// All names, units and labels are in [docs/metrics.md](https://docs.rs/crate/tower-ratelimit/latest/source/docs/metrics.md).
-/// Labels come from the application, never from clients. At most [`MAX_LIMITS`](Self::MAX_LIMITS) names of limits are
-/// distinguished.
+/// All names, units and labels are in
+/// [docs/metrics.md](https://docs.rs/crate/tower-ratelimit/latest/source/docs/metrics.md). Labels come from the
+/// application, never from clients. At most [`MAX_LIMITS`](Self::MAX_LIMITS) names of limits are distinguished.
 ///
 /// Install the recorder before the first request: counters that are created earlier stay without effect.
 ///
@@ -162,7 +162,8 @@ impl Recorder {
         let counter = counters.counts[outcome as usize][source].get_or_init(|| {
             counter!(
                 "ratelimit_requests_total",
-                "limiter" => self.limiter(), "limit" => limit(), "outcome" => outcome.name(), "source" => SOURCES[source]
+                "limiter" => self.limiter(), "limit" => limit(),
+                "outcome" => outcome.name(), "source" => SOURCES[source]
             )
         });
         counter.increment(1);

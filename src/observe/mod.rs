@@ -1,10 +1,10 @@
 //! Events for metrics and logs.
 //!
-//! An [`Observer`] receives an event for the outcome of each request, and for what happens in the stores. Register one by
-//! [`RateLimitLayer::observe`](crate::RateLimitLayer::observe) and
-//! [`RedisBuilder::observe`](crate::RedisBuilder::observe). [`Memory::report`](crate::Memory::report) emits the memory
-//! usage to an observer. Without an observer, a request costs one comparison more. `Metrics` (feature `metrics`) and
-//! `Tracing` (feature `tracing`) are ready-made observers.
+//! An [`Observer`] receives an event for the outcome of each request, and for what happens in the stores. Register
+//! one by [`RateLimitLayer::observe`](crate::RateLimitLayer::observe) and
+//! [`RedisBuilder::observe`](crate::RedisBuilder::observe). [`Memory::report`](crate::Memory::report) emits the
+//! memory usage to an observer. Without an observer, a request costs one comparison more. `Metrics` (feature
+//! `metrics`) and `Tracing` (feature `tracing`) are ready-made observers.
 //!
 //! **No event carries a key**, so logs cannot contain one by mistake. To find the keys that use most of a limit, call
 //! [`Memory::top_keys`](crate::Memory::top_keys).

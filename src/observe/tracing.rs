@@ -20,12 +20,12 @@ use crate::error::Error;
 /// | `DEBUG` | rejected, failed and abandoned requests |
 /// | `TRACE` | forwarded requests; waits, settlements, calls to the store, memory usage |
 ///
-/// Fields have few distinct values, apart from times and amounts, and no event carries a key. The reason why a request has no
-/// key may repeat text of the client: enable [`log_reasons`](Self::log_reasons) to write it.
+/// Fields have few distinct values, apart from times and amounts, and no event carries a key. The reason why a
+/// request has no key may repeat text of the client: enable [`log_reasons`](Self::log_reasons) to write it.
 ///
-/// There is no span for a decision, because a decision in memory takes less time than a span. If the current span (for
-/// example of `tower_http::trace::TraceLayer`) has empty fields `ratelimit.outcome` and `ratelimit.limit`, this observer
-/// records both.
+/// There is no span for a decision, because a decision in memory takes less time than a span. If the current span
+/// (for example of `tower_http::trace::TraceLayer`) has empty fields `ratelimit.outcome` and `ratelimit.limit`, this
+/// observer records both.
 ///
 /// ```
 /// use tower_ratelimit::observe::Tracing;

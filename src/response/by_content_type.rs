@@ -10,11 +10,11 @@ use super::rejection::Rejection;
 use crate::decision::{Decision, Detail};
 use crate::observe::Observers;
 
-/// Answers gRPC calls with [`Grpc`] and all other requests with [`Http`], for servers with both on one port.
+/// Answers gRPC calls with [`Grpc`] and all other requests with [`Http`].
 ///
 /// A gRPC call is a `POST` whose `content-type` is `application/grpc` or `application/grpc-web`, with or without a
-/// suffix. gRPC-Web calls are answered in their own content type. A rejection of any other request has a status of 400 or
-/// above, whatever its `content-type`.
+/// suffix. gRPC-Web calls are answered in their own content type. A rejection of any other request has a status of
+/// 400 or above, whatever its `content-type`.
 ///
 /// ```
 /// use std::time::Duration;

@@ -27,15 +27,15 @@ const PUSHBACK: HeaderName = HeaderName::from_static("grpc-retry-pushback-ms");
 /// | the limiter is unavailable, and the policy is to deny | `UNAVAILABLE` (14) | `RetryInfo` |
 /// | the request has no key | `INVALID_ARGUMENT` (3), or `INTERNAL` (13) if the server is misconfigured | |
 ///
-/// The layer charges a call when the call begins, whatever the number of its messages. A rejected call does not reach its
-/// handler. Handlers find a [`RateLimitInfo`](super::RateLimitInfo) in the request's extensions.
+/// The layer charges a call when the call begins, whatever the number of its messages. A rejected call does not reach
+/// its handler. Handlers find a [`RateLimitInfo`](super::RateLimitInfo) in the request's extensions.
 ///
-/// A rejection carries `cache-control: no-store`. A request that is not a gRPC call (a `POST` with the content type of gRPC
-/// or gRPC-Web) is rejected with the HTTP status that [`Http`](super::Http) uses, so that no client takes the rejection for
-/// a page.
+/// A rejection carries `cache-control: no-store`. A request that is not a gRPC call (a `POST` with the content type
+/// of gRPC or gRPC-Web) is rejected with the HTTP status that [`Http`](super::Http) uses, so that no client takes the
+/// rejection for a page.
 ///
-/// The layer works on a whole server, on one service, and on an intercepted service. The body of the rate limited service
-/// is a [`ResponseBody`] around the inner service's body.
+/// The layer works on a whole server, on one service, and on an intercepted service. The body of the rate limited
+/// service is a [`ResponseBody`] around the inner service's body.
 ///
 /// ```
 /// use tonic::service::interceptor::InterceptedService;
@@ -81,18 +81,21 @@ impl Grpc {
         self
     }
 
-    /// Adds `grpc-retry-pushback-ms` to rejections: the wait in milliseconds, rounded up, plus a random time up to `jitter`.
+    /// Adds `grpc-retry-pushback-ms` to rejections: the wait in milliseconds, rounded up, plus a random time up to
+    /// `jitter`.
     ///
     /// Clients with a retry policy in their service config obey the header
-    /// (<https://github.com/grpc/proposal/blob/master/A6-client-retries.md>). The jitter spreads the retries of clients that
-    /// were rejected at the same time. If the cost exceeds the limit, the value is -1, which forbids a retry.
+    /// (<https://github.com/grpc/proposal/blob/master/A6-client-retries.md>). The jitter spreads the retries of
+    /// clients that were rejected at the same time. If the cost exceeds the limit, the value is -1, which forbids a
+    /// retry.
     #[must_use]
     pub fn pushback(mut self, jitter: Duration) -> Self {
         self.pushback = Some(jitter);
         self
     }
 
-    /// Sets whether responses carry `RateLimit` and `RateLimit-Policy` as metadata, as [`Http`](super::Http) sends them.
+    /// Sets whether responses carry `RateLimit` and `RateLimit-Policy` as metadata, as [`Http`](super::Http) sends
+    /// them.
     ///
     /// Off by default.
     #[must_use]

@@ -11,12 +11,12 @@ use crate::observe::Observers;
 /// Answers in HTTP. The default responder of the layer.
 ///
 /// - A rejection over the limit has status 429, `Retry-After` (whole seconds, rounded up, at least 1),
-///   `Cache-Control: no-store` and a [`Problem`] body, or the response of [`render`](Self::render). A request whose cost
-///   exceeds the limit has no `Retry-After`.
+///   `Cache-Control: no-store` and a [`Problem`] body, or the response of [`render`](Self::render). A request whose
+///   cost exceeds the limit has no `Retry-After`.
 /// - Responses to allowed and denied requests carry `RateLimit` and `RateLimit-Policy`
-///   (draft-ietf-httpapi-ratelimit-headers-10), which list every limit. Values that a handler or another limiter has set
-///   stay. If such a value names a limit of the same name, clients cannot tell the limits apart: the layer's observers
-///   receive a [warning](crate::observe::Event::Warning), once.
+///   (draft-ietf-httpapi-ratelimit-headers-10), which list every limit. Values that a handler or another limiter has
+///   set stay. If such a value names a limit of the same name, clients cannot tell the limits apart: the layer's
+///   observers receive a [warning](crate::observe::Event::Warning), once.
 /// - Requests and responses carry a [`RateLimitInfo`](super::RateLimitInfo) in their extensions.
 ///
 /// ```
@@ -57,8 +57,8 @@ impl<R> Http<R> {
 
     /// Adds `X-RateLimit-Limit`, `X-RateLimit-Remaining` and `X-RateLimit-Reset` of the most restrictive limit.
     ///
-    /// Clients of an older draft (`RateLimit: limit=10, remaining=..`) misread the current `RateLimit` header. For these
-    /// clients, turn [`rate_limit_headers`](Self::rate_limit_headers) off.
+    /// Clients of an older draft (`RateLimit: limit=10, remaining=..`) misread the current `RateLimit` header. For
+    /// these clients, turn [`rate_limit_headers`](Self::rate_limit_headers) off.
     #[must_use]
     pub fn legacy_headers(mut self, reset: ResetFormat) -> Self {
         self.headers.legacy = Some(reset);
@@ -75,9 +75,9 @@ impl<R> Http<R> {
     /// Sets whether `Access-Control-Expose-Headers` lists the headers, so that scripts of other origins can read them.
     ///
     /// Off by default, because a CORS layer may already list them
-    /// (<https://fetch.spec.whatwg.org/#http-access-control-expose-headers>). Place the CORS layer outside of this layer in
-    /// either case, so that rejections pass through the CORS layer. [`Preflight`](crate::key::Preflight) exempts CORS
-    /// preflight requests.
+    /// (<https://fetch.spec.whatwg.org/#http-access-control-expose-headers>). Place the CORS layer outside of this
+    /// layer in either case, so that rejections pass through the CORS layer. [`Preflight`](crate::key::Preflight)
+    /// exempts CORS preflight requests.
     #[must_use]
     pub fn expose_headers(mut self, on: bool) -> Self {
         self.headers.cors_expose = on;
@@ -99,8 +99,8 @@ impl<R> Http<R> {
     /// });
     /// ```
     ///
-    /// An HTML page for browsers, the [`Problem`] for all other clients. `Vary` is not needed, because rejections are not
-    /// stored.
+    /// An HTML page for browsers, the [`Problem`] for all other clients. `Vary` is not needed, because rejections are
+    /// not stored.
     ///
     /// ```
     /// use axum::body::Body;

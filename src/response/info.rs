@@ -2,8 +2,9 @@ use crate::decision::Decision;
 
 /// How the rate limiter treated a request, in the extensions of requests and responses.
 ///
-/// [`Http`](super::Http) inserts the value into requests, for handlers, and into responses, for outer layers. If several
-/// layers limit a request, the request carries the value of the innermost layer. The response carries the strictest one.
+/// [`Http`](super::Http) inserts the value into requests, for handlers, and into responses, for outer layers. If
+/// several layers limit a request, the request carries the value of the innermost layer. The response carries the
+/// strictest one.
 #[derive(Clone, Debug, PartialEq)]
 #[allow(clippy::exhaustive_enums, reason = "a limit applies to a request, or none does")]
 pub enum RateLimitInfo {

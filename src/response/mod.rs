@@ -43,7 +43,8 @@ use crate::observe::Observers;
 
 /// Turns decisions into responses.
 ///
-/// A closure `Fn(Request, Rejection) -> Response` is a responder that does not change the responses of allowed requests.
+/// A closure `Fn(Request, Rejection) -> Response` is a responder that does not change the responses of allowed
+/// requests.
 ///
 /// # Example
 ///
@@ -102,7 +103,7 @@ pub trait Respond<Request, Response, Error> {
         Detail::MostRestrictive
     }
 
-    /// Prepares a request that the layer is about to forward, and returns the context of its response.
+    /// Prepares a request before the layer forwards it, and returns the response's context.
     ///
     /// `decision` is `None` if no limit applies to the request.
     fn on_allowed(&self, request: &mut Request, decision: Option<&Decision>) -> Self::Context;
@@ -113,7 +114,7 @@ pub trait Respond<Request, Response, Error> {
         let _ = (context, observers);
     }
 
-    /// Turns the inner service's response to a forwarded request into the response of the rate limited service.
+    /// Converts the inner service's response to a forwarded request.
     fn map_response(context: Self::Context, response: Response) -> Self::Response;
 
     /// Answers a request that the layer does not forward.

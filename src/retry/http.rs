@@ -9,12 +9,12 @@ const RATELIMIT: HeaderName = HeaderName::from_static("ratelimit");
 
 /// Reads HTTP responses.
 ///
-/// - After a 429, the client retries after `Retry-After` (RFC 9110, section 10.2.3): seconds, or a date. A date is relative to
-///   the response's `Date` header if present, so that the clocks need not agree. Without a valid `Retry-After`, the client
-///   retries after the longest `t` of the items in `RateLimit` with `r=0` (draft-ietf-httpapi-ratelimit-headers-10). Without
-///   either, the client retries after the policy's backoff.
-/// - After a 503, the client retries only if there is a `Retry-After` and the request's method is idempotent, because the
-///   server may have processed the request.
+/// - After a 429, the client retries after `Retry-After` (RFC 9110, section 10.2.3): seconds, or a date. A date is
+///   relative to the response's `Date` header if present, so that the clocks need not agree. Without a valid
+///   `Retry-After`, the client retries after the longest `t` of the items in `RateLimit` with `r=0`
+///   (draft-ietf-httpapi-ratelimit-headers-10). Without either, the client retries after the policy's backoff.
+/// - After a 503, the client retries only if there is a `Retry-After` and the request's method is idempotent, because
+///   the server may have processed the request.
 /// - With the feature `tonic`, a response with a `grpc-status` is read as `GrpcHint` reads it.
 /// - All other responses, and all errors, are final.
 ///
@@ -25,8 +25,8 @@ pub struct HttpHint;
 impl HttpHint {
     /// Reads the parts of a response, for closures and custom retry loops.
     ///
-    /// See [`RetryAfter::clone_with`](super::RetryAfter::clone_with) for an example. Without the request's `method`, a 503 is
-    /// final.
+    /// See [`RetryAfter::clone_with`](super::RetryAfter::clone_with) for an example. Without the request's `method`,
+    /// a 503 is final.
     #[must_use]
     pub fn read_response(self, method: Option<&Method>, status: StatusCode, headers: &HeaderMap) -> RetryHint {
         match status {

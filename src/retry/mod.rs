@@ -1,7 +1,7 @@
 //! Client retry policy that honours `Retry-After` (feature `retry`).
 //!
-//! [`RetryAfter`] is a policy for tower's [`Retry`](tower::retry::Retry). It reads the delay from a rejection, waits, and
-//! retries:
+//! [`RetryAfter`] is a policy for tower's [`Retry`](tower::retry::Retry). It reads the delay from a rejection, waits,
+//! and retries:
 //!
 //! | Reader | Source of the delay |
 //! |---|---|
@@ -9,14 +9,14 @@
 //! | `GrpcHint` | `grpc-retry-pushback-ms`, otherwise `google.rpc.RetryInfo` (feature `tonic`) |
 //! | a closure `Fn(&Request, Result<&Response, &Error>) -> RetryHint` | any part of the response |
 //!
-//! The policy clones requests to send them again. [`RetryAfter::clone_with`] shows how to clone the requests of reqwest, which
-//! are not `Clone`.
+//! The policy clones requests to send them again. [`RetryAfter::clone_with`] shows how to clone the requests of
+//! reqwest, which are not `Clone`.
 //!
 //! The client bounds the length and the number of its waits, whatever the server sends.
 //!
-//! A client with its own rate limit is rarely rejected. The layer limits clients as it limits servers: in this example the
-//! layer delays requests, and returns an error if the delay exceeds `max_wait`. The retries are outside of the layer, so that
-//! the limit counts them.
+//! A client with its own rate limit is rarely rejected. The layer limits clients as it limits servers: in this
+//! example the layer delays requests, and returns an error if the delay exceeds `max_wait`. The retries are outside
+//! of the layer, so that the limit counts them.
 //!
 //! ```
 //! use std::time::Duration;
@@ -63,8 +63,8 @@ pub use self::grpc::GrpcHint;
 pub use self::hint::RetryHint;
 pub use self::http::HttpHint;
 pub use self::policy::RetryAfter;
-// Bounds, default types and associated types of `RetryAfter`: nameable for generic code, not documented. Closures implement
-// both traits.
+// Bounds, default types and associated types of `RetryAfter`: nameable for generic code, not documented. Closures
+// implement both traits.
 #[doc(hidden)]
 pub use self::{
     hint::ReadRetryHint,

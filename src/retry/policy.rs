@@ -13,12 +13,12 @@ use crate::runtime::{Sleep, sleep};
 
 /// A policy for tower's [`Retry`](tower::retry::Retry) that retries after the time that the server sends, never before.
 ///
-/// By default the policy retries a request at most three times, waits at most one minute per retry and two minutes in total. A
-/// response that demands a longer wait is final, because an earlier retry would be rejected. If a response contains no time,
-/// the policy waits for one second, and twice as long before each further retry.
+/// By default the policy retries a request at most three times, waits at most one minute per retry and two minutes in
+/// total. A response that demands a longer wait is final, because an earlier retry would be rejected. If a response
+/// contains no time, the policy waits for one second, and twice as long before each further retry.
 ///
-/// The request must be `Clone`, including its body: `http_body_util::Full` is, a stream is not. For other requests, such as
-/// those of reqwest, [`clone_with`](Self::clone_with) sets a function.
+/// The request must be `Clone`, including its body: `http_body_util::Full` is, a stream is not. For other requests,
+/// such as those of reqwest, [`clone_with`](Self::clone_with) sets a function.
 #[derive(Clone, Debug)]
 #[must_use = "a policy does nothing until it is passed to `Retry`"]
 pub struct RetryAfter<R = HttpHint, C = ByClone> {

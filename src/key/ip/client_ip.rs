@@ -12,9 +12,10 @@ use crate::key::{ExtractKey, Extracted, MissingKey};
 
 /// The client's address behind proxies: the rightmost address that is not a trusted proxy.
 ///
-/// The first hop is the connection's peer. If the peer is not a [trusted proxy](TrustedProxies), the peer is the client, and
-/// no header is read. A trusted proxy has written the address of the next hop into a header, and so on. The first hop that is
-/// not trusted is the client. Addresses to its left are ignored, because the client may have written them.
+/// The first hop is the connection's peer. If the peer is not a [trusted proxy](TrustedProxies), the peer is the
+/// client, and no header is read. A trusted proxy has written the address of the next hop into a header, and so on.
+/// The first hop that is not trusted is the client. Addresses to its left are ignored, because the client may have
+/// written them.
 ///
 /// ```
 /// use tower_ratelimit::key::TrustedProxies;
@@ -31,15 +32,15 @@ use crate::key::{ExtractKey, Extracted, MissingKey};
 ///
 /// # Hops without an address
 ///
-/// A hop may be `unknown`, an obfuscated name, an empty element or malformed. The header may be missing, or a header for one
-/// address may be repeated. Then the key is the last known hop's address, which is a proxy's: such requests share a limit. If
-/// all hops are trusted, the key is the last hop's address: a request from your own network.
+/// A hop may be `unknown`, an obfuscated name, an empty element or malformed. The header may be missing, or a header
+/// for one address may be repeated. Then the key is the last known hop's address, which is a proxy's: such requests
+/// share a limit. If all hops are trusted, the key is the last hop's address: a request from your own network.
 ///
 /// # Prefixes
 ///
-/// An IPv4-mapped IPv6 address, and a NAT64 address (`64:ff9b::/96`), has the key of the IPv4 address. The key of an IPv6
-/// address is its first 64 bits, because one client has at least a /64; [`ipv6_prefix`](Self::ipv6_prefix) sets another
-/// length. A client with a /48 has 65536 such keys. Add a second limit for the wider network:
+/// An IPv4-mapped IPv6 address, and a NAT64 address (`64:ff9b::/96`), has the key of the IPv4 address. The key of an
+/// IPv6 address is its first 64 bits, because one client has at least a /64; [`ipv6_prefix`](Self::ipv6_prefix) sets
+/// another length. A client with a /48 has 65536 such keys. Add a second limit for the wider network:
 ///
 /// ```
 /// use std::net::IpAddr;
@@ -118,14 +119,16 @@ impl<P> ClientIp<P> {
         ClientIp { trusted, field, prefixes, peer_source: source, trusts_absent_peer }
     }
 
-    /// Trusts a peer without an address: for a server on a Unix socket, to which only proxies can connect.
+    /// Trusts a peer without an address, for servers on a Unix socket.
+    ///
+    /// Only proxies must be able to connect to the socket.
     ///
     /// If the header is missing, the server is misconfigured. If the header holds no address, the key is unusable.
     ///
     /// # Security
     ///
-    /// Do not call this on a server that listens on TCP and does not provide its peers' addresses: every client would be
-    /// trusted.
+    /// Do not call this on a server that listens on TCP and does not provide its peers' addresses: every client would
+    /// be trusted.
     #[must_use]
     pub const fn trust_absent_peer(mut self) -> Self {
         self.trusts_absent_peer = true;
@@ -138,9 +141,10 @@ impl<P> ClientIp<P> {
         self.prefixes.key_of(address)
     }
 
-    /// Returns the client's whole address, for example for a log: a proxy's address if the client is unknown.
+    /// Returns the client's whole address, or a proxy's address if the client is unknown.
     ///
-    /// For exemptions, use [`ClientNetworks`](crate::key::ClientNetworks), which never exempts a proxy's address.
+    /// For logs. For exemptions, use [`ClientNetworks`](crate::key::ClientNetworks), which never exempts a proxy's
+    /// address.
     ///
     /// ```
     /// use http::Request;
@@ -191,8 +195,8 @@ impl<P> ClientIp<P> {
             return MissingKey::unusable(format!("the header {} holds no address", self.field.name()));
         }
         MissingKey::from_server(format!(
-            "client address missing: the peer has no address, and no trusted proxy has set the header {}; trust the proxy, or \
-             configure it to set the header",
+            "client address missing: the peer has no address, and no trusted proxy has set the header {}; trust the \
+             proxy, or configure it to set the header",
             self.field.name()
         ))
     }

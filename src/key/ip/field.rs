@@ -39,8 +39,8 @@ impl Field {
 
 /// Returns the hops in all lines of `X-Forwarded-For`, from right to left. `None` is a hop without an address.
 ///
-/// An empty element is a hop without an address: a proxy may write nothing for an unknown address. Skipping the element would
-/// trust the element to its left, which the client may have written.
+/// An empty element is a hop without an address: a proxy may write nothing for an unknown address. Skipping the
+/// element would trust the element to its left, which the client may have written.
 pub(super) fn x_forwarded_for(headers: &HeaderMap) -> impl Iterator<Item = Option<IpAddr>> {
     let lines = headers.get_all(X_FORWARDED_FOR).into_iter().rev();
     lines

@@ -4,10 +4,10 @@ use super::node;
 
 /// An iterator over the addresses in a line of `Forwarded` (RFC 7239), from right to left.
 ///
-/// An element without an address yields `None` and ends the iteration. The iterator parses from the right, because trusted
-/// proxies write the right end: an unterminated quote of a client, left of it, cannot hide their elements. A well-formed
-/// element parses the same from both ends: within a quoted string, a quote follows an odd number of backslashes, and the
-/// opening quote follows a `=`.
+/// An element without an address yields `None` and ends the iteration. The iterator parses from the right, because
+/// trusted proxies write the right end: an unterminated quote of a client, left of it, cannot hide their elements. A
+/// well-formed element parses the same from both ends: within a quoted string, a quote follows an odd number of
+/// backslashes, and the opening quote follows a `=`.
 pub(super) struct ForwardedElements<'a> {
     rest: Option<&'a [u8]>,
 }

@@ -2,8 +2,8 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 /// Parses the address of a node (RFC 7239), or of a form that proxies write instead.
 ///
-/// The forms are `192.0.2.1`, `192.0.2.1:4711`, `[2001:db8::1]`, `[2001:db8::1]:4711`, `2001:db8::1`, and an IPv6 address with
-/// a `%zone`. Everything else is `None`, such as `unknown` or an obfuscated name (`_proxy7`).
+/// The forms are `192.0.2.1`, `192.0.2.1:4711`, `[2001:db8::1]`, `[2001:db8::1]:4711`, `2001:db8::1`, and an IPv6
+/// address with a `%zone`. Everything else is `None`, such as `unknown` or an obfuscated name (`_proxy7`).
 pub(super) fn address(node: &[u8]) -> Option<IpAddr> {
     let node = str::from_utf8(node).ok()?;
     if let Some(bracketed) = node.strip_prefix('[') {

@@ -10,8 +10,8 @@ use crate::key::MissingKey;
 /// [`PeerIp::peer`](crate::PeerIp::peer).
 #[diagnostic::on_unimplemented(
     message = "`{Self}` does not find the peer's address of a `{Request}`",
-    note = "use the default for an `http::Request`, and for other requests a closure `|request: &{Request}|` that returns \
-            `Option<IpAddr>`"
+    note = "use the default for an `http::Request`, and for other requests a closure `|request: &{Request}|` that \
+            returns `Option<IpAddr>`"
 )]
 pub trait PeerAddress<Request> {
     /// Returns the peer's address, if the request carries it.

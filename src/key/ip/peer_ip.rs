@@ -7,13 +7,14 @@ use crate::key::{ExtractKey, Extracted};
 
 /// The address of the connection's peer: the client, or the proxy in front of the server.
 ///
-/// The extractor reads no header, so behind a proxy all clients share one key: use [`ClientIp`](crate::ClientIp) there. An
-/// IPv4-mapped IPv6 address, and a NAT64 address (`64:ff9b::/96`), has the key of the IPv4 address. The key of an IPv6 address
-/// is its first 64 bits, because one client has at least a /64; [`ipv6_prefix`](Self::ipv6_prefix) sets another length.
+/// The extractor reads no header, so behind a proxy all clients share one key: use [`ClientIp`](crate::ClientIp)
+/// there. An IPv4-mapped IPv6 address, and a NAT64 address (`64:ff9b::/96`), has the key of the IPv4 address. The key
+/// of an IPv6 address is its first 64 bits, because one client has at least a /64; [`ipv6_prefix`](Self::ipv6_prefix)
+/// sets another length.
 ///
-/// The extractor reads the address from the request's extensions: axum's `ConnectInfo<SocketAddr>` (feature `axum`), tonic's
-/// `TcpConnectInfo` (feature `tonic`), or a [`SocketAddr`](std::net::SocketAddr) that a custom server inserts.
-/// [`peer`](Self::peer) sets another source. Without an address, the server is
+/// The extractor reads the address from the request's extensions: axum's `ConnectInfo<SocketAddr>` (feature `axum`),
+/// tonic's `TcpConnectInfo` (feature `tonic`), or a [`SocketAddr`](std::net::SocketAddr) that a custom server
+/// inserts. [`peer`](Self::peer) sets another source. Without an address, the server is
 /// [misconfigured](crate::key::MissingKey::from_server): in axum, serve the router with
 /// `into_make_service_with_connect_info::<SocketAddr>()`.
 ///

@@ -30,19 +30,20 @@ impl TrustedProxies {
     ///
     /// - If an item is neither a network nor an address.
     /// - If there is no item. Use [`none`](Self::none) if there is no proxy.
-    /// - If the networks cover all addresses, because every client would be a trusted proxy and could forge its address.
+    /// - If the networks cover all addresses, because every client would be a trusted proxy and could forge its
+    ///   address.
     pub fn parse<T: AsRef<str>>(networks: impl IntoIterator<Item = T>) -> Result<Self, Error> {
         let networks = Networks::parse(networks)?;
         if networks.is_empty() {
             return Err(Error::config(
-                "no trusted proxy: the list is empty; add the proxies' networks, or use TrustedProxies::none() if clients \
-                 connect directly",
+                "no trusted proxy: the list is empty; add the proxies' networks, or use TrustedProxies::none() if \
+                 clients connect directly",
             ));
         }
         if networks.covers_all() {
             return Err(Error::config(
-                "invalid trusted proxies: the networks cover all addresses, so that clients could forge theirs; use the \
-                 proxies' networks, or TrustedProxies::hops(1) if only a proxy can connect",
+                "invalid trusted proxies: the networks cover all addresses, so that clients could forge theirs; use \
+                 the proxies' networks, or TrustedProxies::hops(1) if only a proxy can connect",
             ));
         }
         Ok(Self(TrustKind::Networks(networks)))
@@ -55,8 +56,8 @@ impl TrustedProxies {
     ///
     /// # Security
     ///
-    /// Every request must pass through all of the proxies. A client that reaches the server through fewer of them can forge its
-    /// address. If that is possible, use [the proxies' networks](Self::parse).
+    /// Every request must pass through all of the proxies. A client that reaches the server through fewer of them can
+    /// forge its address. If that is possible, use [the proxies' networks](Self::parse).
     #[must_use]
     pub const fn hops(proxies: usize) -> Self {
         Self(TrustKind::Hops(proxies))

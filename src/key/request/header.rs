@@ -6,11 +6,11 @@ use crate::key::{ExtractKey, Extracted};
 
 /// The value of a header.
 ///
-/// The key is absent if the header is missing. The key is unusable if the header is empty or repeated. White space around the
-/// value is ignored.
+/// The key is absent if the header is missing. The key is unusable if the header is empty or repeated. White space
+/// around the value is ignored.
 ///
-/// The client chooses the key. Use this extractor for a header that an outer layer or a proxy checks, or if an invented value
-/// gains nothing.
+/// The client chooses the key. Use this extractor for a header that an outer layer or a proxy checks, or if an
+/// invented value gains nothing.
 ///
 /// ```
 /// use tower_ratelimit::key::Header;

@@ -8,11 +8,12 @@ use crate::key::{ExtractKey, Extracted};
 
 /// The requested host: the URI's authority if present (HTTP/2, proxies), otherwise the `Host` header.
 ///
-/// The key is in lower case, without a trailing dot and without the port. [`with_port`](Self::with_port) keeps the port.
+/// The key is in lower case, without a trailing dot and without the port. [`with_port`](Self::with_port) keeps the
+/// port.
 ///
-/// The key is absent if the request has neither. The key is unusable if `Host` is empty, malformed, repeated, or differs from
-/// the URI's authority, because the application could use the other host. A missing port equals the default port of the
-/// scheme.
+/// The key is absent if the request has neither. The key is unusable if `Host` is empty, malformed, repeated, or
+/// differs from the URI's authority, because the application could use the other host. A missing port equals the
+/// default port of the scheme.
 ///
 /// A client can invent hosts, and so keys, unless your proxy or server rejects unknown hosts.
 ///

@@ -6,8 +6,8 @@ use crate::key::{ExtractKey, Extracted};
 /// The route that axum matched: `/users/{id}` for all users.
 ///
 /// All requests without a route share the key `KeyText::from("no route")`: requests that the router answers with 404,
-/// requests to a `nest_service`, and every request if the layer is outside of the router. Add the layer to the router with
-/// `route_layer` or `layer`.
+/// requests to a `nest_service`, and every request if the layer is outside of the router. Add the layer to the router
+/// with `route_layer` or `layer`.
 ///
 /// ```
 /// use axum::{Router, routing::get};

@@ -5,8 +5,8 @@ use crate::key::{ExtractKey, Extracted};
 
 /// The request's method, case-sensitive.
 ///
-/// A client can invent methods. Use this extractor in a tuple such as `(ClientIp, Method)`, together with a limit on the
-/// client:
+/// A client can invent methods. Use this extractor in a tuple such as `(ClientIp, Method)`, together with a limit on
+/// the client:
 ///
 /// ```
 /// use std::net::IpAddr;

@@ -5,9 +5,9 @@ use crate::key::{ExtractKey, Extracted};
 
 /// The path of the request's URI, without its query.
 ///
-/// The key is the path as the client wrote it. One resource may have many paths: with and without a trailing slash, with
-/// encoded characters, with identifiers. A client that varies the path gets a separate limit for each variant. Prefer
-/// `MatchedPath`, or combine the path with an address in a tuple and limit the address as well.
+/// The key is the path as the client wrote it. One resource may have many paths: with and without a trailing slash,
+/// with encoded characters, with identifiers. A client that varies the path gets a separate limit for each variant.
+/// Prefer `MatchedPath`, or combine the path with an address in a tuple and limit the address as well.
 ///
 /// ```
 /// use tower_ratelimit::key::{ExtractKey, Extracted, KeyText, Path};

@@ -7,8 +7,8 @@ use crate::key::{ExtractKey, Extracted};
 
 /// An API key in a header, stored as a [fingerprint](Fingerprint).
 ///
-/// The key is absent if the header is missing. The key is unusable if the header is empty or repeated. White space around the
-/// value is ignored.
+/// The key is absent if the header is missing. The key is unusable if the header is empty or repeated. White space
+/// around the value is ignored.
 ///
 /// ```
 /// use tower_ratelimit::PeerIp;
@@ -20,8 +20,8 @@ use crate::key::{ExtractKey, Extracted};
 ///
 /// # Invented keys
 ///
-/// The extractor does not check the API key. A client that invents API keys gets a separate limit for each. Place the rate
-/// limiter behind the authentication, or limit the address as well: see [`Bearer`](super::Bearer).
+/// The extractor does not check the API key. A client that invents API keys gets a separate limit for each. Place the
+/// rate limiter behind the authentication, or limit the address as well: see [`Bearer`](super::Bearer).
 #[derive(Clone, Debug)]
 pub struct ApiKey<P = ProcessPepper> {
     name: HeaderName,

@@ -7,20 +7,20 @@ use crate::key::{ExtractKey, Extracted, MissingKey};
 
 /// The token in `Authorization: Bearer ...`, stored as a [fingerprint](Fingerprint).
 ///
-/// The key is absent if there is no `Authorization` header, or if the header contains credentials of another scheme (`Basic`).
-/// The key is unusable if the header is empty, malformed (`Bearer` without a token, a token with white space, a token without
-/// a scheme) or repeated.
+/// The key is absent if there is no `Authorization` header, or if the header contains credentials of another scheme
+/// (`Basic`). The key is unusable if the header is empty, malformed (`Bearer` without a token, a token with white
+/// space, a token without a scheme) or repeated.
 ///
 /// A renewed token is a new key. For short-lived tokens, use the user as the key: see
 /// [`LookupLayer`](crate::key::LookupLayer).
 ///
-/// By default the fingerprints are specific to this process. For limits that several processes share, give all processes the
-/// same [`Pepper`].
+/// By default the fingerprints are specific to this process. For limits that several processes share, give all
+/// processes the same [`Pepper`].
 ///
 /// # Invented tokens
 ///
-/// The extractor does not check the token. A client that invents tokens gets a separate limit for each. Place the rate limiter
-/// behind the authentication, or limit the address as well:
+/// The extractor does not check the token. A client that invents tokens gets a separate limit for each. Place the
+/// rate limiter behind the authentication, or limit the address as well:
 ///
 /// ```
 /// use std::net::IpAddr;
@@ -80,8 +80,8 @@ impl<B, P: Fingerprinter> ExtractKey<Request<B>> for Bearer<P> {
 
 /// Returns the token in a trimmed header value.
 ///
-/// The scheme is case-insensitive (RFC 9110, section 11.1). A value other than a scheme, a space and credentials is malformed,
-/// and therefore unusable: an application may still find a token in it.
+/// The scheme is case-insensitive (RFC 9110, section 11.1). A value other than a scheme, a space and credentials is
+/// malformed, and therefore unusable: an application may still find a token in it.
 fn token(value: &[u8]) -> Result<&[u8], MissingKey> {
     let Some(space) = value.iter().position(|byte| *byte == b' ') else {
         return Err(unusable(if value.is_empty() { "is empty" } else { MALFORMED }));

@@ -12,11 +12,11 @@ use crate::key::{ExtractKey, Extracted, MissingKey};
 /// A cookie, stored as a [fingerprint](Fingerprint).
 ///
 /// The extractor parses names and values as the crate `cookie` does (also used by axum-extra's `CookieJar` and
-/// `tower-cookies`): trimmed, then percent-decoded. Names are case-sensitive. Quotes around a decoded value are ignored.
-/// Therefore all spellings of a session have one key.
+/// `tower-cookies`): trimmed, then percent-decoded. Names are case-sensitive. Quotes around a decoded value are
+/// ignored. Therefore all spellings of a session have one key.
 ///
-/// The key is absent if the request has no cookie of this name. The key is unusable if the cookie is empty, if the decoded
-/// value is not UTF-8, or if the cookie is repeated, because applications differ in the cookie that they use.
+/// The key is absent if the request has no cookie of this name. The key is unusable if the cookie is empty, if the
+/// decoded value is not UTF-8, or if the cookie is repeated, because applications differ in the cookie that they use.
 ///
 /// ```
 /// use tower_ratelimit::key::{Cookie, ExtractKey, Extracted};
@@ -29,8 +29,8 @@ use crate::key::{ExtractKey, Extracted, MissingKey};
 ///
 /// # Invented cookies
 ///
-/// The extractor does not check the cookie. A client that invents cookies gets a separate limit for each, and many servers
-/// give a new session to a client without a cookie. If a session layer knows the user, use the
+/// The extractor does not check the cookie. A client that invents cookies gets a separate limit for each, and many
+/// servers give a new session to a client without a cookie. If a session layer knows the user, use the
 /// [extension](crate::key::Extension) that it inserts as the key.
 #[derive(Clone, Debug)]
 pub struct Cookie<P = ProcessPepper> {

@@ -7,11 +7,12 @@ use crate::encode::{EncodeKey, KeyWriter};
 
 /// A keyed hash of a secret: 128 bits of its HMAC-SHA-256 under a pepper.
 ///
-/// Without the pepper, the fingerprint reveals neither the secret nor whether a guess is right. It may be logged, and written
-/// to a store.
+/// Without the pepper, the fingerprint reveals neither the secret nor whether a guess is right. It may be logged, and
+/// written to a store.
 ///
-/// The type names the pepper. A `Fingerprint` has no meaning outside of this process, so it is not a key for a store that
-/// several processes share. A `Fingerprint<Pepper>` is equal in all processes with the same [`Pepper`](super::Pepper).
+/// The type names the pepper. A `Fingerprint` has no meaning outside of this process, so it is not a key for a store
+/// that several processes share. A `Fingerprint<Pepper>` is equal in all processes with the same
+/// [`Pepper`](super::Pepper).
 ///
 /// ```
 /// use tower_ratelimit::key::ApiKey;

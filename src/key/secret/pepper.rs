@@ -10,8 +10,8 @@ use crate::error::Error;
 
 /// The secret key of fingerprints, shared by several processes.
 ///
-/// If several processes share limits, give all of them the same pepper from their configuration. Limits in one process need
-/// no pepper: the default is the process's own [`ProcessPepper`].
+/// If several processes share limits, give all of them the same pepper from their configuration. Limits in one
+/// process need no pepper: the default is the process's own [`ProcessPepper`].
 ///
 /// ```
 /// use tower_ratelimit::key::{Bearer, Pepper};
@@ -109,8 +109,8 @@ fn finalize<P>(mut mac: Hmac<Sha256>, kind: &str, secret: &[u8]) -> Fingerprint<
 fn process_secret() -> &'static Hmac<Sha256> {
     static SECRET: OnceLock<Hmac<Sha256>> = OnceLock::new();
     SECRET.get_or_init(|| {
-        // The operating system seeds `RandomState` with 128 random bits, the length of a fingerprint. SipHash is a keyed
-        // pseudorandom function, so its values are as secret as its seed.
+        // The operating system seeds `RandomState` with 128 random bits, the length of a fingerprint. SipHash is a
+        // keyed pseudorandom function, so its values are as secret as its seed.
         let random = RandomState::new();
         let mut secret = [0; 32];
         for (number, bytes) in secret.chunks_exact_mut(8).enumerate() {

@@ -131,7 +131,8 @@ thread_local! {
     static CACHE: RefCell<PolicyCache> = const { RefCell::new(PolicyCache::new()) };
 }
 
-/// Returns the policy of these limits from this thread's cache. Builds a new policy if the cache is destroyed or borrowed.
+/// Returns the policy of these limits from this thread's cache. Builds a new policy if the cache is destroyed or
+/// borrowed.
 fn policy_value(limits: &[LimitFields<'_>]) -> Option<Arc<PolicyValue>> {
     let cached = CACHE.try_with(|cache| cache.try_borrow_mut().ok()?.get(limits));
     cached.ok().flatten().or_else(|| PolicyValue::new(limits))

@@ -157,7 +157,9 @@ async fn missing_key_is_invalid_argument_or_internal() {
         |_: &Request<()>| Extracted::<String>::Missing(tower_ratelimit::key::MissingKey::from_server("no login"));
     let layer = RateLimitLayer::new(missing, Memory::new(Gcra::new(Quota::per_second(2)))).responder(Grpc::new());
     let Ok(response) = layer.layer(service_fn(ok)).oneshot(call()).await;
-    assert_eq!(status(response.headers()).code(), Code::Internal);
+    let told = status(response.headers());
+    assert_eq!((told.code(), told.message()), (Code::Internal, "server misconfigured"), "the details are for the log");
+    assert!(told.details().is_empty());
 }
 
 #[tokio::test]
