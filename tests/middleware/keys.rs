@@ -363,7 +363,7 @@ fn peers_in_trusted_networks_are_exempt_and_no_header_makes_one() {
 
     for wrong in ["10.0.0.0/33", "10.0.0", "localhost", ""] {
         let error = PeerNetworks::parse(["::1", wrong]).expect_err("no network");
-        assert!(error.is_config() && error.to_string().starts_with(&format!("{wrong:?}")), "{error}");
+        assert!(error.is_config() && error.to_string().contains(&format!("network {wrong:?}")), "{error}");
     }
 }
 
