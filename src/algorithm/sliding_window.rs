@@ -114,7 +114,7 @@ impl SlidingWindow {
             Some("a sliding window has 1 to 60 blocks")
         } else if !self.quota.period_micros().is_multiple_of(self.blocks) {
             Some(
-                "a sliding window's blocks must be whole microseconds; choose a number of blocks that divides the period",
+                "a sliding window's blocks must take a whole number of microseconds; choose a number that divides the period",
             )
         } else if self.weighted && self.quota.limit() > (1 << 53) / self.width() {
             Some(
