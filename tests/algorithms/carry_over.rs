@@ -72,7 +72,7 @@ proptest! {
         states.assert_no_smaller()?;
         for time in states.times() {
             let first_word = Timestamp::from_micros(states.merged[0]);
-            prop_assert_eq!(first_word, Timestamp::from_micros(states.now).after(states.reset(&states.merged)));
+            prop_assert_eq!(first_word, Timestamp::from_micros(states.now).saturating_add(states.reset(&states.merged)));
             let used = |state| window.quota().limit() - states.remaining(state, time);
             prop_assert!(used(&states.merged) <= used(&states.own) + used(&states.other), "at {}", time);
         }
@@ -184,11 +184,11 @@ impl<A: Algorithm + Copy> MergedStates<A> {
     }
 
     fn remaining(&self, state: &A::State, time: u64) -> u64 {
-        self.algorithm.snapshot(state, Timestamp::from_micros(time)).snapshot().remaining
+        self.algorithm.snapshot(state, Timestamp::from_micros(time)).compute().remaining
     }
 
     fn reset(&self, state: &A::State) -> Duration {
-        self.algorithm.snapshot(state, Timestamp::from_micros(self.now)).snapshot().reset
+        self.algorithm.snapshot(state, Timestamp::from_micros(self.now)).compute().reset
     }
 
     fn assert_no_smaller(&self) -> Result<(), TestCaseError> {
@@ -218,7 +218,7 @@ impl<A: Algorithm + Copy> MergedStates<A> {
         self.algorithm.carry_over_debt(&mut own, &self.zero, now);
         self.algorithm.carry_over_debt(&mut zero, &self.own, now);
         for time in self.times() {
-            let snapshot = |state| self.algorithm.snapshot(state, Timestamp::from_micros(time)).snapshot();
+            let snapshot = |state| self.algorithm.snapshot(state, Timestamp::from_micros(time)).compute();
             prop_assert_eq!(snapshot(&own), snapshot(&self.own), "at {}", time);
             prop_assert_eq!(snapshot(&zero), snapshot(&self.own), "at {}", time);
         }

@@ -206,7 +206,7 @@ fn assert_exact<A: Algorithm + Copy>(tiers: &[A], start: u64, moves: &[Move]) ->
 
 /// Whether the key is idle again before the end of the clock.
 fn ends_in_time(subject: &Subject) -> bool {
-    Timestamp::from_micros(subject.now()).after(snapshot(subject).reset + ticks(1 << 41)) < Timestamp::MAX
+    Timestamp::from_micros(subject.now()).saturating_add(snapshot(subject).reset + ticks(1 << 41)) < Timestamp::MAX
 }
 
 fn assert_exact_for(subject: &Subject, options: AcquireOptions) -> Result<(), TestCaseError> {
@@ -233,7 +233,7 @@ fn assert_exact_for(subject: &Subject, options: AcquireOptions) -> Result<(), Te
         }
         Verdict::ExceedsLimit => prop_assert!(options.cost > snapshot(subject).limit),
         Verdict::Allowed => {
-            prop_assert!(allowed_at(now, AcquireOptions::cost(1)), "{options:?} at {now}: a cost of 1 is denied")
+            prop_assert!(allowed_at(now, AcquireOptions::cost(1)), "{options:?} at {now}: a cost of 1 is denied");
         }
     }
     Ok(())

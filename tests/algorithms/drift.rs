@@ -48,7 +48,7 @@ fn admits_exactly_in(requests: u64, quota: Quota, burst: u64) {
     let mut admitted = 0;
     for _ in 0..requests {
         if let Some(wait) = limiter.check("key", AcquireOptions::default()).retry_after() {
-            let elapsed = clock.now().since(start).as_micros();
+            let elapsed = clock.now().saturating_since(start).as_micros();
             let refilled = elapsed * u128::from(quota.limit()) / quota.period().as_micros();
             assert_eq!(admitted, u128::from(burst) + refilled, "{quota}, after {elapsed} us");
             clock.advance(wait);

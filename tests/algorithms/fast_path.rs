@@ -65,7 +65,7 @@ where
         let new = tier.new_at_once().expect("a new state");
         let now = Timestamp::from_micros(1_000_000);
         prop_assert!(matches!(tier.try_at_once(&new, now, AcquireOptions::default()), AtOnce::Charged(_)));
-        prop_assert_eq!(tier.snapshot(&new, now).snapshot(), tier.snapshot(&zero, now).snapshot());
+        prop_assert_eq!(tier.snapshot(&new, now).compute(), tier.snapshot(&zero, now).compute());
     }
     let (mut state, mut now) = (zero, 1_000_000_u64);
     for &(tier, share, cost, max_delay) in steps {
@@ -81,13 +81,13 @@ where
             AtOnce::Charged(at_once) => {
                 prop_assert_eq!(verdict, Verdict::Allowed);
                 prop_assert_eq!(&at_once, &charged);
-                let snapshot = tier.snapshot(&charged, time).snapshot();
+                let snapshot = tier.snapshot(&charged, time).compute();
                 prop_assert_eq!(tier.reading_at_once(&at_once, time).snapshot(), snapshot);
                 prop_assert_eq!(tier.remaining_at_once(&at_once, time), snapshot.remaining);
             }
             AtOnce::Denied(wait) => {
                 prop_assert_eq!(verdict, Verdict::Denied { retry_after: ticks(wait) });
-                let snapshot = tier.snapshot(&state, time).snapshot();
+                let snapshot = tier.snapshot(&state, time).compute();
                 prop_assert_eq!(tier.reading_at_once(&state, time).snapshot(), snapshot);
             }
             AtOnce::Unsaid => {}

@@ -250,9 +250,7 @@ impl Pair {
         prop_assert_eq!(decision.verdict(), expected.verdict, "verdict of {}", context());
         prop_assert_eq!(decision.is_estimate(), expected.is_estimate, "is_estimate of {}", context());
         prop_assert_eq!(decision.decided_at().as_micros(), now);
-        let listed = if options.detail == Detail::All
-            || (options.detail == Detail::AllIfDenied && !expected.verdict.is_allowed())
-        {
+        let listed = if options.all_limits || (options.all_denials && !expected.verdict.is_allowed()) {
             (0..expected.statuses.len()).collect()
         } else {
             vec![expected.most_restrictive()]

@@ -393,7 +393,7 @@ proptest! {
         let run = |algorithm: SlidingWindow| {
             let mut state = Counters::zero(algorithm.counter_words());
             state.copy_from_slice(&words[..algorithm.counter_words()]);
-            let _ = (algorithm.peek(&state, now, AcquireOptions::cost(cost)), algorithm.snapshot(&state, now).snapshot());
+            let _ = (algorithm.peek(&state, now, AcquireOptions::cost(cost)), algorithm.snapshot(&state, now).compute());
             algorithm.charge(&mut state, now, Duration::from_micros(delay), cost);
             let _ = algorithm.peek_with_held(&state, now, AcquireOptions::cost(cost), held);
         };
@@ -401,13 +401,13 @@ proptest! {
         run(SlidingWindow::new(Quota::per_minute(100)).blocks(1).weighted());
         run(SlidingWindow::new(Quota::new(1, Duration::from_secs(73_050 * 86_400))).blocks(60));
         let log = SlidingLog::new(Quota::per_minute(100));
-        let mut state = HitLog { fresh_at: words[0], period: words[1], hits: hits.into() };
-        let _ = (log.peek(&state, now, AcquireOptions::cost(cost)), log.snapshot(&state, now).snapshot());
+        let mut state = HitLog { idle_at: words[0], period: words[1], hits: hits.into() };
+        let _ = (log.peek(&state, now, AcquireOptions::cost(cost)), log.snapshot(&state, now).compute());
         log.charge(&mut state, now, Duration::from_micros(delay), cost);
         let _ = log.peek_with_held(&state, now, AcquireOptions::cost(cost), held);
         let queue = LeakyQueue::new(Quota::per_minute(100));
         let mut state = [words[0], words[1], words[2], words[3]];
-        let _ = (queue.peek(&state, now, AcquireOptions::cost(cost)), queue.snapshot(&state, now).snapshot());
+        let _ = (queue.peek(&state, now, AcquireOptions::cost(cost)), queue.snapshot(&state, now).compute());
         queue.charge(&mut state, now, Duration::from_micros(delay), cost);
         let _ = queue.peek_with_held(&state, now, AcquireOptions::cost(cost), held);
     }
@@ -565,7 +565,7 @@ fn sliding_log_stores_at_most_its_limit_when_overcharged() {
     let algorithm = SlidingLog::new(quota(3, 1_000));
     let mut log = HitLog::default();
     for tick in 0..100 {
-        algorithm.charge(&mut log, ManualClock::START.after(Duration::from_micros(tick)), Duration::ZERO, 5);
+        algorithm.charge(&mut log, ManualClock::START.saturating_add(Duration::from_micros(tick)), Duration::ZERO, 5);
         assert!(log.hits.len() <= 3);
     }
     let error = Memory::builder(SlidingLog::new(Quota::per_hour(100_000))).build().expect_err("too much memory");
@@ -576,7 +576,7 @@ fn sliding_log_stores_at_most_its_limit_when_overcharged() {
 /// A log takes the documented 16 bytes a hit: it reserves no capacity beyond the limit and stores no hit of weight 0.
 #[test]
 fn sliding_log_reserves_no_more_than_its_limit() {
-    let at = |tick| ManualClock::START.after(Duration::from_micros(tick));
+    let at = |tick| ManualClock::START.saturating_add(Duration::from_micros(tick));
     for limit in [1, 3, 5, 6, 7, 100] {
         let algorithm = SlidingLog::new(quota(limit, 1_000));
         let (mut log, mut other) = (HitLog::default(), HitLog::default());

@@ -62,7 +62,7 @@ where
         let Extracted::Missing(missing) = key(request) else { panic!("{case}") };
         assert!(!missing.is_unusable(), "{case}");
         let rejected = if missing.is_server_error() { 500 } else { 400 };
-        assert_eq!(status(&|r| key(r).map(drop), MissingKeyPolicy::Refuse, request.clone()), rejected, "{case}");
+        assert_eq!(status(&|r| key(r).map(drop), MissingKeyPolicy::Reject, request.clone()), rejected, "{case}");
         assert_eq!(status(&|r| key(r).map(drop), MissingKeyPolicy::Exempt, request.clone()), 200, "{case}");
         assert_eq!(
             status(&|r| Or::new(key, Global).extract(r).map(drop), MissingKeyPolicy::Reject, request.clone()),
@@ -74,7 +74,7 @@ where
         let case = format!("{name}, unusable: {:?} {:?}", request.uri(), request.headers());
         let Extracted::Missing(missing) = key(request) else { panic!("{case}") };
         assert!(missing.is_unusable() && !missing.is_server_error(), "{case}");
-        for policy in [MissingKeyPolicy::Refuse, MissingKeyPolicy::Exempt] {
+        for policy in [MissingKeyPolicy::Reject, MissingKeyPolicy::Exempt] {
             let (status, body) = answer(&key, policy, request.clone());
             assert_eq!(status, 400, "{case}");
             let problem: serde_json::Value = serde_json::from_str(&body).expect("a problem");
@@ -98,7 +98,7 @@ where
             }
         }
     }
-    for policy in [MissingKeyPolicy::Refuse, MissingKeyPolicy::Exempt] {
+    for policy in [MissingKeyPolicy::Reject, MissingKeyPolicy::Exempt] {
         assert_eq!(answer(&key, policy, usable.clone()).0, 429, "{name}");
     }
 }
@@ -225,7 +225,7 @@ fn duplicate_credential_of_closures_and_extensions_is_unusable() {
     let extracted = |request: &Get| match number(request) {
         None => Extracted::Missing(MissingKey::from_request("no number")),
         Some(Ok(number)) => Extracted::<u8>::Key(number),
-        Some(Err(_)) => Extracted::Missing(MissingKey::unusable("that is no number")),
+        Some(Err(_)) => Extracted::Missing(MissingKey::unusable("not a number")),
     };
     check("Extracted", &extracted, &absent, &unusable, &usable);
     let option = |request: &Get| number(request).and_then(Result::<u8, _>::ok);

@@ -37,13 +37,13 @@ fn or_tries_the_second_extractor_only_when_the_first_key_is_absent() {
         Unusable,
         ServerError,
     }
-    type Outcomes = (Says, Says);
-    let found = |says, name: &'static str| match says {
-        Says::Key => Extracted::Key(name),
-        Says::Exempt => Extracted::Exempt,
-        Says::ByRequest => Extracted::Missing(MissingKey::from_request(format!("{name} is not sent"))),
-        Says::Unusable => Extracted::Missing(MissingKey::unusable(format!("{name} is unusable"))),
-        Says::ByServer => Extracted::Missing(MissingKey::from_server(format!("{name} is not set"))),
+    type Outcomes = (Stub, Stub);
+    let found = |stub, name: &'static str| match stub {
+        Stub::Key => Extracted::Key(name),
+        Stub::Exempt => Extracted::Exempt,
+        Stub::Absent => Extracted::Missing(MissingKey::from_request(format!("{name} is not sent"))),
+        Stub::Unusable => Extracted::Missing(MissingKey::unusable(format!("{name} is unusable"))),
+        Stub::ServerError => Extracted::Missing(MissingKey::from_server(format!("{name} is not set"))),
     };
     let first = |outcomes: &Outcomes| found(outcomes.0, "left");
     let second = |outcomes: &Outcomes| found(outcomes.1, "right");

@@ -177,13 +177,13 @@ fn bearer_token_is_parsed_as_in_the_standard() {
             "{value}: {reason}"
         );
     }
-    assert_eq!(missing(extract("")).0, "the header field authorization is empty");
-    assert_eq!(missing(extract("Basic mF_9")).0, "the header field authorization holds no bearer token");
+    assert_eq!(missing(extract("")).0, "the header authorization is empty");
+    assert_eq!(missing(extract("Basic mF_9")).0, "the header authorization contains no bearer token");
     let (reason, _) = missing(Bearer::new().extract(&with(&[])));
-    assert_eq!(reason, "the header field authorization is missing: it should hold a bearer token");
+    assert_eq!(reason, "the header authorization is missing: expected a bearer token");
     let (reason, _) =
         missing(Bearer::new().extract(&with(&[("authorization", "Bearer a"), ("authorization", "Bearer a")])));
-    assert_eq!(reason, "the header field authorization comes more than once");
+    assert_eq!(reason, "the header authorization is repeated");
 }
 
 // ApiKey
@@ -194,9 +194,9 @@ fn api_key_is_missing_when_absent_empty_or_repeated() {
     let named = ApiKey::new(HeaderName::from_static("x-api-key"));
     assert_eq!(named.extract(&with(&[("x-api-key", SECRET)])), Extracted::Key(API_KEY.key_of(SECRET)));
     let reason = |fields: &[(&'static str, &str)]| missing(API_KEY.extract(&with(fields))).0;
-    assert_eq!(reason(&[("x-other", SECRET)]), "the header field x-api-key is missing");
-    assert_eq!(reason(&[("x-api-key", "")]), "the header field x-api-key is empty");
-    assert_eq!(reason(&[("x-api-key", "a"), ("x-api-key", "b")]), "the header field x-api-key comes more than once");
+    assert_eq!(reason(&[("x-other", SECRET)]), "the header x-api-key is missing");
+    assert_eq!(reason(&[("x-api-key", "")]), "the header x-api-key is empty");
+    assert_eq!(reason(&[("x-api-key", "a"), ("x-api-key", "b")]), "the header x-api-key is repeated");
 }
 
 #[test]
@@ -244,7 +244,7 @@ fn cookie_is_missing_when_absent_empty_or_repeated() {
         assert_eq!(reason(lines), "the cookie session is empty", "{lines:?}");
     }
     for lines in [&["session=a; session=a"][..], &["session=a", "session=b"], &["session=; session=a"]] {
-        assert_eq!(reason(lines), "the cookie session comes more than once", "{lines:?}");
+        assert_eq!(reason(lines), "the cookie session is repeated", "{lines:?}");
     }
 }
 

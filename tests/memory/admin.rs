@@ -1,5 +1,6 @@
-//! What an operator can do to a key (peek, reset, set usage, block, unblock) and see of all keys; shadow limits, which tell
-//! and never refuse; exemptions, which no header opens; and that limiters made of limiters pass every operation on.
+//! Administrative operations (peek, reset, set usage, block, unblock), usage reports, shadow limits and exemptions.
+//!
+//! Limiters that wrap limiters pass on every operation.
 
 use std::collections::HashSet;
 use std::fmt::Debug;
@@ -127,8 +128,8 @@ fn reset_makes_only_its_key_idle() {
     }
 }
 
-/// The limits of these tests: each user's, each organisation's, in all.
-fn three_limits(clock: &ManualClock) -> BoxLimiter<str> {
+/// Three limits: by user, by organisation and global.
+fn three_limits(clock: &ManualClock) -> impl Limiter<str, Future = Ready<Result<Outcome, Error>>> + use<> {
     fn organisation(key: &str) -> &str {
         key.split_once('@').map_or(key, |(_, organisation)| organisation)
     }
@@ -141,7 +142,7 @@ fn three_limits(clock: &ManualClock) -> BoxLimiter<str> {
     BoxLimiter::new(Memory::builder(limits).max_keys(100).clock(clock.clone()).build().unwrap())
 }
 
-fn left(limiter: &impl Limiter<str>, key: &str) -> Vec<u64> {
+fn remaining_of_each(limiter: &impl Limiter<str>, key: &str) -> Vec<u64> {
     let decision = peek(limiter, key, AcquireOptions::default().detail(Detail::All));
     decision.limits().iter().map(tower_ratelimit::LimitStatus::remaining).collect()
 }
@@ -165,15 +166,15 @@ fn reset_applies_to_every_limit_of_the_key() {
 fn set_replaces_the_usage_of_a_key() {
     let clock = ManualClock::new();
     for limiter in every_algorithm(&clock) {
-        // It replaces what was used, whether that was more or less, and whether the key was known.
-        for (used, left) in [(3, 7), (9, 1), (2, 8), (0, 10), (10, 0), (u64::MAX, 0)] {
-            now(limiter.set_usage("default", "alice", used)).unwrap();
-            assert_eq!(remaining(&limiter, "alice"), left);
+        // It replaces any usage, higher or lower, of present and new keys.
+        for (used, expected) in [(3, 7), (9, 1), (2, 8), (0, 10), (10, 0), (u64::MAX, 0)] {
+            result_of(limiter.set_usage("default", "alice", used)).unwrap();
+            assert_eq!(remaining(&limiter, "alice"), expected);
             assert_eq!(remaining(&limiter, "bob"), 10);
         }
-        now(limiter.set_usage("default", "alice", 10)).unwrap();
-        // As right after as many requests.
-        let twin = acquire(&limiter, "twin", AcquireOptions::cost(10));
+        result_of(limiter.set_usage("default", "alice", 10)).unwrap();
+        // Equal to the state after as many requests.
+        let charged = acquire(&limiter, "charged", AcquireOptions::cost(10));
         let set = peek(&limiter, "alice", AcquireOptions::default());
         assert_eq!(set.most_restrictive().unwrap().snapshot(), charged.most_restrictive().unwrap().snapshot());
     }
@@ -183,10 +184,10 @@ fn set_replaces_the_usage_of_a_key() {
 fn set_applies_to_one_limit() {
     let clock = ManualClock::new();
     let limiter = three_limits(&clock);
-    now(limiter.set_usage("organisation", "alice@acme", 15)).unwrap();
-    assert_eq!(left(&limiter, "alice@acme"), [10, 5, 30]);
-    assert_eq!(left(&limiter, "bob@acme"), [10, 5, 30]);
-    assert_eq!(left(&limiter, "carol@home"), [10, 20, 30]);
+    result_of(limiter.set_usage("organisation", "alice@acme", 15)).unwrap();
+    assert_eq!(remaining_of_each(&limiter, "alice@acme"), [10, 5, 30]);
+    assert_eq!(remaining_of_each(&limiter, "bob@acme"), [10, 5, 30]);
+    assert_eq!(remaining_of_each(&limiter, "carol@home"), [10, 20, 30]);
 }
 
 #[test]
@@ -195,9 +196,9 @@ fn unknown_limit_name_is_an_error_that_names_it() {
     let named = Limit::new("api", Gcra::new(TEN));
     let memory = Memory::builder(named).max_keys(100).clock(clock).build().unwrap();
     let errors = [
-        now(memory.set_usage("default", "alice", 1)).unwrap_err(),
-        now(memory.block("default", "alice", MINUTE)).unwrap_err(),
-        now(memory.unblock("default", "alice")).unwrap_err(),
+        result_of(memory.set_usage("default", "alice", 1)).unwrap_err(),
+        result_of(memory.block("default", "alice", MINUTE)).unwrap_err(),
+        result_of(memory.unblock("default", "alice")).unwrap_err(),
         memory.top_keys("default", 1).unwrap_err(),
         memory.key_id("default", "alice").unwrap_err(),
     ];
@@ -289,7 +290,7 @@ fn block_survives_reset_and_set() {
         result_of(limiter.block("default", "alice", 2 * MINUTE)).unwrap();
         result_of(limiter.reset("alice")).unwrap();
         assert_eq!(acquire(&limiter, "alice", AcquireOptions::default()).retry_after(), Some(2 * MINUTE));
-        now(limiter.set_usage("default", "alice", 1)).unwrap();
+        result_of(limiter.set_usage("default", "alice", 1)).unwrap();
         assert_eq!(acquire(&limiter, "alice", AcquireOptions::default()).retry_after(), Some(2 * MINUTE));
         result_of(limiter.unblock("default", "alice")).unwrap();
         assert_eq!(acquire(&limiter, "alice", AcquireOptions::default()).remaining(), Some(8));
@@ -302,10 +303,10 @@ fn block_applies_to_its_limits_sub_key_and_charges_no_limit() {
     let limiter = three_limits(&clock);
     result_of(limiter.block("organisation", "alice@acme", MINUTE)).unwrap();
     for blocked in ["alice@acme", "bob@acme", "acme"] {
-        let refused = acquire(&limiter, blocked, AcquireOptions::default().detail(Detail::All));
-        assert_eq!(refused.retry_after(), Some(MINUTE));
-        assert_eq!(refused.most_restrictive().unwrap().name(), "organisation");
-        assert_eq!(left(&limiter, blocked), [10, 20, 30]);
+        let denied = acquire(&limiter, blocked, AcquireOptions::default().detail(Detail::All));
+        assert_eq!(denied.retry_after(), Some(MINUTE));
+        assert_eq!(denied.most_restrictive().unwrap().name(), "organisation");
+        assert_eq!(remaining_of_each(&limiter, blocked), [10, 20, 30]);
     }
     assert!(acquire(&limiter, "carol@home", AcquireOptions::default()).is_allowed());
     result_of(limiter.unblock("organisation", "bob@acme")).unwrap();
@@ -317,7 +318,7 @@ fn blocks_are_kept_up_to_the_capacity() {
     let clock = ManualClock::new();
     let limiter = Memory::builder(Gcra::new(TEN)).max_keys(1000).clock(clock.clone()).build().unwrap();
     for key in 0..1000_u32 {
-        now(limiter.block("default", &key, MINUTE)).unwrap();
+        result_of(Limiter::block(&limiter, "default", &key, MINUTE)).unwrap();
     }
     assert!((0..1000_u32).all(|key| !limiter.check(&key, AcquireOptions::default()).is_allowed()));
     clock.advance(MINUTE);
@@ -333,8 +334,8 @@ fn shadow_beside_a_blocked_limit_has_its_own_verdict() {
     );
     let limiter = Memory::builder(limits).max_keys(100).clock(clock).build().unwrap();
     acquire(&limiter, "alice", AcquireOptions::default());
-    now(limiter.block("enforced", "alice", MINUTE)).unwrap();
-    // The caller would wait, so the enforced limit is decided as of the end of its block. The shadow is not.
+    result_of(Limiter::<str>::block(&limiter, "enforced", "alice", MINUTE)).unwrap();
+    // The caller accepts a delay, so the enforced limit decides for the end of its block. The shadow limit does not.
     let denied = acquire(&limiter, "alice", AcquireOptions::default().max_delay(SECOND));
     assert_eq!(denied.retry_after(), Some(MINUTE));
     let shadows: Vec<_> = denied.shadow_denials().map(|shadow| (shadow.name(), shadow.verdict())).collect();
@@ -522,7 +523,7 @@ fn usage_counts_bytes_of_blocks_logs_and_blocked_keys() {
     }
     let with_hits = bytes();
     assert!(with_hits >= empty + 500 * 2 * size_of::<u64>(), "{empty} and {with_hits}");
-    now(limiter.block("default", "bob", MINUTE)).unwrap();
+    result_of(Limiter::block(&limiter, "default", "bob", MINUTE)).unwrap();
     let with_blocks = bytes();
     assert!(with_blocks >= with_hits + 100 * 2 * size_of::<u64>(), "{with_hits} and {with_blocks}");
     let guards: Vec<_> = (0..90).map(|key: u8| hold(&limiter, &key.to_string(), 1)).collect();
@@ -540,8 +541,8 @@ fn full_table_of_logs_that_carry_over_usage_keeps_to_the_documented_bytes() {
         Memory::builder(log).max_keys(20).when_full(WhenFull::CarryOver).clock(clock.clone()).build().unwrap();
     let usage = || limiter.usage().remove(0);
     let empty = usage().bytes;
-    // Each key has a slot, and so has what is carried over, of which there is some for every three of them.
-    let most = (usage().capacity + usage().capacity.div_ceil(3)) * usize::try_from(LIMIT).unwrap() * 16;
+    // One slot for each key, and carried-over usage for every third key.
+    let most = (usage().room + usage().room.div_ceil(3)) * usize::try_from(LIMIT).unwrap() * 16;
     let mut taken = 0;
     // Each hit has a time of its own, and hits expire while others arrive.
     for key in 0..3_000_u64 {
@@ -560,7 +561,7 @@ fn full_table_of_logs_that_carry_over_usage_keeps_to_the_documented_bytes() {
 // ---------------------------------------------------------------------------------------------------------------------
 
 fn shadow_denials(decision: &Decision) -> Vec<&str> {
-    decision.shadow_refusals().map(tower_ratelimit::LimitStatus::name).collect()
+    decision.shadow_denials().map(tower_ratelimit::LimitStatus::name).collect()
 }
 
 #[test]
@@ -568,7 +569,7 @@ fn shadow_limit_alone_is_charged_and_reported_and_never_denies() {
     let clock = ManualClock::new();
     let limiter = Memory::builder(Limit::new("trial", FixedWindow::new(Quota::per_minute(3))).shadow());
     let limiter = limiter.max_keys(100).clock(clock.clone()).build().unwrap();
-    for (cost, remaining_of_each, refuses) in
+    for (cost, expected, refuses) in
         [(1, 2, false), (2, 0, false), (1, 0, true), (1, 0, true), (4, 0, true), (0, 0, false)]
     {
         let decision = limiter.check("alice", AcquireOptions::cost(cost));
@@ -577,7 +578,7 @@ fn shadow_limit_alone_is_charged_and_reported_and_never_denies() {
         assert!(decision.most_restrictive().is_none() && decision.remaining().is_none());
         let [standing] = decision.limits() else { panic!("{decision:?}") };
         assert!(standing.is_shadow());
-        assert_eq!(standing.remaining(), remaining_of_each);
+        assert_eq!(standing.remaining(), expected);
         assert_eq!(shadow_denials(&decision), if refuses { vec!["trial"] } else { vec![] });
     }
     clock.advance(MINUTE);
@@ -601,16 +602,13 @@ fn shadow_limit_is_charged_for_requests_that_every_limit_allows() {
         (1, false, &["trial"], [0, 0, 95]),
         (101, false, &["trial", "generous"], [0, 0, 95]),
     ];
-    for (cost, passes, refuses, remaining_of_each) in steps {
+    for (cost, passes, refuses, expected) in steps {
         // A decision that lists one limit lists shadow limits too.
         let decision = limiter.check("alice", AcquireOptions::cost(cost));
         assert_eq!(decision.is_allowed(), passes);
         assert_eq!(shadow_denials(&decision), refuses);
         assert_eq!(decision.most_restrictive().unwrap().name(), "enforced");
-        assert_eq!(
-            decision.limits().iter().map(tower_ratelimit::LimitStatus::remaining).collect::<Vec<_>>(),
-            remaining_of_each
-        );
+        assert_eq!(decision.limits().iter().map(tower_ratelimit::LimitStatus::remaining).collect::<Vec<_>>(), expected);
     }
 }
 
@@ -643,9 +641,9 @@ fn operations_apply_to_a_shadow_limit_and_its_block_never_denies() {
     let shadow = Limit::new("trial", Gcra::new(TEN)).shadow();
     let limits: Vec<DynLimit<str>> = vec![DynLimit::new(shadow), DynLimit::new(FixedWindow::new(TEN))];
     let limiter = Memory::builder(limits).max_keys(100).clock(clock).build().unwrap();
-    now(limiter.set_usage("trial", "alice", 4)).unwrap();
-    assert_eq!(left(&limiter, "alice"), [6, 10]);
-    now(limiter.block("trial", "alice", MINUTE)).unwrap();
+    result_of(limiter.set_usage("trial", "alice", 4)).unwrap();
+    assert_eq!(remaining_of_each(&limiter, "alice"), [6, 10]);
+    result_of(limiter.block("trial", "alice", MINUTE)).unwrap();
     let decision = limiter.check("alice", AcquireOptions::default());
     assert!(decision.is_allowed());
     assert_eq!(shadow_denials(&decision), ["trial"]);
@@ -680,14 +678,14 @@ async fn responses_do_not_mention_a_shadow_limit() {
     let responder = Http::new().legacy_headers(ResetFormat::DeltaSeconds);
     let service = RateLimitLayer::new(Global, limiter).responder(responder).layer(inner());
     let text = |headers: &HeaderMap, name: &str| headers[name].to_str().unwrap().to_owned();
-    for (status, remaining_of_each) in [(200, 1), (200, 0), (429, 0)] {
+    for (status, expected) in [(200, 1), (200, 0), (429, 0)] {
         let response = get(&service).await;
         let headers = response.headers();
         assert_eq!(response.status(), status);
         assert_eq!(text(headers, "ratelimit-policy"), r#""enforced";q=2;w=60"#);
-        assert_eq!(text(headers, "ratelimit"), format!(r#""enforced";r={remaining_of_each};t=60"#));
+        assert_eq!(text(headers, "ratelimit"), format!(r#""enforced";r={expected};t=60"#));
         assert_eq!(text(headers, "x-ratelimit-limit"), "2");
-        assert_eq!(text(headers, "x-ratelimit-remaining"), remaining_of_each.to_string());
+        assert_eq!(text(headers, "x-ratelimit-remaining"), expected.to_string());
         // Outer layers and the user's handlers see the shadow limit.
         let Some(RateLimitInfo::Decided(decision)) = response.extensions().get() else { panic!("{response:?}") };
         assert_eq!(decision.limits().len(), 2);
@@ -874,21 +872,33 @@ impl Limiter<str> for RecordingLimiter {
         self.record(format!("peek {key} {options:?}"))
     }
 
-    fn administer(&self, key: &str, operation: AdminOperation<'_>) -> LimiterFuture<()> {
-        self.note(format!("{operation:?} {key}"))
+    fn set(&self, limit: &str, key: &str, used: u64) -> LimiterFuture<()> {
+        self.record(format!("set {limit} {key} {used}"))
+    }
+
+    fn block(&self, limit: &str, key: &str, span: Duration) -> LimiterFuture<()> {
+        self.record(format!("block {limit} {key} {span:?}"))
+    }
+
+    fn unblock(&self, limit: &str, key: &str) -> LimiterFuture<()> {
+        self.record(format!("unblock {limit} {key}"))
+    }
+
+    fn reset(&self, key: &str) -> LimiterFuture<()> {
+        self.record(format!("reset {key}"))
     }
 }
 
-/// Calls every method that must be there, and makes sure of each that its answer comes back.
-fn every_method<L: Limiter<str> + ?Sized>(limiter: &L) {
-    let ask = AcquireOptions::cost(7).max_delay(SECOND).detail(Detail::All);
+/// Calls every required method and checks that its result is passed on.
+fn check_every_method<L: Limiter<str> + ?Sized>(limiter: &L) {
+    let options = AcquireOptions::cost(7).max_delay(SECOND).detail(Detail::All);
     let answers = [
-        now(std::future::IntoFuture::into_future(limiter.acquire("alice", ask))).map(drop),
-        now(limiter.peek("alice", ask)).map(drop),
-        now(std::future::IntoFuture::into_future(limiter.hold("alice", ask))).map(drop),
-        now(limiter.administer("alice", AdminOperation::SetUsage { limit: "api", used: 5 })),
-        now(limiter.administer("alice", AdminOperation::Block { limit: "api", duration: MINUTE })),
-        now(limiter.administer("alice", AdminOperation::Reset)),
+        result_of(std::future::IntoFuture::into_future(limiter.acquire("alice", options))).map(drop),
+        result_of(limiter.peek("alice", options)).map(drop),
+        result_of(std::future::IntoFuture::into_future(limiter.hold("alice", options))).map(drop),
+        result_of(limiter.set_usage("api", "alice", 5)),
+        result_of(limiter.block("api", "alice", MINUTE)),
+        result_of(limiter.reset("alice")),
     ];
     for answer in answers {
         assert_eq!(answer.unwrap_err().to_string(), "stub error");
@@ -953,14 +963,42 @@ fn wrappers_return_the_inner_limiters_guard() {
     assert!(decision.is_allowed() && held.is_none());
 }
 
+/// A limiter may override this method without `block`.
 #[test]
-fn unblock_is_a_block_of_no_duration() {
-    let noting = Noting::default();
-    now(BoxLimiter::new(noting.clone()).unblock("api", "alice")).unwrap_err();
-    assert_eq!(
-        noting.noted(),
-        [format!("{:?} alice", AdminOperation::Block { limit: "api", duration: Duration::ZERO })]
-    );
+fn wrappers_pass_on_overridden_default_methods() {
+    fn unblock<L: Limiter<str> + ?Sized>(limiter: &L) {
+        result_of(limiter.unblock("api", "alice")).unwrap_err();
+    }
+
+    let noting = RecordingLimiter::default();
+    unblock(&noting);
+    let expected = noting.recorded();
+    unblock(&Arc::new(noting.clone()));
+    assert_eq!(noting.recorded(), expected);
+    unblock(&BoxLimiter::new(noting.clone()));
+    assert_eq!(noting.recorded(), expected);
+}
+
+#[test]
+fn unblock_without_an_override_blocks_for_zero_time() {
+    #[derive(Default)]
+    struct WithoutUnblock(RecordingLimiter);
+
+    impl Limiter<str> for WithoutUnblock {
+        type Future = Ready<Result<Outcome, Error>>;
+
+        fn acquire(&self, key: &str, options: AcquireOptions) -> Acquisition<Self::Future> {
+            self.0.acquire(key, options)
+        }
+
+        fn block(&self, limit: &str, key: &str, span: Duration) -> LimiterFuture<()> {
+            self.0.block(limit, key, span)
+        }
+    }
+
+    let limiter = WithoutUnblock::default();
+    result_of(limiter.unblock("api", "alice")).unwrap_err();
+    assert_eq!(limiter.0.recorded(), ["block api alice 0ns"]);
 }
 
 #[test]
@@ -978,10 +1016,11 @@ fn custom_limiter_returns_unsupported_for_methods_without_an_override() {
     fn check(limiter: &impl Limiter<str>) {
         assert!(acquire(limiter, "alice", AcquireOptions::default()).is_allowed());
         let errors = [
-            now(limiter.peek("alice", AcquireOptions::default())).map(drop).unwrap_err(),
-            now(limiter.administer("alice", AdminOperation::SetUsage { limit: "default", used: 5 })).unwrap_err(),
-            now(limiter.administer("alice", AdminOperation::Block { limit: "default", duration: MINUTE })).unwrap_err(),
-            now(limiter.administer("alice", AdminOperation::Reset)).unwrap_err(),
+            result_of(limiter.peek("alice", AcquireOptions::default())).map(drop).unwrap_err(),
+            result_of(limiter.set_usage("default", "alice", 5)).unwrap_err(),
+            result_of(limiter.block("default", "alice", MINUTE)).unwrap_err(),
+            result_of(limiter.unblock("default", "alice")).unwrap_err(),
+            result_of(limiter.reset("alice")).unwrap_err(),
         ];
         for error in errors {
             assert!(error.is_unsupported() && !error.is_config() && !error.is_unavailable(), "{error:?}");

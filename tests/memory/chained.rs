@@ -191,7 +191,7 @@ async fn check_equal_decisions(seed: u64, whole: BoxLimiter<Key>, parts: BoxLimi
                 parts.reset(&key).await.expect("done");
             }
             1 => {
-                let (limit, used) = (["user", "team"][usize::try_from(dice.below(2)).unwrap()], dice.below(6));
+                let (limit, used) = (["user", "team"][usize::try_from(random.below(2)).unwrap()], random.below(6));
                 whole.set_usage(limit, &key, used).await.expect("done");
                 parts.set_usage(limit, &key, used).await.expect("done");
             }
@@ -210,10 +210,11 @@ async fn check_equal_decisions(seed: u64, whole: BoxLimiter<Key>, parts: BoxLimi
                 theirs.settle(actual).await.expect("done");
             }
             kind => {
-                let mut asked = AcquireOptions::cost([1, 1, 1, 2, 3, 0, 9][usize::try_from(dice.below(7)).unwrap()]);
-                asked.detail = [Detail::MostRestrictive, Detail::All][dice.below(2) as usize];
-                asked.hold = dice.below(4) == 0 && guards.len() < 3;
-                let at_once = asked.max_delay(Duration::ZERO);
+                let mut options =
+                    AcquireOptions::cost([1, 1, 1, 2, 3, 0, 9][usize::try_from(random.below(7)).unwrap()]);
+                options.all_limits = random.below(2) == 0;
+                options.hold = random.below(4) == 0 && guards.len() < 3;
+                let immediate = options.max_delay(Duration::ZERO);
                 if kind == 9 {
                     let from_whole = whole.peek(&key, immediate).await.expect("an answer");
                     let from_chained = parts.peek(&key, options).await.expect("an answer");
@@ -275,7 +276,7 @@ async fn denial_by_the_second_releases_what_the_first_holds() {
     let (user, team) = (of_user(10, &clock), of_team(3, &clock));
     let limiter = Chained::new(user.clone(), Remote(team.clone(), 3));
     for expected in [Verdict::Allowed, Verdict::Denied { retry_after: HOUR }, Verdict::Denied { retry_after: HOUR }] {
-        let outcome = ask(&limiter, ALICE, AcquireOptions::cost(2).detail(Detail::All)).await;
+        let outcome = acquire(&limiter, ALICE, AcquireOptions::cost(2).detail(Detail::All)).await;
         assert_eq!(outcome.decision.verdict(), expected);
         // The figures are those of a key that was not charged.
         let figures = outcome.decision.limits().iter().map(|standing| (standing.name(), standing.remaining()));
@@ -360,7 +361,7 @@ fn poll_and_drop<F: Future>(future: F, polls: usize) -> bool {
 }
 
 #[tokio::test]
-async fn drop_between_the_phases_releases_what_the_first_holds() {
+async fn drop_between_the_limiters_releases_what_the_first_holds() {
     let clock = ManualClock::new();
     let user = of_user(10, &clock);
     let gone = UnavailableLimiter { hangs: true, calls: Arc::default() };
@@ -402,7 +403,7 @@ async fn drop_while_the_first_releases_still_releases() {
 
 /// A denial due to another request's hold is an estimate, so no cache may hold it.
 #[tokio::test]
-async fn cache_around_the_first_does_not_remember_a_denial_due_to_a_hold() {
+async fn cache_around_the_first_does_not_cache_a_denial_due_to_a_hold() {
     let clock = ManualClock::new();
     let (user, team) = (of_user(1, &clock), of_team(5, &clock));
     team.administer(&ALICE, AdminOperation::SetUsage { limit: "team", used: 5 }).await.expect("done");
@@ -416,9 +417,9 @@ async fn cache_around_the_first_does_not_remember_a_denial_due_to_a_hold() {
     assert!(denied.is_estimate());
     let again = acquire(&limiter, ALICE, AcquireOptions::default()).await.decision;
     assert_eq!(again.source(), DecisionSource::Store);
-    assert!(!on_its_way.await.expect("an answer").decision.is_allowed());
-    team.administer(&ALICE, AdminOperation::Reset).await.expect("done");
-    assert!(ask(&limiter, ALICE, AcquireOptions::default()).await.decision.is_allowed());
+    assert!(!in_flight.await.expect("an answer").decision.is_allowed());
+    team.reset(&ALICE).await.expect("done");
+    assert!(acquire(&limiter, ALICE, AcquireOptions::default()).await.decision.is_allowed());
 }
 
 /// A denial stays a store's denial although the limiter that allowed cannot be peeked.
@@ -501,7 +502,7 @@ async fn three_limiters_hold_all_or_none_and_are_settled_alike() {
     // One remains for Bob's team, and two remain globally.
     assert!(!acquire(&limiter, BOB, AcquireOptions::cost(2)).await.decision.is_allowed());
     settle_in_background().await;
-    let outcome = ask(&limiter, BOB, AcquireOptions::default().detail(Detail::All).hold()).await;
+    let outcome = acquire(&limiter, BOB, AcquireOptions::default().detail(Detail::All).hold()).await;
     let names = outcome.decision.limits().iter().map(|standing| (standing.name(), standing.remaining()));
     assert_eq!(names.collect::<Vec<_>>(), [("user", 4), ("team", 0), ("all", 1)]);
     outcome.held.expect("a guard").release().await.expect("done");
@@ -520,7 +521,7 @@ async fn operations_apply_to_the_limiter_that_has_the_limit() {
     ] {
         limiter.set_usage("user", &ALICE, 3).await.expect("done");
         limiter.set_usage("team", &ALICE, 2).await.expect("done");
-        assert_eq!((left(&user, ALICE).await, left(&team, ALICE).await), (2, 4));
+        assert_eq!((remaining_of(&user, ALICE).await, remaining_of(&team, ALICE).await), (2, 4));
         limiter.block("team", &ALICE, HOUR * 2).await.expect("done");
         assert_eq!(acquire(&limiter, ALICE, AcquireOptions::default()).await.decision.retry_after(), Some(HOUR * 2));
         limiter.unblock("team", &ALICE).await.expect("done");

@@ -274,13 +274,13 @@ type CachedPart = DeniedCache<Arc<Counted<Memory<FixedWindow, ManualClock>>>, Ma
 /// Two chained limiters, each behind a cache, and the counts of calls that reach their stores.
 fn chained(limits: [u64; 2], clock: &ManualClock) -> (Chained<CachedPart, CachedPart>, [Arc<AtomicU64>; 2]) {
     let reached: [Arc<AtomicU64>; 2] = Default::default();
-    let phase = |index: usize, period: u64| {
+    let counting = |index: usize, period: u64| {
         let limit = FixedWindow::new(Quota::new(limits[index], Duration::from_secs(period)));
         let limiter = Memory::builder(limit).clock(clock.clone()).build().expect("a limit");
         let counted = Counted { limiter, calls: Arc::clone(&reached[index]) };
         DeniedCache::with_clock(Arc::new(counted), 64, clock.clone())
     };
-    (Chained::new(phase(0, 10), phase(1, 20)), reached)
+    (DeniedCache::with_clock(Chained::new(counting(0, 10), counting(1, 20)), 64, clock.clone()), reached)
 }
 
 async fn check_cached_denial_reaches_no_store(limits: [u64; 2], cost: u64) {
@@ -317,6 +317,7 @@ async fn denial_by_both_chained_limiters_is_cached() {
     check_cached_denial_reaches_no_store([2, 2], 1).await;
 }
 
+/// The cached wait is the longer one, that of the second limiter.
 #[tokio::test]
 async fn exceeded_limit_of_a_chained_limiter_is_cached() {
     check_cached_denial_reaches_no_store([2, 9], 3).await;

@@ -192,8 +192,8 @@ fn hold_is_never_scheduled_for_later() {
     let clock = ManualClock::new();
     for limiter in every_algorithm(&clock) {
         limiter.set_usage("default", "alice", 10).try_ready().unwrap().unwrap();
-        for ask in [AcquireOptions::cost(1).hold(), AcquireOptions::cost(1).max_delay(MINUTE).hold()] {
-            let Outcome { decision, held } = outcome(&limiter, "alice", ask);
+        for options in [AcquireOptions::cost(1).hold(), AcquireOptions::cost(1).max_delay(MINUTE).hold()] {
+            let Outcome { decision, held } = outcome(&limiter, "alice", options);
             assert!(matches!(decision.verdict(), Verdict::Denied { .. }) && held.is_none(), "{decision:?}");
             assert!(!decision.supports_scheduling());
         }
@@ -224,13 +224,13 @@ fn several_limits_hold_all_or_nothing_and_are_settled_alike() {
         Limit::new("all", SlidingWindow::new(Quota::per_hour(20))).keyed_by(|_: &str| ()),
     );
     let limiter = Memory::builder(limits).max_keys(100).clock(clock).build().unwrap();
-    let left = |key: &str| -> Vec<u64> {
+    let remaining = |key: &str| -> Vec<u64> {
         let decision = peek(&limiter, key, AcquireOptions::default().detail(Detail::All));
         decision.limits().iter().map(LimitStatus::remaining).collect()
     };
     let alice = hold(&limiter, "alice", 6);
-    assert_eq!((left("alice"), left("bob")), (vec![4, 94, 2, 14], vec![10, 100, 8, 14]));
-    // The log denies: nothing is held on any.
+    assert_eq!((remaining("alice"), remaining("bob")), (vec![4, 94, 2, 14], vec![10, 100, 8, 14]));
+    // The log denies, so no limit holds anything.
     let denied = outcome(&limiter, "alice", AcquireOptions::cost(3).hold().detail(Detail::All)).decision;
     assert_eq!(denied.most_restrictive().unwrap().name(), "log");
     assert!(denied.is_estimate());
@@ -270,7 +270,7 @@ fn guard_ends_in_another_thread_outside_of_a_runtime() {
 }
 
 #[test]
-fn guard_of_a_thread_that_panics_settles_whole() {
+fn guard_of_a_thread_that_panics_settles_the_whole_cost() {
     let clock = ManualClock::new();
     let limiter = memory(FixedWindow::new(TEN), &clock);
     let held = hold(&limiter, "alice", 3);
@@ -441,7 +441,7 @@ fn new_key_is_denied_while_its_slots_are_held() {
         assert_eq!(peek(&limiter, &key, AcquireOptions::default()).verdict(), second, "{when_full:?}");
         assert_eq!(limiter.check(&key, AcquireOptions::default()).verdict(), second, "{when_full:?}");
         assert_eq!(limiter.usage()[0].evicted, 0);
-        // A key that has a slot is decided.
+        // A present key is decided as usual.
         assert!(limiter.check(&0, AcquireOptions::default()).is_allowed());
         guards.drain(..).for_each(|held| settle(held, 0));
         assert!(peek(&limiter, &key, AcquireOptions::default()).is_allowed(), "{when_full:?}");

@@ -94,10 +94,10 @@ impl<A: Algorithm<State = [u64; 4]>> Schedule<A> {
             Verdict::AllowedAfter(delay) => delay,
             _ => return,
         };
-        let last = self.departures.iter().map(|departure| departure.at).max();
+        let last = self.starts.iter().map(|start_of| start_of.at).max();
         self.algorithm.charge(&mut self.state, at(now), delay, cost);
-        self.algorithm.charge(&mut self.forgetful, at(now), delay, cost);
-        let start = at(now).after(delay);
+        self.algorithm.charge(&mut self.renewed, at(now), delay, cost);
+        let start = at(now).saturating_add(delay);
         assert!(last.is_none_or(|last| start >= last), "starts are not in request order: {start:?} after {last:?}");
         self.starts.push(Start { at: start, cost });
     }
@@ -199,12 +199,12 @@ fn several(
     let mut starts = Vec::new();
     for &Request { caller, step } in requests {
         match step {
-            Step::Pass { hundredths } => clock.advance(Duration::from_micros(hundredths)),
-            Step::AcquireOptions { cost, patience } => {
-                let mut ask = AcquireOptions::cost(cost).detail(Detail::All);
-                ask.max_delay = patience.map(Duration::from_micros);
-                let peeked = limiter.peek(&caller, ask).try_ready().unwrap().unwrap();
-                let decision = limiter.check(&caller, ask);
+            Step::Advance { hundredths } => clock.advance(Duration::from_micros(hundredths)),
+            Step::AcquireOptions { cost, max_delay } => {
+                let mut options = AcquireOptions::cost(cost).detail(Detail::All);
+                options.max_delay = max_delay.map(Duration::from_micros);
+                let peeked = limiter.peek(&caller, options).try_ready().unwrap().unwrap();
+                let decision = limiter.check(&caller, options);
                 prop_assert_eq!(peeked.verdict(), decision.verdict());
                 // A scheduled start must not take tokens that other callers can use before that start.
                 for (index, (limit, period)) in [caller_quota, all, (1, 70)].into_iter().enumerate() {
@@ -213,7 +213,7 @@ fn several(
                     prop_assert!(after <= before + costs, "from {:?} to {:?}", peeked, decision);
                 }
                 if decision.is_allowed() {
-                    let at = decision.decided_at().after(decision.delay());
+                    let at = decision.decided_at().saturating_add(decision.delay());
                     starts.push((caller, Start { at, cost }));
                 }
                 if let Some(retry_after) = decision.retry_after() {
@@ -223,7 +223,7 @@ fn several(
                         (retry_after.saturating_sub(Duration::from_micros(1)), false),
                         (retry_after * 2, true),
                     ] {
-                        clock.set(now.after(wait));
+                        clock.set(now.saturating_add(wait));
                         let later = limiter.peek(&caller, options).try_ready().unwrap().unwrap();
                         prop_assert_eq!(later.is_allowed(), allowed, "{:?} after {:?}: {:?}", options, wait, peeked);
                     }

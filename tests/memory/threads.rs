@@ -72,8 +72,8 @@ fn take_all<Key: ?Sized>(limiter: &impl Limiter<Key>, key: &Key) -> u64 {
 
 /// Returns the status of the key under every limit.
 fn peek<Key: ?Sized>(limiter: &impl Limiter<Key>, key: &Key) -> Decision {
-    let reply = limiter.peek(key, at_once(1).detail(Detail::All));
-    reply.try_ready().expect("memory answers at once").expect("memory never fails")
+    let reply = limiter.peek(key, immediate(1).detail(Detail::All));
+    reply.try_ready().expect("the memory store returns ready results").expect("the memory store returns no error")
 }
 
 /// Pseudo-random numbers, equal in each run.

@@ -629,9 +629,9 @@ fn replace_keeps_capacity_policy() {
     assert!(!denies_when_full(&limiter), "a shadow limit never denies");
     limiter.replace(keys_with_limit(limit())).unwrap();
     assert!(denies_when_full(&limiter), "a shadow limit made enforced denies new keys");
-    let forgotten = limiter.usage()[0].evicted;
+    let evicted = limiter.usage()[0].evicted;
     assert!(denies_when_full(&limiter));
-    assert_eq!(limiter.usage()[0].evicted, forgotten, "and forgets none");
+    assert_eq!(limiter.usage()[0].evicted, evicted, "and evicts none");
 
     let limiter = build(limit());
     assert!(denies_when_full(&limiter));

@@ -72,7 +72,7 @@ where
             Ok(at) => Served(at),
             Err(error) => {
                 let rejected = error.downcast::<Rejected>().expect("the limiter's error");
-                Refused { at: opened.elapsed(), retry_after: rejected.rejection().retry_after() }
+                Denied { at: started.elapsed(), retry_after: rejected.rejection().retry_after() }
             }
         }
     })
@@ -383,7 +383,7 @@ async fn request_without_a_permit_gets_the_limit_status() {
         assert!(service.call(caller).await.is_ok());
     }
     let rejected = service.call(2).await.unwrap_err().downcast::<Rejected>().unwrap();
-    let told = rejected.rejection().decision().unwrap();
+    let decision = rejected.rejection().decision().unwrap();
     let peeked = limiter.peek(&(), AcquireOptions::default()).await.unwrap();
     assert_eq!((decision.retry_after(), decision.reset()), (Some(ms(100)), Some(ms(200))));
     assert_eq!((peeked.retry_after(), peeked.reset()), (Some(ms(100)), Some(ms(200))));
@@ -1031,7 +1031,7 @@ fn delayed_request_is_rejected_outside_of_a_runtime() {
     for caller in 1..4 {
         let rejected = now(caller).unwrap_err().downcast::<Rejected>().unwrap();
         let retry_after = rejected.rejection().retry_after().unwrap();
-        assert!(retry_after <= Duration::from_secs(3600), "nobody before it was charged: {retry_after:?}");
+        assert!(retry_after <= Duration::from_secs(3600), "{retry_after:?}");
     }
 }
 

@@ -145,9 +145,9 @@ fn header_is_missing_when_absent_empty_or_repeated() {
         assert!(!is_server_error, "a client error");
         reason
     };
-    assert_eq!(reason(&[("x-other", b"acme")]), "the header field x-tenant is missing");
-    assert_eq!(reason(&[("x-tenant", b"")]), "the header field x-tenant is empty");
-    let twice = "the header field x-tenant comes more than once";
+    assert_eq!(reason(&[("x-other", b"acme")]), "the header x-tenant is missing");
+    assert_eq!(reason(&[("x-tenant", b"")]), "the header x-tenant is empty");
+    let twice = "the header x-tenant is repeated";
     assert_eq!(reason(&[("x-tenant", b"acme"), ("x-tenant", b"evil")]), twice);
     assert_eq!(reason(&[("x-tenant", b"acme"), ("x-tenant", b"acme")]), twice);
     assert_eq!(reason(&[("x-tenant", b"acme"), ("x-tenant", b"")]), twice);
@@ -311,7 +311,7 @@ fn tuple_is_missing_when_one_part_is_exempt_and_another_absent() {
     for extracted in
         [(exempt, TENANT).extract(&Get::default()).map(|_| ()), (TENANT, exempt).extract(&Get::default()).map(|_| ())]
     {
-        assert_eq!(missing(extracted).0, "the header field x-tenant is missing");
+        assert_eq!(missing(extracted).0, "the header x-tenant is missing");
     }
 }
 
@@ -366,7 +366,7 @@ fn peer_networks_predicate_matches_the_peer_and_no_header() {
 
     for wrong in ["10.0.0.0/33", "10.0.0", "localhost", ""] {
         let error = PeerNetworks::parse(["::1", wrong]).expect_err("no network");
-        assert!(error.is_config() && error.to_string().starts_with(&format!("{wrong:?}")), "{error}");
+        assert!(error.is_config() && error.to_string().contains(&format!("network {wrong:?}")), "{error}");
     }
 }
 

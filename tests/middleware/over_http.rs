@@ -190,7 +190,7 @@ async fn missing_key_is_400_and_500_when_the_server_is_misconfigured() {
     let response = answer(by_header.oneshot(request())).await;
     assert_eq!(response.status(), StatusCode::BAD_REQUEST);
     assert!(!has_fields(response.headers()));
-    assert_eq!(problem(response).await["detail"], "the header field x-tenant is missing");
+    assert_eq!(problem(response).await["detail"], "the header x-tenant is missing");
 
     let by_peer = RateLimitLayer::new(PeerIp::new(), StubLimiter::allowing()).layer(service_fn(hello));
     let response = answer(by_peer.oneshot(request())).await;
@@ -404,6 +404,13 @@ async fn renderer_receives_the_request_parts() {
     let response = answer(service.oneshot(request.body(()).expect("a request"))).await;
     let body = response.into_body().collect().await.expect("a body").to_bytes();
     assert_eq!(body, "PUT /a/b?c=d text/html by an outer layer: true");
+
+    // A partition key is extracted from the same request.
+    let responder = Http::new().render(render).partition_key(Header::from_static("accept"), ProcessPepper);
+    let layer = RateLimitLayer::new(Global, StubLimiter::denying()).responder(responder);
+    let request = Request::get("/").header("accept", "text/html").body(()).expect("a request");
+    let response = answer(layer.layer(service_fn(hello)).oneshot(request)).await;
+    assert!(response.headers()["ratelimit"].to_str().expect("ASCII").contains(";pk=:"), "{:?}", response.headers());
 }
 
 /// A structured-field Integer has 15 digits at most.

@@ -63,9 +63,9 @@ fn pending_rejection_releases_the_reserved_readiness() {
 
         limiter.next_acquire().complete(outcome);
         let error = assert_ready_err!(response.poll());
-        let refusal = error.downcast_ref::<Rejected>().expect("the limiter's error").rejection();
-        assert_eq!(matches!(refusal, Rejection::OverLimit(_)), is_over_limit);
-        assert_eq!(matches!(refusal, Rejection::Unavailable(_)), !is_over_limit);
+        let rejection = error.downcast_ref::<Rejected>().expect("the limiter's error").rejection();
+        assert_eq!(matches!(rejection, Rejection::OverLimit(_)), is_over_limit);
+        assert_eq!(matches!(rejection, Rejection::Unavailable(_)), !is_over_limit);
         // The completed future is not dropped yet, and holds no permit.
         assert_eq!(pool.free(), 1);
         assert!(neighbour.is_woken());

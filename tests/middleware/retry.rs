@@ -426,7 +426,7 @@ async fn clone_function_decides_what_is_sent_again() {
     });
     let policy = RetryAfter::new()
         .clone_with(|request: &NotClone| (request.0 > 0).then_some(NotClone(request.0)))
-        .reading(|_: &NotClone, _: Result<&(), &Infallible>| RetryHint::Backoff);
+        .with_reader(|_: &NotClone, _: Result<&(), &Infallible>| RetryHint::Backoff);
     let client = ServiceBuilder::new().retry(policy).service(server);
     for (number, times) in [(0, 1), (1, 4)] {
         let Ok(()) = client.clone().oneshot(NotClone(number)).await;
@@ -452,7 +452,7 @@ async fn reqwest_client_retries_a_request_with_a_body() {
     tokio::spawn(async move { axum::serve(listener, app).await });
 
     let policy = RetryAfter::new()
-        .reading(|request: &reqwest::Request, answer: Result<&reqwest::Response, &reqwest::Error>| {
+        .with_reader(|request: &reqwest::Request, answer: Result<&reqwest::Response, &reqwest::Error>| {
             let Ok(response) = answer else { return RetryHint::None };
             HttpHint.read_response(Some(request.method()), response.status(), response.headers())
         })

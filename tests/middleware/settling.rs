@@ -106,8 +106,8 @@ async fn cost_function_determines_the_charge() {
         assert_eq!((answer.is_ok(), remaining(&limiter).await), (passes, left), "at a cost of {cost}");
         if let Err(error) = answer {
             let rejected = error.downcast::<Rejected>().unwrap();
-            let never = rejected.rejection().decision().unwrap().exceeds_limit();
-            assert_eq!((never, rejected.rejection().retry_after().is_none()), (cost > 10, cost > 10));
+            let exceeds = rejected.rejection().decision().unwrap().exceeds_limit();
+            assert_eq!((exceeds, rejected.rejection().retry_after().is_none()), (cost > 10, cost > 10));
         }
     }
     assert_eq!(seen.load(Ordering::Relaxed), 5);
@@ -187,8 +187,8 @@ async fn surcharge_is_charged_when_nothing_remains() {
         let mut service = layer.cost(estimate).settle(actual).layer(echo_actual());
         call(&mut service, (10, 15)).await.unwrap();
         assert_eq!(remaining(&limiter).await, 0);
-        let refused = call(&mut service, (1, 1)).await.unwrap_err().downcast::<Rejected>().unwrap();
-        assert_eq!(refused.rejection().retry_after(), Some(Duration::from_secs(6 * wait)));
+        let rejected = call(&mut service, (1, 1)).await.unwrap_err().downcast::<Rejected>().unwrap();
+        assert_eq!(rejected.rejection().retry_after(), Some(Duration::from_secs(6 * wait)));
         clock.advance(Duration::from_secs(6 * wait));
         assert!(call(&mut service, (1, 1)).await.is_ok());
     }
@@ -602,8 +602,8 @@ impl<Key: ?Sized> Limiter<Key> for WithoutHolds {
 
 #[tokio::test]
 async fn layer_that_settles_rejects_when_the_limiter_cannot_hold() {
-    let layer = RateLimitLayer::new(Global, Plain { says_so: true }).responder(RejectWithError);
-    let rejected = call(&mut layer.clone().settle(actual).layer(answering()), (4, 1)).await.unwrap_err();
+    let layer = RateLimitLayer::new(Global, WithoutHolds { returns_error: true }).responder(RejectWithError);
+    let rejected = call(&mut layer.clone().settle(actual).layer(echo_actual()), (4, 1)).await.unwrap_err();
     let Rejection::Unavailable(error) = rejected.downcast_ref::<Rejected>().unwrap().rejection() else { panic!() };
     assert!(error.is_unsupported());
     // A layer that does not settle does not hold.

@@ -247,7 +247,7 @@ impl StubLimiter {
     }
 
     pub(crate) fn from_source(source: DecisionSource, verdict: Verdict) -> Self {
-        Self(Ok(decision(verdict).from_source(source)))
+        Self(Ok(decision(verdict).with_source(source)))
     }
 }
 

@@ -258,9 +258,9 @@ fn scraped_metrics_equal_the_responses() {
         let counts = scraped.iter().filter(|(labels, _)| labels[0] == limiter && labels[2] == outcome);
         counts.map(|(_, count)| count).sum()
     };
-    assert_eq!(of("several", "allowed"), 30);
-    assert_eq!([of("slow", "allowed"), of("fallback", "allowed"), of("cached", "allowed")], [60; 3]);
-    assert_eq!(of("peer", "missing_key"), (CLIENTS * ROUNDS * 4) as u64);
+    assert_eq!(count_of("several", "allowed"), 30);
+    assert_eq!([count_of("slow", "allowed"), count_of("fallback", "allowed"), count_of("cached", "allowed")], [60; 3]);
+    assert_eq!(count_of("peer", "missing"), (CLIENTS * ROUNDS * 4) as u64);
 
     // The other metrics.
     let one = |name: &str, limiter: &str| -> f64 {
@@ -268,9 +268,9 @@ fn scraped_metrics_equal_the_responses() {
         all.iter().filter(|(labels, _)| label(labels, "limiter") == limiter).map(|(_, value)| value).sum()
     };
     #[allow(clippy::cast_precision_loss, reason = "small numbers")]
-    let count = |limiter: &str, outcome: &str| of(limiter, outcome) as f64;
-    assert!((one("ratelimit_misconfigured_total", "peer") - count("peer", "missing_key")).abs() < 0.5);
-    assert!((one("ratelimit_waiters", "queue")).abs() < 0.5, "nobody waits any more");
+    let count = |limiter: &str, outcome: &str| count_of(limiter, outcome) as f64;
+    assert!((one("ratelimit_misassembled_total", "peer") - count("peer", "missing")).abs() < 0.5);
+    assert!((one("ratelimit_waiters", "queue")).abs() < 0.5, "no request waits");
     assert!((one("ratelimit_wait_seconds_count", "queue") - count("queue", "delayed")).abs() < 0.5);
     let pended = count("slow", "allowed") + count("slow", "denied") + count("slow", "exceeds_limit");
     assert!((one("ratelimit_decision_seconds_count", "slow") - pended).abs() < 0.5);

@@ -58,12 +58,12 @@ fn memory_report_emits_the_usage() {
     let limiter = Memory::builder(FixedWindow::new(Quota::per_hour(1))).max_keys(100).clock(clock.clone()).build();
     let limiter = limiter.expect("a limiter");
     let usage = || {
-        let told = std::sync::Mutex::new(Vec::new());
+        let recorded = std::sync::Mutex::new(Vec::new());
         limiter.report_usage(&|event: &Event<'_>| {
             let Event::Usage { limit, live_keys, capacity, bytes, evicted, .. } = *event else { panic!("{event:?}") };
             assert_eq!(limit, "default");
-            assert!(bytes > capacity);
-            told.lock().expect("what is told").push((live_keys, capacity, evicted));
+            assert!(bytes > room);
+            recorded.lock().expect("no thread panics").push((live_keys, room, forgotten));
         });
         let recorded = recorded.into_inner().expect("no thread panics");
         assert_eq!(recorded.len(), 1);

@@ -13,7 +13,7 @@ pub(crate) struct RecordedEvents(Arc<Mutex<Vec<String>>>);
 
 impl Observer for RecordedEvents {
     fn observe(&self, event: &Event<'_>) {
-        let note = match event {
+        let line = match event {
             Event::Decided { elapsed, .. } => {
                 let (outcome, limit) = (event.outcome().expect("an end"), event.limit().unwrap_or("none"));
                 let pended = if elapsed.is_some() { ", pended" } else { "" };

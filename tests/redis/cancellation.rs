@@ -145,7 +145,7 @@ async fn calls_dropped_at_any_time_charge_at_most_once() {
 async fn dropped_operation_breaks_no_other_call() {
     let server = Server::start();
     let limiter = limiter(&server);
-    let under_way = hold_back(&server, &limiter).await;
+    let in_flight = pause_with_full_pipeline(&server, &limiter).await;
     drop(limiter.set_usage("default", "alice", 7));
     drop(limiter.reset("alice"));
     drop(limiter.peek("alice", AcquireOptions::default()));

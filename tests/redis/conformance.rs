@@ -1,5 +1,6 @@
 //! One suite for every store and every algorithm, on a manual clock.
 
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use tower_ratelimit::algorithm::LuaAlgorithm;
@@ -96,7 +97,7 @@ where
         on(server, &format!("{name} {store}"), limits.clone(), &clock)
     };
     let redis = |store: &str, clock: ManualClock| redis_on(&deployments.alone(), store, clock);
-    let mut rigs = vec![
+    let mut fixtures = vec![
         fixture("memory", &|clock| BoxLimiter::new(memory(clock))),
         fixture("Redis with a fallback", &|clock| {
             BoxLimiter::new(Fallback::new(redis("first", clock.clone()), memory(clock)))
@@ -105,13 +106,16 @@ where
         fixture("memory behind an unavailable store", &|clock| BoxLimiter::new(OverUnavailable::over(memory(clock)))),
     ];
     for (deployment, server) in deployments.each() {
-        rigs.push(fixture(deployment, &|clock| BoxLimiter::new(redis_on(&server, deployment, clock))));
+        fixtures.push(fixture(deployment, &|clock| BoxLimiter::new(redis_on(&server, deployment, clock))));
     }
-    rigs
+    fixtures
 }
 
+/// A limiter whose name is unique, because tests share the deployments.
 fn on(server: &RedisServer, name: &str, limits: impl IntoRedisLimits<Key>, clock: &ManualClock) -> Redis<Key> {
-    let builder = Redis::builder(server.clone(), name, limits).clock_for_tests(clock.clone());
+    static LIMITERS: AtomicU64 = AtomicU64::new(0);
+    let name = format!("{name} {}", LIMITERS.fetch_add(1, Ordering::Relaxed));
+    let builder = Redis::builder(server.clone(), &name, limits).clock_for_tests(clock.clone());
     builder.hold_expiry(ONE_DAY).deadline(LONG_DEADLINE).build().expect("limits")
 }
 
@@ -146,7 +150,7 @@ fn one<A: LuaAlgorithm + Clone + Send + Sync + 'static>(
     algorithm: A,
 ) -> Vec<Fixture> {
     let limit = Limit::new("default", algorithm).keyed_by(|&(user, _, _): &Key| user);
-    let mut rigs = stores(deployments, name, &limit);
+    let mut fixtures = stores(deployments, name, &limit);
     // Chained with a limit that never denies. A queue does not schedule in a chain.
     if !name.contains("queue") {
         let plenty = Limit::new("plenty", FixedWindow::new(AMPLE)).keyed_by(|&(user, _, _): &Key| user);
@@ -156,10 +160,10 @@ fn one<A: LuaAlgorithm + Clone + Send + Sync + 'static>(
             let second = on(&server, &format!("{name} plenty"), plenty.clone(), &clock);
             let limiter = BoxLimiter::new(Chained::new(first, second));
             let name = format!("{name} chained on {deployment}");
-            rigs.push(Fixture { name, limiter, clock, queues: false, has_all_operations: true, quota: TEN });
+            fixtures.push(Fixture { name, limiter, clock, queues: false, has_all_operations: true, quota: TEN });
         }
     }
-    rigs
+    fixtures
 }
 
 /// Every algorithm in each store, with a burst of ten.
@@ -215,13 +219,13 @@ impl Fixture {
 
 #[tokio::test]
 async fn new_key_has_exactly_the_quota() {
-    let (module, deployments) = (CellModule::start(), Deployments::start());
+    let (module, deployments) = (CellModule::start(), Deployments::shared());
     for fixture in every_fixture_and_cell(&module, &deployments) {
-        for remaining_of in (0..10).rev() {
+        for remaining in (0..10).rev() {
             let outcome = fixture.acquire(ALICE, 1).await;
             assert!(outcome.decision.is_allowed(), "{}", fixture.name);
             assert!(outcome.held.is_none(), "{}", fixture.name);
-            assert_eq!(outcome.decision.remaining(), Some(remaining_of), "{}", fixture.name);
+            assert_eq!(outcome.decision.remaining(), Some(remaining), "{}", fixture.name);
             let status = outcome.decision.most_restrictive().expect("a limit");
             assert_eq!(
                 (status.name(), status.limit(), status.window()),
@@ -238,7 +242,7 @@ async fn new_key_has_exactly_the_quota() {
 
 #[tokio::test]
 async fn denial_charges_nothing_and_retry_after_is_sufficient_and_minimal() {
-    let deployments = Deployments::start();
+    let deployments = Deployments::shared();
     for fixture in every_fixture(&deployments) {
         for cost in [1, 4, 10] {
             fixture.limiter.reset(&ALICE).await.expect("done");
@@ -262,7 +266,7 @@ async fn denial_charges_nothing_and_retry_after_is_sufficient_and_minimal() {
 
 #[tokio::test]
 async fn key_is_idle_after_its_reset_time() {
-    let deployments = Deployments::start();
+    let deployments = Deployments::shared();
     for fixture in every_fixture(&deployments) {
         fixture.exhaust(ALICE).await;
         let reset = fixture.peek(ALICE, 1).await.reset().expect("a figure");
@@ -284,7 +288,7 @@ async fn key_is_idle_after_its_reset_time() {
 
 #[tokio::test]
 async fn cost_is_charged_and_cost_zero_is_free() {
-    let (module, deployments) = (CellModule::start(), Deployments::start());
+    let (module, deployments) = (CellModule::start(), Deployments::shared());
     for fixture in every_fixture_and_cell(&module, &deployments) {
         assert!(fixture.allows(ALICE, 0).await && fixture.remaining_of(ALICE).await == 10, "{}", fixture.name);
         assert!(fixture.allows(ALICE, 7).await && fixture.remaining_of(ALICE).await == 3, "{}", fixture.name);
@@ -296,7 +300,7 @@ async fn cost_is_charged_and_cost_zero_is_free() {
 
 #[tokio::test]
 async fn cost_above_the_limit_exceeds_it_and_charges_nothing() {
-    let (module, deployments) = (CellModule::start(), Deployments::start());
+    let (module, deployments) = (CellModule::start(), Deployments::shared());
     for fixture in every_fixture_and_cell(&module, &deployments) {
         for cost in [11, 1 << 40, 1 << 53, u64::MAX] {
             let decision = fixture.acquire(ALICE, cost).await.decision;
@@ -309,7 +313,7 @@ async fn cost_above_the_limit_exceeds_it_and_charges_nothing() {
 
 #[tokio::test]
 async fn released_hold_charges_nothing() {
-    let deployments = Deployments::start();
+    let deployments = Deployments::shared();
     for fixture in every_fixture(&deployments) {
         let held = hold(&fixture.limiter, &ALICE, 4).await;
         assert_eq!((held.cost(), fixture.remaining_of(ALICE).await), (4, 6), "{}", fixture.name);
@@ -327,24 +331,24 @@ async fn released_hold_charges_nothing() {
 
 #[tokio::test]
 async fn hold_is_settled_at_its_actual_cost() {
-    let deployments = Deployments::start();
+    let deployments = Deployments::shared();
     for fixture in every_fixture(&deployments) {
         hold(&fixture.limiter, &ALICE, 4).await.settle(1).await.expect("done");
         assert_eq!(fixture.remaining_of(ALICE).await, 9, "{}", fixture.name);
         // A queue holds only for a request that need not wait.
-        let bob = if rig.queues { BOB } else { ALICE };
-        hold(&rig.limiter, &bob, 2).await.settle(2).await.expect("done");
-        assert_eq!(rig.left(bob).await, if rig.queues { 8 } else { 7 }, "{}", rig.name);
-        rig.limiter.set_usage("default", &ALICE, 0).await.expect("done");
-        // Above the held cost, and above what is left.
-        hold(&rig.limiter, &ALICE, 1).await.settle(12).await.expect("done");
-        assert!(!rig.allows(ALICE, 1).await && rig.left(ALICE).await == 0, "{}", rig.name);
+        let bob = if fixture.queues { BOB } else { ALICE };
+        hold(&fixture.limiter, &bob, 2).await.settle(2).await.expect("done");
+        assert_eq!(fixture.remaining_of(bob).await, if fixture.queues { 8 } else { 7 }, "{}", fixture.name);
+        fixture.limiter.set_usage("default", &ALICE, 0).await.expect("done");
+        // Above the held cost and above what remains.
+        hold(&fixture.limiter, &ALICE, 1).await.settle(12).await.expect("done");
+        assert!(!fixture.allows(ALICE, 1).await && fixture.remaining_of(ALICE).await == 0, "{}", fixture.name);
     }
 }
 
 #[tokio::test]
 async fn peek_does_not_charge_and_returns_what_acquire_returns() {
-    let (module, deployments) = (CellModule::start(), Deployments::start());
+    let (module, deployments) = (CellModule::start(), Deployments::shared());
     for fixture in every_fixture_and_cell(&module, &deployments) {
         for cost in [1, 3, 3, 3, 1, 20] {
             let seen = fixture.peek(ALICE, cost).await;
@@ -372,23 +376,25 @@ async fn peek_does_not_charge_and_returns_what_acquire_returns() {
 }
 
 #[tokio::test]
-async fn a_key_is_reset_set_blocked_and_forgiven() {
-    let (module, deployments) = (Module::start(), Deployments::start());
-    for rig in everything_and(&module, &deployments) {
-        rig.exhaust(ALICE).await;
-        rig.limiter.reset(&ALICE).await.expect("done");
-        assert_eq!(rig.left(ALICE).await, 10, "{}", rig.name);
-        if !rig.has_it_all {
-            let held = acquire(&rig.limiter, &ALICE, AcquireOptions::default().hold()).await;
-            assert!(held.expect_err("it can't").is_unsupported());
-            assert!(rig.limiter.set_usage("default", &ALICE, 7).await.expect_err("it can't").is_unsupported());
-            assert!(rig.limiter.block("default", &ALICE, TEN.period()).await.expect_err("it can't").is_unsupported());
+async fn reset_set_block_and_unblock_change_the_key() {
+    let (module, deployments) = (CellModule::start(), Deployments::shared());
+    for fixture in every_fixture_and_cell(&module, &deployments) {
+        fixture.exhaust(ALICE).await;
+        fixture.limiter.reset(&ALICE).await.expect("done");
+        assert_eq!(fixture.remaining_of(ALICE).await, 10, "{}", fixture.name);
+        if !fixture.has_all_operations {
+            let held = acquire(&fixture.limiter, &ALICE, AcquireOptions::default().hold()).await;
+            assert!(held.expect_err("unsupported").is_unsupported());
+            assert!(fixture.limiter.set_usage("default", &ALICE, 7).await.expect_err("unsupported").is_unsupported());
+            assert!(
+                fixture.limiter.block("default", &ALICE, TEN.period()).await.expect_err("unsupported").is_unsupported()
+            );
             continue;
         }
-        rig.limiter.set_usage("default", &ALICE, 7).await.expect("done");
-        assert_eq!(rig.left(ALICE).await, 3, "{}", rig.name);
-        rig.limiter.set_usage("default", &ALICE, 0).await.expect("done");
-        assert_eq!(rig.left(ALICE).await, 10, "{}", rig.name);
+        fixture.limiter.set_usage("default", &ALICE, 7).await.expect("done");
+        assert_eq!(fixture.remaining_of(ALICE).await, 3, "{}", fixture.name);
+        fixture.limiter.set_usage("default", &ALICE, 0).await.expect("done");
+        assert_eq!(fixture.remaining_of(ALICE).await, 10, "{}", fixture.name);
 
         fixture.limiter.block("default", &ALICE, Duration::from_secs(300)).await.expect("done");
         assert_eq!(
@@ -411,38 +417,42 @@ async fn a_key_is_reset_set_blocked_and_forgiven() {
 
 #[tokio::test]
 async fn largest_limit_cost_and_delay_are_supported() {
-    let deployments = Deployments::start();
-    for rig in everything(&deployments) {
-        rig.limiter.set_usage("default", &ALICE, u64::MAX).await.expect("done");
-        assert!(!rig.allows(ALICE, 1).await, "{}", rig.name);
-        rig.limiter.reset(&ALICE).await.expect("done");
-        hold(&rig.limiter, &ALICE, 1).await.settle(u64::MAX).await.expect("done");
-        assert!(!rig.allows(ALICE, 1).await, "{}", rig.name);
-        rig.limiter.block("default", &BOB, Duration::MAX).await.expect("done");
-        assert!(!rig.allows(BOB, 1).await, "{}", rig.name);
-        rig.limiter.unblock("default", &BOB).await.expect("done");
-        let ask = AcquireOptions::default().max_delay(Duration::MAX).detail(Detail::All);
-        assert!(acquire(&rig.limiter, &BOB, ask).await.expect("an answer").decision.is_allowed(), "{}", rig.name);
+    let deployments = Deployments::shared();
+    for fixture in every_fixture(&deployments) {
+        fixture.limiter.set_usage("default", &ALICE, u64::MAX).await.expect("done");
+        assert!(!fixture.allows(ALICE, 1).await, "{}", fixture.name);
+        fixture.limiter.reset(&ALICE).await.expect("done");
+        hold(&fixture.limiter, &ALICE, 1).await.settle(u64::MAX).await.expect("done");
+        assert!(!fixture.allows(ALICE, 1).await, "{}", fixture.name);
+        fixture.limiter.block("default", &BOB, Duration::MAX).await.expect("done");
+        assert!(!fixture.allows(BOB, 1).await, "{}", fixture.name);
+        fixture.limiter.unblock("default", &BOB).await.expect("done");
+        let options = AcquireOptions::default().max_delay(Duration::MAX).detail(Detail::All);
+        assert!(
+            acquire(&fixture.limiter, &BOB, options).await.expect("an answer").decision.is_allowed(),
+            "{}",
+            fixture.name
+        );
     }
 }
 
 #[tokio::test]
 async fn unknown_limit_is_a_configuration_error() {
-    let deployments = Deployments::start();
-    for rig in everything(&deployments) {
+    let deployments = Deployments::shared();
+    for fixture in every_fixture(&deployments) {
         assert!(
-            rig.limiter.set_usage("other", &ALICE, 1).await.expect_err("no such limit").is_config(),
+            fixture.limiter.set_usage("other", &ALICE, 1).await.expect_err("no such limit").is_config(),
             "{}",
-            rig.name
+            fixture.name
         );
-        assert!(rig.limiter.block("other", &ALICE, TEN.period()).await.expect_err("no such limit").is_config());
-        assert!(rig.limiter.unblock("other", &ALICE).await.expect_err("no such limit").is_config());
+        assert!(fixture.limiter.block("other", &ALICE, TEN.period()).await.expect_err("no such limit").is_config());
+        assert!(fixture.limiter.unblock("other", &ALICE).await.expect_err("no such limit").is_config());
     }
 }
 
 #[tokio::test]
 async fn queue_schedules_later_starts_for_waiting_callers() {
-    let deployments = Deployments::start();
+    let deployments = Deployments::shared();
     for fixture in every_fixture(&deployments) {
         let delays: Vec<_> = (0..3).map(|_| fixture.acquire(ALICE, 1)).collect();
         let mut seen = Vec::new();
@@ -456,11 +466,11 @@ async fn queue_schedules_later_starts_for_waiting_callers() {
 
 #[tokio::test]
 async fn several_limits_charge_all_or_none() {
-    let deployments = Deployments::start();
+    let deployments = Deployments::shared();
     let user = Limit::new("user", Gcra::new(Quota::per_hour(3))).keyed_by(|&(user, _, _): &Key| user);
     let team = Limit::new("team", SlidingLog::new(Quota::per_hour(4))).keyed_by(|&(_, team, _): &Key| team);
     let all = Limit::new("all", FixedWindow::new(Quota::per_day(5))).keyed_by(|_: &Key| ());
-    let mut rigs = stores(&deployments, "several", &(user.clone(), team.clone(), all.clone()));
+    let mut fixtures = stores(&deployments, "several", &(user.clone(), team.clone(), all.clone()));
     // In sequence, chained limiters decide alike.
     for (deployment, server) in deployments.each() {
         let clock = ManualClock::new();
@@ -469,7 +479,7 @@ async fn several_limits_charge_all_or_none() {
             Chained::new(on(&server, "team", team.clone(), &clock), on(&server, "all", all.clone(), &clock)),
         );
         let name = format!("chained on {deployment}");
-        rigs.push(Fixture {
+        fixtures.push(Fixture {
             name,
             limiter: BoxLimiter::new(limiter),
             clock,
@@ -478,12 +488,12 @@ async fn several_limits_charge_all_or_none() {
             quota: TEN,
         });
     }
-    for fixture in rigs {
+    for fixture in fixtures {
         for _ in 0..3 {
             assert!(fixture.allows(ALICE, 1).await, "{}", fixture.name);
         }
-        // The user's limit refuses: the others are not charged.
-        let refused = acquire(&rig.limiter, &ALICE, AcquireOptions::default().detail(Detail::All))
+        // The user's limit denies, so the other limits are not charged.
+        let denied = acquire(&fixture.limiter, &ALICE, AcquireOptions::default().detail(Detail::All))
             .await
             .expect("an answer")
             .decision;
@@ -493,10 +503,10 @@ async fn several_limits_charge_all_or_none() {
             "{}",
             fixture.name
         );
-        let remaining_of: Vec<_> =
+        let remaining: Vec<_> =
             denied.limits().iter().map(|status| (status.name().to_owned(), status.remaining())).collect();
         assert_eq!(
-            remaining_of,
+            remaining,
             [("user".to_owned(), 0), ("team".to_owned(), 1), ("all".to_owned(), 2)],
             "{}",
             fixture.name
@@ -522,7 +532,7 @@ async fn several_limits_charge_all_or_none() {
 
 #[tokio::test]
 async fn shadow_limit_is_reported_and_never_denies() {
-    let deployments = Deployments::start();
+    let deployments = Deployments::shared();
     let limits = (
         Limit::new("real", Gcra::new(Quota::per_hour(5))).keyed_by(|&(user, _, _): &Key| user),
         Limit::new("shadow", FixedWindow::new(Quota::per_hour(2))).keyed_by(|&(user, _, _): &Key| user).shadow(),
@@ -531,7 +541,7 @@ async fn shadow_limit_is_reported_and_never_denies() {
         for asked in 1..=5 {
             let decision = fixture.acquire(ALICE, 1).await.decision;
             assert!(decision.is_allowed(), "{}", fixture.name);
-            assert_eq!(decision.shadow_refusals().count(), usize::from(asked > 2), "{}", fixture.name);
+            assert_eq!(decision.shadow_denials().count(), usize::from(asked > 2), "{}", fixture.name);
         }
         assert!(!fixture.allows(ALICE, 1).await, "{}", fixture.name);
     }
@@ -539,7 +549,7 @@ async fn shadow_limit_is_reported_and_never_denies() {
 
 #[tokio::test]
 async fn key_selects_its_tier() {
-    let deployments = Deployments::start();
+    let deployments = Deployments::shared();
     let tiers = per_key(|&(_, _, tier): &Key| FixedWindow::new(Quota::per_hour(2 + tier * 3)));
     let limits = Limit::new("default", tiers).keyed_by(|&(user, _, _): &Key| user);
     for fixture in stores(&deployments, "tiers", &limits) {
@@ -567,11 +577,11 @@ async fn operation_without_an_implementation_is_unsupported() {
         }
     }
     let memory = Memory::new(Gcra::new(TEN));
-    let (open, back) = (FailOpen::new(Bare), Fallback::new(Bare, memory));
-    assert!(open.peek(&ALICE, AcquireOptions::default()).await.expect_err("it can't").is_unsupported());
-    assert!(open.reset(&ALICE).await.expect_err("it can't").is_unsupported());
-    assert!(back.set_usage("default", &ALICE, 1).await.expect_err("the first one can't").is_unsupported());
-    // What the second one holds is released there.
+    let (open, back) = (FailOpen::new(Minimal), Fallback::new(Minimal, memory));
+    assert!(open.peek(&ALICE, AcquireOptions::default()).await.expect_err("unsupported").is_unsupported());
+    assert!(open.reset(&ALICE).await.expect_err("unsupported").is_unsupported());
+    assert!(back.set_usage("default", &ALICE, 1).await.expect_err("the first limiter lacks `set`").is_unsupported());
+    // A hold of the secondary limiter is released there.
     hold(&back, &ALICE, 3).await.release().await.expect("done");
 }
 

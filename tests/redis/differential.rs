@@ -51,7 +51,9 @@ where
 {
     for (index, (deployment, server)) in deployments.each().into_iter().enumerate() {
         let steps = if index == 0 { STEPS } else { STEPS / 6 };
-        compare_on(server, &format!("{name} {seed} on {deployment}"), limits.clone(), seed, steps, holds).await;
+        // The name is unique, because tests share the deployments.
+        let name = format!("{name} {seed} with holds {holds} on {deployment}");
+        compare_on(server, &name, limits.clone(), seed, steps, holds).await;
     }
 }
 
@@ -89,8 +91,8 @@ where
                 redis.block(&limit, &caller, span).await.expect("done");
             }
             3 => {
-                let used = dice.below(9);
-                let limit = limit_of(&memory, &mut dice, &caller).await;
+                let used = random.below(9);
+                let limit = limit_of(&memory, &mut random, &caller).await;
                 memory.set_usage(&limit, &caller, used).await.expect("done");
                 redis.set_usage(&limit, &caller, used).await.expect("done");
             }
@@ -172,12 +174,13 @@ fn random_options(random: &mut Random) -> AcquireOptions {
         1 => Some(Duration::from_micros(random.below(3_000_000))),
         _ => None,
     };
-    ask.detail = [Detail::MostRestrictive, Detail::AllIfDenied, Detail::All][dice.below(3) as usize];
-    ask
+    options.all_limits = random.one_in(3);
+    options.all_denials = random.one_in(3);
+    options
 }
 
-/// The name of one of the limits.
-async fn limit_of(memory: &impl Limiter<Caller>, dice: &mut Dice, caller: &Caller) -> String {
+/// The name of a random limit.
+async fn limit_of(memory: &impl Limiter<Caller>, random: &mut Random, caller: &Caller) -> String {
     let decision = memory.peek(caller, AcquireOptions::default().detail(Detail::All)).await.expect("an answer");
     let names: Vec<_> = decision.limits().iter().map(|standing| standing.name().to_owned()).collect();
     names[usize::try_from(random.below(names.len() as u64)).expect("small")].clone()
@@ -185,7 +188,7 @@ async fn limit_of(memory: &impl Limiter<Caller>, dice: &mut Dice, caller: &Calle
 
 /// One algorithm in three tiers.
 async fn alone<A: LuaAlgorithm + Clone>(holds: bool, name: &str, tiers: [A; 3]) {
-    let deployments = Deployments::start();
+    let deployments = Deployments::shared();
     for seed in 1..=2 {
         let (first, tiers) = (tiers[0].clone(), tiers.clone());
         let one = Limit::new("one", first).keyed_by(|caller: &Caller| caller.user);
@@ -279,7 +282,7 @@ mod traces {
     }
 
     pub(super) async fn several_together(holds: bool) {
-        let ([a, b, c], deployments) = (quotas(), Deployments::start());
+        let ([a, b, c], deployments) = (quotas(), Deployments::shared());
         for seed in 21..=23 {
             let limits = (
                 Limit::new("user", Gcra::new(a)).keyed_by(|caller: &Caller| caller.user),
@@ -292,7 +295,7 @@ mod traces {
     }
 
     pub(super) async fn several_with_scheduling(holds: bool) {
-        let ([a, b, _], deployments) = (quotas(), Deployments::start());
+        let ([a, b, _], deployments) = (quotas(), Deployments::shared());
         for seed in 31..=33 {
             let limits = (
                 Limit::new("queue", LeakyQueue::new(a)).keyed_by(|caller: &Caller| caller.user),

@@ -230,8 +230,8 @@ async fn concurrent_first_holds_share_few_entries() {
         assert!(Instant::now() < deadline, "{} bytes", length(&server));
         sleep(Duration::from_millis(10)).await;
     }
-    let remaining_of = limiter.peek("alice", AcquireOptions::cost(0)).await.expect("an answer").remaining();
-    assert_eq!(remaining_of, Some(700), "dropped guards settle their whole cost once");
+    let remaining = limiter.peek("alice", AcquireOptions::cost(0)).await.expect("an answer").remaining();
+    assert_eq!(remaining, Some(700), "dropped guards settle their whole cost once");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -390,8 +390,8 @@ async fn several_limits_hold_together_or_not_at_all() {
         Limit::new("log", SlidingLog::new(Quota::per_day(20))).keyed_by(|&(_, team): &(u64, u64)| team),
         Limit::new("shadow", FixedWindow::new(Quota::per_day(5))).keyed_by(|_: &(u64, u64)| ()).shadow(),
     );
-    let limiter = limiter_on(server.open(), Duration::from_secs(60), PATIENCE, limits);
-    let left = async |key: (u64, u64)| {
+    let limiter = limiter_on(server.open(), Duration::from_secs(60), LONG_DEADLINE, limits);
+    let remaining_of = async |key: (u64, u64)| {
         let decision = limiter.peek(&key, AcquireOptions::cost(0).detail(Detail::All)).await.expect("an answer");
         decision.limits().iter().map(tower_ratelimit::LimitStatus::remaining).collect::<Vec<_>>()
     };
@@ -424,13 +424,13 @@ async fn holds_of_many_keys_take_one_entry_on_the_key_they_share() {
     for user in 0..200 {
         held.push(hold(&limiter, &user, 3).await);
     }
-    let left = limiter.peek(&0, AcquireOptions::cost(0).detail(Detail::All)).await.expect("an answer");
-    assert_eq!(left.limits()[1].remaining(), 400);
+    let remaining = limiter.peek(&0, AcquireOptions::cost(0).detail(Detail::All)).await.expect("an answer");
+    assert_eq!(remaining.limits()[1].remaining(), 400);
     for held in held {
         held.settle(1).await.expect("done");
     }
-    let left = limiter.peek(&0, AcquireOptions::cost(0).detail(Detail::All)).await.expect("an answer");
-    assert_eq!((left.limits()[0].remaining(), left.limits()[1].remaining()), (9, 800));
+    let remaining = limiter.peek(&0, AcquireOptions::cost(0).detail(Detail::All)).await.expect("an answer");
+    assert_eq!((remaining.limits()[0].remaining(), remaining.limits()[1].remaining()), (9, 800));
 }
 
 /// An algorithm without `charge` in its script.
@@ -445,7 +445,7 @@ impl Algorithm for WithoutCharge {
     }
 
     fn charge(&self, state: &mut [u64; 1], now: Timestamp, _: Duration, _: u64) {
-        *state = [now.after(Duration::from_secs(60)).as_micros()];
+        *state = [now.saturating_add(Duration::from_secs(60)).as_micros()];
     }
 
     fn snapshot(&self, &[used]: &[u64; 1], _: Timestamp) -> LazySnapshot {

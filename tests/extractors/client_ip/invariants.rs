@@ -4,7 +4,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use http::{HeaderName, HeaderValue, Request, header};
 use tower_ratelimit::key::{
-    ApiKey, Bearer, ClientNetworks, Cookie, ExtractKey, Extracted, Header, Host, Predicate, TrustedProxies,
+    ApiKey, Bearer, ClientNetworks, Cookie, ExtractKey, Extracted, Header, Host, TrustedProxies,
 };
 use tower_ratelimit::{ClientIp, PeerIp};
 

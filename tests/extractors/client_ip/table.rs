@@ -4,7 +4,7 @@ use http::HeaderName;
 use tower_ratelimit::key::{ExtractKey, Extracted, TrustedProxies};
 use tower_ratelimit::{ClientIp, PeerIp};
 
-use super::support::{FORWARDED, REAL_IP, X_FORWARDED_FOR, ip, networks, readers, request};
+use crate::support::{FORWARDED, REAL_IP, X_FORWARDED_FOR, extractors, ip, networks, request};
 
 /// Proxies in `10.0.0.0/8` and `fd00::/8`, clients in the networks for documentation.
 const OURS: &[&str] = &["10.0.0.0/8", "fd00::/8"];

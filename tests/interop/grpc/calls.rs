@@ -15,7 +15,7 @@ use tonic_types::StatusExt;
 use tower::{Layer, Service, ServiceBuilder, ServiceExt, service_fn};
 use tower_ratelimit::retry::{GrpcHint, RetryAfter, RetryHint};
 
-use super::support::{Counting, connect, listen, of, per_minute};
+use crate::support::{Counting, check_request, connect, listen, per_minute};
 
 /// Checks all parts of a rejection.
 fn assert_rejected(status: &Status, wait: Duration, limit: i64) {
@@ -217,7 +217,7 @@ async fn grpc_client_retries_after_the_hint() {
         let mut client = client.clone();
         async move { client.check(request).await }
     });
-    let policy = RetryAfter::new().jitter(Duration::ZERO).reading(read);
+    let policy = RetryAfter::new().jitter(Duration::ZERO).with_reader(read);
     let mut client = ServiceBuilder::new().retry(policy).service(call);
     for _ in 0..3 {
         client.ready().await.expect("ready").call(check_request("")).await.expect("allowed at the retry");

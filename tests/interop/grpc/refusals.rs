@@ -43,10 +43,10 @@ fn rejections() -> Vec<Rejection> {
     vec![
         Rejection::OverLimit(decided(denied)),
         Rejection::OverLimit(decided(Verdict::ExceedsLimit)),
-        Rejection::OverLimit(Decision::by_policy(now, denied).from_source(DecisionSource::Policy)),
+        Rejection::OverLimit(Decision::by_policy(now, denied).with_source(DecisionSource::Policy)),
         Rejection::MissingKey(MissingKey::from_request("no tenant")),
         Rejection::MissingKey(MissingKey::from_server("no login")),
-        Rejection::Unavailable(Error::unavailable("gone")),
+        Rejection::Unavailable(Error::unavailable("connection lost")),
     ]
 }
 
@@ -65,7 +65,7 @@ where
                 if let Some(content_type) = content_type {
                     request = request.header("content-type", content_type.as_bytes());
                 }
-                let Ok(response) = responder.on_rejected(request.body(()).expect("a request"), refusal);
+                let Ok(response) = responder.refuse(request.body(()).expect("a request"), rejection);
                 let status = response.status().as_u16();
                 if status < 400 {
                     assert!(is_call && status == 200 && response.headers().contains_key("grpc-status"), "{case}");

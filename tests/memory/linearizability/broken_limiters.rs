@@ -93,9 +93,9 @@ impl Limiter<Caller> for SplitDecision {
         }
         let verdict = self.bucket.peek(&seen, now, options);
         if verdict.is_allowed() {
-            self.bucket.charge(&mut state, now, Duration::ZERO, ask.cost);
+            self.bucket.charge(&mut state, now, Duration::ZERO, options.cost);
         }
-        let standing = LimitStatus::new("one", verdict, self.bucket.snapshot(&state, now));
+        let status = LimitStatus::new("one", verdict, self.bucket.snapshot(&state, now));
         drop(state);
         self.meet.wait();
         let decision = Decision::from_limit(now, status).with_scheduling(self.bucket.supports_scheduling());
@@ -185,10 +185,10 @@ fn seen(group_burst: u64, in_the_middle: bool) -> Result<Explained, Unexplained>
     };
     let limiters = [memory("user", 5, user), memory("group", group_burst, group)];
     let meet = in_the_middle.then(|| Barrier::new(2));
-    let limiter = OneAfterTheOther { limiters, meet, clock };
-    let ask = AcquireOptions::cost(2).detail(Detail::All);
-    let acquire = |recorder: &mut Recorder<'_, _>| drop(recorder.acquire(ALICE, ask));
-    let peek = |recorder: &mut Recorder<'_, _>| recorder.peek(ALICE, ask);
+    let limiter = TwoStep { limiters, meet, clock };
+    let options = AcquireOptions::cost(2).detail(Detail::All);
+    let acquire = |recorder: &mut Recorder<'_, _>| drop(recorder.acquire(ALICE, options));
+    let peek = |recorder: &mut Recorder<'_, _>| recorder.peek(ALICE, options);
     let threads = if in_the_middle {
         record(&limiter, 2, &[&acquire, &peek])
     } else {
@@ -321,10 +321,10 @@ impl HoldingLimiter {
 
     fn decide(&self, options: AcquireOptions, account: &Account, held: u64) -> LimitStatus {
         let now = self.clock.now();
-        let ask = if ask.hold { ask.max_delay(Duration::ZERO) } else { ask };
-        let mut state = remembered.state;
+        let options = if options.hold { options.max_delay(Duration::ZERO) } else { options };
+        let mut state = account.state;
         Self::BUCKET.charge(&mut state, now, Duration::ZERO, held);
-        LimitStatus::new("one", Self::BUCKET.peek(&state, now, ask), Self::BUCKET.snapshot(&state, now))
+        LimitStatus::new("one", Self::BUCKET.peek(&state, now, options), Self::BUCKET.snapshot(&state, now))
     }
 
     fn decision(&self, options: AcquireOptions, held: u64, verdict: Verdict, status: &LimitStatus) -> Decision {
@@ -349,7 +349,7 @@ impl HoldingLimiter {
                 Mistake::NeverReleases => account.held,
                 _ => account.held.saturating_sub(cost),
             };
-            Self::BUCKET.charge(&mut remembered.state, clock.now(), Duration::ZERO, is_charged(actual));
+            Self::BUCKET.charge(&mut account.state, clock.now(), Duration::ZERO, is_charged(actual));
             LimiterFuture::ready(Ok(()))
         })
     }
@@ -368,13 +368,13 @@ impl Limiter<Caller> for HoldingLimiter {
             Verdict::Allowed | Verdict::AllowedAfter(_) if options.hold => {
                 guard = Some(self.guard(options.cost));
                 if self.mistake == Mistake::ChargesAtHold {
-                    Self::BUCKET.charge(&mut remembered.state, now, Duration::ZERO, ask.cost);
+                    Self::BUCKET.charge(&mut account.state, now, Duration::ZERO, options.cost);
                 } else {
                     account.held += options.cost;
                 }
             }
-            Verdict::Allowed => Self::BUCKET.charge(&mut remembered.state, now, Duration::ZERO, ask.cost),
-            Verdict::AllowedAfter(delay) => Self::BUCKET.charge(&mut remembered.state, now, delay, ask.cost),
+            Verdict::Allowed => Self::BUCKET.charge(&mut account.state, now, Duration::ZERO, options.cost),
+            Verdict::AllowedAfter(delay) => Self::BUCKET.charge(&mut account.state, now, delay, options.cost),
             _ => {}
         }
         let after = self.decide(options, &account, account.held);

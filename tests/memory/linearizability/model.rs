@@ -81,10 +81,10 @@ impl Model {
                 expected.with(figures.collect()).is(decision, now, *options)
             }
             Step::Settle { caller, limit, held, actual } => {
-                let part = self.part(*limit, caller);
-                // No more is settled than was held.
-                let rest = part.held.checked_sub(*held)?;
-                let settled = self.rules[*limit].kernel.charge(&part.with_held(rest), now, Duration::ZERO, *actual);
+                let entry = self.state_of(*limit, caller);
+                // The actual cost never exceeds the held cost here.
+                let rest = entry.held.checked_sub(*held)?;
+                let settled = self.rules[*limit].algorithm.charge(&entry.with_held(rest), now, Duration::ZERO, *actual);
                 self.put(*limit, caller, settled, &mut undo);
                 true
             }
@@ -128,7 +128,7 @@ impl Model {
                 entry = if options.hold {
                     entry.with_held(held + options.cost)
                 } else {
-                    rule.kernel.charge(&part, now, delay, ask.cost)
+                    rule.algorithm.charge(&entry, now, delay, options.cost)
                 };
             }
             statuses.push((rule.name, verdicts[limit], rule.algorithm.figures(&entry, now)));
@@ -201,10 +201,10 @@ impl Expected {
         self
     }
 
-    fn is(&self, decision: &Decision, now: Timestamp, ask: AcquireOptions) -> bool {
-        let told = decision.limits().iter().map(|told| (told.name(), told.verdict(), told.snapshot()));
-        let standings_match = if ask.detail == Detail::All || self.standings.len() == 1 {
-            told.eq(self.standings.iter().copied())
+    fn is(&self, decision: &Decision, now: Timestamp, options: AcquireOptions) -> bool {
+        let actual = decision.limits().iter().map(|actual| (actual.name(), actual.verdict(), actual.snapshot()));
+        let statuses_match = if options.all_limits || self.statuses.len() == 1 {
+            actual.eq(self.statuses.iter().copied())
         } else {
             actual.eq(self.most_restrictive())
         };
@@ -298,12 +298,12 @@ impl Kept for HitLog {
     }
 }
 
-/// An algorithm, whatever its states are. What is held counts as if it were charged now.
-trait LuaScript {
-    fn zero(&self) -> Part;
-    fn peek(&self, part: &Part, now: Timestamp, ask: AcquireOptions) -> Verdict;
-    fn figures(&self, part: &Part, now: Timestamp) -> LimitSnapshot;
-    fn charge(&self, part: &Part, now: Timestamp, delay: Duration, cost: u64) -> Part;
+/// An algorithm with its state type erased. The held cost counts as if it were charged now.
+trait ErasedAlgorithm {
+    fn zero(&self) -> Entry;
+    fn peek(&self, entry: &Entry, now: Timestamp, options: AcquireOptions) -> Verdict;
+    fn figures(&self, entry: &Entry, now: Timestamp) -> LimitSnapshot;
+    fn charge(&self, entry: &Entry, now: Timestamp, delay: Duration, cost: u64) -> Entry;
     fn supports_scheduling(&self) -> bool;
 }
 
@@ -336,12 +336,12 @@ where
         self.0.peek(&self.with_held(entry, now), now, options)
     }
 
-    fn figures(&self, part: &Part, now: Timestamp) -> LimitSnapshot {
-        self.0.snapshot(&self.with_held(part, now), now).snapshot()
+    fn figures(&self, entry: &Entry, now: Timestamp) -> LimitSnapshot {
+        self.0.snapshot(&self.with_held(entry, now), now).compute()
     }
 
-    fn charge(&self, part: &Part, now: Timestamp, delay: Duration, cost: u64) -> Part {
-        Part::new(self.charged(part.as_state(), now, delay, cost), part.held)
+    fn charge(&self, entry: &Entry, now: Timestamp, delay: Duration, cost: u64) -> Entry {
+        Entry::new(self.charged(entry.as_state(), now, delay, cost), entry.held)
     }
 
     fn supports_scheduling(&self) -> bool {

@@ -135,7 +135,7 @@ impl<L: Limiter<Caller>> Thread<'_, L> {
             1 => AcquireOptions::cost(cost).max_delay(Duration::from_millis(self.random.below(400))),
             _ => AcquireOptions::cost(cost),
         };
-        if self.random.below(3) == 0 { ask.detail(Detail::All) } else { ask }
+        if self.random.below(3) == 0 { options.detail(Detail::All) } else { options }
     }
 }
 
@@ -187,7 +187,7 @@ impl<A: Algorithm> Algorithm for Yielding<A> {
     }
 
     fn charge(&self, state: &mut A::State, now: Timestamp, delay: Duration, cost: u64) {
-        hesitate();
+        yield_sometimes();
         self.0.charge(state, now, delay, cost);
     }
 
@@ -222,7 +222,7 @@ impl<A: Algorithm> Algorithm for Yielding<A> {
     }
 
     fn snapshot(&self, state: &A::State, now: Timestamp) -> LazySnapshot {
-        hesitate();
+        yield_sometimes();
         self.0.snapshot(state, now)
     }
 
