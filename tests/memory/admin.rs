@@ -165,9 +165,9 @@ fn set_replaces_the_usage_of_a_key() {
     let clock = ManualClock::new();
     for limiter in every_algorithm(&clock) {
         // It replaces any usage, higher or lower, of present and new keys.
-        for (used, remaining_of_each) in [(3, 7), (9, 1), (2, 8), (0, 10), (10, 0), (u64::MAX, 0)] {
+        for (used, expected) in [(3, 7), (9, 1), (2, 8), (0, 10), (10, 0), (u64::MAX, 0)] {
             result_of(limiter.set("default", "alice", used)).unwrap();
-            assert_eq!(remaining(&limiter, "alice"), remaining_of_each);
+            assert_eq!(remaining(&limiter, "alice"), expected);
             assert_eq!(remaining(&limiter, "bob"), 10);
         }
         result_of(limiter.set("default", "alice", 10)).unwrap();
@@ -567,7 +567,7 @@ fn shadow_limit_alone_is_charged_and_reported_and_never_denies() {
     let clock = ManualClock::new();
     let limiter = Memory::builder(Limit::new("trial", FixedWindow::new(Quota::per_minute(3))).shadow());
     let limiter = limiter.max_keys(100).clock(clock.clone()).build().unwrap();
-    for (cost, remaining_of_each, refuses) in
+    for (cost, expected, refuses) in
         [(1, 2, false), (2, 0, false), (1, 0, true), (1, 0, true), (4, 0, true), (0, 0, false)]
     {
         let decision = limiter.check("alice", AcquireOptions::cost(cost));
@@ -576,7 +576,7 @@ fn shadow_limit_alone_is_charged_and_reported_and_never_denies() {
         assert!(decision.most_restrictive().is_none() && decision.remaining().is_none());
         let [standing] = decision.limits() else { panic!("{decision:?}") };
         assert!(standing.is_shadow());
-        assert_eq!(standing.remaining(), remaining_of_each);
+        assert_eq!(standing.remaining(), expected);
         assert_eq!(shadow_denials(&decision), if refuses { vec!["trial"] } else { vec![] });
     }
     clock.advance(MINUTE);
@@ -600,16 +600,13 @@ fn shadow_limit_is_charged_for_requests_that_every_limit_allows() {
         (1, false, &["trial"], [0, 0, 95]),
         (101, false, &["trial", "generous"], [0, 0, 95]),
     ];
-    for (cost, passes, refuses, remaining_of_each) in steps {
+    for (cost, passes, refuses, expected) in steps {
         // A decision that lists one limit lists shadow limits too.
         let decision = limiter.check("alice", AcquireOptions::cost(cost));
         assert_eq!(decision.is_allowed(), passes);
         assert_eq!(shadow_denials(&decision), refuses);
         assert_eq!(decision.most_restrictive().unwrap().name(), "enforced");
-        assert_eq!(
-            decision.limits().iter().map(tower_ratelimit::LimitStatus::remaining).collect::<Vec<_>>(),
-            remaining_of_each
-        );
+        assert_eq!(decision.limits().iter().map(tower_ratelimit::LimitStatus::remaining).collect::<Vec<_>>(), expected);
     }
 }
 
@@ -679,14 +676,14 @@ async fn responses_do_not_mention_a_shadow_limit() {
     let responder = Http::new().legacy_headers(ResetFormat::DeltaSeconds);
     let service = RateLimitLayer::new(Global, limiter).responder(responder).layer(inner());
     let text = |headers: &HeaderMap, name: &str| headers[name].to_str().unwrap().to_owned();
-    for (status, remaining_of_each) in [(200, 1), (200, 0), (429, 0)] {
+    for (status, expected) in [(200, 1), (200, 0), (429, 0)] {
         let response = get(&service).await;
         let headers = response.headers();
         assert_eq!(response.status(), status);
         assert_eq!(text(headers, "ratelimit-policy"), r#""enforced";q=2;w=60"#);
-        assert_eq!(text(headers, "ratelimit"), format!(r#""enforced";r={remaining_of_each};t=60"#));
+        assert_eq!(text(headers, "ratelimit"), format!(r#""enforced";r={expected};t=60"#));
         assert_eq!(text(headers, "x-ratelimit-limit"), "2");
-        assert_eq!(text(headers, "x-ratelimit-remaining"), remaining_of_each.to_string());
+        assert_eq!(text(headers, "x-ratelimit-remaining"), expected.to_string());
         // Outer layers and the user's handlers see the shadow limit.
         let Some(RateLimitInfo::Decided(decision)) = response.extensions().get() else { panic!("{response:?}") };
         assert_eq!(decision.limits().len(), 2);

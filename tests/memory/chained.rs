@@ -360,7 +360,7 @@ fn poll_and_drop<F: Future>(future: F, polls: usize) -> bool {
 }
 
 #[tokio::test]
-async fn drop_between_the_phases_releases_what_the_first_holds() {
+async fn drop_between_the_limiters_releases_what_the_first_holds() {
     let clock = ManualClock::new();
     let user = of_user(10, &clock);
     let gone = UnavailableLimiter { hangs: true, calls: Arc::default() };
@@ -402,7 +402,7 @@ async fn drop_while_the_first_releases_still_releases() {
 
 /// A denial due to another request's hold is an estimate, so no cache may hold it.
 #[tokio::test]
-async fn cache_around_the_first_does_not_remember_a_denial_due_to_a_hold() {
+async fn cache_around_the_first_does_not_cache_a_denial_due_to_a_hold() {
     let clock = ManualClock::new();
     let (user, team) = (of_user(1, &clock), of_team(5, &clock));
     team.set("team", &ALICE, 5).await.expect("done");

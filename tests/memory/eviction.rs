@@ -25,9 +25,9 @@ const FLOOD: u64 = 100 * MAX_KEYS;
 const TEN: Gcra = Gcra::new(Quota::per_day(10));
 const BURST: u64 = 10;
 
-fn memory<A: Algorithm>(algorithm: A, cap: u64, when_full: WhenFull) -> (Memory<A, ManualClock>, ManualClock) {
+fn memory<A: Algorithm>(algorithm: A, max_keys: u64, when_full: WhenFull) -> (Memory<A, ManualClock>, ManualClock) {
     let clock = ManualClock::at(Timestamp::from_micros(1_800_000_000_000_000));
-    let keys = usize::try_from(cap).unwrap();
+    let keys = usize::try_from(max_keys).unwrap();
     let memory = Memory::builder(algorithm).max_keys(keys).when_full(when_full).clock(clock.clone()).build();
     (memory.unwrap(), clock)
 }
@@ -47,43 +47,43 @@ struct FloodEffect {
 fn flood<A: Algorithm>(algorithm: A, when_full: WhenFull, used_by_others: u64) -> FloodEffect {
     let (limiter, clock) = memory(algorithm, MAX_KEYS, when_full);
     let allows = |key: u64| limiter.check(&key, AcquireOptions::default()).is_allowed();
-    let (offender, honest) = (u64::MAX, u64::MAX - 10..u64::MAX);
+    let (offender, others) = (u64::MAX, u64::MAX - 10..u64::MAX);
     (0..BURST).for_each(|_| assert!(allows(offender)));
     // Spreads the windows, so that later keys have later window ends.
     clock.advance(Duration::from_secs(1));
-    for key in honest.clone() {
+    for key in others.clone() {
         (0..used_by_others).for_each(|_| assert!(allows(key)));
     }
-    let mut harm = FloodEffect::default();
+    let mut effect = FloodEffect::default();
     for key in 0..FLOOD {
-        harm.flood_allowed += u64::from(allows(key));
+        effect.flood_allowed += u64::from(allows(key));
         clock.advance(Duration::from_micros(1));
         if key % 100 == 0 {
-            harm.offender_allowed += u64::from(allows(offender));
+            effect.offender_allowed += u64::from(allows(offender));
         }
         // The other keys spend their remaining tokens during the flood.
         let step = FLOOD / (BURST - used_by_others);
         if key % step == step - 1 {
-            harm.others_denied += honest.clone().map(|key| u64::from(!allows(key))).sum::<u64>();
+            effect.others_denied += others.clone().map(|key| u64::from(!allows(key))).sum::<u64>();
         }
     }
-    harm
+    effect
 }
 
 fn check_flood_does_not_free_a_denied_key<A: Algorithm + Copy>(algorithm: A) {
     // A new key has used one of ten tokens, and a key with more usage stays.
-    let harm = flood(algorithm, WhenFull::Evict, 2);
-    assert_eq!(harm, FloodEffect { flood_allowed: FLOOD, ..FloodEffect::default() });
+    let effect = flood(algorithm, WhenFull::Evict, 2);
+    assert_eq!(effect, FloodEffect { flood_allowed: FLOOD, ..FloodEffect::default() });
 
-    let harm = flood(algorithm, WhenFull::Deny, 2);
-    assert_eq!((harm.offender_allowed, harm.others_denied), (0, 0));
-    assert!(harm.flood_allowed < 2 * MAX_KEYS + 100, "{harm:?}");
+    let effect = flood(algorithm, WhenFull::Deny, 2);
+    assert_eq!((effect.offender_allowed, effect.others_denied), (0, 0));
+    assert!(effect.flood_allowed < 2 * MAX_KEYS + 100, "{effect:?}");
 
     // Keys whose usage equals the carried-over usage of the flood are not evicted.
-    let harm = flood(algorithm, WhenFull::CarryOver, 9);
-    assert_eq!(harm.offender_allowed, 0);
-    assert!(harm.flood_allowed < 15 * MAX_KEYS, "{harm:?}");
-    assert!(harm.others_denied <= 10, "{harm:?}");
+    let effect = flood(algorithm, WhenFull::CarryOver, 9);
+    assert_eq!(effect.offender_allowed, 0);
+    assert!(effect.flood_allowed < 15 * MAX_KEYS, "{effect:?}");
+    assert!(effect.others_denied <= 10, "{effect:?}");
 }
 
 #[test]
@@ -153,58 +153,58 @@ fn flood_under_several_limits(when_full: WhenFull, used_by_others: u64) -> Flood
         allowed += u64::from(is_allowed);
         is_allowed
     };
-    let (user, device, honest) = (u64::MAX, u64::MAX, u64::MAX - 10..u64::MAX);
+    let (user, device, others) = (u64::MAX, u64::MAX, u64::MAX - 10..u64::MAX);
     // These users and devices do not occur in the flood.
     let stranger = |time: u64| FLOOD + 1 + time;
     (0..BURST).for_each(|_| assert!(allows([user, 1 << 60])));
     (0..BURST).for_each(|_| assert!(allows([1 << 60, device])));
     clock.advance(Duration::from_secs(1));
-    for one in honest.clone() {
+    for one in others.clone() {
         (0..used_by_others).for_each(|_| assert!(allows([one, one])));
     }
-    let mut harm = FloodEffect::default();
+    let mut effect = FloodEffect::default();
     for one in 0..FLOOD {
-        harm.flood_allowed += u64::from(allows([one, one]));
+        effect.flood_allowed += u64::from(allows([one, one]));
         clock.advance(Duration::from_micros(1));
         if one % 100 == 0 {
-            harm.offender_allowed += u64::from(allows([user, stranger(one)]));
-            harm.offender_allowed += u64::from(allows([stranger(one), device]));
+            effect.offender_allowed += u64::from(allows([user, stranger(one)]));
+            effect.offender_allowed += u64::from(allows([stranger(one), device]));
         }
         let step = FLOOD / (BURST - used_by_others);
         if one % step == step - 1 {
-            harm.others_denied += honest.clone().map(|one| u64::from(!allows([one, one]))).sum::<u64>();
+            effect.others_denied += others.clone().map(|one| u64::from(!allows([one, one]))).sum::<u64>();
         }
     }
     assert_eq!(remaining_of(&limiter, &[0, 0], "all"), ALL - allowed, "the number of allowed requests");
-    harm
+    effect
 }
 
 #[test]
 fn several_limits_stay_denied_under_a_flood_of_new_keys() {
-    let harm = flood_under_several_limits(WhenFull::Evict, 2);
-    assert_eq!(harm, FloodEffect { flood_allowed: FLOOD, ..FloodEffect::default() });
+    let effect = flood_under_several_limits(WhenFull::Evict, 2);
+    assert_eq!(effect, FloodEffect { flood_allowed: FLOOD, ..FloodEffect::default() });
 }
 
 #[test]
 fn request_denied_by_one_limit_takes_no_slot_in_another() {
-    let harm = flood_under_several_limits(WhenFull::Deny, 2);
-    assert_eq!((harm.offender_allowed, harm.others_denied), (0, 0));
-    assert!(harm.flood_allowed < 2 * MAX_KEYS + 100, "{harm:?}");
+    let effect = flood_under_several_limits(WhenFull::Deny, 2);
+    assert_eq!((effect.offender_allowed, effect.others_denied), (0, 0));
+    assert!(effect.flood_allowed < 2 * MAX_KEYS + 100, "{effect:?}");
 }
 
 #[test]
 fn carry_over_applies_to_each_of_several_limits() {
-    let harm = flood_under_several_limits(WhenFull::CarryOver, 9);
-    assert_eq!(harm.offender_allowed, 0);
-    assert!(harm.flood_allowed < 15 * MAX_KEYS, "{harm:?}");
-    assert!(harm.others_denied <= 10, "{harm:?}");
+    let effect = flood_under_several_limits(WhenFull::CarryOver, 9);
+    assert_eq!(effect.offender_allowed, 0);
+    assert!(effect.flood_allowed < 15 * MAX_KEYS, "{effect:?}");
+    assert!(effect.others_denied <= 10, "{effect:?}");
 }
 
 /// Four keys for each slot repeat their requests.
 fn max_allowed<A: Algorithm>(algorithm: A, when_full: WhenFull) -> u64 {
-    let cap = MAX_KEYS.min(5_000);
-    let (limiter, clock) = memory(algorithm, cap, when_full);
-    let keys = 4 * cap;
+    let max_keys = MAX_KEYS.min(5_000);
+    let (limiter, clock) = memory(algorithm, max_keys, when_full);
+    let keys = 4 * max_keys;
     let mut allowed: HashMap<u64, u64> = HashMap::new();
     let mut random = 1_u64;
     for _ in 0..keys * 40 {
@@ -376,7 +376,7 @@ fn full_table_of_one_limit_charges_no_limit() {
     }
 }
 
-fn remaining_of<Key: Hash, L>(limiter: &Memory<L, ManualClock>, key: &Key, limit: &str) -> u64
+fn remaining<Key: Hash, L>(limiter: &Memory<L, ManualClock>, key: &Key, limit: &str) -> u64
 where
     L: LimitsFor<Key, tower_ratelimit::store::DefaultHashBuilder>,
 {

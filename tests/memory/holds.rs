@@ -270,7 +270,7 @@ fn guard_ends_in_another_thread_outside_of_a_runtime() {
 }
 
 #[test]
-fn guard_of_a_thread_that_panics_settles_whole() {
+fn guard_of_a_thread_that_panics_settles_the_whole_cost() {
     let clock = ManualClock::new();
     let limiter = memory(FixedWindow::new(TEN), &clock);
     let held = hold(&limiter, "alice", 3);

@@ -1,5 +1,6 @@
 //! One suite for every store and every algorithm, on a manual clock.
 
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use tower_ratelimit::algorithm::LuaAlgorithm;
@@ -96,7 +97,7 @@ where
         on(server, &format!("{name} {store}"), limits.clone(), &clock)
     };
     let redis = |store: &str, clock: ManualClock| redis_on(&deployments.alone(), store, clock);
-    let mut rigs = vec![
+    let mut fixtures = vec![
         fixture("memory", &|clock| BoxLimiter::new(memory(clock))),
         fixture("Redis with a fallback", &|clock| {
             BoxLimiter::new(Fallback::new(redis("first", clock.clone()), memory(clock)))
@@ -105,13 +106,16 @@ where
         fixture("memory behind an unavailable store", &|clock| BoxLimiter::new(OverUnavailable::over(memory(clock)))),
     ];
     for (deployment, server) in deployments.each() {
-        rigs.push(fixture(deployment, &|clock| BoxLimiter::new(redis_on(&server, deployment, clock))));
+        fixtures.push(fixture(deployment, &|clock| BoxLimiter::new(redis_on(&server, deployment, clock))));
     }
-    rigs
+    fixtures
 }
 
+/// A limiter whose name is unique, because tests share the deployments.
 fn on(server: &RedisServer, name: &str, limits: impl IntoRedisLimits<Key>, clock: &ManualClock) -> Redis<Key> {
-    let builder = Redis::builder(server.clone(), name, limits).clock_for_tests(clock.clone());
+    static LIMITERS: AtomicU64 = AtomicU64::new(0);
+    let name = format!("{name} {}", LIMITERS.fetch_add(1, Ordering::Relaxed));
+    let builder = Redis::builder(server.clone(), &name, limits).clock_for_tests(clock.clone());
     builder.hold_expiry(ONE_DAY).deadline(LONG_DEADLINE).build().expect("limits")
 }
 
@@ -154,7 +158,7 @@ fn one<A: LuaAlgorithm + Clone + Send + Sync + 'static>(
     algorithm: A,
 ) -> Vec<Fixture> {
     let limit = Limit::new("default", algorithm).keyed_by(|&(user, _, _): &Key| user);
-    let mut rigs = stores(deployments, name, &limit);
+    let mut fixtures = stores(deployments, name, &limit);
     // Chained with a limit that never denies. A queue does not schedule in a chain.
     if !name.contains("queue") {
         let plenty = Limit::new("plenty", FixedWindow::new(AMPLE)).keyed_by(|&(user, _, _): &Key| user);
@@ -164,10 +168,10 @@ fn one<A: LuaAlgorithm + Clone + Send + Sync + 'static>(
             let second = on(&server, &format!("{name} plenty"), plenty.clone(), &clock);
             let limiter = BoxLimiter::new(Chained::new(first, second));
             let name = format!("{name} chained on {deployment}");
-            rigs.push(Fixture { name, limiter, clock, queues: false, has_all_operations: true, quota: TEN });
+            fixtures.push(Fixture { name, limiter, clock, queues: false, has_all_operations: true, quota: TEN });
         }
     }
-    rigs
+    fixtures
 }
 
 /// Every algorithm in each store, with a burst of ten.
@@ -223,13 +227,13 @@ impl Fixture {
 
 #[tokio::test]
 async fn new_key_has_exactly_the_quota() {
-    let (module, deployments) = (CellModule::start(), Deployments::start());
+    let (module, deployments) = (CellModule::start(), Deployments::shared());
     for fixture in every_fixture_and_cell(&module, &deployments) {
-        for remaining_of in (0..10).rev() {
+        for remaining in (0..10).rev() {
             let outcome = fixture.acquire(ALICE, 1).await;
             assert!(outcome.decision.is_allowed(), "{}", fixture.name);
             assert!(outcome.held.is_none(), "{}", fixture.name);
-            assert_eq!(outcome.decision.remaining(), Some(remaining_of), "{}", fixture.name);
+            assert_eq!(outcome.decision.remaining(), Some(remaining), "{}", fixture.name);
             let status = outcome.decision.most_restrictive().expect("a limit");
             assert_eq!(
                 (status.name(), status.limit(), status.window()),
@@ -246,7 +250,7 @@ async fn new_key_has_exactly_the_quota() {
 
 #[tokio::test]
 async fn denial_charges_nothing_and_retry_after_is_sufficient_and_minimal() {
-    let deployments = Deployments::start();
+    let deployments = Deployments::shared();
     for fixture in every_fixture(&deployments) {
         for cost in [1, 4, 10] {
             fixture.limiter.reset(&ALICE).await.expect("done");
@@ -270,7 +274,7 @@ async fn denial_charges_nothing_and_retry_after_is_sufficient_and_minimal() {
 
 #[tokio::test]
 async fn key_is_idle_after_its_reset_time() {
-    let deployments = Deployments::start();
+    let deployments = Deployments::shared();
     for fixture in every_fixture(&deployments) {
         fixture.exhaust(ALICE).await;
         let reset = fixture.peek(ALICE, 1).await.reset().expect("a figure");
@@ -292,7 +296,7 @@ async fn key_is_idle_after_its_reset_time() {
 
 #[tokio::test]
 async fn cost_is_charged_and_cost_zero_is_free() {
-    let (module, deployments) = (CellModule::start(), Deployments::start());
+    let (module, deployments) = (CellModule::start(), Deployments::shared());
     for fixture in every_fixture_and_cell(&module, &deployments) {
         assert!(fixture.allows(ALICE, 0).await && fixture.remaining_of(ALICE).await == 10, "{}", fixture.name);
         assert!(fixture.allows(ALICE, 7).await && fixture.remaining_of(ALICE).await == 3, "{}", fixture.name);
@@ -304,7 +308,7 @@ async fn cost_is_charged_and_cost_zero_is_free() {
 
 #[tokio::test]
 async fn cost_above_the_limit_exceeds_it_and_charges_nothing() {
-    let (module, deployments) = (CellModule::start(), Deployments::start());
+    let (module, deployments) = (CellModule::start(), Deployments::shared());
     for fixture in every_fixture_and_cell(&module, &deployments) {
         for cost in [11, 1 << 40, 1 << 53, u64::MAX] {
             let decision = fixture.acquire(ALICE, cost).await.decision;
@@ -317,7 +321,7 @@ async fn cost_above_the_limit_exceeds_it_and_charges_nothing() {
 
 #[tokio::test]
 async fn released_hold_charges_nothing() {
-    let deployments = Deployments::start();
+    let deployments = Deployments::shared();
     for fixture in every_fixture(&deployments) {
         let held = hold(&fixture.limiter, &ALICE, 4).await;
         assert_eq!((held.cost(), fixture.remaining_of(ALICE).await), (4, 6), "{}", fixture.name);
@@ -335,7 +339,7 @@ async fn released_hold_charges_nothing() {
 
 #[tokio::test]
 async fn hold_is_settled_at_its_actual_cost() {
-    let deployments = Deployments::start();
+    let deployments = Deployments::shared();
     for fixture in every_fixture(&deployments) {
         hold(&fixture.limiter, &ALICE, 4).await.settle(1).await.expect("done");
         assert_eq!(fixture.remaining_of(ALICE).await, 9, "{}", fixture.name);
@@ -352,7 +356,7 @@ async fn hold_is_settled_at_its_actual_cost() {
 
 #[tokio::test]
 async fn peek_does_not_charge_and_returns_what_acquire_returns() {
-    let (module, deployments) = (CellModule::start(), Deployments::start());
+    let (module, deployments) = (CellModule::start(), Deployments::shared());
     for fixture in every_fixture_and_cell(&module, &deployments) {
         for cost in [1, 3, 3, 3, 1, 20] {
             let seen = fixture.peek(ALICE, cost).await;
@@ -381,7 +385,7 @@ async fn peek_does_not_charge_and_returns_what_acquire_returns() {
 
 #[tokio::test]
 async fn reset_set_block_and_unblock_change_the_key() {
-    let (module, deployments) = (CellModule::start(), Deployments::start());
+    let (module, deployments) = (CellModule::start(), Deployments::shared());
     for fixture in every_fixture_and_cell(&module, &deployments) {
         fixture.exhaust(ALICE).await;
         fixture.limiter.reset(&ALICE).await.expect("done");
@@ -421,7 +425,7 @@ async fn reset_set_block_and_unblock_change_the_key() {
 
 #[tokio::test]
 async fn largest_limit_cost_and_delay_are_supported() {
-    let deployments = Deployments::start();
+    let deployments = Deployments::shared();
     for fixture in every_fixture(&deployments) {
         fixture.limiter.set("default", &ALICE, u64::MAX).await.expect("done");
         assert!(!fixture.allows(ALICE, 1).await, "{}", fixture.name);
@@ -442,7 +446,7 @@ async fn largest_limit_cost_and_delay_are_supported() {
 
 #[tokio::test]
 async fn unknown_limit_is_a_configuration_error() {
-    let deployments = Deployments::start();
+    let deployments = Deployments::shared();
     for fixture in every_fixture(&deployments) {
         assert!(
             fixture.limiter.set("other", &ALICE, 1).await.expect_err("no such limit").is_config(),
@@ -456,7 +460,7 @@ async fn unknown_limit_is_a_configuration_error() {
 
 #[tokio::test]
 async fn queue_schedules_later_starts_for_waiting_callers() {
-    let deployments = Deployments::start();
+    let deployments = Deployments::shared();
     for fixture in every_fixture(&deployments) {
         let delays: Vec<_> = (0..3).map(|_| fixture.acquire(ALICE, 1)).collect();
         let mut seen = Vec::new();
@@ -470,11 +474,11 @@ async fn queue_schedules_later_starts_for_waiting_callers() {
 
 #[tokio::test]
 async fn several_limits_charge_all_or_none() {
-    let deployments = Deployments::start();
+    let deployments = Deployments::shared();
     let user = Limit::new("user", Gcra::new(Quota::per_hour(3))).keyed_by(|&(user, _, _): &Key| user);
     let team = Limit::new("team", SlidingLog::new(Quota::per_hour(4))).keyed_by(|&(_, team, _): &Key| team);
     let all = Limit::new("all", FixedWindow::new(Quota::per_day(5))).keyed_by(|_: &Key| ());
-    let mut rigs = stores(&deployments, "several", &(user.clone(), team.clone(), all.clone()));
+    let mut fixtures = stores(&deployments, "several", &(user.clone(), team.clone(), all.clone()));
     // In sequence, chained limiters decide alike.
     for (deployment, server) in deployments.each() {
         let clock = ManualClock::new();
@@ -483,7 +487,7 @@ async fn several_limits_charge_all_or_none() {
             Chained::new(on(&server, "team", team.clone(), &clock), on(&server, "all", all.clone(), &clock)),
         );
         let name = format!("chained on {deployment}");
-        rigs.push(Fixture {
+        fixtures.push(Fixture {
             name,
             limiter: BoxLimiter::new(limiter),
             clock,
@@ -492,7 +496,7 @@ async fn several_limits_charge_all_or_none() {
             quota: TEN,
         });
     }
-    for fixture in rigs {
+    for fixture in fixtures {
         for _ in 0..3 {
             assert!(fixture.allows(ALICE, 1).await, "{}", fixture.name);
         }
@@ -507,10 +511,10 @@ async fn several_limits_charge_all_or_none() {
             "{}",
             fixture.name
         );
-        let remaining_of: Vec<_> =
+        let remaining: Vec<_> =
             denied.limits().iter().map(|status| (status.name().to_owned(), status.remaining())).collect();
         assert_eq!(
-            remaining_of,
+            remaining,
             [("user".to_owned(), 0), ("team".to_owned(), 1), ("all".to_owned(), 2)],
             "{}",
             fixture.name
@@ -536,7 +540,7 @@ async fn several_limits_charge_all_or_none() {
 
 #[tokio::test]
 async fn shadow_limit_is_reported_and_never_denies() {
-    let deployments = Deployments::start();
+    let deployments = Deployments::shared();
     let limits = (
         Limit::new("real", Gcra::new(Quota::per_hour(5))).keyed_by(|&(user, _, _): &Key| user),
         Limit::new("shadow", FixedWindow::new(Quota::per_hour(2))).keyed_by(|&(user, _, _): &Key| user).shadow(),
@@ -553,7 +557,7 @@ async fn shadow_limit_is_reported_and_never_denies() {
 
 #[tokio::test]
 async fn key_selects_its_tier() {
-    let deployments = Deployments::start();
+    let deployments = Deployments::shared();
     let tiers = per_key(|&(_, _, tier): &Key| FixedWindow::new(Quota::per_hour(2 + tier * 3)));
     let limits = Limit::new("default", tiers).keyed_by(|&(user, _, _): &Key| user);
     for fixture in stores(&deployments, "tiers", &limits) {

@@ -1,5 +1,6 @@
 //! The Redis deployments on which a limiter must decide alike.
 
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::thread;
 
 use tower_ratelimit::RedisServer;
@@ -16,7 +17,21 @@ pub(crate) struct Deployments {
 }
 
 impl Deployments {
-    pub(crate) fn start() -> Self {
+    /// The deployments that the running tests share.
+    ///
+    /// Starting them takes seconds, so they run until the last of the tests that use them ends. Tests must use limiters with
+    /// different names.
+    pub(crate) fn shared() -> Arc<Self> {
+        static RUNNING: Mutex<Weak<Deployments>> = Mutex::new(Weak::new());
+        let mut running = RUNNING.lock().unwrap_or_else(PoisonError::into_inner);
+        running.upgrade().unwrap_or_else(|| {
+            let started = Arc::new(Self::start());
+            *running = Arc::downgrade(&started);
+            started
+        })
+    }
+
+    fn start() -> Self {
         thread::scope(|scope| {
             let (cluster, sentinel) = (scope.spawn(Cluster::start), scope.spawn(SentinelDeployment::start));
             Self {

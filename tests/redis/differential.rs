@@ -51,7 +51,9 @@ where
 {
     for (index, (deployment, server)) in deployments.each().into_iter().enumerate() {
         let steps = if index == 0 { STEPS } else { STEPS / 6 };
-        compare_on(server, &format!("{name} {seed} on {deployment}"), limits.clone(), seed, steps, holds).await;
+        // The name is unique, because tests share the deployments.
+        let name = format!("{name} {seed} with holds {holds} on {deployment}");
+        compare_on(server, &name, limits.clone(), seed, steps, holds).await;
     }
 }
 
@@ -186,7 +188,7 @@ async fn limit_of(memory: &impl Limiter<Caller>, random: &mut Random, caller: &C
 
 /// One algorithm in three tiers.
 async fn alone<A: LuaAlgorithm + Clone>(holds: bool, name: &str, tiers: [A; 3]) {
-    let deployments = Deployments::start();
+    let deployments = Deployments::shared();
     for seed in 1..=2 {
         let (first, tiers) = (tiers[0].clone(), tiers.clone());
         let one = Limit::new("one", first).keyed_by(|caller: &Caller| caller.user);
@@ -280,7 +282,7 @@ mod traces {
     }
 
     pub(super) async fn several_together(holds: bool) {
-        let ([a, b, c], deployments) = (quotas(), Deployments::start());
+        let ([a, b, c], deployments) = (quotas(), Deployments::shared());
         for seed in 21..=23 {
             let limits = (
                 Limit::new("user", Gcra::new(a)).keyed_by(|caller: &Caller| caller.user),
@@ -293,7 +295,7 @@ mod traces {
     }
 
     pub(super) async fn several_with_scheduling(holds: bool) {
-        let ([a, b, _], deployments) = (quotas(), Deployments::start());
+        let ([a, b, _], deployments) = (quotas(), Deployments::shared());
         for seed in 31..=33 {
             let limits = (
                 Limit::new("queue", LeakyQueue::new(a)).keyed_by(|caller: &Caller| caller.user),

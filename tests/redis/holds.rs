@@ -230,8 +230,8 @@ async fn concurrent_first_holds_share_few_entries() {
         assert!(Instant::now() < deadline, "{} bytes", length(&server));
         sleep(Duration::from_millis(10)).await;
     }
-    let remaining_of = limiter.peek("alice", AcquireOptions::cost(0)).await.expect("an answer").remaining();
-    assert_eq!(remaining_of, Some(700), "dropped guards settle their whole cost once");
+    let remaining = limiter.peek("alice", AcquireOptions::cost(0)).await.expect("an answer").remaining();
+    assert_eq!(remaining, Some(700), "dropped guards settle their whole cost once");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -424,13 +424,13 @@ async fn holds_of_many_keys_take_one_entry_on_the_key_they_share() {
     for user in 0..200 {
         held.push(hold(&limiter, &user, 3).await);
     }
-    let remaining_of = limiter.peek(&0, AcquireOptions::cost(0).all_limits()).await.expect("an answer");
-    assert_eq!(remaining_of.limits()[1].remaining(), 400);
+    let remaining = limiter.peek(&0, AcquireOptions::cost(0).all_limits()).await.expect("an answer");
+    assert_eq!(remaining.limits()[1].remaining(), 400);
     for held in held {
         held.settle(1).await.expect("done");
     }
-    let remaining_of = limiter.peek(&0, AcquireOptions::cost(0).all_limits()).await.expect("an answer");
-    assert_eq!((remaining_of.limits()[0].remaining(), remaining_of.limits()[1].remaining()), (9, 800));
+    let remaining = limiter.peek(&0, AcquireOptions::cost(0).all_limits()).await.expect("an answer");
+    assert_eq!((remaining.limits()[0].remaining(), remaining.limits()[1].remaining()), (9, 800));
 }
 
 /// An algorithm without `charge` in its script.
