@@ -46,7 +46,7 @@ pub(crate) fn processes(count: usize, test: &str, work: &str, server: &Server) -
         let output = child.wait_with_output().expect("its output");
         assert!(output.status.success(), "a process failed");
         let text = String::from_utf8(output.stdout).expect("text");
-        text.lines().filter_map(|line| line.split_once("result: ")).map(|(_, results)| results.to_owned()).collect()
+        text.lines().filter_map(|line| line.split_once("reported: ")).map(|(_, results)| results.to_owned()).collect()
     });
     lines.collect()
 }
@@ -115,12 +115,12 @@ fn process() {
             ];
             for (name, limiter) in limits {
                 let allowed: u64 = acquire_from_many_tasks(limiter, &[7], 2).await.values().sum();
-                println!("result: {name} {allowed}");
+                println!("reported: {name} {allowed}");
             }
         } else {
             let keys: Vec<(u64, u64)> = (0..4).flat_map(|user| [(user, 0), (user, 1)]).collect();
             for ((user, team), allowed) in acquire_from_many_tasks(overlapping_limits(server), &keys, 2).await {
-                println!("result: {user} {team} {allowed}");
+                println!("reported: {user} {team} {allowed}");
             }
         }
     });

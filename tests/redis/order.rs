@@ -135,7 +135,7 @@ fn process() {
         tasks.join_all().await.concat()
     });
     for Observed { key, called, returned, remaining, decided_at } in observed {
-        println!("result: {key} {called} {returned} {remaining} {decided_at}");
+        println!("reported: {key} {called} {returned} {remaining} {decided_at}");
     }
 }
 

@@ -51,7 +51,7 @@ impl Holder {
         loop {
             let mut line = String::new();
             assert!(self.from.read_line(&mut line).expect("a line") > 0, "the child has ended");
-            if let Some((_, result)) = line.trim().split_once("result: ") {
+            if let Some((_, result)) = line.trim().split_once("reported: ") {
                 return result.parse().expect("a number");
             }
         }
@@ -99,13 +99,13 @@ fn process() {
         }
         let settled: u64 = tasks.join_all().await.into_iter().sum();
         let held = hold(&limiter, "alice", HELD).await;
-        println!("result: {settled}");
+        println!("reported: {settled}");
         held
     });
     std::io::stdin().read_line(&mut String::new()).expect("a line");
     runtime.block_on(async {
         held.settle(ACTUAL).await.expect("an answer");
-        println!("result: {ACTUAL}");
+        println!("reported: {ACTUAL}");
     });
 }
 
