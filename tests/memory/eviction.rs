@@ -376,7 +376,7 @@ fn full_table_of_one_limit_charges_no_limit() {
     }
 }
 
-fn remaining<Key: Hash, L>(limiter: &Memory<L, ManualClock>, key: &Key, limit: &str) -> u64
+fn remaining_of<Key: Hash, L>(limiter: &Memory<L, ManualClock>, key: &Key, limit: &str) -> u64
 where
     L: LimitsFor<Key, tower_ratelimit::store::DefaultHashBuilder>,
 {
