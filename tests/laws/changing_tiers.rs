@@ -233,7 +233,7 @@ fn assert_exact_for(subject: &Subject, options: AcquireOptions) -> Result<(), Te
         }
         Verdict::ExceedsLimit => prop_assert!(options.cost > snapshot(subject).limit),
         Verdict::Allowed => {
-            prop_assert!(allowed_at(now, AcquireOptions::cost(1)), "{options:?} at {now}: a cost of 1 is denied")
+            prop_assert!(allowed_at(now, AcquireOptions::cost(1)), "{options:?} at {now}: a cost of 1 is denied");
         }
     }
     Ok(())

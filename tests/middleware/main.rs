@@ -1,7 +1,7 @@
 //! The layer through its public API: the contract of `tower::Service`, charges, responses, key extractors, and stacks.
 //!
 //! - `readiness`: immediate decisions. An allowed request goes to the instance that was made ready; a rejection
-//! releases   the reserved readiness; clones share only the limiter.
+//!   releases the reserved readiness; clones share only the limiter.
 //! - `pending`: pending decisions keep the ready instance; a future that is dropped at any stage leaks nothing.
 //! - `waiting`: a request that waits for its start holds no readiness, and stays charged if it is dropped.
 //! - `charges`: which requests are charged. (Settlements are in the tests of `settle`.)

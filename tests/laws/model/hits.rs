@@ -13,7 +13,7 @@ pub(crate) struct Hits {
     terms: Terms,
     /// The terms of the last charge, by which the hits were counted.
     counted: Terms,
-    hits: Vec<Hit>,
+    entries: Vec<Hit>,
     /// The time of the last charge.
     newest: u64,
 }
@@ -95,14 +95,14 @@ impl Terms {
 impl Hits {
     pub(crate) fn new(spec: Spec) -> Self {
         let terms = Terms::new(spec);
-        Self { terms, counted: terms, hits: Vec::new(), newest: 0 }
+        Self { terms, counted: terms, entries: Vec::new(), newest: 0 }
     }
 
     /// Returns the effective time (the newest time in the state, unless it is too far ahead) and the hits that may
     /// count.
     fn at(&self, now: u64) -> (u64, &[Hit]) {
         let at = now.max(self.newest);
-        if at - now > self.terms.max_lifetime() { (now, &[]) } else { (at, &self.hits) }
+        if at - now > self.terms.max_lifetime() { (now, &[]) } else { (at, &self.entries) }
     }
 
     /// Returns the latest possible time of a hit under the present terms.
@@ -162,7 +162,7 @@ impl Hits {
             Some(last) if last.time == at || is_full => *last = Hit { time: at, weight: last.weight + weight },
             _ => hits.push(Hit { time: at, weight }),
         }
-        (self.hits, self.counted, self.newest) = (hits, self.terms, at);
+        (self.entries, self.counted, self.newest) = (hits, self.terms, at);
     }
 }
 
@@ -204,7 +204,7 @@ impl Model for Hits {
     }
 
     fn reset(&mut self) {
-        (self.hits, self.newest) = (Vec::new(), 0);
+        (self.entries, self.newest) = (Vec::new(), 0);
     }
 
     fn supports_scheduling(&self) -> bool {
