@@ -105,7 +105,7 @@ pub struct Redis<Key: ?Sized> {
 
 struct LimiterState<Key: ?Sized> {
     client: Arc<Client>,
-    rows: Vec<Box<dyn RedisBoundLimit<Key>>>,
+    limit_fns: Vec<Box<dyn RedisBoundLimit<Key>>>,
     key_format: KeyFormat,
     hash_tag: Option<HashTag<Key>>,
     /// The last template, with what it depends on: most decisions have the same options.
@@ -140,8 +140,8 @@ impl<Key: ?Sized> Redis<Key> {
     }
 
     pub(crate) fn from_builder(builder: RedisBuilder<Key>) -> Result<Self, Error> {
-        let rows: Vec<_> = builder.limits.into_iter().map(|limit| limit.0).collect();
-        let limits: Vec<_> = rows.iter().map(|limit| limit.info()).collect();
+        let limit_fns: Vec<_> = builder.limits.into_iter().map(|limit| limit.0).collect();
+        let limits: Vec<_> = limit_fns.iter().map(|limit| limit.info()).collect();
         crate::limit::check_unique_names(limits.iter().map(|limit| limit.name.as_str()))?;
         let (registration, conflicts) =
             Registration::register(builder.server.endpoints(), &builder.prefix, &builder.name, &limits);
@@ -176,7 +176,7 @@ impl<Key: ?Sized> Redis<Key> {
             })
         });
         let hash_tag = builder.hash_tag;
-        let handle = LimiterState { client, rows, key_format, hash_tag, last_template: ArcSwapOption::empty() };
+        let handle = LimiterState { client, limit_fns, key_format, hash_tag, last_template: ArcSwapOption::empty() };
         Ok(Self { handle: Arc::new(handle) })
     }
 
@@ -232,7 +232,7 @@ impl<Key: ?Sized> LimiterState<Key> {
 
     /// Returns the keys of all limits, concatenated, and where each ends.
     fn encode(&self, key: &Key) -> Result<(Vec<u8>, Vec<usize>), Error> {
-        let mut keys = Vec::with_capacity(64 * self.rows.len());
+        let mut keys = Vec::with_capacity(64 * self.limit_fns.len());
         let mut writer = KeyWriter::new();
         let tag = self.hash_tag.as_ref().map(|hash_tag| {
             let mut writer = KeyWriter::new();
@@ -246,8 +246,8 @@ impl<Key: ?Sized> LimiterState<Key> {
                  part of the key that is never empty",
             ));
         }
-        let mut offsets = Vec::with_capacity(self.rows.len());
-        for (index, limit) in self.rows.iter().enumerate() {
+        let mut offsets = Vec::with_capacity(self.limit_fns.len());
+        for (index, limit) in self.limit_fns.iter().enumerate() {
             writer.clear();
             limit.encode(key, &mut writer);
             if tag.is_some() && writer.as_str().is_empty() {
@@ -263,11 +263,11 @@ impl<Key: ?Sized> LimiterState<Key> {
     }
 
     /// Returns for each limit the algorithm for this key. Empty if no limit's algorithm depends on the key.
-    fn twins(&self, key: &Key) -> Vec<Option<Arc<dyn DynLuaAlgorithm>>> {
+    fn algorithms(&self, key: &Key) -> Vec<Option<Arc<dyn DynLuaAlgorithm>>> {
         if self.limits().iter().all(|limit| limit.fixed_algorithm.is_some()) {
             return Vec::new();
         }
-        self.rows.iter().map(|limit| limit.algorithm(key)).collect()
+        self.limit_fns.iter().map(|limit| limit.algorithm(key)).collect()
     }
 
     /// The run time of one step of all limits in the script.
@@ -355,14 +355,14 @@ impl<Key: ?Sized> LimiterState<Key> {
             options.max_delay = Some(Duration::ZERO);
         }
         self.client.submit_decision(|reply| {
-            let algorithms = self.twins(key);
+            let algorithms = self.algorithms(key);
             let template = self.decision_template(operation, &algorithms, options);
             self.queued_operation(key, algorithms, OperationKind::Decide(options, template), reply)
         })
     }
 
     fn hold(&self, key: &Key, options: AcquireOptions) -> Result<RedisFuture, Error> {
-        let algorithms = self.twins(key);
+        let algorithms = self.algorithms(key);
         let template = self.decision_template(Operation::Hold, &algorithms, options);
         let (keys, key_offsets) = self.encode(key)?;
         let weight = self.weight(&algorithms);
@@ -415,24 +415,24 @@ impl<Key: ?Sized> Limiter<Key> for Redis<Key> {
     }
 
     fn administer(&self, key: &Key, operation: AdminOperation<'_>) -> LimiterFuture<()> {
-        let twins = self.handle.twins(key);
+        let algorithms = self.handle.algorithms(key);
         let (limit, kind, cost, argument) = match operation {
             AdminOperation::SetUsage { limit, used } => (limit, Operation::Set, used, used),
             AdminOperation::Block { limit, duration } => {
                 (limit, Operation::Block, 0, micros_floor(duration).min(MAX_PERIOD_MICROS))
             }
             AdminOperation::Reset => {
-                let all = 0..self.handle.rows.len();
+                let all = 0..self.handle.limit_fns.len();
                 let templates =
-                    all.filter_map(|limit| self.handle.operation(Operation::Reset, limit, &twins, 0, 0)).collect();
-                return self.handle.operate(key, twins, templates);
+                    all.filter_map(|limit| self.handle.operation(Operation::Reset, limit, &algorithms, 0, 0)).collect();
+                return self.handle.operate(key, algorithms, templates);
             }
         };
         match self.handle.limit(limit) {
             Err(error) => LimiterFuture::ready(Err(error)),
             Ok(limit) => {
-                let template = self.handle.operation(kind, limit, &twins, cost, argument);
-                self.handle.operate(key, twins, template.into_iter().collect())
+                let template = self.handle.operation(kind, limit, &algorithms, cost, argument);
+                self.handle.operate(key, algorithms, template.into_iter().collect())
             }
         }
     }

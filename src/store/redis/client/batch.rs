@@ -62,7 +62,9 @@ impl Batch {
                     }
                 }
                 OperationKind::Mutate(templates) => {
-                    templates.iter().for_each(|template| push(template, Vec::new()));
+                    for template in templates {
+                        push(template, Vec::new());
+                    }
                 }
             }
         }
