@@ -34,7 +34,7 @@ fn read(path: &Path) -> Result<Limits, AnyError> {
     let text = fs::read_to_string(path).map_err(|error| format!("{}: {error}", path.display()))?;
     let config: Config = toml::from_str(&text).map_err(|error| format!("{}: {error}", path.display()))?;
     // The values of `by` in the file.
-    let parts = Parts::new().part("address", |address: &IpAddr| *address).part("all", |_: &IpAddr| ());
+    let parts = KeyParts::new().add("address", |address: &IpAddr| *address).add("all", |_: &IpAddr| ());
     Ok(parts.limits(&config.limits)?)
 }
 

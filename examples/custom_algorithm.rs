@@ -56,7 +56,7 @@ impl Algorithm for Allowance {
         match self.max.checked_sub(options.cost) {
             None => Verdict::ExceedsLimit,
             Some(left) if used <= left => Verdict::Allowed,
-            Some(left) => Verdict::Denied { retry_after: self.restored_at(used - left, at).since(now) },
+            Some(left) => Verdict::Denied { retry_after: self.restored_at(used - left, at).saturating_since(now) },
         }
     }
 
@@ -69,8 +69,9 @@ impl Algorithm for Allowance {
 
     fn snapshot(&self, state: &State, now: Timestamp) -> LazySnapshot {
         let (used, at) = self.usage(state, now);
-        let [reset, next_token_after] = [used, used.saturating_sub(self.max - 1).max(used.min(1))]
-            .map(|amount| if amount == 0 { Duration::ZERO } else { self.restored_at(amount, at).since(now) });
+        let [reset, next_token_after] = [used, used.saturating_sub(self.max - 1).max(used.min(1))].map(|amount| {
+            if amount == 0 { Duration::ZERO } else { self.restored_at(amount, at).saturating_since(now) }
+        });
         let remaining = self.max.saturating_sub(used);
         LimitSnapshot { limit: self.max, window: self.max_reset(), remaining, reset, next_token_after }.into()
     }

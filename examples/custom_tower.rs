@@ -43,7 +43,7 @@ fn team_of(job: &PrintJob) -> Extracted<&'static str> {
     match job.team {
         Some("maintenance") => Extracted::Exempt,
         Some(team) => Extracted::Key(team),
-        None => Extracted::Missing(MissingKey::from_request("the order does not say whose it is")),
+        None => Extracted::Missing(MissingKey::from_request("the print job names no team")),
     }
 }
 

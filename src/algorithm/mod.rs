@@ -110,7 +110,7 @@ use std::time::Duration;
 ///
 /// A store leans on these, and so does everything that is promised of decisions:
 ///
-/// - **Peeking is pure**: [`peek`](Self::peek) and [`reading`](Self::reading) depend on nothing but their arguments.
+/// - **Peeking is pure**: [`peek`](Self::peek) and [`snapshot`](Self::snapshot) depend on nothing but their arguments.
 /// - **As good as new**: at and after the first word's moment, every answer equals that for the zero state.
 /// - **Commit after peek**: a commit right after an allowing peek makes the state that the peek promised. A commit
 ///   without one charges all the same, and may leave the key in debt.
@@ -176,7 +176,7 @@ use std::time::Duration;
 /// # Ok::<(), tower_ratelimit::Error>(())
 /// ```
 pub trait Algorithm: fmt::Debug + Send + Sync + 'static {
-    /// What is remembered of a key: `[u64; N]`, or [`Counters`](super::Counters), or a [`HitLog`](super::HitLog).
+    /// What is remembered of a key: `[u64; N]`, or [`Counters`], or a [`HitLog`].
     type State: State;
 
     /// What asking would be answered. Changes nothing.
@@ -254,7 +254,7 @@ pub trait Algorithm: fmt::Debug + Send + Sync + 'static {
         }
     }
 
-    /// How many words a state has, if it is one of [`Counters`](super::Counters). For other states it says nothing.
+    /// How many words a state has, if it is one of [`Counters`]. For other states it says nothing.
     ///
     /// Where the algorithm is chosen by the key or can be replaced, a state has [`MAX_WORDS`](Counters::MAX_WORDS), and
     /// may have been written by one with other settings.
@@ -262,7 +262,7 @@ pub trait Algorithm: fmt::Debug + Send + Sync + 'static {
         Counters::MAX_WORDS
     }
 
-    /// How many bytes a key may take on the heap: those of a [`HitLog`](super::HitLog).
+    /// How many bytes a key may take on the heap: those of a [`HitLog`].
     fn max_heap_bytes(&self) -> usize {
         0
     }

@@ -35,7 +35,7 @@ pub(crate) type ConfigOf<Request, P> = Config<
 
 /// What the layer does with a request whose key is absent.
 ///
-/// The layer always rejects a request whose key is [unusable](crate::key::Missing::unusable): sent twice, empty or
+/// The layer always rejects a request whose key is [unusable](crate::key::MissingKey::unusable): sent twice, empty or
 /// malformed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]

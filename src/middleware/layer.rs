@@ -138,7 +138,7 @@ impl<K, A, R, T> RateLimitLayer<K, A, R, T> {
 
     /// Sets what the layer does with a request whose key is absent. By default the layer rejects it.
     ///
-    /// The layer always rejects an [unusable](crate::key::Missing::unusable) key.
+    /// The layer always rejects an [unusable](crate::key::MissingKey::unusable) key.
     pub fn missing_key(mut self, policy: MissingKeyPolicy) -> Self {
         self.config.missing_key = policy;
         self

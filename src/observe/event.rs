@@ -105,7 +105,7 @@ pub enum Event<'a> {
         /// The number of expired sessions. A session is the holds of one process on one key.
         count: usize,
     },
-    /// The memory usage of a limit: see [`Memory::report`](crate::Memory::report).
+    /// The memory usage of a limit: see [`Memory::report_usage`](crate::Memory::report_usage).
     #[non_exhaustive]
     Usage {
         /// The limit's name.

@@ -2,7 +2,7 @@
 //!
 //! An [`Observer`] receives an event for the outcome of each request, and for what happens in the stores. Register
 //! one by [`RateLimitLayer::observe`](crate::RateLimitLayer::observe) and
-//! [`RedisBuilder::observe`](crate::RedisBuilder::observe). [`Memory::report`](crate::Memory::report) emits the
+//! [`RedisBuilder::observe`](crate::RedisBuilder::observe). [`Memory::report_usage`](crate::Memory::report_usage) emits the
 //! memory usage to an observer. Without an observer, a request costs one comparison more. `Metrics` (feature
 //! `metrics`) and `Tracing` (feature `tracing`) are ready-made observers.
 //!

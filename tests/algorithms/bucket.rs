@@ -9,6 +9,7 @@ use tower_ratelimit::{
 use tower_ratelimit::{Quota, Verdict};
 
 use crate::cases;
+use crate::harness::{Pair, Subject, ready};
 use crate::model::{Combined, MAX_PERIOD, Spec};
 use crate::schedule::{Op, bucket, one_tier_schedule, plain_schedule, resolve, schedule, start, tiers};
 use crate::span::ticks;

@@ -14,6 +14,7 @@ use tower_ratelimit::{
 };
 
 use crate::cases;
+use crate::harness::{Subject, fixed_window, gcra};
 use crate::model::{MAX_PERIOD, Spec};
 use crate::schedule::{Op, bucket, quota, tiers, window};
 use crate::span::{micros, ticks};
@@ -143,8 +144,8 @@ fn apply_actions<A: Algorithm>(algorithm: &A, mut state: A::State, actions: &[Ac
                 (now, AcquireOptions::cost(cost).max_delay(delay))
             }
             Action::PeekWithHeld { now, options, held } => {
-                let (verdict, reading) = algorithm.peek_with_held(&state, now, options, held);
-                black_box((verdict, reading.snapshot()));
+                let (verdict, snapshot) = algorithm.peek_with_held(&state, now, options, held);
+                black_box((verdict, snapshot.compute()));
                 (now, options)
             }
         };

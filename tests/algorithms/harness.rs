@@ -250,11 +250,12 @@ impl Pair {
         prop_assert_eq!(decision.verdict(), expected.verdict, "verdict of {}", context());
         prop_assert_eq!(decision.is_estimate(), expected.is_estimate, "is_estimate of {}", context());
         prop_assert_eq!(decision.decided_at().as_micros(), now);
-        let listed = if options.all_limits || (options.all_denials && !expected.verdict.is_allowed()) {
-            (0..expected.statuses.len()).collect()
-        } else {
-            vec![expected.most_restrictive()]
+        let lists_all = match options.detail {
+            Detail::MostRestrictive => false,
+            Detail::AllIfDenied => !expected.verdict.is_allowed(),
+            _ => true,
         };
+        let listed = if lists_all { (0..expected.statuses.len()).collect() } else { vec![expected.most_restrictive()] };
         prop_assert_eq!(decision.limits().len(), listed.len(), "number of limits of {}", context());
         for (status, index) in decision.limits().iter().zip(listed) {
             prop_assert!(matches_expected(status, expected, index), "limit {index} of {}", context());

@@ -8,6 +8,7 @@ use tower_ratelimit::{
 };
 
 use crate::cases;
+use crate::harness::gcra;
 use crate::model::MAX_PERIOD;
 use crate::schedule::{bucket, log_uniform};
 use crate::span::ticks;

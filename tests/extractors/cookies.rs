@@ -121,7 +121,7 @@ fn cookie_spellings_beside_another_cookie_of_the_name_are_unusable() {
         let request = with_lines(lines);
         let Extracted::Missing(missing) = session().extract(&request) else { panic!("{:?}", request.headers()) };
         assert!(missing.is_unusable());
-        assert_eq!(missing.reason(), "the cookie session comes more than once");
+        assert_eq!(missing.reason(), "the cookie session is repeated");
         assert!(read_by_tower_cookies(&request).is_some(), "{:?}", request.headers());
     }
 }

@@ -50,8 +50,8 @@ async fn lookup_result_is_the_key_and_an_error_the_response() {
     let service = ServiceBuilder::new()
         .layer(LookupLayer::new(|request: &Get| user_who_has(token(request))))
         .layer(RateLimitLayer::new(Extension::<User>::new().or(PeerIp::new()), limiter).responder(
-            |_: Get, refusal: tower_ratelimit::response::Rejection| {
-                answer(if refusal.is_over_limit() { StatusCode::TOO_MANY_REQUESTS } else { StatusCode::BAD_REQUEST })
+            |_: Get, rejection: tower_ratelimit::response::Rejection| {
+                answer(if rejection.is_over_limit() { StatusCode::TOO_MANY_REQUESTS } else { StatusCode::BAD_REQUEST })
             },
         ))
         .service(service_fn(move |_: Get| {

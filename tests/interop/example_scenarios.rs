@@ -168,12 +168,12 @@ fn llm_tokens_example_charges_actual_costs() {
     assert_eq!(
         printed,
         [
-            "while an answer is on its way 590 are left",
-            "read to its end after 95 words: 800 are left",
-            "cancelled after 45 words: 700 are left",
-            "longer than was thought with 145 words: 400 are left",
-            "told to have cost 120: 280 are left",
-            "400 tokens are not there: try again in 4 hours",
+            "during the first stream: 590 left",
+            "completed after 95 words: 800 left",
+            "cancelled after 45 words: 700 left",
+            "exceeded the estimate after 145 words: 400 left",
+            "settled at 120 tokens: 280 left",
+            "400 tokens are not available: retry in 4 hours",
         ]
     );
 }
@@ -221,13 +221,13 @@ fn config_example_reloads_a_changed_file() {
 
     // A raised limit keeps the usage.
     file.save(&limit("algorithm = \"fixed-window\"\nquota = \"100/h\""));
-    assert_eq!(server.line(), format!("the limits are those of {}", file.0.display()));
+    assert_eq!(server.line(), format!("loaded the limits from {}", file.0.display()));
     check(&get(), 100, 97);
 
     // An invalid file is an error with its position and changes nothing.
     file.save(&limit("algorithm = \"fixed-window\"\nquota = \"100/fortnight\""));
     let printed: Vec<_> = (0..5).map(|_| server.line()).collect();
-    let start = format!("the limits stay as they were: {}: TOML parse error at line 4, column 9", file.0.display());
+    let start = format!("kept the previous limits: {}: TOML parse error at line 4, column 9", file.0.display());
     assert_eq!(printed[0], start);
     assert_eq!(printed[2], "4 | quota = \"100/fortnight\"");
     assert!(printed[4].starts_with("\"100/fortnight\": a quota's period must end in "), "{printed:#?}");
@@ -237,7 +237,7 @@ fn config_example_reloads_a_changed_file() {
     file.save(&limit("algorithm = \"fixed-window\"\nquota = \"4/h\""));
     // TOML's errors end in an empty line.
     let reloaded = [server.line(), server.line()].concat();
-    assert_eq!(reloaded, format!("the limits are those of {}", file.0.display()));
+    assert_eq!(reloaded, format!("loaded the limits from {}", file.0.display()));
     let rejected = get();
     assert_eq!(status(&rejected), 429);
     check(&rejected, 4, 0);
@@ -261,5 +261,5 @@ fn config_example_serves_its_default_file() {
     let server = Running::start("config", &[]);
     let answer = send(server.address(), "GET", "/", "");
     assert_eq!(status(&answer), 200);
-    assert_eq!(field(&answer, "ratelimit-policy"), "\"address\";q=5;w=10, \"everybody\";q=1000;w=60");
+    assert_eq!(field(&answer, "ratelimit-policy"), "\"address\";q=5;w=10, \"all\";q=1000;w=60");
 }

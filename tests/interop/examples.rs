@@ -84,7 +84,7 @@ fn custom_tower_example_prints_its_jobs() {
             "blue: printed [jazz night]",
             "blue: failed: the press has jammed",
             "maintenance: printed [test page]",
-            "?: not printed: the order does not say whose it is",
+            "?: not printed: the print job names no team",
         ]
     );
 }
@@ -102,7 +102,7 @@ fn custom_algorithm_example_prints_its_decisions() {
             "day  5:  3 GB? Allowed, 1 GB left",
             "day  9:  7 GB? Allowed, 2 GB left",
             "day 10:  6 GB? Denied { retry_after: 21600s }, 4 GB left",
-            "day 11: 12 GB? Never, 6 GB left",
+            "day 11: 12 GB? ExceedsLimit, 6 GB left",
             "day 14: 10 GB? Allowed, 0 GB left",
         ]
     );
@@ -158,9 +158,9 @@ fn axum_example_allows_rejects_and_exempts() {
 #[test]
 fn tonic_example_rejects_and_retries() {
     let printed = printed_by("tonic");
-    let is_refusal =
+    let is_rejection =
         |line: &&String| line.contains(": ResourceExhausted, rate limit \"default\" exceeded, retry after ");
-    let served: Vec<_> = printed.iter().filter(|line| !is_refusal(line)).map(String::as_str).collect();
+    let served: Vec<_> = printed.iter().filter(|line| !is_rejection(line)).map(String::as_str).collect();
     let all: Vec<_> = (1..=8).map(|number| format!("call {number}: Serving")).collect();
     assert_eq!(served, all);
     // Eight calls take more or less than one window, depending on the machine.
@@ -182,8 +182,8 @@ fn client_example_paces_its_requests() {
     let printed = printed_by("client");
     let [generous, strict] = &printed[..] else { panic!("{printed:#?}") };
     // Rejections depend on the scheduling of this machine. `middleware/retry.rs` tests them in virtual time.
-    assert!(generous.starts_with("a provider of 10 a second: 12 of 12 succeeded, "), "{generous}");
-    assert_eq!(strict, "a provider of 3 a second: 6 of 6 succeeded, refused on the way: true");
+    assert!(generous.starts_with("limit of 10 per second: 12 of 12 requests succeeded, "), "{generous}");
+    assert_eq!(strict, "limit of 3 per second: 6 of 6 requests succeeded, some after a rejection: true");
 }
 
 /// `observe/dashboard.rs` tests the example's page in a browser.
@@ -202,7 +202,7 @@ fn observe_example_serves_metrics_and_dashboard() {
     assert_eq!(allowed + rejected, 30);
     assert!(allowed >= 10, "a burst of ten: {allowed}");
     assert!(get(address, "/health").ends_with("ok\n"));
-    assert!(get(address, "/queue").ends_with("Hello! It was your turn.\n"));
+    assert!(get(address, "/queue").ends_with("Hello! Your request left the queue.\n"));
 
     let metrics = get(address, "/metrics");
     let of = |limit: &str, outcome: &str| {

@@ -129,7 +129,7 @@ fn reset_makes_only_its_key_idle() {
 }
 
 /// Three limits: by user, by organisation and global.
-fn three_limits(clock: &ManualClock) -> impl Limiter<str, Future = Ready<Result<Outcome, Error>>> + use<> {
+fn three_limits(clock: &ManualClock) -> BoxLimiter<str> {
     fn organisation(key: &str) -> &str {
         key.split_once('@').map_or(key, |(_, organisation)| organisation)
     }
@@ -318,7 +318,7 @@ fn blocks_are_kept_up_to_the_capacity() {
     let clock = ManualClock::new();
     let limiter = Memory::builder(Gcra::new(TEN)).max_keys(1000).clock(clock.clone()).build().unwrap();
     for key in 0..1000_u32 {
-        result_of(Limiter::block(&limiter, "default", &key, MINUTE)).unwrap();
+        result_of(limiter.block("default", &key, MINUTE)).unwrap();
     }
     assert!((0..1000_u32).all(|key| !limiter.check(&key, AcquireOptions::default()).is_allowed()));
     clock.advance(MINUTE);
@@ -334,7 +334,7 @@ fn shadow_beside_a_blocked_limit_has_its_own_verdict() {
     );
     let limiter = Memory::builder(limits).max_keys(100).clock(clock).build().unwrap();
     acquire(&limiter, "alice", AcquireOptions::default());
-    result_of(Limiter::<str>::block(&limiter, "enforced", "alice", MINUTE)).unwrap();
+    result_of(limiter.block("enforced", "alice", MINUTE)).unwrap();
     // The caller accepts a delay, so the enforced limit decides for the end of its block. The shadow limit does not.
     let denied = acquire(&limiter, "alice", AcquireOptions::default().max_delay(SECOND));
     assert_eq!(denied.retry_after(), Some(MINUTE));
@@ -523,7 +523,7 @@ fn usage_counts_bytes_of_blocks_logs_and_blocked_keys() {
     }
     let with_hits = bytes();
     assert!(with_hits >= empty + 500 * 2 * size_of::<u64>(), "{empty} and {with_hits}");
-    result_of(Limiter::block(&limiter, "default", "bob", MINUTE)).unwrap();
+    result_of(limiter.block("default", "bob", MINUTE)).unwrap();
     let with_blocks = bytes();
     assert!(with_blocks >= with_hits + 100 * 2 * size_of::<u64>(), "{with_hits} and {with_blocks}");
     let guards: Vec<_> = (0..90).map(|key: u8| hold(&limiter, &key.to_string(), 1)).collect();
@@ -542,7 +542,7 @@ fn full_table_of_logs_that_carry_over_usage_keeps_to_the_documented_bytes() {
     let usage = || limiter.usage().remove(0);
     let empty = usage().bytes;
     // One slot for each key, and carried-over usage for every third key.
-    let most = (usage().room + usage().room.div_ceil(3)) * usize::try_from(LIMIT).unwrap() * 16;
+    let most = (usage().capacity + usage().capacity.div_ceil(3)) * usize::try_from(LIMIT).unwrap() * 16;
     let mut taken = 0;
     // Each hit has a time of its own, and hits expire while others arrive.
     for key in 0..3_000_u64 {
@@ -872,20 +872,8 @@ impl Limiter<str> for RecordingLimiter {
         self.record(format!("peek {key} {options:?}"))
     }
 
-    fn set(&self, limit: &str, key: &str, used: u64) -> LimiterFuture<()> {
-        self.record(format!("set {limit} {key} {used}"))
-    }
-
-    fn block(&self, limit: &str, key: &str, span: Duration) -> LimiterFuture<()> {
-        self.record(format!("block {limit} {key} {span:?}"))
-    }
-
-    fn unblock(&self, limit: &str, key: &str) -> LimiterFuture<()> {
-        self.record(format!("unblock {limit} {key}"))
-    }
-
-    fn reset(&self, key: &str) -> LimiterFuture<()> {
-        self.record(format!("reset {key}"))
+    fn administer(&self, key: &str, operation: AdminOperation<'_>) -> LimiterFuture<()> {
+        self.record(format!("{operation:?} {key}"))
     }
 }
 
@@ -896,9 +884,9 @@ fn check_every_method<L: Limiter<str> + ?Sized>(limiter: &L) {
         result_of(std::future::IntoFuture::into_future(limiter.acquire("alice", options))).map(drop),
         result_of(limiter.peek("alice", options)).map(drop),
         result_of(std::future::IntoFuture::into_future(limiter.hold("alice", options))).map(drop),
-        result_of(limiter.set_usage("api", "alice", 5)),
-        result_of(limiter.block("api", "alice", MINUTE)),
-        result_of(limiter.reset("alice")),
+        result_of(limiter.administer("alice", AdminOperation::SetUsage { limit: "api", used: 5 })),
+        result_of(limiter.administer("alice", AdminOperation::Block { limit: "api", duration: MINUTE })),
+        result_of(limiter.administer("alice", AdminOperation::Reset)),
     ];
     for answer in answers {
         assert_eq!(answer.unwrap_err().to_string(), "stub error");
@@ -963,42 +951,12 @@ fn wrappers_return_the_inner_limiters_guard() {
     assert!(decision.is_allowed() && held.is_none());
 }
 
-/// A limiter may override this method without `block`.
 #[test]
-fn wrappers_pass_on_overridden_default_methods() {
-    fn unblock<L: Limiter<str> + ?Sized>(limiter: &L) {
-        result_of(limiter.unblock("api", "alice")).unwrap_err();
-    }
-
-    let noting = RecordingLimiter::default();
-    unblock(&noting);
-    let expected = noting.recorded();
-    unblock(&Arc::new(noting.clone()));
-    assert_eq!(noting.recorded(), expected);
-    unblock(&BoxLimiter::new(noting.clone()));
-    assert_eq!(noting.recorded(), expected);
-}
-
-#[test]
-fn unblock_without_an_override_blocks_for_zero_time() {
-    #[derive(Default)]
-    struct WithoutUnblock(RecordingLimiter);
-
-    impl Limiter<str> for WithoutUnblock {
-        type Future = Ready<Result<Outcome, Error>>;
-
-        fn acquire(&self, key: &str, options: AcquireOptions) -> Acquisition<Self::Future> {
-            self.0.acquire(key, options)
-        }
-
-        fn block(&self, limit: &str, key: &str, span: Duration) -> LimiterFuture<()> {
-            self.0.block(limit, key, span)
-        }
-    }
-
-    let limiter = WithoutUnblock::default();
-    result_of(limiter.unblock("api", "alice")).unwrap_err();
-    assert_eq!(limiter.0.recorded(), ["block api alice 0ns"]);
+fn unblock_blocks_for_zero_time() {
+    let limiter = RecordingLimiter::default();
+    result_of(BoxLimiter::new(limiter.clone()).unblock("api", "alice")).unwrap_err();
+    let block = AdminOperation::Block { limit: "api", duration: Duration::ZERO };
+    assert_eq!(limiter.recorded(), [format!("{block:?} alice")]);
 }
 
 #[test]
@@ -1017,10 +975,10 @@ fn custom_limiter_returns_unsupported_for_methods_without_an_override() {
         assert!(acquire(limiter, "alice", AcquireOptions::default()).is_allowed());
         let errors = [
             result_of(limiter.peek("alice", AcquireOptions::default())).map(drop).unwrap_err(),
-            result_of(limiter.set_usage("default", "alice", 5)).unwrap_err(),
-            result_of(limiter.block("default", "alice", MINUTE)).unwrap_err(),
-            result_of(limiter.unblock("default", "alice")).unwrap_err(),
-            result_of(limiter.reset("alice")).unwrap_err(),
+            result_of(limiter.administer("alice", AdminOperation::SetUsage { limit: "default", used: 5 })).unwrap_err(),
+            result_of(limiter.administer("alice", AdminOperation::Block { limit: "default", duration: MINUTE }))
+                .unwrap_err(),
+            result_of(limiter.administer("alice", AdminOperation::Reset)).unwrap_err(),
         ];
         for error in errors {
             assert!(error.is_unsupported() && !error.is_config() && !error.is_unavailable(), "{error:?}");

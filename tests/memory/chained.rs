@@ -212,7 +212,7 @@ async fn check_equal_decisions(seed: u64, whole: BoxLimiter<Key>, parts: BoxLimi
             kind => {
                 let mut options =
                     AcquireOptions::cost([1, 1, 1, 2, 3, 0, 9][usize::try_from(random.below(7)).unwrap()]);
-                options.all_limits = random.below(2) == 0;
+                options.detail = if random.below(2) == 0 { Detail::All } else { Detail::MostRestrictive };
                 options.hold = random.below(4) == 0 && guards.len() < 3;
                 let immediate = options.max_delay(Duration::ZERO);
                 if kind == 9 {
@@ -418,7 +418,7 @@ async fn cache_around_the_first_does_not_cache_a_denial_due_to_a_hold() {
     let again = acquire(&limiter, ALICE, AcquireOptions::default()).await.decision;
     assert_eq!(again.source(), DecisionSource::Store);
     assert!(!in_flight.await.expect("an answer").decision.is_allowed());
-    team.reset(&ALICE).await.expect("done");
+    team.administer(&ALICE, AdminOperation::Reset).await.expect("done");
     assert!(acquire(&limiter, ALICE, AcquireOptions::default()).await.decision.is_allowed());
 }
 

@@ -191,7 +191,7 @@ async fn exceeded_limit_is_answered_from_the_cache() {
     assert!(acquire(&limiter, 1, AcquireOptions::cost(3)).await.decision.is_allowed());
     assert_eq!(calls.load(Ordering::Relaxed), 2);
     // The limit may have been raised in the meantime.
-    clock.advance(DeniedCache::<()>::EXCEEDED_FOR.saturating_sub(Duration::from_micros(1)));
+    clock.advance(DeniedCache::<()>::EXCEEDS_LIMIT_TTL.saturating_sub(Duration::from_micros(1)));
     assert!(acquire(&limiter, 1, AcquireOptions::cost(4)).await.decision.exceeds_limit());
     assert_eq!(calls.load(Ordering::Relaxed), 2);
     clock.advance(Duration::from_micros(1));
@@ -269,23 +269,23 @@ async fn denial_in_flight_during_clear_or_invalidate_is_not_cached() {
     }
 }
 
-type CachedPart = DeniedCache<Arc<Counted<Memory<FixedWindow, ManualClock>>>, ManualClock>;
+type CountedPart = Arc<Counted<Memory<FixedWindow, ManualClock>>>;
+type CachedChain = DeniedCache<Chained<CountedPart, CountedPart>, ManualClock>;
 
-/// Two chained limiters, each behind a cache, and the counts of calls that reach their stores.
-fn chained(limits: [u64; 2], clock: &ManualClock) -> (Chained<CachedPart, CachedPart>, [Arc<AtomicU64>; 2]) {
+/// A cache around two chained limiters, and the counts of calls that reach their stores.
+fn cached_chain(limits: [u64; 2], clock: &ManualClock) -> (CachedChain, [Arc<AtomicU64>; 2]) {
     let reached: [Arc<AtomicU64>; 2] = Default::default();
     let counting = |index: usize, period: u64| {
         let limit = FixedWindow::new(Quota::new(limits[index], Duration::from_secs(period)));
         let limiter = Memory::builder(limit).clock(clock.clone()).build().expect("a limit");
-        let counted = Counted { limiter, calls: Arc::clone(&reached[index]) };
-        DeniedCache::with_clock(Arc::new(counted), 64, clock.clone())
+        Arc::new(Counted { limiter, calls: Arc::clone(&reached[index]) })
     };
     (DeniedCache::with_clock(Chained::new(counting(0, 10), counting(1, 20)), 64, clock.clone()), reached)
 }
 
 async fn check_cached_denial_reaches_no_store(limits: [u64; 2], cost: u64) {
     let clock = ManualClock::new();
-    let (limiter, reached) = chained(limits, &clock);
+    let (limiter, reached) = cached_chain(limits, &clock);
     let count = || reached.each_ref().map(|reached| reached.load(Ordering::Relaxed));
     while acquire(&limiter, 1, AcquireOptions::cost(cost)).await.decision.is_allowed() {}
     let first = acquire(&limiter, 1, AcquireOptions::cost(cost)).await.decision;
@@ -327,8 +327,8 @@ async fn exceeded_limit_of_a_chained_limiter_is_cached() {
 #[tokio::test]
 async fn cache_around_chained_limiters_holds_a_denial_by_one() {
     let clock = ManualClock::new();
-    let phases = Chained::new(Arc::new(per_second(1, &clock)), Arc::new(per_second(9, &clock)));
-    let limiter = DeniedCache::with_clock(phases, 64, clock.clone());
+    let chained = Chained::new(Arc::new(per_second(1, &clock)), Arc::new(per_second(9, &clock)));
+    let limiter = DeniedCache::with_clock(chained, 64, clock.clone());
     assert!(is_allowed(&limiter, 1).await);
     assert_eq!(acquire(&limiter, 1, AcquireOptions::default()).await.decision.source(), DecisionSource::Store);
     assert_eq!(acquire(&limiter, 1, AcquireOptions::default()).await.decision.source(), DecisionSource::Cache);

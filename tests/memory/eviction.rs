@@ -239,7 +239,7 @@ fn full_of(when_full: WhenFull, used: u64) -> (Memory<Gcra, ManualClock>, Manual
     let clock = ManualClock::at(Timestamp::from_micros(1_800_000_000_000_000));
     let memory = Memory::builder(TEN).max_keys(1).when_full(when_full).clock(clock.clone()).build().unwrap();
     let mut key = 1_000_000_u64;
-    while memory.usage()[0].live_keys < memory.usage()[0].room {
+    while memory.usage()[0].live_keys < memory.usage()[0].capacity {
         // A request would be denied where carried-over usage fills the burst. `set_usage` fails when the table is full.
         let _ = ready(memory.set_usage("default", &key, used));
         key += 1;
@@ -370,7 +370,7 @@ fn full_table_of_one_limit_charges_no_limit() {
         let left = remaining_of(&limiter, &1_000_000, "global");
         assert_eq!(left, 1_000_000 - allowed, "{when_full:?}");
         if when_full == WhenFull::Deny {
-            let capacity = limiter.usage().iter().find(|usage| usage.limit == "each").unwrap().room as u64;
+            let capacity = limiter.usage().iter().find(|usage| usage.limit == "each").unwrap().capacity as u64;
             assert!(allowed <= 10 * capacity, "at most the number of slots: {allowed}");
         }
     }

@@ -411,8 +411,8 @@ fn held_key_is_not_evicted_and_its_settlement_is_charged() {
         assert_eq!(remaining(&limiter, &0), 7, "{when_full:?}");
         let usage = &limiter.usage()[0];
         assert_eq!((usage.held_keys, usage.held), (0, 0));
-        // After the charge, the key can be evicted again.
-        for key in 1000..1100_u64 {
+        // After the charge, the key can be evicted again. So many new keys certainly need its slot.
+        for key in 1000..2000_u64 {
             limiter.check(&key, AcquireOptions::cost(9));
         }
         assert_eq!(remaining(&limiter, &0) > 7, when_full == WhenFull::Evict, "{when_full:?}");

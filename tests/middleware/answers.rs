@@ -108,11 +108,11 @@ async fn custom_responder_passes_its_context_from_the_request_to_the_response() 
             format!("{:?}", decision.and_then(Decision::remaining))
         }
 
-        fn finish(context: String, response: String) -> String {
-            format!("{response}, then finished with {context}")
+        fn map_response(context: String, response: String) -> String {
+            format!("{response}, then mapped with {context}")
         }
 
-        fn refuse(&self, request: String, rejection: Rejection) -> Result<String, Failure> {
+        fn on_rejected(&self, request: String, rejection: Rejection) -> Result<String, Failure> {
             if rejection.is_over_limit() { Ok(format!("{request}, rejected")) } else { Err(Failure) }
         }
     }
@@ -121,54 +121,62 @@ async fn custom_responder_passes_its_context_from_the_request_to_the_response() 
         let layer = RateLimitLayer::new(Global, limiter).responder(Recorder);
         layer.layer(service_fn(async |request: String| Ok(request))).oneshot("sent".to_owned()).await
     }
-    assert_eq!(send(StubLimiter::allowing()).await, Ok("sent, admitted, then finished with Some(3)".to_owned()));
+    assert_eq!(send(StubLimiter::allowing()).await, Ok("sent, allowed, then mapped with Some(3)".to_owned()));
     assert_eq!(send(StubLimiter::denying()).await, Ok("sent, rejected".to_owned()));
     assert_eq!(send(StubLimiter::failing()).await, Err(Failure));
 }
 
-/// `admit_ref` avoids moving the decision. If it returns `None`, `admit` receives the decision.
+/// The same with settlement, where the layer keeps the hold of the decision.
 #[tokio::test]
-async fn custom_responder_may_take_the_decision_by_reference() {
-    /// Accepts a reference if at least this much remains.
+async fn on_allowed_receives_the_decision_with_and_without_settlement() {
     #[derive(Clone)]
-    struct ByReference(u64);
+    struct Remaining;
 
-    impl Respond<u32, String, Failure> for ByReference {
+    impl Respond<u32, String, Failure> for Remaining {
         type Response = String;
         type Error = Failure;
         type Context = Option<u64>;
 
-        fn admit(&self, _request: &mut u32, _admission: RateLimitInfo) -> &'static str {
-            "by value"
+        fn on_allowed(&self, _request: &mut u32, decision: Option<&Decision>) -> Option<u64> {
+            decision?.remaining()
         }
 
-        fn admit_ref(&self, _request: &u32, decision: &Decision) -> Option<&'static str> {
-            (decision.remaining()? >= self.0).then_some("by reference")
+        fn map_response(remaining: Option<u64>, response: String) -> String {
+            format!("{response} {remaining:?}")
         }
 
-        fn finish(context: &'static str, response: String) -> String {
-            format!("{response} {context}")
-        }
-
-        fn refuse(&self, _request: u32, _refusal: Rejection) -> Result<String, Failure> {
+        fn on_rejected(&self, _request: u32, _rejection: Rejection) -> Result<String, Failure> {
             Err(Failure)
         }
     }
 
     let answer = service_fn(async |_: u32| Ok::<_, Failure>("answered,".to_owned()));
-    let layer = |least| RateLimitLayer::new(Global, StubLimiter::allowing()).responder(ByReference(least));
-    for (least, expected) in [(3, "answered, by reference"), (4, "answered, by value")] {
-        assert_eq!(layer(least).layer(answer).oneshot(1).await.as_deref(), Ok(expected));
-        let settling = layer(least).settle(|_, _: Result<&String, &Failure>| 0);
-        assert_eq!(settling.layer(answer).oneshot(1).await.as_deref(), Ok(expected), "settled");
-    }
-    let denying = RateLimitLayer::new(Global, StubLimiter::denying()).responder(ByReference(0)).layer(answer);
-    assert_eq!(denying.oneshot(1).await, Err(Failure));
+    let layer = || RateLimitLayer::new(Global, StubLimiter::allowing()).responder(Remaining);
+    assert_eq!(layer().layer(answer).oneshot(1).await.as_deref(), Ok("answered, Some(3)"));
+    let settling = layer().settle(|_, _: Result<&String, &Failure>| 0);
+    assert_eq!(settling.layer(answer).oneshot(1).await.as_deref(), Ok("answered, Some(3)"), "settled");
+    let exempt = RateLimitLayer::new(|_: &u32| Extracted::<u32>::Exempt, StubLimiter::allowing()).responder(Remaining);
+    assert_eq!(exempt.layer(answer).oneshot(1).await.as_deref(), Ok("answered, None"), "exempt");
+    let rejected = RateLimitLayer::new(Global, StubLimiter::denying()).responder(Remaining).layer(answer);
+    assert_eq!(rejected.oneshot(1).await, Err(Failure));
+}
+
+/// Observers receive the details.
+#[tokio::test]
+async fn rejection_text_of_a_misconfigured_server_contains_no_details() {
+    let missing = |_: &u32| Extracted::<u32>::Missing(MissingKey::from_server("add the layer that finds the user"));
+    let layer = RateLimitLayer::new(missing, StubLimiter::allowing());
+    let inner = service_fn(async |_: u32| Ok::<_, BoxError>(String::new()));
+
+    let closure = layer.clone().responder(|_: u32, rejection: Rejection| rejection.to_string()).layer(inner);
+    assert_eq!(closure.oneshot(1).await.expect("an answer"), "server misconfigured");
+    let error = layer.responder(RejectWithError).layer(inner).oneshot(1).await.expect_err("a rejection");
+    assert_eq!(error.to_string(), "server misconfigured");
 }
 
 /// A responder that returns no errors passes the inner service's error through.
 #[tokio::test]
-async fn service_error_skips_finish() {
+async fn service_error_skips_map_response() {
     let layer = RateLimitLayer::new(Global, StubLimiter::allowing()).responder(|_: u32, _: Rejection| 0);
     let service = layer.layer(service_fn(async |_: u32| Err::<u32, _>(Failure)));
     assert_eq!(service.oneshot(1).await, Err(Failure));

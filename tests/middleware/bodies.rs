@@ -21,7 +21,7 @@ use crate::support::StubLimiter;
 type Opaque = BoxBody<Bytes, Infallible>;
 
 /// Sends a request to a service that answers with `body`.
-async fn page(body: Opaque, limiter: impl Limiter<()> + Clone) -> Response<Body<Opaque>> {
+async fn page(body: Opaque, limiter: impl Limiter<()> + Clone) -> Response<ResponseBody<Opaque>> {
     let layer = RateLimitLayer::new(Global, limiter).responder(Http::new().map_body());
     let body = std::sync::Mutex::new(Some(body));
     let service = layer.layer(service_fn(|_: Request<()>| {
@@ -132,7 +132,7 @@ async fn empty_rendered_rejection_body_is_at_its_end() {
 
 #[tokio::test]
 async fn default_body_is_the_default_of_the_inner_body() {
-    let body = Body::<Full<Bytes>>::default();
+    let body = ResponseBody::<Full<Bytes>>::default();
     assert!(body.is_end_stream());
     assert_eq!(body.collect().await.expect("a body").to_bytes(), "");
 }

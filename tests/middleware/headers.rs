@@ -218,13 +218,13 @@ proptest::proptest! {
                 return Ok(());
             }
         };
-        let refusal = loop {
+        let rejection = loop {
             let decision = limiter.check(&(), AcquireOptions::default());
             if !decision.is_allowed() {
                 break Rejection::OverLimit(decision);
             }
         };
-        let response: Result<Response<Bytes>, ()> = Http::new().on_rejected(http::Request::new(()), refusal);
+        let response: Result<Response<Bytes>, ()> = Http::new().on_rejected(http::Request::new(()), rejection);
         let response = response.expect("a response");
         assert_eq!(policies(response.headers()), [(name.clone(), 1, 60)]);
         assert_eq!(limits(response.headers()), [(name.clone(), 0, Some(60))]);
@@ -401,69 +401,4 @@ async fn http2_streams_of_one_connection_share_the_limit() {
         }
     }
     assert_eq!((left, rejected), ((0..7).collect(), 23), "each response has a different remainder");
-}
-
-/// The partition key is equal for equal keys, different for different keys, and never the key itself.
-#[tokio::test]
-async fn partition_key_is_a_hash_of_the_key() {
-    use sfv::{BareItem, List, ListEntry, Parser};
-    use tower_ratelimit::key::{Header, Pepper, ProcessPepper};
-
-    fn hashes(headers: &HeaderMap) -> Vec<Vec<u8>> {
-        let lines = ["ratelimit", "ratelimit-policy"].map(|name| headers[name].to_str().expect("ASCII"));
-        let hash = |line: &str| {
-            let list: List = Parser::new(line).parse().expect("a structured field");
-            let [ListEntry::Item(item)] = &list[..] else { panic!("one item: {line}") };
-            let Some(BareItem::ByteSequence(hash)) = item.params.get("pk") else { panic!("a `pk`: {line}") };
-            hash.clone()
-        };
-        lines.map(hash).into()
-    }
-    const TENANT: Header = Header::from_static("x-tenant");
-    let shared = || Pepper::new(&[7; 32]).expect("a pepper");
-    let (address, other, own) = (
-        serve(tenants(layer(TENANT, "default", 2, Http::new()).responder(Http::new().partition_key(TENANT, shared()))))
-            .await,
-        serve(tenants(layer(TENANT, "default", 2, Http::new()).responder(Http::new().partition_key(TENANT, shared()))))
-            .await,
-        serve(tenants(
-            layer(TENANT, "default", 2, Http::new()).responder(Http::new().partition_key(TENANT, ProcessPepper)),
-        ))
-        .await,
-    );
-    let browser = Browser::new(Version::HTTP_11);
-    let hash_of = async |address, tenant| {
-        let mut seen = BTreeSet::new();
-        for status in [200, 200, 429] {
-            let response = browser.send(Method::GET, address, &[("x-tenant", tenant)]).await;
-            assert_eq!(response.status(), status);
-            seen.extend(hashes(response.headers()));
-        }
-        let seen: Vec<_> = seen.into_iter().collect();
-        let [hash] = &seen[..] else { panic!("one hash in both fields of all responses: {seen:?}") };
-        assert_eq!(hash.len(), 16);
-        assert!(!hash.windows(4).any(|part| part == &tenant.as_bytes()[..4]));
-        hash.clone()
-    };
-    let acme = hash_of(address, "acme").await;
-    assert_ne!(hash_of(address, "apex").await, acme);
-    assert_eq!(hash_of(other, "acme").await, acme, "servers that share a pepper agree");
-    assert_ne!(hash_of(own, "acme").await, acme);
-    let without_key = browser.send(Method::GET, address, &[]).await;
-    assert_eq!(
-        (without_key.status(), without_key.headers().contains_key("ratelimit")),
-        (StatusCode::BAD_REQUEST, false)
-    );
-}
-
-fn tenants<L>(layer: L) -> Router
-where
-    L: tower::Layer<axum::routing::Route> + Clone + Send + Sync + 'static,
-    L::Service: tower::Service<Request, Response: IntoResponse, Error: Into<std::convert::Infallible>, Future: Send>
-        + Clone
-        + Send
-        + Sync
-        + 'static,
-{
-    Router::new().route("/", get(async || "hello")).layer(layer)
 }

@@ -227,16 +227,13 @@ fn closure_extractor_returns_an_option_a_result_or_extracted() {
     assert!(!is_unusable(&extract(&odd, 8)), "an absent key");
     assert_eq!(extract(&odd, 7), Extracted::Key(7));
     let (reason, is_server_error) = missing(extract(&odd, 8));
-    assert_eq!((reason.as_str(), is_server_error), ("the request does not say whose it is", false));
+    assert_eq!((reason.as_str(), is_server_error), ("the request has no key", false));
 
     let small = |number: &u32| u8::try_from(*number);
     assert_eq!(extract(&small, 7), Extracted::Key(7));
     assert!(is_unusable(&extract(&small, 1000)), "an unusable key");
     let (reason, _) = missing(extract(&small, 1000));
-    assert_eq!(
-        reason, "the request does not say whose it is",
-        "the error may contain a secret, so the reason omits it"
-    );
+    assert_eq!(reason, "the request has no key", "the error may contain a secret, so the reason omits it");
 
     let all = |number: &u32| match number {
         0 => Extracted::Exempt,

@@ -117,10 +117,7 @@ async fn retry_after_field_is_absent_when_the_cost_exceeds_the_limit() {
     assert_eq!(retry_after(response.headers()), None);
     assert_eq!(limits(response.headers()).len(), 1);
     let problem = problem(response).await;
-    assert_eq!(
-        problem["detail"],
-        "rate limit \"stub\" exceeded, the request costs more than the limit of 5 can ever hold"
-    );
+    assert_eq!(problem["detail"], "rate limit \"stub\" exceeded: the cost of the request is above the limit of 5");
     assert_eq!(problem["violated-policies"], json!(["stub"]));
 }
 
@@ -198,7 +195,7 @@ async fn missing_key_is_400_and_500_when_the_server_is_misconfigured() {
     let problem = problem(response).await;
     assert_eq!(problem["title"], "Internal Server Error");
     // Advice about the server is only logged.
-    assert_eq!(problem["detail"], "the server is misconfigured");
+    assert_eq!(problem["detail"], "server misconfigured");
 }
 
 #[tokio::test]
@@ -404,13 +401,6 @@ async fn renderer_receives_the_request_parts() {
     let response = answer(service.oneshot(request.body(()).expect("a request"))).await;
     let body = response.into_body().collect().await.expect("a body").to_bytes();
     assert_eq!(body, "PUT /a/b?c=d text/html by an outer layer: true");
-
-    // A partition key is extracted from the same request.
-    let responder = Http::new().render(render).partition_key(Header::from_static("accept"), ProcessPepper);
-    let layer = RateLimitLayer::new(Global, StubLimiter::denying()).responder(responder);
-    let request = Request::get("/").header("accept", "text/html").body(()).expect("a request");
-    let response = answer(layer.layer(service_fn(hello)).oneshot(request)).await;
-    assert!(response.headers()["ratelimit"].to_str().expect("ASCII").contains(";pk=:"), "{:?}", response.headers());
 }
 
 /// A structured-field Integer has 15 digits at most.

@@ -163,7 +163,7 @@ fn dashboard_shows_the_decisions() {
     let page = String::from_utf8(chromium(&folder, &["--dump-dom"], &url)).expect("text");
     assert_eq!(shown(&page, "state"), "live, each second");
     assert_eq!(shown(&page, "allowed"), allowed.to_string());
-    assert_eq!(shown(&page, "refused"), rejected.to_string());
+    assert_eq!(shown(&page, "rejected"), rejected.to_string());
     assert_eq!(shown(&page, "exempt"), "3");
     assert_eq!(shown(&page, "waiting"), "0");
     assert!(shown(&page, "allowed-rate").ends_with(" a second"), "the page polls more than once");

@@ -54,8 +54,8 @@ async fn immediate_decision_emits_one_event() {
         ("a", "denied by default in store"),
         ("dear", "exceeds_limit by default in store"),
         ("exempt", "exempt"),
-        ("missing", "missing"),
-        ("misconfigured", "missing"),
+        ("missing", "missing_key"),
+        ("misconfigured", "missing_key"),
     ] {
         let _ = service.clone().oneshot(request).await;
         assert_eq!(events.take(), [expected], "{request}");
@@ -63,7 +63,7 @@ async fn immediate_decision_emits_one_event() {
 
     let lenient = layer(two_an_hour(), &events).missing_key(MissingKeyPolicy::Exempt).layer(page());
     lenient.oneshot("missing").await.expect("let through");
-    assert_eq!(events.take(), ["missing_exempt"]);
+    assert_eq!(events.take(), ["missing_key_exempt"]);
 }
 
 #[tokio::test]

@@ -124,8 +124,8 @@ async fn log_contains_no_secret_and_no_key() {
 
     let lines = log.take();
     for (text, expected) in [
-        ("request let through", "TRACE"),
-        ("request refused", "DEBUG"),
+        ("request allowed", "TRACE"),
+        ("request denied", "DEBUG"),
         ("request waits", "TRACE"),
         ("request without a key", "DEBUG"),
         ("limiter unavailable", "WARN"),
@@ -141,8 +141,8 @@ async fn log_contains_no_secret_and_no_key() {
     }
 
     // The reason is logged if configured.
-    let reasons =
-        RateLimitLayer::new(with_reason, once()).responder(RejectWithError).observe(Tracing::new("api").log_reasons(true));
+    let reasons = Tracing::new("api").log_reasons(true);
+    let reasons = RateLimitLayer::new(with_reason, once()).responder(RejectWithError).observe(reasons);
     send(&reasons, request("x-user", "alice")).await;
     assert!(log.take()[0].contains("there is no user alice"));
 }

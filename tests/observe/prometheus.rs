@@ -260,7 +260,7 @@ fn scraped_metrics_equal_the_responses() {
     };
     assert_eq!(count_of("several", "allowed"), 30);
     assert_eq!([count_of("slow", "allowed"), count_of("fallback", "allowed"), count_of("cached", "allowed")], [60; 3]);
-    assert_eq!(count_of("peer", "missing"), (CLIENTS * ROUNDS * 4) as u64);
+    assert_eq!(count_of("peer", "missing_key"), (CLIENTS * ROUNDS * 4) as u64);
 
     // The other metrics.
     let one = |name: &str, limiter: &str| -> f64 {
@@ -269,7 +269,7 @@ fn scraped_metrics_equal_the_responses() {
     };
     #[allow(clippy::cast_precision_loss, reason = "small numbers")]
     let count = |limiter: &str, outcome: &str| count_of(limiter, outcome) as f64;
-    assert!((one("ratelimit_misassembled_total", "peer") - count("peer", "missing")).abs() < 0.5);
+    assert!((one("ratelimit_misconfigured_total", "peer") - count("peer", "missing_key")).abs() < 0.5);
     assert!((one("ratelimit_waiters", "queue")).abs() < 0.5, "no request waits");
     assert!((one("ratelimit_wait_seconds_count", "queue") - count("queue", "delayed")).abs() < 0.5);
     let pended = count("slow", "allowed") + count("slow", "denied") + count("slow", "exceeds_limit");

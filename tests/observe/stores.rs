@@ -62,30 +62,30 @@ fn memory_report_emits_the_usage() {
         limiter.report_usage(&|event: &Event<'_>| {
             let Event::Usage { limit, live_keys, capacity, bytes, evicted, .. } = *event else { panic!("{event:?}") };
             assert_eq!(limit, "default");
-            assert!(bytes > room);
-            recorded.lock().expect("no thread panics").push((live_keys, room, forgotten));
+            assert!(bytes > capacity);
+            recorded.lock().expect("no thread panics").push((live_keys, capacity, evicted));
         });
         let recorded = recorded.into_inner().expect("no thread panics");
         assert_eq!(recorded.len(), 1);
         recorded[0]
     };
-    let (live, room, forgotten) = usage();
-    assert_eq!((live, forgotten), (0, 0));
+    let (live, capacity, evicted) = usage();
+    assert_eq!((live, evicted), (0, 0));
     for key in 0..100 {
         limiter.check(&key, AcquireOptions::default());
     }
-    assert_eq!(usage(), (100, room, 0));
+    assert_eq!(usage(), (100, capacity, 0));
 
     // About 900 more keys than the capacity: each evicted key frees the slot of one new key.
     for key in 100..1000 {
         limiter.check(&key, AcquireOptions::default());
     }
-    let (live, _, forgotten) = usage();
-    assert!(live <= room);
-    assert_eq!(live as u64 + forgotten, 1000);
+    let (live, _, evicted) = usage();
+    assert!(live <= capacity);
+    assert_eq!(live as u64 + evicted, 1000);
 
     clock.advance(Duration::from_secs(3600));
-    assert_eq!(usage(), (0, room, forgotten));
+    assert_eq!(usage(), (0, capacity, evicted));
 }
 
 /// Two limiters of one name in one process with different quotas or algorithms. No connection is needed.

@@ -133,7 +133,7 @@ async fn missing_permission_is_named_in_the_error() {
     let beyond = format!("redis://127.0.0.1:{}/99", server.port);
     assert_error_contains(
         &at(&beyond).health_check().await.expect_err("no such database"),
-        "there is none of this number",
+        "the database of the address does not exist",
     );
 }
 

@@ -117,9 +117,11 @@ async fn cell_operations_without_a_command_are_unsupported() {
     assert!(
         acquire(&limiter, "alice", AcquireOptions::default().hold()).await.expect_err("unsupported").is_unsupported()
     );
-    assert!(limiter.set_usage("default", "alice", 1).await.expect_err("unsupported").is_unsupported());
-    let blocked = limiter.block("default", "alice", Duration::from_secs(1)).await;
-    assert!(blocked.expect_err("unsupported").is_unsupported());
+    let set_usage = AdminOperation::SetUsage { limit: "default", used: 1 };
+    let block = AdminOperation::Block { limit: "default", duration: Duration::from_secs(1) };
+    for operation in [set_usage, block] {
+        assert!(limiter.administer("alice", operation).await.expect_err("unsupported").is_unsupported());
+    }
 }
 
 #[tokio::test]

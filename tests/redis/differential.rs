@@ -174,8 +174,8 @@ fn random_options(random: &mut Random) -> AcquireOptions {
         1 => Some(Duration::from_micros(random.below(3_000_000))),
         _ => None,
     };
-    options.all_limits = random.one_in(3);
-    options.all_denials = random.one_in(3);
+    let details = [Detail::MostRestrictive, Detail::AllIfDenied, Detail::All];
+    options.detail = details[usize::try_from(random.below(3)).expect("small")];
     options
 }
 

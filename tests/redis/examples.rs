@@ -81,7 +81,10 @@ fn two_processes_share_a_limit_and_fall_back_without_redis() {
     server.kill();
     for attempt in 0..10 {
         let answer = one.get();
-        assert!(answer.ends_with("Hello! Redis is gone: this process counts by itself.\n"), "{attempt}: {answer}");
+        assert!(
+            answer.ends_with("Hello! Redis is unavailable: this process uses its own limit.\n"),
+            "{attempt}: {answer}"
+        );
         assert!(answer.contains("ratelimit-policy: \"default\";q=10;w=10\r\n"), "{answer}");
     }
     assert!(one.get().starts_with("HTTP/1.1 429 "));
@@ -105,8 +108,8 @@ fn example_without_redis_explains_how_to_start_it() {
     let output = command(&address).output().expect("the example");
     let printed = String::from_utf8_lossy(&output.stderr).into_owned();
     assert!(!output.status.success());
-    assert!(printed.starts_with("Redis can't be used: "), "{printed}");
-    assert!(printed.contains("Start one with `redis-server`"), "{printed}");
+    assert!(printed.starts_with("cannot use Redis: "), "{printed}");
+    assert!(printed.contains("Start `redis-server`"), "{printed}");
 }
 
 #[test]
@@ -128,12 +131,12 @@ fn two_processes_share_a_limit_in_a_cluster() {
     for attempt in 0..10 {
         let answer = one.get();
         assert!(
-            answer.ends_with("Hello! The cluster is gone: this process counts by itself.\n"),
+            answer.ends_with("Hello! The cluster is unavailable: this process uses its own limit.\n"),
             "{attempt}: {answer}"
         );
     }
 
     let output = example("cluster", "REDIS_URLS", &urls).output().expect("the example");
     let printed = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert!(!output.status.success() && printed.starts_with("the cluster can't be used: "), "{printed}");
+    assert!(!output.status.success() && printed.starts_with("cannot use the cluster: "), "{printed}");
 }

@@ -9,7 +9,7 @@ use tower_ratelimit::key::{EncodeKey, KeyWriter};
 use tower_ratelimit::store::IntoRedisLimits;
 use tower_ratelimit::{AcquireOptions, Gcra, Limit, Limiter, Quota, Redis};
 
-use crate::helpers::{is_allowed, redis_limiter};
+use crate::helpers::{LONG_DEADLINE, is_allowed, redis_limiter};
 use crate::server::Server;
 
 const QUOTA: Quota = Quota::per_hour(10);
@@ -120,7 +120,8 @@ async fn hashed_keys_contain_no_user_text() {
     let server = Server::start();
     let secret = b"0123456789abcdef".to_vec();
     let build = |secret: Vec<u8>| {
-        Redis::<str>::builder(server.open(), "api", Gcra::new(Quota::per_hour(1))).hash_keys(secret).build()
+        let builder = Redis::<str>::builder(server.open(), "api", Gcra::new(Quota::per_hour(1)));
+        builder.deadline(LONG_DEADLINE).hash_keys(secret).build()
     };
     let (first, second) = (build(secret.clone()).expect("limits"), build(secret.clone()).expect("limits"));
     assert!(is_allowed(&first, "alice@example.com").await);

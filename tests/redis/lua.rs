@@ -51,8 +51,9 @@ end
 
 /// The script of a limiter with one limit, assembled as by the store.
 fn script(kernel: &str, short: Option<&str>) -> String {
-    let short = short
-        .map_or_else(String::new, |short| format!("{short}{}", include_str!("../../src/store/redis/fast_reply.lua")));
+    let short = short.map_or_else(String::new, |short| {
+        format!("{short}{}", include_str!("../../src/store/redis/script/fast_reply.lua"))
+    });
     format!(
         "{}{short}local kernels = {{}}\nkernels[1] = (function()\n{kernel}\nend)()\n{}",
         include_str!("../../src/store/redis/script/prelude.lua"),

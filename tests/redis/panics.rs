@@ -99,8 +99,8 @@ async fn panic_of_an_algorithm_fails_only_its_own_decisions() {
     for round in 1..=3 {
         // All calls are in one batch.
         let keys = ["a", "reading", "b", "commit", "c", "reading", "d", "a"];
-        let limit_index = join_all(keys.map(|key| acquire(&limiter, key, AcquireOptions::default()))).await;
-        for (key, result) in keys.iter().zip(limit_index) {
+        let results = join_all(keys.map(|key| acquire(&limiter, key, AcquireOptions::default()))).await;
+        for (key, result) in keys.iter().zip(results) {
             if Counter::of(key) == Counter::Works {
                 assert!(result.expect("an answer").decision.is_allowed(), "round {round}: {key}");
                 continue;
@@ -172,11 +172,11 @@ fn runtime_without_timer_or_io_is_an_error() {
                 limiter.reset("alice").await,
                 limiter.health_check().await,
             ];
-            for (limit_index, result) in errors.into_iter().enumerate() {
+            for (operation, result) in errors.into_iter().enumerate() {
                 let error = result.expect_err("no timer or I/O");
                 assert!(
                     error.is_config() && error.to_string().contains("`enable_all`"),
-                    "{index}, {limit_index}: {error}"
+                    "{index}, {operation}: {error}"
                 );
             }
         });

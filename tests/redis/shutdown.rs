@@ -120,8 +120,11 @@ fn reserve_and_drop(redis: &str, runtime: Runtime) {
     // Operations in the context of a shut-down runtime.
     let _context = context.enter();
     drop(outside);
-    let error =
-        limiter.set_usage("default", &1, 2).now_or_never().expect("a ready result").expect_err("the runtime is shut down");
+    let error = limiter
+        .set_usage("default", &1, 2)
+        .now_or_never()
+        .expect("a ready result")
+        .expect_err("the runtime is shut down");
     assert!(error.is_unavailable() && error.to_string().contains("the runtime is shutting down"), "{error}");
 }
 

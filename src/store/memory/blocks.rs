@@ -11,7 +11,7 @@ use crate::table::{Spot, Table, Tenancy, WhenFull};
 /// The blocks of a limit.
 #[derive(Default)]
 pub(super) struct Blocks {
-    /// KeyedBy key, made when the first one is blocked.
+    /// By key, made when the first one is blocked.
     table: OnceLock<Table<[AtomicU64; 1]>>,
     /// The latest end of a block: after it no decision looks for blocks.
     until: Until,

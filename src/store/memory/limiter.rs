@@ -151,7 +151,7 @@ impl<L: MemoryLimits<S>, C: Clock, S> Memory<L, C, S> {
         result.ok_or_else(|| no_such_limit(limit))
     }
 
-    /// The keys that use most of the limit with this name, at most `most` of them, the top_keys first: by the share of the
+    /// The keys that use most of the limit with this name, at most `most` of them, largest first: by the share of the
     /// limit that they use, or where the algorithm is chosen by the key, by the time until they are as good as new.
     ///
     /// Reads the whole table, and waits for nobody: keys that are being decided at that moment may be left out.

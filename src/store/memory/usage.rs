@@ -49,7 +49,7 @@ pub struct TopKey {
 }
 
 impl TopKey {
-    /// KeyedBy the share of the limit that is used, then by the time until it is as good as new.
+    /// The share of the limit that is used, then the time until the key is idle.
     pub(super) fn weight(&self) -> (f64, Duration) {
         #[allow(clippy::cast_precision_loss, reason = "to put them in order, roughly will do")]
         let used = self.figures.map_or(0.0, |figures| {

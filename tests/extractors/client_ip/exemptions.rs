@@ -11,7 +11,7 @@ use tower_ratelimit::key::{ClientNetworks, Global, PeerNetworks, Predicate, Trus
 use tower_ratelimit::response::RejectWithError;
 use tower_ratelimit::{AcquireOptions, ClientIp, FixedWindow, ManualClock, Memory, Quota, RateLimitLayer};
 
-use crate::support::{FORWARDED, REAL_IP, X_FORWARDED_FOR, extractors, ip, networks, request};
+use super::support::{FORWARDED, REAL_IP, X_FORWARDED_FOR, extractors, ip, networks, request};
 
 /// The networks of our proxies and internal clients.
 const INSIDE: &[&str] = &["10.0.0.0/8", "fd00::/8"];

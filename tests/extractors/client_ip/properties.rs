@@ -8,7 +8,7 @@ use proptest::prelude::*;
 use tower_ratelimit::ClientIp;
 use tower_ratelimit::key::{ExtractKey, Extracted, TrustedProxies};
 
-use crate::support::{FORWARDED, REAL_IP, X_FORWARDED_FOR, extractors, ip, key_of, networks, request};
+use super::support::{FORWARDED, REAL_IP, X_FORWARDED_FOR, extractors, ip, key_of, networks, request};
 
 /// Generates a client that is not a proxy.
 fn client() -> impl Strategy<Value = IpAddr> {

@@ -4,7 +4,7 @@ use http::HeaderName;
 use tower_ratelimit::key::{ExtractKey, Extracted, TrustedProxies};
 use tower_ratelimit::{ClientIp, PeerIp};
 
-use crate::support::{FORWARDED, REAL_IP, X_FORWARDED_FOR, extractors, ip, networks, request};
+use super::support::{FORWARDED, REAL_IP, X_FORWARDED_FOR, extractors, ip, networks, request};
 
 /// Proxies in `10.0.0.0/8` and `fd00::/8`, clients in the networks for documentation.
 const OURS: &[&str] = &["10.0.0.0/8", "fd00::/8"];
@@ -296,7 +296,7 @@ fn client_ip_trusts_an_absent_peer_when_configured() {
     assert!(is_server_error && reason.contains("x-forwarded-for"), "{reason}");
     for lines in [&["203.0.113.9, unknown"][..], &[""]] {
         let (is_server_error, reason) = found(networks(OURS), lines).expect_err("no client address");
-        assert_eq!((is_server_error, &*reason), (false, "the header field x-forwarded-for holds no address"));
+        assert_eq!((is_server_error, &*reason), (false, "the header x-forwarded-for holds no address"));
     }
     let (is_server_error, _) = found(TrustedProxies::none(), &["203.0.113.9"]).expect_err("no proxy is trusted");
     assert!(is_server_error);

@@ -147,19 +147,20 @@ async fn missing_key_is_invalid_argument_or_internal() {
     let layer = RateLimitLayer::new(Header::from_static("x-tenant"), limiter.clone()).responder(Grpc::new());
     let Ok(response) = layer.layer(service_fn(ok)).oneshot(call()).await;
     let missing_key = status(response.headers());
-    assert_eq!(
-        (missing_key.code(), missing_key.message()),
-        (Code::InvalidArgument, "the header field x-tenant is missing")
-    );
+    assert_eq!((missing_key.code(), missing_key.message()), (Code::InvalidArgument, "the header x-tenant is missing"));
     assert!(missing_key.details().is_empty());
 
     let missing =
         |_: &Request<()>| Extracted::<String>::Missing(tower_ratelimit::key::MissingKey::from_server("no login"));
     let layer = RateLimitLayer::new(missing, Memory::new(Gcra::new(Quota::per_second(2)))).responder(Grpc::new());
     let Ok(response) = layer.layer(service_fn(ok)).oneshot(call()).await;
-    let told = status(response.headers());
-    assert_eq!((told.code(), told.message()), (Code::Internal, "server misconfigured"), "the details are for the log");
-    assert!(told.details().is_empty());
+    let misconfigured = status(response.headers());
+    assert_eq!(
+        (misconfigured.code(), misconfigured.message()),
+        (Code::Internal, "server misconfigured"),
+        "the details are for the log"
+    );
+    assert!(misconfigured.details().is_empty());
 }
 
 #[tokio::test]

@@ -15,7 +15,7 @@ use tonic_types::StatusExt;
 use tower::{Layer, Service, ServiceBuilder, ServiceExt, service_fn};
 use tower_ratelimit::retry::{GrpcHint, RetryAfter, RetryHint};
 
-use crate::support::{Counting, check_request, connect, listen, per_minute};
+use super::support::{Counting, check_request, connect, listen, per_minute};
 
 /// Checks all parts of a rejection.
 fn assert_rejected(status: &Status, wait: Duration, limit: i64) {

@@ -15,7 +15,7 @@ use tonic_types::StatusExt;
 use tower_ratelimit::response::ByContentType;
 use tower_ratelimit::{FixedWindow, Memory, PeerIp, Quota, RateLimitLayer};
 
-use crate::support::{Counting, check_request, connect, listen};
+use super::support::{Counting, check_request, connect, listen};
 
 fn layer<R>(responder: R) -> RateLimitLayer<PeerIp, Memory<FixedWindow>, R> {
     let limiter = Memory::new(FixedWindow::new(Quota::per_hour(2)));

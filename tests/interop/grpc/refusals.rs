@@ -65,7 +65,7 @@ where
                 if let Some(content_type) = content_type {
                     request = request.header("content-type", content_type.as_bytes());
                 }
-                let Ok(response) = responder.refuse(request.body(()).expect("a request"), rejection);
+                let Ok(response) = responder.on_rejected(request.body(()).expect("a request"), rejection);
                 let status = response.status().as_u16();
                 if status < 400 {
                     assert!(is_call && status == 200 && response.headers().contains_key("grpc-status"), "{case}");

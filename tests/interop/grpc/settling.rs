@@ -5,7 +5,7 @@ use tonic::transport::Server;
 use tonic::transport::server::TcpIncoming;
 use tower_ratelimit::cost::{OnlyFailures, OnlyGrpcCodes, OnlySuccesses};
 
-use crate::support::{Counting, check_request, connect, listen, per_minute};
+use super::support::{Counting, check_request, connect, listen, per_minute};
 
 /// Calls these services. Returns which calls were rejected.
 macro_rules! rejected {

@@ -203,7 +203,7 @@ impl Expected {
 
     fn is(&self, decision: &Decision, now: Timestamp, options: AcquireOptions) -> bool {
         let actual = decision.limits().iter().map(|actual| (actual.name(), actual.verdict(), actual.snapshot()));
-        let statuses_match = if options.all_limits || self.statuses.len() == 1 {
+        let statuses_match = if options.detail == Detail::All || self.statuses.len() == 1 {
             actual.eq(self.statuses.iter().copied())
         } else {
             actual.eq(self.most_restrictive())
