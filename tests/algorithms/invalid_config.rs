@@ -188,7 +188,7 @@ proptest! {
 fn invalid_limiters_are_errors() {
     let gcra = Gcra::new(Quota::per_second(1));
     let named = |name: &'static str| Limit::new(name, gcra);
-    assert_config_error(Memory::builder(gcra).max_keys(0).build(), "`max_keys` is 0");
+    assert_config_error(Memory::builder(gcra).max_keys(0).build(), "invalid `max_keys`: 0");
     assert_config_error(Memory::builder((named("a"), named("b"), named("a"))).build(), "two limits are named \"a\"");
     assert_config_error(Memory::builder((gcra, gcra)).build(), "two limits are named \"default\"");
     assert_config_error(Memory::builder((named("a"), named(""))).build(), "empty name");
@@ -205,7 +205,7 @@ fn invalid_limiters_are_errors() {
         "header fields cannot carry '\\u{7f}'",
     );
     #[cfg(target_pointer_width = "64")]
-    assert_config_error(Memory::builder(gcra).max_keys(usize::MAX).build(), "at most 2^32");
+    assert_config_error(Memory::builder(gcra).max_keys(usize::MAX).build(), "the maximum is 2^32");
     assert!(Memory::builder((named("a"), named("b"))).max_keys(1).build().is_ok());
 }
 

@@ -312,7 +312,7 @@ where
     }
 
     fn key_id(&self, asked: &Asked<'_, Key, S>) -> KeyId {
-        KeyId::of(fingerprint(self.hash(asked)))
+        KeyId::new(fingerprint(self.hash(asked)))
     }
 }
 
@@ -367,7 +367,7 @@ impl<C: AlgorithmSelector + Send + Sync + 'static, P: Send + Sync + 'static> Hol
         self.table.for_each_live(now.as_micros(), |id, fresh_at, state| {
             let figures = algorithm.map(|algorithm| algorithm.snapshot(state, now).compute());
             let reset = Timestamp::from_micros(fresh_at).saturating_since(now);
-            keys.push(TopKey { id: KeyId::of(id), reset, figures });
+            keys.push(TopKey { id: KeyId::new(id), reset, figures });
         });
         keys.sort_by(|a, b| b.weight().partial_cmp(&a.weight()).unwrap_or(std::cmp::Ordering::Equal));
         keys.truncate(most);
