@@ -49,10 +49,10 @@ use crate::decision::{AcquireOptions, LazySnapshot};
 /// #         else { Verdict::Denied { retry_after: wait } }
 /// #     }
 /// #     fn charge(&self, state: &mut [u64; 1], now: Timestamp, delay: Duration, cost: u64) {
-/// #         if cost > 0 { *state = [now.after(delay).after(self.0).as_micros()]; }
+/// #         if cost > 0 { *state = [now.saturating_add(delay).saturating_add(self.0).as_micros()]; }
 /// #     }
 /// #     fn snapshot(&self, &[open_at]: &[u64; 1], now: Timestamp) -> LazySnapshot {
-/// #         let wait = Timestamp::from_micros(open_at).since(now);
+/// #         let wait = Timestamp::from_micros(open_at).saturating_since(now);
 /// #         let remaining = u64::from(wait.is_zero());
 /// #         LimitSnapshot { limit: 1, window: self.0, remaining, reset: wait, next_token_after: wait }.into()
 /// #     }

@@ -100,32 +100,34 @@ use crate::decision::{AcquireOptions, LazySnapshot, Verdict};
 use std::fmt;
 use std::time::Duration;
 
-/// Decides from a state, a time and a cost: pure functions, without clock, lock or I/O.
+/// A rate limiting algorithm: a pure function of a state, a time and a cost.
 ///
-/// A store keeps one state a key and runs the algorithm on it. A state is a few words whose zeros are a key never
-/// seen, and whose first word is the moment (in microseconds since the epoch) from which on it is as good as that: a
-/// store may drop it then. The other words are the algorithm's own.
+/// A store keeps one state for each key and runs the algorithm on it. A state is a few words. Zero words are the state of a
+/// never-seen key. The first word is the time, in microseconds since the epoch, from which on the state is *idle*: equal to
+/// that of a never-seen key. A store may drop an idle state. The other words belong to the algorithm.
 ///
-/// # The laws
+/// An algorithm has no clock, takes no lock and does no I/O.
 ///
-/// A store leans on these, and so does everything that is promised of decisions:
+/// # Laws
 ///
-/// - **Peeking is pure**: [`peek`](Self::peek) and [`snapshot`](Self::snapshot) depend on nothing but their arguments.
-/// - **As good as new**: at and after the first word's moment, every answer equals that for the zero state.
-/// - **Commit after peek**: a commit right after an allowing peek makes the state that the peek promised. A commit
-///   without one charges all the same, and may leave the key in debt.
-/// - **Retry is exact**: without other traffic the same ask succeeds at `now + retry_after`, not a tick earlier,
-///   and at every later time.
-/// - **Time may step back** by a little (threads read their clocks before they take their turn): then decide as at
-///   the newest time in the state. If it stepped back by more than [`max_reset`](Self::max_reset), the
-///   state is as new: a key is never locked because a clock was wrong once.
-/// - **Charges can be split**: where there is room for a cost, charging any part of it later, in any order with the passing of
-///   time, leaves room for the rest. That is what makes [holds](crate::limiter::Held) exact.
+/// Stores rely on these laws:
+///
+/// - **Pure**: [`peek`](Self::peek) and [`snapshot`](Self::snapshot) depend on their arguments only.
+/// - **Idle**: at and after the time in the first word, every result equals that of the zero state.
+/// - **Charges are unconditional**: [`charge`](Self::charge) charges without a preceding [`peek`](Self::peek) too, and may
+///   leave the key in debt. After a peek that allowed the request, it makes the state that the peek assumed.
+/// - **Exact retry**: without other traffic, the same request is allowed at `now + retry_after`, at every later time, and not a
+///   microsecond earlier.
+/// - **Time may step back** a little, as threads read their clocks before they decide: then decide as at the newest time in
+///   the state. If time stepped back by more than [`max_reset`](Self::max_reset), decide as on the zero state: a clock that was
+///   wrong once must not lock a key.
+/// - **Charges can be split**: if a cost is allowed, any part of it can be charged later, in any order with the passing of
+///   time, and the rest is still allowed. [Holds](crate::limiter::Held) are exact because of this.
 /// - **No panics**, whatever the state's words, the time and the cost are.
 ///
 /// # Example
 ///
-/// A quota that renews with a cool-down after each hit: one request, then none for the given time.
+/// A cool-down: after each request, none is allowed for the given time.
 ///
 /// ```
 /// use std::time::Duration;
@@ -136,7 +138,7 @@ use std::time::Duration;
 /// struct CoolDown(Duration);
 ///
 /// impl Algorithm for CoolDown {
-///     // The moment from which on the next hit may come.
+///     // The time from which on the next request is allowed.
 ///     type State = [u64; 1];
 ///
 ///     fn peek(&self, &[open_at]: &[u64; 1], now: Timestamp, ask: AcquireOptions) -> Verdict {
@@ -171,54 +173,54 @@ use std::time::Duration;
 /// let limiter = Memory::builder(CoolDown(Duration::from_secs(3))).clock(clock.clone()).build()?;
 /// assert!(limiter.check("alice", AcquireOptions::default()).is_allowed());
 /// clock.advance(Duration::from_secs(1));
-/// let refused = limiter.check("alice", AcquireOptions::default());
-/// assert_eq!(refused.retry_after(), Some(Duration::from_secs(2)));
+/// let denied = limiter.check("alice", AcquireOptions::default());
+/// assert_eq!(denied.retry_after(), Some(Duration::from_secs(2)));
 /// # Ok::<(), tower_ratelimit::Error>(())
 /// ```
 pub trait Algorithm: fmt::Debug + Send + Sync + 'static {
-    /// What is remembered of a key: `[u64; N]`, or [`Counters`], or a [`HitLog`].
+    /// The state of a key: `[u64; N]`, or [`Counters`], or a [`HitLog`].
     type State: State;
 
-    /// What asking would be answered. Changes nothing.
+    /// Returns the verdict on a request. Changes nothing.
     fn peek(&self, state: &Self::State, now: Timestamp, ask: AcquireOptions) -> Verdict;
 
-    /// Charges `cost` for a request that was decided at `now` and has its turn after `delay`.
+    /// Charges `cost` for a request that was decided at `now` and starts after `delay`.
     fn charge(&self, state: &mut Self::State, now: Timestamp, delay: Duration, cost: u64);
 
-    /// Whether [`try_at_once`](Self::try_at_once) ever says anything.
+    /// Whether [`try_at_once`](Self::try_at_once) handles any request.
     #[doc(hidden)]
     const DECIDES_AT_ONCE: bool = false;
 
-    /// What [`peek`](Self::peek) and [`commit`](Self::commit) come to one after another, in the common case and in one go.
+    /// Decides and charges in one step, in the common case: fast path.
     #[doc(hidden)]
     #[inline(always)]
     fn try_at_once(&self, _state: &Self::State, _now: Timestamp, _ask: AcquireOptions) -> AtOnce<Self::State> {
         AtOnce::Unsaid
     }
 
-    /// A state as good as new, of which [`try_at_once`](Self::try_at_once) has something to say.
+    /// Returns the state of a never-seen key, if [`try_at_once`](Self::try_at_once) handles it.
     #[doc(hidden)]
     #[inline(always)]
     fn new_at_once(&self) -> Option<Self::State> {
         None
     }
 
-    /// The figures of a state that was charged or denied at once, at this moment.
+    /// Returns the snapshot of a state that [`try_at_once`](Self::try_at_once) charged or denied at `now`.
     #[doc(hidden)]
     #[inline(always)]
     fn reading_at_once(&self, state: &Self::State, now: Timestamp) -> LazySnapshot {
         self.snapshot(state, now)
     }
 
-    /// What remains of one that was charged.
+    /// Returns the remaining capacity of a state that was charged at `now`.
     #[doc(hidden)]
     #[inline(always)]
     fn remaining_at_once(&self, charged: &Self::State, now: Timestamp) -> u64 {
         self.snapshot(charged, now).compute().remaining
     }
 
-    /// What [`peek`](Self::peek) would answer, and the figures, if `held` were charged at `now`: for a key that costs are
-    /// [held](crate::limiter::Held) on.
+    /// Returns the verdict and the snapshot as if `held` were charged at `now`: for a key with
+    /// [held](crate::limiter::Held) costs.
     ///
     /// The default charges a copy of the state.
     fn peek_with_held(
@@ -233,17 +235,17 @@ pub trait Algorithm: fmt::Debug + Send + Sync + 'static {
         (self.peek(&state, now, ask), self.snapshot(&state, now))
     }
 
-    /// The figures of a state.
+    /// Returns the numbers of a state for headers: limit, remaining, reset.
     fn snapshot(&self, state: &Self::State, now: Timestamp) -> LazySnapshot;
 
-    /// The longest time from a state within the limit until it is as good as new.
+    /// Returns the maximum time until a state within the limit is idle.
     fn max_reset(&self) -> Duration;
 
-    /// Makes `state` one that owes at least what `from` owes, too: for a key that
-    /// [inherits](crate::WhenFull::CarryOver) from another.
+    /// Makes `state` one with at least the usage of `from` as well: for a key that
+    /// [carries over](crate::WhenFull::CarryOver) the usage of an evicted one.
     ///
-    /// The default keeps the state that is as good as new later, and the other one where that is the fuller of two that are so
-    /// at the same time: enough where that moment says all that is owed.
+    /// The default keeps the state that is idle later, or of two that are idle at the same time the one with less
+    /// remaining. That suffices if the time to idle determines the usage.
     fn carry_over_debt(&self, state: &mut Self::State, from: &Self::State, now: Timestamp) {
         let owes = |state| {
             let figures = self.snapshot(state, now).compute();
@@ -254,30 +256,29 @@ pub trait Algorithm: fmt::Debug + Send + Sync + 'static {
         }
     }
 
-    /// How many words a state has, if it is one of [`Counters`]. For other states it says nothing.
+    /// Returns the number of words of a state of type [`Counters`]. Stores ignore it for other states.
     ///
-    /// Where the algorithm is chosen by the key or can be replaced, a state has [`MAX_WORDS`](Counters::MAX_WORDS), and
-    /// may have been written by one with other settings.
+    /// If the algorithm is chosen by the key or can be replaced, a state has [`MAX_WORDS`](Counters::MAX_WORDS) words,
+    /// and an algorithm with other settings may have written it.
     fn counter_words(&self) -> usize {
         Counters::MAX_WORDS
     }
 
-    /// How many bytes a key may take on the heap: those of a [`HitLog`].
+    /// Returns the maximum number of bytes that a key takes on the heap: those of a [`HitLog`].
     fn max_heap_bytes(&self) -> usize {
         0
     }
 
-    /// Whether [`peek`](Self::peek) may answer [`Verdict::AllowedAfter`]: whether a turn that comes later can be
-    /// promised now.
+    /// Returns whether [`peek`](Self::peek) may return [`Verdict::AllowedAfter`], a start after a delay.
     ///
-    /// Several limits promise a later turn only if each of them can, and each owes at least until then already (by its
-    /// [`reset`](crate::LimitSnapshot::reset)): so that to charge it for that turn is to charge it now.
+    /// Several limits schedule a later start only if each of them can, and none of them is idle before that start (by
+    /// its [`reset`](crate::LimitSnapshot::reset)). A charge for the later start is then the same as a charge now.
     fn supports_scheduling(&self) -> bool {
         false
     }
 }
 
-/// What [`Algorithm::try_at_once`] says.
+/// The result of [`Algorithm::try_at_once`].
 #[doc(hidden)]
 #[derive(Debug)]
 #[allow(clippy::exhaustive_enums, reason = "hidden")]

@@ -7,8 +7,8 @@ use std::time::Duration;
 /// ```
 /// use tower_ratelimit::AcquireOptions;
 ///
-/// assert_eq!(AcquireOptions::from(5), AcquireOptions::cost(5));
-/// assert_eq!(AcquireOptions::from(1), AcquireOptions::default());
+/// assert_eq!(AcquireOptions::from(5_u64), AcquireOptions::cost(5));
+/// assert_eq!(AcquireOptions::from(1_u64), AcquireOptions::default());
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
@@ -77,6 +77,13 @@ impl AcquireOptions {
 impl Default for AcquireOptions {
     fn default() -> Self {
         Self::cost(1)
+    }
+}
+
+/// Options with this cost. This is the only conversion from an integer, so that an integer literal needs no suffix.
+impl From<u64> for AcquireOptions {
+    fn from(cost: u64) -> Self {
+        Self::cost(cost)
     }
 }
 

@@ -119,7 +119,7 @@ impl<R> Http<R> {
     ///         let page = Html("<h1>Too many requests</h1><p>Please try again later.</p>");
     ///         return (StatusCode::TOO_MANY_REQUESTS, page).into_response();
     ///     }
-    ///     Problem.render(request, rejection)
+    ///     Problem.render(rejection)
     /// }
     ///
     /// # #[tokio::main(flavor = "current_thread")]

@@ -25,7 +25,7 @@ use crate::encode::{EncodeKey, KeyWriter};
 ///
 /// // The limiter's decision on a key, by the secret.
 /// let limiter = Memory::new(Gcra::new(Quota::per_second(10)));
-/// assert!(limiter.decide(&fingerprint, AcquireOptions::default()).is_allowed());
+/// assert!(limiter.check(&fingerprint, AcquireOptions::default()).is_allowed());
 /// ```
 pub struct Fingerprint<P = ProcessPepper> {
     bytes: [u8; 16],

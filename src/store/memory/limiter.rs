@@ -105,16 +105,24 @@ impl<L: MemoryLimits<S>, C: Clock, S> Memory<L, C, S> {
         Asked { hasher: &self.shared.hasher, key, now: self.now(), ask: options, clock: &self.shared.clock }
     }
 
-    /// Decides, and charges the key if the request is allowed. [`AcquireOptions::hold`] does not count here: to hold a cost, call
-    /// [`hold`](Limiter::hold).
+    /// Decides, and charges the key if the request is allowed. An integer is the cost of the request.
+    ///
+    /// [`AcquireOptions::hold`] does not count here: to hold a cost, call [`hold`](Limiter::hold).
+    ///
+    /// ```
+    /// use tower_ratelimit::{Gcra, Memory, Quota};
+    ///
+    /// let limiter = Memory::new(Gcra::new(Quota::per_second(10)).burst(20));
+    /// assert_eq!(limiter.check("alice", 5).remaining(), Some(15));
+    /// ```
     // In line, so that the compiler drops what the caller does not use of the decision: row "hot key" of docs/performance.md.
     #[inline(always)]
-    pub fn check<Key: ?Sized>(&self, key: &Key, options: AcquireOptions) -> Decision
+    pub fn check<Key: ?Sized>(&self, key: &Key, options: impl Into<AcquireOptions>) -> Decision
     where
         L: MemoryLimitsFor<Key, S>,
         S: BuildHasher,
     {
-        let context = self.context(key, AcquireOptions { hold: false, ..options });
+        let context = self.context(key, AcquireOptions { hold: false, ..options.into() });
         match L::at_once(&self.shared.rows, &context) {
             Ok(decision) => decision,
             // Moved out of the tuple: written in place, the decision of the fast path would have to be in memory too.
