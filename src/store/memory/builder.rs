@@ -81,7 +81,7 @@ impl<L, C, S> MemoryBuilder<L, C, S> {
         MemoryBuilder { limits: self.limits, room: self.room, clock, hasher: self.hasher }
     }
 
-    /// Hashes keys with SipHash-1-3 and a random seed for each limiter ([`RandomState`] of the standard library). SipHash is
+    /// Hashes keys with SipHash-1-3 and a random seed for each limiter ([`RandomState`] of the standard library). `SipHash` is
     /// designed to resist clients that choose colliding keys (user names, API keys, paths).
     ///
     /// The default, [`DefaultHashBuilder`], is faster and has no such guarantee. With `SipHash` a decision takes 1.2 to 1.4 times
