@@ -9,8 +9,8 @@
 
 use std::time::Duration;
 
-use tower_ratelimit::algorithm::Algorithm;
-use tower_ratelimit::{AcquireOptions, Error, LazySnapshot, LimitSnapshot, ManualClock, Memory, Timestamp, Verdict};
+use tower_ratelimit::algorithm::{Algorithm, ChargeOptions, Step};
+use tower_ratelimit::{AcquireOptions, Error, LazySnapshot, LimitSnapshot, ManualClock, Memory, Timestamp};
 
 const HOUR: u64 = 3_600_000_000;
 const DAY: u64 = 24 * HOUR;
@@ -50,20 +50,16 @@ impl Allowance {
 impl Algorithm for Allowance {
     type State = State;
 
-    fn peek(&self, state: &State, now: Timestamp, ask: AcquireOptions) -> Verdict {
+    fn decide(&self, state: &State, now: Timestamp, options: ChargeOptions) -> Step<State> {
         let (owed, at) = self.owed(state, now);
-        match self.most.checked_sub(ask.cost) {
-            None => Verdict::ExceedsLimit,
-            Some(room) if owed <= room => Verdict::Allowed,
-            Some(room) => Verdict::Denied { retry_after: self.paid_at(owed - room, at).since(now) },
+        if !options.is_forced() {
+            match self.most.checked_sub(options.cost) {
+                None => return Step::Exceeds,
+                Some(room) if owed > room => return Step::deny_for(self.paid_at(owed - room, at).since(now)),
+                Some(_) => {}
+            }
         }
-    }
-
-    fn charge(&self, state: &mut State, now: Timestamp, _delay: Duration, cost: u64) {
-        if cost > 0 {
-            let (owed, at) = self.owed(state, now);
-            *state = self.state(owed.saturating_add(cost), at);
-        }
+        Step::Allow { next: self.state(owed.saturating_add(options.cost), at), delay: 0 }
     }
 
     fn snapshot(&self, state: &State, now: Timestamp) -> LazySnapshot {

@@ -4,13 +4,13 @@
 //!
 //! The clock stands still wherever exactness is counted, so that no result depends on how the threads were scheduled.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Barrier, mpsc};
 use std::time::Duration;
 
-use tower_ratelimit::algorithm::{Algorithm, Counters, HitLog, State};
+use tower_ratelimit::algorithm::{Algorithm, ChargeOptions, Counters, HitLog, HitLogEdit, State, Step};
 use tower_ratelimit::limiter::{Acquisition, Held, Outcome};
 use tower_ratelimit::{
     AcquireOptions, Clock, Decision, DynLimit, FixedWindow, Gcra, LazySnapshot, LeakyQueue, Limit, LimitSnapshot,
@@ -337,17 +337,23 @@ fn no_key_exceeds_its_rate_in_real_time() {
     }
 }
 
-/// So many, ever. Panics where it should not, after it has changed its state, if it is asked for these costs.
+/// So many, ever. Panics for these costs: outside of the lock, or under it.
 #[derive(Debug, Clone, Copy)]
 struct Fragile<S>(u64, std::marker::PhantomData<fn() -> S>);
 
 const PANICS_IN_PEEK: u64 = 101;
-const PANICS_IN_COMMIT: u64 = 102;
+const PANICS_UNDER_LOCK: u64 = 102;
+
+thread_local! {
+    /// The count of the next state of a request that panics under the lock.
+    static CHARGED: std::cell::Cell<Option<u64>> = const { std::cell::Cell::new(None) };
+}
 
 /// The count in a state of each kind.
 trait Count: State + std::fmt::Debug {
     fn get(&self) -> u64;
-    fn set(&mut self, count: u64);
+    /// The next state, with another count.
+    fn with(&self, count: u64) -> Self::Next;
 }
 
 const FOREVER: u64 = u64::MAX;
@@ -357,8 +363,8 @@ impl Count for [u64; 2] {
         self[1]
     }
 
-    fn set(&mut self, count: u64) {
-        *self = [FOREVER, count];
+    fn with(&self, count: u64) -> Self {
+        [FOREVER, count]
     }
 }
 
@@ -367,9 +373,11 @@ impl Count for Counters {
         self[1]
     }
 
-    fn set(&mut self, count: u64) {
-        self[0] = FOREVER;
-        self[1] = count;
+    fn with(&self, count: u64) -> Self {
+        let mut next = self.clone();
+        next[0] = FOREVER;
+        next[1] = count;
+        next
     }
 }
 
@@ -378,26 +386,34 @@ impl Count for HitLog {
         self.hits.front().map_or(0, |&(_, weight)| weight)
     }
 
-    fn set(&mut self, count: u64) {
-        self.fresh_at = FOREVER;
-        self.hits = VecDeque::from([(0, count)]);
+    fn with(&self, count: u64) -> HitLogEdit {
+        HitLogEdit { expired: self.hits.len(), hit: (0, count), max_hits: 1, period: 0, fresh_at: FOREVER }
     }
 }
 
 impl<S: Count> Algorithm for Fragile<S> {
     type State = S;
 
-    fn peek(&self, state: &S, _now: Timestamp, ask: AcquireOptions) -> Verdict {
-        assert_ne!(ask.cost, PANICS_IN_PEEK, "as it was asked to");
-        if state.get() < self.0 { Verdict::Allowed } else { Verdict::ExceedsLimit }
-    }
-
-    fn charge(&self, state: &mut S, _now: Timestamp, _delay: Duration, cost: u64) {
-        state.set(state.get() + 1);
-        assert_ne!(cost, PANICS_IN_COMMIT, "as it was asked to");
+    fn decide(&self, state: &S, _now: Timestamp, options: ChargeOptions) -> Step<S> {
+        assert_ne!(options.cost, PANICS_IN_PEEK, "as the cost demands");
+        let before = CHARGED.take();
+        if options.cost == PANICS_UNDER_LOCK {
+            // A forced charge is under the lock, and so is the second decision of a request.
+            assert!(before.is_none() && !options.is_forced(), "as the cost demands");
+            CHARGED.set(Some(state.get() + 1));
+        }
+        if state.get() >= self.0 && !options.is_forced() {
+            return Step::Exceeds;
+        }
+        Step::Allow { next: state.with(state.get() + 1), delay: 0 }
     }
 
     fn snapshot(&self, state: &S, _now: Timestamp) -> LazySnapshot {
+        // The snapshot of the next state is under the lock.
+        if CHARGED.get() == Some(state.get()) {
+            CHARGED.set(None);
+            panic!("as the cost demands");
+        }
         let remaining = self.0 - state.get();
         LimitSnapshot {
             limit: self.0,
@@ -440,7 +456,7 @@ fn check_after_a_panic<S: Count>() {
     for key in ["new", "known"] {
         assert!(key == "new" || admits(&limiter, key, 1));
         panics(|| admits(&limiter, key, PANICS_IN_PEEK));
-        panics(|| admits(&limiter, key, PANICS_IN_COMMIT));
+        panics(|| admits(&limiter, key, PANICS_UNDER_LOCK));
         let limiter = limiter.clone();
         in_finite_time(move || {
             assert!(admits(&limiter, key, 1));
@@ -462,7 +478,7 @@ fn a_panic_in_an_algorithm_leaves_no_lock_behind() {
 fn a_panic_while_settling_leaves_no_lock_behind() {
     let limiter = Memory::builder(fragile::<[u64; 2]>(10)).clock(ManualClock::new()).build().expect("valid limits");
     let held = hold(&limiter, "key", 1).expect("ten are available");
-    panics(|| held.settle(PANICS_IN_COMMIT).try_ready());
+    panics(|| held.settle(PANICS_UNDER_LOCK).try_ready());
     let left = in_finite_time(move || take_all(&limiter, "key"));
     assert!(left == 9 || left == 10, "{left}");
 }
@@ -475,7 +491,7 @@ fn threads_that_panic_do_not_disturb_the_others() {
         together(|thread| {
             let (mut admitted, mut panicked) = (0, 0);
             for number in numbers(thread).take(1000) {
-                let cost = if number % 100 == 0 { PANICS_IN_COMMIT } else { 1 };
+                let cost = if number % 100 == 0 { PANICS_UNDER_LOCK } else { 1 };
                 match catch_unwind(AssertUnwindSafe(|| admits(&limiter, "key", cost))) {
                     Ok(was_admitted) => admitted += u64::from(was_admitted),
                     Err(_) => panicked += 1,

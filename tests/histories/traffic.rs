@@ -6,7 +6,7 @@ use std::sync::Barrier;
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
-use tower_ratelimit::algorithm::{Algorithm, AtOnce};
+use tower_ratelimit::algorithm::{Algorithm, ChargeOptions, Step};
 use tower_ratelimit::limiter::Held;
 use tower_ratelimit::{AcquireOptions, LazySnapshot, Limiter, Timestamp, Verdict};
 
@@ -175,35 +175,9 @@ fn hesitate() {
 impl<A: Algorithm> Algorithm for Hesitant<A> {
     type State = A::State;
 
-    const DECIDES_AT_ONCE: bool = A::DECIDES_AT_ONCE;
-
-    fn peek(&self, state: &A::State, now: Timestamp, ask: AcquireOptions) -> Verdict {
+    fn decide(&self, state: &A::State, now: Timestamp, options: ChargeOptions) -> Step<A::State> {
         hesitate();
-        self.0.peek(state, now, ask)
-    }
-
-    fn charge(&self, state: &mut A::State, now: Timestamp, delay: Duration, cost: u64) {
-        hesitate();
-        self.0.charge(state, now, delay, cost);
-    }
-
-    fn try_at_once(&self, state: &A::State, now: Timestamp, ask: AcquireOptions) -> AtOnce<A::State> {
-        hesitate();
-        self.0.try_at_once(state, now, ask)
-    }
-
-    fn new_at_once(&self) -> Option<A::State> {
-        self.0.new_at_once()
-    }
-
-    fn reading_at_once(&self, state: &A::State, now: Timestamp) -> LazySnapshot {
-        hesitate();
-        self.0.reading_at_once(state, now)
-    }
-
-    fn remaining_at_once(&self, charged: &A::State, now: Timestamp) -> u64 {
-        hesitate();
-        self.0.remaining_at_once(charged, now)
+        self.0.decide(state, now, options)
     }
 
     fn peek_with_held(

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use futures_util::future::join_all;
 use tokio::runtime::Builder;
-use tower_ratelimit::algorithm::{Algorithm, LuaAlgorithm, LuaScript};
+use tower_ratelimit::algorithm::{Algorithm, ChargeOptions, LuaAlgorithm, LuaScript, Step};
 use tower_ratelimit::observe::Event;
 use tower_ratelimit::{
     AcquireOptions, Gcra, LazySnapshot, LimitSnapshot, Limiter, Redis, RedisServer, Timestamp, Verdict, per_key,
@@ -41,13 +41,9 @@ impl Counter {
 impl Algorithm for Counter {
     type State = [u64; 2];
 
-    fn peek(&self, _: &[u64; 2], _: Timestamp, _: AcquireOptions) -> Verdict {
-        Verdict::Allowed
-    }
-
-    fn charge(&self, state: &mut [u64; 2], now: Timestamp, _: Duration, cost: u64) {
+    fn decide(&self, state: &[u64; 2], now: Timestamp, options: ChargeOptions) -> Step<[u64; 2]> {
         self.panic_if(Self::PanicsInCommit);
-        *state = [now.after(self.max_reset()).as_micros(), state[1] + cost];
+        Step::Allow { next: [now.after(self.max_reset()).as_micros(), state[1] + options.cost], delay: 0 }
     }
 
     fn snapshot(&self, state: &[u64; 2], _: Timestamp) -> LazySnapshot {

@@ -7,7 +7,7 @@ mod words;
 use std::ops::{Deref, DerefMut};
 
 pub use self::blocks::Counters;
-pub use self::log::HitLog;
+pub use self::log::{HitLog, HitLogEdit};
 
 /// What a store remembers of a key: `[u64; N]` with `N` at least 1, or where that does not do, [`Counters`] or a [`HitLog`].
 ///
@@ -15,6 +15,20 @@ pub use self::log::HitLog;
 ///
 /// The trait is sealed: a state must be made of words that many threads can read while one of them writes.
 pub trait State: Clone + Send + Sync + 'static + sealed::Sealed {
+    /// The result of an allowed request: the next state itself, or for a [`HitLog`], which is edited in place, the
+    /// [edit](HitLogEdit).
+    type Next: Send;
+
+    /// Makes this the next state.
+    fn apply(&mut self, next: Self::Next);
+
+    #[doc(hidden)]
+    fn idle_at(&self) -> u64;
+
+    /// Returns the next state, unless it exists only after the edit.
+    #[doc(hidden)]
+    fn preview(next: &Self::Next) -> Option<&Self>;
+
     #[doc(hidden)]
     type AtomicState: AtomicState<State = Self>;
 
@@ -38,7 +52,7 @@ mod sealed {
 /// The cell itself keeps nothing consistent; its owner's sequence lock does.
 #[allow(unreachable_pub, reason = "the hidden half of a sealed trait")]
 pub trait AtomicState: Send + Sync + 'static {
-    type State: Clone;
+    type State: State;
 
     /// A cell in the zero state, for a state of so many words where their number is not part of its type.
     fn new(words: usize) -> Self;
@@ -61,12 +75,8 @@ pub trait AtomicState: Send + Sync + 'static {
     /// The state to change. Only under the owner's lock.
     fn edit(&self) -> Self::Edit<'_>;
 
-    /// The state to change, which is what the snapshot says: one that was taken of this cell, or of one in the zero state if
-    /// this one is. Only under the owner's lock.
-    fn edit_from(&self, snapshot: Self::Snapshot<'_>) -> Self::Edit<'_> {
-        drop(snapshot);
-        self.edit()
-    }
+    /// Stores the next state, and returns what `read` reads from it. Only under the owner's lock.
+    fn apply<R>(&self, next: <Self::State as State>::Next, read: impl FnOnce(&Self::State) -> R) -> R;
 
     /// Back to the zero state. Only under the owner's lock.
     fn clear(&self);

@@ -5,10 +5,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::builder::MemoryBuilder;
-use super::dynamic::DynLimit;
+use super::replace::DynLimit;
 use super::hasher::DefaultHashBuilder;
 use super::limits::{MemoryLimits, MemoryLimitsFor};
-use super::share::{Asked, HeldLimit, Room, Share, read};
+use super::transaction_limit::{AcquireContext, Capacity, HeldLimit, TransactionLimit, read_clock};
 use super::usage::{KeyId, TopKey, Usage};
 use crate::algorithm::Algorithm;
 use crate::clock::{Clock, SystemClock, Timestamp};
@@ -17,7 +17,7 @@ use crate::error::Error;
 use crate::limit::{PerKey, per_key};
 use crate::limiter::{Acquisition, Held, Limiter, LimiterFuture, Outcome};
 use crate::observe::{Event, Observer};
-use crate::table::Missed;
+use crate::table::LookupError;
 
 /// A limiter whose states lie in this process's memory.
 ///
@@ -28,8 +28,8 @@ use crate::table::Missed;
 /// each limiter: among a million keys, two share a state with a probability of 3 in 10^8, among a hundred million of 3
 /// in 10^4.
 ///
-/// The memory is bounded: it has room for a given number of keys ([`max_keys`](MemoryBuilder::max_keys), by default
-/// [`DEFAULT_MAX_KEYS`](Self::DEFAULT_MAX_KEYS)) and never grows. A key whose state is as good as new takes no room.
+/// The memory is bounded: it has capacity for a given number of keys ([`max_keys`](MemoryBuilder::max_keys), by default
+/// [`DEFAULT_MAX_KEYS`](Self::DEFAULT_MAX_KEYS)) and never grows. A key whose state is as good as new takes no capacity.
 /// There is nothing to clean up, and no background thread.
 ///
 /// ```
@@ -43,22 +43,22 @@ use crate::table::Missed;
 /// assert_eq!(decision.remaining(), Some(19));
 /// ```
 pub struct Memory<L: MemoryLimits<S>, C = SystemClock, S = DefaultHashBuilder> {
-    shared: Arc<Shared<L::Rows, C, S>>,
+    shared: Arc<Shared<L::Tables, C, S>>,
 }
 
 struct Shared<R, C, S> {
-    rows: R,
+    tables: R,
     clock: C,
     hasher: S,
 }
 
 impl<L: MemoryLimits<DefaultHashBuilder>> Memory<L> {
-    /// For how many keys each limit has room unless [`max_keys`](MemoryBuilder::max_keys) says otherwise: 100 000.
-    pub const DEFAULT_MAX_KEYS: usize = Room::DEFAULT.max_keys;
+    /// For how many keys each limit has capacity unless [`max_keys`](MemoryBuilder::max_keys) says otherwise: 100 000.
+    pub const DEFAULT_MAX_KEYS: usize = Capacity::DEFAULT.max_keys;
 
     /// How many bytes each limit may take on the heap unless [`max_heap_bytes`](MemoryBuilder::max_heap_bytes) says
     /// otherwise: one gibibyte.
-    pub const DEFAULT_MAX_HEAP_BYTES: usize = Room::DEFAULT.max_heap_bytes;
+    pub const DEFAULT_MAX_HEAP_BYTES: usize = Capacity::DEFAULT.max_heap_bytes;
 
     /// A limiter with the default settings: see [`MemoryLimits`] for what it takes.
     ///
@@ -92,34 +92,34 @@ impl<F: Send + Sync + 'static, A: Algorithm> Memory<PerKey<F, A>> {
 }
 
 impl<L: MemoryLimits<S>, C: Clock, S> Memory<L, C, S> {
-    pub(super) fn from_parts(rows: L::Rows, clock: C, hasher: S) -> Self {
-        Self { shared: Arc::new(Shared { rows, clock, hasher }) }
+    pub(super) fn from_parts(tables: L::Tables, clock: C, hasher: S) -> Self {
+        Self { shared: Arc::new(Shared { tables, clock, hasher }) }
     }
 
     #[inline(always)]
     fn now(&self) -> Timestamp {
-        read(&self.shared.clock)
+        read_clock(&self.shared.clock)
     }
 
     #[inline(always)]
-    fn asked<'a, Key: ?Sized>(&'a self, key: &'a Key, ask: AcquireOptions) -> Asked<'a, Key, S> {
-        Asked { hasher: &self.shared.hasher, key, now: self.now(), ask, clock: &self.shared.clock }
+    fn context<'a, Key: ?Sized>(&'a self, key: &'a Key, options: AcquireOptions) -> AcquireContext<'a, Key, S> {
+        AcquireContext { hasher: &self.shared.hasher, key, now: self.now(), options, clock: &self.shared.clock }
     }
 
     /// Decides, and charges the key if the request is allowed. [`AcquireOptions::hold`] does not count here: to hold a cost, call
     /// [`hold`](Limiter::hold).
-    // In line: what the caller does not ask of the decision is then not even put together.
+    // In line: what the caller does not options of the decision is then not even put together.
     #[inline(always)]
-    pub fn check<Key: ?Sized>(&self, key: &Key, ask: AcquireOptions) -> Decision
+    pub fn check<Key: ?Sized>(&self, key: &Key, options: AcquireOptions) -> Decision
     where
         L: MemoryLimitsFor<Key, S>,
         S: BuildHasher,
     {
-        let asked = self.asked(key, AcquireOptions { hold: false, ..ask });
-        match L::at_once(&self.shared.rows, &asked) {
+        let context = self.context(key, AcquireOptions { hold: false, ..options });
+        match L::try_acquire(&self.shared.tables, &context) {
             Ok(decision) => decision,
-            // Moved out of what it comes with: written in place, also the decision of the fast path would lie in memory.
-            Err(missed) => L::at_length(&self.shared.rows, asked, missed).0,
+            // Moved out of what it comes with: written in slot, also the decision of the fast path would lie in memory.
+            Err(error) => L::acquire(&self.shared.tables, context, error).0,
         }
     }
 
@@ -133,20 +133,20 @@ impl<L: MemoryLimits<S>, C: Clock, S> Memory<L, C, S> {
         L: MemoryLimitsFor<Key, S>,
         S: BuildHasher,
     {
-        let asked = self.asked(key, AcquireOptions::default());
-        self.in_limit(limit, |row| row.key_id(&asked))
+        let context = self.context(key, AcquireOptions::default());
+        self.in_limit(limit, |table| table.key_id(&context))
     }
 
     /// Runs `f` on the limit with this name.
-    fn in_limit<Key: ?Sized, T>(&self, limit: &str, f: impl FnOnce(&dyn Share<Key, S>) -> T) -> Result<T, Error>
+    fn in_limit<Key: ?Sized, T>(&self, limit: &str, f: impl FnOnce(&dyn TransactionLimit<Key, S>) -> T) -> Result<T, Error>
     where
         L: MemoryLimitsFor<Key, S>,
         S: BuildHasher,
     {
         let (mut f, mut result) = (Some(f), None);
-        L::each(&self.shared.rows, &mut |row| {
-            if row.name().as_str() == limit {
-                result = f.take().map(|f| f(row));
+        L::for_each(&self.shared.tables, &mut |table| {
+            if table.name().as_str() == limit {
+                result = f.take().map(|f| f(table));
             }
         });
         result.ok_or_else(|| no_such_limit(limit))
@@ -163,9 +163,9 @@ impl<L: MemoryLimits<S>, C: Clock, S> Memory<L, C, S> {
     pub fn top_keys(&self, limit: &str, most: usize) -> Result<Vec<TopKey>, Error> {
         let mut top_keys = None;
         let now = self.now();
-        L::holdings(&self.shared.rows, &mut |row| {
-            if row.name().as_str() == limit {
-                top_keys = Some(row.top_keys(most, now));
+        L::for_each_info(&self.shared.tables, &mut |table| {
+            if table.name().as_str() == limit {
+                top_keys = Some(table.top_keys(most, now));
             }
         });
         top_keys.ok_or_else(|| no_such_limit(limit))
@@ -175,30 +175,30 @@ impl<L: MemoryLimits<S>, C: Clock, S> Memory<L, C, S> {
     #[must_use]
     pub fn usage(&self) -> Vec<Usage> {
         let (mut usage, now) = (Vec::new(), self.now());
-        L::holdings(&self.shared.rows, &mut |row| usage.push(row.usage(now)));
+        L::for_each_info(&self.shared.tables, &mut |table| usage.push(table.usage(now)));
         usage
     }
 
     /// Tells an observer [how full each limit is](Event::Usage). Reads the whole of each table: call it when figures are
-    /// asked for, as when a page of metrics is, or every few seconds.
+    /// context for, as when a page of metrics is, or every few seconds.
     pub fn report_usage(&self, observer: &(impl Observer + ?Sized)) {
-        for Usage { limit, live_keys, capacity: room, bytes, evicted: forgotten, held_keys, held } in self.usage() {
+        for Usage { limit, live_keys, capacity, bytes, evicted: forgotten, held_keys, held } in self.usage() {
             let limit = &limit;
-            observer.observe(&Event::Usage { limit, live_keys, room, bytes, forgotten, held_keys, held });
+            observer.observe(&Event::Usage { limit, live_keys, room: capacity, bytes, forgotten, held_keys, held });
         }
     }
 
     /// What the fast path leaves: everything that is held, for instance.
     #[inline(never)]
-    fn acquire_slow<Key: ?Sized>(&self, key: &Key, ask: AcquireOptions, missed: Missed) -> Outcome
+    fn acquire_slow<Key: ?Sized>(&self, key: &Key, options: AcquireOptions, error: LookupError) -> Outcome
     where
         L: MemoryLimitsFor<Key, S>,
         S: BuildHasher + Send + Sync + 'static,
     {
-        let (decision, limits) = L::at_length(&self.shared.rows, self.asked(key, ask), missed);
-        let held = (ask.hold && decision.is_allowed()).then(|| {
+        let (decision, limits) = L::acquire(&self.shared.tables, self.context(key, options), error);
+        let held = (options.hold && decision.is_allowed()).then(|| {
             let shared = Arc::clone(&self.shared);
-            Held::new(ask.cost, move |actual| LimiterFuture::ready(shared.settle::<L>(&limits, ask.cost, actual)))
+            Held::new(options.cost, move |actual| LimiterFuture::ready(shared.settle::<L>(&limits, options.cost, actual)))
         });
         Outcome { decision, held }
     }
@@ -206,11 +206,11 @@ impl<L: MemoryLimits<S>, C: Clock, S> Memory<L, C, S> {
 
 impl<R, C: Clock, S> Shared<R, C, S> {
     /// Ends a hold on each limit that is still there: also on one that was replaced and has taken over its keys.
-    fn settle<L: MemoryLimits<S, Rows = R>>(&self, limits: &[HeldLimit], held: u64, actual: u64) -> Result<(), Error> {
+    fn settle<L: MemoryLimits<S, Tables = R>>(&self, limits: &[HeldLimit], held: u64, actual: u64) -> Result<(), Error> {
         let mut settled = Ok(());
-        L::holdings(&self.rows, &mut |row| {
-            for limit in limits.iter().filter(|limit| limit.table == row.table_id()) {
-                settled = settled.and(row.settle(limit, held, actual, &self.clock));
+        L::for_each_info(&self.tables, &mut |table| {
+            for limit in limits.iter().filter(|limit| limit.table == table.table_id()) {
+                settled = settled.and(table.settle(limit, held, actual, &self.clock));
             }
         });
         settled.map_err(|_| table_full())
@@ -220,9 +220,9 @@ impl<R, C: Clock, S> Shared<R, C, S> {
 impl<Key: ?Sized + 'static, C, S: BuildHasher + 'static> Memory<Vec<DynLimit<Key, S>>, C, S> {
     /// Replaces the limits, at once for every decision that begins after it.
     ///
-    /// A limit that has the name of a former one, an algorithm of the same type and counts by the same type of part takes
+    /// A limit that has the name of a previous one, an algorithm of the same type and counts by the same type of part takes
     /// over its keys: what they owe stays owed, and no more, and who is blocked stays blocked. For that, keys in limits that
-    /// can be replaced take the room of any setting of their algorithm: of a [`SlidingWindow`](crate::SlidingWindow) that of
+    /// can be replaced take the capacity of any setting of their algorithm: of a [`SlidingWindow`](crate::SlidingWindow) that of
     /// 60 blocks, some 600 bytes. Any other limit begins anew, without blocks, and one that is not named any more is
     /// forgotten. Each algorithm says what it makes of states and charges from before.
     ///
@@ -233,7 +233,7 @@ impl<Key: ?Sized + 'static, C, S: BuildHasher + 'static> Memory<Vec<DynLimit<Key
     ///
     /// As for [`MemoryBuilder::build`]; then the limits stay as they are.
     pub fn replace(&self, limits: Vec<DynLimit<Key, S>>) -> Result<(), Error> {
-        self.shared.rows.replace(limits)
+        self.shared.tables.replace(limits)
     }
 }
 
@@ -255,32 +255,32 @@ where
     type Future = Ready<Result<Outcome, Error>>;
 
     #[inline]
-    fn acquire(&self, key: &Key, ask: AcquireOptions) -> Acquisition<Self::Future> {
-        let asked = self.asked(key, ask);
-        match L::at_once(&self.shared.rows, &asked) {
+    fn acquire(&self, key: &Key, options: AcquireOptions) -> Acquisition<Self::Future> {
+        let context = self.context(key, options);
+        match L::try_acquire(&self.shared.tables, &context) {
             Ok(decision) => Acquisition::Ready(Ok(Outcome { decision, held: None })),
-            Err(missed) => Acquisition::Ready(Ok(self.acquire_slow(key, ask, missed))),
+            Err(error) => Acquisition::Ready(Ok(self.acquire_slow(key, options, error))),
         }
     }
 
-    fn peek(&self, key: &Key, ask: AcquireOptions) -> LimiterFuture<Decision> {
-        LimiterFuture::ready(Ok(L::peek(&self.shared.rows, self.asked(key, ask))))
+    fn peek(&self, key: &Key, options: AcquireOptions) -> LimiterFuture<Decision> {
+        LimiterFuture::ready(Ok(L::peek(&self.shared.tables, self.context(key, options))))
     }
 
     fn set(&self, limit: &str, key: &Key, used: u64) -> LimiterFuture<()> {
-        let asked = self.asked(key, AcquireOptions::default());
-        let set = self.in_limit(limit, |row| row.set(&asked, used));
+        let context = self.context(key, AcquireOptions::default());
+        let set = self.in_limit(limit, |table| table.set(&context, used));
         LimiterFuture::ready(set.and_then(|set| set.map_err(|_| table_full())))
     }
 
     fn block(&self, limit: &str, key: &Key, span: Duration) -> LimiterFuture<()> {
-        let asked = self.asked(key, AcquireOptions::default());
-        LimiterFuture::ready(self.in_limit(limit, |row| row.block(&asked, asked.now.after(span))))
+        let context = self.context(key, AcquireOptions::default());
+        LimiterFuture::ready(self.in_limit(limit, |table| table.block(&context, context.now.after(span))))
     }
 
     fn reset(&self, key: &Key) -> LimiterFuture<()> {
-        let asked = self.asked(key, AcquireOptions::default());
-        L::each(&self.shared.rows, &mut |row| row.reset(&asked));
+        let context = self.context(key, AcquireOptions::default());
+        L::for_each(&self.shared.tables, &mut |table| table.reset(&context));
         LimiterFuture::ready(Ok(()))
     }
 }

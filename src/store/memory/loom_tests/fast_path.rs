@@ -128,15 +128,15 @@ fn a_peek_sees_all_of_what_was_charged_at_once_or_nothing_of_it() {
     });
 }
 
-/// To its second set, and home from there: a reader who looks at home first can see it in neither.
+/// To its second set, and first from there: a reader who looks at first first can see it in neither.
 #[test]
 fn a_key_that_is_being_moved_is_charged_once() {
     for (from, to, is_at_home) in [(2, 0, true), (0, 2, false)] {
         model(1, move || {
             let limiter = sets(3, bucket(2));
-            let candidates = if is_at_home { [from, to] } else { [to, from] };
-            let (k, first) = (key(3, candidates, 0), key(3, candidates, 3));
-            // Somebody else had its place at home, and is gone.
+            let candidate_sets = if is_at_home { [from, to] } else { [to, from] };
+            let (k, first) = (key(3, candidate_sets, 0), key(3, candidate_sets, 3));
+            // Somebody else had its place at first, and is gone.
             assert!(is_at_home || admits(&limiter, &first));
             assert!(admits(&limiter, &k));
             reset(&limiter, &first);

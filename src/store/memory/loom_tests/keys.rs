@@ -163,7 +163,7 @@ fn a_refusal_never_reads_half_of_a_commit() {
 #[test]
 fn a_listing_reads_no_key_with_the_state_of_another() {
     model(3, || {
-        let table = Table::<[AtomicU64; 2]>::with_room_for(1, 2, WhenFull::Evict);
+        let table = Table::<[AtomicU64; 2]>::with_capacity(1, 2, WhenFull::Evict);
         let (old, new) = (key(2, [0, 1], 0), key(2, [0, 1], 1));
         put(&table, 100, old);
         // In the slot of the old key, which is idle by then.

@@ -12,7 +12,7 @@ fn bucket(tokens: u64) -> Gcra {
 fn decision_against_hold<L>(charged_before: u64, build: impl Fn(u64) -> Model<L> + Send + Sync + 'static)
 where
     L: MemoryLimitsFor<u64, Same> + MemoryLimits<Same> + 'static,
-    L::Rows: Send + Sync,
+    L::Tables: Send + Sync,
 {
     model(3, move || {
         let limiter = build(charged_before + 1);

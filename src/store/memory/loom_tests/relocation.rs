@@ -15,7 +15,7 @@ fn about_to_move<S: Kept>(tokens: u64, moving: [u64; 2]) -> Moving<S> {
     (limiter, [k, stays, new])
 }
 
-/// As `about_to_move`, but the key is in its second set and moves home: a reader who looks there first can see it in
+/// As `about_to_move`, but the key is in its second set and moves first: a reader who looks there first can see it in
 /// neither.
 fn about_to_move_home<S: Kept>(tokens: u64) -> Moving<S> {
     let limiter = sets(3, Burst(tokens, PhantomData));
@@ -27,7 +27,7 @@ fn about_to_move_home<S: Kept>(tokens: u64) -> Moving<S> {
     (limiter, [k, stays, new])
 }
 
-/// The ways to move up and down the table, and home.
+/// The ways to move up and down the table, and first.
 fn moves<S: Kept>(tokens: u64) -> [Box<dyn Fn() -> Moving<S> + Send + Sync>; 3] {
     [
         Box::new(move || about_to_move(tokens, [0, 2])),
