@@ -249,7 +249,7 @@ fn config_that_can_not_be_read_is_told_and_nothing_is_served() {
     let file = File::with("wrong", &limit("algorithm = \"gcra\"\nquota = \"5/h\"\nburst = 0"));
     let (succeeded, printed) = Running::start("config", &[&file.0]).ended();
     assert!(!succeeded);
-    assert!(printed.iter().any(|line| line.starts_with("burst: a burst must be at least 1")), "{printed:#?}");
+    assert!(printed.iter().any(|line| line.starts_with("burst: invalid burst: 0")), "{printed:#?}");
 
     let (succeeded, printed) = Running::start("config", &[Path::new("/no/such/file.toml")]).ended();
     assert!(!succeeded);

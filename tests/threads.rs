@@ -4,7 +4,7 @@
 //!
 //! The clock stands still wherever exactness is counted, so that no result depends on how the threads were scheduled.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Barrier, mpsc};
@@ -14,7 +14,7 @@ use tower_ratelimit::algorithm::{Algorithm, ChargeOptions, Counters, HitLog, Hit
 use tower_ratelimit::limiter::{Acquisition, Held, Outcome};
 use tower_ratelimit::{
     AcquireOptions, Clock, Decision, DynLimit, FixedWindow, Gcra, LazySnapshot, LeakyQueue, Limit, LimitSnapshot,
-    Limiter, ManualClock, Memory, Quota, SlidingLog, SlidingWindow, SystemClock, Timestamp, Verdict,
+    Limiter, ManualClock, Memory, Quota, SlidingLog, SlidingWindow, SystemClock, Timestamp,
 };
 
 /// More than there are cores, so that some are always interrupted in the middle of something.

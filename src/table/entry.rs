@@ -48,7 +48,7 @@ impl Location {
     }
 
     /// Returns the slot of a present key.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn slot(&self) -> Option<SlotIndex> {
         match self.position {
             Position::First(slot) => Some(SlotIndex { set: self.candidate_sets[0], slot }),
@@ -58,7 +58,7 @@ impl Location {
     }
 
     /// Returns the candidate sets that the reading depends on: one if the key is present, both if it is absent.
-    #[inline]
+    #[inline(always)]
     pub(super) fn validated_sets(&self) -> std::ops::Range<usize> {
         match self.position {
             Position::First(_) => 0..1,
@@ -207,15 +207,16 @@ impl<C: AtomicState> VacantEntry<'_, C> {
     }
 }
 
+// In line: row "insertion" of docs/performance.md.
 impl<C: AtomicState> TableEntry for VacantEntry<'_, C> {
     type State = C::State;
 
-    #[inline]
+    #[inline(always)]
     fn state(&self) -> &C::State {
         &self.state
     }
 
-    #[inline]
+    #[inline(always)]
     fn store<R>(self, next: <C::State as State>::Next, read: impl FnOnce(&C::State) -> R) -> Result<R, StoreError> {
         let Self { table, state, now, location } = self;
         drop(state);
@@ -256,7 +257,8 @@ impl<C: AtomicState> Table<C> {
 
     /// Finds an absent key. Returns `None` if the key is present, or must be decided later than `now`, or starts with an
     /// inherited debt.
-    #[inline]
+    // Row "insertion" of docs/performance.md.
+    #[inline(always)]
     pub(crate) fn find_vacant(&self, hash: u64, now: u64) -> Option<VacantEntry<'_, C>> {
         let mut location = Location::EMPTY;
         let Reading { state, horizon, .. } = self.read(hash, &mut location);
@@ -265,8 +267,8 @@ impl<C: AtomicState> Table<C> {
     }
 
     /// Reads the state of a key, present or absent. Stores in `location` the versions that the reading depends on.
-    // Row "three limits, dynamic" of docs/performance.md.
-    #[inline]
+    // Rows "insertion" and "three limits, dynamic" of docs/performance.md.
+    #[inline(always)]
     pub(crate) fn read(&self, hash: u64, location: &mut Location) -> Reading<'_, C> {
         location.fingerprint = fingerprint(hash);
         location.candidate_sets = self.candidate_sets(location.fingerprint);

@@ -102,13 +102,15 @@ impl<C: AtomicState> Set<C> {
 
     /// Finds a slot that is empty or idle at `now`, and whose key has no held amount. An empty slot is idle at any time, as the
     /// first word of its state is zero.
-    #[inline]
+    // Row "insertion" of docs/performance.md.
+    #[inline(always)]
     pub(super) fn find_free(&self, now: u64, holds: &Holds) -> Option<u8> {
         all_slots().find(|&slot| self.cell(slot).fresh_at() <= now && holds.of(self.fingerprint(slot)) == 0)
     }
 
     /// Under the lock: gives a free slot to a key, in the zero state.
-    #[inline]
+    // Row "insertion" of docs/performance.md.
+    #[inline(always)]
     pub(super) fn claim(&self, slot: u8, fingerprint: u64) {
         self.cell(slot).clear();
         self.fingerprints[usize::from(slot)].store(fingerprint, Ordering::Release);

@@ -78,7 +78,8 @@ impl<C: AtomicState> Table<C> {
     }
 
     /// Locks what was read. Returns `false`, with nothing locked, if anything has changed since the reading.
-    #[inline]
+    // Row "insertion" of docs/performance.md.
+    #[inline(always)]
     pub(crate) fn lock(&self, location: &Location) -> bool {
         match location.position {
             Position::First(_) => self.set(location, 0).try_lock(location.versions[0]),
@@ -99,7 +100,8 @@ impl<C: AtomicState> Table<C> {
         both
     }
 
-    #[inline]
+    // Row "insertion" of docs/performance.md.
+    #[inline(always)]
     pub(super) fn set(&self, location: &Location, which: usize) -> &Set<C> {
         &self.sets[location.candidate_sets[which]]
     }
@@ -112,7 +114,8 @@ impl<C: AtomicState> Table<C> {
     }
 
     /// Unlocks after a change: concurrent readings become invalid.
-    #[inline]
+    // Row "insertion" of docs/performance.md.
+    #[inline(always)]
     pub(crate) fn unlock(&self, location: &Location) {
         for which in location.validated_sets() {
             self.set(location, which).unlock(location.versions[which]);
@@ -137,7 +140,8 @@ impl<C: AtomicState> Table<C> {
     }
 
     /// Under the lock: gives an absent key a slot in the zero state.
-    #[inline]
+    // Row "insertion" of docs/performance.md.
+    #[inline(always)]
     pub(super) fn claim_slot(&self, location: &Location, now: u64) -> Option<SlotIndex> {
         location.candidate_sets.into_iter().find_map(|set| {
             let slot = self.sets[set].find_free(now, &self.holds)?;
@@ -150,7 +154,8 @@ impl<C: AtomicState> Table<C> {
     }
 
     /// Under the lock: gives a free slot to a key, in the zero state, and raises the horizon to the dropped state's time.
-    #[inline]
+    // Row "insertion" of docs/performance.md.
+    #[inline(always)]
     pub(super) fn claim(&self, set: usize, slot: u8, fingerprint: u64) {
         self.horizons.raise(set, self.sets[set].cell(slot).fresh_at());
         self.sets[set].claim(slot, fingerprint);
@@ -176,7 +181,8 @@ impl<C: AtomicState> Table<C> {
         self.holds.totals()
     }
 
-    #[inline]
+    // Row "insertion" of docs/performance.md.
+    #[inline(always)]
     pub(super) fn cell(&self, slot: SlotIndex) -> &C {
         self.sets[slot.set].cell(slot.slot)
     }

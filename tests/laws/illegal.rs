@@ -85,13 +85,13 @@ fn a_quota_of_zero_panics_where_it_can_t_be_returned() {
 }
 
 #[test]
-#[should_panic(expected = "a burst must be at least 1")]
+#[should_panic(expected = "invalid burst: 0")]
 fn a_burst_of_zero_panics_where_it_can_t_be_returned() {
     let _ = Gcra::new(Quota::per_second(1)).burst(0);
 }
 
 #[test]
-#[should_panic(expected = "this quota can't be counted exactly")]
+#[should_panic(expected = "invalid quota: in lowest terms")]
 fn a_quota_too_fine_panics_where_it_can_t_be_returned() {
     let _ = Gcra::new(Quota::per_day(999_999_937));
 }
@@ -110,11 +110,11 @@ fn bursts() {
 
 #[test]
 fn quotas_too_fine_for_a_bucket() {
-    refused(Gcra::try_new(Quota::per_day(999_999_937)), "999999937/d can't be counted exactly");
-    refused(TokenBucket::try_new(Quota::per_day(999_999_937)), "the nearest quota that fits is");
+    refused(Gcra::try_new(Quota::per_day(999_999_937)), "invalid quota 999999937/d");
+    refused(TokenBucket::try_new(Quota::per_day(999_999_937)), "the nearest valid quota is");
     refused(LeakyBucket::try_new(Quota::per_day(999_999_937)), "2^53");
     let largest = Quota::new(LARGEST, ticks(LONGEST));
-    refused(Gcra::try_new(largest), "the nearest quota that fits is");
+    refused(Gcra::try_new(largest), "the nearest valid quota is");
     let _ = FixedWindow::new(largest);
 }
 
@@ -234,6 +234,6 @@ fn named_by(refused: Result<Gcra, Error>) -> Quota {
 
 fn named_in(error: &Error) -> Quota {
     let message = error.to_string();
-    let (_, quota) = message.split_once("the nearest quota that fits is ").expect("it names a quota");
+    let (_, quota) = message.split_once("the nearest valid quota is ").expect("it names a quota");
     quota.parse().expect("it names it in the text form")
 }

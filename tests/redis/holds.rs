@@ -12,7 +12,7 @@ use tower_ratelimit::observe::Event;
 use tower_ratelimit::store::IntoRedisLimits;
 use tower_ratelimit::{
     AcquireOptions, FixedWindow, Gcra, LazySnapshot, Limit, Limiter, ManualClock, Quota, Redis, RedisServer,
-    SlidingLog, SlidingWindow, Timestamp, Verdict,
+    SlidingLog, SlidingWindow, Timestamp,
 };
 
 use crate::helpers::{PATIENCE, acquire, every_algorithm, hold, is_allowed};

@@ -7,7 +7,7 @@ use tokio::runtime::Builder;
 use tower_ratelimit::algorithm::{Algorithm, ChargeOptions, LuaAlgorithm, LuaScript, Step};
 use tower_ratelimit::observe::Event;
 use tower_ratelimit::{
-    AcquireOptions, Gcra, LazySnapshot, LimitSnapshot, Limiter, Redis, RedisServer, Timestamp, Verdict, per_key,
+    AcquireOptions, Gcra, LazySnapshot, LimitSnapshot, Limiter, Redis, RedisServer, Timestamp, per_key,
 };
 
 use crate::helpers::{PATIENCE, PLENTY, acquire, is_allowed, patient};

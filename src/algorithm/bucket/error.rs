@@ -33,11 +33,11 @@ impl BucketError {
             Self::FillsTooSlowly => {
                 let most =
                     u128::from(MAX_PERIOD_MICROS) * u128::from(quota.limit()) / u128::from(quota.period_micros());
-                Error::config(format!("{}; with {quota} the maximum burst is {most}", self.message()))
+                Error::config(format!("{}; with {quota} a burst of at most {most}", self.message()))
             }
             Self::NotRepresentable => Error::config(format!(
                 "invalid quota {quota}: in lowest terms, limit * period in microseconds must be at most 2^53 and the limit \
-                 below 2^32; use {}",
+                 below 2^32; the nearest valid quota is {}",
                 nearest_fit(quota),
             )),
             Self::BurstZero | Self::BurstTooLarge => Error::config(self.message()),

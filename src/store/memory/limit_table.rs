@@ -150,7 +150,7 @@ impl<C: Chooser, P> LimitTable<C, P> {
     #[inline(always)]
     pub(super) fn is_ahead(&self, state: &StateOf<C>, now: Timestamp, algorithm: &C::Algorithm) -> bool {
         let idle_at = state.idle_at();
-        idle_at.saturating_sub(now.as_micros()) > self.max_reset && is_ahead_of_clock(idle_at, now, algorithm)
+        idle_at.saturating_sub(now.as_micros()) > self.max_reset && is_ahead_slow(idle_at, now, algorithm)
     }
 
     /// Without the lock: frees a slot for an absent key, if a key can be relocated or evicted.
@@ -409,6 +409,12 @@ fn effective_now(fresh_at: u64, before: Timestamp, clock: &dyn Clock, algorithm:
 #[inline]
 pub(super) fn is_ahead_of_clock(fresh_at: u64, now: Timestamp, algorithm: &impl Algorithm) -> bool {
     fresh_at > now.after(algorithm.max_reset()).as_micros()
+}
+
+#[cold]
+#[inline(never)]
+fn is_ahead_slow(idle_at: u64, now: Timestamp, algorithm: &impl Algorithm) -> bool {
+    is_ahead_of_clock(idle_at, now, algorithm)
 }
 
 /// Returns `now`, or the horizon if that is later, unless it is so far ahead that the clock must have stepped back.
