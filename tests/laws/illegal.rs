@@ -188,7 +188,7 @@ proptest! {
 fn limiters() {
     let gcra = Gcra::new(Quota::per_second(1));
     let named = |name: &'static str| Limit::new(name, gcra);
-    refused(Memory::builder(gcra).max_keys(0).build(), "`max_keys` is 0");
+    refused(Memory::builder(gcra).max_keys(0).build(), "invalid `max_keys`: 0");
     refused(Memory::builder((named("a"), named("b"), named("a"))).build(), "two limits are named \"a\"");
     refused(Memory::builder((gcra, gcra)).build(), "two limits are named \"default\"");
     refused(Memory::builder((named("a"), named(""))).build(), "empty name");
@@ -202,7 +202,7 @@ fn limiters() {
         "header fields cannot carry '\\u{7f}'",
     );
     #[cfg(target_pointer_width = "64")]
-    refused(Memory::builder(gcra).max_keys(usize::MAX).build(), "at most 2^32");
+    refused(Memory::builder(gcra).max_keys(usize::MAX).build(), "the maximum is 2^32");
     assert!(Memory::builder((named("a"), named("b"))).max_keys(1).build().is_ok());
 }
 

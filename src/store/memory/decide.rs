@@ -9,7 +9,7 @@ use std::hash::{BuildHasher, Hash};
 
 use super::limit_table::{AtomicStateOf, LimitTable, StateOf};
 use super::transaction::{self, AcquireContext, HeldLimit, LimitRead};
-use crate::algorithm::{Algorithm, State, Step};
+use crate::algorithm::{Algorithm, ChargeOptions, State, Step};
 use crate::clock::Timestamp;
 use crate::decision::{Decision, LazySnapshot, LimitStatus, Name};
 use crate::limit::{Choose, Chooser, SubKeyOf};
@@ -82,11 +82,17 @@ where
         return Err(EntryError::NotApplicable);
     }
     let name = || limit.limit.name_handle().clone();
-    let status = match algorithm.decide(entry.state(), now, options.into()) {
+    let charge = ChargeOptions::from(options);
+    let charge = if COMPLETE { charge } else { charge.in_line() };
+    let status = match algorithm.decide(entry.state(), now, charge) {
         Step::Allow { next, delay: 0 } if options.cost > 0 => {
-            LimitStatus::from_wait(name(), 0, store(entry, next, algorithm, now)?)
+            let snapshot = store(entry, next, algorithm, now)?;
+            LimitStatus::from_wait(name(), 0, snapshot)
         }
-        Step::Deny { wait } => LimitStatus::from_wait(name(), wait.max(1), algorithm.snapshot(entry.state(), now)),
+        Step::Deny { wait } => {
+            let snapshot = algorithm.snapshot(entry.state(), now);
+            LimitStatus::from_wait(name(), wait.max(1), snapshot)
+        }
         _ if !COMPLETE => return Err(EntryError::Uncommon),
         step => {
             let verdict = step.verdict();
@@ -110,8 +116,10 @@ fn store<A: Algorithm>(
 ) -> Result<LazySnapshot, StoreError> {
     // Before the lock: the compiler then knows that the state is of this quota, and drops a snapshot that is not used. Row "hot
     // key" of docs/performance.md.
-    let preview = A::State::preview(&next).map(|state| algorithm.snapshot(state, now));
-    entry.store(next, |state| preview.unwrap_or_else(|| algorithm.snapshot(state, now)))
+    match A::State::preview(&next).map(|state| algorithm.snapshot(state, now)) {
+        Some(snapshot) => entry.store(next, |_| ()).map(|()| snapshot),
+        None => entry.store(next, |state| algorithm.snapshot(state, now)),
+    }
 }
 
 /// Decides any request on one limit, after [`try_acquire`] returned `error`.
@@ -163,7 +171,7 @@ where
     loop {
         let entry = limit.table.find_vacant(hash, context.now.as_micros()).ok_or(LookupError::NotApplicable)?;
         let location = entry.location();
-        match acquire_entry::<true, _, _, _, _, _>(limit, context, entry) {
+        match acquire_entry::<false, _, _, _, _, _>(limit, context, entry) {
             Ok(decision) => return Ok(decision),
             Err(EntryError::Store(StoreError::Full)) => {
                 let chosen = limit.limit.algorithm().choose(context.key);
@@ -208,7 +216,8 @@ impl<'a, Chosen: Borrow<A>, A: Algorithm> Prepared<'a, Chosen, A> {
         if limit.is_ahead(entry.state(), context.now, chosen.borrow()) {
             return None;
         }
-        match chosen.borrow().decide(entry.state(), context.now, context.options.into()) {
+        let options = ChargeOptions::from(context.options).in_line();
+        match chosen.borrow().decide(entry.state(), context.now, options) {
             Step::Allow { next, delay: 0 } => {
                 // As in `store`: row "three limits" of docs/performance.md.
                 let preview = A::State::preview(&next).map(|state| chosen.borrow().snapshot(state, context.now));
@@ -241,7 +250,13 @@ impl<'a, Chosen: Borrow<A>, A: Algorithm> LockedLimit<'a, Chosen, A> {
     pub(super) fn charge(self, now: Timestamp) -> (LockedEntry<'a, AtomicStateOf<A>>, Charged<'a>) {
         let Self { entry, next, preview, name, chosen } = self;
         let algorithm: &A = chosen.borrow();
-        let snapshot = entry.store(next, |state| preview.unwrap_or_else(|| algorithm.snapshot(state, now)));
+        let snapshot = match preview {
+            Some(snapshot) => {
+                entry.store(next, |_| ());
+                snapshot
+            }
+            None => entry.store(next, |state| algorithm.snapshot(state, now)),
+        };
         (entry, Charged { name, snapshot, supports_scheduling: algorithm.supports_scheduling() })
     }
 }

@@ -1,4 +1,4 @@
-use std::any::Any;
+use std::any::{Any, TypeId};
 use std::borrow::Borrow;
 use std::hash::{BuildHasher, Hash};
 use std::sync::Arc;
@@ -108,7 +108,7 @@ impl<C: Chooser + 'static, P: 'static> LimitTable<C, P> {
     }
 }
 
-impl<C: Chooser, P> LimitTable<C, P> {
+impl<C: Chooser + 'static, P> LimitTable<C, P> {
     // Part of each decision: row "hot key" of docs/performance.md.
     #[inline(always)]
     pub(super) fn key_hash<Key: ?Sized>(&self, key: &Key, hasher: &impl BuildHasher) -> u64
@@ -146,11 +146,15 @@ impl<C: Chooser, P> LimitTable<C, P> {
 
     /// Returns whether a state is so far ahead of `now` that the algorithm would decide as on the zero state. Then the
     /// transaction reads the clock again.
-    // Part of each decision: row "hot key" of docs/performance.md. So the algorithm's maximum reset is stored, in microseconds.
+    // Part of each decision: row "hot key" of docs/performance.md. So a fixed algorithm's maximum reset is stored, in microseconds.
     #[inline(always)]
     pub(super) fn is_ahead(&self, state: &StateOf<C>, now: Timestamp, algorithm: &C::Algorithm) -> bool {
         let idle_at = state.idle_at();
-        idle_at.saturating_sub(now.as_micros()) > self.max_reset && is_ahead_slow(idle_at, now, algorithm)
+        if TypeId::of::<C>() == TypeId::of::<C::Algorithm>() {
+            idle_at.saturating_sub(now.as_micros()) > self.max_reset
+        } else {
+            is_ahead_of_clock(idle_at, now, algorithm)
+        }
     }
 
     /// Without the lock: frees a slot for an absent key, if a key can be relocated or evicted.
@@ -330,7 +334,7 @@ where
     }
 
     fn key_id(&self, context: &AcquireContext<'_, Key, S>) -> KeyId {
-        KeyId::of(fingerprint(self.key_hash(context.key, context.hasher)))
+        KeyId::new(fingerprint(self.key_hash(context.key, context.hasher)))
     }
 }
 
@@ -385,7 +389,7 @@ impl<C: Chooser + Send + Sync + 'static, P: Send + Sync + 'static> LimitInfo for
         self.table.for_each_live(now.as_micros(), |id, fresh_at, state| {
             let figures = algorithm.map(|algorithm| algorithm.snapshot(state, now).figures());
             let reset = Timestamp::from_micros(fresh_at).since(now);
-            keys.push(TopKey { id: KeyId::of(id), reset, figures });
+            keys.push(TopKey { id: KeyId::new(id), reset, figures });
         });
         keys.sort_by(|a, b| b.weight().partial_cmp(&a.weight()).unwrap_or(std::cmp::Ordering::Equal));
         keys.truncate(max);
@@ -409,12 +413,6 @@ fn effective_now(fresh_at: u64, before: Timestamp, clock: &dyn Clock, algorithm:
 #[inline]
 pub(super) fn is_ahead_of_clock(fresh_at: u64, now: Timestamp, algorithm: &impl Algorithm) -> bool {
     fresh_at > now.after(algorithm.max_reset()).as_micros()
-}
-
-#[cold]
-#[inline(never)]
-fn is_ahead_slow(idle_at: u64, now: Timestamp, algorithm: &impl Algorithm) -> bool {
-    is_ahead_of_clock(idle_at, now, algorithm)
 }
 
 /// Returns `now`, or the horizon if that is later, unless it is so far ahead that the clock must have stepped back.

@@ -19,23 +19,22 @@ use crate::limiter::{Acquisition, Held, Limiter, LimiterFuture, Outcome};
 use crate::observe::{Event, Observer};
 use crate::table::LookupError;
 
-/// A limiter whose states lie in this process's memory.
+/// A limiter that stores its states in this process's memory.
 ///
-/// Clones share one memory. Any number of threads decide at once, exactly as if one did it alone; a decision waits for
-/// nothing but another thread's turn on the same few keys, allocates nothing, and is ready at once.
+/// Clones share the states. Concurrent decisions are linearizable: the result is that of some order of them. A decision waits
+/// only while another thread writes to the same few keys, allocates nothing, and returns immediately.
 ///
-/// Keys are of any type that can be hashed. What is stored of a key is a 64-bit hash under a seed that is random for
-/// each limiter: among a million keys, two share a state with a probability of 3 in 10^8, among a hundred million of 3
-/// in 10^4.
+/// A key is any type that can be hashed. The table stores a 64-bit hash of the key, under a seed that is random for each
+/// limiter. Among a million keys, two share a state with a probability of 3 in 10^8, among a hundred million of 3 in 10^4.
 ///
-/// The memory is bounded: it has capacity for a given number of keys ([`max_keys`](MemoryBuilder::max_keys), by default
-/// [`DEFAULT_MAX_KEYS`](Self::DEFAULT_MAX_KEYS)) and never grows. A key whose state is as good as new takes no capacity.
-/// There is nothing to clean up, and no background thread.
+/// The memory is bounded: the table has a fixed capacity ([`max_keys`](MemoryBuilder::max_keys), by default
+/// [`DEFAULT_MAX_KEYS`](Self::DEFAULT_MAX_KEYS)) and never grows. An idle key's slot is free for another key.
+/// There is no clean-up, and no background thread.
 ///
 /// ```
 /// use tower_ratelimit::{AcquireOptions, Gcra, Memory, Quota};
 ///
-/// // Ten a second for each key, bursts of twenty.
+/// // Ten requests per second for each key, bursts of twenty.
 /// let limiter = Memory::new(Gcra::new(Quota::per_second(10)).burst(20));
 ///
 /// let decision = limiter.check("alice", AcquireOptions::default());
@@ -60,11 +59,12 @@ impl<L: MemoryLimits<DefaultHashBuilder>> Memory<L> {
     /// otherwise: one gibibyte.
     pub const DEFAULT_MAX_HEAP_BYTES: usize = Capacity::DEFAULT.max_heap_bytes;
 
-    /// A limiter with the default settings: see [`MemoryLimits`] for what it takes.
+    /// Creates a limiter with the default settings, from any [`MemoryLimits`].
     ///
     /// # Panics
     ///
-    /// If two limits have the same name, one has an empty name, or a sliding log could take more than a gibibyte. [`builder`](Self::builder) never panics.
+    /// Panics if two limits have the same name, a limit has an empty name, or a sliding log could take more than a gibibyte.
+    /// [`builder`](Self::builder) never panics.
     #[must_use]
     #[track_caller]
     pub fn new(limits: L) -> Self {
@@ -74,14 +74,14 @@ impl<L: MemoryLimits<DefaultHashBuilder>> Memory<L> {
         }
     }
 
-    /// A limiter with other than the default settings.
+    /// Creates a builder of a limiter with other settings.
     pub fn builder(limits: L) -> MemoryBuilder<L> {
         MemoryBuilder::new(limits)
     }
 }
 
 impl<F: Send + Sync + 'static, A: Algorithm> Memory<PerKey<F, A>> {
-    /// A limiter whose algorithm is chosen by the key: see [`per_key`].
+    /// Creates a limiter whose algorithm is chosen by the key: see [`per_key`].
     #[must_use]
     pub fn per_key<Key: ?Sized>(choose: F) -> Self
     where
@@ -108,7 +108,7 @@ impl<L: MemoryLimits<S>, C: Clock, S> Memory<L, C, S> {
 
     /// Decides, and charges the key if the request is allowed. [`AcquireOptions::hold`] does not count here: to hold a cost, call
     /// [`hold`](Limiter::hold).
-    // In line: what the caller does not options of the decision is then not even put together.
+    // In line, so that the compiler drops what the caller does not use of the decision: row "hot key" of docs/performance.md.
     #[inline(always)]
     pub fn check<Key: ?Sized>(&self, key: &Key, options: AcquireOptions) -> Decision
     where
@@ -118,16 +118,16 @@ impl<L: MemoryLimits<S>, C: Clock, S> Memory<L, C, S> {
         let context = self.context(key, AcquireOptions { hold: false, ..options });
         match L::try_acquire(&self.shared.tables, &context) {
             Ok(decision) => decision,
-            // Moved out of what it comes with: written in slot, also the decision of the fast path would lie in memory.
+            // Moved out of the tuple: written in place, the decision of the fast path would have to be in memory too.
             Err(error) => L::acquire(&self.shared.tables, context, error).0,
         }
     }
 
-    /// What stands for a key in the limit with this name, in [`top_keys`](Self::top_keys).
+    /// Returns the id of a key in the limit with this name, as [`top_keys`](Self::top_keys) returns it.
     ///
     /// # Errors
     ///
-    /// If there is no limit with this name.
+    /// Returns an error if no limit has this name.
     pub fn key_id<Key: ?Sized>(&self, limit: &str, key: &Key) -> Result<KeyId, Error>
     where
         L: MemoryLimitsFor<Key, S>,
@@ -152,26 +152,26 @@ impl<L: MemoryLimits<S>, C: Clock, S> Memory<L, C, S> {
         result.ok_or_else(|| no_such_limit(limit))
     }
 
-    /// The keys that use most of the limit with this name, at most `most` of them, the top_keys first: by the share of the
-    /// limit that they use, or where the algorithm is chosen by the key, by the time until they are as good as new.
+    /// Returns up to `max` keys with the most usage of the limit with this name, in descending order: by the used share of the
+    /// limit, or if the algorithm is chosen by the key, by the time until the key is idle.
     ///
-    /// Reads the whole table, and waits for nobody: keys that are being decided at that moment may be left out.
+    /// Reads the whole table without a lock: a key that is decided at that moment may be left out.
     ///
     /// # Errors
     ///
-    /// If there is no limit with this name.
-    pub fn top_keys(&self, limit: &str, most: usize) -> Result<Vec<TopKey>, Error> {
+    /// Returns an error if no limit has this name.
+    pub fn top_keys(&self, limit: &str, max: usize) -> Result<Vec<TopKey>, Error> {
         let mut top_keys = None;
         let now = self.now();
         L::for_each_info(&self.shared.tables, &mut |table| {
             if table.name().as_str() == limit {
-                top_keys = Some(table.top_keys(most, now));
+                top_keys = Some(table.top_keys(max, now));
             }
         });
         top_keys.ok_or_else(|| no_such_limit(limit))
     }
 
-    /// What each limit takes in memory. Reads the whole of each table.
+    /// Returns the memory usage of each limit. Reads all tables.
     #[must_use]
     pub fn usage(&self) -> Vec<Usage> {
         let (mut usage, now) = (Vec::new(), self.now());
@@ -179,8 +179,8 @@ impl<L: MemoryLimits<S>, C: Clock, S> Memory<L, C, S> {
         usage
     }
 
-    /// Tells an observer [how full each limit is](Event::Usage). Reads the whole of each table: call it when figures are
-    /// context for, as when a page of metrics is, or every few seconds.
+    /// Emits an [`Event::Usage`] for each limit to an observer. Reads all tables: call it when a page of metrics is requested, or
+    /// every few seconds.
     pub fn report_usage(&self, observer: &(impl Observer + ?Sized)) {
         for Usage { limit, live_keys, capacity, bytes, evicted: forgotten, held_keys, held } in self.usage() {
             let limit = &limit;
@@ -188,7 +188,7 @@ impl<L: MemoryLimits<S>, C: Clock, S> Memory<L, C, S> {
         }
     }
 
-    /// What the fast path leaves: everything that is held, for instance.
+    /// Decides what the fast path does not handle: holds, for example.
     #[inline(never)]
     fn acquire_slow<Key: ?Sized>(&self, key: &Key, options: AcquireOptions, error: LookupError) -> Outcome
     where
@@ -205,7 +205,7 @@ impl<L: MemoryLimits<S>, C: Clock, S> Memory<L, C, S> {
 }
 
 impl<R, C: Clock, S> Shared<R, C, S> {
-    /// Ends a hold on each limit that is still there: also on one that was replaced and has taken over its keys.
+    /// Ends a hold on each limit that shares a table with the limits of the hold, as their replacements do.
     fn settle<L: MemoryLimits<S, Tables = R>>(&self, limits: &[HeldLimit], held: u64, actual: u64) -> Result<(), Error> {
         let mut settled = Ok(());
         L::for_each_info(&self.tables, &mut |table| {
@@ -218,20 +218,19 @@ impl<R, C: Clock, S> Shared<R, C, S> {
 }
 
 impl<Key: ?Sized + 'static, C, S: BuildHasher + 'static> Memory<Vec<DynLimit<Key, S>>, C, S> {
-    /// Replaces the limits, at once for every decision that begins after it.
+    /// Replaces the limits. Every decision that starts after the call uses the new limits.
     ///
-    /// A limit that has the name of a previous one, an algorithm of the same type and counts by the same type of part takes
-    /// over its keys: what they owe stays owed, and no more, and who is blocked stays blocked. For that, keys in limits that
-    /// can be replaced take the capacity of any setting of their algorithm: of a [`SlidingWindow`](crate::SlidingWindow) that of
-    /// 60 blocks, some 600 bytes. Any other limit begins anew, without blocks, and one that is not named any more is
-    /// forgotten. Each algorithm says what it makes of states and charges from before.
+    /// A limit with the name of a previous one, an algorithm of the same type and a sub-key of the same type takes over its
+    /// table: usage and blocks are kept. So a key in a limit that can be replaced takes the space of any setting of its algorithm:
+    /// with a [`SlidingWindow`](crate::SlidingWindow) that of 60 blocks, some 600 bytes. Any other new limit starts empty, and the
+    /// keys of any other previous limit are dropped. Each algorithm documents how it carries usage over.
     ///
-    /// A cost that is [held](crate::limiter::Held) meanwhile is settled by the limit that has taken over. Of two replacements at
-    /// a time one comes first, and the other takes over from it.
+    /// A cost that is [held](crate::limiter::Held) meanwhile is settled by the limit that took over the table. Concurrent
+    /// replacements run one after another.
     ///
     /// # Errors
     ///
-    /// As for [`MemoryBuilder::build`]; then the limits stay as they are.
+    /// Returns the errors of [`MemoryBuilder::build`]. The limits then stay unchanged.
     pub fn replace(&self, limits: Vec<DynLimit<Key, S>>) -> Result<(), Error> {
         self.shared.tables.replace(limits)
     }
