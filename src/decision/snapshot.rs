@@ -44,6 +44,7 @@ impl LazySnapshot {
 
     /// The figures.
     #[must_use]
+    #[inline]
     pub fn figures(&self) -> LimitSnapshot {
         (self.project)(&self.words)
     }

@@ -4,7 +4,9 @@ mod memory;
 #[cfg(feature = "redis")]
 mod redis;
 
-pub use self::memory::{DefaultHashBuilder, DynLimit, KeyId, MemoryLimits, MemoryLimitsFor, Memory, MemoryBuilder, TopKey, Usage};
+pub use self::memory::{
+    DefaultHashBuilder, DynLimit, KeyId, Memory, MemoryBuilder, MemoryLimits, MemoryLimitsFor, TopKey, Usage,
+};
 #[cfg(feature = "redis-tls")]
 pub use self::redis::RedisTls;
 #[cfg(feature = "redis")]

@@ -45,7 +45,11 @@ pub(super) struct EvictionState<C> {
 impl<C: AtomicState> EvictionState<C> {
     pub(super) fn new(carries_debt: bool, sets: usize, words: usize) -> Self {
         let inherited_debts = if carries_debt { sets } else { 0 };
-        Self { inherited_debts: (0..inherited_debts).map(|_| C::new(words)).collect(), full_since: RelaxedU64::new(0), evicted: RelaxedU64::new(0) }
+        Self {
+            inherited_debts: (0..inherited_debts).map(|_| C::new(words)).collect(),
+            full_since: RelaxedU64::new(0),
+            evicted: RelaxedU64::new(0),
+        }
     }
 
     pub(super) fn inherited_debts(&self) -> usize {
@@ -96,7 +100,11 @@ impl<C: AtomicState> Table<C> {
     /// Returns the state that an absent key starts with, if it inherits any debt: at least the usage of every key that was
     /// evicted in either of its sets. It is consistent if the location is still valid.
     #[inline]
-    pub(crate) fn inherited_debt(&self, location: &Location, policy: &impl EvictionPolicy<C::State>) -> Option<C::State> {
+    pub(crate) fn inherited_debt(
+        &self,
+        location: &Location,
+        policy: &impl EvictionPolicy<C::State>,
+    ) -> Option<C::State> {
         if self.carries_debt() { self.merge_debts(location, policy) } else { None }
     }
 
@@ -124,7 +132,12 @@ impl<C: AtomicState> Table<C> {
     ///
     /// Returns an error if the table is full and no key can be evicted.
     #[cold]
-    pub(crate) fn make_space(&self, location: &Location, now: u64, policy: &impl EvictionPolicy<C::State>) -> Result<(), TableFull> {
+    pub(crate) fn make_space(
+        &self,
+        location: &Location,
+        now: u64,
+        policy: &impl EvictionPolicy<C::State>,
+    ) -> Result<(), TableFull> {
         if self.relocate(location.candidate_sets, now) {
             return Ok(());
         }
@@ -139,7 +152,9 @@ impl<C: AtomicState> Table<C> {
     /// Returns an error if an absent key would be denied because the table is full.
     #[inline]
     pub(crate) fn is_full_for(&self, location: &Location, now: u64, when_full: WhenFull) -> Result<(), TableFull> {
-        if location.is_absent() && (when_full == WhenFull::Deny || self.all_are_held(location.candidate_sets.into_iter())) {
+        if location.is_absent()
+            && (when_full == WhenFull::Deny || self.all_are_held(location.candidate_sets.into_iter()))
+        {
             return self.has_space(location.candidate_sets, now);
         }
         Ok(())
@@ -154,7 +169,8 @@ impl<C: AtomicState> Table<C> {
     #[cold]
     fn has_space(&self, candidate_sets: [usize; 2], now: u64) -> Result<(), TableFull> {
         let is_free = |set: usize| self.sets[set].find_free(now, &self.holds).is_some();
-        let has_space = candidate_sets.into_iter().any(is_free) || !matches!(self.find_relocation(candidate_sets, now), Search::None);
+        let has_space = candidate_sets.into_iter().any(is_free)
+            || !matches!(self.find_relocation(candidate_sets, now), Search::None);
         if has_space { Ok(()) } else { Err(self.full_error(candidate_sets)) }
     }
 

@@ -29,7 +29,7 @@ impl<C: AtomicState> Table<C> {
         Self::with_sets(Self::sets_for_keys(keys), words, when_full)
     }
 
-    fn sets_for_keys(keys: usize) -> usize {
+    pub(super) fn sets_for_keys(keys: usize) -> usize {
         // 0.376 sets for each key.
         (keys / 125).saturating_mul(47).saturating_add(keys % 125 * 47 / 125).saturating_add(Self::SLACK_SETS)
     }
@@ -74,7 +74,9 @@ impl<C: AtomicState> Table<C> {
 
     /// Returns whether nothing has changed since the reading.
     pub(crate) fn is_current(&self, location: &Location) -> bool {
-        location.validated_sets().all(|which| self.sets[location.candidate_sets[which]].validate(location.versions[which]))
+        location
+            .validated_sets()
+            .all(|which| self.sets[location.candidate_sets[which]].validate(location.versions[which]))
     }
 
     /// Locks what was read. Returns `false`, with nothing locked, if anything has changed since the reading.
@@ -126,7 +128,12 @@ impl<C: AtomicState> Table<C> {
     ///
     /// The location still depends on both sets, so that unlocking it unlocks both.
     #[inline]
-    pub(crate) fn ensure_slot(&self, location: &Location, now: u64, policy: &impl EvictionPolicy<C::State>) -> Option<SlotIndex> {
+    pub(crate) fn ensure_slot(
+        &self,
+        location: &Location,
+        now: u64,
+        policy: &impl EvictionPolicy<C::State>,
+    ) -> Option<SlotIndex> {
         location.slot().or_else(|| self.insert_slot(location, now, policy))
     }
 

@@ -8,8 +8,8 @@ use std::collections::{BTreeMap, HashMap};
 
 use proptest::prelude::*;
 
-use super::*;
 use super::set::{SLOTS, all_slots};
+use super::*;
 use crate::algorithm::AtomicState;
 use crate::sync::AtomicU64;
 
@@ -69,12 +69,12 @@ fn try_put(table: &Words, hash: u64, now: u64, until: u64) -> bool {
     loop {
         let location = location(table, hash);
         assert!(table.lock(&location), "nobody else is there");
-        let place = table.ensure_slot(&location, now, &Plain);
-        if let Some(place) = place {
-            *table.edit(place) = [until, hash];
+        let slot = table.ensure_slot(&location, now, &Plain);
+        if let Some(slot) = slot {
+            *table.edit(slot) = [until, hash];
         }
         table.unlock(&location);
-        if place.is_some() {
+        if slot.is_some() {
             return true;
         }
         if !table.relocate(location.candidate_sets, now) {
@@ -95,15 +95,15 @@ fn hold(table: &Words, hash: u64, now: u64, amount: u64) {
     loop {
         let location = location(table, hash);
         assert!(table.lock(&location), "nobody else is there");
-        let place = table.ensure_slot(&location, now, &Plain);
-        if let Some(place) = place {
+        let slot = table.ensure_slot(&location, now, &Plain);
+        if let Some(slot) = slot {
             if location.is_absent() {
-                *table.edit(place) = [0, hash];
+                *table.edit(slot) = [0, hash];
             }
             table.hold(&location, amount);
         }
         table.unlock(&location);
-        if place.is_some() {
+        if slot.is_some() {
             return;
         }
         assert!(table.relocate(location.candidate_sets, now), "there is room");
@@ -112,7 +112,7 @@ fn hold(table: &Words, hash: u64, now: u64, amount: u64) {
 
 /// Notes whose the zero state is.
 fn put_idle(table: &Words, hash: u64) {
-    table.update(hash, 0, None::<&Plain>, |table, place, _| *table.edit(place) = [0, hash]).expect("it has a slot");
+    table.update(hash, 0, None::<&Plain>, |table, slot, _| *table.edit(slot) = [0, hash]).expect("it has a slot");
 }
 
 fn end_hold(table: &Words, hash: u64, amount: u64) {
@@ -182,7 +182,7 @@ fn a_key_is_found_until_it_is_removed() {
 }
 
 #[test]
-fn a_state_is_changed_in_its_place() {
+fn edit_changes_the_state_of_a_present_key() {
     let table = table_of(3);
     put(&table, 5, 1, 10);
     put(&table, 5, 2, 20);
@@ -195,13 +195,13 @@ fn a_state_is_changed_in_its_place() {
 }
 
 #[test]
-fn the_hash_zero_is_a_key_and_not_an_empty_slot() {
+fn hash_zero_is_a_key_and_not_an_empty_slot() {
     let table = table_of(2);
     let new = location(&table, 0);
     assert!(new.is_absent());
     assert!(table.lock(&new));
-    let place = table.ensure_slot(&new, 1, &Plain).expect("room");
-    *table.edit(place) = [9, 9];
+    let slot = table.ensure_slot(&new, 1, &Plain).expect("room");
+    *table.edit(slot) = [9, 9];
     table.unlock(&new);
     assert!(!location(&table, 0).is_absent());
     assert_eq!(*table.read(0, &mut { Location::EMPTY }).state, [9, 9]);
@@ -222,7 +222,7 @@ fn full_pair() -> (Words, Vec<u64>) {
 }
 
 #[test]
-fn a_slot_is_free_from_the_moment_that_its_state_is_idle() {
+fn slot_is_free_as_soon_as_its_state_is_idle() {
     let (table, keys) = full_pair();
     assert!(!try_put(&table, 9, 99, 1000), "at 99 all are live");
     assert!(keys.iter().all(|&key| get(&table, key).is_ok()));
@@ -234,7 +234,7 @@ fn a_slot_is_free_from_the_moment_that_its_state_is_idle() {
 }
 
 #[test]
-fn the_horizon_is_the_latest_moment_at_which_a_dropped_state_was_idle() {
+fn horizon_is_the_latest_idle_time_of_the_dropped_states() {
     // Far enough from each other that they don't share it.
     let [here, other, far, farther] = [0, 64, 128, 192];
     let table = table_of(200);
@@ -258,7 +258,7 @@ fn the_horizon_is_the_latest_moment_at_which_a_dropped_state_was_idle() {
 }
 
 #[test]
-fn a_key_that_moves_onto_an_idle_one_leaves_its_horizon_there() {
+fn relocation_onto_an_idle_key_raises_the_horizon() {
     // Too far from each other to share it.
     let (from, to) = (0, 64);
     let table = table_of(70);
@@ -276,7 +276,7 @@ fn a_key_that_moves_onto_an_idle_one_leaves_its_horizon_there() {
 }
 
 #[test]
-fn a_held_key_keeps_its_slot_though_it_is_idle() {
+fn held_key_keeps_its_slot_when_idle() {
     let (table, keys) = full_pair();
     hold(&table, keys[0], 1, 3);
     hold(&table, keys[0], 1, 2);
@@ -294,7 +294,7 @@ fn a_held_key_keeps_its_slot_though_it_is_idle() {
 }
 
 #[test]
-fn nobody_is_evicted_on_whom_something_is_held() {
+fn eviction_skips_held_keys() {
     let (table, keys) = full_pair();
     // Among those that would be idle first.
     for &key in &keys[..4] {
@@ -315,7 +315,7 @@ fn nobody_is_evicted_on_whom_something_is_held() {
 }
 
 #[test]
-fn what_is_held_moves_with_its_key() {
+fn held_amount_moves_with_a_relocated_key() {
     let table = table_of(70);
     let moves = hashes_for(&table, [0, 64]).next().expect("a hash");
     hold(&table, moves, 1, 7);
@@ -335,7 +335,7 @@ fn what_is_held_moves_with_its_key() {
 }
 
 #[test]
-fn a_key_that_is_removed_keeps_what_is_held_and_its_slot() {
+fn removed_key_keeps_its_held_amount_and_its_slot() {
     let (table, keys) = full_pair();
     hold(&table, keys[0], 1, 5);
     table.remove(keys[0]);
@@ -349,7 +349,7 @@ fn a_key_that_is_removed_keeps_what_is_held_and_its_slot() {
 }
 
 #[test]
-fn a_lock_needs_all_that_was_read_to_be_as_it_was() {
+fn lock_fails_if_anything_has_changed_since_the_reading() {
     let table = table_of(4);
     // The two sets in either order, since they are locked by their place in the table.
     for [first, other] in [[0, 2], [3, 1]] {
@@ -375,7 +375,7 @@ fn a_lock_needs_all_that_was_read_to_be_as_it_was() {
 }
 
 #[test]
-fn who_is_nowhere_locks_both_sets() {
+fn lock_of_an_absent_key_locks_both_sets() {
     let table = table_of(4);
     for [first, other] in [[0, 2], [3, 1]] {
         let mut between = hashes_for(&table, [first, other]);
@@ -403,15 +403,15 @@ fn who_is_nowhere_locks_both_sets() {
 }
 
 #[test]
-fn a_spot_tells_of_a_place_only_what_is_under_its_lock() {
+fn slot_of_a_locked_location_can_be_edited() {
     let table = table_of(2);
     put(&table, 5, 1, 10);
     let location = location(&table, 5);
     assert!(table.lock(&location));
-    let place = table.ensure_slot(&location, 1, &Plain).expect("it is there");
-    assert_eq!(table.fresh_at(place), 10);
-    assert_eq!(std::mem::replace(&mut *table.edit(place), [20, 5]), [10, 5]);
-    assert_eq!(table.fresh_at(place), 20);
+    let slot = table.ensure_slot(&location, 1, &Plain).expect("it is there");
+    assert_eq!(table.fresh_at(slot), 10);
+    assert_eq!(std::mem::replace(&mut *table.edit(slot), [20, 5]), [10, 5]);
+    assert_eq!(table.fresh_at(slot), 20);
     table.unlock(&location);
     assert_eq!(get(&table, 5), Ok(20));
 }
@@ -430,7 +430,7 @@ fn the_two_sets_of_a_key_differ() {
 }
 
 #[test]
-fn every_pair_of_sets_is_as_likely() {
+fn every_pair_of_candidate_sets_is_equally_likely() {
     const PAIRS: usize = 7 * 6;
     let table = table_of(7);
     let mut counts = HashMap::new();
@@ -451,7 +451,7 @@ fn check_room_for(keys: usize, seed: u64) {
 }
 
 #[test]
-fn a_few_keys_have_the_room_that_was_asked_for() {
+fn table_stores_its_capacity_of_a_few_keys() {
     for keys in 1..=60 {
         (0..200).for_each(|seed| check_room_for(keys, seed));
     }
@@ -461,18 +461,18 @@ fn a_few_keys_have_the_room_that_was_asked_for() {
 }
 
 #[test]
-fn some_keys_have_the_room_that_was_asked_for() {
+fn table_stores_its_capacity_of_some_keys() {
     (301..=3000).for_each(|keys| check_room_for(keys, 0));
 }
 
 #[test]
-fn many_keys_have_the_room_that_was_asked_for() {
+fn table_stores_its_capacity_of_many_keys() {
     check_room_for(100_000, 0);
     check_room_for(1_000_000, 0);
 }
 
 #[test]
-fn keys_that_come_and_go_have_the_room_that_was_asked_for() {
+fn table_stores_its_capacity_of_changing_keys() {
     for keys in [1, 2, 3, 5, 8, 13, 21, 34, 55, 89, 144, 1000, 10_000] {
         let table = Words::with_capacity(keys, 2, WhenFull::Evict);
         let lifetime = keys as u64;
@@ -530,7 +530,7 @@ fn the_chance_that_a_key_has_no_room_below_the_cap_is_under_a_billionth() {
 
 /// The doc comment's figure for a full table: when the first newcomer finds no room without forgetting somebody.
 #[test]
-fn a_table_fills_almost_to_the_last_slot() {
+fn table_fills_almost_to_the_last_slot() {
     for (sets, least) in [(50, 0.9), (1000, 0.93), (20_000, 0.93)] {
         let table = table_of(sets);
         let mut keys = Hashes(sets as u64);
@@ -546,7 +546,7 @@ fn a_table_fills_almost_to_the_last_slot() {
 }
 
 #[test]
-fn moving_loses_no_key() {
+fn relocation_loses_no_key() {
     for sets in [2, 3, 4, 7, 20, 100] {
         for seed in 0..50 {
             let table = table_of(sets);
@@ -567,7 +567,7 @@ fn moving_loses_no_key() {
 }
 
 #[test]
-fn a_full_table_forgets_who_would_be_idle_first() {
+fn full_table_evicts_the_key_that_is_idle_first() {
     // Among two sets there are no others to move to, so the table is a list of the six that last longest.
     let (table, keys) = full_pair();
     let mut model: BTreeMap<u64, u64> = (100..).zip(keys).collect();
@@ -584,7 +584,7 @@ fn a_full_table_forgets_who_would_be_idle_first() {
 }
 
 #[test]
-fn more_keys_than_slots_push_out_nobody_who_lasts() {
+fn more_keys_than_slots_evict_no_long_lived_key() {
     for sets in [2, 5, 9, 30] {
         let table = table_of(sets);
         let bytes = table.bytes();
@@ -644,7 +644,7 @@ proptest! {
 
     /// Against a map that never drops anything: whatever the table has dropped was idle at the horizon that it gives.
     #[test]
-    fn it_is_a_map_but_for_who_is_idle_at_the_horizon(seed: u64, steps in steps()) {
+    fn table_equals_a_map_except_for_idle_keys(seed: u64, steps in steps()) {
         let keys: Vec<u64> = Hashes(seed).take(60).collect();
         let table = Words::with_capacity(keys.len(), 2, WhenFull::Evict);
         let mut model: HashMap<u64, u64> = HashMap::new();

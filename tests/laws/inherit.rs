@@ -5,9 +5,7 @@ use std::time::Duration;
 use proptest::collection::vec;
 use proptest::prelude::*;
 use tower_ratelimit::algorithm::{Algorithm, ChargeOptions, Counters, HitLog, Step};
-use tower_ratelimit::{
-    FixedWindow, Gcra, LazySnapshot, LeakyQueue, Quota, SlidingLog, Timestamp,
-};
+use tower_ratelimit::{FixedWindow, Gcra, LazySnapshot, LeakyQueue, Quota, SlidingLog, Timestamp};
 
 use crate::cases;
 use crate::schedule::{blocks, quota};

@@ -150,5 +150,5 @@ macro_rules! impl_bucket {
     };
 }
 
-pub(super) use impl_bucket;
 pub(in crate::algorithm) use bucket_algorithm;
+pub(super) use impl_bucket;

@@ -19,7 +19,9 @@ impl BucketError {
         match self {
             Self::BurstZero => "invalid burst: 0 would deny every request; use at least 1",
             Self::BurstTooLarge => "invalid burst: the maximum is 2^53 (9007199254740992); use a smaller burst",
-            Self::FillsTooSlowly => "invalid burst: the bucket would take over 200 years to fill; use a smaller burst or a larger quota",
+            Self::FillsTooSlowly => {
+                "invalid burst: the bucket would take over 200 years to fill; use a smaller burst or a larger quota"
+            }
             Self::NotRepresentable => {
                 "invalid quota: in lowest terms, limit * period in microseconds must be at most 2^53 and the limit below \
                  2^32; use the nearest valid quota, which the error of `try_new` contains"

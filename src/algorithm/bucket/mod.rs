@@ -139,13 +139,7 @@ impl Bucket {
 
     /// Decides the common case. Returns [`Step::NotInLine`] in any other case.
     #[inline(always)]
-    fn decide_common(
-        &self,
-        state: &[u64; 4],
-        now: Timestamp,
-        options: ChargeOptions,
-        queued: bool,
-    ) -> Step<[u64; 4]> {
+    fn decide_common(&self, state: &[u64; 4], now: Timestamp, options: ChargeOptions, queued: bool) -> Step<[u64; 4]> {
         let &[ticks, fraction, rate, last_charged_at] = state;
         let (now, tokens) = (now.as_micros(), self.rate.tokens);
         let at = now.max(last_charged_at);
@@ -155,19 +149,25 @@ impl Bucket {
         if if queued { options.is_forced() } else { !options.is_immediate() } {
             return Step::NotInLine;
         }
-        let is_idle = ticks <= at;
-        if !is_idle && (queued || rate != self.rate.packed) {
-            return Step::NotInLine;
-        }
-        let (ticks, fraction) = if is_idle { (at, 0) } else { (ticks, fraction) };
-        let usage = ticks - at;
-        let carry = u64::from(fraction.wrapping_add(self.tolerance.fraction) >= tokens);
-        if usage <= self.tolerance.ticks + carry {
-            // As `Tat::plus`. Nothing saturates here.
+        // As `Tat::plus`. Nothing saturates here.
+        let charge = |ticks: u64, fraction: u64| {
             let borrow = fraction < self.interval.fraction;
             let ticks = ticks.wrapping_add(self.interval.ticks).wrapping_add(u64::from(borrow));
             let fraction = fraction.wrapping_sub(self.interval.fraction).wrapping_add(if borrow { tokens } else { 0 });
-            return Step::Allow { next: [ticks, fraction, self.rate.packed, at], delay: 0 };
+            Step::Allow { next: [ticks, fraction, self.rate.packed, at], delay: 0 }
+        };
+        // Apart from the other case, so that the compiler knows a denied state to be of this quota: then its snapshot is in line
+        // without a call. Row "hot key" of docs/performance.md.
+        if ticks <= at {
+            return charge(at, 0);
+        }
+        if queued || rate != self.rate.packed {
+            return Step::NotInLine;
+        }
+        let usage = ticks - at;
+        let carry = u64::from(fraction.wrapping_add(self.tolerance.fraction) >= tokens);
+        if usage <= self.tolerance.ticks + carry {
+            return charge(ticks, fraction);
         }
         // A longer wait is denied for longer than it lasts: see `beyond_horizon`.
         if usage.saturating_add(at - now).saturating_add(self.interval.ticks) >= MAX_PERIOD_MICROS {
@@ -355,6 +355,9 @@ impl Bucket {
 }
 
 /// Computes the snapshot from `[usage, fraction, rate, burst, clock lag]`.
+// In line, so that the compiler computes only the remaining where it compares several limits: row "three limits" of
+// docs/performance.md.
+#[inline(always)]
 fn project(&[usage, fraction, rate, burst, clock_lag]: &[u64; 5]) -> LimitSnapshot {
     let rate = Rate::unpack(rate);
     let tokens = rate.tokens;

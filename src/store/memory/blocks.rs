@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use crate::clock::Timestamp;
 use crate::sync::AtomicU64;
-use crate::table::{Location, Table, EvictionPolicy, WhenFull};
+use crate::table::{EvictionPolicy, Location, Table, WhenFull};
 
 /// The blocks of a limit.
 #[derive(Default)]

@@ -116,12 +116,13 @@ impl<L, C, S> MemoryBuilder<L, C, S> {
     {
         const MAX: u64 = 1 << 32;
         if self.capacity.max_keys == 0 {
-            return Err(Error::config(
-                "invalid `max_keys`: 0 keys would limit nothing; use at least 1",
-            ));
+            return Err(Error::config("invalid `max_keys`: 0 keys would limit nothing; use at least 1"));
         }
         if self.capacity.max_keys as u64 > MAX {
-            return Err(Error::config(format!("invalid `max_keys` {}: the maximum is 2^32; use a smaller value", self.capacity.max_keys)));
+            return Err(Error::config(format!(
+                "invalid `max_keys` {}: the maximum is 2^32; use a smaller value",
+                self.capacity.max_keys
+            )));
         }
         Ok(Memory::from_parts(self.limits.build(self.capacity)?, self.clock, self.hasher))
     }

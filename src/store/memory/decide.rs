@@ -81,18 +81,11 @@ where
     if limit.is_ahead(entry.state(), now, algorithm) {
         return Err(EntryError::NotApplicable);
     }
-    let name = || limit.limit.name_handle().clone();
     let charge = ChargeOptions::from(options);
     let charge = if COMPLETE { charge } else { charge.in_line() };
-    let status = match algorithm.decide(entry.state(), now, charge) {
-        Step::Allow { next, delay: 0 } if options.cost > 0 => {
-            let snapshot = store(entry, next, algorithm, now)?;
-            LimitStatus::from_wait(name(), 0, snapshot)
-        }
-        Step::Deny { wait } => {
-            let snapshot = algorithm.snapshot(entry.state(), now);
-            LimitStatus::from_wait(name(), wait.max(1), snapshot)
-        }
+    let (wait, snapshot) = match algorithm.decide(entry.state(), now, charge) {
+        Step::Allow { next, delay: 0 } if options.cost > 0 => (0, store(entry, next, algorithm, now)?),
+        Step::Deny { wait } => (wait.max(1), algorithm.snapshot(entry.state(), now)),
         _ if !COMPLETE => return Err(EntryError::Uncommon),
         step => {
             let verdict = step.verdict();
@@ -100,9 +93,12 @@ where
                 Step::Allow { next, .. } if options.cost > 0 => store(entry, next, algorithm, now)?,
                 _ => algorithm.snapshot(entry.state(), now),
             };
-            LimitStatus::of_limit(name(), verdict, snapshot, false)
+            let status = LimitStatus::of_limit(limit.limit.name_handle().clone(), verdict, snapshot, false);
+            return Ok(Decision::from_store(now, algorithm.supports_scheduling(), status));
         }
     };
+    // Built in one place: two would keep the drop of a decision that is not used. Row "hot key" of docs/performance.md.
+    let status = LimitStatus::from_wait(limit.limit.name_handle().clone(), wait, snapshot);
     Ok(Decision::from_store(now, algorithm.supports_scheduling(), status))
 }
 
@@ -176,9 +172,7 @@ where
             Err(EntryError::Store(StoreError::Full)) => {
                 let chosen = limit.limit.algorithm().choose(context.key);
                 // If the table is full, the transaction denies.
-                limit
-                    .evict_for(&location, context.now, chosen.borrow())
-                    .map_err(|_| LookupError::NotApplicable)?;
+                limit.evict_for(&location, context.now, chosen.borrow()).map_err(|_| LookupError::NotApplicable)?;
             }
             Err(EntryError::Store(StoreError::Changed) | EntryError::NotApplicable | EntryError::Uncommon) => {
                 return Err(LookupError::NotApplicable);

@@ -55,6 +55,9 @@ pub(super) type AtomicStateOf<A> = <<A as Algorithm>::State as State>::AtomicSta
 type CellOf<C> = AtomicStateOf<<C as Chooser>::Algorithm>;
 
 impl<C: Chooser + 'static, P: 'static> LimitTable<C, P> {
+    /// The maximum of `max_reset`: the sum with any time of a clock does not overflow.
+    const MAX_RESET: u64 = 1 << 62;
+
     /// Creates a limit with an empty table.
     ///
     /// # Errors
@@ -103,7 +106,8 @@ impl<C: Chooser + 'static, P: 'static> LimitTable<C, P> {
                 capacity.max_heap_bytes,
             )));
         }
-        let max_reset = limit.algorithm().fixed().map_or(0, |algorithm| micros_floor(algorithm.max_reset()));
+        let max_reset =
+            limit.algorithm().fixed().map_or(0, |algorithm| micros_floor(algorithm.max_reset()).min(Self::MAX_RESET));
         Ok(Self { limit, table, blocks, capacity, max_reset })
     }
 }
@@ -141,7 +145,11 @@ impl<C: Chooser + 'static, P> LimitTable<C, P> {
     /// Returns the state that an absent key starts with, if it inherits any debt.
     #[inline]
     fn inherited_debt(&self, location: &Location, algorithm: &C::Algorithm, now: Timestamp) -> Option<StateOf<C>> {
-        if location.is_absent() { self.table.inherited_debt(location, &self.eviction_policy(algorithm, now)) } else { None }
+        if location.is_absent() {
+            self.table.inherited_debt(location, &self.eviction_policy(algorithm, now))
+        } else {
+            None
+        }
     }
 
     /// Returns whether a state is so far ahead of `now` that the algorithm would decide as on the zero state. Then the
@@ -151,14 +159,19 @@ impl<C: Chooser + 'static, P> LimitTable<C, P> {
     pub(super) fn is_ahead(&self, state: &StateOf<C>, now: Timestamp, algorithm: &C::Algorithm) -> bool {
         let idle_at = state.idle_at();
         if TypeId::of::<C>() == TypeId::of::<C::Algorithm>() {
-            idle_at.saturating_sub(now.as_micros()) > self.max_reset
+            idle_at > now.as_micros().wrapping_add(self.max_reset)
         } else {
             is_ahead_of_clock(idle_at, now, algorithm)
         }
     }
 
     /// Without the lock: frees a slot for an absent key, if a key can be relocated or evicted.
-    pub(super) fn evict_for(&self, location: &Location, now: Timestamp, algorithm: &C::Algorithm) -> Result<(), TableFull> {
+    pub(super) fn evict_for(
+        &self,
+        location: &Location,
+        now: Timestamp,
+        algorithm: &C::Algorithm,
+    ) -> Result<(), TableFull> {
         self.table.make_space(location, now.as_micros(), &self.eviction_policy(algorithm, now))
     }
 

@@ -5,9 +5,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::builder::MemoryBuilder;
-use super::replace::DynLimit;
 use super::hasher::DefaultHashBuilder;
 use super::limits::{MemoryLimits, MemoryLimitsFor};
+use super::replace::DynLimit;
 use super::transaction_limit::{AcquireContext, Capacity, HeldLimit, TransactionLimit, read_clock};
 use super::usage::{KeyId, TopKey, Usage};
 use crate::algorithm::Algorithm;
@@ -138,7 +138,11 @@ impl<L: MemoryLimits<S>, C: Clock, S> Memory<L, C, S> {
     }
 
     /// Runs `f` on the limit with this name.
-    fn in_limit<Key: ?Sized, T>(&self, limit: &str, f: impl FnOnce(&dyn TransactionLimit<Key, S>) -> T) -> Result<T, Error>
+    fn in_limit<Key: ?Sized, T>(
+        &self,
+        limit: &str,
+        f: impl FnOnce(&dyn TransactionLimit<Key, S>) -> T,
+    ) -> Result<T, Error>
     where
         L: MemoryLimitsFor<Key, S>,
         S: BuildHasher,
@@ -198,7 +202,9 @@ impl<L: MemoryLimits<S>, C: Clock, S> Memory<L, C, S> {
         let (decision, limits) = L::acquire(&self.shared.tables, self.context(key, options), error);
         let held = (options.hold && decision.is_allowed()).then(|| {
             let shared = Arc::clone(&self.shared);
-            Held::new(options.cost, move |actual| LimiterFuture::ready(shared.settle::<L>(&limits, options.cost, actual)))
+            Held::new(options.cost, move |actual| {
+                LimiterFuture::ready(shared.settle::<L>(&limits, options.cost, actual))
+            })
         });
         Outcome { decision, held }
     }
@@ -206,7 +212,12 @@ impl<L: MemoryLimits<S>, C: Clock, S> Memory<L, C, S> {
 
 impl<R, C: Clock, S> Shared<R, C, S> {
     /// Ends a hold on each limit that shares a table with the limits of the hold, as their replacements do.
-    fn settle<L: MemoryLimits<S, Tables = R>>(&self, limits: &[HeldLimit], held: u64, actual: u64) -> Result<(), Error> {
+    fn settle<L: MemoryLimits<S, Tables = R>>(
+        &self,
+        limits: &[HeldLimit],
+        held: u64,
+        actual: u64,
+    ) -> Result<(), Error> {
         let mut settled = Ok(());
         L::for_each_info(&self.tables, &mut |table| {
             for limit in limits.iter().filter(|limit| limit.table == table.table_id()) {

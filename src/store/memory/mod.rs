@@ -2,23 +2,23 @@
 //!
 //! A decision on limits whose types are known takes the fast path of `decide`, if it applies. All else is a `transaction`.
 
-mod decide;
 mod blocks;
 mod builder;
-mod replace;
+mod decide;
 mod hasher;
+mod limit_table;
 mod limiter;
 mod limits;
-mod limit_table;
+mod replace;
 mod transaction;
 mod transaction_limit;
 mod usage;
 
 pub use self::builder::MemoryBuilder;
-pub use self::replace::DynLimit;
 pub use self::hasher::DefaultHashBuilder;
 pub use self::limiter::Memory;
 pub use self::limits::{MemoryLimits, MemoryLimitsFor};
+pub use self::replace::DynLimit;
 pub use self::usage::{KeyId, TopKey, Usage};
 
 #[cfg(all(test, loom))]

@@ -8,8 +8,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use arc_swap::ArcSwap;
 
 use super::hasher::DefaultHashBuilder;
-use super::limits::{MemoryLimits, MemoryLimitsFor};
 use super::limit_table::LimitTable;
+use super::limits::{MemoryLimits, MemoryLimitsFor};
 use super::transaction;
 use super::transaction_limit::{AcquireContext, Capacity, HeldLimit, LimitInfo, LimitRead, TransactionLimit};
 use crate::decision::Decision;
@@ -121,7 +121,11 @@ impl<Key: ?Sized + 'static, S: BuildHasher + 'static> MemoryLimits<S> for Vec<Dy
     type Tables = DynLimits<Key, S>;
 
     fn build(self, capacity: Capacity) -> Result<Self::Tables, Error> {
-        Ok(DynLimits { now: ArcSwap::from_pointee(build(self, capacity, &[])?), replace_lock: Mutex::default(), capacity })
+        Ok(DynLimits {
+            now: ArcSwap::from_pointee(build(self, capacity, &[])?),
+            replace_lock: Mutex::default(),
+            capacity,
+        })
     }
 
     fn for_each_info(tables: &Self::Tables, f: &mut dyn FnMut(&dyn LimitInfo)) {
@@ -131,10 +135,7 @@ impl<Key: ?Sized + 'static, S: BuildHasher + 'static> MemoryLimits<S> for Vec<Dy
 
 impl<Key: ?Sized + 'static, S: BuildHasher + 'static> MemoryLimitsFor<Key, S> for Vec<DynLimit<Key, S>> {
     #[inline]
-    fn try_acquire(
-        _tables: &Self::Tables,
-        _context: &AcquireContext<'_, Key, S>,
-    ) -> Result<Decision, LookupError> {
+    fn try_acquire(_tables: &Self::Tables, _context: &AcquireContext<'_, Key, S>) -> Result<Decision, LookupError> {
         Err(LookupError::NotApplicable)
     }
 

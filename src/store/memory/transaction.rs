@@ -94,8 +94,7 @@ pub(super) fn peek<Key: ?Sized, S: BuildHasher, L: TransactionLimit<Key, S> + ?S
             let will_charge = verdict.is_allowed() && context.options.cost > 0;
             let mut charged = limits.iter().zip(&*reads).filter(|_| will_charge);
             let full = charged.find_map(|(limit, read)| limit.is_full_for(read).err());
-            return full
-                .map_or_else(|| decide(limits, reads, context), |full| table_full_decision(full, context.now));
+            return full.map_or_else(|| decide(limits, reads, context), |full| table_full_decision(full, context.now));
         }
         backoff.wait();
     }
@@ -124,8 +123,7 @@ fn read_all<Key: ?Sized, S: BuildHasher, L: TransactionLimit<Key, S> + ?Sized>(
     if mode == ReadMode::Together {
         if !context.options.hold
             && context.options.max_delay.is_none_or(|max_delay| !max_delay.is_zero())
-            && let Some(blocked) =
-                enforced(reads).map(|read| read.blocked).max().filter(|blocked| !blocked.is_zero())
+            && let Some(blocked) = enforced(reads).map(|read| read.blocked).max().filter(|blocked| !blocked.is_zero())
         {
             return read_after_blocks(limits, reads, context, blocked);
         }

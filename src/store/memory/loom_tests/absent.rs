@@ -24,7 +24,7 @@ fn absent(table: &Words, k: u64) -> Option<Location> {
 
 /// The reader looks at the first set before the key is moved there, and at the second one after that.
 #[test]
-fn a_key_that_moves_home_is_never_absent() {
+fn key_relocated_to_its_first_set_is_never_absent() {
     for between in [[0, 1], [1, 0]] {
         model(3, move || {
             let (table, k) = in_second_set(2, between);
@@ -40,7 +40,7 @@ fn a_key_that_moves_home_is_never_absent() {
 }
 
 #[test]
-fn a_key_that_leaves_home_is_never_absent() {
+fn key_relocated_from_its_first_set_is_never_absent() {
     for between in [[0, 1], [1, 0]] {
         model(3, move || {
             let table = Words::with_capacity(1, 2, WhenFull::Evict);
@@ -60,7 +60,7 @@ fn a_key_that_leaves_home_is_never_absent() {
 /// The only change is to the second set. A reading that found the key absent was made after it, of both sets: so what the
 /// location vouches for still holds, and the key can be inserted there.
 #[test]
-fn an_absent_key_has_both_sets_at_rest() {
+fn reading_of_an_absent_key_is_valid_for_both_sets() {
     for between in [[0, 1], [1, 0]] {
         model(3, move || {
             let (table, k) = in_second_set(2, between);
@@ -77,7 +77,7 @@ fn an_absent_key_has_both_sets_at_rest() {
 
 /// As above, where the key is idle, and a newcomer whose other set is a third one takes its slot.
 #[test]
-fn a_key_whose_slot_was_taken_has_both_sets_at_rest() {
+fn reading_of_a_replaced_idle_key_is_valid_for_both_sets() {
     for between in [[0, 1], [1, 0], [2, 1], [1, 2]] {
         model(2, move || {
             let (table, k) = in_second_set(3, between);

@@ -23,11 +23,11 @@ use std::time::Duration;
 
 use loom::thread;
 
-use crate::table::{EvictionPolicy, Location, Table, WhenFull};
 use crate::algorithm::{Algorithm, ChargeOptions, Counters, HitLog, HitLogEdit, State, Step};
 use crate::limiter::{Acquisition, Held, LimiterFuture};
 use crate::store::{MemoryLimits, MemoryLimitsFor};
 use crate::sync::AtomicU64;
+use crate::table::{EvictionPolicy, Location, Table, WhenFull};
 use crate::{
     AcquireOptions, Clock, Decision, DecisionSource, LazySnapshot, Limit, LimitSnapshot, Limiter, Memory, Timestamp,
 };
@@ -289,8 +289,8 @@ fn put(table: &Table<[AtomicU64; 2]>, now: u64, key: u64) {
     let mut location = Location::EMPTY;
     drop(table.read(key, &mut location));
     assert!(table.lock(&location), "nobody else writes");
-    let place = table.ensure_slot(&location, now, &Plain).expect("there is room");
-    *table.edit(place) = [now + 100, key];
+    let slot = table.ensure_slot(&location, now, &Plain).expect("there is room");
+    *table.edit(slot) = [now + 100, key];
     table.unlock(&location);
 }
 
