@@ -1,49 +1,48 @@
-//! A custom algorithm: a daily allowance whose unused part carries over to the next days.
+//! An algorithm of one's own: so much a day, and what is left over is carried into the next days.
 //!
 //! ```text
 //! cargo run --example custom_algorithm
 //! ```
 //!
-//! Prints two weeks of a mobile data plan with 2 GB per day that keeps up to 10 GB. A request that does not fit is
-//! denied until the midnight at which it fits. A request for more than 10 GB exceeds the limit. The example uses a
-//! manual clock.
+//! Prints a phone's fortnight on a plan of 2 GB a day that carries over up to 10 GB. What does not fit is refused until
+//! the midnight from which it does; what never fits is refused for good. The clock is moved by hand.
 
 use std::time::Duration;
 
-use tower_ratelimit::algorithm::Algorithm;
-use tower_ratelimit::{AcquireOptions, Error, LazySnapshot, LimitSnapshot, ManualClock, Memory, Timestamp, Verdict};
+use tower_ratelimit::algorithm::{Algorithm, ChargeOptions, Step};
+use tower_ratelimit::{AcquireOptions, Error, LazySnapshot, LimitSnapshot, ManualClock, Memory, Timestamp};
 
 const HOUR: u64 = 3_600_000_000;
 const DAY: u64 = 24 * HOUR;
 
-/// Adds `daily` (at least 1) at each midnight UTC, up to `max` (at least 1). A new key has `max`.
+/// `daily` (at least 1) more at each midnight UTC, of which at most `most` (at least 1) are kept. A new key has `most`.
 #[derive(Debug)]
 struct Allowance {
     daily: u64,
-    max: u64,
+    most: u64,
 }
 
-/// The midnight at which the usage is zero again; the usage after the last charge; the time of the last charge.
+/// The midnight at which all is paid back; what was owed after the last charge; the time of that.
 type State = [u64; 3];
 
 impl Allowance {
-    /// Returns the usage, and its time: `now`, or the newest time in the state if the clock stepped back.
-    fn usage(&self, &[idle_at, used, charged_at]: &State, now: Timestamp) -> (u64, u64) {
+    /// What is owed, and the moment that it is owed at: now, or the newest time that the state has seen.
+    fn owed(&self, &[full_at, owed, written_at]: &State, now: Timestamp) -> (u64, u64) {
         let now = now.as_micros();
-        let at = now.max(charged_at);
-        // A larger step back means that the clock was wrong before: the key counts as idle.
-        if idle_at <= at || Duration::from_micros(at - now) > self.max_reset() {
+        let at = now.max(written_at);
+        // Such a large step back in time is a clock that was wrong once: the state is as new.
+        if full_at <= at || Duration::from_micros(at - now) > self.max_reset() {
             return (0, now);
         }
-        (used.saturating_sub(self.daily.saturating_mul(at / DAY - charged_at / DAY)), at)
+        (owed.saturating_sub(self.daily.saturating_mul(at / DAY - written_at / DAY)), at)
     }
 
-    fn state(&self, used: u64, at: u64) -> State {
-        if used == 0 { [0; 3] } else { [self.restored_at(used, at).as_micros(), used, at] }
+    fn state(&self, owed: u64, at: u64) -> State {
+        if owed == 0 { [0; 3] } else { [self.paid_at(owed, at).as_micros(), owed, at] }
     }
 
-    /// Returns the midnight at which `amount` of the usage at `at` is available again.
-    fn restored_at(&self, amount: u64, at: u64) -> Timestamp {
+    /// The midnight at which `amount` of what is owed at `at` is paid back.
+    fn paid_at(&self, amount: u64, at: u64) -> Timestamp {
         Timestamp::from_micros((at / DAY).saturating_add(amount.div_ceil(self.daily)).saturating_mul(DAY))
     }
 }
@@ -51,40 +50,36 @@ impl Allowance {
 impl Algorithm for Allowance {
     type State = State;
 
-    fn peek(&self, state: &State, now: Timestamp, options: AcquireOptions) -> Verdict {
-        let (used, at) = self.usage(state, now);
-        match self.max.checked_sub(options.cost) {
-            None => Verdict::ExceedsLimit,
-            Some(left) if used <= left => Verdict::Allowed,
-            Some(left) => Verdict::Denied { retry_after: self.restored_at(used - left, at).since(now) },
+    fn decide(&self, state: &State, now: Timestamp, options: ChargeOptions) -> Step<State> {
+        let (owed, at) = self.owed(state, now);
+        if !options.is_forced() {
+            match self.most.checked_sub(options.cost) {
+                None => return Step::Exceeds,
+                Some(room) if owed > room => return Step::deny_for(self.paid_at(owed - room, at).since(now)),
+                Some(_) => {}
+            }
         }
-    }
-
-    fn charge(&self, state: &mut State, now: Timestamp, _delay: Duration, cost: u64) {
-        if cost > 0 {
-            let (used, at) = self.usage(state, now);
-            *state = self.state(used.saturating_add(cost), at);
-        }
+        Step::Allow { next: self.state(owed.saturating_add(options.cost), at), delay: 0 }
     }
 
     fn snapshot(&self, state: &State, now: Timestamp) -> LazySnapshot {
-        let (used, at) = self.usage(state, now);
-        let [reset, next_token_after] = [used, used.saturating_sub(self.max - 1).max(used.min(1))]
-            .map(|amount| if amount == 0 { Duration::ZERO } else { self.restored_at(amount, at).since(now) });
-        let remaining = self.max.saturating_sub(used);
-        LimitSnapshot { limit: self.max, window: self.max_reset(), remaining, reset, next_token_after }.into()
+        let (owed, at) = self.owed(state, now);
+        let [reset, next_token_after] = [owed, owed.saturating_sub(self.most - 1).max(owed.min(1))]
+            .map(|amount| if amount == 0 { Duration::ZERO } else { self.paid_at(amount, at).since(now) });
+        let remaining = self.most.saturating_sub(owed);
+        LimitSnapshot { limit: self.most, window: self.max_reset(), remaining, reset, next_token_after }.into()
     }
 
     fn max_reset(&self) -> Duration {
-        Duration::from_micros(DAY.saturating_mul(self.max.div_ceil(self.daily)))
+        Duration::from_micros(DAY.saturating_mul(self.most.div_ceil(self.daily)))
     }
 }
 
 fn main() -> Result<(), Error> {
     let clock = ManualClock::new();
-    let plan = Memory::builder(Allowance { daily: 2, max: 10 }).clock(clock.clone()).build()?;
+    let plan = Memory::builder(Allowance { daily: 2, most: 10 }).clock(clock.clone()).build()?;
     for (day, gigabytes) in [(1, 3), (2, 1), (3, 6), (4, 4), (5, 3), (9, 7), (10, 6), (11, 12), (14, 10)] {
-        clock.set(ManualClock::START.saturating_add(Duration::from_micros((day - 1) * DAY + 18 * HOUR)));
+        clock.set(ManualClock::START.after(Duration::from_micros((day - 1) * DAY + 18 * HOUR)));
         let decision = plan.check("+49 170 555 01", AcquireOptions::cost(gigabytes));
         let left = decision.remaining().unwrap_or_default();
         println!("day {day:>2}: {gigabytes:>2} GB? {:?}, {left} GB left", decision.verdict());

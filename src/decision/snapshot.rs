@@ -45,6 +45,7 @@ impl LazySnapshot {
 
     /// Computes the snapshot.
     #[must_use]
+    #[inline]
     pub fn compute(&self) -> LimitSnapshot {
         (self.compute)(&self.words)
     }

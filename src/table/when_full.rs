@@ -1,50 +1,47 @@
-/// What becomes of a new key when there is no room for it: at the cap on keys, which is
-/// [`max_keys`](crate::MemoryBuilder::max_keys).
+/// What happens to a new key when the table is full: at [`max_keys`](crate::MemoryBuilder::max_keys).
 ///
-/// Below the cap none of this happens: with as many keys remembered as that, the chance that one of them has no room is under
-/// 10^-9, whatever the cap. (Only in the millisecond after a table was full to its last slot is less thoroughly looked for
-/// room.) Keys that have room are not concerned: they are decided as ever.
+/// Below that number of live keys, a new key always gets a slot: the probability that it does not is under 10^-9, whatever the
+/// number. (Only in the millisecond after the table was full, the search for a slot is shorter.) Keys that have a slot are not
+/// affected.
 ///
-/// | | over-admits | a new key, while the table is full |
+/// | | admits beyond a limit | a new key, while the table is full |
 /// |---|---|---|
-/// | [`Forget`](Self::Evict) | what was forgotten, once each time | is as good as new |
-/// | [`Inherit`](Self::CarryOver) | never | may be refused for what others owe |
-/// | [`Refuse`](Self::Deny) | never | is refused |
+/// | [`Evict`](Self::Evict) | the usage of an evicted key, once for each eviction | starts idle |
+/// | [`CarryOver`](Self::CarryOver) | never | may be denied for the usage of evicted keys |
+/// | [`Deny`](Self::Deny) | never | is denied |
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum WhenFull {
-    /// The key among the few in its place that owes least makes room: the one with the smallest part of its limit used up,
-    /// and of equals the one that is as good as new first. The default.
+    /// Evicts, of the six keys in the new key's place, the key with the least usage: the smallest part of its limit, and of
+    /// equals the key that is idle first. The default.
     ///
-    /// Of six keys the one that owes least goes, so whoever is being refused stays, unless all six are. A key that is
-    /// forgotten is as good as new when it comes back, and may have its burst again: what it owed until then is let through
-    /// beyond its limit, once for each time that it is forgotten.
+    /// A key at its limit stays, unless all six are at their limits. An evicted key is idle when it comes back, so its burst is
+    /// available again: its usage is admitted beyond the limit, once for each eviction.
     ///
-    /// So a flood of new keys that use a part of their limit each frees no key that has used up its own. A flood of keys that
-    /// each use up their whole limit does: the other five must all have used as much, and nobody knows which keys share these
-    /// places, so about as many keys as have room must use up their limit while the key is refused. That is
-    /// [`max_keys`](crate::MemoryBuilder::max_keys) times the limit, in requests that are let through. Where clients can make
-    /// keys up (sessions, accounts, IPv6 addresses) and the limit must hold all the same, choose [`Inherit`](Self::CarryOver) or
-    /// [`Refuse`](Self::Deny).
+    /// A flood of new keys that each use a part of their limit therefore evicts no key that is at its limit. A flood of keys that
+    /// each use up their whole limit does: the other five keys must have used as much. Clients do not know which keys share a
+    /// place. So to evict a particular key, about as many keys as the capacity must use up their limits while that key is
+    /// denied: [`max_keys`](crate::MemoryBuilder::max_keys) times the limit, in admitted requests. If clients can create keys
+    /// (sessions, accounts, IPv6 addresses) and the limit must hold in any case, choose [`CarryOver`](Self::CarryOver) or
+    /// [`Deny`](Self::Deny).
     ///
-    /// Where the algorithm is chosen by the key, what the six owe is measured by the new key's algorithm.
+    /// If the algorithm is chosen by the key, the new key's algorithm determines the usage of all six.
     #[default]
     Evict,
-    /// As with [`Forget`](Self::Evict) the key that owes least makes room, but what it owes stays owed in its place: every
-    /// new key there, itself included when it comes back, starts with the most that anybody owed who was forgotten there.
+    /// Evicts like [`Evict`](Self::Evict), and keeps the usage of the evicted keys: every new key in their place, also an evicted
+    /// key that comes back, starts with the largest usage of the keys that were evicted there.
     ///
-    /// So nobody is ever let through beyond a limit, however many keys there are. Under a flood of new keys this holds them
-    /// together to what the table's keys may have: new keys begin with a debt and are soon refused, and the honest ones among
-    /// them too, for as long as it takes what was inherited to drain. A key that is [reset](crate::Memory::reset) begins
-    /// like a new one.
+    /// So no key is ever admitted beyond its limit, however many keys there are. A flood of new keys is limited, together, to
+    /// what the keys of the table can use: new keys start with usage and are soon denied, other clients' new keys among them,
+    /// until that usage has drained. A key that is [reset](crate::Limiter::reset) starts like a new key.
     ///
-    /// Exact where one algorithm holds for all keys; where it is chosen by the key, the new key's algorithm reads what was
-    /// inherited. A state is kept for every three keys more.
+    /// This is exact if one algorithm applies to all keys. If the algorithm is chosen by the key, the new key's algorithm
+    /// interprets the usage. The table stores one more state for every three keys.
     CarryOver,
-    /// The new key is refused, with a `retry_after` until one of the keys in its place is as good as new. The decision is
-    /// [by policy](crate::DecisionSource::Policy): no limit of the key's own has refused it, and in HTTP it is a 503.
+    /// Denies the new key, with a `retry_after` until one of the keys in its place is idle. The decision is
+    /// [by policy](crate::DecisionSource::Policy), as no limit of the key has denied it. In HTTP it is a 503.
     ///
-    /// Setting what a new key has used, and charging one more afterwards, fails with an error. A shadow limit that is full
-    /// forgets: it never refuses.
+    /// Setting the usage of a new key, and charging a new key after its request, fails with an error. A shadow limit evicts
+    /// instead, as it never denies.
     Deny,
 }

@@ -1,4 +1,4 @@
-//! Invalid settings are errors at build time. The message states what would be valid.
+//! What can't be is refused when it is built, with a message that says what would be right.
 
 use std::time::Duration;
 
@@ -8,14 +8,15 @@ use tower_ratelimit::{
 };
 
 use crate::cases;
-use crate::model::MAX_PERIOD;
+use crate::model::LONGEST;
 use crate::schedule::{bucket, log_uniform};
 use crate::span::ticks;
+use crate::subject::gcra;
 
-const MAX_LIMIT: u64 = 1 << 53;
+const LARGEST: u64 = 1 << 53;
 
 #[test]
-fn invalid_quotas_are_errors() {
+fn quotas() {
     let second = Duration::from_secs(1);
     let cases = [
         (Quota::try_new(0, second), QuotaError::LimitZero, "at least 1"),
@@ -23,25 +24,25 @@ fn invalid_quotas_are_errors() {
         (Quota::try_per_minute(0), QuotaError::LimitZero, "at least 1"),
         (Quota::try_per_hour(0), QuotaError::LimitZero, "at least 1"),
         (Quota::try_per_day(0), QuotaError::LimitZero, "at least 1"),
-        (Quota::try_new(MAX_LIMIT + 1, second), QuotaError::LimitTooLarge, "2^53"),
+        (Quota::try_new(LARGEST + 1, second), QuotaError::LimitTooLarge, "2^53"),
         (Quota::try_new(u64::MAX, second), QuotaError::LimitTooLarge, "2^53"),
         (Quota::try_new(1, Duration::ZERO), QuotaError::PeriodZero, "at least one microsecond"),
         (Quota::try_new(1, Duration::from_nanos(1)), QuotaError::FractionalMicros, "whole number of microseconds"),
         (Quota::try_new(1, second + Duration::from_nanos(500)), QuotaError::FractionalMicros, "whole number"),
         (Quota::try_new(1, second / 3), QuotaError::FractionalMicros, "whole number of microseconds"),
-        (Quota::try_new(1, ticks(MAX_PERIOD + 1)), QuotaError::PeriodTooLong, "200 years"),
+        (Quota::try_new(1, ticks(LONGEST + 1)), QuotaError::PeriodTooLong, "200 years"),
         (Quota::try_new(1, Duration::from_secs(u64::MAX)), QuotaError::PeriodTooLong, "200 years"),
     ];
-    for (built, expected, text) in cases {
+    for (built, expected, says) in cases {
         assert_eq!(built, Err(expected));
-        assert!(expected.to_string().contains(text), "{expected}");
+        assert!(expected.to_string().contains(says), "{expected}");
     }
-    assert!(Quota::try_new(MAX_LIMIT, ticks(MAX_PERIOD)).is_ok());
+    assert!(Quota::try_new(LARGEST, ticks(LONGEST)).is_ok());
     assert!(Quota::try_new(1, ticks(1)).is_ok());
 }
 
 #[test]
-fn invalid_quota_texts_are_errors() {
+fn texts() {
     let cases = [
         ("", QuotaError::InvalidFormat),
         ("10", QuotaError::InvalidFormat),
@@ -79,90 +80,90 @@ fn invalid_quota_texts_are_errors() {
 
 #[test]
 #[should_panic(expected = "a quota's limit must be at least 1")]
-fn quota_constructor_panics_when_the_limit_is_zero() {
+fn a_quota_of_zero_panics_where_it_can_t_be_returned() {
     let _ = Quota::per_second(0);
 }
 
 #[test]
-#[should_panic(expected = "a burst must be at least 1")]
-fn burst_setter_panics_when_the_burst_is_zero() {
+#[should_panic(expected = "invalid burst: 0")]
+fn a_burst_of_zero_panics_where_it_can_t_be_returned() {
     let _ = Gcra::new(Quota::per_second(1)).burst(0);
 }
 
 #[test]
-#[should_panic(expected = "this quota can't be counted exactly")]
-fn gcra_constructor_panics_when_the_quota_is_too_fine() {
+#[should_panic(expected = "invalid quota: in lowest terms")]
+fn a_quota_too_fine_panics_where_it_can_t_be_returned() {
     let _ = Gcra::new(Quota::per_day(999_999_937));
 }
 
 #[test]
-fn invalid_bursts_are_errors() {
+fn bursts() {
     let daily = Gcra::new(Quota::per_day(1));
-    assert_config_error(daily.try_burst(0), "at least 1");
-    assert_config_error(daily.try_burst(MAX_LIMIT + 1), "2^53");
-    assert_config_error(daily.try_burst(u64::MAX), "2^53");
-    assert_config_error(daily.try_burst(73_051), "a burst of at most 73050");
+    refused(daily.try_burst(0), "at least 1");
+    refused(daily.try_burst(LARGEST + 1), "2^53");
+    refused(daily.try_burst(u64::MAX), "2^53");
+    refused(daily.try_burst(73_051), "a burst of at most 73050");
     assert!(daily.try_burst(73_050).is_ok());
-    assert_config_error(TokenBucket::new(Quota::per_day(1)).try_burst(0), "at least 1");
-    assert_config_error(LeakyBucket::new(Quota::per_day(1)).try_burst(0), "at least 1");
+    refused(TokenBucket::new(Quota::per_day(1)).try_burst(0), "at least 1");
+    refused(LeakyBucket::new(Quota::per_day(1)).try_burst(0), "at least 1");
 }
 
 #[test]
-fn buckets_reject_quotas_that_are_too_fine() {
-    assert_config_error(Gcra::try_new(Quota::per_day(999_999_937)), "999999937/d can't be counted exactly");
-    assert_config_error(TokenBucket::try_new(Quota::per_day(999_999_937)), "the nearest quota that fits is");
-    assert_config_error(LeakyBucket::try_new(Quota::per_day(999_999_937)), "2^53");
-    let largest = Quota::new(MAX_LIMIT, ticks(MAX_PERIOD));
-    assert_config_error(Gcra::try_new(largest), "the nearest quota that fits is");
+fn quotas_too_fine_for_a_bucket() {
+    refused(Gcra::try_new(Quota::per_day(999_999_937)), "invalid quota 999999937/d");
+    refused(TokenBucket::try_new(Quota::per_day(999_999_937)), "the nearest valid quota is");
+    refused(LeakyBucket::try_new(Quota::per_day(999_999_937)), "2^53");
+    let largest = Quota::new(LARGEST, ticks(LONGEST));
+    refused(Gcra::try_new(largest), "the nearest valid quota is");
     let _ = FixedWindow::new(largest);
 }
 
-/// The exact boundary: the limit times the period is at most 2^53 in lowest terms.
+/// In lowest terms the limit times the period is at most 2^53, and that is the exact boundary.
 #[test]
-fn bucket_accepts_quotas_up_to_the_boundary_of_limit_times_period() {
+fn quotas_at_the_boundary_of_what_fits_a_bucket() {
     for limit in 2..1_000 {
-        for period in [MAX_LIMIT / limit, MAX_LIMIT / limit + 1] {
+        for period in [LARGEST / limit, LARGEST / limit + 1] {
             let quota = Quota::new(limit, ticks(period));
             assert_eq!(Gcra::try_new(quota).is_ok(), fits(quota), "{quota}");
         }
     }
 }
 
-/// The limit is below 2^32 in lowest terms.
+/// In lowest terms the limit is below 2^32.
 #[test]
-fn bucket_accepts_quotas_up_to_the_boundary_of_the_limit() {
+fn quotas_at_the_boundary_of_the_largest_limit() {
     let quota = |limit, period| Quota::new(limit, ticks(period));
     assert!(Gcra::try_new(quota((1 << 32) - 1, 1)).is_ok());
     assert!(Gcra::try_new(quota(1 << 32, 1)).is_err());
     assert!(Gcra::try_new(quota(1 << 33, 4)).is_ok());
-    assert_eq!(suggested_by(Gcra::try_new(quota(1 << 40, 1))), quota((1 << 32) - 1, 1));
-    assert_eq!(suggested_by(Gcra::try_new(quota((1 << 40) + 2, 2))), quota((1 << 33) - 2, 2));
+    assert_eq!(named_by(Gcra::try_new(quota(1 << 40, 1))), quota((1 << 32) - 1, 1));
+    assert_eq!(named_by(Gcra::try_new(quota((1 << 40) + 2, 2))), quota((1 << 33) - 2, 2));
 }
 
 /// A period with awkward divisors.
 #[test]
-fn error_suggests_the_nearest_quota_when_it_is_far() {
+fn the_nearest_quota_is_named_where_it_is_far() {
     let period = 1_000_003 * 1_000_033;
     let limit = 500 * 1_000_003 + 300_000;
-    let suggested = suggested_by(Gcra::try_new(Quota::new(limit, ticks(period))));
-    assert_eq!(suggested, Quota::new(500 * 1_000_033, ticks(period)), "a multiple of a divisor is 285000 off");
+    let named = named_by(Gcra::try_new(Quota::new(limit, ticks(period))));
+    assert_eq!(named, Quota::new(500 * 1_000_033, ticks(period)), "a multiple of a divisor is 285000 off");
 }
 
 proptest! {
     #![proptest_config(cases(100))]
 
     #[test]
-    fn suggested_quota_fits_and_is_the_nearest(
-        limit in log_uniform(MAX_LIMIT),
+    fn the_quota_that_is_named_fits_and_none_is_nearer(
+        limit in log_uniform(LARGEST),
         unit in prop::sample::select(vec![1_000_000u64, 60_000_000, 3_600_000_000, 86_400_000_000]),
         count in 1u64..1_000,
     ) {
         let quota = Quota::new(limit, ticks(unit * count));
         if let Err(error) = Gcra::try_new(quota) {
-            let suggested = suggested_in(&error);
-            prop_assert!(Gcra::try_new(suggested).is_ok(), "{error}");
-            prop_assert_eq!(suggested.period(), quota.period());
-            for off in 1..suggested.limit().abs_diff(limit).min(3_000) {
+            let named = named_in(&error);
+            prop_assert!(Gcra::try_new(named).is_ok(), "{error}");
+            prop_assert_eq!(named.period(), quota.period());
+            for off in 1..named.limit().abs_diff(limit).min(3_000) {
                 for nearer in [limit.saturating_sub(off), limit + off] {
                     let nearer = Quota::try_new(nearer, quota.period());
                     prop_assert!(nearer.is_err() || !fits(nearer.expect("checked")), "{off} is nearer: {error}");
@@ -172,53 +173,50 @@ proptest! {
     }
 
     #[test]
-    fn suggested_burst_is_the_maximum(spec in bucket()) {
+    fn the_burst_that_is_named_is_the_most(spec in bucket()) {
         let gcra = gcra(spec);
-        if let Err(error) = gcra.try_burst(MAX_LIMIT) {
+        if let Err(error) = gcra.try_burst(LARGEST) {
             let message = error.to_string();
-            let max = message.rsplit(' ').next().and_then(|max| max.parse().ok()).expect("a number at the end");
-            prop_assert!(gcra.try_burst(max).is_ok(), "{}", message);
-            prop_assert!(gcra.try_burst(max + 1).is_err(), "{}", message);
+            let most = message.rsplit(' ').next().and_then(|most| most.parse().ok()).expect("a number at the end");
+            prop_assert!(gcra.try_burst(most).is_ok(), "{}", message);
+            prop_assert!(gcra.try_burst(most + 1).is_err(), "{}", message);
         }
     }
 }
 
 #[test]
-fn invalid_limiters_are_errors() {
+fn limiters() {
     let gcra = Gcra::new(Quota::per_second(1));
     let named = |name: &'static str| Limit::new(name, gcra);
-    assert_config_error(Memory::builder(gcra).max_keys(0).build(), "`max_keys` is 0");
-    assert_config_error(Memory::builder((named("a"), named("b"), named("a"))).build(), "two limits are named \"a\"");
-    assert_config_error(Memory::builder((gcra, gcra)).build(), "two limits are named \"default\"");
-    assert_config_error(Memory::builder((named("a"), named(""))).build(), "empty name");
-    assert_config_error(Memory::builder(named("")).clock(ManualClock::new()).build(), "empty name");
-    assert_config_error(
-        Memory::builder(named("größe")).build(),
-        "limit name \"größe\": header fields cannot carry 'ö'",
-    );
-    assert_config_error(Memory::builder((named("a"), named("b\"c"))).build(), "header fields cannot carry '\"'");
-    assert_config_error(Memory::builder(named("b\\c")).build(), "header fields cannot carry '\\\\'");
-    assert_config_error(Memory::builder(named("b\nc")).build(), "header fields cannot carry '\\n'");
-    assert_config_error(
+    refused(Memory::builder(gcra).max_keys(0).build(), "invalid `max_keys`: 0");
+    refused(Memory::builder((named("a"), named("b"), named("a"))).build(), "two limits are named \"a\"");
+    refused(Memory::builder((gcra, gcra)).build(), "two limits are named \"default\"");
+    refused(Memory::builder((named("a"), named(""))).build(), "empty name");
+    refused(Memory::builder(named("")).clock(ManualClock::new()).build(), "empty name");
+    refused(Memory::builder(named("größe")).build(), "limit name \"größe\": header fields cannot carry 'ö'");
+    refused(Memory::builder((named("a"), named("b\"c"))).build(), "header fields cannot carry '\"'");
+    refused(Memory::builder(named("b\\c")).build(), "header fields cannot carry '\\\\'");
+    refused(Memory::builder(named("b\nc")).build(), "header fields cannot carry '\\n'");
+    refused(
         Memory::builder(vec![DynLimit::<u64>::new(named("b\u{7f}"))]).build(),
         "header fields cannot carry '\\u{7f}'",
     );
     #[cfg(target_pointer_width = "64")]
-    assert_config_error(Memory::builder(gcra).max_keys(usize::MAX).build(), "at most 2^32");
+    refused(Memory::builder(gcra).max_keys(usize::MAX).build(), "the maximum is 2^32");
     assert!(Memory::builder((named("a"), named("b"))).max_keys(1).build().is_ok());
 }
 
 #[test]
 #[should_panic(expected = "two limits are named \"default\"")]
-fn memory_constructor_panics_when_two_limits_have_one_name() {
+fn limits_of_one_name_panic_where_they_can_t_be_returned() {
     let gcra = Gcra::new(Quota::per_second(1));
     let _ = Memory::new((gcra, gcra));
 }
 
-fn assert_config_error<T: std::fmt::Debug>(built: Result<T, Error>, text: &str) {
-    let error = built.expect_err("invalid settings");
+fn refused<T: std::fmt::Debug>(built: Result<T, Error>, says: &str) {
+    let error = built.expect_err("this can't be");
     assert!(error.is_config(), "{error:?}");
-    assert!(error.to_string().contains(text), "{error} does not contain {text:?}");
+    assert!(error.to_string().contains(says), "{error} does not say {says:?}");
 }
 
 fn fits(quota: Quota) -> bool {
@@ -227,15 +225,15 @@ fn fits(quota: Quota) -> bool {
     while b != 0 {
         (a, b) = (b, a % b);
     }
-    product / a / a <= u128::from(MAX_LIMIT) && u128::from(quota.limit()) / a < 1 << 32
+    product / a / a <= u128::from(LARGEST) && u128::from(quota.limit()) / a < 1 << 32
 }
 
-fn suggested_by(built: Result<Gcra, Error>) -> Quota {
-    suggested_in(&built.expect_err("too fine"))
+fn named_by(refused: Result<Gcra, Error>) -> Quota {
+    named_in(&refused.expect_err("too fine"))
 }
 
-fn suggested_in(error: &Error) -> Quota {
+fn named_in(error: &Error) -> Quota {
     let message = error.to_string();
-    let (_, quota) = message.split_once("the nearest quota that fits is ").expect("the message suggests a quota");
-    quota.parse().expect("the suggestion is in the text form")
+    let (_, quota) = message.split_once("the nearest valid quota is ").expect("it names a quota");
+    quota.parse().expect("it names it in the text form")
 }

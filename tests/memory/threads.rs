@@ -1,7 +1,8 @@
-//! Real threads admit exactly what one thread would: on one key, under several limits, with holds, under eviction, and
-//! after a panic of an algorithm.
+//! Proves with real threads that any number of them admits exactly what one would: on one key, on many keys under
+//! several limits (all or nothing, down to the last unit), while costs are held and settled, while a small table keeps
+//! forgetting, and after an algorithm has panicked in the middle of a charge.
 //!
-//! The clock is stopped wherever counts must be exact, so that no result depends on thread scheduling.
+//! The clock stands still wherever exactness is counted, so that no result depends on how the threads were scheduled.
 
 use std::collections::{HashMap, VecDeque};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -9,17 +10,17 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Barrier, mpsc};
 use std::time::Duration;
 
-use tower_ratelimit::algorithm::{Algorithm, Counters, HitLog, State};
+use tower_ratelimit::algorithm::{Algorithm, ChargeOptions, Counters, HitLog, HitLogEdit, State, Step};
 use tower_ratelimit::limiter::{Acquisition, Held, Outcome};
 use tower_ratelimit::{
-    AcquireOptions, Clock, Decision, Detail, DynLimit, FixedWindow, Gcra, LazySnapshot, LeakyQueue, Limit,
-    LimitSnapshot, Limiter, ManualClock, Memory, Quota, SlidingLog, SlidingWindow, SystemClock, Timestamp, Verdict,
+    AcquireOptions, Clock, Decision, DynLimit, FixedWindow, Gcra, LazySnapshot, LeakyQueue, Limit, LimitSnapshot,
+    Limiter, ManualClock, Memory, Quota, SlidingLog, SlidingWindow, SystemClock, Timestamp,
 };
 
-/// More threads than cores, so that the scheduler interrupts some of them in the middle of an operation.
+/// More than there are cores, so that some are always interrupted in the middle of something.
 const THREADS: usize = 6;
 
-/// Starts all threads at once and returns their results.
+/// What each thread returned, all started at once.
 fn together<T: Send>(work: impl Fn(usize) -> T + Sync) -> Vec<T> {
     let (start, work) = (Barrier::new(THREADS), &work);
     std::thread::scope(|scope| {
@@ -35,33 +36,30 @@ fn together<T: Send>(work: impl Fn(usize) -> T + Sync) -> Vec<T> {
     })
 }
 
-fn acquire<Key: ?Sized>(limiter: &impl Limiter<Key>, key: &Key, options: AcquireOptions) -> Outcome {
-    match limiter.acquire(key, options) {
-        Acquisition::Ready(outcome) => outcome.expect("the memory store returns no error"),
-        Acquisition::Pending(_) => unreachable!("the memory store returns ready results"),
+fn acquire<Key: ?Sized>(limiter: &impl Limiter<Key>, key: &Key, ask: AcquireOptions) -> Outcome {
+    match limiter.acquire(key, ask) {
+        Acquisition::Ready(outcome) => outcome.expect("memory never fails"),
+        Acquisition::Pending(_) => unreachable!("memory answers at once"),
     }
 }
 
 fn hold<Key: ?Sized>(limiter: &impl Limiter<Key>, key: &Key, cost: u64) -> Option<Held> {
-    acquire(limiter, key, immediate(cost).hold()).held
+    acquire(limiter, key, at_once(cost).hold()).held
 }
 
 fn settle(held: Held, actual: u64) {
-    held.settle(actual)
-        .try_ready()
-        .expect("the memory store returns ready results")
-        .expect("the memory store returns no error");
+    held.settle(actual).try_ready().expect("memory answers at once").expect("memory never fails");
 }
 
 fn admits<Key: ?Sized>(limiter: &impl Limiter<Key>, key: &Key, cost: u64) -> bool {
-    acquire(limiter, key, immediate(cost)).decision.is_allowed()
+    acquire(limiter, key, at_once(cost)).decision.is_allowed()
 }
 
-fn immediate(cost: u64) -> AcquireOptions {
+fn at_once(cost: u64) -> AcquireOptions {
     AcquireOptions::cost(cost).max_delay(Duration::ZERO)
 }
 
-/// Acquires until a request is denied and returns the number of allowed requests.
+/// Takes one after another until it is refused, and returns how many there were.
 fn take_all<Key: ?Sized>(limiter: &impl Limiter<Key>, key: &Key) -> u64 {
     let mut taken = 0;
     while admits(limiter, key, 1) {
@@ -70,13 +68,13 @@ fn take_all<Key: ?Sized>(limiter: &impl Limiter<Key>, key: &Key) -> u64 {
     taken
 }
 
-/// Returns the status of the key under every limit.
+/// How the key stands with every limit.
 fn peek<Key: ?Sized>(limiter: &impl Limiter<Key>, key: &Key) -> Decision {
-    let reply = limiter.peek(key, immediate(1).detail(Detail::All));
-    reply.try_ready().expect("the memory store returns ready results").expect("the memory store returns no error")
+    let reply = limiter.peek(key, at_once(1).all_limits());
+    reply.try_ready().expect("memory answers at once").expect("memory never fails")
 }
 
-/// Pseudo-random numbers, equal in each run.
+/// Numbers as good as random, the same in each run.
 fn numbers(seed: usize) -> impl Iterator<Item = usize> {
     let mut state = seed as u64;
     std::iter::repeat_with(move || {
@@ -90,7 +88,7 @@ fn hourly(limit: u64) -> Quota {
     Quota::per_hour(limit)
 }
 
-/// All threads acquire cost 1 until the key is denied.
+/// One each, from all threads, until none is left.
 fn check_one_key<A: Algorithm>(algorithm: A, limit: u64) {
     let limiter = Memory::builder(algorithm).max_keys(50).clock(ManualClock::new()).build().expect("valid limits");
     let one_each = |_| (0..limit).filter(|_| admits(&limiter, "key", 1)).count() as u64;
@@ -99,7 +97,7 @@ fn check_one_key<A: Algorithm>(algorithm: A, limit: u64) {
     assert_eq!(peek(&limiter, "key").remaining(), Some(0));
 }
 
-/// [`check_one_key`] with costs of 1 to 7. After a denial, a thread acquires the rest with cost 1.
+/// As `check_one_key` with costs of one to seven. Whoever is refused takes the rest in ones.
 fn check_mixed_costs<A: Algorithm>(algorithm: A, limit: u64) {
     let limiter = Memory::builder(algorithm).max_keys(50).clock(ManualClock::new()).build().expect("valid limits");
     let mixed = |thread| {
@@ -111,7 +109,7 @@ fn check_mixed_costs<A: Algorithm>(algorithm: A, limit: u64) {
 }
 
 #[test]
-fn one_key_admits_exactly_its_quota() {
+fn one_key_has_exactly_its_quota() {
     check_one_key(Gcra::new(hourly(7)).burst(100_000), 100_000);
     check_one_key(FixedWindow::new(hourly(100_000)), 100_000);
     check_one_key(SlidingWindow::new(hourly(20_000)), 20_000);
@@ -119,7 +117,7 @@ fn one_key_admits_exactly_its_quota() {
 }
 
 #[test]
-fn queue_schedules_each_start_once() {
+fn every_turn_in_a_queue_is_given_out_once() {
     let algorithm = LeakyQueue::new(Quota::per_second(1000)).max_waiting(1999);
     let limiter = Memory::builder(algorithm).clock(ManualClock::new()).build().expect("valid limits");
     let delays = together(|_| {
@@ -132,7 +130,7 @@ fn queue_schedules_each_start_once() {
 }
 
 #[test]
-fn mixed_costs_admit_exactly_the_quota() {
+fn mixed_costs_add_up_to_the_quota() {
     check_mixed_costs(Gcra::new(hourly(7)).burst(1_000_000), 1_000_000);
     check_mixed_costs(FixedWindow::new(hourly(1_000_000)), 1_000_000);
     check_mixed_costs(SlidingWindow::new(hourly(100_000)), 100_000);
@@ -140,7 +138,7 @@ fn mixed_costs_admit_exactly_the_quota() {
 }
 
 #[test]
-fn one_key_gets_exactly_the_refilled_tokens() {
+fn one_key_gets_exactly_what_comes_back() {
     let clock = ManualClock::new();
     let quota = Quota::per_second(3);
     let limiter = Memory::builder(Gcra::new(quota).burst(500)).clock(clock.clone()).build().expect("valid limits");
@@ -149,7 +147,7 @@ fn one_key_gets_exactly_the_refilled_tokens() {
         let mut admitted = 0_u64;
         for _ in 0..50 {
             admitted += take_all(&limiter, "key");
-            // Every thread is denied before the clock moves, and the clock moves before any thread continues.
+            // All are refused before the clock moves, and it has moved before anybody goes on.
             if rounds.wait().is_leader() {
                 clock.advance(Duration::from_millis(1111));
             }
@@ -157,7 +155,7 @@ fn one_key_gets_exactly_the_refilled_tokens() {
         }
         admitted
     });
-    // No thread has requested the tokens of the last round.
+    // What came back after the last round nobody asked for.
     let elapsed = 49 * 1_111_000;
     assert_eq!(admitted.into_iter().sum::<u64>(), 500 + elapsed * 3 / 1_000_000);
 }
@@ -174,10 +172,9 @@ const USER_LIMIT: u64 = 50;
 const GROUP_LIMIT: u64 = 300;
 const TOTAL_LIMIT: u64 = 1500;
 
-/// After many threads decided for many callers, each limit's usage equals the admitted requests.
-///
-/// A limit with more usage would have been charged for a request that another limit denied.
-fn check_limits_agree(limiter: &(impl Limiter<Caller> + Sync)) {
+/// After many threads have asked for many callers: no limit holds more or less than was admitted, so that nothing was
+/// charged to one limit of a request that another one refused.
+fn check_accounts(limiter: &(impl Limiter<Caller> + Sync)) {
     let admitted = together(|thread| {
         let mut admitted = HashMap::<(usize, usize), u64>::new();
         for number in numbers(thread).take(3000) {
@@ -203,7 +200,7 @@ fn check_limits_agree(limiter: &(impl Limiter<Caller> + Sync)) {
             assert_eq!(remaining, [by_user, by_group, TOTAL_LIMIT - total], "user {user}, group {group}");
         }
     }
-    assert!(total > TOTAL_LIMIT - 3, "the threads requested the whole limit, but {total} were admitted");
+    assert!(total > TOTAL_LIMIT - 3, "all that was to be had was asked for, and {total} admitted");
 }
 
 #[test]
@@ -213,7 +210,7 @@ fn several_limits_charge_all_or_nothing() {
         Limit::new("group", SlidingLog::new(hourly(GROUP_LIMIT))).keyed_by(|caller: &Caller| caller.group),
         Limit::new("total", FixedWindow::new(hourly(TOTAL_LIMIT))).keyed_by(|_: &Caller| ()),
     );
-    check_limits_agree(&Memory::builder(limits).clock(ManualClock::new()).build().expect("valid limits"));
+    check_accounts(&Memory::builder(limits).clock(ManualClock::new()).build().expect("valid limits"));
 }
 
 #[test]
@@ -222,11 +219,11 @@ fn limits_chosen_at_run_time_charge_all_or_nothing() {
     let by_group = Limit::new("group", FixedWindow::new(hourly(GROUP_LIMIT))).keyed_by(|caller: &Caller| caller.group);
     let total = Limit::new("total", Gcra::new(hourly(1)).burst(TOTAL_LIMIT)).keyed_by(|_: &Caller| ());
     let limits: Vec<DynLimit<Caller>> = vec![DynLimit::new(by_user), DynLimit::new(by_group), DynLimit::new(total)];
-    check_limits_agree(&Memory::builder(limits).clock(ManualClock::new()).build().expect("valid limits"));
+    check_accounts(&Memory::builder(limits).clock(ManualClock::new()).build().expect("valid limits"));
 }
 
 #[test]
-fn settled_cost_is_charged_exactly_once() {
+fn what_is_settled_is_charged_exactly_once() {
     const LIMIT: u64 = 1_000_000;
     let limits = (
         Limit::new("bucket", Gcra::new(Quota::new(LIMIT, Duration::from_secs(LIMIT)))),
@@ -237,24 +234,24 @@ fn settled_cost_is_charged_exactly_once() {
         let mut guards = VecDeque::new();
         let mut used = 0;
         for number in numbers(thread).take(5000) {
-            guards.push_back(hold(&limiter, "key", 3).expect("the limit allows every hold"));
+            guards.push_back(hold(&limiter, "key", 3).expect("there is room for all"));
             if guards.len() > 5 {
-                let held = guards.pop_front().expect("six guards");
+                let held = guards.pop_front().expect("six of them");
                 let actual = [0, 1, 3, 8][number % 4];
                 settle(held, actual);
                 used += actual;
             }
         }
-        // The guards that remain charge their held cost when they are dropped.
+        // The guards that are left charge what they held.
         used + 3 * guards.len() as u64
     });
     let left = LIMIT - used.into_iter().sum::<u64>();
     let decision = peek(&limiter, "key");
     assert_eq!(decision.limits().iter().map(tower_ratelimit::LimitStatus::remaining).collect::<Vec<_>>(), [left, left]);
-    assert!(limiter.usage().iter().all(|usage| (usage.held_keys, usage.held) == (0, 0)), "nothing remains held");
+    assert!(limiter.usage().iter().all(|usage| (usage.held_keys, usage.held) == (0, 0)), "nothing is held any more");
 }
 
-/// Threads hold and acquire on a few keys: the sum of admitted and held cost never exceeds the limit.
+/// Every thread holds and decides at once, for a few keys: what is admitted and what is held never exceed the limit.
 #[test]
 fn held_and_charged_costs_never_exceed_the_limit() {
     const LIMIT: u64 = 500;
@@ -271,7 +268,7 @@ fn held_and_charged_costs_never_exceed_the_limit() {
                 kept[key] += cost;
             }
             if guards.len() > 4 {
-                let (key, held) = guards.pop_front().expect("five guards");
+                let (key, held) = guards.pop_front().expect("five of them");
                 let actual = held.cost() * (number >> 16 & 1) as u64;
                 kept[key] += actual;
                 settle(held, actual);
@@ -284,36 +281,37 @@ fn held_and_charged_costs_never_exceed_the_limit() {
     });
     for (index, key) in keys.iter().enumerate() {
         let kept: u64 = kept.iter().map(|kept| kept[index]).sum();
-        assert_eq!(peek(&limiter, key).remaining(), Some(LIMIT - kept), "key {key}");
-        assert_eq!(kept + take_all(&limiter, key), LIMIT, "key {key}");
+        assert_eq!(peek(&limiter, key).remaining(), Some(LIMIT - kept), "of key {key}");
+        assert_eq!(kept + take_all(&limiter, key), LIMIT, "of key {key}");
     }
 }
 
-/// Keys with high usage are not the first to be idle, so a flood of new keys does not evict them.
+/// Keys that have used much are not the first to be idle: a flood of newcomers can't make a small table forget them.
 #[test]
-fn flood_of_new_keys_does_not_free_present_keys() {
+fn a_flood_of_keys_does_not_lift_the_limit_of_who_is_known() {
     const BURST: u64 = 3000;
     let algorithm = Gcra::new(hourly(1000)).burst(BURST);
     let limiter = Memory::builder(algorithm).max_keys(8).clock(ManualClock::new()).build().expect("valid limits");
-    // Fewer keys than two sets of three slots hold.
+    // So few that they can't fill two sets, of three each, among themselves.
     let heavy = [0_u64, 1, 2, 3];
     assert!(heavy.iter().all(|key| admits(&limiter, key, BURST / 2)));
     let admitted = together(|thread| {
         let mut admitted = [0; 4];
         let newcomers = (thread as u64 + 1) << 32..;
-        for (number, new_key) in numbers(thread).zip(newcomers).take(4000) {
-            assert!(admits(&limiter, &new_key, 1), "a new key has its quota");
+        for (number, newcomer) in numbers(thread).zip(newcomers).take(4000) {
+            assert!(admits(&limiter, &newcomer, 1), "a newcomer has its quota");
             admitted[number % 4] += u64::from(admits(&limiter, &heavy[number % 4], 1));
         }
         admitted
     });
     for key in heavy {
         let index = usize::try_from(key).expect("small");
-        assert_eq!(admitted.iter().map(|admitted| admitted[index]).sum::<u64>(), BURST - BURST / 2, "key {key}");
+        assert_eq!(admitted.iter().map(|admitted| admitted[index]).sum::<u64>(), BURST - BURST / 2, "of key {key}");
     }
 }
 
-/// On the system clock: threads are descheduled after they read the time, and keys become idle and share slots.
+/// With the system's clock: threads that read the time and take their turn later, keys that are idle and come back, all
+/// the while in one another's slots.
 #[test]
 fn no_key_exceeds_its_rate_in_real_time() {
     const BURST: u64 = 3;
@@ -334,22 +332,28 @@ fn no_key_exceeds_its_rate_in_real_time() {
     let elapsed = clock.now().as_micros() - start.as_micros();
     for key in 0..KEYS {
         let admitted: u64 = admitted.iter().map(|admitted| admitted[key]).sum();
-        let max = BURST + RATE * elapsed / 1_000_000 + 1;
-        assert!(admitted <= max, "key {key}: {admitted} admitted in {elapsed} us, at most {max}");
+        let most = BURST + RATE * elapsed / 1_000_000 + 1;
+        assert!(admitted <= most, "{admitted} of key {key} in {elapsed} us, at most {most}");
     }
 }
 
-/// Admits a fixed count. Panics after it has changed its state if the cost is one of the two below.
+/// So many, ever. Panics for these costs: outside of the lock, or under it.
 #[derive(Debug, Clone, Copy)]
-struct Panicking<S>(u64, std::marker::PhantomData<fn() -> S>);
+struct Fragile<S>(u64, std::marker::PhantomData<fn() -> S>);
 
 const PANICS_IN_PEEK: u64 = 101;
-const PANICS_IN_COMMIT: u64 = 102;
+const PANICS_UNDER_LOCK: u64 = 102;
 
-/// Access to the count in a state of each kind.
+thread_local! {
+    /// The count of the next state of a request that panics under the lock.
+    static CHARGED: std::cell::Cell<Option<u64>> = const { std::cell::Cell::new(None) };
+}
+
+/// The count in a state of each kind.
 trait Count: State + std::fmt::Debug {
     fn get(&self) -> u64;
-    fn set(&mut self, count: u64);
+    /// The next state, with another count.
+    fn with(&self, count: u64) -> Self::Next;
 }
 
 const FOREVER: u64 = u64::MAX;
@@ -359,8 +363,8 @@ impl Count for [u64; 2] {
         self[1]
     }
 
-    fn set(&mut self, count: u64) {
-        *self = [FOREVER, count];
+    fn with(&self, count: u64) -> Self {
+        [FOREVER, count]
     }
 }
 
@@ -369,9 +373,11 @@ impl Count for Counters {
         self[1]
     }
 
-    fn set(&mut self, count: u64) {
-        self[0] = FOREVER;
-        self[1] = count;
+    fn with(&self, count: u64) -> Self {
+        let mut next = self.clone();
+        next[0] = FOREVER;
+        next[1] = count;
+        next
     }
 }
 
@@ -380,26 +386,34 @@ impl Count for HitLog {
         self.hits.front().map_or(0, |&(_, weight)| weight)
     }
 
-    fn set(&mut self, count: u64) {
-        self.idle_at = FOREVER;
-        self.hits = VecDeque::from([(0, count)]);
+    fn with(&self, count: u64) -> HitLogEdit {
+        HitLogEdit { expired: self.hits.len(), hit: (0, count), max_hits: 1, period: 0, fresh_at: FOREVER }
     }
 }
 
-impl<S: Count> Algorithm for Panicking<S> {
+impl<S: Count> Algorithm for Fragile<S> {
     type State = S;
 
-    fn peek(&self, state: &S, _now: Timestamp, options: AcquireOptions) -> Verdict {
-        assert_ne!(options.cost, PANICS_IN_PEEK, "intended panic");
-        if state.get() < self.0 { Verdict::Allowed } else { Verdict::ExceedsLimit }
-    }
-
-    fn charge(&self, state: &mut S, _now: Timestamp, _delay: Duration, cost: u64) {
-        state.set(state.get() + 1);
-        assert_ne!(cost, PANICS_IN_COMMIT, "intended panic");
+    fn decide(&self, state: &S, _now: Timestamp, options: ChargeOptions) -> Step<S> {
+        assert_ne!(options.cost, PANICS_IN_PEEK, "as the cost demands");
+        let before = CHARGED.take();
+        if options.cost == PANICS_UNDER_LOCK {
+            // A forced charge is under the lock, and so is the second decision of a request.
+            assert!(before.is_none() && !options.is_forced(), "as the cost demands");
+            CHARGED.set(Some(state.get() + 1));
+        }
+        if state.get() >= self.0 && !options.is_forced() {
+            return Step::Exceeds;
+        }
+        Step::Allow { next: state.with(state.get() + 1), delay: 0 }
     }
 
     fn snapshot(&self, state: &S, _now: Timestamp) -> LazySnapshot {
+        // The snapshot of the next state is under the lock.
+        if CHARGED.get() == Some(state.get()) {
+            CHARGED.set(None);
+            panic!("as the cost demands");
+        }
         let remaining = self.0 - state.get();
         LimitSnapshot {
             limit: self.0,
@@ -416,69 +430,68 @@ impl<S: Count> Algorithm for Panicking<S> {
     }
 }
 
-fn panicking<S>(limit: u64) -> Panicking<S> {
-    Panicking(limit, std::marker::PhantomData)
+fn fragile<S>(limit: u64) -> Fragile<S> {
+    Fragile(limit, std::marker::PhantomData)
 }
 
-/// Runs `f` and requires that it panics.
-fn assert_panics<T>(f: impl FnOnce() -> T) {
-    assert!(catch_unwind(AssertUnwindSafe(f)).is_err(), "expected a panic");
+/// Runs `f`, which is about to panic.
+fn panics<T>(f: impl FnOnce() -> T) {
+    assert!(catch_unwind(AssertUnwindSafe(f)).is_err(), "this was to panic");
 }
 
-/// Fails if `f` blocks, as it would on a lock that was never released. No passing test waits that long.
-fn with_timeout<T: Send + 'static>(f: impl FnOnce() -> T + Send + 'static) -> T {
+/// Fails where a lock that was never given back would make `f` wait forever. No test waits so long that passes.
+fn in_finite_time<T: Send + 'static>(f: impl FnOnce() -> T + Send + 'static) -> T {
     let (done, result) = mpsc::channel();
     std::thread::spawn(move || done.send(f()));
-    result.recv_timeout(Duration::from_secs(60)).expect("the operation panicked or waits for a lock")
+    result.recv_timeout(Duration::from_secs(60)).expect("it panicked, or hangs at a lock")
 }
 
-fn check_decisions_after_a_panic<S: Count>() {
+fn check_after_a_panic<S: Count>() {
     let limits = (
         Limit::new("calm", FixedWindow::new(hourly(1000))),
-        Limit::new("fragile", panicking::<S>(10)),
+        Limit::new("fragile", fragile::<S>(10)),
         Limit::new("after", FixedWindow::new(hourly(1000))),
     );
     let limiter = Memory::builder(limits).max_keys(1).clock(ManualClock::new()).build().expect("valid limits");
-    for key in ["new", "present"] {
+    for key in ["new", "known"] {
         assert!(key == "new" || admits(&limiter, key, 1));
-        assert_panics(|| admits(&limiter, key, PANICS_IN_PEEK));
-        assert_panics(|| admits(&limiter, key, PANICS_IN_COMMIT));
+        panics(|| admits(&limiter, key, PANICS_IN_PEEK));
+        panics(|| admits(&limiter, key, PANICS_UNDER_LOCK));
         let limiter = limiter.clone();
-        with_timeout(move || {
+        in_finite_time(move || {
             assert!(admits(&limiter, key, 1));
             assert!(admits(&limiter, "another", 0));
-            // 200 keys occupy every set, so a set that is still locked would block.
+            // All keys together fill every set, so that whichever is still locked is met.
             assert!((0..200).all(|other| admits(&limiter, &*format!("{key} {other}"), 1)));
         });
     }
 }
 
 #[test]
-fn panic_in_an_algorithm_releases_every_lock() {
-    check_decisions_after_a_panic::<[u64; 2]>();
-    check_decisions_after_a_panic::<Counters>();
-    check_decisions_after_a_panic::<HitLog>();
+fn a_panic_in_an_algorithm_leaves_no_lock_behind() {
+    check_after_a_panic::<[u64; 2]>();
+    check_after_a_panic::<Counters>();
+    check_after_a_panic::<HitLog>();
 }
 
 #[test]
-fn panic_while_settling_releases_every_lock() {
-    let limiter = Memory::builder(panicking::<[u64; 2]>(10)).clock(ManualClock::new()).build().expect("valid limits");
+fn a_panic_while_settling_leaves_no_lock_behind() {
+    let limiter = Memory::builder(fragile::<[u64; 2]>(10)).clock(ManualClock::new()).build().expect("valid limits");
     let held = hold(&limiter, "key", 1).expect("ten are available");
-    assert_panics(|| held.settle(PANICS_IN_COMMIT).try_ready());
-    let left = with_timeout(move || take_all(&limiter, "key"));
+    panics(|| held.settle(PANICS_UNDER_LOCK).try_ready());
+    let left = in_finite_time(move || take_all(&limiter, "key"));
     assert!(left == 9 || left == 10, "{left}");
 }
 
 #[test]
-fn panicking_threads_do_not_change_the_results_of_other_threads() {
+fn threads_that_panic_do_not_disturb_the_others() {
     const LIMIT: u64 = 3000;
-    let limiter =
-        Memory::builder(panicking::<[u64; 2]>(LIMIT)).clock(ManualClock::new()).build().expect("valid limits");
-    let counts = with_timeout(move || {
+    let limiter = Memory::builder(fragile::<[u64; 2]>(LIMIT)).clock(ManualClock::new()).build().expect("valid limits");
+    let counts = in_finite_time(move || {
         together(|thread| {
             let (mut admitted, mut panicked) = (0, 0);
             for number in numbers(thread).take(1000) {
-                let cost = if number % 100 == 0 { PANICS_IN_COMMIT } else { 1 };
+                let cost = if number % 100 == 0 { PANICS_UNDER_LOCK } else { 1 };
                 match catch_unwind(AssertUnwindSafe(|| admits(&limiter, "key", cost))) {
                     Ok(was_admitted) => admitted += u64::from(was_admitted),
                     Err(_) => panicked += 1,
@@ -490,11 +503,11 @@ fn panicking_threads_do_not_change_the_results_of_other_threads() {
     let admitted: u64 = counts.iter().map(|(admitted, _)| admitted).sum();
     let panicked: u64 = counts.iter().map(|(_, panicked)| panicked).sum();
     assert!(panicked > 0);
-    // The algorithm decides whether it changed its state before the panic.
-    assert!((LIMIT - panicked..=LIMIT).contains(&admitted), "{admitted} admitted, {panicked} panicked");
+    // Whether a charge that panicked had changed the state already, is for the algorithm to know.
+    assert!((LIMIT - panicked..=LIMIT).contains(&admitted), "{admitted}, and {panicked} panicked");
 }
 
-/// A clock with one outdated reading, as of a thread that was descheduled right after it read the time.
+/// A clock that is read once too early, as by a thread that is descheduled right after it has read it.
 #[derive(Clone)]
 struct Stalled {
     clock: ManualClock,
@@ -511,8 +524,8 @@ impl Clock for Stalled {
 }
 
 #[test]
-fn outdated_clock_reading_grants_nothing() {
-    fn check_denied<A: Algorithm + Clone>(algorithm: &A) {
+fn who_was_descheduled_after_reading_the_clock_is_granted_nothing() {
+    fn refused<A: Algorithm + Clone>(algorithm: &A) {
         let of_all = |_: &u64| ();
         let clock = Stalled { clock: ManualClock::new(), early: Arc::default() };
         let early = clock.now().as_micros();
@@ -525,22 +538,22 @@ fn outdated_clock_reading_grants_nothing() {
         let is_stalled = |decide: &dyn Fn() -> bool| {
             assert!(decide(), "{algorithm:?}");
             clock.early.store(early, Ordering::SeqCst);
-            assert!(!decide(), "{algorithm:?} admits beyond the limit");
-            assert!(!decide(), "{algorithm:?} lost a charge");
+            assert!(!decide(), "{algorithm:?} grants what is used up");
+            assert!(!decide(), "{algorithm:?} forgets what was charged");
         };
         is_stalled(&|| one.check(&1_u64, AcquireOptions::default()).is_allowed());
         is_stalled(&|| two.check(&1_u64, AcquireOptions::default()).is_allowed());
         is_stalled(&|| dynamic.check(&1_u64, AcquireOptions::default()).is_allowed());
-        // Settling a hold on a key that was charged in the meantime grants nothing either.
+        // Neither by settling a hold on a key that was charged meanwhile.
         let held = hold(&one, &2_u64, 0).expect("allowed");
         assert!(one.check(&2_u64, AcquireOptions::default()).is_allowed(), "{algorithm:?}");
         clock.early.store(early, Ordering::SeqCst);
         settle(held, 1);
-        assert!(!one.check(&2_u64, AcquireOptions::default()).is_allowed(), "{algorithm:?} lost a charge");
+        assert!(!one.check(&2_u64, AcquireOptions::default()).is_allowed(), "{algorithm:?} forgets what was charged");
     }
     let quota = Quota::per_second(1);
-    check_denied(&Gcra::new(quota));
-    check_denied(&FixedWindow::new(quota));
-    check_denied(&SlidingWindow::new(quota));
-    check_denied(&SlidingLog::new(quota));
+    refused(&Gcra::new(quota));
+    refused(&FixedWindow::new(quota));
+    refused(&SlidingWindow::new(quota));
+    refused(&SlidingLog::new(quota));
 }

@@ -1,20 +1,20 @@
-//! Panics of user code and runtimes without timer or I/O: an error for the affected calls, and none for others.
+//! Code of the user that panics, and runtimes that lack something: an error for whom it concerns, and nothing for all others.
 
 use std::time::Duration;
 
 use futures_util::future::join_all;
 use tokio::runtime::Builder;
-use tower_ratelimit::algorithm::{Algorithm, LuaAlgorithm, LuaScript};
+use tower_ratelimit::algorithm::{Algorithm, ChargeOptions, LuaAlgorithm, LuaScript, Step};
 use tower_ratelimit::observe::Event;
 use tower_ratelimit::{
-    AcquireOptions, Gcra, LazySnapshot, LimitSnapshot, Limiter, Redis, RedisServer, Timestamp, Verdict, per_key,
+    AcquireOptions, Gcra, LazySnapshot, LimitSnapshot, Limiter, Redis, RedisServer, Timestamp, per_key,
 };
 
-use crate::helpers::{AMPLE, LONG_DEADLINE, acquire, is_allowed, redis_limiter};
+use crate::helpers::{PATIENCE, PLENTY, acquire, is_allowed, patient};
 use crate::proxy::Proxy;
 use crate::server::Server;
 
-/// An algorithm that allows and counts everything, and panics in the stage that its variant names.
+/// Lets everything pass, and counts it; panics where it is told to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Counter {
     Works,
@@ -41,13 +41,9 @@ impl Counter {
 impl Algorithm for Counter {
     type State = [u64; 2];
 
-    fn peek(&self, _: &[u64; 2], _: Timestamp, _: AcquireOptions) -> Verdict {
-        Verdict::Allowed
-    }
-
-    fn charge(&self, state: &mut [u64; 2], now: Timestamp, _: Duration, cost: u64) {
+    fn decide(&self, state: &[u64; 2], now: Timestamp, options: ChargeOptions) -> Step<[u64; 2]> {
         self.panic_if(Self::PanicsInCommit);
-        *state = [now.saturating_add(self.max_reset()).as_micros(), state[1] + cost];
+        Step::Allow { next: [now.after(self.max_reset()).as_micros(), state[1] + options.cost], delay: 0 }
     }
 
     fn snapshot(&self, state: &[u64; 2], _: Timestamp) -> LazySnapshot {
@@ -66,7 +62,7 @@ impl LuaAlgorithm for Counter {
     const SCRIPT: LuaScript = LuaScript::new(
         "panicking1",
         "
-        local function peek(s, now, max_delay, p) return 0 end
+        local function peek(s, now, patience, p) return 0 end
         local function commit(s, now, delay, p)
           s[1] = now + 3600000000
           s[2] = s[2] + p[1]
@@ -75,7 +71,7 @@ impl LuaAlgorithm for Counter {
           s[1] = now + 3600000000
           s[2] = s[2] + cost
         end
-        return { words = 2, params = 1, supports_scheduling = false, peek = peek, commit = commit, charge = charge }
+        return { words = 2, params = 1, promises = false, peek = peek, commit = commit, charge = charge }
         ",
     );
 
@@ -90,47 +86,47 @@ fn behind(proxy: &Proxy) -> RedisServer {
 }
 
 #[tokio::test]
-async fn panic_of_an_algorithm_fails_only_its_own_decisions() {
+async fn a_panicking_algorithm_fails_its_own_decisions_only() {
     let server = Server::start();
     let proxy = Proxy::before(server.socket());
-    let limiter = redis_limiter::<str>(behind(&proxy), "api", per_key(|key: &str| Counter::of(key)));
+    let limiter = patient::<str>(behind(&proxy), "api", per_key(|key: &str| Counter::of(key)));
     assert!(is_allowed(&limiter, "warm").await);
     let connections = proxy.connections();
     for round in 1..=3 {
-        // All calls are in one batch.
+        // All in one batch.
         let keys = ["a", "reading", "b", "commit", "c", "reading", "d", "a"];
-        let limit_index = join_all(keys.map(|key| acquire(&limiter, key, AcquireOptions::default()))).await;
-        for (key, result) in keys.iter().zip(limit_index) {
+        let asked = join_all(keys.map(|key| acquire(&limiter, key, AcquireOptions::default()))).await;
+        for (key, result) in keys.iter().zip(asked) {
             if Counter::of(key) == Counter::Works {
                 assert!(result.expect("an answer").decision.is_allowed(), "round {round}: {key}");
                 continue;
             }
-            let error = result.expect_err("the algorithm panics");
+            let error = result.expect_err("it panics");
             assert!(error.is_unavailable() && error.to_string().contains("panicked"), "{error}");
         }
-        // A hold whose figures can't be computed is not granted, and its session ends.
+        // A hold whose figures can't be worked out is not granted, and its session ends.
         let held = ["commit", "a"].map(|key| acquire(&limiter, key, AcquireOptions::default().hold()));
         let [panicked, held] = join_all(held).await.try_into().expect("two");
-        assert!(panicked.expect_err("the algorithm panics").to_string().contains("panicked"));
+        assert!(panicked.expect_err("it panics").to_string().contains("panicked"));
         held.expect("an answer").held.expect("room for it").release().await.expect("done");
         let used =
             1000 - limiter.peek("a", AcquireOptions::cost(0)).await.expect("an answer").remaining().expect("a figure");
         assert_eq!(used, round * 2);
-        assert!(limiter.set_usage("default", "commit", 3).await.is_err());
+        assert!(limiter.set("default", "commit", 3).await.is_err());
     }
-    // Parameters are computed by the caller, so the panic reaches the caller.
-    let cloned = limiter.clone();
-    let caller = tokio::spawn(async move { acquire(&cloned, "params", AcquireOptions::default()).await.map(drop) });
+    // Parameters are the caller's own affair: it panics where it asks.
+    let asks = limiter.clone();
+    let caller = tokio::spawn(async move { acquire(&asks, "params", AcquireOptions::default()).await.map(drop) });
     assert!(caller.await.expect_err("a panic").is_panic());
     assert!(is_allowed(&limiter, "a").await);
-    assert_eq!(proxy.connections(), connections, "the worker task continues");
+    assert_eq!(proxy.connections(), connections, "the task that sends calls goes on");
 }
 
 #[tokio::test]
-async fn panic_of_an_observer_fails_no_decision() {
+async fn a_panicking_observer_fails_no_decision() {
     let server = Server::start();
     let proxy = Proxy::before(server.socket());
-    let builder = Redis::builder(behind(&proxy), "api", Gcra::new(AMPLE)).deadline(LONG_DEADLINE);
+    let builder = Redis::builder(behind(&proxy), "api", Gcra::new(PLENTY)).deadline(PATIENCE);
     let limiter: Redis<str> = builder.observe(|event: &Event<'_>| panic!("{event:?}")).build().expect("limits");
     assert!(is_allowed(&limiter, "warm").await);
     let connections = proxy.connections();
@@ -139,8 +135,8 @@ async fn panic_of_an_observer_fails_no_decision() {
             assert!(result.expect("an answer").decision.is_allowed());
         }
     }
-    assert_eq!(proxy.connections(), connections, "the worker task continues");
-    // Events of the breaker end no task either.
+    assert_eq!(proxy.connections(), connections, "the task that sends calls goes on");
+    // Nor do the events of the breaker end anything.
     proxy.shut(true);
     for _ in 0..5 {
         assert!(acquire(&limiter, "alice", AcquireOptions::default()).await.is_err());
@@ -151,13 +147,13 @@ async fn panic_of_an_observer_fails_no_decision() {
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
     };
-    tokio::time::timeout(LONG_DEADLINE, resumes).await.expect("service resumes");
+    tokio::time::timeout(PATIENCE, resumes).await.expect("service resumes");
 }
 
 #[test]
-fn runtime_without_timer_or_io_is_an_error() {
+fn a_runtime_without_timer_or_io_is_an_error() {
     let server = Server::start();
-    let limiter = redis_limiter::<str>(server.open(), "api", Gcra::new(AMPLE));
+    let limiter = patient::<str>(server.open(), "api", Gcra::new(PLENTY));
     let runtimes = [
         Builder::new_current_thread().build(),
         Builder::new_current_thread().enable_io().build(),
@@ -172,12 +168,9 @@ fn runtime_without_timer_or_io_is_an_error() {
                 limiter.reset("alice").await,
                 limiter.health_check().await,
             ];
-            for (limit_index, result) in errors.into_iter().enumerate() {
-                let error = result.expect_err("no timer or I/O");
-                assert!(
-                    error.is_config() && error.to_string().contains("`enable_all`"),
-                    "{index}, {limit_index}: {error}"
-                );
+            for (asked, result) in errors.into_iter().enumerate() {
+                let error = result.expect_err("nothing to reach Redis with");
+                assert!(error.is_config() && error.to_string().contains("`enable_all`"), "{index}, {asked}: {error}");
             }
         });
     }

@@ -2,31 +2,32 @@ use std::fmt;
 use std::time::Duration;
 
 use super::Bucket;
-use super::types::bucket_front;
+use super::bucket_types::impl_bucket;
 use crate::algorithm::Algorithm;
 use crate::clock::Timestamp;
-use crate::decision::{AcquireOptions, LazySnapshot, Verdict};
+#[cfg(feature = "redis")]
+use crate::decision::AcquireOptions;
+use crate::decision::LazySnapshot;
 use crate::error::Error;
 use crate::quota::Quota;
 
 /// The generic cell rate algorithm: smooth, with bursts, in four words a key.
 ///
 /// In any window of one period at most `burst + limit - 1` are admitted (`2 limit - 1` with the default burst of `limit`),
-/// reached by one who saves up the burst and spends it together with what comes back; [`strict`](Self::strict) makes it
-/// `limit`. In a window of any length `t`: at most `ceil(burst + rate t) - 1`.
+/// by a client that spends a full burst together with the tokens that refill. [`strict`](Self::strict) makes it `limit`. In a window of any length `t`: at most `ceil(burst + rate t) - 1`.
 ///
 /// - **Closed form**, with the emission interval `T = period / limit` and the theoretical arrival time `tat`: admit if
 ///   `max(tat, now) + cost T - now <= burst T`, and then `tat = max(tat, now) + cost T`; `retry_after = tat - now -
 ///   (burst - cost) T`, `reset = tat - now`. Computed in exact integers: no drift, whatever the quota.
 /// - **State**: four words (`tat` in two parts, the rate, the time of the last charge).
 /// - **Source**: ITU-T I.371, annex A (ATM Forum, Traffic Management 4.0), the virtual scheduling algorithm.
-/// - **Choose it** where you would otherwise not know what to choose. It decides exactly as
+/// - **Choose it** by default. It decides exactly as
 ///   [`TokenBucket`](super::TokenBucket) and [`LeakyBucket`](super::LeakyBucket) do.
 ///
 /// ```
 /// use tower_ratelimit::{Gcra, Quota};
 ///
-/// // Ten a second, and up to twenty at once after a pause of two seconds.
+/// // Ten per second, and up to twenty at once after a pause of two seconds.
 /// const API: Gcra = Gcra::new(Quota::per_second(10)).burst(20);
 /// ```
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -34,4 +35,4 @@ pub struct Gcra {
     kernel: Bucket,
 }
 
-bucket_front!(Gcra);
+impl_bucket!(Gcra);

@@ -4,22 +4,22 @@ use std::hash::RandomState;
 use super::hasher::DefaultHashBuilder;
 use super::limiter::Memory;
 use super::limits::MemoryLimits;
-use super::share::Room;
+use super::transaction_limit::Capacity;
 use crate::clock::{Clock, SystemClock};
 use crate::error::Error;
 use crate::table::WhenFull;
 
-/// Builds a [`Memory`] limiter with other than the default settings.
+/// Builds a [`Memory`] limiter.
 #[must_use = "a builder builds nothing by itself"]
 pub struct MemoryBuilder<L, C = SystemClock, S = DefaultHashBuilder> {
     limits: L,
-    room: Room,
+    capacity: Capacity,
     clock: C,
     hasher: S,
 }
 
 impl<L> MemoryBuilder<L> {
-    /// As [`Memory::builder`]; and it takes limits for another hasher, too.
+    /// Creates a builder, as [`Memory::builder`] does. It also accepts limits for another hasher.
     ///
     /// ```
     /// use std::hash::RandomState;
@@ -30,22 +30,22 @@ impl<L> MemoryBuilder<L> {
     /// # Ok::<(), tower_ratelimit::Error>(())
     /// ```
     pub fn new(limits: L) -> Self {
-        Self { limits, room: Room::DEFAULT, clock: SystemClock::new(), hasher: DefaultHashBuilder::default() }
+        Self { limits, capacity: Capacity::DEFAULT, clock: SystemClock::new(), hasher: DefaultHashBuilder::default() }
     }
 }
 
 impl<L, C, S> MemoryBuilder<L, C, S> {
-    /// Sets for how many keys each limit has room. The memory for them is taken when the limiter is built, some 48 bytes
-    /// a key for buckets and the fixed window, and never grows.
+    /// Sets the number of keys that each limit can store. The memory for them is allocated when the limiter is built, some 48
+    /// bytes a key for buckets and the fixed window, and never grows.
     ///
-    /// Up to so many keys that are not idle, nothing is forgotten. Beyond that [`when_full`](Self::when_full) says what
-    /// becomes of new keys.
+    /// Up to this number of keys that are not idle, none is evicted. Beyond it [`when_full`](Self::when_full) determines what
+    /// happens to new keys.
     pub fn max_keys(mut self, max_keys: usize) -> Self {
-        self.room.max_keys = max_keys;
+        self.capacity.max_keys = max_keys;
         self
     }
 
-    /// Sets what becomes of a new key when there is no room for it.
+    /// Sets what happens to a new key when the table is full.
     ///
     /// ```
     /// use tower_ratelimit::{Gcra, Memory, Quota, WhenFull};
@@ -57,35 +57,35 @@ impl<L, C, S> MemoryBuilder<L, C, S> {
     /// # Ok::<(), tower_ratelimit::Error>(())
     /// ```
     pub fn when_full(mut self, when_full: WhenFull) -> Self {
-        self.room.when_full = when_full;
+        self.capacity.when_full = when_full;
         self
     }
 
-    /// Sets how many bytes each limit may take on the heap, which only a [`SlidingLog`](crate::SlidingLog) does: checked
-    /// when the limiter is built, from its limit and the number of keys. For a limit whose algorithm is chosen by the key
-    /// nothing is known beforehand, and nothing is checked.
+    /// Sets the maximum number of bytes that the states of each limit may take on the heap. Only a
+    /// [`SlidingLog`](crate::SlidingLog) takes any. [`build`](Self::build) checks it from the limit and the number of keys. It is not
+    /// checked for an algorithm that is chosen by the key.
     pub fn max_heap_bytes(mut self, bytes: usize) -> Self {
-        self.room.max_heap_bytes = bytes;
+        self.capacity.max_heap_bytes = bytes;
         self
     }
 
-    /// Allows an empty list of limits, which is a configuration error otherwise: for limits that are added later by
-    /// [`replace`](Memory::replace). A limiter without limits allows everything.
+    /// Allows an empty list of limits, which is a configuration error otherwise: for limits that
+    /// [`replace`](Memory::replace) adds later. A limiter without limits allows every request.
     pub fn allow_no_limits(mut self) -> Self {
-        self.room.allow_no_limits = true;
+        self.capacity.allow_no_limits = true;
         self
     }
 
-    /// Sets the clock: a [`ManualClock`](crate::ManualClock) in tests.
+    /// Sets the clock, for example a [`ManualClock`](crate::ManualClock) in tests.
     pub fn clock<D: Clock>(self, clock: D) -> MemoryBuilder<L, D, S> {
-        MemoryBuilder { limits: self.limits, room: self.room, clock, hasher: self.hasher }
+        MemoryBuilder { limits: self.limits, capacity: self.capacity, clock, hasher: self.hasher }
     }
 
-    /// Hashes keys by SipHash-1-3 with a random seed for each limiter ([`RandomState`] of the standard library), which is designed
-    /// to resist clients that choose their keys (user names, API keys, paths) in order to make them collide.
+    /// Hashes keys with SipHash-1-3 and a random seed for each limiter ([`RandomState`] of the standard library). SipHash is
+    /// designed to resist clients that choose colliding keys (user names, API keys, paths).
     ///
-    /// The default, [`DefaultHashBuilder`], is faster, and has no such guarantee: with `SipHash` a
-    /// decision takes 1.2 to 1.4 times as long, 12 to 16 ns more (`cd benches && cargo bench -- "memory hashers"`).
+    /// The default, [`DefaultHashBuilder`], is faster and has no such guarantee. With `SipHash` a decision takes 1.2 to 1.4 times
+    /// as long, 12 to 16 ns more (`cd benches && cargo bench -- "memory hashers"`).
     ///
     /// ```
     /// use tower_ratelimit::{Gcra, Memory, Quota};
@@ -97,38 +97,39 @@ impl<L, C, S> MemoryBuilder<L, C, S> {
         self.hasher(RandomState::new())
     }
 
-    /// Sets the hasher of keys. It must be seeded with something that clients don't know if they can choose their keys:
-    /// else they can choose keys that fall together. [`sip_hash`](Self::sip_hash) is one for such keys.
+    /// Sets the hasher of keys. If clients can choose their keys, its seed must be secret: otherwise they can choose colliding
+    /// keys. [`sip_hash`](Self::sip_hash) is a hasher for such keys.
     pub fn hasher<T>(self, hasher: T) -> MemoryBuilder<L, C, T> {
-        MemoryBuilder { limits: self.limits, room: self.room, clock: self.clock, hasher }
+        MemoryBuilder { limits: self.limits, capacity: self.capacity, clock: self.clock, hasher }
     }
 
     /// Builds the limiter.
     ///
     /// # Errors
     ///
-    /// If the cap on keys is zero or over 2^32, a sliding log could take more than
-    /// [`max_heap_bytes`](Self::max_heap_bytes), or a limit's name is empty or that of another one.
+    /// Returns an error if the number of keys is zero or over 2^32, if a sliding log could take more than
+    /// [`max_heap_bytes`](Self::max_heap_bytes), or if a limit's name is empty or not unique.
     pub fn build(self) -> Result<Memory<L, C, S>, Error>
     where
         L: MemoryLimits<S>,
         C: Clock,
     {
-        const MOST: u64 = 1 << 32;
-        if self.room.max_keys == 0 {
-            return Err(Error::config(
-                "`max_keys` is 0: a limiter that remembers no key limits nothing; give it at least 1",
-            ));
+        const MAX: u64 = 1 << 32;
+        if self.capacity.max_keys == 0 {
+            return Err(Error::config("invalid `max_keys`: 0 keys would limit nothing; use at least 1"));
         }
-        if self.room.max_keys as u64 > MOST {
-            return Err(Error::config(format!("`max_keys` is {}: it must be at most 2^32", self.room.max_keys)));
+        if self.capacity.max_keys as u64 > MAX {
+            return Err(Error::config(format!(
+                "invalid `max_keys` {}: the maximum is 2^32; use a smaller value",
+                self.capacity.max_keys
+            )));
         }
-        Ok(Memory::from_parts(self.limits.bind(self.room)?, self.clock, self.hasher))
+        Ok(Memory::from_parts(self.limits.build(self.capacity)?, self.clock, self.hasher))
     }
 }
 
 impl<L, C, S> fmt::Debug for MemoryBuilder<L, C, S> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("MemoryBuilder").field("max_keys", &self.room.max_keys).finish_non_exhaustive()
+        f.debug_struct("MemoryBuilder").field("max_keys", &self.capacity.max_keys).finish_non_exhaustive()
     }
 }

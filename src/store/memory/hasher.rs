@@ -1,13 +1,12 @@
 use std::fmt;
 use std::hash::BuildHasher;
 
-/// The hasher that [`Memory`](super::Memory) uses unless it is given another: foldhash (quality), seeded at random for each
-/// limiter.
+/// The default hasher of [`Memory`](super::Memory): foldhash (quality), with a random seed for each limiter.
 ///
-/// Clients see neither hashes nor the seed, so they have nothing to compute colliding keys from. But foldhash is not a
-/// cryptographic hash: its documentation promises no resistance against somebody who can observe hashes, such as by the time
-/// that decisions take. Two keys of one hash share a state, so one could use up the quota of the other. Where clients choose
-/// their keys freely and this matters, use [`sip_hash`](super::MemoryBuilder::sip_hash).
+/// Clients see neither hashes nor the seed, so they cannot compute colliding keys. But foldhash is not a cryptographic hash: its
+/// documentation promises no resistance against a client that can observe hashes, for example by timing decisions. Two keys
+/// with one hash share a state, so one client could use up the quota of another. If clients choose their keys freely and this
+/// matters, use [`sip_hash`](super::MemoryBuilder::sip_hash).
 #[derive(Clone, Default)]
 pub struct DefaultHashBuilder(foldhash::quality::RandomState);
 

@@ -4,10 +4,10 @@ use std::hash::BuildHasher;
 use std::sync::Arc;
 
 use super::builder::MemoryBuilder;
-use super::dynamic::DynLimit;
 use super::hasher::DefaultHashBuilder;
 use super::limits::{MemoryLimits, MemoryLimitsFor};
-use super::share::{Asked, HeldLimit, Room, Share, read};
+use super::replace::DynLimit;
+use super::transaction_limit::{AcquireContext, Capacity, HeldLimit, TransactionLimit, read_clock};
 use super::usage::{KeyId, TopKey, Usage};
 use crate::algorithm::Algorithm;
 use crate::clock::{Clock, SystemClock, Timestamp};
@@ -16,25 +16,24 @@ use crate::error::Error;
 use crate::limit::{PerKey, per_key};
 use crate::limiter::{Acquisition, AdminOperation, Held, Limiter, LimiterFuture, Outcome, admin_methods};
 use crate::observe::{Event, Observer};
-use crate::table::Missed;
+use crate::table::LookupError;
 
-/// A limiter whose states lie in this process's memory.
+/// A limiter that stores its states in this process's memory.
 ///
-/// Clones share one memory. Any number of threads decide at once, exactly as if one did it alone; a decision waits for
-/// nothing but another thread's turn on the same few keys, allocates nothing, and is ready at once.
+/// Clones share the states. Concurrent decisions are linearizable: the result is that of some order of them. A decision waits
+/// only while another thread writes to the same few keys, allocates nothing, and returns immediately.
 ///
-/// Keys are of any type that can be hashed. What is stored of a key is a 64-bit hash under a seed that is random for
-/// each limiter: among a million keys, two share a state with a probability of 3 in 10^8, among a hundred million of 3
-/// in 10^4.
+/// A key is any type that can be hashed. The table stores a 64-bit hash of the key, under a seed that is random for each
+/// limiter. Among a million keys, two share a state with a probability of 3 in 10^8, among a hundred million of 3 in 10^4.
 ///
-/// The memory is bounded: it has room for a given number of keys ([`max_keys`](MemoryBuilder::max_keys), by default
-/// [`DEFAULT_MAX_KEYS`](Self::DEFAULT_MAX_KEYS)) and never grows. A key whose state is as good as new takes no room.
-/// There is nothing to clean up, and no background thread.
+/// The memory is bounded: the table has a fixed capacity ([`max_keys`](MemoryBuilder::max_keys), by default
+/// [`DEFAULT_MAX_KEYS`](Self::DEFAULT_MAX_KEYS)) and never grows. An idle key's slot is free for another key.
+/// There is no clean-up, and no background thread.
 ///
 /// ```
 /// use tower_ratelimit::{AcquireOptions, Gcra, Memory, Quota};
 ///
-/// // Ten a second for each key, bursts of twenty.
+/// // Ten requests per second for each key, bursts of twenty.
 /// let limiter = Memory::new(Gcra::new(Quota::per_second(10)).burst(20));
 ///
 /// let decision = limiter.check("alice", AcquireOptions::default());
@@ -42,28 +41,29 @@ use crate::table::Missed;
 /// assert_eq!(decision.remaining(), Some(19));
 /// ```
 pub struct Memory<L: MemoryLimits<S>, C = SystemClock, S = DefaultHashBuilder> {
-    shared: Arc<Shared<L::Rows, C, S>>,
+    shared: Arc<Shared<L::Tables, C, S>>,
 }
 
 struct Shared<R, C, S> {
-    rows: R,
+    tables: R,
     clock: C,
     hasher: S,
 }
 
 impl<L: MemoryLimits<DefaultHashBuilder>> Memory<L> {
-    /// For how many keys each limit has room unless [`max_keys`](MemoryBuilder::max_keys) says otherwise: 100 000.
-    pub const DEFAULT_MAX_KEYS: usize = Room::DEFAULT.max_keys;
+    /// For how many keys each limit has capacity unless [`max_keys`](MemoryBuilder::max_keys) says otherwise: 100 000.
+    pub const DEFAULT_MAX_KEYS: usize = Capacity::DEFAULT.max_keys;
 
     /// How many bytes each limit may take on the heap unless [`max_heap_bytes`](MemoryBuilder::max_heap_bytes) says
     /// otherwise: one gibibyte.
-    pub const DEFAULT_MAX_HEAP_BYTES: usize = Room::DEFAULT.max_heap_bytes;
+    pub const DEFAULT_MAX_HEAP_BYTES: usize = Capacity::DEFAULT.max_heap_bytes;
 
-    /// A limiter with the default settings: see [`MemoryLimits`] for what it takes.
+    /// Creates a limiter with the default settings, from any [`MemoryLimits`].
     ///
     /// # Panics
     ///
-    /// If two limits have the same name, one has an empty name, or a sliding log could take more than a gibibyte. [`builder`](Self::builder) never panics.
+    /// Panics if two limits have the same name, a limit has an empty name, or a sliding log could take more than a gibibyte.
+    /// [`builder`](Self::builder) never panics.
     #[must_use]
     #[track_caller]
     pub fn new(limits: L) -> Self {
@@ -73,14 +73,14 @@ impl<L: MemoryLimits<DefaultHashBuilder>> Memory<L> {
         }
     }
 
-    /// A limiter with other than the default settings.
+    /// Creates a builder of a limiter with other settings.
     pub fn builder(limits: L) -> MemoryBuilder<L> {
         MemoryBuilder::new(limits)
     }
 }
 
 impl<F: Send + Sync + 'static, A: Algorithm> Memory<PerKey<F, A>> {
-    /// A limiter whose algorithm is chosen by the key: see [`per_key`].
+    /// Creates a limiter whose algorithm is chosen by the key: see [`per_key`].
     #[must_use]
     pub fn per_key<Key: ?Sized>(choose: F) -> Self
     where
@@ -91,135 +91,138 @@ impl<F: Send + Sync + 'static, A: Algorithm> Memory<PerKey<F, A>> {
 }
 
 impl<L: MemoryLimits<S>, C: Clock, S> Memory<L, C, S> {
-    pub(super) fn from_parts(rows: L::Rows, clock: C, hasher: S) -> Self {
-        Self { shared: Arc::new(Shared { rows, clock, hasher }) }
+    pub(super) fn from_parts(tables: L::Tables, clock: C, hasher: S) -> Self {
+        Self { shared: Arc::new(Shared { tables, clock, hasher }) }
     }
 
     #[inline(always)]
     fn now(&self) -> Timestamp {
-        read(&self.shared.clock)
+        read_clock(&self.shared.clock)
     }
 
     #[inline(always)]
-    fn asked<'a, Key: ?Sized>(&'a self, key: &'a Key, ask: AcquireOptions) -> Asked<'a, Key, S> {
-        Asked { hasher: &self.shared.hasher, key, now: self.now(), ask, clock: &self.shared.clock }
+    fn context<'a, Key: ?Sized>(&'a self, key: &'a Key, options: AcquireOptions) -> AcquireContext<'a, Key, S> {
+        AcquireContext { hasher: &self.shared.hasher, key, now: self.now(), options, clock: &self.shared.clock }
     }
 
     /// Decides, and charges the key if the request is allowed. [`AcquireOptions::hold`] does not count here: to hold a cost, call
     /// [`hold`](Limiter::hold).
-    // In line: what the caller does not ask of the decision is then not even put together.
+    // In line, so that the compiler drops what the caller does not use of the decision: row "hot key" of docs/performance.md.
     #[inline(always)]
-    pub fn check<Key: ?Sized>(&self, key: &Key, ask: AcquireOptions) -> Decision
+    pub fn check<Key: ?Sized>(&self, key: &Key, options: AcquireOptions) -> Decision
     where
         L: MemoryLimitsFor<Key, S>,
         S: BuildHasher,
     {
-        let asked = self.asked(key, AcquireOptions { hold: false, ..ask });
-        match L::at_once(&self.shared.rows, &asked) {
+        let context = self.context(key, AcquireOptions { hold: false, ..options });
+        match L::try_acquire(&self.shared.tables, &context) {
             Ok(decision) => decision,
-            // Moved out of what it comes with: written in place, also the decision of the fast path would lie in memory.
-            Err(missed) => L::at_length(&self.shared.rows, asked, missed).0,
+            // Moved out of the tuple: written in place, the decision of the fast path would have to be in memory too.
+            Err(error) => L::acquire(&self.shared.tables, context, error).0,
         }
     }
 
-    /// What stands for a key in the limit with this name, in [`top_keys`](Self::top_keys).
+    /// Returns the id of a key in the limit with this name, as [`top_keys`](Self::top_keys) returns it.
     ///
     /// # Errors
     ///
-    /// If there is no limit with this name.
+    /// Returns an error if no limit has this name.
     pub fn key_id<Key: ?Sized>(&self, limit: &str, key: &Key) -> Result<KeyId, Error>
     where
         L: MemoryLimitsFor<Key, S>,
         S: BuildHasher,
     {
-        let asked = self.asked(key, AcquireOptions::default());
-        self.in_limit(limit, |row| row.key_id(&asked))
+        let context = self.context(key, AcquireOptions::default());
+        self.in_limit(limit, |table| table.key_id(&context))
     }
 
     /// Runs `f` on the limit with this name.
-    fn in_limit<Key: ?Sized, T>(&self, limit: &str, f: impl FnOnce(&dyn Share<Key, S>) -> T) -> Result<T, Error>
+    fn in_limit<Key: ?Sized, T>(
+        &self,
+        limit: &str,
+        f: impl FnOnce(&dyn TransactionLimit<Key, S>) -> T,
+    ) -> Result<T, Error>
     where
         L: MemoryLimitsFor<Key, S>,
         S: BuildHasher,
     {
         let (mut f, mut result) = (Some(f), None);
-        L::each(&self.shared.rows, &mut |row| {
-            if row.name().as_str() == limit {
-                result = f.take().map(|f| f(row));
+        L::for_each(&self.shared.tables, &mut |table| {
+            if table.name().as_str() == limit {
+                result = f.take().map(|f| f(table));
             }
         });
         result.ok_or_else(|| no_such_limit(limit))
     }
 
-    /// The keys that use most of the limit with this name, at most `most` of them, the top_keys first: by the share of the
-    /// limit that they use, or where the algorithm is chosen by the key, by the time until they are as good as new.
+    /// Returns up to `max` keys with the most usage of the limit with this name, in descending order: by the used share of the
+    /// limit, or if the algorithm is chosen by the key, by the time until the key is idle.
     ///
-    /// Reads the whole table, and waits for nobody: keys that are being decided at that moment may be left out.
+    /// Reads the whole table without a lock: a key that is decided at that moment may be left out.
     ///
     /// # Errors
     ///
-    /// If there is no limit with this name.
-    pub fn top_keys(&self, limit: &str, most: usize) -> Result<Vec<TopKey>, Error> {
+    /// Returns an error if no limit has this name.
+    pub fn top_keys(&self, limit: &str, max: usize) -> Result<Vec<TopKey>, Error> {
         let mut top_keys = None;
         let now = self.now();
-        L::holdings(&self.shared.rows, &mut |row| {
-            if row.name().as_str() == limit {
-                top_keys = Some(row.top_keys(most, now));
+        L::for_each_info(&self.shared.tables, &mut |table| {
+            if table.name().as_str() == limit {
+                top_keys = Some(table.top_keys(max, now));
             }
         });
         top_keys.ok_or_else(|| no_such_limit(limit))
     }
 
-    /// What each limit takes in memory. Reads the whole of each table.
+    /// Returns the memory usage of each limit. Reads all tables.
     #[must_use]
     pub fn usage(&self) -> Vec<Usage> {
         let (mut usage, now) = (Vec::new(), self.now());
-        L::holdings(&self.shared.rows, &mut |row| usage.push(row.usage(now)));
+        L::for_each_info(&self.shared.tables, &mut |table| usage.push(table.usage(now)));
         usage
     }
 
-    /// Tells an observer [how full each limit is](Event::Usage). Reads the whole of each table: call it when figures are
-    /// asked for, as when a page of metrics is, or every few seconds.
+    /// Emits an [`Event::Usage`] for each limit to an observer. Reads all tables: call it when a page of metrics is requested, or
+    /// every few seconds.
     pub fn report_usage(&self, observer: &(impl Observer + ?Sized)) {
-        for Usage { limit, live_keys, capacity: room, bytes, evicted: forgotten, held_keys, held } in self.usage() {
+        for Usage { limit, live_keys, capacity, bytes, evicted, held_keys, held } in self.usage() {
             let limit = &limit;
-            observer.observe(&Event::Usage {
-                limit,
-                live_keys,
-                capacity: room,
-                bytes,
-                evicted: forgotten,
-                held_keys,
-                held,
-            });
+            observer.observe(&Event::Usage { limit, live_keys, capacity, bytes, evicted, held_keys, held });
         }
     }
 
     admin_methods!();
 
-    /// What the fast path leaves: everything that is held, for instance.
+    /// Decides what the fast path does not handle: holds, for example.
     #[inline(never)]
-    fn acquire_slow<Key: ?Sized>(&self, key: &Key, ask: AcquireOptions, missed: Missed) -> Outcome
+    fn acquire_slow<Key: ?Sized>(&self, key: &Key, options: AcquireOptions, error: LookupError) -> Outcome
     where
         L: MemoryLimitsFor<Key, S>,
         S: BuildHasher + Send + Sync + 'static,
     {
-        let (decision, limits) = L::at_length(&self.shared.rows, self.asked(key, ask), missed);
-        let held = (ask.hold && decision.is_allowed()).then(|| {
+        let (decision, limits) = L::acquire(&self.shared.tables, self.context(key, options), error);
+        let held = (options.hold && decision.is_allowed()).then(|| {
             let shared = Arc::clone(&self.shared);
-            Held::new(ask.cost, move |actual| LimiterFuture::ready(shared.settle::<L>(&limits, ask.cost, actual)))
+            Held::new(options.cost, move |actual| {
+                LimiterFuture::ready(shared.settle::<L>(&limits, options.cost, actual))
+            })
         });
         Outcome { decision, held }
     }
 }
 
 impl<R, C: Clock, S> Shared<R, C, S> {
-    /// Ends a hold on each limit that is still there: also on one that was replaced and has taken over its keys.
-    fn settle<L: MemoryLimits<S, Rows = R>>(&self, limits: &[HeldLimit], held: u64, actual: u64) -> Result<(), Error> {
+    /// Ends a hold on each limit that shares a table with the limits of the hold, as their replacements do.
+    fn settle<L: MemoryLimits<S, Tables = R>>(
+        &self,
+        limits: &[HeldLimit],
+        held: u64,
+        actual: u64,
+    ) -> Result<(), Error> {
         let mut settled = Ok(());
-        L::holdings(&self.rows, &mut |row| {
-            for limit in limits.iter().filter(|limit| limit.table == row.table_id()) {
-                settled = settled.and(row.settle(limit, held, actual, &self.clock));
+        L::for_each_info(&self.tables, &mut |table| {
+            for limit in limits.iter().filter(|limit| limit.table == table.table_id()) {
+                settled = settled.and(table.settle(limit, held, actual, &self.clock));
             }
         });
         settled.map_err(|_| table_full())
@@ -227,22 +230,21 @@ impl<R, C: Clock, S> Shared<R, C, S> {
 }
 
 impl<Key: ?Sized + 'static, C, S: BuildHasher + 'static> Memory<Vec<DynLimit<Key, S>>, C, S> {
-    /// Replaces the limits, at once for every decision that begins after it.
+    /// Replaces the limits. Every decision that starts after the call uses the new limits.
     ///
-    /// A limit that has the name of a former one, an algorithm of the same type and counts by the same type of part takes
-    /// over its keys: what they owe stays owed, and no more, and who is blocked stays blocked. For that, keys in limits that
-    /// can be replaced take the room of any setting of their algorithm: of a [`SlidingWindow`](crate::SlidingWindow) that of
-    /// 60 blocks, some 600 bytes. Any other limit begins anew, without blocks, and one that is not named any more is
-    /// forgotten. Each algorithm says what it makes of states and charges from before.
+    /// A limit with the name of a previous one, an algorithm of the same type and a sub-key of the same type takes over its
+    /// table: usage and blocks are kept. So a key in a limit that can be replaced takes the space of any setting of its algorithm:
+    /// with a [`SlidingWindow`](crate::SlidingWindow) that of 60 blocks, some 600 bytes. Any other new limit starts empty, and the
+    /// keys of any other previous limit are dropped. Each algorithm documents how it carries usage over.
     ///
-    /// A cost that is [held](crate::limiter::Held) meanwhile is settled by the limit that has taken over. Of two replacements at
-    /// a time one comes first, and the other takes over from it.
+    /// A cost that is [held](crate::limiter::Held) meanwhile is settled by the limit that took over the table. Concurrent
+    /// replacements run one after another.
     ///
     /// # Errors
     ///
-    /// As for [`MemoryBuilder::build`]; then the limits stay as they are.
+    /// Returns the errors of [`MemoryBuilder::build`]. The limits then stay unchanged.
     pub fn replace(&self, limits: Vec<DynLimit<Key, S>>) -> Result<(), Error> {
-        self.shared.rows.replace(limits)
+        self.shared.tables.replace(limits)
     }
 }
 
@@ -264,30 +266,30 @@ where
     type Future = Ready<Result<Outcome, Error>>;
 
     #[inline]
-    fn acquire(&self, key: &Key, ask: AcquireOptions) -> Acquisition<Self::Future> {
-        let asked = self.asked(key, ask);
-        match L::at_once(&self.shared.rows, &asked) {
+    fn acquire(&self, key: &Key, options: AcquireOptions) -> Acquisition<Self::Future> {
+        let context = self.context(key, options);
+        match L::try_acquire(&self.shared.tables, &context) {
             Ok(decision) => Acquisition::Ready(Ok(Outcome { decision, held: None })),
-            Err(missed) => Acquisition::Ready(Ok(self.acquire_slow(key, ask, missed))),
+            Err(error) => Acquisition::Ready(Ok(self.acquire_slow(key, options, error))),
         }
     }
 
-    fn peek(&self, key: &Key, ask: AcquireOptions) -> LimiterFuture<Decision> {
-        LimiterFuture::ready(Ok(L::peek(&self.shared.rows, self.asked(key, ask))))
+    fn peek(&self, key: &Key, options: AcquireOptions) -> LimiterFuture<Decision> {
+        LimiterFuture::ready(Ok(L::peek(&self.shared.tables, self.context(key, options))))
     }
 
     fn administer(&self, key: &Key, operation: AdminOperation<'_>) -> LimiterFuture<()> {
-        let asked = self.asked(key, AcquireOptions::default());
+        let context = self.context(key, AcquireOptions::default());
         LimiterFuture::ready(match operation {
             AdminOperation::SetUsage { limit, used } => {
-                let set = self.in_limit(limit, |row| row.set(&asked, used));
+                let set = self.in_limit(limit, |table| table.set(&context, used));
                 set.and_then(|set| set.map_err(|_| table_full()))
             }
             AdminOperation::Block { limit, duration } => {
-                self.in_limit(limit, |row| row.block(&asked, asked.now.saturating_add(duration)))
+                self.in_limit(limit, |table| table.block(&context, context.now.saturating_add(duration)))
             }
             AdminOperation::Reset => {
-                L::each(&self.shared.rows, &mut |row| row.reset(&asked));
+                L::for_each(&self.shared.tables, &mut |table| table.reset(&context));
                 Ok(())
             }
         })

@@ -1,4 +1,4 @@
-//! Random calls of several threads. A seed gives equal calls in each run, but not an equal interleaving.
+//! What threads ask for, at random: the same in each run of a round, but for who is faster.
 
 use std::cell::Cell;
 use std::collections::VecDeque;
@@ -6,42 +6,37 @@ use std::sync::Barrier;
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
-use tower_ratelimit::algorithm::{Algorithm, AtOnce};
+use tower_ratelimit::algorithm::{Algorithm, ChargeOptions, Step};
 use tower_ratelimit::limiter::Held;
-use tower_ratelimit::{AcquireOptions, Detail, LazySnapshot, Limiter, Timestamp, Verdict};
+use tower_ratelimit::{AcquireOptions, LazySnapshot, Limiter, Timestamp, Verdict};
 
-use super::model::Caller;
-use super::recording::{End, History, Recorder, RecordingClock};
+use crate::model::Caller;
+use crate::recording::{End, History, NotingClock, Recorder};
 
-/// More threads than cores on small machines, so that the scheduler interrupts some of them in the middle of a call.
+/// More than there are cores on small machines, so that some are interrupted in the middle of something.
 const THREADS: usize = 3;
 
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Traffic {
-    /// The number of limits.
+    /// How many limits there are.
     pub(crate) limits: usize,
-    /// The numbers of users and of groups.
+    /// How many users there are, and how many groups.
     pub(crate) callers: Caller,
-    /// The highest cost.
+    /// The largest cost.
     pub(crate) most: u64,
-    /// The largest step by which a thread moves the clock while others read it.
+    /// KeyedBy how much a thread moves the clock at most when it does, while others read it.
     pub(crate) step: Duration,
-    /// Calls of a thread in each phase.
+    /// How many calls a thread makes, in each phase.
     pub(crate) calls: usize,
-    /// A phase begins when every thread has ended the previous one. Half of its users are new.
+    /// A phase begins when everybody has ended the one before. Half of its users are new.
     pub(crate) phases: u64,
-    /// The step of the clock between two phases.
+    /// KeyedBy how much the clock moves between two phases.
     pub(crate) pause: Duration,
 }
 
 impl Traffic {
-    /// Runs the threads and returns their histories.
-    pub(crate) fn run(
-        &self,
-        limiter: &(impl Limiter<Caller> + Sync),
-        clock: &RecordingClock,
-        seed: u64,
-    ) -> Vec<History> {
+    /// What the threads were told.
+    pub(crate) fn run(&self, limiter: &(impl Limiter<Caller> + Sync), clock: &NotingClock, seed: u64) -> Vec<History> {
         let (count, meet) = (AtomicU64::new(0), Barrier::new(THREADS));
         let (count, meet) = (&count, &meet);
         std::thread::scope(|scope| {
@@ -49,7 +44,7 @@ impl Traffic {
                 let recorder = Recorder::new(limiter, self.limits, count);
                 scope.spawn(move || {
                     let mut random = Random(seed << 8 | thread as u64);
-                    COUNTDOWN.set(random.number());
+                    HESITATION.set(random.number());
                     Thread { traffic: self, clock, random, recorder, guards: VecDeque::new() }.run(meet)
                 })
             };
@@ -61,7 +56,7 @@ impl Traffic {
 
 struct Thread<'a, L> {
     traffic: &'a Traffic,
-    clock: &'a RecordingClock,
+    clock: &'a NotingClock,
     random: Random,
     recorder: Recorder<'a, L>,
     guards: VecDeque<(Caller, Held)>,
@@ -88,8 +83,8 @@ impl<L: Limiter<Caller>> Thread<'_, L> {
         match self.random.below(100) {
             0..8 => self.clock.0.advance(self.traffic.step.mul_f64(self.random.fraction())),
             8..20 => {
-                let (caller, options) = (self.caller(phase), self.options());
-                self.recorder.peek(caller, options);
+                let (caller, ask) = (self.caller(phase), self.ask());
+                self.recorder.peek(caller, ask);
             }
             20..22 => {
                 let caller = self.caller(phase);
@@ -97,23 +92,23 @@ impl<L: Limiter<Caller>> Thread<'_, L> {
             }
             22..45 if !self.guards.is_empty() => self.end_a_hold(),
             22..60 => {
-                let (caller, options) = (self.caller(phase), self.options().hold());
-                let guard = self.recorder.acquire(caller, options);
+                let (caller, ask) = (self.caller(phase), self.ask().hold());
+                let guard = self.recorder.acquire(caller, ask);
                 self.guards.extend(guard.map(|guard| (caller, guard)));
                 if self.guards.len() > 3 {
                     self.end_a_hold();
                 }
             }
             _ => {
-                let (caller, options) = (self.caller(phase), self.options());
-                self.recorder.acquire(caller, options);
+                let (caller, ask) = (self.caller(phase), self.ask());
+                self.recorder.acquire(caller, ask);
             }
         }
     }
 
     fn end_a_hold(&mut self) {
         let which = usize::try_from(self.random.below(self.guards.len() as u64)).expect("a few");
-        let (caller, guard) = self.guards.swap_remove_back(which).expect("at least one");
+        let (caller, guard) = self.guards.swap_remove_back(which).expect("one at least");
         let end = match self.random.below(5) {
             0 => End::Release,
             1 => End::Drop,
@@ -128,14 +123,14 @@ impl<L: Limiter<Caller>> Thread<'_, L> {
         self.traffic.callers.map(|count| phase * count.div_ceil(2) + self.random.below(count))
     }
 
-    fn options(&mut self) -> AcquireOptions {
+    fn ask(&mut self) -> AcquireOptions {
         let cost = if self.random.below(20) == 0 { 0 } else { 1 + self.random.below(self.traffic.most) };
-        let options = match self.random.below(4) {
+        let ask = match self.random.below(4) {
             0 => AcquireOptions::cost(cost).max_delay(Duration::ZERO),
             1 => AcquireOptions::cost(cost).max_delay(Duration::from_millis(self.random.below(400))),
             _ => AcquireOptions::cost(cost),
         };
-        if self.random.below(3) == 0 { options.detail(Detail::All) } else { options }
+        if self.random.below(3) == 0 { ask.all_limits() } else { ask }
     }
 }
 
@@ -160,69 +155,44 @@ impl Random {
     }
 }
 
-/// An algorithm that sometimes yields in the middle of a decision. Otherwise calls hardly overlap on few cores.
+/// An algorithm which now and then lets other threads go on first, in the middle of a decision: or on few cores hardly any
+/// two would ever be under way at the same time.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Yielding<A>(pub(crate) A);
+pub(crate) struct Hesitant<A>(pub(crate) A);
 
 thread_local! {
-    static COUNTDOWN: Cell<u64> = const { Cell::new(0) };
+    static HESITATION: Cell<u64> = const { Cell::new(0) };
 }
 
-fn yield_sometimes() {
-    let mut random = Random(COUNTDOWN.get());
+fn hesitate() {
+    let mut random = Random(HESITATION.get());
     if random.below(8) == 0 {
         std::thread::yield_now();
     }
-    COUNTDOWN.set(random.0);
+    HESITATION.set(random.0);
 }
 
-impl<A: Algorithm> Algorithm for Yielding<A> {
+impl<A: Algorithm> Algorithm for Hesitant<A> {
     type State = A::State;
 
-    const DECIDES_AT_ONCE: bool = A::DECIDES_AT_ONCE;
-
-    fn peek(&self, state: &A::State, now: Timestamp, options: AcquireOptions) -> Verdict {
-        yield_sometimes();
-        self.0.peek(state, now, options)
-    }
-
-    fn charge(&self, state: &mut A::State, now: Timestamp, delay: Duration, cost: u64) {
-        yield_sometimes();
-        self.0.charge(state, now, delay, cost);
-    }
-
-    fn try_at_once(&self, state: &A::State, now: Timestamp, options: AcquireOptions) -> AtOnce<A::State> {
-        yield_sometimes();
-        self.0.try_at_once(state, now, options)
-    }
-
-    fn new_at_once(&self) -> Option<A::State> {
-        self.0.new_at_once()
-    }
-
-    fn reading_at_once(&self, state: &A::State, now: Timestamp) -> LazySnapshot {
-        yield_sometimes();
-        self.0.reading_at_once(state, now)
-    }
-
-    fn remaining_at_once(&self, charged: &A::State, now: Timestamp) -> u64 {
-        yield_sometimes();
-        self.0.remaining_at_once(charged, now)
+    fn decide(&self, state: &A::State, now: Timestamp, options: ChargeOptions) -> Step<A::State> {
+        hesitate();
+        self.0.decide(state, now, options)
     }
 
     fn peek_with_held(
         &self,
         state: &A::State,
         now: Timestamp,
-        options: AcquireOptions,
+        ask: AcquireOptions,
         held: u64,
     ) -> (Verdict, LazySnapshot) {
-        yield_sometimes();
-        self.0.peek_with_held(state, now, options, held)
+        hesitate();
+        self.0.peek_with_held(state, now, ask, held)
     }
 
     fn snapshot(&self, state: &A::State, now: Timestamp) -> LazySnapshot {
-        yield_sometimes();
+        hesitate();
         self.0.snapshot(state, now)
     }
 
