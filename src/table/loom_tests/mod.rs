@@ -77,7 +77,7 @@ enum Begins {
 }
 
 std::thread_local! {
-    static BEGINS: AtomicState<Begins> = const { AtomicState::new(Begins::Here) };
+    static BEGINS: Cell<Begins> = const { Cell::new(Begins::Here) };
 }
 
 /// What a token takes to come back, in microseconds.
@@ -199,12 +199,12 @@ impl Hasher for Number {
 struct OwnTime;
 
 loom::thread_local! {
-    static NOW: AtomicState<u64> = AtomicState::new(100);
+    static NOW: Cell<u64> = Cell::new(100);
 }
 
 impl Clock for OwnTime {
     fn now(&self) -> Timestamp {
-        Timestamp::from_micros(NOW.with(AtomicState::get))
+        Timestamp::from_micros(NOW.with(Cell::get))
     }
 }
 
@@ -251,7 +251,7 @@ fn settle(held: Held, actual: u64) {
     done(held.settle(actual));
 }
 
-fn peek<Key, L: LimitsFor<Key, Same>>(limiter: &Model<L>, key: &Key) -> Decision {
+fn peek<Key, L: MemoryLimitsFor<Key, Same>>(limiter: &Model<L>, key: &Key) -> Decision {
     done(limiter.peek(key, AcquireOptions::default().detail(Detail::All)))
 }
 
@@ -276,7 +276,7 @@ impl Tenancy<[u64; 2]> for Plain {
         (0, until)
     }
 
-    fn carry_over_debt(&self, state: &mut [u64; 2], from: &[u64; 2]) {
+    fn inherit(&self, state: &mut [u64; 2], from: &[u64; 2]) {
         state[0] = state[0].max(from[0]);
     }
 
@@ -316,7 +316,7 @@ where
     M: Clone + 'static,
     A: 'static,
 {
-    let (theirs, now) = (shared.clone(), NOW.with(AtomicState::get));
+    let (theirs, now) = (shared.clone(), NOW.with(Cell::get));
     let thread = thread::spawn(move || there(&theirs));
     let here = here(shared);
     at(now);
