@@ -1,5 +1,6 @@
 //! Properties of the extractors for every header field.
 
+use std::iter;
 use std::net::IpAddr;
 
 use http::{HeaderName, HeaderValue, Request};
@@ -88,6 +89,17 @@ fn appended(mut lines: Vec<Vec<u8>>, name: &HeaderName, address: IpAddr, how: Ap
     lines
 }
 
+/// Returns the lines after the first hop and then each of `proxies` appended an address.
+fn forwarded(
+    sent: &[Vec<u8>],
+    name: &HeaderName,
+    first: (IpAddr, Appends),
+    proxies: &[(IpAddr, Appends)],
+) -> Vec<Vec<u8>> {
+    let hops = iter::once(&first).chain(proxies);
+    hops.fold(sent.to_vec(), |lines, (address, how)| appended(lines, name, *address, *how))
+}
+
 fn garbage() -> impl Strategy<Value = &'static str> {
     prop::sample::select(&["unknown", "for=unknown", "10.0.0.", "", "for=\"10.0.0.2", "for=_x", "\u{e9}"][..])
 }
@@ -157,10 +169,7 @@ proptest! {
         how in appends(),
     ) {
         for (name, extractor) in lists(&ours()) {
-            let mut lines = appended(sent.clone(), &name, client, how);
-            for (proxy, how) in &proxies {
-                lines = appended(lines, &name, *proxy, *how);
-            }
+            let lines = forwarded(&sent, &name, (client, how), &proxies);
             let key = key_of(&extractor, &request(Some(peer), &name, &lines));
             prop_assert_eq!(key, extractor.key_of(client), "{:?}", lines);
         }
@@ -176,10 +185,7 @@ proptest! {
     ) {
         let trusted = TrustedProxies::hops(proxies.len() + 1);
         for (name, extractor) in lists(&trusted) {
-            let mut lines = appended(sent.clone(), &name, client, how);
-            for (proxy, how) in &proxies {
-                lines = appended(lines, &name, *proxy, *how);
-            }
+            let lines = forwarded(&sent, &name, (client, how), &proxies);
             let key = key_of(&extractor, &request(Some(peer), &name, &lines));
             prop_assert_eq!(key, extractor.key_of(client), "{:?}", lines);
         }
