@@ -1,8 +1,10 @@
 use std::time::Duration;
 
-use super::{Algorithm, AtOnce};
-use crate::clock::Timestamp;
-use crate::decision::{AcquireOptions, LazySnapshot, LimitSnapshot, Verdict};
+use super::{Algorithm, ChargeOptions, Start, Step};
+use crate::clock::{Timestamp, micros_floor};
+#[cfg(feature = "redis")]
+use crate::decision::AcquireOptions;
+use crate::decision::{LazySnapshot, LimitSnapshot};
 use crate::quota::Quota;
 
 /// A fixed window: a counter that is reset when its window ends.
@@ -91,76 +93,40 @@ impl FixedWindow {
         let end = end.min(start.saturating_add(self.quota.period_micros()));
         (written_at <= at && at < end).then_some(Window { start, end, used, at })
     }
-
-    /// Returns the wait in microseconds for a cost of at most the limit, zero if it is allowed.
-    #[inline(always)]
-    fn wait(&self, state: &[u64; 4], now: u64, cost: u64) -> u64 {
-        match self.open(state, now) {
-            Some(window) if window.used > self.quota.limit() - cost => window.end - now,
-            _ => 0,
-        }
-    }
 }
 
 impl Algorithm for FixedWindow {
     type State = [u64; 4];
 
-    #[inline]
-    fn peek(&self, state: &[u64; 4], now: Timestamp, ask: AcquireOptions) -> Verdict {
-        if ask.cost > self.quota.limit() {
-            return Verdict::ExceedsLimit;
-        }
-        match self.wait(state, now.as_micros(), ask.cost) {
-            0 => Verdict::Allowed,
-            wait => Verdict::Denied { retry_after: Duration::from_micros(wait) },
-        }
-    }
-
+    // In line: row "fixed window" of docs/performance.md.
     #[inline(always)]
-    fn charge(&self, state: &mut [u64; 4], now: Timestamp, _delay: Duration, cost: u64) {
-        if cost == 0 {
-            return;
-        }
-        let at = self.moment(state, now.as_micros());
-        if let Some(window) = self.open(state, now.as_micros()) {
-            let used = window.used.saturating_add(cost);
-            if self.aligned {
-                // A window that a shorter period cut goes on in the present one.
-                let (start, end) = self.window_at(at);
-                if window.end < end {
-                    *state = [end, used, at, start];
-                    return;
+    fn decide(&self, state: &[u64; 4], now: Timestamp, options: ChargeOptions) -> Step<[u64; 4]> {
+        let now = now.as_micros();
+        let window = self.open(state, now);
+        let delay = match options.start {
+            Start::After(delay) => micros_floor(delay),
+            Start::Within(_) if options.cost > self.quota.limit() => return Step::Exceeds,
+            Start::Within(_) => match window {
+                Some(window) if window.used > self.quota.limit() - options.cost => {
+                    return Step::Deny { wait: window.end - now };
                 }
+                _ => 0,
+            },
+        };
+        let at = self.moment(state, now);
+        let next = match window {
+            Some(window) => {
+                let used = window.used.saturating_add(options.cost);
+                let (start, end) = if self.aligned { self.window_at(at) } else { (window.start, window.end) };
+                // A window that a shorter period cut goes on in the present one.
+                if window.end < end { [end, used, at, start] } else { [state[0], used, at, window.start] }
             }
-            *state = [state[0], used, at, window.start];
-            return;
-        }
-        let (start, end) = self.window_at(at);
-        *state = [end, cost, at, start];
-    }
-
-    const DECIDES_AT_ONCE: bool = true;
-
-    #[inline(always)]
-    fn try_at_once(&self, state: &[u64; 4], now: Timestamp, ask: AcquireOptions) -> AtOnce<[u64; 4]> {
-        let &[end, _, written_at, _] = state;
-        let is_ahead = end.max(written_at).saturating_sub(now.as_micros()) > self.quota.period_micros();
-        if is_ahead || ask.cost == 0 || ask.cost > self.quota.limit() {
-            return AtOnce::Unsaid;
-        }
-        match self.wait(state, now.as_micros(), ask.cost) {
-            0 => {
-                let mut charged = *state;
-                self.charge(&mut charged, now, Duration::ZERO, ask.cost);
-                AtOnce::Charged(charged)
+            None => {
+                let (start, end) = self.window_at(at);
+                [end, options.cost, at, start]
             }
-            wait => AtOnce::Denied(wait),
-        }
-    }
-
-    #[inline(always)]
-    fn new_at_once(&self) -> Option<[u64; 4]> {
-        Some([0; 4])
+        };
+        Step::Allow { next, delay }
     }
 
     /// Keeps the window that ends later, with the larger of both counts.

@@ -2,9 +2,9 @@ use std::fmt;
 use std::time::Duration;
 
 use super::bucket::Bucket;
-use super::{Algorithm, AtOnce};
+use super::{Algorithm, ChargeOptions, Step};
 use crate::clock::Timestamp;
-use crate::decision::{AcquireOptions, LazySnapshot, Verdict};
+use crate::decision::LazySnapshot;
 use crate::error::Error;
 use crate::quota::Quota;
 
@@ -54,7 +54,7 @@ impl LeakyQueue {
     #[must_use]
     #[track_caller]
     pub const fn new(quota: Quota) -> Self {
-        Self { kernel: Bucket::expect(Bucket::new(quota, quota.limit().saturating_add(1))) }
+        Self { kernel: Bucket::unwrap_or_panic(Bucket::new(quota, quota.limit().saturating_add(1))) }
     }
 
     /// Creates the same queue as [`new`](Self::new), and never panics.
@@ -75,7 +75,7 @@ impl LeakyQueue {
     #[must_use]
     #[track_caller]
     pub const fn max_waiting(self, waiting: u64) -> Self {
-        Self { kernel: Bucket::expect(Bucket::new(self.kernel.quota(), waiting.saturating_add(1))) }
+        Self { kernel: Bucket::unwrap_or_panic(Bucket::new(self.kernel.quota(), waiting.saturating_add(1))) }
     }
 
     /// Sets the same number as [`max_waiting`](Self::max_waiting), and never panics.
@@ -90,7 +90,7 @@ impl LeakyQueue {
     fn try_with(quota: Quota, waiting: u64) -> Result<Self, Error> {
         match Bucket::new(quota, waiting.saturating_add(1)) {
             Ok(kernel) => Ok(Self { kernel }),
-            Err(error) => Err(error.explain(quota)),
+            Err(error) => Err(error.into_error(quota)),
         }
     }
 
@@ -102,21 +102,12 @@ impl LeakyQueue {
 }
 
 impl Algorithm for LeakyQueue {
-    super::bucket::types::bucket_state!();
+    super::bucket::bucket_types::bucket_algorithm!();
 
-    #[inline]
-    fn peek(&self, state: &[u64; 4], now: Timestamp, ask: AcquireOptions) -> Verdict {
-        self.kernel.peek_in_turn(state, now, ask)
-    }
-
-    /// Handles an idle queue.
+    // In line, as for the other bucket types, is the case of an idle state: row "queue" of docs/performance.md.
     #[inline(always)]
-    fn try_at_once(&self, state: &[u64; 4], now: Timestamp, ask: AcquireOptions) -> AtOnce<[u64; 4]> {
-        let &[whole, .., written_at] = state;
-        if whole > written_at.max(now.as_micros()) {
-            return AtOnce::Unsaid;
-        }
-        self.kernel.try_at_once(state, now, ask)
+    fn decide(&self, state: &[u64; 4], now: Timestamp, options: ChargeOptions) -> Step<[u64; 4]> {
+        self.kernel.decide(state, now, options, true)
     }
 }
 

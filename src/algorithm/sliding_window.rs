@@ -1,8 +1,8 @@
 use std::time::Duration;
 
-use super::{Algorithm, Counters};
-use crate::clock::Timestamp;
-use crate::decision::{AcquireOptions, LazySnapshot, LimitSnapshot, Verdict};
+use super::{Algorithm, ChargeOptions, Counters, Start, Step};
+use crate::clock::{Timestamp, micros_floor};
+use crate::decision::{LazySnapshot, LimitSnapshot};
 use crate::error::Error;
 use crate::quota::Quota;
 
@@ -323,23 +323,21 @@ const fn index(small: u64) -> usize {
 impl Algorithm for SlidingWindow {
     type State = Counters;
 
-    fn peek(&self, state: &Counters, now: Timestamp, ask: AcquireOptions) -> Verdict {
-        if ask.cost > self.quota.limit() {
-            return Verdict::ExceedsLimit;
-        }
+    fn decide(&self, state: &Counters, now: Timestamp, options: ChargeOptions) -> Step<Counters> {
         let view = self.view(state, now.as_micros());
-        match self.wait(&view, ask.cost) {
-            0 => Verdict::Allowed,
-            wait => Verdict::Denied { retry_after: Duration::from_micros(wait + view.behind) },
-        }
-    }
-
-    fn charge(&self, state: &mut Counters, now: Timestamp, _delay: Duration, cost: u64) {
-        if cost > 0 {
-            let mut counts = self.counts(&self.view(state, now.as_micros()));
-            counts.by_age[0] = counts.by_age[0].saturating_add(cost);
-            self.write(state, &counts);
-        }
+        let delay = match options.start {
+            Start::After(delay) => micros_floor(delay),
+            Start::Within(_) if options.cost > self.quota.limit() => return Step::Exceeds,
+            Start::Within(_) => match self.wait(&view, options.cost) {
+                0 => 0,
+                wait => return Step::Deny { wait: wait + view.behind },
+            },
+        };
+        let mut counts = self.counts(&view);
+        counts.by_age[0] = counts.by_age[0].saturating_add(options.cost);
+        let mut next = Counters::zero(state.len());
+        self.write(&mut next, &counts);
+        Step::Allow { next, delay }
     }
 
     /// Keeps the larger of both counts, block by block.

@@ -8,7 +8,9 @@ use std::collections::{BTreeMap, HashMap};
 
 use proptest::prelude::*;
 
+use super::set::{SLOTS, all_slots};
 use super::*;
+use crate::algorithm::AtomicState;
 use crate::sync::AtomicU64;
 
 /// A state is until when it is live, and whose it is.
@@ -31,12 +33,12 @@ impl Iterator for Hashes {
 /// A key owes as long as it is live.
 struct Plain;
 
-impl Tenancy<[u64; 2]> for Plain {
-    fn owes(&self, &[until, _]: &[u64; 2]) -> (u64, u64) {
+impl EvictionPolicy<[u64; 2]> for Plain {
+    fn usage_rank(&self, &[until, _]: &[u64; 2]) -> (u64, u64) {
         (0, until)
     }
 
-    fn inherit(&self, state: &mut [u64; 2], from: &[u64; 2]) {
+    fn carry_over(&self, state: &mut [u64; 2], from: &[u64; 2]) {
         state[0] = state[0].max(from[0]);
     }
 
@@ -46,36 +48,36 @@ impl Tenancy<[u64; 2]> for Plain {
 }
 
 fn table_of(sets: usize) -> Words {
-    Table::of_sets(sets, 2, WhenFull::Evict)
+    Table::with_sets(sets, 2, WhenFull::Evict)
 }
 
 /// Reads the key for where it is.
-fn spot(table: &Words, hash: u64) -> Spot {
-    let mut spot = Spot::BLANK;
-    let _ = table.read(hash, &mut spot);
-    spot
+fn location(table: &Words, hash: u64) -> Location {
+    let mut location = Location::EMPTY;
+    let _ = table.read(hash, &mut location);
+    location
 }
 
 /// Hashes whose two sets are these, in this order.
-fn hashes_for(table: &Words, candidates: [usize; 2]) -> impl Iterator<Item = u64> + use<'_> {
-    Hashes(7).filter(move |&hash| table.candidates(hash) == candidates)
+fn hashes_for(table: &Words, candidate_sets: [usize; 2]) -> impl Iterator<Item = u64> + use<'_> {
+    Hashes(7).filter(move |&hash| table.candidate_sets(hash) == candidate_sets)
 }
 
 /// Makes the key live until `until`, as a limiter does that decides at `now`. False, with nothing written, if that
 /// would take to forget a key that is live.
 fn try_put(table: &Words, hash: u64, now: u64, until: u64) -> bool {
     loop {
-        let spot = spot(table, hash);
-        assert!(table.lock(&spot), "nobody else is there");
-        let place = table.place(&spot, now, &Plain);
-        if let Some(place) = place {
-            *table.edit(place) = [until, hash];
+        let location = location(table, hash);
+        assert!(table.lock(&location), "nobody else is there");
+        let slot = table.ensure_slot(&location, now, &Plain);
+        if let Some(slot) = slot {
+            *table.edit(slot) = [until, hash];
         }
-        table.unlock(&spot);
-        if place.is_some() {
+        table.unlock(&location);
+        if slot.is_some() {
             return true;
         }
-        if !table.make_room_by_moving(spot.candidates, now) {
+        if !table.relocate(location.candidate_sets, now) {
             return false;
         }
     }
@@ -84,50 +86,50 @@ fn try_put(table: &Words, hash: u64, now: u64, until: u64) -> bool {
 /// As `try_put`, but makes room at all costs.
 fn put(table: &Words, hash: u64, now: u64, until: u64) {
     while !try_put(table, hash, now, until) {
-        table.make_room(&spot(table, hash), now, &Plain).expect("a table that forgets");
+        table.make_space(&location(table, hash), now, &Plain).expect("a table that forgets");
     }
 }
 
 /// Holds so much on the key, in a slot.
 fn hold(table: &Words, hash: u64, now: u64, amount: u64) {
     loop {
-        let spot = spot(table, hash);
-        assert!(table.lock(&spot), "nobody else is there");
-        let place = table.place(&spot, now, &Plain);
-        if let Some(place) = place {
-            if spot.is_nowhere() {
-                *table.edit(place) = [0, hash];
+        let location = location(table, hash);
+        assert!(table.lock(&location), "nobody else is there");
+        let slot = table.ensure_slot(&location, now, &Plain);
+        if let Some(slot) = slot {
+            if location.is_absent() {
+                *table.edit(slot) = [0, hash];
             }
-            table.hold(&spot, amount);
+            table.hold(&location, amount);
         }
-        table.unlock(&spot);
-        if place.is_some() {
+        table.unlock(&location);
+        if slot.is_some() {
             return;
         }
-        assert!(table.make_room_by_moving(spot.candidates, now), "there is room");
+        assert!(table.relocate(location.candidate_sets, now), "there is room");
     }
 }
 
 /// Notes whose the zero state is.
 fn put_idle(table: &Words, hash: u64) {
-    table.alter(hash, 0, None::<&Plain>, |table, place, _| *table.edit(place) = [0, hash]).expect("it has a slot");
+    table.update(hash, 0, None::<&Plain>, |table, slot, _| *table.edit(slot) = [0, hash]).expect("it has a slot");
 }
 
 fn end_hold(table: &Words, hash: u64, amount: u64) {
-    let end = |table: &Words, _: Place, _| table.end_hold(hash, amount);
-    table.alter(hash, 0, None::<&Plain>, end).expect("it has a slot");
+    let end = |table: &Words, _: SlotIndex, _| table.end_hold(hash, amount);
+    table.update(hash, 0, None::<&Plain>, end).expect("it has a slot");
 }
 
 fn held(table: &Words, hash: u64) -> u64 {
-    table.read(hash, &mut { Spot::BLANK }).held
+    table.read(hash, &mut { Location::EMPTY }).held
 }
 
 /// Until when the key is live, or if it is nowhere the horizon.
 fn get(table: &Words, hash: u64) -> Result<u64, u64> {
-    let mut spot = Spot::BLANK;
-    let seen = table.read(hash, &mut spot);
+    let mut location = Location::EMPTY;
+    let seen = table.read(hash, &mut location);
     let [until, whose] = *seen.state;
-    if spot.is_nowhere() {
+    if location.is_absent() {
         assert_eq!([until, whose], [0, 0], "who is nowhere is as good as new");
         Err(seen.horizon)
     } else {
@@ -140,13 +142,13 @@ fn get(table: &Words, hash: u64) -> Result<u64, u64> {
 fn check_structure(table: &Words) {
     let mut seen = HashMap::new();
     for (index, set) in table.sets.iter().enumerate() {
-        assert!(set.is_at(set.version()), "a lock was not given back");
+        assert!(set.validate(set.version()), "a lock was not given back");
         for slot in all_slots() {
             let fingerprint = set.fingerprint(slot);
             if fingerprint == 0 {
                 assert_eq!(*set.cell(slot).snapshot(), [0, 0], "an empty slot has a state");
             } else {
-                assert!(table.candidates(fingerprint).contains(&index), "a key lies where nobody looks for it");
+                assert!(table.candidate_sets(fingerprint).contains(&index), "a key lies where nobody looks for it");
                 assert_eq!(seen.insert(fingerprint, (index, slot)), None, "a key has two slots");
             }
         }
@@ -155,7 +157,7 @@ fn check_structure(table: &Words) {
 
 #[test]
 fn a_key_is_found_until_it_is_removed() {
-    let table = Words::with_room_for(100, 2, WhenFull::Evict);
+    let table = Words::with_capacity(100, 2, WhenFull::Evict);
     let keys: Vec<u64> = Hashes(1).take(100).collect();
     assert!(keys.iter().all(|&key| get(&table, key) == Err(0)));
     for (&key, until) in keys.iter().zip(1000..) {
@@ -164,7 +166,7 @@ fn a_key_is_found_until_it_is_removed() {
     for (&key, until) in keys.iter().zip(1000..) {
         assert_eq!(get(&table, key), Ok(until));
     }
-    assert_eq!(table.live(1), 100);
+    assert_eq!(table.count_live(1), 100);
     let (gone, kept) = keys.split_at(50);
     for &key in gone {
         table.remove(key);
@@ -175,37 +177,37 @@ fn a_key_is_found_until_it_is_removed() {
     for (&key, until) in kept.iter().zip(1050..) {
         assert_eq!(get(&table, key), Ok(until));
     }
-    assert_eq!(table.live(1), 50);
+    assert_eq!(table.count_live(1), 50);
     check_structure(&table);
 }
 
 #[test]
-fn a_state_is_changed_in_its_place() {
+fn edit_changes_the_state_of_a_present_key() {
     let table = table_of(3);
     put(&table, 5, 1, 10);
     put(&table, 5, 2, 20);
     assert_eq!(get(&table, 5), Ok(20));
-    assert_eq!(table.live(2), 1);
+    assert_eq!(table.count_live(2), 1);
     // Idle, it is still found as it is: its algorithm knows best what it is worth.
     put(&table, 5, 30, 25);
     assert_eq!(get(&table, 5), Ok(25));
-    assert_eq!(table.live(30), 0);
+    assert_eq!(table.count_live(30), 0);
 }
 
 #[test]
-fn the_hash_zero_is_a_key_and_not_an_empty_slot() {
+fn hash_zero_is_a_key_and_not_an_empty_slot() {
     let table = table_of(2);
-    let new = spot(&table, 0);
-    assert!(new.is_nowhere());
+    let new = location(&table, 0);
+    assert!(new.is_absent());
     assert!(table.lock(&new));
-    let place = table.place(&new, 1, &Plain).expect("room");
-    *table.edit(place) = [9, 9];
+    let slot = table.ensure_slot(&new, 1, &Plain).expect("room");
+    *table.edit(slot) = [9, 9];
     table.unlock(&new);
-    assert!(!spot(&table, 0).is_nowhere());
-    assert_eq!(*table.read(0, &mut { Spot::BLANK }).state, [9, 9]);
-    assert_eq!(table.live(1), 1);
+    assert!(!location(&table, 0).is_absent());
+    assert_eq!(*table.read(0, &mut { Location::EMPTY }).state, [9, 9]);
+    assert_eq!(table.count_live(1), 1);
     table.remove(0);
-    assert_eq!(table.live(1), 0);
+    assert_eq!(table.count_live(1), 0);
     check_structure(&table);
 }
 
@@ -220,7 +222,7 @@ fn full_pair() -> (Words, Vec<u64>) {
 }
 
 #[test]
-fn a_slot_is_free_from_the_moment_that_its_state_is_idle() {
+fn slot_is_free_as_soon_as_its_state_is_idle() {
     let (table, keys) = full_pair();
     assert!(!try_put(&table, 9, 99, 1000), "at 99 all are live");
     assert!(keys.iter().all(|&key| get(&table, key).is_ok()));
@@ -232,7 +234,7 @@ fn a_slot_is_free_from_the_moment_that_its_state_is_idle() {
 }
 
 #[test]
-fn the_horizon_is_the_latest_moment_at_which_a_dropped_state_was_idle() {
+fn horizon_is_the_latest_idle_time_of_the_dropped_states() {
     // Far enough from each other that they don't share it.
     let [here, other, far, farther] = [0, 64, 128, 192];
     let table = table_of(200);
@@ -256,7 +258,7 @@ fn the_horizon_is_the_latest_moment_at_which_a_dropped_state_was_idle() {
 }
 
 #[test]
-fn a_key_that_moves_onto_an_idle_one_leaves_its_horizon_there() {
+fn relocation_onto_an_idle_key_raises_the_horizon() {
     // Too far from each other to share it.
     let (from, to) = (0, 64);
     let table = table_of(70);
@@ -274,12 +276,12 @@ fn a_key_that_moves_onto_an_idle_one_leaves_its_horizon_there() {
 }
 
 #[test]
-fn a_held_key_keeps_its_slot_though_it_is_idle() {
+fn held_key_keeps_its_slot_when_idle() {
     let (table, keys) = full_pair();
     hold(&table, keys[0], 1, 3);
     hold(&table, keys[0], 1, 2);
     assert_eq!((held(&table, keys[0]), table.holds()), (5, (1, 5)));
-    // At 101 the first two keys are idle, and one of them is held.
+    // Position 101 the first two keys are idle, and one of them is held.
     assert!(try_put(&table, 9, 101, 1000));
     assert_eq!((get(&table, keys[0]), get(&table, keys[1])), (Ok(100), Err(101)));
     end_hold(&table, keys[0], 3);
@@ -292,7 +294,7 @@ fn a_held_key_keeps_its_slot_though_it_is_idle() {
 }
 
 #[test]
-fn nobody_is_evicted_on_whom_something_is_held() {
+fn eviction_skips_held_keys() {
     let (table, keys) = full_pair();
     // Among those that would be idle first.
     for &key in &keys[..4] {
@@ -305,15 +307,15 @@ fn nobody_is_evicted_on_whom_something_is_held() {
     for key in [9, 10] {
         hold(&table, key, 1, 1);
     }
-    let full = table.make_room(&spot(&table, 11), 1, &Plain);
-    assert_eq!(full, Err(Full { until: 100 }), "all are held");
-    assert_eq!(table.forgotten(), 2);
+    let full = table.make_space(&location(&table, 11), 1, &Plain);
+    assert_eq!(full, Err(TableFull { until: 100 }), "all are held");
+    assert_eq!(table.evicted(), 2);
     assert!(keys[..4].iter().zip(100..).all(|(&key, until)| get(&table, key) == Ok(until)));
     check_structure(&table);
 }
 
 #[test]
-fn what_is_held_moves_with_its_key() {
+fn held_amount_moves_with_a_relocated_key() {
     let table = table_of(70);
     let moves = hashes_for(&table, [0, 64]).next().expect("a hash");
     hold(&table, moves, 1, 7);
@@ -333,13 +335,13 @@ fn what_is_held_moves_with_its_key() {
 }
 
 #[test]
-fn a_key_that_is_removed_keeps_what_is_held_and_its_slot() {
+fn removed_key_keeps_its_held_amount_and_its_slot() {
     let (table, keys) = full_pair();
     hold(&table, keys[0], 1, 5);
     table.remove(keys[0]);
-    let mut spot = Spot::BLANK;
-    let seen = table.read(keys[0], &mut spot);
-    assert_eq!((*seen.state, seen.held, spot.is_nowhere()), ([0, 0], 5, false));
+    let mut location = Location::EMPTY;
+    let seen = table.read(keys[0], &mut location);
+    assert_eq!((*seen.state, seen.held, location.is_absent()), ([0, 0], 5, false));
     assert!(!try_put(&table, 9, 1, 1000), "there is no room");
     end_hold(&table, keys[0], 5);
     assert!(try_put(&table, 9, 1, 1000));
@@ -347,22 +349,22 @@ fn a_key_that_is_removed_keeps_what_is_held_and_its_slot() {
 }
 
 #[test]
-fn a_lock_needs_all_that_was_read_to_be_as_it_was() {
+fn lock_fails_if_anything_has_changed_since_the_reading() {
     let table = table_of(4);
     // The two sets in either order, since they are locked by their place in the table.
-    for [home, other] in [[0, 2], [3, 1]] {
-        let mut between = hashes_for(&table, [home, other]);
+    for [first, other] in [[0, 2], [3, 1]] {
+        let mut between = hashes_for(&table, [first, other]);
         let [at_home, new] = [between.next().expect("a hash"), between.next().expect("a hash")];
-        let at_other = hashes_for(&table, [other, home]).next().expect("a hash");
+        let at_other = hashes_for(&table, [other, first]).next().expect("a hash");
         put(&table, at_home, 1, 1000);
         put(&table, at_other, 1, 1000);
         for changed in [at_home, at_other] {
-            let spots = [at_home, at_other, new].map(|key| spot(&table, key));
-            assert!(spots.iter().all(|spot| table.is_current(spot)));
+            let spots = [at_home, at_other, new].map(|key| location(&table, key));
+            assert!(spots.iter().all(|location| table.is_current(location)));
             put(&table, changed, 1, 2000);
-            let current = spots.map(|spot| table.is_current(&spot));
+            let current = spots.map(|location| table.is_current(&location));
             assert_eq!(current, [changed != at_home, changed != at_other, false]);
-            let locked = spots.map(|spot| table.lock(&spot));
+            let locked = spots.map(|location| table.lock(&location));
             assert_eq!(locked, current, "to lock is to say that it is current");
             let held = &spots[usize::from(changed == at_home)];
             table.unlock_unchanged(held);
@@ -373,15 +375,15 @@ fn a_lock_needs_all_that_was_read_to_be_as_it_was() {
 }
 
 #[test]
-fn who_is_nowhere_locks_both_sets() {
+fn lock_of_an_absent_key_locks_both_sets() {
     let table = table_of(4);
-    for [home, other] in [[0, 2], [3, 1]] {
-        let mut between = hashes_for(&table, [home, other]);
+    for [first, other] in [[0, 2], [3, 1]] {
+        let mut between = hashes_for(&table, [first, other]);
         let [at_home, new] = [between.next().expect("a hash"), between.next().expect("a hash")];
-        let at_other = hashes_for(&table, [other, home]).next().expect("a hash");
+        let at_other = hashes_for(&table, [other, first]).next().expect("a hash");
         put(&table, at_home, 1, 1000);
         put(&table, at_other, 1, 1000);
-        let [at_home, at_other, new] = [at_home, at_other, new].map(|key| spot(&table, key));
+        let [at_home, at_other, new] = [at_home, at_other, new].map(|key| location(&table, key));
         assert!(table.lock(&new));
         assert!(!table.lock(&at_home) && !table.lock(&at_other) && !table.lock(&new));
         assert!(!table.is_current(&at_home) && !table.is_current(&at_other) && !table.is_current(&new));
@@ -401,16 +403,16 @@ fn who_is_nowhere_locks_both_sets() {
 }
 
 #[test]
-fn a_spot_tells_of_a_place_only_what_is_under_its_lock() {
+fn slot_of_a_locked_location_can_be_edited() {
     let table = table_of(2);
     put(&table, 5, 1, 10);
-    let spot = spot(&table, 5);
-    assert!(table.lock(&spot));
-    let place = table.place(&spot, 1, &Plain).expect("it is there");
-    assert_eq!(table.idle_at(place), 10);
-    assert_eq!(std::mem::replace(&mut *table.edit(place), [20, 5]), [10, 5]);
-    assert_eq!(table.idle_at(place), 20);
-    table.unlock(&spot);
+    let location = location(&table, 5);
+    assert!(table.lock(&location));
+    let slot = table.ensure_slot(&location, 1, &Plain).expect("it is there");
+    assert_eq!(table.idle_at(slot), 10);
+    assert_eq!(std::mem::replace(&mut *table.edit(slot), [20, 5]), [10, 5]);
+    assert_eq!(table.idle_at(slot), 20);
+    table.unlock(&location);
     assert_eq!(get(&table, 5), Ok(20));
 }
 
@@ -420,20 +422,20 @@ fn the_two_sets_of_a_key_differ() {
     for sets in (2..=300).chain([1000, 65_536, 190_481]) {
         let table = table_of(sets);
         for hash in edges.into_iter().chain(Hashes(sets as u64).take(300)) {
-            let [home, other] = table.candidates(hash);
-            assert!(home < sets && other < sets && home != other, "{hash:#x} among {sets}: {home}, {other}");
-            assert_eq!([table.other_candidate(hash, home), table.other_candidate(hash, other)], [other, home]);
+            let [first, other] = table.candidate_sets(hash);
+            assert!(first < sets && other < sets && first != other, "{hash:#x} among {sets}: {first}, {other}");
+            assert_eq!([table.other_candidate(hash, first), table.other_candidate(hash, other)], [other, first]);
         }
     }
 }
 
 #[test]
-fn every_pair_of_sets_is_as_likely() {
+fn every_pair_of_candidate_sets_is_equally_likely() {
     const PAIRS: usize = 7 * 6;
     let table = table_of(7);
     let mut counts = HashMap::new();
     for hash in Hashes(11).take(1000 * PAIRS) {
-        *counts.entry(table.candidates(hash)).or_insert(0) += 1;
+        *counts.entry(table.candidate_sets(hash)).or_insert(0) += 1;
     }
     assert_eq!(counts.len(), PAIRS);
     // Five standard deviations.
@@ -442,14 +444,14 @@ fn every_pair_of_sets_is_as_likely() {
 
 /// `keys` live keys in a table that was made for them, and nobody forgotten.
 fn check_room_for(keys: usize, seed: u64) {
-    let table = Words::with_room_for(keys, 2, WhenFull::Evict);
+    let table = Words::with_capacity(keys, 2, WhenFull::Evict);
     let hashes = || Hashes(seed << 32 | keys as u64).take(keys);
     assert!(hashes().all(|hash| try_put(&table, hash, 1, 2)), "{keys} keys, seed {seed}");
     assert!(hashes().all(|hash| get(&table, hash) == Ok(2)), "{keys} keys, seed {seed}");
 }
 
 #[test]
-fn a_few_keys_have_the_room_that_was_asked_for() {
+fn table_stores_its_capacity_of_a_few_keys() {
     for keys in 1..=60 {
         (0..200).for_each(|seed| check_room_for(keys, seed));
     }
@@ -459,26 +461,26 @@ fn a_few_keys_have_the_room_that_was_asked_for() {
 }
 
 #[test]
-fn some_keys_have_the_room_that_was_asked_for() {
+fn table_stores_its_capacity_of_some_keys() {
     (301..=3000).for_each(|keys| check_room_for(keys, 0));
 }
 
 #[test]
-fn many_keys_have_the_room_that_was_asked_for() {
+fn table_stores_its_capacity_of_many_keys() {
     check_room_for(100_000, 0);
     check_room_for(1_000_000, 0);
 }
 
 #[test]
-fn keys_that_come_and_go_have_the_room_that_was_asked_for() {
+fn table_stores_its_capacity_of_changing_keys() {
     for keys in [1, 2, 3, 5, 8, 13, 21, 34, 55, 89, 144, 1000, 10_000] {
-        let table = Words::with_room_for(keys, 2, WhenFull::Evict);
+        let table = Words::with_capacity(keys, 2, WhenFull::Evict);
         let lifetime = keys as u64;
-        // At any moment so many are live as have room: the last ones.
+        // Position any moment so many are live as have room: the last ones.
         for (now, hash) in (1..=5 * lifetime).zip(Hashes(lifetime)) {
             assert!(try_put(&table, hash, now, now + lifetime), "{keys} keys at {now}");
         }
-        assert_eq!(table.live(5 * lifetime), keys);
+        assert_eq!(table.count_live(5 * lifetime), keys);
         check_structure(&table);
     }
 }
@@ -505,7 +507,7 @@ fn the_chance_that_a_key_has_no_room_below_the_cap_is_under_a_billionth() {
     let ln_g = (x.exp() - 1.0 - x - x.powi(2) / 2.0 - x.powi(3) / 6.0).ln();
     let caps = (1..3_000_u32).chain((0..60).map(|step| 3_000 + 50 * step)).chain((1..18).map(|power| 6_000 << power));
     for keys in caps {
-        let sets = Words::sets_for(keys as usize) as f64;
+        let sets = Words::sets_for_keys(keys as usize) as f64;
         let keys = f64::from(keys);
         let mut chance = 0.0;
         let mut v = 2.0;
@@ -528,44 +530,44 @@ fn the_chance_that_a_key_has_no_room_below_the_cap_is_under_a_billionth() {
 
 /// The doc comment's figure for a full table: when the first newcomer finds no room without forgetting somebody.
 #[test]
-fn a_table_fills_almost_to_the_last_slot() {
+fn table_fills_almost_to_the_last_slot() {
     for (sets, least) in [(50, 0.9), (1000, 0.93), (20_000, 0.93)] {
         let table = table_of(sets);
         let mut keys = Hashes(sets as u64);
         let mut held = 0_u32;
-        while (held as usize) < table.slots() && keys.next().is_some_and(|hash| try_put(&table, hash, 1, 2)) {
+        while (held as usize) < table.capacity() && keys.next().is_some_and(|hash| try_put(&table, hash, 1, 2)) {
             held += 1;
         }
-        let fill = f64::from(held) / f64::from(u32::try_from(table.slots()).expect("a small table"));
-        println!("{} slots: the first key is forgotten when {:.2} % are live", table.slots(), 100.0 * fill);
+        let fill = f64::from(held) / f64::from(u32::try_from(table.capacity()).expect("a small table"));
+        println!("{} slots: the first key is forgotten when {:.2} % are live", table.capacity(), 100.0 * fill);
         assert!(fill > least, "{sets} sets are full at {fill}");
-        assert_eq!(table.live(1), held as usize);
+        assert_eq!(table.count_live(1), held as usize);
     }
 }
 
 #[test]
-fn moving_loses_no_key() {
+fn relocation_loses_no_key() {
     for sets in [2, 3, 4, 7, 20, 100] {
         for seed in 0..50 {
             let table = table_of(sets);
             let mut keys = HashMap::new();
             for (hash, until) in Hashes(seed * 1000 + sets as u64).zip(100..) {
-                let held = keys.len() < table.slots() && try_put(&table, hash, 1, until);
+                let held = keys.len() < table.capacity() && try_put(&table, hash, 1, until);
                 if !held {
                     break;
                 }
                 keys.insert(hash, until);
             }
-            assert!(keys.len() > table.slots() / 2);
+            assert!(keys.len() > table.capacity() / 2);
             assert!(keys.iter().all(|(&hash, &until)| get(&table, hash) == Ok(until)));
-            assert_eq!(table.live(1), keys.len());
+            assert_eq!(table.count_live(1), keys.len());
             check_structure(&table);
         }
     }
 }
 
 #[test]
-fn a_full_table_forgets_who_would_be_idle_first() {
+fn full_table_evicts_the_key_that_is_idle_first() {
     // Among two sets there are no others to move to, so the table is a list of the six that last longest.
     let (table, keys) = full_pair();
     let mut model: BTreeMap<u64, u64> = (100..).zip(keys).collect();
@@ -576,13 +578,13 @@ fn a_full_table_forgets_who_would_be_idle_first() {
         model.pop_first();
         model.insert(until, hash);
         assert!(model.iter().all(|(&until, &hash)| get(&table, hash) == Ok(until)), "at step {step}");
-        assert_eq!(table.live(1), 2 * SLOTS);
+        assert_eq!(table.count_live(1), 2 * SLOTS);
     }
     check_structure(&table);
 }
 
 #[test]
-fn more_keys_than_slots_push_out_nobody_who_lasts() {
+fn more_keys_than_slots_evict_no_long_lived_key() {
     for sets in [2, 5, 9, 30] {
         let table = table_of(sets);
         let bytes = table.bytes();
@@ -596,7 +598,7 @@ fn more_keys_than_slots_push_out_nobody_who_lasts() {
             assert_eq!(get(&table, hash), Ok(10 + step as u64 % 1000), "who comes gets in");
         }
         assert!(lasting.iter().all(|&hash| get(&table, hash) == Ok(1_000_000)));
-        assert_eq!(table.live(1), table.slots(), "nobody goes in vain");
+        assert_eq!(table.count_live(1), table.capacity(), "nobody goes in vain");
         assert_eq!(table.bytes(), bytes);
         check_structure(&table);
     }
@@ -642,9 +644,9 @@ proptest! {
 
     /// Against a map that never drops anything: whatever the table has dropped was idle at the horizon that it gives.
     #[test]
-    fn it_is_a_map_but_for_who_is_idle_at_the_horizon(seed: u64, steps in steps()) {
+    fn table_equals_a_map_except_for_idle_keys(seed: u64, steps in steps()) {
         let keys: Vec<u64> = Hashes(seed).take(60).collect();
-        let table = Words::with_room_for(keys.len(), 2, WhenFull::Evict);
+        let table = Words::with_capacity(keys.len(), 2, WhenFull::Evict);
         let mut model: HashMap<u64, u64> = HashMap::new();
         let mut held_amounts: HashMap<u64, u64> = HashMap::new();
         let (mut time, mut latest) = (1000, 0);
@@ -694,7 +696,7 @@ proptest! {
                 }
             }
             let live = model.values().filter(|&&until| until > time).count();
-            prop_assert_eq!(table.live(time), live);
+            prop_assert_eq!(table.count_live(time), live);
             prop_assert_eq!(table.holds(), (held_amounts.len(), held_amounts.values().sum()));
             for (&hash, &amount) in &held_amounts {
                 prop_assert_eq!(held(&table, hash), amount);

@@ -2,10 +2,12 @@ use std::fmt;
 use std::time::Duration;
 
 use super::Bucket;
-use super::types::bucket_front;
+use super::bucket_types::impl_bucket;
 use crate::algorithm::Algorithm;
 use crate::clock::Timestamp;
-use crate::decision::{AcquireOptions, LazySnapshot, Verdict};
+#[cfg(feature = "redis")]
+use crate::decision::AcquireOptions;
+use crate::decision::LazySnapshot;
 use crate::error::Error;
 use crate::quota::Quota;
 
@@ -36,4 +38,4 @@ pub struct LeakyBucket {
     kernel: Bucket,
 }
 
-bucket_front!(LeakyBucket);
+impl_bucket!(LeakyBucket);

@@ -4,7 +4,25 @@ use super::{AtomicState, State, StateCopy};
 use crate::sync::{AtomicU64, Ordering};
 
 impl<const N: usize> State for [u64; N] {
+    type Next = Self;
     type AtomicState = [AtomicU64; N];
+
+    // Part of each decision: row "hot key" of docs/performance.md.
+    #[inline(always)]
+    fn apply(&mut self, next: Self) {
+        *self = next;
+    }
+
+    #[inline(always)]
+    fn preview(next: &Self) -> Option<&Self> {
+        Some(next)
+    }
+
+    #[inline(always)]
+    fn idle_at(&self) -> u64 {
+        const { assert!(N > 0, "a state needs at least one word: the time from which on it is idle") }
+        self[0]
+    }
 
     fn from_numbers(numbers: &[u64]) -> Self {
         std::array::from_fn(|word| numbers.get(word).copied().unwrap_or(0))
@@ -43,9 +61,14 @@ impl<const N: usize> AtomicState for [AtomicU64; N] {
         WordsGuard { words: self, state: std::array::from_fn(|word| self[word].load(Ordering::Relaxed)) }
     }
 
+    // Part of each decision: row "hot key" of docs/performance.md.
     #[inline(always)]
-    fn edit_from(&self, StateCopy(state): StateCopy<[u64; N]>) -> WordsGuard<'_, N> {
-        WordsGuard { words: self, state }
+    fn apply<R>(&self, next: [u64; N], read: impl FnOnce(&[u64; N]) -> R) -> R {
+        let result = read(&next);
+        for (cell, word) in self.iter().zip(next) {
+            cell.store(word, Ordering::Release);
+        }
+        result
     }
 
     fn clear(&self) {

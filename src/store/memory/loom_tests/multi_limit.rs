@@ -15,7 +15,7 @@ fn pair(count: usize, tokens: [u64; 2]) -> Model<impl MemoryLimitsFor<Pair, Same
 
 /// Each thread locks first what the other locks last, as far as that goes: within a limit, and across the two.
 #[test]
-fn limits_over_crossing_keys_never_wait_for_each_other() {
+fn limits_over_crossing_keys_do_not_deadlock() {
     model(2, || {
         let limiter = pair(2, [1, 1]);
         let (x, y) = (key(2, [0, 1], 0), key(2, [1, 0], 1));
@@ -27,7 +27,7 @@ fn limits_over_crossing_keys_never_wait_for_each_other() {
 }
 
 #[test]
-fn who_loses_one_limit_is_not_charged_to_another() {
+fn denial_by_one_limit_charges_no_other_limit() {
     for shared in [0, 1] {
         model(2, move || {
             let limiter = pair(2, [1, 1]);
@@ -44,7 +44,7 @@ fn who_loses_one_limit_is_not_charged_to_another() {
 }
 
 #[test]
-fn a_peek_sees_all_of_a_charge_or_nothing_of_it() {
+fn peek_sees_all_charges_of_a_transaction_or_none() {
     model(2, || {
         let limiter = pair(2, [2, 2]);
         let (x, y) = (key(2, [0, 1], 0), key(2, [1, 0], 1));

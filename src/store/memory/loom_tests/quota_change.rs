@@ -29,7 +29,7 @@ fn left(limiter: &Limiter, key: u64) -> (Vec<u128>, Option<u64>) {
 
 /// Under another rate, what was charged by one quota and what by the other one drains as it would after turns.
 #[test]
-fn what_is_charged_while_the_quota_changes_is_owed() {
+fn charge_during_a_change_of_quota_is_kept() {
     for (former, new) in [(50, 100), (100, 50)] {
         model(3, move || {
             let k = key(2, [0, 1], 0);
@@ -63,7 +63,7 @@ fn what_is_charged_while_the_quota_changes_is_owed() {
 
 /// The one who replaces charges by what it has put there, the other one by either: each charge counts for both.
 #[test]
-fn nobody_is_granted_more_than_the_larger_of_two_quotas() {
+fn change_of_quota_admits_at_most_the_larger_quota() {
     for (former, new) in [(2, 3), (3, 2)] {
         model(3, move || {
             let limiter = limiter(50, former);
@@ -89,7 +89,7 @@ fn nobody_is_granted_more_than_the_larger_of_two_quotas() {
 
 /// Who makes room by its own time and quota, and who charges by his: none of it is lost by the change.
 #[test]
-fn an_eviction_while_the_quota_changes_loses_no_charge() {
+fn eviction_during_a_change_of_quota_loses_no_charge() {
     model(3, || {
         let limiter = limiter(50, 4);
         let (old, new) = (key(2, [0, 1], 0), key(2, [0, 1], 1));
@@ -111,7 +111,7 @@ fn an_eviction_while_the_quota_changes_loses_no_charge() {
 
 /// Settled by either quota, a held cost is charged once.
 #[test]
-fn a_hold_that_is_settled_while_the_quota_changes_is_charged_once() {
+fn hold_settled_during_a_change_of_quota_is_charged_once() {
     for (former, new) in [(50, 100), (100, 50)] {
         model(3, move || {
             let limiter = limiter(former, 3);

@@ -4,7 +4,7 @@ use super::*;
 
 /// A full table and a newcomer: whom it forgets is who is as good as new first *then*, in turn with all commits.
 #[test]
-fn who_is_forgotten_is_the_first_to_be_idle() {
+fn evicted_key_is_the_first_to_be_idle() {
     model(2, || {
         let limiter = sets(2, burst(4));
         let (soon, late, new) = (key(2, [0, 1], 0), key(2, [1, 0], 1), key(2, [0, 1], 2));
@@ -21,7 +21,7 @@ fn who_is_forgotten_is_the_first_to_be_idle() {
 
 /// Whoever is forgotten meanwhile and comes back owes what was inherited: never more than its quota, whoever goes first.
 #[test]
-fn who_inherits_while_the_forgotten_come_back_lends_nobody_a_second_burst() {
+fn evicted_key_that_comes_back_gets_no_second_burst_with_carry_over() {
     model(2, || {
         let limiter = Memory::builder(burst(2)).max_keys(1).when_full(WhenFull::CarryOver).clock(OwnTime).hasher(Same);
         let limiter = limiter.build().expect("valid limits");
@@ -39,7 +39,7 @@ fn who_inherits_while_the_forgotten_come_back_lends_nobody_a_second_burst() {
 
 /// A newcomer that is denied room reads of nobody who was just charged, and charges nobody.
 #[test]
-fn who_is_refused_room_changes_nothing() {
+fn new_key_denied_by_a_full_table_changes_nothing() {
     model(2, || {
         let limiter = Memory::builder(burst(4)).max_keys(1).when_full(WhenFull::Deny).clock(OwnTime).hasher(Same);
         let limiter = limiter.build().expect("valid limits");
@@ -55,7 +55,7 @@ fn who_is_refused_room_changes_nothing() {
 
 /// To move is a race as well: who loses it looks again, and forgets nobody while there is room.
 #[test]
-fn nobody_is_forgotten_for_a_lost_race() {
+fn lost_race_for_a_relocation_evicts_no_key() {
     model(3, || {
         let limiter = sets(4, burst(1));
         let (moves, stays) = (key(4, [0, 2], 0), key(4, [1, 0], 1));
@@ -69,7 +69,7 @@ fn nobody_is_forgotten_for_a_lost_race() {
 }
 
 #[test]
-fn a_newcomer_to_a_full_table_and_a_reset_cost_one_key_its_slot() {
+fn new_key_and_reset_on_a_full_table_free_one_slot() {
     model(3, || {
         let limiter = sets(2, burst(2));
         let (soon, late, new) = (key(2, [0, 1], 0), key(2, [1, 0], 1), key(2, [0, 1], 2));
@@ -82,7 +82,7 @@ fn a_newcomer_to_a_full_table_and_a_reset_cost_one_key_its_slot() {
 }
 
 #[test]
-fn newcomers_to_a_full_table_never_wait_for_each_other() {
+fn new_keys_on_a_full_table_do_not_deadlock() {
     model(2, || {
         let limiter = sets(2, burst(1));
         let (first, second) = (key(2, [0, 1], 0), key(2, [1, 0], 1));

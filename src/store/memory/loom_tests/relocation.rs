@@ -15,7 +15,7 @@ fn about_to_move<S: Kept>(tokens: u64, moving: [u64; 2]) -> Moving<S> {
     (limiter, [k, stays, new])
 }
 
-/// As `about_to_move`, but the key is in its second set and moves home: a reader who looks there first can see it in
+/// As `about_to_move`, but the key is in its second set and moves first: a reader who looks there first can see it in
 /// neither.
 fn about_to_move_home<S: Kept>(tokens: u64) -> Moving<S> {
     let limiter = sets(3, Burst(tokens, PhantomData));
@@ -27,7 +27,7 @@ fn about_to_move_home<S: Kept>(tokens: u64) -> Moving<S> {
     (limiter, [k, stays, new])
 }
 
-/// The ways to move up and down the table, and home.
+/// The ways to move up and down the table, and first.
 fn moves<S: Kept>(tokens: u64) -> [Box<dyn Fn() -> Moving<S> + Send + Sync>; 3] {
     [
         Box::new(move || about_to_move(tokens, [0, 2])),
@@ -37,7 +37,7 @@ fn moves<S: Kept>(tokens: u64) -> [Box<dyn Fn() -> Moving<S> + Send + Sync>; 3] 
 }
 
 #[test]
-fn a_reader_finds_a_key_that_is_being_moved() {
+fn reader_finds_a_key_relocated_meanwhile() {
     for start in moves::<[u64; 2]>(1) {
         model(3, move || {
             let (limiter, [k, stays, new]) = start();
@@ -51,7 +51,7 @@ fn a_reader_finds_a_key_that_is_being_moved() {
 }
 
 #[test]
-fn a_key_that_is_being_moved_is_held_to_its_quota() {
+fn key_relocated_meanwhile_is_limited() {
     for start in moves::<[u64; 2]>(1) {
         model(2, move || {
             let (limiter, [k, stays, new]) = start();
@@ -74,7 +74,7 @@ fn move_against_commit<S: Kept>(preemptions: usize) {
 }
 
 #[test]
-fn a_commit_on_a_key_that_is_being_moved_is_kept() {
+fn charge_of_a_key_relocated_meanwhile_is_kept() {
     move_against_commit::<[u64; 2]>(2);
     move_against_commit::<Counters>(1);
     move_against_commit::<HitLog>(1);
@@ -83,7 +83,7 @@ fn a_commit_on_a_key_that_is_being_moved_is_kept() {
 /// Of a key in whose idle slot another one lands, a thread with an earlier clock reads what it owes, or that it is gone,
 /// and nothing of the other's state.
 #[test]
-fn a_reader_finds_a_key_that_another_is_moved_onto_whole_or_gone() {
+fn reader_finds_an_overwritten_key_whole_or_absent() {
     model(3, || {
         let limiter = sets(3, burst(4));
         let (idle, moves) = (key(3, [2, 1], 0), key(3, [0, 2], 1));

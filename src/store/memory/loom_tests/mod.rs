@@ -23,14 +23,14 @@ use std::time::Duration;
 
 use loom::thread;
 
-use super::{Spot, Table, Tenancy, WhenFull};
-use crate::algorithm::{Algorithm, Counters, HitLog, State};
+use crate::algorithm::{Algorithm, ChargeOptions, Counters, HitLog, HitLogEdit, State, Step};
 use crate::limiter::{Acquisition, Held, LimiterFuture};
 use crate::store::{MemoryLimits, MemoryLimitsFor};
 use crate::sync::AtomicU64;
+use crate::table::{EvictionPolicy, Location, Table, WhenFull};
 use crate::{
-    AcquireOptions, Clock, Decision, DecisionSource, Detail, LazySnapshot, Limit, LimitSnapshot, Limiter, Memory,
-    Timestamp, Verdict,
+    AcquireOptions, Clock, Decision, DecisionSource, LazySnapshot, Limit, LimitSnapshot, Limiter, Memory, Timestamp,
+    Verdict,
 };
 
 /// Checks `f` in all orders with up to `preemptions` switches away from a thread that could have gone on, twice: what a
@@ -42,15 +42,15 @@ use crate::{
 ///
 /// A thread that waits for another one yields, which is no preemption.
 fn model(preemptions: usize, f: impl Fn() + Send + Sync + 'static) {
-    check(&[Begins::Here, Begins::There], preemptions, f);
+    check(&[Start::Here, Start::There], preemptions, f);
 }
 
 /// As [`model`], of threads that all do the same: whichever begins.
 fn alike(preemptions: usize, f: impl Fn() + Send + Sync + 'static) {
-    check(&[Begins::Here], preemptions, f);
+    check(&[Start::Here], preemptions, f);
 }
 
-fn check(begins: &[Begins], preemptions: usize, f: impl Fn() + Send + Sync + 'static) {
+fn check(begins: &[Start], preemptions: usize, f: impl Fn() + Send + Sync + 'static) {
     let (f, orders) = (Arc::new(f), Arc::new(Count::new(0)));
     for &begins in begins {
         BEGINS.set(begins);
@@ -71,13 +71,13 @@ fn check(begins: &[Begins], preemptions: usize, f: impl Fn() + Send + Sync + 'st
 
 /// Which of the two in a race the main thread runs: it begins.
 #[derive(Clone, Copy)]
-enum Begins {
+enum Start {
     Here,
     There,
 }
 
 std::thread_local! {
-    static BEGINS: Cell<Begins> = const { Cell::new(Begins::Here) };
+    static BEGINS: Cell<Start> = const { Cell::new(Start::Here) };
 }
 
 /// What a token takes to come back, in microseconds.
@@ -90,7 +90,7 @@ struct Burst<S = [u64; 2]>(u64, PhantomData<fn() -> S>);
 /// The arrival time in a state of each kind, and the same with its bits flipped.
 trait Kept: State + std::fmt::Debug {
     fn words(&self) -> [u64; 2];
-    fn set_words(&mut self, words: [u64; 2]);
+    fn with(&self, words: [u64; 2]) -> Self::Next;
 
     fn arrival(&self, now: Timestamp) -> u64 {
         let words = self.words();
@@ -104,8 +104,8 @@ impl Kept for [u64; 2] {
         *self
     }
 
-    fn set_words(&mut self, words: [u64; 2]) {
-        *self = words;
+    fn with(&self, words: [u64; 2]) -> Self {
+        words
     }
 }
 
@@ -114,8 +114,10 @@ impl Kept for Counters {
         [self[0], self[1]]
     }
 
-    fn set_words(&mut self, words: [u64; 2]) {
-        self.copy_from_slice(&words);
+    fn with(&self, words: [u64; 2]) -> Self {
+        let mut next = self.clone();
+        next.copy_from_slice(&words);
+        next
     }
 }
 
@@ -124,26 +126,24 @@ impl Kept for HitLog {
         [self.idle_at, self.hits.back().map_or(0, |&(time, _)| time)]
     }
 
-    fn set_words(&mut self, words: [u64; 2]) {
-        self.idle_at = words[0];
-        self.hits.push_back((words[1], 1));
+    fn with(&self, words: [u64; 2]) -> HitLogEdit {
+        HitLogEdit { expired: 0, hit: (words[1], 1), max_hits: usize::MAX, period: 0, idle_at: words[0] }
     }
 }
 
 impl<S: Kept> Algorithm for Burst<S> {
     type State = S;
 
-    fn peek(&self, state: &S, now: Timestamp, ask: AcquireOptions) -> Verdict {
-        let debt = state.arrival(now) - now.as_micros();
-        match debt.saturating_sub((self.0 - ask.cost) * TOKEN) {
-            0 => Verdict::Allowed,
-            wait => Verdict::Denied { retry_after: Duration::from_micros(wait) },
+    fn decide(&self, state: &S, now: Timestamp, options: ChargeOptions) -> Step<S> {
+        let arrival = state.arrival(now);
+        if !options.is_forced() {
+            let wait = (arrival - now.as_micros()).saturating_sub((self.0 - options.cost) * TOKEN);
+            if wait > 0 {
+                return Step::Deny { wait };
+            }
         }
-    }
-
-    fn charge(&self, state: &mut S, now: Timestamp, _delay: Duration, cost: u64) {
-        let arrival = state.arrival(now) + cost * TOKEN;
-        state.set_words([arrival, !arrival]);
+        let arrival = arrival + options.cost * TOKEN;
+        Step::Allow { next: state.with([arrival, !arrival]), delay: 0 }
     }
 
     fn snapshot(&self, state: &S, now: Timestamp) -> LazySnapshot {
@@ -219,16 +219,16 @@ type Pair = (u64, u64);
 
 /// A limiter whose tables have so many sets of one slot each.
 fn sets<L: MemoryLimits<crate::store::DefaultHashBuilder> + MemoryLimits<Same>>(sets: usize, limits: L) -> Model<L> {
-    // See `Table::with_room_for`: two sets, and 0.376 for every key.
+    // See `Table::with_capacity`: two sets, and 0.376 for every key.
     let max_keys = [1, 3, 6][sets - 2];
     Memory::builder(limits).max_keys(max_keys).clock(OwnTime).hasher(Same).build().expect("valid limits")
 }
 
-/// A key for a table of `sets`, that goes to `home` or else to `other`. With another `id` it is another key.
-fn key(sets: u64, [home, other]: [u64; 2], id: u64) -> u64 {
+/// A key for a table of `sets`, that goes to `first` or else to `other`. With another `id` it is another key.
+fn key(sets: u64, [first, other]: [u64; 2], id: u64) -> u64 {
     let middle = |of: u64, parts: u64| (2 * of + 1) * (1 << 31) / parts;
-    let step = (other + sets - home) % sets;
-    middle(home, sets) << 32 | (middle(step - 1, sets - 1) + id)
+    let step = (other + sets - first) % sets;
+    middle(first, sets) << 32 | (middle(step - 1, sets - 1) + id)
 }
 
 fn decide<Key, L: MemoryLimitsFor<Key, Same>>(limiter: &Model<L>, key: &Key) -> Decision {
@@ -252,7 +252,7 @@ fn settle(held: Held, actual: u64) {
 }
 
 fn peek<Key, L: MemoryLimitsFor<Key, Same>>(limiter: &Model<L>, key: &Key) -> Decision {
-    done(limiter.peek(key, AcquireOptions::default().detail(Detail::All)))
+    done(limiter.peek(key, AcquireOptions::default().all_limits()))
 }
 
 fn done<T>(reply: LimiterFuture<T>) -> T {
@@ -271,12 +271,12 @@ fn reset<Key, L: MemoryLimitsFor<Key, Same>>(limiter: &Model<L>, key: &Key) {
 /// A key owes as long as it is live.
 struct Plain;
 
-impl Tenancy<[u64; 2]> for Plain {
-    fn owes(&self, &[until, _]: &[u64; 2]) -> (u64, u64) {
+impl EvictionPolicy<[u64; 2]> for Plain {
+    fn usage_rank(&self, &[until, _]: &[u64; 2]) -> (u64, u64) {
         (0, until)
     }
 
-    fn inherit(&self, state: &mut [u64; 2], from: &[u64; 2]) {
+    fn carry_over(&self, state: &mut [u64; 2], from: &[u64; 2]) {
         state[0] = state[0].max(from[0]);
     }
 
@@ -287,12 +287,12 @@ impl Tenancy<[u64; 2]> for Plain {
 
 /// Gives the key a slot in which it is live for 100 microseconds.
 fn put(table: &Table<[AtomicU64; 2]>, now: u64, key: u64) {
-    let mut spot = Spot::BLANK;
-    drop(table.read(key, &mut spot));
-    assert!(table.lock(&spot), "nobody else writes");
-    let place = table.place(&spot, now, &Plain).expect("there is room");
-    *table.edit(place) = [now + 100, key];
-    table.unlock(&spot);
+    let mut location = Location::EMPTY;
+    drop(table.read(key, &mut location));
+    assert!(table.lock(&location), "nobody else writes");
+    let slot = table.ensure_slot(&location, now, &Plain).expect("there is room");
+    *table.edit(slot) = [now + 100, key];
+    table.unlock(&location);
 }
 
 /// Runs two closures at the same time, each with a clock of its own.
@@ -303,8 +303,8 @@ where
     B: 'static,
 {
     match BEGINS.get() {
-        Begins::Here => here_and_there(shared, one, other),
-        Begins::There => {
+        Start::Here => here_and_there(shared, one, other),
+        Start::There => {
             let (there, here) = here_and_there(shared, other, one);
             (here, there)
         }

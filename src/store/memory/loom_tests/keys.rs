@@ -3,7 +3,7 @@
 use super::*;
 
 #[test]
-fn a_new_key_is_inserted_once() {
+fn new_key_is_inserted_once() {
     model(3, || {
         let limiter = sets(2, burst(1));
         let k = key(2, [0, 1], 0);
@@ -35,7 +35,7 @@ fn three_threads_share_a_quota_of_two() {
 
 /// Where the key has its place already there is less to try.
 #[test]
-fn three_threads_share_what_is_left_of_a_quota() {
+fn three_threads_share_the_remaining_of_a_quota() {
     alike(2, || {
         let limiter = sets(2, burst(2));
         let k = key(2, [1, 0], 0);
@@ -46,7 +46,7 @@ fn three_threads_share_what_is_left_of_a_quota() {
 }
 
 #[test]
-fn an_idle_slot_is_taken_again_once() {
+fn idle_slot_is_claimed_once() {
     model(3, || {
         let limiter = sets(2, burst(1));
         let k = key(2, [0, 1], 0);
@@ -64,7 +64,7 @@ fn an_idle_slot_is_taken_again_once() {
 
 /// Two newcomers that both would go to the one free slot: each locks both of its sets.
 #[test]
-fn newcomers_do_not_take_the_same_slot() {
+fn new_keys_do_not_share_a_slot() {
     model(3, || {
         let limiter = sets(3, burst(1));
         let (old, a, b) = (key(3, [0, 2], 0), key(3, [0, 1], 1), key(3, [1, 2], 2));
@@ -95,14 +95,14 @@ fn eviction_against_commit<S: Kept>(preemptions: usize) {
 }
 
 #[test]
-fn an_eviction_and_a_commit_on_the_evicted_key_exclude_each_other() {
+fn eviction_and_charge_of_one_key_exclude_each_other() {
     eviction_against_commit::<[u64; 2]>(3);
     eviction_against_commit::<Counters>(2);
     eviction_against_commit::<HitLog>(2);
 }
 
 #[test]
-fn a_denial_is_right_while_the_key_is_evicted() {
+fn denial_is_exact_while_the_key_is_evicted() {
     model(3, || {
         let limiter = sets(2, burst(2));
         let (old, new) = (key(2, [0, 1], 0), key(2, [0, 1], 1));
@@ -138,7 +138,7 @@ fn peek_against_commits<S: Kept>(preemptions: usize) {
 }
 
 #[test]
-fn a_peek_never_reads_half_of_a_commit() {
+fn peek_never_reads_half_of_a_charge() {
     peek_against_commits::<[u64; 2]>(2);
     peek_against_commits::<Counters>(2);
     peek_against_commits::<HitLog>(2);
@@ -146,7 +146,7 @@ fn a_peek_never_reads_half_of_a_commit() {
 
 /// Whoever is refused whatever the other thread has charged by then.
 #[test]
-fn a_refusal_never_reads_half_of_a_commit() {
+fn denial_never_reads_half_of_a_charge() {
     model(2, || {
         let limiter = sets(2, burst(3));
         let k = key(2, [0, 1], 0);
@@ -161,9 +161,9 @@ fn a_refusal_never_reads_half_of_a_commit() {
 
 /// Who lists the keys reads each of them as it once was, even if its slot is given away meanwhile.
 #[test]
-fn a_listing_reads_no_key_with_the_state_of_another() {
+fn listing_returns_no_key_with_the_state_of_another() {
     model(3, || {
-        let table = Table::<[AtomicU64; 2]>::with_room_for(1, 2, WhenFull::Evict);
+        let table = Table::<[AtomicU64; 2]>::with_capacity(1, 2, WhenFull::Evict);
         let (old, new) = (key(2, [0, 1], 0), key(2, [0, 1], 1));
         put(&table, 100, old);
         // In the slot of the old key, which is idle by then.
@@ -176,7 +176,7 @@ fn a_listing_reads_no_key_with_the_state_of_another() {
 }
 
 #[test]
-fn a_reset_and_a_commit_take_turns() {
+fn reset_and_charge_are_linearizable() {
     model(3, || {
         let limiter = sets(2, burst(1));
         let k = key(2, [0, 1], 0);
@@ -188,7 +188,7 @@ fn a_reset_and_a_commit_take_turns() {
 }
 
 #[test]
-fn a_reset_and_a_newcomer_take_turns() {
+fn reset_and_new_key_are_linearizable() {
     model(3, || {
         let limiter = sets(2, burst(1));
         let (old, live, new) = (key(2, [0, 1], 0), key(2, [1, 0], 1), key(2, [0, 1], 2));

@@ -12,7 +12,7 @@ fn bucket(tokens: u64) -> Gcra {
 fn decision_against_hold<L>(charged_before: u64, build: impl Fn(u64) -> Model<L> + Send + Sync + 'static)
 where
     L: MemoryLimitsFor<u64, Same> + MemoryLimits<Same> + 'static,
-    L::Rows: Send + Sync,
+    L::Tables: Send + Sync,
 {
     model(3, move || {
         let limiter = build(charged_before + 1);
@@ -28,19 +28,19 @@ where
 }
 
 #[test]
-fn a_decision_and_a_hold_on_a_new_key_take_turns() {
+fn decision_and_hold_on_a_new_key_are_linearizable() {
     decision_against_hold(0, |tokens| sets(2, burst(tokens)));
     decision_against_hold(0, |tokens| sets(2, bucket(tokens)));
 }
 
 #[test]
-fn a_decision_and_a_hold_on_a_known_key_take_turns() {
+fn decision_and_hold_on_a_present_key_are_linearizable() {
     decision_against_hold(1, |tokens| sets(2, burst(tokens)));
     decision_against_hold(1, |tokens| sets(2, bucket(tokens)));
 }
 
 #[test]
-fn two_holds_share_what_is_left() {
+fn two_holds_share_the_remaining() {
     for charged_before in [0, 1] {
         alike(3, move || {
             let limiter = sets(2, bucket(charged_before + 1));
@@ -57,7 +57,7 @@ fn two_holds_share_what_is_left() {
 
 /// Of three tokens two are held. A decision sees the hold or what was settled, and never neither or both.
 #[test]
-fn a_settlement_and_a_decision_take_turns() {
+fn settlement_and_decision_are_linearizable() {
     for (actual, cost) in [(0, 3), (1, 2), (2, 1), (2, 2), (3, 1)] {
         model(3, move || {
             let limiter = sets(2, bucket(3));
@@ -74,7 +74,7 @@ fn a_settlement_and_a_decision_take_turns() {
 }
 
 #[test]
-fn what_is_settled_and_what_is_charged_add_up() {
+fn settlement_and_charge_add_up() {
     for actual in [0, 1, 3] {
         model(3, move || {
             let limiter = sets(2, burst(5));
@@ -90,7 +90,7 @@ fn what_is_settled_and_what_is_charged_add_up() {
 
 /// The amounts of both keys lie in one map, with one counter of keys: the end of one hold hides no other one.
 #[test]
-fn the_end_of_a_hold_on_another_key_hides_no_hold() {
+fn end_of_a_hold_on_another_key_hides_no_hold() {
     model(3, || {
         let limiter = sets(2, bucket(1));
         let (k, other) = (key(2, [0, 1], 0), key(2, [1, 0], 1));
@@ -105,7 +105,7 @@ fn the_end_of_a_hold_on_another_key_hides_no_hold() {
 
 /// The held key is idle, by any clock, and keeps its slot: the newcomer has that of another key.
 #[test]
-fn a_hold_keeps_its_slot_in_a_full_table() {
+fn held_key_keeps_its_slot_in_a_full_table() {
     model(2, || {
         let limiter = sets(2, burst(2));
         let (k, late, new) = (key(2, [0, 1], 0), key(2, [1, 0], 1), key(2, [0, 1], 2));
@@ -132,7 +132,7 @@ fn a_hold_keeps_its_slot_in_a_full_table() {
 
 /// A newcomer looks for somebody to evict while the only key that owes nothing becomes a held one.
 #[test]
-fn a_key_is_held_or_evicted_and_never_both() {
+fn key_is_held_or_evicted_and_never_both() {
     model(2, || {
         let limiter = sets(2, burst(2));
         let (k, late, new) = (key(2, [0, 1], 0), key(2, [1, 0], 1), key(2, [0, 1], 2));
@@ -151,7 +151,7 @@ fn a_key_is_held_or_evicted_and_never_both() {
 }
 
 #[test]
-fn a_full_table_of_held_keys_denies_a_newcomer() {
+fn full_table_of_held_keys_denies_a_new_key() {
     model(2, || {
         let limiter = sets(2, burst(1));
         let (one, two, new) = (key(2, [0, 1], 0), key(2, [1, 0], 1), key(2, [0, 1], 2));
@@ -167,7 +167,7 @@ fn a_full_table_of_held_keys_denies_a_newcomer() {
 
 /// A key whose cost is held moves to its other set while somebody decides on it, settles it, or reads it.
 #[test]
-fn a_held_key_that_is_being_moved_is_held_still() {
+fn held_key_relocated_meanwhile_stays_held() {
     for (from, to) in [(0, 2), (2, 0)] {
         let start = move || {
             let limiter = sets(3, burst(2));
@@ -197,7 +197,7 @@ fn a_held_key_that_is_being_moved_is_held_still() {
 
 /// A reset changes the state and leaves what is held.
 #[test]
-fn a_reset_leaves_what_is_held() {
+fn reset_keeps_the_held_amount() {
     model(3, || {
         let limiter = sets(2, burst(2));
         let k = key(2, [0, 1], 0);
@@ -211,7 +211,7 @@ fn a_reset_leaves_what_is_held() {
 }
 
 #[test]
-fn a_reset_and_a_settlement_take_turns() {
+fn reset_and_settlement_are_linearizable() {
     model(3, || {
         let limiter = sets(2, burst(2));
         let k = key(2, [0, 1], 0);
@@ -225,7 +225,7 @@ fn a_reset_and_a_settlement_take_turns() {
 
 /// A hold over two limits is made on both or on none.
 #[test]
-fn a_hold_over_several_limits_is_made_on_all_or_none() {
+fn hold_over_several_limits_is_made_on_all_or_none() {
     for shared in [0, 1] {
         model(2, move || {
             let limits = (

@@ -19,7 +19,7 @@ fn buckets(tokens: [u64; 2]) -> Model<impl MemoryLimitsFor<Pair, Same> + Send + 
 }
 
 #[test]
-fn the_last_token_goes_to_one() {
+fn last_token_is_charged_once() {
     model(3, || {
         let limiter = sets(2, bucket(2));
         let k = key(2, [0, 1], 0);
@@ -31,7 +31,7 @@ fn the_last_token_goes_to_one() {
 }
 
 #[test]
-fn a_new_key_is_inserted_once_with_what_it_is_charged() {
+fn new_key_is_inserted_once_with_its_charge() {
     for tokens in [1, 2] {
         model(2, move || {
             let limiter = sets(2, bucket(tokens));
@@ -44,7 +44,7 @@ fn a_new_key_is_inserted_once_with_what_it_is_charged() {
 }
 
 #[test]
-fn newcomers_that_are_charged_at_once_do_not_take_the_same_slot() {
+fn new_keys_on_the_fast_path_do_not_share_a_slot() {
     model(2, || {
         let limiter = sets(3, bucket(1));
         let (old, a, b) = (key(3, [0, 2], 0), key(3, [0, 1], 1), key(3, [1, 2], 2));
@@ -56,7 +56,7 @@ fn newcomers_that_are_charged_at_once_do_not_take_the_same_slot() {
 }
 
 #[test]
-fn who_is_evicted_meanwhile_is_charged_or_denied_as_in_turn() {
+fn key_evicted_meanwhile_is_charged_or_denied_in_some_order() {
     for (tokens, charges) in [(2, true), (1, false)] {
         model(1, move || {
             let limiter = sets(2, bucket(tokens));
@@ -72,7 +72,7 @@ fn who_is_evicted_meanwhile_is_charged_or_denied_as_in_turn() {
             at(150);
             assert_eq!(owed(&limiter, &new), [50]);
             if decision.is_allowed() {
-                // Charged in its place, or in a new one from when it was as good as new.
+                // Charged in its slot, or in a new one from when it was as good as new.
                 assert_eq!(owed(&limiter, &old), [50]);
             } else {
                 assert!(!charges);
@@ -97,7 +97,7 @@ fn two_charges_of_the_same_limits_add_up() {
 
 /// Of a limit that both share one has the last token, and the other one's own limit is as it was.
 #[test]
-fn who_loses_the_last_token_of_a_shared_limit_is_charged_nothing() {
+fn denial_by_a_shared_limit_charges_no_other_limit() {
     for shared in [0, 1] {
         model(2, move || {
             let limiter = buckets([3, 3]);
@@ -115,7 +115,7 @@ fn who_loses_the_last_token_of_a_shared_limit_is_charged_nothing() {
 }
 
 #[test]
-fn a_peek_sees_all_of_what_was_charged_at_once_or_nothing_of_it() {
+fn peek_sees_all_charges_of_the_fast_path_or_none() {
     model(2, || {
         let limiter = buckets([3, 3]);
         let pair = (key(2, [0, 1], 0), key(2, [1, 0], 1));
@@ -128,15 +128,15 @@ fn a_peek_sees_all_of_what_was_charged_at_once_or_nothing_of_it() {
     });
 }
 
-/// To its second set, and home from there: a reader who looks at home first can see it in neither.
+/// To its second set, and first from there: a reader who looks at first first can see it in neither.
 #[test]
-fn a_key_that_is_being_moved_is_charged_once() {
+fn key_relocated_meanwhile_is_charged_once() {
     for (from, to, is_at_home) in [(2, 0, true), (0, 2, false)] {
         model(1, move || {
             let limiter = sets(3, bucket(2));
-            let candidates = if is_at_home { [from, to] } else { [to, from] };
-            let (k, first) = (key(3, candidates, 0), key(3, candidates, 3));
-            // Somebody else had its place at home, and is gone.
+            let candidate_sets = if is_at_home { [from, to] } else { [to, from] };
+            let (k, first) = (key(3, candidate_sets, 0), key(3, candidate_sets, 3));
+            // Somebody else had its place at first, and is gone.
             assert!(is_at_home || admits(&limiter, &first));
             assert!(admits(&limiter, &k));
             reset(&limiter, &first);

@@ -5,10 +5,10 @@ use super::*;
 type Words = Table<[AtomicU64; 2]>;
 
 /// A table in which the key lies in its second set, and its first one is empty.
-fn in_second_set(sets: u64, [home, other]: [u64; 2]) -> (Words, u64) {
+fn in_second_set(sets: u64, [first, other]: [u64; 2]) -> (Words, u64) {
     let max_keys = [1, 3][usize::try_from(sets - 2).expect("two or three")];
-    let table = Words::with_room_for(max_keys, 2, WhenFull::Evict);
-    let (first, k) = (key(sets, [home, other], 1), key(sets, [home, other], 0));
+    let table = Words::with_capacity(max_keys, 2, WhenFull::Evict);
+    let (first, k) = (key(sets, [first, other], 1), key(sets, [first, other], 0));
     put(&table, 100, first);
     put(&table, 100, k);
     table.remove(first);
@@ -16,22 +16,22 @@ fn in_second_set(sets: u64, [home, other]: [u64; 2]) -> (Words, u64) {
 }
 
 /// What was read of the key, if it is absent.
-fn absent(table: &Words, k: u64) -> Option<Spot> {
-    let mut spot = Spot::BLANK;
-    drop(table.read(k, &mut spot));
-    spot.is_nowhere().then_some(spot)
+fn absent(table: &Words, k: u64) -> Option<Location> {
+    let mut location = Location::EMPTY;
+    drop(table.read(k, &mut location));
+    location.is_absent().then_some(location)
 }
 
 /// The reader looks at the first set before the key is moved there, and at the second one after that.
 #[test]
-fn a_key_that_moves_home_is_never_absent() {
+fn key_relocated_to_its_first_set_is_never_absent() {
     for between in [[0, 1], [1, 0]] {
         model(3, move || {
             let (table, k) = in_second_set(2, between);
-            let [home, other] = between.map(|set| usize::try_from(set).expect("a few sets"));
+            let [first, other] = between.map(|set| usize::try_from(set).expect("a few sets"));
             let (moved, absent) = race(
                 &table,
-                move |table: &Words| table.move_key(k, other, home, 100),
+                move |table: &Words| table.move_key(k, other, first, 100),
                 move |table: &Words| absent(table, k).is_some(),
             );
             assert!(moved && !absent);
@@ -40,16 +40,16 @@ fn a_key_that_moves_home_is_never_absent() {
 }
 
 #[test]
-fn a_key_that_leaves_home_is_never_absent() {
+fn key_relocated_from_its_first_set_is_never_absent() {
     for between in [[0, 1], [1, 0]] {
         model(3, move || {
-            let table = Words::with_room_for(1, 2, WhenFull::Evict);
+            let table = Words::with_capacity(1, 2, WhenFull::Evict);
             let k = key(2, between, 0);
             put(&table, 100, k);
-            let [home, other] = between.map(|set| usize::try_from(set).expect("a few sets"));
+            let [first, other] = between.map(|set| usize::try_from(set).expect("a few sets"));
             let (moved, absent) = race(
                 &table,
-                move |table: &Words| table.move_key(k, home, other, 100),
+                move |table: &Words| table.move_key(k, first, other, 100),
                 move |table: &Words| absent(table, k).is_some(),
             );
             assert!(moved && !absent);
@@ -58,18 +58,18 @@ fn a_key_that_leaves_home_is_never_absent() {
 }
 
 /// The only change is to the second set. A reading that found the key absent was made after it, of both sets: so what the
-/// spot vouches for still holds, and the key can be inserted there.
+/// location vouches for still holds, and the key can be inserted there.
 #[test]
-fn an_absent_key_has_both_sets_at_rest() {
+fn reading_of_an_absent_key_is_valid_for_both_sets() {
     for between in [[0, 1], [1, 0]] {
         model(3, move || {
             let (table, k) = in_second_set(2, between);
             let ((), absent) =
                 race(&table, move |table: &Words| table.remove(k), move |table: &Words| absent(table, k));
-            if let Some(spot) = absent {
-                assert!(table.is_current(&spot), "absent by a set that was being changed");
-                assert!(table.lock(&spot));
-                table.unlock_unchanged(&spot);
+            if let Some(location) = absent {
+                assert!(table.is_current(&location), "absent by a set that was being changed");
+                assert!(table.lock(&location));
+                table.unlock_unchanged(&location);
             }
         });
     }
@@ -77,17 +77,17 @@ fn an_absent_key_has_both_sets_at_rest() {
 
 /// As above, where the key is idle, and a newcomer whose other set is a third one takes its slot.
 #[test]
-fn a_key_whose_slot_was_taken_has_both_sets_at_rest() {
+fn reading_of_a_replaced_idle_key_is_valid_for_both_sets() {
     for between in [[0, 1], [1, 0], [2, 1], [1, 2]] {
         model(2, move || {
             let (table, k) = in_second_set(3, between);
-            let [home, other] = between;
-            let new = key(3, [other, 3 - home - other], 2);
+            let [first, other] = between;
+            let new = key(3, [other, 3 - first - other], 2);
             let ((), absent) =
                 race(&table, move |table: &Words| put(table, 200, new), move |table: &Words| absent(table, k));
-            if let Some(spot) = absent {
-                assert!(table.is_current(&spot), "absent by a set that was being changed");
-                assert_eq!(table.read(k, &mut { spot }).horizon, 200, "the moment at which it was idle");
+            if let Some(location) = absent {
+                assert!(table.is_current(&location), "absent by a set that was being changed");
+                assert_eq!(table.read(k, &mut { location }).horizon, 200, "the moment at which it was idle");
             }
         });
     }
