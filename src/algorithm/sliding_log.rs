@@ -184,7 +184,7 @@ impl Algorithm for SlidingLog {
         &self,
         state: &HitLog,
         now: Timestamp,
-        ask: AcquireOptions,
+        options: AcquireOptions,
         held: u64,
     ) -> (Verdict, LazySnapshot) {
         let mut window = self.window(state, now.as_micros());
@@ -192,7 +192,7 @@ impl Algorithm for SlidingLog {
             // A charge counts all hits under the present period.
             (window.held, window.period) = (held, self.quota.period_micros());
         }
-        (self.decide_in(&window, now, ask.into()).verdict(), self.figures(&window, now).into())
+        (self.decide_in(&window, now, options.into()).verdict(), self.figures(&window, now).into())
     }
 
     fn snapshot(&self, state: &HitLog, now: Timestamp) -> LazySnapshot {

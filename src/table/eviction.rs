@@ -175,8 +175,7 @@ impl<C: AtomicState> Table<C> {
     }
 
     fn full_error(&self, sets: [usize; 2]) -> TableFull {
-        let moments =
-            sets.into_iter().flat_map(|set| all_slots().map(move |slot| self.sets[set].cell(slot).idle_at()));
+        let moments = sets.into_iter().flat_map(|set| all_slots().map(move |slot| self.sets[set].cell(slot).idle_at()));
         TableFull { until: moments.min().unwrap_or(u64::MAX) }
     }
 

@@ -10,8 +10,8 @@
 //! the two loads changes the version. A reader that loads the version after the change sees the change, as unlocking releases
 //! and the load of the version acquires. If the counter were loaded before the version, a decision could miss a new hold.
 //!
-
-//! it, so that its actual cost can be charged.
+//! A key with a held amount keeps its slot, also when its state is idle: no insertion, relocation or eviction takes over the
+//! slot. Otherwise the settlement could find no slot in a full table, and the actual cost would not be charged.
 
 use std::collections::HashMap;
 use std::hash::BuildHasherDefault;

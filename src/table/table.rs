@@ -289,8 +289,7 @@ impl<C: AtomicState> Table<C> {
     pub(crate) fn for_each_live(&self, now: u64, mut f: impl FnMut(u64, u64, &C::State)) {
         for set in &*self.sets {
             for slot in all_slots() {
-                let (version, fingerprint, idle_at) =
-                    (set.version(), set.fingerprint(slot), set.cell(slot).idle_at());
+                let (version, fingerprint, idle_at) = (set.version(), set.fingerprint(slot), set.cell(slot).idle_at());
                 if fingerprint != 0 && idle_at > now {
                     let state = set.cell(slot).snapshot();
                     // A slot that another thread is writing is left out.

@@ -33,9 +33,9 @@ impl BucketError {
     pub(crate) fn into_error(self, quota: Quota) -> Error {
         match self {
             Self::FillsTooSlowly => {
-                let most =
+                let max_burst =
                     u128::from(MAX_PERIOD_MICROS) * u128::from(quota.limit()) / u128::from(quota.period_micros());
-                Error::config(format!("{}; with {quota} a burst of at most {most}", self.message()))
+                Error::config(format!("{}; with {quota} a burst of at most {max_burst}", self.message()))
             }
             Self::NotRepresentable => Error::config(format!(
                 "invalid quota {quota}: in lowest terms, limit * period in microseconds must be at most 2^53 and the limit \

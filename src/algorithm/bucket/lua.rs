@@ -21,9 +21,9 @@ impl Bucket {
         params.extend([self.time_to_full, spare, u64::from(queued)]);
     }
 
-    /// Whether the short script accepts these options.
-    pub(crate) fn uses_fast_path(&self, ask: AcquireOptions) -> bool {
-        ask.cost > 0 && ask.cost <= self.burst && ask.max_delay_micros_or(0) == 0
+    /// Returns whether the fast script accepts these options.
+    pub(crate) fn uses_fast_path(&self, options: AcquireOptions) -> bool {
+        options.cost > 0 && options.cost <= self.burst && options.max_delay_micros_or(0) == 0
     }
 
     pub(crate) fn decode_state(numbers: &[u64]) -> [u64; 4] {

@@ -361,7 +361,7 @@ impl Bucket {
 fn project(&[usage, fraction, rate, burst, clock_lag]: &[u64; 5]) -> LimitSnapshot {
     let rate = Rate::unpack(rate);
     let tokens = rate.tokens;
-    let used = rate.tokens_owed(usage, fraction);
+    let used = rate.tokens_used(usage, fraction);
     // The next token is available when one token less is used.
     let next = rate.span(used.saturating_sub(1));
     let carry = fraction + next.fraction >= tokens;

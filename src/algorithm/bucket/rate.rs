@@ -64,19 +64,19 @@ impl Rate {
         Span { ticks: ticks as u64, fraction: (product % tokens as u128) as u64 }
     }
 
-    /// Returns the tokens that a usage of `debt - fraction / tokens` ticks is, rounded up.
-    pub(super) fn tokens_owed(self, debt: u64, fraction: u64) -> u64 {
+    /// Returns the tokens that a usage of `usage - fraction / tokens` ticks is, rounded up.
+    pub(super) fn tokens_used(self, usage: u64, fraction: u64) -> u64 {
         // The product nearly always fits in 64 bits. A division of 128 bits takes ten times as long.
-        match debt.checked_mul(self.tokens) {
-            Some(owed) => owed.saturating_sub(fraction).div_ceil(self.ticks),
-            None => self.tokens_owed_wide(debt, fraction),
+        match usage.checked_mul(self.tokens) {
+            Some(product) => product.saturating_sub(fraction).div_ceil(self.ticks),
+            None => self.tokens_used_wide(usage, fraction),
         }
     }
 
     #[cold]
-    fn tokens_owed_wide(self, debt: u64, fraction: u64) -> u64 {
-        let owed = u128::from(debt) * u128::from(self.tokens) - u128::from(fraction);
-        saturating_u64(owed.div_ceil(u128::from(self.ticks)))
+    fn tokens_used_wide(self, usage: u64, fraction: u64) -> u64 {
+        let product = u128::from(usage) * u128::from(self.tokens) - u128::from(fraction);
+        saturating_u64(product.div_ceil(u128::from(self.ticks)))
     }
 
     /// Packs both numbers in one word: together they have at most 55 bits, and 6 bits store where the first one ends.

@@ -21,7 +21,7 @@ pub(super) struct Blocks {
 
 impl Blocks {
     /// Returns whether any key is blocked.
-    // Part of each decision: tables "hot key" and "1000 keys" of docs/performance.md.
+    // Part of each decision: rows "hot key" and "1000 keys" of docs/performance.md.
     #[inline(always)]
     pub(super) fn any(&self, now: Timestamp) -> bool {
         self.until.load(Ordering::Relaxed) > now.as_micros()
@@ -63,7 +63,7 @@ impl Blocks {
     /// Computes the latest end again, after a block was removed or shortened.
     fn find_latest(&self, table: &Table<[AtomicU64; 1]>, now: Timestamp) {
         let mut latest = 0;
-        table.for_each_live(now.as_micros(), |_, until, _| latest = latest.max(until));
+        table.for_each_live(now.as_micros(), |_, end, _| latest = latest.max(end));
         self.until.store(latest, Ordering::Relaxed);
     }
 
@@ -124,7 +124,7 @@ mod tests {
         assert_eq!(blocks.remaining(2, START), Some(Duration::from_secs(30)));
         blocks.set(2, START, START, 100);
         assert!(!blocks.any(START));
-        // NoInsert was blocked.
+        // Key 3 was not blocked.
         blocks.set(3, START, START, 100);
         assert!(!blocks.any(START));
     }

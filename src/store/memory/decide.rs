@@ -12,7 +12,7 @@ use super::transaction::{self, AcquireContext, HeldLimit, LimitRead};
 use crate::algorithm::{Algorithm, ChargeOptions, State, Step};
 use crate::clock::Timestamp;
 use crate::decision::{Decision, LazySnapshot, LimitStatus, Name};
-use crate::limit::{SelectAlgorithm, AlgorithmSelector, SubKeyOf};
+use crate::limit::{AlgorithmSelector, SelectAlgorithm, SubKeyOf};
 use crate::sync::Backoff;
 use crate::table::{Entry, LockedEntry, LookupError, StoreError, TableEntry};
 

@@ -13,7 +13,7 @@ use crate::algorithm::{Algorithm, ChargeOptions, State, Step};
 use crate::clock::{Clock, Timestamp, micros_floor};
 use crate::decision::{Name, Verdict};
 use crate::error::Error;
-use crate::limit::{SelectAlgorithm, AlgorithmSelector, Limit, SubKeyOf};
+use crate::limit::{AlgorithmSelector, Limit, SelectAlgorithm, SubKeyOf};
 use crate::table::{EvictionPolicy, Location, SlotIndex, Table, TableFull, WhenFull, fingerprint};
 
 /// A limit with its table.
@@ -77,8 +77,9 @@ impl<C: AlgorithmSelector + 'static, P: 'static> LimitTable<C, P> {
     ///
     /// As for [`new`](Self::new).
     pub(super) fn replacing(limit: Limit<C, P>, capacity: Capacity, of: Option<&dyn Any>) -> Result<Self, Error> {
-        let previous =
-            of.and_then(|previous| previous.downcast_ref::<Self>()).filter(|previous| limit.has_same_sub_key(&previous.limit));
+        let previous = of
+            .and_then(|previous| previous.downcast_ref::<Self>())
+            .filter(|previous| limit.has_same_sub_key(&previous.limit));
         let (table, blocks) = match previous {
             Some(previous) => (previous.table.clone(), Arc::clone(&previous.blocks)),
             None => (

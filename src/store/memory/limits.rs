@@ -6,7 +6,7 @@ use super::transaction;
 use super::transaction_limit::{AcquireContext, Capacity, HeldLimit, LimitInfo, LimitRead, TransactionLimit};
 use crate::decision::{Decision, Detail};
 use crate::error::Error;
-use crate::limit::{SelectAlgorithm, IntoLimit, SubKeyOf, check_unique_names};
+use crate::limit::{IntoLimit, SelectAlgorithm, SubKeyOf, check_unique_names};
 use crate::table::LookupError;
 
 /// The limits of a [`Memory`](super::Memory): an algorithm, [`per_key`](crate::per_key), a [`Limit`](crate::Limit), a tuple of

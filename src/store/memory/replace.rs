@@ -14,7 +14,7 @@ use super::transaction;
 use super::transaction_limit::{AcquireContext, Capacity, HeldLimit, LimitInfo, LimitRead, TransactionLimit};
 use crate::decision::Decision;
 use crate::error::Error;
-use crate::limit::{SelectAlgorithm, IntoLimit, Limit, SubKeyOf, check_unique_names};
+use crate::limit::{IntoLimit, Limit, SelectAlgorithm, SubKeyOf, check_unique_names};
 use crate::table::LookupError;
 
 /// A limit of any type, for limits that are chosen at run time: collect them in a `Vec`.

@@ -258,14 +258,14 @@ fn most_restrictive(reads: &[LimitRead]) -> usize {
         Verdict::ExceedsLimit => (3, Duration::ZERO),
     };
     let rank = |read: &LimitRead| (strictness(read), std::cmp::Reverse(read.snapshot.compute().remaining));
-    let mut most = (0, rank(&reads[0]));
+    let mut strictest = (0, rank(&reads[0]));
     for (index, read) in reads.iter().enumerate().skip(1) {
         let rank = rank(read);
-        if rank > most.1 {
-            most = (index, rank);
+        if rank > strictest.1 {
+            strictest = (index, rank);
         }
     }
-    most.0
+    strictest.0
 }
 
 fn is_estimate(reads: &[LimitRead]) -> bool {

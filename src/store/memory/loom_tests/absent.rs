@@ -1,10 +1,10 @@
-//! A key is absent only if both of its sets say so at one moment.
+//! A key is absent only if neither of its sets contains it at one moment.
 
 use super::*;
 
 type Words = Table<[AtomicU64; 2]>;
 
-/// A table in which the key lies in its second set, and its first one is empty.
+/// Builds a table in which the key is in its second set, and the first set is empty.
 fn in_second_set(sets: u64, [first, other]: [u64; 2]) -> (Words, u64) {
     let max_keys = [1, 3][usize::try_from(sets - 2).expect("two or three")];
     let table = Words::with_capacity(max_keys, 2, WhenFull::Evict);
@@ -15,14 +15,14 @@ fn in_second_set(sets: u64, [first, other]: [u64; 2]) -> (Words, u64) {
     (table, k)
 }
 
-/// What was read of the key, if it is absent.
+/// Reads the key, and returns the location if the key is absent.
 fn absent(table: &Words, k: u64) -> Option<Location> {
     let mut location = Location::EMPTY;
     drop(table.read(k, &mut location));
     location.is_absent().then_some(location)
 }
 
-/// The reader looks at the first set before the key is moved there, and at the second one after that.
+/// In some orders, the reader reads the first set before the key moves there, and the second set after the move.
 #[test]
 fn key_relocated_to_its_first_set_is_never_absent() {
     for between in [[0, 1], [1, 0]] {
@@ -57,8 +57,8 @@ fn key_relocated_from_its_first_set_is_never_absent() {
     }
 }
 
-/// The only change is to the second set. A reading that found the key absent was made after it, of both sets: so what the
-/// location vouches for still holds, and the key can be inserted there.
+/// Only the second set changes. A reading that found the key absent was made after the change, so its versions are current and
+/// the key can be inserted.
 #[test]
 fn reading_of_an_absent_key_is_valid_for_both_sets() {
     for between in [[0, 1], [1, 0]] {
@@ -67,7 +67,7 @@ fn reading_of_an_absent_key_is_valid_for_both_sets() {
             let ((), absent) =
                 race(&table, move |table: &Words| table.remove(k), move |table: &Words| absent(table, k));
             if let Some(location) = absent {
-                assert!(table.is_current(&location), "absent by a set that was being changed");
+                assert!(table.is_current(&location), "absent in a set with a pending change");
                 assert!(table.lock(&location));
                 table.unlock_unchanged(&location);
             }
@@ -75,7 +75,7 @@ fn reading_of_an_absent_key_is_valid_for_both_sets() {
     }
 }
 
-/// As above, where the key is idle, and a newcomer whose other set is a third one takes its slot.
+/// The key is idle, and another key takes over its slot. The other candidate set of that key is a third set.
 #[test]
 fn reading_of_a_replaced_idle_key_is_valid_for_both_sets() {
     for between in [[0, 1], [1, 0], [2, 1], [1, 2]] {
@@ -86,8 +86,8 @@ fn reading_of_a_replaced_idle_key_is_valid_for_both_sets() {
             let ((), absent) =
                 race(&table, move |table: &Words| put(table, 200, new), move |table: &Words| absent(table, k));
             if let Some(location) = absent {
-                assert!(table.is_current(&location), "absent by a set that was being changed");
-                assert_eq!(table.read(k, &mut { location }).horizon, 200, "the moment at which it was idle");
+                assert!(table.is_current(&location), "absent in a set with a pending change");
+                assert_eq!(table.read(k, &mut { location }).horizon, 200, "the time at which the key was idle");
             }
         });
     }

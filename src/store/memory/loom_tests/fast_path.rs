@@ -1,14 +1,14 @@
-//! The straight way of the bucket, whose state is decided on and charged in one go: by itself, and of several limits.
+//! The fast path with the production bucket: one limit, and several limits in a tuple.
 
 use super::*;
 use crate::{Gcra, Quota};
 
-/// A token comes back as in the other models.
+/// Builds the production bucket. A token refills as fast as in the other models.
 fn bucket(tokens: u64) -> Gcra {
     Gcra::new(Quota::new(1, Duration::from_micros(TOKEN))).burst(tokens)
 }
 
-fn buckets(tokens: [u64; 2]) -> Model<impl MemoryLimitsFor<Pair, Same> + Send + Sync + 'static> {
+fn buckets(tokens: [u64; 2]) -> Model<impl MemoryLimitsFor<Pair, Identity> + Send + Sync + 'static> {
     sets(
         2,
         (
@@ -26,7 +26,7 @@ fn last_token_is_charged_once() {
         assert!(admits(&limiter, &k));
         let (a, b) = race(&limiter, move |limiter| admits(limiter, &k), move |limiter| admits(limiter, &k));
         assert!(a ^ b, "one of {a} and {b}");
-        assert_eq!(owed(&limiter, &k), [100]);
+        assert_eq!(resets(&limiter, &k), [100]);
     });
 }
 
@@ -38,7 +38,7 @@ fn new_key_is_inserted_once_with_its_charge() {
             let k = key(2, [0, 1], 0);
             let (a, b) = race(&limiter, move |limiter| admits(limiter, &k), move |limiter| admits(limiter, &k));
             assert_eq!(u64::from(a) + u64::from(b), tokens);
-            assert_eq!(owed(&limiter, &k), [50 * u128::from(tokens)]);
+            assert_eq!(resets(&limiter, &k), [50 * u128::from(tokens)]);
         });
     }
 }
@@ -51,7 +51,7 @@ fn new_keys_on_the_fast_path_do_not_share_a_slot() {
         assert!(admits(&limiter, &old));
         let charged = race(&limiter, move |limiter| admits(limiter, &a), move |limiter| admits(limiter, &b));
         assert_eq!(charged, (true, true));
-        assert_eq!([old, a, b].map(|key| owed(&limiter, &key)), [[50]; 3]);
+        assert_eq!([old, a, b].map(|key| resets(&limiter, &key)), [[50]; 3]);
     });
 }
 
@@ -62,22 +62,22 @@ fn key_evicted_meanwhile_is_charged_or_denied_in_some_order() {
             let limiter = sets(2, bucket(tokens));
             let (old, new) = (key(2, [0, 1], 0), key(2, [0, 1], 1));
             assert!(admits(&limiter, &old));
-            // By the newcomer's time the old key is as good as new, and by the other thread's it owes one.
-            let newcomer = move |limiter: &Model<Gcra>| {
+            // The old key is idle by the clock of the inserting thread, and not by the clock of the other thread.
+            let insert = move |limiter: &Model<Gcra>| {
                 at(150);
                 admits(limiter, &new)
             };
-            let (charged, decision) = race(&limiter, newcomer, move |limiter| decide(limiter, &old));
+            let (charged, decision) = race(&limiter, insert, move |limiter| decide(limiter, &old));
             assert!(charged);
             at(150);
-            assert_eq!(owed(&limiter, &new), [50]);
+            assert_eq!(resets(&limiter, &new), [50]);
             if decision.is_allowed() {
-                // Charged in its slot, or in a new one from when it was as good as new.
-                assert_eq!(owed(&limiter, &old), [50]);
+                // Charged in its slot, or in a new one at the horizon.
+                assert_eq!(resets(&limiter, &old), [50]);
             } else {
                 assert!(!charges);
                 assert_eq!(decision.retry_after(), Some(Duration::from_micros(50)));
-                assert_eq!(owed(&limiter, &old), [0]);
+                assert_eq!(resets(&limiter, &old), [0]);
             }
         });
     }
@@ -91,11 +91,11 @@ fn two_charges_of_the_same_limits_add_up() {
         assert!(admits(&limiter, &pair));
         let charged = race(&limiter, move |limiter| admits(limiter, &pair), move |limiter| admits(limiter, &pair));
         assert_eq!(charged, (true, true));
-        assert_eq!(owed(&limiter, &pair), [150, 150]);
+        assert_eq!(resets(&limiter, &pair), [150, 150]);
     });
 }
 
-/// Of a limit that both share one has the last token, and the other one's own limit is as it was.
+/// One thread gets the last token of the shared limit. The own limit of the other thread is not charged.
 #[test]
 fn denial_by_a_shared_limit_charges_no_other_limit() {
     for shared in [0, 1] {
@@ -107,9 +107,9 @@ fn denial_by_a_shared_limit_charges_no_other_limit() {
             let (a, b) =
                 race(&limiter, move |limiter| admits(limiter, &with(x)), move |limiter| admits(limiter, &with(y)));
             assert!(a ^ b, "one of {a} and {b}");
-            let own = |key: u64| owed(&limiter, &with(key))[1 - shared];
+            let own = |key: u64| resets(&limiter, &with(key))[1 - shared];
             assert_eq!((own(x), own(y)), (50 + 50 * u128::from(a), 50 + 50 * u128::from(b)));
-            assert_eq!(owed(&limiter, &with(x))[shared], 150);
+            assert_eq!(resets(&limiter, &with(x))[shared], 150);
         });
     }
 }
@@ -121,23 +121,23 @@ fn peek_sees_all_charges_of_the_fast_path_or_none() {
         let pair = (key(2, [0, 1], 0), key(2, [1, 0], 1));
         assert!(admits(&limiter, &pair));
         let (charged, seen) =
-            race(&limiter, move |limiter| admits(limiter, &pair), move |limiter| owed(limiter, &pair));
+            race(&limiter, move |limiter| admits(limiter, &pair), move |limiter| resets(limiter, &pair));
         assert!(charged);
         assert!(seen == [50, 50] || seen == [100, 100], "{seen:?}");
-        assert_eq!(owed(&limiter, &pair), [100, 100]);
+        assert_eq!(resets(&limiter, &pair), [100, 100]);
     });
 }
 
-/// To its second set, and first from there: a reader who looks at first first can see it in neither.
+/// The key moves to its second set, or to its first set. In the second case a reader of both sets may find it in neither.
 #[test]
 fn key_relocated_meanwhile_is_charged_once() {
-    for (from, to, is_at_home) in [(2, 0, true), (0, 2, false)] {
+    for (from, to, is_in_first) in [(2, 0, true), (0, 2, false)] {
         model(1, move || {
             let limiter = sets(3, bucket(2));
-            let candidate_sets = if is_at_home { [from, to] } else { [to, from] };
+            let candidate_sets = if is_in_first { [from, to] } else { [to, from] };
             let (k, first) = (key(3, candidate_sets, 0), key(3, candidate_sets, 3));
-            // Somebody else had its place at first, and is gone.
-            assert!(is_at_home || admits(&limiter, &first));
+            // Occupies the first set while `k` is inserted.
+            assert!(is_in_first || admits(&limiter, &first));
             assert!(admits(&limiter, &k));
             reset(&limiter, &first);
             let between = 3 - from - to;
@@ -145,7 +145,7 @@ fn key_relocated_meanwhile_is_charged_once() {
             assert!(admits(&limiter, &stays));
             let charged = race(&limiter, move |limiter| admits(limiter, &new), move |limiter| admits(limiter, &k));
             assert_eq!(charged, (true, true));
-            assert_eq!([k, stays, new].map(|key| owed(&limiter, &key)), [[100], [50], [50]]);
+            assert_eq!([k, stays, new].map(|key| resets(&limiter, &key)), [[100], [50], [50]]);
         });
     }
 }

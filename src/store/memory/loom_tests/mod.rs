@@ -1,9 +1,10 @@
-//! Proves, in every order of every access that loom finds (stale loads included, with at most three preemptions), that
-//! threads decide as if they took turns: each model ends in an outcome that some turn-taking has.
+//! loom models: concurrent decisions are linearizable.
 //!
-//! A set has one slot here, so that two or three keys are enough to fill a table, evict, move and forget. The code is
-//! the one of production, from [`Memory`](crate::Memory) down to the atomics. It takes
-//! `RUSTFLAGS="--cfg loom" cargo test --lib --release loom`.
+//! loom runs each model in all orders of its atomic accesses, stale loads included, with at most three preemptions. Each
+//! run must end in the outcome of some sequential order of the operations.
+//!
+//! A set has one slot in these models, so two or three keys fill a table. All other code is that of production, from
+//! [`Memory`](crate::Memory) down to the atomics. Run `RUSTFLAGS="--cfg loom" cargo test --lib --release loom`.
 
 mod absent;
 mod eviction;
@@ -33,31 +34,31 @@ use crate::{
     Verdict,
 };
 
-/// Checks `f` in all orders with up to `preemptions` switches away from a thread that could have gone on, twice: what a
-/// [`race`] is between, begins in either order.
+/// Checks `f` in all orders with up to `preemptions` preemptions. Checks it twice: each closure of a [`race`] starts first
+/// in one of the two checks.
 ///
-/// Once would not do. loom goes back to another thread's last access of an atomic before a store to it, and takes the storing
-/// thread's own load in between for that access. So where a reader goes first and the writer loads all that it stores, as an
-/// optimistic transaction does, loom finds no other order to try. Where the writer goes first it finds them all.
+/// One check is not enough. Before a store, loom looks for another thread's last access to the same atomic, and mistakes the
+/// storing thread's own load in between for that access. An optimistic transaction loads every word that it stores. So if the
+/// reader starts first, loom finds no other order. If the writer starts first, loom finds all orders.
 ///
-/// A thread that waits for another one yields, which is no preemption.
+/// A thread that waits for another thread yields. A yield is not a preemption.
 fn model(preemptions: usize, f: impl Fn() + Send + Sync + 'static) {
     check(&[Start::Here, Start::There], preemptions, f);
 }
 
-/// As [`model`], of threads that all do the same: whichever begins.
-fn alike(preemptions: usize, f: impl Fn() + Send + Sync + 'static) {
+/// Checks `f` like [`model`], but once: all threads run the same code, so it does not matter which of them starts.
+fn model_of_equals(preemptions: usize, f: impl Fn() + Send + Sync + 'static) {
     check(&[Start::Here], preemptions, f);
 }
 
-fn check(begins: &[Start], preemptions: usize, f: impl Fn() + Send + Sync + 'static) {
+fn check(starts: &[Start], preemptions: usize, f: impl Fn() + Send + Sync + 'static) {
     let (f, orders) = (Arc::new(f), Arc::new(Count::new(0)));
-    for &begins in begins {
-        BEGINS.set(begins);
+    for &start in starts {
+        START.set(start);
         let (f, orders) = (Arc::clone(&f), Arc::clone(&orders));
         let mut builder = loom::model::Builder::new();
         builder.preemption_bound = Some(preemptions);
-        // Threads that wait for each other take more steps than the default allows, never this many.
+        // The default is too small for threads that wait for each other.
         builder.max_branches = 10_000;
         builder.check(move || {
             orders.fetch_add(1, Relaxed);
@@ -66,10 +67,10 @@ fn check(begins: &[Start], preemptions: usize, f: impl Fn() + Send + Sync + 'sta
     }
     let orders = orders.load(Relaxed);
     println!("{orders} orders");
-    assert!(orders > 2, "a model of one order proves nothing");
+    assert!(orders > 2, "a model with a single order checks nothing");
 }
 
-/// Which of the two in a race the main thread runs: it begins.
+/// Where the first closure of a race runs. The main thread starts first.
 #[derive(Clone, Copy)]
 enum Start {
     Here,
@@ -77,18 +78,18 @@ enum Start {
 }
 
 std::thread_local! {
-    static BEGINS: Cell<Start> = const { Cell::new(Start::Here) };
+    static START: Cell<Start> = const { Cell::new(Start::Here) };
 }
 
-/// What a token takes to come back, in microseconds.
+/// The time that a token takes to refill, in microseconds.
 const TOKEN: u64 = 50;
 
-/// GCRA in the fewest words that show a torn copy.
+/// A GCRA whose state has two words, the fewest in which a torn copy is detectable.
 #[derive(Debug)]
 struct Burst<S = [u64; 2]>(u64, PhantomData<fn() -> S>);
 
-/// The arrival time in a state of each kind, and the same with its bits flipped.
-trait Kept: State + std::fmt::Debug {
+/// Access to the words of a state of each kind: the arrival time, and its bitwise complement.
+trait TestState: State + std::fmt::Debug {
     fn words(&self) -> [u64; 2];
     fn with(&self, words: [u64; 2]) -> Self::Next;
 
@@ -99,7 +100,7 @@ trait Kept: State + std::fmt::Debug {
     }
 }
 
-impl Kept for [u64; 2] {
+impl TestState for [u64; 2] {
     fn words(&self) -> [u64; 2] {
         *self
     }
@@ -109,7 +110,7 @@ impl Kept for [u64; 2] {
     }
 }
 
-impl Kept for Counters {
+impl TestState for Counters {
     fn words(&self) -> [u64; 2] {
         [self[0], self[1]]
     }
@@ -121,7 +122,7 @@ impl Kept for Counters {
     }
 }
 
-impl Kept for HitLog {
+impl TestState for HitLog {
     fn words(&self) -> [u64; 2] {
         [self.idle_at, self.hits.back().map_or(0, |&(time, _)| time)]
     }
@@ -131,7 +132,7 @@ impl Kept for HitLog {
     }
 }
 
-impl<S: Kept> Algorithm for Burst<S> {
+impl<S: TestState> Algorithm for Burst<S> {
     type State = S;
 
     fn decide(&self, state: &S, now: Timestamp, options: ChargeOptions) -> Step<S> {
@@ -166,21 +167,21 @@ fn burst(tokens: u64) -> Burst {
     Burst(tokens, PhantomData)
 }
 
-/// A key's hash is the key.
+/// Builds a hasher that returns the key as its hash.
 #[derive(Clone, Copy)]
-struct Same;
+struct Identity;
 
-impl BuildHasher for Same {
-    type Hasher = Number;
+impl BuildHasher for Identity {
+    type Hasher = IdentityHasher;
 
-    fn build_hasher(&self) -> Number {
-        Number(0)
+    fn build_hasher(&self) -> IdentityHasher {
+        IdentityHasher(0)
     }
 }
 
-struct Number(u64);
+struct IdentityHasher(u64);
 
-impl Hasher for Number {
+impl Hasher for IdentityHasher {
     fn finish(&self) -> u64 {
         self.0
     }
@@ -194,15 +195,15 @@ impl Hasher for Number {
     }
 }
 
-/// A clock that every thread has read for itself, before its turn: 100 unless it says so.
+/// A clock with a time for each thread: 100, unless the thread has set another one.
 #[derive(Debug)]
-struct OwnTime;
+struct ThreadClock;
 
 loom::thread_local! {
     static NOW: Cell<u64> = Cell::new(100);
 }
 
-impl Clock for OwnTime {
+impl Clock for ThreadClock {
     fn now(&self) -> Timestamp {
         Timestamp::from_micros(NOW.with(Cell::get))
     }
@@ -212,37 +213,40 @@ fn at(now: u64) {
     NOW.with(|own| own.set(now));
 }
 
-type Model<L> = Memory<L, OwnTime, Same>;
+type Model<L> = Memory<L, ThreadClock, Identity>;
 
-/// A key of two limits, each by one of the numbers.
+/// A key of two limits, with a sub-key for each.
 type Pair = (u64, u64);
 
-/// A limiter whose tables have so many sets of one slot each.
-fn sets<L: MemoryLimits<crate::store::DefaultHashBuilder> + MemoryLimits<Same>>(sets: usize, limits: L) -> Model<L> {
-    // See `Table::with_capacity`: two sets, and 0.376 for every key.
+/// Builds a limiter whose tables have this number of sets, of one slot each.
+fn sets<L: MemoryLimits<crate::store::DefaultHashBuilder> + MemoryLimits<Identity>>(
+    sets: usize,
+    limits: L,
+) -> Model<L> {
+    // See `Table::with_capacity`: two sets, and 0.376 sets for each key.
     let max_keys = [1, 3, 6][sets - 2];
-    Memory::builder(limits).max_keys(max_keys).clock(OwnTime).hasher(Same).build().expect("valid limits")
+    Memory::builder(limits).max_keys(max_keys).clock(ThreadClock).hasher(Identity).build().expect("valid limits")
 }
 
-/// A key for a table of `sets`, that goes to `first` or else to `other`. With another `id` it is another key.
+/// Returns a key with these candidate sets in a table of `sets`. Different ids make different keys.
 fn key(sets: u64, [first, other]: [u64; 2], id: u64) -> u64 {
     let middle = |of: u64, parts: u64| (2 * of + 1) * (1 << 31) / parts;
     let step = (other + sets - first) % sets;
     middle(first, sets) << 32 | (middle(step - 1, sets - 1) + id)
 }
 
-fn decide<Key, L: MemoryLimitsFor<Key, Same>>(limiter: &Model<L>, key: &Key) -> Decision {
+fn decide<Key, L: MemoryLimitsFor<Key, Identity>>(limiter: &Model<L>, key: &Key) -> Decision {
     limiter.check(key, AcquireOptions::default())
 }
 
-fn admits<Key, L: MemoryLimitsFor<Key, Same>>(limiter: &Model<L>, key: &Key) -> bool {
+fn admits<Key, L: MemoryLimitsFor<Key, Identity>>(limiter: &Model<L>, key: &Key) -> bool {
     decide(limiter, key).is_allowed()
 }
 
-/// Holds a cost. `None` if that is denied.
-fn hold<Key, L: MemoryLimitsFor<Key, Same>>(limiter: &Model<L>, key: &Key, cost: u64) -> Option<Held> {
+/// Holds a cost. Returns `None` if the hold is denied.
+fn hold<Key, L: MemoryLimitsFor<Key, Identity>>(limiter: &Model<L>, key: &Key, cost: u64) -> Option<Held> {
     let Acquisition::Ready(outcome) = Limiter::hold(limiter, key, AcquireOptions::cost(cost)) else {
-        unreachable!("memory answers at once");
+        unreachable!("memory decides immediately");
     };
     outcome.expect("memory never fails").held
 }
@@ -251,29 +255,29 @@ fn settle(held: Held, actual: u64) {
     done(held.settle(actual));
 }
 
-fn peek<Key, L: MemoryLimitsFor<Key, Same>>(limiter: &Model<L>, key: &Key) -> Decision {
+fn peek<Key, L: MemoryLimitsFor<Key, Identity>>(limiter: &Model<L>, key: &Key) -> Decision {
     done(limiter.peek(key, AcquireOptions::default().all_limits()))
 }
 
 fn done<T>(reply: LimiterFuture<T>) -> T {
-    reply.try_ready().expect("memory answers at once").expect("memory never fails")
+    reply.try_ready().expect("memory decides immediately").expect("memory never fails")
 }
 
-/// How long each limit still remembers what the key was charged.
-fn owed<Key, L: MemoryLimitsFor<Key, Same>>(limiter: &Model<L>, key: &Key) -> Vec<u128> {
-    peek(limiter, key).limits().iter().map(|standing| standing.reset().as_micros()).collect()
+/// Returns the reset of the key in each limit, in microseconds: the usage times [`TOKEN`].
+fn resets<Key, L: MemoryLimitsFor<Key, Identity>>(limiter: &Model<L>, key: &Key) -> Vec<u128> {
+    peek(limiter, key).limits().iter().map(|status| status.reset().as_micros()).collect()
 }
 
-fn reset<Key, L: MemoryLimitsFor<Key, Same>>(limiter: &Model<L>, key: &Key) {
+fn reset<Key, L: MemoryLimitsFor<Key, Identity>>(limiter: &Model<L>, key: &Key) {
     done(limiter.reset(key));
 }
 
-/// A key owes as long as it is live.
-struct Plain;
+/// Measures the usage of a key by the time at which it is idle.
+struct ByIdleTime;
 
-impl EvictionPolicy<[u64; 2]> for Plain {
-    fn usage_rank(&self, &[until, _]: &[u64; 2]) -> (u64, u64) {
-        (0, until)
+impl EvictionPolicy<[u64; 2]> for ByIdleTime {
+    fn usage_rank(&self, &[idle_at, _]: &[u64; 2]) -> (u64, u64) {
+        (0, idle_at)
     }
 
     fn carry_over(&self, state: &mut [u64; 2], from: &[u64; 2]) {
@@ -285,33 +289,33 @@ impl EvictionPolicy<[u64; 2]> for Plain {
     }
 }
 
-/// Gives the key a slot in which it is live for 100 microseconds.
+/// Inserts the key, which is idle 100 microseconds after `now`.
 fn put(table: &Table<[AtomicU64; 2]>, now: u64, key: u64) {
     let mut location = Location::EMPTY;
     drop(table.read(key, &mut location));
-    assert!(table.lock(&location), "nobody else writes");
-    let slot = table.ensure_slot(&location, now, &Plain).expect("there is room");
+    assert!(table.lock(&location), "no other thread writes");
+    let slot = table.ensure_slot(&location, now, &ByIdleTime).expect("a free slot");
     *table.edit(slot) = [now + 100, key];
     table.unlock(&location);
 }
 
-/// Runs two closures at the same time, each with a clock of its own.
+/// Runs two closures concurrently, each with a clock of its own.
 fn race<M, A, B>(shared: &M, one: impl FnOnce(&M) -> A + 'static, other: impl FnOnce(&M) -> B + 'static) -> (A, B)
 where
     M: Clone + 'static,
     A: 'static,
     B: 'static,
 {
-    match BEGINS.get() {
-        Start::Here => here_and_there(shared, one, other),
+    match START.get() {
+        Start::Here => run_both(shared, one, other),
         Start::There => {
-            let (there, here) = here_and_there(shared, other, one);
+            let (there, here) = run_both(shared, other, one);
             (here, there)
         }
     }
 }
 
-fn here_and_there<M, A, B>(shared: &M, there: impl FnOnce(&M) -> A + 'static, here: impl FnOnce(&M) -> B) -> (A, B)
+fn run_both<M, A, B>(shared: &M, there: impl FnOnce(&M) -> A + 'static, here: impl FnOnce(&M) -> B) -> (A, B)
 where
     M: Clone + 'static,
     A: 'static,

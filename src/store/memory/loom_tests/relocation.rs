@@ -1,12 +1,12 @@
-//! Keys that are moved to their other set while somebody reads or charges them.
+//! Keys that are relocated while another thread reads or charges them.
 
 use super::*;
 
 type Moving<S> = (Model<Burst<S>>, [u64; 3]);
 
-/// Three keys in three slots, one of which must move for a newcomer to fit: the one that moves, the one that stays, the
-/// newcomer. `moving` is the way that it goes.
-fn about_to_move<S: Kept>(tokens: u64, moving: [u64; 2]) -> Moving<S> {
+/// Builds a limiter with two keys in three slots, in which the insertion of a new key relocates the first one. Returns the key
+/// that moves, the key that stays, and the new key. `moving` is the set before the move and the set after it.
+fn before_a_move<S: TestState>(tokens: u64, moving: [u64; 2]) -> Moving<S> {
     let limiter = sets(3, Burst(tokens, PhantomData));
     let [from, to] = moving;
     let between = 3 - from - to;
@@ -15,9 +15,9 @@ fn about_to_move<S: Kept>(tokens: u64, moving: [u64; 2]) -> Moving<S> {
     (limiter, [k, stays, new])
 }
 
-/// As `about_to_move`, but the key is in its second set and moves first: a reader who looks there first can see it in
-/// neither.
-fn about_to_move_home<S: Kept>(tokens: u64) -> Moving<S> {
+/// Does the same as [`before_a_move`], with a key that moves from its second set to its first set: a reader of the first set and
+/// then of the second set may find it in neither.
+fn before_a_move_to_the_first_set<S: TestState>(tokens: u64) -> Moving<S> {
     let limiter = sets(3, Burst(tokens, PhantomData));
     let (first, k) = (key(3, [2, 0], 3), key(3, [2, 0], 0));
     assert!(admits(&limiter, &first) && admits(&limiter, &k));
@@ -27,12 +27,12 @@ fn about_to_move_home<S: Kept>(tokens: u64) -> Moving<S> {
     (limiter, [k, stays, new])
 }
 
-/// The ways to move up and down the table, and first.
-fn moves<S: Kept>(tokens: u64) -> [Box<dyn Fn() -> Moving<S> + Send + Sync>; 3] {
+/// Returns all cases: a move to a set with a higher index, to a set with a lower index, and to the first set.
+fn moves<S: TestState>(tokens: u64) -> [Box<dyn Fn() -> Moving<S> + Send + Sync>; 3] {
     [
-        Box::new(move || about_to_move(tokens, [0, 2])),
-        Box::new(move || about_to_move(tokens, [2, 0])),
-        Box::new(move || about_to_move_home(tokens)),
+        Box::new(move || before_a_move(tokens, [0, 2])),
+        Box::new(move || before_a_move(tokens, [2, 0])),
+        Box::new(move || before_a_move_to_the_first_set(tokens)),
     ]
 }
 
@@ -42,10 +42,10 @@ fn reader_finds_a_key_relocated_meanwhile() {
         model(3, move || {
             let (limiter, [k, stays, new]) = start();
             let (charged, seen) =
-                race(&limiter, move |limiter| admits(limiter, &new), move |limiter| owed(limiter, &k));
+                race(&limiter, move |limiter| admits(limiter, &new), move |limiter| resets(limiter, &k));
             assert!(charged);
             assert_eq!(seen, [50]);
-            assert_eq!([k, stays, new].map(|key| owed(&limiter, &key)), [[50]; 3]);
+            assert_eq!([k, stays, new].map(|key| resets(&limiter, &key)), [[50]; 3]);
         });
     }
 }
@@ -57,31 +57,31 @@ fn key_relocated_meanwhile_is_limited() {
             let (limiter, [k, stays, new]) = start();
             let charged = race(&limiter, move |limiter| admits(limiter, &new), move |limiter| admits(limiter, &k));
             assert_eq!(charged, (true, false));
-            assert_eq!([k, stays, new].map(|key| owed(&limiter, &key)), [[50]; 3]);
+            assert_eq!([k, stays, new].map(|key| resets(&limiter, &key)), [[50]; 3]);
         });
     }
 }
 
-fn move_against_commit<S: Kept>(preemptions: usize) {
+fn move_against_charge<S: TestState>(preemptions: usize) {
     for start in moves::<S>(2) {
         model(preemptions, move || {
             let (limiter, [k, stays, new]) = start();
             let charged = race(&limiter, move |limiter| admits(limiter, &new), move |limiter| admits(limiter, &k));
             assert_eq!(charged, (true, true));
-            assert_eq!([k, stays, new].map(|key| owed(&limiter, &key)), [[100], [50], [50]]);
+            assert_eq!([k, stays, new].map(|key| resets(&limiter, &key)), [[100], [50], [50]]);
         });
     }
 }
 
 #[test]
 fn charge_of_a_key_relocated_meanwhile_is_kept() {
-    move_against_commit::<[u64; 2]>(2);
-    move_against_commit::<Counters>(1);
-    move_against_commit::<HitLog>(1);
+    move_against_charge::<[u64; 2]>(2);
+    move_against_charge::<Counters>(1);
+    move_against_charge::<HitLog>(1);
 }
 
-/// Of a key in whose idle slot another one lands, a thread with an earlier clock reads what it owes, or that it is gone,
-/// and nothing of the other's state.
+/// Another key is relocated to the slot of an idle key. A thread with an earlier clock reads the state of the idle key, or finds
+/// it absent, and reads no part of the state of the other key.
 #[test]
 fn reader_finds_an_overwritten_key_whole_or_absent() {
     model(3, || {
@@ -91,14 +91,14 @@ fn reader_finds_an_overwritten_key_whole_or_absent() {
         let four = AcquireOptions::cost(4);
         assert!([moves, stays].iter().all(|key| limiter.check(key, four).is_allowed()));
         assert!(admits(&limiter, &idle) && admits(&limiter, &idle));
-        let newcomer = move |limiter: &Model<Burst>| {
+        let insert = move |limiter: &Model<Burst>| {
             at(200);
             admits(limiter, &new)
         };
-        let (charged, seen) = race(&limiter, newcomer, move |limiter| owed(limiter, &idle));
+        let (charged, seen) = race(&limiter, insert, move |limiter| resets(limiter, &idle));
         assert!(charged);
         assert!(seen == [100] || seen == [0], "{seen:?}");
         at(200);
-        assert_eq!([idle, moves, stays, new].map(|key| owed(&limiter, &key)), [[0], [100], [100], [50]]);
+        assert_eq!([idle, moves, stays, new].map(|key| resets(&limiter, &key)), [[0], [100], [100], [50]]);
     });
 }
