@@ -69,7 +69,7 @@ impl FixedWindow {
     /// Returns the time at which to decide: now, or the last charge's time if it is later by at most one period.
     ///
     /// A clock may step back by a little, because threads read it before they lock the set.
-    #[inline(always)]
+    #[inline]
     fn moment(&self, &[_, _, written_at, _]: &[u64; 4], now: u64) -> u64 {
         let at = now.max(written_at);
         if at - now > self.quota.period_micros() { now } else { at }
@@ -77,7 +77,7 @@ impl FixedWindow {
 
     /// Returns start and end of the window that a hit at this time opens.
     // Part of each charge: row "fixed window" of docs/performance.md.
-    #[inline(always)]
+    #[inline]
     fn window_at(&self, at: u64) -> (u64, u64) {
         let period = self.quota.period_micros();
         let start = if self.aligned { at - at % period } else { at };
@@ -85,7 +85,7 @@ impl FixedWindow {
     }
 
     /// Returns the open window, `None` if the next hit opens a window.
-    #[inline(always)]
+    #[inline]
     fn open(&self, state: &[u64; 4], now: u64) -> Option<Window> {
         let &[end, used, written_at, start] = state;
         let at = self.moment(state, now);
@@ -99,7 +99,7 @@ impl Algorithm for FixedWindow {
     type State = [u64; 4];
 
     // In line: row "fixed window" of docs/performance.md.
-    #[inline(always)]
+    #[inline]
     fn decide(&self, state: &[u64; 4], now: Timestamp, options: ChargeOptions) -> Step<[u64; 4]> {
         let now = now.as_micros();
         let window = self.open(state, now);
@@ -140,7 +140,7 @@ impl Algorithm for FixedWindow {
         *state = [end, used, window.at.max(other.at), window.start];
     }
 
-    #[inline(always)]
+    #[inline]
     fn snapshot(&self, state: &[u64; 4], now: Timestamp) -> LazySnapshot {
         let now = now.as_micros();
         let (used, reset) = self.open(state, now).map_or((0, 0), |window| (window.used, window.end - now));

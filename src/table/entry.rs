@@ -48,7 +48,7 @@ impl Location {
     }
 
     /// Returns the slot of a present key.
-    #[inline(always)]
+    #[inline]
     pub(crate) fn slot(&self) -> Option<SlotIndex> {
         match self.position {
             Position::First(slot) => Some(SlotIndex { set: self.candidate_sets[0], slot }),
@@ -58,7 +58,7 @@ impl Location {
     }
 
     /// Returns the candidate sets that the reading depends on: one if the key is present, both if it is absent.
-    #[inline(always)]
+    #[inline]
     pub(super) fn validated_sets(&self) -> std::ops::Range<usize> {
         match self.position {
             Position::First(_) => 0..1,
@@ -160,7 +160,7 @@ impl<'a, C: AtomicState> Entry<'a, C> {
 impl<C: AtomicState> TableEntry for Entry<'_, C> {
     type State = C::State;
 
-    #[inline(always)]
+    #[inline]
     fn state(&self) -> &C::State {
         &self.state
     }
@@ -187,7 +187,7 @@ impl<C: AtomicState> LockedEntry<'_, C> {
 }
 
 impl<C: AtomicState> Drop for LockedEntry<'_, C> {
-    #[inline(always)]
+    #[inline]
     fn drop(&mut self) {
         self.set.unlock(self.version);
     }
@@ -211,7 +211,7 @@ impl<C: AtomicState> VacantEntry<'_, C> {
 impl<C: AtomicState> TableEntry for VacantEntry<'_, C> {
     type State = C::State;
 
-    #[inline(always)]
+    #[inline]
     fn state(&self) -> &C::State {
         &self.state
     }

@@ -20,14 +20,14 @@ impl Horizons {
     }
 
     // Row "insertion" of docs/performance.md.
-    #[inline(always)]
+    #[inline]
     pub(super) fn of(&self, set: usize) -> u64 {
         self.0[set / Self::SETS].load(Ordering::Acquire)
     }
 
     /// Under the set's lock: raises the horizon. Threads that hold the locks of other sets may raise it at the same time.
     // Row "insertion" of docs/performance.md.
-    #[inline(always)]
+    #[inline]
     pub(super) fn raise(&self, set: usize, dropped: u64) {
         let horizon = &self.0[set / Self::SETS];
         if dropped > horizon.load(Ordering::Relaxed) {

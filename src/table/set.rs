@@ -37,7 +37,7 @@ impl<C: AtomicState> Set<C> {
 
     /// Loads the version that a reading depends on. `validate` and `try_lock` fail with an odd version.
     // Part of each decision, as all that is in line here: rows "hot key" and "1000 keys" of docs/performance.md.
-    #[inline(always)]
+    #[inline]
     pub(super) fn version(&self) -> u64 {
         self.version.load(Ordering::Acquire)
     }
@@ -46,13 +46,13 @@ impl<C: AtomicState> Set<C> {
     ///
     /// Every load of a reading acquires and every store of a writer releases. So a reader that has loaded any word of a writer
     /// loads at least that writer's odd version here. With relaxed loads it could load the old version.
-    #[inline(always)]
+    #[inline]
     pub(super) fn validate(&self, version: u64) -> bool {
         version & 1 == 0 && self.version.load(Ordering::Acquire) == version
     }
 
     /// Locks the set, unless anything in it has changed since `version` was loaded.
-    #[inline(always)]
+    #[inline]
     pub(super) fn try_lock(&self, version: u64) -> bool {
         version & 1 == 0
             && self.version.compare_exchange(version, version + 1, Ordering::AcqRel, Ordering::Relaxed).is_ok()
@@ -71,7 +71,7 @@ impl<C: AtomicState> Set<C> {
     }
 
     /// Unlocks after a change.
-    #[inline(always)]
+    #[inline]
     pub(super) fn unlock(&self, version: u64) {
         self.version.store(version + 2, Ordering::Release);
     }
@@ -85,17 +85,17 @@ impl<C: AtomicState> Set<C> {
     ///
     /// With branches: a processor that predicts the slot goes on before the cache line arrives. A selection without branches
     /// would wait for the line each time (row "1000 keys").
-    #[inline(always)]
+    #[inline]
     pub(super) fn find(&self, fingerprint: u64) -> Option<u8> {
         all_slots().find(|&slot| self.fingerprint(slot) == fingerprint)
     }
 
-    #[inline(always)]
+    #[inline]
     pub(super) fn fingerprint(&self, slot: u8) -> u64 {
         self.fingerprints[usize::from(slot)].load(Ordering::Acquire)
     }
 
-    #[inline(always)]
+    #[inline]
     pub(super) fn cell(&self, slot: u8) -> &C {
         &self.cells[usize::from(slot)]
     }
@@ -110,7 +110,7 @@ impl<C: AtomicState> Set<C> {
 
     /// Under the lock: gives a free slot to a key, in the zero state.
     // Row "insertion" of docs/performance.md.
-    #[inline(always)]
+    #[inline]
     pub(super) fn claim(&self, slot: u8, fingerprint: u64) {
         self.cell(slot).clear();
         self.fingerprints[usize::from(slot)].store(fingerprint, Ordering::Release);

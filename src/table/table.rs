@@ -103,7 +103,7 @@ impl<C: AtomicState> Table<C> {
     }
 
     // Row "insertion" of docs/performance.md.
-    #[inline(always)]
+    #[inline]
     pub(super) fn set(&self, location: &Location, which: usize) -> &Set<C> {
         &self.sets[location.candidate_sets[which]]
     }
@@ -117,7 +117,7 @@ impl<C: AtomicState> Table<C> {
 
     /// Unlocks after a change: concurrent readings become invalid.
     // Row "insertion" of docs/performance.md.
-    #[inline(always)]
+    #[inline]
     pub(crate) fn unlock(&self, location: &Location) {
         for which in location.validated_sets() {
             self.set(location, which).unlock(location.versions[which]);
@@ -162,7 +162,7 @@ impl<C: AtomicState> Table<C> {
 
     /// Under the lock: gives a free slot to a key, in the zero state, and raises the horizon to the dropped state's time.
     // Row "insertion" of docs/performance.md.
-    #[inline(always)]
+    #[inline]
     pub(super) fn claim(&self, set: usize, slot: u8, fingerprint: u64) {
         self.horizons.raise(set, self.sets[set].cell(slot).idle_at());
         self.sets[set].claim(slot, fingerprint);
@@ -189,7 +189,7 @@ impl<C: AtomicState> Table<C> {
     }
 
     // Row "insertion" of docs/performance.md.
-    #[inline(always)]
+    #[inline]
     pub(super) fn cell(&self, slot: SlotIndex) -> &C {
         self.sets[slot.set].cell(slot.slot)
     }
@@ -304,7 +304,7 @@ impl<C: AtomicState> Table<C> {
     /// Returns the two candidate sets of a key, which differ. The fingerprint's upper half determines the first one, the lower
     /// half the second one.
     // Part of each decision: row "1000 keys" of docs/performance.md.
-    #[inline(always)]
+    #[inline]
     pub(super) fn candidate_sets(&self, fingerprint: u64) -> [usize; 2] {
         let sets = self.sets.len();
         let first = bounded_index(fingerprint, sets);
@@ -357,13 +357,13 @@ fn next_id() -> u64 {
 }
 
 /// Returns the fingerprint of a hash. Zero marks an empty slot, so the fingerprint of the hash 0 is 1.
-#[inline(always)]
+#[inline]
 pub(crate) fn fingerprint(hash: u64) -> u64 {
     hash.max(1)
 }
 
 /// Returns a number below `bound`, from the upper bits of `hash`.
-#[inline(always)]
+#[inline]
 #[allow(clippy::cast_possible_truncation, reason = "the upper half of a product with `bound` is below it")]
 pub(super) fn bounded_index(hash: u64, bound: usize) -> usize {
     ((u128::from(hash) * bound as u128) >> 64) as usize

@@ -26,7 +26,7 @@ enum EntryError {
 }
 
 impl From<StoreError> for EntryError {
-    #[inline(always)]
+    #[inline]
     fn from(error: StoreError) -> Self {
         Self::Store(error)
     }

@@ -115,7 +115,7 @@ impl<C: AlgorithmSelector + 'static, P: 'static> LimitTable<C, P> {
 
 impl<C: AlgorithmSelector + 'static, P> LimitTable<C, P> {
     // Part of each decision: row "hot key" of docs/performance.md.
-    #[inline(always)]
+    #[inline]
     pub(super) fn key_hash<Key: ?Sized>(&self, key: &Key, hasher: &impl BuildHasher) -> u64
     where
         P: SubKeyOf<Key>,
@@ -126,7 +126,7 @@ impl<C: AlgorithmSelector + 'static, P> LimitTable<C, P> {
 
     /// Returns whether the limit is enforced and decides by its states alone, as no key is blocked.
     // Part of each decision: row "hot key" of docs/performance.md.
-    #[inline(always)]
+    #[inline]
     pub(super) fn allows_fast_path(&self, now: Timestamp) -> bool {
         !self.limit.is_shadow() && !self.blocks.any(now)
     }
@@ -156,7 +156,7 @@ impl<C: AlgorithmSelector + 'static, P> LimitTable<C, P> {
     /// Returns whether a state is so far ahead of `now` that the algorithm would decide as on the zero state. Then the
     /// transaction reads the clock again.
     // Part of each decision: row "hot key" of docs/performance.md. So a fixed algorithm's maximum reset is stored, in microseconds.
-    #[inline(always)]
+    #[inline]
     pub(super) fn is_ahead(&self, state: &StateOf<C>, now: Timestamp, algorithm: &C::Algorithm) -> bool {
         let idle_at = state.idle_at();
         if TypeId::of::<C>() == TypeId::of::<C::Algorithm>() {
@@ -259,7 +259,7 @@ where
         self.table.is_current(&read.location)
     }
 
-    #[inline(always)]
+    #[inline]
     fn lock(&self, read: &LimitRead) -> bool {
         self.table.lock(&read.location)
     }
@@ -268,7 +268,7 @@ where
         self.table.unlock_unchanged(&read.location);
     }
 
-    #[inline(always)]
+    #[inline]
     fn unlock(&self, read: &LimitRead) {
         self.table.unlock(&read.location);
     }

@@ -95,12 +95,12 @@ impl<L: MemoryLimits<S>, C: Clock, S> Memory<L, C, S> {
         Self { shared: Arc::new(Shared { tables, clock, hasher }) }
     }
 
-    #[inline(always)]
+    #[inline]
     fn now(&self) -> Timestamp {
         read_clock(&self.shared.clock)
     }
 
-    #[inline(always)]
+    #[inline]
     fn context<'a, Key: ?Sized>(&'a self, key: &'a Key, options: AcquireOptions) -> AcquireContext<'a, Key, S> {
         AcquireContext { hasher: &self.shared.hasher, key, now: self.now(), options, clock: &self.shared.clock }
     }
