@@ -76,7 +76,6 @@ impl FixedWindow {
     }
 
     /// Returns start and end of the window that a hit at this time opens.
-    // Part of each charge: row "fixed window" of docs/performance.md.
     #[inline]
     fn window_at(&self, at: u64) -> (u64, u64) {
         let period = self.quota.period_micros();
@@ -98,7 +97,6 @@ impl FixedWindow {
 impl Algorithm for FixedWindow {
     type State = [u64; 4];
 
-    // In line: row "fixed window" of docs/performance.md.
     #[inline]
     fn decide(&self, state: &[u64; 4], now: Timestamp, options: ChargeOptions) -> Step<[u64; 4]> {
         let now = now.as_micros();

@@ -104,7 +104,8 @@ impl LeakyQueue {
 impl Algorithm for LeakyQueue {
     super::bucket::bucket_types::bucket_algorithm!();
 
-    // In line, as for the other bucket types, is the case of an idle state: row "queue" of docs/performance.md.
+    // In line is the case of an idle queue, as for the other bucket types: row "memory algorithms, leaky_queue" of
+    // docs/performance.md.
     #[inline(always)]
     fn decide(&self, state: &[u64; 4], now: Timestamp, options: ChargeOptions) -> Step<[u64; 4]> {
         self.kernel.decide(state, now, options, true)

@@ -40,7 +40,6 @@ impl Holds {
     }
 
     /// Returns whether any key has a held amount.
-    // Part of each decision: rows "hot key" and "1000 keys" of docs/performance.md.
     #[inline]
     pub(super) fn any(&self) -> bool {
         self.keys.load(Ordering::Acquire) != 0

@@ -19,14 +19,12 @@ impl Horizons {
         size_of_val(&*self.0)
     }
 
-    // Row "insertion" of docs/performance.md.
     #[inline]
     pub(super) fn of(&self, set: usize) -> u64 {
         self.0[set / Self::SETS].load(Ordering::Acquire)
     }
 
     /// Under the set's lock: raises the horizon. Threads that hold the locks of other sets may raise it at the same time.
-    // Row "insertion" of docs/performance.md.
     #[inline]
     pub(super) fn raise(&self, set: usize, dropped: u64) {
         let horizon = &self.0[set / Self::SETS];

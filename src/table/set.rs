@@ -36,7 +36,6 @@ impl<C: AtomicState> Set<C> {
     }
 
     /// Loads the version that a reading depends on. `validate` and `try_lock` fail with an odd version.
-    // Part of each decision, as all that is in line here: rows "hot key" and "1000 keys" of docs/performance.md.
     #[inline]
     pub(super) fn version(&self) -> u64 {
         self.version.load(Ordering::Acquire)
@@ -109,7 +108,6 @@ impl<C: AtomicState> Set<C> {
     }
 
     /// Under the lock: gives a free slot to a key, in the zero state.
-    // Row "insertion" of docs/performance.md.
     #[inline]
     pub(super) fn claim(&self, slot: u8, fingerprint: u64) {
         self.cell(slot).clear();

@@ -102,7 +102,6 @@ impl<C: AtomicState> Table<C> {
         both
     }
 
-    // Row "insertion" of docs/performance.md.
     #[inline]
     pub(super) fn set(&self, location: &Location, which: usize) -> &Set<C> {
         &self.sets[location.candidate_sets[which]]
@@ -116,7 +115,6 @@ impl<C: AtomicState> Table<C> {
     }
 
     /// Unlocks after a change: concurrent readings become invalid.
-    // Row "insertion" of docs/performance.md.
     #[inline]
     pub(crate) fn unlock(&self, location: &Location) {
         for which in location.validated_sets() {
@@ -161,7 +159,6 @@ impl<C: AtomicState> Table<C> {
     }
 
     /// Under the lock: gives a free slot to a key, in the zero state, and raises the horizon to the dropped state's time.
-    // Row "insertion" of docs/performance.md.
     #[inline]
     pub(super) fn claim(&self, set: usize, slot: u8, fingerprint: u64) {
         self.horizons.raise(set, self.sets[set].cell(slot).idle_at());
@@ -188,7 +185,6 @@ impl<C: AtomicState> Table<C> {
         self.holds.totals()
     }
 
-    // Row "insertion" of docs/performance.md.
     #[inline]
     pub(super) fn cell(&self, slot: SlotIndex) -> &C {
         self.sets[slot.set].cell(slot.slot)
@@ -303,7 +299,6 @@ impl<C: AtomicState> Table<C> {
 
     /// Returns the two candidate sets of a key, which differ. The fingerprint's upper half determines the first one, the lower
     /// half the second one.
-    // Part of each decision: row "1000 keys" of docs/performance.md.
     #[inline]
     pub(super) fn candidate_sets(&self, fingerprint: u64) -> [usize; 2] {
         let sets = self.sets.len();

@@ -7,7 +7,6 @@ impl<const N: usize> State for [u64; N] {
     type Next = Self;
     type AtomicState = [AtomicU64; N];
 
-    // Part of each decision: row "hot key" of docs/performance.md.
     #[inline]
     fn apply(&mut self, next: Self) {
         *self = next;
@@ -61,7 +60,6 @@ impl<const N: usize> AtomicState for [AtomicU64; N] {
         WordsGuard { words: self, state: std::array::from_fn(|word| self[word].load(Ordering::Relaxed)) }
     }
 
-    // Part of each decision: row "hot key" of docs/performance.md.
     #[inline]
     fn apply<R>(&self, next: [u64; N], read: impl FnOnce(&[u64; N]) -> R) -> R {
         let result = read(&next);

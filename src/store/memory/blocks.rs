@@ -21,7 +21,6 @@ pub(super) struct Blocks {
 
 impl Blocks {
     /// Returns whether any key is blocked.
-    // Part of each decision: rows "hot key" and "1000 keys" of docs/performance.md.
     #[inline]
     pub(super) fn any(&self, now: Timestamp) -> bool {
         self.until.load(Ordering::Relaxed) > now.as_micros()

@@ -24,7 +24,8 @@ pub struct LimitTable<C: AlgorithmSelector, P> {
     /// Shared with the limits that replace this one.
     blocks: Arc<Blocks>,
     capacity: Capacity,
-    /// The algorithm's maximum reset in microseconds. Zero if the algorithm is chosen by the key.
+    /// The algorithm's maximum reset in microseconds, which each decision needs: row "hot key" of docs/performance.md. Zero if the
+    /// algorithm is chosen by the key.
     max_reset: u64,
 }
 
@@ -114,7 +115,6 @@ impl<C: AlgorithmSelector + 'static, P: 'static> LimitTable<C, P> {
 }
 
 impl<C: AlgorithmSelector + 'static, P> LimitTable<C, P> {
-    // Part of each decision: row "hot key" of docs/performance.md.
     #[inline]
     pub(super) fn key_hash<Key: ?Sized>(&self, key: &Key, hasher: &impl BuildHasher) -> u64
     where
@@ -125,7 +125,6 @@ impl<C: AlgorithmSelector + 'static, P> LimitTable<C, P> {
     }
 
     /// Returns whether the limit is enforced and decides by its states alone, as no key is blocked.
-    // Part of each decision: row "hot key" of docs/performance.md.
     #[inline]
     pub(super) fn allows_fast_path(&self, now: Timestamp) -> bool {
         !self.limit.is_shadow() && !self.blocks.any(now)
@@ -155,7 +154,6 @@ impl<C: AlgorithmSelector + 'static, P> LimitTable<C, P> {
 
     /// Returns whether a state is so far ahead of `now` that the algorithm would decide as on the zero state. Then the
     /// transaction reads the clock again.
-    // Part of each decision: row "hot key" of docs/performance.md. So a fixed algorithm's maximum reset is stored, in microseconds.
     #[inline]
     pub(super) fn is_ahead(&self, state: &StateOf<C>, now: Timestamp, algorithm: &C::Algorithm) -> bool {
         let idle_at = state.idle_at();

@@ -96,7 +96,6 @@ impl<Key: ?Sized, S> AcquireContext<'_, Key, S> {
 }
 
 /// Reads a clock, up to the latest time that a state can store.
-// Part of each decision: row "hot key" of docs/performance.md.
 #[inline]
 pub(super) fn read_clock(clock: &(impl Clock + ?Sized)) -> Timestamp {
     clock.now().min(Timestamp::MAX)

@@ -30,8 +30,8 @@ use crate::store::{MemoryLimits, MemoryLimitsFor};
 use crate::sync::AtomicU64;
 use crate::table::{EvictionPolicy, Location, Table, WhenFull};
 use crate::{
-    AcquireOptions, Clock, Decision, DecisionSource, LazySnapshot, Limit, LimitSnapshot, Limiter, Memory, Timestamp,
-    Verdict,
+    AcquireOptions, Clock, Decision, DecisionSource, Detail, LazySnapshot, Limit, LimitSnapshot, Limiter, Memory,
+    Timestamp, Verdict,
 };
 
 /// Checks `f` in all orders with up to `preemptions` preemptions. Checks it twice: each closure of a [`race`] starts first
@@ -256,7 +256,7 @@ fn settle(held: Held, actual: u64) {
 }
 
 fn peek<Key, L: MemoryLimitsFor<Key, Identity>>(limiter: &Model<L>, key: &Key) -> Decision {
-    done(limiter.peek(key, AcquireOptions::default().all_limits()))
+    done(limiter.peek(key, AcquireOptions::default().detail(Detail::All)))
 }
 
 fn done<T>(reply: LimiterFuture<T>) -> T {
