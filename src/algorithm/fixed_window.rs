@@ -14,8 +14,8 @@ use crate::quota::Quota;
 /// [`aligned_to_clock`](Self::aligned_to_clock) the maximum is `2 limit`, in an arbitrarily short time around the
 /// boundary.
 ///
-/// - **Closed form**: with the window's `used` and `end`, admit if `used + cost <= limit`; both `retry_after` and `reset`
-///   are `end - now`.
+/// - **Closed form**: with the window's `used` and `end`, admit if `used + cost <= limit`; both `retry_after` and
+///   `reset` are `end - now`.
 /// - **State**: four words (end, used, time of the last charge, start). A denied request changes neither count nor end.
 /// - **After a change of quota** the usage counts until the window ends: at its original end, or one new period after
 ///   its start if that is earlier. With `aligned_to_clock`, a charge under the new quota extends that window to the

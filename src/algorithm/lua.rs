@@ -46,7 +46,10 @@ use crate::decision::{AcquireOptions, LazySnapshot};
 /// #         let wait = Timestamp::from_micros(open_at).saturating_since(now);
 /// #         if !options.is_forced() && options.cost > 1 { Step::Exceeds }
 /// #         else if !options.is_forced() && !wait.is_zero() && wait <= self.0 { Step::deny_for(wait) }
-/// #         else { Step::Allow { next: [now.saturating_add(options.forced_delay()).saturating_add(self.0).as_micros()], delay: 0 } }
+/// #         else {
+/// #             let start = now.saturating_add(options.forced_delay());
+/// #             Step::Allow { next: [start.saturating_add(self.0).as_micros()], delay: 0 }
+/// #         }
 /// #     }
 /// #     fn snapshot(&self, &[open_at]: &[u64; 1], now: Timestamp) -> LazySnapshot {
 /// #         let wait = Timestamp::from_micros(open_at).saturating_since(now);

@@ -20,8 +20,8 @@
 //! # Comparison on the same requests
 //!
 //! The quota is four in eight seconds, with at most one request per second: `#` is allowed, `.` is denied, `-` is no
-//! request, and a digit is allowed after that many seconds. The first row has a request each second, the second row has a
-//! pause after the first request:
+//! request, and a digit is allowed after that many seconds. The first row has a request each second, the second row has
+//! a pause after the first request:
 //!
 //! ```
 //! # use std::time::Duration;
@@ -102,9 +102,9 @@ use std::time::Duration;
 
 /// A rate limiting algorithm: a pure function of a state, a time and a cost.
 ///
-/// A store keeps one state for each key and runs the algorithm on it. A state is a few words. Zero words are the state of a
-/// never-seen key. The first word is the time, in microseconds since the epoch, from which on the state is *idle*: equal to
-/// that of a never-seen key. A store may drop an idle state. The other words belong to the algorithm.
+/// A store keeps one state for each key and runs the algorithm on it. A state is a few words. Zero words are the state
+/// of a never-seen key. The first word is the time, in microseconds since the epoch, from which on the state is *idle*:
+/// equal to that of a never-seen key. A store may drop an idle state. The other words belong to the algorithm.
 ///
 /// An algorithm has no clock, takes no lock and does no I/O.
 ///
@@ -114,15 +114,16 @@ use std::time::Duration;
 ///
 /// - **Pure**: [`decide`](Self::decide) and [`snapshot`](Self::snapshot) depend on their arguments only.
 /// - **Idle**: at and after the time in the first word, every result equals that of the zero state.
-/// - **Forced charges**: a decision whose [`start`](ChargeOptions::start) is [`Start::After`] is [`Step::Allow`], and may leave
-///   the key in debt. Where an unforced decision allows the cost after the same delay, both make the same next state.
-/// - **Exact retry**: without other traffic, the same request is allowed at `now + wait`, at every later time, and not a
-///   microsecond earlier.
-/// - **Time may step back** a little, as threads read their clocks before they decide: then decide as at the newest time in
-///   the state. If time stepped back by more than [`max_reset`](Self::max_reset), decide as on the zero state: a clock that was
-///   wrong once must not lock a key.
-/// - **Charges can be split**: if a cost is allowed, any part of it can be charged later, in any order with the passing of
-///   time, and the rest is still allowed. [Holds](crate::limiter::Held) are exact because of this.
+/// - **Forced charges**: a decision whose [`start`](ChargeOptions::start) is [`Start::After`] is [`Step::Allow`], and
+///   may leave the key in debt. Where an unforced decision allows the cost after the same delay, both make the same
+///   next state.
+/// - **Exact retry**: without other traffic, the same request is allowed at `now + wait`, at every later time, and not
+///   a microsecond earlier.
+/// - **Time may step back** a little, as threads read their clocks before they decide: then decide as at the newest
+///   time in the state. If time stepped back by more than [`max_reset`](Self::max_reset), decide as on the zero state:
+///   a clock that was wrong once must not lock a key.
+/// - **Charges can be split**: if a cost is allowed, any part of it can be charged later, in any order with the passing
+///   of time, and the rest is still allowed. [Holds](crate::limiter::Held) are exact because of this.
 /// - **No panics**, whatever the state's words, the time and the cost are.
 ///
 /// # Example
@@ -202,8 +203,8 @@ pub trait Algorithm: fmt::Debug + Send + Sync + 'static {
         }
     }
 
-    /// Returns the verdict and the snapshot as if `held` were charged at `now`: for a key with [held](crate::limiter::Held)
-    /// costs.
+    /// Returns the verdict and the snapshot as if `held` were charged at `now`: for a key with
+    /// [held](crate::limiter::Held) costs.
     ///
     /// The default charges a copy of the state.
     fn peek_with_held(
@@ -221,8 +222,8 @@ pub trait Algorithm: fmt::Debug + Send + Sync + 'static {
     /// Makes `state` one with at least the usage of `from` as well: for a key that
     /// [carries over](crate::WhenFull::CarryOver) the usage of an evicted one.
     ///
-    /// The default keeps the state that is idle later, or of two that are idle at the same time the one with less remaining.
-    /// That suffices if the time to idle determines the usage.
+    /// The default keeps the state that is idle later, or of two that are idle at the same time the one with less
+    /// remaining. That suffices if the time to idle determines the usage.
     fn carry_over_debt(&self, state: &mut Self::State, from: &Self::State, now: Timestamp) {
         let usage = |state| {
             let figures = self.snapshot(state, now).compute();
@@ -235,8 +236,8 @@ pub trait Algorithm: fmt::Debug + Send + Sync + 'static {
 
     /// Returns the number of words of a state of type [`Counters`]. Stores ignore it for other states.
     ///
-    /// If the algorithm is chosen by the key or can be replaced, a state has [`MAX_WORDS`](Counters::MAX_WORDS) words, and an
-    /// algorithm with other settings may have written it.
+    /// If the algorithm is chosen by the key or can be replaced, a state has [`MAX_WORDS`](Counters::MAX_WORDS) words,
+    /// and an algorithm with other settings may have written it.
     fn counter_words(&self) -> usize {
         Counters::MAX_WORDS
     }
@@ -248,8 +249,8 @@ pub trait Algorithm: fmt::Debug + Send + Sync + 'static {
 
     /// Returns whether [`decide`](Self::decide) may allow a request after a delay.
     ///
-    /// Several limits schedule a later start only if each of them can, and none of them is idle before that start (by its
-    /// [`reset`](crate::LimitSnapshot::reset)). A charge for the later start is then the same as a charge now.
+    /// Several limits schedule a later start only if each of them can, and none of them is idle before that start (by
+    /// its [`reset`](crate::LimitSnapshot::reset)). A charge for the later start is then the same as a charge now.
     fn supports_scheduling(&self) -> bool {
         false
     }
@@ -271,8 +272,8 @@ pub struct ChargeOptions {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(clippy::exhaustive_enums, reason = "algorithms match on it")]
 pub enum Start {
-    /// The request starts after at most this delay, or is denied. With `None` the algorithm chooses: a queue delays, every other
-    /// algorithm denies.
+    /// The request starts after at most this delay, or is denied. With `None` the algorithm chooses: a queue delays,
+    /// every other algorithm denies.
     Within(Option<Duration>),
     /// The request starts after this delay: the charge is forced.
     After(Duration),
@@ -345,8 +346,8 @@ pub enum Step<S: State> {
     Exceeds,
     /// The decision takes a call that the caller does not want in line: the caller decides again out of line.
     ///
-    /// The call by itself, though not made, costs the common case its registers: 170 instructions instead of 126 for row "hot
-    /// key" of docs/performance.md.
+    /// The call by itself, though not made, costs the common case its registers: 170 instructions instead of 126 for
+    /// row "hot key" of docs/performance.md.
     #[doc(hidden)]
     NotInLine,
 }

@@ -226,18 +226,18 @@ impl SlidingWindow {
 
     /// Returns the wait from `view.at` until a `cost` of at most the limit is admitted, without other charges.
     fn wait(&self, view: &View<'_>, cost: u64) -> u64 {
-        let room = u128::from(self.quota.limit().saturating_sub(cost));
+        let spare = u128::from(self.quota.limit().saturating_sub(cost));
         let mut used: u128 = self.live(view).map(|live| u128::from(live.count)).sum();
         let mut from = view.at;
         let mut blocks = self.live(view);
-        while used > room {
+        while used > spare {
             let Some(oldest) = blocks.next() else { break };
             if self.weighted {
                 // Several old blocks may count in the same new block, and then count by the same fraction.
                 let same = blocks.clone().take_while(|live| live.block == oldest.block);
                 let sharing = same.fold(u128::from(oldest.count), |sum, live| sum + u128::from(live.count));
-                if let Some(room) = (room + sharing).checked_sub(used) {
-                    let admits_at = self.admits_at(oldest.block, sharing, room).max(from);
+                if let Some(spare) = (spare + sharing).checked_sub(used) {
+                    let admits_at = self.admits_at(oldest.block, sharing, spare).max(from);
                     if admits_at < oldest.leaves_at {
                         return admits_at - view.at;
                     }
@@ -249,11 +249,11 @@ impl SlidingWindow {
         from.saturating_sub(view.at)
     }
 
-    /// Returns the time from which the fraction of `sharing`, the count of this block, is at most `room`, which is
+    /// Returns the time from which the fraction of `sharing`, the count of this block, is at most `spare`, which is
     /// less.
-    fn admits_at(&self, block: u64, sharing: u128, room: u128) -> u64 {
-        // sharing * (width - offset_in_block) <= room * width, and the quotient is below the width.
-        let left = room * u128::from(self.width()) / sharing;
+    fn admits_at(&self, block: u64, sharing: u128, spare: u128) -> u64 {
+        // sharing * (width - offset_in_block) <= spare * width, and the quotient is below the width.
+        let left = spare * u128::from(self.width()) / sharing;
         self.leaves_at(block).saturating_sub(u64::try_from(left).unwrap_or(u64::MAX))
     }
 

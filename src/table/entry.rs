@@ -255,8 +255,8 @@ impl<C: AtomicState> Table<C> {
         }
     }
 
-    /// Finds an absent key. Returns `None` if the key is present, or must be decided later than `now`, or starts with an
-    /// inherited debt.
+    /// Finds an absent key. Returns `None` if the key is present, or must be decided later than `now`, or starts with
+    /// an inherited debt.
     // Row "insertion" of docs/performance.md.
     #[inline(always)]
     pub(crate) fn find_vacant(&self, hash: u64, now: u64) -> Option<VacantEntry<'_, C>> {

@@ -1,7 +1,7 @@
 //! A slot for a key that finds both of its sets full: relocation, and at capacity the policy of [`WhenFull`].
 //!
-//! A victim is chosen and removed under the locks of both sets. Without them, another thread could charge the victim between
-//! the choice and the removal, and that charge would be lost although another key has less usage.
+//! A victim is chosen and removed under the locks of both sets. Without them, another thread could charge the victim
+//! between the choice and the removal, and that charge would be lost although another key has less usage.
 
 use std::sync::atomic::{AtomicU64 as RelaxedU64, Ordering::Relaxed};
 
@@ -97,8 +97,8 @@ impl<S> EvictionPolicy<S> for NoInsert {
 }
 
 impl<C: AtomicState> Table<C> {
-    /// Returns the state that an absent key starts with, if it inherits any debt: at least the usage of every key that was
-    /// evicted in either of its sets. It is consistent if the location is still valid.
+    /// Returns the state that an absent key starts with, if it inherits any debt: at least the usage of every key that
+    /// was evicted in either of its sets. It is consistent if the location is still valid.
     #[inline]
     pub(crate) fn inherited_debt(
         &self,
@@ -179,8 +179,8 @@ impl<C: AtomicState> Table<C> {
         TableFull { until: moments.min().unwrap_or(u64::MAX) }
     }
 
-    /// Evicts the key with the least usage in the two sets, unless another thread has freed a slot meanwhile. Returns `false` if
-    /// every key has a held amount.
+    /// Evicts the key with the least usage in the two sets, unless another thread has freed a slot meanwhile. Returns
+    /// `false` if every key has a held amount.
     fn evict_least_used(&self, sets: [usize; 2], now: u64, policy: &impl EvictionPolicy<C::State>) -> bool {
         let both = LockedSets::lock(self, sets);
         let is_full = sets.iter().all(|&set| self.sets[set].find_free(now, &self.holds).is_none());

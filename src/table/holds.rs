@@ -1,17 +1,19 @@
 //! The amounts held on keys, stored beside the states.
 //!
-//! Few keys have a held amount, so the amounts are in a map of their own. States and sets do not grow, and a decision in a table
-//! without holds costs one load of a counter that is zero.
+//! Few keys have a held amount, so the amounts are in a map of their own. States and sets do not grow, and a decision
+//! in a table without holds costs one load of a counter that is zero.
 //!
 //! # Protocol
 //!
-//! An amount changes only under the lock of the set with the key's slot. A reader loads the set's version, then the counter and
-//! the amount, and then validates the version, as for a state. So the state and the amount are of one moment: a change between
-//! the two loads changes the version. A reader that loads the version after the change sees the change, as unlocking releases
-//! and the load of the version acquires. If the counter were loaded before the version, a decision could miss a new hold.
+//! An amount changes only under the lock of the set with the key's slot. A reader loads the set's version, then the
+//! counter and the amount, and then validates the version, as for a state. So the state and the amount are of one
+//! moment: a change between the two loads changes the version. A reader that loads the version after the change sees
+//! the change, as unlocking releases and the load of the version acquires. If the counter were loaded before the
+//! version, a decision could miss a new hold.
 //!
-//! A key with a held amount keeps its slot, also when its state is idle: no insertion, relocation or eviction takes over the
-//! slot. Otherwise the settlement could find no slot in a full table, and the actual cost would not be charged.
+//! A key with a held amount keeps its slot, also when its state is idle: no insertion, relocation or eviction takes
+//! over the slot. Otherwise the settlement could find no slot in a full table, and the actual cost would not be
+//! charged.
 
 use std::collections::HashMap;
 use std::hash::BuildHasherDefault;

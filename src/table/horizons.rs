@@ -2,13 +2,13 @@ use crate::sync::{AtomicU64, Ordering};
 
 /// The horizons: for each group of sets, the latest time at which a dropped state became idle.
 ///
-/// One horizon for each set would take a sixteenth of the table. A thread that reads a horizon that another set has raised
-/// decides later than necessary, but never later than the clock of some thread.
+/// One horizon for each set would take a sixteenth of the table. A thread that reads a horizon that another set has
+/// raised decides later than necessary, but never later than the clock of some thread.
 pub(super) struct Horizons(Box<[AtomicU64]>);
 
 impl Horizons {
-    /// The number of sets that share a horizon. So the horizons fit in a processor's cache, and threads seldom write to the same
-    /// one.
+    /// The number of sets that share a horizon. So the horizons fit in a processor's cache, and threads seldom write to
+    /// the same one.
     const SETS: usize = 64;
 
     pub(super) fn new(sets: usize) -> Self {
@@ -24,7 +24,8 @@ impl Horizons {
         self.0[set / Self::SETS].load(Ordering::Acquire)
     }
 
-    /// Under the set's lock: raises the horizon. Threads that hold the locks of other sets may raise it at the same time.
+    /// Under the set's lock: raises the horizon. Threads that hold the locks of other sets may raise it at the same
+    /// time.
     #[inline]
     pub(super) fn raise(&self, set: usize, dropped: u64) {
         let horizon = &self.0[set / Self::SETS];

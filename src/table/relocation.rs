@@ -1,7 +1,7 @@
 //! Relocation: moves a key to its other set, to free a slot for another key.
 //!
-//! A relocation locks both sets of the key. So no reader sees the key in neither set: a reading of an absent key is valid only
-//! if the versions of both sets are unchanged.
+//! A relocation locks both sets of the key. So no reader sees the key in neither set: a reading of an absent key is
+//! valid only if the versions of both sets are unchanged.
 
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -11,8 +11,8 @@ use super::table::Table;
 use crate::algorithm::AtomicState;
 
 impl<C: AtomicState> Table<C> {
-    /// Makes the last move of a chain that ends in a set with a free slot. The caller retries, and so makes the earlier moves
-    /// of a longer chain.
+    /// Makes the last move of a chain that ends in a set with a free slot. The caller retries, and so makes the earlier
+    /// moves of a longer chain.
     pub(super) fn relocate(&self, roots: [usize; 2], now: u64) -> bool {
         match self.find_relocation(roots, now) {
             Search::FreeSlot => true,
@@ -74,12 +74,13 @@ impl<C: AtomicState> Table<C> {
 
     /// The maximum number of sets that a search reads, each with the three sets that its keys could move to.
     ///
-    /// In a table filled to 88.7 %, three quarters of the sets are full. There, one insertion in a hundred reads ten keys to
-    /// find one that can move, and for every twenty keys more it is one in six of these. So a search of this length fails only
-    /// if the table is full.
+    /// In a table filled to 88.7 %, three quarters of the sets are full. There, one insertion in a hundred reads ten
+    /// keys to find one that can move, and for every twenty keys more it is one in six of these. So a search of this
+    /// length fails only if the table is full.
     const MAX_SEARCH_SETS: usize = 256;
 
-    /// Moves a key from one of its sets to the other, if it is still there and a slot is still free. Returns whether it moved.
+    /// Moves a key from one of its sets to the other, if it is still there and a slot is still free. Returns whether it
+    /// moved.
     pub(crate) fn move_key(&self, fingerprint: u64, from: usize, to: usize, now: u64) -> bool {
         let both = LockedSets::lock(self, [from, to]);
         let (source, target) = (&self.sets[from], &self.sets[to]);

@@ -2,7 +2,8 @@ use super::holds::Holds;
 use crate::algorithm::AtomicState;
 use crate::sync::{AtomicU64, Backoff, Ordering};
 
-/// The number of slots of a set. With three slots, the version, the fingerprints and states of four words fill two cache lines.
+/// The number of slots of a set. With three slots, the version, the fingerprints and states of four words fill two
+/// cache lines.
 #[cfg(not(loom))]
 pub(super) const SLOTS: usize = 3;
 /// loom tries every order of every access: fewer slots make fewer orders, of the same code.
@@ -17,8 +18,8 @@ pub(super) fn all_slots() -> std::ops::Range<u8> {
 
 /// A few slots under one sequence lock.
 ///
-/// The order of the fields keeps all that a decision reads of other keys in the first cache line. Many processors fetch two
-/// lines that are aligned to 128 bytes together.
+/// The order of the fields keeps all that a decision reads of other keys in the first cache line. Many processors fetch
+/// two lines that are aligned to 128 bytes together.
 #[repr(C, align(128))]
 pub(super) struct Set<C> {
     version: AtomicU64,
@@ -43,8 +44,8 @@ impl<C: AtomicState> Set<C> {
 
     /// Returns whether all that was read since `version()` returned `version` is consistent.
     ///
-    /// Every load of a reading acquires and every store of a writer releases. So a reader that has loaded any word of a writer
-    /// loads at least that writer's odd version here. With relaxed loads it could load the old version.
+    /// Every load of a reading acquires and every store of a writer releases. So a reader that has loaded any word of a
+    /// writer loads at least that writer's odd version here. With relaxed loads it could load the old version.
     #[inline]
     pub(super) fn validate(&self, version: u64) -> bool {
         version & 1 == 0 && self.version.load(Ordering::Acquire) == version
@@ -82,8 +83,8 @@ impl<C: AtomicState> Set<C> {
 
     /// Finds the slot of a key.
     ///
-    /// With branches: a processor that predicts the slot goes on before the cache line arrives. A selection without branches
-    /// would wait for the line each time (row "1000 keys").
+    /// With branches: a processor that predicts the slot goes on before the cache line arrives. A selection without
+    /// branches would wait for the line each time (row "1000 keys").
     #[inline]
     pub(super) fn find(&self, fingerprint: u64) -> Option<u8> {
         all_slots().find(|&slot| self.fingerprint(slot) == fingerprint)
@@ -99,8 +100,8 @@ impl<C: AtomicState> Set<C> {
         &self.cells[usize::from(slot)]
     }
 
-    /// Finds a slot that is empty or idle at `now`, and whose key has no held amount. An empty slot is idle at any time, as the
-    /// first word of its state is zero.
+    /// Finds a slot that is empty or idle at `now`, and whose key has no held amount. An empty slot is idle at any
+    /// time, as the first word of its state is zero.
     // Row "insertion" of docs/performance.md.
     #[inline(always)]
     pub(super) fn find_free(&self, now: u64, holds: &Holds) -> Option<u8> {

@@ -23,8 +23,8 @@ impl<C: AtomicState> Table<C> {
     ///
     /// A state whose type does not determine its number of words has `words` words.
     ///
-    /// With two candidate sets of three slots, and relocation, a table fills to over 93 % before an insertion fails. The
-    /// slack keeps a large table at 88.7 %. A small table, where chance weighs more, has a few kilobytes more.
+    /// With two candidate sets of three slots, and relocation, a table fills to over 93 % before an insertion fails.
+    /// The slack keeps a large table at 88.7 %. A small table, where chance weighs more, has a few kilobytes more.
     pub(crate) fn with_capacity(keys: usize, words: usize, when_full: WhenFull) -> Self {
         Self::with_sets(Self::sets_for_keys(keys), words, when_full)
     }
@@ -122,7 +122,8 @@ impl<C: AtomicState> Table<C> {
         }
     }
 
-    /// Under the lock: returns the slot of the key. An absent key gets a slot that is empty or idle at `now`, if there is one.
+    /// Under the lock: returns the slot of the key. An absent key gets a slot that is empty or idle at `now`, if there
+    /// is one.
     ///
     /// The location still depends on both sets, so that unlocking it unlocks both.
     #[inline]
@@ -158,7 +159,8 @@ impl<C: AtomicState> Table<C> {
         })
     }
 
-    /// Under the lock: gives a free slot to a key, in the zero state, and raises the horizon to the dropped state's time.
+    /// Under the lock: gives a free slot to a key, in the zero state, and raises the horizon to the dropped state's
+    /// time.
     #[inline]
     pub(super) fn claim(&self, set: usize, slot: u8, fingerprint: u64) {
         self.horizons.raise(set, self.sets[set].cell(slot).idle_at());
@@ -224,8 +226,8 @@ impl<C: AtomicState> Table<C> {
         self.cell(slot).clear();
     }
 
-    /// Runs `change` under the lock, with the key's slot and the [horizon](super::entry::Reading::horizon). With `insert`, an
-    /// absent key gets a slot first; without it, nothing is done for an absent key.
+    /// Runs `change` under the lock, with the key's slot and the [horizon](super::entry::Reading::horizon). With
+    /// `insert`, an absent key gets a slot first; without it, nothing is done for an absent key.
     ///
     /// # Errors
     ///
@@ -280,8 +282,8 @@ impl<C: AtomicState> Table<C> {
         self.sets.iter().map(|set| set.count_live(now)).sum()
     }
 
-    /// Runs `f` on every key that is not idle at `now`, with its fingerprint, the time at which it is idle, and its state. Each
-    /// state is consistent; all of them are not of one moment. Reads the whole table.
+    /// Runs `f` on every key that is not idle at `now`, with its fingerprint, the time at which it is idle, and its
+    /// state. Each state is consistent; all of them are not of one moment. Reads the whole table.
     pub(crate) fn for_each_live(&self, now: u64, mut f: impl FnMut(u64, u64, &C::State)) {
         for set in &*self.sets {
             for slot in all_slots() {
@@ -297,8 +299,8 @@ impl<C: AtomicState> Table<C> {
         }
     }
 
-    /// Returns the two candidate sets of a key, which differ. The fingerprint's upper half determines the first one, the lower
-    /// half the second one.
+    /// Returns the two candidate sets of a key, which differ. The fingerprint's upper half determines the first one,
+    /// the lower half the second one.
     #[inline]
     pub(super) fn candidate_sets(&self, fingerprint: u64) -> [usize; 2] {
         let sets = self.sets.len();

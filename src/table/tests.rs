@@ -66,8 +66,8 @@ fn hashes_for(table: &Words, candidate_sets: [usize; 2]) -> impl Iterator<Item =
     Hashes(7).filter(move |&hash| table.candidate_sets(hash) == candidate_sets)
 }
 
-/// Stores the key with the idle time `until`, as a decision at `now` does. Returns `false`, with nothing written, if that
-/// would evict a live key.
+/// Stores the key with the idle time `until`, as a decision at `now` does. Returns `false`, with nothing written, if
+/// that would evict a live key.
 fn try_put(table: &Words, hash: u64, now: u64, until: u64) -> bool {
     loop {
         let location = location(table, hash);
@@ -493,17 +493,17 @@ fn table_stores_its_capacity_of_changing_keys() {
 /// The probability that the table cannot store as many keys as its capacity, with any relocations, is under 10^-9.
 ///
 /// Keys are the edges of a random graph whose vertices are the sets. By Hall's theorem all keys have a slot unless both
-/// candidate sets of some `f = 3 v + 1` keys are among `v` sets. Insert the keys one by one, and take the smallest of the first
-/// such groups of sets. Then each set of the group is a candidate of at least four of the `f` keys: otherwise a smaller group
-/// would remain without that set. So the probability is at most the sum over `v` of the product of
+/// candidate sets of some `f = 3 v + 1` keys are among `v` sets. Insert the keys one by one, and take the smallest of
+/// the first such groups of sets. Then each set of the group is a candidate of at least four of the `f` keys: otherwise
+/// a smaller group would remain without that set. So the probability is at most the sum over `v` of the product of
 ///
 /// - the number of groups of `v` sets;
-/// - the probability that `f` of the keys are in the group: for a share of at least the mean, `exp(-keys D(share || p))` by
-///   Chernoff's bound;
-/// - the probability that each of `v` vertices has at least four of the ends of `f` edges: of the `(v (v - 1))^f` choices at
-///   most `(2 f)! [x^(2 f)] g(x)^v`, with `g(x) = exp(x) - 1 - x - x^2/2 - x^3/6`. A coefficient is at most
-///   `g(x)^v / x^(2 f)` for any positive `x`. The minimum is near the `x` at which a Poisson variable of at least four has the
-///   mean six.
+/// - the probability that `f` of the keys are in the group: for a share of at least the mean,
+///   `exp(-keys D(share || p))` by Chernoff's bound;
+/// - the probability that each of `v` vertices has at least four of the ends of `f` edges: of the `(v (v - 1))^f`
+///   choices at most `(2 f)! [x^(2 f)] g(x)^v`, with `g(x) = exp(x) - 1 - x - x^2/2 - x^3/6`. A coefficient is at most
+///   `g(x)^v / x^(2 f)` for any positive `x`. The minimum is near the `x` at which a Poisson variable of at least four
+///   has the mean six.
 #[test]
 #[allow(clippy::cast_precision_loss, reason = "a bound, with orders of magnitude to spare")]
 fn probability_that_a_key_has_no_slot_below_the_capacity_is_under_a_billionth() {
@@ -664,7 +664,7 @@ proptest! {
                 Step::Hold { key, amount } => {
                     if let Err(horizon) = get(&table, keys[key]) {
                         let dropped = model.remove(&keys[key]);
-                        prop_assert!(dropped.is_none_or(|until| until <= horizon), "a state was dropped before it was idle");
+                        prop_assert!(dropped.is_none_or(|until| until <= horizon), "dropped before it was idle");
                     }
                     latest = latest.max(time);
                     hold(&table, keys[key], time, amount);
@@ -691,7 +691,8 @@ proptest! {
                             time - behind
                         }
                         Err(horizon) => {
-                            prop_assert!(model.get(&hash).is_none_or(|&until| until <= horizon), "a state was dropped before it was idle");
+                            let dropped = model.get(&hash);
+                            prop_assert!(dropped.is_none_or(|&until| until <= horizon), "dropped before it was idle");
                             prop_assert!(horizon <= latest, "the horizon is ahead of all clocks");
                             horizon.max(time - behind)
                         }

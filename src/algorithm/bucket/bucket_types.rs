@@ -1,6 +1,7 @@
 //! Everything but the names and the documentation of the bucket types. The leaky queue shares a part.
 
-/// The methods of [`Algorithm`](super::Algorithm) that are the same for every type with a `kernel` field, queued or not.
+/// The methods of [`Algorithm`](super::Algorithm) that are the same for every type with a `kernel` field, queued or
+/// not.
 macro_rules! bucket_algorithm {
     () => {
         type State = [u64; 4];
@@ -35,8 +36,8 @@ macro_rules! impl_bucket {
             ///
             /// # Panics
             ///
-            /// Panics if the quota cannot be represented exactly: in lowest terms, the limit times the period in microseconds
-            /// must be at most 2^53 and the limit below 2^32. In a `const` the compiler reports the panic.
+            /// Panics if the quota cannot be represented exactly: in lowest terms, the limit times the period in
+            /// microseconds must be at most 2^53 and the limit below 2^32. In a `const` the compiler reports the panic.
             /// [`try_new`](Self::try_new) never panics.
             #[must_use]
             #[track_caller]
@@ -60,8 +61,8 @@ macro_rules! impl_bucket {
             ///
             /// # Panics
             ///
-            /// Panics if `burst` is zero or over 2^53, or would take over 200 years to fill. In a `const` the compiler reports
-            /// the panic. [`try_burst`](Self::try_burst) never panics.
+            /// Panics if `burst` is zero or over 2^53, or would take over 200 years to fill. In a `const` the compiler
+            /// reports the panic. [`try_burst`](Self::try_burst) never panics.
             #[must_use]
             #[track_caller]
             pub const fn burst(self, burst: u64) -> Self {
@@ -80,11 +81,11 @@ macro_rules! impl_bucket {
                 }
             }
 
-            /// Sets the burst to 1, so that no window of one period admits more than `quota.limit()`. Requests are then spaced
-            /// evenly.
+            /// Sets the burst to 1, so that no window of one period admits more than `quota.limit()`. Requests are then
+            /// spaced evenly.
             ///
-            /// A bucket admits up to `burst + limit - 1` in a window of one period. For the strict bound with bursts, choose a
-            /// sliding log or a strict sliding window.
+            /// A bucket admits up to `burst + limit - 1` in a window of one period. For the strict bound with bursts,
+            /// choose a sliding log or a strict sliding window.
             #[must_use]
             pub const fn strict(self) -> Self {
                 self.burst(1)

@@ -23,8 +23,8 @@ impl BucketError {
                 "invalid burst: the bucket would take over 200 years to fill; use a smaller burst or a larger quota"
             }
             Self::NotRepresentable => {
-                "invalid quota: in lowest terms, limit * period in microseconds must be at most 2^53 and the limit below \
-                 2^32; use the nearest valid quota, which the error of `try_new` contains"
+                "invalid quota: in lowest terms, limit * period in microseconds must be at most 2^53 and the limit \
+                 below 2^32; use the nearest valid quota, which the error of `try_new` contains"
             }
         }
     }
@@ -38,8 +38,8 @@ impl BucketError {
                 Error::config(format!("{}; with {quota} a burst of at most {max_burst}", self.message()))
             }
             Self::NotRepresentable => Error::config(format!(
-                "invalid quota {quota}: in lowest terms, limit * period in microseconds must be at most 2^53 and the limit \
-                 below 2^32; the nearest valid quota is {}",
+                "invalid quota {quota}: in lowest terms, limit * period in microseconds must be at most 2^53 and the \
+                 limit below 2^32; the nearest valid quota is {}",
                 nearest_fit(quota),
             )),
             Self::BurstZero | Self::BurstTooLarge => Error::config(self.message()),
@@ -51,8 +51,8 @@ impl BucketError {
 fn nearest_fit(quota: Quota) -> Quota {
     let (limit, period) = (quota.limit(), quota.period_micros());
     let fits = |limit: &u64| Quota::try_new(*limit, quota.period()).is_ok() && Rate::new(*limit, period).is_some();
-    // Common periods have so many divisors that a valid limit is near. Otherwise use the largest valid limit, or the largest
-    // multiple of whole tokens a microsecond.
+    // Common periods have so many divisors that a valid limit is near. Otherwise use the largest valid limit, or the
+    // largest multiple of whole tokens a microsecond.
     let near = (1..500_000).flat_map(|step| [limit.saturating_sub(step), limit.saturating_add(step)]).find(fits);
     let largest = Rate::MAX_TOKENS.min(MAX_LIMIT / period);
     let largest_whole = Rate::MAX_TOKENS.min(limit / period).saturating_mul(period);

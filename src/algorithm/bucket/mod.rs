@@ -4,9 +4,10 @@
 //!
 //! With `limit / period` in lowest terms as `tokens / ticks` (a tick is a microsecond), a token takes `ticks / tokens`
 //! ticks to refill. GCRA's theoretical arrival time (`tat`) is thus a fraction with the denominator `tokens`. The state
-//! stores it as two integers, `tat = ticks - fraction / tokens` with `0 <= fraction < tokens`, so `ticks` is `tat` rounded
-//! up. A cost is a span of the same form. So a charge is an addition, a comparison needs no multiplication, and nothing is
-//! ever rounded: there is no drift, whatever the quota. Only the snapshot divides, when its numbers are read.
+//! stores it as two integers, `tat = ticks - fraction / tokens` with `0 <= fraction < tokens`, so `ticks` is `tat`
+//! rounded up. A cost is a span of the same form. So a charge is an addition, a comparison needs no multiplication, and
+//! nothing is ever rounded: there is no drift, whatever the quota. Only the snapshot divides, when its numbers are
+//! read.
 //!
 //! | word | |
 //! |---|---|
@@ -17,10 +18,11 @@
 //!
 //! # Changes of quota
 //!
-//! The state carries the rate of the quota that wrote it. After a change of quota, usage is kept, counted in tokens. From
-//! the last charge until the next one, usage drains at the faster of both rates, as the state does not record when the
-//! quota changed. So a denial needs no write, its retry is exact, usage that drained under the old quota does not come
-//! back, and a raised quota counts at once. The conversion rounds usage up, by less than the `1 / tokens` part of a tick.
+//! The state carries the rate of the quota that wrote it. After a change of quota, usage is kept, counted in tokens.
+//! From the last charge until the next one, usage drains at the faster of both rates, as the state does not record when
+//! the quota changed. So a denial needs no write, its retry is exact, usage that drained under the old quota does not
+//! come back, and a raised quota counts at once. The conversion rounds usage up, by less than the `1 / tokens` part of
+//! a tick.
 
 pub(super) mod bucket_types;
 mod error;
@@ -73,8 +75,8 @@ impl Fill {
     /// Returns the wait until usage has drained to `tolerance`.
     #[inline]
     fn wait(&self, tolerance: Span) -> u64 {
-        // tat - at <= tolerance, with both fractions on the right:
-        // ticks - at - tolerance.ticks <= (fraction + tolerance.fraction) / tokens, and the fractions add up to less than two.
+        // tat - at <= tolerance, with both fractions on the right: ticks - at - tolerance.ticks <= (fraction +
+        // tolerance.fraction) / tokens, and the fractions add up to less than two.
         let over = (self.tat.ticks - self.at).saturating_sub(tolerance.ticks);
         let carry = self.tat.fraction + tolerance.fraction >= self.rate.tokens;
         over.saturating_sub(u64::from(carry))
@@ -121,7 +123,8 @@ impl Bucket {
 
     /// Decides one request. With `queued`, an allowed request starts after all requests before it have drained.
     ///
-    /// In line is the common case: a cost of one, no delay, and a state that is idle or of this quota. All else is out of line.
+    /// In line is the common case: a cost of one, no delay, and a state that is idle or of this quota. All else is out
+    /// of line.
     // In line, the decision takes 0.62 to 0.72 of the time: rows "hot key" and "1000 keys" of docs/performance.md.
     #[inline(always)]
     pub(crate) fn decide(
@@ -156,8 +159,8 @@ impl Bucket {
             let fraction = fraction.wrapping_sub(self.interval.fraction).wrapping_add(if borrow { tokens } else { 0 });
             Step::Allow { next: [ticks, fraction, self.rate.packed, at], delay: 0 }
         };
-        // Apart from the other case, so that the compiler knows a denied state to be of this quota: then its snapshot is in line
-        // without a call. Row "hot key" of docs/performance.md.
+        // Apart from the other case, so that the compiler knows a denied state to be of this quota: then its snapshot
+        // is in line without a call. Row "hot key" of docs/performance.md.
         if ticks <= at {
             return charge(at, 0);
         }
@@ -219,7 +222,8 @@ impl Bucket {
         (wait, wait.saturating_sub(max_delay).max(self.beyond_horizon(fill, now, cost)))
     }
 
-    /// Returns the same as [`delay`](Self::delay) for a queue: a request starts after all requests before it have drained.
+    /// Returns the same as [`delay`](Self::delay) for a queue: a request starts after all requests before it have
+    /// drained.
     fn queued_delay(&self, fill: &Fill, now: Timestamp, cost: u64, max_delay: Option<Duration>) -> (u64, u64) {
         let clock_lag = fill.at - now.as_micros();
         let capacity_after = match fill.wait(self.tolerance(fill, cost)) {
@@ -282,8 +286,8 @@ impl Bucket {
         LimitSnapshot { window: Duration::from_micros(self.time_to_full), ..project(&words) }.into()
     }
 
-    /// Returns the fill at the effective time: now, or the newest time that the state has seen, if that is later and not
-    /// further ahead than the time to full.
+    /// Returns the fill at the effective time: now, or the newest time that the state has seen, if that is later and
+    /// not further ahead than the time to full.
     fn fill(&self, &[ticks, fraction, rate, last_charged_at]: &[u64; 4], now: u64) -> Fill {
         let at = now.max(last_charged_at);
         // Even if the bucket is full: the next charge must be at a time that a later decision accepts.
@@ -305,7 +309,8 @@ impl Bucket {
         Fill { tat: Tat { ticks: at, fraction: 0 }, at, rate: self.rate }
     }
 
-    /// Drains at the faster of both rates: at the old one from the state as it is, at the present one since the last charge.
+    /// Drains at the faster of both rates: at the old one from the state as it is, at the present one since the last
+    /// charge.
     #[cold]
     fn fill_under_old_quota(&self, fill: Fill, last_charged_at: u64) -> Fill {
         let (old, at) = (fill.rate, fill.at);

@@ -29,8 +29,8 @@ impl Rate {
 
     /// Reduces a quota to lowest terms.
     ///
-    /// Returns `None` if `tokens * ticks` is over 2^53 or `tokens` is 2^32 or more: Lua in Redis computes in doubles, and both
-    /// stores must decide identically.
+    /// Returns `None` if `tokens * ticks` is over 2^53 or `tokens` is 2^32 or more: Lua in Redis computes in doubles,
+    /// and both stores must decide identically.
     pub(super) const fn new(limit: u64, period: u64) -> Option<Self> {
         let (mut a, mut b) = (limit, period);
         while b != 0 {

@@ -24,8 +24,8 @@ pub struct HitLog {
 pub struct HitLogEdit {
     /// How many of the oldest hits to drop.
     pub expired: usize,
-    /// The time and the weight of the new hit. If the newest hit has the same time, or the log is full, the weight is added
-    /// to the newest hit, which moves to this time.
+    /// The time and the weight of the new hit. If the newest hit has the same time, or the log is full, the weight is
+    /// added to the newest hit, which moves to this time.
     pub hit: (u64, u64),
     /// The maximum number of hits in the log.
     pub max_hits: usize,

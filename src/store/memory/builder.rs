@@ -35,11 +35,11 @@ impl<L> MemoryBuilder<L> {
 }
 
 impl<L, C, S> MemoryBuilder<L, C, S> {
-    /// Sets the number of keys that each limit can store. The memory for them is allocated when the limiter is built, some 48
-    /// bytes a key for buckets and the fixed window, and never grows.
+    /// Sets the number of keys that each limit can store. The memory for them is allocated when the limiter is built,
+    /// some 48 bytes a key for buckets and the fixed window, and never grows.
     ///
-    /// Up to this number of keys that are not idle, none is evicted. Beyond it [`when_full`](Self::when_full) determines what
-    /// happens to new keys.
+    /// Up to this number of keys that are not idle, none is evicted. Beyond it [`when_full`](Self::when_full)
+    /// determines what happens to new keys.
     pub fn max_keys(mut self, max_keys: usize) -> Self {
         self.capacity.max_keys = max_keys;
         self
@@ -62,8 +62,8 @@ impl<L, C, S> MemoryBuilder<L, C, S> {
     }
 
     /// Sets the maximum number of bytes that the states of each limit may take on the heap. Only a
-    /// [`SlidingLog`](crate::SlidingLog) takes any. [`build`](Self::build) checks it from the limit and the number of keys. It is not
-    /// checked for an algorithm that is chosen by the key.
+    /// [`SlidingLog`](crate::SlidingLog) takes any. [`build`](Self::build) checks it from the limit and the number of
+    /// keys. It is not checked for an algorithm that is chosen by the key.
     pub fn max_heap_bytes(mut self, bytes: usize) -> Self {
         self.capacity.max_heap_bytes = bytes;
         self
@@ -81,11 +81,11 @@ impl<L, C, S> MemoryBuilder<L, C, S> {
         MemoryBuilder { limits: self.limits, capacity: self.capacity, clock, hasher: self.hasher }
     }
 
-    /// Hashes keys with SipHash-1-3 and a random seed for each limiter ([`RandomState`] of the standard library). `SipHash` is
-    /// designed to resist clients that choose colliding keys (user names, API keys, paths).
+    /// Hashes keys with SipHash-1-3 and a random seed for each limiter ([`RandomState`] of the standard library).
+    /// `SipHash` is designed to resist clients that choose colliding keys (user names, API keys, paths).
     ///
-    /// The default, [`DefaultHashBuilder`], is faster and has no such guarantee. With `SipHash` a decision takes 1.2 to 1.4 times
-    /// as long, 12 to 16 ns more (`cd benches && cargo bench -- "memory hashers"`).
+    /// The default, [`DefaultHashBuilder`], is faster and has no such guarantee. With `SipHash` a decision takes 1.2 to
+    /// 1.4 times as long, 12 to 16 ns more (`cd benches && cargo bench -- "memory hashers"`).
     ///
     /// ```
     /// use tower_ratelimit::{Gcra, Memory, Quota};
@@ -97,8 +97,8 @@ impl<L, C, S> MemoryBuilder<L, C, S> {
         self.hasher(RandomState::new())
     }
 
-    /// Sets the hasher of keys. If clients can choose their keys, its seed must be secret: otherwise they can choose colliding
-    /// keys. [`sip_hash`](Self::sip_hash) is a hasher for such keys.
+    /// Sets the hasher of keys. If clients can choose their keys, its seed must be secret: otherwise they can choose
+    /// colliding keys. [`sip_hash`](Self::sip_hash) is a hasher for such keys.
     pub fn hasher<T>(self, hasher: T) -> MemoryBuilder<L, C, T> {
         MemoryBuilder { limits: self.limits, capacity: self.capacity, clock: self.clock, hasher }
     }

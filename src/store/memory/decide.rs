@@ -1,8 +1,9 @@
 //! The fast path of limits whose types are known: one limit, or several limits in a tuple.
 //!
-//! The operation is the same for a present and an absent key: find the entry, decide, lock what was read, store, unlock. What
-//! the fast path does not handle, it leaves to the [transaction](super::transaction): shadow limits, blocked keys, held costs,
-//! readings from a clock that stepped back, and with several limits every request that is not allowed immediately.
+//! The operation is the same for a present and an absent key: find the entry, decide, lock what was read, store,
+//! unlock. What the fast path does not handle, it leaves to the [transaction](super::transaction): shadow limits,
+//! blocked keys, held costs, readings from a clock that stepped back, and with several limits every request that is not
+//! allowed immediately.
 
 use std::borrow::Borrow;
 use std::hash::{BuildHasher, Hash};
@@ -34,8 +35,8 @@ impl From<StoreError> for EntryError {
 
 /// Decides one request on a present key. An error charges nothing.
 ///
-/// This function has no loop, and lends nothing to a function that is not in line. So all that it reads stays in registers, and
-/// the decision is written once, where the caller needs it.
+/// This function has no loop, and lends nothing to a function that is not in line. So all that it reads stays in
+/// registers, and the decision is written once, where the caller needs it.
 // Without inlining, row "hot key" of docs/performance.md takes 1.55 times as long.
 #[inline(always)]
 pub(super) fn try_acquire<const COMPLETE: bool, Key, C, P, S>(
@@ -110,8 +111,8 @@ fn store<A: Algorithm>(
     algorithm: &A,
     now: Timestamp,
 ) -> Result<LazySnapshot, StoreError> {
-    // Before the lock: the compiler then knows that the state is of this quota, and drops a snapshot that is not used. Row "hot
-    // key" of docs/performance.md.
+    // Before the lock: the compiler then knows that the state is of this quota, and drops a snapshot that is not used.
+    // Row "hot key" of docs/performance.md.
     match A::State::preview(&next).map(|state| algorithm.snapshot(state, now)) {
         Some(snapshot) => entry.store(next, |_| ()).map(|()| snapshot),
         None => entry.store(next, |state| algorithm.snapshot(state, now)),

@@ -24,8 +24,8 @@ pub struct LimitTable<C: AlgorithmSelector, P> {
     /// Shared with the limits that replace this one.
     blocks: Arc<Blocks>,
     capacity: Capacity,
-    /// The algorithm's maximum reset in microseconds, which each decision needs: row "hot key" of docs/performance.md. Zero if the
-    /// algorithm is chosen by the key.
+    /// The algorithm's maximum reset in microseconds, which each decision needs: row "hot key" of docs/performance.md.
+    /// Zero if the algorithm is chosen by the key.
     max_reset: u64,
 }
 
@@ -101,8 +101,8 @@ impl<C: AlgorithmSelector + 'static, P: 'static> LimitTable<C, P> {
         let heap = algorithm.map_or(0, Algorithm::max_heap_bytes).saturating_mul(table.state_count());
         if heap > capacity.max_heap_bytes {
             return Err(Error::config(format!(
-                "the limit {:?} may take {heap} bytes on the heap ({} keys have capacity), more than the {} allowed: lower \
-                 `max_keys`, raise `max_heap_bytes`, or choose a SlidingWindow",
+                "the limit {:?} may take {heap} bytes on the heap ({} keys have capacity), more than the {} allowed: \
+                 lower `max_keys`, raise `max_heap_bytes`, or choose a SlidingWindow",
                 limit.name(),
                 table.capacity(),
                 capacity.max_heap_bytes,
@@ -201,7 +201,8 @@ impl<C: AlgorithmSelector + 'static, P> LimitTable<C, P> {
         read.blocked = self.blocks.remaining(hash, context.now).unwrap_or_default();
         if !read.blocked.is_zero() {
             let blocked = Verdict::Denied { retry_after: read.blocked };
-            // No start is scheduled during the block. If a start after the block is early enough, the caller retries then.
+            // No start is scheduled during the block. If a start after the block is early enough, the caller retries
+            // then.
             read.supports_scheduling &= !read.verdict.is_allowed();
             read.verdict = read.verdict.stricter_of(blocked);
             read.immediate = read.immediate.stricter_of(blocked);
@@ -211,8 +212,8 @@ impl<C: AlgorithmSelector + 'static, P> LimitTable<C, P> {
         }
     }
 
-    /// Decides on a state as if the held amount were charged. A hold starts now or is denied: it changes no state, so no later
-    /// start can be scheduled.
+    /// Decides on a state as if the held amount were charged. A hold starts now or is denied: it changes no state, so
+    /// no later start can be scheduled.
     #[cold]
     fn evaluate_with_held<Key: ?Sized, S>(
         algorithm: &C::Algorithm,
@@ -291,8 +292,9 @@ where
         let chosen = self.limit.algorithm().select(context.key);
         let algorithm: &C::Algorithm = chosen.borrow();
         let options = context.options;
-        // The state is the one of the reading. So the same decision makes the next state, unless other limits delay the request
-        // or costs are held. The common case of `decide` is in line: row "three limits, dynamic" of docs/performance.md.
+        // The state is the one of the reading. So the same decision makes the next state, unless other limits delay the
+        // request or costs are held. The common case of `decide` is in line: row "three limits, dynamic" of
+        // docs/performance.md.
         let is_unchanged = read.verdict == Verdict::Allowed && delay.is_zero() && read.held == 0;
         let options =
             if is_unchanged { ChargeOptions::from(options) } else { ChargeOptions::forced(options.cost, delay) };
@@ -409,8 +411,8 @@ impl<C: AlgorithmSelector + Send + Sync + 'static, P: Send + Sync + 'static> Lim
     }
 }
 
-/// Under the lock: returns the time that was read before it, unless that is so long ago that the state seems to be from a clock
-/// that was ahead.
+/// Under the lock: returns the time that was read before it, unless that is so long ago that the state seems to be from
+/// a clock that was ahead.
 fn effective_now(idle_at: u64, before: Timestamp, clock: &dyn Clock, algorithm: &impl Algorithm) -> Timestamp {
     if !is_ahead_of_clock(idle_at, before, algorithm) {
         return before;
@@ -420,8 +422,8 @@ fn effective_now(idle_at: u64, before: Timestamp, clock: &dyn Clock, algorithm: 
     if now.saturating_since(before) > algorithm.max_reset() { now } else { before }
 }
 
-/// Returns whether a state is so far ahead of `now` that the algorithm may decide as on the zero state, as after a clock that
-/// stepped back.
+/// Returns whether a state is so far ahead of `now` that the algorithm may decide as on the zero state, as after a
+/// clock that stepped back.
 #[inline]
 pub(super) fn is_ahead_of_clock(idle_at: u64, now: Timestamp, algorithm: &impl Algorithm) -> bool {
     idle_at > now.saturating_add(algorithm.max_reset()).as_micros()

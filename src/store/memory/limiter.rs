@@ -20,11 +20,12 @@ use crate::table::LookupError;
 
 /// A limiter that stores its states in this process's memory.
 ///
-/// Clones share the states. Concurrent decisions are linearizable: the result is that of some order of them. A decision waits
-/// only while another thread writes to the same few keys, allocates nothing, and returns immediately.
+/// Clones share the states. Concurrent decisions are linearizable: the result is that of some order of them. A decision
+/// waits only while another thread writes to the same few keys, allocates nothing, and returns immediately.
 ///
-/// A key is any type that can be hashed. The table stores a 64-bit hash of the key, under a seed that is random for each
-/// limiter. Among a million keys, two share a state with a probability of 3 in 10^8, among a hundred million of 3 in 10^4.
+/// A key is any type that can be hashed. The table stores a 64-bit hash of the key, under a seed that is random for
+/// each limiter. Among a million keys, two share a state with a probability of 3 in 10^8, among a hundred million of 3
+/// in 10^4.
 ///
 /// The memory is bounded: the table has a fixed capacity ([`max_keys`](MemoryBuilder::max_keys), by default
 /// [`DEFAULT_MAX_KEYS`](Self::DEFAULT_MAX_KEYS)) and never grows. An idle key's slot is free for another key.
@@ -62,8 +63,8 @@ impl<L: MemoryLimits<DefaultHashBuilder>> Memory<L> {
     ///
     /// # Panics
     ///
-    /// Panics if two limits have the same name, a limit has an empty name, or a sliding log could take more than a gibibyte.
-    /// [`builder`](Self::builder) never panics.
+    /// Panics if two limits have the same name, a limit has an empty name, or a sliding log could take more than a
+    /// gibibyte. [`builder`](Self::builder) never panics.
     #[must_use]
     #[track_caller]
     pub fn new(limits: L) -> Self {
@@ -115,7 +116,8 @@ impl<L: MemoryLimits<S>, C: Clock, S> Memory<L, C, S> {
     /// let limiter = Memory::new(Gcra::new(Quota::per_second(10)).burst(20));
     /// assert_eq!(limiter.check("alice", 5).remaining(), Some(15));
     /// ```
-    // In line, so that the compiler drops what the caller does not use of the decision: row "hot key" of docs/performance.md.
+    // In line, so that the compiler drops what the caller does not use of the decision: row "hot key" of
+    // docs/performance.md.
     #[inline(always)]
     pub fn check<Key: ?Sized>(&self, key: &Key, options: impl Into<AcquireOptions>) -> Decision
     where
@@ -163,8 +165,8 @@ impl<L: MemoryLimits<S>, C: Clock, S> Memory<L, C, S> {
         result.ok_or_else(|| no_such_limit(limit))
     }
 
-    /// Returns up to `max` keys with the most usage of the limit with this name, in descending order: by the used share of the
-    /// limit, or if the algorithm is chosen by the key, by the time until the key is idle.
+    /// Returns up to `max` keys with the most usage of the limit with this name, in descending order: by the used share
+    /// of the limit, or if the algorithm is chosen by the key, by the time until the key is idle.
     ///
     /// Reads the whole table without a lock: a key that is decided at that moment may be left out.
     ///
@@ -190,8 +192,8 @@ impl<L: MemoryLimits<S>, C: Clock, S> Memory<L, C, S> {
         usage
     }
 
-    /// Emits an [`Event::Usage`] for each limit to an observer. Reads all tables: call it when a page of metrics is requested, or
-    /// every few seconds.
+    /// Emits an [`Event::Usage`] for each limit to an observer. Reads all tables: call it when a page of metrics is
+    /// requested, or every few seconds.
     pub fn report_usage(&self, observer: &(impl Observer + ?Sized)) {
         for Usage { limit, live_keys, capacity, bytes, evicted, held_keys, held } in self.usage() {
             let limit = &limit;
@@ -240,13 +242,14 @@ impl<R, C: Clock, S> Shared<R, C, S> {
 impl<Key: ?Sized + 'static, C, S: BuildHasher + 'static> Memory<Vec<DynLimit<Key, S>>, C, S> {
     /// Replaces the limits. Every decision that starts after the call uses the new limits.
     ///
-    /// A limit with the name of a previous one, an algorithm of the same type and a sub-key of the same type takes over its
-    /// table: usage and blocks are kept. So a key in a limit that can be replaced takes the space of any setting of its algorithm:
-    /// with a [`SlidingWindow`](crate::SlidingWindow) that of 60 blocks, some 600 bytes. Any other new limit starts empty, and the
-    /// keys of any other previous limit are dropped. Each algorithm documents how it carries usage over.
+    /// A limit with the name of a previous one, an algorithm of the same type and a sub-key of the same type takes over
+    /// its table: usage and blocks are kept. So a key in a limit that can be replaced takes the space of any setting of
+    /// its algorithm: with a [`SlidingWindow`](crate::SlidingWindow) that of 60 blocks, some 600 bytes. Any other new
+    /// limit starts empty, and the keys of any other previous limit are dropped. Each algorithm documents how it
+    /// carries usage over.
     ///
-    /// A cost that is [held](crate::limiter::Held) meanwhile is settled by the limit that took over the table. Concurrent
-    /// replacements run one after another.
+    /// A cost that is [held](crate::limiter::Held) meanwhile is settled by the limit that took over the table.
+    /// Concurrent replacements run one after another.
     ///
     /// # Errors
     ///

@@ -9,8 +9,8 @@ use crate::error::Error;
 use crate::limit::{IntoLimit, SelectAlgorithm, SubKeyOf, check_unique_names};
 use crate::table::LookupError;
 
-/// The limits of a [`Memory`](super::Memory): an algorithm, [`per_key`](crate::per_key), a [`Limit`](crate::Limit), a tuple of
-/// up to eight of these, or a `Vec` of [`DynLimit`](crate::DynLimit)s.
+/// The limits of a [`Memory`](super::Memory): an algorithm, [`per_key`](crate::per_key), a [`Limit`](crate::Limit), a
+/// tuple of up to eight of these, or a `Vec` of [`DynLimit`](crate::DynLimit)s.
 ///
 /// `S` is the type of the hasher.
 #[diagnostic::on_unimplemented(
@@ -35,8 +35,8 @@ pub trait MemoryLimitsFor<Key: ?Sized, S: BuildHasher>: MemoryLimits<S> {
     #[doc(hidden)]
     fn try_acquire(tables: &Self::Tables, context: &AcquireContext<'_, Key, S>) -> Result<Decision, LookupError>;
 
-    /// Decides any request, after [`try_acquire`](Self::try_acquire) returned `error`. Returns the limits on which the cost is held
-    /// as well.
+    /// Decides any request, after [`try_acquire`](Self::try_acquire) returned `error`. Returns the limits on which the
+    /// cost is held as well.
     ///
     /// `context` is passed by value: a reference would force the context of the fast path into memory.
     #[doc(hidden)]

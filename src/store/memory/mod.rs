@@ -1,6 +1,7 @@
 //! The store in this process's memory.
 //!
-//! A decision on limits whose types are known takes the fast path of `decide`, if it applies. All else is a `transaction`.
+//! A decision on limits whose types are known takes the fast path of `decide`, if it applies. All else is a
+//! `transaction`.
 
 mod blocks;
 mod builder;

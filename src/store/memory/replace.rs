@@ -19,8 +19,8 @@ use crate::table::LookupError;
 
 /// A limit of any type, for limits that are chosen at run time: collect them in a `Vec`.
 ///
-/// Such limits can be [replaced](super::Memory::replace) while they are used. A decision over up to eight of them allocates
-/// nothing.
+/// Such limits can be [replaced](super::Memory::replace) while they are used. A decision over up to eight of them
+/// allocates nothing.
 ///
 /// ```
 /// use tower_ratelimit::{AcquireOptions, DynLimit, FixedWindow, Gcra, Limit, Memory, Quota};

@@ -2,10 +2,10 @@
 //!
 //! # Protocol
 //!
-//! An optimistic transaction reads every limit without a lock. To deny, it validates that all readings were valid at one
-//! moment. To charge, it locks exactly what it read, in the limits' order, and starts again if anything has changed. All locks
-//! are held before the first charge, and until the last one. So no other thread sees a part of the charges. The common order
-//! of limits and of sets prevents deadlock.
+//! An optimistic transaction reads every limit without a lock. To deny, it validates that all readings were valid at
+//! one moment. To charge, it locks exactly what it read, in the limits' order, and starts again if anything has
+//! changed. All locks are held before the first charge, and until the last one. So no other thread sees a part of the
+//! charges. The common order of limits and of sets prevents deadlock.
 
 use std::hash::BuildHasher;
 use std::marker::PhantomData;
@@ -138,8 +138,8 @@ fn read_all<Key: ?Sized, S: BuildHasher, L: TransactionLimit<Key, S> + ?Sized>(
 
 /// Decides for a caller that accepts a delay, on a key that is blocked for so long: as of the end of the block.
 ///
-/// Until then nothing is allowed, and from then on starts can be scheduled again. So the wait that each limit returns now for a
-/// caller that accepts no delay can be too long.
+/// Until then nothing is allowed, and from then on starts can be scheduled again. So the wait that each limit returns
+/// now for a caller that accepts no delay can be too long.
 #[cold]
 fn read_after_blocks<Key: ?Sized, S: BuildHasher, L: TransactionLimit<Key, S> + ?Sized>(
     limits: &[&L],
@@ -173,8 +173,9 @@ fn read_after_blocks<Key: ?Sized, S: BuildHasher, L: TransactionLimit<Key, S> + 
 
 /// Reads all limits soon after the clock was read.
 ///
-/// A thread can be descheduled between the two. By then other threads can have charged at times so far ahead that the states
-/// seem to be from a clock that stepped back. Decided like that, the charges of the other threads would be dropped.
+/// A thread can be descheduled between the two. By then other threads can have charged at times so far ahead that the
+/// states seem to be from a clock that stepped back. Decided like that, the charges of the other threads would be
+/// dropped.
 #[inline]
 fn read_all_fresh<Key: ?Sized, S: BuildHasher, L: TransactionLimit<Key, S> + ?Sized>(
     limits: &[&L],
@@ -203,9 +204,10 @@ fn enforced(reads: &[LimitRead]) -> impl Iterator<Item = &LimitRead> + Clone {
 
 /// Returns whether several limits schedule the latest of their starts.
 ///
-/// Each limit must support it and must not be idle before that start. A limit that is idle before would have capacity until
-/// then, and a charge at the start would take that capacity from every other request. Resets and starts come nearer at the
-/// same pace, so the result stays the same until a limit is charged, and the wait of a denial is exact in both cases.
+/// Each limit must support it and must not be idle before that start. A limit that is idle before would have capacity
+/// until then, and a charge at the start would take that capacity from every other request. Resets and starts come
+/// nearer at the same pace, so the result stays the same until a limit is charged, and the wait of a denial is exact in
+/// both cases.
 fn can_schedule(reads: &[LimitRead]) -> bool {
     let start = enforced(reads).fold(Verdict::Allowed, |start, read| start.stricter_of(read.immediate));
     match start {
@@ -243,8 +245,8 @@ fn decide<Key: ?Sized, S, L: TransactionLimit<Key, S> + ?Sized>(
         .with_estimate(is_estimate(reads))
 }
 
-/// Returns the index of the limit that determines the answer: the longest wait, or if all limits allow immediately the least
-/// remaining. Of equals, the first one.
+/// Returns the index of the limit that determines the answer: the longest wait, or if all limits allow immediately the
+/// least remaining. Of equals, the first one.
 #[inline]
 fn most_restrictive(reads: &[LimitRead]) -> usize {
     if reads.len() == 1 {

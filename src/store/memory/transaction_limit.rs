@@ -127,8 +127,8 @@ pub struct LimitRead {
     pub(super) location: Location,
     /// The time of the decision: the clock's, or for an absent key the horizon if that is later.
     pub(super) now: Timestamp,
-    /// The algorithm's maximum reset, if the state is further ahead of the clock than that: either the clock has stepped back,
-    /// or it was read too long ago.
+    /// The algorithm's maximum reset, if the state is further ahead of the clock than that: either the clock has
+    /// stepped back, or it was read too long ago.
     pub(super) ahead_by: Option<Duration>,
     pub(super) verdict: Verdict,
     /// The verdict for a caller that accepts no delay, in [`ReadMode::Together`].

@@ -57,8 +57,8 @@ fn key_relocated_from_its_first_set_is_never_absent() {
     }
 }
 
-/// Only the second set changes. A reading that found the key absent was made after the change, so its versions are current and
-/// the key can be inserted.
+/// Only the second set changes. A reading that found the key absent was made after the change, so its versions are
+/// current and the key can be inserted.
 #[test]
 fn reading_of_an_absent_key_is_valid_for_both_sets() {
     for between in [[0, 1], [1, 0]] {

@@ -13,13 +13,15 @@ fn evicted_key_is_the_first_to_be_idle() {
         let charge = move |limiter: &Model<Burst>| limiter.check(&soon, AcquireOptions::cost(3)).is_allowed();
         let charged = race(&limiter, charge, move |limiter| admits(limiter, &new));
         assert_eq!(charged, (true, true));
-        // If `soon` is charged first, it is idle after `late`, and stays. If it is evicted first, its charge inserts it again.
+        // If `soon` is charged first, it is idle after `late`, and stays. If it is evicted first, its charge inserts it
+        // again.
         let reset = resets(&limiter, &soon);
         assert!(reset == [200] || reset == [150], "{reset:?}");
     });
 }
 
-/// An evicted key that comes back starts with the carried-over usage. So it is admitted at most its quota in every order.
+/// An evicted key that comes back starts with the carried-over usage. So it is admitted at most its quota in every
+/// order.
 #[test]
 fn evicted_key_that_comes_back_gets_no_second_burst_with_carry_over() {
     model(2, || {
@@ -30,7 +32,8 @@ fn evicted_key_that_comes_back_gets_no_second_burst_with_carry_over() {
         assert!(admits(&limiter, &soon) && admits(&limiter, &late) && admits(&limiter, &late));
         let insert = move |limiter: &Model<Burst>| admits(limiter, &new);
         let (charged, back) = race(&limiter, insert, move |limiter| admits(limiter, &soon));
-        // One token was charged before, and its usage carries over. At least one of the two requests after it is admitted.
+        // One token was charged before, and its usage carries over. At least one of the two requests after it is
+        // admitted.
         assert!(charged || back);
         let again = admits(&limiter, &soon);
         assert!(u8::from(back) + u8::from(again) <= 1, "the third request in a quota of two");
@@ -61,7 +64,8 @@ fn lost_race_for_a_relocation_evicts_no_key() {
     model(3, || {
         let limiter = sets(4, burst(1));
         let (moves, stays) = (key(4, [0, 2], 0), key(4, [1, 0], 1));
-        // The relocation for the first key uses the set that the second key would use. Then the second key has its other set.
+        // The relocation for the first key uses the set that the second key would use. Then the second key has its
+        // other set.
         let (new, other) = (key(4, [0, 1], 2), key(4, [2, 3], 3));
         assert!(admits(&limiter, &moves) && admits(&limiter, &stays));
         let charged = race(&limiter, move |limiter| admits(limiter, &new), move |limiter| admits(limiter, &other));

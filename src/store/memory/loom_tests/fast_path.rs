@@ -128,7 +128,8 @@ fn peek_sees_all_charges_of_the_fast_path_or_none() {
     });
 }
 
-/// The key moves to its second set, or to its first set. In the second case a reader of both sets may find it in neither.
+/// The key moves to its second set, or to its first set. In the second case a reader of both sets may find it in
+/// neither.
 #[test]
 fn key_relocated_meanwhile_is_charged_once() {
     for (from, to, is_in_first) in [(2, 0, true), (0, 2, false)] {

@@ -1,4 +1,5 @@
-//! Holds against concurrent decisions, settlements, evictions, relocations and resets: a held cost counts like a charge.
+//! Holds against concurrent decisions, settlements, evictions, relocations and resets: a held cost counts like a
+//! charge.
 
 use super::*;
 use crate::{Gcra, Quota};

@@ -75,14 +75,15 @@ fn new_keys_do_not_share_a_slot() {
     });
 }
 
-/// The new key overwrites a state that is idle by its thread's clock. A thread with an earlier clock decides on the old key at
-/// the horizon.
+/// The new key overwrites a state that is idle by its thread's clock. A thread with an earlier clock decides on the old
+/// key at the horizon.
 fn eviction_against_charge<S: TestState>(preemptions: usize) {
     model(preemptions, || {
         let limiter = sets(2, Burst::<S>(4, PhantomData));
         let (old, new) = (key(2, [0, 1], 0), key(2, [0, 1], 1));
         assert!(admits(&limiter, &old) && admits(&limiter, &old));
-        // The old key is idle at 200. Charged before, at 100, it is idle at 250. If it was evicted, it is charged at 200.
+        // The old key is idle at 200. Charged before, at 100, it is idle at 250. If it was evicted, it is charged at
+        // 200.
         let insert = move |limiter: &Model<Burst<S>>| {
             at(200);
             admits(limiter, &new)

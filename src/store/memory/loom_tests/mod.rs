@@ -1,7 +1,7 @@
 //! loom models: concurrent decisions are linearizable.
 //!
-//! loom runs each model in all orders of its atomic accesses, stale loads included, with at most three preemptions. Each
-//! run must end in the outcome of some sequential order of the operations.
+//! loom runs each model in all orders of its atomic accesses, stale loads included, with at most three preemptions.
+//! Each run must end in the outcome of some sequential order of the operations.
 //!
 //! A set has one slot in these models, so two or three keys fill a table. All other code is that of production, from
 //! [`Memory`](crate::Memory) down to the atomics. Run `RUSTFLAGS="--cfg loom" cargo test --lib --release loom`.
@@ -34,12 +34,13 @@ use crate::{
     Timestamp, Verdict,
 };
 
-/// Checks `f` in all orders with up to `preemptions` preemptions. Checks it twice: each closure of a [`race`] starts first
-/// in one of the two checks.
+/// Checks `f` in all orders with up to `preemptions` preemptions. Checks it twice: each closure of a [`race`] starts
+/// first in one of the two checks.
 ///
-/// One check is not enough. Before a store, loom looks for another thread's last access to the same atomic, and mistakes the
-/// storing thread's own load in between for that access. An optimistic transaction loads every word that it stores. So if the
-/// reader starts first, loom finds no other order. If the writer starts first, loom finds all orders.
+/// One check is not enough. Before a store, loom looks for another thread's last access to the same atomic, and
+/// mistakes the storing thread's own load in between for that access. An optimistic transaction loads every word that
+/// it stores. So if the reader starts first, loom finds no other order. If the writer starts first, loom finds all
+/// orders.
 ///
 /// A thread that waits for another thread yields. A yield is not a preemption.
 fn model(preemptions: usize, f: impl Fn() + Send + Sync + 'static) {

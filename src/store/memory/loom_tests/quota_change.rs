@@ -1,5 +1,5 @@
-//! Limits that are replaced while a thread charges, settles or evicts. A decision that started before may use the previous
-//! quota, and its charge is kept.
+//! Limits that are replaced while a thread charges, settles or evicts. A decision that started before may use the
+//! previous quota, and its charge is kept.
 
 use super::*;
 use crate::store::{DynLimit, MemoryBuilder};
@@ -102,7 +102,8 @@ fn eviction_during_a_change_of_quota_loses_no_charge() {
         let (there, here) = race(&limiter, insert, move |limiter| admits(limiter, &old));
         assert!(there && here);
         at(150);
-        // If the previous quota charged the second token, one of two tokens has refilled. Otherwise half a token has refilled.
+        // If the previous quota charged the second token, one of two tokens has refilled. Otherwise half a token has
+        // refilled.
         let left = peek(&limiter, &old).remaining();
         assert!(left == Some(3) || left == Some(2), "{left:?}");
         assert_eq!(peek(&limiter, &new).remaining(), Some(3));

@@ -4,8 +4,8 @@ use super::*;
 
 type Moving<S> = (Model<Burst<S>>, [u64; 3]);
 
-/// Builds a limiter with two keys in three slots, in which the insertion of a new key relocates the first one. Returns the key
-/// that moves, the key that stays, and the new key. `moving` is the set before the move and the set after it.
+/// Builds a limiter with two keys in three slots, in which the insertion of a new key relocates the first one. Returns
+/// the key that moves, the key that stays, and the new key. `moving` is the set before the move and the set after it.
 fn before_a_move<S: TestState>(tokens: u64, moving: [u64; 2]) -> Moving<S> {
     let limiter = sets(3, Burst(tokens, PhantomData));
     let [from, to] = moving;
@@ -15,8 +15,8 @@ fn before_a_move<S: TestState>(tokens: u64, moving: [u64; 2]) -> Moving<S> {
     (limiter, [k, stays, new])
 }
 
-/// Does the same as [`before_a_move`], with a key that moves from its second set to its first set: a reader of the first set and
-/// then of the second set may find it in neither.
+/// Does the same as [`before_a_move`], with a key that moves from its second set to its first set: a reader of the
+/// first set and then of the second set may find it in neither.
 fn before_a_move_to_the_first_set<S: TestState>(tokens: u64) -> Moving<S> {
     let limiter = sets(3, Burst(tokens, PhantomData));
     let (first, k) = (key(3, [2, 0], 3), key(3, [2, 0], 0));
@@ -80,8 +80,8 @@ fn charge_of_a_key_relocated_meanwhile_is_kept() {
     move_against_charge::<HitLog>(1);
 }
 
-/// Another key is relocated to the slot of an idle key. A thread with an earlier clock reads the state of the idle key, or finds
-/// it absent, and reads no part of the state of the other key.
+/// Another key is relocated to the slot of an idle key. A thread with an earlier clock reads the state of the idle key,
+/// or finds it absent, and reads no part of the state of the other key.
 #[test]
 fn reader_finds_an_overwritten_key_whole_or_absent() {
     model(3, || {
