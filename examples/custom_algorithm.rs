@@ -10,8 +10,8 @@
 
 use std::time::Duration;
 
-use tower_ratelimit::algorithm::Algorithm;
-use tower_ratelimit::{AcquireOptions, Error, LazySnapshot, LimitSnapshot, ManualClock, Memory, Timestamp, Verdict};
+use tower_ratelimit::algorithm::{Algorithm, ChargeOptions, Step};
+use tower_ratelimit::{AcquireOptions, Error, LazySnapshot, LimitSnapshot, ManualClock, Memory, Timestamp};
 
 const HOUR: u64 = 3_600_000_000;
 const DAY: u64 = 24 * HOUR;
@@ -51,20 +51,18 @@ impl Allowance {
 impl Algorithm for Allowance {
     type State = State;
 
-    fn peek(&self, state: &State, now: Timestamp, options: AcquireOptions) -> Verdict {
+    fn decide(&self, state: &State, now: Timestamp, options: ChargeOptions) -> Step<State> {
         let (used, at) = self.usage(state, now);
-        match self.max.checked_sub(options.cost) {
-            None => Verdict::ExceedsLimit,
-            Some(left) if used <= left => Verdict::Allowed,
-            Some(left) => Verdict::Denied { retry_after: self.restored_at(used - left, at).saturating_since(now) },
+        if !options.is_forced() {
+            match self.max.checked_sub(options.cost) {
+                None => return Step::Exceeds,
+                Some(left) if used > left => {
+                    return Step::deny_for(self.restored_at(used - left, at).saturating_since(now));
+                }
+                Some(_) => {}
+            }
         }
-    }
-
-    fn charge(&self, state: &mut State, now: Timestamp, _delay: Duration, cost: u64) {
-        if cost > 0 {
-            let (used, at) = self.usage(state, now);
-            *state = self.state(used.saturating_add(cost), at);
-        }
+        Step::Allow { next: self.state(used.saturating_add(options.cost), at), delay: 0 }
     }
 
     fn snapshot(&self, state: &State, now: Timestamp) -> LazySnapshot {

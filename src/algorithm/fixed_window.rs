@@ -1,8 +1,10 @@
 use std::time::Duration;
 
-use super::{Algorithm, AtOnce};
-use crate::clock::Timestamp;
-use crate::decision::{AcquireOptions, LazySnapshot, LimitSnapshot, Verdict};
+use super::{Algorithm, ChargeOptions, Start, Step};
+use crate::clock::{Timestamp, micros_floor};
+#[cfg(feature = "redis")]
+use crate::decision::AcquireOptions;
+use crate::decision::{LazySnapshot, LimitSnapshot};
 use crate::quota::Quota;
 
 /// A fixed window: a counter that is reset when its window ends.
@@ -12,8 +14,8 @@ use crate::quota::Quota;
 /// [`aligned_to_clock`](Self::aligned_to_clock) the maximum is `2 limit`, in an arbitrarily short time around the
 /// boundary.
 ///
-/// - **Closed form**: with the window's `used` and `end`, admit if `used + cost <= limit`; both `retry_after` and `reset`
-///   are `end - now`.
+/// - **Closed form**: with the window's `used` and `end`, admit if `used + cost <= limit`; both `retry_after` and
+///   `reset` are `end - now`.
 /// - **State**: four words (end, used, time of the last charge, start). A denied request changes neither count nor end.
 /// - **After a change of quota** the usage counts until the window ends: at its original end, or one new period after
 ///   its start if that is earlier. With `aligned_to_clock`, a charge under the new quota extends that window to the
@@ -67,15 +69,14 @@ impl FixedWindow {
     /// Returns the time at which to decide: now, or the last charge's time if it is later by at most one period.
     ///
     /// A clock may step back by a little, because threads read it before they lock the set.
-    #[inline(always)]
+    #[inline]
     fn moment(&self, &[_, _, written_at, _]: &[u64; 4], now: u64) -> u64 {
         let at = now.max(written_at);
         if at - now > self.quota.period_micros() { now } else { at }
     }
 
     /// Returns start and end of the window that a hit at this time opens.
-    // Part of each charge: row "fixed window" of docs/performance.md.
-    #[inline(always)]
+    #[inline]
     fn window_at(&self, at: u64) -> (u64, u64) {
         let period = self.quota.period_micros();
         let start = if self.aligned { at - at % period } else { at };
@@ -83,7 +84,7 @@ impl FixedWindow {
     }
 
     /// Returns the open window, `None` if the next hit opens a window.
-    #[inline(always)]
+    #[inline]
     fn open(&self, state: &[u64; 4], now: u64) -> Option<Window> {
         let &[end, used, written_at, start] = state;
         let at = self.moment(state, now);
@@ -91,76 +92,39 @@ impl FixedWindow {
         let end = end.min(start.saturating_add(self.quota.period_micros()));
         (written_at <= at && at < end).then_some(Window { start, end, used, at })
     }
-
-    /// Returns the wait in microseconds for a cost of at most the limit, zero if it is allowed.
-    #[inline(always)]
-    fn wait(&self, state: &[u64; 4], now: u64, cost: u64) -> u64 {
-        match self.open(state, now) {
-            Some(window) if window.used > self.quota.limit() - cost => window.end - now,
-            _ => 0,
-        }
-    }
 }
 
 impl Algorithm for FixedWindow {
     type State = [u64; 4];
 
     #[inline]
-    fn peek(&self, state: &[u64; 4], now: Timestamp, ask: AcquireOptions) -> Verdict {
-        if ask.cost > self.quota.limit() {
-            return Verdict::ExceedsLimit;
-        }
-        match self.wait(state, now.as_micros(), ask.cost) {
-            0 => Verdict::Allowed,
-            wait => Verdict::Denied { retry_after: Duration::from_micros(wait) },
-        }
-    }
-
-    #[inline(always)]
-    fn charge(&self, state: &mut [u64; 4], now: Timestamp, _delay: Duration, cost: u64) {
-        if cost == 0 {
-            return;
-        }
-        let at = self.moment(state, now.as_micros());
-        if let Some(window) = self.open(state, now.as_micros()) {
-            let used = window.used.saturating_add(cost);
-            if self.aligned {
-                // A window that a shorter period cut goes on in the present one.
-                let (start, end) = self.window_at(at);
-                if window.end < end {
-                    *state = [end, used, at, start];
-                    return;
+    fn decide(&self, state: &[u64; 4], now: Timestamp, options: ChargeOptions) -> Step<[u64; 4]> {
+        let now = now.as_micros();
+        let window = self.open(state, now);
+        let delay = match options.start {
+            Start::After(delay) => micros_floor(delay),
+            Start::Within(_) if options.cost > self.quota.limit() => return Step::Exceeds,
+            Start::Within(_) => match window {
+                Some(window) if window.used > self.quota.limit() - options.cost => {
+                    return Step::Deny { wait: window.end - now };
                 }
+                _ => 0,
+            },
+        };
+        let at = self.moment(state, now);
+        let next = match window {
+            Some(window) => {
+                let used = window.used.saturating_add(options.cost);
+                let (start, end) = if self.aligned { self.window_at(at) } else { (window.start, window.end) };
+                // A window that a shorter period cut goes on in the present one.
+                if window.end < end { [end, used, at, start] } else { [state[0], used, at, window.start] }
             }
-            *state = [state[0], used, at, window.start];
-            return;
-        }
-        let (start, end) = self.window_at(at);
-        *state = [end, cost, at, start];
-    }
-
-    const DECIDES_AT_ONCE: bool = true;
-
-    #[inline(always)]
-    fn try_at_once(&self, state: &[u64; 4], now: Timestamp, ask: AcquireOptions) -> AtOnce<[u64; 4]> {
-        let &[end, _, written_at, _] = state;
-        let is_ahead = end.max(written_at).saturating_sub(now.as_micros()) > self.quota.period_micros();
-        if is_ahead || ask.cost == 0 || ask.cost > self.quota.limit() {
-            return AtOnce::Unsaid;
-        }
-        match self.wait(state, now.as_micros(), ask.cost) {
-            0 => {
-                let mut charged = *state;
-                self.charge(&mut charged, now, Duration::ZERO, ask.cost);
-                AtOnce::Charged(charged)
+            None => {
+                let (start, end) = self.window_at(at);
+                [end, options.cost, at, start]
             }
-            wait => AtOnce::Denied(wait),
-        }
-    }
-
-    #[inline(always)]
-    fn new_at_once(&self) -> Option<[u64; 4]> {
-        Some([0; 4])
+        };
+        Step::Allow { next, delay }
     }
 
     /// Keeps the window that ends later, with the larger of both counts.
@@ -174,7 +138,7 @@ impl Algorithm for FixedWindow {
         *state = [end, used, window.at.max(other.at), window.start];
     }
 
-    #[inline(always)]
+    #[inline]
     fn snapshot(&self, state: &[u64; 4], now: Timestamp) -> LazySnapshot {
         let now = now.as_micros();
         let (used, reset) = self.open(state, now).map_or((0, 0), |window| (window.used, window.end - now));

@@ -2,31 +2,32 @@ use std::fmt;
 use std::time::Duration;
 
 use super::bucket::Bucket;
-use super::{Algorithm, AtOnce};
+use super::{Algorithm, ChargeOptions, Step};
 use crate::clock::Timestamp;
-use crate::decision::{AcquireOptions, LazySnapshot, Verdict};
+use crate::decision::LazySnapshot;
 use crate::error::Error;
 use crate::quota::Quota;
 
 /// The leaky bucket as a queue: requests start at a constant spacing, and wait until then.
 ///
-/// With the spacing `T = period / limit`, at most `floor(W / T) + 1` requests start in any closed interval of length `W`
-/// (to within a microsecond, by which a start is rounded up). At most [`max_waiting`](Self::max_waiting) requests wait. If
-/// the queue is full, or a request would wait for longer than it accepts, it is denied immediately.
+/// With the spacing `T = period / limit`, at most `floor(W / T) + 1` requests start in any closed interval of length
+/// `W` (to within a microsecond, by which a start is rounded up). At most [`max_waiting`](Self::max_waiting) requests
+/// wait. If the queue is full, or a request would wait for longer than it accepts, it is denied immediately.
 ///
-/// - **Closed form**, with `delay = max(0, next_free - now)` and a capacity of `Q`: admit after `delay` if `delay + (cost - 1)
-///   T <= Q T`, and then `next_free = max(next_free, now) + cost T`; `retry_after = delay + (cost - 1) T - Q T`, `reset =
-///   delay`. It is the bucket with a burst of `Q + 1` that delays each request until usage has drained.
+/// - **Closed form**, with `delay = max(0, next_free - now)` and a capacity of `Q`: admit after `delay` if
+///   `delay + (cost - 1) T <= Q T`, and then `next_free = max(next_free, now) + cost T`;
+///   `retry_after = delay + (cost - 1) T - Q T`, `reset = delay`. It is the bucket with a burst of `Q + 1` that delays
+///   each request until usage has drained.
 /// - **State**: four words.
 /// - **Order**: first come, first served. A scheduled start remains scheduled if the caller does not come.
-/// - **Holds**: a hold starts now or is denied, and the next start is one spacing after it is settled. So only one request at
-///   a time runs under a layer that settles.
-/// - **Among several limits**: a later start is scheduled only if no other limit is idle before it. Otherwise a caller that
-///   accepts a delay must retry. See [`Limit`](crate::Limit).
-/// - **Source**: J. Turner, "New Directions in Communications", IEEE Communications Magazine 24(10), 1986; the leaky bucket
-///   as a shaper.
-/// - **Choose it** before a resource that must not receive bursts, if callers would rather wait than be denied. The layer waits
-///   by itself (feature `timer`). Elsewhere wait for [`Decision::delay`](crate::Decision::delay).
+/// - **Holds**: a hold starts now or is denied, and the next start is one spacing after it is settled. So only one
+///   request at a time runs under a layer that settles.
+/// - **Among several limits**: a later start is scheduled only if no other limit is idle before it. Otherwise a caller
+///   that accepts a delay must retry. See [`Limit`](crate::Limit).
+/// - **Source**: J. Turner, "New Directions in Communications", IEEE Communications Magazine 24(10), 1986; the leaky
+///   bucket as a shaper.
+/// - **Choose it** before a resource that must not receive bursts, if callers would rather wait than be denied. The
+///   layer waits by itself (feature `timer`). Elsewhere wait for [`Decision::delay`](crate::Decision::delay).
 ///
 /// ```
 /// use std::time::Duration;
@@ -48,13 +49,13 @@ impl LeakyQueue {
     ///
     /// # Panics
     ///
-    /// Panics if the quota cannot be represented exactly: in lowest terms, the limit times the period in microseconds must be
-    /// at most 2^53 and the limit below 2^32. In a `const` the compiler reports the panic. [`try_new`](Self::try_new) never
-    /// panics.
+    /// Panics if the quota cannot be represented exactly: in lowest terms, the limit times the period in microseconds
+    /// must be at most 2^53 and the limit below 2^32. In a `const` the compiler reports the panic.
+    /// [`try_new`](Self::try_new) never panics.
     #[must_use]
     #[track_caller]
     pub const fn new(quota: Quota) -> Self {
-        Self { kernel: Bucket::expect(Bucket::new(quota, quota.limit().saturating_add(1))) }
+        Self { kernel: Bucket::unwrap_or_panic(Bucket::new(quota, quota.limit().saturating_add(1))) }
     }
 
     /// Creates the same queue as [`new`](Self::new), and never panics.
@@ -70,12 +71,12 @@ impl LeakyQueue {
     ///
     /// # Panics
     ///
-    /// Panics if `waiting` is 2^53 or more, or the last request would wait for over 200 years. In a `const` the compiler
-    /// reports the panic. [`try_max_waiting`](Self::try_max_waiting) never panics.
+    /// Panics if `waiting` is 2^53 or more, or the last request would wait for over 200 years. In a `const` the
+    /// compiler reports the panic. [`try_max_waiting`](Self::try_max_waiting) never panics.
     #[must_use]
     #[track_caller]
     pub const fn max_waiting(self, waiting: u64) -> Self {
-        Self { kernel: Bucket::expect(Bucket::new(self.kernel.quota(), waiting.saturating_add(1))) }
+        Self { kernel: Bucket::unwrap_or_panic(Bucket::new(self.kernel.quota(), waiting.saturating_add(1))) }
     }
 
     /// Sets the same number as [`max_waiting`](Self::max_waiting), and never panics.
@@ -90,7 +91,7 @@ impl LeakyQueue {
     fn try_with(quota: Quota, waiting: u64) -> Result<Self, Error> {
         match Bucket::new(quota, waiting.saturating_add(1)) {
             Ok(kernel) => Ok(Self { kernel }),
-            Err(error) => Err(error.explain(quota)),
+            Err(error) => Err(error.into_error(quota)),
         }
     }
 
@@ -102,21 +103,13 @@ impl LeakyQueue {
 }
 
 impl Algorithm for LeakyQueue {
-    super::bucket::types::bucket_state!();
+    super::bucket::bucket_types::bucket_algorithm!();
 
-    #[inline]
-    fn peek(&self, state: &[u64; 4], now: Timestamp, ask: AcquireOptions) -> Verdict {
-        self.kernel.peek_in_turn(state, now, ask)
-    }
-
-    /// Handles an idle queue.
+    // In line is the case of an idle queue, as for the other bucket types: row "memory algorithms, leaky_queue" of
+    // docs/performance.md.
     #[inline(always)]
-    fn try_at_once(&self, state: &[u64; 4], now: Timestamp, ask: AcquireOptions) -> AtOnce<[u64; 4]> {
-        let &[whole, .., written_at] = state;
-        if whole > written_at.max(now.as_micros()) {
-            return AtOnce::Unsaid;
-        }
-        self.kernel.try_at_once(state, now, ask)
+    fn decide(&self, state: &[u64; 4], now: Timestamp, options: ChargeOptions) -> Step<[u64; 4]> {
+        self.kernel.decide(state, now, options, true)
     }
 }
 

@@ -36,20 +36,20 @@ use crate::decision::{AcquireOptions, LazySnapshot};
 /// ```
 /// # use std::time::Duration;
 /// use tower_ratelimit::algorithm::{LuaScript, LuaAlgorithm};
-/// # use tower_ratelimit::algorithm::Algorithm;
-/// # use tower_ratelimit::{AcquireOptions, LimitSnapshot, LazySnapshot, Timestamp, Verdict};
+/// # use tower_ratelimit::algorithm::{Algorithm, ChargeOptions, Step};
+/// # use tower_ratelimit::{LimitSnapshot, LazySnapshot, Timestamp};
 /// # #[derive(Debug)]
 /// # struct CoolDown(Duration);
 /// # impl Algorithm for CoolDown {
 /// #     type State = [u64; 1];
-/// #     fn peek(&self, &[open_at]: &[u64; 1], now: Timestamp, options: AcquireOptions) -> Verdict {
+/// #     fn decide(&self, &[open_at]: &[u64; 1], now: Timestamp, options: ChargeOptions) -> Step<[u64; 1]> {
 /// #         let wait = Timestamp::from_micros(open_at).saturating_since(now);
-/// #         if options.cost > 1 { Verdict::ExceedsLimit }
-/// #         else if wait.is_zero() || wait > self.0 { Verdict::Allowed }
-/// #         else { Verdict::Denied { retry_after: wait } }
-/// #     }
-/// #     fn charge(&self, state: &mut [u64; 1], now: Timestamp, delay: Duration, cost: u64) {
-/// #         if cost > 0 { *state = [now.saturating_add(delay).saturating_add(self.0).as_micros()]; }
+/// #         if !options.is_forced() && options.cost > 1 { Step::Exceeds }
+/// #         else if !options.is_forced() && !wait.is_zero() && wait <= self.0 { Step::deny_for(wait) }
+/// #         else {
+/// #             let start = now.saturating_add(options.forced_delay());
+/// #             Step::Allow { next: [start.saturating_add(self.0).as_micros()], delay: 0 }
+/// #         }
 /// #     }
 /// #     fn snapshot(&self, &[open_at]: &[u64; 1], now: Timestamp) -> LazySnapshot {
 /// #         let wait = Timestamp::from_micros(open_at).saturating_since(now);

@@ -1,8 +1,8 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use super::{Algorithm, HitLog};
-use crate::clock::Timestamp;
+use super::{Algorithm, ChargeOptions, HitLog, HitLogEdit, Start, Step};
+use crate::clock::{Timestamp, micros_floor};
 use crate::decision::{AcquireOptions, LazySnapshot, LimitSnapshot, Verdict};
 use crate::error::Error;
 use crate::quota::Quota;
@@ -140,33 +140,8 @@ impl Window<'_> {
 impl Algorithm for SlidingLog {
     type State = HitLog;
 
-    fn peek(&self, state: &HitLog, now: Timestamp, ask: AcquireOptions) -> Verdict {
-        self.decide(&self.window(state, now.as_micros()), now, ask.cost)
-    }
-
-    fn charge(&self, state: &mut HitLog, now: Timestamp, _delay: Duration, cost: u64) {
-        if cost == 0 {
-            return;
-        }
-        let Window { first, at, .. } = self.window(state, now.as_micros());
-        state.hits.drain(..first);
-        state.period = self.quota.period_micros();
-        state.idle_at = at.saturating_add(state.period);
-        let full = state.hits.len() >= self.entries();
-        match state.hits.back_mut() {
-            // Beyond the bound only penalties go: they count with the hit before them, for longer.
-            Some((time, weight)) if *time == at || full => {
-                *time = at;
-                *weight = weight.saturating_add(cost);
-            }
-            _ => {
-                if state.hits.len() == state.hits.capacity() {
-                    let more = state.hits.len().max(4).min(self.entries() - state.hits.len());
-                    state.hits.reserve_exact(more);
-                }
-                state.hits.push_back((at, cost));
-            }
-        }
+    fn decide(&self, state: &HitLog, now: Timestamp, options: ChargeOptions) -> Step<HitLog> {
+        self.decide_in(&self.window(state, now.as_micros()), now, options)
     }
 
     /// Keeps hits such that, since any time, the sum of weights is the larger of both logs.
@@ -209,7 +184,7 @@ impl Algorithm for SlidingLog {
         &self,
         state: &HitLog,
         now: Timestamp,
-        ask: AcquireOptions,
+        options: AcquireOptions,
         held: u64,
     ) -> (Verdict, LazySnapshot) {
         let mut window = self.window(state, now.as_micros());
@@ -217,7 +192,7 @@ impl Algorithm for SlidingLog {
             // A charge counts all hits under the present period.
             (window.held, window.period) = (held, self.quota.period_micros());
         }
-        (self.decide(&window, now, ask.cost), self.figures(&window, now).into())
+        (self.decide_in(&window, now, options.into()).verdict(), self.figures(&window, now).into())
     }
 
     fn snapshot(&self, state: &HitLog, now: Timestamp) -> LazySnapshot {
@@ -234,17 +209,25 @@ impl Algorithm for SlidingLog {
 }
 
 impl SlidingLog {
-    fn decide(&self, window: &Window<'_>, now: Timestamp, cost: u64) -> Verdict {
-        let limit = self.quota.limit();
-        if cost > limit {
-            return Verdict::ExceedsLimit;
-        }
-        match window.used().saturating_add(cost).checked_sub(limit) {
-            None | Some(0) => Verdict::Allowed,
-            Some(over) => Verdict::Denied {
-                retry_after: Duration::from_micros(window.freed_at(over).saturating_sub(now.as_micros())),
+    fn decide_in(&self, window: &Window<'_>, now: Timestamp, options: ChargeOptions) -> Step<HitLog> {
+        let (limit, cost) = (self.quota.limit(), options.cost);
+        let delay = match options.start {
+            Start::After(delay) => micros_floor(delay),
+            Start::Within(_) if cost > limit => return Step::Exceeds,
+            Start::Within(_) => match window.used().saturating_add(cost).checked_sub(limit) {
+                None | Some(0) => 0,
+                Some(over) => return Step::Deny { wait: window.freed_at(over).saturating_sub(now.as_micros()) },
             },
-        }
+        };
+        let period = self.quota.period_micros();
+        let next = HitLogEdit {
+            expired: window.first,
+            hit: (window.at, cost),
+            max_hits: self.entries(),
+            period,
+            idle_at: window.at.saturating_add(period),
+        };
+        Step::Allow { next, delay }
     }
 
     fn figures(&self, window: &Window<'_>, now: Timestamp) -> LimitSnapshot {

@@ -1,8 +1,8 @@
 use std::time::Duration;
 
-use super::{Algorithm, Counters};
-use crate::clock::Timestamp;
-use crate::decision::{AcquireOptions, LazySnapshot, LimitSnapshot, Verdict};
+use super::{Algorithm, ChargeOptions, Counters, Start, Step};
+use crate::clock::{Timestamp, micros_floor};
+use crate::decision::{LazySnapshot, LimitSnapshot};
 use crate::error::Error;
 use crate::quota::Quota;
 
@@ -226,18 +226,18 @@ impl SlidingWindow {
 
     /// Returns the wait from `view.at` until a `cost` of at most the limit is admitted, without other charges.
     fn wait(&self, view: &View<'_>, cost: u64) -> u64 {
-        let room = u128::from(self.quota.limit().saturating_sub(cost));
+        let spare = u128::from(self.quota.limit().saturating_sub(cost));
         let mut used: u128 = self.live(view).map(|live| u128::from(live.count)).sum();
         let mut from = view.at;
         let mut blocks = self.live(view);
-        while used > room {
+        while used > spare {
             let Some(oldest) = blocks.next() else { break };
             if self.weighted {
                 // Several old blocks may count in the same new block, and then count by the same fraction.
                 let same = blocks.clone().take_while(|live| live.block == oldest.block);
                 let sharing = same.fold(u128::from(oldest.count), |sum, live| sum + u128::from(live.count));
-                if let Some(room) = (room + sharing).checked_sub(used) {
-                    let admits_at = self.admits_at(oldest.block, sharing, room).max(from);
+                if let Some(spare) = (spare + sharing).checked_sub(used) {
+                    let admits_at = self.admits_at(oldest.block, sharing, spare).max(from);
                     if admits_at < oldest.leaves_at {
                         return admits_at - view.at;
                     }
@@ -249,11 +249,11 @@ impl SlidingWindow {
         from.saturating_sub(view.at)
     }
 
-    /// Returns the time from which the fraction of `sharing`, the count of this block, is at most `room`, which is
+    /// Returns the time from which the fraction of `sharing`, the count of this block, is at most `spare`, which is
     /// less.
-    fn admits_at(&self, block: u64, sharing: u128, room: u128) -> u64 {
-        // sharing * (width - offset_in_block) <= room * width, and the quotient is below the width.
-        let left = room * u128::from(self.width()) / sharing;
+    fn admits_at(&self, block: u64, sharing: u128, spare: u128) -> u64 {
+        // sharing * (width - offset_in_block) <= spare * width, and the quotient is below the width.
+        let left = spare * u128::from(self.width()) / sharing;
         self.leaves_at(block).saturating_sub(u64::try_from(left).unwrap_or(u64::MAX))
     }
 
@@ -323,23 +323,21 @@ const fn index(small: u64) -> usize {
 impl Algorithm for SlidingWindow {
     type State = Counters;
 
-    fn peek(&self, state: &Counters, now: Timestamp, ask: AcquireOptions) -> Verdict {
-        if ask.cost > self.quota.limit() {
-            return Verdict::ExceedsLimit;
-        }
+    fn decide(&self, state: &Counters, now: Timestamp, options: ChargeOptions) -> Step<Counters> {
         let view = self.view(state, now.as_micros());
-        match self.wait(&view, ask.cost) {
-            0 => Verdict::Allowed,
-            wait => Verdict::Denied { retry_after: Duration::from_micros(wait + view.behind) },
-        }
-    }
-
-    fn charge(&self, state: &mut Counters, now: Timestamp, _delay: Duration, cost: u64) {
-        if cost > 0 {
-            let mut counts = self.counts(&self.view(state, now.as_micros()));
-            counts.by_age[0] = counts.by_age[0].saturating_add(cost);
-            self.write(state, &counts);
-        }
+        let delay = match options.start {
+            Start::After(delay) => micros_floor(delay),
+            Start::Within(_) if options.cost > self.quota.limit() => return Step::Exceeds,
+            Start::Within(_) => match self.wait(&view, options.cost) {
+                0 => 0,
+                wait => return Step::Deny { wait: wait + view.behind },
+            },
+        };
+        let mut counts = self.counts(&view);
+        counts.by_age[0] = counts.by_age[0].saturating_add(options.cost);
+        let mut next = Counters::zero(state.len());
+        self.write(&mut next, &counts);
+        Step::Allow { next, delay }
     }
 
     /// Keeps the larger of both counts, block by block.

@@ -51,7 +51,7 @@ impl AcquireOptions {
     }
 
     /// Returns the longest acceptable delay in whole microseconds, or `default` if the caller set none.
-    #[inline]
+    #[cfg(feature = "redis")]
     pub(crate) fn max_delay_micros_or(&self, default: u64) -> u64 {
         self.max_delay.map_or(default, crate::clock::micros_floor)
     }

@@ -1,17 +1,19 @@
-//! What is held on keys, beside their states.
+//! The amounts held on keys, stored beside the states.
 //!
-//! Amounts lie in a map of their own, as few keys have any: so states and sets do not grow, and a decision on a key without
-//! holds pays for one load of a counter that is zero.
+//! Few keys have a held amount, so the amounts are in a map of their own. States and sets do not grow, and a decision
+//! in a table without holds costs one load of a counter that is zero.
 //!
 //! # Protocol
 //!
-//! An amount changes only under the lock of the set that its key lies in. A reader loads the set's version, then the counter
-//! and the amount, and then validates the version, as for a state. So state and amount belong together: a change between the
-//! two loads changes the version, and a reader that loads the version after the change sees it, as unlocking releases what
-//! the version's load acquires.
+//! An amount changes only under the lock of the set with the key's slot. A reader loads the set's version, then the
+//! counter and the amount, and then validates the version, as for a state. So the state and the amount are of one
+//! moment: a change between the two loads changes the version. A reader that loads the version after the change sees
+//! the change, as unlocking releases and the load of the version acquires. If the counter were loaded before the
+//! version, a decision could miss a new hold.
 //!
-//! A key on which something is held keeps its slot: [`Set::free_slot`](super::set::Set::free_slot) and the eviction pass over
-//! it, so that its actual cost can be charged.
+//! A key with a held amount keeps its slot, also when its state is idle: no insertion, relocation or eviction takes
+//! over the slot. Otherwise the settlement could find no slot in a full table, and the actual cost would not be
+//! charged.
 
 use std::collections::HashMap;
 use std::hash::BuildHasherDefault;
@@ -19,14 +21,14 @@ use std::sync::PoisonError;
 
 use crate::sync::{AtomicU64, Mutex, MutexGuard, Ordering};
 
-/// The amounts held, by fingerprint.
+/// The held amounts, by fingerprint.
 pub(super) struct Holds {
-    /// How many keys have one.
+    /// The number of keys with a held amount.
     keys: AtomicU64,
     shards: [Mutex<Amounts>; SHARDS],
 }
 
-/// Fingerprints are hashes already.
+/// Fingerprints are hashes, so they are not hashed again.
 type Amounts = HashMap<u64, u64, BuildHasherDefault<Fingerprints>>;
 
 #[cfg(not(loom))]
@@ -39,14 +41,13 @@ impl Holds {
         Self { keys: AtomicU64::new(0), shards: std::array::from_fn(|_| Mutex::new(Amounts::default())) }
     }
 
-    /// Whether anything is held on any key.
-    // Part of each decision: rows "hot key" and "1000 keys" of docs/performance.md.
-    #[inline(always)]
+    /// Returns whether any key has a held amount.
+    #[inline]
     pub(super) fn any(&self) -> bool {
         self.keys.load(Ordering::Acquire) != 0
     }
 
-    /// What is held on a key.
+    /// Returns the amount held on a key.
     #[inline]
     pub(super) fn of(&self, fingerprint: u64) -> u64 {
         if self.any() { self.look_up(fingerprint) } else { 0 }
@@ -57,7 +58,7 @@ impl Holds {
         self.shard(fingerprint).get(&fingerprint).copied().unwrap_or(0)
     }
 
-    /// Under the lock of the key's set: holds so much more.
+    /// Under the lock of the key's set: holds `amount` more.
     pub(super) fn add(&self, fingerprint: u64, amount: u64) {
         if amount == 0 {
             return;
@@ -70,7 +71,7 @@ impl Holds {
         *held = held.saturating_add(amount);
     }
 
-    /// Under the lock of the key's set: holds so much less.
+    /// Under the lock of the key's set: holds `amount` less.
     pub(super) fn subtract(&self, fingerprint: u64, amount: u64) {
         let mut shard = self.shard(fingerprint);
         let Some(held) = shard.get_mut(&fingerprint) else { return };
@@ -81,7 +82,7 @@ impl Holds {
         }
     }
 
-    /// On how many keys something is held, and how much in all.
+    /// Returns the number of keys with a held amount, and the sum of these amounts.
     pub(super) fn totals(&self) -> (usize, u64) {
         let totals = self.shards.iter().map(|shard| {
             let shard = shard.lock().unwrap_or_else(PoisonError::into_inner);
@@ -102,7 +103,7 @@ impl Holds {
     }
 }
 
-/// Takes a fingerprint as it is.
+/// A hasher that returns a fingerprint unchanged.
 #[derive(Default)]
 struct Fingerprints(u64);
 

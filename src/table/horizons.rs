@@ -1,13 +1,14 @@
 use crate::sync::{AtomicU64, Ordering};
 
-/// The latest moments at which states that were dropped became as good as new, one for each few sets: by themselves they would
-/// take a sixteenth of the table.
+/// The horizons: for each group of sets, the latest time at which a dropped state became idle.
 ///
-/// Who reads one that another set has raised decides later than it had to, but no later than somebody's clock has read.
+/// One horizon for each set would take a sixteenth of the table. A thread that reads a horizon that another set has
+/// raised decides later than necessary, but never later than the clock of some thread.
 pub(super) struct Horizons(Box<[AtomicU64]>);
 
 impl Horizons {
-    /// How many sets share one. There are few enough for a processor's cache, and enough of them that threads seldom meet.
+    /// The number of sets that share a horizon. So the horizons fit in a processor's cache, and threads seldom write to
+    /// the same one.
     const SETS: usize = 64;
 
     pub(super) fn new(sets: usize) -> Self {
@@ -18,13 +19,14 @@ impl Horizons {
         size_of_val(&*self.0)
     }
 
-    #[inline(always)]
+    #[inline]
     pub(super) fn of(&self, set: usize) -> u64 {
         self.0[set / Self::SETS].load(Ordering::Acquire)
     }
 
-    /// Under the set's lock. Others who share the horizon may hold theirs.
-    #[inline(always)]
+    /// Under the set's lock: raises the horizon. Threads that hold the locks of other sets may raise it at the same
+    /// time.
+    #[inline]
     pub(super) fn raise(&self, set: usize, dropped: u64) {
         let horizon = &self.0[set / Self::SETS];
         if dropped > horizon.load(Ordering::Relaxed) {

@@ -2,14 +2,15 @@ use super::holds::Holds;
 use crate::algorithm::AtomicState;
 use crate::sync::{AtomicU64, Backoff, Ordering};
 
-/// With three slots a version, the fingerprints and cells of four words fill two cache lines.
+/// The number of slots of a set. With three slots, the version, the fingerprints and states of four words fill two
+/// cache lines.
 #[cfg(not(loom))]
 pub(super) const SLOTS: usize = 3;
-/// loom tries every order of every access: fewer slots, the same code.
+/// loom tries every order of every access: fewer slots make fewer orders, of the same code.
 #[cfg(loom)]
 pub(super) const SLOTS: usize = 1;
 
-/// The slots' indices.
+/// Returns the indices of the slots.
 #[allow(clippy::cast_possible_truncation, reason = "there are three at most")]
 pub(super) fn all_slots() -> std::ops::Range<u8> {
     0..SLOTS as u8
@@ -17,8 +18,8 @@ pub(super) fn all_slots() -> std::ops::Range<u8> {
 
 /// A few slots under one sequence lock.
 ///
-/// In this order: what a decision reads of other keys is all in the first cache line. Two lines that are aligned to both
-/// are what many processors fetch together.
+/// The order of the fields keeps all that a decision reads of other keys in the first cache line. Many processors fetch
+/// two lines that are aligned to 128 bytes together.
 #[repr(C, align(128))]
 pub(super) struct Set<C> {
     version: AtomicU64,
@@ -35,82 +36,87 @@ impl<C: AtomicState> Set<C> {
         }
     }
 
-    /// The version that a reading starts from. An odd one vouches for nothing: `is_at` and `lock` fail with it.
-    #[inline(always)]
+    /// Loads the version that a reading depends on. `validate` and `try_lock` fail with an odd version.
+    #[inline]
     pub(super) fn version(&self) -> u64 {
         self.version.load(Ordering::Acquire)
     }
 
-    /// Whether what was read since `version()` returned `version` is consistent.
+    /// Returns whether all that was read since `version()` returned `version` is consistent.
     ///
-    /// Every load of a reading acquires and every store of a writer releases: a reader who saw anything of a writer sees
-    /// here at least that writer's odd version.
-    #[inline(always)]
-    pub(super) fn is_at(&self, version: u64) -> bool {
+    /// Every load of a reading acquires and every store of a writer releases. So a reader that has loaded any word of a
+    /// writer loads at least that writer's odd version here. With relaxed loads it could load the old version.
+    #[inline]
+    pub(super) fn validate(&self, version: u64) -> bool {
         version & 1 == 0 && self.version.load(Ordering::Acquire) == version
     }
 
-    #[inline(always)]
-    pub(super) fn lock(&self, version: u64) -> bool {
+    /// Locks the set, unless anything in it has changed since `version` was loaded.
+    #[inline]
+    pub(super) fn try_lock(&self, version: u64) -> bool {
         version & 1 == 0
             && self.version.compare_exchange(version, version + 1, Ordering::AcqRel, Ordering::Relaxed).is_ok()
     }
 
-    /// Waits for the lock, and returns the version to unlock with.
-    pub(super) fn lock_whenever(&self) -> u64 {
+    /// Locks the set, waiting for other threads. Returns the version to unlock with.
+    pub(super) fn lock(&self) -> u64 {
         let mut backoff = Backoff::new();
         loop {
             let version = self.version();
-            if self.lock(version) {
+            if self.try_lock(version) {
                 return version;
             }
             backoff.wait();
         }
     }
 
-    #[inline(always)]
+    /// Unlocks after a change.
+    #[inline]
     pub(super) fn unlock(&self, version: u64) {
         self.version.store(version + 2, Ordering::Release);
     }
 
-    #[inline(always)]
+    /// Unlocks with nothing changed: readings from before the lock stay valid.
     pub(super) fn unlock_unchanged(&self, version: u64) {
         self.version.store(version, Ordering::Release);
     }
 
-    /// By branches, though which slot it is nobody can foretell: a processor that guesses right reads on while the line is still
-    /// on its way, and to select a slot without them would wait for it each time.
-    #[inline(always)]
+    /// Finds the slot of a key.
+    ///
+    /// With branches: a processor that predicts the slot goes on before the cache line arrives. A selection without
+    /// branches would wait for the line each time (row "1000 keys").
+    #[inline]
     pub(super) fn find(&self, fingerprint: u64) -> Option<u8> {
         all_slots().find(|&slot| self.fingerprint(slot) == fingerprint)
     }
 
-    #[inline(always)]
+    #[inline]
     pub(super) fn fingerprint(&self, slot: u8) -> u64 {
         self.fingerprints[usize::from(slot)].load(Ordering::Acquire)
     }
 
-    #[inline(always)]
+    #[inline]
     pub(super) fn cell(&self, slot: u8) -> &C {
         &self.cells[usize::from(slot)]
     }
 
-    /// A slot that is empty or idle at `now`, and whose key has nothing held: empty ones, whose first word is zero, are idle
-    /// at any time.
+    /// Finds a slot that is empty or idle at `now`, and whose key has no held amount. An empty slot is idle at any
+    /// time, as the first word of its state is zero.
+    // Row "insertion" of docs/performance.md.
     #[inline(always)]
-    pub(super) fn free_slot(&self, now: u64, holds: &Holds) -> Option<u8> {
+    pub(super) fn find_free(&self, now: u64, holds: &Holds) -> Option<u8> {
         all_slots().find(|&slot| self.cell(slot).idle_at() <= now && holds.of(self.fingerprint(slot)) == 0)
     }
 
-    /// Under the lock: gives an idle slot to a new key, in the zero state.
-    #[inline(always)]
-    pub(super) fn occupy(&self, slot: u8, fingerprint: u64) {
+    /// Under the lock: gives a free slot to a key, in the zero state.
+    #[inline]
+    pub(super) fn claim(&self, slot: u8, fingerprint: u64) {
         self.cell(slot).clear();
         self.fingerprints[usize::from(slot)].store(fingerprint, Ordering::Release);
     }
 
-    /// Under the lock: empties a slot, with no trace in the horizon.
-    pub(super) fn vacate(&self, slot: u8) {
+    /// Under the lock: empties a slot, without raising the horizon.
+    pub(super) fn clear_slot(&self, slot: u8) {
         self.fingerprints[usize::from(slot)].store(0, Ordering::Release);
         self.cell(slot).clear();
     }
@@ -119,7 +125,7 @@ impl<C: AtomicState> Set<C> {
         self.cells.iter().map(AtomicState::heap_bytes).sum()
     }
 
-    pub(super) fn live(&self, now: u64) -> usize {
+    pub(super) fn count_live(&self, now: u64) -> usize {
         self.cells.iter().filter(|cell| cell.idle_at() > now).count()
     }
 }

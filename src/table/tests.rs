@@ -1,20 +1,25 @@
-//! Proves that the table forgets no key before its time: what is written is found until it is removed or idle; an idle
-//! slot is used again and leaves its horizon; as many keys as were asked for have room, wherever their hashes fall; and
-//! with more keys than slots it forgets who would be idle first, and neither grows nor hangs.
+//! Tests of the table on one thread.
 //!
-//! Here one thread runs at a time; `loom_tests` has the orders of many.
+//! - A stored state is found until the key is removed or idle.
+//! - An idle slot is used again, and raises the horizon.
+//! - The table stores as many live keys as its capacity, for any hashes.
+//! - With more keys than slots, the key that is idle first is evicted, and the table does not grow.
+//!
+//! The loom models of the memory store cover concurrent threads.
 
 use std::collections::{BTreeMap, HashMap};
 
 use proptest::prelude::*;
 
+use super::set::{SLOTS, all_slots};
 use super::*;
+use crate::algorithm::AtomicState;
 use crate::sync::AtomicU64;
 
-/// A state is until when it is live, and whose it is.
+/// A state is the time at which the key is idle, and the hash of the key.
 type Words = Table<[AtomicU64; 2]>;
 
-/// Hashes like those of a good hasher (splitmix64), the same in each run.
+/// Hashes like those of a good hasher (splitmix64). They are the same in each run.
 struct Hashes(u64);
 
 impl Iterator for Hashes {
@@ -28,15 +33,15 @@ impl Iterator for Hashes {
     }
 }
 
-/// A key owes as long as it is live.
-struct Plain;
+/// Measures the usage of a key by the time at which it is idle.
+struct ByIdleTime;
 
-impl Tenancy<[u64; 2]> for Plain {
-    fn owes(&self, &[until, _]: &[u64; 2]) -> (u64, u64) {
-        (0, until)
+impl EvictionPolicy<[u64; 2]> for ByIdleTime {
+    fn usage_rank(&self, &[idle_at, _]: &[u64; 2]) -> (u64, u64) {
+        (0, idle_at)
     }
 
-    fn inherit(&self, state: &mut [u64; 2], from: &[u64; 2]) {
+    fn carry_over(&self, state: &mut [u64; 2], from: &[u64; 2]) {
         state[0] = state[0].max(from[0]);
     }
 
@@ -46,107 +51,109 @@ impl Tenancy<[u64; 2]> for Plain {
 }
 
 fn table_of(sets: usize) -> Words {
-    Table::of_sets(sets, 2, WhenFull::Evict)
+    Table::with_sets(sets, 2, WhenFull::Evict)
 }
 
-/// Reads the key for where it is.
-fn spot(table: &Words, hash: u64) -> Spot {
-    let mut spot = Spot::BLANK;
-    let _ = table.read(hash, &mut spot);
-    spot
+/// Reads the key, and returns its location.
+fn location(table: &Words, hash: u64) -> Location {
+    let mut location = Location::EMPTY;
+    let _ = table.read(hash, &mut location);
+    location
 }
 
-/// Hashes whose two sets are these, in this order.
-fn hashes_for(table: &Words, candidates: [usize; 2]) -> impl Iterator<Item = u64> + use<'_> {
-    Hashes(7).filter(move |&hash| table.candidates(hash) == candidates)
+/// Returns hashes with these two candidate sets, in this order.
+fn hashes_for(table: &Words, candidate_sets: [usize; 2]) -> impl Iterator<Item = u64> + use<'_> {
+    Hashes(7).filter(move |&hash| table.candidate_sets(hash) == candidate_sets)
 }
 
-/// Makes the key live until `until`, as a limiter does that decides at `now`. False, with nothing written, if that
-/// would take to forget a key that is live.
+/// Stores the key with the idle time `until`, as a decision at `now` does. Returns `false`, with nothing written, if
+/// that would evict a live key.
 fn try_put(table: &Words, hash: u64, now: u64, until: u64) -> bool {
     loop {
-        let spot = spot(table, hash);
-        assert!(table.lock(&spot), "nobody else is there");
-        let place = table.place(&spot, now, &Plain);
-        if let Some(place) = place {
-            *table.edit(place) = [until, hash];
+        let location = location(table, hash);
+        assert!(table.lock(&location), "no other thread writes");
+        let slot = table.ensure_slot(&location, now, &ByIdleTime);
+        if let Some(slot) = slot {
+            *table.edit(slot) = [until, hash];
         }
-        table.unlock(&spot);
-        if place.is_some() {
+        table.unlock(&location);
+        if slot.is_some() {
             return true;
         }
-        if !table.make_room_by_moving(spot.candidates, now) {
+        if !table.relocate(location.candidate_sets, now) {
             return false;
         }
     }
 }
 
-/// As `try_put`, but makes room at all costs.
+/// Does the same as `try_put`, and evicts if that is necessary.
 fn put(table: &Words, hash: u64, now: u64, until: u64) {
     while !try_put(table, hash, now, until) {
-        table.make_room(&spot(table, hash), now, &Plain).expect("a table that forgets");
+        table.make_space(&location(table, hash), now, &ByIdleTime).expect("the policy evicts");
     }
 }
 
-/// Holds so much on the key, in a slot.
+/// Holds `amount` on the key. Inserts an absent key.
 fn hold(table: &Words, hash: u64, now: u64, amount: u64) {
     loop {
-        let spot = spot(table, hash);
-        assert!(table.lock(&spot), "nobody else is there");
-        let place = table.place(&spot, now, &Plain);
-        if let Some(place) = place {
-            if spot.is_nowhere() {
-                *table.edit(place) = [0, hash];
+        let location = location(table, hash);
+        assert!(table.lock(&location), "no other thread writes");
+        let slot = table.ensure_slot(&location, now, &ByIdleTime);
+        if let Some(slot) = slot {
+            if location.is_absent() {
+                *table.edit(slot) = [0, hash];
             }
-            table.hold(&spot, amount);
+            table.hold(&location, amount);
         }
-        table.unlock(&spot);
-        if place.is_some() {
+        table.unlock(&location);
+        if slot.is_some() {
             return;
         }
-        assert!(table.make_room_by_moving(spot.candidates, now), "there is room");
+        assert!(table.relocate(location.candidate_sets, now), "a slot can be freed");
     }
 }
 
-/// Notes whose the zero state is.
+/// Stores an idle state with the hash of the key.
 fn put_idle(table: &Words, hash: u64) {
-    table.alter(hash, 0, None::<&Plain>, |table, place, _| *table.edit(place) = [0, hash]).expect("it has a slot");
+    table
+        .update(hash, 0, None::<&ByIdleTime>, |table, slot, _| *table.edit(slot) = [0, hash])
+        .expect("the key is present");
 }
 
 fn end_hold(table: &Words, hash: u64, amount: u64) {
-    let end = |table: &Words, _: Place, _| table.end_hold(hash, amount);
-    table.alter(hash, 0, None::<&Plain>, end).expect("it has a slot");
+    let end = |table: &Words, _: SlotIndex, _| table.end_hold(hash, amount);
+    table.update(hash, 0, None::<&ByIdleTime>, end).expect("the key is present");
 }
 
 fn held(table: &Words, hash: u64) -> u64 {
-    table.read(hash, &mut { Spot::BLANK }).held
+    table.read(hash, &mut { Location::EMPTY }).held
 }
 
-/// Until when the key is live, or if it is nowhere the horizon.
+/// Returns the idle time of a present key, or the horizon of an absent key as an error.
 fn get(table: &Words, hash: u64) -> Result<u64, u64> {
-    let mut spot = Spot::BLANK;
-    let seen = table.read(hash, &mut spot);
-    let [until, whose] = *seen.state;
-    if spot.is_nowhere() {
-        assert_eq!([until, whose], [0, 0], "who is nowhere is as good as new");
+    let mut location = Location::EMPTY;
+    let seen = table.read(hash, &mut location);
+    let [until, owner] = *seen.state;
+    if location.is_absent() {
+        assert_eq!([until, owner], [0, 0], "an absent key is idle");
         Err(seen.horizon)
     } else {
-        assert_eq!((whose, seen.horizon), (hash, 0), "a key found another one's state");
+        assert_eq!((owner, seen.horizon), (hash, 0), "the state of another key");
         Ok(until)
     }
 }
 
-/// What holds of a table in which nobody is at work.
+/// Checks the invariants of a table that no thread is using.
 fn check_structure(table: &Words) {
     let mut seen = HashMap::new();
     for (index, set) in table.sets.iter().enumerate() {
-        assert!(set.is_at(set.version()), "a lock was not given back");
+        assert!(set.validate(set.version()), "a set is locked");
         for slot in all_slots() {
             let fingerprint = set.fingerprint(slot);
             if fingerprint == 0 {
                 assert_eq!(*set.cell(slot).snapshot(), [0, 0], "an empty slot has a state");
             } else {
-                assert!(table.candidates(fingerprint).contains(&index), "a key lies where nobody looks for it");
+                assert!(table.candidate_sets(fingerprint).contains(&index), "a key is in no candidate set of its own");
                 assert_eq!(seen.insert(fingerprint, (index, slot)), None, "a key has two slots");
             }
         }
@@ -154,8 +161,8 @@ fn check_structure(table: &Words) {
 }
 
 #[test]
-fn a_key_is_found_until_it_is_removed() {
-    let table = Words::with_room_for(100, 2, WhenFull::Evict);
+fn key_is_found_until_it_is_removed() {
+    let table = Words::with_capacity(100, 2, WhenFull::Evict);
     let keys: Vec<u64> = Hashes(1).take(100).collect();
     assert!(keys.iter().all(|&key| get(&table, key) == Err(0)));
     for (&key, until) in keys.iter().zip(1000..) {
@@ -164,52 +171,52 @@ fn a_key_is_found_until_it_is_removed() {
     for (&key, until) in keys.iter().zip(1000..) {
         assert_eq!(get(&table, key), Ok(until));
     }
-    assert_eq!(table.live(1), 100);
-    let (gone, kept) = keys.split_at(50);
-    for &key in gone {
+    assert_eq!(table.count_live(1), 100);
+    let (removed, kept) = keys.split_at(50);
+    for &key in removed {
         table.remove(key);
-        // To remove who is not there changes nothing.
+        // The removal of an absent key changes nothing.
         table.remove(key);
-        assert_eq!(get(&table, key), Err(0), "who was removed was not idle, and leaves no horizon");
+        assert_eq!(get(&table, key), Err(0), "a removal raises no horizon");
     }
     for (&key, until) in kept.iter().zip(1050..) {
         assert_eq!(get(&table, key), Ok(until));
     }
-    assert_eq!(table.live(1), 50);
+    assert_eq!(table.count_live(1), 50);
     check_structure(&table);
 }
 
 #[test]
-fn a_state_is_changed_in_its_place() {
+fn edit_changes_the_state_of_a_present_key() {
     let table = table_of(3);
     put(&table, 5, 1, 10);
     put(&table, 5, 2, 20);
     assert_eq!(get(&table, 5), Ok(20));
-    assert_eq!(table.live(2), 1);
-    // Idle, it is still found as it is: its algorithm knows best what it is worth.
+    assert_eq!(table.count_live(2), 1);
+    // An idle key is found with its state, because the algorithm interprets it.
     put(&table, 5, 30, 25);
     assert_eq!(get(&table, 5), Ok(25));
-    assert_eq!(table.live(30), 0);
+    assert_eq!(table.count_live(30), 0);
 }
 
 #[test]
-fn the_hash_zero_is_a_key_and_not_an_empty_slot() {
+fn hash_zero_is_a_key_and_not_an_empty_slot() {
     let table = table_of(2);
-    let new = spot(&table, 0);
-    assert!(new.is_nowhere());
+    let new = location(&table, 0);
+    assert!(new.is_absent());
     assert!(table.lock(&new));
-    let place = table.place(&new, 1, &Plain).expect("room");
-    *table.edit(place) = [9, 9];
+    let slot = table.ensure_slot(&new, 1, &ByIdleTime).expect("a free slot");
+    *table.edit(slot) = [9, 9];
     table.unlock(&new);
-    assert!(!spot(&table, 0).is_nowhere());
-    assert_eq!(*table.read(0, &mut { Spot::BLANK }).state, [9, 9]);
-    assert_eq!(table.live(1), 1);
+    assert!(!location(&table, 0).is_absent());
+    assert_eq!(*table.read(0, &mut { Location::EMPTY }).state, [9, 9]);
+    assert_eq!(table.count_live(1), 1);
     table.remove(0);
-    assert_eq!(table.live(1), 0);
+    assert_eq!(table.count_live(1), 0);
     check_structure(&table);
 }
 
-/// Two sets, full of keys that are idle at 100, 101, .. 105.
+/// Builds two full sets of keys that are idle at 100, 101, .. 105.
 fn full_pair() -> (Words, Vec<u64>) {
     let table = table_of(2);
     let keys: Vec<u64> = Hashes(3).take(2 * SLOTS).collect();
@@ -220,20 +227,20 @@ fn full_pair() -> (Words, Vec<u64>) {
 }
 
 #[test]
-fn a_slot_is_free_from_the_moment_that_its_state_is_idle() {
+fn slot_is_free_as_soon_as_its_state_is_idle() {
     let (table, keys) = full_pair();
-    assert!(!try_put(&table, 9, 99, 1000), "at 99 all are live");
+    assert!(!try_put(&table, 9, 99, 1000), "at 99 all keys are live");
     assert!(keys.iter().all(|&key| get(&table, key).is_ok()));
     assert!(try_put(&table, 9, 100, 1000));
     assert_eq!(get(&table, 9), Ok(1000));
-    assert_eq!(get(&table, keys[0]), Err(100), "the first key is idle at 100, and only then was it dropped");
+    assert_eq!(get(&table, keys[0]), Err(100), "the first key is idle at 100, and was overwritten then");
     assert!(keys[1..].iter().zip(101..).all(|(&key, until)| get(&table, key) == Ok(until)));
     check_structure(&table);
 }
 
 #[test]
-fn the_horizon_is_the_latest_moment_at_which_a_dropped_state_was_idle() {
-    // Far enough from each other that they don't share it.
+fn horizon_is_the_latest_idle_time_of_the_dropped_states() {
+    // No two of these sets share a horizon.
     let [here, other, far, farther] = [0, 64, 128, 192];
     let table = table_of(200);
     let keys: Vec<u64> = hashes_for(&table, [here, other]).take(3).collect();
@@ -242,31 +249,31 @@ fn the_horizon_is_the_latest_moment_at_which_a_dropped_state_was_idle() {
     put(&table, keys[0], 1, 300);
     put(&table, keys[1], 300, 500);
     let horizons = || [get(&table, keys[0]), get(&table, crossing), get(&table, elsewhere)];
-    assert_eq!(horizons(), [Err(300), Err(300), Err(0)], "of either set, and of no other one");
+    assert_eq!(horizons(), [Err(300), Err(300), Err(0)], "of either set, and of no other set");
     put(&table, keys[2], 900, 1000);
     assert_eq!(get(&table, keys[1]), Err(500));
-    // Somebody with an earlier state goes later: the horizon does not step back.
+    // A state that was idle earlier is overwritten later: the horizon does not decrease.
     put(&table, keys[2], 900, 400);
     put(&table, keys[0], 900, 1000);
     assert_eq!(get(&table, keys[2]), Err(500));
-    // An empty slot drops nothing.
+    // An insertion into an empty slot raises no horizon.
     table.remove(keys[0]);
     put(&table, keys[0], 2000, 3000);
     assert_eq!(get(&table, keys[2]), Err(500));
 }
 
 #[test]
-fn a_key_that_moves_onto_an_idle_one_leaves_its_horizon_there() {
-    // Too far from each other to share it.
+fn relocation_onto_an_idle_key_raises_the_horizon() {
+    // The two sets do not share a horizon.
     let (from, to) = (0, 64);
     let table = table_of(70);
     let moves = hashes_for(&table, [from, to]).next().expect("a hash");
     put(&table, moves, 1, 1000);
     let idle: Vec<u64> = hashes_for(&table, [to, 65]).take(SLOTS).collect();
     idle.iter().zip(200..).for_each(|(&key, until)| put(&table, key, 1, until));
-    assert!(!table.move_key(moves, from, to, 199), "there is no room before 200");
+    assert!(!table.move_key(moves, from, to, 199), "no slot is idle before 200");
     assert!(table.move_key(moves, from, to, 200));
-    assert!(!table.move_key(moves, from, to, 200), "it is no longer there");
+    assert!(!table.move_key(moves, from, to, 200), "the key has moved already");
     assert_eq!(get(&table, moves), Ok(1000));
     assert_eq!(get(&table, idle[0]), Err(200));
     assert_eq!([from, to].map(|set| table.horizons.of(set)), [0, 200]);
@@ -274,7 +281,7 @@ fn a_key_that_moves_onto_an_idle_one_leaves_its_horizon_there() {
 }
 
 #[test]
-fn a_held_key_keeps_its_slot_though_it_is_idle() {
+fn held_key_keeps_its_slot_when_idle() {
     let (table, keys) = full_pair();
     hold(&table, keys[0], 1, 3);
     hold(&table, keys[0], 1, 2);
@@ -283,88 +290,88 @@ fn a_held_key_keeps_its_slot_though_it_is_idle() {
     assert!(try_put(&table, 9, 101, 1000));
     assert_eq!((get(&table, keys[0]), get(&table, keys[1])), (Ok(100), Err(101)));
     end_hold(&table, keys[0], 3);
-    assert!(!try_put(&table, 10, 101, 1000), "something is held still");
+    assert!(!try_put(&table, 10, 101, 1000), "two are still held");
     end_hold(&table, keys[0], 2);
     assert_eq!((held(&table, keys[0]), table.holds()), (0, (0, 0)));
     assert!(try_put(&table, 10, 101, 1000));
-    assert_eq!(get(&table, keys[0]), Err(101), "it is idle, and its slot was free");
+    assert_eq!(get(&table, keys[0]), Err(101), "the key is idle, and its slot was free");
     check_structure(&table);
 }
 
 #[test]
-fn nobody_is_evicted_on_whom_something_is_held() {
+fn eviction_skips_held_keys() {
     let (table, keys) = full_pair();
-    // Among those that would be idle first.
+    // These keys are idle first.
     for &key in &keys[..4] {
         hold(&table, key, 1, 1);
     }
     put(&table, 9, 1, 1000);
-    assert_eq!(get(&table, keys[4]), Err(0), "of the others it would be idle first");
+    assert_eq!(get(&table, keys[4]), Err(0), "the first of the other keys to be idle");
     put(&table, 10, 1, 2000);
     assert_eq!(get(&table, keys[5]), Err(0));
     for key in [9, 10] {
         hold(&table, key, 1, 1);
     }
-    let full = table.make_room(&spot(&table, 11), 1, &Plain);
-    assert_eq!(full, Err(Full { until: 100 }), "all are held");
-    assert_eq!(table.forgotten(), 2);
+    let full = table.make_space(&location(&table, 11), 1, &ByIdleTime);
+    assert_eq!(full, Err(TableFull { until: 100 }), "all keys are held");
+    assert_eq!(table.evicted(), 2);
     assert!(keys[..4].iter().zip(100..).all(|(&key, until)| get(&table, key) == Ok(until)));
     check_structure(&table);
 }
 
 #[test]
-fn what_is_held_moves_with_its_key() {
+fn held_amount_moves_with_a_relocated_key() {
     let table = table_of(70);
     let moves = hashes_for(&table, [0, 64]).next().expect("a hash");
     hold(&table, moves, 1, 7);
     assert!(table.move_key(moves, 0, 64, 1));
     assert_eq!((held(&table, moves), get(&table, moves)), (7, Ok(0)));
-    // No key takes its slot there: not even one that moves.
+    // No key takes over the slot of the held key, also not by a relocation.
     let others: Vec<u64> = hashes_for(&table, [64, 1]).take(SLOTS - 1).collect();
     for &key in &others {
         put(&table, key, 1, 1000);
     }
     let late = hashes_for(&table, [2, 64]).next().expect("a hash");
     put(&table, late, 1, 1000);
-    assert!(!table.move_key(late, 2, 64, 1), "the only idle slot is held");
+    assert!(!table.move_key(late, 2, 64, 1), "the only idle key is held");
     end_hold(&table, moves, 7);
     assert!(table.move_key(late, 2, 64, 1));
     check_structure(&table);
 }
 
 #[test]
-fn a_key_that_is_removed_keeps_what_is_held_and_its_slot() {
+fn removed_key_keeps_its_held_amount_and_its_slot() {
     let (table, keys) = full_pair();
     hold(&table, keys[0], 1, 5);
     table.remove(keys[0]);
-    let mut spot = Spot::BLANK;
-    let seen = table.read(keys[0], &mut spot);
-    assert_eq!((*seen.state, seen.held, spot.is_nowhere()), ([0, 0], 5, false));
-    assert!(!try_put(&table, 9, 1, 1000), "there is no room");
+    let mut location = Location::EMPTY;
+    let seen = table.read(keys[0], &mut location);
+    assert_eq!((*seen.state, seen.held, location.is_absent()), ([0, 0], 5, false));
+    assert!(!try_put(&table, 9, 1, 1000), "no free slot");
     end_hold(&table, keys[0], 5);
     assert!(try_put(&table, 9, 1, 1000));
     check_structure(&table);
 }
 
 #[test]
-fn a_lock_needs_all_that_was_read_to_be_as_it_was() {
+fn lock_fails_if_anything_has_changed_since_the_reading() {
     let table = table_of(4);
-    // The two sets in either order, since they are locked by their place in the table.
-    for [home, other] in [[0, 2], [3, 1]] {
-        let mut between = hashes_for(&table, [home, other]);
-        let [at_home, new] = [between.next().expect("a hash"), between.next().expect("a hash")];
-        let at_other = hashes_for(&table, [other, home]).next().expect("a hash");
-        put(&table, at_home, 1, 1000);
+    // Both orders of the two sets, because sets are locked in the order of their indices.
+    for [first, other] in [[0, 2], [3, 1]] {
+        let mut between = hashes_for(&table, [first, other]);
+        let [at_first, new] = [between.next().expect("a hash"), between.next().expect("a hash")];
+        let at_other = hashes_for(&table, [other, first]).next().expect("a hash");
+        put(&table, at_first, 1, 1000);
         put(&table, at_other, 1, 1000);
-        for changed in [at_home, at_other] {
-            let spots = [at_home, at_other, new].map(|key| spot(&table, key));
-            assert!(spots.iter().all(|spot| table.is_current(spot)));
+        for changed in [at_first, at_other] {
+            let locations = [at_first, at_other, new].map(|key| location(&table, key));
+            assert!(locations.iter().all(|location| table.is_current(location)));
             put(&table, changed, 1, 2000);
-            let current = spots.map(|spot| table.is_current(&spot));
-            assert_eq!(current, [changed != at_home, changed != at_other, false]);
-            let locked = spots.map(|spot| table.lock(&spot));
-            assert_eq!(locked, current, "to lock is to say that it is current");
-            let held = &spots[usize::from(changed == at_home)];
+            let current = locations.map(|location| table.is_current(&location));
+            assert_eq!(current, [changed != at_first, changed != at_other, false]);
+            let locked = locations.map(|location| table.lock(&location));
+            assert_eq!(locked, current, "a lock succeeds if the location is current");
+            let held = &locations[usize::from(changed == at_first)];
             table.unlock_unchanged(held);
             assert!(table.is_current(held), "nothing has changed");
         }
@@ -373,230 +380,233 @@ fn a_lock_needs_all_that_was_read_to_be_as_it_was() {
 }
 
 #[test]
-fn who_is_nowhere_locks_both_sets() {
+fn lock_of_an_absent_key_locks_both_sets() {
     let table = table_of(4);
-    for [home, other] in [[0, 2], [3, 1]] {
-        let mut between = hashes_for(&table, [home, other]);
-        let [at_home, new] = [between.next().expect("a hash"), between.next().expect("a hash")];
-        let at_other = hashes_for(&table, [other, home]).next().expect("a hash");
-        put(&table, at_home, 1, 1000);
+    for [first, other] in [[0, 2], [3, 1]] {
+        let mut between = hashes_for(&table, [first, other]);
+        let [at_first, new] = [between.next().expect("a hash"), between.next().expect("a hash")];
+        let at_other = hashes_for(&table, [other, first]).next().expect("a hash");
+        put(&table, at_first, 1, 1000);
         put(&table, at_other, 1, 1000);
-        let [at_home, at_other, new] = [at_home, at_other, new].map(|key| spot(&table, key));
+        let [at_first, at_other, new] = [at_first, at_other, new].map(|key| location(&table, key));
         assert!(table.lock(&new));
-        assert!(!table.lock(&at_home) && !table.lock(&at_other) && !table.lock(&new));
-        assert!(!table.is_current(&at_home) && !table.is_current(&at_other) && !table.is_current(&new));
+        assert!(!table.lock(&at_first) && !table.lock(&at_other) && !table.lock(&new));
+        assert!(!table.is_current(&at_first) && !table.is_current(&at_other) && !table.is_current(&new));
         table.unlock_unchanged(&new);
-        assert!(table.is_current(&at_home) && table.is_current(&at_other) && table.is_current(&new));
-        // If one of the two is taken, so is neither.
-        for taken in [at_home, at_other] {
-            assert!(table.lock(&taken));
+        assert!(table.is_current(&at_first) && table.is_current(&at_other) && table.is_current(&new));
+        // If one of the two sets is locked, the lock of both fails and leaves the other one unlocked.
+        for locked in [at_first, at_other] {
+            assert!(table.lock(&locked));
             assert!(!table.lock(&new));
-            table.unlock_unchanged(&taken);
-            assert!(table.is_current(&at_home) && table.is_current(&at_other));
+            table.unlock_unchanged(&locked);
+            assert!(table.is_current(&at_first) && table.is_current(&at_other));
         }
         assert!(table.lock(&new));
         table.unlock(&new);
-        assert!(!table.is_current(&at_home) && !table.is_current(&at_other) && !table.is_current(&new));
+        assert!(!table.is_current(&at_first) && !table.is_current(&at_other) && !table.is_current(&new));
     }
 }
 
 #[test]
-fn a_spot_tells_of_a_place_only_what_is_under_its_lock() {
+fn slot_of_a_locked_location_can_be_edited() {
     let table = table_of(2);
     put(&table, 5, 1, 10);
-    let spot = spot(&table, 5);
-    assert!(table.lock(&spot));
-    let place = table.place(&spot, 1, &Plain).expect("it is there");
-    assert_eq!(table.idle_at(place), 10);
-    assert_eq!(std::mem::replace(&mut *table.edit(place), [20, 5]), [10, 5]);
-    assert_eq!(table.idle_at(place), 20);
-    table.unlock(&spot);
+    let location = location(&table, 5);
+    assert!(table.lock(&location));
+    let slot = table.ensure_slot(&location, 1, &ByIdleTime).expect("the key is present");
+    assert_eq!(table.idle_at(slot), 10);
+    assert_eq!(std::mem::replace(&mut *table.edit(slot), [20, 5]), [10, 5]);
+    assert_eq!(table.idle_at(slot), 20);
+    table.unlock(&location);
     assert_eq!(get(&table, 5), Ok(20));
 }
 
 #[test]
-fn the_two_sets_of_a_key_differ() {
+fn candidate_sets_of_a_key_differ() {
     let edges = [1, 2, u64::MAX, u64::MAX - 1, 1 << 63, (1 << 63) - 1, 1 << 32, (1 << 32) - 1, u64::MAX << 32];
     for sets in (2..=300).chain([1000, 65_536, 190_481]) {
         let table = table_of(sets);
         for hash in edges.into_iter().chain(Hashes(sets as u64).take(300)) {
-            let [home, other] = table.candidates(hash);
-            assert!(home < sets && other < sets && home != other, "{hash:#x} among {sets}: {home}, {other}");
-            assert_eq!([table.other_candidate(hash, home), table.other_candidate(hash, other)], [other, home]);
+            let [first, other] = table.candidate_sets(hash);
+            assert!(first < sets && other < sets && first != other, "{hash:#x} among {sets}: {first}, {other}");
+            assert_eq!([table.other_candidate(hash, first), table.other_candidate(hash, other)], [other, first]);
         }
     }
 }
 
 #[test]
-fn every_pair_of_sets_is_as_likely() {
+fn every_pair_of_candidate_sets_is_equally_likely() {
     const PAIRS: usize = 7 * 6;
     let table = table_of(7);
     let mut counts = HashMap::new();
     for hash in Hashes(11).take(1000 * PAIRS) {
-        *counts.entry(table.candidates(hash)).or_insert(0) += 1;
+        *counts.entry(table.candidate_sets(hash)).or_insert(0) += 1;
     }
     assert_eq!(counts.len(), PAIRS);
     // Five standard deviations.
     assert!(counts.values().all(|count| (840..1160).contains(count)), "{counts:?}");
 }
 
-/// `keys` live keys in a table that was made for them, and nobody forgotten.
-fn check_room_for(keys: usize, seed: u64) {
-    let table = Words::with_room_for(keys, 2, WhenFull::Evict);
+/// Checks that a table with a capacity of `keys` stores this number of live keys.
+fn check_capacity(keys: usize, seed: u64) {
+    let table = Words::with_capacity(keys, 2, WhenFull::Evict);
     let hashes = || Hashes(seed << 32 | keys as u64).take(keys);
     assert!(hashes().all(|hash| try_put(&table, hash, 1, 2)), "{keys} keys, seed {seed}");
     assert!(hashes().all(|hash| get(&table, hash) == Ok(2)), "{keys} keys, seed {seed}");
 }
 
 #[test]
-fn a_few_keys_have_the_room_that_was_asked_for() {
+fn table_stores_its_capacity_of_a_few_keys() {
     for keys in 1..=60 {
-        (0..200).for_each(|seed| check_room_for(keys, seed));
+        (0..200).for_each(|seed| check_capacity(keys, seed));
     }
     for keys in 61..=300 {
-        (0..10).for_each(|seed| check_room_for(keys, seed));
+        (0..10).for_each(|seed| check_capacity(keys, seed));
     }
 }
 
 #[test]
-fn some_keys_have_the_room_that_was_asked_for() {
-    (301..=3000).for_each(|keys| check_room_for(keys, 0));
+fn table_stores_its_capacity_of_some_keys() {
+    (301..=3000).for_each(|keys| check_capacity(keys, 0));
 }
 
 #[test]
-fn many_keys_have_the_room_that_was_asked_for() {
-    check_room_for(100_000, 0);
-    check_room_for(1_000_000, 0);
+fn table_stores_its_capacity_of_many_keys() {
+    check_capacity(100_000, 0);
+    check_capacity(1_000_000, 0);
 }
 
 #[test]
-fn keys_that_come_and_go_have_the_room_that_was_asked_for() {
+fn table_stores_its_capacity_of_changing_keys() {
     for keys in [1, 2, 3, 5, 8, 13, 21, 34, 55, 89, 144, 1000, 10_000] {
-        let table = Words::with_room_for(keys, 2, WhenFull::Evict);
+        let table = Words::with_capacity(keys, 2, WhenFull::Evict);
         let lifetime = keys as u64;
-        // At any moment so many are live as have room: the last ones.
+        // At any time the last `keys` keys are live.
         for (now, hash) in (1..=5 * lifetime).zip(Hashes(lifetime)) {
             assert!(try_put(&table, hash, now, now + lifetime), "{keys} keys at {now}");
         }
-        assert_eq!(table.live(5 * lifetime), keys);
+        assert_eq!(table.count_live(5 * lifetime), keys);
         check_structure(&table);
     }
 }
 
-/// The chance that as many keys as were asked for have no room, moved about as they may be, is under 10^-9.
+/// The probability that the table cannot store as many keys as its capacity, with any relocations, is under 10^-9.
 ///
-/// Keys are the edges of a random graph whose vertices are the sets. By Hall's theorem all have room unless some `v` sets are
-/// both the sets of `f = 3 v + 1` keys. Take the keys one by one, and of the first such `v` sets the fewest: then each of them is a
-/// set of at least four of the `f`, as without it the others would be too few for the rest. So the chance is at most the sum over
-/// `v` of the product of
+/// Keys are the edges of a random graph whose vertices are the sets. By Hall's theorem all keys have a slot unless both
+/// candidate sets of some `f = 3 v + 1` keys are among `v` sets. Insert the keys one by one, and take the smallest of
+/// the first such groups of sets. Then each set of the group is a candidate of at least four of the `f` keys: otherwise
+/// a smaller group would remain without that set. So the probability is at most the sum over `v` of the product of
 ///
-/// - the number of such choices of sets;
-/// - the chance that `f` of the keys fall there: over what is at least the mean, `exp(-keys D(share || p))` by Chernoff's bound;
-/// - the chance that `f` edges between `v` vertices leave none with under four ends: of the `(v (v - 1))^f` ways to lay them at
-///   most `(2 f)! [x^(2 f)] g(x)^v`, with `g(x) = exp(x) - 1 - x - x^2/2 - x^3/6`, and a coefficient is at most
-///   `g(x)^v / x^(2 f)` for any positive `x`. The least is near where a Poisson variable that is at least four has the mean six.
+/// - the number of groups of `v` sets;
+/// - the probability that `f` of the keys are in the group: for a share of at least the mean,
+///   `exp(-keys D(share || p))` by Chernoff's bound;
+/// - the probability that each of `v` vertices has at least four of the ends of `f` edges: of the `(v (v - 1))^f`
+///   choices at most `(2 f)! [x^(2 f)] g(x)^v`, with `g(x) = exp(x) - 1 - x - x^2/2 - x^3/6`. A coefficient is at most
+///   `g(x)^v / x^(2 f)` for any positive `x`. The minimum is near the `x` at which a Poisson variable of at least four
+///   has the mean six.
 #[test]
 #[allow(clippy::cast_precision_loss, reason = "a bound, with orders of magnitude to spare")]
-fn the_chance_that_a_key_has_no_room_below_the_cap_is_under_a_billionth() {
-    // Not below the logarithm, and above it by less than a tenth.
+fn probability_that_a_key_has_no_slot_below_the_capacity_is_under_a_billionth() {
+    // An upper bound of the logarithm, too large by less than a tenth.
     let ln_factorial =
         |n: f64| if n < 1.0 { 0.0 } else { n * n.ln() - n + 0.5 * (std::f64::consts::TAU * n).ln() + 1.0 / (12.0 * n) };
     let x = 5.071_469_7_f64;
     let ln_g = (x.exp() - 1.0 - x - x.powi(2) / 2.0 - x.powi(3) / 6.0).ln();
-    let caps = (1..3_000_u32).chain((0..60).map(|step| 3_000 + 50 * step)).chain((1..18).map(|power| 6_000 << power));
-    for keys in caps {
-        let sets = Words::sets_for(keys as usize) as f64;
+    let capacities =
+        (1..3_000_u32).chain((0..60).map(|step| 3_000 + 50 * step)).chain((1..18).map(|power| 6_000 << power));
+    for keys in capacities {
+        let sets = Words::sets_for_keys(keys as usize) as f64;
         let keys = f64::from(keys);
-        let mut chance = 0.0;
+        let mut probability = 0.0;
         let mut v = 2.0;
         while 3.0 * v < keys && v <= sets {
             let f = 3.0 * v + 1.0;
             let choices = ln_factorial(sets) - ln_factorial(v) - ln_factorial(sets - v) + 0.2;
             let (p, share) = (v * (v - 1.0) / (sets * (sets - 1.0)), f / keys);
-            assert!(share > p, "the bound is one on a tail");
+            assert!(share > p, "Chernoff's bound is for shares above the mean");
             let rest = if share < 1.0 { (1.0 - share) * ((1.0 - share) / (1.0 - p)).ln() } else { 0.0 };
             let fall_there = -keys * (share * (share / p).ln() + rest);
             let all_have_four = ln_factorial(2.0 * f) + v * ln_g - 2.0 * f * x.ln() - f * (v * (v - 1.0)).ln();
-            // Terms change slowly where there are many, so one stands for the next few.
+            // Adjacent terms are nearly equal if there are many, so one term represents several.
             let step = if v < 1_000.0 { 1.0 } else { (v / 500.0).floor() };
-            chance += step * (choices + fall_there + all_have_four.min(0.0)).exp();
+            probability += step * (choices + fall_there + all_have_four.min(0.0)).exp();
             v += step;
         }
-        assert!(chance < 1e-9, "{keys} keys in {sets} sets: {chance:e}");
+        assert!(probability < 1e-9, "{keys} keys in {sets} sets: {probability:e}");
     }
 }
 
-/// The doc comment's figure for a full table: when the first newcomer finds no room without forgetting somebody.
+/// Measures the fill at which the first insertion must evict, as the documentation of `with_capacity` states it.
 #[test]
-fn a_table_fills_almost_to_the_last_slot() {
+fn table_fills_almost_to_the_last_slot() {
     for (sets, least) in [(50, 0.9), (1000, 0.93), (20_000, 0.93)] {
         let table = table_of(sets);
         let mut keys = Hashes(sets as u64);
-        let mut held = 0_u32;
-        while (held as usize) < table.slots() && keys.next().is_some_and(|hash| try_put(&table, hash, 1, 2)) {
-            held += 1;
+        let mut stored = 0_u32;
+        while (stored as usize) < table.capacity() && keys.next().is_some_and(|hash| try_put(&table, hash, 1, 2)) {
+            stored += 1;
         }
-        let fill = f64::from(held) / f64::from(u32::try_from(table.slots()).expect("a small table"));
-        println!("{} slots: the first key is forgotten when {:.2} % are live", table.slots(), 100.0 * fill);
+        let fill = f64::from(stored) / f64::from(u32::try_from(table.capacity()).expect("a small table"));
+        println!("{} slots: the first insertion fails when {:.2} % are live", table.capacity(), 100.0 * fill);
         assert!(fill > least, "{sets} sets are full at {fill}");
-        assert_eq!(table.live(1), held as usize);
+        assert_eq!(table.count_live(1), stored as usize);
     }
 }
 
 #[test]
-fn moving_loses_no_key() {
+fn relocation_loses_no_key() {
     for sets in [2, 3, 4, 7, 20, 100] {
         for seed in 0..50 {
             let table = table_of(sets);
             let mut keys = HashMap::new();
             for (hash, until) in Hashes(seed * 1000 + sets as u64).zip(100..) {
-                let held = keys.len() < table.slots() && try_put(&table, hash, 1, until);
-                if !held {
+                let stored = keys.len() < table.capacity() && try_put(&table, hash, 1, until);
+                if !stored {
                     break;
                 }
                 keys.insert(hash, until);
             }
-            assert!(keys.len() > table.slots() / 2);
+            assert!(keys.len() > table.capacity() / 2);
             assert!(keys.iter().all(|(&hash, &until)| get(&table, hash) == Ok(until)));
-            assert_eq!(table.live(1), keys.len());
+            assert_eq!(table.count_live(1), keys.len());
             check_structure(&table);
         }
     }
 }
 
 #[test]
-fn a_full_table_forgets_who_would_be_idle_first() {
-    // Among two sets there are no others to move to, so the table is a list of the six that last longest.
+fn full_table_evicts_the_key_that_is_idle_first() {
+    // With two sets there is no relocation, so the table contains the six keys that are idle last.
     let (table, keys) = full_pair();
     let mut model: BTreeMap<u64, u64> = (100..).zip(keys).collect();
     for (hash, step) in Hashes(17).zip(0..3000) {
-        // Some would be idle before all others, and are forgotten for the next one.
+        // Some keys are idle before all others, and the next insertion evicts them.
         let until = 1000 + (step * 7919) % 5003;
         put(&table, hash, 1, until);
         model.pop_first();
         model.insert(until, hash);
         assert!(model.iter().all(|(&until, &hash)| get(&table, hash) == Ok(until)), "at step {step}");
-        assert_eq!(table.live(1), 2 * SLOTS);
+        assert_eq!(table.count_live(1), 2 * SLOTS);
     }
     check_structure(&table);
 }
 
 #[test]
-fn more_keys_than_slots_push_out_nobody_who_lasts() {
+fn more_keys_than_slots_evict_no_long_lived_key() {
     for sets in [2, 5, 9, 30] {
         let table = table_of(sets);
         let bytes = table.bytes();
-        // As many as fit beside the others even if they fall together.
+        // As many keys as one set stores, in case all of them have the same candidate sets.
         let lasting: Vec<u64> = Hashes(1).take(SLOTS).collect();
         for &hash in &lasting {
             put(&table, hash, 1, 1_000_000);
         }
         for (step, hash) in Hashes(2).take(3000).enumerate() {
             put(&table, hash, 1, 10 + step as u64 % 1000);
-            assert_eq!(get(&table, hash), Ok(10 + step as u64 % 1000), "who comes gets in");
+            assert_eq!(get(&table, hash), Ok(10 + step as u64 % 1000), "the new key is stored");
         }
         assert!(lasting.iter().all(|&hash| get(&table, hash) == Ok(1_000_000)));
-        assert_eq!(table.live(1), table.slots(), "nobody goes in vain");
+        assert_eq!(table.count_live(1), table.capacity(), "no slot is empty");
         assert_eq!(table.bytes(), bytes);
         check_structure(&table);
     }
@@ -604,7 +614,7 @@ fn more_keys_than_slots_push_out_nobody_who_lasts() {
 
 #[derive(Clone, Copy, Debug)]
 enum Step {
-    /// Someone whose clock is so far behind charges a key for so long.
+    /// A thread whose clock is `behind` charges a key, which is then idle `span` later.
     Charge {
         key: usize,
         behind: u64,
@@ -640,11 +650,11 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 128, ..ProptestConfig::default() })]
 
-    /// Against a map that never drops anything: whatever the table has dropped was idle at the horizon that it gives.
+    /// The model is a map that drops no state. Each state that the table has dropped was idle at the horizon.
     #[test]
-    fn it_is_a_map_but_for_who_is_idle_at_the_horizon(seed: u64, steps in steps()) {
+    fn table_equals_a_map_except_for_idle_keys(seed: u64, steps in steps()) {
         let keys: Vec<u64> = Hashes(seed).take(60).collect();
-        let table = Words::with_room_for(keys.len(), 2, WhenFull::Evict);
+        let table = Words::with_capacity(keys.len(), 2, WhenFull::Evict);
         let mut model: HashMap<u64, u64> = HashMap::new();
         let mut held_amounts: HashMap<u64, u64> = HashMap::new();
         let (mut time, mut latest) = (1000, 0);
@@ -654,7 +664,7 @@ proptest! {
                 Step::Hold { key, amount } => {
                     if let Err(horizon) = get(&table, keys[key]) {
                         let dropped = model.remove(&keys[key]);
-                        prop_assert!(dropped.is_none_or(|until| until <= horizon), "forgotten in debt");
+                        prop_assert!(dropped.is_none_or(|until| until <= horizon), "dropped before it was idle");
                     }
                     latest = latest.max(time);
                     hold(&table, keys[key], time, amount);
@@ -669,7 +679,7 @@ proptest! {
                     table.remove(keys[key]);
                     model.remove(&keys[key]);
                     if held_amounts.contains_key(&keys[key]) {
-                        // Its slot is as that of a key which was only ever held.
+                        // The held key keeps its slot, with the zero state.
                         put_idle(&table, keys[key]);
                     }
                 }
@@ -681,20 +691,21 @@ proptest! {
                             time - behind
                         }
                         Err(horizon) => {
-                            prop_assert!(model.get(&hash).is_none_or(|&until| until <= horizon), "forgotten in debt");
-                            prop_assert!(horizon <= latest, "ahead of everybody's clock");
+                            let dropped = model.get(&hash);
+                            prop_assert!(dropped.is_none_or(|&until| until <= horizon), "dropped before it was idle");
+                            prop_assert!(horizon <= latest, "the horizon is ahead of all clocks");
                             horizon.max(time - behind)
                         }
                     };
                     latest = latest.max(now);
                     let until = now.max(model.get(&hash).copied().unwrap_or(0)) + span;
-                    prop_assert!(try_put(&table, hash, now, until), "there was room for all keys");
+                    prop_assert!(try_put(&table, hash, now, until), "the capacity suffices for all keys");
                     model.insert(hash, until);
                     prop_assert_eq!(get(&table, hash), Ok(until));
                 }
             }
             let live = model.values().filter(|&&until| until > time).count();
-            prop_assert_eq!(table.live(time), live);
+            prop_assert_eq!(table.count_live(time), live);
             prop_assert_eq!(table.holds(), (held_amounts.len(), held_amounts.values().sum()));
             for (&hash, &amount) in &held_amounts {
                 prop_assert_eq!(held(&table, hash), amount);

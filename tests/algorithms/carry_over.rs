@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use proptest::collection::vec;
 use proptest::prelude::*;
-use tower_ratelimit::algorithm::{Algorithm, Counters, HitLog};
+use tower_ratelimit::algorithm::{Algorithm, ChargeOptions, Counters, HitLog, Step};
 use tower_ratelimit::{
     AcquireOptions, FixedWindow, Gcra, LazySnapshot, LeakyQueue, Quota, SlidingLog, Timestamp, Verdict,
 };
@@ -116,12 +116,8 @@ struct WithDefaults(Gcra);
 impl Algorithm for WithDefaults {
     type State = [u64; 4];
 
-    fn peek(&self, state: &[u64; 4], now: Timestamp, options: AcquireOptions) -> Verdict {
-        self.0.peek(state, now, options)
-    }
-
-    fn charge(&self, state: &mut [u64; 4], now: Timestamp, delay: Duration, cost: u64) {
-        self.0.charge(state, now, delay, cost);
+    fn decide(&self, state: &[u64; 4], now: Timestamp, options: ChargeOptions) -> Step<[u64; 4]> {
+        self.0.decide(state, now, options)
     }
 
     fn snapshot(&self, state: &[u64; 4], now: Timestamp) -> LazySnapshot {

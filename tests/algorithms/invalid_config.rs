@@ -85,13 +85,13 @@ fn quota_constructor_panics_when_the_limit_is_zero() {
 }
 
 #[test]
-#[should_panic(expected = "a burst must be at least 1")]
+#[should_panic(expected = "invalid burst: 0")]
 fn burst_setter_panics_when_the_burst_is_zero() {
     let _ = Gcra::new(Quota::per_second(1)).burst(0);
 }
 
 #[test]
-#[should_panic(expected = "this quota can't be counted exactly")]
+#[should_panic(expected = "invalid quota: in lowest terms")]
 fn gcra_constructor_panics_when_the_quota_is_too_fine() {
     let _ = Gcra::new(Quota::per_day(999_999_937));
 }
@@ -110,11 +110,11 @@ fn invalid_bursts_are_errors() {
 
 #[test]
 fn buckets_reject_quotas_that_are_too_fine() {
-    assert_config_error(Gcra::try_new(Quota::per_day(999_999_937)), "999999937/d can't be counted exactly");
-    assert_config_error(TokenBucket::try_new(Quota::per_day(999_999_937)), "the nearest quota that fits is");
+    assert_config_error(Gcra::try_new(Quota::per_day(999_999_937)), "invalid quota 999999937/d: in lowest terms");
+    assert_config_error(TokenBucket::try_new(Quota::per_day(999_999_937)), "the nearest valid quota is");
     assert_config_error(LeakyBucket::try_new(Quota::per_day(999_999_937)), "2^53");
     let largest = Quota::new(MAX_LIMIT, ticks(MAX_PERIOD));
-    assert_config_error(Gcra::try_new(largest), "the nearest quota that fits is");
+    assert_config_error(Gcra::try_new(largest), "the nearest valid quota is");
     let _ = FixedWindow::new(largest);
 }
 
@@ -237,6 +237,6 @@ fn suggested_by(built: Result<Gcra, Error>) -> Quota {
 
 fn suggested_in(error: &Error) -> Quota {
     let message = error.to_string();
-    let (_, quota) = message.split_once("the nearest quota that fits is ").expect("the message suggests a quota");
+    let (_, quota) = message.split_once("the nearest valid quota is ").expect("the message suggests a quota");
     quota.parse().expect("the suggestion is in the text form")
 }

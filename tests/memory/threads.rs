@@ -3,17 +3,18 @@
 //!
 //! The clock is stopped wherever counts must be exact, so that no result depends on thread scheduling.
 
+use std::cell::Cell;
 use std::collections::{HashMap, VecDeque};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Barrier, mpsc};
 use std::time::Duration;
 
-use tower_ratelimit::algorithm::{Algorithm, Counters, HitLog, State};
+use tower_ratelimit::algorithm::{Algorithm, ChargeOptions, Counters, HitLog, HitLogEdit, State, Step};
 use tower_ratelimit::limiter::{Acquisition, Held, Outcome};
 use tower_ratelimit::{
     AcquireOptions, Clock, Decision, Detail, DynLimit, FixedWindow, Gcra, LazySnapshot, LeakyQueue, Limit,
-    LimitSnapshot, Limiter, ManualClock, Memory, Quota, SlidingLog, SlidingWindow, SystemClock, Timestamp, Verdict,
+    LimitSnapshot, Limiter, ManualClock, Memory, Quota, SlidingLog, SlidingWindow, SystemClock, Timestamp,
 };
 
 /// More threads than cores, so that the scheduler interrupts some of them in the middle of an operation.
@@ -339,17 +340,23 @@ fn no_key_exceeds_its_rate_in_real_time() {
     }
 }
 
-/// Admits a fixed count. Panics after it has changed its state if the cost is one of the two below.
+/// Admits a fixed count. Panics before the lock or under it if the cost is one of the two below.
 #[derive(Debug, Clone, Copy)]
 struct Panicking<S>(u64, std::marker::PhantomData<fn() -> S>);
 
 const PANICS_IN_PEEK: u64 = 101;
-const PANICS_IN_COMMIT: u64 = 102;
+const PANICS_UNDER_LOCK: u64 = 102;
+
+thread_local! {
+    /// The count after the request that must panic under the lock, between its decision and its charge.
+    static PANIC_AT: Cell<Option<u64>> = const { Cell::new(None) };
+}
 
 /// Access to the count in a state of each kind.
 trait Count: State + std::fmt::Debug {
     fn get(&self) -> u64;
-    fn set(&mut self, count: u64);
+    /// Returns the next state, with this count.
+    fn with(&self, count: u64) -> Self::Next;
 }
 
 const FOREVER: u64 = u64::MAX;
@@ -359,8 +366,8 @@ impl Count for [u64; 2] {
         self[1]
     }
 
-    fn set(&mut self, count: u64) {
-        *self = [FOREVER, count];
+    fn with(&self, count: u64) -> Self {
+        [FOREVER, count]
     }
 }
 
@@ -369,9 +376,10 @@ impl Count for Counters {
         self[1]
     }
 
-    fn set(&mut self, count: u64) {
-        self[0] = FOREVER;
-        self[1] = count;
+    fn with(&self, count: u64) -> Self {
+        let mut next = self.clone();
+        (next[0], next[1]) = (FOREVER, count);
+        next
     }
 }
 
@@ -380,26 +388,34 @@ impl Count for HitLog {
         self.hits.front().map_or(0, |&(_, weight)| weight)
     }
 
-    fn set(&mut self, count: u64) {
-        self.idle_at = FOREVER;
-        self.hits = VecDeque::from([(0, count)]);
+    fn with(&self, count: u64) -> HitLogEdit {
+        HitLogEdit { expired: self.hits.len(), hit: (0, count), max_hits: 1, period: 0, idle_at: FOREVER }
     }
 }
 
 impl<S: Count> Algorithm for Panicking<S> {
     type State = S;
 
-    fn peek(&self, state: &S, _now: Timestamp, options: AcquireOptions) -> Verdict {
+    fn decide(&self, state: &S, _now: Timestamp, options: ChargeOptions) -> Step<S> {
         assert_ne!(options.cost, PANICS_IN_PEEK, "intended panic");
-        if state.get() < self.0 { Verdict::Allowed } else { Verdict::ExceedsLimit }
-    }
-
-    fn charge(&self, state: &mut S, _now: Timestamp, _delay: Duration, cost: u64) {
-        state.set(state.get() + 1);
-        assert_ne!(cost, PANICS_IN_COMMIT, "intended panic");
+        let decided_before = PANIC_AT.take().is_some();
+        if options.cost == PANICS_UNDER_LOCK {
+            // The transaction decides once more under the lock. A forced charge is always under the lock.
+            assert!(!decided_before && !options.is_forced(), "intended panic");
+            PANIC_AT.set(Some(state.get() + 1));
+        }
+        if state.get() >= self.0 && !options.is_forced() {
+            return Step::Exceeds;
+        }
+        Step::Allow { next: state.with(state.get() + 1), delay: 0 }
     }
 
     fn snapshot(&self, state: &S, _now: Timestamp) -> LazySnapshot {
+        // The fast path takes the snapshot of an edited log under the lock, and that of any other state before it.
+        if PANIC_AT.get() == Some(state.get()) {
+            PANIC_AT.set(None);
+            panic!("intended panic");
+        }
         let remaining = self.0 - state.get();
         LimitSnapshot {
             limit: self.0,
@@ -433,16 +449,22 @@ fn with_timeout<T: Send + 'static>(f: impl FnOnce() -> T + Send + 'static) -> T 
 }
 
 fn check_decisions_after_a_panic<S: Count>() {
-    let limits = (
-        Limit::new("calm", FixedWindow::new(hourly(1000))),
-        Limit::new("fragile", panicking::<S>(10)),
-        Limit::new("after", FixedWindow::new(hourly(1000))),
-    );
-    let limiter = Memory::builder(limits).max_keys(1).clock(ManualClock::new()).build().expect("valid limits");
+    let calm = || FixedWindow::new(hourly(1000));
+    let (before, after) = (|| Limit::new("before", calm()), || Limit::new("after", calm()));
+    let fragile = || Limit::new("fragile", panicking::<S>(10));
+    // The fast path decides a tuple. The transaction decides dynamic limits, and decides again under the lock.
+    let tuple = Memory::builder((before(), fragile(), after()));
+    let dynamic = vec![DynLimit::new(before()), DynLimit::new(fragile()), DynLimit::new(after())];
+    check_decisions_after_a_panic_of(&tuple.max_keys(1).clock(ManualClock::new()).build().expect("valid limits"));
+    let dynamic = Memory::builder(dynamic).max_keys(1).clock(ManualClock::new());
+    check_decisions_after_a_panic_of(&dynamic.build().expect("valid limits"));
+}
+
+fn check_decisions_after_a_panic_of(limiter: &(impl Limiter<str> + Clone + Send + 'static)) {
     for key in ["new", "present"] {
-        assert!(key == "new" || admits(&limiter, key, 1));
-        assert_panics(|| admits(&limiter, key, PANICS_IN_PEEK));
-        assert_panics(|| admits(&limiter, key, PANICS_IN_COMMIT));
+        assert!(key == "new" || admits(limiter, key, 1));
+        assert_panics(|| admits(limiter, key, PANICS_IN_PEEK));
+        assert_panics(|| admits(limiter, key, PANICS_UNDER_LOCK));
         let limiter = limiter.clone();
         with_timeout(move || {
             assert!(admits(&limiter, key, 1));
@@ -464,7 +486,7 @@ fn panic_in_an_algorithm_releases_every_lock() {
 fn panic_while_settling_releases_every_lock() {
     let limiter = Memory::builder(panicking::<[u64; 2]>(10)).clock(ManualClock::new()).build().expect("valid limits");
     let held = hold(&limiter, "key", 1).expect("ten are available");
-    assert_panics(|| held.settle(PANICS_IN_COMMIT).try_ready());
+    assert_panics(|| held.settle(PANICS_UNDER_LOCK).try_ready());
     let left = with_timeout(move || take_all(&limiter, "key"));
     assert!(left == 9 || left == 10, "{left}");
 }
@@ -472,13 +494,18 @@ fn panic_while_settling_releases_every_lock() {
 #[test]
 fn panicking_threads_do_not_change_the_results_of_other_threads() {
     const LIMIT: u64 = 3000;
-    let limiter =
-        Memory::builder(panicking::<[u64; 2]>(LIMIT)).clock(ManualClock::new()).build().expect("valid limits");
+    let one = Memory::builder(panicking::<[u64; 2]>(LIMIT)).clock(ManualClock::new());
+    check_panicking_threads(LIMIT, one.build().expect("valid limits"));
+    let dynamic = Memory::builder(vec![DynLimit::new(panicking::<[u64; 2]>(LIMIT))]).clock(ManualClock::new());
+    check_panicking_threads(LIMIT, dynamic.build().expect("valid limits"));
+}
+
+fn check_panicking_threads(limit: u64, limiter: impl Limiter<str> + Send + Sync + 'static) {
     let counts = with_timeout(move || {
         together(|thread| {
             let (mut admitted, mut panicked) = (0, 0);
             for number in numbers(thread).take(1000) {
-                let cost = if number % 100 == 0 { PANICS_IN_COMMIT } else { 1 };
+                let cost = if number % 100 == 0 { PANICS_UNDER_LOCK } else { 1 };
                 match catch_unwind(AssertUnwindSafe(|| admits(&limiter, "key", cost))) {
                     Ok(was_admitted) => admitted += u64::from(was_admitted),
                     Err(_) => panicked += 1,
@@ -491,7 +518,7 @@ fn panicking_threads_do_not_change_the_results_of_other_threads() {
     let panicked: u64 = counts.iter().map(|(_, panicked)| panicked).sum();
     assert!(panicked > 0);
     // The algorithm decides whether it changed its state before the panic.
-    assert!((LIMIT - panicked..=LIMIT).contains(&admitted), "{admitted} admitted, {panicked} panicked");
+    assert!((limit - panicked..=limit).contains(&admitted), "{admitted} admitted, {panicked} panicked");
 }
 
 /// A clock with one outdated reading, as of a thread that was descheduled right after it read the time.

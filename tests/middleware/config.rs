@@ -238,7 +238,7 @@ const INVALID: [(&str, &str, &[&str]); 26] = [
     ("algorithm = 'gcra'\nquota = '0/s'", "4, column 9", &["\"0/s\"", "at least 1"]),
     ("algorithm = 'gcra'\nquota = '1 per 0s'", "4, column 9", &["\"1 per 0s\""]),
     ("algorithm = 'gcra'\nquota = 10", "4, column 9", &["\"100/min\""]),
-    ("algorithm = 'gcra'\nquota = '9007199254740991/d'", "1, column 1", &["quota: ", "can't be counted exactly"]),
+    ("algorithm = 'gcra'\nquota = '9007199254740991/d'", "1, column 1", &["quota: ", "invalid quota"]),
     ("algorithm = 'gcra'\nquota = '1/s'\nburst = 0", "1, column 1", &["burst: ", "at least 1"]),
     ("algorithm = 'gcra'\nquota = '1/s'\nburst = -1", "5, column 9", &["`-1`"]),
     ("algorithm = 'gcra'\nquota = '1/s'\nburst = '1'", "5, column 9", &["\"1\""]),

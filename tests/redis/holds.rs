@@ -6,13 +6,13 @@ use std::time::{Duration, Instant};
 use futures_util::future::join_all;
 use tokio::runtime::{Builder, Runtime};
 use tokio::time::sleep;
-use tower_ratelimit::algorithm::{Algorithm, LuaAlgorithm, LuaScript};
+use tower_ratelimit::algorithm::{Algorithm, ChargeOptions, LuaAlgorithm, LuaScript, Step};
 use tower_ratelimit::limiter::Held;
 use tower_ratelimit::observe::Event;
 use tower_ratelimit::store::IntoRedisLimits;
 use tower_ratelimit::{
     AcquireOptions, Detail, FixedWindow, Gcra, LazySnapshot, Limit, Limiter, ManualClock, Quota, Redis, RedisServer,
-    SlidingLog, SlidingWindow, Timestamp, Verdict,
+    SlidingLog, SlidingWindow, Timestamp,
 };
 
 use crate::helpers::{LONG_DEADLINE, acquire, every_algorithm, hold, is_allowed};
@@ -440,12 +440,11 @@ struct WithoutCharge;
 impl Algorithm for WithoutCharge {
     type State = [u64; 1];
 
-    fn peek(&self, &[used]: &[u64; 1], _: Timestamp, _: AcquireOptions) -> Verdict {
-        if used == 0 { Verdict::Allowed } else { Verdict::ExceedsLimit }
-    }
-
-    fn charge(&self, state: &mut [u64; 1], now: Timestamp, _: Duration, _: u64) {
-        *state = [now.saturating_add(Duration::from_secs(60)).as_micros()];
+    fn decide(&self, &[used]: &[u64; 1], now: Timestamp, options: ChargeOptions) -> Step<[u64; 1]> {
+        if used > 0 && !options.is_forced() {
+            return Step::Exceeds;
+        }
+        Step::Allow { next: [now.saturating_add(Duration::from_secs(60)).as_micros()], delay: 0 }
     }
 
     fn snapshot(&self, &[used]: &[u64; 1], _: Timestamp) -> LazySnapshot {
@@ -527,12 +526,8 @@ struct OtherVersion(FixedWindow);
 impl Algorithm for OtherVersion {
     type State = <FixedWindow as Algorithm>::State;
 
-    fn peek(&self, state: &Self::State, now: Timestamp, options: AcquireOptions) -> Verdict {
-        self.0.peek(state, now, options)
-    }
-
-    fn charge(&self, state: &mut Self::State, now: Timestamp, delay: Duration, cost: u64) {
-        self.0.charge(state, now, delay, cost);
+    fn decide(&self, state: &Self::State, now: Timestamp, options: ChargeOptions) -> Step<Self::State> {
+        self.0.decide(state, now, options)
     }
 
     fn snapshot(&self, state: &Self::State, now: Timestamp) -> LazySnapshot {

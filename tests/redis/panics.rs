@@ -4,10 +4,10 @@ use std::time::Duration;
 
 use futures_util::future::join_all;
 use tokio::runtime::Builder;
-use tower_ratelimit::algorithm::{Algorithm, LuaAlgorithm, LuaScript};
+use tower_ratelimit::algorithm::{Algorithm, ChargeOptions, LuaAlgorithm, LuaScript, Step};
 use tower_ratelimit::observe::Event;
 use tower_ratelimit::{
-    AcquireOptions, Gcra, LazySnapshot, LimitSnapshot, Limiter, Redis, RedisServer, Timestamp, Verdict, per_key,
+    AcquireOptions, Gcra, LazySnapshot, LimitSnapshot, Limiter, Redis, RedisServer, Timestamp, per_key,
 };
 
 use crate::helpers::{AMPLE, LONG_DEADLINE, acquire, is_allowed, redis_limiter};
@@ -19,7 +19,7 @@ use crate::server::Server;
 enum Counter {
     Works,
     PanicsInReading,
-    PanicsInCommit,
+    PanicsInDecide,
     PanicsInParams,
 }
 
@@ -27,7 +27,7 @@ impl Counter {
     fn of(key: &str) -> Self {
         match key {
             "reading" => Self::PanicsInReading,
-            "commit" => Self::PanicsInCommit,
+            "commit" => Self::PanicsInDecide,
             "params" => Self::PanicsInParams,
             _ => Self::Works,
         }
@@ -41,13 +41,9 @@ impl Counter {
 impl Algorithm for Counter {
     type State = [u64; 2];
 
-    fn peek(&self, _: &[u64; 2], _: Timestamp, _: AcquireOptions) -> Verdict {
-        Verdict::Allowed
-    }
-
-    fn charge(&self, state: &mut [u64; 2], now: Timestamp, _: Duration, cost: u64) {
-        self.panic_if(Self::PanicsInCommit);
-        *state = [now.saturating_add(self.max_reset()).as_micros(), state[1] + cost];
+    fn decide(&self, state: &[u64; 2], now: Timestamp, options: ChargeOptions) -> Step<[u64; 2]> {
+        self.panic_if(Self::PanicsInDecide);
+        Step::Allow { next: [now.saturating_add(self.max_reset()).as_micros(), state[1] + options.cost], delay: 0 }
     }
 
     fn snapshot(&self, state: &[u64; 2], _: Timestamp) -> LazySnapshot {

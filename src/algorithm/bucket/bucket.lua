@@ -213,23 +213,23 @@ function make_slow()
       return at, 0
     end
     -- The usage in units of 1 / ticks of a token: (tat - at) * tokens - fraction.
-    local owed, rest = scaled(tat - at, tokens, ticks)
+    local whole, rest = scaled(tat - at, tokens, ticks)
     rest = rest - fraction
-    if rest < 0 and owed == 0 then
-      owed, rest = 0, 0
+    if rest < 0 and whole == 0 then
+      whole, rest = 0, 0
     elseif rest < 0 then
       local borrowed = math.ceil(-rest / ticks)
-      owed, rest = owed - borrowed, rest + borrowed * ticks
-      if owed < 0 then
-        owed, rest = 0, 0
+      whole, rest = whole - borrowed, rest + borrowed * ticks
+      if whole < 0 then
+        whole, rest = 0, 0
       end
     end
-    -- In ticks of the current rate: owed * p.ticks / p.tokens, plus that of the rest, which is less than one token.
+    -- In ticks of the current rate: whole * p.ticks / p.tokens, plus that of the rest, which is less than one token.
     local units, left = scaled(rest, p[2], ticks)
     if left > 0 then
       units = units + 1
     end
-    local span, over = scaled(owed, p[2], p[1])
+    local span, over = scaled(whole, p[2], p[1])
     units = units + over
     local more = math.ceil(units / p[1])
     tat = at + span + more

@@ -2,17 +2,20 @@ use std::fmt;
 use std::time::Duration;
 
 use super::Bucket;
-use super::types::bucket_front;
+use super::bucket_types::impl_bucket;
 use crate::algorithm::Algorithm;
 use crate::clock::Timestamp;
-use crate::decision::{AcquireOptions, LazySnapshot, Verdict};
+#[cfg(feature = "redis")]
+use crate::decision::AcquireOptions;
+use crate::decision::LazySnapshot;
 use crate::error::Error;
 use crate::quota::Quota;
 
 /// The generic cell rate algorithm: smooth, with bursts, in four words a key.
 ///
-/// In any window of one period at most `burst + limit - 1` are admitted (`2 limit - 1` with the default burst of `limit`),
-/// by a client that spends a full burst together with the tokens that refill. [`strict`](Self::strict) makes it `limit`. In a window of any length `t`: at most `ceil(burst + rate t) - 1`.
+/// In any window of one period at most `burst + limit - 1` are admitted (`2 limit - 1` with the default burst of
+/// `limit`), by a client that spends a full burst together with the tokens that refill. [`strict`](Self::strict) makes
+/// it `limit`. In a window of any length `t`: at most `ceil(burst + rate t) - 1`.
 ///
 /// - **Closed form**, with the emission interval `T = period / limit` and the theoretical arrival time `tat`: admit if
 ///   `max(tat, now) + cost T - now <= burst T`, and then `tat = max(tat, now) + cost T`; `retry_after = tat - now -
@@ -33,4 +36,4 @@ pub struct Gcra {
     kernel: Bucket,
 }
 
-bucket_front!(Gcra);
+impl_bucket!(Gcra);

@@ -46,7 +46,20 @@ impl fmt::Debug for Counters {
 }
 
 impl State for Counters {
+    type Next = Self;
     type AtomicState = Box<[AtomicU64]>;
+
+    fn apply(&mut self, next: Self) {
+        *self = next;
+    }
+
+    fn preview(next: &Self) -> Option<&Self> {
+        Some(next)
+    }
+
+    fn idle_at(&self) -> u64 {
+        self.first().copied().unwrap_or(0)
+    }
 
     fn from_numbers(numbers: &[u64]) -> Self {
         let mut counters = Self::zero(numbers.len());
@@ -88,8 +101,12 @@ impl AtomicState for Box<[AtomicU64]> {
         CountersGuard { words: self, state }
     }
 
-    fn edit_from(&self, StateCopy(state): StateCopy<Counters>) -> CountersGuard<'_> {
-        CountersGuard { words: self, state }
+    fn apply<R>(&self, next: Counters, read: impl FnOnce(&Counters) -> R) -> R {
+        let result = read(&next);
+        for (cell, word) in self.iter().zip(&*next) {
+            cell.store(*word, Ordering::Release);
+        }
+        result
     }
 
     fn clear(&self) {

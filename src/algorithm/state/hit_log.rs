@@ -18,10 +18,57 @@ pub struct HitLog {
     pub hits: VecDeque<(u64, u64)>,
 }
 
+/// An edit of a [`HitLog`]: drops the oldest hits and adds one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(clippy::exhaustive_structs, reason = "a user's own algorithm may keep a log")]
+pub struct HitLogEdit {
+    /// How many of the oldest hits to drop.
+    pub expired: usize,
+    /// The time and the weight of the new hit. If the newest hit has the same time, or the log is full, the weight is
+    /// added to the newest hit, which moves to this time.
+    pub hit: (u64, u64),
+    /// The maximum number of hits in the log.
+    pub max_hits: usize,
+    /// The new [`period`](HitLog::period).
+    pub period: u64,
+    /// The new [`idle_at`](HitLog::idle_at).
+    pub idle_at: u64,
+}
+
 impl State for HitLog {
+    type Next = HitLogEdit;
     type AtomicState = AtomicHitLog;
 
-    // Replies from Redis never contain a log.
+    fn apply(&mut self, next: HitLogEdit) {
+        let HitLogEdit { expired, hit: (at, cost), max_hits, period, idle_at } = next;
+        self.hits.drain(..expired.min(self.hits.len()));
+        (self.period, self.idle_at) = (period, idle_at);
+        let full = self.hits.len() >= max_hits;
+        match self.hits.back_mut() {
+            // Only surcharges exceed the maximum. They count with the newest hit, for longer.
+            Some((time, weight)) if *time == at || full => {
+                *time = at;
+                *weight = weight.saturating_add(cost);
+            }
+            _ => {
+                if self.hits.len() == self.hits.capacity() {
+                    let more = self.hits.len().max(4).min(max_hits.saturating_sub(self.hits.len()));
+                    self.hits.reserve_exact(more);
+                }
+                self.hits.push_back((at, cost));
+            }
+        }
+    }
+
+    fn preview(_next: &HitLogEdit) -> Option<&Self> {
+        None
+    }
+
+    fn idle_at(&self) -> u64 {
+        self.idle_at
+    }
+
+    // A log is never sent as a whole.
     fn from_numbers(_numbers: &[u64]) -> Self {
         Self::default()
     }
@@ -84,6 +131,12 @@ impl AtomicState for AtomicHitLog {
 
     fn edit(&self) -> HitLogGuard<'_> {
         HitLogGuard { idle_at: &self.idle_at, log: self.lock() }
+    }
+
+    fn apply<R>(&self, next: HitLogEdit, read: impl FnOnce(&HitLog) -> R) -> R {
+        let mut log = self.edit();
+        log.apply(next);
+        read(&log)
     }
 
     fn clear(&self) {

@@ -7,7 +7,7 @@ mod words;
 use std::ops::{Deref, DerefMut};
 
 pub use self::counters::Counters;
-pub use self::hit_log::HitLog;
+pub use self::hit_log::{HitLog, HitLogEdit};
 
 /// The state of one key: `[u64; N]` with `N` at least 1, [`Counters`] or a [`HitLog`].
 ///
@@ -16,6 +16,20 @@ pub use self::hit_log::HitLog;
 ///
 /// The trait is sealed, because threads read a state's words while another thread writes them.
 pub trait State: Clone + Send + Sync + 'static + sealed::Sealed {
+    /// The result of an allowed request: the next state itself, or for a [`HitLog`], which is edited in place, the
+    /// [edit](HitLogEdit).
+    type Next: Send;
+
+    /// Makes this the next state.
+    fn apply(&mut self, next: Self::Next);
+
+    #[doc(hidden)]
+    fn idle_at(&self) -> u64;
+
+    /// Returns the next state, unless it exists only after the edit.
+    #[doc(hidden)]
+    fn preview(next: &Self::Next) -> Option<&Self>;
+
     #[doc(hidden)]
     type AtomicState: AtomicState<State = Self>;
 
@@ -44,7 +58,7 @@ mod sealed {
 /// writer's lock.
 #[allow(unreachable_pub, reason = "the hidden half of a sealed trait")]
 pub trait AtomicState: Send + Sync + 'static {
-    type State: Clone;
+    type State: State;
 
     /// Creates the zero state. `words` counts only if the type does not determine the number of words.
     fn new(words: usize) -> Self;
@@ -68,12 +82,8 @@ pub trait AtomicState: Send + Sync + 'static {
     /// Edits the state. The caller must have locked the set.
     fn edit(&self) -> Self::Edit<'_>;
 
-    /// Edits the state, starting from a snapshot of it, which avoids reading it again. The caller must have locked
-    /// the set, and validated the snapshot. If the state is zero, the snapshot may be any zero state.
-    fn edit_from(&self, snapshot: Self::Snapshot<'_>) -> Self::Edit<'_> {
-        drop(snapshot);
-        self.edit()
-    }
+    /// Stores the next state, and returns what `read` reads from it. Only under the owner's lock.
+    fn apply<R>(&self, next: <Self::State as State>::Next, read: impl FnOnce(&Self::State) -> R) -> R;
 
     /// Sets the zero state. The caller must have locked the set.
     fn clear(&self);

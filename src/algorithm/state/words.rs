@@ -4,7 +4,24 @@ use super::{AtomicState, State, StateCopy};
 use crate::sync::{AtomicU64, Ordering};
 
 impl<const N: usize> State for [u64; N] {
+    type Next = Self;
     type AtomicState = [AtomicU64; N];
+
+    #[inline]
+    fn apply(&mut self, next: Self) {
+        *self = next;
+    }
+
+    #[inline]
+    fn preview(next: &Self) -> Option<&Self> {
+        Some(next)
+    }
+
+    #[inline]
+    fn idle_at(&self) -> u64 {
+        const { assert!(N > 0, "a state needs at least one word: the time from which on it is idle") }
+        self[0]
+    }
 
     fn from_numbers(numbers: &[u64]) -> Self {
         std::array::from_fn(|word| numbers.get(word).copied().unwrap_or(0))
@@ -28,24 +45,28 @@ impl<const N: usize> AtomicState for [AtomicU64; N] {
         std::array::from_fn(|_| AtomicU64::new(0))
     }
 
-    #[inline(always)]
+    #[inline]
     fn snapshot(&self) -> StateCopy<[u64; N]> {
         StateCopy(std::array::from_fn(|word| self[word].load(Ordering::Acquire)))
     }
 
-    #[inline(always)]
+    #[inline]
     fn zero(&self) -> StateCopy<[u64; N]> {
         StateCopy([0; N])
     }
 
-    #[inline(always)]
+    #[inline]
     fn edit(&self) -> WordsGuard<'_, N> {
         WordsGuard { words: self, state: std::array::from_fn(|word| self[word].load(Ordering::Relaxed)) }
     }
 
-    #[inline(always)]
-    fn edit_from(&self, StateCopy(state): StateCopy<[u64; N]>) -> WordsGuard<'_, N> {
-        WordsGuard { words: self, state }
+    #[inline]
+    fn apply<R>(&self, next: [u64; N], read: impl FnOnce(&[u64; N]) -> R) -> R {
+        let result = read(&next);
+        for (cell, word) in self.iter().zip(next) {
+            cell.store(word, Ordering::Release);
+        }
+        result
     }
 
     fn clear(&self) {
@@ -60,7 +81,7 @@ impl<const N: usize> AtomicState for [AtomicU64; N] {
         }
     }
 
-    #[inline(always)]
+    #[inline]
     fn idle_at(&self) -> u64 {
         self[0].load(Ordering::Acquire)
     }
@@ -75,21 +96,21 @@ pub struct WordsGuard<'a, const N: usize> {
 impl<const N: usize> Deref for WordsGuard<'_, N> {
     type Target = [u64; N];
 
-    #[inline(always)]
+    #[inline]
     fn deref(&self) -> &[u64; N] {
         &self.state
     }
 }
 
 impl<const N: usize> DerefMut for WordsGuard<'_, N> {
-    #[inline(always)]
+    #[inline]
     fn deref_mut(&mut self) -> &mut [u64; N] {
         &mut self.state
     }
 }
 
 impl<const N: usize> Drop for WordsGuard<'_, N> {
-    #[inline(always)]
+    #[inline]
     fn drop(&mut self) {
         for (atomic, word) in self.words.iter().zip(self.state) {
             atomic.store(word, Ordering::Release);

@@ -1,4 +1,4 @@
-//! Until when keys are blocked.
+//! The blocked keys of a limit, with the ends of their blocks.
 
 use std::sync::atomic::{AtomicU64 as Until, Ordering};
 use std::sync::{Mutex, OnceLock, PoisonError};
@@ -6,28 +6,27 @@ use std::time::Duration;
 
 use crate::clock::Timestamp;
 use crate::sync::AtomicU64;
-use crate::table::{Spot, Table, Tenancy, WhenFull};
+use crate::table::{EvictionPolicy, Location, Table, WhenFull};
 
 /// The blocks of a limit.
 #[derive(Default)]
 pub(super) struct Blocks {
-    /// By key, made when the first one is blocked.
+    /// The end of each key's block. Created with the first block.
     table: OnceLock<Table<[AtomicU64; 1]>>,
-    /// The latest end of a block: after it no decision looks for blocks.
+    /// The latest end of a block. Later decisions read no blocks.
     until: Until,
-    /// One change at a time, so that `until` is right.
+    /// Serialises changes, so that `until` is the latest end.
     changing: Mutex<()>,
 }
 
 impl Blocks {
-    /// Whether any key is blocked.
-    // Part of each decision: rows "hot key" and "1000 keys" of docs/performance.md.
-    #[inline(always)]
+    /// Returns whether any key is blocked.
+    #[inline]
     pub(super) fn any(&self, now: Timestamp) -> bool {
         self.until.load(Ordering::Relaxed) > now.as_micros()
     }
 
-    /// For how long a key is blocked, if it is.
+    /// Returns the time until a key's block ends, if the key is blocked.
     #[inline]
     pub(super) fn remaining(&self, hash: u64, now: Timestamp) -> Option<Duration> {
         if self.any(now) { self.look_up(hash, now) } else { None }
@@ -35,23 +34,23 @@ impl Blocks {
 
     #[cold]
     fn look_up(&self, hash: u64, now: Timestamp) -> Option<Duration> {
-        let [until] = *self.table.get()?.read(hash, &mut { Spot::BLANK }).state;
+        let [until] = *self.table.get()?.read(hash, &mut { Location::EMPTY }).state;
         let until = Timestamp::from_micros(until);
         (until > now).then(|| until.saturating_since(now))
     }
 
-    /// Blocks a key until then; a time that is not in the future lifts its block.
+    /// Blocks a key until this time. A time that is not in the future removes its block.
     pub(super) fn set(&self, hash: u64, now: Timestamp, until: Timestamp, max_keys: usize) {
         let _one = self.changing.lock().unwrap_or_else(PoisonError::into_inner);
         if until > now {
-            let table = self.table.get_or_init(|| Table::with_room_for(max_keys, 1, WhenFull::Evict));
-            let former = self.look_up(hash, now).map(|remaining| now.saturating_add(remaining).as_micros());
-            let blocked = table.alter(hash, now.as_micros(), Some(&ByEnd), |table, place, _| {
-                *table.edit(place) = [until.as_micros()];
+            let table = self.table.get_or_init(|| Table::with_capacity(max_keys, 1, WhenFull::Evict));
+            let previous = self.look_up(hash, now).map(|remaining| now.saturating_add(remaining).as_micros());
+            let blocked = table.update(hash, now.as_micros(), Some(&BlockEviction), |table, slot, _| {
+                *table.edit(slot) = [until.as_micros()];
             });
             debug_assert!(blocked.is_ok(), "a table that evicts has space");
             self.until.fetch_max(until.as_micros(), Ordering::Relaxed);
-            if former > Some(until.as_micros()) {
+            if previous > Some(until.as_micros()) {
                 self.find_latest(table, now);
             }
         } else if let Some(table) = self.table.get() {
@@ -60,10 +59,10 @@ impl Blocks {
         }
     }
 
-    /// After a block was lifted or shortened.
+    /// Computes the latest end again, after a block was removed or shortened.
     fn find_latest(&self, table: &Table<[AtomicU64; 1]>, now: Timestamp) {
         let mut latest = 0;
-        table.for_each_live(now.as_micros(), |_, until, _| latest = latest.max(until));
+        table.for_each_live(now.as_micros(), |_, end, _| latest = latest.max(end));
         self.until.store(latest, Ordering::Relaxed);
     }
 
@@ -72,15 +71,15 @@ impl Blocks {
     }
 }
 
-/// A block is a moment: of two, the one that ends first is evicted.
-struct ByEnd;
+/// The eviction policy of blocks: the block that ends first is evicted.
+struct BlockEviction;
 
-impl Tenancy<[u64; 1]> for ByEnd {
-    fn owes(&self, &[until]: &[u64; 1]) -> (u64, u64) {
+impl EvictionPolicy<[u64; 1]> for BlockEviction {
+    fn usage_rank(&self, &[until]: &[u64; 1]) -> (u64, u64) {
         (0, until)
     }
 
-    fn inherit(&self, state: &mut [u64; 1], from: &[u64; 1]) {
+    fn carry_over(&self, state: &mut [u64; 1], from: &[u64; 1]) {
         state[0] = state[0].max(from[0]);
     }
 
@@ -99,7 +98,7 @@ mod tests {
         START.saturating_add(Duration::from_secs(seconds))
     }
 
-    /// While none is blocked, decisions take the fast path.
+    /// Without blocked keys, decisions take the fast path.
     #[test]
     fn no_key_is_blocked_after_the_last_block_has_ended() {
         let blocks = Blocks::default();
@@ -124,7 +123,7 @@ mod tests {
         assert_eq!(blocks.remaining(2, START), Some(Duration::from_secs(30)));
         blocks.set(2, START, START, 100);
         assert!(!blocks.any(START));
-        // Nobody was blocked.
+        // Key 3 was not blocked.
         blocks.set(3, START, START, 100);
         assert!(!blocks.any(START));
     }

@@ -4,7 +4,7 @@ use std::hash::RandomState;
 use super::hasher::DefaultHashBuilder;
 use super::limiter::Memory;
 use super::limits::MemoryLimits;
-use super::share::Room;
+use super::transaction_limit::Capacity;
 use crate::clock::{Clock, SystemClock};
 use crate::error::Error;
 use crate::table::WhenFull;
@@ -13,7 +13,7 @@ use crate::table::WhenFull;
 #[must_use = "a builder builds nothing by itself"]
 pub struct MemoryBuilder<L, C = SystemClock, S = DefaultHashBuilder> {
     limits: L,
-    room: Room,
+    capacity: Capacity,
     clock: C,
     hasher: S,
 }
@@ -30,18 +30,18 @@ impl<L> MemoryBuilder<L> {
     /// # Ok::<(), tower_ratelimit::Error>(())
     /// ```
     pub fn new(limits: L) -> Self {
-        Self { limits, room: Room::DEFAULT, clock: SystemClock::new(), hasher: DefaultHashBuilder::default() }
+        Self { limits, capacity: Capacity::DEFAULT, clock: SystemClock::new(), hasher: DefaultHashBuilder::default() }
     }
 }
 
 impl<L, C, S> MemoryBuilder<L, C, S> {
-    /// Sets the number of keys that each limit can store. The memory for them is allocated when the limiter is built, some 48
-    /// bytes a key for buckets and the fixed window, and never grows.
+    /// Sets the number of keys that each limit can store. The memory for them is allocated when the limiter is built,
+    /// some 48 bytes a key for buckets and the fixed window, and never grows.
     ///
-    /// Up to this number of keys that are not idle, none is evicted. Beyond it [`when_full`](Self::when_full) determines what
-    /// happens to new keys.
+    /// Up to this number of keys that are not idle, none is evicted. Beyond it [`when_full`](Self::when_full)
+    /// determines what happens to new keys.
     pub fn max_keys(mut self, max_keys: usize) -> Self {
-        self.room.max_keys = max_keys;
+        self.capacity.max_keys = max_keys;
         self
     }
 
@@ -57,35 +57,35 @@ impl<L, C, S> MemoryBuilder<L, C, S> {
     /// # Ok::<(), tower_ratelimit::Error>(())
     /// ```
     pub fn when_full(mut self, when_full: WhenFull) -> Self {
-        self.room.when_full = when_full;
+        self.capacity.when_full = when_full;
         self
     }
 
     /// Sets the maximum number of bytes that the states of each limit may take on the heap. Only a
-    /// [`SlidingLog`](crate::SlidingLog) takes any. [`build`](Self::build) checks it from the limit and the number of keys. It is not
-    /// checked for an algorithm that is chosen by the key.
+    /// [`SlidingLog`](crate::SlidingLog) takes any. [`build`](Self::build) checks it from the limit and the number of
+    /// keys. It is not checked for an algorithm that is chosen by the key.
     pub fn max_heap_bytes(mut self, bytes: usize) -> Self {
-        self.room.max_heap_bytes = bytes;
+        self.capacity.max_heap_bytes = bytes;
         self
     }
 
     /// Allows an empty list of limits, which is a configuration error otherwise: for limits that
     /// [`replace`](Memory::replace) adds later. A limiter without limits allows every request.
     pub fn allow_no_limits(mut self) -> Self {
-        self.room.allow_no_limits = true;
+        self.capacity.allow_no_limits = true;
         self
     }
 
     /// Sets the clock, for example a [`ManualClock`](crate::ManualClock) in tests.
     pub fn clock<D: Clock>(self, clock: D) -> MemoryBuilder<L, D, S> {
-        MemoryBuilder { limits: self.limits, room: self.room, clock, hasher: self.hasher }
+        MemoryBuilder { limits: self.limits, capacity: self.capacity, clock, hasher: self.hasher }
     }
 
-    /// Hashes keys with SipHash-1-3 and a random seed for each limiter ([`RandomState`] of the standard library). `SipHash` is
-    /// designed to resist clients that choose colliding keys (user names, API keys, paths).
+    /// Hashes keys with SipHash-1-3 and a random seed for each limiter ([`RandomState`] of the standard library).
+    /// `SipHash` is designed to resist clients that choose colliding keys (user names, API keys, paths).
     ///
-    /// The default, [`DefaultHashBuilder`], is faster and has no such guarantee. With `SipHash` a decision takes 1.2 to 1.4 times
-    /// as long, 12 to 16 ns more (`cd benches && cargo bench -- "memory hashers"`).
+    /// The default, [`DefaultHashBuilder`], is faster and has no such guarantee. With `SipHash` a decision takes 1.2 to
+    /// 1.4 times as long, 12 to 16 ns more (`cd benches && cargo bench -- "memory hashers"`).
     ///
     /// ```
     /// use tower_ratelimit::{Gcra, Memory, Quota};
@@ -97,10 +97,10 @@ impl<L, C, S> MemoryBuilder<L, C, S> {
         self.hasher(RandomState::new())
     }
 
-    /// Sets the hasher of keys. If clients can choose their keys, its seed must be secret: otherwise they can choose colliding
-    /// keys. [`sip_hash`](Self::sip_hash) is a hasher for such keys.
+    /// Sets the hasher of keys. If clients can choose their keys, its seed must be secret: otherwise they can choose
+    /// colliding keys. [`sip_hash`](Self::sip_hash) is a hasher for such keys.
     pub fn hasher<T>(self, hasher: T) -> MemoryBuilder<L, C, T> {
-        MemoryBuilder { limits: self.limits, room: self.room, clock: self.clock, hasher }
+        MemoryBuilder { limits: self.limits, capacity: self.capacity, clock: self.clock, hasher }
     }
 
     /// Builds the limiter.
@@ -115,21 +115,21 @@ impl<L, C, S> MemoryBuilder<L, C, S> {
         C: Clock,
     {
         const MAX: u64 = 1 << 32;
-        if self.room.max_keys == 0 {
+        if self.capacity.max_keys == 0 {
             return Err(Error::config("invalid `max_keys`: 0 keys would limit nothing; use at least 1"));
         }
-        if self.room.max_keys as u64 > MAX {
+        if self.capacity.max_keys as u64 > MAX {
             return Err(Error::config(format!(
                 "invalid `max_keys` {}: the maximum is 2^32; use a smaller value",
-                self.room.max_keys
+                self.capacity.max_keys
             )));
         }
-        Ok(Memory::from_parts(self.limits.bind(self.room)?, self.clock, self.hasher))
+        Ok(Memory::from_parts(self.limits.build(self.capacity)?, self.clock, self.hasher))
     }
 }
 
 impl<L, C, S> fmt::Debug for MemoryBuilder<L, C, S> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("MemoryBuilder").field("max_keys", &self.room.max_keys).finish_non_exhaustive()
+        f.debug_struct("MemoryBuilder").field("max_keys", &self.capacity.max_keys).finish_non_exhaustive()
     }
 }

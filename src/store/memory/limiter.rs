@@ -4,10 +4,10 @@ use std::hash::BuildHasher;
 use std::sync::Arc;
 
 use super::builder::MemoryBuilder;
-use super::dynamic::DynLimit;
 use super::hasher::DefaultHashBuilder;
 use super::limits::{MemoryLimits, MemoryLimitsFor};
-use super::share::{Asked, HeldLimit, Room, Share, read};
+use super::replace::DynLimit;
+use super::transaction_limit::{AcquireContext, Capacity, HeldLimit, TransactionLimit, read_clock};
 use super::usage::{KeyId, TopKey, Usage};
 use crate::algorithm::Algorithm;
 use crate::clock::{Clock, SystemClock, Timestamp};
@@ -16,15 +16,16 @@ use crate::error::Error;
 use crate::limit::{PerKey, per_key};
 use crate::limiter::{Acquisition, AdminOperation, Held, Limiter, LimiterFuture, Outcome, admin_methods};
 use crate::observe::{Event, Observer};
-use crate::table::Missed;
+use crate::table::LookupError;
 
 /// A limiter that stores its states in this process's memory.
 ///
-/// Clones share the states. Concurrent decisions are linearizable: the result is that of some order of them. A decision waits
-/// only while another thread writes to the same few keys, allocates nothing, and returns immediately.
+/// Clones share the states. Concurrent decisions are linearizable: the result is that of some order of them. A decision
+/// waits only while another thread writes to the same few keys, allocates nothing, and returns immediately.
 ///
-/// A key is any type that can be hashed. The table stores a 64-bit hash of the key, under a seed that is random for each
-/// limiter. Among a million keys, two share a state with a probability of 3 in 10^8, among a hundred million of 3 in 10^4.
+/// A key is any type that can be hashed. The table stores a 64-bit hash of the key, under a seed that is random for
+/// each limiter. Among a million keys, two share a state with a probability of 3 in 10^8, among a hundred million of 3
+/// in 10^4.
 ///
 /// The memory is bounded: the table has a fixed capacity ([`max_keys`](MemoryBuilder::max_keys), by default
 /// [`DEFAULT_MAX_KEYS`](Self::DEFAULT_MAX_KEYS)) and never grows. An idle key's slot is free for another key.
@@ -41,29 +42,29 @@ use crate::table::Missed;
 /// assert_eq!(decision.remaining(), Some(19));
 /// ```
 pub struct Memory<L: MemoryLimits<S>, C = SystemClock, S = DefaultHashBuilder> {
-    shared: Arc<Shared<L::Rows, C, S>>,
+    shared: Arc<Shared<L::Tables, C, S>>,
 }
 
 struct Shared<R, C, S> {
-    rows: R,
+    tables: R,
     clock: C,
     hasher: S,
 }
 
 impl<L: MemoryLimits<DefaultHashBuilder>> Memory<L> {
     /// For how many keys each limit has capacity unless [`max_keys`](MemoryBuilder::max_keys) says otherwise: 100 000.
-    pub const DEFAULT_MAX_KEYS: usize = Room::DEFAULT.max_keys;
+    pub const DEFAULT_MAX_KEYS: usize = Capacity::DEFAULT.max_keys;
 
     /// How many bytes each limit may take on the heap unless [`max_heap_bytes`](MemoryBuilder::max_heap_bytes) says
     /// otherwise: one gibibyte.
-    pub const DEFAULT_MAX_HEAP_BYTES: usize = Room::DEFAULT.max_heap_bytes;
+    pub const DEFAULT_MAX_HEAP_BYTES: usize = Capacity::DEFAULT.max_heap_bytes;
 
     /// Creates a limiter with the default settings, from any [`MemoryLimits`].
     ///
     /// # Panics
     ///
-    /// Panics if two limits have the same name, a limit has an empty name, or a sliding log could take more than a gibibyte.
-    /// [`builder`](Self::builder) never panics.
+    /// Panics if two limits have the same name, a limit has an empty name, or a sliding log could take more than a
+    /// gibibyte. [`builder`](Self::builder) never panics.
     #[must_use]
     #[track_caller]
     pub fn new(limits: L) -> Self {
@@ -91,18 +92,18 @@ impl<F: Send + Sync + 'static, A: Algorithm> Memory<PerKey<F, A>> {
 }
 
 impl<L: MemoryLimits<S>, C: Clock, S> Memory<L, C, S> {
-    pub(super) fn from_parts(rows: L::Rows, clock: C, hasher: S) -> Self {
-        Self { shared: Arc::new(Shared { rows, clock, hasher }) }
+    pub(super) fn from_parts(tables: L::Tables, clock: C, hasher: S) -> Self {
+        Self { shared: Arc::new(Shared { tables, clock, hasher }) }
     }
 
-    #[inline(always)]
+    #[inline]
     fn now(&self) -> Timestamp {
-        read(&self.shared.clock)
+        read_clock(&self.shared.clock)
     }
 
-    #[inline(always)]
-    fn context<'a, Key: ?Sized>(&'a self, key: &'a Key, options: AcquireOptions) -> Asked<'a, Key, S> {
-        Asked { hasher: &self.shared.hasher, key, now: self.now(), ask: options, clock: &self.shared.clock }
+    #[inline]
+    fn context<'a, Key: ?Sized>(&'a self, key: &'a Key, options: AcquireOptions) -> AcquireContext<'a, Key, S> {
+        AcquireContext { hasher: &self.shared.hasher, key, now: self.now(), options, clock: &self.shared.clock }
     }
 
     /// Decides, and charges the key if the request is allowed. An integer is the cost of the request.
@@ -115,7 +116,8 @@ impl<L: MemoryLimits<S>, C: Clock, S> Memory<L, C, S> {
     /// let limiter = Memory::new(Gcra::new(Quota::per_second(10)).burst(20));
     /// assert_eq!(limiter.check("alice", 5).remaining(), Some(15));
     /// ```
-    // In line, so that the compiler drops what the caller does not use of the decision: row "hot key" of docs/performance.md.
+    // In line, so that the compiler drops what the caller does not use of the decision: row "hot key" of
+    // docs/performance.md.
     #[inline(always)]
     pub fn check<Key: ?Sized>(&self, key: &Key, options: impl Into<AcquireOptions>) -> Decision
     where
@@ -123,10 +125,10 @@ impl<L: MemoryLimits<S>, C: Clock, S> Memory<L, C, S> {
         S: BuildHasher,
     {
         let context = self.context(key, AcquireOptions { hold: false, ..options.into() });
-        match L::at_once(&self.shared.rows, &context) {
+        match L::try_acquire(&self.shared.tables, &context) {
             Ok(decision) => decision,
             // Moved out of the tuple: written in place, the decision of the fast path would have to be in memory too.
-            Err(error) => L::at_length(&self.shared.rows, context, error).0,
+            Err(error) => L::acquire(&self.shared.tables, context, error).0,
         }
     }
 
@@ -145,13 +147,17 @@ impl<L: MemoryLimits<S>, C: Clock, S> Memory<L, C, S> {
     }
 
     /// Runs `f` on the limit with this name.
-    fn in_limit<Key: ?Sized, T>(&self, limit: &str, f: impl FnOnce(&dyn Share<Key, S>) -> T) -> Result<T, Error>
+    fn in_limit<Key: ?Sized, T>(
+        &self,
+        limit: &str,
+        f: impl FnOnce(&dyn TransactionLimit<Key, S>) -> T,
+    ) -> Result<T, Error>
     where
         L: MemoryLimitsFor<Key, S>,
         S: BuildHasher,
     {
         let (mut f, mut result) = (Some(f), None);
-        L::each(&self.shared.rows, &mut |table| {
+        L::for_each(&self.shared.tables, &mut |table| {
             if table.name().as_str() == limit {
                 result = f.take().map(|f| f(table));
             }
@@ -159,8 +165,8 @@ impl<L: MemoryLimits<S>, C: Clock, S> Memory<L, C, S> {
         result.ok_or_else(|| no_such_limit(limit))
     }
 
-    /// Returns up to `max` keys with the most usage of the limit with this name, in descending order: by the used share of the
-    /// limit, or if the algorithm is chosen by the key, by the time until the key is idle.
+    /// Returns up to `max` keys with the most usage of the limit with this name, in descending order: by the used share
+    /// of the limit, or if the algorithm is chosen by the key, by the time until the key is idle.
     ///
     /// Reads the whole table without a lock: a key that is decided at that moment may be left out.
     ///
@@ -170,7 +176,7 @@ impl<L: MemoryLimits<S>, C: Clock, S> Memory<L, C, S> {
     pub fn top_keys(&self, limit: &str, max: usize) -> Result<Vec<TopKey>, Error> {
         let mut top_keys = None;
         let now = self.now();
-        L::holdings(&self.shared.rows, &mut |table| {
+        L::for_each_info(&self.shared.tables, &mut |table| {
             if table.name().as_str() == limit {
                 top_keys = Some(table.top_keys(max, now));
             }
@@ -182,12 +188,12 @@ impl<L: MemoryLimits<S>, C: Clock, S> Memory<L, C, S> {
     #[must_use]
     pub fn usage(&self) -> Vec<Usage> {
         let (mut usage, now) = (Vec::new(), self.now());
-        L::holdings(&self.shared.rows, &mut |table| usage.push(table.usage(now)));
+        L::for_each_info(&self.shared.tables, &mut |table| usage.push(table.usage(now)));
         usage
     }
 
-    /// Emits an [`Event::Usage`] for each limit to an observer. Reads all rows: call it when a page of metrics is requested, or
-    /// every few seconds.
+    /// Emits an [`Event::Usage`] for each limit to an observer. Reads all tables: call it when a page of metrics is
+    /// requested, or every few seconds.
     pub fn report_usage(&self, observer: &(impl Observer + ?Sized)) {
         for Usage { limit, live_keys, capacity, bytes, evicted, held_keys, held } in self.usage() {
             let limit = &limit;
@@ -199,12 +205,12 @@ impl<L: MemoryLimits<S>, C: Clock, S> Memory<L, C, S> {
 
     /// Decides what the fast path does not handle: holds, for example.
     #[inline(never)]
-    fn acquire_slow<Key: ?Sized>(&self, key: &Key, options: AcquireOptions, error: Missed) -> Outcome
+    fn acquire_slow<Key: ?Sized>(&self, key: &Key, options: AcquireOptions, error: LookupError) -> Outcome
     where
         L: MemoryLimitsFor<Key, S>,
         S: BuildHasher + Send + Sync + 'static,
     {
-        let (decision, limits) = L::at_length(&self.shared.rows, self.context(key, options), error);
+        let (decision, limits) = L::acquire(&self.shared.tables, self.context(key, options), error);
         let held = (options.hold && decision.is_allowed()).then(|| {
             let shared = Arc::clone(&self.shared);
             Held::new(options.cost, move |actual| {
@@ -217,9 +223,14 @@ impl<L: MemoryLimits<S>, C: Clock, S> Memory<L, C, S> {
 
 impl<R, C: Clock, S> Shared<R, C, S> {
     /// Ends a hold on each limit that shares a table with the limits of the hold, as their replacements do.
-    fn settle<L: MemoryLimits<S, Rows = R>>(&self, limits: &[HeldLimit], held: u64, actual: u64) -> Result<(), Error> {
+    fn settle<L: MemoryLimits<S, Tables = R>>(
+        &self,
+        limits: &[HeldLimit],
+        held: u64,
+        actual: u64,
+    ) -> Result<(), Error> {
         let mut settled = Ok(());
-        L::holdings(&self.rows, &mut |table| {
+        L::for_each_info(&self.tables, &mut |table| {
             for limit in limits.iter().filter(|limit| limit.table == table.table_id()) {
                 settled = settled.and(table.settle(limit, held, actual, &self.clock));
             }
@@ -231,19 +242,20 @@ impl<R, C: Clock, S> Shared<R, C, S> {
 impl<Key: ?Sized + 'static, C, S: BuildHasher + 'static> Memory<Vec<DynLimit<Key, S>>, C, S> {
     /// Replaces the limits. Every decision that starts after the call uses the new limits.
     ///
-    /// A limit with the name of a previous one, an algorithm of the same type and a sub-key of the same type takes over its
-    /// table: usage and blocks are kept. So a key in a limit that can be replaced takes the space of any setting of its algorithm:
-    /// with a [`SlidingWindow`](crate::SlidingWindow) that of 60 blocks, some 600 bytes. Any other new limit starts empty, and the
-    /// keys of any other previous limit are dropped. Each algorithm documents how it carries usage over.
+    /// A limit with the name of a previous one, an algorithm of the same type and a sub-key of the same type takes over
+    /// its table: usage and blocks are kept. So a key in a limit that can be replaced takes the space of any setting of
+    /// its algorithm: with a [`SlidingWindow`](crate::SlidingWindow) that of 60 blocks, some 600 bytes. Any other new
+    /// limit starts empty, and the keys of any other previous limit are dropped. Each algorithm documents how it
+    /// carries usage over.
     ///
-    /// A cost that is [held](crate::limiter::Held) meanwhile is settled by the limit that took over the table. Concurrent
-    /// replacements run one after another.
+    /// A cost that is [held](crate::limiter::Held) meanwhile is settled by the limit that took over the table.
+    /// Concurrent replacements run one after another.
     ///
     /// # Errors
     ///
     /// Returns the errors of [`MemoryBuilder::build`]. The limits then stay unchanged.
     pub fn replace(&self, limits: Vec<DynLimit<Key, S>>) -> Result<(), Error> {
-        self.shared.rows.replace(limits)
+        self.shared.tables.replace(limits)
     }
 }
 
@@ -267,14 +279,14 @@ where
     #[inline]
     fn acquire(&self, key: &Key, options: AcquireOptions) -> Acquisition<Self::Future> {
         let context = self.context(key, options);
-        match L::at_once(&self.shared.rows, &context) {
+        match L::try_acquire(&self.shared.tables, &context) {
             Ok(decision) => Acquisition::Ready(Ok(Outcome { decision, held: None })),
             Err(error) => Acquisition::Ready(Ok(self.acquire_slow(key, options, error))),
         }
     }
 
     fn peek(&self, key: &Key, options: AcquireOptions) -> LimiterFuture<Decision> {
-        LimiterFuture::ready(Ok(L::peek(&self.shared.rows, self.context(key, options))))
+        LimiterFuture::ready(Ok(L::peek(&self.shared.tables, self.context(key, options))))
     }
 
     fn administer(&self, key: &Key, operation: AdminOperation<'_>) -> LimiterFuture<()> {
@@ -288,7 +300,7 @@ where
                 self.in_limit(limit, |table| table.block(&context, context.now.saturating_add(duration)))
             }
             AdminOperation::Reset => {
-                L::each(&self.shared.rows, &mut |table| table.reset(&context));
+                L::for_each(&self.shared.tables, &mut |table| table.reset(&context));
                 Ok(())
             }
         })

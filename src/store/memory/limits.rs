@@ -1,51 +1,56 @@
 use std::hash::{BuildHasher, Hash};
 
-use super::alone::{self, Passing};
-use super::row::Row;
-use super::share::{Asked, HeldLimit, Holding, Look, Room, Share};
+use super::decide::{self, Prepared};
+use super::limit_table::LimitTable;
 use super::transaction;
+use super::transaction_limit::{AcquireContext, Capacity, HeldLimit, LimitInfo, LimitRead, TransactionLimit};
 use crate::decision::{Decision, Detail};
 use crate::error::Error;
 use crate::limit::{IntoLimit, SelectAlgorithm, SubKeyOf, check_unique_names};
-use crate::table::Missed;
+use crate::table::LookupError;
 
-/// What [`Memory`](super::Memory) can hold keys to: an algorithm, [`per_key`](crate::per_key), a
-/// [`Limit`](crate::Limit), a tuple of up to eight of these, or a `Vec` of [`DynLimit`](crate::DynLimit)s.
+/// The limits of a [`Memory`](super::Memory): an algorithm, [`per_key`](crate::per_key), a [`Limit`](crate::Limit), a
+/// tuple of up to eight of these, or a `Vec` of [`DynLimit`](crate::DynLimit)s.
 ///
 /// `S` is the type of the hasher.
 #[diagnostic::on_unimplemented(
-    message = "`{Self}` is not a limit that `Memory` can hold keys to",
-    note = "give it an algorithm, `per_key(..)`, a `Limit`, a tuple of up to eight of these, or a `Vec<DynLimit<Key>>`"
+    message = "`{Self}` is not a limit of `Memory`",
+    note = "use an algorithm, `per_key(..)`, a `Limit`, a tuple of up to eight of these, or a `Vec<DynLimit<Key>>`"
 )]
 pub trait MemoryLimits<S>: Sized {
     /// The limits with their tables.
     #[doc(hidden)]
-    type Rows: Send + Sync + 'static;
+    type Tables: Send + Sync + 'static;
 
     #[doc(hidden)]
-    fn bind(self, room: Room) -> Result<Self::Rows, Error>;
+    fn build(self, capacity: Capacity) -> Result<Self::Tables, Error>;
 
     #[doc(hidden)]
-    fn holdings(rows: &Self::Rows, f: &mut dyn FnMut(&dyn Holding));
+    fn for_each_info(tables: &Self::Tables, f: &mut dyn FnMut(&dyn LimitInfo));
 }
 
-/// [`MemoryLimits`] that can hold keys of type `Key`.
+/// [`MemoryLimits`] for keys of type `Key`.
 pub trait MemoryLimitsFor<Key: ?Sized, S: BuildHasher>: MemoryLimits<S> {
-    /// What can be decided on the straight way. An error says nothing but whether to look there once more.
+    /// Decides on the fast path. An error charges nothing.
     #[doc(hidden)]
-    fn at_once(rows: &Self::Rows, asked: &Asked<'_, Key, S>) -> Result<Decision, Missed>;
+    fn try_acquire(tables: &Self::Tables, context: &AcquireContext<'_, Key, S>) -> Result<Decision, LookupError>;
 
-    /// Decides in any case. Returns the limits too on which the cost of an allowed request is held.
+    /// Decides any request, after [`try_acquire`](Self::try_acquire) returned `error`. Returns the limits on which the
+    /// cost is held as well.
     ///
-    /// `asked` goes by value: lent to a function that is not in line, it would have to lie in memory.
+    /// `context` is passed by value: a reference would force the context of the fast path into memory.
     #[doc(hidden)]
-    fn at_length(rows: &Self::Rows, asked: Asked<'_, Key, S>, missed: Missed) -> (Decision, Vec<HeldLimit>);
+    fn acquire(
+        tables: &Self::Tables,
+        context: AcquireContext<'_, Key, S>,
+        error: LookupError,
+    ) -> (Decision, Vec<HeldLimit>);
 
     #[doc(hidden)]
-    fn peek(rows: &Self::Rows, asked: Asked<'_, Key, S>) -> Decision;
+    fn peek(tables: &Self::Tables, context: AcquireContext<'_, Key, S>) -> Decision;
 
     #[doc(hidden)]
-    fn each(rows: &Self::Rows, f: &mut dyn FnMut(&dyn Share<Key, S>));
+    fn for_each(tables: &Self::Tables, f: &mut dyn FnMut(&dyn TransactionLimit<Key, S>));
 }
 
 impl<L, S> MemoryLimits<S> for L
@@ -54,16 +59,16 @@ where
     L::Selector: Send + Sync + 'static,
     L::SubKeyFn: Send + Sync + 'static,
 {
-    type Rows = Row<L::Selector, L::SubKeyFn>;
+    type Tables = LimitTable<L::Selector, L::SubKeyFn>;
 
-    fn bind(self, room: Room) -> Result<Self::Rows, Error> {
+    fn build(self, capacity: Capacity) -> Result<Self::Tables, Error> {
         let limit = self.into_limit();
         check_unique_names([limit.name()])?;
-        Row::new(limit, room)
+        LimitTable::new(limit, capacity)
     }
 
-    fn holdings(rows: &Self::Rows, f: &mut dyn FnMut(&dyn Holding)) {
-        f(rows);
+    fn for_each_info(tables: &Self::Tables, f: &mut dyn FnMut(&dyn LimitInfo)) {
+        f(tables);
     }
 }
 
@@ -76,40 +81,45 @@ where
     <L::SubKeyFn as SubKeyOf<Key>>::SubKey: Hash,
     S: BuildHasher,
 {
+    // Row "hot key" of docs/performance.md.
     #[inline(always)]
-    fn at_once(rows: &Self::Rows, asked: &Asked<'_, Key, S>) -> Result<Decision, Missed> {
-        alone::at_once(rows, asked)
+    fn try_acquire(tables: &Self::Tables, context: &AcquireContext<'_, Key, S>) -> Result<Decision, LookupError> {
+        decide::try_acquire::<false, _, _, _, _>(tables, context)
     }
 
-    fn at_length(rows: &Self::Rows, asked: Asked<'_, Key, S>, missed: Missed) -> (Decision, Vec<HeldLimit>) {
-        alone::at_length(rows, asked, missed)
+    fn acquire(
+        tables: &Self::Tables,
+        context: AcquireContext<'_, Key, S>,
+        error: LookupError,
+    ) -> (Decision, Vec<HeldLimit>) {
+        decide::acquire_slow(tables, context, error)
     }
 
-    fn peek(rows: &Self::Rows, asked: Asked<'_, Key, S>) -> Decision {
-        transaction::peek(&[rows], &mut [Look::BLANK], &asked)
+    fn peek(tables: &Self::Tables, context: AcquireContext<'_, Key, S>) -> Decision {
+        transaction::peek(&[tables], &mut [LimitRead::EMPTY], &context)
     }
 
-    fn each(rows: &Self::Rows, f: &mut dyn FnMut(&dyn Share<Key, S>)) {
-        f(rows);
+    fn for_each(tables: &Self::Tables, f: &mut dyn FnMut(&dyn TransactionLimit<Key, S>)) {
+        f(tables);
     }
 }
 
 macro_rules! tuple {
-    ($count:literal: $($L:ident $row:ident $index:tt),+) => {
+    ($count:literal: $($L:ident $table:ident $index:tt),+) => {
         impl<S, $($L: IntoLimit),+> MemoryLimits<S> for ($($L,)+)
         where
             $($L::Selector: Send + Sync + 'static, $L::SubKeyFn: Send + Sync + 'static,)+
         {
-            type Rows = ($(Row<$L::Selector, $L::SubKeyFn>,)+);
+            type Tables = ($(LimitTable<$L::Selector, $L::SubKeyFn>,)+);
 
-            fn bind(self, room: Room) -> Result<Self::Rows, Error> {
+            fn build(self, capacity: Capacity) -> Result<Self::Tables, Error> {
                 let limits = ($(self.$index.into_limit(),)+);
                 check_unique_names([$(limits.$index.name()),+])?;
-                Ok(($(Row::new(limits.$index, room)?,)+))
+                Ok(($(LimitTable::new(limits.$index, capacity)?,)+))
             }
 
-            fn holdings(rows: &Self::Rows, f: &mut dyn FnMut(&dyn Holding)) {
-                $(f(&rows.$index);)+
+            fn for_each_info(tables: &Self::Tables, f: &mut dyn FnMut(&dyn LimitInfo)) {
+                $(f(&tables.$index);)+
             }
         }
 
@@ -123,43 +133,46 @@ macro_rules! tuple {
                 <$L::SubKeyFn as SubKeyOf<Key>>::SubKey: Hash,
             )+
         {
-            /// If all rows let through at once: reads all, locks all, charges all.
+            // Row "three limits" of docs/performance.md: the transaction takes six times the instructions.
             #[inline(always)]
-            fn at_once(rows: &Self::Rows, asked: &Asked<'_, Key, S>) -> Result<Decision, Missed> {
-                let (now, ask) = (asked.now, asked.ask);
-                if ask.detail == Detail::All || ask.hold {
-                    return Err(Missed::Absent);
+            fn try_acquire(
+                tables: &Self::Tables,
+                context: &AcquireContext<'_, Key, S>,
+            ) -> Result<Decision, LookupError> {
+                let (now, options) = (context.now, context.options);
+                if options.detail == Detail::All || options.hold || options.cost == 0 {
+                    return Err(LookupError::NotApplicable);
                 }
-                $(let $row = Passing::of(&rows.$index, asked).ok_or(Missed::Absent)?;)+
-                $(let $row = $row.lock().ok_or(Missed::Absent)?;)+
-                // All stay locked until all are charged.
-                $(let $row = $row.charge();)+
-                $(let $row = { drop($row.0); $row.1 };)+
-                // The one with the least remaining speaks, the first of equals.
-                let least = [$($row.remaining(now)),+].into_iter().enumerate().min_by_key(|&(_, left)| left);
-                let standing = match least.map_or(0, |(speaks, _)| speaks) {
-                    $($index => $row.standing(now),)+
-                    _ => unreachable!("there are no more rows"),
+                $(let $table = Prepared::new(&tables.$index, context).ok_or(LookupError::NotApplicable)?;)+
+                $(let $table = $table.lock().ok_or(LookupError::NotApplicable)?;)+
+                // All limits stay locked until all are charged.
+                $(let $table = $table.charge(now);)+
+                $(let $table = { drop($table.0); $table.1 };)+
+                // The most restrictive limit has the least remaining. Of equals, it is the first one.
+                let least = [$($table.remaining()),+].into_iter().enumerate().min_by_key(|&(_, remaining)| remaining);
+                let status = match least.map_or(0, |(index, _)| index) {
+                    $($index => $table.status(),)+
+                    _ => unreachable!("there are no more limits"),
                 };
-                Ok(Decision::from_store(now, true $(&& $row.supports_scheduling())+, standing))
+                Ok(Decision::from_store(now, true $(&& $table.supports_scheduling)+, status))
             }
 
-            fn at_length(
-                rows: &Self::Rows,
-                asked: Asked<'_, Key, S>,
-                _missed: Missed,
+            fn acquire(
+                tables: &Self::Tables,
+                context: AcquireContext<'_, Key, S>,
+                _error: LookupError,
             ) -> (Decision, Vec<HeldLimit>) {
-                let rows: [&dyn Share<Key, S>; $count] = [$(&rows.$index),+];
-                transaction::acquire(&rows, &mut [Look::BLANK; $count], &asked)
+                let limits: [&dyn TransactionLimit<Key, S>; $count] = [$(&tables.$index),+];
+                transaction::acquire(&limits, &mut [LimitRead::EMPTY; $count], &context)
             }
 
-            fn peek(rows: &Self::Rows, asked: Asked<'_, Key, S>) -> Decision {
-                let rows: [&dyn Share<Key, S>; $count] = [$(&rows.$index),+];
-                transaction::peek(&rows, &mut [Look::BLANK; $count], &asked)
+            fn peek(tables: &Self::Tables, context: AcquireContext<'_, Key, S>) -> Decision {
+                let tables: [&dyn TransactionLimit<Key, S>; $count] = [$(&tables.$index),+];
+                transaction::peek(&tables, &mut [LimitRead::EMPTY; $count], &context)
             }
 
-            fn each(rows: &Self::Rows, f: &mut dyn FnMut(&dyn Share<Key, S>)) {
-                $(f(&rows.$index);)+
+            fn for_each(tables: &Self::Tables, f: &mut dyn FnMut(&dyn TransactionLimit<Key, S>)) {
+                $(f(&tables.$index);)+
             }
         }
     };

@@ -1,20 +1,26 @@
-//! Limits whose states lie in this process's memory.
+//! The store in this process's memory.
+//!
+//! A decision on limits whose types are known takes the fast path of `decide`, if it applies. All else is a
+//! `transaction`.
 
-mod alone;
 mod blocks;
 mod builder;
-mod dynamic;
+mod decide;
 mod hasher;
+mod limit_table;
 mod limiter;
 mod limits;
-mod row;
-mod share;
+mod replace;
 mod transaction;
+mod transaction_limit;
 mod usage;
 
 pub use self::builder::MemoryBuilder;
-pub use self::dynamic::DynLimit;
 pub use self::hasher::DefaultHashBuilder;
 pub use self::limiter::Memory;
 pub use self::limits::{MemoryLimits, MemoryLimitsFor};
+pub use self::replace::DynLimit;
 pub use self::usage::{KeyId, TopKey, Usage};
+
+#[cfg(all(test, loom))]
+mod loom_tests;

@@ -1,60 +1,67 @@
+//! The decision over any number of limits, of any types: all limits allow, or none is charged.
+//!
+//! # Protocol
+//!
+//! An optimistic transaction reads every limit without a lock. To deny, it validates that all readings were valid at
+//! one moment. To charge, it locks exactly what it read, in the limits' order, and starts again if anything has
+//! changed. All locks are held before the first charge, and until the last one. So no other thread sees a part of the
+//! charges. The common order of limits and of sets prevents deadlock.
+
 use std::hash::BuildHasher;
 use std::marker::PhantomData;
 use std::time::Duration;
 
-use super::share::{Asked, HeldLimit, Look, Needed, Share};
+pub(super) use super::transaction_limit::{AcquireContext, HeldLimit, LimitRead};
+use super::transaction_limit::{ReadMode, TransactionLimit};
 use crate::clock::Timestamp;
 use crate::decision::{Decision, LimitStatus, Verdict};
 use crate::sync::Backoff;
-use crate::table::Full;
+use crate::table::TableFull;
 
-/// Decides over all rows as one: peeks at all, and if each allows it, commits to all, or holds the cost on all.
+/// Decides over all limits, and charges or holds the cost if all of them allow.
 ///
-/// An optimistic transaction. It reads every row without a lock; to refuse, it makes sure that all it read held at one
-/// moment; to charge, it locks exactly what it read, in the rows' order, or starts again if anything has changed.
-///
-/// `looks` is room for one look a row. Returns the limits too on which the cost of an allowed request is held.
+/// `reads` has one element for each limit. Returns the limits on which the cost is held as well.
 #[inline]
-pub(super) fn acquire<Key: ?Sized, S: BuildHasher, R: Share<Key, S> + ?Sized>(
-    rows: &[&R],
-    looks: &mut [Look],
-    asked: &Asked<'_, Key, S>,
+pub(super) fn acquire<Key: ?Sized, S: BuildHasher, L: TransactionLimit<Key, S> + ?Sized>(
+    limits: &[&L],
+    reads: &mut [LimitRead],
+    context: &AcquireContext<'_, Key, S>,
 ) -> (Decision, Vec<HeldLimit>) {
-    let decision = charge(rows, looks, asked);
+    let decision = charge(limits, reads, context);
     let mut held = Vec::new();
-    if asked.ask.hold && decision.is_allowed() {
-        let charged = rows.iter().zip(looks).filter(|(_, look)| look.is_charged());
-        held.extend(charged.map(|(row, look)| row.held_limit(asked, look)));
+    if context.options.hold && decision.is_allowed() {
+        let charged = limits.iter().zip(reads).filter(|(_, read)| read.will_charge());
+        held.extend(charged.map(|(limit, read)| limit.held_limit(context, read)));
     }
     (decision, held)
 }
 
 #[inline]
-fn charge<Key: ?Sized, S: BuildHasher, R: Share<Key, S> + ?Sized>(
-    rows: &[&R],
-    looks: &mut [Look],
-    asked: &Asked<'_, Key, S>,
+fn charge<Key: ?Sized, S: BuildHasher, L: TransactionLimit<Key, S> + ?Sized>(
+    limits: &[&L],
+    reads: &mut [LimitRead],
+    context: &AcquireContext<'_, Key, S>,
 ) -> Decision {
-    let (mut asked, mut backoff) = (*asked, Backoff::new());
+    let (mut context, mut backoff) = (*context, Backoff::new());
     loop {
-        let with_reading = asked.ask.cost == 0;
-        let verdict = look(rows, looks, &mut asked, with_reading);
-        let asked = &asked;
-        if !verdict.is_allowed() || asked.ask.cost == 0 {
-            if is_one_moment(rows, looks) {
-                return decide(rows, looks, asked);
+        let with_snapshot = context.options.cost == 0;
+        let verdict = read_all(limits, reads, &mut context, with_snapshot);
+        let context = &context;
+        if !verdict.is_allowed() || context.options.cost == 0 {
+            if is_consistent(limits, reads) {
+                return decide(limits, reads, context);
             }
         } else {
-            let charged = Locks::take(rows, looks).map(|mut locks| {
-                locks.place(asked)?;
-                locks.charge(asked, delay(verdict));
+            let charged = LockedLimits::lock(limits, reads).map(|mut locked| {
+                locked.ensure_slots(context)?;
+                locked.charge(context, delay(verdict));
                 Ok(())
             });
             match charged {
-                Some(Ok(())) => return decide(rows, looks, asked),
-                Some(Err(NoRoom { row })) => {
-                    if let Err(full) = rows[row].make_room(asked, &looks[row]) {
-                        return refuse_for(full, asked.now);
+                Some(Ok(())) => return decide(limits, reads, context),
+                Some(Err(LimitFull { index })) => {
+                    if let Err(full) = limits[index].make_space(context, &reads[index]) {
+                        return table_full_decision(full, context.now);
                     }
                 }
                 None => {}
@@ -64,245 +71,289 @@ fn charge<Key: ?Sized, S: BuildHasher, R: Share<Key, S> + ?Sized>(
     }
 }
 
-/// Refuses a key that has no room.
+/// Denies a key for which the table has no slot.
 #[cold]
-fn refuse_for(full: Full, now: Timestamp) -> Decision {
+fn table_full_decision(full: TableFull, now: Timestamp) -> Decision {
     let wait = Timestamp::from_micros(full.until).saturating_since(now);
-    // Costs are held on the keys in its place: nobody knows for how long.
+    // Zero if the keys of the sets are idle and have held amounts: the time of their settlement is unknown.
     let wait = if wait.is_zero() { Duration::from_secs(1) } else { wait };
     Decision::by_policy(now, Verdict::Denied { retry_after: wait })
 }
 
-/// What [`acquire`] would decide, charging nothing.
-pub(super) fn peek<Key: ?Sized, S: BuildHasher, R: Share<Key, S> + ?Sized>(
-    rows: &[&R],
-    looks: &mut [Look],
-    asked: &Asked<'_, Key, S>,
+/// Returns the decision of [`acquire`] without charging.
+pub(super) fn peek<Key: ?Sized, S: BuildHasher, L: TransactionLimit<Key, S> + ?Sized>(
+    limits: &[&L],
+    reads: &mut [LimitRead],
+    context: &AcquireContext<'_, Key, S>,
 ) -> Decision {
-    let (mut asked, mut backoff) = (*asked, Backoff::new());
+    let (mut context, mut backoff) = (*context, Backoff::new());
     loop {
-        let verdict = look(rows, looks, &mut asked, true);
-        let asked = &asked;
-        if is_one_moment(rows, looks) {
-            let is_charged = verdict.is_allowed() && asked.ask.cost > 0;
-            let full =
-                rows.iter().zip(&*looks).filter(|_| is_charged).find_map(|(row, look)| row.is_full_for(look).err());
-            return full.map_or_else(|| decide(rows, looks, asked), |full| refuse_for(full, asked.now));
+        let verdict = read_all(limits, reads, &mut context, true);
+        let context = &context;
+        if is_consistent(limits, reads) {
+            let will_charge = verdict.is_allowed() && context.options.cost > 0;
+            let mut charged = limits.iter().zip(&*reads).filter(|_| will_charge);
+            let full = charged.find_map(|(limit, read)| limit.is_full_for(read).err());
+            return full.map_or_else(|| decide(limits, reads, context), |full| table_full_decision(full, context.now));
         }
         backoff.wait();
     }
 }
 
+/// Reads all limits, and returns the verdict over those that are enforced.
 #[inline]
-fn look<Key: ?Sized, S: BuildHasher, R: Share<Key, S> + ?Sized>(
-    rows: &[&R],
-    looks: &mut [Look],
-    asked: &mut Asked<'_, Key, S>,
-    with_reading: bool,
+fn read_all<Key: ?Sized, S: BuildHasher, L: TransactionLimit<Key, S> + ?Sized>(
+    limits: &[&L],
+    reads: &mut [LimitRead],
+    context: &mut AcquireContext<'_, Key, S>,
+    with_snapshot: bool,
 ) -> Verdict {
-    let needed = match (rows.len() > 1, with_reading) {
-        (true, _) => Needed::Together,
-        (false, true) => Needed::LazySnapshot,
-        (false, false) => Needed::Rejection,
+    let mode = match (limits.len() > 1, with_snapshot) {
+        (true, _) => ReadMode::Together,
+        (false, true) => ReadMode::Snapshot,
+        (false, false) => ReadMode::IfDenied,
     };
-    look_in_time(rows, looks, asked, needed);
-    if needed == Needed::Together
-        && !asked.ask.hold
-        && asked.ask.max_delay.is_none_or(|most| !most.is_zero())
-        && let Some(blocked) = enforced(looks).map(|look| look.blocked).max().filter(|blocked| !blocked.is_zero())
-    {
-        return look_beyond_blocks(rows, looks, asked, blocked);
+    read_all_fresh(limits, reads, context, mode);
+    if reads.iter().all(|read| read.verdict == Verdict::Allowed) {
+        if mode == ReadMode::Together && !enforced(reads).all(|read| read.supports_scheduling) {
+            reads.iter_mut().for_each(|read| read.supports_scheduling = false);
+        }
+        return Verdict::Allowed;
     }
-    if needed == Needed::Together && !promise_turns(looks) {
-        for look in &mut *looks {
-            (look.verdict, look.supports_scheduling) = (look.at_once, false);
+    if mode == ReadMode::Together {
+        if !context.options.hold
+            && context.options.max_delay.is_none_or(|max_delay| !max_delay.is_zero())
+            && let Some(blocked) = enforced(reads).map(|read| read.blocked).max().filter(|blocked| !blocked.is_zero())
+        {
+            return read_after_blocks(limits, reads, context, blocked);
+        }
+        if !can_schedule(reads) {
+            for read in &mut *reads {
+                (read.verdict, read.supports_scheduling) = (read.immediate, false);
+            }
         }
     }
-    enforced(looks).fold(Verdict::Allowed, |verdict, look| verdict.stricter_of(look.verdict))
+    enforced(reads).fold(Verdict::Allowed, |verdict, read| verdict.stricter_of(read.verdict))
 }
 
-/// Decides for a caller who would wait, on a key that is blocked for so long: as of the end of the block.
+/// Decides for a caller that accepts a delay, on a key that is blocked for so long: as of the end of the block.
 ///
-/// Before that nothing is allowed. From then on starts may be scheduled again, so that what each limit says now to a caller
-/// who would not wait can be too long.
+/// Until then nothing is allowed, and from then on starts can be scheduled again. So the wait that each limit returns
+/// now for a caller that accepts no delay can be too long.
 #[cold]
-fn look_beyond_blocks<Key: ?Sized, S: BuildHasher, R: Share<Key, S> + ?Sized>(
-    rows: &[&R],
-    looks: &mut [Look],
-    asked: &Asked<'_, Key, S>,
+fn read_after_blocks<Key: ?Sized, S: BuildHasher, L: TransactionLimit<Key, S> + ?Sized>(
+    limits: &[&L],
+    reads: &mut [LimitRead],
+    context: &AcquireContext<'_, Key, S>,
     blocked: Duration,
 ) -> Verdict {
-    let later = Asked { now: asked.now.saturating_add(blocked), ..*asked };
-    let mut beyond = vec![Look::BLANK; rows.len()];
-    for (row, look) in rows.iter().zip(&mut beyond) {
-        row.look(&later, Needed::Together, look);
+    let later = AcquireContext { now: context.now.saturating_add(blocked), ..*context };
+    let mut after = vec![LimitRead::EMPTY; limits.len()];
+    for (limit, read) in limits.iter().zip(&mut after) {
+        limit.read(&later, ReadMode::Together, read);
     }
-    let promises = promise_turns(&beyond);
-    for (look, beyond) in looks.iter_mut().zip(beyond) {
-        let verdict = if promises { beyond.verdict } else { beyond.at_once };
+    let can_schedule = can_schedule(&after);
+    for (read, after) in reads.iter_mut().zip(after) {
+        let verdict = if can_schedule { after.verdict } else { after.immediate };
         let verdict = match verdict {
             Verdict::Denied { retry_after } => Verdict::Denied { retry_after: retry_after + blocked },
             Verdict::ExceedsLimit => Verdict::ExceedsLimit,
-            _ if look.blocked.is_zero() => Verdict::Allowed,
-            _ => Verdict::Denied { retry_after: look.blocked },
+            _ if read.blocked.is_zero() => Verdict::Allowed,
+            _ => Verdict::Denied { retry_after: read.blocked },
         };
-        if !look.shadow {
-            look.verdict = verdict;
+        if !read.shadow {
+            read.verdict = verdict;
         }
-        // What is validated is what was read last.
-        look.spot = beyond.spot;
-        look.supports_scheduling = false;
+        // The last reading is the one that is validated.
+        read.location = after.location;
+        read.supports_scheduling = false;
     }
-    enforced(looks).fold(Verdict::Allowed, |verdict, look| verdict.stricter_of(look.verdict))
+    enforced(reads).fold(Verdict::Allowed, |verdict, read| verdict.stricter_of(read.verdict))
 }
 
-/// Looks at all rows, not so long after the clock was read that what others have charged meanwhile seems to be from a clock that
-/// was ahead: a thread can be descheduled between the two.
+/// Reads all limits soon after the clock was read.
+///
+/// A thread can be descheduled between the two. By then other threads can have charged at times so far ahead that the
+/// states seem to be from a clock that stepped back. Decided like that, the charges of the other threads would be
+/// dropped.
 #[inline]
-fn look_in_time<Key: ?Sized, S: BuildHasher, R: Share<Key, S> + ?Sized>(
-    rows: &[&R],
-    looks: &mut [Look],
-    asked: &mut Asked<'_, Key, S>,
-    needed: Needed,
+fn read_all_fresh<Key: ?Sized, S: BuildHasher, L: TransactionLimit<Key, S> + ?Sized>(
+    limits: &[&L],
+    reads: &mut [LimitRead],
+    context: &mut AcquireContext<'_, Key, S>,
+    mode: ReadMode,
 ) {
-    // Where a limit remembers for microseconds only, no look may be fast enough.
+    // If a limit's maximum reset is a few microseconds, no reading may be fast enough.
     const MAX_TRIES: u32 = 100;
     for _ in 0..MAX_TRIES {
-        for (row, look) in rows.iter().zip(&mut *looks) {
-            row.look(asked, needed, look);
+        for (limit, read) in limits.iter().zip(&mut *reads) {
+            limit.read(context, mode, read);
         }
-        let Some(remembered) = looks.iter().filter_map(|look| look.ahead_of).min() else { return };
-        let now = asked.read_clock();
-        if now.saturating_since(asked.now) <= remembered {
+        let Some(max_reset) = reads.iter().filter_map(|read| read.ahead_by).min() else { return };
+        let now = context.read_clock();
+        if now.saturating_since(context.now) <= max_reset {
             return;
         }
-        asked.now = now;
+        context.now = now;
     }
 }
 
-fn enforced(looks: &[Look]) -> impl Iterator<Item = &Look> + Clone {
-    looks.iter().filter(|look| !look.shadow)
+fn enforced(reads: &[LimitRead]) -> impl Iterator<Item = &LimitRead> + Clone {
+    reads.iter().filter(|read| !read.shadow)
 }
 
-/// Whether several limits promise the turn that is the latest of theirs.
+/// Returns whether several limits schedule the latest of their starts.
 ///
-/// Each must be able to, and owe at least until then. One that owes less would have room before, and to charge it at the
-/// turn would keep that from everybody else. What is owed and the turns come nearer alike, so the answer stays the same
-/// while nobody is charged, and a refusal's time is exact under either.
-fn promise_turns(looks: &[Look]) -> bool {
-    let turn = enforced(looks).fold(Verdict::Allowed, |turn, look| turn.stricter_of(look.at_once));
-    match turn {
-        Verdict::Denied { retry_after: turn } => {
-            enforced(looks).all(|look| look.supports_scheduling && look.reading.compute().reset >= turn)
+/// Each limit must support it and must not be idle before that start. A limit that is idle before would have capacity
+/// until then, and a charge at the start would take that capacity from every other request. Resets and starts come
+/// nearer at the same pace, so the result stays the same until a limit is charged, and the wait of a denial is exact in
+/// both cases.
+fn can_schedule(reads: &[LimitRead]) -> bool {
+    let start = enforced(reads).fold(Verdict::Allowed, |start, read| start.stricter_of(read.immediate));
+    match start {
+        Verdict::Denied { retry_after: start } => {
+            enforced(reads).all(|read| read.supports_scheduling && read.snapshot.compute().reset >= start)
         }
-        _ => enforced(looks).all(|look| look.supports_scheduling),
+        _ => enforced(reads).all(|read| read.supports_scheduling),
     }
 }
 
-/// Whether all that was read held at one moment. What one row read does by itself.
-fn is_one_moment<Key: ?Sized, S, R: Share<Key, S> + ?Sized>(rows: &[&R], looks: &[Look]) -> bool {
-    rows.len() == 1 || rows.iter().zip(looks).all(|(row, look)| row.is_current(look))
+/// Returns whether all readings were valid at one moment. One reading is consistent by itself.
+fn is_consistent<Key: ?Sized, S, L: TransactionLimit<Key, S> + ?Sized>(limits: &[&L], reads: &[LimitRead]) -> bool {
+    limits.len() == 1 || limits.iter().zip(reads).all(|(limit, read)| limit.is_current(read))
 }
 
-pub(super) fn delay(verdict: Verdict) -> Duration {
+fn delay(verdict: Verdict) -> Duration {
     if let Verdict::AllowedAfter(delay) = verdict { delay } else { Duration::ZERO }
 }
 
-/// The decision that the looks add up to.
+/// Builds the decision from the readings.
 #[inline]
-fn decide<Key: ?Sized, S, R: Share<Key, S> + ?Sized>(
-    rows: &[&R],
-    looks: &[Look],
-    asked: &Asked<'_, Key, S>,
+fn decide<Key: ?Sized, S, L: TransactionLimit<Key, S> + ?Sized>(
+    limits: &[&L],
+    reads: &[LimitRead],
+    context: &AcquireContext<'_, Key, S>,
 ) -> Decision {
-    let decision = match (rows, looks) {
-        ([row], [look]) if !look.shadow => {
-            Decision::from_store(asked.now, look.supports_scheduling, standing(*row, look))
-        }
-        _ => decide_several(rows, looks, asked),
+    let shadows = reads.iter().any(|read| read.shadow);
+    let is_denied = || reads.iter().any(|read| !read.verdict.is_allowed());
+    if reads.is_empty() || reads.len() > 1 && context.options.lists_all(shadows, is_denied) || shadows {
+        return merge_limits(limits, reads, context);
+    }
+    let index = most_restrictive(reads);
+    let supports_scheduling = reads.iter().all(|read| read.supports_scheduling);
+    Decision::from_store(context.now, supports_scheduling, status(limits[index], &reads[index]))
+        .with_estimate(is_estimate(reads))
+}
+
+/// Returns the index of the limit that determines the answer: the longest wait, or if all limits allow immediately the
+/// least remaining. Of equals, the first one.
+#[inline]
+fn most_restrictive(reads: &[LimitRead]) -> usize {
+    if reads.len() == 1 {
+        return 0;
+    }
+    // The remaining of each limit is computed once: row "three limits, dynamic" of docs/performance.md.
+    let strictness = |read: &LimitRead| match read.verdict {
+        Verdict::Allowed => (0, Duration::ZERO),
+        Verdict::AllowedAfter(delay) => (1, delay),
+        Verdict::Denied { retry_after } => (2, retry_after),
+        Verdict::ExceedsLimit => (3, Duration::ZERO),
     };
-    let is_estimate = enforced(looks).any(|look| look.held > 0 && !look.verdict.is_allowed());
-    decision.with_estimate(is_estimate)
+    let rank = |read: &LimitRead| (strictness(read), std::cmp::Reverse(read.snapshot.compute().remaining));
+    let mut strictest = (0, rank(&reads[0]));
+    for (index, read) in reads.iter().enumerate().skip(1) {
+        let rank = rank(read);
+        if rank > strictest.1 {
+            strictest = (index, rank);
+        }
+    }
+    strictest.0
 }
 
-fn decide_several<Key: ?Sized, S, R: Share<Key, S> + ?Sized>(
-    rows: &[&R],
-    looks: &[Look],
-    asked: &Asked<'_, Key, S>,
+fn is_estimate(reads: &[LimitRead]) -> bool {
+    enforced(reads).any(|read| read.held > 0 && !read.verdict.is_allowed())
+}
+
+/// Builds a decision that lists all limits.
+#[cold]
+fn merge_limits<Key: ?Sized, S, L: TransactionLimit<Key, S> + ?Sized>(
+    limits: &[&L],
+    reads: &[LimitRead],
+    context: &AcquireContext<'_, Key, S>,
 ) -> Decision {
-    let supports_scheduling = enforced(looks).all(|look| look.supports_scheduling);
-    let standings = rows.iter().zip(looks).map(|(row, look)| standing(*row, look));
-    let shadows = looks.iter().any(|look| look.shadow);
-    let list_all = asked.ask.lists_all(shadows, || looks.iter().any(|look| !look.verdict.is_allowed()));
-    Decision::combine(asked.now, list_all, standings).with_scheduling(supports_scheduling)
+    let supports_scheduling = enforced(reads).all(|read| read.supports_scheduling);
+    let statuses = limits.iter().zip(reads).map(|(limit, read)| status(*limit, read));
+    Decision::combine(context.now, true, statuses)
+        .with_scheduling(supports_scheduling)
+        .with_estimate(is_estimate(reads))
 }
 
 #[inline]
-fn standing<Key: ?Sized, S, R: Share<Key, S> + ?Sized>(row: &R, look: &Look) -> LimitStatus {
-    LimitStatus::from_verdict(row.name().clone(), look.verdict, look.reading, look.shadow)
+fn status<Key: ?Sized, S, L: TransactionLimit<Key, S> + ?Sized>(limit: &L, read: &LimitRead) -> LimitStatus {
+    LimitStatus::from_verdict(limit.name().clone(), read.verdict, read.snapshot, read.shadow)
 }
 
-/// The locks on all that the looks read, given back when dropped: also when a user's algorithm panics.
-struct Locks<'a, Key: ?Sized, S, R: Share<Key, S> + ?Sized> {
-    rows: &'a [&'a R],
-    looks: &'a mut [Look],
+/// The locks on all that was read. Dropping unlocks, also if an algorithm panics.
+struct LockedLimits<'a, Key: ?Sized, S, L: TransactionLimit<Key, S> + ?Sized> {
+    limits: &'a [&'a L],
+    reads: &'a mut [LimitRead],
     key: PhantomData<fn(&Key, &S)>,
 }
 
-/// A row whose table is full.
-struct NoRoom {
-    row: usize,
+/// The index of a limit whose table is full.
+struct LimitFull {
+    index: usize,
 }
 
-impl<'a, Key: ?Sized, S, R: Share<Key, S> + ?Sized> Locks<'a, Key, S, R> {
-    /// `None`, with nothing locked, if anything has changed since the looks.
+impl<'a, Key: ?Sized, S, L: TransactionLimit<Key, S> + ?Sized> LockedLimits<'a, Key, S, L> {
+    /// Returns `None`, with nothing locked, if anything has changed since the readings.
     #[inline]
-    fn take(rows: &'a [&'a R], looks: &'a mut [Look]) -> Option<Self> {
-        for (index, (row, look)) in rows.iter().zip(&*looks).enumerate() {
-            if !row.lock(look) {
-                for (row, look) in rows.iter().zip(&*looks).take(index) {
-                    row.unlock_unchanged(look);
+    fn lock(limits: &'a [&'a L], reads: &'a mut [LimitRead]) -> Option<Self> {
+        for (index, (limit, read)) in limits.iter().zip(&*reads).enumerate() {
+            if !limit.lock(read) {
+                for (limit, read) in limits.iter().zip(&*reads).take(index) {
+                    limit.unlock_unchanged(read);
                 }
                 return None;
             }
         }
-        Some(Self { rows, looks, key: PhantomData })
+        Some(Self { limits, reads, key: PhantomData })
     }
 
-    /// Finds a place for every row's key.
+    /// Finds a slot for the key of each limit.
     ///
-    /// A place made for nothing, as a later row has none, is an idle slot: no harm.
+    /// If a later limit has no free slot, the slots of the earlier ones are idle, and so free.
     #[inline]
-    fn place(&mut self, asked: &Asked<'_, Key, S>) -> Result<(), NoRoom> {
-        for (index, (row, look)) in self.rows.iter().zip(&mut *self.looks).enumerate() {
-            if look.is_charged() {
-                look.place = row.place(asked, look);
-                if look.place.is_none() {
-                    return Err(NoRoom { row: index });
+    fn ensure_slots(&mut self, context: &AcquireContext<'_, Key, S>) -> Result<(), LimitFull> {
+        for (index, (limit, read)) in self.limits.iter().zip(&mut *self.reads).enumerate() {
+            if read.will_charge() {
+                read.slot = read.location.slot().or_else(|| limit.ensure_slot(context, read));
+                if read.slot.is_none() {
+                    return Err(LimitFull { index });
                 }
             }
         }
         Ok(())
     }
 
-    /// Charges every row, or holds the cost on it. Leaves in the looks how the key stands then.
+    /// Charges each limit, or holds the cost on it. Stores the snapshots after that in the readings.
     #[inline]
-    fn charge(&mut self, asked: &Asked<'_, Key, S>, delay: Duration) {
-        for (row, look) in self.rows.iter().zip(&mut *self.looks).filter(|(_, look)| look.is_charged()) {
-            if asked.ask.hold {
-                row.hold(asked, look);
+    fn charge(&mut self, context: &AcquireContext<'_, Key, S>, delay: Duration) {
+        for (limit, read) in self.limits.iter().zip(&mut *self.reads).filter(|(_, read)| read.will_charge()) {
+            if context.options.hold {
+                limit.hold(context, read);
             } else {
-                row.charge(asked, look, delay);
+                limit.charge(context, read, delay);
             }
         }
     }
 }
 
-impl<Key: ?Sized, S, R: Share<Key, S> + ?Sized> Drop for Locks<'_, Key, S, R> {
+impl<Key: ?Sized, S, L: TransactionLimit<Key, S> + ?Sized> Drop for LockedLimits<'_, Key, S, L> {
     #[inline]
     fn drop(&mut self) {
-        for (row, look) in self.rows.iter().zip(&*self.looks) {
-            row.unlock(look);
+        for (limit, read) in self.limits.iter().zip(&*self.reads) {
+            limit.unlock(read);
         }
     }
 }

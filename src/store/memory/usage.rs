@@ -7,12 +7,12 @@ use crate::decision::LimitSnapshot;
 
 /// The id of a key in one limit of one limiter: 48 bits, displayed as 12 hexadecimal digits.
 ///
-/// Keys themselves are not stored. [`Memory::key_id`](super::Memory::key_id) returns the id of a given key. An id is valid in
-/// this process only.
+/// Keys themselves are not stored. [`Memory::key_id`](super::Memory::key_id) returns the id of a given key. An id is
+/// valid in this process only.
 ///
-/// An id can be logged and displayed: it does not reveal the hash under which the table stores the key. It is a truncated
-/// `SipHash` of that hash, under a random secret of this process. Among 100 000 keys two have one id with a probability of
-/// 2 in 10^5.
+/// An id can be logged and displayed: it does not reveal the hash under which the table stores the key. It is a
+/// truncated `SipHash` of that hash, under a random secret of this process. Among 100 000 keys two have one id with a
+/// probability of 2 in 10^5.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct KeyId(u64);
 
@@ -69,11 +69,11 @@ pub struct Usage {
     pub live_keys: usize,
     /// The number of keys that the table can store.
     pub capacity: usize,
-    /// The number of bytes that the limit has allocated for its keys: the table, sliding windows' blocks, sliding logs' hits,
-    /// blocked keys and held costs.
+    /// The number of bytes that the limit has allocated for its keys: the table, sliding windows' blocks, sliding logs'
+    /// hits, blocked keys and held costs.
     pub bytes: usize,
-    /// The number of keys that were evicted before they were idle. If it grows, [`max_keys`](super::MemoryBuilder::max_keys) is
-    /// too small, or a client floods the limiter with keys.
+    /// The number of keys that were evicted before they were idle. If it grows,
+    /// [`max_keys`](super::MemoryBuilder::max_keys) is too small, or a client floods the limiter with keys.
     pub evicted: u64,
     /// The number of keys with [held](crate::limiter::Held) costs.
     pub held_keys: usize,

@@ -6,7 +6,7 @@ use std::sync::Barrier;
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
-use tower_ratelimit::algorithm::{Algorithm, AtOnce};
+use tower_ratelimit::algorithm::{Algorithm, ChargeOptions, Step};
 use tower_ratelimit::limiter::Held;
 use tower_ratelimit::{AcquireOptions, Detail, LazySnapshot, Limiter, Timestamp, Verdict};
 
@@ -179,35 +179,9 @@ fn yield_sometimes() {
 impl<A: Algorithm> Algorithm for Yielding<A> {
     type State = A::State;
 
-    const DECIDES_AT_ONCE: bool = A::DECIDES_AT_ONCE;
-
-    fn peek(&self, state: &A::State, now: Timestamp, options: AcquireOptions) -> Verdict {
+    fn decide(&self, state: &A::State, now: Timestamp, options: ChargeOptions) -> Step<A::State> {
         yield_sometimes();
-        self.0.peek(state, now, options)
-    }
-
-    fn charge(&self, state: &mut A::State, now: Timestamp, delay: Duration, cost: u64) {
-        yield_sometimes();
-        self.0.charge(state, now, delay, cost);
-    }
-
-    fn try_at_once(&self, state: &A::State, now: Timestamp, options: AcquireOptions) -> AtOnce<A::State> {
-        yield_sometimes();
-        self.0.try_at_once(state, now, options)
-    }
-
-    fn new_at_once(&self) -> Option<A::State> {
-        self.0.new_at_once()
-    }
-
-    fn reading_at_once(&self, state: &A::State, now: Timestamp) -> LazySnapshot {
-        yield_sometimes();
-        self.0.reading_at_once(state, now)
-    }
-
-    fn remaining_at_once(&self, charged: &A::State, now: Timestamp) -> u64 {
-        yield_sometimes();
-        self.0.remaining_at_once(charged, now)
+        self.0.decide(state, now, options)
     }
 
     fn peek_with_held(

@@ -1,20 +1,20 @@
-//! Limits that are replaced while a thread charges, settles, or evicts: whoever has begun before may decide by the former
-//! quota, and what it charges stays charged.
+//! Limits that are replaced while a thread charges, settles or evicts. A decision that started before may use the
+//! previous quota, and its charge is kept.
 
 use super::*;
 use crate::store::{DynLimit, MemoryBuilder};
 use crate::{Gcra, Quota};
 
-type Limiter = Model<Vec<DynLimit<u64, Same>>>;
+type Limiter = Model<Vec<DynLimit<u64, Identity>>>;
 
-/// A bucket in which a token comes back in so long.
-fn bucket(token: u64, tokens: u64) -> Vec<DynLimit<u64, Same>> {
+/// Builds a bucket in which a token refills in `token` microseconds.
+fn bucket(token: u64, tokens: u64) -> Vec<DynLimit<u64, Identity>> {
     let algorithm = Gcra::new(Quota::new(1, Duration::from_micros(token))).burst(tokens);
     vec![DynLimit::new(Limit::new("api", algorithm))]
 }
 
 fn limiter(token: u64, tokens: u64) -> Limiter {
-    let builder = MemoryBuilder::new(bucket(token, tokens)).max_keys(1).clock(OwnTime).hasher(Same);
+    let builder = MemoryBuilder::new(bucket(token, tokens)).max_keys(1).clock(ThreadClock).hasher(Identity);
     builder.build().expect("valid limits")
 }
 
@@ -22,51 +22,51 @@ fn replace(limiter: &Limiter, token: u64, tokens: u64) {
     limiter.replace(bucket(token, tokens)).expect("valid limits");
 }
 
-/// What the key owes, and what it may still have.
-fn left(limiter: &Limiter, key: u64) -> (Vec<u128>, Option<u64>) {
-    (owed(limiter, &key), peek(limiter, &key).remaining())
+/// Returns the resets and the remaining of the key.
+fn usage(limiter: &Limiter, key: u64) -> (Vec<u128>, Option<u64>) {
+    (resets(limiter, &key), peek(limiter, &key).remaining())
 }
 
-/// Under another rate, what was charged by one quota and what by the other one drains as it would after turns.
+/// The usage of the charges by both quotas is that of some sequential order.
 #[test]
-fn what_is_charged_while_the_quota_changes_is_owed() {
-    for (former, new) in [(50, 100), (100, 50)] {
+fn charge_during_a_change_of_quota_is_kept() {
+    for (previous, new) in [(50, 100), (100, 50)] {
         model(3, move || {
             let k = key(2, [0, 1], 0);
             let start = || {
-                let limiter = limiter(former, 3);
+                let limiter = limiter(previous, 3);
                 assert!(admits(&limiter, &k));
                 limiter
             };
-            let in_turn = |first: &dyn Fn(&Limiter), second: &dyn Fn(&Limiter)| {
+            let in_order = |first: &dyn Fn(&Limiter), second: &dyn Fn(&Limiter)| {
                 let limiter = start();
                 first(&limiter);
                 second(&limiter);
-                left(&limiter, k)
+                usage(&limiter, k)
             };
             let change = move |limiter: &Limiter| {
                 replace(limiter, new, 3);
-                // What is replaced is no matter of loom's; to look at the key afterwards is.
+                // loom does not track the replacement itself. It tracks this reading of the key after it.
                 let left = peek(limiter, &k).remaining();
                 assert!(left == Some(2) || left == Some(1), "{left:?}");
             };
             let charge = move |limiter: &Limiter| assert!(admits(limiter, &k));
-            let turns = [in_turn(&change, &charge), in_turn(&charge, &change)];
+            let sequential = [in_order(&change, &charge), in_order(&charge, &change)];
             let limiter = start();
             race(&limiter, change, charge);
-            let seen = left(&limiter, k);
-            assert!(turns.contains(&seen), "{seen:?}, and in turn {turns:?}");
-            assert_eq!(seen.1, Some(1), "of three, two are charged");
+            let seen = usage(&limiter, k);
+            assert!(sequential.contains(&seen), "{seen:?}, in sequential orders {sequential:?}");
+            assert_eq!(seen.1, Some(1), "two of three are charged");
         });
     }
 }
 
-/// The one who replaces charges by what it has put there, the other one by either: each charge counts for both.
+/// One thread charges by the new quota, the other thread by either quota. Each charge counts for both.
 #[test]
-fn nobody_is_granted_more_than_the_larger_of_two_quotas() {
-    for (former, new) in [(2, 3), (3, 2)] {
+fn change_of_quota_admits_at_most_the_larger_quota() {
+    for (previous, new) in [(2, 3), (3, 2)] {
         model(3, move || {
-            let limiter = limiter(50, former);
+            let limiter = limiter(50, previous);
             let k = key(2, [0, 1], 0);
             assert!(admits(&limiter, &k));
             let replace_and_charge = move |limiter: &Limiter| {
@@ -74,10 +74,10 @@ fn nobody_is_granted_more_than_the_larger_of_two_quotas() {
                 admits(limiter, &k)
             };
             let (there, here) = race(&limiter, replace_and_charge, move |limiter| admits(limiter, &k));
-            // The second token is there under either quota, the third under one of them.
+            // Both quotas have a second token, and one of them has a third token.
             assert!(there || here);
             let charged = 1 + u64::from(there) + u64::from(here);
-            assert_eq!(owed(&limiter, &k), [50 * u128::from(charged)]);
+            assert_eq!(resets(&limiter, &k), [50 * u128::from(charged)]);
             let mut more = 0;
             while admits(&limiter, &k) {
                 more += 1;
@@ -87,34 +87,35 @@ fn nobody_is_granted_more_than_the_larger_of_two_quotas() {
     }
 }
 
-/// Who makes room by its own time and quota, and who charges by his: none of it is lost by the change.
+/// One thread evicts by a new quota and a later clock, while the other thread charges by the previous quota.
 #[test]
-fn an_eviction_while_the_quota_changes_loses_no_charge() {
+fn eviction_during_a_change_of_quota_loses_no_charge() {
     model(3, || {
         let limiter = limiter(50, 4);
         let (old, new) = (key(2, [0, 1], 0), key(2, [0, 1], 1));
         assert!(admits(&limiter, &old));
-        let newcomer = move |limiter: &Limiter| {
+        let insert = move |limiter: &Limiter| {
             at(150);
             replace(limiter, 100, 4);
             admits(limiter, &new)
         };
-        let (there, here) = race(&limiter, newcomer, move |limiter| admits(limiter, &old));
+        let (there, here) = race(&limiter, insert, move |limiter| admits(limiter, &old));
         assert!(there && here);
         at(150);
-        // Of the two tokens that it owed, one is back by now if the former quota charged the second, and half of one else.
+        // If the previous quota charged the second token, one of two tokens has refilled. Otherwise half a token has
+        // refilled.
         let left = peek(&limiter, &old).remaining();
         assert!(left == Some(3) || left == Some(2), "{left:?}");
         assert_eq!(peek(&limiter, &new).remaining(), Some(3));
     });
 }
 
-/// Settled by either quota, a held cost is charged once.
+/// A hold that is settled by either quota is charged once.
 #[test]
-fn a_hold_that_is_settled_while_the_quota_changes_is_charged_once() {
-    for (former, new) in [(50, 100), (100, 50)] {
+fn hold_settled_during_a_change_of_quota_is_charged_once() {
+    for (previous, new) in [(50, 100), (100, 50)] {
         model(3, move || {
-            let limiter = limiter(former, 3);
+            let limiter = limiter(previous, 3);
             let k = key(2, [0, 1], 0);
             assert!(admits(&limiter, &k));
             let held = hold(&limiter, &k, 2).expect("two of three are left");
@@ -124,7 +125,7 @@ fn a_hold_that_is_settled_while_the_quota_changes_is_charged_once() {
                 assert!(left == Some(0) || left == Some(1), "{left:?}");
             };
             race(&limiter, move |_: &Limiter| settle(held, 1), change);
-            assert_eq!(peek(&limiter, &k).remaining(), Some(1), "of three, two are charged");
+            assert_eq!(peek(&limiter, &k).remaining(), Some(1), "two of three are charged");
         });
     }
 }

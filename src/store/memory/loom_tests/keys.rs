@@ -3,17 +3,17 @@
 use super::*;
 
 #[test]
-fn a_new_key_is_inserted_once() {
+fn new_key_is_inserted_once() {
     model(3, || {
         let limiter = sets(2, burst(1));
         let k = key(2, [0, 1], 0);
         let (a, b) = race(&limiter, move |limiter| admits(limiter, &k), move |limiter| admits(limiter, &k));
         assert!(a ^ b, "one of {a} and {b}");
-        assert_eq!(owed(&limiter, &k), [50]);
+        assert_eq!(resets(&limiter, &k), [50]);
     });
 }
 
-/// Three threads that charge the key, and how many of them were let through.
+/// Charges the key in three threads, and returns how many requests were admitted.
 fn three_charge(limiter: &Model<Burst>, k: u64) -> u8 {
     let (first, second) = (limiter.clone(), limiter.clone());
     let threads = [thread::spawn(move || admits(&first, &k)), thread::spawn(move || admits(&second, &k))];
@@ -24,29 +24,29 @@ fn three_charge(limiter: &Model<Burst>, k: u64) -> u8 {
 
 #[test]
 fn three_threads_share_a_quota_of_two() {
-    // With one preemption it takes a quarter of an hour, and holds as well.
-    alike(0, || {
+    // With one preemption the model passes as well, in a quarter of an hour.
+    model_of_equals(0, || {
         let limiter = sets(2, burst(2));
         let k = key(2, [1, 0], 0);
         assert_eq!(three_charge(&limiter, k), 2);
-        assert_eq!(owed(&limiter, &k), [100]);
+        assert_eq!(resets(&limiter, &k), [100]);
     });
 }
 
-/// Where the key has its place already there is less to try.
+/// The key is present, so there are fewer orders.
 #[test]
-fn three_threads_share_what_is_left_of_a_quota() {
-    alike(2, || {
+fn three_threads_share_the_remaining_of_a_quota() {
+    model_of_equals(2, || {
         let limiter = sets(2, burst(2));
         let k = key(2, [1, 0], 0);
         assert!(admits(&limiter, &k));
         assert_eq!(three_charge(&limiter, k), 1);
-        assert_eq!(owed(&limiter, &k), [100]);
+        assert_eq!(resets(&limiter, &k), [100]);
     });
 }
 
 #[test]
-fn an_idle_slot_is_taken_again_once() {
+fn idle_slot_is_claimed_once() {
     model(3, || {
         let limiter = sets(2, burst(1));
         let k = key(2, [0, 1], 0);
@@ -58,149 +58,150 @@ fn an_idle_slot_is_taken_again_once() {
         let (a, b) = race(&limiter, later, later);
         assert!(a ^ b, "one of {a} and {b}");
         at(150);
-        assert_eq!(owed(&limiter, &k), [50]);
+        assert_eq!(resets(&limiter, &k), [50]);
     });
 }
 
-/// Two newcomers that both would go to the one free slot: each locks both of its sets.
+/// Two new keys have the only free slot in common. Each insertion locks both candidate sets of its key.
 #[test]
-fn newcomers_do_not_take_the_same_slot() {
+fn new_keys_do_not_share_a_slot() {
     model(3, || {
         let limiter = sets(3, burst(1));
         let (old, a, b) = (key(3, [0, 2], 0), key(3, [0, 1], 1), key(3, [1, 2], 2));
         assert!(admits(&limiter, &old));
         let charged = race(&limiter, move |limiter| admits(limiter, &a), move |limiter| admits(limiter, &b));
         assert_eq!(charged, (true, true));
-        assert_eq!([old, a, b].map(|key| owed(&limiter, &key)), [[50]; 3]);
+        assert_eq!([old, a, b].map(|key| resets(&limiter, &key)), [[50]; 3]);
     });
 }
 
-/// What the newcomer evicts is idle at its time, and whoever comes back to it with an earlier one is decided as at the
-/// moment from which on it was.
-fn eviction_against_commit<S: Kept>(preemptions: usize) {
+/// The new key overwrites a state that is idle by its thread's clock. A thread with an earlier clock decides on the old
+/// key at the horizon.
+fn eviction_against_charge<S: TestState>(preemptions: usize) {
     model(preemptions, || {
         let limiter = sets(2, Burst::<S>(4, PhantomData));
         let (old, new) = (key(2, [0, 1], 0), key(2, [0, 1], 1));
         assert!(admits(&limiter, &old) && admits(&limiter, &old));
-        // The old key is idle at 200. Charged before, at 100, it owes until 250; if it is gone, it is charged at 200.
-        let newcomer = move |limiter: &Model<Burst<S>>| {
+        // The old key is idle at 200. Charged before, at 100, it is idle at 250. If it was evicted, it is charged at
+        // 200.
+        let insert = move |limiter: &Model<Burst<S>>| {
             at(200);
             admits(limiter, &new)
         };
-        let charged = race(&limiter, newcomer, move |limiter| admits(limiter, &old));
+        let charged = race(&limiter, insert, move |limiter| admits(limiter, &old));
         assert_eq!(charged, (true, true));
         at(200);
-        assert_eq!([old, new].map(|key| owed(&limiter, &key)), [[50]; 2]);
+        assert_eq!([old, new].map(|key| resets(&limiter, &key)), [[50]; 2]);
     });
 }
 
 #[test]
-fn an_eviction_and_a_commit_on_the_evicted_key_exclude_each_other() {
-    eviction_against_commit::<[u64; 2]>(3);
-    eviction_against_commit::<Counters>(2);
-    eviction_against_commit::<HitLog>(2);
+fn eviction_and_charge_of_one_key_exclude_each_other() {
+    eviction_against_charge::<[u64; 2]>(3);
+    eviction_against_charge::<Counters>(2);
+    eviction_against_charge::<HitLog>(2);
 }
 
 #[test]
-fn a_denial_is_right_while_the_key_is_evicted() {
+fn denial_is_exact_while_the_key_is_evicted() {
     model(3, || {
         let limiter = sets(2, burst(2));
         let (old, new) = (key(2, [0, 1], 0), key(2, [0, 1], 1));
         assert!(admits(&limiter, &old) && admits(&limiter, &old));
-        let newcomer = move |limiter: &Model<Burst>| {
+        let insert = move |limiter: &Model<Burst>| {
             at(200);
             admits(limiter, &new)
         };
-        let (charged, decision) = race(&limiter, newcomer, move |limiter| decide(limiter, &old));
+        let (charged, decision) = race(&limiter, insert, move |limiter| decide(limiter, &old));
         assert!(charged);
         at(200);
-        assert_eq!(owed(&limiter, &new), [50]);
+        assert_eq!(resets(&limiter, &new), [50]);
         match decision.verdict() {
             Verdict::Denied { retry_after } => assert_eq!(retry_after, Duration::from_micros(50)),
             verdict => {
                 assert_eq!(verdict, Verdict::Allowed);
-                assert_eq!(owed(&limiter, &old), [50]);
+                assert_eq!(resets(&limiter, &old), [50]);
             }
         }
     });
 }
 
-fn peek_against_commits<S: Kept>(preemptions: usize) {
+fn peek_against_charges<S: TestState>(preemptions: usize) {
     model(preemptions, || {
         let limiter = sets(2, Burst::<S>(3, PhantomData));
         let k = key(2, [0, 1], 0);
-        let commits = move |limiter: &Model<Burst<S>>| assert!(admits(limiter, &k) && admits(limiter, &k));
+        let charges = move |limiter: &Model<Burst<S>>| assert!(admits(limiter, &k) && admits(limiter, &k));
         // A torn state panics.
-        let ((), (first, second)) = race(&limiter, commits, move |limiter| (owed(limiter, &k), owed(limiter, &k)));
+        let ((), (first, second)) = race(&limiter, charges, move |limiter| (resets(limiter, &k), resets(limiter, &k)));
         assert!(first <= second && second <= vec![100], "{first:?}, {second:?}");
-        assert_eq!(owed(&limiter, &k), [100]);
+        assert_eq!(resets(&limiter, &k), [100]);
     });
 }
 
 #[test]
-fn a_peek_never_reads_half_of_a_commit() {
-    peek_against_commits::<[u64; 2]>(2);
-    peek_against_commits::<Counters>(2);
-    peek_against_commits::<HitLog>(2);
+fn peek_never_reads_half_of_a_charge() {
+    peek_against_charges::<[u64; 2]>(2);
+    peek_against_charges::<Counters>(2);
+    peek_against_charges::<HitLog>(2);
 }
 
-/// Whoever is refused whatever the other thread has charged by then.
+/// The cost is denied before and after the charge of the other thread.
 #[test]
-fn a_refusal_never_reads_half_of_a_commit() {
+fn denial_never_reads_half_of_a_charge() {
     model(2, || {
         let limiter = sets(2, burst(3));
         let k = key(2, [0, 1], 0);
         assert!(admits(&limiter, &k));
-        let refuse = move |limiter: &Model<Burst>| limiter.check(&k, AcquireOptions::cost(3)).retry_after();
+        let deny = move |limiter: &Model<Burst>| limiter.check(&k, AcquireOptions::cost(3)).retry_after();
         // A torn state panics.
-        let (charged, wait) = race(&limiter, move |limiter| admits(limiter, &k), refuse);
+        let (charged, wait) = race(&limiter, move |limiter| admits(limiter, &k), deny);
         assert!(charged);
         assert!([50, 100].map(|wait| Some(Duration::from_micros(wait))).contains(&wait), "{wait:?}");
     });
 }
 
-/// Who lists the keys reads each of them as it once was, even if its slot is given away meanwhile.
+/// A listing reads each key with a state of that key, also if another key takes over the slot during the listing.
 #[test]
-fn a_listing_reads_no_key_with_the_state_of_another() {
+fn listing_returns_no_key_with_the_state_of_another() {
     model(3, || {
-        let table = Table::<[AtomicU64; 2]>::with_room_for(1, 2, WhenFull::Evict);
+        let table = Table::<[AtomicU64; 2]>::with_capacity(1, 2, WhenFull::Evict);
         let (old, new) = (key(2, [0, 1], 0), key(2, [0, 1], 1));
         put(&table, 100, old);
-        // In the slot of the old key, which is idle by then.
+        // Takes over the slot of the old key, which is idle at that time.
         let evict = move |table: &Table<_>| put(table, 200, new);
         let list = |table: &Table<[AtomicU64; 2]>| {
-            table.for_each_live(150, |key, until, state| assert_eq!(*state, [until, key]));
+            table.for_each_live(150, |key, idle_at, state| assert_eq!(*state, [idle_at, key]));
         };
         race(&table, evict, list);
     });
 }
 
 #[test]
-fn a_reset_and_a_commit_take_turns() {
+fn reset_and_charge_are_linearizable() {
     model(3, || {
         let limiter = sets(2, burst(1));
         let k = key(2, [0, 1], 0);
         assert!(admits(&limiter, &k));
         let ((), charged) = race(&limiter, move |limiter| reset(limiter, &k), move |limiter| admits(limiter, &k));
-        // Refused before the reset, or charged after it.
-        assert_eq!(owed(&limiter, &k), [if charged { 50 } else { 0 }]);
+        // Denied before the reset, or charged after it.
+        assert_eq!(resets(&limiter, &k), [if charged { 50 } else { 0 }]);
     });
 }
 
 #[test]
-fn a_reset_and_a_newcomer_take_turns() {
+fn reset_and_new_key_are_linearizable() {
     model(3, || {
         let limiter = sets(2, burst(1));
         let (old, live, new) = (key(2, [0, 1], 0), key(2, [1, 0], 1), key(2, [0, 1], 2));
         assert!(admits(&limiter, &old) && admits(&limiter, &live));
         let later = move |limiter: &Model<Burst>| {
             at(150);
-            // Refills the slot in which the reset may have found its key.
+            // Takes over the slot in which the reset may have found its key.
             admits(limiter, &new)
         };
         let (charged, ()) = race(&limiter, later, move |limiter| reset(limiter, &old));
         assert!(charged);
         at(150);
-        assert_eq!([old, new].map(|key| owed(&limiter, &key)), [[0], [50]]);
+        assert_eq!([old, new].map(|key| resets(&limiter, &key)), [[0], [50]]);
     });
 }

@@ -1,18 +1,19 @@
-//! Costs that are held while others decide, settle, evict, move and reset: what is held counts like what is charged.
+//! Holds against concurrent decisions, settlements, evictions, relocations and resets: a held cost counts like a
+//! charge.
 
 use super::*;
 use crate::{Gcra, Quota};
 
-/// The production bucket. A token drains as in the other models.
+/// Builds the production bucket. A token refills as fast as in the other models.
 fn bucket(tokens: u64) -> Gcra {
     Gcra::new(Quota::new(1, Duration::from_micros(TOKEN))).burst(tokens)
 }
 
-/// Of the last token, a decision or a hold has it, whether the key has a slot before or not.
+/// The last token is charged by a decision or held, and never both: for a present and for an absent key.
 fn decision_against_hold<L>(charged_before: u64, build: impl Fn(u64) -> Model<L> + Send + Sync + 'static)
 where
-    L: MemoryLimitsFor<u64, Same> + MemoryLimits<Same> + 'static,
-    L::Rows: Send + Sync,
+    L: MemoryLimitsFor<u64, Identity> + MemoryLimits<Identity> + 'static,
+    L::Tables: Send + Sync,
 {
     model(3, move || {
         let limiter = build(charged_before + 1);
@@ -21,28 +22,28 @@ where
         let (held, admitted) = race(&limiter, move |limiter| hold(limiter, &k, 1), move |limiter| admits(limiter, &k));
         assert!(held.is_some() ^ admitted, "{} held, {admitted} admitted", held.is_some());
         assert!(!admits(&limiter, &k) && hold(&limiter, &k, 1).is_none());
-        // Dropping the guard charges what it held.
+        // A dropped guard charges the held cost.
         drop(held);
-        assert_eq!(owed(&limiter, &k), [50 * u128::from(charged_before + 1)]);
+        assert_eq!(resets(&limiter, &k), [50 * u128::from(charged_before + 1)]);
     });
 }
 
 #[test]
-fn a_decision_and_a_hold_on_a_new_key_take_turns() {
+fn decision_and_hold_on_a_new_key_are_linearizable() {
     decision_against_hold(0, |tokens| sets(2, burst(tokens)));
     decision_against_hold(0, |tokens| sets(2, bucket(tokens)));
 }
 
 #[test]
-fn a_decision_and_a_hold_on_a_known_key_take_turns() {
+fn decision_and_hold_on_a_present_key_are_linearizable() {
     decision_against_hold(1, |tokens| sets(2, burst(tokens)));
     decision_against_hold(1, |tokens| sets(2, bucket(tokens)));
 }
 
 #[test]
-fn two_holds_share_what_is_left() {
+fn two_holds_share_the_remaining() {
     for charged_before in [0, 1] {
-        alike(3, move || {
+        model_of_equals(3, move || {
             let limiter = sets(2, bucket(charged_before + 1));
             let k = key(2, [0, 1], 0);
             (0..charged_before).for_each(|_| assert!(admits(&limiter, &k)));
@@ -50,14 +51,14 @@ fn two_holds_share_what_is_left() {
             assert!(a.is_some() ^ b.is_some());
             let held = a.or(b).expect("one of them");
             settle(held, 0);
-            assert_eq!(owed(&limiter, &k), [50 * u128::from(charged_before)]);
+            assert_eq!(resets(&limiter, &k), [50 * u128::from(charged_before)]);
         });
     }
 }
 
-/// Of three tokens two are held. A decision sees the hold or what was settled, and never neither or both.
+/// Two of three tokens are held. A decision reads the hold or the settled charge, and never none or both of them.
 #[test]
-fn a_settlement_and_a_decision_take_turns() {
+fn settlement_and_decision_are_linearizable() {
     for (actual, cost) in [(0, 3), (1, 2), (2, 1), (2, 2), (3, 1)] {
         model(3, move || {
             let limiter = sets(2, bucket(3));
@@ -65,16 +66,16 @@ fn a_settlement_and_a_decision_take_turns() {
             let held = hold(&limiter, &k, 2).expect("three tokens are available");
             let decide = move |limiter: &Model<Gcra>| limiter.check(&k, AcquireOptions::cost(cost)).is_allowed();
             let ((), admitted) = race(&limiter, move |_: &Model<Gcra>| settle(held, actual), decide);
-            let in_turn = [actual + cost <= 3, 2 + cost <= 3];
-            assert!(in_turn.contains(&admitted), "{admitted}, and in turn {in_turn:?}");
+            let sequential = [actual + cost <= 3, 2 + cost <= 3];
+            assert!(sequential.contains(&admitted), "{admitted}, in sequential orders {sequential:?}");
             let charged = actual + if admitted { cost } else { 0 };
-            assert_eq!(owed(&limiter, &k), [50 * u128::from(charged)]);
+            assert_eq!(resets(&limiter, &k), [50 * u128::from(charged)]);
         });
     }
 }
 
 #[test]
-fn what_is_settled_and_what_is_charged_add_up() {
+fn settlement_and_charge_add_up() {
     for actual in [0, 1, 3] {
         model(3, move || {
             let limiter = sets(2, burst(5));
@@ -83,14 +84,14 @@ fn what_is_settled_and_what_is_charged_add_up() {
             let settle = move |_: &Model<Burst>| settle(held, actual);
             let ((), charged) = race(&limiter, settle, move |limiter| admits(limiter, &k));
             assert!(charged);
-            assert_eq!(owed(&limiter, &k), [50 * u128::from(actual + 1)]);
+            assert_eq!(resets(&limiter, &k), [50 * u128::from(actual + 1)]);
         });
     }
 }
 
-/// The amounts of both keys lie in one map, with one counter of keys: the end of one hold hides no other one.
+/// The amounts of both keys are in one map with one counter of keys. The end of one hold hides no other hold.
 #[test]
-fn the_end_of_a_hold_on_another_key_hides_no_hold() {
+fn end_of_a_hold_on_another_key_hides_no_hold() {
     model(3, || {
         let limiter = sets(2, bucket(1));
         let (k, other) = (key(2, [0, 1], 0), key(2, [1, 0], 1));
@@ -103,71 +104,71 @@ fn the_end_of_a_hold_on_another_key_hides_no_hold() {
     });
 }
 
-/// The held key is idle, by any clock, and keeps its slot: the newcomer has that of another key.
+/// The held key is idle by every clock, and keeps its slot. The new key gets the slot of another key.
 #[test]
-fn a_hold_keeps_its_slot_in_a_full_table() {
+fn held_key_keeps_its_slot_in_a_full_table() {
     model(2, || {
         let limiter = sets(2, burst(2));
         let (k, late, new) = (key(2, [0, 1], 0), key(2, [1, 0], 1), key(2, [0, 1], 2));
         assert!(admits(&limiter, &k) && admits(&limiter, &late));
-        let newcomer = move |limiter: &Model<Burst>| {
+        let insert = move |limiter: &Model<Burst>| {
             at(150);
             admits(limiter, &new)
         };
-        let in_debt = move |limiter: &Model<Burst>| hold(limiter, &k, 1);
-        let (charged, held) = race(&limiter, newcomer, in_debt);
+        let hold_one = move |limiter: &Model<Burst>| hold(limiter, &k, 1);
+        let (charged, held) = race(&limiter, insert, hold_one);
         assert!(charged);
         at(150);
-        // The newcomer took an idle slot: that of the key before it was held, or the other one.
-        assert_eq!(owed(&limiter, &new), [50]);
-        // A second newcomer finds one slot at most: that of `new` or an idle one, and not the held one.
+        // The new key has an idle slot: that of `k` before the hold, or the other one.
+        assert_eq!(resets(&limiter, &new), [50]);
+        // A second new key finds at most one slot: that of `new` or an idle one, and not that of the held key.
         assert!(admits(&limiter, &key(2, [0, 1], 3)));
         let held = held.expect("a token is available");
         assert_eq!(peek(&limiter, &k).remaining(), Some(1), "one of two is held");
         settle(held, 2);
-        assert_eq!(owed(&limiter, &k), [100], "what was held is charged in its slot");
+        assert_eq!(resets(&limiter, &k), [100], "the held cost is charged in its slot");
         assert!(!admits(&limiter, &k));
     });
 }
 
-/// A newcomer looks for somebody to evict while the only key that owes nothing becomes a held one.
+/// A new key searches for a key to evict, while the key with the least usage is held.
 #[test]
-fn a_key_is_held_or_evicted_and_never_both() {
+fn key_is_held_or_evicted_and_never_both() {
     model(2, || {
         let limiter = sets(2, burst(2));
         let (k, late, new) = (key(2, [0, 1], 0), key(2, [1, 0], 1), key(2, [0, 1], 2));
         assert!(admits(&limiter, &k) && admits(&limiter, &late) && admits(&limiter, &late));
-        let newcomer = move |limiter: &Model<Burst>| admits(limiter, &new);
-        let (charged, held) = race(&limiter, newcomer, move |limiter| hold(limiter, &k, 1));
+        let insert = move |limiter: &Model<Burst>| admits(limiter, &new);
+        let (charged, held) = race(&limiter, insert, move |limiter| hold(limiter, &k, 1));
         assert!(charged);
         let held = held.expect("a token is available");
-        // Held first, it stays with what it was charged, and `late` goes. Evicted first, it comes back with nothing.
+        // If `k` is held first, it keeps its charge and `late` is evicted. If `k` is evicted first, it comes back idle.
         let left = peek(&limiter, &k).remaining();
         assert!(left == Some(0) || left == Some(1), "{left:?}");
         let charged_before = 1 - left.unwrap_or(0);
         settle(held, 1);
-        assert_eq!(owed(&limiter, &k), [50 * u128::from(charged_before + 1)]);
+        assert_eq!(resets(&limiter, &k), [50 * u128::from(charged_before + 1)]);
     });
 }
 
 #[test]
-fn a_full_table_of_held_keys_denies_a_newcomer() {
+fn full_table_of_held_keys_denies_a_new_key() {
     model(2, || {
         let limiter = sets(2, burst(1));
         let (one, two, new) = (key(2, [0, 1], 0), key(2, [1, 0], 1), key(2, [0, 1], 2));
         let [first, second] = [one, two].map(|key| hold(&limiter, &key, 1).expect("a token is available"));
-        let newcomer = move |limiter: &Model<Burst>| admits(limiter, &new);
-        let (admitted, ()) = race(&limiter, newcomer, move |_: &Model<Burst>| settle(first, 0));
-        assert!(!admits(&limiter, &two), "whoever is held stays");
+        let insert = move |limiter: &Model<Burst>| admits(limiter, &new);
+        let (admitted, ()) = race(&limiter, insert, move |_: &Model<Burst>| settle(first, 0));
+        assert!(!admits(&limiter, &two), "a held key stays");
         settle(second, 1);
-        assert_eq!(owed(&limiter, &two), [50]);
-        assert_eq!(owed(&limiter, &new), [50 * u128::from(admitted)]);
+        assert_eq!(resets(&limiter, &two), [50]);
+        assert_eq!(resets(&limiter, &new), [50 * u128::from(admitted)]);
     });
 }
 
-/// A key whose cost is held moves to its other set while somebody decides on it, settles it, or reads it.
+/// A held key is relocated while another thread decides on it or settles the hold.
 #[test]
-fn a_held_key_that_is_being_moved_is_held_still() {
+fn held_key_relocated_meanwhile_stays_held() {
     for (from, to) in [(0, 2), (2, 0)] {
         let start = move || {
             let limiter = sets(3, burst(2));
@@ -183,21 +184,21 @@ fn a_held_key_that_is_being_moved_is_held_still() {
                 race(&limiter, move |limiter| admits(limiter, &new), move |limiter| admits(limiter, &k));
             assert_eq!((charged, admitted), (true, false));
             settle(held, 1);
-            assert_eq!([k, new].map(|key| owed(&limiter, &key)), [[50]; 2]);
+            assert_eq!([k, new].map(|key| resets(&limiter, &key)), [[50]; 2]);
         });
         model(2, move || {
             let (limiter, [k, new], held) = start();
             let (charged, ()) =
                 race(&limiter, move |limiter| admits(limiter, &new), move |_: &Model<Burst>| settle(held, 1));
             assert!(charged);
-            assert_eq!([k, new].map(|key| owed(&limiter, &key)), [[50]; 2]);
+            assert_eq!([k, new].map(|key| resets(&limiter, &key)), [[50]; 2]);
         });
     }
 }
 
-/// A reset changes the state and leaves what is held.
+/// A reset clears the state, and not the held amount.
 #[test]
-fn a_reset_leaves_what_is_held() {
+fn reset_keeps_the_held_amount() {
     model(3, || {
         let limiter = sets(2, burst(2));
         let k = key(2, [0, 1], 0);
@@ -206,26 +207,26 @@ fn a_reset_leaves_what_is_held() {
         let held = held.expect("a token is available before and after");
         assert_eq!(peek(&limiter, &k).remaining(), Some(1));
         settle(held, 1);
-        assert_eq!(owed(&limiter, &k), [50]);
+        assert_eq!(resets(&limiter, &k), [50]);
     });
 }
 
 #[test]
-fn a_reset_and_a_settlement_take_turns() {
+fn reset_and_settlement_are_linearizable() {
     model(3, || {
         let limiter = sets(2, burst(2));
         let k = key(2, [0, 1], 0);
         let held = hold(&limiter, &k, 2).expect("two tokens are available");
         race(&limiter, move |limiter| reset(limiter, &k), move |_: &Model<Burst>| settle(held, 1));
-        let owed = owed(&limiter, &k);
-        assert!(owed == [0] || owed == [50], "{owed:?}");
-        assert!(hold(&limiter, &k, 1).is_some(), "nothing is held any more");
+        let reset = resets(&limiter, &k);
+        assert!(reset == [0] || reset == [50], "{reset:?}");
+        assert!(hold(&limiter, &k, 1).is_some(), "the hold has ended");
     });
 }
 
-/// A hold over two limits is made on both or on none.
+/// A hold over two limits applies to both or to none.
 #[test]
-fn a_hold_over_several_limits_is_made_on_all_or_none() {
+fn hold_over_several_limits_is_made_on_all_or_none() {
     for shared in [0, 1] {
         model(2, move || {
             let limits = (

@@ -1,9 +1,9 @@
-//! Several limits at once: all or nothing, whatever the order in which they are locked.
+//! Several limits: all are charged or none, in every order of the locks.
 
 use super::*;
 
-/// A limit by each of the two numbers.
-fn pair(count: usize, tokens: [u64; 2]) -> Model<impl MemoryLimitsFor<Pair, Same> + Send + Sync + 'static> {
+/// Builds a limiter with a limit for each of the two sub-keys.
+fn pair(count: usize, tokens: [u64; 2]) -> Model<impl MemoryLimitsFor<Pair, Identity> + Send + Sync + 'static> {
     sets(
         count,
         (
@@ -13,21 +13,21 @@ fn pair(count: usize, tokens: [u64; 2]) -> Model<impl MemoryLimitsFor<Pair, Same
     )
 }
 
-/// Each thread locks first what the other locks last, as far as that goes: within a limit, and across the two.
+/// The threads use the same sets in opposite orders, within a limit and across limits.
 #[test]
-fn limits_over_crossing_keys_never_wait_for_each_other() {
+fn limits_over_crossing_keys_do_not_deadlock() {
     model(2, || {
         let limiter = pair(2, [1, 1]);
         let (x, y) = (key(2, [0, 1], 0), key(2, [1, 0], 1));
         let charged = race(&limiter, move |limiter| admits(limiter, &(x, y)), move |limiter| admits(limiter, &(y, x)));
         assert_eq!(charged, (true, true));
-        assert_eq!(owed(&limiter, &(x, x)), [50, 50]);
-        assert_eq!(owed(&limiter, &(y, y)), [50, 50]);
+        assert_eq!(resets(&limiter, &(x, x)), [50, 50]);
+        assert_eq!(resets(&limiter, &(y, y)), [50, 50]);
     });
 }
 
 #[test]
-fn who_loses_one_limit_is_not_charged_to_another() {
+fn denial_by_one_limit_charges_no_other_limit() {
     for shared in [0, 1] {
         model(2, move || {
             let limiter = pair(2, [1, 1]);
@@ -36,23 +36,23 @@ fn who_loses_one_limit_is_not_charged_to_another() {
             let (a, b) =
                 race(&limiter, move |limiter| admits(limiter, &with(x)), move |limiter| admits(limiter, &with(y)));
             assert!(a ^ b, "one of {a} and {b}");
-            let own = |key: u64| owed(&limiter, &with(key))[1 - shared];
+            let own = |key: u64| resets(&limiter, &with(key))[1 - shared];
             assert_eq!((own(x), own(y)), (50 * u128::from(a), 50 * u128::from(b)));
-            assert_eq!(owed(&limiter, &with(x))[shared], 50);
+            assert_eq!(resets(&limiter, &with(x))[shared], 50);
         });
     }
 }
 
 #[test]
-fn a_peek_sees_all_of_a_charge_or_nothing_of_it() {
+fn peek_sees_all_charges_of_a_transaction_or_none() {
     model(2, || {
         let limiter = pair(2, [2, 2]);
         let (x, y) = (key(2, [0, 1], 0), key(2, [1, 0], 1));
         assert!(admits(&limiter, &(x, y)));
         let (charged, seen) =
-            race(&limiter, move |limiter| admits(limiter, &(x, y)), move |limiter| owed(limiter, &(x, y)));
+            race(&limiter, move |limiter| admits(limiter, &(x, y)), move |limiter| resets(limiter, &(x, y)));
         assert!(charged);
         assert!(seen == [50, 50] || seen == [100, 100], "{seen:?}");
-        assert_eq!(owed(&limiter, &(x, y)), [100, 100]);
+        assert_eq!(resets(&limiter, &(x, y)), [100, 100]);
     });
 }

@@ -1,14 +1,14 @@
-//! The straight way of the bucket, whose state is decided on and charged in one go: by itself, and of several limits.
+//! The fast path with the production bucket: one limit, and several limits in a tuple.
 
 use super::*;
 use crate::{Gcra, Quota};
 
-/// A token comes back as in the other models.
+/// Builds the production bucket. A token refills as fast as in the other models.
 fn bucket(tokens: u64) -> Gcra {
     Gcra::new(Quota::new(1, Duration::from_micros(TOKEN))).burst(tokens)
 }
 
-fn buckets(tokens: [u64; 2]) -> Model<impl MemoryLimitsFor<Pair, Same> + Send + Sync + 'static> {
+fn buckets(tokens: [u64; 2]) -> Model<impl MemoryLimitsFor<Pair, Identity> + Send + Sync + 'static> {
     sets(
         2,
         (
@@ -19,65 +19,65 @@ fn buckets(tokens: [u64; 2]) -> Model<impl MemoryLimitsFor<Pair, Same> + Send + 
 }
 
 #[test]
-fn the_last_token_goes_to_one() {
+fn last_token_is_charged_once() {
     model(3, || {
         let limiter = sets(2, bucket(2));
         let k = key(2, [0, 1], 0);
         assert!(admits(&limiter, &k));
         let (a, b) = race(&limiter, move |limiter| admits(limiter, &k), move |limiter| admits(limiter, &k));
         assert!(a ^ b, "one of {a} and {b}");
-        assert_eq!(owed(&limiter, &k), [100]);
+        assert_eq!(resets(&limiter, &k), [100]);
     });
 }
 
 #[test]
-fn a_new_key_is_inserted_once_with_what_it_is_charged() {
+fn new_key_is_inserted_once_with_its_charge() {
     for tokens in [1, 2] {
         model(2, move || {
             let limiter = sets(2, bucket(tokens));
             let k = key(2, [0, 1], 0);
             let (a, b) = race(&limiter, move |limiter| admits(limiter, &k), move |limiter| admits(limiter, &k));
             assert_eq!(u64::from(a) + u64::from(b), tokens);
-            assert_eq!(owed(&limiter, &k), [50 * u128::from(tokens)]);
+            assert_eq!(resets(&limiter, &k), [50 * u128::from(tokens)]);
         });
     }
 }
 
 #[test]
-fn newcomers_that_are_charged_at_once_do_not_take_the_same_slot() {
+fn new_keys_on_the_fast_path_do_not_share_a_slot() {
     model(2, || {
         let limiter = sets(3, bucket(1));
         let (old, a, b) = (key(3, [0, 2], 0), key(3, [0, 1], 1), key(3, [1, 2], 2));
         assert!(admits(&limiter, &old));
         let charged = race(&limiter, move |limiter| admits(limiter, &a), move |limiter| admits(limiter, &b));
         assert_eq!(charged, (true, true));
-        assert_eq!([old, a, b].map(|key| owed(&limiter, &key)), [[50]; 3]);
+        assert_eq!([old, a, b].map(|key| resets(&limiter, &key)), [[50]; 3]);
     });
 }
 
 #[test]
-fn who_is_evicted_meanwhile_is_charged_or_denied_as_in_turn() {
+fn key_evicted_meanwhile_is_charged_or_denied_in_some_order() {
     for (tokens, charges) in [(2, true), (1, false)] {
         model(1, move || {
             let limiter = sets(2, bucket(tokens));
             let (old, new) = (key(2, [0, 1], 0), key(2, [0, 1], 1));
             assert!(admits(&limiter, &old));
-            // By the newcomer's time the old key is as good as new, and by the other thread's it owes one.
-            let newcomer = move |limiter: &Model<Gcra>| {
+            // The old key is idle by the clock of the inserting thread, and not by the clock of the other thread.
+            let insert = move |limiter: &Model<Gcra>| {
                 at(150);
                 admits(limiter, &new)
             };
-            let (charged, decision) = race(&limiter, newcomer, move |limiter| decide(limiter, &old));
+            let (charged, decision) = race(&limiter, insert, move |limiter| decide(limiter, &old));
             assert!(charged);
             at(150);
-            assert_eq!(owed(&limiter, &new), [50]);
+            assert_eq!(resets(&limiter, &new), [50]);
             if decision.is_allowed() {
-                // Charged in its place, or in a new one from when it was as good as new.
-                assert_eq!(owed(&limiter, &old), [50]);
+                // Charged in its slot, or in a new one at the horizon.
+                assert_eq!(resets(&limiter, &old), [50]);
             } else {
                 assert!(!charges);
                 assert_eq!(decision.retry_after(), Some(Duration::from_micros(50)));
-                assert_eq!(owed(&limiter, &old), [0]);
+                assert_eq!(resets(&limiter, &old), [0]);
             }
         });
     }
@@ -91,13 +91,13 @@ fn two_charges_of_the_same_limits_add_up() {
         assert!(admits(&limiter, &pair));
         let charged = race(&limiter, move |limiter| admits(limiter, &pair), move |limiter| admits(limiter, &pair));
         assert_eq!(charged, (true, true));
-        assert_eq!(owed(&limiter, &pair), [150, 150]);
+        assert_eq!(resets(&limiter, &pair), [150, 150]);
     });
 }
 
-/// Of a limit that both share one has the last token, and the other one's own limit is as it was.
+/// One thread gets the last token of the shared limit. The own limit of the other thread is not charged.
 #[test]
-fn who_loses_the_last_token_of_a_shared_limit_is_charged_nothing() {
+fn denial_by_a_shared_limit_charges_no_other_limit() {
     for shared in [0, 1] {
         model(2, move || {
             let limiter = buckets([3, 3]);
@@ -107,37 +107,38 @@ fn who_loses_the_last_token_of_a_shared_limit_is_charged_nothing() {
             let (a, b) =
                 race(&limiter, move |limiter| admits(limiter, &with(x)), move |limiter| admits(limiter, &with(y)));
             assert!(a ^ b, "one of {a} and {b}");
-            let own = |key: u64| owed(&limiter, &with(key))[1 - shared];
+            let own = |key: u64| resets(&limiter, &with(key))[1 - shared];
             assert_eq!((own(x), own(y)), (50 + 50 * u128::from(a), 50 + 50 * u128::from(b)));
-            assert_eq!(owed(&limiter, &with(x))[shared], 150);
+            assert_eq!(resets(&limiter, &with(x))[shared], 150);
         });
     }
 }
 
 #[test]
-fn a_peek_sees_all_of_what_was_charged_at_once_or_nothing_of_it() {
+fn peek_sees_all_charges_of_the_fast_path_or_none() {
     model(2, || {
         let limiter = buckets([3, 3]);
         let pair = (key(2, [0, 1], 0), key(2, [1, 0], 1));
         assert!(admits(&limiter, &pair));
         let (charged, seen) =
-            race(&limiter, move |limiter| admits(limiter, &pair), move |limiter| owed(limiter, &pair));
+            race(&limiter, move |limiter| admits(limiter, &pair), move |limiter| resets(limiter, &pair));
         assert!(charged);
         assert!(seen == [50, 50] || seen == [100, 100], "{seen:?}");
-        assert_eq!(owed(&limiter, &pair), [100, 100]);
+        assert_eq!(resets(&limiter, &pair), [100, 100]);
     });
 }
 
-/// To its second set, and home from there: a reader who looks at home first can see it in neither.
+/// The key moves to its second set, or to its first set. In the second case a reader of both sets may find it in
+/// neither.
 #[test]
-fn a_key_that_is_being_moved_is_charged_once() {
-    for (from, to, is_at_home) in [(2, 0, true), (0, 2, false)] {
+fn key_relocated_meanwhile_is_charged_once() {
+    for (from, to, is_in_first) in [(2, 0, true), (0, 2, false)] {
         model(1, move || {
             let limiter = sets(3, bucket(2));
-            let candidates = if is_at_home { [from, to] } else { [to, from] };
-            let (k, first) = (key(3, candidates, 0), key(3, candidates, 3));
-            // Somebody else had its place at home, and is gone.
-            assert!(is_at_home || admits(&limiter, &first));
+            let candidate_sets = if is_in_first { [from, to] } else { [to, from] };
+            let (k, first) = (key(3, candidate_sets, 0), key(3, candidate_sets, 3));
+            // Occupies the first set while `k` is inserted.
+            assert!(is_in_first || admits(&limiter, &first));
             assert!(admits(&limiter, &k));
             reset(&limiter, &first);
             let between = 3 - from - to;
@@ -145,7 +146,7 @@ fn a_key_that_is_being_moved_is_charged_once() {
             assert!(admits(&limiter, &stays));
             let charged = race(&limiter, move |limiter| admits(limiter, &new), move |limiter| admits(limiter, &k));
             assert_eq!(charged, (true, true));
-            assert_eq!([k, stays, new].map(|key| owed(&limiter, &key)), [[100], [50], [50]]);
+            assert_eq!([k, stays, new].map(|key| resets(&limiter, &key)), [[100], [50], [50]]);
         });
     }
 }

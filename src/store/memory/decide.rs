@@ -1,0 +1,279 @@
+//! The fast path of limits whose types are known: one limit, or several limits in a tuple.
+//!
+//! The operation is the same for a present and an absent key: find the entry, decide, lock what was read, store,
+//! unlock. What the fast path does not handle, it leaves to the [transaction](super::transaction): shadow limits,
+//! blocked keys, held costs, readings from a clock that stepped back, and with several limits every request that is not
+//! allowed immediately.
+
+use std::borrow::Borrow;
+use std::hash::{BuildHasher, Hash};
+
+use super::limit_table::{AtomicStateOf, LimitTable, StateOf};
+use super::transaction::{self, AcquireContext, HeldLimit, LimitRead};
+use crate::algorithm::{Algorithm, ChargeOptions, State, Step};
+use crate::clock::Timestamp;
+use crate::decision::{Decision, LazySnapshot, LimitStatus, Name};
+use crate::limit::{AlgorithmSelector, SelectAlgorithm, SubKeyOf};
+use crate::sync::Backoff;
+use crate::table::{Entry, LockedEntry, LookupError, StoreError, TableEntry};
+
+/// Why an entry was not decided. Nothing was charged.
+enum EntryError {
+    /// The fast path does not apply.
+    NotApplicable,
+    /// The complete case must decide.
+    Uncommon,
+    Store(StoreError),
+}
+
+impl From<StoreError> for EntryError {
+    #[inline]
+    fn from(error: StoreError) -> Self {
+        Self::Store(error)
+    }
+}
+
+/// Decides one request on a present key. An error charges nothing.
+///
+/// This function has no loop, and lends nothing to a function that is not in line. So all that it reads stays in
+/// registers, and the decision is written once, where the caller needs it.
+// Without inlining, row "hot key" of docs/performance.md takes 1.55 times as long.
+#[inline(always)]
+pub(super) fn try_acquire<const COMPLETE: bool, Key, C, P, S>(
+    limit: &LimitTable<C, P>,
+    context: &AcquireContext<'_, Key, S>,
+) -> Result<Decision, LookupError>
+where
+    Key: ?Sized,
+    C: SelectAlgorithm<Key> + Send + Sync + 'static,
+    P: SubKeyOf<Key> + Send + Sync + 'static,
+    P::SubKey: Hash,
+    S: BuildHasher,
+{
+    if context.options.hold || !limit.allows_fast_path(context.now) {
+        return Err(LookupError::NotApplicable);
+    }
+    let entry = limit.table.find(limit.key_hash(context.key, context.hasher))?;
+    match acquire_entry::<COMPLETE, _, _, _, _, _>(limit, context, entry) {
+        Ok(decision) => Ok(decision),
+        Err(EntryError::Store(_)) => Err(LookupError::Contended),
+        Err(EntryError::Uncommon) => Err(LookupError::Uncommon),
+        Err(EntryError::NotApplicable) => Err(LookupError::NotApplicable),
+    }
+}
+
+/// Decides one request on an entry, present or vacant, and stores the next state.
+///
+/// In line is the common case: a request that is allowed immediately, or denied. The complete case is out of line.
+#[inline(always)]
+fn acquire_entry<const COMPLETE: bool, Key, C, P, S, E>(
+    limit: &LimitTable<C, P>,
+    context: &AcquireContext<'_, Key, S>,
+    entry: E,
+) -> Result<Decision, EntryError>
+where
+    Key: ?Sized,
+    C: SelectAlgorithm<Key> + Send + Sync + 'static,
+    E: TableEntry<State = StateOf<C>>,
+{
+    let &AcquireContext { now, options, .. } = context;
+    let chosen = limit.limit.algorithm().select(context.key);
+    let algorithm: &C::Algorithm = chosen.borrow();
+    if limit.is_ahead(entry.state(), now, algorithm) {
+        return Err(EntryError::NotApplicable);
+    }
+    let charge = ChargeOptions::from(options);
+    let charge = if COMPLETE { charge } else { charge.in_line() };
+    let (wait, snapshot) = match algorithm.decide(entry.state(), now, charge) {
+        Step::Allow { next, delay: 0 } if options.cost > 0 => (0, store(entry, next, algorithm, now)?),
+        Step::Deny { wait } => (wait.max(1), algorithm.snapshot(entry.state(), now)),
+        _ if !COMPLETE => return Err(EntryError::Uncommon),
+        step => {
+            let verdict = step.verdict();
+            let snapshot = match step {
+                Step::Allow { next, .. } if options.cost > 0 => store(entry, next, algorithm, now)?,
+                _ => algorithm.snapshot(entry.state(), now),
+            };
+            let status = LimitStatus::from_verdict(limit.limit.name_handle().clone(), verdict, snapshot, false);
+            return Ok(Decision::from_store(now, algorithm.supports_scheduling(), status));
+        }
+    };
+    // Built in one place: two would keep the drop of a decision that is not used. Row "hot key" of docs/performance.md.
+    let status = LimitStatus::from_wait(limit.limit.name_handle().clone(), wait, snapshot);
+    Ok(Decision::from_store(now, algorithm.supports_scheduling(), status))
+}
+
+/// Locks what was read, stores the next state and unlocks. Returns the snapshot of that state.
+#[inline(always)]
+fn store<A: Algorithm>(
+    entry: impl TableEntry<State = A::State>,
+    next: <A::State as State>::Next,
+    algorithm: &A,
+    now: Timestamp,
+) -> Result<LazySnapshot, StoreError> {
+    // Before the lock: the compiler then knows that the state is of this quota, and drops a snapshot that is not used.
+    // Row "hot key" of docs/performance.md.
+    match A::State::preview(&next).map(|state| algorithm.snapshot(state, now)) {
+        Some(snapshot) => entry.store(next, |_| ()).map(|()| snapshot),
+        None => entry.store(next, |state| algorithm.snapshot(state, now)),
+    }
+}
+
+/// Decides any request on one limit, after [`try_acquire`] returned `error`.
+#[inline(never)]
+pub(super) fn acquire_slow<Key, C, P, S>(
+    limit: &LimitTable<C, P>,
+    context: AcquireContext<'_, Key, S>,
+    mut error: LookupError,
+) -> (Decision, Vec<HeldLimit>)
+where
+    Key: ?Sized,
+    C: SelectAlgorithm<Key> + Send + Sync + 'static,
+    P: SubKeyOf<Key> + Send + Sync + 'static,
+    P::SubKey: Hash,
+    S: BuildHasher,
+{
+    // Apart from the loop, and returned from here: row "insertion" of docs/performance.md.
+    if error == LookupError::NotFound {
+        match try_insert(limit, &context) {
+            Ok(decision) => return (decision, Vec::new()),
+            Err(next) => error = next,
+        }
+    }
+    let mut backoff = Backoff::new();
+    while matches!(error, LookupError::Uncommon | LookupError::Contended) {
+        if error == LookupError::Contended {
+            backoff.wait();
+        }
+        match try_acquire::<true, _, _, _, _>(limit, &context) {
+            Ok(decision) => return (decision, Vec::new()),
+            Err(next) => error = next,
+        }
+    }
+    transaction::acquire(&[limit], &mut [LimitRead::EMPTY], &context)
+}
+
+/// Decides one request on an absent key.
+// In line: row "insertion" of docs/performance.md.
+#[inline(always)]
+fn try_insert<Key, C, P, S>(
+    limit: &LimitTable<C, P>,
+    context: &AcquireContext<'_, Key, S>,
+) -> Result<Decision, LookupError>
+where
+    Key: ?Sized,
+    C: SelectAlgorithm<Key> + Send + Sync + 'static,
+    P: SubKeyOf<Key> + Send + Sync + 'static,
+    P::SubKey: Hash,
+    S: BuildHasher,
+{
+    let hash = limit.key_hash(context.key, context.hasher);
+    loop {
+        let entry = limit.table.find_vacant(hash, context.now.as_micros()).ok_or(LookupError::NotApplicable)?;
+        let location = entry.location();
+        match acquire_entry::<false, _, _, _, _, _>(limit, context, entry) {
+            Ok(decision) => return Ok(decision),
+            Err(EntryError::Store(StoreError::Full)) => {
+                let chosen = limit.limit.algorithm().select(context.key);
+                // If the table is full, the transaction denies.
+                limit.evict_for(&location, context.now, chosen.borrow()).map_err(|_| LookupError::NotApplicable)?;
+            }
+            Err(EntryError::Store(StoreError::Changed) | EntryError::NotApplicable | EntryError::Uncommon) => {
+                return Err(LookupError::NotApplicable);
+            }
+        }
+    }
+}
+
+/// One limit of several that would allow the request immediately.
+pub(super) struct Prepared<'a, Chosen, A: Algorithm> {
+    entry: Entry<'a, <A::State as State>::AtomicState>,
+    next: <A::State as State>::Next,
+    preview: Option<LazySnapshot>,
+    name: &'a Name,
+    chosen: Chosen,
+}
+
+// In line: row "three limits" of docs/performance.md.
+impl<'a, Chosen: Borrow<A>, A: Algorithm> Prepared<'a, Chosen, A> {
+    /// Finds the entry and decides. `None` leaves the request to the transaction.
+    #[inline(always)]
+    pub(super) fn new<Key, C, P, S>(limit: &'a LimitTable<C, P>, context: &AcquireContext<'_, Key, S>) -> Option<Self>
+    where
+        Key: ?Sized,
+        C: SelectAlgorithm<Key, Selected<'a> = Chosen> + AlgorithmSelector<Algorithm = A> + Send + Sync + 'static,
+        P: SubKeyOf<Key> + Send + Sync + 'static,
+        P::SubKey: Hash,
+        S: BuildHasher,
+    {
+        if !limit.allows_fast_path(context.now) {
+            return None;
+        }
+        let entry = limit.table.find(limit.key_hash(context.key, context.hasher)).ok()?;
+        let chosen = limit.limit.algorithm().select(context.key);
+        if limit.is_ahead(entry.state(), context.now, chosen.borrow()) {
+            return None;
+        }
+        let options = ChargeOptions::from(context.options).in_line();
+        match chosen.borrow().decide(entry.state(), context.now, options) {
+            Step::Allow { next, delay: 0 } => {
+                // As in `store`: row "three limits" of docs/performance.md.
+                let preview = A::State::preview(&next).map(|state| chosen.borrow().snapshot(state, context.now));
+                Some(Self { entry, next, preview, name: limit.limit.name_handle(), chosen })
+            }
+            _ => None,
+        }
+    }
+
+    /// Locks the entry. `None` if it has changed since the reading.
+    #[inline(always)]
+    pub(super) fn lock(self) -> Option<LockedLimit<'a, Chosen, A>> {
+        let Self { entry, next, preview, name, chosen } = self;
+        Some(LockedLimit { entry: entry.lock().ok()?, next, preview, name, chosen })
+    }
+}
+
+/// One limit of several, locked. No limit is charged before all are locked.
+pub(super) struct LockedLimit<'a, Chosen, A: Algorithm> {
+    entry: LockedEntry<'a, AtomicStateOf<A>>,
+    next: <A::State as State>::Next,
+    preview: Option<LazySnapshot>,
+    name: &'a Name,
+    chosen: Chosen,
+}
+
+impl<'a, Chosen: Borrow<A>, A: Algorithm> LockedLimit<'a, Chosen, A> {
+    /// Charges the limit, which stays locked until the first value is dropped.
+    #[inline(always)]
+    pub(super) fn charge(self, now: Timestamp) -> (LockedEntry<'a, AtomicStateOf<A>>, Charged<'a>) {
+        let Self { entry, next, preview, name, chosen } = self;
+        let algorithm: &A = chosen.borrow();
+        let snapshot = match preview {
+            Some(snapshot) => {
+                entry.store(next, |_| ());
+                snapshot
+            }
+            None => entry.store(next, |state| algorithm.snapshot(state, now)),
+        };
+        (entry, Charged { name, snapshot, supports_scheduling: algorithm.supports_scheduling() })
+    }
+}
+
+/// One limit of several, charged.
+pub(super) struct Charged<'a> {
+    name: &'a Name,
+    snapshot: LazySnapshot,
+    pub(super) supports_scheduling: bool,
+}
+
+impl Charged<'_> {
+    #[inline(always)]
+    pub(super) fn remaining(&self) -> u64 {
+        self.snapshot.compute().remaining
+    }
+
+    #[inline(always)]
+    pub(super) fn status(&self) -> LimitStatus {
+        LimitStatus::from_wait(self.name.clone(), 0, self.snapshot)
+    }
+}

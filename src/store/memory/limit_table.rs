@@ -1,0 +1,436 @@
+use std::any::{Any, TypeId};
+use std::borrow::Borrow;
+use std::hash::{BuildHasher, Hash};
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::blocks::Blocks;
+use super::transaction_limit::{
+    AcquireContext, Capacity, HeldLimit, LimitInfo, LimitRead, ReadMode, TransactionLimit, read_clock,
+};
+use super::usage::{KeyId, TopKey, Usage};
+use crate::algorithm::{Algorithm, ChargeOptions, State, Step};
+use crate::clock::{Clock, Timestamp, micros_floor};
+use crate::decision::{Name, Verdict};
+use crate::error::Error;
+use crate::limit::{AlgorithmSelector, Limit, SelectAlgorithm, SubKeyOf};
+use crate::table::{EvictionPolicy, Location, SlotIndex, Table, TableFull, WhenFull, fingerprint};
+
+/// A limit with its table.
+#[allow(missing_debug_implementations, reason = "hidden, behind the limiter")]
+pub struct LimitTable<C: AlgorithmSelector, P> {
+    pub(super) limit: Limit<C, P>,
+    pub(super) table: Table<CellOf<C>>,
+    /// Shared with the limits that replace this one.
+    blocks: Arc<Blocks>,
+    capacity: Capacity,
+    /// The algorithm's maximum reset in microseconds, which each decision needs: row "hot key" of docs/performance.md.
+    /// Zero if the algorithm is chosen by the key.
+    max_reset: u64,
+}
+
+/// The eviction policy of a limit: the algorithm determines the usage.
+struct AlgorithmEviction<'a, A> {
+    algorithm: &'a A,
+    now: Timestamp,
+    when_full: WhenFull,
+}
+
+impl<A: Algorithm> EvictionPolicy<A::State> for AlgorithmEviction<'_, A> {
+    fn usage_rank(&self, state: &A::State) -> (u64, u64) {
+        let figures = self.algorithm.snapshot(state, self.now).compute();
+        (figures.limit.saturating_sub(figures.remaining), micros_floor(figures.reset))
+    }
+
+    fn carry_over(&self, state: &mut A::State, from: &A::State) {
+        self.algorithm.carry_over_debt(state, from, self.now);
+    }
+
+    fn when_full(&self) -> WhenFull {
+        self.when_full
+    }
+}
+
+pub(super) type StateOf<C> = <<C as AlgorithmSelector>::Algorithm as Algorithm>::State;
+pub(super) type AtomicStateOf<A> = <<A as Algorithm>::State as State>::AtomicState;
+type CellOf<C> = AtomicStateOf<<C as AlgorithmSelector>::Algorithm>;
+
+impl<C: AlgorithmSelector + 'static, P: 'static> LimitTable<C, P> {
+    /// The maximum of `max_reset`: the sum with any time of a clock does not overflow.
+    const MAX_RESET: u64 = 1 << 62;
+
+    /// Creates a limit with an empty table.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if the states could take more than `capacity.max_heap_bytes` on the heap.
+    pub(super) fn new(limit: Limit<C, P>, capacity: Capacity) -> Result<Self, Error> {
+        let words = limit.algorithm().fixed().map_or(crate::algorithm::Counters::MAX_WORDS, Algorithm::counter_words);
+        let table = Table::with_capacity(capacity.max_keys, words, capacity.when_full);
+        Self::from_tables(limit, capacity, table, Arc::default())
+    }
+
+    /// Creates a limit that can be replaced: with the table of the limit that it replaces, if that has the same type.
+    ///
+    /// Its states have the maximum number of words, as the number may differ between algorithms of one type.
+    ///
+    /// # Errors
+    ///
+    /// As for [`new`](Self::new).
+    pub(super) fn replacing(limit: Limit<C, P>, capacity: Capacity, of: Option<&dyn Any>) -> Result<Self, Error> {
+        let previous = of
+            .and_then(|previous| previous.downcast_ref::<Self>())
+            .filter(|previous| limit.has_same_sub_key(&previous.limit));
+        let (table, blocks) = match previous {
+            Some(previous) => (previous.table.clone(), Arc::clone(&previous.blocks)),
+            None => (
+                Table::with_capacity(capacity.max_keys, crate::algorithm::Counters::MAX_WORDS, capacity.when_full),
+                Arc::default(),
+            ),
+        };
+        Self::from_tables(limit, capacity, table, blocks)
+    }
+
+    fn from_tables(
+        limit: Limit<C, P>,
+        capacity: Capacity,
+        table: Table<CellOf<C>>,
+        blocks: Arc<Blocks>,
+    ) -> Result<Self, Error> {
+        let algorithm = limit.algorithm().fixed();
+        let heap = algorithm.map_or(0, Algorithm::max_heap_bytes).saturating_mul(table.state_count());
+        if heap > capacity.max_heap_bytes {
+            return Err(Error::config(format!(
+                "the limit {:?} may take {heap} bytes on the heap ({} keys have capacity), more than the {} allowed: \
+                 lower `max_keys`, raise `max_heap_bytes`, or choose a SlidingWindow",
+                limit.name(),
+                table.capacity(),
+                capacity.max_heap_bytes,
+            )));
+        }
+        let max_reset =
+            limit.algorithm().fixed().map_or(0, |algorithm| micros_floor(algorithm.max_reset()).min(Self::MAX_RESET));
+        Ok(Self { limit, table, blocks, capacity, max_reset })
+    }
+}
+
+impl<C: AlgorithmSelector + 'static, P> LimitTable<C, P> {
+    #[inline]
+    pub(super) fn key_hash<Key: ?Sized>(&self, key: &Key, hasher: &impl BuildHasher) -> u64
+    where
+        P: SubKeyOf<Key>,
+        P::SubKey: Hash,
+    {
+        self.limit.sub_key().with_sub_key(key, |part| hasher.hash_one(part))
+    }
+
+    /// Returns whether the limit is enforced and decides by its states alone, as no key is blocked.
+    #[inline]
+    pub(super) fn allows_fast_path(&self, now: Timestamp) -> bool {
+        !self.limit.is_shadow() && !self.blocks.any(now)
+    }
+
+    fn eviction_policy<'a>(&self, algorithm: &'a C::Algorithm, now: Timestamp) -> AlgorithmEviction<'a, C::Algorithm> {
+        AlgorithmEviction { algorithm, now, when_full: self.when_full() }
+    }
+
+    /// A shadow limit never denies, so its table evicts instead.
+    fn when_full(&self) -> WhenFull {
+        match self.capacity.when_full {
+            WhenFull::Deny if self.limit.is_shadow() => WhenFull::Evict,
+            when_full => when_full,
+        }
+    }
+
+    /// Returns the state that an absent key starts with, if it inherits any debt.
+    #[inline]
+    fn inherited_debt(&self, location: &Location, algorithm: &C::Algorithm, now: Timestamp) -> Option<StateOf<C>> {
+        if location.is_absent() {
+            self.table.inherited_debt(location, &self.eviction_policy(algorithm, now))
+        } else {
+            None
+        }
+    }
+
+    /// Returns whether a state is so far ahead of `now` that the algorithm would decide as on the zero state. Then the
+    /// transaction reads the clock again.
+    #[inline]
+    pub(super) fn is_ahead(&self, state: &StateOf<C>, now: Timestamp, algorithm: &C::Algorithm) -> bool {
+        let idle_at = state.idle_at();
+        if TypeId::of::<C>() == TypeId::of::<C::Algorithm>() {
+            idle_at > now.as_micros().wrapping_add(self.max_reset)
+        } else {
+            is_ahead_of_clock(idle_at, now, algorithm)
+        }
+    }
+
+    /// Without the lock: frees a slot for an absent key, if a key can be relocated or evicted.
+    pub(super) fn evict_for(
+        &self,
+        location: &Location,
+        now: Timestamp,
+        algorithm: &C::Algorithm,
+    ) -> Result<(), TableFull> {
+        self.table.make_space(location, now.as_micros(), &self.eviction_policy(algorithm, now))
+    }
+
+    /// Decides on a state.
+    #[inline]
+    fn evaluate<Key: ?Sized, S>(
+        &self,
+        algorithm: &C::Algorithm,
+        state: &StateOf<C>,
+        hash: u64,
+        context: &AcquireContext<'_, Key, S>,
+        mode: ReadMode,
+        read: &mut LimitRead,
+    ) {
+        read.supports_scheduling = algorithm.supports_scheduling();
+        if read.held > 0 || context.options.hold {
+            Self::evaluate_with_held(algorithm, state, context, read);
+        } else {
+            read.verdict = algorithm.peek(state, read.now, context.options);
+        }
+        if mode == ReadMode::Together {
+            read.immediate = if read.supports_scheduling && read.verdict != Verdict::Allowed {
+                algorithm.peek_with_held(state, read.now, context.options.max_delay(Duration::ZERO), read.held).0
+            } else {
+                read.verdict
+            };
+        }
+        read.blocked = self.blocks.remaining(hash, context.now).unwrap_or_default();
+        if !read.blocked.is_zero() {
+            let blocked = Verdict::Denied { retry_after: read.blocked };
+            // No start is scheduled during the block. If a start after the block is early enough, the caller retries
+            // then.
+            read.supports_scheduling &= !read.verdict.is_allowed();
+            read.verdict = read.verdict.stricter_of(blocked);
+            read.immediate = read.immediate.stricter_of(blocked);
+        }
+        if read.held == 0 && (mode != ReadMode::IfDenied || !read.verdict.is_allowed()) {
+            read.snapshot = algorithm.snapshot(state, read.now);
+        }
+    }
+
+    /// Decides on a state as if the held amount were charged. A hold starts now or is denied: it changes no state, so
+    /// no later start can be scheduled.
+    #[cold]
+    fn evaluate_with_held<Key: ?Sized, S>(
+        algorithm: &C::Algorithm,
+        state: &StateOf<C>,
+        context: &AcquireContext<'_, Key, S>,
+        read: &mut LimitRead,
+    ) {
+        let options = if context.options.hold { context.options.max_delay(Duration::ZERO) } else { context.options };
+        read.supports_scheduling &= !context.options.hold;
+        (read.verdict, read.snapshot) = algorithm.peek_with_held(state, read.now, options, read.held);
+    }
+}
+
+impl<Key: ?Sized, C, P, S> TransactionLimit<Key, S> for LimitTable<C, P>
+where
+    C: SelectAlgorithm<Key> + Send + Sync + 'static,
+    P: SubKeyOf<Key> + Send + Sync + 'static,
+    P::SubKey: Hash,
+    S: BuildHasher,
+{
+    #[inline]
+    fn read(&self, context: &AcquireContext<'_, Key, S>, mode: ReadMode, read: &mut LimitRead) {
+        let hash = self.key_hash(context.key, context.hasher);
+        let chosen = self.limit.algorithm().select(context.key);
+        let algorithm: &C::Algorithm = chosen.borrow();
+        let reading = self.table.read(hash, &mut read.location);
+        read.now = clamp_to_horizon(Timestamp::from_micros(reading.horizon), context.now, algorithm);
+        let idle_at = read.location.slot().map_or(reading.horizon, |slot| self.table.idle_at(slot));
+        read.ahead_by = is_ahead_of_clock(idle_at, context.now, algorithm).then(|| algorithm.max_reset());
+        read.shadow = self.limit.is_shadow();
+        read.held = reading.held;
+        match self.inherited_debt(&read.location, algorithm, read.now) {
+            None => self.evaluate(algorithm, &reading.state, hash, context, mode, read),
+            Some(state) if self.table.is_current(&read.location) => {
+                self.evaluate(algorithm, &state, hash, context, mode, read);
+            }
+            Some(_) => self.read(context, mode, read),
+        }
+    }
+
+    fn is_current(&self, read: &LimitRead) -> bool {
+        self.table.is_current(&read.location)
+    }
+
+    #[inline]
+    fn lock(&self, read: &LimitRead) -> bool {
+        self.table.lock(&read.location)
+    }
+
+    fn unlock_unchanged(&self, read: &LimitRead) {
+        self.table.unlock_unchanged(&read.location);
+    }
+
+    #[inline]
+    fn unlock(&self, read: &LimitRead) {
+        self.table.unlock(&read.location);
+    }
+
+    fn ensure_slot(&self, context: &AcquireContext<'_, Key, S>, read: &LimitRead) -> Option<SlotIndex> {
+        let chosen = self.limit.algorithm().select(context.key);
+        let policy = self.eviction_policy(chosen.borrow(), read.now);
+        self.table.ensure_slot(&read.location, read.now.as_micros(), &policy)
+    }
+
+    fn make_space(&self, context: &AcquireContext<'_, Key, S>, read: &LimitRead) -> Result<(), TableFull> {
+        self.evict_for(&read.location, read.now, self.limit.algorithm().select(context.key).borrow())
+    }
+
+    fn is_full_for(&self, read: &LimitRead) -> Result<(), TableFull> {
+        self.table.is_full_for(&read.location, read.now.as_micros(), self.when_full())
+    }
+
+    #[inline]
+    fn charge(&self, context: &AcquireContext<'_, Key, S>, read: &mut LimitRead, delay: Duration) {
+        let Some(slot) = read.slot else { return };
+        let chosen = self.limit.algorithm().select(context.key);
+        let algorithm: &C::Algorithm = chosen.borrow();
+        let options = context.options;
+        // The state is the one of the reading. So the same decision makes the next state, unless other limits delay the
+        // request or costs are held. The common case of `decide` is in line: row "three limits, dynamic" of
+        // docs/performance.md.
+        let is_unchanged = read.verdict == Verdict::Allowed && delay.is_zero() && read.held == 0;
+        let options =
+            if is_unchanged { ChargeOptions::from(options) } else { ChargeOptions::forced(options.cost, delay) };
+        let mut step = algorithm.decide(&self.table.state(slot), read.now, options);
+        if !matches!(step, Step::Allow { .. }) {
+            // The chooser returned another algorithm meanwhile.
+            step = algorithm.decide(&self.table.state(slot), read.now, ChargeOptions::forced(options.cost, delay));
+        }
+        let Step::Allow { next, .. } = step else { return };
+        // The snapshot is that of the next request.
+        read.snapshot = self.table.store(slot, next, |state| {
+            if read.held == 0 {
+                algorithm.snapshot(state, context.now)
+            } else {
+                algorithm.peek_with_held(state, context.now, context.options, read.held).1
+            }
+        });
+    }
+
+    fn hold(&self, context: &AcquireContext<'_, Key, S>, read: &mut LimitRead) {
+        let Some(slot) = read.slot else { return };
+        self.table.hold(&read.location, context.options.cost);
+        let chosen = self.limit.algorithm().select(context.key);
+        let algorithm: &C::Algorithm = chosen.borrow();
+        let held = read.held.saturating_add(context.options.cost);
+        read.snapshot = algorithm.peek_with_held(&self.table.state(slot), read.now, context.options, held).1;
+    }
+
+    fn held_limit(&self, context: &AcquireContext<'_, Key, S>, read: &LimitRead) -> HeldLimit {
+        let own = self.limit.algorithm().select_owned(context.key);
+        let algorithm = own.map(|own| Box::new(own) as Box<dyn Any + Send + Sync>);
+        HeldLimit { table: self.table.id(), hash: read.location.hash(), algorithm }
+    }
+
+    fn reset(&self, context: &AcquireContext<'_, Key, S>) {
+        self.table.remove(self.key_hash(context.key, context.hasher));
+    }
+
+    fn set(&self, context: &AcquireContext<'_, Key, S>, used: u64) -> Result<(), TableFull> {
+        let (hash, now) = (self.key_hash(context.key, context.hasher), context.now);
+        let chosen = self.limit.algorithm().select(context.key);
+        let algorithm: &C::Algorithm = chosen.borrow();
+        self.table.update(hash, now.as_micros(), Some(&self.eviction_policy(algorithm, now)), |table, slot, _| {
+            table.clear(slot);
+            algorithm.charge(&mut table.edit(slot), now, Duration::ZERO, used);
+        })
+    }
+
+    fn block(&self, context: &AcquireContext<'_, Key, S>, until: Timestamp) {
+        self.blocks.set(self.key_hash(context.key, context.hasher), context.now, until, self.capacity.max_keys);
+    }
+
+    fn key_id(&self, context: &AcquireContext<'_, Key, S>) -> KeyId {
+        KeyId::new(fingerprint(self.key_hash(context.key, context.hasher)))
+    }
+}
+
+impl<C: AlgorithmSelector + Send + Sync + 'static, P: Send + Sync + 'static> LimitInfo for LimitTable<C, P> {
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+
+    fn table_id(&self) -> u64 {
+        self.table.id()
+    }
+
+    fn name(&self) -> &Name {
+        self.limit.name_handle()
+    }
+
+    fn settle(&self, limit: &HeldLimit, held: u64, actual: u64, clock: &dyn Clock) -> Result<(), TableFull> {
+        let own = limit.algorithm.as_ref().and_then(|own| own.downcast_ref::<C::Algorithm>());
+        let now = read_clock(clock);
+        let Some(algorithm) = own.or_else(|| self.limit.algorithm().fixed()) else { return Ok(()) };
+        let end = |table: &Table<CellOf<C>>, slot: SlotIndex, horizon: u64| {
+            table.end_hold(limit.hash, held);
+            if actual > 0 {
+                let now = effective_now(table.idle_at(slot).max(horizon), now, clock, algorithm);
+                let now = clamp_to_horizon(Timestamp::from_micros(horizon), now, algorithm);
+                algorithm.charge(&mut table.edit(slot), now, Duration::ZERO, actual);
+            }
+        };
+        if actual > 0 {
+            self.table.update(limit.hash, now.as_micros(), Some(&self.eviction_policy(algorithm, now)), end)
+        } else {
+            self.table.update(limit.hash, now.as_micros(), None::<&AlgorithmEviction<'_, C::Algorithm>>, end)
+        }
+    }
+
+    fn usage(&self, now: Timestamp) -> Usage {
+        let (held_keys, held) = self.table.holds();
+        Usage {
+            limit: self.limit.name().to_owned(),
+            live_keys: self.table.count_live(now.as_micros()),
+            capacity: self.table.capacity(),
+            bytes: self.table.bytes() + self.blocks.bytes(),
+            evicted: self.table.evicted(),
+            held_keys,
+            held,
+        }
+    }
+
+    fn top_keys(&self, max: usize, now: Timestamp) -> Vec<TopKey> {
+        let algorithm = self.limit.algorithm().fixed();
+        let mut keys = Vec::new();
+        self.table.for_each_live(now.as_micros(), |id, idle_at, state| {
+            let figures = algorithm.map(|algorithm| algorithm.snapshot(state, now).compute());
+            let reset = Timestamp::from_micros(idle_at).saturating_since(now);
+            keys.push(TopKey { id: KeyId::new(id), reset, figures });
+        });
+        keys.sort_by(|a, b| b.weight().partial_cmp(&a.weight()).unwrap_or(std::cmp::Ordering::Equal));
+        keys.truncate(max);
+        keys
+    }
+}
+
+/// Under the lock: returns the time that was read before it, unless that is so long ago that the state seems to be from
+/// a clock that was ahead.
+fn effective_now(idle_at: u64, before: Timestamp, clock: &dyn Clock, algorithm: &impl Algorithm) -> Timestamp {
+    if !is_ahead_of_clock(idle_at, before, algorithm) {
+        return before;
+    }
+    // No thread has charged the key later than this time.
+    let now = read_clock(clock);
+    if now.saturating_since(before) > algorithm.max_reset() { now } else { before }
+}
+
+/// Returns whether a state is so far ahead of `now` that the algorithm may decide as on the zero state, as after a
+/// clock that stepped back.
+#[inline]
+pub(super) fn is_ahead_of_clock(idle_at: u64, now: Timestamp, algorithm: &impl Algorithm) -> bool {
+    idle_at > now.saturating_add(algorithm.max_reset()).as_micros()
+}
+
+/// Returns `now`, or the horizon if that is later, unless it is so far ahead that the clock must have stepped back.
+#[inline]
+pub(super) fn clamp_to_horizon(horizon: Timestamp, now: Timestamp, algorithm: &impl Algorithm) -> Timestamp {
+    if horizon > now && horizon.saturating_since(now) <= algorithm.max_reset() { horizon } else { now }
+}

@@ -1,0 +1,189 @@
+//! Limits that are chosen and replaced at run time.
+
+use std::any::Any;
+use std::fmt;
+use std::hash::{BuildHasher, Hash};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use arc_swap::ArcSwap;
+
+use super::hasher::DefaultHashBuilder;
+use super::limit_table::LimitTable;
+use super::limits::{MemoryLimits, MemoryLimitsFor};
+use super::transaction;
+use super::transaction_limit::{AcquireContext, Capacity, HeldLimit, LimitInfo, LimitRead, TransactionLimit};
+use crate::decision::Decision;
+use crate::error::Error;
+use crate::limit::{IntoLimit, Limit, SelectAlgorithm, SubKeyOf, check_unique_names};
+use crate::table::LookupError;
+
+/// A limit of any type, for limits that are chosen at run time: collect them in a `Vec`.
+///
+/// Such limits can be [replaced](super::Memory::replace) while they are used. A decision over up to eight of them
+/// allocates nothing.
+///
+/// ```
+/// use tower_ratelimit::{AcquireOptions, DynLimit, FixedWindow, Gcra, Limit, Memory, Quota};
+///
+/// let mut limits: Vec<DynLimit<str>> = vec![DynLimit::new(Limit::new("smooth", Gcra::new(Quota::per_second(10))))];
+/// if std::env::args().count() > 5 {
+///     limits.push(DynLimit::new(Limit::new("daily", FixedWindow::new(Quota::per_day(10_000)))));
+/// }
+/// let limiter = Memory::new(limits);
+/// assert!(limiter.check("alice", AcquireOptions::default()).is_allowed());
+/// ```
+pub struct DynLimit<Key: ?Sized, S = DefaultHashBuilder>(Box<dyn BuildLimit<Key, S>>);
+
+impl<Key: ?Sized, S: BuildHasher> DynLimit<Key, S> {
+    /// Boxes a limit.
+    pub fn new<L>(limit: L) -> Self
+    where
+        L: IntoLimit,
+        L::Selector: SelectAlgorithm<Key> + Send + Sync + 'static,
+        L::SubKeyFn: SubKeyOf<Key> + Send + Sync + 'static,
+        <L::SubKeyFn as SubKeyOf<Key>>::SubKey: Hash,
+    {
+        Self(Box::new(limit.into_limit()))
+    }
+
+    /// The limit's name.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        self.0.name()
+    }
+}
+
+impl<Key: ?Sized, S> fmt::Debug for DynLimit<Key, S> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("DynLimit").finish_non_exhaustive()
+    }
+}
+
+trait BuildLimit<Key: ?Sized, S>: Send + Sync {
+    fn name(&self) -> &str;
+    fn build(self: Box<Self>, capacity: Capacity, previous: Option<&dyn Any>) -> Result<DynLimitTable<Key, S>, Error>;
+}
+
+impl<Key, S, C, P> BuildLimit<Key, S> for Limit<C, P>
+where
+    Key: ?Sized,
+    C: SelectAlgorithm<Key> + Send + Sync + 'static,
+    P: SubKeyOf<Key> + Send + Sync + 'static,
+    P::SubKey: Hash,
+    S: BuildHasher,
+{
+    fn name(&self) -> &str {
+        self.name()
+    }
+
+    fn build(self: Box<Self>, capacity: Capacity, previous: Option<&dyn Any>) -> Result<DynLimitTable<Key, S>, Error> {
+        Ok(Arc::new(LimitTable::replacing(*self, capacity, previous)?))
+    }
+}
+
+type DynLimitTable<Key, S> = Arc<dyn TransactionLimit<Key, S>>;
+
+/// The present limits.
+#[allow(missing_debug_implementations, reason = "hidden, behind the limiter")]
+pub struct DynLimits<Key: ?Sized, S> {
+    now: ArcSwap<Vec<DynLimitTable<Key, S>>>,
+    /// Serialises replacements: each takes over the tables of the one before.
+    replace_lock: Mutex<()>,
+    capacity: Capacity,
+}
+
+impl<Key: ?Sized + 'static, S: BuildHasher + 'static> DynLimits<Key, S> {
+    /// Replaces the limits. A limit with the name and the type of a previous one takes over its table.
+    pub(super) fn replace(&self, limits: Vec<DynLimit<Key, S>>) -> Result<(), Error> {
+        let _one = self.replace_lock.lock().unwrap_or_else(PoisonError::into_inner);
+        let tables = build(limits, self.capacity, &self.now.load_full())?;
+        self.now.store(Arc::new(tables));
+        Ok(())
+    }
+}
+
+fn build<Key: ?Sized, S: BuildHasher>(
+    limits: Vec<DynLimit<Key, S>>,
+    capacity: Capacity,
+    previous: &[DynLimitTable<Key, S>],
+) -> Result<Vec<DynLimitTable<Key, S>>, Error> {
+    if !(limits.is_empty() && capacity.allow_no_limits) {
+        check_unique_names(limits.iter().map(DynLimit::name))?;
+    }
+    let build = |limit: DynLimit<Key, S>| {
+        let previous = previous.iter().find(|table| table.name().as_str() == limit.name());
+        limit.0.build(capacity, previous.map(|table| table.as_any()))
+    };
+    limits.into_iter().map(build).collect()
+}
+
+impl<Key: ?Sized + 'static, S: BuildHasher + 'static> MemoryLimits<S> for Vec<DynLimit<Key, S>> {
+    type Tables = DynLimits<Key, S>;
+
+    fn build(self, capacity: Capacity) -> Result<Self::Tables, Error> {
+        Ok(DynLimits {
+            now: ArcSwap::from_pointee(build(self, capacity, &[])?),
+            replace_lock: Mutex::default(),
+            capacity,
+        })
+    }
+
+    fn for_each_info(tables: &Self::Tables, f: &mut dyn FnMut(&dyn LimitInfo)) {
+        tables.now.load().iter().for_each(|table| f(&**table));
+    }
+}
+
+impl<Key: ?Sized + 'static, S: BuildHasher + 'static> MemoryLimitsFor<Key, S> for Vec<DynLimit<Key, S>> {
+    #[inline]
+    fn try_acquire(_tables: &Self::Tables, _context: &AcquireContext<'_, Key, S>) -> Result<Decision, LookupError> {
+        Err(LookupError::NotApplicable)
+    }
+
+    fn acquire(
+        tables: &Self::Tables,
+        context: AcquireContext<'_, Key, S>,
+        _error: LookupError,
+    ) -> (Decision, Vec<HeldLimit>) {
+        with_limit_refs(&tables.now.load(), |limits, reads| transaction::acquire(limits, reads, &context))
+    }
+
+    fn peek(tables: &Self::Tables, context: AcquireContext<'_, Key, S>) -> Decision {
+        with_limit_refs(&tables.now.load(), |tables, reads| transaction::peek(tables, reads, &context))
+    }
+
+    fn for_each(tables: &Self::Tables, f: &mut dyn FnMut(&dyn TransactionLimit<Key, S>)) {
+        tables.now.load().iter().for_each(|table| f(&**table));
+    }
+}
+
+/// The maximum number of dynamic limits that a decision reads without an allocation.
+const INLINE_LIMITS: usize = 8;
+
+/// Runs `f` with references to the limits, and with one empty reading for each.
+#[inline]
+fn with_limit_refs<Key: ?Sized, S, T>(
+    tables: &[DynLimitTable<Key, S>],
+    f: impl FnOnce(&[&dyn TransactionLimit<Key, S>], &mut [LimitRead]) -> T,
+) -> T {
+    let count = tables.len();
+    let Some(first) = tables.first() else { return f(&[], &mut []) };
+    if count > INLINE_LIMITS {
+        let limits: Vec<&dyn TransactionLimit<Key, S>> = tables.iter().map(|table| &**table).collect();
+        return f(&limits, &mut vec![LimitRead::EMPTY; count]);
+    }
+    let mut limits: [&dyn TransactionLimit<Key, S>; INLINE_LIMITS] = [&**first; INLINE_LIMITS];
+    for (limit, table) in limits.iter_mut().zip(tables) {
+        *limit = &**table;
+    }
+    let mut reads: [LimitRead; INLINE_LIMITS];
+    let mut few_reads: [LimitRead; INLINE_LIMITS / 2];
+    // A reading is some 200 bytes: row "three limits, dynamic" of docs/performance.md.
+    let reads: &mut [LimitRead] = if count <= INLINE_LIMITS / 2 {
+        few_reads = [LimitRead::EMPTY; INLINE_LIMITS / 2];
+        &mut few_reads
+    } else {
+        reads = [LimitRead::EMPTY; INLINE_LIMITS];
+        &mut reads
+    };
+    f(&limits[..count], &mut reads[..count])
+}

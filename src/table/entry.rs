@@ -1,0 +1,306 @@
+//! Lookups: the location of a key, and its entry, present or vacant.
+
+use super::set::Set;
+use super::table::{Table, UnlockGuard, bounded_index, fingerprint};
+use crate::algorithm::{AtomicState, State};
+use crate::sync::Backoff;
+
+/// The location of a key, and the versions that a reading of it depends on.
+///
+/// It has no type parameter, so that a transaction can store the locations of several limits.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Location {
+    pub(super) fingerprint: u64,
+    pub(super) candidate_sets: [usize; 2],
+    pub(super) versions: [u64; 2],
+    pub(super) position: Position,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Position {
+    /// In a slot of the first candidate set.
+    First(u8),
+    /// In a slot of the second candidate set.
+    Second(u8),
+    Absent,
+}
+
+/// A slot of a set. Valid under the lock of the set.
+#[derive(Clone, Copy, Debug)]
+#[allow(unreachable_pub, reason = "named by a hidden trait only")]
+pub struct SlotIndex {
+    pub(super) set: usize,
+    pub(super) slot: u8,
+}
+
+impl Location {
+    /// The location before any reading.
+    pub(crate) const EMPTY: Self =
+        Self { fingerprint: 0, candidate_sets: [0; 2], versions: [0; 2], position: Position::Absent };
+
+    /// Returns a hash of the key.
+    pub(crate) fn hash(&self) -> u64 {
+        self.fingerprint
+    }
+
+    pub(crate) fn is_absent(&self) -> bool {
+        self.position == Position::Absent
+    }
+
+    /// Returns the slot of a present key.
+    #[inline]
+    pub(crate) fn slot(&self) -> Option<SlotIndex> {
+        match self.position {
+            Position::First(slot) => Some(SlotIndex { set: self.candidate_sets[0], slot }),
+            Position::Second(slot) => Some(SlotIndex { set: self.candidate_sets[1], slot }),
+            Position::Absent => None,
+        }
+    }
+
+    /// Returns the candidate sets that the reading depends on: one if the key is present, both if it is absent.
+    #[inline]
+    pub(super) fn validated_sets(&self) -> std::ops::Range<usize> {
+        match self.position {
+            Position::First(_) => 0..1,
+            Position::Second(_) => 1..2,
+            Position::Absent => 0..2,
+        }
+    }
+
+    /// Returns the candidate sets in the order in which every thread locks them. Another order could deadlock.
+    pub(super) fn lock_order(&self) -> [usize; 2] {
+        if self.candidate_sets[0] < self.candidate_sets[1] { [0, 1] } else { [1, 0] }
+    }
+}
+
+/// A consistent reading of a key.
+pub(crate) struct Reading<'a, C: AtomicState + 'a> {
+    /// The state: the zero state if the key is absent.
+    pub(crate) state: C::Snapshot<'a>,
+    /// The horizon of an absent key's sets, zero for a present key: see "Horizons" in the parent module.
+    pub(crate) horizon: u64,
+    /// The amount held on the key. Zero if the key is absent, as a hold keeps its slot.
+    pub(crate) held: u64,
+}
+
+/// The entry of a key, found by one lookup: the state, and the way to store the next one.
+pub(crate) trait TableEntry {
+    type State: State;
+
+    fn state(&self) -> &Self::State;
+
+    /// Locks what was read, stores the next state and unlocks. Returns what `read` reads from that state.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error, with nothing written, if anything has changed since the reading, or if there is no slot for an
+    /// absent key.
+    fn store<R>(
+        self,
+        next: <Self::State as State>::Next,
+        read: impl FnOnce(&Self::State) -> R,
+    ) -> Result<R, StoreError>;
+}
+
+/// Why a lookup on the fast path returned no entry.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+// As wide as a word of a decision: in a `Result`, a smaller error would split the word into pieces (row "hot key").
+#[repr(u64)]
+#[allow(unreachable_pub, reason = "named by a hidden trait only")]
+pub enum LookupError {
+    /// Another thread is writing to the set, or has written to it since the reading: the lookup can be retried.
+    Contended,
+    /// The key is in neither set, as far as one reading of each can say.
+    NotFound,
+    /// The in-line case does not apply: the complete case must decide, on the same entry.
+    Uncommon,
+    /// The fast path does not apply: costs are held on some key of the table, for example.
+    NotApplicable,
+}
+
+/// Why an entry was not stored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum StoreError {
+    /// Another thread has written to the set since the reading.
+    Changed,
+    /// No slot of the key's sets is free.
+    Full,
+}
+
+/// A present key.
+pub(crate) struct Entry<'a, C: AtomicState> {
+    set: &'a Set<C>,
+    version: u64,
+    slot: u8,
+    state: C::Snapshot<'a>,
+}
+
+// Part of each decision, as all that is in line here: rows "hot key" and "1000 keys" of docs/performance.md.
+impl<'a, C: AtomicState> Entry<'a, C> {
+    #[inline(always)]
+    fn read(set: &'a Set<C>, version: u64, slot: u8) -> Result<Self, LookupError> {
+        let state = set.cell(slot).snapshot();
+        if set.validate(version) { Ok(Self { set, version, slot, state }) } else { Err(LookupError::Contended) }
+    }
+
+    /// Locks the set, unless anything in it has changed since the reading.
+    #[inline(always)]
+    pub(crate) fn lock(self) -> Result<LockedEntry<'a, C>, StoreError> {
+        let Self { set, version, slot, state } = self;
+        if set.try_lock(version) {
+            // A snapshot of a log holds the mutex that a write takes.
+            drop(state);
+            Ok(LockedEntry { set, version, slot })
+        } else {
+            Err(StoreError::Changed)
+        }
+    }
+}
+
+impl<C: AtomicState> TableEntry for Entry<'_, C> {
+    type State = C::State;
+
+    #[inline]
+    fn state(&self) -> &C::State {
+        &self.state
+    }
+
+    #[inline(always)]
+    fn store<R>(self, next: <C::State as State>::Next, read: impl FnOnce(&C::State) -> R) -> Result<R, StoreError> {
+        Ok(self.lock()?.store(next, read))
+    }
+}
+
+/// A present key whose set is locked until this is dropped, also if an algorithm panics.
+pub(crate) struct LockedEntry<'a, C: AtomicState> {
+    set: &'a Set<C>,
+    version: u64,
+    slot: u8,
+}
+
+impl<C: AtomicState> LockedEntry<'_, C> {
+    /// Stores the next state. The set stays locked.
+    #[inline(always)]
+    pub(crate) fn store<R>(&self, next: <C::State as State>::Next, read: impl FnOnce(&C::State) -> R) -> R {
+        self.set.cell(self.slot).apply(next, read)
+    }
+}
+
+impl<C: AtomicState> Drop for LockedEntry<'_, C> {
+    #[inline]
+    fn drop(&mut self) {
+        self.set.unlock(self.version);
+    }
+}
+
+/// An absent key, in a table without inherited debts.
+pub(crate) struct VacantEntry<'a, C: AtomicState> {
+    table: &'a Table<C>,
+    state: C::Snapshot<'a>,
+    now: u64,
+    location: Location,
+}
+
+impl<C: AtomicState> VacantEntry<'_, C> {
+    pub(crate) fn location(&self) -> Location {
+        self.location
+    }
+}
+
+// In line: row "insertion" of docs/performance.md.
+impl<C: AtomicState> TableEntry for VacantEntry<'_, C> {
+    type State = C::State;
+
+    #[inline]
+    fn state(&self) -> &C::State {
+        &self.state
+    }
+
+    #[inline(always)]
+    fn store<R>(self, next: <C::State as State>::Next, read: impl FnOnce(&C::State) -> R) -> Result<R, StoreError> {
+        let Self { table, state, now, location } = self;
+        drop(state);
+        if !table.lock(&location) {
+            return Err(StoreError::Changed);
+        }
+        let _unlock = UnlockGuard { table, location: &location };
+        let slot = table.claim_slot(&location, now).ok_or(StoreError::Full)?;
+        Ok(table.cell(slot).apply(next, read))
+    }
+}
+
+impl<C: AtomicState> Table<C> {
+    /// Finds a present key without a loop: the lookup of the fast path.
+    // Part of each decision: rows "hot key" and "1000 keys" of docs/performance.md.
+    #[inline(always)]
+    pub(crate) fn find(&self, hash: u64) -> Result<Entry<'_, C>, LookupError> {
+        let fingerprint = fingerprint(hash);
+        let first = &self.sets[bounded_index(fingerprint, self.sets.len())];
+        let version = first.version();
+        // After the version: see the protocol of `holds`.
+        if self.holds.any() {
+            return Err(LookupError::NotApplicable);
+        }
+        if let Some(slot) = first.find(fingerprint) {
+            return Entry::read(first, version, slot);
+        }
+        let second = &self.sets[self.candidate_sets(fingerprint)[1]];
+        let version = second.version();
+        if self.holds.any() {
+            return Err(LookupError::NotApplicable);
+        }
+        match second.find(fingerprint) {
+            Some(slot) => Entry::read(second, version, slot),
+            None => Err(LookupError::NotFound),
+        }
+    }
+
+    /// Finds an absent key. Returns `None` if the key is present, or must be decided later than `now`, or starts with
+    /// an inherited debt.
+    // Row "insertion" of docs/performance.md.
+    #[inline(always)]
+    pub(crate) fn find_vacant(&self, hash: u64, now: u64) -> Option<VacantEntry<'_, C>> {
+        let mut location = Location::EMPTY;
+        let Reading { state, horizon, .. } = self.read(hash, &mut location);
+        let is_vacant = location.is_absent() && horizon <= now && !self.carries_debt();
+        is_vacant.then_some(VacantEntry { table: self, state, now, location })
+    }
+
+    /// Reads the state of a key, present or absent. Stores in `location` the versions that the reading depends on.
+    // Rows "insertion" and "three limits, dynamic" of docs/performance.md.
+    #[inline(always)]
+    pub(crate) fn read(&self, hash: u64, location: &mut Location) -> Reading<'_, C> {
+        location.fingerprint = fingerprint(hash);
+        location.candidate_sets = self.candidate_sets(location.fingerprint);
+        let mut backoff = Backoff::new();
+        loop {
+            let first = self.set(location, 0);
+            location.versions[0] = first.version();
+            if let Some(slot) = first.find(location.fingerprint) {
+                location.position = Position::First(slot);
+                let (state, held) = (first.cell(slot).snapshot(), self.holds.of(location.fingerprint));
+                if first.validate(location.versions[0]) {
+                    return Reading { state, horizon: 0, held };
+                }
+            } else if let Some(reading) = self.read_second_set(location) {
+                return reading;
+            }
+            backoff.wait();
+        }
+    }
+
+    /// Reads a key that is not in its first set. Returns `None` if the reading is not consistent.
+    fn read_second_set(&self, location: &mut Location) -> Option<Reading<'_, C>> {
+        let (first, second) = (self.set(location, 0), self.set(location, 1));
+        location.versions[1] = second.version();
+        if let Some(slot) = second.find(location.fingerprint) {
+            location.position = Position::Second(slot);
+            let (state, held) = (second.cell(slot).snapshot(), self.holds.of(location.fingerprint));
+            return second.validate(location.versions[1]).then_some(Reading { state, horizon: 0, held });
+        }
+        location.position = Position::Absent;
+        let [horizon, of_second] = location.candidate_sets.map(|set| self.horizons.of(set));
+        let is_absent = first.validate(location.versions[0]) && second.validate(location.versions[1]);
+        is_absent.then(|| Reading { state: first.cell(0).zero(), horizon: horizon.max(of_second), held: 0 })
+    }
+}
