@@ -8,7 +8,6 @@
 //! provider rejects none. Then the provider allows only three per second, and rejects others with `Retry-After`. The
 //! client retries the rejected requests after that time, and all requests succeed.
 
-use std::error::Error;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
@@ -22,20 +21,20 @@ use http_body_util::Full;
 use hyper_util::client::legacy::Client;
 use hyper_util::rt::TokioExecutor;
 use tokio::net::TcpListener;
-use tower::{Service, ServiceBuilder, ServiceExt};
+use tower::{BoxError, Service, ServiceBuilder, ServiceExt};
 use tower_ratelimit::key::Global;
 use tower_ratelimit::response::{Http, RejectWithError, Rejection};
 use tower_ratelimit::retry::RetryAfter;
 use tower_ratelimit::{Gcra, Memory, Quota, RateLimitLayer, SlidingLog};
 
 #[tokio::main]
-async fn main() -> Result<(), Box<dyn Error + Send + Sync>> {
+async fn main() -> Result<(), BoxError> {
     send(12, 10).await?;
     send(6, 3).await
 }
 
 /// Sends requests to a provider that allows `allowed` per second, with a client that expects ten per second.
-async fn send(requests: usize, allowed: u64) -> Result<(), Box<dyn Error + Send + Sync>> {
+async fn send(requests: usize, allowed: u64) -> Result<(), BoxError> {
     let rejected = Arc::new(AtomicUsize::new(0));
     let url = start_provider(allowed, Arc::clone(&rejected)).await?;
 
@@ -46,6 +45,7 @@ async fn send(requests: usize, allowed: u64) -> Result<(), Box<dyn Error + Send 
         // Outside of the limit: the limit counts retries too.
         .retry(RetryAfter::new().max_retries(5))
         .layer(RateLimitLayer::new(Global, limiter).max_wait(Duration::from_secs(30)).responder(RejectWithError))
+        .map_err(BoxError::from)
         .service(Client::builder(TokioExecutor::new()).build_http::<Full<Bytes>>());
 
     let responses = (0..requests).map(|_| {

@@ -54,6 +54,7 @@ async fn main() -> Result<(), BoxError> {
     let mut press = ServiceBuilder::new()
         // Without HTTP there is no status code: a rejection is an error.
         .layer(RateLimitLayer::new(team_of, limiter).responder(RejectWithError))
+        .map_err(BoxError::from)
         .service_fn(print);
 
     let red = ["spring fair", "lost cat", "flea market", "open day"].map(|poster| (Some("red"), poster));

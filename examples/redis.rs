@@ -69,6 +69,10 @@ async fn hello(Extension(info): Extension<RateLimitInfo>) -> &'static str {
     }
 }
 
+/// Joins the texts of the error and its causes. The sources of an I/O error repeat its text.
 fn with_causes(error: &dyn std::error::Error) -> String {
-    std::iter::successors(Some(error), |error| error.source()).map(ToString::to_string).collect::<Vec<_>>().join(": ")
+    let mut texts: Vec<_> =
+        std::iter::successors(Some(error), |error| error.source()).map(ToString::to_string).collect();
+    texts.dedup();
+    texts.join(": ")
 }

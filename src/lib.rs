@@ -180,7 +180,7 @@ pub use crate::store::RedisCell;
 pub use crate::store::RedisTls;
 pub use crate::store::{DynLimit, Memory, MemoryBuilder};
 #[cfg(feature = "redis")]
-pub use crate::store::{Redis, RedisBuilder, RedisServer};
+pub use crate::store::{Redis, RedisBuilder, RedisCredentials, RedisServer};
 pub use crate::table::WhenFull;
 
 /// The examples in README.md.

@@ -1,8 +1,8 @@
 //! Limits from configuration: TOML, JSON, and other formats that serde reads.
 //!
 //! A [`Policy`] is the configuration of one limit: name, algorithm, quota and sub-key. [`KeyParts`] defines the
-//! sub-keys by name, and builds limits from policies. [`Memory::replace`](crate::Memory::replace) replaces the limits
-//! at run time.
+//! sub-keys by name, and builds limits from policies, for memory and for Redis. [`Memory::replace`](crate::Memory::replace)
+//! and `Redis::replace` replace the limits at run time. Each key keeps its usage.
 //!
 //! ```
 //! use tower_ratelimit::config::{KeyParts, Policy};
@@ -29,6 +29,9 @@
 //! assert!(limiter.check(&caller, AcquireOptions::default()).is_allowed());
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
+//!
+//! For Redis (feature `redis`) add the sub-keys with [`KeyParts::add_shared`]. One configuration then builds the limiter
+//! in Redis and its fallback in memory: `Redis::new(server, "api", key_parts.redis_limits(&policies)?)`.
 
 mod key_parts;
 
@@ -100,6 +103,36 @@ impl Policy {
     #[must_use]
     pub fn quota(&self) -> Quota {
         self.fields.quota
+    }
+
+    /// Returns the burst, if it is set: `gcra`, `token-bucket` and `leaky-bucket`.
+    #[must_use]
+    pub fn burst(&self) -> Option<u64> {
+        self.fields.burst
+    }
+
+    /// Returns how many requests may wait, if it is set: `leaky-queue`.
+    #[must_use]
+    pub fn max_waiting(&self) -> Option<u64> {
+        self.fields.max_waiting
+    }
+
+    /// Returns whether windows are aligned to the clock: `fixed-window`.
+    #[must_use]
+    pub fn is_aligned_to_clock(&self) -> bool {
+        self.fields.aligned_to_clock == Some(true)
+    }
+
+    /// Returns the number of blocks, if it is set: `sliding-window`.
+    #[must_use]
+    pub fn blocks(&self) -> Option<u64> {
+        self.fields.blocks
+    }
+
+    /// Returns whether the window is weighted: `sliding-window`.
+    #[must_use]
+    pub fn is_weighted(&self) -> bool {
+        self.fields.weighted == Some(true)
     }
 
     /// Returns the name of the sub-key.

@@ -33,6 +33,11 @@ pub enum DecisionSource {
     Policy,
 }
 
+/// Returns whole seconds, rounded up.
+pub(crate) fn ceil_seconds(duration: Duration) -> u64 {
+    duration.as_secs().saturating_add(u64::from(duration.subsec_nanos() > 0))
+}
+
 /// The result of one acquire call.
 ///
 /// With several limits, [`verdict`](Self::verdict) is that of all limits together.
@@ -178,12 +183,6 @@ impl Decision {
         self.is_estimate
     }
 
-    /// Turns a delayed decision into a denial.
-    pub(crate) fn into_denied(mut self, retry_after: Duration) -> Self {
-        self.verdict = PackedVerdict::pack(Verdict::Denied { retry_after });
-        self
-    }
-
     /// Adds one limit to the verdict, unless the limit is a shadow.
     pub(crate) fn merge(&mut self, status: LimitStatus) {
         if status.shadow {
@@ -232,6 +231,12 @@ impl Decision {
             Verdict::Denied { retry_after } => Some(retry_after),
             _ => None,
         }
+    }
+
+    /// Returns [`retry_after`](Self::retry_after) in whole seconds, rounded up and at least 1, as for `Retry-After`.
+    #[must_use]
+    pub fn retry_after_secs(&self) -> Option<u64> {
+        self.retry_after().map(|wait| ceil_seconds(wait).max(1))
     }
 
     /// Returns whether the cost exceeds what a limit ever allows.

@@ -84,6 +84,12 @@ use std::sync::Arc;
 /// assert!(!outcome?.decision.is_allowed());
 /// # Ok::<(), Error>(())
 /// ```
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` is not a limiter for keys of type `{Key}`",
+    note = "wrap an algorithm or limits in a store: `Memory::new(..)` or `Redis::new(..)`",
+    note = "the key extractor returns the key type `{Key}`; a limiter with sub-keys (`keyed_by`) and a `Redis<Key>` must \
+            have the same"
+)]
 pub trait Limiter<Key: ?Sized> {
     /// The future of a decision. A limiter that always decides immediately uses [`std::future::Ready`].
     type Future: Future<Output = Result<Outcome, Error>> + Send + 'static;

@@ -123,11 +123,18 @@ impl WaitConfig {
 
 impl Default for WaitConfig {
     fn default() -> Self {
-        // Without a timer no request can wait, so the limiter must not schedule a later start.
-        let max_delay = if cfg!(feature = "timer") { None } else { Some(Duration::ZERO) };
-        Self { max_delay, max_waiters: Self::DEFAULT_MAX_WAITERS, waiters: Arc::default() }
+        Self { max_delay: None, max_waiters: Self::DEFAULT_MAX_WAITERS, waiters: Arc::default() }
     }
 }
+
+/// A bound that no type satisfies, on methods that need the feature `timer`.
+#[cfg(not(feature = "timer"))]
+#[allow(unreachable_pub, reason = "named by a bound of public methods only")]
+#[diagnostic::on_unimplemented(
+    message = "waiting needs the feature `timer` of tower-ratelimit, which is off",
+    note = "enable it in Cargo.toml: `tower-ratelimit = {{ .., features = [\"timer\"] }}`"
+)]
+pub trait NeedsFeatureTimer {}
 
 /// A permit to wait. Dropping it releases the permit and emits `WaitEnded`.
 #[derive(Debug)]

@@ -81,15 +81,14 @@ impl<Request, P: Parts<Request>> Future for ResponseFuture<Request, P> {
                     let context = context.take().expect(POLLED_AFTER_COMPLETION);
                     return Poll::Ready(match result {
                         Ok(response) => Ok(P::Responder::map_response(context, response)),
-                        Err(error) => Err(error.into()),
+                        Err(error) => Err(error),
                     });
                 }
                 Projection::Forwarded { response, context, settlement } => {
                     let result = ready!(response.poll(cx));
                     let future = settlement.take().and_then(|settlement| settlement.settle(result.as_ref()));
                     let context = context.take().expect(POLLED_AFTER_COMPLETION);
-                    let result =
-                        result.map(|response| P::Responder::map_response(context, response)).map_err(Into::into);
+                    let result = result.map(|response| P::Responder::map_response(context, response));
                     match future {
                         None => return Poll::Ready(result),
                         Some(future) => State::Settling(Box::new(Settling { future, result: Some(result) })),

@@ -168,6 +168,8 @@ impl<K, A, R, T> RateLimitLayer<K, A, R, T> {
 
     /// Sets the cost of a request: a closure `|request: &Request| -> u64`. A cost of zero charges nothing.
     ///
+    /// The closure must name the type of its argument: the compiler cannot infer it here.
+    ///
     /// ```
     /// # use tower_ratelimit::{Gcra, Memory, PeerIp, Quota, RateLimitLayer};
     /// # let limiter = Memory::new(Gcra::new(Quota::per_second(10)));
@@ -224,6 +226,27 @@ impl<K, A, R, T> RateLimitLayer<K, A, R, T> {
     }
 }
 
+/// Without the feature `timer`, a call of these methods is a compile error that names the feature.
+#[cfg(not(feature = "timer"))]
+#[allow(missing_docs, reason = "these methods cannot be called")]
+impl<K, A, R, T> RateLimitLayer<K, A, R, T> {
+    #[doc(hidden)]
+    pub fn max_wait(self, _max_wait: std::time::Duration) -> Self
+    where
+        Self: super::config::NeedsFeatureTimer,
+    {
+        self
+    }
+
+    #[doc(hidden)]
+    pub fn max_waiters(self, _max_waiters: usize) -> Self
+    where
+        Self: super::config::NeedsFeatureTimer,
+    {
+        self
+    }
+}
+
 #[cfg(feature = "timer")]
 impl<K, A, R, T> RateLimitLayer<K, A, R, T> {
     /// Lets a request wait for up to `max_wait` before the layer rejects it.
@@ -240,8 +263,8 @@ impl<K, A, R, T> RateLimitLayer<K, A, R, T> {
     ///
     /// Without this setting only a [`LeakyQueue`](crate::LeakyQueue) delays requests, for as long as it schedules. A
     /// `max_wait` of zero disables that. A waiting request reserves no capacity of the inner service. Waiting needs a
-    /// tokio runtime with a timer: without one, the layer rejects a request that would wait for a scheduled start,
-    /// although the request was charged for that start.
+    /// tokio runtime with a timer. Without one the server is misconfigured: the layer rejects a request that would wait
+    /// for a scheduled start with status 500, although the request was charged for that start.
     pub fn max_wait(mut self, max_wait: std::time::Duration) -> Self {
         self.config.wait.max_delay = Some(max_wait);
         self

@@ -20,16 +20,8 @@ pub trait Parts<Request> {
     type Extractor: ExtractKey<Request, Key = Self::Key>;
     type Key;
     type Limiter: Limiter<Self::Key>;
-    type Responder: Respond<
-            Request,
-            Self::InnerResponse,
-            Self::InnerError,
-            Response = Self::Response,
-            Error = Self::Error,
-            Context = Self::Context,
-        >;
+    type Responder: Respond<Request, Self::InnerResponse, Self::InnerError, Response = Self::Response, Context = Self::Context>;
     type Response;
-    type Error: From<Self::InnerError>;
     type Context;
     type CostPolicy: CostPolicy<Request, Self::InnerResponse, Self::InnerError>;
 }
@@ -50,7 +42,6 @@ where
     type Limiter = A;
     type Responder = R;
     type Response = R::Response;
-    type Error = R::Error;
     type Context = R::Context;
     type CostPolicy = T;
 }
@@ -63,4 +54,4 @@ pub(crate) type DecisionFuture<Request, P> =
     <<P as Parts<Request>>::Limiter as Limiter<<P as Parts<Request>>::Key>>::Future;
 
 /// The result of the rate limit service.
-pub(crate) type ServiceResult<Request, P> = Result<<P as Parts<Request>>::Response, <P as Parts<Request>>::Error>;
+pub(crate) type ServiceResult<Request, P> = Result<<P as Parts<Request>>::Response, <P as Parts<Request>>::InnerError>;

@@ -16,7 +16,7 @@ use crate::decision::{AcquireOptions, Decision};
 use crate::limiter::{Acquisition, Limiter as _, ReleaseOnDrop};
 use crate::observe::{Event, OutcomeGuard};
 use crate::response::{Rejection, Respond as _};
-use crate::runtime::{Instant, Sleep, sleep};
+use crate::runtime::{Instant, Sleep, cannot_sleep, sleep};
 use crate::sync::POLLED_AFTER_COMPLETION;
 
 /// A request that is not forwarded yet, as a state machine.
@@ -188,7 +188,7 @@ impl<Request, P: Parts<Request>> PendingRequest<Request, P> {
                 }
                 let service = release_readiness(service, is_ready);
                 let Some(sleep) = sleep(delay) else {
-                    return Self::finish_rejected(request, Rejection::OverLimit(decision.into_denied(delay)));
+                    return Self::finish_rejected(request, Rejection::Unavailable(cannot_sleep()));
                 };
                 request.acquire_permit_when_charged();
                 let request = ScheduledRequest { deferred: request, decision, held };
@@ -253,7 +253,7 @@ impl<Request, P: Parts<Request>> Future for PendingRequest<Request, P> {
                         Err(error) => {
                             // Releases the held cost before the caller receives the error.
                             *scheduled = None;
-                            Self::Done { output: Some(PendingOutput::Finished(Err(error.into()))) }
+                            Self::Done { output: Some(PendingOutput::Finished(Err(error))) }
                         }
                     }
                 }

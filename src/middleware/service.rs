@@ -65,12 +65,12 @@ where
     T: CostPolicy<Request, S::Response, S::Error>,
 {
     type Response = R::Response;
-    type Error = R::Error;
+    type Error = S::Error;
     type Future = ResponseFuture<Request, (S, K, A, R, T)>;
 
     #[inline]
     fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Self::Error>> {
-        self.inner.poll_ready(cx).map_err(Into::into)
+        self.inner.poll_ready(cx)
     }
 
     fn call(&mut self, mut request: Request) -> Self::Future {

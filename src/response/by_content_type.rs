@@ -61,7 +61,6 @@ where
     R: Render<B>,
 {
     type Response = Response<B>;
-    type Error = E;
     type Context = HttpContext;
 
     fn detail(&self) -> Detail {

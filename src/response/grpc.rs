@@ -25,7 +25,8 @@ const PUSHBACK: HeaderName = HeaderName::from_static("grpc-retry-pushback-ms");
 /// | over the limit | `RESOURCE_EXHAUSTED` (8) | `RetryInfo` with the exact wait, `QuotaFailure` with the limits that deny |
 /// | the cost exceeds the limit | `RESOURCE_EXHAUSTED` (8) | `QuotaFailure` only: clients do not retry without `RetryInfo` |
 /// | the limiter is unavailable, and the policy is to deny | `UNAVAILABLE` (14) | `RetryInfo` |
-/// | the request has no key | `INVALID_ARGUMENT` (3), or `INTERNAL` (13) if the server is misconfigured | |
+/// | the request has no key | `INVALID_ARGUMENT` (3) | |
+/// | the server is misconfigured | `INTERNAL` (13) | |
 ///
 /// The layer charges a call when the call begins, whatever the number of its messages. A rejected call does not reach
 /// its handler. Handlers find a [`RateLimitInfo`](super::RateLimitInfo) in the request's extensions.
@@ -115,7 +116,7 @@ impl Grpc {
     #[must_use]
     pub fn status(&self, rejection: &Rejection) -> Status {
         let code = code(rejection);
-        if !self.details || matches!(rejection, Rejection::MissingKey(_)) {
+        if !self.details || matches!(rejection, Rejection::MissingKey(_)) || rejection.is_misconfigured() {
             return Status::new(code, rejection.to_text());
         }
         let mut details = ErrorDetails::new();
@@ -153,7 +154,6 @@ impl Default for Grpc {
 
 impl<A, B, E> Respond<Request<A>, Response<B>, E> for Grpc {
     type Response = Response<ResponseBody<B>>;
-    type Error = E;
     type Context = HttpContext;
 
     fn detail(&self) -> Detail {
@@ -200,7 +200,7 @@ pub(super) fn answer_type<A>(request: &Request<A>) -> Option<HeaderValue> {
 
 fn code(rejection: &Rejection) -> Code {
     match rejection {
-        Rejection::MissingKey(missing) if missing.is_server_error() => Code::Internal,
+        _ if rejection.is_misconfigured() => Code::Internal,
         Rejection::MissingKey(_) => Code::InvalidArgument,
         _ if rejection.is_over_limit() => Code::ResourceExhausted,
         _ => Code::Unavailable,

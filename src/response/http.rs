@@ -86,16 +86,16 @@ impl<R> Http<R> {
 
     /// Renders rejections with a closure `Fn(&Parts, &Rejection) -> Response<Body>`.
     ///
-    /// The [`Parts`] belong to the rejected request. The responder adds its headers to the closure's response.
+    /// The [`Parts`] belong to the rejected request. The responder adds its headers to the closure's response. With the
+    /// feature `axum` the closure may return a `StatusCode`, or a tuple that begins with one, as axum's handlers do.
     ///
     /// ```
+    /// use http::StatusCode;
     /// use http::request::Parts;
     /// use tower_ratelimit::response::{Http, Rejection};
     ///
     /// let responder = Http::new().render(|_: &Parts, rejection: &Rejection| {
-    ///     let mut response = http::Response::new(format!("Slow down: {rejection}"));
-    ///     *response.status_mut() = http::StatusCode::TOO_MANY_REQUESTS;
-    ///     response
+    ///     (StatusCode::TOO_MANY_REQUESTS, format!("Slow down: {rejection}"))
     /// });
     /// ```
     ///
@@ -145,6 +145,19 @@ impl<R> Http<R> {
         Http { headers: self.headers, render }
     }
 
+    /// Adds the headers and the extension of a rejection to its rendered response.
+    pub(super) fn finish_rejected<B>(&self, mut response: Response<B>, rejection: Rejection) -> Response<B> {
+        legacy::forbid_storing(response.headers_mut());
+        if let Some(retry_after) = rejection.retry_after() {
+            legacy::add_retry_after(response.headers_mut(), retry_after);
+        }
+        match rejection {
+            Rejection::OverLimit(decision) => self.headers.on_denied(&mut response, decision),
+            _ => self.headers.expose(&mut response),
+        }
+        response
+    }
+
     /// Supports services whose response body does not implement `From<Bytes>`.
     ///
     /// The body of the rate limited service becomes a [`ResponseBody`](super::ResponseBody).
@@ -162,7 +175,6 @@ impl Default for Http {
 
 impl<A, B, E, R: Render<B>> Respond<Request<A>, Response<B>, E> for Http<R> {
     type Response = Response<B>;
-    type Error = E;
     type Context = HttpContext;
 
     #[inline]
@@ -186,15 +198,7 @@ impl<A, B, E, R: Render<B>> Respond<Request<A>, Response<B>, E> for Http<R> {
 
     fn on_rejected(&self, request: Request<A>, rejection: Rejection) -> Result<Response<B>, E> {
         let (request, _body) = request.into_parts();
-        let mut response = self.render.render(&request, &rejection);
-        legacy::forbid_storing(response.headers_mut());
-        if let Some(retry_after) = rejection.retry_after() {
-            legacy::add_retry_after(response.headers_mut(), retry_after);
-        }
-        match rejection {
-            Rejection::OverLimit(decision) => self.headers.on_denied(&mut response, decision),
-            _ => self.headers.expose(&mut response),
-        }
-        Ok(response)
+        let response = self.render.render(&request, &rejection);
+        Ok(self.finish_rejected(response, rejection))
     }
 }

@@ -17,10 +17,9 @@ pub struct MapBody<R = Http>(pub(super) R);
 
 impl<A, B, E, R> Respond<Request<A>, Response<B>, E> for MapBody<R>
 where
-    R: Respond<Request<A>, Response<Bytes>, E, Response = Response<Bytes>, Error = E, Context = HttpContext>,
+    R: Respond<Request<A>, Response<Bytes>, E, Response = Response<Bytes>, Context = HttpContext>,
 {
     type Response = Response<ResponseBody<B>>;
-    type Error = E;
     type Context = HttpContext;
 
     #[inline]

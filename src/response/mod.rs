@@ -9,6 +9,8 @@
 //! | [`RejectWithError`] | a [`Rejected`] error | clients, and services that are not HTTP |
 //! | a closure `Fn(Request, Rejection) -> Response` | what the closure returns | everything else |
 
+#[cfg(feature = "axum")]
+mod axum;
 mod body;
 #[cfg(feature = "tonic")]
 mod by_content_type;
@@ -33,9 +35,11 @@ pub use self::http::Http;
 pub use self::info::RateLimitInfo;
 pub use self::map_body::MapBody;
 pub use self::problem::Problem;
-// A bound of `Http`, which closures and `Problem` satisfy: nameable for generic code, not documented.
+// Bounds that closures, `Problem` and `From<Rejected>` satisfy: nameable for generic code, not documented.
 #[doc(hidden)]
 pub use self::problem::Render;
+#[doc(hidden)]
+pub use self::reject_with_error::FromRejected;
 pub use self::reject_with_error::{BoxError, RejectWithError, Rejected};
 pub use self::rejection::Rejection;
 use crate::decision::{Decision, Detail};
@@ -44,7 +48,9 @@ use crate::observe::Observers;
 /// Turns decisions into responses.
 ///
 /// A closure `Fn(Request, Rejection) -> Response` is a responder that does not change the responses of allowed
-/// requests.
+/// requests. With the feature `axum` the closure may return a `StatusCode`, or a tuple that begins with one.
+///
+/// No responder changes the error type of the service.
 ///
 /// # Example
 ///
@@ -64,7 +70,6 @@ use crate::observe::Observers;
 ///
 /// impl<Request, E> Respond<Request, Answer, E> for AddRemaining {
 ///     type Response = Answer;
-///     type Error = E;
 ///     /// The part of the decision that the response needs.
 ///     type Context = Option<u64>;
 ///
@@ -90,8 +95,6 @@ use crate::observe::Observers;
 pub trait Respond<Request, Response, Error> {
     /// The response of the rate limited service.
     type Response;
-    /// The error of the rate limited service.
-    type Error: From<Error>;
     /// The value that [`on_allowed`](Self::on_allowed) hands to [`map_response`](Self::map_response).
     ///
     /// The response future stores the context, so a small one is cheaper.
@@ -122,5 +125,5 @@ pub trait Respond<Request, Response, Error> {
     /// # Errors
     ///
     /// The responder may answer with an error.
-    fn on_rejected(&self, request: Request, rejection: Rejection) -> Result<Self::Response, Self::Error>;
+    fn on_rejected(&self, request: Request, rejection: Rejection) -> Result<Self::Response, Error>;
 }

@@ -4,12 +4,14 @@ use bytes::Bytes;
 use http::request::Parts;
 use http::{HeaderValue, Response, StatusCode, header};
 
+use super::closure::IntoAnswer;
 use super::rejection::Rejection;
 use crate::decision::Decision;
 
 /// Renders the status and the body of a rejection. [`Http`](super::Http) adds the headers.
 ///
-/// [`Problem`] implements this trait, and so does a closure `Fn(&Parts, &Rejection) -> Response<Body>`.
+/// [`Problem`] implements this trait, and so does a closure `Fn(&Parts, &Rejection) -> Response<Body>`. With the
+/// feature `axum` the closure may return a tuple that begins with a status.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` does not render rejections as `Response<{B}>`",
     note = "use `Problem`, whose body must implement `From<Bytes>`, or a closure `|request: &http::request::Parts, \
@@ -20,9 +22,13 @@ pub trait Render<B> {
     fn render(&self, request: &Parts, rejection: &Rejection) -> Response<B>;
 }
 
-impl<B, F: Fn(&Parts, &Rejection) -> Response<B>> Render<B> for F {
+impl<B, F, Answer> Render<B> for F
+where
+    F: Fn(&Parts, &Rejection) -> Answer,
+    Answer: IntoAnswer<Response<B>>,
+{
     fn render(&self, request: &Parts, rejection: &Rejection) -> Response<B> {
-        self(request, rejection)
+        self(request, rejection).into_answer()
     }
 }
 
@@ -32,11 +38,18 @@ impl<B, F: Fn(&Parts, &Rejection) -> Response<B>> Render<B> for F {
 /// |---|---|
 /// | over the limit | 429, type `quota-exceeded`, with the names of the limits that deny in `violated-policies` |
 /// | the limiter is unavailable, and the policy is to deny | 503 |
-/// | the request has no key | 400, or 500 if the server is misconfigured |
+/// | the request has no key | 400 |
+/// | the server is misconfigured | 500, without details |
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Problem;
 
 impl Problem {
+    /// Creates the renderer: the same as the value `Problem`.
+    #[must_use]
+    pub const fn new() -> Self {
+        Self
+    }
+
     /// Returns the response to a rejected request, for closures that render some rejections themselves.
     #[must_use]
     pub fn render<B: From<Bytes>>(&self, rejection: &Rejection) -> Response<B> {
@@ -58,7 +71,7 @@ impl<B: From<Bytes>> Render<B> for Problem {
 /// Returns the HTTP status of a rejection: 400 or above.
 pub(super) fn status(rejection: &Rejection) -> StatusCode {
     match rejection {
-        Rejection::MissingKey(missing) if missing.is_server_error() => StatusCode::INTERNAL_SERVER_ERROR,
+        _ if rejection.is_misconfigured() => StatusCode::INTERNAL_SERVER_ERROR,
         Rejection::MissingKey(_) => StatusCode::BAD_REQUEST,
         _ if rejection.is_over_limit() => StatusCode::TOO_MANY_REQUESTS,
         _ => StatusCode::SERVICE_UNAVAILABLE,

@@ -10,8 +10,12 @@ pub type BoxError = Box<dyn StdError + Send + Sync>;
 
 /// Rejects requests with an error: for clients, and for services that are not HTTP.
 ///
-/// The error of the rate limited service is a [`BoxError`]. It holds a [`Rejected`], which `downcast_ref` finds, or the
-/// error of the inner service.
+/// The layer does not change the error type of the service. The type must implement `From<Rejected>`:
+///
+/// - a [`BoxError`] does. It holds a [`Rejected`], which `downcast_ref` finds, or the error of the inner service.
+/// - an error type of your own can, with a variant for [`Rejected`].
+/// - for any other error type, as those of hyper and reqwest, add `.map_err(BoxError::from)` between the layer and the
+///   service.
 ///
 /// ```
 /// use tower::{Service, ServiceBuilder, ServiceExt, service_fn};
@@ -24,24 +28,67 @@ pub type BoxError = Box<dyn StdError + Send + Sync>;
 /// let limiter = Memory::new(FixedWindow::new(Quota::per_minute(1)));
 /// let mut service = ServiceBuilder::new()
 ///     .layer(RateLimitLayer::new(Global, limiter).responder(RejectWithError))
-///     .service(service_fn(async |number: u32| Ok::<_, BoxError>(number + 1)));
+///     .map_err(BoxError::from)
+///     .service(service_fn(async |text: &'static str| text.parse::<u32>()));
 ///
-/// assert_eq!(service.ready().await?.call(1).await?, 2);
-/// let error = service.ready().await?.call(1).await.unwrap_err();
+/// assert_eq!(service.ready().await?.call("2").await?, 2);
+/// let error = service.ready().await?.call("2").await.unwrap_err();
 /// let rejected = error.downcast_ref::<Rejected>().expect("an error of the rate limiter");
 /// assert!(rejected.rejection().is_over_limit());
 /// # Ok(())
 /// # }
 /// ```
+///
+/// A typed error:
+///
+/// ```
+/// use tower_ratelimit::response::Rejected;
+///
+/// enum ApiError {
+///     Limited(Rejected),
+///     Transport(std::io::Error),
+/// }
+///
+/// impl From<Rejected> for ApiError {
+///     fn from(rejected: Rejected) -> Self {
+///         Self::Limited(rejected)
+///     }
+/// }
+/// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RejectWithError;
 
+impl RejectWithError {
+    /// Creates the responder: the same as the value `RejectWithError`.
+    #[must_use]
+    pub const fn new() -> Self {
+        Self
+    }
+}
+
+/// An error type that can hold a [`Rejected`]: any type that implements `From<Rejected>`.
+#[diagnostic::on_unimplemented(
+    message = "the error type `{Self}` cannot hold a rejection of the rate limiter",
+    label = "the service's error is `{Self}`",
+    note = "add `.map_err(BoxError::from)` between the layer and the service, or implement `From<Rejected>` for an \
+            error type of your own"
+)]
+pub trait FromRejected {
+    /// Converts the rejection.
+    fn from_rejected(rejected: Rejected) -> Self;
+}
+
+impl<E: From<Rejected>> FromRejected for E {
+    fn from_rejected(rejected: Rejected) -> Self {
+        rejected.into()
+    }
+}
+
 impl<Request, Response, Error> Respond<Request, Response, Error> for RejectWithError
 where
-    BoxError: From<Error>,
+    Error: FromRejected,
 {
     type Response = Response;
-    type Error = BoxError;
     type Context = ();
 
     #[inline]
@@ -51,8 +98,8 @@ where
         response
     }
 
-    fn on_rejected(&self, _request: Request, rejection: Rejection) -> Result<Response, BoxError> {
-        Err(Box::new(Rejected { rejection }))
+    fn on_rejected(&self, _request: Request, rejection: Rejection) -> Result<Response, Error> {
+        Err(Error::from_rejected(Rejected { rejection }))
     }
 }
 
@@ -63,10 +110,22 @@ pub struct Rejected {
 }
 
 impl Rejected {
+    /// Creates the error of a rejection, for custom responders and for callers of limiters.
+    #[must_use]
+    pub const fn new(rejection: Rejection) -> Self {
+        Self { rejection }
+    }
+
     /// Returns the reason.
     #[must_use]
     pub fn rejection(&self) -> &Rejection {
         &self.rejection
+    }
+
+    /// Returns the reason by value.
+    #[must_use]
+    pub fn into_rejection(self) -> Rejection {
+        self.rejection
     }
 }
 

@@ -3,7 +3,7 @@ use std::fmt;
 use std::time::Duration;
 
 use super::headers::push_number;
-use crate::decision::{Decision, DecisionSource};
+use crate::decision::{Decision, DecisionSource, ceil_seconds};
 use crate::error::Error;
 use crate::key::MissingKey;
 
@@ -38,8 +38,28 @@ impl Rejection {
     pub fn retry_after(&self) -> Option<Duration> {
         match self {
             Self::OverLimit(decision) => decision.retry_after(),
-            Self::Unavailable(_) => Some(Duration::from_secs(1)),
-            Self::MissingKey(_) => None,
+            Self::Unavailable(_) if !self.is_misconfigured() => Some(Duration::from_secs(1)),
+            Self::Unavailable(_) | Self::MissingKey(_) => None,
+        }
+    }
+
+    /// Returns [`retry_after`](Self::retry_after) in whole seconds, rounded up and at least 1: the value of the header
+    /// `Retry-After`.
+    #[must_use]
+    pub fn retry_after_secs(&self) -> Option<u64> {
+        self.retry_after().map(|wait| ceil_seconds(wait).max(1))
+    }
+
+    /// Whether the server is misconfigured: status 500 in HTTP. Only observers receive the cause.
+    ///
+    /// The request lacks data that the server must add, or the limiter returned an error for which
+    /// [`is_config`](Error::is_config) or [`is_unsupported`](Error::is_unsupported) holds.
+    #[must_use]
+    pub fn is_misconfigured(&self) -> bool {
+        match self {
+            Self::OverLimit(_) => false,
+            Self::MissingKey(missing) => missing.is_server_error(),
+            Self::Unavailable(error) => error.is_config() || error.is_unsupported(),
         }
     }
 
@@ -55,7 +75,7 @@ impl Rejection {
     pub(super) fn to_text(&self) -> Cow<'_, str> {
         let decision = match self {
             // The reason of a misconfigured server reaches observers only.
-            Self::MissingKey(missing) if missing.is_server_error() => return Cow::Borrowed(MISCONFIGURED_TEXT),
+            _ if self.is_misconfigured() => return Cow::Borrowed(MISCONFIGURED_TEXT),
             Self::MissingKey(missing) => return missing.reason(),
             Self::Unavailable(_) => return Cow::Borrowed(UNAVAILABLE_TEXT),
             Self::OverLimit(decision) => decision,

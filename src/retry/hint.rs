@@ -20,6 +20,20 @@ pub trait ReadRetryHint<Request, Response, Error> {
     fn read(&self, request: &Request, result: Result<&Response, &Error>) -> RetryHint;
 }
 
+/// Reads responses with a closure, and retries no errors: see
+/// [`RetryAfter::read_responses`](super::RetryAfter::read_responses).
+#[derive(Clone, Copy, Debug)]
+pub struct ResponsesOnly<F>(pub(super) F);
+
+impl<Request, Response, Error, F> ReadRetryHint<Request, Response, Error> for ResponsesOnly<F>
+where
+    F: Fn(&Request, &Response) -> RetryHint,
+{
+    fn read(&self, request: &Request, result: Result<&Response, &Error>) -> RetryHint {
+        result.map_or(RetryHint::None, |response| (self.0)(request, response))
+    }
+}
+
 impl<Request, Response, Error, F> ReadRetryHint<Request, Response, Error> for F
 where
     F: Fn(&Request, Result<&Response, &Error>) -> RetryHint,

@@ -67,7 +67,7 @@ pub use self::policy::RetryAfter;
 // implement both traits.
 #[doc(hidden)]
 pub use self::{
-    hint::ReadRetryHint,
+    hint::{ReadRetryHint, ResponsesOnly},
     policy::RetryDelay,
     request::{ByClone, CloneRequest},
 };

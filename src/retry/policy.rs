@@ -6,7 +6,7 @@ use std::time::Duration;
 use pin_project::pin_project;
 use tower::retry::Policy;
 
-use super::hint::{ReadRetryHint, RetryHint};
+use super::hint::{ReadRetryHint, ResponsesOnly, RetryHint};
 use super::http::HttpHint;
 use super::request::{ByClone, CloneRequest};
 use crate::runtime::{Sleep, sleep};
@@ -64,24 +64,31 @@ impl<R, C> RetryAfter<R, C> {
         RetryAfter { reader, clone: self.clone, bounds: self.bounds, retries: self.retries, waited: self.waited }
     }
 
+    /// Reads responses with a closure `Fn(&Request, &Response) -> RetryHint`. Errors are final.
+    ///
+    /// For clients with response types of their own, such as reqwest: see [`clone_with`](Self::clone_with).
+    pub fn read_responses<F>(self, read: F) -> RetryAfter<ResponsesOnly<F>, C> {
+        self.with_reader(ResponsesOnly(read))
+    }
+
     /// Sets the function that clones requests, `Fn(&Request) -> Option<Request>`, for requests that are not `Clone`.
     ///
     /// A request for which the function returns `None` is sent once, and not retried.
     ///
-    /// With reqwest, whose client is a tower service:
+    /// With reqwest, whose client is a tower service (`cargo run --example reqwest` also limits the client):
     ///
     /// ```
+    /// use reqwest::{Client, Request, Response};
     /// use tower::{Service, ServiceBuilder, ServiceExt};
-    /// use tower_ratelimit::retry::{HttpHint, RetryAfter, RetryHint};
+    /// use tower_ratelimit::retry::{HttpHint, RetryAfter};
     ///
-    /// fn read(request: &reqwest::Request, answer: Result<&reqwest::Response, &reqwest::Error>) -> RetryHint {
-    ///     let Ok(response) = answer else { return RetryHint::None };
-    ///     HttpHint.read_response(Some(request.method()), response.status(), response.headers())
-    /// }
-    ///
-    /// async fn get(url: &str) -> Result<reqwest::Response, reqwest::Error> {
-    ///     let policy = RetryAfter::new().with_reader(read).clone_with(reqwest::Request::try_clone);
-    ///     let client = reqwest::Client::new();
+    /// async fn get(url: &str) -> Result<Response, reqwest::Error> {
+    ///     let policy = RetryAfter::new().clone_with(Request::try_clone).read_responses(
+    ///         |request: &Request, response: &Response| {
+    ///             HttpHint.read_response(Some(request.method()), response.status(), response.headers())
+    ///         },
+    ///     );
+    ///     let client = Client::new();
     ///     let request = client.get(url).build()?;
     ///     ServiceBuilder::new().retry(policy).service(client).ready().await?.call(request).await
     /// }

@@ -10,6 +10,6 @@ pub use self::memory::{
 #[cfg(feature = "redis-tls")]
 pub use self::redis::RedisTls;
 #[cfg(feature = "redis")]
-pub use self::redis::{IntoRedisLimits, Redis, RedisBuilder, RedisFuture, RedisLimit, RedisServer};
+pub use self::redis::{IntoRedisLimits, Redis, RedisBuilder, RedisCredentials, RedisFuture, RedisLimit, RedisServer};
 #[cfg(feature = "redis-cell")]
 pub use self::redis::{RedisCell, RedisCellBuilder};

@@ -4,7 +4,6 @@
 //! that needs none. Only the calling thread is counted. The inner service allocates nothing, the request is built
 //! before, and the response is dropped afterwards. The counts are equal in debug and release builds.
 
-use std::convert::Infallible;
 use std::future::{Future, Ready, ready};
 use std::hash::Hash;
 use std::hint::black_box;
@@ -23,7 +22,7 @@ use tower_ratelimit::key::{
 };
 use tower_ratelimit::limiter::{BoxLimiter, Limiter};
 use tower_ratelimit::observe::Event;
-use tower_ratelimit::response::{Http, RejectWithError, Rejection, Respond};
+use tower_ratelimit::response::{BoxError, Http, RejectWithError, Rejection, Respond};
 use tower_ratelimit::store::{DefaultHashBuilder, MemoryLimitsFor};
 use tower_ratelimit::{
     AcquireOptions, ClientIp, DynLimit, FixedWindow, Gcra, Limit, ManualClock, Memory, PeerIp, Quota, RateLimitLayer,
@@ -32,17 +31,17 @@ use tower_ratelimit::{
 
 type Page = Response<Full<Bytes>>;
 
-fn page(_: Request<()>) -> Ready<Result<Page, Infallible>> {
+fn page(_: Request<()>) -> Ready<Result<Page, BoxError>> {
     ready(Ok(Response::new(Full::default())))
 }
 
 /// Counts the allocations from `call` to the response and checks its status.
 fn count<S>(service: &mut S, request: Request<()>, status: StatusCode) -> AllocationInfo
 where
-    S: Service<Request<()>, Response = Page, Error = Infallible>,
+    S: Service<Request<()>, Response = Page, Error = BoxError>,
 {
     let (result, count) = count_any(service, request);
-    let Ok(response) = result;
+    let Ok(response) = result else { panic!("a response") };
     assert_eq!(response.status(), status);
     count
 }
@@ -63,7 +62,7 @@ fn count_any<R, S: Service<R>>(service: &mut S, request: R) -> (Result<S::Respon
 /// Counts the allocations of a thousand allowed requests of a hundred keys, each new at first and then present.
 fn count_allowed<S>(service: &mut S, request: impl Fn(u8) -> Request<()>) -> u64
 where
-    S: Service<Request<()>, Response = Page, Error = Infallible>,
+    S: Service<Request<()>, Response = Page, Error = BoxError>,
 {
     let requests = (0..1000).map(|number: u32| request((number % 100) as u8));
     requests.map(|request| count(service, request, StatusCode::OK).count_total).sum()
@@ -92,7 +91,7 @@ fn minimal<K: Clone, A: Clone>(key: K, limiter: A) -> tower_ratelimit::RateLimit
     RateLimitLayer::new(key, limiter).responder(Http::minimal()).layer(service_fn(page as PageFn))
 }
 
-type PageFn = fn(Request<()>) -> Ready<Result<Page, Infallible>>;
+type PageFn = fn(Request<()>) -> Ready<Result<Page, BoxError>>;
 type PageService = tower::util::ServiceFn<PageFn>;
 
 fn one_limit() -> Memory<Gcra> {
@@ -117,7 +116,7 @@ fn allocations_are_counted() {
 
     let mut allocating =
         RateLimitLayer::new(Global, one_limit()).responder(Http::minimal()).layer(service_fn(|_: Request<()>| {
-            ready(Ok::<_, Infallible>(Response::new(Full::from(black_box(vec![1_u8; 100])))))
+            ready(Ok::<_, BoxError>(Response::new(Full::from(black_box(vec![1_u8; 100])))))
         }));
     assert!(count(&mut allocating, from(1), StatusCode::OK).count_total >= 1, "allocations inside the service count");
 }
@@ -317,10 +316,10 @@ fn other_responders_allocate_nothing_for_an_allowed_request() {
 }
 
 /// A service that allows the first request of each key, on a stopped clock.
-fn allow_once<A, R>(limiter: A, responder: R) -> impl Service<Request<()>, Response = R::Response, Error = R::Error>
+fn allow_once<A, R>(limiter: A, responder: R) -> impl Service<Request<()>, Response = R::Response, Error = BoxError>
 where
     A: Limiter<IpAddr> + Clone,
-    R: Respond<Request<()>, Page, Infallible> + Clone,
+    R: Respond<Request<()>, Page, BoxError> + Clone,
 {
     RateLimitLayer::new(PeerIp::new(), limiter).responder(responder).layer(service_fn(page as PageFn))
 }
@@ -361,7 +360,7 @@ fn built_in_response_allocates_at_most_its_bound() {
     /// The counts of the first request, which is allowed, and of the second, which is denied.
     fn counts<R>(responder: R) -> [AllocationInfo; 2]
     where
-        R: Respond<Request<()>, Page, Infallible> + Clone,
+        R: Respond<Request<()>, Page, BoxError> + Clone,
     {
         let mut service = allow_once(one_strict_limit(), responder);
         [(); 2].map(|()| count_any(&mut service, from(1)).1)

@@ -186,6 +186,31 @@ fn client_example_paces_its_requests() {
     assert_eq!(strict, "limit of 3 per second: 6 of 6 requests succeeded, some after a rejection: true");
 }
 
+#[test]
+fn reqwest_example_waits_and_retries() {
+    assert_eq!(printed_by("reqwest"), ["8 of 8 requests succeeded, some after a rejection: true"]);
+}
+
+#[test]
+fn admin_example_shows_blocks_and_resets_a_client() {
+    let mut server = start("admin");
+    let mut lines = BufReader::new(server.0.stdout.take().expect("piped")).lines();
+    let listening = lines.next().expect("a line with the address").expect("text");
+    let address = listening.strip_prefix("listening on http://").unwrap_or_else(|| panic!("{listening}"));
+    let address: SocketAddr = address.parse().expect("an address");
+    let ends = |answer: String, text: &str| assert!(answer.ends_with(&format!("\r\n\r\n{text}\n")), "{answer}");
+
+    ends(get(address, "/admin/127.0.0.1"), "127.0.0.1: 4 requests left");
+    assert!(get(address, "/").starts_with("HTTP/1.1 200 "));
+    assert!(get(address, "/admin").contains("TopKey"));
+    ends(send(address, "PUT", "/admin/127.0.0.1/block/3600"), "127.0.0.1: blocked for 3600 s");
+    assert!(get(address, "/").starts_with("HTTP/1.1 429 "));
+    ends(get(address, "/admin/127.0.0.1"), "127.0.0.1: denied for 3600 s");
+    // The keys of the layer and of the endpoint are equal for a mapped address too.
+    ends(send(address, "DELETE", "/admin/::ffff:127.0.0.1"), "::ffff:127.0.0.1: reset");
+    assert!(get(address, "/").starts_with("HTTP/1.1 200 "));
+}
+
 /// `observe/dashboard.rs` tests the example's page in a browser.
 #[test]
 fn observe_example_serves_metrics_and_dashboard() {
@@ -217,12 +242,16 @@ fn observe_example_serves_metrics_and_dashboard() {
     assert!(get(address, "/dashboard").contains("<title>Rate limits, live</title>"));
 }
 
-/// Sends one request on a connection of its own.
 fn get(address: SocketAddr, path: &str) -> String {
+    send(address, "GET", path)
+}
+
+/// Sends one request on a connection of its own.
+fn send(address: SocketAddr, method: &str, path: &str) -> String {
     let mut stream = TcpStream::connect(address).expect("a connection");
     // Only a hanging server exceeds this time-out.
     stream.set_read_timeout(Some(Duration::from_secs(20))).expect("a timeout");
-    write!(stream, "GET {path} HTTP/1.1\r\nhost: {address}\r\nconnection: close\r\n\r\n").expect("sent");
+    write!(stream, "{method} {path} HTTP/1.1\r\nhost: {address}\r\nconnection: close\r\n\r\n").expect("sent");
     let mut answer = String::new();
     stream.read_to_string(&mut answer).expect("an answer");
     answer

@@ -1,6 +1,5 @@
 //! Rejections that are not HTTP responses: errors, and responses made by a closure or a custom responder.
 
-use std::convert::Infallible;
 use std::error::Error as _;
 
 use tower::{Layer, ServiceBuilder, ServiceExt, service_fn};
@@ -13,7 +12,7 @@ use crate::support::{Failure, StubLimiter, TestRequest, key_of};
 /// Sends `request` to a service that answers 7, with rejections as errors.
 async fn send(limiter: StubLimiter, request: TestRequest) -> Result<u32, BoxError> {
     let layer = RateLimitLayer::new(key_of, limiter).responder(RejectWithError);
-    layer.layer(service_fn(async |_: TestRequest| Ok::<_, Infallible>(7))).oneshot(request).await
+    layer.layer(service_fn(async |_: TestRequest| Ok::<_, BoxError>(7))).oneshot(request).await
 }
 
 async fn rejected(limiter: StubLimiter, request: TestRequest) -> Rejected {
@@ -58,7 +57,7 @@ async fn rejection_as_an_error_keeps_the_cause_of_a_failed_limiter() {
 #[tokio::test]
 async fn service_error_is_unchanged_when_rejections_are_errors() {
     let layer = RateLimitLayer::new(key_of, StubLimiter::allowing()).responder(RejectWithError);
-    let failing = layer.layer(service_fn(async |_: TestRequest| Err::<u32, _>(Failure)));
+    let failing = layer.layer(service_fn(async |_: TestRequest| Err::<u32, _>(BoxError::from(Failure))));
     let error = failing.oneshot(TestRequest::new("a")).await.expect_err("a failure");
     assert!(error.downcast_ref::<Rejected>().is_none());
     assert_eq!(error.downcast_ref(), Some(&Failure));
@@ -71,7 +70,7 @@ async fn rejection_as_an_error_passes_through_tower_layers() {
         .load_shed()
         .concurrency_limit(5)
         .layer(RateLimitLayer::new(key_of, StubLimiter::denying()).responder(RejectWithError))
-        .service_fn(async |_: TestRequest| Ok::<u32, Infallible>(7));
+        .service_fn(async |_: TestRequest| Ok::<u32, BoxError>(7));
     let error = service.oneshot(TestRequest::new("a")).await.expect_err("a rejection");
     assert!(error.is::<Rejected>());
 }
@@ -96,7 +95,6 @@ async fn custom_responder_passes_its_context_from_the_request_to_the_response() 
 
     impl Respond<String, String, Failure> for Recorder {
         type Response = String;
-        type Error = Failure;
         type Context = String;
 
         fn detail(&self) -> Detail {
@@ -134,7 +132,6 @@ async fn on_allowed_receives_the_decision_with_and_without_settlement() {
 
     impl Respond<u32, String, Failure> for Remaining {
         type Response = String;
-        type Error = Failure;
         type Context = Option<u64>;
 
         fn on_allowed(&self, _request: &mut u32, decision: Option<&Decision>) -> Option<u64> {
@@ -158,7 +155,7 @@ async fn on_allowed_receives_the_decision_with_and_without_settlement() {
     let exempt = RateLimitLayer::new(|_: &u32| Extracted::<u32>::Exempt, StubLimiter::allowing()).responder(Remaining);
     assert_eq!(exempt.layer(answer).oneshot(1).await.as_deref(), Ok("answered, None"), "exempt");
     let rejected = RateLimitLayer::new(Global, StubLimiter::denying()).responder(Remaining).layer(answer);
-    assert_eq!(rejected.oneshot(1).await, Err(Failure));
+    assert_eq!(rejected.oneshot(1).await, Err(Failure), "the responder's error");
 }
 
 /// Observers receive the details.

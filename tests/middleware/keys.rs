@@ -1,6 +1,5 @@
 //! The key extractors, missing keys, and exemptions.
 
-use std::convert::Infallible;
 use std::net::{IpAddr, SocketAddr};
 
 use axum::extract::connect_info::{ConnectInfo, MockConnectInfo};
@@ -9,7 +8,7 @@ use tower::{Layer, ServiceExt, service_fn};
 use tower_ratelimit::key::{
     ExactPaths, Extension, ExtractKey, Extracted, Global, Header, KeyText, MissingKey, PeerNetworks, Preflight,
 };
-use tower_ratelimit::response::RejectWithError;
+use tower_ratelimit::response::{BoxError, RejectWithError};
 use tower_ratelimit::{PeerIp, RateLimitLayer};
 
 use crate::support::StubLimiter;
@@ -316,7 +315,7 @@ fn tuple_is_missing_when_one_part_is_exempt_and_another_absent() {
 
 /// Whether the request passes a limiter that denies everything.
 fn is_exempt<K: ExtractKey<Get> + Clone>(layer: &RateLimitLayer<K, StubLimiter>, request: Get) -> bool {
-    let service = layer.clone().responder(RejectWithError).layer(service_fn(async |_: Get| Ok::<_, Infallible>(())));
+    let service = layer.clone().responder(RejectWithError).layer(service_fn(async |_: Get| Ok::<_, BoxError>(())));
     tokio_test::block_on(service.oneshot(request)).is_ok()
 }
 

@@ -1,6 +1,5 @@
 //! Limiters of every type behind the layer: boxed, shared, of several limits, selected by the key or at run time.
 
-use std::convert::Infallible;
 use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
@@ -31,7 +30,7 @@ where
     A: Limiter<Caller> + Clone + Send + Sync + 'static,
 {
     let layer = RateLimitLayer::new(|caller: &Caller| Some(*caller), limiter).responder(RejectWithError);
-    layer.layer(service_fn(async |_: Caller| Ok::<_, Infallible>(())))
+    layer.layer(service_fn(async |_: Caller| Ok::<_, BoxError>(())))
 }
 
 /// Sends `tries` requests. Returns the number of admitted ones.
@@ -199,7 +198,7 @@ async fn dynamic_limits_are_collected_at_run_time() {
 async fn global_key_shares_one_limit() {
     let (memory, _clock) = in_memory(a_minute(2));
     let layer = RateLimitLayer::new(Global, memory).responder(RejectWithError);
-    let mut service = layer.layer(service_fn(async |_: Caller| Ok::<_, Infallible>(())));
+    let mut service = layer.layer(service_fn(async |_: Caller| Ok::<_, BoxError>(())));
     assert_eq!(admitted(&mut service, ADA, 1).await, 1);
     assert_eq!(admitted(&mut service, EVE, 5).await, 1);
 }

@@ -8,7 +8,7 @@
 //! - `limits`: limiters of every type behind the layer.
 //! - `over_http`, `bodies`: HTTP responses; `answers`: the other responders.
 //! - `keys`: key extractors and exemptions.
-//! - `stacks`: stacks of axum and tower.
+//! - `stacks`: stacks of axum and tower; `spawned`: clients in tasks; `in_axum`: axum's response types.
 //!
 //! No test sleeps or reads the time: the clock is manual or paused.
 
@@ -19,6 +19,7 @@ mod config;
 mod delays;
 mod fields;
 mod headers;
+mod in_axum;
 mod keys;
 mod limits;
 mod over_http;
@@ -26,6 +27,7 @@ mod pending;
 mod readiness;
 mod retry;
 mod settling;
+mod spawned;
 mod stacks;
 mod support;
 mod waiting;

@@ -43,7 +43,7 @@ async fn hello(request: Request<()>) -> Result<Page, Infallible> {
 async fn send<A, R>(limiter: A, responder: R) -> Page
 where
     A: Limiter<()> + Clone,
-    R: Respond<Request<()>, Page, Infallible, Response = Page, Error = Infallible> + Clone,
+    R: Respond<Request<()>, Page, Infallible, Response = Page> + Clone,
 {
     let layer = RateLimitLayer::new(Global, limiter).responder(responder);
     answer(layer.layer(service_fn(hello)).oneshot(request())).await

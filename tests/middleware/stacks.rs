@@ -1,6 +1,5 @@
 //! The layer in stacks: axum's routers, tower's `ServiceBuilder`, and nested limiters.
 
-use std::convert::Infallible;
 use std::net::SocketAddr;
 
 use axum::Router;
@@ -263,7 +262,7 @@ async fn layer_works_between_tower_layers() {
                 .responder(RejectWithError),
         )
         .concurrency_limit(1)
-        .service(service_fn(async |_: crate::support::TestRequest| Ok::<_, Infallible>("done")));
+        .service(service_fn(async |_: crate::support::TestRequest| Ok::<_, BoxError>("done")));
     let call = || service.clone().oneshot(crate::support::TestRequest::new("a"));
     assert_eq!(call().await.expect("allowed"), "done");
     assert_eq!(call().await.expect("allowed"), "done");
@@ -303,5 +302,5 @@ fn layers_and_services_are_clone_send_and_sync() {
     // Requests and responses need not be `Clone`.
     let layer = RateLimitLayer::new(|_: &NotClone| Some("key"), per_minute(1).0).responder(RejectWithError);
     is_layer(&layer);
-    is_service::<NotClone, _>(&layer.layer(service_fn(async |request: NotClone| Ok::<_, Infallible>(request))));
+    is_service::<NotClone, _>(&layer.layer(service_fn(async |request: NotClone| Ok::<_, BoxError>(request))));
 }

@@ -12,7 +12,7 @@ use tokio::sync::oneshot;
 use tower::{Layer, Service};
 use tower_ratelimit::key::{Extracted, MissingKey};
 use tower_ratelimit::limiter::{Acquisition, BoxFuture, Limiter, Outcome};
-use tower_ratelimit::response::RejectWithError;
+use tower_ratelimit::response::{BoxError, RejectWithError};
 use tower_ratelimit::{
     AcquireOptions, Decision, DecisionSource, Error, FixedWindow, LimitSnapshot, LimitStatus, ManualClock, Memory,
     Quota, RateLimit, RateLimitLayer, Timestamp, Verdict,
@@ -154,10 +154,10 @@ impl std::error::Error for Failure {}
 
 impl Service<TestRequest> for Counter {
     type Response = usize;
-    type Error = Failure;
+    type Error = BoxError;
     type Future = Working;
 
-    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Failure>> {
+    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), BoxError>> {
         if self.permit.is_none() {
             let granted = self.pool.with_state(|state| {
                 let rest = state.free.checked_sub(1);
@@ -192,12 +192,12 @@ pub(crate) struct Working {
 }
 
 impl Future for Working {
-    type Output = Result<usize, Failure>;
+    type Output = Result<usize, BoxError>;
 
     fn poll(self: Pin<&mut Self>, _cx: &mut Context<'_>) -> Poll<Self::Output> {
         match self.act {
             Act::Answer => Poll::Ready(Ok(self.instance)),
-            Act::Fail => Poll::Ready(Err(Failure)),
+            Act::Fail => Poll::Ready(Err(Failure.into())),
             Act::Hang => Poll::Pending,
             Act::PanicInCall | Act::PanicInFuture => panic!("panic requested"),
         }

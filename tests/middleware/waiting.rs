@@ -235,14 +235,15 @@ async fn request_that_waits_for_a_window_acquires_again() {
     assert_eq!(pool.calls().len(), 3);
 }
 
-/// Without a timer the request is rejected with the time until its start, and stays charged.
+/// Without a timer the server is misconfigured. The request stays charged.
 #[test]
 fn delayed_request_is_rejected_outside_of_a_runtime() {
     let limiter = Memory::builder(Gcra::new(Quota::per_second(1)).burst(1)).clock(ManualClock::new()).build();
     let (limiter, pool) = (limiter.expect("a limiter"), Pool::new(1));
     let mut service = mock::Spawn::new(waiting(&limiter).layer(pool.service()));
     assert_ready_ok!(send(&mut service, TestRequest::new("a")).poll());
-    assert_eq!(retry_after_of(&assert_ready_err!(send(&mut service, TestRequest::new("a")).poll())), SECOND);
+    let error = assert_ready_err!(send(&mut service, TestRequest::new("a")).poll());
+    assert!(error.downcast_ref::<Rejected>().expect("the limiter's error").rejection().is_misconfigured());
     assert_eq!(next_delay(&limiter), 2 * SECOND);
     assert_eq!(pool.free(), 1);
 }

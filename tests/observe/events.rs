@@ -262,7 +262,7 @@ async fn observer_does_not_change_responses() {
         let events = RecordedEvents::default();
         let unobserved = RateLimitLayer::new(key_of as KeyFn, two_an_hour()).responder(RejectWithError);
         let layer = if observed { unobserved.observe(events) } else { unobserved };
-        let service = layer.layer(service_fn(|request: &'static str| ready(Ok::<_, Infallible>(request))));
+        let service = layer.layer(service_fn(|request: &'static str| ready(Ok::<_, BoxError>(request))));
         let mut answers = Vec::new();
         for request in ["a", "a", "a", "exempt", "missing", "misconfigured", "b"] {
             let answer = pin!(service.clone().oneshot(request)).await;

@@ -13,7 +13,7 @@ struct Example {
     process: Child,
     address: SocketAddr,
     /// Kept open, because the process continues to print.
-    _printed: BufReader<ChildStdout>,
+    printed: BufReader<ChildStdout>,
 }
 
 fn executable(name: &str) -> PathBuf {
@@ -44,7 +44,7 @@ impl Example {
         printed.read_line(&mut line).expect("a line");
         let address = line.trim().strip_prefix("listening on http://").unwrap_or_else(|| panic!("{line}"));
         let address = address.parse().expect("an address");
-        Self { process, address, _printed: printed }
+        Self { process, address, printed }
     }
 
     fn get(&self) -> String {
@@ -110,6 +110,50 @@ fn example_without_redis_explains_how_to_start_it() {
     assert!(!output.status.success());
     assert!(printed.starts_with("cannot use Redis: "), "{printed}");
     assert!(printed.contains("Start `redis-server`"), "{printed}");
+    assert_eq!(printed.matches("refused").count(), 1, "the cause is printed once: {printed}");
+}
+
+/// Two processes reload one file, and keep what clients have used.
+#[test]
+fn two_processes_reload_one_configuration() {
+    let server = Server::start();
+    let path = std::env::temp_dir().join(format!("tower-ratelimit-config-{}.toml", std::process::id()));
+    let save = |quota: &str| {
+        let new = path.with_extension("new");
+        let limit =
+            format!("[[limits]]\nname = \"x\"\nalgorithm = \"fixed-window\"\nquota = \"{quota}\"\nby = \"address\"\n");
+        std::fs::write(&new, limit).expect("written");
+        std::fs::rename(new, &path).expect("renamed");
+    };
+    save("4/h");
+    let start = || {
+        let mut command = example("config", "REDIS_URL", &server.address());
+        command.arg(&path);
+        Example::run(command)
+    };
+    let (mut one, mut other) = (start(), start());
+    for example in [&one, &other, &one, &other] {
+        assert!(example.get().starts_with("HTTP/1.1 200 "));
+    }
+    for example in [&one, &other] {
+        let denied = example.get();
+        assert!(denied.starts_with("HTTP/1.1 429 "), "{denied}");
+    }
+
+    save("6/h");
+    for example in [&mut one, &mut other] {
+        let mut line = String::new();
+        example.printed.read_line(&mut line).expect("a line");
+        assert!(line.starts_with("loaded the limits from "), "{line}");
+    }
+    for (example, remaining) in [(&one, 1), (&other, 0)] {
+        let answer = example.get();
+        assert!(answer.starts_with("HTTP/1.1 200 "), "{answer}");
+        assert!(answer.contains("ratelimit-policy: \"x\";q=6;w=3600\r\n"), "{answer}");
+        assert!(answer.contains(&format!("ratelimit: \"x\";r={remaining};")), "four were used before: {answer}");
+    }
+    assert!(one.get().starts_with("HTTP/1.1 429 "));
+    std::fs::remove_file(&path).expect("removed");
 }
 
 #[test]

@@ -92,8 +92,17 @@ fn tls_peer(_: &Extensions) -> Option<SocketAddr> {
 
 #[cold]
 pub(in crate::key) fn missing_peer() -> MissingKey {
-    MissingKey::from_server(
-        "peer address missing: the request's extensions do not contain it; in axum, serve the router with \
-         into_make_service_with_connect_info::<SocketAddr>()",
-    )
+    MissingKey::from_server(NO_PEER)
 }
+
+#[cfg(feature = "axum")]
+const NO_PEER: &str = "peer address missing: the request's extensions do not contain it; in axum, serve the router with \
+                       into_make_service_with_connect_info::<SocketAddr>(); for tonic, enable the feature `tonic`";
+
+#[cfg(all(feature = "tonic", not(feature = "axum")))]
+const NO_PEER: &str = "peer address missing: the request's extensions do not contain it; for axum, enable the feature \
+                       `axum` of tower-ratelimit; for TLS streams of your own in tonic, enable `tonic-tls`";
+
+#[cfg(not(any(feature = "axum", feature = "tonic")))]
+const NO_PEER: &str = "peer address missing: the features `axum` and `tonic` of tower-ratelimit are off, so only a \
+                       `SocketAddr` in the request's extensions is read; enable the feature of your server";

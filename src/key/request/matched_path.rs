@@ -23,6 +23,14 @@ use crate::key::{ExtractKey, Extracted};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct MatchedPath;
 
+impl MatchedPath {
+    /// Creates an extractor of the route: the same as the value `MatchedPath`.
+    #[must_use]
+    pub const fn new() -> Self {
+        Self
+    }
+}
+
 /// Never equals a route, because routes begin with a slash.
 const NO_ROUTE: &str = "no route";
 

@@ -22,6 +22,22 @@ pub struct OnlyFailures;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct OnlySuccesses;
 
+impl OnlyFailures {
+    /// Creates the rule: the same as the value `OnlyFailures`.
+    #[must_use]
+    pub const fn new() -> Self {
+        Self
+    }
+}
+
+impl OnlySuccesses {
+    /// Creates the rule: the same as the value `OnlySuccesses`.
+    #[must_use]
+    pub const fn new() -> Self {
+        Self
+    }
+}
+
 impl<B, E> Settle<Response<B>, E> for OnlyFailures {
     fn settle(&self, held: u64, result: Result<&Response<B>, &E>) -> u64 {
         if is_failure(result) { held } else { 0 }

@@ -4,9 +4,8 @@ use std::time::Duration;
 
 use http::{HeaderMap, HeaderName, HeaderValue, header};
 
-use super::fmt::ceil_seconds;
 use super::rate_limit::{RATELIMIT, RATELIMIT_POLICY};
-use crate::decision::Decision;
+use crate::decision::{Decision, ceil_seconds};
 
 const LEGACY_LIMIT: HeaderName = HeaderName::from_static("x-ratelimit-limit");
 const LEGACY_REMAINING: HeaderName = HeaderName::from_static("x-ratelimit-remaining");

@@ -8,8 +8,8 @@ use std::time::Duration;
 use bytes::Bytes;
 use http::{HeaderMap, HeaderName, HeaderValue};
 
-use super::fmt::{ceil_seconds, push_number};
-use crate::decision::{LimitSnapshot, LimitStatus, Verdict};
+use super::fmt::push_number;
+use crate::decision::{LimitSnapshot, LimitStatus, Verdict, ceil_seconds};
 use crate::observe::Observers;
 
 pub(super) const RATELIMIT: HeaderName = HeaderName::from_static("ratelimit");

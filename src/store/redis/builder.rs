@@ -150,6 +150,28 @@ impl<Key: ?Sized> RedisBuilder<Key> {
     /// - The limits cannot share a cluster slot: braces in the prefix prevent it, or [`slot_by`](Self::slot_by) cannot
     ///   spread a limit on all keys together. Use [`Chained`](crate::limiter::Chained) instead.
     pub fn build(self) -> Result<Redis<Key>, Error> {
+        self.check()?;
+        Redis::from_builder(self)
+    }
+
+    /// Returns a builder with these settings and other limits.
+    pub(crate) fn with_limits(&self, limits: Vec<RedisLimit<Key>>) -> Self {
+        Self {
+            server: self.server.clone(),
+            name: self.name.clone(),
+            limits,
+            prefix: self.prefix.clone(),
+            deadline: self.deadline,
+            hold_expiry: self.hold_expiry,
+            secret: self.secret.clone(),
+            clock: self.clock.clone(),
+            observers: self.observers.clone(),
+            hash_tag: self.hash_tag.clone(),
+        }
+    }
+
+    /// Checks the settings and the limits.
+    pub(crate) fn check(&self) -> Result<(), Error> {
         check_settings(&self.name, self.deadline, self.secret.as_deref())?;
         if self.hold_expiry < Self::MIN_HOLD_EXPIRY || self.hold_expiry > Self::MAX_HOLD_EXPIRY {
             return Err(Error::config(format!(
@@ -187,7 +209,7 @@ impl<Key: ?Sized> RedisBuilder<Key> {
                 global.name.as_str()
             )));
         }
-        Redis::from_builder(self)
+        Ok(())
     }
 }
 

@@ -1,8 +1,8 @@
 use std::fmt;
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
-use arc_swap::ArcSwapOption;
+use arc_swap::{ArcSwap, ArcSwapOption, Guard};
 use tokio::sync::oneshot;
 
 use super::bound_limit::RedisBoundLimit;
@@ -100,7 +100,13 @@ use crate::observe::Event;
 /// # }
 /// ```
 pub struct Redis<Key: ?Sized> {
-    handle: Arc<LimiterState<Key>>,
+    shared: Arc<Shared<Key>>,
+}
+
+struct Shared<Key: ?Sized> {
+    state: ArcSwap<LimiterState<Key>>,
+    /// The settings for the next state, without limits.
+    settings: Mutex<RedisBuilder<Key>>,
 }
 
 struct LimiterState<Key: ?Sized> {
@@ -140,14 +146,94 @@ impl<Key: ?Sized> Redis<Key> {
     }
 
     pub(crate) fn from_builder(builder: RedisBuilder<Key>) -> Result<Self, Error> {
+        let settings = Mutex::new(builder.with_limits(Vec::new()));
+        let (state, conflicts) = LimiterState::new(builder)?;
+        for message in &conflicts {
+            state.client.config.health.observers.emit(|| Event::Warning { message });
+        }
+        Ok(Self { shared: Arc::new(Shared { state: ArcSwap::from_pointee(state), settings }) })
+    }
+
+    fn state(&self) -> Guard<Arc<LimiterState<Key>>> {
+        self.shared.state.load()
+    }
+
+    /// Replaces the limits while the limiter is used, as [`Memory::replace`](crate::Memory::replace) does.
+    ///
+    /// Keys keep their usage under a limit that has the name, the sub-key and the kind of algorithm of an earlier one,
+    /// because these name the keys in Redis. In a cluster without [`slot_by`](RedisBuilder::slot_by), a limiter with one
+    /// limit names its keys differently than one with several.
+    ///
+    /// Decisions that are in flight end under the earlier limits, and so do holds. All clones of this limiter have the
+    /// new limits at once. Other processes replace theirs when they are told to; until then each process decides by its
+    /// own limits on the shared usage. The limiter opens a new connection.
+    ///
+    /// # Errors
+    ///
+    /// As [`RedisBuilder::build`]. The earlier limits stay.
+    pub fn replace(&self, limits: impl IntoRedisLimits<Key>) -> Result<(), Error> {
+        let settings = self.shared.settings.lock().unwrap_or_else(PoisonError::into_inner);
+        let builder = settings.with_limits(limits.into_limits());
+        builder.check()?;
+        // The earlier limits conflict with the new ones until they are dropped, so conflicts are not reported.
+        let (state, _conflicts) = LimiterState::new(builder)?;
+        self.shared.state.store(Arc::new(state));
+        Ok(())
+    }
+
+    /// Connects, checks that Redis accepts writes, and loads the script.
+    ///
+    /// Call it at start-up: the first request then finds an open connection, and misconfiguration is known before it.
+    ///
+    /// # Errors
+    ///
+    /// If there is no connection within two seconds, or Redis rejects the password, the script, or a write; the error
+    /// names the cause. [`is_config`](Error::is_config) holds outside of a tokio runtime, and in one without timer or
+    /// I/O.
+    pub async fn health_check(&self) -> Result<(), Error> {
+        let state = self.shared.state.load_full();
+        state.client.config.health.check().await
+    }
+
+    /// Replaces the secret of [`hash_keys`](RedisBuilder::hash_keys).
+    ///
+    /// All keys change with the secret, so every key starts without usage. The old keys expire.
+    ///
+    /// # Errors
+    ///
+    /// If keys are not hashed, or the secret has fewer than 16 bytes.
+    pub fn rotate_secret(&self, secret: impl Into<Vec<u8>>) -> Result<(), Error> {
+        let secret = secret.into();
+        let mut settings = self.shared.settings.lock().unwrap_or_else(PoisonError::into_inner);
+        self.state().key_format.rotate_secret(&secret)?;
+        settings.secret = Some(secret);
+        Ok(())
+    }
+
+    admin_methods!(Key);
+
+    /// Returns the name in Redis of a key of a limit.
+    ///
+    /// # Errors
+    ///
+    /// If there is no limit with this name.
+    pub fn redis_key(&self, limit: &str, key: &Key) -> Result<String, Error> {
+        let state = self.state();
+        let index = state.limit(limit)?;
+        let (keys, offsets) = state.encode(key)?;
+        let start = if index == 0 { 0 } else { offsets[index - 1] };
+        Ok(String::from_utf8_lossy(&keys[start..offsets[index]]).into_owned())
+    }
+}
+
+impl<Key: ?Sized> LimiterState<Key> {
+    /// Returns the state, and the conflicts with other limiters of this process.
+    fn new(builder: RedisBuilder<Key>) -> Result<(Self, Vec<String>), Error> {
         let limit_fns: Vec<_> = builder.limits.into_iter().map(|limit| limit.0).collect();
         let limits: Vec<_> = limit_fns.iter().map(|limit| limit.info()).collect();
         crate::limit::check_unique_names(limits.iter().map(|limit| limit.name.as_str()))?;
         let (registration, conflicts) =
             Registration::register(builder.server.endpoints(), &builder.prefix, &builder.name, &limits);
-        for message in &conflicts {
-            builder.observers.emit(|| Event::Warning { message });
-        }
         let names = limits.iter().map(|limit| (limit.name.as_str(), limit.script.name()));
         let mut key_format = KeyFormat::new(&builder.prefix, &builder.name, names, builder.secret.as_deref());
         if builder.server.is_cluster() && limits.len() > 1 && builder.hash_tag.is_none() {
@@ -176,50 +262,10 @@ impl<Key: ?Sized> Redis<Key> {
             })
         });
         let hash_tag = builder.hash_tag;
-        let handle = LimiterState { client, limit_fns, key_format, hash_tag, last_template: ArcSwapOption::empty() };
-        Ok(Self { handle: Arc::new(handle) })
+        let state = Self { client, limit_fns, key_format, hash_tag, last_template: ArcSwapOption::empty() };
+        Ok((state, conflicts))
     }
 
-    /// Connects, checks that Redis accepts writes, and loads the script.
-    ///
-    /// Call it at start-up: the first request then finds an open connection, and misconfiguration is known before it.
-    ///
-    /// # Errors
-    ///
-    /// If there is no connection within two seconds, or Redis rejects the password, the script, or a write; the error
-    /// names the cause. [`is_config`](Error::is_config) holds outside of a tokio runtime, and in one without timer or
-    /// I/O.
-    pub async fn health_check(&self) -> Result<(), Error> {
-        self.handle.client.config.health.check().await
-    }
-
-    /// Replaces the secret of [`hash_keys`](RedisBuilder::hash_keys).
-    ///
-    /// All keys change with the secret, so every key starts without usage. The old keys expire.
-    ///
-    /// # Errors
-    ///
-    /// If keys are not hashed, or the secret has fewer than 16 bytes.
-    pub fn rotate_secret(&self, secret: impl Into<Vec<u8>>) -> Result<(), Error> {
-        self.handle.key_format.rotate_secret(&secret.into())
-    }
-
-    admin_methods!(Key);
-
-    /// Returns the name in Redis of a key of a limit.
-    ///
-    /// # Errors
-    ///
-    /// If there is no limit with this name.
-    pub fn redis_key(&self, limit: &str, key: &Key) -> Result<String, Error> {
-        let index = self.handle.limit(limit)?;
-        let (keys, offsets) = self.handle.encode(key)?;
-        let start = if index == 0 { 0 } else { offsets[index - 1] };
-        Ok(String::from_utf8_lossy(&keys[start..offsets[index]]).into_owned())
-    }
-}
-
-impl<Key: ?Sized> LimiterState<Key> {
     /// Returns the index of the limit with this name.
     fn limit(&self, name: &str) -> Result<usize, Error> {
         let found = self.limits().iter().position(|limit| limit.name.as_str() == name);
@@ -397,9 +443,9 @@ impl<Key: ?Sized> Limiter<Key> for Redis<Key> {
 
     fn acquire(&self, key: &Key, options: AcquireOptions) -> Acquisition<RedisFuture> {
         let submitted = if options.hold {
-            self.handle.hold(key, options)
+            self.state().hold(key, options)
         } else {
-            self.handle.decide(Operation::Acquisition, key, options)
+            self.state().decide(Operation::Acquisition, key, options)
         };
         match submitted {
             Ok(future) => Acquisition::Pending(future),
@@ -408,31 +454,32 @@ impl<Key: ?Sized> Limiter<Key> for Redis<Key> {
     }
 
     fn peek(&self, key: &Key, options: AcquireOptions) -> LimiterFuture<Decision> {
-        match self.handle.decide(Operation::Peek, key, options) {
+        match self.state().decide(Operation::Peek, key, options) {
             Ok(future) => LimiterFuture::pending(async move { future.await.map(|outcome| outcome.decision) }),
             Err(error) => LimiterFuture::ready(Err(error)),
         }
     }
 
     fn administer(&self, key: &Key, operation: AdminOperation<'_>) -> LimiterFuture<()> {
-        let algorithms = self.handle.algorithms(key);
+        let state = self.state();
+        let algorithms = state.algorithms(key);
         let (limit, kind, cost, argument) = match operation {
             AdminOperation::SetUsage { limit, used } => (limit, Operation::Set, used, used),
             AdminOperation::Block { limit, duration } => {
                 (limit, Operation::Block, 0, micros_floor(duration).min(MAX_PERIOD_MICROS))
             }
             AdminOperation::Reset => {
-                let all = 0..self.handle.limit_fns.len();
+                let all = 0..state.limit_fns.len();
                 let templates =
-                    all.filter_map(|limit| self.handle.operation(Operation::Reset, limit, &algorithms, 0, 0)).collect();
-                return self.handle.operate(key, algorithms, templates);
+                    all.filter_map(|limit| state.operation(Operation::Reset, limit, &algorithms, 0, 0)).collect();
+                return state.operate(key, algorithms, templates);
             }
         };
-        match self.handle.limit(limit) {
+        match state.limit(limit) {
             Err(error) => LimiterFuture::ready(Err(error)),
             Ok(limit) => {
-                let template = self.handle.operation(kind, limit, &algorithms, cost, argument);
-                self.handle.operate(key, algorithms, template.into_iter().collect())
+                let template = state.operation(kind, limit, &algorithms, cost, argument);
+                state.operate(key, algorithms, template.into_iter().collect())
             }
         }
     }
@@ -440,14 +487,15 @@ impl<Key: ?Sized> Limiter<Key> for Redis<Key> {
 
 impl<Key: ?Sized> Clone for Redis<Key> {
     fn clone(&self) -> Self {
-        Self { handle: Arc::clone(&self.handle) }
+        Self { shared: Arc::clone(&self.shared) }
     }
 }
 
 impl<Key: ?Sized> fmt::Debug for Redis<Key> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let limits: Vec<_> = self.handle.limits().iter().map(|limit| limit.name.as_str()).collect();
-        let config = &self.handle.client.config;
+        let state = self.state();
+        let limits: Vec<_> = state.limits().iter().map(|limit| limit.name.as_str()).collect();
+        let config = &state.client.config;
         f.debug_struct("Redis")
             .field("server", &config.health.server)
             .field("limits", &limits)

@@ -34,6 +34,7 @@ pub use self::builder::RedisBuilder;
 #[cfg(feature = "redis-cell")]
 pub use self::cell::{RedisCell, RedisCellBuilder};
 pub use self::client::RedisFuture;
+pub use self::connect::RedisCredentials;
 #[cfg(feature = "redis-tls")]
 pub use self::connect::RedisTls;
 pub use self::limiter::Redis;

@@ -1,4 +1,5 @@
 use std::fmt;
+use std::future::Future;
 use std::sync::Arc;
 
 use bb8_redis::bb8::{ManageConnection, Pool};
@@ -12,7 +13,10 @@ use super::cluster::cluster_slot;
 use super::connect::RedisTls;
 #[cfg(feature = "redis-sentinel")]
 use super::connect::SentinelConnector;
-use super::connect::{ClientConnector, Connection, Connector, Failure, PoolConnector, parse_address};
+use super::connect::{
+    ClientConnector, Connection, Connector, CredentialsProvider, Failure, PoolConnector, ProviderError,
+    RedisCredentials, parse_address,
+};
 use crate::error::Error;
 use crate::limiter::BoxFuture;
 
@@ -109,6 +113,41 @@ impl RedisServer {
     #[cfg(feature = "redis-tls")]
     pub fn with_tls(&self, tls: &RedisTls) -> Result<Self, Error> {
         Ok(Self(self.0.with_tls(tls)?))
+    }
+
+    /// Asks `provider` for the user and the password, or a token, whenever the limiter opens a connection.
+    ///
+    /// The provider is an asynchronous closure. Credentials [that expire](RedisCredentials::expires_in) are renewed
+    /// before they do: the limiter asks the provider again, and authenticates the open connection. The time that the
+    /// provider takes counts towards the two seconds of opening a connection, so a provider should cache what it
+    /// fetches. If the provider fails, the decision fails; the error keeps the provider's text.
+    ///
+    /// In a cluster the credentials apply to all nodes. With Sentinel they apply to the master, and the Sentinels use
+    /// those of their addresses.
+    ///
+    /// ```no_run
+    /// use std::time::Duration;
+    /// use tower_ratelimit::{RedisCredentials, RedisServer};
+    ///
+    /// # async fn fetch_token() -> std::io::Result<String> { Ok(String::new()) }
+    /// # fn f() -> Result<(), tower_ratelimit::Error> {
+    /// let server = RedisServer::open("rediss://cache.internal:6380")?.with_credentials(|| async {
+    ///     let token = fetch_token().await?;
+    ///     Ok(RedisCredentials::new("app", token).expires_in(Duration::from_secs(15 * 60)))
+    /// })?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// For a pool, whose manager authenticates.
+    pub fn with_credentials<F, Fut>(&self, provider: F) -> Result<Self, Error>
+    where
+        F: Fn() -> Fut + Send + Sync + 'static,
+        Fut: Future<Output = Result<RedisCredentials, ProviderError>> + Send + 'static,
+    {
+        Ok(Self(self.0.with_credentials(CredentialsProvider::new(provider))?))
     }
 
     pub(crate) fn connect(&self, node: usize) -> BoxFuture<Result<Box<dyn Connection>, Failure>> {

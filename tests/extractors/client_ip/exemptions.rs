@@ -1,6 +1,5 @@
 //! Exemptions by the client's address apply only to known clients, whichever proxies are trusted.
 
-use std::convert::Infallible;
 use std::net::IpAddr;
 
 use http::{HeaderName, Request};
@@ -8,7 +7,7 @@ use proptest::collection::vec;
 use proptest::prelude::*;
 use tower::{Layer, ServiceExt, service_fn};
 use tower_ratelimit::key::{ClientNetworks, Global, PeerNetworks, Predicate, TrustedProxies};
-use tower_ratelimit::response::RejectWithError;
+use tower_ratelimit::response::{BoxError, RejectWithError};
 use tower_ratelimit::{AcquireOptions, ClientIp, FixedWindow, ManualClock, Memory, Quota, RateLimitLayer};
 
 use super::support::{FORWARDED, REAL_IP, X_FORWARDED_FOR, extractors, ip, networks, request};
@@ -31,7 +30,7 @@ fn is_exempt(predicate: impl Predicate<Request<()>> + Clone, request: Request<()
     let limiter = builder.build().expect("settings");
     assert!(limiter.check(&(), AcquireOptions::default()).is_allowed());
     let layer = RateLimitLayer::new(Global, limiter).exempt_if(predicate).responder(RejectWithError);
-    let service = layer.layer(service_fn(async |_: Request<()>| Ok::<_, Infallible>(())));
+    let service = layer.layer(service_fn(async |_: Request<()>| Ok::<_, BoxError>(())));
     tokio_test::block_on(service.oneshot(request)).is_ok()
 }
 

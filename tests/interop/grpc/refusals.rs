@@ -52,7 +52,7 @@ fn rejections() -> Vec<Rejection> {
 
 fn check<R, B>(responder_name: &str, responder: &R)
 where
-    R: Respond<Request<()>, Response<Full<Bytes>>, Infallible, Response = Response<B>, Error = Infallible>,
+    R: Respond<Request<()>, Response<Full<Bytes>>, Infallible, Response = Response<B>>,
 {
     let types = CONTENT_TYPES.iter().map(|&(text, is_grpc)| (Some(text), is_grpc)).chain([(None, false)]);
     for (content_type, is_grpc_type) in types {

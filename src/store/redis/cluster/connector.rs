@@ -1,4 +1,3 @@
-#[cfg(feature = "redis-tls")]
 use std::sync::Arc;
 
 use redis::ConnectionInfo;
@@ -9,7 +8,7 @@ use crate::error::Error;
 use crate::limiter::BoxFuture;
 #[cfg(feature = "redis-tls")]
 use crate::store::redis::connect::RedisTls;
-use crate::store::redis::connect::{Connection, Connector, Failure, with_connect_timeout};
+use crate::store::redis::connect::{Connection, Connector, CredentialsProvider, Failure, with_connect_timeout};
 
 /// Connects to the nodes of a cluster. A node's index is its index in the slot map.
 pub(crate) struct ClusterConnector(Topology);
@@ -46,6 +45,10 @@ impl Connector for ClusterConnector {
 
     fn is_cluster(&self) -> bool {
         true
+    }
+
+    fn with_credentials(&self, provider: CredentialsProvider) -> Result<Arc<dyn Connector>, Error> {
+        Ok(Arc::new(Self(self.0.with_credentials(provider))))
     }
 
     #[cfg(feature = "redis-tls")]

@@ -5,12 +5,12 @@ use std::time::{Duration, Instant};
 
 use arc_swap::ArcSwap;
 use futures_util::future::select_ok;
-use redis::{Client, ConnectionAddr, ConnectionInfo, ErrorKind, RedisError, Value};
+use redis::{ConnectionAddr, ConnectionInfo, ErrorKind, RedisError, Value};
 use tokio::time::timeout;
 
 use super::slot_map::{NodeAddress, SlotMap, parse_node_address};
 use crate::error::Error;
-use crate::store::redis::connect::SharedConnection;
+use crate::store::redis::connect::{CredentialsProvider, SharedConnection};
 
 /// The nodes of a cluster and the slots that each serves, as far as this process knows. Clones share it.
 #[derive(Clone)]
@@ -21,6 +21,7 @@ struct ClusterState {
     seeds: Vec<NodeAddress>,
     /// The settings of every connection, except for host and port: those of the first seed.
     connection_template: ConnectionInfo,
+    credentials: Option<CredentialsProvider>,
     description: String,
     slot_map: ArcSwap<SlotMap>,
     last_refresh: Mutex<Option<Instant>>,
@@ -58,14 +59,19 @@ impl Topology {
         let Some(template) = infos.into_iter().next() else {
             return Err(Error::config("invalid cluster settings: there is no address; give that of at least one node"));
         };
-        Ok(Self::from_seeds(seeds, template))
+        Ok(Self::from_seeds(seeds, template, None))
     }
 
-    fn from_seeds(seeds: Vec<NodeAddress>, connection_template: ConnectionInfo) -> Self {
+    fn from_seeds(
+        seeds: Vec<NodeAddress>,
+        connection_template: ConnectionInfo,
+        credentials: Option<CredentialsProvider>,
+    ) -> Self {
         let addresses: Vec<_> = seeds.iter().map(|(host, port)| format!("{host}:{port}")).collect();
         Self(Arc::new(ClusterState {
             seeds,
             connection_template,
+            credentials,
             description: format!("cluster {}", addresses.join(", ")),
             slot_map: ArcSwap::default(),
             last_refresh: Mutex::default(),
@@ -79,7 +85,13 @@ impl Topology {
         &self,
         change: impl FnOnce(ConnectionInfo) -> Result<ConnectionInfo, Error>,
     ) -> Result<Self, Error> {
-        Ok(Self::from_seeds(self.0.seeds.clone(), change(self.0.connection_template.clone())?))
+        let template = change(self.0.connection_template.clone())?;
+        Ok(Self::from_seeds(self.0.seeds.clone(), template, self.0.credentials.clone()))
+    }
+
+    /// The same cluster, not discovered yet, with this provider of user and password.
+    pub(super) fn with_credentials(&self, provider: CredentialsProvider) -> Self {
+        Self::from_seeds(self.0.seeds.clone(), self.0.connection_template.clone(), Some(provider))
     }
 
     pub(super) fn describe(&self) -> &str {
@@ -146,7 +158,8 @@ impl Topology {
             }
             _ => {}
         }
-        SharedConnection::connect(&Client::open(self.0.connection_template.clone().set_addr(address))?).await
+        let info = self.0.connection_template.clone().set_addr(address);
+        SharedConnection::open(info, self.0.credentials.clone()).await
     }
 
     /// Starts a refresh of the slot map in the background, at most once per

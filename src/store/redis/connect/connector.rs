@@ -1,7 +1,6 @@
 use std::future::Future;
 use std::panic::AssertUnwindSafe;
 use std::pin::pin;
-#[cfg(feature = "redis-tls")]
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -10,10 +9,10 @@ use futures_util::future::{Either, select};
 use redis::RedisError;
 
 use super::connection::Connection;
+use super::credentials::CredentialsProvider;
 use super::failure::{Failure, no_runtime};
 #[cfg(feature = "redis-tls")]
 use super::tls::RedisTls;
-#[cfg(feature = "redis-tls")]
 use crate::error::Error;
 use crate::limiter::BoxFuture;
 use crate::runtime::sleep;
@@ -41,6 +40,9 @@ pub(crate) trait Connector: Send + Sync {
     #[cfg(feature = "redis-tls")]
     fn with_tls(&self, tls: &RedisTls) -> Result<Arc<dyn Connector>, Error>;
 
+    /// The same connector with this provider of user and password.
+    fn with_credentials(&self, provider: CredentialsProvider) -> Result<Arc<dyn Connector>, Error>;
+
     /// Reads the nodes of a cluster.
     fn discover_nodes(&self) -> BoxFuture<Result<(), Failure>> {
         Box::pin(std::future::ready(Ok(())))
@@ -65,7 +67,7 @@ pub(crate) async fn with_connect_timeout<C>(
     let Some(timer) = sleep(CONNECT_TIMEOUT) else { return Err(Failure::unusable(no_runtime())) };
     match select(pin!(AssertUnwindSafe(connecting).catch_unwind()), pin!(timer)).await {
         Either::Left((Ok(connected), _)) => connected.map_err(Failure::from_redis),
-        Either::Left((Err(_), _)) => Err(Failure::unusable(crate::error::Error::config(
+        Either::Left((Err(_), _)) => Err(Failure::unusable(Error::config(
             "connecting to Redis failed: the connector panicked; build the tokio runtime with `enable_all`, or read \
              the panic message for another cause",
         ))),

@@ -1,5 +1,6 @@
 use redis::{ErrorKind, RedisError, ServerErrorKind};
 
+use super::credentials::PROVIDER_FAILED;
 use crate::error::Error;
 
 /// The error of a call, and its consequences for the connection and the circuit breaker.
@@ -73,6 +74,9 @@ fn classify(error: &RedisError) -> (&'static str, bool, bool) {
             false,
         ),
         ErrorKind::AuthenticationFailed => (WRONG_CREDENTIALS, true, false),
+        ErrorKind::InvalidClientConfig if error.to_string().contains(PROVIDER_FAILED) => {
+            ("connecting to Redis failed: the credentials provider failed; see the source of this error", true, false)
+        }
         _ => match error.code() {
             Some("OOM") => (
                 "the call to Redis failed: the server is out of memory (`maxmemory`); raise `maxmemory` or set an \
@@ -119,8 +123,8 @@ fn classify(error: &RedisError) -> (&'static str, bool, bool) {
     }
 }
 
-const WRONG_CREDENTIALS: &str =
-    "connecting to Redis failed: the server refused the user's name or password; correct them in the address";
+const WRONG_CREDENTIALS: &str = "connecting to Redis failed: the server refused the user's name or password; correct them in the address or in \
+     the credentials provider";
 
 /// Returns the permission that the connection's user (ACL) lacks, if that is the cause.
 ///

@@ -3,6 +3,7 @@
 mod address;
 mod connection;
 mod connector;
+mod credentials;
 mod failure;
 mod pool;
 #[cfg(feature = "redis-sentinel")]
@@ -17,6 +18,8 @@ pub(crate) use self::connection::Connection;
 #[cfg(feature = "redis-cluster")]
 pub(crate) use self::connector::with_connect_timeout;
 pub(crate) use self::connector::{CONNECT_TIMEOUT, Connector};
+pub use self::credentials::RedisCredentials;
+pub(crate) use self::credentials::{CredentialsProvider, ProviderError};
 pub(crate) use self::failure::{Failure, no_runtime};
 pub(crate) use self::pool::PoolConnector;
 #[cfg(feature = "redis-sentinel")]

@@ -1,4 +1,3 @@
-#[cfg(feature = "redis-tls")]
 use std::sync::Arc;
 
 use bb8_redis::bb8::{ManageConnection, Pool};
@@ -7,11 +6,11 @@ use redis::aio::ConnectionLike;
 
 use super::connection::Connection;
 use super::connector::{Connector, with_connect_timeout};
+use super::credentials::CredentialsProvider;
 use super::failure::Failure;
 use super::shared_connection::SharedConnection;
 #[cfg(feature = "redis-tls")]
 use super::tls::RedisTls;
-#[cfg(feature = "redis-tls")]
 use crate::error::Error;
 use crate::limiter::BoxFuture;
 
@@ -35,6 +34,13 @@ where
 
     fn describe(&self) -> &'static str {
         "a pool"
+    }
+
+    fn with_credentials(&self, _provider: CredentialsProvider) -> Result<Arc<dyn Connector>, Error> {
+        Err(Error::config(
+            "`with_credentials` failed: a pool's own manager authenticates; use `RedisServer::open`, or rotate the \
+             credentials in the manager",
+        ))
     }
 
     #[cfg(feature = "redis-tls")]

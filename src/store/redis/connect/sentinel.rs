@@ -1,10 +1,11 @@
 use std::sync::Arc;
 
 use futures_util::future::select_ok;
-use redis::{Client, ConnectionAddr, ConnectionInfo, ErrorKind, RedisError, Value};
+use redis::{ConnectionAddr, ConnectionInfo, ErrorKind, RedisError, Value};
 
 use super::connection::Connection;
 use super::connector::{Connector, with_connect_timeout};
+use super::credentials::CredentialsProvider;
 use super::failure::Failure;
 use super::shared_connection::SharedConnection;
 #[cfg(feature = "redis-tls")]
@@ -16,12 +17,15 @@ use crate::limiter::BoxFuture;
 #[derive(Clone)]
 pub(crate) struct SentinelConnector(Arc<SentinelConfig>);
 
+#[derive(Clone)]
 struct SentinelConfig {
     sentinels: Vec<ConnectionInfo>,
     master_name: String,
     /// The settings of a connection to the master, except for host and port.
     connection_template: ConnectionInfo,
     description: String,
+    /// The credentials of the master; the Sentinels have those of their addresses.
+    credentials: Option<CredentialsProvider>,
 }
 
 impl SentinelConnector {
@@ -49,7 +53,17 @@ impl SentinelConnector {
         let addresses: Vec<_> = sentinels.iter().map(|sentinel| sentinel.addr().to_string()).collect();
         let description = format!("master {master_name:?} of the Sentinels {}", addresses.join(", "));
         let master_name = master_name.to_owned();
-        Ok(Self(Arc::new(SentinelConfig { sentinels, master_name, connection_template, description })))
+        Ok(Self(Arc::new(SentinelConfig {
+            sentinels,
+            master_name,
+            connection_template,
+            description,
+            credentials: None,
+        })))
+    }
+
+    fn with_provider(&self, credentials: Option<CredentialsProvider>) -> Self {
+        Self(Arc::new(SentinelConfig { credentials, ..SentinelConfig::clone(&self.0) }))
     }
 
     /// Asks all Sentinels at once, and returns the first connection to a server that confirms that it is the master.
@@ -61,7 +75,7 @@ impl SentinelConnector {
     async fn query_sentinel(&self, sentinel: &ConnectionInfo) -> Result<SharedConnection, RedisError> {
         let mut command = redis::cmd("SENTINEL");
         command.arg("GET-MASTER-ADDR-BY-NAME").arg(&self.0.master_name);
-        let reply = connect(sentinel.clone()).await?.send(&command).await?;
+        let reply = SharedConnection::open(sentinel.clone(), None).await?.send(&command).await?;
         let (host, port) = parse_master_address(&reply)
             .ok_or((ErrorKind::MasterNameNotFoundBySentinel, "Sentinel knows no master of this name"))?;
         let mut address = self.0.connection_template.addr().clone();
@@ -71,17 +85,14 @@ impl SentinelConnector {
             }
             _ => {}
         }
-        let master = connect(self.0.connection_template.clone().set_addr(address)).await?;
+        let info = self.0.connection_template.clone().set_addr(address);
+        let master = SharedConnection::open(info, self.0.credentials.clone()).await?;
         // During a fail-over a Sentinel may still name the old master, so the server must confirm its role.
         match master.send(&redis::cmd("ROLE")).await? {
             Value::Array(role) if role.first().and_then(text).as_deref() == Some("master") => Ok(master),
             _ => Err((ErrorKind::Io, "the server that Sentinel named is not a master").into()),
         }
     }
-}
-
-async fn connect(info: ConnectionInfo) -> Result<SharedConnection, RedisError> {
-    SharedConnection::connect(&Client::open(info)?).await
 }
 
 fn parse_master_address(reply: &Value) -> Option<(String, u16)> {
@@ -117,6 +128,10 @@ impl Connector for SentinelConnector {
         sentinels.iter().map(|sentinel| format!("{master_name:?} of {}/{database}", sentinel.addr())).collect()
     }
 
+    fn with_credentials(&self, provider: CredentialsProvider) -> Result<Arc<dyn Connector>, Error> {
+        Ok(Arc::new(self.with_provider(Some(provider))))
+    }
+
     /// Applies to each address, of the master and of the Sentinels, that is `rediss://`.
     #[cfg(feature = "redis-tls")]
     fn with_tls(&self, tls: &RedisTls) -> Result<Arc<dyn Connector>, Error> {
@@ -128,6 +143,7 @@ impl Connector for SentinelConnector {
             tls.apply_to(connection_template.clone())?;
         }
         let sentinels = sentinels.iter().map(apply).collect::<Result<_, _>>()?;
-        Ok(Arc::new(Self::new(sentinels, master_name, apply(connection_template)?)?))
+        let connector = Self::new(sentinels, master_name, apply(connection_template)?)?;
+        Ok(Arc::new(connector.with_provider(self.0.credentials.clone())))
     }
 }

@@ -9,7 +9,7 @@ use redis::Pipeline;
 use redis::aio::{ConnectionLike, MultiplexedConnection};
 use redis::io::tcp::TcpSettings;
 use redis::io::tcp::socket2::{SockRef, Socket};
-use redis::{AsyncConnectionConfig, Client, Cmd, ConnectionAddr, ErrorKind, RedisError, Value};
+use redis::{AsyncConnectionConfig, Client, Cmd, ConnectionAddr, ConnectionInfo, ErrorKind, RedisError, Value};
 use tokio::io::{AsyncRead, AsyncWrite};
 #[cfg(unix)]
 use tokio::net::UnixStream;
@@ -17,6 +17,7 @@ use tokio::net::{TcpStream, lookup_host};
 use tokio::task::{AbortHandle, yield_now};
 
 use super::connection::Connection;
+use super::credentials::CredentialsProvider;
 use crate::limiter::BoxFuture;
 
 /// A connection of the redis crate. Clones share it.
@@ -29,6 +30,8 @@ pub(crate) struct SharedConnection<C = MultiplexedConnection> {
     connection: C,
     /// `None` if the redis crate or a pool opened the socket, as for TLS.
     socket: Option<WatchedSocket>,
+    /// Renews the credentials, if they expire.
+    renewal: Option<Arc<AbortOnDrop>>,
 }
 
 /// The socket of a connection, and the task that reads and writes it.
@@ -49,8 +52,23 @@ impl Drop for AbortOnDrop {
 }
 
 impl SharedConnection {
+    /// Connects with these settings, and with the provider's credentials.
+    pub(crate) async fn open(
+        info: ConnectionInfo,
+        credentials: Option<CredentialsProvider>,
+    ) -> Result<Self, RedisError> {
+        let Some(provider) = credentials else { return Self::connect(&Client::open(info)?).await };
+        let (info, lifetime) = provider.authenticate(info).await?;
+        let mut connection = Self::connect(&Client::open(info)?).await?;
+        if let Some(lifetime) = lifetime {
+            let renewal = tokio::spawn(provider.keep_authenticated(connection.connection.clone(), lifetime));
+            connection.renewal = Some(Arc::new(AbortOnDrop(renewal.abort_handle())));
+        }
+        Ok(connection)
+    }
+
     /// Connects to the client's address, with the client's settings.
-    pub(crate) async fn connect(client: &Client) -> Result<Self, RedisError> {
+    async fn connect(client: &Client) -> Result<Self, RedisError> {
         let info = client.get_connection_info();
         match info.addr() {
             ConnectionAddr::Tcp(host, port) => {
@@ -85,13 +103,13 @@ impl SharedConnection {
             driver.await;
         });
         let task = Arc::new(AbortOnDrop(task.abort_handle()));
-        Ok(Self { connection, socket: Some(WatchedSocket { socket: watched, _task: task }) })
+        Ok(Self { connection, socket: Some(WatchedSocket { socket: watched, _task: task }), renewal: None })
     }
 }
 
 impl<C> SharedConnection<C> {
     pub(crate) const fn from_connection(connection: C) -> Self {
-        Self { connection, socket: None }
+        Self { connection, socket: None, renewal: None }
     }
 }
 

@@ -1,4 +1,3 @@
-#[cfg(feature = "redis-tls")]
 use std::sync::Arc;
 
 use redis::{Client, ConnectionInfo};
@@ -6,6 +5,7 @@ use redis::{Client, ConnectionInfo};
 use super::address::address_error;
 use super::connection::Connection;
 use super::connector::{Connector, with_connect_timeout};
+use super::credentials::CredentialsProvider;
 use super::failure::Failure;
 use super::shared_connection::SharedConnection;
 #[cfg(feature = "redis-tls")]
@@ -17,20 +17,21 @@ use crate::limiter::BoxFuture;
 pub(crate) struct ClientConnector {
     client: Client,
     address: String,
+    credentials: Option<CredentialsProvider>,
 }
 
 impl ClientConnector {
     pub(crate) fn new(info: ConnectionInfo) -> Result<Self, Error> {
         let address = info.addr().to_string();
-        Ok(Self { client: Client::open(info).map_err(address_error)?, address })
+        Ok(Self { client: Client::open(info).map_err(address_error)?, address, credentials: None })
     }
 }
 
 impl Connector for ClientConnector {
     fn connect(&self, _node: usize) -> BoxFuture<Result<Box<dyn Connection>, Failure>> {
-        let client = self.client.clone();
+        let (info, credentials) = (self.client.get_connection_info().clone(), self.credentials.clone());
         Box::pin(async move {
-            let connection = with_connect_timeout(SharedConnection::connect(&client)).await?;
+            let connection = with_connect_timeout(SharedConnection::open(info, credentials)).await?;
             Ok(Box::new(connection) as Box<dyn Connection>)
         })
     }
@@ -43,8 +44,14 @@ impl Connector for ClientConnector {
         vec![format!("{}/{}", self.address, self.client.get_connection_info().redis_settings().db())]
     }
 
+    fn with_credentials(&self, provider: CredentialsProvider) -> Result<Arc<dyn Connector>, Error> {
+        let (client, address) = (self.client.clone(), self.address.clone());
+        Ok(Arc::new(Self { client, address, credentials: Some(provider) }))
+    }
+
     #[cfg(feature = "redis-tls")]
     fn with_tls(&self, tls: &RedisTls) -> Result<Arc<dyn Connector>, Error> {
-        Ok(Arc::new(Self::new(tls.apply_to(self.client.get_connection_info().clone())?)?))
+        let connector = Self::new(tls.apply_to(self.client.get_connection_info().clone())?)?;
+        Ok(Arc::new(Self { credentials: self.credentials.clone(), ..connector }))
     }
 }

@@ -1,0 +1,36 @@
+use axum::response::{IntoResponse, Response};
+
+use super::http::Http;
+use super::problem::Problem;
+use super::reject_with_error::Rejected;
+use super::rejection::Rejection;
+
+/// The response of [`Http::new`], for handlers that call a limiter themselves.
+///
+/// ```
+/// use axum::extract::State;
+/// use tower_ratelimit::response::Rejection;
+/// use tower_ratelimit::{AcquireOptions, Gcra, Memory};
+///
+/// async fn handler(State(limiter): State<Memory<Gcra>>) -> Result<&'static str, Rejection> {
+///     let decision = limiter.check("reports", AcquireOptions::cost(5));
+///     if !decision.is_allowed() {
+///         return Err(Rejection::OverLimit(decision));
+///     }
+///     Ok("the report")
+/// }
+/// # let _: axum::Router<Memory<Gcra>> = axum::Router::new().route("/", axum::routing::get(handler));
+/// ```
+impl IntoResponse for Rejection {
+    fn into_response(self) -> Response {
+        let response = Problem.render(&self);
+        Http::new().finish_rejected(response, self)
+    }
+}
+
+/// The response of the [`Rejection`].
+impl IntoResponse for Rejected {
+    fn into_response(self) -> Response {
+        self.into_rejection().into_response()
+    }
+}

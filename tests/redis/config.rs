@@ -1,0 +1,129 @@
+//! Limits from configuration in Redis, and their replacement while the limiter is used.
+
+use tower_ratelimit::config::{KeyParts, Policy};
+use tower_ratelimit::store::RedisLimit;
+use tower_ratelimit::{AcquireOptions, FixedWindow, Gcra, Limit, Memory, Quota, Redis};
+
+use crate::helpers::{acquire, hold, is_allowed, redis_limiter};
+use crate::server::Server;
+
+struct Caller {
+    user: u64,
+    tenant: &'static str,
+}
+
+const ALICE: Caller = Caller { user: 1, tenant: "acme" };
+
+fn parts() -> KeyParts<Caller> {
+    KeyParts::new()
+        .add_shared("user", |caller: &Caller| caller.user)
+        .add_shared("tenant", |caller: &Caller| caller.tenant)
+        .add("local", |caller: &Caller| caller.user)
+}
+
+fn policies(json: &str) -> Vec<Policy> {
+    serde_json::from_str(json).expect("policies")
+}
+
+async fn remaining<Key: ?Sized>(limiter: &Redis<Key>, key: &Key) -> Option<u64> {
+    acquire(limiter, key, AcquireOptions::default()).await.expect("a decision").decision.remaining()
+}
+
+const EVERY_ALGORITHM: &str = r#"[
+    { "name": "gcra", "algorithm": "gcra", "quota": "10/h", "burst": 5, "by": "user" },
+    { "name": "token", "algorithm": "token-bucket", "quota": "11/h", "by": "tenant" },
+    { "name": "leaky", "algorithm": "leaky-bucket", "quota": "12/h", "by": "user" },
+    { "name": "fixed", "algorithm": "fixed-window", "quota": "13/h", "by": "tenant" },
+    { "name": "sliding", "algorithm": "sliding-window", "quota": "14/h", "by": "user" },
+    { "name": "log", "algorithm": "sliding-log", "quota": "15/h", "by": "user" },
+    { "name": "trial", "algorithm": "fixed-window", "quota": "1/h", "by": "user", "shadow": true }
+]"#;
+
+/// One configuration builds both limiters, and they decide alike.
+#[tokio::test]
+async fn policies_build_limits_for_memory_and_redis() {
+    let server = Server::start();
+    let policies = policies(EVERY_ALGORITHM);
+    let shared = redis_limiter(server.open(), "api", parts().redis_limits(&policies).expect("limits"));
+    let local = Memory::new(parts().limits(&policies).expect("limits"));
+    for call in 0..7 {
+        let in_redis = acquire(&shared, &ALICE, AcquireOptions::default()).await.expect("a decision").decision;
+        let in_memory = local.check(&ALICE, AcquireOptions::default());
+        assert_eq!(in_redis.is_allowed(), call < 5);
+        assert_eq!(in_redis.is_allowed(), in_memory.is_allowed());
+        assert_eq!(in_redis.remaining(), in_memory.remaining(), "call {call}");
+        assert_eq!(in_redis.most_restrictive().map(|limit| limit.name().to_owned()), Some("gcra".to_owned()));
+        let shadows = |decision: &tower_ratelimit::Decision| decision.shadow_denials().count();
+        assert_eq!(shadows(&in_redis), shadows(&in_memory), "call {call}");
+    }
+}
+
+#[test]
+fn policy_by_a_local_sub_key_is_an_error_for_redis() {
+    let policies = policies(r#"[{ "name": "a", "algorithm": "gcra", "quota": "10/s", "by": "local" }]"#);
+    parts().limits(&policies).expect("a limit in memory");
+    let error = parts().redis_limits(&policies).expect_err("no encoding");
+    assert!(error.is_config());
+    assert_eq!(
+        error.to_string(),
+        "limits[0] (\"a\"), by: this sub-key is for limits in memory; add it with `KeyParts::add_shared`"
+    );
+}
+
+#[tokio::test]
+async fn replace_keeps_usage_and_reaches_all_clones() {
+    let server = Server::start();
+    let limit = |limit: u64| vec![RedisLimit::new(Limit::new("hour", FixedWindow::new(Quota::per_hour(limit))))];
+    let limiter = redis_limiter::<u64>(server.open(), "api", limit(3));
+    let (clone, other_process) = (limiter.clone(), redis_limiter::<u64>(server.open(), "api", limit(3)));
+    assert_eq!(remaining(&limiter, &7).await, Some(2));
+    assert_eq!(remaining(&clone, &7).await, Some(1));
+
+    limiter.replace(limit(100)).expect("a raised limit");
+    assert_eq!(remaining(&clone, &7).await, Some(97), "two were used before");
+    assert_eq!(remaining(&other_process, &7).await, Some(0), "the usage is shared, the limit of three is its own");
+
+    clone.replace(limit(2)).expect("a lowered limit");
+    assert!(!is_allowed(&limiter, &7).await);
+    assert_eq!(remaining(&limiter, &8).await, Some(1));
+}
+
+#[tokio::test]
+async fn replace_with_invalid_limits_is_an_error_and_changes_nothing() {
+    let server = Server::start();
+    let limiter = redis_limiter::<u64>(server.open(), "api", FixedWindow::new(Quota::per_hour(3)));
+    let same_names = (Limit::new("a", Gcra::new(Quota::per_hour(1))), Limit::new("a", Gcra::new(Quota::per_hour(2))));
+    for error in [
+        limiter.replace(Vec::new()).expect_err("no limits"),
+        limiter.replace(same_names).expect_err("two limits of one name"),
+    ] {
+        assert!(error.is_config(), "{error}");
+    }
+    assert_eq!(remaining(&limiter, &7).await, Some(2));
+}
+
+/// A hold that began before the replacement is settled after it.
+#[tokio::test]
+async fn hold_is_settled_after_replace() {
+    let server = Server::start();
+    let limiter = redis_limiter::<u64>(server.open(), "api", FixedWindow::new(Quota::per_hour(10)));
+    let held = hold(&limiter, &7, 5).await;
+    limiter.replace(FixedWindow::new(Quota::per_hour(20))).expect("limits");
+    assert_eq!(remaining(&limiter, &7).await, Some(14), "five are held, one is charged");
+    held.settle(2).await.expect("settled");
+    assert_eq!(remaining(&limiter, &7).await, Some(16));
+}
+
+/// The rotated secret applies to the limits that replace the earlier ones.
+#[tokio::test]
+async fn replace_keeps_the_rotated_secret() {
+    let server = Server::start();
+    let builder = Redis::<u64>::builder(server.open(), "api", FixedWindow::new(Quota::per_hour(3)));
+    let limiter = builder.hash_keys(*b"first-secret-1234").build().expect("a limiter");
+    let first = limiter.redis_key("default", &7).expect("a key");
+    limiter.rotate_secret(*b"second-secret-123").expect("a new secret");
+    let second = limiter.redis_key("default", &7).expect("a key");
+    limiter.replace(FixedWindow::new(Quota::per_hour(5))).expect("limits");
+    assert_ne!(first, second);
+    assert_eq!(limiter.redis_key("default", &7).expect("a key"), second);
+}

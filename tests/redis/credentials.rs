@@ -1,0 +1,163 @@
+//! Credentials from a provider, on servers whose passwords change while a limiter uses them.
+
+use std::error::Error as _;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use bb8_redis::RedisConnectionManager;
+use bb8_redis::bb8::Pool;
+use tower_ratelimit::{AcquireOptions, FixedWindow, Quota, Redis, RedisCredentials, RedisServer};
+
+use crate::cluster_server::wait_until;
+use crate::helpers::{AMPLE, acquire, is_allowed, redis_limiter};
+use crate::server::Server;
+
+/// The user `app` of a server, and the password that the provider returns.
+#[derive(Clone)]
+struct Vault {
+    password: Arc<Mutex<&'static str>>,
+    calls: Arc<AtomicUsize>,
+}
+
+impl Vault {
+    fn new(password: &'static str) -> Self {
+        Self { password: Arc::new(Mutex::new(password)), calls: Arc::default() }
+    }
+
+    fn set(&self, password: &'static str) {
+        *self.password.lock().expect("no panic") = password;
+    }
+
+    fn calls(&self) -> usize {
+        self.calls.load(Ordering::Relaxed)
+    }
+
+    /// A server whose credentials are those of the vault.
+    fn opens(&self, server: &Server, lifetime: Option<Duration>) -> RedisServer {
+        let vault = self.clone();
+        let provider = move || {
+            vault.calls.fetch_add(1, Ordering::Relaxed);
+            let password = *vault.password.lock().expect("no panic");
+            async move {
+                if password.is_empty() {
+                    return Err("the vault is sealed".into());
+                }
+                let credentials = RedisCredentials::new("app", password);
+                Ok(lifetime.map_or(credentials.clone(), |lifetime| credentials.expires_in(lifetime)))
+            }
+        };
+        server.open().with_credentials(provider).expect("a server by its address")
+    }
+}
+
+fn set_password(server: &Server, password: &str) {
+    let password = format!(">{password}");
+    let reply = server.command(&["ACL", "SETUSER", "app", "on", "resetpass", &password, "~*", "+@all"]);
+    assert!(reply.starts_with("+OK\r\n"), "{reply}");
+}
+
+fn limiter(server: RedisServer) -> Redis<u64> {
+    redis_limiter(server, "api", FixedWindow::new(AMPLE))
+}
+
+/// The number of connections of the user `app`.
+fn connections(server: &Server) -> usize {
+    server.command(&["CLIENT", "LIST"]).matches(" user=app ").count()
+}
+
+#[tokio::test]
+async fn provider_is_asked_again_for_each_connection() {
+    let (server, vault) = (Server::start(), Vault::new("first"));
+    set_password(&server, "first");
+    let limiter = limiter(vault.opens(&server, None));
+    assert!(is_allowed(&limiter, &1).await);
+    assert_eq!((vault.calls(), connections(&server)), (1, 1));
+
+    // The open connection stays authenticated.
+    set_password(&server, "second");
+    vault.set("second");
+    assert!(is_allowed(&limiter, &1).await);
+    assert_eq!(vault.calls(), 1);
+
+    server.command(&["CLIENT", "KILL", "USER", "app"]);
+    assert!(is_allowed(&limiter, &1).await, "the limiter notices the closed connection before the call");
+    assert_eq!((vault.calls(), connections(&server)), (2, 1));
+}
+
+#[tokio::test]
+async fn wrong_password_of_the_provider_is_an_error_until_it_is_right() {
+    let (server, vault) = (Server::start(), Vault::new("stale"));
+    set_password(&server, "fresh");
+    let limiter = limiter(vault.opens(&server, None));
+    let error = limiter.health_check().await.expect_err("a wrong password");
+    assert!(error.is_unavailable() && error.to_string().contains("the credentials provider"), "{error}");
+
+    vault.set("");
+    let error = limiter.health_check().await.expect_err("a failing provider");
+    assert!(error.is_unavailable() && error.to_string().contains("the credentials provider failed"), "{error}");
+    assert!(error.source().expect("the cause").to_string().contains("the vault is sealed"), "{error:?}");
+
+    vault.set("fresh");
+    limiter.health_check().await.expect("the right password");
+    assert!(is_allowed(&limiter, &1).await);
+}
+
+/// The password changes several times while requests are in flight. No decision fails, and the connection stays.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn expiring_credentials_are_renewed_on_the_open_connection() {
+    let (server, vault) = (Server::start(), Vault::new("password-0"));
+    set_password(&server, "password-0");
+    let limiter = limiter(vault.opens(&server, Some(Duration::from_millis(400))));
+    assert!(is_allowed(&limiter, &1).await);
+    for password in ["password-1", "password-2"] {
+        let before = vault.calls();
+        vault.set(password);
+        set_password(&server, password);
+        wait_until("the next renewal", || vault.calls() > before);
+        for _ in 0..20 {
+            acquire(&limiter, &1, AcquireOptions::default()).await.expect("a decision while credentials rotate");
+        }
+    }
+    assert_eq!(connections(&server), 1);
+    let log = server.command(&["ACL", "LOG"]);
+    assert!(log.starts_with("*0\r\n"), "no authentication failed: {log}");
+    // The first authentication is that of the connection; each renewal is one more on it.
+    let stats = server.command(&["INFO", "commandstats"]);
+    assert!(stats.contains("cmdstat_auth:calls="), "{stats}");
+}
+
+/// The renewal ends with the limiter, and so does its connection.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn renewal_ends_with_the_connection() {
+    let (server, vault) = (Server::start(), Vault::new("password"));
+    set_password(&server, "password");
+    let limiter = limiter(vault.opens(&server, Some(Duration::from_millis(100))));
+    assert!(is_allowed(&limiter, &1).await);
+    wait_until("a renewal", || vault.calls() >= 2);
+    drop(limiter);
+    wait_until("the end of the connection", || connections(&server) == 0);
+}
+
+#[tokio::test]
+async fn pool_with_credentials_is_an_error() {
+    let server = Server::start();
+    let manager = RedisConnectionManager::new(server.address()).expect("an address");
+    let pool = RedisServer::from(Pool::builder().build_unchecked(manager));
+    let error = pool.with_credentials(|| async { Ok(RedisCredentials::password("x")) }).expect_err("a pool");
+    assert!(error.is_config() && error.to_string().contains("pool"), "{error}");
+}
+
+/// The default user has a password and no name.
+#[tokio::test]
+async fn password_of_the_default_user() {
+    let server = Server::with(&["--requirepass", "default-password"]);
+    let provider = || async { Ok(RedisCredentials::password("default-password")) };
+    let limiter = redis_limiter::<u64>(
+        server.open().with_credentials(provider).expect("an address"),
+        "api",
+        FixedWindow::new(Quota::per_hour(1)),
+    );
+    assert_eq!([is_allowed(&limiter, &1).await, is_allowed(&limiter, &1).await], [true, false]);
+    assert!(!format!("{:?}", RedisCredentials::new("app", "secret-word")).contains("secret-word"));
+}
