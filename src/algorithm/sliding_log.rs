@@ -18,7 +18,7 @@ use crate::quota::Quota;
 /// - **State**: 16 bytes per hit on the heap, at most `limit` hits; hits in the same microsecond share an entry. No
 ///   other algorithm allocates when it decides.
 ///   [`MemoryBuilder::max_heap_bytes`](crate::MemoryBuilder::max_heap_bytes) bounds the total. In Redis the hits are
-///   a ring in one string.
+///   elements of a list.
 /// - **After a change of quota** hits count for the new period. Until the next charge under the new quota they count
 ///   for no longer than the old period.
 /// - **Source**: the sorted set of time stamps that is trimmed by score, without its colliding members.
@@ -270,7 +270,7 @@ impl SlidingLog {
 #[cfg(feature = "redis")]
 impl super::LuaAlgorithm for SlidingLog {
     const SCRIPT: super::LuaScript =
-        super::LuaScript::new("sliding_log2", include_str!("sliding_log.lua")).with_header();
+        super::LuaScript::new("sliding_log3", include_str!("sliding_log.lua")).with_header();
 
     fn params(&self, cost: u64, params: &mut Vec<u64>) {
         params.extend([self.quota.limit(), self.quota.period_micros(), cost]);
