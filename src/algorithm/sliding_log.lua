@@ -67,7 +67,7 @@ local function sum_before(s, index)
 end
 
 -- Returns the first hit from `from` on for which `test` holds, or the number of hits. `test` must hold for all later
--- hits, too. The distance of the probes doubles until one succeeds, so a hit near `from` is found by few probes.
+-- hits, too. The distance of the probes grows until one succeeds, so a hit near `from` is found by few probes.
 local function find(s, from, test)
   local before, found, step = from - 1, s.count, 1
   while before + 1 < found do
@@ -75,7 +75,7 @@ local function find(s, from, test)
     if test(read(s, probe)) then
       found, step = probe, found
     else
-      before, step = probe, step * 2
+      before, step = probe, step * 8
     end
   end
   return found

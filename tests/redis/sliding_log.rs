@@ -31,8 +31,9 @@ const HOLD_EXPIRY: u64 = 600_000_000;
 /// The maximum work of one decision, for logs of any length.
 ///
 /// A decision searches a log at most three times: for the oldest hit that counts, and for the hits whose expiry frees
-/// the cost and the next token. A search of 2^20 hits reads at most 40.
-const MAX_COMMANDS: u64 = 3 * 40 + 10;
+/// the cost and the next token. A search of 2^20 hits reads at most 28: 7 until one is behind
+/// the result, and 21 by halving.
+const MAX_COMMANDS: u64 = 3 * 28 + 10;
 const MAX_BYTES: u64 = 16_384;
 const MAX_INSTRUCTIONS: u64 = 20_000;
 

@@ -292,6 +292,8 @@ impl<'a, Key: ?Sized, S, R: Share<Key, S> + ?Sized> Locks<'a, Key, S, R> {
             if asked.ask.hold {
                 row.hold(asked, look);
             } else {
+                // A shadow counts the request at the start that it would have scheduled.
+                let delay = if look.shadow { self::delay(look.verdict) } else { delay };
                 row.charge(asked, look, delay);
             }
         }

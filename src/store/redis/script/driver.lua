@@ -166,8 +166,10 @@ local function decide(template, operation)
     else
       for l = 1, limits do
         if charged_limits[l] then
-          local index = operation[l + 1]
-          kernels[l].commit(states[index], now, delay, template[l])
+          local index, own, p = operation[l + 1], verdicts[l], template[l]
+          -- A shadow counts the request at the start that it would have scheduled, not at that of the enforced limits.
+          local own_delay = p[#p - 1] == 0 and delay or max(0, -1 - own)
+          kernels[l].commit(states[index], now, own_delay, p)
           changed[index] = true
           if holds[index] then
             held_costs.extend_lifetime(index, template[l])
