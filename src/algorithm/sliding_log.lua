@@ -1,161 +1,148 @@
 -- The sliding log: the transition of sliding_log.rs.
 --
--- The hits are in one string: a header of ten numbers, the driver's space for holds, then a ring of hits, each with
--- time and weight. So a decision reads the header and the oldest hits, and writes one hit, regardless of the log's
--- length.
--- Header: 1 time at which the key is idle, 2 period at the last charge, 3 used (the sum of all weights), 4 index of
--- the oldest hit, 5 number of hits, 6 time of the newest hit, 7 size of the ring, 8 bytes of space for holds, 9 and
--- 10 the driver's.
+-- The state is a Redis list: the header, then the hits, oldest first. A hit consists of its time and of the sum of all
+-- weights up to and including its own, two integers of 7 bytes. The weight of any run of hits is the difference of two
+-- sums. So a decision finds the oldest hit that counts, and the hit whose expiry frees a cost, by binary search, and
+-- never reads or moves the log as a whole.
+--
+-- Words of the header: 1 time at which the key is idle, 2 period at the last charge, 3 sum before the oldest hit, 4 sum
+-- up to the newest hit, 5 time of the newest hit.
 -- Parameters: 1 limit, 2 period, 3 cost.
+--
+-- Fields of a state: `key`; `exists`, whether the list exists; `count`, the number of hits; `stored`, the number of hits
+-- in the list; `dropped`, the number of hits to remove from its start; `times` and `sums`, the hits that were read or
+-- added, by position in the list. `store` writes the changes at the end of the batch.
 -- `s.held` is the cost of all holds, which counts as if it were charged now.
 
 local struct_pack, struct_unpack = struct.pack, struct.unpack
--- In bytes.
-local HEADER_BYTES, HIT = 80, 16
-local MAX_EXACT = 2 ^ 53
+local list_unpack = table.unpack or _G.unpack
+local HIT_FORMAT, HIT_BYTES = '<I7I7', 14
+-- Sums are counted modulo this number. A weight is at most MAX_WEIGHT: a hit that is heavier than the largest limit
+-- decides like one of that weight. So the weights of all hits are less than the modulus.
+local MODULUS, MAX_WEIGHT = 2 ^ 52, 2 ^ 24
 
--- Returns whether the header is valid: the ring's numbers are consistent, and the ring fits into a string.
-local function is_valid(s)
-  if (s[4] % 1) + (s[5] % 1) + (s[7] % 1) + (s[8] % 1) > 0 then
-    return false
+-- Decodes a hit into the cache. Another program may have changed the list, which must not raise an error.
+local function cache(s, position, packed)
+  local time, sum = 0, 0
+  if packed and #packed == HIT_BYTES then
+    time, sum = struct_unpack(HIT_FORMAT, packed)
   end
-  return s[8] <= 65536 and s[5] <= s[7] and s[7] <= 2 ^ 25 and (s[4] < s[7] or s[4] == 0)
+  s.times[position], s.sums[position] = time, sum
 end
 
--- Visits the hits `from` to `till` in order of age, 0 the oldest. Ends early if another program has truncated the
--- string.
-local function read(s, from, till, visit)
-  local first, size = s[4], s[7]
-  while from <= till do
-    local slot = (first + from) % size
-    local count = math.min(till - from + 1, size - slot, 32)
-    local offset = HEADER_BYTES + s[8] + slot * HIT
-    local hits = redis.call('GETRANGE', s.key, offset, offset + count * HIT - 1)
-    if #hits < count * HIT then
-      return
-    end
-    for i = 0, count - 1 do
-      local time, weight = struct_unpack('<dd', hits, i * HIT + 1)
-      if visit(from + i, time, weight) then
-        return
-      end
-    end
-    from = from + count
+-- Prepares a state, where `oldest` is the packed oldest hit. Returns whether the list is valid.
+local function open(s, key, exists, oldest)
+  local count = exists and redis.call('LLEN', key) - 1 or 0
+  s.key, s.exists, s.count, s.stored, s.dropped, s.times, s.sums = key, exists, count, count, 0, {}, {}
+  if count > 0 then
+    cache(s, 0, oldest)
+  end
+  return s[3] % 1 + s[4] % 1 == 0 and s[3] < MODULUS and s[4] < MODULUS
+end
+
+-- Removes all hits.
+local function clear(s)
+  s.dropped, s.count, s.cached_period = s.dropped + s.count, 0, nil
+  for word = 1, 5 do
+    s[word] = 0
   end
 end
 
-local function write_hit(s, index, time, weight)
-  local slot = (s[4] + index) % s[7]
-  redis.call('SETRANGE', s.key, HEADER_BYTES + s[8] + slot * HIT, struct_pack('<dd', time, weight))
+-- Returns the time of a hit, and the sum up to it. The oldest hit has index 0.
+local function read(s, index)
+  local position = s.dropped + index
+  if not s.times[position] then
+    cache(s, position, redis.call('LINDEX', s.key, position + 1))
+  end
+  return s.times[position], s.sums[position]
 end
 
--- Returns the index of the oldest hit that counts at `now`, the sum of weights, the period, and the time at which to
+-- Returns the sum before a hit.
+local function sum_before(s, index)
+  if index == 0 then
+    return s[3]
+  end
+  local _, sum = read(s, index - 1)
+  return sum
+end
+
+-- Returns the first hit from `from` on for which `test` holds, or the number of hits. `test` must hold for all later
+-- hits, too. The distance of the probes grows until one succeeds, so a hit near `from` is found by few probes.
+local function find(s, from, test)
+  local before, found, step = from - 1, s.count, 1
+  while before + 1 < found do
+    local probe = math.min(before + step, math.floor((before + found) / 2))
+    if test(read(s, probe)) then
+      found, step = probe, found
+    else
+      before, step = probe, step * 8
+    end
+  end
+  return found
+end
+
+-- Returns the index of the oldest hit that counts at `now`, the sum before it, the period, and the time at which to
 -- decide.
 local function read_window(s, now, p)
   local period = p[2]
-  local at = s[6]
-  if at < now then at = now end
-  if s[1] <= at or at - now > period then
-    if at - now > period then at = now end
-    return s[5], 0, period, at
+  local at = math.max(s[5], now)
+  if at - now > period then
+    return s.count, s[4], period, now
+  elseif s[1] <= at then
+    return s.count, s[4], period, at
   end
-  if s[2] < period then period = s[2] end
-  local first, used = s[5], s[3]
-  local expired = 0
-  read(s, 0, s[5] - 1, function(index, time, weight)
-    if time + period > at then
-      first = index
-      return true
-    end
-    expired = expired + weight
-  end)
-  return first, used - expired, period, at
+  period = math.min(s[2], period)
+  local first = find(s, 0, function(time) return time + period > at end)
+  return first, sum_before(s, first), period, at
 end
 
--- Returns the same from a cache. A decision calls this several times at one time; the hits are read once for each
--- change.
+-- Returns the same from a cache, and the sum of weights. A decision calls this several times at one time.
 local function window(s, now, p)
   if s.cached_period ~= p[2] or s.cached_at ~= now then
-    s.cached_period, s.cached_at, s.first, s.live, s.period, s.at = p[2], now, read_window(s, now, p)
+    s.cached_period, s.cached_at, s.first, s.base, s.period, s.at = p[2], now, read_window(s, now, p)
   end
   -- A charge, and so a hold, counts all hits for the current period.
-  return s.first, s.live, s.held and p[2] or s.period, s.at
+  return s.first, s.base, s.held and p[2] or s.period, s.at, (s[4] - s.base) % MODULUS
 end
 
 -- Returns the time at which hits of this total weight have expired. Holds expire last.
-local function capacity_freed_at(s, first, amount, period, at)
-  local freed, time_freed = 0, at
-  if s.held then
-    time_freed = at + period
+local function capacity_freed_at(s, amount, now, p)
+  local first, base, period, at, used = window(s, now, p)
+  if amount > used then
+    return s.held and at + period or at
   end
-  read(s, first, s[5] - 1, function(_, time, weight)
-    freed = freed + weight
-    if freed >= amount then
-      time_freed = time + period
-      return true
-    end
-  end)
-  return time_freed
+  local time = read(s, find(s, first, function(_, sum) return (sum - base) % MODULUS >= amount end))
+  return time + period
 end
 
 local function peek(s, now, max_delay, p)
   if p[3] > p[1] then
     return -1
   end
-  local first, used, period, at = window(s, now, p)
+  local _, _, _, _, used = window(s, now, p)
   local over = used + (s.held or 0) + p[3] - p[1]
   if over <= 0 then
     return 0
   end
-  return math.max(capacity_freed_at(s, first, over, period, at) - now, 0)
-end
-
--- Enlarges the ring. Moves the wrapped hits to the new end as far as it has space.
-local function grow(s, size)
-  local first, old, ring = s[4], s[7], HEADER_BYTES + s[8]
-  s[7] = size
-  if first > 0 then
-    local moved = math.min(first, size - old) * HIT
-    local wrapped = redis.call('GETRANGE', s.key, ring, ring + first * HIT - 1)
-    redis.call('SETRANGE', s.key, ring + old * HIT, wrapped:sub(1, moved))
-    if moved < #wrapped then
-      redis.call('SETRANGE', s.key, ring, wrapped:sub(moved + 1))
-    end
-  end
-end
-
--- Moves the ring, so that this many bytes precede it for holds.
-local function reserve_held_space(s, bytes)
-  local from = HEADER_BYTES + s[8]
-  local ring = s[7] > 0 and redis.call('GETRANGE', s.key, from, from + s[7] * HIT - 1) or ''
-  s[8] = bytes
-  if #ring > 0 then
-    redis.call('SETRANGE', s.key, HEADER_BYTES + bytes, ring)
-  end
+  return math.max(capacity_freed_at(s, over, now, p) - now, 0)
 end
 
 local function charge(s, now, cost, p)
-  local first, used, _, at = window(s, now, p)
-  s[3], s[5] = used, s[5] - first
-  if s[7] > 0 then
-    s[4] = (s[4] + first) % s[7]
-  end
+  local first, base, _, at = window(s, now, p)
+  s.dropped, s.count, s[3] = s.dropped + first, s.count - first, base
   s[2], s[1] = p[2], at + p[2]
-  s[3] = math.min(s[3] + cost, MAX_EXACT)
+  local before = s[4]
   -- Only surcharges exceed the limit. They are added to the newest hit, which then counts for longer.
-  if s[5] > 0 and (s[6] == at or s[5] >= p[1]) then
-    read(s, s[5] - 1, s[5] - 1, function(index, _, weight)
-      write_hit(s, index, at, math.min(weight + cost, MAX_EXACT))
-    end)
+  if s.count > 0 and (s[5] == at or s.count >= p[1]) then
+    before = sum_before(s, s.count - 1)
   else
-    if s[5] >= s[7] then
-      grow(s, math.max(4, math.min(s[7] * 2, p[1])))
-    end
-    write_hit(s, s[5], at, cost)
-    s[5] = s[5] + 1
+    s.count = s.count + 1
   end
-  s[6] = at
-  s.cached_period, s.cached_at, s.first, s.live, s.period, s.at = p[2], now, 0, s[3], p[2], at
+  local newest = s.dropped + s.count - 1
+  s[4] = (before + math.min((s[4] - before) % MODULUS + cost, MAX_WEIGHT)) % MODULUS
+  s[5], s.times[newest], s.sums[newest] = at, at, s[4]
+  s.changes_newest = s.changes_newest or newest < s.stored
+  s.cached_period, s.cached_at, s.first, s.base, s.period, s.at = p[2], now, 0, base, p[2], at
 end
 
 local function commit(s, now, delay, p)
@@ -164,20 +151,41 @@ end
 
 -- Returns the numbers of the snapshot: used, the time at which the key is idle, and the time of the next token.
 local function view(s, now, p)
-  local first, used, period, at = window(s, now, p)
-  local idle_at = s[6] + period
+  local _, _, period, at, used = window(s, now, p)
+  local idle_at = s[5] + period
   if s.held then
     used, idle_at = used + s.held, at + period
   elseif used == 0 then
     return 0, now, now
   end
-  local needed = math.max(1, used - p[1] + 1)
-  return used, idle_at, capacity_freed_at(s, first, needed, period, at)
+  return used, idle_at, capacity_freed_at(s, math.max(1, used - p[1] + 1), now, p)
+end
+
+-- Writes the header, and the changes of the list.
+local function store(s, header)
+  local key, stored, dropped = s.key, s.stored, s.dropped
+  local added = s.exists and {} or { header }
+  for position = math.max(stored, dropped), dropped + s.count - 1 do
+    added[#added + 1] = struct_pack(HIT_FORMAT, s.times[position], s.sums[position])
+  end
+  if s.exists then
+    if dropped > 0 and stored > 0 then
+      -- Keeps one element, which the header overwrites. So the list is never empty, which would delete it.
+      redis.call('LTRIM', key, math.min(dropped, stored), -1)
+    end
+    if s.changes_newest and dropped < stored then
+      redis.call('LSET', key, -1, struct_pack(HIT_FORMAT, s.times[stored - 1], s.sums[stored - 1]))
+    end
+    redis.call('LSET', key, 0, header)
+  end
+  if #added > 0 then
+    redis.call('RPUSH', key, list_unpack(added))
+  end
 end
 
 return {
-  words = 8, params = 3, supports_scheduling = false, header_bytes = HEADER_BYTES, is_valid = is_valid,
-  peek = peek, commit = commit, charge = charge, view = view,
-  -- For holds: the word with the bytes of space, the function that reserves it, the parameter with a charge's lifetime.
-  held_space_word = 8, reserve_held_space = reserve_held_space, period_param = 2,
+  words = 5, params = 3, supports_scheduling = false, is_list = true,
+  open = open, clear = clear, store = store, peek = peek, commit = commit, charge = charge, view = view,
+  -- For holds: the parameter with a charge's lifetime.
+  period_param = 2,
 }

@@ -547,6 +547,68 @@ async fn shadow_limit_is_reported_and_never_denies() {
     }
 }
 
+/// Checks that a shadow decides each request of a trace like the same limit alone.
+///
+/// The enforced limit delays requests, or denies them. The shadow counts the requests of all users together.
+async fn check_shadow<A>(deployments: &Deployments, name: &str, algorithm: A)
+where
+    A: LuaAlgorithm + Clone + Send + Sync + 'static,
+{
+    let enforced = Limit::new("enforced", LeakyQueue::new(TEN).max_waiting(9)).keyed_by(|&(user, _, _): &Key| user);
+    let limit = Limit::new("alone", algorithm).keyed_by(|&(_, team, _): &Key| team);
+    for fixture in stores(deployments, name, &(enforced, limit.clone().shadow())) {
+        let alone = Memory::builder(limit.clone()).clock(fixture.clock.clone()).build().expect("limits");
+        let (mut delayed, mut denied) = (0, 0);
+        for step in 0..120_u64 {
+            fixture
+                .clock
+                .advance(Duration::from_millis([0, 1, 0, 150, 0, 0, 0, 40][usize::try_from(step % 8).unwrap()]));
+            let (key, cost) = (if step % 11 > 8 { BOB } else { ALICE }, 1 + u64::from(step % 7 == 0));
+            let decision = fixture.acquire(key, cost).await.decision;
+            let expected = if decision.is_allowed() {
+                alone.acquire(&key, AcquireOptions::cost(cost)).await.expect("an answer").decision
+            } else {
+                alone.peek(&key, AcquireOptions::cost(cost)).await.expect("an answer")
+            };
+            let expected = expected.most_restrictive().expect("a limit");
+            let shadow = decision.limits().iter().find(|status| status.is_shadow()).expect("the shadow");
+            assert_eq!(
+                (shadow.verdict(), shadow.remaining(), shadow.reset()),
+                (expected.verdict(), expected.remaining(), expected.reset()),
+                "{} step {step}",
+                fixture.name
+            );
+            delayed += u32::from(matches!(decision.verdict(), Verdict::AllowedAfter(_)));
+            denied += u32::from(!decision.is_allowed());
+        }
+        assert!(delayed > 10 && denied > 10, "{}: {delayed} delayed, {denied} denied", fixture.name);
+    }
+}
+
+#[tokio::test]
+async fn shadow_beside_waiting() {
+    let deployments = Deployments::shared();
+    let limits = (
+        Limit::new("enforced", LeakyQueue::new(Quota::per_second(10)).max_waiting(10)).keyed_by(|key: &Key| key.0),
+        Limit::new("all", Gcra::new(Quota::per_second(1000))).keyed_by(|_: &Key| ()).shadow(),
+    );
+    for fixture in stores(&deployments, "shadow of 1000/s", &limits) {
+        // Ten requests wait.
+        for _ in 0..11 {
+            assert!(fixture.allows(ALICE, 1).await, "{}", fixture.name);
+        }
+        // An idle user.
+        let decision = fixture.acquire(BOB, 1).await.decision;
+        assert_eq!(decision.verdict(), Verdict::Allowed, "{}", fixture.name);
+        assert_eq!(decision.shadow_denials().count(), 0, "{}", fixture.name);
+    }
+    let thousand = Quota::per_second(1000);
+    check_shadow(&deployments, "gcra beside a queue", Gcra::new(thousand).burst(12)).await;
+    check_shadow(&deployments, "window beside a queue", SlidingWindow::new(Quota::per_second(15))).await;
+    check_shadow(&deployments, "log beside a queue", SlidingLog::new(Quota::per_second(15))).await;
+    check_shadow(&deployments, "queue beside a queue", LeakyQueue::new(Quota::per_second(4)).max_waiting(5)).await;
+}
+
 #[tokio::test]
 async fn key_selects_its_tier() {
     let deployments = Deployments::shared();

@@ -409,7 +409,14 @@ async fn invalid_state_bytes_fail_no_other_key() {
                 bytes.extend(number.to_le_bytes());
             }
             bytes.extend(std::iter::repeat_n(b'x', usize::try_from(next_random() % 2).expect("small") * (round % 5)));
-            server.bytes(&[b"SET", key.as_bytes(), &bytes]);
+            if name == "sliding log" && round % 4 > 0 {
+                // A list whose first elements could be a header and hits.
+                let element = next_random().to_le_bytes().repeat(2);
+                server.command(&["DEL", &key]);
+                server.bytes(&[b"RPUSH", key.as_bytes(), &bytes, &element[2..], &element[..round % 16], b""]);
+            } else {
+                server.bytes(&[b"SET", key.as_bytes(), &bytes]);
+            }
             check_other_keys(name, &limiter, &format!("{bytes:?}")).await;
             let outcome = acquire(&limiter, "bad", AcquireOptions::cost(3)).await;
             let held = acquire(&limiter, "bad", AcquireOptions::cost(1).hold()).await;

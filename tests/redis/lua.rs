@@ -10,14 +10,14 @@ use bb8_redis::redis;
 
 use crate::server::Server;
 
-/// The Redis stub: strings with `GET` and `SET`, and `struct` by `string.pack`.
+/// The Redis stub: strings, lists, and `struct` by `string.pack`. Runs a script on each input line, and prints the reply
+/// and the work: the numbers of commands, of bytes that they transfer, and of Lua instructions.
 const STUB: &str = r"
 local store = {}
 struct = {
   pack = string.pack,
   unpack = string.unpack,
 }
-local function range(value, from, till) return value:sub(from + 1, till + 1) end
 local commands = {
   GET = function(key) return store[key] or false end,
   MGET = function(...)
@@ -30,14 +30,41 @@ local commands = {
   PSETEX = function(key, ttl, value) assert(ttl >= 1 and ttl % 1 == 0) store[key] = value end,
   PEXPIRE = function(key, ttl) assert(ttl >= 1 and ttl % 1 == 0) end,
   DEL = function(key) store[key] = nil end,
-  GETRANGE = function(key, from, till) return range(store[key] or '', from, till) end,
-  SETRANGE = function(key, from, value)
-    local old = store[key] or ''
-    if #old < from then old = old .. ('\0'):rep(from - #old) end
-    store[key] = old:sub(1, from) .. value .. old:sub(from + #value + 1)
+  -- A list is a table with the position of its first element.
+  LLEN = function(key) return store[key] and #store[key].values - store[key].first + 1 or 0 end,
+  LINDEX = function(key, index) return store[key] and store[key].values[store[key].first + index] or false end,
+  LRANGE = function(key, from, till)
+    local list = store[key]
+    return list and table.move(list.values, list.first + from, list.first + till, 1, {}) or {}
+  end,
+  LSET = function(key, index, value)
+    local list = store[key]
+    local position = index < 0 and #list.values + 1 + index or list.first + index
+    assert(list.values[position])
+    list.values[position] = value
+  end,
+  LTRIM = function(key, from, till)
+    local list = store[key]
+    list.first = list.first + from
+    assert(till == -1 and list.values[list.first])
+  end,
+  RPUSH = function(key, ...)
+    store[key] = store[key] or { first = 1, values = {} }
+    for _, value in ipairs({ ... }) do table.insert(store[key].values, value) end
   end,
 }
-local function call(name, ...) return commands[name](...) end
+local commands_called, bytes, instructions = 0, 0, 0
+local function size(value)
+  if type(value) ~= 'table' then return #tostring(value) end
+  local sum = 0
+  for _, element in ipairs(value) do sum = sum + size(element) end
+  return sum
+end
+local function call(name, ...)
+  local reply = commands[name](...)
+  commands_called, bytes = commands_called + 1, bytes + size({ ... }) + size(reply)
+  return reply
+end
 redis = { call = call, pcall = call }
 local script = assert(load(io.read(tonumber(io.read('l')))))
 for line in io.lines() do
@@ -45,12 +72,17 @@ for line in io.lines() do
   KEYS = {}
   for i = 1, tonumber(keys) do KEYS[i] = 'key' .. i end
   ARGV = { (input:gsub('%x%x', function(byte) return string.char(tonumber(byte, 16)) end)) }
-  print((script():gsub('.', function(char) return ('%02x'):format(char:byte()) end)))
+  commands_called, bytes, instructions = 0, 0, 0
+  debug.sethook(function() instructions = instructions + 100 end, '', 100)
+  local reply = script()
+  debug.sethook()
+  reply = reply:gsub('.', function(char) return ('%02x'):format(char:byte()) end)
+  print(('%s %d %d %d'):format(reply, commands_called, bytes, instructions))
 end
 ";
 
 /// The script of a limiter with one limit, assembled as by the store.
-fn script(kernel: &str, short: Option<&str>) -> String {
+pub(crate) fn script(kernel: &str, short: Option<&str>) -> String {
     let short = short.map_or_else(String::new, |short| {
         format!("{short}{}", include_str!("../../src/store/redis/script/fast_reply.lua"))
     });
@@ -87,6 +119,49 @@ fn batch(now: f64, short: bool, keys: u16, decisions: &[(u16, u64)], params: &dy
     input
 }
 
+/// A reply under Lua 5.4, in hexadecimal digits, and the work of the call.
+pub(crate) struct Reply {
+    pub(crate) reply: String,
+    pub(crate) commands: u64,
+    /// The bytes of all arguments and results of the commands.
+    pub(crate) bytes: u64,
+    /// The number of Lua instructions, rounded down to hundreds.
+    pub(crate) instructions: u64,
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().fold(String::new(), |mut text, byte| {
+        write!(text, "{byte:02x}").expect("written");
+        text
+    })
+}
+
+/// Runs the script under Lua 5.4 on each input, on an empty store.
+pub(crate) fn run(script: &str, inputs: &[Vec<u8>], keys: usize) -> Vec<Reply> {
+    let lua = Command::new("lua5.4").arg("-e").arg(STUB).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn();
+    let mut lua =
+        lua.unwrap_or_else(|error| panic!("this test needs lua5.4 (Debian: apt-get install -y lua5.4): {error}"));
+    let mut stdin = lua.stdin.take().expect("piped");
+    let calls: Vec<_> = inputs.iter().map(|input| format!("{keys} {}\n", hex(input))).collect();
+    let all = format!("{}\n{script}{}", script.len(), calls.concat());
+    let writer = std::thread::spawn(move || stdin.write_all(all.as_bytes()));
+    let output = lua.wait_with_output().expect("the end of lua5.4");
+    writer.join().expect("a writer").expect("written");
+    assert!(output.status.success(), "lua5.4 failed");
+    let parse = |line: &str| {
+        let (reply, work) = line.split_once(' ')?;
+        let mut work = work.split(' ').map(|number| number.parse().ok());
+        Some(Reply {
+            reply: reply.to_owned(),
+            commands: work.next()??,
+            bytes: work.next()??,
+            instructions: work.next()??,
+        })
+    };
+    let text = String::from_utf8(output.stdout).expect("text");
+    text.lines().map(|line| parse(line).expect("a reply and three numbers")).collect()
+}
+
 fn check_equal_replies(kernel: &str, short: Option<&str>, params: &dyn Fn(u64) -> Vec<f64>) {
     let text = script(kernel, short);
     let mut now = 1_790_000_000_000_000.0;
@@ -110,27 +185,10 @@ fn check_equal_replies(kernel: &str, short: Option<&str>, params: &dyn Fn(u64) -
         })
         .collect();
 
-    let lua = Command::new("lua5.4").arg("-e").arg(STUB).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn();
-    let mut lua =
-        lua.unwrap_or_else(|error| panic!("this test needs lua5.4 (Debian: apt-get install -y lua5.4): {error}"));
-    let hex = |bytes: &[u8]| {
-        bytes.iter().fold(String::new(), |mut text, byte| {
-            write!(text, "{byte:02x}").expect("written");
-            text
-        })
-    };
-    let mut stdin = lua.stdin.take().expect("piped");
-    let calls: Vec<_> = batches.iter().map(|input| format!("3 {}\n", hex(input))).collect();
-    let all = format!("{}\n{text}{}", text.len(), calls.concat());
-    let writer = std::thread::spawn(move || stdin.write_all(all.as_bytes()));
-    let output = lua.wait_with_output().expect("the end of lua5.4");
-    writer.join().expect("a writer").expect("written");
-    assert!(output.status.success(), "lua5.4 failed");
-    let replies = String::from_utf8(output.stdout).expect("text");
-    let replies: Vec<_> = replies.lines().collect();
+    let replies = run(&text, &batches, 3);
     assert_eq!(replies.len(), under_redis.len());
     for (step, (here, there)) in replies.iter().zip(&under_redis).enumerate() {
-        assert_eq!(**here, hex(there), "batch {step}");
+        assert_eq!(here.reply, hex(there), "batch {step}");
     }
 }
 

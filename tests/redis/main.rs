@@ -35,4 +35,5 @@ mod sentinel;
 mod sentinel_server;
 mod server;
 mod shutdown;
+mod sliding_log;
 mod ttl;

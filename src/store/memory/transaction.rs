@@ -343,6 +343,8 @@ impl<'a, Key: ?Sized, S, L: TransactionLimit<Key, S> + ?Sized> LockedLimits<'a, 
             if context.options.hold {
                 limit.hold(context, read);
             } else {
+                // A shadow counts the request at the start that it would have scheduled.
+                let delay = if read.shadow { self::delay(read.verdict) } else { delay };
                 limit.charge(context, read, delay);
             }
         }

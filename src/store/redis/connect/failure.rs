@@ -150,8 +150,8 @@ fn missing_permission(error: &RedisError) -> Option<&'static str> {
              limiter's prefix, as in `~ratelimit:*`"
         } else {
             "the call to Redis failed: the user (ACL) may not run a command; grant EVAL, EVALSHA, SCRIPT LOAD, TIME, \
-             GET, MGET, EXISTS, SET, PSETEX, DEL, GETRANGE, SETRANGE and PEXPIRE, in a cluster also CLUSTER SLOTS and \
-             ASKING, with Sentinel also ROLE"
+             GET, MGET, EXISTS, SET, PSETEX, PEXPIRE, DEL, LLEN, LRANGE, LINDEX, LSET, LTRIM and RPUSH, in a cluster \
+             also CLUSTER SLOTS and ASKING, with Sentinel also ROLE"
         }
     })
 }

@@ -13,12 +13,12 @@
 --      the values
 --
 -- The results of a decision are, for each limit, its verdict as `peek` returns it; then 1 if no later start can be
--- scheduled (not after the fast path); then, for each kernel with a header, the three figures of its numbers. The
+-- scheduled (not after the fast path); then, for each kernel with a list, the three figures of its numbers. The
 -- results of an update are the costs that it has released and charged. The result of any other operation is 0. An
 -- operation on a key with foreign bytes has INVALID_STATE in each place, a failed hold EXPIRED, FULL or UNSUPPORTED,
 -- and no figures follow.
 --
--- The value of a kernel with a header is empty. If costs are held on a key, its value is their sum, the state after
+-- The value of a kernel with a list is empty. If costs are held on a key, its value is their sum, the state after
 -- expired holds were charged, and one more byte.
 
 -- The functions of holds.lua, created on first use.
@@ -166,8 +166,10 @@ local function decide(template, operation)
     else
       for l = 1, limits do
         if charged_limits[l] then
-          local index = operation[l + 1]
-          kernels[l].commit(states[index], now, delay, template[l])
+          local index, own, p = operation[l + 1], verdicts[l], template[l]
+          -- A shadow counts the request at the start that it would have scheduled, not at that of the enforced limits.
+          local own_delay = p[#p - 1] == 0 and delay or max(0, -1 - own)
+          kernels[l].commit(states[index], now, own_delay, p)
           changed[index] = true
           if holds[index] then
             held_costs.extend_lifetime(index, template[l])
@@ -218,12 +220,12 @@ local function operate(template, operation)
     return
   end
   if op == SET or op == RESET then
-    -- A new table: a kernel may have cached fields in the old one.
-    local former = s
-    s = zeros(kernel.words)
-    s.key, s.is_cleared, states[index] = former.key, former.is_cleared, s
-    if kernel.header_bytes then
-      s[kernel.held_space_word] = former[kernel.held_space_word]
+    if kernel.is_list then
+      kernel.clear(s)
+    else
+      -- A new table: a kernel may have cached fields in the old one.
+      s = zeros(kernel.words)
+      states[index] = s
     end
   elseif op == BLOCK then
     blocks[index] = template.arg1 > 0 and now + template.arg1 or 0
@@ -266,17 +268,6 @@ for index = 1, #KEYS do
     local ttl = uses_test_time and TEST_TTL or ceil((expires - now) / 1000) + 1
     if last <= now then
       call('DEL', key)
-    elseif index > full_count then
-      s[words + 1], s[words + 2] = expires, block
-      call('SETRANGE', key, 0, pack(format(words + 2), table_unpack(s, 1, words + 2)))
-      if h then
-        call('SETRANGE', key, kernel_of_key[index].header_bytes, held_costs.pack(index))
-      elseif s.is_cleared then
-        call('SETRANGE', key, kernel_of_key[index].header_bytes, pack('<ddddd', 0, 0, 0, 0, 0))
-      end
-      if extends then
-        call('PEXPIRE', key, ttl)
-      end
     else
       words = words + 1
       s[words] = expires
@@ -288,7 +279,12 @@ for index = 1, #KEYS do
       if h then
         value = value .. held_costs.pack(index)
       end
-      if extends then
+      if index > full_count then
+        kernel_of_key[index].store(s, value)
+        if extends then
+          call('PEXPIRE', key, ttl)
+        end
+      elseif extends then
         call('PSETEX', key, ttl, value)
       else
         call('SET', key, value, 'KEEPTTL')

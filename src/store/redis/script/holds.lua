@@ -5,8 +5,7 @@
 -- Behind the words of a state are seven words: the key's expiry, the end of a block, the sum of the held costs, the
 -- earliest and the latest expiry of an entry, the longest time until one (in microseconds), and the number of entries.
 -- Then the entries, one for each session, of five words: the id, the held cost, the sums that the session has released
--- and charged since it began, and its expiry. A kernel with a header has the last five of the seven words, and the
--- entries, in a space behind its header.
+-- and charged since it began, and its expiry.
 --
 -- # Protocol
 --
@@ -28,16 +27,10 @@ local function make_holds()
       return entries
     end
     entries = {}
-    local packed = h.packed
-    if h.count > 0 and not packed then
-      local kernel, s = kernel_of_key[index], states[index]
-      local from = kernel.header_bytes + (HELD_WORDS - 2) * 8
-      packed = call('GETRANGE', s.key, from, from + h.count * ENTRY_WORDS * 8 - 1)
-    end
     local cost = 0
     for at = 1, h.count * ENTRY_WORDS * 8, ENTRY_WORDS * 8 do
-      local entry = #packed >= at + ENTRY_WORDS * 8 - 1 and { unpack('<ddddd', packed, at) }
-      if entry and are_numbers(entry, ENTRY_WORDS) then
+      local entry = { unpack('<ddddd', h.packed, at) }
+      if are_numbers(entry, ENTRY_WORDS) then
         entries[#entries + 1] = entry
         cost = cost + entry[2]
       end
@@ -50,11 +43,11 @@ local function make_holds()
     return { table_unpack(s, 1, state_words(kernel, s)) }
   end
 
-  -- Returns a copy of the state in which the held costs are charged at this time. A kernel with a header adds `s.held`
+  -- Returns a copy of the state in which the held costs are charged at this time. A kernel with a list adds `s.held`
   -- by itself.
   function this.charged(index, at, p)
     local kernel, s, h = kernel_of_key[index], states[index], holds[index]
-    if kernel.header_bytes then
+    if kernel.is_list then
       s.held = h.cost > 0 and h.cost or nil
     elseif h.cost > 0 then
       s = copy(kernel, s)
@@ -69,7 +62,7 @@ local function make_holds()
     local h = holds[index]
     if h then
       local kernel, lasts_until = kernel_of_key[index], h.latest
-      if kernel.header_bytes then
+      if kernel.is_list then
         lasts_until = lasts_until + p[kernel.period_param]
       elseif h.cost > 0 then
         local s = copy(kernel, states[index])
@@ -94,7 +87,7 @@ local function make_holds()
     changed[index] = true
     if #entries == 0 then
       holds[index] = nil
-      states[index].held, states[index].is_cleared = nil, true
+      states[index].held = nil
     else
       this.extend_lifetime(index, p)
     end
@@ -136,7 +129,7 @@ local function make_holds()
     h.is_reported = true
     local kernel, s = kernel_of_key[index], states[index]
     local packed = ''
-    if not kernel.header_bytes then
+    if not kernel.is_list then
       local words = state_words(kernel, s)
       packed = pack(format(words), table_unpack(s, 1, words))
     end
@@ -184,17 +177,13 @@ local function make_holds()
     for l = 1, limits do
       if charged_limits[l] then
         local id, index = math.abs(template.ids[l]), operation[l + 1]
-        local kernel, s, entry = kernels[l], states[index], find(index, id)
-        local h = holds[index]
+        local h, entry = holds[index], find(index, id)
         if not h then
           h = {
             cost = 0, due = MAX_EXACT, latest = 0, span = 0, count = 0,
             entries = {}, lasts_until = 0, is_reported = true,
           }
           holds[index] = h
-          if kernel.header_bytes and s[kernel.held_space_word] == 0 then
-            kernel.reserve_held_space(s, (HELD_WORDS - 2 + MAX_ENTRIES * ENTRY_WORDS) * 8)
-          end
         end
         if not entry then
           entry = { id, 0, 0, 0, 0 }
@@ -237,8 +226,8 @@ local function make_holds()
     local entries, parts = h.entries, {}
     parts[1] = pack('<ddddd', h.cost, h.due, h.latest, h.span, h.count)
     if not entries then
-      -- Not decoded, so unchanged. For a kernel with a header they are in position already.
-      parts[2] = h.packed or ''
+      -- Not decoded, so unchanged.
+      parts[2] = h.packed
     else
       for i = 1, #entries do
         parts[i + 1] = pack('<ddddd', table_unpack(entries[i]))

@@ -2,7 +2,7 @@
 --
 -- # Input
 --
--- KEYS are the keys of all states, each once, ordered by limit. Keys of kernels with a header come last. ARGV[1] is
+-- KEYS are the keys of all states, each once, ordered by limit. Keys of kernels with a list come last. ARGV[1] is
 -- packed little-endian; d is a double, H an unsigned integer of 16 bits:
 --
 --   d  the time in microseconds: 0 for the server's time, otherwise a test's
@@ -29,8 +29,8 @@
 -- # Values
 --
 -- A value is a state's words, the key's expiry, and the end of a block if there is one: all doubles. If costs are held
--- on the key, the end of the block is always there, and the words in holds.lua follow. A kernel with a header stores
--- only the header this way; it reads and writes the rest by itself.
+-- on the key, the end of the block is always there, and the words in holds.lua follow. A kernel with a list stores only
+-- the list's first element, the header, this way; it reads and writes the other elements by itself.
 
 local ACQUIRE, PEEK, HOLD, CHARGE, SET, BLOCK, RESET, UPDATE = 0, 1, 2, 3, 4, 5, 6, 7
 -- The results of operations that failed.
@@ -140,23 +140,18 @@ local function decode(index, kernel, value)
   return (not kernel.is_valid or kernel.is_valid(s)) and s
 end
 
--- Reads the held costs of a kernel with a header from the space behind the header.
-local function decode_held_space(index, kernel, s)
-  if s[kernel.held_space_word] > 0 then
-    local words = HELD_WORDS - 2
-    local value = call('GETRANGE', s.key, kernel.header_bytes, kernel.header_bytes + words * 8 - 1)
-    if #value < words * 8 then
-      return false
-    end
-    local numbers = { 0, 0, unpack(format(words), value) }
-    if not are_numbers(numbers, HELD_WORDS) or numbers[HELD_WORDS] > MAX_ENTRIES or numbers[HELD_WORDS] % 1 ~= 0 then
-      return false
-    end
-    if numbers[HELD_WORDS] > 0 then
-      holds[index] = decode_holds(numbers, 0, false)
-    end
+-- Reads a key of a kernel with a list. Returns its state, or false if the value is not one of this kernel; and an error
+-- that fails the call, such as a missing permission.
+local function read_list(index, kernel, key)
+  -- The header and the first element behind it.
+  local elements = redis.pcall('LRANGE', key, 0, 1)
+  if elements.err then
+    -- A key of another type fails its own operations.
+    return false, not elements.err:find('WRONGTYPE', 1, true) and elements
   end
-  return s
+  local header = elements[1]
+  local s = header ~= '' and decode(index, kernel, header)
+  return s and kernel.open(s, key, header ~= nil, elements[2]) and s
 end
 
 local full_count = 0
@@ -164,7 +159,7 @@ do
   local counts = { nil, nil, nil, nil }
   for l = 1, limits do
     counts[l], pos = unpack('<H', input, pos)
-    if not kernels[l].header_bytes then
+    if not kernels[l].is_list then
       full_count = full_count + counts[l]
     end
   end
@@ -174,15 +169,15 @@ do
     values = {}
   end
   local index = 0
-  for with_header = 0, 1 do
+  for with_list = 0, 1 do
     for l = 1, limits do
       local kernel = kernels[l]
-      if (kernel.header_bytes and 1 or 0) == with_header then
+      if (kernel.is_list and 1 or 0) == with_list then
         for _ = 1, counts[l] do
           index = index + 1
           kernel_of_key[index] = kernel
           local key, s = KEYS[index], false
-          if with_header == 0 then
+          if with_list == 0 then
             local value = values[index]
             -- MGET returns false for a key of another type, as for a missing one.
             if value or call('EXISTS', key) == 0 then
@@ -190,18 +185,12 @@ do
             end
             values[index] = s and not holds[index] and value or ''
           else
-            local value = redis.pcall('GETRANGE', key, 0, kernel.header_bytes - 1)
-            -- A key of another type fails its own operations. Any other error, such as a missing permission, fails the
-            -- call.
-            if type(value) == 'table' and not value.err:find('WRONGTYPE', 1, true) then
-              return value
+            local problem
+            s, problem = read_list(index, kernel, key)
+            if problem then
+              return problem
             end
-            s = type(value) == 'string' and decode(index, kernel, value)
             values[index] = ''
-            if s then
-              s.key = key
-              s = decode_held_space(index, kernel, s)
-            end
           end
           states[index] = s
         end

@@ -106,7 +106,7 @@ impl ScriptVerdict {
         let verdicts: Vec<Verdict> = self.values.iter().map(|&value| parse_verdict(value)).collect();
         let enforced = || limits.iter().zip(&verdicts).filter(|(limit, _)| !limit.shadow);
         let verdict = enforced().fold(Verdict::Allowed, |all, (_, own)| all.stricter_of(*own));
-        let delay = if let Verdict::AllowedAfter(delay) = verdict { delay } else { Duration::ZERO };
+        let delay_of = |verdict| if let Verdict::AllowedAfter(delay) = verdict { delay } else { Duration::ZERO };
         let mut views = self.views.iter();
         let mut statuses = Vec::with_capacity(limits.len());
         let mut held_on = Vec::with_capacity(if options.hold { limits.len() } else { 0 });
@@ -125,6 +125,8 @@ impl ScriptVerdict {
             let snapshot = if limit.script.state_encoding() == StateEncoding::Header {
                 algorithm.replay_view(views.next().copied().unwrap_or_default(), now)
             } else {
+                // A shadow counts the request at the start that it would have scheduled.
+                let delay = delay_of(if limit.shadow { *own } else { verdict });
                 let charged_after = (is_charged && !options.hold && options.cost > 0).then_some(delay);
                 let held = state.held;
                 state.replay(|numbers| algorithm.replay(numbers, now, options, charged_after, held))?
