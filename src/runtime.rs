@@ -1,9 +1,9 @@
 //! Sleeping and spawning on tokio, with stand-ins for builds without the feature `timer`.
 
 #[cfg(not(feature = "timer"))]
-pub(crate) use self::no_runtime::{Instant, Sleep, sleep, spawn};
+pub(crate) use self::no_runtime::{Instant, Sleep, has_timer, sleep, spawn};
 #[cfg(feature = "timer")]
-pub(crate) use self::tokio_runtime::{Instant, Sleep, sleep, spawn};
+pub(crate) use self::tokio_runtime::{Instant, Sleep, has_timer, sleep, spawn};
 
 #[cfg(feature = "timer")]
 mod tokio_runtime {
@@ -18,6 +18,11 @@ mod tokio_runtime {
         tokio::runtime::Handle::try_current().ok()?;
         // `sleep` panics in a runtime without a timer, and tokio has no method that tests for one.
         catch_unwind(|| tokio::time::sleep(span)).ok()
+    }
+
+    /// Returns whether the caller runs in a tokio runtime with a timer.
+    pub(crate) fn has_timer() -> bool {
+        sleep(Duration::ZERO).is_some()
     }
 
     /// Runs the future in the current runtime; drops it outside of a runtime.
@@ -51,6 +56,10 @@ mod no_runtime {
 
     pub(crate) fn sleep(_span: Duration) -> Option<Sleep> {
         None
+    }
+
+    pub(crate) fn has_timer() -> bool {
+        false
     }
 
     pub(crate) fn spawn(_future: impl Future<Output = ()> + Send + 'static) {}

@@ -184,6 +184,18 @@ impl Decision {
         self
     }
 
+    /// Returns an allowed decision as one for a start after this delay, if the delay is not zero.
+    pub(crate) fn into_delayed(mut self, delay: Duration) -> Self {
+        self.verdict =
+            PackedVerdict::pack(if delay.is_zero() { Verdict::Allowed } else { Verdict::AllowedAfter(delay) });
+        self
+    }
+
+    /// Returns the decision with the most restrictive limit only.
+    pub(crate) fn most_restrictive_only(&self) -> Self {
+        Self { all_limits: ColdDrop::EMPTY, ..self.clone() }
+    }
+
     /// Adds one limit to the verdict, unless the limit is a shadow.
     pub(crate) fn merge(&mut self, status: LimitStatus) {
         if status.shadow {

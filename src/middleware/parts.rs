@@ -1,5 +1,7 @@
 //! The bounds between the parts of a rate limit service, stated once.
 
+use std::hash::Hash;
+
 use tower_service::Service;
 
 use super::cost::CostPolicy;
@@ -18,8 +20,8 @@ pub trait Parts<Request> {
     type InnerResponse;
     type InnerError;
     type Extractor: ExtractKey<Request, Key = Self::Key>;
-    type Key;
-    type Limiter: Limiter<Self::Key>;
+    type Key: Hash + Send + Sync + 'static;
+    type Limiter: Limiter<Self::Key> + Clone + Send + Sync + 'static;
     type Responder: Respond<
             Request,
             Self::InnerResponse,
@@ -38,7 +40,8 @@ impl<Request, S, K, A, R, T> Parts<Request> for (S, K, A, R, T)
 where
     S: Service<Request> + Clone,
     K: ExtractKey<Request>,
-    A: Limiter<K::Key>,
+    K::Key: Hash + Send + Sync + 'static,
+    A: Limiter<K::Key> + Clone + Send + Sync + 'static,
     R: Respond<Request, S::Response, S::Error>,
     T: CostPolicy<Request, S::Response, S::Error>,
 {

@@ -136,7 +136,7 @@ fn allowed_request_allocates_nothing() {
 fn key_extractors_allocate_nothing() {
     fn check<K>(description: &str, key: K, fields: &[(&'static str, &str)])
     where
-        K: ExtractKey<Request<()>, Key: Hash + Eq> + Clone,
+        K: ExtractKey<Request<()>, Key: Hash + Eq + Send + Sync + 'static> + Clone,
     {
         let request = |number| {
             let mut request = from(1);
@@ -175,7 +175,7 @@ fn key_extractors_allocate_nothing() {
 fn decisions_of_four_to_eight_limits_allocate_nothing() {
     fn check<L>(description: &str, limits: impl Fn(u64) -> L)
     where
-        L: MemoryLimitsFor<IpAddr, DefaultHashBuilder>,
+        L: MemoryLimitsFor<IpAddr, DefaultHashBuilder> + 'static,
     {
         let clock = || ManualClock::new();
         let enough = Memory::builder(limits(1_000_000)).clock(clock()).build().expect("a limiter");
@@ -319,7 +319,7 @@ fn other_responders_allocate_nothing_for_an_allowed_request() {
 /// A service that allows the first request of each key, on a stopped clock.
 fn allow_once<A, R>(limiter: A, responder: R) -> impl Service<Request<()>, Response = R::Response, Error = R::Error>
 where
-    A: Limiter<IpAddr> + Clone,
+    A: Limiter<IpAddr> + Clone + Send + Sync + 'static,
     R: Respond<Request<()>, Page, Infallible> + Clone,
 {
     RateLimitLayer::new(PeerIp::new(), limiter).responder(responder).layer(service_fn(page as PageFn))

@@ -42,7 +42,7 @@ async fn hello(request: Request<()>) -> Result<Page, Infallible> {
 /// Sends one request, and returns the response.
 async fn send<A, R>(limiter: A, responder: R) -> Page
 where
-    A: Limiter<()> + Clone,
+    A: Limiter<()> + Clone + Send + Sync + 'static,
     R: Respond<Request<()>, Page, Infallible, Response = Page, Error = Infallible> + Clone,
 {
     let layer = RateLimitLayer::new(Global, limiter).responder(responder);

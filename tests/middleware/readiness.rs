@@ -53,7 +53,7 @@ fn exempt_missing_key_goes_to_the_instance_that_was_made_ready() {
 
 #[test]
 fn immediate_rejection_releases_the_reserved_readiness() {
-    fn check<A: Limiter<&'static str> + Clone>(limiter: A, request: TestRequest) {
+    fn check<A: Limiter<&'static str> + Clone + Send + Sync + 'static>(limiter: A, request: TestRequest) {
         let pool = Pool::new(1);
         let mut service = limited(pool.service(), limiter);
         assert_ready_ok!(service.poll_ready());

@@ -38,7 +38,7 @@ impl Limiter<()> for StubLimiter {
     }
 }
 
-async fn send<L: Limiter<()> + Clone>(limiter: L, responder: Grpc) -> Page {
+async fn send<L: Limiter<()> + Clone + Send + Sync + 'static>(limiter: L, responder: Grpc) -> Page {
     let service = RateLimitLayer::new(Global, limiter).responder(responder).layer(service_fn(ok));
     service.oneshot(call()).await.unwrap_or_else(|never| match never {})
 }
