@@ -1,9 +1,9 @@
 //! Sleeping and spawning on tokio, with stand-ins for builds without the feature `timer`.
 
 #[cfg(not(feature = "timer"))]
-pub(crate) use self::no_runtime::{Instant, Sleep, cannot_sleep, sleep, spawn};
+pub(crate) use self::no_runtime::{Instant, Sleep, cannot_sleep, has_timer, sleep, spawn};
 #[cfg(feature = "timer")]
-pub(crate) use self::tokio_runtime::{Instant, Sleep, cannot_sleep, sleep, spawn};
+pub(crate) use self::tokio_runtime::{Instant, Sleep, cannot_sleep, has_timer, sleep, spawn};
 
 #[cfg(feature = "timer")]
 mod tokio_runtime {
@@ -22,7 +22,12 @@ mod tokio_runtime {
         catch_unwind(|| tokio::time::sleep(span)).ok()
     }
 
-    /// The error of a request that would wait where [`sleep`] returns `None`.
+    /// Returns whether the caller runs in a tokio runtime with a timer.
+    pub(crate) fn has_timer() -> bool {
+        sleep(Duration::ZERO).is_some()
+    }
+
+    /// The error of a request that would wait where there is no timer.
     pub(crate) fn cannot_sleep() -> Error {
         Error::config("waiting failed: there is no tokio runtime with a timer; build the runtime with `enable_all`")
     }
@@ -60,6 +65,10 @@ mod no_runtime {
 
     pub(crate) fn sleep(_span: Duration) -> Option<Sleep> {
         None
+    }
+
+    pub(crate) fn has_timer() -> bool {
+        false
     }
 
     pub(crate) fn cannot_sleep() -> Error {

@@ -183,6 +183,24 @@ impl Decision {
         self.is_estimate
     }
 
+    /// Turns a delayed decision into a denial.
+    pub(crate) fn into_denied(mut self, retry_after: Duration) -> Self {
+        self.verdict = PackedVerdict::pack(Verdict::Denied { retry_after });
+        self
+    }
+
+    /// Returns an allowed decision as one for a start after this delay, if the delay is not zero.
+    pub(crate) fn into_delayed(mut self, delay: Duration) -> Self {
+        self.verdict =
+            PackedVerdict::pack(if delay.is_zero() { Verdict::Allowed } else { Verdict::AllowedAfter(delay) });
+        self
+    }
+
+    /// Returns the decision with the most restrictive limit only.
+    pub(crate) fn most_restrictive_only(&self) -> Self {
+        Self { all_limits: ColdDrop::EMPTY, ..self.clone() }
+    }
+
     /// Adds one limit to the verdict, unless the limit is a shadow.
     pub(crate) fn merge(&mut self, status: LimitStatus) {
         if status.shadow {

@@ -1,3 +1,5 @@
+use std::hash::Hash;
+
 use super::missing::MissingKey;
 use super::{ExtractKey, Extracted};
 
@@ -20,13 +22,13 @@ where
 )]
 pub trait IntoExtracted {
     /// The key type.
-    type Key;
+    type Key: Hash + Send + Sync + 'static;
 
     /// Converts the return value into the result of an extractor.
     fn into_extracted(self) -> Extracted<Self::Key>;
 }
 
-impl<K> IntoExtracted for Extracted<K> {
+impl<K: Hash + Send + Sync + 'static> IntoExtracted for Extracted<K> {
     type Key = K;
 
     fn into_extracted(self) -> Self {
@@ -35,7 +37,7 @@ impl<K> IntoExtracted for Extracted<K> {
 }
 
 /// `None` is an absent key.
-impl<K> IntoExtracted for Option<K> {
+impl<K: Hash + Send + Sync + 'static> IntoExtracted for Option<K> {
     type Key = K;
 
     fn into_extracted(self) -> Extracted<K> {
@@ -45,7 +47,7 @@ impl<K> IntoExtracted for Option<K> {
 
 /// `Err` is an unusable key, which the layer always rejects. The client does not receive the error. To send a reason,
 /// return an [`Extracted::Missing`].
-impl<K, E> IntoExtracted for Result<K, E> {
+impl<K: Hash + Send + Sync + 'static, E> IntoExtracted for Result<K, E> {
     type Key = K;
 
     fn into_extracted(self) -> Extracted<K> {

@@ -1,5 +1,6 @@
 use std::any::type_name;
 use std::fmt;
+use std::hash::Hash;
 use std::marker::PhantomData;
 
 use http::Request;
@@ -30,7 +31,7 @@ impl<T> Extension<T> {
     }
 }
 
-impl<T: Clone + Send + Sync + 'static, B> ExtractKey<Request<B>> for Extension<T> {
+impl<T: Clone + Hash + Send + Sync + 'static, B> ExtractKey<Request<B>> for Extension<T> {
     type Key = T;
 
     fn extract(&self, request: &Request<B>) -> Extracted<T> {

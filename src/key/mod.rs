@@ -112,7 +112,8 @@ pub use self::{
 )]
 pub trait ExtractKey<Request> {
     /// The key type.
-    type Key;
+    // Waiting requests are found by a hash of their key, and a task asks the limiter for them.
+    type Key: std::hash::Hash + Send + Sync + 'static;
 
     /// Extracts the key of a request.
     fn extract(&self, request: &Request) -> Extracted<Self::Key>;

@@ -26,14 +26,14 @@ pub struct BoxLimiter<Key: ?Sized>(Arc<dyn ErasedLimiter<Key>>);
 
 impl<Key: ?Sized> BoxLimiter<Key> {
     /// Boxes a limiter.
-    pub fn new(limiter: impl Limiter<Key> + Send + Sync + 'static) -> Self {
+    pub fn new(limiter: impl Limiter<Key>) -> Self {
         Self(Arc::new(limiter))
     }
 
     admin_methods!(Key);
 }
 
-impl<Key: ?Sized> Limiter<Key> for BoxLimiter<Key> {
+impl<Key: ?Sized + 'static> Limiter<Key> for BoxLimiter<Key> {
     type Future = BoxFuture<Result<Outcome, Error>>;
 
     fn acquire(&self, key: &Key, options: AcquireOptions) -> Acquisition<Self::Future> {
@@ -68,7 +68,7 @@ trait ErasedLimiter<Key: ?Sized>: Send + Sync {
     fn administer_boxed(&self, key: &Key, operation: AdminOperation<'_>) -> LimiterFuture<()>;
 }
 
-impl<Key: ?Sized, L: Limiter<Key> + Send + Sync> ErasedLimiter<Key> for L {
+impl<Key: ?Sized, L: Limiter<Key>> ErasedLimiter<Key> for L {
     fn acquire_boxed(&self, key: &Key, options: AcquireOptions) -> Acquisition<BoxFuture<Result<Outcome, Error>>> {
         match self.acquire(key, options) {
             Acquisition::Ready(result) => Acquisition::Ready(result),

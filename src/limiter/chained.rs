@@ -247,8 +247,8 @@ impl<Key, A, B> Limiter<Key> for Chained<A, B>
 where
     Key: ToOwned + ?Sized + 'static,
     Key::Owned: Send + 'static,
-    A: Limiter<Key> + Clone + Send + Sync + 'static,
-    B: Limiter<Key> + Clone + Send + Sync + 'static,
+    A: Limiter<Key> + Clone,
+    B: Limiter<Key> + Clone,
 {
     type Future = ChainedFuture<Key, A, B>;
 
@@ -333,8 +333,8 @@ impl<Key, A, B> Future for ChainedFuture<Key, A, B>
 where
     Key: ToOwned + ?Sized + 'static,
     Key::Owned: Send + 'static,
-    A: Limiter<Key> + Clone + Send + Sync + 'static,
-    B: Limiter<Key> + Clone + Send + Sync + 'static,
+    A: Limiter<Key> + Clone,
+    B: Limiter<Key> + Clone,
 {
     type Output = Result<Outcome, Error>;
 

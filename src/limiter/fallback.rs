@@ -56,7 +56,7 @@ where
     Key: ToOwned + ?Sized + 'static,
     Key::Owned: Send + 'static,
     P: Limiter<Key> + 'static,
-    S: Limiter<Key> + Clone + Send + Sync + 'static,
+    S: Limiter<Key> + Clone,
 {
     type Future = FallbackFuture<Key, P, S>;
 

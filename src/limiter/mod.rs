@@ -90,7 +90,7 @@ use std::sync::Arc;
     note = "the key extractor returns the key type `{Key}`; a limiter with sub-keys (`keyed_by`) and a `Redis<Key>` must \
             have the same"
 )]
-pub trait Limiter<Key: ?Sized> {
+pub trait Limiter<Key: ?Sized>: Send + Sync + 'static {
     /// The future of a decision. A limiter that always decides immediately uses [`std::future::Ready`].
     type Future: Future<Output = Result<Outcome, Error>> + Send + 'static;
 

@@ -1,18 +1,17 @@
 //! The configuration that the layer, its services and their futures share.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use super::cost::CostPolicy as _;
 use super::parts::Parts;
+use super::queue::{Bounds, Queues};
 use crate::decision::{AcquireOptions, Decision};
 use crate::error::Error;
 use crate::key::MissingKey;
 use crate::limiter::{Held, Outcome};
 use crate::observe::{Event, Observers};
 use crate::response::{Rejection, Respond as _};
-use crate::runtime::Instant;
 
 #[derive(Clone, Debug)]
 pub(crate) struct Config<K, A, R, T> {
@@ -80,50 +79,54 @@ pub(crate) fn observe_context<Request, P: Parts<Request>>(config: &ConfigOf<Requ
 /// How many requests may wait at a time, and for how long.
 #[derive(Clone, Debug)]
 pub(crate) struct WaitConfig {
-    /// With `None` the algorithm determines the delay.
-    pub(crate) max_delay: Option<Duration>,
-    pub(crate) max_waiters: usize,
+    /// With `None` the limiter bounds the wait: only a queue among the algorithms lets requests wait then.
+    max_wait: Option<Duration>,
+    bounds: Bounds,
     /// Shared by all services of the layer.
-    pub(crate) waiters: Arc<AtomicUsize>,
+    pub(crate) queues: Arc<Queues>,
+    newest_first: bool,
 }
 
 impl WaitConfig {
-    pub(crate) const DEFAULT_MAX_WAITERS: usize = 10_000;
+    const DEFAULT_BOUNDS: Bounds = Bounds { max_waiters: 10_000, max_waiters_per_key: 1_000 };
 
-    /// The maximum delay of a new request: zero if no permit is free, so that the limiter denies the request and does
-    /// not charge it for a start that it could not wait for.
-    pub(crate) fn max_delay(&self) -> Option<Duration> {
-        let is_full = self.waiters.load(Ordering::Relaxed) >= self.max_waiters;
-        if is_full { Some(Duration::ZERO) } else { self.max_delay }
+    pub(crate) fn max_wait(&self) -> Option<Duration> {
+        self.max_wait
     }
 
-    /// Acquires a permit to wait, if one is free.
-    pub(crate) fn try_acquire_permit(&self, observers: &Observers) -> Option<Waiter> {
-        let acquired = self.waiters.fetch_update(Ordering::AcqRel, Ordering::Acquire, |waiters| {
-            (waiters < self.max_waiters).then_some(waiters + 1)
-        });
-        acquired.ok().map(|_| self.waiter(observers))
+    pub(crate) fn bounds(&self) -> Bounds {
+        self.bounds
     }
 
-    /// Acquires a permit for a request that was charged for its scheduled start while a permit was free.
-    ///
-    /// Concurrent requests may exceed `max_waiters` by their number, because a charged request must not be denied for
-    /// that.
-    pub(crate) fn acquire_permit_when_charged(&self, observers: &Observers) -> Waiter {
-        self.waiters.fetch_add(1, Ordering::AcqRel);
-        self.waiter(observers)
+    /// The maximum delay of the first ask. A request that has to wait joins a queue uncharged, so the first ask accepts
+    /// no delay, unless only the limiter knows whether requests may wait.
+    #[inline]
+    pub(crate) fn first_delay(&self) -> Option<Duration> {
+        if self.max_wait.is_none() && self.bounds.max_waiters > 0 { None } else { Some(Duration::ZERO) }
     }
 
-    fn waiter(&self, observers: &Observers) -> Waiter {
-        observers.emit(|| Event::WaitStarted);
-        let waiters = Arc::clone(&self.waiters);
-        Waiter { waiters, observers: observers.clone(), started_at: Instant::now() }
+    /// The maximum delay of the first ask while requests wait: no delay if no further request may wait.
+    pub(crate) fn first_delay_while_active(&self) -> Option<Duration> {
+        if self.queues.is_full(self.bounds) { Some(Duration::ZERO) } else { self.first_delay() }
+    }
+
+    /// Whether a request that the limiter denied may wait.
+    pub(crate) fn lets_denied_wait(&self) -> bool {
+        self.max_wait.is_some_and(|max_wait| !max_wait.is_zero())
+    }
+
+    /// Changes the configuration of one layer. Its clones keep their own queues and counts.
+    #[cfg(feature = "timer")]
+    pub(crate) fn change(&mut self, change: impl FnOnce(&mut Option<Duration>, &mut Bounds, &mut bool)) {
+        change(&mut self.max_wait, &mut self.bounds, &mut self.newest_first);
+        self.queues = Arc::new(Queues::new(self.newest_first));
     }
 }
 
 impl Default for WaitConfig {
     fn default() -> Self {
-        Self { max_delay: None, max_waiters: Self::DEFAULT_MAX_WAITERS, waiters: Arc::default() }
+        let queues = Arc::new(Queues::new(false));
+        Self { max_wait: None, bounds: Self::DEFAULT_BOUNDS, queues, newest_first: false }
     }
 }
 
@@ -136,49 +139,32 @@ impl Default for WaitConfig {
 )]
 pub trait NeedsFeatureTimer {}
 
-/// A permit to wait. Dropping it releases the permit and emits `WaitEnded`.
-#[derive(Debug)]
-pub(crate) struct Waiter {
-    waiters: Arc<AtomicUsize>,
-    observers: Observers,
-    started_at: Instant,
-}
-
-impl Drop for Waiter {
-    fn drop(&mut self) {
-        self.waiters.fetch_sub(1, Ordering::AcqRel);
-        self.observers.emit(|| Event::WaitEnded { waited: self.started_at.elapsed() });
-    }
-}
-
 /// What the layer does with a request after the limiter's result.
 pub(crate) enum Disposition {
-    /// The request is allowed, now or at its scheduled start.
+    /// The request may start now.
     Admit(Decision, Option<Held>),
-    /// The request may ask the limiter again after this time.
-    RetryAfter(Duration, Decision),
+    /// The limiter has scheduled a later start.
+    Schedule(Decision, Option<Held>),
+    /// The limiter denied the request, which may wait.
+    Wait(Decision),
     Reject(Rejection),
 }
 
-/// The interval at which a waiting request asks again if held costs make its wait an estimate.
-const ESTIMATE_RECHECK: Duration = Duration::from_millis(100);
-
-/// Determines the disposition of a request that may still wait for `max_delay`.
+/// Determines the disposition of a request.
 #[inline]
-pub(crate) fn classify(result: Result<Outcome, Error>, max_delay: Option<Duration>) -> Disposition {
+pub(crate) fn classify(result: Result<Outcome, Error>, wait: &WaitConfig) -> Disposition {
     match result {
-        Ok(Outcome { decision, held }) if decision.is_allowed() => Disposition::Admit(decision, held),
-        Ok(Outcome { decision, .. }) => match (decision.retry_after(), max_delay) {
-            // A held cost may be settled at any time, so the request asks again soon, as long as it may wait.
-            (Some(wait), Some(max_delay)) if decision.is_estimate() && !max_delay.is_zero() => {
-                Disposition::RetryAfter(wait.min(ESTIMATE_RECHECK).min(max_delay), decision)
+        Ok(Outcome { decision, held }) if decision.is_allowed() => {
+            if decision.delay().is_zero() {
+                Disposition::Admit(decision, held)
+            } else {
+                Disposition::Schedule(decision, held)
             }
-            // A limiter that supports scheduling has denied every start within `max_delay`.
-            (Some(wait), Some(max_delay)) if wait <= max_delay && !decision.supports_scheduling() => {
-                Disposition::RetryAfter(wait, decision)
-            }
-            _ => Disposition::Reject(Rejection::OverLimit(decision)),
-        },
+        }
+        Ok(Outcome { decision, .. }) if wait.lets_denied_wait() && !decision.exceeds_limit() => {
+            Disposition::Wait(decision)
+        }
+        Ok(Outcome { decision, .. }) => Disposition::Reject(Rejection::OverLimit(decision)),
         Err(error) => Disposition::Reject(Rejection::Unavailable(error)),
     }
 }

@@ -251,30 +251,47 @@ impl<K, A, R, T> RateLimitLayer<K, A, R, T> {
 impl<K, A, R, T> RateLimitLayer<K, A, R, T> {
     /// Lets a request wait for up to `max_wait` before the layer rejects it.
     ///
-    /// The layer rejects a request that cannot start within `max_wait` at once, without waiting.
+    /// A request that cannot start now waits in a queue, uncharged. The queue belongs to the key, or to the limit that
+    /// denied the request if several keys share that limit. While requests wait, a new request of the key joins them.
+    /// The queue asks the limiter for one start after another, and gives each to the request that has waited longest. A
+    /// request that leaves takes no start with it.
     ///
-    /// Buckets and queues schedule a start when the request asks, first come, first served for each key. Windows and
-    /// logs schedule no starts, and neither does a blocked key. Several limits schedule a start only if [all of them
-    /// do](crate::Limit). Without a scheduled start, a waiting request asks again when the limiter expects capacity,
-    /// and the limiter serves the first request that asks.
+    /// The layer rejects a request at once if its place in the queue means that it cannot start within `max_wait`. This
+    /// is an estimate from the limit, or from the measured rate of starts if that is lower. At the end of `max_wait`
+    /// the layer rejects a request that still waits, exactly at that time.
     ///
-    /// The time since the first decision counts, including the time that later decisions take. If a remote limiter
-    /// schedules a start within the time that was left when the request asked, the request waits for that start.
+    /// Several processes that share a limit in Redis have one queue each. Buckets and queues alternate between the
+    /// processes, because each process books one start ahead. Windows and logs serve the process that asks first.
     ///
-    /// Without this setting only a [`LeakyQueue`](crate::LeakyQueue) delays requests, for as long as it schedules. A
-    /// `max_wait` of zero disables that. A waiting request reserves no capacity of the inner service. Waiting needs a
-    /// tokio runtime with a timer. Without one the server is misconfigured: the layer rejects a request that would wait
-    /// for a scheduled start with status 500, although the request was charged for that start.
+    /// Without this setting only a [`LeakyQueue`](crate::LeakyQueue) lets requests wait. A `max_wait` of zero disables
+    /// that. A waiting request reserves no capacity of the inner service. Waiting needs a tokio runtime with a timer.
+    /// Without one the server is misconfigured: the layer rejects a request that would wait with status 500.
     pub fn max_wait(mut self, max_wait: std::time::Duration) -> Self {
-        self.config.wait.max_delay = Some(max_wait);
+        self.config.wait.change(|wait, _, _| *wait = Some(max_wait));
         self
     }
 
-    /// Sets how many requests may wait at a time, over all services of this layer. The default is 10 000.
+    /// Sets how many requests may wait at a time, over all keys and all services of this layer. The default is 10 000.
     ///
     /// The layer rejects further requests that would have to wait, and does not charge them.
     pub fn max_waiters(mut self, max_waiters: usize) -> Self {
-        self.config.wait.max_waiters = max_waiters;
+        self.config.wait.change(|_, bounds, _| bounds.max_waiters = max_waiters);
+        self
+    }
+
+    /// Sets how many requests of one key may wait at a time. The default is 1000, so that one client cannot take all
+    /// places.
+    pub fn max_waiters_per_key(mut self, max_waiters: usize) -> Self {
+        self.config.wait.change(|_, bounds, _| bounds.max_waiters_per_key = max_waiters);
+        self
+    }
+
+    /// Serves the newest waiting request first.
+    ///
+    /// For services behind a proxy that hides that clients have left: the oldest requests are those whose clients have
+    /// probably left. A new request takes the place of the oldest one if no place is free.
+    pub fn newest_first(mut self) -> Self {
+        self.config.wait.change(|_, _, newest_first| *newest_first = true);
         self
     }
 }

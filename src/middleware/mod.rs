@@ -3,9 +3,11 @@
 mod config;
 pub mod cost;
 mod future;
+mod join;
 mod layer;
 mod parts;
 mod pending;
+mod queue;
 mod service;
 mod settlement;
 

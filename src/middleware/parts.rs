@@ -1,5 +1,7 @@
 //! The bounds between the parts of a rate limit service, stated once.
 
+use std::hash::Hash;
+
 use tower_service::Service;
 
 use super::cost::CostPolicy;
@@ -18,9 +20,15 @@ pub trait Parts<Request> {
     type InnerResponse;
     type InnerError;
     type Extractor: ExtractKey<Request, Key = Self::Key>;
-    type Key;
-    type Limiter: Limiter<Self::Key>;
-    type Responder: Respond<Request, Self::InnerResponse, Self::InnerError, Response = Self::Response, Context = Self::Context>;
+    type Key: Hash + Send + Sync + 'static;
+    type Limiter: Limiter<Self::Key> + Clone;
+    type Responder: Respond<
+            Request,
+            Self::InnerResponse,
+            Self::InnerError,
+            Response = Self::Response,
+            Context = Self::Context,
+        >;
     type Response;
     type Context;
     type CostPolicy: CostPolicy<Request, Self::InnerResponse, Self::InnerError>;
@@ -30,7 +38,7 @@ impl<Request, S, K, A, R, T> Parts<Request> for (S, K, A, R, T)
 where
     S: Service<Request> + Clone,
     K: ExtractKey<Request>,
-    A: Limiter<K::Key>,
+    A: Limiter<K::Key> + Clone,
     R: Respond<Request, S::Response, S::Error>,
     T: CostPolicy<Request, S::Response, S::Error>,
 {

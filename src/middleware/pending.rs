@@ -1,4 +1,4 @@
-//! A request that is not forwarded yet: it awaits a decision, a retry, its scheduled start or the inner service.
+//! A request that is not forwarded yet: it awaits a decision, its start in a queue, or the inner service.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -9,42 +9,38 @@ use std::time::Duration;
 use pin_project::pin_project;
 use tower_service::Service as _;
 
-use super::config::{ConfigOf, Disposition, Waiter, classify, observe_context, rejection_event};
+use super::config::{ConfigOf, Disposition, classify, observe_context, rejection_event};
+use super::join::{Undecided, join_after};
 use super::parts::{DecisionFuture, InnerFuture, Parts, ServiceResult};
+use super::queue::{GrantedStart, QueueIds, Waited, Waiting};
 use super::settlement::PendingSettlement;
-use crate::decision::{AcquireOptions, Decision};
-use crate::limiter::{Acquisition, Limiter as _, ReleaseOnDrop};
-use crate::observe::{Event, OutcomeGuard};
+use crate::decision::AcquireOptions;
+use crate::observe::{Event, Observers, OutcomeGuard, WaitEnd};
 use crate::response::{Rejection, Respond as _};
-use crate::runtime::{Instant, Sleep, cannot_sleep, sleep};
+use crate::runtime::Instant;
 use crate::sync::POLLED_AFTER_COMPLETION;
 
 /// A request that is not forwarded yet, as a state machine.
 ///
-/// While a request sleeps, its service is a fresh clone, so that it reserves no capacity of the inner service.
+/// While a request waits, its service is a fresh clone, so that it reserves no capacity of the inner service.
 #[pin_project(project = Projection)]
 pub(crate) enum PendingRequest<Request, P: Parts<Request>> {
-    /// The limiter decides. The service is the ready instance, or a fresh one if the request has waited before.
+    /// The limiter decides. The service is the ready instance.
     AwaitingDecision {
         #[pin]
         decision: DecisionFuture<Request, P>,
-        deferred: Option<WithService<P::Service, Deferred<Request, P>>>,
+        undecided: Option<(P::Key, WithService<P::Service, Deferred<Request, P>>)>,
     },
-    /// The limiter denied the request and scheduled no start: it asks again after the sleep.
-    AwaitingRetry {
-        #[pin]
-        sleep: Sleep,
-        deferred: Option<WithService<P::Service, Deferred<Request, P>>>,
-    },
-    /// The request is charged for a start in the future.
+    /// The request waits in a queue.
     AwaitingStart {
-        #[pin]
-        sleep: Sleep,
-        scheduled: Option<WithService<P::Service, ScheduledRequest<Request, P>>>,
+        waiting: Waiting,
+        deferred: Option<WithService<P::Service, Deferred<Request, P>>>,
     },
     /// The request may start; the inner service is not ready yet.
     AwaitingReady {
-        scheduled: Option<WithService<P::Service, ScheduledRequest<Request, P>>>,
+        /// Declared before the request: an unused start is passed on before the terminal event.
+        start: Option<GrantedStart>,
+        deferred: Option<WithService<P::Service, Deferred<Request, P>>>,
     },
     Done {
         output: Option<PendingOutput<Request, P>>,
@@ -73,149 +69,155 @@ pub(crate) struct WithService<S, R> {
     pub(crate) request: R,
 }
 
-/// A request without a decision, or with a denial after which it asks again.
+/// A request that is not forwarded yet.
 pub(crate) struct Deferred<Request, P: Parts<Request>> {
     request: Request,
-    key: P::Key,
     options: AcquireOptions,
     started_at: Instant,
     config: Arc<ConfigOf<Request, P>>,
+    /// The queues to wake when a held cost is settled.
+    queues: Option<QueueIds>,
     /// Declared before `outcome`: when the request is dropped, `WaitEnded` is emitted before the terminal event.
-    permit: Option<Waiter>,
+    wait: Option<Wait>,
     outcome: OutcomeGuard,
-}
-
-/// An allowed request that is not forwarded yet.
-pub(crate) struct ScheduledRequest<Request, P: Parts<Request>> {
-    deferred: Deferred<Request, P>,
-    decision: Decision,
-    /// Released if the request is not forwarded, because the inner service then did no work.
-    held: ReleaseOnDrop,
 }
 
 impl<Request, P: Parts<Request>> Deferred<Request, P> {
     pub(crate) fn new(
         request: Request,
-        key: P::Key,
         options: AcquireOptions,
+        queues: Option<QueueIds>,
         config: Arc<ConfigOf<Request, P>>,
     ) -> Self {
         let outcome = OutcomeGuard::new(&config.observers);
-        Self { request, key, options, started_at: Instant::now(), config, permit: None, outcome }
+        Self { request, options, started_at: Instant::now(), config, queues, wait: None, outcome }
     }
 
-    fn acquire(&self) -> Acquisition<DecisionFuture<Request, P>> {
-        let mut options = self.options;
-        options.max_delay = self.remaining_wait();
-        self.config.limiter.acquire(&self.key, options)
-    }
-
-    /// For how long the request may still wait.
-    fn remaining_wait(&self) -> Option<Duration> {
-        self.options.max_delay.map(|max_delay| max_delay.saturating_sub(self.started_at.elapsed()))
-    }
-
-    /// Acquires a permit to wait, unless the request has one. Returns false if no permit is free.
-    fn acquire_permit(&mut self) -> bool {
-        if self.permit.is_none() {
-            self.permit = self.config.wait.try_acquire_permit(&self.config.observers);
-        }
-        self.outcome.start_wait();
-        self.permit.is_some()
-    }
-
-    /// Acquires a permit for a scheduled start that is already charged.
-    fn acquire_permit_when_charged(&mut self) {
-        if self.permit.is_none() {
-            self.permit = Some(self.config.wait.acquire_permit_when_charged(&self.config.observers));
-        }
+    /// The request waits from now on.
+    fn start_wait(&mut self) {
+        self.wait = Some(Wait::new(&self.config.observers));
         self.outcome.start_wait();
     }
 
-    fn release_permit(&mut self) {
-        self.permit = None;
+    fn end_wait(&mut self, end: WaitEnd) {
+        if let Some(wait) = self.wait.take() {
+            wait.end(end);
+        }
+    }
+}
+
+/// The wait of a request. Emits `WaitEnded` once.
+struct Wait {
+    observers: Observers,
+    started_at: Instant,
+    end: WaitEnd,
+}
+
+impl Wait {
+    fn new(observers: &Observers) -> Self {
+        observers.emit(|| Event::WaitStarted);
+        Self { observers: observers.clone(), started_at: Instant::now(), end: WaitEnd::Left }
+    }
+
+    fn elapsed(&self) -> Duration {
+        self.started_at.elapsed()
+    }
+
+    fn end(mut self, end: WaitEnd) {
+        self.end = end;
+    }
+}
+
+impl Drop for Wait {
+    fn drop(&mut self) {
+        self.observers.emit(|| Event::WaitEnded { waited: self.started_at.elapsed(), end: self.end });
     }
 }
 
 impl<Request, P: Parts<Request>> PendingRequest<Request, P> {
     pub(crate) fn awaiting_decision(
         decision: DecisionFuture<Request, P>,
+        key: P::Key,
         mut deferred: WithService<P::Service, Deferred<Request, P>>,
     ) -> Self {
         deferred.request.outcome.start_decision();
-        Self::AwaitingDecision { decision, deferred: Some(deferred) }
+        Self::AwaitingDecision { decision, undecided: Some((key, deferred)) }
     }
 
-    /// Asks the limiter again.
-    fn retry(deferred: WithService<P::Service, Deferred<Request, P>>) -> Self {
-        match deferred.request.acquire() {
-            Acquisition::Pending(decision) => Self::awaiting_decision(decision, deferred),
-            Acquisition::Ready(result) => {
-                Self::on_disposition(classify(result, deferred.request.remaining_wait()), deferred)
-            }
-        }
+    /// The request has joined a queue. Its service must hold no readiness.
+    pub(crate) fn awaiting_start(
+        waiting: Waiting,
+        mut deferred: WithService<P::Service, Deferred<Request, P>>,
+    ) -> Self {
+        deferred.request.start_wait();
+        Self::AwaitingStart { waiting, deferred: Some(deferred) }
     }
 
     pub(crate) fn on_disposition(
         disposition: Disposition,
+        key: P::Key,
         deferred: WithService<P::Service, Deferred<Request, P>>,
     ) -> Self {
-        let WithService { service, is_ready, mut request } = deferred;
-        match disposition {
+        let undecided = match disposition {
+            Disposition::Admit(decision, held) => {
+                let start = GrantedStart::immediate(decision, held);
+                if deferred.is_ready {
+                    return Self::forward(start, deferred);
+                }
+                return Self::AwaitingReady { start: Some(start), deferred: Some(deferred) };
+            }
             Disposition::Reject(rejection) => {
+                let WithService { service, request, .. } = deferred;
+                drop(service);
+                return Self::finish_rejected(request, rejection);
+            }
+            Disposition::Wait(decision) => Undecided::Denied(decision),
+            Disposition::Schedule(decision, held) => Undecided::Scheduled(decision, held),
+        };
+        let WithService { service, is_ready, request } = deferred;
+        let service = release_readiness(service, is_ready);
+        match join_after::<Request, P>(&request.config, key, request.options, undecided, request.started_at) {
+            Ok(waiting) => Self::awaiting_start(waiting, WithService { service, is_ready: false, request }),
+            Err(rejection) => {
                 drop(service);
                 Self::finish_rejected(request, rejection)
-            }
-            Disposition::RetryAfter(wait, decision) => {
-                let service = release_readiness(service, is_ready);
-                if let (true, Some(sleep)) = (request.acquire_permit(), sleep(wait)) {
-                    let deferred = WithService { service, is_ready: false, request };
-                    return Self::AwaitingRetry { sleep, deferred: Some(deferred) };
-                }
-                Self::finish_rejected(request, Rejection::OverLimit(decision))
-            }
-            Disposition::Admit(decision, held) => {
-                let delay = decision.delay();
-                request.outcome.start_wait();
-                let held = ReleaseOnDrop::new(held);
-                if delay.is_zero() {
-                    let request = ScheduledRequest { deferred: request, decision, held };
-                    let scheduled = WithService { service, is_ready, request };
-                    if is_ready {
-                        return Self::forward(scheduled);
-                    }
-                    return Self::AwaitingReady { scheduled: Some(scheduled) };
-                }
-                let service = release_readiness(service, is_ready);
-                let Some(sleep) = sleep(delay) else {
-                    return Self::finish_rejected(request, Rejection::Unavailable(cannot_sleep()));
-                };
-                request.acquire_permit_when_charged();
-                let request = ScheduledRequest { deferred: request, decision, held };
-                Self::AwaitingStart { sleep, scheduled: Some(WithService { service, is_ready: false, request }) }
             }
         }
     }
 
-    fn finish_rejected(mut deferred: Deferred<Request, P>, rejection: Rejection) -> Self {
-        deferred.release_permit();
+    fn on_waited(waited: Waited, mut deferred: WithService<P::Service, Deferred<Request, P>>) -> Self {
+        let rejection = match waited {
+            Waited::Start(start) => return Self::AwaitingReady { start: Some(start), deferred: Some(deferred) },
+            Waited::Denied(decision) => Rejection::OverLimit(decision),
+            Waited::Failed(error) => Rejection::Unavailable(error),
+        };
+        deferred.request.end_wait(WaitEnd::Rejected);
+        let WithService { service, request, .. } = deferred;
+        drop(service);
+        Self::finish_rejected(request, rejection)
+    }
+
+    fn finish_rejected(deferred: Deferred<Request, P>, rejection: Rejection) -> Self {
         deferred.outcome.finish(|elapsed| rejection_event(&rejection, elapsed));
         let result = deferred.config.responder.on_rejected(deferred.request, rejection);
         Self::Done { output: Some(PendingOutput::Finished(result)) }
     }
 
-    fn forward(scheduled: WithService<P::Service, ScheduledRequest<Request, P>>) -> Self {
-        let WithService { mut service, request: scheduled, .. } = scheduled;
-        let ScheduledRequest { mut deferred, decision, held } = scheduled;
-        deferred.release_permit();
-        let Deferred { mut request, config, outcome, .. } = deferred;
+    fn forward(start: GrantedStart, deferred: WithService<P::Service, Deferred<Request, P>>) -> Self {
+        let WithService { mut service, request: mut deferred, .. } = deferred;
+        let (mut decision, held) = start.into_parts();
+        if let Some(wait) = &deferred.wait {
+            decision = decision.into_delayed(wait.elapsed());
+        }
+        deferred.end_wait(WaitEnd::Served);
+        let Deferred { mut request, config, queues, outcome, .. } = deferred;
         outcome.finish(|elapsed| Event::Decided { decision: &decision, elapsed });
         let mut context = config.responder.on_allowed(&mut request, Some(&decision));
         observe_context::<Request, P>(&config, &mut context);
         // From here on, dropping the guard charges the whole held cost, also if `call` panics.
         let held = held.into_held();
         let response = service.call(request);
-        let settlement = held.map(|held| Box::new(PendingSettlement::new(config, held)));
+        let settlement = held.map(|held| Box::new(PendingSettlement::new(config, queues, held)));
         Self::Done { output: Some(PendingOutput::Forwarded(Forwarded { response, context, settlement })) }
     }
 }
@@ -232,27 +234,28 @@ impl<Request, P: Parts<Request>> Future for PendingRequest<Request, P> {
         loop {
             let next = match self.as_mut().project() {
                 Projection::Done { output } => return Poll::Ready(output.take().expect(POLLED_AFTER_COMPLETION)),
-                Projection::AwaitingDecision { decision, deferred } => {
+                Projection::AwaitingDecision { decision, undecided } => {
                     let result = ready!(decision.poll(cx));
-                    let mut deferred = deferred.take().expect(POLLED_AFTER_COMPLETION);
+                    let (key, mut deferred) = undecided.take().expect(POLLED_AFTER_COMPLETION);
                     deferred.request.outcome.finish_decision();
-                    Self::on_disposition(classify(result, deferred.request.remaining_wait()), deferred)
+                    let disposition = classify(result, &deferred.request.config.wait);
+                    Self::on_disposition(disposition, key, deferred)
                 }
-                Projection::AwaitingRetry { sleep, deferred } => {
-                    ready!(sleep.poll(cx));
-                    Self::retry(deferred.take().expect(POLLED_AFTER_COMPLETION))
+                Projection::AwaitingStart { waiting, deferred } => {
+                    let waited = ready!(waiting.poll(cx));
+                    Self::on_waited(waited, deferred.take().expect(POLLED_AFTER_COMPLETION))
                 }
-                Projection::AwaitingStart { sleep, scheduled } => {
-                    ready!(sleep.poll(cx));
-                    Self::AwaitingReady { scheduled: scheduled.take() }
-                }
-                Projection::AwaitingReady { scheduled } => {
-                    let service = &mut scheduled.as_mut().expect(POLLED_AFTER_COMPLETION).service;
+                Projection::AwaitingReady { start, deferred } => {
+                    let service = &mut deferred.as_mut().expect(POLLED_AFTER_COMPLETION).service;
                     match ready!(service.poll_ready(cx)) {
-                        Ok(()) => Self::forward(scheduled.take().expect(POLLED_AFTER_COMPLETION)),
+                        Ok(()) => {
+                            let start = start.take().expect(POLLED_AFTER_COMPLETION);
+                            Self::forward(start, deferred.take().expect(POLLED_AFTER_COMPLETION))
+                        }
                         Err(error) => {
-                            // Releases the held cost before the caller receives the error.
-                            *scheduled = None;
+                            // Passes the start on before the caller receives the error.
+                            *start = None;
+                            *deferred = None;
                             Self::Done { output: Some(PendingOutput::Finished(Err(error))) }
                         }
                     }

@@ -1,7 +1,6 @@
 use std::mem;
 use std::sync::Arc;
 use std::task::{Context, Poll};
-use std::time::Duration;
 
 #[cfg(feature = "tonic")]
 use tonic::server::NamedService;
@@ -12,6 +11,7 @@ use super::config::{
 };
 use super::cost::{CostPolicy, UnitCost};
 use super::future::ResponseFuture;
+use super::join::{existing_queue, join_existing, queue_ids};
 use super::parts::{DecisionFuture, Parts};
 use super::pending::{Deferred, PendingRequest, WithService};
 use super::settlement::PendingSettlement;
@@ -60,7 +60,7 @@ impl<Request, S, K, A, R, T> Service<Request> for RateLimit<S, K, A, R, T>
 where
     S: Service<Request> + Clone,
     K: ExtractKey<Request>,
-    A: Limiter<K::Key>,
+    A: Limiter<K::Key> + Clone,
     R: Respond<Request, S::Response, S::Error>,
     T: CostPolicy<Request, S::Response, S::Error>,
 {
@@ -89,8 +89,15 @@ where
                 return ResponseFuture::forwarded(self.inner.call(request), context);
             }
         };
-        let (cost, max_delay) = (config.cost_policy.cost(&request), config.wait.max_delay());
-        let options = acquire_options::<Request, (S, K, A, R, T)>(config, cost, max_delay);
+        let cost = config.cost_policy.cost(&request);
+        let mut first_delay = config.wait.first_delay();
+        if config.wait.queues.is_active() {
+            if let Some(queue) = existing_queue::<Request, (S, K, A, R, T)>(config, &key) {
+                return call_behind_others(&mut self.inner, config, request, key, cost, queue);
+            }
+            first_delay = config.wait.first_delay_while_active();
+        }
+        let options = acquire_options::<Request, (S, K, A, R, T)>(config, cost, first_delay);
         // Hot path (bench row `service allowed`). Do not move `request` or `acquired` (each memcpy costs a large share
         // of the decision), and do not borrow `options`: it would be spilled field by field and reloaded as a whole,
         // which stalls.
@@ -100,17 +107,47 @@ where
                 config.observers.emit(|| Event::Decided { decision, elapsed: None });
                 config.responder.on_allowed(&mut request, Some(decision))
             }
-            _ => return call_slow(&mut self.inner, config, request, key, (cost, max_delay), acquired),
+            _ => return call_slow(&mut self.inner, config, request, key, cost, acquired),
         };
         observe_context::<Request, (S, K, A, R, T)>(config, &mut context);
         if T::NEEDS_HOLD
             && let Acquisition::Ready(Ok(Outcome { held: Some(held), .. })) = acquired
         {
             let response = self.inner.call(request);
-            let settlement = PendingSettlement::new(Arc::clone(config), held);
+            let queues = Some(queue_ids::<Request, (S, K, A, R, T)>(config, &key));
+            let settlement = PendingSettlement::new(Arc::clone(config), queues, held);
             return ResponseFuture::with_settlement(response, context, settlement);
         }
         ResponseFuture::forwarded(self.inner.call(request), context)
+    }
+}
+
+/// Handles a request whose key has a queue: the request waits behind the others.
+#[cold]
+#[inline(never)]
+fn call_behind_others<Request, P: Parts<Request>>(
+    inner: &mut P::Service,
+    config: &Arc<ConfigOf<Request, P>>,
+    request: Request,
+    key: P::Key,
+    cost: u64,
+    queue: u64,
+) -> ResponseFuture<Request, P> {
+    let options = acquire_options::<Request, P>(config, cost, config.wait.first_delay());
+    let queues = P::CostPolicy::NEEDS_HOLD.then(|| queue_ids::<Request, P>(config, &key));
+    match join_existing::<Request, P>(config, key, cost, options, queue) {
+        Ok(Ok(waiting)) => {
+            drop(take_ready(inner));
+            let request = Deferred::new(request, options, queues, Arc::clone(config));
+            let deferred = WithService { service: inner.clone(), is_ready: false, request };
+            ResponseFuture::pending(PendingRequest::awaiting_start(waiting, deferred))
+        }
+        Ok(Err(rejection)) => reject(inner, config, request, rejection),
+        // The queue has ended.
+        Err(key) => {
+            let acquired = config.limiter.acquire(&key, options);
+            call_slow(inner, config, request, key, cost, acquired)
+        }
     }
 }
 
@@ -121,25 +158,26 @@ fn call_slow<Request, P: Parts<Request>>(
     config: &Arc<ConfigOf<Request, P>>,
     request: Request,
     key: P::Key,
-    (cost, max_delay): (u64, Option<Duration>),
+    cost: u64,
     acquired: Acquisition<DecisionFuture<Request, P>>,
 ) -> ResponseFuture<Request, P> {
-    let options = acquire_options::<Request, P>(config, cost, max_delay);
+    let options = acquire_options::<Request, P>(config, cost, config.wait.first_delay());
+    let queues = || P::CostPolicy::NEEDS_HOLD.then(|| queue_ids::<Request, P>(config, &key));
     let result = match acquired {
         Acquisition::Ready(result) => result,
         Acquisition::Pending(decision) => {
-            let request = Deferred::new(request, key, options, Arc::clone(config));
+            let request = Deferred::new(request, options, queues(), Arc::clone(config));
             let deferred = WithService { service: take_ready(inner), is_ready: true, request };
-            return ResponseFuture::pending(PendingRequest::awaiting_decision(decision, deferred));
+            return ResponseFuture::pending(PendingRequest::awaiting_decision(decision, key, deferred));
         }
     };
-    match classify(result, max_delay) {
+    match classify(result, &config.wait) {
         Disposition::Reject(rejection) => reject(inner, config, request, rejection),
         disposition => {
             drop(take_ready(inner));
-            let request = Deferred::new(request, key, options, Arc::clone(config));
+            let request = Deferred::new(request, options, queues(), Arc::clone(config));
             let deferred = WithService { service: inner.clone(), is_ready: false, request };
-            ResponseFuture::pending(PendingRequest::on_disposition(disposition, deferred))
+            ResponseFuture::pending(PendingRequest::on_disposition(disposition, key, deferred))
         }
     }
 }

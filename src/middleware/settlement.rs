@@ -5,6 +5,7 @@ use std::sync::Arc;
 use super::config::ConfigOf;
 use super::cost::CostPolicy as _;
 use super::parts::Parts;
+use super::queue::QueueIds;
 use crate::limiter::{Held, LimiterFuture};
 use crate::observe::Event;
 
@@ -13,12 +14,14 @@ use crate::observe::Event;
 /// Dropped before the service has responded, it settles the whole held cost: the guard does that when it is dropped.
 pub(crate) struct PendingSettlement<Request, P: Parts<Request>> {
     config: Arc<ConfigOf<Request, P>>,
+    /// The queues to wake, because a settlement may release capacity.
+    queues: Option<QueueIds>,
     held: Option<Held>,
 }
 
 impl<Request, P: Parts<Request>> PendingSettlement<Request, P> {
-    pub(crate) fn new(config: Arc<ConfigOf<Request, P>>, held: Held) -> Self {
-        Self { config, held: Some(held) }
+    pub(crate) fn new(config: Arc<ConfigOf<Request, P>>, queues: Option<QueueIds>, held: Held) -> Self {
+        Self { config, queues, held: Some(held) }
     }
 
     /// Settles the actual cost. Returns the future if the store is still recording it.
@@ -27,7 +30,26 @@ impl<Request, P: Parts<Request>> PendingSettlement<Request, P> {
         let actual = self.config.cost_policy.settle(held.cost(), result);
         self.config.observers.emit(|| Event::Settled { held: held.cost(), actual });
         // An error is ignored: the hold then expires in the store, and the response does not depend on it.
-        held.settle(actual).try_ready().err()
+        match held.settle(actual).try_ready() {
+            Ok(_) => {
+                self.wake_queues();
+                None
+            }
+            Err(future) => Some(match self.queues.filter(|_| self.config.wait.queues.is_active()) {
+                None => future,
+                Some(ids) => {
+                    let queues = Arc::clone(&self.config.wait.queues);
+                    future.map(move |()| ids.iter().for_each(|id| queues.released(id))).complete_on_drop()
+                }
+            }),
+        }
+    }
+
+    fn wake_queues(&self) {
+        let queues = &self.config.wait.queues;
+        if queues.is_active() {
+            self.queues.iter().flat_map(QueueIds::iter).for_each(|id| queues.released(id));
+        }
     }
 }
 

@@ -22,7 +22,7 @@ pub enum Event<'a> {
     Decided {
         /// The decision.
         decision: &'a Decision,
-        /// The time that the limiter took, summed over retries. `None` if the decision was ready immediately.
+        /// The time that the limiter took for the request's own decision. `None` if it was ready immediately.
         elapsed: Option<Duration>,
     },
     /// The layer forwarded the request, because no limit applies to it.
@@ -42,7 +42,7 @@ pub enum Event<'a> {
     Failed {
         /// The limiter's error.
         error: &'a Error,
-        /// The time until the error, summed over retries. `None` if the error was ready immediately.
+        /// The time until the error of the request's own decision. `None` if it was ready immediately.
         elapsed: Option<Duration>,
     },
     /// The layer neither forwarded nor rejected the request.
@@ -54,13 +54,24 @@ pub enum Event<'a> {
         stage: Stage,
     },
 
-    /// A request starts to wait for its scheduled start or for a retry.
+    /// A request starts to wait in a queue.
     WaitStarted,
-    /// A request stops waiting: the layer forwards or rejects the request, or the request is abandoned.
+    /// A request stops waiting.
     #[non_exhaustive]
     WaitEnded {
         /// The time that the request has waited.
         waited: Duration,
+        /// How the wait ended.
+        end: WaitEnd,
+    },
+    /// The layer rejects a request at once that would wait behind others: the queue is full, or too long for the request
+    /// to start within its maximum wait.
+    WaitRefused,
+    /// A queue has asked the limiter for a start.
+    #[non_exhaustive]
+    WaitAsked {
+        /// Whether the limiter has admitted a start.
+        admitted: bool,
     },
     /// The layer settled a held cost.
     ///
@@ -134,15 +145,39 @@ pub enum Event<'a> {
     },
 }
 
+/// How the wait of a request ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum WaitEnd {
+    /// The layer forwarded the request.
+    Served,
+    /// The layer rejected the request.
+    Rejected,
+    /// The request's future was dropped, or the inner service failed in `poll_ready`.
+    Left,
+}
+
+impl WaitEnd {
+    /// Returns the end as a label for metrics and logs.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Served => "served",
+            Self::Rejected => "rejected",
+            Self::Left => "left",
+        }
+    }
+}
+
 /// The stage that an [abandoned](Event::Abandoned) request had reached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Stage {
     /// A store was deciding. The store may have charged the request.
     Deciding,
-    /// The request waited for its scheduled start, for a retry, or for the inner service.
+    /// The request waited in a queue, or for the inner service.
     ///
-    /// A charged cost stays charged. The layer releases a held cost.
+    /// A waiting request is not charged. A start that it had received goes to the next waiting request.
     Waiting,
 }
 
@@ -244,7 +279,11 @@ impl fmt::Debug for Event<'_> {
             }
             Self::Abandoned { stage } => f.debug_struct("Abandoned").field("stage", stage).finish(),
             Self::WaitStarted => f.write_str("WaitStarted"),
-            Self::WaitEnded { waited } => f.debug_struct("WaitEnded").field("waited", waited).finish(),
+            Self::WaitEnded { waited, end } => {
+                f.debug_struct("WaitEnded").field("waited", waited).field("end", end).finish()
+            }
+            Self::WaitRefused => f.write_str("WaitRefused"),
+            Self::WaitAsked { admitted } => f.debug_struct("WaitAsked").field("admitted", admitted).finish(),
             Self::Settled { held, actual } => {
                 f.debug_struct("Settled").field("held", held).field("actual", actual).finish()
             }

@@ -7,7 +7,7 @@ use metrics::{
     Counter, Gauge, Histogram, Unit, counter, describe_counter, describe_gauge, describe_histogram, gauge, histogram,
 };
 
-use super::event::{Event, RequestOutcome};
+use super::event::{Event, RequestOutcome, WaitEnd};
 use super::observer::Observer;
 
 /// Records metrics with the [`metrics`] facade (feature `metrics`), which has exporters for Prometheus and others.
@@ -34,9 +34,19 @@ struct Recorder {
     requests: ArcSwap<Vec<Arc<LimitCounters>>>,
     described: Once,
     // Created on first use, so that no page lists what never happens.
-    waits: OnceLock<(Gauge, Histogram)>,
+    waits: OnceLock<Waits>,
     settled: OnceLock<[Counter; 3]>,
     batches: OnceLock<(Histogram, Histogram, Counter)>,
+}
+
+/// The metrics of waiting requests.
+struct Waits {
+    waiters: Gauge,
+    seconds: Histogram,
+    ended: [Counter; 3],
+    refused: Counter,
+    /// Asks by whether the limiter admitted a start.
+    asks: [Counter; 2],
 }
 
 /// The counters of one limit.
@@ -76,12 +86,21 @@ impl Recorder {
         self.limiter.as_ref().to_owned()
     }
 
-    fn waits(&self) -> &(Gauge, Histogram) {
+    fn waits(&self) -> &Waits {
         self.waits.get_or_init(|| {
-            (
-                gauge!("ratelimit_waiters", "limiter" => self.limiter()),
-                histogram!("ratelimit_wait_seconds", "limiter" => self.limiter()),
-            )
+            let ended = |end: WaitEnd| {
+                counter!("ratelimit_waits_total", "limiter" => self.limiter(), "result" => end.name())
+            };
+            let asks = |result: &'static str| {
+                counter!("ratelimit_wait_asks_total", "limiter" => self.limiter(), "result" => result)
+            };
+            Waits {
+                waiters: gauge!("ratelimit_waiters", "limiter" => self.limiter()),
+                seconds: histogram!("ratelimit_wait_seconds", "limiter" => self.limiter()),
+                ended: [ended(WaitEnd::Served), ended(WaitEnd::Rejected), ended(WaitEnd::Left)],
+                refused: counter!("ratelimit_wait_refused_total", "limiter" => self.limiter()),
+                asks: [asks("denied"), asks("admitted")],
+            }
         })
     }
 
@@ -227,11 +246,15 @@ impl Observer for Metrics {
             }
             Event::Exempt => recorder.count(event, RequestOutcome::Exempt, None),
             Event::Abandoned { .. } => recorder.count(event, RequestOutcome::Abandoned, None),
-            Event::WaitStarted => recorder.waits().0.increment(1.0),
-            Event::WaitEnded { waited } => {
-                recorder.waits().0.decrement(1.0);
-                recorder.waits().1.record(waited);
+            Event::WaitStarted => recorder.waits().waiters.increment(1.0),
+            Event::WaitEnded { waited, end } => {
+                let waits = recorder.waits();
+                waits.waiters.decrement(1.0);
+                waits.seconds.record(waited);
+                waits.ended[end as usize].increment(1);
             }
+            Event::WaitRefused => recorder.waits().refused.increment(1),
+            Event::WaitAsked { admitted } => recorder.waits().asks[usize::from(admitted)].increment(1),
             Event::Settled { held, actual } => recorder.settled(held, actual),
             Event::Batch { size, elapsed, error, .. } => recorder.batch(size, elapsed, error.is_some()),
             Event::Breaker { store, error } => recorder.breaker(store, error.is_some()),
@@ -272,6 +295,9 @@ fn describe() {
     );
     describe_gauge!("ratelimit_waiters", Unit::Count, "Requests that wait now");
     describe_histogram!("ratelimit_wait_seconds", Unit::Seconds, "Time that requests waited");
+    describe_counter!("ratelimit_waits_total", Unit::Count, "Waits that ended, by result");
+    describe_counter!("ratelimit_wait_refused_total", Unit::Count, "Requests that a full or too long queue refused");
+    describe_counter!("ratelimit_wait_asks_total", Unit::Count, "Asks of queues for a start, by result");
     describe_counter!("ratelimit_settled_total", Unit::Count, "Held cost that was charged by a settlement");
     describe_counter!("ratelimit_released_total", Unit::Count, "Held cost that was released by a settlement");
     describe_counter!("ratelimit_surcharged_total", Unit::Count, "Cost that was charged beyond the held cost");

@@ -152,7 +152,11 @@ impl Observer for Tracing {
             Event::Failed { error, elapsed } => self.failed(error, elapsed),
             Event::Abandoned { stage } => debug!(target: TARGET, limiter, ?stage, "request abandoned"),
             Event::WaitStarted => trace!(target: TARGET, limiter, "request waits"),
-            Event::WaitEnded { waited } => trace!(target: TARGET, limiter, ?waited, "wait ended"),
+            Event::WaitEnded { waited, end } => {
+                trace!(target: TARGET, limiter, ?waited, end = end.name(), "wait ended");
+            }
+            Event::WaitRefused => trace!(target: TARGET, limiter, "queue full or too long: the request does not wait"),
+            Event::WaitAsked { admitted } => trace!(target: TARGET, limiter, admitted, "queue asked for a start"),
             Event::Settled { held, actual } => trace!(target: TARGET, limiter, held, actual, "hold settled"),
             Event::Batch { store, size, elapsed, error } => {
                 let error = error.map(field::display);

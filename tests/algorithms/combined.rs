@@ -77,7 +77,7 @@ proptest! {
 }
 
 /// Applies the steps to a dynamic list of the limits and to the static limits, and compares the decisions.
-fn assert_decides_as_a_list<L: MemoryLimitsFor<str, DefaultHashBuilder>>(
+fn assert_decides_as_a_list<L: MemoryLimitsFor<str, DefaultHashBuilder> + 'static>(
     specs: &[Spec],
     limits: L,
     start: u64,

@@ -135,7 +135,7 @@ fn allowed_request_allocates_nothing() {
 fn key_extractors_allocate_nothing() {
     fn check<K>(description: &str, key: K, fields: &[(&'static str, &str)])
     where
-        K: ExtractKey<Request<()>, Key: Hash + Eq> + Clone,
+        K: ExtractKey<Request<()>, Key: Hash + Eq + Send + Sync + 'static> + Clone,
     {
         let request = |number| {
             let mut request = from(1);
@@ -174,7 +174,7 @@ fn key_extractors_allocate_nothing() {
 fn decisions_of_four_to_eight_limits_allocate_nothing() {
     fn check<L>(description: &str, limits: impl Fn(u64) -> L)
     where
-        L: MemoryLimitsFor<IpAddr, DefaultHashBuilder>,
+        L: MemoryLimitsFor<IpAddr, DefaultHashBuilder> + 'static,
     {
         let clock = || ManualClock::new();
         let enough = Memory::builder(limits(1_000_000)).clock(clock()).build().expect("a limiter");

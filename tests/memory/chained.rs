@@ -29,12 +29,12 @@ const BOB: Key = (2, 1);
 
 const HOUR: Duration = Duration::from_secs(3600);
 
-fn of_user(limit: u64, clock: &ManualClock) -> impl Limiter<Key> + Clone + Send + Sync + 'static {
+fn of_user(limit: u64, clock: &ManualClock) -> impl Limiter<Key> + Clone {
     let limit = Limit::new("user", FixedWindow::new(Quota::new(limit, HOUR))).keyed_by(|&(user, _): &Key| user);
     Memory::builder(limit).clock(clock.clone()).build().expect("limits")
 }
 
-fn of_team(limit: u64, clock: &ManualClock) -> impl Limiter<Key> + Clone + Send + Sync + 'static {
+fn of_team(limit: u64, clock: &ManualClock) -> impl Limiter<Key> + Clone {
     let limit = Limit::new("team", FixedWindow::new(Quota::new(limit, HOUR))).keyed_by(|&(_, team): &Key| team);
     Memory::builder(limit).clock(clock.clone()).build().expect("limits")
 }
@@ -55,7 +55,7 @@ async fn later(mut polls: u32) {
     .await;
 }
 
-impl<L: Limiter<Key> + Clone + Send + Sync + 'static> Remote<L> {
+impl<L: Limiter<Key> + Clone> Remote<L> {
     fn reply<T: Unpin + Send + 'static>(
         &self,
         f: impl FnOnce(&L) -> LimiterFuture<T> + Send + 'static,
@@ -69,7 +69,7 @@ impl<L: Limiter<Key> + Clone + Send + Sync + 'static> Remote<L> {
     }
 }
 
-impl<L: Limiter<Key> + Clone + Send + Sync + 'static> Limiter<Key> for Remote<L> {
+impl<L: Limiter<Key> + Clone> Limiter<Key> for Remote<L> {
     type Future = BoxFuture<Result<Outcome, Error>>;
 
     fn acquire(&self, key: &Key, options: AcquireOptions) -> Acquisition<Self::Future> {

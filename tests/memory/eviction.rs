@@ -3,13 +3,11 @@
 //! With `WhenFull::CarryOver` a key never exceeds its limit. With `WhenFull::Deny` a denied new key is not charged.
 
 use std::collections::HashMap;
-use std::hash::Hash;
 use std::time::Duration;
 
 use proptest::prelude::*;
 use tower_ratelimit::algorithm::{Algorithm, Counters, HitLog};
 use tower_ratelimit::limiter::{Acquisition, Held, LimiterFuture};
-use tower_ratelimit::store::MemoryLimitsFor;
 use tower_ratelimit::{
     AcquireOptions, DecisionSource, Detail, FixedWindow, Gcra, Limit, Limiter, ManualClock, Memory, Quota, SlidingLog,
     SlidingWindow, Timestamp, Verdict, WhenFull,
@@ -376,10 +374,7 @@ fn full_table_of_one_limit_charges_no_limit() {
     }
 }
 
-fn remaining_of<Key: Hash, L>(limiter: &Memory<L, ManualClock>, key: &Key, limit: &str) -> u64
-where
-    L: MemoryLimitsFor<Key, tower_ratelimit::store::DefaultHashBuilder>,
-{
+fn remaining_of<Key>(limiter: &impl Limiter<Key>, key: &Key, limit: &str) -> u64 {
     let decision = ready(limiter.peek(key, AcquireOptions::cost(0).detail(Detail::All))).unwrap();
     decision.limits().iter().find(|status| status.name() == limit).expect("the limit is listed").remaining()
 }

@@ -500,7 +500,7 @@ fn panicking_threads_do_not_change_the_results_of_other_threads() {
     check_panicking_threads(LIMIT, dynamic.build().expect("valid limits"));
 }
 
-fn check_panicking_threads(limit: u64, limiter: impl Limiter<str> + Send + Sync + 'static) {
+fn check_panicking_threads(limit: u64, limiter: impl Limiter<str>) {
     let counts = with_timeout(move || {
         together(|thread| {
             let (mut admitted, mut panicked) = (0, 0);

@@ -1,5 +1,6 @@
 //! The key extractors, missing keys, and exemptions.
 
+use std::hash::Hash;
 use std::net::{IpAddr, SocketAddr};
 
 use axum::extract::connect_info::{ConnectInfo, MockConnectInfo};
@@ -314,7 +315,10 @@ fn tuple_is_missing_when_one_part_is_exempt_and_another_absent() {
 // Exemptions
 
 /// Whether the request passes a limiter that denies everything.
-fn is_exempt<K: ExtractKey<Get> + Clone>(layer: &RateLimitLayer<K, StubLimiter>, request: Get) -> bool {
+fn is_exempt<K>(layer: &RateLimitLayer<K, StubLimiter>, request: Get) -> bool
+where
+    K: ExtractKey<Get, Key: Hash + Send + Sync + 'static> + Clone,
+{
     let service = layer.clone().responder(RejectWithError).layer(service_fn(async |_: Get| Ok::<_, BoxError>(())));
     tokio_test::block_on(service.oneshot(request)).is_ok()
 }

@@ -27,7 +27,7 @@ const EVE: Caller = Caller { user: 3, paid: false, organisation: "evil" };
 /// Builds a limited service whose requests are callers.
 fn limited<A>(limiter: A) -> impl Service<Caller, Response = (), Error = BoxError, Future: Send + 'static> + Clone
 where
-    A: Limiter<Caller> + Clone + Send + Sync + 'static,
+    A: Limiter<Caller> + Clone,
 {
     let layer = RateLimitLayer::new(|caller: &Caller| Some(*caller), limiter).responder(RejectWithError);
     layer.layer(service_fn(async |_: Caller| Ok::<_, BoxError>(())))

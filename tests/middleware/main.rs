@@ -18,6 +18,7 @@ mod charges;
 mod config;
 mod delays;
 mod fields;
+mod goodput;
 mod headers;
 mod in_axum;
 mod keys;

@@ -56,7 +56,7 @@ fn send<A>(
     request: TestRequest,
 ) -> task::Spawn<impl Future<Output = Result<usize, BoxError>> + use<A>>
 where
-    A: Limiter<&'static str>,
+    A: Limiter<&'static str> + Clone,
 {
     assert_ready_ok!(service.poll_ready());
     task::spawn(service.call(request))

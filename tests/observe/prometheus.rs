@@ -62,7 +62,7 @@ async fn add_grounds(mut response: Response) -> Response {
 /// Returns a limited page with its own path and name. The key is `x-tenant`, the cost `x-cost`.
 fn limited<L>(name: &str, limiter: L) -> Router<PrometheusHandle>
 where
-    L: Limiter<tower_ratelimit::key::KeyText> + Clone + Send + Sync + 'static,
+    L: Limiter<tower_ratelimit::key::KeyText> + Clone,
 {
     let layer = RateLimitLayer::new(Header::from_static("x-tenant"), limiter)
         .exempt_if(ExactPaths::new([format!("/{name}/exempt")]))
@@ -78,7 +78,7 @@ where
 /// Returns a page whose layer holds `x-cost` and settles at `x-actual`.
 fn settled<L>(limiter: L) -> Router<PrometheusHandle>
 where
-    L: Limiter<tower_ratelimit::key::KeyText> + Clone + Send + Sync + 'static,
+    L: Limiter<tower_ratelimit::key::KeyText> + Clone,
 {
     fn number(fields: &HeaderMap, name: &str) -> u64 {
         fields.get(name).and_then(|number| number.to_str().ok()?.parse().ok()).unwrap_or(1)

@@ -25,7 +25,7 @@ fn policies(json: &str) -> Vec<Policy> {
     serde_json::from_str(json).expect("policies")
 }
 
-async fn remaining<Key: ?Sized>(limiter: &Redis<Key>, key: &Key) -> Option<u64> {
+async fn remaining<Key: ?Sized + 'static>(limiter: &Redis<Key>, key: &Key) -> Option<u64> {
     acquire(limiter, key, AcquireOptions::default()).await.expect("a decision").decision.remaining()
 }
 

@@ -83,7 +83,7 @@ impl Limiter<Key> for Unavailable {
 fn stores<L>(deployments: &Deployments, name: &str, limits: &L) -> Vec<Fixture>
 where
     L: MemoryLimitsFor<Key, DefaultHashBuilder> + IntoRedisLimits<Key> + Clone + Send + Sync + 'static,
-    Memory<L, ManualClock>: Limiter<Key> + Clone + Send + Sync + 'static,
+    Memory<L, ManualClock>: Limiter<Key> + Clone,
 {
     let fixture = |store: &str, build: &dyn Fn(ManualClock) -> BoxLimiter<Key>| {
         let clock = ManualClock::new();
@@ -128,7 +128,7 @@ impl<L: Limiter<Key> + Clone> OverUnavailable<L> {
     }
 }
 
-impl<L: Limiter<Key> + Clone + Send + Sync + 'static> Limiter<Key> for OverUnavailable<L> {
+impl<L: Limiter<Key> + Clone> Limiter<Key> for OverUnavailable<L> {
     type Future = <Fallback<Unavailable, L> as Limiter<Key>>::Future;
 
     fn acquire(&self, key: &Key, options: AcquireOptions) -> Acquisition<Self::Future> {

@@ -47,7 +47,7 @@ const STEPS: usize = 6_000;
 /// Runs one trace on each deployment. The trace on a single Redis is longest, as the script is equal on all of them.
 async fn compare<L>(deployments: &Deployments, name: &str, limits: L, seed: u64, holds: bool)
 where
-    L: MemoryLimitsFor<Caller, tower_ratelimit::store::DefaultHashBuilder> + IntoRedisLimits<Caller> + Clone,
+    L: MemoryLimitsFor<Caller, tower_ratelimit::store::DefaultHashBuilder> + IntoRedisLimits<Caller> + Clone + 'static,
 {
     for (index, (deployment, server)) in deployments.each().into_iter().enumerate() {
         let steps = if index == 0 { STEPS } else { STEPS / 6 };
@@ -59,7 +59,7 @@ where
 
 async fn compare_on<L>(server: RedisServer, name: &str, limits: L, seed: u64, steps: usize, holds: bool)
 where
-    L: MemoryLimitsFor<Caller, tower_ratelimit::store::DefaultHashBuilder> + IntoRedisLimits<Caller> + Clone,
+    L: MemoryLimitsFor<Caller, tower_ratelimit::store::DefaultHashBuilder> + IntoRedisLimits<Caller> + Clone + 'static,
 {
     let clock = ManualClock::new();
     let memory = Memory::builder(limits.clone()).clock(clock.clone()).build().expect("limits");

@@ -69,7 +69,7 @@ fn overlapping_limits(server: RedisServer) -> Redis<(u64, u64)> {
 
 /// Acquires from many tasks concurrently and counts the allowed requests by key.
 async fn acquire_from_many_tasks<Key>(
-    limiter: impl Limiter<Key> + Clone + Send + Sync + 'static,
+    limiter: impl Limiter<Key> + Clone,
     keys: &[Key],
     attempts: usize,
 ) -> BTreeMap<Key, u64>

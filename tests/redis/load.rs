@@ -32,7 +32,7 @@ pub(crate) struct Load {
 }
 
 impl Load {
-    pub(crate) fn on(limiter: &(impl Limiter<str> + Clone + Send + Sync + 'static)) -> Self {
+    pub(crate) fn on(limiter: &(impl Limiter<str> + Clone)) -> Self {
         let goes_on = Arc::new(AtomicBool::new(true));
         let mut tasks = JoinSet::new();
         for task in 0..KEYS {

@@ -69,7 +69,7 @@ impl ProcessPepper {
 }
 
 /// A source of fingerprints: [`Pepper`] or [`ProcessPepper`].
-pub trait Fingerprinter: Sized + sealed::Sealed {
+pub trait Fingerprinter: sealed::Sealed + Sized + 'static {
     /// Returns the fingerprint of a secret: see [`Pepper::fingerprint`].
     fn fingerprint(&self, kind: &str, secret: &[u8]) -> Fingerprint<Self>;
 }

@@ -270,7 +270,7 @@ fn no_such_limit(limit: &str) -> Error {
 impl<Key, L, C, S> Limiter<Key> for Memory<L, C, S>
 where
     Key: ?Sized,
-    L: MemoryLimitsFor<Key, S>,
+    L: MemoryLimitsFor<Key, S> + 'static,
     C: Clock,
     S: BuildHasher + Send + Sync + 'static,
 {

@@ -438,7 +438,7 @@ impl<Key: ?Sized> LimiterState<Key> {
     }
 }
 
-impl<Key: ?Sized> Limiter<Key> for Redis<Key> {
+impl<Key: ?Sized + 'static> Limiter<Key> for Redis<Key> {
     type Future = RedisFuture;
 
     fn acquire(&self, key: &Key, options: AcquireOptions) -> Acquisition<RedisFuture> {

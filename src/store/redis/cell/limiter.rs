@@ -156,7 +156,7 @@ impl<Key: EncodeKey + ?Sized> RedisCell<Key> {
     }
 }
 
-impl<Key: EncodeKey + ?Sized> Limiter<Key> for RedisCell<Key> {
+impl<Key: EncodeKey + ?Sized + 'static> Limiter<Key> for RedisCell<Key> {
     type Future = LimiterFuture<Outcome>;
 
     fn acquire(&self, key: &Key, options: AcquireOptions) -> Acquisition<LimiterFuture<Outcome>> {

@@ -1,0 +1,127 @@
+//! How a request joins a queue.
+
+use std::hash::Hash;
+use std::sync::Arc;
+
+use super::config::ConfigOf;
+use super::cost::CostPolicy as _;
+use super::parts::Parts;
+use super::queue::{Arrival, Ask, Asked, JoinError, QueueIds, Refused, Start, Waiting};
+use crate::decision::{AcquireOptions, Decision};
+use crate::error::Error;
+use crate::limiter::{Acquisition, BoxFuture, Held, Limiter, Outcome, ReleaseOnDrop};
+use crate::observe::{Event, Observers};
+use crate::response::Rejection;
+use crate::runtime::{Instant, cannot_sleep};
+
+/// The key and the limiter of a waiting request.
+pub(crate) struct KeyAsk<Key, A> {
+    key: Key,
+    limiter: A,
+    observers: Observers,
+    /// The queue of the key, for a denial that names no limit.
+    own_queue: u64,
+}
+
+impl<Key, A> Ask for KeyAsk<Key, A>
+where
+    Key: Hash + Send + Sync + 'static,
+    A: Limiter<Key>,
+{
+    fn acquire(&self, options: AcquireOptions) -> Acquisition<BoxFuture<Result<Outcome, Error>>> {
+        match self.limiter.acquire(&self.key, options) {
+            Acquisition::Ready(result) => Acquisition::Ready(result),
+            Acquisition::Pending(future) => Acquisition::Pending(Box::pin(future)),
+        }
+    }
+
+    fn queue_of(&self, _denied: &Decision) -> u64 {
+        self.own_queue
+    }
+
+    fn observers(&self) -> &Observers {
+        &self.observers
+    }
+}
+
+/// Returns the queues in which requests of a key can wait.
+pub(crate) fn queue_ids<Request, P: Parts<Request>>(config: &ConfigOf<Request, P>, key: &P::Key) -> QueueIds {
+    QueueIds::new(config.wait.queues.hash(key))
+}
+
+/// Returns the queue that a new request of a key must join, if others wait.
+#[cold]
+#[inline(never)]
+pub(crate) fn existing_queue<Request, P: Parts<Request>>(config: &ConfigOf<Request, P>, key: &P::Key) -> Option<u64> {
+    let queues = &config.wait.queues;
+    queue_ids::<Request, P>(config, key).iter().find(|id| queues.may_exist(*id))
+}
+
+/// Lets a request join the queue `id`, if there is one. Returns the key otherwise.
+pub(crate) fn join_existing<Request, P: Parts<Request>>(
+    config: &Arc<ConfigOf<Request, P>>,
+    key: P::Key,
+    cost: u64,
+    options: AcquireOptions,
+    id: u64,
+) -> Result<Result<Waiting, Rejection>, P::Key> {
+    let arrival = arrival::<Request, P>(config, key, cost, options, Instant::now());
+    match config.wait.queues.join(id, arrival, Asked::No, config.wait.bounds()) {
+        Ok(waiting) => Ok(Ok(waiting)),
+        Err(JoinError::NoQueue(arrival)) => Err(arrival.ask.key),
+        Err(JoinError::Refused(refused)) => Ok(Err(refused_on_arrival::<Request, P>(config, refused))),
+        Err(JoinError::NoTimer) => Ok(Err(Rejection::Unavailable(cannot_sleep()))),
+    }
+}
+
+/// The decision after which a request joins a queue.
+pub(crate) enum Undecided {
+    Denied(Decision),
+    Scheduled(Decision, Option<Held>),
+}
+
+/// Lets a request join the queue of the limit that denied or delayed it. An error is for the responder.
+pub(crate) fn join_after<Request, P: Parts<Request>>(
+    config: &Arc<ConfigOf<Request, P>>,
+    key: P::Key,
+    options: AcquireOptions,
+    undecided: Undecided,
+    arrived_at: Instant,
+) -> Result<Waiting, Rejection> {
+    let arrival = arrival::<Request, P>(config, key, options.cost, options, arrived_at);
+    let (id, asked) = match undecided {
+        Undecided::Denied(decision) => (arrival.ask.queue_of(&decision), Asked::Denied(decision)),
+        Undecided::Scheduled(decision, held) => {
+            let (at, held) = (Instant::now() + decision.delay(), ReleaseOnDrop::new(held));
+            let id = arrival.ask.queue_of(&decision);
+            (id, Asked::Scheduled(Start { at, class: arrival.class, decision, held }))
+        }
+    };
+    match config.wait.queues.join(id, arrival, asked, config.wait.bounds()) {
+        Ok(waiting) => Ok(waiting),
+        Err(JoinError::Refused(refused)) => Err(refused_on_arrival::<Request, P>(config, refused)),
+        Err(JoinError::NoTimer) => Err(Rejection::Unavailable(cannot_sleep())),
+        Err(JoinError::NoQueue(_)) => unreachable!("a decided request creates its queue"),
+    }
+}
+
+fn arrival<Request, P: Parts<Request>>(
+    config: &Arc<ConfigOf<Request, P>>,
+    key: P::Key,
+    cost: u64,
+    options: AcquireOptions,
+    arrived_at: Instant,
+) -> Arrival<KeyAsk<P::Key, P::Limiter>> {
+    let queues = &config.wait.queues;
+    let class = queues.class(&key, cost, P::CostPolicy::NEEDS_HOLD);
+    let own_queue = queues.hash(&key);
+    let ask = KeyAsk { key, limiter: config.limiter.clone(), observers: config.observers.clone(), own_queue };
+    Arrival { ask, class, options, max_wait: config.wait.max_wait(), arrived_at }
+}
+
+fn refused_on_arrival<Request, P: Parts<Request>>(config: &ConfigOf<Request, P>, refused: Refused) -> Rejection {
+    if refused.is_queue {
+        config.observers.emit(|| Event::WaitRefused);
+    }
+    Rejection::OverLimit(refused.denial)
+}

@@ -1,0 +1,112 @@
+//! The task that drives a queue: it asks the limiter, and hands over starts at their time.
+
+use std::collections::VecDeque;
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::{Arc, Weak};
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use pin_project::pin_project;
+
+use super::Queues;
+use super::state::{AskOrder, Next};
+use crate::error::Error;
+use crate::limiter::{Acquisition, BoxFuture, Outcome};
+use crate::observe::Event;
+use crate::runtime::{Instant, Sleep, sleep};
+
+/// The future of the task. It ends with the queue, and with the layer.
+#[pin_project(PinnedDrop)]
+pub(super) struct Driver {
+    queues: Weak<Queues>,
+    id: u64,
+    token: u64,
+    /// In the order in which they were sent. A reply is handled after those of earlier asks.
+    in_flight: VecDeque<(AskOrder, BoxFuture<Result<Outcome, Error>>)>,
+    #[pin]
+    sleep: Option<Sleep>,
+    is_finished: bool,
+}
+
+impl Driver {
+    pub(super) fn new(queues: Weak<Queues>, id: u64, token: u64) -> Self {
+        Self { queues, id, token, in_flight: VecDeque::new(), sleep: None, is_finished: false }
+    }
+}
+
+impl Future for Driver {
+    type Output = ();
+
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
+        let mut this = self.project();
+        loop {
+            let Some(queues) = this.queues.upgrade() else {
+                *this.is_finished = true;
+                return Poll::Ready(());
+            };
+            while let Some((_, future)) = this.in_flight.front_mut() {
+                let Poll::Ready(result) = future.as_mut().poll(cx) else { break };
+                if let Some((order, _)) = this.in_flight.pop_front() {
+                    queues.answer(*this.id, *this.token, order, result);
+                }
+            }
+            let now = Instant::now();
+            let step = queues.step(*this.id, *this.token, now, cx.waker());
+            match step {
+                Next::Ask(order) => match order.ticket.ask.acquire(order.options) {
+                    Acquisition::Ready(result) => queues.answer(*this.id, *this.token, order, result),
+                    Acquisition::Pending(mut future) => match future.as_mut().poll(cx) {
+                        Poll::Ready(result) if this.in_flight.is_empty() => {
+                            queues.answer(*this.id, *this.token, order, result);
+                        }
+                        Poll::Ready(result) => {
+                            this.in_flight.push_back((order, Box::pin(std::future::ready(result))));
+                        }
+                        Poll::Pending => this.in_flight.push_back((order, future)),
+                    },
+                },
+                Next::Sleep(until) => {
+                    drop(queues);
+                    let span = until.map(|until| until.saturating_duration_since(now));
+                    this.sleep.set(span.and_then(|span| sleep(span.min(MAX_SLEEP))));
+                    let Some(sleep) = this.sleep.as_mut().as_pin_mut() else { return Poll::Pending };
+                    ready!(sleep.poll(cx));
+                }
+                Next::Finished => {
+                    *this.is_finished = true;
+                    return Poll::Ready(());
+                }
+            }
+        }
+    }
+}
+
+/// Timers accept a limited time only. The driver then sleeps again.
+const MAX_SLEEP: Duration = Duration::from_secs(60 * 60 * 24);
+
+#[pin_project::pinned_drop]
+impl PinnedDrop for Driver {
+    /// The runtime shuts down: another runtime's request drives the queue, or the queue ends with its requests.
+    fn drop(self: Pin<&mut Self>) {
+        let this = self.project();
+        if !*this.is_finished
+            && let Some(queues) = this.queues.upgrade()
+        {
+            queues.driver_dropped(*this.id, *this.token, this.in_flight.drain(..).map(|(order, _)| order));
+        }
+    }
+}
+
+impl Queues {
+    /// Records the result of an ask.
+    fn answer(self: &Arc<Self>, id: u64, token: u64, order: AskOrder, result: Result<Outcome, Error>) {
+        let ticket = Arc::clone(&order.ticket);
+        ticket
+            .ask
+            .observers()
+            .emit(|| Event::WaitAsked { admitted: matches!(&result, Ok(outcome) if outcome.decision.is_allowed()) });
+        let now = Instant::now();
+        self.with_queue(id, token, |queue, effects| queue.on_result(order, result, now, effects));
+    }
+}

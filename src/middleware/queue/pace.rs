@@ -1,0 +1,98 @@
+//! When a queue asks the limiter, and how many asks are under way.
+
+use std::time::Duration;
+
+use crate::runtime::Instant;
+
+/// The pace of the asks of one queue.
+///
+/// The number of asks under way doubles with an admission and falls to one with a denial, so that a limiter behind a
+/// long link serves its whole rate, and one that denies is not asked in vain.
+#[derive(Debug)]
+pub(super) struct Pace {
+    pub(super) in_flight: usize,
+    /// The cost of the asks under way.
+    pub(super) in_flight_cost: u64,
+    /// Whether an ask under way may book a start beyond the horizon.
+    pub(super) is_booking: bool,
+    /// The time of the next ask after a denial.
+    pub(super) not_before: Option<Instant>,
+    max_in_flight: usize,
+    /// The next interval for waits that are estimates.
+    recheck: Duration,
+    random: u64,
+}
+
+impl Pace {
+    const MAX_IN_FLIGHT: usize = 512;
+    /// The first interval after a denial whose wait is an estimate. It doubles with each further one.
+    const MIN_RECHECK: Duration = Duration::from_millis(100);
+    /// The maximum time between asks: another process may reset, unblock or release.
+    const MAX_RECHECK: Duration = Duration::from_secs(1);
+
+    pub(super) fn new(seed: u64) -> Self {
+        Self {
+            in_flight: 0,
+            in_flight_cost: 0,
+            is_booking: false,
+            not_before: None,
+            max_in_flight: 1,
+            recheck: Self::MIN_RECHECK,
+            random: seed,
+        }
+    }
+
+    pub(super) fn may_ask(&self) -> bool {
+        self.in_flight < self.max_in_flight
+    }
+
+    pub(super) fn asked(&mut self, cost: u64, books: bool) {
+        self.in_flight += 1;
+        self.in_flight_cost = self.in_flight_cost.saturating_add(cost);
+        self.is_booking |= books;
+    }
+
+    pub(super) fn answered(&mut self, cost: u64, books: bool) {
+        self.in_flight -= 1;
+        self.in_flight_cost = self.in_flight_cost.saturating_sub(cost);
+        self.is_booking &= !books;
+    }
+
+    pub(super) fn admitted(&mut self) {
+        self.max_in_flight = (self.max_in_flight * 2).min(Self::MAX_IN_FLIGHT);
+        self.recheck = Self::MIN_RECHECK;
+        self.not_before = None;
+    }
+
+    /// Records a denial: its wait and whether the wait is an estimate, or `None` if nothing is known to wait for.
+    pub(super) fn denied(&mut self, wait: Option<(Duration, bool)>, now: Instant) {
+        self.max_in_flight = 1;
+        let Some((wait, is_estimate)) = wait else {
+            self.not_before = None;
+            return;
+        };
+        let recheck = if is_estimate { self.next_recheck() } else { self.jittered(Self::MAX_RECHECK) };
+        self.not_before = now.checked_add(wait.min(recheck));
+    }
+
+    pub(super) fn failed(&mut self) {
+        self.max_in_flight = 1;
+    }
+
+    pub(super) fn released(&mut self) {
+        self.not_before = None;
+        self.recheck = Self::MIN_RECHECK;
+    }
+
+    fn next_recheck(&mut self) -> Duration {
+        let recheck = self.recheck;
+        self.recheck = (recheck * 2).min(Self::MAX_RECHECK);
+        recheck
+    }
+
+    /// Returns between 80 and 100 % of a time, so that processes do not ask together.
+    fn jittered(&mut self, time: Duration) -> Duration {
+        self.random = self.random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        time - time / 5 * u32::try_from(self.random >> 56).unwrap_or(0) / 255
+    }
+}

@@ -1,0 +1,129 @@
+//! A waiting request, as its queue and its future share it.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::task::{Context, Poll, Waker};
+
+use crate::decision::{AcquireOptions, Decision};
+use crate::error::Error;
+use crate::limiter::{Acquisition, BoxFuture, Outcome, ReleaseOnDrop};
+use crate::observe::Observers;
+use crate::runtime::Instant;
+use crate::sync::{Mutex, MutexGuard};
+
+/// Asks the limiter for a start of one waiting request.
+pub(crate) trait Ask: Send + Sync {
+    fn acquire(&self, options: AcquireOptions) -> Acquisition<BoxFuture<Result<Outcome, Error>>>;
+
+    /// Returns the queue of the limit that denied the request.
+    fn queue_of(&self, denied: &Decision) -> u64;
+
+    fn observers(&self) -> &Observers;
+}
+
+/// Requests of one class can use each other's starts: same key, same cost, and both hold or both charge.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Class {
+    /// Two independent 64-bit hashes of the key: a start must not reach another key.
+    pub(crate) key: [u64; 2],
+    pub(crate) cost: u64,
+    pub(crate) hold: bool,
+}
+
+/// An admission, which one request of the class can use from its time on.
+pub(crate) struct Start {
+    pub(crate) at: Instant,
+    pub(crate) class: Class,
+    pub(crate) decision: Decision,
+    /// Released if no request uses the start.
+    pub(crate) held: ReleaseOnDrop,
+}
+
+/// What ends the wait of a request.
+pub(crate) enum Reply {
+    Start(Start),
+    Denied(Decision),
+    Failed(Error),
+}
+
+/// A waiting request: one allocation for the queue's part and the future's part.
+pub(super) struct Ticket<A: ?Sized = dyn Ask> {
+    slot: Mutex<Slot>,
+    /// The queue in which the request waits. A request moves when another limit denies it.
+    queue: AtomicU64,
+    /// The order of arrival in all queues.
+    pub(super) sequence: u64,
+    pub(super) ask: A,
+}
+
+#[derive(Default)]
+struct Slot {
+    waker: Option<Waker>,
+    reply: Option<Box<Reply>>,
+    /// The request has left: no reply reaches it.
+    is_closed: bool,
+}
+
+impl<A> Ticket<A> {
+    pub(super) fn new(queue: u64, sequence: u64, ask: A) -> Self {
+        Self { slot: Mutex::new(Slot::default()), queue: AtomicU64::new(queue), sequence, ask }
+    }
+}
+
+impl<A: ?Sized> Ticket<A> {
+    fn slot(&self) -> MutexGuard<'_, Slot> {
+        self.slot.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+    }
+
+    pub(super) fn queue(&self) -> u64 {
+        self.queue.load(Ordering::Acquire)
+    }
+
+    pub(super) fn set_queue(&self, queue: u64) {
+        self.queue.store(queue, Ordering::Release);
+    }
+
+    /// Replies to the request. Returns the reply if the request has left.
+    pub(super) fn reply(&self, reply: Box<Reply>, wakers: &mut Vec<Waker>) -> Result<(), Box<Reply>> {
+        let mut slot = self.slot();
+        if slot.is_closed {
+            return Err(reply);
+        }
+        slot.reply = Some(reply);
+        wakers.extend(slot.waker.take());
+        Ok(())
+    }
+
+    pub(super) fn is_closed(&self) -> bool {
+        self.slot().is_closed
+    }
+
+    pub(super) fn poll_reply(&self, cx: &mut Context<'_>) -> Poll<Reply> {
+        let mut slot = self.slot();
+        match slot.reply.take() {
+            Some(reply) => {
+                slot.is_closed = true;
+                Poll::Ready(*reply)
+            }
+            None => {
+                match &mut slot.waker {
+                    Some(waker) => waker.clone_from(cx.waker()),
+                    none => *none = Some(cx.waker().clone()),
+                }
+                Poll::Pending
+            }
+        }
+    }
+
+    /// Closes the slot. Returns a reply that the request has not received.
+    pub(super) fn close(&self) -> Option<Box<Reply>> {
+        let mut slot = self.slot();
+        slot.is_closed = true;
+        slot.waker = None;
+        slot.reply.take()
+    }
+
+    /// Removes the waker, to wake the request without a reply.
+    pub(super) fn take_waker(&self) -> Option<Waker> {
+        self.slot().waker.take()
+    }
+}

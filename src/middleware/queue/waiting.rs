@@ -1,0 +1,100 @@
+//! The future of a waiting request, and the guard of the start that it receives.
+
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use super::Queues;
+use super::ticket::{Class, Reply, Start, Ticket};
+use crate::decision::Decision;
+use crate::error::Error;
+use crate::limiter::{Held, ReleaseOnDrop};
+use crate::runtime::{Instant, cannot_sleep};
+use crate::sync::POLLED_AFTER_COMPLETION;
+
+/// A request's place in a queue. Dropping it leaves the queue.
+pub(crate) struct Waiting {
+    queues: Arc<Queues>,
+    ticket: Arc<Ticket>,
+    is_done: bool,
+}
+
+/// What a waiting request receives.
+pub(crate) enum Waited {
+    Start(GrantedStart),
+    Denied(Decision),
+    Failed(Error),
+}
+
+impl Waiting {
+    pub(super) fn new(queues: Arc<Queues>, ticket: Arc<Ticket>) -> Self {
+        Self { queues, ticket, is_done: false }
+    }
+
+    pub(crate) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Waited> {
+        let queue = self.ticket.queue();
+        let Poll::Ready(reply) = self.ticket.poll_reply(cx) else {
+            // The runtime of the driver may have shut down.
+            if self.queues.ensure_driver(queue) {
+                return Poll::Pending;
+            }
+            return Poll::Ready(Waited::Failed(cannot_sleep()));
+        };
+        self.is_done = true;
+        Poll::Ready(match reply {
+            Reply::Start(start) => {
+                Waited::Start(GrantedStart::from_queue(Arc::clone(&self.queues), self.ticket.queue(), start))
+            }
+            Reply::Denied(decision) => Waited::Denied(decision),
+            Reply::Failed(error) => Waited::Failed(error),
+        })
+    }
+}
+
+impl Drop for Waiting {
+    fn drop(&mut self) {
+        if !self.is_done {
+            self.queues.leave(&self.ticket);
+        }
+    }
+}
+
+/// An admission that the request has not used yet. Dropping it passes the admission to the next waiting request, or
+/// releases its held cost.
+pub(crate) struct GrantedStart {
+    admitted: Option<(Decision, ReleaseOnDrop)>,
+    /// Where the admission comes from, if the request has waited.
+    origin: Option<Origin>,
+}
+
+struct Origin {
+    queues: Arc<Queues>,
+    queue: u64,
+    at: Instant,
+    class: Class,
+}
+
+impl GrantedStart {
+    /// Creates the guard of an admission that did not come from a queue.
+    pub(crate) fn immediate(decision: Decision, held: Option<Held>) -> Self {
+        Self { admitted: Some((decision, ReleaseOnDrop::new(held))), origin: None }
+    }
+
+    fn from_queue(queues: Arc<Queues>, queue: u64, start: Start) -> Self {
+        let Start { at, class, decision, held } = start;
+        Self { admitted: Some((decision, held)), origin: Some(Origin { queues, queue, at, class }) }
+    }
+
+    /// Uses the admission.
+    pub(crate) fn into_parts(mut self) -> (Decision, ReleaseOnDrop) {
+        self.admitted.take().expect(POLLED_AFTER_COMPLETION)
+    }
+}
+
+impl Drop for GrantedStart {
+    fn drop(&mut self) {
+        if let (Some((decision, held)), Some(origin)) = (self.admitted.take(), self.origin.take()) {
+            let Origin { queues, queue, at, class } = origin;
+            queues.take_back(queue, Start { at, class, decision, held });
+        }
+    }
+}
