@@ -112,17 +112,14 @@ impl Algorithm for FixedWindow {
             },
         };
         let at = self.moment(state, now);
-        let next = match window {
-            Some(window) => {
-                let used = window.used.saturating_add(options.cost);
-                let (start, end) = if self.aligned { self.window_at(at) } else { (window.start, window.end) };
-                // A window that a shorter period cut goes on in the present one.
-                if window.end < end { [end, used, at, start] } else { [state[0], used, at, window.start] }
-            }
-            None => {
-                let (start, end) = self.window_at(at);
-                [end, options.cost, at, start]
-            }
+        let next = if let Some(window) = window {
+            let used = window.used.saturating_add(options.cost);
+            let (start, end) = if self.aligned { self.window_at(at) } else { (window.start, window.end) };
+            // A window that a shorter period cut goes on in the present one.
+            if window.end < end { [end, used, at, start] } else { [state[0], used, at, window.start] }
+        } else {
+            let (start, end) = self.window_at(at);
+            [end, options.cost, at, start]
         };
         Step::Allow { next, delay }
     }

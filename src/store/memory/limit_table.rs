@@ -101,8 +101,8 @@ impl<C: AlgorithmSelector + 'static, P: 'static> LimitTable<C, P> {
         let heap = algorithm.map_or(0, Algorithm::max_heap_bytes).saturating_mul(table.state_count());
         if heap > capacity.max_heap_bytes {
             return Err(Error::config(format!(
-                "the limit {:?} may take {heap} bytes on the heap ({} keys have capacity), more than the {} allowed: \
-                 lower `max_keys`, raise `max_heap_bytes`, or choose a SlidingWindow",
+                "limit {:?}: {} keys could take {heap} bytes on the heap, and the maximum is {}; lower `max_keys`, \
+                 raise `max_heap_bytes`, or choose a `SlidingWindow`",
                 limit.name(),
                 table.capacity(),
                 capacity.max_heap_bytes,

@@ -116,7 +116,9 @@ fn read_all<Key: ?Sized, S: BuildHasher, L: TransactionLimit<Key, S> + ?Sized>(
     read_all_fresh(limits, reads, context, mode);
     if reads.iter().all(|read| read.verdict == Verdict::Allowed) {
         if mode == ReadMode::Together && !enforced(reads).all(|read| read.supports_scheduling) {
-            reads.iter_mut().for_each(|read| read.supports_scheduling = false);
+            for read in reads.iter_mut() {
+                read.supports_scheduling = false;
+            }
         }
         return Verdict::Allowed;
     }
