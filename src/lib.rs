@@ -52,8 +52,8 @@
 //! | `config` | limits from configuration (feature `serde`) |
 //!
 //! [`RateLimitLayer`](RateLimitLayer#what-is-charged) documents when a request is charged, and what happens if its
-//! future is dropped. The `guide` module contains pages on algorithms, keys, responses, costs, Redis, metrics and
-//! performance.
+//! future is dropped. The [`guide`] contains pages on algorithms, keys, responses, costs, Redis, metrics and performance,
+//! [recipes](guide::recipes), and [common pitfalls](guide::pitfalls).
 //!
 //! # Guarantees
 //!
@@ -117,7 +117,7 @@
 //!
 //! # Features
 //!
-//! No feature is on by default. Features only add items.
+//! `axum` and `timer` are on by default. Features only add items.
 //!
 //! - **`axum`**: [`PeerIp`] and [`ClientIp`] read axum's `ConnectInfo<SocketAddr>`, and `key::MatchedPath` its routes.
 //! - **`metrics`**: `observe::Metrics` records counters, gauges and histograms with the `metrics` facade.
@@ -207,6 +207,7 @@ pub mod guide {
     #[doc = include_str!("../docs/design.md")]
     pub mod design {}
 
+    /// [buckets]: crate::guide::recipes#prometheus-buckets-and-alerts
     /// [keys]: crate::guide::keys
     /// [responses]: crate::guide::responses
     /// [several]: crate::guide::choosing#several-limits
@@ -223,6 +224,15 @@ pub mod guide {
     #[doc = include_str!("../docs/performance.md")]
     pub mod performance {}
 
+    /// [costs]: crate::guide::costs
+    /// [keys]: crate::guide::keys
+    ///
+    #[doc = include_str!("../docs/pitfalls.md")]
+    pub mod pitfalls {}
+
+    #[doc = include_str!("../docs/recipes.md")]
+    pub mod recipes {}
+
     /// [sizing]: crate::guide::redis_sizing
     /// [call-duration]: crate::guide::redis_sizing#the-duration-of-a-call
     ///
@@ -234,6 +244,8 @@ pub mod guide {
     #[doc = include_str!("../docs/redis-sizing.md")]
     pub mod redis_sizing {}
 
+    /// [pitfalls]: crate::guide::pitfalls
+    ///
     #[doc = include_str!("../docs/responses.md")]
     pub mod responses {}
 }

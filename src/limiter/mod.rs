@@ -8,7 +8,8 @@
 //! | [`Fallback`] | uses another limiter while the store is unavailable |
 //! | [`Chained`] | combines limits that one store cannot decide together |
 //!
-//! [`Held`] is the guard of a held cost, and [`Reservation`] a hold that counts what is spent.
+//! [`Held`] is the guard of a held cost, and [`Reservation`] a hold that counts what is spent. `until_ready` and
+//! `LimitedStream` (feature `timer`) wait for a limiter without the middleware.
 
 mod admin;
 mod boxed;
@@ -19,6 +20,8 @@ mod fallback;
 mod future;
 mod held;
 mod reservation;
+#[cfg(feature = "timer")]
+mod until_ready;
 
 pub use self::admin::AdminOperation;
 pub(crate) use self::admin::admin_methods;
@@ -31,6 +34,8 @@ pub use self::future::{Acquisition, BoxFuture, LimiterFuture};
 pub use self::held::Held;
 pub(crate) use self::held::ReleaseOnDrop;
 pub use self::reservation::Reservation;
+#[cfg(feature = "timer")]
+pub use self::until_ready::{LimitedStream, until_ready};
 use crate::decision::{AcquireOptions, Decision};
 use crate::error::Error;
 use std::future::Future;

@@ -90,7 +90,11 @@ use crate::observe::Observers;
     message = "`{Self}` is not a responder for a service that takes `{Request}` and returns `{Response}`",
     note = "`Http` is a responder for HTTP services whose response body implements `From<Bytes>`; for other bodies use \
             `.responder(Http::new().map_body())`, for gRPC `.responder(Grpc::new())` (feature `tonic`), for services \
-            that are not HTTP `.responder(RejectWithError)` or a closure"
+            that are not HTTP `.responder(RejectWithError)` or a closure",
+    note = "a closure of `Http::render` takes `(&http::request::Parts, &Rejection)` and returns a `Response`; with the \
+            feature `axum` also a `StatusCode`, or a tuple that begins with one",
+    note = "`RejectWithError` needs an error type that implements `From<Rejected>`, which `{Error}` may not: add \
+            `.map_err(BoxError::from)` between the layer and the service"
 )]
 pub trait Respond<Request, Response, Error> {
     /// The response of the rate limited service.

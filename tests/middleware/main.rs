@@ -9,6 +9,7 @@
 //! - `over_http`, `bodies`: HTTP responses; `answers`: the other responders.
 //! - `keys`: key extractors and exemptions.
 //! - `stacks`: stacks of axum and tower; `spawned`: clients in tasks; `in_axum`: axum's response types.
+//! - `until_ready`: waiting without the middleware.
 //!
 //! No test sleeps or reads the time: the clock is manual or paused.
 
@@ -31,5 +32,6 @@ mod settling;
 mod spawned;
 mod stacks;
 mod support;
+mod until_ready;
 mod waiting;
 mod wire;
