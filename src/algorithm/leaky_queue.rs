@@ -104,6 +104,10 @@ impl LeakyQueue {
 impl Algorithm for LeakyQueue {
     super::bucket::types::bucket_state!();
 
+    fn max_waiting(&self) -> Option<u64> {
+        Some(self.kernel.burst() - 1)
+    }
+
     #[inline]
     fn peek(&self, state: &[u64; 4], now: Timestamp, ask: AcquireOptions) -> Verdict {
         self.kernel.peek_in_turn(state, now, ask)

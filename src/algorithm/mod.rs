@@ -276,6 +276,12 @@ pub trait Algorithm: fmt::Debug + Send + Sync + 'static {
     fn supports_scheduling(&self) -> bool {
         false
     }
+
+    /// Returns how many requests may wait under a layer, if the algorithm bounds that.
+    #[doc(hidden)]
+    fn max_waiting(&self) -> Option<u64> {
+        None
+    }
 }
 
 /// The result of [`Algorithm::try_at_once`].

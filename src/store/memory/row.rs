@@ -12,6 +12,7 @@ use crate::clock::{Clock, Timestamp, micros_floor};
 use crate::decision::{Name, Verdict};
 use crate::error::Error;
 use crate::limit::{AlgorithmSelector, Limit, SelectAlgorithm, SubKeyOf};
+use crate::limiter::LimitsOfKey;
 use crate::table::{Full, Place, Spot, Table, Tenancy, WhenFull, fingerprint};
 
 /// A limit with its table.
@@ -309,6 +310,17 @@ where
 
     fn block(&self, asked: &Asked<'_, Key, S>, until: Timestamp) {
         self.blocks.set(self.hash(asked), asked.now, until, self.room.max_keys);
+    }
+
+    fn name_limit(&self, key: &Key, limits: &mut LimitsOfKey<'_>) {
+        if self.limit.is_shadow() {
+            return;
+        }
+        let chosen = self.limit.algorithm().select(key);
+        let algorithm: &C::Algorithm = chosen.borrow();
+        let max_waiting = algorithm.max_waiting();
+        let name = self.limit.name_handle().as_str();
+        self.limit.sub_key().with_sub_key(key, |part| limits.add_with_max_waiting(name, part, max_waiting));
     }
 
     fn key_id(&self, asked: &Asked<'_, Key, S>) -> KeyId {

@@ -6,6 +6,7 @@ use std::time::Duration;
 use super::usage::{KeyId, TopKey, Usage};
 use crate::clock::{Clock, Timestamp};
 use crate::decision::{AcquireOptions, LazySnapshot, Name, Verdict};
+use crate::limiter::LimitsOfKey;
 use crate::table::{Full, Place, Spot, WhenFull};
 
 /// The room that each limit has.
@@ -46,6 +47,8 @@ pub trait Share<Key: ?Sized, S>: Holding {
     /// Refuses the key until then; with the epoch, no longer.
     fn block(&self, asked: &Asked<'_, Key, S>, until: Timestamp);
     fn key_id(&self, asked: &Asked<'_, Key, S>) -> KeyId;
+    /// Names the limit and the key's sub-key, unless the limit is a shadow.
+    fn name_limit(&self, key: &Key, limits: &mut LimitsOfKey<'_>);
 }
 
 /// What can be said of a limit's table without a key.
