@@ -105,6 +105,10 @@ impl LeakyQueue {
 impl Algorithm for LeakyQueue {
     super::bucket::bucket_types::bucket_algorithm!();
 
+    fn max_waiting(&self) -> Option<u64> {
+        Some(self.kernel.burst() - 1)
+    }
+
     // In line is the case of an idle queue, as for the other bucket types: row "memory algorithms, leaky_queue" of
     // docs/performance.md.
     #[inline(always)]

@@ -254,6 +254,12 @@ pub trait Algorithm: fmt::Debug + Send + Sync + 'static {
     fn supports_scheduling(&self) -> bool {
         false
     }
+
+    /// Returns how many requests may wait under a layer, if the algorithm bounds that.
+    #[doc(hidden)]
+    fn max_waiting(&self) -> Option<u64> {
+        None
+    }
 }
 
 /// The options of one [`decide`](Algorithm::decide) call.

@@ -2,7 +2,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use super::future::{Acquisition, BoxFuture, LimiterFuture};
-use super::{AdminOperation, Limiter, Outcome, admin_methods};
+use super::{AdminOperation, Limiter, LimitsOfKey, Outcome, admin_methods};
 use crate::decision::{AcquireOptions, Decision};
 use crate::error::Error;
 
@@ -44,6 +44,10 @@ impl<Key: ?Sized + 'static> Limiter<Key> for BoxLimiter<Key> {
         self.0.peek_boxed(key, options)
     }
 
+    fn limits_of(&self, key: &Key, limits: &mut LimitsOfKey<'_>) {
+        self.0.limits_of_erased(key, limits);
+    }
+
     fn administer(&self, key: &Key, operation: AdminOperation<'_>) -> LimiterFuture<()> {
         self.0.administer_boxed(key, operation)
     }
@@ -65,6 +69,7 @@ impl<Key: ?Sized> fmt::Debug for BoxLimiter<Key> {
 trait ErasedLimiter<Key: ?Sized>: Send + Sync {
     fn acquire_boxed(&self, key: &Key, options: AcquireOptions) -> Acquisition<BoxFuture<Result<Outcome, Error>>>;
     fn peek_boxed(&self, key: &Key, options: AcquireOptions) -> LimiterFuture<Decision>;
+    fn limits_of_erased(&self, key: &Key, limits: &mut LimitsOfKey<'_>);
     fn administer_boxed(&self, key: &Key, operation: AdminOperation<'_>) -> LimiterFuture<()>;
 }
 
@@ -78,6 +83,10 @@ impl<Key: ?Sized, L: Limiter<Key>> ErasedLimiter<Key> for L {
 
     fn peek_boxed(&self, key: &Key, options: AcquireOptions) -> LimiterFuture<Decision> {
         self.peek(key, options)
+    }
+
+    fn limits_of_erased(&self, key: &Key, limits: &mut LimitsOfKey<'_>) {
+        self.limits_of(key, limits);
     }
 
     fn administer_boxed(&self, key: &Key, operation: AdminOperation<'_>) -> LimiterFuture<()> {

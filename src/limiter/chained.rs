@@ -8,7 +8,7 @@ use pin_project::pin_project;
 
 use super::future::{Acquisition, LimiterFuture, both_ok};
 use super::held::{Held, ReleaseOnDrop};
-use super::{AdminOperation, Limiter, Outcome, admin_methods};
+use super::{AdminOperation, Limiter, LimitsOfKey, Outcome, admin_methods};
 use crate::decision::{AcquireOptions, Decision, DecisionSource, Verdict};
 use crate::error::Error;
 use crate::sync::POLLED_AFTER_COMPLETION;
@@ -270,6 +270,11 @@ where
             let (first, second) = joined?;
             Ok(merge_decisions(options, Some(first?), Some(second?)))
         })
+    }
+
+    fn limits_of(&self, key: &Key, limits: &mut LimitsOfKey<'_>) {
+        self.first.limits_of(key, limits);
+        self.second.limits_of(key, limits);
     }
 
     fn administer(&self, key: &Key, operation: AdminOperation<'_>) -> LimiterFuture<()> {

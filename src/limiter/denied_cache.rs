@@ -11,7 +11,7 @@ use arc_swap::ArcSwapOption;
 use pin_project::pin_project;
 
 use super::future::{Acquisition, LimiterFuture};
-use super::{AdminOperation, Limiter, Outcome, admin_methods};
+use super::{AdminOperation, Limiter, LimitsOfKey, Outcome, admin_methods};
 use crate::clock::{Clock, SystemClock, Timestamp};
 use crate::decision::{AcquireOptions, Decision, DecisionSource, Verdict};
 use crate::error::Error;
@@ -301,6 +301,10 @@ where
             state.insert(in_flight, &decision);
             decision
         })
+    }
+
+    fn limits_of(&self, key: &Key, limits: &mut LimitsOfKey<'_>) {
+        self.limiter.limits_of(key, limits);
     }
 
     /// Invalidates the key before and after the operation: a denial from before it must not be cached after it.

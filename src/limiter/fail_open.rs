@@ -6,7 +6,7 @@ use std::task::{Context, Poll};
 use pin_project::pin_project;
 
 use super::future::{Acquisition, LimiterFuture};
-use super::{AdminOperation, Limiter, Outcome, admin_methods};
+use super::{AdminOperation, Limiter, LimitsOfKey, Outcome, admin_methods};
 use crate::clock::{Clock as _, SystemClock};
 use crate::decision::{AcquireOptions, Decision, Verdict};
 use crate::error::Error;
@@ -46,6 +46,10 @@ impl<Key: ?Sized, L: Limiter<Key>> Limiter<Key> for FailOpen<L> {
     fn peek(&self, key: &Key, options: AcquireOptions) -> LimiterFuture<Decision> {
         let clock = Arc::clone(&self.clock);
         self.limiter.peek(key, options).map_result(move |result| allow_if_unavailable(result, &clock))
+    }
+
+    fn limits_of(&self, key: &Key, limits: &mut LimitsOfKey<'_>) {
+        self.limiter.limits_of(key, limits);
     }
 
     fn administer(&self, key: &Key, operation: AdminOperation<'_>) -> LimiterFuture<()> {

@@ -6,7 +6,7 @@ use std::task::{Context, Poll, ready};
 use pin_project::pin_project;
 
 use super::future::{Acquisition, LimiterFuture};
-use super::{AdminOperation, Limiter, Outcome, admin_methods};
+use super::{AdminOperation, Limiter, LimitsOfKey, Outcome, admin_methods};
 use crate::decision::{AcquireOptions, Decision, DecisionSource};
 use crate::error::Error;
 
@@ -93,6 +93,11 @@ where
                 })
             }
         }
+    }
+
+    fn limits_of(&self, key: &Key, limits: &mut LimitsOfKey<'_>) {
+        self.primary.limits_of(key, limits);
+        self.secondary.limits_of(key, limits);
     }
 
     fn administer(&self, key: &Key, operation: AdminOperation<'_>) -> LimiterFuture<()> {

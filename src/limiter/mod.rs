@@ -19,6 +19,7 @@ mod fail_open;
 mod fallback;
 mod future;
 mod held;
+mod limits_of_key;
 mod reservation;
 #[cfg(feature = "timer")]
 mod until_ready;
@@ -33,6 +34,8 @@ pub use self::fallback::Fallback;
 pub use self::future::{Acquisition, BoxFuture, LimiterFuture};
 pub use self::held::Held;
 pub(crate) use self::held::ReleaseOnDrop;
+pub(crate) use self::limits_of_key::LimitOfKey;
+pub use self::limits_of_key::LimitsOfKey;
 pub use self::reservation::Reservation;
 #[cfg(feature = "timer")]
 pub use self::until_ready::{LimitedStream, until_ready};
@@ -119,6 +122,14 @@ pub trait Limiter<Key: ?Sized>: Send + Sync + 'static {
         LimiterFuture::unsupported("peek failed: this limiter does not support it")
     }
 
+    /// Names the limits that apply to a key, with the part of the key by which each counts.
+    ///
+    /// The layer lets requests that one limit denies wait in one queue, also if their keys differ. By default the
+    /// requests of each key wait in a queue of their own. A limiter around another one should forward the call.
+    fn limits_of(&self, key: &Key, limits: &mut LimitsOfKey<'_>) {
+        let _ = (key, limits);
+    }
+
     /// Runs an administrative operation on a key.
     ///
     /// The stores and the combinators have the methods `set_usage`, `block`, `unblock` and `reset` for it.
@@ -141,6 +152,10 @@ impl<Key: ?Sized, L: Limiter<Key> + ?Sized> Limiter<Key> for Arc<L> {
 
     fn peek(&self, key: &Key, options: AcquireOptions) -> LimiterFuture<Decision> {
         (**self).peek(key, options)
+    }
+
+    fn limits_of(&self, key: &Key, limits: &mut LimitsOfKey<'_>) {
+        (**self).limits_of(key, limits);
     }
 
     fn administer(&self, key: &Key, operation: AdminOperation<'_>) -> LimiterFuture<()> {

@@ -45,11 +45,7 @@ const ESTIMATE_RECHECK: Duration = Duration::from_millis(100);
 ///
 /// Returns the limiter's error; an error for which [`is_config`](Error::is_config) holds outside of a tokio runtime with a
 /// timer; and an error for which [`is_unsupported`](Error::is_unsupported) holds if the options ask for a hold.
-pub async fn until_ready<Key, L>(
-    limiter: &L,
-    key: &Key,
-    options: impl Into<AcquireOptions>,
-) -> Result<Decision, Error>
+pub async fn until_ready<Key, L>(limiter: &L, key: &Key, options: impl Into<AcquireOptions>) -> Result<Decision, Error>
 where
     Key: ?Sized,
     L: Limiter<Key> + ?Sized,

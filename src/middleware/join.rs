@@ -3,13 +3,15 @@
 use std::hash::Hash;
 use std::sync::Arc;
 
+use foldhash::quality::RandomState;
+
 use super::config::ConfigOf;
 use super::cost::CostPolicy as _;
 use super::parts::Parts;
 use super::queue::{Arrival, Ask, Asked, JoinError, QueueIds, Refused, Start, Waiting};
 use crate::decision::{AcquireOptions, Decision};
 use crate::error::Error;
-use crate::limiter::{Acquisition, BoxFuture, Held, Limiter, Outcome, ReleaseOnDrop};
+use crate::limiter::{Acquisition, BoxFuture, Held, LimitOfKey, Limiter, LimitsOfKey, Outcome, ReleaseOnDrop};
 use crate::observe::{Event, Observers};
 use crate::response::Rejection;
 use crate::runtime::{Instant, cannot_sleep};
@@ -21,6 +23,7 @@ pub(crate) struct KeyAsk<Key, A> {
     observers: Observers,
     /// The queue of the key, for a denial that names no limit.
     own_queue: u64,
+    hasher: RandomState,
 }
 
 impl<Key, A> Ask for KeyAsk<Key, A>
@@ -35,8 +38,24 @@ where
         }
     }
 
-    fn queue_of(&self, _denied: &Decision) -> u64 {
-        self.own_queue
+    fn queue_of(&self, denied: &Decision) -> u64 {
+        let Some(denying) = denied.most_restrictive() else { return self.own_queue };
+        let (mut ids, mut found) = (QueueIds::new(self.own_queue), self.own_queue);
+        let mut visit = |limit: LimitOfKey<'_>| {
+            ids.push(limit.id);
+            if limit.name == denying.name() && ids.contains(limit.id) {
+                found = limit.id;
+            }
+        };
+        self.limiter.limits_of(&self.key, &mut LimitsOfKey::new(&self.hasher, &mut visit));
+        found
+    }
+
+    fn max_waiting(&self) -> Option<u64> {
+        let mut least = None;
+        let mut visit = |limit: LimitOfKey<'_>| least = [least, limit.max_waiting].into_iter().flatten().min();
+        self.limiter.limits_of(&self.key, &mut LimitsOfKey::new(&self.hasher, &mut visit));
+        least
     }
 
     fn observers(&self) -> &Observers {
@@ -46,7 +65,10 @@ where
 
 /// Returns the queues in which requests of a key can wait.
 pub(crate) fn queue_ids<Request, P: Parts<Request>>(config: &ConfigOf<Request, P>, key: &P::Key) -> QueueIds {
-    QueueIds::new(config.wait.queues.hash(key))
+    let queues = &config.wait.queues;
+    let mut ids = QueueIds::new(queues.hash(key));
+    config.limiter.limits_of(key, &mut LimitsOfKey::new(queues.hasher(), &mut |limit| ids.push(limit.id)));
+    ids
 }
 
 /// Returns the queue that a new request of a key must join, if others wait.
@@ -115,7 +137,8 @@ fn arrival<Request, P: Parts<Request>>(
     let queues = &config.wait.queues;
     let class = queues.class(&key, cost, P::CostPolicy::NEEDS_HOLD);
     let own_queue = queues.hash(&key);
-    let ask = KeyAsk { key, limiter: config.limiter.clone(), observers: config.observers.clone(), own_queue };
+    let (limiter, observers) = (config.limiter.clone(), config.observers.clone());
+    let ask = KeyAsk { key, limiter, observers, own_queue, hasher: queues.hasher().clone() };
     Arrival { ask, class, options, max_wait: config.wait.max_wait(), arrived_at }
 }
 

@@ -22,13 +22,7 @@ pub trait Parts<Request> {
     type Extractor: ExtractKey<Request, Key = Self::Key>;
     type Key: Hash + Send + Sync + 'static;
     type Limiter: Limiter<Self::Key> + Clone;
-    type Responder: Respond<
-            Request,
-            Self::InnerResponse,
-            Self::InnerError,
-            Response = Self::Response,
-            Context = Self::Context,
-        >;
+    type Responder: Respond<Request, Self::InnerResponse, Self::InnerError, Response = Self::Response, Context = Self::Context>;
     type Response;
     type Context;
     type CostPolicy: CostPolicy<Request, Self::InnerResponse, Self::InnerError>;

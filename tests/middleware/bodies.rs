@@ -21,10 +21,7 @@ use crate::support::StubLimiter;
 type Opaque = BoxBody<Bytes, Infallible>;
 
 /// Sends a request to a service that answers with `body`.
-async fn page(
-    body: Opaque,
-    limiter: impl Limiter<()> + Clone,
-) -> Response<ResponseBody<Opaque>> {
+async fn page(body: Opaque, limiter: impl Limiter<()> + Clone) -> Response<ResponseBody<Opaque>> {
     let layer = RateLimitLayer::new(Global, limiter).responder(Http::new().map_body());
     let body = std::sync::Mutex::new(Some(body));
     let service = layer.layer(service_fn(|_: Request<()>| {

@@ -10,8 +10,9 @@ use crate::runtime::Instant;
 /// The estimate is optimistic, so that no request that could be served is rejected on arrival.
 #[derive(Debug, Default)]
 pub(super) struct Estimate {
-    /// When the first request that no start covers can start. `None` if held costs make that unknown.
-    next_start: Option<Instant>,
+    /// From when on the cost of requests that no start covers becomes available. `None` if held costs make that
+    /// unknown.
+    base: Option<Instant>,
     /// The most restrictive limit: its cost per window.
     quota: Option<(u64, Duration)>,
     /// Whether starts come one by one, as those of a bucket; otherwise all of a window come together.
@@ -23,18 +24,20 @@ impl Estimate {
     /// Records a start at `at` that costs `cost`.
     pub(super) fn admitted(&mut self, decision: &Decision, at: Instant, cost: u64, now: Instant) {
         self.set_quota(decision);
-        let spacing = if self.is_spaced { self.time_for(cost).unwrap_or_default() } else { Duration::ZERO };
-        self.next_start = Some(at + spacing);
+        self.base = Some(at);
         self.measured.admitted(cost, now, self.quota.map_or(Duration::ZERO, |(_, window)| window));
     }
 
-    /// Records a denial of a request that accepted a delay of `max_delay`.
-    pub(super) fn denied(&mut self, decision: &Decision, max_delay: Duration, now: Instant) {
+    /// Records a denial of a request with this cost that accepted a delay of `max_delay`.
+    pub(super) fn denied(&mut self, decision: &Decision, cost: u64, max_delay: Duration, now: Instant) {
         self.set_quota(decision);
-        self.next_start = match decision.verdict() {
-            Verdict::Denied { retry_after } if !decision.is_estimate() => {
-                now.checked_add(if decision.supports_scheduling() { retry_after + max_delay } else { retry_after })
+        self.base = match decision.verdict() {
+            Verdict::Denied { .. } if decision.is_estimate() => None,
+            Verdict::Denied { retry_after } if self.is_spaced => {
+                let start = now.checked_add(retry_after.saturating_add(max_delay));
+                start.and_then(|start| start.checked_sub(self.time_for(cost).unwrap_or_default()))
             }
+            Verdict::Denied { retry_after } => now.checked_add(retry_after),
             _ => None,
         };
     }
@@ -46,21 +49,29 @@ impl Estimate {
 
     /// Returns the time until a request starts behind others of this cost that no start covers yet.
     pub(super) fn wait_behind(&self, cost_ahead: u64, cost: u64, now: Instant) -> Option<Duration> {
-        let first = self.next_start?.saturating_duration_since(now);
-        let by_quota = first
-            + if self.is_spaced {
-                self.time_for(cost_ahead)?
-            } else {
-                let (limit, window) = self.quota?;
-                let windows = cost_ahead.saturating_add(cost).saturating_sub(1) / limit;
+        let base = self.base?;
+        let total = cost_ahead.saturating_add(cost);
+        let after_base = match self.quota {
+            Some(_) if self.is_spaced => self.time_for(total)?,
+            Some((limit, window)) => {
+                let windows = total.saturating_sub(1) / limit;
                 window.saturating_mul(u32::try_from(windows).unwrap_or(u32::MAX))
-            };
+            }
+            None if cost_ahead == 0 => Duration::ZERO,
+            None => return None,
+        };
+        let by_quota = base.checked_add(after_base)?.saturating_duration_since(now);
         Some(self.measured.time_for(cost_ahead).map_or(by_quota, |by_rate| by_quota.max(by_rate)))
     }
 
-    fn time_for(&self, cost: u64) -> Option<Duration> {
+    /// Returns the time in which the limit admits this cost.
+    pub(super) fn time_for(&self, cost: u64) -> Option<Duration> {
         let (limit, window) = self.quota?;
         Some(share(window, cost, limit))
+    }
+
+    pub(super) fn exceeds_limit(&self, cost: u64) -> bool {
+        self.quota.is_some_and(|(limit, _)| cost > limit)
     }
 
     fn set_quota(&mut self, decision: &Decision) {

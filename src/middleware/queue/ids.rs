@@ -17,6 +17,18 @@ impl QueueIds {
         Self { ids, len: 1 }
     }
 
+    /// Adds the queue of a limit. Further limits than eight are left out: their requests wait in the key's own queue.
+    pub(crate) fn push(&mut self, id: u64) {
+        if let Some(free) = self.ids.get_mut(self.len) {
+            *free = id;
+            self.len += 1;
+        }
+    }
+
+    pub(crate) fn contains(&self, id: u64) -> bool {
+        self.iter().any(|known| known == id)
+    }
+
     pub(crate) fn iter(&self) -> impl Iterator<Item = u64> + '_ {
         self.ids[..self.len].iter().copied()
     }

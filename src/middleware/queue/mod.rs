@@ -130,6 +130,10 @@ impl Queues {
         self.filter_of(id).load(Ordering::Relaxed) != 0
     }
 
+    pub(crate) fn hasher(&self) -> &RandomState {
+        &self.hashers[0]
+    }
+
     pub(crate) fn hash(&self, key: &(impl Hash + ?Sized)) -> u64 {
         self.hashers[0].hash_one(key)
     }
@@ -166,8 +170,11 @@ impl Queues {
         let joined = {
             let mut shard = self.lock(id);
             let created = match (shard.entry(id), &asked) {
-                (Entry::Occupied(_), _) => None,
                 (Entry::Vacant(_), Asked::No) => return Err(JoinError::NoQueue(arrival)),
+                (Entry::Occupied(queue), Asked::No) if queue.get().exceeds_limit(arrival.class.cost) => {
+                    return Err(JoinError::NoQueue(arrival));
+                }
+                (Entry::Occupied(_), _) => None,
                 (Entry::Vacant(_), _) => Some(Queue::new(id, self.newest_first)),
             };
             if created.as_ref().or_else(|| shard.get(&id)).is_none_or(|queue| queue.driver.is_none())
@@ -212,8 +219,7 @@ impl Queues {
             Asked::No => {}
             Asked::Denied(decision) => queue.denied_before_joining(&decision, class, now),
             Asked::Scheduled(start) => {
-                let limiter_wait = max_wait.is_none().then(|| wait_in_limiter(&start.decision)).flatten();
-                queue.add_first_start(start, limiter_wait, now);
+                queue.add_first_start(start, now);
                 // A start is charged already, so no bound applies.
                 let deadline = max_wait.map(|max_wait| arrived_at + max_wait);
                 self.waiting.fetch_add(1, Ordering::AcqRel);
@@ -237,7 +243,8 @@ impl Queues {
             None => None,
         };
         let remaining = deadline.map(|deadline| deadline.saturating_duration_since(now));
-        let longest = queue.max_wait(remaining);
+        let limiter_wait = ask.max_waiting().and_then(|waiting| queue.time_for(waiting));
+        let longest = [remaining, limiter_wait].into_iter().flatten().min();
         if let (Some(wait), Some(longest)) = (wait, longest)
             && wait > longest
         {
@@ -455,20 +462,11 @@ const FAR: Duration = Duration::from_secs(60 * 60 * 24 * 365);
 
 /// Why a request did not join a queue.
 pub(crate) enum JoinError<A> {
-    /// There is no queue, and the limiter was not asked.
+    /// There is no queue, or the cost exceeds the limit: the limiter must be asked.
     NoQueue(Arrival<A>),
     Refused(Refused),
     /// The caller is in no tokio runtime with a timer.
     NoTimer,
-}
-
-/// Returns for how long a limiter without a maximum wait of the layer lets requests wait.
-///
-/// A queue of the limiter has `limit - 1` places behind the request that starts.
-fn wait_in_limiter(decision: &Decision) -> Option<Duration> {
-    let snapshot = decision.most_restrictive()?.snapshot();
-    let spacing = snapshot.window.checked_div(u32::try_from(snapshot.limit).ok()?)?;
-    Some(snapshot.window.saturating_sub(spacing).max(decision.delay()))
 }
 
 impl Drop for Queues {

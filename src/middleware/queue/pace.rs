@@ -21,6 +21,8 @@ pub(super) struct Pace {
     /// The next interval for waits that are estimates.
     recheck: Duration,
     random: u64,
+    /// A moving average of the time that an ask takes.
+    ask_time: Duration,
 }
 
 impl Pace {
@@ -39,6 +41,7 @@ impl Pace {
             max_in_flight: 1,
             recheck: Self::MIN_RECHECK,
             random: seed,
+            ask_time: Duration::ZERO,
         }
     }
 
@@ -56,6 +59,16 @@ impl Pace {
         self.in_flight -= 1;
         self.in_flight_cost = self.in_flight_cost.saturating_sub(cost);
         self.is_booking &= !books;
+    }
+
+    /// Records the time that an ask took.
+    pub(super) fn took(&mut self, time: Duration) {
+        self.ask_time = (self.ask_time * 7 + time) / 8;
+    }
+
+    /// Returns how far ahead to ask so that the answer arrives before the start.
+    pub(super) fn lead(&self) -> Duration {
+        self.ask_time * 2
     }
 
     pub(super) fn admitted(&mut self) {

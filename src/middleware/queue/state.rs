@@ -41,6 +41,7 @@ pub(super) struct AskOrder {
     /// Whether the start may lie beyond the horizon.
     books: bool,
     deadline: Option<Instant>,
+    asked_at: Instant,
 }
 
 /// What must happen after the lock of the queue is released.
@@ -78,8 +79,6 @@ pub(super) struct Queue {
     estimate: Estimate,
     /// No deadline is earlier.
     earliest_deadline: Option<Instant>,
-    /// The maximum wait of requests whose wait the limiter bounds.
-    limiter_wait: Option<Duration>,
     latest: Option<(Decision, [u64; 2], Instant)>,
     /// The task that drives the queue, and its waker.
     pub(super) driver: Option<u64>,
@@ -98,7 +97,6 @@ impl Queue {
             pace: Pace::new(id),
             estimate: Estimate::default(),
             earliest_deadline: None,
-            limiter_wait: None,
             latest: None,
             driver: None,
             driver_waker: None,
@@ -131,19 +129,25 @@ impl Queue {
         self.estimate.wait_behind(ahead, cost, now)
     }
 
-    /// Returns the maximum wait of a new request: its own, and that of the limiter.
-    pub(super) fn max_wait(&self, own: Option<Duration>) -> Option<Duration> {
-        match (own, self.limiter_wait) {
-            (Some(own), Some(limiter)) => Some(own.min(limiter)),
-            (own, limiter) => own.or(limiter),
-        }
+    /// Returns the time in which the limit admits this cost.
+    pub(super) fn time_for(&self, cost: u64) -> Option<Duration> {
+        self.estimate.time_for(cost)
+    }
+
+    pub(super) fn exceeds_limit(&self, cost: u64) -> bool {
+        self.estimate.exceeds_limit(cost)
+    }
+
+    /// Whether requests of several keys wait, which cannot use each other's starts.
+    fn is_mixed(&self) -> bool {
+        self.per_key.len() > 1
     }
 
     /// Records the denial of a request that asked before it joins.
     pub(super) fn denied_before_joining(&mut self, decision: &Decision, class: Class, now: Instant) {
         if self.latest.is_none() {
-            self.estimate.denied(decision, Duration::ZERO, now);
-            self.set_pace_of_denial(decision, class.hold, now);
+            self.estimate.denied(decision, class.cost, Duration::ZERO, now);
+            self.set_pace_of_denial(decision, !decision.supports_scheduling() || class.hold, now);
         }
         self.latest = Some((decision.clone(), class.key, now));
     }
@@ -163,9 +167,8 @@ impl Queue {
         self.starts.insert(position, start);
     }
 
-    /// Adds a start that a request received before it joined the queue, because the limiter bounds the wait.
-    pub(super) fn add_first_start(&mut self, start: Start, limiter_wait: Option<Duration>, now: Instant) {
-        self.limiter_wait = limiter_wait;
+    /// Adds a start that a request received before it joined the queue.
+    pub(super) fn add_first_start(&mut self, start: Start, now: Instant) {
         self.latest = Some((start.decision.clone(), start.class.key, now));
         self.spare.push(start.class);
         self.add_start(start, now);
@@ -327,9 +330,10 @@ impl Queue {
         if !self.pace.may_ask() || self.next_ask_at(position).is_some_and(|at| at > now) {
             return None;
         }
-        let in_flight_cost = self.pace.in_flight_cost;
+        let (in_flight_cost, is_mixed) = (self.pace.in_flight_cost, self.is_mixed());
+        let lead = if is_mixed { self.pace.lead().min(HORIZON) } else { HORIZON };
         let waiter = &mut self.waiters[position];
-        let books = !waiter.class.hold && !self.pace.is_booking;
+        let books = !waiter.class.hold && !self.pace.is_booking && !is_mixed;
         let remaining = waiter.deadline.map(|deadline| deadline.saturating_duration_since(now));
         let max_delay = if waiter.class.hold {
             Some(Duration::ZERO)
@@ -338,16 +342,17 @@ impl Queue {
         } else {
             // Asks under way take their places first.
             let expected = self.estimate.wait_behind(in_flight_cost, waiter.class.cost, now);
-            if expected.is_some_and(|wait| wait > HORIZON) {
+            if in_flight_cost > 0 && expected.is_some_and(|wait| wait > HORIZON) {
                 return None;
             }
-            Some(remaining.map_or(HORIZON, |remaining| remaining.min(HORIZON)))
+            Some(remaining.map_or(lead, |remaining| remaining.min(lead)))
         };
         waiter.is_covered = true;
         self.pace.asked(waiter.class.cost, books);
+        let asked_at = now;
         let options = AcquireOptions { max_delay, ..waiter.options };
         let Waiter { ref ticket, class, deadline, .. } = *waiter;
-        Some(AskOrder { ticket: Arc::clone(ticket), options, class, books, deadline })
+        Some(AskOrder { ticket: Arc::clone(ticket), options, class, books, deadline, asked_at })
     }
 
     /// Records the result of an ask.
@@ -359,6 +364,7 @@ impl Queue {
         effects: &mut Effects,
     ) {
         self.pace.answered(order.class.cost, order.books);
+        self.pace.took(now.saturating_duration_since(order.asked_at));
         match result {
             Ok(Outcome { decision, held }) if decision.is_allowed() => {
                 self.pace.admitted();
@@ -386,14 +392,16 @@ impl Queue {
         // request after `retry_after`.
         let schedules = decision.supports_scheduling() && !order.class.hold;
         let is_hopeless = match decision.verdict() {
-            Verdict::Denied { .. } if schedules => order.books,
+            Verdict::Denied { .. } if schedules && order.books => true,
             Verdict::Denied { .. } if decision.is_estimate() => false,
             Verdict::Denied { retry_after } => order.deadline.is_none_or(|deadline| now + retry_after > deadline),
             _ => true,
         };
         if is_home {
-            self.estimate.denied(&decision, max_delay, now);
-            self.set_pace_of_denial(&decision, order.class.hold, now);
+            self.estimate.denied(&decision, order.class.cost, max_delay, now);
+            // An ask behind others that may book is repeated when they are answered.
+            let waits = !schedules || (!order.books && self.is_mixed());
+            self.set_pace_of_denial(&decision, waits, now);
         } else {
             self.pace.denied(None, now);
         }
@@ -411,10 +419,10 @@ impl Queue {
         }
     }
 
-    /// Sets the time of the next ask. A limiter that schedules starts is asked as soon as the known starts allow.
-    fn set_pace_of_denial(&mut self, decision: &Decision, hold: bool, now: Instant) {
-        let schedules = decision.supports_scheduling() && !hold;
-        let retry_after = decision.retry_after().filter(|_| !schedules);
+    /// Sets the time of the next ask. With `waits` the limiter is asked after its `retry_after`, otherwise as soon as
+    /// the known starts allow.
+    fn set_pace_of_denial(&mut self, decision: &Decision, waits: bool, now: Instant) {
+        let retry_after = decision.retry_after().filter(|_| waits);
         self.pace.denied(retry_after.map(|wait| (wait, decision.is_estimate())), now);
     }
 

@@ -17,6 +17,9 @@ pub(crate) trait Ask: Send + Sync {
     /// Returns the queue of the limit that denied the request.
     fn queue_of(&self, denied: &Decision) -> u64;
 
+    /// Returns how many requests may wait, if a limit bounds that.
+    fn max_waiting(&self) -> Option<u64>;
+
     fn observers(&self) -> &Observers;
 }
 

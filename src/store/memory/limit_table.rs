@@ -14,6 +14,7 @@ use crate::clock::{Clock, Timestamp, micros_floor};
 use crate::decision::{Name, Verdict};
 use crate::error::Error;
 use crate::limit::{AlgorithmSelector, Limit, SelectAlgorithm, SubKeyOf};
+use crate::limiter::LimitsOfKey;
 use crate::table::{EvictionPolicy, Location, SlotIndex, Table, TableFull, WhenFull, fingerprint};
 
 /// A limit with its table.
@@ -349,6 +350,17 @@ where
 
     fn key_id(&self, context: &AcquireContext<'_, Key, S>) -> KeyId {
         KeyId::new(fingerprint(self.key_hash(context.key, context.hasher)))
+    }
+
+    fn name_limit(&self, key: &Key, limits: &mut LimitsOfKey<'_>) {
+        if self.limit.is_shadow() {
+            return;
+        }
+        let chosen = self.limit.algorithm().select(key);
+        let algorithm: &C::Algorithm = chosen.borrow();
+        let max_waiting = algorithm.max_waiting();
+        let name = self.limit.name();
+        self.limit.sub_key().with_sub_key(key, |sub_key| limits.add_with_max_waiting(name, sub_key, max_waiting));
     }
 }
 

@@ -14,7 +14,7 @@ use crate::clock::{Clock, SystemClock, Timestamp};
 use crate::decision::{AcquireOptions, Decision};
 use crate::error::Error;
 use crate::limit::{PerKey, per_key};
-use crate::limiter::{Acquisition, AdminOperation, Held, Limiter, LimiterFuture, Outcome, admin_methods};
+use crate::limiter::{Acquisition, AdminOperation, Held, Limiter, LimiterFuture, LimitsOfKey, Outcome, admin_methods};
 use crate::observe::{Event, Observer};
 use crate::table::LookupError;
 
@@ -287,6 +287,10 @@ where
 
     fn peek(&self, key: &Key, options: AcquireOptions) -> LimiterFuture<Decision> {
         LimiterFuture::ready(Ok(L::peek(&self.shared.tables, self.context(key, options))))
+    }
+
+    fn limits_of(&self, key: &Key, limits: &mut LimitsOfKey<'_>) {
+        L::for_each(&self.shared.tables, &mut |limit| limit.name_limit(key, limits));
     }
 
     fn administer(&self, key: &Key, operation: AdminOperation<'_>) -> LimiterFuture<()> {

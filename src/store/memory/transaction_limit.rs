@@ -6,6 +6,7 @@ use std::time::Duration;
 use super::usage::{KeyId, TopKey, Usage};
 use crate::clock::{Clock, Timestamp};
 use crate::decision::{AcquireOptions, LazySnapshot, Name, Verdict};
+use crate::limiter::LimitsOfKey;
 use crate::table::{Location, SlotIndex, TableFull, WhenFull};
 
 /// The capacity of each limit.
@@ -54,6 +55,8 @@ pub trait TransactionLimit<Key: ?Sized, S>: LimitInfo {
     /// Blocks the key until this time. A time that is not in the future removes the block.
     fn block(&self, context: &AcquireContext<'_, Key, S>, until: Timestamp);
     fn key_id(&self, context: &AcquireContext<'_, Key, S>) -> KeyId;
+    /// Names the limit and the key's sub-key, unless the limit is a shadow.
+    fn name_limit(&self, key: &Key, limits: &mut LimitsOfKey<'_>);
 }
 
 /// The operations on a limit that need no key.

@@ -1,9 +1,11 @@
+use std::borrow::Borrow as _;
 use std::sync::Arc;
 
 use super::script::{DynLuaAlgorithm, FixedAlgorithm, LimitInfo};
-use crate::algorithm::LuaAlgorithm;
+use crate::algorithm::{Algorithm as _, LuaAlgorithm};
 use crate::encode::{EncodeKey, KeyWriter};
 use crate::limit::{AlgorithmSelector, Limit, SelectAlgorithm, SubKeyOf};
+use crate::limiter::LimitsOfKey;
 
 /// A limit on a part of keys of type `Key`.
 pub(crate) trait RedisBoundLimit<Key: ?Sized>: Send + Sync {
@@ -14,6 +16,9 @@ pub(crate) trait RedisBoundLimit<Key: ?Sized>: Send + Sync {
 
     /// Returns the algorithm for a key, if the limit chooses it by the key.
     fn algorithm(&self, key: &Key) -> Option<Arc<dyn DynLuaAlgorithm>>;
+
+    /// Names the limit and the key's sub-key, unless the limit is a shadow.
+    fn name_limit(&self, key: &Key, limits: &mut LimitsOfKey<'_>);
 }
 
 pub(crate) struct BoundLimit<C, P>(pub(crate) Arc<Limit<C, P>>);
@@ -43,6 +48,16 @@ where
 
     fn algorithm(&self, key: &Key) -> Option<Arc<dyn DynLuaAlgorithm>> {
         self.0.algorithm().select_owned(key).map(|algorithm| Arc::new(algorithm) as Arc<dyn DynLuaAlgorithm>)
+    }
+
+    fn name_limit(&self, key: &Key, limits: &mut LimitsOfKey<'_>) {
+        if self.0.is_shadow() {
+            return;
+        }
+        let max_waiting = self.0.algorithm().select(key).borrow().max_waiting();
+        let mut sub_key = KeyWriter::new();
+        self.encode(key, &mut sub_key);
+        limits.add_with_max_waiting(self.0.name_handle().as_str(), sub_key.as_str(), max_waiting);
     }
 }
 

@@ -20,7 +20,7 @@ use crate::clock::{MAX_PERIOD_MICROS, micros_floor};
 use crate::decision::{AcquireOptions, Decision};
 use crate::encode::KeyWriter;
 use crate::error::Error;
-use crate::limiter::{Acquisition, AdminOperation, Limiter, LimiterFuture, admin_methods};
+use crate::limiter::{Acquisition, AdminOperation, Limiter, LimiterFuture, LimitsOfKey, admin_methods};
 use crate::observe::Event;
 
 /// A limiter that stores its states in Redis. All processes with a limiter of the same name share them.
@@ -458,6 +458,10 @@ impl<Key: ?Sized + 'static> Limiter<Key> for Redis<Key> {
             Ok(future) => LimiterFuture::pending(async move { future.await.map(|outcome| outcome.decision) }),
             Err(error) => LimiterFuture::ready(Err(error)),
         }
+    }
+
+    fn limits_of(&self, key: &Key, limits: &mut LimitsOfKey<'_>) {
+        self.state().limit_fns.iter().for_each(|limit| limit.name_limit(key, limits));
     }
 
     fn administer(&self, key: &Key, operation: AdminOperation<'_>) -> LimiterFuture<()> {
