@@ -6,12 +6,12 @@
 -- never reads or moves the log as a whole.
 --
 -- Words of the header: 1 time at which the key is idle, 2 period at the last charge, 3 sum before the oldest hit, 4 sum
--- up to the newest hit, 5 time of the newest hit.
+-- up to the newest hit, 5 time of the newest hit, 6 number of hits.
 -- Parameters: 1 limit, 2 period, 3 cost.
 --
--- Fields of a state: `key`; `exists`, whether the list exists; `count`, the number of hits; `stored`, the number of hits
--- in the list; `dropped`, the number of hits to remove from its start; `times` and `sums`, the hits that were read or
--- added, by position in the list. `store` writes the changes at the end of the batch.
+-- Fields of a state: `key`; `exists`, whether the list exists; `elements`, the header and the oldest hits, packed;
+-- `stored`, the number of hits in the list; `dropped`, the number of hits to remove from its start; `times` and `sums`,
+-- the hits that were read or added, by position in the list. `store` writes the changes at the end of the batch.
 -- `s.held` is the cost of all holds, which counts as if it were charged now.
 
 local struct_pack, struct_unpack = struct.pack, struct.unpack
@@ -19,42 +19,38 @@ local list_unpack = table.unpack or _G.unpack
 local HIT_FORMAT, HIT_BYTES = '<I7I7', 14
 -- Sums are counted modulo this number. A weight is at most MAX_WEIGHT: a hit that is heavier than the largest limit
 -- decides like one of that weight. So the weights of all hits are less than the modulus.
-local MODULUS, MAX_WEIGHT = 2 ^ 52, 2 ^ 24
+local MODULUS, MAX_WEIGHT, MAX_HITS = 2 ^ 52, 2 ^ 24, 2 ^ 24
+local floor, min, max = math.floor, math.min, math.max
 
--- Decodes a hit into the cache. Another program may have changed the list, which must not raise an error.
-local function cache(s, position, packed)
-  local time, sum = 0, 0
-  if packed and #packed == HIT_BYTES then
-    time, sum = struct_unpack(HIT_FORMAT, packed)
-  end
-  s.times[position], s.sums[position] = time, sum
-end
-
--- Prepares a state, where `oldest` is the packed oldest hit. Returns whether the list is valid.
-local function open(s, key, exists, oldest)
-  local count = exists and redis.call('LLEN', key) - 1 or 0
-  s.key, s.exists, s.count, s.stored, s.dropped, s.times, s.sums = key, exists, count, count, 0, {}, {}
-  if count > 0 then
-    cache(s, 0, oldest)
-  end
-  return s[3] % 1 + s[4] % 1 == 0 and s[3] < MODULUS and s[4] < MODULUS
+-- Prepares a state, where `elements` are the first ones of the list. Returns whether the header is valid.
+local function open(s, key, elements)
+  s.key, s.elements, s.exists, s.stored, s.dropped, s.times, s.sums = key, elements, #elements > 0, s[6], 0, {}, {}
+  return s[3] % 1 + s[4] % 1 + s[6] % 1 == 0 and max(s[3], s[4]) < MODULUS and s[6] < MAX_HITS
 end
 
 -- Removes all hits.
 local function clear(s)
-  s.dropped, s.count, s.cached_period = s.dropped + s.count, 0, nil
-  for word = 1, 5 do
+  s.dropped, s.cached_period = s.dropped + s[6], nil
+  for word = 1, 6 do
     s[word] = 0
   end
 end
 
--- Returns the time of a hit, and the sum up to it. The oldest hit has index 0.
+-- Returns the time of a hit, and the sum up to it. The oldest hit has index 0. If another program has shortened the
+-- list, the missing hits have expired.
 local function read(s, index)
   local position = s.dropped + index
-  if not s.times[position] then
-    cache(s, position, redis.call('LINDEX', s.key, position + 1))
+  local time = s.times[position]
+  if time then
+    return time, s.sums[position]
   end
-  return s.times[position], s.sums[position]
+  local packed, sum = s.elements[position + 2] or redis.call('LINDEX', s.key, position + 1), 0
+  time = 0
+  if packed and #packed == HIT_BYTES then
+    time, sum = struct_unpack(HIT_FORMAT, packed)
+  end
+  s.times[position], s.sums[position] = time, sum
+  return time, sum
 end
 
 -- Returns the sum before a hit.
@@ -69,13 +65,13 @@ end
 -- Returns the first hit from `from` on for which `test` holds, or the number of hits. `test` must hold for all later
 -- hits, too. The distance of the probes grows until one succeeds, so a hit near `from` is found by few probes.
 local function find(s, from, test)
-  local before, found, step = from - 1, s.count, 1
+  local before, found, step = from - 1, s[6], 1
   while before + 1 < found do
-    local probe = math.min(before + step, math.floor((before + found) / 2))
+    local probe = min(before + step, floor((before + found) / 2))
     if test(read(s, probe)) then
       found, step = probe, found
     else
-      before, step = probe, step * 8
+      before, step = probe, 3 * (probe - from) + 1
     end
   end
   return found
@@ -85,13 +81,13 @@ end
 -- decide.
 local function read_window(s, now, p)
   local period = p[2]
-  local at = math.max(s[5], now)
+  local at = max(s[5], now)
   if at - now > period then
-    return s.count, s[4], period, now
+    return s[6], s[4], period, now
   elseif s[1] <= at then
-    return s.count, s[4], period, at
+    return s[6], s[4], period, at
   end
-  period = math.min(s[2], period)
+  period = min(s[2], period)
   local first = find(s, 0, function(time) return time + period > at end)
   return first, sum_before(s, first), period, at
 end
@@ -124,22 +120,22 @@ local function peek(s, now, max_delay, p)
   if over <= 0 then
     return 0
   end
-  return math.max(capacity_freed_at(s, over, now, p) - now, 0)
+  return max(capacity_freed_at(s, over, now, p) - now, 0)
 end
 
 local function charge(s, now, cost, p)
   local first, base, _, at = window(s, now, p)
-  s.dropped, s.count, s[3] = s.dropped + first, s.count - first, base
+  s.dropped, s[6], s[3] = s.dropped + first, s[6] - first, base
   s[2], s[1] = p[2], at + p[2]
   local before = s[4]
   -- Only surcharges exceed the limit. They are added to the newest hit, which then counts for longer.
-  if s.count > 0 and (s[5] == at or s.count >= p[1]) then
-    before = sum_before(s, s.count - 1)
+  if s[6] > 0 and (s[5] == at or s[6] >= p[1]) then
+    before = sum_before(s, s[6] - 1)
   else
-    s.count = s.count + 1
+    s[6] = s[6] + 1
   end
-  local newest = s.dropped + s.count - 1
-  s[4] = (before + math.min((s[4] - before) % MODULUS + cost, MAX_WEIGHT)) % MODULUS
+  local newest = s.dropped + s[6] - 1
+  s[4] = (before + min((s[4] - before) % MODULUS + cost, MAX_WEIGHT)) % MODULUS
   s[5], s.times[newest], s.sums[newest] = at, at, s[4]
   s.changes_newest = s.changes_newest or newest < s.stored
   s.cached_period, s.cached_at, s.first, s.base, s.period, s.at = p[2], now, 0, base, p[2], at
@@ -158,20 +154,20 @@ local function view(s, now, p)
   elseif used == 0 then
     return 0, now, now
   end
-  return used, idle_at, capacity_freed_at(s, math.max(1, used - p[1] + 1), now, p)
+  return used, idle_at, capacity_freed_at(s, max(1, used - p[1] + 1), now, p)
 end
 
 -- Writes the header, and the changes of the list.
 local function store(s, header)
   local key, stored, dropped = s.key, s.stored, s.dropped
   local added = s.exists and {} or { header }
-  for position = math.max(stored, dropped), dropped + s.count - 1 do
+  for position = max(stored, dropped), dropped + s[6] - 1 do
     added[#added + 1] = struct_pack(HIT_FORMAT, s.times[position], s.sums[position])
   end
   if s.exists then
     if dropped > 0 and stored > 0 then
       -- Keeps one element, which the header overwrites. So the list is never empty, which would delete it.
-      redis.call('LTRIM', key, math.min(dropped, stored), -1)
+      redis.call('LTRIM', key, dropped < stored and dropped or -1, -1)
     end
     if s.changes_newest and dropped < stored then
       redis.call('LSET', key, -1, struct_pack(HIT_FORMAT, s.times[stored - 1], s.sums[stored - 1]))
@@ -184,7 +180,7 @@ local function store(s, header)
 end
 
 return {
-  words = 5, params = 3, supports_scheduling = false, is_list = true,
+  words = 6, params = 3, supports_scheduling = false, is_list = true,
   open = open, clear = clear, store = store, peek = peek, commit = commit, charge = charge, view = view,
   -- For holds: the parameter with a charge's lifetime.
   period_param = 2,

@@ -259,9 +259,8 @@ impl super::LuaAlgorithm for SlidingLog {
         params.extend([self.quota.limit(), self.quota.period_micros(), cost]);
     }
 
-    // A decision runs several Redis commands: about 9 us. In the worst case it searches the log three times, which takes
-    // 20 us for 10 hits, 60 us for 1000 and 0.2 ms for a million. The weight is such that a full call of worst cases
-    // takes less than 1 ms.
+    // A decision runs several Redis commands: about 9 us. In the worst case it searches the log three times: about 20 us
+    // for 10 hits, 60 us for 1000 and 0.2 ms for a million. So a full call of worst cases takes less than 1 ms.
     fn weight(&self) -> u16 {
         let limit = self.quota.limit();
         let halvings = limit.ilog2();

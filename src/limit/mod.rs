@@ -103,8 +103,8 @@ impl<A, P> Limit<A, P> {
     ///
     /// Use a shadow to try a limit on real traffic beside the enforced limits.
     /// [`Decision::shadow_denials`](crate::Decision::shadow_denials) lists the shadows that would have denied the
-    /// request. A shadow is charged only for requests that both the shadow and all enforced limits allow, at
-    /// the start that the shadow would have scheduled. Header fields do not mention shadows.
+    /// request. A shadow is charged only for requests that both the shadow and all enforced limits allow, at the start
+    /// that the shadow would have scheduled. Header fields do not mention shadows.
     #[must_use]
     pub fn shadow(mut self) -> Self {
         self.shadow = true;

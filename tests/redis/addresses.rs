@@ -51,7 +51,7 @@ async fn user_and_password_are_sent() {
 }
 
 /// The commands that `docs/redis.md` lists for a single Redis.
-const RIGHTS: [&str; 14] = [
+const RIGHTS: [&str; 17] = [
     "select",
     "script|load",
     "evalsha",
@@ -63,9 +63,12 @@ const RIGHTS: [&str; 14] = [
     "set",
     "psetex",
     "del",
-    "getrange",
-    "setrange",
     "pexpire",
+    "lrange",
+    "lindex",
+    "lset",
+    "ltrim",
+    "rpush",
 ];
 
 /// A user with these keys and all documented commands except one.
@@ -90,6 +93,11 @@ async fn call_everything(server: &RedisServer, flush: impl Fn()) -> Result<(), E
         acquire_owned(&bucket, key).await?;
         acquire_owned(&log, key).await?;
     }
+    // A request that must wait for more hits than the script reads first, and a change that removes hits.
+    for cost in [1, 1, 1, QUOTA.limit()] {
+        crate::helpers::acquire(&log, &0, tower_ratelimit::AcquireOptions::cost(cost)).await?;
+    }
+    log.set_usage("default", &0, 1).await?;
     bucket.block("default", &0, std::time::Duration::from_secs(9)).await?;
     bucket.unblock("default", &0).await?;
     bucket.reset(&0).await

@@ -31,7 +31,6 @@ local commands = {
   PEXPIRE = function(key, ttl) assert(ttl >= 1 and ttl % 1 == 0) end,
   DEL = function(key) store[key] = nil end,
   -- A list is a table with the position of its first element.
-  LLEN = function(key) return store[key] and #store[key].values - store[key].first + 1 or 0 end,
   LINDEX = function(key, index) return store[key] and store[key].values[store[key].first + index] or false end,
   LRANGE = function(key, from, till)
     local list = store[key]
@@ -45,7 +44,7 @@ local commands = {
   end,
   LTRIM = function(key, from, till)
     local list = store[key]
-    list.first = list.first + from
+    list.first = from < 0 and #list.values + 1 + from or list.first + from
     assert(till == -1 and list.values[list.first])
   end,
   RPUSH = function(key, ...)
@@ -119,9 +118,10 @@ fn batch(now: f64, short: bool, keys: u16, decisions: &[(u16, u64)], params: &dy
     input
 }
 
-/// A reply under Lua 5.4, in hexadecimal digits, and the work of the call.
+/// A reply under Lua 5.4, and the work of the call.
 pub(crate) struct Reply {
-    pub(crate) reply: String,
+    /// In hexadecimal digits.
+    pub(crate) digits: String,
     pub(crate) commands: u64,
     /// The bytes of all arguments and results of the commands.
     pub(crate) bytes: u64,
@@ -152,7 +152,7 @@ pub(crate) fn run(script: &str, inputs: &[Vec<u8>], keys: usize) -> Vec<Reply> {
         let (reply, work) = line.split_once(' ')?;
         let mut work = work.split(' ').map(|number| number.parse().ok());
         Some(Reply {
-            reply: reply.to_owned(),
+            digits: reply.to_owned(),
             commands: work.next()??,
             bytes: work.next()??,
             instructions: work.next()??,
@@ -188,7 +188,7 @@ fn check_equal_replies(kernel: &str, short: Option<&str>, params: &dyn Fn(u64) -
     let replies = run(&text, &batches, 3);
     assert_eq!(replies.len(), under_redis.len());
     for (step, (here, there)) in replies.iter().zip(&under_redis).enumerate() {
-        assert_eq!(here.reply, hex(there), "batch {step}");
+        assert_eq!(here.digits, hex(there), "batch {step}");
     }
 }
 

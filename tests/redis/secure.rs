@@ -192,7 +192,7 @@ async fn documented_permissions_suffice_in_a_cluster() {
     let cluster = Cluster::start();
     let mut user = vec!["ACL", "SETUSER", "app", "on", ">secret", "~ratelimit:*"];
     user.extend(["+eval", "+evalsha", "+script|load", "+time", "+get", "+mget", "+exists", "+set", "+psetex", "+del"]);
-    user.extend(["+pexpire", "+llen", "+lrange", "+lindex", "+lset", "+ltrim", "+rpush", "+cluster|slots", "+asking"]);
+    user.extend(["+pexpire", "+lrange", "+lindex", "+lset", "+ltrim", "+rpush", "+cluster|slots", "+asking"]);
     for node in &cluster.nodes {
         assert!(node.command(&user).starts_with("+OK"));
         // The default user can't run scripts.

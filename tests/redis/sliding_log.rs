@@ -31,9 +31,8 @@ const HOLD_EXPIRY: u64 = 600_000_000;
 /// The maximum work of one decision, for logs of any length.
 ///
 /// A decision searches a log at most three times: for the oldest hit that counts, and for the hits whose expiry frees
-/// the cost and the next token. A search of 2^20 hits reads at most 28: 7 until one is behind
-/// the result, and 21 by halving.
-const MAX_COMMANDS: u64 = 3 * 28 + 10;
+/// the cost and the next token. A search of 2^20 hits reads at most 31.
+const MAX_COMMANDS: u64 = 3 * 31 + 10;
 const MAX_BYTES: u64 = 16_384;
 const MAX_INSTRUCTIONS: u64 = 20_000;
 
@@ -194,7 +193,7 @@ fn log_decision_is_bounded() {
         for (index, (call, reply)) in calls.iter().zip(&replies).enumerate() {
             if let Some(expected) = call.is_allowed {
                 let Call { operation, cost, limit, .. } = call;
-                assert_eq!(is_allowed(&reply.reply), expected, "{size}: {index} ({operation}, {cost} of {limit})");
+                assert_eq!(is_allowed(&reply.digits), expected, "{size}: {index} ({operation}, {cost} of {limit})");
             }
             commands = commands.max(reply.commands);
             bytes = bytes.max(reply.bytes);

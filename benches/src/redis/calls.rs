@@ -22,7 +22,7 @@ pub(super) fn run(harness: &Harness, runtime: &Runtime, server: &Server) {
         return;
     }
     let window = |blocks| SlidingWindow::new(QUOTA).blocks(blocks);
-    let (bucket, log) = (Gcra::new(QUOTA), SlidingLog::new(QUOTA));
+    let (bucket, log) = (Gcra::new(QUOTA), SlidingLog::new(Quota::per_minute(1000)));
     let three = (Limit::new("a", bucket), Limit::new("b", window(10)), Limit::new("c", log));
     let calls = [
         ("bucket", measure(runtime, server, "b", bucket)),
@@ -82,7 +82,7 @@ async fn decide_all_keys(limiter: &Arc<Redis<u64>>) {
 }
 
 /// Returns the time of a slow log entry if the entry is a script call.
-fn script_micros(entry: Value) -> Option<f64> {
+pub(super) fn script_micros(entry: Value) -> Option<f64> {
     let Value::Array(entry) = entry else { return None };
     let (Value::Int(micros), Value::Array(command)) = (entry.get(2)?, entry.get(3)?) else { return None };
     let Value::BulkString(name) = command.first()? else { return None };

@@ -6,6 +6,7 @@
 mod calls;
 mod cluster;
 mod competitors;
+mod logs;
 mod server;
 mod sizes;
 
@@ -58,6 +59,7 @@ pub(crate) fn run(harness: &Harness) {
     if scenarios.iter().any(|(scenario, ..)| harness.wants(scenario))
         || harness.wants("redis bytes")
         || harness.wants("redis call")
+        || harness.wants("redis log")
     {
         let server = Server::start();
         for (scenario, tasks, keys, makers) in scenarios {
@@ -68,6 +70,7 @@ pub(crate) fn run(harness: &Harness) {
         }
         sizes::run(harness, &runtime, &server);
         calls::run(harness, &runtime, &server);
+        logs::run(harness, &runtime, &server);
     }
     cluster::run(harness, &runtime);
 }

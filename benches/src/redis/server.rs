@@ -55,6 +55,11 @@ impl Server {
         command.query(&mut self.connection()).expect("a reply")
     }
 
+    /// Runs a command, and ignores its reply.
+    pub(super) fn run(&self, parts: &[&str]) {
+        redis::cmd(parts[0]).arg(&parts[1..]).exec(&mut self.connection()).expect("done");
+    }
+
     pub(super) fn port(&self) -> u16 {
         self.port
     }

@@ -150,7 +150,7 @@ fn missing_permission(error: &RedisError) -> Option<&'static str> {
              limiter's prefix, as in `~ratelimit:*`"
         } else {
             "the call to Redis failed: the user (ACL) may not run a command; grant EVAL, EVALSHA, SCRIPT LOAD, TIME, \
-             GET, MGET, EXISTS, SET, PSETEX, PEXPIRE, DEL, LLEN, LRANGE, LINDEX, LSET, LTRIM and RPUSH, in a cluster \
+             GET, MGET, EXISTS, SET, PSETEX, PEXPIRE, DEL, LRANGE, LINDEX, LSET, LTRIM and RPUSH, in a cluster \
              also CLUSTER SLOTS and ASKING, with Sentinel also ROLE"
         }
     })

@@ -143,15 +143,15 @@ end
 -- Reads a key of a kernel with a list. Returns its state, or false if the value is not one of this kernel; and an error
 -- that fails the call, such as a missing permission.
 local function read_list(index, kernel, key)
-  -- The header and the first element behind it.
-  local elements = redis.pcall('LRANGE', key, 0, 1)
+  -- The header, and two elements that nearly every decision needs.
+  local elements = redis.pcall('LRANGE', key, 0, 2)
   if elements.err then
     -- A key of another type fails its own operations.
     return false, not elements.err:find('WRONGTYPE', 1, true) and elements
   end
   local header = elements[1]
   local s = header ~= '' and decode(index, kernel, header)
-  return s and kernel.open(s, key, header ~= nil, elements[2]) and s
+  return s and kernel.open(s, key, elements) and s
 end
 
 local full_count = 0
