@@ -1,9 +1,9 @@
 //! Sleeping and spawning on tokio, with stand-ins for builds without the feature `timer`.
 
 #[cfg(not(feature = "timer"))]
-pub(crate) use self::no_runtime::{Instant, Sleep, cannot_sleep, sleep, spawn};
+pub(crate) use self::no_runtime::{Instant, Sleep, sleep, spawn};
 #[cfg(feature = "timer")]
-pub(crate) use self::tokio_runtime::{Instant, Sleep, cannot_sleep, sleep, spawn};
+pub(crate) use self::tokio_runtime::{Instant, Sleep, sleep, spawn};
 
 #[cfg(feature = "timer")]
 mod tokio_runtime {
@@ -13,18 +13,11 @@ mod tokio_runtime {
 
     pub(crate) use tokio::time::{Instant, Sleep};
 
-    use crate::error::Error;
-
     /// Returns `None` outside of a tokio runtime, and in a runtime without a timer.
     pub(crate) fn sleep(span: Duration) -> Option<Sleep> {
         tokio::runtime::Handle::try_current().ok()?;
         // `sleep` panics in a runtime without a timer, and tokio has no method that tests for one.
         catch_unwind(|| tokio::time::sleep(span)).ok()
-    }
-
-    /// The error of a request that would wait where [`sleep`] returns `None`.
-    pub(crate) fn cannot_sleep() -> Error {
-        Error::config("waiting failed: there is no tokio runtime with a timer; build the runtime with `enable_all`")
     }
 
     /// Runs the future in the current runtime; drops it outside of a runtime.
@@ -45,8 +38,6 @@ mod no_runtime {
 
     pub(crate) use std::time::Instant;
 
-    use crate::error::Error;
-
     /// A sleep that cannot be constructed.
     pub(crate) struct Sleep(Infallible);
 
@@ -60,10 +51,6 @@ mod no_runtime {
 
     pub(crate) fn sleep(_span: Duration) -> Option<Sleep> {
         None
-    }
-
-    pub(crate) fn cannot_sleep() -> Error {
-        Error::config("waiting failed: the feature `timer` of tower-ratelimit is off; enable it")
     }
 
     pub(crate) fn spawn(_future: impl Future<Output = ()> + Send + 'static) {}

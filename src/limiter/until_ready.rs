@@ -9,7 +9,7 @@ use pin_project::pin_project;
 use super::{BoxFuture, Limiter};
 use crate::decision::{AcquireOptions, Decision, Verdict};
 use crate::error::Error;
-use crate::runtime::{Instant, cannot_sleep, sleep};
+use crate::runtime::{Instant, sleep};
 
 /// The interval at which a caller asks again if held costs make its wait an estimate.
 const ESTIMATE_RECHECK: Duration = Duration::from_millis(100);
@@ -45,11 +45,7 @@ const ESTIMATE_RECHECK: Duration = Duration::from_millis(100);
 ///
 /// Returns the limiter's error; an error for which [`is_config`](Error::is_config) holds outside of a tokio runtime with a
 /// timer; and an error for which [`is_unsupported`](Error::is_unsupported) holds if the options ask for a hold.
-pub async fn until_ready<Key, L>(
-    limiter: &L,
-    key: &Key,
-    options: impl Into<AcquireOptions>,
-) -> Result<Decision, Error>
+pub async fn until_ready<Key, L>(limiter: &L, key: &Key, options: impl Into<AcquireOptions>) -> Result<Decision, Error>
 where
     Key: ?Sized,
     L: Limiter<Key> + ?Sized,
@@ -71,7 +67,7 @@ where
             _ if decision.delay().is_zero() => return Ok(decision),
             _ => decision.delay(),
         };
-        sleep(wait).ok_or_else(cannot_sleep)?.await;
+        sleep(wait).ok_or_else(Error::without_timer)?.await;
         if decision.is_allowed() {
             return Ok(decision);
         }

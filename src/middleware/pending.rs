@@ -13,10 +13,11 @@ use super::config::{ConfigOf, Disposition, Waiter, classify, observe_context, re
 use super::parts::{DecisionFuture, InnerFuture, Parts, ServiceResult};
 use super::settlement::PendingSettlement;
 use crate::decision::{AcquireOptions, Decision};
+use crate::error::Error;
 use crate::limiter::{Acquisition, Limiter as _, ReleaseOnDrop};
 use crate::observe::{Event, OutcomeGuard};
 use crate::response::{Rejection, Respond as _};
-use crate::runtime::{Instant, Sleep, cannot_sleep, sleep};
+use crate::runtime::{Instant, Sleep, sleep};
 use crate::sync::POLLED_AFTER_COMPLETION;
 
 /// A request that is not forwarded yet, as a state machine.
@@ -188,7 +189,7 @@ impl<Request, P: Parts<Request>> PendingRequest<Request, P> {
                 }
                 let service = release_readiness(service, is_ready);
                 let Some(sleep) = sleep(delay) else {
-                    return Self::finish_rejected(request, Rejection::Unavailable(cannot_sleep()));
+                    return Self::finish_rejected(request, Rejection::Unavailable(Error::without_timer()));
                 };
                 request.acquire_permit_when_charged();
                 let request = ScheduledRequest { deferred: request, decision, held };
