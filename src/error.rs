@@ -42,6 +42,15 @@ impl Error {
         Self::new(Kind::Unsupported, message)
     }
 
+    /// Creates the error of a request that would have to wait without a timer.
+    pub(crate) fn without_timer() -> Self {
+        Self::config(if cfg!(feature = "timer") {
+            "waiting failed: there is no tokio runtime with a timer; build the runtime with `enable_all`"
+        } else {
+            "waiting failed: the feature `timer` of tower-ratelimit is off; enable it"
+        })
+    }
+
     /// Sets the underlying error.
     #[must_use]
     pub fn with_source(mut self, source: impl StdError + Send + Sync + 'static) -> Self {

@@ -1,5 +1,10 @@
 //! Exact rate limiting for tower services: in memory, or in Redis with limits shared by many processes.
 //!
+//! ```sh
+//! cargo add tower-ratelimit axum
+//! cargo add tokio --features macros,net,rt-multi-thread
+//! ```
+//!
 //! [`RateLimitLayer`] extracts a key from each request and acquires from a limiter. The layer forwards an allowed
 //! request to the service. It rejects a denied request with the exact time after which a retry succeeds.
 //!
@@ -119,7 +124,8 @@
 //!
 //! `axum` and `timer` are on by default. Features only add items.
 //!
-//! - **`axum`**: [`PeerIp`] and [`ClientIp`] read axum's `ConnectInfo<SocketAddr>`, and `key::MatchedPath` its routes.
+//! - **`axum`** (default): [`PeerIp`] and [`ClientIp`] read axum's `ConnectInfo<SocketAddr>`, and `key::MatchedPath` its
+//!   routes. Rejections are axum's responses, and closures that answer them may return tuples.
 //! - **`metrics`**: `observe::Metrics` records counters, gauges and histograms with the `metrics` facade.
 //! - **`redis`**: `Redis`, a limiter whose limits many processes share.
 //! - **`redis-cell`**: `RedisCell`, one limit by the command `CL.THROTTLE` of the redis-cell module.
@@ -129,8 +135,8 @@
 //! - **`retry`**: `retry::RetryAfter`, a policy for tower's `Retry` that honours `Retry-After`.
 //! - **`serde`**: `Serialize` and `Deserialize` for [`Quota`] (as text, such as `"100/min"`), and limits from
 //!   configuration in `config`.
-//! - **`timer`**: requests wait for a delayed start (tokio's timer): `RateLimitLayer::max_wait`, and [`LeakyQueue`]
-//!   behind the layer; `TokioClock`.
+//! - **`timer`** (default): requests wait for a delayed start (tokio's timer): `RateLimitLayer::max_wait`, and [`LeakyQueue`]
+//!   behind the layer; `limiter::until_ready`; `TokioClock`.
 //! - **`tonic`**: gRPC in tonic 0.14: `response::Grpc`, `response::ByContentType`, `cost::OnlyGrpcCodes`, and the
 //!   peer's address for [`PeerIp`] and [`ClientIp`].
 //! - **`tonic-tls`**: the peer's address on TLS connections that your own server hands to tonic.
@@ -160,6 +166,7 @@ pub mod store;
 mod sync;
 mod table;
 
+#[doc(inline)]
 pub use crate::algorithm::{FixedWindow, Gcra, LeakyBucket, LeakyQueue, SlidingLog, SlidingWindow, TokenBucket};
 #[cfg(feature = "timer")]
 pub use crate::clock::TokioClock;
@@ -168,18 +175,26 @@ pub use crate::decision::{
     AcquireOptions, Decision, DecisionSource, Detail, LazySnapshot, LimitSnapshot, LimitStatus, Verdict,
 };
 pub use crate::error::Error;
+#[doc(inline)]
 pub use crate::key::{ClientIp, ExtractKey, PeerIp};
+#[doc(inline)]
 pub use crate::limit::{Limit, per_key};
+#[doc(inline)]
 pub use crate::limiter::{BoxLimiter, Limiter};
 pub use crate::middleware::{MissingKeyPolicy, RateLimit, RateLimitLayer, ResponseFuture, cost};
 pub use crate::quota::{Quota, QuotaError};
+#[doc(inline)]
 pub use crate::response::{Http, RateLimitInfo, Respond};
 #[cfg(feature = "redis-cell")]
+#[doc(inline)]
 pub use crate::store::RedisCell;
 #[cfg(feature = "redis-tls")]
+#[doc(inline)]
 pub use crate::store::RedisTls;
+#[doc(inline)]
 pub use crate::store::{DynLimit, Memory, MemoryBuilder};
 #[cfg(feature = "redis")]
+#[doc(inline)]
 pub use crate::store::{Redis, RedisBuilder, RedisCredentials, RedisServer};
 pub use crate::table::WhenFull;
 

@@ -1,9 +1,9 @@
 //! Sleeping and spawning on tokio, with stand-ins for builds without the feature `timer`.
 
 #[cfg(not(feature = "timer"))]
-pub(crate) use self::no_runtime::{Instant, Sleep, cannot_sleep, has_timer, sleep, spawn};
+pub(crate) use self::no_runtime::{Instant, Sleep, has_timer, sleep, spawn};
 #[cfg(feature = "timer")]
-pub(crate) use self::tokio_runtime::{Instant, Sleep, cannot_sleep, has_timer, sleep, spawn};
+pub(crate) use self::tokio_runtime::{Instant, Sleep, has_timer, sleep, spawn};
 
 #[cfg(feature = "timer")]
 mod tokio_runtime {
@@ -12,8 +12,6 @@ mod tokio_runtime {
     use std::time::Duration;
 
     pub(crate) use tokio::time::{Instant, Sleep};
-
-    use crate::error::Error;
 
     /// Returns `None` outside of a tokio runtime, and in a runtime without a timer.
     pub(crate) fn sleep(span: Duration) -> Option<Sleep> {
@@ -25,11 +23,6 @@ mod tokio_runtime {
     /// Returns whether the caller runs in a tokio runtime with a timer.
     pub(crate) fn has_timer() -> bool {
         sleep(Duration::ZERO).is_some()
-    }
-
-    /// The error of a request that would wait where there is no timer.
-    pub(crate) fn cannot_sleep() -> Error {
-        Error::config("waiting failed: there is no tokio runtime with a timer; build the runtime with `enable_all`")
     }
 
     /// Runs the future in the current runtime; drops it outside of a runtime.
@@ -50,8 +43,6 @@ mod no_runtime {
 
     pub(crate) use std::time::Instant;
 
-    use crate::error::Error;
-
     /// A sleep that cannot be constructed.
     pub(crate) struct Sleep(Infallible);
 
@@ -69,10 +60,6 @@ mod no_runtime {
 
     pub(crate) fn has_timer() -> bool {
         false
-    }
-
-    pub(crate) fn cannot_sleep() -> Error {
-        Error::config("waiting failed: the feature `timer` of tower-ratelimit is off; enable it")
     }
 
     pub(crate) fn spawn(_future: impl Future<Output = ()> + Send + 'static) {}

@@ -9,7 +9,7 @@ use pin_project::pin_project;
 use super::{BoxFuture, Limiter};
 use crate::decision::{AcquireOptions, Decision, Verdict};
 use crate::error::Error;
-use crate::runtime::{Instant, cannot_sleep, sleep};
+use crate::runtime::{Instant, sleep};
 
 /// The interval at which a caller asks again if held costs make its wait an estimate.
 const ESTIMATE_RECHECK: Duration = Duration::from_millis(100);
@@ -67,7 +67,7 @@ where
             _ if decision.delay().is_zero() => return Ok(decision),
             _ => decision.delay(),
         };
-        sleep(wait).ok_or_else(cannot_sleep)?.await;
+        sleep(wait).ok_or_else(Error::without_timer)?.await;
         if decision.is_allowed() {
             return Ok(decision);
         }

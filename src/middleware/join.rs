@@ -14,7 +14,7 @@ use crate::error::Error;
 use crate::limiter::{Acquisition, BoxFuture, Held, LimitOfKey, Limiter, LimitsOfKey, Outcome, ReleaseOnDrop};
 use crate::observe::{Event, Observers};
 use crate::response::Rejection;
-use crate::runtime::{Instant, cannot_sleep};
+use crate::runtime::Instant;
 
 /// The key and the limiter of a waiting request.
 pub(crate) struct KeyAsk<Key, A> {
@@ -92,7 +92,7 @@ pub(crate) fn join_existing<Request, P: Parts<Request>>(
         Ok(waiting) => Ok(Ok(waiting)),
         Err(JoinError::NoQueue(arrival)) => Err(arrival.ask.key),
         Err(JoinError::Refused(refused)) => Ok(Err(refused_on_arrival::<Request, P>(config, refused))),
-        Err(JoinError::NoTimer) => Ok(Err(Rejection::Unavailable(cannot_sleep()))),
+        Err(JoinError::NoTimer) => Ok(Err(Rejection::Unavailable(Error::without_timer()))),
     }
 }
 
@@ -122,7 +122,7 @@ pub(crate) fn join_after<Request, P: Parts<Request>>(
     match config.wait.queues.join(id, arrival, asked, config.wait.bounds()) {
         Ok(waiting) => Ok(waiting),
         Err(JoinError::Refused(refused)) => Err(refused_on_arrival::<Request, P>(config, refused)),
-        Err(JoinError::NoTimer) => Err(Rejection::Unavailable(cannot_sleep())),
+        Err(JoinError::NoTimer) => Err(Rejection::Unavailable(Error::without_timer())),
         Err(JoinError::NoQueue(_)) => unreachable!("a decided request creates its queue"),
     }
 }

@@ -9,8 +9,9 @@ use bb8_redis::RedisConnectionManager;
 use bb8_redis::bb8::Pool;
 use tower_ratelimit::{AcquireOptions, FixedWindow, Quota, Redis, RedisCredentials, RedisServer};
 
-use crate::cluster_server::wait_until;
+use crate::cluster_server::{Cluster, wait_until};
 use crate::helpers::{AMPLE, acquire, is_allowed, redis_limiter};
+use crate::sentinel_server::SentinelDeployment;
 use crate::server::Server;
 
 /// The user `app` of a server, and the password that the provider returns.
@@ -35,6 +36,10 @@ impl Vault {
 
     /// A server whose credentials are those of the vault.
     fn opens(&self, server: &Server, lifetime: Option<Duration>) -> RedisServer {
+        self.authenticates(&server.open(), lifetime)
+    }
+
+    fn authenticates(&self, server: &RedisServer, lifetime: Option<Duration>) -> RedisServer {
         let vault = self.clone();
         let provider = move || {
             vault.calls.fetch_add(1, Ordering::Relaxed);
@@ -47,7 +52,7 @@ impl Vault {
                 Ok(lifetime.map_or(credentials.clone(), |lifetime| credentials.expires_in(lifetime)))
             }
         };
-        server.open().with_credentials(provider).expect("a server by its address")
+        server.with_credentials(provider).expect("a server by its address")
     }
 }
 
@@ -160,4 +165,43 @@ async fn password_of_the_default_user() {
     );
     assert_eq!([is_allowed(&limiter, &1).await, is_allowed(&limiter, &1).await], [true, false]);
     assert!(!format!("{:?}", RedisCredentials::new("app", "secret-word")).contains("secret-word"));
+}
+
+/// The provider authenticates the connections to all nodes. A new password applies to the next connections.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn provider_authenticates_all_nodes_of_a_cluster() {
+    let (cluster, vault) = (Cluster::start(), Vault::new("first"));
+    for node in &cluster.nodes {
+        set_password(node, "first");
+        // Without the provider's user nothing can be decided.
+        assert!(node.command(&["ACL", "SETUSER", "default", "-@scripting"]).starts_with("+OK"));
+    }
+    let limiter = limiter(vault.authenticates(&cluster.open(), None));
+    for key in 0..60 {
+        assert!(is_allowed(&limiter, &key).await);
+    }
+    assert!(cluster.nodes.iter().all(|node| connections(node) > 0));
+
+    vault.set("second");
+    for node in &cluster.nodes {
+        set_password(node, "second");
+        node.command(&["CLIENT", "KILL", "USER", "app"]);
+    }
+    for key in 0..60 {
+        assert!(is_allowed(&limiter, &key).await, "{key}");
+    }
+}
+
+/// The provider authenticates the connection to the master; the Sentinels have the password of their addresses.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn provider_authenticates_the_master_that_sentinel_names() {
+    let (deployment, vault) = (SentinelDeployment::start(), Vault::new("first"));
+    let server = vault.authenticates(&deployment.open(), None);
+    let before = limiter(server.clone()).health_check().await.expect_err("the master has no such user");
+    assert!(before.is_unavailable(), "{before}");
+    for node in [&deployment.master, &deployment.replica] {
+        set_password(node, "first");
+    }
+    let limiter = limiter(server);
+    assert!(is_allowed(&limiter, &1).await);
 }

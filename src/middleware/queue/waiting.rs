@@ -8,7 +8,7 @@ use super::ticket::{Class, Reply, Start, Ticket};
 use crate::decision::Decision;
 use crate::error::Error;
 use crate::limiter::{Held, ReleaseOnDrop};
-use crate::runtime::{Instant, cannot_sleep};
+use crate::runtime::Instant;
 use crate::sync::POLLED_AFTER_COMPLETION;
 
 /// A request's place in a queue. Dropping it leaves the queue.
@@ -37,7 +37,7 @@ impl Waiting {
             if self.queues.ensure_driver(queue) {
                 return Poll::Pending;
             }
-            return Poll::Ready(Waited::Failed(cannot_sleep()));
+            return Poll::Ready(Waited::Failed(Error::without_timer()));
         };
         self.is_done = true;
         Poll::Ready(match reply {
