@@ -6,6 +6,7 @@
 mod calls;
 mod cluster;
 mod competitors;
+mod overload;
 mod server;
 mod sizes;
 
@@ -70,6 +71,7 @@ pub(crate) fn run(harness: &Harness) {
         calls::run(harness, &runtime, &server);
     }
     cluster::run(harness, &runtime);
+    overload::run(harness);
 }
 
 type Make = fn(&Server, &Runtime) -> Option<Contestant>;

@@ -27,12 +27,14 @@ pub(super) struct Batch {
 }
 
 impl Batch {
-    /// Encodes operations. `now` replaces the server's time in tests.
+    /// Encodes operations. `now` replaces the server's time in tests. The script makes no decisions after
+    /// `latest_start`.
     pub(super) fn new(
         mut operations: Vec<QueuedOperation>,
         limits: &[LimitInfo],
         holds: &Arc<HoldRegistry>,
         now: Option<Timestamp>,
+        latest_start: Option<Timestamp>,
     ) -> Self {
         load_sessions(&mut operations, limits, holds);
         let (keys, key_indices) = dedup_keys(&operations, limits);
@@ -69,7 +71,9 @@ impl Batch {
             }
         }
         let mut input = Vec::with_capacity(64 + templates.len() * 100 + steps.encoded().len());
-        push_f64(now.map_or(0.0, |now| to_f64(now.as_micros())), &mut input);
+        for time in [now, latest_start] {
+            push_f64(time.map_or(0.0, |time| to_f64(time.as_micros())), &mut input);
+        }
         let uses_fast_path = !templates.is_empty() && templates.iter().all(|template| template.0.uses_fast_path);
         push_u16(usize::from(uses_fast_path), &mut input);
         push_u16(templates.len(), &mut input);
@@ -102,12 +106,12 @@ impl Batch {
         self.operations
     }
 
-    /// Replays the batch, and completes each operation with its part of the reply.
+    /// Replays the batch, and completes each operation with its part of the reply. Returns the server's time.
     ///
     /// # Errors
     ///
     /// If the reply is malformed. The error has completed the remaining operations.
-    pub(super) fn complete(self, limits: &[LimitInfo], reply: &Value) -> Result<(), Error> {
+    pub(super) fn complete(self, limits: &[LimitInfo], reply: &Value) -> Result<Timestamp, Error> {
         let Some((now, mut reply, mut states)) = ReplyReader::new(reply, self.keys.len()) else {
             return Err(fail_unexpected(self.operations));
         };
@@ -123,7 +127,7 @@ impl Batch {
             operation.complete(result);
         }
         self.holds.emit_expired(reply.expired());
-        Ok(())
+        Ok(now)
     }
 }
 

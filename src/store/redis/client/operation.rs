@@ -1,6 +1,7 @@
 use std::sync::Arc;
 
 use tokio::sync::oneshot;
+use tokio::time::Instant;
 
 use super::completion::OperationResult;
 use crate::decision::AcquireOptions;
@@ -20,6 +21,8 @@ pub(crate) struct QueuedOperation {
     pub(crate) algorithms: Vec<Option<Arc<dyn DynLuaAlgorithm>>>,
     /// The run time of one step in the script: the sum of the limits' weights.
     pub(crate) weight: usize,
+    /// The caller's deadline, if the operation may fail for load: a decision or a hold. `None` for all others.
+    pub(crate) answer_by: Option<Instant>,
     pub(crate) reply: oneshot::Sender<OperationResult>,
 }
 
@@ -56,7 +59,7 @@ impl QueuedOperation {
             }
         }
         key_offsets.resize(limits, keys.len());
-        Self { kind, keys, key_offsets, algorithms, weight, reply }
+        Self { kind, keys, key_offsets, algorithms, weight, answer_by: None, reply }
     }
 
     /// The key of the limit with this index.
