@@ -106,29 +106,39 @@ impl Batch {
         self.operations
     }
 
-    /// Replays the batch, and completes each operation with its part of the reply. Returns the server's time.
+    /// Replays the batch, and completes each operation with its part of the reply.
     ///
     /// # Errors
     ///
     /// If the reply is malformed. The error has completed the remaining operations.
-    pub(super) fn complete(self, limits: &[LimitInfo], reply: &Value) -> Result<Timestamp, Error> {
+    pub(super) fn complete(self, limits: &[LimitInfo], reply: &Value) -> Result<ScriptRun, Error> {
         let Some((now, mut reply, mut states)) = ReplyReader::new(reply, self.keys.len()) else {
             return Err(fail_unexpected(self.operations));
         };
         let mut operations = self.operations.into_iter();
+        let mut was_late = false;
         for key_indices in self.key_indices.chunks(limits.len()) {
             let Some(mut operation) = operations.next() else { break };
             let algorithms = std::mem::take(&mut operation.algorithms);
-            let mut replay = Replay { now, limits, algorithms: &algorithms, key_indices, states: &mut states };
+            let mut replay = Replay { now, limits, algorithms: &algorithms, key_indices, states: &mut states, was_late: false };
             let Some(result) = operation.read_result(&mut reply, &mut replay) else {
                 let others = std::iter::once(operation).chain(operations).collect();
                 return Err(fail_unexpected(others));
             };
+            was_late |= replay.was_late;
             operation.complete(result);
         }
         self.holds.emit_expired(reply.expired());
-        Ok(now)
+        Ok(ScriptRun { started_at: now, was_late })
     }
+}
+
+/// What a reply says about the run of the script.
+pub(super) struct ScriptRun {
+    /// The server's time.
+    pub(super) started_at: Timestamp,
+    /// The script made no decisions, because their replies would have come too late.
+    pub(super) was_late: bool,
 }
 
 fn fail_unexpected(operations: Vec<QueuedOperation>) -> Error {

@@ -18,7 +18,7 @@ impl BatchWeight {
     const MIN: usize = 4;
     /// The maximum time for which one batch occupies the server.
     const MAX_SPAN: Duration = Duration::from_millis(1);
-    const MEASUREMENTS: u32 = 8;
+    const MEASUREMENTS: u32 = 4;
 
     pub(super) fn new() -> Self {
         Self { max: Self::MAX, least: Duration::MAX, measurements: 0 }

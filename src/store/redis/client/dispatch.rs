@@ -8,7 +8,7 @@ use futures_util::future::join_all;
 use redis::{ErrorKind, RedisError, ServerErrorKind, Value};
 use tokio::time::{Instant, sleep, timeout_at};
 
-use super::batch::Batch;
+use super::batch::{Batch, ScriptRun};
 use super::config::ClientConfig;
 use super::operation::QueuedOperation;
 use crate::clock::{Clock, Timestamp};
@@ -38,10 +38,10 @@ enum TryAgain {
 /// The end of a call.
 pub(super) struct CallEnd {
     pub(super) must_reconnect: bool,
-    /// The server has run the script.
+    /// The server has replied without an error.
     pub(super) replied: bool,
-    /// When the script started, by the server's clock. `None` in a cluster, whose nodes have a clock each.
-    pub(super) started_at: Option<Timestamp>,
+    /// `None` in a cluster, whose nodes have a clock each.
+    pub(super) run: Option<ScriptRun>,
 }
 
 /// The connection that a call uses.
@@ -69,7 +69,7 @@ pub(super) async fn execute(
     let health = &config.health;
     let route = Route { config, node, connection: &*connection, sent_at: Instant::now() };
     let (size, measured_from) = (operations.len(), health.observers.is_some().then(std::time::Instant::now));
-    let results: Vec<Result<Timestamp, Failure>> = if health.server.is_cluster() {
+    let results: Vec<Result<Option<ScriptRun>, Failure>> = if health.server.is_cluster() {
         let slots = group_by_slot(operations).into_iter();
         join_all(slots.map(|(slot, operations)| send_to_slot(&route, slot, operations))).await
     } else {
@@ -80,17 +80,14 @@ pub(super) async fn execute(
     CallEnd {
         must_reconnect: results.iter().any(|result| result.as_ref().is_err_and(|failure| failure.reconnect)),
         replied: results.iter().any(Result::is_ok),
-        started_at: match &results[..] {
-            [Ok(started_at)] if !health.server.is_cluster() => Some(*started_at),
-            _ => None,
-        },
+        run: if health.server.is_cluster() { None } else { results.into_iter().find_map(Result::ok).flatten() },
     }
 }
 
 /// Reports a call to observers and to the circuit breaker.
 fn record_results(
     route: &Route<'_>,
-    results: &[Result<Timestamp, Failure>],
+    results: &[Result<Option<ScriptRun>, Failure>],
     (size, measured_from): (usize, Option<std::time::Instant>),
 ) {
     let health = &route.config.health;
@@ -123,7 +120,7 @@ async fn send_to_slot(
     route: &Route<'_>,
     slot: u16,
     operations: Vec<QueuedOperation>,
-) -> Result<Timestamp, Failure> {
+) -> Result<Option<ScriptRun>, Failure> {
     let try_again = if operations.len() > 1 { TryAgain::Return } else { TryAgain::Wait };
     let batch = new_batch(route.config, operations, None);
     let (mut result, returned) = send(route, slot, batch, try_again).await;
@@ -146,21 +143,22 @@ fn new_batch(config: &ClientConfig, operations: Vec<QueuedOperation>, latest_sta
     Batch::new(operations, &config.limits, &config.holds, now, latest_start)
 }
 
-/// Sends a batch, and completes its operations. Returns the start of the script, and operations that were not run.
+/// Sends a batch, and completes its operations. Returns the run of the script, and operations that were not run.
 async fn send(
     route: &Route<'_>,
     slot: u16,
     batch: Batch,
     try_again: TryAgain,
-) -> (Result<Timestamp, Failure>, Vec<QueuedOperation>) {
+) -> (Result<Option<ScriptRun>, Failure>, Vec<QueuedOperation>) {
     let config = route.config;
     let failure = match call_until_given_up(route, slot, &batch, try_again).await {
         Some(Ok(reply)) => {
-            return (batch.complete(&config.limits, &reply).map_err(Failure::server_responded), Vec::new());
+            let run = batch.complete(&config.limits, &reply).map(Some);
+            return (run.map_err(Failure::server_responded), Vec::new());
         }
         Some(Err(error)) if is_try_again(&error) && try_again == TryAgain::Return => {
             // Nothing failed: the caller sends these operations one by one.
-            return (Ok(Timestamp::default()), batch.into_operations());
+            return (Ok(None), batch.into_operations());
         }
         Some(Err(error)) => Failure::from_redis(error),
         None => Failure::timed_out(config.timeout_message()),

@@ -9,17 +9,22 @@ use super::windowed_min::WindowedMin;
 /// This is a gradient limit, as in Netflix's `concurrency-limits` and FAST TCP (Jin, Wei, Low 2004). Once per round trip
 ///
 /// ```text
-/// limit = limit * TOLERANCE * least call time / mean call time + QUEUED
+/// limit = limit * target call time / mean call time + QUEUED
 /// ```
 ///
-/// While the calls take little longer than the least call time, the server is not busy all the time, and the limit
-/// grows. Once calls wait at the server, the call time grows with the limit, and the limit settles where about
-/// [`QUEUED`](Self::QUEUED) calls, and a quarter of the round trip, wait at the server.
+/// The target is the least call time, and a quarter of it, or of the time that then remains until the deadline. While
+/// calls are faster than the target, the server is not busy all the time, and the limit grows. Once calls wait at the
+/// server, the call time grows with the limit, and the limit settles where calls take a little longer than the target.
+/// On a new connection the limit doubles in each round trip, until a round trip takes longer than the target (the slow
+/// start of TCP).
 ///
 /// The least call time is only known while few calls are in flight. If more calls were in flight for a whole window of
 /// [`WindowedMin`], the limit falls to the minimum for about one round trip, as in BBR.
 pub(super) struct InFlightLimit {
     limit: f64,
+    starts_slowly: bool,
+    /// In microseconds.
+    deadline: f64,
     /// The least call time, in microseconds.
     least: WindowedMin,
     /// No call of the current window was sent with few calls in flight.
@@ -32,7 +37,7 @@ struct Round {
     started_at: Instant,
     calls: u32,
     sum: Duration,
-    /// A full batch has waited because of the limit.
+    /// Operations have waited because of the limit.
     was_limited: bool,
 }
 
@@ -51,26 +56,37 @@ impl InFlightLimit {
     const MAX: f64 = 2048.0;
     /// The number of calls that wait at the server, so that it is never idle.
     const QUEUED: f64 = 4.0;
-    const TOLERANCE: f64 = 1.25;
 
-    pub(super) fn new(now: Instant) -> Self {
-        Self { limit: Self::INITIAL, least: WindowedMin::new(now), needs_sample: false, round: Round::new(now) }
+    pub(super) fn new(deadline: Duration, now: Instant) -> Self {
+        Self {
+            limit: Self::INITIAL,
+            starts_slowly: true,
+            deadline: deadline.as_secs_f64() * 1e6,
+            least: WindowedMin::new(now),
+            needs_sample: false,
+            round: Round::new(now),
+        }
     }
 
     /// The maximum number of calls in flight if the next one is a full batch.
     #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "between MIN and MAX")]
     pub(super) fn full(&self) -> usize {
-        if self.needs_sample { Self::MIN } else { self.limit as usize }
+        if self.needs_sample { self.min() } else { self.limit as usize }.max(self.min())
     }
 
-    /// The maximum number of calls in flight if the next one is not a full batch: on average one call per millisecond
-    /// of the round trip. Larger numbers would make batches smaller, and the cost of the server larger.
+    /// The maximum number of calls in flight if the next one is not a full batch: on average two calls per
+    /// millisecond of the round trip. Larger numbers would make batches smaller, and the cost of the server larger.
     pub(super) fn partial(&self) -> usize {
-        let millis = usize::try_from(self.least.get().unwrap_or(0) / 1000).unwrap_or(0);
-        self.full().min(Self::MIN + millis)
+        self.full().min(self.min() * 2)
     }
 
-    /// Records that a full batch waits because of the limit.
+    /// The limit is never below this: one call for each millisecond of the round trip. A call takes at most about a
+    /// millisecond, so these calls do not wait for each other for long.
+    fn min(&self) -> usize {
+        Self::MIN + usize::try_from(self.least.get().unwrap_or(0) / 1000).unwrap_or(0)
+    }
+
+    /// Records that operations wait because of the limit.
     pub(super) fn record_limited(&mut self) {
         self.round.was_limited = true;
     }
@@ -79,7 +95,7 @@ impl InFlightLimit {
     pub(super) fn record(&mut self, sent_at: Instant, in_flight: usize, now: Instant) {
         let elapsed = now.saturating_duration_since(sent_at);
         let begins = self.least.record(i64::try_from(elapsed.as_micros()).unwrap_or(i64::MAX), now);
-        self.needs_sample = (self.needs_sample || begins) && in_flight > Self::MIN;
+        self.needs_sample = (self.needs_sample || begins) && in_flight > self.min();
         self.round.calls += 1;
         self.round.sum += elapsed;
         // The reply shows the effect of the last change.
@@ -93,10 +109,12 @@ impl InFlightLimit {
         let mean = round.sum.as_secs_f64() * 1e6 / f64::from(round.calls);
         #[allow(clippy::cast_precision_loss, reason = "a time of some seconds")]
         let least = self.least.get().unwrap_or(0).max(1) as f64;
-        let target = self.limit * (Self::TOLERANCE * least / mean.max(least)) + Self::QUEUED;
+        let target = least + least.min(self.deadline - least).max(0.0) / 4.0;
+        self.starts_slowly &= mean <= target;
+        let limit = if self.starts_slowly { self.limit * 2.0 } else { self.limit * (target / mean) + Self::QUEUED };
         // A limit that was not reached says nothing about a larger one.
-        if target < self.limit || round.was_limited {
-            self.limit = target.clamp(self.limit / 2.0, Self::MAX);
+        if limit < self.limit || round.was_limited {
+            self.limit = limit.clamp(self.limit / 2.0, Self::MAX);
         }
     }
 }

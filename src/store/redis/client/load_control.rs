@@ -6,9 +6,10 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
+use super::batch::ScriptRun;
 use super::batch_weight::BatchWeight;
-use super::call_time::CallTime;
 use super::in_flight::InFlightLimit;
+use super::moving_average::MovingAverage;
 use super::queue::Admission;
 use super::windowed_min::WindowedMin;
 use crate::clock::Timestamp;
@@ -19,7 +20,7 @@ pub(super) struct LoadControl {
     epoch: Instant,
     /// The calls in flight, in the order in which they were sent.
     sent_at: VecDeque<Instant>,
-    call_time: CallTime,
+    call_time: MovingAverage,
     limit: InFlightLimit,
     batch_weight: BatchWeight,
     server: ServerClock,
@@ -41,8 +42,8 @@ impl LoadControl {
             deadline,
             epoch: now,
             sent_at: VecDeque::new(),
-            call_time: CallTime::default(),
-            limit: InFlightLimit::new(now),
+            call_time: MovingAverage::default(),
+            limit: InFlightLimit::new(deadline, now),
             batch_weight: BatchWeight::new(),
             server: ServerClock::new(now),
         }
@@ -57,14 +58,11 @@ impl LoadControl {
     /// Whether another call may be sent, if the waiting operations have this weight.
     pub(super) fn accepts_call(&mut self, waiting: usize) -> bool {
         let in_flight = self.sent_at.len();
-        if waiting < self.batch_weight.max() {
-            return waiting > 0 && in_flight < self.limit.partial();
-        }
-        let accepts = in_flight < self.limit.full();
-        if !accepts {
+        if waiting > 0 && in_flight >= self.limit.full() {
             self.limit.record_limited();
         }
-        accepts
+        let max = if waiting >= self.batch_weight.max() { self.limit.full() } else { self.limit.partial() };
+        waiting > 0 && in_flight < max
     }
 
     /// What a batch that is sent now may contain.
@@ -75,7 +73,7 @@ impl LoadControl {
         Admission {
             now,
             deadline: self.deadline,
-            call_time: self.call_time.upper_bound().max(oldest),
+            call_time: self.call_time.get().max(oldest),
             is_probe: self.sent_at.is_empty(),
             max_weight: self.batch_weight.max(),
         }
@@ -83,7 +81,9 @@ impl LoadControl {
 
     /// Returns the latest time of the server at which a script can start and its reply still arrive by `answer_by`.
     pub(super) fn latest_start(&self, answer_by: Instant) -> Option<Timestamp> {
-        let start = self.micros(answer_by) - self.server.return_micros.get()?;
+        // The margin must not fail decisions that could be answered, if the way back is sometimes slow.
+        let margin = (self.server.excess.get() * 2).min(self.deadline / 4);
+        let start = self.micros(answer_by - margin) - self.server.return_micros.get()?;
         u64::try_from(start).ok().map(Timestamp::from_micros)
     }
 
@@ -93,8 +93,8 @@ impl LoadControl {
         SentCall { at, weight, in_flight: self.sent_at.len() }
     }
 
-    /// Records the end of a call. `replied` is false if no reply came. `started_at` is the server's time.
-    pub(super) fn record_ended(&mut self, call: SentCall, replied: bool, started_at: Option<Timestamp>) {
+    /// Records the end of a call, and whether the server replied.
+    pub(super) fn record_ended(&mut self, call: SentCall, replied: bool, run: Option<&ScriptRun>) {
         let now = Instant::now();
         if let Ok(index) = self.sent_at.binary_search(&call.at) {
             self.sent_at.remove(index);
@@ -103,14 +103,16 @@ impl LoadControl {
             return;
         }
         // Nothing was sent but this call, because no other could be answered in time: the estimate is out of date.
-        if call.in_flight == 1 && self.call_time.upper_bound() >= self.deadline {
-            self.call_time = CallTime::default();
+        if call.in_flight == 1 && self.call_time.get() >= self.deadline {
+            self.call_time = MovingAverage::default();
         }
         self.call_time.record(now - call.at);
         self.limit.record(call.at, call.in_flight, now);
-        if let Some(started_at) = started_at {
+        if let Some(run) = run {
             let (sent, received) = (self.micros(call.at), self.micros(now));
-            if let Some((weight, span)) = self.server.record(sent, received, started_at, call.weight, now) {
+            // A script that makes no decisions says nothing about their cost.
+            let weight = if run.was_late { 0 } else { call.weight };
+            if let Some((weight, span)) = self.server.record(sent, received, run.started_at, weight, now) {
                 self.batch_weight.record(weight, span);
             }
         }
@@ -131,13 +133,20 @@ struct ServerClock {
     travel_micros: WindowedMin,
     /// From the start of a script to the arrival of its reply: the least of recent calls.
     return_micros: WindowedMin,
+    /// How much longer than that it takes on average.
+    excess: MovingAverage,
     /// The start of the last script, and its weight.
     last: Option<(i64, usize)>,
 }
 
 impl ServerClock {
     fn new(now: Instant) -> Self {
-        Self { travel_micros: WindowedMin::new(now), return_micros: WindowedMin::new(now), last: None }
+        Self {
+            travel_micros: WindowedMin::new(now),
+            return_micros: WindowedMin::new(now),
+            excess: MovingAverage::default(),
+            last: None,
+        }
     }
 
     /// Records a call. Returns the weight of the call before it, and for how long that one occupied the server, if this
@@ -153,6 +162,8 @@ impl ServerClock {
         let started = i64::try_from(started_at.as_micros()).ok()?;
         self.travel_micros.record(started - sent, now);
         self.return_micros.record(received - started, now);
+        let excess = received - started - self.return_micros.get()?;
+        self.excess.record(Duration::from_micros(u64::try_from(excess).ok()?));
         let (previous, weight) = self.last.replace((started, weight))?;
         let arrived = sent + self.travel_micros.get()?;
         let span = u64::try_from(started - previous).ok()?;

@@ -18,7 +18,6 @@
 
 mod batch;
 mod batch_weight;
-mod call_time;
 mod completion;
 mod config;
 mod dispatch;
@@ -26,6 +25,7 @@ mod future;
 mod hold;
 mod in_flight;
 mod load_control;
+mod moving_average;
 mod operation;
 mod queue;
 mod results;

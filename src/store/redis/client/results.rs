@@ -26,6 +26,7 @@ impl QueuedOperation {
                     return Some(Err(self.foreign_key_error()));
                 }
                 if verdict.is_late() {
+                    replay.was_late = true;
                     return Some(Err(arrived_late()));
                 }
                 let charges = template.operation == Operation::Acquisition;
@@ -65,6 +66,7 @@ impl QueuedOperation {
         replay: &mut Replay<'_>,
     ) -> OperationResult {
         let invalid = verdict.has_invalid_state().then(|| self.foreign_key_error());
+        replay.was_late |= verdict.is_late();
         let late = || verdict.is_late().then(arrived_late);
         if let Some(error) = invalid.or_else(late).or_else(|| verdict.check_hold().err()) {
             pending.denied();

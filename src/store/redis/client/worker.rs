@@ -72,7 +72,7 @@ async fn worker_loop(config: &Arc<ClientConfig>, node: &Arc<NodeState>, queue: &
             continue;
         }
         if let Either::Left((Some((sent, end)), _)) = select(calls.next(), pin!(wait_for_operations(queue))).await {
-            control.record_ended(sent, end.replied, end.started_at);
+            control.record_ended(sent, end.replied, end.run.as_ref());
             if end.must_reconnect {
                 connection = None;
             }

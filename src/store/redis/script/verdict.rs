@@ -26,6 +26,8 @@ pub(crate) struct Replay<'a> {
     /// For each limit the index of the operation's key in `states`.
     pub(crate) key_indices: &'a [u16],
     pub(crate) states: &'a mut [ReplayedState],
+    /// The script did not make the decision, because its reply would have come too late.
+    pub(crate) was_late: bool,
 }
 
 impl Replay<'_> {

@@ -1,0 +1,294 @@
+//! Open-loop load on a simulated server with a fixed service time, in virtual time.
+
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Duration;
+
+use redis::{Arg, Cmd, RedisError, Value};
+use tokio::time::{Instant, sleep, sleep_until};
+
+use super::connect::{Connection, Connector, Failure};
+use super::{Redis, RedisServer};
+use crate::limiter::BoxFuture;
+use crate::{AcquireOptions, Gcra, Limiter, Quota};
+
+const MS: Duration = Duration::from_millis(1);
+/// The limiter's numbers for a bucket, and one for a shadow limit.
+const BUCKET_PARAMS: usize = 10;
+const LATE: f64 = 4.0 - 9_007_199_254_740_992.0;
+
+/// A link to a server that runs one call after the other.
+#[derive(Clone, Copy)]
+struct Link {
+    round_trip: Duration,
+    /// The maximum additional delay of each direction. The order of calls is kept.
+    jitter: Duration,
+    per_call: Duration,
+    per_operation: Duration,
+}
+
+const FAST: Link = Link {
+    round_trip: Duration::ZERO,
+    jitter: Duration::ZERO,
+    per_call: Duration::from_micros(20),
+    per_operation: Duration::from_micros(20),
+};
+
+#[derive(Clone)]
+struct Simulation(Arc<Mutex<State>>);
+
+struct State {
+    link: Link,
+    epoch: Instant,
+    /// The difference of the server's clock.
+    clock_offset: Duration,
+    last_arrival: Instant,
+    busy_until: Instant,
+    last_reply: Instant,
+    random: u64,
+    charged: u64,
+    late: u64,
+    updates: u64,
+    calls: u64,
+    /// The longest time of one call.
+    longest: Duration,
+}
+
+impl Simulation {
+    fn new(link: Link) -> Self {
+        let now = Instant::now();
+        Self(Arc::new(Mutex::new(State {
+            link,
+            epoch: now,
+            clock_offset: Duration::from_secs(1_800_000_000),
+            last_arrival: now,
+            busy_until: now,
+            last_reply: now,
+            random: 1,
+            charged: 0,
+            late: 0,
+            updates: 0,
+            calls: 0,
+            longest: Duration::ZERO,
+        })))
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.0.lock().expect("no panic")
+    }
+
+    fn limiter(&self, deadline: Duration) -> Redis<u64> {
+        let limit = Gcra::new(Quota::per_second(1_000_000));
+        let server = RedisServer::from_connector(Arc::new(self.clone()));
+        Redis::builder(server, "api", limit).deadline(deadline).build().expect("limits")
+    }
+
+    fn stall(&self, span: Duration) {
+        let mut state = self.state();
+        state.busy_until = state.busy_until.max(Instant::now()) + span;
+    }
+}
+
+impl State {
+    fn jitter(&mut self) -> Duration {
+        self.random = self.random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        self.link.jitter.mul_f64(f64::from(u32::try_from(self.random >> 32).expect("32 bits")) / f64::from(u32::MAX))
+    }
+
+    /// Runs a call that is sent now. Returns the reply, and when it arrives.
+    fn run(&mut self, command: &Cmd) -> (Value, Instant) {
+        let parts: Vec<&[u8]> = command
+            .args_iter()
+            .map(|part| match part {
+                Arg::Simple(bytes) => bytes,
+                _ => &[],
+            })
+            .collect();
+        if !parts[0].starts_with(b"EVAL") {
+            return (Value::Okay, Instant::now() + self.link.round_trip);
+        }
+        let keys: u16 = std::str::from_utf8(parts[2]).expect("text").parse().expect("a number");
+        let (is_fast, latest_start, operations) = decode(parts.last().expect("the input"));
+        let arrival = self.last_arrival.max(Instant::now() + self.link.round_trip / 2 + self.jitter());
+        let start = arrival.max(self.busy_until);
+        let now = micros(start - self.epoch + self.clock_offset);
+        let is_late = latest_start > 0.0 && now > latest_start;
+        let mut results = Vec::new();
+        let decisions = operations.iter().filter(|&&operation| operation <= 2).count() as u64;
+        self.updates += operations.len() as u64 - decisions;
+        *if is_late { &mut self.late } else { &mut self.charged } += decisions;
+        for &operation in &operations {
+            let result = if is_late && operation <= 2 { LATE } else { 0.0 };
+            results.extend(std::iter::repeat_n(result, if is_fast && !is_late { 1 } else { 2 }));
+        }
+        let run = if is_late { 0 } else { operations.len() };
+        let span = self.link.per_call + self.link.per_operation * u32::try_from(run).expect("a batch");
+        self.calls += 1;
+        self.longest = self.longest.max(span);
+        (self.last_arrival, self.busy_until) = (arrival, start + span);
+        self.last_reply = self.last_reply.max(self.busy_until + self.link.round_trip / 2 + self.jitter());
+        let mut reply = now.to_le_bytes().to_vec();
+        let flags = u16::from(is_fast && !is_late);
+        for number in [flags, u16::try_from(results.len()).expect("a batch"), keys] {
+            reply.extend(number.to_le_bytes());
+        }
+        reply.extend(results.iter().flat_map(|result| result.to_le_bytes()));
+        reply.extend(std::iter::repeat_n(0, usize::from(keys) * 2));
+        (Value::BulkString(reply), self.last_reply)
+    }
+}
+
+#[allow(clippy::cast_precision_loss)]
+fn micros(span: Duration) -> f64 {
+    span.as_micros() as f64
+}
+
+/// Returns whether the fast path applies, the latest start, and the code of each operation.
+fn decode(input: &[u8]) -> (bool, f64, Vec<u16>) {
+    let f64_at = |at: usize| f64::from_le_bytes(input[at..at + 8].try_into().expect("8 bytes"));
+    let u16_at = |at: usize| u16::from_le_bytes(input[at..at + 2].try_into().expect("2 bytes"));
+    let [fast, templates, steps] = [16, 18, 20].map(u16_at);
+    let mut at = 24;
+    let mut codes = Vec::new();
+    for _ in 0..templates {
+        let code = u16_at(at);
+        codes.push(code);
+        let ids = if code == 2 { 1 } else if code == 7 { 4 } else { 0 };
+        at += 20 + 8 * (BUCKET_PARAMS + ids);
+    }
+    let mut operations = Vec::new();
+    for _ in 0..steps {
+        let code = codes[usize::from(u16_at(at)) - 1];
+        operations.extend(std::iter::repeat_n(code, usize::from(u16_at(at + 4))));
+        at += 6;
+    }
+    assert_eq!(at, input.len());
+    (fast == 1, f64_at(8), operations)
+}
+
+impl Connection for Simulation {
+    fn call(&self, _slot: u16, command: Arc<Cmd>) -> BoxFuture<Result<Value, RedisError>> {
+        let server = self.clone();
+        Box::pin(async move {
+            let (reply, at) = server.state().run(&command);
+            sleep_until(at).await;
+            Ok(reply)
+        })
+    }
+
+    fn is_open(&self) -> BoxFuture<bool> {
+        Box::pin(std::future::ready(true))
+    }
+}
+
+impl Connector for Simulation {
+    fn connect(&self, _node: usize) -> BoxFuture<Result<Box<dyn Connection>, Failure>> {
+        let connection = self.clone();
+        Box::pin(async move {
+            let round_trip = connection.state().link.round_trip;
+            sleep(round_trip).await;
+            Ok(Box::new(connection) as Box<dyn Connection>)
+        })
+    }
+
+    fn describe(&self) -> &'static str {
+        "a simulation"
+    }
+
+    #[cfg(feature = "redis-tls")]
+    fn with_tls(&self, _tls: &super::connect::RedisTls) -> Result<Arc<dyn Connector>, crate::error::Error> {
+        unreachable!("no test uses TLS")
+    }
+}
+
+#[derive(Debug)]
+struct Goodput {
+    offered: u64,
+    answered: u64,
+    charged: u64,
+    late: u64,
+    calls: u64,
+    p50: Duration,
+    p99: Duration,
+}
+
+/// Starts decisions at a fixed rate, and waits until all have ended.
+async fn offer(simulation: &Simulation, deadline: Duration, per_ms: u64, span: Duration) -> Goodput {
+    let limiter = simulation.limiter(deadline);
+    while limiter.acquire(&0, AcquireOptions::default()).await.is_err() {}
+    let before = simulation.state().charged;
+    let times = Arc::new(Mutex::new(Vec::new()));
+    let (mut offered, started_at, mut tasks) = (0, Instant::now(), Vec::new());
+    while started_at.elapsed() < span {
+        for _ in 0..per_ms {
+            offered += 1;
+            let (decision, times) = (limiter.acquire(&(offered % 10_000), AcquireOptions::default()), Arc::clone(&times));
+            let began = Instant::now();
+            tasks.push(tokio::spawn(async move {
+                if decision.await.is_ok() {
+                    times.lock().expect("no panic").push(began.elapsed());
+                }
+            }));
+        }
+        sleep(MS).await;
+    }
+    for task in tasks {
+        task.await.expect("no panic");
+    }
+    let mut times = std::mem::take(&mut *times.lock().expect("no panic"));
+    times.sort();
+    let quantile = |share: usize| times.get(times.len() * share / 100).copied().unwrap_or_default();
+    let state = simulation.state();
+    Goodput {
+        offered,
+        answered: times.len() as u64,
+        charged: state.charged - before,
+        late: state.late,
+        calls: state.calls,
+        p50: quantile(50),
+        p99: quantile(99),
+    }
+}
+
+/// The decisions that a plain pipelined client answers in time: one call per decision, first in, first out.
+fn plain(link: Link, deadline: Duration, per_ms: u64, span: Duration) -> u64 {
+    let service = link.per_call + link.per_operation;
+    let (mut free_at, mut answered) = (Duration::ZERO, 0);
+    for tick in 0..span.as_millis() as u64 {
+        let sent = MS * u32::try_from(tick).expect("a short span");
+        for _ in 0..per_ms {
+            free_at = free_at.max(sent + link.round_trip / 2) + service;
+            answered += u64::from(free_at + link.round_trip / 2 <= sent + deadline);
+        }
+    }
+    answered
+}
+
+#[tokio::test(start_paused = true)]
+async fn explore() {
+    for (round_trip, deadline) in [(0, 50), (25, 50), (200, 500)] {
+        for per_ms in [26, 80] {
+            for stall in [0] {
+                let link = Link { round_trip: MS * round_trip, ..FAST };
+                let simulation = Simulation::new(link);
+                let stalling = simulation.clone();
+                if stall > 0 {
+                    tokio::spawn(async move {
+                        for _ in 0..4 {
+                            sleep(MS * 500).await;
+                            stalling.stall(MS * stall);
+                        }
+                    });
+                }
+                let span = MS * 5000;
+                let goodput = offer(&simulation, MS * deadline, per_ms, span).await;
+                let plain = plain(link, MS * deadline, per_ms, span);
+                let capacity = 48 * span.as_millis() as u64;
+                eprintln!(
+                    "rtt {round_trip:>3} {per_ms:>3}/ms stall {stall:>2}: of {:>6} answered {:>6} ({:>3} %) charged {:>6} ({:>+6}) late {:>6} calls {:>5} p50 {:?} p99 {:?} plain {plain} longest {:?}",
+                    goodput.offered, goodput.answered, goodput.answered * 100 / goodput.offered.min(capacity), goodput.charged,
+                    goodput.charged as i64 - goodput.answered as i64, goodput.late, goodput.calls, goodput.p50, goodput.p99, simulation.state().longest
+                );
+            }
+        }
+    }
+}
