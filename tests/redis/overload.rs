@@ -1,4 +1,7 @@
-//! More load than Redis, the link and the deadline can carry.
+//! More load than the server can decide, against a real Redis behind a link that limits its speed.
+//!
+//! The load is small, and the deadlines are long, so that a busy machine is not the limit. The assertions compare with a
+//! plain pipelined client under the same load. `src/store/redis/overload_tests.rs` simulates more links, in virtual time.
 
 use std::time::Duration;
 
@@ -8,11 +11,11 @@ use crate::link::{Link, LinkConfig};
 use crate::open_loop::{Goodput, load_limiter, load_plain};
 use crate::server::Server;
 
-/// The server's time per call and per key: 4000 decisions per second, so that the tests' processor is never the limit.
+/// The server's time per call and per key: about 2000 decisions per second.
 const PER_CALL: Duration = Duration::from_micros(20);
-const PER_KEY: Duration = Duration::from_micros(230);
-const CAPACITY: u32 = 4_000;
-const SPAN: Duration = Duration::from_millis(1_500);
+const PER_KEY: Duration = Duration::from_micros(480);
+const CAPACITY: u32 = 2_000;
+const SPAN: Duration = Duration::from_secs(2);
 
 /// Offers the same load to this crate's limiter and to a plain pipelined client, over links of their own.
 async fn compare(config: &LinkConfig, deadline: Duration, rate: u32) -> [Goodput; 2] {
@@ -26,26 +29,23 @@ async fn compare(config: &LinkConfig, deadline: Duration, rate: u32) -> [Goodput
     let plain = load_plain(addresses, "plain", deadline, (rate, SPAN)).await;
     for (client, goodput) in [("this crate", &ours), ("plain", &plain)] {
         let Goodput { offered, answered, charged, .. } = goodput;
-        let [p50, p99] = [goodput.quantile(0.5), goodput.quantile(0.99)];
-        println!(
-            "| {:?} | {rate} | {client} | {offered} | {answered} | {charged} | {p50:.1?} | {p99:.1?} |",
-            config.delay.end()
-        );
+        let p99 = goodput.quantile(0.99);
+        println!("| {rate}/s | {client:<10} | offered {offered} | answered {answered} | charged {charged} | {p99:.1?} |");
     }
     [ours, plain]
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn goodput_over_capacity() {
-    for (round_trip, deadline) in [(0, 50), (25, 50), (200, 500)] {
-        let (round_trip, deadline) = (Duration::from_millis(round_trip), Duration::from_millis(deadline));
-        let config = LinkConfig::new(round_trip, PER_CALL, PER_KEY);
-        for rate in [CAPACITY / 2, CAPACITY * 2] {
-            let [ours, plain] = compare(&config, deadline, rate).await;
-            let possible = u64::from(rate.min(CAPACITY)) * SPAN.as_millis() as u64 / 1000;
-            assert!(ours.answered * 10 >= plain.answered * 8, "{} of {}", ours.answered, plain.answered);
-            assert!(ours.answered * 10 >= possible * 8, "{} of {possible}", ours.answered);
-            assert!(ours.charged * 100 <= ours.answered * 105, "{} of {}", ours.charged, ours.answered);
-        }
+    for (round_trip, deadline) in [(0, 200), (50, 200)] {
+        let config = LinkConfig::new(Duration::from_millis(round_trip), PER_CALL, PER_KEY);
+        let deadline = Duration::from_millis(deadline);
+        let [ours, plain] = compare(&config, deadline, CAPACITY / 2).await;
+        assert!(ours.answered * 10 >= plain.answered * 8, "below capacity: {} of {}", ours.answered, plain.answered);
+        let [ours, plain] = compare(&config, deadline, CAPACITY * 2).await;
+        assert!(ours.answered >= plain.answered, "over capacity: {} of {}", ours.answered, plain.answered);
+        let unanswered = |goodput: &Goodput| goodput.charged.saturating_sub(goodput.answered) * 100 / goodput.offered;
+        assert!(unanswered(&ours) <= 10, "over capacity: {} charged, {} answered", ours.charged, ours.answered);
+        assert!(unanswered(&ours) < unanswered(&plain), "a plain client charges what it does not answer");
     }
 }

@@ -15,13 +15,16 @@ pub(super) struct BatchWeight {
 impl BatchWeight {
     /// Enough to spread a call's fixed costs. A script with this weight takes about half a millisecond on a fast server.
     pub(super) const MAX: usize = 128;
+    /// Before the first measurement the server may be slow. Full batches on a fast server raise the maximum within
+    /// milliseconds.
+    pub(super) const INITIAL: usize = 32;
     const MIN: usize = 4;
     /// The maximum time for which one batch occupies the server.
     const MAX_SPAN: Duration = Duration::from_millis(1);
     const MEASUREMENTS: u32 = 4;
 
     pub(super) fn new() -> Self {
-        Self { max: Self::MAX, least: Duration::MAX, measurements: 0 }
+        Self { max: Self::INITIAL, least: Duration::MAX, measurements: 0 }
     }
 
     pub(super) fn max(&self) -> usize {
@@ -82,6 +85,7 @@ mod tests {
     #[test]
     fn pauses_of_single_batches_do_not_count() {
         let mut weight = BatchWeight::new();
+        settle(&mut weight, 3);
         for index in 0..100 {
             weight.record(weight.max(), Duration::from_millis(if index % 4 == 0 { 50 } else { 1 }));
             weight.record(1, Duration::from_millis(50));

@@ -52,7 +52,7 @@ impl InFlightLimit {
     /// processed.
     pub(super) const MIN: usize = 4;
     /// The limit before the first round trip.
-    const INITIAL: f64 = 32.0;
+    const INITIAL: f64 = 64.0;
     const MAX: f64 = 2048.0;
     /// The number of calls that wait at the server, so that it is never idle.
     const QUEUED: f64 = 4.0;
@@ -71,19 +71,18 @@ impl InFlightLimit {
     /// The maximum number of calls in flight if the next one is a full batch.
     #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "between MIN and MAX")]
     pub(super) fn full(&self) -> usize {
-        if self.needs_sample { self.min() } else { self.limit as usize }.max(self.min())
+        if self.needs_sample { self.few() } else { self.limit as usize }
     }
 
-    /// The maximum number of calls in flight if the next one is not a full batch: on average two calls per
-    /// millisecond of the round trip. Larger numbers would make batches smaller, and the cost of the server larger.
+    /// The maximum number of calls in flight if the next one is not a full batch. Larger numbers would make batches
+    /// smaller, and the cost of the server larger.
     pub(super) fn partial(&self) -> usize {
-        self.full().min(self.min() * 2)
+        self.full().min(self.few())
     }
 
-    /// The limit is never below this: one call for each millisecond of the round trip. A call takes at most about a
-    /// millisecond, so these calls do not wait for each other for long.
-    fn min(&self) -> usize {
-        Self::MIN + usize::try_from(self.least.get().unwrap_or(0) / 1000).unwrap_or(0)
+    /// The number of calls with which the server is not busy all the time: two for each millisecond of the round trip.
+    fn few(&self) -> usize {
+        Self::MIN + 2 * usize::try_from(self.least.get().unwrap_or(0) / 1000).unwrap_or(0)
     }
 
     /// Records that operations wait because of the limit.
@@ -95,7 +94,7 @@ impl InFlightLimit {
     pub(super) fn record(&mut self, sent_at: Instant, in_flight: usize, now: Instant) {
         let elapsed = now.saturating_duration_since(sent_at);
         let begins = self.least.record(i64::try_from(elapsed.as_micros()).unwrap_or(i64::MAX), now);
-        self.needs_sample = (self.needs_sample || begins) && in_flight > self.min();
+        self.needs_sample = (self.needs_sample || begins) && in_flight > self.few();
         self.round.calls += 1;
         self.round.sum += elapsed;
         // The reply shows the effect of the last change.

@@ -10,7 +10,8 @@ use super::batch::ScriptRun;
 use super::batch_weight::BatchWeight;
 use super::in_flight::InFlightLimit;
 use super::moving_average::MovingAverage;
-use super::queue::Admission;
+use super::operation::QueuedOperation;
+use super::queue::{Admission, Waiting};
 use super::windowed_min::WindowedMin;
 use crate::clock::Timestamp;
 
@@ -20,6 +21,7 @@ pub(super) struct LoadControl {
     epoch: Instant,
     /// The calls in flight, in the order in which they were sent.
     sent_at: VecDeque<Instant>,
+    calls_with_holds: usize,
     call_time: MovingAverage,
     limit: InFlightLimit,
     batch_weight: BatchWeight,
@@ -33,15 +35,20 @@ pub(super) struct SentCall {
     weight: usize,
     /// The number of calls in flight, with this one.
     in_flight: usize,
+    has_holds: bool,
 }
 
 impl LoadControl {
+    /// Each call in flight may create a session on the same key, and a key has a limited number of sessions.
+    const MAX_CALLS_WITH_HOLDS: usize = 4;
+
     pub(super) fn new(deadline: Duration) -> Self {
         let now = Instant::now();
         Self {
             deadline,
             epoch: now,
             sent_at: VecDeque::new(),
+            calls_with_holds: 0,
             call_time: MovingAverage::default(),
             limit: InFlightLimit::new(deadline, now),
             batch_weight: BatchWeight::new(),
@@ -55,25 +62,35 @@ impl LoadControl {
         *self = Self { batch_weight, ..Self::new(self.deadline) };
     }
 
-    /// Whether another call may be sent, if the waiting operations have this weight.
-    pub(super) fn accepts_call(&mut self, waiting: usize) -> bool {
+    /// Whether another call may be sent for the waiting operations.
+    pub(super) fn accepts_call(&mut self, waiting: Waiting) -> bool {
         let in_flight = self.sent_at.len();
-        if waiting > 0 && in_flight >= self.limit.full() {
+        if waiting.weight == 0 || self.is_stalled() {
+            return false;
+        }
+        if in_flight >= self.limit.full() {
             self.limit.record_limited();
         }
-        let max = if waiting >= self.batch_weight.max() { self.limit.full() } else { self.limit.partial() };
-        waiting > 0 && in_flight < max
+        let is_full = waiting.weight >= self.batch_weight.max();
+        in_flight < if is_full { self.limit.full() } else { self.limit.partial() }
+            && !(waiting.has_holds && self.calls_with_holds >= Self::MAX_CALLS_WITH_HOLDS)
+    }
+
+    /// Whether a call takes so much longer than usual that the server, or the connection, seems to be stalled.
+    ///
+    /// Replies arrive in order, so other calls would wait too. Decisions wait in the queue instead, uncharged.
+    fn is_stalled(&self) -> bool {
+        let usual = self.call_time.get();
+        let limit = usual + self.deadline.saturating_sub(usual) / 2;
+        self.sent_at.front().is_some_and(|sent_at| sent_at.elapsed() > limit)
     }
 
     /// What a batch that is sent now may contain.
     pub(super) fn admission(&self) -> Admission {
-        let now = Instant::now();
-        // Replies arrive in order, so a call takes at least as long as an earlier call has waited by now.
-        let oldest = self.sent_at.front().map_or(Duration::ZERO, |sent_at| now - *sent_at);
         Admission {
-            now,
+            now: Instant::now(),
             deadline: self.deadline,
-            call_time: self.call_time.get().max(oldest),
+            call_time: self.call_time.get(),
             is_probe: self.sent_at.is_empty(),
             max_weight: self.batch_weight.max(),
         }
@@ -87,10 +104,13 @@ impl LoadControl {
         u64::try_from(start).ok().map(Timestamp::from_micros)
     }
 
-    pub(super) fn record_sent(&mut self, weight: usize) -> SentCall {
+    pub(super) fn record_sent(&mut self, batch: &[QueuedOperation]) -> SentCall {
         let at = Instant::now();
         self.sent_at.push_back(at);
-        SentCall { at, weight, in_flight: self.sent_at.len() }
+        let has_holds = batch.iter().any(QueuedOperation::is_hold);
+        self.calls_with_holds += usize::from(has_holds);
+        let weight = batch.iter().map(QueuedOperation::total_weight).sum();
+        SentCall { at, weight, in_flight: self.sent_at.len(), has_holds }
     }
 
     /// Records the end of a call, and whether the server replied.
@@ -99,6 +119,7 @@ impl LoadControl {
         if let Ok(index) = self.sent_at.binary_search(&call.at) {
             self.sent_at.remove(index);
         }
+        self.calls_with_holds -= usize::from(call.has_holds);
         if !replied {
             return;
         }

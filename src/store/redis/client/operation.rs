@@ -88,6 +88,10 @@ impl QueuedOperation {
         self.steps() * self.weight
     }
 
+    pub(crate) fn is_hold(&self) -> bool {
+        matches!(self.kind, OperationKind::Hold(..))
+    }
+
     /// Whether the caller has gone. A cancelled operation must not be sent: the caller believes that nothing is
     /// charged.
     ///

@@ -34,12 +34,21 @@ struct QueueState {
     weight: usize,
     /// The number of updates of sessions, which have no deadline.
     updates: usize,
+    holds: usize,
     /// The weight of a full batch.
     full_weight: usize,
     /// When the queue was last empty.
     empty_at: Instant,
     /// The worker task has ended with its runtime.
     is_stopped: bool,
+}
+
+/// The queued operations.
+#[derive(Clone, Copy)]
+pub(super) struct Waiting {
+    /// Zero if there is no operation.
+    pub(super) weight: usize,
+    pub(super) has_holds: bool,
 }
 
 /// What a batch may contain.
@@ -64,7 +73,8 @@ impl OperationQueue {
             pending: VecDeque::new(),
             weight: 0,
             updates: 0,
-            full_weight: BatchWeight::MAX,
+            holds: 0,
+            full_weight: BatchWeight::INITIAL,
             empty_at: Instant::now(),
             is_stopped: false,
         };
@@ -90,6 +100,7 @@ impl OperationQueue {
             }
             state.updates += 1;
         }
+        state.holds += usize::from(operation.is_hold());
         let before = state.weight;
         state.weight += operation.total_weight();
         state.pending.push_back(operation);
@@ -121,9 +132,9 @@ impl OperationQueue {
         self.closed.load(Ordering::Acquire)
     }
 
-    /// Returns the total weight of the queued operations: zero if there is none.
-    pub(super) fn weight(&self) -> usize {
-        self.state().weight
+    pub(super) fn waiting(&self) -> Waiting {
+        let state = self.state();
+        Waiting { weight: state.weight, has_holds: state.holds > 0 }
     }
 
     /// Takes the next batch, in the order of arrival. Decisions that cannot be answered in time fail.
@@ -165,13 +176,14 @@ impl OperationQueue {
         let mut pending = std::mem::take(&mut state.pending);
         pending.retain(|operation| !operation.is_cancelled());
         state.weight = pending.iter().map(QueuedOperation::total_weight).sum();
+        state.holds = pending.iter().filter(|operation| operation.is_hold()).count();
         state.pending = pending;
     }
 
     pub(crate) fn fail_all(&self, error: &Error) {
         let mut state = self.state();
         let pending = std::mem::take(&mut state.pending);
-        (state.weight, state.updates) = (0, 0);
+        (state.weight, state.updates, state.holds) = (0, 0, 0);
         drop(state);
         for operation in pending {
             operation.complete(Err(error.clone()));
@@ -199,6 +211,7 @@ impl QueueState {
         let operation = self.pending.pop_front()?;
         self.weight -= operation.total_weight();
         self.updates -= usize::from(is_update(&operation));
+        self.holds -= usize::from(operation.is_hold());
         Some(operation)
     }
 

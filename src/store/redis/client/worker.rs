@@ -50,7 +50,7 @@ async fn worker_loop(config: &Arc<ClientConfig>, node: &Arc<NodeState>, queue: &
     let mut calls = FuturesUnordered::new();
     let mut control = LoadControl::new(config.deadline);
     loop {
-        while control.accepts_call(queue.weight()) {
+        while control.accepts_call(queue.waiting()) {
             if calls.is_empty() {
                 connection = usable_connection(connection, config, node, queue, &mut control).await;
             }
@@ -59,7 +59,7 @@ async fn worker_loop(config: &Arc<ClientConfig>, node: &Arc<NodeState>, queue: &
             let batch = queue.take_batch(&control.admission());
             if !batch.is_empty() {
                 let latest_start = latest_start(config, &control, &batch);
-                let sent = control.record_sent(batch.iter().map(QueuedOperation::total_weight).sum());
+                let sent = control.record_sent(&batch);
                 let call = execute(config, node, Arc::clone(connection), batch, latest_start);
                 calls.push(async move { (sent, call.await) });
             }
