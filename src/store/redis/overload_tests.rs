@@ -205,9 +205,8 @@ async fn connect(limiter: &Redis<u64>) {
 }
 
 /// Starts decisions at a fixed rate, and waits until all have ended.
-async fn offer(simulation: &Simulation, deadline: Duration, per_ms: u64, span: Duration) -> Goodput {
-    let limiter = simulation.limiter(deadline);
-    connect(&limiter).await;
+async fn offer(simulation: &Simulation, limiter: &Redis<u64>, per_ms: u64, span: Duration) -> Goodput {
+    connect(limiter).await;
     let before = simulation.state().charged;
     let times = Arc::new(Mutex::new(Vec::new()));
     let (mut offered, started_at, mut tasks) = (0, Instant::now(), Vec::new());
@@ -259,36 +258,45 @@ fn slow_server(round_trip: u32) -> Link {
         round_trip: MS * round_trip,
         jitter: Duration::ZERO,
         per_call: Duration::from_micros(20),
-        per_operation: Duration::from_micros(200),
+        per_operation: Duration::from_micros(50),
     }
 }
 
-/// The decisions of the slow server in calls of at most a millisecond: four in 0.82 ms.
+/// The decisions of the slow server in calls of at most a millisecond: 19 in 0.97 ms.
 fn capacity(span: Duration) -> u64 {
-    4 * u64::try_from(span.as_micros()).expect("a short span") / 820
+    19 * u64::try_from(span.as_micros()).expect("a short span") / 970
 }
 
-const SPAN: Duration = Duration::from_secs(2);
+const SPAN: Duration = Duration::from_secs(1);
+/// Decisions per millisecond: twice the capacity.
+const OVERLOAD: u64 = 40;
 const LINKS: [(u32, u32); 3] = [(0, 50), (25, 50), (200, 500)];
 
 #[tokio::test(start_paused = true)]
 async fn goodput_over_capacity() {
     for (round_trip, deadline) in LINKS {
         let link = slow_server(round_trip);
-        let goodput = offer(&Simulation::new(link), MS * deadline, 10, SPAN * 2).await;
-        let possible = capacity(SPAN * 2);
-        let plain = plain(link, MS * deadline, 10, SPAN * 2);
+        let simulation = Simulation::new(link);
+        let limiter = simulation.limiter(MS * deadline);
+        // The server needs 1.6 ms for one of the first batches. The limiter measures that first.
+        offer(&simulation, &limiter, OVERLOAD, SPAN).await;
+        simulation.state().longest = Duration::ZERO;
+        let goodput = offer(&simulation, &limiter, OVERLOAD, SPAN).await;
+        let (possible, plain) = (capacity(SPAN), plain(link, MS * deadline, OVERLOAD, SPAN));
         assert!(goodput.answered * 10 >= possible.max(plain) * 8, "{round_trip} ms: {goodput:?} of {possible}, {plain}");
         assert!(goodput.charged * 100 <= goodput.answered * 102, "{round_trip} ms: {goodput:?}");
         assert!(goodput.p99 <= MS * deadline, "{round_trip} ms: {goodput:?}");
+        let longest = simulation.state().longest;
+        assert!(longest <= MS * 3 / 2, "a batch occupies the server for about a millisecond: {longest:?}");
     }
 }
 
 #[tokio::test(start_paused = true)]
 async fn all_decisions_below_capacity_are_answered() {
     for (round_trip, deadline) in LINKS {
-        for per_ms in [1, 3] {
-            let goodput = offer(&Simulation::new(slow_server(round_trip)), MS * deadline, per_ms, SPAN).await;
+        for per_ms in [1, 10] {
+            let simulation = Simulation::new(slow_server(round_trip));
+            let goodput = offer(&simulation, &simulation.limiter(MS * deadline), per_ms, SPAN).await;
             assert_eq!([goodput.answered, goodput.charged], [goodput.offered; 2], "{round_trip} ms, {per_ms}/ms");
             // Half of the decisions wait for the round trip, the service of two batches, and two ticks of the timer.
             assert!(goodput.p50 <= MS * (round_trip + 4), "{round_trip} ms: {goodput:?}");
@@ -370,7 +378,7 @@ async fn settlements_are_sent_under_overload() {
     }
     let mut failed = 0;
     for _ in 0..300 {
-        for key in 0..10 {
+        for key in 0..OVERLOAD {
             drop(tokio::spawn(limiter.acquire(&key, AcquireOptions::default()).into_future()));
         }
         if let Some(held) = held.pop() {
@@ -384,22 +392,12 @@ async fn settlements_are_sent_under_overload() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn batches_take_at_most_a_millisecond_on_a_slow_server() {
-    let simulation = Simulation::new(slow_server(0));
-    offer(&simulation, MS * 50, 10, MS * 300).await;
-    simulation.state().longest = Duration::ZERO;
-    offer(&simulation, MS * 50, 10, MS * 300).await;
-    let longest = simulation.state().longest;
-    // The second limiter measures the server anew.
-    assert!(longest <= MS * 7, "{longest:?}");
-}
-
-#[tokio::test(start_paused = true)]
 async fn jitter_below_the_deadline_charges_only_what_is_answered() {
     let link = Link { jitter: MS * 10, ..slow_server(5) };
-    for per_ms in [1, 4, 10] {
-        let goodput = offer(&Simulation::new(link), MS * 50, per_ms, SPAN).await;
-        assert!(goodput.charged * 100 <= goodput.answered * 102, "{goodput:?}");
-        assert!(goodput.answered * 10 >= goodput.offered.min(capacity(SPAN)) * 6, "{goodput:?}");
+    for per_ms in [1, 10, OVERLOAD] {
+        let simulation = Simulation::new(link);
+        let goodput = offer(&simulation, &simulation.limiter(MS * 50), per_ms, SPAN).await;
+        assert!(goodput.charged * 100 <= goodput.answered * 105, "{goodput:?}");
+        assert!(goodput.answered * 10 >= goodput.offered.min(capacity(SPAN)) * 4, "{goodput:?}");
     }
 }

@@ -3,8 +3,8 @@ use std::time::Duration;
 /// The maximum weight of one batch. While a script runs, the server runs nothing else, so a batch must be short.
 ///
 /// The weights of the algorithms are relative, and the server's speed is not known. So the server's clock measures full
-/// batches: a reply holds the time at which the script started, and if the next call was waiting by then, it started
-/// when this one ended. (The server may have run calls of other clients in between, so the least of several
+/// batches: a reply holds the time at which the script started, and if the next call was waiting by then, that one
+/// started when this one ended. (The server may have run calls of other clients in between, so the least of several
 /// measurements counts.)
 pub(super) struct BatchWeight {
     max: usize,
@@ -34,10 +34,12 @@ impl BatchWeight {
     /// Records that a batch of this weight has occupied the server for at most `span`.
     pub(super) fn record(&mut self, weight: usize, span: Duration) {
         // Smaller batches say little about the time of a full one.
-        if weight < self.max * 3 / 4 {
+        if weight < self.max / 4 || weight == 0 {
             return;
         }
-        self.least = self.least.min(span);
+        #[allow(clippy::cast_precision_loss, reason = "at most some hundred")]
+        let full_span = span.mul_f64(self.max as f64 / weight.min(self.max) as f64);
+        self.least = self.least.min(full_span);
         self.measurements += 1;
         if self.measurements < Self::MEASUREMENTS {
             return;

@@ -52,7 +52,7 @@ impl InFlightLimit {
     /// processed.
     pub(super) const MIN: usize = 4;
     /// The limit before the first round trip.
-    const INITIAL: f64 = 64.0;
+    const INITIAL: f64 = 32.0;
     const MAX: f64 = 2048.0;
     /// The number of calls that wait at the server, so that it is never idle.
     const QUEUED: f64 = 4.0;
@@ -71,18 +71,24 @@ impl InFlightLimit {
     /// The maximum number of calls in flight if the next one is a full batch.
     #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "between MIN and MAX")]
     pub(super) fn full(&self) -> usize {
-        if self.needs_sample { self.few() } else { self.limit as usize }
+        let limit = self.limit as usize;
+        if self.needs_sample { limit.min(self.few()) } else { limit }
     }
 
-    /// The maximum number of calls in flight if the next one is not a full batch. Larger numbers would make batches
-    /// smaller, and the cost of the server larger.
+    /// The maximum number of calls in flight if the next one is not a full batch: at most two for each millisecond of
+    /// the round trip, because smaller batches cost the server more. One for each millisecond is always allowed: a call
+    /// takes less than a millisecond, so these calls do not overload the server.
     pub(super) fn partial(&self) -> usize {
-        self.full().min(self.few())
+        self.full().clamp(Self::MIN + self.millis(), self.few())
     }
 
-    /// The number of calls with which the server is not busy all the time: two for each millisecond of the round trip.
+    /// The number of calls with which the call time is about the least one.
     fn few(&self) -> usize {
-        Self::MIN + 2 * usize::try_from(self.least.get().unwrap_or(0) / 1000).unwrap_or(0)
+        Self::MIN + 2 * self.millis()
+    }
+
+    fn millis(&self) -> usize {
+        usize::try_from(self.least.get().unwrap_or(0) / 1000).unwrap_or(0)
     }
 
     /// Records that operations wait because of the limit.
