@@ -87,14 +87,14 @@ impl State {
         client.set_nodelay(true)?;
         server.set_nodelay(true)?;
         self.open.lock().expect("no panic").extend([client.try_clone()?, server.try_clone()?]);
-        for (from, to, are_requests) in
-            [(client.try_clone()?, server.try_clone()?, true), (server, client, false)]
-        {
+        for (from, to, are_requests) in [(client.try_clone()?, server.try_clone()?, true), (server, client, false)] {
             let (sender, receiver) = channel();
             let state = Arc::clone(self);
-            spawn(move || {
-                if are_requests { state.read_requests(from, &sender) } else { state.read_replies(from, &sender) }
-            });
+            spawn(
+                move || {
+                    if are_requests { state.read_requests(from, &sender) } else { state.read_replies(from, &sender) }
+                },
+            );
             spawn(move || write(to, &receiver));
         }
         Ok(())
@@ -136,7 +136,7 @@ impl State {
         let (min, max) = (*self.config.delay.start(), *self.config.delay.end());
         let mut random = self.random.lock().expect("no panic");
         *random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        min + (max - min).mul_f64(f64::from(u32::try_from(*random >> 32).expect("32 bits")) / f64::from(u32::MAX))
+        min + max.saturating_sub(min).mul_f64(f64::from(u32::try_from(*random >> 32).expect("32 bits")) / f64::from(u32::MAX))
     }
 }
 

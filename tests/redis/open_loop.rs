@@ -43,7 +43,8 @@ where
         #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
         let due = (started_at.elapsed().as_secs_f64() * f64::from(rate)) as u64;
         for index in offered..due {
-            let (decision, times, began) = (decide(index.wrapping_mul(7919) % KEYS), Arc::clone(&times), Instant::now());
+            let (decision, times, began) =
+                (decide(index.wrapping_mul(7919) % KEYS), Arc::clone(&times), Instant::now());
             tasks.push(tokio::spawn(async move {
                 if decision.await {
                     times.lock().expect("no panic").push(began.elapsed());
@@ -99,6 +100,7 @@ pub(crate) async fn load_plain(
     deadline: Duration,
     (rate, span): (u32, Duration),
 ) -> Goodput {
+    const HOUR: u64 = 3_600_000_000;
     const SCRIPT: &str = "
         local time = redis.call('TIME')
         local now = time[1] * 1000000 + time[2]
@@ -126,7 +128,6 @@ pub(crate) async fn load_plain(
         let command = redis::cmd("EVALSHA").arg(hash).arg(1).arg(key).arg(interval).arg(BURST).to_owned();
         async move { command.query_async::<(u64, String)>(&mut connection).await }
     };
-    const HOUR: u64 = 3_600_000_000;
     let (offered, times) = offer(rate, span, |key| {
         let decision = timeout(deadline, call(format!("{name}:{key}"), HOUR, &linked));
         async move { decision.await.is_ok_and(|reply| reply.is_ok()) }

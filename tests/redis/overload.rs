@@ -30,7 +30,9 @@ async fn compare(config: &LinkConfig, deadline: Duration, rate: u32) -> [Goodput
     for (client, goodput) in [("this crate", &ours), ("plain", &plain)] {
         let Goodput { offered, answered, charged, .. } = goodput;
         let p99 = goodput.quantile(0.99);
-        println!("| {rate}/s | {client:<10} | offered {offered} | answered {answered} | charged {charged} | {p99:.1?} |");
+        println!(
+            "| {rate}/s | {client:<10} | offered {offered} | answered {answered} | charged {charged} | {p99:.1?} |"
+        );
     }
     [ours, plain]
 }

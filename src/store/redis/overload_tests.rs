@@ -140,7 +140,13 @@ fn decode(input: &[u8]) -> (bool, f64, Vec<u16>) {
     for _ in 0..templates {
         let code = u16_at(at);
         codes.push(code);
-        let ids = if code == 2 { 1 } else if code == 7 { 4 } else { 0 };
+        let ids = if code == 2 {
+            1
+        } else if code == 7 {
+            4
+        } else {
+            0
+        };
         at += 20 + 8 * (BUCKET_PARAMS + ids);
     }
     let mut operations = Vec::new();
@@ -213,7 +219,8 @@ async fn offer(simulation: &Simulation, limiter: &Redis<u64>, per_ms: u64, span:
     while started_at.elapsed() < span {
         for _ in 0..per_ms {
             offered += 1;
-            let (decision, times) = (limiter.acquire(&(offered % 10_000), AcquireOptions::default()), Arc::clone(&times));
+            let (decision, times) =
+                (limiter.acquire(&(offered % 10_000), AcquireOptions::default()), Arc::clone(&times));
             let began = Instant::now();
             tasks.push(tokio::spawn(async move {
                 if decision.await.is_ok() {
@@ -283,7 +290,10 @@ async fn goodput_over_capacity() {
         simulation.state().longest = Duration::ZERO;
         let goodput = offer(&simulation, &limiter, OVERLOAD, SPAN).await;
         let (possible, plain) = (capacity(SPAN), plain(link, MS * deadline, OVERLOAD, SPAN));
-        assert!(goodput.answered * 10 >= possible.max(plain) * 8, "{round_trip} ms: {goodput:?} of {possible}, {plain}");
+        assert!(
+            goodput.answered * 10 >= possible.max(plain) * 8,
+            "{round_trip} ms: {goodput:?} of {possible}, {plain}"
+        );
         assert!(goodput.charged * 100 <= goodput.answered * 102, "{round_trip} ms: {goodput:?}");
         assert!(goodput.p99 <= MS * deadline, "{round_trip} ms: {goodput:?}");
         let longest = simulation.state().longest;

@@ -120,7 +120,8 @@ impl Batch {
         for key_indices in self.key_indices.chunks(limits.len()) {
             let Some(mut operation) = operations.next() else { break };
             let algorithms = std::mem::take(&mut operation.algorithms);
-            let mut replay = Replay { now, limits, algorithms: &algorithms, key_indices, states: &mut states, was_late: false };
+            let mut replay =
+                Replay { now, limits, algorithms: &algorithms, key_indices, states: &mut states, was_late: false };
             let Some(result) = operation.read_result(&mut reply, &mut replay) else {
                 let others = std::iter::once(operation).chain(operations).collect();
                 return Err(fail_unexpected(others));

@@ -133,7 +133,7 @@ async fn send_to_slot(
             continue;
         }
         let batch = new_batch(route.config, vec![operation], None);
-        result = send(route, slot, batch, TryAgain::Wait).await.0.and_then(|_| result);
+        result = send(route, slot, batch, TryAgain::Wait).await.0.and(result);
     }
     result
 }

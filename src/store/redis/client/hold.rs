@@ -134,7 +134,8 @@ impl HoldTransport for Client {
 impl Client {
     fn send(&self, sessions: &[Arc<Session>], kind: OperationKind) -> Result<BoxFuture<Result<(), Error>>, Error> {
         let limits = self.config.limits.len();
-        let reply = self.enqueue(|reply| Ok(QueuedOperation::on_sessions(sessions.iter(), limits, kind, reply)), None)?;
+        let reply =
+            self.enqueue(|reply| Ok(QueuedOperation::on_sessions(sessions.iter(), limits, kind, reply)), None)?;
         Ok(Box::pin(async move { reply.await.unwrap_or_else(|_| Err(reply_lost())).map(drop) }))
     }
 }

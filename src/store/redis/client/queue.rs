@@ -19,7 +19,7 @@ use crate::error::Error;
 ///
 /// If the queue has not been empty for a whole deadline, more arrives than the server decides. Then the queue may not
 /// grow to the length at which every decision is answered just before its deadline: decisions fail after half of the
-/// time that they could wait, as with CoDel's persistent queues (RFC 8289). The other half is left for delays that the
+/// time that they could wait, as in `CoDel` (RFC 8289). The other half is left for delays that the
 /// estimate of the call time does not know.
 pub(crate) struct OperationQueue {
     state: Mutex<QueueState>,
@@ -165,7 +165,9 @@ impl OperationQueue {
         drop(state);
         if !late.is_empty() {
             let error = not_sent(admission.deadline);
-            late.into_iter().for_each(|operation| operation.complete(Err(error.clone())));
+            for operation in late {
+                operation.complete(Err(error.clone()));
+            }
         }
         batch
     }

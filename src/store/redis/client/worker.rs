@@ -2,9 +2,9 @@
 //!
 //! # Batching
 //!
-//! While no call is in flight, the worker sends an operation at once. Operations that arrive while calls are in flight
-//! wait in the queue, and travel together in the next call. So a lone operation is not delayed, and under load the cost
-//! of a call is shared (group commit).
+//! While few calls are in flight, the worker sends an operation at once. Operations that arrive while more calls are in
+//! flight wait in the queue, and travel together in the next call. So a lone operation is not delayed, and under load
+//! the cost of a call is shared (group commit).
 //!
 //! # Order
 //!
@@ -109,12 +109,17 @@ async fn usable_connection(
     queue: &OperationQueue,
     control: &mut LoadControl,
 ) -> Option<Arc<dyn Connection>> {
-    for connection in [last, node.take_idle()].into_iter().flatten() {
-        if connection.is_open().await {
-            return Some(connection);
-        }
+    if let Some(connection) = last
+        && connection.is_open().await
+    {
+        return Some(connection);
     }
     control.reset_connection();
+    if let Some(connection) = node.take_idle()
+        && connection.is_open().await
+    {
+        return Some(connection);
+    }
     connect(config, node, queue).await
 }
 
