@@ -73,6 +73,11 @@ impl Harness {
         self.filters.is_empty() || self.filters.iter().any(|filter| scenario.contains(filter))
     }
 
+    /// Whether a filter is the whole name of the scenario.
+    pub(crate) fn wants_explicitly(&self, scenario: &str) -> bool {
+        self.filters.iter().any(|filter| filter == scenario)
+    }
+
     /// Runs the contestants in alternating rounds on `threads` threads, and prints their nanoseconds per decision.
     pub(crate) fn compare(&self, scenario: &str, threads: usize, contestants: &[Contestant<'_>]) {
         if !self.wants(scenario) {

@@ -4,6 +4,7 @@
 //! cargo bench                        # all scenarios: about ten minutes
 //! cargo bench -- --quick             # less than a minute after the build
 //! cargo bench -- redis               # the scenarios with Redis: starts its own server
+//! cargo bench -- "redis overload"    # open-loop load over capacity: only by this name
 //! cargo bench -- memory              # the scenarios with `memory` in their names
 //! cargo bench -- memory service      # the scenarios with `memory` or `service` in their names
 //! cargo bench -- --json              # one JSON object per scenario

@@ -6,31 +6,40 @@ use futures_util::future::join_all;
 use tokio::task::JoinHandle;
 use tokio::time::sleep;
 use tower_ratelimit::limiter::Outcome;
-use tower_ratelimit::{AcquireOptions, Error, FixedWindow, Limiter, Quota, Redis};
+use tower_ratelimit::{AcquireOptions, Error, FixedWindow, Limiter, Quota, Redis, RedisServer};
 
 use crate::helpers::{hold, is_allowed, redis_limiter};
 use crate::server::Server;
 
 const QUOTA: Quota = Quota::per_day(100_000);
-/// The time for which the server pauses the batches in flight.
+/// The time for which the server pauses.
 const PAUSE: Duration = Duration::from_millis(200);
 
 type Call = JoinHandle<Result<Outcome, Error>>;
 
 fn limiter(server: &Server) -> Redis<str> {
-    redis_limiter(server.open(), "api", FixedWindow::new(QUOTA))
+    let server = RedisServer::open(&format!("{}/1", server.address())).expect("an address");
+    redis_limiter(server, "api", FixedWindow::new(QUOTA))
 }
 
 fn spawn_acquire(limiter: &Redis<str>, key: &str) -> Call {
     tokio::spawn(limiter.acquire(key, AcquireOptions::default()).into_future())
 }
 
-/// Pauses the server with the maximum number of batches in flight, so that the next calls are not sent yet.
-async fn pause_with_full_pipeline(server: &Server, limiter: &Redis<str>) -> Vec<Call> {
+/// Pauses the server while the limiter connects, so that no call is sent yet. (Selecting a database takes a round trip.)
+async fn pause_while_connecting(server: &Server, limiter: &Redis<str>) -> Vec<Call> {
+    server.pause(PAUSE);
+    let waiting = vec![spawn_acquire(limiter, "first")];
+    sleep(Duration::from_millis(10)).await;
+    waiting
+}
+
+/// Pauses the server with some calls in flight.
+async fn pause_with_calls_in_flight(server: &Server, limiter: &Redis<str>) -> Vec<Call> {
     assert!(is_allowed(limiter, "warm").await);
     server.pause(PAUSE);
     let mut in_flight = Vec::new();
-    for key in ["first", "second", "third", "fourth", "fifth"] {
+    for key in ["first", "second", "third"] {
         in_flight.push(spawn_acquire(limiter, key));
         sleep(Duration::from_millis(10)).await;
     }
@@ -58,13 +67,13 @@ async fn all_answered(calls: impl IntoIterator<Item = Call>) {
 async fn decision_dropped_before_it_is_sent_charges_nothing() {
     let server = Server::start();
     let limiter = limiter(&server);
-    let in_flight = pause_with_full_pipeline(&server, &limiter).await;
+    let waiting = pause_while_connecting(&server, &limiter).await;
     let (kept, dropped) = (spawn_acquire(&limiter, "stays"), spawn_acquire(&limiter, "goes"));
     // One of them is never polled.
     drop(limiter.acquire("goes", AcquireOptions::default()));
     sleep(Duration::from_millis(10)).await;
     cancel(dropped).await;
-    all_answered(in_flight.into_iter().chain([kept])).await;
+    all_answered(waiting.into_iter().chain([kept])).await;
     assert_eq!((used(&limiter, "stays").await, used(&limiter, "goes").await), (1, 0));
 }
 
@@ -72,7 +81,7 @@ async fn decision_dropped_before_it_is_sent_charges_nothing() {
 async fn decision_dropped_after_it_was_sent_charges_at_most_once() {
     let server = Server::start();
     let limiter = limiter(&server);
-    let mut in_flight = pause_with_full_pipeline(&server, &limiter).await;
+    let mut in_flight = pause_with_calls_in_flight(&server, &limiter).await;
     // The batch of the first call is sent alone. Dropping the caller does not cancel that batch.
     cancel(in_flight.remove(0)).await;
     let late: Vec<_> = (0..20).map(|_| spawn_acquire(&limiter, "late")).collect();
@@ -88,11 +97,11 @@ async fn decision_dropped_after_it_was_sent_charges_at_most_once() {
 async fn dropped_first_call_of_a_batch_leaves_the_others() {
     let server = Server::start();
     let limiter = limiter(&server);
-    let in_flight = pause_with_full_pipeline(&server, &limiter).await;
+    let waiting = pause_while_connecting(&server, &limiter).await;
     let mut batch: Vec<_> = (0..30).map(|index| spawn_acquire(&limiter, &format!("key {}", index % 3))).collect();
     sleep(Duration::from_millis(10)).await;
     cancel(batch.remove(0)).await;
-    all_answered(in_flight.into_iter().chain(batch)).await;
+    all_answered(waiting.into_iter().chain(batch)).await;
     let used = [used(&limiter, "key 0").await, used(&limiter, "key 1").await, used(&limiter, "key 2").await];
     assert_eq!(used, [9, 10, 10]);
 }
@@ -101,14 +110,14 @@ async fn dropped_first_call_of_a_batch_leaves_the_others() {
 async fn half_of_many_calls_dropped_charges_the_other_half() {
     let server = Server::start();
     let limiter = limiter(&server);
-    let in_flight = pause_with_full_pipeline(&server, &limiter).await;
+    let waiting = pause_while_connecting(&server, &limiter).await;
     let calls: Vec<_> = (0..512).map(|index| spawn_acquire(&limiter, &format!("key {}", index % 2))).collect();
     sleep(Duration::from_millis(20)).await;
     let mut staying = Vec::new();
     for (index, call) in calls.into_iter().enumerate() {
         if index % 2 == 0 { cancel(call).await } else { staying.push(call) }
     }
-    all_answered(in_flight.into_iter().chain(staying)).await;
+    all_answered(waiting.into_iter().chain(staying)).await;
     assert_eq!((used(&limiter, "key 0").await, used(&limiter, "key 1").await), (0, 256));
 }
 
@@ -145,12 +154,12 @@ async fn calls_dropped_at_any_time_charge_at_most_once() {
 async fn dropped_operation_breaks_no_other_call() {
     let server = Server::start();
     let limiter = limiter(&server);
-    let in_flight = pause_with_full_pipeline(&server, &limiter).await;
+    let waiting = pause_while_connecting(&server, &limiter).await;
     drop(limiter.set_usage("default", "alice", 7));
     drop(limiter.reset("alice"));
     drop(limiter.peek("alice", AcquireOptions::default()));
     let kept = spawn_acquire(&limiter, "alice");
-    all_answered(in_flight.into_iter().chain([kept])).await;
+    all_answered(waiting.into_iter().chain([kept])).await;
     assert_eq!(used(&limiter, "alice").await, 1, "no dropped operation was sent");
     hold(&limiter, "alice", 5).await.release().await.expect("done");
     assert_eq!(used(&limiter, "alice").await, 1);

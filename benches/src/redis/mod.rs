@@ -7,6 +7,7 @@ mod calls;
 mod cluster;
 mod competitors;
 mod logs;
+mod overload;
 mod server;
 mod sizes;
 
@@ -73,6 +74,7 @@ pub(crate) fn run(harness: &Harness) {
         logs::run(harness, &runtime, &server);
     }
     cluster::run(harness, &runtime);
+    overload::run(harness);
 }
 
 type Make = fn(&Server, &Runtime) -> Option<Contestant>;

@@ -64,6 +64,10 @@ impl Server {
         self.port
     }
 
+    pub(super) fn socket(&self) -> std::net::SocketAddr {
+        ([127, 0, 0, 1], self.port).into()
+    }
+
     pub(super) fn address(&self) -> String {
         format!("redis://127.0.0.1:{}", self.port)
     }

@@ -391,7 +391,7 @@ impl<Key: ?Sized> LimiterState<Key> {
     ) -> Result<QueuedOperation, Error> {
         let (keys, key_offsets) = self.encode(key)?;
         let weight = self.weight(&algorithms);
-        Ok(QueuedOperation { kind, keys, key_offsets, algorithms, weight, reply })
+        Ok(QueuedOperation { kind, keys, key_offsets, algorithms, weight, answer_by: None, reply })
     }
 
     /// Submits a decision that charges, or a peek.
@@ -415,7 +415,7 @@ impl<Key: ?Sized> LimiterState<Key> {
         self.client.submit_hold(move |reply| {
             let kind = OperationKind::Hold(options, Arc::clone(&template), None);
             let (keys, key_offsets, algorithms) = (keys.clone(), key_offsets.clone(), algorithms.clone());
-            Ok(QueuedOperation { kind, keys, key_offsets, algorithms, weight, reply })
+            Ok(QueuedOperation { kind, keys, key_offsets, algorithms, weight, answer_by: None, reply })
         })
     }
 

@@ -27,6 +27,8 @@ mod holds;
 mod key_format;
 mod limiter;
 mod limits;
+#[cfg(test)]
+mod overload_tests;
 mod script;
 mod server;
 

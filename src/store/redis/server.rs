@@ -150,6 +150,11 @@ impl RedisServer {
         Ok(Self(self.0.with_credentials(CredentialsProvider::new(provider))?))
     }
 
+    #[cfg(test)]
+    pub(crate) fn from_connector(connector: Arc<dyn Connector>) -> Self {
+        Self(connector)
+    }
+
     pub(crate) fn connect(&self, node: usize) -> BoxFuture<Result<Box<dyn Connection>, Failure>> {
         self.0.connect(node)
     }

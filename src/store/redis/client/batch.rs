@@ -27,12 +27,14 @@ pub(super) struct Batch {
 }
 
 impl Batch {
-    /// Encodes operations. `now` replaces the server's time in tests.
+    /// Encodes operations. `now` replaces the server's time in tests. The script makes no decisions after
+    /// `latest_start`.
     pub(super) fn new(
         mut operations: Vec<QueuedOperation>,
         limits: &[LimitInfo],
         holds: &Arc<HoldRegistry>,
         now: Option<Timestamp>,
+        latest_start: Option<Timestamp>,
     ) -> Self {
         load_sessions(&mut operations, limits, holds);
         let (keys, key_indices) = dedup_keys(&operations, limits);
@@ -69,7 +71,9 @@ impl Batch {
             }
         }
         let mut input = Vec::with_capacity(64 + templates.len() * 100 + steps.encoded().len());
-        push_f64(now.map_or(0.0, |now| to_f64(now.as_micros())), &mut input);
+        for time in [now, latest_start] {
+            push_f64(time.map_or(0.0, |time| to_f64(time.as_micros())), &mut input);
+        }
         let uses_fast_path = !templates.is_empty() && templates.iter().all(|template| template.0.uses_fast_path);
         push_u16(usize::from(uses_fast_path), &mut input);
         push_u16(templates.len(), &mut input);
@@ -107,24 +111,35 @@ impl Batch {
     /// # Errors
     ///
     /// If the reply is malformed. The error has completed the remaining operations.
-    pub(super) fn complete(self, limits: &[LimitInfo], reply: &Value) -> Result<(), Error> {
+    pub(super) fn complete(self, limits: &[LimitInfo], reply: &Value) -> Result<ScriptRun, Error> {
         let Some((now, mut reply, mut states)) = ReplyReader::new(reply, self.keys.len()) else {
             return Err(fail_unexpected(self.operations));
         };
         let mut operations = self.operations.into_iter();
+        let mut was_late = false;
         for key_indices in self.key_indices.chunks(limits.len()) {
             let Some(mut operation) = operations.next() else { break };
             let algorithms = std::mem::take(&mut operation.algorithms);
-            let mut replay = Replay { now, limits, algorithms: &algorithms, key_indices, states: &mut states };
+            let mut replay =
+                Replay { now, limits, algorithms: &algorithms, key_indices, states: &mut states, was_late: false };
             let Some(result) = operation.read_result(&mut reply, &mut replay) else {
                 let others = std::iter::once(operation).chain(operations).collect();
                 return Err(fail_unexpected(others));
             };
+            was_late |= replay.was_late;
             operation.complete(result);
         }
         self.holds.emit_expired(reply.expired());
-        Ok(())
+        Ok(ScriptRun { started_at: now, was_late })
     }
+}
+
+/// What a reply says about the run of the script.
+pub(super) struct ScriptRun {
+    /// The server's time.
+    pub(super) started_at: Timestamp,
+    /// The script made no decisions, because their replies would have come too late.
+    pub(super) was_late: bool,
 }
 
 fn fail_unexpected(operations: Vec<QueuedOperation>) -> Error {

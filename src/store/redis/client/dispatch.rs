@@ -1,5 +1,6 @@
 //! One call: sends a batch of operations, and completes them.
 
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -7,16 +8,20 @@ use futures_util::future::join_all;
 use redis::{ErrorKind, RedisError, ServerErrorKind, Value};
 use tokio::time::{Instant, sleep, timeout_at};
 
-use super::batch::Batch;
+use super::batch::{Batch, ScriptRun};
 use super::config::ClientConfig;
 use super::operation::QueuedOperation;
-use crate::clock::Clock;
+use crate::clock::{Clock, Timestamp};
 use crate::error::Error;
 use crate::store::redis::connect::{Connection, Failure};
 use crate::store::redis::health::NodeState;
 
 /// The time between two attempts while a cluster slot moves.
 const TRYAGAIN_DELAY: Duration = Duration::from_millis(5);
+
+/// A call without a reply is given up after this many deadlines. Its callers have gone after one deadline. A late reply
+/// shows that the connection works, and how long a call takes.
+const GIVE_UP_AFTER: u32 = 2;
 
 /// The reaction to TRYAGAIN. While a cluster slot moves, neither node has all keys of it, so both reject a command with
 /// several keys. A command with one key is answered by one of the two.
@@ -30,42 +35,68 @@ enum TryAgain {
     Return,
 }
 
-/// Sends operations, and completes them. Returns whether the connection must be replaced.
+/// The end of a call.
+pub(super) struct CallEnd {
+    pub(super) must_reconnect: bool,
+    /// The server has replied without an error.
+    pub(super) replied: bool,
+    /// `None` in a cluster, whose nodes have a clock each.
+    pub(super) run: Option<ScriptRun>,
+}
+
+/// The connection that a call uses.
+struct Route<'a> {
+    config: &'a ClientConfig,
+    node: &'a Arc<NodeState>,
+    connection: &'a dyn Connection,
+    sent_at: Instant,
+}
+
+impl Route<'_> {
+    fn deadline(&self) -> Instant {
+        self.sent_at + self.config.deadline
+    }
+}
+
+/// Sends operations, and completes them. The script makes no decisions after `latest_start`.
 pub(super) async fn execute(
     config: &Arc<ClientConfig>,
     node: &Arc<NodeState>,
     connection: Arc<dyn Connection>,
     operations: Vec<QueuedOperation>,
-) -> bool {
+    latest_start: Option<Timestamp>,
+) -> CallEnd {
     let health = &config.health;
-    let started_at = Instant::now();
-    let deadline = started_at + config.deadline;
+    let route = Route { config, node, connection: &*connection, sent_at: Instant::now() };
     let (size, measured_from) = (operations.len(), health.observers.is_some().then(std::time::Instant::now));
-    let results: Vec<Option<Failure>> = if health.server.is_cluster() {
+    let results: Vec<Result<Option<ScriptRun>, Failure>> = if health.server.is_cluster() {
         let slots = group_by_slot(operations).into_iter();
-        join_all(slots.map(|(slot, operations)| send_to_slot(config, &*connection, slot, operations, deadline))).await
+        join_all(slots.map(|(slot, operations)| send_to_slot(&route, slot, operations))).await
     } else {
-        let batch = new_batch(config, operations);
-        vec![send(config, &*connection, 0, batch, deadline, TryAgain::Fail).await.0]
+        let batch = new_batch(config, operations, latest_start);
+        vec![send(&route, 0, batch, TryAgain::Fail).await.0]
     };
-    record_results(config, node, &results, (size, measured_from), started_at);
-    results.iter().flatten().any(|failure| failure.reconnect)
+    record_results(&route, &results, (size, measured_from));
+    CallEnd {
+        must_reconnect: results.iter().any(|result| result.as_ref().is_err_and(|failure| failure.reconnect)),
+        replied: results.iter().any(Result::is_ok),
+        run: if health.server.is_cluster() { None } else { results.into_iter().find_map(Result::ok).flatten() },
+    }
 }
 
 /// Reports a call to observers and to the circuit breaker.
 fn record_results(
-    config: &ClientConfig,
-    node: &Arc<NodeState>,
-    results: &[Option<Failure>],
+    route: &Route<'_>,
+    results: &[Result<Option<ScriptRun>, Failure>],
     (size, measured_from): (usize, Option<std::time::Instant>),
-    started_at: Instant,
 ) {
-    let health = &config.health;
-    health.record_call(size, measured_from, results.iter().flatten().next().map(|failure| &failure.error));
-    if results.iter().any(Option::is_none) {
-        health.record_success(node);
-    } else if let Some(failure) = results.iter().flatten().find(|failure| !failure.server_responded) {
-        health.record_failure(node, started_at, &failure.error);
+    let health = &route.config.health;
+    let failures = || results.iter().filter_map(|result| result.as_ref().err());
+    health.record_call(size, measured_from, failures().next().map(|failure| &failure.error));
+    if results.iter().any(Result::is_ok) {
+        health.record_success(route.node);
+    } else if let Some(failure) = failures().find(|failure| !failure.server_responded) {
+        health.record_failure(route.node, route.sent_at, &failure.error);
     }
 }
 
@@ -86,65 +117,82 @@ fn group_by_slot(operations: Vec<QueuedOperation>) -> Vec<(u16, Vec<QueuedOperat
 
 /// Sends the operations of one slot: together, or one by one if the slot moves.
 async fn send_to_slot(
-    config: &ClientConfig,
-    connection: &dyn Connection,
+    route: &Route<'_>,
     slot: u16,
     operations: Vec<QueuedOperation>,
-    deadline: Instant,
-) -> Option<Failure> {
+) -> Result<Option<ScriptRun>, Failure> {
     let try_again = if operations.len() > 1 { TryAgain::Return } else { TryAgain::Wait };
-    let batch = new_batch(config, operations);
-    let (mut failure, returned) = send(config, connection, slot, batch, deadline, try_again).await;
+    let batch = new_batch(route.config, operations, None);
+    let (mut result, returned) = send(route, slot, batch, try_again).await;
     for operation in returned {
         // The caller of a failed operation relies on it not being charged later.
-        if operation.is_cancelled() || Instant::now() >= deadline {
+        if operation.is_cancelled() || Instant::now() >= route.deadline() {
             operation.complete(Err(Error::unavailable(
                 "the call to Redis failed: a cluster slot was still moving at the deadline; retry later",
             )));
             continue;
         }
-        let batch = new_batch(config, vec![operation]);
-        failure = send(config, connection, slot, batch, deadline, TryAgain::Wait).await.0.or(failure);
+        let batch = new_batch(route.config, vec![operation], None);
+        result = send(route, slot, batch, TryAgain::Wait).await.0.and(result);
     }
-    failure
+    result
 }
 
-fn new_batch(config: &ClientConfig, operations: Vec<QueuedOperation>) -> Batch {
-    Batch::new(operations, &config.limits, &config.holds, config.clock.as_ref().map(Clock::now))
+fn new_batch(config: &ClientConfig, operations: Vec<QueuedOperation>, latest_start: Option<Timestamp>) -> Batch {
+    let now = config.clock.as_ref().map(Clock::now);
+    Batch::new(operations, &config.limits, &config.holds, now, latest_start)
 }
 
-/// Sends a batch, and completes its operations. Returned operations were not run.
+/// Sends a batch, and completes its operations. Returns the run of the script, and operations that were not run.
 async fn send(
-    config: &ClientConfig,
-    connection: &dyn Connection,
+    route: &Route<'_>,
     slot: u16,
     batch: Batch,
-    deadline: Instant,
     try_again: TryAgain,
-) -> (Option<Failure>, Vec<QueuedOperation>) {
-    let call = async {
-        loop {
-            match call_script(config, connection, slot, &batch).await {
-                Err(error) if is_try_again(&error) && try_again == TryAgain::Wait => sleep(TRYAGAIN_DELAY).await,
-                result => return result,
-            }
+) -> (Result<Option<ScriptRun>, Failure>, Vec<QueuedOperation>) {
+    let config = route.config;
+    let failure = match call_until_given_up(route, slot, &batch, try_again).await {
+        Some(Ok(reply)) => {
+            let run = batch.complete(&config.limits, &reply).map(Some);
+            return (run.map_err(Failure::server_responded), Vec::new());
         }
-    };
-    let failure = match timeout_at(deadline, call).await {
-        Ok(Ok(reply)) => {
-            let failure = batch.complete(&config.limits, &reply).err().map(Failure::server_responded);
-            return (failure, Vec::new());
+        Some(Err(error)) if is_try_again(&error) && try_again == TryAgain::Return => {
+            // Nothing failed: the caller sends these operations one by one.
+            return (Ok(None), batch.into_operations());
         }
-        Ok(Err(error)) if is_try_again(&error) && try_again == TryAgain::Return => {
-            return (None, batch.into_operations());
-        }
-        Ok(Err(error)) => Failure::from_redis(error),
-        Err(_) => Failure::timed_out(config.timeout_message()),
+        Some(Err(error)) => Failure::from_redis(error),
+        None => Failure::timed_out(config.timeout_message()),
     };
     for operation in batch.into_operations() {
         operation.complete(Err(failure.error.clone()));
     }
-    (Some(failure), Vec::new())
+    (Err(failure), Vec::new())
+}
+
+/// Sends a batch, and waits for the reply. Returns `None` if none comes.
+async fn call_until_given_up(
+    route: &Route<'_>,
+    slot: u16,
+    batch: &Batch,
+    try_again: TryAgain,
+) -> Option<Result<Value, RedisError>> {
+    let (config, deadline) = (route.config, route.deadline());
+    let mut call = pin!(async {
+        loop {
+            match call_script(config, route.connection, slot, batch).await {
+                Err(error) if is_try_again(&error) && try_again == TryAgain::Wait && Instant::now() < deadline => {
+                    sleep(TRYAGAIN_DELAY).await;
+                }
+                result => return result,
+            }
+        }
+    });
+    if let Ok(reply) = timeout_at(deadline, &mut call).await {
+        return Some(reply);
+    }
+    // The breaker counts the call now. A late reply resets the count.
+    config.health.record_failure(route.node, route.sent_at, &Error::unavailable(config.timeout_message()));
+    timeout_at(route.sent_at + config.deadline * GIVE_UP_AFTER, call).await.ok()
 }
 
 /// Sends a batch once, or a second time if the server replied that it did not run the first.

@@ -24,13 +24,14 @@ impl Client {
         operation: impl Fn(oneshot::Sender<OperationResult>) -> Result<QueuedOperation, Error> + Send + 'static,
     ) -> Result<RedisFuture, Error> {
         let timer = sleep(self.config.deadline).ok_or_else(no_runtime)?;
-        let first = self.enqueue(&operation)?;
+        let answer_by = Some(timer.deadline());
+        let first = self.enqueue(&operation, answer_by)?;
         let client = Arc::clone(self);
         let hold = async move {
             match first.await.map_err(|_| reply_lost())?? {
                 // Nothing is held: the server has lost the session.
                 Completion::SessionExpired => {
-                    let second = client.enqueue(&operation)?.await.map_err(|_| reply_lost())??;
+                    let second = client.enqueue(&operation, answer_by)?.await.map_err(|_| reply_lost())??;
                     into_outcome(&client, second)
                 }
                 completion => into_outcome(&client, completion),
@@ -133,7 +134,8 @@ impl HoldTransport for Client {
 impl Client {
     fn send(&self, sessions: &[Arc<Session>], kind: OperationKind) -> Result<BoxFuture<Result<(), Error>>, Error> {
         let limits = self.config.limits.len();
-        let reply = self.enqueue(|reply| Ok(QueuedOperation::on_sessions(sessions.iter(), limits, kind, reply)))?;
+        let reply =
+            self.enqueue(|reply| Ok(QueuedOperation::on_sessions(sessions.iter(), limits, kind, reply)), None)?;
         Ok(Box::pin(async move { reply.await.unwrap_or_else(|_| Err(reply_lost())).map(drop) }))
     }
 }

@@ -9,16 +9,27 @@
 //!
 //! The worker sends an operation once, and again only after a reply that the server did not run it (NOSCRIPT, TRYAGAIN,
 //! a redirection). A missing reply proves nothing, so an operation without a reply fails, and may have been charged.
+//!
+//! # Overload
+//!
+//! A decision that cannot be answered in time is not charged. The [queue](queue) fails it before it is sent. If it is
+//! delayed after that, the script fails it: each call carries the latest time at which the script may start. The
+//! [load control](load_control) measures the calls, and sets the number of calls in flight and the size of batches.
 
 mod batch;
+mod batch_weight;
 mod completion;
 mod config;
 mod dispatch;
 mod future;
 mod hold;
+mod in_flight;
+mod load_control;
+mod moving_average;
 mod operation;
 mod queue;
 mod results;
+mod windowed_min;
 mod worker;
 
 use std::sync::{Arc, Mutex, PoisonError};
@@ -26,6 +37,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use arc_swap::ArcSwapOption;
 use tokio::runtime::{Handle, Id};
 use tokio::sync::oneshot;
+use tokio::time::Instant;
 
 pub(crate) use self::completion::OperationResult;
 pub(crate) use self::config::{ClientConfig, script_load};
@@ -70,7 +82,7 @@ impl Client {
         &self,
         operation: impl FnOnce(oneshot::Sender<OperationResult>) -> Result<QueuedOperation, Error>,
     ) -> Result<RedisFuture, Error> {
-        self.submit(operation).map(RedisFuture::decision)
+        self.submit(operation, true).map(RedisFuture::decision)
     }
 
     /// Queues an operation without a value.
@@ -78,7 +90,7 @@ impl Client {
         &self,
         operation: impl FnOnce(oneshot::Sender<OperationResult>) -> Result<QueuedOperation, Error>,
     ) -> LimiterFuture<()> {
-        match self.submit(operation) {
+        match self.submit(operation, false) {
             Err(error) => LimiterFuture::ready(Err(error)),
             Ok(pending) => LimiterFuture::pending(async move { pending.await.map(|_| ()) }),
         }
@@ -87,13 +99,15 @@ impl Client {
     fn submit(
         &self,
         operation: impl FnOnce(oneshot::Sender<OperationResult>) -> Result<QueuedOperation, Error>,
+        is_decision: bool,
     ) -> Result<PendingReply, Error> {
         let timer = sleep(self.config.deadline).ok_or_else(no_runtime)?;
-        let reply = self.enqueue(operation)?;
+        let reply = self.enqueue(operation, is_decision.then(|| timer.deadline()))?;
         Ok(PendingReply::new(reply, timer, Arc::clone(&self.config)))
     }
 
-    /// Queues an operation, and returns the receiver of its result.
+    /// Queues an operation, and returns the receiver of its result. An operation with a deadline (`answer_by`) fails if
+    /// it cannot be answered by then.
     ///
     /// # Errors
     ///
@@ -101,6 +115,7 @@ impl Client {
     pub(crate) fn enqueue(
         &self,
         operation: impl FnOnce(oneshot::Sender<OperationResult>) -> Result<QueuedOperation, Error>,
+        answer_by: Option<Instant>,
     ) -> Result<oneshot::Receiver<OperationResult>, Error> {
         let health = &self.config.health;
         let is_cluster = health.server.is_cluster();
@@ -110,6 +125,7 @@ impl Client {
         }
         let (sender, receiver) = oneshot::channel();
         let mut operation = operation(sender)?;
+        operation.answer_by = answer_by;
         let mut node = 0;
         if is_cluster {
             node = health.server.node_of_slot(operation.slot());

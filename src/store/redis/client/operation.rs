@@ -1,6 +1,7 @@
 use std::sync::Arc;
 
 use tokio::sync::oneshot;
+use tokio::time::Instant;
 
 use super::completion::OperationResult;
 use crate::decision::AcquireOptions;
@@ -20,6 +21,8 @@ pub(crate) struct QueuedOperation {
     pub(crate) algorithms: Vec<Option<Arc<dyn DynLuaAlgorithm>>>,
     /// The run time of one step in the script: the sum of the limits' weights.
     pub(crate) weight: usize,
+    /// The caller's deadline, if the operation may fail for load: a decision or a hold. `None` for all others.
+    pub(crate) answer_by: Option<Instant>,
     pub(crate) reply: oneshot::Sender<OperationResult>,
 }
 
@@ -56,7 +59,7 @@ impl QueuedOperation {
             }
         }
         key_offsets.resize(limits, keys.len());
-        Self { kind, keys, key_offsets, algorithms, weight, reply }
+        Self { kind, keys, key_offsets, algorithms, weight, answer_by: None, reply }
     }
 
     /// The key of the limit with this index.
@@ -83,6 +86,10 @@ impl QueuedOperation {
     /// The run time of the whole operation in the script. A decision of one bucket has weight 1.
     pub(crate) fn total_weight(&self) -> usize {
         self.steps() * self.weight
+    }
+
+    pub(crate) fn is_hold(&self) -> bool {
+        matches!(self.kind, OperationKind::Hold(..))
     }
 
     /// Whether the caller has gone. A cancelled operation must not be sent: the caller believes that nothing is

@@ -25,6 +25,10 @@ impl QueuedOperation {
                 if verdict.has_invalid_state() {
                     return Some(Err(self.foreign_key_error()));
                 }
+                if verdict.is_late() {
+                    replay.was_late = true;
+                    return Some(Err(arrived_late()));
+                }
                 let charges = template.operation == Operation::Acquisition;
                 let decided = catch_panic(|| verdict.decision(options, charges, replay));
                 Some(decided.map(|(decision, _)| Completion::Decided(decision, None)))
@@ -62,7 +66,9 @@ impl QueuedOperation {
         replay: &mut Replay<'_>,
     ) -> OperationResult {
         let invalid = verdict.has_invalid_state().then(|| self.foreign_key_error());
-        if let Some(error) = invalid.or_else(|| verdict.check_hold().err()) {
+        replay.was_late |= verdict.is_late();
+        let late = || verdict.is_late().then(arrived_late);
+        if let Some(error) = invalid.or_else(late).or_else(|| verdict.check_hold().err()) {
             pending.denied();
             return Err(error);
         }
@@ -115,6 +121,14 @@ impl QueuedOperation {
             keys.join(", ")
         ))
     }
+}
+
+/// The script did not make the decision, because its reply would have come after the deadline.
+fn arrived_late() -> Error {
+    Error::unavailable(
+        "the decision reached Redis too late, and nothing is charged: its reply would have missed the deadline; check \
+         the server and the network for stalls, or raise `deadline`",
+    )
 }
 
 fn replay_operations(templates: &[Arc<OperationTemplate>], replay: &mut Replay<'_>) -> Result<(), Error> {

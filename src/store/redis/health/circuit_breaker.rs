@@ -12,8 +12,8 @@ use crate::error::Error;
 /// fails at once, and a task probes the node. The first probe that succeeds closes the breaker.
 ///
 /// A failure counts only if its call started after the previous counted failure was recorded. Calls that were in flight
-/// together thus count as one failure. Otherwise one stall, or one lost connection, would open the breaker: up to four
-/// calls are in flight.
+/// together thus count as one failure. Otherwise one stall, or one lost connection, would open the breaker: many calls
+/// are in flight.
 pub(crate) struct CircuitBreaker {
     open: AtomicBool,
     state: Mutex<BreakerState>,

@@ -16,7 +16,7 @@
 -- scheduled (not after the fast path); then, for each kernel with a list, the three figures of its numbers. The
 -- results of an update are the costs that it has released and charged. The result of any other operation is 0. An
 -- operation on a key with foreign bytes has INVALID_STATE in each place, a failed hold EXPIRED, FULL or UNSUPPORTED,
--- and no figures follow.
+-- a decision after the latest time LATE, and no figures follow.
 --
 -- The value of a kernel with a list is empty. If costs are held on a key, its value is their sum, the state after
 -- expired holds were charged, and one more byte.
@@ -246,7 +246,9 @@ for _ = 1, operation_count do
   pos = operation[operation_words + 1]
   local template = templates[operation[1]]
   for _ = 1, operation[operation_words] do
-    if template.op <= HOLD then
+    if template.op <= HOLD and is_late then
+      fail(LATE)
+    elseif template.op <= HOLD then
       decide(template, operation)
     else
       operate(template, operation)

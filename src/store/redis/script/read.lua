@@ -6,6 +6,7 @@
 -- packed little-endian; d is a double, H an unsigned integer of 16 bits:
 --
 --   d  the time in microseconds: 0 for the server's time, otherwise a test's
+--   d  the latest time at which decisions are made: 0 for no limit
 --   H  1 if the fast path supports all templates
 --   H  the number of templates
 --   H  the number of operations
@@ -35,6 +36,7 @@
 local ACQUIRE, PEEK, HOLD, CHARGE, SET, BLOCK, RESET, UPDATE = 0, 1, 2, 3, 4, 5, 6, 7
 -- The results of operations that failed.
 local INVALID_STATE, EXPIRED, FULL, UNSUPPORTED = -MAX_EXACT, 1 - MAX_EXACT, 2 - MAX_EXACT, 3 - MAX_EXACT
+local LATE = 4 - MAX_EXACT
 local max = math.max
 -- The number of words after those of a state with held costs; the words of an entry; the maximum number of entries of a
 -- key.

@@ -26,6 +26,8 @@ pub(crate) struct Replay<'a> {
     /// For each limit the index of the operation's key in `states`.
     pub(crate) key_indices: &'a [u16],
     pub(crate) states: &'a mut [ReplayedState],
+    /// The script did not make the decision, because its reply would have come too late.
+    pub(crate) was_late: bool,
 }
 
 impl Replay<'_> {
@@ -43,6 +45,8 @@ impl ScriptVerdict {
     const FULL: i64 = 2 - (1 << 53);
     /// The hold failed: the algorithm's Lua script has no function `charge`.
     const UNSUPPORTED: i64 = 3 - (1 << 53);
+    /// The decision was not made, because its reply would have come too late.
+    const LATE: i64 = 4 - (1 << 53);
 
     /// Whether a value is in place of a number because a key holds foreign bytes.
     pub(crate) fn is_invalid_state(value: i64) -> bool {
@@ -54,7 +58,7 @@ impl ScriptVerdict {
         let cannot_schedule = if reply.used_fast_path() { 0 } else { reply.next_i64()? };
         let mut views = Vec::new();
         let mut is_invalid = values.contains(&ReplyReader::NOT_A_NUMBER);
-        if !values.iter().any(|value| (Self::INVALID_STATE..=Self::UNSUPPORTED).contains(value)) {
+        if !values.iter().any(|value| (Self::INVALID_STATE..=Self::LATE).contains(value)) {
             for _ in limits.iter().filter(|limit| limit.script.state_encoding() == StateEncoding::Header) {
                 let view = [reply.next_i64()?, reply.next_i64()?, reply.next_i64()?].map(to_unsigned);
                 is_invalid |= view.contains(&None);
@@ -69,6 +73,11 @@ impl ScriptVerdict {
 
     pub(crate) fn has_invalid_state(&self) -> bool {
         self.values.contains(&Self::INVALID_STATE)
+    }
+
+    /// Whether the script did not make the decision, because its reply would have come too late.
+    pub(crate) fn is_late(&self) -> bool {
+        self.values.contains(&Self::LATE)
     }
 
     /// For each limit, whether the server does not know the session of the hold. `None` if it knows all.
