@@ -24,7 +24,7 @@ use tower_ratelimit::response::ResetFormat;
 use tower_ratelimit::{FixedWindow, Http, Limit, Memory, PeerIp, Quota, RateLimitLayer, per_key};
 
 /// The key. It contains the tier, by which `per_key` chooses the quota. It contains the user and not the token.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Hash)]
 enum Caller {
     Anonymous(IpAddr),
     User { id: u64, enterprise: bool },

@@ -11,9 +11,7 @@ use super::parts::Parts;
 use super::queue::{Arrival, Ask, Asked, JoinError, QueueIds, Refused, Start, Waiting};
 use crate::decision::{AcquireOptions, Decision};
 use crate::error::Error;
-use crate::limiter::{
-    Acquisition, BoxFuture, Held, LimitOfKey, Limiter, LimitsOfKey, Outcome, ReleaseOnDrop,
-};
+use crate::limiter::{Acquisition, BoxFuture, Held, LimitOfKey, Limiter, LimitsOfKey, Outcome, ReleaseOnDrop};
 use crate::observe::{Event, Observers};
 use crate::runtime::Instant;
 
