@@ -53,9 +53,9 @@ use crate::response::Http;
 /// | The request waits for | Charged | Held ([`settle`](Self::settle)) |
 /// |---|---|---|
 /// | a decision by a remote limiter | perhaps: the limiter may have decided already | released |
-/// | its scheduled start | yes; the scheduled starts of other requests do not change | never: a hold is not scheduled |
-/// | its next attempt | no | nothing is held |
-/// | the inner service to become ready | yes | released |
+/// | its start in a queue | no: the start goes to the next request | nothing is held |
+/// | the inner service to become ready, after a wait | no: the start goes to the next request, or is lost | passed on or released |
+/// | the inner service to become ready, without a wait | yes | released |
 ///
 /// # The inner service is `Clone`
 ///
@@ -111,6 +111,9 @@ pub struct RateLimitLayer<K, A, R = Http, T = UnitCost> {
 
 impl<K, A> RateLimitLayer<K, A> {
     /// Creates a layer with the responder [`Http`], in which every request costs one.
+    ///
+    /// The key must be `Hash + Send + Sync + 'static`, and the limiter `Clone + Send + Sync + 'static`, because the layer
+    /// finds the queue of a waiting request by a hash of its key, and asks the limiter from another task.
     pub fn new(extractor: K, limiter: A) -> Self {
         let config = Config {
             extractor,
@@ -191,8 +194,8 @@ impl<K, A, R, T> RateLimitLayer<K, A, R, T> {
     /// even if it exceeds the limit. The response headers carry the key's numbers at admission. If the response future
     /// is dropped, the layer charges the whole held cost.
     ///
-    /// A hold starts now or is denied, so a layer that settles never schedules a request. With `max_wait` the request
-    /// asks again when the limiter expects capacity. A [`LeakyQueue`](crate::LeakyQueue) holds for one request of a key
+    /// A hold starts now or is denied. With `max_wait` a denied request waits, and the layer asks again when a request
+    /// settles and when the limiter expects capacity. A [`LeakyQueue`](crate::LeakyQueue) holds for one request of a key
     /// at a time, because the next start depends on the settlement: use a bucket or a window for services that respond
     /// slowly.
     pub fn settle<F>(self, settle: F) -> RateLimitLayer<K, A, R, SettleFn<T, F>> {

@@ -331,7 +331,7 @@ fn one_strict_limit() -> Memory<FixedWindow, ManualClock> {
 /// A denial allocates nothing in the limiter. An attacker can cause any number of denials.
 #[test]
 fn denial_allocates_nothing_in_the_limiter() {
-    fn check<A: Limiter<IpAddr> + Clone>(limiter: A, description: &str) {
+    fn check<A: Limiter<IpAddr> + Clone + Send + Sync + 'static>(limiter: A, description: &str) {
         let reject = |_: Request<()>, _: Rejection| {
             let mut response = Page::default();
             *response.status_mut() = StatusCode::TOO_MANY_REQUESTS;

@@ -3,3 +3,4 @@
 mod example_scenarios;
 mod examples;
 mod grpc;
+mod impatient;

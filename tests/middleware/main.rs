@@ -3,7 +3,8 @@
 //! - `readiness`: immediate decisions. An allowed request goes to the instance that was made ready; a rejection
 //!   releases the reserved readiness; clones share only the limiter.
 //! - `pending`: pending decisions keep the ready instance; a future that is dropped at any stage leaks nothing.
-//! - `waiting`: a request that waits for its start holds no readiness, and stays charged if it is dropped.
+//! - `waiting`: a request that waits for its start holds no readiness, and is not charged.
+//! - `queues`, `delays`, `goodput`: the order of waiting requests, their times, and what is served under overload.
 //! - `charges`: which requests are charged. (Settlements are in the tests of `settle`.)
 //! - `limits`: limiters of every type behind the layer.
 //! - `over_http`, `bodies`: HTTP responses; `answers`: the other responders.
@@ -26,6 +27,7 @@ mod keys;
 mod limits;
 mod over_http;
 mod pending;
+mod queues;
 mod readiness;
 mod retry;
 mod settling;

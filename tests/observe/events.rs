@@ -201,7 +201,7 @@ async fn several_observers_receive_decisions_with_shadow_denials() {
 /// Thousands of requests: decided immediately or later, forwarded, denied, waiting, and dropped at any time.
 #[tokio::test(start_paused = true)]
 async fn each_request_emits_one_terminal_event_under_random_drops() {
-    async fn round<A: Limiter<&'static str> + Clone>(
+    async fn round<A: Limiter<&'static str> + Clone + Send + Sync + 'static>(
         limiter: A,
         events: &RecordedEvents,
         draw: &mut impl FnMut(u64) -> u64,
@@ -231,7 +231,8 @@ async fn each_request_emits_one_terminal_event_under_random_drops() {
             }
         }
         let events = events.take();
-        let is_terminal = |event: &&String| !["waits", "waited", "settled"].iter().any(|word| event.starts_with(word));
+        let is_terminal =
+            |event: &&String| !["waits", "waited", "settled", "Wait"].iter().any(|word| event.starts_with(word));
         assert_eq!(events.iter().filter(is_terminal).count(), 200, "{events:#?}");
         let count = |word: &str| events.iter().filter(|event| event.starts_with(word)).count();
         assert_eq!(count("waits"), count("waited"));

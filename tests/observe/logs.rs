@@ -1,5 +1,6 @@
 //! Log lines: levels and contents, without keys and secrets.
 
+use std::hash::Hash;
 use std::io;
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
@@ -63,8 +64,8 @@ fn request(name: &str, value: &str) -> Request<()> {
 
 async fn send<K, A>(layer: &RateLimitLayer<K, A, RejectWithError>, request: Request<()>)
 where
-    K: tower_ratelimit::ExtractKey<Request<()>> + Clone,
-    A: Limiter<K::Key> + Clone,
+    K: tower_ratelimit::ExtractKey<Request<()>, Key: Hash + Send + Sync + 'static> + Clone,
+    A: Limiter<K::Key> + Clone + Send + Sync + 'static,
 {
     let service = layer.layer(service_fn(async |_: Request<()>| Ok::<_, BoxError>(())));
     let _ = service.oneshot(request).await;

@@ -19,6 +19,7 @@ mod exactness;
 mod examples;
 mod fail_over;
 mod faults;
+mod goodput;
 mod helpers;
 mod holds;
 mod idle_connections;

@@ -22,7 +22,7 @@ pub(super) struct Driver {
     queues: Weak<Queues>,
     id: u64,
     token: u64,
-    /// In the order in which they were sent. A reply is handled after those of earlier asks.
+    /// In the order in which they were sent.
     in_flight: VecDeque<(AskOrder, BoxFuture<Result<Outcome, Error>>)>,
     #[pin]
     sleep: Option<Sleep>,
@@ -45,24 +45,24 @@ impl Future for Driver {
                 *this.is_finished = true;
                 return Poll::Ready(());
             };
-            while let Some((_, future)) = this.in_flight.front_mut() {
-                let Poll::Ready(result) = future.as_mut().poll(cx) else { break };
-                if let Some((order, _)) = this.in_flight.pop_front() {
-                    queues.answer(*this.id, *this.token, order, result);
+            let mut index = 0;
+            while let Some((_, future)) = this.in_flight.get_mut(index) {
+                match future.as_mut().poll(cx) {
+                    Poll::Ready(result) => {
+                        if let Some((order, _)) = this.in_flight.remove(index) {
+                            queues.answer(*this.id, *this.token, &order, result);
+                        }
+                    }
+                    Poll::Pending => index += 1,
                 }
             }
             let now = Instant::now();
             let step = queues.step(*this.id, *this.token, now, cx.waker());
             match step {
                 Next::Ask(order) => match order.ticket.ask.acquire(order.options) {
-                    Acquisition::Ready(result) => queues.answer(*this.id, *this.token, order, result),
+                    Acquisition::Ready(result) => queues.answer(*this.id, *this.token, &order, result),
                     Acquisition::Pending(mut future) => match future.as_mut().poll(cx) {
-                        Poll::Ready(result) if this.in_flight.is_empty() => {
-                            queues.answer(*this.id, *this.token, order, result);
-                        }
-                        Poll::Ready(result) => {
-                            this.in_flight.push_back((order, Box::pin(std::future::ready(result))));
-                        }
+                        Poll::Ready(result) => queues.answer(*this.id, *this.token, &order, result),
                         Poll::Pending => this.in_flight.push_back((order, future)),
                     },
                 },
@@ -100,9 +100,9 @@ impl PinnedDrop for Driver {
 
 impl Queues {
     /// Records the result of an ask.
-    fn answer(self: &Arc<Self>, id: u64, token: u64, order: AskOrder, result: Result<Outcome, Error>) {
-        let ticket = Arc::clone(&order.ticket);
-        ticket
+    fn answer(self: &Arc<Self>, id: u64, token: u64, order: &AskOrder, result: Result<Outcome, Error>) {
+        order
+            .ticket
             .ask
             .observers()
             .emit(|| Event::WaitAsked { admitted: matches!(&result, Ok(outcome) if outcome.decision.is_allowed()) });

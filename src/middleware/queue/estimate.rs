@@ -49,6 +49,12 @@ impl Estimate {
 
     /// Returns the time until a request starts behind others of this cost that no start covers yet.
     pub(super) fn wait_behind(&self, cost_ahead: u64, cost: u64, now: Instant) -> Option<Duration> {
+        let by_quota = self.wait_by_quota(cost_ahead, cost, now)?;
+        Some(self.measured.time_for(cost_ahead).map_or(by_quota, |by_rate| by_quota.max(by_rate)))
+    }
+
+    /// Returns the same time as if no other process used the limit.
+    pub(super) fn wait_by_quota(&self, cost_ahead: u64, cost: u64, now: Instant) -> Option<Duration> {
         let base = self.base?;
         let total = cost_ahead.saturating_add(cost);
         let after_base = match self.quota {
@@ -60,8 +66,7 @@ impl Estimate {
             None if cost_ahead == 0 => Duration::ZERO,
             None => return None,
         };
-        let by_quota = base.checked_add(after_base)?.saturating_duration_since(now);
-        Some(self.measured.time_for(cost_ahead).map_or(by_quota, |by_rate| by_quota.max(by_rate)))
+        Some(base.checked_add(after_base)?.saturating_duration_since(now))
     }
 
     /// Returns the time in which the limit admits this cost.

@@ -29,8 +29,8 @@ use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::fmt;
 use std::hash::{BuildHasher as _, Hash};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::task::Waker;
 use std::time::Duration;
 
@@ -44,7 +44,6 @@ pub(crate) use self::ticket::{Ask, Class, Reply, Start};
 pub(crate) use self::waiting::{GrantedStart, Waited, Waiting};
 use crate::decision::{AcquireOptions, Decision};
 use crate::runtime::{self, Instant};
-use crate::sync::{Mutex, MutexGuard};
 
 /// The queues of a layer, shared by its services.
 pub(crate) struct Queues {
@@ -165,7 +164,6 @@ impl Queues {
         asked: Asked,
         bounds: Bounds,
     ) -> Result<Waiting, JoinError<A>> {
-        let now = Instant::now();
         let mut effects = Effects::default();
         let joined = {
             let mut shard = self.lock(id);
@@ -187,7 +185,7 @@ impl Queues {
                 shard.insert(id, queue);
             }
             let queue = shard.get_mut(&id).expect("the queue exists");
-            let joined = self.join_queue(queue, id, arrival, asked, bounds, now, &mut effects);
+            let joined = self.join_queue(queue, arrival, asked, bounds, &mut effects);
             if joined.is_err() && is_new {
                 shard.remove(&id);
             } else if is_new {
@@ -202,82 +200,66 @@ impl Queues {
         Ok(Waiting::new(Arc::clone(self), ticket))
     }
 
-    #[allow(clippy::too_many_arguments, reason = "a part of `join`")]
+    /// Inserts a request into a queue, unless the queue is full or too long for it.
     fn join_queue<A: Ask + 'static>(
         &self,
         queue: &mut Queue,
-        id: u64,
         arrival: Arrival<A>,
         asked: Asked,
         bounds: Bounds,
-        now: Instant,
         effects: &mut Effects,
     ) -> Result<Arc<Ticket>, Refused> {
         let Arrival { ask, class, options, max_wait, arrived_at } = arrival;
-        let is_others = queue.len() > 0;
+        let now = Instant::now();
+        let has_waiters = queue.len() > 0;
+        let deadline = max_wait.map(|max_wait| arrived_at.checked_add(max_wait).unwrap_or(now + FAR));
+        let is_admitted = matches!(asked, Asked::Scheduled(_));
         match asked {
             Asked::No => {}
             Asked::Denied(decision) => queue.denied_before_joining(&decision, class, now),
-            Asked::Scheduled(start) => {
-                queue.add_first_start(start, now);
-                // A start is charged already, so no bound applies.
-                let deadline = max_wait.map(|max_wait| arrived_at + max_wait);
-                self.waiting.fetch_add(1, Ordering::AcqRel);
-                return Ok(self.insert(queue, id, ask, (class, options, deadline)));
-            }
+            Asked::Scheduled(start) => queue.add_first_start(start, now),
         }
-        let wait = queue.wait_of_new(class.cost, now);
-        let refuse = |queue: &Queue, retry_after: Option<Duration>| {
-            let denial = queue.latest_denial(class.key, now);
-            let denial = denial.expect("a queue has a decision from its beginning");
-            let retry_after = retry_after.map(|wait| wait.max(Duration::from_micros(1)));
-            let denial = match retry_after {
-                Some(wait) if is_others && !denial.exceeds_limit() => denial.into_denied(wait).with_estimate(true),
-                Some(wait) if denial.supports_scheduling() => denial.into_denied(wait),
-                _ => denial,
-            };
-            Refused { denial, is_queue: is_others }
-        };
-        let deadline = match max_wait {
-            Some(max_wait) => Some(arrived_at.checked_add(max_wait).unwrap_or(now + FAR)),
-            None => None,
-        };
-        let remaining = deadline.map(|deadline| deadline.saturating_duration_since(now));
-        let limiter_wait = ask.max_waiting().and_then(|waiting| queue.time_for(waiting));
-        let longest = [remaining, limiter_wait].into_iter().flatten().min();
-        if let (Some(wait), Some(longest)) = (wait, longest)
-            && wait > longest
-        {
-            return Err(refuse(queue, Some(wait - longest)));
-        }
-        let is_full_for_key = queue.waiting_of(class.key) >= bounds.max_waiters_per_key;
-        if is_full_for_key && !(self.newest_first && queue.reject_oldest(Some(class.key), now, effects)) {
-            return Err(refuse(queue, wait));
-        }
-        // A rejected older request has freed its place only after `finish`.
-        let freed = effects.ended;
-        let acquired = self.waiting.fetch_update(Ordering::AcqRel, Ordering::Acquire, |waiting| {
-            (waiting < bounds.max_waiters.saturating_add(freed)).then_some(waiting + 1)
-        });
-        if acquired.is_err() {
-            if !(self.newest_first && bounds.max_waiters > 0 && queue.reject_oldest(None, now, effects)) {
-                return Err(refuse(queue, wait));
-            }
+        if is_admitted {
+            // The start is charged already, so no bound applies.
             self.waiting.fetch_add(1, Ordering::AcqRel);
+        } else {
+            let remaining = deadline.map(|deadline| deadline.saturating_duration_since(now));
+            let of_limiter = ask.max_waiting().and_then(|waiting| queue.time_for(waiting));
+            let longest = [remaining, of_limiter].into_iter().flatten().min();
+            let wait = queue.wait_of_new(class.cost, now);
+            let excess = wait.zip(longest).and_then(|(wait, longest)| wait.checked_sub(longest));
+            if let Some(excess) = excess.filter(|excess| !excess.is_zero()) {
+                return Err(refused(queue, class, Some(excess), has_waiters, now));
+            }
+            if !self.take_place(queue, class, bounds, now, effects) {
+                return Err(refused(queue, class, wait, has_waiters, now));
+            }
         }
-        Ok(self.insert(queue, id, ask, (class, options, deadline)))
+        let ticket: Arc<Ticket> = Arc::new(Ticket::new(queue.id(), self.next_number(), ask));
+        queue.insert(Waiter::new(Arc::clone(&ticket), class, options, deadline));
+        Ok(ticket)
     }
 
-    fn insert<A: Ask + 'static>(
-        &self,
-        queue: &mut Queue,
-        id: u64,
-        ask: A,
-        (class, options, deadline): (Class, AcquireOptions, Option<Instant>),
-    ) -> Arc<Ticket> {
-        let ticket: Arc<Ticket> = Arc::new(Ticket::new(id, self.next_number(), ask));
-        queue.insert(Waiter::new(Arc::clone(&ticket), class, options, deadline));
-        ticket
+    /// Counts a new request, if the bounds allow it. With `newest_first` the oldest request gives its place.
+    fn take_place(&self, queue: &mut Queue, class: Class, bounds: Bounds, now: Instant, effects: &mut Effects) -> bool {
+        if queue.waiting_of(class.key) >= bounds.max_waiters_per_key
+            && !(self.newest_first && queue.reject_oldest(Some(class.key), now, effects))
+        {
+            return false;
+        }
+        // A rejected request has freed its place, although `finish` counts it later.
+        let freed = effects.ended;
+        let counted = self.waiting.fetch_update(Ordering::AcqRel, Ordering::Acquire, |waiting| {
+            (waiting < bounds.max_waiters.saturating_add(freed)).then_some(waiting + 1)
+        });
+        if counted.is_ok() {
+            return true;
+        }
+        let has_place = self.newest_first && bounds.max_waiters > 0 && queue.reject_oldest(None, now, effects);
+        if has_place {
+            self.waiting.fetch_add(1, Ordering::AcqRel);
+        }
+        has_place
     }
 
     fn next_number(&self) -> u64 {
@@ -467,6 +449,18 @@ pub(crate) enum JoinError<A> {
     Refused(Refused),
     /// The caller is in no tokio runtime with a timer.
     NoTimer,
+}
+
+/// Returns the denial of a request that does not join a queue.
+fn refused(queue: &Queue, class: Class, retry_after: Option<Duration>, has_waiters: bool, now: Instant) -> Refused {
+    let denial = queue.latest_denial(class.key, now).expect("a queue has a decision from its beginning");
+    let retry_after = retry_after.map(|wait| wait.max(Duration::from_micros(1)));
+    let denial = match retry_after {
+        Some(wait) if has_waiters && !denial.exceeds_limit() => denial.into_denied(wait).with_estimate(true),
+        Some(wait) if denial.supports_scheduling() => denial.into_denied(wait),
+        _ => denial,
+    };
+    Refused { denial, is_queue: has_waiters }
 }
 
 impl Drop for Queues {

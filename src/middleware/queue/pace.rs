@@ -106,6 +106,7 @@ impl Pace {
     /// Returns between 80 and 100 % of a time, so that processes do not ask together.
     fn jittered(&mut self, time: Duration) -> Duration {
         self.random = self.random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        time - time / 5 * u32::try_from(self.random >> 56).unwrap_or(0) / 255
+        let part = u32::try_from(self.random >> 56).unwrap_or(0);
+        time.saturating_sub(time / 5 * part / 255)
     }
 }

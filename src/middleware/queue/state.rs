@@ -107,6 +107,10 @@ impl Queue {
         self.per_key.get(&key).copied().unwrap_or(0)
     }
 
+    pub(super) fn id(&self) -> u64 {
+        self.id
+    }
+
     pub(super) fn len(&self) -> usize {
         self.waiters.len()
     }
@@ -256,19 +260,19 @@ impl Queue {
     // -----------------------------------------------------------------------------------------------------------------
 
     /// Hands a start to the first request of its class. Returns the start if there is none.
-    fn hand_over(&mut self, start: Start, effects: &mut Effects) -> Result<(), Start> {
+    fn hand_over(&mut self, start: Start, effects: &mut Effects) -> Option<Start> {
         let class = start.class;
         let mut reply = Box::new(Reply::Start(start));
         while let Some(position) = self.next_in_order(|waiter| waiter.class == class) {
             let waiter = self.remove(position, effects);
             match waiter.ticket.reply(reply, &mut effects.wakers) {
-                Ok(()) => return Ok(()),
+                Ok(()) => return None,
                 // The request has left a moment ago.
                 Err(returned) => reply = returned,
             }
         }
         match *reply {
-            Reply::Start(start) => Err(start),
+            Reply::Start(start) => Some(start),
             _ => unreachable!("a start was to be handed over"),
         }
     }
@@ -278,7 +282,7 @@ impl Queue {
         // A charge counts at its start: used much later, it would count in the wrong window. A held cost counts until
         // it is settled.
         let is_usable = start.class.hold || start.at + HORIZON >= now;
-        let unused = if is_usable { self.hand_over(start, effects).err() } else { Some(start) };
+        let unused = if is_usable { self.hand_over(start, effects) } else { Some(start) };
         effects.unused.extend(unused);
     }
 
@@ -286,7 +290,7 @@ impl Queue {
         while self.starts.front().is_some_and(|start| start.at <= now) {
             let Some(start) = self.starts.pop_front() else { return };
             let class = start.class;
-            let unused = self.hand_over(start, effects).err();
+            let unused = self.hand_over(start, effects);
             // The request's own cover has passed to another request, or is spare.
             self.remove_cover(class);
             effects.unused.extend(unused);
@@ -308,7 +312,7 @@ impl Queue {
             return Next::Finished;
         }
         let start = self.starts.front().map(|start| start.at);
-        let ask = self.next_waiter().and_then(|position| self.next_ask_at(position));
+        let ask = self.next_waiter().and_then(|position| self.next_ask_at(position, now));
         Next::Sleep(earlier(earlier(start, ask), self.earliest_deadline))
     }
 
@@ -317,20 +321,29 @@ impl Queue {
     }
 
     /// Returns the time of the next ask, `None` if it depends on the results of asks under way.
-    fn next_ask_at(&self, position: usize) -> Option<Instant> {
+    fn next_ask_at(&self, position: usize, now: Instant) -> Option<Instant> {
         if !self.pace.may_ask() {
             return None;
         }
+        let class = self.waiters[position].class;
+        if class.hold {
+            return Some(self.pace.not_before.unwrap_or(now));
+        }
+        // Asks under way take their places first.
+        let in_flight = self.pace.in_flight_cost;
+        if in_flight > 0 && self.estimate.wait_by_quota(in_flight, class.cost, now).is_some_and(|wait| wait > HORIZON) {
+            return None;
+        }
         let after_starts = self.starts.back().and_then(|last| last.at.checked_sub(HORIZON));
-        later(self.pace.not_before, after_starts.filter(|_| !self.waiters[position].class.hold))
+        Some(later(self.pace.not_before, after_starts).unwrap_or(now))
     }
 
     fn next_ask(&mut self, now: Instant) -> Option<AskOrder> {
         let position = self.next_waiter()?;
-        if !self.pace.may_ask() || self.next_ask_at(position).is_some_and(|at| at > now) {
+        if self.next_ask_at(position, now).is_none_or(|at| at > now) {
             return None;
         }
-        let (in_flight_cost, is_mixed) = (self.pace.in_flight_cost, self.is_mixed());
+        let is_mixed = self.is_mixed();
         let lead = if is_mixed { self.pace.lead().min(HORIZON) } else { HORIZON };
         let waiter = &mut self.waiters[position];
         let books = !waiter.class.hold && !self.pace.is_booking && !is_mixed;
@@ -340,11 +353,6 @@ impl Queue {
         } else if books {
             remaining
         } else {
-            // Asks under way take their places first.
-            let expected = self.estimate.wait_behind(in_flight_cost, waiter.class.cost, now);
-            if in_flight_cost > 0 && expected.is_some_and(|wait| wait > HORIZON) {
-                return None;
-            }
             Some(remaining.map_or(lead, |remaining| remaining.min(lead)))
         };
         waiter.is_covered = true;
@@ -358,7 +366,7 @@ impl Queue {
     /// Records the result of an ask.
     pub(super) fn on_result(
         &mut self,
-        order: AskOrder,
+        order: &AskOrder,
         result: Result<Outcome, Error>,
         now: Instant,
         effects: &mut Effects,
@@ -371,7 +379,7 @@ impl Queue {
                 let held = ReleaseOnDrop::new(held);
                 self.add_start(Start { at: now + decision.delay(), class: order.class, decision, held }, now);
             }
-            Ok(Outcome { decision, .. }) => self.on_denied(&order, decision, now, effects),
+            Ok(Outcome { decision, .. }) => self.on_denied(order, decision, now, effects),
             Err(error) => {
                 self.pace.failed();
                 self.remove_cover(order.class);

@@ -1,6 +1,7 @@
 //! A waiting request, as its queue and its future share it.
 
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard};
 use std::task::{Context, Poll, Waker};
 
 use crate::decision::{AcquireOptions, Decision};
@@ -8,7 +9,6 @@ use crate::error::Error;
 use crate::limiter::{Acquisition, BoxFuture, Outcome, ReleaseOnDrop};
 use crate::observe::Observers;
 use crate::runtime::Instant;
-use crate::sync::{Mutex, MutexGuard};
 
 /// Asks the limiter for a start of one waiting request.
 pub(crate) trait Ask: Send + Sync {
@@ -102,19 +102,15 @@ impl<A: ?Sized> Ticket<A> {
 
     pub(super) fn poll_reply(&self, cx: &mut Context<'_>) -> Poll<Reply> {
         let mut slot = self.slot();
-        match slot.reply.take() {
-            Some(reply) => {
-                slot.is_closed = true;
-                Poll::Ready(*reply)
-            }
-            None => {
-                match &mut slot.waker {
-                    Some(waker) => waker.clone_from(cx.waker()),
-                    none => *none = Some(cx.waker().clone()),
-                }
-                Poll::Pending
-            }
+        if let Some(reply) = slot.reply.take() {
+            slot.is_closed = true;
+            return Poll::Ready(*reply);
         }
+        match &mut slot.waker {
+            Some(waker) => waker.clone_from(cx.waker()),
+            none => *none = Some(cx.waker().clone()),
+        }
+        Poll::Pending
     }
 
     /// Closes the slot. Returns a reply that the request has not received.

@@ -188,6 +188,13 @@ impl Connector for Simulation {
         "a simulation"
     }
 
+    fn with_credentials(
+        &self,
+        _provider: super::connect::CredentialsProvider,
+    ) -> Result<Arc<dyn Connector>, crate::error::Error> {
+        unreachable!("no test uses credentials")
+    }
+
     #[cfg(feature = "redis-tls")]
     fn with_tls(&self, _tls: &super::connect::RedisTls) -> Result<Arc<dyn Connector>, crate::error::Error> {
         unreachable!("no test uses TLS")

@@ -6,4 +6,4 @@ mod calls;
 mod ports;
 mod refusals;
 mod settling;
-mod support;
+pub(crate) mod support;

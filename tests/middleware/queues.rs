@@ -1,0 +1,332 @@
+//! Queues of waiting requests: order, bounds, cancellation at every state, and shutdown.
+
+use std::future::ready;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use tokio::task::yield_now;
+use tokio::time::{advance, sleep, timeout};
+use tokio_test::{assert_pending, assert_ready_ok, task};
+use tower::{Layer, Service, ServiceExt, service_fn};
+use tower_ratelimit::key::Global;
+use tower_ratelimit::limiter::BoxFuture;
+use tower_ratelimit::observe::{Event, WaitEnd};
+use tower_ratelimit::response::{BoxError, RejectWithError};
+use tower_ratelimit::{AcquireOptions, FixedWindow, Gcra, Limiter, Memory, Quota, RateLimitLayer, TokioClock, Verdict};
+
+use crate::support::{KeyFn, Pool, RemoteLimiter, StubLimiter, TestRequest, decision, key_of};
+
+const SECOND: Duration = Duration::from_secs(1);
+
+fn window(limit: u64, period: Duration) -> Memory<FixedWindow, TokioClock> {
+    Memory::builder(FixedWindow::new(Quota::new(limit, period))).clock(TokioClock::new()).build().expect("a limit")
+}
+
+fn denied(retry_after: Duration) -> StubLimiter {
+    StubLimiter(Ok(decision(Verdict::Denied { retry_after })))
+}
+
+/// Lets the drivers run.
+async fn run() {
+    for _ in 0..5 {
+        yield_now().await;
+    }
+}
+
+/// A service that returns its request's number, and records the order of calls.
+fn in_order()
+-> (Arc<Mutex<Vec<u32>>>, impl Service<u32, Response = u32, Error = BoxError, Future: Send> + Clone + Send + 'static) {
+    let order = Arc::new(Mutex::new(Vec::new()));
+    let recorded = Arc::clone(&order);
+    let service = service_fn(move |number: u32| {
+        recorded.lock().unwrap().push(number);
+        ready(Ok::<_, BoxError>(number))
+    });
+    (order, service)
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Order and bounds
+// ---------------------------------------------------------------------------------------------------------------------
+
+#[tokio::test(start_paused = true)]
+async fn waiters_of_a_window_start_in_order_of_arrival() {
+    let (order, inner) = in_order();
+    let layer = RateLimitLayer::new(Global, window(2, SECOND)).responder(RejectWithError).max_wait(10 * SECOND);
+    let service = layer.layer(inner);
+    let calls: Vec<_> = (0..9).map(|number| tokio::spawn(service.clone().oneshot(number))).collect();
+    for call in calls {
+        assert!(call.await.unwrap().is_ok());
+    }
+    assert_eq!(*order.lock().unwrap(), [0, 1, 2, 3, 4, 5, 6, 7, 8]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn newest_first_serves_the_newest_waiter() {
+    let (order, inner) = in_order();
+    let layer = RateLimitLayer::new(Global, window(1, SECOND)).responder(RejectWithError).max_wait(10 * SECOND);
+    let service = layer.newest_first().layer(inner);
+    let calls: Vec<_> = (0..5).map(|number| tokio::spawn(service.clone().oneshot(number))).collect();
+    for call in calls {
+        assert!(call.await.unwrap().is_ok());
+    }
+    assert_eq!(*order.lock().unwrap(), [0, 4, 3, 2, 1]);
+}
+
+/// The oldest waiter gives its place to a new one.
+#[tokio::test(start_paused = true)]
+async fn newest_first_rejects_the_oldest_waiter_when_the_queue_is_full() {
+    let (order, inner) = in_order();
+    let layer = RateLimitLayer::new(Global, window(1, SECOND)).responder(RejectWithError).max_wait(10 * SECOND);
+    let service = layer.newest_first().max_waiters(2).layer(inner);
+    let calls: Vec<_> = (0..5).map(|number| tokio::spawn(service.clone().oneshot(number))).collect();
+    let mut served = Vec::new();
+    for call in calls {
+        served.push(call.await.unwrap().is_ok());
+    }
+    assert_eq!(served, [true, false, false, true, true]);
+    assert_eq!(*order.lock().unwrap(), [0, 4, 3]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn max_waiters_per_key_leaves_places_to_other_keys() {
+    let (_, inner) = in_order();
+    let layer = RateLimitLayer::new(|number: &u32| Some(*number / 10), window(1, SECOND)).responder(RejectWithError);
+    let service = layer.max_wait(60 * SECOND).max_waiters(5).max_waiters_per_key(3).layer(inner);
+    let call = |number| tokio::spawn(service.clone().oneshot(number));
+    let of_first: Vec<_> = (0..6).map(call).collect();
+    run().await;
+    let of_second: Vec<_> = (10..15).map(call).collect();
+    let mut served = Vec::new();
+    for call in of_first.into_iter().chain(of_second) {
+        served.push(call.await.unwrap().is_ok());
+    }
+    assert_eq!(served, [true, true, true, true, false, false, true, true, true, false, false]);
+}
+
+/// A start of one cost is not used by a request of another cost.
+#[tokio::test(start_paused = true)]
+async fn start_goes_to_a_request_of_the_same_cost_only() {
+    let limiter = Memory::builder(Gcra::new(Quota::per_second(10)).burst(10)).clock(TokioClock::new()).build().unwrap();
+    let (order, inner) = in_order();
+    let layer = RateLimitLayer::new(Global, limiter.clone()).responder(RejectWithError).max_wait(10 * SECOND);
+    let service = layer.cost(|cost: &u32| u64::from(*cost)).layer(inner);
+    let call = |cost| tokio::spawn(service.clone().oneshot(cost));
+    assert!(call(10).await.unwrap().is_ok());
+    let (leaving, staying) = (call(5), call(1));
+    run().await;
+    leaving.abort();
+    assert!(staying.await.unwrap().is_ok());
+    assert_eq!(*order.lock().unwrap(), [10, 1]);
+    // The start for five at 500 ms was lost: 600 ms have passed, and 16 of 10 + 6 are used.
+    let peeked = limiter.peek(&(), AcquireOptions::default()).try_ready().expect("memory").expect("a decision");
+    assert_eq!(peeked.remaining(), Some(0));
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Cancellation
+// ---------------------------------------------------------------------------------------------------------------------
+
+/// A request leaves before the ask, during the ask, after the admission, or after the hand-over. The next request
+/// starts in its place.
+#[tokio::test(start_paused = true)]
+async fn start_of_a_request_that_left_goes_to_the_next() {
+    for stage in ["before the ask", "during the ask", "after the admission", "after the hand-over"] {
+        let (limiter, pool) = (RemoteLimiter::default(), Pool::new(9));
+        let layer = RateLimitLayer::new(key_of as KeyFn, limiter.clone()).responder(RejectWithError);
+        let mut service = layer.max_wait(10 * SECOND).layer(pool.service());
+        let mut first = task::spawn(service.ready().await.unwrap().call(TestRequest::new("a")));
+        limiter.next_acquire().complete(denied(SECOND));
+        assert_pending!(first.poll());
+        let mut second = task::spawn(service.ready().await.unwrap().call(TestRequest::new("a")));
+        assert_pending!(second.poll());
+        run().await;
+
+        let mut first = Some(first);
+        if stage == "before the ask" {
+            first = None;
+        }
+        advance(SECOND).await;
+        run().await;
+        let ask = limiter.next_acquire();
+        if stage == "during the ask" {
+            first = None;
+        }
+        let delay = if stage == "after the admission" { SECOND } else { Duration::ZERO };
+        let verdict = if delay.is_zero() { Verdict::Allowed } else { Verdict::AllowedAfter(delay) };
+        ask.complete(StubLimiter(Ok(decision(verdict))));
+        run().await;
+        if stage == "after the admission" {
+            first = None;
+            advance(delay).await;
+            run().await;
+        }
+        if stage == "after the hand-over" {
+            assert!(first.as_ref().is_some_and(task::Spawn::is_woken), "the start was handed over");
+            first = None;
+            run().await;
+        }
+        assert!(first.is_none());
+        assert!(second.is_woken(), "{stage}");
+        assert_ready_ok!(second.poll());
+        assert_eq!(pool.calls().len(), 1, "{stage}");
+    }
+}
+
+/// A held cost for which no request is left is released.
+#[tokio::test(start_paused = true)]
+async fn hold_of_a_request_that_left_last_is_released() {
+    for stage in ["before the ask", "after the hand-over"] {
+        let (limiter, pool) = (window(1, 60 * SECOND), Pool::new(1));
+        let nothing = |_: u64, _: Result<&usize, &BoxError>| 0;
+        let layer = RateLimitLayer::new(key_of as KeyFn, limiter.clone()).responder(RejectWithError).settle(nothing);
+        let mut service = layer.max_wait(10 * SECOND).layer(pool.service());
+        let outside = limiter.hold(&"a", AcquireOptions::default()).await.unwrap().held.expect("one is free");
+        let mut waiting = task::spawn(service.ready().await.unwrap().call(TestRequest::new("a")));
+        assert_pending!(waiting.poll());
+        run().await;
+        outside.release().await.unwrap();
+        if stage == "after the hand-over" {
+            sleep(SECOND).await;
+            assert!(waiting.is_woken());
+            assert_eq!(limiter.usage()[0].held, 1);
+        }
+        drop(waiting);
+        sleep(SECOND).await;
+        assert_eq!(limiter.usage()[0].held, 0, "{stage}");
+        let free = limiter.peek(&"a", AcquireOptions::default()).await.unwrap();
+        assert_eq!(free.remaining(), Some(1), "{stage}");
+        assert_eq!(pool.calls(), []);
+    }
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Shutdown
+// ---------------------------------------------------------------------------------------------------------------------
+
+/// The runtime of the driver shuts down. A request in another runtime is served.
+#[test]
+fn waiter_is_served_after_the_runtime_of_the_driver_has_shut_down() {
+    let (_, inner) = in_order();
+    let limiter = Memory::new(FixedWindow::new(Quota::new(1, Duration::from_millis(200))));
+    let layer = RateLimitLayer::new(Global, limiter).responder(RejectWithError).max_wait(10 * SECOND);
+    let service = layer.layer(inner);
+    let runtime = || tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+    let first = runtime();
+    let waiting = first.spawn({
+        let service = service.clone();
+        async move {
+            assert!(service.clone().oneshot(0).await.is_ok());
+            service.oneshot(1).await
+        }
+    });
+    first.block_on(run());
+    let second = runtime();
+    let other = second.spawn(service.clone().oneshot(2));
+    second.block_on(run());
+    drop(first);
+    drop(waiting);
+    assert!(second.block_on(async { timeout(20 * SECOND, other).await }).expect("no hang").unwrap().is_ok());
+}
+
+/// Nothing keeps the limiter when the service and its requests are gone.
+#[tokio::test(start_paused = true)]
+async fn driver_ends_with_the_service() {
+    let dropped = Arc::new(());
+    let (_, inner) = in_order();
+    let kept = Arc::clone(&dropped);
+    let limiter = window(1, 60 * SECOND);
+    let layer = RateLimitLayer::new(move |_: &u32| Some(Arc::strong_count(&kept)), limiter.clone());
+    let layer = layer.responder(RejectWithError).max_wait(100 * SECOND);
+    let service = layer.layer(inner);
+    drop(layer);
+    assert!(service.clone().oneshot(0).await.is_ok());
+    let mut waiting = task::spawn(service.clone().oneshot(1));
+    assert_pending!(waiting.poll());
+    run().await;
+    drop((waiting, service));
+    run().await;
+    assert_eq!(Arc::strong_count(&dropped), 1);
+    assert_eq!(tokio::runtime::Handle::current().metrics().num_alive_tasks(), 0, "the driver has ended");
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Random joins, leaves and settlements on several threads
+// ---------------------------------------------------------------------------------------------------------------------
+
+/// Requests hold a slot of a few while they run, and leave at random times. The model: at most `SLOTS` requests run at a
+/// time, each request ends once, each patient one is served, and nothing is held or waits at the end.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn random_joins_and_leaves_lose_no_start() {
+    const SLOTS: usize = 3;
+    fn nothing(_: u64, _: Result<&(), &BoxError>) -> u64 {
+        0
+    }
+    let limiter = Memory::new(FixedWindow::new(Quota::new(SLOTS as u64, Duration::from_secs(3600))));
+    let (running, most) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
+    let ends = Arc::new(Mutex::new([0_usize; 3]));
+    let inner = {
+        let (running, most) = (Arc::clone(&running), Arc::clone(&most));
+        service_fn(move |(micros, has_started): (u64, Arc<AtomicBool>)| {
+            let (running, most) = (Arc::clone(&running), Arc::clone(&most));
+            has_started.store(true, Ordering::SeqCst);
+            async move {
+                most.fetch_max(running.fetch_add(1, Ordering::SeqCst) + 1, Ordering::SeqCst);
+                sleep(Duration::from_micros(micros)).await;
+                running.fetch_sub(1, Ordering::SeqCst);
+                Ok::<_, BoxError>(())
+            }
+        })
+    };
+    let observed = Arc::clone(&ends);
+    let layer = RateLimitLayer::new(Global, limiter.clone())
+        .responder(RejectWithError)
+        .settle(nothing)
+        .max_wait(60 * SECOND)
+        .observe(move |event: &Event<'_>| {
+            if let Event::WaitEnded { end, .. } = event {
+                let index = [WaitEnd::Served, WaitEnd::Rejected, WaitEnd::Left].iter().position(|known| known == end);
+                observed.lock().unwrap()[index.expect("a known end")] += 1;
+            }
+        });
+    let service = layer.layer(inner);
+    let mut random = 0x2545_F491_4F6C_DD1D_u64;
+    let mut next = move |below: u64| {
+        random ^= random << 13;
+        random ^= random >> 7;
+        random ^= random << 17;
+        random % below
+    };
+    let mut calls = Vec::new();
+    for index in 0..600 {
+        let (micros, patience) = (next(1500), Duration::from_micros(next(20_000)));
+        let has_started = Arc::new(AtomicBool::new(false));
+        let mut call: BoxFuture<Result<(), BoxError>> =
+            Box::pin(service.clone().oneshot((micros, Arc::clone(&has_started))));
+        let is_patient = index % 3 == 0;
+        calls.push(tokio::spawn(async move {
+            if is_patient {
+                return call.await.is_ok();
+            }
+            match timeout(patience, &mut call).await {
+                Ok(result) => result.is_ok(),
+                // A request that is dropped in the inner service is charged its whole cost, so it leaves before that.
+                Err(_) => !has_started.load(Ordering::SeqCst) || call.await.is_ok(),
+            }
+        }));
+        if next(4) == 0 {
+            sleep(Duration::from_micros(next(800))).await;
+        }
+    }
+    for call in calls {
+        assert!(call.await.unwrap(), "a request that stays is served");
+    }
+    let [served, rejected, left] = *ends.lock().unwrap();
+    assert_eq!(rejected, 0);
+    assert!(served > 100 && left > 50, "{served} served, {left} left: the test proves nothing");
+    assert!(most.load(Ordering::SeqCst) <= SLOTS);
+    assert_eq!(limiter.usage()[0].held, 0);
+    let described = format!("{layer:?}");
+    assert!(described.contains("waiting: 0"), "{described}");
+}
