@@ -136,7 +136,9 @@ impl State {
         let (min, max) = (*self.config.delay.start(), *self.config.delay.end());
         let mut random = self.random.lock().expect("no panic");
         *random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        min + max.saturating_sub(min).mul_f64(f64::from(u32::try_from(*random >> 32).expect("32 bits")) / f64::from(u32::MAX))
+        min + max
+            .saturating_sub(min)
+            .mul_f64(f64::from(u32::try_from(*random >> 32).expect("32 bits")) / f64::from(u32::MAX))
     }
 }
 
