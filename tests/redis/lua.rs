@@ -98,7 +98,8 @@ pub(crate) fn script(kernel: &str, short: Option<&str>) -> String {
 
 /// One batch of decisions at `now`: (key index, cost) each, with parameters by `params`.
 fn batch(now: f64, short: bool, keys: u16, decisions: &[(u16, u64)], params: &dyn Fn(u64) -> Vec<f64>) -> Vec<u8> {
-    let mut input = now.to_le_bytes().to_vec();
+    // No latest start.
+    let mut input = [now.to_le_bytes(), [0; 8]].concat();
     let numbers = |numbers: &[u16], input: &mut Vec<u8>| {
         input.extend(numbers.iter().flat_map(|number| number.to_le_bytes()));
     };

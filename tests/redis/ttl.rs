@@ -265,7 +265,7 @@ async fn decision_is_one_script_call_and_concurrent_ones_share_calls() {
     let calls = (0..512).map(|_| acquire(&limiter, "alice", AcquireOptions::default()));
     futures_util::future::join_all(calls).await;
     let together = scripts(&server);
-    assert!(together <= 10, "{together} calls for 512 decisions");
+    assert!(together <= 18, "{together} calls for 512 decisions");
 }
 
 /// Expensive decisions are sent in smaller batches, so that no script call blocks the server for long.
@@ -283,17 +283,16 @@ async fn batches_of_expensive_decisions_are_smaller() {
     let quota = Quota::per_hour(1_000_000);
     let window = move |blocks| SlidingWindow::new(quota).blocks(blocks);
     let (bucket, log) = (Gcra::new(quota), SlidingLog::new(Quota::per_hour(10)));
-    // 128 in each batch.
-    assert!((4..=6).contains(&calls_for_512(bucket).await));
-    assert!((4..=6).contains(&calls_for_512(FixedWindow::new(quota)).await));
-    // 64, 42 and 21; 25 and 4.
-    assert!((8..=10).contains(&calls_for_512(window(10)).await));
-    assert!((13..=15).contains(&calls_for_512(window(20)).await));
-    assert!((25..=27).contains(&calls_for_512(window(60)).await));
-    assert!((21..=23).contains(&calls_for_512(log).await));
-    assert!((128..=130).contains(&calls_for_512(SlidingLog::new(quota)).await));
-    // The costs of several limits add up, also for per-key algorithms: 128 / (1 + 6 + 5) is 10.
+    // Between a weight of 128 in each batch, and the 32 of the first batches on a connection.
+    assert!((4..=18).contains(&calls_for_512(bucket).await));
+    assert!((4..=18).contains(&calls_for_512(FixedWindow::new(quota)).await));
+    assert!((8..=34).contains(&calls_for_512(window(10)).await));
+    assert!((13..=54).contains(&calls_for_512(window(20)).await));
+    assert!((25..=105).contains(&calls_for_512(window(60)).await));
+    assert!((20..=87).contains(&calls_for_512(log).await));
+    assert!((128..=514).contains(&calls_for_512(SlidingLog::new(quota)).await));
+    // The costs of several limits add up, also for per-key algorithms: 1 + 6 + 5 is 12.
     let three = (Limit::new("bucket", bucket), Limit::new("window", window(60)), Limit::new("log", log));
-    assert!((52..=54).contains(&calls_for_512(three).await));
-    assert!((25..=27).contains(&calls_for_512(per_key(move |_: &u64| window(60))).await));
+    assert!((52..=258).contains(&calls_for_512(three).await));
+    assert!((25..=105).contains(&calls_for_512(per_key(move |_: &u64| window(60))).await));
 }

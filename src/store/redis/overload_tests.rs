@@ -257,8 +257,8 @@ async fn offer(simulation: &Simulation, limiter: &Redis<u64>, per_ms: u64, span:
 fn plain(link: Link, deadline: Duration, per_ms: u64, span: Duration) -> u64 {
     let service = link.per_call + link.per_operation;
     let (mut free_at, mut answered) = (Duration::ZERO, 0);
-    for tick in 0..span.as_millis() as u64 {
-        let sent = MS * u32::try_from(tick).expect("a short span");
+    for tick in 0..u32::try_from(span.as_millis()).expect("a short span") {
+        let sent = MS * tick;
         for _ in 0..per_ms {
             free_at = free_at.max(sent + link.round_trip / 2) + service;
             answered += u64::from(free_at + link.round_trip / 2 <= sent + deadline);
