@@ -85,6 +85,7 @@ pub(crate) struct WaitConfig {
     /// Shared by all services of the layer.
     pub(crate) queues: Arc<Queues>,
     newest_first: bool,
+    first_delay: Option<Duration>,
 }
 
 impl WaitConfig {
@@ -102,7 +103,7 @@ impl WaitConfig {
     /// no delay, unless only the limiter knows whether requests may wait.
     #[inline]
     pub(crate) fn first_delay(&self) -> Option<Duration> {
-        if self.max_wait.is_none() && self.bounds.max_waiters > 0 { None } else { Some(Duration::ZERO) }
+        self.first_delay
     }
 
     /// The maximum delay of the first ask while requests wait: no delay if no further request may wait.
@@ -120,13 +121,15 @@ impl WaitConfig {
     pub(crate) fn change(&mut self, change: impl FnOnce(&mut Option<Duration>, &mut Bounds, &mut bool)) {
         change(&mut self.max_wait, &mut self.bounds, &mut self.newest_first);
         self.queues = Arc::new(Queues::new(self.newest_first));
+        let limiter_decides = self.max_wait.is_none() && self.bounds.max_waiters > 0;
+        self.first_delay = if limiter_decides { None } else { Some(Duration::ZERO) };
     }
 }
 
 impl Default for WaitConfig {
     fn default() -> Self {
         let queues = Arc::new(Queues::new(false));
-        Self { max_wait: None, bounds: Self::DEFAULT_BOUNDS, queues, newest_first: false }
+        Self { max_wait: None, bounds: Self::DEFAULT_BOUNDS, queues, newest_first: false, first_delay: None }
     }
 }
 

@@ -7,8 +7,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use tokio::time::{Instant, sleep_until, timeout};
-use tower::{Layer, Service, ServiceExt, service_fn};
+use tower::{Layer, ServiceExt, service_fn};
 use tower_ratelimit::key::Global;
+use tower_ratelimit::limiter::BoxFuture;
 use tower_ratelimit::response::{BoxError, RejectWithError};
 use tower_ratelimit::store::IntoRedisLimits;
 use tower_ratelimit::{
@@ -44,11 +45,8 @@ async fn served(processes: [Redis<()>; 2], started: Instant) -> Vec<usize> {
     // 1.5 times the rate, alternately to both processes.
     for index in 0..seconds() * RATE * 3 / 2 {
         sleep_until(started + Duration::from_secs(1) * index * 2 / (RATE * 3)).await;
-        let mut service = services[index as usize % 2].clone();
-        tokio::spawn(async move {
-            let call = async { service.ready().await?.call(()).await };
-            let _ = timeout(PATIENCE, call).await;
-        });
+        let call: BoxFuture<Result<(), BoxError>> = Box::pin(services[index as usize % 2].clone().oneshot(()));
+        tokio::spawn(timeout(PATIENCE, call));
     }
     sleep_until(started + Duration::from_secs(1) * seconds()).await;
     counts.iter().take(seconds() as usize).map(|count| count.load(Ordering::Relaxed)).collect()

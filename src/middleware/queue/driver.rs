@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 use std::future::Future;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
 use std::sync::{Arc, Weak};
 use std::task::{Context, Poll, ready};
@@ -23,7 +24,7 @@ pub(super) struct Driver {
     id: u64,
     token: u64,
     /// In the order in which they were sent.
-    in_flight: VecDeque<(AskOrder, BoxFuture<Result<Outcome, Error>>)>,
+    in_flight: VecDeque<(AskOrder, AskFuture)>,
     #[pin]
     sleep: Option<Sleep>,
     is_finished: bool,
@@ -47,7 +48,7 @@ impl Future for Driver {
             };
             let mut index = 0;
             while let Some((_, future)) = this.in_flight.get_mut(index) {
-                match future.as_mut().poll(cx) {
+                match poll_caught(future, cx) {
                     Poll::Ready(result) => {
                         if let Some((order, _)) = this.in_flight.remove(index) {
                             queues.answer(*this.id, *this.token, &order, result);
@@ -59,9 +60,9 @@ impl Future for Driver {
             let now = Instant::now();
             let step = queues.step(*this.id, *this.token, now, cx.waker());
             match step {
-                Next::Ask(order) => match order.ticket.ask.acquire(order.options) {
+                Next::Ask(order) => match acquire_caught(&order) {
                     Acquisition::Ready(result) => queues.answer(*this.id, *this.token, &order, result),
-                    Acquisition::Pending(mut future) => match future.as_mut().poll(cx) {
+                    Acquisition::Pending(mut future) => match poll_caught(&mut future, cx) {
                         Poll::Ready(result) => queues.answer(*this.id, *this.token, &order, result),
                         Poll::Pending => this.in_flight.push_back((order, future)),
                     },
@@ -82,6 +83,23 @@ impl Future for Driver {
     }
 }
 
+type AskFuture = BoxFuture<Result<Outcome, Error>>;
+
+/// Asks the limiter. A panic of the limiter fails one request, not all that wait.
+fn acquire_caught(order: &AskOrder) -> Acquisition<AskFuture> {
+    let acquired = catch_unwind(AssertUnwindSafe(|| order.ticket.ask.acquire(order.options)));
+    acquired.unwrap_or_else(|_| Acquisition::Ready(Err(limiter_panicked())))
+}
+
+fn poll_caught(future: &mut AskFuture, cx: &mut Context<'_>) -> Poll<Result<Outcome, Error>> {
+    let polled = catch_unwind(AssertUnwindSafe(|| future.as_mut().poll(cx)));
+    polled.unwrap_or_else(|_| Poll::Ready(Err(limiter_panicked())))
+}
+
+fn limiter_panicked() -> Error {
+    Error::unavailable("waiting failed: the limiter panicked; see the panic message")
+}
+
 /// Timers accept a limited time only. The driver then sleeps again.
 const MAX_SLEEP: Duration = Duration::from_secs(60 * 60 * 24);
 
@@ -93,7 +111,7 @@ impl PinnedDrop for Driver {
         if !*this.is_finished
             && let Some(queues) = this.queues.upgrade()
         {
-            queues.driver_dropped(*this.id, *this.token, this.in_flight.drain(..).map(|(order, _)| order));
+            queues.driver_dropped(*this.id, *this.token);
         }
     }
 }

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use super::ticket::Class;
 use crate::decision::{Decision, Verdict};
 use crate::runtime::Instant;
 
@@ -21,11 +22,11 @@ pub(super) struct Estimate {
 }
 
 impl Estimate {
-    /// Records a start at `at` that costs `cost`.
-    pub(super) fn admitted(&mut self, decision: &Decision, at: Instant, cost: u64, now: Instant) {
+    /// Records a start at `at`.
+    pub(super) fn admitted(&mut self, decision: &Decision, at: Instant, class: Class, now: Instant) {
         self.set_quota(decision);
-        self.base = Some(at);
-        self.measured.admitted(cost, now, self.quota.map_or(Duration::ZERO, |(_, window)| window));
+        self.base = (!class.hold).then_some(at);
+        self.measured.admitted(class.cost, now, self.quota.map_or(Duration::ZERO, |(_, window)| window));
     }
 
     /// Records a denial of a request with this cost that accepted a delay of `max_delay`.

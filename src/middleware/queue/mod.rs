@@ -38,7 +38,7 @@ use foldhash::quality::RandomState;
 
 use self::driver::Driver;
 pub(crate) use self::ids::QueueIds;
-use self::state::{AskOrder, Effects, Next, Queue, Waiter};
+use self::state::{Effects, Next, Queue, Waiter};
 use self::ticket::Ticket;
 pub(crate) use self::ticket::{Ask, Class, Reply, Start};
 pub(crate) use self::waiting::{GrantedStart, Waited, Waiting};
@@ -226,7 +226,7 @@ impl Queues {
             let remaining = deadline.map(|deadline| deadline.saturating_duration_since(now));
             let of_limiter = ask.max_waiting().and_then(|waiting| queue.time_for(waiting));
             let longest = [remaining, of_limiter].into_iter().flatten().min();
-            let wait = queue.wait_of_new(class.cost, now);
+            let wait = queue.wait_of_new(class, now);
             let excess = wait.zip(longest).and_then(|(wait, longest)| wait.checked_sub(longest));
             if let Some(excess) = excess.filter(|excess| !excess.is_zero()) {
                 return Err(refused(queue, class, Some(excess), has_waiters, now));
@@ -402,14 +402,14 @@ impl Queues {
     }
 
     /// Prepares a queue whose driver was dropped for another one, which its next polled request spawns.
-    fn driver_dropped(&self, id: u64, token: u64, in_flight: impl Iterator<Item = AskOrder>) {
+    fn driver_dropped(&self, id: u64, token: u64) {
         let mut effects = Effects::default();
         {
             let mut shard = self.lock(id);
             let Some(queue) = shard.get_mut(&id).filter(|queue| queue.driver == Some(token)) else { return };
             queue.driver = None;
             queue.driver_waker = None;
-            queue.abort(in_flight);
+            queue.abort();
             queue.wake_waiters(&mut effects);
             if queue.len() == 0 {
                 effects.unused = queue.take_starts();

@@ -61,6 +61,11 @@ impl Pace {
         self.is_booking &= !books;
     }
 
+    /// Gives up all asks under way.
+    pub(super) fn abort(&mut self) {
+        (self.in_flight, self.in_flight_cost, self.is_booking) = (0, 0, false);
+    }
+
     /// Records the time that an ask took.
     pub(super) fn took(&mut self, time: Duration) {
         self.ask_time = (self.ask_time * 7 + time) / 8;

@@ -124,13 +124,17 @@ impl Queue {
     // -----------------------------------------------------------------------------------------------------------------
 
     /// Returns the time until a request that joins now starts.
-    pub(super) fn wait_of_new(&self, cost: u64, now: Instant) -> Option<Duration> {
+    pub(super) fn wait_of_new(&self, class: Class, now: Instant) -> Option<Duration> {
         if self.newest_first {
             return Some(Duration::ZERO);
         }
+        if class.hold {
+            // The requests ahead may settle less than they hold, or nothing.
+            return self.estimate.wait_behind(0, 0, now);
+        }
         let uncovered = self.waiters.iter().filter(|waiter| !waiter.is_covered);
         let ahead = uncovered.map(|waiter| waiter.class.cost).fold(self.pace.in_flight_cost, u64::saturating_add);
-        self.estimate.wait_behind(ahead, cost, now)
+        self.estimate.wait_behind(ahead, class.cost, now)
     }
 
     /// Returns the time in which the limit admits this cost.
@@ -166,7 +170,7 @@ impl Queue {
 
     /// Adds a start that the limiter admitted. `now` is the time of the decision.
     pub(super) fn add_start(&mut self, start: Start, now: Instant) {
-        self.estimate.admitted(&start.decision, start.at, start.class.cost, now);
+        self.estimate.admitted(&start.decision, start.at, start.class, now);
         let position = self.starts.partition_point(|other| other.at <= start.at);
         self.starts.insert(position, start);
     }
@@ -443,12 +447,13 @@ impl Queue {
         self.pace.released();
     }
 
-    /// Gives up the asks under way, whose driver is gone.
-    pub(super) fn abort(&mut self, orders: impl Iterator<Item = AskOrder>) {
-        for order in orders {
-            self.pace.answered(order.class.cost, order.books);
-            self.remove_cover(order.class);
-        }
+    /// Gives up the asks under way, whose driver is gone. Only starts cover requests then.
+    pub(super) fn abort(&mut self) {
+        self.pace.abort();
+        self.spare.clear();
+        self.waiters.iter_mut().for_each(|waiter| waiter.is_covered = false);
+        let classes: Vec<Class> = self.starts.iter().map(|start| start.class).collect();
+        classes.into_iter().for_each(|class| self.pass_cover(class));
     }
 
     pub(super) fn take_starts(&mut self) -> Vec<Start> {
