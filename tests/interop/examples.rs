@@ -200,7 +200,7 @@ fn admin_example_shows_blocks_and_resets_a_client() {
     let address: SocketAddr = address.parse().expect("an address");
     let ends = |answer: String, text: &str| assert!(answer.ends_with(&format!("\r\n\r\n{text}\n")), "{answer}");
 
-    ends(get(address, "/admin/127.0.0.1"), "127.0.0.1: 4 requests left");
+    ends(get(address, "/admin/127.0.0.1"), "127.0.0.1: 5 requests left");
     assert!(get(address, "/").starts_with("HTTP/1.1 200 "));
     assert!(get(address, "/admin").contains("TopKey"));
     ends(send(address, "PUT", "/admin/127.0.0.1/block/3600"), "127.0.0.1: blocked for 3600 s");
