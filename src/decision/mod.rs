@@ -153,8 +153,7 @@ impl Decision {
 
     /// Sets whether the limiter schedules later starts for callers that accept a delay.
     ///
-    /// If it does, a denial means that no start is possible within the accepted delay. The layer then does not wait and
-    /// ask again.
+    /// If it does, a denial means that no start is possible within the accepted delay.
     #[must_use]
     pub fn with_scheduling(mut self, supports_scheduling: bool) -> Self {
         self.supports_scheduling = supports_scheduling;

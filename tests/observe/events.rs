@@ -107,7 +107,7 @@ async fn waiting_request_emits_the_wait_and_its_outcome() {
     let third = service.ready().await.expect("ready").call("a");
     assert_eq!(events.take(), ["waits", "waits"]);
     second.await.expect("its start");
-    assert_eq!(events.take(), ["waited 1s", "delayed by default in store"]);
+    assert_eq!(events.take(), ["WaitAsked { admitted: true }", "waited 1s", "delayed by default in store"]);
     drop(third);
     assert_eq!(events.take(), ["waited 1s", "abandoned Waiting"]);
 }
@@ -125,11 +125,12 @@ async fn waiter_that_acquires_again_emits_one_outcome() {
     assert_eq!(events.take(), ["waits"]);
     // `max_waiters` is 1.
     service.ready().await.expect("ready").call("a").await.expect_err("no free permit");
-    assert_eq!(events.take(), ["denied by default in store"]);
+    assert_eq!(events.take(), ["WaitRefused", "denied by default in store"]);
     waiting.await.expect("within the limit again");
     let events = events.take();
-    assert!(events[0].starts_with("waited 1"), "{events:?}");
-    assert_eq!(events[1..], ["allowed by default in store"]);
+    assert_eq!(events[0], "WaitAsked { admitted: true }");
+    assert!(events[1].starts_with("waited 1"), "{events:?}");
+    assert_eq!(events[2..], ["delayed by default in store"]);
 }
 
 /// The inner service is ready at first, and fails before the start.
