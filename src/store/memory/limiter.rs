@@ -23,10 +23,6 @@ use crate::table::LookupError;
 /// Clones share the states. Concurrent decisions are linearizable: the result is that of some order of them. A decision
 /// waits only while another thread writes to the same few keys, allocates nothing, and returns immediately.
 ///
-/// A key is any type that can be hashed. The table stores a 64-bit hash of the key, under a seed that is random for
-/// each limiter. Among a million keys, two share a state with a probability of 3 in 10^8, among a hundred million of 3
-/// in 10^4.
-///
 /// The memory is bounded: the table has a fixed capacity ([`max_keys`](MemoryBuilder::max_keys), by default
 /// [`DEFAULT_MAX_KEYS`](Self::DEFAULT_MAX_KEYS)) and never grows. An idle key's slot is free for another key.
 /// There is no clean-up, and no background thread.
@@ -40,6 +36,71 @@ use crate::table::LookupError;
 /// let decision = limiter.check("alice", AcquireOptions::default());
 /// assert!(decision.is_allowed());
 /// assert_eq!(decision.remaining(), Some(19));
+/// ```
+///
+/// # Keys
+///
+/// `Key` is the type of the keys: any type that can be hashed, also an unsized one such as `str`. The compiler infers
+/// `Key` from the extractor of the layer, or from the first call; otherwise write `Memory::<Key, _>::new(..)`. A key
+/// should not contain a reference, because all keys of a limiter then need one lifetime.
+///
+/// The table stores a 64-bit hash of the key, under a seed that is random for each limiter. Among a million keys, two
+/// share a state with a probability of 3 in 10^8, among a hundred million of 3 in 10^4.
+///
+/// All operations on a key take the key that the extractor of the layer returns. The extractor's `key_of` creates it:
+///
+/// ```
+/// use std::net::IpAddr;
+/// use std::time::Duration;
+/// use tower_ratelimit::{Gcra, Memory, PeerIp, Quota, RateLimitLayer};
+///
+/// const CLIENT: PeerIp = PeerIp::new();
+///
+/// let limiter = Memory::new(Gcra::new(Quota::per_second(10)));
+/// let address: IpAddr = "192.0.2.1".parse()?;
+/// let _ = limiter.block("default", &CLIENT.key_of(address), Duration::from_secs(3600));
+/// let app: axum::Router = axum::Router::new().layer(RateLimitLayer::new(CLIENT, limiter));
+/// # Ok::<(), std::net::AddrParseError>(())
+/// ```
+///
+/// A key of another type is a compile error:
+///
+/// ```compile_fail,E0277
+/// # use std::time::Duration;
+/// # use tower_ratelimit::{Gcra, Memory, PeerIp, Quota, RateLimitLayer};
+/// # const CLIENT: PeerIp = PeerIp::new();
+/// let limiter = Memory::new(Gcra::new(Quota::per_second(10)));
+/// let _ = limiter.block("default", "192.0.2.1", Duration::from_secs(3600));
+/// // `Memory<str, Gcra>` is not a limiter for keys of type `IpAddr`
+/// let app: axum::Router = axum::Router::new().layer(RateLimitLayer::new(CLIENT, limiter));
+/// ```
+///
+/// # The type of a limiter
+///
+/// `Memory<Key, Gcra>` is a limiter with one algorithm, and `Memory<Key>` one with a `Vec` of [`DynLimit`]s. Use the
+/// latter where the type of the limits cannot be written because it contains closures:
+///
+/// ```
+/// use std::net::IpAddr;
+/// use tower_ratelimit::{DynLimit, Gcra, Limit, Memory, Quota};
+///
+/// struct Caller {
+///     user: u64,
+/// }
+///
+/// struct Limiters {
+///     by_address: Memory<IpAddr, Gcra>,
+///     by_user: Memory<Caller>,
+/// }
+///
+/// fn limiters() -> Limiters {
+///     let user = Limit::new("user", Gcra::new(Quota::per_second(5))).keyed_by(|caller: &Caller| caller.user);
+///     Limiters {
+///         by_address: Memory::new(Gcra::new(Quota::per_second(10))),
+///         by_user: Memory::new(vec![DynLimit::new(user)]),
+///     }
+/// }
+/// # let _ = limiters();
 /// ```
 pub struct Memory<Key, L = Vec<DynLimit<Key>>, C = SystemClock, S = DefaultHashBuilder>
 where
@@ -63,7 +124,10 @@ impl<Key: ?Sized, L: MemoryLimits<Key, DefaultHashBuilder>> Memory<Key, L> {
     /// otherwise: one gibibyte.
     pub const DEFAULT_MAX_HEAP_BYTES: usize = Capacity::DEFAULT.max_heap_bytes;
 
-    /// Creates a limiter with the default settings, from any [`MemoryLimits`].
+    /// Creates a limiter with the default settings.
+    ///
+    /// `limits` is an algorithm, [`per_key`], a [`Limit`](crate::Limit), a tuple of up to eight of these, or a `Vec` of
+    /// [`DynLimit`]s.
     ///
     /// # Panics
     ///

@@ -12,7 +12,8 @@ use crate::table::LookupError;
 /// The limits of a [`Memory`](super::Memory) for keys of type `Key`: an algorithm, [`per_key`](crate::per_key), a
 /// [`Limit`](crate::Limit), a tuple of up to eight of these, or a `Vec` of [`DynLimit`](crate::DynLimit)s.
 ///
-/// `S` is the type of the hasher. The trait is for bounds of functions that build limiters; its methods are internal.
+/// `S` is the type of the hasher.
+#[doc(hidden)]
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is not a limit that `Memory` can apply to keys of type `{Key}`",
     note = "use an algorithm, `per_key(..)`, a `Limit`, a tuple of up to eight of these, or a `Vec<DynLimit<Key>>`; \
@@ -20,31 +21,25 @@ use crate::table::LookupError;
 )]
 pub trait MemoryLimits<Key: ?Sized, S>: Sized {
     /// The limits with their tables.
-    #[doc(hidden)]
     type Tables: Send + Sync + 'static;
 
-    #[doc(hidden)]
     fn build(self, capacity: Capacity) -> Result<Self::Tables, Error>;
 
     /// Decides on the fast path. An error charges nothing.
-    #[doc(hidden)]
     fn try_acquire(tables: &Self::Tables, context: &AcquireContext<'_, Key, S>) -> Result<Decision, LookupError>;
 
     /// Decides any request, after [`try_acquire`](Self::try_acquire) returned `error`. Returns the limits on which the
     /// cost is held as well.
     ///
     /// `context` is passed by value: a reference would force the context of the fast path into memory.
-    #[doc(hidden)]
     fn acquire(
         tables: &Self::Tables,
         context: AcquireContext<'_, Key, S>,
         error: LookupError,
     ) -> (Decision, Vec<HeldLimit>);
 
-    #[doc(hidden)]
     fn peek(tables: &Self::Tables, context: AcquireContext<'_, Key, S>) -> Decision;
 
-    #[doc(hidden)]
     fn for_each(tables: &Self::Tables, f: &mut dyn FnMut(&dyn TransactionLimit<Key, S>));
 }
 
