@@ -27,7 +27,7 @@ const CLIENT: PeerIp = PeerIp::new();
 /// The name of a limit that was not named.
 const LIMIT: &str = "default";
 
-type Clients = Memory<Gcra>;
+type Clients = Memory<IpAddr, Gcra>;
 
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn std::error::Error>> {

@@ -11,7 +11,7 @@
 use tower_ratelimit::limiter::{Limiter, Reservation};
 use tower_ratelimit::{AcquireOptions, Error, Memory, Quota, TokenBucket};
 
-type Tokens = Memory<TokenBucket>;
+type Tokens = Memory<str, TokenBucket>;
 
 /// A completion that is streamed as a response body. If the client disconnects, the server drops it with its
 /// reservation.

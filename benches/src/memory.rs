@@ -1,10 +1,9 @@
 //! Decisions in memory: one hot key and many keys, allowed and denied, on one thread and on two.
 
-use std::hash::BuildHasher;
 use std::hint::black_box;
 use std::time::Duration;
 
-use tower_ratelimit::store::{MemoryLimits, MemoryLimitsFor};
+use tower_ratelimit::store::MemoryLimits;
 use tower_ratelimit::{
     AcquireOptions, FixedWindow, Gcra, LeakyQueue, Limit, Memory, Quota, SlidingLog, SlidingWindow, SystemClock,
 };
@@ -22,7 +21,7 @@ const SLOW: BenchQuota = BenchQuota { limit: 1, seconds: 1, burst: 1_000_000 };
 
 /// All contestants, with the same quota.
 struct Contestants<K: Key> {
-    ours: Memory<Gcra, SystemClock, foldhash::quality::RandomState>,
+    ours: Memory<K, Gcra, SystemClock, foldhash::quality::RandomState>,
     baseline: Baseline,
     peers: Peers<K>,
 }
@@ -98,12 +97,11 @@ pub(crate) fn run(harness: &mut Harness) {
     hashers(harness);
 }
 
-fn decide<'a, K, L, S>(name: &'static str, limiter: &'a Memory<L, SystemClock, S>, keys: &'a [K]) -> Contestant<'a>
+fn decide<'a, K, L, S>(name: &'static str, limiter: &'a Memory<K, L, SystemClock, S>, keys: &'a [K]) -> Contestant<'a>
 where
     K: Sync,
-    L: MemoryLimits<S> + MemoryLimitsFor<K, S>,
-    L::Rows: Send + Sync,
-    S: BuildHasher + Send + Sync,
+    L: MemoryLimits<K, S>,
+    S: Send + Sync,
 {
     Contestant::new(name, move |thread| {
         let mut sequence = KeySequence::new(keys.len(), thread);
@@ -158,14 +156,15 @@ fn three_limits(harness: &Harness) {
 /// The default hasher, and the hasher for keys that clients choose.
 fn hashers(harness: &Harness) {
     let quota = Gcra::new(Quota::per_second(1_000_000)).burst(u32::MAX.into());
-    let (default, sip) = (Memory::new(quota), Memory::builder(quota).sip_hash().build().expect("a limiter"));
     let numbers: Vec<u64> = (0..1_000).collect();
     let strings: Vec<String> = (0..1_000).map(|key| format!("customer-{key:011}")).collect();
+    let (default, sip) = (Memory::new(quota), Memory::builder(quota).sip_hash().build().expect("a limiter"));
     harness.compare(
         "memory hashers u64",
         1,
         &[decide("default", &default, &numbers), decide("sip_hash", &sip, &numbers)],
     );
+    let (default, sip) = (Memory::new(quota), Memory::builder(quota).sip_hash().build().expect("a limiter"));
     harness.compare(
         "memory hashers string",
         1,

@@ -8,6 +8,21 @@ use crate::encode::{EncodeKey, KeyWriter};
 /// A key from text of any length, stored without an allocation.
 ///
 /// Up to [`MAX_LEN`](Self::MAX_LEN) bytes are stored as they are. A longer text is replaced by a SHA-256 digest.
+///
+/// The extractors [`Header`](super::Header), [`Host`](super::Host), [`Path`](super::Path) and
+/// [`Method`](super::Method) return it. So it is also the key of operations on their limiters:
+///
+/// ```
+/// use std::time::Duration;
+/// use tower_ratelimit::key::{Header, KeyText};
+/// use tower_ratelimit::{Gcra, Memory, Quota, RateLimitLayer};
+///
+/// let limiter = Memory::<KeyText, _>::new(Gcra::new(Quota::per_second(10)));
+/// let layer = RateLimitLayer::new(Header::from_static("x-tenant"), limiter.clone());
+///
+/// // Denies the requests with `x-tenant: acme` for an hour.
+/// let _ = limiter.block("default", &KeyText::from("acme"), Duration::from_secs(3600));
+/// ```
 #[derive(Clone, Copy)]
 pub struct KeyText {
     bytes: [u8; Self::MAX_LEN],

@@ -39,6 +39,10 @@ macro_rules! admin_methods {
         ///
         /// A limit that was not named has the name `default`.
         ///
+        /// `key` is the key that the layer's extractor returns: see [`PeerIp::key_of`](crate::PeerIp::key_of),
+        /// [`ClientIp::key_of`](crate::ClientIp::key_of), [`ApiKey::key_of`](crate::key::ApiKey::key_of) and
+        /// [`KeyText`](crate::key::KeyText).
+        ///
         /// # Errors
         ///
         /// If there is no limit with this name, or the store cannot record the usage.
@@ -53,6 +57,10 @@ macro_rules! admin_methods {
         ///
         /// A block applies to the sub-key by which the limit counts. A later block replaces an earlier one. The usage
         /// of the key does not change.
+        ///
+        /// `key` is the key that the layer's extractor returns: see [`PeerIp::key_of`](crate::PeerIp::key_of),
+        /// [`ClientIp::key_of`](crate::ClientIp::key_of), [`ApiKey::key_of`](crate::key::ApiKey::key_of) and
+        /// [`KeyText`](crate::key::KeyText).
         ///
         /// # Errors
         ///
@@ -71,6 +79,10 @@ macro_rules! admin_methods {
 
         /// Lifts the block of a key under one limit. The usage of the key does not change.
         ///
+        /// `key` is the key that the layer's extractor returns: see [`PeerIp::key_of`](crate::PeerIp::key_of),
+        /// [`ClientIp::key_of`](crate::ClientIp::key_of), [`ApiKey::key_of`](crate::key::ApiKey::key_of) and
+        /// [`KeyText`](crate::key::KeyText).
+        ///
         /// # Errors
         ///
         /// If there is no limit with this name, or the store cannot be changed.
@@ -83,6 +95,10 @@ macro_rules! admin_methods {
         }
 
         /// Resets the usage of a key under all limits to that of a never-seen key. Blocks stay.
+        ///
+        /// `key` is the key that the layer's extractor returns: see [`PeerIp::key_of`](crate::PeerIp::key_of),
+        /// [`ClientIp::key_of`](crate::ClientIp::key_of), [`ApiKey::key_of`](crate::key::ApiKey::key_of) and
+        /// [`KeyText`](crate::key::KeyText).
         ///
         /// # Errors
         ///

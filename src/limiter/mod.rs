@@ -95,8 +95,8 @@ use std::sync::Arc;
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is not a limiter for keys of type `{Key}`",
     note = "wrap an algorithm or limits in a store: `Memory::new(..)` or `Redis::new(..)`",
-    note = "the key extractor returns the key type `{Key}`; a limiter with sub-keys (`keyed_by`) and a `Redis<Key>` must \
-            have the same"
+    note = "the key extractor returns the key type `{Key}`: the limiter, `Memory<Key, ..>` or `Redis<Key>`, must have \
+            the same in its sub-keys (`keyed_by`) and operations (`check`, `block`)"
 )]
 pub trait Limiter<Key: ?Sized>: Send + Sync + 'static {
     /// The future of a decision. A limiter that always decides immediately uses [`std::future::Ready`].

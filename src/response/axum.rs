@@ -12,14 +12,14 @@ use super::rejection::Rejection;
 /// use tower_ratelimit::response::Rejection;
 /// use tower_ratelimit::{AcquireOptions, Gcra, Memory};
 ///
-/// async fn handler(State(limiter): State<Memory<Gcra>>) -> Result<&'static str, Rejection> {
+/// async fn handler(State(limiter): State<Memory<str, Gcra>>) -> Result<&'static str, Rejection> {
 ///     let decision = limiter.check("reports", AcquireOptions::cost(5));
 ///     if !decision.is_allowed() {
 ///         return Err(Rejection::OverLimit(decision));
 ///     }
 ///     Ok("the report")
 /// }
-/// # let _: axum::Router<Memory<Gcra>> = axum::Router::new().route("/", axum::routing::get(handler));
+/// # let _: axum::Router<Memory<str, Gcra>> = axum::Router::new().route("/", axum::routing::get(handler));
 /// ```
 impl IntoResponse for Rejection {
     fn into_response(self) -> Response {

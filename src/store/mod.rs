@@ -4,9 +4,7 @@ mod memory;
 #[cfg(feature = "redis")]
 mod redis;
 
-pub use self::memory::{
-    DefaultHashBuilder, DynLimit, KeyId, Memory, MemoryBuilder, MemoryLimits, MemoryLimitsFor, TopKey, Usage,
-};
+pub use self::memory::{DefaultHashBuilder, DynLimit, KeyId, Memory, MemoryBuilder, MemoryLimits, TopKey, Usage};
 #[cfg(feature = "redis-tls")]
 pub use self::redis::RedisTls;
 #[cfg(feature = "redis")]

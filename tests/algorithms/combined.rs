@@ -3,7 +3,7 @@
 use proptest::collection::vec;
 use proptest::prelude::*;
 use tower_ratelimit::limiter::{Acquisition, Held};
-use tower_ratelimit::store::{DefaultHashBuilder, MemoryLimitsFor};
+use tower_ratelimit::store::{DefaultHashBuilder, MemoryLimits};
 use tower_ratelimit::{AcquireOptions, Clock, Detail, Limit, Limiter, ManualClock, Memory, Timestamp};
 
 use crate::cases;
@@ -77,7 +77,7 @@ proptest! {
 }
 
 /// Applies the steps to a dynamic list of the limits and to the static limits, and compares the decisions.
-fn assert_decides_as_a_list<L: MemoryLimitsFor<str, DefaultHashBuilder> + 'static>(
+fn assert_decides_as_a_list<L: MemoryLimits<str, DefaultHashBuilder> + 'static>(
     specs: &[Spec],
     limits: L,
     start: u64,

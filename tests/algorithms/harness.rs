@@ -17,7 +17,7 @@ use crate::schedule::{Op, Step, resolve};
 
 /// The limiter under test with one key, and the guards of its holds.
 pub(crate) struct Subject {
-    limiter: Memory<Vec<DynLimit<str>>, ManualClock>,
+    limiter: Memory<str, Vec<DynLimit<str>>, ManualClock>,
     pub(crate) clock: ManualClock,
     tier: Arc<AtomicUsize>,
     guards: Vec<Held>,

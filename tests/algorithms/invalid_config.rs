@@ -188,32 +188,38 @@ proptest! {
 fn invalid_limiters_are_errors() {
     let gcra = Gcra::new(Quota::per_second(1));
     let named = |name: &'static str| Limit::new(name, gcra);
-    assert_config_error(Memory::builder(gcra).max_keys(0).build(), "invalid `max_keys`: 0");
-    assert_config_error(Memory::builder((named("a"), named("b"), named("a"))).build(), "two limits are named \"a\"");
-    assert_config_error(Memory::builder((gcra, gcra)).build(), "two limits are named \"default\"");
-    assert_config_error(Memory::builder((named("a"), named(""))).build(), "empty name");
-    assert_config_error(Memory::builder(named("")).clock(ManualClock::new()).build(), "empty name");
+    assert_config_error(Memory::<u64, _>::builder(gcra).max_keys(0).build(), "invalid `max_keys`: 0");
     assert_config_error(
-        Memory::builder(named("größe")).build(),
+        Memory::<u64, _>::builder((named("a"), named("b"), named("a"))).build(),
+        "two limits are named \"a\"",
+    );
+    assert_config_error(Memory::<u64, _>::builder((gcra, gcra)).build(), "two limits are named \"default\"");
+    assert_config_error(Memory::<u64, _>::builder((named("a"), named(""))).build(), "empty name");
+    assert_config_error(Memory::<u64, _>::builder(named("")).clock(ManualClock::new()).build(), "empty name");
+    assert_config_error(
+        Memory::<u64, _>::builder(named("größe")).build(),
         "limit name \"größe\": header fields cannot carry 'ö'",
     );
-    assert_config_error(Memory::builder((named("a"), named("b\"c"))).build(), "header fields cannot carry '\"'");
-    assert_config_error(Memory::builder(named("b\\c")).build(), "header fields cannot carry '\\\\'");
-    assert_config_error(Memory::builder(named("b\nc")).build(), "header fields cannot carry '\\n'");
+    assert_config_error(
+        Memory::<u64, _>::builder((named("a"), named("b\"c"))).build(),
+        "header fields cannot carry '\"'",
+    );
+    assert_config_error(Memory::<u64, _>::builder(named("b\\c")).build(), "header fields cannot carry '\\\\'");
+    assert_config_error(Memory::<u64, _>::builder(named("b\nc")).build(), "header fields cannot carry '\\n'");
     assert_config_error(
         Memory::builder(vec![DynLimit::<u64>::new(named("b\u{7f}"))]).build(),
         "header fields cannot carry '\\u{7f}'",
     );
     #[cfg(target_pointer_width = "64")]
-    assert_config_error(Memory::builder(gcra).max_keys(usize::MAX).build(), "the maximum is 2^32");
-    assert!(Memory::builder((named("a"), named("b"))).max_keys(1).build().is_ok());
+    assert_config_error(Memory::<u64, _>::builder(gcra).max_keys(usize::MAX).build(), "the maximum is 2^32");
+    assert!(Memory::<u64, _>::builder((named("a"), named("b"))).max_keys(1).build().is_ok());
 }
 
 #[test]
 #[should_panic(expected = "two limits are named \"default\"")]
 fn memory_constructor_panics_when_two_limits_have_one_name() {
     let gcra = Gcra::new(Quota::per_second(1));
-    let _ = Memory::new((gcra, gcra));
+    let _ = Memory::<u64, _>::new((gcra, gcra));
 }
 
 fn assert_config_error<T: std::fmt::Debug>(built: Result<T, Error>, text: &str) {

@@ -568,9 +568,10 @@ fn sliding_log_stores_at_most_its_limit_when_overcharged() {
         algorithm.charge(&mut log, ManualClock::START.saturating_add(Duration::from_micros(tick)), Duration::ZERO, 5);
         assert!(log.hits.len() <= 3);
     }
-    let error = Memory::builder(SlidingLog::new(Quota::per_hour(100_000))).build().expect_err("too much memory");
+    let error =
+        Memory::<u64, _>::builder(SlidingLog::new(Quota::per_hour(100_000))).build().expect_err("too much memory");
     assert!(error.is_config() && error.to_string().contains("max_heap_bytes"), "{error}");
-    assert!(Memory::builder(SlidingLog::new(Quota::per_hour(100_000))).max_keys(100).build().is_ok());
+    assert!(Memory::<u64, _>::builder(SlidingLog::new(Quota::per_hour(100_000))).max_keys(100).build().is_ok());
 }
 
 /// A log takes the documented 16 bytes a hit: it reserves no capacity beyond the limit and stores no hit of weight 0.

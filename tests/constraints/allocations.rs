@@ -23,7 +23,7 @@ use tower_ratelimit::key::{
 use tower_ratelimit::limiter::{BoxLimiter, Limiter};
 use tower_ratelimit::observe::Event;
 use tower_ratelimit::response::{BoxError, Http, RejectWithError, Rejection, Respond};
-use tower_ratelimit::store::{DefaultHashBuilder, MemoryLimitsFor};
+use tower_ratelimit::store::{DefaultHashBuilder, MemoryLimits};
 use tower_ratelimit::{
     AcquireOptions, ClientIp, DynLimit, FixedWindow, Gcra, Limit, ManualClock, Memory, PeerIp, Quota, RateLimitLayer,
     SlidingWindow, TokenBucket,
@@ -94,11 +94,11 @@ fn minimal<K: Clone, A: Clone>(key: K, limiter: A) -> tower_ratelimit::RateLimit
 type PageFn = fn(Request<()>) -> Ready<Result<Page, BoxError>>;
 type PageService = tower::util::ServiceFn<PageFn>;
 
-fn one_limit() -> Memory<Gcra> {
+fn one_limit<Key: Hash + ?Sized>() -> Memory<Key, Gcra> {
     Memory::new(Gcra::new(Quota::per_second(1_000_000)))
 }
 
-fn three_limits() -> Memory<(Limit<Gcra>, Limit<FixedWindow>, Limit<TokenBucket>)> {
+fn three_limits<Key: Hash + ?Sized>() -> Memory<Key, (Limit<Gcra>, Limit<FixedWindow>, Limit<TokenBucket>)> {
     Memory::new((
         Limit::new("smooth", Gcra::new(Quota::per_second(1_000_000))),
         Limit::new("hourly", FixedWindow::new(Quota::per_hour(1_000_000))),
@@ -174,7 +174,7 @@ fn key_extractors_allocate_nothing() {
 fn decisions_of_four_to_eight_limits_allocate_nothing() {
     fn check<L>(description: &str, limits: impl Fn(u64) -> L)
     where
-        L: MemoryLimitsFor<IpAddr, DefaultHashBuilder> + 'static,
+        L: MemoryLimits<IpAddr, DefaultHashBuilder> + 'static,
     {
         let clock = || ManualClock::new();
         let enough = Memory::builder(limits(1_000_000)).clock(clock()).build().expect("a limiter");
@@ -324,7 +324,7 @@ where
     RateLimitLayer::new(PeerIp::new(), limiter).responder(responder).layer(service_fn(page as PageFn))
 }
 
-fn one_strict_limit() -> Memory<FixedWindow, ManualClock> {
+fn one_strict_limit<Key: Hash + ?Sized>() -> Memory<Key, FixedWindow, ManualClock> {
     Memory::builder(FixedWindow::new(Quota::per_hour(1))).clock(ManualClock::new()).build().expect("a limiter")
 }
 

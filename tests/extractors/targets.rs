@@ -1,5 +1,7 @@
 //! Keys of the request target: host, path, route, method.
 
+use std::hash::Hash;
+
 use axum::Router;
 use axum::body::Body;
 use axum::routing::get;
@@ -148,7 +150,7 @@ fn method_is_case_sensitive() {
     assert!(matches!(method(&"X".repeat(10_000)), Extracted::Key(_)), "bounded");
 }
 
-fn one_a_minute() -> Memory<Gcra, ManualClock> {
+fn one_a_minute<Key: Hash + ?Sized>() -> Memory<Key, Gcra, ManualClock> {
     Memory::builder(Gcra::new(Quota::per_minute(1))).clock(ManualClock::new()).build().expect("settings")
 }
 

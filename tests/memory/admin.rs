@@ -505,7 +505,7 @@ fn usage_counts_held_keys_and_held_costs() {
 #[test]
 fn usage_counts_bytes_of_blocks_logs_and_blocked_keys() {
     let bytes = |algorithm: SlidingWindow| {
-        let limiter = Memory::builder(algorithm).max_keys(1000).clock(ManualClock::new()).build().unwrap();
+        let limiter = Memory::<u64, _>::builder(algorithm).max_keys(1000).clock(ManualClock::new()).build().unwrap();
         limiter.usage()[0].bytes
     };
     // A key takes eight more bytes for each block.

@@ -48,7 +48,7 @@ fn cached<L>(limiter: L, clock: &ManualClock) -> (Cached<L>, Arc<AtomicU64>) {
     (DeniedCache::with_clock(counted, 64, clock.clone()), calls)
 }
 
-fn per_second(limit: u64, clock: &ManualClock) -> Memory<FixedWindow, ManualClock> {
+fn per_second(limit: u64, clock: &ManualClock) -> Memory<u64, FixedWindow, ManualClock> {
     Memory::builder(FixedWindow::new(Quota::per_second(limit))).clock(clock.clone()).build().expect("a limit")
 }
 
@@ -270,7 +270,7 @@ async fn denial_in_flight_during_clear_or_invalidate_is_not_cached() {
     }
 }
 
-type CountedPart = Arc<Counted<Memory<FixedWindow, ManualClock>>>;
+type CountedPart = Arc<Counted<Memory<u64, FixedWindow, ManualClock>>>;
 type CachedChain = DeniedCache<Chained<CountedPart, CountedPart>, ManualClock>;
 
 /// A cache around two chained limiters, and the counts of calls that reach their stores.

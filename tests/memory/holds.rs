@@ -390,7 +390,7 @@ fn guard_of_a_custom_limiter_settles_exactly_once() {
 // ---------------------------------------------------------------------------------------------------------------------
 
 /// The smallest possible table.
-fn small(when_full: WhenFull, clock: &ManualClock) -> Memory<Gcra, ManualClock> {
+fn small(when_full: WhenFull, clock: &ManualClock) -> Memory<u64, Gcra, ManualClock> {
     let builder = Memory::builder(Gcra::new(Quota::per_hour(10))).max_keys(1).when_full(when_full);
     builder.clock(clock.clone()).build().unwrap()
 }

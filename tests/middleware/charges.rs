@@ -7,7 +7,7 @@ use tower_ratelimit::{AcquireOptions, FixedWindow, Limiter, ManualClock, Memory,
 
 use crate::support::{Act, Pool, RemoteLimiter, StubLimiter, TestRequest, key_of, limited, per_minute};
 
-type PerMinute = Memory<FixedWindow, ManualClock>;
+type PerMinute = Memory<&'static str, FixedWindow, ManualClock>;
 
 /// Returns the remaining tokens of `key`.
 fn remaining(limiter: &PerMinute, key: &'static str) -> u64 {

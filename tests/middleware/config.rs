@@ -49,7 +49,7 @@ fn policy(settings: &str) -> Result<Policy, toml::de::Error> {
     toml::from_str(settings)
 }
 
-type Dynamic = Memory<Vec<DynLimit<Caller>>, ManualClock>;
+type Dynamic = Memory<Caller, Vec<DynLimit<Caller>>, ManualClock>;
 
 fn memory(limits: Vec<DynLimit<Caller>>, clock: &ManualClock) -> Dynamic {
     Memory::builder(limits).max_keys(1000).clock(clock.clone()).build().unwrap()
@@ -398,7 +398,7 @@ fn replace_starts_new_limits_empty_and_drops_removed_ones() {
 #[test]
 fn empty_list_of_limits_is_a_configuration_error_unless_allowed() {
     let clock = ManualClock::new();
-    let error = Memory::<Vec<DynLimit<Caller>>>::builder(Vec::new()).build().unwrap_err();
+    let error = Memory::<Caller>::builder(Vec::new()).build().unwrap_err();
     assert!(error.is_config() && error.to_string().starts_with("no limits: "), "{error}");
     let ten = || {
         let limit = Limit::new("a", Gcra::new(Quota::per_hour(10))).keyed_by(|key: &Caller| key.user);
@@ -611,7 +611,7 @@ fn keys_with_limit(limit: Limit<Gcra>) -> Vec<DynLimit<u64>> {
 }
 
 /// Whether a full table of keys with usage denies a new key.
-fn denies_when_full(limiter: &Memory<Vec<DynLimit<u64>>, ManualClock>) -> bool {
+fn denies_when_full(limiter: &Memory<u64, Vec<DynLimit<u64>>, ManualClock>) -> bool {
     (0..1000_u64).any(|key| !limiter.check(&key, AcquireOptions::default()).is_allowed())
 }
 

@@ -940,9 +940,9 @@ async fn request_dropped_during_a_pending_decision_settles_nothing() {
 // Several limits
 // ---------------------------------------------------------------------------------------------------------------------
 
-fn several<L>(limits: L) -> Memory<L, TokioClock>
+fn several<Key: ?Sized, L>(limits: L) -> Memory<Key, L, TokioClock>
 where
-    L: tower_ratelimit::store::MemoryLimits<tower_ratelimit::store::DefaultHashBuilder>,
+    L: tower_ratelimit::store::MemoryLimits<Key, tower_ratelimit::store::DefaultHashBuilder>,
 {
     Memory::builder(limits).max_keys(100).clock(TokioClock::new()).build().unwrap()
 }

@@ -4,6 +4,7 @@
 //! Independent parsers read the fields. The clock is manual.
 
 use std::collections::BTreeSet;
+use std::hash::Hash;
 use std::io::{Read, Write};
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
@@ -31,9 +32,9 @@ use tower_ratelimit::{AcquireOptions, FixedWindow, Limit, ManualClock, Memory, P
 
 use crate::fields::{legacy, limits, policies, retry_after};
 
-type Layer<K, R = Http> = RateLimitLayer<K, Memory<Limit<FixedWindow>, ManualClock>, R>;
+type Layer<K, Key, R = Http> = RateLimitLayer<K, Memory<Key, Limit<FixedWindow>, ManualClock>, R>;
 
-fn layer<K>(key: K, name: &'static str, limit: u64, responder: Http) -> Layer<K> {
+fn layer<K, Key: Hash>(key: K, name: &'static str, limit: u64, responder: Http) -> Layer<K, Key> {
     let limit = Limit::new(name, FixedWindow::new(Quota::per_minute(limit)));
     let limiter = Memory::builder(limit).clock(ManualClock::new()).build().expect("a limiter");
     RateLimitLayer::new(key, limiter).responder(responder)

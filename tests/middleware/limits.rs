@@ -43,9 +43,10 @@ async fn admitted<S: Service<Caller, Error = BoxError>>(service: &mut S, caller:
     admitted
 }
 
-fn in_memory<L: tower_ratelimit::store::MemoryLimits<tower_ratelimit::store::DefaultHashBuilder>>(
-    limits: L,
-) -> (Memory<L, ManualClock>, ManualClock) {
+fn in_memory<Key: ?Sized, L>(limits: L) -> (Memory<Key, L, ManualClock>, ManualClock)
+where
+    L: tower_ratelimit::store::MemoryLimits<Key, tower_ratelimit::store::DefaultHashBuilder>,
+{
     let clock = ManualClock::new();
     (Memory::builder(limits).max_keys(100).clock(clock.clone()).build().expect("a limiter"), clock)
 }

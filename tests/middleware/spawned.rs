@@ -17,7 +17,7 @@ use tower_ratelimit::response::{BoxError, RejectWithError, Rejected};
 use tower_ratelimit::retry::{HttpHint, RetryAfter};
 use tower_ratelimit::{Gcra, Memory, Quota, RateLimitLayer, TokioClock};
 
-fn layer(burst: u64) -> RateLimitLayer<Global, Memory<Gcra, TokioClock>, RejectWithError> {
+fn layer(burst: u64) -> RateLimitLayer<Global, Memory<(), Gcra, TokioClock>, RejectWithError> {
     let limiter = Memory::builder(Gcra::new(Quota::per_second(10)).burst(burst)).clock(TokioClock::new());
     RateLimitLayer::new(Global, limiter.build().expect("a limiter")).responder(RejectWithError)
 }

@@ -1,5 +1,6 @@
 //! The layer in stacks: axum's routers, tower's `ServiceBuilder`, and nested limiters.
 
+use std::hash::Hash;
 use std::net::SocketAddr;
 
 use axum::Router;
@@ -15,14 +16,14 @@ use tower_ratelimit::{FixedWindow, Limit, ManualClock, Memory, PeerIp, Quota, Ra
 use crate::fields::{legacy, limits, policies};
 use crate::support::per_minute;
 
-type Named = Memory<Limit<FixedWindow>, ManualClock>;
+type Named<Key> = Memory<Key, Limit<FixedWindow>, ManualClock>;
 
-fn named(name: &'static str, limit: u64) -> Named {
+fn named<Key: Hash>(name: &'static str, limit: u64) -> Named<Key> {
     let limit = Limit::new(name, FixedWindow::new(Quota::per_minute(limit)));
     Memory::builder(limit).max_keys(100).clock(ManualClock::new()).build().expect("a limiter")
 }
 
-fn by_all(name: &'static str, limit: u64) -> RateLimitLayer<Global, Named> {
+fn by_all(name: &'static str, limit: u64) -> RateLimitLayer<Global, Named<()>> {
     RateLimitLayer::new(Global, named(name, limit))
 }
 

@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 use std::fmt;
 use std::future::Future;
+use std::hash::Hash;
 use std::pin::Pin;
 use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll, Waker};
@@ -205,7 +206,7 @@ impl Future for Working {
 }
 
 /// Creates a limiter of `limit` a minute for each key, and its clock.
-pub(crate) fn per_minute(limit: u64) -> (Memory<FixedWindow, ManualClock>, ManualClock) {
+pub(crate) fn per_minute<Key: Hash + ?Sized>(limit: u64) -> (Memory<Key, FixedWindow, ManualClock>, ManualClock) {
     let clock = ManualClock::new();
     let limiter =
         Memory::builder(FixedWindow::new(Quota::per_minute(limit))).max_keys(100).clock(clock.clone()).build();

@@ -1,5 +1,6 @@
 //! Waiting without the middleware: `until_ready` and `LimitedStream`, in paused time.
 
+use std::hash::Hash;
 use std::time::Duration;
 
 use futures_util::{Stream as _, StreamExt as _, TryStreamExt as _, stream};
@@ -10,7 +11,7 @@ use tower_ratelimit::{AcquireOptions, Error, FixedWindow, Gcra, LeakyQueue, Memo
 
 const SECOND: Duration = Duration::from_secs(1);
 
-fn memory<A: Algorithm>(algorithm: A) -> Memory<A, TokioClock> {
+fn memory<Key: Hash + ?Sized, A: Algorithm>(algorithm: A) -> Memory<Key, A, TokioClock> {
     Memory::builder(algorithm).clock(TokioClock::new()).build().expect("a limiter")
 }
 

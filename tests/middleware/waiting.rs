@@ -27,7 +27,7 @@ fn after(delay: Duration) -> StubLimiter {
     StubLimiter(Ok(decision(Verdict::AllowedAfter(delay))))
 }
 
-type Paced<A> = Memory<A, TokioClock>;
+type Paced<A> = Memory<&'static str, A, TokioClock>;
 
 fn paced<A: Algorithm>(algorithm: A) -> Paced<A> {
     Memory::builder(algorithm).max_keys(100).clock(TokioClock::new()).build().expect("a limiter")
@@ -39,12 +39,14 @@ fn one_a_second() -> Paced<Gcra> {
 }
 
 /// Creates a layer whose requests wait for up to ten seconds.
-fn waiting<A: Algorithm, C: Clock>(limiter: &Memory<A, C>) -> RateLimitLayer<KeyFn, Memory<A, C>, RejectWithError> {
+fn waiting<A: Algorithm, C: Clock>(
+    limiter: &Memory<&'static str, A, C>,
+) -> RateLimitLayer<KeyFn, Memory<&'static str, A, C>, RejectWithError> {
     RateLimitLayer::new(key_of as KeyFn, limiter.clone()).responder(RejectWithError).max_wait(10 * SECOND)
 }
 
 /// Returns the delay of one more request.
-fn next_delay<C: Clock>(limiter: &Memory<Gcra, C>) -> Duration {
+fn next_delay<C: Clock>(limiter: &Memory<&'static str, Gcra, C>) -> Duration {
     let peeked = limiter.peek(&"a", AcquireOptions::default().max_delay(100 * SECOND)).try_ready().expect("memory");
     peeked.expect("a decision").delay()
 }

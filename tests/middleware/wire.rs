@@ -49,9 +49,9 @@ where
         .route("/health", get(async || "ok"))
 }
 
-fn memory<L>(limits: L) -> (Memory<L, ManualClock>, ManualClock)
+fn memory<Key: ?Sized, L>(limits: L) -> (Memory<Key, L, ManualClock>, ManualClock)
 where
-    L: tower_ratelimit::store::MemoryLimits<tower_ratelimit::store::DefaultHashBuilder>,
+    L: tower_ratelimit::store::MemoryLimits<Key, tower_ratelimit::store::DefaultHashBuilder>,
 {
     let clock = ManualClock::new();
     (Memory::builder(limits).max_keys(100).clock(clock.clone()).build().expect("a limiter"), clock)

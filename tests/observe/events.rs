@@ -2,6 +2,7 @@
 
 use std::convert::Infallible;
 use std::future::{Future, Ready, ready};
+use std::hash::Hash;
 use std::pin::pin;
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
@@ -39,7 +40,7 @@ fn page() -> tower::util::ServiceFn<Page> {
     service_fn(|_| ready(Ok(())))
 }
 
-fn two_an_hour() -> Memory<FixedWindow, ManualClock> {
+fn two_an_hour<Key: Hash + ?Sized>() -> Memory<Key, FixedWindow, ManualClock> {
     Memory::builder(FixedWindow::new(Quota::per_hour(2))).clock(ManualClock::new()).build().expect("a limiter")
 }
 

@@ -71,7 +71,7 @@ where
     let _ = service.oneshot(request).await;
 }
 
-fn once() -> Memory<FixedWindow, ManualClock> {
+fn once<Key: Hash + ?Sized>() -> Memory<Key, FixedWindow, ManualClock> {
     Memory::builder(FixedWindow::new(Quota::per_hour(1))).clock(ManualClock::new()).build().expect("a limiter")
 }
 
@@ -111,7 +111,7 @@ async fn log_contains_no_secret_and_no_key() {
         Extracted::Missing(MissingKey::from_request(format!("there is no user {user}")))
     };
     send(&layer(with_reason, once()), request("x-user", SECRET)).await;
-    once().report_usage(&Tracing::new("api"));
+    once::<u8>().report_usage(&Tracing::new("api"));
 
     // No server listens there, and the address contains a password.
     let free = std::net::TcpListener::bind("127.0.0.1:0").expect("a free port").local_addr().expect("its address");

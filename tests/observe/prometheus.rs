@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;
+use std::hash::Hash;
 use std::io::{Read as _, Write as _};
 use std::net::{SocketAddr, TcpStream};
 use std::sync::Arc;
@@ -92,19 +93,20 @@ where
     Router::new().route("/settled", page).layer(layer)
 }
 
+fn window<Key: Hash>(limit: u64, clock: &ManualClock) -> Memory<Key, FixedWindow, ManualClock> {
+    Memory::builder(FixedWindow::new(Quota::per_hour(limit))).clock(clock.clone()).build().expect("a limiter")
+}
+
 fn app() -> Router {
     // The clock stands still, so that the results do not depend on the speed of the clients.
     let clock = ManualClock::new();
-    let window = |limit| {
-        Memory::builder(FixedWindow::new(Quota::per_hour(limit))).clock(clock.clone()).build().expect("a limiter")
-    };
     let several = (
         Limit::new("tenant", Gcra::new(Quota::per_hour(10))).keyed_by(|tenant: &tower_ratelimit::key::KeyText| *tenant),
         Limit::new("all", FixedWindow::new(Quota::per_hour(60))).keyed_by(|_: &tower_ratelimit::key::KeyText| ()),
     );
     let several = Memory::builder(several).clock(clock.clone()).build().expect("a limiter");
     let queue = Memory::new(LeakyQueue::new(Quota::per_second(50)).max_waiting(10));
-    let (usage, gauged) = (window(1), Metrics::new("usage"));
+    let (usage, gauged) = (window(1, &clock), Metrics::new("usage"));
     for key in 0..7_u8 {
         usage.check(&key, tower_ratelimit::AcquireOptions::default());
     }
@@ -114,21 +116,21 @@ fn app() -> Router {
     let held = Arc::new(held.expect("an outcome").held.expect("a guard"));
     Router::new()
         .merge(limited("several", several))
-        .merge(limited("slow", Deferred(window(20), 3)))
-        .merge(limited("fallback", Fallback::new(FailingLimiter, window(20))))
-        .merge(limited("cached", DeniedCache::with_clock(window(20), 1000, clock.clone())))
+        .merge(limited("slow", Deferred(window(20, &clock), 3)))
+        .merge(limited("fallback", Fallback::new(FailingLimiter, window(20, &clock))))
+        .merge(limited("cached", DeniedCache::with_clock(window(20, &clock), 1000, clock.clone())))
         .merge(limited("open", FailOpen::new(FailingLimiter)))
         .merge(limited("broken", FailingLimiter))
         .merge(Router::new().route("/peer", get(async || "page")).layer(
             // No connect info: the server is misconfigured.
-            RateLimitLayer::new(PeerIp::new(), window(1)).observe(Metrics::new("peer")),
+            RateLimitLayer::new(PeerIp::new(), window(1, &clock)).observe(Metrics::new("peer")),
         ))
         .merge(
             Router::new()
                 .route("/queue", get(async || "page"))
                 .layer(RateLimitLayer::new(Header::from_static("x-tenant"), queue).observe(Metrics::new("queue"))),
         )
-        .merge(settled(window(100)))
+        .merge(settled(window(100, &clock)))
         .layer(axum::middleware::map_response(add_grounds))
         .route(
             "/metrics",

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use tower_ratelimit::algorithm::LuaAlgorithm;
 use tower_ratelimit::limiter::{Acquisition, AdminOperation, BoxFuture, Chained, FailOpen, Fallback, Outcome};
-use tower_ratelimit::store::{DefaultHashBuilder, IntoRedisLimits, MemoryLimitsFor};
+use tower_ratelimit::store::{DefaultHashBuilder, IntoRedisLimits, MemoryLimits};
 use tower_ratelimit::{
     AcquireOptions, BoxLimiter, Decision, Detail, Error, FixedWindow, Gcra, LeakyBucket, LeakyQueue, Limit, Limiter,
     ManualClock, Memory, Quota, Redis, RedisCell, RedisServer, SlidingLog, SlidingWindow, TokenBucket, Verdict,
@@ -82,8 +82,8 @@ impl Limiter<Key> for Unavailable {
 /// The same limits in each store.
 fn stores<L>(deployments: &Deployments, name: &str, limits: &L) -> Vec<Fixture>
 where
-    L: MemoryLimitsFor<Key, DefaultHashBuilder> + IntoRedisLimits<Key> + Clone + Send + Sync + 'static,
-    Memory<L, ManualClock>: Limiter<Key> + Clone,
+    L: MemoryLimits<Key, DefaultHashBuilder> + IntoRedisLimits<Key> + Clone + Send + Sync + 'static,
+    Memory<Key, L, ManualClock>: Limiter<Key> + Clone,
 {
     let fixture = |store: &str, build: &dyn Fn(ManualClock) -> BoxLimiter<Key>| {
         let clock = ManualClock::new();

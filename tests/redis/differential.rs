@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use futures_util::future::join_all;
 use tower_ratelimit::algorithm::LuaAlgorithm;
 use tower_ratelimit::limiter::Held;
-use tower_ratelimit::store::{IntoRedisLimits, MemoryLimitsFor};
+use tower_ratelimit::store::{IntoRedisLimits, MemoryLimits};
 use tower_ratelimit::{
     AcquireOptions, Detail, FixedWindow, Gcra, LeakyBucket, LeakyQueue, Limit, Limiter, ManualClock, Memory, Quota,
     Redis, RedisCell, RedisServer, SlidingLog, SlidingWindow, TokenBucket, per_key,
@@ -47,7 +47,7 @@ const STEPS: usize = 6_000;
 /// Runs one trace on each deployment. The trace on a single Redis is longest, as the script is equal on all of them.
 async fn compare<L>(deployments: &Deployments, name: &str, limits: L, seed: u64, holds: bool)
 where
-    L: MemoryLimitsFor<Caller, tower_ratelimit::store::DefaultHashBuilder> + IntoRedisLimits<Caller> + Clone + 'static,
+    L: MemoryLimits<Caller, tower_ratelimit::store::DefaultHashBuilder> + IntoRedisLimits<Caller> + Clone + 'static,
 {
     for (index, (deployment, server)) in deployments.each().into_iter().enumerate() {
         let steps = if index == 0 { STEPS } else { STEPS / 6 };
@@ -59,7 +59,7 @@ where
 
 async fn compare_on<L>(server: RedisServer, name: &str, limits: L, seed: u64, steps: usize, holds: bool)
 where
-    L: MemoryLimitsFor<Caller, tower_ratelimit::store::DefaultHashBuilder> + IntoRedisLimits<Caller> + Clone + 'static,
+    L: MemoryLimits<Caller, tower_ratelimit::store::DefaultHashBuilder> + IntoRedisLimits<Caller> + Clone + 'static,
 {
     let clock = ManualClock::new();
     let memory = Memory::builder(limits.clone()).clock(clock.clone()).build().expect("limits");

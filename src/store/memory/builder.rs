@@ -1,5 +1,6 @@
 use std::fmt;
 use std::hash::RandomState;
+use std::marker::PhantomData;
 
 use super::hasher::DefaultHashBuilder;
 use super::limiter::Memory;
@@ -11,14 +12,15 @@ use crate::table::WhenFull;
 
 /// Builds a [`Memory`] limiter.
 #[must_use = "a builder builds nothing by itself"]
-pub struct MemoryBuilder<L, C = SystemClock, S = DefaultHashBuilder> {
+pub struct MemoryBuilder<Key: ?Sized, L, C = SystemClock, S = DefaultHashBuilder> {
     limits: L,
     capacity: Capacity,
     clock: C,
     hasher: S,
+    key: PhantomData<fn(&Key)>,
 }
 
-impl<L> MemoryBuilder<L> {
+impl<Key: ?Sized, L> MemoryBuilder<Key, L> {
     /// Creates a builder, as [`Memory::builder`] does. It also accepts limits for another hasher.
     ///
     /// ```
@@ -30,11 +32,17 @@ impl<L> MemoryBuilder<L> {
     /// # Ok::<(), tower_ratelimit::Error>(())
     /// ```
     pub fn new(limits: L) -> Self {
-        Self { limits, capacity: Capacity::DEFAULT, clock: SystemClock::new(), hasher: DefaultHashBuilder::default() }
+        Self {
+            limits,
+            capacity: Capacity::DEFAULT,
+            clock: SystemClock::new(),
+            hasher: DefaultHashBuilder::default(),
+            key: PhantomData,
+        }
     }
 }
 
-impl<L, C, S> MemoryBuilder<L, C, S> {
+impl<Key: ?Sized, L, C, S> MemoryBuilder<Key, L, C, S> {
     /// Sets the number of keys that each limit can store. The memory for them is allocated when the limiter is built,
     /// some 48 bytes a key for buckets and the fixed window, and never grows.
     ///
@@ -77,8 +85,8 @@ impl<L, C, S> MemoryBuilder<L, C, S> {
     }
 
     /// Sets the clock, for example a [`ManualClock`](crate::ManualClock) in tests.
-    pub fn clock<D: Clock>(self, clock: D) -> MemoryBuilder<L, D, S> {
-        MemoryBuilder { limits: self.limits, capacity: self.capacity, clock, hasher: self.hasher }
+    pub fn clock<D: Clock>(self, clock: D) -> MemoryBuilder<Key, L, D, S> {
+        MemoryBuilder { limits: self.limits, capacity: self.capacity, clock, hasher: self.hasher, key: PhantomData }
     }
 
     /// Hashes keys with SipHash-1-3 and a random seed for each limiter ([`RandomState`] of the standard library).
@@ -93,14 +101,14 @@ impl<L, C, S> MemoryBuilder<L, C, S> {
     /// let limiter = Memory::builder(Gcra::new(Quota::per_second(10))).sip_hash().build()?;
     /// # Ok::<(), tower_ratelimit::Error>(())
     /// ```
-    pub fn sip_hash(self) -> MemoryBuilder<L, C, RandomState> {
+    pub fn sip_hash(self) -> MemoryBuilder<Key, L, C, RandomState> {
         self.hasher(RandomState::new())
     }
 
     /// Sets the hasher of keys. If clients can choose their keys, its seed must be secret: otherwise they can choose
     /// colliding keys. [`sip_hash`](Self::sip_hash) is a hasher for such keys.
-    pub fn hasher<T>(self, hasher: T) -> MemoryBuilder<L, C, T> {
-        MemoryBuilder { limits: self.limits, capacity: self.capacity, clock: self.clock, hasher }
+    pub fn hasher<T>(self, hasher: T) -> MemoryBuilder<Key, L, C, T> {
+        MemoryBuilder { limits: self.limits, capacity: self.capacity, clock: self.clock, hasher, key: PhantomData }
     }
 
     /// Builds the limiter.
@@ -109,9 +117,9 @@ impl<L, C, S> MemoryBuilder<L, C, S> {
     ///
     /// Returns an error if the number of keys is zero or over 2^32, if a sliding log could take more than
     /// [`max_heap_bytes`](Self::max_heap_bytes), or if a limit's name is empty or not unique.
-    pub fn build(self) -> Result<Memory<L, C, S>, Error>
+    pub fn build(self) -> Result<Memory<Key, L, C, S>, Error>
     where
-        L: MemoryLimits<S>,
+        L: MemoryLimits<Key, S>,
         C: Clock,
     {
         const MAX: u64 = 1 << 32;
@@ -128,7 +136,7 @@ impl<L, C, S> MemoryBuilder<L, C, S> {
     }
 }
 
-impl<L, C, S> fmt::Debug for MemoryBuilder<L, C, S> {
+impl<Key: ?Sized, L, C, S> fmt::Debug for MemoryBuilder<Key, L, C, S> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("MemoryBuilder").field("max_keys", &self.capacity.max_keys).finish_non_exhaustive()
     }

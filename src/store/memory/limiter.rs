@@ -1,11 +1,11 @@
 use std::fmt;
 use std::future::Ready;
-use std::hash::BuildHasher;
+use std::hash::{BuildHasher, Hash};
 use std::sync::Arc;
 
 use super::builder::MemoryBuilder;
 use super::hasher::DefaultHashBuilder;
-use super::limits::{MemoryLimits, MemoryLimitsFor};
+use super::limits::MemoryLimits;
 use super::replace::DynLimit;
 use super::transaction_limit::{AcquireContext, Capacity, HeldLimit, TransactionLimit, read_clock};
 use super::usage::{KeyId, TopKey, Usage};
@@ -23,10 +23,6 @@ use crate::table::LookupError;
 /// Clones share the states. Concurrent decisions are linearizable: the result is that of some order of them. A decision
 /// waits only while another thread writes to the same few keys, allocates nothing, and returns immediately.
 ///
-/// A key is any type that can be hashed. The table stores a 64-bit hash of the key, under a seed that is random for
-/// each limiter. Among a million keys, two share a state with a probability of 3 in 10^8, among a hundred million of 3
-/// in 10^4.
-///
 /// The memory is bounded: the table has a fixed capacity ([`max_keys`](MemoryBuilder::max_keys), by default
 /// [`DEFAULT_MAX_KEYS`](Self::DEFAULT_MAX_KEYS)) and never grows. An idle key's slot is free for another key.
 /// There is no clean-up, and no background thread.
@@ -41,7 +37,76 @@ use crate::table::LookupError;
 /// assert!(decision.is_allowed());
 /// assert_eq!(decision.remaining(), Some(19));
 /// ```
-pub struct Memory<L: MemoryLimits<S>, C = SystemClock, S = DefaultHashBuilder> {
+///
+/// # Keys
+///
+/// `Key` is the type of the keys: any type that can be hashed, also an unsized one such as `str`. The compiler infers
+/// `Key` from the extractor of the layer, or from the first call; otherwise write `Memory::<Key, _>::new(..)`. A key
+/// should not contain a reference, because all keys of a limiter then need one lifetime.
+///
+/// The table stores a 64-bit hash of the key, under a seed that is random for each limiter. Among a million keys, two
+/// share a state with a probability of 3 in 10^8, among a hundred million of 3 in 10^4.
+///
+/// All operations on a key take the key that the extractor of the layer returns. The extractor's `key_of` creates it:
+///
+/// ```
+/// use std::net::IpAddr;
+/// use std::time::Duration;
+/// use tower_ratelimit::{Gcra, Memory, PeerIp, Quota, RateLimitLayer};
+///
+/// const CLIENT: PeerIp = PeerIp::new();
+///
+/// let limiter = Memory::new(Gcra::new(Quota::per_second(10)));
+/// let address: IpAddr = "192.0.2.1".parse()?;
+/// let _ = limiter.block("default", &CLIENT.key_of(address), Duration::from_secs(3600));
+/// let app: axum::Router = axum::Router::new().layer(RateLimitLayer::new(CLIENT, limiter));
+/// # Ok::<(), std::net::AddrParseError>(())
+/// ```
+///
+/// A key of another type is a compile error:
+///
+/// ```compile_fail,E0277
+/// # use std::time::Duration;
+/// # use tower_ratelimit::{Gcra, Memory, PeerIp, Quota, RateLimitLayer};
+/// # const CLIENT: PeerIp = PeerIp::new();
+/// let limiter = Memory::new(Gcra::new(Quota::per_second(10)));
+/// let _ = limiter.block("default", "192.0.2.1", Duration::from_secs(3600));
+/// // `Memory<str, Gcra>` is not a limiter for keys of type `IpAddr`
+/// let app: axum::Router = axum::Router::new().layer(RateLimitLayer::new(CLIENT, limiter));
+/// ```
+///
+/// # The type of a limiter
+///
+/// `Memory<Key, Gcra>` is a limiter with one algorithm, and `Memory<Key>` one with a `Vec` of [`DynLimit`]s. Use the
+/// latter where the type of the limits cannot be written because it contains closures:
+///
+/// ```
+/// use std::net::IpAddr;
+/// use tower_ratelimit::{DynLimit, Gcra, Limit, Memory, Quota};
+///
+/// struct Caller {
+///     user: u64,
+/// }
+///
+/// struct Limiters {
+///     by_address: Memory<IpAddr, Gcra>,
+///     by_user: Memory<Caller>,
+/// }
+///
+/// fn limiters() -> Limiters {
+///     let user = Limit::new("user", Gcra::new(Quota::per_second(5))).keyed_by(|caller: &Caller| caller.user);
+///     Limiters {
+///         by_address: Memory::new(Gcra::new(Quota::per_second(10))),
+///         by_user: Memory::new(vec![DynLimit::new(user)]),
+///     }
+/// }
+/// # let _ = limiters();
+/// ```
+pub struct Memory<Key, L = Vec<DynLimit<Key>>, C = SystemClock, S = DefaultHashBuilder>
+where
+    Key: ?Sized,
+    L: MemoryLimits<Key, S>,
+{
     shared: Arc<Shared<L::Tables, C, S>>,
 }
 
@@ -51,7 +116,7 @@ struct Shared<R, C, S> {
     hasher: S,
 }
 
-impl<L: MemoryLimits<DefaultHashBuilder>> Memory<L> {
+impl<Key: ?Sized, L: MemoryLimits<Key, DefaultHashBuilder>> Memory<Key, L> {
     /// For how many keys each limit has capacity unless [`max_keys`](MemoryBuilder::max_keys) says otherwise: 100 000.
     pub const DEFAULT_MAX_KEYS: usize = Capacity::DEFAULT.max_keys;
 
@@ -59,7 +124,10 @@ impl<L: MemoryLimits<DefaultHashBuilder>> Memory<L> {
     /// otherwise: one gibibyte.
     pub const DEFAULT_MAX_HEAP_BYTES: usize = Capacity::DEFAULT.max_heap_bytes;
 
-    /// Creates a limiter with the default settings, from any [`MemoryLimits`].
+    /// Creates a limiter with the default settings.
+    ///
+    /// `limits` is an algorithm, [`per_key`], a [`Limit`](crate::Limit), a tuple of up to eight of these, or a `Vec` of
+    /// [`DynLimit`]s.
     ///
     /// # Panics
     ///
@@ -75,23 +143,25 @@ impl<L: MemoryLimits<DefaultHashBuilder>> Memory<L> {
     }
 
     /// Creates a builder of a limiter with other settings.
-    pub fn builder(limits: L) -> MemoryBuilder<L> {
+    pub fn builder(limits: L) -> MemoryBuilder<Key, L> {
         MemoryBuilder::new(limits)
     }
 }
 
-impl<F: Send + Sync + 'static, A: Algorithm> Memory<PerKey<F, A>> {
+impl<Key, F, A> Memory<Key, PerKey<F, A>>
+where
+    Key: Hash + ?Sized,
+    F: Fn(&Key) -> A + Send + Sync + 'static,
+    A: Algorithm,
+{
     /// Creates a limiter whose algorithm is chosen by the key: see [`per_key`].
     #[must_use]
-    pub fn per_key<Key: ?Sized>(choose: F) -> Self
-    where
-        F: Fn(&Key) -> A,
-    {
+    pub fn per_key(choose: F) -> Self {
         Self::new(per_key(choose))
     }
 }
 
-impl<L: MemoryLimits<S>, C: Clock, S> Memory<L, C, S> {
+impl<Key: ?Sized, L: MemoryLimits<Key, S>, C: Clock, S> Memory<Key, L, C, S> {
     pub(super) fn from_parts(tables: L::Tables, clock: C, hasher: S) -> Self {
         Self { shared: Arc::new(Shared { tables, clock, hasher }) }
     }
@@ -102,7 +172,7 @@ impl<L: MemoryLimits<S>, C: Clock, S> Memory<L, C, S> {
     }
 
     #[inline]
-    fn context<'a, Key: ?Sized>(&'a self, key: &'a Key, options: AcquireOptions) -> AcquireContext<'a, Key, S> {
+    fn context<'a>(&'a self, key: &'a Key, options: AcquireOptions) -> AcquireContext<'a, Key, S> {
         AcquireContext { hasher: &self.shared.hasher, key, now: self.now(), options, clock: &self.shared.clock }
     }
 
@@ -119,11 +189,7 @@ impl<L: MemoryLimits<S>, C: Clock, S> Memory<L, C, S> {
     // In line, so that the compiler drops what the caller does not use of the decision: row "hot key" of
     // docs/performance.md.
     #[inline(always)]
-    pub fn check<Key: ?Sized>(&self, key: &Key, options: impl Into<AcquireOptions>) -> Decision
-    where
-        L: MemoryLimitsFor<Key, S>,
-        S: BuildHasher,
-    {
+    pub fn check(&self, key: &Key, options: impl Into<AcquireOptions>) -> Decision {
         let context = self.context(key, AcquireOptions { hold: false, ..options.into() });
         match L::try_acquire(&self.shared.tables, &context) {
             Ok(decision) => decision,
@@ -137,25 +203,13 @@ impl<L: MemoryLimits<S>, C: Clock, S> Memory<L, C, S> {
     /// # Errors
     ///
     /// Returns an error if no limit has this name.
-    pub fn key_id<Key: ?Sized>(&self, limit: &str, key: &Key) -> Result<KeyId, Error>
-    where
-        L: MemoryLimitsFor<Key, S>,
-        S: BuildHasher,
-    {
+    pub fn key_id(&self, limit: &str, key: &Key) -> Result<KeyId, Error> {
         let context = self.context(key, AcquireOptions::default());
         self.in_limit(limit, |table| table.key_id(&context))
     }
 
     /// Runs `f` on the limit with this name.
-    fn in_limit<Key: ?Sized, T>(
-        &self,
-        limit: &str,
-        f: impl FnOnce(&dyn TransactionLimit<Key, S>) -> T,
-    ) -> Result<T, Error>
-    where
-        L: MemoryLimitsFor<Key, S>,
-        S: BuildHasher,
-    {
+    fn in_limit<T>(&self, limit: &str, f: impl FnOnce(&dyn TransactionLimit<Key, S>) -> T) -> Result<T, Error> {
         let (mut f, mut result) = (Some(f), None);
         L::for_each(&self.shared.tables, &mut |table| {
             if table.name().as_str() == limit {
@@ -174,21 +228,15 @@ impl<L: MemoryLimits<S>, C: Clock, S> Memory<L, C, S> {
     ///
     /// Returns an error if no limit has this name.
     pub fn top_keys(&self, limit: &str, max: usize) -> Result<Vec<TopKey>, Error> {
-        let mut top_keys = None;
         let now = self.now();
-        L::for_each_info(&self.shared.tables, &mut |table| {
-            if table.name().as_str() == limit {
-                top_keys = Some(table.top_keys(max, now));
-            }
-        });
-        top_keys.ok_or_else(|| no_such_limit(limit))
+        self.in_limit(limit, |table| table.top_keys(max, now))
     }
 
     /// Returns the memory usage of each limit. Reads all tables.
     #[must_use]
     pub fn usage(&self) -> Vec<Usage> {
         let (mut usage, now) = (Vec::new(), self.now());
-        L::for_each_info(&self.shared.tables, &mut |table| usage.push(table.usage(now)));
+        L::for_each(&self.shared.tables, &mut |table| usage.push(table.usage(now)));
         usage
     }
 
@@ -201,20 +249,19 @@ impl<L: MemoryLimits<S>, C: Clock, S> Memory<L, C, S> {
         }
     }
 
-    admin_methods!();
+    admin_methods!(Key);
 
     /// Decides what the fast path does not handle: holds, for example.
     #[inline(never)]
-    fn acquire_slow<Key: ?Sized>(&self, key: &Key, options: AcquireOptions, error: LookupError) -> Outcome
+    fn acquire_slow(&self, key: &Key, options: AcquireOptions, error: LookupError) -> Outcome
     where
-        L: MemoryLimitsFor<Key, S>,
-        S: BuildHasher + Send + Sync + 'static,
+        S: Send + Sync + 'static,
     {
         let (decision, limits) = L::acquire(&self.shared.tables, self.context(key, options), error);
         let held = (options.hold && decision.is_allowed()).then(|| {
             let shared = Arc::clone(&self.shared);
             Held::new(options.cost, move |actual| {
-                LimiterFuture::ready(shared.settle::<L>(&limits, options.cost, actual))
+                LimiterFuture::ready(shared.settle::<Key, L>(&limits, options.cost, actual))
             })
         });
         Outcome { decision, held }
@@ -223,14 +270,14 @@ impl<L: MemoryLimits<S>, C: Clock, S> Memory<L, C, S> {
 
 impl<R, C: Clock, S> Shared<R, C, S> {
     /// Ends a hold on each limit that shares a table with the limits of the hold, as their replacements do.
-    fn settle<L: MemoryLimits<S, Tables = R>>(
+    fn settle<Key: ?Sized, L: MemoryLimits<Key, S, Tables = R>>(
         &self,
         limits: &[HeldLimit],
         held: u64,
         actual: u64,
     ) -> Result<(), Error> {
         let mut settled = Ok(());
-        L::for_each_info(&self.tables, &mut |table| {
+        L::for_each(&self.tables, &mut |table| {
             for limit in limits.iter().filter(|limit| limit.table == table.table_id()) {
                 settled = settled.and(table.settle(limit, held, actual, &self.clock));
             }
@@ -239,7 +286,7 @@ impl<R, C: Clock, S> Shared<R, C, S> {
     }
 }
 
-impl<Key: ?Sized + 'static, C, S: BuildHasher + 'static> Memory<Vec<DynLimit<Key, S>>, C, S> {
+impl<Key: ?Sized + 'static, C, S: BuildHasher + 'static> Memory<Key, Vec<DynLimit<Key, S>>, C, S> {
     /// Replaces the limits. Every decision that starts after the call uses the new limits.
     ///
     /// A limit with the name of a previous one, an algorithm of the same type and a sub-key of the same type takes over
@@ -267,12 +314,12 @@ fn no_such_limit(limit: &str) -> Error {
     Error::config(format!("there is no limit named {limit:?} (one that was not named is \"default\")"))
 }
 
-impl<Key, L, C, S> Limiter<Key> for Memory<L, C, S>
+impl<Key, L, C, S> Limiter<Key> for Memory<Key, L, C, S>
 where
-    Key: ?Sized,
-    L: MemoryLimitsFor<Key, S> + 'static,
+    Key: ?Sized + 'static,
+    L: MemoryLimits<Key, S> + 'static,
     C: Clock,
-    S: BuildHasher + Send + Sync + 'static,
+    S: Send + Sync + 'static,
 {
     type Future = Ready<Result<Outcome, Error>>;
 
@@ -311,13 +358,13 @@ where
     }
 }
 
-impl<L: MemoryLimits<S>, C, S> Clone for Memory<L, C, S> {
+impl<Key: ?Sized, L: MemoryLimits<Key, S>, C, S> Clone for Memory<Key, L, C, S> {
     fn clone(&self) -> Self {
         Self { shared: Arc::clone(&self.shared) }
     }
 }
 
-impl<L: MemoryLimits<S>, C: fmt::Debug, S> fmt::Debug for Memory<L, C, S> {
+impl<Key: ?Sized, L: MemoryLimits<Key, S>, C: fmt::Debug, S> fmt::Debug for Memory<Key, L, C, S> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Memory").field("clock", &self.shared.clock).finish_non_exhaustive()
     }

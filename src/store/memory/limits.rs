@@ -3,61 +3,54 @@ use std::hash::{BuildHasher, Hash};
 use super::decide::{self, Prepared};
 use super::limit_table::LimitTable;
 use super::transaction;
-use super::transaction_limit::{AcquireContext, Capacity, HeldLimit, LimitInfo, LimitRead, TransactionLimit};
+use super::transaction_limit::{AcquireContext, Capacity, HeldLimit, LimitRead, TransactionLimit};
 use crate::decision::{Decision, Detail};
 use crate::error::Error;
 use crate::limit::{IntoLimit, SelectAlgorithm, SubKeyOf, check_unique_names};
 use crate::table::LookupError;
 
-/// The limits of a [`Memory`](super::Memory): an algorithm, [`per_key`](crate::per_key), a [`Limit`](crate::Limit), a
-/// tuple of up to eight of these, or a `Vec` of [`DynLimit`](crate::DynLimit)s.
+/// The limits of a [`Memory`](super::Memory) for keys of type `Key`: an algorithm, [`per_key`](crate::per_key), a
+/// [`Limit`](crate::Limit), a tuple of up to eight of these, or a `Vec` of [`DynLimit`](crate::DynLimit)s.
 ///
 /// `S` is the type of the hasher.
+#[doc(hidden)]
 #[diagnostic::on_unimplemented(
-    message = "`{Self}` is not a limit of `Memory`",
-    note = "use an algorithm, `per_key(..)`, a `Limit`, a tuple of up to eight of these, or a `Vec<DynLimit<Key>>`"
+    message = "`{Self}` is not a limit that `Memory` can apply to keys of type `{Key}`",
+    note = "use an algorithm, `per_key(..)`, a `Limit`, a tuple of up to eight of these, or a `Vec<DynLimit<Key>>`; \
+            their sub-keys must be `Hash`"
 )]
-pub trait MemoryLimits<S>: Sized {
+pub trait MemoryLimits<Key: ?Sized, S>: Sized {
     /// The limits with their tables.
-    #[doc(hidden)]
     type Tables: Send + Sync + 'static;
 
-    #[doc(hidden)]
     fn build(self, capacity: Capacity) -> Result<Self::Tables, Error>;
 
-    #[doc(hidden)]
-    fn for_each_info(tables: &Self::Tables, f: &mut dyn FnMut(&dyn LimitInfo));
-}
-
-/// [`MemoryLimits`] for keys of type `Key`.
-pub trait MemoryLimitsFor<Key: ?Sized, S: BuildHasher>: MemoryLimits<S> {
     /// Decides on the fast path. An error charges nothing.
-    #[doc(hidden)]
     fn try_acquire(tables: &Self::Tables, context: &AcquireContext<'_, Key, S>) -> Result<Decision, LookupError>;
 
     /// Decides any request, after [`try_acquire`](Self::try_acquire) returned `error`. Returns the limits on which the
     /// cost is held as well.
     ///
     /// `context` is passed by value: a reference would force the context of the fast path into memory.
-    #[doc(hidden)]
     fn acquire(
         tables: &Self::Tables,
         context: AcquireContext<'_, Key, S>,
         error: LookupError,
     ) -> (Decision, Vec<HeldLimit>);
 
-    #[doc(hidden)]
     fn peek(tables: &Self::Tables, context: AcquireContext<'_, Key, S>) -> Decision;
 
-    #[doc(hidden)]
     fn for_each(tables: &Self::Tables, f: &mut dyn FnMut(&dyn TransactionLimit<Key, S>));
 }
 
-impl<L, S> MemoryLimits<S> for L
+impl<Key, L, S> MemoryLimits<Key, S> for L
 where
+    Key: ?Sized,
     L: IntoLimit,
-    L::Selector: Send + Sync + 'static,
-    L::SubKeyFn: Send + Sync + 'static,
+    L::Selector: SelectAlgorithm<Key> + Send + Sync + 'static,
+    L::SubKeyFn: SubKeyOf<Key> + Send + Sync + 'static,
+    <L::SubKeyFn as SubKeyOf<Key>>::SubKey: Hash,
+    S: BuildHasher,
 {
     type Tables = LimitTable<L::Selector, L::SubKeyFn>;
 
@@ -67,20 +60,6 @@ where
         LimitTable::new(limit, capacity)
     }
 
-    fn for_each_info(tables: &Self::Tables, f: &mut dyn FnMut(&dyn LimitInfo)) {
-        f(tables);
-    }
-}
-
-impl<Key, L, S> MemoryLimitsFor<Key, S> for L
-where
-    Key: ?Sized,
-    L: IntoLimit,
-    L::Selector: SelectAlgorithm<Key> + Send + Sync + 'static,
-    L::SubKeyFn: SubKeyOf<Key> + Send + Sync + 'static,
-    <L::SubKeyFn as SubKeyOf<Key>>::SubKey: Hash,
-    S: BuildHasher,
-{
     // Row "hot key" of docs/performance.md.
     #[inline(always)]
     fn try_acquire(tables: &Self::Tables, context: &AcquireContext<'_, Key, S>) -> Result<Decision, LookupError> {
@@ -106,24 +85,7 @@ where
 
 macro_rules! tuple {
     ($count:literal: $($L:ident $table:ident $index:tt),+) => {
-        impl<S, $($L: IntoLimit),+> MemoryLimits<S> for ($($L,)+)
-        where
-            $($L::Selector: Send + Sync + 'static, $L::SubKeyFn: Send + Sync + 'static,)+
-        {
-            type Tables = ($(LimitTable<$L::Selector, $L::SubKeyFn>,)+);
-
-            fn build(self, capacity: Capacity) -> Result<Self::Tables, Error> {
-                let limits = ($(self.$index.into_limit(),)+);
-                check_unique_names([$(limits.$index.name()),+])?;
-                Ok(($(LimitTable::new(limits.$index, capacity)?,)+))
-            }
-
-            fn for_each_info(tables: &Self::Tables, f: &mut dyn FnMut(&dyn LimitInfo)) {
-                $(f(&tables.$index);)+
-            }
-        }
-
-        impl<Key, S, $($L: IntoLimit),+> MemoryLimitsFor<Key, S> for ($($L,)+)
+        impl<Key, S, $($L: IntoLimit),+> MemoryLimits<Key, S> for ($($L,)+)
         where
             Key: ?Sized,
             S: BuildHasher,
@@ -133,6 +95,14 @@ macro_rules! tuple {
                 <$L::SubKeyFn as SubKeyOf<Key>>::SubKey: Hash,
             )+
         {
+            type Tables = ($(LimitTable<$L::Selector, $L::SubKeyFn>,)+);
+
+            fn build(self, capacity: Capacity) -> Result<Self::Tables, Error> {
+                let limits = ($(self.$index.into_limit(),)+);
+                check_unique_names([$(limits.$index.name()),+])?;
+                Ok(($(LimitTable::new(limits.$index, capacity)?,)+))
+            }
+
             // Row "three limits" of docs/performance.md: the transaction takes six times the instructions.
             #[inline(always)]
             fn try_acquire(

@@ -18,7 +18,7 @@ mod usage;
 pub use self::builder::MemoryBuilder;
 pub use self::hasher::DefaultHashBuilder;
 pub use self::limiter::Memory;
-pub use self::limits::{MemoryLimits, MemoryLimitsFor};
+pub use self::limits::MemoryLimits;
 pub use self::replace::DynLimit;
 pub use self::usage::{KeyId, TopKey, Usage};
 

@@ -9,9 +9,9 @@ use arc_swap::ArcSwap;
 
 use super::hasher::DefaultHashBuilder;
 use super::limit_table::LimitTable;
-use super::limits::{MemoryLimits, MemoryLimitsFor};
+use super::limits::MemoryLimits;
 use super::transaction;
-use super::transaction_limit::{AcquireContext, Capacity, HeldLimit, LimitInfo, LimitRead, TransactionLimit};
+use super::transaction_limit::{AcquireContext, Capacity, HeldLimit, LimitRead, TransactionLimit};
 use crate::decision::Decision;
 use crate::error::Error;
 use crate::limit::{IntoLimit, Limit, SelectAlgorithm, SubKeyOf, check_unique_names};
@@ -117,7 +117,7 @@ fn build<Key: ?Sized, S: BuildHasher>(
     limits.into_iter().map(build).collect()
 }
 
-impl<Key: ?Sized + 'static, S: BuildHasher + 'static> MemoryLimits<S> for Vec<DynLimit<Key, S>> {
+impl<Key: ?Sized + 'static, S: BuildHasher + 'static> MemoryLimits<Key, S> for Vec<DynLimit<Key, S>> {
     type Tables = DynLimits<Key, S>;
 
     fn build(self, capacity: Capacity) -> Result<Self::Tables, Error> {
@@ -128,12 +128,6 @@ impl<Key: ?Sized + 'static, S: BuildHasher + 'static> MemoryLimits<S> for Vec<Dy
         })
     }
 
-    fn for_each_info(tables: &Self::Tables, f: &mut dyn FnMut(&dyn LimitInfo)) {
-        tables.now.load().iter().for_each(|table| f(&**table));
-    }
-}
-
-impl<Key: ?Sized + 'static, S: BuildHasher + 'static> MemoryLimitsFor<Key, S> for Vec<DynLimit<Key, S>> {
     #[inline]
     fn try_acquire(_tables: &Self::Tables, _context: &AcquireContext<'_, Key, S>) -> Result<Decision, LookupError> {
         Err(LookupError::NotApplicable)

@@ -1,7 +1,7 @@
 //! Requests over sockets to axum and to hyper.
 
 use std::convert::Infallible;
-use std::net::{Ipv4Addr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
 use axum::Router;
 use axum::routing::get;
@@ -20,7 +20,7 @@ use tower_ratelimit::{ClientIp, Gcra, ManualClock, Memory, Quota, RateLimitLayer
 use super::support::networks;
 
 /// Creates a layer that allows one request for each client; the clock stands still.
-fn layer(trusted: TrustedProxies) -> RateLimitLayer<ClientIp, Memory<Gcra, ManualClock>> {
+fn layer(trusted: TrustedProxies) -> RateLimitLayer<ClientIp, Memory<IpAddr, Gcra, ManualClock>> {
     let limiter = Memory::builder(Gcra::new(Quota::per_minute(1))).clock(ManualClock::new()).build().expect("settings");
     RateLimitLayer::new(ClientIp::x_forwarded_for(trusted), limiter)
 }

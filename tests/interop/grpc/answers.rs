@@ -48,7 +48,7 @@ fn call() -> Request<()> {
 }
 
 /// Returns a limiter whose limit is used up.
-fn used_up(quota: FixedWindow) -> Memory<FixedWindow, ManualClock> {
+fn used_up(quota: FixedWindow) -> Memory<(), FixedWindow, ManualClock> {
     let limiter = Memory::builder(quota).clock(ManualClock::new()).build().expect("a limiter");
     while limiter.check(&(), AcquireOptions::default()).is_allowed() {}
     limiter

@@ -1,6 +1,6 @@
 //! Servers with gRPC and HTTP on one port.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 
 use axum::Router;
 use axum::routing::get;
@@ -17,7 +17,7 @@ use tower_ratelimit::{FixedWindow, Memory, PeerIp, Quota, RateLimitLayer};
 
 use super::support::{Counting, check_request, connect, listen};
 
-fn layer<R>(responder: R) -> RateLimitLayer<PeerIp, Memory<FixedWindow>, R> {
+fn layer<R>(responder: R) -> RateLimitLayer<PeerIp, Memory<IpAddr, FixedWindow>, R> {
     let limiter = Memory::new(FixedWindow::new(Quota::per_hour(2)));
     RateLimitLayer::new(PeerIp::new(), limiter).responder(responder)
 }

@@ -1,4 +1,4 @@
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -15,7 +15,7 @@ use tonic_health::pb::{HealthCheckRequest, HealthCheckResponse};
 use tower_ratelimit::response::Grpc;
 use tower_ratelimit::{FixedWindow, ManualClock, Memory, PeerIp, Quota, RateLimitLayer};
 
-pub(crate) type Limited = RateLimitLayer<PeerIp, Memory<FixedWindow, ManualClock>, Grpc>;
+pub(crate) type Limited = RateLimitLayer<PeerIp, Memory<IpAddr, FixedWindow, ManualClock>, Grpc>;
 
 /// Creates a layer of `limit` a minute for each peer, and its clock.
 pub(crate) fn per_minute(limit: u64) -> (Limited, ManualClock) {

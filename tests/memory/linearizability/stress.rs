@@ -70,7 +70,7 @@ fn check<L: Limiter<Caller> + Sync>(
     let traffic = Traffic { limits: rules().len(), ..traffic };
     // A small table, so that slots are reused, but large enough that no state in use is evicted.
     let live = usize::try_from(traffic.callers[0]).expect("a few");
-    let max_keys = if traffic.phases > 1 { live } else { Memory::<Gcra>::DEFAULT_MAX_KEYS };
+    let max_keys = if traffic.phases > 1 { live } else { Memory::<u64>::DEFAULT_MAX_KEYS };
     let mut all = Explained::default();
     for round in 0..rounds() {
         let clock = RecordingClock::default();

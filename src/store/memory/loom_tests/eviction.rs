@@ -10,7 +10,7 @@ fn evicted_key_is_the_first_to_be_idle() {
         let (soon, late, new) = (key(2, [0, 1], 0), key(2, [1, 0], 1), key(2, [0, 1], 2));
         assert!(admits(&limiter, &soon) && admits(&limiter, &late) && admits(&limiter, &late));
         // The key may be evicted, and inserted again before the new key has its slot.
-        let charge = move |limiter: &Model<Burst>| limiter.check(&soon, AcquireOptions::cost(3)).is_allowed();
+        let charge = move |limiter: &Model<u64, Burst>| limiter.check(&soon, AcquireOptions::cost(3)).is_allowed();
         let charged = race(&limiter, charge, move |limiter| admits(limiter, &new));
         assert_eq!(charged, (true, true));
         // If `soon` is charged first, it is idle after `late`, and stays. If it is evicted first, its charge inserts it
@@ -30,7 +30,7 @@ fn evicted_key_that_comes_back_gets_no_second_burst_with_carry_over() {
         let limiter = limiter.build().expect("valid limits");
         let (soon, late, new) = (key(2, [0, 1], 0), key(2, [1, 0], 1), key(2, [0, 1], 2));
         assert!(admits(&limiter, &soon) && admits(&limiter, &late) && admits(&limiter, &late));
-        let insert = move |limiter: &Model<Burst>| admits(limiter, &new);
+        let insert = move |limiter: &Model<u64, Burst>| admits(limiter, &new);
         let (charged, back) = race(&limiter, insert, move |limiter| admits(limiter, &soon));
         // One token was charged before, and its usage carries over. At least one of the two requests after it is
         // admitted.
@@ -50,7 +50,7 @@ fn new_key_denied_by_a_full_table_changes_nothing() {
         let limiter = limiter.build().expect("valid limits");
         let (one, two, new) = (key(2, [0, 1], 0), key(2, [1, 0], 1), key(2, [0, 1], 2));
         assert!(admits(&limiter, &one) && admits(&limiter, &two));
-        let insert = move |limiter: &Model<Burst>| decide(limiter, &new);
+        let insert = move |limiter: &Model<u64, Burst>| decide(limiter, &new);
         let (denied, charged) = race(&limiter, insert, move |limiter| admits(limiter, &one));
         assert!(charged && !denied.is_allowed() && denied.source() == DecisionSource::Policy);
         assert_eq!(denied.retry_after(), Some(Duration::from_micros(50)));

@@ -8,7 +8,7 @@ fn bucket(tokens: u64) -> Gcra {
     Gcra::new(Quota::new(1, Duration::from_micros(TOKEN))).burst(tokens)
 }
 
-fn buckets(tokens: [u64; 2]) -> Model<impl MemoryLimitsFor<Pair, Identity> + Send + Sync + 'static> {
+fn buckets(tokens: [u64; 2]) -> Model<Pair, impl MemoryLimits<Pair, Identity> + Send + Sync + 'static> {
     sets(
         2,
         (
@@ -63,7 +63,7 @@ fn key_evicted_meanwhile_is_charged_or_denied_in_some_order() {
             let (old, new) = (key(2, [0, 1], 0), key(2, [0, 1], 1));
             assert!(admits(&limiter, &old));
             // The old key is idle by the clock of the inserting thread, and not by the clock of the other thread.
-            let insert = move |limiter: &Model<Gcra>| {
+            let insert = move |limiter: &Model<u64, Gcra>| {
                 at(150);
                 admits(limiter, &new)
             };

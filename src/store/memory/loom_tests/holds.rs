@@ -10,9 +10,9 @@ fn bucket(tokens: u64) -> Gcra {
 }
 
 /// The last token is charged by a decision or held, and never both: for a present and for an absent key.
-fn decision_against_hold<L>(charged_before: u64, build: impl Fn(u64) -> Model<L> + Send + Sync + 'static)
+fn decision_against_hold<L>(charged_before: u64, build: impl Fn(u64) -> Model<u64, L> + Send + Sync + 'static)
 where
-    L: MemoryLimitsFor<u64, Identity> + MemoryLimits<Identity> + 'static,
+    L: MemoryLimits<u64, Identity> + 'static,
     L::Tables: Send + Sync,
 {
     model(3, move || {
@@ -64,8 +64,8 @@ fn settlement_and_decision_are_linearizable() {
             let limiter = sets(2, bucket(3));
             let k = key(2, [0, 1], 0);
             let held = hold(&limiter, &k, 2).expect("three tokens are available");
-            let decide = move |limiter: &Model<Gcra>| limiter.check(&k, AcquireOptions::cost(cost)).is_allowed();
-            let ((), admitted) = race(&limiter, move |_: &Model<Gcra>| settle(held, actual), decide);
+            let decide = move |limiter: &Model<u64, Gcra>| limiter.check(&k, AcquireOptions::cost(cost)).is_allowed();
+            let ((), admitted) = race(&limiter, move |_: &Model<u64, Gcra>| settle(held, actual), decide);
             let sequential = [actual + cost <= 3, 2 + cost <= 3];
             assert!(sequential.contains(&admitted), "{admitted}, in sequential orders {sequential:?}");
             let charged = actual + if admitted { cost } else { 0 };
@@ -81,7 +81,7 @@ fn settlement_and_charge_add_up() {
             let limiter = sets(2, burst(5));
             let k = key(2, [0, 1], 0);
             let held = hold(&limiter, &k, 1).expect("five tokens are available");
-            let settle = move |_: &Model<Burst>| settle(held, actual);
+            let settle = move |_: &Model<u64, Burst>| settle(held, actual);
             let ((), charged) = race(&limiter, settle, move |limiter| admits(limiter, &k));
             assert!(charged);
             assert_eq!(resets(&limiter, &k), [50 * u128::from(actual + 1)]);
@@ -97,7 +97,8 @@ fn end_of_a_hold_on_another_key_hides_no_hold() {
         let (k, other) = (key(2, [0, 1], 0), key(2, [1, 0], 1));
         let held = hold(&limiter, &k, 1).expect("a token is available");
         let ends = hold(&limiter, &other, 1).expect("a token is available");
-        let ((), admitted) = race(&limiter, move |_: &Model<Gcra>| settle(ends, 0), move |limiter| admits(limiter, &k));
+        let ((), admitted) =
+            race(&limiter, move |_: &Model<u64, Gcra>| settle(ends, 0), move |limiter| admits(limiter, &k));
         assert!(!admitted);
         settle(held, 0);
         assert!(admits(&limiter, &k));
@@ -111,11 +112,11 @@ fn held_key_keeps_its_slot_in_a_full_table() {
         let limiter = sets(2, burst(2));
         let (k, late, new) = (key(2, [0, 1], 0), key(2, [1, 0], 1), key(2, [0, 1], 2));
         assert!(admits(&limiter, &k) && admits(&limiter, &late));
-        let insert = move |limiter: &Model<Burst>| {
+        let insert = move |limiter: &Model<u64, Burst>| {
             at(150);
             admits(limiter, &new)
         };
-        let hold_one = move |limiter: &Model<Burst>| hold(limiter, &k, 1);
+        let hold_one = move |limiter: &Model<u64, Burst>| hold(limiter, &k, 1);
         let (charged, held) = race(&limiter, insert, hold_one);
         assert!(charged);
         at(150);
@@ -138,7 +139,7 @@ fn key_is_held_or_evicted_and_never_both() {
         let limiter = sets(2, burst(2));
         let (k, late, new) = (key(2, [0, 1], 0), key(2, [1, 0], 1), key(2, [0, 1], 2));
         assert!(admits(&limiter, &k) && admits(&limiter, &late) && admits(&limiter, &late));
-        let insert = move |limiter: &Model<Burst>| admits(limiter, &new);
+        let insert = move |limiter: &Model<u64, Burst>| admits(limiter, &new);
         let (charged, held) = race(&limiter, insert, move |limiter| hold(limiter, &k, 1));
         assert!(charged);
         let held = held.expect("a token is available");
@@ -157,8 +158,8 @@ fn full_table_of_held_keys_denies_a_new_key() {
         let limiter = sets(2, burst(1));
         let (one, two, new) = (key(2, [0, 1], 0), key(2, [1, 0], 1), key(2, [0, 1], 2));
         let [first, second] = [one, two].map(|key| hold(&limiter, &key, 1).expect("a token is available"));
-        let insert = move |limiter: &Model<Burst>| admits(limiter, &new);
-        let (admitted, ()) = race(&limiter, insert, move |_: &Model<Burst>| settle(first, 0));
+        let insert = move |limiter: &Model<u64, Burst>| admits(limiter, &new);
+        let (admitted, ()) = race(&limiter, insert, move |_: &Model<u64, Burst>| settle(first, 0));
         assert!(!admits(&limiter, &two), "a held key stays");
         settle(second, 1);
         assert_eq!(resets(&limiter, &two), [50]);
@@ -189,7 +190,7 @@ fn held_key_relocated_meanwhile_stays_held() {
         model(2, move || {
             let (limiter, [k, new], held) = start();
             let (charged, ()) =
-                race(&limiter, move |limiter| admits(limiter, &new), move |_: &Model<Burst>| settle(held, 1));
+                race(&limiter, move |limiter| admits(limiter, &new), move |_: &Model<u64, Burst>| settle(held, 1));
             assert!(charged);
             assert_eq!([k, new].map(|key| resets(&limiter, &key)), [[50]; 2]);
         });
@@ -217,7 +218,7 @@ fn reset_and_settlement_are_linearizable() {
         let limiter = sets(2, burst(2));
         let k = key(2, [0, 1], 0);
         let held = hold(&limiter, &k, 2).expect("two tokens are available");
-        race(&limiter, move |limiter| reset(limiter, &k), move |_: &Model<Burst>| settle(held, 1));
+        race(&limiter, move |limiter| reset(limiter, &k), move |_: &Model<u64, Burst>| settle(held, 1));
         let reset = resets(&limiter, &k);
         assert!(reset == [0] || reset == [50], "{reset:?}");
         assert!(hold(&limiter, &k, 1).is_some(), "the hold has ended");

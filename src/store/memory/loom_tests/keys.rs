@@ -14,7 +14,7 @@ fn new_key_is_inserted_once() {
 }
 
 /// Charges the key in three threads, and returns how many requests were admitted.
-fn three_charge(limiter: &Model<Burst>, k: u64) -> u8 {
+fn three_charge(limiter: &Model<u64, Burst>, k: u64) -> u8 {
     let (first, second) = (limiter.clone(), limiter.clone());
     let threads = [thread::spawn(move || admits(&first, &k)), thread::spawn(move || admits(&second, &k))];
     let here = admits(limiter, &k);
@@ -51,7 +51,7 @@ fn idle_slot_is_claimed_once() {
         let limiter = sets(2, burst(1));
         let k = key(2, [0, 1], 0);
         assert!(admits(&limiter, &k));
-        let later = move |limiter: &Model<Burst>| {
+        let later = move |limiter: &Model<u64, Burst>| {
             at(150);
             admits(limiter, &k)
         };
@@ -84,7 +84,7 @@ fn eviction_against_charge<S: TestState>(preemptions: usize) {
         assert!(admits(&limiter, &old) && admits(&limiter, &old));
         // The old key is idle at 200. Charged before, at 100, it is idle at 250. If it was evicted, it is charged at
         // 200.
-        let insert = move |limiter: &Model<Burst<S>>| {
+        let insert = move |limiter: &Model<u64, Burst<S>>| {
             at(200);
             admits(limiter, &new)
         };
@@ -108,7 +108,7 @@ fn denial_is_exact_while_the_key_is_evicted() {
         let limiter = sets(2, burst(2));
         let (old, new) = (key(2, [0, 1], 0), key(2, [0, 1], 1));
         assert!(admits(&limiter, &old) && admits(&limiter, &old));
-        let insert = move |limiter: &Model<Burst>| {
+        let insert = move |limiter: &Model<u64, Burst>| {
             at(200);
             admits(limiter, &new)
         };
@@ -130,7 +130,7 @@ fn peek_against_charges<S: TestState>(preemptions: usize) {
     model(preemptions, || {
         let limiter = sets(2, Burst::<S>(3, PhantomData));
         let k = key(2, [0, 1], 0);
-        let charges = move |limiter: &Model<Burst<S>>| assert!(admits(limiter, &k) && admits(limiter, &k));
+        let charges = move |limiter: &Model<u64, Burst<S>>| assert!(admits(limiter, &k) && admits(limiter, &k));
         // A torn state panics.
         let ((), (first, second)) = race(&limiter, charges, move |limiter| (resets(limiter, &k), resets(limiter, &k)));
         assert!(first <= second && second <= vec![100], "{first:?}, {second:?}");
@@ -152,7 +152,7 @@ fn denial_never_reads_half_of_a_charge() {
         let limiter = sets(2, burst(3));
         let k = key(2, [0, 1], 0);
         assert!(admits(&limiter, &k));
-        let deny = move |limiter: &Model<Burst>| limiter.check(&k, AcquireOptions::cost(3)).retry_after();
+        let deny = move |limiter: &Model<u64, Burst>| limiter.check(&k, AcquireOptions::cost(3)).retry_after();
         // A torn state panics.
         let (charged, wait) = race(&limiter, move |limiter| admits(limiter, &k), deny);
         assert!(charged);
@@ -194,7 +194,7 @@ fn reset_and_new_key_are_linearizable() {
         let limiter = sets(2, burst(1));
         let (old, live, new) = (key(2, [0, 1], 0), key(2, [1, 0], 1), key(2, [0, 1], 2));
         assert!(admits(&limiter, &old) && admits(&limiter, &live));
-        let later = move |limiter: &Model<Burst>| {
+        let later = move |limiter: &Model<u64, Burst>| {
             at(150);
             // Takes over the slot in which the reset may have found its key.
             admits(limiter, &new)

@@ -26,7 +26,7 @@ use loom::thread;
 
 use crate::algorithm::{Algorithm, ChargeOptions, Counters, HitLog, HitLogEdit, State, Step};
 use crate::limiter::{Acquisition, Held, LimiterFuture};
-use crate::store::{MemoryLimits, MemoryLimitsFor};
+use crate::store::MemoryLimits;
 use crate::sync::AtomicU64;
 use crate::table::{EvictionPolicy, Location, Table, WhenFull};
 use crate::{
@@ -214,16 +214,16 @@ fn at(now: u64) {
     NOW.with(|own| own.set(now));
 }
 
-type Model<L> = Memory<L, ThreadClock, Identity>;
+type Model<Key, L> = Memory<Key, L, ThreadClock, Identity>;
 
 /// A key of two limits, with a sub-key for each.
 type Pair = (u64, u64);
 
 /// Builds a limiter whose tables have this number of sets, of one slot each.
-fn sets<L: MemoryLimits<crate::store::DefaultHashBuilder> + MemoryLimits<Identity>>(
-    sets: usize,
-    limits: L,
-) -> Model<L> {
+fn sets<Key, L>(sets: usize, limits: L) -> Model<Key, L>
+where
+    L: MemoryLimits<Key, crate::store::DefaultHashBuilder> + MemoryLimits<Key, Identity>,
+{
     // See `Table::with_capacity`: two sets, and 0.376 sets for each key.
     let max_keys = [1, 3, 6][sets - 2];
     Memory::builder(limits).max_keys(max_keys).clock(ThreadClock).hasher(Identity).build().expect("valid limits")
@@ -236,16 +236,16 @@ fn key(sets: u64, [first, other]: [u64; 2], id: u64) -> u64 {
     middle(first, sets) << 32 | (middle(step - 1, sets - 1) + id)
 }
 
-fn decide<Key, L: MemoryLimitsFor<Key, Identity>>(limiter: &Model<L>, key: &Key) -> Decision {
+fn decide<Key, L: MemoryLimits<Key, Identity>>(limiter: &Model<Key, L>, key: &Key) -> Decision {
     limiter.check(key, AcquireOptions::default())
 }
 
-fn admits<Key, L: MemoryLimitsFor<Key, Identity>>(limiter: &Model<L>, key: &Key) -> bool {
+fn admits<Key, L: MemoryLimits<Key, Identity>>(limiter: &Model<Key, L>, key: &Key) -> bool {
     decide(limiter, key).is_allowed()
 }
 
 /// Holds a cost. Returns `None` if the hold is denied.
-fn hold<Key, L: MemoryLimitsFor<Key, Identity>>(limiter: &Model<L>, key: &Key, cost: u64) -> Option<Held> {
+fn hold<Key: 'static, L: MemoryLimits<Key, Identity>>(limiter: &Model<Key, L>, key: &Key, cost: u64) -> Option<Held> {
     let Acquisition::Ready(outcome) = Limiter::hold(limiter, key, AcquireOptions::cost(cost)) else {
         unreachable!("memory decides immediately");
     };
@@ -256,7 +256,7 @@ fn settle(held: Held, actual: u64) {
     done(held.settle(actual));
 }
 
-fn peek<Key, L: MemoryLimitsFor<Key, Identity>>(limiter: &Model<L>, key: &Key) -> Decision {
+fn peek<Key, L: MemoryLimits<Key, Identity>>(limiter: &Model<Key, L>, key: &Key) -> Decision {
     done(limiter.peek(key, AcquireOptions::default().detail(Detail::All)))
 }
 
@@ -265,11 +265,11 @@ fn done<T>(reply: LimiterFuture<T>) -> T {
 }
 
 /// Returns the reset of the key in each limit, in microseconds: the usage times [`TOKEN`].
-fn resets<Key, L: MemoryLimitsFor<Key, Identity>>(limiter: &Model<L>, key: &Key) -> Vec<u128> {
+fn resets<Key, L: MemoryLimits<Key, Identity>>(limiter: &Model<Key, L>, key: &Key) -> Vec<u128> {
     peek(limiter, key).limits().iter().map(|status| status.reset().as_micros()).collect()
 }
 
-fn reset<Key, L: MemoryLimitsFor<Key, Identity>>(limiter: &Model<L>, key: &Key) {
+fn reset<Key, L: MemoryLimits<Key, Identity>>(limiter: &Model<Key, L>, key: &Key) {
     done(limiter.reset(key));
 }
 

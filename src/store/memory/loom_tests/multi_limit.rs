@@ -3,7 +3,7 @@
 use super::*;
 
 /// Builds a limiter with a limit for each of the two sub-keys.
-fn pair(count: usize, tokens: [u64; 2]) -> Model<impl MemoryLimitsFor<Pair, Identity> + Send + Sync + 'static> {
+fn pair(count: usize, tokens: [u64; 2]) -> Model<Pair, impl MemoryLimits<Pair, Identity> + Send + Sync + 'static> {
     sets(
         count,
         (

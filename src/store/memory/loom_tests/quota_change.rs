@@ -5,7 +5,7 @@ use super::*;
 use crate::store::{DynLimit, MemoryBuilder};
 use crate::{Gcra, Quota};
 
-type Limiter = Model<Vec<DynLimit<u64, Identity>>>;
+type Limiter = Model<u64, Vec<DynLimit<u64, Identity>>>;
 
 /// Builds a bucket in which a token refills in `token` microseconds.
 fn bucket(token: u64, tokens: u64) -> Vec<DynLimit<u64, Identity>> {

@@ -2,7 +2,7 @@
 
 use super::*;
 
-type Moving<S> = (Model<Burst<S>>, [u64; 3]);
+type Moving<S> = (Model<u64, Burst<S>>, [u64; 3]);
 
 /// Builds a limiter with two keys in three slots, in which the insertion of a new key relocates the first one. Returns
 /// the key that moves, the key that stays, and the new key. `moving` is the set before the move and the set after it.
@@ -91,7 +91,7 @@ fn reader_finds_an_overwritten_key_whole_or_absent() {
         let four = AcquireOptions::cost(4);
         assert!([moves, stays].iter().all(|key| limiter.check(key, four).is_allowed()));
         assert!(admits(&limiter, &idle) && admits(&limiter, &idle));
-        let insert = move |limiter: &Model<Burst>| {
+        let insert = move |limiter: &Model<u64, Burst>| {
             at(200);
             admits(limiter, &new)
         };
