@@ -1,6 +1,7 @@
 //! Queues of waiting requests: order, bounds, cancellation at every state, and shutdown.
 
 use std::future::ready;
+use std::hash::Hash;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -19,7 +20,7 @@ use crate::support::{KeyFn, Pool, RemoteLimiter, StubLimiter, TestRequest, decis
 
 const SECOND: Duration = Duration::from_secs(1);
 
-fn window(limit: u64, period: Duration) -> Memory<FixedWindow, TokioClock> {
+fn window<Key: Hash>(limit: u64, period: Duration) -> Memory<Key, FixedWindow, TokioClock> {
     Memory::builder(FixedWindow::new(Quota::new(limit, period))).clock(TokioClock::new()).build().expect("a limit")
 }
 
