@@ -84,6 +84,7 @@ pub(crate) struct WaitConfig {
     bounds: Bounds,
     /// Shared by all services of the layer.
     pub(crate) queues: Arc<Queues>,
+    #[cfg(feature = "timer")]
     newest_first: bool,
     first_delay: Option<Duration>,
 }
@@ -131,7 +132,14 @@ impl Default for WaitConfig {
         // Without a timer no request can wait, so the limiter must not schedule a later start.
         let max_wait = if cfg!(feature = "timer") { None } else { Some(Duration::ZERO) };
         let queues = Arc::new(Queues::new(false));
-        Self { max_wait, bounds: Self::DEFAULT_BOUNDS, queues, newest_first: false, first_delay: max_wait }
+        Self {
+            max_wait,
+            bounds: Self::DEFAULT_BOUNDS,
+            queues,
+            #[cfg(feature = "timer")]
+            newest_first: false,
+            first_delay: max_wait,
+        }
     }
 }
 
