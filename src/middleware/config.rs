@@ -84,6 +84,7 @@ pub(crate) struct WaitConfig {
     bounds: Bounds,
     /// Shared by all services of the layer.
     pub(crate) queues: Arc<Queues>,
+    #[cfg(feature = "timer")]
     newest_first: bool,
     first_delay: Option<Duration>,
 }
@@ -129,7 +130,14 @@ impl WaitConfig {
 impl Default for WaitConfig {
     fn default() -> Self {
         let queues = Arc::new(Queues::new(false));
-        Self { max_wait: None, bounds: Self::DEFAULT_BOUNDS, queues, newest_first: false, first_delay: None }
+        Self {
+            max_wait: None,
+            bounds: Self::DEFAULT_BOUNDS,
+            queues,
+            #[cfg(feature = "timer")]
+            newest_first: false,
+            first_delay: None,
+        }
     }
 }
 

@@ -128,10 +128,10 @@ async fn waiter_that_acquires_again_emits_one_outcome() {
     service.ready().await.expect("ready").call("a").await.expect_err("no free permit");
     assert_eq!(events.take(), ["WaitRefused", "denied by default in store"]);
     waiting.await.expect("within the limit again");
-    let events = events.take();
-    assert_eq!(events[0], "WaitAsked { admitted: true }");
-    assert!(events[1].starts_with("waited 1"), "{events:?}");
-    assert_eq!(events[2..], ["delayed by default in store"]);
+    let mut events = events.take();
+    // A queue asks again after at most about a second, in case that capacity was released meanwhile.
+    events.retain(|event| event != "WaitAsked { admitted: false }");
+    assert_eq!(events, ["WaitAsked { admitted: true }", "waited 1s", "delayed by default in store"]);
 }
 
 /// The inner service is ready at first, and fails before the start.
