@@ -46,9 +46,14 @@ fn time_of_load() -> Duration {
     Duration::from_secs(seconds)
 }
 
-/// Sends requests at a constant rate, from clients that give up after `patience`.
-async fn open_loop<S, R>(service: S, per_second: u32, patience: Duration, time: Duration, request: impl Fn(u32) -> R)
-where
+/// Sends requests at a constant rate, from clients that give up after `client_timeout`.
+async fn open_loop<S, R>(
+    service: S,
+    per_second: u32,
+    client_timeout: Duration,
+    time: Duration,
+    request: impl Fn(u32) -> R,
+) where
     S: Service<R, Error = BoxError, Future: Send> + Clone + Send + 'static,
     S::Response: Send,
     R: Send + 'static,
@@ -60,7 +65,7 @@ where
         let (mut service, request) = (service.clone(), request(index));
         tokio::spawn(async move {
             let call = async { service.ready().await?.call(request).await };
-            let _ = timeout(patience, call).await;
+            let _ = timeout(client_timeout, call).await;
         });
     }
     sleep_until(started + time).await;
@@ -193,7 +198,7 @@ async fn queues_with_a_fast_and_a_slow_link_share_a_bucket() {
     assert!(served.iter().all(|&served| served >= 240), "{served:?}");
 }
 
-/// In one process and in two: costs of 10 and of 1 arrive equally often, and are served equally often. Nobody leaves, and
+/// In one process and in two: costs of 10 and of 1 arrive equally often, and are served equally often. No client leaves, and
 /// no bound applies.
 #[tokio::test(start_paused = true)]
 async fn large_costs_are_served_in_proportion_to_their_arrival() {

@@ -301,7 +301,7 @@ async fn random_joins_and_leaves_lose_no_start() {
     };
     let mut calls = Vec::new();
     for index in 0..600 {
-        let (micros, patience) = (next(1500), Duration::from_micros(next(20_000)));
+        let (micros, client_timeout) = (next(1500), Duration::from_micros(next(20_000)));
         let has_started = Arc::new(AtomicBool::new(false));
         let mut call: BoxFuture<Result<(), BoxError>> =
             Box::pin(service.clone().oneshot((micros, Arc::clone(&has_started))));
@@ -310,7 +310,7 @@ async fn random_joins_and_leaves_lose_no_start() {
             if is_patient {
                 return call.await.is_ok();
             }
-            match timeout(patience, &mut call).await {
+            match timeout(client_timeout, &mut call).await {
                 Ok(result) => result.is_ok(),
                 // A request that is dropped in the inner service is charged its whole cost, so it leaves before that.
                 Err(_) => !has_started.load(Ordering::SeqCst) || call.await.is_ok(),

@@ -21,7 +21,7 @@ use crate::server::Server;
 
 /// The rate, in requests per second.
 const RATE: u32 = 20;
-const PATIENCE: Duration = Duration::from_millis(1500);
+const CLIENT_TIMEOUT: Duration = Duration::from_millis(1500);
 const MAX_WAIT: Duration = Duration::from_secs(3);
 
 fn seconds() -> u32 {
@@ -46,7 +46,7 @@ async fn served(processes: [Redis<()>; 2], started: Instant) -> Vec<usize> {
     for index in 0..seconds() * RATE * 3 / 2 {
         sleep_until(started + Duration::from_secs(1) * index * 2 / (RATE * 3)).await;
         let call: BoxFuture<Result<(), BoxError>> = Box::pin(services[index as usize % 2].clone().oneshot(()));
-        tokio::spawn(timeout(PATIENCE, call));
+        tokio::spawn(timeout(CLIENT_TIMEOUT, call));
     }
     sleep_until(started + Duration::from_secs(1) * seconds()).await;
     counts.iter().take(seconds() as usize).map(|count| count.load(Ordering::Relaxed)).collect()

@@ -165,7 +165,7 @@ impl<Key: ?Sized> Redis<Key> {
     /// limit names its keys differently than one with several.
     ///
     /// Decisions that are in flight end under the earlier limits, and so do holds. All clones of this limiter have the
-    /// new limits at once. Other processes replace theirs when they are told to; until then each process decides by its
+    /// new limits at once. Other processes keep theirs until they call this method; until then each process decides by its
     /// own limits on the shared usage. The limiter opens a new connection.
     ///
     /// # Errors
