@@ -130,6 +130,7 @@ where
 /// The response future of [`Lookup`].
 #[pin_project]
 #[must_use = "futures do nothing unless polled"]
+#[doc(hidden)]
 pub struct LookupFuture<B, S: Service<Request<B>>, L> {
     #[pin]
     state: State<B, S, L>,

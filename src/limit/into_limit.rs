@@ -5,6 +5,7 @@ use crate::decision::Name;
 /// Conversion into a [`Limit`]: from an algorithm, from [`per_key`](super::per_key), or from a `Limit`.
 ///
 /// The trait is sealed. Use it as a bound in functions that build limiters.
+#[doc(hidden)]
 pub trait IntoLimit: sealed::Sealed {
     #[doc(hidden)]
     type Selector: AlgorithmSelector;

@@ -33,6 +33,7 @@ pub fn per_key<Key: ?Sized, A: Algorithm, F: Fn(&Key) -> A>(select: F) -> PerKey
 
 /// An algorithm for each key: the return type of [`per_key`].
 #[derive(Clone)]
+#[doc(hidden)]
 pub struct PerKey<F, A>(pub(super) F, PhantomData<fn() -> A>);
 
 impl<F, A> fmt::Debug for PerKey<F, A> {

@@ -25,12 +25,15 @@ mod sealed {
 
 /// Counts by the whole key.
 #[derive(Clone, Copy, Debug, Default)]
+#[doc(hidden)]
 pub struct WholeKey;
 
 /// Counts by a value made from the key: see [`Limit::keyed_by`](super::Limit::keyed_by).
+#[doc(hidden)]
 pub struct KeyedBy<F, SubKey>(F, PhantomData<fn() -> SubKey>);
 
 /// Counts by a part borrowed from the key: see [`Limit::keyed_by_ref`](super::Limit::keyed_by_ref).
+#[doc(hidden)]
 pub struct KeyedByRef<F, SubKey: ?Sized>(F, PhantomData<fn() -> Box<SubKey>>);
 
 impl<F, SubKey> KeyedBy<F, SubKey> {

@@ -13,6 +13,7 @@ use crate::observe::Observers;
 ///
 /// The body of the rate limited service is a [`ResponseBody`] around the inner service's body.
 #[derive(Clone, Copy, Debug)]
+#[doc(hidden)]
 pub struct MapBody<R = Http>(pub(super) R);
 
 impl<A, B, E, R> Respond<Request<A>, Response<B>, E> for MapBody<R>

@@ -21,6 +21,7 @@ pub struct HitLog {
 /// An edit of a [`HitLog`]: drops the oldest hits and adds one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(clippy::exhaustive_structs, reason = "a user's own algorithm may keep a log")]
+#[doc(hidden)]
 pub struct HitLogEdit {
     /// How many of the oldest hits to drop.
     pub expired: usize,

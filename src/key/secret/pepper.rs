@@ -58,6 +58,7 @@ impl fmt::Debug for Pepper {
 
 /// The random pepper of this process, which changes with each restart.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[doc(hidden)]
 pub struct ProcessPepper;
 
 impl ProcessPepper {

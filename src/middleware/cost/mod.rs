@@ -54,6 +54,7 @@ impl<Request, Response, Error> CostPolicy<Request, Response, Error> for UnitCost
 
 /// A cost policy in which a closure returns the cost of a request.
 #[derive(Clone)]
+#[doc(hidden)]
 pub struct CostFn<F, T> {
     pub(crate) cost: F,
     pub(crate) inner_policy: T,
@@ -77,6 +78,7 @@ where
 
 /// A cost policy that settles the cost of a request by the service's response.
 #[derive(Clone)]
+#[doc(hidden)]
 pub struct SettleFn<T, F> {
     pub(crate) inner_policy: T,
     pub(crate) settle: F,

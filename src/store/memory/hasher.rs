@@ -8,6 +8,7 @@ use std::hash::BuildHasher;
 /// decisions. Two keys with one hash share a state, so one client could use up the quota of another. If clients choose
 /// their keys freely and this matters, use [`sip_hash`](super::MemoryBuilder::sip_hash).
 #[derive(Clone, Default)]
+#[doc(hidden)]
 pub struct DefaultHashBuilder(foldhash::quality::RandomState);
 
 impl BuildHasher for DefaultHashBuilder {
