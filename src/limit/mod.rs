@@ -29,8 +29,8 @@ use crate::error::Error;
 ///
 /// A limit without usage until then would reserve capacity for the whole delay that other requests could use. Where the
 /// limiter schedules nothing, it denies the request and returns the exact `retry_after`; the caller may then ask again.
-/// So requests that wait for one limit start first come, first served. Requests that wait for several limits do so only
-/// while all limits are in use for the same time; otherwise the first caller that asks again gets the capacity.
+/// Of several such callers the first that asks again gets the capacity. Requests that wait in the
+/// [layer](crate::RateLimitLayer::max_wait) are in a queue, and start first come, first served.
 ///
 /// # Example
 ///
