@@ -20,7 +20,7 @@ use super::{Clock, SystemClock, Timestamp};
 /// ```
 /// use tower_ratelimit::{CoarseClock, Gcra, Memory, Quota};
 ///
-/// let limiter = Memory::builder(Gcra::new(Quota::per_second(10))).clock(CoarseClock::start()?).build()?;
+/// let limiter = Memory::<u64, _>::builder(Gcra::new(Quota::per_second(10))).clock(CoarseClock::start()?).build()?;
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Clone)]

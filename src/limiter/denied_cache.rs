@@ -50,7 +50,7 @@ use crate::error::Error;
 /// use tower_ratelimit::{FixedWindow, Memory, Quota};
 ///
 /// // In production, around `Redis` instead of `Memory`.
-/// let limiter = DeniedCache::new(Memory::new(FixedWindow::new(Quota::per_minute(100))));
+/// let limiter = DeniedCache::new(Memory::<u64, _>::new(FixedWindow::new(Quota::per_minute(100))));
 /// ```
 pub struct DeniedCache<L, C = SystemClock> {
     limiter: L,

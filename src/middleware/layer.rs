@@ -156,6 +156,7 @@ impl<K, A, R, T> RateLimitLayer<K, A, R, T> {
     /// ```
     /// # use tower_ratelimit::{Gcra, Memory, PeerIp, Quota, RateLimitLayer};
     /// # let limiter = Memory::new(Gcra::new(Quota::per_second(10)));
+    /// # let limiter: Memory<std::net::IpAddr, _> = limiter;
     /// use tower_ratelimit::key::{ExactPaths, Preflight};
     ///
     /// let layer = RateLimitLayer::new(PeerIp::new(), limiter)
@@ -176,6 +177,7 @@ impl<K, A, R, T> RateLimitLayer<K, A, R, T> {
     /// ```
     /// # use tower_ratelimit::{Gcra, Memory, PeerIp, Quota, RateLimitLayer};
     /// # let limiter = Memory::new(Gcra::new(Quota::per_second(10)));
+    /// # let limiter: Memory<std::net::IpAddr, _> = limiter;
     /// let layer = RateLimitLayer::new(PeerIp::new(), limiter)
     ///     .cost(|request: &http::Request<String>| if request.method() == "POST" { 5 } else { 1 });
     /// ```
@@ -208,6 +210,7 @@ impl<K, A, R, T> RateLimitLayer<K, A, R, T> {
     /// ```
     /// # use tower_ratelimit::{Gcra, Memory, PeerIp, Quota, RateLimitLayer};
     /// # let limiter = Memory::new(Gcra::new(Quota::per_second(10)));
+    /// # let limiter: Memory<std::net::IpAddr, _> = limiter;
     /// use tower_ratelimit::observe::Event;
     ///
     /// let layer = RateLimitLayer::new(PeerIp::new(), limiter).observe(|event: &Event<'_>| {

@@ -23,6 +23,7 @@ use super::observer::Observer;
 /// use tower_ratelimit::{Gcra, Memory, PeerIp, Quota, RateLimitLayer};
 ///
 /// let limiter = Memory::new(Gcra::new(Quota::per_second(10)));
+/// # let limiter: Memory<std::net::IpAddr, _> = limiter;
 /// let layer = RateLimitLayer::new(PeerIp::new(), limiter).observe(Metrics::new("api"));
 /// ```
 #[derive(Clone)]

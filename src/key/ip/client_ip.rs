@@ -23,6 +23,7 @@ use crate::key::{ExtractKey, Extracted, MissingKey};
 ///
 /// let proxies = TrustedProxies::parse(["10.0.0.0/8", "fd00::/8"])?;
 /// let limiter = Memory::new(Gcra::new(Quota::per_second(10)));
+/// # let limiter: Memory<std::net::IpAddr, _> = limiter;
 /// let layer = RateLimitLayer::new(ClientIp::x_forwarded_for(proxies), limiter);
 /// # Ok::<(), tower_ratelimit::Error>(())
 /// ```

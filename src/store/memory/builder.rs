@@ -58,7 +58,7 @@ impl<Key: ?Sized, L, C, S> MemoryBuilder<Key, L, C, S> {
     /// ```
     /// use tower_ratelimit::{Gcra, Memory, Quota, WhenFull};
     ///
-    /// let limiter = Memory::builder(Gcra::new(Quota::per_second(10)))
+    /// let limiter = Memory::<u64, _>::builder(Gcra::new(Quota::per_second(10)))
     ///     .max_keys(1_000_000)
     ///     .when_full(WhenFull::CarryOver)
     ///     .build()?;
@@ -98,7 +98,7 @@ impl<Key: ?Sized, L, C, S> MemoryBuilder<Key, L, C, S> {
     /// ```
     /// use tower_ratelimit::{Gcra, Memory, Quota};
     ///
-    /// let limiter = Memory::builder(Gcra::new(Quota::per_second(10))).sip_hash().build()?;
+    /// let limiter = Memory::<u64, _>::builder(Gcra::new(Quota::per_second(10))).sip_hash().build()?;
     /// # Ok::<(), tower_ratelimit::Error>(())
     /// ```
     pub fn sip_hash(self) -> MemoryBuilder<Key, L, C, RandomState> {

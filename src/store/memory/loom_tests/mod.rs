@@ -236,16 +236,20 @@ fn key(sets: u64, [first, other]: [u64; 2], id: u64) -> u64 {
     middle(first, sets) << 32 | (middle(step - 1, sets - 1) + id)
 }
 
-fn decide<Key, L: MemoryLimits<Key, Identity>>(limiter: &Model<Key, L>, key: &Key) -> Decision {
+fn decide<Key: 'static, L: MemoryLimits<Key, Identity> + 'static>(limiter: &Model<Key, L>, key: &Key) -> Decision {
     limiter.check(key, AcquireOptions::default())
 }
 
-fn admits<Key, L: MemoryLimits<Key, Identity>>(limiter: &Model<Key, L>, key: &Key) -> bool {
+fn admits<Key: 'static, L: MemoryLimits<Key, Identity> + 'static>(limiter: &Model<Key, L>, key: &Key) -> bool {
     decide(limiter, key).is_allowed()
 }
 
 /// Holds a cost. Returns `None` if the hold is denied.
-fn hold<Key: 'static, L: MemoryLimits<Key, Identity>>(limiter: &Model<Key, L>, key: &Key, cost: u64) -> Option<Held> {
+fn hold<Key: 'static, L: MemoryLimits<Key, Identity> + 'static>(
+    limiter: &Model<Key, L>,
+    key: &Key,
+    cost: u64,
+) -> Option<Held> {
     let Acquisition::Ready(outcome) = Limiter::hold(limiter, key, AcquireOptions::cost(cost)) else {
         unreachable!("memory decides immediately");
     };
@@ -256,7 +260,7 @@ fn settle(held: Held, actual: u64) {
     done(held.settle(actual));
 }
 
-fn peek<Key, L: MemoryLimits<Key, Identity>>(limiter: &Model<Key, L>, key: &Key) -> Decision {
+fn peek<Key: 'static, L: MemoryLimits<Key, Identity> + 'static>(limiter: &Model<Key, L>, key: &Key) -> Decision {
     done(limiter.peek(key, AcquireOptions::default().detail(Detail::All)))
 }
 
@@ -265,11 +269,11 @@ fn done<T>(reply: LimiterFuture<T>) -> T {
 }
 
 /// Returns the reset of the key in each limit, in microseconds: the usage times [`TOKEN`].
-fn resets<Key, L: MemoryLimits<Key, Identity>>(limiter: &Model<Key, L>, key: &Key) -> Vec<u128> {
+fn resets<Key: 'static, L: MemoryLimits<Key, Identity> + 'static>(limiter: &Model<Key, L>, key: &Key) -> Vec<u128> {
     peek(limiter, key).limits().iter().map(|status| status.reset().as_micros()).collect()
 }
 
-fn reset<Key, L: MemoryLimits<Key, Identity>>(limiter: &Model<Key, L>, key: &Key) {
+fn reset<Key: 'static, L: MemoryLimits<Key, Identity> + 'static>(limiter: &Model<Key, L>, key: &Key) {
     done(limiter.reset(key));
 }
 
