@@ -178,7 +178,7 @@ const TOTAL_LIMIT: u64 = 1500;
 /// After many threads decided for many callers, each limit's usage equals the admitted requests.
 ///
 /// A limit with more usage would have been charged for a request that another limit denied.
-fn check_limits_agree(limiter: &(impl Limiter<Caller> + Sync)) {
+fn check_limits_agree(limiter: &impl Limiter<Caller>) {
     let admitted = together(|thread| {
         let mut admitted = HashMap::<(usize, usize), u64>::new();
         for number in numbers(thread).take(3000) {
@@ -460,7 +460,7 @@ fn check_decisions_after_a_panic<S: Count>() {
     check_decisions_after_a_panic_of(&dynamic.build().expect("valid limits"));
 }
 
-fn check_decisions_after_a_panic_of(limiter: &(impl Limiter<str> + Clone + Send + 'static)) {
+fn check_decisions_after_a_panic_of(limiter: &(impl Limiter<str> + Clone)) {
     for key in ["new", "present"] {
         assert!(key == "new" || admits(limiter, key, 1));
         assert_panics(|| admits(limiter, key, PANICS_IN_PEEK));

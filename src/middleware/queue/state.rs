@@ -453,7 +453,9 @@ impl Queue {
         self.spare.clear();
         self.waiters.iter_mut().for_each(|waiter| waiter.is_covered = false);
         let classes: Vec<Class> = self.starts.iter().map(|start| start.class).collect();
-        classes.into_iter().for_each(|class| self.pass_cover(class));
+        for class in classes {
+            self.pass_cover(class);
+        }
     }
 
     pub(super) fn take_starts(&mut self) -> Vec<Start> {

@@ -38,7 +38,7 @@ impl Traffic {
     /// Runs the threads and returns their histories.
     pub(crate) fn run(
         &self,
-        limiter: &(impl Limiter<Caller> + Sync),
+        limiter: &impl Limiter<Caller>,
         clock: &RecordingClock,
         seed: u64,
     ) -> Vec<History> {
