@@ -36,12 +36,7 @@ pub(crate) struct Traffic {
 
 impl Traffic {
     /// Runs the threads and returns their histories.
-    pub(crate) fn run(
-        &self,
-        limiter: &impl Limiter<Caller>,
-        clock: &RecordingClock,
-        seed: u64,
-    ) -> Vec<History> {
+    pub(crate) fn run(&self, limiter: &impl Limiter<Caller>, clock: &RecordingClock, seed: u64) -> Vec<History> {
         let (count, meet) = (AtomicU64::new(0), Barrier::new(THREADS));
         let (count, meet) = (&count, &meet);
         std::thread::scope(|scope| {
