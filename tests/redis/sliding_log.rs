@@ -57,7 +57,8 @@ impl Call {
         let u16 = |numbers: &[u16], input: &mut Vec<u8>| {
             input.extend(numbers.iter().flat_map(|number| number.to_le_bytes()));
         };
-        f64(&[to_f64(self.now)], &mut input);
+        // No latest start.
+        f64(&[to_f64(self.now), 0.0], &mut input);
         // No fast path, one template, one operation, one key.
         u16(&[0, 1, 1, 1], &mut input);
         u16(&[self.operation, u16::from(!is_decision)], &mut input);
