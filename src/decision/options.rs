@@ -27,13 +27,16 @@ pub struct AcquireOptions {
     pub detail: Detail,
     /// Whether to [hold](crate::limiter::Held) the cost instead of charging it. A hold ignores `max_delay`.
     pub hold: bool,
+    /// Whether the caller keeps the guard in [`Outcome::held`](crate::limiter::Outcome::held) until the request has
+    /// ended, as a limit on requests [in flight](crate::InFlight) demands.
+    pub until_end: bool,
 }
 
 impl AcquireOptions {
     /// Returns options with this cost, and otherwise the defaults.
     #[must_use]
     pub const fn cost(cost: u64) -> Self {
-        Self { cost, max_delay: None, detail: Detail::MostRestrictive, hold: false }
+        Self { cost, max_delay: None, detail: Detail::MostRestrictive, hold: false, until_end: false }
     }
 
     /// Sets the longest delay that the caller accepts.
@@ -47,6 +50,17 @@ impl AcquireOptions {
     #[must_use]
     pub const fn hold(mut self) -> Self {
         self.hold = true;
+        self
+    }
+
+    /// Declares that the caller keeps the guard in [`Outcome::held`](crate::limiter::Outcome::held) until the request
+    /// has ended.
+    ///
+    /// A limiter with a limit on requests [in flight](crate::InFlight) returns an error without it, because
+    /// the limit would count nothing if the caller dropped the guard.
+    #[must_use]
+    pub const fn until_end(mut self) -> Self {
+        self.until_end = true;
         self
     }
 

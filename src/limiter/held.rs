@@ -12,6 +12,9 @@ use super::future::{LimiterFuture, both_ok};
 /// - [`release`](Self::release) charges nothing.
 /// - Dropping the guard settles the whole held cost.
 ///
+/// A limit on requests [in flight](crate::InFlight) charges nothing: its part of the cost is held until the guard ends,
+/// in either way.
+///
 /// The limiter charges nothing before the actual cost is known, so it never refunds. If each request is placed at its
 /// start, admissions stay within the bound of the [algorithm](crate::algorithm), except for surcharges.
 ///
@@ -51,13 +54,34 @@ use super::future::{LimiterFuture, both_ok};
 #[must_use = "dropping the guard settles the whole held cost"]
 pub struct Held {
     cost: u64,
-    settle: Option<Box<dyn FnOnce(u64) -> LimiterFuture<()> + Send + Sync>>,
+    settle: Option<Box<dyn Settle>>,
+}
+
+/// How a hold ends.
+trait Settle: Send + Sync {
+    fn settle(self: Box<Self>, actual: u64) -> LimiterFuture<()>;
+
+    /// Returns the part that the actual cost settles, and the part that is held until the request ends.
+    fn split(self: Box<Self>, cost: u64) -> (Option<Held>, Option<Held>);
 }
 
 impl Held {
     /// Creates a guard for a custom limiter. The guard calls `settle` once, with the actual cost.
     pub fn new(cost: u64, settle: impl FnOnce(u64) -> LimiterFuture<()> + Send + Sync + 'static) -> Self {
-        Self { cost, settle: Some(Box::new(settle)) }
+        Self { cost, settle: Some(Box::new(Charge(settle))) }
+    }
+
+    /// Creates a guard for a cost that is held until the request ends, and never charged. The guard calls `release`
+    /// once.
+    pub(crate) fn until_end(cost: u64, release: impl FnOnce() -> LimiterFuture<()> + Send + Sync + 'static) -> Self {
+        Self { cost, settle: Some(Box::new(UntilEnd(release))) }
+    }
+
+    /// Returns a guard of the cost that is settled with the response, and a guard of the cost that is held until the
+    /// request ends.
+    pub(crate) fn split(mut self) -> (Option<Self>, Option<Self>) {
+        let cost = self.cost;
+        self.settle.take().map_or((None, None), |settle| settle.split(cost))
     }
 
     /// Returns the held cost.
@@ -90,16 +114,56 @@ impl Held {
         match (first, second) {
             (Some(first), Some(second)) => {
                 let cost = first.cost.max(second.cost);
-                Some(Self::new(cost, move |actual| {
-                    first.settle(actual).join(second.settle(actual)).map_result(both_ok)
-                }))
+                Some(Self { cost, settle: Some(Box::new(Both { first, second })) })
             }
             (first, second) => first.or(second),
         }
     }
 
     fn end(&mut self, actual: u64) -> LimiterFuture<()> {
-        self.settle.take().map_or_else(|| LimiterFuture::ready(Ok(())), |settle| settle(actual).complete_on_drop())
+        self.settle
+            .take()
+            .map_or_else(|| LimiterFuture::ready(Ok(())), |settle| settle.settle(actual).complete_on_drop())
+    }
+}
+
+struct Charge<F>(F);
+
+impl<F: FnOnce(u64) -> LimiterFuture<()> + Send + Sync + 'static> Settle for Charge<F> {
+    fn settle(self: Box<Self>, actual: u64) -> LimiterFuture<()> {
+        self.0(actual)
+    }
+
+    fn split(self: Box<Self>, cost: u64) -> (Option<Held>, Option<Held>) {
+        (Some(Held { cost, settle: Some(self) }), None)
+    }
+}
+
+struct UntilEnd<F>(F);
+
+impl<F: FnOnce() -> LimiterFuture<()> + Send + Sync + 'static> Settle for UntilEnd<F> {
+    fn settle(self: Box<Self>, _actual: u64) -> LimiterFuture<()> {
+        self.0()
+    }
+
+    fn split(self: Box<Self>, cost: u64) -> (Option<Held>, Option<Held>) {
+        (None, Some(Held { cost, settle: Some(self) }))
+    }
+}
+
+struct Both {
+    first: Held,
+    second: Held,
+}
+
+impl Settle for Both {
+    fn settle(self: Box<Self>, actual: u64) -> LimiterFuture<()> {
+        self.first.settle(actual).join(self.second.settle(actual)).map_result(both_ok)
+    }
+
+    fn split(self: Box<Self>, _cost: u64) -> (Option<Held>, Option<Held>) {
+        let ((first, first_until_end), (second, second_until_end)) = (self.first.split(), self.second.split());
+        (Held::join(first, second), Held::join(first_until_end, second_until_end))
     }
 }
 

@@ -51,7 +51,7 @@ where
     L: Limiter<Key> + ?Sized,
 {
     let options = options.into();
-    if options.hold {
+    if options.hold || options.until_end {
         return Err(Error::unsupported("until_ready failed: it cannot hold a cost; call `Limiter::hold`"));
     }
     let started = Instant::now();

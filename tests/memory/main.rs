@@ -5,6 +5,7 @@ mod chained;
 mod denied_cache;
 mod eviction;
 mod holds;
+mod in_flight;
 mod linearizability;
 mod scheduling;
 mod threads;

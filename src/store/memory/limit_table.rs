@@ -128,7 +128,7 @@ impl<C: AlgorithmSelector + 'static, P> LimitTable<C, P> {
     /// Returns whether the limit is enforced and decides by its states alone, as no key is blocked.
     #[inline]
     pub(super) fn allows_fast_path(&self, now: Timestamp) -> bool {
-        !self.limit.is_shadow() && !self.blocks.any(now)
+        !C::Algorithm::HELD_UNTIL_END && !self.limit.is_shadow() && !self.blocks.any(now)
     }
 
     fn eviction_policy<'a>(&self, algorithm: &'a C::Algorithm, now: Timestamp) -> AlgorithmEviction<'a, C::Algorithm> {
@@ -245,6 +245,7 @@ where
         let idle_at = read.location.slot().map_or(reading.horizon, |slot| self.table.idle_at(slot));
         read.ahead_by = is_ahead_of_clock(idle_at, context.now, algorithm).then(|| algorithm.max_reset());
         read.shadow = self.limit.is_shadow();
+        read.held_until_end = C::Algorithm::HELD_UNTIL_END;
         read.held = reading.held;
         match self.inherited_debt(&read.location, algorithm, read.now) {
             None => self.evaluate(algorithm, &reading.state, hash, context, mode, read),
@@ -327,7 +328,8 @@ where
     fn held_limit(&self, context: &AcquireContext<'_, Key, S>, read: &LimitRead) -> HeldLimit {
         let own = self.limit.algorithm().select_owned(context.key);
         let algorithm = own.map(|own| Box::new(own) as Box<dyn Any + Send + Sync>);
-        HeldLimit { table: self.table.id(), hash: read.location.hash(), algorithm }
+        let until_end = C::Algorithm::HELD_UNTIL_END;
+        HeldLimit { table: self.table.id(), hash: read.location.hash(), until_end, algorithm }
     }
 
     fn reset(&self, context: &AcquireContext<'_, Key, S>) {
@@ -375,6 +377,10 @@ impl<C: AlgorithmSelector + Send + Sync + 'static, P: Send + Sync + 'static> Lim
 
     fn name(&self) -> &Name {
         self.limit.name_handle()
+    }
+
+    fn is_held_until_end(&self) -> bool {
+        C::Algorithm::HELD_UNTIL_END
     }
 
     fn settle(&self, limit: &HeldLimit, held: u64, actual: u64, clock: &dyn Clock) -> Result<(), TableFull> {

@@ -178,7 +178,8 @@ impl<Key: ?Sized, L: MemoryLimits<Key, S>, C: Clock, S> Memory<Key, L, C, S> {
 
     /// Decides, and charges the key if the request is allowed. An integer is the cost of the request.
     ///
-    /// [`AcquireOptions::hold`] does not count here: to hold a cost, call [`hold`](Limiter::hold).
+    /// [`AcquireOptions::hold`] does not count here: to hold a cost, call [`hold`](Limiter::hold). A limit on requests
+    /// [in flight](crate::InFlight) decides here, and does not count the request.
     ///
     /// ```
     /// use tower_ratelimit::{Gcra, Memory, Quota};
@@ -194,8 +195,20 @@ impl<Key: ?Sized, L: MemoryLimits<Key, S>, C: Clock, S> Memory<Key, L, C, S> {
         match L::try_acquire(&self.shared.tables, &context) {
             Ok(decision) => decision,
             // Moved out of the tuple: written in place, the decision of the fast path would have to be in memory too.
-            Err(error) => L::acquire(&self.shared.tables, context, error).0,
+            Err(error) => self.check_slow(context, error),
         }
+    }
+
+    /// Decides what the fast path does not handle. Releases a cost that is held until the end of the request, because
+    /// the caller gets no guard.
+    fn check_slow(&self, context: AcquireContext<'_, Key, S>, error: LookupError) -> Decision {
+        let cost = context.options.cost;
+        let (decision, held) = L::acquire(&self.shared.tables, context, error);
+        if !held.is_empty() {
+            // Releases only, which needs no slot and cannot fail.
+            let _ = self.shared.settle::<Key, L>(&held, cost, 0);
+        }
+        decision
     }
 
     /// Returns the id of a key in the limit with this name, as [`top_keys`](Self::top_keys) returns it.
@@ -253,18 +266,25 @@ impl<Key: ?Sized, L: MemoryLimits<Key, S>, C: Clock, S> Memory<Key, L, C, S> {
 
     /// Decides what the fast path does not handle: holds, for example.
     #[inline(never)]
-    fn acquire_slow(&self, key: &Key, options: AcquireOptions, error: LookupError) -> Outcome
+    fn acquire_slow(&self, key: &Key, options: AcquireOptions, error: LookupError) -> Result<Outcome, Error>
     where
         S: Send + Sync + 'static,
     {
+        if !options.until_end && L::is_held_until_end(&self.shared.tables) {
+            return Err(Error::without_end());
+        }
         let (decision, limits) = L::acquire(&self.shared.tables, self.context(key, options), error);
+        let (until_end, charged): (Vec<_>, Vec<_>) = limits.into_iter().partition(|limit| limit.until_end);
+        let cost = options.cost;
         let held = (options.hold && decision.is_allowed()).then(|| {
             let shared = Arc::clone(&self.shared);
-            Held::new(options.cost, move |actual| {
-                LimiterFuture::ready(shared.settle::<Key, L>(&limits, options.cost, actual))
-            })
+            Held::new(cost, move |actual| LimiterFuture::ready(shared.settle::<Key, L>(&charged, cost, actual)))
         });
-        Outcome { decision, held }
+        let until_end = (!until_end.is_empty()).then(|| {
+            let shared = Arc::clone(&self.shared);
+            Held::until_end(cost, move || LimiterFuture::ready(shared.settle::<Key, L>(&until_end, cost, 0)))
+        });
+        Ok(Outcome { decision, held: Held::join(held, until_end) })
     }
 }
 
@@ -328,7 +348,7 @@ where
         let context = self.context(key, options);
         match L::try_acquire(&self.shared.tables, &context) {
             Ok(decision) => Acquisition::Ready(Ok(Outcome { decision, held: None })),
-            Err(error) => Acquisition::Ready(Ok(self.acquire_slow(key, options, error))),
+            Err(error) => Acquisition::Ready(self.acquire_slow(key, options, error)),
         }
     }
 

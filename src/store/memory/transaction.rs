@@ -29,9 +29,10 @@ pub(super) fn acquire<Key: ?Sized, S: BuildHasher, L: TransactionLimit<Key, S> +
 ) -> (Decision, Vec<HeldLimit>) {
     let decision = charge(limits, reads, context);
     let mut held = Vec::new();
-    if context.options.hold && decision.is_allowed() {
-        let charged = limits.iter().zip(reads).filter(|(_, read)| read.will_charge());
-        held.extend(charged.map(|(limit, read)| limit.held_limit(context, read)));
+    if decision.is_allowed() {
+        let hold = context.options.hold;
+        let with_hold = limits.iter().zip(reads).filter(|(_, read)| read.will_hold(hold));
+        held.extend(with_hold.map(|(limit, read)| limit.held_limit(context, read)));
     }
     (decision, held)
 }
@@ -115,7 +116,7 @@ fn read_all<Key: ?Sized, S: BuildHasher, L: TransactionLimit<Key, S> + ?Sized>(
     };
     read_all_fresh(limits, reads, context, mode);
     if reads.iter().all(|read| read.verdict == Verdict::Allowed) {
-        if mode == ReadMode::Together && !enforced(reads).all(|read| read.supports_scheduling) {
+        if mode == ReadMode::Together && !all_support_scheduling(reads) {
             for read in reads.iter_mut() {
                 read.supports_scheduling = false;
             }
@@ -124,6 +125,7 @@ fn read_all<Key: ?Sized, S: BuildHasher, L: TransactionLimit<Key, S> + ?Sized>(
     }
     if mode == ReadMode::Together {
         if !context.options.hold
+            && !reads.iter().any(|read| read.held_until_end)
             && context.options.max_delay.is_none_or(|max_delay| !max_delay.is_zero())
             && let Some(blocked) = enforced(reads).map(|read| read.blocked).max().filter(|blocked| !blocked.is_zero())
         {
@@ -214,10 +216,16 @@ fn can_schedule(reads: &[LimitRead]) -> bool {
     let start = enforced(reads).fold(Verdict::Allowed, |start, read| start.stricter_of(read.immediate));
     match start {
         Verdict::Denied { retry_after: start } => {
-            enforced(reads).all(|read| read.supports_scheduling && read.snapshot.compute().reset >= start)
+            all_support_scheduling(reads) && enforced(reads).all(|read| read.snapshot.compute().reset >= start)
         }
-        _ => enforced(reads).all(|read| read.supports_scheduling),
+        _ => all_support_scheduling(reads),
     }
+}
+
+/// Returns whether each limit supports scheduling. A cost that is held until the end of the request is held from now on,
+/// so the request must start now, also if the limit that holds is a shadow.
+fn all_support_scheduling(reads: &[LimitRead]) -> bool {
+    reads.iter().all(|read| !read.held_until_end && (read.shadow || read.supports_scheduling))
 }
 
 /// Returns whether all readings were valid at one moment. One reading is consistent by itself.
@@ -342,7 +350,7 @@ impl<'a, Key: ?Sized, S, L: TransactionLimit<Key, S> + ?Sized> LockedLimits<'a, 
     #[inline]
     fn charge(&mut self, context: &AcquireContext<'_, Key, S>, delay: Duration) {
         for (limit, read) in self.limits.iter().zip(&mut *self.reads).filter(|(_, read)| read.will_charge()) {
-            if context.options.hold {
+            if read.will_hold(context.options.hold) {
                 limit.hold(context, read);
             } else {
                 // A shadow counts the request at the start that it would have scheduled.

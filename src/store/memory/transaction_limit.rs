@@ -66,6 +66,8 @@ pub trait LimitInfo: Send + Sync {
     /// Returns the identity of the limit's table, which a limit that replaces it shares.
     fn table_id(&self) -> u64;
     fn name(&self) -> &Name;
+    /// Returns whether the limit [holds](crate::algorithm::Algorithm::HELD_UNTIL_END) every cost until the request ends.
+    fn is_held_until_end(&self) -> bool;
     /// Ends a hold of `held`, and charges `actual`.
     fn settle(&self, limit: &HeldLimit, held: u64, actual: u64, clock: &dyn Clock) -> Result<(), TableFull>;
     fn usage(&self, now: Timestamp) -> Usage;
@@ -77,6 +79,8 @@ pub trait LimitInfo: Send + Sync {
 pub struct HeldLimit {
     pub(super) table: u64,
     pub(super) hash: u64,
+    /// The cost is held until the request ends, and never charged.
+    pub(super) until_end: bool,
     /// The algorithm, if it is chosen by the key.
     pub(super) algorithm: Option<Box<dyn Any + Send + Sync>>,
 }
@@ -143,6 +147,8 @@ pub struct LimitRead {
     pub(super) blocked: Duration,
     pub(super) supports_scheduling: bool,
     pub(super) shadow: bool,
+    /// The limit [holds](crate::algorithm::Algorithm::HELD_UNTIL_END) every cost until the request ends.
+    pub(super) held_until_end: bool,
     pub(super) slot: Option<SlotIndex>,
 }
 
@@ -158,6 +164,7 @@ impl LimitRead {
         blocked: Duration::ZERO,
         supports_scheduling: false,
         shadow: false,
+        held_until_end: false,
         slot: None,
     };
 
@@ -165,5 +172,11 @@ impl LimitRead {
     #[inline]
     pub(super) fn will_charge(&self) -> bool {
         !self.shadow || self.verdict.is_allowed()
+    }
+
+    /// Returns whether the limit holds the cost if the request is allowed, where `hold` is the caller's option.
+    #[inline]
+    pub(super) fn will_hold(&self, hold: bool) -> bool {
+        (hold || self.held_until_end) && self.will_charge()
     }
 }
