@@ -15,7 +15,12 @@ end
 -- Costs are held and released, and never charged.
 local function charge() end
 
+-- Returns how much more can be held.
+local function room(held, p)
+  return p[1] - held
+end
+
 return {
   words = 1, params = 2, supports_scheduling = false, held_until_end = true,
-  peek = peek, commit = charge, charge = charge,
+  peek = peek, commit = charge, charge = charge, room = room,
 }

@@ -4,8 +4,6 @@ use std::convert::Infallible;
 use std::future::Future;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
@@ -18,6 +16,7 @@ use hyper_util::rt::{TokioExecutor, TokioIo};
 use hyper_util::server::conn::auto;
 use hyper_util::service::TowerToHyperService;
 use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::watch;
 use tokio_test::{assert_pending, assert_ready, task};
 use tower::{Layer, ServiceExt, service_fn};
 use tower_ratelimit::key::Global;
@@ -131,7 +130,7 @@ async fn in_flight_ends_with_the_last_frame_of_the_body() {
 async fn in_flight_ends_with_the_frame_after_which_the_body_says_that_it_has_ended() {
     let limiter = Memory::new(InFlight::new(1));
     let layer = RateLimitLayer::new(Global, limiter.clone()).release_on_body_end();
-    let page = service_fn(async |_: Request<()>| Ok::<_, Infallible>(Response::new(Full::from("hello"))));
+    let page = service_fn(async |_: Request<()>| Ok::<_, Infallible>(Response::new(Full::<Bytes>::from("hello"))));
     let Ok(response) = layer.layer(page).oneshot(Request::new(())).await;
     let mut body = response.into_body();
     assert_eq!(body.size_hint().exact(), Some(5));
@@ -146,23 +145,22 @@ fn in_flight_body_is_made_from_the_bodies_of_rejections_and_defaults() {
     assert!(InFlightBody::<Full<Bytes>>::default().is_end_stream());
 }
 
-/// The number of requests that each protocol sends; in total 10^5 with the environment variable `IN_FLIGHT_BODIES`.
+/// The number of requests over each protocol: 100 000 with the environment variable `IN_FLIGHT_BODIES=100000`.
 fn requests() -> usize {
-    std::env::var("IN_FLIGHT_BODIES").ok().and_then(|count| count.parse().ok()).unwrap_or(4_000)
+    std::env::var("IN_FLIGHT_BODIES").ok().and_then(|count| count.parse().ok()).unwrap_or(3_000)
 }
 
 /// Starts a server whose limiter allows 10 requests in flight. Returns the address, the limiter, and the number of
 /// requests that have ended.
-async fn serve() -> (std::net::SocketAddr, Memory<(), InFlight>, Arc<AtomicUsize>) {
+async fn serve() -> (std::net::SocketAddr, Memory<(), InFlight>, watch::Receiver<usize>) {
     let limiter = Memory::new(InFlight::new(10));
-    let (ended, count) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
-    ended.clone_from(&count);
+    let (count, ended) = watch::channel(0);
     let layer = RateLimitLayer::new(Global, limiter.clone())
         .responder(Http::new().map_body())
         .release_on_body_end()
         .observe(move |event: &Event<'_>| {
             if let Event::InFlightEnded { .. } = event {
-                count.fetch_add(1, Ordering::SeqCst);
+                count.send_modify(|count| *count += 1);
             }
         });
     let service = layer.layer(service_fn(stream::<hyper::body::Incoming>));
@@ -181,14 +179,10 @@ async fn serve() -> (std::net::SocketAddr, Memory<(), InFlight>, Arc<AtomicUsize
     (address, limiter, ended)
 }
 
-async fn until(condition: impl Fn() -> bool, what: &str) {
-    for _ in 0..2000 {
-        if condition() {
-            return;
-        }
-        tokio::time::sleep(Duration::from_millis(5)).await;
-    }
-    panic!("{what}");
+/// Waits until this many requests have ended.
+async fn until(ended: &mut watch::Receiver<usize>, count: usize) {
+    let enough = tokio::time::timeout(Duration::from_secs(60), ended.wait_for(|ended| *ended >= count));
+    enough.await.unwrap_or_else(|_| panic!("{count} requests have not ended")).expect("the server runs");
 }
 
 /// Reads one frame of a response, and then the rest, or drops it.
@@ -217,16 +211,17 @@ async fn request_over_http1(address: std::net::SocketAddr, after: After, index: 
     connection.abort();
 }
 
-/// 10^5 bodies in all protocols: dropped unread, streamed to the end, reset, failing, panicking.
+/// Bodies that are dropped unread, streamed to the end, reset, failing, panicking.
 async fn leaks_nothing<F: Future<Output = ()>>(request: impl Fn(std::net::SocketAddr, After, usize) -> F) {
-    let (address, limiter, ended) = serve().await;
+    let (address, limiter, mut ended) = serve().await;
     let count = requests();
     for index in 0..count {
         request(address, After::ALL[index % After::ALL.len()], index).await;
         // At most 10 are in flight: the server has noticed the end of earlier ones.
-        until(|| index < 5 + ended.load(Ordering::SeqCst), "earlier requests have ended").await;
+        until(&mut ended, index.saturating_sub(5)).await;
     }
-    until(|| ended.load(Ordering::SeqCst) == count, "all requests have ended").await;
+    until(&mut ended, count).await;
+    assert_eq!(*ended.borrow(), count, "each request ends once");
     assert_eq!(limiter.usage()[0].held, 0);
 }
 

@@ -396,7 +396,7 @@ impl<Key: ?Sized> LimiterState<Key> {
 
     /// Submits a decision that charges, or a peek.
     fn decide(&self, operation: Operation, key: &Key, mut options: AcquireOptions) -> Result<RedisFuture, Error> {
-        if options.hold {
+        if options.hold || self.has_limits_in_flight() {
             // The peek of a hold: a hold starts now.
             options.max_delay = Some(Duration::ZERO);
         }
@@ -436,16 +436,25 @@ impl<Key: ?Sized> LimiterState<Key> {
     fn limits(&self) -> &[LimitInfo] {
         &self.client.config.limits
     }
+
+    /// Returns whether a limit holds every cost until the request ends.
+    fn has_limits_in_flight(&self) -> bool {
+        self.limits().iter().any(|limit| limit.held_until_end)
+    }
 }
 
 impl<Key: ?Sized + 'static> Limiter<Key> for Redis<Key> {
     type Future = RedisFuture;
 
     fn acquire(&self, key: &Key, options: AcquireOptions) -> Acquisition<RedisFuture> {
-        let submitted = if options.hold {
-            self.state().hold(key, options)
+        let state = self.state();
+        let has_limits_in_flight = state.has_limits_in_flight();
+        let submitted = if has_limits_in_flight && !options.until_end {
+            Err(Error::without_end())
+        } else if options.hold || has_limits_in_flight {
+            state.hold(key, options)
         } else {
-            self.state().decide(Operation::Acquisition, key, options)
+            state.decide(Operation::Acquisition, key, options)
         };
         match submitted {
             Ok(future) => Acquisition::Pending(future),

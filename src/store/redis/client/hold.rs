@@ -14,7 +14,7 @@ use super::{Client, no_runtime};
 use crate::error::Error;
 use crate::limiter::{BoxFuture, Held, LimiterFuture, Outcome};
 use crate::runtime::sleep;
-use crate::store::redis::holds::{Grant, HoldTransport, Session, SessionUpdate};
+use crate::store::redis::holds::{Grant, HoldRegistry, HoldTransport, Session, SessionUpdate};
 use crate::store::redis::script::Operation;
 
 impl Client {
@@ -57,8 +57,7 @@ impl Client {
 fn into_outcome(client: &Arc<Client>, completion: Completion) -> Result<Outcome, Error> {
     match completion {
         Completion::Decided(decision, grant) => {
-            let held = grant.map(|grant| into_guard(client, grant));
-            Ok(Outcome { decision, held })
+            Ok(Outcome { decision, held: grant.and_then(|grant| into_guard(client, grant)) })
         }
         Completion::SessionExpired | Completion::Done => {
             Err(Error::unavailable("hold failed: Redis has lost the process's session on the key twice; retry"))
@@ -66,12 +65,32 @@ fn into_outcome(client: &Arc<Client>, completion: Completion) -> Result<Outcome,
     }
 }
 
-fn into_guard(client: &Arc<Client>, grant: Grant) -> Held {
-    let (client, cost) = (Arc::clone(client), grant.cost);
+fn into_guard(client: &Arc<Client>, grant: Grant) -> Option<Held> {
+    let (cost, holds_all) = (grant.cost, grant.holds_all);
     let registry = Arc::clone(grant.registry());
-    let sessions = grant.into_sessions();
-    Held::new(cost, move |actual| {
-        if cost == 0 && actual == 0 {
+    let sessions = grant.into_sessions().into_iter();
+    let (until_end, charged): (Vec<_>, Vec<_>) = sessions.partition(|session| session.held_until_end);
+    let charged = holds_all.then(|| {
+        let settle = settlement(client, &registry, cost, charged);
+        Held::new(cost, settle)
+    });
+    let until_end = (!until_end.is_empty()).then(|| {
+        let settle = settlement(client, &registry, cost, until_end);
+        Held::until_end(cost, || settle(0))
+    });
+    Held::join(charged, until_end)
+}
+
+/// Returns what ends a hold in these sessions.
+fn settlement(
+    client: &Arc<Client>,
+    registry: &Arc<HoldRegistry>,
+    cost: u64,
+    sessions: Vec<Arc<Session>>,
+) -> impl FnOnce(u64) -> LimiterFuture<()> + Send + Sync + use<> {
+    let (client, registry) = (Arc::clone(client), Arc::clone(registry));
+    move |actual| {
+        if sessions.is_empty() || cost == 0 && actual == 0 {
             return LimiterFuture::ready(Ok(()));
         }
         let reply = if cost == 0 {
@@ -91,7 +110,7 @@ fn into_guard(client: &Arc<Client>, grant: Grant) -> Held {
                 LimiterFuture::pending(async move { confirm(reply, deadline).await.map_err(not_confirmed) })
             }
         }
-    })
+    }
 }
 
 async fn confirm(reply: BoxFuture<Result<(), Error>>, deadline: Duration) -> Result<(), Error> {

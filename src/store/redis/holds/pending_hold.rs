@@ -6,7 +6,7 @@ use tokio::time::Instant;
 use super::registry::HoldRegistry;
 use super::session::Session;
 
-/// The sessions in which an operation holds, one per limit, from its sending to its reply.
+/// The sessions in which an operation holds, one per limit that holds, from its sending to its reply.
 ///
 /// If the guard is dropped before one of its methods is called, the reply is missing, and the hold may have been
 /// granted.
@@ -26,25 +26,31 @@ impl PendingHold {
         self.sessions.push(session);
     }
 
-    pub(crate) fn ids(&self) -> Vec<f64> {
-        self.sessions.iter().map(|session| session.signed_id()).collect()
+    /// Returns for each of `limits` limits the id of its session, 0 for a limit that charges.
+    pub(crate) fn ids(&self, limits: usize) -> Vec<f64> {
+        let mut ids = vec![0.0; limits];
+        for session in &self.sessions {
+            ids[session.limit] = session.signed_id();
+        }
+        ids
     }
 
-    /// The hold was granted, on the limits in `held_on`.
-    pub(crate) fn granted(mut self, cost: u64, held_on: &[bool]) -> Grant {
-        let mut held = Vec::with_capacity(held_on.len());
-        for (session, is_held) in self.sessions.drain(..).zip(held_on) {
-            if *is_held && cost > 0 {
-                session.hold_granted(self.sent_at);
+    /// The hold was granted, on the limits in `held_on`. With `holds_all` the caller has asked for a hold.
+    pub(crate) fn granted(mut self, holds_all: bool, cost: u64, held_on: &[bool]) -> Grant {
+        let mut held = Vec::with_capacity(self.sessions.len());
+        for session in self.sessions.drain(..) {
+            let is_held = held_on.get(session.limit) == Some(&true);
+            if is_held && cost > 0 {
+                session.hold_granted(cost, self.sent_at);
                 self.registry.open(&session);
             } else {
                 session.hold_not_granted();
             }
-            if *is_held {
+            if is_held {
                 held.push(session);
             }
         }
-        Grant { cost, sessions: held, registry: Arc::clone(&self.registry) }
+        Grant { holds_all, cost, sessions: held, registry: Arc::clone(&self.registry) }
     }
 
     /// The hold was denied, or not sent.
@@ -56,9 +62,9 @@ impl PendingHold {
 
     /// The hold was not granted, because the server does not know the sessions in `unknown`.
     pub(crate) fn expired(mut self, unknown: &[bool]) {
-        for (session, unknown) in self.sessions.drain(..).zip(unknown) {
+        for session in self.sessions.drain(..) {
             session.hold_not_granted();
-            if *unknown {
+            if unknown.get(session.limit) == Some(&true) {
                 session.lose();
             }
         }
@@ -76,6 +82,8 @@ impl Drop for PendingHold {
 
 /// A granted hold on its way to the caller. Dropped before the caller receives it, it releases the cost.
 pub(crate) struct Grant {
+    /// Whether the caller has asked for a hold, and not only for the hold of requests in flight.
+    pub(crate) holds_all: bool,
     pub(crate) cost: u64,
     /// One session for each limit on which the cost is held.
     sessions: Vec<Arc<Session>>,

@@ -71,16 +71,18 @@ impl HoldRegistry {
         (self.expiry / 20).clamp(Duration::from_millis(5), Duration::from_millis(500))
     }
 
-    /// Chooses the session in which an operation holds, for each limit.
+    /// Chooses the session in which an operation holds, for each limit that holds: with `holds_all` each one.
     pub(crate) fn join_sessions<'a>(
         self: &Arc<Self>,
+        holds_all: bool,
         key: impl Fn(usize) -> &'a [u8],
         algorithms: &[Option<Arc<dyn DynLuaAlgorithm>>],
         limits: &[LimitInfo],
         new: &mut NewSessions,
     ) -> Result<PendingHold, Error> {
         let mut pending = PendingHold::new(Arc::clone(self));
-        for (index, limit) in limits.iter().enumerate() {
+        let holding = limits.iter().enumerate().filter(|(_, limit)| holds_all || limit.held_until_end);
+        for (index, limit) in holding {
             let own = algorithms.get(index).and_then(Option::as_ref);
             let algorithm = limit.algorithm(own).ok_or_else(limit_has_no_algorithm)?;
             let mut params = Vec::new();
@@ -93,8 +95,8 @@ impl HoldRegistry {
             pending.push(known.unwrap_or_else(|| {
                 let template = limit.template(index, Operation::Update, algorithm, 0, micros_floor(self.expiry));
                 let weight = usize::from(algorithm.weight());
-                let session = Session::new(index, key.clone(), own.cloned(), weight, Arc::new(template));
-                let session = Arc::new(session);
+                let (own, until_end) = (own.cloned(), limit.held_until_end);
+                let session = Arc::new(Session::new(index, key.clone(), own, weight, until_end, Arc::new(template)));
                 session.join(self.expiry);
                 new.0.insert(key, Arc::clone(&session));
                 session
@@ -181,6 +183,13 @@ impl HoldRegistry {
     pub(crate) fn emit_expired(&self, count: usize) {
         if count > 0 {
             self.observers.emit(|| Event::HoldsExpired { store: &self.limiter, count });
+        }
+    }
+
+    /// Emits an event if the server has not counted requests in flight again whose hold had expired.
+    pub(super) fn emit_uncounted(&self, cost: u64) {
+        if cost > 0 {
+            self.observers.emit(|| Event::InFlightUncounted { store: &self.limiter, cost });
         }
     }
 

@@ -14,7 +14,8 @@
 --
 -- The results of a decision are, for each limit, its verdict as `peek` returns it; then 1 if no later start can be
 -- scheduled (not after the fast path); then, for each kernel with a list, the three figures of its numbers. The
--- results of an update are the costs that it has released and charged. The result of any other operation is 0. An
+-- results of an update are the costs that it has released and charged; of one that holds until the end of requests, the
+-- costs that it has released, less those that it holds again, and the costs for which there is no room. The result of any other operation is 0. An
 -- operation on a key with foreign bytes has INVALID_STATE in each place, a failed hold EXPIRED, FULL or UNSUPPORTED,
 -- a decision after the latest time LATE, and no figures follow.
 --
@@ -163,17 +164,16 @@ local function decide(template, operation)
         results[result_count] = 0
         return
       end
-    else
-      for l = 1, limits do
-        if charged_limits[l] then
-          local index, own, p = operation[l + 1], verdicts[l], template[l]
-          -- A shadow counts the request at the start that it would have scheduled, not at that of the enforced limits.
-          local own_delay = p[#p - 1] == 0 and delay or max(0, -1 - own)
-          kernels[l].commit(states[index], now, own_delay, p)
-          changed[index] = true
-          if holds[index] then
-            held_costs.extend_lifetime(index, template[l])
-          end
+    end
+    for l = 1, limits do
+      if charged_limits[l] and not (holding and template.ids[l] ~= 0) then
+        local index, own, p = operation[l + 1], verdicts[l], template[l]
+        -- A shadow counts the request at the start that it would have scheduled, not at that of the enforced limits.
+        local own_delay = p[#p - 1] == 0 and delay or max(0, -1 - own)
+        kernels[l].commit(states[index], now, own_delay, p)
+        changed[index] = true
+        if holds[index] then
+          held_costs.extend_lifetime(index, template[l])
         end
       end
     end

@@ -12,6 +12,8 @@ pub(crate) struct LimitInfo {
     pub(crate) name: Name,
     pub(crate) script: LuaScript,
     pub(crate) shadow: bool,
+    /// The limit [holds](crate::algorithm::Algorithm::HELD_UNTIL_END) every cost until the request ends.
+    pub(crate) held_until_end: bool,
     /// The limit counts all keys together.
     pub(crate) is_global: bool,
     /// The algorithm, if it is the same for all keys.

@@ -118,8 +118,10 @@ impl ScriptVerdict {
         let delay_of = |verdict| if let Verdict::AllowedAfter(delay) = verdict { delay } else { Duration::ZERO };
         let mut views = self.views.iter();
         let mut statuses = Vec::with_capacity(limits.len());
-        let mut held_on = Vec::with_capacity(if options.hold { limits.len() } else { 0 });
-        let mut supports_scheduling = !self.cannot_schedule && !options.hold;
+        let holds_any = options.hold || limits.iter().any(|limit| limit.held_until_end);
+        let mut held_on = Vec::with_capacity(if holds_any { limits.len() } else { 0 });
+        // A hold starts now.
+        let mut supports_scheduling = !self.cannot_schedule && !holds_any;
         let mut is_estimate = false;
         for (index, (limit, own)) in limits.iter().zip(&verdicts).enumerate() {
             let algorithm = limit.select(index, algorithms).ok_or_else(limit_has_no_algorithm)?;
@@ -127,16 +129,17 @@ impl ScriptVerdict {
             // When a hold ends is unknown, so a wait behind a held cost is an estimate.
             is_estimate |= state.held > 0 && !limit.shadow && !own.is_allowed();
             let is_charged = charges && verdict.is_allowed() && (!limit.shadow || own.is_allowed());
-            if options.hold {
-                held_on.push(is_charged);
-                state.held = state.held.saturating_add(if is_charged { options.cost } else { 0 });
+            let is_held = is_charged && (options.hold || limit.held_until_end);
+            if holds_any {
+                held_on.push(is_held);
+                state.held = state.held.saturating_add(if is_held { options.cost } else { 0 });
             }
             let snapshot = if limit.script.state_encoding() == StateEncoding::Header {
                 algorithm.replay_view(views.next().copied().unwrap_or_default(), now)
             } else {
                 // A shadow counts the request at the start that it would have scheduled.
                 let delay = delay_of(if limit.shadow { *own } else { verdict });
-                let charged_after = (is_charged && !options.hold && options.cost > 0).then_some(delay);
+                let charged_after = (is_charged && !is_held && options.cost > 0).then_some(delay);
                 let held = state.held;
                 state.replay(|numbers| algorithm.replay(numbers, now, options, charged_after, held))?
             };
