@@ -76,7 +76,8 @@ where
     C: SelectAlgorithm<Key> + Send + Sync + 'static,
     E: TableEntry<State = StateOf<C>>,
 {
-    let &AcquireContext { now, options, .. } = context;
+    let &AcquireContext { now, .. } = context;
+    let options = limit.options(context);
     let chosen = limit.limit.algorithm().select(context.key);
     let algorithm: &C::Algorithm = chosen.borrow();
     if limit.is_ahead(entry.state(), now, algorithm) {
@@ -214,7 +215,11 @@ impl<'a, Chosen: Borrow<A>, A: Algorithm> Prepared<'a, Chosen, A> {
         if limit.is_ahead(entry.state(), context.now, chosen.borrow()) {
             return None;
         }
-        let options = ChargeOptions::from(context.options).in_line();
+        let options = limit.options(context);
+        if options.cost == 0 {
+            return None;
+        }
+        let options = ChargeOptions::from(options).in_line();
         match chosen.borrow().decide(entry.state(), context.now, options) {
             Step::Allow { next, delay: 0 } => {
                 // As in `store`: row "three limits" of docs/performance.md.

@@ -110,7 +110,7 @@ macro_rules! tuple {
                 context: &AcquireContext<'_, Key, S>,
             ) -> Result<Decision, LookupError> {
                 let (now, options) = (context.now, context.options);
-                if options.detail == Detail::All || options.hold || options.cost == 0 {
+                if options.detail == Detail::All || options.hold {
                     return Err(LookupError::NotApplicable);
                 }
                 $(let $table = Prepared::new(&tables.$index, context).ok_or(LookupError::NotApplicable)?;)+
