@@ -114,9 +114,8 @@ impl Held {
             (Some(mut first), Some(mut second)) => {
                 let cost = first.cost.max(second.cost);
                 let fixed = Self::join(first.fixed.take().map(|fixed| *fixed), second.fixed.take().map(|fixed| *fixed));
-                let joined = Self::new(cost, move |actual| {
-                    first.settle(actual).join(second.settle(actual)).map_result(both_ok)
-                });
+                let joined =
+                    Self::new(cost, move |actual| first.settle(actual).join(second.settle(actual)).map_result(both_ok));
                 Some(joined.with_fixed_costs(fixed))
             }
             (first, second) => first.or(second),

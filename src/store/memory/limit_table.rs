@@ -233,12 +233,7 @@ impl<C: AlgorithmSelector + 'static, P> LimitTable<C, P> {
 
     /// Decides on a state as if the held amount were charged. A hold starts now or is denied.
     #[cold]
-    fn evaluate_with_held(
-        algorithm: &C::Algorithm,
-        state: &StateOf<C>,
-        options: AcquireOptions,
-        read: &mut LimitRead,
-    ) {
+    fn evaluate_with_held(algorithm: &C::Algorithm, state: &StateOf<C>, options: AcquireOptions, read: &mut LimitRead) {
         let options = if options.hold { options.max_delay(Duration::ZERO) } else { options };
         (read.verdict, read.snapshot) = algorithm.peek_with_held(state, read.now, options, read.held);
     }

@@ -37,6 +37,7 @@ where
             name: self.0.name_handle().clone(),
             script: <C::Algorithm as LuaAlgorithm>::SCRIPT,
             shadow: self.0.is_shadow(),
+            cost: self.0.cost(),
             is_global: self.0.sub_key().is_constant(),
             fixed_algorithm: self.0.algorithm().fixed().is_some().then(fixed_algorithm),
         }
