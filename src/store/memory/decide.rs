@@ -45,8 +45,8 @@ pub(super) fn try_acquire<const COMPLETE: bool, Key, C, P, S>(
 ) -> Result<Decision, LookupError>
 where
     Key: ?Sized,
-    C: SelectAlgorithm<Key> + Send + Sync + 'static,
-    P: SubKeyOf<Key> + Send + Sync + 'static,
+    C: SelectAlgorithm<Key>,
+    P: SubKeyOf<Key>,
     P::SubKey: Hash,
     S: BuildHasher,
 {
@@ -73,7 +73,7 @@ fn acquire_entry<const COMPLETE: bool, Key, C, P, S, E>(
 ) -> Result<Decision, EntryError>
 where
     Key: ?Sized,
-    C: SelectAlgorithm<Key> + Send + Sync + 'static,
+    C: SelectAlgorithm<Key>,
     E: TableEntry<State = StateOf<C>>,
 {
     let &AcquireContext { now, .. } = context;
@@ -129,8 +129,8 @@ pub(super) fn acquire_slow<Key, C, P, S>(
 ) -> (Decision, Vec<HeldLimit>)
 where
     Key: ?Sized,
-    C: SelectAlgorithm<Key> + Send + Sync + 'static,
-    P: SubKeyOf<Key> + Send + Sync + 'static,
+    C: SelectAlgorithm<Key>,
+    P: SubKeyOf<Key>,
     P::SubKey: Hash,
     S: BuildHasher,
 {
@@ -163,8 +163,8 @@ fn try_insert<Key, C, P, S>(
 ) -> Result<Decision, LookupError>
 where
     Key: ?Sized,
-    C: SelectAlgorithm<Key> + Send + Sync + 'static,
-    P: SubKeyOf<Key> + Send + Sync + 'static,
+    C: SelectAlgorithm<Key>,
+    P: SubKeyOf<Key>,
     P::SubKey: Hash,
     S: BuildHasher,
 {
@@ -202,8 +202,8 @@ impl<'a, Chosen: Borrow<A>, A: Algorithm> Prepared<'a, Chosen, A> {
     pub(super) fn new<Key, C, P, S>(limit: &'a LimitTable<C, P>, context: &AcquireContext<'_, Key, S>) -> Option<Self>
     where
         Key: ?Sized,
-        C: SelectAlgorithm<Key, Selected<'a> = Chosen> + AlgorithmSelector<Algorithm = A> + Send + Sync + 'static,
-        P: SubKeyOf<Key> + Send + Sync + 'static,
+        C: SelectAlgorithm<Key, Selected<'a> = Chosen> + AlgorithmSelector<Algorithm = A>,
+        P: SubKeyOf<Key>,
         P::SubKey: Hash,
         S: BuildHasher,
     {

@@ -28,8 +28,6 @@ pub struct LimitTable<C: AlgorithmSelector, P> {
     /// The algorithm's maximum reset in microseconds, which each decision needs: row "hot key" of docs/performance.md.
     /// Zero if the algorithm is chosen by the key.
     max_reset: u64,
-    /// The limit is enforced, and charges the cost of the request.
-    is_plain: bool,
 }
 
 /// The eviction policy of a limit: the algorithm determines the usage.
@@ -58,7 +56,7 @@ pub(super) type StateOf<C> = <<C as AlgorithmSelector>::Algorithm as Algorithm>:
 pub(super) type AtomicStateOf<A> = <<A as Algorithm>::State as State>::AtomicState;
 type CellOf<C> = AtomicStateOf<<C as AlgorithmSelector>::Algorithm>;
 
-impl<C: AlgorithmSelector + 'static, P: 'static> LimitTable<C, P> {
+impl<C: AlgorithmSelector, P: 'static> LimitTable<C, P> {
     /// The maximum of `max_reset`: the sum with any time of a clock does not overflow.
     const MAX_RESET: u64 = 1 << 62;
 
@@ -113,12 +111,11 @@ impl<C: AlgorithmSelector + 'static, P: 'static> LimitTable<C, P> {
         }
         let max_reset =
             limit.algorithm().fixed().map_or(0, |algorithm| micros_floor(algorithm.max_reset()).min(Self::MAX_RESET));
-        let is_plain = !limit.is_shadow() && !limit.cost().is_fixed();
-        Ok(Self { limit, table, blocks, capacity, max_reset, is_plain })
+        Ok(Self { limit, table, blocks, capacity, max_reset })
     }
 }
 
-impl<C: AlgorithmSelector + 'static, P> LimitTable<C, P> {
+impl<C: AlgorithmSelector, P> LimitTable<C, P> {
     #[inline]
     pub(super) fn key_hash<Key: ?Sized>(&self, key: &Key, hasher: &impl BuildHasher) -> u64
     where
@@ -132,12 +129,6 @@ impl<C: AlgorithmSelector + 'static, P> LimitTable<C, P> {
     #[inline]
     pub(super) fn allows_fast_path(&self, now: Timestamp) -> bool {
         !self.limit.is_shadow() && !self.blocks.any(now)
-    }
-
-    /// Returns whether the limit is also charged the cost of the request.
-    #[inline]
-    pub(super) fn is_plain(&self, now: Timestamp) -> bool {
-        self.is_plain && !self.blocks.any(now)
     }
 
     fn eviction_policy<'a>(&self, algorithm: &'a C::Algorithm, now: Timestamp) -> AlgorithmEviction<'a, C::Algorithm> {
@@ -241,8 +232,8 @@ impl<C: AlgorithmSelector + 'static, P> LimitTable<C, P> {
 
 impl<Key: ?Sized, C, P, S> TransactionLimit<Key, S> for LimitTable<C, P>
 where
-    C: SelectAlgorithm<Key> + Send + Sync + 'static,
-    P: SubKeyOf<Key> + Send + Sync + 'static,
+    C: SelectAlgorithm<Key>,
+    P: SubKeyOf<Key>,
     P::SubKey: Hash,
     S: BuildHasher,
 {
@@ -377,7 +368,7 @@ where
     }
 }
 
-impl<C: AlgorithmSelector + Send + Sync + 'static, P: Send + Sync + 'static> LimitInfo for LimitTable<C, P> {
+impl<C: AlgorithmSelector, P: Send + Sync + 'static> LimitInfo for LimitTable<C, P> {
     fn as_any(&self) -> &dyn Any {
         self
     }

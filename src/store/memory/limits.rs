@@ -47,8 +47,8 @@ impl<Key, L, S> MemoryLimits<Key, S> for L
 where
     Key: ?Sized,
     L: IntoLimit,
-    L::Selector: SelectAlgorithm<Key> + Send + Sync + 'static,
-    L::SubKeyFn: SubKeyOf<Key> + Send + Sync + 'static,
+    L::Selector: SelectAlgorithm<Key>,
+    L::SubKeyFn: SubKeyOf<Key>,
     <L::SubKeyFn as SubKeyOf<Key>>::SubKey: Hash,
     S: BuildHasher,
 {
@@ -90,8 +90,8 @@ macro_rules! tuple {
             Key: ?Sized,
             S: BuildHasher,
             $(
-                $L::Selector: SelectAlgorithm<Key> + Send + Sync + 'static,
-                $L::SubKeyFn: SubKeyOf<Key> + Send + Sync + 'static,
+                $L::Selector: SelectAlgorithm<Key>,
+                $L::SubKeyFn: SubKeyOf<Key>,
                 <$L::SubKeyFn as SubKeyOf<Key>>::SubKey: Hash,
             )+
         {
