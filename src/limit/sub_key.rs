@@ -51,7 +51,7 @@ impl<F, SubKey: ?Sized> KeyedByRef<F, SubKey> {
 impl<Key: ?Sized> SubKeyOf<Key> for WholeKey {
     type SubKey = Key;
 
-    #[inline(always)]
+    #[inline]
     fn with_sub_key<R>(&self, key: &Key, f: impl FnOnce(&Key) -> R) -> R {
         f(key)
     }
@@ -60,7 +60,7 @@ impl<Key: ?Sized> SubKeyOf<Key> for WholeKey {
 impl<Key: ?Sized, SubKey, F: Fn(&Key) -> SubKey> SubKeyOf<Key> for KeyedBy<F, SubKey> {
     type SubKey = SubKey;
 
-    #[inline(always)]
+    #[inline]
     fn with_sub_key<R>(&self, key: &Key, f: impl FnOnce(&SubKey) -> R) -> R {
         f(&(self.0)(key))
     }
@@ -74,7 +74,7 @@ impl<Key: ?Sized, SubKey, F: Fn(&Key) -> SubKey> SubKeyOf<Key> for KeyedBy<F, Su
 impl<Key: ?Sized, SubKey: ?Sized, F: Fn(&Key) -> &SubKey> SubKeyOf<Key> for KeyedByRef<F, SubKey> {
     type SubKey = SubKey;
 
-    #[inline(always)]
+    #[inline]
     fn with_sub_key<R>(&self, key: &Key, f: impl FnOnce(&SubKey) -> R) -> R {
         f((self.0)(key))
     }
