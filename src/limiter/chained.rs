@@ -146,7 +146,10 @@ impl<A, B> Chained<A, B> {
                     // so nothing waits for that.
                     held.and_then(|held| held.split().1)
                 };
-                let held = Held::join(held, second.held);
+                let mut held = Held::join(held, second.held);
+                if let Some(held) = held.as_mut().filter(|_| !options.is_provisional) {
+                    held.charge_fixed_costs();
+                }
                 LimiterFuture::ready(Ok(Outcome { decision, held }))
             }
             Ok(denied) => self.denied_by_second(key, options, held, denied.decision),
@@ -254,7 +257,7 @@ where
 
     fn acquire(&self, key: &Key, options: AcquireOptions) -> Acquisition<Self::Future> {
         let options = options.max_delay(Duration::ZERO);
-        match self.first.acquire(key, options.hold()) {
+        match self.first.acquire(key, options.provisional()) {
             Acquisition::Pending(future) => {
                 let call = Some(Call { limiter: self.clone(), key: key.to_owned(), options });
                 Acquisition::Pending(ChainedFuture { state: State::AwaitingFirst { future, call } })

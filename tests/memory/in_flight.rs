@@ -119,6 +119,29 @@ fn in_flight_part_of_a_hold_is_released_and_the_rate_is_settled() {
     assert_eq!(decision.limits()[1].remaining(), 2);
 }
 
+/// The tokens of a request are settled, and the request counts as one in flight, however many tokens it estimates.
+#[test]
+fn in_flight_with_a_fixed_cost_counts_requests_beside_tokens() {
+    let limits = (
+        Limit::new("requests", FixedWindow::new(Quota::per_minute(60))).fixed_cost(1),
+        Limit::new("tokens", FixedWindow::new(Quota::per_minute(10_000))),
+        Limit::new("streams", InFlight::new(2)).fixed_cost(1),
+    );
+    let limiter = Memory::<str, _>::builder(limits).clock(ManualClock::new()).build().expect("a limiter");
+    let remaining = || {
+        let decision = acquire(&limiter, "alice", request(0).detail(Detail::All)).decision;
+        decision.limits().iter().map(tower_ratelimit::LimitStatus::remaining).collect::<Vec<_>>()
+    };
+    let first = acquire(&limiter, "alice", request(900).hold()).held.expect("allowed");
+    let second = acquire(&limiter, "alice", request(900).hold()).held.expect("allowed");
+    let denied = acquire(&limiter, "alice", request(900).hold()).decision;
+    assert_eq!(denied.most_restrictive().map(tower_ratelimit::LimitStatus::name), Some("streams"));
+    assert!(denied.is_estimate());
+    first.settle(650).try_ready().expect("ready").expect("settled");
+    second.settle(0).try_ready().expect("ready").expect("settled");
+    assert_eq!(remaining(), [57, 9350, 1], "this request is one more");
+}
+
 #[test]
 fn in_flight_without_a_kept_guard_is_an_error() {
     let clock = ManualClock::new();
@@ -281,12 +304,10 @@ proptest! {
                     let expected = in_flight + cost <= max(&key) && charged + cost <= 20;
                     let outcome = acquire(&limiter, &key, request(cost));
                     prop_assert_eq!(outcome.decision.is_allowed(), expected);
-                    prop_assert_eq!(outcome.held.is_some(), expected);
+                    prop_assert_eq!(outcome.held.is_some(), expected && cost > 0);
                     if let Some(held) = outcome.held {
-                        if cost > 0 {
-                            charged += cost;
-                            window_ends.get_or_insert(now + MINUTE);
-                        }
+                        charged += cost;
+                        window_ends.get_or_insert(now + MINUTE);
                         flights.push_back((key, cost, held));
                     }
                 }

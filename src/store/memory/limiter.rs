@@ -202,11 +202,10 @@ impl<Key: ?Sized, L: MemoryLimits<Key, S>, C: Clock, S> Memory<Key, L, C, S> {
     /// Decides what the fast path does not handle. Releases a cost that is held until the end of the request, because
     /// the caller gets no guard.
     fn check_slow(&self, context: AcquireContext<'_, Key, S>, error: LookupError) -> Decision {
-        let cost = context.options.cost;
         let (decision, held) = L::acquire(&self.shared.tables, context, error);
         if !held.is_empty() {
-            // Releases only, which needs no slot and cannot fail.
-            let _ = self.shared.settle::<Key, L>(&held, cost, 0);
+            // A release needs no slot, so it cannot fail.
+            let _ = self.shared.settle::<Key, L>(&held, |_| 0);
         }
         decision
     }
@@ -274,17 +273,34 @@ impl<Key: ?Sized, L: MemoryLimits<Key, S>, C: Clock, S> Memory<Key, L, C, S> {
             return Err(Error::without_end());
         }
         let (decision, limits) = L::acquire(&self.shared.tables, self.context(key, options), error);
-        let (until_end, charged): (Vec<_>, Vec<_>) = limits.into_iter().partition(|limit| limit.until_end);
-        let cost = options.cost;
+        let held = if limits.is_empty() && !options.hold { None } else { self.guard(options, &decision, limits) };
+        Ok(Outcome { decision, held })
+    }
+
+    /// Returns the guard of the costs that an allowed request holds.
+    fn guard(&self, options: AcquireOptions, decision: &Decision, limits: Vec<HeldLimit>) -> Option<Held>
+    where
+        S: Send + Sync + 'static,
+    {
+        let (until_end, limits): (Vec<_>, Vec<_>) = limits.into_iter().partition(|limit| limit.until_end);
+        let (fixed, limits): (Vec<_>, Vec<_>) = limits.into_iter().partition(|limit| limit.is_fixed);
+        let shared = || Arc::clone(&self.shared);
+        let until_end = until_end.iter().map(|limit| limit.held).max().filter(|cost| *cost > 0).map(|cost| {
+            let shared = shared();
+            Held::until_end(cost, move || LimiterFuture::ready(shared.settle::<Key, L>(&until_end, |_| 0)))
+        });
         let held = (options.hold && decision.is_allowed()).then(|| {
-            let shared = Arc::clone(&self.shared);
-            Held::new(cost, move |actual| LimiterFuture::ready(shared.settle::<Key, L>(&charged, cost, actual)))
+            let fixed = (!fixed.is_empty()).then(|| {
+                let shared = shared();
+                Held::of_fixed_costs(move |charge| {
+                    LimiterFuture::ready(shared.settle::<Key, L>(&fixed, |limit| if charge { limit.held } else { 0 }))
+                })
+            });
+            let shared = shared();
+            let settle = move |actual| LimiterFuture::ready(shared.settle::<Key, L>(&limits, |_| actual));
+            Held::new(options.cost, settle).with_fixed_costs(fixed)
         });
-        let until_end = (!until_end.is_empty()).then(|| {
-            let shared = Arc::clone(&self.shared);
-            Held::until_end(cost, move || LimiterFuture::ready(shared.settle::<Key, L>(&until_end, cost, 0)))
-        });
-        Ok(Outcome { decision, held: Held::join(held, until_end) })
+        Held::join(held, until_end)
     }
 }
 
@@ -293,13 +309,12 @@ impl<R, C: Clock, S> Shared<R, C, S> {
     fn settle<Key: ?Sized, L: MemoryLimits<Key, S, Tables = R>>(
         &self,
         limits: &[HeldLimit],
-        held: u64,
-        actual: u64,
+        actual: impl Fn(&HeldLimit) -> u64,
     ) -> Result<(), Error> {
         let mut settled = Ok(());
         L::for_each(&self.tables, &mut |table| {
             for limit in limits.iter().filter(|limit| limit.table == table.table_id()) {
-                settled = settled.and(table.settle(limit, held, actual, &self.clock));
+                settled = settled.and(table.settle(limit, actual(limit), &self.clock));
             }
         });
         settled.map_err(|_| table_full())

@@ -68,8 +68,8 @@ pub trait LimitInfo: Send + Sync {
     fn name(&self) -> &Name;
     /// Returns whether the limit [holds](crate::algorithm::Algorithm::HELD_UNTIL_END) every cost until the request ends.
     fn is_held_until_end(&self) -> bool;
-    /// Ends a hold of `held`, and charges `actual`.
-    fn settle(&self, limit: &HeldLimit, held: u64, actual: u64, clock: &dyn Clock) -> Result<(), TableFull>;
+    /// Ends a hold, and charges `actual`.
+    fn settle(&self, limit: &HeldLimit, actual: u64, clock: &dyn Clock) -> Result<(), TableFull>;
     fn usage(&self, now: Timestamp) -> Usage;
     fn top_keys(&self, max: usize, now: Timestamp) -> Vec<TopKey>;
 }
@@ -79,10 +79,14 @@ pub trait LimitInfo: Send + Sync {
 pub struct HeldLimit {
     pub(super) table: u64,
     pub(super) hash: u64,
-    /// The cost is held until the request ends, and never charged.
-    pub(super) until_end: bool,
     /// The algorithm, if it is chosen by the key.
     pub(super) algorithm: Option<Box<dyn Any + Send + Sync>>,
+    /// The held cost.
+    pub(super) held: u64,
+    /// The cost is the limit's fixed one, so it is settled apart from the request's.
+    pub(super) is_fixed: bool,
+    /// The cost is held until the request ends, and never charged.
+    pub(super) until_end: bool,
 }
 
 /// The key, the options and the time of one acquire call.
@@ -141,14 +145,16 @@ pub struct LimitRead {
     /// The verdict for a caller that accepts no delay, in [`ReadMode::Together`].
     pub(super) immediate: Verdict,
     pub(super) snapshot: LazySnapshot,
+    /// The cost on this limit.
+    pub(super) cost: u64,
+    /// The cost is held, not charged.
+    pub(super) holds: bool,
     /// The amount held on the key.
     pub(super) held: u64,
     /// The time until the key's block ends, zero if it is not blocked.
     pub(super) blocked: Duration,
     pub(super) supports_scheduling: bool,
     pub(super) shadow: bool,
-    /// The limit [holds](crate::algorithm::Algorithm::HELD_UNTIL_END) every cost until the request ends.
-    pub(super) held_until_end: bool,
     pub(super) slot: Option<SlotIndex>,
 }
 
@@ -160,23 +166,24 @@ impl LimitRead {
         verdict: Verdict::ExceedsLimit,
         immediate: Verdict::ExceedsLimit,
         snapshot: LazySnapshot::EMPTY,
+        cost: 0,
+        holds: false,
         held: 0,
         blocked: Duration::ZERO,
         supports_scheduling: false,
         shadow: false,
-        held_until_end: false,
         slot: None,
     };
 
-    /// Returns whether the limit is charged if the request is allowed.
+    /// Returns whether the limit counts the request if it is allowed.
     #[inline]
-    pub(super) fn will_charge(&self) -> bool {
+    pub(super) fn counts(&self) -> bool {
         !self.shadow || self.verdict.is_allowed()
     }
 
-    /// Returns whether the limit holds the cost if the request is allowed, where `hold` is the caller's option.
+    /// Returns whether the limit is charged, or holds a cost, if the request is allowed.
     #[inline]
-    pub(super) fn will_hold(&self, hold: bool) -> bool {
-        (hold || self.held_until_end) && self.will_charge()
+    pub(super) fn will_charge(&self) -> bool {
+        self.cost > 0 && self.counts()
     }
 }

@@ -54,7 +54,7 @@ impl Batch {
             };
             match &operation.kind {
                 OperationKind::Decide(_, template) => push(template, Vec::new()),
-                OperationKind::Hold(_, template, Some(pending)) => push(template, pending.ids(limits.len())),
+                OperationKind::Hold(_, template, Some(pending)) => push(template, pending.ids()),
                 OperationKind::Hold(..) => {}
                 OperationKind::Update(updates) => {
                     for update in updates {
@@ -163,8 +163,8 @@ fn load_sessions(operations: &mut [QueuedOperation], limits: &[LimitInfo], holds
                 if let Some(pending) = pending.take() {
                     pending.denied();
                 }
-                let (algorithms, holds_all) = (&operation.algorithms, options.hold);
-                *pending = catch_panic(|| holds.join_sessions(holds_all, key, algorithms, limits, &mut new)).ok();
+                let algorithms = &operation.algorithms;
+                *pending = catch_panic(|| holds.join_sessions(key, algorithms, limits, *options, &mut new)).ok();
             }
             OperationKind::Update(updates) => {
                 for update in updates {

@@ -14,7 +14,7 @@ use super::{Client, no_runtime};
 use crate::error::Error;
 use crate::limiter::{BoxFuture, Held, LimiterFuture, Outcome};
 use crate::runtime::sleep;
-use crate::store::redis::holds::{Grant, HoldRegistry, HoldTransport, Session, SessionUpdate};
+use crate::store::redis::holds::{Grant, GrantedHold, HoldRegistry, HoldTransport, Session, SessionUpdate};
 use crate::store::redis::script::Operation;
 
 impl Client {
@@ -66,49 +66,51 @@ fn into_outcome(client: &Arc<Client>, completion: Completion) -> Result<Outcome,
 }
 
 fn into_guard(client: &Arc<Client>, grant: Grant) -> Option<Held> {
-    let (cost, holds_all) = (grant.cost, grant.holds_all);
-    let registry = Arc::clone(grant.registry());
-    let sessions = grant.into_sessions().into_iter();
-    let (until_end, charged): (Vec<_>, Vec<_>) = sessions.partition(|session| session.held_until_end);
-    let charged = holds_all.then(|| {
-        let settle = settlement(client, &registry, cost, charged);
-        Held::new(cost, settle)
+    let (is_hold, cost, registry) = (grant.is_hold, grant.cost, Arc::clone(grant.registry()));
+    let (until_end, holds): (Vec<_>, Vec<_>) = grant.into_holds().into_iter().partition(|hold| hold.until_end);
+    let until_end = until_end.iter().map(|hold| hold.held).max().map(|cost| {
+        let (client, registry) = (Arc::clone(client), Arc::clone(&registry));
+        Held::until_end(cost, move || settle(&client, &registry, &until_end, |_| 0))
     });
-    let until_end = (!until_end.is_empty()).then(|| {
-        let settle = settlement(client, &registry, cost, until_end);
-        Held::until_end(cost, || settle(0))
+    if !is_hold {
+        return until_end;
+    }
+    let (fixed, of_request): (Vec<_>, Vec<_>) = holds.into_iter().partition(|hold| hold.is_fixed);
+    let fixed = (!fixed.is_empty()).then(|| {
+        let (client, registry) = (Arc::clone(client), Arc::clone(&registry));
+        Held::of_fixed_costs(move |charge| settle(&client, &registry, &fixed, |held| if charge { held } else { 0 }))
     });
-    Held::join(charged, until_end)
+    let client = Arc::clone(client);
+    let held = Held::new(cost, move |actual| settle(&client, &registry, &of_request, |_| actual));
+    Held::join(Some(held.with_fixed_costs(fixed)), until_end)
 }
 
-/// Returns what ends a hold in these sessions.
-fn settlement(
+/// Settles holds that are all of 0, or all of more.
+fn settle(
     client: &Arc<Client>,
     registry: &Arc<HoldRegistry>,
-    cost: u64,
-    sessions: Vec<Arc<Session>>,
-) -> impl FnOnce(u64) -> LimiterFuture<()> + Send + Sync + use<> {
-    let (client, registry) = (Arc::clone(client), Arc::clone(registry));
-    move |actual| {
-        if sessions.is_empty() || cost == 0 && actual == 0 {
+    holds: &[GrantedHold],
+    actual: impl Fn(u64) -> u64,
+) -> LimiterFuture<()> {
+    let sessions: Vec<_> = holds.iter().map(|hold| Arc::clone(&hold.session)).collect();
+    let reply = if holds.iter().all(|hold| hold.held == 0) {
+        if holds.is_empty() || actual(0) == 0 {
             return LimiterFuture::ready(Ok(()));
         }
-        let reply = if cost == 0 {
-            // A hold of 0 has no session, so the server cannot recognise a repeated charge: it is sent once.
-            client.send_charge(&sessions, actual)
-        } else {
-            for session in &sessions {
-                session.settle(cost, actual);
-                registry.track(session);
-            }
-            registry.send_update(&*client, &sessions)
-        };
-        match reply {
-            Err(error) => LimiterFuture::ready(Err(not_confirmed(error))),
-            Ok(reply) => {
-                let deadline = client.config.deadline;
-                LimiterFuture::pending(async move { confirm(reply, deadline).await.map_err(not_confirmed) })
-            }
+        // A hold of 0 has no session, so the server cannot recognise a repeated charge: it is sent once.
+        client.send_charge(&sessions, actual(0))
+    } else {
+        for hold in holds {
+            hold.session.settle(hold.held, actual(hold.held));
+            registry.track(&hold.session);
+        }
+        registry.send_update(&**client, &sessions)
+    };
+    match reply {
+        Err(error) => LimiterFuture::ready(Err(not_confirmed(error))),
+        Ok(reply) => {
+            let deadline = client.config.deadline;
+            LimiterFuture::pending(async move { confirm(reply, deadline).await.map_err(not_confirmed) })
         }
     }
 }

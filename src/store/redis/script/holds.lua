@@ -168,15 +168,17 @@ local function make_holds()
     return h
   end
 
-  -- Holds the template's cost on all limits in `charged_limits`, or on none. Returns the failures by limit, or nil.
+  -- Holds the costs on all limits in `charged_limits` that have a session, or on none. Returns the failures by limit, or
+  -- nil.
   function this.hold(template, operation, charged_limits)
     local problems
     for l = 1, limits do
       local id, index = template.ids[l], operation[l + 1]
       local h, problem = holds[index], nil
-      if id ~= 0 and not kernels[l].charge then
+      local holding = id ~= 0 and charged_limits[l]
+      if holding and not kernels[l].charge then
         problem = UNSUPPORTED
-      elseif id ~= 0 and charged_limits[l] and not find(index, math.abs(id)) then
+      elseif holding and not find(index, math.abs(id)) then
         if id > 0 then
           problem = EXPIRED
         elseif h and h.count >= MAX_ENTRIES then
@@ -192,16 +194,16 @@ local function make_holds()
       return problems
     end
     for l = 1, limits do
-      if charged_limits[l] and template.ids[l] ~= 0 then
-        local id, index = math.abs(template.ids[l]), operation[l + 1]
+      local id, index, p = math.abs(template.ids[l]), operation[l + 1], template[l]
+      if id ~= 0 and charged_limits[l] then
         local h, entry = with_holds(index), find(index, id)
         if not entry then
           entry = { id, 0, 0, 0, 0 }
           h.entries[#h.entries + 1] = entry
         end
-        entry[2], entry[5] = entry[2] + template.arg1, now + template.arg2
-        h.cost, h.span = h.cost + template.arg1, max(h.span, template.arg2)
-        refresh(index, template[l])
+        entry[2], entry[5] = entry[2] + p.cost, now + template.arg2
+        h.cost, h.span = h.cost + p.cost, max(h.span, template.arg2)
+        refresh(index, p)
       end
     end
   end
