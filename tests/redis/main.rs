@@ -26,6 +26,7 @@ mod holds;
 mod idle_connections;
 mod kept_charges;
 mod keys;
+mod leases;
 mod link;
 mod load;
 mod lua;
