@@ -26,6 +26,8 @@ mod holds;
 mod idle_connections;
 mod kept_charges;
 mod keys;
+mod lease_audit;
+mod lease_chaos;
 mod leases;
 mod link;
 mod load;

@@ -1,5 +1,5 @@
 use std::sync::Arc;
-use std::time::{Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use crate::clock::{Clock, Timestamp, micros_floor};
 
@@ -12,14 +12,21 @@ pub(crate) enum LeaseClock {
 
 impl LeaseClock {
     pub(crate) fn new(for_tests: Option<Arc<dyn Clock>>) -> Self {
-        for_tests.map_or_else(
-            || {
-                let unix = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-                let anchor_time = Timestamp::from_micros(micros_floor(unix));
-                Self::Monotonic { anchor: Instant::now(), anchor_time }
-            },
-            Self::ForTests,
-        )
+        for_tests.map_or_else(Self::monotonic, Self::ForTests)
+    }
+
+    /// Reads both clocks. If the thread is suspended between the readings, it tries again.
+    fn monotonic() -> Self {
+        const MAX_APART: Duration = Duration::from_micros(20);
+        let mut tries = 0;
+        loop {
+            let anchor = Instant::now();
+            let unix = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+            tries += 1;
+            if anchor.elapsed() <= MAX_APART || tries == 20 {
+                return Self::Monotonic { anchor, anchor_time: Timestamp::from_micros(micros_floor(unix)) };
+            }
+        }
     }
 
     pub(super) fn now(&self) -> u64 {

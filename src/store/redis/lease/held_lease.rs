@@ -141,7 +141,11 @@ impl HeldLease {
                 let (remaining, _) = slot.begin_generation(0);
                 self.ledger.stop(remaining);
                 self.held = held;
-                Moved { spent: report.unconfirmed, returned: before.saturating_sub(report.unconfirmed + held), ..Moved::default() }
+                Moved {
+                    spent: report.unconfirmed,
+                    returned: before.saturating_sub(report.unconfirmed + held),
+                    ..Moved::default()
+                }
             }
             _ => {
                 self.held = 0;
