@@ -260,6 +260,9 @@ impl Observer for Metrics {
                 if let Some(outcome) = event.request_outcome() {
                     recorder.count(event, outcome, elapsed);
                 }
+                if decision.is_estimate() && !decision.is_allowed() {
+                    counter!("ratelimit_denied_by_holds_total", "limiter" => recorder.limiter()).increment(1);
+                }
                 decision.shadow_denials().for_each(|limit| recorder.shadow_denied(limit.name()));
             }
             Event::Failed { elapsed, .. } => recorder.count(event, RequestOutcome::Failed, elapsed),
@@ -350,6 +353,11 @@ fn describe() {
         "ratelimit_in_flight_uncounted_total",
         Unit::Count,
         "Cost in flight whose holds expired without room for a renewal"
+    );
+    describe_counter!(
+        "ratelimit_denied_by_holds_total",
+        Unit::Count,
+        "Requests that were denied while costs were held on the key"
     );
     describe_counter!("ratelimit_lease_reports_total", Unit::Count, "Reports of leases to the store");
     describe_counter!(
