@@ -51,7 +51,7 @@ impl<A: Algorithm> AlgorithmSelector for A {
 impl<Key: ?Sized, A: Algorithm> SelectAlgorithm<Key> for A {
     type Selected<'a> = &'a A;
 
-    #[inline(always)]
+    #[inline]
     fn select(&self, _key: &Key) -> &A {
         self
     }
@@ -67,7 +67,7 @@ impl<Key: ?Sized, A: Algorithm, F: Fn(&Key) -> A + Send + Sync + 'static> Select
     where
         F: 'a;
 
-    #[inline(always)]
+    #[inline]
     fn select(&self, key: &Key) -> A {
         (self.0)(key)
     }

@@ -51,7 +51,7 @@ impl<F, SubKey: ?Sized> KeyedByRef<F, SubKey> {
 impl<Key: ?Sized> SubKeyOf<Key> for WholeKey {
     type SubKey = Key;
 
-    #[inline(always)]
+    #[inline]
     fn with_sub_key<R>(&self, key: &Key, f: impl FnOnce(&Key) -> R) -> R {
         f(key)
     }
@@ -65,7 +65,7 @@ where
 {
     type SubKey = SubKey;
 
-    #[inline(always)]
+    #[inline]
     fn with_sub_key<R>(&self, key: &Key, f: impl FnOnce(&SubKey) -> R) -> R {
         f(&(self.0)(key))
     }
@@ -84,7 +84,7 @@ where
 {
     type SubKey = SubKey;
 
-    #[inline(always)]
+    #[inline]
     fn with_sub_key<R>(&self, key: &Key, f: impl FnOnce(&SubKey) -> R) -> R {
         f((self.0)(key))
     }
