@@ -51,6 +51,17 @@ where
         found
     }
 
+    fn cost_in(&self, queue: u64, options: AcquireOptions) -> u64 {
+        let mut cost = options.cost;
+        let mut visit = |limit: LimitOfKey<'_>| {
+            if limit.id == queue {
+                cost = limit.cost.options(options).cost;
+            }
+        };
+        self.limiter.limits_of(&self.key, &mut LimitsOfKey::new(&self.hasher, &mut visit));
+        cost
+    }
+
     fn max_waiting(&self) -> Option<u64> {
         let mut least = None;
         let mut visit = |limit: LimitOfKey<'_>| least = [least, limit.max_waiting].into_iter().flatten().min();
