@@ -5,7 +5,7 @@ if fast == 1 then
   local templates = {}
   for index = 1, template_count do
     templates[index] = { unpack('<ddddd', input, cursor + 20) }
-    cursor = cursor + 60
+    cursor = cursor + 68
   end
   for _ = 1, operation_count do
     local template, key, count

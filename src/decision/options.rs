@@ -27,13 +27,15 @@ pub struct AcquireOptions {
     pub detail: Detail,
     /// Whether to [hold](crate::limiter::Held) the cost instead of charging it. A hold ignores `max_delay`.
     pub hold: bool,
+    /// Whether the hold may be released as if the request had not come. Then limits with a fixed cost hold it, too.
+    pub(crate) is_provisional: bool,
 }
 
 impl AcquireOptions {
     /// Returns options with this cost, and otherwise the defaults.
     #[must_use]
     pub const fn cost(cost: u64) -> Self {
-        Self { cost, max_delay: None, detail: Detail::MostRestrictive, hold: false }
+        Self { cost, max_delay: None, detail: Detail::MostRestrictive, hold: false, is_provisional: false }
     }
 
     /// Sets the longest delay that the caller accepts.
@@ -48,6 +50,12 @@ impl AcquireOptions {
     pub const fn hold(mut self) -> Self {
         self.hold = true;
         self
+    }
+
+    /// Holds the costs of all limits, until another limiter has decided.
+    pub(crate) const fn provisional(mut self) -> Self {
+        self.is_provisional = true;
+        self.hold()
     }
 
     /// Returns the longest acceptable delay in whole microseconds, or `default` if the caller set none.

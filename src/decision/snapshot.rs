@@ -38,7 +38,7 @@ impl LazySnapshot {
 
     /// Creates a snapshot that `compute` computes from `words`.
     #[must_use]
-    #[inline(always)]
+    #[inline]
     pub const fn new(words: [u64; 5], compute: fn(&[u64; 5]) -> LimitSnapshot) -> Self {
         Self { words, compute }
     }

@@ -140,7 +140,11 @@ impl<A, B> Chained<A, B> {
             Ok(second) if second.decision.is_allowed() => {
                 let decision = merge_decisions(options, Some(first), Some(second.decision));
                 let held = if options.hold {
-                    Held::join(held, second.held)
+                    let mut held = Held::join(held, second.held);
+                    if let Some(held) = held.as_mut().filter(|_| !options.is_provisional) {
+                        held.charge_fixed_costs();
+                    }
+                    held
                 } else {
                     // Charges the whole held cost in the background. The held cost counts until then, so nothing waits
                     // for that.
@@ -254,7 +258,7 @@ where
 
     fn acquire(&self, key: &Key, options: AcquireOptions) -> Acquisition<Self::Future> {
         let options = options.max_delay(Duration::ZERO);
-        match self.first.hold(key, options) {
+        match self.first.acquire(key, options.provisional()) {
             Acquisition::Pending(future) => {
                 let call = Some(Call { limiter: self.clone(), key: key.to_owned(), options });
                 Acquisition::Pending(ChainedFuture { state: State::AwaitingFirst { future, call } })

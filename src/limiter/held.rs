@@ -1,6 +1,8 @@
 use std::fmt;
 
 use super::future::{LimiterFuture, both_ok};
+#[cfg(doc)]
+use crate::decision::AcquireOptions;
 
 /// A cost that a limiter holds for a request whose actual cost is known later.
 ///
@@ -52,12 +54,30 @@ use super::future::{LimiterFuture, both_ok};
 pub struct Held {
     cost: u64,
     settle: Option<Box<dyn FnOnce(u64) -> LimiterFuture<()> + Send + Sync>>,
+    /// The guard of the fixed costs of limits, which a [provisional](AcquireOptions::provisional) hold includes.
+    fixed: Option<Box<Self>>,
 }
 
 impl Held {
     /// Creates a guard for a custom limiter. The guard calls `settle` once, with the actual cost.
     pub fn new(cost: u64, settle: impl FnOnce(u64) -> LimiterFuture<()> + Send + Sync + 'static) -> Self {
-        Self { cost, settle: Some(Box::new(settle)) }
+        Self { cost, settle: Some(Box::new(settle)), fixed: None }
+    }
+
+    /// Creates the guard of fixed costs. The guard calls `end` once: with `true` to charge the costs.
+    pub(crate) fn of_fixed_costs(end: impl FnOnce(bool) -> LimiterFuture<()> + Send + Sync + 'static) -> Self {
+        Self::new(1, move |actual| end(actual > 0))
+    }
+
+    /// Adds the guard of fixed costs.
+    pub(crate) fn with_fixed_costs(mut self, fixed: Option<Self>) -> Self {
+        self.fixed = fixed.map(Box::new);
+        self
+    }
+
+    /// Charges the fixed costs: the request is admitted.
+    pub(crate) fn charge_fixed_costs(&mut self) {
+        drop(self.fixed.take());
     }
 
     /// Returns the held cost.
@@ -81,18 +101,22 @@ impl Held {
     /// # Errors
     ///
     /// As for [`settle`](Self::settle).
-    pub fn release(self) -> LimiterFuture<()> {
-        self.settle(0)
+    pub fn release(mut self) -> LimiterFuture<()> {
+        match self.fixed.take() {
+            None => self.end(0),
+            Some(fixed) => fixed.release().join(self.end(0)).map_result(both_ok),
+        }
     }
 
     /// Joins two holds of one decision into one guard.
     pub(crate) fn join(first: Option<Self>, second: Option<Self>) -> Option<Self> {
         match (first, second) {
-            (Some(first), Some(second)) => {
+            (Some(mut first), Some(mut second)) => {
                 let cost = first.cost.max(second.cost);
-                Some(Self::new(cost, move |actual| {
-                    first.settle(actual).join(second.settle(actual)).map_result(both_ok)
-                }))
+                let fixed = Self::join(first.fixed.take().map(|fixed| *fixed), second.fixed.take().map(|fixed| *fixed));
+                let joined =
+                    Self::new(cost, move |actual| first.settle(actual).join(second.settle(actual)).map_result(both_ok));
+                Some(joined.with_fixed_costs(fixed))
             }
             (first, second) => first.or(second),
         }

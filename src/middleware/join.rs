@@ -136,9 +136,8 @@ fn arrival<Request, P: Parts<Request>>(
 ) -> Arrival<KeyAsk<P::Key, P::Limiter>> {
     let queues = &config.wait.queues;
     let class = queues.class(&key, cost, P::CostPolicy::NEEDS_HOLD);
-    let own_queue = queues.hash(&key);
     let (limiter, observers) = (config.limiter.clone(), config.observers.clone());
-    let ask = KeyAsk { key, limiter, observers, own_queue, hasher: queues.hasher().clone() };
+    let ask = KeyAsk { key, limiter, observers, own_queue: class.own_queue(), hasher: queues.hasher().clone() };
     Arrival { ask, class, options, max_wait: config.wait.max_wait(), arrived_at }
 }
 

@@ -4,6 +4,7 @@ mod admin;
 mod chained;
 mod denied_cache;
 mod eviction;
+mod fixed_costs;
 mod holds;
 mod linearizability;
 mod scheduling;

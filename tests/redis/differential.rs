@@ -305,6 +305,28 @@ mod traces {
             compare(&deployments, "turns", limits, seed, holds).await;
         }
     }
+
+    /// Limits with a fixed cost beside limits with the cost of the request.
+    pub(super) async fn fixed_costs(holds: bool) {
+        let ([a, b, c], deployments) = (quotas(), Deployments::shared());
+        let one = Limit::new("one", Gcra::new(a)).fixed_cost(2).keyed_by(|caller: &Caller| caller.user);
+        compare(&deployments, "fixed bucket", one, 51, holds).await;
+        let one = Limit::new("one", FixedWindow::new(b)).fixed_cost(1).keyed_by(|caller: &Caller| caller.user);
+        compare(&deployments, "fixed window", one, 52, holds).await;
+        let limits = (
+            Limit::new("requests", Gcra::new(c)).fixed_cost(1).keyed_by(|caller: &Caller| caller.user),
+            Limit::new("tokens", TokenBucket::new(a).burst(9)).keyed_by(|caller: &Caller| caller.user),
+            Limit::new("log", SlidingLog::new(b)).fixed_cost(2).keyed_by(|caller: &Caller| caller.team),
+            Limit::new("shadow", FixedWindow::new(a)).fixed_cost(3).keyed_by(|caller: &Caller| caller.team).shadow(),
+        );
+        compare(&deployments, "requests and tokens", limits, 53, holds).await;
+        let limits = (
+            Limit::new("requests", LeakyQueue::new(b)).fixed_cost(1).keyed_by(|caller: &Caller| caller.user),
+            Limit::new("tokens", Gcra::new(a)).keyed_by(|caller: &Caller| caller.user),
+            Limit::new("none", SlidingWindow::new(c)).fixed_cost(0).keyed_by(|caller: &Caller| caller.team),
+        );
+        compare(&deployments, "scheduled requests and tokens", limits, 54, holds).await;
+    }
 }
 
 macro_rules! agree {
@@ -341,6 +363,7 @@ agree! {
     fine_rates,
     several_together,
     several_with_scheduling,
+    fixed_costs,
 }
 
 /// Compares the redis-cell module with a bucket on a trace without refill, because the module uses the server's clock.

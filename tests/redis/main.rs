@@ -19,6 +19,7 @@ mod exactness;
 mod examples;
 mod fail_over;
 mod faults;
+mod fixed_costs;
 mod goodput;
 mod helpers;
 mod holds;

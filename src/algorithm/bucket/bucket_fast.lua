@@ -8,7 +8,7 @@ if fast == 1 then
   local templates = {}
   for index = 1, template_count do
     templates[index] = { unpack('<dddddddddd', input, cursor + 20) }
-    cursor = cursor + 100
+    cursor = cursor + 108
   end
   for _ = 1, operation_count do
     local template, key, count

@@ -260,9 +260,17 @@ impl<Key: ?Sized, L: MemoryLimits<Key, S>, C: Clock, S> Memory<Key, L, C, S> {
         let (decision, limits) = L::acquire(&self.shared.tables, self.context(key, options), error);
         let held = (options.hold && decision.is_allowed()).then(|| {
             let shared = Arc::clone(&self.shared);
-            Held::new(options.cost, move |actual| {
-                LimiterFuture::ready(shared.settle::<Key, L>(&limits, options.cost, actual))
-            })
+            let (fixed, limits): (Vec<_>, Vec<_>) = limits.into_iter().partition(|limit| limit.is_fixed);
+            let fixed = (!fixed.is_empty()).then(|| {
+                let shared = Arc::clone(&shared);
+                Held::of_fixed_costs(move |charge| {
+                    LimiterFuture::ready(shared.settle::<Key, L>(&fixed, |limit| if charge { limit.held } else { 0 }))
+                })
+            });
+            let held = Held::new(options.cost, move |actual| {
+                LimiterFuture::ready(shared.settle::<Key, L>(&limits, |_| actual))
+            });
+            held.with_fixed_costs(fixed)
         });
         Outcome { decision, held }
     }
@@ -273,13 +281,12 @@ impl<R, C: Clock, S> Shared<R, C, S> {
     fn settle<Key: ?Sized, L: MemoryLimits<Key, S, Tables = R>>(
         &self,
         limits: &[HeldLimit],
-        held: u64,
-        actual: u64,
+        actual: impl Fn(&HeldLimit) -> u64,
     ) -> Result<(), Error> {
         let mut settled = Ok(());
         L::for_each(&self.tables, &mut |table| {
             for limit in limits.iter().filter(|limit| limit.table == table.table_id()) {
-                settled = settled.and(table.settle(limit, held, actual, &self.clock));
+                settled = settled.and(table.settle(limit, actual(limit), &self.clock));
             }
         });
         settled.map_err(|_| table_full())

@@ -47,8 +47,8 @@ impl<Key, L, S> MemoryLimits<Key, S> for L
 where
     Key: ?Sized,
     L: IntoLimit,
-    L::Selector: SelectAlgorithm<Key> + Send + Sync + 'static,
-    L::SubKeyFn: SubKeyOf<Key> + Send + Sync + 'static,
+    L::Selector: SelectAlgorithm<Key>,
+    L::SubKeyFn: SubKeyOf<Key>,
     <L::SubKeyFn as SubKeyOf<Key>>::SubKey: Hash,
     S: BuildHasher,
 {
@@ -90,8 +90,8 @@ macro_rules! tuple {
             Key: ?Sized,
             S: BuildHasher,
             $(
-                $L::Selector: SelectAlgorithm<Key> + Send + Sync + 'static,
-                $L::SubKeyFn: SubKeyOf<Key> + Send + Sync + 'static,
+                $L::Selector: SelectAlgorithm<Key>,
+                $L::SubKeyFn: SubKeyOf<Key>,
                 <$L::SubKeyFn as SubKeyOf<Key>>::SubKey: Hash,
             )+
         {
@@ -110,7 +110,7 @@ macro_rules! tuple {
                 context: &AcquireContext<'_, Key, S>,
             ) -> Result<Decision, LookupError> {
                 let (now, options) = (context.now, context.options);
-                if options.detail == Detail::All || options.hold || options.cost == 0 {
+                if options.detail == Detail::All || options.hold {
                     return Err(LookupError::NotApplicable);
                 }
                 $(let $table = Prepared::new(&tables.$index, context).ok_or(LookupError::NotApplicable)?;)+

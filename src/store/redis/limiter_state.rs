@@ -130,7 +130,8 @@ impl<Key: ?Sized> LimiterState<Key> {
     fn supports_fast_path(&self, algorithms: &[Option<Arc<dyn DynLuaAlgorithm>>], options: AcquireOptions) -> bool {
         let [limit] = self.limits() else { return false };
         let algorithm = limit.select(0, algorithms);
-        limit.script.fast_path().is_some() && algorithm.is_some_and(|algorithm| algorithm.uses_fast_path(options))
+        limit.script.fast_path().is_some()
+            && algorithm.is_some_and(|algorithm| algorithm.uses_fast_path(limit.cost.options(options)))
     }
 
     /// The template of a decision on all limits.
@@ -150,10 +151,11 @@ impl<Key: ?Sized> LimiterState<Key> {
         }
         let mut params = Vec::new();
         for (index, limit) in self.limits().iter().enumerate() {
+            let cost = limit.cost.options(options).cost;
             if let Some(algorithm) = limit.select(index, algorithms) {
-                algorithm.params(options.cost, &mut params);
+                algorithm.params(cost, &mut params);
             }
-            params.push(u64::from(limit.shadow));
+            params.extend([u64::from(limit.shadow), cost]);
         }
         let arg2 = match operation {
             Operation::Hold => Some(self.client.config.holds.expiry),
@@ -162,7 +164,7 @@ impl<Key: ?Sized> LimiterState<Key> {
         let arg2 = arg2.map_or(-1, |arg2| i64::try_from(micros_floor(arg2)).unwrap_or(i64::MAX));
         let cost = options.cost;
         let uses_fast_path = operation == Operation::Acquisition && self.supports_fast_path(algorithms, options);
-        let template = OperationTemplate { operation, limit: 0, arg1: cost, arg2, cost, params, uses_fast_path };
+        let template = OperationTemplate { operation, limit: 0, arg1: 0, arg2, cost, params, uses_fast_path };
         let template = Arc::new(template);
         if algorithms.is_empty() {
             let last = (operation, cost, options.max_delay, Arc::clone(&template));

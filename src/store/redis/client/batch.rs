@@ -158,13 +158,13 @@ fn load_sessions(operations: &mut [QueuedOperation], limits: &[LimitInfo], holds
         let (keys, offsets) = (&operation.keys, &operation.key_offsets);
         let key = |limit: usize| &keys[if limit == 0 { 0 } else { offsets[limit - 1] }..offsets[limit]];
         match &mut operation.kind {
-            OperationKind::Hold(_, _, pending) => {
+            OperationKind::Hold(options, _, pending) => {
                 // The operation was sent before, and the server replied that it did not run it.
                 if let Some(pending) = pending.take() {
                     pending.denied();
                 }
                 let algorithms = &operation.algorithms;
-                *pending = catch_panic(|| holds.join_sessions(key, algorithms, limits, &mut new)).ok();
+                *pending = catch_panic(|| holds.join_sessions(key, algorithms, limits, *options, &mut new)).ok();
             }
             OperationKind::Update(updates) => {
                 for update in updates {

@@ -77,9 +77,9 @@ impl QueuedOperation {
             return Ok(Completion::SessionExpired);
         }
         // If the replay panics, `pending` is dropped, and releases what the server has granted.
-        let (decision, held_on) = catch_panic(|| verdict.decision(options, true, replay))?;
+        let (decision, held_costs) = catch_panic(|| verdict.decision(options, true, replay))?;
         if decision.is_allowed() {
-            return Ok(Completion::Decided(decision, Some(pending.granted(options.cost, &held_on))));
+            return Ok(Completion::Decided(decision, Some(pending.granted(options.cost, &held_costs, replay.limits))));
         }
         pending.denied();
         Ok(Completion::Decided(decision, None))

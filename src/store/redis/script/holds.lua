@@ -151,15 +151,17 @@ local function make_holds()
     end
   end
 
-  -- Holds the template's cost on all limits in `charged_limits`, or on none. Returns the failures by limit, or nil.
+  -- Holds the costs on all limits in `charged_limits` that have a session, or on none. Returns the failures by limit, or
+  -- nil.
   function this.hold(template, operation, charged_limits)
     local problems
     for l = 1, limits do
       local id, index = template.ids[l], operation[l + 1]
       local h, problem = holds[index], nil
-      if not kernels[l].charge then
+      local holding = id ~= 0 and charged_limits[l]
+      if holding and not kernels[l].charge then
         problem = UNSUPPORTED
-      elseif charged_limits[l] and not find(index, math.abs(id)) then
+      elseif holding and not find(index, math.abs(id)) then
         if id > 0 then
           problem = EXPIRED
         elseif h and h.count >= MAX_ENTRIES then
@@ -175,8 +177,8 @@ local function make_holds()
       return problems
     end
     for l = 1, limits do
-      if charged_limits[l] then
-        local id, index = math.abs(template.ids[l]), operation[l + 1]
+      local id, index, p = math.abs(template.ids[l]), operation[l + 1], template[l]
+      if id ~= 0 and charged_limits[l] then
         local h, entry = holds[index], find(index, id)
         if not h then
           h = {
@@ -189,9 +191,9 @@ local function make_holds()
           entry = { id, 0, 0, 0, 0 }
           h.entries[#h.entries + 1] = entry
         end
-        entry[2], entry[5] = entry[2] + template.arg1, now + template.arg2
-        h.cost, h.span = h.cost + template.arg1, max(h.span, template.arg2)
-        refresh(index, template[l])
+        entry[2], entry[5] = entry[2] + p.cost, now + template.arg2
+        h.cost, h.span = h.cost + p.cost, max(h.span, template.arg2)
+        refresh(index, p)
       end
     end
   end

@@ -5,6 +5,7 @@ use super::template::{Operation, OperationTemplate};
 use crate::algorithm::LuaScript;
 use crate::decision::Name;
 use crate::error::Error;
+use crate::limit::LimitCost;
 
 /// The properties of a limit that do not depend on the key type.
 #[derive(Clone)]
@@ -12,6 +13,7 @@ pub(crate) struct LimitInfo {
     pub(crate) name: Name,
     pub(crate) script: LuaScript,
     pub(crate) shadow: bool,
+    pub(crate) cost: LimitCost,
     /// The limit counts all keys together.
     pub(crate) is_global: bool,
     /// The algorithm, if it is the same for all keys.
@@ -47,7 +49,7 @@ impl LimitInfo {
     ) -> OperationTemplate {
         let mut params = Vec::new();
         algorithm.params(cost, &mut params);
-        params.push(u64::from(self.shadow));
+        params.extend([u64::from(self.shadow), cost]);
         let limit = u16::try_from(index + 1).unwrap_or(u16::MAX);
         OperationTemplate { operation, limit, arg1, arg2: 0, cost, params, uses_fast_path: false }
     }
