@@ -12,8 +12,8 @@ use crate::limiter::BoxFuture;
 use crate::{AcquireOptions, Gcra, Limiter, Quota};
 
 const MS: Duration = Duration::from_millis(1);
-/// The limiter's numbers for a bucket, and one for a shadow limit.
-const BUCKET_PARAMS: usize = 10;
+/// The limiter's numbers for a bucket, one for a shadow limit, and the cost.
+const BUCKET_PARAMS: usize = 11;
 const LATE: f64 = 4.0 - 9_007_199_254_740_992.0;
 
 /// A link to a server that runs one call after the other.
