@@ -109,6 +109,11 @@ impl SlidingWindow {
         self.quota
     }
 
+    #[cfg(feature = "simulate")]
+    pub(crate) const fn block_count(&self) -> u64 {
+        self.blocks
+    }
+
     const fn validate_const(&self) -> Option<&'static str> {
         if self.blocks == 0 || self.blocks > Self::MAX_BLOCKS {
             Some("a sliding window has 1 to 60 blocks")
