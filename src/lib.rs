@@ -214,6 +214,22 @@ struct Readme;
 // rustdoc uses it, and links to the module.
 #[cfg(any(doc, doctest))]
 pub mod guide {
+    /// [costs]: crate::guide::costs
+    /// [logins]: crate::guide::recipes#logins-by-account-and-address
+    #[doc = include_str!("../docs/pictures/bucket.md")]
+    #[doc = include_str!("../docs/pictures/fixed-window.md")]
+    #[doc = include_str!("../docs/pictures/sliding-window.md")]
+    #[doc = include_str!("../docs/pictures/sliding-log.md")]
+    #[doc = include_str!("../docs/pictures/leaky-queue.md")]
+    #[doc = include_str!("../docs/pictures/public-api.md")]
+    #[doc = include_str!("../docs/pictures/login-attempts.md")]
+    #[doc = include_str!("../docs/pictures/expensive-jobs.md")]
+    #[doc = include_str!("../docs/pictures/outbound-client.md")]
+    #[doc = include_str!("../docs/pictures/llm-tokens.md")]
+    #[doc = include_str!("../docs/pictures/tenants.md")]
+    #[doc = include_str!("../docs/pictures/waiting.md")]
+    #[doc = include_str!("../docs/pictures/several-limits.md")]
+    ///
     #[doc = include_str!("../docs/choosing.md")]
     pub mod choosing {}
 
@@ -222,6 +238,7 @@ pub mod guide {
 
     /// [costs]: crate::guide::costs
     /// [redis]: crate::guide::redis
+    #[doc = include_str!("../docs/pictures/architecture.md")]
     ///
     #[doc = include_str!("../docs/design.md")]
     pub mod design {}

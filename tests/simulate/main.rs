@@ -1,7 +1,9 @@
 //! Simulations: decisions, reports, parsers, suggestions, pictures, and the page of the playground.
 
+mod guide;
 mod live;
 mod logs;
+mod pictures;
 mod reports;
 mod suggestions;
 mod support;
