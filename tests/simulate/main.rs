@@ -1,5 +1,6 @@
 //! Simulations: decisions, reports, parsers, suggestions, pictures, and the page of the playground.
 
+mod command;
 mod guide;
 mod live;
 mod logs;
