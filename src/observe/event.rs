@@ -84,6 +84,23 @@ pub enum Event<'a> {
         actual: u64,
     },
 
+    /// A limit on requests [in flight](crate::InFlight) has allowed a request, which the layer forwards.
+    #[non_exhaustive]
+    InFlightStarted {
+        /// The held cost.
+        cost: u64,
+    },
+    /// A request in flight has ended.
+    ///
+    /// The response's body has ended or was dropped, the service has failed, or the response's future was dropped.
+    #[non_exhaustive]
+    InFlightEnded {
+        /// The released cost.
+        cost: u64,
+        /// The time from the decision to the end.
+        lasted: Duration,
+    },
+
     /// A store executed a batch of operations in one call.
     #[non_exhaustive]
     Batch {
@@ -127,6 +144,15 @@ pub enum Event<'a> {
         store: &'a str,
         /// The number of expired sessions. A session is the holds of one process on one key.
         count: usize,
+    },
+    /// Requests in flight are no longer counted, because their holds have expired in the store, and other requests have
+    /// taken their places. The process renews the holds as soon as there is room again.
+    #[non_exhaustive]
+    InFlightUncounted {
+        /// The limiter's name in the store.
+        store: &'a str,
+        /// The cost that is not counted.
+        cost: u64,
     },
     /// The memory usage of a limit: see [`Memory::report_usage`](crate::Memory::report_usage).
     #[non_exhaustive]
@@ -320,6 +346,10 @@ impl fmt::Debug for Event<'_> {
             Self::Settled { held, actual } => {
                 f.debug_struct("Settled").field("held", held).field("actual", actual).finish()
             }
+            Self::InFlightStarted { cost } => f.debug_struct("InFlightStarted").field("cost", cost).finish(),
+            Self::InFlightEnded { cost, lasted } => {
+                f.debug_struct("InFlightEnded").field("cost", cost).field("lasted", lasted).finish()
+            }
             Self::Batch { store, size, elapsed, error } => f
                 .debug_struct("Batch")
                 .field("store", store)
@@ -335,6 +365,9 @@ impl fmt::Debug for Event<'_> {
             }
             Self::HoldsExpired { store, count } => {
                 f.debug_struct("HoldsExpired").field("store", store).field("count", count).finish()
+            }
+            Self::InFlightUncounted { store, cost } => {
+                f.debug_struct("InFlightUncounted").field("store", store).field("cost", cost).finish()
             }
             Self::Usage { limit, live_keys, capacity, bytes, evicted, held_keys, held } => f
                 .debug_struct("Usage")
