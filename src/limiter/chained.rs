@@ -140,17 +140,16 @@ impl<A, B> Chained<A, B> {
             Ok(second) if second.decision.is_allowed() => {
                 let decision = merge_decisions(options, Some(first), Some(second.decision));
                 let held = if options.hold {
-                    let mut held = Held::join(held, second.held);
-                    if let Some(held) = held.as_mut().filter(|_| !options.is_provisional) {
-                        held.charge_fixed_costs();
-                    }
                     held
                 } else {
-                    // Charges the whole held cost in the background. The held cost counts until then, so nothing waits
-                    // for that.
-                    drop(held);
-                    None
+                    // Dropping the rest charges the whole held cost in the background. The held cost counts until then,
+                    // so nothing waits for that.
+                    held.and_then(|held| held.split().1)
                 };
+                let mut held = Held::join(held, second.held);
+                if let Some(held) = held.as_mut().filter(|_| !options.is_provisional) {
+                    held.charge_fixed_costs();
+                }
                 LimiterFuture::ready(Ok(Outcome { decision, held }))
             }
             Ok(denied) => self.denied_by_second(key, options, held, denied.decision),

@@ -115,9 +115,10 @@ pub trait Limiter<Key: ?Sized>: Send + Sync + 'static {
 
     /// Holds the cost instead of charging it: [`acquire`](Self::acquire) with [`AcquireOptions::hold`].
     ///
-    /// A held cost counts like a charged one, until the guard in [`Outcome::held`] settles or releases it.
+    /// A held cost counts like a charged one, until the guard in [`Outcome::held`] settles or releases it. The caller
+    /// must keep the guard until the request has ended ([`AcquireOptions::until_end`]).
     fn hold(&self, key: &Key, options: AcquireOptions) -> Acquisition<Self::Future> {
-        self.acquire(key, options.hold())
+        self.acquire(key, options.hold().until_end())
     }
 
     /// Returns the decision that [`acquire`](Self::acquire) would return, without charging.
@@ -173,7 +174,8 @@ impl<Key: ?Sized, L: Limiter<Key> + ?Sized> Limiter<Key> for Arc<L> {
 pub struct Outcome {
     /// The decision.
     pub decision: Decision,
-    /// The guard, if the request is allowed and its cost is [held](AcquireOptions::hold).
+    /// The guard, if the request is allowed and its cost is [held](AcquireOptions::hold), or held by a limit on requests
+    /// [in flight](crate::InFlight).
     pub held: Option<Held>,
 }
 

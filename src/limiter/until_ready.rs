@@ -87,7 +87,7 @@ impl<F: Future<Output = Result<Outcome, Error>>> Wait<F> {
         L: Limiter<Key, Future = F> + ?Sized,
     {
         let mut this = self.project();
-        if this.options.hold {
+        if this.options.hold || this.options.until_end {
             return Poll::Ready(Err(Error::unsupported(
                 "until_ready failed: it cannot hold a cost; call `Limiter::hold`",
             )));

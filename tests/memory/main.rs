@@ -6,6 +6,7 @@ mod denied_cache;
 mod eviction;
 mod fixed_costs;
 mod holds;
+mod in_flight;
 mod linearizability;
 mod scheduling;
 mod threads;

@@ -1,7 +1,5 @@
 //! A waiting request, as its queue and its future share it.
 
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard};
 use std::task::{Context, Poll, Waker};
 
 use crate::decision::{AcquireOptions, Decision};
@@ -9,6 +7,7 @@ use crate::error::Error;
 use crate::limiter::{Acquisition, BoxFuture, Outcome, ReleaseOnDrop};
 use crate::observe::Observers;
 use crate::runtime::Instant;
+use crate::sync::{AtomicU64, Mutex, MutexGuard, Ordering};
 
 /// Asks the limiter for a start of one waiting request.
 pub(crate) trait Ask: Send + Sync {

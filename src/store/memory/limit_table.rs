@@ -128,7 +128,7 @@ impl<C: AlgorithmSelector, P> LimitTable<C, P> {
     /// Returns whether the limit is enforced and decides by its states alone, as no key is blocked.
     #[inline]
     pub(super) fn allows_fast_path(&self, now: Timestamp) -> bool {
-        !self.limit.is_shadow() && !self.blocks.any(now)
+        !C::Algorithm::HELD_UNTIL_END && !self.limit.is_shadow() && !self.blocks.any(now)
     }
 
     fn eviction_policy<'a>(&self, algorithm: &'a C::Algorithm, now: Timestamp) -> AlgorithmEviction<'a, C::Algorithm> {
@@ -219,7 +219,8 @@ impl<C: AlgorithmSelector, P> LimitTable<C, P> {
     /// Returns the options of a decision for this limit.
     #[inline]
     pub(super) fn options<Key: ?Sized, S>(&self, context: &AcquireContext<'_, Key, S>) -> AcquireOptions {
-        self.limit.cost().options(context.options)
+        let options = self.limit.cost().options(context.options);
+        if C::Algorithm::HELD_UNTIL_END { options.hold().max_delay(Duration::ZERO) } else { options }
     }
 
     /// Decides on a state as if the held amount were charged. A hold starts now or is denied.
@@ -330,8 +331,10 @@ where
     fn held_limit(&self, context: &AcquireContext<'_, Key, S>, read: &LimitRead) -> HeldLimit {
         let own = self.limit.algorithm().select_owned(context.key);
         let algorithm = own.map(|own| Box::new(own) as Box<dyn Any + Send + Sync>);
-        let is_fixed = self.limit.cost().is_fixed();
-        HeldLimit { table: self.table.id(), hash: read.location.hash(), algorithm, held: read.cost, is_fixed }
+        let until_end = C::Algorithm::HELD_UNTIL_END;
+        let is_fixed = !until_end && self.limit.cost().is_fixed();
+        let (table, hash) = (self.table.id(), read.location.hash());
+        HeldLimit { table, hash, algorithm, held: read.cost, is_fixed, until_end }
     }
 
     fn reset(&self, context: &AcquireContext<'_, Key, S>) {
@@ -379,6 +382,10 @@ impl<C: AlgorithmSelector, P: Send + Sync + 'static> LimitInfo for LimitTable<C,
 
     fn name(&self) -> &Name {
         self.limit.name_handle()
+    }
+
+    fn is_held_until_end(&self) -> bool {
+        C::Algorithm::HELD_UNTIL_END
     }
 
     fn settle(&self, limit: &HeldLimit, actual: u64, clock: &dyn Clock) -> Result<(), TableFull> {

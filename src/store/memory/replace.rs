@@ -128,6 +128,10 @@ impl<Key: ?Sized + 'static, S: BuildHasher + 'static> MemoryLimits<Key, S> for V
         })
     }
 
+    fn is_held_until_end(tables: &Self::Tables) -> bool {
+        tables.now.load().iter().any(|table| table.is_held_until_end())
+    }
+
     #[inline]
     fn try_acquire(_tables: &Self::Tables, _context: &AcquireContext<'_, Key, S>) -> Result<Decision, LookupError> {
         Err(LookupError::NotApplicable)

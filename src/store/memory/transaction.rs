@@ -29,7 +29,7 @@ pub(super) fn acquire<Key: ?Sized, S: BuildHasher, L: TransactionLimit<Key, S> +
 ) -> (Decision, Vec<HeldLimit>) {
     let decision = charge(limits, reads, context);
     let mut held = Vec::new();
-    if context.options.hold && decision.is_allowed() {
+    if decision.is_allowed() {
         let holding = limits.iter().zip(reads).filter(|(_, read)| read.holds && read.counts());
         held.extend(holding.map(|(limit, read)| limit.held_limit(context, read)));
     }
@@ -110,7 +110,7 @@ fn read_all<Key: ?Sized, S: BuildHasher, L: TransactionLimit<Key, S> + ?Sized>(
     let mode = if limits.len() > 1 { ReadMode::Together } else { mode };
     read_all_fresh(limits, reads, context, mode);
     if reads.iter().all(|read| read.verdict == Verdict::Allowed) {
-        if mode == ReadMode::Together && !enforced(reads).all(|read| read.supports_scheduling) {
+        if mode == ReadMode::Together && !all_support_scheduling(reads) {
             for read in reads.iter_mut() {
                 read.supports_scheduling = false;
             }
@@ -118,7 +118,8 @@ fn read_all<Key: ?Sized, S: BuildHasher, L: TransactionLimit<Key, S> + ?Sized>(
         return Verdict::Allowed;
     }
     if mode == ReadMode::Together {
-        if !context.options.hold
+        if !reads.iter().any(|read| read.holds)
+            && !context.options.hold
             && context.options.max_delay.is_none_or(|max_delay| !max_delay.is_zero())
             && let Some(blocked) = enforced(reads).map(|read| read.blocked).max().filter(|blocked| !blocked.is_zero())
         {
@@ -209,10 +210,15 @@ fn can_schedule(reads: &[LimitRead]) -> bool {
     let start = enforced(reads).fold(Verdict::Allowed, |start, read| start.stricter_of(read.immediate));
     match start {
         Verdict::Denied { retry_after: start } => {
-            enforced(reads).all(|read| read.supports_scheduling && read.snapshot.compute().reset >= start)
+            all_support_scheduling(reads) && enforced(reads).all(|read| read.snapshot.compute().reset >= start)
         }
-        _ => enforced(reads).all(|read| read.supports_scheduling),
+        _ => all_support_scheduling(reads),
     }
+}
+
+/// Returns whether each limit supports scheduling. A request whose cost is held, also by a shadow, must start now.
+fn all_support_scheduling(reads: &[LimitRead]) -> bool {
+    reads.iter().all(|read| !read.holds && (read.shadow || read.supports_scheduling))
 }
 
 /// Returns whether all readings were valid at one moment. One reading is consistent by itself.

@@ -66,6 +66,8 @@ pub trait LimitInfo: Send + Sync {
     /// Returns the identity of the limit's table, which a limit that replaces it shares.
     fn table_id(&self) -> u64;
     fn name(&self) -> &Name;
+    /// Returns whether the limit [holds](crate::algorithm::Algorithm::HELD_UNTIL_END) every cost until the request ends.
+    fn is_held_until_end(&self) -> bool;
     /// Ends a hold, and charges `actual`.
     fn settle(&self, limit: &HeldLimit, actual: u64, clock: &dyn Clock) -> Result<(), TableFull>;
     fn usage(&self, now: Timestamp) -> Usage;
@@ -83,6 +85,8 @@ pub struct HeldLimit {
     pub(super) held: u64,
     /// The cost is the limit's fixed one, so it is settled apart from the request's.
     pub(super) is_fixed: bool,
+    /// The cost is held until the request ends, and never charged.
+    pub(super) until_end: bool,
 }
 
 /// The key, the options and the time of one acquire call.

@@ -38,6 +38,7 @@ where
             script: <C::Algorithm as LuaAlgorithm>::SCRIPT,
             shadow: self.0.is_shadow(),
             cost: self.0.cost(),
+            held_until_end: C::Algorithm::HELD_UNTIL_END,
             is_global: self.0.sub_key().is_constant(),
             fixed_algorithm: self.0.algorithm().fixed().is_some().then(fixed_algorithm),
         }

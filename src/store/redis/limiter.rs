@@ -213,10 +213,14 @@ impl<Key: ?Sized + 'static> Limiter<Key> for Redis<Key> {
     type Future = RedisFuture;
 
     fn acquire(&self, key: &Key, options: AcquireOptions) -> Acquisition<RedisFuture> {
-        let submitted = if options.hold {
-            self.state().hold(key, options)
+        let state = self.state();
+        let has_limits_in_flight = state.has_limits_in_flight();
+        let submitted = if has_limits_in_flight && !options.until_end {
+            Err(Error::without_end())
+        } else if options.hold || has_limits_in_flight {
+            state.hold(key, options)
         } else {
-            self.state().decide(Operation::Acquisition, key, options)
+            state.decide(Operation::Acquisition, key, options)
         };
         match submitted {
             Ok(future) => Acquisition::Pending(future),

@@ -131,7 +131,7 @@ impl<Key: ?Sized> LimiterState<Key> {
         let [limit] = self.limits() else { return false };
         let algorithm = limit.select(0, algorithms);
         limit.script.fast_path().is_some()
-            && algorithm.is_some_and(|algorithm| algorithm.uses_fast_path(limit.cost.options(options)))
+            && algorithm.is_some_and(|algorithm| algorithm.uses_fast_path(limit.options(options)))
     }
 
     /// The template of a decision on all limits.
@@ -151,7 +151,7 @@ impl<Key: ?Sized> LimiterState<Key> {
         }
         let mut params = Vec::new();
         for (index, limit) in self.limits().iter().enumerate() {
-            let cost = limit.cost.options(options).cost;
+            let cost = limit.options(options).cost;
             if let Some(algorithm) = limit.select(index, algorithms) {
                 algorithm.params(cost, &mut params);
             }
@@ -206,7 +206,7 @@ impl<Key: ?Sized> LimiterState<Key> {
         key: &Key,
         mut options: AcquireOptions,
     ) -> Result<RedisFuture, Error> {
-        if options.hold {
+        if options.hold || self.has_limits_in_flight() {
             // The peek of a hold: a hold starts now.
             options.max_delay = Some(Duration::ZERO);
         }
@@ -241,6 +241,11 @@ impl<Key: ?Sized> LimiterState<Key> {
         }
         self.client
             .submit_operation(|reply| self.queued_operation(key, algorithms, OperationKind::Mutate(templates), reply))
+    }
+
+    /// Returns whether a limit holds every cost until the request ends.
+    pub(super) fn has_limits_in_flight(&self) -> bool {
+        self.limits().iter().any(|limit| limit.held_until_end)
     }
 
     pub(super) fn limits(&self) -> &[LimitInfo] {

@@ -57,8 +57,7 @@ impl Client {
 fn into_outcome(client: &Arc<Client>, completion: Completion) -> Result<Outcome, Error> {
     match completion {
         Completion::Decided(decision, grant) => {
-            let held = grant.map(|grant| into_guard(client, grant));
-            Ok(Outcome { decision, held })
+            Ok(Outcome { decision, held: grant.and_then(|grant| into_guard(client, grant)) })
         }
         Completion::SessionExpired | Completion::Done => {
             Err(Error::unavailable("hold failed: Redis has lost the process's session on the key twice; retry"))
@@ -66,15 +65,24 @@ fn into_outcome(client: &Arc<Client>, completion: Completion) -> Result<Outcome,
     }
 }
 
-fn into_guard(client: &Arc<Client>, grant: Grant) -> Held {
-    let (cost, registry) = (grant.cost, Arc::clone(grant.registry()));
-    let (fixed, of_request): (Vec<_>, Vec<_>) = grant.into_holds().into_iter().partition(|hold| hold.is_fixed);
+fn into_guard(client: &Arc<Client>, grant: Grant) -> Option<Held> {
+    let (is_hold, cost, registry) = (grant.is_hold, grant.cost, Arc::clone(grant.registry()));
+    let (until_end, holds): (Vec<_>, Vec<_>) = grant.into_holds().into_iter().partition(|hold| hold.until_end);
+    let until_end = until_end.iter().map(|hold| hold.held).max().map(|cost| {
+        let (client, registry) = (Arc::clone(client), Arc::clone(&registry));
+        Held::until_end(cost, move || settle(&client, &registry, &until_end, |_| 0))
+    });
+    if !is_hold {
+        return until_end;
+    }
+    let (fixed, of_request): (Vec<_>, Vec<_>) = holds.into_iter().partition(|hold| hold.is_fixed);
     let fixed = (!fixed.is_empty()).then(|| {
         let (client, registry) = (Arc::clone(client), Arc::clone(&registry));
         Held::of_fixed_costs(move |charge| settle(&client, &registry, &fixed, |held| if charge { held } else { 0 }))
     });
     let client = Arc::clone(client);
-    Held::new(cost, move |actual| settle(&client, &registry, &of_request, |_| actual)).with_fixed_costs(fixed)
+    let held = Held::new(cost, move |actual| settle(&client, &registry, &of_request, |_| actual));
+    Held::join(Some(held.with_fixed_costs(fixed)), until_end)
 }
 
 /// Settles holds that are all of 0, or all of more.

@@ -5,6 +5,7 @@ use tokio::time::Instant;
 
 use super::registry::HoldRegistry;
 use super::session::Session;
+use crate::decision::AcquireOptions;
 use crate::store::redis::script::LimitInfo;
 
 /// The sessions in which an operation holds, one for each limit that holds a cost, from its sending to its reply.
@@ -32,22 +33,23 @@ impl PendingHold {
     }
 
     /// The hold was granted. `held` has the cost for each limit that holds one.
-    pub(crate) fn granted(mut self, cost: u64, held: &[Option<u64>], limits: &[LimitInfo]) -> Grant {
+    pub(crate) fn granted(mut self, options: AcquireOptions, held: &[Option<u64>], limits: &[LimitInfo]) -> Grant {
         let mut holds = Vec::with_capacity(held.len());
         for ((session, held), limit) in self.sessions.drain(..).zip(held).zip(limits) {
             let Some(session) = session else { continue };
-            if held.is_some_and(|held| held > 0) {
-                session.hold_granted(self.sent_at);
+            if let Some(held) = held.filter(|held| *held > 0) {
+                session.hold_granted(held, self.sent_at);
                 self.registry.open(&session);
             } else {
                 session.hold_not_granted();
             }
-            let is_fixed = limit.cost.is_fixed();
-            // A fixed cost of 0 needs no settlement.
-            let held = held.filter(|held| *held > 0 || !is_fixed);
-            holds.extend(held.map(|held| GrantedHold { session, held, is_fixed }));
+            let until_end = limit.held_until_end;
+            let is_fixed = !until_end && limit.cost.is_fixed();
+            // A cost of 0 needs no settlement, unless the actual cost differs.
+            let held = held.filter(|held| *held > 0 || !is_fixed && !until_end);
+            holds.extend(held.map(|held| GrantedHold { session, held, is_fixed, until_end }));
         }
-        Grant { cost, holds, registry: Arc::clone(&self.registry) }
+        Grant { is_hold: options.hold, cost: options.cost, holds, registry: Arc::clone(&self.registry) }
     }
 
     /// The hold was denied, or not sent.
@@ -80,6 +82,8 @@ impl Drop for PendingHold {
 
 /// A granted hold on its way to the caller. Dropped before the caller receives it, it releases the cost.
 pub(crate) struct Grant {
+    /// Whether the caller has asked for a hold, and not only for that of requests in flight.
+    pub(crate) is_hold: bool,
     /// The cost of the request.
     pub(crate) cost: u64,
     holds: Vec<GrantedHold>,
@@ -92,6 +96,8 @@ pub(crate) struct GrantedHold {
     pub(crate) held: u64,
     /// The cost is the limit's fixed one, so it is settled apart from the request's.
     pub(crate) is_fixed: bool,
+    /// The cost is held until the request ends, and never charged.
+    pub(crate) until_end: bool,
 }
 
 impl Grant {

@@ -85,7 +85,7 @@ impl HoldRegistry {
         for (index, limit) in limits.iter().enumerate() {
             let own = algorithms.get(index).and_then(Option::as_ref);
             let algorithm = limit.algorithm(own).ok_or_else(limit_has_no_algorithm)?;
-            if !limit.cost.options(options).hold {
+            if !limit.options(options).hold {
                 pending.push(None);
                 continue;
             }
@@ -99,8 +99,8 @@ impl HoldRegistry {
             let session = known.unwrap_or_else(|| {
                 let template = limit.template(index, Operation::Update, algorithm, 0, micros_floor(self.expiry));
                 let weight = usize::from(algorithm.weight());
-                let session = Session::new(index, key.clone(), own.cloned(), weight, Arc::new(template));
-                let session = Arc::new(session);
+                let (own, until_end) = (own.cloned(), limit.held_until_end);
+                let session = Arc::new(Session::new(index, key.clone(), own, weight, until_end, Arc::new(template)));
                 session.join(self.expiry);
                 new.0.insert(key, Arc::clone(&session));
                 session
@@ -188,6 +188,13 @@ impl HoldRegistry {
     pub(crate) fn emit_expired(&self, count: usize) {
         if count > 0 {
             self.observers.emit(|| Event::HoldsExpired { store: &self.limiter, count });
+        }
+    }
+
+    /// Emits an event if the server does not count requests in flight whose hold had expired.
+    pub(super) fn emit_uncounted(&self, cost: u64) {
+        if cost > 0 {
+            self.observers.emit(|| Event::InFlightUncounted { store: &self.limiter, cost });
         }
     }
 

@@ -14,7 +14,8 @@
 --
 -- The results of a decision are, for each limit, its verdict as `peek` returns it; then 1 if no later start can be
 -- scheduled (not after the fast path); then, for each kernel with a list, the three figures of its numbers. The
--- results of an update are the costs that it has released and charged. The result of any other operation is 0. An
+-- results of an update are the costs that it has released and charged; of one that holds until the end of requests, the
+-- costs that it has released, less those that it holds again, and the costs for which there is no room. The result of any other operation is 0. An
 -- operation on a key with foreign bytes has INVALID_STATE in each place, a failed hold EXPIRED, FULL or UNSUPPORTED,
 -- a decision after the latest time LATE, and no figures follow.
 --

@@ -3,7 +3,7 @@ use std::sync::Arc;
 use super::replay::DynLuaAlgorithm;
 use super::template::{Operation, OperationTemplate};
 use crate::algorithm::LuaScript;
-use crate::decision::Name;
+use crate::decision::{AcquireOptions, Name};
 use crate::error::Error;
 use crate::limit::LimitCost;
 
@@ -14,6 +14,8 @@ pub(crate) struct LimitInfo {
     pub(crate) script: LuaScript,
     pub(crate) shadow: bool,
     pub(crate) cost: LimitCost,
+    /// The limit [holds](crate::algorithm::Algorithm::HELD_UNTIL_END) every cost until the request ends.
+    pub(crate) held_until_end: bool,
     /// The limit counts all keys together.
     pub(crate) is_global: bool,
     /// The algorithm, if it is the same for all keys.
@@ -21,6 +23,12 @@ pub(crate) struct LimitInfo {
 }
 
 impl LimitInfo {
+    /// Returns the options of a decision for this limit.
+    pub(crate) fn options(&self, options: AcquireOptions) -> AcquireOptions {
+        let options = self.cost.options(options);
+        if self.held_until_end { options.hold() } else { options }
+    }
+
     /// Returns the key's own algorithm, or the limit's fixed one.
     pub(crate) fn algorithm<'a>(
         &'a self,

@@ -22,7 +22,7 @@
 --   d  arg2: the maximum delay (-1 for the algorithm's default); the expiry of a hold
 --   d  for each limit of the template: its kernel's parameters, 1 for a shadow limit, and the cost
 --   d  HOLD: for each limit the id of the session, negative for a new session, 0 for a limit that is charged
---   d  UPDATE: the session's id, the sums that it has released and charged, and 1 to end it
+--   d  UPDATE: the session's id, the sums that it has released and charged, 1 to end it, and the costs that it holds
 --
 -- An operation is the number of its template, for each limit the number of its key (0 for none), and a repeat count
 -- (all H).
@@ -214,7 +214,7 @@ for index = 1, template_count do
     template[l] = p
   end
   if op == HOLD or op == UPDATE then
-    local count = op == HOLD and limits or 4
+    local count = op == HOLD and limits or 5
     template.ids = { unpack(format(count), input, pos) }
     pos = template.ids[count + 1]
   end

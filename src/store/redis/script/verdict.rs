@@ -119,7 +119,9 @@ impl ScriptVerdict {
         let mut views = self.views.iter();
         let mut statuses = Vec::with_capacity(limits.len());
         let mut held_costs = Vec::with_capacity(limits.len());
-        let mut supports_scheduling = !self.cannot_schedule && !options.hold;
+        // A hold starts now.
+        let mut supports_scheduling =
+            !self.cannot_schedule && !options.hold && limits.iter().all(|limit| !limit.held_until_end);
         let mut is_estimate = false;
         for (index, (limit, own)) in limits.iter().zip(&verdicts).enumerate() {
             let algorithm = limit.select(index, algorithms).ok_or_else(limit_has_no_algorithm)?;
@@ -127,7 +129,7 @@ impl ScriptVerdict {
             // When a hold ends is unknown, so a wait behind a held cost is an estimate.
             is_estimate |= state.held > 0 && !limit.shadow && !own.is_allowed();
             let is_charged = charges && verdict.is_allowed() && (!limit.shadow || own.is_allowed());
-            let options = limit.cost.options(options);
+            let options = limit.options(options);
             let held = (options.hold && is_charged).then_some(options.cost);
             state.held = state.held.saturating_add(held.unwrap_or(0));
             held_costs.push(held);
