@@ -8,6 +8,7 @@ use std::hint::black_box;
 use std::net::SocketAddr;
 use std::pin::pin;
 use std::task::{Context, Poll, Waker};
+use std::time::Duration;
 
 use axum::body::Body;
 use axum::extract::ConnectInfo;
@@ -51,7 +52,8 @@ fn main() {
             let limiter = Memory::builder(limits).clock(ManualClock::new()).build().expect("limits");
             repeat(count, |_| black_box(&limiter).check(black_box(&7), AcquireOptions::default()).is_allowed());
         }
-        "service" => service(count),
+        "service" => service(count, false),
+        "service-beside-queue" => service(count, true),
         other => panic!("no case named {other}"),
     }
 }
@@ -89,13 +91,29 @@ impl Service<Request<Body>> for EmptyService {
     }
 }
 
-fn service(count: u64) {
+/// Calls the service for one key. With `waits`, a request of another key waits meanwhile.
+fn service(count: u64, waits: bool) {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+    let _entered = runtime.enter();
     let limiter = Memory::builder(PLENTY).clock(ManualClock::new()).build().expect("a limit");
-    let mut service = RateLimitLayer::new(PeerIp::new(), limiter).layer(EmptyService);
     let (peer, mut cx) = (SocketAddr::from(([203, 0, 113, 7], 4711)), Context::from_waker(Waker::noop()));
-    repeat(count, |_| {
+    let other = SocketAddr::from(([203, 0, 113, 8], 4711));
+    if waits {
+        let used = limiter.set_usage("default", &PeerIp::new().key_of(other.ip()), 1 << 32).try_ready();
+        assert!(matches!(used, Ok(Ok(()))));
+    }
+    let layer = RateLimitLayer::new(PeerIp::new(), limiter);
+    let mut service = if waits { layer.max_wait(Duration::from_secs(1)) } else { layer }.layer(EmptyService);
+    let request_of = |peer: SocketAddr| {
         let mut request = Request::new(Body::empty());
         request.extensions_mut().insert(ConnectInfo(peer));
+        request
+    };
+    // The runtime never runs, so the request waits until the end.
+    let mut waiting = waits.then(|| Box::pin(service.call(request_of(other))));
+    assert!(waiting.as_mut().is_none_or(|waiting| waiting.as_mut().poll(&mut cx).is_pending()));
+    repeat(count, |_| {
+        let request = request_of(peer);
         assert!(service.poll_ready(&mut cx).is_ready());
         let mut response = pin!(service.call(request));
         black_box(response.as_mut().poll(&mut cx)).is_ready()
