@@ -14,7 +14,9 @@ use crate::clock::{Clock, SystemClock, Timestamp};
 use crate::decision::{AcquireOptions, Decision};
 use crate::error::Error;
 use crate::limit::{PerKey, per_key};
-use crate::limiter::{Acquisition, AdminOperation, Held, Limiter, LimiterFuture, LimitsOfKey, Outcome, admin_methods};
+use crate::limiter::{
+    Acquisition, AdminOperation, Held, Limiter, LimiterFuture, LimitsOfKey, Outcome, admin_methods, capacity_added,
+};
 use crate::observe::{Event, Observer};
 use crate::table::LookupError;
 
@@ -337,7 +339,9 @@ impl<Key: ?Sized + 'static, C, S: BuildHasher + 'static> Memory<Key, Vec<DynLimi
     ///
     /// Returns the errors of [`MemoryBuilder::build`]. The limits then stay unchanged.
     pub fn replace(&self, limits: Vec<DynLimit<Key, S>>) -> Result<(), Error> {
-        self.shared.tables.replace(limits)
+        self.shared.tables.replace(limits)?;
+        capacity_added();
+        Ok(())
     }
 }
 
@@ -377,7 +381,7 @@ where
 
     fn administer(&self, key: &Key, operation: AdminOperation<'_>) -> LimiterFuture<()> {
         let context = self.context(key, AcquireOptions::default());
-        LimiterFuture::ready(match operation {
+        let done = LimiterFuture::ready(match operation {
             AdminOperation::SetUsage { limit, used } => {
                 let set = self.in_limit(limit, |table| table.set(&context, used));
                 set.and_then(|set| set.map_err(|_| table_full()))
@@ -389,7 +393,8 @@ where
                 L::for_each(&self.shared.tables, &mut |table| table.reset(&context));
                 Ok(())
             }
-        })
+        });
+        operation.wake_waiters(done)
     }
 }
 
