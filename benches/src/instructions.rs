@@ -44,6 +44,14 @@ fn main() {
         "hot" => repeat(count, decide(PLENTY, |_| 7)),
         "denied" => repeat(count, decide(Gcra::new(Quota::per_day(1)), |_| 7)),
         "thousand-keys" => repeat(count, decide(PLENTY, |index| index.wrapping_mul(0x9E37_79B9) % 1000)),
+        "million-keys" => {
+            let limiter =
+                Memory::builder(PLENTY).max_keys(1_000_000).clock(ManualClock::new()).build().expect("a limit");
+            let decide = |key: u64| limiter.check(black_box(&key), AcquireOptions::default()).is_allowed();
+            // One insertion of each key is not counted in the difference of two runs.
+            assert!((0..1_000_000).all(decide));
+            repeat(count, |index| decide((index.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 32) % 1_000_000));
+        }
         "fixed-window" => repeat(count, decide(FixedWindow::new(Quota::per_day(1 << 40)), |_| 7)),
         "sliding-window" => repeat(count, decide(SlidingWindow::new(Quota::per_day(1 << 40)), |_| 7)),
         "sliding-window-weighted" => {
