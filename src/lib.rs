@@ -171,7 +171,9 @@ mod sync;
 mod table;
 
 #[doc(inline)]
-pub use crate::algorithm::{FixedWindow, Gcra, LeakyBucket, LeakyQueue, SlidingLog, SlidingWindow, TokenBucket};
+pub use crate::algorithm::{
+    FixedWindow, Gcra, InFlight, LeakyBucket, LeakyQueue, SlidingLog, SlidingWindow, TokenBucket,
+};
 #[cfg(feature = "timer")]
 pub use crate::clock::TokioClock;
 pub use crate::clock::{Clock, CoarseClock, ManualClock, SystemClock, Timestamp};
@@ -185,7 +187,9 @@ pub use crate::key::{ClientIp, ExtractKey, PeerIp};
 pub use crate::limit::{Limit, per_key};
 #[doc(inline)]
 pub use crate::limiter::{BoxLimiter, Limiter};
-pub use crate::middleware::{MissingKeyPolicy, RateLimit, RateLimitLayer, ResponseFuture, cost};
+pub use crate::middleware::{
+    InFlightBody, InFlightGuard, MissingKeyPolicy, RateLimit, RateLimitLayer, ResponseFuture, cost,
+};
 pub use crate::quota::{Quota, QuotaError};
 #[doc(inline)]
 pub use crate::response::{Http, RateLimitInfo, Respond};

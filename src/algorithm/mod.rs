@@ -15,6 +15,9 @@
 //! | [`SlidingWindow`], weighted | `2L - 1`, with any number of blocks | blocks + 5 | a smooth estimate |
 //! | [`SlidingLog`] | `L`, exactly, and denies nothing below the limit | 2 per hit, on the heap | an exact bound with a small limit |
 //!
+//! [`InFlight`] has no period: it bounds how many requests are in flight at once. Choose it beside a rate, for streams
+//! and slow requests.
+//!
 //! Each algorithm has a Lua implementation of the same transition, which Redis runs in a script.
 //!
 //! # Comparison on the same requests
@@ -77,6 +80,7 @@
 
 mod bucket;
 mod fixed_window;
+mod in_flight;
 mod leaky_queue;
 #[cfg(feature = "redis")]
 mod lua;
@@ -86,6 +90,7 @@ mod state;
 
 pub use self::bucket::{Gcra, LeakyBucket, TokenBucket};
 pub use self::fixed_window::FixedWindow;
+pub use self::in_flight::InFlight;
 pub use self::leaky_queue::LeakyQueue;
 #[cfg(feature = "redis")]
 pub(crate) use self::lua::StateEncoding;
@@ -176,6 +181,12 @@ use std::time::Duration;
 pub trait Algorithm: fmt::Debug + Send + Sync + 'static {
     /// The state of a key: `[u64; N]`, or [`Counters`], or a [`HitLog`].
     type State: State;
+
+    /// Whether a store [holds](crate::limiter::Held) the cost of every request until the request ends, and charges
+    /// nothing, as for [`InFlight`].
+    ///
+    /// The usage of a key is then the sum of its held costs, and [`peek_with_held`](Self::peek_with_held) decides.
+    const HELD_UNTIL_END: bool = false;
 
     /// Decides one request, and returns the state after it. Changes nothing.
     ///

@@ -53,6 +53,7 @@ use serde::{Deserialize, Serialize};
 /// blocks = 10               # sliding-window; default: the largest divisor of the period up to 10
 /// weighted = true           # sliding-window; default: strict
 /// by = "user"               # the sub-key: a name that the application added to `KeyParts`
+/// fixed_cost = 1            # charge this for every request; default: the cost of the request
 /// shadow = false            # true: decide and count, and never deny
 /// ```
 ///
@@ -141,6 +142,12 @@ impl Policy {
         &self.fields.by
     }
 
+    /// Returns the [fixed cost](crate::Limit::fixed_cost), if it is set.
+    #[must_use]
+    pub fn fixed_cost(&self) -> Option<u64> {
+        self.fields.fixed_cost
+    }
+
     /// Returns whether the limit is a [shadow](crate::Limit::shadow).
     #[must_use]
     pub fn is_shadow(&self) -> bool {
@@ -182,6 +189,8 @@ struct PolicyFields {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     weighted: Option<bool>,
     by: String,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    fixed_cost: Option<u64>,
     #[serde(default, skip_serializing_if = "is_false")]
     shadow: bool,
 }

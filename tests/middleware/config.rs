@@ -200,6 +200,23 @@ fn configured_limits_count_by_their_sub_keys() {
 }
 
 #[test]
+fn configured_fixed_cost_does_not_depend_on_the_request() {
+    let text = r#"
+        limits = [
+            { name = "requests", algorithm = "gcra", quota = "10/s", by = "user", fixed_cost = 1 },
+            { name = "tokens", algorithm = "token-bucket", quota = "1000/min", by = "user" },
+        ]
+    "#;
+    let policies = from_toml(text);
+    assert_eq!([policies[0].fixed_cost(), policies[1].fixed_cost()], [Some(1), None]);
+    let json = serde_json::to_string(&policies).unwrap();
+    assert_eq!(serde_json::from_str::<Vec<Policy>>(&json).unwrap(), policies);
+    let limiter = memory(parts().limits(&policies).unwrap(), &ManualClock::new());
+    assert!(limiter.check(&ALICE, 400).is_allowed());
+    assert_eq!(left(&limiter, &ALICE), named([("requests", 9), ("tokens", 600)]));
+}
+
+#[test]
 fn policies_survive_a_serde_round_trip() {
     let policies = from_toml(ALL);
     let json = serde_json::to_string(&policies).unwrap();

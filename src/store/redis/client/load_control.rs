@@ -12,6 +12,7 @@ use super::in_flight::InFlightLimit;
 use super::moving_average::MovingAverage;
 use super::operation::QueuedOperation;
 use super::queue::{Admission, Waiting};
+use super::recent_median::RecentMedian;
 use super::windowed_min::WindowedMin;
 use crate::clock::Timestamp;
 
@@ -26,6 +27,8 @@ pub(super) struct LoadControl {
     limit: InFlightLimit,
     batch_weight: BatchWeight,
     server: ServerClock,
+    /// The last connection was lost, and this one has not replied yet.
+    is_unproven: bool,
 }
 
 /// A call in flight.
@@ -53,19 +56,24 @@ impl LoadControl {
             limit: InFlightLimit::new(deadline, now),
             batch_weight: BatchWeight::new(),
             server: ServerClock::new(now),
+            is_unproven: false,
         }
     }
 
     /// Forgets the link and the server, but not the cost of operations: a new connection may lead elsewhere.
-    pub(super) fn reset_connection(&mut self) {
+    ///
+    /// If the last connection was lost, the first call on the new one carries a single operation, and others wait for
+    /// its reply. Otherwise a link that is slower than the deadline would cost a pipeline of decisions, charged for
+    /// nobody, with each new connection.
+    pub(super) fn reset_connection(&mut self, is_lost: bool) {
         let batch_weight = std::mem::replace(&mut self.batch_weight, BatchWeight::new());
-        *self = Self { batch_weight, ..Self::new(self.deadline) };
+        *self = Self { batch_weight, is_unproven: is_lost, ..Self::new(self.deadline) };
     }
 
     /// Whether another call may be sent for the waiting operations.
     pub(super) fn accepts_call(&mut self, waiting: Waiting) -> bool {
         let in_flight = self.sent_at.len();
-        if waiting.weight == 0 || self.is_stalled() {
+        if waiting.weight == 0 || self.is_stalled() || (self.is_unproven && in_flight > 0) {
             return false;
         }
         if in_flight >= self.limit.full() {
@@ -92,15 +100,13 @@ impl LoadControl {
             deadline: self.deadline,
             call_time: self.call_time.get(),
             is_probe: self.sent_at.is_empty(),
-            max_weight: self.batch_weight.max(),
+            max_weight: if self.is_unproven { 1 } else { self.batch_weight.max() },
         }
     }
 
     /// Returns the latest time of the server at which a script can start and its reply still arrive by `answer_by`.
     pub(super) fn latest_start(&self, answer_by: Instant) -> Option<Timestamp> {
-        // The margin must not fail decisions that could be answered, if the way back is sometimes slow.
-        let margin = (self.server.excess.get() * 2).min(self.deadline / 4);
-        let start = self.micros(answer_by - margin) - self.server.return_micros.get()?;
+        let start = self.micros(answer_by) - self.server.expected_return(self.deadline)?;
         u64::try_from(start).ok().map(Timestamp::from_micros)
     }
 
@@ -123,6 +129,7 @@ impl LoadControl {
         if !replied {
             return;
         }
+        self.is_unproven = false;
         // Nothing was sent but this call, because no other could be answered in time: the estimate is out of date.
         if call.in_flight == 1 && self.call_time.get() >= self.deadline {
             self.call_time = MovingAverage::default();
@@ -132,7 +139,7 @@ impl LoadControl {
         if let Some(run) = run {
             let (sent, received) = (self.micros(call.at), self.micros(now));
             // A script that makes no decisions says nothing about their cost.
-            let weight = if run.was_late { 0 } else { call.weight };
+            let weight = if run.late > 0 { 0 } else { call.weight };
             if let Some((weight, span)) = self.server.record(sent, received, run.started_at, weight, now) {
                 self.batch_weight.record(weight, span);
             }
@@ -156,6 +163,8 @@ struct ServerClock {
     return_micros: WindowedMin,
     /// How much longer than that it takes on average.
     excess: MovingAverage,
+    /// From the start of a script to the arrival of its reply: half of recent calls take longer.
+    median_return: RecentMedian,
     /// The start of the last script, and its weight.
     last: Option<(i64, usize)>,
 }
@@ -166,8 +175,20 @@ impl ServerClock {
             travel_micros: WindowedMin::new(now),
             return_micros: WindowedMin::new(now),
             excess: MovingAverage::default(),
+            median_return: RecentMedian::new(),
             last: None,
         }
+    }
+
+    /// Returns the time from the start of a script to the arrival of its reply, in microseconds, with a margin.
+    ///
+    /// The margin is at most a quarter of the deadline: if the way back is sometimes slow, a larger margin would fail
+    /// decisions that can be answered. But if more than half of the replies take longer, most decisions would be charged
+    /// for nobody, so the median counts.
+    fn expected_return(&self, deadline: Duration) -> Option<i64> {
+        let margin = (self.excess.get() * 2).min(deadline / 4);
+        let least = self.return_micros.get()? + i64::try_from(margin.as_micros()).ok()?;
+        Some(least.max(self.median_return.get()?))
     }
 
     /// Records a call. Returns the weight of the call before it, and for how long that one occupied the server, if this
@@ -183,6 +204,7 @@ impl ServerClock {
         let started = i64::try_from(started_at.as_micros()).ok()?;
         self.travel_micros.record(started - sent, now);
         self.return_micros.record(received - started, now);
+        self.median_return.record(received - started);
         let excess = received - started - self.return_micros.get()?;
         self.excess.record(Duration::from_micros(u64::try_from(excess).ok()?));
         let (previous, weight) = self.last.replace((started, weight))?;

@@ -28,6 +28,7 @@ mod load_control;
 mod moving_average;
 mod operation;
 mod queue;
+mod recent_median;
 mod results;
 mod windowed_min;
 mod worker;
