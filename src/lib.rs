@@ -233,6 +233,7 @@ pub mod guide {
     #[doc = include_str!("../docs/pictures/tenants.md")]
     #[doc = include_str!("../docs/pictures/waiting.md")]
     #[doc = include_str!("../docs/pictures/several-limits.md")]
+    #[doc = include_str!("../docs/pictures/in-flight.md")]
     ///
     #[doc = include_str!("../docs/choosing.md")]
     pub mod choosing {}

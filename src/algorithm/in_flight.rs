@@ -7,6 +7,10 @@ use crate::error::Error;
 
 /// A limit on requests in flight: at most so many at once.
 ///
+/// ![One request per second that takes six seconds, or two, with at most three in flight][picture-in-flight]
+///
+#[doc = include_str!("../../docs/pictures/in-flight.md")]
+///
 /// The limit does not count requests per time. A store [holds](crate::limiter::Held) the cost of a request from its
 /// start to its end, and charges nothing. With rates in one limiter, one decision charges the rates and holds the
 /// cost here, or does neither.

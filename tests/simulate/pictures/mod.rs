@@ -8,6 +8,7 @@ mod architecture;
 mod cases;
 #[path = "../../../examples/simulate/chart.rs"]
 mod chart;
+mod in_flight;
 mod patterns;
 #[allow(dead_code, reason = "the command uses the rest")]
 #[path = "../../../examples/simulate/series.rs"]
@@ -23,6 +24,7 @@ use base64::engine::general_purpose::STANDARD;
 fn pictures() -> Vec<(&'static str, String)> {
     let mut pictures = patterns::pictures();
     pictures.extend(cases::pictures());
+    pictures.push(("in-flight", in_flight::picture()));
     pictures.push(("architecture", architecture::picture()));
     pictures
 }
