@@ -307,7 +307,7 @@ const INVALID: [(&str, &str, &[&str]); 26] = [
         &["weighted: ", "more blocks"],
     ),
     ("algorithm = 'gcra'\nquota = '1/s'\nbrust = 5", "5, column 1", &["`brust`", "`burst`"]),
-    ("algorithm = 'gcra'", "1, column 1", &["`quota`"]),
+    ("algorithm = 'gcra'", "1, column 1", &["quota: ", "missing"]),
 ];
 
 #[test]

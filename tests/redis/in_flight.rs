@@ -198,7 +198,7 @@ fn now_in_nanos() -> u128 {
     SystemTime::now().duration_since(UNIX_EPOCH).expect("after 1970").as_nanos()
 }
 
-/// Not a test: the child process. Three tasks run requests, until the parent writes `linger`: then the next request
+/// Not a test: the child process. Three tasks run requests. After the parent has written `linger`, the next request
 /// lasts until the parent writes `quit`.
 #[test]
 #[ignore = "child process of another test"]
@@ -218,7 +218,7 @@ fn in_flight_process() {
                         continue;
                     };
                     println!("log: start {number} {}", now_in_nanos());
-                    if linger.load(Ordering::SeqCst) {
+                    if linger.swap(false, Ordering::SeqCst) {
                         println!("log: linger {number} 0");
                         while !quit.load(Ordering::SeqCst) {
                             sleep(Duration::from_millis(5)).await;
