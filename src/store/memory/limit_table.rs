@@ -86,12 +86,10 @@ impl<C: AlgorithmSelector, P: 'static> LimitTable<C, P> {
             .and_then(|previous| previous.downcast_ref::<Self>())
             .filter(|previous| limit.has_same_sub_key(&previous.limit));
         let words = crate::algorithm::Counters::MAX_WORDS;
-        let (table, blocks, deadlines) = match previous {
-            Some(Self { table, blocks, deadlines, .. }) => (table.clone(), Arc::clone(blocks), Arc::clone(deadlines)),
-            None => {
-                let table = Table::with_capacity(capacity.max_keys, words, capacity.when_full);
-                (table, Arc::default(), Arc::default())
-            }
+        let (table, blocks, deadlines) = if let Some(Self { table, blocks, deadlines, .. }) = previous {
+            (table.clone(), Arc::clone(blocks), Arc::clone(deadlines))
+        } else {
+            (Table::with_capacity(capacity.max_keys, words, capacity.when_full), Arc::default(), Arc::default())
         };
         Self::from_tables(limit, capacity, table, blocks, deadlines)
     }
