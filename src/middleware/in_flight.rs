@@ -80,9 +80,7 @@ impl Drop for RequestInFlight {
         let (ids, queues) = (self.ids, Arc::clone(&self.queues));
         // An error is ignored: the store frees the held cost when the hold expires.
         let released = held.release().map_result(move |result| {
-            if queues.is_active() {
-                ids.iter().for_each(|id| queues.released(id));
-            }
+            queues.wake(ids);
             result
         });
         released.detach();

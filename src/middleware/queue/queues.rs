@@ -3,16 +3,17 @@
 use std::collections::HashMap;
 use std::fmt;
 use std::hash::{BuildHasher as _, Hash};
-use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::Arc;
 use std::task::Waker;
 
 use foldhash::quality::RandomState;
 
+use super::ids::QueueIds;
 use super::join::Bounds;
 use super::state::{Effects, Queue};
 use super::ticket::{Class, Reply, Start, Ticket};
 use crate::runtime::Instant;
+use crate::sync::{AtomicU32, AtomicU64, AtomicUsize, Mutex, MutexGuard, Ordering, fence};
 
 /// The queues of a layer, shared by its services.
 pub(crate) struct Queues {
@@ -32,8 +33,8 @@ pub(crate) struct Queues {
 pub(super) type Shard = HashMap<u64, Queue, foldhash::fast::RandomState>;
 
 impl Queues {
-    const SHARDS: usize = 64;
-    const FILTER: usize = 1024;
+    const SHARDS: usize = if cfg!(loom) { 2 } else { 64 };
+    const FILTER: usize = if cfg!(loom) { 2 } else { 1024 };
 
     pub(crate) fn new(newest_first: bool) -> Self {
         Self {
@@ -72,7 +73,8 @@ impl Queues {
     }
 
     pub(crate) fn class(&self, key: &(impl Hash + ?Sized), cost: u64, hold: bool) -> Class {
-        Class { key: [self.hashers[0].hash_one(key), self.hashers[1].hash_one(key)], cost, hold }
+        let key = [self.hashers[0].hash_one(key), self.hashers[1].hash_one(key)];
+        Class { key, request_cost: cost, cost, hold }
     }
 
     fn filter_of(&self, id: u64) -> &AtomicU32 {
@@ -89,8 +91,18 @@ impl Queues {
         self.sequence.fetch_add(1, Ordering::Relaxed)
     }
 
-    /// Lets the queue ask at once: this process has released capacity of its limit.
-    pub(crate) fn released(&self, id: u64) {
+    /// Lets the queues ask at once, because this process has released capacity of their limits.
+    ///
+    /// The caller has released the capacity before the call. A queue that this call misses was created after it, and
+    /// asks when the request has joined.
+    pub(crate) fn wake(&self, ids: QueueIds) {
+        fence(Ordering::SeqCst);
+        if self.is_active() {
+            ids.iter().for_each(|id| self.released(id));
+        }
+    }
+
+    fn released(&self, id: u64) {
         if !self.may_exist(id) {
             return;
         }
@@ -112,7 +124,7 @@ impl Queues {
                 // A request that moves to another queue meanwhile is closed, so that the queue does not accept it.
                 let id = ticket.queue();
                 if let Some(queue) = self.lock(id).get_mut(&id) {
-                    queue.leave(ticket.sequence, &mut effects);
+                    queue.leave(ticket.sequence, Instant::now(), &mut effects);
                     effects.wakers.extend(queue.driver_waker.take());
                 }
             }
@@ -138,6 +150,8 @@ impl Queues {
         shard.entry(id).or_insert_with(|| {
             self.active.fetch_add(1, Ordering::Relaxed);
             self.filter_of(id).fetch_add(1, Ordering::Relaxed);
+            // Either a thread that releases capacity sees the queue, or the queue's next ask sees the capacity.
+            fence(Ordering::SeqCst);
             Queue::new(id, self.newest_first)
         })
     }

@@ -390,8 +390,8 @@ where
         let chosen = self.limit.algorithm().select(key);
         let algorithm: &C::Algorithm = chosen.borrow();
         let max_waiting = algorithm.max_waiting();
-        let name = self.limit.name();
-        self.limit.sub_key().with_sub_key(key, |sub_key| limits.add_with_max_waiting(name, sub_key, max_waiting));
+        let (name, cost) = (self.limit.name(), self.limit.cost());
+        self.limit.sub_key().with_sub_key(key, |sub_key| limits.add_limit(name, sub_key, cost, max_waiting));
     }
 }
 

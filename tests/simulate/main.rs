@@ -1,0 +1,10 @@
+//! Simulations: decisions, reports, parsers, suggestions, pictures, and the page of the playground.
+
+mod command;
+mod guide;
+mod live;
+mod logs;
+mod pictures;
+mod reports;
+mod suggestions;
+mod support;
