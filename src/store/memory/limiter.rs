@@ -284,8 +284,8 @@ impl<Key: ?Sized, L: MemoryLimits<Key, S>, C: Clock, S> Memory<Key, L, C, S> {
     where
         S: Send + Sync + 'static,
     {
-        let (until_end, limits): (Vec<_>, Vec<_>) = limits.into_iter().partition(|limit| limit.until_end);
-        let (fixed, limits): (Vec<_>, Vec<_>) = limits.into_iter().partition(|limit| limit.is_fixed);
+        let (until_end, limits) = take_out(limits, |limit| limit.until_end);
+        let (fixed, limits) = take_out(limits, |limit| limit.is_fixed);
         let shared = || Arc::clone(&self.shared);
         let until_end = until_end.iter().map(|limit| limit.held).max().filter(|cost| *cost > 0).map(|cost| {
             let shared = shared();
@@ -343,6 +343,11 @@ impl<Key: ?Sized + 'static, C, S: BuildHasher + 'static> Memory<Key, Vec<DynLimi
         capacity_added();
         Ok(())
     }
+}
+
+/// Returns the limits for which `belongs` holds, and the others. Allocates nothing if there are none of the former.
+fn take_out(limits: Vec<HeldLimit>, belongs: impl Fn(&HeldLimit) -> bool) -> (Vec<HeldLimit>, Vec<HeldLimit>) {
+    if limits.iter().any(&belongs) { limits.into_iter().partition(belongs) } else { (Vec::new(), limits) }
 }
 
 fn table_full() -> Error {
