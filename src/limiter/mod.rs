@@ -9,16 +9,19 @@
 //! | [`Chained`] | combines limits that one store cannot decide together |
 //!
 //! [`Held`] is the guard of a held cost, and [`Reservation`] a hold that counts what is spent. `until_ready` and
-//! `LimitedStream` (feature `timer`) wait for a limiter without the middleware.
+//! `LimitedStream` and `LimitedSink` (feature `timer`) wait for a limiter without the middleware.
 
 mod admin;
 mod boxed;
+mod capacity;
 mod chained;
 mod denied_cache;
 mod fail_open;
 mod fallback;
 mod future;
 mod held;
+#[cfg(feature = "timer")]
+mod limited;
 mod limits_of_key;
 mod reservation;
 #[cfg(feature = "timer")]
@@ -27,6 +30,7 @@ mod until_ready;
 pub use self::admin::AdminOperation;
 pub(crate) use self::admin::admin_methods;
 pub use self::boxed::BoxLimiter;
+pub(crate) use self::capacity::{CapacityListener, capacity_added, listen};
 pub use self::chained::Chained;
 pub use self::denied_cache::DeniedCache;
 pub use self::fail_open::FailOpen;
@@ -34,11 +38,13 @@ pub use self::fallback::Fallback;
 pub use self::future::{Acquisition, BoxFuture, LimiterFuture};
 pub use self::held::Held;
 pub(crate) use self::held::ReleaseOnDrop;
+#[cfg(feature = "timer")]
+pub use self::limited::{LimitedSink, LimitedSinkError, LimitedStream};
 pub(crate) use self::limits_of_key::LimitOfKey;
 pub use self::limits_of_key::LimitsOfKey;
 pub use self::reservation::Reservation;
 #[cfg(feature = "timer")]
-pub use self::until_ready::{LimitedStream, until_ready};
+pub use self::until_ready::until_ready;
 use crate::decision::{AcquireOptions, Decision};
 use crate::error::Error;
 use std::future::Future;

@@ -77,12 +77,10 @@ impl Drop for RequestInFlight {
         let Some(held) = self.held.take() else { return };
         let (cost, lasted) = (held.cost(), self.started_at.elapsed());
         self.observers.emit(|| Event::InFlightEnded { cost, lasted });
-        let (ids, queues) = (self.ids.clone(), Arc::clone(&self.queues));
+        let (ids, queues) = (self.ids, Arc::clone(&self.queues));
         // An error is ignored: the store frees the held cost when the hold expires.
         let released = held.release().map_result(move |result| {
-            if queues.is_active() {
-                ids.iter().for_each(|id| queues.released(id));
-            }
+            queues.wake(ids);
             result
         });
         released.detach();

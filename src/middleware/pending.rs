@@ -177,7 +177,8 @@ impl<Request, P: Parts<Request>> PendingRequest<Request, P> {
         };
         let WithService { service, is_ready, request } = deferred;
         let service = release_readiness(service, is_ready);
-        match join_after::<Request, P>(&request.config, key, request.options, undecided, request.started_at) {
+        let Deferred { request: ref inner, ref config, options, started_at, .. } = request;
+        match join_after::<Request, P>(config, inner, key, options, undecided, started_at) {
             Ok(waiting) => Self::awaiting_start(waiting, WithService { service, is_ready: false, request }),
             Err(rejection) => {
                 drop(service);

@@ -141,7 +141,7 @@ fn call_behind_others<Request, P: Parts<Request>>(
 ) -> ResponseFuture<Request, P> {
     let options = acquire_options::<Request, P>(config, cost, config.wait.first_delay());
     let queues = keeps_guard::<Request, P>().then(|| queue_ids::<Request, P>(config, &key));
-    match join_existing::<Request, P>(config, key, cost, options, queue) {
+    match join_existing::<Request, P>(config, &request, key, cost, options, queue) {
         Ok(Ok(waiting)) => {
             drop(take_ready(inner));
             let request = Deferred::new(request, options, queues, Arc::clone(config));

@@ -67,17 +67,14 @@ impl<Request, P: Parts<Request>> PendingSettlement<Request, P> {
                 None => future,
                 Some(ids) => {
                     let queues = Arc::clone(&self.config.wait.queues);
-                    future.map(move |()| ids.iter().for_each(|id| queues.released(id))).complete_on_drop()
+                    future.map(move |()| queues.wake(ids)).complete_on_drop()
                 }
             }),
         }
     }
 
     fn wake_queues(&self) {
-        let queues = &self.config.wait.queues;
-        if queues.is_active() {
-            self.queues.iter().flat_map(QueueIds::iter).for_each(|id| queues.released(id));
-        }
+        self.queues.into_iter().for_each(|ids| self.config.wait.queues.wake(ids));
     }
 }
 
@@ -86,6 +83,8 @@ impl<Request, P: Parts<Request>> Drop for PendingSettlement<Request, P> {
         if let Some(held) = self.held.take() {
             let cost = held.cost();
             self.config.observers.emit(|| Event::Settled { held: cost, actual: cost });
+            drop(held);
+            self.wake_queues();
         }
     }
 }

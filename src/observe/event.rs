@@ -121,6 +121,18 @@ pub enum Event<'a> {
         /// The error that opened the circuit breaker. `None` if the circuit breaker closed.
         error: Option<&'a Error>,
     },
+    /// Decisions were dropped uncharged, because they could not be answered within their deadline.
+    ///
+    /// Each of these decisions is an error of the limiter.
+    #[non_exhaustive]
+    Shed {
+        /// The limiter's name in the store.
+        store: &'a str,
+        /// Where the decisions were dropped.
+        cause: ShedCause,
+        /// The number of decisions.
+        count: usize,
+    },
     /// A store settled expired holds in full.
     ///
     /// The processes that held the costs did not renew the holds in time.
@@ -186,6 +198,27 @@ pub enum Event<'a> {
         /// The problem and its solution.
         message: &'a str,
     },
+}
+
+/// Where decisions were [dropped uncharged](Event::Shed), because they could not be answered in time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum ShedCause {
+    /// Before they were sent: more decisions arrive than the store can make, or calls take longer than the deadline.
+    NotSent,
+    /// In the store: a call was delayed on its way.
+    ArrivedLate,
+}
+
+impl ShedCause {
+    /// Returns the cause as a label for metrics and logs.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::NotSent => "not_sent",
+            Self::ArrivedLate => "arrived_late",
+        }
+    }
 }
 
 /// How the wait of a request ended.
@@ -342,6 +375,9 @@ impl fmt::Debug for Event<'_> {
                 .field("elapsed", elapsed)
                 .field("error", error)
                 .finish(),
+            Self::Shed { store, cause, count } => {
+                f.debug_struct("Shed").field("store", store).field("cause", cause).field("count", count).finish()
+            }
             Self::Breaker { store, error } => {
                 f.debug_struct("Breaker").field("store", store).field("error", error).finish()
             }

@@ -293,6 +293,10 @@ impl Observer for Metrics {
             }
             Event::Batch { size, elapsed, error, .. } => recorder.batch(size, elapsed, error.is_some()),
             Event::Breaker { store, error } => recorder.breaker(store, error.is_some()),
+            Event::Shed { cause, count, .. } => {
+                counter!("ratelimit_shed_total", "limiter" => recorder.limiter(), "cause" => cause.name())
+                    .increment(u64::try_from(count).unwrap_or(u64::MAX));
+            }
             Event::HoldsExpired { count, .. } => {
                 counter!("ratelimit_holds_expired_total", "limiter" => recorder.limiter())
                     .increment(u64::try_from(count).unwrap_or(u64::MAX));
@@ -368,6 +372,7 @@ fn describe() {
     describe_histogram!("ratelimit_batch_size", Unit::Count, "Operations in one call to the store");
     describe_histogram!("ratelimit_batch_seconds", Unit::Seconds, "Time of calls to the store");
     describe_counter!("ratelimit_batch_errors_total", Unit::Count, "Failed calls to the store");
+    describe_counter!("ratelimit_shed_total", Unit::Count, "Decisions dropped uncharged, by cause");
     describe_gauge!("ratelimit_breaker_open", "1 while the circuit breaker of the store is open");
     describe_counter!("ratelimit_breaker_opened_total", Unit::Count, "Times that the circuit breaker opened");
     describe_gauge!("ratelimit_memory_keys", Unit::Count, "Stored keys that are not idle");

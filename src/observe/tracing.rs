@@ -173,6 +173,9 @@ impl Observer for Tracing {
             Event::Breaker { store, error: None } => {
                 info!(target: TARGET, limiter, store, "circuit breaker closed: the store responds again");
             }
+            Event::Shed { store, cause, count } => {
+                debug!(target: TARGET, limiter, store, cause = cause.name(), count, "decisions dropped uncharged");
+            }
             Event::HoldsExpired { store, count } => {
                 warn!(target: TARGET, limiter, store, count, "holds expired: the store settled them in full");
             }

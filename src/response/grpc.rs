@@ -7,6 +7,7 @@ use tonic_types::{ErrorDetails, QuotaViolation, StatusExt};
 
 use super::Respond;
 use super::body::ResponseBody;
+use super::grpc_timeout::grpc_timeout;
 use super::headers::{HeaderOptions, HttpContext, legacy};
 use super::problem;
 use super::rejection::Rejection;
@@ -158,6 +159,10 @@ impl<A, B, E> Respond<Request<A>, Response<B>, E> for Grpc {
 
     fn detail(&self) -> Detail {
         self.headers.detail()
+    }
+
+    fn client_timeout(&self, request: &Request<A>) -> Option<Duration> {
+        grpc_timeout(request.headers())
     }
 
     #[inline]

@@ -19,6 +19,7 @@ mod answers;
 mod bodies;
 mod charges;
 mod config;
+mod deadlines;
 mod delays;
 mod fields;
 mod goodput;

@@ -24,6 +24,7 @@ mod goodput;
 mod helpers;
 mod holds;
 mod idle_connections;
+mod in_flight;
 mod kept_charges;
 mod keys;
 mod lease_audit;

@@ -33,9 +33,6 @@ if fast == 1 then
       elseif tat <= now then
         tat, fraction = now, 0
       end
-    elseif call('EXISTS', KEYS[key]) == 1 then
-      fast = 0
-      break
     end
     local latest_tat, tolerance_fraction, cost, cost_fraction = now + p[3], tokens - p[4], p[5], p[6]
     local before = result_count
@@ -49,11 +46,11 @@ if fast == 1 then
       results[result_count] = 0
     end
     if result_count > before then
-      local extends = expiries[key]
       if tat > expires then
-        expires, extends = tat + TTL_SLACK, true
+        expires = tat + TTL_SLACK
+        expiries[key] = expires
       end
-      new_values[key], expiries[key] = pack('<dddddd', tat, fraction, tokens, ticks, now, expires), extends and expires
+      new_values[key] = pack('<dddddd', tat, fraction, tokens, ticks, now, expires)
     end
     if result_count < count then
       local wait = tat - latest_tat

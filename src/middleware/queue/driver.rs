@@ -4,7 +4,6 @@ use std::collections::VecDeque;
 use std::future::Future;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
-use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 use std::task::{Context, Poll, Waker, ready};
 use std::time::Duration;
@@ -20,6 +19,7 @@ use crate::error::Error;
 use crate::limiter::{Acquisition, BoxFuture, Outcome};
 use crate::observe::Event;
 use crate::runtime::{self, Instant, Sleep, sleep};
+use crate::sync::Ordering;
 
 /// The future of the task. It ends with the queue, and with the layer.
 #[pin_project(PinnedDrop)]
@@ -182,8 +182,9 @@ impl Queues {
     }
 
     /// Moves a request to the queue of the limit that denied it. The request keeps its order of arrival.
-    fn move_to_queue(self: &Arc<Self>, waiter: Waiter, denied: &Decision) {
+    fn move_to_queue(self: &Arc<Self>, mut waiter: Waiter, denied: &Decision) {
         let id = waiter.ticket.queue();
+        waiter.class.cost = waiter.ticket.ask.cost_in(id, waiter.options);
         {
             let mut shard = self.lock(id);
             if waiter.ticket.is_closed() {

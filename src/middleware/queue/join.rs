@@ -1,7 +1,6 @@
 //! How a request joins a queue, and the bounds.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use super::queues::Queues;
@@ -11,6 +10,7 @@ use super::waiters::Waiter;
 use super::waiting::Waiting;
 use crate::decision::{AcquireOptions, Decision};
 use crate::runtime::{self, Instant};
+use crate::sync::Ordering;
 
 /// The bounds that a layer configures.
 #[derive(Clone, Copy, Debug)]
@@ -24,7 +24,7 @@ pub(crate) struct Arrival<A> {
     pub(crate) ask: A,
     pub(crate) class: Class,
     pub(crate) options: AcquireOptions,
-    /// The maximum wait, `None` if the limiter bounds the wait.
+    /// The maximum wait of the layer or of the client. `None` if the limiter bounds the wait.
     pub(crate) max_wait: Option<Duration>,
     pub(crate) arrived_at: Instant,
 }
@@ -66,10 +66,14 @@ impl Queues {
     pub(crate) fn join<A: Ask + 'static>(
         self: &Arc<Self>,
         id: u64,
-        arrival: Arrival<A>,
-        asked: Asked,
+        mut arrival: Arrival<A>,
+        mut asked: Asked,
         bounds: Bounds,
     ) -> Result<Waiting, JoinError<A>> {
+        arrival.class.cost = arrival.ask.cost_in(id, arrival.options);
+        if let Asked::Scheduled(start) = &mut asked {
+            start.class = arrival.class;
+        }
         let mut effects = Effects::default();
         let joined = {
             let mut shard = self.lock(id);
@@ -89,8 +93,9 @@ impl Queues {
             joined
         };
         self.finish(effects);
-        let ticket = joined.map_err(JoinError::Refused)?;
+        // Also if the request was refused: its start may wait for another request.
         self.ensure_driver(id);
+        let ticket = joined.map_err(JoinError::Refused)?;
         Ok(Waiting::new(Arc::clone(self), ticket))
     }
 
@@ -107,30 +112,35 @@ impl Queues {
         let now = Instant::now();
         let has_waiters = !queue.waiters.is_empty();
         let deadline = max_wait.map(|max_wait| arrived_at.checked_add(max_wait).unwrap_or(now + FAR));
-        let is_admitted = matches!(asked, Asked::Scheduled(_));
-        match asked {
-            Asked::No => {}
-            Asked::Denied(decision) => queue.denied_before_joining(&decision, class, now),
-            Asked::Scheduled(start) => queue.add_first_start(start, now),
+        let remaining = deadline.map(|deadline| deadline.saturating_duration_since(now));
+        let scheduled = match asked {
+            Asked::No => None,
+            Asked::Denied(decision) => {
+                queue.denied_before_joining(&decision, class, now);
+                None
+            }
+            Asked::Scheduled(start) => {
+                let wait = start.at.saturating_duration_since(now);
+                queue.add_first_start(start, now);
+                Some(wait)
+            }
+        };
+        let of_limiter = ask.max_waiting().filter(|_| scheduled.is_none());
+        let of_limiter = of_limiter.and_then(|waiting| queue.estimate.time_for(waiting));
+        let longest = [remaining, of_limiter].into_iter().flatten().min();
+        let wait = scheduled.or_else(|| queue.wait_of_new(class, now));
+        let excess = wait.zip(longest).and_then(|(wait, longest)| wait.checked_sub(longest));
+        if let Some(excess) = excess.filter(|excess| !excess.is_zero()) {
+            return Err(refused(queue, class, Some(excess), has_waiters, now));
         }
-        if is_admitted {
+        if scheduled.is_some() {
             // The start is charged already, so no bound applies.
             self.waiting.fetch_add(1, Ordering::AcqRel);
-        } else {
-            let remaining = deadline.map(|deadline| deadline.saturating_duration_since(now));
-            let of_limiter = ask.max_waiting().and_then(|waiting| queue.estimate.time_for(waiting));
-            let longest = [remaining, of_limiter].into_iter().flatten().min();
-            let wait = queue.wait_of_new(class, now);
-            let excess = wait.zip(longest).and_then(|(wait, longest)| wait.checked_sub(longest));
-            if let Some(excess) = excess.filter(|excess| !excess.is_zero()) {
-                return Err(refused(queue, class, Some(excess), has_waiters, now));
-            }
-            if !self.take_place(queue, class, bounds, now, effects) {
-                return Err(refused(queue, class, wait, has_waiters, now));
-            }
+        } else if !self.take_place(queue, class, bounds, now, effects) {
+            return Err(refused(queue, class, wait, has_waiters, now));
         }
         let ticket: Arc<Ticket> = Arc::new(Ticket::new(queue.id, self.next_number(), ask));
-        queue.waiters.insert(Waiter::new(Arc::clone(&ticket), class, options, deadline));
+        queue.waiters.insert(Waiter::new(Arc::clone(&ticket), class, options, arrived_at, deadline));
         Ok(ticket)
     }
 

@@ -12,6 +12,8 @@
 //! | `state.rs`, `asks.rs` | one queue: its starts, and its asks |
 //! | `waiters.rs` | the waiting requests of one queue |
 //! | `pace.rs`, `estimate.rs` | when the queue asks; how long a new request would wait |
+//! | `patience.rs` | how long requests wait before their clients give up |
+//! | `sharing.rs` | how processes share a limit that schedules no starts |
 //! | `ids.rs` | the queues of a key |
 //! | `ticket.rs` | what a queue and a request's future share |
 //! | `driver.rs` | the task that drives a queue |
@@ -25,8 +27,12 @@ mod driver;
 mod estimate;
 mod ids;
 mod join;
+#[cfg(all(test, loom))]
+mod loom_tests;
 mod pace;
+mod patience;
 mod queues;
+mod sharing;
 mod state;
 mod ticket;
 mod waiters;

@@ -3,16 +3,19 @@
 use std::collections::HashMap;
 use std::fmt;
 use std::hash::{BuildHasher as _, Hash};
-use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, PoisonError, Weak};
 use std::task::Waker;
 
 use foldhash::quality::RandomState;
 
+use super::ids::QueueIds;
 use super::join::Bounds;
 use super::state::{Effects, Queue};
 use super::ticket::{Class, Reply, Start, Ticket};
+use crate::limiter::{CapacityListener, listen};
 use crate::runtime::Instant;
+use crate::sync::{AtomicU32, AtomicU64, AtomicUsize, Mutex, MutexGuard, Ordering, fence};
 
 /// The queues of a layer, shared by its services.
 pub(crate) struct Queues {
@@ -25,6 +28,7 @@ pub(crate) struct Queues {
     pub(super) waiting: AtomicUsize,
     /// Counts arrivals and drivers.
     sequence: AtomicU64,
+    is_listening: AtomicBool,
     hashers: [RandomState; 2],
     pub(super) newest_first: bool,
 }
@@ -32,8 +36,8 @@ pub(crate) struct Queues {
 pub(super) type Shard = HashMap<u64, Queue, foldhash::fast::RandomState>;
 
 impl Queues {
-    const SHARDS: usize = 64;
-    const FILTER: usize = 1024;
+    const SHARDS: usize = if cfg!(loom) { 2 } else { 64 };
+    const FILTER: usize = if cfg!(loom) { 2 } else { 1024 };
 
     pub(crate) fn new(newest_first: bool) -> Self {
         Self {
@@ -42,6 +46,7 @@ impl Queues {
             filter: (0..Self::FILTER).map(|_| AtomicU32::new(0)).collect(),
             waiting: AtomicUsize::new(0),
             sequence: AtomicU64::new(0),
+            is_listening: AtomicBool::new(false),
             hashers: [RandomState::default(), RandomState::default()],
             newest_first,
         }
@@ -72,7 +77,8 @@ impl Queues {
     }
 
     pub(crate) fn class(&self, key: &(impl Hash + ?Sized), cost: u64, hold: bool) -> Class {
-        Class { key: [self.hashers[0].hash_one(key), self.hashers[1].hash_one(key)], cost, hold }
+        let key = [self.hashers[0].hash_one(key), self.hashers[1].hash_one(key)];
+        Class { key, request_cost: cost, cost, hold }
     }
 
     fn filter_of(&self, id: u64) -> &AtomicU32 {
@@ -82,15 +88,25 @@ impl Queues {
     pub(super) fn lock(&self, id: u64) -> MutexGuard<'_, Shard> {
         // Not the bits of the filter, so that its slots spread over all shards.
         let shard = usize::try_from((id >> 32) % Self::SHARDS as u64).unwrap_or(0);
-        self.shards[shard].lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+        self.shards[shard].lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(super) fn next_number(&self) -> u64 {
         self.sequence.fetch_add(1, Ordering::Relaxed)
     }
 
-    /// Lets the queue ask at once: this process has released capacity of its limit.
-    pub(crate) fn released(&self, id: u64) {
+    /// Lets the queues ask at once, because this process has released capacity of their limits.
+    ///
+    /// The caller has released the capacity before the call. A queue that this call misses was created after it, and
+    /// asks when the request has joined.
+    pub(crate) fn wake(&self, ids: QueueIds) {
+        fence(Ordering::SeqCst);
+        if self.is_active() {
+            ids.iter().for_each(|id| self.released(id));
+        }
+    }
+
+    fn released(&self, id: u64) {
         if !self.may_exist(id) {
             return;
         }
@@ -112,7 +128,7 @@ impl Queues {
                 // A request that moves to another queue meanwhile is closed, so that the queue does not accept it.
                 let id = ticket.queue();
                 if let Some(queue) = self.lock(id).get_mut(&id) {
-                    queue.leave(ticket.sequence, &mut effects);
+                    queue.leave(ticket.sequence, Instant::now(), &mut effects);
                     effects.wakers.extend(queue.driver_waker.take());
                 }
             }
@@ -134,12 +150,23 @@ impl Queues {
     }
 
     /// Returns the queue of this id, and creates it if there is none.
-    pub(super) fn find_or_create<'a>(&self, shard: &'a mut Shard, id: u64) -> &'a mut Queue {
+    pub(super) fn find_or_create<'a>(self: &Arc<Self>, shard: &'a mut Shard, id: u64) -> &'a mut Queue {
         shard.entry(id).or_insert_with(|| {
             self.active.fetch_add(1, Ordering::Relaxed);
             self.filter_of(id).fetch_add(1, Ordering::Relaxed);
+            self.listen();
+            // Either a thread that releases capacity sees the queue, or the queue's next ask sees the capacity.
+            fence(Ordering::SeqCst);
             Queue::new(id, self.newest_first)
         })
+    }
+
+    /// Registers for operations on limiters, before the first request waits.
+    fn listen(self: &Arc<Self>) {
+        if !self.is_listening.swap(true, Ordering::Relaxed) {
+            let listener: Weak<Self> = Arc::downgrade(self);
+            listen(listener);
+        }
     }
 
     /// Removes a queue that has ended.
@@ -162,11 +189,32 @@ impl Queues {
     }
 }
 
+impl CapacityListener for Queues {
+    /// Lets all queues ask at once.
+    fn on_capacity(&self) {
+        if !self.is_active() {
+            return;
+        }
+        for shard in &self.shards {
+            let mut shard = shard.lock().unwrap_or_else(PoisonError::into_inner);
+            let wakers: Vec<Waker> = shard
+                .values_mut()
+                .filter_map(|queue| {
+                    queue.released();
+                    queue.driver_waker.take()
+                })
+                .collect();
+            drop(shard);
+            wakers.into_iter().for_each(Waker::wake);
+        }
+    }
+}
+
 impl Drop for Queues {
     /// Wakes the drivers, which then end.
     fn drop(&mut self) {
         for shard in &mut self.shards {
-            let shard = shard.get_mut().unwrap_or_else(std::sync::PoisonError::into_inner);
+            let shard = shard.get_mut().unwrap_or_else(PoisonError::into_inner);
             shard.values_mut().filter_map(|queue| queue.driver_waker.take()).for_each(Waker::wake);
         }
     }

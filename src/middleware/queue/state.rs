@@ -7,6 +7,7 @@ use std::time::Duration;
 use super::asks::AskOrder;
 use super::estimate::Estimate;
 use super::pace::Pace;
+use super::patience::Patience;
 use super::ticket::{Class, Reply, Start};
 use super::waiters::{Waiter, Waiters};
 use crate::decision::{Decision, Verdict};
@@ -44,6 +45,7 @@ pub(super) struct Queue {
     pub(super) starts: VecDeque<Start>,
     pub(super) pace: Pace,
     pub(super) estimate: Estimate,
+    pub(super) patience: Patience,
     pub(super) latest: Option<(Decision, [u64; 2], Instant)>,
     /// The task that drives the queue, and its waker.
     pub(super) driver: Option<u64>,
@@ -59,6 +61,7 @@ impl Queue {
             starts: VecDeque::new(),
             pace: Pace::new(id),
             estimate: Estimate::default(),
+            patience: Patience::default(),
             latest: None,
             driver: None,
             driver_waker: None,
@@ -86,6 +89,10 @@ impl Queue {
             // The requests ahead may settle less than they hold, or nothing.
             return self.estimate.wait_behind(0, 0, now);
         }
+        if self.waiters.has_spare(class) {
+            let start = self.starts.iter().find(|start| start.class == class);
+            return start.map(|start| start.at.saturating_duration_since(now));
+        }
         let ahead = self.waiters.uncovered_cost().saturating_add(self.pace.in_flight_cost);
         self.estimate.wait_behind(ahead, class.cost, now)
     }
@@ -94,7 +101,10 @@ impl Queue {
     pub(super) fn denied_before_joining(&mut self, decision: &Decision, class: Class, now: Instant) {
         if self.latest.is_none() {
             self.estimate.denied(decision, class.cost, Duration::ZERO, now);
-            self.set_pace_of_denial(decision, !decision.supports_scheduling() || class.hold, now);
+            let schedules = decision.supports_scheduling() && !class.hold;
+            // A cost that was held may have been released since, when nobody knew of this queue. So it asks again.
+            let waits = !schedules && !decision.is_estimate();
+            self.pace.denied(self.retry_after(decision, class.cost).filter(|_| waits), now);
         }
         self.latest = Some((decision.clone(), class.key, now));
     }
@@ -114,9 +124,10 @@ impl Queue {
     }
 
     /// Removes a request that leaves.
-    pub(super) fn leave(&mut self, sequence: u64, effects: &mut Effects) {
+    pub(super) fn leave(&mut self, sequence: u64, now: Instant, effects: &mut Effects) {
         if let Some(position) = self.waiters.position_of(sequence) {
-            self.remove(position, effects);
+            let waiter = self.remove(position, effects);
+            self.patience.left(now.saturating_duration_since(waiter.arrived_at));
         }
     }
 

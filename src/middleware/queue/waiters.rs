@@ -14,6 +14,7 @@ pub(super) struct Waiter {
     pub(super) ticket: Arc<Ticket>,
     pub(super) class: Class,
     pub(super) options: AcquireOptions,
+    pub(super) arrived_at: Instant,
     /// `None` if the limiter bounds the wait.
     pub(super) deadline: Option<Instant>,
     /// Whether an ask under way or a start covers the request.
@@ -21,8 +22,14 @@ pub(super) struct Waiter {
 }
 
 impl Waiter {
-    pub(super) fn new(ticket: Arc<Ticket>, class: Class, options: AcquireOptions, deadline: Option<Instant>) -> Self {
-        Self { ticket, class, options, deadline, is_covered: false }
+    pub(super) fn new(
+        ticket: Arc<Ticket>,
+        class: Class,
+        options: AcquireOptions,
+        arrived_at: Instant,
+        deadline: Option<Instant>,
+    ) -> Self {
+        Self { ticket, class, options, arrived_at, deadline, is_covered: false }
     }
 }
 
@@ -34,6 +41,8 @@ pub(super) struct Waiters {
     by_arrival: VecDeque<Waiter>,
     /// The number of waiting requests of each key.
     per_key: HashMap<[u64; 2], usize, foldhash::fast::RandomState>,
+    /// Whether requests of several keys have waited.
+    is_mixed: bool,
     deadlines: BTreeSet<(Instant, u64)>,
     /// The cost of the requests that nothing covers.
     uncovered_cost: u128,
@@ -47,6 +56,7 @@ impl Waiters {
             newest_first,
             by_arrival: VecDeque::new(),
             per_key: HashMap::default(),
+            is_mixed: false,
             deadlines: BTreeSet::new(),
             uncovered_cost: 0,
             spare: Vec::new(),
@@ -70,9 +80,9 @@ impl Waiters {
         self.per_key.get(&key).copied().unwrap_or(0)
     }
 
-    /// Whether requests of several keys wait, which cannot use each other's starts.
+    /// Whether requests of several keys have waited, which cannot use each other's starts.
     pub(super) fn is_mixed(&self) -> bool {
-        self.per_key.len() > 1
+        self.is_mixed
     }
 
     pub(super) fn uncovered_cost(&self) -> u64 {
@@ -85,6 +95,7 @@ impl Waiters {
             self.uncovered_cost += u128::from(waiter.class.cost);
         }
         *self.per_key.entry(waiter.class.key).or_default() += 1;
+        self.is_mixed |= self.per_key.len() > 1;
         self.deadlines.extend(waiter.deadline.map(|deadline| (deadline, waiter.ticket.sequence)));
         let position = self.by_arrival.partition_point(|other| other.ticket.sequence < waiter.ticket.sequence);
         self.by_arrival.insert(position, waiter);
@@ -132,6 +143,11 @@ impl Waiters {
     /// Returns the next request in the order of service that nothing covers.
     pub(super) fn next_uncovered(&self) -> Option<usize> {
         self.next_in_order(|waiter| !waiter.is_covered)
+    }
+
+    /// Returns the next request in the order of service that nothing covers and that matches.
+    pub(super) fn next_uncovered_that(&self, matches: impl Fn(&Waiter) -> bool) -> Option<usize> {
+        self.next_in_order(|waiter| !waiter.is_covered && matches(waiter))
     }
 
     fn next_in_order(&self, matches: impl Fn(&Waiter) -> bool) -> Option<usize> {
@@ -185,6 +201,11 @@ impl Waiters {
     pub(super) fn remove_covers(&mut self) {
         self.spare.clear();
         (0..self.len()).for_each(|position| self.set_covered(position, false));
+    }
+
+    /// Whether an ask under way or a start has no request.
+    pub(super) fn has_spare(&self, class: Class) -> bool {
+        self.spare.contains(&class)
     }
 
     fn take_spare(&mut self, class: Class) -> bool {

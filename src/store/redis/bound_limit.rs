@@ -59,7 +59,7 @@ where
         let max_waiting = self.0.algorithm().select(key).borrow().max_waiting();
         let mut sub_key = KeyWriter::new();
         self.encode(key, &mut sub_key);
-        limits.add_with_max_waiting(self.0.name_handle().as_str(), sub_key.as_str(), max_waiting);
+        limits.add_limit(self.0.name_handle().as_str(), sub_key.as_str(), self.0.cost(), max_waiting);
     }
 }
 

@@ -117,7 +117,7 @@ impl Batch {
             return Err(fail_unexpected(self.operations));
         };
         let mut operations = self.operations.into_iter();
-        let mut was_late = false;
+        let mut late = 0;
         for key_indices in self.key_indices.chunks(limits.len()) {
             let Some(mut operation) = operations.next() else { break };
             let algorithms = std::mem::take(&mut operation.algorithms);
@@ -127,11 +127,11 @@ impl Batch {
                 let others = std::iter::once(operation).chain(operations).collect();
                 return Err(fail_unexpected(others));
             };
-            was_late |= replay.was_late;
+            late += usize::from(replay.was_late);
             operation.complete(result);
         }
         self.holds.emit_expired(reply.expired());
-        Ok(ScriptRun { started_at: now, was_late })
+        Ok(ScriptRun { started_at: now, late })
     }
 }
 
@@ -139,8 +139,8 @@ impl Batch {
 pub(super) struct ScriptRun {
     /// The server's time.
     pub(super) started_at: Timestamp,
-    /// The script made no decisions, because their replies would have come too late.
-    pub(super) was_late: bool,
+    /// The number of decisions that the script did not make, because their replies would have come too late.
+    pub(super) late: usize,
 }
 
 fn fail_unexpected(operations: Vec<QueuedOperation>) -> Error {
