@@ -5,8 +5,9 @@
 use std::convert::Infallible;
 use std::future::{Future, Ready, ready};
 use std::hint::black_box;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::pin::pin;
+use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
@@ -14,13 +15,25 @@ use axum::body::Body;
 use axum::extract::ConnectInfo;
 use http::{Request, Response};
 use tower::{Layer, Service};
+use tower_governor::GovernorLayer;
+use tower_governor::governor::GovernorConfigBuilder;
+use tower_governor::key_extractor::PeerIpKeyExtractor;
 use tower_ratelimit::{
-    AcquireOptions, DynLimit, FixedWindow, Gcra, Limit, ManualClock, Memory, PeerIp, Quota, RateLimitLayer,
-    SlidingWindow,
+    AcquireOptions, DynLimit, FixedWindow, Gcra, Http, Limit, ManualClock, Memory, PeerIp, Quota, RateLimit,
+    RateLimitLayer, SlidingLog, SlidingWindow,
 };
 
 /// Allows every request of a run.
 const PLENTY: Gcra = Gcra::new(Quota::per_second(1_000_000)).burst(1 << 32);
+
+/// `tower_governor`, without and with headers. Its clock is the system's.
+macro_rules! governed {
+    ($($headers:ident)?) => {{
+        let mut config = GovernorConfigBuilder::default().key_extractor(PeerIpKeyExtractor)$(.$headers())?;
+        let config = config.period(Duration::from_nanos(1)).burst_size(u32::MAX).finish();
+        GovernorLayer::new(Arc::new(config.expect("a configuration"))).layer(EmptyService)
+    }};
+}
 
 fn main() {
     let arguments: Vec<String> = std::env::args().collect();
@@ -31,8 +44,23 @@ fn main() {
         "hot" => repeat(count, decide(PLENTY, |_| 7)),
         "denied" => repeat(count, decide(Gcra::new(Quota::per_day(1)), |_| 7)),
         "thousand-keys" => repeat(count, decide(PLENTY, |index| index.wrapping_mul(0x9E37_79B9) % 1000)),
+        "million-keys" => {
+            let limiter =
+                Memory::builder(PLENTY).max_keys(1_000_000).clock(ManualClock::new()).build().expect("a limit");
+            let decide = |key: u64| limiter.check(black_box(&key), AcquireOptions::default()).is_allowed();
+            // One insertion of each key is not counted in the difference of two runs.
+            assert!((0..1_000_000).all(decide));
+            repeat(count, |index| decide((index.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 32) % 1_000_000));
+        }
         "fixed-window" => repeat(count, decide(FixedWindow::new(Quota::per_day(1 << 40)), |_| 7)),
         "sliding-window" => repeat(count, decide(SlidingWindow::new(Quota::per_day(1 << 40)), |_| 7)),
+        "sliding-window-weighted" => {
+            repeat(
+                count,
+                decide(SlidingWindow::new(Quota::per_day(1 << 10)).blocks(1).weighted(), |index| index % 1000),
+            );
+        }
+        "sliding-log" => repeat(count, decide(SlidingLog::new(Quota::per_second(100)), |index| index % 100)),
         "insertion" => repeat(count, decide(PLENTY, |index| index)),
         "three-limits" => {
             let limits = (
@@ -52,8 +80,12 @@ fn main() {
             let limiter = Memory::builder(limits).clock(ManualClock::new()).build().expect("limits");
             repeat(count, |_| black_box(&limiter).check(black_box(&7), AcquireOptions::default()).is_allowed());
         }
-        "service" => service(count, false),
-        "service-beside-queue" => service(count, true),
+        "service" => service(count, limited(Http::new())),
+        "service-beside-queue" => service_beside_queue(count),
+        "service-minimal" => service(count, limited(Http::minimal())),
+        "service-bare" => service(count, EmptyService),
+        "service-governor" => service(count, governed!()),
+        "service-governor-headers" => service(count, governed!(use_headers)),
         other => panic!("no case named {other}"),
     }
 }
@@ -91,31 +123,40 @@ impl Service<Request<Body>> for EmptyService {
     }
 }
 
-/// Calls the service for one key. With `waits`, a request of another key waits meanwhile.
-fn service(count: u64, waits: bool) {
+/// The default responder, or the minimal one.
+fn limited<R: Clone>(responder: R) -> RateLimit<EmptyService, PeerIp, Memory<IpAddr, Gcra, ManualClock>, R> {
+    let limiter = Memory::builder(PLENTY).clock(ManualClock::new()).build().expect("a limit");
+    RateLimitLayer::new(PeerIp::new(), limiter).responder(responder).layer(EmptyService)
+}
+
+/// Calls the service for one key, while a request of another key waits.
+fn service_beside_queue(count: u64) {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
     let _entered = runtime.enter();
     let limiter = Memory::builder(PLENTY).clock(ManualClock::new()).build().expect("a limit");
-    let (peer, mut cx) = (SocketAddr::from(([203, 0, 113, 7], 4711)), Context::from_waker(Waker::noop()));
     let other = SocketAddr::from(([203, 0, 113, 8], 4711));
-    if waits {
-        let used = limiter.set_usage("default", &PeerIp::new().key_of(other.ip()), 1 << 32).try_ready();
-        assert!(matches!(used, Ok(Ok(()))));
-    }
-    let layer = RateLimitLayer::new(PeerIp::new(), limiter);
-    let mut service = if waits { layer.max_wait(Duration::from_secs(1)) } else { layer }.layer(EmptyService);
-    let request_of = |peer: SocketAddr| {
-        let mut request = Request::new(Body::empty());
-        request.extensions_mut().insert(ConnectInfo(peer));
-        request
-    };
+    let used = limiter.set_usage("default", &PeerIp::new().key_of(other.ip()), 1 << 32).try_ready();
+    assert!(matches!(used, Ok(Ok(()))));
+    let layer = RateLimitLayer::new(PeerIp::new(), limiter).max_wait(Duration::from_secs(1));
+    let mut limited = layer.layer(EmptyService);
     // The runtime never runs, so the request waits until the end.
-    let mut waiting = waits.then(|| Box::pin(service.call(request_of(other))));
-    assert!(waiting.as_mut().is_none_or(|waiting| waiting.as_mut().poll(&mut cx).is_pending()));
+    let mut waiting = Box::pin(limited.call(request_of(other)));
+    assert!(waiting.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
+    service(count, limited);
+}
+
+fn request_of(peer: SocketAddr) -> Request<Body> {
+    let mut request = Request::new(Body::empty());
+    request.extensions_mut().insert(ConnectInfo(peer));
+    request
+}
+
+fn service(count: u64, mut service: impl Service<Request<Body>>) {
+    let (peer, mut cx) = (SocketAddr::from(([203, 0, 113, 7], 4711)), Context::from_waker(Waker::noop()));
     repeat(count, |_| {
         let request = request_of(peer);
         assert!(service.poll_ready(&mut cx).is_ready());
         let mut response = pin!(service.call(request));
-        black_box(response.as_mut().poll(&mut cx)).is_ready()
+        response.as_mut().poll(&mut cx).map(|response| black_box(response).is_ok()).is_ready()
     });
 }

@@ -1,5 +1,6 @@
 //! Clocks and timestamps: whole microseconds since the Unix epoch.
 
+mod calibration;
 mod coarse;
 mod manual;
 mod system;

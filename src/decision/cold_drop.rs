@@ -20,7 +20,7 @@ impl<T> ColdDrop<T> {
 }
 
 impl<T> Drop for ColdDrop<T> {
-    #[inline(always)]
+    #[inline]
     fn drop(&mut self) {
         #[cold]
         #[inline(never)]

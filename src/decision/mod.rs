@@ -74,7 +74,7 @@ impl Decision {
     }
 
     /// Creates a decision of one limit in a store.
-    #[inline(always)]
+    #[inline]
     pub(crate) fn from_store(decided_at: Timestamp, supports_scheduling: bool, status: LimitStatus) -> Self {
         Self {
             verdict: status.verdict,
@@ -219,7 +219,7 @@ impl Decision {
     }
 
     /// Returns whether the request is allowed without a delay.
-    #[inline(always)]
+    #[inline]
     pub(crate) fn is_allowed_now(&self) -> bool {
         self.verdict.is_allowed_now()
     }

@@ -63,7 +63,7 @@ impl LimitStatus {
     }
 
     /// Creates the status of a limit that denies for `wait` microseconds, or allows if `wait` is zero.
-    #[inline(always)]
+    #[inline]
     pub(crate) fn from_wait(name: Name, wait: u64, snapshot: LazySnapshot) -> Self {
         Self { name, verdict: PackedVerdict::from_wait(wait), snapshot, shadow: false }
     }

@@ -69,18 +69,18 @@ impl PackedVerdict {
     }
 
     /// Packs a denial for `micros` microseconds, or an allowed verdict if `micros` is zero.
-    #[inline(always)]
+    #[inline]
     pub(super) const fn from_wait(micros: u64) -> Self {
         debug_assert!(micros <= Self::MAX_MICROS, "a wait is at most 200 years");
         Self(micros)
     }
 
-    #[inline(always)]
+    #[inline]
     pub(super) const fn is_allowed_now(self) -> bool {
         self.0 == 0
     }
 
-    #[inline(always)]
+    #[inline]
     pub(super) const fn is_allowed(self) -> bool {
         self.0 == 0 || (self.0 & Self::DELAYED != 0 && self.0 != Self::EXCEEDS_LIMIT)
     }

@@ -6,9 +6,9 @@ use std::sync::Arc;
 use foldhash::quality::RandomState;
 
 use super::config::ConfigOf;
-use super::cost::CostPolicy as _;
 use super::parts::Parts;
 use super::queue::{Arrival, Ask, Asked, JoinError, QueueIds, Refused, Start, Waiting};
+use super::settlement::keeps_guard;
 use crate::decision::{AcquireOptions, Decision};
 use crate::error::Error;
 use crate::limiter::{Acquisition, BoxFuture, Held, LimitOfKey, Limiter, LimitsOfKey, Outcome, ReleaseOnDrop};
@@ -49,6 +49,17 @@ where
         };
         self.limiter.limits_of(&self.key, &mut LimitsOfKey::new(&self.hasher, &mut visit));
         found
+    }
+
+    fn cost_in(&self, queue: u64, options: AcquireOptions) -> u64 {
+        let mut cost = options.cost;
+        let mut visit = |limit: LimitOfKey<'_>| {
+            if limit.id == queue {
+                cost = limit.cost.options(options).cost;
+            }
+        };
+        self.limiter.limits_of(&self.key, &mut LimitsOfKey::new(&self.hasher, &mut visit));
+        cost
     }
 
     fn max_waiting(&self) -> Option<u64> {
@@ -138,7 +149,7 @@ fn arrival<Request, P: Parts<Request>>(
     arrived_at: Instant,
 ) -> Arrival<KeyAsk<P::Key, P::Limiter>> {
     let queues = &config.wait.queues;
-    let class = queues.class(&key, cost, P::CostPolicy::NEEDS_HOLD);
+    let class = queues.class(&key, cost, keeps_guard::<Request, P>());
     let (limiter, observers) = (config.limiter.clone(), config.observers.clone());
     let ask = KeyAsk { key, limiter, observers, own_queue: class.own_queue(), hasher: queues.hasher().clone() };
     // A client can shorten its wait, and not prolong it.

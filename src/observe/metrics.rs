@@ -37,6 +37,7 @@ struct Recorder {
     // Created on first use, so that no page lists what never happens.
     waits: OnceLock<Waits>,
     settled: OnceLock<[Counter; 3]>,
+    in_flight: OnceLock<(Gauge, Histogram)>,
     batches: OnceLock<(Histogram, Histogram, Counter)>,
 }
 
@@ -77,6 +78,7 @@ impl Metrics {
             described: Once::new(),
             waits: OnceLock::new(),
             settled: OnceLock::new(),
+            in_flight: OnceLock::new(),
             batches: OnceLock::new(),
         }))
     }
@@ -116,6 +118,13 @@ impl Recorder {
         settled.increment(held.min(actual));
         released.increment(held.saturating_sub(actual));
         surcharged.increment(actual.saturating_sub(held));
+    }
+
+    fn in_flight(&self) -> &(Gauge, Histogram) {
+        self.in_flight.get_or_init(|| {
+            let requests = gauge!("ratelimit_in_flight", "limiter" => self.limiter());
+            (requests, histogram!("ratelimit_in_flight_seconds", "limiter" => self.limiter()))
+        })
     }
 
     fn batch(&self, size: usize, elapsed: Duration, is_error: bool) {
@@ -257,11 +266,24 @@ impl Observer for Metrics {
             Event::WaitRefused => recorder.waits().refused.increment(1),
             Event::WaitAsked { admitted } => recorder.waits().asks[usize::from(admitted)].increment(1),
             Event::Settled { held, actual } => recorder.settled(held, actual),
+            Event::InFlightStarted { .. } => recorder.in_flight().0.increment(1.0),
+            Event::InFlightEnded { lasted, .. } => {
+                let (requests, seconds) = recorder.in_flight();
+                requests.decrement(1.0);
+                seconds.record(lasted);
+            }
             Event::Batch { size, elapsed, error, .. } => recorder.batch(size, elapsed, error.is_some()),
             Event::Breaker { store, error } => recorder.breaker(store, error.is_some()),
+            Event::Shed { cause, count, .. } => {
+                counter!("ratelimit_shed_total", "limiter" => recorder.limiter(), "cause" => cause.name())
+                    .increment(u64::try_from(count).unwrap_or(u64::MAX));
+            }
             Event::HoldsExpired { count, .. } => {
                 counter!("ratelimit_holds_expired_total", "limiter" => recorder.limiter())
                     .increment(u64::try_from(count).unwrap_or(u64::MAX));
+            }
+            Event::InFlightUncounted { cost, .. } => {
+                counter!("ratelimit_in_flight_uncounted_total", "limiter" => recorder.limiter()).increment(cost);
             }
             Event::Usage { limit, live_keys, capacity, bytes, evicted, held_keys, held } => {
                 let gauges = [
@@ -307,9 +329,17 @@ fn describe() {
         Unit::Count,
         "Expired sessions whose holds the store settled in full"
     );
+    describe_gauge!("ratelimit_in_flight", Unit::Count, "Requests in flight now");
+    describe_histogram!("ratelimit_in_flight_seconds", Unit::Seconds, "Time that requests were in flight");
+    describe_counter!(
+        "ratelimit_in_flight_uncounted_total",
+        Unit::Count,
+        "Cost in flight whose holds expired without room for a renewal"
+    );
     describe_histogram!("ratelimit_batch_size", Unit::Count, "Operations in one call to the store");
     describe_histogram!("ratelimit_batch_seconds", Unit::Seconds, "Time of calls to the store");
     describe_counter!("ratelimit_batch_errors_total", Unit::Count, "Failed calls to the store");
+    describe_counter!("ratelimit_shed_total", Unit::Count, "Decisions dropped uncharged, by cause");
     describe_gauge!("ratelimit_breaker_open", "1 while the circuit breaker of the store is open");
     describe_counter!("ratelimit_breaker_opened_total", Unit::Count, "Times that the circuit breaker opened");
     describe_gauge!("ratelimit_memory_keys", Unit::Count, "Stored keys that are not idle");

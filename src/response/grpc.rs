@@ -217,7 +217,11 @@ fn violations(decision: &Decision) -> Vec<QuotaViolation> {
     let is_violated = |limit: &&LimitStatus| !limit.is_shadow() && !limit.verdict().is_allowed();
     let violation = |limit: &LimitStatus| {
         let snapshot = limit.snapshot();
-        let description = format!("at most {} in {:?}", snapshot.limit, snapshot.window);
+        let description = if snapshot.window.is_zero() {
+            format!("at most {} in flight", snapshot.limit)
+        } else {
+            format!("at most {} in {:?}", snapshot.limit, snapshot.window)
+        };
         let mut violation = QuotaViolation::new(format!("limit:{}", limit.name()), description);
         limit.name().clone_into(&mut violation.quota_id);
         violation.quota_value = i64::try_from(snapshot.limit).unwrap_or(i64::MAX);

@@ -1,3 +1,5 @@
+use std::sync::Arc;
+
 use crate::decision::Decision;
 
 /// How the rate limiter treated a request, in the extensions of requests and responses.
@@ -8,8 +10,8 @@ use crate::decision::Decision;
 #[derive(Clone, Debug, PartialEq)]
 #[allow(clippy::exhaustive_enums, reason = "a limit applies to a request, or none does")]
 pub enum RateLimitInfo {
-    /// A limiter decided.
-    Decided(Decision),
+    /// A limiter decided. The request and its response share the decision.
+    Decided(Arc<Decision>),
     /// No limit applies to the request.
     Exempt,
 }

@@ -32,6 +32,8 @@
 //!
 //! Amounts held on keys are stored beside the states: see `holds`. A key with a held amount keeps its slot.
 
+#[cfg(test)]
+mod by_idle_time;
 mod entry;
 mod eviction;
 mod holds;
@@ -42,6 +44,8 @@ mod set;
 mod table;
 mod when_full;
 
+#[cfg(test)]
+pub(crate) use self::by_idle_time::ByIdleTime;
 pub(crate) use self::entry::{Entry, Location, LockedEntry, LookupError, SlotIndex, StoreError, TableEntry};
 pub(crate) use self::eviction::{EvictionPolicy, TableFull};
 pub(crate) use self::table::{Table, fingerprint};

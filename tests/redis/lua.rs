@@ -26,7 +26,12 @@ local commands = {
     return values
   end,
   EXISTS = function(key) return store[key] and 1 or 0 end,
-  SET = function(key, value) store[key] = value end,
+  SET = function(key, value, ...)
+    local options = { ... }
+    if options[#options] == 'NX' and store[key] then return false end
+    store[key] = value
+    return { ok = 'OK' }
+  end,
   PSETEX = function(key, ttl, value) assert(ttl >= 1 and ttl % 1 == 0) store[key] = value end,
   PEXPIRE = function(key, ttl) assert(ttl >= 1 and ttl % 1 == 0) end,
   DEL = function(key) store[key] = nil end,
@@ -108,9 +113,11 @@ fn batch(now: f64, short: bool, keys: u16, decisions: &[(u16, u64)], params: &dy
     for &(_, cost) in decisions {
         numbers(&[0, 0], &mut input);
         #[allow(clippy::cast_precision_loss, reason = "small")]
-        let mut doubles = vec![cost as f64, -1.0];
+        let cost_number = cost as f64;
+        let mut doubles = vec![0.0, -1.0];
         doubles.extend(params(cost));
-        doubles.push(0.0);
+        // No shadow limit.
+        doubles.extend([0.0, cost_number]);
         input.extend(doubles.iter().flat_map(|double| double.to_le_bytes()));
     }
     for (index, &(key, _)) in (1..).zip(decisions) {
@@ -213,7 +220,7 @@ fn window_and_log_replies_equal_under_both_lua_versions() {
     let kernel = include_str!("../../src/algorithm/fixed_window.lua");
     check_equal_replies(kernel, Some(include_str!("../../src/algorithm/fixed_window_fast.lua")), &fixed);
     let sliding = |cost: u64| vec![5.0, 300_000.0, 10.0, cost as f64, 1.0];
-    check_equal_replies(include_str!("../../src/algorithm/sliding_window.lua"), None, &sliding);
+    check_equal_replies(include_str!("../../src/algorithm/sliding_window/sliding_window.lua"), None, &sliding);
     let log = |cost: u64| vec![5.0, 3_000_000.0, cost as f64];
     check_equal_replies(include_str!("../../src/algorithm/sliding_log.lua"), None, &log);
 }

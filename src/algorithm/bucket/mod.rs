@@ -141,7 +141,7 @@ impl Bucket {
     }
 
     /// Decides the common case. Returns [`Step::NotInLine`] in any other case.
-    #[inline(always)]
+    #[inline]
     fn decide_common(&self, state: &[u64; 4], now: Timestamp, options: ChargeOptions, queued: bool) -> Step<[u64; 4]> {
         let &[ticks, fraction, rate, last_charged_at] = state;
         let (now, tokens) = (now.as_micros(), self.rate.tokens);

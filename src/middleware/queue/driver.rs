@@ -182,8 +182,9 @@ impl Queues {
     }
 
     /// Moves a request to the queue of the limit that denied it. The request keeps its order of arrival.
-    fn move_to_queue(self: &Arc<Self>, waiter: Waiter, denied: &Decision) {
+    fn move_to_queue(self: &Arc<Self>, mut waiter: Waiter, denied: &Decision) {
         let id = waiter.ticket.queue();
+        waiter.class.cost = waiter.ticket.ask.cost_in(id, waiter.options);
         {
             let mut shard = self.lock(id);
             if waiter.ticket.is_closed() {

@@ -66,10 +66,14 @@ impl Queues {
     pub(crate) fn join<A: Ask + 'static>(
         self: &Arc<Self>,
         id: u64,
-        arrival: Arrival<A>,
-        asked: Asked,
+        mut arrival: Arrival<A>,
+        mut asked: Asked,
         bounds: Bounds,
     ) -> Result<Waiting, JoinError<A>> {
+        arrival.class.cost = arrival.ask.cost_in(id, arrival.options);
+        if let Asked::Scheduled(start) = &mut asked {
+            start.class = arrival.class;
+        }
         let mut effects = Effects::default();
         let joined = {
             let mut shard = self.lock(id);

@@ -77,7 +77,8 @@ impl Queues {
     }
 
     pub(crate) fn class(&self, key: &(impl Hash + ?Sized), cost: u64, hold: bool) -> Class {
-        Class { key: [self.hashers[0].hash_one(key), self.hashers[1].hash_one(key)], cost, hold }
+        let key = [self.hashers[0].hash_one(key), self.hashers[1].hash_one(key)];
+        Class { key, request_cost: cost, cost, hold }
     }
 
     fn filter_of(&self, id: u64) -> &AtomicU32 {

@@ -16,6 +16,9 @@ pub(crate) trait Ask: Send + Sync {
     /// Returns the queue of the limit that denied the request.
     fn queue_of(&self, denied: &Decision) -> u64;
 
+    /// Returns the cost of a request on the limit of this queue.
+    fn cost_in(&self, queue: u64, options: AcquireOptions) -> u64;
+
     /// Returns how many requests may wait, if a limit bounds that.
     fn max_waiting(&self) -> Option<u64>;
 
@@ -27,6 +30,8 @@ pub(crate) trait Ask: Send + Sync {
 pub(crate) struct Class {
     /// Two independent 64-bit hashes of the key: a start must not reach another key.
     pub(crate) key: [u64; 2],
+    pub(crate) request_cost: u64,
+    /// The cost on the limit of the queue: that of the request, unless the limit has a fixed cost.
     pub(crate) cost: u64,
     pub(crate) hold: bool,
 }

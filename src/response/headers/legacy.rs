@@ -5,7 +5,7 @@ use std::time::Duration;
 use http::{HeaderMap, HeaderName, HeaderValue, header};
 
 use super::rate_limit::{RATELIMIT, RATELIMIT_POLICY};
-use crate::decision::{Decision, ceil_seconds};
+use crate::decision::{Decision, LimitSnapshot, ceil_seconds};
 
 const LEGACY_LIMIT: HeaderName = HeaderName::from_static("x-ratelimit-limit");
 const LEGACY_REMAINING: HeaderName = HeaderName::from_static("x-ratelimit-remaining");
@@ -21,25 +21,36 @@ pub enum ResetFormat {
     DeltaSeconds,
 }
 
-/// Adds `X-RateLimit-*` of the most restrictive limit.
-///
-/// Headers that another limiter has set stay if they have as little remaining.
-pub(in crate::response) fn add_legacy(headers: &mut HeaderMap, decision: &Decision, reset: ResetFormat) {
-    let Some(limit) = decision.most_restrictive() else { return };
-    let snapshot = limit.snapshot();
-    let present = headers.get(&LEGACY_REMAINING).and_then(|value| value.to_str().ok()?.trim().parse::<u64>().ok());
-    if present.is_some_and(|remaining| remaining <= snapshot.remaining) {
-        return;
+/// `X-RateLimit-*` of the most restrictive limit.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct LegacyHeaders {
+    limit: u64,
+    remaining: u64,
+    reset: u64,
+}
+
+impl LegacyHeaders {
+    /// Returns `None` if a policy decided.
+    pub(super) fn new(decision: &Decision, reset: ResetFormat) -> Option<Self> {
+        let LimitSnapshot { limit, remaining, reset: span, .. } = decision.most_restrictive()?.snapshot();
+        let reset = match reset {
+            ResetFormat::DeltaSeconds => ceil_seconds(span),
+            ResetFormat::EpochSeconds => decision.decided_at().saturating_add(span).as_micros().div_ceil(1_000_000),
+        };
+        Some(Self { limit, remaining, reset })
     }
-    let reset = match reset {
-        ResetFormat::DeltaSeconds => ceil_seconds(snapshot.reset),
-        ResetFormat::EpochSeconds => {
-            decision.decided_at().saturating_add(snapshot.reset).as_micros().div_ceil(1_000_000)
+
+    /// Adds the headers. Headers that another limiter has set stay if they have as little remaining.
+    pub(super) fn add(self, headers: &mut HeaderMap) {
+        let present = headers.get(&LEGACY_REMAINING).and_then(|value| value.to_str().ok()?.trim().parse::<u64>().ok());
+        if present.is_some_and(|remaining| remaining <= self.remaining) {
+            return;
         }
-    };
-    for (name, value) in [(LEGACY_LIMIT, snapshot.limit), (LEGACY_REMAINING, snapshot.remaining), (LEGACY_RESET, reset)]
-    {
-        headers.insert(name, HeaderValue::from(value));
+        for (name, value) in
+            [(LEGACY_LIMIT, self.limit), (LEGACY_REMAINING, self.remaining), (LEGACY_RESET, self.reset)]
+        {
+            headers.insert(name, HeaderValue::from(value));
+        }
     }
 }
 

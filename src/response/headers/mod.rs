@@ -6,8 +6,11 @@ mod rate_limit;
 
 pub(super) use self::fmt::push_number;
 pub use self::legacy::ResetFormat;
+use std::sync::Arc;
+
 use http::{Extensions, Response};
 
+use self::legacy::LegacyHeaders;
 use self::rate_limit::RateLimitHeaders;
 use crate::decision::{Decision, Detail};
 use crate::observe::Observers;
@@ -35,26 +38,23 @@ impl HeaderOptions {
     #[inline]
     pub(super) fn on_allowed(self, extensions: &mut Extensions, decision: Option<&Decision>) -> HttpContext {
         if self.is_disabled() {
-            return HttpContext(ContextKind::Empty);
+            return HttpContext(None);
         }
-        let observers = Observers::default();
-        if self.legacy.is_none() && !self.extensions && !self.cors_expose {
-            let headers = decision.and_then(|decision| RateLimitHeaders::new(decision.limits()));
-            return HttpContext(
-                headers.map_or(ContextKind::Empty, |headers| ContextKind::RateLimit(headers, observers)),
-            );
-        }
-        let info = decision.map_or(RateLimitInfo::Exempt, |decision| RateLimitInfo::Decided(decision.clone()));
-        if self.extensions {
+        let info = self.extensions.then(|| match decision {
+            Some(decision) => RateLimitInfo::Decided(Arc::new(decision.clone())),
+            None => RateLimitInfo::Exempt,
+        });
+        if let Some(info) = &info {
             extensions.insert(info.clone());
         }
-        HttpContext(ContextKind::Pending(Box::new(PendingHeaders { options: self, info, observers })))
+        HttpContext(Some(PendingHeaders::new(self, decision, info)))
     }
 
     /// Adds the headers and the extension of a denied request.
     pub(super) fn on_denied<B>(self, response: &mut Response<B>, decision: Decision) {
-        self.add_headers(response, Some(&decision), &Observers::default());
-        self.set_extension(response, RateLimitInfo::Decided(decision));
+        let mut pending = PendingHeaders::new(self, Some(&decision), None);
+        pending.info = self.extensions.then(|| RateLimitInfo::Decided(Arc::new(decision)));
+        pending.add_to(response);
     }
 
     /// Appends to `Access-Control-Expose-Headers` if the option is on.
@@ -69,25 +69,51 @@ impl HeaderOptions {
     fn is_disabled(self) -> bool {
         !self.rate_limit && self.legacy.is_none() && !self.extensions
     }
+}
 
-    fn add_headers<B>(self, response: &mut Response<B>, decision: Option<&Decision>, observers: &Observers) {
-        if let Some(decision) = decision {
-            if self.rate_limit
-                && let Some(headers) = RateLimitHeaders::new(decision.limits())
-            {
-                headers.add(response.headers_mut(), observers);
-            }
-            if let Some(reset) = self.legacy {
-                legacy::add_legacy(response.headers_mut(), decision, reset);
-            }
+/// The headers that an HTTP responder adds to the response of an allowed request.
+#[derive(Debug)]
+pub struct HttpContext(Option<PendingHeaders>);
+
+/// The numbers of the headers, and the extension. It holds no decision of its own: the decision is shared with the
+/// request, or not needed any more.
+#[derive(Debug)]
+struct PendingHeaders {
+    rate_limit: Option<RateLimitHeaders>,
+    legacy: Option<LegacyHeaders>,
+    info: Option<RateLimitInfo>,
+    cors_expose: bool,
+    /// The observers that receive warnings about the response's headers.
+    observers: Observers,
+}
+
+impl PendingHeaders {
+    fn new(options: HeaderOptions, decision: Option<&Decision>, info: Option<RateLimitInfo>) -> Self {
+        let rate_limit = decision.filter(|_| options.rate_limit);
+        let legacy = decision.zip(options.legacy);
+        Self {
+            rate_limit: rate_limit.and_then(|decision| RateLimitHeaders::new(decision.limits())),
+            legacy: legacy.and_then(|(decision, reset)| LegacyHeaders::new(decision, reset)),
+            info,
+            cors_expose: options.cors_expose,
+            observers: Observers::default(),
         }
-        self.expose(response);
     }
 
-    /// Inserts `info` unless another limiter has inserted a value that is as strict.
-    fn set_extension<B>(self, response: &mut Response<B>, info: RateLimitInfo) {
-        if self.extensions {
+    fn add_to<B>(self, response: &mut Response<B>) {
+        let headers = response.headers_mut();
+        if let Some(rate_limit) = self.rate_limit {
+            rate_limit.add(headers, &self.observers);
+        }
+        if let Some(legacy) = self.legacy {
+            legacy.add(headers);
+        }
+        if self.cors_expose {
+            legacy::expose(headers);
+        }
+        if let Some(info) = self.info {
             let extensions = response.extensions_mut();
+            // Another limiter may have inserted a value that is as strict.
             if extensions.get::<RateLimitInfo>().is_none_or(|present| info.is_stricter_than(present)) {
                 extensions.insert(info);
             }
@@ -95,56 +121,20 @@ impl HeaderOptions {
     }
 }
 
-/// The headers that an HTTP responder adds to the response of an allowed request.
-#[derive(Debug)]
-pub struct HttpContext(ContextKind);
-
-/// Moved with every request from the service into the future, so the large variant is boxed.
-#[derive(Debug)]
-enum ContextKind {
-    Empty,
-    /// `RateLimit` and `RateLimit-Policy` only: no clone of the decision, no box.
-    RateLimit(RateLimitHeaders, Observers),
-    Pending(Box<PendingHeaders>),
-}
-
-#[derive(Debug)]
-struct PendingHeaders {
-    options: HeaderOptions,
-    info: RateLimitInfo,
-    observers: Observers,
-}
-
 impl HttpContext {
     /// Sets the observers that receive warnings about the response's headers.
     pub(super) fn observe(&mut self, observers: &Observers) {
-        match &mut self.0 {
-            ContextKind::Empty => {}
-            ContextKind::RateLimit(_, slot) => *slot = observers.clone(),
-            ContextKind::Pending(pending) => pending.observers = observers.clone(),
+        if let Some(pending) = &mut self.0 {
+            pending.observers = observers.clone();
         }
     }
 
     #[inline]
     pub(super) fn map_response<B>(self, response: Response<B>) -> Response<B> {
-        if let ContextKind::Empty = self.0 {
-            return response;
-        }
+        let Some(pending) = self.0 else { return response };
         // Rebind as `mut` only when headers are added: otherwise the response would be copied once more.
         let mut response = response;
-        self.add_to(&mut response);
+        pending.add_to(&mut response);
         response
-    }
-
-    fn add_to<B>(self, response: &mut Response<B>) {
-        match self.0 {
-            ContextKind::Empty => {}
-            ContextKind::RateLimit(headers, observers) => headers.add(response.headers_mut(), &observers),
-            ContextKind::Pending(pending) => {
-                let PendingHeaders { options, info, observers } = *pending;
-                options.add_headers(response, info.decision(), &observers);
-                options.set_extension(response, info);
-            }
-        }
     }
 }

@@ -65,31 +65,38 @@ impl RateLimitHeaders {
     }
 
     fn rate_limit_value(&self) -> Option<HeaderValue> {
-        let items = &self.policy.items;
         let remaining = match &self.remaining {
             RemainingValues::One(one) => slice::from_ref(one),
             RemainingValues::Several(several) => several,
         };
-        let members = || items.iter().zip(remaining);
-        // The exact length: converting a `String` without spare capacity into `Bytes` does not reallocate.
-        let length: usize = members().map(|(item, remaining)| item.state.len() + remaining.length()).sum();
-        let mut list = String::with_capacity(length + (remaining.len() - 1) * SEPARATOR.len());
-        for (item, remaining) in members() {
-            push_separator(&mut list);
-            list.push_str(&item.state);
-            remaining.push(&mut list);
-        }
-        header_value(list)
+        with_buffer(|list| {
+            for (item, remaining) in self.policy.items.iter().zip(remaining) {
+                push_separator(list);
+                list.push_str(&item.state);
+                remaining.push(list);
+            }
+            // Never `None`: the list holds visible ASCII and spaces only.
+            HeaderValue::from_str(list).ok()
+        })
     }
 }
 
-impl RemainingValue {
-    /// Returns the number of bytes that [`push`](Self::push) appends.
-    fn length(self) -> usize {
-        let next_token_after = if self.next_token_after > 0 { 3 + digits(self.next_token_after) } else { 0 };
-        digits(self.remaining) + next_token_after
-    }
+thread_local! {
+    static BUFFER: RefCell<String> = const { RefCell::new(String::new()) };
+}
 
+/// Runs `write` on an empty string, which keeps its allocation for the thread's next call.
+fn with_buffer<T>(write: impl FnOnce(&mut String) -> T) -> T {
+    // Taken, so that no other call can find it in use.
+    let mut buffer = BUFFER.try_with(RefCell::take).unwrap_or_default();
+    buffer.clear();
+    let result = write(&mut buffer);
+    // Without a thread-local, the string is dropped.
+    let _ = BUFFER.try_with(|slot| slot.replace(buffer));
+    result
+}
+
+impl RemainingValue {
     fn push(self, list: &mut String) {
         push_number(list, self.remaining);
         if self.next_token_after > 0 {
@@ -209,7 +216,8 @@ struct PolicyItem {
     name: String,
     limit: u64,
     window: Duration,
-    /// The member of `RateLimit-Policy`: `"default";q=10;w=1`.
+    /// The member of `RateLimit-Policy`: `"default";q=10;w=1`, or without a window
+    /// `"default";q=10;qu="concurrent-requests"`.
     policy: String,
     /// The start of the member of `RateLimit`: `"default";r=`.
     state: String,
@@ -218,8 +226,13 @@ struct PolicyItem {
 impl PolicyItem {
     fn new(&LimitFields { name, limit, window, .. }: &LimitFields<'_>) -> Self {
         // A structured field String (RFC 9651, section 3.3.3). Names of limits need no escapes.
-        let (q, w) = (sf_integer(limit), sf_integer(ceil_seconds(window).max(1)));
-        let (policy, state) = (format!("\"{name}\";q={q};w={w}"), format!("\"{name}\";r="));
+        let q = sf_integer(limit);
+        let policy = if window.is_zero() {
+            format!("\"{name}\";q={q};qu=\"concurrent-requests\"")
+        } else {
+            format!("\"{name}\";q={q};w={}", sf_integer(ceil_seconds(window)))
+        };
+        let state = format!("\"{name}\";r=");
         Self { name: name.to_owned(), limit, window, policy, state }
     }
 
@@ -266,10 +279,6 @@ fn warning(name: &str) -> String {
 /// Caps a number: a structured field Integer has at most 15 digits.
 fn sf_integer(number: u64) -> u64 {
     number.min(999_999_999_999_999)
-}
-
-fn digits(number: u64) -> usize {
-    number.checked_ilog10().map_or(1, |log| log as usize + 1)
 }
 
 /// Never `None`: the list holds visible ASCII and spaces only.

@@ -11,7 +11,7 @@
 //! | `script` | the Lua script: text, input, reply, replay |
 //! | `holds` | sessions of held costs |
 //! | `client` | queues, worker tasks, batches |
-//! | `limiter`, `builder` | `Redis` |
+//! | `limiter_state`, `limiter`, `builder` | `Redis` |
 //! | `cell` | `RedisCell`, over the command CL.THROTTLE |
 
 mod bound_limit;
@@ -26,6 +26,7 @@ mod health;
 mod holds;
 mod key_format;
 mod limiter;
+mod limiter_state;
 mod limits;
 #[cfg(test)]
 mod overload_tests;

@@ -28,7 +28,7 @@ use crate::algorithm::{Algorithm, ChargeOptions, Counters, HitLog, HitLogEdit, S
 use crate::limiter::{Acquisition, Held, LimiterFuture};
 use crate::store::MemoryLimits;
 use crate::sync::AtomicU64;
-use crate::table::{EvictionPolicy, Location, Table, WhenFull};
+use crate::table::{ByIdleTime, Location, Table, WhenFull};
 use crate::{
     AcquireOptions, Clock, Decision, DecisionSource, Detail, LazySnapshot, Limit, LimitSnapshot, Limiter, Memory,
     Timestamp, Verdict,
@@ -275,23 +275,6 @@ fn resets<Key: 'static, L: MemoryLimits<Key, Identity> + 'static>(limiter: &Mode
 
 fn reset<Key: 'static, L: MemoryLimits<Key, Identity> + 'static>(limiter: &Model<Key, L>, key: &Key) {
     done(limiter.reset(key));
-}
-
-/// Measures the usage of a key by the time at which it is idle.
-struct ByIdleTime;
-
-impl EvictionPolicy<[u64; 2]> for ByIdleTime {
-    fn usage_rank(&self, &[idle_at, _]: &[u64; 2]) -> (u64, u64) {
-        (0, idle_at)
-    }
-
-    fn carry_over(&self, state: &mut [u64; 2], from: &[u64; 2]) {
-        state[0] = state[0].max(from[0]);
-    }
-
-    fn when_full(&self) -> WhenFull {
-        WhenFull::Evict
-    }
 }
 
 /// Inserts the key, which is idle 100 microseconds after `now`.

@@ -26,6 +26,8 @@ pub(super) struct LoadControl {
     limit: InFlightLimit,
     batch_weight: BatchWeight,
     server: ServerClock,
+    /// The calls in succession that were charged for nobody: their replies came too late, or not at all.
+    late_calls: u32,
 }
 
 /// A call in flight.
@@ -33,6 +35,8 @@ pub(super) struct LoadControl {
 pub(super) struct SentCall {
     at: Instant,
     weight: usize,
+    /// The latest deadline of its decisions.
+    answer_by: Option<Instant>,
     /// The number of calls in flight, with this one.
     in_flight: usize,
     has_holds: bool,
@@ -41,6 +45,8 @@ pub(super) struct SentCall {
 impl LoadControl {
     /// Each call in flight may create a session on the same key, and a key has a limited number of sessions.
     const MAX_CALLS_WITH_HOLDS: usize = 4;
+    /// After so many late calls in succession, the link or the server is slower than the deadline.
+    const MAX_LATE_CALLS: u32 = 3;
 
     pub(super) fn new(deadline: Duration) -> Self {
         let now = Instant::now();
@@ -53,13 +59,23 @@ impl LoadControl {
             limit: InFlightLimit::new(deadline, now),
             batch_weight: BatchWeight::new(),
             server: ServerClock::new(now),
+            late_calls: 0,
         }
     }
 
     /// Forgets the link and the server, but not the cost of operations: a new connection may lead elsewhere.
-    pub(super) fn reset_connection(&mut self) {
+    /// If the last connection was lost (`is_lost`), the first call on the new one is a trial.
+    pub(super) fn reset_connection(&mut self, is_lost: bool) {
         let batch_weight = std::mem::replace(&mut self.batch_weight, BatchWeight::new());
-        *self = Self { batch_weight, ..Self::new(self.deadline) };
+        let late_calls = if is_lost { Self::MAX_LATE_CALLS } else { 0 };
+        *self = Self { batch_weight, late_calls, ..Self::new(self.deadline) };
+    }
+
+    /// Whether only a trial is sent: one decision at a time, until a reply comes in time.
+    ///
+    /// Otherwise a link that is often slower than the deadline would charge nearly every decision for nobody.
+    fn is_on_trial(&self) -> bool {
+        self.late_calls >= Self::MAX_LATE_CALLS
     }
 
     /// Whether another call may be sent for the waiting operations.
@@ -93,6 +109,11 @@ impl LoadControl {
             call_time: self.call_time.get(),
             is_probe: self.sent_at.is_empty(),
             max_weight: self.batch_weight.max(),
+            max_decisions: match self.sent_at.len() {
+                _ if !self.is_on_trial() => usize::MAX,
+                0 => 1,
+                _ => 0,
+            },
         }
     }
 
@@ -110,7 +131,8 @@ impl LoadControl {
         let has_holds = batch.iter().any(QueuedOperation::is_hold);
         self.calls_with_holds += usize::from(has_holds);
         let weight = batch.iter().map(QueuedOperation::total_weight).sum();
-        SentCall { at, weight, in_flight: self.sent_at.len(), has_holds }
+        let answer_by = batch.iter().filter_map(|operation| operation.answer_by).max();
+        SentCall { at, weight, answer_by, in_flight: self.sent_at.len(), has_holds }
     }
 
     /// Records the end of a call, and whether the server replied.
@@ -123,6 +145,10 @@ impl LoadControl {
         if !replied {
             return;
         }
+        let is_uncharged = run.is_some_and(|run| run.late > 0);
+        if let Some(answer_by) = call.answer_by.filter(|_| !is_uncharged) {
+            self.late_calls = if now <= answer_by { 0 } else { self.late_calls.saturating_add(1) };
+        }
         // Nothing was sent but this call, because no other could be answered in time: the estimate is out of date.
         if call.in_flight == 1 && self.call_time.get() >= self.deadline {
             self.call_time = MovingAverage::default();
@@ -132,7 +158,7 @@ impl LoadControl {
         if let Some(run) = run {
             let (sent, received) = (self.micros(call.at), self.micros(now));
             // A script that makes no decisions says nothing about their cost.
-            let weight = if run.was_late { 0 } else { call.weight };
+            let weight = if run.late > 0 { 0 } else { call.weight };
             if let Some((weight, span)) = self.server.record(sent, received, run.started_at, weight, now) {
                 self.batch_weight.record(weight, span);
             }

@@ -77,9 +77,9 @@ impl QueuedOperation {
             return Ok(Completion::SessionExpired);
         }
         // If the replay panics, `pending` is dropped, and releases what the server has granted.
-        let (decision, held_on) = catch_panic(|| verdict.decision(options, true, replay))?;
+        let (decision, held_costs) = catch_panic(|| verdict.decision(options, true, replay))?;
         if decision.is_allowed() {
-            return Ok(Completion::Decided(decision, Some(pending.granted(options.cost, &held_on))));
+            return Ok(Completion::Decided(decision, Some(pending.granted(options, &held_costs, replay.limits))));
         }
         pending.denied();
         Ok(Completion::Decided(decision, None))
@@ -94,9 +94,10 @@ impl QueuedOperation {
     ) -> Option<Result<(), Error>> {
         if update.encode().is_none() {
             // Another update of the call has carried the settlements.
-            update.finish(true);
+            update.finish(true, 0);
             return Some(Ok(()));
         }
+        // For requests in flight: by how much the held costs have shrunk, and what is not counted.
         let (released, charged) = (reply.next_i64()?, reply.next_i64()?);
         if ScriptVerdict::is_invalid_state(released) || charged < 0 {
             return Some(Err(self.foreign_key_error()));
@@ -104,12 +105,19 @@ impl QueuedOperation {
         let index = update.session.limit;
         let (now, limit) = (replay.now, &replay.limits[index]);
         let state = replay.state(index);
-        state.held = state.held.saturating_sub(u64::try_from(released).unwrap_or(0));
+        let is_known = released != ScriptVerdict::EXPIRED;
+        if is_known {
+            state.held = state.held.saturating_add_signed(-released);
+        }
+        if update.session.is_in_flight() {
+            update.finish(is_known, charged.unsigned_abs());
+            return Some(Ok(()));
+        }
         let algorithm = limit.algorithm(update.session.algorithm.as_ref());
         if let (Some(algorithm), 1.., StateEncoding::Full) = (algorithm, charged, limit.script.state_encoding()) {
             state.replay_charge(algorithm, now, charged.unsigned_abs());
         }
-        update.finish(released != ScriptVerdict::EXPIRED);
+        update.finish(is_known, 0);
         Some(Ok(()))
     }
 

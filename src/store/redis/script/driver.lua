@@ -14,7 +14,8 @@
 --
 -- The results of a decision are, for each limit, its verdict as `peek` returns it; then 1 if no later start can be
 -- scheduled (not after the fast path); then, for each kernel with a list, the three figures of its numbers. The
--- results of an update are the costs that it has released and charged. The result of any other operation is 0. An
+-- results of an update are the costs that it has released and charged; of one that holds until the end of requests, the
+-- costs that it has released, less those that it holds again, and the costs for which there is no room. The result of any other operation is 0. An
 -- operation on a key with foreign bytes has INVALID_STATE in each place, a failed hold EXPIRED, FULL or UNSUPPORTED,
 -- a decision after the latest time LATE, and no figures follow.
 --
@@ -50,7 +51,7 @@ local function evaluate(template, operation, at, max_delay, with_blocks)
       if immediate ~= -1 then immediate = max(immediate, block - now) end
     end
     verdicts[l], immediates[l] = own, immediate
-    if p[#p - 1] == 0 then
+    if not p.is_shadow then
       can_schedule = can_schedule and supports_scheduling
       if immediate > longest_wait then
         longest_wait = immediate
@@ -62,7 +63,7 @@ local function evaluate(template, operation, at, max_delay, with_blocks)
   if limits > 1 and can_schedule and longest_wait > 0 and not denied then
     for l = 1, limits do
       local p = template[l]
-      if p[#p - 1] == 0 and kernels[l].owed_for(charged[l], at, p) < longest_wait then
+      if not p.is_shadow and kernels[l].owed_for(charged[l], at, p) < longest_wait then
         can_schedule = false
       end
     end
@@ -76,7 +77,7 @@ local function blocked_for(template, operation)
   if limits > 1 and template.arg2 ~= 0 and template.op ~= HOLD then
     for l = 1, limits do
       local p = template[l]
-      if p[#p - 1] == 0 then
+      if not p.is_shadow then
         longest = max(longest, blocks[operation[l + 1]] - now)
       end
     end
@@ -92,7 +93,7 @@ local function evaluate_after_block(template, operation, verdicts, blocked)
   end
   for l = 1, limits do
     local p = template[l]
-    if p[#p - 1] == 0 then
+    if not p.is_shadow then
       local own = as_of_end[l]
       if own > 0 then
         own = own + blocked
@@ -139,7 +140,7 @@ local function decide(template, operation)
   local allowed, delay = true, 0
   for l = 1, limits do
     local own, p = verdicts[l], template[l]
-    if p[#p - 1] == 0 then
+    if not p.is_shadow then
       if own > 0 or own == -1 then
         allowed = false
       elseif -1 - own > delay then
@@ -147,33 +148,30 @@ local function decide(template, operation)
       end
     end
   end
-  if allowed and template.arg1 > 0 and template.op ~= PEEK then
+  if allowed and template.op ~= PEEK then
     local charged_limits = { nil, nil, nil, nil }
     for l = 1, limits do
       local own, p = verdicts[l], template[l]
-      charged_limits[l] = p[#p - 1] == 0 or own == 0 or own < -1
+      charged_limits[l] = p.cost > 0 and (not p.is_shadow or own == 0 or own < -1)
     end
-    if holding then
-      local problems = held_costs.hold(template, operation, charged_limits)
-      if problems then
-        for l = 1, limits do
-          results[result_count + l] = problems[l] or 0
-        end
-        result_count = result_count + limits + 1
-        results[result_count] = 0
-        return
-      end
-    else
+    local problems = holding and held_costs.hold(template, operation, charged_limits)
+    if problems then
       for l = 1, limits do
-        if charged_limits[l] then
-          local index, own, p = operation[l + 1], verdicts[l], template[l]
-          -- A shadow counts the request at the start that it would have scheduled, not at that of the enforced limits.
-          local own_delay = p[#p - 1] == 0 and delay or max(0, -1 - own)
-          kernels[l].commit(states[index], now, own_delay, p)
-          changed[index] = true
-          if holds[index] then
-            held_costs.extend_lifetime(index, template[l])
-          end
+        results[result_count + l] = problems[l] or 0
+      end
+      result_count = result_count + limits + 1
+      results[result_count] = 0
+      return
+    end
+    for l = 1, limits do
+      if charged_limits[l] and not (holding and template.ids[l] ~= 0) then
+        local index, own, p = operation[l + 1], verdicts[l], template[l]
+        -- A shadow counts the request at the start that it would have scheduled, not at that of the enforced limits.
+        local own_delay = p.is_shadow and max(0, -1 - own) or delay
+        kernels[l].commit(states[index], now, own_delay, p)
+        changed[index] = true
+        if holds[index] then
+          held_costs.extend_lifetime(index, p)
         end
       end
     end

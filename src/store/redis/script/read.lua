@@ -18,11 +18,11 @@
 --
 --   H  the operation code
 --   H  the number of the limit, from 1; 0 for all limits
---   d  arg1: the cost; the time of a block; the expiry of an update
+--   d  arg1: the cost of a charge or a set; the time of a block; the expiry of an update
 --   d  arg2: the maximum delay (-1 for the algorithm's default); the expiry of a hold
---   d  for each limit of the template: its kernel's parameters, then 1 for a shadow limit
---   d  HOLD: for each limit the id of the session, negative for a new session
---   d  UPDATE: the session's id, the sums that it has released and charged, and 1 to end it
+--   d  for each limit of the template: its kernel's parameters, 1 for a shadow limit, and the cost
+--   d  HOLD: for each limit the id of the session, negative for a new session, 0 for a limit that is charged
+--   d  UPDATE: the session's id, the sums that it has released and charged, 1 to end it, and the costs that it holds
 --
 -- An operation is the number of its template, for each limit the number of its key (0 for none), and a repeat count
 -- (all H).
@@ -208,12 +208,13 @@ for index = 1, template_count do
   local template = { nil, nil, nil, nil, op = op, limit = limit, arg1 = arg1, arg2 = arg2, ids = false }
   for l = limit > 0 and limit or 1, limit > 0 and limit or limits do
     local params = kernels[l].params
-    local p = { unpack(format(params + 1), input, pos) }
-    pos = p[params + 2]
+    local p = { unpack(format(params + 2), input, pos) }
+    pos = p[params + 3]
+    p.is_shadow, p.cost = p[params + 1] == 1, p[params + 2]
     template[l] = p
   end
   if op == HOLD or op == UPDATE then
-    local count = op == HOLD and limits or 4
+    local count = op == HOLD and limits or 5
     template.ids = { unpack(format(count), input, pos) }
     pos = template.ids[count + 1]
   end

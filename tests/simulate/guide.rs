@@ -1,0 +1,65 @@
+//! The typical cases of `docs/choosing.md`. Documentation tests compile their Rust code.
+
+use serde::Deserialize;
+use tower_ratelimit::config::Policy;
+use tower_ratelimit::simulate::{Simulation, Traffic};
+
+use crate::support::millis;
+
+const GUIDE: &str = include_str!("../../docs/choosing.md");
+
+#[derive(Deserialize)]
+struct Config {
+    limits: Vec<Policy>,
+}
+
+/// The parts of the guide between headings of the third level, under the heading of the cases.
+fn cases() -> Vec<&'static str> {
+    let cases = GUIDE.split("\n## ").find(|part| part.starts_with("Typical cases\n")).expect("the cases");
+    cases.split("\n### ").skip(1).collect()
+}
+
+/// The contents of the code blocks in a language.
+fn blocks<'a>(text: &'a str, language: &str) -> Vec<&'a str> {
+    let fence = format!("\n```{language}\n");
+    text.split(fence.as_str()).skip(1).map(|rest| rest.split("\n```").next().expect("the end of a block")).collect()
+}
+
+/// Returns the limits of the case with this picture.
+pub(crate) fn limits_of_case(picture: &str) -> Vec<Policy> {
+    let cases = cases();
+    let case = cases.iter().find(|case| case.contains(&format!("][picture-{picture}]"))).expect("a case");
+    let [block] = blocks(case, "toml")[..] else { panic!("{case}") };
+    toml::from_str::<Config>(block).unwrap_or_else(|error| panic!("{block}\n{error}")).limits
+}
+
+#[test]
+fn each_case_has_a_picture_and_code_and_configuration() {
+    let cases = cases();
+    assert_eq!(cases.len(), 6);
+    for case in cases {
+        assert_eq!((blocks(case, "rust").len(), blocks(case, "toml").len()), (1, 1), "{case}");
+        let picture = case.split("][picture-").nth(1).and_then(|rest| rest.split(']').next()).expect("a picture");
+        let limits = limits_of_case(picture);
+        let mut traffic = Traffic::for_policies(&limits);
+        let keys = vec!["a"; traffic.columns().len()];
+        traffic.push(millis(0), &keys, 1);
+        let report = Simulation::together(&limits, &traffic).expect("a limiter").run();
+        assert_eq!(report.admitted, 1, "{case}");
+    }
+}
+
+/// The page shows each picture, and defines its link.
+#[test]
+fn guide_shows_every_picture_but_the_architecture() {
+    let pictures = std::fs::read_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/pictures")).expect("the pictures");
+    let names = pictures.map(|file| file.expect("an entry").file_name().into_string().expect("text"));
+    let mut count = 0;
+    for file in names.filter(|name| name.ends_with(".svg") && name != "architecture.svg") {
+        let name = file.trim_end_matches(".svg");
+        assert!(GUIDE.contains(&format!("][picture-{name}]\n")), "{name}");
+        assert!(GUIDE.contains(&format!("\n[picture-{name}]: pictures/{file}\n")), "{name}");
+        count += 1;
+    }
+    assert_eq!(GUIDE.matches("\n![").count(), count);
+}
