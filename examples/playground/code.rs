@@ -32,15 +32,16 @@ pub(crate) fn rust(policy: &Policy) -> String {
 
 fn quota(quota: Quota) -> String {
     let limit = quota.limit();
+    let period = quota.period();
     let named = [("second", 1), ("minute", 60), ("hour", 3_600), ("day", 86_400)];
-    let named = named.into_iter().find(|(_, seconds)| quota.period() == Duration::from_secs(*seconds));
-    match named {
-        Some((period, _)) => format!("Quota::per_{period}({limit})"),
-        None if quota.period().subsec_micros() == 0 => {
-            format!("Quota::new({limit}, Duration::from_secs({}))", quota.period().as_secs())
-        }
-        None => format!("Quota::new({limit}, Duration::from_micros({}))", quota.period().as_micros()),
+    if let Some((name, _)) = named.into_iter().find(|(_, seconds)| period == Duration::from_secs(*seconds)) {
+        return format!("Quota::per_{name}({limit})");
     }
+    let micros = period.as_micros();
+    let units = [("secs", 1_000_000), ("millis", 1_000), ("micros", 1)];
+    let whole = units.into_iter().find(|(_, unit)| micros.is_multiple_of(*unit));
+    let (unit, length) = whole.unwrap_or(("micros", 1));
+    format!("Quota::new({limit}, Duration::from_{unit}({}))", micros / length)
 }
 
 /// The fields of a policy in the order in which people write them.

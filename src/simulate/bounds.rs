@@ -19,9 +19,9 @@ use crate::config::{AlgorithmName, Policy};
 /// | `sliding-window`, weighted | `ceil(t / W) (2 L - 1)` |
 /// | `sliding-log` | `ceil(t / W) L` |
 ///
-/// For `t = W` these are the maxima that the algorithms' documentation states. An interval of a sliding window has parts
-/// of at most `m` blocks, and `N + 1` successive blocks admit at most `L`. If an interval has parts of two windows that
-/// start at a hit, the first hit of the earlier one may be before the interval.
+/// For `t = W` these are the maxima that the algorithms' documentation states. An interval contains parts of at most `m`
+/// blocks of a sliding window, and `N + 1` successive blocks admit at most `L`. If an interval contains parts of two
+/// windows that start at a hit, the first hit of the earlier one may be before the interval.
 #[must_use]
 pub fn max_admitted(policy: &Policy, interval: Duration, max_cost: u64) -> u64 {
     let (limit, period) = (u128::from(policy.quota().limit()), u128::from(policy.quota().period_micros()));

@@ -16,8 +16,8 @@ use crate::store::{DynLimit, Memory};
 /// Decides traffic as a server with the same limits does.
 ///
 /// The limiter is a [`Memory`] on a [`ManualClock`] that is set to the time of each arrival. It has a slot for each key
-/// of the traffic, so it evicts none. Clients that retry, and requests that wait in the layer's queue, are not simulated:
-/// see [`max_delay`](Self::max_delay) for starts that the limiter schedules.
+/// of the traffic, so it evicts none. Retries of clients, and requests that wait in the layer's queue, are not
+/// simulated. With [`max_delay`](Self::max_delay), the limiter schedules later starts.
 pub struct Simulation<'a> {
     policies: Vec<Policy>,
     traffic: &'a Traffic,

@@ -136,7 +136,7 @@ fn code_of_a_policy_compiles() {
         ),
         (
             "'sliding-window'\nquota = '3 per 500ms'\nblocks = 5\nweighted = true",
-            expression!(SlidingWindow::new(Quota::new(3, Duration::from_micros(500000))).blocks(5).weighted()),
+            expression!(SlidingWindow::new(Quota::new(3, Duration::from_millis(500))).blocks(5).weighted()),
         ),
         ("'sliding-log'\nquota = '3/min'", expression!(SlidingLog::new(Quota::per_minute(3)))),
     ];
