@@ -238,6 +238,8 @@ pub mod guide {
     #[doc = include_str!("../docs/choosing.md")]
     pub mod choosing {}
 
+    /// [in-flight]: crate::guide::choosing#requests-in-flight-concurrency
+    ///
     #[doc = include_str!("../docs/costs.md")]
     pub mod costs {}
 
@@ -285,6 +287,7 @@ pub mod guide {
     #[doc = include_str!("../docs/redis-sizing.md")]
     pub mod redis_sizing {}
 
+    /// [in-flight]: crate::guide::choosing#requests-in-flight-concurrency
     /// [pitfalls]: crate::guide::pitfalls
     ///
     #[doc = include_str!("../docs/responses.md")]

@@ -16,6 +16,7 @@ pub(crate) fn rust(policy: &Policy) -> String {
         AlgorithmName::FixedWindow => "FixedWindow",
         AlgorithmName::SlidingWindow => "SlidingWindow",
         AlgorithmName::SlidingLog => "SlidingLog",
+        AlgorithmName::InFlight => "InFlight",
         _ => "?",
     };
     let number = |name: &str, number: Option<u64>| number.map(|number| format!(".{name}({number})"));
@@ -27,7 +28,8 @@ pub(crate) fn rust(policy: &Policy) -> String {
         policy.is_aligned_to_clock().then(|| ".aligned_to_clock()".to_owned()),
     ];
     let settings: String = settings.into_iter().flatten().collect();
-    format!("Memory::new({name}::new({}){settings})", quota(policy.quota()))
+    let rate = policy.quota().map(quota).or(policy.max().map(|max| max.to_string())).unwrap_or_default();
+    format!("Memory::new({name}::new({rate}){settings})")
 }
 
 fn quota(quota: Quota) -> String {
@@ -45,8 +47,8 @@ fn quota(quota: Quota) -> String {
 }
 
 /// The fields of a policy in the order in which people write them.
-const FIELDS: [&str; 9] =
-    ["name", "algorithm", "quota", "burst", "max_waiting", "aligned_to_clock", "blocks", "weighted", "by"];
+const FIELDS: [&str; 10] =
+    ["name", "algorithm", "quota", "max", "burst", "max_waiting", "aligned_to_clock", "blocks", "weighted", "by"];
 
 /// Returns the table of `limits` in a configuration file.
 pub(crate) fn toml(policy: &Policy) -> String {

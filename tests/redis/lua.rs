@@ -220,7 +220,7 @@ fn window_and_log_replies_equal_under_both_lua_versions() {
     let kernel = include_str!("../../src/algorithm/fixed_window.lua");
     check_equal_replies(kernel, Some(include_str!("../../src/algorithm/fixed_window_fast.lua")), &fixed);
     let sliding = |cost: u64| vec![5.0, 300_000.0, 10.0, cost as f64, 1.0];
-    check_equal_replies(include_str!("../../src/algorithm/sliding_window.lua"), None, &sliding);
+    check_equal_replies(include_str!("../../src/algorithm/sliding_window/sliding_window.lua"), None, &sliding);
     let log = |cost: u64| vec![5.0, 3_000_000.0, cost as f64];
     check_equal_replies(include_str!("../../src/algorithm/sliding_log.lua"), None, &log);
 }

@@ -4,6 +4,7 @@ use serde::Deserialize;
 use tower_ratelimit::config::Policy;
 use tower_ratelimit::simulate::{Simulation, Traffic};
 
+use crate::playground::code;
 use crate::support::millis;
 
 const GUIDE: &str = include_str!("../../docs/choosing.md");
@@ -46,6 +47,22 @@ fn each_case_has_a_picture_and_code_and_configuration() {
         traffic.push(millis(0), &keys, 1);
         let report = Simulation::together(&limits, &traffic).expect("a limiter").run();
         assert_eq!(report.admitted, 1, "{case}");
+    }
+}
+
+/// The Rust code of a case contains the expression that the playground writes for the TOML.
+#[test]
+fn code_and_configuration_of_a_case_have_the_same_settings() {
+    for case in cases() {
+        let picture = case.split("][picture-").nth(1).and_then(|rest| rest.split(']').next()).expect("a picture");
+        // The code writes some numbers in other forms.
+        let rust = blocks(case, "rust").concat().replace("15 * 60", "900").replace('_', "");
+        for limit in limits_of_case(picture) {
+            let expression = code::rust(&limit);
+            let algorithm = expression.strip_prefix("Memory::new(").and_then(|rest| rest.strip_suffix(')'));
+            let algorithm = algorithm.expect("an expression").replace('_', "");
+            assert!(rust.contains(&algorithm), "{algorithm}: {rust}");
+        }
     }
 }
 
