@@ -46,8 +46,8 @@ fn parse(policy: Value) -> Result<Policy, String> {
 
 fn compare(policy: &Policy, traffic: &Traffic, interval: Interval) -> Result<Value, AnyError> {
     let series = Series::new(&Simulation::alone(policy, traffic)?, traffic, interval);
-    let quota = policy.quota().map(|quota| quota.to_string()).unwrap_or_default();
-    let panel = Panel { title: format!("{quota}, remaining of the first client"), series };
+    let quota = policy.quota().map_or(String::new(), |quota| format!("{quota}, "));
+    let panel = Panel { title: format!("{quota}remaining of the first client"), series };
     let report = Simulation::alone(policy, traffic)?.run();
     Ok(json!({
         "svg": draw(&[panel], 1, 480)?,

@@ -25,6 +25,8 @@ pub(crate) fn title(policy: &Policy) -> String {
         number("burst", policy.burst()),
         number("max_waiting", policy.max_waiting()),
         number("blocks", policy.blocks()),
+        number("max", policy.max()),
+        number("fixed cost", policy.fixed_cost()),
         policy.is_aligned_to_clock().then(|| "aligned to the clock".to_owned()),
         policy.is_weighted().then(|| "weighted".to_owned()),
         Some(format!("by {}", policy.by())),

@@ -117,7 +117,8 @@ impl Search<'_> {
             simulation.map(|simulation| simulation.denies_at_most(self.max_denied, self.arrivals))
         };
         // With the whole cost of the traffic nothing is denied.
-        let total = self.arrivals.iter().fold(1_u64, |total, arrival| total.saturating_add(arrival.cost));
+        let cost = |arrival: &Arrival| policy.fixed_cost().unwrap_or(arrival.cost);
+        let total = self.arrivals.iter().fold(1_u64, |total, arrival| total.saturating_add(cost(arrival)));
         let (mut too_small, mut enough) = (0, 1);
         while !suffices(enough)? {
             if enough >= total {
