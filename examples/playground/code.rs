@@ -27,7 +27,8 @@ pub(crate) fn rust(policy: &Policy) -> String {
         policy.is_aligned_to_clock().then(|| ".aligned_to_clock()".to_owned()),
     ];
     let settings: String = settings.into_iter().flatten().collect();
-    format!("Memory::new({name}::new({}){settings})", quota(policy.quota()))
+    let rate = policy.quota().map_or_else(String::new, quota);
+    format!("Memory::new({name}::new({rate}){settings})")
 }
 
 fn quota(quota: Quota) -> String {

@@ -18,20 +18,22 @@ use crate::config::{AlgorithmName, Policy};
 /// | `sliding-window`, with blocks of length `b = W / N` | `ceil(m / (N + 1)) L` with `m = ceil((t - 1) / b) + 1` |
 /// | `sliding-window`, weighted | `ceil(t / W) (2 L - 1)` |
 /// | `sliding-log` | `ceil(t / W) L` |
+/// | `in-flight` | no maximum per time: `u64::MAX` |
 ///
 /// For `t = W` these are the maxima that the algorithms' documentation states. An interval of a sliding window has parts
 /// of at most `m` blocks, and `N + 1` successive blocks admit at most `L`. If an interval has parts of two windows that
 /// start at a hit, the first hit of the earlier one may be before the interval.
 #[must_use]
 pub fn max_admitted(policy: &Policy, interval: Duration, max_cost: u64) -> u64 {
-    let (limit, period) = (u128::from(policy.quota().limit()), u128::from(policy.quota().period_micros()));
+    let Some(quota) = policy.quota() else { return u64::MAX };
+    let (limit, period) = (u128::from(quota.limit()), u128::from(quota.period_micros()));
     let length = u128::from(micros_floor(interval));
     if length == 0 {
         return 0;
     }
     let max = match policy.algorithm() {
         AlgorithmName::Gcra | AlgorithmName::TokenBucket | AlgorithmName::LeakyBucket => {
-            let burst = u128::from(policy.burst().unwrap_or(policy.quota().limit()));
+            let burst = u128::from(policy.burst().unwrap_or(quota.limit()));
             burst + (length * limit).div_ceil(period) - 1
         }
         AlgorithmName::LeakyQueue => (length * limit).div_ceil(period) - 1 + u128::from(max_cost),
@@ -42,12 +44,12 @@ pub fn max_admitted(policy: &Policy, interval: Duration, max_cost: u64) -> u64 {
         }
         AlgorithmName::SlidingWindow if policy.is_weighted() => length.div_ceil(period) * (2 * limit - 1),
         AlgorithmName::SlidingWindow => {
-            let blocks =
-                u128::from(policy.blocks().unwrap_or_else(|| SlidingWindow::new(policy.quota()).block_count()));
+            let blocks = u128::from(policy.blocks().unwrap_or_else(|| SlidingWindow::new(quota).block_count()));
             let touched = (length - 1).div_ceil(period / blocks) + 1;
             touched.div_ceil(blocks + 1) * limit
         }
         AlgorithmName::SlidingLog => length.div_ceil(period) * limit,
+        AlgorithmName::InFlight => u128::MAX,
     };
     u64::try_from(max).unwrap_or(u64::MAX)
 }

@@ -8,7 +8,7 @@ use super::altered::altered;
 use super::report::{Report, ReportBuilder};
 use super::traffic::{ALL, Arrival, Traffic};
 use crate::clock::{ManualClock, Timestamp};
-use crate::config::{KeyParts, Policy};
+use crate::config::{AlgorithmName, KeyParts, Policy};
 use crate::decision::{AcquireOptions, Decision};
 use crate::error::Error;
 use crate::store::{DynLimit, Memory};
@@ -41,8 +41,14 @@ impl<'a> Simulation<'a> {
     ///
     /// # Errors
     ///
-    /// Returns an error if the traffic has no column for a policy, or if two policies have one name.
+    /// Returns an error if the traffic has no column for a policy, if two policies have one name, or for `in-flight`.
     pub fn together(policies: &[Policy], traffic: &'a Traffic) -> Result<Self, Error> {
+        if policies.iter().any(|policy| policy.algorithm() == AlgorithmName::InFlight) {
+            return Err(Error::config(
+                "simulation failed: traffic does not contain how long requests are in flight; leave the policy out, and \
+                 choose `max` by the metric `ratelimit_in_flight`",
+            ));
+        }
         let mut parts = KeyParts::<[usize]>::new().add(ALL, |_: &[usize]| ());
         for (index, column) in traffic.columns().iter().enumerate() {
             parts = parts.add(column.clone(), move |row: &[usize]| row.get(index).copied());

@@ -40,19 +40,24 @@ pub struct Suggestion {
 ///     traffic.push(Timestamp::from_micros(second * 1_000_000), &["alice"], 1);
 /// }
 /// let suggestions = suggest(&policy, &traffic, 6)?;
-/// assert_eq!(suggestions[0].policy.quota().to_string(), "54/min");
+/// assert_eq!(suggestions[0].policy.quota().unwrap().to_string(), "54/min");
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 ///
 /// # Errors
 ///
-/// Returns an error if the traffic has no column for the policy.
+/// Returns an error if the traffic has no column for the policy, and for `in-flight`.
 pub fn suggest(policy: &Policy, traffic: &Traffic, max_denied: u64) -> Result<Vec<Suggestion>, Error> {
     // An error of the policy itself is not one of a candidate.
     Simulation::alone(policy, traffic)?;
     let arrivals = traffic.arrivals();
     let search = Search { traffic, arrivals: &arrivals, max_denied };
-    let quota = policy.quota();
+    let quota = policy.quota().ok_or_else(|| {
+        Error::config(
+            "suggestion failed: traffic does not contain how long requests are in flight; choose `max` by the metric \
+             `ratelimit_in_flight`",
+        )
+    })?;
     let found: Vec<_> = match Setting::of(policy) {
         setting @ Setting::Limit => vec![search.smallest(setting, policy, quota)],
         setting => rates(quota).into_iter().map(|rate| search.smallest(setting, policy, rate)).collect(),
@@ -82,7 +87,10 @@ impl Setting {
         match policy.algorithm() {
             AlgorithmName::Gcra | AlgorithmName::TokenBucket | AlgorithmName::LeakyBucket => Self::Burst,
             AlgorithmName::LeakyQueue => Self::MaxWaiting,
-            AlgorithmName::FixedWindow | AlgorithmName::SlidingWindow | AlgorithmName::SlidingLog => Self::Limit,
+            AlgorithmName::FixedWindow
+            | AlgorithmName::SlidingWindow
+            | AlgorithmName::SlidingLog
+            | AlgorithmName::InFlight => Self::Limit,
         }
     }
 

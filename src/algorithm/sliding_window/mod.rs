@@ -13,7 +13,7 @@ use crate::quota::Quota;
 ///
 /// ![Decisions with a quota of ten in ten seconds, on four patterns of traffic][picture-sliding-window]
 ///
-#[doc = include_str!("../../docs/pictures/sliding-window.md")]
+#[doc = include_str!("../../../docs/pictures/sliding-window.md")]
 ///
 /// **Strict** (the default): in any window of one period at most `limit` are admitted, exactly. The window counts the
 /// current block and as many full blocks as the period has. So a hit counts for up to one block longer than a period,
