@@ -15,7 +15,8 @@ use tower_ratelimit::limiter::{Acquisition, BoxFuture, Held, LimiterFuture, Outc
 use tower_ratelimit::observe::{Event, WaitEnd};
 use tower_ratelimit::response::{BoxError, RejectWithError};
 use tower_ratelimit::{
-    AcquireOptions, Error, FixedWindow, Gcra, Limiter, Memory, Quota, RateLimitLayer, TokioClock, Verdict,
+    AcquireOptions, DynLimit, Error, FixedWindow, Gcra, Limit, Limiter, Memory, Quota, RateLimitLayer, TokioClock,
+    Verdict,
 };
 
 use crate::support::{KeyFn, Pool, RemoteLimiter, StubLimiter, TestRequest, decision, key_of};
