@@ -13,7 +13,7 @@ use std::time::Duration;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub struct AcquireOptions {
-    /// The cost of the request.
+    /// The cost of the request. A limit can have a [fixed cost](crate::Limit::fixed_cost) instead.
     ///
     /// A cost of zero charges nothing. It is allowed unless the key has more usage than the limit.
     pub cost: u64,

@@ -12,7 +12,7 @@ use crate::key::ExemptIf;
 use crate::observe::{Observer, Observers};
 use crate::response::Http;
 
-/// A [`Layer`] that limits the requests of the service that it wraps.
+/// A tower layer that limits the requests of the service that it wraps.
 ///
 /// | Parameter | Part | Task |
 /// |---|---|---|

@@ -126,6 +126,30 @@ fn batch(now: f64, short: bool, keys: u16, decisions: &[(u16, u64)], params: &dy
     input
 }
 
+/// One batch of `repeats` decisions of one cost on each key, with one template, as the client encodes it.
+pub(crate) fn one_template(
+    now: f64,
+    short: bool,
+    keys: u16,
+    (cost, repeats): (u64, u16),
+    params: &dyn Fn(u64) -> Vec<f64>,
+) -> Vec<u8> {
+    // No latest start.
+    let mut input = [now.to_le_bytes(), [0; 8]].concat();
+    let numbers = |numbers: &[u16], input: &mut Vec<u8>| {
+        input.extend(numbers.iter().flat_map(|number| number.to_le_bytes()));
+    };
+    numbers(&[u16::from(short), 1, keys, keys, 0, 0], &mut input);
+    #[allow(clippy::cast_precision_loss, reason = "small")]
+    let cost_number = cost as f64;
+    let doubles = [vec![0.0, -1.0], params(cost), vec![0.0, cost_number]].concat();
+    input.extend(doubles.iter().flat_map(|double| double.to_le_bytes()));
+    for key in 1..=keys {
+        numbers(&[1, key, repeats], &mut input);
+    }
+    input
+}
+
 /// A reply under Lua 5.4, and the work of the call.
 pub(crate) struct Reply {
     /// In hexadecimal digits.

@@ -1,4 +1,4 @@
-//! The playground in a browser, by the WebDriver protocol. `scripts/playground` installs a browser and runs this test.
+//! The playground in a browser, by the `WebDriver` protocol. `scripts/playground` installs a browser and runs it.
 
 use std::io::BufReader;
 use std::net::SocketAddr;

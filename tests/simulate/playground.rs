@@ -7,12 +7,14 @@ use std::process::{Child, ChildStdout, Command, Stdio};
 use std::time::Duration;
 
 use serde_json::{Value, json};
-use tower_ratelimit::{FixedWindow, Gcra, LeakyBucket, LeakyQueue, Quota, SlidingLog, SlidingWindow, TokenBucket};
+use tower_ratelimit::{
+    FixedWindow, Gcra, InFlight, LeakyBucket, LeakyQueue, Quota, SlidingLog, SlidingWindow, TokenBucket,
+};
 
 use crate::support::{exchange, policy};
 
 #[path = "../../examples/playground/code.rs"]
-mod code;
+pub(crate) mod code;
 
 /// A process that is killed when the test ends, also by a panic.
 pub(crate) struct Running(Child);
@@ -136,9 +138,10 @@ fn code_of_a_policy_compiles() {
         ),
         (
             "'sliding-window'\nquota = '3 per 500ms'\nblocks = 5\nweighted = true",
-            expression!(SlidingWindow::new(Quota::new(3, Duration::from_micros(500000))).blocks(5).weighted()),
+            expression!(SlidingWindow::new(Quota::new(3, Duration::from_millis(500))).blocks(5).weighted()),
         ),
         ("'sliding-log'\nquota = '3/min'", expression!(SlidingLog::new(Quota::per_minute(3)))),
+        ("'in-flight'\nmax = 2", expression!(InFlight::new(2))),
     ];
     for (fields, expected) in cases {
         let policy = policy(&format!("algorithm = {fields}"));

@@ -2,7 +2,7 @@ mod view;
 
 use std::time::Duration;
 
-use self::view::{HEAD, Live, View, index};
+use self::view::{HEAD, Live, View, index, quotient};
 use super::{Algorithm, ChargeOptions, Counters, Start, Step};
 use crate::clock::{Timestamp, micros_floor};
 use crate::decision::{LazySnapshot, LimitSnapshot};
@@ -13,7 +13,7 @@ use crate::quota::Quota;
 ///
 /// ![Decisions with a quota of ten in ten seconds, on four patterns of traffic][picture-sliding-window]
 ///
-#[doc = include_str!("../../docs/pictures/sliding-window.md")]
+#[doc = include_str!("../../../docs/pictures/sliding-window.md")]
 ///
 /// **Strict** (the default): in any window of one period at most `limit` are admitted, exactly. The window counts the
 /// current block and as many full blocks as the period has. So a hit counts for up to one block longer than a period,
@@ -269,45 +269,6 @@ impl SlidingWindow {
         let left = quotient(spare * u128::from(self.width), sharing);
         self.leaves_at(block).saturating_sub(left)
     }
-
-    /// Returns what the snapshot needs of the blocks.
-    fn totals(&self, view: &View<'_>) -> Totals {
-        let current = view.at / self.width;
-        let share = |block: u64| {
-            let is_oldest = self.weighted && block.saturating_add(self.blocks) <= current;
-            u128::from(if is_oldest { self.width - view.at % self.width } else { self.width })
-        };
-        let mut totals = Totals { used: 0, weighted: 0, first_leaves_at: view.at, last_leaves_at: None };
-        for live in view.live(self) {
-            if totals.used == 0 {
-                totals.first_leaves_at = live.leaves_at;
-            }
-            totals.used += u128::from(live.count);
-            if self.weighted {
-                totals.weighted += u128::from(live.count) * share(live.block);
-            }
-            totals.last_leaves_at = Some(live.leaves_at);
-        }
-        totals
-    }
-}
-
-/// What a snapshot needs of the blocks that count.
-struct Totals {
-    used: u128,
-    /// The sum of the counts, each times the microseconds of its block that count. Only in the weighted form.
-    weighted: u128,
-    /// The time at which the oldest block that counts leaves the window.
-    first_leaves_at: u64,
-    last_leaves_at: Option<u64>,
-}
-
-/// Returns the quotient, at most `u64::MAX`. A division of 128 bits takes longer than all else of a decision.
-fn quotient(dividend: u128, divisor: u128) -> u64 {
-    match (u64::try_from(dividend), u64::try_from(divisor)) {
-        (Ok(dividend), Ok(divisor)) => dividend / divisor,
-        _ => u64::try_from(dividend / divisor).unwrap_or(u64::MAX),
-    }
 }
 
 const MAX_LIVE_BLOCKS: usize = index(SlidingWindow::MAX_BLOCKS) + 1;
@@ -351,7 +312,7 @@ impl Algorithm for SlidingWindow {
     fn snapshot(&self, state: &Counters, now: Timestamp) -> LazySnapshot {
         let view = View::new(self, state, now.as_micros());
         let limit = self.quota.limit();
-        let totals = self.totals(&view);
+        let totals = view.totals(self);
         let used = if self.weighted {
             quotient(totals.weighted + u128::from(self.width - 1), u128::from(self.width))
         } else {

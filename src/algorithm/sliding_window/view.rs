@@ -73,11 +73,50 @@ impl<'a> View<'a> {
         (block, window.leaves_at(block).min(old_expiry))
     }
 
+    /// Returns what a snapshot needs of the blocks.
+    pub(super) fn totals(&self, window: &SlidingWindow) -> Totals {
+        let current = self.at / window.width;
+        let share = |block: u64| {
+            let is_oldest = block.saturating_add(window.blocks) <= current;
+            u128::from(if is_oldest { window.width - self.at % window.width } else { window.width })
+        };
+        let mut totals = Totals { used: 0, weighted: 0, first_leaves_at: self.at, last_leaves_at: None };
+        for live in self.live(window) {
+            if totals.used == 0 {
+                totals.first_leaves_at = live.leaves_at;
+            }
+            totals.used += u128::from(live.count);
+            if window.weighted {
+                totals.weighted += u128::from(live.count) * share(live.block);
+            }
+            totals.last_leaves_at = Some(live.leaves_at);
+        }
+        totals
+    }
+
     /// Returns the counts of the blocks, starting with `block`.
     fn slots(&self, block: u64) -> impl Iterator<Item = &u64> + Clone {
         let ring = &self.counts[..index(self.kept).min(self.counts.len())];
         let (wrapped, first) = ring.split_at_checked(index(block % self.kept)).unwrap_or_default();
         first.iter().chain(wrapped)
+    }
+}
+
+/// What a snapshot needs of the blocks that count.
+pub(super) struct Totals {
+    pub(super) used: u128,
+    /// The sum of the counts, each times the microseconds of its block that count. Only in the weighted form.
+    pub(super) weighted: u128,
+    /// The time at which the oldest block that counts leaves the window.
+    pub(super) first_leaves_at: u64,
+    pub(super) last_leaves_at: Option<u64>,
+}
+
+/// Returns the quotient, at most `u64::MAX`. A division of 128 bits takes longer than all else of a decision.
+pub(super) fn quotient(dividend: u128, divisor: u128) -> u64 {
+    match (u64::try_from(dividend), u64::try_from(divisor)) {
+        (Ok(dividend), Ok(divisor)) => dividend / divisor,
+        _ => u64::try_from(dividend / divisor).unwrap_or(u64::MAX),
     }
 }
 

@@ -162,16 +162,13 @@ fn serve(queues: &Queues, waiting: Option<Waiting>) {
     queues.wake(QueueIds::new(QUEUE));
 }
 
-/// Nothing waits, no queue is left, and all slots are free.
-fn assert_ended(queues: Arc<Queues>, slots: &Slots, capacity: usize) {
+/// Waits until nothing waits, no queue is left, and all slots are free. Otherwise loom reports too many branches.
+#[allow(clippy::needless_pass_by_value, reason = "the drivers end with the queues")]
+fn assert_ends(queues: Arc<Queues>, slots: &Slots, capacity: usize) {
     // The drivers may still run, until they notice that nothing waits.
-    while queues.is_active() {
+    while queues.is_active() || queues.waiting.load(Ordering::Acquire) != 0 || slots.free() != capacity {
         thread::yield_now();
     }
-    let described = format!("{queues:?}");
-    assert!(described.contains("waiting: 0"), "{described}");
-    drop(queues);
-    assert_eq!(slots.free(), capacity);
 }
 
 /// The only slot is released while a request is denied and joins: the release is seen by the request or by the queue.
@@ -190,7 +187,7 @@ fn release_while_a_request_joins_is_not_lost() {
             };
             serve(&queues, arrive(&queues, &slots));
             release.join().expect("no panic");
-            assert_ended(queues, &slots, 1);
+            assert_ends(queues, &slots, 1);
         });
     }
 }
@@ -206,7 +203,7 @@ fn start_of_a_request_that_leaves_reaches_the_next() {
         queues.wake(QueueIds::new(QUEUE));
         serve(&queues, second);
         leave.join().expect("no panic");
-        assert_ended(queues, &slots, 1);
+        assert_ends(queues, &slots, 1);
     });
 }
 
@@ -220,7 +217,7 @@ fn slot_is_free_after_the_last_request_has_left() {
         slots.release();
         queues.wake(QueueIds::new(QUEUE));
         leave.join().expect("no panic");
-        assert_ended(queues, &slots, 1);
+        assert_ends(queues, &slots, 1);
     });
 }
 
@@ -238,7 +235,7 @@ fn request_that_joins_while_the_queue_ends_is_served() {
         };
         serve(&queues, first);
         second.join().expect("no panic");
-        assert_ended(queues, &slots, 1);
+        assert_ends(queues, &slots, 1);
     });
 }
 
@@ -258,7 +255,7 @@ fn request_is_served_after_the_runtime_of_the_driver_has_shut_down() {
         };
         serve(&queues, waiting);
         other.join().expect("no panic");
-        assert_ended(queues, &slots, 1);
+        assert_ends(queues, &slots, 1);
     });
 }
 
@@ -271,6 +268,6 @@ fn request_that_leaves_while_it_moves_waits_nowhere() {
         moving.queue = OTHER_QUEUE;
         let waiting = arrive(&queues, &moving);
         thread::spawn(move || drop(waiting)).join().expect("no panic");
-        assert_ended(queues, &slots, 0);
+        assert_ends(queues, &slots, 0);
     });
 }

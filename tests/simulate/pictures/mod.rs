@@ -1,8 +1,8 @@
 //! The pictures of the documentation. The test draws each one, and compares it with its file byte by byte.
 //!
 //! `WRITE_PICTURES=1 cargo test --all-features --test simulate pictures` writes the files. A picture is an SVG in
-//! `docs/pictures`, which Markdown pages show. The file beside it, `NAME.md`, defines the link `picture-NAME` with the same
-//! SVG as a data URL, because rustdoc copies no files.
+//! `docs/pictures`, which Markdown pages show. The file beside it, `NAME.md`, defines the link `picture-NAME` with the
+//! same SVG as a data URL, because rustdoc copies no files.
 
 mod architecture;
 mod cases;
