@@ -6,21 +6,24 @@ use crate::bug::Bug;
 use crate::ledger::{Change, Ledger, Reply, Report};
 use crate::server::Server;
 
+/// The maximum number of processes with leases.
 pub const HOLDERS: usize = 2;
 /// The burst of the bucket, and the time in which one token is refilled.
 pub const BURST: u64 = 3;
-pub const EMISSION: u64 = 2;
+pub const EMISSION: u64 = 1;
 /// The units that all leases hold together at most.
 pub const MAX_HELD: u64 = 2;
 /// The duration of a lease.
-pub const DURATION: u64 = 4;
+pub const DURATION: u64 = 5;
 /// By how much the clock of a process may be late within a duration. The margin covers it.
-const DRIFT: u64 = 1;
-const MARGIN: u64 = 1;
+const DRIFT: u64 = 2;
+const MARGIN: u64 = 2;
 
 /// What is explored.
 pub struct System {
     pub bug: Bug,
+    /// The number of processes with leases.
+    pub holders: usize,
     /// The time at which an exploration ends.
     pub end: u64,
     /// The number of reports of each process.
@@ -175,7 +178,7 @@ impl Model for System {
         vec![State {
             now,
             server: Server::default(),
-            holders: vec![holder; HOLDERS],
+            holders: vec![holder; self.holders],
             network: Vec::new(),
             audited: 0,
             has_exceeded: false,
