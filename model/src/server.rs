@@ -18,8 +18,8 @@ struct Entry {
 pub struct Server {
     /// The theoretical arrival time of the bucket.
     tat: u64,
-    /// The sum of the held units.
-    held: u64,
+    /// The sum of the held units. Signed, for a bug.
+    held: i64,
     entries: [Option<Entry>; HOLDERS],
 }
 
@@ -32,8 +32,9 @@ impl Server {
     }
 
     /// Whether a cost is allowed on top of `held` units.
-    fn allows(&self, now: u64, held: u64, cost: u64) -> bool {
-        self.tat.max(now) + (held + cost) * EMISSION <= now + BURST * EMISSION
+    fn allows(&self, now: u64, held: i64, cost: u64) -> bool {
+        let units = held + signed(cost);
+        signed(self.tat.max(now)) + units * signed(EMISSION) <= signed(now + BURST * EMISSION)
     }
 
     /// Charges the expired entries, in the order of their expiries.
@@ -49,7 +50,7 @@ impl Server {
         expired.sort_unstable();
         for (expiry, holder) in expired {
             if let Some(entry) = self.entries[holder].take() {
-                self.held = self.held.saturating_sub(entry.held);
+                self.held -= signed(entry.held);
                 if bug != Bug::ExpiredHoldDropped {
                     self.charge(expiry, entry.held);
                 }
@@ -89,13 +90,14 @@ impl Server {
             self.charge(now, charged);
         }
         let before = entry.map_or(0, |entry| entry.held);
-        self.held = self.held.saturating_sub(before) + report.keep;
+        self.held += signed(report.keep) - signed(before);
         let released = before.saturating_sub(charged + report.keep);
         if bug == Bug::ReleasedTwice {
-            self.held = self.held.saturating_sub(released);
+            self.held -= signed(released);
         }
         let must_stop = report.keep > 0 && !self.allows(now, self.held, 0);
-        let mut granted = report.want.saturating_sub(report.keep).min(MAX_HELD.saturating_sub(self.held));
+        let room = u64::try_from(signed(MAX_HELD) - self.held).unwrap_or(0);
+        let mut granted = report.want.saturating_sub(report.keep).min(room);
         while granted > 0 && (must_stop || !self.allows(now, self.held, 2 * granted)) {
             granted /= 2;
         }
@@ -103,11 +105,11 @@ impl Server {
         if entry.is_none() && held == 0 {
             return Reply::Applied { held: 0, expiry: 0 };
         }
-        self.held += granted;
+        self.held += signed(granted);
         let old_expiry = entry.map_or(report.expiry, |entry| entry.expiry);
         let expiry = if must_stop { old_expiry } else { now + DURATION };
         if bug == Bug::ChargedAtGrant {
-            self.held -= held;
+            self.held -= signed(held);
             self.charge(now, granted);
             self.entries[holder] = Some(Entry { held: 0, spent: report.spent, sequence: report.sequence, expiry });
         } else {
@@ -115,4 +117,8 @@ impl Server {
         }
         Reply::Applied { held, expiry }
     }
+}
+
+fn signed(number: u64) -> i64 {
+    i64::try_from(number).expect("a small number")
 }

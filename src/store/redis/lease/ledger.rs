@@ -134,3 +134,78 @@ impl Ledger {
         self.outstanding = 0;
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const USABLE: u64 = 90;
+
+    fn applied(held: u64, expiry: u64) -> Reply {
+        Reply::Applied { held, expiry }
+    }
+
+    /// A ledger with ten units, granted to a report of the time 0.
+    fn with_ten() -> Ledger {
+        let mut ledger = Ledger::default();
+        let report = ledger.report(0, 0, 10, 0);
+        let change = ledger.reply(report.sequence, applied(10, 1_100), USABLE, 5);
+        assert_eq!(change, Some(Change::Granted { units: 10, deadline: 90 }));
+        ledger
+    }
+
+    #[test]
+    fn reports_what_was_spent_and_counts_the_deadline_from_the_first_sending() {
+        let mut ledger = with_ten();
+        let report = ledger.report(4, 4, 8, 50);
+        assert_eq!((report.spent, report.unconfirmed, report.keep, report.expiry), (6, 6, 4, 1_100));
+        assert_eq!(ledger.pending(), Some(report), "sent again as it is");
+        let change = ledger.reply(report.sequence, applied(8, 1_150), USABLE, 60);
+        assert_eq!(change, Some(Change::Granted { units: 4, deadline: 140 }));
+        assert_eq!(ledger.spent_since(8), 0);
+    }
+
+    /// The next report carries the sum of the unanswered one, so the server charges it once, whether or not it came.
+    #[test]
+    fn report_that_was_given_up_is_part_of_the_next() {
+        let mut ledger = with_ten();
+        let first = ledger.report(4, 4, 8, 50);
+        let second = ledger.report(1, 0, 0, 150);
+        assert_eq!((second.spent, second.unconfirmed, second.expiry), (9, 9, 1_100));
+        assert_eq!(ledger.reply(first.sequence, applied(8, 1_150), USABLE, 160), None, "late");
+        let change = ledger.reply(second.sequence, applied(0, 1_250), USABLE, 160);
+        assert_eq!(change, Some(Change::Granted { units: 0, deadline: 240 }));
+        assert!(ledger.is_settled());
+    }
+
+    #[test]
+    fn expired_hold_settles_what_was_spent_after_the_report() {
+        let mut ledger = with_ten();
+        let report = ledger.report(4, 4, 8, 50);
+        assert_eq!(ledger.reply(report.sequence, Reply::Expired, USABLE, 200), Some(Change::Lost));
+        assert!(ledger.is_settled());
+        let next = ledger.report(0, 0, 8, 210);
+        assert_eq!((next.unconfirmed, next.expiry), (0, 0), "a new hold");
+    }
+
+    /// The next report releases a grant that came too late.
+    #[test]
+    fn late_grant_is_not_spent() {
+        let mut ledger = Ledger::default();
+        let report = ledger.report(0, 0, 10, 0);
+        let change = ledger.reply(report.sequence, applied(10, 1_100), USABLE, 90);
+        assert_eq!(change, Some(Change::Granted { units: 0, deadline: 90 }));
+        assert!(!ledger.is_settled());
+        assert_eq!(ledger.report(0, 0, 0, 95).expiry, 1_100);
+    }
+
+    #[test]
+    fn unchanged_expiry_stops_spending() {
+        let mut ledger = with_ten();
+        let report = ledger.report(4, 4, 8, 50);
+        assert_eq!(ledger.reply(report.sequence, applied(4, 1_100), USABLE, 60), Some(Change::Stop));
+        ledger.stop(3);
+        let next = ledger.report(0, 0, 0, 70);
+        assert_eq!((next.spent, next.unconfirmed, next.keep), (7, 1, 0));
+    }
+}

@@ -208,3 +208,75 @@ impl Slot {
         (self.reported_remaining.load(Ordering::Relaxed), self.reported_idle_at.load(Ordering::Relaxed))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const KEY: u64 = 7;
+
+    /// A slot with units until the time 100.
+    fn leased(units: u64) -> Slot {
+        let slot = Slot::new();
+        slot.assign(KEY);
+        slot.grant(units, 100);
+        slot
+    }
+
+    #[test]
+    fn spends_what_it_has_until_the_deadline() {
+        let slot = leased(3);
+        assert_eq!(slot.spend(KEY, 2, || 99), Some(Spent { left: 1, at: 99 }));
+        assert_eq!(slot.spend(KEY, 2, || 99), None, "too few are left");
+        assert_eq!(slot.spend(KEY + 1, 1, || 99), None, "another key");
+        assert_eq!(slot.spend(KEY, 1, || 100), None, "the deadline");
+        assert_eq!(slot.remaining(), 1, "the unit was given back");
+    }
+
+    /// A thread is suspended between the subtraction and the clock, and a report counts its unit as spent.
+    #[test]
+    fn report_between_the_subtraction_and_the_clock_ends_the_decision() {
+        let slot = leased(3);
+        let spent = slot.spend(KEY, 1, || {
+            assert_eq!(slot.begin_generation(u64::MAX), (2, 2));
+            50
+        });
+        assert_eq!(spent, None);
+        assert_eq!(slot.remaining(), 2, "the unit was reported as spent, so it is not given back");
+    }
+
+    #[test]
+    fn grant_between_the_subtraction_and_the_clock_is_harmless() {
+        let slot = leased(3);
+        let spent = slot.spend(KEY, 1, || {
+            slot.grant(5, 200);
+            150
+        });
+        assert_eq!(spent, Some(Spent { left: 2, at: 150 }), "the renewed lease covers the unit");
+        assert_eq!(slot.remaining(), 7);
+    }
+
+    #[test]
+    fn another_key_takes_over_without_units() {
+        let slot = leased(3);
+        let spent = slot.spend(KEY, 1, || {
+            slot.begin_generation(0);
+            slot.assign(KEY + 1);
+            slot.grant(5, 200);
+            50
+        });
+        assert_eq!(spent, None);
+        assert_eq!(slot.remaining(), 5);
+    }
+
+    #[test]
+    fn threads_spend_each_unit_once() {
+        let slot = leased(10_000);
+        let spent: u32 = std::thread::scope(|scope| {
+            let spend = || (0..10_000).map(|_| u32::from(slot.spend(KEY, 1, || 50).is_some())).sum::<u32>();
+            let threads: Vec<_> = (0..4).map(|_| scope.spawn(spend)).collect();
+            threads.into_iter().map(|thread| thread.join().expect("no panic")).sum()
+        });
+        assert_eq!((spent, slot.remaining()), (10_000, 0));
+    }
+}
