@@ -20,7 +20,7 @@ pub enum Bug {
     ExpiredHoldDropped,
     /// The key expires when its usage has drained, although units are held.
     TtlWithoutHolds,
-    /// A report on an expired hold is applied.
+    /// A report on an expired hold is applied, and what the process keeps is held again without a look at the room.
     LateRenewalApplied,
     /// A thread reads the clock, is suspended, and then spends.
     ClockBeforeSpending,

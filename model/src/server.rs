@@ -95,7 +95,8 @@ impl Server {
         if bug == Bug::ReleasedTwice {
             self.held -= signed(released);
         }
-        let must_stop = report.keep > 0 && !self.allows(now, self.held, 0);
+        let has_no_room = report.keep > 0 && !self.allows(now, self.held, 0);
+        let must_stop = has_no_room && bug != Bug::LateRenewalApplied;
         let room = u64::try_from(signed(MAX_HELD) - self.held).unwrap_or(0);
         let mut granted = report.want.saturating_sub(report.keep).min(room);
         while granted > 0 && (must_stop || !self.allows(now, self.held, 2 * granted)) {
