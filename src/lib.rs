@@ -233,10 +233,13 @@ pub mod guide {
     #[doc = include_str!("../docs/pictures/tenants.md")]
     #[doc = include_str!("../docs/pictures/waiting.md")]
     #[doc = include_str!("../docs/pictures/several-limits.md")]
+    #[doc = include_str!("../docs/pictures/in-flight.md")]
     ///
     #[doc = include_str!("../docs/choosing.md")]
     pub mod choosing {}
 
+    /// [in-flight]: crate::guide::choosing#requests-in-flight-concurrency
+    ///
     #[doc = include_str!("../docs/costs.md")]
     pub mod costs {}
 
@@ -284,6 +287,7 @@ pub mod guide {
     #[doc = include_str!("../docs/redis-sizing.md")]
     pub mod redis_sizing {}
 
+    /// [in-flight]: crate::guide::choosing#requests-in-flight-concurrency
     /// [pitfalls]: crate::guide::pitfalls
     ///
     #[doc = include_str!("../docs/responses.md")]

@@ -1,4 +1,4 @@
-//! Runs contestants in alternating rounds, and prints medians and ratios.
+//! Runs contestants in alternating rounds, and prints medians and ratios, with the quartiles of the ratios.
 
 use std::hint::black_box;
 use std::sync::Barrier;
@@ -79,6 +79,9 @@ impl Harness {
     }
 
     /// Runs the contestants in alternating rounds on `threads` threads, and prints their nanoseconds per decision.
+    ///
+    /// Each round starts with another contestant. A ratio is the median of the ratios of the rounds. If a contestant
+    /// is named `bare`, also prints what the others add to it.
     pub(crate) fn compare(&self, scenario: &str, threads: usize, contestants: &[Contestant<'_>]) {
         if !self.wants(scenario) {
             return;
@@ -86,14 +89,29 @@ impl Harness {
         let rounds = if self.quick { 5 } else { 15 };
         let span = Duration::from_millis(if self.quick { 20 } else { 150 });
         let batches: Vec<u64> = contestants.iter().map(|contestant| batch_for(contestant, span)).collect();
-        let mut times = vec![Vec::with_capacity(rounds); contestants.len()];
-        for _ in 0..rounds {
-            for ((contestant, &batch), times) in contestants.iter().zip(&batches).zip(&mut times) {
-                times.push(round(contestant, threads, batch));
+        let mut times = vec![vec![0.0; rounds]; contestants.len()];
+        for number in 0..rounds {
+            for index in (0..contestants.len()).map(|index| (index + number) % contestants.len()) {
+                times[index][number] = round(&contestants[index], threads, batches[index]);
             }
         }
-        let medians: Vec<_> = contestants.iter().map(|c| c.name).zip(times.into_iter().map(median)).collect();
-        self.report(scenario, json!({ "threads": threads }), "ns", &medians);
+        let names: Vec<_> = contestants.iter().map(|contestant| contestant.name).collect();
+        let about = json!({ "threads": threads });
+        self.report_rounds(scenario, &about, "ns", &names, &times);
+        if let Some(bare) = names.iter().position(|&name| name == "bare") {
+            let names: Vec<_> = names.iter().copied().filter(|&name| name != "bare").collect();
+            let added = times.iter().enumerate().filter(|&(index, _)| index != bare);
+            let without_bare = |of: &Vec<f64>| of.iter().zip(&times[bare]).map(|(all, bare)| all - bare).collect();
+            let added: Vec<Vec<f64>> = added.map(|(_, of)| without_bare(of)).collect();
+            self.report_rounds(scenario, &about, "ns added", &names, &added);
+        }
+    }
+
+    /// Prints the medians of values that were measured in rounds, and the quartiles of the ratios of the rounds.
+    fn report_rounds(&self, scenario: &str, about: &Value, unit: &str, names: &[&str], rounds: &[Vec<f64>]) {
+        let medians: Vec<_> = names.iter().copied().zip(rounds.iter().map(|values| median(values.clone()))).collect();
+        let ratios: Vec<_> = rounds.iter().map(|values| Ratio::of_rounds(&rounds[0], values)).collect();
+        self.print(scenario, about, unit, &medians, &ratios);
     }
 
     /// Prints two values of each contestant.
@@ -108,38 +126,74 @@ impl Harness {
 
     /// Prints values in several units, with the ratio of the first contestant's value to each other value.
     pub(crate) fn report_all(&self, scenario: &str, about: &Value, units: &[Measurements<'_>]) {
+        for (unit, values) in units {
+            let ours = values.first().map_or(f64::NAN, |&(_, value)| value);
+            let ratios: Vec<_> = values.iter().map(|&(_, value)| Ratio::of_values(ours, value)).collect();
+            self.print(scenario, about, unit, values, &ratios);
+        }
+    }
+
+    fn print(&self, scenario: &str, about: &Value, unit: &str, values: &[(&str, f64)], ratios: &[Ratio]) {
         if self.format == Format::Json {
             let mut object = Map::new();
             object.insert("scenario".to_owned(), json!(scenario));
             object.extend(about.as_object().cloned().unwrap_or_default());
-            for (unit, values) in units {
-                let by_name = values.iter().map(|&(name, value)| (name.to_owned(), json!(rounded(value))));
-                object.insert((*unit).to_owned(), Value::Object(by_name.collect()));
-            }
+            let by_name = values.iter().map(|&(name, value)| (name.to_owned(), json!(rounded(value))));
+            object.insert(unit.to_owned(), Value::Object(by_name.collect()));
+            let by_name = values.iter().zip(ratios).map(|(&(name, _), ratio)| (name.to_owned(), ratio.to_json()));
+            object.insert("ratio".to_owned(), Value::Object(by_name.collect()));
             println!("{}", Value::Object(object));
             return;
         }
         let about: Vec<_> =
             about.as_object().into_iter().flatten().map(|(name, value)| format!("{name} {value}")).collect();
-        for (unit, values) in units {
-            let ours = values.first().map_or(f64::NAN, |&(_, value)| value);
-            let others: Vec<_> = values.iter().skip(1).map(|&(name, value)| with_ratio(name, ours, value)).collect();
-            let name = values.first().map_or("", |&(name, _)| name);
-            if self.format == Format::Table {
-                let about: String = about.iter().map(|about| format!(", {about}")).collect();
-                let name = if name == "ours" { String::new() } else { format!(" ({name})") };
-                println!("| {scenario}{about} | {unit} | **{}**{name} | {} |", rounded(ours), others.join(", "));
-            } else {
-                let others: String = others.iter().map(|other| format!("  {other}")).collect();
-                println!("{scenario:<34} {:<10}  {name} {}{others}  [{unit}]", about.join(", "), rounded(ours));
-            }
+        let ours = rounded(values.first().map_or(f64::NAN, |&(_, value)| value));
+        let others = values.iter().zip(ratios).skip(1);
+        let others: Vec<_> =
+            others.map(|(&(name, value), ratio)| format!("{name} {} ({ratio})", rounded(value))).collect();
+        let name = values.first().map_or("", |&(name, _)| name);
+        if self.format == Format::Table {
+            let about: String = about.iter().map(|about| format!(", {about}")).collect();
+            let name = if name == "ours" { String::new() } else { format!(" ({name})") };
+            println!("| {scenario}{about} | {unit} | **{ours}**{name} | {} |", others.join(", "));
+        } else {
+            let others: String = others.iter().map(|other| format!("  {other}")).collect();
+            println!("{scenario:<34} {:<10}  {name} {ours}{others}  [{unit}]", about.join(", "));
         }
     }
 }
 
-/// Formats a contestant's value, and the ratio of our value to it.
-fn with_ratio(name: &str, ours: f64, value: f64) -> String {
-    format!("{name} {} ({:.2}x)", rounded(value), ours / value)
+/// A ratio of our value to another one: the median of all rounds, and the quartiles.
+struct Ratio {
+    median: f64,
+    quartiles: Option<[f64; 2]>,
+}
+
+impl Ratio {
+    fn of_values(ours: f64, other: f64) -> Self {
+        Self { median: ours / other, quartiles: None }
+    }
+
+    fn of_rounds(ours: &[f64], others: &[f64]) -> Self {
+        let mut ratios: Vec<_> = ours.iter().zip(others).map(|(ours, other)| ours / other).collect();
+        ratios.sort_by(f64::total_cmp);
+        let at = |quarter: usize| ratios[(ratios.len() - 1) * quarter / 4];
+        Self { median: at(2), quartiles: Some([at(1), at(3)]) }
+    }
+
+    fn to_json(&self) -> Value {
+        json!({ "median": self.median, "quartiles": self.quartiles })
+    }
+}
+
+impl std::fmt::Display for Ratio {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{:.2}x", self.median)?;
+        match self.quartiles {
+            Some([low, high]) => write!(f, ", {low:.2}-{high:.2}"),
+            None => Ok(()),
+        }
+    }
 }
 
 fn rounded(value: f64) -> f64 {

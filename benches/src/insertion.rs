@@ -17,7 +17,7 @@ const QUOTA: BenchQuota = BenchQuota { limit: 1_000, seconds: 3_600, burst: 1_00
 
 const TASK_VARIABLE: &str = "TOWER_RATELIMIT_BENCH_INSERT";
 
-const CONTESTANTS: [&str; 3] = ["ours", "governor", "gcra"];
+const CONTESTANTS: [&str; 4] = ["ours", "governor", "governor_foldhash", "gcra"];
 
 pub(crate) fn run(harness: &mut Harness) {
     let (count, rounds) = if harness.is_quick() { (200_000_u64, 1) } else { (1_000_000, 5) };
@@ -74,6 +74,11 @@ fn insert<K: Key>(name: &str, keys: &[K]) -> Value {
         }),
         "governor" => measure(keys, || {
             let limiter = RateLimiter::keyed(governor_quota(QUOTA));
+            move |key: &K| limiter.check_key(key).is_ok()
+        }),
+        "governor_foldhash" => measure(keys, || {
+            let hasher = foldhash::quality::RandomState::default();
+            let limiter = RateLimiter::dashmap_with_hasher(governor_quota(QUOTA), hasher);
             move |key: &K| limiter.check_key(key).is_ok()
         }),
         "gcra" => measure(keys, || {

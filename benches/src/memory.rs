@@ -1,16 +1,19 @@
 //! Decisions in memory: one hot key and many keys, allowed and denied, on one thread and on two.
 
 use std::hint::black_box;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+use governor::RateLimiter;
+use governor::middleware::StateInformationMiddleware;
 use tower_ratelimit::store::MemoryLimits;
 use tower_ratelimit::{
-    AcquireOptions, FixedWindow, Gcra, LeakyQueue, Limit, Memory, Quota, SlidingLog, SlidingWindow, SystemClock,
+    AcquireOptions, Clock, CoarseClock, FixedWindow, Gcra, LeakyQueue, Limit, Memory, Quota, SlidingLog, SlidingWindow,
+    SystemClock,
 };
 
-use crate::baseline::Baseline;
+use crate::baseline::{Baseline, RawClock};
 use crate::harness::{Contestant, Harness};
-use crate::peers::{BenchQuota, Key, Peers, contestant};
+use crate::peers::{BenchQuota, Key, Peers, contestant, governor_quota};
 
 /// Allows every request, even on one hot key, so that every decision writes.
 const PLENTY: BenchQuota = BenchQuota { limit: 1_000_000, seconds: 1, burst: u32::MAX };
@@ -22,7 +25,9 @@ const SLOW: BenchQuota = BenchQuota { limit: 1, seconds: 1, burst: 1_000_000 };
 /// All contestants, with the same quota.
 struct Contestants<K: Key> {
     ours: Memory<K, Gcra, SystemClock, foldhash::quality::RandomState>,
-    baseline: Baseline,
+    baseline: Baseline<SystemClock>,
+    /// The baseline with the cheapest clock.
+    baseline_raw: Baseline<RawClock>,
     peers: Peers<K>,
 }
 
@@ -36,7 +41,8 @@ impl<K: Key> Contestants<K> {
                 .hasher(foldhash::quality::RandomState::default())
                 .build()
                 .expect("a limiter"),
-            baseline: Baseline::new(keys.max(10_000), interval, interval * burst),
+            baseline: Baseline::new(keys.max(10_000), interval, interval * burst, SystemClock::new()),
+            baseline_raw: Baseline::new(keys.max(10_000), interval, interval * burst, RawClock::new()),
             peers: Peers::new(keys, quota),
         }
     }
@@ -44,12 +50,32 @@ impl<K: Key> Contestants<K> {
     fn compare(&self, harness: &Harness, scenario: &str, keys: &[K]) {
         let mut contestants = vec![
             contestant(keys, "ours", |key| self.ours.check(key, AcquireOptions::default()).is_allowed()),
+            contestant(keys, "baseline_raw_clock", |key| self.baseline_raw.allows(key)),
             contestant(keys, "baseline", |key| self.baseline.allows(key)),
         ];
         contestants.extend(self.peers.contestants(keys));
         for threads in [1, 2] {
             harness.compare(scenario, threads, &contestants);
         }
+    }
+
+    /// The caller reads limit, remaining and reset of each decision. The baseline has no such numbers.
+    fn compare_read(&self, harness: &Harness, scenario: &str, keys: &[K]) {
+        let governor = RateLimiter::keyed(governor_quota(self.peers.quota())).with_middleware();
+        let governor: RateLimiter<_, _, _, StateInformationMiddleware> = governor;
+        let contestants = [
+            contestant(keys, "ours", |key| {
+                let decision = self.ours.check(key, AcquireOptions::default());
+                black_box(decision.most_restrictive().map(|limit| limit.snapshot()));
+                decision.is_allowed()
+            }),
+            contestant(keys, "baseline_raw_clock", |key| self.baseline_raw.allows(key)),
+            contestant(keys, "governor", |key| {
+                let state = governor.check_key(key);
+                state.is_ok_and(|state| black_box(state.quota().burst_size().get()) > state.remaining_burst_capacity())
+            }),
+        ];
+        harness.compare(scenario, 1, &contestants);
     }
 }
 
@@ -76,6 +102,9 @@ pub(crate) fn run(harness: &mut Harness) {
     if harness.wants("memory hot allowed") {
         Contestants::new(1, PLENTY).compare(harness, "memory hot allowed", &hot);
     }
+    if harness.wants("memory hot allowed, read") {
+        Contestants::new(1, PLENTY).compare_read(harness, "memory hot allowed, read", &hot);
+    }
     if harness.wants("memory hot denied") {
         Contestants::new(1, ONE).compare(harness, "memory hot denied", &hot);
     }
@@ -95,11 +124,13 @@ pub(crate) fn run(harness: &mut Harness) {
     algorithms(harness);
     three_limits(harness);
     hashers(harness);
+    clocks(harness);
 }
 
-fn decide<'a, K, L, S>(name: &'static str, limiter: &'a Memory<K, L, SystemClock, S>, keys: &'a [K]) -> Contestant<'a>
+fn decide<'a, K, L, C, S>(name: &'static str, limiter: &'a Memory<K, L, C, S>, keys: &'a [K]) -> Contestant<'a>
 where
     K: Sync,
+    C: Clock,
     L: MemoryLimits<K, S>,
     S: Send + Sync,
 {
@@ -151,6 +182,33 @@ fn three_limits(harness: &Harness) {
         1,
         &[decide("three", &three, &keys), decide("one", &one, &keys), decide("tuple_of_one", &tuple_of_one, &keys)],
     );
+}
+
+/// One reading of each clock, and one decision with each.
+fn clocks(harness: &Harness) {
+    fn reading<'a>(name: &'static str, now: impl Fn() -> u64 + Copy + Send + Sync + 'a) -> Contestant<'a> {
+        Contestant::new(name, move |_| {
+            move |count| {
+                for _ in 0..count {
+                    black_box(now());
+                }
+            }
+        })
+    }
+    let (system, raw, started) = (SystemClock::new(), RawClock::new(), Instant::now());
+    let Ok(coarse) = CoarseClock::start() else { return };
+    let contestants = [
+        reading("ours", || system.now().as_micros()),
+        reading("raw_counter", || raw.now().as_micros()),
+        reading("coarse", || coarse.now().as_micros()),
+        reading("monotonic", || started.elapsed().as_micros() as u64),
+    ];
+    harness.compare("memory clock", 1, &contestants);
+    let quota = Gcra::new(Quota::per_second(1_000_000)).burst(u32::MAX.into());
+    let keys: Vec<u64> = (0..1_000).collect();
+    let system = Memory::new(quota);
+    let coarse = Memory::builder(quota).clock(coarse.clone()).build().expect("a limiter");
+    harness.compare("memory clocks, 1000 keys", 1, &[decide("ours", &system, &keys), decide("coarse", &coarse, &keys)]);
 }
 
 /// The default hasher, and the hasher for keys that clients choose.

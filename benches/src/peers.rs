@@ -90,6 +90,10 @@ impl<K: Key> Peers<K> {
         }
     }
 
+    pub(crate) fn quota(&self) -> BenchQuota {
+        self.quota
+    }
+
     /// Returns the contestants that accept such keys.
     pub(crate) fn contestants<'a>(&'a self, keys: &'a [K]) -> Vec<Contestant<'a>> {
         let mut contestants = vec![

@@ -38,70 +38,52 @@ impl Service<Request<Body>> for EmptyService {
     }
 }
 
+/// The first contestant of each scenario is what `RateLimitLayer::new` does by default.
 pub(crate) fn run(harness: &mut Harness) {
     let plenty = Gcra::new(Quota::per_second(1_000_000)).burst(u32::MAX.into());
     let none = Gcra::new(Quota::per_day(1));
-    let memory = |algorithm| Memory::new(algorithm);
+    let ours = |algorithm, responder| {
+        RateLimitLayer::new(PeerIp::new(), Memory::new(algorithm)).responder(responder).layer(EmptyService)
+    };
+    let governor = |period, burst| {
+        let mut config = GovernorConfigBuilder::default().key_extractor(PeerIpKeyExtractor);
+        let config = config.period(period).burst_size(burst).finish();
+        GovernorLayer::new(Arc::new(config.expect("a configuration"))).layer(EmptyService)
+    };
+    let governor_with_headers = {
+        let mut config = GovernorConfigBuilder::default().key_extractor(PeerIpKeyExtractor).use_headers();
+        let config = config.period(Duration::from_nanos(1)).burst_size(u32::MAX).finish();
+        GovernorLayer::new(Arc::new(config.expect("a configuration"))).layer(EmptyService)
+    };
     harness.compare(
         "service allowed",
         1,
         &[
-            contestant(
-                "ours",
-                RateLimitLayer::new(PeerIp::new(), memory(plenty)).responder(Http::minimal()).layer(EmptyService),
-            ),
+            contestant("ours", RateLimitLayer::new(PeerIp::new(), Memory::new(plenty)).layer(EmptyService)),
             contestant("bare", EmptyService),
-            contestant("tower_governor", {
-                let config = GovernorConfigBuilder::default()
-                    .period(Duration::from_nanos(1))
-                    .burst_size(u32::MAX)
-                    .key_extractor(PeerIpKeyExtractor)
-                    .finish();
-                GovernorLayer::new(Arc::new(config.expect("a configuration"))).layer(EmptyService)
-            }),
+            contestant("tower_governor_with_headers", governor_with_headers),
+            contestant("tower_governor", governor(Duration::from_nanos(1), u32::MAX)),
+            contestant("ours_without_extensions", ours(plenty, Http::new().extensions(false))),
+            contestant("ours_minimal", ours(plenty, Http::minimal())),
         ],
     );
     harness.compare(
-        "service allowed, headers",
+        "service allowed, minimal",
         1,
         &[
-            contestant(
-                "ours",
-                RateLimitLayer::new(PeerIp::new(), memory(plenty))
-                    .responder(Http::new().extensions(false))
-                    .layer(EmptyService),
-            ),
+            contestant("ours_minimal", ours(plenty, Http::minimal())),
             contestant("bare", EmptyService),
-            contestant("tower_governor", {
-                let config = GovernorConfigBuilder::default()
-                    .period(Duration::from_nanos(1))
-                    .burst_size(u32::MAX)
-                    .key_extractor(PeerIpKeyExtractor)
-                    .use_headers()
-                    .finish();
-                GovernorLayer::new(Arc::new(config.expect("a configuration"))).layer(EmptyService)
-            }),
-            contestant("ours_with_extensions", RateLimitLayer::new(PeerIp::new(), memory(plenty)).layer(EmptyService)),
+            contestant("tower_governor", governor(Duration::from_nanos(1), u32::MAX)),
         ],
     );
     harness.compare(
         "service rejected",
         1,
         &[
-            contestant(
-                "ours",
-                RateLimitLayer::new(PeerIp::new(), memory(none)).responder(Http::minimal()).layer(EmptyService),
-            ),
+            contestant("ours", RateLimitLayer::new(PeerIp::new(), Memory::new(none)).layer(EmptyService)),
             contestant("bare", EmptyService),
-            contestant("tower_governor", {
-                let config = GovernorConfigBuilder::default()
-                    .period(Duration::from_secs(86_400))
-                    .burst_size(1)
-                    .key_extractor(PeerIpKeyExtractor)
-                    .finish();
-                GovernorLayer::new(Arc::new(config.expect("a configuration"))).layer(EmptyService)
-            }),
-            contestant("ours_with_headers", RateLimitLayer::new(PeerIp::new(), memory(none)).layer(EmptyService)),
+            contestant("tower_governor", governor(Duration::from_secs(86_400), 1)),
+            contestant("ours_minimal", ours(none, Http::minimal())),
         ],
     );
 }

@@ -16,6 +16,7 @@ pub(crate) fn rust(policy: &Policy) -> String {
         AlgorithmName::FixedWindow => "FixedWindow",
         AlgorithmName::SlidingWindow => "SlidingWindow",
         AlgorithmName::SlidingLog => "SlidingLog",
+        AlgorithmName::InFlight => "InFlight",
         _ => "?",
     };
     let number = |name: &str, number: Option<u64>| number.map(|number| format!(".{name}({number})"));
@@ -27,25 +28,27 @@ pub(crate) fn rust(policy: &Policy) -> String {
         policy.is_aligned_to_clock().then(|| ".aligned_to_clock()".to_owned()),
     ];
     let settings: String = settings.into_iter().flatten().collect();
-    format!("Memory::new({name}::new({}){settings})", quota(policy.quota()))
+    let rate = policy.quota().map(quota).or(policy.max().map(|max| max.to_string())).unwrap_or_default();
+    format!("Memory::new({name}::new({rate}){settings})")
 }
 
 fn quota(quota: Quota) -> String {
     let limit = quota.limit();
+    let period = quota.period();
     let named = [("second", 1), ("minute", 60), ("hour", 3_600), ("day", 86_400)];
-    let named = named.into_iter().find(|(_, seconds)| quota.period() == Duration::from_secs(*seconds));
-    match named {
-        Some((period, _)) => format!("Quota::per_{period}({limit})"),
-        None if quota.period().subsec_micros() == 0 => {
-            format!("Quota::new({limit}, Duration::from_secs({}))", quota.period().as_secs())
-        }
-        None => format!("Quota::new({limit}, Duration::from_micros({}))", quota.period().as_micros()),
+    if let Some((name, _)) = named.into_iter().find(|(_, seconds)| period == Duration::from_secs(*seconds)) {
+        return format!("Quota::per_{name}({limit})");
     }
+    let micros = period.as_micros();
+    let units = [("secs", 1_000_000), ("millis", 1_000), ("micros", 1)];
+    let whole = units.into_iter().find(|(_, unit)| micros.is_multiple_of(*unit));
+    let (unit, length) = whole.unwrap_or(("micros", 1));
+    format!("Quota::new({limit}, Duration::from_{unit}({}))", micros / length)
 }
 
 /// The fields of a policy in the order in which people write them.
-const FIELDS: [&str; 9] =
-    ["name", "algorithm", "quota", "burst", "max_waiting", "aligned_to_clock", "blocks", "weighted", "by"];
+const FIELDS: [&str; 10] =
+    ["name", "algorithm", "quota", "max", "burst", "max_waiting", "aligned_to_clock", "blocks", "weighted", "by"];
 
 /// Returns the table of `limits` in a configuration file.
 pub(crate) fn toml(policy: &Policy) -> String {

@@ -46,7 +46,8 @@ fn parse(policy: Value) -> Result<Policy, String> {
 
 fn compare(policy: &Policy, traffic: &Traffic, interval: Interval) -> Result<Value, AnyError> {
     let series = Series::new(&Simulation::alone(policy, traffic)?, traffic, interval);
-    let panel = Panel { title: format!("{}, remaining of the first client", policy.quota()), series };
+    let quota = policy.quota().map_or(String::new(), |quota| format!("{quota}, "));
+    let panel = Panel { title: format!("{quota}remaining of the first client"), series };
     let report = Simulation::alone(policy, traffic)?.run();
     Ok(json!({
         "svg": draw(&[panel], 1, 480)?,

@@ -23,7 +23,8 @@ pub(crate) const REMAINING: RGBColor = RGBColor(0x8F, 0xC8, 0xA4);
 
 const STYLE: &str = "<style>@media (prefers-color-scheme:dark){\
 [fill='#FFFFFF']{fill:#0D1117}[fill='#1F2328']{fill:#E6EDF3}[stroke='#1F2328']{stroke:#E6EDF3}\
-[fill='#8C959F']{fill:#7D8590}[stroke='#8C959F']{stroke:#7D8590}[fill='#0969DA']{fill:#58A6FF}[stroke='#0969DA']{stroke:#58A6FF}\
+[fill='#8C959F']{fill:#7D8590}[stroke='#8C959F']{stroke:#7D8590}\
+[fill='#0969DA']{fill:#58A6FF}[stroke='#0969DA']{stroke:#58A6FF}\
 [fill='#8250DF']{fill:#BC8CFF}[fill='#D96C00']{fill:#F0883E}[stroke='#D96C00']{stroke:#F0883E}\
 [fill='#8FC8A4']{fill:#2F6F46}[stroke='#8FC8A4']{stroke:#3FB950}}</style>";
 
@@ -149,7 +150,7 @@ fn draw_bars(
     numbers: &[(RGBColor, fn(&Bin) -> u64)],
 ) -> Result<(), AnyError> {
     let height = area.dim_in_pixel().1 - 8;
-    let max = series.bins.iter().flat_map(|bin| numbers.first().map(|(_, number)| number(bin))).max().unwrap_or(0);
+    let max = series.bins.iter().filter_map(|bin| numbers.first().map(|(_, number)| number(bin))).max().unwrap_or(0);
     let scale = Scale::new(area, height, series, max);
     let count = series.bins.len() as u64;
     for (layer, (colour, number)) in numbers.iter().enumerate() {

@@ -21,10 +21,12 @@ pub(crate) fn title(policy: &Policy) -> String {
     let number = |name: &str, number: Option<u64>| number.map(|number| format!("{name} {number}"));
     let settings = [
         Some(format!("{}: {algorithm}", policy.name())),
-        Some(policy.quota().to_string()),
+        policy.quota().map(|quota| quota.to_string()),
         number("burst", policy.burst()),
         number("max_waiting", policy.max_waiting()),
         number("blocks", policy.blocks()),
+        number("max", policy.max()),
+        number("fixed cost", policy.fixed_cost()),
         policy.is_aligned_to_clock().then(|| "aligned to the clock".to_owned()),
         policy.is_weighted().then(|| "weighted".to_owned()),
         Some(format!("by {}", policy.by())),

@@ -1,11 +1,15 @@
 use std::time::Duration;
 
 use super::{Algorithm, ChargeOptions, Step};
-use crate::clock::Timestamp;
+use crate::clock::{MAX_PERIOD_MICROS, Timestamp};
 use crate::decision::{AcquireOptions, LazySnapshot, LimitSnapshot, Verdict};
 use crate::error::Error;
 
 /// A limit on requests in flight: at most so many at once.
+///
+/// ![One request per second that takes six seconds, or two, with at most three in flight][picture-in-flight]
+///
+#[doc = include_str!("../../docs/pictures/in-flight.md")]
 ///
 /// The limit does not count requests per time. A store [holds](crate::limiter::Held) the cost of a request from its
 /// start to its end, and charges nothing. With rates in one limiter, one decision charges the rates and holds the
@@ -65,6 +69,8 @@ use crate::error::Error;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct InFlight {
     max: u64,
+    /// In microseconds, 0 for none.
+    max_duration: u64,
 }
 
 impl InFlight {
@@ -83,7 +89,7 @@ impl InFlight {
     #[track_caller]
     pub const fn new(max: u64) -> Self {
         assert!(max > 0 && max < Self::MAX, "`max` must be at least 1 and below 2^53");
-        Self { max }
+        Self { max, max_duration: 0 }
     }
 
     /// Creates the same limit as [`new`](Self::new), and never panics.
@@ -97,7 +103,41 @@ impl InFlight {
                 "requests in flight: {max} is not a valid maximum; choose at least 1 and less than 2^53"
             )));
         }
-        Ok(Self { max })
+        Ok(Self { max, max_duration: 0 })
+    }
+
+    /// Stops counting a request after this time, also if it has not ended. The request itself runs on.
+    ///
+    /// Requests end by themselves, so this is for those of which nobody knows that they have ended: the client of an
+    /// idle stream has vanished, and the server has no keep-alive. Choose a longer time than any request takes. Redis
+    /// stops counting up to half a second later.
+    ///
+    /// # Panics
+    ///
+    /// Panics if the time is shorter than a microsecond, or longer than 200 years. In a `const` the compiler reports
+    /// the panic. [`try_max_duration`](Self::try_max_duration) never panics.
+    #[must_use]
+    #[track_caller]
+    pub const fn max_duration(self, max_duration: Duration) -> Self {
+        let micros = max_duration.as_micros();
+        assert!(micros > 0 && micros <= MAX_PERIOD_MICROS as u128, "`max_duration` must be from 1 us up to 200 years");
+        #[allow(clippy::cast_possible_truncation, reason = "checked above")]
+        Self { max: self.max, max_duration: micros as u64 }
+    }
+
+    /// Sets the same time as [`max_duration`](Self::max_duration), and never panics.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if the time is shorter than a microsecond, or longer than 200 years.
+    pub fn try_max_duration(self, max_duration: Duration) -> Result<Self, Error> {
+        match u64::try_from(max_duration.as_micros()) {
+            Ok(micros @ 1..=MAX_PERIOD_MICROS) => Ok(Self { max_duration: micros, ..self }),
+            _ => Err(Error::config(format!(
+                "requests in flight: {max_duration:?} is not a valid maximum duration; choose a time from one \
+                 microsecond up to 200 years"
+            ))),
+        }
     }
 
     /// Returns the maximum.
@@ -147,6 +187,10 @@ impl Algorithm for InFlight {
 
     fn max_reset(&self) -> Duration {
         Duration::ZERO
+    }
+
+    fn max_hold_duration(&self) -> Option<Duration> {
+        (self.max_duration > 0).then(|| Duration::from_micros(self.max_duration))
     }
 
     fn peek_with_held(

@@ -266,6 +266,12 @@ pub trait Algorithm: fmt::Debug + Send + Sync + 'static {
         false
     }
 
+    /// Returns after what time a store ends a hold whose request has not ended, if
+    /// [`HELD_UNTIL_END`](Self::HELD_UNTIL_END) is set.
+    fn max_hold_duration(&self) -> Option<Duration> {
+        None
+    }
+
     /// Returns how many requests may wait under a layer, if the algorithm bounds that.
     #[doc(hidden)]
     fn max_waiting(&self) -> Option<u64> {

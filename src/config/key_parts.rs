@@ -111,6 +111,7 @@ macro_rules! with_algorithm {
             BuiltAlgorithm::FixedWindow($algorithm) => $result,
             BuiltAlgorithm::SlidingWindow($algorithm) => $result,
             BuiltAlgorithm::SlidingLog($algorithm) => $result,
+            BuiltAlgorithm::InFlight($algorithm) => $result,
         }
     };
 }

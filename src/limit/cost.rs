@@ -7,7 +7,7 @@ use crate::decision::AcquireOptions;
 pub(crate) enum LimitCost {
     /// The cost of the request.
     #[default]
-    Request,
+    OfRequest,
     /// This cost for every request.
     Fixed(u64),
 }
@@ -20,7 +20,7 @@ impl LimitCost {
     #[inline(always)]
     pub(crate) fn options(self, options: AcquireOptions) -> AcquireOptions {
         match self {
-            Self::Request => options,
+            Self::OfRequest => options,
             Self::Fixed(cost) if options.hold && !options.is_provisional => {
                 AcquireOptions { cost, hold: false, ..options }.max_delay(Duration::ZERO)
             }

@@ -79,7 +79,7 @@ impl<A> Limit<A> {
     }
 
     fn named(name: Name, algorithm: A) -> Self {
-        Self { name, algorithm, sub_key: WholeKey, sub_key_name: None, cost: LimitCost::Request, shadow: false }
+        Self { name, algorithm, sub_key: WholeKey, sub_key_name: None, cost: LimitCost::OfRequest, shadow: false }
     }
 
     /// Counts by the value that `sub_key` returns: a number, an address, or `()` for one count over all keys.

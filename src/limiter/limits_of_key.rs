@@ -29,7 +29,7 @@ impl<'a> LimitsOfKey<'a> {
     /// Adds a limit: its name, as in [`LimitStatus::name`](crate::LimitStatus::name), and the part of the key by which
     /// it counts.
     pub fn add(&mut self, name: &str, sub_key: &(impl Hash + ?Sized)) {
-        self.add_limit(name, sub_key, LimitCost::Request, None);
+        self.add_limit(name, sub_key, LimitCost::OfRequest, None);
     }
 
     pub(crate) fn add_limit(

@@ -13,6 +13,7 @@
 
 mod admin;
 mod boxed;
+mod capacity;
 mod chained;
 mod denied_cache;
 mod fail_open;
@@ -29,6 +30,7 @@ mod until_ready;
 pub use self::admin::AdminOperation;
 pub(crate) use self::admin::admin_methods;
 pub use self::boxed::BoxLimiter;
+pub(crate) use self::capacity::{CapacityListener, capacity_added, listen};
 pub use self::chained::Chained;
 pub use self::denied_cache::DeniedCache;
 pub use self::fail_open::FailOpen;

@@ -16,9 +16,18 @@ const ESTIMATE_RECHECK: Duration = Duration::from_millis(100);
 
 /// Waits until the limiter allows a cost, and charges the key. For code without the middleware: jobs, messages.
 ///
-/// Buckets and queues schedule the start when this function asks, first come, first served, and charge the key at that
-/// time: if the caller drops the future, the charge stays. Windows and logs schedule no starts: the function asks again
-/// after [`retry_after`](Decision::retry_after), and the limiter serves the first caller that asks.
+/// # Order
+///
+/// | Limiter | Order of the callers |
+/// |---|---|
+/// | buckets and queues | first come, first served, in all processes: the limiter schedules the start when this function asks |
+/// | windows, logs, and several limits of which one is idle | none: the function asks again after [`retry_after`](Decision::retry_after), and the limiter serves the first caller that asks |
+///
+/// A scheduled start is charged when the limiter schedules it: if the caller drops the future, the charge stays.
+///
+/// The queues of [`RateLimitLayer`](https://docs.rs/tower-ratelimit/latest/tower_ratelimit/struct.RateLimitLayer.html)
+/// belong to the layer, so this function does not wait in them. On a bucket, a caller of this function and the requests
+/// of a layer alternate, because the layer's queue books one start ahead. On a window it may overtake them.
 ///
 /// [`AcquireOptions::max_delay`] bounds the wait; the default is no bound. The returned decision is a denial if the cost
 /// [exceeds the limit](Decision::exceeds_limit), or if the wait would be longer than that bound. The function then

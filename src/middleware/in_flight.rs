@@ -77,7 +77,7 @@ impl Drop for RequestInFlight {
         let Some(held) = self.held.take() else { return };
         let (cost, lasted) = (held.cost(), self.started_at.elapsed());
         self.observers.emit(|| Event::InFlightEnded { cost, lasted });
-        let (ids, queues) = (self.ids.clone(), Arc::clone(&self.queues));
+        let (ids, queues) = (self.ids, Arc::clone(&self.queues));
         // An error is ignored: the store frees the held cost when the hold expires.
         let released = held.release().map_result(move |result| {
             queues.wake(ids);

@@ -296,6 +296,9 @@ impl<K, A, R, T, E> RateLimitLayer<K, A, R, T, E> {
     /// is an estimate from the limit, or from the measured rate of starts if that is lower. At the end of `max_wait`
     /// the layer rejects a request that still waits, exactly at that time.
     ///
+    /// The client's own deadline bounds the wait if it is earlier: the responders for gRPC read the header
+    /// `grpc-timeout` ([`Respond::client_timeout`](crate::response::Respond::client_timeout)).
+    ///
     /// Several processes that share a limit in Redis have one queue each. Buckets and queues alternate between the
     /// processes, because each process books one start ahead. Windows and logs serve the process that asks first.
     ///

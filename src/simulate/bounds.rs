@@ -6,7 +6,7 @@ use crate::config::{AlgorithmName, Policy};
 
 /// Returns the maximum cost that the policy's algorithm admits for one key in any half-open interval of this length.
 ///
-/// Admissions count at their starts, and `max_cost` is the largest cost of one request. With the limit `L`, the period
+/// `None` for `in-flight`, which bounds the requests at one time and not those of an interval. Admissions count at their starts, and `max_cost` is the largest cost of one request. With the limit `L`, the period
 /// `W`, the burst `B` and the length `t`, all times in whole microseconds:
 ///
 /// | Algorithm | Maximum |
@@ -19,19 +19,20 @@ use crate::config::{AlgorithmName, Policy};
 /// | `sliding-window`, weighted | `ceil(t / W) (2 L - 1)` |
 /// | `sliding-log` | `ceil(t / W) L` |
 ///
-/// For `t = W` these are the maxima that the algorithms' documentation states. An interval of a sliding window has parts
-/// of at most `m` blocks, and `N + 1` successive blocks admit at most `L`. If an interval has parts of two windows that
-/// start at a hit, the first hit of the earlier one may be before the interval.
+/// For `t = W` these are the maxima that the algorithms' documentation states. An interval contains parts of at most `m`
+/// blocks of a sliding window, and `N + 1` successive blocks admit at most `L`. If an interval contains parts of two
+/// windows that start at a hit, the first hit of the earlier one may be before the interval.
 #[must_use]
-pub fn max_admitted(policy: &Policy, interval: Duration, max_cost: u64) -> u64 {
-    let (limit, period) = (u128::from(policy.quota().limit()), u128::from(policy.quota().period_micros()));
+pub fn max_admitted(policy: &Policy, interval: Duration, max_cost: u64) -> Option<u64> {
+    let quota = policy.quota()?;
+    let (limit, period) = (u128::from(quota.limit()), u128::from(quota.period_micros()));
     let length = u128::from(micros_floor(interval));
     if length == 0 {
-        return 0;
+        return Some(0);
     }
     let max = match policy.algorithm() {
         AlgorithmName::Gcra | AlgorithmName::TokenBucket | AlgorithmName::LeakyBucket => {
-            let burst = u128::from(policy.burst().unwrap_or(policy.quota().limit()));
+            let burst = u128::from(policy.burst().unwrap_or(quota.limit()));
             burst + (length * limit).div_ceil(period) - 1
         }
         AlgorithmName::LeakyQueue => (length * limit).div_ceil(period) - 1 + u128::from(max_cost),
@@ -42,14 +43,14 @@ pub fn max_admitted(policy: &Policy, interval: Duration, max_cost: u64) -> u64 {
         }
         AlgorithmName::SlidingWindow if policy.is_weighted() => length.div_ceil(period) * (2 * limit - 1),
         AlgorithmName::SlidingWindow => {
-            let blocks =
-                u128::from(policy.blocks().unwrap_or_else(|| SlidingWindow::new(policy.quota()).block_count()));
+            let blocks = u128::from(policy.blocks().unwrap_or_else(|| SlidingWindow::new(quota).block_count()));
             let touched = (length - 1).div_ceil(period / blocks) + 1;
             touched.div_ceil(blocks + 1) * limit
         }
         AlgorithmName::SlidingLog => length.div_ceil(period) * limit,
+        AlgorithmName::InFlight => return None,
     };
-    u64::try_from(max).unwrap_or(u64::MAX)
+    Some(u64::try_from(max).unwrap_or(u64::MAX))
 }
 
 #[cfg(test)]
@@ -58,7 +59,7 @@ mod tests {
 
     fn max(policy: &str, interval: Duration) -> u64 {
         let policy = format!(r#"{{ "name": "a", "by": "user", {policy} }}"#);
-        max_admitted(&serde_json::from_str(&policy).expect("a policy"), interval, 1)
+        max_admitted(&serde_json::from_str(&policy).expect("a policy"), interval, 1).expect("a rate")
     }
 
     /// The table of `docs/choosing.md`.

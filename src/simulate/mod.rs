@@ -35,8 +35,8 @@
 //! An arrival has a time, a cost, and a value in each column of the traffic. The `by` of a policy names the column
 //! whose values are its keys. The name `all` needs no column: such a policy counts all requests under one key.
 //!
-//! A [`LogParser`] reads arrivals from lines of access logs, JSON lines and CSV. The example `simulate` is a command that
-//! reads such files, prints a report for each policy, and suggests limits.
+//! A [`LogParser`] reads arrivals from lines of access logs, JSON lines and CSV. The example `simulate` is a command
+//! that reads such files, prints a report for each policy, and suggests limits.
 //!
 //! # Suggestions
 //!

@@ -34,7 +34,8 @@ pub struct Report {
     pub longest_denial: Duration,
     /// The longest delay.
     pub longest_delay: Duration,
-    /// The largest cost that was admitted for one key in any second, in any ten seconds, and in any minute.
+    /// The largest cost that was admitted for one key in any second, in any ten seconds, and in any minute. If all
+    /// limits have a [fixed cost](crate::Limit::fixed_cost), it is the largest number of requests.
     pub bursts: [Burst; 3],
 }
 
@@ -61,7 +62,7 @@ pub struct Burst {
     /// The largest cost. A delayed request counts at its start.
     pub admitted: u64,
     /// The maximum that the algorithm admits: see [`max_admitted`], of several limits the smallest. `None` if all
-    /// limits are shadows.
+    /// limits are shadows. Limits with a fixed cost count only if all limits have one.
     pub bound: Option<u64>,
 }
 
@@ -80,7 +81,10 @@ const WORST_KEYS: usize = 10;
 const INTERVALS: [Duration; 3] = [Duration::from_secs(1), Duration::from_secs(10), Duration::from_secs(60)];
 
 /// Counts decisions.
-pub(super) struct ReportBuilder {
+pub(super) struct ReportBuilder<'a> {
+    policies: &'a [Policy],
+    /// Whether the bursts count requests instead of costs.
+    counts_requests: bool,
     keys: Vec<KeyDecisions>,
     admissions: Admissions,
     delayed: u64,
@@ -89,9 +93,11 @@ pub(super) struct ReportBuilder {
     max_cost: u64,
 }
 
-impl ReportBuilder {
-    pub(super) fn new(keys: usize, arrivals: usize) -> Self {
+impl<'a> ReportBuilder<'a> {
+    pub(super) fn new(policies: &'a [Policy], keys: usize, arrivals: usize) -> Self {
         Self {
+            policies,
+            counts_requests: policies.iter().all(|policy| policy.fixed_cost().is_some()),
             keys: vec![KeyDecisions::default(); keys],
             admissions: Admissions::with_capacity(arrivals),
             delayed: 0,
@@ -115,19 +121,29 @@ impl ReportBuilder {
         };
         self.delayed += u64::from(!delay.is_zero());
         self.longest_delay = self.longest_delay.max(delay);
-        self.max_cost = self.max_cost.max(arrival.cost);
-        self.admissions.add(key, arrival.time.saturating_add(delay), arrival.cost);
+        let cost = if self.counts_requests { 1 } else { arrival.cost };
+        self.max_cost = self.max_cost.max(cost);
+        self.admissions.add(key, arrival.time.saturating_add(delay), cost);
     }
 
-    pub(super) fn finish(mut self, policies: &[Policy], name: impl Fn(usize) -> String) -> Report {
+    /// Returns the maximum in the unit of the bursts, `None` if the policy counts in another unit.
+    fn bound(&self, policy: &Policy, interval: Duration) -> Option<u64> {
+        match (policy.fixed_cost(), self.counts_requests) {
+            (None, _) => max_admitted(policy, interval, self.max_cost),
+            (Some(cost), true) => max_admitted(policy, interval, cost)?.checked_div(cost),
+            (Some(_), false) => None,
+        }
+    }
+
+    pub(super) fn finish(mut self, name: impl Fn(usize) -> String) -> Report {
         self.keys.iter_mut().for_each(|key| key.end_denial(Timestamp::MAX));
-        let bound = |interval| {
-            let enforced = policies.iter().filter(|policy| !policy.is_shadow());
-            enforced.map(|policy| max_admitted(policy, interval, self.max_cost)).min()
-        };
-        let [in_second, in_ten_seconds, in_minute] = self.admissions.into_largest(INTERVALS.map(micros_floor));
-        let [second, ten_seconds, minute] = INTERVALS;
-        let burst = |interval, admitted| Burst { interval, admitted, bound: bound(interval) };
+        let bounds = INTERVALS.map(|interval| {
+            let enforced = self.policies.iter().filter(|policy| !policy.is_shadow());
+            enforced.filter_map(|policy| self.bound(policy, interval)).min()
+        });
+        let admitted = self.admissions.into_largest(INTERVALS.map(micros_floor));
+        let burst =
+            |index: usize| Burst { interval: INTERVALS[index], admitted: admitted[index], bound: bounds[index] };
         let mut worst: Vec<_> = self.keys.iter().enumerate().filter(|(_, key)| key.denied > 0).collect();
         let denied_keys = worst.len() as u64;
         // The sort is stable: of equal keys the one that came first is listed first.
@@ -144,7 +160,7 @@ impl ReportBuilder {
             worst_keys: worst.into_iter().map(|(index, key)| key.report(name(index))).collect(),
             longest_denial: self.keys.iter().map(|key| key.longest_denial).max().unwrap_or_default(),
             longest_delay: self.longest_delay,
-            bursts: [burst(second, in_second), burst(ten_seconds, in_ten_seconds), burst(minute, in_minute)],
+            bursts: [0, 1, 2].map(burst),
         }
     }
 }

@@ -8,7 +8,7 @@ use super::altered::altered;
 use super::report::{Report, ReportBuilder};
 use super::traffic::{ALL, Arrival, Traffic};
 use crate::clock::{ManualClock, Timestamp};
-use crate::config::{KeyParts, Policy};
+use crate::config::{AlgorithmName, KeyParts, Policy};
 use crate::decision::{AcquireOptions, Decision};
 use crate::error::Error;
 use crate::store::{DynLimit, Memory};
@@ -16,8 +16,10 @@ use crate::store::{DynLimit, Memory};
 /// Decides traffic as a server with the same limits does.
 ///
 /// The limiter is a [`Memory`] on a [`ManualClock`] that is set to the time of each arrival. It has a slot for each key
-/// of the traffic, so it evicts none. Clients that retry, and requests that wait in the layer's queue, are not simulated:
-/// see [`max_delay`](Self::max_delay) for starts that the limiter schedules.
+/// of the traffic, so it evicts none.
+///
+/// Retries of clients, and requests that wait in the layer's queue, are not simulated. With
+/// [`max_delay`](Self::max_delay), the limiter schedules later starts.
 pub struct Simulation<'a> {
     policies: Vec<Policy>,
     traffic: &'a Traffic,
@@ -41,8 +43,16 @@ impl<'a> Simulation<'a> {
     ///
     /// # Errors
     ///
-    /// Returns an error if the traffic has no column for a policy, or if two policies have one name.
+    /// Returns an error if the traffic has no column for a policy, if two policies have one name, or if a policy limits
+    /// requests in flight.
     pub fn together(policies: &[Policy], traffic: &'a Traffic) -> Result<Self, Error> {
+        if let Some(policy) = policies.iter().find(|policy| policy.algorithm() == AlgorithmName::InFlight) {
+            return Err(Error::config(format!(
+                "the simulation of policy {:?} failed: traffic has no durations of requests, which `in-flight` needs; \
+                 remove the policy",
+                policy.name()
+            )));
+        }
         let mut parts = KeyParts::<[usize]>::new().add(ALL, |_: &[usize]| ());
         for (index, column) in traffic.columns().iter().enumerate() {
             parts = parts.add(column.clone(), move |row: &[usize]| row.get(index).copied());
@@ -89,13 +99,13 @@ impl<'a> Simulation<'a> {
     #[must_use]
     pub fn run_with(self, mut observe: impl FnMut(&Arrival, &Decision)) -> Report {
         let arrivals = self.traffic.arrivals();
-        let mut report = ReportBuilder::new(self.keys.len(), arrivals.len());
+        let mut report = ReportBuilder::new(&self.policies, self.keys.len(), arrivals.len());
         for arrival in arrivals.iter() {
             let decision = self.decide(arrival);
             report.add(self.keys.of(arrival), arrival, decision.verdict());
             observe(arrival, &decision);
         }
-        report.finish(&self.policies, |key| self.keys.name(key, self.traffic))
+        report.finish(|key| self.keys.name(key, self.traffic))
     }
 
     /// Returns whether at most this number of arrivals is denied.

@@ -40,7 +40,7 @@ pub struct Suggestion {
 ///     traffic.push(Timestamp::from_micros(second * 1_000_000), &["alice"], 1);
 /// }
 /// let suggestions = suggest(&policy, &traffic, 6)?;
-/// assert_eq!(suggestions[0].policy.quota().to_string(), "54/min");
+/// assert_eq!(suggestions[0].policy.quota(), Some("54/min".parse()?));
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 ///
@@ -52,7 +52,7 @@ pub fn suggest(policy: &Policy, traffic: &Traffic, max_denied: u64) -> Result<Ve
     Simulation::alone(policy, traffic)?;
     let arrivals = traffic.arrivals();
     let search = Search { traffic, arrivals: &arrivals, max_denied };
-    let quota = policy.quota();
+    let Some(quota) = policy.quota() else { return Ok(Vec::new()) };
     let found: Vec<_> = match Setting::of(policy) {
         setting @ Setting::Limit => vec![search.smallest(setting, policy, quota)],
         setting => rates(quota).into_iter().map(|rate| search.smallest(setting, policy, rate)).collect(),
@@ -82,7 +82,10 @@ impl Setting {
         match policy.algorithm() {
             AlgorithmName::Gcra | AlgorithmName::TokenBucket | AlgorithmName::LeakyBucket => Self::Burst,
             AlgorithmName::LeakyQueue => Self::MaxWaiting,
-            AlgorithmName::FixedWindow | AlgorithmName::SlidingWindow | AlgorithmName::SlidingLog => Self::Limit,
+            AlgorithmName::FixedWindow
+            | AlgorithmName::SlidingWindow
+            | AlgorithmName::SlidingLog
+            | AlgorithmName::InFlight => Self::Limit,
         }
     }
 
@@ -114,7 +117,8 @@ impl Search<'_> {
             simulation.map(|simulation| simulation.denies_at_most(self.max_denied, self.arrivals))
         };
         // With the whole cost of the traffic nothing is denied.
-        let total = self.arrivals.iter().fold(1_u64, |total, arrival| total.saturating_add(arrival.cost));
+        let cost = |arrival: &Arrival| policy.fixed_cost().unwrap_or(arrival.cost);
+        let total = self.arrivals.iter().fold(1_u64, |total, arrival| total.saturating_add(cost(arrival)));
         let (mut too_small, mut enough) = (0, 1);
         while !suffices(enough)? {
             if enough >= total {

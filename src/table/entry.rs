@@ -146,11 +146,9 @@ impl<'a, C: AtomicState> Entry<'a, C> {
     /// Locks the set, unless anything in it has changed since the reading.
     #[inline(always)]
     pub(crate) fn lock(self) -> Result<LockedEntry<'a, C>, StoreError> {
-        let Self { set, version, slot, state } = self;
-        if set.try_lock(version) {
-            // A snapshot of a log holds the mutex that a write takes.
-            drop(state);
-            Ok(LockedEntry { set, version, slot })
+        if self.set.try_lock(self.version) {
+            // The state is dropped here, and not moved: a snapshot of a log holds the mutex that a write takes.
+            Ok(LockedEntry { set: self.set, version: self.version, slot: self.slot })
         } else {
             Err(StoreError::Changed)
         }

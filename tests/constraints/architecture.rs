@@ -12,7 +12,8 @@ use std::path::{Path, PathBuf};
 ///
 /// Place a new module on the lowest possible level.
 const LEVELS: &[&[&str]] = &[
-    &["clock", "error", "runtime", "sync"],
+    &["sync"],
+    &["clock", "error", "runtime"],
     &["decision", "encode", "quota", "retry"],
     &["algorithm", "key", "observe"],
     &["limit", "response", "table"],

@@ -119,6 +119,54 @@ fn in_flight_part_of_a_hold_is_released_and_the_rate_is_settled() {
     assert_eq!(decision.limits()[1].remaining(), 2);
 }
 
+/// A request that never ends does not count after the maximum duration, and its guard then ends nothing.
+#[test]
+fn in_flight_request_does_not_count_after_the_maximum_duration() {
+    let clock = ManualClock::new();
+    let limits = |max| vec![DynLimit::<str>::new(Limit::new("streams", InFlight::new(max).max_duration(MINUTE)))];
+    let limiter = Memory::builder(limits(2)).clock(clock.clone()).build().expect("a limiter");
+    let first = start(&limiter, "alice", 1);
+    clock.advance(MINUTE / 2);
+    let second = start(&limiter, "alice", 1);
+    limiter.replace(limits(2)).expect("valid limits");
+    clock.advance(MINUTE / 2 - Duration::from_micros(1));
+    assert!(!peek(&limiter, "alice").is_allowed());
+    clock.advance(Duration::from_micros(1));
+    let third = start(&limiter, "alice", 1);
+    drop(first);
+    assert_eq!(peek(&limiter, "alice").remaining(), Some(0), "the overdue request has ended before");
+    drop(second);
+    assert_eq!(peek(&limiter, "alice").remaining(), Some(1));
+    clock.advance(MINUTE);
+    assert_eq!(limiter.usage()[0].held, 0);
+    drop(third);
+    assert_eq!(peek(&limiter, "alice").remaining(), Some(2));
+    for invalid in [Duration::ZERO, Duration::from_nanos(999), Duration::MAX] {
+        assert!(InFlight::new(1).try_max_duration(invalid).expect_err("invalid").is_config());
+    }
+}
+
+/// Guards that end while decisions find them overdue: each hold ends once.
+#[test]
+fn in_flight_deadlines_and_guards_end_each_hold_once() {
+    let clock = ManualClock::new();
+    let in_flight = InFlight::new(8).max_duration(Duration::from_micros(20));
+    let limiter = Memory::<str, _>::builder(in_flight).max_keys(100).clock(clock.clone()).build().expect("a limiter");
+    std::thread::scope(|scope| {
+        for _ in 0..4 {
+            scope.spawn(|| {
+                for round in 0..2000_u32 {
+                    let held = acquire(&limiter, "alice", request(2)).held;
+                    clock.advance(Duration::from_micros(u64::from(round % 7)));
+                    drop(held);
+                }
+            });
+        }
+    });
+    assert_eq!(peek(&limiter, "alice").remaining(), Some(8));
+    assert_eq!(limiter.usage()[0].held, 0);
+}
+
 /// The tokens of a request are settled, and the request counts as one in flight, however many tokens it estimates.
 #[test]
 fn in_flight_with_a_fixed_cost_counts_requests_beside_tokens() {

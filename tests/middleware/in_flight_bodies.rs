@@ -189,7 +189,7 @@ async fn until(ended: &mut watch::Receiver<usize>, count: usize) {
 async fn read(body: hyper::body::Incoming, after: After, index: usize) {
     let mut body = body.into_data_stream();
     // Some responses are dropped unread.
-    if index % 3 == 0 {
+    if index.is_multiple_of(3) {
         return;
     }
     let _ = body.next().await;
@@ -237,15 +237,14 @@ async fn in_flight_bodies_over_http2_leak_nothing() {
         let sender = &sender;
         async move {
             let mut sender = sender.lock().await;
-            let connected = match sender.take() {
-                Some(connected) => connected,
-                None => {
-                    let socket = TcpStream::connect(address).await.expect("a connection");
-                    let builder = hyper::client::conn::http2::Builder::new(TokioExecutor::new());
-                    let (sender, connection) = builder.handshake(TokioIo::new(socket)).await.expect("HTTP/2");
-                    tokio::spawn(connection);
-                    sender
-                }
+            let connected = if let Some(connected) = sender.take() {
+                connected
+            } else {
+                let socket = TcpStream::connect(address).await.expect("a connection");
+                let builder = hyper::client::conn::http2::Builder::new(TokioExecutor::new());
+                let (sender, connection) = builder.handshake(TokioIo::new(socket)).await.expect("HTTP/2");
+                tokio::spawn(connection);
+                sender
             };
             let mut connected: hyper::client::conn::http2::SendRequest<Full<Bytes>> = connected;
             let uri = format!("http://test{}", after.path());

@@ -145,6 +145,24 @@ async fn in_flight_renewal_after_an_expiry_takes_free_places_only() {
     let _ = clock.now();
 }
 
+/// A request that never ends does not count after the maximum duration, although its process renews its hold.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn in_flight_request_does_not_count_after_the_maximum_duration_in_redis() {
+    let server = Server::start();
+    let in_flight = InFlight::new(2).max_duration(SHORT_EXPIRY * 3);
+    let limiter = Redis::builder(server.open(), "api", in_flight).hold_expiry(SHORT_EXPIRY).deadline(LONG_DEADLINE);
+    let limiter: Redis<str> = limiter.build().expect("limits");
+    let began = Instant::now();
+    let overdue = start(&limiter, 2).await.held.expect("allowed");
+    wait_for_remaining(&limiter, 2).await;
+    assert!(began.elapsed() >= SHORT_EXPIRY * 3, "after {:?}", began.elapsed());
+    let next = start(&limiter, 1).await.held.expect("allowed");
+    overdue.release().await.expect("done");
+    assert_eq!(remaining(&limiter).await, 1, "the overdue request has ended before");
+    next.release().await.expect("released");
+    assert_eq!(remaining(&limiter).await, 2);
+}
+
 /// The holds of a process that does not exist any more are freed, not charged.
 #[test]
 fn in_flight_holds_of_a_dead_process_are_freed() {
@@ -180,7 +198,7 @@ fn now_in_nanos() -> u128 {
     SystemTime::now().duration_since(UNIX_EPOCH).expect("after 1970").as_nanos()
 }
 
-/// Not a test: the child process. Three tasks run requests, until the parent writes `linger`: then the next request
+/// Not a test: the child process. Three tasks run requests. After the parent has written `linger`, the next request
 /// lasts until the parent writes `quit`.
 #[test]
 #[ignore = "child process of another test"]
@@ -200,7 +218,7 @@ fn in_flight_process() {
                         continue;
                     };
                     println!("log: start {number} {}", now_in_nanos());
-                    if linger.load(Ordering::SeqCst) {
+                    if linger.swap(false, Ordering::SeqCst) {
                         println!("log: linger {number} 0");
                         while !quit.load(Ordering::SeqCst) {
                             sleep(Duration::from_millis(5)).await;

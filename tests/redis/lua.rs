@@ -126,6 +126,30 @@ fn batch(now: f64, short: bool, keys: u16, decisions: &[(u16, u64)], params: &dy
     input
 }
 
+/// One batch of `repeats` decisions of one cost on each key, with one template, as the client encodes it.
+pub(crate) fn one_template(
+    now: f64,
+    short: bool,
+    keys: u16,
+    (cost, repeats): (u64, u16),
+    params: &dyn Fn(u64) -> Vec<f64>,
+) -> Vec<u8> {
+    // No latest start.
+    let mut input = [now.to_le_bytes(), [0; 8]].concat();
+    let numbers = |numbers: &[u16], input: &mut Vec<u8>| {
+        input.extend(numbers.iter().flat_map(|number| number.to_le_bytes()));
+    };
+    numbers(&[u16::from(short), 1, keys, keys, 0, 0], &mut input);
+    #[allow(clippy::cast_precision_loss, reason = "small")]
+    let cost_number = cost as f64;
+    let doubles = [vec![0.0, -1.0], params(cost), vec![0.0, cost_number]].concat();
+    input.extend(doubles.iter().flat_map(|double| double.to_le_bytes()));
+    for key in 1..=keys {
+        numbers(&[1, key, repeats], &mut input);
+    }
+    input
+}
+
 /// A reply under Lua 5.4, and the work of the call.
 pub(crate) struct Reply {
     /// In hexadecimal digits.
@@ -220,7 +244,7 @@ fn window_and_log_replies_equal_under_both_lua_versions() {
     let kernel = include_str!("../../src/algorithm/fixed_window.lua");
     check_equal_replies(kernel, Some(include_str!("../../src/algorithm/fixed_window_fast.lua")), &fixed);
     let sliding = |cost: u64| vec![5.0, 300_000.0, 10.0, cost as f64, 1.0];
-    check_equal_replies(include_str!("../../src/algorithm/sliding_window.lua"), None, &sliding);
+    check_equal_replies(include_str!("../../src/algorithm/sliding_window/sliding_window.lua"), None, &sliding);
     let log = |cost: u64| vec![5.0, 3_000_000.0, cost as f64];
     check_equal_replies(include_str!("../../src/algorithm/sliding_log.lua"), None, &log);
 }

@@ -2,6 +2,7 @@
 
 mod addresses;
 mod basics;
+mod batch_work;
 mod cancellation;
 mod cell;
 mod chained;

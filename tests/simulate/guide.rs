@@ -4,6 +4,7 @@ use serde::Deserialize;
 use tower_ratelimit::config::Policy;
 use tower_ratelimit::simulate::{Simulation, Traffic};
 
+use crate::playground::code;
 use crate::support::millis;
 
 const GUIDE: &str = include_str!("../../docs/choosing.md");
@@ -49,16 +50,34 @@ fn each_case_has_a_picture_and_code_and_configuration() {
     }
 }
 
+/// The Rust code of a case contains the expression that the playground writes for the TOML.
+#[test]
+fn code_and_configuration_of_a_case_have_the_same_settings() {
+    for case in cases() {
+        let picture = case.split("][picture-").nth(1).and_then(|rest| rest.split(']').next()).expect("a picture");
+        // The code writes some numbers in other forms.
+        let rust = blocks(case, "rust").concat().replace("15 * 60", "900").replace('_', "");
+        for limit in limits_of_case(picture) {
+            let expression = code::rust(&limit);
+            let algorithm = expression.strip_prefix("Memory::new(").and_then(|rest| rest.strip_suffix(')'));
+            let algorithm = algorithm.expect("an expression").replace('_', "");
+            assert!(rust.contains(&algorithm), "{algorithm}: {rust}");
+        }
+    }
+}
+
 /// The page shows each picture, and defines its link.
 #[test]
 fn guide_shows_every_picture_but_the_architecture() {
     let pictures = std::fs::read_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/pictures")).expect("the pictures");
     let names = pictures.map(|file| file.expect("an entry").file_name().into_string().expect("text"));
     let mut count = 0;
-    for file in names.filter(|name| name.ends_with(".svg") && name != "architecture.svg") {
-        let name = file.trim_end_matches(".svg");
+    for name in names.filter_map(|file| file.strip_suffix(".svg").map(str::to_owned)) {
+        if name == "architecture" {
+            continue;
+        }
         assert!(GUIDE.contains(&format!("][picture-{name}]\n")), "{name}");
-        assert!(GUIDE.contains(&format!("\n[picture-{name}]: pictures/{file}\n")), "{name}");
+        assert!(GUIDE.contains(&format!("\n[picture-{name}]: pictures/{name}.svg\n")), "{name}");
         count += 1;
     }
     assert_eq!(GUIDE.matches("\n![").count(), count);

@@ -68,7 +68,8 @@ fn live<K: Hash + 'static>(
     key: impl Fn(&Line) -> K,
 ) -> Vec<Decision> {
     let clock = ManualClock::new();
-    let limiter = Memory::builder(Limit::new("a", algorithm)).clock(clock.clone()).build().expect("a limiter");
+    let limiter =
+        Memory::builder(Limit::new("a", algorithm)).max_keys(16).clock(clock.clone()).build().expect("a limiter");
     let decide = |line: &Line| {
         clock.set(millis(line.millis));
         let mut options = AcquireOptions::cost(line.cost);
@@ -136,7 +137,7 @@ proptest! {
             Limit::new("all", FixedWindow::new(per_ten_seconds(16))).keyed_by(|_: &Line| ()),
             Limit::new("trial", Gcra::new(per_ten_seconds(1))).keyed_by(|line: &Line| line.user).shadow(),
         ));
-        let limiter = limiter.clock(clock.clone()).build().expect("a limiter");
+        let limiter = limiter.max_keys(16).clock(clock.clone()).build().expect("a limiter");
         for (index, line) in lines.iter().enumerate() {
             clock.set(millis(line.millis));
             prop_assert_eq!(&simulated[index], &limiter.check(line, line.cost), "{:?}, {}", line, index);

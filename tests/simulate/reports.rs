@@ -72,6 +72,28 @@ fn policy_without_its_column_is_an_error() {
     assert!(error.to_string().contains("unknown sub-key \"user\""), "{error}");
 }
 
+/// Requests with a fixed cost of two: a limit of five admits two of them, whatever their own cost is.
+#[test]
+fn bursts_of_a_fixed_cost_count_requests() {
+    let fixed = "algorithm = 'sliding-log'\nquota = '5 per 10s'\nfixed_cost = 2";
+    let arrivals = traffic([(0, "a", 7), (0, "a", 7), (0, "a", 7)]);
+    let report = report(fixed, &arrivals);
+    assert_eq!((report.admitted, report.denied), (2, 1));
+    assert_eq!((report.bursts[1].admitted, report.bursts[1].bound), (2, Some(2)));
+    // Beside a limit that charges the cost, the bursts count the cost.
+    let costs = "name = 'b'\nby = 'user'\nalgorithm = 'sliding-log'\nquota = '20 per 10s'";
+    let costs = toml::from_str(costs).expect("a policy");
+    let together = Simulation::together(&[policy(fixed), costs], &arrivals).expect("a simulation").run();
+    assert_eq!((together.bursts[1].admitted, together.bursts[1].bound), (14, Some(20)));
+}
+
+/// Traffic does not say when a request ends.
+#[test]
+fn limit_on_requests_in_flight_is_an_error() {
+    let error = Simulation::alone(&policy("algorithm = 'in-flight'\nmax = 2"), &traffic([])).expect_err("no durations");
+    assert!(error.to_string().contains("traffic has no durations of requests"), "{error}");
+}
+
 #[test]
 fn report_of_no_traffic_is_empty() {
     let report = report(LOG, &Traffic::new(["user"]));

@@ -18,7 +18,7 @@ fn reduced(policy: &Policy) -> Option<Policy> {
     let setting = ["burst", "max_waiting"].into_iter().find(|name| value.get(name).is_some());
     match setting {
         Some(name) => value[name] = (value[name].as_u64().expect("a number").checked_sub(1)?).into(),
-        None => value["quota"] = format!("{} per 10s", policy.quota().limit() - 1).into(),
+        None => value["quota"] = format!("{} per 10s", policy.quota().expect("a rate").limit() - 1).into(),
     }
     // Zero is no burst and no limit.
     serde_json::from_value(value).ok()
@@ -50,7 +50,8 @@ fn suggestion_suffices_and_one_less_does_not() {
 #[test]
 fn rates_are_a_quarter_to_four_times_the_given_one() {
     let suggestions = suggest(&policy(POLICIES[0]), &bursts(), 3).expect("suggestions");
-    let rates: Vec<_> = suggestions.iter().map(|suggestion| suggestion.policy.quota().to_string()).collect();
+    let rates: Vec<_> =
+        suggestions.iter().map(|suggestion| suggestion.policy.quota().expect("a rate").to_string()).collect();
     assert_eq!(rates, ["5 per 40s", "5 per 20s", "5 per 10s", "10 per 10s", "20 per 10s"]);
     let bursts: Vec<_> = suggestions.iter().filter_map(|suggestion| suggestion.policy.burst()).collect();
     assert!(bursts.is_sorted_by(|slow, fast| slow >= fast), "a higher rate needs a smaller burst: {bursts:?}");
@@ -60,7 +61,10 @@ fn rates_are_a_quarter_to_four_times_the_given_one() {
 fn window_of_the_traffic_has_its_largest_count() {
     let ten_at_once = traffic((0..10).map(|_| (0, "a", 1)));
     let window = policy(POLICIES[4]);
-    let limit_for = |max_denied| suggest(&window, &ten_at_once, max_denied).expect("one")[0].policy.quota().limit();
+    let limit_for = |max_denied| {
+        let suggestions = suggest(&window, &ten_at_once, max_denied).expect("one");
+        suggestions[0].policy.quota().expect("a rate").limit()
+    };
     assert_eq!((limit_for(0), limit_for(3), limit_for(10)), (10, 7, 1));
 }
 

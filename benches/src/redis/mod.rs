@@ -8,6 +8,7 @@ mod calls;
 mod cluster;
 mod competitors;
 mod logs;
+mod neighbour;
 mod overload;
 mod server;
 mod sizes;
@@ -75,6 +76,7 @@ pub(crate) fn run(harness: &Harness) {
         logs::run(harness, &runtime, &server);
     }
     callers::run(harness, &runtime);
+    neighbour::run(harness, &runtime);
     cluster::run(harness, &runtime);
     overload::run(harness);
 }

@@ -40,6 +40,9 @@ impl Queue {
         if in_flight > 0 && self.estimate.wait_by_quota(in_flight, class.cost, now).is_some_and(|wait| wait > lead) {
             return None;
         }
+        if self.pace.is_released {
+            return Some(now);
+        }
         let after_starts = self.starts.back().and_then(|last| last.at.checked_sub(lead));
         Some(later(self.pace.not_before, after_starts).unwrap_or(now))
     }
@@ -56,9 +59,9 @@ impl Queue {
         if self.next_ask_at(head, now).is_none_or(|at| at > now) {
             return None;
         }
-        let booked = if self.pace.may_book() { self.next_to_book(now) } else { None };
+        let booked = self.next_to_book(now);
         let books = booked.is_some();
-        let position = booked.unwrap_or(head);
+        let position = booked.or_else(|| self.next_that_stays(now, |_| self.pace.ask_time())).unwrap_or(head);
         let waiter = &self.waiters[position];
         let remaining = waiter.deadline.map(|deadline| deadline.saturating_duration_since(now));
         let max_delay = if waiter.class.hold {
@@ -76,21 +79,26 @@ impl Queue {
         Some(order)
     }
 
-    /// Returns the request for which the queue books a start: the next one that will probably not leave before.
+    /// Returns the request for which the queue books a start, if it may book one.
     ///
     /// Several limits of which one is idle schedule no starts, so the queue books none.
     fn next_to_book(&self, now: Instant) -> Option<usize> {
-        let is_mixed = self.waiters.is_mixed();
-        if is_mixed && !self.estimate.is_spaced() {
+        if !self.pace.may_book() || (self.waiters.is_mixed() && !self.estimate.is_spaced()) {
             return None;
         }
+        let position = self.next_that_stays(now, |class| self.next_start_after(class, now))?;
+        (!self.waiters[position].class.hold).then_some(position)
+    }
+
+    /// Returns the next request that will probably not leave within this time.
+    fn next_that_stays(&self, now: Instant, time: impl Fn(Class) -> Duration) -> Option<usize> {
+        // A start for the only key is not lost when its request leaves: the next one uses it.
+        if !self.waiters.is_mixed() {
+            return self.waiters.next_uncovered();
+        }
         self.waiters.next_uncovered_that(|waiter| {
-            let stays = || {
-                let patience = self.patience.of_age(now.saturating_duration_since(waiter.arrived_at));
-                patience.is_none_or(|patience| self.next_start_after(waiter.class, now) <= patience)
-            };
-            // A start for the only key is not lost when its request leaves: the next one uses it.
-            !waiter.class.hold && (!is_mixed || stays())
+            let patience = self.patience.of_age(now.saturating_duration_since(waiter.arrived_at));
+            patience.is_none_or(|patience| time(waiter.class) <= patience)
         })
     }
 
@@ -125,6 +133,7 @@ impl Queue {
         match result {
             Ok(Outcome { decision, held }) if decision.is_allowed() => {
                 self.pace.admitted();
+                self.pace.is_released &= decision.delay() <= HORIZON;
                 let held = ReleaseOnDrop::new(held);
                 self.add_start(Start { at: now + decision.delay(), class: order.class, decision, held }, now);
             }

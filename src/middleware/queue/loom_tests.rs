@@ -7,6 +7,7 @@
 use std::future::poll_fn;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64 as Count, Ordering::Relaxed};
+use std::task::Poll;
 use std::time::Duration;
 
 use loom::sync::atomic::{AtomicUsize, Ordering};
@@ -46,12 +47,14 @@ struct Slots {
     free: Arc<AtomicUsize>,
     /// The queue of the limit that denies.
     queue: u64,
+    /// Whether a decision takes a while before and after it is made.
+    is_remote: bool,
     observers: Observers,
 }
 
 impl Slots {
     fn new(free: usize) -> Self {
-        Self { free: Arc::new(AtomicUsize::new(free)), queue: QUEUE, observers: Observers::default() }
+        Self { free: Arc::new(AtomicUsize::new(free)), queue: QUEUE, is_remote: false, observers: Observers::default() }
     }
 
     fn release(&self) {
@@ -80,7 +83,16 @@ impl Slots {
 
 impl Ask for Slots {
     fn acquire(&self, _options: AcquireOptions) -> Acquisition<BoxFuture<Result<Outcome, Error>>> {
-        Acquisition::Ready(Ok(self.take()))
+        if !self.is_remote {
+            return Acquisition::Ready(Ok(self.take()));
+        }
+        let slots = self.clone();
+        Acquisition::Pending(Box::pin(async move {
+            yield_once().await;
+            let outcome = slots.take();
+            yield_once().await;
+            Ok(outcome)
+        }))
     }
 
     fn queue_of(&self, _denied: &Decision) -> u64 {
@@ -94,6 +106,19 @@ impl Ask for Slots {
     fn observers(&self) -> &Observers {
         &self.observers
     }
+}
+
+/// Is ready when it is polled again.
+async fn yield_once() {
+    let mut is_first = true;
+    poll_fn(|cx| {
+        if std::mem::take(&mut is_first) {
+            cx.waker().wake_by_ref();
+            return Poll::Pending;
+        }
+        Poll::Ready(())
+    })
+    .await;
 }
 
 fn arrival(queues: &Queues, slots: &Slots) -> Arrival<Slots> {
@@ -137,34 +162,34 @@ fn serve(queues: &Queues, waiting: Option<Waiting>) {
     queues.wake(QueueIds::new(QUEUE));
 }
 
-/// Nothing waits, no queue is left, and all slots are free.
-fn assert_ended(queues: Arc<Queues>, slots: &Slots, capacity: usize) {
+/// Waits until nothing waits, no queue is left, and all slots are free. Otherwise loom reports too many branches.
+#[allow(clippy::needless_pass_by_value, reason = "the drivers end with the queues")]
+fn assert_ends(queues: Arc<Queues>, slots: &Slots, capacity: usize) {
     // The drivers may still run, until they notice that nothing waits.
-    while queues.is_active() {
+    while queues.is_active() || queues.waiting.load(Ordering::Acquire) != 0 || slots.free() != capacity {
         thread::yield_now();
     }
-    let described = format!("{queues:?}");
-    assert!(described.contains("waiting: 0"), "{described}");
-    drop(queues);
-    assert_eq!(slots.free(), capacity);
 }
 
 /// The only slot is released while a request is denied and joins: the release is seen by the request or by the queue.
 #[test]
 fn release_while_a_request_joins_is_not_lost() {
-    model(3, || {
-        let (queues, slots) = (Arc::new(Queues::new(false)), Slots::new(0));
-        let release = {
-            let (queues, slots) = (Arc::clone(&queues), slots.clone());
-            thread::spawn(move || {
-                slots.release();
-                queues.wake(QueueIds::new(QUEUE));
-            })
-        };
-        serve(&queues, arrive(&queues, &slots));
-        release.join().expect("no panic");
-        assert_ended(queues, &slots, 1);
-    });
+    for is_remote in [false, true] {
+        model(2, move || {
+            let (queues, mut slots) = (Arc::new(Queues::new(false)), Slots::new(0));
+            slots.is_remote = is_remote;
+            let release = {
+                let (queues, slots) = (Arc::clone(&queues), slots.clone());
+                thread::spawn(move || {
+                    slots.release();
+                    queues.wake(QueueIds::new(QUEUE));
+                })
+            };
+            serve(&queues, arrive(&queues, &slots));
+            release.join().expect("no panic");
+            assert_ends(queues, &slots, 1);
+        });
+    }
 }
 
 /// A request leaves while the slot is released and handed over: another request that stays receives it.
@@ -178,7 +203,7 @@ fn start_of_a_request_that_leaves_reaches_the_next() {
         queues.wake(QueueIds::new(QUEUE));
         serve(&queues, second);
         leave.join().expect("no panic");
-        assert_ended(queues, &slots, 1);
+        assert_ends(queues, &slots, 1);
     });
 }
 
@@ -192,7 +217,7 @@ fn slot_is_free_after_the_last_request_has_left() {
         slots.release();
         queues.wake(QueueIds::new(QUEUE));
         leave.join().expect("no panic");
-        assert_ended(queues, &slots, 1);
+        assert_ends(queues, &slots, 1);
     });
 }
 
@@ -210,7 +235,7 @@ fn request_that_joins_while_the_queue_ends_is_served() {
         };
         serve(&queues, first);
         second.join().expect("no panic");
-        assert_ended(queues, &slots, 1);
+        assert_ends(queues, &slots, 1);
     });
 }
 
@@ -230,7 +255,7 @@ fn request_is_served_after_the_runtime_of_the_driver_has_shut_down() {
         };
         serve(&queues, waiting);
         other.join().expect("no panic");
-        assert_ended(queues, &slots, 1);
+        assert_ends(queues, &slots, 1);
     });
 }
 
@@ -243,6 +268,6 @@ fn request_that_leaves_while_it_moves_waits_nowhere() {
         moving.queue = OTHER_QUEUE;
         let waiting = arrive(&queues, &moving);
         thread::spawn(move || drop(waiting)).join().expect("no panic");
-        assert_ended(queues, &slots, 0);
+        assert_ends(queues, &slots, 0);
     });
 }

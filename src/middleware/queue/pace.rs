@@ -20,6 +20,8 @@ pub(super) struct Pace {
     denied_bookings: u32,
     /// The time of the next ask after a denial.
     pub(super) not_before: Option<Instant>,
+    /// Whether capacity was released since the last denial, so that known starts do not tell when to ask.
+    pub(super) is_released: bool,
     /// Counts the releases of capacity in this process.
     pub(super) releases: u64,
     max_in_flight: usize,
@@ -54,6 +56,7 @@ impl Pace {
             is_booking: false,
             denied_bookings: 0,
             not_before: None,
+            is_released: false,
             releases: 0,
             max_in_flight: 1,
             recheck: Self::MIN_RECHECK,
@@ -95,6 +98,11 @@ impl Pace {
         self.ask_time = if self.ask_time.is_zero() { time } else { (self.ask_time * 7 + time) / 8 };
     }
 
+    /// Returns the time that an ask takes.
+    pub(super) fn ask_time(&self) -> Duration {
+        self.ask_time
+    }
+
     /// Returns how far ahead to ask so that the answer arrives before the start.
     pub(super) fn lead(&self) -> Duration {
         self.ask_time * 2
@@ -111,6 +119,7 @@ impl Pace {
     /// Records a denial, and when to ask again. With `None` nothing is known to wait for.
     pub(super) fn denied(&mut self, retry_after: Option<RetryAfter>, now: Instant) {
         self.max_in_flight = 1;
+        self.is_released = false;
         self.not_before = retry_after.and_then(|RetryAfter { wait, is_estimate, interval }| {
             let recheck = if is_estimate { self.next_recheck() } else { self.jittered(Self::MAX_RECHECK) };
             if is_estimate || wait > recheck {
@@ -131,6 +140,7 @@ impl Pace {
 
     pub(super) fn released(&mut self) {
         self.releases += 1;
+        self.is_released = true;
         self.not_before = None;
         self.recheck = Self::MIN_RECHECK;
         self.sharing.interrupted();

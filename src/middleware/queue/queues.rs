@@ -3,7 +3,8 @@
 use std::collections::HashMap;
 use std::fmt;
 use std::hash::{BuildHasher as _, Hash};
-use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, PoisonError, Weak};
 use std::task::Waker;
 
 use foldhash::quality::RandomState;
@@ -12,6 +13,7 @@ use super::ids::QueueIds;
 use super::join::Bounds;
 use super::state::{Effects, Queue};
 use super::ticket::{Class, Reply, Start, Ticket};
+use crate::limiter::{CapacityListener, listen};
 use crate::runtime::Instant;
 use crate::sync::{AtomicU32, AtomicU64, AtomicUsize, Mutex, MutexGuard, Ordering, fence};
 
@@ -26,6 +28,7 @@ pub(crate) struct Queues {
     pub(super) waiting: AtomicUsize,
     /// Counts arrivals and drivers.
     sequence: AtomicU64,
+    is_listening: AtomicBool,
     hashers: [RandomState; 2],
     pub(super) newest_first: bool,
 }
@@ -43,6 +46,7 @@ impl Queues {
             filter: (0..Self::FILTER).map(|_| AtomicU32::new(0)).collect(),
             waiting: AtomicUsize::new(0),
             sequence: AtomicU64::new(0),
+            is_listening: AtomicBool::new(false),
             hashers: [RandomState::default(), RandomState::default()],
             newest_first,
         }
@@ -84,7 +88,7 @@ impl Queues {
     pub(super) fn lock(&self, id: u64) -> MutexGuard<'_, Shard> {
         // Not the bits of the filter, so that its slots spread over all shards.
         let shard = usize::try_from((id >> 32) % Self::SHARDS as u64).unwrap_or(0);
-        self.shards[shard].lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+        self.shards[shard].lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(super) fn next_number(&self) -> u64 {
@@ -146,14 +150,23 @@ impl Queues {
     }
 
     /// Returns the queue of this id, and creates it if there is none.
-    pub(super) fn find_or_create<'a>(&self, shard: &'a mut Shard, id: u64) -> &'a mut Queue {
+    pub(super) fn find_or_create<'a>(self: &Arc<Self>, shard: &'a mut Shard, id: u64) -> &'a mut Queue {
         shard.entry(id).or_insert_with(|| {
             self.active.fetch_add(1, Ordering::Relaxed);
             self.filter_of(id).fetch_add(1, Ordering::Relaxed);
+            self.listen();
             // Either a thread that releases capacity sees the queue, or the queue's next ask sees the capacity.
             fence(Ordering::SeqCst);
             Queue::new(id, self.newest_first)
         })
+    }
+
+    /// Registers for operations on limiters, before the first request waits.
+    fn listen(self: &Arc<Self>) {
+        if !self.is_listening.swap(true, Ordering::Relaxed) {
+            let listener: Weak<Self> = Arc::downgrade(self);
+            listen(listener);
+        }
     }
 
     /// Removes a queue that has ended.
@@ -176,11 +189,32 @@ impl Queues {
     }
 }
 
+impl CapacityListener for Queues {
+    /// Lets all queues ask at once.
+    fn on_capacity(&self) {
+        if !self.is_active() {
+            return;
+        }
+        for shard in &self.shards {
+            let mut shard = shard.lock().unwrap_or_else(PoisonError::into_inner);
+            let wakers: Vec<Waker> = shard
+                .values_mut()
+                .filter_map(|queue| {
+                    queue.released();
+                    queue.driver_waker.take()
+                })
+                .collect();
+            drop(shard);
+            wakers.into_iter().for_each(Waker::wake);
+        }
+    }
+}
+
 impl Drop for Queues {
     /// Wakes the drivers, which then end.
     fn drop(&mut self) {
         for shard in &mut self.shards {
-            let shard = shard.get_mut().unwrap_or_else(std::sync::PoisonError::into_inner);
+            let shard = shard.get_mut().unwrap_or_else(PoisonError::into_inner);
             shard.values_mut().filter_map(|queue| queue.driver_waker.take()).for_each(Waker::wake);
         }
     }

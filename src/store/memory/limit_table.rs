@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::blocks::Blocks;
+use super::deadlines::Deadlines;
 use super::transaction_limit::{
     AcquireContext, Capacity, HeldLimit, LimitInfo, LimitRead, ReadMode, TransactionLimit, read_clock,
 };
@@ -24,6 +25,8 @@ pub struct LimitTable<C: AlgorithmSelector, P> {
     pub(super) table: Table<CellOf<C>>,
     /// Shared with the limits that replace this one.
     blocks: Arc<Blocks>,
+    /// Shared with the limits that replace this one, too.
+    deadlines: Arc<Deadlines>,
     capacity: Capacity,
     /// The algorithm's maximum reset in microseconds, which each decision needs: row "hot key" of docs/performance.md.
     /// Zero if the algorithm is chosen by the key.
@@ -68,7 +71,7 @@ impl<C: AlgorithmSelector, P: 'static> LimitTable<C, P> {
     pub(super) fn new(limit: Limit<C, P>, capacity: Capacity) -> Result<Self, Error> {
         let words = limit.algorithm().fixed().map_or(crate::algorithm::Counters::MAX_WORDS, Algorithm::counter_words);
         let table = Table::with_capacity(capacity.max_keys, words, capacity.when_full);
-        Self::from_tables(limit, capacity, table, Arc::default())
+        Self::from_tables(limit, capacity, table, Arc::default(), Arc::default())
     }
 
     /// Creates a limit that can be replaced: with the table of the limit that it replaces, if that has the same type.
@@ -82,14 +85,13 @@ impl<C: AlgorithmSelector, P: 'static> LimitTable<C, P> {
         let previous = of
             .and_then(|previous| previous.downcast_ref::<Self>())
             .filter(|previous| limit.has_same_sub_key(&previous.limit));
-        let (table, blocks) = match previous {
-            Some(previous) => (previous.table.clone(), Arc::clone(&previous.blocks)),
-            None => (
-                Table::with_capacity(capacity.max_keys, crate::algorithm::Counters::MAX_WORDS, capacity.when_full),
-                Arc::default(),
-            ),
+        let words = crate::algorithm::Counters::MAX_WORDS;
+        let (table, blocks, deadlines) = if let Some(Self { table, blocks, deadlines, .. }) = previous {
+            (table.clone(), Arc::clone(blocks), Arc::clone(deadlines))
+        } else {
+            (Table::with_capacity(capacity.max_keys, words, capacity.when_full), Arc::default(), Arc::default())
         };
-        Self::from_tables(limit, capacity, table, blocks)
+        Self::from_tables(limit, capacity, table, blocks, deadlines)
     }
 
     fn from_tables(
@@ -97,6 +99,7 @@ impl<C: AlgorithmSelector, P: 'static> LimitTable<C, P> {
         capacity: Capacity,
         table: Table<CellOf<C>>,
         blocks: Arc<Blocks>,
+        deadlines: Arc<Deadlines>,
     ) -> Result<Self, Error> {
         let algorithm = limit.algorithm().fixed();
         let heap = algorithm.map_or(0, Algorithm::max_heap_bytes).saturating_mul(table.state_count());
@@ -111,7 +114,7 @@ impl<C: AlgorithmSelector, P: 'static> LimitTable<C, P> {
         }
         let max_reset =
             limit.algorithm().fixed().map_or(0, |algorithm| micros_floor(algorithm.max_reset()).min(Self::MAX_RESET));
-        Ok(Self { limit, table, blocks, capacity, max_reset })
+        Ok(Self { limit, table, blocks, deadlines, capacity, max_reset })
     }
 }
 
@@ -223,6 +226,22 @@ impl<C: AlgorithmSelector, P> LimitTable<C, P> {
         if C::Algorithm::HELD_UNTIL_END { options.hold().max_delay(Duration::ZERO) } else { options }
     }
 
+    /// Ends the holds whose requests last longer than the maximum.
+    fn end_overdue_holds(&self, now: Timestamp) {
+        if C::Algorithm::HELD_UNTIL_END {
+            while let Some(overdue) = self.deadlines.pop_overdue(now) {
+                self.end_hold(overdue.hash, overdue.held, now);
+            }
+        }
+    }
+
+    /// Ends a hold that is never charged. This needs no slot, so it cannot fail.
+    fn end_hold(&self, hash: u64, held: u64, now: Timestamp) {
+        let end = |table: &Table<CellOf<C>>, _: SlotIndex, _: u64| table.end_hold(hash, held);
+        let ended = self.table.update(hash, now.as_micros(), None::<&AlgorithmEviction<'_, C::Algorithm>>, end);
+        debug_assert!(ended.is_ok(), "nothing is inserted");
+    }
+
     /// Decides on a state as if the held amount were charged. A hold starts now or is denied.
     #[cold]
     fn evaluate_with_held(algorithm: &C::Algorithm, state: &StateOf<C>, options: AcquireOptions, read: &mut LimitRead) {
@@ -240,6 +259,7 @@ where
 {
     #[inline]
     fn read(&self, context: &AcquireContext<'_, Key, S>, mode: ReadMode, read: &mut LimitRead) {
+        self.end_overdue_holds(context.now);
         let hash = self.key_hash(context.key, context.hasher);
         let chosen = self.limit.algorithm().select(context.key);
         let algorithm: &C::Algorithm = chosen.borrow();
@@ -324,6 +344,10 @@ where
         self.table.hold(&read.location, options.cost);
         let chosen = self.limit.algorithm().select(context.key);
         let algorithm: &C::Algorithm = chosen.borrow();
+        read.deadline = algorithm
+            .max_hold_duration()
+            .filter(|_| C::Algorithm::HELD_UNTIL_END)
+            .map(|max| self.deadlines.add(context.now.saturating_add(max), read.location.hash(), options.cost));
         let held = read.held.saturating_add(options.cost);
         read.snapshot = algorithm.peek_with_held(&self.table.state(slot), read.now, options, held).1;
     }
@@ -334,7 +358,7 @@ where
         let until_end = C::Algorithm::HELD_UNTIL_END;
         let is_fixed = !until_end && self.limit.cost().is_fixed();
         let (table, hash) = (self.table.id(), read.location.hash());
-        HeldLimit { table, hash, algorithm, held: read.cost, is_fixed, until_end }
+        HeldLimit { table, hash, algorithm, held: read.cost, is_fixed, until_end, deadline: read.deadline }
     }
 
     fn reset(&self, context: &AcquireContext<'_, Key, S>) {
@@ -389,6 +413,12 @@ impl<C: AlgorithmSelector, P: Send + Sync + 'static> LimitInfo for LimitTable<C,
     }
 
     fn settle(&self, limit: &HeldLimit, actual: u64, clock: &dyn Clock) -> Result<(), TableFull> {
+        if limit.until_end {
+            if limit.deadline.is_none_or(|deadline| self.deadlines.remove(deadline)) {
+                self.end_hold(limit.hash, limit.held, read_clock(clock));
+            }
+            return Ok(());
+        }
         let own = limit.algorithm.as_ref().and_then(|own| own.downcast_ref::<C::Algorithm>());
         let now = read_clock(clock);
         let Some(algorithm) = own.or_else(|| self.limit.algorithm().fixed()) else { return Ok(()) };
@@ -408,6 +438,7 @@ impl<C: AlgorithmSelector, P: Send + Sync + 'static> LimitInfo for LimitTable<C,
     }
 
     fn usage(&self, now: Timestamp) -> Usage {
+        self.end_overdue_holds(now);
         let (held_keys, held) = self.table.holds();
         Usage {
             limit: self.limit.name().to_owned(),

@@ -14,7 +14,9 @@ use crate::clock::{Clock, SystemClock, Timestamp};
 use crate::decision::{AcquireOptions, Decision};
 use crate::error::Error;
 use crate::limit::{PerKey, per_key};
-use crate::limiter::{Acquisition, AdminOperation, Held, Limiter, LimiterFuture, LimitsOfKey, Outcome, admin_methods};
+use crate::limiter::{
+    Acquisition, AdminOperation, Held, Limiter, LimiterFuture, LimitsOfKey, Outcome, admin_methods, capacity_added,
+};
 use crate::observe::{Event, Observer};
 use crate::table::LookupError;
 
@@ -282,8 +284,8 @@ impl<Key: ?Sized, L: MemoryLimits<Key, S>, C: Clock, S> Memory<Key, L, C, S> {
     where
         S: Send + Sync + 'static,
     {
-        let (until_end, limits): (Vec<_>, Vec<_>) = limits.into_iter().partition(|limit| limit.until_end);
-        let (fixed, limits): (Vec<_>, Vec<_>) = limits.into_iter().partition(|limit| limit.is_fixed);
+        let (until_end, limits) = take_out(limits, |limit| limit.until_end);
+        let (fixed, limits) = take_out(limits, |limit| limit.is_fixed);
         let shared = || Arc::clone(&self.shared);
         let until_end = until_end.iter().map(|limit| limit.held).max().filter(|cost| *cost > 0).map(|cost| {
             let shared = shared();
@@ -337,8 +339,15 @@ impl<Key: ?Sized + 'static, C, S: BuildHasher + 'static> Memory<Key, Vec<DynLimi
     ///
     /// Returns the errors of [`MemoryBuilder::build`]. The limits then stay unchanged.
     pub fn replace(&self, limits: Vec<DynLimit<Key, S>>) -> Result<(), Error> {
-        self.shared.tables.replace(limits)
+        self.shared.tables.replace(limits)?;
+        capacity_added();
+        Ok(())
     }
+}
+
+/// Returns the limits for which `belongs` holds, and the others. Allocates nothing if there are none of the former.
+fn take_out(limits: Vec<HeldLimit>, belongs: impl Fn(&HeldLimit) -> bool) -> (Vec<HeldLimit>, Vec<HeldLimit>) {
+    if limits.iter().any(&belongs) { limits.into_iter().partition(belongs) } else { (Vec::new(), limits) }
 }
 
 fn table_full() -> Error {
@@ -377,7 +386,7 @@ where
 
     fn administer(&self, key: &Key, operation: AdminOperation<'_>) -> LimiterFuture<()> {
         let context = self.context(key, AcquireOptions::default());
-        LimiterFuture::ready(match operation {
+        let done = LimiterFuture::ready(match operation {
             AdminOperation::SetUsage { limit, used } => {
                 let set = self.in_limit(limit, |table| table.set(&context, used));
                 set.and_then(|set| set.map_err(|_| table_full()))
@@ -389,7 +398,8 @@ where
                 L::for_each(&self.shared.tables, &mut |table| table.reset(&context));
                 Ok(())
             }
-        })
+        });
+        operation.wake_waiters(done)
     }
 }
 

@@ -3,6 +3,7 @@
 use std::any::Any;
 use std::time::Duration;
 
+use super::deadlines::Deadline;
 use super::usage::{KeyId, TopKey, Usage};
 use crate::clock::{Clock, Timestamp};
 use crate::decision::{AcquireOptions, LazySnapshot, Name, Verdict};
@@ -87,6 +88,8 @@ pub struct HeldLimit {
     pub(super) is_fixed: bool,
     /// The cost is held until the request ends, and never charged.
     pub(super) until_end: bool,
+    /// The time at which the hold ends at the latest, if there is one.
+    pub(super) deadline: Option<Deadline>,
 }
 
 /// The key, the options and the time of one acquire call.
@@ -156,6 +159,8 @@ pub struct LimitRead {
     pub(super) supports_scheduling: bool,
     pub(super) shadow: bool,
     pub(super) slot: Option<SlotIndex>,
+    /// The time at which the hold ends at the latest, if there is one.
+    pub(super) deadline: Option<Deadline>,
 }
 
 impl LimitRead {
@@ -173,6 +178,7 @@ impl LimitRead {
         supports_scheduling: false,
         shadow: false,
         slot: None,
+        deadline: None,
     };
 
     /// Returns whether the limit counts the request if it is allowed.

@@ -12,7 +12,7 @@ use super::server::RedisServer;
 use crate::clock::{MAX_PERIOD_MICROS, micros_floor};
 use crate::decision::{AcquireOptions, Decision};
 use crate::error::Error;
-use crate::limiter::{Acquisition, AdminOperation, Limiter, LimiterFuture, LimitsOfKey, admin_methods};
+use crate::limiter::{Acquisition, AdminOperation, Limiter, LimiterFuture, LimitsOfKey, admin_methods, capacity_added};
 use crate::observe::Event;
 
 /// A limiter that stores its states in Redis. All processes with a limiter of the same name share them.
@@ -161,6 +161,7 @@ impl<Key: ?Sized> Redis<Key> {
         // The earlier limits conflict with the new ones until they are dropped, so conflicts are not reported.
         let (state, _conflicts) = LimiterState::new(builder)?;
         self.shared.state.store(Arc::new(state));
+        capacity_added();
         Ok(())
     }
 
@@ -251,14 +252,14 @@ impl<Key: ?Sized + 'static> Limiter<Key> for Redis<Key> {
                 let all = 0..state.limit_fns.len();
                 let templates =
                     all.filter_map(|limit| state.operation(Operation::Reset, limit, &algorithms, 0, 0)).collect();
-                return state.operate(key, algorithms, templates);
+                return operation.wake_waiters(state.operate(key, algorithms, templates));
             }
         };
         match state.limit(limit) {
             Err(error) => LimiterFuture::ready(Err(error)),
             Ok(limit) => {
                 let template = state.operation(kind, limit, &algorithms, cost, argument);
-                state.operate(key, algorithms, template.into_iter().collect())
+                operation.wake_waiters(state.operate(key, algorithms, template.into_iter().collect()))
             }
         }
     }

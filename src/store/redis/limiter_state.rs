@@ -81,8 +81,6 @@ impl<Key: ?Sized> LimiterState<Key> {
 
     /// Returns the keys of all limits, concatenated, and where each ends.
     pub(super) fn encode(&self, key: &Key) -> Result<(Vec<u8>, Vec<usize>), Error> {
-        let mut keys = Vec::with_capacity(64 * self.limit_fns.len());
-        let mut writer = KeyWriter::new();
         let tag = self.hash_tag.as_ref().map(|hash_tag| {
             let mut writer = KeyWriter::new();
             hash_tag(key, &mut writer);
@@ -95,20 +93,23 @@ impl<Key: ?Sized> LimiterState<Key> {
                  part of the key that is never empty",
             ));
         }
+        let mut names = KeyWriter::with_capacity(64 * self.limit_fns.len());
         let mut offsets = Vec::with_capacity(self.limit_fns.len());
         for (index, limit) in self.limit_fns.iter().enumerate() {
-            writer.clear();
-            limit.encode(key, &mut writer);
-            if tag.is_some() && writer.as_str().is_empty() {
+            let mut is_empty = false;
+            self.key_format.append(index, tag, &mut names, |writer| {
+                limit.encode(key, writer);
+                is_empty = writer.as_str().is_empty();
+            });
+            if tag.is_some() && is_empty {
                 return Err(Error::config(
                     "the decision was not sent: `slot_by` cannot spread a limit on all keys together; make the limit a \
                      limiter of its own, and combine the two with `limiter::Chained`",
                 ));
             }
-            self.key_format.append(index, tag, writer.as_str(), &mut keys);
-            offsets.push(keys.len());
+            offsets.push(names.names_len());
         }
-        Ok((keys, offsets))
+        Ok((names.into_names().into_bytes(), offsets))
     }
 
     /// Returns for each limit the algorithm for this key. Empty if no limit's algorithm depends on the key.

@@ -54,10 +54,10 @@ fn block(
     let centre = i32::midpoint(left, right);
     match lines {
         [name, remark] => {
-            write(area, name, (centre, top + 14), 13, HPos::Center, INK)?;
+            write(area, name, (centre, top + 14), 12, HPos::Center, INK)?;
             write(area, remark, (centre, top + 29), 10, HPos::Center, FAINT)
         }
-        lines => write(area, &lines.concat(), (centre, top + 20), 13, HPos::Center, INK),
+        lines => write(area, &lines.concat(), (centre, top + 20), 12, HPos::Center, INK),
     }
 }
 

@@ -1,13 +1,14 @@
 //! The pictures of the documentation. The test draws each one, and compares it with its file byte by byte.
 //!
 //! `WRITE_PICTURES=1 cargo test --all-features --test simulate pictures` writes the files. A picture is an SVG in
-//! `docs/pictures`, which Markdown pages show. The file beside it, `NAME.md`, defines the link `picture-NAME` with the same
-//! SVG as a data URL, because rustdoc copies no files.
+//! `docs/pictures`, which Markdown pages show. The file beside it, `NAME.md`, defines the link `picture-NAME` with the
+//! same SVG as a data URL, because rustdoc copies no files.
 
 mod architecture;
 mod cases;
 #[path = "../../../examples/simulate/chart.rs"]
 mod chart;
+mod in_flight;
 mod patterns;
 #[allow(dead_code, reason = "the command uses the rest")]
 #[path = "../../../examples/simulate/series.rs"]
@@ -23,6 +24,7 @@ use base64::engine::general_purpose::STANDARD;
 fn pictures() -> Vec<(&'static str, String)> {
     let mut pictures = patterns::pictures();
     pictures.extend(cases::pictures());
+    pictures.push(("in-flight", in_flight::picture()));
     pictures.push(("architecture", architecture::picture()));
     pictures
 }

@@ -101,7 +101,7 @@ fn settle(
         client.send_charge(&sessions, actual(0))
     } else {
         for hold in holds {
-            hold.session.settle(hold.held, actual(hold.held));
+            hold.settle(actual(hold.held));
             registry.track(&hold.session);
         }
         registry.send_update(&**client, &sessions)

@@ -12,7 +12,6 @@ use super::in_flight::InFlightLimit;
 use super::moving_average::MovingAverage;
 use super::operation::QueuedOperation;
 use super::queue::{Admission, Waiting};
-use super::recent_median::RecentMedian;
 use super::windowed_min::WindowedMin;
 use crate::clock::Timestamp;
 
@@ -27,8 +26,8 @@ pub(super) struct LoadControl {
     limit: InFlightLimit,
     batch_weight: BatchWeight,
     server: ServerClock,
-    /// The last connection was lost, and this one has not replied yet.
-    is_unproven: bool,
+    /// The calls in succession that were charged for nobody: their replies came too late, or not at all.
+    late_calls: u32,
 }
 
 /// A call in flight.
@@ -36,6 +35,8 @@ pub(super) struct LoadControl {
 pub(super) struct SentCall {
     at: Instant,
     weight: usize,
+    /// The latest deadline of its decisions.
+    answer_by: Option<Instant>,
     /// The number of calls in flight, with this one.
     in_flight: usize,
     has_holds: bool,
@@ -44,6 +45,8 @@ pub(super) struct SentCall {
 impl LoadControl {
     /// Each call in flight may create a session on the same key, and a key has a limited number of sessions.
     const MAX_CALLS_WITH_HOLDS: usize = 4;
+    /// After so many late calls in succession, the link or the server is slower than the deadline.
+    const MAX_LATE_CALLS: u32 = 3;
 
     pub(super) fn new(deadline: Duration) -> Self {
         let now = Instant::now();
@@ -56,24 +59,29 @@ impl LoadControl {
             limit: InFlightLimit::new(deadline, now),
             batch_weight: BatchWeight::new(),
             server: ServerClock::new(now),
-            is_unproven: false,
+            late_calls: 0,
         }
     }
 
     /// Forgets the link and the server, but not the cost of operations: a new connection may lead elsewhere.
-    ///
-    /// If the last connection was lost, the first call on the new one carries a single operation, and others wait for
-    /// its reply. Otherwise a link that is slower than the deadline would cost a pipeline of decisions, charged for
-    /// nobody, with each new connection.
+    /// If the last connection was lost (`is_lost`), the first call on the new one is a trial.
     pub(super) fn reset_connection(&mut self, is_lost: bool) {
         let batch_weight = std::mem::replace(&mut self.batch_weight, BatchWeight::new());
-        *self = Self { batch_weight, is_unproven: is_lost, ..Self::new(self.deadline) };
+        let late_calls = if is_lost { Self::MAX_LATE_CALLS } else { 0 };
+        *self = Self { batch_weight, late_calls, ..Self::new(self.deadline) };
+    }
+
+    /// Whether only a trial is sent: one decision at a time, until a reply comes in time.
+    ///
+    /// Otherwise a link that is often slower than the deadline would charge nearly every decision for nobody.
+    fn is_on_trial(&self) -> bool {
+        self.late_calls >= Self::MAX_LATE_CALLS
     }
 
     /// Whether another call may be sent for the waiting operations.
     pub(super) fn accepts_call(&mut self, waiting: Waiting) -> bool {
         let in_flight = self.sent_at.len();
-        if waiting.weight == 0 || self.is_stalled() || (self.is_unproven && in_flight > 0) {
+        if waiting.weight == 0 || self.is_stalled() {
             return false;
         }
         if in_flight >= self.limit.full() {
@@ -100,13 +108,20 @@ impl LoadControl {
             deadline: self.deadline,
             call_time: self.call_time.get(),
             is_probe: self.sent_at.is_empty(),
-            max_weight: if self.is_unproven { 1 } else { self.batch_weight.max() },
+            max_weight: self.batch_weight.max(),
+            max_decisions: match self.sent_at.len() {
+                _ if !self.is_on_trial() => usize::MAX,
+                0 => 1,
+                _ => 0,
+            },
         }
     }
 
     /// Returns the latest time of the server at which a script can start and its reply still arrive by `answer_by`.
     pub(super) fn latest_start(&self, answer_by: Instant) -> Option<Timestamp> {
-        let start = self.micros(answer_by) - self.server.expected_return(self.deadline)?;
+        // The margin must not fail decisions that could be answered, if the way back is sometimes slow.
+        let margin = (self.server.excess.get() * 2).min(self.deadline / 4);
+        let start = self.micros(answer_by - margin) - self.server.return_micros.get()?;
         u64::try_from(start).ok().map(Timestamp::from_micros)
     }
 
@@ -116,7 +131,8 @@ impl LoadControl {
         let has_holds = batch.iter().any(QueuedOperation::is_hold);
         self.calls_with_holds += usize::from(has_holds);
         let weight = batch.iter().map(QueuedOperation::total_weight).sum();
-        SentCall { at, weight, in_flight: self.sent_at.len(), has_holds }
+        let answer_by = batch.iter().filter_map(|operation| operation.answer_by).max();
+        SentCall { at, weight, answer_by, in_flight: self.sent_at.len(), has_holds }
     }
 
     /// Records the end of a call, and whether the server replied.
@@ -129,7 +145,10 @@ impl LoadControl {
         if !replied {
             return;
         }
-        self.is_unproven = false;
+        let is_uncharged = run.is_some_and(|run| run.late > 0);
+        if let Some(answer_by) = call.answer_by.filter(|_| !is_uncharged) {
+            self.late_calls = if now <= answer_by { 0 } else { self.late_calls.saturating_add(1) };
+        }
         // Nothing was sent but this call, because no other could be answered in time: the estimate is out of date.
         if call.in_flight == 1 && self.call_time.get() >= self.deadline {
             self.call_time = MovingAverage::default();
@@ -163,8 +182,6 @@ struct ServerClock {
     return_micros: WindowedMin,
     /// How much longer than that it takes on average.
     excess: MovingAverage,
-    /// From the start of a script to the arrival of its reply: half of recent calls take longer.
-    median_return: RecentMedian,
     /// The start of the last script, and its weight.
     last: Option<(i64, usize)>,
 }
@@ -175,20 +192,8 @@ impl ServerClock {
             travel_micros: WindowedMin::new(now),
             return_micros: WindowedMin::new(now),
             excess: MovingAverage::default(),
-            median_return: RecentMedian::new(),
             last: None,
         }
-    }
-
-    /// Returns the time from the start of a script to the arrival of its reply, in microseconds, with a margin.
-    ///
-    /// The margin is at most a quarter of the deadline: if the way back is sometimes slow, a larger margin would fail
-    /// decisions that can be answered. But if more than half of the replies take longer, most decisions would be charged
-    /// for nobody, so the median counts.
-    fn expected_return(&self, deadline: Duration) -> Option<i64> {
-        let margin = (self.excess.get() * 2).min(deadline / 4);
-        let least = self.return_micros.get()? + i64::try_from(margin.as_micros()).ok()?;
-        Some(least.max(self.median_return.get()?))
     }
 
     /// Records a call. Returns the weight of the call before it, and for how long that one occupied the server, if this
@@ -204,7 +209,6 @@ impl ServerClock {
         let started = i64::try_from(started_at.as_micros()).ok()?;
         self.travel_micros.record(started - sent, now);
         self.return_micros.record(received - started, now);
-        self.median_return.record(received - started);
         let excess = received - started - self.return_micros.get()?;
         self.excess.record(Duration::from_micros(u64::try_from(excess).ok()?));
         let (previous, weight) = self.last.replace((started, weight))?;

@@ -28,7 +28,6 @@ mod load_control;
 mod moving_average;
 mod operation;
 mod queue;
-mod recent_median;
 mod results;
 mod windowed_min;
 mod worker;

@@ -68,6 +68,8 @@ pub(super) struct Admission {
     /// The first decision is sent whatever the estimate is, because no other call will correct the estimate.
     pub(super) is_probe: bool,
     pub(super) max_weight: usize,
+    /// The maximum number of operations with a deadline.
+    pub(super) max_decisions: usize,
 }
 
 impl OperationQueue {
@@ -148,11 +150,12 @@ impl OperationQueue {
     pub(super) fn take_batch(&self, admission: &Admission) -> Taken {
         let mut state = self.state();
         state.full_weight = admission.max_weight;
-        let (mut weight, mut probes) = (0, admission.is_probe);
+        let (mut weight, mut decisions, mut probes) = (0, 0, admission.is_probe);
         let (mut batch, mut late) = (Vec::with_capacity(state.pending.len().min(admission.max_weight)), Vec::new());
         let earliest = state.earliest_answer(admission);
         while let Some(next) = state.pending.front() {
-            let fits = weight + next.total_weight() <= admission.max_weight || batch.is_empty();
+            let fits = (weight + next.total_weight() <= admission.max_weight || batch.is_empty())
+                && (decisions < admission.max_decisions || next.answer_by.is_none());
             let is_late = next.answer_by.is_some_and(|answer_by| answer_by < earliest);
             if !fits && !is_late {
                 break;
@@ -167,6 +170,7 @@ impl OperationQueue {
             }
             probes = false;
             weight += operation.total_weight();
+            decisions += usize::from(operation.answer_by.is_some());
             batch.push(operation);
         }
         Taken { batch, late }

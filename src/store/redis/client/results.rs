@@ -109,7 +109,7 @@ impl QueuedOperation {
         if is_known {
             state.held = state.held.saturating_add_signed(-released);
         }
-        if update.session.held_until_end {
+        if update.session.is_in_flight() {
             update.finish(is_known, charged.unsigned_abs());
             return Some(Ok(()));
         }

@@ -59,6 +59,9 @@ async fn worker_loop(config: &Arc<ClientConfig>, node: &Arc<NodeState>, queue: &
             // Calls in flight may have lost the connection: the worker opens another one once they have ended.
             let Some(connection) = &connection else { break };
             let Taken { batch, late } = queue.take_batch(&control.admission());
+            if batch.is_empty() && late.is_empty() {
+                break;
+            }
             drop_late(config, late);
             if !batch.is_empty() {
                 let latest_start = latest_start(config, &control, &batch);

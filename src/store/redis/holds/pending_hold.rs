@@ -4,7 +4,7 @@ use std::sync::Arc;
 use tokio::time::Instant;
 
 use super::registry::HoldRegistry;
-use super::session::Session;
+use super::session::{Deadline, Session};
 use crate::decision::AcquireOptions;
 use crate::store::redis::script::LimitInfo;
 
@@ -37,17 +37,19 @@ impl PendingHold {
         let mut holds = Vec::with_capacity(held.len());
         for ((session, held), limit) in self.sessions.drain(..).zip(held).zip(limits) {
             let Some(session) = session else { continue };
-            if let Some(held) = held.filter(|held| *held > 0) {
-                session.hold_granted(held, self.sent_at);
+            let deadline = if let Some(held) = held.filter(|held| *held > 0) {
+                let deadline = session.hold_granted(held, self.sent_at);
                 self.registry.open(&session);
+                deadline
             } else {
                 session.hold_not_granted();
-            }
+                None
+            };
             let until_end = limit.held_until_end;
             let is_fixed = !until_end && limit.cost.is_fixed();
             // A cost of 0 needs no settlement, unless the actual cost differs.
             let held = held.filter(|held| *held > 0 || !is_fixed && !until_end);
-            holds.extend(held.map(|held| GrantedHold { session, held, is_fixed, until_end }));
+            holds.extend(held.map(|held| GrantedHold { session, held, is_fixed, until_end, deadline }));
         }
         Grant { is_hold: options.hold, cost: options.cost, holds, registry: Arc::clone(&self.registry) }
     }
@@ -98,6 +100,8 @@ pub(crate) struct GrantedHold {
     pub(crate) is_fixed: bool,
     /// The cost is held until the request ends, and never charged.
     pub(crate) until_end: bool,
+    /// The time at which the hold ends at the latest, if there is one.
+    deadline: Option<Deadline>,
 }
 
 impl Grant {
@@ -122,8 +126,12 @@ impl Drop for Grant {
 }
 
 impl GrantedHold {
+    pub(crate) fn settle(&self, actual: u64) {
+        self.session.settle(self.held, actual, self.deadline);
+    }
+
     fn release(self) -> Arc<Session> {
-        self.session.settle(self.held, 0);
+        self.settle(0);
         self.session
     }
 }

@@ -6,7 +6,7 @@ use tokio::runtime::{Handle, Id};
 use tokio::time::{Instant, sleep};
 
 use super::pending_hold::PendingHold;
-use super::session::{Due, Session};
+use super::session::{Due, InFlightHolds, Session};
 use super::update::SessionUpdate;
 use crate::clock::micros_floor;
 use crate::decision::AcquireOptions;
@@ -90,8 +90,10 @@ impl HoldRegistry {
                 continue;
             }
             let mut params = Vec::new();
+            let max_duration = algorithm.max_hold_duration();
             if own.is_some() {
                 algorithm.params(0, &mut params);
+                params.extend(max_duration.map(micros_floor));
             }
             let key = (Arc::<[u8]>::from(key(index)), params);
             let open = self.sessions().open.get(&key).filter(|open| open.join(self.expiry)).cloned();
@@ -99,8 +101,9 @@ impl HoldRegistry {
             let session = known.unwrap_or_else(|| {
                 let template = limit.template(index, Operation::Update, algorithm, 0, micros_floor(self.expiry));
                 let weight = usize::from(algorithm.weight());
-                let (own, until_end) = (own.cloned(), limit.held_until_end);
-                let session = Arc::new(Session::new(index, key.clone(), own, weight, until_end, Arc::new(template)));
+                let in_flight = limit.held_until_end.then_some(InFlightHolds { max_duration });
+                let session = Session::new(index, key.clone(), own.cloned(), weight, in_flight, Arc::new(template));
+                let session = Arc::new(session);
                 session.join(self.expiry);
                 new.0.insert(key, Arc::clone(&session));
                 session

@@ -1,3 +1,4 @@
+use std::collections::BTreeMap;
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -19,10 +20,23 @@ pub(crate) struct Session {
     /// The run time of one step in the script.
     pub(crate) weight: usize,
     /// The costs are held until their requests end, and never charged.
-    pub(crate) held_until_end: bool,
+    in_flight: Option<InFlightHolds>,
     /// The template of the session's updates.
     pub(crate) template: Arc<OperationTemplate>,
     state: Mutex<SessionState>,
+}
+
+/// What holds until the end of requests.
+pub(super) struct InFlightHolds {
+    /// The time after which a hold ends, also if the request has not.
+    pub(super) max_duration: Option<Duration>,
+}
+
+/// The time at which a hold ends at the latest, made unique by a number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Deadline {
+    at: Instant,
+    id: u64,
 }
 
 #[allow(clippy::struct_excessive_bools, reason = "the flags are independent")]
@@ -35,6 +49,9 @@ struct SessionState {
     held: u64,
     /// The part of it that the server does not count, because the session had expired.
     uncounted: u64,
+    /// The costs that end at the latest at a time.
+    deadlines: BTreeMap<Deadline, u64>,
+    last_deadline: u64,
     /// All settlements.
     settled: Sums,
     /// The settlements that the server has confirmed.
@@ -108,7 +125,7 @@ impl Session {
         (key, params): (Arc<[u8]>, Vec<u64>),
         algorithm: Option<Arc<dyn DynLuaAlgorithm>>,
         weight: usize,
-        held_until_end: bool,
+        in_flight: Option<InFlightHolds>,
         template: Arc<OperationTemplate>,
     ) -> Self {
         let now = Instant::now();
@@ -117,6 +134,8 @@ impl Session {
             guards: 0,
             held: 0,
             uncounted: 0,
+            deadlines: BTreeMap::new(),
+            last_deadline: 0,
             settled: Sums::default(),
             acknowledged: Sums::default(),
             sent_surcharge: 0,
@@ -132,7 +151,7 @@ impl Session {
             failures: 0,
         };
         let (id, state) = (random_id(), Mutex::new(state));
-        Self { id, limit, key, algorithm, params, weight, held_until_end, template, state }
+        Self { id, limit, key, algorithm, params, weight, in_flight, template, state }
     }
 
     /// Adds a pending hold, unless the session accepts none.
@@ -150,14 +169,24 @@ impl Session {
         if self.state().is_confirmed { id } else { -id }
     }
 
-    /// The server granted a pending hold.
-    pub(super) fn hold_granted(&self, cost: u64, sent_at: Instant) {
+    /// Returns whether the costs are held until their requests end.
+    pub(crate) fn is_in_flight(&self) -> bool {
+        self.in_flight.is_some()
+    }
+
+    /// The server granted a pending hold. Returns the time at which the hold ends at the latest, if there is one.
+    pub(super) fn hold_granted(&self, cost: u64, sent_at: Instant) -> Option<Deadline> {
         let mut state = self.state();
         state.pending -= 1;
         state.guards += 1;
         state.held = state.held.saturating_add(cost);
         state.is_confirmed = true;
         state.renewed_at = state.renewed_at.max(sent_at);
+        let at = sent_at.checked_add(self.in_flight.as_ref()?.max_duration?)?;
+        state.last_deadline += 1;
+        let deadline = Deadline { at, id: state.last_deadline };
+        state.deadlines.insert(deadline, cost);
+        Some(deadline)
     }
 
     /// The server did not grant a pending hold, or not on this limit.
@@ -179,36 +208,28 @@ impl Session {
     /// Requests in flight have not ended by that: the next update holds their costs again, if there is room.
     pub(super) fn lose(&self) {
         let mut state = self.state();
-        if self.held_until_end && state.guards > 0 {
+        if self.is_in_flight() && state.guards > 0 {
             state.is_closed = true;
         } else {
             state.lose();
         }
     }
 
-    /// Settles one guard.
-    pub(crate) fn settle(&self, held: u64, actual: u64) {
+    /// Settles one guard, unless its deadline has passed.
+    pub(crate) fn settle(&self, held: u64, actual: u64, deadline: Option<Deadline>) {
         let mut state = self.state();
-        let actual = if self.held_until_end { 0 } else { actual };
-        let surcharge = actual.saturating_sub(held);
-        state.guards -= 1;
-        state.held = state.held.saturating_sub(held);
-        if state.is_over {
-            state.detached_surcharge = state.detached_surcharge.saturating_add(surcharge);
-            return;
+        if deadline.is_none_or(|deadline| state.deadlines.remove(&deadline).is_some()) {
+            state.settle(held, if self.is_in_flight() { 0 } else { actual });
         }
-        let settled = &mut state.settled;
-        settled.released = settled.released.saturating_add(held);
-        settled.charged = settled.charged.saturating_add(actual);
-        settled.surcharge = settled.surcharge.saturating_add(surcharge);
-        // A new session starts before the sums leave the range in which doubles are exact.
-        state.is_closed |= state.settled.released.max(state.settled.charged) >= MAX_EXACT / 2;
-        state.retry_at = Instant::now();
     }
 
     /// Returns the work that is due now.
     pub(super) fn due(&self, now: Instant, expiry: Duration) -> Due {
         let mut state = self.state();
+        while let Some(overdue) = state.deadlines.first_entry().filter(|first| first.key().at <= now) {
+            let held = overdue.remove();
+            state.settle(held, 0);
+        }
         if state.detached_surcharge > 0 {
             return Due::Charge(std::mem::take(&mut state.detached_surcharge));
         }
@@ -299,7 +320,7 @@ impl Session {
     /// Returns by how much the held cost that the server does not count has grown: requests in flight have not ended.
     pub(super) fn update_missed(&self, snapshot: &Snapshot, expiry: Duration) -> u64 {
         let mut state = self.state();
-        if self.held_until_end && state.guards > 0 {
+        if self.is_in_flight() && state.guards > 0 {
             state.is_closed = true;
             state.retry_at = Instant::now() + expiry / 3;
             return snapshot.held.saturating_sub(std::mem::replace(&mut state.uncounted, snapshot.held));
@@ -321,6 +342,23 @@ impl Session {
 }
 
 impl SessionState {
+    fn settle(&mut self, held: u64, actual: u64) {
+        let surcharge = actual.saturating_sub(held);
+        self.guards -= 1;
+        self.held = self.held.saturating_sub(held);
+        if self.is_over {
+            self.detached_surcharge = self.detached_surcharge.saturating_add(surcharge);
+            return;
+        }
+        let settled = &mut self.settled;
+        settled.released = settled.released.saturating_add(held);
+        settled.charged = settled.charged.saturating_add(actual);
+        settled.surcharge = settled.surcharge.saturating_add(surcharge);
+        // A new session starts before the sums leave the range in which doubles are exact.
+        self.is_closed |= self.settled.released.max(self.settled.charged) >= MAX_EXACT / 2;
+        self.retry_at = Instant::now();
+    }
+
     /// The server's entry is gone before the session ended it: surcharges that no update carried are charged without
     /// it.
     fn lose(&mut self) {

@@ -16,14 +16,14 @@ async fn jitter_below_the_deadline_charges_only_what_is_answered() {
     }
 }
 
-/// A link whose jitter is longer than the deadline. Replies come in order, so nearly all take longer.
+/// A link with a jitter of 200 ms, longer than the deadline. Replies come in order, so nearly all come too late. Once
+/// three were late, one decision at a time is sent.
 #[tokio::test(start_paused = true)]
 async fn jitter_above_the_deadline_charges_little() {
     let link = Link { jitter: MS * 100, ..slow_server(5) };
     let simulation = Simulation::new(link);
     let goodput = offer(&simulation, &simulation.limiter(MS * 50), 1, Duration::from_secs(3)).await;
-    println!("{goodput:?}");
-    assert!(goodput.charged <= goodput.answered + 100, "{goodput:?}");
+    assert!(goodput.charged <= goodput.answered + 30, "{goodput:?}");
 }
 
 /// One reply of two hundred is late, and those behind it. The other decisions are made.
@@ -31,6 +31,6 @@ async fn jitter_above_the_deadline_charges_little() {
 async fn rare_slow_replies_stop_no_other_decision() {
     let simulation = Simulation::new(Link { slow_reply: Some((200, MS * 60)), ..slow_server(5) });
     let goodput = offer(&simulation, &simulation.limiter(MS * 50), 1, Duration::from_secs(3)).await;
-    println!("{goodput:?}");
     assert!(goodput.answered * 10 >= goodput.offered * 6, "{goodput:?}");
+    assert!(goodput.charged * 100 <= goodput.answered * 110, "{goodput:?}");
 }

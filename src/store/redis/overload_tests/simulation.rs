@@ -152,7 +152,7 @@ fn decode(input: &[u8]) -> (bool, f64, Vec<u16>) {
         let ids = if code == 2 {
             1
         } else if code == 7 {
-            4
+            5
         } else {
             0
         };

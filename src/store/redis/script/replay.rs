@@ -35,6 +35,9 @@ pub(crate) trait DynLuaAlgorithm: Send + Sync {
     /// Returns the numbers of a key whose state is too large to travel, from the three numbers in the reply.
     fn replay_view(&self, view: [u64; 3], now: Timestamp) -> LazySnapshot;
 
+    /// The time after which a hold ends: see [`Algorithm::max_hold_duration`].
+    fn max_hold_duration(&self) -> Option<Duration>;
+
     /// The run time of one decision in the script: see [`LuaAlgorithm::weight`].
     fn weight(&self) -> u16;
 
@@ -96,6 +99,10 @@ impl<A: LuaAlgorithm> DynLuaAlgorithm for A {
 
     fn replay_view(&self, view: [u64; 3], now: Timestamp) -> LazySnapshot {
         self.snapshot_from_view(view, now)
+    }
+
+    fn max_hold_duration(&self) -> Option<Duration> {
+        Algorithm::max_hold_duration(self).filter(|_| A::HELD_UNTIL_END)
     }
 
     fn weight(&self) -> u16 {

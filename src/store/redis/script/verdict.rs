@@ -54,7 +54,11 @@ impl ScriptVerdict {
     }
 
     pub(crate) fn read(reply: &mut ReplyReader<'_>, limits: &[LimitInfo]) -> Option<Self> {
-        let mut values = limits.iter().map(|_| reply.next_i64()).collect::<Option<Vec<i64>>>()?;
+        // `collect` would not know the length.
+        let mut values = Vec::with_capacity(limits.len());
+        for _ in limits {
+            values.push(reply.next_i64()?);
+        }
         let cannot_schedule = if reply.used_fast_path() { 0 } else { reply.next_i64()? };
         let mut views = Vec::new();
         let mut is_invalid = values.contains(&ReplyReader::NOT_A_NUMBER);

@@ -1,5 +1,8 @@
+mod view;
+
 use std::time::Duration;
 
+use self::view::{HEAD, Live, View, index, quotient};
 use super::{Algorithm, ChargeOptions, Counters, Start, Step};
 use crate::clock::{Timestamp, micros_floor};
 use crate::decision::{LazySnapshot, LimitSnapshot};
@@ -10,7 +13,7 @@ use crate::quota::Quota;
 ///
 /// ![Decisions with a quota of ten in ten seconds, on four patterns of traffic][picture-sliding-window]
 ///
-#[doc = include_str!("../../docs/pictures/sliding-window.md")]
+#[doc = include_str!("../../../docs/pictures/sliding-window.md")]
 ///
 /// **Strict** (the default): in any window of one period at most `limit` are admitted, exactly. The window counts the
 /// current block and as many full blocks as the period has. So a hit counts for up to one block longer than a period,
@@ -45,6 +48,9 @@ pub struct SlidingWindow {
     quota: Quota,
     blocks: u64,
     weighted: bool,
+    /// The length of a block in microseconds.
+    // Stored: a decision took some 70 divisions otherwise (row "sliding window" of docs/performance.md).
+    width: u64,
 }
 
 impl SlidingWindow {
@@ -60,7 +66,7 @@ impl SlidingWindow {
         while !quota.period_micros().is_multiple_of(blocks) {
             blocks -= 1;
         }
-        Self { quota, blocks, weighted: false }
+        Self { quota, blocks, weighted: false, width: quota.period_micros() / blocks }
     }
 
     /// Sets the number of blocks. More blocks are more precise, and take more words per key.
@@ -73,7 +79,7 @@ impl SlidingWindow {
     #[must_use]
     #[track_caller]
     pub const fn blocks(self, blocks: u64) -> Self {
-        Self { blocks, ..self }.unwrap_or_panic()
+        self.with_blocks(blocks).unwrap_or_panic()
     }
 
     /// Works as [`blocks`](Self::blocks), and returns an error instead of panicking.
@@ -83,7 +89,7 @@ impl SlidingWindow {
     /// Returns an error if `blocks` is not in 1 to [`MAX_BLOCKS`](Self::MAX_BLOCKS), does not divide the period into
     /// whole microseconds, or makes the blocks of a weighted window too long for an exact estimate.
     pub fn try_blocks(self, blocks: u64) -> Result<Self, Error> {
-        Self { blocks, ..self }.validate()
+        self.with_blocks(blocks).validate()
     }
 
     /// Counts the oldest block by the fraction of it that the window covers.
@@ -118,6 +124,11 @@ impl SlidingWindow {
         self.blocks
     }
 
+    const fn with_blocks(self, blocks: u64) -> Self {
+        let width = if blocks == 0 { 0 } else { self.quota.period_micros() / blocks };
+        Self { blocks, width, ..self }
+    }
+
     const fn validate_const(&self) -> Option<&'static str> {
         if self.blocks == 0 || self.blocks > Self::MAX_BLOCKS {
             Some("a sliding window has 1 to 60 blocks")
@@ -125,7 +136,7 @@ impl SlidingWindow {
             Some(
                 "a sliding window's blocks must take a whole number of microseconds; choose a number that divides the period",
             )
-        } else if self.weighted && self.quota.limit() > (1 << 53) / self.width() {
+        } else if self.weighted && self.quota.limit() > (1 << 53) / self.width {
             Some(
                 "a weighted window's limit times its blocks' length in microseconds must be at most 2^53; choose more blocks \
                  or the strict form",
@@ -153,10 +164,6 @@ impl SlidingWindow {
         }
     }
 
-    const fn width(&self) -> u64 {
-        self.quota.period_micros() / self.blocks
-    }
-
     /// Returns the number of blocks for which a hit counts: its own, and as many full blocks as the period has.
     const fn kept(&self) -> u64 {
         self.blocks + 1
@@ -165,47 +172,13 @@ impl SlidingWindow {
     /// Returns width and number of blocks in one word. They are part of the state, because another quota may have
     /// written it.
     const fn layout_word(&self) -> u64 {
-        self.width() << 6 | self.blocks
-    }
-
-    fn view<'a>(&self, state: &'a Counters, now: u64) -> View<'a> {
-        let mut view = View { counts: &[], newest: 0, width: 0, kept: 1, written_at: 0, at: now, behind: 0 };
-        let &[idle_at, newest, written_at, layout, ref counts @ ..] = &**state else { return view };
-        let at = now.max(written_at);
-        if at - now > self.quota.period_micros() + self.width() {
-            return view;
-        }
-        (view.at, view.behind) = (at, at - now);
-        if idle_at > at {
-            (view.width, view.kept) = (layout >> 6, (layout & 63) + 1);
-            (view.counts, view.newest, view.written_at) = (counts, newest, written_at);
-        }
-        view
-    }
-
-    /// Returns the blocks that count at the view's time, oldest first. An older block expires no later than a newer
-    /// block.
-    fn live<'a>(&'a self, view: &'a View<'_>) -> impl Iterator<Item = Live> + Clone + 'a {
-        let oldest = view.newest.saturating_sub(view.kept - 1);
-        let written = (oldest..=view.newest).zip(view.slots(oldest));
-        written.filter_map(move |(written, &count)| {
-            if count == 0 {
-                return None;
-            }
-            // The last possible time of a hit in this block. It does not depend on `at`, so that the block is counted
-            // in the same new block at all times. In a state that this window wrote, that is the block itself.
-            let last = written.saturating_add(1).saturating_mul(view.width).saturating_sub(1).min(view.written_at);
-            let block = last / self.width();
-            let old_expiry = written.saturating_add(view.kept).saturating_mul(view.width);
-            let leaves_at = self.leaves_at(block).min(old_expiry);
-            (leaves_at > view.at).then_some(Live { block, leaves_at, count })
-        })
+        self.width << 6 | self.blocks
     }
 
     /// Returns the hits that count, by blocks of this window.
     fn counts(&self, view: &View<'_>) -> Counts {
-        let mut counts = Counts { by_age: [0; MAX_LIVE_BLOCKS], at: view.at, current: view.at / self.width() };
-        for Live { block, count, .. } in self.live(view) {
+        let mut counts = Counts { by_age: [0; MAX_LIVE_BLOCKS], at: view.at, current: view.at / self.width };
+        for Live { block, count, .. } in view.live(self) {
             let sum = &mut counts.by_age[index(counts.current.saturating_sub(block).min(self.blocks))];
             *sum = sum.saturating_add(count);
         }
@@ -229,16 +202,47 @@ impl SlidingWindow {
         head.copy_from_slice(&[idle_at, new.current, new.at, self.layout_word()]);
     }
 
+    /// Returns the state after a charge of `cost`.
+    fn charged(&self, state: &Counters, view: &View<'_>, cost: u64) -> Counters {
+        if !view.is_own {
+            let mut counts = self.counts(view);
+            counts.by_age[0] = counts.by_age[0].saturating_add(cost);
+            let mut next = Counters::zero(state.len());
+            self.write(&mut next, &counts);
+            return next;
+        }
+        // The blocks of the state are those of this window: only the blocks since the last charge change.
+        let (mut next, current, kept) = (state.clone(), view.at / self.width, self.kept());
+        let Some((head, counts)) = next.split_at_mut_checked(HEAD) else { return next };
+        for block in view.newest.saturating_add(1).max(current.saturating_sub(self.blocks))..=current {
+            if let Some(slot) = counts.get_mut(index(block % kept)) {
+                *slot = 0;
+            }
+        }
+        if let Some(slot) = counts.get_mut(index(current % kept)) {
+            *slot = slot.saturating_add(cost);
+        }
+        head.copy_from_slice(&[self.leaves_at(current), current, view.at, self.layout_word()]);
+        next
+    }
+
     const fn leaves_at(&self, block: u64) -> u64 {
-        block.saturating_add(self.kept()).saturating_mul(self.width())
+        block.saturating_add(self.kept()).saturating_mul(self.width)
     }
 
     /// Returns the wait from `view.at` until a `cost` of at most the limit is admitted, without other charges.
     fn wait(&self, view: &View<'_>, cost: u64) -> u64 {
+        self.wait_with(view, cost, view.live(self).map(|live| u128::from(live.count)).sum())
+    }
+
+    /// Works as [`wait`](Self::wait), with `used`, the sum of the blocks that count.
+    fn wait_with(&self, view: &View<'_>, cost: u64, mut used: u128) -> u64 {
         let spare = u128::from(self.quota.limit().saturating_sub(cost));
-        let mut used: u128 = self.live(view).map(|live| u128::from(live.count)).sum();
+        if used <= spare {
+            return 0;
+        }
         let mut from = view.at;
-        let mut blocks = self.live(view);
+        let mut blocks = view.live(self);
         while used > spare {
             let Some(oldest) = blocks.next() else { break };
             if self.weighted {
@@ -262,58 +266,12 @@ impl SlidingWindow {
     /// less.
     fn admits_at(&self, block: u64, sharing: u128, spare: u128) -> u64 {
         // sharing * (width - offset_in_block) <= spare * width, and the quotient is below the width.
-        let left = spare * u128::from(self.width()) / sharing;
-        self.leaves_at(block).saturating_sub(u64::try_from(left).unwrap_or(u64::MAX))
-    }
-
-    fn remaining(&self, view: &View<'_>) -> u64 {
-        let (width, current) = (self.width(), view.at / self.width());
-        let share = |block: u64| {
-            let is_oldest = block.saturating_add(self.blocks) <= current;
-            u128::from(if self.weighted && is_oldest { width - view.at % width } else { width })
-        };
-        let used: u128 = self.live(view).map(|live| u128::from(live.count) * share(live.block)).sum();
-        let used = used.div_ceil(u128::from(width));
-        u128::from(self.quota.limit()).saturating_sub(used).try_into().unwrap_or(u64::MAX)
+        let left = quotient(spare * u128::from(self.width), sharing);
+        self.leaves_at(block).saturating_sub(left)
     }
 }
 
-/// The words before the counts: the time at which the key is idle, the newest block, the time of the last charge, and
-/// the layout.
-const HEAD: usize = 4;
 const MAX_LIVE_BLOCKS: usize = index(SlidingWindow::MAX_BLOCKS) + 1;
-
-/// A state at a time, in the blocks of the quota that wrote it.
-struct View<'a> {
-    /// Block `j` is at `j % kept`. Empty if no block counts.
-    counts: &'a [u64],
-    newest: u64,
-    width: u64,
-    kept: u64,
-    /// The time of the last charge.
-    written_at: u64,
-    /// The time at which to decide: now, or the time of the last charge if that is later.
-    at: u64,
-    /// The time from now until `at`.
-    behind: u64,
-}
-
-impl View<'_> {
-    /// Returns the counts of the blocks, starting with `block`.
-    fn slots(&self, block: u64) -> impl Iterator<Item = &u64> + Clone {
-        let ring = &self.counts[..index(self.kept).min(self.counts.len())];
-        let (wrapped, first) = ring.split_at_checked(index(block % self.kept)).unwrap_or_default();
-        first.iter().chain(wrapped)
-    }
-}
-
-/// A block of a state that counts.
-struct Live {
-    /// The block of this window in which it counts.
-    block: u64,
-    leaves_at: u64,
-    count: u64,
-}
 
 /// The hits that count at a time, by blocks of this window.
 struct Counts {
@@ -323,17 +281,11 @@ struct Counts {
     current: u64,
 }
 
-/// Converts a number of at most `MAX_LIVE_BLOCKS`.
-#[allow(clippy::cast_possible_truncation, reason = "at most 61")]
-const fn index(small: u64) -> usize {
-    small as usize
-}
-
 impl Algorithm for SlidingWindow {
     type State = Counters;
 
     fn decide(&self, state: &Counters, now: Timestamp, options: ChargeOptions) -> Step<Counters> {
-        let view = self.view(state, now.as_micros());
+        let view = View::new(self, state, now.as_micros());
         let delay = match options.start {
             Start::After(delay) => micros_floor(delay),
             Start::Within(_) if options.cost > self.quota.limit() => return Step::Exceeds,
@@ -342,16 +294,12 @@ impl Algorithm for SlidingWindow {
                 wait => return Step::Deny { wait: wait + view.behind },
             },
         };
-        let mut counts = self.counts(&view);
-        counts.by_age[0] = counts.by_age[0].saturating_add(options.cost);
-        let mut next = Counters::zero(state.len());
-        self.write(&mut next, &counts);
-        Step::Allow { next, delay }
+        Step::Allow { next: self.charged(state, &view, options.cost), delay }
     }
 
     /// Keeps the larger of both counts, block by block.
     fn carry_over_debt(&self, state: &mut Counters, from: &Counters, now: Timestamp) {
-        let [own, other] = [&*state, from].map(|state| self.counts(&self.view(state, now.as_micros())));
+        let [own, other] = [&*state, from].map(|state| self.counts(&View::new(self, state, now.as_micros())));
         let (mut newer, older) = if own.at >= other.at { (own, other) } else { (other, own) };
         let apart = newer.current - older.current;
         for age in apart..=self.blocks {
@@ -362,11 +310,24 @@ impl Algorithm for SlidingWindow {
     }
 
     fn snapshot(&self, state: &Counters, now: Timestamp) -> LazySnapshot {
-        let view = self.view(state, now.as_micros());
+        let view = View::new(self, state, now.as_micros());
         let limit = self.quota.limit();
-        let remaining = self.remaining(&view);
-        let reset = self.live(&view).last().map_or(0, |newest| newest.leaves_at - view.at + view.behind);
-        let next_token_after = if remaining < limit { self.wait(&view, remaining + 1) + view.behind } else { reset };
+        let totals = view.totals(self);
+        let used = if self.weighted {
+            quotient(totals.weighted + u128::from(self.width - 1), u128::from(self.width))
+        } else {
+            u64::try_from(totals.used).unwrap_or(u64::MAX)
+        };
+        let remaining = limit.saturating_sub(used);
+        let reset = totals.last_leaves_at.map_or(0, |leaves_at| leaves_at - view.at + view.behind);
+        let next_token_after = if remaining == limit {
+            reset
+        } else if !self.weighted && used <= limit {
+            // The oldest block holds at least one.
+            totals.first_leaves_at - view.at + view.behind
+        } else {
+            self.wait_with(&view, remaining + 1, totals.used) + view.behind
+        };
         LimitSnapshot {
             limit,
             window: self.quota.period(),
@@ -378,7 +339,7 @@ impl Algorithm for SlidingWindow {
     }
 
     fn max_reset(&self) -> Duration {
-        Duration::from_micros(self.quota.period_micros() + self.width())
+        Duration::from_micros(self.quota.period_micros() + self.width)
     }
 
     fn counter_words(&self) -> usize {
@@ -391,7 +352,7 @@ impl super::LuaAlgorithm for SlidingWindow {
     const SCRIPT: super::LuaScript = super::LuaScript::new("sliding_window2", include_str!("sliding_window.lua"));
 
     fn params(&self, cost: u64, params: &mut Vec<u64>) {
-        params.extend([self.quota.limit(), self.width(), self.blocks, cost, u64::from(self.weighted)]);
+        params.extend([self.quota.limit(), self.width, self.blocks, cost, u64::from(self.weighted)]);
     }
 
     // A decision reads and writes all blocks: about 4 us, and 0.3 us for each block.
