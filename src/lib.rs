@@ -244,6 +244,7 @@ pub mod guide {
     pub mod costs {}
 
     /// [costs]: crate::guide::costs
+    /// [leases]: crate::guide::leases
     /// [redis]: crate::guide::redis
     #[doc = include_str!("../docs/pictures/architecture.md")]
     ///
@@ -260,6 +261,12 @@ pub mod guide {
 
     #[doc = include_str!("../docs/keys.md")]
     pub mod keys {}
+
+    /// [choosing]: crate::guide::choosing
+    /// [costs]: crate::guide::costs
+    ///
+    #[doc = include_str!("../docs/leases.md")]
+    pub mod leases {}
 
     #[doc = include_str!("../docs/metrics.md")]
     pub mod metrics {}

@@ -154,6 +154,23 @@ pub enum Event<'a> {
         /// The cost that is not counted.
         cost: u64,
     },
+    /// A lease has reported to its store.
+    ///
+    /// The units that this process holds are the sum of `granted`, less those of `spent`, `returned` and `lost`.
+    #[non_exhaustive]
+    LeaseRenewed {
+        /// The limiter's name in the store.
+        store: &'a str,
+        /// The units that the store has granted.
+        granted: u64,
+        /// The units that the process has spent, and the store has charged.
+        spent: u64,
+        /// The units that the process has returned.
+        returned: u64,
+        /// The units that the store has charged although the process may not have spent them, because the lease has
+        /// expired.
+        lost: u64,
+    },
     /// The memory usage of a limit: see [`Memory::report_usage`](crate::Memory::report_usage).
     #[non_exhaustive]
     Usage {
@@ -260,12 +277,13 @@ impl Event<'_> {
         }
     }
 
-    /// Returns the source of the decision as a label: `store`, `cache`, `fallback` or `policy`.
+    /// Returns the source of the decision as a label: `store`, `lease`, `cache`, `fallback` or `policy`.
     #[must_use]
     pub fn source(&self) -> Option<&'static str> {
         let Self::Decided { decision, .. } = self else { return None };
         Some(match decision.source() {
             DecisionSource::Store => "store",
+            DecisionSource::Lease => "lease",
             DecisionSource::Cache => "cache",
             DecisionSource::Fallback => "fallback",
             DecisionSource::Policy => "policy",
@@ -369,6 +387,14 @@ impl fmt::Debug for Event<'_> {
             Self::InFlightUncounted { store, cost } => {
                 f.debug_struct("InFlightUncounted").field("store", store).field("cost", cost).finish()
             }
+            Self::LeaseRenewed { store, granted, spent, returned, lost } => f
+                .debug_struct("LeaseRenewed")
+                .field("store", store)
+                .field("granted", granted)
+                .field("spent", spent)
+                .field("returned", returned)
+                .field("lost", lost)
+                .finish(),
             Self::Usage { limit, live_keys, capacity, bytes, evicted, held_keys, held } => f
                 .debug_struct("Usage")
                 .field("limit", limit)

@@ -39,6 +39,7 @@ struct Recorder {
     settled: OnceLock<[Counter; 3]>,
     in_flight: OnceLock<(Gauge, Histogram)>,
     batches: OnceLock<(Histogram, Histogram, Counter)>,
+    leases: OnceLock<[Counter; 5]>,
 }
 
 /// The metrics of waiting requests.
@@ -63,7 +64,7 @@ struct LimitCounters {
 /// The label value for a missing limit or source.
 const NONE: &str = "none";
 const OUTCOMES: usize = RequestOutcome::Abandoned as usize + 1;
-const SOURCES: [&str; 5] = ["store", "cache", "fallback", "policy", NONE];
+const SOURCES: [&str; 6] = ["store", "lease", "cache", "fallback", "policy", NONE];
 
 impl Metrics {
     /// The number of names of limits that are distinguished. Further names are counted as `other`.
@@ -80,6 +81,7 @@ impl Metrics {
             settled: OnceLock::new(),
             in_flight: OnceLock::new(),
             batches: OnceLock::new(),
+            leases: OnceLock::new(),
         }))
     }
 }
@@ -125,6 +127,20 @@ impl Recorder {
             let requests = gauge!("ratelimit_in_flight", "limiter" => self.limiter());
             (requests, histogram!("ratelimit_in_flight_seconds", "limiter" => self.limiter()))
         })
+    }
+
+    /// Counts a report of a lease: 1, and the units granted, spent, returned and lost.
+    fn lease_renewed(&self, counts: [u64; 5]) {
+        let counters = self.leases.get_or_init(|| {
+            let units = |result: &'static str| {
+                counter!("ratelimit_lease_units_total", "limiter" => self.limiter(), "result" => result)
+            };
+            let reports = counter!("ratelimit_lease_reports_total", "limiter" => self.limiter());
+            [reports, units("granted"), units("spent"), units("returned"), units("lost")]
+        });
+        for (counter, count) in counters.iter().zip(counts) {
+            counter.increment(count);
+        }
     }
 
     fn batch(&self, size: usize, elapsed: Duration, is_error: bool) {
@@ -244,6 +260,9 @@ impl Observer for Metrics {
                 if let Some(outcome) = event.request_outcome() {
                     recorder.count(event, outcome, elapsed);
                 }
+                if decision.is_estimate() && !decision.is_allowed() {
+                    counter!("ratelimit_denied_by_holds_total", "limiter" => recorder.limiter()).increment(1);
+                }
                 decision.shadow_denials().for_each(|limit| recorder.shadow_denied(limit.name()));
             }
             Event::Failed { elapsed, .. } => recorder.count(event, RequestOutcome::Failed, elapsed),
@@ -284,6 +303,9 @@ impl Observer for Metrics {
             }
             Event::InFlightUncounted { cost, .. } => {
                 counter!("ratelimit_in_flight_uncounted_total", "limiter" => recorder.limiter()).increment(cost);
+            }
+            Event::LeaseRenewed { granted, spent, returned, lost, .. } => {
+                recorder.lease_renewed([1, granted, spent, returned, lost]);
             }
             Event::Usage { limit, live_keys, capacity, bytes, evicted, held_keys, held } => {
                 let gauges = [
@@ -335,6 +357,17 @@ fn describe() {
         "ratelimit_in_flight_uncounted_total",
         Unit::Count,
         "Cost in flight whose holds expired without room for a renewal"
+    );
+    describe_counter!(
+        "ratelimit_denied_by_holds_total",
+        Unit::Count,
+        "Requests that were denied while costs were held on the key"
+    );
+    describe_counter!("ratelimit_lease_reports_total", Unit::Count, "Reports of leases to the store");
+    describe_counter!(
+        "ratelimit_lease_units_total",
+        Unit::Count,
+        "Units of leases that were granted, and that were spent, returned or lost"
     );
     describe_histogram!("ratelimit_batch_size", Unit::Count, "Operations in one call to the store");
     describe_histogram!("ratelimit_batch_seconds", Unit::Seconds, "Time of calls to the store");

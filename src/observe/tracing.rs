@@ -179,6 +179,9 @@ impl Observer for Tracing {
             Event::HoldsExpired { store, count } => {
                 warn!(target: TARGET, limiter, store, count, "holds expired: the store settled them in full");
             }
+            Event::LeaseRenewed { store, granted, spent, returned, lost } => {
+                trace!(target: TARGET, limiter, store, granted, spent, returned, lost, "lease reported");
+            }
             Event::InFlightUncounted { store, cost } => {
                 warn!(
                     target: TARGET, limiter, store, cost,

@@ -194,6 +194,21 @@ impl<Key: ?Sized> Redis<Key> {
         Ok(())
     }
 
+    /// Releases all [leases](RedisBuilder::lease) of this process, and waits for the confirmation. From then on Redis
+    /// makes all decisions.
+    ///
+    /// Call it before the process ends: Redis charges leases that are not released. Dropping the limiter releases them
+    /// too, but waits for nothing, and needs a runtime that goes on for a moment.
+    ///
+    /// # Errors
+    ///
+    /// If Redis does not confirm within twice the [`deadline`](RedisBuilder::deadline). The leases then expire.
+    pub async fn close(&self) -> Result<(), Error> {
+        let state = self.shared.state.load_full();
+        let Some(leases) = &state.leases else { return Ok(()) };
+        leases.release_all(&*state.client, state.client.config.deadline * 2).await
+    }
+
     admin_methods!(Key);
 
     /// Returns the name in Redis of a key of a limit.
@@ -215,6 +230,9 @@ impl<Key: ?Sized + 'static> Limiter<Key> for Redis<Key> {
 
     fn acquire(&self, key: &Key, options: AcquireOptions) -> Acquisition<RedisFuture> {
         let state = self.state();
+        if let Some(decision) = state.decide_by_lease(key, options) {
+            return Acquisition::Ready(Ok(decision.into()));
+        }
         let has_limits_in_flight = state.has_limits_in_flight();
         let submitted = if has_limits_in_flight && !options.until_end {
             Err(Error::without_end())

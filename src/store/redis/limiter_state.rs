@@ -1,3 +1,4 @@
+use std::cell::Cell;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -12,9 +13,10 @@ use super::connect::Failure;
 use super::health::ServerHealth;
 use super::holds::{HoldRegistry, HoldTransport};
 use super::key_format::KeyFormat;
-use super::script::{DynLuaAlgorithm, LimitInfo, Operation, OperationTemplate, Script};
+use super::lease::{LeaseBook, LeaseClock, LeasedLimit};
+use super::script::{DynLuaAlgorithm, LeaseScript, LimitInfo, Operation, OperationTemplate, Script};
 use crate::clock::micros_floor;
-use crate::decision::AcquireOptions;
+use crate::decision::{AcquireOptions, Decision};
 use crate::encode::KeyWriter;
 use crate::error::Error;
 use crate::limiter::LimiterFuture;
@@ -25,6 +27,7 @@ pub(super) struct LimiterState<Key: ?Sized> {
     pub(super) limit_fns: Vec<Box<dyn RedisBoundLimit<Key>>>,
     pub(super) key_format: KeyFormat,
     hash_tag: Option<HashTag<Key>>,
+    pub(super) leases: Option<Arc<LeaseBook>>,
     /// The last template, with what it depends on: most decisions have the same options.
     last_template: ArcSwapOption<(Operation, u64, Option<Duration>, Arc<OperationTemplate>)>,
 }
@@ -42,7 +45,19 @@ impl<Key: ?Sized> LimiterState<Key> {
         if builder.server.is_cluster() && limits.len() > 1 && builder.hash_tag.is_none() {
             key_format = key_format.with_hash_tag(&builder.name);
         }
-        let script = Script::new(&limits);
+        let script = Script::new(
+            &limits,
+            match builder.lease {
+                None => LeaseScript::None,
+                Some(_) if builder.charges_leases_at_grant => LeaseScript::ChargedAtGrant,
+                Some(_) => LeaseScript::Leases,
+            },
+        );
+        let leases = builder.lease.as_ref().and_then(|lease| {
+            let limit = LeasedLimit::new(limits.first()?, lease)?;
+            let clock = LeaseClock::new(builder.clock.clone());
+            Some(Arc::new(LeaseBook::new(lease, limit, clock, &builder.name, &builder.observers)))
+        });
         let client = Arc::new_cyclic(|client: &Weak<Client>| {
             let transport: Weak<dyn HoldTransport> = Weak::<Client>::clone(client);
             let holds = HoldRegistry::new(builder.hold_expiry, &builder.name, &builder.observers, transport);
@@ -65,7 +80,8 @@ impl<Key: ?Sized> LimiterState<Key> {
             })
         });
         let hash_tag = builder.hash_tag;
-        let state = Self { client, limit_fns, key_format, hash_tag, last_template: ArcSwapOption::empty() };
+        let last_template = ArcSwapOption::empty();
+        let state = Self { client, limit_fns, key_format, hash_tag, leases, last_template };
         Ok((state, conflicts))
     }
 
@@ -200,6 +216,30 @@ impl<Key: ?Sized> LimiterState<Key> {
         Ok(QueuedOperation { kind, keys, key_offsets, algorithms, weight, answer_by: None, reply })
     }
 
+    /// Decides by this process's lease on the key, if it has the cost.
+    pub(super) fn decide_by_lease(&self, key: &Key, options: AcquireOptions) -> Option<Decision> {
+        thread_local! {
+            /// Saves an allocation.
+            static SUB_KEY: Cell<KeyWriter> = Cell::default();
+        }
+        let (leases, [limit]) = (self.leases.as_ref()?, self.limits()) else { return None };
+        let options = limit.options(options);
+        if options.hold || options.cost == 0 {
+            return None;
+        }
+        let mut sub_key = SUB_KEY.try_with(Cell::take).unwrap_or_default();
+        sub_key.clear();
+        self.limit_fns[0].encode(key, &mut sub_key);
+        let fingerprint = leases.fingerprint(sub_key.as_str());
+        let _ = SUB_KEY.try_with(|cell| cell.set(sub_key));
+        let decision = leases.spend(fingerprint, options.cost);
+        let redis_key = || Some(self.encode(key).ok()?.0.into());
+        if decision.is_none() && leases.count_demand(fingerprint, options.cost, redis_key) {
+            leases.ensure_task(&Arc::downgrade(&self.client));
+        }
+        decision
+    }
+
     /// Submits a decision that charges, or a peek.
     pub(super) fn decide(
         &self,
@@ -251,5 +291,13 @@ impl<Key: ?Sized> LimiterState<Key> {
 
     pub(super) fn limits(&self) -> &[LimitInfo] {
         &self.client.config.limits
+    }
+}
+
+impl<Key: ?Sized> Drop for LimiterState<Key> {
+    fn drop(&mut self) {
+        if let Some(leases) = &self.leases {
+            leases.release_on_drop(&*self.client);
+        }
     }
 }

@@ -38,7 +38,7 @@ impl Batch {
     ) -> Self {
         load_sessions(&mut operations, limits, holds);
         let (keys, key_indices) = dedup_keys(&operations, limits);
-        // Distinct templates with the numbers of a hold or an update behind them.
+        // Distinct templates with the numbers of a hold, an update or a report behind them.
         let mut templates: Vec<(&Arc<OperationTemplate>, Vec<f64>)> = Vec::new();
         let mut steps = StepEncoder::new(limits.len());
         for (operation, key_indices) in operations.iter().zip(key_indices.chunks(limits.len())) {
@@ -63,6 +63,7 @@ impl Batch {
                         }
                     }
                 }
+                OperationKind::Lease(renewal) => push(renewal.template(), renewal.encode().to_vec()),
                 OperationKind::Mutate(templates) => {
                     for template in templates {
                         push(template, Vec::new());

@@ -8,6 +8,7 @@ use crate::algorithm::StateEncoding;
 use crate::decision::AcquireOptions;
 use crate::error::Error;
 use crate::store::redis::holds::{PendingHold, SessionUpdate};
+use crate::store::redis::lease::{LeaseRenewal, RenewalReply, Reply};
 use crate::store::redis::script::{
     Operation, OperationTemplate, Replay, ReplyReader, ScriptVerdict, catch_panic, limit_has_no_algorithm,
 };
@@ -48,6 +49,7 @@ impl QueuedOperation {
                 }
                 Some(result)
             }
+            OperationKind::Lease(renewal) => self.read_lease(*renewal, reply, replay),
             OperationKind::Mutate(templates) => {
                 let values = templates.iter().map(|_| reply.next_i64()).collect::<Option<Vec<i64>>>()?;
                 if values.contains(&ScriptVerdict::INVALID_STATE) {
@@ -119,6 +121,49 @@ impl QueuedOperation {
         }
         update.finish(is_known, 0);
         Some(Ok(()))
+    }
+
+    /// Returns `None` if the reply ends too early.
+    fn read_lease(
+        &self,
+        renewal: LeaseRenewal,
+        reply: &mut ReplyReader<'_>,
+        replay: &mut Replay<'_>,
+    ) -> Option<OperationResult> {
+        let (held, expiry, charged, total) =
+            (reply.next_i64()?, reply.next_i64()?, reply.next_i64()?, reply.next_i64()?);
+        let (now, limit) = (replay.now, &replay.limits[0]);
+        let is_full = limit.script.state_encoding() == StateEncoding::Full;
+        let mut view = [0; 3];
+        if held >= 0 && !is_full {
+            for number in &mut view {
+                *number = u64::try_from(reply.next_i64()?).unwrap_or(0);
+            }
+        }
+        let state = replay.state(0);
+        let mut figures = None;
+        if let Some(algorithm) = limit.algorithm(None)
+            && let (Ok(charged), Ok(total)) = (u64::try_from(charged), u64::try_from(total))
+        {
+            state.held = total;
+            if charged > 0 && is_full {
+                state.replay_charge(algorithm, now, charged);
+            }
+            let options = AcquireOptions::cost(0);
+            let snapshot = catch_panic(|| match is_full {
+                true => state.replay(|numbers| algorithm.replay(numbers, now, options, None, total)),
+                false => Ok(algorithm.replay_view(view, now)),
+            });
+            figures = snapshot.ok().map(|snapshot| snapshot.compute());
+        }
+        let applied = u64::try_from(held).ok().zip(u64::try_from(expiry).ok());
+        let result = match applied {
+            Some((held, expiry)) => Reply::Applied { held, expiry },
+            None if held == ScriptVerdict::EXPIRED => Reply::Expired,
+            None => Reply::Refused,
+        };
+        renewal.finish(&RenewalReply { reply: result, now: now.as_micros(), figures });
+        Some(if ScriptVerdict::is_invalid_state(held) { Err(self.foreign_key_error()) } else { Ok(Completion::Done) })
     }
 
     fn foreign_key_error(&self) -> Error {

@@ -32,5 +32,5 @@ mod update;
 
 pub(crate) use self::pending_hold::{Grant, GrantedHold, PendingHold};
 pub(crate) use self::registry::{HoldRegistry, HoldTransport, NewSessions};
-pub(crate) use self::session::Session;
+pub(crate) use self::session::{Session, random_id};
 pub(crate) use self::update::SessionUpdate;

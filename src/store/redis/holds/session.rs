@@ -87,7 +87,7 @@ struct Sums {
 }
 
 /// Returns a random id of 52 bits (exact in a double), not zero.
-fn random_id() -> u64 {
+pub(crate) fn random_id() -> u64 {
     // The operating system provides the keys of the hasher.
     (RandomState::new().build_hasher().finish() >> 12) | 1
 }

@@ -15,9 +15,11 @@
 -- The results of a decision are, for each limit, its verdict as `peek` returns it; then 1 if no later start can be
 -- scheduled (not after the fast path); then, for each kernel with a list, the three figures of its numbers. The
 -- results of an update are the costs that it has released and charged; of one that holds until the end of requests, the
--- costs that it has released, less those that it holds again, and the costs for which there is no room. The result of any other operation is 0. An
--- operation on a key with foreign bytes has INVALID_STATE in each place, a failed hold EXPIRED, FULL or UNSUPPORTED,
--- a decision after the latest time LATE, and no figures follow.
+-- costs that it has released, less those that it holds again, and the costs for which there is no room. The
+-- results of a lease's report are the units that are held then, their expiry, the charged cost, all held costs of the
+-- key, and for a kernel with a list the three figures. The result of any other operation is 0. An operation on a key with
+-- foreign bytes has INVALID_STATE in each place, a failed hold or report EXPIRED, FULL or UNSUPPORTED, a decision after
+-- the latest time LATE, and no figures follow.
 --
 -- The value of a kernel with a list is empty. If costs are held on a key, its value is their sum, the state after
 -- expired holds were charged, and one more byte.
@@ -113,6 +115,16 @@ local function fail(result)
   end
 end
 
+-- Adds the three figures of a kernel with a list.
+local function push_view(index, p)
+  if holds[index] then
+    held_costs.charged(index, now, p)
+  end
+  local at = result_count
+  results[at + 1], results[at + 2], results[at + 3] = kernel_of_key[index].view(states[index], now, p)
+  result_count = at + 3
+end
+
 -- Decides. If several limits cannot schedule a common start, their verdicts are those without an acceptable delay.
 local function decide(template, operation)
   for l = 1, limits do
@@ -182,15 +194,8 @@ local function decide(template, operation)
   result_count = result_count + limits + 1
   results[result_count] = can_schedule and 0 or 1
   for l = 1, limits do
-    local view = kernels[l].view
-    if view then
-      local index = operation[l + 1]
-      if holds[index] then
-        held_costs.charged(index, now, template[l])
-      end
-      local at = result_count
-      results[at + 1], results[at + 2], results[at + 3] = view(states[index], now, template[l])
-      result_count = at + 3
+    if kernels[l].view then
+      push_view(operation[l + 1], template[l])
     end
   end
 end
@@ -202,7 +207,7 @@ local function operate(template, operation)
   local s = states[index]
   result_count = result_count + 1
   results[result_count] = s and 0 or INVALID_STATE
-  if op == UPDATE then
+  for _ = 1, op == UPDATE and 1 or op == LEASE and 3 or 0 do
     result_count = result_count + 1
     results[result_count] = 0
   end
@@ -215,6 +220,14 @@ local function operate(template, operation)
   if op == UPDATE then
     held_costs = held_costs or make_holds()
     results[result_count - 1], results[result_count] = held_costs.update(template, index, p)
+    return
+  elseif op == LEASE then
+    held_costs = held_costs or make_holds()
+    local at = result_count
+    results[at - 3], results[at - 2], results[at - 1], results[at] = held_costs.renew(template, index, p)
+    if kernel.view and results[at - 3] >= 0 then
+      push_view(index, p)
+    end
     return
   end
   if op == SET or op == RESET then

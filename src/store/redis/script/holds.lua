@@ -278,5 +278,8 @@ local function make_holds()
     return table.concat(parts)
   end
 
+  -- For lease.lua.
+  this.copy, this.find, this.with_holds, this.refresh = copy, find, with_holds, refresh
+
   return this
 end
