@@ -121,7 +121,7 @@ impl KeyWriter {
     /// Starts another key, behind a prefix that [`as_str`](Self::as_str) does not return.
     #[cfg(feature = "redis")]
     pub(crate) fn start_key(&mut self, prefix: &[&str]) {
-        prefix.iter().for_each(|part| self.text.push_str(part));
+        self.text.extend(prefix.iter().copied());
         self.start = self.text.len();
         self.needs_separator = false;
     }

@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use tower_ratelimit::limiter::{Acquisition, Chained, Held, Limiter, LimiterFuture, Outcome, Reservation};
 use tower_ratelimit::{
-    AcquireOptions, Detail, DynLimit, FixedWindow, Gcra, LeakyQueue, Limit, ManualClock, Memory, Quota, TokenBucket,
+    AcquireOptions, Detail, DynLimit, FixedWindow, Gcra, LeakyQueue, Limit, LimitStatus, ManualClock, Memory, Quota,
+    TokenBucket,
 };
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -33,7 +34,7 @@ fn hold(limiter: &impl Limiter<str>, cost: u64) -> Held {
 /// What each limit has left.
 fn remaining(limiter: &impl Limiter<str>) -> Vec<u64> {
     let decision = ready(limiter.peek("alice", AcquireOptions::cost(0).detail(Detail::All)));
-    decision.limits().iter().map(|limit| limit.remaining()).collect()
+    decision.limits().iter().map(LimitStatus::remaining).collect()
 }
 
 #[test]

@@ -281,7 +281,7 @@ async fn waiters_start_at_once_after_a_reset_an_unblock_and_a_replacement() {
     type Limits = Vec<DynLimit<()>>;
     type Operation = fn(&Memory<(), Limits, TokioClock>) -> LimiterFuture<()>;
     let replace: Operation = |limiter| {
-        let more = Gcra::new(Quota::per_hour(3)).burst(3);
+        let more = Gcra::new(Quota::per_hour(9)).burst(9);
         LimiterFuture::ready(limiter.replace(vec![DynLimit::new(Limit::new("limit", more))]))
     };
     let operations: [(&str, Operation); 4] = [

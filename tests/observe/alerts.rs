@@ -1,6 +1,7 @@
 //! The alert rules of docs/recipes.md use existing metrics only, and fire when they should: promtool, which Debian's
 //! package `prometheus` contains, runs them on series.
 
+use std::fmt::Write as _;
 use std::process::Command;
 
 use crate::documented::{metrics_in, text};
@@ -88,16 +89,17 @@ fn alert_rules_fire_on_failures_only() {
     let mut series = String::new();
     let mut alerts = String::new();
     for (alert, failing, values, labels) in FIRING {
-        series += &format!("      - {{ series: \"{failing}\", values: '{values}' }}\n");
+        let _ = writeln!(series, "      - {{ series: \"{failing}\", values: '{values}' }}");
         let summary = summary(&rules, alert, labels);
-        alerts += &format!(
+        let _ = writeln!(
+            alerts,
             "      - eval_time: 40m\n        alertname: {alert}\n        exp_alerts:\n          \
-             - {{ exp_labels: {labels}, exp_annotations: {{ summary: \"{summary}\" }} }}\n"
+             - {{ exp_labels: {labels}, exp_annotations: {{ summary: \"{summary}\" }} }}"
         );
     }
     for healthy in HEALTHY {
         let values = if healthy.contains("requests") { "0+60x60" } else { "0x60" };
-        series += &format!("      - {{ series: \"{healthy}\", values: '{values}' }}\n");
+        let _ = writeln!(series, "      - {{ series: \"{healthy}\", values: '{values}' }}");
     }
     write(
         "test.yml",

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use tokio::time::sleep;
 use tower_ratelimit::limiter::{Chained, Limiter};
-use tower_ratelimit::{AcquireOptions, Detail, FixedWindow, Limit, Quota, Redis, RedisServer};
+use tower_ratelimit::{AcquireOptions, Detail, FixedWindow, Limit, LimitStatus, Quota, Redis, RedisServer};
 
 use crate::helpers::{LONG_DEADLINE, acquire, hold};
 use crate::server::Server;
@@ -25,7 +25,7 @@ fn limiter(server: RedisServer, name: &str, requests: u64, tokens: u64) -> Redis
 async fn remaining(limiter: &impl Limiter<str>) -> Vec<u64> {
     let options = AcquireOptions::cost(0).detail(Detail::All);
     let decision = limiter.peek("alice", options).await.expect("an answer");
-    decision.limits().iter().map(|limit| limit.remaining()).collect()
+    decision.limits().iter().map(LimitStatus::remaining).collect()
 }
 
 async fn wait_for(limiter: &impl Limiter<str>, expected: &[u64]) {

@@ -26,12 +26,23 @@ fn blocks<'a>(text: &'a str, language: &str) -> Vec<&'a str> {
     text.split(fence.as_str()).skip(1).map(|rest| rest.split("\n```").next().expect("the end of a block")).collect()
 }
 
+fn parse(block: &str) -> Vec<Policy> {
+    toml::from_str::<Config>(block).unwrap_or_else(|error| panic!("{block}\n{error}")).limits
+}
+
 /// Returns the limits of the case with this picture.
 pub(crate) fn limits_of_case(picture: &str) -> Vec<Policy> {
     let cases = cases();
     let case = cases.iter().find(|case| case.contains(&format!("][picture-{picture}]"))).expect("a case");
     let [block] = blocks(case, "toml")[..] else { panic!("{case}") };
-    toml::from_str::<Config>(block).unwrap_or_else(|error| panic!("{block}\n{error}")).limits
+    parse(block)
+}
+
+#[test]
+fn every_configuration_is_valid() {
+    let blocks = blocks(GUIDE, "toml");
+    assert_eq!(blocks.len(), cases().len() + 1);
+    assert!(blocks.into_iter().all(|block| !parse(block).is_empty()));
 }
 
 #[test]

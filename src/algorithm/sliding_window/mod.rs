@@ -125,7 +125,10 @@ impl SlidingWindow {
     }
 
     const fn with_blocks(self, blocks: u64) -> Self {
-        let width = if blocks == 0 { 0 } else { self.quota.period_micros() / blocks };
+        let width = match self.quota.period_micros().checked_div(blocks) {
+            Some(width) => width,
+            None => 0,
+        };
         Self { blocks, width, ..self }
     }
 

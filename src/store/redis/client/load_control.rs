@@ -26,8 +26,12 @@ pub(super) struct LoadControl {
     limit: InFlightLimit,
     batch_weight: BatchWeight,
     server: ServerClock,
-    /// The calls in succession that were charged for nobody: their replies came too late, or not at all.
-    late_calls: u32,
+    /// When the first of the last calls was sent whose replies have all come too late.
+    late_since: Option<Instant>,
+    /// Only a trial is sent: one decision at a time, until a reply comes in time.
+    ///
+    /// Otherwise a link that is often slower than the deadline would charge nearly every decision for nobody.
+    is_on_trial: bool,
 }
 
 /// A call in flight.
@@ -45,8 +49,6 @@ pub(super) struct SentCall {
 impl LoadControl {
     /// Each call in flight may create a session on the same key, and a key has a limited number of sessions.
     const MAX_CALLS_WITH_HOLDS: usize = 4;
-    /// After so many late calls in succession, the link or the server is slower than the deadline.
-    const MAX_LATE_CALLS: u32 = 3;
 
     pub(super) fn new(deadline: Duration) -> Self {
         let now = Instant::now();
@@ -59,7 +61,8 @@ impl LoadControl {
             limit: InFlightLimit::new(deadline, now),
             batch_weight: BatchWeight::new(),
             server: ServerClock::new(now),
-            late_calls: 0,
+            late_since: None,
+            is_on_trial: false,
         }
     }
 
@@ -67,15 +70,7 @@ impl LoadControl {
     /// If the last connection was lost (`is_lost`), the first call on the new one is a trial.
     pub(super) fn reset_connection(&mut self, is_lost: bool) {
         let batch_weight = std::mem::replace(&mut self.batch_weight, BatchWeight::new());
-        let late_calls = if is_lost { Self::MAX_LATE_CALLS } else { 0 };
-        *self = Self { batch_weight, late_calls, ..Self::new(self.deadline) };
-    }
-
-    /// Whether only a trial is sent: one decision at a time, until a reply comes in time.
-    ///
-    /// Otherwise a link that is often slower than the deadline would charge nearly every decision for nobody.
-    fn is_on_trial(&self) -> bool {
-        self.late_calls >= Self::MAX_LATE_CALLS
+        *self = Self { batch_weight, is_on_trial: is_lost, ..Self::new(self.deadline) };
     }
 
     /// Whether another call may be sent for the waiting operations.
@@ -110,7 +105,7 @@ impl LoadControl {
             is_probe: self.sent_at.is_empty(),
             max_weight: self.batch_weight.max(),
             max_decisions: match self.sent_at.len() {
-                _ if !self.is_on_trial() => usize::MAX,
+                _ if !self.is_on_trial => usize::MAX,
                 0 => 1,
                 _ => 0,
             },
@@ -147,7 +142,7 @@ impl LoadControl {
         }
         let is_uncharged = run.is_some_and(|run| run.late > 0);
         if let Some(answer_by) = call.answer_by.filter(|_| !is_uncharged) {
-            self.late_calls = if now <= answer_by { 0 } else { self.late_calls.saturating_add(1) };
+            self.record_timeliness(call.at, now <= answer_by);
         }
         // Nothing was sent but this call, because no other could be answered in time: the estimate is out of date.
         if call.in_flight == 1 && self.call_time.get() >= self.deadline {
@@ -163,6 +158,17 @@ impl LoadControl {
                 self.batch_weight.record(weight, span);
             }
         }
+    }
+
+    /// Records whether the reply to a charging call came in time.
+    fn record_timeliness(&mut self, sent_at: Instant, is_timely: bool) {
+        if is_timely {
+            (self.late_since, self.is_on_trial) = (None, false);
+            return;
+        }
+        // A stall that is shorter than the deadline makes no later call late.
+        let since = *self.late_since.get_or_insert(sent_at);
+        self.is_on_trial |= sent_at.saturating_duration_since(since) >= self.deadline;
     }
 
     fn micros(&self, at: Instant) -> i64 {

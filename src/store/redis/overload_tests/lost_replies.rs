@@ -16,8 +16,8 @@ async fn jitter_below_the_deadline_charges_only_what_is_answered() {
     }
 }
 
-/// A link with a jitter of 200 ms, longer than the deadline. Replies come in order, so nearly all come too late. Once
-/// three were late, one decision at a time is sent.
+/// A link with a jitter of 200 ms, longer than the deadline. Replies come in order, so nearly all come too late. Then one
+/// decision at a time is sent.
 #[tokio::test(start_paused = true)]
 async fn jitter_above_the_deadline_charges_little() {
     let link = Link { jitter: MS * 100, ..slow_server(5) };
