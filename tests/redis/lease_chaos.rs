@@ -122,11 +122,11 @@ fn process() {
                     }
                 }
             }
-            let mut lines = String::new();
+            let mut lines = Vec::new();
             for Entry { time, key, is_admitted } in results.try_iter() {
-                lines += &format!("{time} {key} {is_admitted}\n");
+                writeln!(lines, "{time} {key} {is_admitted}").expect("memory");
             }
-            log.write_all(lines.as_bytes()).expect("written");
+            log.write_all(&lines).expect("written");
         }
         let _ = limiter.close().await;
     });

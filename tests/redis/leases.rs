@@ -7,10 +7,10 @@ use tokio::time::sleep;
 use tower_ratelimit::algorithm::LuaAlgorithm;
 use tower_ratelimit::limiter::{DeniedCache, FailOpen, Fallback};
 use tower_ratelimit::observe::{Event, Observer};
-use tower_ratelimit::store::{IntoRedisLimits, Lease};
+use tower_ratelimit::store::{IntoRedisLimits, Lease, RedisLimit};
 use tower_ratelimit::{
     AcquireOptions, BoxLimiter, Clock as _, DecisionSource, FixedWindow, Gcra, InFlight, LeakyBucket, LeakyQueue,
-    Limit, Limiter, Quota, Redis, RedisServer, SlidingLog, SlidingWindow, SystemClock, TokenBucket, per_key,
+    Limit, Limiter, Memory, Quota, Redis, RedisServer, SlidingLog, SlidingWindow, SystemClock, TokenBucket, per_key,
 };
 
 use crate::helpers::{LONG_DEADLINE, acquire};
@@ -365,20 +365,21 @@ async fn events_account_for_every_unit() {
     assert!(spent + lost >= admitted.leased && spent <= granted, "{granted} {spent} {returned} {lost}, {admitted:?}");
 }
 
+fn one<L>(limit: L) -> Vec<RedisLimit<str>>
+where
+    L: IntoRedisLimits<str>,
+{
+    limit.into_limits()
+}
+
 #[test]
 fn unsupported_limits_are_errors() {
     let server = RedisServer::open("redis://127.0.0.1").expect("an address");
-    let error = |lease: Lease, limits: Vec<tower_ratelimit::store::RedisLimit<str>>| {
+    let error = |lease: Lease, limits: Vec<RedisLimit<str>>| {
         let error = Redis::builder(server.clone(), "api", limits).lease(lease).build().expect_err("an error");
         assert!(error.is_config());
         error.to_string()
     };
-    fn one<L>(limit: L) -> Vec<tower_ratelimit::store::RedisLimit<str>>
-    where
-        L: IntoRedisLimits<str>,
-    {
-        limit.into_limits()
-    }
     let lease = Lease::new(DURATION);
     assert!(error(lease, one(LeakyQueue::new(QUOTA))).contains("is a queue"));
     assert!(error(lease, one(InFlight::new(10))).contains("requests in flight"));
