@@ -125,7 +125,7 @@ fn work_of_a_full_batch_is_bounded() {
     let fast_bucket = (bucket.0, Some(include_str!("../../src/algorithm/bucket/bucket_fast.lua")));
     let fixed = include_str!("../../src/algorithm/fixed_window.lua");
     let fast_fixed = (fixed, Some(include_str!("../../src/algorithm/fixed_window_fast.lua")));
-    let sliding = (include_str!("../../src/algorithm/sliding_window.lua"), None);
+    let sliding = (include_str!("../../src/algorithm/sliding_window/sliding_window.lua"), None);
     let log = (include_str!("../../src/algorithm/sliding_log.lua"), None);
     let window = |blocks| SlidingWindow::new(quota).blocks(blocks);
     let second = 1e6;
