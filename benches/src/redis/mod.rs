@@ -7,6 +7,7 @@ mod callers;
 mod calls;
 mod cluster;
 mod competitors;
+mod leases;
 mod logs;
 mod neighbour;
 mod overload;
@@ -76,6 +77,7 @@ pub(crate) fn run(harness: &Harness) {
         logs::run(harness, &runtime, &server);
     }
     callers::run(harness, &runtime);
+    leases::run(harness, &runtime);
     neighbour::run(harness, &runtime);
     cluster::run(harness, &runtime);
     overload::run(harness);
