@@ -34,7 +34,7 @@ fn main() -> ExitCode {
         is_right &= find(bug, threads);
     }
     let mut states = 0;
-    for (holders, end, reports) in [(1, 14, 2), (2, 8, 1)] {
+    for (holders, end, reports) in [(1, 13, 2), (2, 9, 1)] {
         let began = Instant::now();
         let checker = System { bug: Bug::None, holders, end, reports }.checker().threads(threads).spawn_bfs().join();
         states += checker.unique_state_count();

@@ -33,6 +33,7 @@ pub(crate) struct Audit {
 }
 
 impl Audit {
+    #[allow(clippy::cast_precision_loss, reason = "a share for people")]
     pub(crate) fn share(&self) -> f64 {
         self.admitted as f64 / self.ideal.max(1) as f64
     }

@@ -122,11 +122,11 @@ fn process() {
                     }
                 }
             }
-            let mut lines = String::new();
+            let mut lines = Vec::new();
             for Entry { time, key, is_admitted } in results.try_iter() {
-                lines += &format!("{time} {key} {is_admitted}\n");
+                writeln!(lines, "{time} {key} {is_admitted}").expect("memory");
             }
-            log.write_all(lines.as_bytes()).expect("written");
+            log.write_all(&lines).expect("written");
         }
         let _ = limiter.close().await;
     });
@@ -236,7 +236,8 @@ fn share_without_faults() {
 /// Takes a lease, waits while the bucket refills, and spends the lease when the bucket is empty.
 async fn spend_late(server: &Server, charges_at_grant: bool) -> Audit {
     let quota = || Gcra::new(Quota::per_second(RATE));
-    let builder = Redis::builder(server.open(), "late", quota()).lease(Lease::new(Duration::from_secs(2)));
+    let builder =
+        Redis::builder(server.open(), "late", quota()).lease(Lease::new(Duration::from_secs(2)).max_share(0.5));
     let builder = if charges_at_grant { builder.charge_leases_at_grant_for_tests() } else { builder };
     let holder: Redis<u32> = builder.deadline(LONG_DEADLINE).build().expect("limits");
     let direct: Redis<u32> =

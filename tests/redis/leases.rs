@@ -1,13 +1,16 @@
 //! Leases: exact, whatever is lost, and with their documented delays.
 
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use tokio::time::sleep;
 use tower_ratelimit::algorithm::LuaAlgorithm;
-use tower_ratelimit::store::{IntoRedisLimits, Lease};
+use tower_ratelimit::limiter::{DeniedCache, FailOpen, Fallback};
+use tower_ratelimit::observe::{Event, Observer};
+use tower_ratelimit::store::{IntoRedisLimits, Lease, RedisLimit};
 use tower_ratelimit::{
-    AcquireOptions, Clock as _, DecisionSource, FixedWindow, Gcra, InFlight, LeakyBucket, LeakyQueue, Limit, Limiter,
-    Quota, Redis, RedisServer, SlidingLog, SlidingWindow, SystemClock, TokenBucket, per_key,
+    AcquireOptions, BoxLimiter, Clock as _, DecisionSource, FixedWindow, Gcra, InFlight, LeakyBucket, LeakyQueue,
+    Limit, Limiter, Memory, Quota, Redis, RedisServer, SlidingLog, SlidingWindow, SystemClock, TokenBucket, per_key,
 };
 
 use crate::helpers::{LONG_DEADLINE, acquire};
@@ -192,7 +195,7 @@ async fn lease_of_a_dead_process_is_charged() {
     let open = RedisServer::open(&format!("redis://{}", proxy.address)).expect("an address");
     let limiter = Redis::builder(open, "api", FixedWindow::new(QUOTA))
         .lease(Lease::new(DURATION))
-        .deadline(Duration::from_millis(500))
+        .deadline(Duration::from_secs(2))
         .build()
         .expect("limits");
     let admitted = until_leased(&limiter, "alice").await;
@@ -278,20 +281,105 @@ async fn set_usage_takes_effect_within_the_duration() {
     leased_decisions_end(&limiter).await;
 }
 
+/// A lease outlasts an outage. After it, the fallback or the policy decides.
+#[tokio::test]
+async fn fallback_and_fail_open_follow_the_lease() {
+    let server = Server::start();
+    let proxy = Proxy::before(server.socket());
+    let open = || RedisServer::open(&format!("redis://{}", proxy.address)).expect("an address");
+    let limiter = |key| {
+        let builder = Redis::builder(open(), key, FixedWindow::new(QUOTA)).lease(Lease::new(DURATION));
+        builder.deadline(Duration::from_secs(2)).build().expect("limits")
+    };
+    let (first, second) = (limiter("first"), limiter("second"));
+    let local = Memory::<str, _>::new(FixedWindow::new(QUOTA));
+    let with_fallback = BoxLimiter::<str>::new(Fallback::new(first.clone(), local));
+    let failing_open = BoxLimiter::<str>::new(FailOpen::new(second.clone()));
+    for (lease, limiter, after) in
+        [(&first, with_fallback, DecisionSource::Fallback), (&second, failing_open, DecisionSource::Policy)]
+    {
+        proxy.shut(false);
+        until_leased(lease, "alice").await;
+        proxy.shut(true);
+        let mut sources = Vec::new();
+        while sources.last() != Some(&after) && sources.len() < 100_000 {
+            let decision = acquire(&limiter, "alice", AcquireOptions::default()).await.expect("an answer").decision;
+            assert!(decision.is_allowed());
+            sources.push(decision.source());
+        }
+        assert_eq!(sources.last(), Some(&after));
+        let rest = &sources[..sources.len() - 1];
+        assert!(rest.iter().all(|source| *source == DecisionSource::Lease), "{rest:?}");
+    }
+}
+
+/// A denied cache passes leased decisions on. It stores no denial while units are held, because these may return.
+#[tokio::test]
+async fn denied_cache_stores_no_denial_while_units_are_held() {
+    let server = Server::start();
+    let limiter = leased(server.open(), FixedWindow::new(QUOTA));
+    let cached = DeniedCache::new(limiter.clone());
+    until_leased(&limiter, "alice").await;
+    let leased = acquire(&cached, "alice", AcquireOptions::default()).await.expect("an answer").decision;
+    assert_eq!(leased.source(), DecisionSource::Lease);
+    let too_much = AcquireOptions::cost(LIMIT - 1);
+    for _ in 0..2 {
+        let denied = acquire(&cached, "alice", too_much).await.expect("an answer").decision;
+        assert!(!denied.is_allowed() && denied.is_estimate(), "{denied:?}");
+        assert_eq!(denied.source(), DecisionSource::Store);
+    }
+    limiter.close().await.expect("an answer");
+    let denied = acquire(&cached, "alice", too_much).await.expect("an answer").decision;
+    assert!(!denied.is_allowed() && !denied.is_estimate(), "{denied:?}");
+    let denied = acquire(&cached, "alice", too_much).await.expect("an answer").decision;
+    assert_eq!(denied.source(), DecisionSource::Cache);
+}
+
+/// The events account for every unit.
+#[tokio::test]
+async fn events_account_for_every_unit() {
+    #[derive(Clone, Default)]
+    struct Units(Arc<Mutex<[u64; 4]>>);
+    impl Observer for Units {
+        fn observe(&self, event: &Event<'_>) {
+            if let Event::LeaseRenewed { store: "api", granted, spent, returned, lost, .. } = *event {
+                let mut units = self.0.lock().expect("no panic");
+                for (sum, count) in units.iter_mut().zip([granted, spent, returned, lost]) {
+                    *sum += count;
+                }
+            }
+        }
+    }
+    let (server, units) = (Server::start(), Units::default());
+    let limiter = Redis::builder(server.open(), "api", FixedWindow::new(QUOTA))
+        .lease(Lease::new(DURATION))
+        .deadline(LONG_DEADLINE)
+        .observe(units.clone())
+        .build()
+        .expect("limits");
+    let mut admitted = until_leased(&limiter, "alice").await;
+    acquire_many(&limiter, "alice", 1_000, &mut admitted).await;
+    limiter.close().await.expect("an answer");
+    let [granted, spent, returned, lost] = *units.0.lock().expect("no panic");
+    assert_eq!(granted, spent + returned + lost);
+    assert!(spent + lost >= admitted.leased && spent <= granted, "{granted} {spent} {returned} {lost}, {admitted:?}");
+}
+
+fn one<L>(limit: L) -> Vec<RedisLimit<str>>
+where
+    L: IntoRedisLimits<str>,
+{
+    limit.into_limits()
+}
+
 #[test]
 fn unsupported_limits_are_errors() {
     let server = RedisServer::open("redis://127.0.0.1").expect("an address");
-    let error = |lease: Lease, limits: Vec<tower_ratelimit::store::RedisLimit<str>>| {
+    let error = |lease: Lease, limits: Vec<RedisLimit<str>>| {
         let error = Redis::builder(server.clone(), "api", limits).lease(lease).build().expect_err("an error");
         assert!(error.is_config());
         error.to_string()
     };
-    fn one<L>(limit: L) -> Vec<tower_ratelimit::store::RedisLimit<str>>
-    where
-        L: IntoRedisLimits<str>,
-    {
-        limit.into_limits()
-    }
     let lease = Lease::new(DURATION);
     assert!(error(lease, one(LeakyQueue::new(QUOTA))).contains("is a queue"));
     assert!(error(lease, one(InFlight::new(10))).contains("requests in flight"));

@@ -150,9 +150,11 @@ impl QueuedOperation {
                 state.replay_charge(algorithm, now, charged);
             }
             let options = AcquireOptions::cost(0);
-            let snapshot = catch_panic(|| match is_full {
-                true => state.replay(|numbers| algorithm.replay(numbers, now, options, None, total)),
-                false => Ok(algorithm.replay_view(view, now)),
+            let snapshot = catch_panic(|| {
+                if is_full {
+                    return state.replay(|numbers| algorithm.replay(numbers, now, options, None, total));
+                }
+                Ok(algorithm.replay_view(view, now))
             });
             figures = snapshot.ok().map(|snapshot| snapshot.compute());
         }

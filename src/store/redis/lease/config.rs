@@ -73,7 +73,7 @@ impl Lease {
     /// Sets for how many keys at a time the process has leases at most, and counts the demand. Default:
     /// [`DEFAULT_MAX_KEYS`](Self::DEFAULT_MAX_KEYS).
     ///
-    /// Each takes about 130 bytes. Further keys are decided in Redis.
+    /// Each takes about 150 bytes. Further keys are decided in Redis.
     #[must_use]
     pub const fn max_keys(mut self, keys: usize) -> Self {
         self.max_keys = keys;
@@ -120,7 +120,7 @@ impl Lease {
 
     /// The time from sending a report until the process stops to spend, in microseconds.
     pub(super) fn usable_micros(&self) -> u64 {
-        micros_floor(self.duration - self.margin_or_default())
+        micros_floor(self.duration.saturating_sub(self.margin_or_default()))
     }
 
     /// The units that all leases on a key hold together at most.
