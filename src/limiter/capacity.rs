@@ -24,7 +24,7 @@ pub(crate) fn listen(listener: Weak<dyn CapacityListener>) {
 /// Calls all listeners.
 pub(crate) fn capacity_added() {
     let listeners: Vec<Arc<dyn CapacityListener>> = listeners().iter().filter_map(Weak::upgrade).collect();
-    for listener in &listeners {
+    for listener in listeners {
         listener.on_capacity();
     }
 }
